@@ -1,0 +1,52 @@
+//! The running engine: wiring of the actors, and the handle that everything outside talks to.
+
+use crate::actors::messages::{Accepted, Submit};
+use crate::error::ApiError;
+use crate::ids::TokenId;
+use crate::text::{chat_template::ChatTemplate, tokenizer::Tokenizer};
+use actix::Recipient;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What is served, for those who format requests and answers.
+pub struct ModelInfo {
+    pub served_name: String,
+    /// Unix time of the start.
+    pub created_s: u64,
+    pub max_model_len: u32,
+    pub vocab_size: u32,
+    pub tokenizer: Arc<Tokenizer>,
+    pub chat_template: Option<ChatTemplate>,
+    /// End tokens of generation, from `generation_config.json` and `config.json`.
+    pub eos_token_ids: Vec<TokenId>,
+}
+
+/// A cheap clone that submits requests to the engine from any thread.
+#[derive(Clone)]
+pub struct RuntimeHandle {
+    pub(crate) intake: Recipient<Submit>,
+    pub(crate) model: Arc<ModelInfo>,
+    pub(crate) draining: Arc<AtomicBool>,
+}
+
+impl RuntimeHandle {
+    pub fn model(&self) -> &ModelInfo {
+        &self.model
+    }
+
+    /// Validates, tokenises and queues a request.
+    pub async fn submit(&self, submit: Submit) -> Result<Accepted, ApiError> {
+        if self.is_draining() {
+            return Err(ApiError::draining());
+        }
+        match self.intake.send(submit).await {
+            Ok(answer) => answer,
+            Err(_) => Err(ApiError::draining()),
+        }
+    }
+
+    /// True from the first SIGTERM on: nothing new is admitted.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,242 @@
+//! What a device does for the model: some twenty operations on its own tensors.
+//!
+//! The one forward pass (`model::decoder`) is written over this trait; a backend knows nothing of models, sequences
+//! or scheduling. The choice of backend is made here and nowhere else.
+//!
+//! Contract of every backend: each output element is computed in an order that does not depend on the other rows of
+//! the batch, on how a prompt was cut into chunks, or on the number of threads. This is what makes a resumed or
+//! cached sequence return the same bytes.
+
+pub mod cpu;
+
+use crate::error::StartError;
+use crate::ids::BlockId;
+
+/// Element type of weights and of the KV cache. Reductions are always float32.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum DType {
+    F32,
+    F16,
+    BF16,
+}
+
+impl DType {
+    pub fn size_bytes(self) -> usize {
+        match self {
+            DType::F32 => 4,
+            DType::F16 | DType::BF16 => 2,
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "float32",
+            DType::F16 => "float16",
+            DType::BF16 => "bfloat16",
+        }
+    }
+}
+
+/// A tensor as it lies in a checkpoint: row-major, little-endian, not necessarily aligned.
+#[derive(Clone, Copy, Debug)]
+pub struct HostTensor<'a> {
+    pub dtype: DType,
+    /// `[rows, cols]`; a vector is `[1, cols]`.
+    pub rows: usize,
+    pub cols: usize,
+    /// `rows * cols * dtype.size_bytes()` bytes.
+    pub bytes: &'a [u8],
+}
+
+/// Shape of the KV cache. One block holds `block_size` tokens of every layer and is contiguous:
+/// `[num_layers, 2 (K, V), num_kv_heads, block_size, head_dim]` of `dtype`, so that moving a block is one copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvLayout {
+    pub num_layers: usize,
+    pub num_kv_heads: usize,
+    pub head_dim: usize,
+    pub block_size: usize,
+    pub dtype: DType,
+}
+
+impl KvLayout {
+    pub fn block_bytes(&self) -> usize {
+        self.num_layers * 2 * self.num_kv_heads * self.block_size * self.head_dim * self.dtype.size_bytes()
+    }
+}
+
+/// One sequence's part of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchSeq {
+    /// Rows `first_row .. first_row + num_rows` of the batch are this sequence's new tokens, in order.
+    pub first_row: usize,
+    pub num_rows: usize,
+    /// Tokens whose KV is in the cache before this step; the first new token has this position.
+    pub num_computed: usize,
+    /// `block_tables[first_block .. first_block + num_blocks]` is its block table, long enough for all its tokens.
+    pub first_block: usize,
+    pub num_blocks: usize,
+}
+
+/// A step's input: the new tokens of all its sequences, one row each.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    /// `[num_rows]`
+    pub tokens: Vec<u32>,
+    /// `[num_rows]` position of each token in its sequence.
+    pub positions: Vec<u32>,
+    /// `[num_rows]` where each token's K and V go: `block_id * block_size + offset`.
+    pub slots: Vec<u32>,
+    pub seqs: Vec<BatchSeq>,
+    /// Block tables of all sequences, one after the other.
+    pub block_tables: Vec<u32>,
+}
+
+impl Batch {
+    pub fn num_rows(&self) -> usize {
+        self.tokens.len()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    Silu,
+    /// Exact, with erf.
+    Gelu,
+    /// The tanh approximation (`gelu_new`, `gelu_pytorch_tanh`).
+    GeluTanh,
+    Relu,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum NormKind {
+    /// `x / rms(x) * weight`
+    Rms { eps: f32 },
+    /// `(x - mean(x)) / std(x) * weight + bias`
+    Layer { eps: f32 },
+}
+
+/// A norm's parameters on the device: `weight: [cols]`, `bias: [cols]` where the kind has one.
+pub struct Norm<V> {
+    pub kind: NormKind,
+    pub weight: V,
+    pub bias: Option<V>,
+}
+
+/// Which rows and heads a fused `[Q | K | V]` projection holds: `qkv: [num_rows, (num_heads + 2 * num_kv_heads) * head_dim]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionShape {
+    pub num_heads: usize,
+    pub num_kv_heads: usize,
+    pub head_dim: usize,
+    /// Factor on q·k, usually `head_dim^-0.5`.
+    pub scale: f32,
+    /// A token sees itself and the `window - 1` before it.
+    pub window: Option<usize>,
+}
+
+/// Rotary embedding in the half-split ("NeoX") layout: dimension `i` turns with `i + rotary_dim / 2`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// Leading dimensions of a head that turn; the rest pass through. Even.
+    pub rotary_dim: usize,
+    /// `[rotary_dim / 2]` radians per position.
+    pub inv_freq: Vec<f32>,
+    /// Factor on cos and sin (YaRN's attention factor), else 1.
+    pub attention_factor: f32,
+    /// Positions are below this.
+    pub max_positions: usize,
+}
+
+/// The operations. All tensors are `[rows, cols]` float32 unless a method says otherwise; `rows` may be less than the
+/// tensor was made for. Shapes that do not fit are a programming error and panic.
+pub trait Backend {
+    /// A weight matrix `[n, k]`, packed as the backend likes.
+    type Matrix;
+    /// A small float32 vector: a norm's weight, a bias.
+    type Vector;
+    /// Activations `[max_rows, cols]`.
+    type Tensor;
+    /// Prepared rotary tables.
+    type RopeTable;
+
+    /// Packs `[n, k]`, the rows of `parts` one after the other (a fused QKV is three parts), converted to `dtype`.
+    fn matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<Self::Matrix, StartError>;
+    /// A float32 copy of all `parts`, one after the other.
+    fn vector(&self, parts: &[HostTensor<'_>]) -> Result<Self::Vector, StartError>;
+    fn tensor(&self, max_rows: usize, cols: usize) -> Result<Self::Tensor, StartError>;
+    fn rope_table(&self, rope: &Rope) -> Result<Self::RopeTable, StartError>;
+
+    /// Makes the two pools of KV blocks: on the device and, pinned, on the host. Called again after a failure, it
+    /// starts over with empty pools.
+    fn allocate_kv(
+        &mut self,
+        layout: KvLayout,
+        num_device_blocks: usize,
+        num_swap_blocks: usize,
+    ) -> Result<(), StartError>;
+
+    /// Sets the batch that the following operations work on; `num_rows` of all tensors is the batch's.
+    fn begin(&mut self, batch: &Batch);
+
+    /// `out[row] = table[tokens[row]]`; `table: [vocab, cols]`.
+    fn embed(&mut self, table: &Self::Matrix, out: &mut Self::Tensor);
+    /// `out[row] += table[positions[row] + offset]`, learned positions.
+    fn add_position_embedding(&mut self, table: &Self::Matrix, offset: usize, out: &mut Self::Tensor);
+    /// `out = norm(x)`.
+    fn norm(&mut self, x: &Self::Tensor, norm: &Norm<Self::Vector>, out: &mut Self::Tensor);
+    /// `x += delta; out = norm(x)`: the residual connection and the norm after it.
+    fn add_norm(
+        &mut self,
+        x: &mut Self::Tensor,
+        delta: &Self::Tensor,
+        norm: &Norm<Self::Vector>,
+        out: &mut Self::Tensor,
+    );
+    /// `x += delta`.
+    fn add(&mut self, x: &mut Self::Tensor, delta: &Self::Tensor);
+    /// `out = x · wᵀ + bias`; `w: [n, k]`, `x: [rows, k]`, `out: [rows, n]`. `x` is rounded to the weight's type.
+    fn linear(&mut self, x: &Self::Tensor, w: &Self::Matrix, bias: Option<&Self::Vector>, out: &mut Self::Tensor);
+    /// Normalises each head of Q and of K of `qkv` on its own (Qwen3): `weight: [head_dim]`.
+    fn qk_norm(
+        &mut self,
+        qkv: &mut Self::Tensor,
+        shape: &AttentionShape,
+        q: &Norm<Self::Vector>,
+        k: &Norm<Self::Vector>,
+    );
+    /// Turns Q and K of `qkv` by their positions (where there is a table) and writes K and V of `layer` into the KV
+    /// cache at the batch's slots. Q stays in `qkv`.
+    fn rope_and_write_kv(
+        &mut self,
+        qkv: &mut Self::Tensor,
+        shape: &AttentionShape,
+        rope: Option<&Self::RopeTable>,
+        layer: usize,
+    );
+    /// Causal attention of every row's Q over its sequence's K and V of `layer`, read through the block table.
+    /// `out: [rows, num_heads * head_dim]`. GQA: query head `h` reads KV head `h / (num_heads / num_kv_heads)`.
+    fn attention(&mut self, qkv: &Self::Tensor, shape: &AttentionShape, layer: usize, out: &mut Self::Tensor);
+    /// `out = act(gate) * up` for `gate_up: [rows, 2 * cols]` = `[gate | up]`.
+    fn gated_activation(&mut self, gate_up: &Self::Tensor, kind: Activation, out: &mut Self::Tensor);
+    /// `x = act(x)`.
+    fn activation(&mut self, x: &mut Self::Tensor, kind: Activation);
+    /// `out[i] = x[rows[i]]`; after it the batch's other operations must not be used with `out`, only [`Backend::logits`].
+    fn gather_rows(&mut self, x: &Self::Tensor, rows: &[u32], out: &mut Self::Tensor);
+    /// `x[0..num_rows] · wᵀ` to the host, `logits: [num_rows, vocab]`, replacing what was there.
+    fn logits(
+        &mut self,
+        x: &Self::Tensor,
+        num_rows: usize,
+        w: &Self::Matrix,
+        bias: Option<&Self::Vector>,
+        logits: &mut Vec<f32>,
+    );
+
+    /// Copy-on-write: `(from, to)` within the device pool.
+    fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]);
+    /// `(device block, swap block)`.
+    fn swap_out(&mut self, pairs: &[(BlockId, BlockId)]);
+    /// `(swap block, device block)`.
+    fn swap_in(&mut self, pairs: &[(BlockId, BlockId)]);
+}

@@ -1,0 +1,110 @@
+//! What a client asks of one request, in token ids: the engine knows no text.
+
+use crate::ids::TokenId;
+use serde::{Deserialize, Serialize};
+
+/// How to pick the next token and when to stop. Validated at intake (`http::openai`); the ranges are stated here.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SamplingParams {
+    /// Tokens to generate at most, per sample; at least 1. (0 is answered without the engine, except with
+    /// `prompt_logprobs`, where one token is sampled and dropped.)
+    pub max_tokens: u32,
+    /// No end token and no stop token before this many tokens; at most `max_tokens`.
+    pub min_tokens: u32,
+    /// 0 is greedy; at most 100 (OpenAI's own range ends at 2).
+    pub temperature: f32,
+    /// In (0, 1]; 1 switches it off.
+    pub top_p: f32,
+    /// 0 switches it off.
+    pub top_k: u32,
+    /// In [0, 1]; 0 switches it off.
+    pub min_p: f32,
+    /// In [-2, 2]; over generated tokens.
+    pub presence_penalty: f32,
+    /// In [-2, 2]; over generated tokens.
+    pub frequency_penalty: f32,
+    /// Above 0; over prompt and generated tokens; 1 switches it off.
+    pub repetition_penalty: f32,
+    /// Added to the logits, each in [-100, 100].
+    pub logit_bias: Vec<(TokenId, f32)>,
+    /// Seed of the random draws; the intake draws one where the client gave none.
+    pub seed: u64,
+    /// End tokens of the model (empty with `ignore_eos`, which treats them as any other).
+    pub eos_token_ids: Vec<TokenId>,
+    /// The client's `stop_token_ids`.
+    pub stop_token_ids: Vec<TokenId>,
+    /// Number of most likely tokens to report with each generated token; `None`: no log-probabilities, `Some(0)`:
+    /// only the chosen token's. Log-probabilities are of the raw distribution.
+    pub logprobs: Option<u32>,
+    /// The same for prompt tokens (from the second on).
+    pub prompt_logprobs: Option<u32>,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            max_tokens: 16,
+            min_tokens: 0,
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            repetition_penalty: 1.0,
+            logit_bias: Vec::new(),
+            seed: 0,
+            eos_token_ids: Vec::new(),
+            stop_token_ids: Vec::new(),
+            logprobs: None,
+            prompt_logprobs: None,
+        }
+    }
+}
+
+impl SamplingParams {
+    pub fn is_greedy(&self) -> bool {
+        self.temperature == 0.0
+    }
+
+    /// Whether sampling reads the tokens generated so far (and, for the repetition penalty, the prompt).
+    pub fn has_penalties(&self) -> bool {
+        self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 || self.repetition_penalty != 1.0
+    }
+}
+
+/// A token with the log-probability of the raw distribution.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TokenLogprob {
+    pub token: TokenId,
+    pub logprob: f32,
+    /// 1 for the most likely token.
+    pub rank: u32,
+}
+
+/// Log-probabilities at one position: the token that stands there, and the most likely ones, best first.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PositionLogprobs {
+    pub chosen: TokenLogprob,
+    pub top: Vec<TokenLogprob>,
+}
+
+/// One sampled token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampled {
+    pub token: TokenId,
+    /// Where the request asked for log-probabilities.
+    pub logprobs: Option<PositionLogprobs>,
+}
+
+/// Why a sequence ended by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// An end token of the model.
+    Eos,
+    /// One of the client's `stop_token_ids`.
+    StopToken(TokenId),
+    /// `max_tokens` or the model's length.
+    Length,
+}

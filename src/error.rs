@@ -1,0 +1,129 @@
+//! Errors that reach a person: a client of the API ([`ApiError`]) or whoever starts the program ([`StartError`]).
+
+use serde::Serialize;
+use std::fmt;
+
+/// An error in the shape of OpenAI's error object, with the HTTP status it travels under.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ApiError {
+    #[serde(skip)]
+    pub status: u16,
+    /// What is wrong, naming the value given and the allowed range.
+    pub message: String,
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    /// The field at fault, as a path: `messages[0].content`.
+    pub param: Option<String>,
+    pub code: Option<&'static str>,
+    /// Seconds after which a retry makes sense (`Retry-After`).
+    #[serde(skip)]
+    pub retry_after_s: Option<u64>,
+}
+
+impl ApiError {
+    fn new(status: u16, kind: &'static str, code: Option<&'static str>, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), kind, param: None, code, retry_after_s: None }
+    }
+
+    /// 400: a field has a wrong type or value.
+    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), ..Self::new(400, "invalid_request_error", None, message) }
+    }
+
+    /// 400: the body as a whole is wrong (not JSON, say).
+    pub fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(400, "invalid_request_error", None, message)
+    }
+
+    /// 400: prompt and output do not fit the model or the memory.
+    pub fn context_length(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            param: Some(param.into()),
+            ..Self::new(400, "invalid_request_error", Some("context_length_exceeded"), message)
+        }
+    }
+
+    pub fn unauthorized() -> Self {
+        Self::new(
+            401,
+            "authentication_error",
+            Some("invalid_api_key"),
+            "missing or wrong API key: send it as 'Authorization: Bearer KEY'",
+        )
+    }
+
+    pub fn model_not_found(name: &str, served: &str) -> Self {
+        Self {
+            param: Some("model".into()),
+            ..Self::new(
+                404,
+                "invalid_request_error",
+                Some("model_not_found"),
+                format!("the model '{name}' does not exist here; this server serves '{served}'"),
+            )
+        }
+    }
+
+    pub fn not_found(path: &str) -> Self {
+        Self::new(404, "invalid_request_error", Some("not_found"), format!("no such path: {path}"))
+    }
+
+    /// 429: the intake is full.
+    pub fn overloaded(limit: usize, retry_after_s: u64) -> Self {
+        Self {
+            retry_after_s: Some(retry_after_s),
+            ..Self::new(
+                429,
+                "rate_limit_error",
+                Some("queue_full"),
+                format!("the server already holds {limit} requests, its limit; try again in {retry_after_s} s"),
+            )
+        }
+    }
+
+    /// 503: the server is stopping.
+    pub fn draining() -> Self {
+        Self {
+            retry_after_s: Some(5),
+            ..Self::new(
+                503,
+                "service_unavailable",
+                Some("draining"),
+                "the server is shutting down and admits nothing new",
+            )
+        }
+    }
+
+    /// 500: the engine failed under this request.
+    pub fn engine(message: impl Into<String>) -> Self {
+        Self::new(500, "server_error", Some("engine_failed"), message)
+    }
+}
+
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.param {
+            Some(param) => write!(f, "{param}: {}", self.message),
+            None => f.write_str(&self.message),
+        }
+    }
+}
+
+impl std::error::Error for ApiError {}
+
+/// Why the program cannot start or a model cannot be loaded. The text is all the user sees, so it says what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct StartError(pub String);
+
+impl StartError {
+    pub fn new(message: impl Into<String>) -> Self {
+        Self(message.into())
+    }
+}
+
+impl From<std::io::Error> for StartError {
+    fn from(error: std::io::Error) -> Self {
+        Self(error.to_string())
+    }
+}

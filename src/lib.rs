@@ -1,0 +1,18 @@
+//! Pagetide: a serving runtime for large language models.
+//!
+//! A request's way: `http` → intake → scheduler → (block allocator, swap pool) → executor → scheduler → stream.
+//! The actors are in [`actors`], the decisions they carry in [`engine`], the forward pass in [`model`], the device
+//! in [`backend`]. Imports point down: `cli` › `http` › `actors` › `model`, `text` › `engine`, `backend` › `ids`,
+//! `config`, `error`, `metrics`; `engine` and `backend` never meet.
+
+pub mod actors;
+pub mod backend;
+pub mod cli;
+pub mod config;
+pub mod engine;
+pub mod error;
+pub mod http;
+pub mod ids;
+pub mod metrics;
+pub mod model;
+pub mod text;

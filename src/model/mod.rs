@@ -1,0 +1,8 @@
+//! A checkpoint as data and the one forward pass over it.
+
+pub mod decoder;
+pub mod files;
+pub mod rope;
+pub mod runner;
+pub mod spec;
+pub mod weights;

@@ -1,0 +1,6 @@
+//! Text on one side, token ids on the other: tokenizer, chat template, incremental detokenizer, stop strings.
+
+pub mod chat_template;
+pub mod detokenizer;
+pub mod stop;
+pub mod tokenizer;
