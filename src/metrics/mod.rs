@@ -352,3 +352,85 @@ impl Handles {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The value of a series on the page.
+    fn value(page: &str, series: &str) -> f64 {
+        let line = page.lines().find(|line| line.rsplit_once(' ').is_some_and(|(name, _)| name == series));
+        let line = line.unwrap_or_else(|| panic!("no series {series} in\n{page}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
+    /// One test: what is recorded is global.
+    #[test]
+    fn what_is_recorded_is_on_the_page() {
+        request_ended(Outcome::Stop, Duration::from_secs(1)); // before install: nothing happens
+        install();
+        let page = render().unwrap();
+        for metric in METRICS {
+            // Only these have labels that are not known beforehand.
+            if metric.name != "pagetide_http_requests_total" && metric.name != "pagetide_build_info" {
+                assert!(page.contains(&format!("# HELP {} ", metric.name)), "{}", metric.name);
+                assert!(page.contains(&format!("# TYPE {} {}\n", metric.name, metric.kind.name())), "{}", metric.name);
+            }
+        }
+        assert_eq!(value(&page, "pagetide_requests_total{outcome=\"stop\"}"), 0.0);
+
+        request_ended(Outcome::Stop, Duration::from_secs(1));
+        request_ended(Outcome::Failed, Duration::from_secs(3));
+        request_rejected(Rejection::Draining);
+        preempted(Preemption::Recompute);
+        set_requests(3, 2, 1);
+        prompt_tokens(10, 4);
+        set_device_blocks(5, 6, 7);
+        set_kv_waste(3, 12);
+        swapped_out(2, 4096);
+        first_token(Duration::from_millis(30));
+        http_request("/v1/models", 200);
+        build_info("demo", "cpu", "bfloat16");
+        let execute = Duration::from_millis(20);
+        step(&StepMetrics { sequences: 2, tokens: 40, execute, ..Default::default() });
+
+        let page = render().unwrap();
+        for (series, expected) in [
+            ("pagetide_requests_total{outcome=\"stop\"}", 1.0),
+            ("pagetide_requests_total{outcome=\"failed\"}", 1.0),
+            ("pagetide_e2e_seconds_sum", 4.0),
+            ("pagetide_rejected_total{reason=\"draining\"}", 1.0),
+            ("pagetide_preemptions_total{mode=\"recompute\"}", 1.0),
+            ("pagetide_preemptions_total{mode=\"swap\"}", 0.0),
+            ("pagetide_requests{state=\"waiting\"}", 3.0),
+            ("pagetide_requests{state=\"swapped\"}", 1.0),
+            ("pagetide_prompt_tokens_total", 10.0),
+            ("pagetide_cached_tokens_total", 4.0),
+            ("pagetide_device_blocks{state=\"cached\"}", 6.0),
+            ("pagetide_kv_waste_ratio", 0.25),
+            ("pagetide_swap_out_bytes_total", 4096.0),
+            ("pagetide_swap_in_bytes_total", 0.0),
+            ("pagetide_time_to_first_token_seconds_bucket{le=\"0.025\"}", 0.0),
+            ("pagetide_time_to_first_token_seconds_bucket{le=\"0.05\"}", 1.0),
+            ("pagetide_http_requests_total{path=\"/v1/models\",status=\"200\"}", 1.0),
+            ("pagetide_step_seconds_sum{phase=\"execute\"}", 0.02),
+            ("pagetide_step_tokens_sum", 40.0),
+        ] {
+            assert_eq!(value(&page, series), expected, "{series}");
+        }
+        assert!(page.contains("model=\"demo\""));
+        set_kv_waste(0, 0);
+        assert_eq!(value(&render().unwrap(), "pagetide_kv_waste_ratio"), 0.0);
+    }
+
+    #[test]
+    fn names_follow_the_conventions() {
+        for metric in METRICS {
+            assert!(metric.name.starts_with("pagetide_"), "{}", metric.name);
+            assert_eq!(metric.name.ends_with("_total"), metric.kind == Kind::Counter, "{}", metric.name);
+            assert_eq!(metric.name.ends_with("_seconds"), metric.unit == "seconds", "{}", metric.name);
+            assert_eq!(metric.buckets.is_empty(), metric.kind != Kind::Histogram, "{}", metric.name);
+            assert!(metric.buckets.is_sorted_by(|a, b| a < b), "{}", metric.name);
+        }
+    }
+}
