@@ -8,6 +8,7 @@ use crate::error::ApiError;
 use crate::ids::{RequestId, TokenId};
 use serde_json::Value;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use tokio::sync::mpsc;
 
 /// What the client sent as its prompt.
@@ -94,33 +95,48 @@ pub enum Event {
 /// Receiving half of a request's events. Dropping it before the end cancels the request and frees its blocks.
 #[derive(Debug)]
 pub struct EventStream {
-    pub(crate) id: RequestId,
-    pub(crate) receiver: mpsc::UnboundedReceiver<Event>,
-    pub(crate) on_drop: Option<CancelOnDrop>,
+    id: RequestId,
+    receiver: mpsc::UnboundedReceiver<Event>,
+    cancel: actix::Recipient<Cancel>,
+    stop_sample: actix::Recipient<StopSample>,
 }
 
 impl EventStream {
+    /// The stream of request `id`, and the sending half for the scheduler; both recipients are the scheduler.
+    pub fn channel(
+        id: RequestId,
+        cancel: actix::Recipient<Cancel>,
+        stop_sample: actix::Recipient<StopSample>,
+    ) -> (mpsc::UnboundedSender<Event>, Self) {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        (sender, Self { id, receiver, cancel, stop_sample })
+    }
+
     /// The next event; `None` after the last.
     pub async fn next(&mut self) -> Option<Event> {
         self.receiver.recv().await
+    }
+
+    /// [`EventStream::next`] for those who merge several streams.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+        self.receiver.poll_recv(cx)
     }
 
     /// An event that is already there, without waiting.
     pub fn try_next(&mut self) -> Option<Event> {
         self.receiver.try_recv().ok()
     }
+
+    /// Ends sample `index` early (a stop string matched); the others go on. Tokens that were already under way may
+    /// still arrive.
+    pub fn stop_sample(&self, index: u32) {
+        self.stop_sample.do_send(StopSample(self.id, index));
+    }
 }
 
-/// Tells the scheduler, when dropped, that nobody waits for the request any more.
-#[derive(Debug)]
-pub struct CancelOnDrop {
-    pub(crate) id: RequestId,
-    pub(crate) scheduler: actix::Recipient<Cancel>,
-}
-
-impl Drop for CancelOnDrop {
+impl Drop for EventStream {
     fn drop(&mut self) {
-        self.scheduler.do_send(Cancel(self.id));
+        self.cancel.do_send(Cancel(self.id));
     }
 }
 
@@ -128,3 +144,9 @@ impl Drop for CancelOnDrop {
 #[derive(Clone, Copy, Debug, actix::Message)]
 #[rtype(result = "()")]
 pub struct Cancel(pub RequestId);
+
+/// http → scheduler: sample `.1` of the request is finished for its client. Its blocks are freed and no
+/// [`Event::Finished`] follows for it. Samples that have ended and unknown ids are ignored.
+#[derive(Clone, Copy, Debug, actix::Message)]
+#[rtype(result = "()")]
+pub struct StopSample(pub RequestId, pub u32);

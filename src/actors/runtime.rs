@@ -1,6 +1,7 @@
 //! The running engine: wiring of the actors, and the handle that everything outside talks to.
 
 use crate::actors::messages::{Accepted, Submit};
+use crate::engine::params::SamplingDefaults;
 use crate::error::ApiError;
 use crate::ids::TokenId;
 use crate::text::{chat_template::ChatTemplate, tokenizer::Tokenizer};
@@ -19,17 +20,23 @@ pub struct ModelInfo {
     pub chat_template: Option<ChatTemplate>,
     /// End tokens of generation, from `generation_config.json` and `config.json`.
     pub eos_token_ids: Vec<TokenId>,
+    /// The model's own sampling, for what a request leaves out.
+    pub default_sampling: SamplingDefaults,
 }
 
 /// A cheap clone that submits requests to the engine from any thread.
 #[derive(Clone)]
 pub struct RuntimeHandle {
-    pub(crate) intake: Recipient<Submit>,
-    pub(crate) model: Arc<ModelInfo>,
-    pub(crate) draining: Arc<AtomicBool>,
+    intake: Recipient<Submit>,
+    model: Arc<ModelInfo>,
+    draining: Arc<AtomicBool>,
 }
 
 impl RuntimeHandle {
+    pub fn new(intake: Recipient<Submit>, model: Arc<ModelInfo>, draining: Arc<AtomicBool>) -> Self {
+        Self { intake, model, draining }
+    }
+
     pub fn model(&self) -> &ModelInfo {
         &self.model
     }
