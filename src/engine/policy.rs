@@ -90,9 +90,15 @@ pub struct StepStats {
     pub blocks_out: usize,
     pub blocks_in: usize,
     pub recomputed_tokens: usize,
-    /// Prompt tokens of admitted requests, and how many of them the prefix cache held.
-    pub queried_tokens: usize,
-    pub hit_tokens: usize,
+}
+
+/// A request's first sequence got its first blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admission {
+    pub request: RequestId,
+    pub prompt_tokens: usize,
+    /// How many of them the prefix cache held.
+    pub cached_tokens: usize,
 }
 
 /// How many sequences are where.
@@ -126,6 +132,7 @@ pub struct Scheduler {
     /// The step being executed: sequences and how many tokens each computes.
     in_flight: Vec<(Rank, usize)>,
     stats: StepStats,
+    admissions: Vec<Admission>,
 }
 
 impl Scheduler {
@@ -145,6 +152,7 @@ impl Scheduler {
             storing: Vec::new(),
             in_flight: Vec::new(),
             stats: StepStats::default(),
+            admissions: Vec::new(),
             config,
         }
     }
@@ -220,6 +228,10 @@ impl Scheduler {
             || !self.pending_swap.is_empty()
     }
 
+    pub fn has_request(&self, request: RequestId) -> bool {
+        self.requests.contains_key(&request)
+    }
+
     /// Requests that have not ended.
     pub fn num_requests(&self) -> usize {
         self.requests.len()
@@ -235,6 +247,11 @@ impl Scheduler {
 
     pub fn take_stats(&mut self) -> StepStats {
         std::mem::take(&mut self.stats)
+    }
+
+    /// First admissions since the last call.
+    pub fn take_admissions(&mut self) -> Vec<Admission> {
+        std::mem::take(&mut self.admissions)
     }
 
     /// Slots in blocks that running sequences hold and that hold no token.
@@ -400,8 +417,8 @@ impl Scheduler {
             _ => seq.num_computed = cached_tokens,
         }
         if seq.cached_tokens.is_none() {
-            self.stats.queried_tokens += seq.prompt.len();
-            self.stats.hit_tokens += cached_tokens;
+            let (request, prompt_tokens) = (seq.rank.request, seq.prompt.len());
+            self.admissions.push(Admission { request, prompt_tokens, cached_tokens });
             seq.cached_tokens = Some(cached_tokens);
             seq.high_water = cached_tokens;
         }
