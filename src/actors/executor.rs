@@ -1,22 +1,13 @@
 //! Owns the device, on a thread of its own: the forward pass blocks, an actor must not.
 
 use crate::actors::messages::{Execute, ExecutorFailed};
-use crate::engine::plan::{StepOutput, StepPlan};
+use crate::engine::plan::{StepOutput, StepPlan, StepRunner};
 use crate::error::StartError;
 use actix::{Actor, Context, Handler, ResponseFuture};
 use crossbeam::channel::{Receiver, Sender, bounded};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokio::sync::oneshot;
-
-/// Runs steps on a device. Made and used on the executor's thread.
-pub trait StepRunner {
-    /// The plan's copies, then its forward pass and samples. Panics where the device fails.
-    fn run(&mut self, plan: &StepPlan) -> StepOutput;
-
-    /// After a panic: fresh, empty KV pools.
-    fn reset(&mut self) -> Result<(), StartError>;
-}
 
 type Answer = Result<StepOutput, ExecutorFailed>;
 

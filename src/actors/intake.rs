@@ -10,7 +10,6 @@ use crate::error::ApiError;
 use crate::ids::{RequestId, TokenId};
 use crate::metrics::{self, Rejection};
 use actix::{Actor, Addr, Context, Handler, Recipient, ResponseFuture};
-use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -168,7 +167,10 @@ impl Shared {
         if !ignore_eos {
             params.eos_token_ids = self.model.eos_token_ids.clone();
         }
-        params.seed = seed.unwrap_or_else(|| RandomState::new().hash_one(Instant::now()));
+        params.seed = match seed {
+            Some(seed) => seed,
+            None => getrandom::u64().map_err(|error| ApiError::engine(format!("no random numbers: {error}")))?,
+        };
         Ok(params)
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::engine::allocation::BlockTable;
 use crate::engine::params::{FinishReason, PositionLogprobs, Sampled, SamplingParams};
+use crate::error::StartError;
 use crate::ids::{BlockId, RequestId, SeqId, TokenId};
 use std::sync::Arc;
 
@@ -78,6 +79,21 @@ pub struct SeqOutput {
     /// As many as the plan asked for.
     pub sampled: Vec<Sampled>,
     pub prompt_logprobs: Vec<PositionLogprobs>,
+}
+
+impl SeqOutput {
+    pub fn of(seq: SeqId) -> Self {
+        Self { seq, sampled: Vec::new(), prompt_logprobs: Vec::new() }
+    }
+}
+
+/// What carries a plan out. Used on one thread, the executor's.
+pub trait StepRunner {
+    /// The plan's copies, then its forward pass and samples. Panics where the device fails.
+    fn run(&mut self, plan: &StepPlan) -> StepOutput;
+
+    /// After a panic: fresh, empty KV pools.
+    fn reset(&mut self) -> Result<(), StartError>;
 }
 
 /// Where a step's time went, in seconds.

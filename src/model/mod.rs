@@ -2,6 +2,7 @@
 
 pub mod decoder;
 pub mod files;
+pub mod loader;
 pub mod rope;
 pub mod runner;
 pub mod spec;
