@@ -1,6 +1,8 @@
 //! A checkpoint as data and the one forward pass over it.
 
+pub mod checkpoint;
 pub mod decoder;
+pub mod families;
 pub mod files;
 pub mod loader;
 pub mod rope;
