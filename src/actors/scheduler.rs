@@ -165,10 +165,9 @@ impl SchedulerActor {
                 metrics::queue_time(client.arrived.elapsed());
             }
         }
-        let empty_slots = self.policy().empty_slots();
-        // The step fills these.
-        let filled = plan.num_tokens();
-        metrics::set_kv_waste(empty_slots.saturating_sub(filled), used_blocks * self.block_size);
+        // The step fills the slots of its tokens. Samples that share a partly filled block count it once each.
+        let empty_slots = self.policy().empty_slots().saturating_sub(plan.num_tokens());
+        metrics::kv_waste(empty_slots, used_blocks * self.block_size);
     }
 
     fn report_population(&mut self) {

@@ -78,8 +78,8 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Runs one step: writes the K and V of all new tokens, and gives the logits of the rows `logit_rows` of the batch
-    /// to `sink`: `(first, [n, vocab])` for `logit_rows[first .. first + n]`, in order.
-    pub fn forward(&mut self, backend: &mut B, batch: &Batch, logit_rows: &[u32], sink: &mut dyn FnMut(usize, &[f32])) {
+    /// to `sink`, which may change them: `(first, [n, vocab])` for `logit_rows[first .. first + n]`, in order.
+    pub fn forward(&mut self, backend: &mut B, batch: &Batch, logit_rows: &[u32], sink: &mut dyn FnMut(usize, &mut [f32])) {
         assert!(batch.num_rows() <= self.max_rows, "{} rows, made for {}", batch.num_rows(), self.max_rows);
         backend.begin(batch);
         self.embed(backend);
@@ -141,7 +141,7 @@ impl<B: Backend> Decoder<B> {
         self.residual.leave(backend, &weights.mlp_norm);
     }
 
-    fn logits(&mut self, backend: &mut B, logit_rows: &[u32], sink: &mut dyn FnMut(usize, &[f32])) {
+    fn logits(&mut self, backend: &mut B, logit_rows: &[u32], sink: &mut dyn FnMut(usize, &mut [f32])) {
         let (weights, work) = (&self.weights, &mut self.work);
         let mut x = self.residual.finish(backend, weights.final_norm.as_ref());
         if let (Some(project_out), Some(embedding)) = (&weights.project_out, &mut work.embedding) {
@@ -151,7 +151,7 @@ impl<B: Backend> Decoder<B> {
         for (chunk, rows) in logit_rows.chunks(self.max_logit_rows).enumerate() {
             backend.gather_rows(x, rows, &mut work.gathered);
             backend.logits(&work.gathered, rows.len(), weights.head(), None, &mut work.logits);
-            sink(chunk * self.max_logit_rows, &work.logits);
+            sink(chunk * self.max_logit_rows, &mut work.logits);
         }
     }
 }

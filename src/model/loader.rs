@@ -1,8 +1,8 @@
 //! From a configuration to a model that is ready to run: device, weights, and how many KV blocks fit beside them.
 
-use crate::backend::DType;
-use crate::backend::cpu::{CpuBackend, CpuOptions};
-use crate::config::{Config, DeviceKind, DtypeChoice};
+use crate::backend::{DType, KvLayout};
+use crate::backend::cpu::{CpuBackend, CpuOptions, Isa};
+use crate::config::{self, Config, DeviceKind, DtypeChoice};
 use crate::error::StartError;
 use crate::model::decoder::Decoder;
 use crate::model::files::ModelFiles;
@@ -50,8 +50,9 @@ pub fn load(
     let (num_parameters, weights_bytes) = (spec.num_parameters(), spec.weights_bytes(dtype));
     let layout = spec.kv_layout(config.cache.block_size as usize, dtype);
 
-    let backend = CpuBackend::new(CpuOptions { threads: config.device.num_threads(), isa: config.device.isa })?;
-    let device = backend.describe();
+    let options = CpuOptions { threads: Some(config.device.num_threads()), isa: isa(config.device.isa) };
+    let backend = CpuBackend::new(options)?;
+    let device = format!("cpu ({}, {} threads)", backend.isa().name(), backend.num_threads());
     let decoder = Decoder::load(
         files,
         spec,
@@ -69,11 +70,21 @@ pub fn load(
     Ok((runner, loaded))
 }
 
+fn isa(choice: config::Isa) -> Option<Isa> {
+    match choice {
+        config::Isa::Auto => None,
+        config::Isa::Amx => Some(Isa::Amx),
+        config::Isa::Avx512 => Some(Isa::Avx512),
+        config::Isa::Avx2 => Some(Isa::Avx2),
+        config::Isa::Portable => Some(Isa::Portable),
+    }
+}
+
 /// With no number given, the device pool takes its share of the memory that is still available once the weights are
 /// loaded, and never more than all sequences at full length could use.
 fn pool_sizes(
     config: &Config,
-    layout: crate::backend::KvLayout,
+    layout: KvLayout,
     max_model_len: usize,
 ) -> Result<PoolSizes, StartError> {
     let block_bytes = layout.block_bytes();
