@@ -111,7 +111,7 @@ VARIANTS = {
         old_spelling=True,
     ),
     "llama-rope-dynamic": Variant(
-        Llama, llama(max_position_embeddings=32, head_dim=16, rope_parameters=rope("dynamic", factor=2.0))
+        Llama, llama(max_position_embeddings=32, head_dim=16, rope_parameters=rope("dynamic", factor=4.0))
     ),
     "llama-rope-llama3": Variant(
         Llama,

@@ -102,8 +102,7 @@ fn text_is_the_same_however_memory_is_short() {
             config.swap.space_gib = 0.05;
         });
         assert_same(&run_all(&tight), &expected, &what);
-        let [swaps, recomputes] =
-            [preemptions("swap") - before[0], preemptions("recompute") - before[1]];
+        let [swaps, recomputes] = [preemptions("swap") - before[0], preemptions("recompute") - before[1]];
         eprintln!("{what}: {swaps} preemptions by swapping, {recomputes} by recomputation");
         match mode {
             PreemptionMode::Recompute => assert!(recomputes > 20.0 && swaps == 0.0, "{what}: no pressure"),

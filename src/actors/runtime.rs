@@ -144,7 +144,14 @@ impl Runtime {
         };
         let (system, intake, thread) = wiring.start()?;
         let handle = RuntimeHandle::new(intake, model, Arc::default());
-        Ok(Self { handle, loaded, places, max_requests: config.server.max_requests as u32, system, thread: Some(thread) })
+        Ok(Self {
+            handle,
+            loaded,
+            places,
+            max_requests: config.server.max_requests as u32,
+            system,
+            thread: Some(thread),
+        })
     }
 
     pub fn handle(&self) -> RuntimeHandle {

@@ -96,6 +96,7 @@ impl Checkpoint {
             }
         }
         if let Some((tensor, file)) = weight_map.iter().find(|(tensor, _)| !checkpoint.tensors.contains_key(*tensor)) {
+            let file = file.as_str().unwrap_or_default();
             return Err(wrong(format!("the tensor {tensor} is not in {file}, nor in any other shard")));
         }
         Ok(checkpoint)

@@ -78,8 +78,14 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Runs one step: writes the K and V of all new tokens, and gives the logits of the rows `logit_rows` of the batch
-    /// to `sink`, which may change them: `(first, [n, vocab])` for `logit_rows[first .. first + n]`, in order.
-    pub fn forward(&mut self, backend: &mut B, batch: &Batch, logit_rows: &[u32], sink: &mut dyn FnMut(usize, &mut [f32])) {
+    /// to `sink`: `(first, [n, vocab])` for `logit_rows[first .. first + n]`, in order. The sink may change them.
+    pub fn forward(
+        &mut self,
+        backend: &mut B,
+        batch: &Batch,
+        logit_rows: &[u32],
+        sink: &mut dyn FnMut(usize, &mut [f32]),
+    ) {
         assert!(batch.num_rows() <= self.max_rows, "{} rows, made for {}", batch.num_rows(), self.max_rows);
         backend.begin(batch);
         self.embed(backend);
@@ -112,8 +118,8 @@ impl<B: Backend> Decoder<B> {
 
         let x = self.residual.enter(backend, &weights.attention_norm);
         linear(backend, x, &weights.qkv, qkv);
-        if let Some((q_norm, k_norm)) = &weights.qk_norm {
-            backend.qk_norm(qkv, &shape, q_norm, k_norm);
+        if let Some(norms) = &weights.head_norms {
+            backend.qk_norm(qkv, &shape, &norms.q, &norms.k);
         }
         backend.rope_and_write_kv(qkv, &shape, self.rope.as_ref(), layer);
         backend.attention(qkv, &shape, layer, attended);

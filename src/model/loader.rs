@@ -1,7 +1,7 @@
 //! From a configuration to a model that is ready to run: device, weights, and how many KV blocks fit beside them.
 
-use crate::backend::{DType, KvLayout};
 use crate::backend::cpu::{CpuBackend, CpuOptions, Isa};
+use crate::backend::{DType, KvLayout};
 use crate::config::{self, Config, DeviceKind, DtypeChoice};
 use crate::error::StartError;
 use crate::model::decoder::Decoder;
@@ -53,16 +53,8 @@ pub fn load(
     let options = CpuOptions { threads: Some(config.device.num_threads()), isa: isa(config.device.isa) };
     let backend = CpuBackend::new(options)?;
     let device = format!("cpu ({}, {} threads)", backend.isa().name(), backend.num_threads());
-    let decoder = Decoder::load(
-        files,
-        spec,
-        dtype,
-        max_num_batched_tokens,
-        MAX_LOGIT_ROWS,
-        max_model_len,
-        &backend,
-        progress,
-    )?;
+    let decoder =
+        Decoder::load(files, spec, dtype, max_num_batched_tokens, MAX_LOGIT_ROWS, max_model_len, &backend, progress)?;
     let pools = pool_sizes(config, layout, max_model_len)?;
     let runner = ModelRunner::new(backend, decoder, pools)?;
     let loaded =
@@ -82,11 +74,7 @@ fn isa(choice: config::Isa) -> Option<Isa> {
 
 /// With no number given, the device pool takes its share of the memory that is still available once the weights are
 /// loaded, and never more than all sequences at full length could use.
-fn pool_sizes(
-    config: &Config,
-    layout: KvLayout,
-    max_model_len: usize,
-) -> Result<PoolSizes, StartError> {
+fn pool_sizes(config: &Config, layout: KvLayout, max_model_len: usize) -> Result<PoolSizes, StartError> {
     let block_bytes = layout.block_bytes();
     let num_swap_blocks = config.swap.space_bytes() / block_bytes;
     let num_device_blocks = match config.cache.num_device_blocks {

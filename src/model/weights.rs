@@ -12,12 +12,17 @@ pub struct Linear<B: Backend> {
     pub bias: Option<B::Vector>,
 }
 
+/// Norms `[head_dim]` of each head of Q and of K.
+pub struct HeadNorms<B: Backend> {
+    pub q: Norm<B::Vector>,
+    pub k: Norm<B::Vector>,
+}
+
 pub struct LayerWeights<B: Backend> {
     pub attention_norm: Norm<B::Vector>,
     /// `[(num_heads + 2 * num_kv_heads) * head_dim, hidden]`: Q, K and V.
     pub qkv: Linear<B>,
-    /// Of each head of Q and of K.
-    pub qk_norm: Option<(Norm<B::Vector>, Norm<B::Vector>)>,
+    pub head_norms: Option<HeadNorms<B>>,
     /// `[hidden, num_heads * head_dim]`
     pub out: Linear<B>,
     pub mlp_norm: Norm<B::Vector>,
@@ -195,7 +200,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(LayerWeights {
             attention_norm: self.norm(spec, names.attention_norm)?,
             qkv: self.linear(&[(q, q_rows), (k, kv_rows), (v, kv_rows)], hidden, attention.qkv_bias)?,
-            qk_norm: if attention.qk_norm { Some(self.qk_norms(spec)?) } else { None },
+            head_norms: if attention.qk_norm { Some(self.head_norms(spec)?) } else { None },
             out: self.linear(&[(names.out, hidden)], q_rows, attention.out_bias)?,
             mlp_norm: self.norm(spec, names.mlp_norm)?,
             up: self.linear(up, hidden, mlp.bias)?,
@@ -203,11 +208,11 @@ impl<'a, B: Backend> Loader<'a, B> {
         })
     }
 
-    fn qk_norms(&mut self, spec: &ModelSpec) -> Result<(Norm<B::Vector>, Norm<B::Vector>), StartError> {
+    fn head_norms(&mut self, spec: &ModelSpec) -> Result<HeadNorms<B>, StartError> {
         let (kind, cols) = (spec.norm.kind, spec.attention.head_dim);
-        let q = self.vector(&[(self.names.q_norm, cols)], "weight")?;
-        let k = self.vector(&[(self.names.k_norm, cols)], "weight")?;
-        Ok((Norm { kind, weight: q, bias: None }, Norm { kind, weight: k, bias: None }))
+        let q = Norm { kind, weight: self.vector(&[(self.names.q_norm, cols)], "weight")?, bias: None };
+        let k = Norm { kind, weight: self.vector(&[(self.names.k_norm, cols)], "weight")?, bias: None };
+        Ok(HeadNorms { q, k })
     }
 
     fn norm(&mut self, spec: &ModelSpec, name: &str) -> Result<Norm<B::Vector>, StartError> {
