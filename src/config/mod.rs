@@ -286,6 +286,7 @@ choice!(
     Isa {
         /// The best this machine has.
         Auto = "auto",
+        Amx = "amx",
         Avx512 = "avx512",
         Avx2 = "avx2",
         Portable = "portable",

@@ -153,9 +153,13 @@ pub fn set_swap_blocks(used: usize, free: usize) {
     });
 }
 
-/// Empty slots of used device blocks over all their slots; 0 where none is used.
-pub fn set_kv_waste(empty_slots: usize, used_slots: usize) {
-    with(|m| m.kv_waste.set(if used_slots == 0 { 0.0 } else { empty_slots as f64 / used_slots as f64 }));
+/// A step's empty slots of used device blocks, and all their slots; the ratio is 0 where none is used.
+pub fn kv_waste(empty_slots: usize, used_slots: usize) {
+    with(|m| {
+        m.kv_waste.set(if used_slots == 0 { 0.0 } else { empty_slots as f64 / used_slots as f64 });
+        m.kv_empty_slot_steps.increment(empty_slots as u64);
+        m.kv_slot_steps.increment(used_slots as u64);
+    });
 }
 
 pub fn swapped_in(blocks: usize, bytes: usize) {
@@ -249,6 +253,8 @@ struct Handles {
     swap_used: Gauge,
     swap_free: Gauge,
     kv_waste: Gauge,
+    kv_slot_steps: Counter,
+    kv_empty_slot_steps: Counter,
     swap_in_blocks: Counter,
     swap_out_blocks: Counter,
     swap_in_bytes: Counter,
@@ -342,6 +348,8 @@ impl Handles {
             swap_used: gauge_of(&table::SWAP_BLOCKS, "used"),
             swap_free: gauge_of(&table::SWAP_BLOCKS, "free"),
             kv_waste: recorder.register_gauge(&key(&table::KV_WASTE, None), &METADATA),
+            kv_slot_steps: counter(&table::KV_SLOT_STEPS),
+            kv_empty_slot_steps: counter(&table::KV_EMPTY_SLOT_STEPS),
             swap_in_blocks: counter(&table::SWAP_IN_BLOCKS),
             swap_out_blocks: counter(&table::SWAP_OUT_BLOCKS),
             swap_in_bytes: counter(&table::SWAP_IN_BYTES),
@@ -386,7 +394,7 @@ mod tests {
         set_requests(3, 2, 1);
         prompt_tokens(10, 4);
         set_device_blocks(5, 6, 7);
-        set_kv_waste(3, 12);
+        kv_waste(3, 12);
         swapped_out(2, 4096);
         first_token(Duration::from_millis(30));
         http_request("/v1/models", 200);
@@ -408,6 +416,8 @@ mod tests {
             ("pagetide_cached_tokens_total", 4.0),
             ("pagetide_device_blocks{state=\"cached\"}", 6.0),
             ("pagetide_kv_waste_ratio", 0.25),
+            ("pagetide_kv_empty_slot_steps_total", 3.0),
+            ("pagetide_kv_slot_steps_total", 12.0),
             ("pagetide_swap_out_bytes_total", 4096.0),
             ("pagetide_swap_in_bytes_total", 0.0),
             ("pagetide_time_to_first_token_seconds_bucket{le=\"0.025\"}", 0.0),
@@ -419,7 +429,7 @@ mod tests {
             assert_eq!(value(&page, series), expected, "{series}");
         }
         assert!(page.contains("model=\"demo\""));
-        set_kv_waste(0, 0);
+        kv_waste(0, 0);
         assert_eq!(value(&render().unwrap(), "pagetide_kv_waste_ratio"), 0.0);
     }
 
