@@ -6,7 +6,7 @@
 use crate::engine::params::{FinishReason, PositionLogprobs, SamplingParams};
 use crate::error::ApiError;
 use crate::ids::{RequestId, TokenId};
-use serde_json::Value;
+pub use crate::text::chat_template::ChatPrompt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::sync::mpsc;
@@ -21,18 +21,6 @@ pub enum Prompt {
     Tokens(Vec<TokenId>),
     /// A conversation, rendered through the chat template at the intake.
     Chat(ChatPrompt),
-}
-
-/// The chat template's variables.
-#[derive(Clone, Debug, Default)]
-pub struct ChatPrompt {
-    /// Messages as the client sent them (`role`, `content`, …), content parts of text joined.
-    pub messages: Vec<Value>,
-    pub tools: Option<Value>,
-    pub add_generation_prompt: bool,
-    pub continue_final_message: bool,
-    /// Further variables of the template.
-    pub kwargs: serde_json::Map<String, Value>,
 }
 
 /// http → intake. The answer is an [`Accepted`] request or the client's error.
