@@ -1,6 +1,6 @@
 //! The running engine: wiring of the actors, and the handle that everything outside talks to.
 
-use crate::actors::messages::{Accepted, Submit};
+use crate::actors::messages::{Accepted, Prompt, Submit};
 use crate::engine::params::SamplingDefaults;
 use crate::error::ApiError;
 use crate::ids::TokenId;
@@ -22,6 +22,27 @@ pub struct ModelInfo {
     pub eos_token_ids: Vec<TokenId>,
     /// The model's own sampling, for what a request leaves out.
     pub default_sampling: SamplingDefaults,
+}
+
+impl ModelInfo {
+    /// Token ids of a prompt, its chat rendered. `param` names the prompt's field in errors.
+    pub fn encode(&self, prompt: &Prompt, param: &str) -> Result<Vec<TokenId>, ApiError> {
+        match prompt {
+            Prompt::Text { text, add_special_tokens } => self.tokenizer.encode(text, *add_special_tokens),
+            Prompt::Tokens(tokens) => Ok(tokens.clone()),
+            Prompt::Chat(chat) => match &self.chat_template {
+                // The template writes the special tokens.
+                Some(template) => self.tokenizer.encode(&template.render(chat)?, false),
+                None => {
+                    let message = format!(
+                        "the model '{}' has no chat template; send its prompt to /v1/completions",
+                        self.served_name
+                    );
+                    Err(ApiError::invalid(param, message))
+                }
+            },
+        }
+    }
 }
 
 /// A cheap clone that submits requests to the engine from any thread.

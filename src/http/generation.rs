@@ -160,7 +160,6 @@ impl Generation {
 
 /// One prompt and its samples.
 struct PromptRun {
-    first_choice: u32,
     tokenizer: Arc<Tokenizer>,
     prompt_tokens: Arc<Vec<TokenId>>,
     prompt_logprobs: Vec<PositionLogprobs>,
@@ -187,7 +186,7 @@ struct Sample {
 }
 
 impl PromptRun {
-    /// `prompt_text`: what the client sent, where that was text.
+    /// `first_choice`: the number of sample 0. `prompt_text`: what the client sent, where that was text.
     fn new(
         first_choice: u32,
         request: &Request,
@@ -213,7 +212,6 @@ impl PromptRun {
             ended: false,
         };
         Ok(Self {
-            first_choice,
             tokenizer: Arc::clone(tokenizer),
             samples: (0..request.n).map(sample).collect(),
             prompt_tokens: prompt,

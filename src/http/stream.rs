@@ -3,7 +3,7 @@
 use crate::actors::runtime::RuntimeHandle;
 use crate::error::ApiError;
 use crate::http::generation::{Delta, Generation};
-use crate::http::openai::response::Answer;
+use crate::http::openai::response::{Answer, Usage};
 use crate::http::openai::{Request, StreamOptions};
 use actix_web::web::Bytes;
 use futures_util::Stream;
@@ -57,7 +57,7 @@ impl EventBody {
                 Poll::Ready(Some(Err(error))) => {
                     let body = serde_json::json!({ "error": error });
                     self.event(|out, _| out.extend_from_slice(body.to_string().as_bytes()));
-                },
+                }
                 Poll::Ready(None) => self.write_end(&generation),
             }
         }
@@ -66,12 +66,13 @@ impl EventBody {
 
     fn write_delta(&mut self, delta: &Delta, generation: &Generation) {
         let usage = match self.options {
-            StreamOptions { continuous_usage_stats: true, .. } => Some(Some(generation.choice_usage(delta.choice))),
-            StreamOptions { include_usage: true, .. } => Some(None),
-            _ => None,
+            StreamOptions { include_usage: false, .. } => None,
+            StreamOptions { continuous_usage_stats: false, .. } => Some(None),
+            StreamOptions { .. } => Some(Some(generation.choice_usage(delta.choice))),
         };
         let first = !std::mem::replace(&mut self.begun[delta.choice as usize], true);
         if first && self.answer.has_role() {
+            let usage = usage.map(|usage| usage.map(Usage::of_prompt));
             self.event(|out, answer| answer.write_role(out, delta.choice, generation, usage));
         }
         self.event(|out, answer| answer.write_delta(out, delta, first, generation, usage));

@@ -37,7 +37,7 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
     let own: ChatFields = parse_fields(body)?;
     let prompt = chat_prompt(body)?;
     let mut params = shared.params(model)?;
-    let mut answer = shared.answer()?;
+    let mut answer = shared.answer(&params)?;
     params.max_tokens = match (own.max_completion_tokens, shared.max_tokens) {
         (Some(given), _) => max_tokens("max_completion_tokens", given, 1)?,
         (None, Some(given)) => max_tokens("max_tokens", given, 1)?,

@@ -1,7 +1,7 @@
 //! `POST /v1/completions`.
 
 use super::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs};
-use super::{Endpoint, AnswerOptions, Request, null_as_default, parse_fields, token_id};
+use super::{AnswerOptions, Endpoint, Request, null_as_default, parse_fields, token_id};
 use crate::actors::messages::Prompt;
 use crate::actors::runtime::ModelInfo;
 use crate::engine::params::SamplingParams;
@@ -27,7 +27,7 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
     let own: CompletionFields = parse_fields(body)?;
     let prompts = prompts(body.get("prompt"), own.add_special_tokens.unwrap_or(true), model.vocab_size)?;
     let mut params = shared.params(model)?;
-    let mut answer = shared.answer()?;
+    let mut answer = shared.answer(&params)?;
     answer.echo = own.echo;
     answer.logprobs = num_logprobs("logprobs", own.logprobs)?;
     set_max_tokens(&shared, &mut params, &mut answer)?;

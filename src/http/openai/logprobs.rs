@@ -74,9 +74,7 @@ impl Logprobs {
             columns.token_logprobs.push(at.map(|at| at.chosen.logprob.max(LEAST_LOGPROB)));
             columns.top_logprobs.push(at.map(|at| {
                 let tokens = std::iter::once(&at.chosen).chain(at.top.iter().take(num_top as usize));
-                tokens
-                    .map(|of| (token_name(tokenizer, of.token), json!(of.logprob.max(LEAST_LOGPROB))))
-                    .collect()
+                tokens.map(|of| (token_name(tokenizer, of.token), json!(of.logprob.max(LEAST_LOGPROB)))).collect()
             }));
         }
         Logprobs::Completion(columns)

@@ -83,7 +83,7 @@ pub struct AnswerOptions {
 pub struct StreamOptions {
     #[serde(deserialize_with = "null_as_default")]
     pub include_usage: bool,
-    /// Usage in every event.
+    /// With `include_usage`: usage in every chunk, not in the last alone.
     #[serde(deserialize_with = "null_as_default")]
     pub continuous_usage_stats: bool,
 }

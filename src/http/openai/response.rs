@@ -41,6 +41,11 @@ impl Usage {
             prompt_tokens_details: PromptTokensDetails { cached_tokens },
         }
     }
+
+    /// The same before the first token.
+    pub fn of_prompt(self) -> Self {
+        Self::new(self.prompt_tokens, 0, self.prompt_tokens_details.cached_tokens)
+    }
 }
 
 impl Sum for Usage {

@@ -135,14 +135,15 @@ impl SamplingFields {
     }
 
     /// What both endpoints read the same way; they add log-probabilities and echo.
-    pub fn answer(&self) -> Result<AnswerOptions, ApiError> {
+    pub fn answer(&self, params: &SamplingParams) -> Result<AnswerOptions, ApiError> {
         Ok(AnswerOptions {
             text: OutputOptions {
                 skip_special_tokens: self.skip_special_tokens.unwrap_or(true),
                 stop: self.stop_strings()?,
                 include_stop_str_in_output: self.include_stop_str_in_output,
+                min_tokens: params.min_tokens as usize,
             },
-            prompt_logprobs: num_logprobs("prompt_logprobs", self.prompt_logprobs)?,
+            prompt_logprobs: params.prompt_logprobs,
             return_token_ids: self.return_token_ids,
             ..AnswerOptions::default()
         })
@@ -153,9 +154,9 @@ impl SamplingFields {
         match self.top_k {
             None => Ok(None),
             Some(-1 | 0) => Ok(Some(0)),
-            Some(k) => u32::try_from(k)
-                .map(Some)
-                .map_err(|_| ApiError::invalid("top_k", format!("top_k must be at least 1, or 0 or -1 for off, got {k}"))),
+            Some(k) => u32::try_from(k).map(Some).map_err(|_| {
+                ApiError::invalid("top_k", format!("top_k must be at least 1, or 0 or -1 for off, got {k}"))
+            }),
         }
     }
 
@@ -204,9 +205,9 @@ impl SamplingFields {
             let id = key.parse().map_err(|_| {
                 ApiError::invalid(&param, format!("the keys of logit_bias must be token ids, got {key:?}"))
             })?;
-            let bias = bias.as_f64().ok_or_else(|| {
-                ApiError::invalid(&param, format!("{param} must be a number, got {bias}"))
-            })?;
+            let bias = bias
+                .as_f64()
+                .ok_or_else(|| ApiError::invalid(&param, format!("{param} must be a number, got {bias}")))?;
             by_id.push((token_id(&param, id, vocab_size)?, in_range(&param, bias, -100.0..=100.0)? as f32));
         }
         Ok(by_id)
