@@ -3,8 +3,10 @@
 use super::log;
 use super::options::ConfigOptions;
 use super::progress::{self, RequestProgress};
-use super::seam::{Endpoint, Runtime, complete};
+use crate::actors::runtime::Runtime;
 use crate::error::{ApiError, StartError};
+use crate::http::complete::complete;
+use crate::http::openai::Endpoint;
 use clap::Args;
 use futures_util::stream::{self, StreamExt};
 use serde::Serialize;
@@ -39,12 +41,12 @@ pub fn run(args: &GenerateArgs) -> Result<ExitCode, StartError> {
     let limit = config.server.max_requests;
     let wanted = args.concurrency.unwrap_or(config.scheduler.max_num_seqs * 2) as usize;
 
-    let runtime = Runtime::start(config, progress::loading())?;
+    let runtime = Runtime::start(&config, progress::loading())?;
     let handle = runtime.handle();
-    let answer = async |endpoint, body| complete(&handle, endpoint, body).await;
+    let answer = async |endpoint, body: &Value| complete(&handle, endpoint, body).await;
     let work = answer_all(&lines, wanted.min(limit), answer, &mut output);
     let failed = actix_web::rt::System::new().block_on(work)?;
-    runtime.shutdown();
+    drop(runtime);
     if failed > 0 {
         eprintln!("pagetide: {failed} of {} requests failed; see their lines in {}", lines.len(), args.output);
     }
@@ -112,7 +114,7 @@ impl BatchResult {
 async fn answer_all(
     lines: &[(usize, String)],
     concurrency: usize,
-    answer: impl AsyncFn(Endpoint, Value) -> Result<Value, ApiError>,
+    answer: impl AsyncFn(Endpoint, &Value) -> Result<Value, ApiError>,
     output: &mut dyn Write,
 ) -> Result<usize, StartError> {
     let mut progress = RequestProgress::new(lines.len() as u64);
@@ -184,13 +186,9 @@ fn parse_line(line: &str) -> Result<BatchRequest, BadLine> {
     if value["method"].as_str() != Some("POST") {
         return Err(bad(&custom_id, format!("method: must be \"POST\", not {}", value["method"])));
     }
-    let endpoint = match value["url"].as_str() {
-        Some("/v1/chat/completions") => Endpoint::ChatCompletions,
-        Some("/v1/completions") => Endpoint::Completions,
-        _ => {
-            let message = format!("url: must be \"/v1/chat/completions\" or \"/v1/completions\", not {}", value["url"]);
-            return Err(bad(&custom_id, message));
-        }
+    let Some(endpoint) = value["url"].as_str().and_then(Endpoint::of_path) else {
+        let (chat, completion) = (Endpoint::Chat.path(), Endpoint::Completion.path());
+        return Err(bad(&custom_id, format!("url: must be \"{chat}\" or \"{completion}\", not {}", value["url"])));
     };
     if !value["body"].is_object() {
         return Err(bad(&custom_id, "body: must be given, an object".into()));
@@ -204,7 +202,7 @@ fn parse_line(line: &str) -> Result<BatchRequest, BadLine> {
 async fn answer_one(
     index: usize,
     request: Result<BatchRequest, BadLine>,
-    answer: &impl AsyncFn(Endpoint, Value) -> Result<Value, ApiError>,
+    answer: &impl AsyncFn(Endpoint, &Value) -> Result<Value, ApiError>,
 ) -> BatchResult {
     let id = format!("batch_req_{index}");
     let request = match request {
@@ -219,7 +217,7 @@ async fn answer_one(
         }
     };
     let response = loop {
-        match answer(request.endpoint, request.body.clone()).await {
+        match answer(request.endpoint, &request.body).await {
             Ok(body) => {
                 let request_id = body["id"].as_str().unwrap_or(&id).to_owned();
                 break BatchResponse { status_code: 200, request_id, body };
@@ -252,7 +250,7 @@ mod tests {
     fn answers(
         lines: &[(usize, String)],
         concurrency: usize,
-        answer: impl AsyncFn(Endpoint, Value) -> Result<Value, ApiError>,
+        answer: impl AsyncFn(Endpoint, &Value) -> Result<Value, ApiError>,
     ) -> (Vec<Value>, usize) {
         let mut output = Vec::new();
         let work = answer_all(lines, concurrency, answer, &mut output);
@@ -266,8 +264,8 @@ mod tests {
         let lines: Vec<(usize, String)> =
             (0..40).map(|id| (id + 1, request(id, json!({"delay_ms": (40 - id) % 7})))).collect();
         let (running, most) = (Cell::new(0), Cell::new(0));
-        let (results, failed) = answers(&lines, 8, async |endpoint, body: Value| {
-            assert_eq!(endpoint, Endpoint::Completions);
+        let (results, failed) = answers(&lines, 8, async |endpoint, body: &Value| {
+            assert_eq!(endpoint, Endpoint::Completion);
             running.set(running.get() + 1);
             most.set(most.get().max(running.get()));
             tokio::time::sleep(Duration::from_millis(body["delay_ms"].as_u64().unwrap())).await;
@@ -297,7 +295,7 @@ mod tests {
             &good,
             &good,
         ]);
-        let (results, failed) = answers(&lines, 2, async |_, _| Ok(json!({})));
+        let (results, failed) = answers(&lines, 2, async |_, _: &Value| Ok(json!({})));
         assert_eq!(failed, 7);
         let message = |index: usize| results[index]["error"]["message"].as_str().unwrap();
         assert!(message(0).starts_with("line 1: not JSON"));
@@ -315,7 +313,7 @@ mod tests {
     fn an_error_of_the_api_is_the_response_and_a_full_queue_is_waited_for() {
         let lines = numbered(&[&request(0, json!({})), &request(1, json!({"bad": true}))]);
         let tries = Cell::new(0);
-        let (results, failed) = answers(&lines, 1, async |_, body: Value| {
+        let (results, failed) = answers(&lines, 1, async |_, body: &Value| {
             if body["bad"] == true {
                 return Err(ApiError::invalid("bad", "must not be"));
             }

@@ -6,7 +6,6 @@ mod generate;
 mod log;
 pub mod options;
 mod progress;
-mod seam;
 mod serve;
 mod signals;
 

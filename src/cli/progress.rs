@@ -1,11 +1,9 @@
 //! Progress on a terminal as a bar, elsewhere as log lines.
 
+use crate::actors::runtime::LoadProgress;
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
-
-/// Called while a model loads with the bytes read so far and the bytes there are.
-pub type LoadProgress = Box<dyn FnMut(u64, u64) + Send>;
 
 /// Between two log lines.
 const LOG_EVERY: Duration = Duration::from_secs(5);

@@ -1,12 +1,14 @@
 //! `pagetide serve`
 
 use super::options::ConfigOptions;
-use super::seam::{HttpServer, Runtime, RuntimeSummary};
 use super::signals::StopSignals;
 use super::{log, progress};
+use crate::actors::runtime::Runtime;
 use crate::config::{Config, LogFormat};
 use crate::error::StartError;
+use crate::http::server;
 use crate::metrics;
+use crate::model::loader::LoadedModel;
 use std::fmt::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::process::ExitCode;
@@ -19,32 +21,22 @@ pub fn run(options: &ConfigOptions) -> Result<ExitCode, StartError> {
         metrics::install();
     }
     // Better said before a large model is loaded than after.
-    check_address(&config)?;
-    let runtime = Runtime::start(config.clone(), progress::loading())?;
-    actix_web::rt::System::new().block_on(serve(runtime, &config))
-}
-
-fn check_address(config: &Config) -> Result<(), StartError> {
-    let (host, port) = (config.server.host.as_str(), config.server.port);
-    match TcpListener::bind((host, port)) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(StartError::new(format!(
-            "cannot listen on {host}:{port}: {error} (set server.host and server.port, or --host and --port)"
-        ))),
-    }
+    let listener = server::listen(&config.server)?;
+    let runtime = Runtime::start(&config, progress::loading())?;
+    actix_web::rt::System::new().block_on(serve(runtime, &config, listener))
 }
 
 /// Serves until a signal, then finishes what runs.
-async fn serve(runtime: Runtime, config: &Config) -> Result<ExitCode, StartError> {
+async fn serve(runtime: Runtime, config: &Config, listener: TcpListener) -> Result<ExitCode, StartError> {
     let mut signals = StopSignals::listen()?;
-    let server = HttpServer::bind(runtime.handle(), config)?;
-    announce(&runtime.handle().model().served_name, &runtime.summary(), &server.addrs(), config);
-    let stopper = server.stopper();
-    let running = server.run();
-    tokio::pin!(running);
+    let addr = listener.local_addr()?;
+    let server = server::serve(runtime.handle(), &config.server, listener)?;
+    announce(&runtime.handle().model().served_name, runtime.loaded(), addr, config);
+    let stopper = server.handle();
+    tokio::pin!(server);
 
     tokio::select! {
-        ended = &mut running => {
+        ended = &mut server => {
             let why = ended.map_or_else(|error| error.to_string(), |()| "it stopped by itself".into());
             return Err(StartError::new(format!("the HTTP server ended: {why}")));
         }
@@ -62,54 +54,53 @@ async fn serve(runtime: Runtime, config: &Config) -> Result<ExitCode, StartError
     };
     tokio::select! {
         // The server answers on while the engine drains.
-        _ = async { tokio::join!(drain, &mut running) } => {}
+        _ = async { tokio::join!(drain, &mut server) } => {}
         signal = signals.next() => {
             tracing::warn!("a second signal: ending at once");
             std::process::exit(128 + signal);
         }
     }
-    runtime.shutdown();
+    drop(runtime);
     tracing::info!("stopped");
     Ok(ExitCode::SUCCESS)
 }
 
 /// Says what is served, where and with what: people get a block of text, log collectors an event.
-fn announce(model: &str, summary: &RuntimeSummary, addrs: &[SocketAddr], config: &Config) {
+fn announce(model: &str, loaded: &LoadedModel, addr: SocketAddr, config: &Config) {
     match config.log.format {
-        LogFormat::Human => println!("{}", start_block(model, summary, addrs)),
+        LogFormat::Human => println!("{}", start_block(model, loaded, addr)),
         LogFormat::Json => tracing::info!(
             version = env!("CARGO_PKG_VERSION"),
             model,
-            device = summary.device,
-            isa = summary.isa,
-            threads = summary.threads,
-            dtype = summary.dtype,
-            block_size = summary.block_size,
-            num_device_blocks = summary.num_device_blocks,
-            num_swap_blocks = summary.num_swap_blocks,
-            url = urls(addrs),
+            device = loaded.device,
+            dtype = loaded.dtype.name(),
+            block_size = loaded.pools.layout.block_size,
+            num_device_blocks = loaded.pools.num_device_blocks,
+            num_swap_blocks = loaded.pools.num_swap_blocks,
+            url = format!("http://{addr}"),
             "serving"
         ),
     }
 }
 
-fn start_block(model: &str, summary: &RuntimeSummary, addrs: &[SocketAddr]) -> String {
+fn start_block(model: &str, loaded: &LoadedModel, addr: SocketAddr) -> String {
+    let layout = &loaded.pools.layout;
     let pool = |num_blocks: usize| {
-        let gib = (num_blocks * summary.block_bytes) as f64 / f64::from(1 << 30);
-        format!(
-            "{num_blocks} blocks of {}, {} tokens, {gib:.2} GiB",
-            summary.block_size,
-            num_blocks * summary.block_size
-        )
+        let gib = (num_blocks * layout.block_bytes()) as f64 / f64::from(1 << 30);
+        format!("{num_blocks} blocks, {} tokens, {gib:.2} GiB", num_blocks * layout.block_size)
     };
-    let swap = if summary.num_swap_blocks == 0 { "none".into() } else { pool(summary.num_swap_blocks) };
-    let threads = if summary.threads == 1 { "1 thread".into() } else { format!("{} threads", summary.threads) };
+    let swap = match loaded.pools.num_swap_blocks {
+        0 => "none".into(),
+        blocks => pool(blocks),
+    };
+    let millions = loaded.num_parameters as f64 / 1e6;
     let rows = [
-        ("model", format!("{model} ({})", summary.dtype)),
-        ("device", format!("{}, {}, {threads}", summary.device, summary.isa)),
-        ("KV cache", pool(summary.num_device_blocks)),
+        ("model", format!("{model}, {millions:.1} M parameters, up to {} tokens", loaded.max_model_len)),
+        ("device", loaded.device.clone()),
+        ("dtype", loaded.dtype.name().into()),
+        ("KV cache", format!("{}, {} tokens a block", pool(loaded.pools.num_device_blocks), layout.block_size)),
         ("swap", swap),
-        ("listening", urls(addrs)),
+        ("listening", format!("http://{addr}")),
     ];
     let mut block = format!("Pagetide {}", env!("CARGO_PKG_VERSION"));
     for (name, value) in rows {
@@ -118,46 +109,38 @@ fn start_block(model: &str, summary: &RuntimeSummary, addrs: &[SocketAddr]) -> S
     block
 }
 
-fn urls(addrs: &[SocketAddr]) -> String {
-    addrs.iter().map(|addr| format!("http://{addr}")).collect::<Vec<_>>().join(" ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::{DType, KvLayout};
+    use crate::model::runner::PoolSizes;
 
     #[test]
     fn the_start_block_gives_the_pools_in_blocks_tokens_and_gib() {
-        let summary = RuntimeSummary {
-            device: "cpu".into(),
-            isa: "avx512".into(),
-            threads: 4,
-            dtype: "bfloat16",
-            block_size: 16,
-            block_bytes: 1 << 20,
-            num_device_blocks: 2048,
-            num_swap_blocks: 0,
+        // A block of 1 MiB.
+        let layout = KvLayout { num_layers: 16, num_kv_heads: 8, head_dim: 128, block_size: 16, dtype: DType::BF16 };
+        assert_eq!(layout.block_bytes(), 1 << 20);
+        let loaded = LoadedModel {
+            device: "cpu (avx512, 4 threads)".into(),
+            dtype: DType::BF16,
+            max_model_len: 8192,
+            max_num_batched_tokens: 512,
+            num_parameters: 1_234_567_890,
+            weights_bytes: 1,
+            pools: PoolSizes { layout, num_device_blocks: 2048, num_swap_blocks: 0 },
         };
-        let block = start_block("demo", &summary, &["127.0.0.1:8000".parse().unwrap()]);
+        let block = start_block("llama", &loaded, "127.0.0.1:8000".parse().unwrap());
         let lines: Vec<&str> = block.lines().skip(1).collect();
         assert_eq!(
             lines,
             [
-                "  model      demo (bfloat16)",
-                "  device     cpu, avx512, 4 threads",
-                "  KV cache   2048 blocks of 16, 32768 tokens, 2.00 GiB",
+                "  model      llama, 1234.6 M parameters, up to 8192 tokens",
+                "  device     cpu (avx512, 4 threads)",
+                "  dtype      bfloat16",
+                "  KV cache   2048 blocks, 32768 tokens, 2.00 GiB, 16 tokens a block",
                 "  swap       none",
                 "  listening  http://127.0.0.1:8000",
             ]
         );
-    }
-
-    #[test]
-    fn a_taken_port_is_reported_with_what_to_change() {
-        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut config = Config::default();
-        config.server.port = taken.local_addr().unwrap().port();
-        let error = check_address(&config).unwrap_err().to_string();
-        assert!(error.contains("--port") && error.contains(&config.server.port.to_string()), "{error}");
     }
 }

@@ -7,10 +7,11 @@ mod workload;
 use super::log;
 use super::options::ConfigOptions;
 use super::progress::{self, RequestProgress};
-use super::seam::{HttpServer, Runtime};
+use crate::actors::runtime::Runtime;
 use crate::config::Config;
 use crate::config::layers::{Origin, Resolved};
 use crate::error::StartError;
+use crate::http::server;
 use clap::{Args, Subcommand};
 use client::{Arrivals, HttpTarget, Target, drive};
 use report::{Outcome, PhaseReport, Report};
@@ -117,7 +118,7 @@ fn in_process(
     // Nobody is turned away here: all requests are held at once.
     let num = args.workload.num.map_or(default_num, |num| num as usize);
     config.server.max_requests = config.server.max_requests.max(num);
-    let runtime = Runtime::start(config, progress::loading())?;
+    let runtime = Runtime::start(&config, progress::loading())?;
     let handle = runtime.handle();
     let work = args.workload.build(default_num, handle.model().vocab_size)?;
     let subject = subject_in_process(&runtime);
@@ -126,7 +127,7 @@ fn in_process(
         warm_up(&target, args, &work).await?;
         Ok::<_, StartError>(measure(&target, &work, &mut RequestProgress::new(work.len() as u64)).await)
     })?;
-    runtime.shutdown();
+    drop(runtime);
     finish(args, &report, phases, &subject)
 }
 
@@ -155,22 +156,23 @@ fn serve_own(
 ) -> Result<ExitCode, StartError> {
     config.server.host = "127.0.0.1".into();
     config.server.port = 0;
-    let runtime = Runtime::start(config.clone(), progress::loading())?;
+    let runtime = Runtime::start(&config, progress::loading())?;
     let handle = runtime.handle();
     let (vocab_size, model) = (handle.model().vocab_size, handle.model().served_name.clone());
     let subject = subject_in_process(&runtime);
     let code = actix_web::rt::System::new().block_on(async {
-        let server = HttpServer::bind(handle, &config)?;
-        let url = format!("http://{}", server.addrs()[0]);
-        let stopper = server.stopper();
-        let running = actix_web::rt::spawn(server.run());
+        let listener = server::listen(&config.server)?;
+        let url = format!("http://{}", listener.local_addr()?);
+        let server = server::serve(handle, &config.server, listener)?;
+        let stopper = server.handle();
+        let running = actix_web::rt::spawn(server);
         let target = HttpTarget::connect(&url, Some(model), api_key, keep_alive).await?;
         let code = measure_server(args, target, args.vocab.unwrap_or(vocab_size), &subject).await;
         stopper.stop(false).await;
         running.abort();
         code
     });
-    runtime.shutdown();
+    drop(runtime);
     code
 }
 
@@ -213,16 +215,14 @@ async fn warm_up(target: &Target, args: &CommonArgs, work: &[WorkItem]) -> Resul
 }
 
 fn subject_in_process(runtime: &Runtime) -> Value {
-    let summary = runtime.summary();
+    let loaded = runtime.loaded();
     json!({
         "model": runtime.handle().model().served_name,
-        "device": summary.device,
-        "isa": summary.isa,
-        "threads": summary.threads,
-        "dtype": summary.dtype,
-        "block_size": summary.block_size,
-        "num_device_blocks": summary.num_device_blocks,
-        "num_swap_blocks": summary.num_swap_blocks,
+        "device": loaded.device,
+        "dtype": loaded.dtype.name(),
+        "block_size": loaded.pools.layout.block_size,
+        "num_device_blocks": loaded.pools.num_device_blocks,
+        "num_swap_blocks": loaded.pools.num_swap_blocks,
     })
 }
 

@@ -3,8 +3,6 @@
 use crate::error::StartError;
 use crate::ids::TokenId;
 use clap::Args;
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{RngCore, SeedableRng};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -110,6 +108,7 @@ impl WorkloadArgs {
 }
 
 /// What random numbers are for: each use has its own stream, so that one does not shift another.
+#[derive(Clone, Copy)]
 enum Stream {
     Prompts,
     SharedPrefix,
@@ -117,19 +116,30 @@ enum Stream {
     Block(u64),
 }
 
-fn rng(seed: u64, stream: Stream) -> ChaCha8Rng {
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    rng.set_stream(match stream {
-        Stream::Prompts => 0,
-        Stream::SharedPrefix => 1,
-        Stream::Arrivals => 2,
-        Stream::Block(id) => id.wrapping_add(3),
-    });
-    rng
+/// Random bytes that depend on seed and stream alone: the output of a hash function of both.
+struct Random(blake3::OutputReader);
+
+impl Random {
+    fn new(seed: u64, stream: Stream) -> Self {
+        let (kind, id) = match stream {
+            Stream::Prompts => (0, 0),
+            Stream::SharedPrefix => (1, 0),
+            Stream::Arrivals => (2, 0),
+            Stream::Block(id) => (3u64, id),
+        };
+        let words = [seed, kind, id].map(u64::to_le_bytes);
+        Self(blake3::Hasher::new().update(words.as_flattened()).finalize_xof())
+    }
+
+    fn next_u64(&mut self) -> u64 {
+        let mut bytes = [0; 8];
+        self.0.fill(&mut bytes);
+        u64::from_le_bytes(bytes)
+    }
 }
 
 struct TokenSource {
-    rng: ChaCha8Rng,
+    random: Random,
     first: u32,
     count: u32,
 }
@@ -137,23 +147,24 @@ struct TokenSource {
 impl TokenSource {
     fn new(seed: u64, stream: Stream, vocab_size: u32) -> Self {
         let first = FIRST_TOKEN.min(vocab_size / 2);
-        Self { rng: rng(seed, stream), first, count: (vocab_size - first).max(1) }
+        Self { random: Random::new(seed, stream), first, count: (vocab_size - first).max(1) }
     }
 
     fn take(&mut self, num_tokens: usize) -> Vec<TokenId> {
-        let token = |rng: &mut ChaCha8Rng| (u64::from(rng.next_u32()) * u64::from(self.count)) >> 32;
-        (0..num_tokens).map(|_| self.first + token(&mut self.rng) as u32).collect()
+        // The high bits of a product: uniform to within 2^-32.
+        let token = |random: &mut Random| ((random.next_u64() >> 32) * u64::from(self.count)) >> 32;
+        (0..num_tokens).map(|_| self.first + token(&mut self.random) as u32).collect()
     }
 }
 
 /// When the requests of an open loop are sent: exponential gaps of mean `1 / rate`, the first at once.
 pub fn poisson_arrivals(num: usize, rate_per_s: f64, seed: u64) -> Vec<Duration> {
-    let mut rng = rng(seed, Stream::Arrivals);
+    let mut random = Random::new(seed, Stream::Arrivals);
     let mut at_s = 0.0;
     let arrival = |_| {
         let now = Duration::from_secs_f64(at_s);
         // 53 random bits, in (0, 1].
-        let uniform = ((rng.next_u64() >> 11) + 1) as f64 / (1u64 << 53) as f64;
+        let uniform = ((random.next_u64() >> 11) + 1) as f64 / (1u64 << 53) as f64;
         at_s += -uniform.ln() / rate_per_s;
         now
     };
