@@ -86,6 +86,12 @@ impl ChatTemplate {
         Ok(Self { environment, names, special_tokens })
     }
 
+    /// With another clock than the system's for `strftime_now`, for results that can be repeated.
+    pub fn with_clock(mut self, clock: fn() -> OffsetDateTime) -> Self {
+        set_clock(&mut self.environment, clock);
+        self
+    }
+
     /// The prompt's text. What the template refuses, or fails at, is the client's error in `messages`.
     pub fn render(&self, prompt: &ChatPrompt) -> Result<String, ApiError> {
         let has_tools = prompt.tools.as_ref().is_some_and(|tools| !tools.is_null());
@@ -133,8 +139,13 @@ fn environment() -> Result<Environment<'static>, StartError> {
     environment.add_function("raise_exception", |message: String| -> Result<String, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, RAISED).with_source(Raised(message)))
     });
-    environment.add_function("strftime_now", |format: String| python::strftime(&format, OffsetDateTime::now_utc()));
+    set_clock(&mut environment, OffsetDateTime::now_utc);
     Ok(environment)
+}
+
+/// `strftime_now` gives UTC: what a server's prompt says does not depend on where the machine stands.
+fn set_clock(environment: &mut Environment<'static>, clock: fn() -> OffsetDateTime) {
+    environment.add_function("strftime_now", move |format: String| python::strftime(&format, clock()));
 }
 
 /// JSON as a template's value, keys in their order.
