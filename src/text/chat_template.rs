@@ -94,6 +94,13 @@ impl ChatTemplate {
 
     /// The prompt's text. What the template refuses, or fails at, is the client's error in `messages`.
     pub fn render(&self, prompt: &ChatPrompt) -> Result<String, ApiError> {
+        if prompt.continue_final_message && prompt.add_generation_prompt {
+            return Err(ApiError::invalid(
+                "continue_final_message",
+                "continue_final_message and add_generation_prompt exclude each other: the first goes on with the last \
+                 message, the second begins a new one",
+            ));
+        }
         let has_tools = prompt.tools.as_ref().is_some_and(|tools| !tools.is_null());
         let name = if has_tools && self.names.iter().any(|name| name == TOOL_USE) { TOOL_USE } else { DEFAULT };
         let template = self.environment.get_template(name).map_err(|_| {

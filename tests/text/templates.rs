@@ -142,4 +142,6 @@ fn only_text_can_be_continued() {
         let error = template.render(&prompt).expect_err("refused");
         assert_eq!((error.status, error.param.as_deref()), (400, Some("continue_final_message")));
     }
+    let both = ChatPrompt { continue_final_message: true, add_generation_prompt: true, ..user("x") };
+    assert_eq!(template.render(&both).expect_err("refused").param.as_deref(), Some("continue_final_message"));
 }
