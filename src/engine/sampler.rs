@@ -170,9 +170,18 @@ impl Sampler {
     }
 
     fn draw(&mut self, logits: &[f32], params: &SamplingParams, draw: Draw) -> usize {
+        let (least, total) = self.distribution(logits, params);
+        let point = ((u128::from(draw.bits()) * u128::from(total)) >> 64) as u64;
+        row::index_at(&self.weights, least, point).unwrap_or_else(|| row::argmax(logits))
+    }
+
+    /// Sets `self.weights`; the tokens that can be drawn are those of at least `least`, whose sum is `total`:
+    /// `(least, total)`. The sum is 0 if no logit is finite.
+    fn distribution(&mut self, logits: &[f32], params: &SamplingParams) -> (u64, u64) {
         let max = row::max(logits);
         if max == f32::NEG_INFINITY {
-            return 0;
+            self.weights.clear();
+            return (1, 0);
         }
         let least_logit = match params.top_k as usize {
             0 => f32::NEG_INFINITY,
@@ -182,10 +191,7 @@ impl Sampler {
         let mut least = 1;
         if params.min_p > 0.0 {
             least = ((f64::from(params.min_p) * row::ONE as f64).ceil() as u64).clamp(1, row::ONE);
-            for weight in &mut self.weights {
-                *weight = if *weight >= least { *weight } else { 0 };
-            }
-            total = self.weights.iter().sum();
+            total = row::keep_from(&mut self.weights, least);
         }
         if params.top_p < 1.0 && total > 0 {
             // The share as a fraction of 2³², so that the target is one integer product.
@@ -194,8 +200,7 @@ impl Sampler {
             least = row::weight_threshold(&self.weights, total, target, &mut self.candidate_weights);
             total = row::sum_from(&self.weights, least);
         }
-        let point = (u128::from(draw.bits()) * u128::from(total) >> 64) as u64;
-        row::index_at(&self.weights, least, point).unwrap_or_else(|| row::argmax(logits))
+        (least, total)
     }
 }
 
@@ -204,3 +209,6 @@ fn set(logits: &mut [f32], token: TokenId, change: impl FnOnce(f32) -> f32) {
         *logit = change(*logit);
     }
 }
+
+#[cfg(test)]
+mod tests;

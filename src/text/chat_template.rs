@@ -86,8 +86,21 @@ impl ChatTemplate {
         Ok(Self { environment, names, special_tokens })
     }
 
+    /// With another clock than the system's for `strftime_now`, for results that can be repeated.
+    pub fn with_clock(mut self, clock: fn() -> OffsetDateTime) -> Self {
+        set_clock(&mut self.environment, clock);
+        self
+    }
+
     /// The prompt's text. What the template refuses, or fails at, is the client's error in `messages`.
     pub fn render(&self, prompt: &ChatPrompt) -> Result<String, ApiError> {
+        if prompt.continue_final_message && prompt.add_generation_prompt {
+            return Err(ApiError::invalid(
+                "continue_final_message",
+                "continue_final_message and add_generation_prompt exclude each other: the first goes on with the last \
+                 message, the second begins a new one",
+            ));
+        }
         let has_tools = prompt.tools.as_ref().is_some_and(|tools| !tools.is_null());
         let name = if has_tools && self.names.iter().any(|name| name == TOOL_USE) { TOOL_USE } else { DEFAULT };
         let template = self.environment.get_template(name).map_err(|_| {
@@ -133,8 +146,13 @@ fn environment() -> Result<Environment<'static>, StartError> {
     environment.add_function("raise_exception", |message: String| -> Result<String, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, RAISED).with_source(Raised(message)))
     });
-    environment.add_function("strftime_now", |format: String| python::strftime(&format, OffsetDateTime::now_utc()));
+    set_clock(&mut environment, OffsetDateTime::now_utc);
     Ok(environment)
+}
+
+/// `strftime_now` gives UTC: what a server's prompt says does not depend on where the machine stands.
+fn set_clock(environment: &mut Environment<'static>, clock: fn() -> OffsetDateTime) {
+    environment.add_function("strftime_now", move |format: String| python::strftime(&format, clock()));
 }
 
 /// JSON as a template's value, keys in their order.

@@ -109,3 +109,92 @@ impl StopMatcher {
         std::mem::take(&mut self.held)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn run(stops: &[&str], include: bool, pieces: &[&str]) -> (Vec<String>, Option<usize>) {
+        let stops: Vec<String> = stops.iter().map(|stop| (*stop).to_owned()).collect();
+        let mut matcher = StopMatcher::new(&stops).include_stop(include);
+        let (mut texts, mut stopped) = (Vec::new(), None);
+        for piece in pieces {
+            let step = matcher.push(piece);
+            texts.push(step.text);
+            stopped = stopped.or(step.stopped);
+        }
+        texts.push(matcher.finish());
+        (texts, stopped)
+    }
+
+    #[test]
+    fn what_may_become_a_stop_string_is_held_back() {
+        assert_eq!(
+            run(&["END"], false, &["a E", "N", "x", "END", "more"]),
+            (strings(&["a ", "", "ENx", "", "", ""]), Some(0))
+        );
+        assert_eq!(run(&["END"], true, &["a E", "N", "D!"]), (strings(&["a ", "", "END", ""]), Some(0)));
+        assert_eq!(run(&["END"], false, &["EEN"]), (strings(&["E", "EN"]), None));
+        assert_eq!(run(&["aab"], false, &["aaa", "b"]), (strings(&["a", "", ""]), Some(0)));
+        assert_eq!(run(&[], false, &["a", ""]), (strings(&["a", "", ""]), None));
+        assert_eq!(run(&["é!"], false, &["é", "è", "é!"]), (strings(&["", "éè", "", ""]), Some(0)));
+    }
+
+    #[test]
+    fn the_match_that_is_complete_first_wins() {
+        assert_eq!(run(&["abcd", "bc"], false, &["abcd"]), (strings(&["a", ""]), Some(1)));
+        assert_eq!(run(&["bc", "abc"], false, &["xabc"]), (strings(&["x", ""]), Some(1)), "the longer of two");
+        assert_eq!(run(&["b", "b"], false, &["ab"]), (strings(&["a", ""]), Some(0)), "the first of equal ones");
+        assert_eq!(run(&["", "b"], false, &["ab"]), (strings(&["a", ""]), Some(1)), "an empty one matches nothing");
+    }
+
+    fn strings(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(|text| (*text).to_owned()).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn finds_what_a_search_of_the_whole_text_finds(
+            text in "[abé]{0,24}",
+            stops in prop::collection::vec("[abé]{1,5}", 0..4),
+            cuts in prop::collection::vec(1_usize..4, 24),
+            include in any::<bool>(),
+        ) {
+            let mut matcher = StopMatcher::new(&stops).include_stop(include);
+            let ends = stops.iter().enumerate()
+                .filter_map(|(which, stop)| text.find(stop.as_str()).map(|at| (at + stop.len(), at, which)));
+            let first = ends.min();
+
+            let chars: Vec<char> = text.chars().collect();
+            let (mut taken, mut given, mut stopped, mut done) = (String::new(), String::new(), None, 0);
+            for cut in cuts {
+                let piece: String = chars[done.min(chars.len())..(done + cut).min(chars.len())].iter().collect();
+                done += cut;
+                taken.push_str(&piece);
+                let step = matcher.push(&piece);
+                given.push_str(&step.text);
+                stopped = step.stopped;
+                if stopped.is_some() {
+                    break;
+                }
+                // Held back is exactly what can still become a stop string.
+                let may_go_on = |at: &usize| stops.iter().any(|stop| stop.starts_with(&taken[*at..]));
+                let held_from = taken.char_indices().map(|(at, _)| at).find(may_go_on).unwrap_or(taken.len());
+                prop_assert_eq!(&given, &taken[..held_from]);
+            }
+            if stopped.is_none() {
+                given.push_str(&matcher.finish());
+            }
+            match first {
+                Some((end, begin, which)) => {
+                    prop_assert_eq!(stopped, Some(which));
+                    prop_assert_eq!(&given, &text[..if include { end } else { begin }]);
+                }
+                None => prop_assert_eq!((stopped, &given), (None, &text)),
+            }
+        }
+    }
+}

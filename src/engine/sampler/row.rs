@@ -93,6 +93,14 @@ pub fn weigh(row: &[f32], max: f32, temperature: f32, least: f32, weights: &mut 
     weights.iter().sum()
 }
 
+/// Sets the weights below `least` to 0; returns the sum of the others.
+pub fn keep_from(weights: &mut [u64], least: u64) -> u64 {
+    for weight in &mut *weights {
+        *weight = if *weight >= least { *weight } else { 0 };
+    }
+    weights.iter().sum()
+}
+
 /// Sum of the weights that are at least `least`.
 pub fn sum_from(weights: &[u64], least: u64) -> u64 {
     weights.iter().map(|&weight| if weight >= least { weight } else { 0 }).sum()
