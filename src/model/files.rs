@@ -10,8 +10,15 @@ use std::path::{Path, PathBuf};
 /// The word that stands for the built-in model where a directory is expected.
 pub const DEMO: &str = "demo";
 
-/// Files of `models/demo` that travel in the binary: `(name, contents)`.
-const DEMO_FILES: &[(&str, &[u8])] = &[];
+/// Files of `models/demo`, which travel in the binary: `(name, contents)`.
+const DEMO_FILES: &[(&str, &[u8])] = &[
+    ("config.json", include_bytes!("../../models/demo/config.json")),
+    ("generation_config.json", include_bytes!("../../models/demo/generation_config.json")),
+    ("model.safetensors", include_bytes!("../../models/demo/model.safetensors")),
+    ("tokenizer.json", include_bytes!("../../models/demo/tokenizer.json")),
+    ("tokenizer_config.json", include_bytes!("../../models/demo/tokenizer_config.json")),
+    ("chat_template.jinja", include_bytes!("../../models/demo/chat_template.jinja")),
+];
 
 /// A model's files.
 #[derive(Clone, Debug)]
@@ -29,7 +36,7 @@ impl ModelFiles {
     /// `model` is a directory or `demo`. Fails if there is no such directory or it holds no `config.json`.
     pub fn open(model: &str) -> Result<Self, StartError> {
         if model == DEMO {
-            return Self::open_demo();
+            return Ok(Self { source: Source::Embedded(DEMO_FILES) });
         }
         let directory = Path::new(model);
         if !directory.is_dir() {
@@ -43,13 +50,6 @@ impl ModelFiles {
             return Err(StartError::new(format!("model: the directory '{model}' holds no config.json")));
         }
         Ok(Self { source: Source::Directory(directory.to_path_buf()) })
-    }
-
-    fn open_demo() -> Result<Self, StartError> {
-        if DEMO_FILES.is_empty() {
-            return Err(StartError::new("model: this binary was built without the demo model; give a directory"));
-        }
-        Ok(Self { source: Source::Embedded(DEMO_FILES) })
     }
 
     /// What to call the model: the directory's own name, or `demo`.
