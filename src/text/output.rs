@@ -13,6 +13,8 @@ pub struct OutputOptions {
     pub skip_special_tokens: bool,
     /// None of them empty.
     pub stop: Vec<String>,
+    /// A stop string that is complete within the text of this many tokens is text like any other.
+    pub min_tokens: u32,
     /// The text ends after the stop string, not before it.
     pub include_stop_str_in_output: bool,
 }
@@ -34,6 +36,8 @@ pub struct Piece {
 pub struct OutputText {
     detokenizer: Detokenizer,
     stop: StopMatcher,
+    /// Tokens still to come before stop strings count.
+    min_tokens_left: u32,
     /// Characters that the detokenizer has given, and that have been given out.
     decoded_chars: usize,
     released_chars: usize,
@@ -46,6 +50,7 @@ impl OutputText {
         Self {
             detokenizer: Detokenizer::new(tokenizer, prompt, options.skip_special_tokens),
             stop: StopMatcher::new(&options.stop).include_stop(options.include_stop_str_in_output),
+            min_tokens_left: options.min_tokens,
             decoded_chars: 0,
             released_chars: 0,
             waiting: VecDeque::new(),
@@ -60,6 +65,11 @@ impl OutputText {
         // A token whose last character is still in the detokenizer is out with the next character at the earliest.
         let held_back = usize::from(self.detokenizer.is_holding());
         self.waiting.push_back((begin, self.decoded_chars + held_back));
+        if self.min_tokens_left > 0 {
+            self.min_tokens_left -= 1;
+            let text = self.stop.skim(&decoded);
+            return self.release(text, None, false);
+        }
         let step = self.stop.push(&decoded);
         self.release(step.text, step.stopped, step.stopped.is_some())
     }
