@@ -285,6 +285,17 @@ mod tests {
         }
     }
 
+    #[test]
+    fn every_version_gives_the_same_bits() {
+        let row: Vec<f32> = (0..1003_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as f32 * -2e-6).collect();
+        let (mut wide, mut portable) = (Vec::new(), vec![0; row.len()]);
+        let sums = (weigh(&row, 0.0, 1.3, -20.0, &mut wide), weigh_into(&row, 0.0, 1.3, -20.0, &mut portable));
+        assert_eq!(sums.0, sums.1);
+        assert_eq!(wide, portable);
+        assert_eq!(log_sum_exp(&row, 0.5).to_bits(), sum_exp(&row, 0.5).ln().to_bits());
+        assert_eq!(sum_from(&wide, 1 << 20), sum_weights_from(&wide, 1 << 20));
+    }
+
     proptest! {
         #[test]
         fn kth_largest_is_the_sorted_one(row in prop::collection::vec(-8_i8..8, 1..400), k in 1_usize..40) {
