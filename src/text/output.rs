@@ -14,7 +14,7 @@ pub struct OutputOptions {
     /// None of them empty.
     pub stop: Vec<String>,
     /// A stop string that is complete within the text of this many tokens is text like any other.
-    pub min_tokens: u32,
+    pub min_tokens: usize,
     /// The text ends after the stop string, not before it.
     pub include_stop_str_in_output: bool,
 }
@@ -37,7 +37,7 @@ pub struct OutputText {
     detokenizer: Detokenizer,
     stop: StopMatcher,
     /// Tokens still to come before stop strings count.
-    min_tokens_left: u32,
+    min_tokens_left: usize,
     /// Characters that the detokenizer has given, and that have been given out.
     decoded_chars: usize,
     released_chars: usize,

@@ -241,7 +241,12 @@ proptest! {
         let tokenizer = &ALL[kind].1;
         let whole = tokenizer.decode(&tokens, true).expect("decodes");
         let options =
-            OutputOptions { skip_special_tokens: true, stop: stop.clone(), min_tokens: 0, include_stop_str_in_output: include };
+            OutputOptions {
+                skip_special_tokens: true,
+                stop: stop.clone(),
+                include_stop_str_in_output: include,
+                min_tokens: 0,
+            };
         let mut output = OutputText::new(Arc::clone(tokenizer), &[], &options);
         let (mut text, mut offsets, mut stopped, mut pushed) = (String::new(), Vec::new(), None, 0);
         for token in &tokens {
