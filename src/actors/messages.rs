@@ -1,15 +1,19 @@
 //! Every message between actors, in data-path order:
 //!
-//! http → [`Submit`] → intake → `Arrive` → scheduler → `Serve` → block allocator
-//!      → (`Reserve` → swap pool) → `Execute` → executor → scheduler → [`Event`] → http
+//! http → [`Submit`] → intake → [`Arrive`] → scheduler → [`Serve`] → block allocator
+//!      → ([`Reserve`] → swap pool) → [`Execute`] → executor → scheduler → [`Event`] → http
 
+use crate::engine::allocation::{Demand, Grant, SwapDemand, SwapGrant};
 use crate::engine::params::{FinishReason, PositionLogprobs, SamplingParams};
+use crate::engine::plan::{StepOutput, StepPlan};
+use crate::engine::policy::Arrival;
 use crate::error::ApiError;
 use crate::ids::{RequestId, TokenId};
 pub use crate::text::chat_template::ChatPrompt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use tokio::sync::mpsc;
+use std::time::Instant;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 /// What the client sent as its prompt.
 #[derive(Clone, Debug)]
@@ -138,3 +142,37 @@ pub struct Cancel(pub RequestId);
 #[derive(Clone, Copy, Debug, actix::Message)]
 #[rtype(result = "()")]
 pub struct StopSample(pub RequestId, pub u32);
+
+/// intake → scheduler: a valid request, with the sending half of its stream and its place in the bounded queue.
+#[derive(Debug, actix::Message)]
+#[rtype(result = "()")]
+pub struct Arrive {
+    pub arrival: Arrival,
+    pub events: mpsc::UnboundedSender<Event>,
+    pub arrived: Instant,
+    pub permit: OwnedSemaphorePermit,
+}
+
+/// scheduler → block allocator: one a step.
+#[derive(Debug, actix::Message)]
+#[rtype(result = "Grant")]
+pub struct Serve(pub Demand);
+
+/// scheduler → swap pool: at most one a step, and none on a step that swaps nothing.
+#[derive(Debug, actix::Message)]
+#[rtype(result = "SwapGrant")]
+pub struct Reserve(pub SwapDemand);
+
+/// scheduler → executor: one step. The answer comes when it is done.
+#[derive(Debug, actix::Message)]
+#[rtype(result = "Result<StepOutput, ExecutorFailed>")]
+pub struct Execute(pub StepPlan);
+
+/// The executor panicked, with this message; all KV is lost and its pools are empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExecutorFailed(pub String);
+
+/// scheduler → both pools, after [`ExecutorFailed`]: forget everything.
+#[derive(Clone, Copy, Debug, actix::Message)]
+#[rtype(result = "()")]
+pub struct Reset;

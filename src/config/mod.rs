@@ -1,10 +1,12 @@
 //! The configuration: what the program uses, every value resolved and in range.
 //!
-//! A [`Config`] is made by laying flags over environment variables over a file over the defaults; the
-//! one table of settings ([`settings`]) says what each key is. [`Option`] stands for "auto": resolved by whoever
+//! A [`Config`] is made by laying flags over environment variables over a file over the defaults
+//! ([`layers`]); the one table of settings ([`settings`]) says what each key is. [`Option`] stands for "auto": resolved by whoever
 //! knows the model or the device, through the methods here.
 
+pub mod layers;
 pub mod settings;
+pub mod value;
 
 use std::fmt;
 use std::str::FromStr;
@@ -237,6 +239,19 @@ macro_rules! choice {
             }
         }
 
+        impl value::Field for $name {
+            fn store(&mut self, value: value::Value) {
+                match value {
+                    value::Value::Text(word) => *self = word.parse().expect("the kind admits only NAMES"),
+                    other => unreachable!("a choice is text, not {other:?}"),
+                }
+            }
+
+            fn load(&self) -> value::Value {
+                value::Value::Text(self.name().into())
+            }
+        }
+
         impl FromStr for $name {
             type Err = String;
 
@@ -271,6 +286,7 @@ choice!(
     Isa {
         /// The best this machine has.
         Auto = "auto",
+        Amx = "amx",
         Avx512 = "avx512",
         Avx2 = "avx2",
         Portable = "portable",
@@ -292,3 +308,6 @@ choice!(SchedulingPolicy {
     Priority = "priority",
 });
 choice!(LogFormat { Human = "human", Json = "json" });
+
+#[cfg(test)]
+mod tests;

@@ -153,9 +153,13 @@ pub fn set_swap_blocks(used: usize, free: usize) {
     });
 }
 
-/// Empty slots of used device blocks over all their slots; 0 where none is used.
-pub fn set_kv_waste(empty_slots: usize, used_slots: usize) {
-    with(|m| m.kv_waste.set(if used_slots == 0 { 0.0 } else { empty_slots as f64 / used_slots as f64 }));
+/// A step's empty slots of used device blocks, and all their slots; the ratio is 0 where none is used.
+pub fn kv_waste(empty_slots: usize, used_slots: usize) {
+    with(|m| {
+        m.kv_waste.set(if used_slots == 0 { 0.0 } else { empty_slots as f64 / used_slots as f64 });
+        m.kv_empty_slot_steps.increment(empty_slots as u64);
+        m.kv_slot_steps.increment(used_slots as u64);
+    });
 }
 
 pub fn swapped_in(blocks: usize, bytes: usize) {
@@ -249,6 +253,8 @@ struct Handles {
     swap_used: Gauge,
     swap_free: Gauge,
     kv_waste: Gauge,
+    kv_slot_steps: Counter,
+    kv_empty_slot_steps: Counter,
     swap_in_blocks: Counter,
     swap_out_blocks: Counter,
     swap_in_bytes: Counter,
@@ -342,6 +348,8 @@ impl Handles {
             swap_used: gauge_of(&table::SWAP_BLOCKS, "used"),
             swap_free: gauge_of(&table::SWAP_BLOCKS, "free"),
             kv_waste: recorder.register_gauge(&key(&table::KV_WASTE, None), &METADATA),
+            kv_slot_steps: counter(&table::KV_SLOT_STEPS),
+            kv_empty_slot_steps: counter(&table::KV_EMPTY_SLOT_STEPS),
             swap_in_blocks: counter(&table::SWAP_IN_BLOCKS),
             swap_out_blocks: counter(&table::SWAP_OUT_BLOCKS),
             swap_in_bytes: counter(&table::SWAP_IN_BYTES),
@@ -349,6 +357,90 @@ impl Handles {
             prefix_queries: counter(&table::PREFIX_QUERIES),
             prefix_hits: counter(&table::PREFIX_HITS),
             executor_restarts: counter(&table::EXECUTOR_RESTARTS),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The value of a series on the page.
+    fn value(page: &str, series: &str) -> f64 {
+        let line = page.lines().find(|line| line.rsplit_once(' ').is_some_and(|(name, _)| name == series));
+        let line = line.unwrap_or_else(|| panic!("no series {series} in\n{page}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
+    /// One test: what is recorded is global.
+    #[test]
+    fn what_is_recorded_is_on_the_page() {
+        request_ended(Outcome::Stop, Duration::from_secs(1)); // before install: nothing happens
+        install();
+        let page = render().unwrap();
+        for metric in METRICS {
+            // Only these have labels that are not known beforehand.
+            if metric.name != "pagetide_http_requests_total" && metric.name != "pagetide_build_info" {
+                assert!(page.contains(&format!("# HELP {} ", metric.name)), "{}", metric.name);
+                assert!(page.contains(&format!("# TYPE {} {}\n", metric.name, metric.kind.name())), "{}", metric.name);
+            }
+        }
+        assert_eq!(value(&page, "pagetide_requests_total{outcome=\"stop\"}"), 0.0);
+
+        request_ended(Outcome::Stop, Duration::from_secs(1));
+        request_ended(Outcome::Failed, Duration::from_secs(3));
+        request_rejected(Rejection::Draining);
+        preempted(Preemption::Recompute);
+        set_requests(3, 2, 1);
+        prompt_tokens(10, 4);
+        set_device_blocks(5, 6, 7);
+        kv_waste(3, 12);
+        swapped_out(2, 4096);
+        first_token(Duration::from_millis(30));
+        http_request("/v1/models", 200);
+        build_info("demo", "cpu", "bfloat16");
+        let execute = Duration::from_millis(20);
+        step(&StepMetrics { sequences: 2, tokens: 40, execute, ..Default::default() });
+
+        let page = render().unwrap();
+        for (series, expected) in [
+            ("pagetide_requests_total{outcome=\"stop\"}", 1.0),
+            ("pagetide_requests_total{outcome=\"failed\"}", 1.0),
+            ("pagetide_e2e_seconds_sum", 4.0),
+            ("pagetide_rejected_total{reason=\"draining\"}", 1.0),
+            ("pagetide_preemptions_total{mode=\"recompute\"}", 1.0),
+            ("pagetide_preemptions_total{mode=\"swap\"}", 0.0),
+            ("pagetide_requests{state=\"waiting\"}", 3.0),
+            ("pagetide_requests{state=\"swapped\"}", 1.0),
+            ("pagetide_prompt_tokens_total", 10.0),
+            ("pagetide_cached_tokens_total", 4.0),
+            ("pagetide_device_blocks{state=\"cached\"}", 6.0),
+            ("pagetide_kv_waste_ratio", 0.25),
+            ("pagetide_kv_empty_slot_steps_total", 3.0),
+            ("pagetide_kv_slot_steps_total", 12.0),
+            ("pagetide_swap_out_bytes_total", 4096.0),
+            ("pagetide_swap_in_bytes_total", 0.0),
+            ("pagetide_time_to_first_token_seconds_bucket{le=\"0.025\"}", 0.0),
+            ("pagetide_time_to_first_token_seconds_bucket{le=\"0.05\"}", 1.0),
+            ("pagetide_http_requests_total{path=\"/v1/models\",status=\"200\"}", 1.0),
+            ("pagetide_step_seconds_sum{phase=\"execute\"}", 0.02),
+            ("pagetide_step_tokens_sum", 40.0),
+        ] {
+            assert_eq!(value(&page, series), expected, "{series}");
+        }
+        assert!(page.contains("model=\"demo\""));
+        kv_waste(0, 0);
+        assert_eq!(value(&render().unwrap(), "pagetide_kv_waste_ratio"), 0.0);
+    }
+
+    #[test]
+    fn names_follow_the_conventions() {
+        for metric in METRICS {
+            assert!(metric.name.starts_with("pagetide_"), "{}", metric.name);
+            assert_eq!(metric.name.ends_with("_total"), metric.kind == Kind::Counter, "{}", metric.name);
+            assert_eq!(metric.name.ends_with("_seconds"), metric.unit == "seconds", "{}", metric.name);
+            assert_eq!(metric.buckets.is_empty(), metric.kind != Kind::Histogram, "{}", metric.name);
+            assert!(metric.buckets.is_sorted_by(|a, b| a < b), "{}", metric.name);
         }
     }
 }

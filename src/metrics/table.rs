@@ -64,7 +64,7 @@ macro_rules! metrics {
 
 metrics! {
     REQUESTS = "pagetide_requests" Gauge "requests" ["state": "waiting, running, swapped"] &[],
-        "Requests held now: waiting for their first step, running, or paused (swapped out or to be recomputed).";
+        "Requests held now: waiting for blocks (new, or to be recomputed), running, or in the swap pool. A request with several samples counts as one until its prompt is computed, and each of its samples from then on.";
     REQUESTS_TOTAL = "pagetide_requests_total" Counter "requests" ["outcome": "stop, length, cancelled, failed"] &[],
         "Requests that ended: at an end token, stop token or stop string; at max_tokens or the model's length; because the client went away; because the engine failed.";
     REJECTED = "pagetide_rejected_total" Counter "requests" ["reason": "queue_full, too_long, invalid, draining"] &[],
@@ -96,7 +96,11 @@ metrics! {
     SWAP_BLOCKS = "pagetide_swap_blocks" Gauge "blocks" ["state": "used, free"] &[],
         "KV blocks of the swap pool in CPU memory.";
     KV_WASTE = "pagetide_kv_waste_ratio" Gauge "ratio" [] &[],
-        "Slots of used device blocks that hold no token, as a fraction of all slots of used blocks.";
+        "Slots of used device blocks that hold no token, as a fraction of all slots of used blocks, in the latest step.";
+    KV_SLOT_STEPS = "pagetide_kv_slot_steps_total" Counter "slots" [] &[],
+        "Slots of used device blocks, summed over all steps.";
+    KV_EMPTY_SLOT_STEPS = "pagetide_kv_empty_slot_steps_total" Counter "slots" [] &[],
+        "Slots of used device blocks that hold no token, summed over all steps: divided by pagetide_kv_slot_steps_total, the KV waste of a whole run.";
     SWAP_IN_BLOCKS = "pagetide_swap_in_blocks_total" Counter "blocks" [] &[],
         "Blocks copied from the swap pool to the device.";
     SWAP_OUT_BLOCKS = "pagetide_swap_out_blocks_total" Counter "blocks" [] &[],

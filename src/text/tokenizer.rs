@@ -7,8 +7,6 @@ use crate::text::detokenizer::clean_up_spaces;
 use crate::text::pieces::Pieces;
 use serde_json::{Map, Value};
 use tokenizers::models::ModelWrapper;
-use tokenizers::processors::PostProcessorWrapper;
-use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{AddedToken, Tokenizer as Vocabulary};
 
 /// A token with a role of its own.
@@ -55,7 +53,6 @@ impl Tokenizer {
             .map_err(|error| StartError::new(format!("tokenizer.json: truncation: {error}")))?;
         add_config_tokens(&mut vocabulary, &config)?;
         let special = special_tokens(&vocabulary, &config);
-        apply_bos_and_eos(&mut vocabulary, &config, &special)?;
 
         let is_bpe = matches!(vocabulary.get_model(), ModelWrapper::BPE(_));
         let cleans_up = !is_bpe && config.get("clean_up_tokenization_spaces").and_then(Value::as_bool) == Some(true);
@@ -64,7 +61,8 @@ impl Tokenizer {
     }
 
     /// Token ids of `text`. `add_special_tokens` adds what the tokenizer puts around a text (usually the token that
-    /// begins one); special tokens written out in `text` are recognised either way.
+    /// begins one): `tokenizer.json`'s post-processor says what. As in transformers 5, `add_bos_token` and
+    /// `add_eos_token` of the configuration do not change it. Special tokens written out in `text` are recognised either way.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, ApiError> {
         let encoding = self
             .vocabulary
@@ -195,33 +193,4 @@ fn special_tokens(vocabulary: &Vocabulary, config: &Map<String, Value>) -> Speci
         Some(SpecialToken { id: vocabulary.token_to_id(&text)?, text })
     };
     SpecialTokens { bos: named("bos_token"), eos: named("eos_token"), pad: named("pad_token"), unk: named("unk_token") }
-}
-
-/// Where the configuration says `add_bos_token` or `add_eos_token`, that replaces `tokenizer.json`'s post-processor;
-/// else the post-processor decides.
-fn apply_bos_and_eos(
-    vocabulary: &mut Vocabulary,
-    config: &Map<String, Value>,
-    special: &SpecialTokens,
-) -> Result<(), StartError> {
-    if !config.contains_key("add_bos_token") && !config.contains_key("add_eos_token") {
-        return Ok(());
-    }
-    let asked = |name: &str| config.get(name).and_then(Value::as_bool).unwrap_or(false);
-    let bos = special.bos.as_ref().filter(|_| asked("add_bos_token"));
-    let eos = special.eos.as_ref().filter(|_| asked("add_eos_token"));
-    let mut sequence: Vec<String> = Vec::new();
-    sequence.extend(bos.map(|token| token.text.clone()));
-    sequence.push("$A".to_owned());
-    sequence.extend(eos.map(|token| token.text.clone()));
-    let tokens: Vec<(String, u32)> = bos.iter().chain(&eos).map(|token| (token.text.clone(), token.id)).collect();
-    let fail = |error: String| StartError::new(format!("tokenizer_config.json: add_bos_token: {error}"));
-    let template = TemplateProcessing::builder()
-        .try_single(sequence)
-        .map_err(|error| fail(error.to_string()))?
-        .special_tokens(tokens)
-        .build()
-        .map_err(|error| fail(error.to_string()))?;
-    vocabulary.with_post_processor(Some(PostProcessorWrapper::Template(template)));
-    Ok(())
 }

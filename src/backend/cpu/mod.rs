@@ -1,1 +1,429 @@
 //! The CPU backend: the default where there is no GPU, and the reference for every other one.
+//!
+//! - [`isa`]: which instruction set is used; all kernels of a backend use the same.
+//! - `simd`: sixteen float32 lanes on each of them; kernels are written once over these.
+//! - `team`: the threads.
+//! - `pack`, `gemm`: weights and matrix products; `attention`; `elementwise`: everything else.
+//! - `memory`: buffers and the pools of KV blocks.
+//!
+//! Results do not depend on the number of threads: work is cut into tasks that own their outputs, and no output is
+//! summed up from several tasks in an order that could vary.
+
+mod attention;
+mod elementwise;
+mod gemm;
+mod isa;
+mod memory;
+mod pack;
+mod simd;
+mod team;
+
+pub use elementwise::CpuRopeTable;
+pub use isa::Isa;
+pub use pack::CpuMatrix;
+
+use super::{Activation, AttentionShape, Backend, Batch, DType, HostTensor, KvLayout, Norm, Rope};
+use crate::error::StartError;
+use crate::ids::BlockId;
+use attention::{Attention, Workspace};
+use elementwise::NormParams;
+use memory::{Buffer, KvPools, Shared};
+use team::Team;
+
+/// How the CPU backend runs; `None` leaves the choice to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// Threads, the caller's included, from 1 to 1,024. Default: as many as the process may use.
+    pub threads: Option<usize>,
+    /// Default: the best one that the processor has.
+    pub isa: Option<Isa>,
+}
+
+/// The CPU backend.
+pub struct CpuBackend {
+    isa: Isa,
+    team: Team,
+    batch: Batch,
+    kv: Option<KvPools>,
+    input: gemm::Input,
+    attention: Workspace,
+}
+
+/// Activations `[max_rows, cols]`, row-major, float32.
+pub struct CpuTensor {
+    data: Buffer<f32>,
+    max_rows: usize,
+    cols: usize,
+}
+
+/// A small float32 vector.
+pub struct CpuVector(Vec<f32>);
+
+impl CpuTensor {
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// `[max_rows * cols]`
+    pub fn as_slice(&self) -> &[f32] {
+        self.data.as_slice()
+    }
+
+    /// `[max_rows * cols]`
+    pub fn as_mut_slice(&mut self) -> &mut [f32] {
+        self.data.as_mut_slice()
+    }
+
+    fn rows(&self, rows: usize) -> &[f32] {
+        assert!(rows <= self.max_rows, "{rows} rows of a tensor of {}", self.max_rows);
+        &self.as_slice()[..rows * self.cols]
+    }
+
+    fn rows_mut(&mut self, rows: usize) -> &mut [f32] {
+        assert!(rows <= self.max_rows, "{rows} rows of a tensor of {}", self.max_rows);
+        let len = rows * self.cols;
+        &mut self.as_mut_slice()[..len]
+    }
+}
+
+impl CpuVector {
+    pub fn as_slice(&self) -> &[f32] {
+        &self.0
+    }
+}
+
+impl CpuBackend {
+    pub fn new(options: CpuOptions) -> Result<Self, StartError> {
+        const MAX_THREADS: usize = 1024;
+        let isa = Isa::choose(options.isa)?;
+        let threads = options.threads.unwrap_or_else(|| {
+            std::thread::available_parallelism().map_or(1, |threads| threads.get().min(MAX_THREADS))
+        });
+        if !(1..=MAX_THREADS).contains(&threads) {
+            return Err(StartError::new(format!("{threads} threads: must be from 1 to {MAX_THREADS}")));
+        }
+        let team =
+            Team::new(threads).map_err(|error| StartError::new(format!("cannot start {threads} threads: {error}")))?;
+        Ok(Self {
+            isa,
+            batch: Batch::default(),
+            kv: None,
+            input: gemm::Input::new()?,
+            attention: Workspace::new(team.num_members())?,
+            team,
+        })
+    }
+
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    pub fn num_threads(&self) -> usize {
+        self.team.num_members()
+    }
+
+    /// Bytes of a block of the device pool, as attention reads them.
+    pub fn device_block(&self, block: BlockId) -> &[u8] {
+        let kv = self.kv();
+        let start = kv.block_offset(block, kv.num_device_blocks);
+        &kv.device.as_slice()[start..start + kv.layout.block_bytes()]
+    }
+
+    fn kv(&self) -> &KvPools {
+        self.kv.as_ref().expect("the KV pools are allocated before they are used")
+    }
+
+    fn num_rows(&self) -> usize {
+        self.batch.num_rows()
+    }
+
+    /// Calls `row(index, its part of out)` for the batch's rows, on the team if they are many.
+    fn for_rows(&self, out: &mut CpuTensor, row: impl Fn(usize, &mut [f32]) + Sync) {
+        for_rows(&self.team, out.cols, out.rows_mut(self.batch.num_rows()), row);
+    }
+
+    fn linear_rows(&mut self, x: &[f32], rows: usize, w: &CpuMatrix, bias: Option<&CpuVector>, out: &mut [f32]) {
+        let bias = bias.map(CpuVector::as_slice);
+        gemm::linear(self.isa, &self.team, &mut self.input, x, rows, w, bias, out);
+    }
+
+    /// Copies whole blocks `from[pair.0]` to `to[pair.1]`, addresses of pools with that many blocks each.
+    fn copy_pool_blocks(&self, pairs: &[(BlockId, BlockId)], from: (*const u8, usize), to: (Shared<u8>, usize)) {
+        let kv = self.kv();
+        let bytes = kv.layout.block_bytes();
+        let from_address = Shared::new(from.0.cast_mut());
+        let copy = |pair: usize| {
+            let (source, target) = pairs[pair];
+            let (source, target) = (kv.block_offset(source, from.1), kv.block_offset(target, to.1));
+            // SAFETY: both blocks are within their pools. Blocks that are read and written in one call would be a
+            // race; the callers check that there are none.
+            unsafe { std::ptr::copy_nonoverlapping(from_address.get().add(source), to.0.get().add(target), bytes) };
+        };
+        if pairs.len() * bytes < 4 * gemm::ALONE_BELOW {
+            (0..pairs.len()).for_each(copy);
+        } else {
+            self.team.for_each(pairs.len(), copy);
+        }
+    }
+}
+
+/// Calls `row(index, its part of out)` for all rows of `out`, on the team if they are many.
+fn for_rows(team: &Team, cols: usize, out: &mut [f32], row: impl Fn(usize, &mut [f32]) + Sync) {
+    let rows = if cols == 0 { 0 } else { out.len() / cols };
+    let out = Shared::new(out.as_mut_ptr());
+    let task = |index: usize| {
+        // SAFETY: rows do not overlap, each is one task, and `out` holds `rows` of them.
+        row(index, unsafe { std::slice::from_raw_parts_mut(out.get().add(index * cols), cols) });
+    };
+    if rows * cols < gemm::ALONE_BELOW {
+        (0..rows).for_each(task);
+    } else {
+        team.for_each(rows, task);
+    }
+}
+
+fn norm_params<'a>(norm: &'a Norm<CpuVector>, cols: usize) -> NormParams<'a> {
+    let (weight, bias) = (norm.weight.as_slice(), norm.bias.as_ref().map(CpuVector::as_slice));
+    assert!(weight.len() == cols && bias.is_none_or(|bias| bias.len() == cols), "a norm does not fit {cols} columns");
+    NormParams { kind: norm.kind, weight, bias }
+}
+
+fn qkv_cols(shape: &AttentionShape) -> usize {
+    (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+}
+
+impl Backend for CpuBackend {
+    type Matrix = CpuMatrix;
+    type Vector = CpuVector;
+    type Tensor = CpuTensor;
+    type RopeTable = CpuRopeTable;
+
+    fn matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<CpuMatrix, StartError> {
+        CpuMatrix::pack(parts, dtype, &self.team)
+    }
+
+    fn vector(&self, parts: &[HostTensor<'_>]) -> Result<CpuVector, StartError> {
+        parts.iter().try_for_each(pack::check_size)?;
+        Ok(CpuVector(parts.iter().flat_map(|part| pack::elements(part.bytes, part.dtype)).collect()))
+    }
+
+    fn tensor(&self, max_rows: usize, cols: usize) -> Result<CpuTensor, StartError> {
+        let data = Buffer::zeroed(max_rows.saturating_mul(cols), "activations")?;
+        Ok(CpuTensor { data, max_rows, cols })
+    }
+
+    fn rope_table(&self, rope: &Rope) -> Result<CpuRopeTable, StartError> {
+        CpuRopeTable::new(rope)
+    }
+
+    fn allocate_kv(
+        &mut self,
+        layout: KvLayout,
+        num_device_blocks: usize,
+        num_swap_blocks: usize,
+    ) -> Result<(), StartError> {
+        // The old pools go first: there may not be room for both.
+        self.kv = None;
+        // What a batch refers to was checked against the old pools.
+        self.batch = Batch::default();
+        self.kv = Some(KvPools::new(layout, num_device_blocks, num_swap_blocks)?);
+        Ok(())
+    }
+
+    fn begin(&mut self, batch: &Batch) {
+        self.batch.clone_from(batch);
+        let Batch { tokens, positions, slots, seqs, block_tables } = &self.batch;
+        let rows = tokens.len();
+        assert!(positions.len() == rows && slots.len() == rows, "a batch's vectors differ in length");
+        let Some(kv) = &self.kv else { return };
+        let num_blocks = kv.num_device_blocks;
+        let num_slots = num_blocks * kv.layout.block_size;
+        assert!(slots.iter().all(|slot| (*slot as usize) < num_slots), "a slot is not in the pool of {num_slots}");
+        assert!(block_tables.iter().all(|block| (*block as usize) < num_blocks), "a block is not in the pool");
+        for seq in seqs {
+            let num_tokens = seq.num_computed + seq.num_rows;
+            assert!(seq.first_row + seq.num_rows <= rows, "a sequence's rows are not in the batch: {seq:?}");
+            assert!(seq.first_block + seq.num_blocks <= block_tables.len(), "a block table is cut off: {seq:?}");
+            assert!(seq.num_blocks * kv.layout.block_size >= num_tokens, "a block table is too short: {seq:?}");
+        }
+    }
+
+    fn embed(&mut self, table: &CpuMatrix, out: &mut CpuTensor) {
+        assert_eq!(table.k, out.cols, "the embedding's width");
+        self.for_rows(out, |row, out| table.read_row(self.batch.tokens[row] as usize, |i, x| out[i] = x));
+    }
+
+    fn add_position_embedding(&mut self, table: &CpuMatrix, offset: usize, out: &mut CpuTensor) {
+        assert_eq!(table.k, out.cols, "the position embedding's width");
+        self.for_rows(out, |row, out| {
+            table.read_row(self.batch.positions[row] as usize + offset, |i, x| out[i] += x);
+        });
+    }
+
+    fn norm(&mut self, x: &CpuTensor, norm: &Norm<CpuVector>, out: &mut CpuTensor) {
+        assert_eq!(x.cols, out.cols, "a norm's output width");
+        let (norm, x, cols) = (norm_params(norm, x.cols), x.rows(self.num_rows()), x.cols);
+        self.for_rows(out, |row, out| norm.apply(self.isa, &x[row * cols..][..cols], out));
+    }
+
+    fn add_norm(&mut self, x: &mut CpuTensor, delta: &CpuTensor, norm: &Norm<CpuVector>, out: &mut CpuTensor) {
+        assert!(x.cols == out.cols && x.cols == delta.cols, "a residual's width");
+        let (norm, rows, cols) = (norm_params(norm, x.cols), self.num_rows(), x.cols);
+        let delta = delta.rows(rows);
+        let x = Shared::new(x.rows_mut(rows).as_mut_ptr());
+        self.for_rows(out, |row, out| {
+            // SAFETY: `x` has this row, and only this task touches it.
+            let x = unsafe { std::slice::from_raw_parts_mut(x.get().add(row * cols), cols) };
+            elementwise::add(self.isa, x, &delta[row * cols..][..cols]);
+            norm.apply(self.isa, x, out);
+        });
+    }
+
+    fn add(&mut self, x: &mut CpuTensor, delta: &CpuTensor) {
+        assert_eq!(x.cols, delta.cols, "a residual's width");
+        let (delta, cols) = (delta.rows(self.num_rows()), x.cols);
+        self.for_rows(x, |row, x| elementwise::add(self.isa, x, &delta[row * cols..][..cols]));
+    }
+
+    fn linear(&mut self, x: &CpuTensor, w: &CpuMatrix, bias: Option<&CpuVector>, out: &mut CpuTensor) {
+        assert!(x.cols == w.k && out.cols == w.n, "a linear layer's widths");
+        let rows = self.num_rows();
+        self.linear_rows(x.rows(rows), rows, w, bias, out.rows_mut(rows));
+    }
+
+    fn qk_norm(&mut self, qkv: &mut CpuTensor, shape: &AttentionShape, q: &Norm<CpuVector>, k: &Norm<CpuVector>) {
+        assert_eq!(qkv.cols, qkv_cols(shape), "the QKV width");
+        let head_dim = shape.head_dim;
+        let (q, k) = (norm_params(q, head_dim), norm_params(k, head_dim));
+        self.for_rows(qkv, |_, row| {
+            let mut head_in = [0.0; attention::MAX_HEAD_DIM];
+            let head_in = &mut head_in[..head_dim];
+            let heads = row.chunks_exact_mut(head_dim).take(shape.num_heads + shape.num_kv_heads);
+            for (index, head) in heads.enumerate() {
+                head_in.copy_from_slice(head);
+                let norm = if index < shape.num_heads { q } else { k };
+                norm.apply(self.isa, head_in, head);
+            }
+        });
+    }
+
+    fn rope_and_write_kv(
+        &mut self,
+        qkv: &mut CpuTensor,
+        shape: &AttentionShape,
+        rope: Option<&CpuRopeTable>,
+        layer: usize,
+    ) {
+        let (isa, batch) = (self.isa, &self.batch);
+        let kv = self.kv.as_mut().expect("the KV pools are allocated before they are used");
+        let pool = Shared::new(kv.device.as_mut_ptr());
+        let kv = &*kv;
+        check_shape(kv, shape, layer, qkv.cols);
+        let KvLayout { head_dim, block_size, dtype, .. } = kv.layout;
+        let head_bytes = head_dim * dtype.size_bytes();
+        for_rows(&self.team, qkv.cols, qkv.rows_mut(batch.num_rows()), |row, heads| {
+            let position = batch.positions[row] as usize;
+            if let Some(rope) = rope {
+                let turned = heads.chunks_exact_mut(head_dim).take(shape.num_heads + shape.num_kv_heads);
+                turned.for_each(|head| rope.apply(isa, head, position));
+            }
+            let slot = batch.slots[row] as usize;
+            let block = slot / block_size * kv.layout.block_bytes();
+            for (index, head) in heads.chunks_exact(head_dim).skip(shape.num_heads).enumerate() {
+                let (value, kv_head) = (index >= shape.num_kv_heads, index % shape.num_kv_heads);
+                let at = block + kv.head_offset(layer, value, kv_head) + slot % block_size * head_bytes;
+                // SAFETY: `begin` checked the slot, `check_shape` layer and heads; two rows never share a slot.
+                let to = unsafe { std::slice::from_raw_parts_mut(pool.get().add(at), head_bytes) };
+                elementwise::narrow(isa, head, dtype, to);
+            }
+        });
+    }
+
+    fn attention(&mut self, qkv: &CpuTensor, shape: &AttentionShape, layer: usize, out: &mut CpuTensor) {
+        let rows = self.num_rows();
+        let kv = self.kv.as_ref().expect("the KV pools are allocated before they are used");
+        check_shape(kv, shape, layer, qkv.cols);
+        assert_eq!(out.cols, shape.num_heads * shape.head_dim, "the attention output's width");
+        assert!(shape.window != Some(0), "an attention window of 0 tokens");
+        let call = Attention {
+            batch: &self.batch,
+            kv,
+            layer,
+            shape: *shape,
+            qkv: qkv.rows(rows),
+            out: Shared::new(out.rows_mut(rows).as_mut_ptr()),
+        };
+        self.attention.run(self.isa, &self.team, &call);
+    }
+
+    fn gated_activation(&mut self, gate_up: &CpuTensor, kind: Activation, out: &mut CpuTensor) {
+        assert_eq!(gate_up.cols, 2 * out.cols, "a gated activation's width");
+        let (gate_up, cols) = (gate_up.rows(self.num_rows()), gate_up.cols);
+        self.for_rows(out, |row, out| {
+            elementwise::gated_activation(self.isa, kind, &gate_up[row * cols..][..cols], out);
+        });
+    }
+
+    fn activation(&mut self, x: &mut CpuTensor, kind: Activation) {
+        self.for_rows(x, |_, x| elementwise::activation(self.isa, kind, x));
+    }
+
+    fn gather_rows(&mut self, x: &CpuTensor, rows: &[u32], out: &mut CpuTensor) {
+        assert_eq!(x.cols, out.cols, "the gathered rows' width");
+        let (from, cols) = (x.rows(self.num_rows()), x.cols);
+        for (row, out) in rows.iter().zip(out.rows_mut(rows.len()).chunks_exact_mut(cols.max(1))) {
+            out.copy_from_slice(&from[*row as usize * cols..][..cols]);
+        }
+    }
+
+    fn logits(
+        &mut self,
+        x: &CpuTensor,
+        num_rows: usize,
+        w: &CpuMatrix,
+        bias: Option<&CpuVector>,
+        logits: &mut Vec<f32>,
+    ) {
+        assert_eq!(x.cols, w.k, "the vocabulary product's width");
+        logits.resize(num_rows * w.n, 0.0);
+        self.linear_rows(x.rows(num_rows), num_rows, w, bias, logits);
+    }
+
+    fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]) {
+        let kv = self.kv.as_mut().expect("the KV pools are allocated before they are used");
+        let (pool, num_blocks) = (Shared::new(kv.device.as_mut_ptr()), kv.num_device_blocks);
+        let chained = pairs.iter().any(|(from, _)| pairs.iter().any(|(_, to)| from == to));
+        if chained {
+            // A block is both read and written: the order of the pairs matters.
+            pairs.iter().for_each(|pair| {
+                if pair.0 != pair.1 {
+                    self.copy_pool_blocks(&[*pair], (pool.get(), num_blocks), (pool, num_blocks));
+                }
+            });
+        } else {
+            self.copy_pool_blocks(pairs, (pool.get(), num_blocks), (pool, num_blocks));
+        }
+    }
+
+    fn swap_out(&mut self, pairs: &[(BlockId, BlockId)]) {
+        let kv = self.kv.as_mut().expect("the KV pools are allocated before they are used");
+        let to = (Shared::new(kv.swap.as_mut_ptr()), kv.num_swap_blocks);
+        let from = (kv.device.as_ptr(), kv.num_device_blocks);
+        self.copy_pool_blocks(pairs, from, to);
+    }
+
+    fn swap_in(&mut self, pairs: &[(BlockId, BlockId)]) {
+        let kv = self.kv.as_mut().expect("the KV pools are allocated before they are used");
+        let to = (Shared::new(kv.device.as_mut_ptr()), kv.num_device_blocks);
+        let from = (kv.swap.as_ptr(), kv.num_swap_blocks);
+        self.copy_pool_blocks(pairs, from, to);
+    }
+}
+
+fn check_shape(kv: &KvPools, shape: &AttentionShape, layer: usize, cols: usize) {
+    let KvLayout { num_layers, num_kv_heads, head_dim, .. } = kv.layout;
+    assert!(layer < num_layers, "layer {layer} of a KV cache of {num_layers}");
+    assert!(shape.num_kv_heads == num_kv_heads && shape.head_dim == head_dim, "the KV cache is of another shape");
+    assert!(shape.num_heads > 0 && shape.num_heads % num_kv_heads == 0, "the query heads do not share KV heads evenly");
+    assert_eq!(cols, qkv_cols(shape), "the QKV width");
+}

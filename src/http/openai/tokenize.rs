@@ -46,7 +46,7 @@ pub fn tokenize(body: &Value, model: &ModelInfo) -> Result<Tokenized, ApiError> 
         (None, Some(_)) => (Prompt::Chat(chat::chat_prompt(body)?), "messages"),
         (None, None) => return Err(ApiError::invalid("prompt", "prompt or messages is required")),
     };
-    let tokens = model.encode(&prompt, param)?;
+    let tokens = model.tokenise(&prompt)?;
     let strings = || tokens.iter().map(|token| model.tokenizer.token_text(*token)).collect();
     Ok(Tokenized {
         count: tokens.len(),

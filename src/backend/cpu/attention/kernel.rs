@@ -1,0 +1,526 @@
+//! The arithmetic of attention, written once over [`Simd`] and the type of the KV cache.
+
+use super::super::isa::{Isa, Kernel};
+use super::super::simd::{LANES, Simd};
+use super::{Attention, PARTITION, TILE, Unit};
+use crate::backend::DType;
+
+/// Softmax of a unit's queries over some positions: running maximum, sum, and weighted sum of V.
+#[derive(Clone, Copy)]
+pub(super) struct State {
+    /// `[num_queries]` largest score.
+    max: *mut f32,
+    /// `[num_queries]` sum of `exp(score - max)`; 0: no position seen.
+    sum: *mut f32,
+    /// `[num_queries, padded_dim]`
+    acc: *mut f32,
+}
+
+impl State {
+    /// # Safety
+    /// `call.state_len(…)` floats for the unit's queries lie at `at`.
+    pub unsafe fn at(at: *mut f32, call: &Attention<'_>, unit: &Unit) -> Self {
+        let n = unit.num_rows * call.group();
+        // SAFETY: the caller's.
+        unsafe { Self { max: at, sum: at.add(n), acc: at.add(2 * n) } }
+    }
+}
+
+/// A member's scratch memory, cut up.
+#[derive(Clone, Copy)]
+struct Scratch {
+    /// `[padded_dim][TILE]`: K of a tile, transposed.
+    keys: *mut f32,
+    /// `[TILE][padded_dim]`
+    values: *mut f32,
+    /// `[max_queries][TILE]`: `exp(score - max)`.
+    weights: *mut f32,
+    /// `[max_queries]`: what the tile does to the sum so far.
+    factors: *mut f32,
+    partition: *mut f32,
+    total: *mut f32,
+}
+
+/// Floats of scratch memory that a member needs.
+pub(super) fn scratch_len(call: &Attention<'_>) -> usize {
+    let (dim, queries) = (call.padded_dim(), call.max_queries());
+    2 * dim * TILE + queries * (TILE + 1) + 2 * call.state_len(queries) + 4 * LANES
+}
+
+impl Scratch {
+    /// # Safety
+    /// `scratch_len(call)` floats lie at `at`.
+    unsafe fn at(at: *mut f32, call: &Attention<'_>) -> Self {
+        let (dim, queries) = (call.padded_dim(), call.max_queries());
+        // SAFETY: the caller's; the offsets add up to `scratch_len` at most.
+        unsafe {
+            let values = at.add(dim * TILE);
+            let weights = values.add(dim * TILE);
+            let factors = weights.add(queries * TILE);
+            let partition = factors.add(queries.next_multiple_of(LANES));
+            let total = partition.add(call.state_len(queries));
+            Self { keys: at, values, weights, factors, partition, total }
+        }
+    }
+}
+
+/// What to compute of a unit.
+enum Part {
+    /// The state of one partition.
+    Partition(usize, State),
+    /// All partitions, and the output.
+    Whole,
+    /// The output from the partitions' states at this address.
+    Merge(*const f32),
+}
+
+/// Computes the state of one partition of a unit.
+///
+/// # Safety
+/// `scratch` and `state` are large enough and nobody else's; the call's tensors and block tables fit its shape.
+pub(super) unsafe fn partition(
+    isa: Isa,
+    call: &Attention<'_>,
+    unit: &Unit,
+    partition: usize,
+    scratch: *mut f32,
+    state: State,
+) {
+    // SAFETY: the caller's.
+    unsafe { run(isa, call, unit, scratch, Part::Partition(partition, state)) }
+}
+
+/// Computes a unit's output.
+///
+/// # Safety
+/// As for [`partition`]; the unit's rows and heads of the output are nobody else's.
+pub(super) unsafe fn unit(isa: Isa, call: &Attention<'_>, unit: &Unit, scratch: *mut f32) {
+    // SAFETY: the caller's.
+    unsafe { run(isa, call, unit, scratch, Part::Whole) }
+}
+
+/// Computes a unit's output from the states of its partitions, which lie at `partials + unit.partials`.
+///
+/// # Safety
+/// As for [`unit`].
+pub(super) unsafe fn merge_partials(
+    isa: Isa,
+    call: &Attention<'_>,
+    unit: &Unit,
+    partials: *const f32,
+    scratch: *mut f32,
+) {
+    // SAFETY: the caller's.
+    unsafe { run(isa, call, unit, scratch, Part::Merge(partials.add(unit.partials))) }
+}
+
+/// # Safety
+/// As for [`unit`].
+unsafe fn run(isa: Isa, call: &Attention<'_>, unit: &Unit, scratch: *mut f32, part: Part) {
+    // SAFETY: the caller's.
+    let scratch = unsafe { Scratch::at(scratch, call) };
+    match call.kv.layout.dtype {
+        DType::F32 => isa.run(Work { call, unit, scratch, part, element: F32 }),
+        DType::F16 => isa.run(Work { call, unit, scratch, part, element: F16 }),
+        DType::BF16 => isa.run(Work { call, unit, scratch, part, element: Bf16 }),
+    }
+}
+
+/// Element type of the KV cache.
+trait Element: Copy {
+    const BYTES: usize;
+    /// # Safety
+    /// Sixteen elements can be read at `at`.
+    unsafe fn widen<S: Simd>(self, simd: S, at: *const u8) -> S::V;
+}
+
+#[derive(Clone, Copy)]
+struct F32;
+impl Element for F32 {
+    const BYTES: usize = 4;
+    #[inline(always)]
+    unsafe fn widen<S: Simd>(self, simd: S, at: *const u8) -> S::V {
+        // SAFETY: the caller's.
+        unsafe { simd.load(at.cast()) }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct F16;
+impl Element for F16 {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    unsafe fn widen<S: Simd>(self, simd: S, at: *const u8) -> S::V {
+        // SAFETY: the caller's.
+        unsafe { simd.load_f16(at.cast()) }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Bf16;
+impl Element for Bf16 {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    unsafe fn widen<S: Simd>(self, simd: S, at: *const u8) -> S::V {
+        // SAFETY: the caller's.
+        unsafe { simd.load_bf16(at.cast()) }
+    }
+}
+
+struct Work<'a, E> {
+    call: &'a Attention<'a>,
+    unit: &'a Unit,
+    scratch: Scratch,
+    part: Part,
+    element: E,
+}
+
+impl<E: Element> Kernel for Work<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Unit { first_partition, num_partitions, .. } = *self.unit;
+        // SAFETY: `run`'s contract covers all reads and writes below.
+        unsafe {
+            let own = State::at(self.scratch.partition, self.call, self.unit);
+            let total = State::at(self.scratch.total, self.call, self.unit);
+            let (from, state) = match self.part {
+                Part::Partition(partition, state) => return self.partition(simd, partition, state),
+                Part::Whole => (None, own),
+                Part::Merge(partials) => (Some(partials), own),
+            };
+            self.clear(total);
+            for i in 0..num_partitions {
+                match from {
+                    None => {
+                        self.partition(simd, first_partition + i, state);
+                        self.merge(simd, state, total);
+                    }
+                    Some(partials) => {
+                        let at = partials.add(i * self.call.state_len(self.num_queries())).cast_mut();
+                        self.merge(simd, State::at(at, self.call, self.unit), total);
+                    }
+                }
+            }
+            self.write(simd, total);
+        }
+    }
+}
+
+// SAFETY (all blocks in this impl): `run`'s contract; indices of queries are below `num_queries`, of dimensions below
+// `padded_dim`, of positions in a tile below `TILE`, for which scratch memory and states have room. The KV pool and
+// the activations are followed by bytes that a vector load of a head's last, partial vector may touch.
+impl<E: Element> Work<'_, E> {
+    #[inline(always)]
+    fn num_queries(&self) -> usize {
+        self.unit.num_rows * self.call.group()
+    }
+
+    #[inline(always)]
+    unsafe fn clear(&self, state: State) {
+        let n = self.num_queries();
+        unsafe {
+            for i in 0..n {
+                *state.max.add(i) = f32::NEG_INFINITY;
+                *state.sum.add(i) = 0.0;
+            }
+            state.acc.write_bytes(0, n * self.call.padded_dim());
+        }
+    }
+
+    /// The softmax over the positions of one partition.
+    #[inline(always)]
+    unsafe fn partition<S: Simd>(&self, simd: S, partition: usize, state: State) {
+        let (from, to) = self.unit.any_visible(self.call.shape.window);
+        let from = from.max(partition * PARTITION);
+        let to = to.min((partition + 1) * PARTITION);
+        unsafe {
+            self.clear(state);
+            for tile in from / TILE..to.div_ceil(TILE) {
+                self.load_tile(simd, tile, from, to);
+                self.scores(simd);
+                self.softmax(simd, tile, state);
+                self.accumulate(simd, tile, state);
+            }
+        }
+    }
+
+    /// Reads K and V of a tile, positions `from..to` of it, as float32. Positions outside are filled with those
+    /// within; the masks keep them out.
+    #[inline(always)]
+    unsafe fn load_tile<S: Simd>(&self, simd: S, tile: usize, from: usize, to: usize) {
+        let Self { call, unit, scratch, element, .. } = self;
+        let (kv, dim) = (call.kv, call.padded_dim());
+        let row_bytes = call.shape.head_dim * E::BYTES;
+        let key_offset = kv.head_offset(call.layer, false, unit.kv_head);
+        let value_offset = kv.head_offset(call.layer, true, unit.kv_head);
+        let table = &call.batch.block_tables[unit.seq.first_block..][..unit.seq.num_blocks];
+        let (block_size, block_bytes) = (kv.layout.block_size, kv.layout.block_bytes());
+        let mut rows = [std::ptr::null::<u8>(); TILE];
+        for (i, row) in rows.iter_mut().enumerate() {
+            let position = (tile * TILE + i).clamp(from, to - 1);
+            let block = table[position / block_size] as usize;
+            *row = unsafe { kv.device.as_ptr().add(block * block_bytes + position % block_size * row_bytes) };
+        }
+        unsafe {
+            for d in (0..dim).step_by(LANES) {
+                for half in [0, LANES] {
+                    let mut block = [simd.splat(0.0); LANES];
+                    for i in 0..LANES {
+                        block[i] = element.widen(simd, rows[half + i].add(key_offset + d * E::BYTES));
+                    }
+                    simd.transpose(&mut block);
+                    for i in 0..LANES {
+                        simd.store(scratch.keys.add((d + i) * TILE + half), block[i]);
+                    }
+                }
+            }
+            for (i, row) in rows.iter().enumerate() {
+                for d in (0..dim).step_by(LANES) {
+                    let v = element.widen(simd, row.add(value_offset + d * E::BYTES));
+                    simd.store(scratch.values.add(i * dim + d), v);
+                }
+            }
+        }
+    }
+
+    /// `weights[query][position] = q · k`, each one chain over the dimensions.
+    #[inline(always)]
+    unsafe fn scores<S: Simd>(&self, simd: S) {
+        let n = self.num_queries();
+        let mut i = 0;
+        unsafe {
+            while i < n {
+                if S::QUERIES == 4 && i + 4 <= n {
+                    self.scores_of::<S, 4>(simd, i);
+                    i += 4;
+                } else if i + 2 <= n {
+                    self.scores_of::<S, 2>(simd, i);
+                    i += 2;
+                } else {
+                    self.scores_of::<S, 1>(simd, i);
+                    i += 1;
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scores_of<S: Simd, const R: usize>(&self, simd: S, first: usize) {
+        let mut scores = [[simd.splat(0.0); 2]; R];
+        unsafe {
+            let mut q = [std::ptr::null::<f32>(); R];
+            for r in 0..R {
+                q[r] = self.query(first + r);
+            }
+            for d in 0..self.call.shape.head_dim {
+                let key = self.scratch.keys.add(d * TILE);
+                let k = [simd.load(key), simd.load(key.add(LANES))];
+                for r in 0..R {
+                    let q = simd.splat(*q[r].add(d));
+                    scores[r] = [simd.mul_add(q, k[0], scores[r][0]), simd.mul_add(q, k[1], scores[r][1])];
+                }
+            }
+            for r in 0..R {
+                let to = self.scratch.weights.add((first + r) * TILE);
+                simd.store(to, scores[r][0]);
+                simd.store(to.add(LANES), scores[r][1]);
+            }
+        }
+    }
+
+    /// Query `i` of the unit: rows first, then the heads of the group.
+    #[inline(always)]
+    unsafe fn query(&self, i: usize) -> *const f32 {
+        let (row, head) = self.row_and_head(i);
+        let shape = &self.call.shape;
+        let stride = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim;
+        unsafe { self.call.qkv.as_ptr().add(row * stride + head * shape.head_dim) }
+    }
+
+    /// Row of the batch and query head of query `i`.
+    #[inline(always)]
+    fn row_and_head(&self, i: usize) -> (usize, usize) {
+        let group = self.call.group();
+        (self.unit.seq.first_row + self.unit.first_row + i / group, self.unit.kv_head * group + i % group)
+    }
+
+    /// Positions of the tile that query `i` sees, counted from its start.
+    #[inline(always)]
+    fn visible_in_tile(&self, i: usize, tile: usize) -> (usize, usize) {
+        let (from, to) = self.unit.visible(i / self.call.group(), self.call.shape.window);
+        let start = tile * TILE;
+        (from.saturating_sub(start).min(TILE), to.saturating_sub(start).min(TILE))
+    }
+
+    /// Turns scores into weights, and moves maximum and sum on.
+    #[inline(always)]
+    unsafe fn softmax<S: Simd>(&self, simd: S, tile: usize, state: State) {
+        let (scale, hidden) = (simd.splat(self.call.shape.scale), simd.splat(f32::NEG_INFINITY));
+        for i in 0..self.num_queries() {
+            let (from, to) = self.visible_in_tile(i, tile);
+            if from >= to {
+                continue;
+            }
+            unsafe {
+                let at = self.scratch.weights.add(i * TILE);
+                let mut scores = [simd.load(at), simd.load(at.add(LANES))];
+                for half in 0..2 {
+                    let lane = |position: usize| position.saturating_sub(half * LANES).min(LANES);
+                    scores[half] = simd.mul(scores[half], scale);
+                    if to - from < TILE {
+                        scores[half] = simd.in_range_or(scores[half], lane(from), lane(to), hidden);
+                    }
+                }
+                let old_max = *state.max.add(i);
+                let tile_max = simd.max_lane(simd.max(scores[0], scores[1]));
+                let max = if tile_max > old_max { tile_max } else { old_max };
+                let weights = scores.map(|score| simd.exp(simd.sub(score, simd.splat(max))));
+                simd.store(at, weights[0]);
+                simd.store(at.add(LANES), weights[1]);
+                let factor = simd.to_array(simd.exp(simd.splat(old_max - max)))[0];
+                *self.scratch.factors.add(i) = factor;
+                *state.max.add(i) = max;
+                *state.sum.add(i) = *state.sum.add(i) * factor + simd.sum(simd.add(weights[0], weights[1]));
+            }
+        }
+    }
+
+    /// `acc = acc * factor + weights · V`, each element one chain over the positions.
+    #[inline(always)]
+    unsafe fn accumulate<S: Simd>(&self, simd: S, tile: usize, state: State) {
+        let n = self.num_queries();
+        let mut i = 0;
+        while i < n {
+            let range = self.visible_in_tile(i, tile);
+            if range.0 >= range.1 {
+                i += 1;
+                continue;
+            }
+            // Ranges only grow and move on with the rows, so the ones between two equal ones are equal too.
+            let alike = |r: usize| i + r <= n && self.visible_in_tile(i + r - 1, tile) == range;
+            unsafe {
+                if S::QUERIES == 4 && alike(4) {
+                    self.accumulate_rows::<S, 4>(simd, i, range, state);
+                    i += 4;
+                } else if alike(2) {
+                    self.accumulate_rows::<S, 2>(simd, i, range, state);
+                    i += 2;
+                } else {
+                    self.accumulate_rows::<S, 1>(simd, i, range, state);
+                    i += 1;
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn accumulate_rows<S: Simd, const R: usize>(
+        &self,
+        simd: S,
+        first: usize,
+        range: (usize, usize),
+        state: State,
+    ) {
+        let dim = self.call.padded_dim();
+        let mut d = 0;
+        unsafe {
+            while d < dim {
+                if S::QUERIES == 4 && d + 4 * LANES <= dim {
+                    self.accumulate_block::<S, R, 4>(simd, first, d, range, state);
+                    d += 4 * LANES;
+                } else if d + 2 * LANES <= dim {
+                    self.accumulate_block::<S, R, 2>(simd, first, d, range, state);
+                    d += 2 * LANES;
+                } else {
+                    self.accumulate_block::<S, R, 1>(simd, first, d, range, state);
+                    d += LANES;
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn accumulate_block<S: Simd, const R: usize, const C: usize>(
+        &self,
+        simd: S,
+        first: usize,
+        d: usize,
+        range: (usize, usize),
+        state: State,
+    ) {
+        let dim = self.call.padded_dim();
+        let mut acc = [[simd.splat(0.0); C]; R];
+        unsafe {
+            let at = state.acc.add(first * dim + d);
+            let weights = self.scratch.weights.add(first * TILE);
+            for r in 0..R {
+                let factor = simd.splat(*self.scratch.factors.add(first + r));
+                for c in 0..C {
+                    acc[r][c] = simd.mul(simd.load(at.add(r * dim + c * LANES)), factor);
+                }
+            }
+            for t in range.0..range.1 {
+                let value = self.scratch.values.add(t * dim + d);
+                let mut v = [simd.splat(0.0); C];
+                for c in 0..C {
+                    v[c] = simd.load(value.add(c * LANES));
+                }
+                for r in 0..R {
+                    let weight = simd.splat(*weights.add(r * TILE + t));
+                    for c in 0..C {
+                        acc[r][c] = simd.mul_add(weight, v[c], acc[r][c]);
+                    }
+                }
+            }
+            for r in 0..R {
+                for c in 0..C {
+                    simd.store(at.add(r * dim + c * LANES), acc[r][c]);
+                }
+            }
+        }
+    }
+
+    /// Adds a partition's state to that of the partitions before it.
+    #[inline(always)]
+    unsafe fn merge<S: Simd>(&self, simd: S, part: State, total: State) {
+        let dim = self.call.padded_dim();
+        for i in 0..self.num_queries() {
+            unsafe {
+                // A partition without a visible position must not touch the total.
+                if *part.sum.add(i) == 0.0 {
+                    continue;
+                }
+                let (part_max, total_max) = (*part.max.add(i), *total.max.add(i));
+                let max = if part_max > total_max { part_max } else { total_max };
+                let part_factor = simd.exp(simd.splat(part_max - max));
+                let total_factor = simd.exp(simd.splat(total_max - max));
+                for d in (0..dim).step_by(LANES) {
+                    let at = total.acc.add(i * dim + d);
+                    let scaled = simd.mul(simd.load(at), total_factor);
+                    simd.store(at, simd.mul_add(simd.load(part.acc.add(i * dim + d)), part_factor, scaled));
+                }
+                *total.max.add(i) = max;
+                *total.sum.add(i) = *total.sum.add(i) * simd.to_array(total_factor)[0]
+                    + *part.sum.add(i) * simd.to_array(part_factor)[0];
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn write<S: Simd>(&self, simd: S, total: State) {
+        let (dim, shape) = (self.call.padded_dim(), &self.call.shape);
+        for i in 0..self.num_queries() {
+            let (row, head) = self.row_and_head(i);
+            unsafe {
+                let out = self.call.out.get().add((row * shape.num_heads + head) * shape.head_dim);
+                let sum = simd.splat(*total.sum.add(i));
+                for d in (0..shape.head_dim).step_by(LANES) {
+                    let value = simd.div(simd.load(total.acc.add(i * dim + d)), sum);
+                    simd.store_first(out.add(d), value, LANES.min(shape.head_dim - d));
+                }
+            }
+        }
+    }
+}

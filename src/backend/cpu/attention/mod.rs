@@ -1,0 +1,202 @@
+//! Paged attention.
+//!
+//! Softmax runs online over tiles of [`TILE`] absolute positions, and in partitions of [`PARTITION`] positions that
+//! are merged in order. Both are counted from position 0 of the sequence, so what is added to what for a query does
+//! not depend on the block size, on how the prompt was cut into chunks, on the queries beside it, or on whether the
+//! partitions were computed by one member or by several.
+//!
+//! A unit of work is one KV head with a tile of query rows: each tile of K and V is read through the block table
+//! once, widened to float32, and used by all these rows and by all query heads of the group.
+
+mod kernel;
+
+use super::isa::Isa;
+use super::memory::{Buffer, KvPools, Shared};
+use super::simd::LANES;
+use super::team::Team;
+use crate::backend::{AttentionShape, Batch, BatchSeq};
+use crate::error::StartError;
+use kernel::State;
+use std::cmp::Reverse;
+
+/// The largest head size.
+pub(super) const MAX_HEAD_DIM: usize = 256;
+/// Positions per step of the online softmax.
+const TILE: usize = 2 * LANES;
+/// Positions per independent softmax; a multiple of [`TILE`].
+const PARTITION: usize = 1024;
+/// Queries (rows times heads of a group) of one unit of work, where a group alone is not more.
+const MAX_QUERIES: usize = 64;
+/// New tokens per sequence up to which its partitions may be spread over the team.
+const MAX_SPLIT_ROWS: usize = 8;
+/// Units per member that spread well enough without cutting them.
+const ENOUGH_UNITS_PER_MEMBER: usize = 4;
+
+/// Query rows `first_row .. first_row + num_rows` of a sequence, counted within it, for one KV head.
+#[derive(Clone, Copy)]
+struct Unit {
+    seq: BatchSeq,
+    kv_head: usize,
+    first_row: usize,
+    num_rows: usize,
+    /// Partitions with a visible position.
+    first_partition: usize,
+    num_partitions: usize,
+    /// Where the states of its partitions are left, if they are computed apart: an offset into the partials.
+    partials: usize,
+}
+
+impl Unit {
+    /// Positions `.0 .. .1` that the row sees.
+    fn visible(&self, row: usize, window: Option<usize>) -> (usize, usize) {
+        let end = self.seq.num_computed + self.first_row + row + 1;
+        (window.map_or(0, |window| end.saturating_sub(window)), end)
+    }
+
+    /// Positions that any of its rows sees.
+    fn any_visible(&self, window: Option<usize>) -> (usize, usize) {
+        (self.visible(0, window).0, self.visible(self.num_rows - 1, window).1)
+    }
+}
+
+/// Scratch memory of all members and the list of work; it grows, and is used again in every layer and step.
+pub(super) struct Workspace {
+    scratch: Vec<Buffer<f32>>,
+    units: Vec<Unit>,
+    /// `(unit, partition)` where partitions are computed apart.
+    parts: Vec<(usize, usize)>,
+    partials: Buffer<f32>,
+}
+
+/// One call's inputs.
+#[derive(Clone, Copy)]
+pub(super) struct Attention<'a> {
+    pub batch: &'a Batch,
+    pub kv: &'a KvPools,
+    pub layer: usize,
+    pub shape: AttentionShape,
+    /// `[rows, (num_heads + 2 * num_kv_heads) * head_dim]`
+    pub qkv: &'a [f32],
+    /// `[rows, num_heads * head_dim]`
+    pub out: Shared<f32>,
+}
+
+impl Attention<'_> {
+    fn group(&self) -> usize {
+        self.shape.num_heads / self.shape.num_kv_heads
+    }
+
+    /// Head size in whole vectors.
+    fn padded_dim(&self) -> usize {
+        self.shape.head_dim.next_multiple_of(LANES)
+    }
+
+    fn max_queries(&self) -> usize {
+        MAX_QUERIES.max(self.group())
+    }
+
+    /// Floats of the state of one partition of a unit with `num_queries` queries.
+    fn state_len(&self, num_queries: usize) -> usize {
+        num_queries * (self.padded_dim() + 2)
+    }
+}
+
+impl Workspace {
+    pub fn new(num_members: usize) -> Result<Self, StartError> {
+        let empty = || Buffer::zeroed(0, "attention scratch");
+        Ok(Self {
+            scratch: (0..num_members).map(|_| empty()).collect::<Result<_, _>>()?,
+            units: Vec::new(),
+            parts: Vec::new(),
+            partials: empty()?,
+        })
+    }
+
+    /// Attention of all rows of the batch.
+    pub fn run(&mut self, isa: Isa, team: &Team, call: &Attention<'_>) {
+        self.list_units(call);
+        let scratch_len = kernel::scratch_len(call);
+        for scratch in &mut self.scratch {
+            grow(scratch, scratch_len);
+        }
+        let scratch: Vec<_> = self.scratch.iter_mut().map(|scratch| Shared::new(scratch.as_mut_ptr())).collect();
+        if self.plan_split(call, team.num_members()) {
+            let partials = Shared::new(self.partials.as_mut_ptr());
+            team.for_each_member(self.parts.len(), |member, part| {
+                let (unit, partition) = self.parts[part];
+                let unit = &self.units[unit];
+                let state_len = call.state_len(unit.num_rows * call.group());
+                let offset = unit.partials + (partition - unit.first_partition) * state_len;
+                // SAFETY: `plan_split` gave every partition of every unit its own place; the scratch is the member's.
+                unsafe {
+                    let state = State::at(partials.get().add(offset), call, unit);
+                    kernel::partition(isa, call, unit, partition, scratch[member].get(), state);
+                }
+            });
+            team.for_each_member(self.units.len(), |member, unit| {
+                let unit = &self.units[unit];
+                // SAFETY: as above; the states are complete, and no two units share rows and heads of the output.
+                unsafe { kernel::merge_partials(isa, call, unit, partials.get(), scratch[member].get()) };
+            });
+        } else {
+            team.for_each_member(self.units.len(), |member, unit| {
+                // SAFETY: the scratch is the member's, and no two units share rows and heads of the output.
+                unsafe { kernel::unit(isa, call, &self.units[unit], scratch[member].get()) };
+            });
+        }
+    }
+
+    /// All units of the batch, longest first, so that no long one is begun when the others are done.
+    fn list_units(&mut self, call: &Attention<'_>) {
+        let rows_per_unit = (MAX_QUERIES / call.group()).max(1);
+        self.units.clear();
+        for seq in &call.batch.seqs {
+            for first_row in (0..seq.num_rows).step_by(rows_per_unit) {
+                let num_rows = rows_per_unit.min(seq.num_rows - first_row);
+                for kv_head in 0..call.shape.num_kv_heads {
+                    let mut unit = Unit {
+                        seq: *seq,
+                        kv_head,
+                        first_row,
+                        num_rows,
+                        first_partition: 0,
+                        num_partitions: 0,
+                        partials: 0,
+                    };
+                    let (from, to) = unit.any_visible(call.shape.window);
+                    unit.first_partition = from / PARTITION;
+                    unit.num_partitions = to.div_ceil(PARTITION) - unit.first_partition;
+                    self.units.push(unit);
+                }
+            }
+        }
+        self.units.sort_unstable_by_key(|unit| Reverse(unit.num_rows * unit.any_visible(call.shape.window).1));
+    }
+
+    /// Few long units: lists their partitions as parts of their own. Whether it does shows in the time only.
+    fn plan_split(&mut self, call: &Attention<'_>, num_members: usize) -> bool {
+        let worthwhile = num_members > 1
+            && self.units.len() < ENOUGH_UNITS_PER_MEMBER * num_members
+            && self.units.iter().all(|unit| unit.seq.num_rows <= MAX_SPLIT_ROWS)
+            && self.units.iter().any(|unit| unit.num_partitions > 1);
+        if !worthwhile {
+            return false;
+        }
+        self.parts.clear();
+        let mut len = 0;
+        for (index, unit) in self.units.iter_mut().enumerate() {
+            unit.partials = len;
+            len += unit.num_partitions * call.state_len(unit.num_rows * call.group());
+            let partitions = unit.first_partition..unit.first_partition + unit.num_partitions;
+            self.parts.extend(partitions.map(|partition| (index, partition)));
+        }
+        grow(&mut self.partials, len);
+        true
+    }
+}
+
+fn grow(buffer: &mut Buffer<f32>, len: usize) {
+    if buffer.len() < len {
+        *buffer = Buffer::zeroed(len, "attention scratch").unwrap_or_else(|error| panic!("{error}"));
+    }
+}

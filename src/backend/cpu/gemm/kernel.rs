@@ -1,0 +1,221 @@
+//! The register tiles, written once over [`Simd`].
+
+use super::super::isa::{Isa, Kernel};
+use super::super::memory::Shared;
+use super::super::pack::CpuMatrix;
+use super::super::simd::{LANES, Simd};
+use crate::backend::DType;
+use std::ops::Range;
+
+/// A product, cut by panels of `w`.
+pub(super) struct Panels<'a> {
+    pub w: &'a CpuMatrix,
+    pub bias: Option<&'a [f32]>,
+    /// `[rows, x_stride]` words, `w.steps()` of each row in use.
+    pub x: *const u32,
+    pub x_stride: usize,
+    pub rows: usize,
+    /// `[rows, w.n]`
+    pub out: Shared<f32>,
+}
+
+// SAFETY: `x` is only read; members write disjoint columns of `out`.
+unsafe impl Sync for Panels<'_> {}
+
+impl Panels<'_> {
+    /// Computes the columns of `panels` for all rows.
+    pub fn run(&self, isa: Isa, panels: Range<usize>) {
+        assert!(panels.end <= self.w.num_panels());
+        match self.w.dtype {
+            DType::BF16 => isa.run(Task { product: self, panels, format: Bf16 }),
+            DType::F16 => isa.run(Task { product: self, panels, format: F16 }),
+            DType::F32 => isa.run(Task { product: self, panels, format: F32 }),
+        }
+    }
+}
+
+/// How one step of 16 columns is read and multiplied with one word of the input.
+trait Format: Copy {
+    type Weights<S: Simd>: Copy;
+    const STEP_BYTES: usize;
+    /// # Safety
+    /// `STEP_BYTES` can be read at `at`.
+    unsafe fn load<S: Simd>(self, simd: S, at: *const u8) -> Self::Weights<S>;
+    fn mul_add<S: Simd>(self, simd: S, acc: S::V, w: Self::Weights<S>, x: u32) -> S::V;
+}
+
+#[derive(Clone, Copy)]
+struct Bf16;
+impl Format for Bf16 {
+    type Weights<S: Simd> = S::Pairs;
+    const STEP_BYTES: usize = 4 * LANES;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(self, simd: S, at: *const u8) -> S::Pairs {
+        // SAFETY: the caller's.
+        unsafe { simd.load_pairs(at.cast()) }
+    }
+    #[inline(always)]
+    fn mul_add<S: Simd>(self, simd: S, acc: S::V, w: S::Pairs, x: u32) -> S::V {
+        simd.dot_pairs(acc, w, x)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct F16;
+impl Format for F16 {
+    type Weights<S: Simd> = S::V;
+    const STEP_BYTES: usize = 2 * LANES;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(self, simd: S, at: *const u8) -> S::V {
+        // SAFETY: the caller's.
+        unsafe { simd.load_f16(at.cast()) }
+    }
+    #[inline(always)]
+    fn mul_add<S: Simd>(self, simd: S, acc: S::V, w: S::V, x: u32) -> S::V {
+        simd.mul_add(w, simd.splat(f32::from_bits(x)), acc)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct F32;
+impl Format for F32 {
+    type Weights<S: Simd> = S::V;
+    const STEP_BYTES: usize = 4 * LANES;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(self, simd: S, at: *const u8) -> S::V {
+        // SAFETY: the caller's.
+        unsafe { simd.load(at.cast()) }
+    }
+    #[inline(always)]
+    fn mul_add<S: Simd>(self, simd: S, acc: S::V, w: S::V, x: u32) -> S::V {
+        simd.mul_add(w, simd.splat(f32::from_bits(x)), acc)
+    }
+}
+
+struct Task<'a, F> {
+    product: &'a Panels<'a>,
+    panels: Range<usize>,
+    format: F,
+}
+
+impl<F: Format> Kernel for Task<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let mut panel = self.panels.start;
+        let width = if self.product.rows == 1 { S::ROW_PANELS } else { S::TILE_PANELS };
+        while panel < self.panels.end {
+            // SAFETY: the panels exist (`Panels::run`), and rows are taken up to `product.rows`.
+            unsafe {
+                if panel + width > self.panels.end {
+                    self.rows::<S, 1>(simd, panel);
+                    panel += 1;
+                } else {
+                    match width {
+                        4 => self.rows::<S, 4>(simd, panel),
+                        2 => self.rows::<S, 2>(simd, panel),
+                        _ => self.rows::<S, 1>(simd, panel),
+                    }
+                    panel += width;
+                }
+            }
+        }
+    }
+}
+
+impl<F: Format> Task<'_, F> {
+    /// All rows of `P` panels.
+    ///
+    /// # Safety
+    /// Panels `panel .. panel + P` exist.
+    #[inline(always)]
+    unsafe fn rows<S: Simd, const P: usize>(&self, simd: S, panel: usize) {
+        let rows = self.product.rows;
+        let mut row = 0;
+        while row < rows {
+            // SAFETY: the caller's; no tile is taller than the rows that are left.
+            unsafe {
+                macro_rules! tile {
+                    ($height:literal) => {{
+                        self.tile::<S, $height, P>(simd, row, panel);
+                        row += $height;
+                    }};
+                }
+                if P == 4 {
+                    tile!(1);
+                    continue;
+                }
+                match (rows - row).min(S::TILE_ROWS) {
+                    1 => tile!(1),
+                    2 => tile!(2),
+                    3 => tile!(3),
+                    4 => tile!(4),
+                    5 if S::TILE_ROWS > 4 => tile!(5),
+                    6 if S::TILE_ROWS > 4 => tile!(6),
+                    7 if S::TILE_ROWS > 4 => tile!(7),
+                    12 if S::TILE_ROWS > 4 => tile!(12),
+                    _ if S::TILE_ROWS > 4 => tile!(8),
+                    _ => tile!(4),
+                }
+            }
+        }
+    }
+
+    /// `M` rows by `P` panels, in registers.
+    ///
+    /// # Safety
+    /// Rows `row .. row + M` and panels `panel .. panel + P` exist.
+    #[inline(always)]
+    unsafe fn tile<S: Simd, const M: usize, const P: usize>(&self, simd: S, row: usize, panel: usize) {
+        let Panels { w, x, x_stride, .. } = *self.product;
+        let (steps, panel_bytes) = (w.steps(), w.panel_bytes());
+        let mut acc = [[simd.splat(0.0); P]; M];
+        // SAFETY: a panel has `steps` steps of `STEP_BYTES`, a row of the input `steps` words.
+        unsafe {
+            let weights = w.data.as_ptr().add(panel * panel_bytes);
+            let x = x.add(row * x_stride);
+            for step in 0..steps {
+                let at = |p: usize| weights.add(p * panel_bytes + step * F::STEP_BYTES);
+                let mut column = [self.format.load(simd, at(0)); P];
+                for p in 0..P {
+                    column[p] = self.format.load(simd, at(p));
+                    if M <= 8 {
+                        simd.prefetch(at(p).wrapping_add(PREFETCH_BYTES));
+                    }
+                }
+                for m in 0..M {
+                    let word = *x.add(m * x_stride + step);
+                    for p in 0..P {
+                        acc[m][p] = self.format.mul_add(simd, acc[m][p], column[p], word);
+                    }
+                }
+            }
+            for (m, acc) in acc.iter().enumerate() {
+                for (p, acc) in acc.iter().enumerate() {
+                    self.store(simd, row + m, panel + p, *acc);
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// Row and panel exist.
+    #[inline(always)]
+    unsafe fn store<S: Simd>(&self, simd: S, row: usize, panel: usize, acc: S::V) {
+        let n = self.product.w.n;
+        let first = panel * LANES;
+        let width = LANES.min(n - first);
+        // SAFETY: `out` has `n` columns and this row; the bias `n` elements.
+        unsafe {
+            let sum = match self.product.bias {
+                Some(bias) => simd.add(acc, simd.load_first(bias.as_ptr().add(first), width)),
+                None => acc,
+            };
+            simd.store_first(self.product.out.get().add(row * n + first), sum, width);
+        }
+    }
+}
+
+/// How far ahead of its use a weight is asked for, where memory is the limit.
+const PREFETCH_BYTES: usize = 2048;

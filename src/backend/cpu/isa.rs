@@ -1,0 +1,118 @@
+//! Instruction sets: which one this processor has, and how a kernel is compiled for each.
+
+use super::simd::{Portable, Simd};
+use crate::error::StartError;
+use std::fmt;
+use std::str::FromStr;
+
+/// The instruction set of all kernels of a backend. One instruction set is one arithmetic: results of two differ in
+/// rounding, results within one never.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Isa {
+    /// What every processor of the target has.
+    Portable,
+    /// AVX2 with FMA and F16C.
+    Avx2,
+    /// AVX-512 (F, BW, DQ, VL) with BF16.
+    Avx512,
+    /// AVX-512 as above, and bfloat16 matrix products on AMX tiles.
+    Amx,
+}
+
+impl Isa {
+    pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Portable => "portable",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
+        }
+    }
+
+    /// Whether this processor and its operating system let us use it.
+    pub fn is_available(self) -> bool {
+        match self {
+            Isa::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => {
+                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => {
+                Isa::Avx2.is_available()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512bf16")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => false,
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => false,
+        }
+    }
+
+    /// The best one available.
+    pub fn detect() -> Self {
+        Self::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Isa::Portable)
+    }
+
+    /// The one asked for, else the best.
+    pub fn choose(wanted: Option<Isa>) -> Result<Self, StartError> {
+        match wanted {
+            None => Ok(Self::detect()),
+            Some(isa) if isa.is_available() => Ok(isa),
+            Some(isa) => {
+                let available: Vec<_> = Self::ALL.into_iter().filter(|isa| isa.is_available()).map(Isa::name).collect();
+                Err(StartError::new(format!(
+                    "this processor lacks the instruction set '{isa}'; it has: {}",
+                    available.join(", ")
+                )))
+            }
+        }
+    }
+
+    /// Runs `kernel` compiled for this instruction set.
+    #[inline]
+    pub(super) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        debug_assert!(self.is_available());
+        match self {
+            Isa::Portable => kernel.run(Portable),
+            // SAFETY: an `Isa` other than portable only comes from `choose`, which has checked the processor.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => unsafe { super::simd::run_avx2(kernel) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 | Isa::Amx => unsafe { super::simd::run_avx512(kernel) },
+            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Avx2 | Isa::Avx512 | Isa::Amx => unreachable!("{self} is never available on this architecture"),
+        }
+    }
+}
+
+/// Code written once over [`Simd`] and compiled for each instruction set. `run` and everything on its hot path must
+/// be `#[inline(always)]`: only what is inlined into the entry point is compiled with its target features.
+pub(super) trait Kernel {
+    type Output;
+    fn run<S: Simd>(self, simd: S) -> Self::Output;
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Isa {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|isa| isa.name() == text).ok_or_else(|| {
+            let names: Vec<_> = Self::ALL.into_iter().map(Isa::name).collect();
+            format!("'{text}' is not an instruction set; choose from {}", names.join(", "))
+        })
+    }
+}

@@ -1,0 +1,145 @@
+//! Memory of the CPU backend: zeroed buffers and the two pools of KV blocks.
+//!
+//! Buffers are anonymous mappings: page-aligned (so 64-byte-aligned), zeroed by the kernel on first touch, which
+//! makes an untouched KV block free, and large enough for huge pages, without which a weight stream spends a good
+//! part of its time in page walks.
+
+use crate::backend::KvLayout;
+use crate::error::StartError;
+use crate::ids::BlockId;
+use memmap2::MmapMut;
+use std::marker::PhantomData;
+
+/// Plain numbers: any bit pattern is a value, no padding, no drop.
+pub(super) trait Number: Copy + Send + Sync + 'static {}
+impl Number for u8 {}
+impl Number for u32 {}
+impl Number for f32 {}
+
+/// Bytes past the end of every buffer that a vector load may touch.
+const SLACK_BYTES: usize = 128;
+/// Below this a huge page would mostly be waste.
+const HUGE_PAGE_FROM_BYTES: usize = 4 << 20;
+
+/// A zeroed array of numbers at a 64-byte boundary, followed by [`SLACK_BYTES`] readable bytes.
+pub(super) struct Buffer<T> {
+    map: MmapMut,
+    len: usize,
+    number: PhantomData<T>,
+}
+
+impl<T: Number> Buffer<T> {
+    /// `what` names the buffer in the error.
+    pub fn zeroed(len: usize, what: &str) -> Result<Self, StartError> {
+        let too_large = |why: String| {
+            let gib = len as f64 * size_of::<T>() as f64 / (1u64 << 30) as f64;
+            StartError::new(format!("cannot get {gib:.2} GiB of memory for {what}: {why}"))
+        };
+        let bytes = len
+            .checked_mul(size_of::<T>())
+            .and_then(|bytes| bytes.checked_add(SLACK_BYTES))
+            .ok_or_else(|| too_large("more than can be addressed".into()))?;
+        let map = MmapMut::map_anon(bytes).map_err(|error| too_large(error.to_string()))?;
+        #[cfg(target_os = "linux")]
+        if bytes >= HUGE_PAGE_FROM_BYTES {
+            // Only advice: a kernel without huge pages is slower, not wrong.
+            let _ = map.advise(memmap2::Advice::HugePage);
+        }
+        Ok(Self { map, len, number: PhantomData })
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn as_ptr(&self) -> *const T {
+        self.map.as_ptr().cast()
+    }
+
+    pub fn as_mut_ptr(&mut self) -> *mut T {
+        self.map.as_mut_ptr().cast()
+    }
+
+    pub fn as_slice(&self) -> &[T] {
+        // SAFETY: the mapping holds `len` initialised numbers, is page-aligned and lives as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
+    }
+
+    pub fn as_mut_slice(&mut self) -> &mut [T] {
+        // SAFETY: as in `as_slice`; the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len) }
+    }
+}
+
+/// A raw pointer that members of the team share; each writes its own part of what it points to.
+pub(super) struct Shared<T>(*mut T);
+
+// SAFETY: the pointer itself is plain data. That uses do not overlap is asserted at each dereference.
+unsafe impl<T> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Shared<T> {}
+
+impl<T> Clone for Shared<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Shared<T> {}
+
+impl<T> Shared<T> {
+    pub fn new(pointer: *mut T) -> Self {
+        Self(pointer)
+    }
+
+    /// A method, so that closures capture the wrapper and not the bare pointer.
+    pub fn get(self) -> *mut T {
+        self.0
+    }
+}
+
+/// The two pools of KV blocks. A block is `layout.block_bytes()` contiguous bytes.
+pub(super) struct KvPools {
+    pub layout: KvLayout,
+    pub num_device_blocks: usize,
+    pub num_swap_blocks: usize,
+    pub device: Buffer<u8>,
+    pub swap: Buffer<u8>,
+}
+
+impl KvPools {
+    pub fn new(layout: KvLayout, num_device_blocks: usize, num_swap_blocks: usize) -> Result<Self, StartError> {
+        if !(1..=256).contains(&layout.block_size) {
+            return Err(StartError::new(format!("block size {}: must be from 1 to 256", layout.block_size)));
+        }
+        if layout.head_dim == 0 || layout.head_dim % 8 != 0 || layout.head_dim > super::attention::MAX_HEAD_DIM {
+            return Err(StartError::new(format!(
+                "head size {}: the CPU backend supports multiples of 8 up to {}",
+                layout.head_dim,
+                super::attention::MAX_HEAD_DIM
+            )));
+        }
+        let pool = |num_blocks: usize, what: &str| {
+            let what = format!("{num_blocks} {what} blocks");
+            Buffer::zeroed(num_blocks.saturating_mul(layout.block_bytes()), &what)
+        };
+        Ok(Self {
+            layout,
+            num_device_blocks,
+            num_swap_blocks,
+            device: pool(num_device_blocks, "KV")?,
+            swap: pool(num_swap_blocks, "swap")?,
+        })
+    }
+
+    /// Byte offset of the K (`value = false`) or V rows `[block_size, head_dim]` of a head within a block.
+    pub fn head_offset(&self, layer: usize, value: bool, kv_head: usize) -> usize {
+        let KvLayout { num_kv_heads, head_dim, block_size, dtype, .. } = self.layout;
+        ((layer * 2 + usize::from(value)) * num_kv_heads + kv_head) * block_size * head_dim * dtype.size_bytes()
+    }
+
+    /// Byte range of a block in its pool.
+    pub fn block_offset(&self, block: BlockId, num_blocks: usize) -> usize {
+        assert!(block.index() < num_blocks, "block {block} is not in its pool of {num_blocks}");
+        block.index() * self.layout.block_bytes()
+    }
+}

@@ -1,0 +1,177 @@
+//! Weight matrices as the kernels read them.
+//!
+//! A matrix `[n, k]` is stored once, as panels of 16 output columns, in the order in which a product reads it:
+//!
+//! - bfloat16: `[n / 16][k / 2][16][2]`. A row of 16 pairs is one register of a BF16 dot product, and 16 such rows are
+//!   one AMX tile. `k` is padded to a multiple of 32.
+//! - float16 and float32: `[n / 16][k][16]`.
+//!
+//! `n` is padded to a multiple of 16; padding is zero.
+
+use super::memory::{Buffer, Shared};
+use super::simd::{LANES, bf16_bits};
+use super::team::Team;
+use crate::backend::{DType, HostTensor};
+use crate::error::StartError;
+
+/// A packed weight matrix.
+pub struct CpuMatrix {
+    /// Output columns.
+    pub(super) n: usize,
+    /// Inner dimension.
+    pub(super) k: usize,
+    pub(super) dtype: DType,
+    pub(super) data: Buffer<u8>,
+}
+
+/// Inner dimension of one AMX tile.
+pub(super) const BF16_K_BLOCK: usize = 32;
+
+impl CpuMatrix {
+    /// Packs the rows of `parts`, one after the other, in parallel.
+    pub(super) fn pack(parts: &[HostTensor<'_>], dtype: DType, team: &Team) -> Result<Self, StartError> {
+        let k = parts.first().map_or(0, |part| part.cols);
+        for part in parts {
+            check_size(part)?;
+            if part.cols != k {
+                return Err(StartError::new(format!("the parts of a matrix have {k} and {} columns", part.cols)));
+            }
+        }
+        let n = parts.iter().map(|part| part.rows).sum();
+        let mut matrix = Self { n, k, dtype, data: Buffer::zeroed(0, "a weight matrix")? };
+        let bytes = matrix.num_panels() * matrix.panel_bytes();
+        matrix.data = Buffer::zeroed(bytes, "a weight matrix")?;
+
+        let panel_bytes = matrix.panel_bytes();
+        let data = Shared::new(matrix.data.as_mut_ptr());
+        team.for_each(matrix.num_panels(), |panel| {
+            // SAFETY: panels do not overlap, `data` holds `num_panels` of them, and each is one task.
+            let panel_data =
+                unsafe { std::slice::from_raw_parts_mut(data.get().add(panel * panel_bytes), panel_bytes) };
+            for lane in 0..LANES.min(n - panel * LANES) {
+                let (part, row) = find_row(parts, panel * LANES + lane);
+                let row_bytes = k * part.dtype.size_bytes();
+                pack_row(&part.bytes[row * row_bytes..][..row_bytes], part.dtype, dtype, lane, panel_data);
+            }
+        });
+        Ok(matrix)
+    }
+
+    pub(super) fn num_panels(&self) -> usize {
+        self.n.div_ceil(LANES)
+    }
+
+    /// Steps of the inner loop: pairs for bfloat16, single elements else.
+    pub(super) fn steps(&self) -> usize {
+        match self.dtype {
+            DType::BF16 => self.k.next_multiple_of(BF16_K_BLOCK) / 2,
+            DType::F16 | DType::F32 => self.k,
+        }
+    }
+
+    /// Bytes of 16 columns at one step.
+    pub(super) fn step_bytes(&self) -> usize {
+        match self.dtype {
+            DType::BF16 | DType::F32 => 4 * LANES,
+            DType::F16 => 2 * LANES,
+        }
+    }
+
+    pub(super) fn panel_bytes(&self) -> usize {
+        self.steps() * self.step_bytes()
+    }
+
+    /// Row `row` of the matrix as it was before packing, in float32: `out: [k]`. Passes each element to `write`.
+    pub(super) fn read_row(&self, row: usize, mut write: impl FnMut(usize, f32)) {
+        assert!(row < self.n, "row {row} of a matrix of {} rows", self.n);
+        let (panel, lane) = (row / LANES, row % LANES);
+        let panel = &self.data.as_slice()[panel * self.panel_bytes()..][..self.panel_bytes()];
+        let (rows, k) = (panel.chunks_exact(self.step_bytes()), self.k);
+        match self.dtype {
+            DType::F32 => rows.enumerate().for_each(|(i, row)| write(i, f32::from_bits(get_u32(row, lane)))),
+            DType::F16 => rows.enumerate().for_each(|(i, row)| {
+                write(i, half::f16::from_bits(u16::from_le_bytes([row[2 * lane], row[2 * lane + 1]])).to_f32());
+            }),
+            DType::BF16 => rows.take(k.div_ceil(2)).enumerate().for_each(|(i, row)| {
+                let pair = get_u32(row, lane);
+                write(2 * i, f32::from_bits(pair << 16));
+                if 2 * i + 1 < k {
+                    write(2 * i + 1, f32::from_bits(pair & 0xffff_0000));
+                }
+            }),
+        }
+    }
+}
+
+fn get_u32(row: &[u8], lane: usize) -> u32 {
+    let bytes = &row[4 * lane..4 * lane + 4];
+    u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+}
+
+/// The number of bytes is as the shape says.
+pub(super) fn check_size(part: &HostTensor<'_>) -> Result<(), StartError> {
+    let expected = part.rows.checked_mul(part.cols).and_then(|n| n.checked_mul(part.dtype.size_bytes()));
+    if expected == Some(part.bytes.len()) {
+        return Ok(());
+    }
+    let HostTensor { rows, cols, dtype, bytes } = part;
+    Err(StartError::new(format!("a tensor [{rows}, {cols}] of {} has {} bytes", dtype.name(), bytes.len())))
+}
+
+fn find_row<'a, 'b>(parts: &'b [HostTensor<'a>], mut row: usize) -> (&'b HostTensor<'a>, usize) {
+    for part in parts {
+        if row < part.rows {
+            return (part, row);
+        }
+        row -= part.rows;
+    }
+    unreachable!("the row is below the sum of the parts' rows")
+}
+
+/// Writes one row into its lane of a panel.
+fn pack_row(row: &[u8], from: DType, to: DType, lane: usize, panel: &mut [u8]) {
+    match (from, to) {
+        (DType::BF16, DType::BF16) => {
+            put(row.chunks_exact(2).map(|b| [b[0], b[1]]), panel, 4 * LANES, |i| bf16_at(i, lane))
+        }
+        (_, DType::BF16) => {
+            let bits = elements(row, from).map(|x| bf16_bits(x).to_le_bytes());
+            put(bits, panel, 4 * LANES, |i| bf16_at(i, lane));
+        }
+        (DType::F16, DType::F16) => {
+            put(row.chunks_exact(2).map(|b| [b[0], b[1]]), panel, 2 * LANES, |i| (i, 2 * lane));
+        }
+        (_, DType::F16) => {
+            let bits = elements(row, from).map(|x| half::f16::from_f32(x).to_le_bytes());
+            put(bits, panel, 2 * LANES, |i| (i, 2 * lane));
+        }
+        (_, DType::F32) => put(elements(row, from).map(f32::to_le_bytes), panel, 4 * LANES, |i| (i, 4 * lane)),
+    }
+}
+
+fn bf16_at(i: usize, lane: usize) -> (usize, usize) {
+    (i / 2, 4 * lane + 2 * (i % 2))
+}
+
+/// Writes element `i` at `(step, byte) = place(i)`.
+#[inline(always)]
+fn put<const N: usize>(
+    values: impl Iterator<Item = [u8; N]>,
+    panel: &mut [u8],
+    step_bytes: usize,
+    place: impl Fn(usize) -> (usize, usize),
+) {
+    for (i, value) in values.enumerate() {
+        let (step, byte) = place(i);
+        panel[step * step_bytes + byte..][..N].copy_from_slice(&value);
+    }
+}
+
+/// The elements of a checkpoint's row in float32.
+pub(super) fn elements(bytes: &[u8], dtype: DType) -> impl Iterator<Item = f32> + '_ {
+    bytes.chunks_exact(dtype.size_bytes()).map(move |b| match dtype {
+        DType::F32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
+        DType::F16 => half::f16::from_le_bytes([b[0], b[1]]).to_f32(),
+        DType::BF16 => half::bf16::from_le_bytes([b[0], b[1]]).to_f32(),
+    })
+}

@@ -1,0 +1,162 @@
+//! Sixteen lanes as two AVX registers.
+
+use super::super::isa::Kernel;
+use super::{LANES, Simd};
+use std::arch::x86_64::*;
+
+/// Proof that AVX2, FMA and F16C are there.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Avx2(());
+
+/// # Safety
+/// The processor has the features named below.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(in super::super) unsafe fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx2(()))
+}
+
+/// Lanes 0..8 and 8..16.
+type Two = [__m256; 2];
+
+/// Eight rows of eight become columns.
+///
+/// # Safety
+/// The processor has AVX.
+#[inline(always)]
+unsafe fn transpose_8x8(r: [__m256; 8]) -> [__m256; 8] {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut t = r;
+        for i in (0..8).step_by(2) {
+            t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+            t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+        }
+        let mut u = t;
+        for i in (0..8).step_by(4) {
+            u[i] = _mm256_shuffle_ps::<0x44>(t[i], t[i + 2]);
+            u[i + 1] = _mm256_shuffle_ps::<0xee>(t[i], t[i + 2]);
+            u[i + 2] = _mm256_shuffle_ps::<0x44>(t[i + 1], t[i + 3]);
+            u[i + 3] = _mm256_shuffle_ps::<0xee>(t[i + 1], t[i + 3]);
+        }
+        for i in 0..4 {
+            t[i] = _mm256_permute2f128_ps::<0x20>(u[i], u[i + 4]);
+            t[i + 4] = _mm256_permute2f128_ps::<0x31>(u[i], u[i + 4]);
+        }
+        t
+    }
+}
+
+// SAFETY (every block below): the instructions exist, or there were no value of `Avx2`; pointers are the caller's.
+impl Simd for Avx2 {
+    type V = Two;
+    type Pairs = [__m256i; 2];
+
+    const TILE_ROWS: usize = 4;
+    const TILE_PANELS: usize = 1;
+    const QUERIES: usize = 2;
+    const ROW_PANELS: usize = 2;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Two {
+        unsafe { [_mm256_set1_ps(x); 2] }
+    }
+    #[inline(always)]
+    fn add(self, a: Two, b: Two) -> Two {
+        unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    fn sub(self, a: Two, b: Two) -> Two {
+        unsafe { [_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    fn mul(self, a: Two, b: Two) -> Two {
+        unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    fn div(self, a: Two, b: Two) -> Two {
+        unsafe { [_mm256_div_ps(a[0], b[0]), _mm256_div_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    fn max(self, a: Two, b: Two) -> Two {
+        unsafe { [_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    fn min(self, a: Two, b: Two) -> Two {
+        unsafe { [_mm256_min_ps(a[0], b[0]), _mm256_min_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    fn mul_add(self, a: Two, b: Two, c: Two) -> Two {
+        unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
+    }
+    #[inline(always)]
+    fn shift_to_exponent(self, a: Two) -> Two {
+        a.map(|a| unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(a))) })
+    }
+    #[inline(always)]
+    fn zero_unless_ge(self, value: Two, x: Two, threshold: Two) -> Two {
+        let half = |i: usize| unsafe { _mm256_and_ps(value[i], _mm256_cmp_ps::<_CMP_GE_OQ>(x[i], threshold[i])) };
+        [half(0), half(1)]
+    }
+    #[inline(always)]
+    fn in_range_or(self, value: Two, from: usize, to: usize, other: Two) -> Two {
+        let half = |i: usize| unsafe {
+            let lane = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(8 * i as i32));
+            let before = _mm256_cmpgt_epi32(_mm256_set1_epi32(from as i32), lane);
+            let inside = _mm256_andnot_si256(before, _mm256_cmpgt_epi32(_mm256_set1_epi32(to as i32), lane));
+            _mm256_blendv_ps(other[i], value[i], _mm256_castsi256_ps(inside))
+        };
+        [half(0), half(1)]
+    }
+    #[inline(always)]
+    fn dot_pairs(self, acc: Two, w: [__m256i; 2], x: u32) -> Two {
+        let half = |i: usize| unsafe {
+            let x0 = _mm256_set1_ps(f32::from_bits(x << 16));
+            let x1 = _mm256_set1_ps(f32::from_bits(x & 0xffff_0000));
+            let w0 = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(w[i]));
+            let w1 = _mm256_castsi256_ps(_mm256_and_si256(w[i], _mm256_set1_epi32(0xffff_0000_u32 as i32)));
+            _mm256_fmadd_ps(w1, x1, _mm256_fmadd_ps(w0, x0, acc[i]))
+        };
+        [half(0), half(1)]
+    }
+    #[inline(always)]
+    fn transpose(self, rows: &mut [Two; LANES]) {
+        let block = |row: usize, half: usize| unsafe { transpose_8x8(std::array::from_fn(|i| rows[row + i][half])) };
+        let (a, b, c, d) = (block(0, 0), block(0, 1), block(8, 0), block(8, 1));
+        for i in 0..8 {
+            rows[i] = [a[i], c[i]];
+            rows[i + 8] = [b[i], d[i]];
+        }
+    }
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> Two {
+        unsafe { [_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))] }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, v: Two) {
+        unsafe {
+            _mm256_storeu_ps(to, v[0]);
+            _mm256_storeu_ps(to.add(8), v[1]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const u16) -> Two {
+        let half = |i: usize| unsafe {
+            let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(8 * i).cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+        };
+        [half(0), half(1)]
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const u16) -> Two {
+        let half = |i: usize| unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.add(8 * i).cast())) };
+        [half(0), half(1)]
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(self, from: *const u32) -> [__m256i; 2] {
+        unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(8).cast())] }
+    }
+    #[inline(always)]
+    fn prefetch(self, address: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+}

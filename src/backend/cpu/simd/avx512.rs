@@ -1,0 +1,139 @@
+//! Sixteen lanes as one AVX-512 register, with BF16 dot products.
+
+use super::super::isa::Kernel;
+use super::{LANES, Simd};
+use std::arch::x86_64::*;
+
+/// Proof that AVX-512 F, BW, DQ, VL and BF16 are there.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Avx512(());
+
+/// # Safety
+/// The processor has the features named below.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub(in super::super) unsafe fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx512(()))
+}
+
+// SAFETY (every block below): the instructions exist, or there were no value of `Avx512`; pointers are the caller's.
+impl Simd for Avx512 {
+    type V = __m512;
+    type Pairs = __m512i;
+
+    const TILE_ROWS: usize = 12;
+    const TILE_PANELS: usize = 2;
+    const QUERIES: usize = 4;
+    const ROW_PANELS: usize = 4;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_div_ps(a, b) }
+    }
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_max_ps(a, b) }
+    }
+    #[inline(always)]
+    fn min(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_min_ps(a, b) }
+    }
+    #[inline(always)]
+    fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    fn shift_to_exponent(self, a: __m512) -> __m512 {
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_castps_si512(a))) }
+    }
+    #[inline(always)]
+    fn zero_unless_ge(self, value: __m512, x: __m512, threshold: __m512) -> __m512 {
+        unsafe { _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(x, threshold), value) }
+    }
+    #[inline(always)]
+    fn in_range_or(self, value: __m512, from: usize, to: usize, other: __m512) -> __m512 {
+        let below = |n: usize| ((1u32 << n) - 1) as u16;
+        unsafe { _mm512_mask_mov_ps(other, below(to) & !below(from), value) }
+    }
+    #[inline(always)]
+    fn dot_pairs(self, acc: __m512, w: __m512i, x: u32) -> __m512 {
+        unsafe {
+            let x = _mm512_set1_epi32(x as i32);
+            _mm512_dpbf16_ps(
+                acc,
+                std::mem::transmute::<__m512i, __m512bh>(w),
+                std::mem::transmute::<__m512i, __m512bh>(x),
+            )
+        }
+    }
+    #[inline(always)]
+    fn transpose(self, rows: &mut [__m512; LANES]) {
+        // Pairs of rows, then fours, each within 128-bit lanes; then the lanes themselves.
+        unsafe {
+            let mut t = *rows;
+            for i in (0..LANES).step_by(2) {
+                t[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
+                t[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
+            }
+            let mut u = t;
+            for i in (0..LANES).step_by(4) {
+                u[i] = _mm512_shuffle_ps::<0x44>(t[i], t[i + 2]);
+                u[i + 1] = _mm512_shuffle_ps::<0xee>(t[i], t[i + 2]);
+                u[i + 2] = _mm512_shuffle_ps::<0x44>(t[i + 1], t[i + 3]);
+                u[i + 3] = _mm512_shuffle_ps::<0xee>(t[i + 1], t[i + 3]);
+            }
+            for i in 0..4 {
+                let low = _mm512_shuffle_f32x4::<0x88>(u[i], u[i + 4]);
+                let high = _mm512_shuffle_f32x4::<0x88>(u[i + 8], u[i + 12]);
+                let low_odd = _mm512_shuffle_f32x4::<0xdd>(u[i], u[i + 4]);
+                let high_odd = _mm512_shuffle_f32x4::<0xdd>(u[i + 8], u[i + 12]);
+                rows[i] = _mm512_shuffle_f32x4::<0x88>(low, high);
+                rows[i + 8] = _mm512_shuffle_f32x4::<0xdd>(low, high);
+                rows[i + 4] = _mm512_shuffle_f32x4::<0x88>(low_odd, high_odd);
+                rows[i + 12] = _mm512_shuffle_f32x4::<0xdd>(low_odd, high_odd);
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> __m512 {
+        unsafe { _mm512_loadu_ps(from) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, v: __m512) {
+        unsafe { _mm512_storeu_ps(to, v) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const u16) -> __m512 {
+        unsafe {
+            let bits = _mm256_loadu_si256(from.cast());
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const u16) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(self, from: *const u32) -> __m512i {
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+    #[inline(always)]
+    fn prefetch(self, address: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+}

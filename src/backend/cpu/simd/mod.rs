@@ -1,0 +1,272 @@
+//! Sixteen float32 lanes on every instruction set: kernels are written once over [`Simd`].
+//!
+//! A value of a [`Simd`] type is the proof that the processor has its instructions; it is made only by the entry
+//! points `run_*`, so its methods on values are safe. Loads and stores take raw pointers and are not.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use avx2::run_avx2;
+#[cfg(target_arch = "x86_64")]
+pub(super) use avx512::run_avx512;
+pub(super) use portable::Portable;
+
+/// Lanes of a vector, on every instruction set.
+pub(super) const LANES: usize = 16;
+
+pub(super) trait Simd: Copy {
+    /// Sixteen float32.
+    type V: Copy;
+    /// Sixteen pairs of bfloat16, ready for [`Simd::dot_pairs`].
+    type Pairs: Copy;
+
+    /// Rows and panels of the register tile of a matrix product with many rows.
+    const TILE_ROWS: usize;
+    const TILE_PANELS: usize;
+    /// Queries of an attention unit at once, and vectors of a head at once.
+    const QUERIES: usize;
+    /// Panels at once where there is a single row.
+    const ROW_PANELS: usize;
+
+    fn splat(self, x: f32) -> Self::V;
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, fused where the instruction set fuses.
+    fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The bits of each lane moved left by 23, the place of the exponent.
+    fn shift_to_exponent(self, a: Self::V) -> Self::V;
+    /// `value` in lanes where `x >= threshold`, else 0.
+    fn zero_unless_ge(self, value: Self::V, x: Self::V, threshold: Self::V) -> Self::V;
+    /// `value` in lanes `from..to`, else `other`.
+    fn in_range_or(self, value: Self::V, from: usize, to: usize, other: Self::V) -> Self::V;
+    /// `acc + w.0 * x.0 + w.1 * x.1` for each of the sixteen pairs `w` and the one pair `x` (low half first).
+    fn dot_pairs(self, acc: Self::V, w: Self::Pairs, x: u32) -> Self::V;
+    /// Rows become columns.
+    fn transpose(self, rows: &mut [Self::V; LANES]);
+
+    /// # Safety
+    /// Sixteen float32 can be read at `from`, at any alignment.
+    unsafe fn load(self, from: *const f32) -> Self::V;
+    /// # Safety
+    /// Sixteen float32 can be written at `to`, at any alignment.
+    unsafe fn store(self, to: *mut f32, v: Self::V);
+    /// # Safety
+    /// Sixteen bfloat16 can be read at `from`, at any alignment.
+    unsafe fn load_bf16(self, from: *const u16) -> Self::V;
+    /// # Safety
+    /// Sixteen float16 can be read at `from`, at any alignment.
+    unsafe fn load_f16(self, from: *const u16) -> Self::V;
+    /// # Safety
+    /// Sixteen pairs of bfloat16 can be read at `from`, at any alignment.
+    unsafe fn load_pairs(self, from: *const u32) -> Self::Pairs;
+    /// Asks for the cache line at `address`; any address will do.
+    fn prefetch(self, address: *const u8);
+
+    #[inline(always)]
+    fn to_array(self, v: Self::V) -> [f32; LANES] {
+        let mut array = [0.0; LANES];
+        // SAFETY: the array has sixteen places.
+        unsafe { self.store(array.as_mut_ptr(), v) };
+        array
+    }
+
+    /// Sum of the lanes, halves onto halves: the same order on every instruction set.
+    #[inline(always)]
+    fn sum(self, v: Self::V) -> f32 {
+        let mut array = self.to_array(v);
+        for half in [8, 4, 2, 1] {
+            for i in 0..half {
+                array[i] += array[i + half];
+            }
+        }
+        array[0]
+    }
+
+    #[inline(always)]
+    fn max_lane(self, v: Self::V) -> f32 {
+        let mut array = self.to_array(v);
+        for half in [8, 4, 2, 1] {
+            for i in 0..half {
+                array[i] = if array[i] > array[i + half] { array[i] } else { array[i + half] };
+            }
+        }
+        array[0]
+    }
+
+    /// Loads `n <= 16` numbers; the other lanes are 0.
+    ///
+    /// # Safety
+    /// `n` float32 can be read at `from`.
+    #[inline(always)]
+    unsafe fn load_first(self, from: *const f32, n: usize) -> Self::V {
+        if n == LANES {
+            // SAFETY: the caller's.
+            return unsafe { self.load(from) };
+        }
+        let mut array = [0.0f32; LANES];
+        // SAFETY: the caller's; `n` is below 16 here.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, array.as_mut_ptr(), n.min(LANES));
+            self.load(array.as_ptr())
+        }
+    }
+
+    /// Stores the first `n <= 16` lanes.
+    ///
+    /// # Safety
+    /// `n` float32 can be written at `to`.
+    #[inline(always)]
+    unsafe fn store_first(self, to: *mut f32, v: Self::V, n: usize) {
+        if n == LANES {
+            // SAFETY: the caller's.
+            return unsafe { self.store(to, v) };
+        }
+        let array = self.to_array(v);
+        // SAFETY: the caller's; `n` is below 16 here.
+        unsafe { std::ptr::copy_nonoverlapping(array.as_ptr(), to, n.min(LANES)) };
+    }
+
+    /// `e^x` to about 1 ulp; 0 below -87.3 (where float32 would be subnormal), finite above 88.
+    #[inline(always)]
+    fn exp(self, x: Self::V) -> Self::V {
+        let lowest = self.splat(-87.336);
+        let clamped = self.min(self.max(x, lowest), self.splat(88.3));
+        // Adding 1.5 * 2^23 rounds to an integer; 127 more makes the low bits the biased exponent of 2^n.
+        let magic = self.splat(12_582_912.0 + 127.0);
+        let shifted = self.mul_add(clamped, self.splat(std::f32::consts::LOG2_E), magic);
+        let n = self.sub(shifted, magic);
+        // ln 2 in two parts, the first short enough for n * part to be exact.
+        let r = self.mul_add(n, self.splat(-0.693_359_4), clamped);
+        let r = self.mul_add(n, self.splat(2.121_944_4e-4), r);
+        // Taylor to the 7th power: |r| <= ln 2 / 2, so the rest is below 6e-9.
+        let mut p = self.splat(1.0 / 5040.0);
+        for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+            p = self.mul_add(p, r, self.splat(c));
+        }
+        let power = self.mul(p, self.shift_to_exponent(shifted));
+        self.zero_unless_ge(power, x, lowest)
+    }
+}
+
+/// Rounds to bfloat16, to nearest even; a NaN stays one.
+#[inline(always)]
+pub(super) fn bf16_bits(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    let quiet_nan = (bits >> 16) | 0x40;
+    (if bits & 0x7fff_ffff > 0x7f80_0000 { quiet_nan } else { rounded }) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::isa::{Isa, Kernel};
+    use super::*;
+
+    struct Exp([f32; LANES]);
+    impl Kernel for Exp {
+        type Output = [f32; LANES];
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> [f32; LANES] {
+            // SAFETY: the array has sixteen places.
+            simd.to_array(simd.exp(unsafe { simd.load(self.0.as_ptr()) }))
+        }
+    }
+
+    fn available() -> impl Iterator<Item = Isa> {
+        Isa::ALL.into_iter().filter(|isa| isa.is_available())
+    }
+
+    #[test]
+    fn exp_is_accurate_and_ends_well() {
+        for isa in available() {
+            let mut x = -87.3f32;
+            while x < 88.0 {
+                let xs: [f32; LANES] = std::array::from_fn(|i| x + i as f32 * 0.001);
+                for (x, y) in xs.iter().zip(isa.run(Exp(xs))) {
+                    let expected = f64::from(*x).exp();
+                    assert!((f64::from(y) / expected - 1.0).abs() < 3e-7, "{isa}: exp({x}) = {y}, not {expected}");
+                }
+                x += 0.0531;
+            }
+            let ends = [f32::NEG_INFINITY, -1e30, -90.0, 0.0, 100.0, f32::INFINITY];
+            let ends = isa.run(Exp(std::array::from_fn(|i| ends[i.min(5)])));
+            assert_eq!(&ends[..4], &[0.0, 0.0, 0.0, 1.0], "{isa}");
+            assert!(ends[4].is_finite() && ends[4] > 1e38 && ends[5].is_finite(), "{isa}: {ends:?}");
+        }
+    }
+
+    struct Halves([u16; LANES]);
+    impl Kernel for Halves {
+        type Output = ([f32; LANES], [f32; LANES]);
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> Self::Output {
+            // SAFETY: the array has sixteen places.
+            unsafe { (simd.to_array(simd.load_bf16(self.0.as_ptr())), simd.to_array(simd.load_f16(self.0.as_ptr()))) }
+        }
+    }
+
+    #[test]
+    fn halves_widen_exactly() {
+        for isa in available() {
+            for first in (0..=u16::MAX).step_by(LANES) {
+                let bits: [u16; LANES] = std::array::from_fn(|i| first + i as u16);
+                let (bf16, f16) = isa.run(Halves(bits));
+                for i in 0..LANES {
+                    let same = |got: f32, expected: f32| {
+                        got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan()
+                    };
+                    assert!(same(bf16[i], half::bf16::from_bits(bits[i]).to_f32()), "{isa} bf16 {:#x}", bits[i]);
+                    assert!(same(f16[i], half::f16::from_bits(bits[i]).to_f32()), "{isa} f16 {:#x}", bits[i]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn bf16_rounds_as_the_half_crate() {
+        for bits in (0..u32::MAX - 7919).step_by(7919) {
+            let x = f32::from_bits(bits);
+            let (ours, expected) = (half::bf16::from_bits(bf16_bits(x)), half::bf16::from_f32(x));
+            assert!(ours == expected || x.is_nan() && ours.is_nan(), "{x}");
+        }
+    }
+
+    struct Moves([[f32; LANES]; LANES]);
+    impl Kernel for Moves {
+        type Output = ([[f32; LANES]; LANES], [f32; LANES], f32, f32);
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> Self::Output {
+            // SAFETY: the arrays have sixteen places.
+            let mut rows = self.0.map(|row| unsafe { simd.load(row.as_ptr()) });
+            let first = rows[0];
+            simd.transpose(&mut rows);
+            let masked = simd.in_range_or(first, 3, 11, simd.splat(-1.0));
+            (rows.map(|row| simd.to_array(row)), simd.to_array(masked), simd.sum(first), simd.max_lane(first))
+        }
+    }
+
+    #[test]
+    fn lanes_move_where_they_should() {
+        let matrix: [[f32; LANES]; LANES] =
+            std::array::from_fn(|i| std::array::from_fn(|j| ((i * 16 + j) * 37 % 256) as f32));
+        for isa in available() {
+            let (transposed, masked, sum, max) = isa.run(Moves(matrix));
+            for i in 0..LANES {
+                for j in 0..LANES {
+                    assert_eq!(transposed[i][j], matrix[j][i], "{isa} {i} {j}");
+                }
+                assert_eq!(masked[i], if (3..11).contains(&i) { matrix[0][i] } else { -1.0 }, "{isa} {i}");
+            }
+            assert_eq!(sum, matrix[0].iter().sum::<f32>());
+            assert_eq!(max, matrix[0].iter().copied().fold(0.0, f32::max));
+        }
+    }
+}
