@@ -39,14 +39,12 @@ pub struct Detokenized {
 /// Token ids of `prompt`, or of `messages` through the chat template.
 pub fn tokenize(body: &Value, model: &ModelInfo) -> Result<Tokenized, ApiError> {
     let fields: TokenizeFields = parse_fields(body)?;
-    let (prompt, param) = match (fields.prompt, body.get("messages")) {
-        (Some(text), _) => {
-            (Prompt::Text { text, add_special_tokens: fields.add_special_tokens.unwrap_or(true) }, "prompt")
-        }
-        (None, Some(_)) => (Prompt::Chat(chat::chat_prompt(body)?), "messages"),
+    let prompt = match (fields.prompt, body.get("messages")) {
+        (Some(text), _) => Prompt::Text { text, add_special_tokens: fields.add_special_tokens.unwrap_or(true) },
+        (None, Some(_)) => Prompt::Chat(chat::chat_prompt(body)?),
         (None, None) => return Err(ApiError::invalid("prompt", "prompt or messages is required")),
     };
-    let tokens = model.encode(&prompt, param)?;
+    let tokens = model.tokenise(&prompt)?;
     let strings = || tokens.iter().map(|token| model.tokenizer.token_text(*token)).collect();
     Ok(Tokenized {
         count: tokens.len(),
