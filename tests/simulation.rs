@@ -284,6 +284,8 @@ impl World {
         // What this step copies in is released with the next demand.
         self.swap_pool.check(swap_tables.into_iter());
         assert!(plan.num_tokens() <= self.config.max_num_batched_tokens);
+        let mut written = plan.swap_in.iter().map(|pair| pair.1).chain(plan.copy.iter().map(|pair| pair.1));
+        assert!(written.all(|block| !self.device_pool.is_shared(block)), "a copy writes into a shared block");
         if self.random.one_in(400) {
             return self.fail();
         }

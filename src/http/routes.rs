@@ -13,24 +13,29 @@ use actix_web::web::{self, Bytes, Data, Path, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse, Resource, ResponseError, Route};
 use serde_json::{Value, json};
 
-/// Every path, as the metrics name it.
-pub const PATHS: [&str; 11] = [
+/// Names may hold slashes.
+const MODEL: &str = "/v1/models/{id:.+}";
+
+/// The paths but [`MODEL`].
+const PATHS: [&str; 9] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/models",
-    MODEL,
     "/tokenize",
     "/detokenize",
     "/health",
     "/ready",
     "/version",
     "/metrics",
-    OTHER,
 ];
-/// Names may hold slashes.
-const MODEL: &str = "/v1/models/{id:.+}";
-/// Stands for every path that does not exist.
-pub const OTHER: &str = "other";
+
+/// How metrics name the path of a matched route; what a client made up is `other`.
+pub fn metrics_path(pattern: Option<&str>) -> &'static str {
+    match pattern {
+        Some(MODEL) => "/v1/models/{id}",
+        _ => PATHS.into_iter().find(|path| pattern == Some(*path)).unwrap_or("other"),
+    }
+}
 
 pub fn configure(config: &mut ServiceConfig) {
     let get = || Method::GET;

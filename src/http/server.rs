@@ -5,7 +5,7 @@ use crate::config::ServerConfig;
 use crate::error::{ApiError, StartError};
 use crate::http::auth::ApiKeys;
 use crate::http::openai::response::new_id;
-use crate::http::routes::{OTHER, PATHS, configure};
+use crate::http::routes::{configure, metrics_path};
 use crate::metrics;
 use actix_web::body::MessageBody;
 use actix_web::dev::{Server, ServiceRequest, ServiceResponse};
@@ -80,9 +80,7 @@ async fn around(
     };
     answer.headers_mut().insert(REQUEST_ID, id.clone());
     let status = answer.status().as_u16();
-    let pattern = answer.request().match_pattern();
-    let path = PATHS.into_iter().find(|path| pattern.as_deref() == Some(*path)).unwrap_or(OTHER);
-    metrics::http_request(path, status);
+    metrics::http_request(metrics_path(answer.request().match_pattern().as_deref()), status);
     tracing::debug!(
         method = %answer.request().method(),
         path = answer.request().path(),

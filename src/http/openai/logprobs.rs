@@ -9,7 +9,11 @@ use serde_json::{Map, Value, json};
 use std::fmt::Write;
 
 /// JSON has no infinity; this is what OpenAI writes for a token that cannot occur.
-const LEAST_LOGPROB: f32 = -9999.0;
+const LEAST_LOGPROB: f64 = -9999.0;
+
+fn json_logprob(of: &TokenLogprob) -> f64 {
+    f64::from(of.logprob).max(LEAST_LOGPROB)
+}
 
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
@@ -34,7 +38,7 @@ struct ChatPosition {
 #[derive(Debug, Serialize)]
 struct ChatToken {
     token: String,
-    logprob: f32,
+    logprob: f64,
     /// The token's exact bytes: `token` cannot show half a character.
     bytes: Vec<u8>,
 }
@@ -43,7 +47,7 @@ struct ChatToken {
 #[derive(Debug, Default, Serialize)]
 pub struct CompletionLogprobs {
     text_offset: Vec<usize>,
-    token_logprobs: Vec<Option<f32>>,
+    token_logprobs: Vec<Option<f64>>,
     tokens: Vec<String>,
     /// The token itself, then the most likely ones.
     top_logprobs: Vec<Option<Map<String, Value>>>,
@@ -54,7 +58,7 @@ impl Logprobs {
     pub fn chat(tokenizer: &Tokenizer, positions: &[Position], num_top: u32) -> Self {
         let token = |of: &TokenLogprob| ChatToken {
             token: tokenizer.token_text(of.token),
-            logprob: of.logprob.max(LEAST_LOGPROB),
+            logprob: json_logprob(of),
             bytes: tokenizer.token_bytes(of.token),
         };
         let content = positions.iter().filter_map(|position| position.logprobs.as_ref()).map(|at| ChatPosition {
@@ -71,10 +75,10 @@ impl Logprobs {
             columns.text_offset.push(position.text_offset);
             columns.tokens.push(token_name(tokenizer, position.token));
             let at = position.logprobs.as_ref();
-            columns.token_logprobs.push(at.map(|at| at.chosen.logprob.max(LEAST_LOGPROB)));
+            columns.token_logprobs.push(at.map(|at| json_logprob(&at.chosen)));
             columns.top_logprobs.push(at.map(|at| {
                 let tokens = std::iter::once(&at.chosen).chain(at.top.iter().take(num_top as usize));
-                tokens.map(|of| (token_name(tokenizer, of.token), json!(of.logprob.max(LEAST_LOGPROB)))).collect()
+                tokens.map(|of| (token_name(tokenizer, of.token), json!(json_logprob(of)))).collect()
             }));
         }
         Logprobs::Completion(columns)
@@ -86,7 +90,7 @@ impl Logprobs {
 pub fn prompt_logprobs(tokenizer: &Tokenizer, logprobs: &[PositionLogprobs], num_top: u32) -> Value {
     let entry = |of: &TokenLogprob| {
         let value = json!({
-            "logprob": of.logprob.max(LEAST_LOGPROB),
+            "logprob": json_logprob(of),
             "rank": of.rank,
             "decoded_token": tokenizer.token_text(of.token),
         });

@@ -1,0 +1,7 @@
+//! The HTTP API over a real socket, before an engine whose every token the test decides.
+
+mod answers;
+mod fake_engine;
+mod parameters;
+mod server;
+mod streams;
