@@ -17,9 +17,13 @@ use crate::backend::DType;
 use crate::error::StartError;
 use kernel::Panels;
 
-/// Rows of the input, rounded to the weights' type, as 4-byte words: a float32, or a pair of bfloat16.
-pub(super) struct Input {
+/// What a product needs besides its operands; it grows, and is used again.
+pub(super) struct Workspace {
+    /// Rows of the input, rounded to the weights' type, as words: a float32, or a pair of bfloat16.
     words: Buffer<u32>,
+    /// Each member's unfinished results.
+    #[cfg(target_arch = "x86_64")]
+    scratch: Vec<Buffer<f32>>,
 }
 
 /// Elements below which one member does an operation alone.
@@ -32,14 +36,22 @@ fn row_stride(steps: usize) -> usize {
     (lines + 1 - lines % 2) * LANES
 }
 
-impl Input {
-    pub fn new() -> Result<Self, StartError> {
-        Ok(Self { words: Buffer::zeroed(0, "the rounded input of a linear layer")? })
+impl Workspace {
+    pub fn new(num_members: usize) -> Result<Self, StartError> {
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = num_members;
+        Ok(Self {
+            words: Buffer::zeroed(0, "the rounded input of a linear layer")?,
+            #[cfg(target_arch = "x86_64")]
+            scratch: (0..num_members)
+                .map(|_| Buffer::zeroed(amx::BLOCKED_SCRATCH_LEN, "unfinished results of a linear layer"))
+                .collect::<Result<_, _>>()?,
+        })
     }
 
-    /// Makes room for a product of `rows` rows with `w`; grows only.
+    /// Makes room for a product of `rows` rows with `w`, in whole blocks of 32.
     fn reserve(&mut self, rows: usize, w: &CpuMatrix) {
-        let len = rows.next_multiple_of(LANES) * row_stride(w.steps());
+        let len = rows.next_multiple_of(2 * LANES) * row_stride(w.steps());
         if self.words.len() < len {
             self.words =
                 Buffer::zeroed(len, "the rounded input of a linear layer").unwrap_or_else(|error| panic!("{error}"));
@@ -85,7 +97,7 @@ fn round_row(x: &[f32], dtype: DType, out: &mut [u32]) {
 pub(super) fn linear(
     isa: Isa,
     team: &Team,
-    input: &mut Input,
+    workspace: &mut Workspace,
     x: &[f32],
     rows: usize,
     w: &CpuMatrix,
@@ -97,15 +109,19 @@ pub(super) fn linear(
     if rows == 0 {
         return;
     }
-    input.fill(x, rows, w, team);
+    workspace.fill(x, rows, w, team);
     let panels = Panels {
         w,
         bias,
-        x: input.words.as_ptr(),
+        x: workspace.words.as_ptr(),
         x_stride: row_stride(w.steps()),
         rows,
         out: Shared::new(out.as_mut_ptr()),
     };
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Amx && w.dtype == DType::BF16 && rows >= amx::BLOCKED_FROM_ROWS {
+        return blocked(team, &panels, &mut workspace.scratch);
+    }
     let per_task = panels_per_task(w, team.num_members());
     let num_tasks = w.num_panels().div_ceil(per_task);
     let task = |task: usize| {
@@ -117,6 +133,24 @@ pub(super) fn linear(
     } else {
         team.for_each(num_tasks, task);
     }
+}
+
+/// Many rows on AMX: tasks are blocks of rows and columns.
+#[cfg(target_arch = "x86_64")]
+fn blocked(team: &Team, product: &Panels<'_>, scratch: &mut [Buffer<f32>]) {
+    let (rows, num_panels) = (product.rows, product.w.num_panels());
+    let scratch: Vec<_> = scratch.iter_mut().map(|scratch| Shared::new(scratch.as_mut_ptr())).collect();
+    let row_blocks = rows.div_ceil(amx::MAX_BLOCKED_ROWS);
+    let rows_per_block = rows.div_ceil(row_blocks).next_multiple_of(2 * LANES);
+    let (row_blocks, panel_blocks) = (rows.div_ceil(rows_per_block), num_panels.div_ceil(amx::MAX_BLOCKED_PANELS));
+    team.for_each_member(row_blocks * panel_blocks, |member, task| {
+        let (row, panel) = (task % row_blocks * rows_per_block, task / row_blocks * amx::MAX_BLOCKED_PANELS);
+        let rows = row..rows.min(row + rows_per_block);
+        let panels = panel..num_panels.min(panel + amx::MAX_BLOCKED_PANELS);
+        // SAFETY: the caller has chosen AMX and bfloat16, and `Workspace` has room for blocks of 32 rows; blocks are
+        // cut to the maxima; the scratch is the member's.
+        unsafe { amx::run_blocked(product, rows, panels, scratch[member].get()) };
+    });
 }
 
 /// A task is a run of panels that stays in the second-level cache for all rows, yet small enough for each member to
