@@ -10,9 +10,9 @@
 //! The compiler does not know tile registers here, so all that passes between instructions through them lies within
 //! one `asm!` block; only the tile configuration, which it does not touch either, outlives a block.
 
-use super::super::memory::Shared;
+use super::super::isa::{Isa, Kernel};
 use super::super::pack::BF16_K_BLOCK;
-use super::super::simd::LANES;
+use super::super::simd::{LANES, Simd};
 use super::kernel::Panels;
 use std::arch::asm;
 use std::ops::Range;
@@ -299,21 +299,29 @@ impl Block<'_> {
         }
     }
 
-    /// Adds the bias and writes one tile of results to the output.
+    /// Adds the bias and writes `rows` rows of a tile of results to the output.
     unsafe fn write(&self, results: *const f32, row: usize, rows: usize, panel: usize) {
-        let Panels { w, bias, out, .. } = *self.product;
-        let first = panel * LANES;
-        let width = LANES.min(w.n - first);
-        let out: Shared<f32> = out;
-        let results = unsafe { std::slice::from_raw_parts(results, TILE_LEN) };
-        for (i, results) in results.chunks_exact(LANES).take(rows).enumerate() {
-            let out = unsafe { std::slice::from_raw_parts_mut(out.get().add((row + i) * w.n + first), width) };
-            match bias {
-                None => out.copy_from_slice(&results[..width]),
-                Some(bias) => {
-                    let sums = results.iter().zip(&bias[first..first + width]).map(|(x, bias)| x + bias);
-                    out.iter_mut().zip(sums).for_each(|(out, sum)| *out = sum);
-                }
+        Isa::Amx.run(WriteTile { product: self.product, results, row, rows, panel });
+    }
+}
+
+struct WriteTile<'a> {
+    product: &'a Panels<'a>,
+    results: *const f32,
+    row: usize,
+    rows: usize,
+    panel: usize,
+}
+
+impl Kernel for WriteTile<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        for i in 0..self.rows {
+            // SAFETY: a tile has 16 rows of 16 results; the rows and the panel exist.
+            unsafe {
+                self.product.store(simd, self.row + i, self.panel, simd.load(self.results.add(i * LANES)));
             }
         }
     }

@@ -8,10 +8,10 @@
 pub(super) mod amx;
 mod kernel;
 
-use super::isa::Isa;
+use super::isa::{Isa, Kernel};
 use super::memory::{Buffer, Shared};
 use super::pack::CpuMatrix;
-use super::simd::{LANES, bf16_bits};
+use super::simd::{LANES, Simd, bf16_bits};
 use super::team::Team;
 use crate::backend::DType;
 use crate::error::StartError;
@@ -59,14 +59,14 @@ impl Workspace {
     }
 
     /// Rounds `x: [rows, k]` to the type of `w`.
-    fn fill(&mut self, x: &[f32], rows: usize, w: &CpuMatrix, team: &Team) {
+    fn fill(&mut self, isa: Isa, team: &Team, x: &[f32], rows: usize, w: &CpuMatrix) {
         self.reserve(rows, w);
         let (k, stride, dtype, steps) = (w.k, row_stride(w.steps()), w.dtype, w.steps());
         let words = Shared::new(self.words.as_mut_ptr());
         let round = |row: usize| {
             // SAFETY: `reserve` made room for `rows` rows of `stride >= steps` words; each row is one task's.
             let out = unsafe { std::slice::from_raw_parts_mut(words.get().add(row * stride), steps) };
-            round_row(&x[row * k..][..k], dtype, out);
+            isa.run(RoundRow { x: &x[row * k..][..k], dtype, out });
         };
         if rows * k < ALONE_BELOW {
             (0..rows).for_each(round);
@@ -77,19 +77,44 @@ impl Workspace {
 }
 
 /// Rounds one row; words past the row's end become 0.
-fn round_row(x: &[f32], dtype: DType, out: &mut [u32]) {
-    match dtype {
-        DType::F32 => out.iter_mut().zip(x).for_each(|(word, x)| *word = x.to_bits()),
-        DType::F16 => out.iter_mut().zip(x).for_each(|(word, x)| *word = half::f16::from_f32(*x).to_f32().to_bits()),
-        DType::BF16 => {
-            let pairs = x.chunks_exact(2);
-            let last = pairs.remainder().first().map(|x| u32::from(bf16_bits(*x)));
-            let words =
-                pairs.map(|pair| u32::from(bf16_bits(pair[0])) | u32::from(bf16_bits(pair[1])) << 16).chain(last);
-            let mut out = out.iter_mut();
-            words.zip(&mut out).for_each(|(word, place)| *place = word);
-            out.for_each(|place| *place = 0);
+struct RoundRow<'a> {
+    x: &'a [f32],
+    dtype: DType,
+    out: &'a mut [u32],
+}
+
+impl Kernel for RoundRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { x, dtype, out } = self;
+        let used_words = if dtype == DType::BF16 { x.len().div_ceil(2) } else { x.len() };
+        let (used, rest) = out.split_at_mut(used_words);
+        match dtype {
+            DType::F32 => {
+                used.iter_mut().zip(x).for_each(|(word, x)| *word = x.to_bits());
+            }
+            DType::F16 => {
+                for (out, x) in used.chunks_mut(LANES).zip(x.chunks(LANES)) {
+                    // SAFETY: both chunks hold `x.len()` numbers of four bytes.
+                    unsafe {
+                        let rounded = simd.round_to_f16(simd.load_first(x.as_ptr(), x.len()));
+                        simd.store_first(out.as_mut_ptr().cast(), rounded, x.len());
+                    }
+                }
+            }
+            DType::BF16 => {
+                let pairs = x.chunks_exact(2);
+                if let [last] = pairs.remainder() {
+                    used[x.len() / 2] = u32::from(bf16_bits(*last));
+                }
+                for (word, pair) in used.iter_mut().zip(pairs) {
+                    *word = u32::from(bf16_bits(pair[0])) | u32::from(bf16_bits(pair[1])) << 16;
+                }
+            }
         }
+        rest.fill(0);
     }
 }
 
@@ -109,7 +134,7 @@ pub(super) fn linear(
     if rows == 0 {
         return;
     }
-    workspace.fill(x, rows, w, team);
+    workspace.fill(isa, team, x, rows, w);
     let panels = Panels {
         w,
         bias,
