@@ -41,7 +41,7 @@ fn the_configuration_file_holds_every_setting() {
 fn the_configuration_page_lists_every_setting() {
     let mut page = String::new();
     for (section, about) in SECTIONS {
-        writeln!(page, "\n### `[{section}]`\n\n{about}\n").unwrap();
+        writeln!(page, "\n### `[{section}]`\n\n{about}.\n").unwrap();
         writeln!(page, "| key | default | values | what it is | when to change it |\n|---|---|---|---|---|").unwrap();
         for setting in SETTINGS.iter().filter(|setting| setting.section() == *section) {
             let flag = setting.flag.map_or(String::new(), |(flag, _)| format!("<br>`--{flag}`"));

@@ -101,7 +101,7 @@ impl Shared {
             Prompt::Tokens(tokens) => tokens,
             prompt => {
                 let model = self.model.clone();
-                self.workers.run(move || model.tokenise(&prompt)).await?
+                self.workers.run(move || model.encode(&prompt, param)).await?
             }
         };
         if tokens.is_empty() {

@@ -40,15 +40,16 @@ pub struct ModelInfo {
 }
 
 impl ModelInfo {
-    /// A prompt's tokens. Takes as long as the text is: not for a thread that must not block.
-    pub fn tokenise(&self, prompt: &Prompt) -> Result<Vec<TokenId>, ApiError> {
+    /// A prompt's tokens, its chat rendered; `param` names the prompt's field in errors. Takes as long as the text
+    /// is: not for a thread that must not block.
+    pub fn encode(&self, prompt: &Prompt, param: &str) -> Result<Vec<TokenId>, ApiError> {
         match prompt {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
             Prompt::Text { text, add_special_tokens } => self.tokenizer.encode(text, *add_special_tokens),
             Prompt::Chat(chat) => {
                 let template = self.chat_template.as_ref().ok_or_else(|| {
                     ApiError::invalid(
-                        "messages",
+                        param,
                         "this model has no chat template: use /v1/completions, or add chat_template.jinja to the model",
                     )
                 })?;

@@ -28,6 +28,12 @@ impl Setting {
         self.split().1
     }
 
+    /// What its section is about.
+    pub fn section_about(&self) -> &'static str {
+        let section = SECTIONS.iter().find(|(name, _)| *name == self.section());
+        section.expect("every section is in SECTIONS").1
+    }
+
     fn split(&self) -> (&'static str, &'static str) {
         self.key.split_once('.').expect("the table's macro writes section.name")
     }
@@ -56,15 +62,15 @@ pub fn find(key: &str) -> Option<&'static Setting> {
 
 /// The sections in the order of the table, each with what it is about.
 pub const SECTIONS: &[(&str, &str)] = &[
-    ("server", "The HTTP server."),
-    ("model", "What is served."),
-    ("device", "What it runs on."),
-    ("cache", "KV blocks on the device."),
-    ("swap", "KV blocks in CPU memory, for preempted sequences."),
-    ("scheduler", "What shares a step, and who yields when blocks run out."),
-    ("intake", "Between HTTP and the scheduler."),
-    ("log", "Logs, on standard error."),
-    ("metrics", "Prometheus metrics."),
+    ("server", "The HTTP server"),
+    ("model", "What is served"),
+    ("device", "What it runs on"),
+    ("cache", "KV blocks on the device"),
+    ("swap", "KV blocks in CPU memory, for preempted sequences"),
+    ("scheduler", "What shares a step, and who yields when blocks run out"),
+    ("intake", "Between HTTP and the scheduler"),
+    ("log", "Logs, on standard error"),
+    ("metrics", "Prometheus metrics"),
 ];
 
 macro_rules! settings {
@@ -217,7 +223,7 @@ pub fn reference_file() -> String {
          # Flags come before environment variables (PAGETIDE_SECTION__NAME), those before this file.\n",
     );
     for (section, about) in SECTIONS {
-        write!(out, "\n# {about}\n[{section}]\n").expect("writing to a String");
+        write!(out, "\n# {about}.\n[{section}]\n").expect("writing to a String");
         for setting in SETTINGS.iter().filter(|setting| setting.section() == *section) {
             let unit = if setting.unit.is_empty() { String::new() } else { format!(" [{}]", setting.unit) };
             write!(

@@ -10,11 +10,11 @@
 //! 7. the draw.
 //!
 //! Steps 6 and 7 work on integers, so that a device can reproduce them exactly in whatever order it adds: the weight
-//! of a token is `trunc(2⁴⁰ · exp((logit − max) / temperature))` ([`row::exp`] says how `exp` is computed), all sums
+//! of a token is `round(2⁴⁰ · exp((logit − max) · (1 / temperature)))` ([`row::exp`] says how `exp` is computed), all sums
 //! are of weights, and each filter keeps what reaches a threshold. Tokens tied at the threshold of `top_k` or `top_p`
 //! are all kept. The draw is the inverse of the cumulative distribution in order of token id, at 64 random bits of
 //! Philox4x32-10 under the request's seed, with position and sample as counter: it depends on nothing else that runs.
-//! Tokens less than 2⁻⁴⁰ times as likely as the best are never drawn.
+//! Tokens less than 2⁻⁴¹ times as likely as the best are never drawn.
 
 mod philox;
 mod row;
@@ -170,22 +170,30 @@ impl Sampler {
     }
 
     fn draw(&mut self, logits: &[f32], params: &SamplingParams, draw: Draw) -> usize {
+        let (least, total) = self.distribution(logits, params);
+        let point = ((u128::from(draw.bits()) * u128::from(total)) >> 64) as u64;
+        row::index_at(&self.weights, least, point).unwrap_or_else(|| row::argmax(logits))
+    }
+
+    /// Sets `self.weights`; the tokens that can be drawn are those of at least `least`, whose sum is `total`:
+    /// `(least, total)`. The sum is 0 if no logit is finite.
+    fn distribution(&mut self, logits: &[f32], params: &SamplingParams) -> (u64, u64) {
         let max = row::max(logits);
         if max == f32::NEG_INFINITY {
-            return 0;
+            self.weights.clear();
+            return (1, 0);
         }
         let least_logit = match params.top_k as usize {
             0 => f32::NEG_INFINITY,
             k => row::kth_largest(logits, k, &mut self.candidates),
         };
-        let mut total = row::weigh(logits, max, params.temperature, least_logit, &mut self.weights);
+        // The largest scale is finite, so that the best token's is 0 times a number.
+        let scale = (1.0 / params.temperature).min(f32::MAX);
+        let mut total = row::weigh(logits, max, scale, least_logit, &mut self.weights);
         let mut least = 1;
         if params.min_p > 0.0 {
             least = ((f64::from(params.min_p) * row::ONE as f64).ceil() as u64).clamp(1, row::ONE);
-            for weight in &mut self.weights {
-                *weight = if *weight >= least { *weight } else { 0 };
-            }
-            total = self.weights.iter().sum();
+            total = row::keep_from(&mut self.weights, least);
         }
         if params.top_p < 1.0 && total > 0 {
             // The share as a fraction of 2³², so that the target is one integer product.
@@ -194,8 +202,7 @@ impl Sampler {
             least = row::weight_threshold(&self.weights, total, target, &mut self.candidate_weights);
             total = row::sum_from(&self.weights, least);
         }
-        let point = (u128::from(draw.bits()) * u128::from(total) >> 64) as u64;
-        row::index_at(&self.weights, least, point).unwrap_or_else(|| row::argmax(logits))
+        (least, total)
     }
 }
 
@@ -204,3 +211,6 @@ fn set(logits: &mut [f32], token: TokenId, change: impl FnOnce(f32) -> f32) {
         *logit = change(*logit);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,6 +6,7 @@ use crate::text::tokenizer::{named_special_tokens, parse_config};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 use serde_json::{Map, Value};
+use std::borrow::Cow;
 use time::OffsetDateTime;
 
 /// The chat template's variables.
@@ -86,8 +87,21 @@ impl ChatTemplate {
         Ok(Self { environment, names, special_tokens })
     }
 
+    /// With another clock than the system's for `strftime_now`, for results that can be repeated.
+    pub fn with_clock(mut self, clock: fn() -> OffsetDateTime) -> Self {
+        set_clock(&mut self.environment, clock);
+        self
+    }
+
     /// The prompt's text. What the template refuses, or fails at, is the client's error in `messages`.
     pub fn render(&self, prompt: &ChatPrompt) -> Result<String, ApiError> {
+        if prompt.continue_final_message && prompt.add_generation_prompt {
+            return Err(ApiError::invalid(
+                "continue_final_message",
+                "continue_final_message and add_generation_prompt exclude each other: the first goes on with the last \
+                 message, the second begins a new one",
+            ));
+        }
         let has_tools = prompt.tools.as_ref().is_some_and(|tools| !tools.is_null());
         let name = if has_tools && self.names.iter().any(|name| name == TOOL_USE) { TOOL_USE } else { DEFAULT };
         let template = self.environment.get_template(name).map_err(|_| {
@@ -98,19 +112,21 @@ impl ChatTemplate {
         })?;
         let (messages, continued) = if prompt.continue_final_message {
             let (messages, content) = tag_final_message(&prompt.messages)?;
-            (messages, Some(content))
+            (Cow::Owned(messages), Some(content))
         } else {
-            (prompt.messages.clone(), None)
+            (Cow::Borrowed(&prompt.messages), None)
         };
 
-        let mut variables = self.special_tokens.clone();
-        variables.extend(prompt.kwargs.clone());
-        variables.insert("messages".to_owned(), Value::Array(messages));
-        variables.insert("tools".to_owned(), prompt.tools.clone().unwrap_or(Value::Null));
-        variables.entry("documents").or_insert(Value::Null);
-        variables.insert("add_generation_prompt".to_owned(), prompt.add_generation_prompt.into());
+        let given = self.special_tokens.iter().chain(&prompt.kwargs);
+        let given = given.map(|(name, value)| (name.as_str(), template_value(value)));
+        let own = [
+            ("messages", messages.iter().map(template_value).collect()),
+            ("tools", template_value(prompt.tools.as_ref().unwrap_or(&Value::Null))),
+            ("add_generation_prompt", prompt.add_generation_prompt.into()),
+        ];
+        // Of equal names the last counts.
         let text = template
-            .render(template_value(&Value::Object(variables)))
+            .render(minijinja::Value::from_pairs([("documents", ().into())].into_iter().chain(given).chain(own)))
             .map_err(|error| ApiError::invalid("messages", describe(&error)))?;
         match continued {
             Some(content) => cut_at_tag(text, &content),
@@ -133,8 +149,13 @@ fn environment() -> Result<Environment<'static>, StartError> {
     environment.add_function("raise_exception", |message: String| -> Result<String, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, RAISED).with_source(Raised(message)))
     });
-    environment.add_function("strftime_now", |format: String| python::strftime(&format, OffsetDateTime::now_utc()));
+    set_clock(&mut environment, OffsetDateTime::now_utc);
     Ok(environment)
+}
+
+/// `strftime_now` gives UTC: what a server's prompt says does not depend on where the machine stands.
+fn set_clock(environment: &mut Environment<'static>, clock: fn() -> OffsetDateTime) {
+    environment.add_function("strftime_now", move |format: String| python::strftime(&format, clock()));
 }
 
 /// JSON as a template's value, keys in their order.

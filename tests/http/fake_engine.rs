@@ -129,7 +129,7 @@ impl Handler<Submit> for FakeIntake {
     type Result = Result<Accepted, ApiError>;
 
     fn handle(&mut self, submit: Submit, _: &mut Self::Context) -> Self::Result {
-        let prompt = self.model.tokenise(&submit.prompt)?;
+        let prompt = self.model.encode(&submit.prompt, submit.prompt_param)?;
         self.submits.lock().unwrap().push(Seen {
             prompt_tokens: prompt.clone(),
             params: submit.params.clone(),

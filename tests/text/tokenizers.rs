@@ -175,6 +175,19 @@ fn unsupported_decoders_are_refused_by_name() {
     assert!(error.contains("'CTC' is not supported"), "{error}");
 }
 
+#[test]
+fn stop_strings_do_not_count_before_min_tokens() {
+    let tokenizer = tokenizer("byte_level_llama3");
+    let ids = tokenizer.encode("a.b.c", false).expect("encodes");
+    assert_eq!(ids.len(), 5, "one token a character");
+    for (min_tokens, expected) in [(0, "a"), (1, "a"), (2, "a.b"), (3, "a.b"), (4, "a.b.c")] {
+        let options = OutputOptions { stop: vec![".".to_owned()], min_tokens, ..OutputOptions::default() };
+        let mut output = OutputText::new(Arc::clone(&tokenizer), &[], &options);
+        let text: String = ids.iter().map(|id| output.push(*id).text).collect();
+        assert_eq!(text, expected, "min_tokens {min_tokens}");
+    }
+}
+
 fn text() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         4 => "[a-zA-Z ]{1,8}",
@@ -228,7 +241,12 @@ proptest! {
         let tokenizer = &ALL[kind].1;
         let whole = tokenizer.decode(&tokens, true).expect("decodes");
         let options =
-            OutputOptions { skip_special_tokens: true, stop: stop.clone(), include_stop_str_in_output: include };
+            OutputOptions {
+                skip_special_tokens: true,
+                stop: stop.clone(),
+                include_stop_str_in_output: include,
+                min_tokens: 0,
+            };
         let mut output = OutputText::new(Arc::clone(tokenizer), &[], &options);
         let (mut text, mut offsets, mut stopped, mut pushed) = (String::new(), Vec::new(), None, 0);
         for token in &tokens {

@@ -39,12 +39,15 @@ pub struct Detokenized {
 /// Token ids of `prompt`, or of `messages` through the chat template.
 pub fn tokenize(body: &Value, model: &ModelInfo) -> Result<Tokenized, ApiError> {
     let fields: TokenizeFields = parse_fields(body)?;
-    let prompt = match (fields.prompt, body.get("messages")) {
-        (Some(text), _) => Prompt::Text { text, add_special_tokens: fields.add_special_tokens.unwrap_or(true) },
-        (None, Some(_)) => Prompt::Chat(chat::chat_prompt(body)?),
+    let (prompt, param) = match (fields.prompt, body.get("messages")) {
+        (Some(text), _) => {
+            let add_special_tokens = fields.add_special_tokens.unwrap_or(true);
+            (Prompt::Text { text, add_special_tokens }, "prompt")
+        }
+        (None, Some(_)) => (Prompt::Chat(chat::chat_prompt(body)?), "messages"),
         (None, None) => return Err(ApiError::invalid("prompt", "prompt or messages is required")),
     };
-    let tokens = model.tokenise(&prompt)?;
+    let tokens = model.encode(&prompt, param)?;
     let strings = || tokens.iter().map(|token| model.tokenizer.token_text(*token)).collect();
     Ok(Tokenized {
         count: tokens.len(),

@@ -27,6 +27,9 @@ impl Panels<'_> {
     pub fn run(&self, isa: Isa, panels: Range<usize>) {
         assert!(panels.end <= self.w.num_panels());
         match self.w.dtype {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the panels exist, and the instruction set was found available when it was chosen.
+            DType::BF16 if isa == Isa::Amx => unsafe { super::amx::run(self, panels) },
             DType::BF16 => isa.run(Task { product: self, panels, format: Bf16 }),
             DType::F16 => isa.run(Task { product: self, panels, format: F16 }),
             DType::F32 => isa.run(Task { product: self, panels, format: F32 }),

@@ -4,6 +4,8 @@
 //! tiles, the cut of the work into tasks and the number of rows only decide which chains run side by side, so a row's
 //! result is the same alone and in any batch.
 
+#[cfg(target_arch = "x86_64")]
+pub(super) mod amx;
 mod kernel;
 
 use super::isa::Isa;

@@ -1,0 +1,301 @@
+//! Rotary embedding, the KV write and paged attention.
+
+use crate::support::*;
+use pagetide::backend::cpu::{CpuBackend, Isa};
+use pagetide::backend::{AttentionShape, Backend, Batch, DType, KvLayout, Rope};
+use proptest::prelude::*;
+
+/// One sequence's Q, K and V before rotation: `[len, (num_heads + 2 * num_kv_heads) * head_dim]`.
+struct Sequence {
+    shape: AttentionShape,
+    rope: Option<Rope>,
+    len: usize,
+    qkv: Vec<f32>,
+}
+
+impl Sequence {
+    fn new(shape: AttentionShape, rope: Option<Rope>, len: usize, seed: u64) -> Self {
+        let cols = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim;
+        let qkv = Numbers::new(seed).vec(len * cols).into_iter().map(|x| 3.0 * x).collect();
+        Self { shape, rope, len, qkv }
+    }
+
+    fn cols(&self) -> usize {
+        self.qkv.len() / self.len
+    }
+
+    fn out_cols(&self) -> usize {
+        self.shape.num_heads * self.shape.head_dim
+    }
+
+    /// Head `index` of `[Q | K | V]` of a token, rotated.
+    fn head(&self, token: usize, index: usize) -> Vec<f64> {
+        let AttentionShape { num_heads, num_kv_heads, head_dim, .. } = self.shape;
+        let start = token * self.cols() + index * head_dim;
+        let mut head: Vec<f64> = self.qkv[start..][..head_dim].iter().map(|x| f64::from(*x)).collect();
+        if let Some(rope) = &self.rope
+            && index < num_heads + num_kv_heads
+        {
+            let half = rope.rotary_dim / 2;
+            for i in 0..half {
+                let angle = token as f64 * f64::from(rope.inv_freq[i]);
+                let factor = f64::from(rope.attention_factor);
+                let (sin, cos) = (angle.sin() * factor, angle.cos() * factor);
+                let (low, high) = (head[i], head[i + half]);
+                head[i] = low * cos - high * sin;
+                head[i + half] = high * cos + low * sin;
+            }
+        }
+        head
+    }
+
+    /// `[len, num_heads * head_dim]`, K and V rounded to `dtype`.
+    fn reference(&self, dtype: DType) -> Vec<f64> {
+        let AttentionShape { num_heads, num_kv_heads, scale, window, .. } = self.shape;
+        let rounded = |index: usize| -> Vec<Vec<f64>> {
+            let token = |token| self.head(token, index).iter().map(|x| f64::from(round(*x as f32, dtype))).collect();
+            (0..self.len).map(token).collect()
+        };
+        let keys: Vec<_> = (0..num_kv_heads).map(|h| rounded(num_heads + h)).collect();
+        let values: Vec<_> = (0..num_kv_heads).map(|h| rounded(num_heads + num_kv_heads + h)).collect();
+        let mut out = Vec::new();
+        for token in 0..self.len {
+            for head in 0..num_heads {
+                let kv = head / (num_heads / num_kv_heads);
+                let q = self.head(token, head);
+                let from = window.map_or(0, |window| (token + 1).saturating_sub(window));
+                let dot = |k: &Vec<f64>| q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() * f64::from(scale);
+                let scores: Vec<f64> = keys[kv][from..=token].iter().map(dot).collect();
+                let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+                let sum: f64 = weights.iter().sum();
+                for d in 0..self.shape.head_dim {
+                    let terms = weights.iter().zip(&values[kv][from..=token]).map(|(w, v)| w * v[d]);
+                    out.push(terms.sum::<f64>() / sum);
+                }
+            }
+        }
+        out
+    }
+}
+
+fn layout(shape: &AttentionShape, block_size: usize, dtype: DType) -> KvLayout {
+    KvLayout { num_layers: 2, num_kv_heads: shape.num_kv_heads, head_dim: shape.head_dim, block_size, dtype }
+}
+
+/// Block tables for sequences of these lengths, shuffled through a pool full of NaN.
+struct Pool {
+    tables: Vec<Vec<u32>>,
+    block_size: usize,
+}
+
+impl Pool {
+    fn new(backend: &mut CpuBackend, layout: KvLayout, lens: &[usize], seed: u64) -> Self {
+        let needed: usize = lens.iter().map(|len| len.div_ceil(layout.block_size)).sum();
+        let mut free: Vec<u32> = (0..needed as u32 + 2).collect();
+        let mut numbers = Numbers::new(seed);
+        for i in (1..free.len()).rev() {
+            free.swap(i, numbers.below(i + 1));
+        }
+        backend.allocate_kv(layout, free.len(), 0).unwrap();
+        poison(backend, layout, free.len());
+        let table = |len: &usize| free.split_off(free.len() - len.div_ceil(layout.block_size));
+        Self { tables: lens.iter().map(table).collect(), block_size: layout.block_size }
+    }
+}
+
+/// Fills all slots of the pool with NaN, so that whatever is read and not masked shows.
+fn poison(backend: &mut CpuBackend, layout: KvLayout, num_blocks: usize) {
+    let shape = AttentionShape {
+        num_heads: layout.num_kv_heads,
+        num_kv_heads: layout.num_kv_heads,
+        head_dim: layout.head_dim,
+        scale: 1.0,
+        window: None,
+    };
+    let slots = num_blocks * layout.block_size;
+    let mut batch = plain_batch(slots);
+    batch.slots = (0..slots as u32).collect();
+    let cols = 3 * layout.num_kv_heads * layout.head_dim;
+    let mut nan = tensor(backend, &vec![f32::NAN; slots * cols], cols);
+    backend.begin(&batch);
+    for layer in 0..layout.num_layers {
+        backend.rope_and_write_kv(&mut nan, &shape, None, layer);
+    }
+}
+
+/// Runs all sequences through layer 1 in steps; `steps[i]` gives each sequence's number of new tokens. Returns each
+/// sequence's output.
+fn run(backend: &mut CpuBackend, seqs: &[&Sequence], pool: &Pool, steps: &[Vec<usize>]) -> Vec<Vec<f32>> {
+    let (cols, out_cols) = (seqs[0].cols(), seqs[0].out_cols());
+    let rope = seqs[0].rope.as_ref().map(|rope| backend.rope_table(rope).unwrap());
+    let mut done = vec![0; seqs.len()];
+    let mut outputs = vec![Vec::new(); seqs.len()];
+    for step in steps {
+        let mut parts: Vec<Part<'_>> = Vec::new();
+        let mut qkv = Vec::new();
+        let mut members = Vec::new();
+        for (i, rows) in step.iter().enumerate().filter(|(_, rows)| **rows > 0) {
+            parts.push((done[i], *rows, &pool.tables[i]));
+            qkv.extend(&seqs[i].qkv[done[i] * cols..][..rows * cols]);
+            members.push((i, *rows));
+            done[i] += rows;
+        }
+        let batch: Batch = batch(&parts, pool.block_size);
+        let rows = batch.num_rows();
+        let mut qkv = tensor(backend, &qkv, cols);
+        let mut out = tensor(backend, &vec![f32::NAN; rows * out_cols], out_cols);
+        backend.begin(&batch);
+        backend.rope_and_write_kv(&mut qkv, &seqs[0].shape, rope.as_ref(), 1);
+        backend.attention(&qkv, &seqs[0].shape, 1, &mut out);
+        let mut at = 0;
+        for (i, rows) in members {
+            outputs[i].extend(&out.as_slice()[at * out_cols..][..rows * out_cols]);
+            at += rows;
+        }
+    }
+    for (seq, done) in seqs.iter().zip(done) {
+        assert_eq!(seq.len, done, "the test's steps cover the sequence");
+    }
+    outputs
+}
+
+fn rope(rotary_dim: usize, factor: f32) -> Rope {
+    let inv_freq = (0..rotary_dim / 2).map(|i| 10_000f32.powf(-2.0 * i as f32 / rotary_dim as f32)).collect();
+    Rope { rotary_dim, inv_freq, attention_factor: factor, max_positions: 4096 }
+}
+
+fn shape(num_kv_heads: usize, group: usize, head_dim: usize, window: Option<usize>) -> AttentionShape {
+    let scale = (head_dim as f32).powf(-0.5);
+    AttentionShape { num_heads: num_kv_heads * group, num_kv_heads, head_dim, scale, window }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Ragged batches, any block size, chunk by chunk, against the reference.
+    #[test]
+    fn attention_is_right(
+        num_kv_heads in 1usize..4, group in 1usize..6, dims in 1usize..18, block_size in 1usize..70,
+        window in proptest::option::of(1usize..90), with_rope: bool, dtype in 0usize..3,
+        lens in proptest::collection::vec(1usize..110, 1..4), threads in 1usize..4, seed: u64,
+    ) {
+        let (shape, dtype) = (shape(num_kv_heads, group, 8 * dims, window), DTYPES[dtype]);
+        let rope = with_rope.then(|| rope(if dims > 2 { 8 * dims - 10 } else { 8 * dims }, 1.25));
+        let seqs: Vec<_> = lens.iter().map(|len| Sequence::new(shape, rope.clone(), *len, seed ^ *len as u64)).collect();
+        let seqs: Vec<_> = seqs.iter().collect();
+        let mut numbers = Numbers::new(seed);
+        let steps = random_steps(&lens, &mut numbers);
+        for isa in isas() {
+            let mut backend = backend(isa, threads);
+            let pool = Pool::new(&mut backend, layout(&shape, block_size, dtype), &lens, seed);
+            let outputs = run(&mut backend, &seqs, &pool, &steps);
+            for (seq, output) in seqs.iter().zip(outputs) {
+                // A K that lies halfway between two values of its type may round either way.
+                let tolerance = match dtype { DType::F32 => 2e-5, DType::F16 => 2e-3, DType::BF16 => 1e-2 };
+                assert_close(&output, &seq.reference(dtype), tolerance, &format!("{isa} {shape:?} {block_size}"));
+            }
+        }
+    }
+}
+
+/// New tokens per step and sequence, in random chunks.
+fn random_steps(lens: &[usize], numbers: &mut Numbers) -> Vec<Vec<usize>> {
+    let mut left = lens.to_vec();
+    let mut steps = Vec::new();
+    while left.iter().any(|left| *left > 0) {
+        let step: Vec<usize> = left.iter().map(|left| numbers.below(40).min(*left)).collect();
+        left.iter_mut().zip(&step).for_each(|(left, rows)| *left -= rows);
+        steps.push(step);
+    }
+    steps
+}
+
+/// The promise: the same bytes alone or in a batch, in one piece or in any, with any block size and team.
+#[test]
+fn a_query_does_not_see_how_it_is_served() {
+    for isa in isas() {
+        for (window, dtype) in [(None, DType::BF16), (Some(75), DType::F16), (None, DType::F32)] {
+            let (shape, rope) = (shape(2, 3, 40, window), Some(rope(40, 1.0)));
+            let lens = [150, 1, 67];
+            let seqs: Vec<_> = lens.iter().map(|len| Sequence::new(shape, rope.clone(), *len, *len as u64)).collect();
+            let expected: Vec<Vec<f32>> = seqs
+                .iter()
+                .map(|seq| {
+                    let mut backend = backend(isa, 1);
+                    let pool = Pool::new(&mut backend, layout(&shape, 16, dtype), &[seq.len], 1);
+                    run(&mut backend, &[seq], &pool, &[vec![seq.len]]).remove(0)
+                })
+                .collect();
+            for (trial, block_size) in [1, 3, 16, 31, 64, 256].into_iter().enumerate() {
+                let mut backend = backend(isa, 1 + trial % 4);
+                let pool = Pool::new(&mut backend, layout(&shape, block_size, dtype), &lens, trial as u64);
+                let steps = if trial == 2 {
+                    // Token by token, all sequences side by side.
+                    (0..150).map(|i| lens.iter().map(|len| usize::from(i < *len)).collect()).collect()
+                } else {
+                    random_steps(&lens, &mut Numbers::new(trial as u64))
+                };
+                let outputs = run(&mut backend, &seqs.iter().collect::<Vec<_>>(), &pool, &steps);
+                for (output, expected) in outputs.iter().zip(&expected) {
+                    assert!(bits(output) == bits(expected), "{isa} {dtype:?} block size {block_size}");
+                }
+            }
+        }
+    }
+}
+
+/// Past a partition: the team shares a decode's partitions, a prefill takes them one after the other.
+#[test]
+fn long_contexts_are_the_same_in_decode_and_prefill() {
+    const LEN: usize = 2100;
+    for window in [None, Some(1100), Some(20)] {
+        let shape = shape(1, 2, 16, window);
+        let seq = Sequence::new(shape, None, LEN, 9);
+        for isa in isas() {
+            let whole = {
+                let mut backend = backend(isa, 2);
+                let pool = Pool::new(&mut backend, layout(&shape, 16, DType::F32), &[LEN], 1);
+                run(&mut backend, &[&seq], &pool, &[vec![LEN]]).remove(0)
+            };
+            if isa == Isa::detect() {
+                assert_close(&whole, &seq.reference(DType::F32), 2e-5, "long context");
+            }
+            for threads in [1, 4] {
+                let mut backend = backend(isa, threads);
+                let pool = Pool::new(&mut backend, layout(&shape, 100, DType::F32), &[LEN], 2);
+                let steps = [vec![1000]].into_iter().chain((0..LEN - 1005).map(|_| vec![1])).chain([vec![5]]);
+                let steps: Vec<_> = steps.collect();
+                let decoded = run(&mut backend, &[&seq], &pool, &steps).remove(0);
+                assert!(bits(&decoded) == bits(&whole), "{isa}, {threads} threads, window {window:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn kv_is_rounded_and_laid_out_as_said() {
+    let shape = shape(2, 1, 8, None);
+    let mut backend = backend(Isa::detect(), 2);
+    let layout = layout(&shape, 4, DType::BF16);
+    backend.allocate_kv(layout, 3, 0).unwrap();
+    let qkv: Vec<f32> = (0..48).map(|i| i as f32 + 0.001).collect();
+    let mut qkv_tensor = tensor(&backend, &qkv, 48);
+    let mut batch = plain_batch(1);
+    batch.slots = vec![2 * 4 + 3];
+    backend.begin(&batch);
+    backend.rope_and_write_kv(&mut qkv_tensor, &shape, None, 1);
+    let block = backend.device_block(pagetide::ids::BlockId(2));
+    let at = |layer: usize, value: usize, head: usize, slot: usize, d: usize| {
+        let i = 2 * ((((layer * 2 + value) * 2 + head) * 4 + slot) * 8 + d);
+        half::bf16::from_ne_bytes([block[i], block[i + 1]]).to_f32()
+    };
+    for value in 0..2 {
+        for head in 0..2 {
+            for d in 0..8 {
+                assert_eq!(at(1, value, head, 3, d), round(qkv[16 + value * 16 + head * 8 + d], DType::BF16));
+                assert_eq!((at(0, value, head, 3, d), at(1, value, head, 2, d)), (0.0, 0.0));
+            }
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Every operation of the CPU backend against a straightforward float64 reference, on every instruction set of this
+//! machine, and the promise that a row's result is the same bytes in any company.
+
+mod attention;
+mod blocks;
+mod linear;
+mod rows;
+mod support;

@@ -1,0 +1,127 @@
+//! What the tests share: seeded numbers, checkpoint tensors, batches.
+
+use pagetide::backend::cpu::{CpuBackend, CpuOptions, CpuTensor, Isa};
+use pagetide::backend::{Backend, Batch, BatchSeq, DType, HostTensor};
+
+pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+pub fn isas() -> impl Iterator<Item = Isa> {
+    Isa::ALL.into_iter().filter(|isa| isa.is_available())
+}
+
+pub fn backend(isa: Isa, threads: usize) -> CpuBackend {
+    CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa) }).unwrap()
+}
+
+/// Numbers in [-1, 1), the same for the same seed (SplitMix64).
+pub struct Numbers(u64);
+
+impl Numbers {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n as u64) as usize
+    }
+
+    pub fn next(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1u32 << 23) as f32 - 1.0
+    }
+
+    pub fn vec(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.next()).collect()
+    }
+}
+
+pub fn round(x: f32, dtype: DType) -> f32 {
+    match dtype {
+        DType::F32 => x,
+        DType::F16 => half::f16::from_f32(x).to_f32(),
+        DType::BF16 => half::bf16::from_f32(x).to_f32(),
+    }
+}
+
+/// A checkpoint's bytes, at an odd address.
+pub struct Stored {
+    bytes: Vec<u8>,
+    dtype: DType,
+    rows: usize,
+    cols: usize,
+}
+
+impl Stored {
+    pub fn new(values: &[f32], rows: usize, dtype: DType) -> Self {
+        let mut bytes = vec![0xff];
+        for x in values {
+            match dtype {
+                DType::F32 => bytes.extend(x.to_le_bytes()),
+                DType::F16 => bytes.extend(half::f16::from_f32(*x).to_le_bytes()),
+                DType::BF16 => bytes.extend(half::bf16::from_f32(*x).to_le_bytes()),
+            }
+        }
+        Self { bytes, dtype, rows, cols: values.len() / rows.max(1) }
+    }
+
+    pub fn tensor(&self) -> HostTensor<'_> {
+        HostTensor { dtype: self.dtype, rows: self.rows, cols: self.cols, bytes: &self.bytes[1..] }
+    }
+}
+
+/// A tensor holding `values: [rows, cols]`, with room for more rows, which hold NaN.
+pub fn tensor(backend: &CpuBackend, values: &[f32], cols: usize) -> CpuTensor {
+    let rows = values.len() / cols;
+    let mut tensor = backend.tensor(rows + 3, cols).unwrap();
+    tensor.as_mut_slice().fill(f32::NAN);
+    tensor.as_mut_slice()[..values.len()].copy_from_slice(values);
+    tensor
+}
+
+/// A batch of `rows` rows without KV.
+pub fn plain_batch(rows: usize) -> Batch {
+    Batch { tokens: vec![0; rows], positions: vec![0; rows], slots: vec![0; rows], ..Batch::default() }
+}
+
+/// New tokens of a sequence: `(num_computed, num_rows, block table)`.
+pub type Part<'a> = (usize, usize, &'a [u32]);
+
+pub fn batch(parts: &[Part<'_>], block_size: usize) -> Batch {
+    let mut batch = Batch::default();
+    for (num_computed, num_rows, table) in parts {
+        batch.seqs.push(BatchSeq {
+            first_row: batch.tokens.len(),
+            num_rows: *num_rows,
+            num_computed: *num_computed,
+            first_block: batch.block_tables.len(),
+            num_blocks: table.len(),
+        });
+        batch.block_tables.extend(*table);
+        for position in *num_computed..num_computed + num_rows {
+            batch.tokens.push(0);
+            batch.positions.push(position as u32);
+            batch.slots.push(table[position / block_size] * block_size as u32 + (position % block_size) as u32);
+        }
+    }
+    batch
+}
+
+#[track_caller]
+pub fn assert_close(got: &[f32], expected: &[f64], tolerance: f64, what: &str) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
+        let error = (f64::from(*got) - expected).abs();
+        assert!(error <= tolerance * (1.0 + expected.abs()), "{what}: element {i} is {got}, not {expected}");
+    }
+}
+
+/// Bits, so that NaN and -0 count too.
+pub fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
