@@ -10,11 +10,11 @@
 //! 7. the draw.
 //!
 //! Steps 6 and 7 work on integers, so that a device can reproduce them exactly in whatever order it adds: the weight
-//! of a token is `trunc(2⁴⁰ · exp((logit − max) / temperature))` ([`row::exp`] says how `exp` is computed), all sums
+//! of a token is `round(2⁴⁰ · exp((logit − max) · (1 / temperature)))` ([`row::exp`] says how `exp` is computed), all sums
 //! are of weights, and each filter keeps what reaches a threshold. Tokens tied at the threshold of `top_k` or `top_p`
 //! are all kept. The draw is the inverse of the cumulative distribution in order of token id, at 64 random bits of
 //! Philox4x32-10 under the request's seed, with position and sample as counter: it depends on nothing else that runs.
-//! Tokens less than 2⁻⁴⁰ times as likely as the best are never drawn.
+//! Tokens less than 2⁻⁴¹ times as likely as the best are never drawn.
 
 mod philox;
 mod row;
@@ -187,7 +187,9 @@ impl Sampler {
             0 => f32::NEG_INFINITY,
             k => row::kth_largest(logits, k, &mut self.candidates),
         };
-        let mut total = row::weigh(logits, max, params.temperature, least_logit, &mut self.weights);
+        // The largest scale is finite, so that the best token's is 0 times a number.
+        let scale = (1.0 / params.temperature).min(f32::MAX);
+        let mut total = row::weigh(logits, max, scale, least_logit, &mut self.weights);
         let mut least = 1;
         if params.min_p > 0.0 {
             least = ((f64::from(params.min_p) * row::ONE as f64).ceil() as u64).clamp(1, row::ONE);

@@ -1,5 +1,6 @@
 //! Where a model's files lie: in a directory, as published on the Hugging Face hub, or inside the binary (the demo).
 
+use crate::config::DEMO_MODEL as DEMO;
 use crate::error::StartError;
 use crate::model::checkpoint::{Bytes, Checkpoint};
 use serde_json::{Map, Value};
@@ -7,18 +8,21 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// The word that stands for the built-in model where a directory is expected.
-pub const DEMO: &str = "demo";
+macro_rules! demo_files {
+    ($($name:literal),+ $(,)?) => {
+        [$(($name, include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo/", $name)).as_slice())),+]
+    };
+}
 
-/// Files of `models/demo`, which travel in the binary: `(name, contents)`.
-const DEMO_FILES: &[(&str, &[u8])] = &[
-    ("config.json", include_bytes!("../../models/demo/config.json")),
-    ("generation_config.json", include_bytes!("../../models/demo/generation_config.json")),
-    ("model.safetensors", include_bytes!("../../models/demo/model.safetensors")),
-    ("tokenizer.json", include_bytes!("../../models/demo/tokenizer.json")),
-    ("tokenizer_config.json", include_bytes!("../../models/demo/tokenizer_config.json")),
-    ("chat_template.jinja", include_bytes!("../../models/demo/chat_template.jinja")),
-];
+/// Files of `models/demo` that travel in the binary: `(name, contents)`.
+const DEMO_FILES: &[(&str, &[u8])] = &demo_files!(
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+);
 
 /// A model's files.
 #[derive(Clone, Debug)]

@@ -6,6 +6,7 @@ use crate::text::tokenizer::{named_special_tokens, parse_config};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 use serde_json::{Map, Value};
+use std::borrow::Cow;
 use time::OffsetDateTime;
 
 /// The chat template's variables.
@@ -111,19 +112,21 @@ impl ChatTemplate {
         })?;
         let (messages, continued) = if prompt.continue_final_message {
             let (messages, content) = tag_final_message(&prompt.messages)?;
-            (messages, Some(content))
+            (Cow::Owned(messages), Some(content))
         } else {
-            (prompt.messages.clone(), None)
+            (Cow::Borrowed(&prompt.messages), None)
         };
 
-        let mut variables = self.special_tokens.clone();
-        variables.extend(prompt.kwargs.clone());
-        variables.insert("messages".to_owned(), Value::Array(messages));
-        variables.insert("tools".to_owned(), prompt.tools.clone().unwrap_or(Value::Null));
-        variables.entry("documents").or_insert(Value::Null);
-        variables.insert("add_generation_prompt".to_owned(), prompt.add_generation_prompt.into());
+        let given = self.special_tokens.iter().chain(&prompt.kwargs);
+        let given = given.map(|(name, value)| (name.as_str(), template_value(value)));
+        let own = [
+            ("messages", messages.iter().map(template_value).collect()),
+            ("tools", template_value(prompt.tools.as_ref().unwrap_or(&Value::Null))),
+            ("add_generation_prompt", prompt.add_generation_prompt.into()),
+        ];
+        // Of equal names the last counts.
         let text = template
-            .render(template_value(&Value::Object(variables)))
+            .render(minijinja::Value::from_pairs([("documents", ().into())].into_iter().chain(given).chain(own)))
             .map_err(|error| ApiError::invalid("messages", describe(&error)))?;
         match continued {
             Some(content) => cut_at_tag(text, &content),

@@ -15,6 +15,12 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
+    state: State,
+}
+
+/// What the text so far leaves to be known. Apart from the tokenizer, so that no reference is counted per token.
+#[derive(Debug)]
+struct State {
     skip_special_tokens: bool,
     /// No token of the text has been seen.
     at_start: bool,
@@ -29,52 +35,24 @@ pub struct Detokenizer {
 impl Detokenizer {
     /// A detokenizer that goes on after `prompt`. Only the prompt's last few tokens are looked at.
     pub fn new(tokenizer: Arc<Tokenizer>, prompt: &[TokenId], skip_special_tokens: bool) -> Self {
-        let mut this = Self {
+        let mut state = State {
+            skip_special_tokens,
             at_start: true,
             strip_left: tokenizer.pieces().strip_start().map_or(0, |(_, count)| count),
-            tokenizer,
-            skip_special_tokens,
             pending: Vec::new(),
             word: String::new(),
         };
-        let tail = this.relevant_tail(prompt);
+        let tail = state.relevant_tail(&tokenizer, prompt);
         if tail > 0 {
-            this.at_start = false;
-            this.strip_left = 0;
+            state.at_start = false;
+            state.strip_left = 0;
         }
         let mut certain = String::new();
         for &token in &prompt[tail..] {
-            this.push_to(token, &mut certain);
+            state.push(&tokenizer, token, &mut certain);
             certain.clear();
         }
-        this
-    }
-
-    /// Where to begin in `prompt` so that the state after it is the same as from its beginning.
-    fn relevant_tail(&self, prompt: &[TokenId]) -> usize {
-        if self.tokenizer.cleans_up() {
-            return 0;
-        }
-        let pieces = self.tokenizer.pieces();
-        // Byte-level: an incomplete character is at most three bytes. Else: a token that ends a byte run, and text
-        // enough to have used up the stripping.
-        let enough_bytes = if pieces.byte_level() { 3 } else { 4 * self.strip_left.max(1) };
-        let (mut bytes, mut run_ended) = (0, false);
-        for (index, &token) in prompt.iter().enumerate().rev() {
-            if let Some(piece) = self.text_piece(token) {
-                bytes += piece.bytes.len();
-                run_ended |= !piece.byte_fallback;
-                if run_ended && bytes >= enough_bytes {
-                    return index;
-                }
-            }
-        }
-        0
-    }
-
-    /// The token's piece, unless it names no token or is skipped.
-    fn text_piece(&self, token: TokenId) -> Option<Piece<'_>> {
-        self.tokenizer.pieces().get(token).filter(|piece| !(piece.special && self.skip_special_tokens))
+        Self { tokenizer, state }
     }
 
     /// Takes the next token; returns the text that is now certain.
@@ -86,65 +64,97 @@ impl Detokenizer {
 
     /// [`Detokenizer::push`], appending to `out`.
     pub fn push_to(&mut self, token: TokenId, out: &mut String) {
-        let tokenizer = Arc::clone(&self.tokenizer);
+        self.state.push(&self.tokenizer, token, out);
+    }
+
+    /// Whether some text of the tokens so far is held back.
+    pub fn is_holding(&self) -> bool {
+        !self.state.pending.is_empty() || !self.state.word.is_empty()
+    }
+
+    /// The rest: U+FFFD for what never became a character. The detokenizer is at its end after this.
+    pub fn finish(&mut self) -> String {
+        self.state.finish(&self.tokenizer)
+    }
+}
+
+impl State {
+    /// The token's piece, unless it names no token or is skipped.
+    fn piece<'a>(&self, tokenizer: &'a Tokenizer, token: TokenId) -> Option<Piece<'a>> {
+        tokenizer.pieces().get(token).filter(|piece| !(piece.special && self.skip_special_tokens))
+    }
+
+    /// Where to begin in `prompt` so that the state after it is the same as from its beginning.
+    fn relevant_tail(&self, tokenizer: &Tokenizer, prompt: &[TokenId]) -> usize {
+        if tokenizer.cleans_up() {
+            return 0;
+        }
+        // Byte-level: an incomplete character is at most three bytes. Else: a token that ends a byte run, and text
+        // enough to have used up the stripping.
+        let enough_bytes = if tokenizer.pieces().byte_level() { 3 } else { 4 * self.strip_left.max(1) };
+        let (mut bytes, mut run_ended) = (0, false);
+        for (index, &token) in prompt.iter().enumerate().rev() {
+            if let Some(piece) = self.piece(tokenizer, token) {
+                bytes += piece.bytes.len();
+                run_ended |= !piece.byte_fallback;
+                if run_ended && bytes >= enough_bytes {
+                    return index;
+                }
+            }
+        }
+        0
+    }
+
+    fn push(&mut self, tokenizer: &Tokenizer, token: TokenId, out: &mut String) {
+        let Some(piece) = self.piece(tokenizer, token) else { return };
         let pieces = tokenizer.pieces();
-        let Some(piece) = pieces.get(token).filter(|piece| !(piece.special && self.skip_special_tokens)) else {
-            return;
-        };
         let first = std::mem::replace(&mut self.at_start, false);
         if pieces.byte_level() {
             push_utf8(&mut self.pending, piece.bytes, out);
         } else if piece.byte_fallback {
             self.pending.extend(piece.bytes);
         } else {
-            self.end_byte_run(out);
+            self.end_byte_run(tokenizer, out);
             if first && pieces.first_differs() {
-                let text = tokenizer.first_piece(token).unwrap_or_default();
-                self.emit(&text, out);
+                self.emit(tokenizer, &tokenizer.first_piece(token).unwrap_or_default(), out);
             } else {
                 let text = std::str::from_utf8(piece.bytes).expect("pieces of text were made from strings");
-                self.emit(text, out);
+                self.emit(tokenizer, text, out);
             }
         }
     }
 
-    /// Whether some text of the tokens so far is held back.
-    pub fn is_holding(&self) -> bool {
-        !self.pending.is_empty() || !self.word.is_empty()
-    }
-
-    /// The rest: U+FFFD for what never became a character. The detokenizer is at its end after this.
-    pub fn finish(&mut self) -> String {
+    fn finish(&mut self, tokenizer: &Tokenizer) -> String {
         let mut out = String::new();
-        if self.tokenizer.pieces().byte_level() {
+        if tokenizer.pieces().byte_level() {
             if !self.pending.is_empty() {
                 out.push(char::REPLACEMENT_CHARACTER);
                 self.pending.clear();
             }
         } else {
-            self.end_byte_run(&mut out);
+            self.end_byte_run(tokenizer, &mut out);
         }
         out.push_str(&clean_up_spaces(&std::mem::take(&mut self.word)));
         out
     }
 
     /// A run of byte tokens is text if it is UTF-8 as a whole; else each byte is a U+FFFD.
-    fn end_byte_run(&mut self, out: &mut String) {
+    fn end_byte_run(&mut self, tokenizer: &Tokenizer, out: &mut String) {
         if self.pending.is_empty() {
             return;
         }
         let run = std::mem::take(&mut self.pending);
         match std::str::from_utf8(&run) {
-            Ok(text) => self.emit(text, out),
-            Err(_) => run.iter().for_each(|_| self.emit("\u{FFFD}", out)),
+            Ok(text) => self.emit(tokenizer, text, out),
+            Err(_) => run.iter().for_each(|_| self.emit(tokenizer, "\u{FFFD}", out)),
         }
         self.pending = run;
         self.pending.clear();
     }
 
-    fn emit(&mut self, mut text: &str, out: &mut String) {
+    fn emit(&mut self, tokenizer: &Tokenizer, mut text: &str, out: &mut String) {
         if self.strip_left > 0
-            && let Some((character, _)) = self.tokenizer.pieces().strip_start()
+            && let Some((character, _)) = tokenizer.pieces().strip_start()
         {
             while self.strip_left > 0 && !text.is_empty() {
                 match text.strip_prefix(character) {
@@ -153,7 +163,7 @@ impl Detokenizer {
                 }
             }
         }
-        if !self.tokenizer.cleans_up() {
+        if !tokenizer.cleans_up() {
             out.push_str(text);
             return;
         }

@@ -2,7 +2,7 @@
 
 use crate::ids::TokenId;
 use crate::text::detokenizer::Detokenizer;
-use crate::text::stop::{StopMatcher, StopStep};
+use crate::text::stop::StopMatcher;
 use crate::text::tokenizer::Tokenizer;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ pub struct OutputOptions {
     pub skip_special_tokens: bool,
     /// None of them empty.
     pub stop: Vec<String>,
+    /// A stop string that is complete within the text of this many tokens is text like any other.
+    pub min_tokens: usize,
     /// The text ends after the stop string, not before it.
     pub include_stop_str_in_output: bool,
-    /// Stop strings are looked for in the text after this many tokens.
-    pub min_tokens: usize,
 }
 
 /// What can be given to the client now.
@@ -36,8 +36,8 @@ pub struct Piece {
 pub struct OutputText {
     detokenizer: Detokenizer,
     stop: StopMatcher,
-    /// Tokens still to come before stop strings are looked for.
-    unstoppable_tokens: usize,
+    /// Tokens still to come before stop strings count.
+    min_tokens_left: usize,
     /// Characters that the detokenizer has given, and that have been given out.
     decoded_chars: usize,
     released_chars: usize,
@@ -50,7 +50,7 @@ impl OutputText {
         Self {
             detokenizer: Detokenizer::new(tokenizer, prompt, options.skip_special_tokens),
             stop: StopMatcher::new(&options.stop).include_stop(options.include_stop_str_in_output),
-            unstoppable_tokens: options.min_tokens,
+            min_tokens_left: options.min_tokens,
             decoded_chars: 0,
             released_chars: 0,
             waiting: VecDeque::new(),
@@ -65,12 +65,12 @@ impl OutputText {
         // A token whose last character is still in the detokenizer is out with the next character at the earliest.
         let held_back = usize::from(self.detokenizer.is_holding());
         self.waiting.push_back((begin, self.decoded_chars + held_back));
-        let step = if self.unstoppable_tokens > 0 {
-            self.unstoppable_tokens -= 1;
-            StopStep { text: decoded, stopped: None }
-        } else {
-            self.stop.push(&decoded)
-        };
+        if self.min_tokens_left > 0 {
+            self.min_tokens_left -= 1;
+            let text = self.stop.skim(&decoded);
+            return self.release(text, None, false);
+        }
+        let step = self.stop.push(&decoded);
         self.release(step.text, step.stopped, step.stopped.is_some())
     }
 

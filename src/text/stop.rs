@@ -53,7 +53,7 @@ impl Stop {
         if self.pattern.is_empty() {
             return false;
         }
-        while self.matched > 0 && self.pattern[self.matched] != byte {
+        while self.matched == self.pattern.len() || (self.matched > 0 && self.pattern[self.matched] != byte) {
             self.matched = self.fallback[self.matched - 1];
         }
         if self.pattern[self.matched] == byte {
@@ -98,9 +98,29 @@ impl StopMatcher {
                 return StopStep { text: std::mem::take(&mut self.held), stopped: Some(which) };
             }
         }
+        StopStep { text: self.release(), stopped: None }
+    }
+
+    /// Takes the next piece of text, in which no stop string counts as found (one that ends later may begin in it).
+    pub fn skim(&mut self, text: &str) -> String {
+        if self.stopped {
+            return String::new();
+        }
+        self.held.push_str(text);
+        for stop in &mut self.stops {
+            text.bytes().for_each(|byte| _ = stop.advance(byte));
+            if stop.matched > 0 && stop.matched == stop.pattern.len() {
+                stop.matched = stop.fallback[stop.matched - 1];
+            }
+        }
+        self.release()
+    }
+
+    /// Gives out all but what may become a stop string.
+    fn release(&mut self) -> String {
         let keep = self.stops.iter().map(|stop| stop.matched).max().unwrap_or(0);
         let rest = self.held.split_off(self.held.len() - keep);
-        StopStep { text: std::mem::replace(&mut self.held, rest), stopped: None }
+        std::mem::replace(&mut self.held, rest)
     }
 
     /// The text has ended: what was held back was no stop string.
@@ -147,6 +167,16 @@ mod tests {
         assert_eq!(run(&["bc", "abc"], false, &["xabc"]), (strings(&["x", ""]), Some(1)), "the longer of two");
         assert_eq!(run(&["b", "b"], false, &["ab"]), (strings(&["a", ""]), Some(0)), "the first of equal ones");
         assert_eq!(run(&["", "b"], false, &["ab"]), (strings(&["a", ""]), Some(1)), "an empty one matches nothing");
+    }
+
+    #[test]
+    fn what_is_skimmed_stops_nothing_but_may_begin_a_stop_string() {
+        let mut matcher = StopMatcher::new(&["abab".to_owned()]);
+        assert_eq!(matcher.skim("xabab"), "xab");
+        assert_eq!(matcher.push("ab!"), StopStep { text: String::new(), stopped: Some(0) });
+        let mut matcher = StopMatcher::new(&["ab".to_owned()]);
+        assert_eq!(matcher.skim("abab"), "abab");
+        assert_eq!(matcher.push("b"), StopStep { text: "b".to_owned(), stopped: None });
     }
 
     fn strings(texts: &[&str]) -> Vec<String> {

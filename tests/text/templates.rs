@@ -145,3 +145,13 @@ fn only_text_can_be_continued() {
     let both = ChatPrompt { continue_final_message: true, add_generation_prompt: true, ..user("x") };
     assert_eq!(template.render(&both).expect_err("refused").param.as_deref(), Some("continue_final_message"));
 }
+
+#[test]
+fn further_variables_reach_the_template_but_do_not_replace_the_conversation() {
+    let source = "{{ bos_token }} {{ documents }} {{ messages[0].content }} {{ tools }} {{ extra.a[0] }}";
+    let special = Map::from_iter([("bos_token".to_owned(), json!("<s>"))]);
+    let template = ChatTemplate::new(source, special).expect("compiles");
+    let kwargs = json!({"extra": {"a": [1]}, "messages": [], "tools": 3, "bos_token": "<b>", "documents": 4});
+    let prompt = ChatPrompt { kwargs: kwargs.as_object().cloned().expect("an object"), ..user("x") };
+    assert_eq!(template.render(&prompt).expect("renders"), "<b> 4 x None 1");
+}

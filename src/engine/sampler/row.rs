@@ -5,6 +5,42 @@ const LANES: usize = 16;
 /// Weight of the most likely token: weights are `exp` in units of 2⁻⁴⁰.
 pub const ONE: u64 = 1 << 40;
 
+/// Calls a function in the widest version that the processor has. All versions give the same bits: nothing is added
+/// in another order, and products and sums are not fused.
+macro_rules! dispatch {
+    ($function:ident($($name:ident: $type:ty),*) -> $result:ty) => {{
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+        fn avx512($($name: $type),*) -> $result {
+            $function($($name),*)
+        }
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2")]
+        fn avx2($($name: $type),*) -> $result {
+            $function($($name),*)
+        }
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+        {
+            // SAFETY: the processor has the features that the function was compiled for.
+            unsafe { avx512($($name),*) }
+        } else if is_x86_feature_detected!("avx2") {
+            // SAFETY: as above.
+            unsafe { avx2($($name),*) }
+        } else {
+            $function($($name),*)
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        $function($($name),*)
+    }};
+}
+
+/// Adding 1.5 · 2²³ to a small number rounds it to an integer, which the low bits of the sum then hold.
+const ROUND: f32 = 12_582_912.0;
+
 /// Replaces what is not a number by −∞ and +∞ by the largest number, so that differences are numbers again.
 pub fn sanitize(row: &mut [f32]) {
     for value in row {
@@ -27,8 +63,12 @@ pub fn max(row: &[f32]) -> f32 {
 
 /// The lowest index that holds the largest value.
 pub fn argmax(row: &[f32]) -> usize {
+    const CHUNK: usize = 64;
     let max = max(row);
-    row.iter().position(|value| *value == max).unwrap_or(0)
+    let has_max = |chunk: &[f32]| chunk.iter().fold(false, |found, value| found | (*value == max));
+    let number = row.chunks(CHUNK).position(has_max).unwrap_or(0);
+    let within = row[number * CHUNK..].iter().position(|value| *value == max);
+    number * CHUNK + within.unwrap_or(0)
 }
 
 /// `exp(x)` for `x <= 0`, within 2 units in the last place; at least `exp(-87)`. Only float32 additions and
@@ -39,8 +79,6 @@ pub fn exp(x: f32) -> f32 {
     // ln 2 in two parts; products of the first with small integers are exact.
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = (std::f64::consts::LN_2 - LN2_HIGH as f64) as f32;
-    // Adding 1.5 · 2²³ rounds to an integer and leaves it in the low bits.
-    const ROUND: f32 = 12_582_912.0;
     let x = if x > -87.0 { x } else { -87.0 };
     let rounded = x * LOG2_E + ROUND;
     let n = rounded - ROUND;
@@ -61,36 +99,59 @@ pub fn log_sum_exp(row: &[f32], max: f32) -> f64 {
     if max == f32::NEG_INFINITY {
         return 0.0;
     }
-    let mut lanes = [0.0_f64; LANES];
-    let mut chunks = row.chunks_exact(LANES);
-    for chunk in &mut chunks {
-        for (lane, value) in lanes.iter_mut().zip(chunk) {
-            *lane += f64::from(exp(value - max));
-        }
-    }
-    let rest: f64 = chunks.remainder().iter().map(|value| f64::from(exp(value - max))).sum();
-    (lanes.iter().sum::<f64>() + rest).ln()
+    dispatch!(sum_exp(row: &[f32], max: f32) -> f64).ln()
 }
 
-/// `trunc(x · 2⁴⁰)` for `x` in [0, 1], in two steps that have vector instructions; both are exact.
+#[inline(always)]
+fn sum_exp(row: &[f32], max: f32) -> f64 {
+    let mut lanes = [0.0_f64; LANES];
+    let (chunks, rest) = row.as_chunks::<LANES>();
+    for chunk in chunks {
+        let exps = chunk.map(|value| exp(value - max));
+        for (lane, exp) in lanes.iter_mut().zip(exps) {
+            *lane += f64::from(exp);
+        }
+    }
+    let rest: f64 = rest.iter().map(|value| f64::from(exp(value - max))).sum();
+    lanes.iter().sum::<f64>() + rest
+}
+
+/// `x · 2⁴⁰` rounded to the nearest integer (to the even one at a tie), for `x` in [0, 1]: in two halves of 20 bits, by
+/// adding what leaves an integer in the low bits. Unlike a conversion, this has vector instructions everywhere.
 #[inline(always)]
 fn to_weight(x: f32) -> u64 {
     const HALF: f32 = (1_u32 << 20) as f32;
-    let scaled = x * HALF;
-    let high = scaled as i32;
-    let low = ((scaled - high as f32) * HALF) as i32;
-    ((high as u64) << 20) + low as u64
+    let high = x * HALF + ROUND;
+    let low = (x * HALF - (high - ROUND)) * HALF + ROUND;
+    let integer = |sum: f32| i64::from((sum.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32));
+    ((integer(high) << 20) + integer(low)) as u64
 }
 
-/// `weights[i] = trunc(2⁴⁰ · exp((row[i] − max) / temperature))`, 0 where `row[i]` is below `least`. Returns the sum.
-pub fn weigh(row: &[f32], max: f32, temperature: f32, least: f32, weights: &mut Vec<u64>) -> u64 {
-    weights.clear();
+/// `weights[i] = round(2⁴⁰ · exp((row[i] − max) · scale))`, 0 where `row[i]` is below `least`. Returns the sum.
+pub fn weigh(row: &[f32], max: f32, scale: f32, least: f32, weights: &mut Vec<u64>) -> u64 {
     weights.resize(row.len(), 0);
-    for (weight, &value) in weights.iter_mut().zip(row) {
-        let x = exp((value - max) / temperature);
-        *weight = to_weight(if value >= least { x } else { 0.0 });
+    let weights = &mut weights[..];
+    dispatch!(weigh_into(row: &[f32], max: f32, scale: f32, least: f32, weights: &mut [u64]) -> u64)
+}
+
+#[inline(always)]
+fn weigh_into(row: &[f32], max: f32, scale: f32, least: f32, weights: &mut [u64]) -> u64 {
+    let weight = |value: f32| to_weight(if value >= least { exp((value - max) * scale) } else { 0.0 });
+    let mut lanes = [0_u64; LANES];
+    let (chunks, rest) = row.as_chunks::<LANES>();
+    let (weight_chunks, weight_rest) = weights.as_chunks_mut::<LANES>();
+    for (chunk, weights) in chunks.iter().zip(weight_chunks) {
+        *weights = chunk.map(weight);
+        for (lane, weight) in lanes.iter_mut().zip(weights) {
+            *lane += *weight;
+        }
     }
-    weights.iter().sum()
+    let mut sum = lanes.iter().sum();
+    for (value, to) in rest.iter().zip(weight_rest) {
+        *to = weight(*value);
+        sum += *to;
+    }
+    sum
 }
 
 /// Sets the weights below `least` to 0; returns the sum of the others.
@@ -103,6 +164,11 @@ pub fn keep_from(weights: &mut [u64], least: u64) -> u64 {
 
 /// Sum of the weights that are at least `least`.
 pub fn sum_from(weights: &[u64], least: u64) -> u64 {
+    dispatch!(sum_weights_from(weights: &[u64], least: u64) -> u64)
+}
+
+#[inline(always)]
+fn sum_weights_from(weights: &[u64], least: u64) -> u64 {
     weights.iter().map(|&weight| if weight >= least { weight } else { 0 }).sum()
 }
 
@@ -128,17 +194,30 @@ pub fn kth_largest(row: &[f32], k: usize, scratch: &mut Vec<f32>) -> f32 {
     *scratch.select_nth_unstable_by(k - 1, descending).1
 }
 
-/// The largest `t` such that the weights of at least `t` sum to `target` or more. `total` is the sum of `weights`,
-/// `0 < target <= total`.
+/// The largest `t` such that the weights of at least `t` sum to `target` or more; `0 < target <= total`, their sum.
+/// A few halvings leave a narrow range; only the weights in it are ordered.
 pub fn weight_threshold(weights: &[u64], total: u64, target: u64, scratch: &mut Vec<u64>) -> u64 {
-    debug_assert!(0 < target && target <= total);
-    // Weights below `floor` sum to less than `total - target`: the threshold is not among them.
-    let floor = ((total - target) / weights.len() as u64).max(1);
+    const HALVINGS: usize = 8;
+    // Weights below this sum to less than `total - target`: the threshold is not among them.
+    let mut low = ((total - target) / weights.len() as u64).max(1);
+    let mut high = ONE + 1;
+    let mut above = 0;
+    for _ in 0..HALVINGS {
+        // Halves the range of the logarithm.
+        let middle = ((low as f64 * high as f64).sqrt() as u64).clamp(low, high);
+        let sum = sum_from(weights, middle);
+        if sum >= target {
+            low = middle;
+        } else {
+            (high, above) = (middle, sum);
+        }
+    }
     scratch.clear();
-    scratch.extend(weights.iter().filter(|weight| **weight >= floor));
+    // One comparison, that is hardly ever true: two would be mispredicted half of the time.
+    scratch.extend(weights.iter().filter(|weight| weight.wrapping_sub(low) < high - low));
 
+    let mut missing = target - above;
     let mut rest = &mut scratch[..];
-    let mut missing = target;
     while rest.len() > 1 {
         let middle = rest.len() / 2;
         rest.select_nth_unstable_by(middle, |a, b| b.cmp(a));
@@ -200,10 +279,21 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_truncated_products() {
+    fn weights_are_rounded_products() {
         for x in [0.0, 1.0, 0.5, 0.1, 1e-6, 1e-12, 1e-13, 1e-38, 0.999_999_94, 0.333_333_34] {
-            assert_eq!(to_weight(x), (f64::from(x) * ONE as f64) as u64, "{x}");
+            assert_eq!(to_weight(x), (f64::from(x) * ONE as f64).round_ties_even() as u64, "{x}");
         }
+    }
+
+    #[test]
+    fn every_version_gives_the_same_bits() {
+        let row: Vec<f32> = (0..1003_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as f32 * -2e-6).collect();
+        let (mut wide, mut portable) = (Vec::new(), vec![0; row.len()]);
+        let sums = (weigh(&row, 0.0, 1.3, -20.0, &mut wide), weigh_into(&row, 0.0, 1.3, -20.0, &mut portable));
+        assert_eq!(sums.0, sums.1);
+        assert_eq!(wide, portable);
+        assert_eq!(log_sum_exp(&row, 0.5).to_bits(), sum_exp(&row, 0.5).ln().to_bits());
+        assert_eq!(sum_from(&wide, 1 << 20), sum_weights_from(&wide, 1 << 20));
     }
 
     proptest! {
@@ -217,7 +307,7 @@ mod tests {
         }
 
         #[test]
-        fn weight_threshold_is_the_sorted_one(weights in prop::collection::vec(0_u64..50, 1..300), share in 0.0_f64..=1.0) {
+        fn weight_threshold_is_the_sorted_one(weights in prop::collection::vec(prop_oneof![0_u64..50, 0..=ONE], 1..300), share in 0.0_f64..=1.0) {
             let total: u64 = weights.iter().sum();
             prop_assume!(total > 0);
             let target = ((total as f64 * share) as u64).clamp(1, total);
