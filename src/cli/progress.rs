@@ -29,11 +29,12 @@ fn loading_bar(target: ProgressDrawTarget) -> LoadProgress {
 
 fn loading_lines() -> LoadProgress {
     let started = Instant::now();
-    let mut last_line = started;
+    let (mut last_line, mut complete) = (started, false);
     Box::new(move |done, total| {
-        if done < total && last_line.elapsed() < LOG_EVERY {
+        if complete || (done < total && last_line.elapsed() < LOG_EVERY) {
             return;
         }
+        complete = done >= total;
         last_line = Instant::now();
         let seconds = started.elapsed().as_secs_f64();
         let mib_per_s = done as f64 / f64::from(1 << 20) / seconds.max(1e-9);

@@ -47,10 +47,14 @@ async fn serve(runtime: Runtime, config: &Config, listener: TcpListener) -> Resu
         "stopping: nothing new is admitted; running requests have {timeout_s} s; a second signal ends at once"
     );
     let drain = async {
-        if !runtime.drain(Duration::from_secs(timeout_s)).await {
-            tracing::warn!("requests were still running after server.drain_timeout_s = {timeout_s} s: they are ended");
+        let drained = runtime.drain(Duration::from_secs(timeout_s)).await;
+        if !drained {
+            tracing::warn!(
+                "requests were still running after server.drain_timeout_s = {timeout_s} s: they are cut off"
+            );
         }
-        stopper.stop(true).await;
+        // A graceful stop lets the last bytes out; it would wait for unfinished answers as long again.
+        stopper.stop(drained).await;
     };
     tokio::select! {
         // The server answers on while the engine drains.

@@ -1,5 +1,6 @@
 //! Where a model's files lie: in a directory, as published on the Hugging Face hub, or inside the binary (the demo).
 
+use crate::config::DEMO_MODEL as DEMO;
 use crate::error::StartError;
 use crate::model::checkpoint::{Bytes, Checkpoint};
 use serde_json::{Map, Value};
@@ -7,11 +8,21 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// The word that stands for the built-in model where a directory is expected.
-pub const DEMO: &str = "demo";
+macro_rules! demo_files {
+    ($($name:literal),+ $(,)?) => {
+        [$(($name, include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo/", $name)).as_slice())),+]
+    };
+}
 
 /// Files of `models/demo` that travel in the binary: `(name, contents)`.
-const DEMO_FILES: &[(&str, &[u8])] = &[];
+const DEMO_FILES: &[(&str, &[u8])] = &demo_files!(
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+);
 
 /// A model's files.
 #[derive(Clone, Debug)]
@@ -29,7 +40,7 @@ impl ModelFiles {
     /// `model` is a directory or `demo`. Fails if there is no such directory or it holds no `config.json`.
     pub fn open(model: &str) -> Result<Self, StartError> {
         if model == DEMO {
-            return Self::open_demo();
+            return Ok(Self { source: Source::Embedded(DEMO_FILES) });
         }
         let directory = Path::new(model);
         if !directory.is_dir() {
@@ -43,13 +54,6 @@ impl ModelFiles {
             return Err(StartError::new(format!("model: the directory '{model}' holds no config.json")));
         }
         Ok(Self { source: Source::Directory(directory.to_path_buf()) })
-    }
-
-    fn open_demo() -> Result<Self, StartError> {
-        if DEMO_FILES.is_empty() {
-            return Err(StartError::new("model: this binary was built without the demo model; give a directory"));
-        }
-        Ok(Self { source: Source::Embedded(DEMO_FILES) })
     }
 
     /// What to call the model: the directory's own name, or `demo`.
@@ -106,7 +110,7 @@ impl ModelFiles {
         if let Some(bytes) = self.map("model.safetensors")? {
             return Checkpoint::open_single(self, "model.safetensors", bytes);
         }
-        let pickled = self.read_text("pytorch_model.bin.index.json")?.is_some() || self.exists("pytorch_model.bin");
+        let pickled = self.exists("pytorch_model.bin") || self.exists("pytorch_model.bin.index.json");
         Err(StartError::new(format!(
             "model: there is no {} and no model.safetensors.index.json beside it{}",
             self.path("model.safetensors"),

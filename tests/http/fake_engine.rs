@@ -187,7 +187,7 @@ pub struct TestServer {
     pub notices: UnboundedReceiver<Notice>,
     submits: Arc<Mutex<Vec<Seen>>>,
     draining: Arc<AtomicBool>,
-    server: actix_web::dev::ServerHandle,
+    pub server: actix_web::dev::ServerHandle,
 }
 
 impl Drop for TestServer {
@@ -342,10 +342,16 @@ fn byte_tokenizer() -> Tokenizer {
     let tokenizer = json!({
         "version": "1.0",
         "added_tokens": [special(BOS, "<s>"), special(EOS, "</s>")],
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [BOS], "tokens": ["<s>"]}},
+        },
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
         "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
         "model": {"type": "BPE", "vocab": vocab, "merges": []},
     });
-    let config = json!({"add_bos_token": true, "bos_token": "<s>", "eos_token": "</s>"});
+    let config = json!({"bos_token": "<s>", "eos_token": "</s>"});
     Tokenizer::from_json(&tokenizer.to_string(), Some(&config.to_string())).unwrap()
 }

@@ -1,8 +1,10 @@
 //! Paths, keys, limits, headers.
 
-use crate::fake_engine::{MAX_MODEL_LEN, MODEL, TestServer};
+use crate::fake_engine::{EOS, MAX_MODEL_LEN, MODEL, TestServer};
 use pagetide::config::ServerConfig;
+use pagetide::engine::params::FinishReason;
 use serde_json::{Value, json};
+use std::time::{Duration, Instant};
 
 const PATHS: [(&str, &str); 10] = [
     ("POST", "/v1/chat/completions"),
@@ -152,4 +154,29 @@ async fn the_version_is_the_packages() {
     let server = TestServer::saying("x");
     let answer: Value = server.get("/version").await.json().await.unwrap();
     assert_eq!(answer, json!({"version": env!("CARGO_PKG_VERSION")}));
+}
+
+#[actix_web::test]
+async fn a_graceful_stop_does_not_wait_for_idle_connections() {
+    let server = TestServer::saying("x");
+    // The client keeps this connection for its next request.
+    server.get("/health").await.text().await.unwrap();
+    let started = Instant::now();
+    server.server.stop(true).await;
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+}
+
+#[actix_web::test]
+async fn a_graceful_stop_lets_answers_end() {
+    let (server, mut requests) = TestServer::by_hand();
+    let body = json!({"prompt": "h"});
+    let (answer, ()) = tokio::join!(server.ok("/v1/completions", &body), async {
+        let running = requests.recv().await.unwrap();
+        let stopped = server.server.stop(true);
+        running.text(0, "ab");
+        running.token(0, EOS);
+        running.finish(0, FinishReason::Eos);
+        stopped.await;
+    });
+    assert_eq!(answer["choices"][0]["text"], "ab");
 }

@@ -49,7 +49,7 @@ impl Isa {
                     && is_x86_feature_detected!("avx512bf16")
             }
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx => false,
+            Isa::Amx => Isa::Avx512.is_available() && super::gemm::amx::is_available(),
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
         }

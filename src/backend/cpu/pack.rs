@@ -38,6 +38,9 @@ impl CpuMatrix {
             }
         }
         let n = parts.iter().map(|part| part.rows).sum();
+        if n == 0 || k == 0 {
+            return Err(StartError::new(format!("a matrix [{n}, {k}] has no elements")));
+        }
         let mut matrix = Self { n, k, dtype, data: Buffer::zeroed(0, "a weight matrix")? };
         let bytes = matrix.num_panels() * matrix.panel_bytes();
         matrix.data = Buffer::zeroed(bytes, "a weight matrix")?;

@@ -41,7 +41,8 @@ pub fn tokenize(body: &Value, model: &ModelInfo) -> Result<Tokenized, ApiError> 
     let fields: TokenizeFields = parse_fields(body)?;
     let (prompt, param) = match (fields.prompt, body.get("messages")) {
         (Some(text), _) => {
-            (Prompt::Text { text, add_special_tokens: fields.add_special_tokens.unwrap_or(true) }, "prompt")
+            let add_special_tokens = fields.add_special_tokens.unwrap_or(true);
+            (Prompt::Text { text, add_special_tokens }, "prompt")
         }
         (None, Some(_)) => (Prompt::Chat(chat::chat_prompt(body)?), "messages"),
         (None, None) => return Err(ApiError::invalid("prompt", "prompt or messages is required")),

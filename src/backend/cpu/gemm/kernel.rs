@@ -1,5 +1,8 @@
 //! The register tiles, written once over [`Simd`].
 
+// Indices name registers here: loops over them are unrolled, and iterators would hide which is which.
+#![allow(clippy::needless_range_loop)]
+
 use super::super::isa::{Isa, Kernel};
 use super::super::memory::Shared;
 use super::super::pack::CpuMatrix;
@@ -27,9 +30,31 @@ impl Panels<'_> {
     pub fn run(&self, isa: Isa, panels: Range<usize>) {
         assert!(panels.end <= self.w.num_panels());
         match self.w.dtype {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the panels exist, and the instruction set was found available when it was chosen.
+            DType::BF16 if isa == Isa::Amx => unsafe { super::amx::run(self, panels) },
             DType::BF16 => isa.run(Task { product: self, panels, format: Bf16 }),
             DType::F16 => isa.run(Task { product: self, panels, format: F16 }),
             DType::F32 => isa.run(Task { product: self, panels, format: F32 }),
+        }
+    }
+
+    /// Adds the bias and writes 16 columns of a row.
+    ///
+    /// # Safety
+    /// Row and panel exist.
+    #[inline(always)]
+    pub unsafe fn store<S: Simd>(&self, simd: S, row: usize, panel: usize, acc: S::V) {
+        let n = self.w.n;
+        let first = panel * LANES;
+        let width = LANES.min(n - first);
+        // SAFETY: `out` has `n` columns and this row; the bias `n` elements.
+        unsafe {
+            let sum = match self.bias {
+                Some(bias) => simd.add(acc, simd.load_first(bias.as_ptr().add(first), width)),
+                None => acc,
+            };
+            simd.store_first(self.out.get().add(row * n + first), sum, width);
         }
     }
 }
@@ -193,26 +218,9 @@ impl<F: Format> Task<'_, F> {
             }
             for (m, acc) in acc.iter().enumerate() {
                 for (p, acc) in acc.iter().enumerate() {
-                    self.store(simd, row + m, panel + p, *acc);
+                    self.product.store(simd, row + m, panel + p, *acc);
                 }
             }
-        }
-    }
-
-    /// # Safety
-    /// Row and panel exist.
-    #[inline(always)]
-    unsafe fn store<S: Simd>(&self, simd: S, row: usize, panel: usize, acc: S::V) {
-        let n = self.product.w.n;
-        let first = panel * LANES;
-        let width = LANES.min(n - first);
-        // SAFETY: `out` has `n` columns and this row; the bias `n` elements.
-        unsafe {
-            let sum = match self.product.bias {
-                Some(bias) => simd.add(acc, simd.load_first(bias.as_ptr().add(first), width)),
-                None => acc,
-            };
-            simd.store_first(self.product.out.get().add(row * n + first), sum, width);
         }
     }
 }
