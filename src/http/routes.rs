@@ -10,7 +10,7 @@ use crate::metrics;
 use actix_web::http::header::{ALLOW, CACHE_CONTROL, ContentType, RETRY_AFTER};
 use actix_web::http::{Method, StatusCode};
 use actix_web::web::{self, Bytes, Data, Path, ServiceConfig};
-use actix_web::{HttpRequest, HttpResponse, Resource, ResponseError, Route};
+use actix_web::{HttpRequest, HttpResponse, Resource, ResponseError, Route, guard};
 use serde_json::{Value, json};
 
 /// Names may hold slashes.
@@ -54,10 +54,12 @@ pub fn configure(config: &mut ServiceConfig) {
         .default_service(web::to(not_found));
 }
 
-/// A path with one method; another is answered with 405.
+/// A path with one method, HEAD going with GET; another is answered with 405.
 fn resource(path: &'static str, method: Method, route: Route) -> Resource {
     let allowed = method.to_string();
-    web::resource(path).route(route.method(method)).default_service(web::to(move |request: HttpRequest| {
+    let head = if method == Method::GET { Method::HEAD } else { method.clone() };
+    let methods = guard::Any(guard::Method(method)).or(guard::Method(head));
+    web::resource(path).route(route.guard(methods)).default_service(web::to(move |request: HttpRequest| {
         let error = ApiError::method_not_allowed(request.method().as_str(), &allowed);
         let mut response = error.error_response();
         if let Ok(value) = allowed.parse() {

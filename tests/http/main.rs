@@ -2,6 +2,7 @@
 
 mod answers;
 mod fake_engine;
+mod goldens;
 mod parameters;
 mod server;
 mod streams;

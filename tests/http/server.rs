@@ -47,6 +47,7 @@ async fn keys_cover_everything_but_health() {
 
 #[actix_web::test]
 async fn an_unknown_path_is_404_and_a_wrong_method_405() {
+    pagetide::metrics::install();
     let server = TestServer::saying("x");
     for path in ["/", "/v1", "/v1/embeddings", "/v1/completions/", "/v1/models/"] {
         let response = server.get(path).await;
@@ -63,6 +64,9 @@ async fn an_unknown_path_is_404_and_a_wrong_method_405() {
         assert_eq!(response.headers()["allow"], method);
         let error: Value = response.json().await.unwrap();
         assert_eq!(error["error"]["code"], "method_not_allowed");
+        // Load balancers ask this way whether someone is there.
+        let head = server.client.head(format!("{}{path}", server.url)).send().await.unwrap();
+        assert_eq!(head.status(), if method == "GET" { 200 } else { 405 }, "{path}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! `POST /v1/chat/completions`.
 
 use super::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs};
-use super::{Endpoint, Request, null_as_default, parse_fields};
+use super::{Endpoint, Request, null_as_default, parse_fields, shown};
 use crate::actors::messages::{ChatPrompt, Prompt};
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
@@ -92,12 +92,12 @@ pub fn chat_prompt(body: &Value) -> Result<ChatPrompt, ApiError> {
 fn message(index: usize, message: Value) -> Result<Value, ApiError> {
     let param = format!("messages[{index}]");
     let Value::Object(mut message) = message else {
-        return Err(ApiError::invalid(&param, format!("{param} must be an object, got {message}")));
+        return Err(ApiError::invalid(&param, format!("{param} must be an object, got {}", shown(&message))));
     };
     let role = match message.get("role").and_then(Value::as_str) {
         Some(role) if ROLES.contains(&role) => role.to_owned(),
         _ => {
-            let got = message.get("role").map_or("nothing".into(), Value::to_string);
+            let got = message.get("role").map_or("nothing".into(), shown);
             let param = format!("{param}.role");
             return Err(ApiError::invalid(&param, format!("{param} must be one of {}, got {got}", ROLES.join(", "))));
         }
@@ -129,7 +129,7 @@ fn content_text(param: &str, content: &Value) -> Result<String, ApiError> {
             Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
         }
         other => {
-            let message = format!("{param} must be a string or an array of content parts, got {other}");
+            let message = format!("{param} must be a string or an array of content parts, got {}", shown(other));
             Err(ApiError::invalid(param, message))
         }
     }
@@ -146,7 +146,7 @@ fn part_text<'a>(param: &str, part: &'a Value) -> Result<&'a str, ApiError> {
             return Err(ApiError::invalid(format!("{param}.type"), message));
         }
         (None, _) => {
-            let message = format!("{param} must be an object with a type, got {part}");
+            let message = format!("{param} must be an object with a type, got {}", shown(part));
             return Err(ApiError::invalid(param, message));
         }
     };

@@ -1,7 +1,7 @@
 //! `POST /v1/completions`.
 
 use super::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs};
-use super::{AnswerOptions, Endpoint, Request, null_as_default, parse_fields, token_id};
+use super::{AnswerOptions, Endpoint, Request, null_as_default, parse_fields, shown, token_id};
 use crate::actors::messages::Prompt;
 use crate::actors::runtime::ModelInfo;
 use crate::engine::params::SamplingParams;
@@ -91,7 +91,7 @@ fn prompts(prompt: Option<&Value>, add_special_tokens: bool, vocab_size: u32) ->
 }
 
 fn wrong_prompt(param: &str, got: &Value) -> ApiError {
-    let message = format!("{param} must be a string, an array of token ids, or an array of either, got {got}");
+    let message = format!("{param} must be a string, an array of token ids, or an array of either, got {}", shown(got));
     ApiError::invalid(param, message)
 }
 
@@ -105,7 +105,7 @@ fn tokens(param: &str, ids: &[Value], vocab_size: u32) -> Result<Vec<TokenId>, A
             Some(id) => token_id(format_args!("{param}[{i}]"), id, vocab_size),
             None => {
                 let param = format!("{param}[{i}]");
-                Err(ApiError::invalid(&param, format!("{param} must be a token id, got {id}")))
+                Err(ApiError::invalid(&param, format!("{param} must be a token id, got {}", shown(id))))
             }
         })
         .collect()

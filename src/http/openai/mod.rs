@@ -23,6 +23,9 @@ use serde_json::Value;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
+/// Characters of a wrong value that a message repeats.
+const MAX_SHOWN_CHARS: usize = 60;
+
 /// Where a generation request came in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Endpoint {
@@ -124,8 +127,8 @@ pub fn check_model(body: &Value, model: &ModelInfo) -> Result<(), ApiError> {
     match body.get("model") {
         None | Some(Value::Null) => Ok(()),
         Some(Value::String(name)) if *name == model.served_name => Ok(()),
-        Some(Value::String(name)) => Err(ApiError::model_not_found(name, &model.served_name)),
-        Some(other) => Err(ApiError::invalid("model", format!("model must be a string, got {other}"))),
+        Some(Value::String(name)) => Err(ApiError::model_not_found(&shortened(name), &model.served_name)),
+        Some(other) => Err(ApiError::invalid("model", format!("model must be a string, got {}", shown(other)))),
     }
 }
 
@@ -147,7 +150,19 @@ fn type_error(message: &str) -> String {
         "f64" => "a number",
         other => other,
     };
-    format!("must be {expected}, got {got}")
+    format!("must be {expected}, got {}", shortened(got))
+}
+
+/// A value the client sent, for a message: its JSON, cut where it is long.
+pub(crate) fn shown(value: &Value) -> String {
+    shortened(&value.to_string())
+}
+
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(MAX_SHOWN_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
 }
 
 /// `null` is "not given" for fields that are not an `Option` too.
@@ -193,6 +208,8 @@ mod tests {
             parse_fields::<sampling::SamplingFields>(&json!({"stream_options": {"include_usage": 1}})).unwrap_err();
         assert_eq!(error.param.as_deref(), Some("stream_options.include_usage"));
         assert_eq!(error.message, "stream_options.include_usage must be a boolean, got integer `1`");
+        let error = parse_fields::<sampling::SamplingFields>(&json!({"n": "long".repeat(1000)})).unwrap_err();
+        assert!(error.message.len() < 200, "{error}");
     }
 
     #[test]

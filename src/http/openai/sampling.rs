@@ -1,6 +1,6 @@
 //! The fields that chat and completions share, and their ranges.
 
-use super::{AnswerOptions, StreamOptions, in_range, null_as_default, token_id};
+use super::{AnswerOptions, StreamOptions, in_range, null_as_default, shown, token_id};
 use crate::actors::runtime::ModelInfo;
 use crate::engine::params::SamplingParams;
 use crate::error::ApiError;
@@ -170,11 +170,13 @@ impl SamplingFields {
                 .map(|(i, item)| {
                     let param = format!("stop[{i}]");
                     let text = item.as_str().map(str::to_owned);
-                    text.ok_or_else(|| ApiError::invalid(&param, format!("{param} must be a string, got {item}")))
+                    text.ok_or_else(|| {
+                        ApiError::invalid(&param, format!("{param} must be a string, got {}", shown(item)))
+                    })
                 })
                 .collect::<Result<_, _>>()?,
             Some(other) => {
-                let message = format!("stop must be a string or an array of strings, got {other}");
+                let message = format!("stop must be a string or an array of strings, got {}", shown(other));
                 return Err(ApiError::invalid("stop", message));
             }
         };
@@ -207,7 +209,7 @@ impl SamplingFields {
             })?;
             let bias = bias
                 .as_f64()
-                .ok_or_else(|| ApiError::invalid(&param, format!("{param} must be a number, got {bias}")))?;
+                .ok_or_else(|| ApiError::invalid(&param, format!("{param} must be a number, got {}", shown(bias))))?;
             by_id.push((token_id(&param, id, vocab_size)?, in_range(&param, bias, -100.0..=100.0)? as f32));
         }
         Ok(by_id)

@@ -1,6 +1,6 @@
 //! `POST /tokenize` and `/detokenize`, as vLLM has them.
 
-use super::{chat, null_as_default, parse_fields, token_id};
+use super::{chat, null_as_default, parse_fields, token_id, unsupported};
 use crate::actors::messages::Prompt;
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
@@ -38,6 +38,7 @@ pub struct Detokenized {
 
 /// Token ids of `prompt`, or of `messages` through the chat template.
 pub fn tokenize(body: &Value, model: &ModelInfo) -> Result<Tokenized, ApiError> {
+    unsupported::refuse_fields(&["chat_template"], body)?;
     let fields: TokenizeFields = parse_fields(body)?;
     let (prompt, param) = match (fields.prompt, body.get("messages")) {
         (Some(text), _) => {

@@ -27,11 +27,7 @@ const REFUSED: &[&str] = &[
 ];
 
 pub fn refuse(endpoint: Endpoint, body: &Value) -> Result<(), ApiError> {
-    for name in REFUSED {
-        if body.get(*name).is_some_and(asks_for_something) {
-            return Err(not_supported(name, "leave it out"));
-        }
-    }
+    refuse_fields(REFUSED, body)?;
     let response_format = body.get("response_format").filter(|format| asks_for_something(format));
     if let Some(format) = response_format
         && format.get("type").and_then(Value::as_str) != Some("text")
@@ -45,6 +41,14 @@ pub fn refuse(endpoint: Endpoint, body: &Value) -> Result<(), ApiError> {
         return Err(not_supported("best_of", "only a value equal to n is"));
     }
     if endpoint == Endpoint::Chat { refuse_tools(body) } else { Ok(()) }
+}
+
+/// Refuses each of these fields that asks for something.
+pub fn refuse_fields(names: &[&str], body: &Value) -> Result<(), ApiError> {
+    match names.iter().find(|name| body.get(**name).is_some_and(asks_for_something)) {
+        Some(name) => Err(not_supported(name, "leave it out")),
+        None => Ok(()),
+    }
 }
 
 fn refuse_tools(body: &Value) -> Result<(), ApiError> {
