@@ -166,6 +166,22 @@ fn generate_answers_a_file_in_its_order() {
 }
 
 #[test]
+fn metrics_say_what_is_running_and_can_be_switched_off() {
+    let server = Server::start(&[]);
+    server.answer("POST", "/v1/completions", "{\"prompt\": \"Once\", \"max_tokens\": 3, \"ignore_eos\": true}");
+    let page = server.answer("GET", "/metrics", "");
+    let build = page.lines().find(|line| line.starts_with("pagetide_build_info{")).expect("it is there");
+    assert!(build.contains("model=\"demo\"") && build.contains(env!("CARGO_PKG_VERSION")), "{build}");
+    assert!(page.contains("\npagetide_generated_tokens_total 3\n"), "{page}");
+    let without = Server::start(&["--set", "metrics.enabled=false"]);
+    assert!(without.answer("GET", "/metrics", "").starts_with("HTTP/1.1 404"));
+    for server in [server, without] {
+        server.signal(libc::SIGINT);
+        assert_eq!(server.wait().code(), Some(0));
+    }
+}
+
+#[test]
 fn the_first_signal_lets_what_runs_finish_and_admits_nothing_new() {
     let server = Server::start(&[]);
     let mut stream = server.begin_stream(1500);

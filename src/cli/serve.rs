@@ -23,6 +23,8 @@ pub fn run(options: &ConfigOptions) -> Result<ExitCode, StartError> {
     // Better said before a large model is loaded than after.
     let listener = server::listen(&config.server)?;
     let runtime = Runtime::start(&config, progress::loading())?;
+    let loaded = runtime.loaded();
+    metrics::build_info(&runtime.handle().model().served_name, &loaded.device, loaded.dtype.name());
     actix_web::rt::System::new().block_on(serve(runtime, &config, listener))
 }
 

@@ -201,12 +201,12 @@ pub fn executor_restarted() {
 }
 
 /// What is running; once, when the model is loaded.
-pub fn build_info(model: &str, device: &'static str, dtype: &'static str) {
+pub fn build_info(model: &str, device: &str, dtype: &'static str) {
     if let Some(registry) = REGISTRY.get() {
         let labels = vec![
             Label::from_static_parts("version", env!("CARGO_PKG_VERSION")),
             Label::new("model", model.to_owned()),
-            Label::from_static_parts("device", device),
+            Label::new("device", device.to_owned()),
             Label::from_static_parts("dtype", dtype),
         ];
         registry.gauge(&table::BUILD_INFO, labels).set(1.0);

@@ -119,6 +119,6 @@ metrics! {
         "Answers of the HTTP server.";
     EXECUTOR_RESTARTS = "pagetide_executor_restarts_total" Counter "restarts" [] &[],
         "Times the model executor failed and was rebuilt; the requests running then have failed.";
-    BUILD_INFO = "pagetide_build_info" Gauge "none" ["version": "of the program", "model": "as served", "device": "cpu or cuda", "dtype": "of weights and KV cache"] &[],
+    BUILD_INFO = "pagetide_build_info" Gauge "none" ["version": "of the program", "model": "as served", "device": "as said at the start", "dtype": "of weights and KV cache"] &[],
         "Always 1; its labels say what is running.";
 }
