@@ -1,6 +1,6 @@
 //! From the engine's events to what the client reads: the text, finish reasons and counts of all choices of a request.
 //!
-//! A request has `prompts × n` choices; each prompt is one request of the engine ([`PromptRun`]). Whole answers and
+//! A request has `prompts × n` choices; each prompt is one request of the engine (`PromptRun`). Whole answers and
 //! streams read the same [`Delta`]s, so both say the same.
 
 use crate::actors::messages::{Accepted, Event, EventStream, Prompt};

@@ -3,7 +3,7 @@
 //! A body is read twice, once for the fields every endpoint has ([`sampling`]) and once for the endpoint's own
 //! ([`chat`], [`completion`]), so that an error can name the path of the field at fault. `null` means "not given";
 //! unknown fields are ignored, known ones that would change the answer but are not supported are refused
-//! ([`unsupported`]).
+//! (`unsupported`).
 
 pub mod chat;
 pub mod completion;
