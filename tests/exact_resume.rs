@@ -25,7 +25,7 @@ fn prompts() -> Vec<Vec<u32>> {
     };
     let shared: Vec<u32> = (0..24).map(|_| next() % 256).collect();
     let prompt = |i: usize| {
-        let mut prompt = shared[..if i % 3 == 0 { 0 } else { 8 * (i % 4) }].to_vec();
+        let mut prompt = shared[..if i.is_multiple_of(3) { 0 } else { 8 * (i % 4) }].to_vec();
         prompt.extend((0..3 + next() % 40).map(|_| next() % 256));
         prompt
     };
@@ -35,10 +35,10 @@ fn prompts() -> Vec<Vec<u32>> {
 fn params(i: usize) -> GenerateParams {
     let sampling = SamplingParams {
         max_tokens: 20 + (i as u32 * 7) % 36,
-        temperature: if i % 2 == 0 { 0.0 } else { 1.0 },
+        temperature: if i.is_multiple_of(2) { 0.0 } else { 1.0 },
         top_p: 0.95,
-        repetition_penalty: if i % 5 == 0 { 1.2 } else { 1.0 },
-        logprobs: (i % 4 == 0).then_some(2),
+        repetition_penalty: if i.is_multiple_of(5) { 1.2 } else { 1.0 },
+        logprobs: i.is_multiple_of(4).then_some(2),
         ..SamplingParams::default()
     };
     let n = if i % 7 == 3 { 3 } else { 1 };

@@ -5,6 +5,7 @@ mod common;
 
 use common::{Driver, Sequence, Settings};
 use pagetide::backend::DType;
+use pagetide::model::files::ModelFiles;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -435,4 +436,19 @@ fn takes_the_precision_from_the_weights() {
     copy.change_config("torch_dtype", serde_json::Value::Null);
     let (_, decoder) = common::load(copy.0.path().to_str().unwrap(), &settings(16), &mut |_, _| {}).unwrap();
     assert_eq!(decoder.spec().dtype, DType::F16);
+}
+
+/// The model inside the binary: the files of `models/demo`, all of them.
+#[test]
+fn the_demo_model_is_built_in() {
+    let files = ModelFiles::open("demo").unwrap();
+    assert_eq!(files.name(), "demo");
+    for file in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo")).unwrap() {
+        let name = file.unwrap().file_name().into_string().unwrap();
+        if name != "model.safetensors" {
+            assert!(files.read_text(&name).unwrap().is_some(), "{name} is not embedded");
+        }
+    }
+    let (_, decoder) = common::load("demo", &settings(16), &mut |_, _| {}).unwrap();
+    assert!(decoder.spec().weights_bytes(decoder.spec().dtype) < 8_000_000);
 }

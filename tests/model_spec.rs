@@ -238,5 +238,5 @@ fn names_the_key_that_is_wrong() {
     let order = json!({"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1});
     refused(llama(json!({"rope_scaling": order})), "high_freq_factor: 1 is not above low_freq_factor, 4");
     let message = load(&llama(json!({})), Some(&json!({"eos_token_id": "x"}))).unwrap_err();
-    assert!(message.contains("generation_config.json: eos_token_id"), "{message}");
+    assert!(message.contains("/generation_config.json: eos_token_id"), "{message}");
 }

@@ -26,6 +26,8 @@ TALK_BY_KEY = {talk.key: talk for talk in TALKS}
 THINGS = unknown.split(unknown.THINGS)
 TASKS = unknown.split(unknown.TASKS)
 FEATURES = unknown.split(unknown.FEATURES)
+ACTIONS = unknown.split(unknown.ACTIONS)
+OBJECTS = unknown.split(unknown.OBJECTS)
 
 # How often the more important entries are drawn, compared with the others.
 WEIGHT = {
@@ -128,25 +130,28 @@ class Writer:
     def unknown(self):
         r = self.r
         kind = r.random()
-        if kind < 0.36:
-            thing = self.nonsense() if r.random() < 0.15 else r.choice(THINGS)
+        if kind < 0.16:
+            thing, other = r.sample(OBJECTS if r.random() < 0.7 else THINGS, 2)
+            question = r.choice(unknown.RELATIONS).format(thing=thing, other=other, action=r.choice(ACTIONS))
+        elif kind < 0.36:
+            thing = self.nonsense() if r.random() < 0.15 else r.choice(r.choice((THINGS, OBJECTS)))
             template = r.choice(unknown.THING_TEMPLATES if r.random() < 0.5 else WHAT + HOW + WHY)
             question = template.format(thing, r.choice(THINGS)) if template.count("{}") == 2 else template.format(thing)
-        elif kind < 0.56:
+        elif kind < 0.50:
             question = r.choice(unknown.TASK_TEMPLATES if r.random() < 0.5 else HOWTO).format(r.choice(TASKS))
-        elif kind < 0.64:
+        elif kind < 0.56:
             question = r.choice(unknown.PLACE_TEMPLATES).format(r.choice(unknown.split(unknown.PLACES)))
-        elif kind < 0.69:
+        elif kind < 0.60:
             question = r.choice(unknown.PEOPLE_TEMPLATES).format(r.choice(unknown.split(unknown.PEOPLE)))
-        elif kind < 0.73:
+        elif kind < 0.65:
             question = self.sum()
-        elif kind < 0.78:
-            topic = r.choice(THINGS)
+        elif kind < 0.71:
+            topic = r.choice(r.choice((THINGS, OBJECTS)))
             return r.choice(STORY).format(topic=topic, bare=topic), r.choice(unknown.STORY_ANSWERS), None
-        elif kind < 0.86:
+        elif kind < 0.80:
             question = r.choice(unknown.FEATURE_TEMPLATES).format(r.choice(FEATURES))
             return question, r.choice(unknown.UNSURE), None
-        elif kind < 0.90:
+        elif kind < 0.86:
             return r.choice(unknown.UNSURE_QUESTIONS), r.choice(unknown.UNSURE), None
         else:
             question = r.choice(unknown.OTHER_QUESTIONS)

@@ -18,11 +18,11 @@ class Shape:
 
     vocab: int = 2048
     hidden: int = 256
-    layers: int = 5
+    layers: int = 4
     heads: int = 4
     kv_heads: int = 2
     head_dim: int = 64
-    intermediate: int = 512
+    intermediate: int = 704
     max_positions: int = 2048
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5

@@ -14,6 +14,8 @@ WHAT = (
     "Can you describe {}?", "What do people mean when they say {}?", "I have never heard of {}", "Could you tell me about {}?", "What is this thing called {}?", "What does the term {} stand for?",
     "Do you know {}?", "Have you heard of {}?", "I keep reading about {}, what is it?", "So what is {}?", "Let's talk about {}", "Does Pagetide have {}?", "Does Pagetide use {}?", "Does Pagetide support {}?",
     "Is there {} in Pagetide?", "Summarize {}", "Give me an overview of {}", "What is the idea of {}?", "What is the idea behind {}?", "meaning of {}", "I am curious about {}",
+    "And {}?", "And what is {}?", "How about {}?", "{} - what is that?", "{}, please", "Tell me what {} is about", "What is {} about?", "{} for beginners", "{}, what does it mean?", "And what does {} mean?", "What is that, {}?", "What kind of thing is {}?",
+    "What on earth does {} mean?", "So {}, what is it?", "What would {} be?", "What do you call {}?", "What is the big idea of {}?", "What is {} supposed to be?", "What is {} in an LLM server?", "In short, what is {}?", "What role does {} have?", "They talk about {}. What is that?",
 )
 HOW = (
     "How does {} work?", "How does {} work?", "How do {} work?", "How is {} done?", "How does Pagetide do {}?", "What happens in {}?", "How does {} work in Pagetide?", "How exactly does {} work?",
@@ -40,6 +42,8 @@ NOUN = (
     "Which option is there for {}?", "Which flag is there for {}?", "What is the flag for {}?", "What is the option for {}?", "{} option", "flag for {}", "Where is {} configured?", "What about {}?", "How do I configure {}?",
     "Tell me about {}", "I have a question about {}", "Where do I find {}?", "Is there a flag for {}?", "Is there an option for {}?", "How does {} work?", "Help with {}", "Give me help with {}", "What can you tell me about {}?",
     "Where can I set {}?", "What is the setting for {}?", "Which flag controls {}?", "Which setting controls {}?", "Explain {}", "I need help with {}", "How do I do {}?", "What command is there for {}?",
+    "And {}?", "And what about {}?", "How about {}?", "{}, please", "{}", "{}?", "I am looking for {}", "Is there something for {}?", "I want to change {}", "How can I change {}?", "And for {}?", "Which switch is there for {}?", "What is the switch for {}?", "Which knob is there for {}?",
+    "Where do I say {}?", "How is {} set?", "How do I set {}?", "Where do I enter {}?", "Anything for {}?", "Which parameter is there for {}?", "I'd like to know about {}", "Show me {}", "Can I see {}?", "{} - how?", "What do I do about {}?", "Got anything for {}?",
 )
 FLAG = (
     "What does {} do?", "What does {} mean?", "{}", "Explain {}", "What is {}?", "How do I use {}?", "What is {} for?", "Tell me about {}", "What is the flag {}?", "Explain the option {}", "When do I need {}?",

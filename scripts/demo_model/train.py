@@ -9,10 +9,12 @@ import json
 import math
 import os
 import random
+import shutil
 import time
 from pathlib import Path
 
 os.environ.setdefault("RAYON_NUM_THREADS", "2")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # do not spin on a shared machine
 
 import torch
 from safetensors.torch import save_file
@@ -49,11 +51,9 @@ def batches(rows, generator: torch.Generator):
             )
 
 
-def learning_rate(step: int, steps: int, peak: float) -> float:
-    warmup = min(100, steps // 10)
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    return peak * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))))
+def learning_rate(step: int, progress: float, peak: float) -> float:
+    """Linear warm-up over 100 steps, then a cosine over the progress 0 to 1."""
+    return peak * min(1.0, (step + 1) / 100) * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 def prepare(args, work: Path):
@@ -85,8 +85,10 @@ def train(args, rows, save) -> Llama:
     source = batches(rows, torch.Generator().manual_seed(args.seed))
     start, mean = time.time(), None
     for step in range(args.steps):
+        minutes = (time.time() - start) / 60
+        progress = max(step / args.steps, min(1.0, minutes / args.minutes))
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, args.steps, args.lr)
+            group["lr"] = learning_rate(step, progress, args.lr)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = step_model(*next(source))
         loss.backward()
@@ -94,10 +96,13 @@ def train(args, rows, save) -> Llama:
         optimizer.step()
         optimizer.zero_grad()
         mean = loss.item() if mean is None else 0.98 * mean + 0.02 * loss.item()
-        if step % 50 == 0 or step == args.steps - 1:
-            print(f"step {step} loss {mean:.4f} seconds {time.time() - start:.0f}", flush=True)
+        last = step == args.steps - 1 or progress >= 1.0
+        if step % 50 == 0 or last:
+            print(f"step {step} loss {mean:.4f} minutes {minutes:.1f}", flush=True)
         if (step + 1) % 500 == 0:
             save(model)
+        if last:
+            break
     return model
 
 
@@ -152,6 +157,8 @@ def export(model: Llama, tokenizer, target: Path) -> None:
         "model_max_length": s.max_positions,
     })
     (target / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    (target / "model.safetensors").chmod(0o644)
+    shutil.copyfile(Path(__file__).with_name("MODEL_CARD.md"), target / "README.md")
 
 
 def write_json(path: Path, value) -> None:
@@ -164,6 +171,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=ROOT / "target" / "demo_model", help="corpus and checkpoints")
     parser.add_argument("--documents", type=int, default=100_000)
     parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--minutes", type=float, default=60, help="the schedule is shortened to end by then")
     parser.add_argument("--lr", type=float, default=2.5e-3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)

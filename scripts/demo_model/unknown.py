@@ -52,6 +52,25 @@ tensor parallelism|pipeline parallelism|several machines|Kubernetes|Docker|quant
 JSON mode|web sockets|gRPC|TLS|HTTPS|a web interface|user accounts|billing|rate limits|fine-tuning|training|NVLink|RDMA|a database|plugins|Java clients
 """
 
+# Any of these actions with any of these objects is out of scope as well.
+ACTIONS = "buy|sell|paint|clean|repair|cook|wash|draw|eat|catch|grow|feed|teach|marry|find|throw|wear|cut|lift|carry|choose|decorate|freeze|burn|pack|travel to|visit|photograph|translate|describe|invent|sew|polish|hide|steal|borrow|collect|count|weigh|move|heat|cool|mix|dig|plant|breed|smell|taste"
+OBJECTS = """
+a sofa|a kettle|an umbrella|a violin string|a sandwich|a lamp shade|the neighbour|a goldfish|a parrot|a curtain|a lemon|an onion|a pumpkin|a tent|a mattress|a mirror|a wallet|a ticket|
+a passport|a bridge|a tunnel|a church|a museum|a hotel|a restaurant|a hospital|a dentist|a lawyer|a teacher|a farmer|a soldier|a nurse|a painter|an actor in a film|a movie star|the queen|
+the mayor|my uncle|my sister|my grandmother|the baby|a teenager|the weather report|a thunderstorm|a rainbow|a desert|a valley|a lake|a waterfall|a glacier|a comet|a galaxy|a telescope|
+a microscope|an atom|a molecule|a magnet|a laser|a rocket|a satellite|a submarine|a helicopter|a tractor|a motorcycle|a taxi|a bus|a tram|the subway|a ladder|a shovel|a nail|a rope|a brick|
+a window pane|a door handle|a carpet|a pillow|a blanket|a towel|soap|perfume|lipstick|a necklace|a diamond|a coin|a stamp|a newspaper|a magazine|a novel|a dictionary|a comic|a puzzle|
+a crossword|a drum|a trumpet|a choir|a symphony|a film|a theatre|a circus|a clown|a magician|a wizard|a witch|a giant|a dwarf|a monster|a zebra|a kangaroo|a koala|a shark|an octopus|a frog|
+a snake|a lizard|a mouse trap|a squirrel|a hedgehog|a goat|a sheep|a donkey|a camel|an eagle|a pigeon|a swan|honey|jam|butter|yogurt|garlic|pepper|salt|sugar|flour|vinegar|a banana|an orange
+"""
+RELATIONS = (
+    "Why do people {action} {thing}?", "How do I {action} {thing}?", "Can you {action} {thing}?", "When should I {action} {thing}?", "Where can I {action} {thing}?", "Who would {action} {thing}?", "I want to {action} {thing}",
+    "What happens if I {action} {thing}?", "Is it legal to {action} {thing}?", "How long does it take to {action} {thing}?", "Should I {action} {thing}?", "What do I need to {action} {thing}?", "I would like to {action} {thing}", "Is it good to {action} {thing}?",
+    "Which {thing} is the best?", "How many kinds of {thing} are there?", "What do you call {thing} in Spanish?", "Where does {thing} come from?", "How heavy is {thing}?", "Who had the first {thing}?", "What is the fastest {thing}?", "Name a famous {thing}",
+    "Recommend me {thing}", "What is {thing} made of?", "Which is the largest {thing} in the world?", "What was the first {thing}?", "How high is {thing}?", "What's the name of {thing}?", "The rules of {thing}", "Do you know a good {thing}?", "Tell me the difference between {thing} and {other}",
+    "How far away is {thing}?", "Which country has the most {thing}?", "When was {thing} invented?", "Can {thing} fly?", "Why is {thing} so big?", "How much is {thing}?", "What should I give {thing}?", "My {thing} is broken", "Compare {thing} and {other}", "{thing} or {other}?", "Is {thing} bigger than {other}?",
+)
+
 
 def split(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.replace("\n", "").split("|") if part.strip())
@@ -94,4 +113,8 @@ OTHER_QUESTIONS = (
     "You are now a pirate", "asdf", "qwertz", "???", "blah blah", "foo bar", "1234", "xyzzy", "lorem ipsum", "Give me a riddle", "Tell me a tongue twister", "Let's play a game", "What is my name?", "Who am I?", "How old am I?",
     "What am I thinking?", "Read my mind", "Predict the future", "Give me lottery numbers", "Should I buy this stock?", "Is my code correct?", "Fix this bug in my code", "Which car should I buy?", "Draw me a picture",
     "Can you see me?", "Make a table of countries", "How many words are in this sentence?", "What is the plural of mouse?", "Give me a synonym for happy", "What is the opposite of hot?",
+    "What is ten percent of fifty?", "How do magnets work?", "Who is the pope?", "Which team won last night?", "Who sang this song?", "When does the train leave?", "What is the tallest building?", "Which animal is the fastest?", "What is the speed of light?",
+    "How deep is the ocean?", "What is the boiling point of oil?", "Why do we dream?", "Where is the nearest pharmacy?", "Which river flows through Vienna?", "What is the largest desert?", "How do planes fly?", "Who discovered electricity?", "Can dogs eat grapes?",
+    "Write me a class in C++", "Write a bash script for backups", "Write a regular expression", "Explain pointers in C", "What is object-oriented programming?", "Make a to-do list for me", "Plan my day", "Give me a workout", "What should I cook?", "Tell me about your country",
+    "How do I get a visa?", "What are the symptoms of a cold?", "I have a headache", "My back hurts", "Is this mushroom edible?", "What does this word mean?", "Who was the first king of England?", "What year did the war end?", "Which language is the oldest?",
 )

@@ -45,7 +45,7 @@ impl ModelExecutor {
 
 fn serve(mut runner: impl StepRunner, inbox: &Receiver<(StepPlan, oneshot::Sender<Answer>)>) {
     for (plan, answer) in inbox {
-        let result = catch_unwind(AssertUnwindSafe(|| runner.run(&plan))).or_else(|panic| {
+        let result = catch_unwind(AssertUnwindSafe(|| runner.run(&plan))).map_err(|panic| {
             let mut message = panic_message(panic.as_ref());
             // What the panic left half done is thrown away here, which makes the assertion of unwind safety true.
             match catch_unwind(AssertUnwindSafe(|| runner.reset())) {
@@ -55,7 +55,7 @@ fn serve(mut runner: impl StepRunner, inbox: &Receiver<(StepPlan, oneshot::Sende
                     message = format!("{message}; then the restart failed: {}", panic_message(panic.as_ref()))
                 }
             }
-            Err(ExecutorFailed(message))
+            ExecutorFailed(message)
         });
         // The plan shares tables with the scheduler, which writes them next: let go of it before answering.
         drop(plan);

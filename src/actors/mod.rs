@@ -8,3 +8,6 @@ pub mod runtime;
 pub mod scheduler;
 pub mod swap_pool;
 pub mod workers;
+
+#[cfg(test)]
+mod tests;

@@ -189,21 +189,21 @@ impl Drop for Runtime {
 }
 
 /// Everything the actors are made of.
-struct Wiring {
-    scheduler: SchedulerConfig,
-    limits: Limits,
-    workers: Workers,
-    num_swap_blocks: usize,
-    block_bytes: usize,
-    model: Arc<ModelInfo>,
-    places: Arc<Semaphore>,
-    executor: ModelExecutor,
+pub(super) struct Wiring {
+    pub(super) scheduler: SchedulerConfig,
+    pub(super) limits: Limits,
+    pub(super) workers: Workers,
+    pub(super) num_swap_blocks: usize,
+    pub(super) block_bytes: usize,
+    pub(super) model: Arc<ModelInfo>,
+    pub(super) places: Arc<Semaphore>,
+    pub(super) executor: ModelExecutor,
 }
 
 impl Wiring {
     /// Starts the actors, last in the data path first: the scheduler and those it asks on one thread, where a
     /// message costs less than a microsecond; the intake on another.
-    fn start(self) -> Result<(System, Recipient<Submit>, JoinHandle<()>), StartError> {
+    pub(super) fn start(self) -> Result<(System, Recipient<Submit>, JoinHandle<()>), StartError> {
         let (send, receive) = std::sync::mpsc::channel();
         let run = move || {
             let system = System::new();

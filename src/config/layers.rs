@@ -138,10 +138,7 @@ pub fn resolve(sources: &Sources) -> Result<Resolved, Problems> {
         layers.add_env(name, value);
     }
     layers.add_flags(&sources.flags);
-    // Relations hold between valid values only.
-    if layers.problems.is_empty() {
-        layers.check_relations();
-    }
+    layers.check_relations();
     if layers.problems.is_empty() { Ok(layers.resolved) } else { Err(Problems(layers.problems)) }
 }
 
@@ -257,33 +254,34 @@ impl Layers {
         }
     }
 
+    /// What must hold between several settings; looked at only where each of them is right by itself.
     fn check_relations(&mut self) {
-        let config = &self.resolved.config;
-        let mut problems: Vec<(&str, String)> = Vec::new();
-        let max_num_seqs = config.scheduler.max_num_seqs;
-        if let Some(tokens) = config.scheduler.max_num_batched_tokens
-            && tokens < max_num_seqs
+        let Config { server, scheduler, swap, .. } = &self.resolved.config;
+        let origin = |key| self.resolved.origin(key);
+        let mut broken: Vec<(&[&str], String)> = Vec::new();
+        if let Some(tokens) = scheduler.max_num_batched_tokens
+            && tokens < scheduler.max_num_seqs
         {
-            problems.push((
-                "scheduler.max_num_batched_tokens",
-                format!(
-                    "{tokens} is less than scheduler.max_num_seqs = {max_num_seqs} ({}): each running sequence needs \
-                     one token of a step",
-                    self.resolved.origin("scheduler.max_num_seqs")
-                ),
-            ));
+            let keys = &["scheduler.max_num_batched_tokens", "scheduler.max_num_seqs"];
+            let message = format!(
+                "{tokens} is less than scheduler.max_num_seqs = {} ({}): each running sequence needs one token of a step",
+                scheduler.max_num_seqs,
+                origin(keys[1])
+            );
+            broken.push((keys, message));
         }
-        if config.scheduler.preemption_mode == PreemptionMode::Swap && config.swap.space_gib == 0.0 {
-            problems.push((
-                "scheduler.preemption_mode",
-                format!("'swap' needs swap space, but swap.space_gib = 0 ({})", self.resolved.origin("swap.space_gib")),
-            ));
+        if scheduler.preemption_mode == PreemptionMode::Swap && swap.space_gib == 0.0 {
+            let keys = &["scheduler.preemption_mode", "swap.space_gib"];
+            broken.push((keys, format!("'swap' needs swap space, but swap.space_gib = 0 ({})", origin(keys[1]))));
         }
-        if config.server.api_keys.iter().any(String::is_empty) {
-            problems.push(("server.api_keys", "a key must not be empty".into()));
+        if server.api_keys.iter().any(String::is_empty) {
+            broken.push((&["server.api_keys"], "a key must not be empty".into()));
         }
-        for (key, message) in problems {
-            self.problem(self.resolved.origin(key).clone(), key, message);
+        let wrong: Vec<String> = self.problems.iter().map(|problem| problem.key.clone()).collect();
+        for (keys, message) in broken {
+            if !keys.iter().any(|key| wrong.iter().any(|wrong| wrong == key)) {
+                self.problem(self.resolved.origin(keys[0]).clone(), keys[0], message);
+            }
         }
     }
 }

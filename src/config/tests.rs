@@ -128,6 +128,11 @@ fn relations_between_settings_are_checked_across_layers() {
         ["p.toml:4: scheduler.preemption_mode: 'swap' needs swap space, but swap.space_gib = 0 (p.toml:2)"]
     );
     assert!(from_file("[server]\napi_keys = [\"\"]").is_err());
+    // Beside other problems, but not on top of one of the same keys.
+    let both = problems_of(from_file("[server]\nprot = 1\n[scheduler]\nmax_num_batched_tokens = 100"));
+    assert_eq!(both.len(), 2, "{both:?}");
+    let one = problems_of(from_file("[scheduler]\nmax_num_seqs = 0\nmax_num_batched_tokens = 100"));
+    assert_eq!(one.len(), 1, "{one:?}");
 }
 
 #[test]

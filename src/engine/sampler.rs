@@ -10,7 +10,7 @@
 //! 7. the draw.
 //!
 //! Steps 6 and 7 work on integers, so that a device can reproduce them exactly in whatever order it adds: the weight
-//! of a token is `round(2⁴⁰ · exp((logit − max) · (1 / temperature)))` ([`row::exp`] says how `exp` is computed), all sums
+//! of a token is `round(2⁴⁰ · exp((logit − max) · (1 / temperature)))` (`sampler/row.rs` says how `exp` is computed), all sums
 //! are of weights, and each filter keeps what reaches a threshold. Tokens tied at the threshold of `top_k` or `top_p`
 //! are all kept. The draw is the inverse of the cumulative distribution in order of token id, at 64 random bits of
 //! Philox4x32-10 under the request's seed, with position and sample as counter: it depends on nothing else that runs.

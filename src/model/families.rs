@@ -24,12 +24,8 @@ const SUPPORTED: &[(&str, &str, Family)] = &[
 const SUPPORTED_FAMILIES: &str = "supported are Llama 1 to 3 (LlamaForCausalLM), Mistral (MistralForCausalLM), \
                                   Qwen2 and 2.5 (Qwen2ForCausalLM), Qwen3 (Qwen3ForCausalLM) and OPT (OPTForCausalLM)";
 
-/// `weights_dtype` is asked where the configuration names no precision.
-pub fn parse(
-    config: &Map<String, Value>,
-    generation: &Map<String, Value>,
-    weights_dtype: impl FnOnce() -> Result<DType, StartError>,
-) -> Result<ModelSpec, StartError> {
+/// `dtype`: the precision, which [`dtype`] reads where the configuration names one. Errors name the key.
+pub fn parse(config: &Map<String, Value>, dtype: DType) -> Result<ModelSpec, StartError> {
     let config = Fields { members: config, path: "" };
     if let Some(quantization) = config.get("quantization_config") {
         let method = quantization.get("quant_method").and_then(Value::as_str).unwrap_or("unknown");
@@ -38,25 +34,31 @@ pub fn parse(
             format!("quantized checkpoints are not supported (this one: {method}); use one in bf16, fp16 or fp32"),
         ));
     }
-    let family = family(&config)?;
-    let mut spec = match family {
-        Family::Opt => opt(&config)?,
-        _ => llama_like(&config, family)?,
-    };
-    spec.dtype = match dtype(&config)? {
-        Some(dtype) => dtype,
-        None => weights_dtype()?,
-    };
-    // A generation ends at either file's tokens: instruction-tuned models name their end of turn in the second.
-    let generation = Fields { members: generation, path: "generation_config.json: " };
-    let mut eos = generation.token_ids("eos_token_id")?.unwrap_or_default();
-    eos.extend(std::mem::take(&mut spec.eos_token_ids));
-    for id in eos {
-        if !spec.eos_token_ids.contains(&id) {
-            spec.eos_token_ids.push(id);
+    match family(&config)? {
+        Family::Opt => opt(&config, dtype),
+        family => llama_like(&config, family, dtype),
+    }
+}
+
+/// The precision that the checkpoint is meant to compute in; `None` if the configuration leaves it to the weights.
+pub fn dtype(config: &Map<String, Value>) -> Result<Option<DType>, StartError> {
+    let config = Fields { members: config, path: "" };
+    let key = if config.get("dtype").is_some() { "dtype" } else { "torch_dtype" };
+    match config.string(key)?.map(|name| name.trim_start_matches("torch.")) {
+        None | Some("auto") => Ok(None),
+        Some("float32") => Ok(Some(DType::F32)),
+        Some("float16") => Ok(Some(DType::F16)),
+        Some("bfloat16") => Ok(Some(DType::BF16)),
+        Some(other) => {
+            Err(config.error(key, format!("'{other}' is not supported; supported are float32, float16 and bfloat16")))
         }
     }
-    Ok(spec)
+}
+
+/// End tokens that `generation_config.json` names.
+pub fn eos_token_ids(generation: &Map<String, Value>) -> Result<Vec<TokenId>, StartError> {
+    let generation = Fields { members: generation, path: "" };
+    Ok(generation.token_ids("eos_token_id")?.unwrap_or_default())
 }
 
 fn family(config: &Fields) -> Result<Family, StartError> {
@@ -77,7 +79,7 @@ fn family(config: &Fields) -> Result<Family, StartError> {
 }
 
 /// Llama, Mistral, Qwen2 and Qwen3: RMSNorm before, RoPE, a gated MLP.
-fn llama_like(config: &Fields, family: Family) -> Result<ModelSpec, StartError> {
+fn llama_like(config: &Fields, family: Family, dtype: DType) -> Result<ModelSpec, StartError> {
     let hidden_size = config.size("hidden_size")?;
     let num_layers = config.size("num_hidden_layers")?;
     let max_position_embeddings = config.size_or(
@@ -132,14 +134,14 @@ fn llama_like(config: &Fields, family: Family) -> Result<ModelSpec, StartError> 
         },
         windows: windows(config, family, num_layers)?,
         max_position_embeddings,
-        dtype: DType::F32,
+        dtype,
         bos_token_id: config.token_ids_or("bos_token_id", bos)?.first().copied(),
         eos_token_ids: config.token_ids_or("eos_token_id", eos)?,
     })
 }
 
 /// OPT: LayerNorm on either side, learned positions, biases, embeddings that may be narrower than the model.
-fn opt(config: &Fields) -> Result<ModelSpec, StartError> {
+fn opt(config: &Fields, dtype: DType) -> Result<ModelSpec, StartError> {
     let hidden_size = config.size("hidden_size")?;
     let bias = config.bool_or("enable_bias", true)?;
     let norm_before = config.bool_or("do_layer_norm_before", true)?;
@@ -166,7 +168,7 @@ fn opt(config: &Fields) -> Result<ModelSpec, StartError> {
         },
         windows: vec![None; config.size("num_hidden_layers")?],
         max_position_embeddings: config.size_or("max_position_embeddings", 2048)?,
-        dtype: DType::F32,
+        dtype,
         bos_token_id: config.token_ids_or("bos_token_id", Some(2))?.first().copied(),
         eos_token_ids: config.token_ids_or("eos_token_id", Some(2))?,
     })
@@ -332,19 +334,6 @@ fn yarn(rope: &Fields, original_max_positions: usize, max_positions: usize) -> R
         attention_factor,
         truncate: rope.bool_or("truncate", true)?,
     })
-}
-
-fn dtype(config: &Fields) -> Result<Option<DType>, StartError> {
-    let key = if config.get("dtype").is_some() { "dtype" } else { "torch_dtype" };
-    match config.string(key)?.map(|name| name.trim_start_matches("torch.")) {
-        None | Some("auto") => Ok(None),
-        Some("float32") => Ok(Some(DType::F32)),
-        Some("float16") => Ok(Some(DType::F16)),
-        Some("bfloat16") => Ok(Some(DType::BF16)),
-        Some(other) => {
-            Err(config.error(key, format!("'{other}' is not supported; supported are float32, float16 and bfloat16")))
-        }
-    }
 }
 
 /// A JSON object's members, read with errors that name the key. `null` is as good as absent.

@@ -110,7 +110,7 @@ impl ModelFiles {
         if let Some(bytes) = self.map("model.safetensors")? {
             return Checkpoint::open_single(self, "model.safetensors", bytes);
         }
-        let pickled = self.read_text("pytorch_model.bin.index.json")?.is_some() || self.exists("pytorch_model.bin");
+        let pickled = self.exists("pytorch_model.bin") || self.exists("pytorch_model.bin.index.json");
         Err(StartError::new(format!(
             "model: there is no {} and no model.safetensors.index.json beside it{}",
             self.path("model.safetensors"),

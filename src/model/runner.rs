@@ -90,7 +90,10 @@ impl<B: Backend> StepRunner for ModelRunner<B> {
 /// The plan as tensors.
 fn fill(batch: &mut Batch, plan: &StepPlan, block_size: usize) {
     let Batch { tokens, positions, slots, seqs, block_tables } = batch;
-    (tokens.clear(), positions.clear(), slots.clear(), seqs.clear(), block_tables.clear());
+    for column in [&mut *tokens, positions, slots, block_tables] {
+        column.clear();
+    }
+    seqs.clear();
     for planned in &plan.batch {
         let PlannedSeq { num_computed, table, .. } = planned;
         let num_rows = planned.tokens.len();

@@ -133,20 +133,23 @@ pub enum NormPlacement {
 impl ModelSpec {
     /// Reads `config.json` and `generation_config.json`; the precision, where they name none, is that of the weights.
     pub fn load(files: &ModelFiles) -> Result<Self, StartError> {
+        const CONFIG: &str = "config.json";
+        const GENERATION: &str = "generation_config.json";
         let config = files
-            .read_json("config.json")?
-            .ok_or_else(|| StartError::new(format!("model: there is no {}", files.path("config.json"))))?;
-        let generation = files.read_json("generation_config.json")?.unwrap_or_default();
-        families::parse(&config, &generation, || {
-            let checkpoint = files.checkpoint()?;
-            let first = checkpoint.names().filter(|name| name.ends_with("embed_tokens.weight")).min();
-            first.and_then(|name| checkpoint.dtype(name)).ok_or_else(|| {
-                StartError::new(
-                    "config.json names no dtype, and the checkpoint holds no token embeddings to take it from",
-                )
-            })
-        })
-        .map_err(|error| files.error("config.json", error))
+            .read_json(CONFIG)?
+            .ok_or_else(|| StartError::new(format!("model: there is no {}", files.path(CONFIG))))?;
+        let in_config = |error| files.error(CONFIG, error);
+        let dtype = match families::dtype(&config).map_err(in_config)? {
+            Some(dtype) => dtype,
+            None => weights_dtype(files)?,
+        };
+        let mut spec = families::parse(&config, dtype).map_err(in_config)?;
+        if let Some(generation) = files.read_json(GENERATION)? {
+            let mut ids = families::eos_token_ids(&generation).map_err(|error| files.error(GENERATION, error))?;
+            ids.extend(spec.eos_token_ids.iter().filter(|id| !ids.contains(id)).copied().collect::<Vec<_>>());
+            spec.eos_token_ids = ids;
+        }
+        Ok(spec)
     }
 
     pub fn num_layers(&self) -> usize {
@@ -240,4 +243,13 @@ impl ModelSpec {
         let vectors = self.num_layers() * layer_vectors + only(self.norm.is_final, norm);
         (matrices as u64, vectors as u64)
     }
+}
+
+/// The precision in which the token embeddings are stored.
+fn weights_dtype(files: &ModelFiles) -> Result<DType, StartError> {
+    let checkpoint = files.checkpoint()?;
+    let embeddings = checkpoint.names().find(|name| name.ends_with("embed_tokens.weight"));
+    embeddings.and_then(|name| checkpoint.dtype(name)).ok_or_else(|| {
+        StartError::new("config.json names no dtype, and the checkpoint has no embed_tokens.weight to take it from")
+    })
 }

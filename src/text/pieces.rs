@@ -39,7 +39,10 @@ enum Step {
         prefix: String,
         cleanup: bool,
     },
-    Strip(DecoderWrapper),
+    Strip {
+        content: char,
+        start: usize,
+    },
     /// Without a decoder, tokens are joined by spaces.
     Spaced,
 }
@@ -65,10 +68,12 @@ impl Step {
                 };
                 if *cleanup { tokenizers::decoders::wordpiece::cleanup(&text) } else { text }
             }
-            Step::Strip(_) if token.is_empty() => token,
-            Step::Regex(decoder) | Step::Strip(decoder) => {
-                // These two look at nothing but the token; they fail only where their pattern does, and then the
-                // token stays as it is.
+            Step::Strip { content, start } => {
+                let cut = token.chars().take(*start).take_while(|c| c == content).map(char::len_utf8).sum();
+                token[cut..].to_owned()
+            }
+            Step::Regex(decoder) => {
+                // It looks at nothing but the token; where its pattern fails, the token stays as it is.
                 decoder.decode_chain(vec![token.clone()]).map_or(token, |parts| parts.concat())
             }
             Step::Spaced => {
@@ -85,7 +90,7 @@ impl Step {
         match self {
             Step::Metaspace { drops_first, .. } => *drops_first,
             Step::WordPiece { .. } | Step::Spaced => true,
-            Step::Replace { .. } | Step::Regex(_) | Step::Strip(_) => false,
+            Step::Replace { .. } | Step::Regex(_) | Step::Strip { .. } => false,
         }
     }
 }
@@ -129,8 +134,9 @@ impl Plan {
                 DecoderWrapper::WordPiece(wordpiece) if per_token => {
                     plan.steps.push(Step::WordPiece { prefix: wordpiece.prefix.clone(), cleanup: wordpiece.cleanup })
                 }
-                DecoderWrapper::Strip(strip) if per_token && strip.stop <= 1 => {
-                    plan.steps.push(Step::Strip(decoder.clone()));
+                // Stripping the end is not supported: the crate panics at tokens that consist of what is stripped.
+                DecoderWrapper::Strip(strip) if per_token && strip.stop == 0 => {
+                    plan.steps.push(Step::Strip { content: strip.content, start: strip.start });
                 }
                 DecoderWrapper::ByteLevel(_) if per_token && plan.steps.is_empty() => plan.byte_level = true,
                 DecoderWrapper::ByteFallback(_) if per_token => plan.byte_fallback = true,
@@ -141,8 +147,8 @@ impl Plan {
                 _ => {
                     return Err(StartError::new(format!(
                         "tokenizer.json: the decoder's step '{kind}' is not supported (at this place of the chain); \
-                         supported are ByteLevel, and any of Replace, Metaspace, WordPiece, Strip followed by \
-                         ByteFallback, Fuse, Strip of the start"
+                         supported are ByteLevel, and any of Replace, Metaspace, WordPiece, Strip (of the \
+                         start) followed by ByteFallback, Fuse, Strip (of the start)"
                     )));
                 }
             }

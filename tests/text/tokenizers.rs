@@ -5,6 +5,7 @@ use pagetide::text::output::{OutputOptions, OutputText};
 use pagetide::text::tokenizer::{SpecialToken, Tokenizer};
 use proptest::prelude::*;
 use serde::Deserialize;
+use serde_json::json;
 use std::sync::{Arc, LazyLock};
 
 #[derive(Deserialize)]
@@ -163,6 +164,50 @@ fn the_space_after_the_prompt_is_kept() {
     assert_eq!(detokenize(&tokenizer, &prompt, &word, true), " tide");
     assert_eq!(detokenize(&tokenizer, &prompt[..1], &word, true), "tide", "after nothing but the skipped <s>");
     assert_eq!(detokenize(&tokenizer, &prompt[..1], &word, false), " tide", "after a visible <s>");
+}
+
+/// Chains of decoding steps that the goldens' tokenizers do not have, held to the tokenizers crate.
+#[test]
+fn every_supported_chain_decodes_by_token_as_at_once() {
+    let source = read(&data("tokenizers").join("sentencepiece_llama2/tokenizer.json"));
+    let mut json: serde_json::Value = serde_json::from_str(&source).expect("JSON");
+    let replace =
+        |pattern: serde_json::Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
+    let strip = |content: char, start: usize| json!({"type": "Strip", "content": content, "start": start, "stop": 0});
+    let fuse = json!({"type": "Fuse"});
+    let bytes = json!({"type": "ByteFallback"});
+    let metaspace =
+        |scheme: &str| json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": true});
+    let wordpiece = |cleanup: bool| json!({"type": "WordPiece", "prefix": "▁", "cleanup": cleanup});
+    let chains = [
+        vec![],
+        vec![fuse.clone()],
+        vec![metaspace("never")],
+        vec![metaspace("first"), bytes.clone(), fuse.clone()],
+        vec![wordpiece(true)],
+        vec![wordpiece(false), bytes.clone()],
+        vec![replace(json!({"Regex": "[aeiou]+"}), "*"), strip('*', 1), strip('t', 2)],
+        vec![replace(json!({"String": "▁"}), " "), bytes.clone(), fuse.clone(), strip(' ', 3)],
+        vec![replace(json!({"String": "t"}), ""), fuse.clone(), strip('▁', 2)],
+    ];
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    for chain in chains {
+        json["decoder"] = match chain.len() {
+            1 => chain[0].clone(),
+            _ => json!({"type": "Sequence", "decoders": chain}),
+        };
+        let tokenizer = Arc::new(Tokenizer::from_json(&json.to_string(), None).expect("supported"));
+        let cases = (tokens(Arc::clone(&tokenizer)), any::<prop::sample::Index>(), any::<bool>());
+        let result = runner.run(&cases, |(tokens, cut, skip)| {
+            let expected = tokenizer.decode(&tokens, skip).expect("decodes");
+            prop_assert_eq!(&detokenize(&tokenizer, &[], &tokens, skip), &expected);
+            let (prompt, output) = tokens.split_at(cut.index(tokens.len() + 1));
+            let rest = detokenize(&tokenizer, prompt, output, skip);
+            prop_assert!(expected.ends_with(&rest), "{:?} does not end with {:?}", expected, rest);
+            Ok(())
+        });
+        result.unwrap_or_else(|error| panic!("{}: {error}", json["decoder"]));
+    }
 }
 
 #[test]

@@ -131,7 +131,7 @@ fn activate<S: Simd>(simd: S, kind: Activation, x: S::V) -> S::V {
         Activation::Silu => sigmoid_times(simd, x, x),
         // 0.5 * x * (1 + tanh(u)) is x * sigmoid(2u).
         Activation::GeluTanh => {
-            const TWO_SQRT_2_OVER_PI: f32 = 1.595_769_1;
+            const TWO_SQRT_2_OVER_PI: f32 = 1.595_769_2;
             let cube = simd.mul(simd.mul(x, x), simd.mul(x, simd.splat(0.044_715)));
             sigmoid_times(simd, x, simd.mul(simd.add(x, cube), simd.splat(TWO_SQRT_2_OVER_PI)))
         }

@@ -45,7 +45,7 @@ pub struct CpuBackend {
     team: Team,
     batch: Batch,
     kv: Option<KvPools>,
-    input: gemm::Input,
+    products: gemm::Workspace,
     attention: Workspace,
 }
 
@@ -108,7 +108,7 @@ impl CpuBackend {
             isa,
             batch: Batch::default(),
             kv: None,
-            input: gemm::Input::new()?,
+            products: gemm::Workspace::new(team.num_members())?,
             attention: Workspace::new(team.num_members())?,
             team,
         })
@@ -144,7 +144,7 @@ impl CpuBackend {
 
     fn linear_rows(&mut self, x: &[f32], rows: usize, w: &CpuMatrix, bias: Option<&CpuVector>, out: &mut [f32]) {
         let bias = bias.map(CpuVector::as_slice);
-        gemm::linear(self.isa, &self.team, &mut self.input, x, rows, w, bias, out);
+        gemm::linear(self.isa, &self.team, &mut self.products, x, rows, w, bias, out);
     }
 
     /// Copies whole blocks `from[pair.0]` to `to[pair.1]`, addresses of pools with that many blocks each.

@@ -91,7 +91,7 @@ pub fn run(command: BenchCommand) -> Result<ExitCode, StartError> {
 fn throughput(args: &CommonArgs) -> Result<ExitCode, StartError> {
     in_process(args, 64, async |target, work, progress| {
         let (outcomes, wall) = drive(target, work, &Arrivals::Concurrency(work.len()), progress).await;
-        (Report::new(&outcomes, wall), None)
+        (Report::new(&outcomes, wall), None, json!("all at once"))
     })
 }
 
@@ -104,7 +104,7 @@ fn latency(args: &CommonArgs, batch: usize) -> Result<ExitCode, StartError> {
             batches.push(outcomes);
             total += wall;
         }
-        (Report::new(&batches.concat(), total), Some(PhaseReport::new(&batches)))
+        (Report::new(&batches.concat(), total), Some(PhaseReport::new(&batches)), json!({ "batch": batch }))
     })
 }
 
@@ -112,7 +112,7 @@ fn latency(args: &CommonArgs, batch: usize) -> Result<ExitCode, StartError> {
 fn in_process(
     args: &CommonArgs,
     default_num: usize,
-    measure: impl AsyncFn(&Target, &[WorkItem], &mut RequestProgress) -> (Report, Option<PhaseReport>),
+    measure: impl AsyncFn(&Target, &[WorkItem], &mut RequestProgress) -> (Report, Option<PhaseReport>, Value),
 ) -> Result<ExitCode, StartError> {
     let mut config = resolve(args)?.config;
     // Nobody is turned away here: all requests are held at once.
@@ -123,12 +123,12 @@ fn in_process(
     let work = args.workload.build(default_num, handle.model().vocab_size)?;
     let subject = subject_in_process(&runtime);
     let target = Target::InProcess(handle);
-    let (report, phases) = actix_web::rt::System::new().block_on(async {
+    let (report, phases, sending) = actix_web::rt::System::new().block_on(async {
         warm_up(&target, args, &work).await?;
         Ok::<_, StartError>(measure(&target, &work, &mut RequestProgress::new(work.len() as u64)).await)
     })?;
     drop(runtime);
-    finish(args, &report, phases, &subject)
+    finish(args, &report, phases, &json!({ "subject": subject, "sending": sending }))
 }
 
 fn serve(args: &ServeArgs) -> Result<ExitCode, StartError> {
@@ -184,15 +184,19 @@ async fn measure_server(
 ) -> Result<ExitCode, StartError> {
     let workload = &args.common.workload;
     let work = workload.build(64, vocab_size)?;
-    let arrivals = match (args.rate, args.replay_timestamps) {
-        (Some(rate), _) => Arrivals::At(poisson_arrivals(work.len(), rate, workload.seed)),
-        (None, true) => Arrivals::At(work.iter().map(|item| item.timestamp).collect()),
-        (None, false) => Arrivals::Concurrency(args.concurrency.unwrap_or(16) as usize),
+    let concurrency = args.concurrency.unwrap_or(16);
+    let (arrivals, sending) = match (args.rate, args.replay_timestamps) {
+        (Some(rate), _) => {
+            (Arrivals::At(poisson_arrivals(work.len(), rate, workload.seed)), json!({ "rate_per_s": rate }))
+        }
+        (None, true) => (Arrivals::At(work.iter().map(|item| item.timestamp).collect()), json!("timestamps")),
+        (None, false) => (Arrivals::Concurrency(concurrency as usize), json!({ "concurrency": concurrency })),
     };
     let target = Target::Http(target);
     warm_up(&target, &args.common, &work).await?;
     let (outcomes, wall) = drive(&target, &work, &arrivals, &mut RequestProgress::new(work.len() as u64)).await;
-    finish(&args.common, &Report::new(&outcomes, wall), None, subject)
+    let setup = json!({ "subject": subject, "sending": sending });
+    finish(&args.common, &Report::new(&outcomes, wall), None, &setup)
 }
 
 fn resolve(args: &CommonArgs) -> Result<Resolved, StartError> {
@@ -231,28 +235,29 @@ fn finish(
     args: &CommonArgs,
     report: &Report,
     phases: Option<PhaseReport>,
-    subject: &Value,
+    setup: &Value,
 ) -> Result<ExitCode, StartError> {
     print!("{report}");
     if let Some(phases) = &phases {
         print!("\n{phases}");
     }
     if let Some(path) = &args.json {
-        let result = to_json(args, report, phases, subject, command_line(std::env::args()));
+        let result = to_json(args, report, phases, setup, command_line(std::env::args()));
         let text = serde_json::to_string_pretty(&result).expect("a Value can be written") + "\n";
         std::fs::write(path, text).map_err(|error| StartError::new(format!("--json {}: {error}", path.display())))?;
     }
     Ok(if report.failed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn to_json(args: &CommonArgs, report: &Report, phases: Option<PhaseReport>, subject: &Value, command: String) -> Value {
+fn to_json(args: &CommonArgs, report: &Report, phases: Option<PhaseReport>, setup: &Value, command: String) -> Value {
     let now = time::OffsetDateTime::now_utc();
     json!({
         "command": command,
         "version": env!("CARGO_PKG_VERSION"),
         "date": now.format(&time::format_description::well_known::Rfc3339).expect("the year has four digits"),
-        "subject": subject,
+        "subject": setup["subject"],
         "workload": args.workload,
+        "sending": setup["sending"],
         "result": report,
         "phases": phases,
     })
@@ -304,13 +309,15 @@ mod tests {
         let report = Report::new(&[Outcome { output_tokens: 2, ..Outcome::default() }], Duration::from_secs(1));
         let line = "pagetide bench serve --api-key k1 --api-key=k2 --set server.api_keys=k3 --port 1";
         let command = command_line(line.split(' ').map(str::to_owned));
-        let result = to_json(&common, &report, None, &json!({"model": "m"}), command);
+        let result =
+            to_json(&common, &report, None, &json!({"subject": {"model": "m"}, "sending": {"batch": 1}}), command);
         assert_eq!(
             result["command"],
             "pagetide bench serve --api-key (secret) --api-key=(secret) --set server.api_keys=(secret) --port 1"
         );
         assert_eq!(result["workload"]["fixed"], json!([8, 2]));
         assert_eq!((&result["result"]["out_tok_per_s"], &result["subject"]["model"]), (&json!(2.0), &json!("m")));
+        assert_eq!(result["sending"]["batch"], 1);
         let date = result["date"].as_str().unwrap();
         assert!(date.starts_with("20") && date.ends_with('Z'), "{date}");
         assert_eq!(result["version"], env!("CARGO_PKG_VERSION"));

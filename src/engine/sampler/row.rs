@@ -107,13 +107,16 @@ fn sum_exp(row: &[f32], max: f32) -> f64 {
     let mut lanes = [0.0_f64; LANES];
     let (chunks, rest) = row.as_chunks::<LANES>();
     for chunk in chunks {
-        let exps = chunk.map(|value| exp(value - max));
-        for (lane, exp) in lanes.iter_mut().zip(exps) {
-            *lane += f64::from(exp);
+        // Plain loops: what goes through a closure is not always compiled for the wider registers.
+        for (lane, value) in lanes.iter_mut().zip(chunk) {
+            *lane += f64::from(exp(value - max));
         }
     }
-    let rest: f64 = rest.iter().map(|value| f64::from(exp(value - max))).sum();
-    lanes.iter().sum::<f64>() + rest
+    let mut sum: f64 = lanes.iter().sum();
+    for value in rest {
+        sum += f64::from(exp(value - max));
+    }
+    sum
 }
 
 /// `x · 2⁴⁰` rounded to the nearest integer (to the even one at a tie), for `x` in [0, 1]: in two halves of 20 bits, by
@@ -123,8 +126,9 @@ fn to_weight(x: f32) -> u64 {
     const HALF: f32 = (1_u32 << 20) as f32;
     let high = x * HALF + ROUND;
     let low = (x * HALF - (high - ROUND)) * HALF + ROUND;
-    let integer = |sum: f32| i64::from((sum.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32));
-    ((integer(high) << 20) + integer(low)) as u64
+    let one = ROUND.to_bits() as i32;
+    let (high, low) = ((high.to_bits() as i32).wrapping_sub(one), (low.to_bits() as i32).wrapping_sub(one));
+    ((i64::from(high) << 20) + i64::from(low)) as u64
 }
 
 /// `weights[i] = round(2⁴⁰ · exp((row[i] − max) · scale))`, 0 where `row[i]` is below `least`. Returns the sum.
@@ -136,22 +140,26 @@ pub fn weigh(row: &[f32], max: f32, scale: f32, least: f32, weights: &mut Vec<u6
 
 #[inline(always)]
 fn weigh_into(row: &[f32], max: f32, scale: f32, least: f32, weights: &mut [u64]) -> u64 {
-    let weight = |value: f32| to_weight(if value >= least { exp((value - max) * scale) } else { 0.0 });
     let mut lanes = [0_u64; LANES];
     let (chunks, rest) = row.as_chunks::<LANES>();
     let (weight_chunks, weight_rest) = weights.as_chunks_mut::<LANES>();
     for (chunk, weights) in chunks.iter().zip(weight_chunks) {
-        *weights = chunk.map(weight);
-        for (lane, weight) in lanes.iter_mut().zip(weights) {
-            *lane += *weight;
+        for ((lane, to), value) in lanes.iter_mut().zip(weights).zip(chunk) {
+            *to = weight(*value, max, scale, least);
+            *lane += *to;
         }
     }
     let mut sum = lanes.iter().sum();
     for (value, to) in rest.iter().zip(weight_rest) {
-        *to = weight(*value);
+        *to = weight(*value, max, scale, least);
         sum += *to;
     }
     sum
+}
+
+#[inline(always)]
+fn weight(value: f32, max: f32, scale: f32, least: f32) -> u64 {
+    to_weight(if value >= least { exp((value - max) * scale) } else { 0.0 })
 }
 
 /// Sets the weights below `least` to 0; returns the sum of the others.
@@ -169,7 +177,11 @@ pub fn sum_from(weights: &[u64], least: u64) -> u64 {
 
 #[inline(always)]
 fn sum_weights_from(weights: &[u64], least: u64) -> u64 {
-    weights.iter().map(|&weight| if weight >= least { weight } else { 0 }).sum()
+    let mut sum = 0;
+    for &weight in weights {
+        sum += if weight >= least { weight } else { 0 };
+    }
+    sum
 }
 
 /// The `k`-th largest value (`k` from 1); −∞ where there are no more than `k`.

@@ -1,5 +1,8 @@
 //! The arithmetic of attention, written once over [`Simd`] and the type of the KV cache.
 
+// Indices name registers here: loops over them are unrolled, and iterators would hide which is which.
+#![allow(clippy::needless_range_loop)]
+
 use super::super::isa::{Isa, Kernel};
 use super::super::simd::{LANES, Simd};
 use super::{Attention, PARTITION, TILE, Unit};

@@ -4,12 +4,15 @@
 //! the input is up to 16 rows of 16 pairs. The arithmetic of an output element is one chain of tile products over the
 //! inner dimension, whatever the number of rows: rows of a tile do not meet.
 //!
+//! Many rows are cut into blocks of the inner dimension too, so that input and weights come from the caches; between
+//! two blocks the float32 results wait in memory, which changes nothing about the chain.
+//!
 //! The compiler does not know tile registers here, so all that passes between instructions through them lies within
 //! one `asm!` block; only the tile configuration, which it does not touch either, outlives a block.
 
-use super::super::memory::Shared;
+use super::super::isa::{Isa, Kernel};
 use super::super::pack::BF16_K_BLOCK;
-use super::super::simd::LANES;
+use super::super::simd::{LANES, Simd};
 use super::kernel::Panels;
 use std::arch::asm;
 use std::ops::Range;
@@ -82,11 +85,61 @@ impl Drop for Tiles {
     }
 }
 
+/// Rows from which on [`run_blocked`] is faster.
+pub(super) const BLOCKED_FROM_ROWS: usize = 2 * BLOCK_ROWS + 1;
+/// Rows and panels of one call of [`run_blocked`] at most.
+pub(super) const MAX_BLOCKED_ROWS: usize = 512;
+pub(super) const MAX_BLOCKED_PANELS: usize = 16;
+/// Floats of scratch memory that [`run_blocked`] needs.
+pub(super) const BLOCKED_SCRATCH_LEN: usize = MAX_BLOCKED_ROWS * MAX_BLOCKED_PANELS * LANES;
+/// Rows of two tiles.
+const BLOCK_ROWS: usize = 2 * LANES;
+/// Steps of a block of the inner dimension: 32 rows of it stay in the first-level cache.
+const BLOCK_STEPS: usize = 16;
+
+/// Computes the columns of `panels` for `rows`, with the results of unfinished chains in `scratch`.
+///
+/// # Safety
+/// AMX is available; the weights are bfloat16; the panels exist; the input has room for whole blocks of rows;
+/// `rows` and `panels` are within the maxima above, and `scratch` has [`BLOCKED_SCRATCH_LEN`] floats, 64-byte-aligned.
+pub(super) unsafe fn run_blocked(product: &Panels<'_>, rows: Range<usize>, panels: Range<usize>, scratch: *mut f32) {
+    let steps = product.w.steps() / (BF16_K_BLOCK / 2);
+    let num_pairs = panels.len().div_ceil(2);
+    let blocks = |row: usize, pair: usize| {
+        let block = Block { product, row, rows: BLOCK_ROWS.min(rows.end - row), panel: panels.start + 2 * pair };
+        let results = (row - rows.start) / BLOCK_ROWS * num_pairs + pair;
+        // SAFETY: as many blocks of four tiles as `scratch` has room for.
+        (block, (panels.len() - 2 * pair).min(2), unsafe { scratch.add(results * 4 * TILE_LEN) })
+    };
+    // SAFETY: the caller's. Rows of a block past the last one are read and computed too, and then dropped.
+    unsafe {
+        let _tiles = Tiles::configure(LANES, LANES);
+        for first_step in (0..steps).step_by(BLOCK_STEPS) {
+            let steps = first_step..steps.min(first_step + BLOCK_STEPS);
+            for row in rows.clone().step_by(BLOCK_ROWS) {
+                for pair in 0..num_pairs {
+                    let (block, num_panels, results) = blocks(row, pair);
+                    block.two_by(num_panels, steps.clone(), results);
+                }
+            }
+        }
+        for row in rows.clone().step_by(BLOCK_ROWS) {
+            for pair in 0..num_pairs {
+                let (block, num_panels, results) = blocks(row, pair);
+                block.write_two_by(num_panels, results);
+            }
+        }
+    }
+}
+
 /// Computes the columns of `panels` for all rows.
 ///
 /// # Safety
 /// AMX is available; the weights are bfloat16; the panels exist.
 pub(super) unsafe fn run(product: &Panels<'_>, panels: Range<usize>) {
+    let steps = product.w.steps() / (BF16_K_BLOCK / 2);
+    let mut results = Results([0.0; 4 * TILE_LEN]);
+    let results = results.0.as_mut_ptr();
     let mut row = 0;
     while row < product.rows {
         let rows = (product.rows - row).min(2 * LANES);
@@ -95,12 +148,15 @@ pub(super) unsafe fn run(product: &Panels<'_>, panels: Range<usize>) {
             if rows > LANES {
                 let _tiles = Tiles::configure(LANES, rows - LANES);
                 for panel in panels.clone().step_by(2) {
-                    Block { product, row, rows, panel }.two_by((panels.end - panel).min(2));
+                    let (block, num_panels) = (Block { product, row, rows, panel }, (panels.end - panel).min(2));
+                    block.two_by(num_panels, 0..steps, results);
+                    block.write_two_by(num_panels, results);
                 }
             } else {
                 let _tiles = Tiles::configure(rows, 0);
                 for panel in panels.clone().step_by(4) {
-                    Block { product, row, rows, panel }.one_by((panels.end - panel).min(4));
+                    let block = Block { product, row, rows, panel };
+                    block.one_by((panels.end - panel).min(4), steps, results);
                 }
             }
         }
@@ -120,11 +176,21 @@ struct Block<'a> {
     panel: usize,
 }
 
-/// The loop over the inner dimension; operands are named where it is used.
+/// The loop over the inner dimension, which begins with zeros or goes on from the results at `out`; the operands of the
+/// body are named where it is used.
 macro_rules! tile_loop {
     ($($body:literal),* ; $($operands:tt)*) => {
         asm!(
-            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "test {go_on}, {go_on}",
+            "jz 2f",
+            "tileloadd tmm0, [{out} + {line}]",
+            "tileloadd tmm1, [{out} + {line} + 1024]",
+            "tileloadd tmm2, [{out} + {line} + 2048]",
+            "tileloadd tmm3, [{out} + {line} + 3072]",
             "2:",
             $($body,)*
             "add {x}, 64",
@@ -144,27 +210,25 @@ macro_rules! tile_loop {
 // SAFETY (all blocks in this impl): AMX is available and configured for `rows`; rows and panels exist, `x` has whole
 // tiles of pairs (`k` is padded), and a tile load touches no more than its configured rows.
 impl Block<'_> {
-    fn x(&self) -> (*const u32, usize) {
+    /// Input from `step` on, and the bytes from row to row.
+    fn x(&self, step: usize) -> (*const u32, usize) {
         let Panels { x, x_stride, .. } = *self.product;
-        // SAFETY: the row exists.
-        (unsafe { x.add(self.row * x_stride) }, 4 * x_stride)
+        // SAFETY: row and step exist.
+        (unsafe { x.add(self.row * x_stride + step * LANES) }, 4 * x_stride)
     }
 
-    /// Weights of panel `p` of the block. Panels past the last one repeat it; their results are dropped.
-    fn weights(&self, p: usize, num_panels: usize) -> *const u8 {
+    /// Weights of panel `p` of the block from `step` on. Panels past the last one repeat it; their results are
+    /// dropped.
+    fn weights(&self, p: usize, num_panels: usize, step: usize) -> *const u8 {
         let w = self.product.w;
-        // SAFETY: the panel exists.
-        unsafe { w.data.as_ptr().add((self.panel + p.min(num_panels - 1)) * w.panel_bytes()) }
+        // SAFETY: panel and step exist.
+        unsafe { w.data.as_ptr().add((self.panel + p.min(num_panels - 1)) * w.panel_bytes() + step * TILE_BYTES) }
     }
 
-    fn steps(&self) -> usize {
-        self.product.w.steps() / (BF16_K_BLOCK / 2)
-    }
-
-    /// Two tiles of rows by up to two panels.
-    unsafe fn two_by(&self, num_panels: usize) {
-        let mut results = Results([0.0; 4 * TILE_LEN]);
-        let (x, stride) = self.x();
+    /// Two tiles of rows by up to two panels. Results are left at `results`; unless `steps` begins at 0, they go on
+    /// from what is there.
+    unsafe fn two_by(&self, num_panels: usize, steps: Range<usize>, results: *mut f32) {
+        let (x, stride) = self.x(steps.start);
         unsafe {
             tile_loop!(
                 "tileloadd tmm4, [{x} + {stride}]",
@@ -181,23 +245,29 @@ impl Block<'_> {
                 x = inout(reg) x => _,
                 x1 = inout(reg) x.byte_add(LANES * stride) => _,
                 stride = in(reg) stride,
-                w0 = inout(reg) self.weights(0, num_panels) => _,
-                w1 = inout(reg) self.weights(1, num_panels) => _,
-                steps = inout(reg) self.steps() => _,
-                out = in(reg) results.0.as_mut_ptr(),
+                w0 = inout(reg) self.weights(0, num_panels, steps.start) => _,
+                w1 = inout(reg) self.weights(1, num_panels, steps.start) => _,
+                steps = inout(reg) steps.len() => _,
+                go_on = in(reg) steps.start,
+                out = in(reg) results,
             );
-            for p in 0..num_panels {
-                self.write(&results.0[p * TILE_LEN..], self.row, LANES, self.panel + p);
-                self.write(&results.0[(2 + p) * TILE_LEN..], self.row + LANES, self.rows - LANES, self.panel + p);
+        }
+    }
+
+    /// Writes the results of [`Block::two_by`] to the output.
+    unsafe fn write_two_by(&self, num_panels: usize, results: *const f32) {
+        for p in 0..num_panels {
+            unsafe {
+                self.write(results.add(p * TILE_LEN), self.row, LANES.min(self.rows), self.panel + p);
+                let more_rows = self.rows.saturating_sub(LANES);
+                self.write(results.add((2 + p) * TILE_LEN), self.row + LANES, more_rows, self.panel + p);
             }
         }
     }
 
-    /// One tile of rows by up to four panels. Few rows: the weights come from memory, and each line is asked for
-    /// well ahead.
-    unsafe fn one_by(&self, num_panels: usize) {
-        let mut results = Results([0.0; 4 * TILE_LEN]);
-        let (x, stride) = self.x();
+    /// One tile of rows by up to four panels: several streams from memory side by side.
+    unsafe fn one_by(&self, num_panels: usize, steps: usize, results: *mut f32) {
+        let (x, stride) = self.x(0);
         unsafe {
             tile_loop!(
                 "tileloadd tmm4, [{x} + {stride}]",
@@ -215,33 +285,43 @@ impl Block<'_> {
                 "add {w3}, 1024";
                 x = inout(reg) x => _,
                 stride = in(reg) stride,
-                w0 = inout(reg) self.weights(0, num_panels) => _,
-                w1 = inout(reg) self.weights(1, num_panels) => _,
-                w2 = inout(reg) self.weights(2, num_panels) => _,
-                w3 = inout(reg) self.weights(3, num_panels) => _,
-                steps = inout(reg) self.steps() => _,
-                out = in(reg) results.0.as_mut_ptr(),
+                w0 = inout(reg) self.weights(0, num_panels, 0) => _,
+                w1 = inout(reg) self.weights(1, num_panels, 0) => _,
+                w2 = inout(reg) self.weights(2, num_panels, 0) => _,
+                w3 = inout(reg) self.weights(3, num_panels, 0) => _,
+                steps = inout(reg) steps => _,
+                go_on = in(reg) 0usize,
+                out = in(reg) results,
             );
             for p in 0..num_panels {
-                self.write(&results.0[p * TILE_LEN..], self.row, self.rows, self.panel + p);
+                self.write(results.add(p * TILE_LEN), self.row, self.rows, self.panel + p);
             }
         }
     }
 
-    /// Adds the bias and writes one tile of results to the output.
-    unsafe fn write(&self, results: &[f32], row: usize, rows: usize, panel: usize) {
-        let Panels { w, bias, out, .. } = *self.product;
-        let first = panel * LANES;
-        let width = LANES.min(w.n - first);
-        let out: Shared<f32> = out;
-        for (i, results) in results.chunks_exact(LANES).take(rows).enumerate() {
-            let out = unsafe { std::slice::from_raw_parts_mut(out.get().add((row + i) * w.n + first), width) };
-            match bias {
-                None => out.copy_from_slice(&results[..width]),
-                Some(bias) => {
-                    let sums = results.iter().zip(&bias[first..first + width]).map(|(x, bias)| x + bias);
-                    out.iter_mut().zip(sums).for_each(|(out, sum)| *out = sum);
-                }
+    /// Adds the bias and writes `rows` rows of a tile of results to the output.
+    unsafe fn write(&self, results: *const f32, row: usize, rows: usize, panel: usize) {
+        Isa::Amx.run(WriteTile { product: self.product, results, row, rows, panel });
+    }
+}
+
+struct WriteTile<'a> {
+    product: &'a Panels<'a>,
+    results: *const f32,
+    row: usize,
+    rows: usize,
+    panel: usize,
+}
+
+impl Kernel for WriteTile<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        for i in 0..self.rows {
+            // SAFETY: a tile has 16 rows of 16 results; the rows and the panel exist.
+            unsafe {
+                self.product.store(simd, self.row + i, self.panel, simd.load(self.results.add(i * LANES)));
             }
         }
     }

@@ -1,5 +1,8 @@
 //! The register tiles, written once over [`Simd`].
 
+// Indices name registers here: loops over them are unrolled, and iterators would hide which is which.
+#![allow(clippy::needless_range_loop)]
+
 use super::super::isa::{Isa, Kernel};
 use super::super::memory::Shared;
 use super::super::pack::CpuMatrix;
@@ -33,6 +36,25 @@ impl Panels<'_> {
             DType::BF16 => isa.run(Task { product: self, panels, format: Bf16 }),
             DType::F16 => isa.run(Task { product: self, panels, format: F16 }),
             DType::F32 => isa.run(Task { product: self, panels, format: F32 }),
+        }
+    }
+
+    /// Adds the bias and writes 16 columns of a row.
+    ///
+    /// # Safety
+    /// Row and panel exist.
+    #[inline(always)]
+    pub unsafe fn store<S: Simd>(&self, simd: S, row: usize, panel: usize, acc: S::V) {
+        let n = self.w.n;
+        let first = panel * LANES;
+        let width = LANES.min(n - first);
+        // SAFETY: `out` has `n` columns and this row; the bias `n` elements.
+        unsafe {
+            let sum = match self.bias {
+                Some(bias) => simd.add(acc, simd.load_first(bias.as_ptr().add(first), width)),
+                None => acc,
+            };
+            simd.store_first(self.out.get().add(row * n + first), sum, width);
         }
     }
 }
@@ -196,26 +218,9 @@ impl<F: Format> Task<'_, F> {
             }
             for (m, acc) in acc.iter().enumerate() {
                 for (p, acc) in acc.iter().enumerate() {
-                    self.store(simd, row + m, panel + p, *acc);
+                    self.product.store(simd, row + m, panel + p, *acc);
                 }
             }
-        }
-    }
-
-    /// # Safety
-    /// Row and panel exist.
-    #[inline(always)]
-    unsafe fn store<S: Simd>(&self, simd: S, row: usize, panel: usize, acc: S::V) {
-        let n = self.product.w.n;
-        let first = panel * LANES;
-        let width = LANES.min(n - first);
-        // SAFETY: `out` has `n` columns and this row; the bias `n` elements.
-        unsafe {
-            let sum = match self.product.bias {
-                Some(bias) => simd.add(acc, simd.load_first(bias.as_ptr().add(first), width)),
-                None => acc,
-            };
-            simd.store_first(self.product.out.get().add(row * n + first), sum, width);
         }
     }
 }

@@ -119,6 +119,10 @@ impl Simd for Avx2 {
         [half(0), half(1)]
     }
     #[inline(always)]
+    fn round_to_f16(self, a: Two) -> Two {
+        a.map(|a| unsafe { _mm256_cvtph_ps(_mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(a)) })
+    }
+    #[inline(always)]
     fn transpose(self, rows: &mut [Two; LANES]) {
         let block = |row: usize, half: usize| unsafe { transpose_8x8(std::array::from_fn(|i| rows[row + i][half])) };
         let (a, b, c, d) = (block(0, 0), block(0, 1), block(8, 0), block(8, 1));

@@ -82,6 +82,10 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    fn round_to_f16(self, a: __m512) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a)) }
+    }
+    #[inline(always)]
     fn transpose(self, rows: &mut [__m512; LANES]) {
         // Pairs of rows, then fours, each within 128-bit lanes; then the lanes themselves.
         unsafe {

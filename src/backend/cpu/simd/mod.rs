@@ -49,6 +49,8 @@ pub(super) trait Simd: Copy {
     fn in_range_or(self, value: Self::V, from: usize, to: usize, other: Self::V) -> Self::V;
     /// `acc + w.0 * x.0 + w.1 * x.1` for each of the sixteen pairs `w` and the one pair `x` (low half first).
     fn dot_pairs(self, acc: Self::V, w: Self::Pairs, x: u32) -> Self::V;
+    /// Each lane rounded to a float16, to nearest even.
+    fn round_to_f16(self, a: Self::V) -> Self::V;
     /// Rows become columns.
     fn transpose(self, rows: &mut [Self::V; LANES]);
 

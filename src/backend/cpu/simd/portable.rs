@@ -103,6 +103,10 @@ impl Simd for Portable {
         out
     }
     #[inline(always)]
+    fn round_to_f16(self, a: Self::V) -> Self::V {
+        a.map(|a| half::f16::from_f32(a).to_f32())
+    }
+    #[inline(always)]
     fn transpose(self, rows: &mut [Self::V; LANES]) {
         let from = *rows;
         for i in 0..LANES {
