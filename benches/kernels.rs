@@ -82,20 +82,29 @@ fn time(mut call: impl FnMut()) -> Duration {
     best
 }
 
-/// GB/s at which `threads` threads sum up memory.
+/// GB/s at which `threads` threads sum up memory, in huge pages where there are any.
 fn read_bandwidth(threads: usize) -> f64 {
-    let data = vec![1u64; COLD_BYTES / 8];
-    let sum = |part: &[u64]| {
-        let mut sums = [0u64; 32];
-        for chunk in part.chunks_exact(32) {
-            sums.iter_mut().zip(chunk).for_each(|(sum, x)| *sum = sum.wrapping_add(*x));
+    let mut data = memmap2::MmapMut::map_anon(COLD_BYTES).unwrap();
+    #[cfg(target_os = "linux")]
+    data.advise(memmap2::Advice::HugePage).ok();
+    data.fill(1);
+    // Four streams each, as the kernels have.
+    let sum = |part: &[u8]| {
+        let mut sums = [0u64; 4];
+        let mut streams = part.chunks(part.len() / 4).map(|stream| stream.chunks_exact(256));
+        let mut streams: [_; 4] = std::array::from_fn(|_| streams.next().unwrap());
+        while let [Some(a), Some(b), Some(c), Some(d)] = streams.each_mut().map(|stream| stream.next()) {
+            for (sum, chunk) in sums.iter_mut().zip([a, b, c, d]) {
+                let (words, _) = chunk.as_chunks();
+                *sum = words.iter().fold(*sum, |sum, word| sum.wrapping_add(u64::from_ne_bytes(*word)));
+            }
         }
         black_box(sums);
     };
     let pass = || {
         std::thread::scope(|scope| {
             data.chunks(data.len() / threads).for_each(|part| {
-                scope.spawn(move || sum(part));
+                scope.spawn(move || part.chunks(1 << 20).for_each(sum));
             });
         });
     };

@@ -94,7 +94,8 @@ impl Isa {
 }
 
 /// Code written once over [`Simd`] and compiled for each instruction set. `run` and everything on its hot path must
-/// be `#[inline(always)]`: only what is inlined into the entry point is compiled with its target features.
+/// be `#[inline(always)]`, and no closure: only what is sure to be inlined into the entry point is compiled with its
+/// target features.
 pub(super) trait Kernel {
     type Output;
     fn run<S: Simd>(self, simd: S) -> Self::Output;

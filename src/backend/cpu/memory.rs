@@ -111,7 +111,10 @@ impl KvPools {
         if !(1..=256).contains(&layout.block_size) {
             return Err(StartError::new(format!("block size {}: must be from 1 to 256", layout.block_size)));
         }
-        if layout.head_dim == 0 || layout.head_dim % 8 != 0 || layout.head_dim > super::attention::MAX_HEAD_DIM {
+        if layout.head_dim == 0
+            || !layout.head_dim.is_multiple_of(8)
+            || layout.head_dim > super::attention::MAX_HEAD_DIM
+        {
             return Err(StartError::new(format!(
                 "head size {}: the CPU backend supports multiples of 8 up to {}",
                 layout.head_dim,
@@ -141,5 +144,30 @@ impl KvPools {
     pub fn block_offset(&self, block: BlockId, num_blocks: usize) -> usize {
         assert!(block.index() < num_blocks, "block {block} is not in its pool of {num_blocks}");
         block.index() * self.layout.block_bytes()
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use crate::backend::DType;
+
+    fn resident_bytes(buffer: &Buffer<u8>) -> usize {
+        const PAGE: usize = 4096;
+        let mut pages = vec![0u8; buffer.len().div_ceil(PAGE)];
+        // SAFETY: the mapping is page-aligned and ours, and there is a byte for each of its pages.
+        let result = unsafe { libc::mincore(buffer.as_ptr() as *mut _, buffer.len(), pages.as_mut_ptr()) };
+        assert_eq!(result, 0);
+        pages.iter().filter(|page| **page & 1 == 1).count() * PAGE
+    }
+
+    #[test]
+    fn untouched_blocks_cost_nothing() {
+        let layout = KvLayout { num_layers: 32, num_kv_heads: 8, head_dim: 128, block_size: 16, dtype: DType::BF16 };
+        let mut pools = KvPools::new(layout, 512, 512).unwrap();
+        assert_eq!((resident_bytes(&pools.device), resident_bytes(&pools.swap)), (0, 0));
+        let middle = pools.block_offset(BlockId(256), 512);
+        pools.device.as_mut_slice()[middle] = 1;
+        assert!(resident_bytes(&pools.device) <= 2 << 20, "a huge page at most");
     }
 }

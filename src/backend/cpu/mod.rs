@@ -27,8 +27,9 @@ use crate::error::StartError;
 use crate::ids::BlockId;
 use attention::{Attention, Workspace};
 use elementwise::NormParams;
+use gemm::Linear;
 use memory::{Buffer, KvPools, Shared};
-use team::Team;
+use team::{MAX_MEMBERS, Team};
 
 /// How the CPU backend runs; `None` leaves the choice to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,13 +95,12 @@ impl CpuVector {
 
 impl CpuBackend {
     pub fn new(options: CpuOptions) -> Result<Self, StartError> {
-        const MAX_THREADS: usize = 1024;
         let isa = Isa::choose(options.isa)?;
         let threads = options.threads.unwrap_or_else(|| {
-            std::thread::available_parallelism().map_or(1, |threads| threads.get().min(MAX_THREADS))
+            std::thread::available_parallelism().map_or(1, |threads| threads.get().min(MAX_MEMBERS))
         });
-        if !(1..=MAX_THREADS).contains(&threads) {
-            return Err(StartError::new(format!("{threads} threads: must be from 1 to {MAX_THREADS}")));
+        if !(1..=MAX_MEMBERS).contains(&threads) {
+            return Err(StartError::new(format!("{threads} threads: must be from 1 to {MAX_MEMBERS}")));
         }
         let team =
             Team::new(threads).map_err(|error| StartError::new(format!("cannot start {threads} threads: {error}")))?;
@@ -142,11 +142,6 @@ impl CpuBackend {
         for_rows(&self.team, out.cols, out.rows_mut(self.batch.num_rows()), row);
     }
 
-    fn linear_rows(&mut self, x: &[f32], rows: usize, w: &CpuMatrix, bias: Option<&CpuVector>, out: &mut [f32]) {
-        let bias = bias.map(CpuVector::as_slice);
-        gemm::linear(self.isa, &self.team, &mut self.products, x, rows, w, bias, out);
-    }
-
     /// Copies whole blocks `from[pair.0]` to `to[pair.1]`, addresses of pools with that many blocks each.
     fn copy_pool_blocks(&self, pairs: &[(BlockId, BlockId)], from: (*const u8, usize), to: (Shared<u8>, usize)) {
         let kv = self.kv();
@@ -169,7 +164,7 @@ impl CpuBackend {
 
 /// Calls `row(index, its part of out)` for all rows of `out`, on the team if they are many.
 fn for_rows(team: &Team, cols: usize, out: &mut [f32], row: impl Fn(usize, &mut [f32]) + Sync) {
-    let rows = if cols == 0 { 0 } else { out.len() / cols };
+    let rows = out.len().checked_div(cols).unwrap_or(0);
     let out = Shared::new(out.as_mut_ptr());
     let task = |index: usize| {
         // SAFETY: rows do not overlap, each is one task, and `out` holds `rows` of them.
@@ -288,7 +283,8 @@ impl Backend for CpuBackend {
     fn linear(&mut self, x: &CpuTensor, w: &CpuMatrix, bias: Option<&CpuVector>, out: &mut CpuTensor) {
         assert!(x.cols == w.k && out.cols == w.n, "a linear layer's widths");
         let rows = self.num_rows();
-        self.linear_rows(x.rows(rows), rows, w, bias, out.rows_mut(rows));
+        let layer = Linear { x: x.rows(rows), rows, w, bias: bias.map(CpuVector::as_slice) };
+        gemm::linear(self.isa, &self.team, &mut self.products, layer, out.rows_mut(rows));
     }
 
     fn qk_norm(&mut self, qkv: &mut CpuTensor, shape: &AttentionShape, q: &Norm<CpuVector>, k: &Norm<CpuVector>) {
@@ -386,7 +382,8 @@ impl Backend for CpuBackend {
     ) {
         assert_eq!(x.cols, w.k, "the vocabulary product's width");
         logits.resize(num_rows * w.n, 0.0);
-        self.linear_rows(x.rows(num_rows), num_rows, w, bias, logits);
+        let layer = Linear { x: x.rows(num_rows), rows: num_rows, w, bias: bias.map(CpuVector::as_slice) };
+        gemm::linear(self.isa, &self.team, &mut self.products, layer, logits);
     }
 
     fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]) {
@@ -424,6 +421,9 @@ fn check_shape(kv: &KvPools, shape: &AttentionShape, layer: usize, cols: usize) 
     let KvLayout { num_layers, num_kv_heads, head_dim, .. } = kv.layout;
     assert!(layer < num_layers, "layer {layer} of a KV cache of {num_layers}");
     assert!(shape.num_kv_heads == num_kv_heads && shape.head_dim == head_dim, "the KV cache is of another shape");
-    assert!(shape.num_heads > 0 && shape.num_heads % num_kv_heads == 0, "the query heads do not share KV heads evenly");
+    assert!(
+        shape.num_heads > 0 && shape.num_heads.is_multiple_of(num_kv_heads),
+        "the query heads do not share KV heads evenly"
+    );
     assert_eq!(cols, qkv_cols(shape), "the QKV width");
 }

@@ -379,7 +379,9 @@ impl<E: Element> Work<'_, E> {
                 let old_max = *state.max.add(i);
                 let tile_max = simd.max_lane(simd.max(scores[0], scores[1]));
                 let max = if tile_max > old_max { tile_max } else { old_max };
-                let weights = scores.map(|score| simd.exp(simd.sub(score, simd.splat(max))));
+                // No closure: it would be compiled without the instruction set.
+                let max_lanes = simd.splat(max);
+                let weights = [simd.exp(simd.sub(scores[0], max_lanes)), simd.exp(simd.sub(scores[1], max_lanes))];
                 simd.store(at, weights[0]);
                 simd.store(at.add(LANES), weights[1]);
                 let factor = simd.to_array(simd.exp(simd.splat(old_max - max)))[0];

@@ -115,11 +115,16 @@ pub(super) unsafe fn run_blocked(product: &Panels<'_>, rows: Range<usize>, panel
     unsafe {
         let _tiles = Tiles::configure(LANES, LANES);
         for first_step in (0..steps).step_by(BLOCK_STEPS) {
-            let steps = first_step..steps.min(first_step + BLOCK_STEPS);
+            let next_step = first_step + BLOCK_STEPS;
+            let mut next_weights = NextTiles::weights(product, panels.start, next_step);
             for row in rows.clone().step_by(BLOCK_ROWS) {
+                let next_row = row + BLOCK_ROWS;
+                let next = if next_row < rows.end { (next_row, first_step) } else { (rows.start, next_step) };
+                let mut next_x = NextTiles::input(product, next.0, next.1);
                 for pair in 0..num_pairs {
                     let (block, num_panels, results) = blocks(row, pair);
-                    block.two_by(num_panels, steps.clone(), results);
+                    let ahead = [next_x.advance(), next_weights.advance()];
+                    block.two_by(num_panels, first_step..steps.min(next_step), results, ahead);
                 }
             }
         }
@@ -129,6 +134,43 @@ pub(super) unsafe fn run_blocked(product: &Panels<'_>, rows: Range<usize>, panel
                 block.write_two_by(num_panels, results);
             }
         }
+    }
+}
+
+/// Tiles that will be needed soon, in pieces that one call of [`Block::two_by`] asks for: runs of [`BLOCK_STEPS`] tiles,
+/// some bytes apart.
+struct NextTiles {
+    run: *const u8,
+    run_to_run: usize,
+    in_run: usize,
+}
+
+impl NextTiles {
+    const PIECE_BYTES: usize = BLOCK_STEPS * 256;
+
+    /// Weights of the panels from `panel` on.
+    fn weights(product: &Panels<'_>, panel: usize, step: usize) -> Self {
+        let panel_bytes = product.w.panel_bytes();
+        let run = product.w.data.as_ptr().wrapping_add(panel * panel_bytes + step * TILE_BYTES);
+        Self { run, run_to_run: panel_bytes, in_run: 0 }
+    }
+
+    /// Input of the rows from `row` on.
+    fn input(product: &Panels<'_>, row: usize, step: usize) -> Self {
+        let tile_bytes = 4 * product.layout.tile;
+        let run = product.x.cast::<u8>().wrapping_add(row / LANES * tile_bytes + step * TILE_BYTES);
+        Self { run, run_to_run: tile_bytes, in_run: 0 }
+    }
+
+    /// The piece to ask for now. Past the end it is anywhere: an address that is only asked for need not exist.
+    fn advance(&mut self) -> *const u8 {
+        let piece = self.run.wrapping_add(self.in_run);
+        self.in_run += Self::PIECE_BYTES;
+        if self.in_run == BLOCK_STEPS * TILE_BYTES {
+            self.in_run = 0;
+            self.run = self.run.wrapping_add(self.run_to_run);
+        }
+        piece
     }
 }
 
@@ -149,7 +191,7 @@ pub(super) unsafe fn run(product: &Panels<'_>, panels: Range<usize>) {
                 let _tiles = Tiles::configure(LANES, rows - LANES);
                 for panel in panels.clone().step_by(2) {
                     let (block, num_panels) = (Block { product, row, rows, panel }, (panels.end - panel).min(2));
-                    block.two_by(num_panels, 0..steps, results);
+                    block.two_by(num_panels, 0..steps, results, [product.w.data.as_ptr(); 2]);
                     block.write_two_by(num_panels, results);
                 }
             } else {
@@ -193,7 +235,6 @@ macro_rules! tile_loop {
             "tileloadd tmm3, [{out} + {line} + 3072]",
             "2:",
             $($body,)*
-            "add {x}, 64",
             "dec {steps}",
             "jnz 2b",
             "tilestored [{out} + {line}], tmm0",
@@ -210,11 +251,11 @@ macro_rules! tile_loop {
 // SAFETY (all blocks in this impl): AMX is available and configured for `rows`; rows and panels exist, `x` has whole
 // tiles of pairs (`k` is padded), and a tile load touches no more than its configured rows.
 impl Block<'_> {
-    /// Input from `step` on, and the bytes from row to row.
+    /// The first tile of input from `step` on, and the bytes from tile to tile.
     fn x(&self, step: usize) -> (*const u32, usize) {
-        let Panels { x, x_stride, .. } = *self.product;
+        let Panels { x, layout, .. } = *self.product;
         // SAFETY: row and step exist.
-        (unsafe { x.add(self.row * x_stride + step * LANES) }, 4 * x_stride)
+        (unsafe { x.add(self.row / LANES * layout.tile + step * layout.chunk) }, 4 * layout.chunk)
     }
 
     /// Weights of panel `p` of the block from `step` on. Panels past the last one repeat it; their results are
@@ -226,27 +267,39 @@ impl Block<'_> {
     }
 
     /// Two tiles of rows by up to two panels. Results are left at `results`; unless `steps` begins at 0, they go on
-    /// from what is there.
-    unsafe fn two_by(&self, num_panels: usize, steps: Range<usize>, results: *mut f32) {
-        let (x, stride) = self.x(steps.start);
+    /// from what is there. `ahead` are addresses of input and weights from which four lines per step are asked for.
+    unsafe fn two_by(&self, num_panels: usize, steps: Range<usize>, results: *mut f32, ahead: [*const u8; 2]) {
+        let (x, _) = self.x(steps.start);
         unsafe {
             tile_loop!(
-                "tileloadd tmm4, [{x} + {stride}]",
+                "tileloadd tmm4, [{x} + {line}]",
                 "tileloadd tmm6, [{w0} + {line}]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
+                "prefetcht1 [{ahead0}]",
+                "prefetcht1 [{ahead0} + 64]",
+                "prefetcht1 [{ahead0} + 128]",
+                "prefetcht1 [{ahead0} + 192]",
                 "tileloadd tmm7, [{w1} + {line}]",
                 "tdpbf16ps tmm1, tmm4, tmm7",
-                "tileloadd tmm5, [{x1} + {stride}]",
+                "tileloadd tmm5, [{x1} + {line}]",
                 "tdpbf16ps tmm2, tmm5, tmm6",
+                "prefetcht1 [{ahead1}]",
+                "prefetcht1 [{ahead1} + 64]",
+                "prefetcht1 [{ahead1} + 128]",
+                "prefetcht1 [{ahead1} + 192]",
                 "tdpbf16ps tmm3, tmm5, tmm7",
+                "add {x}, 1024",
+                "add {x1}, 1024",
                 "add {w0}, 1024",
                 "add {w1}, 1024",
-                "add {x1}, 64";
+                "add {ahead0}, 256",
+                "add {ahead1}, 256";
                 x = inout(reg) x => _,
-                x1 = inout(reg) x.byte_add(LANES * stride) => _,
-                stride = in(reg) stride,
+                x1 = inout(reg) x.add(self.product.layout.tile) => _,
                 w0 = inout(reg) self.weights(0, num_panels, steps.start) => _,
                 w1 = inout(reg) self.weights(1, num_panels, steps.start) => _,
+                ahead0 = inout(reg) ahead[0] => _,
+                ahead1 = inout(reg) ahead[1] => _,
                 steps = inout(reg) steps.len() => _,
                 go_on = in(reg) steps.start,
                 out = in(reg) results,
@@ -267,10 +320,10 @@ impl Block<'_> {
 
     /// One tile of rows by up to four panels: several streams from memory side by side.
     unsafe fn one_by(&self, num_panels: usize, steps: usize, results: *mut f32) {
-        let (x, stride) = self.x(0);
+        let (x, x_step) = self.x(0);
         unsafe {
             tile_loop!(
-                "tileloadd tmm4, [{x} + {stride}]",
+                "tileloadd tmm4, [{x} + {line}]",
                 "tileloadd tmm6, [{w0} + {line}]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
                 "tileloadd tmm7, [{w1} + {line}]",
@@ -282,9 +335,10 @@ impl Block<'_> {
                 "add {w0}, 1024",
                 "add {w1}, 1024",
                 "add {w2}, 1024",
-                "add {w3}, 1024";
+                "add {w3}, 1024",
+                "add {x}, {x_step}";
                 x = inout(reg) x => _,
-                stride = in(reg) stride,
+                x_step = in(reg) x_step,
                 w0 = inout(reg) self.weights(0, num_panels, 0) => _,
                 w1 = inout(reg) self.weights(1, num_panels, 0) => _,
                 w2 = inout(reg) self.weights(2, num_panels, 0) => _,

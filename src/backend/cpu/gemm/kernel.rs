@@ -7,16 +7,17 @@ use super::super::isa::{Isa, Kernel};
 use super::super::memory::Shared;
 use super::super::pack::CpuMatrix;
 use super::super::simd::{LANES, Simd};
+use super::input::Layout;
 use crate::backend::DType;
 use std::ops::Range;
 
-/// A product, cut by panels of `w`.
+/// A product, to be cut by panels of `w`.
 pub(super) struct Panels<'a> {
     pub w: &'a CpuMatrix,
     pub bias: Option<&'a [f32]>,
-    /// `[rows, x_stride]` words, `w.steps()` of each row in use.
+    /// `w.steps()` words of each row.
     pub x: *const u32,
-    pub x_stride: usize,
+    pub layout: Layout,
     pub rows: usize,
     /// `[rows, w.n]`
     pub out: Shared<f32>,
@@ -193,13 +194,13 @@ impl<F: Format> Task<'_, F> {
     /// Rows `row .. row + M` and panels `panel .. panel + P` exist.
     #[inline(always)]
     unsafe fn tile<S: Simd, const M: usize, const P: usize>(&self, simd: S, row: usize, panel: usize) {
-        let Panels { w, x, x_stride, .. } = *self.product;
+        let Panels { w, x, layout, .. } = *self.product;
         let (steps, panel_bytes) = (w.steps(), w.panel_bytes());
         let mut acc = [[simd.splat(0.0); P]; M];
         // SAFETY: a panel has `steps` steps of `STEP_BYTES`, a row of the input `steps` words.
         unsafe {
             let weights = w.data.as_ptr().add(panel * panel_bytes);
-            let x = x.add(row * x_stride);
+            let x = x.add(row * layout.row);
             for step in 0..steps {
                 let at = |p: usize| weights.add(p * panel_bytes + step * F::STEP_BYTES);
                 let mut column = [self.format.load(simd, at(0)); P];
@@ -210,7 +211,7 @@ impl<F: Format> Task<'_, F> {
                     }
                 }
                 for m in 0..M {
-                    let word = *x.add(m * x_stride + step);
+                    let word = *x.add(m * layout.row + step);
                     for p in 0..P {
                         acc[m][p] = self.format.mul_add(simd, acc[m][p], column[p], word);
                     }

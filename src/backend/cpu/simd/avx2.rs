@@ -18,6 +18,22 @@ pub(in super::super) unsafe fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
 /// Lanes 0..8 and 8..16.
 type Two = [__m256; 2];
 
+/// Both halves of a result, from an expression over the half's index. Not a closure: that would be compiled without
+/// the instruction set.
+macro_rules! halves {
+    ($i:ident => $half:expr) => {{
+        let first = {
+            let $i = 0;
+            unsafe { $half }
+        };
+        let second = {
+            let $i = 1;
+            unsafe { $half }
+        };
+        [first, second]
+    }};
+}
+
 /// Eight rows of eight become columns.
 ///
 /// # Safety
@@ -90,42 +106,47 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn shift_to_exponent(self, a: Two) -> Two {
-        a.map(|a| unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(a))) })
+        halves!(i => _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(a[i]))))
     }
     #[inline(always)]
     fn zero_unless_ge(self, value: Two, x: Two, threshold: Two) -> Two {
-        let half = |i: usize| unsafe { _mm256_and_ps(value[i], _mm256_cmp_ps::<_CMP_GE_OQ>(x[i], threshold[i])) };
-        [half(0), half(1)]
+        halves!(i => _mm256_and_ps(value[i], _mm256_cmp_ps::<_CMP_GE_OQ>(x[i], threshold[i])))
     }
     #[inline(always)]
     fn in_range_or(self, value: Two, from: usize, to: usize, other: Two) -> Two {
-        let half = |i: usize| unsafe {
+        halves!(i => {
             let lane = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(8 * i as i32));
             let before = _mm256_cmpgt_epi32(_mm256_set1_epi32(from as i32), lane);
             let inside = _mm256_andnot_si256(before, _mm256_cmpgt_epi32(_mm256_set1_epi32(to as i32), lane));
             _mm256_blendv_ps(other[i], value[i], _mm256_castsi256_ps(inside))
-        };
-        [half(0), half(1)]
+        })
     }
     #[inline(always)]
     fn dot_pairs(self, acc: Two, w: [__m256i; 2], x: u32) -> Two {
-        let half = |i: usize| unsafe {
+        halves!(i => {
             let x0 = _mm256_set1_ps(f32::from_bits(x << 16));
             let x1 = _mm256_set1_ps(f32::from_bits(x & 0xffff_0000));
             let w0 = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(w[i]));
             let w1 = _mm256_castsi256_ps(_mm256_and_si256(w[i], _mm256_set1_epi32(0xffff_0000_u32 as i32)));
             _mm256_fmadd_ps(w1, x1, _mm256_fmadd_ps(w0, x0, acc[i]))
-        };
-        [half(0), half(1)]
+        })
     }
     #[inline(always)]
     fn round_to_f16(self, a: Two) -> Two {
-        a.map(|a| unsafe { _mm256_cvtph_ps(_mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(a)) })
+        halves!(i => _mm256_cvtph_ps(_mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(a[i])))
     }
     #[inline(always)]
     fn transpose(self, rows: &mut [Two; LANES]) {
-        let block = |row: usize, half: usize| unsafe { transpose_8x8(std::array::from_fn(|i| rows[row + i][half])) };
-        let (a, b, c, d) = (block(0, 0), block(0, 1), block(8, 0), block(8, 1));
+        macro_rules! block {
+            ($row:literal, $half:literal) => {{
+                let mut block = [rows[0][0]; 8];
+                for i in 0..8 {
+                    block[i] = rows[$row + i][$half];
+                }
+                unsafe { transpose_8x8(block) }
+            }};
+        }
+        let (a, b, c, d) = (block!(0, 0), block!(0, 1), block!(8, 0), block!(8, 1));
         for i in 0..8 {
             rows[i] = [a[i], c[i]];
             rows[i + 8] = [b[i], d[i]];
@@ -144,16 +165,14 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_bf16(self, from: *const u16) -> Two {
-        let half = |i: usize| unsafe {
+        halves!(i => {
             let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(8 * i).cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
-        };
-        [half(0), half(1)]
+        })
     }
     #[inline(always)]
     unsafe fn load_f16(self, from: *const u16) -> Two {
-        let half = |i: usize| unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.add(8 * i).cast())) };
-        [half(0), half(1)]
+        halves!(i => _mm256_cvtph_ps(_mm_loadu_si128(from.add(8 * i).cast())))
     }
     #[inline(always)]
     unsafe fn load_pairs(self, from: *const u32) -> [__m256i; 2] {
