@@ -302,10 +302,12 @@ impl PromptRun {
             sample.pending.push_token(token, offset, logprobs);
         }
         let delta = sample.next_delta();
+        if early && let Some(events) = &self.events {
+            // Also where it is the last one: this is an end, not a client that went away.
+            events.stop_sample(index);
+        }
         if self.samples.iter().all(|sample| sample.ended) {
             self.events = None;
-        } else if early && let Some(events) = &self.events {
-            events.stop_sample(index);
         }
         delta
     }

@@ -56,7 +56,7 @@ pub fn configure(config: &mut ServiceConfig) {
 
 /// A path with one method, HEAD going with GET; another is answered with 405.
 fn resource(path: &'static str, method: Method, route: Route) -> Resource {
-    let allowed = method.to_string();
+    let allowed = if method == Method::GET { "GET, HEAD".into() } else { method.to_string() };
     let head = if method == Method::GET { Method::HEAD } else { method.clone() };
     let methods = guard::Any(guard::Method(method)).or(guard::Method(head));
     web::resource(path).route(route.guard(methods)).default_service(web::to(move |request: HttpRequest| {
@@ -82,7 +82,8 @@ async fn completions(handle: Data<RuntimeHandle>, limits: Data<Limits>, body: Bo
 }
 
 async fn generate(handle: &RuntimeHandle, endpoint: Endpoint, body: &Value) -> Result<HttpResponse, ApiError> {
-    let request = Request::parse(endpoint, body, handle.model())?;
+    let request = Request::parse(endpoint, body, handle.model())
+        .inspect_err(|_| metrics::request_rejected(metrics::Rejection::Invalid))?;
     if request.stream.is_none() {
         return Ok(HttpResponse::Ok().json(complete::answer(handle, request).await?));
     }

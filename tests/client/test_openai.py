@@ -147,10 +147,12 @@ def test_log_probabilities_of_a_completion(client, model):
     assert all(len(top) == 2 for top in logprobs.top_logprobs)
 
 
-def test_stop_strings(client, model):
+def test_stop_strings(server, client, model):
     asked = dict(model=model, messages=QUESTION, max_tokens=60, temperature=0)
     text = client.chat.completions.create(**asked).choices[0].message.content
     stop = text[len(text) // 3 : len(text) // 3 + 5]
+    stopped, cancelled = ('pagetide_requests_total{outcome="%s"}' % outcome for outcome in ("stop", "cancelled"))
+    before = server.metric(stopped), server.metric(cancelled)
     answer = client.chat.completions.create(**asked, stop=["never said", stop])
     assert answer.choices[0].message.content == text[: text.index(stop)]
     assert answer.choices[0].finish_reason == "stop"
@@ -159,6 +161,8 @@ def test_stop_strings(client, model):
     assert "".join(chunk.choices[0].delta.content for chunk in streamed) == text[: text.index(stop)]
     answer = client.chat.completions.create(**asked, stop=stop, extra_body={"include_stop_str_in_output": True})
     assert answer.choices[0].message.content.endswith(stop)
+    # An end like any other, not a client that went away.
+    wait_for(lambda: (server.metric(stopped), server.metric(cancelled)) == (before[0] + 3, before[1]))
 
 
 def test_vllms_parameters(client, model):

@@ -61,7 +61,7 @@ async fn an_unknown_path_is_404_and_a_wrong_method_405() {
         let url = format!("{}{path}", server.url);
         let response = server.client.request(wrong.parse().unwrap(), url).send().await.unwrap();
         assert_eq!(response.status(), 405, "{wrong} {path}");
-        assert_eq!(response.headers()["allow"], method);
+        assert_eq!(response.headers()["allow"], if method == "GET" { "GET, HEAD" } else { method });
         let error: Value = response.json().await.unwrap();
         assert_eq!(error["error"]["code"], "method_not_allowed");
         // Load balancers ask this way whether someone is there.
@@ -144,12 +144,15 @@ async fn requests_are_counted_by_path_and_status() {
     let server = TestServer::saying("x");
     server.get("/v1/models/teapot").await;
     server.get("/made/up/path").await;
+    server.refused("/v1/completions", &json!({"prompt": 3})).await;
     let response = server.get("/metrics").await;
     assert_eq!(response.headers()["content-type"], "text/plain; version=0.0.4; charset=utf-8");
     let page = response.text().await.unwrap();
     let has = |labels: &str| page.lines().any(|line| line.contains("http_requests") && line.contains(labels));
     assert!(has("path=\"/v1/models/{id}\",status=\"404\""), "{page}");
     assert!(has("path=\"other\",status=\"404\""), "{page}");
+    let invalid = "pagetide_rejected_total{reason=\"invalid\"} ";
+    assert!(page.lines().any(|line| line.strip_prefix(invalid).is_some_and(|count| count != "0")), "{page}");
     assert!(!page.contains("made/up") && !page.contains("teapot"));
 }
 

@@ -222,6 +222,20 @@ async fn a_stop_string_ends_its_sample_and_leaves_the_others() {
 }
 
 #[actix_web::test]
+async fn a_stop_string_of_the_only_sample_is_no_cancellation() {
+    let (mut server, mut requests) = TestServer::by_hand();
+    let body = json!({"prompt": "h", "stop": "!"});
+    let (_, running) = tokio::join!(server.ok(COMPLETION, &body), async {
+        let running = requests.recv().await.unwrap();
+        running.text(0, "a!");
+        running
+    });
+    // What comes after the end of a request is ignored by the scheduler.
+    assert_eq!(server.notices.recv().await, Some(Notice::SampleStopped(running.id, 0)));
+    assert_eq!(server.notices.recv().await, Some(Notice::Cancelled(running.id)));
+}
+
+#[actix_web::test]
 async fn a_failure_in_a_stream_is_its_last_event() {
     let (server, mut requests) = TestServer::by_hand();
     let body = json!({"prompt": ["h", "i"], "stream": true});

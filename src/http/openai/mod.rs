@@ -145,12 +145,18 @@ pub fn parse_fields<'a, T: Deserialize<'a>>(body: &'a Value) -> Result<T, ApiErr
 fn type_error(message: &str) -> String {
     let parts = message.split_once(": ").and_then(|(_, rest)| rest.split_once(", expected "));
     let Some((got, expected)) = parts else { return format!("is wrong: {message}") };
-    let expected = match expected {
-        "i64" | "u32" | "i32" => "an integer",
+    format!("must be {}, got {}", json_type(expected), shortened(json_type(got)))
+}
+
+fn json_type(serde_name: &str) -> &str {
+    match serde_name {
+        "i64" => "an integer",
         "f64" => "a number",
-        other => other,
-    };
-    format!("must be {expected}, got {}", shortened(got))
+        "sequence" | "a sequence" => "an array",
+        "map" | "a map" => "an object",
+        name if name.starts_with("struct ") => "an object",
+        name => name,
+    }
 }
 
 /// A value the client sent, for a message: its JSON, cut where it is long.
@@ -208,6 +214,8 @@ mod tests {
             parse_fields::<sampling::SamplingFields>(&json!({"stream_options": {"include_usage": 1}})).unwrap_err();
         assert_eq!(error.param.as_deref(), Some("stream_options.include_usage"));
         assert_eq!(error.message, "stream_options.include_usage must be a boolean, got integer `1`");
+        let error = parse_fields::<sampling::SamplingFields>(&json!({"stream_options": 5})).unwrap_err();
+        assert_eq!(error.message, "stream_options must be an object, got integer `5`");
         let error = parse_fields::<sampling::SamplingFields>(&json!({"n": "long".repeat(1000)})).unwrap_err();
         assert!(error.message.len() < 200, "{error}");
     }
