@@ -295,7 +295,10 @@ impl<E: Element> Work<'_, E> {
         let mut i = 0;
         unsafe {
             while i < n {
-                if S::QUERIES == 4 && i + 4 <= n {
+                if S::QUERIES == 4 && i + 8 <= n {
+                    self.scores_of::<S, 8>(simd, i);
+                    i += 8;
+                } else if S::QUERIES == 4 && i + 4 <= n {
                     self.scores_of::<S, 4>(simd, i);
                     i += 4;
                 } else if i + 2 <= n {
@@ -384,7 +387,8 @@ impl<E: Element> Work<'_, E> {
                 let weights = [simd.exp(simd.sub(scores[0], max_lanes)), simd.exp(simd.sub(scores[1], max_lanes))];
                 simd.store(at, weights[0]);
                 simd.store(at.add(LANES), weights[1]);
-                let factor = simd.to_array(simd.exp(simd.splat(old_max - max)))[0];
+                // Most tiles bring no new maximum, and exp(0) is exactly 1.
+                let factor = if max == old_max { 1.0 } else { simd.to_array(simd.exp(simd.splat(old_max - max)))[0] };
                 *self.scratch.factors.add(i) = factor;
                 *state.max.add(i) = max;
                 *state.sum.add(i) = *state.sum.add(i) * factor + simd.sum(simd.add(weights[0], weights[1]));

@@ -34,6 +34,32 @@ macro_rules! halves {
     }};
 }
 
+/// Sum of the lanes, halves onto halves.
+///
+/// # Safety
+/// The processor has AVX.
+#[inline(always)]
+pub(super) unsafe fn sum_of_eight(v: __m256) -> f32 {
+    // SAFETY: the caller's.
+    unsafe {
+        let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+        _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+    }
+}
+
+/// # Safety
+/// The processor has AVX.
+#[inline(always)]
+pub(super) unsafe fn max_of_eight(v: __m256) -> f32 {
+    // SAFETY: the caller's.
+    unsafe {
+        let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+        _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
+    }
+}
+
 /// Eight rows of eight become columns.
 ///
 /// # Safety
@@ -151,6 +177,14 @@ impl Simd for Avx2 {
             rows[i] = [a[i], c[i]];
             rows[i + 8] = [b[i], d[i]];
         }
+    }
+    #[inline(always)]
+    fn sum(self, v: Two) -> f32 {
+        unsafe { sum_of_eight(_mm256_add_ps(v[0], v[1])) }
+    }
+    #[inline(always)]
+    fn max_lane(self, v: Two) -> f32 {
+        unsafe { max_of_eight(_mm256_max_ps(v[0], v[1])) }
     }
     #[inline(always)]
     unsafe fn load(self, from: *const f32) -> Two {

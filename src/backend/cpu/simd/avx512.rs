@@ -114,6 +114,20 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    fn sum(self, v: __m512) -> f32 {
+        unsafe {
+            let v = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+            super::avx2::sum_of_eight(v)
+        }
+    }
+    #[inline(always)]
+    fn max_lane(self, v: __m512) -> f32 {
+        unsafe {
+            let v = _mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+            super::avx2::max_of_eight(v)
+        }
+    }
+    #[inline(always)]
     unsafe fn load(self, from: *const f32) -> __m512 {
         unsafe { _mm512_loadu_ps(from) }
     }
