@@ -17,7 +17,7 @@ pub struct WorkloadArgs {
     /// Every request with P prompt and O output tokens [default: 512:128]
     #[arg(long, value_name = "P:O", value_parser = parse_fixed)]
     pub fixed: Option<(usize, u32)>,
-    /// Requests [default: 64; for latency 8]
+    /// Requests [default: 64; for latency 8 batches]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub num: Option<u64>,
     /// Leave out the first N requests of the trace
