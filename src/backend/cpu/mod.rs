@@ -1,6 +1,6 @@
 //! The CPU backend: the default where there is no GPU, and the reference for every other one.
 //!
-//! - [`isa`]: which instruction set is used; all kernels of a backend use the same.
+//! - [`Isa`]: which instruction set is used; all kernels of a backend use the same.
 //! - `simd`: sixteen float32 lanes on each of them; kernels are written once over these.
 //! - `team`: the threads.
 //! - `pack`, `gemm`: weights and matrix products; `attention`; `elementwise`: everything else.
@@ -227,8 +227,13 @@ impl Backend for CpuBackend {
     }
 
     fn begin(&mut self, batch: &Batch) {
-        self.batch.clone_from(batch);
-        let Batch { tokens, positions, slots, seqs, block_tables } = &self.batch;
+        // Field by field, into the memory that is there.
+        self.batch.tokens.clone_from(&batch.tokens);
+        self.batch.positions.clone_from(&batch.positions);
+        self.batch.slots.clone_from(&batch.slots);
+        self.batch.seqs.clone_from(&batch.seqs);
+        self.batch.block_tables.clone_from(&batch.block_tables);
+        let Batch { tokens, positions, slots, seqs, block_tables } = batch;
         let rows = tokens.len();
         assert!(positions.len() == rows && slots.len() == rows, "a batch's vectors differ in length");
         let Some(kv) = &self.kv else { return };
