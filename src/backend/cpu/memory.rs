@@ -97,6 +97,26 @@ impl<T> Shared<T> {
     }
 }
 
+/// Scratch buffers, one for each member of the team.
+pub(super) struct PerMember<'a> {
+    buffers: Shared<Buffer<f32>>,
+    len: usize,
+    borrow: PhantomData<&'a mut Buffer<f32>>,
+}
+
+impl<'a> PerMember<'a> {
+    pub fn new(buffers: &'a mut [Buffer<f32>]) -> Self {
+        Self { buffers: Shared::new(buffers.as_mut_ptr()), len: buffers.len(), borrow: PhantomData }
+    }
+
+    /// The member's scratch memory. Only the member itself may use it.
+    pub fn of(&self, member: usize) -> *mut f32 {
+        assert!(member < self.len);
+        // SAFETY: the buffer exists and is borrowed for `'a`; no other member looks at it.
+        unsafe { (*self.buffers.get().add(member)).as_mut_ptr() }
+    }
+}
+
 /// The two pools of KV blocks. A block is `layout.block_bytes()` contiguous bytes.
 pub(super) struct KvPools {
     pub layout: KvLayout,

@@ -1,6 +1,6 @@
 //! The CPU backend: the default where there is no GPU, and the reference for every other one.
 //!
-//! - `isa`: which instruction set is used; all kernels of a backend use the same.
+//! - [`Isa`]: which instruction set is used; all kernels of a backend use the same.
 //! - `simd`: sixteen float32 lanes on each of them; kernels are written once over these.
 //! - `team`: the threads.
 //! - `pack`, `gemm`: weights and matrix products; `attention`; `elementwise`: everything else.
@@ -29,7 +29,7 @@ use attention::{Attention, Workspace};
 use elementwise::NormParams;
 use gemm::Linear;
 use memory::{Buffer, KvPools, Shared};
-use team::{MAX_MEMBERS, Team};
+use team::Team;
 
 /// How the CPU backend runs; `None` leaves the choice to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -95,12 +95,13 @@ impl CpuVector {
 
 impl CpuBackend {
     pub fn new(options: CpuOptions) -> Result<Self, StartError> {
+        const MAX_THREADS: usize = 1024;
         let isa = Isa::choose(options.isa)?;
         let threads = options.threads.unwrap_or_else(|| {
-            std::thread::available_parallelism().map_or(1, |threads| threads.get().min(MAX_MEMBERS))
+            std::thread::available_parallelism().map_or(1, |threads| threads.get().min(MAX_THREADS))
         });
-        if !(1..=MAX_MEMBERS).contains(&threads) {
-            return Err(StartError::new(format!("{threads} threads: must be from 1 to {MAX_MEMBERS}")));
+        if !(1..=MAX_THREADS).contains(&threads) {
+            return Err(StartError::new(format!("{threads} threads: must be from 1 to {MAX_THREADS}")));
         }
         let team =
             Team::new(threads).map_err(|error| StartError::new(format!("cannot start {threads} threads: {error}")))?;
@@ -226,8 +227,13 @@ impl Backend for CpuBackend {
     }
 
     fn begin(&mut self, batch: &Batch) {
-        self.batch.clone_from(batch);
-        let Batch { tokens, positions, slots, seqs, block_tables } = &self.batch;
+        // Field by field, into the memory that is there.
+        self.batch.tokens.clone_from(&batch.tokens);
+        self.batch.positions.clone_from(&batch.positions);
+        self.batch.slots.clone_from(&batch.slots);
+        self.batch.seqs.clone_from(&batch.seqs);
+        self.batch.block_tables.clone_from(&batch.block_tables);
+        let Batch { tokens, positions, slots, seqs, block_tables } = batch;
         let rows = tokens.len();
         assert!(positions.len() == rows && slots.len() == rows, "a batch's vectors differ in length");
         let Some(kv) = &self.kv else { return };

@@ -6,7 +6,7 @@
 //!   one AMX tile. `k` is padded to a multiple of 32.
 //! - float16 and float32: `[n / 16][k][16]`.
 //!
-//! `n` is padded to a multiple of 16; padding is zero.
+//! `n` is padded to a multiple of 16; padding is zero. See [`CpuMatrix::panel_bytes`] for the gap between panels.
 
 use super::memory::{Buffer, Shared};
 use super::simd::{LANES, bf16_bits};
@@ -80,8 +80,12 @@ impl CpuMatrix {
         }
     }
 
+    /// Bytes from panel to panel. Large panels are followed by a gap of up to 1/64: without it, at the usual sizes, the
+    /// same step of many panels would compete for a few sets of the cache.
     pub(super) fn panel_bytes(&self) -> usize {
-        self.steps() * self.step_bytes()
+        const GAP_UNIT: usize = 1024;
+        let bytes = self.steps() * self.step_bytes();
+        bytes + bytes / 64 / GAP_UNIT * GAP_UNIT
     }
 
     /// Row `row` of the matrix as it was before packing, in float32: `out: [k]`. Passes each element to `write`.
@@ -89,7 +93,7 @@ impl CpuMatrix {
         assert!(row < self.n, "row {row} of a matrix of {} rows", self.n);
         let (panel, lane) = (row / LANES, row % LANES);
         let panel = &self.data.as_slice()[panel * self.panel_bytes()..][..self.panel_bytes()];
-        let (rows, k) = (panel.chunks_exact(self.step_bytes()), self.k);
+        let (rows, k) = (panel.chunks_exact(self.step_bytes()).take(self.steps()), self.k);
         match self.dtype {
             DType::F32 => rows.enumerate().for_each(|(i, row)| write(i, f32::from_bits(get_u32(row, lane)))),
             DType::F16 => rows.enumerate().for_each(|(i, row)| {

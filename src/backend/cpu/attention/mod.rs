@@ -10,8 +10,9 @@
 
 mod kernel;
 
+use super::gemm::ALONE_BELOW;
 use super::isa::Isa;
-use super::memory::{Buffer, KvPools, Shared};
+use super::memory::{Buffer, KvPools, PerMember, Shared};
 use super::simd::LANES;
 use super::team::Team;
 use crate::backend::{AttentionShape, Batch, BatchSeq};
@@ -119,8 +120,9 @@ impl Workspace {
         for scratch in &mut self.scratch {
             grow(scratch, scratch_len);
         }
-        let scratch: Vec<_> = self.scratch.iter_mut().map(|scratch| Shared::new(scratch.as_mut_ptr())).collect();
-        if self.plan_split(call, team.num_members()) {
+        let split = self.plan_split(call, team.num_members());
+        let scratch = PerMember::new(&mut self.scratch);
+        if split {
             let partials = Shared::new(self.partials.as_mut_ptr());
             team.for_each_member(self.parts.len(), |member, part| {
                 let (unit, partition) = self.parts[part];
@@ -130,19 +132,26 @@ impl Workspace {
                 // SAFETY: `plan_split` gave every partition of every unit its own place; the scratch is the member's.
                 unsafe {
                     let state = State::at(partials.get().add(offset), call, unit);
-                    kernel::partition(isa, call, unit, partition, scratch[member].get(), state);
+                    kernel::partition(isa, call, unit, partition, scratch.of(member), state);
                 }
             });
             team.for_each_member(self.units.len(), |member, unit| {
                 let unit = &self.units[unit];
                 // SAFETY: as above; the states are complete, and no two units share rows and heads of the output.
-                unsafe { kernel::merge_partials(isa, call, unit, partials.get(), scratch[member].get()) };
+                unsafe { kernel::merge_partials(isa, call, unit, partials.get(), scratch.of(member)) };
             });
         } else {
-            team.for_each_member(self.units.len(), |member, unit| {
+            let compute = |member: usize, unit: usize| {
                 // SAFETY: the scratch is the member's, and no two units share rows and heads of the output.
-                unsafe { kernel::unit(isa, call, &self.units[unit], scratch[member].get()) };
-            });
+                unsafe { kernel::unit(isa, call, &self.units[unit], scratch.of(member)) };
+            };
+            let products = |unit: &Unit| unit.num_rows * unit.any_visible(call.shape.window).1;
+            let products = self.units.iter().map(products).sum::<usize>() * call.group() * call.padded_dim();
+            if products < 16 * ALONE_BELOW {
+                (0..self.units.len()).for_each(|unit| compute(0, unit));
+            } else {
+                team.for_each_member(self.units.len(), compute);
+            }
         }
     }
 

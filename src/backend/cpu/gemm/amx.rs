@@ -93,7 +93,7 @@ pub(super) const MAX_BLOCKED_PANELS: usize = 16;
 /// Floats of scratch memory that [`run_blocked`] needs.
 pub(super) const BLOCKED_SCRATCH_LEN: usize = MAX_BLOCKED_ROWS * MAX_BLOCKED_PANELS * LANES;
 /// Rows of two tiles.
-const BLOCK_ROWS: usize = 2 * LANES;
+pub(super) const BLOCK_ROWS: usize = 2 * LANES;
 /// Steps of a block of the inner dimension: 32 rows of it stay in the first-level cache.
 const BLOCK_STEPS: usize = 16;
 

@@ -30,10 +30,13 @@ impl Layout {
         Self { chunk: LANES, row, tile: LANES * row }
     }
 
-    /// AMX tiles of up to 16 rows by 16 words, one after the other along the inner dimension.
+    /// AMX tiles of up to 16 rows by 16 words, one after the other along the inner dimension. From 16 rows to the next
+    /// it is an odd multiple of 16 KiB, so that the same 16 KiB of all rows spread evenly over the sets of the cache.
     pub fn tiles(rows: usize, steps: usize) -> Self {
+        const SPREAD: usize = (16 << 10) / size_of::<u32>();
         let chunk = rows.min(LANES) * LANES;
-        Self { chunk, row: LANES, tile: chunk * steps.div_ceil(LANES) }
+        let words = chunk * steps.div_ceil(LANES);
+        Self { chunk, row: LANES, tile: words.next_multiple_of(2 * SPREAD) + SPREAD }
     }
 }
 

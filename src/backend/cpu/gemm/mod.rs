@@ -10,11 +10,10 @@ mod input;
 mod kernel;
 
 use super::isa::Isa;
-#[cfg(target_arch = "x86_64")]
-use super::memory::Buffer;
 use super::memory::Shared;
+#[cfg(target_arch = "x86_64")]
+use super::memory::{self, Buffer};
 use super::pack::CpuMatrix;
-use super::simd::LANES;
 use super::team::Team;
 use crate::backend::DType;
 use crate::error::StartError;
@@ -90,9 +89,9 @@ pub(super) fn linear(isa: Isa, team: &Team, workspace: &mut Workspace, layer: Li
 #[cfg(target_arch = "x86_64")]
 fn blocked(team: &Team, product: &Panels<'_>, scratch: &mut [Buffer<f32>]) {
     let (rows, num_panels) = (product.rows, product.w.num_panels());
-    let scratch: Vec<_> = scratch.iter_mut().map(|scratch| Shared::new(scratch.as_mut_ptr())).collect();
+    let scratch = memory::PerMember::new(scratch);
     let row_blocks = rows.div_ceil(amx::MAX_BLOCKED_ROWS);
-    let rows_per_block = rows.div_ceil(row_blocks).next_multiple_of(2 * LANES);
+    let rows_per_block = rows.div_ceil(row_blocks).next_multiple_of(amx::BLOCK_ROWS);
     let (row_blocks, panel_blocks) = (rows.div_ceil(rows_per_block), num_panels.div_ceil(amx::MAX_BLOCKED_PANELS));
     team.for_each_member(row_blocks * panel_blocks, |member, task| {
         let (row, panel) = (task % row_blocks * rows_per_block, task / row_blocks * amx::MAX_BLOCKED_PANELS);
@@ -100,7 +99,7 @@ fn blocked(team: &Team, product: &Panels<'_>, scratch: &mut [Buffer<f32>]) {
         let panels = panel..num_panels.min(panel + amx::MAX_BLOCKED_PANELS);
         // SAFETY: the caller has chosen AMX and bfloat16, and `Workspace` has room for blocks of 32 rows; blocks are
         // cut to the maxima; the scratch is the member's.
-        unsafe { amx::run_blocked(product, rows, panels, scratch[member].get()) };
+        unsafe { amx::run_blocked(product, rows, panels, scratch.of(member)) };
     });
 }
 
