@@ -68,6 +68,26 @@ impl ApiError {
         Self::new(404, "invalid_request_error", Some("not_found"), format!("no such path: {path}"))
     }
 
+    /// 405: the path exists, for other methods.
+    pub fn method_not_allowed(method: &str, allowed: &str) -> Self {
+        Self::new(
+            405,
+            "invalid_request_error",
+            Some("method_not_allowed"),
+            format!("method {method} is not allowed here; use {allowed}"),
+        )
+    }
+
+    /// 413: the body is longer than `server.max_body_bytes`.
+    pub fn body_too_large(limit_bytes: usize) -> Self {
+        Self::new(
+            413,
+            "invalid_request_error",
+            Some("body_too_large"),
+            format!("the request body is longer than {limit_bytes} bytes, this server's limit"),
+        )
+    }
+
     /// 429: the intake is full.
     pub fn overloaded(limit: usize, retry_after_s: u64) -> Self {
         Self {

@@ -15,4 +15,5 @@ pub mod http;
 pub mod ids;
 pub mod metrics;
 pub mod model;
+pub mod offline;
 pub mod text;

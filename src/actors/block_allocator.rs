@@ -1,1 +1,51 @@
+//! Owns the device's blocks and the prefix cache.
 
+use crate::actors::messages::{Reset, Serve};
+use crate::engine::allocation::serve;
+use crate::engine::block_pool::BlockPool;
+use crate::metrics;
+use actix::{Actor, Context, Handler, MessageResult};
+
+pub struct BlockAllocator {
+    pool: BlockPool,
+    block_size: usize,
+    prefix_caching: bool,
+}
+
+impl BlockAllocator {
+    pub fn new(num_blocks: usize, block_size: usize, prefix_caching: bool) -> Self {
+        Self { pool: BlockPool::new(num_blocks, prefix_caching), block_size, prefix_caching }
+    }
+
+    fn report(&self) {
+        let stats = self.pool.stats();
+        metrics::set_device_blocks(stats.used, stats.cached, stats.free);
+    }
+}
+
+impl Actor for BlockAllocator {
+    type Context = Context<Self>;
+
+    fn started(&mut self, _: &mut Self::Context) {
+        self.report();
+    }
+}
+
+impl Handler<Serve> for BlockAllocator {
+    type Result = MessageResult<Serve>;
+
+    fn handle(&mut self, Serve(demand): Serve, _: &mut Self::Context) -> Self::Result {
+        let grant = serve(&mut self.pool, self.block_size, demand);
+        self.report();
+        MessageResult(grant)
+    }
+}
+
+impl Handler<Reset> for BlockAllocator {
+    type Result = ();
+
+    fn handle(&mut self, _: Reset, _: &mut Self::Context) {
+        self.pool = BlockPool::new(self.pool.num_blocks(), self.prefix_caching);
+        self.report();
+    }
+}

@@ -1,1 +1,176 @@
+//! The way in: bounds what the engine holds, tokenises off the HTTP workers, and refuses what can never run.
 
+use crate::actors::messages::{Accepted, Arrive, Cancel, EventStream, Prompt, StopSample, Submit};
+use crate::actors::runtime::ModelInfo;
+use crate::actors::scheduler::SchedulerActor;
+use crate::actors::workers::Workers;
+use crate::engine::params::SamplingParams;
+use crate::engine::policy::Arrival;
+use crate::error::ApiError;
+use crate::ids::{RequestId, TokenId};
+use crate::metrics::{self, Rejection};
+use actix::{Actor, Addr, Context, Handler, Recipient, ResponseFuture};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+use tokio::sync::Semaphore;
+
+/// What a request may ask for at most.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Requests held at once.
+    pub max_requests: usize,
+    pub retry_after_s: u64,
+    pub block_size: usize,
+    pub num_device_blocks: usize,
+}
+
+pub struct RequestIntake {
+    shared: Rc<Shared>,
+    /// A permit for each request from here to its end.
+    places: Arc<Semaphore>,
+}
+
+struct Shared {
+    model: Arc<ModelInfo>,
+    limits: Limits,
+    workers: Workers,
+    scheduler: Addr<SchedulerActor>,
+    next_id: AtomicU64,
+}
+
+impl RequestIntake {
+    pub fn new(
+        model: Arc<ModelInfo>,
+        limits: Limits,
+        places: Arc<Semaphore>,
+        workers: Workers,
+        scheduler: Addr<SchedulerActor>,
+    ) -> Self {
+        Self { shared: Rc::new(Shared { model, limits, workers, scheduler, next_id: AtomicU64::new(1) }), places }
+    }
+}
+
+impl Actor for RequestIntake {
+    type Context = Context<Self>;
+}
+
+impl Handler<Submit> for RequestIntake {
+    type Result = ResponseFuture<Result<Accepted, ApiError>>;
+
+    fn handle(&mut self, submit: Submit, _: &mut Self::Context) -> Self::Result {
+        let arrived = Instant::now();
+        let shared = self.shared.clone();
+        let permit = self.places.clone().try_acquire_owned();
+        Box::pin(async move {
+            let limits = &shared.limits;
+            let Ok(permit) = permit else {
+                metrics::request_rejected(Rejection::QueueFull);
+                return Err(ApiError::overloaded(limits.max_requests, limits.retry_after_s));
+            };
+            let Submit { prompt, prompt_param, params, ignore_eos, seed, n, priority, cache_salt } = submit;
+            let accepted = async {
+                let prompt = shared.tokenise(prompt, prompt_param).await?;
+                let params = shared.resolve(params, &prompt, prompt_param, ignore_eos, seed)?;
+                Ok((Arc::new(prompt), Arc::new(params)))
+            };
+            let (prompt, params) = accepted.await.inspect_err(count_rejection)?;
+            // No await from here on: ids reach the scheduler in their order.
+            let id = RequestId(shared.next_id.fetch_add(1, Ordering::Relaxed));
+            let scheduler = &shared.scheduler;
+            let (cancel, stop): (Recipient<Cancel>, Recipient<StopSample>) =
+                (scheduler.clone().recipient(), scheduler.clone().recipient());
+            let (sender, events) = EventStream::channel(id, cancel, stop);
+            let (prompt_tokens, shared_params) = (prompt.clone(), params.clone());
+            let arrival = Arrival { id, prompt, params, n, priority, cache_salt };
+            scheduler.do_send(Arrive { arrival, events: sender, arrived, permit });
+            Ok(Accepted { id, prompt_tokens, params: shared_params, events })
+        })
+    }
+}
+
+fn count_rejection(error: &ApiError) {
+    let too_long = error.code == Some("context_length_exceeded");
+    metrics::request_rejected(if too_long { Rejection::TooLong } else { Rejection::Invalid });
+}
+
+impl Shared {
+    async fn tokenise(&self, prompt: Prompt, param: &'static str) -> Result<Vec<TokenId>, ApiError> {
+        let tokens = match prompt {
+            Prompt::Tokens(tokens) => tokens,
+            prompt => {
+                let model = self.model.clone();
+                self.workers.run(move || model.encode(&prompt, param)).await?
+            }
+        };
+        if tokens.is_empty() {
+            return Err(ApiError::invalid(param, "the prompt is empty: at least 1 token is needed"));
+        }
+        let vocab_size = self.model.vocab_size;
+        if let Some(token) = tokens.iter().find(|token| **token >= vocab_size) {
+            let message = format!("token id {token} is out of range: this model's ids are 0 to {}", vocab_size - 1);
+            return Err(ApiError::invalid(param, message));
+        }
+        Ok(tokens)
+    }
+
+    /// Fills in what the client left open, and refuses what the model or the memory can never hold.
+    fn resolve(
+        &self,
+        mut params: SamplingParams,
+        prompt: &[TokenId],
+        param: &'static str,
+        ignore_eos: bool,
+        seed: Option<u64>,
+    ) -> Result<SamplingParams, ApiError> {
+        let (length, model_len) = (prompt.len(), self.model.max_model_len as usize);
+        if length >= model_len {
+            let message = format!(
+                "this model's maximum context length is {model_len} tokens, of which at least 1 is for the output; the prompt has {length}"
+            );
+            return Err(ApiError::context_length(param, message));
+        }
+        // The last token that is generated needs no slot: nothing comes after it.
+        let slots = self.limits.num_device_blocks * self.limits.block_size;
+        let fits = model_len.min(slots + 1).saturating_sub(length);
+        let blocks = |tokens: usize| tokens.div_ceil(self.limits.block_size);
+        let memory = |what: &str, tokens: usize| {
+            let message = format!(
+                "{what} needs {} KV blocks of {} tokens, and this server has {}: it could never run",
+                blocks(tokens),
+                self.limits.block_size,
+                self.limits.num_device_blocks
+            );
+            Err(ApiError::context_length(param, message))
+        };
+        if fits == 0 {
+            return memory(&format!("the prompt of {length} tokens"), length);
+        }
+        let wanted = params.max_tokens as usize;
+        if wanted == 0 {
+            params.max_tokens = fits as u32;
+        } else if length + wanted > model_len {
+            let message = format!(
+                "this model's maximum context length is {model_len} tokens; {} were asked for ({length} in the prompt, {wanted} for the output)",
+                length + wanted
+            );
+            return Err(ApiError::context_length("max_tokens", message));
+        } else if wanted > fits {
+            let what = format!("the request ({length} tokens in the prompt, {wanted} for the output)");
+            return memory(&what, length + wanted - 1);
+        }
+        if params.min_tokens > params.max_tokens {
+            let message = format!("must be at most max_tokens ({}), got {}", params.max_tokens, params.min_tokens);
+            return Err(ApiError::invalid("min_tokens", message));
+        }
+        if !ignore_eos {
+            params.eos_token_ids = self.model.eos_token_ids.clone();
+        }
+        params.seed = match seed {
+            Some(seed) => seed,
+            None => getrandom::u64().map_err(|error| ApiError::engine(format!("no random numbers: {error}")))?,
+        };
+        Ok(params)
+    }
+}

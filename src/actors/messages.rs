@@ -1,14 +1,19 @@
 //! Every message between actors, in data-path order:
 //!
-//! http → [`Submit`] → intake → `Arrive` → scheduler → `Serve` → block allocator
-//!      → (`Reserve` → swap pool) → `Execute` → executor → scheduler → [`Event`] → http
+//! http → [`Submit`] → intake → [`Arrive`] → scheduler → [`Serve`] → block allocator
+//!      → ([`Reserve`] → swap pool) → [`Execute`] → executor → scheduler → [`Event`] → http
 
+use crate::engine::allocation::{Demand, Grant, SwapDemand, SwapGrant};
 use crate::engine::params::{FinishReason, PositionLogprobs, SamplingParams};
+use crate::engine::plan::{StepOutput, StepPlan};
+use crate::engine::policy::Arrival;
 use crate::error::ApiError;
 use crate::ids::{RequestId, TokenId};
-use serde_json::Value;
+pub use crate::text::chat_template::ChatPrompt;
 use std::sync::Arc;
-use tokio::sync::mpsc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 /// What the client sent as its prompt.
 #[derive(Clone, Debug)]
@@ -20,18 +25,6 @@ pub enum Prompt {
     Tokens(Vec<TokenId>),
     /// A conversation, rendered through the chat template at the intake.
     Chat(ChatPrompt),
-}
-
-/// The chat template's variables.
-#[derive(Clone, Debug, Default)]
-pub struct ChatPrompt {
-    /// Messages as the client sent them (`role`, `content`, …), content parts of text joined.
-    pub messages: Vec<Value>,
-    pub tools: Option<Value>,
-    pub add_generation_prompt: bool,
-    pub continue_final_message: bool,
-    /// Further variables of the template.
-    pub kwargs: serde_json::Map<String, Value>,
 }
 
 /// http → intake. The answer is an [`Accepted`] request or the client's error.
@@ -94,33 +87,48 @@ pub enum Event {
 /// Receiving half of a request's events. Dropping it before the end cancels the request and frees its blocks.
 #[derive(Debug)]
 pub struct EventStream {
-    pub(crate) id: RequestId,
-    pub(crate) receiver: mpsc::UnboundedReceiver<Event>,
-    pub(crate) on_drop: Option<CancelOnDrop>,
+    id: RequestId,
+    receiver: mpsc::UnboundedReceiver<Event>,
+    cancel: actix::Recipient<Cancel>,
+    stop_sample: actix::Recipient<StopSample>,
 }
 
 impl EventStream {
+    /// The stream of request `id`, and the sending half for the scheduler; both recipients are the scheduler.
+    pub fn channel(
+        id: RequestId,
+        cancel: actix::Recipient<Cancel>,
+        stop_sample: actix::Recipient<StopSample>,
+    ) -> (mpsc::UnboundedSender<Event>, Self) {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        (sender, Self { id, receiver, cancel, stop_sample })
+    }
+
     /// The next event; `None` after the last.
     pub async fn next(&mut self) -> Option<Event> {
         self.receiver.recv().await
+    }
+
+    /// [`EventStream::next`] for those who merge several streams.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+        self.receiver.poll_recv(cx)
     }
 
     /// An event that is already there, without waiting.
     pub fn try_next(&mut self) -> Option<Event> {
         self.receiver.try_recv().ok()
     }
+
+    /// Ends sample `index` early (a stop string matched); the others go on. Tokens that were already under way may
+    /// still arrive.
+    pub fn stop_sample(&self, index: u32) {
+        self.stop_sample.do_send(StopSample(self.id, index));
+    }
 }
 
-/// Tells the scheduler, when dropped, that nobody waits for the request any more.
-#[derive(Debug)]
-pub struct CancelOnDrop {
-    pub(crate) id: RequestId,
-    pub(crate) scheduler: actix::Recipient<Cancel>,
-}
-
-impl Drop for CancelOnDrop {
+impl Drop for EventStream {
     fn drop(&mut self) {
-        self.scheduler.do_send(Cancel(self.id));
+        self.cancel.do_send(Cancel(self.id));
     }
 }
 
@@ -128,3 +136,43 @@ impl Drop for CancelOnDrop {
 #[derive(Clone, Copy, Debug, actix::Message)]
 #[rtype(result = "()")]
 pub struct Cancel(pub RequestId);
+
+/// http → scheduler: sample `.1` of the request is finished for its client. Its blocks are freed and no
+/// [`Event::Finished`] follows for it. Samples that have ended and unknown ids are ignored.
+#[derive(Clone, Copy, Debug, actix::Message)]
+#[rtype(result = "()")]
+pub struct StopSample(pub RequestId, pub u32);
+
+/// intake → scheduler: a valid request, with the sending half of its stream and its place in the bounded queue.
+#[derive(Debug, actix::Message)]
+#[rtype(result = "()")]
+pub struct Arrive {
+    pub arrival: Arrival,
+    pub events: mpsc::UnboundedSender<Event>,
+    pub arrived: Instant,
+    pub permit: OwnedSemaphorePermit,
+}
+
+/// scheduler → block allocator: one a step.
+#[derive(Debug, actix::Message)]
+#[rtype(result = "Grant")]
+pub struct Serve(pub Demand);
+
+/// scheduler → swap pool: at most one a step, and none on a step that swaps nothing.
+#[derive(Debug, actix::Message)]
+#[rtype(result = "SwapGrant")]
+pub struct Reserve(pub SwapDemand);
+
+/// scheduler → executor: one step. The answer comes when it is done.
+#[derive(Debug, actix::Message)]
+#[rtype(result = "Result<StepOutput, ExecutorFailed>")]
+pub struct Execute(pub StepPlan);
+
+/// The executor panicked, with this message; all KV is lost and its pools are empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExecutorFailed(pub String);
+
+/// scheduler → both pools, after [`ExecutorFailed`]: forget everything.
+#[derive(Clone, Copy, Debug, actix::Message)]
+#[rtype(result = "()")]
+pub struct Reset;

@@ -7,3 +7,7 @@ pub mod messages;
 pub mod runtime;
 pub mod scheduler;
 pub mod swap_pool;
+pub mod workers;
+
+#[cfg(test)]
+mod tests;

@@ -1,12 +1,28 @@
 //! The running engine: wiring of the actors, and the handle that everything outside talks to.
 
-use crate::actors::messages::{Accepted, Submit};
-use crate::error::ApiError;
+use crate::actors::block_allocator::BlockAllocator;
+use crate::actors::executor::ModelExecutor;
+use crate::actors::intake::{Limits, RequestIntake};
+use crate::actors::messages::{Accepted, Prompt, Submit};
+use crate::actors::scheduler::SchedulerActor;
+use crate::actors::swap_pool::SwapPool;
+use crate::actors::workers::Workers;
+use crate::config::{self, Config};
+use crate::engine::params::SamplingDefaults;
+use crate::engine::policy::{PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy};
+use crate::error::{ApiError, StartError};
 use crate::ids::TokenId;
+use crate::metrics::{self, Rejection};
+use crate::model::files::ModelFiles;
+use crate::model::loader::{self, LoadedModel};
+use crate::model::spec::ModelSpec;
 use crate::text::{chat_template::ChatTemplate, tokenizer::Tokenizer};
-use actix::Recipient;
+use actix::{Actor, Arbiter, Recipient, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::sync::Semaphore;
 
 /// What is served, for those who format requests and answers.
 pub struct ModelInfo {
@@ -19,29 +35,57 @@ pub struct ModelInfo {
     pub chat_template: Option<ChatTemplate>,
     /// End tokens of generation, from `generation_config.json` and `config.json`.
     pub eos_token_ids: Vec<TokenId>,
+    /// The model's own sampling, for what a request leaves out.
+    pub default_sampling: SamplingDefaults,
+}
+
+impl ModelInfo {
+    /// A prompt's tokens, its chat rendered; `param` names the prompt's field in errors. Takes as long as the text
+    /// is: not for a thread that must not block.
+    pub fn encode(&self, prompt: &Prompt, param: &str) -> Result<Vec<TokenId>, ApiError> {
+        match prompt {
+            Prompt::Tokens(tokens) => Ok(tokens.clone()),
+            Prompt::Text { text, add_special_tokens } => self.tokenizer.encode(text, *add_special_tokens),
+            Prompt::Chat(chat) => {
+                let template = self.chat_template.as_ref().ok_or_else(|| {
+                    ApiError::invalid(
+                        param,
+                        "this model has no chat template: use /v1/completions, or add chat_template.jinja to the model",
+                    )
+                })?;
+                // Templates write the special tokens themselves.
+                self.tokenizer.encode(&template.render(chat)?, false)
+            }
+        }
+    }
 }
 
 /// A cheap clone that submits requests to the engine from any thread.
 #[derive(Clone)]
 pub struct RuntimeHandle {
-    pub(crate) intake: Recipient<Submit>,
-    pub(crate) model: Arc<ModelInfo>,
-    pub(crate) draining: Arc<AtomicBool>,
+    intake: Recipient<Submit>,
+    model: Arc<ModelInfo>,
+    draining: Arc<AtomicBool>,
 }
 
 impl RuntimeHandle {
-    pub fn model(&self) -> &ModelInfo {
+    pub fn new(intake: Recipient<Submit>, model: Arc<ModelInfo>, draining: Arc<AtomicBool>) -> Self {
+        Self { intake, model, draining }
+    }
+
+    pub fn model(&self) -> &Arc<ModelInfo> {
         &self.model
     }
 
     /// Validates, tokenises and queues a request.
     pub async fn submit(&self, submit: Submit) -> Result<Accepted, ApiError> {
         if self.is_draining() {
+            metrics::request_rejected(Rejection::Draining);
             return Err(ApiError::draining());
         }
         match self.intake.send(submit).await {
             Ok(answer) => answer,
-            Err(_) => Err(ApiError::draining()),
+            Err(_) => Err(ApiError::engine("the engine has stopped")),
         }
     }
 
@@ -49,4 +93,191 @@ impl RuntimeHandle {
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
     }
+}
+
+/// The engine with its threads: one for the actors, one for the executor (and its team), a few for text.
+pub struct Runtime {
+    handle: RuntimeHandle,
+    loaded: LoadedModel,
+    /// All permits are back when nothing runs.
+    places: Arc<Semaphore>,
+    max_requests: u32,
+    system: System,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Hears of bytes loaded and bytes to load.
+pub type LoadProgress = Box<dyn FnMut(u64, u64) + Send>;
+
+impl Runtime {
+    /// Loads the model of `config` and starts the actors.
+    pub fn start(config: &Config, mut progress: LoadProgress) -> Result<Self, StartError> {
+        let files = ModelFiles::open(&config.model.path)?;
+        let spec = ModelSpec::load(&files)?;
+        let (vocab_size, eos_token_ids) = (spec.vocab_size, spec.eos_token_ids.clone());
+        let (tokenizer, chat_template) = load_text(&files)?;
+        let default_sampling = load_sampling_defaults(&files)?;
+        let served_name = config.server.served_model_name.clone().unwrap_or_else(|| files.name());
+
+        let settings = config.clone();
+        let load = move || loader::load(&settings, &files, spec, &mut *progress);
+        let (executor, loaded) = ModelExecutor::start(load)?;
+        let model = Arc::new(ModelInfo {
+            served_name,
+            created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            max_model_len: loaded.max_model_len as u32,
+            vocab_size: vocab_size as u32,
+            tokenizer: Arc::new(tokenizer),
+            chat_template,
+            eos_token_ids,
+            default_sampling,
+        });
+        let places = Arc::new(Semaphore::new(config.server.max_requests));
+        let wiring = Wiring {
+            scheduler: scheduler_config(config, &loaded)?,
+            limits: limits(config, &loaded),
+            workers: Workers::start(config.intake.tokenizer_threads)?,
+            num_swap_blocks: loaded.pools.num_swap_blocks,
+            block_bytes: loaded.pools.layout.block_bytes(),
+            model: model.clone(),
+            places: places.clone(),
+            executor,
+        };
+        let (system, intake, thread) = wiring.start()?;
+        let handle = RuntimeHandle::new(intake, model, Arc::default());
+        Ok(Self {
+            handle,
+            loaded,
+            places,
+            max_requests: config.server.max_requests as u32,
+            system,
+            thread: Some(thread),
+        })
+    }
+
+    pub fn handle(&self) -> RuntimeHandle {
+        self.handle.clone()
+    }
+
+    pub fn loaded(&self) -> &LoadedModel {
+        &self.loaded
+    }
+
+    /// Admits nothing new and waits until what runs has ended; false where `timeout` came first.
+    pub async fn drain(&self, timeout: Duration) -> bool {
+        self.handle.draining.store(true, Ordering::Release);
+        let deadline = Instant::now() + timeout;
+        // Not `acquire_many`: the caller's thread need not have a timer.
+        while self.places.available_permits() < self.max_requests as usize {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            actix_rt::time::sleep(Duration::from_millis(10)).await;
+        }
+        true
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        self.system.stop();
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been reported where it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Everything the actors are made of.
+pub(super) struct Wiring {
+    pub(super) scheduler: SchedulerConfig,
+    pub(super) limits: Limits,
+    pub(super) workers: Workers,
+    pub(super) num_swap_blocks: usize,
+    pub(super) block_bytes: usize,
+    pub(super) model: Arc<ModelInfo>,
+    pub(super) places: Arc<Semaphore>,
+    pub(super) executor: ModelExecutor,
+}
+
+impl Wiring {
+    /// Starts the actors, last in the data path first: the scheduler and those it asks on one thread, where a
+    /// message costs less than a microsecond; the intake on another.
+    pub(super) fn start(self) -> Result<(System, Recipient<Submit>, JoinHandle<()>), StartError> {
+        let (send, receive) = std::sync::mpsc::channel();
+        let run = move || {
+            let system = System::new();
+            let SchedulerConfig { num_device_blocks, block_size, prefix_caching, .. } = self.scheduler;
+            let intake = system.block_on(async move {
+                let executor = self.executor.start();
+                let swap_pool = SwapPool::new(self.num_swap_blocks).start();
+                let allocator = BlockAllocator::new(num_device_blocks, block_size, prefix_caching).start();
+                let policy = Scheduler::new(self.scheduler);
+                let scheduler =
+                    SchedulerActor::new(policy, allocator, swap_pool, executor, block_size, self.block_bytes).start();
+                let Self { model, limits, places, workers, .. } = self;
+                let make_intake = move |_: &mut _| RequestIntake::new(model, limits, places, workers, scheduler);
+                RequestIntake::start_in_arbiter(&Arbiter::new().handle(), make_intake)
+            });
+            if send.send((System::current(), intake.recipient())).is_err() {
+                return; // whoever started us has gone
+            }
+            if let Err(error) = system.run() {
+                tracing::error!("the engine stopped: {error}");
+            }
+        };
+        let thread = std::thread::Builder::new().name("pagetide-engine".into()).spawn(run)?;
+        let (system, intake) = receive.recv().map_err(|_| StartError::new("the engine's thread died at its start"))?;
+        Ok((system, intake, thread))
+    }
+}
+
+fn scheduler_config(config: &Config, loaded: &LoadedModel) -> Result<SchedulerConfig, StartError> {
+    let num_device_blocks = loaded.pools.num_device_blocks;
+    let mut hash_key = [0; 32];
+    getrandom::fill(&mut hash_key).map_err(|error| StartError::new(format!("no random numbers: {error}")))?;
+    Ok(SchedulerConfig {
+        block_size: loaded.pools.layout.block_size,
+        num_device_blocks,
+        max_num_seqs: config.scheduler.max_num_seqs as usize,
+        max_num_batched_tokens: loaded.max_num_batched_tokens,
+        max_model_len: loaded.max_model_len,
+        policy: match config.scheduler.policy {
+            config::SchedulingPolicy::Fcfs => SchedulingPolicy::Fcfs,
+            config::SchedulingPolicy::Priority => SchedulingPolicy::Priority,
+        },
+        preemption_mode: match config.scheduler.preemption_mode {
+            config::PreemptionMode::Auto => PreemptionMode::Auto,
+            config::PreemptionMode::Swap => PreemptionMode::Swap,
+            config::PreemptionMode::Recompute => PreemptionMode::Recompute,
+        },
+        watermark_blocks: (config.scheduler.watermark * num_device_blocks as f64) as usize,
+        prefix_caching: config.cache.enable_prefix_caching,
+        hash_key,
+    })
+}
+
+fn limits(config: &Config, loaded: &LoadedModel) -> Limits {
+    Limits {
+        max_requests: config.server.max_requests,
+        retry_after_s: config.server.retry_after_s,
+        block_size: loaded.pools.layout.block_size,
+        num_device_blocks: loaded.pools.num_device_blocks,
+    }
+}
+
+fn load_text(files: &ModelFiles) -> Result<(Tokenizer, Option<ChatTemplate>), StartError> {
+    let tokenizer = files
+        .read_text("tokenizer.json")?
+        .ok_or_else(|| StartError::new(format!("model: there is no {}", files.path("tokenizer.json"))))?;
+    let config = files.read_text("tokenizer_config.json")?;
+    let template = files.read_text("chat_template.jinja")?;
+    let chat_template = ChatTemplate::from_files(template.as_deref(), config.as_deref())?;
+    Ok((Tokenizer::from_json(&tokenizer, config.as_deref())?, chat_template))
+}
+
+fn load_sampling_defaults(files: &ModelFiles) -> Result<SamplingDefaults, StartError> {
+    let Some(text) = files.read_text("generation_config.json")? else { return Ok(SamplingDefaults::default()) };
+    serde_json::from_str(&text)
+        .map_err(|error| StartError::new(format!("{}: {error}", files.path("generation_config.json"))))
 }

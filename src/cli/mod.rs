@@ -1,1 +1,114 @@
 //! The commands of the `pagetide` program.
+
+pub mod bench;
+mod config;
+mod generate;
+mod log;
+pub mod options;
+mod progress;
+mod serve;
+mod signals;
+
+use crate::error::StartError;
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+use options::ConfigOptions;
+use std::process::ExitCode;
+
+/// A serving runtime for large language models: PagedAttention, continuous batching, and KV memory that swaps.
+///
+/// Without a command, 'pagetide' serves the demo model on http://127.0.0.1:8000.
+#[derive(Parser)]
+#[command(name = "pagetide", version, arg_required_else_help = false, max_term_width = 110)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve a model over an OpenAI-compatible HTTP API
+    ///
+    /// Settings come from flags, then from environment variables (PAGETIDE_SECTION__KEY), then from the file of
+    /// --config, then from the defaults. 'pagetide config show' prints the result.
+    Serve {
+        #[command(flatten)]
+        options: ConfigOptions,
+    },
+    /// Answer a file of requests, without a server
+    ///
+    /// Input and output are in the format of OpenAI's batch API: one request a line, with 'custom_id', 'method'
+    /// (POST), 'url' (/v1/chat/completions or /v1/completions) and 'body'. Results come in the order of the input. A
+    /// line that is wrong or fails gets a result that says so and does not stop the rest.
+    Generate(generate::GenerateArgs),
+    /// Measure throughput, latency, or a server
+    #[command(subcommand)]
+    Bench(bench::BenchCommand),
+    /// Show or check the configuration
+    #[command(subcommand)]
+    Config(config::ConfigCommand),
+}
+
+/// Runs the program on its command line. Exit status: 0 done, 1 a failure that has been reported, 2 a wrong command
+/// line.
+pub fn run() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version come as "errors" too. Failing to print them (a closed pipe) is no reason to panic.
+            let _ = error.print();
+            let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+            return if asked_for { ExitCode::SUCCESS } else { ExitCode::from(2) };
+        }
+    };
+    let done = match cli.command {
+        None => serve::run(&ConfigOptions::default()),
+        Some(Command::Serve { options }) => serve::run(&options),
+        Some(Command::Generate(args)) => generate::run(&args),
+        Some(Command::Bench(command)) => bench::run(command),
+        Some(Command::Config(command)) => config::run(&command),
+    };
+    match done {
+        Ok(code) => code,
+        Err(StartError(message)) => {
+            eprintln!("pagetide: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    /// Scripts outside the repository use these words.
+    #[test]
+    fn the_agreed_flags_exist() {
+        let line = "pagetide serve --model demo --config f.toml --served-model-name m --host h --port 1 --device cpu \
+                    --dtype float32 --max-model-len 1 --block-size 1 --num-device-blocks 1 \
+                    --device-memory-utilization 0.5 --swap-space-gib 1 --max-num-seqs 1 --max-num-batched-tokens 1 \
+                    --preemption-mode swap --scheduling-policy priority --enable-prefix-caching false --api-key k \
+                    --set server.port=2";
+        let cli = Cli::try_parse_from(line.split_whitespace()).unwrap_or_else(|error| panic!("{error}"));
+        let Some(Command::Serve { options }) = cli.command else { panic!("it is the serve command") };
+        assert_eq!(options.values.len(), 18);
+        assert_eq!(options.file.as_deref(), Some(std::path::Path::new("f.toml")));
+        for line in [
+            "pagetide",
+            "pagetide generate --model DIR --input requests.jsonl --output results.jsonl",
+            "pagetide bench throughput --fixed 128:64",
+            "pagetide bench latency --fixed 128:64",
+            "pagetide bench serve --url http://x --trace t.csv --rate 2",
+            "pagetide config show --port 1",
+            "pagetide config check f.toml",
+        ] {
+            Cli::try_parse_from(line.split_whitespace()).unwrap_or_else(|error| panic!("{line}: {error}"));
+        }
+    }
+}

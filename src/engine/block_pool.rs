@@ -1,1 +1,211 @@
+//! A pool of KV blocks: who holds which, and what is cached. The device pool and the swap pool are both one.
 
+use crate::engine::prefix_cache::{BlockHash, PrefixCache};
+use crate::ids::BlockId;
+
+/// Fixed-size blocks with reference counts.
+///
+/// A block is in exactly one of three states:
+/// - *used*: its reference count is the number of block tables that hold it, at least one;
+/// - *cached*: no table holds it, its content has a hash and may be taken up again;
+/// - *free*: no table holds it and its content means nothing.
+///
+/// `used + cached + free == num_blocks` always. A hash is published only for a full block, which is never written
+/// again; so a block may be written by its holder exactly if its reference count is 1.
+#[derive(Debug)]
+pub struct BlockPool {
+    references: Vec<u32>,
+    free: Vec<BlockId>,
+    cache: PrefixCache,
+    keep_cached: bool,
+    num_evicted: u64,
+}
+
+/// A pool at a glance, in blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolStats {
+    pub used: usize,
+    pub cached: usize,
+    pub free: usize,
+    /// Cached blocks that were given away since the pool was made.
+    pub evicted: u64,
+}
+
+impl BlockPool {
+    /// `keep_cached`: a published block stays cached after its last release; otherwise it becomes free, and content
+    /// is shared only between tables that hold it at the same time.
+    pub fn new(num_blocks: usize, keep_cached: bool) -> Self {
+        let last = u32::try_from(num_blocks).expect("block ids are 32 bits: the configuration bounds the pool");
+        Self {
+            references: vec![0; num_blocks],
+            // Taken from the end: low ids first.
+            free: (0..last).rev().map(BlockId).collect(),
+            cache: PrefixCache::new(num_blocks),
+            keep_cached,
+            num_evicted: 0,
+        }
+    }
+
+    pub fn num_blocks(&self) -> usize {
+        self.references.len()
+    }
+
+    /// Blocks that [`BlockPool::allocate`] can give: free ones, and cached ones by eviction.
+    pub fn available(&self) -> usize {
+        self.free.len() + self.cache.num_idle()
+    }
+
+    pub fn stats(&self) -> PoolStats {
+        let (free, cached) = (self.free.len(), self.cache.num_idle());
+        PoolStats { used: self.num_blocks() - free - cached, cached, free, evicted: self.num_evicted }
+    }
+
+    /// A block with reference count 1 and no meaning yet: a free one, else the least recently used cached one.
+    pub fn allocate(&mut self) -> Option<BlockId> {
+        let block = match self.free.pop() {
+            Some(block) => block,
+            None => {
+                let block = self.cache.evict()?;
+                self.num_evicted += 1;
+                block
+            }
+        };
+        assert_eq!(self.references[block.index()], 0, "{block} was free and held at once");
+        self.references[block.index()] = 1;
+        Some(block)
+    }
+
+    /// One more table holds the used block.
+    pub fn retain(&mut self, block: BlockId) {
+        let references = &mut self.references[block.index()];
+        assert!(*references > 0, "{block} is not in use");
+        *references += 1;
+    }
+
+    /// One table less holds the block. Release a table from its tail, so that the head of a prefix, which more
+    /// requests can share, is evicted last.
+    pub fn release(&mut self, block: BlockId) {
+        let references = &mut self.references[block.index()];
+        assert!(*references > 0, "{block} was released twice");
+        *references -= 1;
+        if *references > 0 {
+            return;
+        }
+        if self.cache.hash_of(block).is_none() {
+            self.free.push(block);
+        } else if self.keep_cached {
+            self.cache.park(block);
+        } else {
+            self.cache.remove(block);
+            self.free.push(block);
+        }
+    }
+
+    pub fn is_shared(&self, block: BlockId) -> bool {
+        self.references[block.index()] > 1
+    }
+
+    /// Whether a table holds the block.
+    pub fn is_used(&self, block: BlockId) -> bool {
+        self.references[block.index()] > 0
+    }
+
+    /// Names the content of a full block in use. False where another block already carries the name, or this block
+    /// has one.
+    pub fn publish(&mut self, block: BlockId, hash: BlockHash) -> bool {
+        assert!(self.is_used(block), "{block} is not in use");
+        self.cache.hash_of(block).is_none() && self.cache.insert(block, hash)
+    }
+
+    /// The block that holds this content, in use or cached; its reference count is unchanged.
+    pub fn lookup(&self, hash: &BlockHash) -> Option<BlockId> {
+        self.cache.get(hash)
+    }
+
+    /// Takes up a block found by [`BlockPool::lookup`]: one more table holds it.
+    pub fn take(&mut self, block: BlockId) {
+        if self.is_used(block) {
+            self.retain(block);
+        } else {
+            self.cache.unpark(block);
+            self.references[block.index()] = 1;
+        }
+    }
+
+    /// Asserts every invariant, and that the reference counts are those of `tables`; linear in the pool.
+    pub fn check<'a>(&self, tables: impl Iterator<Item = &'a [BlockId]>) {
+        self.cache.check();
+        let mut held = vec![0; self.num_blocks()];
+        for block in tables.flatten() {
+            held[block.index()] += 1;
+        }
+        assert_eq!(held, self.references, "reference counts are not those of the tables");
+        let mut is_free = vec![false; self.num_blocks()];
+        for block in &self.free {
+            assert!(!std::mem::replace(&mut is_free[block.index()], true), "{block} is free twice");
+            assert!(!self.is_used(*block), "{block} is free and held");
+            assert!(self.cache.hash_of(*block).is_none(), "{block} is free and published");
+        }
+        let used = self.references.iter().filter(|count| **count > 0).count();
+        assert_eq!(used + self.cache.num_idle() + self.free.len(), self.num_blocks(), "a block is lost");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::prefix_cache::BlockHasher;
+
+    fn hash(token: u32) -> BlockHash {
+        let hasher = BlockHasher::new([0; 32], 1);
+        hasher.block(hasher.root(b""), [token].into_iter())
+    }
+
+    #[test]
+    fn free_blocks_go_before_cached_ones() {
+        let mut pool = BlockPool::new(3, true);
+        let first = pool.allocate().unwrap();
+        assert!(pool.publish(first, hash(1)));
+        pool.release(first);
+        assert_eq!(pool.stats(), PoolStats { used: 0, cached: 1, free: 2, evicted: 0 });
+        let others = [pool.allocate().unwrap(), pool.allocate().unwrap()];
+        assert_eq!(pool.lookup(&hash(1)), Some(first));
+        assert_eq!(pool.allocate(), Some(first));
+        assert_eq!(pool.lookup(&hash(1)), None);
+        assert_eq!(pool.allocate(), None);
+        pool.check([&others[..], &[first]].into_iter());
+    }
+
+    #[test]
+    fn a_cached_block_is_taken_up_again() {
+        let mut pool = BlockPool::new(1, true);
+        let block = pool.allocate().unwrap();
+        pool.publish(block, hash(1));
+        pool.release(block);
+        pool.take(pool.lookup(&hash(1)).unwrap());
+        pool.take(block);
+        assert!(pool.is_shared(block));
+        assert_eq!(pool.available(), 0);
+        pool.check([&[block][..], &[block]].into_iter());
+    }
+
+    #[test]
+    fn without_keeping_a_released_block_is_free() {
+        let mut pool = BlockPool::new(1, false);
+        let block = pool.allocate().unwrap();
+        pool.publish(block, hash(1));
+        assert_eq!(pool.lookup(&hash(1)), Some(block));
+        pool.release(block);
+        assert_eq!(pool.lookup(&hash(1)), None);
+        assert_eq!(pool.stats().free, 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "released twice")]
+    fn double_release_is_a_bug() {
+        let mut pool = BlockPool::new(1, true);
+        let block = pool.allocate().unwrap();
+        pool.release(block);
+        pool.release(block);
+    }
+}

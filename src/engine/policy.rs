@@ -1,1 +1,623 @@
+//! The scheduler: who runs, who yields, who waits. Pure and deterministic.
+//!
+//! A step is four calls, with the pools and the executor answering in between:
+//!
+//! ```text
+//! demand → (device pool) → reserve → (swap pool) → plan → (executor) → commit
+//! ```
+//!
+//! Rules, in order of weight:
+//! 1. Running sequences go first, most senior first. When device blocks run out, the most junior running sequence
+//!    yields, so the most senior always advances and every request ends.
+//! 2. A sequence is admitted only when all its known tokens fit; blocks are allocated as they are filled, and the
+//!    rest of its prompt is promised to it.
+//! 3. Admission is in order of rank, without overtaking, and not in a step that preempts.
+//! 4. Every running sequence with one token to feed (decode) is in the step; the rest of `max_num_batched_tokens`
+//!    goes to prompts, most senior first (chunked prefill).
 
+use crate::engine::allocation::{Admit, Demand, Grant, Grow, Store, SwapBlock, SwapDemand, SwapGrant, Victim};
+use crate::engine::block_pool::PoolStats;
+use crate::engine::params::{Sampled, SamplingParams};
+use crate::engine::plan::{
+    Deliveries, Delivery, PlannedSeq, PromptLogprobsPlan, SamplePlan, SeqOutput, StepOutput, StepPlan,
+};
+use crate::engine::prefix_cache::{BlockHash, BlockHasher};
+use crate::engine::sequence::{Rank, SeqState, Sequence};
+use crate::ids::{BlockId, RequestId, SeqId, TokenId};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// What becomes of the KV of a preempted sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PreemptionMode {
+    /// Swap, except where at most [`RECOMPUTE_MAX_BLOCKS`] block would move: that little is sooner computed again
+    /// together with the sequence's next token than copied out and in.
+    Auto,
+    /// To the swap pool; dropped where that is full.
+    Swap,
+    /// Dropped, and computed again when the sequence comes back.
+    Recompute,
+}
+
+/// See [`PreemptionMode::Auto`].
+pub const RECOMPUTE_MAX_BLOCKS: usize = 1;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SchedulingPolicy {
+    /// First come, first served.
+    Fcfs,
+    /// Lower priority values first, then first come.
+    Priority,
+}
+
+#[derive(Clone, Debug)]
+pub struct SchedulerConfig {
+    /// Tokens a block.
+    pub block_size: usize,
+    pub num_device_blocks: usize,
+    pub max_num_seqs: usize,
+    /// Tokens a step; at least `max_num_seqs`, so that every decode fits.
+    pub max_num_batched_tokens: usize,
+    pub max_model_len: usize,
+    pub policy: SchedulingPolicy,
+    pub preemption_mode: PreemptionMode,
+    /// Blocks that an admission leaves available while something runs.
+    pub watermark_blocks: usize,
+    /// Off: requests share nothing, only the samples of one request do.
+    pub prefix_caching: bool,
+    /// Secret of the block hashes.
+    pub hash_key: [u8; 32],
+}
+
+/// A request as the intake hands it over: valid, and small enough to run alone.
+#[derive(Clone, Debug)]
+pub struct Arrival {
+    /// Larger than all before it.
+    pub id: RequestId,
+    pub prompt: Arc<Vec<TokenId>>,
+    pub params: Arc<SamplingParams>,
+    /// Samples, at least 1.
+    pub n: u32,
+    pub priority: i32,
+    pub cache_salt: Option<String>,
+}
+
+/// What has happened since the last [`Scheduler::take_stats`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepStats {
+    pub preempted_swap: usize,
+    pub preempted_recompute: usize,
+    pub blocks_out: usize,
+    pub blocks_in: usize,
+    pub recomputed_tokens: usize,
+}
+
+/// A request's first sequence got its first blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admission {
+    pub request: RequestId,
+    pub prompt_tokens: usize,
+    /// How many of them the prefix cache held.
+    pub cached_tokens: usize,
+}
+
+/// How many sequences are where.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Population {
+    pub running: usize,
+    pub waiting: usize,
+    pub swapped: usize,
+}
+
+/// Owns every sequence. A sequence is in exactly one of `running` and `waiting`, under its rank.
+#[derive(Debug)]
+pub struct Scheduler {
+    config: SchedulerConfig,
+    hasher: BlockHasher,
+    running: BTreeMap<Rank, Sequence>,
+    /// Waiting and swapped.
+    waiting: BTreeMap<Rank, Sequence>,
+    num_swapped: usize,
+    requests: HashMap<RequestId, Vec<Rank>>,
+    ranks: HashMap<SeqId, Rank>,
+    next_seq: u64,
+    /// Told to the device pool with the next demand.
+    pending: Demand,
+    /// Told to the swap pool with the next demand.
+    pending_swap: Vec<Vec<BlockId>>,
+    /// Device blocks available at least: as of the last grant, since when blocks have only come back.
+    available: usize,
+    /// Preempted sequences and what they want stored, between `reserve` and `plan`.
+    storing: Vec<Store>,
+    /// The step being executed: sequences and how many tokens each computes.
+    in_flight: Vec<(Rank, usize)>,
+    stats: StepStats,
+    admissions: Vec<Admission>,
+}
+
+impl Scheduler {
+    pub fn new(config: SchedulerConfig) -> Self {
+        assert!(config.max_num_batched_tokens >= config.max_num_seqs, "every decode must fit into a step");
+        Self {
+            hasher: BlockHasher::new(config.hash_key, config.block_size),
+            running: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            num_swapped: 0,
+            requests: HashMap::new(),
+            ranks: HashMap::new(),
+            next_seq: 0,
+            pending: Demand::default(),
+            pending_swap: Vec::new(),
+            available: config.num_device_blocks,
+            storing: Vec::new(),
+            in_flight: Vec::new(),
+            stats: StepStats::default(),
+            admissions: Vec::new(),
+            config,
+        }
+    }
+
+    pub fn arrive(&mut self, arrival: Arrival) {
+        let priority = match self.config.policy {
+            SchedulingPolicy::Fcfs => 0,
+            SchedulingPolicy::Priority => arrival.priority,
+        };
+        let rank = Rank { priority, request: arrival.id, seq: self.new_seq_id() };
+        let salt = match (self.config.prefix_caching, &arrival.cache_salt) {
+            (true, None) => Vec::new(),
+            (true, Some(salt)) => salt.clone().into_bytes(),
+            (false, _) => arrival.id.0.to_le_bytes().to_vec(),
+        };
+        let seq = Sequence::new(rank, arrival.prompt, arrival.params, arrival.n - 1, &self.hasher, &salt);
+        self.requests.insert(arrival.id, vec![rank]);
+        self.ranks.insert(rank.seq, rank);
+        self.waiting.insert(rank, seq);
+    }
+
+    fn new_seq_id(&mut self) -> SeqId {
+        self.next_seq += 1;
+        SeqId(self.next_seq)
+    }
+
+    /// Drops a request, wherever it is. Nothing happens where it is not there (any more).
+    pub fn cancel(&mut self, request: RequestId) {
+        for rank in self.requests.get(&request).cloned().unwrap_or_default() {
+            self.drop_seq(rank);
+        }
+    }
+
+    /// Drops one sample of a request.
+    pub fn stop_sample(&mut self, request: RequestId, sample: u32) {
+        let ranks = self.requests.get(&request).cloned().unwrap_or_default();
+        let is_it = |rank: &Rank| self.seq(*rank).is_some_and(|seq| seq.sample == sample && seq.forks == 0);
+        if let Some(rank) = ranks.into_iter().find(is_it) {
+            self.drop_seq(rank);
+        }
+    }
+
+    fn seq(&self, rank: Rank) -> Option<&Sequence> {
+        self.running.get(&rank).or_else(|| self.waiting.get(&rank))
+    }
+
+    /// Forgets a sequence; its blocks are released with the next demands.
+    fn drop_seq(&mut self, rank: Rank) {
+        let seq = self.running.remove(&rank).or_else(|| self.waiting.remove(&rank));
+        let seq = seq.expect("a request's ranks are those of its living sequences");
+        match seq.state {
+            SeqState::Running => self.pending.release.push(seq.table),
+            SeqState::Swapped(blocks) => {
+                self.num_swapped -= 1;
+                self.pending_swap.push(blocks);
+            }
+            SeqState::Waiting => {}
+        }
+        self.ranks.remove(&rank.seq);
+        if let Some(ranks) = self.requests.get_mut(&rank.request) {
+            ranks.retain(|other| *other != rank);
+            if ranks.is_empty() {
+                self.requests.remove(&rank.request);
+            }
+        }
+    }
+
+    /// Whether a step has anything to do, if only giving blocks back.
+    pub fn has_work(&self) -> bool {
+        !self.running.is_empty()
+            || !self.waiting.is_empty()
+            || !self.pending.release.is_empty()
+            || !self.pending_swap.is_empty()
+    }
+
+    pub fn has_request(&self, request: RequestId) -> bool {
+        self.requests.contains_key(&request)
+    }
+
+    /// Requests that have not ended.
+    pub fn num_requests(&self) -> usize {
+        self.requests.len()
+    }
+
+    pub fn population(&self) -> Population {
+        Population {
+            running: self.running.len(),
+            waiting: self.waiting.len() - self.num_swapped,
+            swapped: self.num_swapped,
+        }
+    }
+
+    pub fn take_stats(&mut self) -> StepStats {
+        std::mem::take(&mut self.stats)
+    }
+
+    /// First admissions since the last call.
+    pub fn take_admissions(&mut self) -> Vec<Admission> {
+        std::mem::take(&mut self.admissions)
+    }
+
+    /// Slots in blocks that running sequences hold and that hold no token.
+    pub fn empty_slots(&self) -> usize {
+        self.running.values().map(|seq| seq.table.len() * self.config.block_size - seq.num_computed).sum()
+    }
+
+    /// First call of a step: what it needs of the device pool.
+    pub fn demand(&mut self) -> Demand {
+        let mut demand = std::mem::take(&mut self.pending);
+        let decodes = self.running.values().filter(|seq| seq.remaining() == 1).count();
+        let mut budget = self.config.max_num_batched_tokens - decodes;
+        let mut unpromised = 0;
+        for seq in self.running.values_mut() {
+            seq.scheduled = match seq.remaining() {
+                1 => 1,
+                remaining => remaining.min(budget),
+            };
+            if seq.remaining() > 1 {
+                budget -= seq.scheduled;
+            }
+            let (grow, promised) = grow(seq, self.config.block_size);
+            demand.promised += promised;
+            if let Some(grow) = grow {
+                unpromised += grow.new_blocks - grow.promised + usize::from(grow.writes_into.is_some());
+                demand.grow.push(grow);
+            }
+        }
+        if unpromised + demand.promised > self.available {
+            demand.victims = self.running.values().rev().map(|seq| victim(seq, self.config.block_size)).collect();
+        }
+        demand.seats = self.config.max_num_seqs.saturating_sub(self.running.values().map(Sequence::seats).sum());
+        demand.token_budget = budget;
+        demand.watermark = if self.running.is_empty() { 0 } else { self.config.watermark_blocks };
+        demand.admit = self.candidates(&demand);
+        demand
+    }
+
+    /// The head of the queue, as long as it might fit.
+    fn candidates(&mut self, demand: &Demand) -> Vec<Admit> {
+        let released: usize = demand.release.iter().map(|table| table.len()).sum();
+        let mut room = self.available + released;
+        let most = demand.seats.min(demand.token_budget);
+        let block_size = self.config.block_size;
+        let mut admit = Vec::new();
+        for seq in self.waiting.values_mut().take(most) {
+            let (num_tokens, num_swapped) = match &seq.state {
+                SeqState::Swapped(_) => (seq.num_tokens(), seq.num_computed),
+                _ => (seq.num_tokens(), 0),
+            };
+            let mut usable_hashes = (num_tokens - 1) / block_size;
+            if seq.params.prompt_logprobs.is_some() && seq.sample == 0 {
+                // The logits of every prompt token are wanted once.
+                let missing = seq.prompt_logprobs.len() + 1 < seq.prompt.len();
+                usable_hashes = if missing { seq.prompt_logprobs.len() / block_size } else { usable_hashes };
+            }
+            seq.extend_hashes(&self.hasher, block_size, usable_hashes);
+            let blocks = num_tokens.div_ceil(block_size);
+            admit.push(Admit {
+                seq: seq.rank.seq,
+                hashes: seq.hashes.clone(),
+                usable_hashes,
+                num_tokens,
+                num_swapped,
+                seats: seq.seats().min(self.config.max_num_seqs),
+            });
+            if blocks > room {
+                break; // only cached blocks could make it fit: ask for this one, and no further
+            }
+            room -= blocks;
+        }
+        admit
+    }
+
+    /// Second call: what the step needs of the swap pool. Empty on most steps, and then the call may be skipped.
+    pub fn reserve(&mut self, grant: &Grant) -> SwapDemand {
+        self.storing = grant.preempted.iter().filter_map(|seq| self.store(*seq)).collect();
+        SwapDemand { release: std::mem::take(&mut self.pending_swap), store: self.storing.clone() }
+    }
+
+    fn store(&self, seq: SeqId) -> Option<Store> {
+        let seq = &self.running[&self.ranks[&seq]];
+        let num_blocks = seq.num_computed.div_ceil(self.config.block_size);
+        let worth_it = match self.config.preemption_mode {
+            PreemptionMode::Auto => num_blocks > RECOMPUTE_MAX_BLOCKS,
+            PreemptionMode::Swap => num_blocks > 0,
+            PreemptionMode::Recompute => false,
+        };
+        let num_full = (seq.num_computed / self.config.block_size).min(seq.hashes.len());
+        worth_it.then(|| Store { seq: seq.rank.seq, num_blocks, hashes: seq.hashes[..num_full].to_vec() })
+    }
+
+    /// Third call: the step itself.
+    pub fn plan(&mut self, grant: Grant, swap: SwapGrant) -> StepPlan {
+        let mut plan = StepPlan::default();
+        let stores = std::mem::take(&mut self.storing);
+        let mut stored: HashMap<SeqId, Vec<SwapBlock>> =
+            stores.iter().zip(swap.stored).filter_map(|(store, blocks)| Some((store.seq, blocks?))).collect();
+        for seq in grant.preempted {
+            self.preempt(self.ranks[&seq], stored.remove(&seq), &mut plan);
+        }
+        for grown in grant.grown {
+            let seq = self.running.get_mut(&self.ranks[&grown.seq]).expect("only running sequences grow");
+            let table = Arc::make_mut(&mut seq.table);
+            if let Some((place, from, to)) = grown.copy {
+                assert_eq!(std::mem::replace(&mut table[place], to), from, "the pool copied another block");
+                plan.copy.push((from, to));
+            }
+            table.extend(grown.blocks);
+            seq.tail_shared = false;
+        }
+        for admitted in grant.admitted {
+            let rank = self.ranks[&admitted.seq];
+            let seq = self.waiting.remove(&rank).expect("only waiting sequences are admitted");
+            let seq = self.admit(seq, admitted.cached, admitted.blocks, admitted.num_new_tokens, &mut plan);
+            self.running.insert(rank, seq);
+        }
+        self.available = grant.stats.free + grant.stats.cached;
+        plan.batch = self.running.values().filter(|seq| seq.scheduled > 0).map(|seq| self.planned(seq)).collect();
+        self.in_flight =
+            self.running.values().filter(|seq| seq.scheduled > 0).map(|seq| (seq.rank, seq.scheduled)).collect();
+        plan
+    }
+
+    fn preempt(&mut self, rank: Rank, stored: Option<Vec<SwapBlock>>, plan: &mut StepPlan) {
+        let mut seq = self.running.remove(&rank).expect("only running sequences are preempted");
+        let blocks = stored.as_ref().map(|blocks| blocks.iter().map(|swap| swap.block).collect());
+        let table = seq.preempt(blocks);
+        match stored {
+            Some(blocks) => {
+                let copies = table.iter().zip(&blocks).filter(|(_, swap)| swap.copy);
+                plan.swap_out.extend(copies.map(|(device, swap)| (*device, swap.block)));
+                self.num_swapped += 1;
+                self.stats.preempted_swap += 1;
+                self.stats.blocks_out += blocks.iter().filter(|swap| swap.copy).count();
+            }
+            None => self.stats.preempted_recompute += 1,
+        }
+        self.waiting.insert(rank, seq);
+    }
+
+    fn admit(
+        &mut self,
+        mut seq: Sequence,
+        cached: Vec<BlockId>,
+        blocks: Vec<BlockId>,
+        scheduled: usize,
+        plan: &mut StepPlan,
+    ) -> Sequence {
+        let num_cached = cached.len();
+        let cached_tokens = num_cached * self.config.block_size;
+        let mut table = cached;
+        table.extend(blocks);
+        match std::mem::replace(&mut seq.state, SeqState::Running) {
+            SeqState::Swapped(swapped) => {
+                let pairs = swapped.iter().copied().zip(table.iter().copied()).skip(num_cached);
+                self.stats.blocks_in += swapped.len().saturating_sub(num_cached);
+                plan.swap_in.extend(pairs);
+                seq.num_computed = seq.num_computed.max(cached_tokens);
+                self.num_swapped -= 1;
+                self.pending_swap.push(swapped);
+            }
+            _ => seq.num_computed = cached_tokens,
+        }
+        if seq.cached_tokens.is_none() {
+            let (request, prompt_tokens) = (seq.rank.request, seq.prompt.len());
+            self.admissions.push(Admission { request, prompt_tokens, cached_tokens });
+            seq.cached_tokens = Some(cached_tokens);
+            seq.high_water = cached_tokens;
+        }
+        seq.admitted_tokens = seq.num_tokens();
+        seq.table = Arc::new(table);
+        seq.num_published = num_cached;
+        seq.scheduled = scheduled;
+        seq
+    }
+
+    fn planned(&self, seq: &Sequence) -> PlannedSeq {
+        let end = seq.num_computed + seq.scheduled;
+        let sample = (end == seq.num_tokens()).then(|| SamplePlan {
+            params: seq.params.clone(),
+            prompt: seq.prompt.clone(),
+            output: seq.output.clone(),
+            first_sample: seq.sample,
+            num_samples: 1 + seq.forks,
+        });
+        PlannedSeq {
+            seq: seq.rank.seq,
+            num_computed: seq.num_computed,
+            tokens: seq.tokens(seq.num_computed, seq.scheduled),
+            table: seq.table.clone(),
+            sample,
+            prompt_logprobs: prompt_logprobs(seq, end),
+        }
+    }
+
+    /// Last call: takes the step's results in.
+    pub fn commit(&mut self, output: StepOutput) -> Deliveries {
+        let mut deliveries = Vec::new();
+        for (rank, scheduled) in std::mem::take(&mut self.in_flight) {
+            let Some(seq) = self.running.get_mut(&rank) else { continue };
+            let before = seq.num_computed;
+            seq.num_computed += scheduled;
+            self.stats.recomputed_tokens += seq.high_water.min(seq.num_computed).saturating_sub(before);
+            seq.high_water = seq.high_water.max(seq.num_computed);
+            seq.scheduled = 0;
+            publish(seq, &self.hasher, self.config.block_size, &mut self.pending.publish);
+        }
+        for output in output.seqs {
+            self.take_output(output, &mut deliveries);
+        }
+        deliveries
+    }
+
+    fn take_output(&mut self, output: SeqOutput, deliveries: &mut Deliveries) {
+        // A sequence that was cancelled while its step ran is gone.
+        let Some(rank) = self.ranks.get(&output.seq).copied() else { return };
+        let Some(seq) = self.running.get_mut(&rank) else { return };
+        seq.prompt_logprobs.extend(output.prompt_logprobs);
+        let Some((first, others)) = output.sampled.split_first() else { return };
+        let mut tell = |delivery| deliveries.push((rank.request, delivery));
+        if !std::mem::replace(&mut seq.started, true) {
+            tell(Delivery::Started { cached_tokens: seq.cached_tokens.unwrap_or(0) });
+            if seq.params.prompt_logprobs.is_some() {
+                tell(Delivery::PromptLogprobs(std::mem::take(&mut seq.prompt_logprobs)));
+            }
+        }
+        let parent = (!others.is_empty()).then(|| {
+            seq.forks = 0;
+            seq.tail_shared = seq.num_computed % self.config.block_size != 0;
+            seq.clone()
+        });
+        let (token, sample) = (first.token, seq.sample);
+        tell(Delivery::Token { sample, sampled: first.clone() });
+        if let Some(reason) = seq.push(token, self.config.max_model_len) {
+            tell(Delivery::Finished { sample, reason });
+            self.drop_seq(rank);
+        }
+        if let Some(parent) = parent {
+            self.fork(&parent, others, deliveries);
+        }
+    }
+
+    /// Makes the other samples of a request whose prompt has just been computed.
+    fn fork(&mut self, parent: &Sequence, samples: &[Sampled], deliveries: &mut Deliveries) {
+        for (sampled, sample) in samples.iter().zip(parent.sample + 1..) {
+            let rank = Rank { seq: self.new_seq_id(), ..parent.rank };
+            let mut seq = parent.fork(rank.seq, sample);
+            deliveries.push((rank.request, Delivery::Token { sample, sampled: sampled.clone() }));
+            if let Some(reason) = seq.push(sampled.token, self.config.max_model_len) {
+                deliveries.push((rank.request, Delivery::Finished { sample, reason }));
+                continue;
+            }
+            self.ranks.insert(rank.seq, rank);
+            self.requests.entry(rank.request).or_default().push(rank);
+            if self.running.len() < self.config.max_num_seqs {
+                self.pending.forks.push(seq.table.clone());
+                self.running.insert(rank, seq);
+            } else {
+                seq.preempt(None);
+                self.waiting.insert(rank, seq);
+            }
+        }
+    }
+
+    /// The executor has lost all KV. Requests with a running sequence are dropped and returned; the others start
+    /// over when their turn comes. Both pools must be made anew.
+    pub fn fail_running(&mut self) -> Vec<RequestId> {
+        let mut failed: Vec<RequestId> = self.running.keys().map(|rank| rank.request).collect();
+        failed.sort_unstable();
+        failed.dedup();
+        for request in &failed {
+            self.cancel(*request);
+        }
+        for seq in self.waiting.values_mut() {
+            if matches!(seq.state, SeqState::Swapped(_)) {
+                seq.state = SeqState::Waiting;
+                seq.num_computed = 0;
+            }
+        }
+        self.num_swapped = 0;
+        self.pending = Demand::default();
+        self.pending_swap.clear();
+        self.in_flight.clear();
+        self.available = self.config.num_device_blocks;
+        failed
+    }
+
+    /// Asserts the scheduler's invariants; for tests, between `plan` and `commit` or between steps.
+    pub fn check(&self) {
+        for (rank, seq) in &self.running {
+            assert_eq!(seq.state, SeqState::Running);
+            assert!(seq.num_computed < seq.num_tokens(), "{} has nothing left to compute", rank.seq);
+            assert!(seq.table.len() * self.config.block_size >= seq.num_computed + seq.scheduled);
+        }
+        for seq in self.waiting.values() {
+            assert_ne!(seq.state, SeqState::Running);
+            assert!(seq.table.is_empty(), "{} waits and holds blocks", seq.rank.seq);
+        }
+        let swapped = self.waiting.values().filter(|seq| matches!(seq.state, SeqState::Swapped(_))).count();
+        assert_eq!(swapped, self.num_swapped);
+        let total = self.running.len() + self.waiting.len();
+        assert_eq!(self.ranks.len(), total);
+        assert_eq!(self.requests.values().map(Vec::len).sum::<usize>(), total);
+        assert!(self.running.len() <= self.config.max_num_seqs);
+    }
+
+    /// Tables that hold device blocks, and tables that hold swap blocks, between `plan` and `commit`.
+    pub fn tables(&self) -> (Vec<&[BlockId]>, Vec<&[BlockId]>) {
+        let swapped = self.waiting.values().filter_map(|seq| match &seq.state {
+            SeqState::Swapped(blocks) => Some(blocks.as_slice()),
+            _ => None,
+        });
+        let device = self.running.values().map(|seq| seq.table.as_slice());
+        let device = device.chain(self.pending.release.iter().map(|table| table.as_slice()));
+        (device.collect(), swapped.chain(self.pending_swap.iter().map(Vec::as_slice)).collect())
+    }
+
+    /// What the pools' answers are checked against: the scheduler's own count must be the device pool's.
+    pub fn check_against(&self, device: PoolStats) {
+        assert_eq!(self.available, device.free + device.cached, "scheduler and allocator count differently");
+    }
+}
+
+/// What a running sequence asks for in this step, and the blocks promised to it that it does not hold yet.
+fn grow(seq: &Sequence, block_size: usize) -> (Option<Grow>, usize) {
+    let promised = seq.promised_blocks(block_size);
+    if seq.scheduled == 0 {
+        return (None, promised);
+    }
+    let end = seq.num_computed + seq.scheduled;
+    let new_blocks = end.div_ceil(block_size).saturating_sub(seq.table.len());
+    let place = seq.num_computed / block_size;
+    let writes_into = seq.table.get(place).filter(|_| seq.tail_shared).map(|block| (place, *block));
+    let grow = (new_blocks > 0 || writes_into.is_some()).then(|| Grow {
+        seq: seq.rank.seq,
+        new_blocks,
+        promised: new_blocks.min(promised),
+        writes_into,
+    });
+    (grow, promised)
+}
+
+fn victim(seq: &Sequence, block_size: usize) -> Victim {
+    Victim { seq: seq.rank.seq, table: seq.table.clone(), promised: seq.promised_blocks(block_size) }
+}
+
+/// Rows of this step that predict prompt tokens not yet reported.
+fn prompt_logprobs(seq: &Sequence, end: usize) -> Option<PromptLogprobsPlan> {
+    let num_top = seq.params.prompt_logprobs.filter(|_| seq.sample == 0 && !seq.started)?;
+    let first = seq.prompt_logprobs.len().max(seq.num_computed);
+    let last = end.min(seq.prompt.len() - 1);
+    (first < last).then(|| PromptLogprobsPlan {
+        first_row: first - seq.num_computed,
+        targets: seq.prompt[first + 1..=last].to_vec(),
+        num_top,
+    })
+}
+
+/// Offers the blocks that have become full to the prefix cache.
+fn publish(seq: &mut Sequence, hasher: &BlockHasher, block_size: usize, publish: &mut Vec<(BlockId, BlockHash)>) {
+    let num_full = seq.num_computed / block_size;
+    if num_full > seq.num_published {
+        seq.extend_hashes(hasher, block_size, num_full);
+        let new = seq.num_published..num_full;
+        publish.extend(seq.table[new.clone()].iter().copied().zip(seq.hashes[new].iter().copied()));
+        seq.num_published = num_full;
+    }
+}

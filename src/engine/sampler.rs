@@ -1,1 +1,216 @@
+//! From one row of logits to the next token.
+//!
+//! The order of operations is vLLM's:
+//! 1. log-probabilities, of the logits as the model gave them;
+//! 2. `min_tokens`: end and stop tokens are excluded while the output is shorter;
+//! 3. `logit_bias`;
+//! 4. repetition, frequency and presence penalty;
+//! 5. greedy, if the temperature is 0: the largest logit, the lowest id of equal ones; else
+//! 6. temperature, `min_p`, `top_k`, `top_p` (over what is left of the distribution);
+//! 7. the draw.
+//!
+//! Steps 6 and 7 work on integers, so that a device can reproduce them exactly in whatever order it adds: the weight
+//! of a token is `round(2⁴⁰ · exp((logit − max) · (1 / temperature)))` (`sampler/row.rs` says how `exp` is computed), all sums
+//! are of weights, and each filter keeps what reaches a threshold. Tokens tied at the threshold of `top_k` or `top_p`
+//! are all kept. The draw is the inverse of the cumulative distribution in order of token id, at 64 random bits of
+//! Philox4x32-10 under the request's seed, with position and sample as counter: it depends on nothing else that runs.
+//! Tokens less than 2⁻⁴¹ times as likely as the best are never drawn.
 
+mod philox;
+mod row;
+
+use crate::engine::params::{PositionLogprobs, Sampled, SamplingParams, TokenLogprob};
+use crate::ids::TokenId;
+use philox::philox4x32;
+
+/// The tokens before the one to be sampled.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct History<'a> {
+    pub prompt: &'a [TokenId],
+    pub output: &'a [TokenId],
+}
+
+/// Names one random draw. Different draws of a run differ in some field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Draw {
+    /// The request's seed.
+    pub seed: u64,
+    /// Which of the request's samples.
+    pub sample_index: u32,
+    /// The place of the token in its output: 0 for the first.
+    pub position: u32,
+}
+
+impl Draw {
+    /// 64 random bits.
+    fn bits(self) -> u64 {
+        let key = [self.seed as u32, (self.seed >> 32) as u32];
+        let words = philox4x32([self.position, self.sample_index, 0, 0], key);
+        u64::from(words[1]) << 32 | u64::from(words[0])
+    }
+}
+
+/// Samples tokens; holds working memory, and nothing that changes a result.
+#[derive(Debug, Default)]
+pub struct Sampler {
+    raw: Vec<f32>,
+    weights: Vec<u64>,
+    candidates: Vec<f32>,
+    candidate_weights: Vec<u64>,
+    /// Per token: occurrences in the output. All zero between calls.
+    counts: Vec<u32>,
+    /// Per token: whether the repetition penalty has been applied. All false between calls.
+    penalized: Vec<bool>,
+}
+
+impl Sampler {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Picks the token that follows `history`. `logits: [vocab]`, not empty, are changed by the way. A logit that is
+    /// not a number counts as −∞, +∞ as the largest number; a row without any finite logit gives token 0. Token ids of
+    /// the parameters and of the history that lie outside the row are ignored.
+    pub fn sample(&mut self, logits: &mut [f32], params: &SamplingParams, history: History<'_>, draw: Draw) -> Sampled {
+        assert!(!logits.is_empty(), "a row of logits has an entry for every token");
+        row::sanitize(logits);
+        let below_min_tokens = history.output.len() < params.min_tokens as usize;
+        let changes = below_min_tokens || !params.logit_bias.is_empty() || params.has_penalties();
+        if params.logprobs.is_some() && changes {
+            self.raw.clear();
+            self.raw.extend_from_slice(logits);
+        }
+
+        if below_min_tokens {
+            for &token in params.eos_token_ids.iter().chain(&params.stop_token_ids) {
+                set(logits, token, |_| f32::NEG_INFINITY);
+            }
+        }
+        for &(token, bias) in &params.logit_bias {
+            set(logits, token, |logit| logit + bias);
+        }
+        if params.has_penalties() {
+            self.penalize(logits, params, history);
+        }
+        let token = if params.is_greedy() { row::argmax(logits) } else { self.draw(logits, params, draw) };
+
+        let logprobs = params.logprobs.map(|num_top| {
+            let raw = if changes { std::mem::take(&mut self.raw) } else { Vec::new() };
+            let result = self.position_logprobs(if changes { &raw } else { logits }, token, num_top);
+            self.raw = raw;
+            result
+        });
+        Sampled { token: token as TokenId, logprobs }
+    }
+
+    /// Log-probabilities at a prompt's position: of `next_token`, which stands there, and of the `num_top` most likely.
+    /// `logits: [vocab]` are those of the token before. A token outside the row has log-probability −∞.
+    pub fn prompt_logprobs(&mut self, logits: &mut [f32], next_token: TokenId, num_top: u32) -> PositionLogprobs {
+        row::sanitize(logits);
+        self.position_logprobs(logits, next_token as usize, num_top)
+    }
+
+    /// Ranks follow the log-probability, and the id where it is equal: 1 is the token that greedy sampling takes.
+    fn position_logprobs(&mut self, logits: &[f32], chosen: usize, num_top: u32) -> PositionLogprobs {
+        let max = row::max(logits);
+        let log_sum = row::log_sum_exp(logits, max);
+        let entry = |token: usize, rank: usize| {
+            let logit = logits.get(token).copied().unwrap_or(f32::NEG_INFINITY);
+            let logprob = match logit {
+                f32::NEG_INFINITY => f32::NEG_INFINITY,
+                logit => (f64::from(logit - max) - log_sum) as f32,
+            };
+            TokenLogprob { token: token as TokenId, logprob, rank: rank as u32 + 1 }
+        };
+
+        let num_top = logits.len().min(num_top as usize);
+        let mut top: Vec<usize> = Vec::new();
+        if num_top > 0 {
+            let least = row::kth_largest(logits, num_top, &mut self.candidates);
+            let at_least = logits.iter().enumerate().filter(|(_, logit)| **logit >= least);
+            top.extend(at_least.map(|(token, _)| token));
+            // Stable: equal logits stay in order of id.
+            top.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+            top.truncate(num_top);
+        }
+        let chosen_rank = if chosen < logits.len() { row::rank(logits, chosen) } else { logits.len() };
+        PositionLogprobs {
+            chosen: entry(chosen, chosen_rank),
+            top: top.into_iter().enumerate().map(|(rank, token)| entry(token, rank)).collect(),
+        }
+    }
+
+    fn penalize(&mut self, logits: &mut [f32], params: &SamplingParams, history: History<'_>) {
+        if params.repetition_penalty != 1.0 {
+            let factor = params.repetition_penalty;
+            self.penalized.resize(self.penalized.len().max(logits.len()), false);
+            let all = || history.prompt.iter().chain(history.output).map(|token| *token as usize);
+            for token in all() {
+                let Some(logit) = logits.get_mut(token) else { continue };
+                if !std::mem::replace(&mut self.penalized[token], true) {
+                    *logit = if *logit > 0.0 { (*logit / factor).min(f32::MAX) } else { *logit * factor };
+                }
+            }
+            all().filter(|token| *token < logits.len()).for_each(|token| self.penalized[token] = false);
+        }
+        if params.frequency_penalty != 0.0 || params.presence_penalty != 0.0 {
+            self.counts.resize(self.counts.len().max(logits.len()), 0);
+            for &token in history.output.iter().filter(|token| (**token as usize) < logits.len()) {
+                self.counts[token as usize] += 1;
+            }
+            for &token in history.output {
+                let Some(logit) = logits.get_mut(token as usize) else { continue };
+                let count = std::mem::take(&mut self.counts[token as usize]);
+                if count > 0 {
+                    *logit -= params.frequency_penalty * count as f32;
+                    *logit -= params.presence_penalty;
+                }
+            }
+        }
+    }
+
+    fn draw(&mut self, logits: &[f32], params: &SamplingParams, draw: Draw) -> usize {
+        let (least, total) = self.distribution(logits, params);
+        let point = ((u128::from(draw.bits()) * u128::from(total)) >> 64) as u64;
+        row::index_at(&self.weights, least, point).unwrap_or_else(|| row::argmax(logits))
+    }
+
+    /// Sets `self.weights`; the tokens that can be drawn are those of at least `least`, whose sum is `total`:
+    /// `(least, total)`. The sum is 0 if no logit is finite.
+    fn distribution(&mut self, logits: &[f32], params: &SamplingParams) -> (u64, u64) {
+        let max = row::max(logits);
+        if max == f32::NEG_INFINITY {
+            self.weights.clear();
+            return (1, 0);
+        }
+        let least_logit = match params.top_k as usize {
+            0 => f32::NEG_INFINITY,
+            k => row::kth_largest(logits, k, &mut self.candidates),
+        };
+        // The largest scale is finite, so that the best token's is 0 times a number.
+        let scale = (1.0 / params.temperature).min(f32::MAX);
+        let mut total = row::weigh(logits, max, scale, least_logit, &mut self.weights);
+        let mut least = 1;
+        if params.min_p > 0.0 {
+            least = ((f64::from(params.min_p) * row::ONE as f64).ceil() as u64).clamp(1, row::ONE);
+            total = row::keep_from(&mut self.weights, least);
+        }
+        if params.top_p < 1.0 && total > 0 {
+            // The share as a fraction of 2³², so that the target is one integer product.
+            let share = (f64::from(params.top_p) * (1_u64 << 32) as f64).round() as u128;
+            let target = ((u128::from(total) * share).div_ceil(1 << 32) as u64).clamp(1, total);
+            least = row::weight_threshold(&self.weights, total, target, &mut self.candidate_weights);
+            total = row::sum_from(&self.weights, least);
+        }
+        (least, total)
+    }
+}
+
+fn set(logits: &mut [f32], token: TokenId, change: impl FnOnce(f32) -> f32) {
+    if let Some(logit) = logits.get_mut(token as usize) {
+        *logit = change(*logit);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,1 +1,182 @@
+//! One sequence and its legal states.
 
+use crate::engine::allocation::BlockTable;
+use crate::engine::params::{FinishReason, PositionLogprobs, SamplingParams};
+use crate::engine::prefix_cache::{BlockHash, BlockHasher};
+use crate::ids::{BlockId, RequestId, SeqId, TokenId};
+use std::sync::Arc;
+
+/// Order of precedence: who is admitted first and preempted last. Under FCFS all priorities are equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Rank {
+    pub priority: i32,
+    pub request: RequestId,
+    pub seq: SeqId,
+}
+
+/// Where a sequence's KV is.
+///
+/// `Waiting → Running → (Waiting | Swapped) → Running → …`; a sequence ends by being dropped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SeqState {
+    /// Nowhere: new, or preempted for recomputation. No blocks.
+    Waiting,
+    /// In device blocks, for `num_computed` tokens.
+    Running,
+    /// In these blocks of the swap pool, for `num_computed` tokens. No device blocks.
+    Swapped(Vec<BlockId>),
+}
+
+/// A prompt and what was generated after it. Owns all its state, its block table included.
+///
+/// - `num_computed < num_tokens()`: at least one token is left to feed, whose logits give the next.
+/// - Running: the table covers `num_computed` tokens. Otherwise it is empty.
+#[derive(Clone, Debug)]
+pub struct Sequence {
+    pub rank: Rank,
+    pub sample: u32,
+    /// Further samples that fork off once the prompt is computed.
+    pub forks: u32,
+    pub params: Arc<SamplingParams>,
+    pub prompt: Arc<Vec<TokenId>>,
+    pub output: Arc<Vec<TokenId>>,
+    pub state: SeqState,
+    pub table: BlockTable,
+    /// Tokens whose KV is in `table` (or in the swap pool).
+    pub num_computed: usize,
+    /// The most that `num_computed` has ever been: what is computed below it is computed again.
+    pub high_water: usize,
+    /// Tokens to compute in the step being planned.
+    pub scheduled: usize,
+    /// The partly filled last block may be held by a fork too.
+    pub tail_shared: bool,
+    /// Leading blocks of the table whose content has been offered to the prefix cache.
+    pub num_published: usize,
+    /// Its first token has been delivered.
+    pub started: bool,
+    /// Prompt tokens that the cache held at the first admission.
+    pub cached_tokens: Option<usize>,
+    /// Tokens whose blocks were promised at the last admission.
+    pub admitted_tokens: usize,
+    /// Entry `i` is of prompt token `i + 1`.
+    pub prompt_logprobs: Vec<PositionLogprobs>,
+    /// Names of the leading full blocks, as far as they were asked for.
+    pub hashes: Arc<Vec<BlockHash>>,
+    root: BlockHash,
+}
+
+impl Sequence {
+    /// The first sequence of a request, whose samples `1 ..= forks` will fork off it.
+    pub fn new(
+        rank: Rank,
+        prompt: Arc<Vec<TokenId>>,
+        params: Arc<SamplingParams>,
+        forks: u32,
+        hasher: &BlockHasher,
+        salt: &[u8],
+    ) -> Self {
+        assert!(!prompt.is_empty(), "intake refuses empty prompts");
+        Self {
+            rank,
+            sample: 0,
+            forks,
+            params,
+            prompt,
+            output: Arc::default(),
+            state: SeqState::Waiting,
+            table: Arc::default(),
+            num_computed: 0,
+            high_water: 0,
+            scheduled: 0,
+            tail_shared: false,
+            num_published: 0,
+            started: false,
+            cached_tokens: None,
+            admitted_tokens: 0,
+            prompt_logprobs: Vec::new(),
+            hashes: Arc::default(),
+            root: hasher.root(salt),
+        }
+    }
+
+    /// Sample `sample` of the same request, with the same KV, still without output.
+    pub fn fork(&self, seq: SeqId, sample: u32) -> Self {
+        assert!(self.output.is_empty(), "samples fork off the prompt");
+        Self { rank: Rank { seq, ..self.rank }, sample, forks: 0, prompt_logprobs: Vec::new(), ..self.clone() }
+    }
+
+    /// Blocks promised at admission that are not allocated yet.
+    pub fn promised_blocks(&self, block_size: usize) -> usize {
+        self.admitted_tokens.div_ceil(block_size).saturating_sub(self.table.len())
+    }
+
+    pub fn num_tokens(&self) -> usize {
+        self.prompt.len() + self.output.len()
+    }
+
+    /// Tokens that have no KV yet, at least 1.
+    pub fn remaining(&self) -> usize {
+        self.num_tokens() - self.num_computed
+    }
+
+    /// Sequences it is or will become.
+    pub fn seats(&self) -> usize {
+        1 + self.forks as usize
+    }
+
+    /// Tokens `from .. from + count` of prompt and output.
+    pub fn tokens(&self, from: usize, count: usize) -> Vec<TokenId> {
+        (from..from + count).map(|position| self.token(position)).collect()
+    }
+
+    fn token(&self, position: usize) -> TokenId {
+        match position.checked_sub(self.prompt.len()) {
+            None => self.prompt[position],
+            Some(after) => self.output[after],
+        }
+    }
+
+    /// Makes sure that the names of the first `num_blocks` blocks are known; all must be full.
+    pub fn extend_hashes(&mut self, hasher: &BlockHasher, block_size: usize, num_blocks: usize) {
+        if self.hashes.len() >= num_blocks {
+            return;
+        }
+        let mut hashes = std::mem::take(&mut self.hashes);
+        let all = Arc::make_mut(&mut hashes);
+        while all.len() < num_blocks {
+            let parent = all.last().copied().unwrap_or(self.root);
+            let start = all.len() * block_size;
+            all.push(hasher.block(parent, (start..start + block_size).map(|position| self.token(position))));
+        }
+        self.hashes = hashes;
+    }
+
+    /// Appends a sampled token. `Some` where it was the last one.
+    pub fn push(&mut self, token: TokenId, max_model_len: usize) -> Option<FinishReason> {
+        Arc::make_mut(&mut self.output).push(token);
+        let may_stop = self.output.len() >= self.params.min_tokens as usize;
+        if may_stop && self.params.eos_token_ids.contains(&token) {
+            Some(FinishReason::Eos)
+        } else if may_stop && self.params.stop_token_ids.contains(&token) {
+            Some(FinishReason::StopToken(token))
+        } else if self.output.len() >= self.params.max_tokens as usize || self.num_tokens() >= max_model_len {
+            Some(FinishReason::Length)
+        } else {
+            None
+        }
+    }
+
+    /// Gives its device blocks up; the KV stays in the swap pool, if it was stored there. Returns the table.
+    pub fn preempt(&mut self, stored: Option<Vec<BlockId>>) -> BlockTable {
+        assert_eq!(self.state, SeqState::Running, "{} holds no device blocks", self.rank.seq);
+        self.state = match stored {
+            Some(blocks) => SeqState::Swapped(blocks),
+            None => {
+                self.num_computed = 0;
+                SeqState::Waiting
+            }
+        };
+        (self.scheduled, self.num_published, self.admitted_tokens, self.tail_shared) = (0, 0, 0, false);
+        std::mem::take(&mut self.table)
+    }
+}

@@ -1,1 +1,251 @@
+//! The forward pass: the one decoder of all families.
 
+use crate::backend::{Backend, Batch, DType, KvLayout, Norm};
+use crate::error::StartError;
+use crate::model::files::ModelFiles;
+use crate::model::rope;
+use crate::model::spec::{ModelSpec, NormPlacement, Positions};
+use crate::model::weights::{Linear, Weights};
+
+/// A model on a device, with the memory for the activations of one step.
+pub struct Decoder<B: Backend> {
+    spec: ModelSpec,
+    dtype: DType,
+    max_rows: usize,
+    max_logit_rows: usize,
+    weights: Weights<B>,
+    rope: Option<B::RopeTable>,
+    residual: Residual<B>,
+    work: Workspace<B>,
+}
+
+/// Activations, made once. `rows` is the most that a step has.
+struct Workspace<B: Backend> {
+    /// `[rows, embed]`, where embeddings are narrower than the model.
+    embedding: Option<B::Tensor>,
+    /// `[rows, (num_heads + 2 * num_kv_heads) * head_dim]`
+    qkv: B::Tensor,
+    /// `[rows, num_heads * head_dim]`
+    attended: B::Tensor,
+    /// `[rows, 2 * intermediate]` where the MLP is gated, else `[rows, intermediate]`.
+    up: B::Tensor,
+    /// `[rows, intermediate]`, where the MLP is gated.
+    gated: Option<B::Tensor>,
+    /// `[logit rows, embed]`
+    gathered: B::Tensor,
+    /// `[logit rows, vocab]` on the host.
+    logits: Vec<f32>,
+}
+
+impl<B: Backend> Decoder<B> {
+    /// Reads the weights of `files`, with matrices in `dtype`, for steps of up to `max_rows` tokens in sequences of up
+    /// to `max_model_len`. `progress` hears of bytes read and bytes to read. Logits are handed out `max_logit_rows` at
+    /// a time.
+    #[expect(clippy::too_many_arguments, reason = "each is a separate decision of the caller")]
+    pub fn load(
+        files: &ModelFiles,
+        spec: ModelSpec,
+        dtype: DType,
+        max_rows: usize,
+        max_logit_rows: usize,
+        max_model_len: usize,
+        backend: &B,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, StartError> {
+        assert!(max_rows > 0 && max_logit_rows > 0, "a step has rows");
+        spec.check_max_model_len(max_model_len)?;
+        let rope = match &spec.positions {
+            Positions::Rope(rope) => {
+                let head_dim = spec.attention.head_dim;
+                let rope = rope::rope(rope, head_dim, spec.max_position_embeddings, max_model_len);
+                Some(backend.rope_table(&rope)?)
+            }
+            Positions::Learned { .. } => None,
+        };
+        let weights = Weights::load(&files.checkpoint()?, &spec, dtype, backend, progress)?;
+        let residual = Residual::new(&spec, max_rows, backend)?;
+        let work = Workspace::new(&spec, max_rows, max_logit_rows, backend)?;
+        Ok(Self { spec, dtype, max_rows, max_logit_rows, weights, rope, residual, work })
+    }
+
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// The KV cache that this model needs; K and V are kept in the precision of the weights.
+    pub fn kv_layout(&self, block_size: usize) -> KvLayout {
+        self.spec.kv_layout(block_size, self.dtype)
+    }
+
+    /// Runs one step: writes the K and V of all new tokens, and gives the logits of the rows `logit_rows` of the batch
+    /// to `sink`: `(first, [n, vocab])` for `logit_rows[first .. first + n]`, in order. The sink may change them.
+    pub fn forward(
+        &mut self,
+        backend: &mut B,
+        batch: &Batch,
+        logit_rows: &[u32],
+        sink: &mut dyn FnMut(usize, &mut [f32]),
+    ) {
+        assert!(batch.num_rows() <= self.max_rows, "{} rows, made for {}", batch.num_rows(), self.max_rows);
+        backend.begin(batch);
+        self.embed(backend);
+        for layer in 0..self.spec.num_layers() {
+            self.attention(backend, layer);
+            self.mlp(backend, layer);
+        }
+        if !logit_rows.is_empty() {
+            self.logits(backend, logit_rows, sink);
+        }
+    }
+
+    fn embed(&mut self, backend: &mut B) {
+        let (weights, x) = (&self.weights, self.residual.restart());
+        match (&weights.project_in, &mut self.work.embedding) {
+            (Some(project_in), Some(embedding)) => {
+                backend.embed(&weights.embeddings, embedding);
+                backend.linear(embedding, project_in, None, x);
+            }
+            _ => backend.embed(&weights.embeddings, x),
+        }
+        if let (Positions::Learned { offset }, Some(table)) = (&self.spec.positions, &weights.positions) {
+            backend.add_position_embedding(table, *offset, x);
+        }
+    }
+
+    fn attention(&mut self, backend: &mut B, layer: usize) {
+        let (weights, shape) = (&self.weights.layers[layer], self.spec.attention_shape(layer));
+        let Workspace { qkv, attended, .. } = &mut self.work;
+
+        let x = self.residual.enter(backend, &weights.attention_norm);
+        linear(backend, x, &weights.qkv, qkv);
+        if let Some(norms) = &weights.head_norms {
+            backend.qk_norm(qkv, &shape, &norms.q, &norms.k);
+        }
+        backend.rope_and_write_kv(qkv, &shape, self.rope.as_ref(), layer);
+        backend.attention(qkv, &shape, layer, attended);
+        linear(backend, attended, &weights.out, &mut self.residual.delta);
+        self.residual.leave(backend, &weights.attention_norm);
+    }
+
+    fn mlp(&mut self, backend: &mut B, layer: usize) {
+        let (weights, kind) = (&self.weights.layers[layer], self.spec.mlp.activation);
+        let Workspace { up, gated, .. } = &mut self.work;
+
+        let x = self.residual.enter(backend, &weights.mlp_norm);
+        linear(backend, x, &weights.up, up);
+        let activated = match gated {
+            Some(gated) => {
+                backend.gated_activation(up, kind, gated);
+                gated
+            }
+            None => {
+                backend.activation(up, kind);
+                up
+            }
+        };
+        linear(backend, activated, &weights.down, &mut self.residual.delta);
+        self.residual.leave(backend, &weights.mlp_norm);
+    }
+
+    fn logits(&mut self, backend: &mut B, logit_rows: &[u32], sink: &mut dyn FnMut(usize, &mut [f32])) {
+        let (weights, work) = (&self.weights, &mut self.work);
+        let mut x = self.residual.finish(backend, weights.final_norm.as_ref());
+        if let (Some(project_out), Some(embedding)) = (&weights.project_out, &mut work.embedding) {
+            backend.linear(x, project_out, None, embedding);
+            x = embedding;
+        }
+        for (chunk, rows) in logit_rows.chunks(self.max_logit_rows).enumerate() {
+            backend.gather_rows(x, rows, &mut work.gathered);
+            backend.logits(&work.gathered, rows.len(), weights.head(), None, &mut work.logits);
+            sink(chunk * self.max_logit_rows, &mut work.logits);
+        }
+    }
+}
+
+fn linear<B: Backend>(backend: &mut B, x: &B::Tensor, linear: &Linear<B>, out: &mut B::Tensor) {
+    backend.linear(x, &linear.weight, linear.bias.as_ref(), out);
+}
+
+/// The residual stream with the norms before or after each sublayer. Adding a sublayer's output and the norm that
+/// follows are one pass over memory, so with norms before, the addition waits for the next sublayer's norm.
+struct Residual<B: Backend> {
+    placement: NormPlacement,
+    /// The stream, without `delta` while that is pending.
+    x: B::Tensor,
+    normed: B::Tensor,
+    /// The last sublayer's output.
+    delta: B::Tensor,
+    delta_is_pending: bool,
+}
+
+impl<B: Backend> Residual<B> {
+    fn new(spec: &ModelSpec, max_rows: usize, backend: &B) -> Result<Self, StartError> {
+        let tensor = || backend.tensor(max_rows, spec.hidden_size);
+        Ok(Self {
+            placement: spec.norm.placement,
+            x: tensor()?,
+            normed: tensor()?,
+            delta: tensor()?,
+            delta_is_pending: false,
+        })
+    }
+
+    /// The stream's tensor, for a new step's embeddings.
+    fn restart(&mut self) -> &mut B::Tensor {
+        self.delta_is_pending = false;
+        &mut self.x
+    }
+
+    /// What a sublayer reads; `norm` is its own.
+    fn enter(&mut self, backend: &mut B, norm: &Norm<B::Vector>) -> &B::Tensor {
+        match self.placement {
+            NormPlacement::Before => self.add_and_norm(backend, norm),
+            NormPlacement::After => &self.x,
+        }
+    }
+
+    /// Takes up the sublayer's output, which is in `delta`.
+    fn leave(&mut self, backend: &mut B, norm: &Norm<B::Vector>) {
+        self.delta_is_pending = true;
+        if self.placement == NormPlacement::After {
+            self.add_and_norm(backend, norm);
+            std::mem::swap(&mut self.x, &mut self.normed);
+        }
+    }
+
+    /// The stream after the last sublayer, normed where the model ends with a norm.
+    fn finish(&mut self, backend: &mut B, final_norm: Option<&Norm<B::Vector>>) -> &B::Tensor {
+        if let Some(norm) = final_norm {
+            return self.add_and_norm(backend, norm);
+        }
+        if std::mem::take(&mut self.delta_is_pending) {
+            backend.add(&mut self.x, &self.delta);
+        }
+        &self.x
+    }
+
+    fn add_and_norm(&mut self, backend: &mut B, norm: &Norm<B::Vector>) -> &B::Tensor {
+        match std::mem::take(&mut self.delta_is_pending) {
+            true => backend.add_norm(&mut self.x, &self.delta, norm, &mut self.normed),
+            false => backend.norm(&self.x, norm, &mut self.normed),
+        }
+        &self.normed
+    }
+}
+
+impl<B: Backend> Workspace<B> {
+    fn new(spec: &ModelSpec, max_rows: usize, max_logit_rows: usize, backend: &B) -> Result<Self, StartError> {
+        let (attention, mlp) = (&spec.attention, &spec.mlp);
+        let tensor = |cols| backend.tensor(max_rows, cols);
+        let only = |condition: bool, cols| condition.then(|| tensor(cols)).transpose();
+        Ok(Self {
+            embedding: only(spec.embed_size != spec.hidden_size, spec.embed_size)?,
+            qkv: tensor((attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim)?,
+            attended: tensor(attention.num_heads * attention.head_dim)?,
+            up: tensor(mlp.intermediate_size * if mlp.gated { 2 } else { 1 })?,
+            gated: only(mlp.gated, mlp.intermediate_size)?,
+            gathered: backend.tensor(max_logit_rows, spec.embed_size)?,
+            logits: Vec::new(),
+        })
+    }
+}

@@ -1,7 +1,10 @@
 //! A checkpoint as data and the one forward pass over it.
 
+pub mod checkpoint;
 pub mod decoder;
+pub mod families;
 pub mod files;
+pub mod loader;
 pub mod rope;
 pub mod runner;
 pub mod spec;

@@ -1,1 +1,305 @@
+//! A checkpoint's tensors, by the names of each family, to the fused matrices of the forward pass.
 
+use crate::backend::{Backend, DType, HostTensor, Norm, NormKind};
+use crate::error::StartError;
+use crate::model::checkpoint::Checkpoint;
+use crate::model::spec::{Family, ModelSpec, Positions};
+use std::collections::BTreeSet;
+
+/// A matrix `[out, in]` with its bias `[out]`.
+pub struct Linear<B: Backend> {
+    pub weight: B::Matrix,
+    pub bias: Option<B::Vector>,
+}
+
+/// Norms `[head_dim]` of each head of Q and of K.
+pub struct HeadNorms<B: Backend> {
+    pub q: Norm<B::Vector>,
+    pub k: Norm<B::Vector>,
+}
+
+pub struct LayerWeights<B: Backend> {
+    pub attention_norm: Norm<B::Vector>,
+    /// `[(num_heads + 2 * num_kv_heads) * head_dim, hidden]`: Q, K and V.
+    pub qkv: Linear<B>,
+    pub head_norms: Option<HeadNorms<B>>,
+    /// `[hidden, num_heads * head_dim]`
+    pub out: Linear<B>,
+    pub mlp_norm: Norm<B::Vector>,
+    /// `[2 * intermediate, hidden]`, gate and up, where the MLP is gated; else `[intermediate, hidden]`.
+    pub up: Linear<B>,
+    /// `[hidden, intermediate]`
+    pub down: Linear<B>,
+}
+
+pub struct Weights<B: Backend> {
+    /// `[vocab, embed]`
+    pub embeddings: B::Matrix,
+    /// `[max_position_embeddings + offset, hidden]`, learned positions.
+    pub positions: Option<B::Matrix>,
+    /// `[hidden, embed]` and `[embed, hidden]`, where the two widths differ.
+    pub project_in: Option<B::Matrix>,
+    pub project_out: Option<B::Matrix>,
+    pub layers: Vec<LayerWeights<B>>,
+    pub final_norm: Option<Norm<B::Vector>>,
+    /// `[vocab, embed]`; `None`: the embeddings serve.
+    pub lm_head: Option<B::Matrix>,
+}
+
+impl<B: Backend> Weights<B> {
+    /// The vocabulary product's matrix.
+    pub fn head(&self) -> &B::Matrix {
+        self.lm_head.as_ref().unwrap_or(&self.embeddings)
+    }
+
+    /// Packs every tensor, with matrices in `dtype`. `progress` hears of bytes read and bytes to read.
+    ///
+    /// Fails where a tensor is missing or of another shape than `spec` says, and where a layer has tensors that the
+    /// forward pass would ignore.
+    pub fn load(
+        checkpoint: &Checkpoint,
+        spec: &ModelSpec,
+        dtype: DType,
+        backend: &B,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, StartError> {
+        let names = Names::of(spec.family);
+        let mut loader = Loader::new(checkpoint, names, dtype, backend, progress);
+        let (vocab, hidden, embed) = (spec.vocab_size, spec.hidden_size, spec.embed_size);
+        let projected = embed != hidden;
+
+        let embeddings = loader.matrix(&[(names.embeddings, vocab)], embed)?;
+        let positions = match spec.positions {
+            Positions::Rope(_) => None,
+            Positions::Learned { offset } => {
+                Some(loader.matrix(&[(names.positions, spec.max_position_embeddings + offset)], hidden)?)
+            }
+        };
+        let project_in = projected.then(|| loader.matrix(&[(names.project_in, hidden)], embed)).transpose()?;
+        let layers = (0..spec.num_layers()).map(|layer| loader.layer(spec, layer)).collect::<Result<_, _>>()?;
+        loader.enter(None);
+        let final_norm = spec.norm.is_final.then(|| loader.norm(spec, names.final_norm)).transpose()?;
+        let project_out = projected.then(|| loader.matrix(&[(names.project_out, embed)], hidden)).transpose()?;
+        let lm_head = (!spec.tied_embeddings).then(|| loader.matrix(&[(LM_HEAD, vocab)], embed)).transpose()?;
+        loader.finish(spec)?;
+        Ok(Self { embeddings, positions, project_in, project_out, layers, final_norm, lm_head })
+    }
+}
+
+/// Stands beside the decoder in every family, without its prefix.
+const LM_HEAD: &str = "lm_head";
+
+/// What a family calls its tensors, without `.weight` and `.bias`.
+struct Names {
+    /// Before the names of the decoder, newest first: some older checkpoints were saved from an inner module.
+    prefixes: &'static [&'static str],
+    embeddings: &'static str,
+    positions: &'static str,
+    project_in: &'static str,
+    project_out: &'static str,
+    final_norm: &'static str,
+    // Within `layers.N.`:
+    attention_norm: &'static str,
+    qkv: [&'static str; 3],
+    q_norm: &'static str,
+    k_norm: &'static str,
+    out: &'static str,
+    mlp_norm: &'static str,
+    gate: &'static str,
+    up: &'static str,
+    down: &'static str,
+}
+
+const LLAMA: Names = Names {
+    prefixes: &["model.", ""],
+    embeddings: "embed_tokens",
+    positions: "",
+    project_in: "",
+    project_out: "",
+    final_norm: "norm",
+    attention_norm: "input_layernorm",
+    qkv: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    q_norm: "self_attn.q_norm",
+    k_norm: "self_attn.k_norm",
+    out: "self_attn.o_proj",
+    mlp_norm: "post_attention_layernorm",
+    gate: "mlp.gate_proj",
+    up: "mlp.up_proj",
+    down: "mlp.down_proj",
+};
+
+const OPT: Names = Names {
+    prefixes: &["model.decoder.", "decoder.", ""],
+    positions: "embed_positions",
+    project_in: "project_in",
+    project_out: "project_out",
+    final_norm: "final_layer_norm",
+    attention_norm: "self_attn_layer_norm",
+    out: "self_attn.out_proj",
+    mlp_norm: "final_layer_norm",
+    gate: "",
+    up: "fc1",
+    down: "fc2",
+    ..LLAMA
+};
+
+impl Names {
+    fn of(family: Family) -> &'static Self {
+        match family {
+            Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 => &LLAMA,
+            Family::Opt => &OPT,
+        }
+    }
+}
+
+struct Loader<'a, B: Backend> {
+    checkpoint: &'a Checkpoint,
+    names: &'static Names,
+    dtype: DType,
+    backend: &'a B,
+    progress: &'a mut dyn FnMut(u64, u64),
+    /// Before all names but the vocabulary product's.
+    prefix: &'static str,
+    /// After it: `layers.N.` while a layer is being read.
+    scope: String,
+    used: BTreeSet<String>,
+    done_bytes: u64,
+    total_bytes: u64,
+}
+
+impl<'a, B: Backend> Loader<'a, B> {
+    fn new(
+        checkpoint: &'a Checkpoint,
+        names: &'static Names,
+        dtype: DType,
+        backend: &'a B,
+        progress: &'a mut dyn FnMut(u64, u64),
+    ) -> Self {
+        let holds_embeddings = |prefix: &&&str| checkpoint.contains(&format!("{prefix}{}.weight", names.embeddings));
+        let prefix = names.prefixes.iter().find(holds_embeddings).unwrap_or(&names.prefixes[0]);
+        let total_bytes = checkpoint.names().map(|name| checkpoint.size_bytes(name) as u64).sum();
+        let (scope, used) = (String::new(), BTreeSet::new());
+        Self { checkpoint, names, dtype, backend, progress, prefix, scope, used, done_bytes: 0, total_bytes }
+    }
+
+    /// Reads the tensors of this layer next; `None`: those outside of the layers.
+    fn enter(&mut self, layer: Option<usize>) {
+        self.scope = layer.map_or(String::new(), |layer| format!("layers.{layer}."));
+    }
+
+    fn layer(&mut self, spec: &ModelSpec, layer: usize) -> Result<LayerWeights<B>, StartError> {
+        self.enter(Some(layer));
+        let names = self.names;
+        let (attention, mlp, hidden) = (&spec.attention, &spec.mlp, spec.hidden_size);
+        let q_rows = attention.num_heads * attention.head_dim;
+        let kv_rows = attention.num_kv_heads * attention.head_dim;
+        let [q, k, v] = names.qkv;
+        let up = (names.up, mlp.intermediate_size);
+        let gate_and_up = [(names.gate, mlp.intermediate_size), up];
+        let up = if mlp.gated { &gate_and_up[..] } else { &gate_and_up[1..] };
+        Ok(LayerWeights {
+            attention_norm: self.norm(spec, names.attention_norm)?,
+            qkv: self.linear(&[(q, q_rows), (k, kv_rows), (v, kv_rows)], hidden, attention.qkv_bias)?,
+            head_norms: if attention.qk_norm { Some(self.head_norms(spec)?) } else { None },
+            out: self.linear(&[(names.out, hidden)], q_rows, attention.out_bias)?,
+            mlp_norm: self.norm(spec, names.mlp_norm)?,
+            up: self.linear(up, hidden, mlp.bias)?,
+            down: self.linear(&[(names.down, hidden)], mlp.intermediate_size, mlp.bias)?,
+        })
+    }
+
+    fn head_norms(&mut self, spec: &ModelSpec) -> Result<HeadNorms<B>, StartError> {
+        let (kind, cols) = (spec.norm.kind, spec.attention.head_dim);
+        let q = Norm { kind, weight: self.vector(&[(self.names.q_norm, cols)], "weight")?, bias: None };
+        let k = Norm { kind, weight: self.vector(&[(self.names.k_norm, cols)], "weight")?, bias: None };
+        Ok(HeadNorms { q, k })
+    }
+
+    fn norm(&mut self, spec: &ModelSpec, name: &str) -> Result<Norm<B::Vector>, StartError> {
+        let (kind, cols) = (spec.norm.kind, spec.hidden_size);
+        let has_bias = matches!(kind, NormKind::Layer { .. });
+        if !spec.norm.affine {
+            let weight = self.constant(1.0, cols)?;
+            let bias = has_bias.then(|| self.constant(0.0, cols)).transpose()?;
+            return Ok(Norm { kind, weight, bias });
+        }
+        let weight = self.vector(&[(name, cols)], "weight")?;
+        let bias = has_bias.then(|| self.vector(&[(name, cols)], "bias")).transpose()?;
+        Ok(Norm { kind, weight, bias })
+    }
+
+    fn constant(&self, value: f32, cols: usize) -> Result<B::Vector, StartError> {
+        let bytes: Vec<u8> = std::iter::repeat_n(value.to_le_bytes(), cols).flatten().collect();
+        self.backend.vector(&[HostTensor { dtype: DType::F32, rows: 1, cols, bytes: &bytes }])
+    }
+
+    /// `parts`: `(name, rows)`, one below the other.
+    fn linear(&mut self, parts: &[(&str, usize)], cols: usize, bias: bool) -> Result<Linear<B>, StartError> {
+        let weight = self.matrix(parts, cols)?;
+        let bias = bias.then(|| self.vector(parts, "bias")).transpose()?;
+        Ok(Linear { weight, bias })
+    }
+
+    fn matrix(&mut self, parts: &[(&str, usize)], cols: usize) -> Result<B::Matrix, StartError> {
+        let names: Vec<_> = parts.iter().map(|(name, _)| self.full_name(name, "weight")).collect();
+        let tensors = parts
+            .iter()
+            .zip(&names)
+            .map(|((_, rows), name)| self.checkpoint.tensor(name, &[*rows, cols]))
+            .collect::<Result<Vec<_>, _>>()?;
+        let matrix = self.backend.matrix(&tensors, self.dtype)?;
+        self.finish_tensors(names);
+        Ok(matrix)
+    }
+
+    fn vector(&mut self, parts: &[(&str, usize)], ending: &str) -> Result<B::Vector, StartError> {
+        let names: Vec<_> = parts.iter().map(|(name, _)| self.full_name(name, ending)).collect();
+        let tensors = parts
+            .iter()
+            .zip(&names)
+            .map(|((_, cols), name)| self.checkpoint.tensor(name, &[*cols]))
+            .collect::<Result<Vec<_>, _>>()?;
+        let vector = self.backend.vector(&tensors)?;
+        self.finish_tensors(names);
+        Ok(vector)
+    }
+
+    fn full_name(&self, name: &str, ending: &str) -> String {
+        if name == LM_HEAD {
+            return format!("{name}.{ending}");
+        }
+        format!("{}{}{name}.{ending}", self.prefix, self.scope)
+    }
+
+    /// The backend has its copy: the file's pages need not stay in memory.
+    fn finish_tensors(&mut self, names: Vec<String>) {
+        for name in names {
+            self.checkpoint.release(&name);
+            self.done_bytes += self.checkpoint.size_bytes(&name) as u64;
+            self.used.insert(name);
+        }
+        (self.progress)(self.done_bytes, self.total_bytes);
+    }
+
+    /// A bias that nobody adds is a wrong answer without an error: tensors left over in a layer are refused, others
+    /// (heads for other purposes) are logged.
+    fn finish(self, spec: &ModelSpec) -> Result<(), StartError> {
+        let is_known = |name: &str| {
+            // Older checkpoints store what the rotary embedding is computed from.
+            name.ends_with("rotary_emb.inv_freq") || (spec.tied_embeddings && name == "lm_head.weight")
+        };
+        let left: BTreeSet<_> =
+            self.checkpoint.names().filter(|name| !self.used.contains(*name) && !is_known(name)).collect();
+        let in_layers = format!("{}layers.", self.prefix);
+        if let Some(name) = left.iter().find(|name| name.starts_with(&in_layers)) {
+            return Err(StartError::new(format!(
+                "the checkpoint holds the tensor {name}, which the model that config.json describes does not have"
+            )));
+        }
+        if !left.is_empty() {
+            tracing::warn!(tensors = ?left, "the checkpoint holds tensors that this model does not use");
+        }
+        (self.progress)(self.total_bytes, self.total_bytes);
+        Ok(())
+    }
+}

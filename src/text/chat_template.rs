@@ -1,1 +1,260 @@
-pub struct ChatTemplate;
+//! Chat templates: from a conversation to the prompt's text, as transformers' `apply_chat_template` renders it.
+
+use crate::error::{ApiError, StartError};
+use crate::text::python;
+use crate::text::tokenizer::{named_special_tokens, parse_config};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind};
+use serde_json::{Map, Value};
+use std::borrow::Cow;
+use time::OffsetDateTime;
+
+/// The chat template's variables.
+#[derive(Clone, Debug, Default)]
+pub struct ChatPrompt {
+    /// Messages as the client sent them (`role`, `content`, …), content parts of text joined.
+    pub messages: Vec<Value>,
+    pub tools: Option<Value>,
+    /// Ends the prompt with the beginning of an assistant's message.
+    pub add_generation_prompt: bool,
+    /// The prompt ends with the last message's content: the model goes on with it.
+    pub continue_final_message: bool,
+    /// Further variables of the template.
+    pub kwargs: Map<String, Value>,
+}
+
+/// A checkpoint's chat template, compiled.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    /// Names of the templates in the environment.
+    names: Vec<String>,
+    /// `bos_token` and the like: variables of every rendering.
+    special_tokens: Map<String, Value>,
+}
+
+const DEFAULT: &str = "default";
+const TOOL_USE: &str = "tool_use";
+/// Marks the end of the message to be continued. Its trailing space tells whether the template trims content.
+const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+
+impl ChatTemplate {
+    /// A template by its source, with `special_tokens` (`bos_token`, …) as variables.
+    pub fn new(source: &str, special_tokens: Map<String, Value>) -> Result<Self, StartError> {
+        Self::with_named(&[(DEFAULT, source)], special_tokens)
+    }
+
+    /// The checkpoint's template: `chat_template.jinja` if there is one, else `chat_template` of
+    /// `tokenizer_config.json` (a string, or a list of named templates). `None` where there is neither.
+    pub fn from_files(
+        chat_template_jinja: Option<&str>,
+        tokenizer_config_json: Option<&str>,
+    ) -> Result<Option<Self>, StartError> {
+        let config = parse_config(tokenizer_config_json)?;
+        let special_tokens =
+            named_special_tokens(&config).into_iter().map(|(name, text)| (name.to_owned(), text.into())).collect();
+        if let Some(source) = chat_template_jinja {
+            return Self::new(source, special_tokens).map(Some);
+        }
+        let wrong = || {
+            StartError::new(
+                "tokenizer_config.json: chat_template must be a string or a list of {\"name\": …, \"template\": …}",
+            )
+        };
+        match config.get("chat_template") {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(source)) => Self::new(source, special_tokens).map(Some),
+            Some(Value::Array(list)) => {
+                let text = |entry: &'_ Value, key: &str| entry.get(key).and_then(Value::as_str).map(str::to_owned);
+                let named: Option<Vec<(String, String)>> =
+                    list.iter().map(|entry| Some((text(entry, "name")?, text(entry, "template")?))).collect();
+                let named = named.ok_or_else(wrong)?;
+                let named: Vec<(&str, &str)> = named.iter().map(|(name, source)| (&**name, &**source)).collect();
+                Self::with_named(&named, special_tokens).map(Some)
+            }
+            Some(_) => Err(wrong()),
+        }
+    }
+
+    fn with_named(named: &[(&str, &str)], special_tokens: Map<String, Value>) -> Result<Self, StartError> {
+        let mut environment = environment()?;
+        for (name, source) in named {
+            environment
+                .add_template_owned((*name).to_owned(), without_generation_tags(source))
+                .map_err(|error| StartError::new(format!("chat template: {}", describe(&error))))?;
+        }
+        let names = named.iter().map(|(name, _)| (*name).to_owned()).collect();
+        Ok(Self { environment, names, special_tokens })
+    }
+
+    /// With another clock than the system's for `strftime_now`, for results that can be repeated.
+    pub fn with_clock(mut self, clock: fn() -> OffsetDateTime) -> Self {
+        set_clock(&mut self.environment, clock);
+        self
+    }
+
+    /// The prompt's text. What the template refuses, or fails at, is the client's error in `messages`.
+    pub fn render(&self, prompt: &ChatPrompt) -> Result<String, ApiError> {
+        if prompt.continue_final_message && prompt.add_generation_prompt {
+            return Err(ApiError::invalid(
+                "continue_final_message",
+                "continue_final_message and add_generation_prompt exclude each other: the first goes on with the last \
+                 message, the second begins a new one",
+            ));
+        }
+        let has_tools = prompt.tools.as_ref().is_some_and(|tools| !tools.is_null());
+        let name = if has_tools && self.names.iter().any(|name| name == TOOL_USE) { TOOL_USE } else { DEFAULT };
+        let template = self.environment.get_template(name).map_err(|_| {
+            ApiError::invalid(
+                "messages",
+                format!("the model has no default chat template, only: {}", self.names.join(", ")),
+            )
+        })?;
+        let (messages, continued) = if prompt.continue_final_message {
+            let (messages, content) = tag_final_message(&prompt.messages)?;
+            (Cow::Owned(messages), Some(content))
+        } else {
+            (Cow::Borrowed(&prompt.messages), None)
+        };
+
+        let given = self.special_tokens.iter().chain(&prompt.kwargs);
+        let given = given.map(|(name, value)| (name.as_str(), template_value(value)));
+        let own = [
+            ("messages", messages.iter().map(template_value).collect()),
+            ("tools", template_value(prompt.tools.as_ref().unwrap_or(&Value::Null))),
+            ("add_generation_prompt", prompt.add_generation_prompt.into()),
+        ];
+        // Of equal names the last counts.
+        let text = template
+            .render(minijinja::Value::from_pairs([("documents", ().into())].into_iter().chain(given).chain(own)))
+            .map_err(|error| ApiError::invalid("messages", describe(&error)))?;
+        match continued {
+            Some(content) => cut_at_tag(text, &content),
+            None => Ok(text),
+        }
+    }
+}
+
+fn environment() -> Result<Environment<'static>, StartError> {
+    let mut environment = Environment::new();
+    let syntax = SyntaxConfig::builder()
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .build()
+        .map_err(|error| StartError::new(format!("chat template syntax: {error}")))?;
+    environment.set_syntax(syntax);
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.add_filter("tojson", python::tojson);
+    environment.add_function("raise_exception", |message: String| -> Result<String, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, RAISED).with_source(Raised(message)))
+    });
+    set_clock(&mut environment, OffsetDateTime::now_utc);
+    Ok(environment)
+}
+
+/// `strftime_now` gives UTC: what a server's prompt says does not depend on where the machine stands.
+fn set_clock(environment: &mut Environment<'static>, clock: fn() -> OffsetDateTime) {
+    environment.add_function("strftime_now", move |format: String| python::strftime(&format, clock()));
+}
+
+/// JSON as a template's value, keys in their order.
+fn template_value(value: &Value) -> minijinja::Value {
+    match value {
+        Value::Null => minijinja::Value::from(()),
+        Value::Bool(value) => minijinja::Value::from(*value),
+        Value::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(integer), _) => minijinja::Value::from(integer),
+            (None, Some(integer)) => minijinja::Value::from(integer),
+            (None, None) => minijinja::Value::from(number.as_f64().unwrap_or(f64::NAN)),
+        },
+        Value::String(text) => minijinja::Value::from(text.as_str()),
+        Value::Array(items) => items.iter().map(template_value).collect(),
+        Value::Object(entries) => {
+            minijinja::Value::from_pairs(entries.iter().map(|(key, value)| (key.as_str(), template_value(value))))
+        }
+    }
+}
+
+const RAISED: &str = "raise_exception";
+
+/// What a template said through `raise_exception`.
+#[derive(Debug)]
+struct Raised(String);
+
+impl std::fmt::Display for Raised {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Raised {}
+
+/// The template's own words where it raised an exception, else the engine's error with its line.
+fn describe(error: &Error) -> String {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = source {
+        if let Some(Raised(message)) = error.downcast_ref() {
+            return message.clone();
+        }
+        source = error.source();
+    }
+    format!("the chat template failed: {error}")
+}
+
+/// `{% generation %}` marks the assistant's part for training; here it is only a scope.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        out.push_str(&rest[..start]);
+        rest = &rest[start..];
+        let Some(end) = rest.find("%}") else { break };
+        let tag = &rest[..end + 2];
+        let word = tag[2..end].trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
+        match word {
+            "generation" => out.push_str(&tag.replacen(word, "with", 1)),
+            "endgeneration" => out.push_str(&tag.replacen(word, "endwith", 1)),
+            _ => out.push_str(tag),
+        }
+        rest = &rest[end + 2..];
+    }
+    out.push_str(rest);
+    out
+}
+
+/// The messages with the tag at the end of the last one's text, and that text without it.
+fn tag_final_message(messages: &[Value]) -> Result<(Vec<Value>, String), ApiError> {
+    let refuse = |why: &str| ApiError::invalid("continue_final_message", why);
+    let mut messages = messages.to_vec();
+    let last = messages.last_mut().ok_or_else(|| refuse("there is no message to continue"))?;
+    let text = match last.get_mut("content") {
+        Some(Value::String(text)) => Some(text),
+        Some(Value::Array(parts)) => parts.iter_mut().rev().find_map(|part| match part.get_mut("text") {
+            Some(Value::String(text)) => Some(text),
+            _ => None,
+        }),
+        _ => None,
+    };
+    let text = text.ok_or_else(|| refuse("the last message has no text content to continue"))?;
+    let content = text.clone();
+    text.push_str(CONTINUE_TAG);
+    Ok((messages, content))
+}
+
+/// The text up to the tag; where the template trimmed the message, without the white space at its end.
+fn cut_at_tag(mut text: String, content: &str) -> Result<String, ApiError> {
+    let tag = CONTINUE_TAG.trim();
+    let place = text.rfind(tag).filter(|_| text.contains(content.trim())).ok_or_else(|| {
+        ApiError::invalid(
+            "continue_final_message",
+            "the chat template does not show the last message's content, so it cannot be continued",
+        )
+    })?;
+    let trimmed = !text[place..].starts_with(CONTINUE_TAG);
+    text.truncate(place);
+    if trimmed {
+        text.truncate(text.trim_end().len());
+    }
+    Ok(text)
+}

@@ -1,1 +1,229 @@
+//! Tokens to text, one at a time, with the same result as decoding all of them at once.
 
+use crate::ids::TokenId;
+use crate::text::pieces::Piece;
+use crate::text::tokenizer::Tokenizer;
+use std::sync::Arc;
+
+/// Decodes one sample's tokens as they come. The texts of all pushes and of [`Detokenizer::finish`] joined are
+/// `decode(prompt + tokens)` without what was certain of `decode(prompt)`; a character that begins in the prompt and
+/// ends in the output belongs to the output.
+///
+/// A push returns what no later token can change. Held back are: an incomplete UTF-8 character; a run of byte-fallback
+/// tokens (`<0xNN>`), because such a run is text only if all of it is valid UTF-8; with a tokenizer that cleans up
+/// spaces, the word in progress. Cost per token is proportional to its own length.
+#[derive(Debug)]
+pub struct Detokenizer {
+    tokenizer: Arc<Tokenizer>,
+    state: State,
+}
+
+/// What the text so far leaves to be known. Apart from the tokenizer, so that no reference is counted per token.
+#[derive(Debug)]
+struct State {
+    skip_special_tokens: bool,
+    /// No token of the text has been seen.
+    at_start: bool,
+    /// How many leading characters may still be cut off.
+    strip_left: usize,
+    /// Byte-level: an incomplete character. Byte fallback: the run.
+    pending: Vec<u8>,
+    /// With a tokenizer that cleans up: text from the last place where it can be cut.
+    word: String,
+}
+
+impl Detokenizer {
+    /// A detokenizer that goes on after `prompt`. Only the prompt's last few tokens are looked at.
+    pub fn new(tokenizer: Arc<Tokenizer>, prompt: &[TokenId], skip_special_tokens: bool) -> Self {
+        let mut state = State {
+            skip_special_tokens,
+            at_start: true,
+            strip_left: tokenizer.pieces().strip_start().map_or(0, |(_, count)| count),
+            pending: Vec::new(),
+            word: String::new(),
+        };
+        let tail = state.relevant_tail(&tokenizer, prompt);
+        if tail > 0 {
+            state.at_start = false;
+            state.strip_left = 0;
+        }
+        let mut certain = String::new();
+        for &token in &prompt[tail..] {
+            state.push(&tokenizer, token, &mut certain);
+            certain.clear();
+        }
+        Self { tokenizer, state }
+    }
+
+    /// Takes the next token; returns the text that is now certain.
+    pub fn push(&mut self, token: TokenId) -> String {
+        let mut text = String::new();
+        self.push_to(token, &mut text);
+        text
+    }
+
+    /// [`Detokenizer::push`], appending to `out`.
+    pub fn push_to(&mut self, token: TokenId, out: &mut String) {
+        self.state.push(&self.tokenizer, token, out);
+    }
+
+    /// Whether some text of the tokens so far is held back.
+    pub fn is_holding(&self) -> bool {
+        !self.state.pending.is_empty() || !self.state.word.is_empty()
+    }
+
+    /// The rest: U+FFFD for what never became a character. The detokenizer is at its end after this.
+    pub fn finish(&mut self) -> String {
+        self.state.finish(&self.tokenizer)
+    }
+}
+
+impl State {
+    /// The token's piece, unless it names no token or is skipped.
+    fn piece<'a>(&self, tokenizer: &'a Tokenizer, token: TokenId) -> Option<Piece<'a>> {
+        tokenizer.pieces().get(token).filter(|piece| !(piece.special && self.skip_special_tokens))
+    }
+
+    /// Where to begin in `prompt` so that the state after it is the same as from its beginning.
+    fn relevant_tail(&self, tokenizer: &Tokenizer, prompt: &[TokenId]) -> usize {
+        if tokenizer.cleans_up() {
+            return 0;
+        }
+        // Byte-level: an incomplete character is at most three bytes. Else: a token that ends a byte run, and text
+        // enough to have used up the stripping.
+        let enough_bytes = if tokenizer.pieces().byte_level() { 3 } else { 4 * self.strip_left.max(1) };
+        let (mut bytes, mut run_ended) = (0, false);
+        for (index, &token) in prompt.iter().enumerate().rev() {
+            if let Some(piece) = self.piece(tokenizer, token) {
+                bytes += piece.bytes.len();
+                run_ended |= !piece.byte_fallback;
+                if run_ended && bytes >= enough_bytes {
+                    return index;
+                }
+            }
+        }
+        0
+    }
+
+    fn push(&mut self, tokenizer: &Tokenizer, token: TokenId, out: &mut String) {
+        let Some(piece) = self.piece(tokenizer, token) else { return };
+        let pieces = tokenizer.pieces();
+        let first = std::mem::replace(&mut self.at_start, false);
+        if pieces.byte_level() {
+            push_utf8(&mut self.pending, piece.bytes, out);
+        } else if piece.byte_fallback {
+            self.pending.extend(piece.bytes);
+        } else {
+            self.end_byte_run(tokenizer, out);
+            if first && pieces.first_differs() {
+                self.emit(tokenizer, &tokenizer.first_piece(token).unwrap_or_default(), out);
+            } else {
+                let text = std::str::from_utf8(piece.bytes).expect("pieces of text were made from strings");
+                self.emit(tokenizer, text, out);
+            }
+        }
+    }
+
+    fn finish(&mut self, tokenizer: &Tokenizer) -> String {
+        let mut out = String::new();
+        if tokenizer.pieces().byte_level() {
+            if !self.pending.is_empty() {
+                out.push(char::REPLACEMENT_CHARACTER);
+                self.pending.clear();
+            }
+        } else {
+            self.end_byte_run(tokenizer, &mut out);
+        }
+        out.push_str(&clean_up_spaces(&std::mem::take(&mut self.word)));
+        out
+    }
+
+    /// A run of byte tokens is text if it is UTF-8 as a whole; else each byte is a U+FFFD.
+    fn end_byte_run(&mut self, tokenizer: &Tokenizer, out: &mut String) {
+        if self.pending.is_empty() {
+            return;
+        }
+        let run = std::mem::take(&mut self.pending);
+        match std::str::from_utf8(&run) {
+            Ok(text) => self.emit(tokenizer, text, out),
+            Err(_) => run.iter().for_each(|_| self.emit(tokenizer, "\u{FFFD}", out)),
+        }
+        self.pending = run;
+        self.pending.clear();
+    }
+
+    fn emit(&mut self, tokenizer: &Tokenizer, mut text: &str, out: &mut String) {
+        if self.strip_left > 0
+            && let Some((character, _)) = tokenizer.pieces().strip_start()
+        {
+            while self.strip_left > 0 && !text.is_empty() {
+                match text.strip_prefix(character) {
+                    Some(rest) => (text, self.strip_left) = (rest, self.strip_left - 1),
+                    None => self.strip_left = 0,
+                }
+            }
+        }
+        if !tokenizer.cleans_up() {
+            out.push_str(text);
+            return;
+        }
+        self.word.push_str(text);
+        if let Some(cut) = last_word_boundary(&self.word) {
+            out.push_str(&clean_up_spaces(&self.word[..cut]));
+            self.word.drain(..cut);
+        }
+    }
+}
+
+/// Appends `bytes` to the incomplete character in `pending` and moves what is complete to `out`, with U+FFFD for
+/// every maximal invalid part, as `String::from_utf8_lossy` has it.
+fn push_utf8(pending: &mut Vec<u8>, bytes: &[u8], out: &mut String) {
+    if pending.is_empty()
+        && let Ok(text) = std::str::from_utf8(bytes)
+    {
+        out.push_str(text);
+        return;
+    }
+    pending.extend(bytes);
+    let mut done = 0;
+    for chunk in pending.utf8_chunks() {
+        out.push_str(chunk.valid());
+        done += chunk.valid().len();
+        let invalid = chunk.invalid();
+        let at_end = done + invalid.len() == pending.len();
+        if at_end && std::str::from_utf8(invalid).is_err_and(|error| error.error_len().is_none()) {
+            break;
+        }
+        if !invalid.is_empty() {
+            out.push(char::REPLACEMENT_CHARACTER);
+            done += invalid.len();
+        }
+    }
+    pending.drain(..done);
+}
+
+/// Takes out the spaces that tokenizing put before punctuation and around contractions, in transformers' order.
+pub(super) fn clean_up_spaces(text: &str) -> String {
+    const RULES: [(&str, &str); 10] = [
+        (" .", "."),
+        (" ?", "?"),
+        (" !", "!"),
+        (" ,", ","),
+        (" ' ", "'"),
+        (" n't", "n't"),
+        (" 'm", "'m"),
+        (" 's", "'s"),
+        (" 've", "'ve"),
+        (" 're", "'re"),
+    ];
+    RULES
+        .iter()
+        .fold(text.to_owned(), |text, (from, to)| if text.contains(from) { text.replace(from, to) } else { text })
+}
+
+/// The last place before a space at which no rule of [`clean_up_spaces`] can reach across, now or with what follows:
+/// every rule begins with a space, and only `'` and `n` can stand before a second one inside a match.
+fn last_word_boundary(text: &str) -> Option<usize> {
+    let bytes = text.as_bytes();
+    (1..bytes.len()).rev().find(|&i| bytes[i] == b' ' && !matches!(bytes[i - 1], b' ' | b'\'' | b'n'))
+}

@@ -2,5 +2,8 @@
 
 pub mod chat_template;
 pub mod detokenizer;
+pub mod output;
+mod pieces;
+mod python;
 pub mod stop;
 pub mod tokenizer;

@@ -1,1 +1,196 @@
-pub struct Tokenizer;
+//! A checkpoint's tokenizer, as transformers' fast tokenizer would read it: `tokenizer.json`, with what
+//! `tokenizer_config.json` adds to it.
+
+use crate::error::{ApiError, StartError};
+use crate::ids::TokenId;
+use crate::text::detokenizer::clean_up_spaces;
+use crate::text::pieces::Pieces;
+use serde_json::{Map, Value};
+use tokenizers::models::ModelWrapper;
+use tokenizers::{AddedToken, Tokenizer as Vocabulary};
+
+/// A token with a role of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpecialToken {
+    pub text: String,
+    pub id: TokenId,
+}
+
+/// The roles that `tokenizer_config.json` gives.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpecialTokens {
+    pub bos: Option<SpecialToken>,
+    pub eos: Option<SpecialToken>,
+    pub pad: Option<SpecialToken>,
+    pub unk: Option<SpecialToken>,
+}
+
+/// Text to token ids and back.
+pub struct Tokenizer {
+    vocabulary: Vocabulary,
+    pieces: Pieces,
+    special: SpecialTokens,
+    /// Whether decoded text is tidied as a whole ("do n't ." → "don't."); never for BPE.
+    cleans_up: bool,
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokenizer").field("vocab_size", &self.vocab_size()).field("special", &self.special).finish()
+    }
+}
+
+impl Tokenizer {
+    /// Reads the two files' text. Truncation and padding that `tokenizer.json` may carry are settings of training
+    /// and are dropped.
+    pub fn from_json(tokenizer_json: &str, tokenizer_config_json: Option<&str>) -> Result<Self, StartError> {
+        let config = parse_config(tokenizer_config_json)?;
+        let mut vocabulary: Vocabulary =
+            tokenizer_json.parse().map_err(|error| StartError::new(format!("tokenizer.json: {error}")))?;
+        vocabulary.with_padding(None);
+        vocabulary
+            .with_truncation(None)
+            .map_err(|error| StartError::new(format!("tokenizer.json: truncation: {error}")))?;
+        add_config_tokens(&mut vocabulary, &config)?;
+        let special = special_tokens(&vocabulary, &config);
+
+        let is_bpe = matches!(vocabulary.get_model(), ModelWrapper::BPE(_));
+        let cleans_up = !is_bpe && config.get("clean_up_tokenization_spaces").and_then(Value::as_bool) == Some(true);
+        let pieces = Pieces::new(&vocabulary)?;
+        Ok(Self { vocabulary, pieces, special, cleans_up })
+    }
+
+    /// Token ids of `text`. `add_special_tokens` adds what the tokenizer puts around a text (usually the token that
+    /// begins one): `tokenizer.json`'s post-processor says what. As in transformers 5, `add_bos_token` and
+    /// `add_eos_token` of the configuration do not change it. Special tokens written out in `text` are recognised either way.
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, ApiError> {
+        let encoding = self
+            .vocabulary
+            .encode_fast(text, add_special_tokens)
+            .map_err(|error| ApiError::bad_request(format!("the text cannot be tokenized: {error}")))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Text of `ids`, taken as the beginning of a text. Ids that name no token give nothing.
+    pub fn decode(&self, ids: &[TokenId], skip_special_tokens: bool) -> Result<String, ApiError> {
+        let text = self
+            .vocabulary
+            .decode(ids, skip_special_tokens)
+            .map_err(|error| ApiError::bad_request(format!("the tokens cannot be decoded: {error}")))?;
+        Ok(if self.cleans_up { clean_up_spaces(&text) } else { text })
+    }
+
+    /// What a token stands for inside a text, as shown with log-probabilities: its bytes, with U+FFFD for what is
+    /// not UTF-8 by itself. A sentencepiece token keeps its leading space, so that the texts of an answer's tokens
+    /// joined are the answer.
+    pub fn token_text(&self, id: TokenId) -> String {
+        String::from_utf8_lossy(&self.token_bytes(id)).into_owned()
+    }
+
+    /// The exact bytes a token stands for inside a text; empty for an id that names no token.
+    pub fn token_bytes(&self, id: TokenId) -> Vec<u8> {
+        self.pieces.get(id).map_or_else(Vec::new, |piece| piece.bytes.to_vec())
+    }
+
+    /// Whether the token is left out of text where special tokens are skipped.
+    pub fn is_special(&self, id: TokenId) -> bool {
+        self.pieces.get(id).is_some_and(|piece| piece.special)
+    }
+
+    /// One more than the highest id, added tokens included. A model's logits may be wider (padded).
+    pub fn vocab_size(&self) -> usize {
+        self.pieces.len()
+    }
+
+    pub fn special_tokens(&self) -> &SpecialTokens {
+        &self.special
+    }
+
+    /// The id of a token given by its exact name in the vocabulary.
+    pub fn token_id(&self, name: &str) -> Option<TokenId> {
+        self.vocabulary.token_to_id(name)
+    }
+
+    pub(super) fn pieces(&self) -> &Pieces {
+        &self.pieces
+    }
+
+    pub(super) fn cleans_up(&self) -> bool {
+        self.cleans_up
+    }
+
+    /// The bytes of a token that is the first of a text, where that differs from any other place.
+    pub(super) fn first_piece(&self, id: TokenId) -> Option<String> {
+        self.vocabulary.id_to_token(id).map(|name| self.pieces.first_text(&name))
+    }
+}
+
+pub(super) fn parse_config(json: Option<&str>) -> Result<Map<String, Value>, StartError> {
+    let Some(json) = json else { return Ok(Map::new()) };
+    serde_json::from_str(json).map_err(|error| StartError::new(format!("tokenizer_config.json: {error}")))
+}
+
+/// A token's text, given as a string or as an object with `content`.
+fn token_content(value: &Value) -> Option<&str> {
+    value.as_str().or_else(|| value.get("content")?.as_str())
+}
+
+const NAMED: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+/// The named special tokens of `tokenizer_config.json`, `(name, text)`.
+pub(super) fn named_special_tokens(config: &Map<String, Value>) -> Vec<(&'static str, &str)> {
+    NAMED.iter().filter_map(|name| Some((*name, token_content(config.get(*name)?)?))).collect()
+}
+
+fn added_token(value: &Value, special: bool) -> Option<AddedToken> {
+    let flag = |name: &str, default| value.get(name).and_then(Value::as_bool).unwrap_or(default);
+    let special = flag("special", special);
+    Some(
+        AddedToken::from(token_content(value)?, special)
+            .single_word(flag("single_word", false))
+            .lstrip(flag("lstrip", false))
+            .rstrip(flag("rstrip", false))
+            .normalized(flag("normalized", !special)),
+    )
+}
+
+/// Tokens that only `tokenizer_config.json` knows, and those it names as special.
+fn add_config_tokens(vocabulary: &mut Vocabulary, config: &Map<String, Value>) -> Result<(), StartError> {
+    let fail = |error| StartError::new(format!("tokenizer_config.json: added tokens: {error}"));
+    if let Some(Value::Object(by_id)) = config.get("added_tokens_decoder") {
+        let mut tokens: Vec<(u32, AddedToken)> =
+            by_id.iter().filter_map(|(id, value)| Some((id.parse().ok()?, added_token(value, false)?))).collect();
+        tokens.sort_by_key(|(id, _)| *id);
+        let known = vocabulary.get_added_tokens_decoder();
+        tokens.retain(|(id, token)| known.get(id).is_none_or(|known| known.content != token.content));
+        for (_, token) in tokens {
+            if token.special { vocabulary.add_special_tokens([token]) } else { vocabulary.add_tokens([token]) }
+                .map_err(fail)?;
+        }
+    }
+
+    let extra = ["extra_special_tokens", "additional_special_tokens"].into_iter().filter_map(|name| config.get(name));
+    let extra = extra.flat_map(|value| match value {
+        Value::Array(tokens) => tokens.iter().collect::<Vec<_>>(),
+        Value::Object(tokens) => tokens.values().collect(),
+        _ => Vec::new(),
+    });
+    let special: Vec<AddedToken> = NAMED
+        .iter()
+        .filter_map(|name| config.get(*name))
+        .chain(extra)
+        .filter_map(|value| added_token(value, true))
+        .map(|token| token.special(true))
+        .filter(|token| !vocabulary.get_added_vocabulary().is_special_token(&token.content))
+        .collect();
+    vocabulary.add_special_tokens(special).map_err(fail)?;
+    Ok(())
+}
+
+fn special_tokens(vocabulary: &Vocabulary, config: &Map<String, Value>) -> SpecialTokens {
+    let named = |name: &str| {
+        let text = token_content(config.get(name)?)?.to_owned();
+        Some(SpecialToken { id: vocabulary.token_to_id(&text)?, text })
+    };
+    SpecialTokens { bos: named("bos_token"), eos: named("eos_token"), pad: named("pad_token"), unk: named("unk_token") }
+}

@@ -13,10 +13,16 @@ use std::time::{Duration, Instant};
 /// How long a member waits awake for the next operation.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// What a member runs: `(member, num_members)`.
-type Job = dyn Fn(usize, usize) + Sync;
+/// What a member runs, given its number.
+type Job = dyn Fn(usize) + Sync;
 
-/// A fixed set of threads; the caller of [`Team::run`] is member 0.
+/// Members of a team at most.
+pub(super) const MAX_MEMBERS: usize = 1024;
+
+/// A fixed set of threads; the caller of an operation is member 0.
+///
+/// An operation belongs to those who come: it is over when its tasks are done, whether or not every worker has taken
+/// part. So a worker that the system has put aside (a loaded machine) holds nobody up unless it is inside a task.
 pub(super) struct Team {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
@@ -25,19 +31,44 @@ pub(super) struct Team {
 }
 
 struct Shared {
-    /// Counts operations. A worker runs the job when it sees the next number.
-    epoch: AtomicU64,
-    /// The job of this epoch; valid from the store of `epoch` until `pending` is 0.
+    /// The number of the operation, whether it is closed, and how many workers have entered it: see [`Gate`].
+    gate: AtomicU64,
+    /// The open operation's job; valid for workers that have entered, until they have left.
     job: Mutex<Option<JobPointer>>,
-    /// Workers that have not finished this epoch.
-    pending: AtomicUsize,
+    /// Workers that have left the operation.
+    left: AtomicUsize,
     /// Set while worker `i + 1` is parked or about to be.
     parked: Vec<AtomicBool>,
-    /// The caller, where it parked waiting for `pending` to reach 0.
+    /// The caller, where it parked waiting for workers to leave.
     waiter: Mutex<Option<Thread>>,
-    /// The first panic of a worker in this epoch.
+    /// The first panic of a worker in this operation.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     stopping: AtomicBool,
+}
+
+/// `operation << 17 | closed << 16 | entered`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Gate(u64);
+
+impl Gate {
+    const CLOSED: u64 = 1 << 16;
+
+    fn open(operation: u64) -> Self {
+        Self(operation << 17)
+    }
+
+    fn operation(self) -> u64 {
+        self.0 >> 17
+    }
+
+    fn is_closed(self) -> bool {
+        self.0 & Self::CLOSED != 0
+    }
+
+    /// At most 1,023: the team's size is bounded where it is configured.
+    fn entered(self) -> usize {
+        (self.0 & 0xffff) as usize
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -47,13 +78,14 @@ struct JobPointer(*const Job);
 unsafe impl Send for JobPointer {}
 
 impl Team {
-    /// A team of `num_members`, at least 1.
+    /// A team of `num_members`, at least 1 and at most [`MAX_MEMBERS`].
     pub fn new(num_members: usize) -> std::io::Result<Self> {
+        assert!(num_members <= MAX_MEMBERS, "{num_members} members of a team: at most {MAX_MEMBERS}");
         let num_workers = num_members.max(1) - 1;
         let shared = Arc::new(Shared {
-            epoch: AtomicU64::new(0),
+            gate: AtomicU64::new(Gate::open(0).0 | Gate::CLOSED),
             job: Mutex::new(None),
-            pending: AtomicUsize::new(0),
+            left: AtomicUsize::new(0),
             parked: (0..num_workers).map(|_| AtomicBool::new(false)).collect(),
             waiter: Mutex::new(None),
             panic: Mutex::new(None),
@@ -62,7 +94,7 @@ impl Team {
         let mut team = Self { shared, workers: Vec::with_capacity(num_workers), running: Mutex::new(()) };
         for member in 1..=num_workers {
             let shared = team.shared.clone();
-            let work = move || shared.work(member, num_workers + 1);
+            let work = move || shared.work(member);
             team.workers.push(thread::Builder::new().name(format!("cpu-{member}")).spawn(work)?);
         }
         Ok(team)
@@ -72,37 +104,9 @@ impl Team {
         self.workers.len() + 1
     }
 
-    /// Runs `job(member, num_members)` on every member and returns when all are done. Where the team is busy (a call
-    /// from another thread, or from within a job) the caller does the work alone, as `job(0, 1)`.
-    ///
-    /// A panic in any member is raised here, after all have finished.
-    pub fn run(&self, job: impl Fn(usize, usize) + Sync) {
-        if self.workers.is_empty() {
-            return job(0, 1);
-        }
-        let _running = match self.running.try_lock() {
-            Ok(guard) => guard,
-            // A panic passed through an earlier operation, which had finished by then.
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return job(0, 1),
-        };
-        let num_members = self.num_members();
-        self.shared.start(&job, self.workers.len());
-        for (parked, worker) in self.shared.parked.iter().zip(&self.workers) {
-            if parked.swap(false, Ordering::SeqCst) {
-                worker.thread().unpark();
-            }
-        }
-        let own = catch_unwind(AssertUnwindSafe(|| job(0, num_members)));
-        self.shared.wait();
-        let panic = lock(&self.shared.panic).take();
-        if let Some(panic) = own.err().or(panic) {
-            resume_unwind(panic);
-        }
-    }
-
     /// Runs `task(0) … task(num_tasks - 1)`, each once, on whichever member is free. Each task owns its output, so
-    /// that who runs it cannot show in a result.
+    /// that who runs it cannot show in a result. Where the team is busy (a call from another thread, or from within a
+    /// task) the caller does the work alone. A panic in any task is raised here, after all members have left.
     pub fn for_each(&self, num_tasks: usize, task: impl Fn(usize) + Sync) {
         self.for_each_member(num_tasks, |_, index| task(index));
     }
@@ -113,7 +117,7 @@ impl Team {
             return (0..num_tasks).for_each(|index| task(0, index));
         }
         let next = AtomicUsize::new(0);
-        self.run(|member, _| {
+        self.run(|member| {
             loop {
                 let index = next.fetch_add(1, Ordering::Relaxed);
                 if index >= num_tasks {
@@ -123,12 +127,38 @@ impl Team {
             }
         });
     }
+
+    /// Runs `job(0)` here and `job(member)` on every worker that comes before that is done.
+    fn run(&self, job: impl Fn(usize) + Sync) {
+        if self.workers.is_empty() {
+            return job(0);
+        }
+        let _running = match self.running.try_lock() {
+            Ok(guard) => guard,
+            // A panic passed through an earlier operation, which had finished by then.
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return job(0),
+        };
+        self.shared.open(&job);
+        for (parked, worker) in self.shared.parked.iter().zip(&self.workers) {
+            if parked.swap(false, Ordering::SeqCst) {
+                worker.thread().unpark();
+            }
+        }
+        let own = catch_unwind(AssertUnwindSafe(|| job(0)));
+        self.shared.close();
+        let panic = lock(&self.shared.panic).take();
+        if let Some(panic) = own.err().or(panic) {
+            resume_unwind(panic);
+        }
+    }
 }
 
 impl Drop for Team {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::SeqCst);
-        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
+        let next = Gate(self.shared.gate.load(Ordering::SeqCst)).operation() + 1;
+        self.shared.gate.store(Gate::open(next).0 | Gate::CLOSED, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
             worker.thread().unpark();
             // A worker catches its jobs' panics, so there is nothing to learn from the result.
@@ -138,58 +168,80 @@ impl Drop for Team {
 }
 
 impl Shared {
-    fn start(&self, job: &(dyn Fn(usize, usize) + Sync), num_workers: usize) {
-        // SAFETY: only the lifetime is erased; `Team::run` waits for every worker before it gives up the borrow.
-        let job = unsafe { std::mem::transmute::<&(dyn Fn(usize, usize) + Sync), &'static Job>(job) };
-        *lock(&self.job) = Some(JobPointer(job));
-        self.pending.store(num_workers, Ordering::Relaxed);
-        self.epoch.fetch_add(1, Ordering::SeqCst);
+    fn gate(&self) -> Gate {
+        Gate(self.gate.load(Ordering::SeqCst))
     }
 
-    /// Waits until no worker is in the job any more.
-    fn wait(&self) {
-        if spin_until(|| self.pending.load(Ordering::Acquire) == 0) {
+    /// Begins the next operation. The last one is closed and everyone has left it.
+    fn open(&self, job: &(dyn Fn(usize) + Sync)) {
+        // SAFETY: only the lifetime is erased; `Team::run` waits in `close` for every worker that uses the borrow.
+        let job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static Job>(job) };
+        *lock(&self.job) = Some(JobPointer(job));
+        self.left.store(0, Ordering::SeqCst);
+        self.gate.store(Gate::open(self.gate().operation() + 1).0, Ordering::SeqCst);
+    }
+
+    /// Lets nobody in any more and waits until those inside have left.
+    fn close(&self) {
+        let entered = Gate(self.gate.fetch_or(Gate::CLOSED, Ordering::SeqCst)).entered();
+        if spin_until(|| self.left.load(Ordering::Acquire) == entered) {
             return;
         }
         *lock(&self.waiter) = Some(thread::current());
-        while self.pending.load(Ordering::SeqCst) != 0 {
+        while self.left.load(Ordering::SeqCst) != entered {
             thread::park();
         }
         *lock(&self.waiter) = None;
     }
 
-    fn work(&self, member: usize, num_members: usize) {
-        let mut epoch = 0;
+    /// Takes part in operation `number`, unless it is closed by now.
+    fn enter(&self, number: u64) -> bool {
+        let mut gate = self.gate();
+        while gate.operation() == number && !gate.is_closed() {
+            match self.gate.compare_exchange_weak(gate.0, gate.0 + 1, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return true,
+                Err(now) => gate = Gate(now),
+            }
+        }
+        false
+    }
+
+    fn work(&self, member: usize) {
+        let mut seen = 0;
         loop {
-            self.await_epoch_after(epoch, &self.parked[member - 1]);
-            epoch += 1;
+            seen = self.await_operation_after(seen, &self.parked[member - 1]);
             if self.stopping.load(Ordering::SeqCst) {
                 return;
             }
-            let job = lock(&self.job).expect("a job is set before its epoch begins");
+            if !self.enter(seen) {
+                continue;
+            }
+            let job = lock(&self.job).expect("a job is set before its operation is open");
             // SAFETY: the caller is in `Team::run` until this worker has counted itself out below.
             let job = unsafe { &*job.0 };
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(member, num_members))) {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(member))) {
                 lock(&self.panic).get_or_insert(panic);
             }
-            if self.pending.fetch_sub(1, Ordering::SeqCst) == 1
-                && let Some(waiter) = lock(&self.waiter).as_ref()
-            {
+            self.left.fetch_add(1, Ordering::SeqCst);
+            if let Some(waiter) = lock(&self.waiter).as_ref() {
                 waiter.unpark();
             }
         }
     }
 
-    fn await_epoch_after(&self, epoch: u64, parked: &AtomicBool) {
-        if spin_until(|| self.epoch.load(Ordering::Acquire) != epoch) {
-            return;
+    /// The number of the latest operation, once it is not `seen`.
+    fn await_operation_after(&self, seen: u64, parked: &AtomicBool) -> u64 {
+        let latest = || Gate(self.gate.load(Ordering::Acquire)).operation();
+        if spin_until(|| latest() != seen) {
+            return latest();
         }
         loop {
             parked.store(true, Ordering::SeqCst);
-            // The caller raises the epoch and then looks at `parked`: one of the two sees the other.
-            if self.epoch.load(Ordering::SeqCst) != epoch {
+            // The caller opens the gate and then looks at `parked`: one of the two sees the other.
+            let now = self.gate().operation();
+            if now != seen {
                 parked.store(false, Ordering::SeqCst);
-                return;
+                return now;
             }
             thread::park();
         }
@@ -223,19 +275,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_member_runs_once_and_the_borrow_ends() {
-        let team = Team::new(4).unwrap();
-        for _ in 0..1000 {
-            let seen: Vec<AtomicUsize> = (0..4).map(|_| AtomicUsize::new(0)).collect();
-            team.run(|member, num_members| {
-                assert_eq!(num_members, 4);
-                seen[member].fetch_add(1, Ordering::Relaxed);
-            });
-            assert!(seen.iter().all(|count| count.load(Ordering::Relaxed) == 1));
-        }
-    }
-
-    #[test]
     fn every_task_runs_once_also_after_parking() {
         let team = Team::new(3).unwrap();
         for num_tasks in [0, 1, 2, 3, 100] {
@@ -248,11 +287,23 @@ mod tests {
         }
     }
 
+    /// Each of the tasks waits for the others, so that each member takes one.
+    fn one_task_a_member(team: &Team, task: impl Fn(usize) + Sync) {
+        let started = AtomicUsize::new(0);
+        team.for_each_member(team.num_members(), |member, _| {
+            started.fetch_add(1, Ordering::SeqCst);
+            while started.load(Ordering::SeqCst) < team.num_members() {
+                thread::yield_now();
+            }
+            task(member);
+        });
+    }
+
     #[test]
     fn a_slow_worker_is_waited_for() {
         let team = Team::new(2).unwrap();
         let done = AtomicBool::new(false);
-        team.run(|member, _| {
+        one_task_a_member(&team, |member| {
             if member == 1 {
                 thread::sleep(20 * SPIN);
                 done.store(true, Ordering::Relaxed);
@@ -262,19 +313,36 @@ mod tests {
     }
 
     #[test]
+    fn a_worker_that_never_comes_is_not_waited_for() {
+        let team = Team::new(2).unwrap();
+        // What a worker sees that was put aside before it could enter: the operation is over.
+        let nothing = |_: usize| ();
+        team.shared.open(&nothing);
+        let number = team.shared.gate().operation();
+        team.shared.close();
+        assert!(!team.shared.enter(number));
+        // And the next one is done by the caller alone if need be.
+        let count = AtomicUsize::new(0);
+        team.for_each(1000, |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(count.into_inner(), 1000);
+    }
+
+    #[test]
     fn a_panic_reaches_the_caller_and_the_team_goes_on() {
         let team = Team::new(3).unwrap();
         for bad in 0..3 {
             let result = catch_unwind(AssertUnwindSafe(|| {
-                team.run(|member, _| assert!(member != bad, "member {member} fails"));
+                one_task_a_member(&team, |member| assert!(member != bad, "member {member} fails"));
             }));
             let message = *result.unwrap_err().downcast::<String>().unwrap();
             assert_eq!(message, format!("member {bad} fails"));
-            let count = AtomicUsize::new(0);
-            team.run(|_, _| {
-                count.fetch_add(1, Ordering::Relaxed);
+            let seen: Vec<AtomicUsize> = (0..3).map(|_| AtomicUsize::new(0)).collect();
+            one_task_a_member(&team, |member| {
+                seen[member].fetch_add(1, Ordering::Relaxed);
             });
-            assert_eq!(count.into_inner(), 3);
+            assert!(seen.into_iter().all(|count| count.into_inner() == 1));
         }
     }
 
@@ -282,7 +350,7 @@ mod tests {
     fn a_nested_call_is_done_by_its_caller() {
         let team = Team::new(2).unwrap();
         let count = AtomicUsize::new(0);
-        team.run(|_, _| {
+        team.for_each(2, |_| {
             team.for_each(5, |_| {
                 count.fetch_add(1, Ordering::Relaxed);
             });

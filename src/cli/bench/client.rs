@@ -1,0 +1,392 @@
+//! Who answers a benchmark's requests: the engine in this process, or any OpenAI-compatible server.
+
+use super::report::Outcome;
+use super::workload::WorkItem;
+use crate::actors::messages::{Event, Prompt, Submit};
+use crate::actors::runtime::RuntimeHandle;
+use crate::cli::progress::RequestProgress;
+use crate::engine::params::SamplingParams;
+use crate::error::StartError;
+use bytes::BytesMut;
+use futures_util::StreamExt;
+use futures_util::stream::{self, FuturesUnordered};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+pub enum Target {
+    InProcess(RuntimeHandle),
+    Http(HttpTarget),
+}
+
+/// A server's `POST /v1/completions`.
+pub struct HttpTarget {
+    pub client: reqwest::Client,
+    /// Without a trailing slash: `http://127.0.0.1:8000`.
+    pub url: String,
+    pub model: String,
+    pub api_key: Option<String>,
+}
+
+/// When requests are sent.
+#[derive(Clone, Debug)]
+pub enum Arrivals {
+    /// So many in flight at all times, until none is left.
+    Concurrency(usize),
+    /// Each at its time from the start, whatever is in flight.
+    At(Vec<Duration>),
+}
+
+/// Sends all of `work`; the outcomes in the order of the work, and the time until the last answer.
+pub async fn drive(
+    target: &Target,
+    work: &[WorkItem],
+    arrivals: &Arrivals,
+    progress: &mut RequestProgress,
+) -> (Vec<Outcome>, Duration) {
+    let started = Instant::now();
+    let numbered = work.iter().enumerate();
+    let mut outcomes: Vec<Outcome> = vec![Outcome::default(); work.len()];
+    let mut done = |(index, outcome): (usize, Outcome)| {
+        progress.request_done(outcome.output_tokens as u64);
+        outcomes[index] = outcome;
+    };
+    match arrivals {
+        Arrivals::Concurrency(limit) => {
+            let mut running = stream::iter(numbered)
+                .map(|(index, item)| async move { (index, target.request(item).await) })
+                .buffer_unordered(*limit);
+            while let Some(result) = running.next().await {
+                done(result);
+            }
+        }
+        Arrivals::At(times) => {
+            let mut running = FuturesUnordered::new();
+            for ((index, item), at) in numbered.zip(times) {
+                let at = tokio::time::Instant::from_std(started + *at);
+                running.push(async move {
+                    tokio::time::sleep_until(at).await;
+                    (index, target.request(item).await)
+                });
+            }
+            while let Some(result) = running.next().await {
+                done(result);
+            }
+        }
+    }
+    (outcomes, started.elapsed())
+}
+
+/// Notes when tokens come.
+struct Clock {
+    sent: Instant,
+    ttft: Option<Duration>,
+    last: Instant,
+    gaps: Vec<Duration>,
+}
+
+impl Clock {
+    fn start() -> Self {
+        let now = Instant::now();
+        Self { sent: now, ttft: None, last: now, gaps: Vec::new() }
+    }
+
+    fn tokens(&mut self) {
+        let now = Instant::now();
+        match self.ttft {
+            None => self.ttft = Some(now - self.sent),
+            Some(_) => self.gaps.push(now - self.last),
+        }
+        self.last = now;
+    }
+
+    fn outcome(self, item: &WorkItem, output_tokens: usize, cached_tokens: usize, error: Option<String>) -> Outcome {
+        let short = || {
+            let wanted = item.output_tokens as usize;
+            (output_tokens != wanted).then(|| format!("{output_tokens} tokens came, {wanted} were asked for"))
+        };
+        Outcome {
+            error: error.or_else(short),
+            prompt_tokens: item.prompt.len(),
+            output_tokens,
+            cached_tokens,
+            ttft: self.ttft,
+            gaps: self.gaps,
+            e2e: self.sent.elapsed(),
+        }
+    }
+}
+
+impl Target {
+    pub async fn request(&self, item: &WorkItem) -> Outcome {
+        match self {
+            Target::InProcess(handle) => submit(handle, item).await,
+            Target::Http(server) => server.complete(item).await,
+        }
+    }
+}
+
+async fn submit(handle: &RuntimeHandle, item: &WorkItem) -> Outcome {
+    let mut clock = Clock::start();
+    let params = SamplingParams { max_tokens: item.output_tokens, temperature: 0.0, ..SamplingParams::default() };
+    let submit = Submit {
+        prompt: Prompt::Tokens(item.prompt.clone()),
+        prompt_param: "prompt",
+        params,
+        ignore_eos: true,
+        seed: Some(0),
+        n: 1,
+        priority: 0,
+        cache_salt: None,
+    };
+    let mut accepted = match handle.submit(submit).await {
+        Ok(accepted) => accepted,
+        Err(error) => return Outcome::failed(error.to_string(), item.prompt.len()),
+    };
+    let (mut output_tokens, mut cached_tokens, mut error) = (0, 0, None);
+    while let Some(event) = accepted.events.next().await {
+        match event {
+            Event::Token { .. } => {
+                output_tokens += 1;
+                clock.tokens();
+            }
+            Event::Started { cached_tokens: cached } => cached_tokens = cached as usize,
+            Event::Failed(failure) => error = Some(failure.to_string()),
+            Event::Finished { .. } | Event::PromptLogprobs(_) => {}
+        }
+    }
+    clock.outcome(item, output_tokens, cached_tokens, error)
+}
+
+impl HttpTarget {
+    /// A server at `url`; without a `model`, the first it says it serves.
+    pub async fn connect(
+        url: &str,
+        model: Option<String>,
+        api_key: Option<String>,
+        keep_alive: bool,
+    ) -> Result<Self, StartError> {
+        let builder = reqwest::Client::builder().no_proxy().tcp_nodelay(true);
+        let builder = if keep_alive { builder } else { builder.pool_max_idle_per_host(0) };
+        let client =
+            builder.build().map_err(|error| StartError::new(format!("cannot make an HTTP client: {error}")))?;
+        let url = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
+        let mut target = Self { client, url, model: String::new(), api_key };
+        target.model = match model {
+            Some(model) => model,
+            None => target.first_model().await?,
+        };
+        Ok(target)
+    }
+
+    async fn first_model(&self) -> Result<String, StartError> {
+        let url = format!("{}/v1/models", self.url);
+        let wrong = |what: String| StartError::new(format!("cannot ask {url} for its model (or give --model): {what}"));
+        let response = self.authorised(self.client.get(&url)).send().await.map_err(|error| wrong(causes(&error)))?;
+        let status = response.status();
+        let body: Value = response.json().await.map_err(|error| wrong(format!("{status}, {}", causes(&error))))?;
+        body["data"][0]["id"].as_str().map(str::to_owned).ok_or_else(|| wrong(format!("{status}, {body}")))
+    }
+
+    fn authorised(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
+        match &self.api_key {
+            Some(key) => request.bearer_auth(key),
+            None => request,
+        }
+    }
+
+    async fn complete(&self, item: &WorkItem) -> Outcome {
+        let body = json!({
+            "model": self.model,
+            "prompt": item.prompt,
+            "max_tokens": item.output_tokens,
+            "temperature": 0.0,
+            "ignore_eos": true,
+            "stream": true,
+            "stream_options": {"include_usage": true},
+        });
+        let mut clock = Clock::start();
+        let mut answer = StreamedAnswer::default();
+        let request = self.authorised(self.client.post(format!("{}/v1/completions", self.url)).json(&body));
+        let error = match request.send().await {
+            Ok(response) => answer.read(response, &mut clock).await.err(),
+            Err(error) => Some(causes(&error)),
+        };
+        let usage = |field: &str| answer.usage[field].as_u64().unwrap_or(0) as usize;
+        let cached = answer.usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0) as usize;
+        clock.outcome(item, usage("completion_tokens"), cached, error)
+    }
+}
+
+/// The error with what caused it: reqwest's own text stops at "error sending request".
+fn causes(error: &reqwest::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text += &format!(": {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+/// What a server-sent event stream has told so far.
+#[derive(Default)]
+struct StreamedAnswer {
+    usage: Value,
+    buffer: BytesMut,
+}
+
+impl StreamedAnswer {
+    async fn read(&mut self, response: reqwest::Response, clock: &mut Clock) -> Result<(), String> {
+        let status = response.status();
+        if !status.is_success() {
+            let text = response.text().await.unwrap_or_default();
+            return Err(format!("{status}: {}", text.chars().take(300).collect::<String>()));
+        }
+        let mut chunks = response.bytes_stream();
+        while let Some(chunk) = chunks.next().await {
+            self.buffer.extend_from_slice(&chunk.map_err(|error| causes(&error))?);
+            while let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
+                let line = self.buffer.split_to(end + 1);
+                if self.line(&line, clock)? {
+                    return Ok(());
+                }
+            }
+        }
+        Err("the stream ended before [DONE]".into())
+    }
+
+    /// True at the end of the stream.
+    fn line(&mut self, line: &[u8], clock: &mut Clock) -> Result<bool, String> {
+        let Some(data) = line.strip_prefix(b"data:").map(<[u8]>::trim_ascii) else { return Ok(false) };
+        if data == b"[DONE]" {
+            return Ok(true);
+        }
+        let event: Value = serde_json::from_slice(data).map_err(|error| format!("an event is not JSON: {error}"))?;
+        if !event["error"].is_null() {
+            return Err(event["error"].to_string());
+        }
+        if event["usage"].is_object() {
+            self.usage = event["usage"].clone();
+        }
+        if event["choices"].as_array().is_some_and(|choices| !choices.is_empty()) {
+            clock.tokens();
+        }
+        Ok(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use actix_web::{App, HttpRequest, HttpResponse, HttpServer, web};
+
+    /// A server with the behaviour of the API: a token each 5 ms, or the failure that the first prompt token asks for.
+    async fn completions(request: HttpRequest, body: web::Json<Value>) -> HttpResponse {
+        let authorised = request.headers().get("authorization").is_some_and(|value| value == "Bearer key");
+        assert!(authorised && body["ignore_eos"] == true && body["stream_options"]["include_usage"] == true);
+        let (failure, tokens) = (body["prompt"][0].as_u64().unwrap(), body["max_tokens"].as_u64().unwrap());
+        if failure == 1 {
+            return HttpResponse::TooManyRequests().body("full");
+        }
+        let sent = if failure == 2 { tokens - 1 } else { tokens };
+        let mut events: Vec<String> = (0..sent).map(|_| json!({"choices": [{"text": "x"}]}).to_string()).collect();
+        let prompt_tokens = body["prompt"].as_array().unwrap().len();
+        let details = json!({"cached_tokens": 2});
+        let usage =
+            json!({"prompt_tokens": prompt_tokens, "completion_tokens": sent, "prompt_tokens_details": details});
+        events.push(json!({"choices": [], "usage": usage}).to_string());
+        match failure {
+            3 => events.insert(1, json!({"error": {"message": "broken"}}).to_string()),
+            4 => {}
+            _ => events.push("[DONE]".into()),
+        }
+        let stream = stream::iter(events).then(|event| async move {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            // Cut in the middle, as networks do.
+            Ok::<_, std::io::Error>(web::Bytes::from(format!("data: {event}\n\n")))
+        });
+        let halves = stream.flat_map(|chunk| {
+            let chunk = chunk.expect("events are made without errors");
+            let middle = chunk.len() / 2;
+            stream::iter([chunk.slice(..middle), chunk.slice(middle..)].map(Ok::<_, std::io::Error>))
+        });
+        HttpResponse::Ok().content_type("text/event-stream").streaming(halves)
+    }
+
+    fn with_server(test: impl AsyncFn(HttpTarget)) {
+        actix_web::rt::System::new().block_on(async {
+            let models = || async { web::Json(json!({"data": [{"id": "served"}]})) };
+            let app = move || {
+                App::new()
+                    .route("/v1/models", web::get().to(models))
+                    .route("/v1/completions", web::post().to(completions))
+            };
+            let server =
+                HttpServer::new(app).workers(1).tcp_nodelay(true).disable_signals().bind("127.0.0.1:0").unwrap();
+            let url = format!("http://{}/v1/", server.addrs()[0]);
+            let server = server.run();
+            let stop = server.handle();
+            let running = actix_web::rt::spawn(server);
+            test(HttpTarget::connect(&url, None, Some("key".into()), true).await.unwrap()).await;
+            stop.stop(false).await;
+            running.await.unwrap().unwrap();
+        });
+    }
+
+    fn item(first: u32, output_tokens: u32) -> WorkItem {
+        WorkItem { prompt: vec![first, 9, 9], output_tokens, timestamp: Duration::ZERO }
+    }
+
+    #[test]
+    fn an_answer_is_timed_and_counted() {
+        with_server(async |target| {
+            assert_eq!(target.model, "served");
+            let outcome = target.complete(&item(0, 4)).await;
+            assert_eq!(outcome.error, None);
+            assert_eq!((outcome.prompt_tokens, outcome.output_tokens, outcome.cached_tokens), (3, 4, 2));
+            assert_eq!(outcome.gaps.len(), 3);
+            assert!(outcome.gaps.iter().all(|gap| *gap >= Duration::from_millis(3)), "{outcome:?}");
+            assert!(outcome.ttft.unwrap() >= Duration::from_millis(5), "{outcome:?}");
+            assert!(outcome.e2e >= outcome.ttft.unwrap() + outcome.gaps.iter().sum::<Duration>());
+        });
+    }
+
+    #[test]
+    fn every_way_to_fail_is_a_failed_request() {
+        with_server(async |target| {
+            for (failure, expected) in [
+                (1, "429 Too Many Requests: full"),
+                (2, "3 tokens came, 4 were asked for"),
+                (3, "broken"),
+                (4, "the stream ended before [DONE]"),
+            ] {
+                let error = target.complete(&item(failure, 4)).await.error.unwrap();
+                assert!(error.contains(expected), "{error}");
+            }
+        });
+        let nobody = async {
+            // A port that was free a moment ago.
+            let addr = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+            HttpTarget::connect(&format!("http://{addr}"), None, None, true).await.err().unwrap().to_string()
+        };
+        let error = actix_web::rt::System::new().block_on(nobody);
+        assert!(error.contains("/v1/models") && error.contains("refused"), "{error}");
+    }
+
+    #[test]
+    fn open_and_closed_loops_send_everything_once_and_in_time() {
+        with_server(async |target| {
+            let target = Target::Http(target);
+            let work: Vec<WorkItem> = (1..=6).map(|tokens| item(0, tokens)).collect();
+            let mut progress = RequestProgress::new(12);
+            let (outcomes, wall) = drive(&target, &work, &Arrivals::Concurrency(2), &mut progress).await;
+            assert_eq!(outcomes.iter().map(|outcome| outcome.output_tokens).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
+            // 21 tokens, 6 usages and 6 ends of 5 ms each, two at a time.
+            assert!(wall >= Duration::from_millis(33 * 5 / 2), "{wall:?}");
+            let times = (0..6).map(|index| Duration::from_millis(40 * index)).collect();
+            let (outcomes, wall) = drive(&target, &work, &Arrivals::At(times), &mut progress).await;
+            assert!(outcomes.iter().all(|outcome| outcome.error.is_none()));
+            assert!(wall >= Duration::from_millis(5 * 40 + 6 * 5), "{wall:?}");
+        });
+    }
+}

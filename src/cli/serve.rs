@@ -1,0 +1,152 @@
+//! `pagetide serve`
+
+use super::options::ConfigOptions;
+use super::signals::StopSignals;
+use super::{log, progress};
+use crate::actors::runtime::Runtime;
+use crate::config::{Config, LogFormat};
+use crate::error::StartError;
+use crate::http::server;
+use crate::metrics;
+use crate::model::loader::LoadedModel;
+use std::fmt::Write;
+use std::net::{SocketAddr, TcpListener};
+use std::process::ExitCode;
+use std::time::Duration;
+
+pub fn run(options: &ConfigOptions) -> Result<ExitCode, StartError> {
+    let config = options.resolve()?.config;
+    log::init(&config.log)?;
+    if config.metrics.enabled {
+        metrics::install();
+    }
+    // Better said before a large model is loaded than after.
+    let listener = server::listen(&config.server)?;
+    let runtime = Runtime::start(&config, progress::loading())?;
+    let loaded = runtime.loaded();
+    metrics::build_info(&runtime.handle().model().served_name, &loaded.device, loaded.dtype.name());
+    actix_web::rt::System::new().block_on(serve(runtime, &config, listener))
+}
+
+/// Serves until a signal, then finishes what runs.
+async fn serve(runtime: Runtime, config: &Config, listener: TcpListener) -> Result<ExitCode, StartError> {
+    let mut signals = StopSignals::listen()?;
+    let addr = listener.local_addr()?;
+    let server = server::serve(runtime.handle(), &config.server, listener)?;
+    announce(&runtime.handle().model().served_name, runtime.loaded(), addr, config);
+    let stopper = server.handle();
+    tokio::pin!(server);
+
+    tokio::select! {
+        ended = &mut server => {
+            let why = ended.map_or_else(|error| error.to_string(), |()| "it stopped by itself".into());
+            return Err(StartError::new(format!("the HTTP server ended: {why}")));
+        }
+        _ = signals.next() => {}
+    }
+    let timeout_s = config.server.drain_timeout_s;
+    tracing::info!(
+        "stopping: nothing new is admitted; running requests have {timeout_s} s; a second signal ends at once"
+    );
+    let drain = async {
+        let drained = runtime.drain(Duration::from_secs(timeout_s)).await;
+        if !drained {
+            tracing::warn!(
+                "requests were still running after server.drain_timeout_s = {timeout_s} s: they are cut off"
+            );
+        }
+        // A graceful stop lets the last bytes out; it would wait for unfinished answers as long again.
+        stopper.stop(drained).await;
+    };
+    tokio::select! {
+        // The server answers on while the engine drains.
+        _ = async { tokio::join!(drain, &mut server) } => {}
+        signal = signals.next() => {
+            tracing::warn!("a second signal: ending at once");
+            std::process::exit(128 + signal);
+        }
+    }
+    drop(runtime);
+    tracing::info!("stopped");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Says what is served, where and with what: people get a block of text, log collectors an event.
+fn announce(model: &str, loaded: &LoadedModel, addr: SocketAddr, config: &Config) {
+    match config.log.format {
+        LogFormat::Human => println!("{}", start_block(model, loaded, addr)),
+        LogFormat::Json => tracing::info!(
+            version = env!("CARGO_PKG_VERSION"),
+            model,
+            device = loaded.device,
+            dtype = loaded.dtype.name(),
+            block_size = loaded.pools.layout.block_size,
+            num_device_blocks = loaded.pools.num_device_blocks,
+            num_swap_blocks = loaded.pools.num_swap_blocks,
+            url = format!("http://{addr}"),
+            "serving"
+        ),
+    }
+}
+
+fn start_block(model: &str, loaded: &LoadedModel, addr: SocketAddr) -> String {
+    let layout = &loaded.pools.layout;
+    let pool = |num_blocks: usize| {
+        let gib = (num_blocks * layout.block_bytes()) as f64 / f64::from(1 << 30);
+        format!("{num_blocks} blocks, {} tokens, {gib:.2} GiB", num_blocks * layout.block_size)
+    };
+    let swap = match loaded.pools.num_swap_blocks {
+        0 => "none".into(),
+        blocks => pool(blocks),
+    };
+    let millions = loaded.num_parameters as f64 / 1e6;
+    let rows = [
+        ("model", format!("{model}, {millions:.1} M parameters, up to {} tokens", loaded.max_model_len)),
+        ("device", loaded.device.clone()),
+        ("dtype", loaded.dtype.name().into()),
+        ("KV cache", format!("{}, {} tokens a block", pool(loaded.pools.num_device_blocks), layout.block_size)),
+        ("swap", swap),
+        ("listening", format!("http://{addr}")),
+    ];
+    let mut block = format!("Pagetide {}", env!("CARGO_PKG_VERSION"));
+    for (name, value) in rows {
+        write!(block, "\n  {name:<10} {value}").expect("writing to a String");
+    }
+    block
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{DType, KvLayout};
+    use crate::model::runner::PoolSizes;
+
+    #[test]
+    fn the_start_block_gives_the_pools_in_blocks_tokens_and_gib() {
+        // A block of 1 MiB.
+        let layout = KvLayout { num_layers: 16, num_kv_heads: 8, head_dim: 128, block_size: 16, dtype: DType::BF16 };
+        assert_eq!(layout.block_bytes(), 1 << 20);
+        let loaded = LoadedModel {
+            device: "cpu (avx512, 4 threads)".into(),
+            dtype: DType::BF16,
+            max_model_len: 8192,
+            max_num_batched_tokens: 512,
+            num_parameters: 1_234_567_890,
+            weights_bytes: 1,
+            pools: PoolSizes { layout, num_device_blocks: 2048, num_swap_blocks: 0 },
+        };
+        let block = start_block("llama", &loaded, "127.0.0.1:8000".parse().unwrap());
+        let lines: Vec<&str> = block.lines().skip(1).collect();
+        assert_eq!(
+            lines,
+            [
+                "  model      llama, 1234.6 M parameters, up to 8192 tokens",
+                "  device     cpu (avx512, 4 threads)",
+                "  dtype      bfloat16",
+                "  KV cache   2048 blocks, 32768 tokens, 2.00 GiB, 16 tokens a block",
+                "  swap       none",
+                "  listening  http://127.0.0.1:8000",
+            ]
+        );
+    }
+}

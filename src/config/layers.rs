@@ -1,0 +1,327 @@
+//! Flags over environment variables over a file over the defaults. Every value keeps where it came from, and every
+//! mistake is reported, not only the first.
+
+use super::settings::{ENV_PREFIX, SECTIONS, SETTINGS, Setting, find};
+use super::value::Value;
+use super::{Config, PreemptionMode};
+use crate::error::StartError;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use toml_edit::{Document, Item, Key, TableLike};
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    Default,
+    File {
+        path: PathBuf,
+        line: usize,
+    },
+    Env(String),
+    /// The flag as it was given: `--port`, `--set server.port`.
+    Flag(String),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Default => f.write_str("default"),
+            Origin::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Origin::Env(name) => f.write_str(name),
+            Origin::Flag(flag) => f.write_str(flag),
+        }
+    }
+}
+
+/// One mistake: where, which key (if it is about one), and what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    pub origin: Origin,
+    pub key: String,
+    pub message: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.origin)?;
+        if !self.key.is_empty() {
+            write!(f, "{}: ", self.key)?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+/// All mistakes of a configuration, one a line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct Problems(pub Vec<Problem>);
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lines: Vec<String> = self.0.iter().map(Problem::to_string).collect();
+        f.write_str(&lines.join("\n"))
+    }
+}
+
+impl From<Problems> for StartError {
+    fn from(problems: Problems) -> Self {
+        StartError::new(problems.to_string())
+    }
+}
+
+/// What the user gave.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// Name and text of the configuration file.
+    pub file: Option<(PathBuf, String)>,
+    /// The environment; what does not begin with `PAGETIDE_` is passed over.
+    pub env: Vec<(String, String)>,
+    /// Flag as given, key, value. A later one wins over an earlier one of the same key.
+    pub flags: Vec<(String, String, String)>,
+}
+
+/// A valid configuration, and where each of its values came from.
+#[derive(Clone, Debug)]
+pub struct Resolved {
+    pub config: Config,
+    /// In the order of [`SETTINGS`].
+    origins: Vec<Origin>,
+}
+
+impl Resolved {
+    pub fn origin(&self, key: &str) -> &Origin {
+        let index = SETTINGS.iter().position(|setting| setting.key == key);
+        &self.origins[index.unwrap_or_else(|| panic!("no such setting: {key}"))]
+    }
+
+    /// The configuration as a TOML file that says where each value came from; secrets are left out.
+    pub fn show(&self) -> String {
+        let lines = SETTINGS.iter().zip(&self.origins).map(|(setting, origin)| {
+            let line = match (setting.load)(&self.config) {
+                Value::List(keys) if setting.is_secret() && !keys.is_empty() => {
+                    format!("{} = [{}]", setting.name(), vec!["\"(secret)\""; keys.len()].join(", "))
+                }
+                value => format!("{} = {value}", setting.name()),
+            };
+            (setting.section(), line, origin)
+        });
+        let mut out = String::new();
+        let mut current = "";
+        for (section, line, origin) in lines {
+            if section != current {
+                out += &format!("{}[{section}]\n", if current.is_empty() { "" } else { "\n" });
+                current = section;
+            }
+            out += &format!("{line:<46} # {origin}\n");
+        }
+        out
+    }
+}
+
+/// Reads the file at `path` as a source.
+pub fn read_file(path: &Path) -> Result<(PathBuf, String), StartError> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok((path.to_owned(), text)),
+        Err(error) => Err(StartError::new(format!("cannot read the configuration file {}: {error}", path.display()))),
+    }
+}
+
+/// Lays the sources over each other.
+pub fn resolve(sources: &Sources) -> Result<Resolved, Problems> {
+    let mut layers = Layers {
+        resolved: Resolved { config: Config::default(), origins: vec![Origin::Default; SETTINGS.len()] },
+        problems: Vec::new(),
+    };
+    if let Some((path, text)) = &sources.file {
+        layers.add_file(path, text);
+    }
+    for (name, value) in &sources.env {
+        layers.add_env(name, value);
+    }
+    layers.add_flags(&sources.flags);
+    layers.check_relations();
+    if layers.problems.is_empty() { Ok(layers.resolved) } else { Err(Problems(layers.problems)) }
+}
+
+struct Layers {
+    resolved: Resolved,
+    problems: Vec<Problem>,
+}
+
+impl Layers {
+    fn problem(&mut self, origin: Origin, key: impl Into<String>, message: impl Into<String>) {
+        self.problems.push(Problem { origin, key: key.into(), message: message.into() });
+    }
+
+    fn set(&mut self, setting: &'static Setting, value: Result<Value, String>, origin: Origin) {
+        match value {
+            Ok(value) => {
+                (setting.store)(&mut self.resolved.config, value);
+                let index = SETTINGS.iter().position(|other| std::ptr::eq(setting, other));
+                self.resolved.origins[index.expect("settings live in the table")] = origin;
+            }
+            Err(message) => self.problem(origin, setting.key, message),
+        }
+    }
+
+    fn add_file(&mut self, path: &Path, text: &str) {
+        let at = |offset: usize| {
+            let before = &text.as_bytes()[..offset.min(text.len())];
+            Origin::File { path: path.to_owned(), line: 1 + before.iter().filter(|byte| **byte == b'\n').count() }
+        };
+        let document = match Document::parse(text) {
+            Ok(document) => document,
+            Err(error) => {
+                let offset = error.span().map_or(0, |span| span.start);
+                let column = 1 + text[..offset].rsplit('\n').next().map_or(0, |line| line.chars().count());
+                self.problem(
+                    at(offset),
+                    "",
+                    format!("not TOML: {} (column {column})", error.message().trim().replace('\n', ", ")),
+                );
+                return;
+            }
+        };
+        let span_of = |key: &Key, item: &Item| key.span().or(item.span()).map_or(0, |span| span.start);
+        for (section, item) in keys(document.as_table()) {
+            let origin = at(span_of(section, item));
+            let section = section.get();
+            if !SECTIONS.iter().any(|(name, _)| *name == section) {
+                self.problem(origin, section, unknown_section(section));
+                continue;
+            }
+            let Some(table) = item.as_table_like() else {
+                self.problem(origin, section, format!("this is a section: write [{section}] and its keys below"));
+                continue;
+            };
+            for (name, item) in keys(table) {
+                let origin = at(span_of(name, item));
+                let key = format!("{section}.{}", name.get());
+                match (find(&key), item.as_value()) {
+                    (Some(setting), Some(value)) => self.set(setting, setting.kind.read(value), origin),
+                    (Some(setting), None) => {
+                        let message = format!("a table is not {}", setting.kind.expected());
+                        self.problem(origin, key, message);
+                    }
+                    (None, _) => {
+                        let message = unknown_key(&key);
+                        self.problem(origin, key, message);
+                    }
+                }
+            }
+        }
+    }
+
+    fn add_env(&mut self, name: &str, text: &str) {
+        // Names without "__" are not settings: Kubernetes, say, gives a service "pagetide" PAGETIDE_PORT.
+        let Some((section, key)) = name.strip_prefix(ENV_PREFIX).and_then(|rest| rest.split_once("__")) else {
+            return;
+        };
+        let key = format!("{}.{}", section.to_lowercase(), key.to_lowercase());
+        let origin = Origin::Env(name.to_owned());
+        match find(&key) {
+            Some(setting) => self.set(setting, setting.kind.parse(text), origin),
+            None => {
+                let message = match nearest(&key) {
+                    Some(setting) => format!("unknown setting; did you mean {}?", setting.env()),
+                    None => "unknown setting".into(),
+                };
+                self.problem(origin, "", message);
+            }
+        }
+    }
+
+    fn add_flags(&mut self, flags: &[(String, String, String)]) {
+        let mut lists: Vec<(&str, Vec<String>)> = Vec::new();
+        for (flag, key, text) in flags {
+            let origin = Origin::Flag(flag.clone());
+            let Some(setting) = find(key) else {
+                self.problem(origin, "", unknown_key(key));
+                continue;
+            };
+            let value = match setting.kind.parse(text) {
+                // Of a list, each flag adds to those before it.
+                Ok(Value::List(texts)) => {
+                    if !lists.iter().any(|(known, _)| known == key) {
+                        lists.push((key, Vec::new()));
+                    }
+                    let (_, list) = lists.iter_mut().find(|(known, _)| known == key).expect("pushed above");
+                    list.extend(texts);
+                    Ok(Value::List(list.clone()))
+                }
+                value => value,
+            };
+            self.set(setting, value, origin);
+        }
+    }
+
+    /// What must hold between several settings; looked at only where each of them is right by itself.
+    fn check_relations(&mut self) {
+        let Config { server, scheduler, swap, .. } = &self.resolved.config;
+        let origin = |key| self.resolved.origin(key);
+        let mut broken: Vec<(&[&str], String)> = Vec::new();
+        if let Some(tokens) = scheduler.max_num_batched_tokens
+            && tokens < scheduler.max_num_seqs
+        {
+            let keys = &["scheduler.max_num_batched_tokens", "scheduler.max_num_seqs"];
+            let message = format!(
+                "{tokens} is less than scheduler.max_num_seqs = {} ({}): each running sequence needs one token of a step",
+                scheduler.max_num_seqs,
+                origin(keys[1])
+            );
+            broken.push((keys, message));
+        }
+        if scheduler.preemption_mode == PreemptionMode::Swap && swap.space_gib == 0.0 {
+            let keys = &["scheduler.preemption_mode", "swap.space_gib"];
+            broken.push((keys, format!("'swap' needs swap space, but swap.space_gib = 0 ({})", origin(keys[1]))));
+        }
+        if server.api_keys.iter().any(String::is_empty) {
+            broken.push((&["server.api_keys"], "a key must not be empty".into()));
+        }
+        let wrong: Vec<String> = self.problems.iter().map(|problem| problem.key.clone()).collect();
+        for (keys, message) in broken {
+            if !keys.iter().any(|key| wrong.iter().any(|wrong| wrong == key)) {
+                self.problem(self.resolved.origin(keys[0]).clone(), keys[0], message);
+            }
+        }
+    }
+}
+
+/// The keys of a table with their items; [`TableLike::iter`] gives no spans.
+fn keys(table: &dyn TableLike) -> impl Iterator<Item = (&Key, &Item)> {
+    table.iter().filter_map(|(name, _)| table.get_key_value(name))
+}
+
+fn unknown_section(name: &str) -> String {
+    // A key on its own, outside of its section?
+    if let Some(setting) = SETTINGS.iter().find(|setting| setting.name() == name) {
+        return format!("unknown section; did you mean '{}'?", setting.key);
+    }
+    let names = SECTIONS.iter().map(|(name, _)| *name);
+    match closest(name, names.clone()) {
+        Some(section) => format!("unknown section; did you mean [{section}]?"),
+        None => format!("unknown section; there are {}", names.collect::<Vec<_>>().join(", ")),
+    }
+}
+
+fn unknown_key(key: &str) -> String {
+    match nearest(key) {
+        Some(setting) => format!("unknown key; did you mean '{}'?", setting.key),
+        None => "unknown key; 'pagetide config show' lists them all".into(),
+    }
+}
+
+/// The setting that was most likely meant.
+fn nearest(key: &str) -> Option<&'static Setting> {
+    let name = key.rsplit('.').next().unwrap_or(key);
+    // The right name in the wrong section, or none, before any spelling.
+    SETTINGS
+        .iter()
+        .find(|setting| setting.name() == name)
+        .or_else(|| find(closest(key, SETTINGS.iter().map(|setting| setting.key))?))
+}
+
+fn closest<'a>(word: &str, among: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let scored = among.map(|candidate| (strsim::normalized_damerau_levenshtein(word, candidate), candidate));
+    let (score, candidate) = scored.max_by(|a, b| a.0.total_cmp(&b.0))?;
+    (score >= 0.6).then_some(candidate)
+}

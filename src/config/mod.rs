@@ -1,0 +1,313 @@
+//! The configuration: what the program uses, every value resolved and in range.
+//!
+//! A [`Config`] is made by laying flags over environment variables over a file over the defaults
+//! ([`layers`]); the one table of settings ([`settings`]) says what each key is. [`Option`] stands for "auto": resolved by whoever
+//! knows the model or the device, through the methods here.
+
+pub mod layers;
+pub mod settings;
+pub mod value;
+
+use std::fmt;
+use std::str::FromStr;
+
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Config {
+    pub server: ServerConfig,
+    pub model: ModelConfig,
+    pub device: DeviceConfig,
+    pub cache: CacheConfig,
+    pub swap: SwapConfig,
+    pub scheduler: SchedulerConfig,
+    pub intake: IntakeConfig,
+    pub log: LogConfig,
+    pub metrics: MetricsConfig,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServerConfig {
+    pub host: String,
+    /// 0 lets the system choose a free port.
+    pub port: u16,
+    /// `None`: the model's own name.
+    pub served_model_name: Option<String>,
+    /// Empty: no key is asked for.
+    pub api_keys: Vec<String>,
+    /// Requests held at once, queued and running; one more gets a 429.
+    pub max_requests: usize,
+    pub retry_after_s: u64,
+    pub drain_timeout_s: u64,
+    pub max_body_bytes: usize,
+    /// 0: see [`ServerConfig::num_workers`].
+    pub workers: usize,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// A directory, or [`DEMO_MODEL`].
+    pub path: String,
+    pub dtype: DtypeChoice,
+    /// `None`: the model's own.
+    pub max_model_len: Option<u32>,
+}
+
+/// The value of `model.path` that stands for the model inside the program.
+pub const DEMO_MODEL: &str = "demo";
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceConfig {
+    pub kind: DeviceKind,
+    /// Threads of the CPU backend; 0: one for each core.
+    pub threads: usize,
+    pub isa: Isa,
+    /// `None`: see [`DeviceConfig::memory_fraction`].
+    pub memory_utilization: Option<f64>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct CacheConfig {
+    /// Tokens in a KV block, 1 to 256.
+    pub block_size: u32,
+    /// `None`: as many as `device.memory_utilization` allows.
+    pub num_device_blocks: Option<u32>,
+    pub enable_prefix_caching: bool,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct SwapConfig {
+    /// 0: no swap tier.
+    pub space_gib: f64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct SchedulerConfig {
+    pub max_num_seqs: u32,
+    /// `None`: see [`SchedulerConfig::batched_tokens`].
+    pub max_num_batched_tokens: Option<u32>,
+    pub preemption_mode: PreemptionMode,
+    pub policy: SchedulingPolicy,
+    /// Fraction of the device blocks kept free when a request is admitted.
+    pub watermark: f64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct IntakeConfig {
+    pub tokenizer_threads: usize,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct LogConfig {
+    /// A level, or filters by module as in `info,pagetide=debug`.
+    pub level: String,
+    pub format: LogFormat,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct MetricsConfig {
+    pub enabled: bool,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            host: "127.0.0.1".into(),
+            port: 8000,
+            served_model_name: None,
+            api_keys: Vec::new(),
+            max_requests: 1024,
+            retry_after_s: 1,
+            drain_timeout_s: 30,
+            max_body_bytes: 32 << 20,
+            workers: 0,
+        }
+    }
+}
+
+impl ServerConfig {
+    /// Threads that parse and write HTTP. A few are plenty: the work is in the engine.
+    pub fn num_workers(&self) -> usize {
+        if self.workers > 0 { self.workers } else { num_cores().min(4) }
+    }
+}
+
+impl Default for ModelConfig {
+    fn default() -> Self {
+        Self { path: DEMO_MODEL.into(), dtype: DtypeChoice::Auto, max_model_len: None }
+    }
+}
+
+impl Default for DeviceConfig {
+    fn default() -> Self {
+        Self { kind: DeviceKind::Auto, threads: 0, isa: Isa::Auto, memory_utilization: None }
+    }
+}
+
+impl DeviceConfig {
+    pub fn num_threads(&self) -> usize {
+        if self.threads > 0 { self.threads } else { num_cores() }
+    }
+
+    /// Fraction of the device's memory for weights and KV blocks. On the CPU other programs want memory too.
+    pub fn memory_fraction(&self, on_cuda: bool) -> f64 {
+        self.memory_utilization.unwrap_or(if on_cuda { 0.9 } else { 0.5 })
+    }
+}
+
+impl Default for CacheConfig {
+    fn default() -> Self {
+        Self { block_size: 16, num_device_blocks: None, enable_prefix_caching: true }
+    }
+}
+
+impl Default for SwapConfig {
+    fn default() -> Self {
+        Self { space_gib: 1.0 }
+    }
+}
+
+impl SwapConfig {
+    pub fn space_bytes(&self) -> usize {
+        (self.space_gib * (1u64 << 30) as f64) as usize
+    }
+}
+
+impl Default for SchedulerConfig {
+    fn default() -> Self {
+        Self {
+            max_num_seqs: 256,
+            max_num_batched_tokens: None,
+            preemption_mode: PreemptionMode::Auto,
+            policy: SchedulingPolicy::Fcfs,
+            watermark: 0.01,
+        }
+    }
+}
+
+impl SchedulerConfig {
+    /// Tokens in one step at most. Never below `max_num_seqs`: each running sequence needs one.
+    pub fn batched_tokens(&self, on_cuda: bool) -> u32 {
+        self.max_num_batched_tokens.unwrap_or_else(|| self.max_num_seqs.max(if on_cuda { 2048 } else { 512 }))
+    }
+}
+
+impl Default for IntakeConfig {
+    fn default() -> Self {
+        Self { tokenizer_threads: 2 }
+    }
+}
+
+impl Default for LogConfig {
+    fn default() -> Self {
+        Self { level: "info".into(), format: LogFormat::Human }
+    }
+}
+
+impl Default for MetricsConfig {
+    fn default() -> Self {
+        Self { enabled: true }
+    }
+}
+
+/// Cores this process may run on.
+pub fn num_cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// An enum written as one of a few words.
+macro_rules! choice {
+    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+        pub enum $name {
+            $($(#[$variant_doc])* $variant),+
+        }
+
+        impl $name {
+            /// The words, in the order of the variants.
+            pub const NAMES: &'static [&'static str] = &[$($word),+];
+
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $word),+
+                }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+
+        impl value::Field for $name {
+            fn store(&mut self, value: value::Value) {
+                match value {
+                    value::Value::Text(word) => *self = word.parse().expect("the kind admits only NAMES"),
+                    other => unreachable!("a choice is text, not {other:?}"),
+                }
+            }
+
+            fn load(&self) -> value::Value {
+                value::Value::Text(self.name().into())
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = String;
+
+            fn from_str(word: &str) -> Result<Self, String> {
+                match word {
+                    $($word => Ok(Self::$variant),)+
+                    _ => Err(format!("'{word}' is not one of {}", Self::NAMES.join(", "))),
+                }
+            }
+        }
+    };
+}
+
+choice!(
+    /// Type of weights and KV cache.
+    DtypeChoice {
+        /// The checkpoint's own.
+        Auto = "auto",
+        Float32 = "float32",
+        Float16 = "float16",
+        Bfloat16 = "bfloat16",
+    }
+);
+choice!(DeviceKind {
+    /// The GPU if there is one, else the CPU.
+    Auto = "auto",
+    Cpu = "cpu",
+    Cuda = "cuda",
+});
+choice!(
+    /// Instruction set of the CPU kernels.
+    Isa {
+        /// The best this machine has.
+        Auto = "auto",
+        Amx = "amx",
+        Avx512 = "avx512",
+        Avx2 = "avx2",
+        Portable = "portable",
+    }
+);
+choice!(
+    /// What happens to a sequence that must give its device blocks away.
+    PreemptionMode {
+        /// Chosen for each victim.
+        Auto = "auto",
+        Swap = "swap",
+        Recompute = "recompute",
+    }
+);
+choice!(SchedulingPolicy {
+    /// First come, first served.
+    Fcfs = "fcfs",
+    /// By the request's `priority`, lower first, then by arrival.
+    Priority = "priority",
+});
+choice!(LogFormat { Human = "human", Json = "json" });
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,246 @@
+//! The one table of settings. Flags, environment variables, files, their errors, `pagetide config`,
+//! `config/pagetide.toml` and `docs/configuration.md` all come from it.
+
+use super::value::{Field, Kind, Value};
+use super::{Config, DeviceKind, DtypeChoice, Isa, LogFormat, PreemptionMode, SchedulingPolicy};
+use std::fmt::Write;
+
+/// One key of the configuration.
+pub struct Setting {
+    /// `section.name`
+    pub key: &'static str,
+    pub kind: Kind,
+    pub unit: &'static str,
+    /// The flag of its own, and what its value is called in the help. Every key can be given with `--set` as well.
+    pub flag: Option<(&'static str, &'static str)>,
+    pub doc: &'static str,
+    pub when_to_change: &'static str,
+    pub store: fn(&mut Config, Value),
+    pub load: fn(&Config) -> Value,
+}
+
+impl Setting {
+    pub fn section(&self) -> &'static str {
+        self.split().0
+    }
+
+    pub fn name(&self) -> &'static str {
+        self.split().1
+    }
+
+    /// What its section is about.
+    pub fn section_about(&self) -> &'static str {
+        let section = SECTIONS.iter().find(|(name, _)| *name == self.section());
+        section.expect("every section is in SECTIONS").1
+    }
+
+    fn split(&self) -> (&'static str, &'static str) {
+        self.key.split_once('.').expect("the table's macro writes section.name")
+    }
+
+    /// `PAGETIDE_SECTION__NAME`
+    pub fn env(&self) -> String {
+        format!("{ENV_PREFIX}{}__{}", self.section().to_uppercase(), self.name().to_uppercase())
+    }
+
+    /// Its value is never shown.
+    pub fn is_secret(&self) -> bool {
+        self.key == "server.api_keys"
+    }
+
+    pub fn default(&self) -> Value {
+        (self.load)(&Config::default())
+    }
+}
+
+pub const ENV_PREFIX: &str = "PAGETIDE_";
+
+/// The setting of this key.
+pub fn find(key: &str) -> Option<&'static Setting> {
+    SETTINGS.iter().find(|setting| setting.key == key)
+}
+
+/// The sections in the order of the table, each with what it is about.
+pub const SECTIONS: &[(&str, &str)] = &[
+    ("server", "The HTTP server"),
+    ("model", "What is served"),
+    ("device", "What it runs on"),
+    ("cache", "KV blocks on the device"),
+    ("swap", "KV blocks in CPU memory, for preempted sequences"),
+    ("scheduler", "What shares a step, and who yields when blocks run out"),
+    ("intake", "Between HTTP and the scheduler"),
+    ("log", "Logs, on standard error"),
+    ("metrics", "Prometheus metrics"),
+];
+
+macro_rules! settings {
+    ($($section:ident.$field:ident: $kind:expr, $unit:literal, $flag:expr, $doc:literal, $when:literal;)+) => {
+        pub static SETTINGS: &[Setting] = &[$(Setting {
+            key: concat!(stringify!($section), ".", stringify!($field)),
+            kind: $kind,
+            unit: $unit,
+            flag: $flag,
+            doc: $doc,
+            when_to_change: $when,
+            store: |config, value| config.$section.$field.store(value),
+            load: |config| config.$section.$field.load(),
+        }),+];
+    };
+}
+
+const fn int(min: u64, max: u64) -> Kind {
+    Kind::Int { min, max, auto: false }
+}
+
+const fn int_or_auto(min: u64, max: u64) -> Kind {
+    Kind::Int { min, max, auto: true }
+}
+
+const NAME: Kind = Kind::Text { auto: false, check: not_empty };
+
+settings! {
+    server.host: NAME, "", Some(("host", "H")),
+        "Address to listen on.",
+        "0.0.0.0 to be reached from other machines; then set api_keys too.";
+    server.port: int(0, 65535), "", Some(("port", "P")),
+        "Port to listen on; 0 takes a free one and prints it.",
+        "Another program has it.";
+    server.served_model_name: Kind::Text { auto: true, check: not_empty }, "", Some(("served-model-name", "NAME")),
+        "The model's name in the API; auto is the last part of its path.",
+        "Clients ask for a fixed name whatever is behind it.";
+    server.api_keys: Kind::List, "", Some(("api-key", "KEY")),
+        "Bearer keys that clients may use; with none, no key is asked for. /health is always open.",
+        "The server can be reached by others. Prefer file or environment: a flag shows in the process list.";
+    server.max_requests: int(1, 1_000_000), "requests", None,
+        "Requests held at once, queued and running; one more is answered with 429.",
+        "Lower, to turn clients away sooner instead of letting them wait; higher for bursts.";
+    server.retry_after_s: int(0, 3600), "s", None,
+        "What a 429 tells the client in Retry-After.",
+        "Clients come back too soon or too late.";
+    server.drain_timeout_s: int(0, 86_400), "s", None,
+        "After SIGINT or SIGTERM, time for running requests to finish.",
+        "Answers take longer than this; stay below the supervisor's own limit.";
+    server.max_body_bytes: int(1024, 1 << 30), "bytes", None,
+        "Largest request body; a larger one is answered with 413.",
+        "Prompts are longer, or clients are not trusted.";
+    server.workers: int(0, 1024), "threads", None,
+        "Threads for HTTP; 0 is one for each core, at most 4.",
+        "Thousands of streams at once.";
+
+    model.path: NAME, "", Some(("model", "DIR|demo")),
+        "Directory of a Hugging Face checkpoint, or demo for the small model inside the program.",
+        "Always, except to try Pagetide out.";
+    model.dtype: Kind::Choice(DtypeChoice::NAMES), "", Some(("dtype", "auto|float32|float16|bfloat16")),
+        "Type of weights and KV cache; auto is the checkpoint's own.",
+        "float32 to compare outputs exactly; bfloat16 to halve the memory of a float32 checkpoint.";
+    model.max_model_len: int_or_auto(1, 1 << 31), "tokens", Some(("max-model-len", "N")),
+        "Prompt and output together, per sequence; auto is the model's own limit.",
+        "Lower, so that one request cannot take the whole pool.";
+
+    device.kind: Kind::Choice(DeviceKind::NAMES), "", Some(("device", "auto|cpu|cuda")),
+        "Where the model runs; auto is the GPU if there is one, else the CPU.",
+        "To be sure: cpu or cuda fails instead of falling back.";
+    device.threads: int(0, 1024), "threads", None,
+        "Threads of the CPU backend; 0 is one for each core.",
+        "Other programs need cores, or hyperthreads are counted as cores.";
+    device.isa: Kind::Choice(Isa::NAMES), "", None,
+        "Instruction set of the CPU kernels; auto is the best this machine has.",
+        "To compare, or to get the same bytes on different machines.";
+    device.memory_utilization: Kind::Float { min: 0.0, or_equal: false, max: 1.0, auto: true }, "fraction",
+        Some(("device-memory-utilization", "F")),
+        "Part of the device's memory for weights and KV blocks; auto is 0.9 on a GPU, 0.5 on the CPU.",
+        "Other programs share the device, or out-of-memory errors at start.";
+
+    cache.block_size: int(1, 256), "tokens", Some(("block-size", "N")),
+        "Tokens in a KV block.",
+        "Smaller wastes fewer slots and shares shorter prefixes; larger has less overhead per token.";
+    cache.num_device_blocks: int_or_auto(1, u32::MAX as u64), "blocks", Some(("num-device-blocks", "N")),
+        "KV blocks on the device; auto is what fits in device.memory_utilization.",
+        "To fix the pool's size, in tests and comparisons.";
+    cache.enable_prefix_caching: Kind::Bool, "", Some(("enable-prefix-caching", "true|false")),
+        "Keep blocks of finished requests and use them for prompts that begin the same.",
+        "To measure without it. Outputs are the same either way.";
+
+    swap.space_gib: Kind::Float { min: 0.0, or_equal: true, max: 65536.0, auto: false }, "GiB",
+        Some(("swap-space-gib", "G")),
+        "CPU memory for the blocks of preempted sequences; 0 is no swap tier.",
+        "More if pagetide_preemptions_total grows by mode=recompute and memory is free.";
+
+    scheduler.max_num_seqs: int(1, 65_536), "sequences", Some(("max-num-seqs", "N")),
+        "Sequences in a step at most.",
+        "Lower for shorter gaps between tokens; higher for throughput.";
+    scheduler.max_num_batched_tokens: int_or_auto(1, 1 << 20), "tokens", Some(("max-num-batched-tokens", "N")),
+        "Tokens in a step at most, of prompts and decoding together; auto is 512 on the CPU, 2048 on a GPU, and never below max_num_seqs.",
+        "Higher to get through long prompts faster; lower for shorter gaps between tokens while that happens.";
+    scheduler.preemption_mode: Kind::Choice(PreemptionMode::NAMES), "", Some(("preemption-mode", "auto|swap|recompute")),
+        "What a preempted sequence does with its blocks: copy them to CPU memory, or drop them and compute again; auto chooses for each.",
+        "To measure one way, or where CPU memory is scarce (recompute).";
+    scheduler.policy: Kind::Choice(SchedulingPolicy::NAMES), "", Some(("scheduling-policy", "fcfs|priority")),
+        "Who goes first: by arrival, or by the request's priority (lower first), then arrival.",
+        "Clients send priority.";
+    scheduler.watermark: Kind::Float { min: 0.0, or_equal: true, max: 0.5, auto: false }, "fraction", None,
+        "Part of the device blocks that admitting a request must leave free, so that it is not preempted at once.",
+        "Higher if pagetide_preemptions_total grows fast under load.";
+
+    intake.tokenizer_threads: int(1, 256), "threads", None,
+        "Threads that render chat templates and tokenise prompts.",
+        "Long prompts at a high rate: time to first token grows while the device idles.";
+
+    log.level: Kind::Text { auto: false, check: log_filter }, "", None,
+        "error, warn, info, debug or trace; or by module: info,pagetide::actors=debug.",
+        "To look into something.";
+    log.format: Kind::Choice(LogFormat::NAMES), "", None,
+        "Lines for people, or one JSON object a line.",
+        "json where a log collector reads them.";
+
+    metrics.enabled: Kind::Bool, "", None,
+        "Record metrics and serve them on /metrics.",
+        "Hardly ever: they cost next to nothing.";
+}
+
+fn not_empty(text: &str) -> Result<(), String> {
+    if text.is_empty() { Err("must not be empty".into()) } else { Ok(()) }
+}
+
+fn log_filter(text: &str) -> Result<(), String> {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    for directive in text.split(',').map(str::trim) {
+        // To the parser a misspelt level is a module's name, and would silence everything else.
+        let is_filter = directive.contains(['=', ':', '[']);
+        if !is_filter && !LEVELS.contains(&directive.to_lowercase().as_str()) {
+            return Err(format!("'{directive}' is neither one of {} nor a filter MODULE=LEVEL", LEVELS.join(", ")));
+        }
+    }
+    let filter = tracing_subscriber::EnvFilter::builder().parse(text);
+    filter.map(drop).map_err(|error| format!("'{text}' is not a log filter: {error}"))
+}
+
+/// A configuration file with every setting at its default, unit, range and reason to change it beside each.
+pub fn reference_file() -> String {
+    let mut out = String::from(
+        "# Every setting of Pagetide, at its default. Use what you need of it:\n\
+         #   pagetide serve --config pagetide.toml\n\
+         # Flags come before environment variables (PAGETIDE_SECTION__NAME), those before this file.\n",
+    );
+    for (section, about) in SECTIONS {
+        write!(out, "\n# {about}.\n[{section}]\n").expect("writing to a String");
+        for setting in SETTINGS.iter().filter(|setting| setting.section() == *section) {
+            let unit = if setting.unit.is_empty() { String::new() } else { format!(" [{}]", setting.unit) };
+            write!(
+                out,
+                "# {}\n# {}{unit}. When to change it: {}\n{} = {}\n",
+                setting.doc,
+                capitalised(&setting.kind.expected()),
+                setting.when_to_change,
+                setting.name(),
+                setting.default(),
+            )
+            .expect("writing to a String");
+        }
+    }
+    out
+}
+
+fn capitalised(text: &str) -> String {
+    text[..1].to_uppercase() + &text[1..]
+}

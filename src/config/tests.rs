@@ -1,0 +1,221 @@
+use super::layers::{Origin, Problems, Resolved, Sources, resolve};
+use super::settings::{SECTIONS, SETTINGS, reference_file};
+use super::value::{Kind, Value};
+use super::*;
+use std::path::PathBuf;
+
+fn sources(file: &str, env: &[(&str, &str)], flags: &[(&str, &str, &str)]) -> Sources {
+    Sources {
+        file: Some((PathBuf::from("p.toml"), file.to_owned())),
+        env: env.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect(),
+        flags: flags.iter().map(|(f, k, v)| (f.to_string(), k.to_string(), v.to_string())).collect(),
+    }
+}
+
+fn from_file(text: &str) -> Result<Resolved, Problems> {
+    resolve(&sources(text, &[], &[]))
+}
+
+fn problems_of(result: Result<Resolved, Problems>) -> Vec<String> {
+    result.expect_err("the configuration is wrong").0.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn flags_come_before_env_before_file_before_defaults() {
+    let file = "[server]\nport = 1\nhost = \"a\"\nretry_after_s = 7\n";
+    let env = [("PAGETIDE_SERVER__PORT", "2"), ("PAGETIDE_SERVER__HOST", "b"), ("PAGETIDE_PORT", "tcp://x")];
+    let resolved = resolve(&sources(file, &env, &[("--port", "server.port", "3")])).unwrap();
+    let server = &resolved.config.server;
+    assert_eq!((server.port, server.host.as_str(), server.retry_after_s, server.workers), (3, "b", 7, 0));
+    assert_eq!(*resolved.origin("server.port"), Origin::Flag("--port".into()));
+    assert_eq!(*resolved.origin("server.host"), Origin::Env("PAGETIDE_SERVER__HOST".into()));
+    assert_eq!(*resolved.origin("server.retry_after_s"), Origin::File { path: "p.toml".into(), line: 4 });
+    assert_eq!(*resolved.origin("server.workers"), Origin::Default);
+}
+
+#[test]
+fn every_problem_of_a_file_is_reported_with_its_line() {
+    let text = "\
+[server]
+prot = 9000
+port = 70000
+host = 5
+[cache]
+block_size = 512
+enable_prefix_caching = \"yes\"
+
+[schedular]
+max_num_seqs = 1
+[scheduler]
+policy = \"lifo\"
+watermark = 0.9
+max_num_seqs = {}
+[model.path]
+a = 1
+[swap]
+space_gib = -1
+[device]
+memory_utilization = 0
+";
+    assert_eq!(
+        problems_of(from_file(text)),
+        [
+            "p.toml:2: server.prot: unknown key; did you mean 'server.port'?",
+            "p.toml:3: server.port: 70000 is out of range: a whole number from 0 to 65535",
+            "p.toml:4: server.host: 5 (a whole number) is not text",
+            "p.toml:6: cache.block_size: 512 is out of range: a whole number from 1 to 256",
+            "p.toml:7: cache.enable_prefix_caching: \"yes\" (text) is not true or false",
+            "p.toml:9: schedular: unknown section; did you mean [scheduler]?",
+            "p.toml:12: scheduler.policy: 'lifo' is not one of fcfs, priority",
+            "p.toml:13: scheduler.watermark: 0.9 is out of range: a number from 0 to 0.5",
+            "p.toml:14: scheduler.max_num_seqs: {} (a table) is not a whole number from 1 to 65536",
+            "p.toml:15: model.path: a table is not text",
+            "p.toml:18: swap.space_gib: -1 is out of range: a number from 0 to 65536",
+            "p.toml:20: device.memory_utilization: 0 is out of range: a number above 0, up to 1, or \"auto\"",
+        ]
+    );
+}
+
+#[test]
+fn a_key_in_the_wrong_place_is_pointed_to_the_right_one() {
+    assert_eq!(problems_of(from_file("port = 1")), ["p.toml:1: port: unknown section; did you mean 'server.port'?"]);
+    assert_eq!(
+        problems_of(from_file("[cache]\nmax_num_seqs = 1")),
+        ["p.toml:2: cache.max_num_seqs: unknown key; did you mean 'scheduler.max_num_seqs'?"]
+    );
+    assert_eq!(
+        problems_of(from_file("server = 1")),
+        ["p.toml:1: server: this is a section: write [server] and its keys below"]
+    );
+}
+
+#[test]
+fn malformed_toml_is_reported_with_its_position() {
+    let problems = problems_of(from_file("[server]\nport = = 1\n"));
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert!(problems[0].starts_with("p.toml:2: not TOML: "), "{problems:?}");
+    assert!(problems[0].ends_with("(column 8)"), "{problems:?}");
+    assert!(
+        problems_of(from_file("[server]\nport = 1\nport = 2\n"))[0].starts_with("p.toml:3: not TOML: duplicate key")
+    );
+}
+
+#[test]
+fn mistakes_in_environment_and_flags_name_where_they_were_made() {
+    let env = [("PAGETIDE_SERVER__PROT", "1"), ("PAGETIDE_CACHE__BLOCK_SIZE", "0")];
+    let flags = [("--set server.hots", "server.hots", "x"), ("--max-num-seqs", "scheduler.max_num_seqs", "many")];
+    assert_eq!(
+        problems_of(resolve(&sources("", &env, &flags))),
+        [
+            "PAGETIDE_SERVER__PROT: unknown setting; did you mean PAGETIDE_SERVER__PORT?",
+            "PAGETIDE_CACHE__BLOCK_SIZE: cache.block_size: 0 is out of range: a whole number from 1 to 256",
+            "--set server.hots: unknown key; did you mean 'server.host'?",
+            "--max-num-seqs: scheduler.max_num_seqs: 'many' is not a whole number from 1 to 65536",
+        ]
+    );
+}
+
+#[test]
+fn relations_between_settings_are_checked_across_layers() {
+    let flags = [("--max-num-batched-tokens", "scheduler.max_num_batched_tokens", "100")];
+    assert_eq!(
+        problems_of(resolve(&sources("[scheduler]\nmax_num_seqs = 200", &[], &flags))),
+        ["--max-num-batched-tokens: scheduler.max_num_batched_tokens: 100 is less than scheduler.max_num_seqs = 200 \
+          (p.toml:2): each running sequence needs one token of a step"]
+    );
+    assert_eq!(
+        problems_of(from_file("[swap]\nspace_gib = 0\n[scheduler]\npreemption_mode = \"swap\"")),
+        ["p.toml:4: scheduler.preemption_mode: 'swap' needs swap space, but swap.space_gib = 0 (p.toml:2)"]
+    );
+    assert!(from_file("[server]\napi_keys = [\"\"]").is_err());
+    // Beside other problems, but not on top of one of the same keys.
+    let both = problems_of(from_file("[server]\nprot = 1\n[scheduler]\nmax_num_batched_tokens = 100"));
+    assert_eq!(both.len(), 2, "{both:?}");
+    let one = problems_of(from_file("[scheduler]\nmax_num_seqs = 0\nmax_num_batched_tokens = 100"));
+    assert_eq!(one.len(), 1, "{one:?}");
+}
+
+#[test]
+fn auto_is_resolved_where_the_device_is_known() {
+    let scheduler = SchedulerConfig { max_num_seqs: 1000, ..Default::default() };
+    assert_eq!((scheduler.batched_tokens(false), scheduler.batched_tokens(true)), (1000, 2048));
+    let resolved = from_file("[model]\nmax_model_len = \"auto\"\n[server]\nserved_model_name = \"auto\"").unwrap();
+    assert_eq!(resolved.config.model.max_model_len, None);
+    assert_eq!(resolved.config.server.served_model_name, None);
+}
+
+#[test]
+fn lists_add_up_over_flags_and_replace_lower_layers() {
+    let flags = [("--api-key", "server.api_keys", "a"), ("--api-key", "server.api_keys", "b")];
+    let file = "[server]\napi_keys = [\"old\"]";
+    let config = resolve(&sources(file, &[], &flags)).unwrap().config;
+    assert_eq!(config.server.api_keys, ["a", "b"]);
+    let env = [("PAGETIDE_SERVER__API_KEYS", "x, y")];
+    assert_eq!(resolve(&sources(file, &env, &[])).unwrap().config.server.api_keys, ["x", "y"]);
+}
+
+#[test]
+fn show_says_where_each_value_came_from_and_hides_secrets() {
+    let env = [("PAGETIDE_SERVER__API_KEYS", "hush,hush2")];
+    let shown = resolve(&sources("[swap]\nspace_gib = 2", &env, &[("--port", "server.port", "9")])).unwrap().show();
+    let line = |name: &str| {
+        let line = shown.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(line("port"), "port = 9 # --port");
+    assert_eq!(line("space_gib"), "space_gib = 2.0 # p.toml:2");
+    assert_eq!(line("host"), "host = \"127.0.0.1\" # default");
+    assert_eq!(line("api_keys"), "api_keys = [\"(secret)\", \"(secret)\"] # PAGETIDE_SERVER__API_KEYS");
+    assert!(!shown.contains("hush"));
+    // What is shown is a configuration file.
+    assert_eq!(from_file(&shown.replace("(secret)", "k")).unwrap().config.server.port, 9);
+}
+
+#[test]
+fn a_misspelt_log_level_is_refused() {
+    assert!(from_file("[log]\nlevel = \"info,pagetide::actors=debug\"").is_ok());
+    assert!(problems_of(from_file("[log]\nlevel = \"inof\""))[0].contains("'inof' is neither one of off, error"));
+}
+
+/// Each setting's kind, field, default and section fit together.
+#[test]
+fn the_table_agrees_with_the_struct() {
+    for setting in SETTINGS {
+        let default = setting.default();
+        let mut config = Config::default();
+        (setting.store)(&mut config, default.clone());
+        assert_eq!(config, Config::default(), "{}", setting.key);
+        let text = match &default {
+            Value::List(_) => String::new(),
+            Value::Text(text) => text.clone(),
+            Value::Auto => "auto".into(),
+            other => other.to_string(),
+        };
+        assert_eq!(setting.kind.parse(&text), Ok(default), "{}: its default is in its range", setting.key);
+        assert!(SECTIONS.iter().any(|(name, _)| *name == setting.section()), "{}", setting.key);
+        let others = match setting.kind {
+            Kind::Int { min, max, .. } => vec![Value::Int(min), Value::Int(max)],
+            Kind::Float { max, .. } => vec![Value::Float(max)],
+            Kind::Bool => vec![Value::Bool(false), Value::Bool(true)],
+            Kind::Choice(words) => words.iter().map(|word| Value::Text(word.to_string())).collect(),
+            Kind::Text { .. } => vec![Value::Text("x".into())],
+            Kind::List => vec![Value::List(vec!["x".into()])],
+        };
+        for value in others {
+            (setting.store)(&mut config, value.clone());
+            assert_eq!((setting.load)(&config), value, "{}", setting.key);
+        }
+    }
+    let mut sections: Vec<&str> = SETTINGS.iter().map(|setting| setting.section()).collect();
+    sections.dedup();
+    assert_eq!(sections, SECTIONS.iter().map(|(name, _)| *name).collect::<Vec<_>>());
+}
+
+#[test]
+fn the_reference_file_is_the_defaults() {
+    let resolved = from_file(&reference_file()).unwrap();
+    assert_eq!(resolved.config, Config::default());
+    for setting in SETTINGS {
+        assert!(matches!(resolved.origin(setting.key), Origin::File { .. }), "{} is in the file", setting.key);
+    }
+}

@@ -1,0 +1,265 @@
+//! A setting's value before it is a field of [`Config`](super::Config): its type and range, and how it is read.
+
+use std::fmt;
+
+/// What a setting may be.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    /// Text that the function accepts; with `auto`, the word "auto" stands for no text.
+    Text {
+        auto: bool,
+        check: fn(&str) -> Result<(), String>,
+    },
+    /// Several texts. On the command line the flag is repeated, in the environment commas separate them.
+    List,
+    Bool,
+    Int {
+        min: u64,
+        max: u64,
+        auto: bool,
+    },
+    /// `min` itself is allowed only with `or_equal`.
+    Float {
+        min: f64,
+        or_equal: bool,
+        max: f64,
+        auto: bool,
+    },
+    /// One of these words.
+    Choice(&'static [&'static str]),
+}
+
+/// A value of the kind's type, in its range.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    Auto,
+    Text(String),
+    List(Vec<String>),
+    Bool(bool),
+    Int(u64),
+    Float(f64),
+}
+
+/// As TOML writes it.
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Auto => f.write_str("\"auto\""),
+            Value::Text(text) => toml_edit::Value::from(text.as_str()).fmt(f),
+            Value::List(texts) => texts.iter().collect::<toml_edit::Array>().fmt(f),
+            Value::Bool(value) => value.fmt(f),
+            Value::Int(value) => value.fmt(f),
+            Value::Float(value) => write!(f, "{value:?}"),
+        }
+    }
+}
+
+impl Kind {
+    /// What is expected, as in "expected a whole number from 1 to 256".
+    pub fn expected(&self) -> String {
+        let or_auto = |auto: bool| if auto { ", or \"auto\"" } else { "" };
+        match *self {
+            Kind::Text { auto, .. } => format!("text{}", or_auto(auto)),
+            Kind::List => "a list of texts".into(),
+            Kind::Bool => "true or false".into(),
+            Kind::Int { min, max, auto } if max == u64::MAX => {
+                format!("a whole number, at least {min}{}", or_auto(auto))
+            }
+            Kind::Int { min, max, auto } => format!("a whole number from {min} to {max}{}", or_auto(auto)),
+            Kind::Float { min, or_equal: true, max, auto } => {
+                format!("a number from {min} to {max}{}", or_auto(auto))
+            }
+            Kind::Float { min, or_equal: false, max, auto } => {
+                format!("a number above {min}, up to {max}{}", or_auto(auto))
+            }
+            Kind::Choice(words) => format!("one of {}", words.join(", ")),
+        }
+    }
+
+    /// Reads a flag or an environment variable.
+    pub fn parse(&self, text: &str) -> Result<Value, String> {
+        let found = || format!("'{text}'");
+        match self {
+            Kind::Text { .. } | Kind::Choice(_) => self.check_text(text),
+            Kind::List if text.is_empty() => Ok(Value::List(Vec::new())),
+            Kind::List => Ok(Value::List(text.split(',').map(|part| part.trim().to_owned()).collect())),
+            _ if text == "auto" && self.has_auto() => Ok(Value::Auto),
+            Kind::Bool => match text {
+                "true" => Ok(Value::Bool(true)),
+                "false" => Ok(Value::Bool(false)),
+                _ => Err(self.mismatch(&found())),
+            },
+            Kind::Int { .. } => match text.parse::<i128>() {
+                Ok(number) => self.check_int(number),
+                Err(_) => Err(self.mismatch(&found())),
+            },
+            Kind::Float { .. } => match text.parse::<f64>() {
+                Ok(number) => self.check_float(number),
+                Err(_) => Err(self.mismatch(&found())),
+            },
+        }
+    }
+
+    /// Reads a value of a TOML file.
+    pub fn read(&self, value: &toml_edit::Value) -> Result<Value, String> {
+        use toml_edit::Value as Toml;
+        match (self, value) {
+            (Kind::Text { .. } | Kind::Choice(_), Toml::String(text)) => self.check_text(text.value()),
+            (Kind::List, Toml::Array(array)) => {
+                let texts: Option<Vec<String>> = array.iter().map(|item| item.as_str().map(str::to_owned)).collect();
+                texts.map(Value::List).ok_or_else(|| self.mismatch("a list that holds something else"))
+            }
+            (Kind::Bool, Toml::Boolean(value)) => Ok(Value::Bool(*value.value())),
+            (Kind::Int { .. }, Toml::Integer(number)) => self.check_int(i128::from(*number.value())),
+            (Kind::Float { .. }, Toml::Float(number)) => self.check_float(*number.value()),
+            (Kind::Float { .. }, Toml::Integer(number)) => self.check_float(*number.value() as f64),
+            (_, Toml::String(text)) if text.value() == "auto" && self.has_auto() => Ok(Value::Auto),
+            _ => Err(self.mismatch(&format!("{} ({})", value.to_string().trim(), toml_type(value)))),
+        }
+    }
+
+    fn has_auto(&self) -> bool {
+        matches!(self, Kind::Text { auto: true, .. } | Kind::Int { auto: true, .. } | Kind::Float { auto: true, .. })
+    }
+
+    fn mismatch(&self, found: &str) -> String {
+        format!("{found} is not {}", self.expected())
+    }
+
+    fn check_text(&self, text: &str) -> Result<Value, String> {
+        match self {
+            Kind::Choice(words) if !words.contains(&text) => Err(self.mismatch(&format!("'{text}'"))),
+            Kind::Text { auto: true, .. } if text == "auto" => Ok(Value::Auto),
+            Kind::Text { check, .. } => check(text).map(|()| Value::Text(text.to_owned())),
+            _ => Ok(Value::Text(text.to_owned())),
+        }
+    }
+
+    fn check_int(&self, number: i128) -> Result<Value, String> {
+        match (self, u64::try_from(number)) {
+            (Kind::Int { min, max, .. }, Ok(number)) if (*min..=*max).contains(&number) => Ok(Value::Int(number)),
+            _ => Err(format!("{number} is out of range: {}", self.expected())),
+        }
+    }
+
+    fn check_float(&self, number: f64) -> Result<Value, String> {
+        match *self {
+            Kind::Float { min, or_equal, max, .. }
+                if number <= max && (number > min || (or_equal && number == min)) =>
+            {
+                Ok(Value::Float(number))
+            }
+            _ => Err(format!("{number} is out of range: {}", self.expected())),
+        }
+    }
+}
+
+fn toml_type(value: &toml_edit::Value) -> &'static str {
+    match value {
+        toml_edit::Value::String(_) => "text",
+        toml_edit::Value::Integer(_) => "a whole number",
+        toml_edit::Value::Float(_) => "a number",
+        toml_edit::Value::Boolean(_) => "a truth value",
+        toml_edit::Value::Datetime(_) => "a date",
+        toml_edit::Value::Array(_) => "a list",
+        toml_edit::Value::InlineTable(_) => "a table",
+    }
+}
+
+/// A field of [`Config`](super::Config) that a [`Value`] goes into and comes out of. The table of settings gives each
+/// field a kind whose values fit it (a test goes through all of them).
+pub trait Field {
+    fn store(&mut self, value: Value);
+    fn load(&self) -> Value;
+}
+
+fn unfit(value: &Value) -> ! {
+    panic!("the table of settings gives a field a kind that does not fit it: {value:?}")
+}
+
+impl Field for String {
+    fn store(&mut self, value: Value) {
+        match value {
+            Value::Text(text) => *self = text,
+            other => unfit(&other),
+        }
+    }
+
+    fn load(&self) -> Value {
+        Value::Text(self.clone())
+    }
+}
+
+impl Field for Vec<String> {
+    fn store(&mut self, value: Value) {
+        match value {
+            Value::List(texts) => *self = texts,
+            other => unfit(&other),
+        }
+    }
+
+    fn load(&self) -> Value {
+        Value::List(self.clone())
+    }
+}
+
+impl Field for bool {
+    fn store(&mut self, value: Value) {
+        match value {
+            Value::Bool(value) => *self = value,
+            other => unfit(&other),
+        }
+    }
+
+    fn load(&self) -> Value {
+        Value::Bool(*self)
+    }
+}
+
+impl Field for f64 {
+    fn store(&mut self, value: Value) {
+        match value {
+            Value::Float(value) => *self = value,
+            other => unfit(&other),
+        }
+    }
+
+    fn load(&self) -> Value {
+        Value::Float(*self)
+    }
+}
+
+macro_rules! int_field {
+    ($($int:ty),+) => {$(
+        impl Field for $int {
+            fn store(&mut self, value: Value) {
+                *self = match value {
+                    Value::Int(number) => <$int>::try_from(number).unwrap_or_else(|_| unfit(&value)),
+                    other => unfit(&other),
+                }
+            }
+
+            fn load(&self) -> Value {
+                Value::Int(*self as u64)
+            }
+        }
+    )+};
+}
+int_field!(u16, u32, u64, usize);
+
+impl<T: Field + Default> Field for Option<T> {
+    fn store(&mut self, value: Value) {
+        *self = match value {
+            Value::Auto => None,
+            value => {
+                let mut field = T::default();
+                field.store(value);
+                Some(field)
+            }
+        };
+    }
+
+    fn load(&self) -> Value {
+        self.as_ref().map_or(Value::Auto, Field::load)
+    }
+}

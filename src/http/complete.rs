@@ -1,0 +1,26 @@
+//! One request from its JSON body to the whole answer: what HTTP and `pagetide generate` share.
+
+use crate::actors::runtime::RuntimeHandle;
+use crate::error::ApiError;
+use crate::http::generation::{Delta, Generation};
+use crate::http::openai::response::Answer;
+use crate::http::openai::{Endpoint, Request};
+use serde_json::Value;
+
+/// Answers `body` as `endpoint` does without `stream`. Dropping the future cancels the request.
+pub async fn complete(handle: &RuntimeHandle, endpoint: Endpoint, body: &Value) -> Result<Value, ApiError> {
+    answer(handle, Request::parse(endpoint, body, handle.model())?).await
+}
+
+/// The whole answer to a request, whether it asked for a stream or not.
+pub async fn answer(handle: &RuntimeHandle, mut request: Request) -> Result<Value, ApiError> {
+    let answer = Answer::new(&request, handle.model());
+    let mut generation = Generation::start(handle, &mut request).await?;
+    let mut choices: Vec<Delta> =
+        (0..generation.num_choices() as u32).map(|choice| Delta { choice, ..Delta::default() }).collect();
+    while let Some(delta) = generation.next().await {
+        let delta = delta?;
+        choices[delta.choice as usize].append(delta);
+    }
+    Ok(answer.whole(&choices, &generation))
+}

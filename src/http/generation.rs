@@ -1,0 +1,376 @@
+//! From the engine's events to what the client reads: the text, finish reasons and counts of all choices of a request.
+//!
+//! A request has `prompts × n` choices; each prompt is one request of the engine (`PromptRun`). Whole answers and
+//! streams read the same [`Delta`]s, so both say the same.
+
+use crate::actors::messages::{Accepted, Event, EventStream, Prompt};
+use crate::actors::runtime::RuntimeHandle;
+use crate::engine::params::{FinishReason, PositionLogprobs, SamplingParams};
+use crate::error::ApiError;
+use crate::http::openai::response::Usage;
+use crate::http::openai::{AnswerOptions, Request};
+use crate::ids::TokenId;
+use crate::text::detokenizer::Detokenizer;
+use crate::text::output::{OutputText, Piece};
+use crate::text::tokenizer::Tokenizer;
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+/// What one choice gained.
+#[derive(Debug, Default, PartialEq)]
+pub struct Delta {
+    pub choice: u32,
+    pub text: String,
+    /// Generated tokens. Their text may still be held back (half a character, the beginning of a stop string).
+    pub tokens: Vec<TokenId>,
+    /// Where log-probabilities were asked for: the positions of `tokens`, after those of an echoed prompt.
+    pub positions: Vec<Position>,
+    /// The choice is complete.
+    pub finish: Option<Finish>,
+}
+
+/// A token of the answer with its log-probabilities; the first token of a prompt has none.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Position {
+    pub token: TokenId,
+    /// Characters of the answer's text before this token.
+    pub text_offset: usize,
+    pub logprobs: Option<PositionLogprobs>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finish {
+    /// `stop` or `length`.
+    pub reason: &'static str,
+    /// The stop string or stop token that ended it, where it was one of the client's.
+    pub stop_reason: Option<StopReason>,
+}
+
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[serde(untagged)]
+pub enum StopReason {
+    Text(String),
+    Token(TokenId),
+}
+
+impl Delta {
+    fn push_token(&mut self, token: TokenId, text_offset: usize, logprobs: Option<PositionLogprobs>) {
+        self.tokens.push(token);
+        if logprobs.is_some() {
+            self.positions.push(Position { token, text_offset, logprobs });
+        }
+    }
+
+    /// Adds what came after; `self` and `next` are of one choice.
+    pub fn append(&mut self, next: Delta) {
+        debug_assert_eq!(self.choice, next.choice);
+        self.text.push_str(&next.text);
+        self.tokens.extend(next.tokens);
+        self.positions.extend(next.positions);
+        self.finish = next.finish;
+    }
+}
+
+impl AnswerOptions {
+    fn stopped_by(&self, stop: usize) -> Finish {
+        Finish { reason: "stop", stop_reason: Some(StopReason::Text(self.text.stop[stop].clone())) }
+    }
+}
+
+/// A request that the engine has accepted. Dropping it cancels what still runs.
+pub struct Generation {
+    runs: Vec<PromptRun>,
+    n: u32,
+    /// The run to look at first, so that none is starved.
+    next_run: usize,
+}
+
+impl Generation {
+    /// Submits every prompt. If one is refused, those before it are cancelled.
+    pub async fn start(handle: &RuntimeHandle, request: &mut Request) -> Result<Self, ApiError> {
+        let mut runs = Vec::with_capacity(request.prompts.len());
+        for (index, prompt) in std::mem::take(&mut request.prompts).into_iter().enumerate() {
+            let text = match &prompt {
+                Prompt::Text { text, .. } if request.answer.echo => Some(text.clone()),
+                _ => None,
+            };
+            let accepted = handle.submit(request.submit(prompt)).await?;
+            let first_choice = index as u32 * request.n;
+            runs.push(PromptRun::new(first_choice, request, &handle.model().tokenizer, accepted, text)?);
+        }
+        Ok(Self { runs, n: request.n, next_run: 0 })
+    }
+
+    /// The next delta; `None` when every choice is complete. Nothing follows an error.
+    pub async fn next(&mut self) -> Option<Result<Delta, ApiError>> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Delta, ApiError>>> {
+        let mut all_done = true;
+        for i in 0..self.runs.len() {
+            let index = (self.next_run + i) % self.runs.len();
+            match self.runs[index].poll_next(cx) {
+                Poll::Ready(None) => {}
+                Poll::Pending => all_done = false,
+                Poll::Ready(Some(Ok(delta))) => {
+                    self.next_run = (index + 1) % self.runs.len();
+                    return Poll::Ready(Some(Ok(delta)));
+                }
+                Poll::Ready(Some(Err(error))) => {
+                    self.runs.clear();
+                    return Poll::Ready(Some(Err(error)));
+                }
+            }
+        }
+        if all_done { Poll::Ready(None) } else { Poll::Pending }
+    }
+
+    pub fn num_choices(&self) -> usize {
+        self.runs.iter().map(|run| run.samples.len()).sum()
+    }
+
+    /// Of all prompts and choices so far.
+    pub fn usage(&self) -> Usage {
+        self.runs.iter().map(PromptRun::usage).sum()
+    }
+
+    /// Of one choice so far.
+    pub fn choice_usage(&self, choice: u32) -> Usage {
+        let run = self.run_of(choice);
+        Usage::new(run.prompt_tokens.len(), run.samples[(choice % self.n) as usize].num_tokens, run.cached_tokens)
+    }
+
+    /// The prompt that a choice answers.
+    pub fn prompt_tokens(&self, choice: u32) -> &Arc<Vec<TokenId>> {
+        &self.run_of(choice).prompt_tokens
+    }
+
+    /// Log-probabilities of that prompt, from its second token on; empty unless they were asked for.
+    pub fn prompt_logprobs(&self, choice: u32) -> &[PositionLogprobs] {
+        &self.run_of(choice).prompt_logprobs
+    }
+
+    fn run_of(&self, choice: u32) -> &PromptRun {
+        &self.runs[(choice / self.n) as usize]
+    }
+}
+
+/// One prompt and its samples.
+struct PromptRun {
+    tokenizer: Arc<Tokenizer>,
+    prompt_tokens: Arc<Vec<TokenId>>,
+    prompt_logprobs: Vec<PositionLogprobs>,
+    cached_tokens: usize,
+    params: Arc<SamplingParams>,
+    options: AnswerOptions,
+    samples: Vec<Sample>,
+    /// `None` once every sample has ended.
+    events: Option<EventStream>,
+}
+
+/// One choice in the making.
+struct Sample {
+    text: OutputText,
+    num_tokens: usize,
+    /// Characters of the echoed prompt, which stands before the output.
+    echo_chars: usize,
+    output_chars: usize,
+    /// Tokens whose text is not wholly out.
+    held: VecDeque<(TokenId, Option<PositionLogprobs>)>,
+    /// What goes out with the next delta.
+    pending: Delta,
+    ended: bool,
+}
+
+impl PromptRun {
+    /// `first_choice`: the number of sample 0. `prompt_text`: what the client sent, where that was text.
+    fn new(
+        first_choice: u32,
+        request: &Request,
+        tokenizer: &Arc<Tokenizer>,
+        accepted: Accepted,
+        prompt_text: Option<String>,
+    ) -> Result<Self, ApiError> {
+        let options = request.answer.clone();
+        let prompt = accepted.prompt_tokens;
+        let echo = match prompt_text {
+            _ if !options.echo => String::new(),
+            Some(text) => text,
+            None => tokenizer.decode(&prompt, options.text.skip_special_tokens)?,
+        };
+        let echo_chars = echo.chars().count();
+        let sample = |index| Sample {
+            text: OutputText::new(Arc::clone(tokenizer), &prompt, &options.text),
+            num_tokens: 0,
+            echo_chars,
+            output_chars: 0,
+            held: VecDeque::new(),
+            pending: Delta { choice: first_choice + index, text: echo.clone(), ..Delta::default() },
+            ended: false,
+        };
+        Ok(Self {
+            tokenizer: Arc::clone(tokenizer),
+            samples: (0..request.n).map(sample).collect(),
+            prompt_tokens: prompt,
+            prompt_logprobs: Vec::new(),
+            cached_tokens: 0,
+            params: accepted.params,
+            options,
+            events: Some(accepted.events),
+        })
+    }
+
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Delta, ApiError>>> {
+        loop {
+            let Some(events) = &mut self.events else { return Poll::Ready(None) };
+            let delta = match ready!(events.poll_next(cx)) {
+                None => {
+                    let message = "the engine stopped before the request was complete";
+                    return Poll::Ready(Some(Err(ApiError::engine(message))));
+                }
+                Some(Event::Failed(error)) => return Poll::Ready(Some(Err(error))),
+                Some(Event::Started { cached_tokens }) => {
+                    self.cached_tokens = cached_tokens as usize;
+                    None
+                }
+                Some(Event::PromptLogprobs(logprobs)) => {
+                    self.prompt_logprobs = logprobs;
+                    self.echo_positions();
+                    None
+                }
+                Some(Event::Token { index, token, logprobs }) => self.token(index, token, logprobs),
+                Some(Event::Finished { index, reason }) => self.finished(index, reason),
+            };
+            if let Some(delta) = delta {
+                return Poll::Ready(Some(Ok(delta)));
+            }
+        }
+    }
+
+    fn token(&mut self, index: u32, token: TokenId, logprobs: Option<PositionLogprobs>) -> Option<Delta> {
+        let sample = &mut self.samples[index as usize];
+        // Tokens that were under way when a stop string matched come too late.
+        if sample.ended || self.options.prompt_only {
+            return None;
+        }
+        sample.num_tokens += 1;
+        sample.held.push_back((token, logprobs));
+        let is_eos = self.params.eos_token_ids.contains(&token);
+        let is_stop = self.params.stop_token_ids.contains(&token);
+        if is_eos || (is_stop && !self.options.text.include_stop_str_in_output) {
+            // No part of the text; it goes out with the sample's end, which follows.
+            return None;
+        }
+        let piece = sample.text.push(token);
+        let stopped = piece.stopped;
+        sample.take(piece);
+        if let Some(stop) = stopped {
+            sample.pending.finish = Some(self.options.stopped_by(stop));
+            return Some(self.end(index, true));
+        }
+        let is_last = is_stop || sample.num_tokens >= self.params.max_tokens as usize;
+        if is_last { None } else { Some(sample.next_delta()) }
+    }
+
+    fn finished(&mut self, index: u32, reason: FinishReason) -> Option<Delta> {
+        let sample = &mut self.samples[index as usize];
+        if sample.ended {
+            return None;
+        }
+        let piece = sample.text.finish();
+        let stopped = piece.stopped;
+        sample.take(piece);
+        sample.pending.finish = Some(match (stopped, reason) {
+            (Some(stop), _) => self.options.stopped_by(stop),
+            (None, _) if self.options.prompt_only => Finish { reason: "length", stop_reason: None },
+            (None, FinishReason::Length) => Finish { reason: "length", stop_reason: None },
+            (None, FinishReason::Eos) => Finish { reason: "stop", stop_reason: None },
+            (None, FinishReason::StopToken(id)) => Finish { reason: "stop", stop_reason: Some(StopReason::Token(id)) },
+        });
+        Some(self.end(index, false))
+    }
+
+    /// The last delta of a sample. `early`: the engine does not know yet that it has ended.
+    fn end(&mut self, index: u32, early: bool) -> Delta {
+        let sample = &mut self.samples[index as usize];
+        sample.ended = true;
+        let offset = sample.echo_chars + sample.output_chars;
+        for (token, logprobs) in std::mem::take(&mut sample.held) {
+            sample.pending.push_token(token, offset, logprobs);
+        }
+        let delta = sample.next_delta();
+        if early && let Some(events) = &self.events {
+            // Also where it is the last one: this is an end, not a client that went away.
+            events.stop_sample(index);
+        }
+        if self.samples.iter().all(|sample| sample.ended) {
+            self.events = None;
+        }
+        delta
+    }
+
+    /// Puts the echoed prompt's positions before those of the output.
+    fn echo_positions(&mut self) {
+        if !self.options.echo || self.options.logprobs.is_none() {
+            return;
+        }
+        let offsets = echo_offsets(&self.tokenizer, &self.prompt_tokens, &self.samples[0].pending.text);
+        let logprobs = std::iter::once(None).chain(self.prompt_logprobs.iter().cloned().map(Some));
+        let positions: Vec<Position> = std::iter::zip(&*self.prompt_tokens, offsets)
+            .zip(logprobs)
+            .map(|((token, text_offset), logprobs)| Position { token: *token, text_offset, logprobs })
+            .collect();
+        for sample in &mut self.samples {
+            sample.pending.positions = positions.clone();
+        }
+    }
+
+    fn usage(&self) -> Usage {
+        let completion_tokens = self.samples.iter().map(|sample| sample.num_tokens).sum();
+        Usage::new(self.prompt_tokens.len(), completion_tokens, self.cached_tokens)
+    }
+}
+
+impl Sample {
+    /// Moves text that is certain, and the tokens that are wholly in it, to what goes out next.
+    fn take(&mut self, piece: Piece) {
+        self.output_chars += piece.text.chars().count();
+        self.pending.text.push_str(&piece.text);
+        for offset in piece.token_offsets {
+            let (token, logprobs) = self.held.pop_front().expect("every token pushed was put here before");
+            self.pending.push_token(token, self.echo_chars + offset, logprobs);
+        }
+    }
+
+    fn next_delta(&mut self) -> Delta {
+        let next = Delta { choice: self.pending.choice, ..Delta::default() };
+        std::mem::replace(&mut self.pending, next)
+    }
+}
+
+/// Where each of the prompt's tokens begins in `text`, in characters. Special tokens that the tokenizer added are not
+/// in the text and take no room.
+fn echo_offsets(tokenizer: &Arc<Tokenizer>, prompt: &[TokenId], text: &str) -> Vec<usize> {
+    let mut detokenizer = Detokenizer::new(Arc::clone(tokenizer), &[], false);
+    let num_chars = text.chars().count();
+    let (mut rest, mut offset) = (text, 0);
+    prompt
+        .iter()
+        .map(|token| {
+            let begin = offset;
+            let piece = detokenizer.push(*token);
+            if let Some(after) = rest.strip_prefix(piece.as_str()) {
+                rest = after;
+                offset += piece.chars().count();
+            } else if !tokenizer.is_special(*token) {
+                // The tokenizer normalised the text: count on.
+                offset = (offset + piece.chars().count()).min(num_chars);
+                rest = text.char_indices().nth(offset).map_or("", |(at, _)| &text[at..]);
+            }
+            begin
+        })
+        .collect()
+}

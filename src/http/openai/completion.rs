@@ -1,0 +1,152 @@
+//! `POST /v1/completions`.
+
+use super::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs};
+use super::{AnswerOptions, Endpoint, Request, null_as_default, parse_fields, shown, token_id};
+use crate::actors::messages::Prompt;
+use crate::actors::runtime::ModelInfo;
+use crate::engine::params::SamplingParams;
+use crate::error::ApiError;
+use crate::ids::TokenId;
+use serde::Deserialize;
+use serde_json::Value;
+
+/// `max_tokens` where the client does not say: OpenAI's own.
+const DEFAULT_MAX_TOKENS: i64 = 16;
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct CompletionFields {
+    #[serde(deserialize_with = "null_as_default")]
+    echo: bool,
+    logprobs: Option<i64>,
+    add_special_tokens: Option<bool>,
+}
+
+pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
+    let shared: SamplingFields = parse_fields(body)?;
+    let own: CompletionFields = parse_fields(body)?;
+    let prompts = prompts(body.get("prompt"), own.add_special_tokens.unwrap_or(true), model.vocab_size)?;
+    let mut params = shared.params(model)?;
+    let mut answer = shared.answer(&params)?;
+    answer.echo = own.echo;
+    answer.logprobs = num_logprobs("logprobs", own.logprobs)?;
+    set_max_tokens(&shared, &mut params, &mut answer)?;
+    params.logprobs = answer.logprobs;
+    if answer.echo {
+        // The echoed tokens have log-probabilities as the generated ones do.
+        params.prompt_logprobs = answer.prompt_logprobs.max(answer.logprobs);
+    }
+    let stream = shared.stream()?;
+    shared.check_streamed_prompt_logprobs()?;
+    Ok(Request {
+        endpoint: Endpoint::Completion,
+        prompts,
+        n: shared.n()?,
+        params,
+        ignore_eos: shared.ignore_eos,
+        seed: shared.seed(),
+        priority: shared.priority()?,
+        cache_salt: shared.cache_salt()?,
+        answer,
+        stream,
+    })
+}
+
+/// The engine samples at least one token; for `max_tokens: 0` it is dropped.
+fn set_max_tokens(
+    shared: &SamplingFields,
+    params: &mut SamplingParams,
+    answer: &mut AnswerOptions,
+) -> Result<(), ApiError> {
+    params.max_tokens = max_tokens("max_tokens", shared.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS), 0)?;
+    if params.max_tokens == 0 && params.min_tokens > 0 {
+        return Err(ApiError::invalid("min_tokens", "min_tokens must be 0 where max_tokens is 0"));
+    }
+    answer.prompt_only = params.max_tokens == 0;
+    params.max_tokens = params.max_tokens.max(1);
+    check_min_tokens(params)
+}
+
+/// A string, an array of strings, token ids, or an array of arrays of token ids.
+fn prompts(prompt: Option<&Value>, add_special_tokens: bool, vocab_size: u32) -> Result<Vec<Prompt>, ApiError> {
+    let text = |text: &String| Prompt::Text { text: text.clone(), add_special_tokens };
+    match prompt {
+        None | Some(Value::Null) => Err(ApiError::invalid("prompt", "prompt is required")),
+        Some(Value::String(prompt)) => Ok(vec![text(prompt)]),
+        Some(Value::Array(items)) => match items.first() {
+            None => Err(ApiError::invalid("prompt", "prompt must not be an empty array")),
+            Some(Value::Number(_)) => Ok(vec![Prompt::Tokens(tokens("prompt", items, vocab_size)?)]),
+            Some(_) => items
+                .iter()
+                .enumerate()
+                .map(|(i, item)| match item {
+                    Value::String(prompt) => Ok(text(prompt)),
+                    Value::Array(ids) => Ok(Prompt::Tokens(tokens(&format!("prompt[{i}]"), ids, vocab_size)?)),
+                    other => Err(wrong_prompt(&format!("prompt[{i}]"), other)),
+                })
+                .collect(),
+        },
+        Some(other) => Err(wrong_prompt("prompt", other)),
+    }
+}
+
+fn wrong_prompt(param: &str, got: &Value) -> ApiError {
+    let message = format!("{param} must be a string, an array of token ids, or an array of either, got {}", shown(got));
+    ApiError::invalid(param, message)
+}
+
+fn tokens(param: &str, ids: &[Value], vocab_size: u32) -> Result<Vec<TokenId>, ApiError> {
+    if ids.is_empty() {
+        return Err(ApiError::invalid(param, format!("{param} must have at least one token id")));
+    }
+    ids.iter()
+        .enumerate()
+        .map(|(i, id)| match id.as_i64() {
+            Some(id) => token_id(format_args!("{param}[{i}]"), id, vocab_size),
+            None => {
+                let param = format!("{param}[{i}]");
+                Err(ApiError::invalid(&param, format!("{param} must be a token id, got {}", shown(id))))
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn parsed(prompt: Value) -> Result<Vec<Prompt>, ApiError> {
+        prompts(Some(&prompt), true, 100)
+    }
+
+    #[test]
+    fn every_form_of_prompt_is_read() {
+        assert!(matches!(&parsed(json!("a")).unwrap()[..], [Prompt::Text { text, .. }] if text == "a"));
+        assert_eq!(parsed(json!(["a", "b", "c"])).unwrap().len(), 3);
+        assert!(matches!(&parsed(json!([1, 2])).unwrap()[..], [Prompt::Tokens(ids)] if *ids == [1, 2]));
+        assert!(matches!(&parsed(json!([[1], [2, 3]])).unwrap()[..],
+            [Prompt::Tokens(a), Prompt::Tokens(b)] if *a == [1] && *b == [2, 3]));
+    }
+
+    #[test]
+    fn a_wrong_prompt_is_refused_where_it_is_wrong() {
+        for (prompt, param) in [
+            (json!([]), "prompt"),
+            (json!(7), "prompt"),
+            (json!({"text": "a"}), "prompt"),
+            (json!([1, "a"]), "prompt[1]"),
+            (json!([1, 2.5]), "prompt[1]"),
+            (json!([1, 100]), "prompt[1]"),
+            (json!([-1]), "prompt[0]"),
+            (json!([[1], []]), "prompt[1]"),
+            (json!([[1], [2, -3]]), "prompt[1][1]"),
+            (json!(["a", 3]), "prompt[1]"),
+            (json!(["a", null]), "prompt[1]"),
+        ] {
+            let error = parsed(prompt.clone()).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(param), "{prompt}");
+        }
+        assert_eq!(prompts(None, true, 100).unwrap_err().message, "prompt is required");
+    }
+}

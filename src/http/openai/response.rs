@@ -1,0 +1,269 @@
+//! The answer's JSON, whole and as stream chunks.
+
+use super::logprobs::{Logprobs, prompt_logprobs};
+use super::{AnswerOptions, Endpoint, Request};
+use crate::actors::runtime::ModelInfo;
+use crate::http::generation::{Delta, Generation, StopReason};
+use crate::ids::TokenId;
+use crate::text::tokenizer::Tokenizer;
+use serde::Serialize;
+use serde_json::Value;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::iter::Sum;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// What may change the output for the same seed: the program's version.
+const SYSTEM_FINGERPRINT: &str = concat!("pagetide-", env!("CARGO_PKG_VERSION"));
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    pub prompt_tokens: usize,
+    pub completion_tokens: usize,
+    pub total_tokens: usize,
+    pub prompt_tokens_details: PromptTokensDetails,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PromptTokensDetails {
+    /// Prompt tokens whose KV was in the prefix cache.
+    pub cached_tokens: usize,
+}
+
+impl Usage {
+    pub fn new(prompt_tokens: usize, completion_tokens: usize, cached_tokens: usize) -> Self {
+        Self {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens: prompt_tokens + completion_tokens,
+            prompt_tokens_details: PromptTokensDetails { cached_tokens },
+        }
+    }
+
+    /// The same before the first token.
+    pub fn of_prompt(self) -> Self {
+        Self::new(self.prompt_tokens, 0, self.prompt_tokens_details.cached_tokens)
+    }
+}
+
+impl Sum for Usage {
+    fn sum<I: Iterator<Item = Usage>>(parts: I) -> Usage {
+        parts.fold(Usage::default(), |sum, part| {
+            Usage::new(
+                sum.prompt_tokens + part.prompt_tokens,
+                sum.completion_tokens + part.completion_tokens,
+                sum.prompt_tokens_details.cached_tokens + part.prompt_tokens_details.cached_tokens,
+            )
+        })
+    }
+}
+
+/// What all chunks of one answer have in common, and how they are written.
+pub struct Answer {
+    endpoint: Endpoint,
+    id: String,
+    created_s: u64,
+    model: String,
+    tokenizer: Arc<Tokenizer>,
+    options: AnswerOptions,
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    system_fingerprint: &'static str,
+    choices: &'a [Choice<'a>],
+    /// `Some(None)` is null: a stream with usage has it in its last chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Option<Usage>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [TokenId]>,
+}
+
+#[derive(Default, Serialize)]
+struct Choice<'a> {
+    index: u32,
+    #[serde(flatten)]
+    content: Content<'a>,
+    logprobs: Option<Logprobs>,
+    finish_reason: Option<&'static str>,
+    stop_reason: Option<&'a StopReason>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<&'a [TokenId]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [TokenId]>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Content<'a> {
+    Text(&'a str),
+    Message(Message<'a>),
+    Delta(MessageDelta<'a>),
+}
+
+impl Default for Content<'_> {
+    fn default() -> Self {
+        Content::Text("")
+    }
+}
+
+#[derive(Serialize)]
+struct Message<'a> {
+    role: &'static str,
+    content: &'a str,
+    refusal: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct MessageDelta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    content: &'a str,
+}
+
+impl Answer {
+    pub fn new(request: &Request, model: &ModelInfo) -> Self {
+        let prefix = match request.endpoint {
+            Endpoint::Chat => "chatcmpl",
+            Endpoint::Completion => "cmpl",
+        };
+        Self {
+            endpoint: request.endpoint,
+            id: new_id(prefix),
+            created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            model: model.served_name.clone(),
+            tokenizer: Arc::clone(&model.tokenizer),
+            options: request.answer.clone(),
+        }
+    }
+
+    /// The whole answer. `choices`: all that each choice gained.
+    pub fn whole(&self, choices: &[Delta], generation: &Generation) -> Value {
+        let is_chat = self.endpoint == Endpoint::Chat;
+        let prompt_logprobs = |choice: u32| {
+            let num_top = self.options.prompt_logprobs?;
+            Some(prompt_logprobs(&self.tokenizer, generation.prompt_logprobs(choice), num_top))
+        };
+        let prompt_token_ids =
+            |choice: u32| self.options.return_token_ids.then(|| generation.prompt_tokens(choice).as_slice());
+        let written: Vec<Choice> = choices
+            .iter()
+            .map(|delta| Choice {
+                content: match self.endpoint {
+                    Endpoint::Completion => Content::Text(&delta.text),
+                    Endpoint::Chat => {
+                        Content::Message(Message { role: "assistant", content: &delta.text, refusal: None })
+                    }
+                },
+                prompt_logprobs: if is_chat { None } else { prompt_logprobs(delta.choice) },
+                prompt_token_ids: if is_chat { None } else { prompt_token_ids(delta.choice) },
+                ..self.choice(delta)
+            })
+            .collect();
+        let body = Body {
+            object: if is_chat { "chat.completion" } else { "text_completion" },
+            choices: &written,
+            usage: Some(Some(generation.usage())),
+            prompt_logprobs: if is_chat { prompt_logprobs(0) } else { None },
+            prompt_token_ids: if is_chat { prompt_token_ids(0) } else { None },
+            ..self.body()
+        };
+        serde_json::to_value(&body).expect("an answer has only string keys and plain values")
+    }
+
+    /// Whether a choice's first chunk says its role.
+    pub fn has_role(&self) -> bool {
+        self.endpoint == Endpoint::Chat
+    }
+
+    /// The chunk before a choice's first delta: its role.
+    pub fn write_role(&self, out: &mut Vec<u8>, choice: u32, generation: &Generation, usage: Option<Option<Usage>>) {
+        let delta = MessageDelta { role: Some("assistant"), content: "" };
+        let written = Choice { index: choice, content: Content::Delta(delta), ..Choice::default() };
+        let prompt_token_ids = self.options.return_token_ids.then(|| generation.prompt_tokens(choice).as_slice());
+        self.write(out, &Body { choices: &[written], usage, prompt_token_ids, ..self.body() });
+    }
+
+    /// A chunk. `first`: the choice had none before.
+    pub fn write_delta(
+        &self,
+        out: &mut Vec<u8>,
+        delta: &Delta,
+        first: bool,
+        generation: &Generation,
+        usage: Option<Option<Usage>>,
+    ) {
+        let with_prompt_ids = first && self.endpoint == Endpoint::Completion && self.options.return_token_ids;
+        let written = Choice {
+            content: match self.endpoint {
+                Endpoint::Completion => Content::Text(&delta.text),
+                Endpoint::Chat => Content::Delta(MessageDelta { role: None, content: &delta.text }),
+            },
+            prompt_token_ids: with_prompt_ids.then(|| generation.prompt_tokens(delta.choice).as_slice()),
+            ..self.choice(delta)
+        };
+        self.write(out, &Body { choices: &[written], usage, ..self.body() });
+    }
+
+    /// The chunk after the last: no choices, the request's usage.
+    pub fn write_usage(&self, out: &mut Vec<u8>, usage: Usage) {
+        self.write(out, &Body { usage: Some(Some(usage)), ..self.body() });
+    }
+
+    fn write(&self, out: &mut Vec<u8>, body: &Body<'_>) {
+        serde_json::to_writer(out, body).expect("an answer has only string keys and plain values");
+    }
+
+    /// A stream's body without choices.
+    fn body<'a>(&'a self) -> Body<'a> {
+        Body {
+            id: &self.id,
+            object: match self.endpoint {
+                Endpoint::Chat => "chat.completion.chunk",
+                Endpoint::Completion => "text_completion",
+            },
+            created: self.created_s,
+            model: &self.model,
+            system_fingerprint: SYSTEM_FINGERPRINT,
+            choices: &[],
+            usage: None,
+            prompt_logprobs: None,
+            prompt_token_ids: None,
+        }
+    }
+
+    /// What whole answers and chunks have alike.
+    fn choice<'a>(&self, delta: &'a Delta) -> Choice<'a> {
+        let logprobs = self.options.logprobs.filter(|_| !delta.positions.is_empty());
+        let write = match self.endpoint {
+            Endpoint::Chat => Logprobs::chat,
+            Endpoint::Completion => Logprobs::completion,
+        };
+        Choice {
+            index: delta.choice,
+            logprobs: logprobs.map(|num_top| write(&self.tokenizer, &delta.positions, num_top)),
+            finish_reason: delta.finish.as_ref().map(|finish| finish.reason),
+            stop_reason: delta.finish.as_ref().and_then(|finish| finish.stop_reason.as_ref()),
+            token_ids: self.options.return_token_ids.then_some(&delta.tokens),
+            ..Choice::default()
+        }
+    }
+}
+
+/// A name no other request of this process has, and no other process by accident: `PREFIX-` and 32 hexadecimal digits.
+pub fn new_id(prefix: &str) -> String {
+    static STATE: LazyLock<(RandomState, RandomState)> = LazyLock::new(|| (RandomState::new(), RandomState::new()));
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("{prefix}-{:016x}{:016x}", STATE.0.hash_one(number), STATE.1.hash_one(number))
+}

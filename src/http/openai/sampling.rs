@@ -1,0 +1,237 @@
+//! The fields that chat and completions share, and their ranges.
+
+use super::{AnswerOptions, StreamOptions, in_range, null_as_default, shown, token_id};
+use crate::actors::runtime::ModelInfo;
+use crate::engine::params::SamplingParams;
+use crate::error::ApiError;
+use crate::text::output::OutputOptions;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+/// Samples of one request at most.
+pub const MAX_N: i64 = 128;
+/// Most likely tokens reported at most, of one position.
+pub const MAX_LOGPROBS: i64 = 20;
+pub const MAX_STOP_STRINGS: usize = 16;
+/// Every sampled token is looked up in this list.
+pub const MAX_STOP_TOKEN_IDS: usize = 256;
+/// Characters of a `cache_salt`.
+const MAX_CACHE_SALT: usize = 1024;
+const MAX_TEMPERATURE: f64 = 100.0;
+const MAX_REPETITION_PENALTY: f64 = 100.0;
+
+/// As they stand in the body. Numbers are wide, so that a value out of range reaches the message that says the range.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct SamplingFields {
+    pub max_tokens: Option<i64>,
+    pub min_tokens: Option<i64>,
+    pub temperature: Option<f64>,
+    pub top_p: Option<f64>,
+    pub top_k: Option<i64>,
+    pub min_p: Option<f64>,
+    pub n: Option<i64>,
+    pub seed: Option<i64>,
+    pub stop: Option<Value>,
+    #[serde(deserialize_with = "null_as_default")]
+    pub include_stop_str_in_output: bool,
+    pub stop_token_ids: Option<Vec<i64>>,
+    #[serde(deserialize_with = "null_as_default")]
+    pub ignore_eos: bool,
+    pub presence_penalty: Option<f64>,
+    pub frequency_penalty: Option<f64>,
+    pub repetition_penalty: Option<f64>,
+    pub logit_bias: Option<Map<String, Value>>,
+    pub prompt_logprobs: Option<i64>,
+    pub skip_special_tokens: Option<bool>,
+    #[serde(deserialize_with = "null_as_default")]
+    pub return_token_ids: bool,
+    pub priority: Option<i64>,
+    pub cache_salt: Option<String>,
+    /// Who asks; accepted and not used.
+    pub user: Option<String>,
+    #[serde(deserialize_with = "null_as_default")]
+    pub stream: bool,
+    pub stream_options: Option<StreamOptions>,
+}
+
+impl SamplingFields {
+    /// The engine's parameters but for `max_tokens` and `logprobs`, which the endpoints read differently.
+    pub fn params(&self, model: &ModelInfo) -> Result<SamplingParams, ApiError> {
+        let defaults = &model.default_sampling;
+        let number = |name: &str, given: Option<f64>, default: Option<f32>, off: f32, low: f64, high: f64| match given {
+            Some(value) => in_range(name, value, low..=high).map(|value| value as f32),
+            None => Ok(default.unwrap_or(off)),
+        };
+        let params = SamplingParams {
+            max_tokens: 0,
+            min_tokens: in_range("min_tokens", self.min_tokens.unwrap_or(0), 0..=i64::from(u32::MAX))? as u32,
+            temperature: number("temperature", self.temperature, defaults.temperature, 1.0, 0.0, MAX_TEMPERATURE)?,
+            top_p: number("top_p", self.top_p, defaults.top_p, 1.0, 0.0, 1.0)?,
+            top_k: self.top_k()?.or(defaults.top_k).unwrap_or(0),
+            min_p: number("min_p", self.min_p, defaults.min_p, 0.0, 0.0, 1.0)?,
+            presence_penalty: number("presence_penalty", self.presence_penalty, None, 0.0, -2.0, 2.0)?,
+            frequency_penalty: number("frequency_penalty", self.frequency_penalty, None, 0.0, -2.0, 2.0)?,
+            repetition_penalty: number(
+                "repetition_penalty",
+                self.repetition_penalty,
+                defaults.repetition_penalty,
+                1.0,
+                0.0,
+                MAX_REPETITION_PENALTY,
+            )?,
+            logit_bias: self.logit_bias(model.vocab_size)?,
+            seed: 0,
+            eos_token_ids: Vec::new(),
+            stop_token_ids: self.stop_token_ids(model.vocab_size)?,
+            logprobs: None,
+            prompt_logprobs: num_logprobs("prompt_logprobs", self.prompt_logprobs)?,
+        };
+        for (name, value) in [("top_p", params.top_p), ("repetition_penalty", params.repetition_penalty)] {
+            if value <= 0.0 {
+                return Err(ApiError::invalid(name, format!("{name} must be above 0, got {value}")));
+            }
+        }
+        Ok(params)
+    }
+
+    pub fn n(&self) -> Result<u32, ApiError> {
+        in_range("n", self.n.unwrap_or(1), 1..=MAX_N).map(|n| n as u32)
+    }
+
+    pub fn priority(&self) -> Result<i32, ApiError> {
+        let range = i64::from(i32::MIN)..=i64::from(i32::MAX);
+        in_range("priority", self.priority.unwrap_or(0), range).map(|priority| priority as i32)
+    }
+
+    pub fn seed(&self) -> Option<u64> {
+        self.seed.map(|seed| seed as u64)
+    }
+
+    pub fn cache_salt(&self) -> Result<Option<String>, ApiError> {
+        let length = self.cache_salt.as_ref().map(|salt| salt.chars().count());
+        match length {
+            Some(length) if !(1..=MAX_CACHE_SALT).contains(&length) => Err(ApiError::invalid(
+                "cache_salt",
+                format!("cache_salt must have 1 to {MAX_CACHE_SALT} characters, got {length}"),
+            )),
+            _ => Ok(self.cache_salt.clone()),
+        }
+    }
+
+    pub fn stream(&self) -> Result<Option<StreamOptions>, ApiError> {
+        if !self.stream && self.stream_options.is_some() {
+            return Err(ApiError::invalid("stream_options", "stream_options is only allowed with stream: true"));
+        }
+        Ok(self.stream.then(|| self.stream_options.unwrap_or_default()))
+    }
+
+    /// The prompt's log-probabilities are one big field, as in vLLM only of a whole answer.
+    pub fn check_streamed_prompt_logprobs(&self) -> Result<(), ApiError> {
+        if self.stream && self.prompt_logprobs.is_some() {
+            return Err(ApiError::invalid("prompt_logprobs", "prompt_logprobs is not available with stream: true"));
+        }
+        Ok(())
+    }
+
+    /// What both endpoints read the same way; they add log-probabilities and echo.
+    pub fn answer(&self, params: &SamplingParams) -> Result<AnswerOptions, ApiError> {
+        Ok(AnswerOptions {
+            text: OutputOptions {
+                skip_special_tokens: self.skip_special_tokens.unwrap_or(true),
+                stop: self.stop_strings()?,
+                include_stop_str_in_output: self.include_stop_str_in_output,
+                min_tokens: params.min_tokens as usize,
+            },
+            prompt_logprobs: params.prompt_logprobs,
+            return_token_ids: self.return_token_ids,
+            ..AnswerOptions::default()
+        })
+    }
+
+    /// `None`: not given; `Some(0)`: off, also written -1.
+    fn top_k(&self) -> Result<Option<u32>, ApiError> {
+        match self.top_k {
+            None => Ok(None),
+            Some(-1 | 0) => Ok(Some(0)),
+            Some(k) => u32::try_from(k).map(Some).map_err(|_| {
+                ApiError::invalid("top_k", format!("top_k must be at least 1, or 0 or -1 for off, got {k}"))
+            }),
+        }
+    }
+
+    fn stop_strings(&self) -> Result<Vec<String>, ApiError> {
+        let stop = match &self.stop {
+            None => Vec::new(),
+            Some(Value::String(text)) => vec![text.clone()],
+            Some(Value::Array(items)) => items
+                .iter()
+                .enumerate()
+                .map(|(i, item)| {
+                    let param = format!("stop[{i}]");
+                    let text = item.as_str().map(str::to_owned);
+                    text.ok_or_else(|| {
+                        ApiError::invalid(&param, format!("{param} must be a string, got {}", shown(item)))
+                    })
+                })
+                .collect::<Result<_, _>>()?,
+            Some(other) => {
+                let message = format!("stop must be a string or an array of strings, got {}", shown(other));
+                return Err(ApiError::invalid("stop", message));
+            }
+        };
+        if stop.len() > MAX_STOP_STRINGS {
+            let message = format!("stop must have at most {MAX_STOP_STRINGS} strings, got {}", stop.len());
+            return Err(ApiError::invalid("stop", message));
+        }
+        if stop.iter().any(String::is_empty) {
+            return Err(ApiError::invalid("stop", "stop must not contain an empty string"));
+        }
+        Ok(stop)
+    }
+
+    fn stop_token_ids(&self, vocab_size: u32) -> Result<Vec<u32>, ApiError> {
+        let ids = self.stop_token_ids.as_deref().unwrap_or_default();
+        if ids.len() > MAX_STOP_TOKEN_IDS {
+            let message = format!("stop_token_ids must have at most {MAX_STOP_TOKEN_IDS} ids, got {}", ids.len());
+            return Err(ApiError::invalid("stop_token_ids", message));
+        }
+        ids.iter().enumerate().map(|(i, id)| token_id(format_args!("stop_token_ids[{i}]"), *id, vocab_size)).collect()
+    }
+
+    fn logit_bias(&self, vocab_size: u32) -> Result<Vec<(u32, f32)>, ApiError> {
+        let Some(biases) = &self.logit_bias else { return Ok(Vec::new()) };
+        let mut by_id = Vec::with_capacity(biases.len());
+        for (key, bias) in biases {
+            let param = format!("logit_bias.{key}");
+            let id = key.parse().map_err(|_| {
+                ApiError::invalid(&param, format!("the keys of logit_bias must be token ids, got {key:?}"))
+            })?;
+            let bias = bias
+                .as_f64()
+                .ok_or_else(|| ApiError::invalid(&param, format!("{param} must be a number, got {}", shown(bias))))?;
+            by_id.push((token_id(&param, id, vocab_size)?, in_range(&param, bias, -100.0..=100.0)? as f32));
+        }
+        Ok(by_id)
+    }
+}
+
+/// A number of most likely tokens to report.
+pub fn num_logprobs(param: &str, given: Option<i64>) -> Result<Option<u32>, ApiError> {
+    given.map(|k| in_range(param, k, 0..=MAX_LOGPROBS).map(|k| k as u32)).transpose()
+}
+
+/// A number of tokens to generate, at least `least`; whether so many fit is known at the intake.
+pub fn max_tokens(param: &str, given: i64, least: i64) -> Result<u32, ApiError> {
+    in_range(param, given, least..=i64::from(u32::MAX)).map(|tokens| tokens as u32)
+}
+
+/// `min_tokens` against a `max_tokens` that was given; one that was not is known at the intake.
+pub fn check_min_tokens(params: &SamplingParams) -> Result<(), ApiError> {
+    if params.max_tokens > 0 && params.min_tokens > params.max_tokens {
+        let message =
+            format!("min_tokens must be in [0, max_tokens = {}], got {}", params.max_tokens, params.min_tokens);
+        return Err(ApiError::invalid("min_tokens", message));
+    }
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! The HTTP server: settings, and what is done to every request.
+
+use crate::actors::runtime::RuntimeHandle;
+use crate::config::ServerConfig;
+use crate::error::{ApiError, StartError};
+use crate::http::auth::ApiKeys;
+use crate::http::openai::response::new_id;
+use crate::http::routes::{configure, metrics_path};
+use crate::metrics;
+use actix_web::body::MessageBody;
+use actix_web::dev::{Server, ServiceRequest, ServiceResponse};
+use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
+use actix_web::middleware::{Next, from_fn};
+use actix_web::web::{self, Data};
+use actix_web::{App, Error, HttpServer, ResponseError};
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// A client's own request id is echoed up to this length.
+const MAX_REQUEST_ID_BYTES: usize = 256;
+/// Idle connections are kept for this long: longer than a load balancer's usual minute, so that it is not us who
+/// closes one just as a request comes.
+const KEEP_ALIVE: Duration = Duration::from_secs(75);
+
+/// What handlers know of the configuration.
+pub struct Limits {
+    pub max_body_bytes: usize,
+}
+
+/// Opens the configured address.
+pub fn listen(config: &ServerConfig) -> Result<TcpListener, StartError> {
+    TcpListener::bind((config.host.as_str(), config.port)).map_err(|error| {
+        StartError::new(format!("cannot listen on {}:{} (server.host, server.port): {error}", config.host, config.port))
+    })
+}
+
+/// Serves on `listener` until the returned server's handle is told to stop: a graceful stop lets answers under way
+/// end, for `server.drain_timeout_s` at most. The server runs while it is awaited or spawned.
+pub fn serve(handle: RuntimeHandle, config: &ServerConfig, listener: TcpListener) -> Result<Server, StartError> {
+    let handle = Data::new(handle);
+    let keys = Arc::new(ApiKeys::new(&config.api_keys));
+    let max_body_bytes = config.max_body_bytes;
+    let limits = Data::new(Limits { max_body_bytes });
+    let app = move || {
+        let keys = Arc::clone(&keys);
+        App::new()
+            .app_data(handle.clone())
+            .app_data(limits.clone())
+            .app_data(web::PayloadConfig::new(max_body_bytes))
+            .wrap(from_fn(move |request, next| around(Arc::clone(&keys), request, next)))
+            .configure(configure)
+    };
+    let server = HttpServer::new(app)
+        .workers(config.num_workers())
+        .keep_alive(KEEP_ALIVE)
+        .tcp_nodelay(true)
+        // A client that closes its side is gone: its request is dropped, which cancels it.
+        .h1_allow_half_closed(false)
+        .shutdown_timeout(config.drain_timeout_s)
+        .disable_signals()
+        .listen(listener)?;
+    Ok(server.run())
+}
+
+/// What is done to every request: keys, request ids, counting, the log.
+async fn around(
+    keys: Arc<ApiKeys>,
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse, Error> {
+    let started = Instant::now();
+    let id = request_id(request.headers());
+    let is_open = request.path() == "/health";
+    let mut answer = if is_open || keys.admits(request.headers()) {
+        next.call(request).await?.map_into_boxed_body()
+    } else {
+        request.into_response(ApiError::unauthorized().error_response())
+    };
+    answer.headers_mut().insert(REQUEST_ID, id.clone());
+    let status = answer.status().as_u16();
+    metrics::http_request(metrics_path(answer.request().match_pattern().as_deref()), status);
+    tracing::debug!(
+        method = %answer.request().method(),
+        path = answer.request().path(),
+        status,
+        elapsed_ms = started.elapsed().as_millis() as u64,
+        request_id = id.to_str().unwrap_or_default(),
+        "answered"
+    );
+    Ok(answer)
+}
+
+/// The client's own id, or a new one.
+fn request_id(headers: &HeaderMap) -> HeaderValue {
+    let given = headers.get(REQUEST_ID);
+    let usable = given.filter(|id| (1..=MAX_REQUEST_ID_BYTES).contains(&id.len()) && id.to_str().is_ok());
+    usable
+        .cloned()
+        .unwrap_or_else(|| HeaderValue::try_from(new_id("req")).expect("an id has only letters, digits and a hyphen"))
+}

@@ -1,0 +1,446 @@
+//! What the program tells Prometheus.
+//!
+//! [`install`] once at the start; before it (or without it, in a library or a test) recording does nothing. The
+//! functions take plain values and hold their handles: recording is an atomic operation, no lookup, except for
+//! [`http_request`] and [`build_info`].
+
+mod table;
+
+pub use table::{Kind, METRICS, Metric};
+
+use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, Unit};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// How a request ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// An end token, a stop token or a stop string.
+    Stop,
+    Length,
+    Cancelled,
+    Failed,
+}
+
+/// Why a request was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rejection {
+    QueueFull,
+    TooLong,
+    Invalid,
+    Draining,
+}
+
+/// What became of a preempted sequence's blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Preemption {
+    Swap,
+    Recompute,
+}
+
+/// One step of the engine.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct StepMetrics {
+    pub sequences: usize,
+    pub tokens: usize,
+    pub schedule: Duration,
+    pub execute: Duration,
+    pub sample: Duration,
+}
+
+/// Starts recording. Calling it again is harmless.
+pub fn install() -> &'static PrometheusHandle {
+    let registry = REGISTRY.get_or_init(Registry::new);
+    // The recorder keeps every histogram sample until someone drains it; without a scrape that would be for ever.
+    static UPKEEP: OnceLock<()> = OnceLock::new();
+    UPKEEP.get_or_init(|| {
+        let handle = registry.handle.clone();
+        let upkeep = move || {
+            loop {
+                std::thread::sleep(Duration::from_secs(5));
+                handle.run_upkeep();
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("pagetide-metrics".into()).spawn(upkeep) {
+            tracing::warn!("metrics are drained only when scraped: no thread for it: {error}");
+        }
+    });
+    &registry.handle
+}
+
+/// The page of `/metrics` in Prometheus' text format; `None` before [`install`].
+pub fn render() -> Option<String> {
+    let registry = REGISTRY.get()?;
+    registry.handle.run_upkeep();
+    Some(registry.handle.render())
+}
+
+/// Requests held now.
+pub fn set_requests(waiting: usize, running: usize, swapped: usize) {
+    with(|m| {
+        m.requests_waiting.set(waiting as f64);
+        m.requests_running.set(running as f64);
+        m.requests_swapped.set(swapped as f64);
+    });
+}
+
+/// A request ended `e2e` after its arrival.
+pub fn request_ended(outcome: Outcome, e2e: Duration) {
+    with(|m| {
+        m.outcomes[outcome as usize].increment(1);
+        m.e2e.record(e2e);
+    });
+}
+
+pub fn request_rejected(reason: Rejection) {
+    with(|m| m.rejections[reason as usize].increment(1));
+}
+
+/// A request's first step began `queued` after its arrival.
+pub fn queue_time(queued: Duration) {
+    with(|m| m.queue.record(queued));
+}
+
+/// A request's first token came `waited` after its arrival.
+pub fn first_token(waited: Duration) {
+    with(|m| m.first_token.record(waited));
+}
+
+/// A sequence's next token came `gap` after the one before.
+pub fn inter_token(gap: Duration) {
+    with(|m| m.inter_token.record(gap));
+}
+
+/// A request was admitted: tokens of its prompt, and how many of them the prefix cache had.
+pub fn prompt_tokens(prompt: usize, cached: usize) {
+    with(|m| {
+        m.prompt_tokens.increment(prompt as u64);
+        m.cached_tokens.increment(cached as u64);
+    });
+}
+
+pub fn generated_tokens(tokens: usize) {
+    with(|m| m.generated_tokens.increment(tokens as u64));
+}
+
+pub fn recomputed_tokens(tokens: usize) {
+    with(|m| m.recomputed_tokens.increment(tokens as u64));
+}
+
+pub fn step(step: &StepMetrics) {
+    with(|m| {
+        m.batch_sequences.record(step.sequences as f64);
+        m.step_tokens.record(step.tokens as f64);
+        m.step_schedule.record(step.schedule);
+        m.step_execute.record(step.execute);
+        m.step_sample.record(step.sample);
+    });
+}
+
+pub fn set_device_blocks(used: usize, cached: usize, free: usize) {
+    with(|m| {
+        m.device_used.set(used as f64);
+        m.device_cached.set(cached as f64);
+        m.device_free.set(free as f64);
+    });
+}
+
+pub fn set_swap_blocks(used: usize, free: usize) {
+    with(|m| {
+        m.swap_used.set(used as f64);
+        m.swap_free.set(free as f64);
+    });
+}
+
+/// A step's empty slots of used device blocks, and all their slots; the ratio is 0 where none is used.
+pub fn kv_waste(empty_slots: usize, used_slots: usize) {
+    with(|m| {
+        m.kv_waste.set(if used_slots == 0 { 0.0 } else { empty_slots as f64 / used_slots as f64 });
+        m.kv_empty_slot_steps.increment(empty_slots as u64);
+        m.kv_slot_steps.increment(used_slots as u64);
+    });
+}
+
+pub fn swapped_in(blocks: usize, bytes: usize) {
+    with(|m| {
+        m.swap_in_blocks.increment(blocks as u64);
+        m.swap_in_bytes.increment(bytes as u64);
+    });
+}
+
+pub fn swapped_out(blocks: usize, bytes: usize) {
+    with(|m| {
+        m.swap_out_blocks.increment(blocks as u64);
+        m.swap_out_bytes.increment(bytes as u64);
+    });
+}
+
+pub fn preempted(kind: Preemption) {
+    with(|m| m.preemptions[kind as usize].increment(1));
+}
+
+/// Prompt tokens looked up in the prefix cache, and how many were there.
+pub fn prefix_cache(queried: usize, hit: usize) {
+    with(|m| {
+        m.prefix_queries.increment(queried as u64);
+        m.prefix_hits.increment(hit as u64);
+    });
+}
+
+/// An HTTP answer. `path` is the route (never what a client made up: each value is a series of its own).
+pub fn http_request(path: &'static str, status: u16) {
+    if let Some(registry) = REGISTRY.get() {
+        let labels = vec![Label::from_static_parts("path", path), Label::new("status", status.to_string())];
+        registry.counter(&table::HTTP_REQUESTS, labels).increment(1);
+    }
+}
+
+pub fn executor_restarted() {
+    with(|m| m.executor_restarts.increment(1));
+}
+
+/// What is running; once, when the model is loaded.
+pub fn build_info(model: &str, device: &str, dtype: &'static str) {
+    if let Some(registry) = REGISTRY.get() {
+        let labels = vec![
+            Label::from_static_parts("version", env!("CARGO_PKG_VERSION")),
+            Label::new("model", model.to_owned()),
+            Label::new("device", device.to_owned()),
+            Label::from_static_parts("dtype", dtype),
+        ];
+        registry.gauge(&table::BUILD_INFO, labels).set(1.0);
+    }
+}
+
+static REGISTRY: OnceLock<Registry> = OnceLock::new();
+
+fn with(record: impl FnOnce(&Handles)) {
+    if let Some(registry) = REGISTRY.get() {
+        record(&registry.handles);
+    }
+}
+
+struct Registry {
+    recorder: PrometheusRecorder,
+    handle: PrometheusHandle,
+    handles: Handles,
+}
+
+/// A handle for each series whose labels are known beforehand, so that each is on the page from the start.
+struct Handles {
+    requests_waiting: Gauge,
+    requests_running: Gauge,
+    requests_swapped: Gauge,
+    outcomes: [Counter; 4],
+    rejections: [Counter; 4],
+    queue: Histogram,
+    first_token: Histogram,
+    inter_token: Histogram,
+    e2e: Histogram,
+    prompt_tokens: Counter,
+    generated_tokens: Counter,
+    cached_tokens: Counter,
+    recomputed_tokens: Counter,
+    batch_sequences: Histogram,
+    step_tokens: Histogram,
+    step_schedule: Histogram,
+    step_execute: Histogram,
+    step_sample: Histogram,
+    device_used: Gauge,
+    device_cached: Gauge,
+    device_free: Gauge,
+    swap_used: Gauge,
+    swap_free: Gauge,
+    kv_waste: Gauge,
+    kv_slot_steps: Counter,
+    kv_empty_slot_steps: Counter,
+    swap_in_blocks: Counter,
+    swap_out_blocks: Counter,
+    swap_in_bytes: Counter,
+    swap_out_bytes: Counter,
+    preemptions: [Counter; 2],
+    prefix_queries: Counter,
+    prefix_hits: Counter,
+    executor_restarts: Counter,
+}
+
+const METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
+
+impl Registry {
+    fn new() -> Self {
+        let mut builder = PrometheusBuilder::new();
+        for metric in METRICS.iter().filter(|metric| metric.kind == Kind::Histogram) {
+            builder = builder
+                .set_buckets_for_metric(Matcher::Full(metric.name.into()), metric.buckets)
+                .expect("the table gives every histogram buckets");
+        }
+        let recorder = builder.build_recorder();
+        for metric in METRICS {
+            let (name, unit, help) = (metric.name.into(), unit(metric.unit), metric.help.into());
+            match metric.kind {
+                Kind::Counter => recorder.describe_counter(name, unit, help),
+                Kind::Gauge => recorder.describe_gauge(name, unit, help),
+                Kind::Histogram => recorder.describe_histogram(name, unit, help),
+            }
+        }
+        let handle = recorder.handle();
+        let handles = Handles::new(&recorder);
+        Self { recorder, handle, handles }
+    }
+
+    fn counter(&self, metric: &'static Metric, labels: Vec<Label>) -> Counter {
+        self.recorder.register_counter(&Key::from_parts(metric.name, labels), &METADATA)
+    }
+
+    fn gauge(&self, metric: &'static Metric, labels: Vec<Label>) -> Gauge {
+        self.recorder.register_gauge(&Key::from_parts(metric.name, labels), &METADATA)
+    }
+}
+
+fn unit(name: &str) -> Option<Unit> {
+    match name {
+        "seconds" => Some(Unit::Seconds),
+        "bytes" => Some(Unit::Bytes),
+        _ => None,
+    }
+}
+
+impl Handles {
+    fn new(recorder: &PrometheusRecorder) -> Self {
+        let key = |metric: &'static Metric, value: Option<&'static str>| match value {
+            Some(value) => {
+                let (label, values) = metric.labels[0];
+                assert!(values.split(", ").any(|known| known == value), "{}: {label}={value}", metric.name);
+                Key::from_parts(metric.name, vec![Label::from_static_parts(label, value)])
+            }
+            None => Key::from_static_name(metric.name),
+        };
+        let counter = |metric| recorder.register_counter(&key(metric, None), &METADATA);
+        let counter_of = |metric, value| recorder.register_counter(&key(metric, Some(value)), &METADATA);
+        let gauge_of = |metric, value| recorder.register_gauge(&key(metric, Some(value)), &METADATA);
+        let histogram = |metric| recorder.register_histogram(&key(metric, None), &METADATA);
+        let step_phase = |phase| recorder.register_histogram(&key(&table::STEP_SECONDS, Some(phase)), &METADATA);
+        Self {
+            requests_waiting: gauge_of(&table::REQUESTS, "waiting"),
+            requests_running: gauge_of(&table::REQUESTS, "running"),
+            requests_swapped: gauge_of(&table::REQUESTS, "swapped"),
+            // In the order of `Outcome`, `Rejection`, `Preemption`.
+            outcomes: ["stop", "length", "cancelled", "failed"].map(|v| counter_of(&table::REQUESTS_TOTAL, v)),
+            rejections: ["queue_full", "too_long", "invalid", "draining"].map(|v| counter_of(&table::REJECTED, v)),
+            preemptions: ["swap", "recompute"].map(|v| counter_of(&table::PREEMPTIONS, v)),
+            queue: histogram(&table::QUEUE_SECONDS),
+            first_token: histogram(&table::TIME_TO_FIRST_TOKEN),
+            inter_token: histogram(&table::INTER_TOKEN),
+            e2e: histogram(&table::E2E),
+            prompt_tokens: counter(&table::PROMPT_TOKENS),
+            generated_tokens: counter(&table::GENERATED_TOKENS),
+            cached_tokens: counter(&table::CACHED_TOKENS),
+            recomputed_tokens: counter(&table::RECOMPUTED_TOKENS),
+            batch_sequences: histogram(&table::BATCH_SEQUENCES),
+            step_tokens: histogram(&table::STEP_TOKENS),
+            step_schedule: step_phase("schedule"),
+            step_execute: step_phase("execute"),
+            step_sample: step_phase("sample"),
+            device_used: gauge_of(&table::DEVICE_BLOCKS, "used"),
+            device_cached: gauge_of(&table::DEVICE_BLOCKS, "cached"),
+            device_free: gauge_of(&table::DEVICE_BLOCKS, "free"),
+            swap_used: gauge_of(&table::SWAP_BLOCKS, "used"),
+            swap_free: gauge_of(&table::SWAP_BLOCKS, "free"),
+            kv_waste: recorder.register_gauge(&key(&table::KV_WASTE, None), &METADATA),
+            kv_slot_steps: counter(&table::KV_SLOT_STEPS),
+            kv_empty_slot_steps: counter(&table::KV_EMPTY_SLOT_STEPS),
+            swap_in_blocks: counter(&table::SWAP_IN_BLOCKS),
+            swap_out_blocks: counter(&table::SWAP_OUT_BLOCKS),
+            swap_in_bytes: counter(&table::SWAP_IN_BYTES),
+            swap_out_bytes: counter(&table::SWAP_OUT_BYTES),
+            prefix_queries: counter(&table::PREFIX_QUERIES),
+            prefix_hits: counter(&table::PREFIX_HITS),
+            executor_restarts: counter(&table::EXECUTOR_RESTARTS),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The value of a series on the page.
+    fn value(page: &str, series: &str) -> f64 {
+        let line = page.lines().find(|line| line.rsplit_once(' ').is_some_and(|(name, _)| name == series));
+        let line = line.unwrap_or_else(|| panic!("no series {series} in\n{page}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
+    /// One test: what is recorded is global.
+    #[test]
+    fn what_is_recorded_is_on_the_page() {
+        request_ended(Outcome::Stop, Duration::from_secs(1)); // before install: nothing happens
+        install();
+        let page = render().unwrap();
+        for metric in METRICS {
+            // Only these have labels that are not known beforehand.
+            if metric.name != "pagetide_http_requests_total" && metric.name != "pagetide_build_info" {
+                assert!(page.contains(&format!("# HELP {} ", metric.name)), "{}", metric.name);
+                assert!(page.contains(&format!("# TYPE {} {}\n", metric.name, metric.kind.name())), "{}", metric.name);
+            }
+        }
+        assert_eq!(value(&page, "pagetide_requests_total{outcome=\"stop\"}"), 0.0);
+
+        request_ended(Outcome::Stop, Duration::from_secs(1));
+        request_ended(Outcome::Failed, Duration::from_secs(3));
+        request_rejected(Rejection::Draining);
+        preempted(Preemption::Recompute);
+        set_requests(3, 2, 1);
+        prompt_tokens(10, 4);
+        set_device_blocks(5, 6, 7);
+        kv_waste(3, 12);
+        swapped_out(2, 4096);
+        first_token(Duration::from_millis(30));
+        http_request("/v1/models", 200);
+        build_info("demo", "cpu", "bfloat16");
+        let execute = Duration::from_millis(20);
+        step(&StepMetrics { sequences: 2, tokens: 40, execute, ..Default::default() });
+
+        let page = render().unwrap();
+        for (series, expected) in [
+            ("pagetide_requests_total{outcome=\"stop\"}", 1.0),
+            ("pagetide_requests_total{outcome=\"failed\"}", 1.0),
+            ("pagetide_e2e_seconds_sum", 4.0),
+            ("pagetide_rejected_total{reason=\"draining\"}", 1.0),
+            ("pagetide_preemptions_total{mode=\"recompute\"}", 1.0),
+            ("pagetide_preemptions_total{mode=\"swap\"}", 0.0),
+            ("pagetide_requests{state=\"waiting\"}", 3.0),
+            ("pagetide_requests{state=\"swapped\"}", 1.0),
+            ("pagetide_prompt_tokens_total", 10.0),
+            ("pagetide_cached_tokens_total", 4.0),
+            ("pagetide_device_blocks{state=\"cached\"}", 6.0),
+            ("pagetide_kv_waste_ratio", 0.25),
+            ("pagetide_kv_empty_slot_steps_total", 3.0),
+            ("pagetide_kv_slot_steps_total", 12.0),
+            ("pagetide_swap_out_bytes_total", 4096.0),
+            ("pagetide_swap_in_bytes_total", 0.0),
+            ("pagetide_time_to_first_token_seconds_bucket{le=\"0.025\"}", 0.0),
+            ("pagetide_time_to_first_token_seconds_bucket{le=\"0.05\"}", 1.0),
+            ("pagetide_http_requests_total{path=\"/v1/models\",status=\"200\"}", 1.0),
+            ("pagetide_step_seconds_sum{phase=\"execute\"}", 0.02),
+            ("pagetide_step_tokens_sum", 40.0),
+        ] {
+            assert_eq!(value(&page, series), expected, "{series}");
+        }
+        assert!(page.contains("model=\"demo\""));
+        kv_waste(0, 0);
+        assert_eq!(value(&render().unwrap(), "pagetide_kv_waste_ratio"), 0.0);
+    }
+
+    #[test]
+    fn names_follow_the_conventions() {
+        for metric in METRICS {
+            assert!(metric.name.starts_with("pagetide_"), "{}", metric.name);
+            assert_eq!(metric.name.ends_with("_total"), metric.kind == Kind::Counter, "{}", metric.name);
+            assert_eq!(metric.name.ends_with("_seconds"), metric.unit == "seconds", "{}", metric.name);
+            assert_eq!(metric.buckets.is_empty(), metric.kind != Kind::Histogram, "{}", metric.name);
+            assert!(metric.buckets.is_sorted_by(|a, b| a < b), "{}", metric.name);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Every metric of the program, once: registered from here, documented from here (`docs/metrics.md`).
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    Counter,
+    Gauge,
+    Histogram,
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
+        }
+    }
+}
+
+/// A metric as Prometheus sees it.
+#[derive(Debug)]
+pub struct Metric {
+    pub name: &'static str,
+    pub kind: Kind,
+    /// What one of it is: `seconds`, `tokens`, …
+    pub unit: &'static str,
+    /// Each label with its values (or what they are).
+    pub labels: &'static [(&'static str, &'static str)],
+    pub help: &'static str,
+    /// Upper bounds of a histogram's buckets.
+    pub buckets: &'static [f64],
+}
+
+/// Waiting times of a whole request: a cached token from an idle server to a long text from a full one.
+const REQUEST_BOUNDS: &[f64] =
+    &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0];
+/// Gaps between tokens: one step of a small model on a fast device to a step behind a swap storm.
+const GAP_BOUNDS: &[f64] =
+    &[0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0];
+/// A step and its parts; scheduling takes microseconds.
+const STEP_BOUNDS: &[f64] =
+    &[1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5];
+const SEQUENCE_BOUNDS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
+const TOKEN_BOUNDS: &[f64] =
+    &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0];
+
+macro_rules! metrics {
+    ($($const_name:ident = $name:literal $kind:ident $unit:literal [$($label:literal: $values:literal),*] $buckets:expr, $help:literal;)+) => {
+        $(
+            pub const $const_name: Metric = Metric {
+                name: $name,
+                kind: Kind::$kind,
+                unit: $unit,
+                labels: &[$(($label, $values)),*],
+                help: $help,
+                buckets: $buckets,
+            };
+        )+
+
+        /// All of them, in the order of the documentation.
+        pub const METRICS: &[&Metric] = &[$(&$const_name),+];
+    };
+}
+
+metrics! {
+    REQUESTS = "pagetide_requests" Gauge "requests" ["state": "waiting, running, swapped"] &[],
+        "Requests held now: waiting for blocks (new, or to be recomputed), running, or in the swap pool. A request with several samples counts as one until its prompt is computed, and each of its samples from then on.";
+    REQUESTS_TOTAL = "pagetide_requests_total" Counter "requests" ["outcome": "stop, length, cancelled, failed"] &[],
+        "Requests that ended: at an end token, stop token or stop string; at max_tokens or the model's length; because the client went away; because the engine failed.";
+    REJECTED = "pagetide_rejected_total" Counter "requests" ["reason": "queue_full, too_long, invalid, draining"] &[],
+        "Requests refused: the queue was full (429); prompt and output can never fit (400); anything else wrong with the request (400); the server was stopping (503).";
+    QUEUE_SECONDS = "pagetide_queue_seconds" Histogram "seconds" [] REQUEST_BOUNDS,
+        "From arrival to the first step that worked on the request.";
+    TIME_TO_FIRST_TOKEN = "pagetide_time_to_first_token_seconds" Histogram "seconds" [] REQUEST_BOUNDS,
+        "From arrival to the first generated token.";
+    INTER_TOKEN = "pagetide_inter_token_seconds" Histogram "seconds" [] GAP_BOUNDS,
+        "Between two tokens of one sequence.";
+    E2E = "pagetide_e2e_seconds" Histogram "seconds" [] REQUEST_BOUNDS,
+        "From arrival to the end of the request.";
+    PROMPT_TOKENS = "pagetide_prompt_tokens_total" Counter "tokens" [] &[],
+        "Prompt tokens of admitted requests, those found in the prefix cache included.";
+    GENERATED_TOKENS = "pagetide_generated_tokens_total" Counter "tokens" [] &[],
+        "Tokens generated, of all samples.";
+    CACHED_TOKENS = "pagetide_cached_tokens_total" Counter "tokens" [] &[],
+        "Prompt tokens that were not computed because the prefix cache had them.";
+    RECOMPUTED_TOKENS = "pagetide_recomputed_tokens_total" Counter "tokens" [] &[],
+        "Tokens computed a second time after a preemption had dropped their blocks.";
+    BATCH_SEQUENCES = "pagetide_batch_sequences" Histogram "sequences" [] SEQUENCE_BOUNDS,
+        "Sequences in a step.";
+    STEP_TOKENS = "pagetide_step_tokens" Histogram "tokens" [] TOKEN_BOUNDS,
+        "Tokens computed in a step, of prompts and of decoding together.";
+    STEP_SECONDS = "pagetide_step_seconds" Histogram "seconds" ["phase": "schedule, execute, sample"] STEP_BOUNDS,
+        "Where a step's time goes: planning with the block pools, the forward pass with its copies, sampling.";
+    DEVICE_BLOCKS = "pagetide_device_blocks" Gauge "blocks" ["state": "used, cached, free"] &[],
+        "KV blocks on the device: held by a sequence; held by nobody but still in the prefix cache; empty.";
+    SWAP_BLOCKS = "pagetide_swap_blocks" Gauge "blocks" ["state": "used, free"] &[],
+        "KV blocks of the swap pool in CPU memory.";
+    KV_WASTE = "pagetide_kv_waste_ratio" Gauge "ratio" [] &[],
+        "Slots of used device blocks that hold no token, as a fraction of all slots of used blocks, in the latest step.";
+    KV_SLOT_STEPS = "pagetide_kv_slot_steps_total" Counter "slots" [] &[],
+        "Slots of used device blocks, summed over all steps.";
+    KV_EMPTY_SLOT_STEPS = "pagetide_kv_empty_slot_steps_total" Counter "slots" [] &[],
+        "Slots of used device blocks that hold no token, summed over all steps: divided by pagetide_kv_slot_steps_total, the KV waste of a whole run.";
+    SWAP_IN_BLOCKS = "pagetide_swap_in_blocks_total" Counter "blocks" [] &[],
+        "Blocks copied from the swap pool to the device.";
+    SWAP_OUT_BLOCKS = "pagetide_swap_out_blocks_total" Counter "blocks" [] &[],
+        "Blocks copied from the device to the swap pool.";
+    SWAP_IN_BYTES = "pagetide_swap_in_bytes_total" Counter "bytes" [] &[],
+        "Bytes copied from the swap pool to the device.";
+    SWAP_OUT_BYTES = "pagetide_swap_out_bytes_total" Counter "bytes" [] &[],
+        "Bytes copied from the device to the swap pool.";
+    PREEMPTIONS = "pagetide_preemptions_total" Counter "sequences" ["mode": "swap, recompute"] &[],
+        "Sequences that had to give their device blocks away.";
+    PREFIX_QUERIES = "pagetide_prefix_cache_queries_total" Counter "tokens" [] &[],
+        "Prompt tokens looked up in the prefix cache.";
+    PREFIX_HITS = "pagetide_prefix_cache_hits_total" Counter "tokens" [] &[],
+        "Prompt tokens found there.";
+    HTTP_REQUESTS = "pagetide_http_requests_total" Counter "requests" ["path": "the route, or other", "status": "HTTP status"] &[],
+        "Answers of the HTTP server.";
+    EXECUTOR_RESTARTS = "pagetide_executor_restarts_total" Counter "restarts" [] &[],
+        "Times the model executor failed and was rebuilt; the requests running then have failed.";
+    BUILD_INFO = "pagetide_build_info" Gauge "none" ["version": "of the program", "model": "as served", "device": "as said at the start", "dtype": "of weights and KV cache"] &[],
+        "Always 1; its labels say what is running.";
+}

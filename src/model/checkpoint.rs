@@ -1,0 +1,186 @@
+//! A checkpoint's tensors, memory-mapped from safetensors files.
+
+use crate::backend::{DType, HostTensor};
+use crate::error::StartError;
+use crate::model::files::ModelFiles;
+use memmap2::Mmap;
+use safetensors::{Dtype, SafeTensors};
+use serde_json::{Map, Value};
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::ops::{Deref, Range};
+
+/// A file's bytes where they lie.
+pub enum Bytes {
+    Mapped(Mmap),
+    Embedded(&'static [u8]),
+}
+
+impl Bytes {
+    pub(super) fn map(file: &File) -> std::io::Result<Self> {
+        // SAFETY: the map is read-only and private. Another process that truncates or rewrites the file while it is
+        // being loaded can crash us or change the weights; no program that maps files can prevent that.
+        unsafe { Mmap::map(file) }.map(Bytes::Mapped)
+    }
+
+    /// Tells the system that `range` will not be read again soon, so that the pages do not count as ours.
+    fn release(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        if let Bytes::Mapped(map) = self {
+            // The weights beside this tensor may share its first and last page: keep to whole pages.
+            const PAGE: usize = 64 * 1024;
+            let start = range.start.next_multiple_of(PAGE);
+            let end = range.end / PAGE * PAGE;
+            if start < end {
+                // SAFETY: dropping pages of a read-only map of a file loses nothing, they are read again from the
+                // file. The advice may fail on odd file systems; then the pages merely stay.
+                let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
+            }
+        }
+        #[cfg(not(unix))]
+        let _ = range;
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Bytes::Mapped(map) => map,
+            Bytes::Embedded(bytes) => bytes,
+        }
+    }
+}
+
+/// All tensors of a checkpoint by name, of one file or of several shards.
+pub struct Checkpoint {
+    files: Vec<(String, Bytes)>,
+    tensors: HashMap<String, Entry>,
+}
+
+struct Entry {
+    file: usize,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    /// Within the file.
+    range: Range<usize>,
+}
+
+impl Checkpoint {
+    pub(super) fn open_single(files: &ModelFiles, name: &str, bytes: Bytes) -> Result<Self, StartError> {
+        let mut checkpoint = Self { files: Vec::new(), tensors: HashMap::new() };
+        checkpoint.add_file(files, name, bytes)?;
+        Ok(checkpoint)
+    }
+
+    /// `index` is `model.safetensors.index.json`: its `weight_map` gives the file of each tensor.
+    pub(super) fn open_sharded(files: &ModelFiles, index: &Map<String, Value>) -> Result<Self, StartError> {
+        const INDEX: &str = "model.safetensors.index.json";
+        let wrong = |problem: String| files.error(INDEX, problem);
+        let weight_map = index
+            .get("weight_map")
+            .and_then(Value::as_object)
+            .ok_or_else(|| wrong("weight_map: missing, or not an object".into()))?;
+
+        let mut checkpoint = Self { files: Vec::new(), tensors: HashMap::new() };
+        let mut opened = HashSet::new();
+        for (tensor, file) in weight_map {
+            let file = file.as_str().ok_or_else(|| wrong(format!("weight_map.{tensor}: not a file name")))?;
+            if file.contains(['/', '\\']) {
+                return Err(wrong(format!("weight_map.{tensor}: '{file}' lies outside the model's directory")));
+            }
+            if opened.insert(file) {
+                let bytes = files.map(file)?.ok_or_else(|| wrong(format!("the shard {file} is missing")))?;
+                checkpoint.add_file(files, file, bytes)?;
+            }
+        }
+        if let Some((tensor, file)) = weight_map.iter().find(|(tensor, _)| !checkpoint.tensors.contains_key(*tensor)) {
+            let file = file.as_str().unwrap_or_default();
+            return Err(wrong(format!("the tensor {tensor} is not in {file}, nor in any other shard")));
+        }
+        Ok(checkpoint)
+    }
+
+    fn add_file(&mut self, files: &ModelFiles, name: &str, bytes: Bytes) -> Result<(), StartError> {
+        let (header_bytes, header) = SafeTensors::read_metadata(&bytes).map_err(|error| {
+            files.error(name, format!("not a whole safetensors file ({} bytes): {error}", bytes.len()))
+        })?;
+        // The file begins with the header's length, a u64.
+        let data_start = 8 + header_bytes;
+        for (tensor, info) in header.tensors() {
+            let (start, end) = info.data_offsets;
+            let entry = Entry {
+                file: self.files.len(),
+                dtype: info.dtype,
+                shape: info.shape.clone(),
+                range: data_start + start..data_start + end,
+            };
+            if let Some(other) = self.tensors.insert(tensor.clone(), entry)
+                && other.file != self.files.len()
+            {
+                let other = &self.files[other.file].0;
+                return Err(files.error(name, format!("the tensor {tensor} is also in {other}")));
+            }
+        }
+        self.files.push((name.to_string(), bytes));
+        Ok(())
+    }
+
+    pub fn contains(&self, tensor: &str) -> bool {
+        self.tensors.contains_key(tensor)
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// A tensor's size in the file; 0 if there is none of that name.
+    pub fn size_bytes(&self, tensor: &str) -> usize {
+        self.tensors.get(tensor).map_or(0, |entry| entry.range.len())
+    }
+
+    /// A tensor's element type; `None` if there is no such tensor, or it is of a type that the runtime does not read.
+    pub fn dtype(&self, tensor: &str) -> Option<DType> {
+        self.tensors.get(tensor).and_then(|entry| element_type(entry.dtype))
+    }
+
+    /// The tensor as it lies in the file, which must have this shape: `[rows, cols]`, or `[cols]` for a vector.
+    pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<HostTensor<'_>, StartError> {
+        let entry = self
+            .tensors
+            .get(name)
+            .ok_or_else(|| StartError::new(format!("the checkpoint lacks the tensor {name}, of shape {shape:?}")))?;
+        let (file, bytes) = &self.files[entry.file];
+        if entry.shape != shape {
+            return Err(StartError::new(format!(
+                "{file}: the tensor {name} has shape {:?}, but config.json asks for {shape:?}",
+                entry.shape
+            )));
+        }
+        let dtype = element_type(entry.dtype).ok_or_else(|| {
+            StartError::new(format!(
+                "{file}: the tensor {name} is of type {:?}; supported are F32, F16 and BF16",
+                entry.dtype
+            ))
+        })?;
+        let (cols, rows) = shape.split_last().map_or((1, 1), |(cols, rest)| (*cols, rest.iter().product()));
+        Ok(HostTensor { dtype, rows, cols, bytes: &bytes[entry.range.clone()] })
+    }
+
+    /// Gives back the memory of a tensor that has been read; reading it again works, from the disk.
+    pub fn release(&self, tensor: &str) {
+        if let Some(entry) = self.tensors.get(tensor) {
+            self.files[entry.file].1.release(entry.range.clone());
+        }
+    }
+}
+
+fn element_type(dtype: Dtype) -> Option<DType> {
+    match dtype {
+        Dtype::F32 => Some(DType::F32),
+        Dtype::F16 => Some(DType::F16),
+        Dtype::BF16 => Some(DType::BF16),
+        _ => None,
+    }
+}

@@ -1,0 +1,100 @@
+//! One sample's text: detokenizer and stop strings together.
+
+use crate::ids::TokenId;
+use crate::text::detokenizer::Detokenizer;
+use crate::text::stop::StopMatcher;
+use crate::text::tokenizer::Tokenizer;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// How a sample's tokens become text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OutputOptions {
+    pub skip_special_tokens: bool,
+    /// None of them empty.
+    pub stop: Vec<String>,
+    /// A stop string that is complete within the text of this many tokens is text like any other.
+    pub min_tokens: usize,
+    /// The text ends after the stop string, not before it.
+    pub include_stop_str_in_output: bool,
+}
+
+/// What can be given to the client now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Piece {
+    pub text: String,
+    /// Which stop string was found; the sample has ended.
+    pub stopped: Option<usize>,
+    /// For each token whose text is now wholly out, in order of pushing: where its text begins, in characters from
+    /// the beginning of the output. Their log-probabilities go with this piece. When a stop string is found, all
+    /// tokens are out; those of the stop string begin at the end of the text.
+    pub token_offsets: Vec<usize>,
+}
+
+/// Text of one sample from its tokens, cut at stop strings.
+#[derive(Debug)]
+pub struct OutputText {
+    detokenizer: Detokenizer,
+    stop: StopMatcher,
+    /// Tokens still to come before stop strings count.
+    min_tokens_left: usize,
+    /// Characters that the detokenizer has given, and that have been given out.
+    decoded_chars: usize,
+    released_chars: usize,
+    /// Where the text of each token begins and ends, for tokens not wholly out.
+    waiting: VecDeque<(usize, usize)>,
+}
+
+impl OutputText {
+    pub fn new(tokenizer: Arc<Tokenizer>, prompt: &[TokenId], options: &OutputOptions) -> Self {
+        Self {
+            detokenizer: Detokenizer::new(tokenizer, prompt, options.skip_special_tokens),
+            stop: StopMatcher::new(&options.stop).include_stop(options.include_stop_str_in_output),
+            min_tokens_left: options.min_tokens,
+            decoded_chars: 0,
+            released_chars: 0,
+            waiting: VecDeque::new(),
+        }
+    }
+
+    /// Takes the next token.
+    pub fn push(&mut self, token: TokenId) -> Piece {
+        let decoded = self.detokenizer.push(token);
+        let begin = self.decoded_chars;
+        self.decoded_chars += decoded.chars().count();
+        // A token whose last character is still in the detokenizer is out with the next character at the earliest.
+        let held_back = usize::from(self.detokenizer.is_holding());
+        self.waiting.push_back((begin, self.decoded_chars + held_back));
+        if self.min_tokens_left > 0 {
+            self.min_tokens_left -= 1;
+            let text = self.stop.skim(&decoded);
+            return self.release(text, None, false);
+        }
+        let step = self.stop.push(&decoded);
+        self.release(step.text, step.stopped, step.stopped.is_some())
+    }
+
+    /// The sample has ended otherwise than by a stop string: what was held back. (A stop string can still be found in
+    /// the detokenizer's last text.)
+    pub fn finish(&mut self) -> Piece {
+        let decoded = self.detokenizer.finish();
+        self.decoded_chars += decoded.chars().count();
+        let mut step = self.stop.push(&decoded);
+        if step.stopped.is_none() {
+            step.text.push_str(&self.stop.finish());
+        }
+        self.release(step.text, step.stopped, true)
+    }
+
+    fn release(&mut self, text: String, stopped: Option<usize>, all: bool) -> Piece {
+        self.released_chars += text.chars().count();
+        let mut token_offsets = Vec::new();
+        while let Some(&(begin, end)) = self.waiting.front()
+            && (all || end <= self.released_chars)
+        {
+            token_offsets.push(begin.min(self.released_chars));
+            self.waiting.pop_front();
+        }
+        Piece { text, stopped, token_offsets }
+    }
+}

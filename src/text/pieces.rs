@@ -1,0 +1,292 @@
+//! What each token contributes to a text, worked out once from the tokenizer's decoder.
+//!
+//! A decoder is a chain of steps. Those that look at one token at a time are applied here, at load; what remains for
+//! [`Detokenizer`](super::detokenizer::Detokenizer) is a little state: a byte-level or byte-fallback character in
+//! progress, and a space to strip at the beginning. Chains that cannot be cut this way are refused at start.
+
+use crate::error::StartError;
+use crate::ids::TokenId;
+use serde_json::Value;
+use tokenizers::decoders::DecoderWrapper;
+use tokenizers::{Decoder, Tokenizer as Vocabulary};
+
+const PRESENT: u8 = 1;
+const SPECIAL: u8 = 2;
+const BYTE: u8 = 4;
+
+/// One token inside a text (not the first of it).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece<'a> {
+    /// UTF-8 on their own unless the vocabulary is byte-level or this is a byte-fallback token.
+    pub bytes: &'a [u8],
+    pub special: bool,
+    /// A byte-fallback token, `<0xNN>`: `bytes` is that byte.
+    pub byte_fallback: bool,
+}
+
+/// A step that looks at one token and whether it is the first.
+enum Step {
+    Replace {
+        from: String,
+        to: String,
+    },
+    Regex(DecoderWrapper),
+    Metaspace {
+        replacement: char,
+        drops_first: bool,
+    },
+    WordPiece {
+        prefix: String,
+        cleanup: bool,
+    },
+    Strip {
+        content: char,
+        start: usize,
+    },
+    /// Without a decoder, tokens are joined by spaces.
+    Spaced,
+}
+
+impl Step {
+    fn apply(&self, token: String, first: bool) -> String {
+        match self {
+            Step::Replace { from, to } => {
+                if token.contains(from.as_str()) {
+                    token.replace(from.as_str(), to)
+                } else {
+                    token
+                }
+            }
+            Step::Metaspace { replacement, drops_first } => {
+                token.replace(*replacement, if first && *drops_first { "" } else { " " })
+            }
+            Step::WordPiece { prefix, cleanup } => {
+                let text = match token.strip_prefix(prefix.as_str()) {
+                    _ if first => token,
+                    Some(rest) => rest.to_owned(),
+                    None => format!(" {token}"),
+                };
+                if *cleanup { tokenizers::decoders::wordpiece::cleanup(&text) } else { text }
+            }
+            Step::Strip { content, start } => {
+                let cut = token.chars().take(*start).take_while(|c| c == content).map(char::len_utf8).sum();
+                token[cut..].to_owned()
+            }
+            Step::Regex(decoder) => {
+                // It looks at nothing but the token; where its pattern fails, the token stays as it is.
+                decoder.decode_chain(vec![token.clone()]).map_or(token, |parts| parts.concat())
+            }
+            Step::Spaced => {
+                if first {
+                    token
+                } else {
+                    format!(" {token}")
+                }
+            }
+        }
+    }
+
+    fn depends_on_place(&self) -> bool {
+        match self {
+            Step::Metaspace { drops_first, .. } => *drops_first,
+            Step::WordPiece { .. } | Step::Spaced => true,
+            Step::Replace { .. } | Step::Regex(_) | Step::Strip { .. } => false,
+        }
+    }
+}
+
+/// A decoder, cut into its steps.
+#[derive(Default)]
+struct Plan {
+    steps: Vec<Step>,
+    byte_level: bool,
+    byte_fallback: bool,
+    strip_start: Option<(char, usize)>,
+}
+
+impl Plan {
+    fn new(decoder: Option<&DecoderWrapper>) -> Result<Self, StartError> {
+        let Some(decoder) = decoder else {
+            return Ok(Self { steps: vec![Step::Spaced], ..Self::default() });
+        };
+        let value = serde_json::to_value(decoder)
+            .map_err(|error| StartError::new(format!("tokenizer.json: decoder: {error}")))?;
+        let mut chain = Vec::new();
+        flatten(decoder, &value, &mut chain);
+
+        let mut plan = Self::default();
+        let mut fused = false;
+        for (decoder, value) in chain {
+            let kind = value["type"].as_str().unwrap_or_default();
+            let per_token = !fused && !plan.byte_fallback && !plan.byte_level;
+            match decoder {
+                DecoderWrapper::Replace(_) if per_token => plan.steps.push(match value["pattern"]["String"].as_str() {
+                    Some(from) => Step::Replace {
+                        from: from.to_owned(),
+                        to: value["content"].as_str().unwrap_or_default().to_owned(),
+                    },
+                    None => Step::Regex(decoder.clone()),
+                }),
+                DecoderWrapper::Metaspace(metaspace) if per_token => plan.steps.push(Step::Metaspace {
+                    replacement: metaspace.get_replacement(),
+                    drops_first: value["prepend_scheme"] != "never",
+                }),
+                DecoderWrapper::WordPiece(wordpiece) if per_token => {
+                    plan.steps.push(Step::WordPiece { prefix: wordpiece.prefix.clone(), cleanup: wordpiece.cleanup })
+                }
+                // Stripping the end is not supported: the crate panics at tokens that consist of what is stripped.
+                DecoderWrapper::Strip(strip) if per_token && strip.stop == 0 => {
+                    plan.steps.push(Step::Strip { content: strip.content, start: strip.start });
+                }
+                DecoderWrapper::ByteLevel(_) if per_token && plan.steps.is_empty() => plan.byte_level = true,
+                DecoderWrapper::ByteFallback(_) if per_token => plan.byte_fallback = true,
+                DecoderWrapper::Fuse(_) => fused = true,
+                DecoderWrapper::Strip(strip) if fused && strip.stop == 0 && plan.strip_start.is_none() => {
+                    plan.strip_start = Some((strip.content, strip.start));
+                }
+                _ => {
+                    return Err(StartError::new(format!(
+                        "tokenizer.json: the decoder's step '{kind}' is not supported (at this place of the chain); \
+                         supported are ByteLevel, and any of Replace, Metaspace, WordPiece, Strip (of the \
+                         start) followed by ByteFallback, Fuse, Strip (of the start)"
+                    )));
+                }
+            }
+        }
+        Ok(plan)
+    }
+
+    fn text(&self, token: &str, first: bool) -> String {
+        self.steps.iter().fold(token.to_owned(), |token, step| step.apply(token, first))
+    }
+}
+
+fn flatten<'a>(decoder: &'a DecoderWrapper, value: &'a Value, chain: &mut Vec<(&'a DecoderWrapper, &'a Value)>) {
+    if let (DecoderWrapper::Sequence(sequence), Some(values)) = (decoder, value["decoders"].as_array()) {
+        sequence.get_decoders().iter().zip(values).for_each(|(decoder, value)| flatten(decoder, value, chain));
+    } else {
+        chain.push((decoder, value));
+    }
+}
+
+/// All tokens' pieces in one arena.
+pub struct Pieces {
+    arena: Vec<u8>,
+    /// `[len]` where each piece ends in the arena.
+    ends: Vec<u32>,
+    flags: Vec<u8>,
+    plan: Plan,
+}
+
+impl Pieces {
+    pub fn new(vocabulary: &Vocabulary) -> Result<Self, StartError> {
+        let plan = Plan::new(vocabulary.get_decoder())?;
+        let names = vocabulary.get_vocab(true);
+        let added = vocabulary.get_added_tokens_decoder();
+        let highest = names.values().chain(added.keys()).max();
+        let len = highest.map_or(0, |id| *id as usize + 1);
+        let mut by_id: Vec<Option<&str>> = vec![None; len];
+        for (name, id) in &names {
+            by_id[*id as usize] = Some(name);
+        }
+        // An added token hides the model's token of the same id.
+        for (id, token) in &added {
+            by_id[*id as usize] = Some(&token.content);
+        }
+
+        let byte_of = byte_level_alphabet();
+        let mut pieces =
+            Self { arena: Vec::new(), ends: Vec::with_capacity(len), flags: Vec::with_capacity(len), plan };
+        for name in by_id {
+            let mut flags = 0;
+            if let Some(name) = name {
+                flags = PRESENT;
+                if vocabulary.get_added_vocabulary().is_special_token(name) {
+                    flags |= SPECIAL;
+                }
+                flags |= pieces.push(name, &byte_of);
+            }
+            pieces.flags.push(flags);
+            pieces.ends.push(
+                u32::try_from(pieces.arena.len())
+                    .map_err(|_| StartError::new("tokenizer.json: the vocabulary's text is longer than 4 GiB"))?,
+            );
+        }
+        Ok(pieces)
+    }
+
+    /// Appends what the token `name` stands for; returns the flags that follow from it.
+    fn push(&mut self, name: &str, byte_of: &[Option<u8>; 512]) -> u8 {
+        if self.plan.byte_level {
+            let mapped: Option<Vec<u8>> = name.chars().map(|c| byte_of.get(c as usize).copied().flatten()).collect();
+            self.arena.extend(mapped.as_deref().unwrap_or(name.as_bytes()));
+            return 0;
+        }
+        let text = self.plan.text(name, false);
+        if self.plan.byte_fallback
+            && text.len() == 6
+            && let Some(hex) = text.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'))
+            && let Ok(byte) = u8::from_str_radix(hex, 16)
+        {
+            self.arena.push(byte);
+            return BYTE;
+        }
+        self.arena.extend(text.as_bytes());
+        0
+    }
+
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    pub fn get(&self, id: TokenId) -> Option<Piece<'_>> {
+        let index = id as usize;
+        let flags = *self.flags.get(index)?;
+        if flags & PRESENT == 0 {
+            return None;
+        }
+        let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
+        Some(Piece {
+            bytes: &self.arena[start as usize..self.ends[index] as usize],
+            special: flags & SPECIAL != 0,
+            byte_fallback: flags & BYTE != 0,
+        })
+    }
+
+    /// Pieces are raw bytes that only together are UTF-8.
+    pub fn byte_level(&self) -> bool {
+        self.plan.byte_level
+    }
+
+    /// The first token of a text has another text than elsewhere: [`Pieces::first_text`].
+    pub fn first_differs(&self) -> bool {
+        self.plan.steps.iter().any(Step::depends_on_place)
+    }
+
+    pub fn first_text(&self, name: &str) -> String {
+        self.plan.text(name, true)
+    }
+
+    /// The character, and how many of it at most, that is cut off the beginning of a text.
+    pub fn strip_start(&self) -> Option<(char, usize)> {
+        self.plan.strip_start
+    }
+}
+
+/// GPT-2's alphabet, reversed: the printable characters of Latin-1 stand for themselves, the other 68 bytes, in
+/// order, for the characters from U+0100.
+fn byte_level_alphabet() -> [Option<u8>; 512] {
+    let mut byte_of = [None; 512];
+    let mut next = 256;
+    for byte in 0..=255_u8 {
+        let printable = matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+        let index = if printable {
+            byte as usize
+        } else {
+            next += 1;
+            next - 1
+        };
+        byte_of[index] = Some(byte);
+    }
+    byte_of
+}

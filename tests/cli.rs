@@ -1,0 +1,260 @@
+//! The program as a user meets it: the binary, its exit status, its files, its signals. All with the demo model.
+
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::Duration;
+
+fn pagetide(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pagetide"));
+    // Settings of whoever runs the tests are not ours.
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("PAGETIDE_")) {
+        command.env_remove(name);
+    }
+    command.args(args);
+    command
+}
+
+fn output(args: &[&str]) -> Output {
+    pagetide(args).output().expect("the binary runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("output is UTF-8")
+}
+
+/// A server of the demo model on a free port.
+struct Server {
+    process: Child,
+    addr: String,
+}
+
+impl Server {
+    fn start(args: &[&str]) -> Self {
+        let mut process = pagetide(&["serve", "--port", "0", "--num-device-blocks", "512"])
+            .args(args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the binary runs");
+        let stdout = BufReader::new(process.stdout.take().expect("stdout is piped"));
+        let lines: Vec<String> = stdout.lines().take(7).map(|line| line.expect("UTF-8")).collect();
+        let addr = lines.iter().find_map(|line| line.trim().strip_prefix("listening  http://")).map(str::to_owned);
+        Self { process, addr: addr.unwrap_or_else(|| panic!("no address in {lines:?}")) }
+    }
+
+    /// Sends a request on a connection of its own; the connection, with the answer coming.
+    fn send(&self, method: &str, path: &str, body: &str) -> TcpStream {
+        let mut connection = TcpStream::connect(&self.addr).expect("the server listens");
+        connection.set_read_timeout(Some(Duration::from_secs(120))).expect("a time-out can be set");
+        write!(
+            connection,
+            "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .expect("the server reads");
+        connection
+    }
+
+    /// The whole answer, head and body.
+    fn answer(&self, method: &str, path: &str, body: &str) -> String {
+        let mut answer = String::new();
+        // A server that ends at once resets the connection: what came before counts.
+        let _ = self.send(method, path, body).read_to_string(&mut answer);
+        answer
+    }
+
+    /// A stream of `tokens` tokens that has begun.
+    fn begin_stream(&self, tokens: u32) -> BufReader<TcpStream> {
+        let body = json!({"prompt": "Once", "max_tokens": tokens, "ignore_eos": true, "stream": true});
+        let mut stream = BufReader::new(self.send("POST", "/v1/completions", &body.to_string()));
+        let mut line = String::new();
+        while !line.starts_with("data:") {
+            line.clear();
+            assert!(stream.read_line(&mut line).expect("the stream goes on") > 0, "it ended before the first token");
+        }
+        stream
+    }
+
+    fn signal(&self, signal: i32) {
+        // SAFETY: the process is our child and has not been waited for, so that the id is still its own.
+        assert_eq!(unsafe { libc::kill(self.process.id() as i32, signal) }, 0);
+    }
+
+    fn wait(mut self) -> ExitStatus {
+        self.process.wait().expect("the child is ours")
+    }
+}
+
+#[test]
+fn a_wrong_configuration_file_is_reported_whole_with_exit_status_1() {
+    let file = tempfile::NamedTempFile::with_suffix(".toml").unwrap();
+    std::fs::write(file.path(), "[server]\nprot = 1\n\n[cache]\nblock_size = 0\n").unwrap();
+    let path = file.path().to_str().unwrap();
+    let check = output(&["config", "check", path]);
+    assert_eq!(check.status.code(), Some(1));
+    assert_eq!(
+        text(&check.stdout),
+        format!(
+            "{path}:2: server.prot: unknown key; did you mean 'server.port'?\n\
+             {path}:5: cache.block_size: 0 is out of range: a whole number from 1 to 256\n\
+             2 problems in {path}\n"
+        )
+    );
+    // The server says the same, and does not start.
+    let serve = output(&["serve", "--config", path]);
+    assert_eq!(serve.status.code(), Some(1));
+    assert!(text(&serve.stderr).contains(":5: cache.block_size"), "{}", text(&serve.stderr));
+    let missing = output(&["config", "check", "no-such-file.toml"]);
+    assert!(text(&missing.stderr).contains("no-such-file.toml"));
+}
+
+#[test]
+fn what_config_show_prints_for_reference_is_the_file_of_the_repository() {
+    let shipped = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("config/pagetide.toml")).unwrap();
+    assert_eq!(text(&output(&["config", "show", "--reference"]).stdout), shipped);
+    let shown = text(&output(&["config", "show", "--port", "9"]).stdout);
+    assert!(shown.lines().any(|line| line.starts_with("port = 9 ") && line.ends_with("# --port")), "{shown}");
+}
+
+#[test]
+fn a_wrong_command_line_has_exit_status_2() {
+    assert_eq!(output(&["serve", "--no-such-flag"]).status.code(), Some(2));
+    assert_eq!(output(&["--version"]).status.code(), Some(0));
+    let model = output(&["serve", "--port", "0", "--model", "/no/such/model"]);
+    assert_eq!(model.status.code(), Some(1));
+    assert!(text(&model.stderr).contains("/no/such/model"), "{}", text(&model.stderr));
+}
+
+#[test]
+fn generate_answers_a_file_in_its_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, results) = (folder.path().join("requests.jsonl"), folder.path().join("results.jsonl"));
+    let request = |id: usize, url: &str, body: Value| {
+        json!({"custom_id": format!("r{id}"), "method": "POST", "url": url, "body": body}).to_string()
+    };
+    let mut lines: Vec<String> = (0..20)
+        .map(|id| request(id, "/v1/completions", json!({"prompt": "Once", "max_tokens": 1 + id % 7, "temperature": 0})))
+        .collect();
+    let chat = json!({"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8});
+    lines.push(request(20, "/v1/chat/completions", chat));
+    lines.push("{".into());
+    lines.push(request(22, "/v1/completions", json!({"prompt": "x", "top_p": 2})));
+    std::fs::write(&input, lines.join("\n")).unwrap();
+
+    let path = |path: &Path| path.to_str().unwrap().to_owned();
+    let args = ["generate", "--input", &path(&input), "--output", &path(&results), "--num-device-blocks", "256"];
+    let run = output(&args);
+    assert_eq!(run.status.code(), Some(1), "two of the lines are wrong: {}", text(&run.stderr));
+    assert!(text(&run.stderr).contains("2 of 23 requests failed"), "{}", text(&run.stderr));
+    let results = std::fs::read_to_string(&results).unwrap();
+    let results: Vec<Value> = results.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(results.len(), 23);
+    for (id, result) in results[..20].iter().enumerate() {
+        assert_eq!(result["custom_id"], format!("r{id}"));
+        let (body, tokens) = (&result["response"]["body"], 1 + id % 7);
+        assert_eq!(body["usage"]["completion_tokens"], tokens, "{result}");
+        let texts = [&body["choices"][0]["text"], &results[tokens - 1]["response"]["body"]["choices"][0]["text"]];
+        assert_eq!(texts[0], texts[1], "greedy, so the same");
+    }
+    assert!(results[20]["response"]["body"]["choices"][0]["message"]["content"].is_string());
+    assert!(results[21]["error"]["message"].as_str().unwrap().starts_with("line 22: not JSON"));
+    assert_eq!(results[22]["response"]["status_code"], 400);
+    assert_eq!(results[22]["response"]["body"]["error"]["param"], "top_p");
+}
+
+#[test]
+fn metrics_say_what_is_running_and_can_be_switched_off() {
+    let server = Server::start(&[]);
+    server.answer("POST", "/v1/completions", "{\"prompt\": \"Once\", \"max_tokens\": 3, \"ignore_eos\": true}");
+    let page = server.answer("GET", "/metrics", "");
+    let build = page.lines().find(|line| line.starts_with("pagetide_build_info{")).expect("it is there");
+    assert!(build.contains("model=\"demo\"") && build.contains(env!("CARGO_PKG_VERSION")), "{build}");
+    assert!(page.contains("\npagetide_generated_tokens_total 3\n"), "{page}");
+    let without = Server::start(&["--set", "metrics.enabled=false"]);
+    assert!(without.answer("GET", "/metrics", "").starts_with("HTTP/1.1 404"));
+    for server in [server, without] {
+        server.signal(libc::SIGINT);
+        assert_eq!(server.wait().code(), Some(0));
+    }
+}
+
+#[test]
+fn the_first_signal_lets_what_runs_finish_and_admits_nothing_new() {
+    let server = Server::start(&[]);
+    let mut stream = server.begin_stream(1500);
+    server.signal(libc::SIGTERM);
+    // The signal has been seen once readiness is gone; the process still lives.
+    while server.answer("GET", "/ready", "").starts_with("HTTP/1.1 200") {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let refused = server.answer("POST", "/v1/completions", "{\"prompt\": \"x\"}");
+    assert!(refused.starts_with("HTTP/1.1 503") && refused.contains("shutting down"), "{refused}");
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).expect("the stream ends well");
+    assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("data: [DONE]"), "{rest}");
+    assert_eq!(server.wait().code(), Some(0));
+}
+
+#[test]
+fn the_drain_timeout_ends_what_still_runs() {
+    let server = Server::start(&["--set", "server.drain_timeout_s=0"]);
+    let mut stream = server.begin_stream(2000);
+    server.signal(libc::SIGINT);
+    let mut rest = String::new();
+    let _ = stream.read_to_string(&mut rest);
+    assert!(!rest.contains("\"finish_reason\":\"length\""), "it was cut off");
+    assert_eq!(server.wait().code(), Some(0));
+}
+
+#[test]
+fn a_second_signal_ends_at_once() {
+    let server = Server::start(&[]);
+    let _stream = server.begin_stream(2000);
+    server.signal(libc::SIGTERM);
+    while server.answer("GET", "/ready", "").starts_with("HTTP/1.1 200") {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    server.signal(libc::SIGTERM);
+    assert_eq!(server.wait().code(), Some(128 + libc::SIGTERM));
+}
+
+#[test]
+fn bench_measures_the_engine_and_a_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace.jsonl");
+    let row = json!({"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}).to_string();
+    std::fs::write(&trace, [row.as_str(); 4].join("\n")).unwrap();
+    let result = folder.path().join("result.json");
+    let (trace, json) = (trace.to_str().unwrap(), result.to_str().unwrap());
+    let server = Server::start(&["--api-key", "secret"]);
+    let url = format!("http://{}", server.addr);
+    let work = ["--trace", trace, "--json", json, "--scale", "0.5"];
+    for args in [
+        &["throughput", "--num-device-blocks", "512"] as &[&str],
+        &["latency", "--batch", "2", "--num-device-blocks", "512"],
+        &["serve", "--concurrency", "1", "--num-device-blocks", "512"],
+        &["serve", "--concurrency", "1", "--url", &url, "--api-key", "secret", "--vocab", "1000"],
+    ] {
+        let run = output(&[&["bench"], args, &work].concat());
+        assert_eq!(run.status.code(), Some(0), "{args:?}: {}{}", text(&run.stdout), text(&run.stderr));
+        assert!(text(&run.stdout).contains("time to first token"), "{}", text(&run.stdout));
+        let result: Value = serde_json::from_str(&std::fs::read_to_string(&result).unwrap()).unwrap();
+        let measured = &result["result"];
+        assert_eq!((&measured["requests"], &measured["failed"]), (&json!(4), &json!(0)), "{args:?}");
+        assert_eq!((&measured["prompt_tokens"], &measured["output_tokens"]), (&json!(1200), &json!(8)), "{args:?}");
+        assert_eq!(result["subject"]["model"], "demo");
+        if args[0] == "serve" {
+            // One after the other, equal hash ids are equal prompts: all full blocks but the last token's are found.
+            assert_eq!(measured["cached_tokens"], 3 * 288, "{args:?}");
+        }
+        assert!(!result.to_string().contains("\"secret\""));
+    }
+    let wrong_key = output(&["bench", "serve", "--url", &url, "--api-key", "wrong", "--fixed", "4:4"]);
+    assert_eq!(wrong_key.status.code(), Some(1));
+    assert!(text(&wrong_key.stderr).contains("401"), "{}", text(&wrong_key.stderr));
+    server.signal(libc::SIGTERM);
+    assert_eq!(server.wait().code(), Some(0));
+}

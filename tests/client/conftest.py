@@ -1,0 +1,112 @@
+"""Starts the program, once for the whole run, and gives clients for it.
+
+PAGETIDE_BIN names the program (default: target/release/pagetide, else target/debug/pagetide), PAGETIDE_MODEL what it
+serves (default: the model inside it).
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+import openai
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+START_TIMEOUT_S = 60
+
+
+def program() -> str:
+    if named := os.environ.get("PAGETIDE_BIN"):
+        return str(pathlib.Path(named).resolve())
+    for profile in ("release", "debug"):
+        if (built := ROOT / "target" / profile / "pagetide").exists():
+            return str(built)
+    pytest.exit("no pagetide program: cargo build, or set PAGETIDE_BIN", returncode=2)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Server:
+    """A running program."""
+
+    def __init__(self, url: str, process: subprocess.Popen):
+        self.url = url
+        self.process = process
+
+    def client(self, api_key: str = "none", **options) -> openai.OpenAI:
+        # No retries: a test wants to see the first answer.
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=60, **options)
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
+            return answer.read().decode()
+
+    def post(self, path: str, body: dict) -> dict:
+        data = json.dumps(body).encode()
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, data), timeout=60) as answer:
+            return json.load(answer)
+
+    def metric(self, series: str) -> float:
+        """Value of a series, as it stands on the page: `pagetide_requests{state="running"}`."""
+        for line in self.get("/metrics").splitlines():
+            if line.startswith(series + " "):
+                return float(line.rsplit(" ", 1)[1])
+        raise KeyError(series)
+
+
+@contextlib.contextmanager
+def serving(*flags: str):
+    port = free_port()
+    model = os.environ.get("PAGETIDE_MODEL", "demo")
+    command = [program(), "serve", "--model", model, "--port", str(port), *flags]
+    with subprocess.Popen(command) as process:
+        try:
+            wait_until_live(f"http://127.0.0.1:{port}", process)
+            yield Server(f"http://127.0.0.1:{port}", process)
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=START_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+
+
+def wait_until_live(url: str, process: subprocess.Popen):
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        assert process.poll() is None, f"the program ended with {process.returncode}"
+        try:
+            urllib.request.urlopen(f"{url}/health", timeout=5).close()
+            return
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(0.05)
+    raise TimeoutError(f"nothing answers at {url}")
+
+
+@pytest.fixture(scope="session")
+def server():
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture
+def client(server):
+    with server.client() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def model(server):
+    with server.client() as made:
+        return made.models.list().data[0].id

@@ -1,0 +1,118 @@
+//! A small driver over the decoder, without scheduler or actors: sequences with block tables, and steps over them.
+
+use pagetide::backend::cpu::{CpuBackend, CpuOptions};
+use pagetide::backend::{Backend, Batch, BatchSeq, DType};
+use pagetide::error::StartError;
+use pagetide::model::decoder::Decoder;
+use pagetide::model::files::ModelFiles;
+use pagetide::model::spec::ModelSpec;
+
+pub struct Driver {
+    backend: CpuBackend,
+    decoder: Decoder<CpuBackend>,
+    block_size: usize,
+    free_blocks: Vec<u32>,
+}
+
+#[derive(Default)]
+pub struct Sequence {
+    pub tokens: Vec<u32>,
+    /// Tokens whose KV is in the cache.
+    pub num_computed: usize,
+    blocks: Vec<u32>,
+}
+
+impl Sequence {
+    pub fn new(tokens: &[u32]) -> Self {
+        Self { tokens: tokens.to_vec(), ..Self::default() }
+    }
+
+    pub fn num_waiting(&self) -> usize {
+        self.tokens.len() - self.num_computed
+    }
+}
+
+pub struct Settings {
+    pub dtype: DType,
+    pub block_size: usize,
+    pub num_threads: usize,
+    pub max_model_len: usize,
+    pub max_rows: usize,
+    pub max_logit_rows: usize,
+}
+
+pub fn load(
+    directory: &str,
+    settings: &Settings,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(CpuBackend, Decoder<CpuBackend>), StartError> {
+    let files = ModelFiles::open(directory)?;
+    let spec = ModelSpec::load(&files)?;
+    let backend = CpuBackend::new(CpuOptions { threads: Some(settings.num_threads), isa: None })?;
+    let Settings { dtype, max_rows, max_logit_rows, max_model_len, .. } = *settings;
+    let decoder = Decoder::load(&files, spec, dtype, max_rows, max_logit_rows, max_model_len, &backend, progress)?;
+    Ok((backend, decoder))
+}
+
+impl Driver {
+    pub fn new(directory: &str, settings: &Settings) -> Self {
+        const NUM_BLOCKS: u32 = 512;
+        let (mut backend, decoder) = load(directory, settings, &mut |_, _| {}).unwrap();
+        let block_size = settings.block_size;
+        backend.allocate_kv(decoder.kv_layout(block_size), NUM_BLOCKS as usize, 0).unwrap();
+        // 173 and 512 have no common factor: every block once, neighbours far apart.
+        let free_blocks = (0..NUM_BLOCKS).map(|i| i * 173 % NUM_BLOCKS).collect();
+        Self { backend, decoder, block_size, free_blocks }
+    }
+
+    pub fn decoder(&self) -> &Decoder<CpuBackend> {
+        &self.decoder
+    }
+
+    /// Computes the next `num_rows` tokens of each of these sequences in one step; the logits of every one of them,
+    /// `[num_rows, vocab]` per sequence.
+    pub fn step(&mut self, parts: &mut [(&mut Sequence, usize)]) -> Vec<Vec<Vec<f32>>> {
+        let mut batch = Batch::default();
+        for (sequence, num_rows) in parts.iter_mut() {
+            self.add(&mut batch, sequence, *num_rows);
+        }
+        let rows: Vec<u32> = (0..batch.num_rows() as u32).collect();
+        let vocab = self.decoder.spec().vocab_size;
+        let mut logits = Vec::new();
+        self.decoder.forward(&mut self.backend, &batch, &rows, &mut |first, chunk| {
+            assert_eq!(first, logits.len(), "chunks come in order");
+            logits.extend(chunk.chunks_exact(vocab).map(<[f32]>::to_vec));
+        });
+        let mut logits = logits.into_iter();
+        parts.iter().map(|(_, num_rows)| logits.by_ref().take(*num_rows).collect()).collect()
+    }
+
+    fn add(&mut self, batch: &mut Batch, sequence: &mut Sequence, num_rows: usize) {
+        assert!(num_rows <= sequence.num_waiting());
+        let end = sequence.num_computed + num_rows;
+        while sequence.blocks.len() * self.block_size < end {
+            sequence.blocks.push(self.free_blocks.pop().expect("the pool is large enough"));
+        }
+        let first_row = batch.num_rows();
+        for position in sequence.num_computed..end {
+            let block = sequence.blocks[position / self.block_size] as usize;
+            batch.tokens.push(sequence.tokens[position]);
+            batch.positions.push(position as u32);
+            batch.slots.push((block * self.block_size + position % self.block_size) as u32);
+        }
+        batch.seqs.push(BatchSeq {
+            first_row,
+            num_rows,
+            num_computed: sequence.num_computed,
+            first_block: batch.block_tables.len(),
+            num_blocks: sequence.blocks.len(),
+        });
+        batch.block_tables.extend(&sequence.blocks);
+        sequence.num_computed = end;
+    }
+
+    /// Gives a sequence's blocks back, for others to overwrite.
+    pub fn free(&mut self, sequence: Sequence) {
+        self.free_blocks.extend(sequence.blocks);
+    }
+}

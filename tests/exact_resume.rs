@@ -1,0 +1,133 @@
+//! The promise of exact resume: a request returns the same tokens alone, under load with a tiny pool and hundreds of
+//! preemptions, and from a warm prefix cache, whatever else runs and however the memory is cut.
+
+use pagetide::config::{Config, PreemptionMode};
+use pagetide::engine::params::SamplingParams;
+use pagetide::metrics;
+use pagetide::offline::{Engine, GenerateParams, RequestOutput};
+use std::path::Path;
+
+const MODEL: &str = "tests/data/models/llama-gqa-tied";
+const NUM_REQUESTS: usize = 160;
+
+fn engine(change: impl FnOnce(&mut Config)) -> Engine {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join(MODEL);
+    let builder = Engine::builder().model(model.to_str().expect("the checkout's path is UTF-8"));
+    builder.configure(change).build().expect("the test model loads")
+}
+
+/// Prompts of varied length, many with a common beginning.
+fn prompts() -> Vec<Vec<u32>> {
+    let mut state = 1u32;
+    let mut next = move || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        state >> 16
+    };
+    let shared: Vec<u32> = (0..24).map(|_| next() % 256).collect();
+    let prompt = |i: usize| {
+        let mut prompt = shared[..if i.is_multiple_of(3) { 0 } else { 8 * (i % 4) }].to_vec();
+        prompt.extend((0..3 + next() % 40).map(|_| next() % 256));
+        prompt
+    };
+    (0..NUM_REQUESTS).map(prompt).collect()
+}
+
+fn params(i: usize) -> GenerateParams {
+    let sampling = SamplingParams {
+        max_tokens: 20 + (i as u32 * 7) % 36,
+        temperature: if i.is_multiple_of(2) { 0.0 } else { 1.0 },
+        top_p: 0.95,
+        repetition_penalty: if i.is_multiple_of(5) { 1.2 } else { 1.0 },
+        logprobs: i.is_multiple_of(4).then_some(2),
+        ..SamplingParams::default()
+    };
+    let n = if i % 7 == 3 { 3 } else { 1 };
+    GenerateParams { sampling, n, seed: Some(i as u64), ignore_eos: true, ..GenerateParams::default() }
+}
+
+/// All requests at once, each with its own parameters, from as many threads.
+fn run_all(engine: &Engine) -> Vec<RequestOutput> {
+    std::thread::scope(|scope| {
+        let run = |(i, prompt): (usize, Vec<u32>)| scope.spawn(move || engine.generate([prompt], &params(i)).remove(0));
+        let running: Vec<_> = prompts().into_iter().enumerate().map(run).collect();
+        running.into_iter().map(|thread| thread.join().unwrap().expect("every request is answered")).collect()
+    })
+}
+
+fn run_one_by_one(engine: &Engine) -> Vec<RequestOutput> {
+    let one = |(i, prompt)| engine.generate([prompt], &params(i)).remove(0).expect("every request is answered");
+    prompts().into_iter().enumerate().map(one).collect()
+}
+
+/// Everything but what the cache saved.
+fn assert_same(outputs: &[RequestOutput], expected: &[RequestOutput], what: &str) {
+    for (i, (output, expected)) in outputs.iter().zip(expected).enumerate() {
+        assert_eq!(output.samples, expected.samples, "{what}: request {i}");
+    }
+}
+
+fn metric(series: &str) -> f64 {
+    let page = metrics::render().expect("installed");
+    let line = page.lines().find(|line| line.rsplit_once(' ').is_some_and(|(name, _)| name == series));
+    line.and_then(|line| line.rsplit_once(' ')?.1.parse().ok()).unwrap_or_else(|| panic!("no series {series}"))
+}
+
+#[test]
+fn text_is_the_same_however_memory_is_short() {
+    metrics::install();
+    let quiet = engine(|config| {
+        config.cache.enable_prefix_caching = false;
+        config.device.threads = 1;
+    });
+    let expected = run_one_by_one(&quiet);
+    drop(quiet);
+
+    for (mode, block_size, blocks, threads, batched) in [
+        (PreemptionMode::Swap, 16, 24, 2, 256),
+        (PreemptionMode::Recompute, 16, 24, 3, 300),
+        (PreemptionMode::Auto, 5, 60, 1, 70),
+        (PreemptionMode::Swap, 1, 240, 2, 64),
+        (PreemptionMode::Auto, 64, 8, 4, 512),
+    ] {
+        let what = format!("{mode} with {blocks} blocks of {block_size}");
+        let preemptions = |mode| metric(&format!("pagetide_preemptions_total{{mode=\"{mode}\"}}"));
+        let before = [preemptions("swap"), preemptions("recompute")];
+        let tight = engine(|config| {
+            config.cache.block_size = block_size;
+            config.cache.num_device_blocks = Some(blocks);
+            config.scheduler.max_num_seqs = 64;
+            config.scheduler.max_num_batched_tokens = Some(batched);
+            config.scheduler.preemption_mode = mode;
+            config.device.threads = threads;
+            config.swap.space_gib = 0.05;
+        });
+        assert_same(&run_all(&tight), &expected, &what);
+        let [swaps, recomputes] = [preemptions("swap") - before[0], preemptions("recompute") - before[1]];
+        eprintln!("{what}: {swaps} preemptions by swapping, {recomputes} by recomputation");
+        match mode {
+            PreemptionMode::Recompute => assert!(recomputes > 20.0 && swaps == 0.0, "{what}: no pressure"),
+            _ => assert!(swaps + recomputes > 20.0 && swaps > 0.0, "{what}: no pressure"),
+        }
+        // A second time from a warm cache.
+        let warm = run_all(&tight);
+        assert_same(&warm, &expected, &format!("{what}, warm"));
+        if block_size <= 16 {
+            assert!(warm.iter().any(|output| output.cached_tokens > 0), "{what}: nothing was cached");
+        } // larger than most prompts: only full blocks are cached
+        assert_all_free(blocks);
+    }
+}
+
+/// Blocks are given back with the step after the last one: wait for it.
+fn assert_all_free(blocks: u32) {
+    let device = |state| metric(&format!("pagetide_device_blocks{{state=\"{state}\"}}"));
+    for _ in 0..500 {
+        if device("used") == 0.0 {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert_eq!(device("used"), 0.0);
+    assert_eq!(device("cached") + device("free"), f64::from(blocks));
+    assert_eq!(metric("pagetide_swap_blocks{state=\"used\"}"), 0.0);
+}

@@ -1,0 +1,357 @@
+//! An engine without a model: the actor that answers [`Submit`] hands out events that the test has written, so that
+//! every sequence of tokens, cuts of characters and failures can be had, the same every time.
+
+use actix::{Actor, Context, Handler};
+use pagetide::actors::messages::{Accepted, Cancel, Event, EventStream, StopSample, Submit};
+use pagetide::actors::runtime::{ModelInfo, RuntimeHandle};
+use pagetide::config::ServerConfig;
+use pagetide::engine::params::{FinishReason, PositionLogprobs, SamplingDefaults, SamplingParams, TokenLogprob};
+use pagetide::error::ApiError;
+use pagetide::http::server::{listen, serve};
+use pagetide::ids::{RequestId, TokenId};
+use pagetide::text::chat_template::ChatTemplate;
+use pagetide::text::tokenizer::Tokenizer;
+use serde_json::{Map, Value, json};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+pub const MODEL: &str = "fake/model";
+pub const BOS: TokenId = 256;
+pub const EOS: TokenId = 257;
+/// `a` and the first byte of `é`.
+pub const A_AND_HALF: TokenId = 258;
+/// The second byte of `é` and `b`.
+pub const HALF_AND_B: TokenId = 259;
+pub const VOCAB_SIZE: u32 = 264;
+pub const MAX_MODEL_LEN: u32 = 100;
+pub const CACHED_TOKENS: u32 = 2;
+
+/// What the scheduler was told.
+#[derive(Debug, PartialEq)]
+pub enum Notice {
+    Cancelled(RequestId),
+    SampleStopped(RequestId, u32),
+}
+
+/// A request in the hands of the test.
+pub struct Running {
+    pub submit: Submit,
+    pub id: RequestId,
+    pub events: UnboundedSender<Event>,
+}
+
+impl Running {
+    pub fn token(&self, index: u32, token: TokenId) {
+        let logprobs = self.submit.params.logprobs.map(|k| position(token, k));
+        self.send(Event::Token { index, token, logprobs });
+    }
+
+    pub fn text(&self, index: u32, text: &str) {
+        text.bytes().for_each(|byte| self.token(index, byte.into()));
+    }
+
+    pub fn finish(&self, index: u32, reason: FinishReason) {
+        self.send(Event::Finished { index, reason });
+    }
+
+    pub fn send(&self, event: Event) {
+        // The client may be gone already; that is what some tests are about.
+        let _ = self.events.send(event);
+    }
+
+    /// All of a request whose every sample says `reply` and then ends by itself, if nothing ends it before.
+    fn play(&self, reply: &[TokenId], prompt: &[TokenId], params: &SamplingParams) {
+        self.send(Event::Started { cached_tokens: CACHED_TOKENS });
+        if let Some(k) = params.prompt_logprobs {
+            self.send(Event::PromptLogprobs(prompt[1..].iter().map(|token| position(*token, k)).collect()));
+        }
+        for index in 0..self.submit.n {
+            let mut reason = FinishReason::Length;
+            for token in reply.iter().copied().chain(std::iter::repeat(EOS)).take(params.max_tokens as usize) {
+                self.token(index, token);
+                if params.eos_token_ids.contains(&token) {
+                    reason = FinishReason::Eos;
+                    break;
+                }
+                if params.stop_token_ids.contains(&token) {
+                    reason = FinishReason::StopToken(token);
+                    break;
+                }
+            }
+            self.finish(index, reason);
+        }
+    }
+}
+
+/// Log-probabilities by which a test recognises token and place: `-token / 64`, the `k` tokens after it as the best.
+pub fn position(token: TokenId, k: u32) -> PositionLogprobs {
+    let entry = |rank: u32| {
+        let token = (token + rank - 1) % VOCAB_SIZE;
+        TokenLogprob { token, logprob: -(token as f32) / 64.0, rank }
+    };
+    PositionLogprobs { chosen: entry(1), top: (1..=k).map(entry).collect() }
+}
+
+enum Script {
+    /// Every request gets these tokens.
+    Reply(Vec<TokenId>),
+    /// Every request is handed to the test.
+    HandOver(UnboundedSender<Running>),
+    Refuse(ApiError),
+}
+
+struct FakeIntake {
+    model: Arc<ModelInfo>,
+    script: Script,
+    submits: Arc<Mutex<Vec<Seen>>>,
+    notices: UnboundedSender<Notice>,
+    next_id: u64,
+}
+
+/// What of a [`Submit`] a test asks about.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    pub prompt_tokens: Vec<TokenId>,
+    pub params: SamplingParams,
+    pub ignore_eos: bool,
+    pub seed: Option<u64>,
+    pub n: u32,
+    pub priority: i32,
+    pub cache_salt: Option<String>,
+}
+
+impl Actor for FakeIntake {
+    type Context = Context<Self>;
+}
+
+impl Handler<Submit> for FakeIntake {
+    type Result = Result<Accepted, ApiError>;
+
+    fn handle(&mut self, submit: Submit, _: &mut Self::Context) -> Self::Result {
+        let prompt = self.model.encode(&submit.prompt, submit.prompt_param)?;
+        self.submits.lock().unwrap().push(Seen {
+            prompt_tokens: prompt.clone(),
+            params: submit.params.clone(),
+            ignore_eos: submit.ignore_eos,
+            seed: submit.seed,
+            n: submit.n,
+            priority: submit.priority,
+            cache_salt: submit.cache_salt.clone(),
+        });
+        let mut params = submit.params.clone();
+        if params.max_tokens == 0 {
+            params.max_tokens = MAX_MODEL_LEN - prompt.len() as u32;
+        }
+        if !submit.ignore_eos {
+            params.eos_token_ids = vec![EOS];
+        }
+        self.next_id += 1;
+        let id = RequestId(self.next_id);
+        let scheduler = FakeScheduler(self.notices.clone()).start();
+        let (events, stream) = EventStream::channel(id, scheduler.clone().recipient(), scheduler.recipient());
+        let running = Running { submit, id, events };
+        match &self.script {
+            Script::Reply(reply) => running.play(reply, &prompt, &params),
+            Script::HandOver(to) => to.send(running).map_err(|_| ApiError::draining())?,
+            Script::Refuse(error) => return Err(error.clone()),
+        }
+        Ok(Accepted { id, prompt_tokens: Arc::new(prompt), params: Arc::new(params), events: stream })
+    }
+}
+
+struct FakeScheduler(UnboundedSender<Notice>);
+
+impl Actor for FakeScheduler {
+    type Context = Context<Self>;
+}
+
+impl Handler<Cancel> for FakeScheduler {
+    type Result = ();
+    fn handle(&mut self, cancel: Cancel, _: &mut Self::Context) {
+        let _ = self.0.send(Notice::Cancelled(cancel.0));
+    }
+}
+
+impl Handler<StopSample> for FakeScheduler {
+    type Result = ();
+    fn handle(&mut self, stop: StopSample, _: &mut Self::Context) {
+        let _ = self.0.send(Notice::SampleStopped(stop.0, stop.1));
+    }
+}
+
+/// A listening server before a fake engine.
+pub struct TestServer {
+    pub url: String,
+    pub client: reqwest::Client,
+    pub notices: UnboundedReceiver<Notice>,
+    submits: Arc<Mutex<Vec<Seen>>>,
+    draining: Arc<AtomicBool>,
+    pub server: actix_web::dev::ServerHandle,
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        // Sent at once; the answer is of no interest.
+        drop(self.server.stop(false));
+    }
+}
+
+impl TestServer {
+    /// Every request is answered with `text`, one token a byte.
+    pub fn saying(text: &str) -> Self {
+        Self::replying(text.bytes().map(TokenId::from).collect())
+    }
+
+    pub fn replying(reply: Vec<TokenId>) -> Self {
+        Self::start(Script::Reply(reply), &ServerConfig::default(), SamplingDefaults::default())
+    }
+
+    pub fn refusing(error: ApiError) -> Self {
+        Self::start(Script::Refuse(error), &ServerConfig::default(), SamplingDefaults::default())
+    }
+
+    pub fn configured(config: &ServerConfig) -> Self {
+        Self::start(Script::Reply(vec![b'x'.into()]), config, SamplingDefaults::default())
+    }
+
+    pub fn with_sampling_defaults(defaults: SamplingDefaults) -> Self {
+        Self::start(Script::Reply(vec![b'x'.into()]), &ServerConfig::default(), defaults)
+    }
+
+    /// Every request comes out of the receiver, and the test plays the engine.
+    pub fn by_hand() -> (Self, UnboundedReceiver<Running>) {
+        let (to, requests) = unbounded_channel();
+        (Self::start(Script::HandOver(to), &ServerConfig::default(), SamplingDefaults::default()), requests)
+    }
+
+    fn start(script: Script, config: &ServerConfig, default_sampling: SamplingDefaults) -> Self {
+        let config = ServerConfig { port: 0, workers: 1, ..config.clone() };
+        let model = Arc::new(model_info(default_sampling));
+        let (to_test, notices) = unbounded_channel();
+        let submits = Arc::new(Mutex::new(Vec::new()));
+        let intake = FakeIntake {
+            model: Arc::clone(&model),
+            script,
+            submits: Arc::clone(&submits),
+            notices: to_test,
+            next_id: 0,
+        };
+        let draining = Arc::new(AtomicBool::new(false));
+        let handle = RuntimeHandle::new(intake.start().recipient(), model, Arc::clone(&draining));
+        let listener = listen(&config).unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let server = serve(handle, &config, listener).unwrap();
+        let server_handle = server.handle();
+        actix_web::rt::spawn(server);
+        Self { url, client: reqwest::Client::new(), notices, submits, draining, server: server_handle }
+    }
+
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    pub async fn get(&self, path: &str) -> reqwest::Response {
+        self.client.get(format!("{}{path}", self.url)).send().await.unwrap()
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> reqwest::Response {
+        self.client.post(format!("{}{path}", self.url)).json(body).send().await.unwrap()
+    }
+
+    /// The answer to a request that must succeed.
+    pub async fn ok(&self, path: &str, body: &Value) -> Value {
+        let response = self.post(path, body).await;
+        let status = response.status();
+        let answer: Value = response.json().await.unwrap();
+        assert_eq!(status, 200, "{body} → {answer}");
+        answer
+    }
+
+    /// Status and error object of a request that must fail.
+    pub async fn refused(&self, path: &str, body: &Value) -> (u16, Value) {
+        let response = self.post(path, body).await;
+        let status = response.status().as_u16();
+        let mut answer: Value = response.json().await.unwrap();
+        assert!(answer["error"]["message"].is_string(), "{body} → {answer}");
+        (status, answer["error"].take())
+    }
+
+    /// The chunks of a stream; it must end with `[DONE]`.
+    pub async fn stream(&self, path: &str, body: &Value) -> Vec<Value> {
+        let mut body = body.clone();
+        body["stream"] = true.into();
+        let response = self.post(path, &body).await;
+        assert_eq!(response.status(), 200, "{body}");
+        assert_eq!(response.headers()["content-type"], "text/event-stream; charset=utf-8");
+        let mut events = events_of(&response.text().await.unwrap());
+        assert_eq!(events.pop().as_deref(), Some("[DONE]"), "{body}");
+        events.iter().map(|event| serde_json::from_str(event).unwrap()).collect()
+    }
+
+    /// What the engine was asked last.
+    pub fn last_submit(&self) -> Seen {
+        self.submits.lock().unwrap().last().expect("a request reached the engine").clone()
+    }
+
+    pub fn submits(&self) -> Vec<Seen> {
+        self.submits.lock().unwrap().clone()
+    }
+}
+
+/// The data of each event of an event stream.
+pub fn events_of(text: &str) -> Vec<String> {
+    let events = text.split_terminator("\n\n");
+    events.map(|event| event.strip_prefix("data: ").expect("an event has one data line").to_owned()).collect()
+}
+
+fn model_info(default_sampling: SamplingDefaults) -> ModelInfo {
+    let template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}\
+                    {% if add_generation_prompt %}[assistant]{% endif %}";
+    ModelInfo {
+        served_name: MODEL.into(),
+        created_s: 1_700_000_000,
+        max_model_len: MAX_MODEL_LEN,
+        vocab_size: VOCAB_SIZE,
+        tokenizer: Arc::new(byte_tokenizer()),
+        chat_template: Some(ChatTemplate::new(template, Map::new()).unwrap()),
+        eos_token_ids: vec![EOS],
+        default_sampling,
+    }
+}
+
+/// One token a byte, whose id is the byte; `<s>` and `</s>`; and two tokens that cut a character.
+fn byte_tokenizer() -> Tokenizer {
+    // GPT-2's alphabet: printable bytes stand for themselves, the others for the characters from U+0100.
+    let mut next = 0x100;
+    let mut vocab = Map::new();
+    for byte in 0..=255_u8 {
+        let printable = matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+        let code = if printable { u32::from(byte) } else { next };
+        next += u32::from(!printable);
+        vocab.insert(char::from_u32(code).unwrap().to_string(), byte.into());
+    }
+    vocab.insert("<s>".into(), BOS.into());
+    vocab.insert("</s>".into(), EOS.into());
+    vocab.insert("aÃ".into(), A_AND_HALF.into());
+    vocab.insert("©b".into(), HALF_AND_B.into());
+    let special = |id: TokenId, content: &str| {
+        json!({"id": id, "content": content, "special": true, "normalized": false,
+               "single_word": false, "lstrip": false, "rstrip": false})
+    };
+    let tokenizer = json!({
+        "version": "1.0",
+        "added_tokens": [special(BOS, "<s>"), special(EOS, "</s>")],
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [BOS], "tokens": ["<s>"]}},
+        },
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    });
+    let config = json!({"bos_token": "<s>", "eos_token": "</s>"});
+    Tokenizer::from_json(&tokenizer.to_string(), Some(&config.to_string())).unwrap()
+}

@@ -1,0 +1,8 @@
+//! The HTTP API over a real socket, before an engine whose every token the test decides.
+
+mod answers;
+mod fake_engine;
+mod goldens;
+mod parameters;
+mod server;
+mod streams;

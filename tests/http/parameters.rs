@@ -1,0 +1,296 @@
+//! What a body's fields become, and what is refused.
+
+use crate::fake_engine::{BOS, MODEL, TestServer};
+use pagetide::engine::params::{SamplingDefaults, SamplingParams};
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETION: &str = "/v1/completions";
+
+fn with(mut body: Value, more: Value) -> Value {
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+fn chat(more: Value) -> Value {
+    with(json!({"messages": [{"role": "user", "content": "hi"}]}), more)
+}
+
+fn completion(more: Value) -> Value {
+    with(json!({"prompt": "hi"}), more)
+}
+
+#[actix_web::test]
+async fn every_parameter_reaches_the_engine() {
+    let server = TestServer::saying("x");
+    let body = json!({
+        "model": MODEL, "max_tokens": 7, "min_tokens": 3, "temperature": 0.5, "top_p": 0.25, "top_k": 40, "min_p": 0.125,
+        "presence_penalty": -2, "frequency_penalty": 2, "repetition_penalty": 1.5, "logit_bias": {"5": -100, "7": 1.5},
+        "seed": -1, "n": 3, "stop_token_ids": [9, 10], "prompt_logprobs": 4, "priority": -3, "cache_salt": "s",
+        "user": "someone", "no_such_field": {"is": "ignored"},
+    });
+    server.ok(COMPLETION, &completion(with(body.clone(), json!({"logprobs": 2})))).await;
+    let seen = server.last_submit();
+    let expected = SamplingParams {
+        max_tokens: 7,
+        min_tokens: 3,
+        temperature: 0.5,
+        top_p: 0.25,
+        top_k: 40,
+        min_p: 0.125,
+        presence_penalty: -2.0,
+        frequency_penalty: 2.0,
+        repetition_penalty: 1.5,
+        logit_bias: vec![(5, -100.0), (7, 1.5)],
+        seed: 0,
+        eos_token_ids: vec![],
+        stop_token_ids: vec![9, 10],
+        logprobs: Some(2),
+        prompt_logprobs: Some(4),
+    };
+    assert_eq!(seen.params, expected);
+    assert_eq!((seen.n, seen.seed, seen.priority), (3, Some(u64::MAX), -3));
+    assert_eq!(seen.cache_salt.as_deref(), Some("s"));
+    assert!(!seen.ignore_eos);
+
+    server.ok(CHAT, &chat(with(body, json!({"logprobs": true, "top_logprobs": 2, "ignore_eos": true})))).await;
+    let seen = server.last_submit();
+    assert_eq!(seen.params, expected);
+    assert!(seen.ignore_eos);
+}
+
+#[actix_web::test]
+async fn what_is_left_out_or_null_has_its_default() {
+    let server = TestServer::saying("x");
+    let nulls: Value = [
+        "model",
+        "max_tokens",
+        "min_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "n",
+        "seed",
+        "stop",
+        "include_stop_str_in_output",
+        "stop_token_ids",
+        "ignore_eos",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "logit_bias",
+        "prompt_logprobs",
+        "skip_special_tokens",
+        "return_token_ids",
+        "priority",
+        "cache_salt",
+        "user",
+        "stream",
+        "stream_options",
+        "logprobs",
+        "top_logprobs",
+        "echo",
+        "add_special_tokens",
+        "max_completion_tokens",
+        "tools",
+        "tool_choice",
+        "response_format",
+        "best_of",
+        "suffix",
+        "continue_final_message",
+        "add_generation_prompt",
+        "chat_template_kwargs",
+    ]
+    .iter()
+    .map(|name| ((*name).to_owned(), Value::Null))
+    .collect::<serde_json::Map<_, _>>()
+    .into();
+    for more in [json!({}), nulls] {
+        server.ok(COMPLETION, &completion(more.clone())).await;
+        let seen = server.last_submit();
+        assert_eq!(seen.params, SamplingParams { max_tokens: 16, ..SamplingParams::default() });
+        assert_eq!((seen.n, seen.seed, seen.priority, seen.cache_salt), (1, None, 0, None));
+        assert_eq!(seen.prompt_tokens, [BOS, b'h'.into(), b'i'.into()]);
+        server.ok(CHAT, &chat(more)).await;
+        // 0 stands for "as many as fit".
+        assert_eq!(server.last_submit().params, SamplingParams { max_tokens: 0, ..SamplingParams::default() });
+    }
+}
+
+#[actix_web::test]
+async fn the_models_own_sampling_fills_in_what_is_left_out() {
+    let defaults = SamplingDefaults {
+        temperature: Some(0.6),
+        top_p: Some(0.95),
+        top_k: Some(20),
+        min_p: Some(0.01),
+        repetition_penalty: Some(1.05),
+    };
+    let server = TestServer::with_sampling_defaults(defaults);
+    server.ok(CHAT, &chat(json!({}))).await;
+    let params = server.last_submit().params;
+    assert_eq!((params.temperature, params.top_p, params.top_k), (0.6, 0.95, 20));
+    assert_eq!((params.min_p, params.repetition_penalty), (0.01, 1.05));
+    server.ok(CHAT, &chat(json!({"temperature": 0, "top_k": -1, "repetition_penalty": 1, "top_p": 1}))).await;
+    let params = server.last_submit().params;
+    assert_eq!((params.temperature, params.top_p, params.top_k, params.repetition_penalty), (0.0, 1.0, 0, 1.0));
+}
+
+#[actix_web::test]
+async fn max_completion_tokens_goes_before_max_tokens() {
+    let server = TestServer::saying("x");
+    server.ok(CHAT, &chat(json!({"max_completion_tokens": 5, "max_tokens": 9}))).await;
+    assert_eq!(server.last_submit().params.max_tokens, 5);
+}
+
+#[actix_web::test]
+async fn a_value_out_of_range_or_of_a_wrong_type_is_refused_by_name() {
+    let server = TestServer::saying("x");
+    let both = [
+        (json!({"temperature": -0.1}), "temperature", "[0, 100]"),
+        (json!({"temperature": 101}), "temperature", "got 101"),
+        (json!({"temperature": "hot"}), "temperature", "a number"),
+        (json!({"top_p": 0}), "top_p", "above 0"),
+        (json!({"top_p": 1.5}), "top_p", "[0, 1]"),
+        (json!({"top_k": -2}), "top_k", "got -2"),
+        (json!({"top_k": 1.5}), "top_k", "an integer"),
+        (json!({"min_p": 1.01}), "min_p", "[0, 1]"),
+        (json!({"presence_penalty": 2.1}), "presence_penalty", "[-2, 2]"),
+        (json!({"frequency_penalty": -2.1}), "frequency_penalty", "[-2, 2]"),
+        (json!({"repetition_penalty": 0}), "repetition_penalty", "above 0"),
+        (json!({"n": 0}), "n", "[1, 128]"),
+        (json!({"n": 129}), "n", "got 129"),
+        (json!({"seed": 1.5}), "seed", "an integer"),
+        (json!({"seed": "x"}), "seed", "an integer"),
+        (json!({"stop": 5}), "stop", "a string or an array"),
+        (json!({"stop": ["a", 5]}), "stop[1]", "a string"),
+        (json!({"stop": ""}), "stop", "empty"),
+        (json!({"stop": vec!["a"; 17]}), "stop", "at most 16"),
+        (json!({"stop_token_ids": [3, 264]}), "stop_token_ids[1]", "[0, 263]"),
+        (json!({"stop_token_ids": "3"}), "stop_token_ids", "an array"),
+        (json!({"stop_token_ids": vec![1; 257]}), "stop_token_ids", "at most 256"),
+        (json!({"min_tokens": -1}), "min_tokens", "got -1"),
+        (json!({"min_tokens": 5, "max_tokens": 4}), "min_tokens", "max_tokens = 4"),
+        (json!({"logit_bias": {"264": 1}}), "logit_bias.264", "[0, 263]"),
+        (json!({"logit_bias": {"x": 1}}), "logit_bias.x", "token ids"),
+        (json!({"logit_bias": {"1": 101}}), "logit_bias.1", "[-100, 100]"),
+        (json!({"logit_bias": {"1": "a"}}), "logit_bias.1", "a number"),
+        (json!({"logit_bias": [1]}), "logit_bias", "an object"),
+        (json!({"prompt_logprobs": 21}), "prompt_logprobs", "[0, 20]"),
+        (json!({"prompt_logprobs": 1, "stream": true}), "prompt_logprobs", "stream"),
+        (json!({"priority": 3_000_000_000_i64}), "priority", "2147483647"),
+        (json!({"cache_salt": ""}), "cache_salt", "1 to 1024"),
+        (json!({"stream": "yes"}), "stream", "a boolean"),
+        (json!({"stream_options": {"include_usage": true}}), "stream_options", "stream: true"),
+        (json!({"stream": true, "stream_options": {"include_usage": 3}}), "stream_options.include_usage", "a boolean"),
+        (json!({"ignore_eos": 1}), "ignore_eos", "a boolean"),
+        (json!({"model": 7}), "model", "a string"),
+        (json!({"response_format": {"type": "json_object"}}), "response_format", "not supported yet"),
+        (json!({"use_beam_search": true}), "use_beam_search", "not supported yet"),
+    ];
+    for (more, param, says) in both {
+        for (path, body) in [(CHAT, chat(more.clone())), (COMPLETION, completion(more.clone()))] {
+            expect_refusal(&server, path, &body, param, says).await;
+        }
+    }
+    for (more, param, says) in [
+        (json!({"max_tokens": 0}), "max_tokens", "[1, "),
+        (json!({"max_completion_tokens": -5}), "max_completion_tokens", "got -5"),
+        (json!({"logprobs": 3}), "logprobs", "a boolean"),
+        (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs", "[0, 20]"),
+        (json!({"top_logprobs": 2}), "top_logprobs", "logprobs: true"),
+        (json!({"tools": [{"type": "function", "function": {"name": "f"}}]}), "tools", "not supported yet"),
+        (json!({"tool_choice": "auto"}), "tool_choice", "not supported yet"),
+        (json!({"messages": []}), "messages", "at least one"),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+            "messages[0].content[0].type",
+            "image_url",
+        ),
+    ] {
+        expect_refusal(&server, CHAT, &chat(more), param, says).await;
+    }
+    for (more, param, says) in [
+        (json!({"max_tokens": -1}), "max_tokens", "[0, "),
+        (json!({"max_tokens": 0, "min_tokens": 1}), "min_tokens", "max_tokens is 0"),
+        (json!({"logprobs": 21}), "logprobs", "[0, 20]"),
+        (json!({"logprobs": true}), "logprobs", "an integer"),
+        (json!({"prompt": null}), "prompt", "required"),
+        (json!({"prompt": [1, 264]}), "prompt[1]", "[0, 263]"),
+        (json!({"best_of": 2}), "best_of", "not supported yet"),
+        (json!({"suffix": "end"}), "suffix", "not supported yet"),
+    ] {
+        expect_refusal(&server, COMPLETION, &completion(more), param, says).await;
+    }
+    assert!(server.submits().is_empty(), "a refused request does not reach the engine");
+}
+
+async fn expect_refusal(server: &TestServer, path: &str, body: &Value, param: &str, says: &str) {
+    let (status, error) = server.refused(path, body).await;
+    assert_eq!((status, error["param"].as_str()), (400, Some(param)), "{body} → {error}");
+    assert_eq!(error["type"], "invalid_request_error");
+    assert!(error["message"].as_str().unwrap().contains(says), "{body} → {error}");
+}
+
+#[actix_web::test]
+async fn another_model_is_404() {
+    let server = TestServer::saying("x");
+    for (path, body) in [
+        (CHAT, chat(json!({"model": "other"}))),
+        (COMPLETION, completion(json!({"model": "other"}))),
+        ("/tokenize", json!({"prompt": "a", "model": "other"})),
+        ("/detokenize", json!({"tokens": [1], "model": "other"})),
+    ] {
+        let (status, error) = server.refused(path, &body).await;
+        assert_eq!((status, error["code"].as_str()), (404, Some("model_not_found")), "{path}");
+        assert!(error["message"].as_str().unwrap().contains(MODEL));
+    }
+}
+
+#[actix_web::test]
+async fn prompts_become_tokens() {
+    let server = TestServer::saying("x");
+    server.ok(COMPLETION, &json!({"prompt": "hi", "add_special_tokens": false})).await;
+    assert_eq!(server.last_submit().prompt_tokens, [104, 105]);
+    server.ok(COMPLETION, &json!({"prompt": [[7, 8], [9]]})).await;
+    let prompts: Vec<_> = server.submits().into_iter().map(|seen| seen.prompt_tokens).collect();
+    assert_eq!(prompts[1..], [vec![7, 8], vec![9]]);
+    server
+        .ok(
+            CHAT,
+            &json!({"messages": [
+                {"role": "developer", "content": "s"},
+                {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            ]}),
+        )
+        .await;
+    let text = "[system]s\n[user]a\nb\n[assistant]";
+    assert_eq!(server.last_submit().prompt_tokens, text.bytes().map(u32::from).collect::<Vec<_>>());
+}
+
+#[actix_web::test]
+async fn tokenize_and_detokenize() {
+    let server = TestServer::saying("x");
+    let answer = server.ok("/tokenize", &json!({"prompt": "é"})).await;
+    assert_eq!(answer, json!({"count": 3, "max_model_len": 100, "tokens": [256, 195, 169], "token_strs": null}));
+    let body = json!({"prompt": "hi", "add_special_tokens": false, "return_token_strs": true});
+    let answer = server.ok("/tokenize", &body).await;
+    assert_eq!((&answer["tokens"], &answer["token_strs"]), (&json!([104, 105]), &json!(["h", "i"])));
+    let answer = server.ok("/tokenize", &chat(json!({"add_generation_prompt": false}))).await;
+    assert_eq!(answer["count"], "[user]hi\n".len());
+
+    let answer = server.ok("/detokenize", &json!({"tokens": [256, 195, 169, 104]})).await;
+    assert_eq!(answer, json!({"prompt": "<s>éh"}));
+    for (path, body, param) in [
+        ("/tokenize", json!({}), "prompt"),
+        ("/tokenize", json!({"prompt": ["a"]}), "prompt"),
+        ("/tokenize", json!({"messages": []}), "messages"),
+        ("/detokenize", json!({}), "tokens"),
+        ("/detokenize", json!({"tokens": [1, -1]}), "tokens[1]"),
+        ("/detokenize", json!({"tokens": [264]}), "tokens[0]"),
+    ] {
+        let (status, error) = server.refused(path, &body).await;
+        assert_eq!((status, error["param"].as_str()), (400, Some(param)), "{body} → {error}");
+    }
+}

@@ -1,0 +1,189 @@
+//! Paths, keys, limits, headers.
+
+use crate::fake_engine::{EOS, MAX_MODEL_LEN, MODEL, TestServer};
+use pagetide::config::ServerConfig;
+use pagetide::engine::params::FinishReason;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+const PATHS: [(&str, &str); 10] = [
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/fake/model"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/health"),
+    ("GET", "/ready"),
+    ("GET", "/version"),
+    ("GET", "/metrics"),
+];
+
+#[actix_web::test]
+async fn keys_cover_everything_but_health() {
+    let config = ServerConfig { api_keys: vec!["first".into(), "second".into()], ..ServerConfig::default() };
+    let server = TestServer::configured(&config);
+    let send = |method: &str, path: &str, key: Option<&str>| {
+        let request = server.client.request(method.parse().unwrap(), format!("{}{path}", server.url));
+        let request = if let Some(key) = key { request.bearer_auth(key) } else { request };
+        async { request.send().await.unwrap() }
+    };
+    for (method, path) in PATHS.into_iter().chain([("GET", "/no/such/path")]) {
+        for key in [None, Some("firs"), Some("firstsecond")] {
+            let response = send(method, path, key).await;
+            if path == "/health" {
+                assert_eq!(response.status(), 200);
+                continue;
+            }
+            assert_eq!(response.status(), 401, "{method} {path} {key:?}");
+            let error: Value = response.json().await.unwrap();
+            assert_eq!(error["error"]["code"], "invalid_api_key");
+        }
+        for key in ["first", "second"] {
+            assert_ne!(send(method, path, Some(key)).await.status(), 401, "{method} {path}");
+        }
+    }
+}
+
+#[actix_web::test]
+async fn an_unknown_path_is_404_and_a_wrong_method_405() {
+    pagetide::metrics::install();
+    let server = TestServer::saying("x");
+    for path in ["/", "/v1", "/v1/embeddings", "/v1/completions/", "/v1/models/"] {
+        let response = server.get(path).await;
+        assert_eq!(response.status(), 404, "{path}");
+        let error: Value = response.json().await.unwrap();
+        assert_eq!(error["error"]["code"], "not_found", "{path}");
+        assert!(error["error"]["message"].as_str().unwrap().contains(path));
+    }
+    for (method, path) in PATHS {
+        let wrong = if method == "GET" { "DELETE" } else { "GET" };
+        let url = format!("{}{path}", server.url);
+        let response = server.client.request(wrong.parse().unwrap(), url).send().await.unwrap();
+        assert_eq!(response.status(), 405, "{wrong} {path}");
+        assert_eq!(response.headers()["allow"], if method == "GET" { "GET, HEAD" } else { method });
+        let error: Value = response.json().await.unwrap();
+        assert_eq!(error["error"]["code"], "method_not_allowed");
+        // Load balancers ask this way whether someone is there.
+        let head = server.client.head(format!("{}{path}", server.url)).send().await.unwrap();
+        assert_eq!(head.status(), if method == "GET" { 200 } else { 405 }, "{path}");
+    }
+}
+
+#[actix_web::test]
+async fn a_body_beyond_the_limit_is_413() {
+    let server = TestServer::configured(&ServerConfig { max_body_bytes: 1000, ..ServerConfig::default() });
+    let (status, error) = server.refused("/v1/completions", &json!({"prompt": "a".repeat(1000)})).await;
+    assert_eq!((status, error["code"].as_str()), (413, Some("body_too_large")));
+    assert!(error["message"].as_str().unwrap().contains("1000"));
+    server.ok("/v1/completions", &json!({"prompt": "a", "user": "b".repeat(900)})).await;
+}
+
+#[actix_web::test]
+async fn a_body_that_is_no_json_object_is_400() {
+    let server = TestServer::saying("x");
+    for body in ["", "{", "[]", "3", "{\"prompt\": \"a\",}", "prompt=a"] {
+        let request = server.client.post(format!("{}/v1/completions", server.url)).body(body);
+        let response = request.send().await.unwrap();
+        assert_eq!(response.status(), 400, "{body}");
+        let error: Value = response.json().await.unwrap();
+        assert!(error["error"]["message"].as_str().unwrap().contains("JSON"), "{body} → {error}");
+        assert_eq!(error["error"]["param"], Value::Null);
+    }
+}
+
+#[actix_web::test]
+async fn models_are_listed() {
+    let server = TestServer::saying("x");
+    let card = json!({"id": MODEL, "object": "model", "created": 1_700_000_000, "owned_by": "pagetide",
+                      "max_model_len": MAX_MODEL_LEN});
+    let list: Value = server.get("/v1/models").await.json().await.unwrap();
+    assert_eq!(list, json!({"object": "list", "data": [card]}));
+    for path in ["/v1/models/fake/model", "/v1/models/fake%2Fmodel"] {
+        let model: Value = server.get(path).await.json().await.unwrap();
+        assert_eq!(model, card, "{path}");
+    }
+    let response = server.get("/v1/models/other").await;
+    assert_eq!(response.status(), 404);
+    let error: Value = response.json().await.unwrap();
+    assert_eq!(error["error"]["code"], "model_not_found");
+}
+
+#[actix_web::test]
+async fn a_draining_server_is_alive_but_not_ready() {
+    let server = TestServer::saying("x");
+    assert_eq!(server.get("/ready").await.status(), 200);
+    server.drain();
+    assert_eq!(server.get("/health").await.status(), 200);
+    for response in [server.get("/ready").await, server.post("/v1/completions", &json!({"prompt": "a"})).await] {
+        assert_eq!(response.status(), 503);
+        assert!(response.headers().contains_key("retry-after"));
+        let error: Value = response.json().await.unwrap();
+        assert_eq!(error["error"]["code"], "draining");
+    }
+}
+
+#[actix_web::test]
+async fn every_answer_has_a_request_id() {
+    let server = TestServer::saying("x");
+    let url = format!("{}/no/such/path", server.url);
+    let send = |id: &str| server.client.get(&url).header("X-Request-Id", id).send();
+    let echoed = send("client-7").await.unwrap();
+    assert_eq!(echoed.headers()["x-request-id"], "client-7");
+    for unusable in ["", &"x".repeat(257)] {
+        let made = send(unusable).await.unwrap().headers()["x-request-id"].clone();
+        assert!(made.to_str().unwrap().starts_with("req-"), "{made:?}");
+    }
+    let (first, second) = (server.get("/health").await, server.get("/health").await);
+    assert_ne!(first.headers()["x-request-id"], second.headers()["x-request-id"]);
+}
+
+#[actix_web::test]
+async fn requests_are_counted_by_path_and_status() {
+    pagetide::metrics::install();
+    let server = TestServer::saying("x");
+    server.get("/v1/models/teapot").await;
+    server.get("/made/up/path").await;
+    server.refused("/v1/completions", &json!({"prompt": 3})).await;
+    let response = server.get("/metrics").await;
+    assert_eq!(response.headers()["content-type"], "text/plain; version=0.0.4; charset=utf-8");
+    let page = response.text().await.unwrap();
+    let has = |labels: &str| page.lines().any(|line| line.contains("http_requests") && line.contains(labels));
+    assert!(has("path=\"/v1/models/{id}\",status=\"404\""), "{page}");
+    assert!(has("path=\"other\",status=\"404\""), "{page}");
+    let invalid = "pagetide_rejected_total{reason=\"invalid\"} ";
+    assert!(page.lines().any(|line| line.strip_prefix(invalid).is_some_and(|count| count != "0")), "{page}");
+    assert!(!page.contains("made/up") && !page.contains("teapot"));
+}
+
+#[actix_web::test]
+async fn the_version_is_the_packages() {
+    let server = TestServer::saying("x");
+    let answer: Value = server.get("/version").await.json().await.unwrap();
+    assert_eq!(answer, json!({"version": env!("CARGO_PKG_VERSION")}));
+}
+
+#[actix_web::test]
+async fn a_graceful_stop_does_not_wait_for_idle_connections() {
+    let server = TestServer::saying("x");
+    // The client keeps this connection for its next request.
+    server.get("/health").await.text().await.unwrap();
+    let started = Instant::now();
+    server.server.stop(true).await;
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+}
+
+#[actix_web::test]
+async fn a_graceful_stop_lets_answers_end() {
+    let (server, mut requests) = TestServer::by_hand();
+    let body = json!({"prompt": "h"});
+    let (answer, ()) = tokio::join!(server.ok("/v1/completions", &body), async {
+        let running = requests.recv().await.unwrap();
+        let stopped = server.server.stop(true);
+        running.text(0, "ab");
+        running.token(0, EOS);
+        running.finish(0, FinishReason::Eos);
+        stopped.await;
+    });
+    assert_eq!(answer["choices"][0]["text"], "ab");
+}

@@ -1,0 +1,454 @@
+//! The decoder on the CPU against what transformers answered, `tests/data/models` (`scripts/make_goldens.py`), and
+//! what a broken checkpoint is told.
+
+mod common;
+
+use common::{Driver, Sequence, Settings};
+use pagetide::backend::DType;
+use pagetide::model::files::ModelFiles;
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+#[derive(Deserialize)]
+struct Golden {
+    max_model_len: usize,
+    prompts: Vec<GoldenPrompt>,
+}
+
+#[derive(Deserialize)]
+struct GoldenPrompt {
+    tokens: Vec<u32>,
+    /// Of `tokens[1..]`.
+    prompt_logprobs: Vec<f32>,
+    logits: Vec<GoldenLogits>,
+    greedy: Vec<GoldenToken>,
+}
+
+#[derive(Deserialize)]
+struct GoldenLogits {
+    position: usize,
+    values: Vec<f32>,
+}
+
+#[derive(Deserialize)]
+struct GoldenToken {
+    token: u32,
+    logprob: f32,
+}
+
+fn directory(model: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/models").join(model)
+}
+
+fn golden(model: &str) -> Golden {
+    let text = fs::read_to_string(directory(model).join("golden.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+/// Float32, an odd block size, logits in several chunks.
+fn settings(max_model_len: usize) -> Settings {
+    Settings { dtype: DType::F32, block_size: 5, num_threads: 2, max_model_len, max_rows: 256, max_logit_rows: 7 }
+}
+
+fn driver(model: &str, settings: &Settings) -> Driver {
+    Driver::new(directory(model).to_str().unwrap(), settings)
+}
+
+fn logprob(logits: &[f32], token: u32) -> f32 {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
+    let sum: f64 = logits.iter().map(|logit| (*logit as f64 - max).exp()).sum();
+    (logits[token as usize] as f64 - max - sum.ln()) as f32
+}
+
+fn argmax(logits: &[f32]) -> u32 {
+    (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap() as u32
+}
+
+#[track_caller]
+fn assert_close(found: f32, expected: f32, tolerance: f32, what: &str) {
+    assert!((found - expected).abs() <= tolerance, "{what}: {found} instead of {expected}");
+}
+
+/// `logits`: of every prompt token.
+fn check_prompt(prompt: &GoldenPrompt, logits: &[Vec<f32>], tolerance: f32) {
+    assert_eq!(logits.len(), prompt.tokens.len());
+    for (i, expected) in prompt.prompt_logprobs.iter().enumerate() {
+        let found = logprob(&logits[i], prompt.tokens[i + 1]);
+        assert_close(found, *expected, tolerance, &format!("log-probability of prompt token {}", i + 1));
+    }
+    for expected in &prompt.logits {
+        for (token, value) in expected.values.iter().enumerate() {
+            let what = format!("logit {token} at position {}", expected.position);
+            assert_close(logits[expected.position][token], *value, tolerance, &what);
+        }
+    }
+}
+
+/// Takes the most likely token, which must be the golden one.
+fn check_greedy(prompt: &GoldenPrompt, sequence: &mut Sequence, logits: &[f32], tolerance: f32) {
+    let step = sequence.tokens.len() - prompt.tokens.len();
+    let expected = &prompt.greedy[step];
+    let token = argmax(logits);
+    assert_eq!(token, expected.token, "greedy token {step}");
+    assert_close(
+        logprob(logits, token),
+        expected.logprob,
+        tolerance,
+        &format!("log-probability of greedy token {step}"),
+    );
+    sequence.tokens.push(token);
+}
+
+const TOLERANCE: f32 = 1e-4;
+
+/// Each prompt in one piece and alone, then its continuation token by token.
+fn alone(model: &str) {
+    let golden = golden(model);
+    let mut driver = driver(model, &settings(golden.max_model_len));
+    for prompt in &golden.prompts {
+        let mut sequence = Sequence::new(&prompt.tokens);
+        let mut logits = driver.step(&mut [(&mut sequence, prompt.tokens.len())]).remove(0);
+        check_prompt(prompt, &logits, TOLERANCE);
+        for _ in &prompt.greedy {
+            check_greedy(prompt, &mut sequence, logits.last().unwrap(), TOLERANCE);
+            logits = driver.step(&mut [(&mut sequence, 1)]).remove(0);
+        }
+        driver.free(sequence);
+    }
+}
+
+/// All prompts twice over, in uneven chunks beside each other's decodes: the same bytes as alone.
+fn mixed(model: &str, block_size: usize, num_threads: usize) {
+    let golden = golden(model);
+    let settings = Settings { block_size, num_threads, ..settings(golden.max_model_len) };
+    let mut driver = driver(model, &settings);
+    let mut alone = Vec::new();
+    for prompt in &golden.prompts {
+        let mut sequence = Sequence::new(&prompt.tokens);
+        sequence.tokens.extend(prompt.greedy.iter().map(|greedy| greedy.token));
+        let num_rows = sequence.tokens.len();
+        alone.push(driver.step(&mut [(&mut sequence, num_rows)]).remove(0));
+        driver.free(sequence);
+    }
+
+    const CHUNKS: [usize; 6] = [7, 13, 31, 1, 64, 3];
+    let count = golden.prompts.len();
+    let mut sequences: Vec<_> = (0..2 * count).map(|i| Sequence::new(&golden.prompts[i % count].tokens)).collect();
+    loop {
+        let mut running = Vec::new();
+        let mut parts = Vec::new();
+        for (i, sequence) in sequences.iter_mut().enumerate() {
+            let num_rows = sequence.num_waiting().min(CHUNKS[i]);
+            if num_rows > 0 {
+                running.push(i);
+                parts.push((sequence, num_rows));
+            }
+        }
+        if parts.is_empty() {
+            break;
+        }
+        let logits = driver.step(&mut parts);
+        for (i, rows) in running.into_iter().zip(logits) {
+            let (prompt, sequence) = (&golden.prompts[i % count], &mut sequences[i]);
+            let first = sequence.num_computed - rows.len();
+            for (row, logits) in rows.iter().enumerate() {
+                assert!(
+                    *logits == alone[i % count][first + row],
+                    "sequence {i}, position {}: other bytes",
+                    first + row
+                );
+            }
+            let finished = sequence.tokens.len() == prompt.tokens.len() + prompt.greedy.len();
+            if sequence.num_waiting() == 0 && !finished {
+                check_greedy(prompt, sequence, rows.last().unwrap(), TOLERANCE);
+            }
+        }
+    }
+    for (i, sequence) in sequences.iter().enumerate() {
+        let prompt = &golden.prompts[i % count];
+        assert_eq!(sequence.num_computed, prompt.tokens.len() + prompt.greedy.len(), "sequence {i} ran to its end");
+    }
+}
+
+/// The spec counts what the file holds.
+fn counts(model: &str) {
+    let settings = settings(golden(model).max_model_len);
+    let directory = directory(model);
+    let mut calls = Vec::new();
+    let (_, decoder) =
+        common::load(directory.to_str().unwrap(), &settings, &mut |done, total| calls.push((done, total))).unwrap();
+    let mut elements = 0;
+    let mut bytes = 0;
+    for file in fs::read_dir(&directory).unwrap() {
+        let path = file.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "safetensors") {
+            let file = fs::read(path).unwrap();
+            for (_, tensor) in SafeTensors::deserialize(&file).unwrap().iter() {
+                elements += tensor.shape().iter().product::<usize>() as u64;
+                bytes += tensor.data().len() as u64;
+            }
+        }
+    }
+    assert_eq!(decoder.spec().num_parameters(), elements);
+    assert_eq!(calls.last(), Some(&(bytes, bytes)), "progress ends with everything read");
+    assert!(calls.is_sorted() && calls.iter().all(|(done, total)| done <= total && *total == bytes));
+}
+
+macro_rules! goldens {
+    ($($test:ident: $model:literal,)*) => {
+        $(mod $test {
+            #[test]
+            fn alone() {
+                super::alone($model);
+            }
+
+            #[test]
+            fn mixed() {
+                super::mixed($model, 5, 2);
+            }
+
+            #[test]
+            fn counts() {
+                super::counts($model);
+            }
+        })*
+
+        const MODELS: &[&str] = &[$($model),*];
+    };
+}
+
+goldens! {
+    llama_bf16_sharded: "llama-bf16-sharded",
+    llama_bias: "llama-bias",
+    llama_f16: "llama-f16",
+    llama_gqa_tied: "llama-gqa-tied",
+    llama_mha: "llama-mha",
+    llama_mqa_head_dim: "llama-mqa-head-dim",
+    llama_rope_dynamic: "llama-rope-dynamic",
+    llama_rope_linear: "llama-rope-linear",
+    llama_rope_llama3: "llama-rope-llama3",
+    llama_rope_yarn: "llama-rope-yarn",
+    llama_rope_yarn_mscale: "llama-rope-yarn-mscale",
+    mistral_no_window: "mistral-no-window",
+    mistral_window: "mistral-window",
+    opt: "opt",
+    opt_no_bias: "opt-no-bias",
+    opt_no_final_norm: "opt-no-final-norm",
+    opt_post_norm: "opt-post-norm",
+    qwen2: "qwen2",
+    qwen2_layer_types: "qwen2-layer-types",
+    qwen2_rope_yarn: "qwen2-rope-yarn",
+    qwen2_window: "qwen2-window",
+    qwen3: "qwen3",
+}
+
+#[test]
+fn every_golden_is_tested() {
+    let mut found: Vec<_> =
+        fs::read_dir(directory("")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    found.sort();
+    assert_eq!(found, MODELS);
+}
+
+#[test]
+fn any_block_size_and_number_of_threads() {
+    for (block_size, num_threads) in [(1, 1), (2, 3), (16, 4), (256, 1)] {
+        mixed("mistral-window", block_size, num_threads);
+    }
+}
+
+/// In the checkpoint's own precision, K and V included, the answers are near those in float32.
+#[test]
+fn half_precision() {
+    for (model, dtype, tolerance) in
+        [("llama-bf16-sharded", DType::BF16, 0.35), ("llama-f16", DType::F16, 0.05), ("opt", DType::BF16, 0.35)]
+    {
+        let golden = golden(model);
+        let mut driver = driver(model, &Settings { dtype, ..settings(golden.max_model_len) });
+        assert_eq!(driver.decoder().kv_layout(16).dtype, dtype);
+        let (mut worst, mut sum, mut count) = (0f32, 0f32, 0);
+        for prompt in &golden.prompts {
+            let mut sequence = Sequence::new(&prompt.tokens);
+            let logits = driver.step(&mut [(&mut sequence, prompt.tokens.len())]).remove(0);
+            for (i, expected) in prompt.prompt_logprobs.iter().enumerate() {
+                let error = (logprob(&logits[i], prompt.tokens[i + 1]) - expected).abs();
+                (worst, sum, count) = (worst.max(error), sum + error, count + 1);
+            }
+        }
+        let mean = sum / count as f32;
+        assert!(mean < tolerance / 4.0 && worst < tolerance, "{model} in {}: mean {mean}, worst {worst}", dtype.name());
+    }
+}
+
+/// A copy of a golden model whose files may be changed.
+struct Copy(tempfile::TempDir);
+
+type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+
+impl Copy {
+    fn of(model: &str) -> Self {
+        let copy = Self(tempfile::tempdir().unwrap());
+        for file in fs::read_dir(directory(model)).unwrap() {
+            let file = file.unwrap();
+            fs::copy(file.path(), copy.path(file.file_name().to_str().unwrap())).unwrap();
+        }
+        copy
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn change_config(&self, key: &str, value: serde_json::Value) {
+        let mut config: serde_json::Value =
+            serde_json::from_slice(&fs::read(self.path("config.json")).unwrap()).unwrap();
+        config[key] = value;
+        fs::write(self.path("config.json"), config.to_string()).unwrap();
+    }
+
+    fn change_tensors(&self, change: impl FnOnce(&mut Tensors)) {
+        let file = fs::read(self.path("model.safetensors")).unwrap();
+        let mut tensors: Tensors = SafeTensors::deserialize(&file)
+            .unwrap()
+            .iter()
+            .map(|(name, view)| (name.to_string(), (view.dtype(), view.shape().to_vec(), view.data().to_vec())))
+            .collect();
+        change(&mut tensors);
+        let views = tensors.iter().map(|(name, (dtype, shape, data))| {
+            (name, TensorView::new(*dtype, shape.clone(), data).expect("the test's tensors are whole"))
+        });
+        fs::write(self.path("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+    }
+
+    #[track_caller]
+    fn refused(&self, expected: &[&str]) {
+        let result = common::load(self.0.path().to_str().unwrap(), &settings(16), &mut |_, _| {});
+        let message = result.err().expect("must be refused").to_string();
+        for part in expected {
+            assert!(message.contains(part), "{message:?} does not say {part:?}");
+        }
+    }
+}
+
+#[test]
+fn names_a_missing_tensor() {
+    let copy = Copy::of("llama-mha");
+    copy.change_tensors(|tensors| {
+        tensors.remove("model.layers.1.self_attn.k_proj.weight");
+    });
+    copy.refused(&["lacks the tensor model.layers.1.self_attn.k_proj.weight", "[32, 32]"]);
+
+    let copy = Copy::of("opt");
+    copy.change_tensors(|tensors| {
+        tensors.remove("model.decoder.embed_tokens.weight");
+    });
+    copy.refused(&["lacks the tensor model.decoder.embed_tokens.weight", "[320, 32]"]);
+}
+
+#[test]
+fn names_a_tensor_of_the_wrong_shape() {
+    let copy = Copy::of("llama-mha");
+    copy.change_config("intermediate_size", 57.into());
+    copy.refused(&[
+        "model.safetensors: the tensor model.layers.0.mlp.gate_proj.weight",
+        "[56, 32]",
+        "asks for [57, 32]",
+    ]);
+}
+
+#[test]
+fn names_a_tensor_of_the_wrong_type() {
+    let copy = Copy::of("llama-mha");
+    copy.change_tensors(|tensors| {
+        let norm = tensors.get_mut("model.norm.weight").unwrap();
+        *norm = (Dtype::F64, norm.1.clone(), vec![0; 32 * 8]);
+    });
+    copy.refused(&["model.norm.weight is of type F64; supported are F32, F16 and BF16"]);
+}
+
+#[test]
+fn refuses_a_bias_that_nobody_would_add() {
+    let copy = Copy::of("llama-bias");
+    copy.change_config("mlp_bias", false.into());
+    copy.refused(&["holds the tensor model.layers.0.mlp.down_proj.bias", "does not have"]);
+}
+
+#[test]
+fn ignores_what_old_checkpoints_carry() {
+    let copy = Copy::of("llama-gqa-tied");
+    copy.change_tensors(|tensors| {
+        tensors.insert("model.layers.0.self_attn.rotary_emb.inv_freq".into(), (Dtype::F32, vec![4], vec![0; 16]));
+        tensors.insert("lm_head.weight".into(), (Dtype::F32, vec![1], vec![0; 4]));
+        tensors.insert("score.weight".into(), (Dtype::F32, vec![1], vec![0; 4]));
+    });
+    common::load(copy.0.path().to_str().unwrap(), &settings(16), &mut |_, _| {}).unwrap();
+}
+
+#[test]
+fn refuses_a_truncated_file() {
+    let copy = Copy::of("llama-mha");
+    let file = fs::read(copy.path("model.safetensors")).unwrap();
+    for length in [0, 5, 100, file.len() - 1] {
+        fs::write(copy.path("model.safetensors"), &file[..length]).unwrap();
+        copy.refused(&["model.safetensors", "not a whole safetensors file", &format!("({length} bytes)")]);
+    }
+}
+
+#[test]
+fn refuses_shards_that_do_not_fit_their_index() {
+    let copy = Copy::of("llama-bf16-sharded");
+    let (second, third) = ("model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors");
+    let shard = fs::read(copy.path(second)).unwrap();
+    fs::remove_file(copy.path(second)).unwrap();
+    copy.refused(&["model.safetensors.index.json: the shard model-00002-of-00003.safetensors is missing"]);
+    fs::copy(copy.path(third), copy.path(second)).unwrap();
+    copy.refused(&["is also in"]);
+    fs::write(copy.path(second), shard).unwrap();
+
+    let index = fs::read_to_string(copy.path("model.safetensors.index.json")).unwrap();
+    let write_index = |from: &str, to: &str| {
+        fs::write(copy.path("model.safetensors.index.json"), index.replace(from, to)).unwrap();
+    };
+    write_index("\"model.norm.weight\"", "\"model.norm.other\"");
+    copy.refused(&["the tensor model.norm.other is not in model-0000"]);
+    write_index("\"model-00002", "\"../model-00002");
+    copy.refused(&["lies outside the model's directory"]);
+    write_index("weight_map", "weights");
+    copy.refused(&["weight_map: missing"]);
+}
+
+#[test]
+fn refuses_more_positions_than_there_are() {
+    let copy = Copy::of("opt");
+    let too_long = settings(129);
+    let result = common::load(copy.0.path().to_str().unwrap(), &too_long, &mut |_, _| {});
+    let message = result.err().expect("must be refused").to_string();
+    assert!(message.contains("max_model_len: 129 is not between 1 and 128"), "{message}");
+}
+
+/// Published files without `torch_dtype`: the weights say it.
+#[test]
+fn takes_the_precision_from_the_weights() {
+    let copy = Copy::of("llama-f16");
+    copy.change_config("torch_dtype", serde_json::Value::Null);
+    let (_, decoder) = common::load(copy.0.path().to_str().unwrap(), &settings(16), &mut |_, _| {}).unwrap();
+    assert_eq!(decoder.spec().dtype, DType::F16);
+}
+
+/// The model inside the binary: the files of `models/demo`, all of them.
+#[test]
+fn the_demo_model_is_built_in() {
+    let files = ModelFiles::open("demo").unwrap();
+    assert_eq!(files.name(), "demo");
+    for file in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo")).unwrap() {
+        let name = file.unwrap().file_name().into_string().unwrap();
+        if name != "model.safetensors" {
+            assert!(files.read_text(&name).unwrap().is_some(), "{name} is not embedded");
+        }
+    }
+    let (_, decoder) = common::load("demo", &settings(16), &mut |_, _| {}).unwrap();
+    assert!(decoder.spec().weights_bytes(decoder.spec().dtype) < 8_000_000);
+}

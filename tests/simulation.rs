@@ -1,0 +1,417 @@
+//! Seeded simulation of the engine: random arrivals, forks, cancels, preemptions and executor failures on tiny
+//! pools, against a model that generates each sample alone.
+//!
+//! The simulated device keeps, in every slot, a fingerprint of all tokens up to its own. The next token is a function
+//! of all fingerprints read through the block table, so a block that is lost, mixed up, reused too early, copied
+//! wrongly or cached under a wrong name changes the text. After every step all invariants are asserted.
+//!
+//! `PAGETIDE_SIM_SEED=n` runs one seed, `PAGETIDE_SIM_OPERATIONS=n` sets how much is done.
+
+use pagetide::engine::allocation::{serve, serve_swap};
+use pagetide::engine::block_pool::BlockPool;
+use pagetide::engine::params::{FinishReason, PositionLogprobs, Sampled, SamplingParams, TokenLogprob};
+use pagetide::engine::plan::{Delivery, PlannedSeq, SeqOutput, StepOutput, StepPlan};
+use pagetide::engine::policy::{Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy, StepStats};
+use pagetide::ids::{BlockId, RequestId, TokenId};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+const EOS: TokenId = 0;
+const VOCAB: u64 = 40;
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    fn range(&mut self, from: u64, to: u64) -> u64 {
+        from + self.below(to - from + 1)
+    }
+
+    fn one_in(&mut self, chance: u64) -> bool {
+        self.below(chance) == 0
+    }
+}
+
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// The fingerprint of a prefix that ends with `token`.
+fn fingerprint(previous: u64, token: TokenId) -> u64 {
+    mix(previous.wrapping_mul(31).wrapping_add(u64::from(token) + 1))
+}
+
+/// What the simulated model says after a context: sample 0's and the others' tokens differ.
+fn next_token(slots: impl Iterator<Item = u64>, sample: u32) -> TokenId {
+    let all = slots.fold(u64::from(sample) + 1, |acc, slot| mix(acc ^ slot));
+    (all % VOCAB) as TokenId
+}
+
+fn logprob_of(fingerprint: u64, target: TokenId) -> PositionLogprobs {
+    let chosen = TokenLogprob { token: target, logprob: (fingerprint % 1000) as f32, rank: 1 };
+    PositionLogprobs { chosen, top: Vec::new() }
+}
+
+/// The pools' memory.
+struct Device {
+    block_size: usize,
+    blocks: Vec<Vec<u64>>,
+    swap: Vec<Vec<u64>>,
+}
+
+impl Device {
+    fn new(config: &SchedulerConfig, swap_blocks: usize) -> Self {
+        let empty = vec![u64::MAX; config.block_size];
+        Self {
+            block_size: config.block_size,
+            blocks: vec![empty.clone(); config.num_device_blocks],
+            swap: vec![empty; swap_blocks],
+        }
+    }
+
+    fn execute(&mut self, plan: &StepPlan) -> StepOutput {
+        for (device, swap) in &plan.swap_out {
+            self.swap[swap.index()] = self.blocks[device.index()].clone();
+        }
+        for (from, to) in &plan.copy {
+            self.blocks[to.index()] = self.blocks[from.index()].clone();
+        }
+        for (swap, device) in &plan.swap_in {
+            self.blocks[device.index()] = self.swap[swap.index()].clone();
+        }
+        StepOutput { seqs: plan.batch.iter().map(|seq| self.run(seq)).collect(), ..StepOutput::default() }
+    }
+
+    fn slot(&mut self, table: &[BlockId], position: usize) -> &mut u64 {
+        &mut self.blocks[table[position / self.block_size].index()][position % self.block_size]
+    }
+
+    fn run(&mut self, planned: &PlannedSeq) -> SeqOutput {
+        let mut prompt_logprobs = Vec::new();
+        for (row, token) in planned.tokens.iter().enumerate() {
+            let position = planned.num_computed + row;
+            let previous = if position == 0 { 0 } else { *self.slot(&planned.table, position - 1) };
+            let value = fingerprint(previous, *token);
+            *self.slot(&planned.table, position) = value;
+            if let Some(plan) = &planned.prompt_logprobs
+                && let Some(target) = row.checked_sub(plan.first_row).and_then(|i| plan.targets.get(i))
+            {
+                prompt_logprobs.push(logprob_of(value, *target));
+            }
+        }
+        let end = planned.num_computed + planned.tokens.len();
+        let context: Vec<u64> = (0..end).map(|position| *self.slot(&planned.table, position)).collect();
+        let sampled = planned.sample.iter().flat_map(|plan| {
+            let samples = plan.first_sample..plan.first_sample + plan.num_samples;
+            samples.map(|sample| Sampled { token: next_token(context.iter().copied(), sample), logprobs: None })
+        });
+        SeqOutput { seq: planned.seq, sampled: sampled.collect(), prompt_logprobs }
+    }
+}
+
+/// One sample generated alone: the truth.
+fn alone(arrival: &Arrival, sample: u32, max_model_len: usize) -> (Vec<TokenId>, FinishReason) {
+    let mut slots = Vec::new();
+    for token in arrival.prompt.iter() {
+        slots.push(fingerprint(slots.last().copied().unwrap_or(0), *token));
+    }
+    let params = &arrival.params;
+    let mut output = Vec::new();
+    loop {
+        let token = next_token(slots.iter().copied(), sample);
+        output.push(token);
+        if params.eos_token_ids.contains(&token) && output.len() >= params.min_tokens as usize {
+            return (output, FinishReason::Eos);
+        }
+        if output.len() == params.max_tokens as usize || slots.len() + 1 == max_model_len {
+            return (output, FinishReason::Length);
+        }
+        slots.push(fingerprint(slots[slots.len() - 1], token));
+    }
+}
+
+/// What a client has heard of one request.
+struct Heard {
+    arrival: Arrival,
+    started: bool,
+    outputs: Vec<Vec<TokenId>>,
+    finished: Vec<Option<FinishReason>>,
+    stopped: Vec<bool>,
+}
+
+struct World {
+    random: Random,
+    config: SchedulerConfig,
+    scheduler: Scheduler,
+    device_pool: BlockPool,
+    swap_pool: BlockPool,
+    device: Device,
+    open: HashMap<RequestId, Heard>,
+    next_request: u64,
+    prefixes: Vec<Vec<TokenId>>,
+    operations: usize,
+    total: StepStats,
+    hit_tokens: usize,
+    finished: usize,
+    failures: usize,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut random = Random(seed);
+        let block_size = random.range(1, 7) as usize;
+        let num_device_blocks = random.range(8, 40) as usize;
+        let max_num_seqs = random.range(1, 12) as usize;
+        let config = SchedulerConfig {
+            block_size,
+            num_device_blocks,
+            max_num_seqs,
+            max_num_batched_tokens: max_num_seqs + random.below(40) as usize,
+            max_model_len: block_size * num_device_blocks,
+            policy: [SchedulingPolicy::Fcfs, SchedulingPolicy::Priority][random.below(2) as usize],
+            preemption_mode: [PreemptionMode::Auto, PreemptionMode::Swap, PreemptionMode::Recompute]
+                [random.below(3) as usize],
+            watermark_blocks: random.below(3) as usize,
+            prefix_caching: !random.one_in(4),
+            hash_key: [seed as u8; 32],
+        };
+        let swap_blocks = if random.one_in(5) { 0 } else { random.range(1, 60) as usize };
+        let prefixes = (0..3).map(|_| random_tokens(&mut random, 30)).collect();
+        Self {
+            scheduler: Scheduler::new(config.clone()),
+            device_pool: BlockPool::new(num_device_blocks, config.prefix_caching),
+            swap_pool: BlockPool::new(swap_blocks, false),
+            device: Device::new(&config, swap_blocks),
+            open: HashMap::new(),
+            next_request: 0,
+            prefixes,
+            operations: 0,
+            total: StepStats::default(),
+            hit_tokens: 0,
+            finished: 0,
+            failures: 0,
+            random,
+            config,
+        }
+    }
+
+    /// A request that could run alone, often with a known prefix.
+    fn arrive(&mut self) {
+        let random = &mut self.random;
+        let limit = self.config.max_model_len as u64;
+        let mut prompt = Vec::new();
+        if random.one_in(2) {
+            let prefix = &self.prefixes[random.below(3) as usize];
+            prompt.extend_from_slice(&prefix[..random.range(1, prefix.len() as u64) as usize]);
+        }
+        let more = random.range(1, 12) as usize;
+        prompt.extend(random_tokens(random, more));
+        prompt.truncate(limit as usize - 1);
+        let most = (limit - prompt.len() as u64).min(if random.one_in(8) { limit } else { 20 });
+        let max_tokens = random.range(1, most) as u32;
+        let params = SamplingParams {
+            max_tokens,
+            min_tokens: if random.one_in(3) { random.below(u64::from(max_tokens) + 1) as u32 } else { 0 },
+            eos_token_ids: if random.one_in(3) { vec![] } else { vec![EOS] },
+            prompt_logprobs: random.one_in(6).then_some(0),
+            ..SamplingParams::default()
+        };
+        let arrival = Arrival {
+            id: RequestId(self.next_request),
+            prompt: Arc::new(prompt),
+            params: Arc::new(params),
+            n: if random.one_in(3) { random.range(2, 5) as u32 } else { 1 },
+            priority: random.below(4) as i32,
+            cache_salt: random.one_in(5).then(|| "salt".to_string()),
+        };
+        self.next_request += 1;
+        let n = arrival.n as usize;
+        let heard = Heard {
+            arrival: arrival.clone(),
+            started: false,
+            outputs: vec![vec![]; n],
+            finished: vec![None; n],
+            stopped: vec![false; n],
+        };
+        self.open.insert(arrival.id, heard);
+        self.scheduler.arrive(arrival);
+    }
+
+    fn some_request(&mut self) -> Option<RequestId> {
+        let mut ids: Vec<_> = self.open.keys().copied().collect();
+        ids.sort_unstable();
+        (!ids.is_empty()).then(|| ids[self.random.below(ids.len() as u64) as usize])
+    }
+
+    fn cancel(&mut self) {
+        let Some(id) = self.some_request() else { return };
+        if self.random.one_in(2) {
+            self.scheduler.cancel(id);
+            self.open.remove(&id);
+            return;
+        }
+        let heard = self.open.get_mut(&id).expect("chosen from the open ones");
+        let sample = self.random.below(u64::from(heard.arrival.n)) as usize;
+        if !heard.outputs[sample].is_empty() && heard.finished[sample].is_none() {
+            heard.stopped[sample] = true;
+            self.scheduler.stop_sample(id, sample as u32);
+            self.close_if_done(id);
+        }
+    }
+
+    fn step(&mut self) {
+        let demand = self.scheduler.demand();
+        let grant = serve(&mut self.device_pool, self.config.block_size, demand);
+        let swap_demand = self.scheduler.reserve(&grant);
+        let swap_grant = serve_swap(&mut self.swap_pool, swap_demand);
+        let stats = grant.stats;
+        let plan = self.scheduler.plan(grant, swap_grant);
+        self.scheduler.check();
+        self.scheduler.check_against(stats);
+        let (device_tables, swap_tables) = self.scheduler.tables();
+        self.device_pool.check(device_tables.into_iter());
+        // What this step copies in is released with the next demand.
+        self.swap_pool.check(swap_tables.into_iter());
+        assert!(plan.num_tokens() <= self.config.max_num_batched_tokens);
+        let mut written = plan.swap_in.iter().map(|pair| pair.1).chain(plan.copy.iter().map(|pair| pair.1));
+        assert!(written.all(|block| !self.device_pool.is_shared(block)), "a copy writes into a shared block");
+        if self.random.one_in(400) {
+            return self.fail();
+        }
+        let output = self.device.execute(&plan);
+        if self.random.one_in(10) {
+            self.cancel(); // while the step runs
+        }
+        self.hear(output);
+    }
+
+    fn fail(&mut self) {
+        self.failures += 1;
+        for id in self.scheduler.fail_running() {
+            assert!(self.open.remove(&id).is_some());
+        }
+        let swap_blocks = self.swap_pool.num_blocks();
+        self.device_pool = BlockPool::new(self.config.num_device_blocks, self.config.prefix_caching);
+        self.swap_pool = BlockPool::new(swap_blocks, false);
+        self.device = Device::new(&self.config, swap_blocks);
+    }
+
+    fn hear(&mut self, output: StepOutput) {
+        for (id, delivery) in self.scheduler.commit(output) {
+            let heard = self.open.get_mut(&id).expect("only open requests hear anything");
+            match delivery {
+                Delivery::Started { cached_tokens } => {
+                    assert!(!std::mem::replace(&mut heard.started, true));
+                    assert!(cached_tokens < heard.arrival.prompt.len());
+                }
+                Delivery::PromptLogprobs(logprobs) => check_prompt_logprobs(&heard.arrival, &logprobs),
+                Delivery::Token { sample, sampled } => {
+                    assert!(heard.started && heard.finished[sample as usize].is_none());
+                    heard.outputs[sample as usize].push(sampled.token);
+                }
+                Delivery::Finished { sample, reason } => {
+                    self.finished += 1;
+                    let expected = alone(&heard.arrival, sample, self.config.max_model_len);
+                    assert_eq!((heard.outputs[sample as usize].clone(), reason), expected, "{id} sample {sample}");
+                    heard.finished[sample as usize] = Some(reason);
+                    self.close_if_done(id);
+                }
+            }
+        }
+        let stats = self.scheduler.take_stats();
+        self.total.preempted_swap += stats.preempted_swap;
+        self.total.preempted_recompute += stats.preempted_recompute;
+        self.hit_tokens += self.scheduler.take_admissions().iter().map(|it| it.cached_tokens).sum::<usize>();
+        self.total.blocks_in += stats.blocks_in;
+    }
+
+    fn close_if_done(&mut self, id: RequestId) {
+        let heard = &self.open[&id];
+        if heard.finished.iter().zip(&heard.stopped).all(|(reason, stopped)| reason.is_some() || *stopped) {
+            self.open.remove(&id);
+        }
+    }
+
+    fn run(&mut self, operations: usize) {
+        while self.operations < operations {
+            match self.random.below(10) {
+                0..3 if self.open.len() < 30 => self.arrive(),
+                3 if self.random.one_in(4) => self.cancel(),
+                _ => self.step(),
+            }
+            self.operations += 1;
+        }
+        self.drain();
+    }
+
+    /// Every request ends, and every block comes back.
+    fn drain(&mut self) {
+        let most = self.scheduler.num_requests() * 5 * (self.config.max_model_len + 2) * 4 + 100;
+        let mut steps = 0;
+        while self.scheduler.has_work() {
+            self.step();
+            steps += 1;
+            assert!(steps < most, "no progress: {:?}", self.scheduler.population());
+        }
+        self.step(); // hands back what the last step gave up
+        assert!(self.open.is_empty(), "a request never ended");
+        assert_eq!(self.device_pool.stats().used, 0);
+        assert_eq!(self.swap_pool.stats().free, self.swap_pool.num_blocks());
+    }
+}
+
+fn random_tokens(random: &mut Random, count: usize) -> Vec<TokenId> {
+    (0..count).map(|_| random.range(1, VOCAB - 1) as TokenId).collect()
+}
+
+fn check_prompt_logprobs(arrival: &Arrival, logprobs: &[PositionLogprobs]) {
+    let mut value = 0;
+    let expected = arrival.prompt.windows(2).map(|pair| {
+        value = fingerprint(value, pair[0]);
+        logprob_of(value, pair[1])
+    });
+    assert_eq!(logprobs, expected.collect::<Vec<_>>());
+}
+
+fn setting(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
+}
+
+#[test]
+fn random_loads_give_the_text_of_each_sample_alone() {
+    let operations = setting("PAGETIDE_SIM_OPERATIONS").unwrap_or(120_000) as usize;
+    let seeds: Vec<u64> = match setting("PAGETIDE_SIM_SEED") {
+        Some(seed) => vec![seed],
+        None => (0..100).collect(),
+    };
+    let per_seed = operations / seeds.len();
+    let (mut total, mut hit_tokens, mut finished, mut failures) = (StepStats::default(), 0, 0, 0);
+    for seed in seeds {
+        eprintln!("PAGETIDE_SIM_SEED={seed}");
+        let mut world = World::new(seed);
+        world.run(per_seed);
+        total.preempted_swap += world.total.preempted_swap;
+        total.preempted_recompute += world.total.preempted_recompute;
+        hit_tokens += world.hit_tokens;
+        total.blocks_in += world.total.blocks_in;
+        finished += world.finished;
+        failures += world.failures;
+    }
+    eprintln!("{finished} samples finished, {failures} executor failures, {hit_tokens} cached tokens, {total:?}");
+    if setting("PAGETIDE_SIM_SEED").is_none() {
+        // The simulation is worth something only while it reaches everything.
+        assert!(total.preempted_swap > 1000 && total.preempted_recompute > 1000);
+        assert!(hit_tokens > 10_000 && total.blocks_in > 1000 && failures > 50);
+    }
+}
