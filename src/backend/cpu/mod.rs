@@ -1,6 +1,6 @@
 //! The CPU backend: the default where there is no GPU, and the reference for every other one.
 //!
-//! - [`Isa`]: which instruction set is used; all kernels of a backend use the same.
+//! - `isa`: which instruction set is used; all kernels of a backend use the same.
 //! - `simd`: sixteen float32 lanes on each of them; kernels are written once over these.
 //! - `team`: the threads.
 //! - `pack`, `gemm`: weights and matrix products; `attention`; `elementwise`: everything else.

@@ -149,11 +149,14 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn dot_pairs(self, acc: Two, w: [__m256i; 2], x: u32) -> Two {
+        // Broadcast once and split in registers: two broadcasts would go through the one shuffle port.
+        let odd = unsafe { _mm256_set1_epi32(0xffff_0000_u32 as i32) };
+        let x = unsafe { _mm256_set1_epi32(x as i32) };
+        let (x0, x1) =
+            unsafe { (_mm256_castsi256_ps(_mm256_slli_epi32::<16>(x)), _mm256_castsi256_ps(_mm256_and_si256(x, odd))) };
         halves!(i => {
-            let x0 = _mm256_set1_ps(f32::from_bits(x << 16));
-            let x1 = _mm256_set1_ps(f32::from_bits(x & 0xffff_0000));
             let w0 = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(w[i]));
-            let w1 = _mm256_castsi256_ps(_mm256_and_si256(w[i], _mm256_set1_epi32(0xffff_0000_u32 as i32)));
+            let w1 = _mm256_castsi256_ps(_mm256_and_si256(w[i], odd));
             _mm256_fmadd_ps(w1, x1, _mm256_fmadd_ps(w0, x0, acc[i]))
         })
     }
