@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "models" / "demo")
     parser.add_argument("--work", type=Path, default=ROOT / "target" / "demo_model", help="corpus and checkpoints")
     parser.add_argument("--documents", type=int, default=100_000)
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--minutes", type=float, default=60, help="the schedule is shortened to end by then")
     parser.add_argument("--lr", type=float, default=2.5e-3)
     parser.add_argument("--seed", type=int, default=1)
