@@ -29,7 +29,7 @@ use attention::{Attention, Workspace};
 use elementwise::NormParams;
 use gemm::Linear;
 use memory::{Buffer, KvPools, Shared};
-use team::Team;
+use team::{MAX_MEMBERS, Team};
 
 /// How the CPU backend runs; `None` leaves the choice to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -95,13 +95,12 @@ impl CpuVector {
 
 impl CpuBackend {
     pub fn new(options: CpuOptions) -> Result<Self, StartError> {
-        const MAX_THREADS: usize = 1024;
         let isa = Isa::choose(options.isa)?;
         let threads = options.threads.unwrap_or_else(|| {
-            std::thread::available_parallelism().map_or(1, |threads| threads.get().min(MAX_THREADS))
+            std::thread::available_parallelism().map_or(1, |threads| threads.get().min(MAX_MEMBERS))
         });
-        if !(1..=MAX_THREADS).contains(&threads) {
-            return Err(StartError::new(format!("{threads} threads: must be from 1 to {MAX_THREADS}")));
+        if !(1..=MAX_MEMBERS).contains(&threads) {
+            return Err(StartError::new(format!("{threads} threads: must be from 1 to {MAX_MEMBERS}")));
         }
         let team =
             Team::new(threads).map_err(|error| StartError::new(format!("cannot start {threads} threads: {error}")))?;
