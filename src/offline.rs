@@ -170,6 +170,10 @@ async fn generate_one(
             Event::Failed(error) => return Err(error),
         }
     }
+    let ended = |(sample, stopped): (&SampleOutput, &bool)| *stopped || sample.finish_reason.is_some();
+    if !output.samples.iter().zip(&stopped).all(ended) {
+        return Err(ApiError::engine("the engine stopped while this request ran"));
+    }
     Ok(output)
 }
 

@@ -1,7 +1,7 @@
 //! The way in: bounds what the engine holds, tokenises off the HTTP workers, and refuses what can never run.
 
 use crate::actors::messages::{Accepted, Arrive, Cancel, EventStream, Prompt, StopSample, Submit};
-use crate::actors::runtime::ModelInfo;
+use crate::actors::runtime::{ModelInfo, stop_system};
 use crate::actors::scheduler::SchedulerActor;
 use crate::actors::workers::Workers;
 use crate::engine::params::SamplingParams;
@@ -52,6 +52,15 @@ impl RequestIntake {
     }
 }
 
+/// The actor panicked: nothing would ever come in again.
+impl Drop for RequestIntake {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            stop_system("the intake panicked");
+        }
+    }
+}
+
 impl Actor for RequestIntake {
     type Context = Context<Self>;
 }
@@ -71,6 +80,9 @@ impl Handler<Submit> for RequestIntake {
             };
             let Submit { prompt, prompt_param, params, ignore_eos, seed, n, priority, cache_salt } = submit;
             let accepted = async {
+                if n == 0 {
+                    return Err(ApiError::invalid("n", "must be at least 1, got 0"));
+                }
                 let prompt = shared.tokenise(prompt, prompt_param).await?;
                 let params = shared.resolve(params, &prompt, prompt_param, ignore_eos, seed)?;
                 Ok((Arc::new(prompt), Arc::new(params)))

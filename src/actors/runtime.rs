@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 /// What is served, for those who format requests and answers.
 pub struct ModelInfo {
@@ -103,6 +103,8 @@ pub struct Runtime {
     places: Arc<Semaphore>,
     max_requests: u32,
     system: System,
+    /// Closed when the engine's thread ends.
+    alive: watch::Receiver<()>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -143,16 +145,10 @@ impl Runtime {
             places: places.clone(),
             executor,
         };
-        let (system, intake, thread) = wiring.start()?;
+        let Started { system, intake, alive, thread } = wiring.start()?;
         let handle = RuntimeHandle::new(intake, model, Arc::default());
-        Ok(Self {
-            handle,
-            loaded,
-            places,
-            max_requests: config.server.max_requests as u32,
-            system,
-            thread: Some(thread),
-        })
+        let (max_requests, thread) = (config.server.max_requests as u32, Some(thread));
+        Ok(Self { handle, loaded, places, max_requests, system, alive, thread })
     }
 
     pub fn handle(&self) -> RuntimeHandle {
@@ -161,6 +157,12 @@ impl Runtime {
 
     pub fn loaded(&self) -> &LoadedModel {
         &self.loaded
+    }
+
+    /// Completes when the engine has stopped by itself: a bug, reported in the log, that left no state to trust.
+    pub async fn ended(&self) {
+        // Nothing is ever sent: an error is the only answer.
+        let _ = self.alive.clone().changed().await;
     }
 
     /// Admits nothing new and waits until what runs has ended; false where `timeout` came first.
@@ -200,12 +202,22 @@ pub(super) struct Wiring {
     pub(super) executor: ModelExecutor,
 }
 
+/// The actors at work.
+pub(super) struct Started {
+    pub(super) system: System,
+    pub(super) intake: Recipient<Submit>,
+    pub(super) alive: watch::Receiver<()>,
+    pub(super) thread: JoinHandle<()>,
+}
+
 impl Wiring {
     /// Starts the actors, last in the data path first: the scheduler and those it asks on one thread, where a
     /// message costs less than a microsecond; the intake on another.
-    pub(super) fn start(self) -> Result<(System, Recipient<Submit>, JoinHandle<()>), StartError> {
+    pub(super) fn start(self) -> Result<Started, StartError> {
+        let (alive, watch_alive) = watch::channel(());
         let (send, receive) = std::sync::mpsc::channel();
         let run = move || {
+            let _alive = alive;
             let system = System::new();
             let SchedulerConfig { num_device_blocks, block_size, prefix_caching, .. } = self.scheduler;
             let intake = system.block_on(async move {
@@ -228,8 +240,14 @@ impl Wiring {
         };
         let thread = std::thread::Builder::new().name("pagetide-engine".into()).spawn(run)?;
         let (system, intake) = receive.recv().map_err(|_| StartError::new("the engine's thread died at its start"))?;
-        Ok((system, intake, thread))
+        Ok(Started { system, intake, alive: watch_alive, thread })
     }
+}
+
+/// Ends the engine: an actor is gone, which is a bug, and its state is not to be trusted. See [`Runtime::ended`].
+pub(super) fn stop_system(why: &str) {
+    tracing::error!("the engine stops: {why}");
+    System::current().stop_with_code(1);
 }
 
 fn scheduler_config(config: &Config, loaded: &LoadedModel) -> Result<SchedulerConfig, StartError> {

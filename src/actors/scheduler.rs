@@ -4,6 +4,7 @@
 use crate::actors::block_allocator::BlockAllocator;
 use crate::actors::executor::ModelExecutor;
 use crate::actors::messages::{Arrive, Cancel, Event, Execute, ExecutorFailed, Reserve, Reset, Serve, StopSample};
+use crate::actors::runtime::stop_system;
 use crate::actors::swap_pool::SwapPool;
 use crate::engine::allocation::SwapGrant;
 use crate::engine::params::FinishReason;
@@ -234,10 +235,13 @@ impl SchedulerActor {
     }
 }
 
-/// An actor panicked: that is a bug, the state is not to be trusted, and the process must not hang half alive.
-fn stop_system(why: &str) {
-    tracing::error!("stopping: {why}");
-    actix::System::current().stop_with_code(1);
+/// The actor panicked: its requests' streams close, and the engine must not go on without it.
+impl Drop for SchedulerActor {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            stop_system("the scheduler panicked");
+        }
+    }
 }
 
 impl Actor for SchedulerActor {

@@ -3,10 +3,10 @@
 use crate::actors::executor::ModelExecutor;
 use crate::actors::intake::Limits;
 use crate::actors::messages::{Accepted, Event, Prompt, Submit};
-use crate::actors::runtime::{ModelInfo, RuntimeHandle, Wiring};
+use crate::actors::runtime::{ModelInfo, RuntimeHandle, Started, Wiring};
 use crate::actors::workers::Workers;
 use crate::engine::params::{FinishReason, Sampled, SamplingDefaults, SamplingParams};
-use crate::engine::plan::{PlannedSeq, SeqOutput, StepOutput, StepPlan, StepRunner};
+use crate::engine::plan::{PlannedSeq, SeqOutput, StepOutput, StepPlan, StepRunner, StepTiming};
 use crate::engine::policy::{PreemptionMode, SchedulerConfig, SchedulingPolicy};
 use crate::error::{ApiError, StartError};
 use crate::ids::TokenId;
@@ -15,10 +15,12 @@ use actix::System;
 use futures_executor::block_on;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 /// A prompt that begins with this token makes the device fail.
 const POISON: TokenId = 13;
+/// A prompt that begins with this token makes the device report nonsense, which the scheduler does not survive.
+const NONSENSE: TokenId = 14;
 const MAX_REQUESTS: usize = 4;
 const NUM_BLOCKS: usize = 8;
 
@@ -38,7 +40,9 @@ impl StepRunner for FakeDevice {
             let count = planned.sample.as_ref().map_or(0, |sample| sample.num_samples);
             SeqOutput { sampled: vec![sampled; count as usize], ..SeqOutput::of(planned.seq) }
         };
-        StepOutput { seqs: plan.batch.iter().map(answer).collect(), ..StepOutput::default() }
+        let nonsense = plan.batch.iter().any(|seq| seq.tokens[0] == NONSENSE);
+        let timing = StepTiming { forward_s: if nonsense { -1.0 } else { 0.0 }, ..StepTiming::default() };
+        StepOutput { seqs: plan.batch.iter().map(answer).collect(), timing }
     }
 
     fn reset(&mut self) -> Result<(), StartError> {
@@ -53,6 +57,7 @@ struct World {
     gate: Arc<Mutex<()>>,
     resets: Arc<AtomicUsize>,
     system: System,
+    alive: watch::Receiver<()>,
 }
 
 impl World {
@@ -98,8 +103,8 @@ impl World {
             places: places.clone(),
             executor,
         };
-        let (system, intake, _) = wiring.start().unwrap();
-        Self { handle: RuntimeHandle::new(intake, model, Arc::default()), places, gate, resets, system }
+        let Started { system, intake, alive, .. } = wiring.start().unwrap();
+        Self { handle: RuntimeHandle::new(intake, model, Arc::default()), places, gate, resets, system, alive }
     }
 
     fn submit(&self, prompt: Vec<TokenId>, max_tokens: u32) -> Result<Accepted, ApiError> {
@@ -236,5 +241,31 @@ fn what_can_never_fit_is_refused_with_the_numbers() {
     assert!(world.submit(vec![], 1).unwrap_err().message.contains("empty"));
     // Not given: as many as fit.
     assert_eq!(tokens(&events(world.submit(vec![1; 30], 0).unwrap())).len(), 3);
+    world.wait_until_idle();
+}
+
+#[test]
+fn an_engine_that_cannot_go_on_ends_instead_of_hanging() {
+    let mut world = World::start();
+    let accepted = world.submit(vec![NONSENSE], 3).unwrap();
+    assert_eq!(events(accepted), [], "the stream closes without an end");
+    assert!(block_on(world.alive.changed()).is_err(), "the engine's thread is over");
+    assert_eq!(world.submit(vec![1], 1).unwrap_err().status, 500);
+}
+
+#[test]
+fn a_request_without_samples_is_refused() {
+    let world = World::start();
+    let submit = Submit {
+        prompt: Prompt::Tokens(vec![1]),
+        prompt_param: "prompt",
+        params: SamplingParams::default(),
+        ignore_eos: false,
+        seed: None,
+        n: 0,
+        priority: 0,
+        cache_salt: None,
+    };
+    assert_eq!(block_on(world.handle.submit(submit)).unwrap_err().param.as_deref(), Some("n"));
     world.wait_until_idle();
 }

@@ -42,6 +42,7 @@ async fn serve(runtime: Runtime, config: &Config, listener: TcpListener) -> Resu
             let why = ended.map_or_else(|error| error.to_string(), |()| "it stopped by itself".into());
             return Err(StartError::new(format!("the HTTP server ended: {why}")));
         }
+        () = runtime.ended() => return Err(StartError::new("the engine has stopped; the reason is in the log above")),
         _ = signals.next() => {}
     }
     let timeout_s = config.server.drain_timeout_s;
