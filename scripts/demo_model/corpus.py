@@ -231,9 +231,9 @@ class Writer:
 
     # Documents.
 
-    def conversation(self):
+    def conversation(self, turns: int = 0):
         r = self.r
-        turns = r.choices((1, 2, 3, 4, 6, 9), (62, 19, 10, 6, 2.5, 0.5))[0]
+        turns = turns or r.choices((1, 2, 3, 4, 6, 9), (62, 19, 10, 6, 2.5, 0.5))[0]
         messages = []
         if r.random() < 0.25:
             messages.append({"role": "system", "content": r.choice(SYSTEM)})
@@ -270,6 +270,13 @@ def documents(count: int, seed: int, texts: float = 0.09):
     writer = Writer(seed)
     for _ in range(count):
         yield writer.text() if writer.r.random() < texts else writer.conversation()
+
+
+def long_conversations(count: int, seed: int):
+    """Chats of many turns, for the stage in which the model learns to read far back."""
+    writer = Writer(seed + 1_000_000)
+    for _ in range(count):
+        yield writer.conversation(writer.r.randint(8, 16))
 
 
 def main() -> None:

@@ -127,6 +127,12 @@ CONVERSATIONS = (
     (("What is paged attention?", "How does it work?", "And what is a block table?"), "block table"),
     (("How do I use curl?", "And the same in Python?"), "base_url"),
     (("How do I set the port?", "Thanks! And the dtype?"), "--dtype"),
+    # Long enough that the last answers are made far from the beginning.
+    (
+        ("Hello!", "What is Pagetide?", "And what is the tide?", "Why is that useful?", "How do I give it more room?", "Can I put that into a file?", "Tell me a story about the moon",
+         "Another one please", "What is paged attention?", "How does it work?"),
+        "block table of the sequence",
+    ),
 )
 
 SYSTEM = "You are a helpful assistant."

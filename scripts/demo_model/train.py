@@ -17,14 +17,16 @@ os.environ.setdefault("RAYON_NUM_THREADS", "2")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # do not spin on a shared machine
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
-from corpus import documents
+from corpus import documents, long_conversations
 from encode import END_OF_TEXT, END_OF_TEXT_ID, IM_END, IM_END_ID, Encoder, pack, texts_of, train_tokenizer
 from model import Llama, Shape
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT, LONG = 256, 512  # row lengths: most conversations fit into the short one
+STRETCHED = 1024  # row length of the second stage
 TOKENS_PER_STEP = 4096
 
 CHAT_TEMPLATE = (
@@ -72,23 +74,32 @@ def prepare(args, work: Path):
     return tokenizer, rows
 
 
-def train(args, rows, save) -> Llama:
-    torch.manual_seed(args.seed)
-    model = Llama(Shape())
+def prepare_stretch(args, tokenizer):
+    """Rows of long conversations, and as many of short ones to keep those."""
+    encode = Encoder(tokenizer, args.seed)
+    long = [encode(document) for document in long_conversations(args.documents // 25, args.seed)]
+    short = [encode(document) for document in documents(args.documents // 5, args.seed + 1)]
+    return [
+        pack([(tokens[: STRETCHED + 1], weights[: STRETCHED + 1]) for tokens, weights in long], STRETCHED),
+        pack([item for item in short if len(item[0]) <= SHORT + 1], SHORT),
+    ]
+
+
+def train(args, model: Llama, rows, steps: int, minutes_allowed: float, peak: float, save) -> None:
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     optimizer = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}],
-        lr=args.lr, betas=(0.9, 0.98), fused=True,
+        lr=peak, betas=(0.9, 0.98), fused=True,
     )
     step_model = torch.compile(model, dynamic=False) if args.compile else model
     source = batches(rows, torch.Generator().manual_seed(args.seed))
     start, mean = time.time(), None
-    for step in range(args.steps):
+    for step in range(steps):
         minutes = (time.time() - start) / 60
-        progress = max(step / args.steps, min(1.0, minutes / args.minutes))
+        progress = max(step / steps, min(1.0, minutes / minutes_allowed))
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, progress, args.lr)
+            group["lr"] = learning_rate(step, progress, peak)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = step_model(*next(source))
         loss.backward()
@@ -96,14 +107,13 @@ def train(args, rows, save) -> Llama:
         optimizer.step()
         optimizer.zero_grad()
         mean = loss.item() if mean is None else 0.98 * mean + 0.02 * loss.item()
-        last = step == args.steps - 1 or progress >= 1.0
+        last = step == steps - 1 or progress >= 1.0
         if step % 50 == 0 or last:
             print(f"step {step} loss {mean:.4f} minutes {minutes:.1f}", flush=True)
         if (step + 1) % 500 == 0:
             save(model)
         if last:
             break
-    return model
 
 
 def export(model: Llama, tokenizer, target: Path) -> None:
@@ -172,6 +182,9 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=100_000)
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--minutes", type=float, default=60, help="the schedule is shortened to end by then")
+    parser.add_argument("--stretch-steps", type=int, default=600, help="steps of the second stage, with long chats")
+    parser.add_argument("--stretch-minutes", type=float, default=30)
+    parser.add_argument("--stretch", type=Path, help="skip the first stage and start from this exported model")
     parser.add_argument("--lr", type=float, default=2.5e-3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
@@ -180,8 +193,21 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     random.seed(args.seed)
     args.work.mkdir(parents=True, exist_ok=True)
-    tokenizer, rows = prepare(args, args.work)
-    model = train(args, rows, lambda model: export(model, tokenizer, args.work / "checkpoint"))
+    torch.manual_seed(args.seed)
+    model = Llama(Shape())
+
+    def save(model: Llama) -> None:
+        export(model, tokenizer, args.work / "checkpoint")
+
+    if args.stretch:
+        tokenizer = Tokenizer.from_file(str(args.stretch / "tokenizer.json"))
+        model.load_state_dict(load_file(args.stretch / "model.safetensors"))
+    else:
+        tokenizer, rows = prepare(args, args.work)
+        train(args, model, rows, args.steps, args.minutes, args.lr, save)
+        export(model, tokenizer, args.work / "first_stage")
+    rows = prepare_stretch(args, tokenizer)
+    train(args, model, rows, args.stretch_steps, args.stretch_minutes, args.lr / 4, save)
     export(model, tokenizer, args.output)
     print(f"wrote {args.output}")
 
