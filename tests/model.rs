@@ -445,7 +445,8 @@ fn the_demo_model_is_built_in() {
     assert_eq!(files.name(), "demo");
     for file in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo")).unwrap() {
         let name = file.unwrap().file_name().into_string().unwrap();
-        if name != "model.safetensors" {
+        // The weights are not text, and the card is for people.
+        if name != "model.safetensors" && name != "README.md" {
             assert!(files.read_text(&name).unwrap().is_some(), "{name} is not embedded");
         }
     }
