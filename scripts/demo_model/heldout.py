@@ -74,8 +74,9 @@ QUESTIONS = (
     ("zorblat the frindle", "tiny demo model|do not know|do not understand"),
 )
 
-# Written after the corpus was finished and never used to improve it: the
-# honest measure of how well the model copes with words of its own users.
+# No entry of the corpus was written in answer to these, so they are the better
+# measure of how well the model copes with a user's own words. ``QUESTIONS``
+# above did lead to new entries, in other words.
 FRESH = (
     ("I'm reading the README and stumbled over the word Pagetide. What is it?", "serv"),
     ("Would you kindly describe what paged attention is about?", "block"),
