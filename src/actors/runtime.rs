@@ -65,12 +65,23 @@ impl ModelInfo {
 pub struct RuntimeHandle {
     intake: Recipient<Submit>,
     model: Arc<ModelInfo>,
+    max_requests: usize,
     draining: Arc<AtomicBool>,
 }
 
 impl RuntimeHandle {
-    pub fn new(intake: Recipient<Submit>, model: Arc<ModelInfo>, draining: Arc<AtomicBool>) -> Self {
-        Self { intake, model, draining }
+    pub fn new(
+        intake: Recipient<Submit>,
+        model: Arc<ModelInfo>,
+        max_requests: usize,
+        draining: Arc<AtomicBool>,
+    ) -> Self {
+        Self { intake, model, max_requests, draining }
+    }
+
+    /// Requests that the engine holds at once (`server.max_requests`): one more is refused until another ends.
+    pub fn max_requests(&self) -> usize {
+        self.max_requests
     }
 
     pub fn model(&self) -> &Arc<ModelInfo> {
@@ -146,7 +157,7 @@ impl Runtime {
             executor,
         };
         let Started { system, intake, alive, thread } = wiring.start()?;
-        let handle = RuntimeHandle::new(intake, model, Arc::default());
+        let handle = RuntimeHandle::new(intake, model, config.server.max_requests, Arc::default());
         let (max_requests, thread) = (config.server.max_requests as u32, Some(thread));
         Ok(Self { handle, loaded, places, max_requests, system, alive, thread })
     }

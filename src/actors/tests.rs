@@ -104,7 +104,8 @@ impl World {
             executor,
         };
         let Started { system, intake, alive, .. } = wiring.start().unwrap();
-        Self { handle: RuntimeHandle::new(intake, model, Arc::default()), places, gate, resets, system, alive }
+        let handle = RuntimeHandle::new(intake, model, MAX_REQUESTS, Arc::default());
+        Self { handle, places, gate, resets, system, alive }
     }
 
     fn submit(&self, prompt: Vec<TokenId>, max_tokens: u32) -> Result<Accepted, ApiError> {

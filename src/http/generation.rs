@@ -90,7 +90,13 @@ pub struct Generation {
 impl Generation {
     /// Submits every prompt. If one is refused, those before it are cancelled.
     pub async fn start(handle: &RuntimeHandle, request: &mut Request) -> Result<Self, ApiError> {
-        let mut runs = Vec::with_capacity(request.prompts.len());
+        let (num_prompts, most) = (request.prompts.len(), handle.max_requests());
+        if num_prompts > most {
+            // Not a 429: trying again would not help.
+            let message = format!("a batch may have at most {most} prompts on this server, got {num_prompts}");
+            return Err(ApiError::invalid("prompt", message));
+        }
+        let mut runs = Vec::with_capacity(num_prompts);
         for (index, prompt) in std::mem::take(&mut request.prompts).into_iter().enumerate() {
             let text = match &prompt {
                 Prompt::Text { text, .. } if request.answer.echo => Some(text.clone()),

@@ -1,6 +1,6 @@
 //! Whole answers: text, finish reasons, log-probabilities, counts.
 
-use crate::fake_engine::{A_AND_HALF, CACHED_TOKENS, HALF_AND_B, MODEL, TestServer};
+use crate::fake_engine::{A_AND_HALF, CACHED_TOKENS, HALF_AND_B, MAX_REQUESTS, MODEL, TestServer};
 use pagetide::error::ApiError;
 use serde_json::{Value, json};
 
@@ -199,6 +199,16 @@ async fn token_ids_are_returned_on_request() {
     let answer = server.ok(CHAT, &chat(json!({"return_token_ids": true}))).await;
     assert_eq!(answer["choices"][0]["token_ids"], json!([97, 98, 257]));
     assert_eq!(answer["prompt_token_ids"][0], u32::from(b'['));
+}
+
+/// A 429 would say that trying again helps.
+#[actix_web::test]
+async fn a_batch_that_can_never_be_held_is_refused_for_good() {
+    let server = TestServer::saying("a");
+    let (status, error) = server.refused(COMPLETION, &json!({"prompt": vec!["a"; MAX_REQUESTS + 1]})).await;
+    assert_eq!((status, error["param"].as_str()), (400, Some("prompt")));
+    assert!(error["message"].as_str().unwrap().contains("at most 100 prompts on this server, got 101"), "{error}");
+    assert_eq!(server.ok(COMPLETION, &json!({"prompt": vec!["a"; 3]})).await["choices"].as_array().unwrap().len(), 3);
 }
 
 #[actix_web::test]

@@ -26,6 +26,8 @@ pub const HALF_AND_B: TokenId = 259;
 pub const VOCAB_SIZE: u32 = 264;
 pub const MAX_MODEL_LEN: u32 = 100;
 pub const CACHED_TOKENS: u32 = 2;
+/// Prompts that a batch may have.
+pub const MAX_REQUESTS: usize = 100;
 
 /// What the scheduler was told.
 #[derive(Debug, PartialEq)]
@@ -238,7 +240,7 @@ impl TestServer {
             next_id: 0,
         };
         let draining = Arc::new(AtomicBool::new(false));
-        let handle = RuntimeHandle::new(intake.start().recipient(), model, Arc::clone(&draining));
+        let handle = RuntimeHandle::new(intake.start().recipient(), model, MAX_REQUESTS, Arc::clone(&draining));
         let listener = listen(&config).unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let server = serve(handle, &config, listener).unwrap();
