@@ -8,6 +8,7 @@
 //! cached sequence return the same bytes.
 
 pub mod cpu;
+pub mod cuda;
 
 use crate::error::StartError;
 use crate::ids::BlockId;
