@@ -8,7 +8,7 @@
 use criterion::{BenchmarkId, Criterion, Throughput};
 use pagetide::backend::cpu::{CpuBackend, CpuMatrix, CpuOptions, CpuTensor};
 use pagetide::backend::{
-    Activation, AttentionShape, Backend, Batch, BatchSeq, DType, HostTensor, KvLayout, Norm, NormKind,
+    Activation, AttentionShape, Backend, Batch, BatchSeq, DType, HostTensor, KvLayout, Norm, NormKind, TensorRole,
 };
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -53,13 +53,13 @@ impl Product {
         let bytes = weights(n * k);
         let stored = HostTensor { dtype: DType::BF16, rows: n, cols: k, bytes: &bytes };
         let num_copies = COLD_BYTES / bytes.len() + 1;
-        let mut x = backend.tensor(512, k).unwrap();
+        let mut x = backend.tensor(512, k, TensorRole::Activation).unwrap();
         x.as_mut_slice().iter_mut().enumerate().for_each(|(i, x)| *x = (i % 17) as f32 / 17.0 - 0.5);
         Self {
             copies: (0..num_copies).map(|_| backend.matrix(&[stored], DType::BF16).unwrap()).collect(),
             next: 0,
             x,
-            out: backend.tensor(512, n).unwrap(),
+            out: backend.tensor(512, n, TensorRole::Activation).unwrap(),
         }
     }
 
@@ -170,8 +170,8 @@ fn attention(criterion: &mut Criterion, backend: &mut CpuBackend) {
         }
         batch.block_tables = (0..(seqs * blocks) as u32).collect();
         backend.begin(&batch);
-        let qkv = backend.tensor(seqs * rows as usize, 3072).unwrap();
-        let mut out = backend.tensor(seqs * rows as usize, 2048).unwrap();
+        let qkv = backend.tensor(seqs * rows as usize, 3072, TensorRole::Activation).unwrap();
+        let mut out = backend.tensor(seqs * rows as usize, 2048, TensorRole::Activation).unwrap();
         let mut layer = 0;
         // Positions read, times K and V, times heads.
         group.throughput(Throughput::Bytes((seqs * (computed + rows as usize) * 2 * 8 * 64 * 2) as u64));
@@ -192,14 +192,14 @@ fn rows(criterion: &mut Criterion, backend: &mut CpuBackend) {
     let norm = Norm { kind: NormKind::Rms { eps: 1e-5 }, weight, bias: None };
     for rows in [1, 512] {
         backend.begin(&batch(rows));
-        let mut x = backend.tensor(rows, 2048).unwrap();
-        let delta = backend.tensor(rows, 2048).unwrap();
-        let mut out = backend.tensor(rows, 2048).unwrap();
+        let mut x = backend.tensor(rows, 2048, TensorRole::Activation).unwrap();
+        let delta = backend.tensor(rows, 2048, TensorRole::Activation).unwrap();
+        let mut out = backend.tensor(rows, 2048, TensorRole::Activation).unwrap();
         group.bench_function(BenchmarkId::new("add_norm", rows), |bencher| {
             bencher.iter(|| backend.add_norm(&mut x, &delta, &norm, &mut out));
         });
-        let gate_up = backend.tensor(rows, 16384).unwrap();
-        let mut out = backend.tensor(rows, 8192).unwrap();
+        let gate_up = backend.tensor(rows, 16384, TensorRole::Activation).unwrap();
+        let mut out = backend.tensor(rows, 8192, TensorRole::Activation).unwrap();
         group.bench_function(BenchmarkId::new("silu", rows), |bencher| {
             bencher.iter(|| backend.gated_activation(&gate_up, Activation::Silu, &mut out));
         });

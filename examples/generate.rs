@@ -2,8 +2,8 @@
 //!
 //! `cargo run --release --example generate -- [MODEL] [PROMPT ...]`
 
-use pagetide::engine::params::SamplingParams;
 use pagetide::offline::{Engine, GenerateParams};
+use pagetide::sampling::params::SamplingParams;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);

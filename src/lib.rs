@@ -2,8 +2,8 @@
 //!
 //! A request's way: `http` → intake → scheduler → (block allocator, swap pool) → executor → scheduler → stream.
 //! The actors are in [`actors`], the decisions they carry in [`engine`], the forward pass in [`model`], the device
-//! in [`backend`]. Imports point down: `cli` › `http` › `actors` › `model`, `text` › `engine`, `backend` › `ids`,
-//! `config`, `error`, `metrics`; `engine` and `backend` never meet.
+//! in [`backend`]. Imports point down: `cli` › `http` › `actors` › `model`, `text` › `engine`, `backend` ›
+//! `sampling` › `ids`, `config`, `error`, `metrics`; `engine` and `backend` never meet.
 
 pub mod actors;
 pub mod backend;
@@ -16,4 +16,5 @@ pub mod ids;
 pub mod metrics;
 pub mod model;
 pub mod offline;
+pub mod sampling;
 pub mod text;

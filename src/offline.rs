@@ -3,9 +3,9 @@
 use crate::actors::messages::{Accepted, Event, Prompt, Submit};
 use crate::actors::runtime::{Runtime, RuntimeHandle};
 use crate::config::Config;
-use crate::engine::params::{FinishReason, PositionLogprobs, SamplingParams};
 use crate::error::{ApiError, StartError};
 use crate::ids::TokenId;
+use crate::sampling::params::{FinishReason, PositionLogprobs, SamplingParams};
 use crate::text::output::{OutputOptions, OutputText};
 use futures_util::future::join_all;
 use std::sync::Arc;

@@ -2,9 +2,9 @@
 //! preemptions, and from a warm prefix cache, whatever else runs and however the memory is cut.
 
 use pagetide::config::{Config, PreemptionMode};
-use pagetide::engine::params::SamplingParams;
 use pagetide::metrics;
 use pagetide::offline::{Engine, GenerateParams, RequestOutput};
+use pagetide::sampling::params::SamplingParams;
 use std::path::Path;
 
 const MODEL: &str = "tests/data/models/llama-gqa-tied";

@@ -5,6 +5,7 @@ mod common;
 
 use common::{Driver, Sequence, Settings};
 use pagetide::backend::DType;
+use pagetide::backend::cpu::CpuBackend;
 use pagetide::model::files::ModelFiles;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::Deserialize;
@@ -53,7 +54,7 @@ fn settings(max_model_len: usize) -> Settings {
     Settings { dtype: DType::F32, block_size: 5, num_threads: 2, max_model_len, max_rows: 256, max_logit_rows: 7 }
 }
 
-fn driver(model: &str, settings: &Settings) -> Driver {
+fn driver(model: &str, settings: &Settings) -> Driver<CpuBackend> {
     Driver::new(directory(model).to_str().unwrap(), settings)
 }
 

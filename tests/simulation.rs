@@ -9,10 +9,10 @@
 
 use pagetide::engine::allocation::{serve, serve_swap};
 use pagetide::engine::block_pool::BlockPool;
-use pagetide::engine::params::{FinishReason, PositionLogprobs, Sampled, SamplingParams, TokenLogprob};
 use pagetide::engine::plan::{Delivery, PlannedSeq, SeqOutput, StepOutput, StepPlan};
 use pagetide::engine::policy::{Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy, StepStats};
 use pagetide::ids::{BlockId, RequestId, TokenId};
+use pagetide::sampling::params::{FinishReason, PositionLogprobs, Sampled, SamplingParams, TokenLogprob};
 use std::collections::HashMap;
 use std::sync::Arc;
 

@@ -45,7 +45,11 @@ impl ModelExecutor {
 
 fn serve(mut runner: impl StepRunner, inbox: &Receiver<(StepPlan, oneshot::Sender<Answer>)>) {
     for (plan, answer) in inbox {
-        let result = catch_unwind(AssertUnwindSafe(|| runner.run(&plan))).map_err(|panic| {
+        let run = || {
+            runner.submit(&plan);
+            runner.finish()
+        };
+        let result = catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
             let mut message = panic_message(panic.as_ref());
             // What the panic left half done is thrown away here, which makes the assertion of unwind safety true.
             match catch_unwind(AssertUnwindSafe(|| runner.reset())) {

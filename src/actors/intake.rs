@@ -4,11 +4,11 @@ use crate::actors::messages::{Accepted, Arrive, Cancel, EventStream, Prompt, Sto
 use crate::actors::runtime::{ModelInfo, stop_system};
 use crate::actors::scheduler::SchedulerActor;
 use crate::actors::workers::Workers;
-use crate::engine::params::SamplingParams;
 use crate::engine::policy::Arrival;
 use crate::error::ApiError;
 use crate::ids::{RequestId, TokenId};
 use crate::metrics::{self, Rejection};
+use crate::sampling::params::SamplingParams;
 use actix::{Actor, Addr, Context, Handler, Recipient, ResponseFuture};
 use std::rc::Rc;
 use std::sync::Arc;

@@ -4,11 +4,11 @@
 //!      → ([`Reserve`] → swap pool) → [`Execute`] → executor → scheduler → [`Event`] → http
 
 use crate::engine::allocation::{Demand, Grant, SwapDemand, SwapGrant};
-use crate::engine::params::{FinishReason, PositionLogprobs, SamplingParams};
 use crate::engine::plan::{StepOutput, StepPlan};
 use crate::engine::policy::Arrival;
 use crate::error::ApiError;
 use crate::ids::{RequestId, TokenId};
+use crate::sampling::params::{FinishReason, PositionLogprobs, SamplingParams};
 pub use crate::text::chat_template::ChatPrompt;
 use std::sync::Arc;
 use std::task::{Context, Poll};

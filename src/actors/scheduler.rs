@@ -7,12 +7,12 @@ use crate::actors::messages::{Arrive, Cancel, Event, Execute, ExecutorFailed, Re
 use crate::actors::runtime::stop_system;
 use crate::actors::swap_pool::SwapPool;
 use crate::engine::allocation::SwapGrant;
-use crate::engine::params::FinishReason;
 use crate::engine::plan::{Delivery, StepOutput, StepPlan};
 use crate::engine::policy::{Arrival, Scheduler};
 use crate::error::ApiError;
 use crate::ids::RequestId;
 use crate::metrics::{self, Outcome, Preemption, StepMetrics};
+use crate::sampling::params::FinishReason;
 use actix::{Actor, ActorFutureExt, Addr, AsyncContext, Context, Handler, MailboxError, WrapFuture};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

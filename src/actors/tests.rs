@@ -5,14 +5,15 @@ use crate::actors::intake::Limits;
 use crate::actors::messages::{Accepted, Event, Prompt, Submit};
 use crate::actors::runtime::{ModelInfo, RuntimeHandle, Started, Wiring};
 use crate::actors::workers::Workers;
-use crate::engine::params::{FinishReason, Sampled, SamplingDefaults, SamplingParams};
 use crate::engine::plan::{PlannedSeq, SeqOutput, StepOutput, StepPlan, StepRunner, StepTiming};
 use crate::engine::policy::{PreemptionMode, SchedulerConfig, SchedulingPolicy};
 use crate::error::{ApiError, StartError};
 use crate::ids::TokenId;
+use crate::sampling::params::{FinishReason, Sampled, SamplingDefaults, SamplingParams};
 use crate::text::tokenizer::Tokenizer;
 use actix::System;
 use futures_executor::block_on;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::{Semaphore, watch};
@@ -28,10 +29,11 @@ const NUM_BLOCKS: usize = 8;
 struct FakeDevice {
     gate: Arc<Mutex<()>>,
     resets: Arc<AtomicUsize>,
+    outputs: VecDeque<StepOutput>,
 }
 
 impl StepRunner for FakeDevice {
-    fn run(&mut self, plan: &StepPlan) -> StepOutput {
+    fn submit(&mut self, plan: &StepPlan) {
         drop(self.gate.lock().unwrap());
         assert!(plan.batch.iter().all(|seq| seq.tokens[0] != POISON), "the device choked on token {POISON}");
         let answer = |planned: &PlannedSeq| {
@@ -42,10 +44,19 @@ impl StepRunner for FakeDevice {
         };
         let nonsense = plan.batch.iter().any(|seq| seq.tokens[0] == NONSENSE);
         let timing = StepTiming { forward_s: if nonsense { -1.0 } else { 0.0 }, ..StepTiming::default() };
-        StepOutput { seqs: plan.batch.iter().map(answer).collect(), timing }
+        self.outputs.push_back(StepOutput { seqs: plan.batch.iter().map(answer).collect(), timing });
+    }
+
+    fn is_done(&mut self) -> bool {
+        true
+    }
+
+    fn finish(&mut self) -> StepOutput {
+        self.outputs.pop_front().expect("a plan was submitted")
     }
 
     fn reset(&mut self) -> Result<(), StartError> {
+        self.outputs.clear();
         self.resets.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
@@ -63,7 +74,7 @@ struct World {
 impl World {
     fn start() -> Self {
         let (gate, resets) = (Arc::default(), Arc::default());
-        let device = FakeDevice { gate: Arc::clone(&gate), resets: Arc::clone(&resets) };
+        let device = FakeDevice { gate: Arc::clone(&gate), resets: Arc::clone(&resets), outputs: VecDeque::new() };
         let (executor, ()) = ModelExecutor::start(move || Ok((device, ()))).unwrap();
         let tokenizer = include_str!("../../models/demo/tokenizer.json");
         let model = Arc::new(ModelInfo {

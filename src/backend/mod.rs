@@ -11,7 +11,9 @@ pub mod cpu;
 pub mod cuda;
 
 use crate::error::StartError;
-use crate::ids::BlockId;
+use crate::ids::{BlockId, TokenId};
+use crate::sampling::params::{PositionLogprobs, Sampled, SamplingParams};
+use crate::sampling::sampler::Draw;
 
 /// Element type of weights and of the KV cache. Reductions are always float32.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -66,6 +68,9 @@ impl KvLayout {
     }
 }
 
+/// Steps that a device works on at once: one that runs, and one behind it so that the device never waits for the host.
+pub const MAX_STEPS_IN_FLIGHT: usize = 2;
+
 /// One sequence's part of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchSeq {
@@ -79,11 +84,17 @@ pub struct BatchSeq {
     pub num_blocks: usize,
 }
 
+/// Entry of [`Batch::token_sources`] where the token is known.
+pub const NO_SOURCE: u32 = u32::MAX;
+
 /// A step's input: the new tokens of all its sequences, one row each.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     /// `[num_rows]`
     pub tokens: Vec<u32>,
+    /// `[num_rows]`: [`NO_SOURCE`], or the place among the requests of the step before (see [`Backend::sample`]) whose
+    /// sampled token is this row's, whatever `tokens` says: the host may not know it yet.
+    pub token_sources: Vec<u32>,
     /// `[num_rows]` position of each token in its sequence.
     pub positions: Vec<u32>,
     /// `[num_rows]` where each token's K and V go: `block_id * block_size + offset`.
@@ -91,12 +102,53 @@ pub struct Batch {
     pub seqs: Vec<BatchSeq>,
     /// Block tables of all sequences, one after the other.
     pub block_tables: Vec<u32>,
+    /// Rows whose logits are wanted.
+    pub logit_rows: Vec<u32>,
 }
 
 impl Batch {
     pub fn num_rows(&self) -> usize {
         self.tokens.len()
     }
+}
+
+/// Something wanted of one row of logits.
+#[derive(Clone, Copy, Debug)]
+pub struct LogitsRequest<'a> {
+    /// Row of the logits, counted from the first of the last [`Backend::logits`]. Several requests may have one row.
+    pub row: usize,
+    pub want: LogitsWant<'a>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum LogitsWant<'a> {
+    /// The next token, as `sampling::sampler` says.
+    Sample {
+        params: &'a SamplingParams,
+        prompt: &'a [TokenId],
+        output: &'a [TokenId],
+        /// The last token of the output, where `output` lacks it because the host does not know it yet: the place
+        /// among the requests of the step before whose sampled token it is.
+        pending: Option<u32>,
+        draw: Draw,
+    },
+    /// The log-probabilities at a prompt's position: of `target`, which stands there, and of the most likely.
+    PromptLogprobs { target: TokenId, num_top: u32 },
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum LogitsResult {
+    Sampled(Sampled),
+    PromptLogprobs(PositionLogprobs),
+}
+
+/// What a tensor is for. A device may hold activations in the weights' type.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TensorRole {
+    /// The residual stream: float32.
+    Residual,
+    /// Between two operations of a layer.
+    Activation,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,8 +201,12 @@ pub struct Rope {
     pub max_positions: usize,
 }
 
-/// The operations. All tensors are `[rows, cols]` float32 unless a method says otherwise; `rows` may be less than the
-/// tensor was made for. Shapes that do not fit are a programming error and panic.
+/// The operations. Tensors are `[rows, cols]`; `rows` may be less than the tensor was made for. Shapes that do not fit
+/// are a programming error and panic; so does a device that fails.
+///
+/// A step is `begin`, the forward pass, `logits` and `sample` (several times, where many logits are wanted) and
+/// `end_step`. All of these may return before they are done; `finish_step` waits, and gives the results. Up to
+/// [`MAX_STEPS_IN_FLIGHT`] steps may have been ended and not finished.
 pub trait Backend {
     /// A weight matrix `[n, k]`, packed as the backend likes.
     type Matrix;
@@ -165,11 +221,11 @@ pub trait Backend {
     fn matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<Self::Matrix, StartError>;
     /// A float32 copy of all `parts`, one after the other.
     fn vector(&self, parts: &[HostTensor<'_>]) -> Result<Self::Vector, StartError>;
-    fn tensor(&self, max_rows: usize, cols: usize) -> Result<Self::Tensor, StartError>;
+    fn tensor(&self, max_rows: usize, cols: usize, role: TensorRole) -> Result<Self::Tensor, StartError>;
     fn rope_table(&self, rope: &Rope) -> Result<Self::RopeTable, StartError>;
 
     /// Makes the two pools of KV blocks: on the device and, pinned, on the host. Called again after a failure, it
-    /// starts over with empty pools.
+    /// starts over with empty pools and no step in flight.
     fn allocate_kv(
         &mut self,
         layout: KvLayout,
@@ -177,8 +233,13 @@ pub trait Backend {
         num_swap_blocks: usize,
     ) -> Result<(), StartError>;
 
-    /// Sets the batch that the following operations work on; `num_rows` of all tensors is the batch's.
+    /// Starts a step: sets the batch that the following operations work on; `num_rows` of all tensors is the batch's.
     fn begin(&mut self, batch: &Batch);
+    /// Does `body`, the operations between `begin` and the first `sample`. A device may record them and, for a later
+    /// batch of the same kind, replay the recording instead of calling `body`.
+    fn replay(&mut self, body: &mut dyn FnMut(&mut Self)) {
+        body(self);
+    }
 
     /// `out[row] = table[tokens[row]]`; `table: [vocab, cols]`.
     fn embed(&mut self, table: &Self::Matrix, out: &mut Self::Tensor);
@@ -222,17 +283,21 @@ pub trait Backend {
     fn gated_activation(&mut self, gate_up: &Self::Tensor, kind: Activation, out: &mut Self::Tensor);
     /// `x = act(x)`.
     fn activation(&mut self, x: &mut Self::Tensor, kind: Activation);
-    /// `out[i] = x[rows[i]]`; after it the batch's other operations must not be used with `out`, only [`Backend::logits`].
-    fn gather_rows(&mut self, x: &Self::Tensor, rows: &[u32], out: &mut Self::Tensor);
-    /// `x[0..num_rows] · wᵀ` to the host, `logits: [num_rows, vocab]`, replacing what was there.
-    fn logits(
-        &mut self,
-        x: &Self::Tensor,
-        num_rows: usize,
-        w: &Self::Matrix,
-        bias: Option<&Self::Vector>,
-        logits: &mut Vec<f32>,
-    );
+    /// `out[i] = x[logit_rows[first + i]]` for `i < num_rows`.
+    fn gather_rows(&mut self, x: &Self::Tensor, first: usize, num_rows: usize, out: &mut Self::Tensor);
+    /// `x[0..num_rows] · wᵀ`, `[num_rows, vocab]` float32, which stay on the device and replace those before.
+    fn logits(&mut self, x: &Self::Tensor, num_rows: usize, w: &Self::Matrix, bias: Option<&Self::Vector>);
+    /// A copy of the last logits on the host, `[num_rows, vocab]`; waits for them.
+    fn read_logits(&mut self) -> Vec<f32>;
+    /// Answers requests about the last logits. A request's place is counted over all calls of a step.
+    fn sample(&mut self, requests: &[LogitsRequest<'_>]);
+
+    /// Ends the step.
+    fn end_step(&mut self);
+    /// Whether [`Backend::finish_step`] would return at once.
+    fn is_step_done(&mut self) -> bool;
+    /// The results of the oldest step that was ended, in the order of its requests.
+    fn finish_step(&mut self) -> Vec<LogitsResult>;
 
     /// Copy-on-write: `(from, to)` within the device pool.
     fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]);

@@ -1,11 +1,9 @@
-//! The pure core: sequences, block pools, the prefix cache, scheduling policy and sampling. Deterministic: no clock,
+//! The pure core: sequences, block pools, the prefix cache, scheduling policy. Deterministic: no clock,
 //! no thread, no device, no text. Everything here can be driven by a seeded simulation (`tests/simulation.rs`).
 
 pub mod allocation;
 pub mod block_pool;
-pub mod params;
 pub mod plan;
 pub mod policy;
 pub mod prefix_cache;
-pub mod sampler;
 pub mod sequence;

@@ -1,9 +1,9 @@
 //! One step of the engine as data: what the executor does, and what it answers.
 
 use crate::engine::allocation::BlockTable;
-use crate::engine::params::{FinishReason, PositionLogprobs, Sampled, SamplingParams};
 use crate::error::StartError;
 use crate::ids::{BlockId, RequestId, SeqId, TokenId};
+use crate::sampling::params::{FinishReason, PositionLogprobs, Sampled, SamplingParams};
 use std::sync::Arc;
 
 /// scheduler → executor. The copies happen before the forward pass, in the order of the fields and within a field in
@@ -38,6 +38,9 @@ pub struct PlannedSeq {
     /// Tokens whose KV is in the cache; `tokens` come after them.
     pub num_computed: usize,
     pub tokens: Vec<TokenId>,
+    /// The last of `tokens` is what the plan before this one samples, whose output was not known when this plan was
+    /// made: its value here means nothing, and `sample.output` ends before it.
+    pub pending: bool,
     /// Long enough for all of them.
     pub table: BlockTable,
     /// Present where `tokens` end with the sequence's last token.
@@ -87,14 +90,26 @@ impl SeqOutput {
     }
 }
 
-/// What carries a plan out. Used on one thread, the executor's.
+/// What carries plans out, in the order of their submission. Used on one thread, the executor's.
+///
+/// All methods panic where the device fails; then only [`StepRunner::reset`] may be called.
 pub trait StepRunner {
-    /// The plan's copies, then its forward pass and samples. Panics where the device fails.
-    fn run(&mut self, plan: &StepPlan) -> StepOutput;
+    /// Starts a plan: its copies, then its forward pass and samples. Up to [`MAX_STEPS_IN_FLIGHT`] may be started and
+    /// not finished. A runner without a device of its own does all the work here.
+    fn submit(&mut self, plan: &StepPlan);
 
-    /// After a panic: fresh, empty KV pools.
+    /// Whether the oldest plan that was started is done.
+    fn is_done(&mut self) -> bool;
+
+    /// The oldest plan's output; waits for it.
+    fn finish(&mut self) -> StepOutput;
+
+    /// After a panic: fresh, empty KV pools, and nothing in flight.
     fn reset(&mut self) -> Result<(), StartError>;
 }
+
+/// Plans that are carried out at once: one that runs, and one behind it so that a device never waits for the host.
+pub const MAX_STEPS_IN_FLIGHT: usize = 2;
 
 /// Where a step's time went, in seconds.
 #[derive(Clone, Copy, Debug, Default)]

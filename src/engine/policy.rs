@@ -17,13 +17,13 @@
 
 use crate::engine::allocation::{Admit, Demand, Grant, Grow, Store, SwapBlock, SwapDemand, SwapGrant, Victim};
 use crate::engine::block_pool::PoolStats;
-use crate::engine::params::{Sampled, SamplingParams};
 use crate::engine::plan::{
     Deliveries, Delivery, PlannedSeq, PromptLogprobsPlan, SamplePlan, SeqOutput, StepOutput, StepPlan,
 };
 use crate::engine::prefix_cache::{BlockHash, BlockHasher};
 use crate::engine::sequence::{Rank, SeqState, Sequence};
 use crate::ids::{BlockId, RequestId, SeqId, TokenId};
+use crate::sampling::params::{Sampled, SamplingParams};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -442,6 +442,7 @@ impl Scheduler {
             seq: seq.rank.seq,
             num_computed: seq.num_computed,
             tokens: seq.tokens(seq.num_computed, seq.scheduled),
+            pending: false,
             table: seq.table.clone(),
             sample,
             prompt_logprobs: prompt_logprobs(seq, end),

@@ -1,9 +1,9 @@
 //! One sequence and its legal states.
 
 use crate::engine::allocation::BlockTable;
-use crate::engine::params::{FinishReason, PositionLogprobs, SamplingParams};
 use crate::engine::prefix_cache::{BlockHash, BlockHasher};
 use crate::ids::{BlockId, RequestId, SeqId, TokenId};
+use crate::sampling::params::{FinishReason, PositionLogprobs, SamplingParams};
 use std::sync::Arc;
 
 /// Order of precedence: who is admitted first and preempted last. Under FCFS all priorities are equal.

@@ -5,11 +5,11 @@
 
 use crate::actors::messages::{Accepted, Event, EventStream, Prompt};
 use crate::actors::runtime::RuntimeHandle;
-use crate::engine::params::{FinishReason, PositionLogprobs, SamplingParams};
 use crate::error::ApiError;
 use crate::http::openai::response::Usage;
 use crate::http::openai::{AnswerOptions, Request};
 use crate::ids::TokenId;
+use crate::sampling::params::{FinishReason, PositionLogprobs, SamplingParams};
 use crate::text::detokenizer::Detokenizer;
 use crate::text::output::{OutputText, Piece};
 use crate::text::tokenizer::Tokenizer;

@@ -1,11 +1,12 @@
 //! The forward pass: the one decoder of all families.
 
-use crate::backend::{Backend, Batch, DType, KvLayout, Norm};
+use crate::backend::{Backend, Batch, DType, KvLayout, Norm, TensorRole};
 use crate::error::StartError;
 use crate::model::files::ModelFiles;
 use crate::model::rope;
 use crate::model::spec::{ModelSpec, NormPlacement, Positions};
 use crate::model::weights::{Linear, Weights};
+use std::ops::Range;
 
 /// A model on a device, with the memory for the activations of one step.
 pub struct Decoder<B: Backend> {
@@ -33,14 +34,12 @@ struct Workspace<B: Backend> {
     gated: Option<B::Tensor>,
     /// `[logit rows, embed]`
     gathered: B::Tensor,
-    /// `[logit rows, vocab]` on the host.
-    logits: Vec<f32>,
 }
 
 impl<B: Backend> Decoder<B> {
     /// Reads the weights of `files`, with matrices in `dtype`, for steps of up to `max_rows` tokens in sequences of up
-    /// to `max_model_len`. `progress` hears of bytes read and bytes to read. Logits are handed out `max_logit_rows` at
-    /// a time.
+    /// to `max_model_len`. `progress` hears of bytes read and bytes to read. Logits are computed `max_logit_rows` at a
+    /// time.
     #[expect(clippy::too_many_arguments, reason = "each is a separate decision of the caller")]
     pub fn load(
         files: &ModelFiles,
@@ -77,24 +76,35 @@ impl<B: Backend> Decoder<B> {
         self.spec.kv_layout(block_size, self.dtype)
     }
 
-    /// Runs one step: writes the K and V of all new tokens, and gives the logits of the rows `logit_rows` of the batch
-    /// to `sink`: `(first, [n, vocab])` for `logit_rows[first .. first + n]`, in order. The sink may change them.
-    pub fn forward(
-        &mut self,
-        backend: &mut B,
-        batch: &Batch,
-        logit_rows: &[u32],
-        sink: &mut dyn FnMut(usize, &mut [f32]),
-    ) {
+    /// Runs a step's forward pass: writes the K and V of all new tokens and computes the logits of `batch.logit_rows`,
+    /// some at a time: `sample` is called with each range of them while they are the backend's last logits.
+    pub fn forward(&mut self, backend: &mut B, batch: &Batch, sample: &mut dyn FnMut(&mut B, Range<usize>)) {
         assert!(batch.num_rows() <= self.max_rows, "{} rows, made for {}", batch.num_rows(), self.max_rows);
+        let num_logit_rows = batch.logit_rows.len();
+        let first = num_logit_rows.min(self.max_logit_rows);
         backend.begin(batch);
+        backend.replay(&mut |backend| {
+            self.layers(backend);
+            if first > 0 {
+                self.finish(backend);
+                self.logits(backend, 0..first);
+            }
+        });
+        if first > 0 {
+            sample(backend, 0..first);
+        }
+        for start in (first..num_logit_rows).step_by(self.max_logit_rows) {
+            let rows = start..num_logit_rows.min(start + self.max_logit_rows);
+            self.logits(backend, rows.clone());
+            sample(backend, rows);
+        }
+    }
+
+    fn layers(&mut self, backend: &mut B) {
         self.embed(backend);
         for layer in 0..self.spec.num_layers() {
             self.attention(backend, layer);
             self.mlp(backend, layer);
-        }
-        if !logit_rows.is_empty() {
-            self.logits(backend, logit_rows, sink);
         }
     }
 
@@ -147,18 +157,23 @@ impl<B: Backend> Decoder<B> {
         self.residual.leave(backend, &weights.mlp_norm);
     }
 
-    fn logits(&mut self, backend: &mut B, logit_rows: &[u32], sink: &mut dyn FnMut(usize, &mut [f32])) {
-        let (weights, work) = (&self.weights, &mut self.work);
-        let mut x = self.residual.finish(backend, weights.final_norm.as_ref());
-        if let (Some(project_out), Some(embedding)) = (&weights.project_out, &mut work.embedding) {
+    /// What stands between the last layer and the vocabulary product, for all rows.
+    fn finish(&mut self, backend: &mut B) {
+        let x = self.residual.finish(backend, self.weights.final_norm.as_ref());
+        if let (Some(project_out), Some(embedding)) = (&self.weights.project_out, &mut self.work.embedding) {
             backend.linear(x, project_out, None, embedding);
-            x = embedding;
         }
-        for (chunk, rows) in logit_rows.chunks(self.max_logit_rows).enumerate() {
-            backend.gather_rows(x, rows, &mut work.gathered);
-            backend.logits(&work.gathered, rows.len(), weights.head(), None, &mut work.logits);
-            sink(chunk * self.max_logit_rows, &mut work.logits);
-        }
+    }
+
+    /// The logits of `batch.logit_rows[rows]`, after [`Decoder::finish`].
+    fn logits(&mut self, backend: &mut B, rows: Range<usize>) {
+        let (weights, work) = (&self.weights, &mut self.work);
+        let x = match (&weights.project_out, &work.embedding) {
+            (Some(_), Some(embedding)) => embedding,
+            _ => self.residual.finished(weights.final_norm.is_some()),
+        };
+        backend.gather_rows(x, rows.start, rows.len(), &mut work.gathered);
+        backend.logits(&work.gathered, rows.len(), weights.head(), None);
     }
 }
 
@@ -180,12 +195,17 @@ struct Residual<B: Backend> {
 
 impl<B: Backend> Residual<B> {
     fn new(spec: &ModelSpec, max_rows: usize, backend: &B) -> Result<Self, StartError> {
-        let tensor = || backend.tensor(max_rows, spec.hidden_size);
+        let tensor = |role| backend.tensor(max_rows, spec.hidden_size, role);
+        let normed = match spec.norm.placement {
+            NormPlacement::Before => TensorRole::Activation,
+            // The normed sum becomes the stream.
+            NormPlacement::After => TensorRole::Residual,
+        };
         Ok(Self {
             placement: spec.norm.placement,
-            x: tensor()?,
-            normed: tensor()?,
-            delta: tensor()?,
+            x: tensor(TensorRole::Residual)?,
+            normed: tensor(normed)?,
+            delta: tensor(TensorRole::Activation)?,
             delta_is_pending: false,
         })
     }
@@ -224,6 +244,11 @@ impl<B: Backend> Residual<B> {
         &self.x
     }
 
+    /// What [`Residual::finish`] gave.
+    fn finished(&self, is_normed: bool) -> &B::Tensor {
+        if is_normed { &self.normed } else { &self.x }
+    }
+
     fn add_and_norm(&mut self, backend: &mut B, norm: &Norm<B::Vector>) -> &B::Tensor {
         match std::mem::take(&mut self.delta_is_pending) {
             true => backend.add_norm(&mut self.x, &self.delta, norm, &mut self.normed),
@@ -236,7 +261,7 @@ impl<B: Backend> Residual<B> {
 impl<B: Backend> Workspace<B> {
     fn new(spec: &ModelSpec, max_rows: usize, max_logit_rows: usize, backend: &B) -> Result<Self, StartError> {
         let (attention, mlp) = (&spec.attention, &spec.mlp);
-        let tensor = |cols| backend.tensor(max_rows, cols);
+        let tensor = |cols| backend.tensor(max_rows, cols, TensorRole::Activation);
         let only = |condition: bool, cols| condition.then(|| tensor(cols)).transpose();
         Ok(Self {
             embedding: only(spec.embed_size != spec.hidden_size, spec.embed_size)?,
@@ -244,8 +269,7 @@ impl<B: Backend> Workspace<B> {
             attended: tensor(attention.num_heads * attention.head_dim)?,
             up: tensor(mlp.intermediate_size * if mlp.gated { 2 } else { 1 })?,
             gated: only(mlp.gated, mlp.intermediate_size)?,
-            gathered: backend.tensor(max_logit_rows, spec.embed_size)?,
-            logits: Vec::new(),
+            gathered: backend.tensor(max_logit_rows, spec.embed_size, TensorRole::Activation)?,
         })
     }
 }

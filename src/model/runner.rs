@@ -1,13 +1,17 @@
 //! A step plan on a device: copies, one forward pass, samples.
 
-use crate::backend::{Backend, Batch, BatchSeq, KvLayout};
-use crate::engine::params::Sampled;
-use crate::engine::plan::{PlannedSeq, SamplePlan, SeqOutput, StepOutput, StepPlan, StepRunner, StepTiming};
-use crate::engine::sampler::{Draw, History, Sampler};
+use crate::backend::{Backend, Batch, BatchSeq, KvLayout, LogitsRequest, LogitsResult, LogitsWant, NO_SOURCE};
+use crate::engine::plan::{
+    MAX_STEPS_IN_FLIGHT, PlannedSeq, SamplePlan, SeqOutput, StepOutput, StepPlan, StepRunner, StepTiming,
+};
 use crate::error::StartError;
-use crate::ids::TokenId;
+use crate::ids::SeqId;
 use crate::model::decoder::Decoder;
+use crate::sampling::sampler::Draw;
+use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
+
+const _: () = assert!(MAX_STEPS_IN_FLIGHT == crate::backend::MAX_STEPS_IN_FLIGHT, "one limit, told to both sides");
 
 /// Sizes of the two KV pools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,22 +26,57 @@ pub struct ModelRunner<B: Backend> {
     backend: B,
     decoder: Decoder<B>,
     pools: PoolSizes,
-    sampler: Sampler,
     batch: Batch,
-    /// One row, for the second and further samples of it: sampling changes the logits.
-    row: Vec<f32>,
+    /// Plans that were submitted and are not finished.
+    in_flight: VecDeque<Submitted>,
+    /// The requests of the last plan that sample a sequence's next token.
+    last_samples: HashMap<SeqId, u32>,
+    /// When the last plan was done.
+    last_done: Option<Instant>,
 }
 
-/// Why the logits of a row are wanted; the number is the sequence's place in the plan.
-enum Want<'a> {
-    Sample(usize, &'a SamplePlan),
-    PromptLogprob { place: usize, target: TokenId, num_top: u32 },
+/// What becomes of the results of a plan.
+struct Submitted {
+    at: Instant,
+    outputs: Vec<SeqOutput>,
+    /// For each request of the plan, its sequence's place in `outputs`.
+    places: Vec<usize>,
+    timing: StepTiming,
+}
+
+/// Why the logits of a row are wanted.
+struct Want<'a> {
+    /// The sequence's place in the plan.
+    place: usize,
+    what: What<'a>,
+}
+
+enum What<'a> {
+    Sample(&'a SamplePlan),
+    PromptLogprobs(LogitsWant<'a>),
+}
+
+impl Want<'_> {
+    fn num_requests(&self) -> usize {
+        match self.what {
+            What::Sample(plan) => plan.num_samples as usize,
+            What::PromptLogprobs(_) => 1,
+        }
+    }
 }
 
 impl<B: Backend> ModelRunner<B> {
     pub fn new(mut backend: B, decoder: Decoder<B>, pools: PoolSizes) -> Result<Self, StartError> {
         backend.allocate_kv(pools.layout, pools.num_device_blocks, pools.num_swap_blocks)?;
-        Ok(Self { backend, decoder, pools, sampler: Sampler::new(), batch: Batch::default(), row: Vec::new() })
+        Ok(Self {
+            backend,
+            decoder,
+            pools,
+            batch: Batch::default(),
+            in_flight: VecDeque::new(),
+            last_samples: HashMap::new(),
+            last_done: None,
+        })
     }
 
     fn copy(&mut self, plan: &StepPlan) {
@@ -46,106 +85,148 @@ impl<B: Backend> ModelRunner<B> {
         self.backend.swap_in(&plan.swap_in);
     }
 
-    fn forward(&mut self, plan: &StepPlan) -> (Vec<SeqOutput>, StepTiming) {
-        fill(&mut self.batch, plan, self.pools.layout.block_size);
-        let (rows, wants) = wanted_rows(plan);
-        let mut outputs: Vec<SeqOutput> = plan.batch.iter().map(|planned| SeqOutput::of(planned.seq)).collect();
-        let vocab_size = self.decoder.spec().vocab_size;
-        let (sampler, scratch) = (&mut self.sampler, &mut self.row);
-        let started = Instant::now();
-        let mut sample_s = 0.0;
-        self.decoder.forward(&mut self.backend, &self.batch, &rows, &mut |first, logits| {
+    /// Starts the forward pass and the samples. Returns for each request its sequence's place in the plan, and the
+    /// seconds that asking for samples took.
+    fn forward(&mut self, plan: &StepPlan) -> (Vec<usize>, f64) {
+        self.fill(plan);
+        let wants = wanted_rows(plan, &mut self.batch.logit_rows);
+        let (mut places, mut samples, mut sample_s) = (Vec::new(), HashMap::new(), 0.0);
+        let last_samples = &self.last_samples;
+        self.decoder.forward(&mut self.backend, &self.batch, &mut |backend, rows| {
             let started = Instant::now();
-            for (row, want) in logits.chunks_exact_mut(vocab_size).zip(&wants[first..]) {
-                match want {
-                    Want::Sample(place, plan) => outputs[*place].sampled = sample(sampler, row, scratch, plan),
-                    Want::PromptLogprob { place, target, num_top } => {
-                        let logprobs = sampler.prompt_logprobs(row, *target, *num_top);
-                        outputs[*place].prompt_logprobs.push(logprobs);
+            let mut requests = Vec::new();
+            for (row, want) in wants[rows].iter().enumerate() {
+                let (place, planned) = (want.place, &plan.batch[want.place]);
+                match &want.what {
+                    What::Sample(sample) => {
+                        samples.insert(planned.seq, places.len() as u32);
+                        let pending = planned.pending.then(|| source_of(last_samples, planned));
+                        requests.extend(sample_wants(sample, pending).map(|want| LogitsRequest { row, want }));
                     }
+                    What::PromptLogprobs(want) => requests.push(LogitsRequest { row, want: *want }),
                 }
+                places.resize(places.len() + want.num_requests(), place);
             }
+            backend.sample(&requests);
             sample_s += started.elapsed().as_secs_f64();
         });
-        let forward_s = started.elapsed().as_secs_f64() - sample_s;
-        (outputs, StepTiming { forward_s, sample_s, ..StepTiming::default() })
+        self.last_samples = samples;
+        (places, sample_s)
+    }
+
+    /// The plan as tensors.
+    fn fill(&mut self, plan: &StepPlan) {
+        let block_size = self.pools.layout.block_size;
+        let Batch { tokens, token_sources, positions, slots, seqs, block_tables, logit_rows: _ } = &mut self.batch;
+        for column in [&mut *tokens, token_sources, positions, slots, block_tables] {
+            column.clear();
+        }
+        seqs.clear();
+        for planned in &plan.batch {
+            let PlannedSeq { num_computed, table, .. } = planned;
+            let num_rows = planned.tokens.len();
+            seqs.push(BatchSeq {
+                first_row: tokens.len(),
+                num_rows,
+                num_computed: *num_computed,
+                first_block: block_tables.len(),
+                num_blocks: table.len(),
+            });
+            tokens.extend_from_slice(&planned.tokens);
+            token_sources.resize(tokens.len(), NO_SOURCE);
+            if planned.pending {
+                token_sources[tokens.len() - 1] = source_of(&self.last_samples, planned);
+            }
+            block_tables.extend(table.iter().map(|block| block.0));
+            for position in *num_computed..num_computed + num_rows {
+                positions.push(position as u32);
+                slots.push(table[position / block_size].0 * block_size as u32 + (position % block_size) as u32);
+            }
+        }
     }
 }
 
 impl<B: Backend> StepRunner for ModelRunner<B> {
-    fn run(&mut self, plan: &StepPlan) -> StepOutput {
-        let started = Instant::now();
+    fn submit(&mut self, plan: &StepPlan) {
+        let at = Instant::now();
         self.copy(plan);
-        let swap_s = started.elapsed().as_secs_f64();
-        let (seqs, timing) = if plan.batch.is_empty() { Default::default() } else { self.forward(plan) };
-        StepOutput { seqs, timing: StepTiming { swap_s, ..timing } }
+        let swap_s = at.elapsed().as_secs_f64();
+        let (places, sample_s) = match plan.batch.is_empty() {
+            true => Default::default(),
+            false => self.forward(plan),
+        };
+        self.backend.end_step();
+        let outputs = plan.batch.iter().map(|planned| SeqOutput::of(planned.seq)).collect();
+        let timing = StepTiming { swap_s, forward_s: 0.0, sample_s };
+        self.in_flight.push_back(Submitted { at, outputs, places, timing });
+    }
+
+    fn is_done(&mut self) -> bool {
+        self.backend.is_step_done()
+    }
+
+    fn finish(&mut self) -> StepOutput {
+        let results = self.backend.finish_step();
+        let Submitted { at, outputs: mut seqs, places, mut timing } =
+            self.in_flight.pop_front().expect("a plan was submitted that is not finished");
+        for (place, result) in places.into_iter().zip(results) {
+            match result {
+                LogitsResult::Sampled(sampled) => seqs[place].sampled.push(sampled),
+                LogitsResult::PromptLogprobs(logprobs) => seqs[place].prompt_logprobs.push(logprobs),
+            }
+        }
+        let now = Instant::now();
+        // A plan that was submitted behind another one began when that one was done.
+        let began = self.last_done.replace(now).map_or(at, |done| done.max(at));
+        timing.forward_s = ((now - began).as_secs_f64() - timing.swap_s - timing.sample_s).max(0.0);
+        StepOutput { seqs, timing }
     }
 
     fn reset(&mut self) -> Result<(), StartError> {
+        self.in_flight.clear();
+        self.last_samples.clear();
         let PoolSizes { layout, num_device_blocks, num_swap_blocks } = self.pools;
         self.backend.allocate_kv(layout, num_device_blocks, num_swap_blocks)
     }
 }
 
-/// The plan as tensors.
-fn fill(batch: &mut Batch, plan: &StepPlan, block_size: usize) {
-    let Batch { tokens, positions, slots, seqs, block_tables } = batch;
-    for column in [&mut *tokens, positions, slots, block_tables] {
-        column.clear();
-    }
-    seqs.clear();
-    for planned in &plan.batch {
-        let PlannedSeq { num_computed, table, .. } = planned;
-        let num_rows = planned.tokens.len();
-        seqs.push(BatchSeq {
-            first_row: tokens.len(),
-            num_rows,
-            num_computed: *num_computed,
-            first_block: block_tables.len(),
-            num_blocks: table.len(),
-        });
-        tokens.extend_from_slice(&planned.tokens);
-        block_tables.extend(table.iter().map(|block| block.0));
-        for position in *num_computed..num_computed + num_rows {
-            positions.push(position as u32);
-            slots.push(table[position / block_size].0 * block_size as u32 + (position % block_size) as u32);
-        }
-    }
+/// Where the token is that the plan before samples for this sequence.
+fn source_of(last_samples: &HashMap<SeqId, u32>, planned: &PlannedSeq) -> u32 {
+    let source = last_samples.get(&planned.seq);
+    *source.unwrap_or_else(|| panic!("{} waits for a token that no plan samples", planned.seq))
 }
 
 /// The rows of the batch whose logits are wanted, and what for.
-fn wanted_rows(plan: &StepPlan) -> (Vec<u32>, Vec<Want<'_>>) {
-    let (mut rows, mut wants) = (Vec::new(), Vec::new());
+fn wanted_rows<'a>(plan: &'a StepPlan, rows: &mut Vec<u32>) -> Vec<Want<'a>> {
+    rows.clear();
+    let mut wants = Vec::new();
     let mut first_row = 0;
     for (place, planned) in plan.batch.iter().enumerate() {
         if let Some(prompt) = &planned.prompt_logprobs {
             for (row, target) in (first_row + prompt.first_row..).zip(&prompt.targets) {
+                let want = LogitsWant::PromptLogprobs { target: *target, num_top: prompt.num_top };
                 rows.push(row as u32);
-                wants.push(Want::PromptLogprob { place, target: *target, num_top: prompt.num_top });
+                wants.push(Want { place, what: What::PromptLogprobs(want) });
             }
         }
         first_row += planned.tokens.len();
-        if let Some(plan) = &planned.sample {
+        if let Some(sample) = &planned.sample {
             rows.push(first_row as u32 - 1);
-            wants.push(Want::Sample(place, plan));
+            wants.push(Want { place, what: What::Sample(sample) });
         }
     }
-    (rows, wants)
+    wants
 }
 
-fn sample(sampler: &mut Sampler, row: &mut [f32], scratch: &mut Vec<f32>, plan: &SamplePlan) -> Vec<Sampled> {
-    let SamplePlan { params, prompt, output, .. } = plan;
-    let history = History { prompt, output };
-    let mut sampled = Vec::with_capacity(plan.num_samples as usize);
-    for i in 0..plan.num_samples {
-        let draw = Draw { seed: params.seed, sample_index: plan.first_sample + i, position: output.len() as u32 };
-        sampled.push(if i + 1 == plan.num_samples {
-            sampler.sample(row, params, history, draw)
-        } else {
-            scratch.clear();
-            scratch.extend_from_slice(row);
-            sampler.sample(scratch, params, history, draw)
-        });
-    }
-    sampled
+/// One request for each sample that is drawn from a row.
+fn sample_wants(plan: &SamplePlan, pending: Option<u32>) -> impl Iterator<Item = LogitsWant<'_>> {
+    let SamplePlan { params, prompt, output, first_sample, num_samples } = plan;
+    let position = output.len() as u32 + u32::from(pending.is_some());
+    (*first_sample..first_sample + num_samples).map(move |sample_index| LogitsWant::Sample {
+        params,
+        prompt,
+        output,
+        pending,
+        draw: Draw { seed: params.seed, sample_index, position },
+    })
 }

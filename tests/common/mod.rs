@@ -1,15 +1,15 @@
 //! A small driver over the decoder, without scheduler or actors: sequences with block tables, and steps over them.
 
 use pagetide::backend::cpu::{CpuBackend, CpuOptions};
-use pagetide::backend::{Backend, Batch, BatchSeq, DType};
+use pagetide::backend::{Backend, Batch, BatchSeq, DType, NO_SOURCE};
 use pagetide::error::StartError;
 use pagetide::model::decoder::Decoder;
 use pagetide::model::files::ModelFiles;
 use pagetide::model::spec::ModelSpec;
 
-pub struct Driver {
-    backend: CpuBackend,
-    decoder: Decoder<CpuBackend>,
+pub struct Driver<B: Backend> {
+    backend: B,
+    decoder: Decoder<B>,
     block_size: usize,
     free_blocks: Vec<u32>,
 }
@@ -54,18 +54,23 @@ pub fn load(
     Ok((backend, decoder))
 }
 
-impl Driver {
+impl Driver<CpuBackend> {
     pub fn new(directory: &str, settings: &Settings) -> Self {
+        let (backend, decoder) = load(directory, settings, &mut |_, _| {}).unwrap();
+        Self::over(backend, decoder, settings.block_size)
+    }
+}
+
+impl<B: Backend> Driver<B> {
+    pub fn over(mut backend: B, decoder: Decoder<B>, block_size: usize) -> Self {
         const NUM_BLOCKS: u32 = 512;
-        let (mut backend, decoder) = load(directory, settings, &mut |_, _| {}).unwrap();
-        let block_size = settings.block_size;
         backend.allocate_kv(decoder.kv_layout(block_size), NUM_BLOCKS as usize, 0).unwrap();
         // 173 and 512 have no common factor: every block once, neighbours far apart.
         let free_blocks = (0..NUM_BLOCKS).map(|i| i * 173 % NUM_BLOCKS).collect();
         Self { backend, decoder, block_size, free_blocks }
     }
 
-    pub fn decoder(&self) -> &Decoder<CpuBackend> {
+    pub fn decoder(&self) -> &Decoder<B> {
         &self.decoder
     }
 
@@ -76,13 +81,16 @@ impl Driver {
         for (sequence, num_rows) in parts.iter_mut() {
             self.add(&mut batch, sequence, *num_rows);
         }
-        let rows: Vec<u32> = (0..batch.num_rows() as u32).collect();
+        batch.logit_rows = (0..batch.num_rows() as u32).collect();
         let vocab = self.decoder.spec().vocab_size;
         let mut logits = Vec::new();
-        self.decoder.forward(&mut self.backend, &batch, &rows, &mut |first, chunk| {
-            assert_eq!(first, logits.len(), "chunks come in order");
-            logits.extend(chunk.chunks_exact(vocab).map(<[f32]>::to_vec));
+        self.decoder.forward(&mut self.backend, &batch, &mut |backend, rows| {
+            assert_eq!(rows.start, logits.len(), "chunks come in order");
+            logits.extend(backend.read_logits().chunks_exact(vocab).map(<[f32]>::to_vec));
+            assert_eq!(rows.end, logits.len(), "a row has logits");
         });
+        self.backend.end_step();
+        self.backend.finish_step();
         let mut logits = logits.into_iter();
         parts.iter().map(|(_, num_rows)| logits.by_ref().take(*num_rows).collect()).collect()
     }
@@ -97,6 +105,7 @@ impl Driver {
         for position in sequence.num_computed..end {
             let block = sequence.blocks[position / self.block_size] as usize;
             batch.tokens.push(sequence.tokens[position]);
+            batch.token_sources.push(NO_SOURCE);
             batch.positions.push(position as u32);
             batch.slots.push((block * self.block_size + position % self.block_size) as u32);
         }

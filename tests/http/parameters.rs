@@ -1,7 +1,7 @@
 //! What a body's fields become, and what is refused.
 
 use crate::fake_engine::{BOS, MODEL, TestServer};
-use pagetide::engine::params::{SamplingDefaults, SamplingParams};
+use pagetide::sampling::params::{SamplingDefaults, SamplingParams};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";

@@ -2,7 +2,7 @@
 
 use crate::fake_engine::{EOS, MAX_MODEL_LEN, MODEL, TestServer};
 use pagetide::config::ServerConfig;
-use pagetide::engine::params::FinishReason;
+use pagetide::sampling::params::FinishReason;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 

@@ -3,8 +3,8 @@
 use crate::fake_engine::{A_AND_HALF, CACHED_TOKENS, EOS, HALF_AND_B, Notice, TestServer, events_of};
 use futures_util::StreamExt;
 use pagetide::actors::messages::Event;
-use pagetide::engine::params::FinishReason;
 use pagetide::error::ApiError;
+use pagetide::sampling::params::FinishReason;
 use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::time::timeout;

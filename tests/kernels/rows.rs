@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use pagetide::backend::cpu::{CpuBackend, CpuVector, Isa};
-use pagetide::backend::{Activation, AttentionShape, Backend, DType, Norm, NormKind};
+use pagetide::backend::{Activation, AttentionShape, Backend, Batch, DType, Norm, NormKind, TensorRole};
 use proptest::prelude::*;
 
 fn vector(backend: &CpuBackend, values: &[f32]) -> CpuVector {
@@ -40,7 +40,7 @@ proptest! {
             let mut backend = backend(isa, threads);
             let norm = Norm { kind, weight: vector(&backend, &weight), bias: bias.as_ref().map(|b| vector(&backend, b)) };
             let (mut x_tensor, delta) = (tensor(&backend, &x, cols), tensor(&backend, &delta, cols));
-            let mut out = backend.tensor(rows, cols).unwrap();
+            let mut out = backend.tensor(rows, cols, TensorRole::Activation).unwrap();
             backend.begin(&plain_batch(rows));
             backend.norm(&x_tensor, &norm, &mut out);
             assert_close(out.as_slice(), &reference(&x), 1e-4, "norm");
@@ -132,7 +132,7 @@ fn activations_are_right() {
                 backend.activation(&mut x, kind);
                 assert_close(&x.as_slice()[..20 * cols], &expected, 1e-6, &format!("{isa} {kind:?}"));
                 let gate_up = tensor(&backend, &both, 2 * cols);
-                let mut out = backend.tensor(20, cols).unwrap();
+                let mut out = backend.tensor(20, cols, TensorRole::Activation).unwrap();
                 backend.gated_activation(&gate_up, kind, &mut out);
                 let expected: Vec<f64> = expected.iter().zip(&up).map(|(x, up)| x * f64::from(*up)).collect();
                 assert_close(out.as_slice(), &expected, 1e-6, &format!("{isa} gated {kind:?}"));
@@ -162,9 +162,9 @@ fn rows_are_added_and_gathered() {
     let x: Vec<f32> = (0..12).map(|i| i as f32).collect();
     let mut t = tensor(&backend, &x, 3);
     let delta = tensor(&backend, &[100.0; 12], 3);
-    let mut out = backend.tensor(2, 3).unwrap();
-    backend.begin(&plain_batch(4));
-    backend.gather_rows(&t, &[3, 1], &mut out);
+    let mut out = backend.tensor(2, 3, TensorRole::Activation).unwrap();
+    backend.begin(&Batch { logit_rows: vec![2, 3, 1], ..plain_batch(4) });
+    backend.gather_rows(&t, 1, 2, &mut out);
     assert_eq!(out.as_slice(), &[9.0, 10.0, 11.0, 3.0, 4.0, 5.0]);
     backend.add(&mut t, &delta);
     assert_eq!(&t.as_slice()[..3], &[100.0, 101.0, 102.0]);

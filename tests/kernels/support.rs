@@ -1,7 +1,7 @@
 //! What the tests share: seeded numbers, checkpoint tensors, batches.
 
 use pagetide::backend::cpu::{CpuBackend, CpuOptions, CpuTensor, Isa};
-use pagetide::backend::{Backend, Batch, BatchSeq, DType, HostTensor};
+use pagetide::backend::{Backend, Batch, BatchSeq, DType, HostTensor, NO_SOURCE, TensorRole};
 
 pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
@@ -78,7 +78,7 @@ impl Stored {
 /// A tensor holding `values: [rows, cols]`, with room for more rows, which hold NaN.
 pub fn tensor(backend: &CpuBackend, values: &[f32], cols: usize) -> CpuTensor {
     let rows = values.len() / cols;
-    let mut tensor = backend.tensor(rows + 3, cols).unwrap();
+    let mut tensor = backend.tensor(rows + 3, cols, TensorRole::Activation).unwrap();
     tensor.as_mut_slice().fill(f32::NAN);
     tensor.as_mut_slice()[..values.len()].copy_from_slice(values);
     tensor
@@ -86,7 +86,13 @@ pub fn tensor(backend: &CpuBackend, values: &[f32], cols: usize) -> CpuTensor {
 
 /// A batch of `rows` rows without KV.
 pub fn plain_batch(rows: usize) -> Batch {
-    Batch { tokens: vec![0; rows], positions: vec![0; rows], slots: vec![0; rows], ..Batch::default() }
+    Batch {
+        tokens: vec![0; rows],
+        token_sources: vec![NO_SOURCE; rows],
+        positions: vec![0; rows],
+        slots: vec![0; rows],
+        ..Batch::default()
+    }
 }
 
 /// New tokens of a sequence: `(num_computed, num_rows, block table)`.
@@ -105,6 +111,7 @@ pub fn batch(parts: &[Part<'_>], block_size: usize) -> Batch {
         batch.block_tables.extend(*table);
         for position in *num_computed..num_computed + num_rows {
             batch.tokens.push(0);
+            batch.token_sources.push(NO_SOURCE);
             batch.positions.push(position as u32);
             batch.slots.push(table[position / block_size] * block_size as u32 + (position % block_size) as u32);
         }

@@ -4,6 +4,7 @@
 //! - `simd`: sixteen float32 lanes on each of them; kernels are written once over these.
 //! - `team`: the threads.
 //! - `pack`, `gemm`: weights and matrix products; `attention`; `elementwise`: everything else.
+//! - `sampling`: from logits to tokens.
 //! - `memory`: buffers and the pools of KV blocks.
 //!
 //! Results do not depend on the number of threads: work is cut into tasks that own their outputs, and no output is
@@ -15,6 +16,7 @@ mod gemm;
 mod isa;
 mod memory;
 mod pack;
+mod sampling;
 mod simd;
 mod team;
 
@@ -22,13 +24,17 @@ pub use elementwise::CpuRopeTable;
 pub use isa::Isa;
 pub use pack::CpuMatrix;
 
-use super::{Activation, AttentionShape, Backend, Batch, DType, HostTensor, KvLayout, Norm, Rope};
+use super::{
+    Activation, AttentionShape, Backend, Batch, DType, HostTensor, KvLayout, LogitsRequest, LogitsResult, NO_SOURCE,
+    Norm, Rope, TensorRole,
+};
 use crate::error::StartError;
 use crate::ids::BlockId;
 use attention::{Attention, Workspace};
 use elementwise::NormParams;
 use gemm::Linear;
 use memory::{Buffer, KvPools, Shared};
+use sampling::Sampling;
 use team::{MAX_MEMBERS, Team};
 
 /// How the CPU backend runs; `None` leaves the choice to it.
@@ -48,6 +54,10 @@ pub struct CpuBackend {
     kv: Option<KvPools>,
     products: gemm::Workspace,
     attention: Workspace,
+    /// `[num_rows, vocab_size]`
+    logits: Vec<f32>,
+    vocab_size: usize,
+    sampling: Sampling,
 }
 
 /// Activations `[max_rows, cols]`, row-major, float32.
@@ -110,6 +120,9 @@ impl CpuBackend {
             kv: None,
             products: gemm::Workspace::new(team.num_members())?,
             attention: Workspace::new(team.num_members())?,
+            logits: Vec::new(),
+            vocab_size: 0,
+            sampling: Sampling::default(),
             team,
         })
     }
@@ -202,7 +215,7 @@ impl Backend for CpuBackend {
         Ok(CpuVector(parts.iter().flat_map(|part| pack::elements(part.bytes, part.dtype)).collect()))
     }
 
-    fn tensor(&self, max_rows: usize, cols: usize) -> Result<CpuTensor, StartError> {
+    fn tensor(&self, max_rows: usize, cols: usize, _: TensorRole) -> Result<CpuTensor, StartError> {
         let data = Buffer::zeroed(max_rows.saturating_mul(cols), "activations")?;
         Ok(CpuTensor { data, max_rows, cols })
     }
@@ -221,6 +234,7 @@ impl Backend for CpuBackend {
         self.kv = None;
         // What a batch refers to was checked against the old pools.
         self.batch = Batch::default();
+        self.sampling = Sampling::default();
         self.kv = Some(KvPools::new(layout, num_device_blocks, num_swap_blocks)?);
         Ok(())
     }
@@ -228,13 +242,22 @@ impl Backend for CpuBackend {
     fn begin(&mut self, batch: &Batch) {
         // Field by field, into the memory that is there.
         self.batch.tokens.clone_from(&batch.tokens);
+        self.batch.token_sources.clone_from(&batch.token_sources);
         self.batch.positions.clone_from(&batch.positions);
         self.batch.slots.clone_from(&batch.slots);
         self.batch.seqs.clone_from(&batch.seqs);
         self.batch.block_tables.clone_from(&batch.block_tables);
-        let Batch { tokens, positions, slots, seqs, block_tables } = batch;
+        self.batch.logit_rows.clone_from(&batch.logit_rows);
+        let Batch { tokens, token_sources, positions, slots, seqs, block_tables, logit_rows } = batch;
         let rows = tokens.len();
-        assert!(positions.len() == rows && slots.len() == rows, "a batch's vectors differ in length");
+        let lengths = [token_sources.len(), positions.len(), slots.len()];
+        assert!(lengths.iter().all(|len| *len == rows), "a batch's vectors differ in length");
+        assert!(logit_rows.iter().all(|row| (*row as usize) < rows), "logits are wanted of a row that is not there");
+        for (token, source) in self.batch.tokens.iter_mut().zip(token_sources) {
+            if *source != NO_SOURCE {
+                *token = self.sampling.token(*source);
+            }
+        }
         let Some(kv) = &self.kv else { return };
         let num_blocks = kv.num_device_blocks;
         let num_slots = num_blocks * kv.layout.block_size;
@@ -369,26 +392,41 @@ impl Backend for CpuBackend {
         self.for_rows(x, |_, x| elementwise::activation(self.isa, kind, x));
     }
 
-    fn gather_rows(&mut self, x: &CpuTensor, rows: &[u32], out: &mut CpuTensor) {
+    fn gather_rows(&mut self, x: &CpuTensor, first: usize, num_rows: usize, out: &mut CpuTensor) {
         assert_eq!(x.cols, out.cols, "the gathered rows' width");
         let (from, cols) = (x.rows(self.num_rows()), x.cols);
-        for (row, out) in rows.iter().zip(out.rows_mut(rows.len()).chunks_exact_mut(cols.max(1))) {
+        let rows = &self.batch.logit_rows[first..first + num_rows];
+        for (row, out) in rows.iter().zip(out.rows_mut(num_rows).chunks_exact_mut(cols.max(1))) {
             out.copy_from_slice(&from[*row as usize * cols..][..cols]);
         }
     }
 
-    fn logits(
-        &mut self,
-        x: &CpuTensor,
-        num_rows: usize,
-        w: &CpuMatrix,
-        bias: Option<&CpuVector>,
-        logits: &mut Vec<f32>,
-    ) {
+    fn logits(&mut self, x: &CpuTensor, num_rows: usize, w: &CpuMatrix, bias: Option<&CpuVector>) {
         assert_eq!(x.cols, w.k, "the vocabulary product's width");
-        logits.resize(num_rows * w.n, 0.0);
+        self.vocab_size = w.n;
+        self.logits.resize(num_rows * w.n, 0.0);
         let layer = Linear { x: x.rows(num_rows), rows: num_rows, w, bias: bias.map(CpuVector::as_slice) };
-        gemm::linear(self.isa, &self.team, &mut self.products, layer, logits);
+        gemm::linear(self.isa, &self.team, &mut self.products, layer, &mut self.logits);
+    }
+
+    fn read_logits(&mut self) -> Vec<f32> {
+        self.logits.clone()
+    }
+
+    fn sample(&mut self, requests: &[LogitsRequest<'_>]) {
+        self.sampling.sample(&mut self.logits, self.vocab_size, requests);
+    }
+
+    fn end_step(&mut self) {
+        self.sampling.end_step();
+    }
+
+    fn is_step_done(&mut self) -> bool {
+        true
+    }
+
+    fn finish_step(&mut self) -> Vec<LogitsResult> {
+        self.sampling.finish_step()
     }
 
     fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]) {

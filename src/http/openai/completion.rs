@@ -4,9 +4,9 @@ use super::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs
 use super::{AnswerOptions, Endpoint, Request, null_as_default, parse_fields, shown, token_id};
 use crate::actors::messages::Prompt;
 use crate::actors::runtime::ModelInfo;
-use crate::engine::params::SamplingParams;
 use crate::error::ApiError;
 use crate::ids::TokenId;
+use crate::sampling::params::SamplingParams;
 use serde::Deserialize;
 use serde_json::Value;
 

@@ -1,8 +1,8 @@
 //! Log-probabilities in the shapes of the two APIs, and vLLM's `prompt_logprobs`.
 
-use crate::engine::params::{PositionLogprobs, TokenLogprob};
 use crate::http::generation::Position;
 use crate::ids::TokenId;
+use crate::sampling::params::{PositionLogprobs, TokenLogprob};
 use crate::text::tokenizer::Tokenizer;
 use serde::Serialize;
 use serde_json::{Map, Value, json};

@@ -15,8 +15,8 @@ mod unsupported;
 
 use crate::actors::messages::{Prompt, Submit};
 use crate::actors::runtime::ModelInfo;
-use crate::engine::params::SamplingParams;
 use crate::error::ApiError;
+use crate::sampling::params::SamplingParams;
 use crate::text::output::OutputOptions;
 use serde::Deserialize;
 use serde_json::Value;

@@ -2,8 +2,8 @@
 
 use super::{AnswerOptions, StreamOptions, in_range, null_as_default, shown, token_id};
 use crate::actors::runtime::ModelInfo;
-use crate::engine::params::SamplingParams;
 use crate::error::ApiError;
+use crate::sampling::params::SamplingParams;
 use crate::text::output::OutputOptions;
 use serde::Deserialize;
 use serde_json::{Map, Value};

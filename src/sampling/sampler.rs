@@ -19,8 +19,8 @@
 mod philox;
 mod row;
 
-use crate::engine::params::{PositionLogprobs, Sampled, SamplingParams, TokenLogprob};
 use crate::ids::TokenId;
+use crate::sampling::params::{PositionLogprobs, Sampled, SamplingParams, TokenLogprob};
 use philox::philox4x32;
 
 /// The tokens before the one to be sampled.
