@@ -6,7 +6,10 @@ mod common;
 use common::{Driver, Sequence, Settings};
 use pagetide::backend::DType;
 use pagetide::backend::cpu::CpuBackend;
+use pagetide::config::LoadFormat;
 use pagetide::model::files::ModelFiles;
+use pagetide::offline::{Engine, GenerateParams};
+use pagetide::sampling::params::SamplingParams;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -453,4 +456,21 @@ fn the_demo_model_is_built_in() {
     }
     let (_, decoder) = common::load("demo", &settings(16), &mut |_, _| {}).unwrap();
     assert!(decoder.spec().weights_bytes(decoder.spec().dtype) < 8_000_000);
+}
+
+#[test]
+fn random_weights_need_nothing_but_a_configuration() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/models/qwen2/config.json");
+    std::fs::copy(config, folder.path().join("config.json")).unwrap();
+    let run = || {
+        let engine = Engine::builder().model(folder.path().to_str().unwrap());
+        let engine = engine.configure(|config| config.model.load_format = LoadFormat::Dummy).build().unwrap();
+        let sampling = SamplingParams { max_tokens: 8, temperature: 0.0, ..SamplingParams::default() };
+        let params = GenerateParams { sampling, ignore_eos: true, ..GenerateParams::default() };
+        engine.generate([vec![1, 2, 3]], &params).remove(0).unwrap().samples[0].tokens.clone()
+    };
+    let tokens = run();
+    assert_eq!(tokens.len(), 8);
+    assert_eq!(run(), tokens, "the same weights every time");
 }

@@ -7,7 +7,7 @@ use crate::actors::messages::{Accepted, Prompt, Submit};
 use crate::actors::scheduler::SchedulerActor;
 use crate::actors::swap_pool::SwapPool;
 use crate::actors::workers::Workers;
-use crate::config::{self, Config};
+use crate::config::{self, Config, LoadFormat};
 use crate::engine::policy::{PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy};
 use crate::error::{ApiError, StartError};
 use crate::ids::TokenId;
@@ -128,7 +128,7 @@ impl Runtime {
         let files = ModelFiles::open(&config.model.path)?;
         let spec = ModelSpec::load(&files)?;
         let (vocab_size, eos_token_ids) = (spec.vocab_size, spec.eos_token_ids.clone());
-        let (tokenizer, chat_template) = load_text(&files)?;
+        let (tokenizer, chat_template) = load_text(&text_files(config, &files)?)?;
         let default_sampling = load_sampling_defaults(&files)?;
         let served_name = config.server.served_model_name.clone().unwrap_or_else(|| files.name());
 
@@ -293,6 +293,15 @@ fn limits(config: &Config, loaded: &LoadedModel) -> Limits {
         block_size: loaded.pools.layout.block_size,
         num_device_blocks: loaded.pools.num_device_blocks,
     }
+}
+
+/// Where tokenizer and chat template are: beside the weights, or, for a model of random weights that has none, those
+/// of the demo. Its text means nothing either way.
+fn text_files(config: &Config, files: &ModelFiles) -> Result<ModelFiles, StartError> {
+    if config.model.load_format == LoadFormat::Dummy && files.read_text("tokenizer.json")?.is_none() {
+        return ModelFiles::open(config::DEMO_MODEL);
+    }
+    Ok(files.clone())
 }
 
 fn load_text(files: &ModelFiles) -> Result<(Tokenizer, Option<ChatTemplate>), StartError> {

@@ -219,6 +219,8 @@ pub trait Backend {
 
     /// Packs `[n, k]`, the rows of `parts` one after the other (a fused QKV is three parts), converted to `dtype`.
     fn matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<Self::Matrix, StartError>;
+    /// A matrix of random numbers, uniform, with standard deviation 0.02; the same for the same seed.
+    fn random_matrix(&self, n: usize, k: usize, dtype: DType, seed: u64) -> Result<Self::Matrix, StartError>;
     /// A float32 copy of all `parts`, one after the other.
     fn vector(&self, parts: &[HostTensor<'_>]) -> Result<Self::Vector, StartError>;
     fn tensor(&self, max_rows: usize, cols: usize, role: TensorRole) -> Result<Self::Tensor, StartError>;

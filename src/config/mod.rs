@@ -49,6 +49,7 @@ pub struct ModelConfig {
     pub dtype: DtypeChoice,
     /// `None`: the model's own.
     pub max_model_len: Option<u32>,
+    pub load_format: LoadFormat,
 }
 
 /// The value of `model.path` that stands for the model inside the program.
@@ -62,6 +63,13 @@ pub struct DeviceConfig {
     pub isa: Isa,
     /// `None`: see [`DeviceConfig::memory_fraction`].
     pub memory_utilization: Option<f64>,
+    /// Folders searched for CUDA's libraries before all others.
+    pub cuda_library_path: Vec<String>,
+    /// `None`: `pagetide/kernels` in the user's cache folder.
+    pub kernel_cache: Option<String>,
+    pub cuda_graphs: bool,
+    /// Results on a GPU do not depend on what else is in a step.
+    pub batch_invariant: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -132,13 +140,22 @@ impl ServerConfig {
 
 impl Default for ModelConfig {
     fn default() -> Self {
-        Self { path: DEMO_MODEL.into(), dtype: DtypeChoice::Auto, max_model_len: None }
+        Self { path: DEMO_MODEL.into(), dtype: DtypeChoice::Auto, max_model_len: None, load_format: LoadFormat::Auto }
     }
 }
 
 impl Default for DeviceConfig {
     fn default() -> Self {
-        Self { kind: DeviceKind::Auto, threads: 0, isa: Isa::Auto, memory_utilization: None }
+        Self {
+            kind: DeviceKind::Auto,
+            threads: 0,
+            isa: Isa::Auto,
+            memory_utilization: None,
+            cuda_library_path: Vec::new(),
+            kernel_cache: None,
+            cuda_graphs: true,
+            batch_invariant: false,
+        }
     }
 }
 
@@ -273,6 +290,15 @@ choice!(
         Float32 = "float32",
         Float16 = "float16",
         Bfloat16 = "bfloat16",
+    }
+);
+choice!(
+    /// Where the weights come from.
+    LoadFormat {
+        /// The checkpoint's safetensors files.
+        Auto = "auto",
+        /// Random numbers.
+        Dummy = "dummy",
     }
 );
 choice!(DeviceKind {

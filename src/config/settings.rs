@@ -2,7 +2,7 @@
 //! `config/pagetide.toml` and `docs/configuration.md` all come from it.
 
 use super::value::{Field, Kind, Value};
-use super::{Config, DeviceKind, DtypeChoice, Isa, LogFormat, PreemptionMode, SchedulingPolicy};
+use super::{Config, DeviceKind, DtypeChoice, Isa, LoadFormat, LogFormat, PreemptionMode, SchedulingPolicy};
 use std::fmt::Write;
 
 /// One key of the configuration.
@@ -136,6 +136,9 @@ settings! {
     model.max_model_len: int_or_auto(1, 1 << 31), "tokens", Some(("max-model-len", "N")),
         "Prompt and output together, per sequence; auto is the model's own limit.",
         "Lower, so that one request cannot take the whole pool.";
+    model.load_format: Kind::Choice(LoadFormat::NAMES), "", Some(("load-format", "auto|dummy")),
+        "auto reads the checkpoint's safetensors; dummy makes random weights from config.json alone, with the demo model's tokenizer where there is none.",
+        "dummy, to measure a model's shape without its weights.";
 
     device.kind: Kind::Choice(DeviceKind::NAMES), "", Some(("device", "auto|cpu|cuda")),
         "Where the model runs; auto is the GPU if there is one, else the CPU.",
@@ -150,6 +153,18 @@ settings! {
         Some(("device-memory-utilization", "F")),
         "Part of the device's memory for weights and KV blocks; auto is 0.9 on a GPU, 0.5 on the CPU.",
         "Other programs share the device, or out-of-memory errors at start.";
+    device.cuda_library_path: Kind::List, "", None,
+        "Folders searched for libcuda, libnvrtc and libcublasLt before the usual ones.",
+        "pagetide doctor does not find them.";
+    device.kernel_cache: Kind::Text { auto: true, check: not_empty }, "", None,
+        "Folder of compiled CUDA kernels; auto is pagetide/kernels in the user's cache folder.",
+        "The home folder is not writable, or several machines share one.";
+    device.cuda_graphs: Kind::Bool, "", None,
+        "Replay decode steps on a GPU as CUDA graphs.",
+        "To look for an error in a step.";
+    device.batch_invariant: Kind::Bool, "", Some(("batch-invariant", "true|false")),
+        "On a GPU, compute every token the same way whatever else is in the step, so that resumed, cached and recomputed requests return the same bytes; always so on the CPU.",
+        "true, where the same answer is worth more than speed.";
 
     cache.block_size: int(1, 256), "tokens", Some(("block-size", "N")),
         "Tokens in a KV block.",

@@ -2,7 +2,7 @@
 
 use crate::backend::{Backend, Batch, DType, KvLayout, Norm, TensorRole};
 use crate::error::StartError;
-use crate::model::files::ModelFiles;
+use crate::model::checkpoint::Checkpoint;
 use crate::model::rope;
 use crate::model::spec::{ModelSpec, NormPlacement, Positions};
 use crate::model::weights::{Linear, Weights};
@@ -37,12 +37,12 @@ struct Workspace<B: Backend> {
 }
 
 impl<B: Backend> Decoder<B> {
-    /// Reads the weights of `files`, with matrices in `dtype`, for steps of up to `max_rows` tokens in sequences of up
-    /// to `max_model_len`. `progress` hears of bytes read and bytes to read. Logits are computed `max_logit_rows` at a
+    /// Reads the weights of `checkpoint` (`None`: makes random ones), with matrices in `dtype`, for steps of up to
+    /// `max_rows` tokens in sequences of up to `max_model_len`. `progress` hears of bytes read and bytes to read. Logits are computed `max_logit_rows` at a
     /// time.
     #[expect(clippy::too_many_arguments, reason = "each is a separate decision of the caller")]
     pub fn load(
-        files: &ModelFiles,
+        checkpoint: Option<&Checkpoint>,
         spec: ModelSpec,
         dtype: DType,
         max_rows: usize,
@@ -61,7 +61,7 @@ impl<B: Backend> Decoder<B> {
             }
             Positions::Learned { .. } => None,
         };
-        let weights = Weights::load(&files.checkpoint()?, &spec, dtype, backend, progress)?;
+        let weights = Weights::load(checkpoint, &spec, dtype, backend, progress)?;
         let residual = Residual::new(&spec, max_rows, backend)?;
         let work = Workspace::new(&spec, max_rows, max_logit_rows, backend)?;
         Ok(Self { spec, dtype, max_rows, max_logit_rows, weights, rope, residual, work })

@@ -2,7 +2,7 @@
 
 use crate::backend::cpu::{CpuBackend, CpuOptions, Isa};
 use crate::backend::{DType, KvLayout};
-use crate::config::{self, Config, DeviceKind, DtypeChoice};
+use crate::config::{self, Config, DeviceKind, DtypeChoice, LoadFormat};
 use crate::error::StartError;
 use crate::model::decoder::Decoder;
 use crate::model::files::ModelFiles;
@@ -50,11 +50,23 @@ pub fn load(
     let (num_parameters, weights_bytes) = (spec.num_parameters(), spec.weights_bytes(dtype));
     let layout = spec.kv_layout(config.cache.block_size as usize, dtype);
 
+    let checkpoint = match config.model.load_format {
+        LoadFormat::Auto => Some(files.checkpoint()?),
+        LoadFormat::Dummy => None,
+    };
     let options = CpuOptions { threads: Some(config.device.num_threads()), isa: isa(config.device.isa) };
     let backend = CpuBackend::new(options)?;
     let device = format!("cpu ({}, {} threads)", backend.isa().name(), backend.num_threads());
-    let decoder =
-        Decoder::load(files, spec, dtype, max_num_batched_tokens, MAX_LOGIT_ROWS, max_model_len, &backend, progress)?;
+    let decoder = Decoder::load(
+        checkpoint.as_ref(),
+        spec,
+        dtype,
+        max_num_batched_tokens,
+        MAX_LOGIT_ROWS,
+        max_model_len,
+        &backend,
+        progress,
+    )?;
     let pools = pool_sizes(config, layout, max_model_len)?;
     let runner = ModelRunner::new(backend, decoder, pools)?;
     let loaded =

@@ -52,12 +52,13 @@ impl<B: Backend> Weights<B> {
         self.lm_head.as_ref().unwrap_or(&self.embeddings)
     }
 
-    /// Packs every tensor, with matrices in `dtype`. `progress` hears of bytes read and bytes to read.
+    /// Packs every tensor of `checkpoint`, with matrices in `dtype`; without one, matrices are random, norms 1 and
+    /// biases 0. `progress` hears of bytes read and bytes to read.
     ///
     /// Fails where a tensor is missing or of another shape than `spec` says, and where a layer has tensors that the
     /// forward pass would ignore.
     pub fn load(
-        checkpoint: &Checkpoint,
+        checkpoint: Option<&Checkpoint>,
         spec: &ModelSpec,
         dtype: DType,
         backend: &B,
@@ -153,7 +154,7 @@ impl Names {
 }
 
 struct Loader<'a, B: Backend> {
-    checkpoint: &'a Checkpoint,
+    checkpoint: Option<&'a Checkpoint>,
     names: &'static Names,
     dtype: DType,
     backend: &'a B,
@@ -165,21 +166,38 @@ struct Loader<'a, B: Backend> {
     used: BTreeSet<String>,
     done_bytes: u64,
     total_bytes: u64,
+    /// Random matrices made so far, each from a seed of its own.
+    num_random: u64,
 }
 
 impl<'a, B: Backend> Loader<'a, B> {
     fn new(
-        checkpoint: &'a Checkpoint,
+        checkpoint: Option<&'a Checkpoint>,
         names: &'static Names,
         dtype: DType,
         backend: &'a B,
         progress: &'a mut dyn FnMut(u64, u64),
     ) -> Self {
-        let holds_embeddings = |prefix: &&&str| checkpoint.contains(&format!("{prefix}{}.weight", names.embeddings));
+        let holds_embeddings = |prefix: &&&str| {
+            checkpoint.is_some_and(|checkpoint| checkpoint.contains(&format!("{prefix}{}.weight", names.embeddings)))
+        };
         let prefix = names.prefixes.iter().find(holds_embeddings).unwrap_or(&names.prefixes[0]);
-        let total_bytes = checkpoint.names().map(|name| checkpoint.size_bytes(name) as u64).sum();
+        let size = |checkpoint: &Checkpoint| checkpoint.names().map(|name| checkpoint.size_bytes(name) as u64).sum();
+        let total_bytes = checkpoint.map_or(0, size);
         let (scope, used) = (String::new(), BTreeSet::new());
-        Self { checkpoint, names, dtype, backend, progress, prefix, scope, used, done_bytes: 0, total_bytes }
+        Self {
+            checkpoint,
+            names,
+            dtype,
+            backend,
+            progress,
+            prefix,
+            scope,
+            used,
+            done_bytes: 0,
+            total_bytes,
+            num_random: 0,
+        }
     }
 
     /// Reads the tensors of this layer next; `None`: those outside of the layers.
@@ -241,26 +259,35 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 
     fn matrix(&mut self, parts: &[(&str, usize)], cols: usize) -> Result<B::Matrix, StartError> {
+        let Some(checkpoint) = self.checkpoint else {
+            let rows = parts.iter().map(|(_, rows)| rows).sum();
+            self.num_random += 1;
+            return self.backend.random_matrix(rows, cols, self.dtype, self.num_random);
+        };
         let names: Vec<_> = parts.iter().map(|(name, _)| self.full_name(name, "weight")).collect();
         let tensors = parts
             .iter()
             .zip(&names)
-            .map(|((_, rows), name)| self.checkpoint.tensor(name, &[*rows, cols]))
+            .map(|((_, rows), name)| checkpoint.tensor(name, &[*rows, cols]))
             .collect::<Result<Vec<_>, _>>()?;
         let matrix = self.backend.matrix(&tensors, self.dtype)?;
-        self.finish_tensors(names);
+        self.finish_tensors(checkpoint, names);
         Ok(matrix)
     }
 
     fn vector(&mut self, parts: &[(&str, usize)], ending: &str) -> Result<B::Vector, StartError> {
+        let Some(checkpoint) = self.checkpoint else {
+            let value = if ending == "bias" { 0.0 } else { 1.0 };
+            return self.constant(value, parts.iter().map(|(_, cols)| cols).sum());
+        };
         let names: Vec<_> = parts.iter().map(|(name, _)| self.full_name(name, ending)).collect();
         let tensors = parts
             .iter()
             .zip(&names)
-            .map(|((_, cols), name)| self.checkpoint.tensor(name, &[*cols]))
+            .map(|((_, cols), name)| checkpoint.tensor(name, &[*cols]))
             .collect::<Result<Vec<_>, _>>()?;
         let vector = self.backend.vector(&tensors)?;
-        self.finish_tensors(names);
+        self.finish_tensors(checkpoint, names);
         Ok(vector)
     }
 
@@ -272,10 +299,10 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 
     /// The backend has its copy: the file's pages need not stay in memory.
-    fn finish_tensors(&mut self, names: Vec<String>) {
+    fn finish_tensors(&mut self, checkpoint: &Checkpoint, names: Vec<String>) {
         for name in names {
-            self.checkpoint.release(&name);
-            self.done_bytes += self.checkpoint.size_bytes(&name) as u64;
+            checkpoint.release(&name);
+            self.done_bytes += checkpoint.size_bytes(&name) as u64;
             self.used.insert(name);
         }
         (self.progress)(self.done_bytes, self.total_bytes);
@@ -288,8 +315,9 @@ impl<'a, B: Backend> Loader<'a, B> {
             // Older checkpoints store what the rotary embedding is computed from.
             name.ends_with("rotary_emb.inv_freq") || (spec.tied_embeddings && name == "lm_head.weight")
         };
+        let Some(checkpoint) = self.checkpoint else { return Ok(()) };
         let left: BTreeSet<_> =
-            self.checkpoint.names().filter(|name| !self.used.contains(*name) && !is_known(name)).collect();
+            checkpoint.names().filter(|name| !self.used.contains(*name) && !is_known(name)).collect();
         let in_layers = format!("{}layers.", self.prefix);
         if let Some(name) = left.iter().find(|name| name.starts_with(&in_layers)) {
             return Err(StartError::new(format!(

@@ -50,7 +50,16 @@ pub fn load(
     let spec = ModelSpec::load(&files)?;
     let backend = CpuBackend::new(CpuOptions { threads: Some(settings.num_threads), isa: None })?;
     let Settings { dtype, max_rows, max_logit_rows, max_model_len, .. } = *settings;
-    let decoder = Decoder::load(&files, spec, dtype, max_rows, max_logit_rows, max_model_len, &backend, progress)?;
+    let decoder = Decoder::load(
+        Some(&files.checkpoint()?),
+        spec,
+        dtype,
+        max_rows,
+        max_logit_rows,
+        max_model_len,
+        &backend,
+        progress,
+    )?;
     Ok((backend, decoder))
 }
 

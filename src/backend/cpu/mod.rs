@@ -210,6 +210,10 @@ impl Backend for CpuBackend {
         CpuMatrix::pack(parts, dtype, &self.team)
     }
 
+    fn random_matrix(&self, n: usize, k: usize, dtype: DType, seed: u64) -> Result<CpuMatrix, StartError> {
+        CpuMatrix::random(n, k, dtype, seed, &self.team)
+    }
+
     fn vector(&self, parts: &[HostTensor<'_>]) -> Result<CpuVector, StartError> {
         parts.iter().try_for_each(pack::check_size)?;
         Ok(CpuVector(parts.iter().flat_map(|part| pack::elements(part.bytes, part.dtype)).collect()))

@@ -38,6 +38,36 @@ impl CpuMatrix {
             }
         }
         let n = parts.iter().map(|part| part.rows).sum();
+        Self::from_rows(n, k, dtype, team, |row, lane, panel| {
+            let (part, row) = find_row(parts, row);
+            let row_bytes = k * part.dtype.size_bytes();
+            pack_row(&part.bytes[row * row_bytes..][..row_bytes], part.dtype, dtype, lane, panel);
+        })
+    }
+
+    /// See [`Backend::random_matrix`](crate::backend::Backend::random_matrix).
+    pub(super) fn random(n: usize, k: usize, dtype: DType, seed: u64, team: &Team) -> Result<Self, StartError> {
+        // Half the width of a uniform distribution of standard deviation 0.02.
+        const BOUND: f32 = 0.034_641_016;
+        Self::from_rows(n, k, dtype, team, |row, lane, panel| {
+            let mut state = mix(seed ^ mix(row as u64));
+            let value = |_| {
+                state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+                ((mix(state) >> 40) as f32 * 2.0_f32.powi(-23) - 1.0) * BOUND
+            };
+            let bytes: Vec<u8> = (0..k).map(value).flat_map(f32::to_le_bytes).collect();
+            pack_row(&bytes, DType::F32, dtype, lane, panel);
+        })
+    }
+
+    /// Calls `pack(row, its lane, its panel's bytes)` for all rows, in parallel.
+    fn from_rows(
+        n: usize,
+        k: usize,
+        dtype: DType,
+        team: &Team,
+        pack: impl Fn(usize, usize, &mut [u8]) + Sync,
+    ) -> Result<Self, StartError> {
         if n == 0 || k == 0 {
             return Err(StartError::new(format!("a matrix [{n}, {k}] has no elements")));
         }
@@ -52,9 +82,7 @@ impl CpuMatrix {
             let panel_data =
                 unsafe { std::slice::from_raw_parts_mut(data.get().add(panel * panel_bytes), panel_bytes) };
             for lane in 0..LANES.min(n - panel * LANES) {
-                let (part, row) = find_row(parts, panel * LANES + lane);
-                let row_bytes = k * part.dtype.size_bytes();
-                pack_row(&part.bytes[row * row_bytes..][..row_bytes], part.dtype, dtype, lane, panel_data);
+                pack(panel * LANES + lane, lane, panel_data);
             }
         });
         Ok(matrix)
@@ -108,6 +136,13 @@ impl CpuMatrix {
             }),
         }
     }
+}
+
+/// The finalizer of SplitMix64.
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 fn get_u32(row: &[u8], lane: usize) -> u32 {

@@ -45,7 +45,8 @@ impl Stream {
     pub const ALL: [Self; 3] = [Self::Compute, Self::CopyOut, Self::CopyIn];
 }
 
-/// A point in a stream. Numbers grow along a stream, so that an event that is done says the same of all before it.
+/// A point in a stream. Numbers start at 1 and grow along a stream, so that an event that is done says the same of all
+/// before it. A device forgets events that it knows to be done: to wait for one costs nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct Event {
     pub stream: Stream,

@@ -1,3 +1,4 @@
 //! The CUDA backend.
 
+pub mod batch;
 pub mod device;

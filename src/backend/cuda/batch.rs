@@ -1,0 +1,146 @@
+//! A step's input on its way to device memory: `kernels/include/batch.cuh`, written word by word.
+
+use super::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, PinnedBuffer, Stream};
+use crate::backend::{Batch, MAX_STEPS_IN_FLIGHT};
+use std::rc::Rc;
+
+/// Words of `BatchHeader`.
+const HEADER_WORDS: usize = 16;
+
+/// Query rows of one sequence that one thread block of the prefill kernel takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tile {
+    /// Place in [`Batch::seqs`].
+    pub seq: u32,
+    /// Counted from the sequence's first row.
+    pub first_row: u32,
+}
+
+/// Who computes whose attention.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Places in [`Batch::seqs`] of the sequences that the decode kernel takes, which have one row each.
+    pub decode_seqs: Vec<u32>,
+    pub prefill_tiles: Vec<Tile>,
+}
+
+/// The device's copy of a step's input, and the staging memory that it comes through. The device's address changes
+/// only where a batch is larger than all before it.
+pub struct BatchInput {
+    device: Rc<dyn Device>,
+    on_device: DeviceBuffer,
+    /// Used in turn: the copy out of one is done when its step is, and no more steps than these are in flight.
+    staging: [PinnedBuffer; MAX_STEPS_IN_FLIGHT],
+    turn: usize,
+    words: Vec<u32>,
+}
+
+impl BatchInput {
+    /// For batches of up to `words` words of arrays; a larger one makes room for itself.
+    pub fn new(device: &Rc<dyn Device>, words: usize) -> DeviceResult<Self> {
+        let bytes = 4 * (HEADER_WORDS + words);
+        Ok(Self {
+            device: device.clone(),
+            on_device: DeviceBuffer::new(device, bytes)?,
+            staging: [PinnedBuffer::new(device, bytes)?, PinnedBuffer::new(device, bytes)?],
+            turn: 0,
+            words: Vec::new(),
+        })
+    }
+
+    /// Address of the `BatchHeader`.
+    pub fn ptr(&self) -> DevicePtr {
+        self.on_device.ptr()
+    }
+
+    /// Enqueues the copy of a batch to the device. True where the address has changed, which no recorded graph knows.
+    ///
+    /// Must not be called before the step [`MAX_STEPS_IN_FLIGHT`] before this one is done.
+    pub fn upload(&mut self, batch: &Batch, work: &Work) -> DeviceResult<bool> {
+        write(&mut self.words, batch, work);
+        let bytes = 4 * self.words.len();
+        let grows = bytes > self.on_device.bytes();
+        if grows {
+            self.device.synchronize()?;
+            *self = Self { words: std::mem::take(&mut self.words), ..Self::new(&self.device, 2 * self.words.len())? };
+        }
+        self.turn = (self.turn + 1) % MAX_STEPS_IN_FLIGHT;
+        let staging = &mut self.staging[self.turn];
+        // SAFETY: the last copy out of this memory was of a step that is done.
+        let memory = unsafe { staging.as_mut_slice() };
+        for (to, word) in memory.as_chunks_mut::<4>().0.iter_mut().zip(&self.words) {
+            *to = word.to_ne_bytes();
+        }
+        let copy = Copy { to: self.on_device.ptr(), from: staging.ptr(), bytes };
+        // SAFETY: both live as long as `self`, and freeing them waits for the device.
+        unsafe { self.device.copy(Stream::Compute, copy)? };
+        Ok(grows)
+    }
+}
+
+/// The header and, behind it, its arrays.
+fn write(words: &mut Vec<u32>, batch: &Batch, work: &Work) {
+    words.clear();
+    words.resize(HEADER_WORDS, 0);
+    let mut append = |array: &mut dyn Iterator<Item = u32>| {
+        let offset = words.len() as u32;
+        words.extend(array);
+        offset
+    };
+    let Batch { tokens, token_sources, positions, slots, seqs, block_tables, logit_rows } = batch;
+    let header = [
+        tokens.len() as u32,
+        seqs.len() as u32,
+        logit_rows.len() as u32,
+        append(&mut tokens.iter().copied()),
+        append(&mut token_sources.iter().copied()),
+        append(&mut positions.iter().copied()),
+        append(&mut slots.iter().copied()),
+        append(&mut seqs.iter().flat_map(|seq| {
+            [seq.first_row as u32, seq.num_rows as u32, seq.num_computed as u32, seq.first_block as u32]
+        })),
+        append(&mut block_tables.iter().copied()),
+        append(&mut logit_rows.iter().copied()),
+        append(&mut work.decode_seqs.iter().copied()),
+        work.decode_seqs.len() as u32,
+        append(&mut work.prefill_tiles.iter().flat_map(|tile| [tile.seq, tile.first_row])),
+        work.prefill_tiles.len() as u32,
+    ];
+    words[..header.len()].copy_from_slice(&header);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{BatchSeq, NO_SOURCE};
+
+    #[test]
+    fn arrays_lie_where_the_header_says() {
+        let batch = Batch {
+            tokens: vec![7, 8, 9],
+            token_sources: vec![NO_SOURCE, NO_SOURCE, 1],
+            positions: vec![4, 5, 0],
+            slots: vec![20, 21, 3],
+            seqs: vec![
+                BatchSeq { first_row: 0, num_rows: 2, num_computed: 4, first_block: 0, num_blocks: 2 },
+                BatchSeq { first_row: 2, num_rows: 1, num_computed: 0, first_block: 2, num_blocks: 1 },
+            ],
+            block_tables: vec![5, 1, 0],
+            logit_rows: vec![1, 2],
+        };
+        let work = Work { decode_seqs: vec![1], prefill_tiles: vec![Tile { seq: 0, first_row: 0 }] };
+        let mut words = vec![99];
+        write(&mut words, &batch, &work);
+        let array = |field: usize, len: usize| &words[words[field] as usize..][..len];
+        assert_eq!(words[..3], [3, 2, 2]);
+        assert_eq!(array(3, 3), [7, 8, 9]);
+        assert_eq!(array(4, 3), [NO_SOURCE, NO_SOURCE, 1]);
+        assert_eq!(array(5, 3), [4, 5, 0]);
+        assert_eq!(array(6, 3), [20, 21, 3]);
+        assert_eq!(array(7, 8), [0, 2, 4, 0, 2, 1, 0, 2]);
+        assert_eq!(array(8, 3), [5, 1, 0]);
+        assert_eq!(array(9, 2), [1, 2]);
+        assert_eq!((array(10, 1), words[11]), (&[1][..], 1));
+        assert_eq!((array(12, 2), words[13]), (&[0, 0][..], 1));
+    }
+}

@@ -1,0 +1,219 @@
+//! The two pools of KV blocks and the copies between them.
+//!
+//! Swap copies run on their own streams, beside the steps. What keeps them apart is told here once:
+//!
+//! - a step waits for the swap-in of every block that it reads, and for the swap-out of every block that it writes;
+//! - a swap-out waits for the last step and the last swap-in that touched its device block, and for the last swap-in
+//!   that read its swap block;
+//! - a swap-in waits for the last step and the last swap-out that touched its device block, and for the last swap-out
+//!   that wrote its swap block.
+//!
+//! Nothing else waits: a step that needs no block of a copy runs beside it, and a copy into blocks that no running
+//! step uses begins at once.
+
+use super::copies::runs;
+use super::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, Event, PinnedBuffer, Stream};
+use crate::backend::{Batch, KvLayout};
+use crate::ids::BlockId;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+/// A step that needs one block of a long series of copies waits for no more than this beyond it.
+const BYTES_PER_EVENT: usize = 16 << 20;
+
+/// When a block of the device pool was last used, on each stream: a step's number, and numbers of events. 0 is never.
+#[derive(Clone, Copy, Debug, Default)]
+struct DeviceBlock {
+    step: u64,
+    swapped_out: u64,
+    swapped_in: u64,
+}
+
+/// The same for a block of the swap pool, which no step touches.
+#[derive(Clone, Copy, Debug, Default)]
+struct SwapBlock {
+    written: u64,
+    read: u64,
+}
+
+/// The pools' memory and who is using it.
+pub struct KvPools {
+    device: Rc<dyn Device>,
+    layout: KvLayout,
+    on_device: DeviceBuffer,
+    pinned: PinnedBuffer,
+    device_blocks: Vec<DeviceBlock>,
+    swap_blocks: Vec<SwapBlock>,
+    /// Steps are numbered from 1; `step` is the one being enqueued.
+    step: u64,
+    /// Ends of the steps that may still run, the newest last: `(step, event)`.
+    step_ends: VecDeque<(u64, Event)>,
+}
+
+/// The newest event of each stream that something has to wait for; 0 is none.
+#[derive(Clone, Copy, Debug, Default)]
+struct Waits {
+    step: u64,
+    copy_out: u64,
+    copy_in: u64,
+}
+
+impl Waits {
+    fn add(&mut self, step: u64, copy_out: u64, copy_in: u64) {
+        self.step = self.step.max(step);
+        self.copy_out = self.copy_out.max(copy_out);
+        self.copy_in = self.copy_in.max(copy_in);
+    }
+}
+
+impl KvPools {
+    pub fn new(
+        device: &Rc<dyn Device>,
+        layout: KvLayout,
+        num_device_blocks: usize,
+        num_swap_blocks: usize,
+    ) -> DeviceResult<Self> {
+        Ok(Self {
+            device: device.clone(),
+            layout,
+            on_device: DeviceBuffer::new(device, num_device_blocks * layout.block_bytes())?,
+            pinned: PinnedBuffer::new(device, num_swap_blocks * layout.block_bytes())?,
+            device_blocks: vec![DeviceBlock::default(); num_device_blocks],
+            swap_blocks: vec![SwapBlock::default(); num_swap_blocks],
+            step: 1,
+            step_ends: VecDeque::new(),
+        })
+    }
+
+    pub fn layout(&self) -> &KvLayout {
+        &self.layout
+    }
+
+    /// Address of the device pool.
+    pub fn ptr(&self) -> DevicePtr {
+        self.on_device.ptr()
+    }
+
+    pub fn num_device_blocks(&self) -> usize {
+        self.device_blocks.len()
+    }
+
+    /// Makes the step being enqueued wait for what it needs: it reads the batch's block tables and writes its slots.
+    pub fn begin_step(&mut self, batch: &Batch) -> DeviceResult<()> {
+        let mut waits = Waits::default();
+        for block in &batch.block_tables {
+            let block = &mut self.device_blocks[*block as usize];
+            waits.add(0, 0, block.swapped_in);
+            block.step = self.step;
+        }
+        for slot in &batch.slots {
+            let block = &self.device_blocks[*slot as usize / self.layout.block_size];
+            waits.add(0, block.swapped_out, block.swapped_in);
+        }
+        self.wait(Stream::Compute, waits)
+    }
+
+    /// The step being enqueued copies these blocks, `(from, to)`, in order.
+    pub fn begin_copies(&mut self, pairs: &[(BlockId, BlockId)]) -> DeviceResult<()> {
+        let mut waits = Waits::default();
+        for (from, to) in pairs {
+            waits.add(0, 0, self.device_blocks[from.index()].swapped_in);
+            let written = &self.device_blocks[to.index()];
+            waits.add(0, written.swapped_out, written.swapped_in);
+            for block in [from, to] {
+                self.device_blocks[block.index()].step = self.step;
+            }
+        }
+        self.wait(Stream::Compute, waits)
+    }
+
+    /// The step is enqueued, and `end` marks its end.
+    pub fn end_step(&mut self, end: Event) -> DeviceResult<()> {
+        self.step_ends.push_back((self.step, end));
+        self.step += 1;
+        // A step that is done holds nothing up.
+        while let Some((_, first)) = self.step_ends.front()
+            && self.device.is_done(*first)?
+        {
+            self.step_ends.pop_front();
+        }
+        Ok(())
+    }
+
+    /// `(device block, swap block)`
+    pub fn swap_out(&mut self, pairs: &[(BlockId, BlockId)]) -> DeviceResult<()> {
+        for pairs in pairs.chunks(self.blocks_per_event()) {
+            let mut waits = Waits::default();
+            for (device, swap) in pairs {
+                let from = &self.device_blocks[device.index()];
+                waits.add(from.step, 0, from.swapped_in.max(self.swap_blocks[swap.index()].read));
+            }
+            self.wait(Stream::CopyOut, waits)?;
+            let done = self.copy(Stream::CopyOut, pairs, self.on_device.ptr(), self.pinned.ptr())?;
+            for (device, swap) in pairs {
+                self.device_blocks[device.index()].swapped_out = done;
+                self.swap_blocks[swap.index()].written = done;
+            }
+        }
+        Ok(())
+    }
+
+    /// `(swap block, device block)`
+    pub fn swap_in(&mut self, pairs: &[(BlockId, BlockId)]) -> DeviceResult<()> {
+        for pairs in pairs.chunks(self.blocks_per_event()) {
+            let mut waits = Waits::default();
+            for (swap, device) in pairs {
+                let to = &self.device_blocks[device.index()];
+                waits.add(to.step, to.swapped_out.max(self.swap_blocks[swap.index()].written), 0);
+            }
+            self.wait(Stream::CopyIn, waits)?;
+            let done = self.copy(Stream::CopyIn, pairs, self.pinned.ptr(), self.on_device.ptr())?;
+            for (swap, device) in pairs {
+                self.device_blocks[device.index()].swapped_in = done;
+                self.swap_blocks[swap.index()].read = done;
+            }
+        }
+        Ok(())
+    }
+
+    fn blocks_per_event(&self) -> usize {
+        (BYTES_PER_EVENT / self.layout.block_bytes()).max(1)
+    }
+
+    /// Enqueues the copies; the number of the event that follows them.
+    fn copy(
+        &self,
+        stream: Stream,
+        pairs: &[(BlockId, BlockId)],
+        from: DevicePtr,
+        to: DevicePtr,
+    ) -> DeviceResult<u64> {
+        let bytes = self.layout.block_bytes();
+        let copies: Vec<Copy> = runs(pairs)
+            .map(|run| Copy {
+                to: to + run.to as usize * bytes,
+                from: from + run.from as usize * bytes,
+                bytes: run.num_blocks as usize * bytes,
+            })
+            .collect();
+        // SAFETY: block ids are below the pools' sizes (indexed by them above), the pools live as long as `self`, and
+        // the stream waits for whoever else uses these blocks.
+        unsafe { self.device.copy_batch(stream, &copies)? };
+        Ok(self.device.record(stream)?.number)
+    }
+
+    fn wait(&self, stream: Stream, waits: Waits) -> DeviceResult<()> {
+        if waits.step == self.step {
+            // The step being enqueued has no end yet; what it has done so far is all that matters.
+            self.device.wait(stream, self.device.record(Stream::Compute)?)?;
+        } else if let Some((_, end)) = self.step_ends.iter().find(|(step, _)| *step == waits.step) {
+            self.device.wait(stream, *end)?;
+        }
+        for (number, copies) in [(waits.copy_out, Stream::CopyOut), (waits.copy_in, Stream::CopyIn)] {
+            if number != 0 && copies != stream {
+                self.device.wait(stream, Event { stream: copies, number })?;
+            }
+        }
+        Ok(())
+    }
+}
