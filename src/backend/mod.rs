@@ -51,6 +51,48 @@ pub struct HostTensor<'a> {
     pub bytes: &'a [u8],
 }
 
+impl<'a> HostTensor<'a> {
+    /// The number of bytes is as the shape says.
+    pub fn check_size(&self) -> Result<(), StartError> {
+        let expected = self.rows.checked_mul(self.cols).and_then(|n| n.checked_mul(self.dtype.size_bytes()));
+        if expected == Some(self.bytes.len()) {
+            return Ok(());
+        }
+        let HostTensor { rows, cols, dtype, bytes } = self;
+        Err(StartError::new(format!("a tensor [{rows}, {cols}] of {} has {} bytes", dtype.name(), bytes.len())))
+    }
+
+    /// The elements in float32.
+    pub fn elements(&self) -> impl Iterator<Item = f32> + 'a {
+        elements(self.bytes, self.dtype)
+    }
+}
+
+/// Elements of `dtype`, little-endian, in float32.
+pub(crate) fn elements(bytes: &[u8], dtype: DType) -> impl Iterator<Item = f32> + '_ {
+    bytes.chunks_exact(dtype.size_bytes()).map(move |b| match dtype {
+        DType::F32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
+        DType::F16 => half::f16::from_le_bytes([b[0], b[1]]).to_f32(),
+        DType::BF16 => half::bf16::from_le_bytes([b[0], b[1]]).to_f32(),
+    })
+}
+
+/// The rows of a matrix's parts: all of one width, in checkpoint order. Returns `(rows, cols)` of the whole.
+pub(crate) fn matrix_shape(parts: &[HostTensor<'_>]) -> Result<(usize, usize), StartError> {
+    let cols = parts.first().map_or(0, |part| part.cols);
+    for part in parts {
+        part.check_size()?;
+        if part.cols != cols {
+            return Err(StartError::new(format!("the parts of a matrix have {cols} and {} columns", part.cols)));
+        }
+    }
+    let rows = parts.iter().map(|part| part.rows).sum();
+    if rows == 0 || cols == 0 {
+        return Err(StartError::new(format!("a matrix [{rows}, {cols}] has no elements")));
+    }
+    Ok((rows, cols))
+}
+
 /// Shape of the KV cache. One block holds `block_size` tokens of every layer and is contiguous:
 /// `[num_layers, 2 (K, V), num_kv_heads, block_size, head_dim]` of `dtype`, so that moving a block is one copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -215,8 +215,8 @@ impl Backend for CpuBackend {
     }
 
     fn vector(&self, parts: &[HostTensor<'_>]) -> Result<CpuVector, StartError> {
-        parts.iter().try_for_each(pack::check_size)?;
-        Ok(CpuVector(parts.iter().flat_map(|part| pack::elements(part.bytes, part.dtype)).collect()))
+        parts.iter().try_for_each(HostTensor::check_size)?;
+        Ok(CpuVector(parts.iter().flat_map(HostTensor::elements).collect()))
     }
 
     fn tensor(&self, max_rows: usize, cols: usize, _: TensorRole) -> Result<CpuTensor, StartError> {

@@ -11,7 +11,7 @@
 use super::memory::{Buffer, Shared};
 use super::simd::{LANES, bf16_bits};
 use super::team::Team;
-use crate::backend::{DType, HostTensor};
+use crate::backend::{DType, HostTensor, elements, matrix_shape};
 use crate::error::StartError;
 
 /// A packed weight matrix.
@@ -30,14 +30,7 @@ pub(super) const BF16_K_BLOCK: usize = 32;
 impl CpuMatrix {
     /// Packs the rows of `parts`, one after the other, in parallel.
     pub(super) fn pack(parts: &[HostTensor<'_>], dtype: DType, team: &Team) -> Result<Self, StartError> {
-        let k = parts.first().map_or(0, |part| part.cols);
-        for part in parts {
-            check_size(part)?;
-            if part.cols != k {
-                return Err(StartError::new(format!("the parts of a matrix have {k} and {} columns", part.cols)));
-            }
-        }
-        let n = parts.iter().map(|part| part.rows).sum();
+        let (n, k) = matrix_shape(parts)?;
         Self::from_rows(n, k, dtype, team, |row, lane, panel| {
             let (part, row) = find_row(parts, row);
             let row_bytes = k * part.dtype.size_bytes();
@@ -68,9 +61,6 @@ impl CpuMatrix {
         team: &Team,
         pack: impl Fn(usize, usize, &mut [u8]) + Sync,
     ) -> Result<Self, StartError> {
-        if n == 0 || k == 0 {
-            return Err(StartError::new(format!("a matrix [{n}, {k}] has no elements")));
-        }
         let mut matrix = Self { n, k, dtype, data: Buffer::zeroed(0, "a weight matrix")? };
         let bytes = matrix.num_panels() * matrix.panel_bytes();
         matrix.data = Buffer::zeroed(bytes, "a weight matrix")?;
@@ -150,16 +140,6 @@ fn get_u32(row: &[u8], lane: usize) -> u32 {
     u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
 }
 
-/// The number of bytes is as the shape says.
-pub(super) fn check_size(part: &HostTensor<'_>) -> Result<(), StartError> {
-    let expected = part.rows.checked_mul(part.cols).and_then(|n| n.checked_mul(part.dtype.size_bytes()));
-    if expected == Some(part.bytes.len()) {
-        return Ok(());
-    }
-    let HostTensor { rows, cols, dtype, bytes } = part;
-    Err(StartError::new(format!("a tensor [{rows}, {cols}] of {} has {} bytes", dtype.name(), bytes.len())))
-}
-
 fn find_row<'a, 'b>(parts: &'b [HostTensor<'a>], mut row: usize) -> (&'b HostTensor<'a>, usize) {
     for part in parts {
         if row < part.rows {
@@ -207,13 +187,4 @@ fn put<const N: usize>(
         let (step, byte) = place(i);
         panel[step * step_bytes + byte..][..N].copy_from_slice(&value);
     }
-}
-
-/// The elements of a checkpoint's row in float32.
-pub(super) fn elements(bytes: &[u8], dtype: DType) -> impl Iterator<Item = f32> + '_ {
-    bytes.chunks_exact(dtype.size_bytes()).map(move |b| match dtype {
-        DType::F32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
-        DType::F16 => half::f16::from_le_bytes([b[0], b[1]]).to_f32(),
-        DType::BF16 => half::bf16::from_le_bytes([b[0], b[1]]).to_f32(),
-    })
 }

@@ -1,0 +1,80 @@
+//! Weights on their way to the device.
+
+use super::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, Event, PinnedBuffer, Stream};
+use crate::backend::{DType, HostTensor};
+use std::rc::Rc;
+
+/// Large enough for full speed over the bus, small enough to pin at once.
+const CHUNK_BYTES: usize = 8 << 20;
+
+/// Copies host memory to the device through two pinned buffers: while one is being copied, the other is filled.
+pub struct Uploader {
+    device: Rc<dyn Device>,
+    staging: [PinnedBuffer; 2],
+    /// The copy out of each.
+    copied: [Option<Event>; 2],
+    turn: usize,
+}
+
+impl Uploader {
+    pub fn new(device: &Rc<dyn Device>) -> DeviceResult<Self> {
+        Ok(Self {
+            device: device.clone(),
+            staging: [PinnedBuffer::new(device, CHUNK_BYTES)?, PinnedBuffer::new(device, CHUNK_BYTES)?],
+            copied: [None; 2],
+            turn: 0,
+        })
+    }
+
+    /// New device memory with the elements of `parts`, one after the other, as `dtype`. What is enqueued on the compute
+    /// stream from now on finds them there.
+    pub fn upload(&mut self, parts: &[HostTensor<'_>], dtype: DType) -> DeviceResult<DeviceBuffer> {
+        let elements: usize = parts.iter().map(|part| part.rows * part.cols).sum();
+        let buffer = DeviceBuffer::new(&self.device, elements * dtype.size_bytes())?;
+        let mut to = buffer.ptr();
+        for part in parts {
+            for chunk in part.bytes.chunks(CHUNK_BYTES / 4 * part.dtype.size_bytes()) {
+                to = self.upload_chunk(to, chunk, part.dtype, dtype)?;
+            }
+        }
+        if let Some(copied) = self.copied[self.turn] {
+            self.device.wait(Stream::Compute, copied)?;
+        }
+        Ok(buffer)
+    }
+
+    /// The address after the chunk.
+    fn upload_chunk(&mut self, to: DevicePtr, chunk: &[u8], from: DType, dtype: DType) -> DeviceResult<DevicePtr> {
+        self.turn = 1 - self.turn;
+        if let Some(copied) = self.copied[self.turn] {
+            while !self.device.is_done(copied)? {
+                std::hint::spin_loop();
+            }
+        }
+        let bytes = chunk.len() / from.size_bytes() * dtype.size_bytes();
+        let staging = &mut self.staging[self.turn];
+        // SAFETY: the last copy out of this buffer is done.
+        convert(chunk, from, dtype, unsafe { &mut staging.as_mut_slice()[..bytes] });
+        let copy = Copy { to, from: staging.ptr(), bytes };
+        // SAFETY: the target is ours; the staging buffer lives as long as `self`, and freeing it waits for the device.
+        unsafe { self.device.copy(Stream::CopyIn, copy)? };
+        self.copied[self.turn] = Some(self.device.record(Stream::CopyIn)?);
+        Ok(to + bytes)
+    }
+}
+
+fn convert(bytes: &[u8], from: DType, to: DType, out: &mut [u8]) {
+    let elements = crate::backend::elements(bytes, from);
+    match to {
+        _ if from == to => out.copy_from_slice(bytes),
+        DType::F32 => out.as_chunks_mut().0.iter_mut().zip(elements).for_each(|(out, x)| *out = x.to_le_bytes()),
+        DType::F16 => {
+            let bits = elements.map(|x| half::f16::from_f32(x).to_le_bytes());
+            out.as_chunks_mut().0.iter_mut().zip(bits).for_each(|(out, bits)| *out = bits);
+        }
+        DType::BF16 => {
+            let bits = elements.map(|x| half::bf16::from_f32(x).to_le_bytes());
+            out.as_chunks_mut().0.iter_mut().zip(bits).for_each(|(out, bits)| *out = bits);
+        }
+    }
+}
