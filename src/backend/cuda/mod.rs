@@ -2,4 +2,4 @@
 
 pub mod batch;
 pub mod device;
-mod upload;
+pub mod upload;

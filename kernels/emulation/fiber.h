@@ -1,0 +1,141 @@
+// Fibers: stacks of their own that one operating-system thread switches between. Each CUDA thread of a block is one.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <sys/mman.h>
+
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace emulation {
+
+// A place of execution: a fiber, or the caller of all fibers.
+class Fiber {
+public:
+    Fiber() = default;
+    Fiber(const Fiber&) = delete;
+
+    ~Fiber() {
+        if (stack != nullptr) {
+            munmap(stack, STACK_BYTES);
+        }
+    }
+
+    // Makes it begin with `entry` when it is next switched to. `entry` never returns.
+    void reset(void (*entry)());
+
+    // Leaves `this`, which runs, for `to`. Returns when somebody switches back.
+    void switch_to(Fiber& to);
+
+    // For `entry` to call first.
+    void entered();
+
+private:
+    static constexpr size_t STACK_BYTES = 128 * 1024;
+
+    void make_stack() {
+        if (stack == nullptr) {
+            void* memory = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                                -1, 0);
+            if (memory == MAP_FAILED) {
+                abort();
+            }
+            stack = static_cast<char*>(memory);
+        }
+#if defined(__SANITIZE_ADDRESS__)
+        // A fiber is left, not returned from: its frames would stay poisoned.
+        __asan_unpoison_memory_region(stack, STACK_BYTES);
+#endif
+    }
+
+    char* stack = nullptr;
+#if defined(__x86_64__)
+    void* stack_pointer = nullptr;
+#else
+    ucontext_t context;
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+    void* fake_stack = nullptr;
+#endif
+};
+
+#if defined(__x86_64__)
+
+// Saves the registers that a function must keep on the stack, and the stack's pointer in `*from`; restores the others'.
+extern "C" void emulation_switch(void** from, void* to);
+asm(R"(
+    .text
+    .weak emulation_switch
+    .type emulation_switch, @function
+emulation_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+    .size emulation_switch, .-emulation_switch
+)");
+
+inline void Fiber::reset(void (*entry)()) {
+    make_stack();
+    void** top = reinterpret_cast<void**>(stack + STACK_BYTES);
+    *--top = nullptr;  // as if somebody had called `entry`, which wants the stack at 8 modulo 16
+    *--top = reinterpret_cast<void*>(entry);
+    for (int saved_register = 0; saved_register < 6; saved_register++) {
+        *--top = nullptr;
+    }
+    stack_pointer = top;
+}
+
+inline void Fiber::switch_to(Fiber& to) {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(&fake_stack, to.stack, to.stack == nullptr ? 0 : STACK_BYTES);
+#endif
+    emulation_switch(&stack_pointer, to.stack_pointer);
+    entered();
+}
+
+#else
+
+inline void Fiber::reset(void (*entry)()) {
+    make_stack();
+    getcontext(&context);
+    context.uc_stack.ss_sp = stack;
+    context.uc_stack.ss_size = STACK_BYTES;
+    context.uc_link = nullptr;
+    makecontext(&context, entry, 0);
+}
+
+inline void Fiber::switch_to(Fiber& to) {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(&fake_stack, to.stack, to.stack == nullptr ? 0 : STACK_BYTES);
+#endif
+    swapcontext(&context, &to.context);
+    entered();
+}
+
+#endif
+
+inline void Fiber::entered() {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
+#endif
+}
+
+}  // namespace emulation

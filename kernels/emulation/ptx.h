@@ -1,0 +1,129 @@
+// The bodies of `include/ptx.cuh` on the CPU.
+#pragma once
+#include "cuda.h"
+
+// --- conversions
+
+inline float f16_to_float(uint16_t bits) {
+    _Float16 value;
+    memcpy(&value, &bits, sizeof value);
+    return static_cast<float>(value);
+}
+
+inline uint16_t float_to_f16(float x) {
+    const _Float16 value = static_cast<_Float16>(x);
+    uint16_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+inline uint16_t float_to_bf16(float x) {
+    const uint32_t bits = __float_as_uint(x);
+    if ((bits & 0x7fffffff) > 0x7f800000) {
+        return 0x7fff;
+    }
+    return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+inline uint32_t pack_f16(float low, float high) { return float_to_f16(low) | uint32_t(float_to_f16(high)) << 16; }
+inline uint32_t pack_bf16(float low, float high) { return float_to_bf16(low) | uint32_t(float_to_bf16(high)) << 16; }
+inline float exp2_approx(float x) { return std::exp2(x); }
+
+// --- memory
+
+template <int BYTES, class T> inline T* check_aligned(T* address) {
+    if (reinterpret_cast<uintptr_t>(address) % BYTES != 0) {
+        emulation::block->fail("a vector access to a misaligned address");
+    }
+    return address;
+}
+
+inline uint4 load_streaming(const void* from) {
+    return *static_cast<const uint4*>(check_aligned<16>(from));
+}
+
+// The bytes land when the thread waits for them; until then the target is poisoned.
+inline void copy_async(void* shared, const void* global, bool valid) {
+    check_aligned<16>(shared);
+    check_aligned<16>(global);
+    memset(shared, emulation::POISON, 16);
+    emulation::block->current->open_group.push_back({shared, global, valid});
+}
+
+inline void copy_async_commit() {
+    emulation::Thread& thread = *emulation::block->current;
+    thread.groups.push_back(std::move(thread.open_group));
+    thread.open_group.clear();
+}
+
+template <int PENDING> inline void copy_async_wait() {
+    auto& groups = emulation::block->current->groups;
+    for (; groups.size() > PENDING; groups.pop_front()) {
+        for (const emulation::AsyncCopy& copy : groups.front()) {
+            if (copy.valid) {
+                memcpy(copy.to, copy.from, 16);
+            } else {
+                memset(copy.to, 0, 16);
+            }
+        }
+    }
+}
+
+// --- tensor cores
+
+namespace emulation {
+
+template <bool TRANSPOSED> inline void load_matrix(uint32_t (&r)[4], const void* row) {
+    check_aligned<16>(row);
+    Exchange& exchange = block->exchange("ldmatrix", ~0u, &row, sizeof row);
+    const int g = block->current->lane / 4, t = block->current->lane % 4;
+    for (int matrix = 0; matrix < 4; matrix++) {
+        auto number = [&](int i, int j) {
+            const uint16_t* numbers;
+            memcpy(&numbers, exchange.brought[8 * matrix + i], sizeof numbers);
+            return uint32_t(numbers[j]);
+        };
+        r[matrix] = TRANSPOSED ? number(2 * t, g) | number(2 * t + 1, g) << 16
+                               : number(g, 2 * t) | number(g, 2 * t + 1) << 16;
+    }
+    block->end_exchange(exchange);
+}
+
+// A lane's part of both operands of an mma.
+struct Fragments {
+    uint32_t a[4], b[2];
+};
+
+template <class T> inline float half_of(uint32_t packed, int i) {
+    return to_float(T{static_cast<uint16_t>(i == 0 ? packed & 0xffff : packed >> 16)});
+}
+
+template <class T> inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    const Fragments mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+    Exchange& exchange = block->exchange("mma", ~0u, &mine, sizeof mine);
+    Fragments all[WARP];
+    for (int lane = 0; lane < WARP; lane++) {
+        memcpy(&all[lane], exchange.brought[lane], sizeof(Fragments));
+    }
+    const int g = block->current->lane / 4, t = block->current->lane % 4;
+    for (int i = 0; i < 4; i++) {
+        const int row = g + 8 * (i / 2), column = 2 * t + i % 2;
+        float sum = c[i];
+        for (int k = 0; k < 16; k++) {
+            const uint32_t x = all[row % 8 * 4 + k % 8 / 2].a[row / 8 + 2 * (k / 8)];
+            const uint32_t y = all[column * 4 + k % 8 / 2].b[k / 8];
+            sum += half_of<T>(x, k % 2) * half_of<T>(y, k % 2);
+        }
+        c[i] = sum;
+    }
+    block->end_exchange(exchange);
+}
+
+}  // namespace emulation
+
+inline void load_matrix_x4(uint32_t (&r)[4], const void* row) { emulation::load_matrix<false>(r, row); }
+inline void load_matrix_x4_trans(uint32_t (&r)[4], const void* row) { emulation::load_matrix<true>(r, row); }
+
+template <class T> inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, T) {
+    emulation::multiply<T>(c, a, b0, b1);
+}

@@ -1,0 +1,425 @@
+// Everything of the forward pass that is neither a matrix product nor attention. Each row is computed by itself, in an
+// order that does not depend on the others. Grids may be larger than the batch: rows beyond it have no work.
+#include "include/batch.cuh"
+#include "include/kv_cache.cuh"
+#include "include/reduce.cuh"
+
+constexpr int ROW_THREADS = 256;
+constexpr float LOG2_E = 1.44269504f;
+
+__device__ __forceinline__ float exp_approx(float x) { return exp2_approx(x * LOG2_E); }
+
+// --- embeddings
+
+struct EmbedParams {
+    const BatchHeader* batch;
+    const uint32_t* sampled;  // tokens of the step before, by request
+    const scalar* table;      // [vocab, cols]
+    float* out_float;         // [rows, cols], one of the two
+    scalar* out_scalar;
+    uint32_t cols;
+    uint32_t vocab;
+};
+
+// grid: rows
+KERNEL(ROW_THREADS, embed, EmbedParams) {
+    const uint32_t row = blockIdx.x;
+    if (row >= p.batch->num_rows) {
+        return;
+    }
+    const uint32_t source = batch_words(p.batch, p.batch->token_sources)[row];
+    uint32_t token = source == NONE ? batch_words(p.batch, p.batch->tokens)[row] : p.sampled[source];
+    // The host has checked its tokens; the sampler's are below the vocabulary's size, unless the device is failing.
+    token = min(token, p.vocab - 1);
+    const scalar* from = p.table + uint64_t(token) * p.cols;
+    for (uint32_t i = threadIdx.x; i < p.cols; i += blockDim.x) {
+        if (p.out_float != nullptr) {
+            p.out_float[uint64_t(row) * p.cols + i] = to_float(from[i]);
+        } else {
+            p.out_scalar[uint64_t(row) * p.cols + i] = from[i];
+        }
+    }
+}
+
+struct PositionParams {
+    const BatchHeader* batch;
+    const scalar* table;  // [positions, cols]
+    float* x;             // [rows, cols]
+    uint32_t cols;
+    uint32_t offset;  // of position 0 in the table
+};
+
+// x += table[position + offset]. grid: rows
+KERNEL(ROW_THREADS, add_position, PositionParams) {
+    const uint32_t row = blockIdx.x;
+    if (row >= p.batch->num_rows) {
+        return;
+    }
+    const uint32_t position = batch_words(p.batch, p.batch->positions)[row];
+    const scalar* from = p.table + uint64_t(position + p.offset) * p.cols;
+    for (uint32_t i = threadIdx.x; i < p.cols; i += blockDim.x) {
+        p.x[uint64_t(row) * p.cols + i] += to_float(from[i]);
+    }
+}
+
+// --- norms
+
+enum NormKind : uint32_t { RMS_NORM, LAYER_NORM };
+
+struct NormParams {
+    const BatchHeader* batch;
+    float* x;             // [rows, cols]
+    const scalar* delta;  // [rows, cols], added to x first; or null
+    const float* weight;  // [cols]
+    const float* bias;    // [cols] or null
+    float* out_float;     // [rows, cols], one of the two
+    scalar* out_scalar;
+    uint32_t cols;
+    float eps;
+    NormKind kind;
+};
+
+// One row; `N` numbers at a time.
+template <int N> __device__ __forceinline__ void norm_row(const NormParams& p, uint32_t row, float* shared) {
+    const uint64_t start = uint64_t(row) * p.cols;
+    float* x = p.x + start;
+    const uint32_t step = blockDim.x * N;
+
+    float sum = 0.0f;
+    for (uint32_t i = threadIdx.x * N; i < p.cols; i += step) {
+        Vec<float, N> v = load<N>(x + i);
+        if (p.delta != nullptr) {
+            const Vec<scalar, N> d = load<N>(p.delta + start + i);
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                v.at[j] += to_float(d.at[j]);
+            }
+            store(x + i, v);
+        }
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            sum += p.kind == RMS_NORM ? v.at[j] * v.at[j] : v.at[j];
+        }
+    }
+    sum = reduce_block<Sum>(sum, shared);
+
+    float mean = 0.0f;
+    if (p.kind == LAYER_NORM) {
+        mean = sum / p.cols;
+        sum = 0.0f;
+        for (uint32_t i = threadIdx.x * N; i < p.cols; i += step) {
+            const Vec<float, N> v = load<N>(x + i);
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                sum += (v.at[j] - mean) * (v.at[j] - mean);
+            }
+        }
+        sum = reduce_block<Sum>(sum, shared);
+    }
+    const float factor = 1.0f / sqrtf(sum / p.cols + p.eps);
+
+    for (uint32_t i = threadIdx.x * N; i < p.cols; i += step) {
+        Vec<float, N> v = load<N>(x + i);
+        const Vec<float, N> weight = load<N>(p.weight + i);
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            v.at[j] = (v.at[j] - mean) * factor * weight.at[j];
+        }
+        if (p.bias != nullptr) {
+            const Vec<float, N> bias = load<N>(p.bias + i);
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                v.at[j] += bias.at[j];
+            }
+        }
+        if (p.out_float != nullptr) {
+            store(p.out_float + start + i, v);
+        } else {
+            Vec<scalar, N> rounded;
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                rounded.at[j] = from_float<scalar>(v.at[j]);
+            }
+            store(p.out_scalar + start + i, rounded);
+        }
+    }
+}
+
+// x += delta; out = norm(x). grid: rows; dynamic shared memory: 32 floats
+KERNEL(ROW_THREADS, add_norm, NormParams) {
+    DYNAMIC_SHARED(shared);
+    if (blockIdx.x >= p.batch->num_rows) {
+        return;
+    }
+    if (p.cols % 4 == 0) {
+        norm_row<4>(p, blockIdx.x, reinterpret_cast<float*>(shared));
+    } else {
+        norm_row<1>(p, blockIdx.x, reinterpret_cast<float*>(shared));
+    }
+}
+
+struct AddParams {
+    const BatchHeader* batch;
+    float* x;             // [rows, cols]
+    const scalar* delta;  // [rows, cols]
+    uint32_t cols;
+};
+
+// x += delta. grid: rows
+KERNEL(ROW_THREADS, add, AddParams) {
+    if (blockIdx.x >= p.batch->num_rows) {
+        return;
+    }
+    const uint64_t start = uint64_t(blockIdx.x) * p.cols;
+    for (uint32_t i = threadIdx.x; i < p.cols; i += blockDim.x) {
+        p.x[start + i] += to_float(p.delta[start + i]);
+    }
+}
+
+struct HeadNormParams {
+    const BatchHeader* batch;
+    scalar* qkv;            // [rows, QKV_COLS]
+    const float* q_weight;  // [HEAD_DIM]
+    const float* k_weight;
+    float eps;
+};
+
+constexpr int WARPS_PER_BLOCK = 4;
+
+// Every head of Q and of K is normed by itself, by one warp. grid: (rows, heads / WARPS_PER_BLOCK)
+KERNEL(WARPS_PER_BLOCK * WARP_SIZE, head_norm, HeadNormParams) {
+    const uint32_t row = blockIdx.x, lane = threadIdx.x % WARP_SIZE;
+    const uint32_t head = blockIdx.y * WARPS_PER_BLOCK + threadIdx.x / WARP_SIZE;
+    if (row >= p.batch->num_rows || head >= NUM_HEADS + NUM_KV_HEADS) {
+        return;
+    }
+    const float* weight = head < NUM_HEADS ? p.q_weight : p.k_weight;
+    scalar* x = p.qkv + uint64_t(row) * QKV_COLS + head * HEAD_DIM;
+    float sum = 0.0f;
+    for (uint32_t i = lane; i < HEAD_DIM; i += WARP_SIZE) {
+        const float v = to_float(x[i]);
+        sum += v * v;
+    }
+    const float factor = 1.0f / sqrtf(reduce_warp<Sum>(sum) / HEAD_DIM + p.eps);
+    for (uint32_t i = lane; i < HEAD_DIM; i += WARP_SIZE) {
+        x[i] = from_float<scalar>(to_float(x[i]) * factor * weight[i]);
+    }
+}
+
+// --- rotary embedding and the KV write
+
+struct RopeParams {
+    const BatchHeader* batch;
+    scalar* qkv;         // [rows, QKV_COLS]
+    const float* table;  // [positions][cos, sin][rotary_dim / 2]; null: nothing turns
+    scalar* pool;        // the KV blocks
+    uint32_t layer;
+    uint32_t rotary_dim;
+};
+
+// Turns dimension i with i + rotary_dim / 2, `N` pairs at a time, on the way from `from` to `to`, which may be the same.
+template <int N>
+__device__ __forceinline__ void turn_head(const scalar* from, scalar* to, const float* table, uint32_t rotary_dim) {
+    const uint32_t half = rotary_dim / 2, lane = threadIdx.x % WARP_SIZE;
+    for (uint32_t i = lane * N; i < half; i += WARP_SIZE * N) {
+        const Vec<scalar, N> low = load<N>(from + i), high = load<N>(from + half + i);
+        const Vec<float, N> cos = load<N>(table + i), sin = load<N>(table + half + i);
+        Vec<scalar, N> new_low, new_high;
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            const float a = to_float(low.at[j]), b = to_float(high.at[j]);
+            new_low.at[j] = from_float<scalar>(a * cos.at[j] - b * sin.at[j]);
+            new_high.at[j] = from_float<scalar>(b * cos.at[j] + a * sin.at[j]);
+        }
+        store(to + i, new_low);
+        store(to + half + i, new_high);
+    }
+}
+
+// Q turns in place; K turns on its way into the cache; V goes there as it is. One warp takes one head.
+// grid: (rows, (NUM_HEADS + 2 * NUM_KV_HEADS) / WARPS_PER_BLOCK)
+KERNEL(WARPS_PER_BLOCK * WARP_SIZE, rope_and_write_kv, RopeParams) {
+    const uint32_t row = blockIdx.x, lane = threadIdx.x % WARP_SIZE;
+    const uint32_t head = blockIdx.y * WARPS_PER_BLOCK + threadIdx.x / WARP_SIZE;
+    if (row >= p.batch->num_rows || head >= NUM_HEADS + 2 * NUM_KV_HEADS) {
+        return;
+    }
+    scalar* from = p.qkv + uint64_t(row) * QKV_COLS + head * HEAD_DIM;
+    scalar* to = from;
+    if (head >= NUM_HEADS) {
+        const uint32_t is_v = head >= NUM_HEADS + NUM_KV_HEADS;
+        const uint32_t kv_head = head - NUM_HEADS - is_v * NUM_KV_HEADS;
+        const uint32_t slot = batch_words(p.batch, p.batch->slots)[row];
+        to = p.pool + head_offset(slot / BLOCK_SIZE, p.layer, is_v, kv_head) + slot % BLOCK_SIZE * HEAD_DIM;
+    }
+    const bool turns = p.table != nullptr && head < NUM_HEADS + NUM_KV_HEADS;
+    const uint32_t turned = turns ? p.rotary_dim : 0;
+    if (turns) {
+        const uint32_t position = batch_words(p.batch, p.batch->positions)[row];
+        const float* table = p.table + uint64_t(position) * p.rotary_dim;
+        if (p.rotary_dim % 8 == 0) {
+            turn_head<4>(from, to, table, p.rotary_dim);
+        } else {
+            turn_head<1>(from, to, table, p.rotary_dim);
+        }
+    }
+    if (to != from) {
+        for (uint32_t i = turned + lane; i < HEAD_DIM; i += WARP_SIZE) {
+            to[i] = from[i];
+        }
+    }
+}
+
+// --- activations
+
+enum Activation : uint32_t { SILU, GELU, GELU_TANH, RELU };
+
+__device__ __forceinline__ float activate(Activation kind, float x) {
+    switch (kind) {
+        case SILU:
+            return x / (1.0f + exp_approx(-x));
+        case GELU:
+            return 0.5f * x * (1.0f + erff(x * 0.707106781f));
+        case GELU_TANH: {
+            // 0.5 * x * (1 + tanh(u)) is x * sigmoid(2 u).
+            const float twice_u = 1.59576912f * (x + 0.044715f * x * x * x);
+            return x / (1.0f + exp_approx(-twice_u));
+        }
+        default:
+            return x > 0.0f ? x : 0.0f;
+    }
+}
+
+struct ActivationParams {
+    const BatchHeader* batch;
+    const scalar* x;  // [rows, cols], or [rows, 2 * cols] = [gate | up]
+    scalar* out;      // [rows, cols], may be x where there is no gate
+    uint32_t cols;
+    Activation kind;
+    uint32_t gated;
+};
+
+// out = act(x), or act(gate) * up; `N` numbers.
+template <int N> __device__ __forceinline__ void activate_vec(const ActivationParams& p, uint64_t row, uint32_t i) {
+    const uint64_t x_row = row * p.cols * (p.gated ? 2 : 1);
+    const Vec<scalar, N> x = load<N>(p.x + x_row + i);
+    Vec<float, N> y;
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        y.at[j] = activate(p.kind, to_float(x.at[j]));
+    }
+    if (p.gated) {
+        const Vec<scalar, N> up = load<N>(p.x + x_row + p.cols + i);
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            y.at[j] *= to_float(up.at[j]);
+        }
+    }
+    Vec<scalar, N> out;
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        out.at[j] = from_float<scalar>(y.at[j]);
+    }
+    store(p.out + row * p.cols + i, out);
+}
+
+// grid: (rows, cols / (ROW_THREADS * VEC<scalar>))
+KERNEL(ROW_THREADS, activation, ActivationParams) {
+    constexpr int N = VEC<scalar>;
+    if (blockIdx.x >= p.batch->num_rows) {
+        return;
+    }
+    const uint32_t i = (blockIdx.y * blockDim.x + threadIdx.x) * N;
+    if (p.cols % N == 0) {
+        if (i < p.cols) {
+            activate_vec<N>(p, blockIdx.x, i);
+        }
+    } else {
+        for (uint32_t j = i; j < min(i + N, p.cols); j++) {
+            activate_vec<1>(p, blockIdx.x, j);
+        }
+    }
+}
+
+// --- moving rows
+
+struct GatherParams {
+    const BatchHeader* batch;
+    const float* x_float;  // [rows, cols], one of the two
+    const scalar* x_scalar;
+    scalar* out;     // [num_rows, cols]
+    uint32_t first;  // of `logit_rows`
+    uint32_t cols;
+};
+
+// out[i] = x[logit_rows[first + i]]. grid: num_rows
+KERNEL(ROW_THREADS, gather_rows, GatherParams) {
+    if (p.first + blockIdx.x >= p.batch->num_logit_rows) {
+        return;
+    }
+    const uint64_t row = batch_words(p.batch, p.batch->logit_rows)[p.first + blockIdx.x];
+    scalar* out = p.out + uint64_t(blockIdx.x) * p.cols;
+    for (uint32_t i = threadIdx.x; i < p.cols; i += blockDim.x) {
+        out[i] = p.x_float != nullptr ? from_float<scalar>(p.x_float[row * p.cols + i]) : p.x_scalar[row * p.cols + i];
+    }
+}
+
+struct NarrowParams {
+    const BatchHeader* batch;
+    const float* x;  // [rows, cols]
+    scalar* out;     // [rows, cols]
+    uint32_t cols;
+};
+
+// out = x, rounded. grid: rows
+KERNEL(ROW_THREADS, narrow, NarrowParams) {
+    if (blockIdx.x >= p.batch->num_rows) {
+        return;
+    }
+    const uint64_t start = uint64_t(blockIdx.x) * p.cols;
+    for (uint32_t i = threadIdx.x; i < p.cols; i += blockDim.x) {
+        p.out[start + i] = from_float<scalar>(p.x[start + i]);
+    }
+}
+
+// --- blocks
+
+struct CopyBlocksParams {
+    scalar* pool;
+    const uint32_t* pairs;  // [num_pairs][from, to]; no block is both read and written
+};
+
+constexpr uint32_t COPY_BYTES_PER_BLOCK = 16384;
+
+// grid: (bytes of a KV block / COPY_BYTES_PER_BLOCK, num_pairs)
+KERNEL(ROW_THREADS, copy_blocks, CopyBlocksParams) {
+    constexpr int N = VEC<scalar>;
+    const uint32_t from = p.pairs[2 * blockIdx.y], to = p.pairs[2 * blockIdx.y + 1];
+    const uint64_t per_block = COPY_BYTES_PER_BLOCK / sizeof(scalar), start = blockIdx.x * per_block;
+    const uint64_t end = min(start + per_block, uint64_t(BLOCK_STRIDE));
+    for (uint64_t i = start + threadIdx.x * N; i < end; i += blockDim.x * N) {
+        store(p.pool + to * BLOCK_STRIDE + i, load<N>(p.pool + from * BLOCK_STRIDE + i));
+    }
+}
+
+// --- random weights
+
+struct RandomParams {
+    scalar* out;  // [n]
+    uint64_t n;
+    uint64_t seed;
+    float bound;
+};
+
+// Uniform between -bound and bound: element i is a hash of the seed and i, whatever the grid. (The finalizer of
+// SplitMix64.) grid: any
+KERNEL(ROW_THREADS, fill_random, RandomParams) {
+    const uint64_t step = uint64_t(gridDim.x) * blockDim.x;
+    for (uint64_t i = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < p.n; i += step) {
+        uint64_t z = (p.seed ^ 0x9e3779b97f4a7c15u) + i * 0xbf58476d1ce4e5b9u;
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+        z ^= z >> 31;
+        p.out[i] = from_float<scalar>((float(uint32_t(z >> 40)) * 0x1p-23f - 1.0f) * p.bound);
+    }
+}

@@ -1,0 +1,89 @@
+//! Decode steps as CUDA graphs: recorded once for each kind of step, then replayed with one call.
+
+use super::device::{Device, DeviceResult, GraphId};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// Decode steps of one kind: their launches are the same.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct GraphKey {
+    /// Rows that the launches cover; those beyond the batch's have no work.
+    pub num_rows: usize,
+    /// [`AttentionPlan::graph_key`](super::attention::AttentionPlan::graph_key)
+    pub attention: u32,
+}
+
+/// How far a kind of step has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Recording {
+    /// It has run once, so that whatever is loaded at first use is there: nothing may be loaded while recording.
+    Warm,
+    Ready(GraphId),
+}
+
+/// The recordings of one device.
+pub struct Graphs {
+    device: Rc<dyn Device>,
+    recordings: HashMap<GraphKey, Recording>,
+}
+
+impl Graphs {
+    pub fn new(device: &Rc<dyn Device>) -> Self {
+        Self { device: device.clone(), recordings: HashMap::new() }
+    }
+
+    /// Does a step of this kind: `run` enqueues it.
+    pub fn step(&mut self, key: GraphKey, run: impl FnOnce()) -> DeviceResult<()> {
+        let graph = match self.recordings.get(&key) {
+            None => {
+                run();
+                self.recordings.insert(key, Recording::Warm);
+                return Ok(());
+            }
+            Some(Recording::Warm) => {
+                self.device.begin_capture()?;
+                run();
+                let graph = self.device.end_capture()?;
+                self.recordings.insert(key, Recording::Ready(graph));
+                graph
+            }
+            Some(Recording::Ready(graph)) => *graph,
+        };
+        // SAFETY: the recorded addresses are of buffers that live as long as the backend; `clear` is called before one
+        // of them moves.
+        unsafe { self.device.launch_graph(graph) }
+    }
+
+    /// Forgets all recordings: an address in them is no longer good.
+    pub fn clear(&mut self) {
+        self.device.clear_graphs();
+        self.recordings.clear();
+    }
+}
+
+/// Rows that a graph is recorded for: few sizes, and not many more rows than needed.
+pub fn bucket(num_rows: usize, max_rows: usize) -> usize {
+    let bucket = match num_rows {
+        0..=8 => num_rows.next_power_of_two(),
+        9..=64 => num_rows.next_multiple_of(8),
+        65..=256 => num_rows.next_multiple_of(16),
+        _ => num_rows.next_multiple_of(64),
+    };
+    bucket.min(max_rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bucket;
+
+    #[test]
+    fn buckets_hold_their_rows_and_waste_little() {
+        for rows in 1..=1000 {
+            let bucket = bucket(rows, 1000);
+            assert!(bucket >= rows && bucket <= 1000, "{rows} rows in a bucket of {bucket}");
+            assert!(bucket < rows + rows.div_ceil(2).max(2), "{rows} rows in a bucket of {bucket}");
+        }
+        let distinct: std::collections::BTreeSet<_> = (1..=256).map(|rows| bucket(rows, 256)).collect();
+        assert_eq!(distinct.len(), 4 + 7 + 12);
+    }
+}

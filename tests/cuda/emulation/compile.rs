@@ -1,0 +1,83 @@
+//! The kernels of `kernels/` as shared libraries for this processor.
+
+use pagetide::backend::cuda::device::{DeviceError, DeviceResult, ModuleSource};
+use std::collections::hash_map::DefaultHasher;
+use std::fs;
+use std::hash::{Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const FLAGS: &[&str] = &[
+    "-std=c++17",
+    "-O2",
+    "-fPIC",
+    "-shared",
+    "-DCUDA_EMULATION",
+    // Kernels look at numbers as bytes and the other way round.
+    "-fno-strict-aliasing",
+    // A product and a sum are fused where a kernel says so.
+    "-ffp-contract=off",
+    "-Wall",
+    "-Werror",
+    "-Wno-unknown-pragmas",
+    "-Wno-unused-function",
+];
+
+fn kernels() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")
+}
+
+/// True where `scripts/test-kernels-asan.sh` runs the tests: reads and writes out of bounds end the process.
+fn with_address_sanitizer() -> bool {
+    std::env::var_os("PAGETIDE_KERNEL_SANITIZER").is_some_and(|value| value == "address")
+}
+
+/// The shared library of a module, compiled unless an earlier run has done it.
+pub fn library(source: &ModuleSource) -> DeviceResult<PathBuf> {
+    library_of(&kernels().join(source.file), source)
+}
+
+/// The same for a file that lies elsewhere.
+pub fn library_of(file: &Path, source: &ModuleSource) -> DeviceResult<PathBuf> {
+    let mut flags: Vec<String> = FLAGS.iter().map(|flag| flag.to_string()).collect();
+    flags.extend(source.defines.iter().map(|(name, value)| format!("-D{name}={value}")));
+    if with_address_sanitizer() {
+        flags.extend(["-fsanitize=address".into(), "-g".into()]);
+    }
+    let mut hasher = DefaultHasher::new();
+    (file, fs::read(file).ok(), &flags, all_headers()).hash(&mut hasher);
+    let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{:016x}.so", hasher.finish()));
+    if library.is_file() {
+        return Ok(library);
+    }
+    // Several tests may compile the same: the last one to finish wins, and all are equal.
+    let unfinished = library.with_extension(format!("{}.{:?}", std::process::id(), std::thread::current().id()));
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+    let output = Command::new(&compiler)
+        .args(&flags)
+        .args(["-x", "c++", "-I"])
+        .arg(kernels())
+        .arg("-o")
+        .arg(&unfinished)
+        .arg(file)
+        .output()
+        .map_err(|error| DeviceError::Other(format!("{compiler}: {error}")))?;
+    if !output.status.success() {
+        let log = String::from_utf8_lossy(&output.stderr).into_owned();
+        return Err(DeviceError::Compile { file: name, arch: "the emulation".into(), log });
+    }
+    fs::rename(&unfinished, &library).map_err(|error| DeviceError::Other(error.to_string()))?;
+    Ok(library)
+}
+
+/// What every module may include.
+fn all_headers() -> Vec<Vec<u8>> {
+    let mut files: Vec<PathBuf> = ["include", "emulation"]
+        .iter()
+        .flat_map(|folder| fs::read_dir(kernels().join(folder)).expect("the repository has this folder"))
+        .map(|entry| entry.expect("a folder's entry").path())
+        .collect();
+    files.sort();
+    files.iter().map(|file| fs::read(file).expect("a header")).collect()
+}

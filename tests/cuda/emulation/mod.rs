@@ -1,0 +1,463 @@
+//! A GPU that is a CPU: the kernels' own source runs under `kernels/emulation`, memory is memory, and streams are lists
+//! of things to do.
+//!
+//! Nothing that is enqueued has to happen before somebody waits for it. Each stream is as lazy as the test says: what
+//! is read or reused before its copy is done goes wrong under one laziness or another, and always the same way for the
+//! same seed.
+
+pub mod compile;
+
+use libloading::{Library, Symbol};
+use pagetide::backend::DType;
+use pagetide::backend::cuda::device::{
+    Copy, Device, DeviceError, DeviceInfo, DevicePtr, DeviceResult, Event, GraphId, Grid, KernelId, Matmul, ModuleId,
+    ModuleSource, Stream,
+};
+use std::alloc::Layout;
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, VecDeque};
+use std::ffi::{c_char, c_void};
+use std::path::Path;
+use std::ptr::NonNull;
+
+/// How eagerly a stream works: the chance, in percent, that what is enqueued is done at once rather than when somebody
+/// waits for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Eagerness {
+    pub compute: u32,
+    pub copy_out: u32,
+    pub copy_in: u32,
+}
+
+impl Eagerness {
+    pub const EAGER: Self = Self { compute: 100, copy_out: 100, copy_in: 100 };
+}
+
+#[derive(Clone, Debug)]
+pub struct EmulatedOptions {
+    pub total_memory: usize,
+    pub eagerness: Eagerness,
+    pub seed: u64,
+    /// In which order threads run: 0, 1 or 2 (`Order` of the emulation).
+    pub thread_order: u32,
+}
+
+impl Default for EmulatedOptions {
+    fn default() -> Self {
+        Self { total_memory: 1 << 30, eagerness: Eagerness::EAGER, seed: 1, thread_order: 0 }
+    }
+}
+
+/// `struct Launch` of `kernels/emulation/cuda.h`.
+#[repr(C)]
+struct Launch {
+    grid: [u32; 3],
+    threads: u32,
+    shared_bytes: u32,
+    order: u32,
+    seed: u64,
+}
+
+type Emulate = unsafe extern "C" fn(*const Launch, *const c_void, usize, *mut c_char, usize) -> i32;
+
+/// Something on a stream.
+#[derive(Clone, Debug)]
+enum Operation {
+    Copies(Vec<Copy>),
+    Fill { to: DevicePtr, value: u8, bytes: usize },
+    Launch { kernel: KernelId, grid: Grid, params: Vec<u8> },
+    Matmul { matmul: Matmul, x: DevicePtr, w: DevicePtr, bias: DevicePtr, out: DevicePtr },
+    Graph(GraphId),
+    Record(u64),
+    Wait(Event),
+}
+
+#[derive(Default)]
+struct StreamState {
+    pending: VecDeque<Operation>,
+    recorded: u64,
+    done: u64,
+}
+
+/// Bytes on both sides of an allocation that nobody may write.
+const GUARD_BYTES: usize = 256;
+const POISON: u8 = 0xff;
+
+pub struct EmulatedDevice {
+    info: DeviceInfo,
+    options: EmulatedOptions,
+    random: Cell<u64>,
+    streams: RefCell<HashMap<Stream, StreamState>>,
+    /// Addresses and sizes.
+    allocated: RefCell<HashMap<u64, usize>>,
+    pinned: RefCell<HashMap<u64, usize>>,
+    libraries: RefCell<Vec<Library>>,
+    kernels: RefCell<Vec<(String, Emulate)>>,
+    graphs: RefCell<Vec<Vec<Operation>>>,
+    capturing: RefCell<Option<Vec<Operation>>>,
+    /// What every call answers once the device has failed.
+    failure: RefCell<Option<DeviceError>>,
+    /// Operations until it fails.
+    fails_after: Cell<Option<u64>>,
+    /// How often an event was asked for that the stream had not reached.
+    pub num_launches: Cell<u64>,
+    pub num_graph_launches: Cell<u64>,
+}
+
+impl EmulatedDevice {
+    pub fn new(options: EmulatedOptions) -> Self {
+        let info = DeviceInfo {
+            name: "emulation".into(),
+            compute_capability: (9, 0),
+            num_sms: 4,
+            max_shared_bytes: 227 * 1024,
+            total_memory: options.total_memory,
+        };
+        Self {
+            info,
+            random: Cell::new(options.seed),
+            options,
+            streams: RefCell::new(Stream::ALL.into_iter().map(|stream| (stream, StreamState::default())).collect()),
+            allocated: RefCell::default(),
+            pinned: RefCell::default(),
+            libraries: RefCell::default(),
+            kernels: RefCell::default(),
+            graphs: RefCell::default(),
+            capturing: RefCell::default(),
+            failure: RefCell::default(),
+            fails_after: Cell::default(),
+            num_launches: Cell::default(),
+            num_graph_launches: Cell::default(),
+        }
+    }
+
+    /// The device is lost with the `operations`-th operation from now.
+    pub fn fail_after(&self, operations: u64) {
+        self.fails_after.set(Some(operations));
+    }
+
+    /// Memory that has not been freed: device and pinned bytes.
+    pub fn bytes_in_use(&self) -> (usize, usize) {
+        (self.allocated.borrow().values().sum(), self.pinned.borrow().values().sum())
+    }
+
+    /// Loads a kernel file that is not part of the program.
+    pub fn load_file(&self, file: &Path, source: &ModuleSource) -> DeviceResult<ModuleId> {
+        self.open(&compile::library_of(file, source)?)
+    }
+
+    fn open(&self, path: &Path) -> DeviceResult<ModuleId> {
+        // SAFETY: a library of ours, without initialisers that do anything.
+        let library = unsafe { Library::new(path) }.map_err(|error| DeviceError::Other(error.to_string()))?;
+        self.libraries.borrow_mut().push(library);
+        Ok(ModuleId(self.libraries.borrow().len() - 1))
+    }
+
+    fn chance(&self, percent: u32) -> bool {
+        let mut z = self.random.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.random.set(z);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % 100 < u64::from(percent)
+    }
+
+    fn check(&self) -> DeviceResult<()> {
+        if let Some(left) = self.fails_after.get() {
+            self.fails_after.set(Some(left.saturating_sub(1)));
+            if left == 0 {
+                self.failure.borrow_mut().get_or_insert(DeviceError::Lost("an injected failure".into()));
+            }
+        }
+        self.failure.borrow().clone().map_or(Ok(()), Err)
+    }
+
+    fn enqueue(&self, stream: Stream, operation: Operation) -> DeviceResult<()> {
+        self.check()?;
+        if stream == Stream::Compute
+            && let Some(recording) = &mut *self.capturing.borrow_mut()
+        {
+            let is_event = matches!(operation, Operation::Record(_) | Operation::Wait(_));
+            assert!(!is_event, "an event on a stream that is being recorded");
+            recording.push(operation);
+            return Ok(());
+        }
+        self.streams.borrow_mut().get_mut(&stream).expect("all streams are there").pending.push_back(operation);
+        let Eagerness { compute, copy_out, copy_in } = self.options.eagerness;
+        for (stream, eagerness) in
+            [(Stream::Compute, compute), (Stream::CopyOut, copy_out), (Stream::CopyIn, copy_in)]
+        {
+            while self.chance(eagerness) && self.do_next(stream)? {}
+        }
+        Ok(())
+    }
+
+    /// Does a stream's next operation; false where there is none.
+    fn do_next(&self, stream: Stream) -> DeviceResult<bool> {
+        let next = self.streams.borrow_mut().get_mut(&stream).expect("all streams are there").pending.pop_front();
+        let Some(operation) = next else { return Ok(false) };
+        match operation {
+            Operation::Record(number) => {
+                self.streams.borrow_mut().get_mut(&stream).expect("all streams are there").done = number;
+            }
+            Operation::Wait(event) => self.reach(event)?,
+            operation => self.perform(&operation)?,
+        }
+        Ok(true)
+    }
+
+    /// Works until the event is done.
+    fn reach(&self, event: Event) -> DeviceResult<()> {
+        while self.streams.borrow()[&event.stream].done < event.number {
+            assert!(self.do_next(event.stream)?, "{event:?} is waited for and was never recorded");
+        }
+        Ok(())
+    }
+
+    fn perform(&self, operation: &Operation) -> DeviceResult<()> {
+        match operation {
+            Operation::Copies(copies) => {
+                for copy in copies {
+                    // SAFETY: the caller of `copy` promised both ranges.
+                    unsafe { std::ptr::copy(copy.from.0 as *const u8, copy.to.0 as *mut u8, copy.bytes) };
+                }
+            }
+            Operation::Fill { to, value, bytes } => {
+                // SAFETY: as above.
+                unsafe { std::ptr::write_bytes(to.0 as *mut u8, *value, *bytes) };
+            }
+            Operation::Launch { kernel, grid, params } => self.launch_now(*kernel, *grid, params)?,
+            Operation::Matmul { matmul, x, w, bias, out } => multiply(matmul, *x, *w, *bias, *out),
+            Operation::Graph(graph) => {
+                let operations = self.graphs.borrow()[graph.0].clone();
+                operations.iter().try_for_each(|operation| self.perform(operation))?;
+            }
+            Operation::Record(_) | Operation::Wait(_) => unreachable!("events are the streams' own"),
+        }
+        Ok(())
+    }
+
+    fn launch_now(&self, kernel: KernelId, grid: Grid, params: &[u8]) -> DeviceResult<()> {
+        let (name, emulate) = self.kernels.borrow()[kernel.0].clone();
+        // Aligned as the kernel's struct may want it.
+        let mut aligned = vec![0_u128; params.len().div_ceil(16)];
+        // SAFETY: `aligned` has room, and both are plain bytes.
+        unsafe { std::ptr::copy_nonoverlapping(params.as_ptr(), aligned.as_mut_ptr().cast(), params.len()) };
+        let launch = Launch {
+            grid: grid.blocks,
+            threads: grid.threads,
+            shared_bytes: grid.shared_bytes,
+            order: self.options.thread_order,
+            seed: self.options.seed,
+        };
+        let mut message = [0_u8; 2048];
+        // SAFETY: the function is the one that the KERNEL macro makes; it checks the parameters' size itself.
+        let failed = unsafe {
+            emulate(&launch, aligned.as_ptr().cast(), params.len(), message.as_mut_ptr().cast(), message.len())
+        };
+        if failed == 0 {
+            return Ok(());
+        }
+        let length = message.iter().position(|byte| *byte == 0).unwrap_or(message.len());
+        let error = DeviceError::Lost(format!("{name}: {}", String::from_utf8_lossy(&message[..length])));
+        *self.failure.borrow_mut() = Some(error.clone());
+        Err(error)
+    }
+
+    fn layout(bytes: usize) -> Layout {
+        Layout::from_size_align(bytes + 2 * GUARD_BYTES, 256).expect("a size that fits")
+    }
+
+    fn allocate_in(&self, pool: &RefCell<HashMap<u64, usize>>, bytes: usize) -> NonNull<u8> {
+        // SAFETY: the layout is not empty.
+        let start = unsafe { std::alloc::alloc(Self::layout(bytes)) };
+        assert!(!start.is_null(), "out of memory");
+        // SAFETY: all of it is ours.
+        unsafe { std::ptr::write_bytes(start, POISON, bytes + 2 * GUARD_BYTES) };
+        // SAFETY: within the allocation.
+        let address = unsafe { start.add(GUARD_BYTES) };
+        pool.borrow_mut().insert(address as u64, bytes);
+        NonNull::new(address).expect("not null")
+    }
+
+    fn free_in(&self, pool: &RefCell<HashMap<u64, usize>>, address: u64) {
+        let bytes = pool.borrow_mut().remove(&address).expect("freed once, and allocated before");
+        let start = (address as usize - GUARD_BYTES) as *mut u8;
+        // SAFETY: all of it was allocated by `allocate_in`.
+        let memory = unsafe { std::slice::from_raw_parts(start, bytes + 2 * GUARD_BYTES) };
+        let is_intact = |guard: &[u8]| guard.iter().all(|byte| *byte == POISON);
+        let intact = is_intact(&memory[..GUARD_BYTES]) && is_intact(&memory[GUARD_BYTES + bytes..]);
+        // SAFETY: allocated with this layout.
+        unsafe { std::alloc::dealloc(start, Self::layout(bytes)) };
+        assert!(intact || std::thread::panicking(), "a write beyond an allocation of {bytes} bytes");
+    }
+}
+
+impl Device for EmulatedDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory(&self) -> DeviceResult<(usize, usize)> {
+        self.check()?;
+        let used: usize = self.allocated.borrow().values().sum();
+        Ok((self.info.total_memory - used, self.info.total_memory))
+    }
+
+    fn allocate(&self, bytes: usize) -> DeviceResult<DevicePtr> {
+        let (free, total) = self.memory()?;
+        if bytes > free {
+            return Err(DeviceError::OutOfMemory { wanted: bytes, free, total });
+        }
+        Ok(DevicePtr(self.allocate_in(&self.allocated, bytes).as_ptr() as u64))
+    }
+
+    unsafe fn free(&self, ptr: DevicePtr) {
+        self.free_in(&self.allocated, ptr.0);
+    }
+
+    fn allocate_pinned(&self, bytes: usize) -> DeviceResult<NonNull<u8>> {
+        self.check()?;
+        Ok(self.allocate_in(&self.pinned, bytes))
+    }
+
+    unsafe fn free_pinned(&self, ptr: NonNull<u8>) {
+        self.free_in(&self.pinned, ptr.as_ptr() as u64);
+    }
+
+    unsafe fn copy(&self, stream: Stream, copy: Copy) -> DeviceResult<()> {
+        self.enqueue(stream, Operation::Copies(vec![copy]))
+    }
+
+    unsafe fn copy_batch(&self, stream: Stream, copies: &[Copy]) -> DeviceResult<()> {
+        self.enqueue(stream, Operation::Copies(copies.to_vec()))
+    }
+
+    unsafe fn fill(&self, stream: Stream, to: DevicePtr, value: u8, bytes: usize) -> DeviceResult<()> {
+        self.enqueue(stream, Operation::Fill { to, value, bytes })
+    }
+
+    fn record(&self, stream: Stream) -> DeviceResult<Event> {
+        let number = {
+            let mut streams = self.streams.borrow_mut();
+            let state = streams.get_mut(&stream).expect("all streams are there");
+            state.recorded += 1;
+            state.recorded
+        };
+        self.enqueue(stream, Operation::Record(number))?;
+        Ok(Event { stream, number })
+    }
+
+    fn wait(&self, stream: Stream, event: Event) -> DeviceResult<()> {
+        assert_ne!(stream, event.stream, "a stream need not wait for itself");
+        self.enqueue(stream, Operation::Wait(event))
+    }
+
+    fn is_done(&self, event: Event) -> DeviceResult<bool> {
+        self.check()?;
+        // Somebody who asks waits: let him wait for a while, but not for ever.
+        if self.streams.borrow()[&event.stream].done < event.number && self.chance(40) {
+            self.reach(event)?;
+        }
+        Ok(self.streams.borrow()[&event.stream].done >= event.number)
+    }
+
+    fn synchronize(&self) -> DeviceResult<()> {
+        self.check()?;
+        assert!(self.capturing.borrow().is_none(), "nobody waits for a device that is recording");
+        for stream in Stream::ALL {
+            while self.do_next(stream)? {}
+        }
+        Ok(())
+    }
+
+    fn load_modules(&self, sources: &[ModuleSource]) -> DeviceResult<Vec<ModuleId>> {
+        let compiled: Vec<_> = std::thread::scope(|scope| {
+            let compiling: Vec<_> = sources.iter().map(|source| scope.spawn(|| compile::library(source))).collect();
+            compiling.into_iter().map(|thread| thread.join().expect("the compiler's thread")).collect()
+        });
+        compiled.into_iter().map(|library| self.open(&library?)).collect()
+    }
+
+    fn kernel(&self, module: ModuleId, name: &str, _: u32) -> DeviceResult<KernelId> {
+        let libraries = self.libraries.borrow();
+        // SAFETY: the symbol is the function that the KERNEL macro makes; the library is never closed before `self`.
+        let symbol: Result<Symbol<'_, Emulate>, _> =
+            unsafe { libraries[module.0].get(format!("emulate_{name}").as_bytes()) };
+        let emulate = *symbol.map_err(|error| DeviceError::Other(error.to_string()))?;
+        self.kernels.borrow_mut().push((name.into(), emulate));
+        Ok(KernelId(self.kernels.borrow().len() - 1))
+    }
+
+    unsafe fn launch(&self, kernel: KernelId, grid: Grid, params: &[u8]) -> DeviceResult<()> {
+        assert!(grid.blocks.iter().all(|blocks| *blocks > 0) && grid.blocks[1] < 65_536 && grid.blocks[2] < 65_536);
+        self.num_launches.set(self.num_launches.get() + 1);
+        self.enqueue(Stream::Compute, Operation::Launch { kernel, grid, params: params.to_vec() })
+    }
+
+    unsafe fn matmul(
+        &self,
+        matmul: Matmul,
+        x: DevicePtr,
+        w: DevicePtr,
+        bias: DevicePtr,
+        out: DevicePtr,
+    ) -> DeviceResult<()> {
+        assert!([x, w, bias, out].iter().all(|ptr| ptr.0.is_multiple_of(16)), "a product's operands are aligned");
+        self.enqueue(Stream::Compute, Operation::Matmul { matmul, x, w, bias, out })
+    }
+
+    fn begin_capture(&self) -> DeviceResult<()> {
+        self.check()?;
+        assert!(self.capturing.borrow_mut().replace(Vec::new()).is_none(), "a recording within a recording");
+        Ok(())
+    }
+
+    fn end_capture(&self) -> DeviceResult<GraphId> {
+        let recorded = self.capturing.borrow_mut().take().expect("a recording has begun");
+        self.graphs.borrow_mut().push(recorded);
+        Ok(GraphId(self.graphs.borrow().len() - 1))
+    }
+
+    unsafe fn launch_graph(&self, graph: GraphId) -> DeviceResult<()> {
+        self.num_graph_launches.set(self.num_graph_launches.get() + 1);
+        self.enqueue(Stream::Compute, Operation::Graph(graph))
+    }
+
+    fn clear_graphs(&self) {
+        self.graphs.borrow_mut().clear();
+    }
+}
+
+impl Drop for EmulatedDevice {
+    fn drop(&mut self) {
+        let left = self.bytes_in_use();
+        assert!(left == (0, 0) || std::thread::panicking(), "never freed: {left:?} bytes (device, pinned)");
+    }
+}
+
+/// As cublasLt: products of the operands' type, summed in float32, in an order that does not depend on `m`.
+fn multiply(matmul: &Matmul, x: DevicePtr, w: DevicePtr, bias: DevicePtr, out: DevicePtr) {
+    let Matmul { m, n, k, dtype, out: out_dtype, bias: has_bias } = *matmul;
+    let (x, w) = (read(x, m * k, dtype), read(w, n * k, dtype));
+    let bias = if has_bias { read(bias, n, out_dtype) } else { vec![0.0; n] };
+    let mut result = Vec::with_capacity(m * n);
+    for x in x.chunks_exact(k) {
+        for (w, bias) in w.chunks_exact(k).zip(&bias) {
+            let sum: f32 = x.iter().zip(w).map(|(x, w)| x * w).sum();
+            result.push(sum + bias);
+        }
+    }
+    write(out, &result, out_dtype);
+}
+
+fn read(from: DevicePtr, len: usize, dtype: DType) -> Vec<f32> {
+    // SAFETY: whoever enqueued the operation promised the range.
+    let bytes = unsafe { std::slice::from_raw_parts(from.0 as *const u8, len * dtype.size_bytes()) };
+    super::support::floats(bytes, dtype)
+}
+
+fn write(to: DevicePtr, values: &[f32], dtype: DType) {
+    let bytes = super::support::bytes(values, dtype);
+    // SAFETY: as above.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.0 as *mut u8, bytes.len()) };
+}

@@ -1,0 +1,138 @@
+//! What the kernels' tests share: a device, numbers, and the way to it and back.
+
+use crate::emulation::{EmulatedDevice, EmulatedOptions};
+use pagetide::backend::DType;
+use pagetide::backend::cuda::device::{Copy, Device, DeviceBuffer, PinnedBuffer, Stream};
+use std::rc::Rc;
+
+pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+/// The emulation; or, with `PAGETIDE_TEST_DEVICE=cuda`, the first GPU.
+pub fn device(thread_order: u32) -> Rc<dyn Device> {
+    if std::env::var_os("PAGETIDE_TEST_DEVICE").is_some_and(|kind| kind == "cuda") {
+        return crate::gpu();
+    }
+    Rc::new(EmulatedDevice::new(EmulatedOptions { thread_order, ..EmulatedOptions::default() }))
+}
+
+/// Thread orders to run everything under. A GPU has its own.
+pub fn thread_orders() -> std::ops::Range<u32> {
+    if std::env::var_os("PAGETIDE_TEST_DEVICE").is_some() { 0..1 } else { 0..3 }
+}
+
+/// SplitMix64.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n as u64) as usize
+    }
+
+    /// Between `from` and `to`, both possible.
+    pub fn range(&mut self, from: usize, to: usize) -> usize {
+        from + self.below(to - from + 1)
+    }
+
+    pub fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+
+    pub fn pick<T: std::marker::Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+
+    /// In [-1, 1).
+    pub fn float(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1u32 << 23) as f32 - 1.0
+    }
+
+    /// Numbers that `dtype` holds exactly.
+    pub fn floats(&mut self, n: usize, dtype: DType) -> Vec<f32> {
+        (0..n).map(|_| round(self.float(), dtype)).collect()
+    }
+}
+
+pub fn round(x: f32, dtype: DType) -> f32 {
+    match dtype {
+        DType::F32 => x,
+        DType::F16 => half::f16::from_f32(x).to_f32(),
+        DType::BF16 => half::bf16::from_f32(x).to_f32(),
+    }
+}
+
+pub fn bytes(values: &[f32], dtype: DType) -> Vec<u8> {
+    match dtype {
+        DType::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        DType::F16 => values.iter().flat_map(|x| half::f16::from_f32(*x).to_le_bytes()).collect(),
+        DType::BF16 => values.iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes()).collect(),
+    }
+}
+
+pub fn floats(bytes: &[u8], dtype: DType) -> Vec<f32> {
+    match dtype {
+        DType::F32 => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+        DType::F16 => bytes.as_chunks().0.iter().map(|b| half::f16::from_le_bytes(*b).to_f32()).collect(),
+        DType::BF16 => bytes.as_chunks().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32()).collect(),
+    }
+}
+
+/// Device memory with these bytes.
+pub fn upload_bytes(device: &Rc<dyn Device>, bytes: &[u8]) -> DeviceBuffer {
+    let buffer = DeviceBuffer::new(device, bytes.len()).unwrap();
+    let mut staging = PinnedBuffer::new(device, bytes.len()).unwrap();
+    // SAFETY: nothing is enqueued that uses it.
+    unsafe { staging.as_mut_slice() }.copy_from_slice(bytes);
+    let copy = Copy { to: buffer.ptr(), from: staging.ptr(), bytes: bytes.len() };
+    // SAFETY: dropping `staging` waits for the device.
+    unsafe { device.copy(Stream::Compute, copy) }.unwrap();
+    buffer
+}
+
+pub fn upload(device: &Rc<dyn Device>, values: &[f32], dtype: DType) -> DeviceBuffer {
+    upload_bytes(device, &bytes(values, dtype))
+}
+
+pub fn upload_words(device: &Rc<dyn Device>, words: &[u32]) -> DeviceBuffer {
+    upload_bytes(device, &words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>())
+}
+
+/// All bytes of a buffer, once everything enqueued is done.
+pub fn download_bytes(device: &Rc<dyn Device>, buffer: &DeviceBuffer) -> Vec<u8> {
+    let staging = PinnedBuffer::new(device, buffer.bytes()).unwrap();
+    let copy = Copy { to: staging.ptr(), from: buffer.ptr(), bytes: buffer.bytes() };
+    // SAFETY: both live until the device has done it.
+    unsafe { device.copy(Stream::Compute, copy) }.unwrap();
+    device.synchronize().unwrap();
+    // SAFETY: the copy is done.
+    unsafe { staging.as_slice() }.to_vec()
+}
+
+pub fn download(device: &Rc<dyn Device>, buffer: &DeviceBuffer, dtype: DType) -> Vec<f32> {
+    floats(&download_bytes(device, buffer), dtype)
+}
+
+#[track_caller]
+pub fn assert_close(got: &[f32], expected: &[f64], tolerance: f64, what: &str) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
+        let error = (f64::from(*got) - expected).abs();
+        assert!(error <= tolerance * (1.0 + expected.abs()), "{what}: element {i} is {got}, not {expected}");
+    }
+}
+
+/// How far a result of this type may be from the exact one.
+pub fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => 2e-6,
+        DType::F16 => 1.5e-3,
+        DType::BF16 => 1e-2,
+    }
+}
