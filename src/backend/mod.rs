@@ -243,6 +243,30 @@ pub struct Rope {
     pub max_positions: usize,
 }
 
+impl Rope {
+    /// `[max_positions][cos, sin][rotary_dim / 2]`, with the factor.
+    pub(crate) fn table(&self) -> Result<Vec<f32>, StartError> {
+        let half = self.inv_freq.len();
+        if self.rotary_dim != 2 * half || half == 0 {
+            return Err(StartError::new(format!(
+                "rotary embedding of {} dimensions with {half} frequencies: one is needed for every two dimensions",
+                self.rotary_dim
+            )));
+        }
+        let mut table = vec![0.0; self.max_positions * self.rotary_dim];
+        for (position, row) in table.chunks_exact_mut(self.rotary_dim).enumerate() {
+            let (cos, sin) = row.split_at_mut(half);
+            for ((cos, sin), freq) in cos.iter_mut().zip(sin).zip(&self.inv_freq) {
+                // In float64: the angle grows with the position, and float32 would lose its fraction.
+                let angle = position as f64 * f64::from(*freq);
+                *cos = (angle.cos() * f64::from(self.attention_factor)) as f32;
+                *sin = (angle.sin() * f64::from(self.attention_factor)) as f32;
+            }
+        }
+        Ok(table)
+    }
+}
+
 /// The operations. Tensors are `[rows, cols]`; `rows` may be less than the tensor was made for. Shapes that do not fit
 /// are a programming error and panic; so does a device that fails.
 ///

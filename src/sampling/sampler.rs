@@ -187,23 +187,35 @@ impl Sampler {
             0 => f32::NEG_INFINITY,
             k => row::kth_largest(logits, k, &mut self.candidates),
         };
-        // The largest scale is finite, so that the best token's is 0 times a number.
-        let scale = (1.0 / params.temperature).min(f32::MAX);
+        let scale = inverse_temperature(params);
         let mut total = row::weigh(logits, max, scale, least_logit, &mut self.weights);
-        let mut least = 1;
+        let mut least = weight_of_min_p(params.min_p);
         if params.min_p > 0.0 {
-            least = ((f64::from(params.min_p) * row::ONE as f64).ceil() as u64).clamp(1, row::ONE);
             total = row::keep_from(&mut self.weights, least);
         }
         if params.top_p < 1.0 && total > 0 {
-            // The share as a fraction of 2³², so that the target is one integer product.
-            let share = (f64::from(params.top_p) * (1_u64 << 32) as f64).round() as u128;
+            let share = u128::from(top_p_share(params.top_p));
             let target = ((u128::from(total) * share).div_ceil(1 << 32) as u64).clamp(1, total);
             least = row::weight_threshold(&self.weights, total, target, &mut self.candidate_weights);
             total = row::sum_from(&self.weights, least);
         }
         (least, total)
     }
+}
+
+/// Factor on logits. The largest is finite, so that the best token's is 0 times a number.
+pub(crate) fn inverse_temperature(params: &SamplingParams) -> f32 {
+    (1.0 / params.temperature).min(f32::MAX)
+}
+
+/// The least weight that `min_p` leaves.
+pub(crate) fn weight_of_min_p(min_p: f32) -> u64 {
+    ((f64::from(min_p) * row::ONE as f64).ceil() as u64).clamp(1, row::ONE)
+}
+
+/// `top_p` in units of 2⁻³², so that the weight to reach is one integer product.
+pub(crate) fn top_p_share(top_p: f32) -> u64 {
+    (f64::from(top_p) * (1_u64 << 32) as f64).round() as u64
 }
 
 fn set(logits: &mut [f32], token: TokenId, change: impl FnOnce(f32) -> f32) {

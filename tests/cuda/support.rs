@@ -3,6 +3,10 @@
 use crate::emulation::{EmulatedDevice, EmulatedOptions};
 use pagetide::backend::DType;
 use pagetide::backend::cuda::device::{Copy, Device, DeviceBuffer, PinnedBuffer, Stream};
+use pagetide::backend::cuda::{CudaBackend, CudaOptions};
+use pagetide::model::decoder::Decoder;
+use pagetide::model::files::ModelFiles;
+use pagetide::model::spec::ModelSpec;
 use std::rc::Rc;
 
 pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -10,7 +14,7 @@ pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 /// The emulation; or, with `PAGETIDE_TEST_DEVICE=cuda`, the first GPU.
 pub fn device(thread_order: u32) -> Rc<dyn Device> {
     if std::env::var_os("PAGETIDE_TEST_DEVICE").is_some_and(|kind| kind == "cuda") {
-        return crate::gpu();
+        panic!("not yet");
     }
     Rc::new(EmulatedDevice::new(EmulatedOptions { thread_order, ..EmulatedOptions::default() }))
 }
@@ -135,4 +139,42 @@ pub fn tolerance(dtype: DType) -> f64 {
         DType::F16 => 1.5e-3,
         DType::BF16 => 1e-2,
     }
+}
+
+/// A model of `tests/data/models` on a device.
+pub fn cuda_model(
+    device: &Rc<dyn Device>,
+    directory: &str,
+    dtype: DType,
+    block_size: usize,
+    max_model_len: usize,
+) -> (CudaBackend, Decoder<CudaBackend>) {
+    let files = ModelFiles::open(directory).unwrap();
+    let spec = ModelSpec::load(&files).unwrap();
+    let (max_rows, max_logit_rows) = (256, 7);
+    let options = CudaOptions {
+        dtype,
+        num_heads: spec.attention.num_heads,
+        kv: spec.kv_layout(block_size, dtype),
+        vocab_size: spec.vocab_size,
+        max_rows,
+        max_seqs: 64,
+        max_logit_rows,
+        graphs: true,
+        batch_invariant: false,
+    };
+    let backend = CudaBackend::new(device.clone(), options).unwrap();
+    let checkpoint = files.checkpoint().unwrap();
+    let decoder = Decoder::load(
+        Some(&checkpoint),
+        spec,
+        dtype,
+        max_rows,
+        max_logit_rows,
+        max_model_len,
+        &backend,
+        &mut |_, _| {},
+    )
+    .unwrap();
+    (backend, decoder)
 }

@@ -184,23 +184,7 @@ pub struct CpuRopeTable {
 
 impl CpuRopeTable {
     pub(super) fn new(rope: &Rope) -> Result<Self, StartError> {
-        let half = rope.inv_freq.len();
-        if rope.rotary_dim != 2 * half || half == 0 {
-            return Err(StartError::new(format!(
-                "rotary embedding of {} dimensions with {half} frequencies: one is needed for every two dimensions",
-                rope.rotary_dim
-            )));
-        }
-        let mut table = vec![0.0; rope.max_positions * rope.rotary_dim];
-        for (position, row) in table.chunks_exact_mut(rope.rotary_dim).enumerate() {
-            let (cos, sin) = row.split_at_mut(half);
-            for ((cos, sin), freq) in cos.iter_mut().zip(sin).zip(&rope.inv_freq) {
-                // In float64: the angle grows with the position, and float32 would lose its fraction.
-                let angle = position as f64 * f64::from(*freq);
-                *cos = (angle.cos() * f64::from(rope.attention_factor)) as f32;
-                *sin = (angle.sin() * f64::from(rope.attention_factor)) as f32;
-            }
-        }
+        let table = rope.table()?;
         Ok(Self { rotary_dim: rope.rotary_dim, max_positions: rope.max_positions, table })
     }
 

@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 
 /// An address in the space that device and pinned host memory share.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord, bytemuck::NoUninit)]
 #[repr(transparent)]
 pub struct DevicePtr(pub u64);
 

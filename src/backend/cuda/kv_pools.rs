@@ -85,17 +85,9 @@ impl KvPools {
         })
     }
 
-    pub fn layout(&self) -> &KvLayout {
-        &self.layout
-    }
-
     /// Address of the device pool.
     pub fn ptr(&self) -> DevicePtr {
         self.on_device.ptr()
-    }
-
-    pub fn num_device_blocks(&self) -> usize {
-        self.device_blocks.len()
     }
 
     /// Makes the step being enqueued wait for what it needs: it reads the batch's block tables and writes its slots.
@@ -181,13 +173,7 @@ impl KvPools {
     }
 
     /// Enqueues the copies; the number of the event that follows them.
-    fn copy(
-        &self,
-        stream: Stream,
-        pairs: &[(BlockId, BlockId)],
-        from: DevicePtr,
-        to: DevicePtr,
-    ) -> DeviceResult<u64> {
+    fn copy(&self, stream: Stream, pairs: &[(BlockId, BlockId)], from: DevicePtr, to: DevicePtr) -> DeviceResult<u64> {
         let bytes = self.layout.block_bytes();
         let copies: Vec<Copy> = runs(pairs)
             .map(|run| Copy {

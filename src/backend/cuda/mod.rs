@@ -1,5 +1,480 @@
 //! The CUDA backend.
+//!
+//! - `device`: what it asks of a GPU.
+//! - `batch`: a step's input; `upload`: weights; `kv_pools`: the two pools of KV blocks and the copies between them.
+//! - `rows`, `attention`, `sampling`: the kernels of `kernels/` and their launches; `graphs`: their recordings.
+//!
+//! Everything is enqueued: a step's operations return before they are done, and the host waits in `finish_step` alone.
+//! Decode steps are recorded as CUDA graphs and replayed: a batch of a bucket's size or less takes the bucket's graph,
+//! whose rows beyond the batch have no work.
 
+pub mod attention;
 pub mod batch;
+pub mod copies;
 pub mod device;
+mod graphs;
+mod kv_pools;
+pub mod rows;
+pub mod sampling;
 pub mod upload;
+
+use super::{
+    Activation, AttentionShape, Backend, Batch, DType, HostTensor, KvLayout, LogitsRequest, LogitsResult,
+    MAX_STEPS_IN_FLIGHT, Norm, Rope, TensorRole, matrix_shape,
+};
+use crate::error::StartError;
+use crate::ids::BlockId;
+use attention::{Attention, AttentionPlan};
+use batch::BatchInput;
+use copies::{CopyList, MAX_PAIRS, independent_groups};
+use device::{
+    Copy, Device, DeviceBuffer, DeviceError, DeviceInfo, DevicePtr, DeviceResult, Event, Matmul, ModuleSource,
+    PinnedBuffer, Stream,
+};
+use graphs::{GraphKey, Graphs, bucket};
+use kv_pools::KvPools;
+use rows::{BatchRows, RowKernels};
+use sampling::Sampling;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use upload::Uploader;
+
+impl From<DeviceError> for StartError {
+    fn from(error: DeviceError) -> Self {
+        Self::new(error.to_string())
+    }
+}
+
+/// What the kernels are specialised and the buffers sized for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CudaOptions {
+    /// Type of weights, KV cache and activations.
+    pub dtype: DType,
+    pub num_heads: usize,
+    pub kv: KvLayout,
+    pub vocab_size: usize,
+    /// Rows and sequences of a step at most.
+    pub max_rows: usize,
+    pub max_seqs: usize,
+    /// Rows of logits at a time.
+    pub max_logit_rows: usize,
+    /// Record and replay decode steps.
+    pub graphs: bool,
+    /// A row's attention does not depend on what else is in the batch.
+    pub batch_invariant: bool,
+}
+
+/// The macros that all kernels over the model's tensors are specialised by.
+fn scalar_defines(options: &CudaOptions) -> Vec<(&'static str, String)> {
+    let CudaOptions { dtype, num_heads, kv, .. } = options;
+    let scalar = match dtype {
+        DType::F32 => "f32",
+        DType::F16 => "f16",
+        DType::BF16 => "bf16",
+    };
+    vec![
+        ("DTYPE", scalar.to_string()),
+        ("BLOCK_SIZE", kv.block_size.to_string()),
+        ("HEAD_DIM", kv.head_dim.to_string()),
+        ("NUM_HEADS", num_heads.to_string()),
+        ("NUM_KV_HEADS", kv.num_kv_heads.to_string()),
+        ("NUM_LAYERS", kv.num_layers.to_string()),
+    ]
+}
+
+/// The modules that a model needs on a device, in the order of `CudaBackend::new`.
+pub fn module_sources(options: &CudaOptions, info: &DeviceInfo) -> [ModuleSource; 3] {
+    [rows::source(options), attention::source(options, info), sampling::source()]
+}
+
+/// The CUDA backend.
+pub struct CudaBackend {
+    device: Rc<dyn Device>,
+    options: CudaOptions,
+    kernels: RowKernels,
+    attention: Attention,
+    sampling: Sampling,
+    uploader: RefCell<Uploader>,
+    kv: Option<KvPools>,
+    input: BatchInput,
+    /// Copy-on-write pairs on their way to the device.
+    copies: CopyList,
+    step: Step,
+    /// Steps that were ended and not finished: where they end.
+    ended: VecDeque<Event>,
+    graphs: Graphs,
+    /// `[max_logit_rows, vocab_size]` float32.
+    logits: DeviceBuffer,
+    num_logit_rows: usize,
+    /// A float32 operand of a product, in the weights' type.
+    narrow: RefCell<Option<DeviceBuffer>>,
+}
+
+/// The step being enqueued.
+#[derive(Default)]
+struct Step {
+    /// Rows that the operations work on; those beyond the batch's have no work.
+    num_rows: usize,
+    /// Rows of the batch whose logits are wanted.
+    num_logit_rows: usize,
+    attention: AttentionPlan,
+    /// Set where this step may be recorded and replayed.
+    graph: Option<GraphKey>,
+}
+
+/// Activations `[max_rows, cols]`.
+pub struct CudaTensor {
+    buffer: DeviceBuffer,
+    max_rows: usize,
+    cols: usize,
+    dtype: DType,
+}
+
+/// A weight matrix `[n, k]`, row-major.
+pub struct CudaMatrix {
+    buffer: DeviceBuffer,
+    n: usize,
+    k: usize,
+    dtype: DType,
+}
+
+/// A small vector: norms read it in float32, products add it in the type of their results.
+pub struct CudaVector {
+    float: DeviceBuffer,
+    scalar: DeviceBuffer,
+    len: usize,
+}
+
+/// `[positions][cos, sin][rotary_dim / 2]` float32.
+pub struct CudaRopeTable {
+    buffer: DeviceBuffer,
+    rotary_dim: usize,
+}
+
+/// A device that fails ends the step: the executor reports it and starts over.
+#[track_caller]
+fn must<T>(result: DeviceResult<T>) -> T {
+    result.unwrap_or_else(|error| panic!("{error}"))
+}
+
+impl CudaTensor {
+    fn ptr(&self) -> DevicePtr {
+        self.buffer.ptr()
+    }
+
+    #[track_caller]
+    fn check(&self, rows: usize, cols: usize) {
+        assert!(rows <= self.max_rows, "{rows} rows of a tensor of {}", self.max_rows);
+        assert_eq!(self.cols, cols, "a tensor's width");
+    }
+}
+
+impl CudaVector {
+    /// Its elements as `dtype`.
+    fn of(&self, dtype: DType) -> DevicePtr {
+        if dtype == DType::F32 { self.float.ptr() } else { self.scalar.ptr() }
+    }
+}
+
+impl CudaBackend {
+    pub fn new(device: Rc<dyn Device>, options: CudaOptions) -> Result<Self, StartError> {
+        let CudaOptions { vocab_size, max_rows, max_seqs, max_logit_rows, .. } = options;
+        let modules = device.load_modules(&module_sources(&options, device.info()))?;
+        Ok(Self {
+            kernels: RowKernels::new(&device, &options, modules[0])?,
+            attention: Attention::new(&device, &options, modules[1])?,
+            sampling: Sampling::new(&device, modules[2], vocab_size, max_rows + max_seqs)?,
+            uploader: RefCell::new(Uploader::new(&device)?),
+            kv: None,
+            // Block tables come on top; they make room for themselves.
+            input: BatchInput::new(&device, 8 * max_rows + 8 * max_seqs)?,
+            copies: CopyList::new(&device)?,
+            step: Step::default(),
+            ended: VecDeque::new(),
+            graphs: Graphs::new(&device),
+            logits: DeviceBuffer::new(&device, max_logit_rows * vocab_size * 4)?,
+            num_logit_rows: 0,
+            narrow: RefCell::new(None),
+            device,
+            options,
+        })
+    }
+
+    pub fn device(&self) -> &Rc<dyn Device> {
+        &self.device
+    }
+
+    fn kv(&mut self) -> &mut KvPools {
+        self.kv.as_mut().expect("the KV pools are allocated before they are used")
+    }
+
+    fn rows(&self) -> BatchRows {
+        let Step { num_rows, graph, .. } = &self.step;
+        BatchRows { header: self.input.ptr(), num_rows: *num_rows, is_replayed: graph.is_some() }
+    }
+
+    /// `out = x · wᵀ + bias` over `rows` rows; `out` has elements of `out_dtype`.
+    fn product(&self, x: &CudaTensor, rows: usize, w: &CudaMatrix, bias: Option<&CudaVector>, out: (DevicePtr, DType)) {
+        x.check(rows, w.k);
+        assert!(bias.is_none_or(|bias| bias.len == w.n), "a bias for each column");
+        let operand = if x.dtype == w.dtype { x.ptr() } else { self.narrowed(x) };
+        let matmul = Matmul { m: rows, n: w.n, k: w.k, dtype: w.dtype, out: out.1, bias: bias.is_some() };
+        let bias = bias.map_or(DevicePtr::NULL, |bias| bias.of(out.1));
+        // SAFETY: all four hold what the product says: the tensors' sizes are checked, and what a matrix or a vector
+        // holds does not change.
+        must(unsafe { self.device.matmul(matmul, operand, w.buffer.ptr(), bias, out.0) });
+    }
+
+    /// `x`, which is float32, in the weights' type. Valid until the next call.
+    fn narrowed(&self, x: &CudaTensor) -> DevicePtr {
+        let bytes = x.max_rows * x.cols * self.options.dtype.size_bytes();
+        let mut narrow = self.narrow.borrow_mut();
+        if narrow.as_ref().is_none_or(|buffer| buffer.bytes() < bytes) {
+            // Steps are run once before one is recorded: this does not happen in a recording.
+            *narrow = Some(must(DeviceBuffer::new(&self.device, bytes)));
+        }
+        let to = narrow.as_ref().expect("it was made above").ptr();
+        must(self.kernels.narrow(self.rows(), x, to));
+        to
+    }
+
+    /// The kind of this batch's step, where steps of its kind are replayed: every sequence has one row, whose logits are
+    /// wanted.
+    fn graph_key(&self, batch: &Batch, plan: &AttentionPlan) -> Option<GraphKey> {
+        let CudaOptions { graphs, max_seqs, max_logit_rows, .. } = self.options;
+        let rows = batch.num_rows();
+        let is_decode = rows == batch.seqs.len() && rows == batch.logit_rows.len() && rows > 0;
+        let num_rows = bucket(rows, max_seqs.min(max_logit_rows));
+        let attention = plan.graph_key(batch).filter(|_| graphs && is_decode && rows <= num_rows)?;
+        Some(GraphKey { num_rows, attention })
+    }
+
+    fn add_and_norm(&self, x: &CudaTensor, delta: Option<&CudaTensor>, norm: &Norm<CudaVector>, out: &CudaTensor) {
+        let rows = self.rows();
+        x.check(rows.num_rows, norm.weight.len);
+        out.check(rows.num_rows, x.cols);
+        assert!(delta.is_none_or(|delta| delta.cols == x.cols && delta.dtype == self.options.dtype));
+        assert_eq!(x.dtype, DType::F32, "the residual stream is float32");
+        let bias = norm.bias.as_ref().map_or(DevicePtr::NULL, |bias| bias.float.ptr());
+        must(self.kernels.add_norm(rows, x, delta, (norm.kind, norm.weight.float.ptr(), bias), out));
+    }
+}
+
+impl Backend for CudaBackend {
+    type Matrix = CudaMatrix;
+    type Vector = CudaVector;
+    type Tensor = CudaTensor;
+    type RopeTable = CudaRopeTable;
+
+    fn matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<CudaMatrix, StartError> {
+        let (n, k) = matrix_shape(parts)?;
+        let buffer = self.uploader.borrow_mut().upload(parts, dtype)?;
+        Ok(CudaMatrix { buffer, n, k, dtype })
+    }
+
+    fn random_matrix(&self, n: usize, k: usize, dtype: DType, seed: u64) -> Result<CudaMatrix, StartError> {
+        assert_eq!(dtype, self.options.dtype, "kernels are made for one type");
+        let buffer = DeviceBuffer::new(&self.device, n * k * dtype.size_bytes())?;
+        self.kernels.fill_random(buffer.ptr(), n * k, seed, 0.02)?;
+        Ok(CudaMatrix { buffer, n, k, dtype })
+    }
+
+    fn vector(&self, parts: &[HostTensor<'_>]) -> Result<CudaVector, StartError> {
+        parts.iter().try_for_each(HostTensor::check_size)?;
+        let mut uploader = self.uploader.borrow_mut();
+        let (float, scalar) = (uploader.upload(parts, DType::F32)?, uploader.upload(parts, self.options.dtype)?);
+        Ok(CudaVector { float, scalar, len: parts.iter().map(|part| part.rows * part.cols).sum() })
+    }
+
+    fn tensor(&self, max_rows: usize, cols: usize, role: TensorRole) -> Result<CudaTensor, StartError> {
+        let dtype = match role {
+            TensorRole::Residual => DType::F32,
+            TensorRole::Activation => self.options.dtype,
+        };
+        let buffer = DeviceBuffer::new(&self.device, max_rows * cols * dtype.size_bytes())?;
+        Ok(CudaTensor { buffer, max_rows, cols, dtype })
+    }
+
+    fn rope_table(&self, rope: &Rope) -> Result<CudaRopeTable, StartError> {
+        let table = rope.table()?;
+        let bytes = bytemuck::cast_slice(&table);
+        let table = HostTensor { dtype: DType::F32, rows: rope.max_positions, cols: rope.rotary_dim, bytes };
+        let buffer = self.uploader.borrow_mut().upload(&[table], DType::F32)?;
+        Ok(CudaRopeTable { buffer, rotary_dim: rope.rotary_dim })
+    }
+
+    fn allocate_kv(
+        &mut self,
+        layout: KvLayout,
+        num_device_blocks: usize,
+        num_swap_blocks: usize,
+    ) -> Result<(), StartError> {
+        assert_eq!(layout, self.options.kv, "the kernels are made for one KV layout");
+        // The old pools go first: there may not be room for both.
+        self.kv = None;
+        self.ended.clear();
+        self.graphs.clear();
+        self.sampling.clear();
+        self.kv = Some(KvPools::new(&self.device, layout, num_device_blocks, num_swap_blocks)?);
+        Ok(())
+    }
+
+    fn begin(&mut self, batch: &Batch) {
+        must(self.kv().begin_step(batch));
+        let attention = self.attention.plan(batch);
+        let graph = self.graph_key(batch, &attention);
+        if must(self.input.upload(batch, &attention.work)) {
+            self.graphs.clear();
+        }
+        // Products come in few sizes, so that few algorithms have to be found.
+        let num_rows = graph.map_or(bucket(batch.num_rows(), self.options.max_rows), |key| key.num_rows);
+        self.step = Step { num_rows, num_logit_rows: batch.logit_rows.len(), attention, graph };
+    }
+
+    fn replay(&mut self, body: &mut dyn FnMut(&mut Self)) {
+        let Some(key) = self.step.graph else { return body(self) };
+        let mut graphs = std::mem::replace(&mut self.graphs, Graphs::new(&self.device));
+        must(graphs.step(key, || body(self)));
+        self.graphs = graphs;
+        // What the body leaves behind, which a replay does not.
+        self.num_logit_rows = self.step.num_logit_rows;
+    }
+
+    fn embed(&mut self, table: &CudaMatrix, out: &mut CudaTensor) {
+        let rows = self.rows();
+        out.check(rows.num_rows, table.k);
+        let sampled = self.sampling.last_sampled();
+        must(self.kernels.embed(rows, table.buffer.ptr(), table.n, sampled, out));
+    }
+
+    fn add_position_embedding(&mut self, table: &CudaMatrix, offset: usize, out: &mut CudaTensor) {
+        let rows = self.rows();
+        out.check(rows.num_rows, table.k);
+        assert_eq!(out.dtype, DType::F32, "positions are added to the residual stream");
+        must(self.kernels.add_position(rows, table.buffer.ptr(), offset, out));
+    }
+
+    fn norm(&mut self, x: &CudaTensor, norm: &Norm<CudaVector>, out: &mut CudaTensor) {
+        self.add_and_norm(x, None, norm, out);
+    }
+
+    fn add_norm(&mut self, x: &mut CudaTensor, delta: &CudaTensor, norm: &Norm<CudaVector>, out: &mut CudaTensor) {
+        self.add_and_norm(x, Some(delta), norm, out);
+    }
+
+    fn add(&mut self, x: &mut CudaTensor, delta: &CudaTensor) {
+        let rows = self.rows();
+        x.check(rows.num_rows, delta.cols);
+        must(self.kernels.add(rows, x, delta));
+    }
+
+    fn linear(&mut self, x: &CudaTensor, w: &CudaMatrix, bias: Option<&CudaVector>, out: &mut CudaTensor) {
+        let rows = self.step.num_rows;
+        out.check(rows, w.n);
+        self.product(x, rows, w, bias, (out.ptr(), out.dtype));
+    }
+
+    fn qk_norm(&mut self, qkv: &mut CudaTensor, shape: &AttentionShape, q: &Norm<CudaVector>, k: &Norm<CudaVector>) {
+        rows::check_shape(&self.options, shape);
+        let eps = rows::head_norm_eps(q.kind, k.kind);
+        must(self.kernels.head_norm(self.rows(), qkv, eps, q.weight.float.ptr(), k.weight.float.ptr()));
+    }
+
+    fn rope_and_write_kv(
+        &mut self,
+        qkv: &mut CudaTensor,
+        shape: &AttentionShape,
+        rope: Option<&CudaRopeTable>,
+        layer: usize,
+    ) {
+        rows::check_shape(&self.options, shape);
+        let table = rope.map_or((DevicePtr::NULL, 0), |rope| (rope.buffer.ptr(), rope.rotary_dim));
+        let pool = self.kv().ptr();
+        must(self.kernels.rope_and_write_kv(self.rows(), qkv, table, pool, layer));
+    }
+
+    fn attention(&mut self, qkv: &CudaTensor, shape: &AttentionShape, layer: usize, out: &mut CudaTensor) {
+        rows::check_shape(&self.options, shape);
+        let (rows, pool) = (self.rows(), self.kv().ptr());
+        must(self.attention.launch(rows, &self.step.attention, shape, (pool, layer), qkv.ptr(), out.ptr()));
+    }
+
+    fn gated_activation(&mut self, gate_up: &CudaTensor, kind: Activation, out: &mut CudaTensor) {
+        gate_up.check(self.step.num_rows, 2 * out.cols);
+        must(self.kernels.activation(self.rows(), gate_up.ptr(), kind, true, out));
+    }
+
+    fn activation(&mut self, x: &mut CudaTensor, kind: Activation) {
+        must(self.kernels.activation(self.rows(), x.ptr(), kind, false, x));
+    }
+
+    fn gather_rows(&mut self, x: &CudaTensor, first: usize, num_rows: usize, out: &mut CudaTensor) {
+        let num_rows = self.step.graph.map_or(num_rows, |key| key.num_rows);
+        out.check(num_rows, x.cols);
+        must(self.kernels.gather_rows(self.input.ptr(), x, first, num_rows, out));
+    }
+
+    fn logits(&mut self, x: &CudaTensor, num_rows: usize, w: &CudaMatrix, bias: Option<&CudaVector>) {
+        let rows = self.step.graph.map_or(bucket(num_rows, self.options.max_logit_rows), |key| key.num_rows);
+        assert!(rows <= self.options.max_logit_rows && w.n == self.options.vocab_size, "made for fewer logits");
+        self.product(x, rows, w, bias, (self.logits.ptr(), DType::F32));
+        self.num_logit_rows = num_rows;
+    }
+
+    fn read_logits(&mut self) -> Vec<f32> {
+        let bytes = self.num_logit_rows * self.options.vocab_size * 4;
+        let host = must(PinnedBuffer::new(&self.device, bytes));
+        let copy = Copy { to: host.ptr(), from: self.logits.ptr(), bytes };
+        // SAFETY: both live until the device has done it.
+        must(unsafe { self.device.copy(Stream::Compute, copy) });
+        must(self.device.synchronize());
+        // SAFETY: the copy is done.
+        unsafe { host.as_slice() }.as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect()
+    }
+
+    fn sample(&mut self, requests: &[LogitsRequest<'_>]) {
+        must(self.sampling.sample(self.logits.ptr(), requests));
+    }
+
+    fn end_step(&mut self) {
+        assert!(self.ended.len() < MAX_STEPS_IN_FLIGHT, "more than {MAX_STEPS_IN_FLIGHT} steps in flight");
+        must(self.sampling.end_step());
+        let end = must(self.device.record(Stream::Compute));
+        must(self.kv().end_step(end));
+        self.ended.push_back(end);
+    }
+
+    fn is_step_done(&mut self) -> bool {
+        self.ended.front().is_some_and(|end| must(self.device.is_done(*end)))
+    }
+
+    fn finish_step(&mut self) -> Vec<LogitsResult> {
+        let end = *self.ended.front().expect("a step was ended that is not finished");
+        while !must(self.device.is_done(end)) {
+            std::thread::yield_now();
+        }
+        self.ended.pop_front();
+        self.sampling.finish_step()
+    }
+
+    fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]) {
+        if pairs.is_empty() {
+            return;
+        }
+        must(self.kv().begin_copies(pairs));
+        let pool = self.kv().ptr();
+        for pairs in independent_groups(pairs).into_iter().flat_map(|group| group.chunks(MAX_PAIRS)) {
+            let list = must(self.copies.upload(pairs));
+            must(self.kernels.copy_blocks(pool, list, pairs.len()));
+        }
+    }
+
+    fn swap_out(&mut self, pairs: &[(BlockId, BlockId)]) {
+        must(self.kv().swap_out(pairs));
+    }
+
+    fn swap_in(&mut self, pairs: &[(BlockId, BlockId)]) {
+        must(self.kv().swap_in(pairs));
+    }
+}

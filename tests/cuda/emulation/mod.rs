@@ -183,8 +183,7 @@ impl EmulatedDevice {
         }
         self.streams.borrow_mut().get_mut(&stream).expect("all streams are there").pending.push_back(operation);
         let Eagerness { compute, copy_out, copy_in } = self.options.eagerness;
-        for (stream, eagerness) in
-            [(Stream::Compute, compute), (Stream::CopyOut, copy_out), (Stream::CopyIn, copy_in)]
+        for (stream, eagerness) in [(Stream::Compute, compute), (Stream::CopyOut, copy_out), (Stream::CopyIn, copy_in)]
         {
             while self.chance(eagerness) && self.do_next(stream)? {}
         }

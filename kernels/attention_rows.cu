@@ -1,0 +1,96 @@
+// PagedAttention without tensor cores: for float32, and for head sizes that tensor cores cannot take. One warp computes
+// one query head of one token.
+#include "include/batch.cuh"
+#include "include/kv_cache.cuh"
+#include "include/reduce.cuh"
+
+struct AttentionParams {
+    const BatchHeader* batch;
+    const scalar* qkv;   // [rows, QKV_COLS]
+    const scalar* pool;  // the KV blocks
+    scalar* out;         // [rows, NUM_HEADS * HEAD_DIM]
+    float* partials;     // not used
+    uint32_t layer;
+    uint32_t window;     // tokens that a token sees, itself included; 0: all before it
+    uint32_t partitions; // 1
+    float scale_log2;    // factor on q·k, times log2(e): exponentials are powers of two
+};
+
+constexpr int WARPS = 4;
+
+// One token's vector of the KV cache.
+__device__ __forceinline__ const scalar* vector_of(const scalar* head, const uint32_t* table, uint32_t position) {
+    return head + table[position / BLOCK_SIZE] * BLOCK_STRIDE + position % BLOCK_SIZE * HEAD_DIM;
+}
+
+// Tiles are single tokens. grid: (prefill_tiles, NUM_HEADS / WARPS); dynamic shared memory: WARPS * HEAD_DIM floats
+KERNEL(WARPS * WARP_SIZE, attention_rows, AttentionParams) {
+    const uint32_t warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
+    const uint32_t head = blockIdx.y * WARPS + warp;
+    if (blockIdx.x >= p.batch->num_prefill_tiles || head >= NUM_HEADS) {
+        return;
+    }
+    const TileEntry tile = batch_tiles(p.batch)[blockIdx.x];
+    const SeqEntry seq = batch_seqs(p.batch)[tile.seq];
+    const uint32_t* table = batch_words(p.batch, p.batch->block_tables) + seq.first_block;
+    const uint64_t row = seq.first_row + tile.first_row;
+    const uint32_t position = seq.num_computed + tile.first_row;
+    const uint32_t seen_from = p.window == 0 || position < p.window ? 0 : position + 1 - p.window;
+    const scalar* k_head = p.pool + head_offset(0, p.layer, 0, head / GROUP);
+    const scalar* v_head = p.pool + head_offset(0, p.layer, 1, head / GROUP);
+
+    DYNAMIC_SHARED(shared);
+    float* q = reinterpret_cast<float*>(shared) + warp * HEAD_DIM;
+    for (int d = lane; d < HEAD_DIM; d += WARP_SIZE) {
+        q[d] = to_float(p.qkv[row * QKV_COLS + head * HEAD_DIM + d]);
+    }
+    __syncwarp();
+
+    constexpr int DIMS = (HEAD_DIM + WARP_SIZE - 1) / WARP_SIZE;
+    float out[DIMS] = {}, max = -INFINITY, sum = 0.0f;
+    // 32 tokens at a time, from multiples of 32 on: each lane has one token's score, and then some dimensions of all.
+    for (uint32_t first = seen_from / WARP_SIZE * WARP_SIZE; first <= position; first += WARP_SIZE) {
+        const uint32_t mine = first + lane;
+        float score = -INFINITY;
+        if (mine >= seen_from && mine <= position) {
+            constexpr int N = 16 / sizeof(scalar);
+            const scalar* k = vector_of(k_head, table, mine);
+            score = 0.0f;
+            for (int d = 0; d < HEAD_DIM; d += N) {
+                const Vec<scalar, N> values = load<N>(k + d);
+#pragma unroll
+                for (int i = 0; i < N; i++) {
+                    score += q[d + i] * to_float(values.at[i]);
+                }
+            }
+        }
+        const float new_max = fmaxf(max, reduce_warp<Max>(score));
+        const float factor = exp2_approx((max - new_max) * p.scale_log2);
+        const float weight = exp2_approx((score - new_max) * p.scale_log2);
+        max = new_max;
+        sum = sum * factor + reduce_warp<Sum>(weight);
+#pragma unroll
+        for (int i = 0; i < DIMS; i++) {
+            out[i] *= factor;
+        }
+        const uint32_t num_tokens = min(uint32_t(WARP_SIZE), position + 1 - first);
+        for (uint32_t t = seen_from > first ? seen_from - first : 0; t < num_tokens; t++) {
+            const float of_token = __shfl_sync(FULL_WARP, weight, t);
+            const scalar* v = vector_of(v_head, table, first + t);
+#pragma unroll
+            for (int i = 0; i < DIMS; i++) {
+                const int d = i * WARP_SIZE + lane;
+                if (d < HEAD_DIM) {
+                    out[i] += of_token * to_float(v[d]);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < DIMS; i++) {
+        const int d = i * WARP_SIZE + lane;
+        if (d < HEAD_DIM) {
+            p.out[(row * NUM_HEADS + head) * HEAD_DIM + d] = from_float<scalar>(out[i] / sum);
+        }
+    }
+}

@@ -1,0 +1,194 @@
+// What the attention kernels on tensor cores share: tiles of K and V in shared memory, S = Q·Kᵀ, the online softmax of
+// FlashAttention (Dao et al. 2022, algorithm 1), O += P·V.
+//
+// A tile's rows are pairs of token and query head: all heads that share a KV head read each K and V once.
+#pragma once
+#include "batch.cuh"
+#include "kv_cache.cuh"
+#include "reduce.cuh"
+
+static_assert(HEAD_DIM % 16 == 0 && sizeof(scalar) == 2, "what tensor cores multiply");
+
+struct AttentionParams {
+    const BatchHeader* batch;
+    const scalar* qkv;   // [rows, QKV_COLS]
+    const scalar* pool;  // the KV blocks
+    scalar* out;         // [rows, NUM_HEADS * HEAD_DIM]
+    float* partials;     // [decode seqs][NUM_HEADS][partitions][PARTIAL_STRIDE], where there are several partitions
+    uint32_t layer;
+    uint32_t window;     // tokens that a token sees, itself included; 0: all before it
+    uint32_t partitions;
+    float scale_log2;    // factor on q·k, times log2(e): exponentials are powers of two
+};
+
+// Elements from one row to the next in shared memory: an odd number of 16-byte chunks, so that eight rows of a matrix
+// lie in different banks.
+constexpr int ROW_STRIDE = HEAD_DIM + 8;
+constexpr int CHUNKS = HEAD_DIM / 8;
+
+// The first token's K or V of a head in block 0.
+__device__ __forceinline__ const scalar* head_start(const AttentionParams& p, uint32_t is_v, uint32_t kv_head) {
+    return p.pool + head_offset(0, p.layer, is_v, kv_head);
+}
+
+// The first position that `position` sees.
+__device__ __forceinline__ uint32_t first_visible(const AttentionParams& p, uint32_t position) {
+    return p.window == 0 || position < p.window ? 0 : position + 1 - p.window;
+}
+
+// Starts the copy of `TOKENS` tokens from `first` on, by `THREADS` threads; zeros from `end` on.
+template <int TOKENS, int THREADS>
+__device__ __forceinline__ void load_tokens(scalar* shared, const scalar* head, const uint32_t* table, uint32_t first,
+                                            uint32_t end, int thread) {
+    constexpr int COPIES = TOKENS * CHUNKS;
+#pragma unroll 4
+    for (int i = 0; i < (COPIES + THREADS - 1) / THREADS; i++) {
+        const int copy = i * THREADS + thread;
+        if (COPIES % THREADS == 0 || copy < COPIES) {
+            const int token = copy / CHUNKS, column = copy % CHUNKS * 8;
+            const uint32_t position = first + token;
+            const bool valid = position < end;
+            const uint32_t block = valid ? table[position / BLOCK_SIZE] : 0;
+            const scalar* from = head + block * BLOCK_STRIDE + position % BLOCK_SIZE * HEAD_DIM + column;
+            copy_async(shared + token * ROW_STRIDE + column, from, valid);
+        }
+    }
+}
+
+// Rows `row_tile * 16 ..` and columns `k * 16 ..` of a matrix in shared memory, as the left operand.
+__device__ __forceinline__ void load_left(uint32_t (&a)[4], const scalar* rows, int row_tile, int k) {
+    const int lane = threadIdx.x % WARP_SIZE;
+    load_matrix_x4(a, rows + (row_tile * 16 + lane % 16) * ROW_STRIDE + k * 16 + lane / 16 * 8);
+}
+
+// s = Q·Kᵀ for the tokens in `k`; `load_q(a, row_tile, k)` gives Q as the left operand.
+template <int ROW_TILES, int TOKENS, class LoadQ>
+__device__ __forceinline__ void scores(float (&s)[ROW_TILES][TOKENS / 8][4], const scalar* k, const LoadQ& load_q) {
+    const int lane = threadIdx.x % WARP_SIZE;
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; r++) {
+#pragma unroll
+        for (int n = 0; n < TOKENS / 8; n++) {
+            s[r][n][0] = s[r][n][1] = s[r][n][2] = s[r][n][3] = 0.0f;
+        }
+    }
+#pragma unroll
+    for (int d = 0; d < HEAD_DIM / 16; d++) {
+        uint32_t a[ROW_TILES][4];
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; r++) {
+            load_q(a[r], r, d);
+        }
+#pragma unroll
+        for (int n = 0; n < TOKENS / 16; n++) {
+            uint32_t b[4];
+            load_matrix_x4(b, k + (n * 16 + lane / 16 * 8 + lane % 8) * ROW_STRIDE + d * 16 + lane / 8 % 2 * 8);
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; r++) {
+                mma(s[r][2 * n], a[r], b[0], b[1], scalar());
+                mma(s[r][2 * n + 1], a[r], b[2], b[3], scalar());
+            }
+        }
+    }
+}
+
+// A lane's part of 16 rows of the softmax: rows g (0) and g + 8 (1) of the accumulators' layout.
+struct SoftmaxRows {
+    float max[2] = {-INFINITY, -INFINITY};
+    // Of this lane's columns alone.
+    float sum[2] = {0.0f, 0.0f};
+};
+
+// Excludes what a row does not see: row i sees [from[i], to[i]).
+template <int TOKENS>
+__device__ __forceinline__ void mask_scores(float (&s)[TOKENS / 8][4], uint32_t first, const uint32_t (&from)[2],
+                                            const uint32_t (&to)[2]) {
+    const uint32_t column = first + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < TOKENS / 8; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t position = column + n * 8 + i % 2;
+            if (position < from[i / 2] || position >= to[i / 2]) {
+                s[n][i] = -INFINITY;
+            }
+        }
+    }
+}
+
+// Scores become weights; what was summed before is scaled to the new maximum. A row that has seen nothing has maximum
+// -inf and weights 0.
+template <int TOKENS>
+__device__ __forceinline__ void softmax(float (&s)[TOKENS / 8][4], SoftmaxRows& rows, float (&o)[HEAD_DIM / 8][4],
+                                        float scale_log2) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float max = rows.max[half];
+#pragma unroll
+        for (int n = 0; n < TOKENS / 8; n++) {
+            max = fmaxf(max, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+        }
+        max = fmaxf(max, __shfl_xor_sync(FULL_WARP, max, 1));
+        max = fmaxf(max, __shfl_xor_sync(FULL_WARP, max, 2));
+        const float base = max == -INFINITY ? 0.0f : max * scale_log2;
+        const float factor = exp2_approx(rows.max[half] * scale_log2 - base);
+        rows.max[half] = max;
+        float sum = rows.sum[half] * factor;
+#pragma unroll
+        for (int n = 0; n < TOKENS / 8; n++) {
+#pragma unroll
+            for (int i = 2 * half; i < 2 * half + 2; i++) {
+                s[n][i] = exp2_approx(s[n][i] * scale_log2 - base);
+                sum += s[n][i];
+            }
+        }
+        rows.sum[half] = sum;
+#pragma unroll
+        for (int n = 0; n < HEAD_DIM / 8; n++) {
+            o[n][2 * half] *= factor;
+            o[n][2 * half + 1] *= factor;
+        }
+    }
+}
+
+// The rows' sums over all lanes.
+__device__ __forceinline__ void finish_sums(SoftmaxRows& rows) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        rows.sum[half] += __shfl_xor_sync(FULL_WARP, rows.sum[half], 1);
+        rows.sum[half] += __shfl_xor_sync(FULL_WARP, rows.sum[half], 2);
+    }
+}
+
+// Weights as the left operand, rounded to `scalar`: 16 tokens in four registers.
+template <int TOKENS>
+__device__ __forceinline__ void pack_weights(uint32_t (&a)[TOKENS / 16][4], const float (&s)[TOKENS / 8][4]) {
+#pragma unroll
+    for (int k = 0; k < TOKENS / 16; k++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float(&pair)[4] = s[2 * k + i / 2];
+            a[k][i] = pack<scalar>(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+        }
+    }
+}
+
+// o += P·V.
+template <int ROW_TILES, int TOKENS>
+__device__ __forceinline__ void accumulate(float (&o)[ROW_TILES][HEAD_DIM / 8][4],
+                                           const uint32_t (&weights)[ROW_TILES][TOKENS / 16][4], const scalar* v) {
+    const int lane = threadIdx.x % WARP_SIZE;
+#pragma unroll
+    for (int k = 0; k < TOKENS / 16; k++) {
+#pragma unroll
+        for (int n = 0; n < HEAD_DIM / 16; n++) {
+            uint32_t b[4];
+            load_matrix_x4_trans(b, v + (k * 16 + lane % 16) * ROW_STRIDE + n * 16 + lane / 16 * 8);
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; r++) {
+                mma(o[r][2 * n], weights[r][k], b[0], b[1], scalar());
+                mma(o[r][2 * n + 1], weights[r][k], b[2], b[3], scalar());
+            }
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! Attention's kernels (`kernels/attention.cu`, `kernels/attention_rows.cu`): which rows go to which, and their launches.
+
+use super::batch::{Tile, Work};
+use super::device::{
+    Device, DeviceBuffer, DeviceInfo, DevicePtr, DeviceResult, Grid, KernelId, ModuleId, ModuleSource,
+};
+use super::graphs::bucket;
+use super::rows::BatchRows;
+use super::{CudaOptions, scalar_defines};
+use crate::backend::{AttentionShape, Batch, DType};
+use bytemuck::NoUninit;
+use std::cmp::Reverse;
+use std::rc::Rc;
+
+const WARP: usize = 32;
+/// Tokens that a warp of the decode kernel takes at a time.
+const SLICE: usize = 16;
+const PREFILL_WARPS: usize = 4;
+const MERGE_WARPS: usize = 4;
+const SIMPLE_WARPS: usize = 4;
+/// Fewer tokens are not worth a partition of their own.
+const MIN_PARTITION: usize = 256;
+/// Thread blocks that a decode launch should have for each multiprocessor, so that all are busy to the end.
+const DECODE_BLOCKS_PER_SM: usize = 4;
+const MAX_PARTITIONS: usize = 128;
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct AttentionParams {
+    batch: DevicePtr,
+    qkv: DevicePtr,
+    pool: DevicePtr,
+    out: DevicePtr,
+    partials: DevicePtr,
+    layer: u32,
+    window: u32,
+    partitions: u32,
+    scale_log2: f32,
+}
+
+/// How the kernels on tensor cores are cut for a model and a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TileShape {
+    /// 16-row tiles of a warp of the prefill kernel.
+    pub prefill_row_tiles: usize,
+    /// Tokens of K and V that its thread blocks hold.
+    pub prefill_kv_tile: usize,
+    pub decode_warps: usize,
+    pub decode_stages: usize,
+}
+
+impl TileShape {
+    /// `None` where tensor cores cannot take the numbers: float32, and head sizes that are no multiple of 16.
+    pub fn choose(dtype: DType, head_dim: usize, max_shared_bytes: usize) -> Option<Self> {
+        if dtype == DType::F32 || !head_dim.is_multiple_of(16) {
+            return None;
+        }
+        let wide = head_dim > 128;
+        let shape = |decode_warps, decode_stages| Self {
+            prefill_row_tiles: if wide { 1 } else { 2 },
+            prefill_kv_tile: if wide { 32 } else { 64 },
+            decode_warps,
+            decode_stages,
+        };
+        // The more copies under way the better; and two thread blocks on a multiprocessor, where that leaves two stages.
+        let candidates = [(4, 4, 2), (4, 3, 2), (4, 2, 2), (4, 4, 1), (4, 3, 1), (4, 2, 1), (2, 2, 1)];
+        let fits = |(warps, stages, blocks): &(usize, usize, usize)| {
+            blocks * (shape(*warps, *stages).decode_shared_bytes(head_dim) + 1024) <= max_shared_bytes + 1024
+        };
+        let (warps, stages, _) = candidates.into_iter().find(fits)?;
+        Some(shape(warps, stages))
+    }
+
+    fn row_bytes(head_dim: usize) -> usize {
+        2 * (head_dim + 8)
+    }
+
+    pub fn prefill_rows(&self) -> usize {
+        PREFILL_WARPS * self.prefill_row_tiles * 16
+    }
+
+    /// Dynamic shared memory of the kernels' thread blocks.
+    pub fn prefill_shared_bytes(&self, head_dim: usize) -> usize {
+        (self.prefill_rows() + 2 * self.prefill_kv_tile) * Self::row_bytes(head_dim)
+    }
+
+    pub fn decode_shared_bytes(&self, head_dim: usize) -> usize {
+        (SLICE + self.decode_warps * self.decode_stages * 2 * SLICE) * Self::row_bytes(head_dim)
+    }
+
+    fn defines(&self) -> [(&'static str, String); 4] {
+        [
+            ("PREFILL_ROW_TILES", self.prefill_row_tiles.to_string()),
+            ("PREFILL_KV_TILE", self.prefill_kv_tile.to_string()),
+            ("DECODE_WARPS", self.decode_warps.to_string()),
+            ("DECODE_STAGES", self.decode_stages.to_string()),
+        ]
+    }
+}
+
+enum Kernels {
+    /// On tensor cores.
+    Tiled { shape: TileShape, prefill: KernelId, decode: KernelId, merge: KernelId, partials: DeviceBuffer },
+    /// One warp for each row and head.
+    Simple { rows: KernelId },
+}
+
+/// A step's attention: the work that goes with the batch, and what the launches need besides.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AttentionPlan {
+    pub work: Work,
+    /// Parts that a decode's tokens are cut into.
+    pub partitions: usize,
+}
+
+impl AttentionPlan {
+    /// What tells steps of as many rows apart whose launches differ; `None` where the launches depend on more.
+    pub fn graph_key(&self, batch: &Batch) -> Option<u32> {
+        let decodes = batch.seqs.iter().all(|seq| seq.num_rows == 1);
+        decodes.then_some(if self.work.decode_seqs.is_empty() { 0 } else { self.partitions as u32 })
+    }
+}
+
+pub struct Attention {
+    device: Rc<dyn Device>,
+    num_heads: usize,
+    num_kv_heads: usize,
+    head_dim: usize,
+    batch_invariant: bool,
+    kernels: Kernels,
+}
+
+/// What [`Attention`] is compiled from on this device.
+pub fn source(options: &CudaOptions, info: &DeviceInfo) -> ModuleSource {
+    let mut defines = scalar_defines(options);
+    match TileShape::choose(options.dtype, options.kv.head_dim, info.max_shared_bytes as usize) {
+        Some(shape) => {
+            defines.extend(shape.defines());
+            ModuleSource { file: "attention.cu", defines }
+        }
+        None => ModuleSource { file: "attention_rows.cu", defines },
+    }
+}
+
+impl Attention {
+    pub fn new(device: &Rc<dyn Device>, options: &CudaOptions, module: ModuleId) -> DeviceResult<Self> {
+        let head_dim = options.kv.head_dim;
+        let kernel = |name, bytes: usize| device.kernel(module, name, bytes as u32);
+        let shape = TileShape::choose(options.dtype, head_dim, device.info().max_shared_bytes as usize);
+        let mut attention = Self {
+            device: device.clone(),
+            num_heads: options.num_heads,
+            num_kv_heads: options.kv.num_kv_heads,
+            head_dim,
+            batch_invariant: options.batch_invariant,
+            kernels: Kernels::Simple { rows: KernelId(0) },
+        };
+        attention.kernels = match shape {
+            None => Kernels::Simple { rows: kernel("attention_rows", SIMPLE_WARPS * head_dim * 4)? },
+            Some(shape) => Kernels::Tiled {
+                shape,
+                prefill: kernel("attention_prefill", shape.prefill_shared_bytes(head_dim))?,
+                decode: kernel("attention_decode", shape.decode_shared_bytes(head_dim))?,
+                merge: kernel("attention_merge", 0)?,
+                partials: DeviceBuffer::new(device, attention.max_partials() * (head_dim + 4) * 4)?,
+            },
+        };
+        Ok(attention)
+    }
+
+    fn group(&self) -> usize {
+        self.num_heads / self.num_kv_heads
+    }
+
+    /// Thread blocks of the decode kernel for one sequence and partition.
+    fn decode_blocks(&self) -> usize {
+        self.num_kv_heads * self.group().div_ceil(16)
+    }
+
+    fn wanted_decode_blocks(&self) -> usize {
+        DECODE_BLOCKS_PER_SM * self.device.info().num_sms as usize
+    }
+
+    /// Results of partitions at most: see [`Attention::partitions`], which at most doubles what it wants.
+    fn max_partials(&self) -> usize {
+        2 * self.wanted_decode_blocks() * self.num_heads.div_ceil(self.decode_blocks()).max(1)
+    }
+
+    /// Partitions for decodes over up to `longest` tokens: enough to keep the device busy, none too small; a power of
+    /// two, so that few graphs are recorded.
+    fn partitions(&self, num_seqs: usize, longest: usize) -> usize {
+        let blocks = bucket(num_seqs, usize::MAX) * self.decode_blocks();
+        let wanted = self.wanted_decode_blocks() / blocks.max(1);
+        let most = wanted.next_power_of_two().min(MAX_PARTITIONS);
+        longest.div_ceil(MIN_PARTITION).next_power_of_two().min(most).max(1)
+    }
+
+    /// Tokens of a tile of the prefill kernel.
+    fn tile_tokens(&self) -> usize {
+        match &self.kernels {
+            Kernels::Simple { .. } => 1,
+            Kernels::Tiled { shape, .. } => (shape.prefill_rows() / self.group()).max(1),
+        }
+    }
+
+    /// Who computes whose attention. Sequences with one row go to the decode kernel, unless rows must be computed the
+    /// same way however they are batched.
+    pub fn plan(&self, batch: &Batch) -> AttentionPlan {
+        let mut work = Work::default();
+        let decodes_apart = matches!(self.kernels, Kernels::Tiled { .. }) && !self.batch_invariant;
+        let mut longest = 0;
+        for (place, seq) in batch.seqs.iter().enumerate() {
+            if seq.num_rows == 1 && decodes_apart {
+                work.decode_seqs.push(place as u32);
+                longest = longest.max(seq.num_computed + 1);
+            } else {
+                let tiles = (0..seq.num_rows).step_by(self.tile_tokens());
+                work.prefill_tiles.extend(tiles.map(|row| Tile { seq: place as u32, first_row: row as u32 }));
+            }
+        }
+        // Long tiles first: whoever starts last should have little to do.
+        let seen = |tile: &Tile| batch.seqs[tile.seq as usize].num_computed + tile.first_row as usize;
+        work.prefill_tiles.sort_by_key(|tile| Reverse(seen(tile)));
+        let partitions = self.partitions(work.decode_seqs.len(), longest);
+        AttentionPlan { work, partitions }
+    }
+
+    /// `qkv: [rows, (num_heads + 2 * num_kv_heads) * head_dim]`, `out: [rows, num_heads * head_dim]`.
+    pub(super) fn launch(
+        &self,
+        rows: BatchRows,
+        plan: &AttentionPlan,
+        shape: &AttentionShape,
+        (pool, layer): (DevicePtr, usize),
+        qkv: DevicePtr,
+        out: DevicePtr,
+    ) -> DeviceResult<()> {
+        let partials = match &self.kernels {
+            Kernels::Tiled { partials, .. } => partials.ptr(),
+            Kernels::Simple { .. } => DevicePtr::NULL,
+        };
+        let params = AttentionParams {
+            batch: rows.header,
+            qkv,
+            pool,
+            out,
+            partials,
+            layer: layer as u32,
+            window: shape.window.unwrap_or(0) as u32,
+            partitions: plan.partitions as u32,
+            scale_log2: shape.scale * std::f32::consts::LOG2_E,
+        };
+        let launch = |kernel, blocks: [usize; 3], warps: usize, shared_bytes: usize| {
+            let blocks = blocks.map(|blocks| blocks as u32);
+            let grid = Grid { blocks, threads: (warps * WARP) as u32, shared_bytes: shared_bytes as u32 };
+            // SAFETY: the struct is the kernels' own; the caller's tensors, the pool and the partials live as long as
+            // the backend, and have room for what the plan's work says.
+            unsafe { self.device.launch(kernel, grid, bytemuck::bytes_of(&params)) }
+        };
+        // A step that is replayed has launches for as many rows as it may have, each of another sequence.
+        let padded = |len: usize| if rows.is_replayed && len > 0 { rows.num_rows } else { len };
+        let (num_tiles, num_decodes) = (padded(plan.work.prefill_tiles.len()), padded(plan.work.decode_seqs.len()));
+        match &self.kernels {
+            Kernels::Simple { rows: kernel } => {
+                let heads = self.num_heads.div_ceil(SIMPLE_WARPS);
+                if num_tiles > 0 {
+                    launch(*kernel, [num_tiles, heads, 1], SIMPLE_WARPS, SIMPLE_WARPS * self.head_dim * 4)?;
+                }
+            }
+            Kernels::Tiled { shape, prefill, decode, merge, .. } => {
+                if num_tiles > 0 {
+                    let heads = self.num_kv_heads * self.group().div_ceil(self.group().min(shape.prefill_rows()));
+                    let shared = shape.prefill_shared_bytes(self.head_dim);
+                    launch(*prefill, [num_tiles * heads, 1, 1], PREFILL_WARPS, shared)?;
+                }
+                if num_decodes > 0 {
+                    let shared = shape.decode_shared_bytes(self.head_dim);
+                    let blocks = [num_decodes, self.decode_blocks(), plan.partitions];
+                    launch(*decode, blocks, shape.decode_warps, shared)?;
+                    if plan.partitions > 1 {
+                        let heads = self.num_heads.div_ceil(MERGE_WARPS);
+                        launch(*merge, [num_decodes, heads, 1], MERGE_WARPS, 0)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_fit_into_every_device() {
+        // sm_80, sm_86 and sm_89, sm_90.
+        for max_shared in [163 << 10, 99 << 10, 227 << 10] {
+            for head_dim in (16..=256).step_by(16) {
+                let shape = TileShape::choose(DType::BF16, head_dim, max_shared).expect("all of these are supported");
+                assert!(shape.prefill_shared_bytes(head_dim) <= max_shared, "prefill, {head_dim}");
+                assert!(shape.decode_shared_bytes(head_dim) <= max_shared, "decode, {head_dim}");
+                assert!(shape.decode_stages >= 2, "a copy runs while another one's slice is read");
+            }
+        }
+        assert_eq!(TileShape::choose(DType::F32, 128, 227 << 10), None);
+        assert_eq!(TileShape::choose(DType::F16, 24, 227 << 10), None);
+        let h100 = TileShape::choose(DType::BF16, 128, 227 << 10).expect("supported");
+        assert_eq!((h100.decode_warps, h100.decode_stages), (4, 3));
+    }
+}

@@ -1,0 +1,111 @@
+//! Copies of KV blocks: runs of neighbours, and the list of copy-on-write pairs.
+
+use super::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, Event, PinnedBuffer, Stream};
+use crate::ids::BlockId;
+use std::rc::Rc;
+
+/// Blocks that lie one after the other on both sides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    pub from: u32,
+    pub to: u32,
+    pub num_blocks: u32,
+}
+
+/// The pairs `(from, to)` as runs, in order.
+pub fn runs(pairs: &[(BlockId, BlockId)]) -> impl Iterator<Item = Run> + '_ {
+    let follows = |a: &(BlockId, BlockId), b: &(BlockId, BlockId)| a.0.0 + 1 == b.0.0 && a.1.0 + 1 == b.1.0;
+    pairs.chunk_by(follows).map(|run| Run { from: run[0].0.0, to: run[0].1.0, num_blocks: run.len() as u32 })
+}
+
+/// Cuts pairs that happen in order into groups whose copies may happen at once: no block of a group is written twice, or
+/// read and written.
+pub fn independent_groups(pairs: &[(BlockId, BlockId)]) -> Vec<&[(BlockId, BlockId)]> {
+    let (mut groups, mut start) = (Vec::new(), 0);
+    let (mut read, mut written) = (std::collections::HashSet::new(), std::collections::HashSet::new());
+    for (i, (from, to)) in pairs.iter().enumerate() {
+        if written.contains(from) || read.contains(to) || written.contains(to) || from == to {
+            groups.push(&pairs[start..i]);
+            start = i;
+            read.clear();
+            written.clear();
+        }
+        read.insert(*from);
+        written.insert(*to);
+    }
+    groups.push(&pairs[start..]);
+    groups.retain(|group| !group.is_empty());
+    groups
+}
+
+/// Pairs of blocks on their way to the device, for the copy kernel.
+pub struct CopyList {
+    device: Rc<dyn Device>,
+    on_device: DeviceBuffer,
+    staging: PinnedBuffer,
+    /// The last copy out of the staging memory.
+    copied: Option<Event>,
+}
+
+/// A grid's second dimension: pairs of one launch.
+pub const MAX_PAIRS: usize = 4096;
+
+impl CopyList {
+    pub fn new(device: &Rc<dyn Device>) -> DeviceResult<Self> {
+        let bytes = MAX_PAIRS * 8;
+        Ok(Self {
+            device: device.clone(),
+            on_device: DeviceBuffer::new(device, bytes)?,
+            staging: PinnedBuffer::new(device, bytes)?,
+            copied: None,
+        })
+    }
+
+    /// Enqueues the upload of up to [`MAX_PAIRS`] pairs; their address.
+    pub fn upload(&mut self, pairs: &[(BlockId, BlockId)]) -> DeviceResult<DevicePtr> {
+        if let Some(copied) = self.copied {
+            // Long done, except where one step copies more than a list holds.
+            while !self.device.is_done(copied)? {
+                std::hint::spin_loop();
+            }
+        }
+        // SAFETY: the last copy out of this memory is done.
+        let memory = unsafe { self.staging.as_mut_slice() };
+        for (to, (from, into)) in memory.as_chunks_mut::<8>().0.iter_mut().zip(pairs) {
+            to[..4].copy_from_slice(&from.0.to_ne_bytes());
+            to[4..].copy_from_slice(&into.0.to_ne_bytes());
+        }
+        let copy = Copy { to: self.on_device.ptr(), from: self.staging.ptr(), bytes: 8 * pairs.len() };
+        // SAFETY: both live as long as `self`, and freeing them waits for the device.
+        unsafe { self.device.copy(Stream::Compute, copy)? };
+        self.copied = Some(self.device.record(Stream::Compute)?);
+        Ok(self.on_device.ptr())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pairs(pairs: &[(u32, u32)]) -> Vec<(BlockId, BlockId)> {
+        pairs.iter().map(|(from, to)| (BlockId(*from), BlockId(*to))).collect()
+    }
+
+    #[test]
+    fn neighbours_on_both_sides_are_one_run() {
+        let pairs = pairs(&[(1, 7), (2, 8), (3, 9), (4, 11), (6, 12), (5, 13)]);
+        let runs: Vec<_> = runs(&pairs).map(|run| (run.from, run.to, run.num_blocks)).collect();
+        assert_eq!(runs, [(1, 7, 3), (4, 11, 1), (6, 12, 1), (5, 13, 1)]);
+    }
+
+    #[test]
+    fn a_block_that_was_written_is_read_in_a_later_group() {
+        let pairs = pairs(&[(1, 2), (1, 3), (3, 4), (5, 1), (6, 1), (7, 8)]);
+        let groups: Vec<Vec<(u32, u32)>> = independent_groups(&pairs)
+            .into_iter()
+            .map(|group| group.iter().map(|(from, to)| (from.0, to.0)).collect())
+            .collect();
+        assert_eq!(groups, [vec![(1, 2), (1, 3)], vec![(3, 4), (5, 1)], vec![(6, 1), (7, 8)]]);
+        assert!(independent_groups(&[]).is_empty());
+    }
+}

@@ -1,0 +1,377 @@
+//! Launches of `kernels/rows.cu`: everything of a forward pass that is neither a matrix product nor attention.
+
+use super::device::{Device, DevicePtr, DeviceResult, Grid, KernelId, ModuleId, ModuleSource};
+use super::{CudaOptions, CudaTensor, scalar_defines};
+use crate::backend::{Activation, AttentionShape, DType, NormKind};
+use bytemuck::NoUninit;
+use std::rc::Rc;
+
+const ROW_THREADS: u32 = 256;
+const WARPS_PER_BLOCK: u32 = 4;
+const COPY_BYTES_PER_BLOCK: usize = 16384;
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct EmbedParams {
+    batch: DevicePtr,
+    sampled: DevicePtr,
+    table: DevicePtr,
+    out: FloatOrScalar,
+    cols: u32,
+    vocab: u32,
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct PositionParams {
+    batch: DevicePtr,
+    table: DevicePtr,
+    x: DevicePtr,
+    cols: u32,
+    offset: u32,
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct NormParams {
+    batch: DevicePtr,
+    x: DevicePtr,
+    delta: DevicePtr,
+    weight: DevicePtr,
+    bias: DevicePtr,
+    out: FloatOrScalar,
+    cols: u32,
+    eps: f32,
+    kind: u32,
+    padding: u32,
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct AddParams {
+    batch: DevicePtr,
+    x: DevicePtr,
+    delta: DevicePtr,
+    cols: u32,
+    padding: u32,
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct HeadNormParams {
+    batch: DevicePtr,
+    qkv: DevicePtr,
+    q_weight: DevicePtr,
+    k_weight: DevicePtr,
+    eps: f32,
+    padding: u32,
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct RopeParams {
+    batch: DevicePtr,
+    qkv: DevicePtr,
+    table: DevicePtr,
+    pool: DevicePtr,
+    layer: u32,
+    rotary_dim: u32,
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct ActivationParams {
+    batch: DevicePtr,
+    x: DevicePtr,
+    out: DevicePtr,
+    cols: u32,
+    kind: u32,
+    gated: u32,
+    padding: u32,
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct GatherParams {
+    batch: DevicePtr,
+    x: FloatOrScalar,
+    out: DevicePtr,
+    first: u32,
+    cols: u32,
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct NarrowParams {
+    batch: DevicePtr,
+    x: DevicePtr,
+    out: DevicePtr,
+    cols: u32,
+    padding: u32,
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct CopyBlocksParams {
+    pool: DevicePtr,
+    pairs: DevicePtr,
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct RandomParams {
+    out: DevicePtr,
+    n: u64,
+    seed: u64,
+    bound: f32,
+    padding: u32,
+}
+
+/// A tensor of float32 or of the scalar type; the other address is null.
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct FloatOrScalar {
+    float: DevicePtr,
+    scalar: DevicePtr,
+}
+
+impl FloatOrScalar {
+    /// Where the scalar type is float32, both kernels' ways are the same.
+    fn of(tensor: &CudaTensor) -> Self {
+        match tensor.dtype {
+            DType::F32 => Self { float: tensor.ptr(), scalar: DevicePtr::NULL },
+            DType::F16 | DType::BF16 => Self { float: DevicePtr::NULL, scalar: tensor.ptr() },
+        }
+    }
+}
+
+/// A step's batch, as the kernels see it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BatchRows {
+    /// Address of the `BatchHeader`.
+    pub header: DevicePtr,
+    /// Rows to launch for: the batch's, or more.
+    pub num_rows: usize,
+    /// The launches may be repeated for another batch: one row for each sequence, and up to `num_rows` of them.
+    pub is_replayed: bool,
+}
+
+/// The module, and its kernels.
+pub(super) struct RowKernels {
+    device: Rc<dyn Device>,
+    num_heads: u32,
+    num_kv_heads: u32,
+    block_bytes: usize,
+    embed: KernelId,
+    add_position: KernelId,
+    add_norm: KernelId,
+    add: KernelId,
+    head_norm: KernelId,
+    rope_and_write_kv: KernelId,
+    activation: KernelId,
+    gather_rows: KernelId,
+    narrow: KernelId,
+    copy_blocks: KernelId,
+    fill_random: KernelId,
+}
+
+/// What [`RowKernels`] are compiled from.
+pub(super) fn source(options: &CudaOptions) -> ModuleSource {
+    ModuleSource { file: "rows.cu", defines: scalar_defines(options) }
+}
+
+/// Floats of shared memory that a block's reductions take.
+const REDUCE_BYTES: u32 = 32 * 4;
+
+impl RowKernels {
+    pub fn new(device: &Rc<dyn Device>, options: &CudaOptions, module: ModuleId) -> DeviceResult<Self> {
+        let kernel = |name| device.kernel(module, name, REDUCE_BYTES);
+        Ok(Self {
+            device: device.clone(),
+            num_heads: options.num_heads as u32,
+            num_kv_heads: options.kv.num_kv_heads as u32,
+            block_bytes: options.kv.block_bytes(),
+            embed: kernel("embed")?,
+            add_position: kernel("add_position")?,
+            add_norm: kernel("add_norm")?,
+            add: kernel("add")?,
+            head_norm: kernel("head_norm")?,
+            rope_and_write_kv: kernel("rope_and_write_kv")?,
+            activation: kernel("activation")?,
+            gather_rows: kernel("gather_rows")?,
+            narrow: kernel("narrow")?,
+            copy_blocks: kernel("copy_blocks")?,
+            fill_random: kernel("fill_random")?,
+        })
+    }
+
+    fn launch(&self, kernel: KernelId, grid: [usize; 2], threads: u32, params: &impl NoUninit) -> DeviceResult<()> {
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        let shared_bytes = if kernel == self.add_norm { REDUCE_BYTES } else { 0 };
+        let grid = Grid { blocks: [grid[0] as u32, grid[1] as u32, 1], threads, shared_bytes };
+        // SAFETY: the structs are the kernels' own. The methods' callers pass addresses of tensors that live as long as
+        // the backend, and of the sizes that the methods state.
+        unsafe { self.device.launch(kernel, grid, bytemuck::bytes_of(params)) }
+    }
+
+    /// `table: [vocab, cols]`, `out: [rows, cols]`; `sampled` by place among the requests of the step before.
+    pub fn embed(
+        &self,
+        rows: BatchRows,
+        table: DevicePtr,
+        vocab: usize,
+        sampled: DevicePtr,
+        out: &CudaTensor,
+    ) -> DeviceResult<()> {
+        let (cols, vocab) = (out.cols as u32, vocab as u32);
+        let params = EmbedParams { batch: rows.header, sampled, table, out: FloatOrScalar::of(out), cols, vocab };
+        self.launch(self.embed, [rows.num_rows, 1], ROW_THREADS, &params)
+    }
+
+    pub fn add_position(&self, rows: BatchRows, table: DevicePtr, offset: usize, x: &CudaTensor) -> DeviceResult<()> {
+        let params =
+            PositionParams { batch: rows.header, table, x: x.ptr(), cols: x.cols as u32, offset: offset as u32 };
+        self.launch(self.add_position, [rows.num_rows, 1], ROW_THREADS, &params)
+    }
+
+    /// `x += delta`, where there is one; `out = norm(x)`.
+    pub fn add_norm(
+        &self,
+        rows: BatchRows,
+        x: &CudaTensor,
+        delta: Option<&CudaTensor>,
+        (kind, weight, bias): (NormKind, DevicePtr, DevicePtr),
+        out: &CudaTensor,
+    ) -> DeviceResult<()> {
+        let (kind, eps) = match kind {
+            NormKind::Rms { eps } => (0, eps),
+            NormKind::Layer { eps } => (1, eps),
+        };
+        let params = NormParams {
+            batch: rows.header,
+            x: x.ptr(),
+            delta: delta.map_or(DevicePtr::NULL, CudaTensor::ptr),
+            weight,
+            bias,
+            out: FloatOrScalar::of(out),
+            cols: x.cols as u32,
+            eps,
+            kind,
+            padding: 0,
+        };
+        self.launch(self.add_norm, [rows.num_rows, 1], ROW_THREADS, &params)
+    }
+
+    /// `x += delta`.
+    pub fn add(&self, rows: BatchRows, x: &CudaTensor, delta: &CudaTensor) -> DeviceResult<()> {
+        let params = AddParams { batch: rows.header, x: x.ptr(), delta: delta.ptr(), cols: x.cols as u32, padding: 0 };
+        self.launch(self.add, [rows.num_rows, 1], ROW_THREADS, &params)
+    }
+
+    /// Norms every head of Q and K; the weights are `[head_dim]` float32.
+    pub fn head_norm(
+        &self,
+        rows: BatchRows,
+        qkv: &CudaTensor,
+        eps: f32,
+        q_weight: DevicePtr,
+        k_weight: DevicePtr,
+    ) -> DeviceResult<()> {
+        let params = HeadNormParams { batch: rows.header, qkv: qkv.ptr(), q_weight, k_weight, eps, padding: 0 };
+        let heads = (self.num_heads + self.num_kv_heads).div_ceil(WARPS_PER_BLOCK) as usize;
+        self.launch(self.head_norm, [rows.num_rows, heads], WARPS_PER_BLOCK * 32, &params)
+    }
+
+    /// `table: [positions][cos, sin][rotary_dim / 2]` float32, or null.
+    pub fn rope_and_write_kv(
+        &self,
+        rows: BatchRows,
+        qkv: &CudaTensor,
+        (table, rotary_dim): (DevicePtr, usize),
+        pool: DevicePtr,
+        layer: usize,
+    ) -> DeviceResult<()> {
+        let params = RopeParams {
+            batch: rows.header,
+            qkv: qkv.ptr(),
+            table,
+            pool,
+            layer: layer as u32,
+            rotary_dim: rotary_dim as u32,
+        };
+        let heads = (self.num_heads + 2 * self.num_kv_heads).div_ceil(WARPS_PER_BLOCK) as usize;
+        self.launch(self.rope_and_write_kv, [rows.num_rows, heads], WARPS_PER_BLOCK * 32, &params)
+    }
+
+    /// `out = act(x)`, or where `gated` `act(gate) * up` of `x = [gate | up]`. `out` may be `x` where it is not gated.
+    pub fn activation(
+        &self,
+        rows: BatchRows,
+        x: DevicePtr,
+        kind: Activation,
+        gated: bool,
+        out: &CudaTensor,
+    ) -> DeviceResult<()> {
+        let kind = match kind {
+            Activation::Silu => 0,
+            Activation::Gelu => 1,
+            Activation::GeluTanh => 2,
+            Activation::Relu => 3,
+        };
+        let cols = out.cols as u32;
+        let params =
+            ActivationParams { batch: rows.header, x, out: out.ptr(), cols, kind, gated: u32::from(gated), padding: 0 };
+        let per_block = ROW_THREADS as usize * 16 / out.dtype.size_bytes();
+        self.launch(self.activation, [rows.num_rows, out.cols.div_ceil(per_block)], ROW_THREADS, &params)
+    }
+
+    /// `out[i] = x[logit_rows[first + i]]` for `i < num_rows`.
+    pub fn gather_rows(
+        &self,
+        header: DevicePtr,
+        x: &CudaTensor,
+        first: usize,
+        num_rows: usize,
+        out: &CudaTensor,
+    ) -> DeviceResult<()> {
+        let (first, cols) = (first as u32, x.cols as u32);
+        let params = GatherParams { batch: header, x: FloatOrScalar::of(x), out: out.ptr(), first, cols };
+        self.launch(self.gather_rows, [num_rows, 1], ROW_THREADS, &params)
+    }
+
+    /// `out = x`, float32 rounded to the scalar type.
+    pub fn narrow(&self, rows: BatchRows, x: &CudaTensor, out: DevicePtr) -> DeviceResult<()> {
+        let params = NarrowParams { batch: rows.header, x: x.ptr(), out, cols: x.cols as u32, padding: 0 };
+        self.launch(self.narrow, [rows.num_rows, 1], ROW_THREADS, &params)
+    }
+
+    /// Copies blocks of the pool; `pairs: [num_pairs][from, to]` on the device. None is both read and written.
+    pub fn copy_blocks(&self, pool: DevicePtr, pairs: DevicePtr, num_pairs: usize) -> DeviceResult<()> {
+        let parts = self.block_bytes.div_ceil(COPY_BYTES_PER_BLOCK);
+        self.launch(self.copy_blocks, [parts, num_pairs], ROW_THREADS, &CopyBlocksParams { pool, pairs })
+    }
+
+    /// `n` random numbers of the scalar type, uniform, with standard deviation `deviation`.
+    pub fn fill_random(&self, out: DevicePtr, n: usize, seed: u64, deviation: f32) -> DeviceResult<()> {
+        let bound = deviation * 3_f32.sqrt();
+        let params = RandomParams { out, n: n as u64, seed, bound, padding: 0 };
+        let blocks = n.div_ceil(ROW_THREADS as usize).min(4096);
+        self.launch(self.fill_random, [blocks, 1], ROW_THREADS, &params)
+    }
+}
+
+/// Q and K of one width, so that one kernel norms both.
+pub(super) fn head_norm_eps(q: NormKind, k: NormKind) -> f32 {
+    match (q, k) {
+        (NormKind::Rms { eps }, NormKind::Rms { eps: other }) if eps == other => eps,
+        _ => panic!("heads are normed by their root mean square"),
+    }
+}
+
+/// The shape is the one that the kernels were compiled for.
+pub(super) fn check_shape(options: &CudaOptions, shape: &AttentionShape) {
+    let compiled = (options.num_heads, options.kv.num_kv_heads, options.kv.head_dim);
+    assert_eq!((shape.num_heads, shape.num_kv_heads, shape.head_dim), compiled, "kernels are made for one shape");
+}

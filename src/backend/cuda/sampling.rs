@@ -1,0 +1,414 @@
+//! Sampling on the device (`kernels/sampling.cu`): requests go up, tokens and log-probabilities come down, logits stay.
+
+use super::device::{
+    Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, Grid, KernelId, ModuleId, ModuleSource, PinnedBuffer, Stream,
+};
+use crate::backend::{LogitsRequest, LogitsResult, LogitsWant, MAX_STEPS_IN_FLIGHT};
+use crate::ids::TokenId;
+use crate::sampling::params::{PositionLogprobs, Sampled, SamplingParams, TokenLogprob};
+use crate::sampling::sampler::{inverse_temperature, top_p_share, weight_of_min_p};
+use bytemuck::{NoUninit, Zeroable};
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+
+/// Requests of one launch whose logits are changed apart, each with a row of working memory.
+const MAX_ADJUSTED: usize = 32;
+/// Requests of one launch.
+const MAX_REQUESTS: usize = 512;
+const NONE: u32 = u32::MAX;
+/// `struct Scratch`
+const SCRATCH_BYTES: u32 = 8 * 2048 + 8 * 32 + 8 + 8 * 32 + 4 * 32 + 4 * 32 + 8;
+
+/// `struct Request`
+#[derive(Clone, Copy, NoUninit, Zeroable)]
+#[repr(C)]
+struct Request {
+    seed: u64,
+    min_weight: u64,
+    top_p_share: u64,
+    adjusted: u64,
+    counts: u64,
+    scale: f32,
+    repetition_penalty: f32,
+    frequency_penalty: f32,
+    presence_penalty: f32,
+    kind: u32,
+    row: u32,
+    place: u32,
+    sample_index: u32,
+    position: u32,
+    top_k: u32,
+    banned: List,
+    biases: List,
+    prompt: List,
+    output: List,
+    pending: u32,
+    target: u32,
+    num_top: u32,
+    top: u32,
+}
+
+#[derive(Clone, Copy, NoUninit, Zeroable)]
+#[repr(C)]
+struct List {
+    first_word: u32,
+    len: u32,
+}
+
+const SAMPLE: u32 = 0;
+const SAMPLE_WITH_LOGPROBS: u32 = 1;
+const PROMPT_LOGPROBS: u32 = 2;
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct KernelParams {
+    logits: DevicePtr,
+    requests: DevicePtr,
+    last_sampled: DevicePtr,
+    sampled: DevicePtr,
+    results: DevicePtr,
+    candidates: DevicePtr,
+    vocab: u32,
+    max_top: u32,
+}
+
+/// What a request of a step will be answered with.
+#[derive(Clone, Copy, Debug)]
+struct Expected {
+    kind: u32,
+    num_top: usize,
+    /// Word of the results.
+    top: usize,
+}
+
+/// Words of `struct Result` and of `struct TopToken`.
+const RESULT_WORDS: usize = 4;
+const TOP_WORDS: usize = 2;
+
+pub struct Sampling {
+    device: Rc<dyn Device>,
+    vocab: usize,
+    /// Requests of a step at most.
+    max_places: usize,
+    adjust: KernelId,
+    sample: KernelId,
+    logprobs: KernelId,
+    requests: DeviceBuffer,
+    /// Of the step being enqueued and of the one before; `staged` bytes of it are used.
+    staging: [PinnedBuffer; MAX_STEPS_IN_FLIGHT],
+    staged: usize,
+    /// Tokens by place: of the step being enqueued, and of the one before.
+    sampled: DeviceBuffer,
+    last_sampled: DeviceBuffer,
+    /// `Result` by place, then the most likely tokens.
+    results: DeviceBuffer,
+    downloads: [PinnedBuffer; MAX_STEPS_IN_FLIGHT],
+    candidates: DeviceBuffer,
+    /// `[MAX_ADJUSTED, vocab]` logits, and counts.
+    adjusted: DeviceBuffer,
+    counts: DeviceBuffer,
+    turn: usize,
+    /// Of the step being enqueued.
+    expected: Vec<Expected>,
+    result_words: usize,
+    ended: VecDeque<(usize, Vec<Expected>)>,
+    words: Vec<u32>,
+}
+
+/// What [`Sampling`] is compiled from: nothing depends on the model.
+pub fn source() -> ModuleSource {
+    ModuleSource { file: "sampling.cu", defines: Vec::new() }
+}
+
+impl Sampling {
+    /// For steps of up to `max_places` requests.
+    pub fn new(device: &Rc<dyn Device>, module: ModuleId, vocab: usize, max_places: usize) -> DeviceResult<Self> {
+        let kernel = |name| device.kernel(module, name, SCRATCH_BYTES);
+        let on_device = |bytes| DeviceBuffer::new(device, bytes);
+        let pinned = |bytes| Ok([PinnedBuffer::new(device, bytes)?, PinnedBuffer::new(device, bytes)?]);
+        let row_bytes = 4 * vocab * MAX_ADJUSTED;
+        Ok(Self {
+            device: device.clone(),
+            vocab,
+            max_places,
+            adjust: kernel("adjust_logits")?,
+            sample: kernel("sample_tokens")?,
+            logprobs: kernel("find_logprobs")?,
+            requests: on_device(size_of::<Request>() * MAX_REQUESTS)?,
+            staging: pinned(size_of::<Request>() * MAX_REQUESTS)?,
+            staged: 0,
+            sampled: on_device(4 * max_places)?,
+            last_sampled: on_device(4 * max_places)?,
+            results: on_device(4 * RESULT_WORDS * max_places)?,
+            downloads: pinned(4 * RESULT_WORDS * max_places)?,
+            candidates: on_device(size_of::<u64>() * MAX_REQUESTS)?,
+            adjusted: on_device(row_bytes)?,
+            counts: on_device(row_bytes)?,
+            turn: 0,
+            expected: Vec::new(),
+            result_words: RESULT_WORDS * max_places,
+            ended: VecDeque::new(),
+            words: Vec::new(),
+        })
+    }
+
+    /// `[max_places]` the tokens that the requests of the step before sampled.
+    pub fn last_sampled(&self) -> DevicePtr {
+        self.last_sampled.ptr()
+    }
+
+    /// Forgets the steps in flight.
+    pub fn clear(&mut self) {
+        self.ended.clear();
+        self.begin_step();
+    }
+
+    fn begin_step(&mut self) {
+        self.turn = (self.turn + 1) % MAX_STEPS_IN_FLIGHT;
+        self.staged = 0;
+        self.expected.clear();
+        self.result_words = RESULT_WORDS * self.max_places;
+    }
+
+    /// Enqueues the answers to requests about `logits: [_, vocab]`.
+    pub fn sample(&mut self, logits: DevicePtr, requests: &[LogitsRequest<'_>]) -> DeviceResult<()> {
+        assert!(self.expected.len() + requests.len() <= self.max_places, "more requests than a step may have");
+        let mut uses = HashMap::new();
+        for request in requests {
+            *uses.entry(request.row).or_insert(0) += 1;
+        }
+        let mut rest = requests;
+        while !rest.is_empty() {
+            // As many as have working memory.
+            let needs_row = |request: &&LogitsRequest<'_>| adjusts(&request.want);
+            let fits = |n: &usize| rest[..*n].iter().filter(needs_row).count() <= MAX_ADJUSTED;
+            let most = rest.len().min(MAX_REQUESTS);
+            let num = if fits(&most) { most } else { (1..most).take_while(fits).last().unwrap_or(1) };
+            let (now, later) = rest.split_at(num);
+            self.sample_some(logits, now, &uses)?;
+            rest = later;
+        }
+        Ok(())
+    }
+
+    fn sample_some(
+        &mut self,
+        logits: DevicePtr,
+        requests: &[LogitsRequest<'_>],
+        uses: &HashMap<usize, usize>,
+    ) -> DeviceResult<()> {
+        let mut words = std::mem::take(&mut self.words);
+        words.clear();
+        words.resize(requests.len() * size_of::<Request>() / 4, 0);
+        let (mut adjusts_any, mut logprobs_any, mut max_top, mut num_adjusted) = (false, false, 0, 0);
+        for (i, request) in requests.iter().enumerate() {
+            let row_bytes = 4 * self.vocab;
+            let mut entry = self.entry(request, &mut words);
+            if adjusts(&request.want) {
+                adjusts_any = true;
+                // In place, where nobody else wants the row.
+                let in_place = uses[&request.row] == 1 && entry.kind == SAMPLE;
+                let at = match in_place {
+                    true => logits + request.row * row_bytes,
+                    false => self.adjusted.ptr() + num_adjusted * row_bytes,
+                };
+                entry.adjusted = at.0;
+                if entry.counts != 0 {
+                    entry.counts = (self.counts.ptr() + num_adjusted * row_bytes).0;
+                }
+                num_adjusted += 1;
+            }
+            logprobs_any |= entry.kind != SAMPLE;
+            max_top = max_top.max(entry.num_top);
+            let bytes = bytemuck::bytes_of(&entry);
+            let at = &mut words[i * size_of::<Request>() / 4..][..size_of::<Request>() / 4];
+            bytemuck::cast_slice_mut(at).copy_from_slice(bytes);
+        }
+        self.upload(&words)?;
+        self.words = words;
+        self.make_room(max_top as usize, requests.len())?;
+
+        let params = KernelParams {
+            logits,
+            requests: self.requests.ptr(),
+            last_sampled: self.last_sampled.ptr(),
+            sampled: self.sampled.ptr(),
+            results: self.results.ptr(),
+            candidates: self.candidates.ptr(),
+            vocab: self.vocab as u32,
+            max_top,
+        };
+        let threads = (self.vocab / 4).next_power_of_two().clamp(64, 1024) as u32;
+        let grid = Grid { blocks: [requests.len() as u32, 1, 1], threads, shared_bytes: SCRATCH_BYTES };
+        let kernels = [(self.adjust, adjusts_any), (self.sample, true), (self.logprobs, logprobs_any)];
+        for (kernel, _) in kernels.into_iter().filter(|(_, wanted)| *wanted) {
+            // SAFETY: the struct is the kernels' own; the buffers live as long as `self`, and the logits as long as the
+            // backend.
+            unsafe { self.device.launch(kernel, grid, bytemuck::bytes_of(&params))? };
+        }
+        Ok(())
+    }
+
+    /// A request as the kernels read it, with its lists appended to `words`; `counts` is 1 where it needs some.
+    fn entry(&mut self, request: &LogitsRequest<'_>, words: &mut Vec<u32>) -> Request {
+        let mut entry =
+            Request { row: request.row as u32, place: self.expected.len() as u32, pending: NONE, ..Request::zeroed() };
+        match request.want {
+            LogitsWant::PromptLogprobs { target, num_top } => {
+                entry.kind = PROMPT_LOGPROBS;
+                entry.target = target;
+                entry.num_top = num_top.min(self.vocab as u32);
+            }
+            LogitsWant::Sample { params, prompt, output, pending, draw } => {
+                entry.kind = if params.logprobs.is_some() { SAMPLE_WITH_LOGPROBS } else { SAMPLE };
+                entry.num_top = params.logprobs.unwrap_or(0).min(self.vocab as u32);
+                entry.seed = draw.seed;
+                entry.sample_index = draw.sample_index;
+                entry.position = draw.position;
+                set_filters(&mut entry, params);
+                let mut append = |tokens: &mut dyn Iterator<Item = u32>| {
+                    let first = words.len();
+                    words.extend(tokens);
+                    List { first_word: first as u32, len: (words.len() - first) as u32 }
+                };
+                if is_below_min_tokens(params, output, pending) {
+                    entry.banned = append(&mut params.eos_token_ids.iter().chain(&params.stop_token_ids).copied());
+                }
+                let pairs = params.logit_bias.iter().flat_map(|(token, bias)| [*token, bias.to_bits()]);
+                entry.biases = append(&mut pairs.into_iter());
+                entry.biases.len /= 2;
+                if params.has_penalties() {
+                    entry.counts = 1;
+                    entry.repetition_penalty = params.repetition_penalty;
+                    entry.frequency_penalty = params.frequency_penalty;
+                    entry.presence_penalty = params.presence_penalty;
+                    entry.pending = pending.unwrap_or(NONE);
+                    entry.output = append(&mut output.iter().copied());
+                    if params.repetition_penalty != 1.0 {
+                        entry.prompt = append(&mut prompt.iter().copied());
+                    }
+                }
+            }
+        }
+        entry.top = self.result_words as u32;
+        self.result_words += TOP_WORDS * entry.num_top as usize;
+        let (kind, num_top, top) = (entry.kind, entry.num_top as usize, entry.top as usize);
+        self.expected.push(Expected { kind, num_top, top });
+        entry
+    }
+
+    fn upload(&mut self, words: &[u32]) -> DeviceResult<()> {
+        let bytes: &[u8] = bytemuck::cast_slice(words);
+        if bytes.len() > self.requests.bytes() {
+            self.requests = DeviceBuffer::new(&self.device, 2 * bytes.len())?;
+        }
+        if self.staged + bytes.len() > self.staging[self.turn].bytes() {
+            // The old memory waits for its copies when it is dropped.
+            self.staging[self.turn] = PinnedBuffer::new(&self.device, 2 * (self.staged + bytes.len()))?;
+            self.staged = 0;
+        }
+        let staging = &mut self.staging[self.turn];
+        let start = self.staged;
+        // SAFETY: copies of this step out of this memory are out of what lies before `start`, and those of the step two
+        // before are done.
+        unsafe { &mut staging.as_mut_slice()[start..start + bytes.len()] }.copy_from_slice(bytes);
+        let copy = Copy { to: self.requests.ptr(), from: staging.ptr() + start, bytes: bytes.len() };
+        self.staged += bytes.len();
+        // SAFETY: both live as long as `self`, and freeing them waits for the device.
+        unsafe { self.device.copy(Stream::Compute, copy) }
+    }
+
+    /// Room for the most likely tokens.
+    fn make_room(&mut self, max_top: usize, num_requests: usize) -> DeviceResult<()> {
+        let bytes = 8 * max_top * num_requests;
+        if bytes > self.candidates.bytes() {
+            self.candidates = DeviceBuffer::new(&self.device, bytes)?;
+        }
+        if 4 * self.result_words > self.results.bytes() {
+            let larger = DeviceBuffer::new(&self.device, 8 * self.result_words)?;
+            // Earlier requests of the step have their results there.
+            let copy = Copy { to: larger.ptr(), from: self.results.ptr(), bytes: self.results.bytes() };
+            // SAFETY: freeing the old buffer waits for the copy.
+            unsafe { self.device.copy(Stream::Compute, copy)? };
+            self.results = larger;
+        }
+        Ok(())
+    }
+
+    /// Enqueues the results' way to the host.
+    pub fn end_step(&mut self) -> DeviceResult<()> {
+        let num = self.expected.len();
+        let tops = RESULT_WORDS * self.max_places..self.result_words;
+        let download = &mut self.downloads[self.turn];
+        if 4 * self.result_words > download.bytes() {
+            *download = PinnedBuffer::new(&self.device, 8 * self.result_words)?;
+        }
+        let ranges = [0..RESULT_WORDS * num, tops];
+        let down = ranges.into_iter().filter(|range| !range.is_empty()).map(|range| Copy {
+            to: download.ptr() + 4 * range.start,
+            from: self.results.ptr() + 4 * range.start,
+            bytes: 4 * range.len(),
+        });
+        let last = Copy { to: self.last_sampled.ptr(), from: self.sampled.ptr(), bytes: 4 * num };
+        for copy in down.chain((num > 0).then_some(last)) {
+            // SAFETY: all live as long as `self`, and freeing them waits for the device; the step that last came down to
+            // this memory is finished.
+            unsafe { self.device.copy(Stream::Compute, copy)? };
+        }
+        self.ended.push_back((self.turn, std::mem::take(&mut self.expected)));
+        self.begin_step();
+        Ok(())
+    }
+
+    /// The results of the oldest step that was ended, which is done.
+    pub fn finish_step(&mut self) -> Vec<LogitsResult> {
+        let (turn, expected) = self.ended.pop_front().expect("a step was ended that is not finished");
+        if expected.is_empty() {
+            return Vec::new();
+        }
+        // SAFETY: the step is done, and with it the copy to this memory, which has been written as far as it is read.
+        let words: &[u32] = bytemuck::cast_slice(unsafe { self.downloads[turn].as_slice() });
+        expected.iter().enumerate().map(|(place, expected)| result_of(words, place, expected)).collect()
+    }
+}
+
+fn result_of(words: &[u32], place: usize, expected: &Expected) -> LogitsResult {
+    let [token, logprob, rank, _] = words.as_chunks::<RESULT_WORDS>().0[place];
+    let tops = words[expected.top..][..TOP_WORDS * expected.num_top].as_chunks::<TOP_WORDS>().0;
+    let top = |(i, [token, logprob]): (usize, &[u32; 2])| TokenLogprob {
+        token: *token,
+        logprob: f32::from_bits(*logprob),
+        rank: i as u32 + 1,
+    };
+    let logprobs = || PositionLogprobs {
+        chosen: TokenLogprob { token, logprob: f32::from_bits(logprob), rank },
+        top: tops.iter().enumerate().map(top).collect(),
+    };
+    match expected.kind {
+        SAMPLE => LogitsResult::Sampled(Sampled { token, logprobs: None }),
+        SAMPLE_WITH_LOGPROBS => LogitsResult::Sampled(Sampled { token, logprobs: Some(logprobs()) }),
+        _ => LogitsResult::PromptLogprobs(logprobs()),
+    }
+}
+
+fn is_below_min_tokens(params: &SamplingParams, output: &[TokenId], pending: Option<u32>) -> bool {
+    output.len() + usize::from(pending.is_some()) < params.min_tokens as usize
+}
+
+/// Whether the logits are changed before the draw.
+fn adjusts(want: &LogitsWant<'_>) -> bool {
+    match want {
+        LogitsWant::PromptLogprobs { .. } => false,
+        LogitsWant::Sample { params, output, pending, .. } => {
+            is_below_min_tokens(params, output, *pending) || !params.logit_bias.is_empty() || params.has_penalties()
+        }
+    }
+}
+
+/// Temperature and filters, as the integer arithmetic of the draw wants them.
+fn set_filters(entry: &mut Request, params: &SamplingParams) {
+    entry.scale = if params.is_greedy() { 0.0 } else { inverse_temperature(params) };
+    entry.top_k = params.top_k;
+    entry.min_weight = weight_of_min_p(params.min_p);
+    entry.top_p_share = top_p_share(params.top_p);
+}

@@ -1,0 +1,115 @@
+//! Tiny models of every family against what transformers answered (`tests/data/models`), over the kernels.
+
+use crate::common::{Driver, Sequence};
+use crate::support::{cuda_model, device};
+use pagetide::backend::DType;
+use pagetide::backend::cuda::CudaBackend;
+use serde::Deserialize;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+#[derive(Deserialize)]
+struct Golden {
+    max_model_len: usize,
+    prompts: Vec<GoldenPrompt>,
+}
+
+#[derive(Deserialize)]
+struct GoldenPrompt {
+    tokens: Vec<u32>,
+    /// Of `tokens[1..]`.
+    prompt_logprobs: Vec<f32>,
+    greedy: Vec<GoldenToken>,
+}
+
+#[derive(Deserialize)]
+struct GoldenToken {
+    token: u32,
+    logprob: f32,
+}
+
+fn models() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/models")
+}
+
+fn golden(model: &str) -> Golden {
+    let text = fs::read_to_string(models().join(model).join("golden.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+fn driver(model: &str, dtype: DType, block_size: usize, max_model_len: usize) -> Driver<CudaBackend> {
+    let directory = models().join(model);
+    let (backend, decoder) = cuda_model(&device(0), directory.to_str().unwrap(), dtype, block_size, max_model_len);
+    Driver::over(backend, decoder, block_size)
+}
+
+fn logprob(logits: &[f32], token: u32) -> f32 {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
+    let sum: f64 = logits.iter().map(|logit| (*logit as f64 - max).exp()).sum();
+    (logits[token as usize] as f64 - max - sum.ln()) as f32
+}
+
+/// Prompts in two chunks beside each other, then greedy decodes of all at once.
+fn check(model: &str, dtype: DType, block_size: usize, tolerance: f32) {
+    let golden = golden(model);
+    let mut driver = driver(model, dtype, block_size, golden.max_model_len);
+    let mut sequences: Vec<Sequence> = golden.prompts.iter().map(|prompt| Sequence::new(&prompt.tokens)).collect();
+    let mut logits = vec![Vec::new(); sequences.len()];
+    for chunk in [3, usize::MAX] {
+        let mut parts: Vec<_> = sequences
+            .iter_mut()
+            .map(|sequence| {
+                let rows = sequence.num_waiting().min(chunk);
+                (sequence, rows)
+            })
+            .filter(|(_, rows)| *rows > 0)
+            .collect();
+        // Prompts of up to three tokens are whole after the first chunk.
+        let places: Vec<usize> =
+            (0..golden.prompts.len()).filter(|i| chunk == 3 || golden.prompts[*i].tokens.len() > 3).collect();
+        for (place, new) in places.into_iter().zip(driver.step(&mut parts)) {
+            logits[place].extend(new);
+        }
+    }
+    for (prompt, logits) in golden.prompts.iter().zip(&logits) {
+        assert_eq!(logits.len(), prompt.tokens.len());
+        for (i, expected) in prompt.prompt_logprobs.iter().enumerate() {
+            let found = logprob(&logits[i], prompt.tokens[i + 1]);
+            assert!((found - expected).abs() <= tolerance, "{model}: prompt token {}: {found}, {expected}", i + 1);
+        }
+    }
+    let longest = golden.prompts.iter().map(|prompt| prompt.greedy.len()).max().unwrap();
+    let mut last: Vec<Vec<f32>> = logits.into_iter().map(|mut logits| logits.pop().unwrap()).collect();
+    for step in 0..longest.min(6) {
+        for ((prompt, sequence), logits) in golden.prompts.iter().zip(&mut sequences).zip(&last) {
+            let Some(expected) = prompt.greedy.get(step) else { continue };
+            let found = logprob(logits, expected.token);
+            let what = format!("{model}: greedy token {step}: {found}, {}", expected.logprob);
+            assert!((found - expected.logprob).abs() <= tolerance, "{what}");
+            // The golden token is the likeliest, as far as numbers of this precision can tell.
+            let best = (0..logits.len() as u32).map(|token| logprob(logits, token)).fold(f32::MIN, f32::max);
+            assert!(best <= found + 2.0 * tolerance, "{what}, another one has {best}");
+            sequence.tokens.push(expected.token);
+        }
+        let mut parts: Vec<_> =
+            sequences.iter_mut().filter(|sequence| sequence.num_waiting() > 0).map(|s| (s, 1)).collect();
+        let places: Vec<usize> = (0..golden.prompts.len()).filter(|i| golden.prompts[*i].greedy.len() > step).collect();
+        for (place, mut new) in places.into_iter().zip(driver.step(&mut parts)) {
+            last[place] = new.remove(0);
+        }
+    }
+}
+
+#[test]
+fn every_family_in_float32() {
+    let mut names: Vec<String> = fs::read_dir(models())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| models().join(name).join("golden.json").is_file())
+        .collect();
+    names.sort();
+    assert!(names.len() >= 20, "{names:?}");
+    for name in &names {
+        check(name, DType::F32, 5, 1e-4);
+    }
+}
