@@ -22,6 +22,7 @@ mod row;
 use crate::ids::TokenId;
 use crate::sampling::params::{PositionLogprobs, Sampled, SamplingParams, TokenLogprob};
 use philox::philox4x32;
+use std::cmp::Ordering;
 
 /// The tokens before the one to be sampled.
 #[derive(Clone, Copy, Debug, Default)]
@@ -129,8 +130,8 @@ impl Sampler {
             let least = row::kth_largest(logits, num_top, &mut self.candidates);
             let at_least = logits.iter().enumerate().filter(|(_, logit)| **logit >= least);
             top.extend(at_least.map(|(token, _)| token));
-            // Stable: equal logits stay in order of id.
-            top.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
+            // Stable: equal logits stay in order of id, zeros of either sign too. All are numbers.
+            top.sort_by(|a, b| logits[*b].partial_cmp(&logits[*a]).unwrap_or(Ordering::Equal));
             top.truncate(num_top);
         }
         let chosen_rank = if chosen < logits.len() { row::rank(logits, chosen) } else { logits.len() };

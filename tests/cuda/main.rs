@@ -1,9 +1,12 @@
 //! The CUDA backend, whole, without a GPU: its kernels run on the CPU (`kernels/emulation`), its streams are as lazy as
 //! a test wants. With `PAGETIDE_TEST_DEVICE=cuda` the same tests run on the first GPU.
 
+mod attention;
 #[path = "../common/mod.rs"]
 #[allow(dead_code, reason = "what these tests do not use, others do")]
 mod common;
 mod emulation;
 mod goldens;
+mod rows;
+mod sampling;
 mod support;

@@ -1,9 +1,9 @@
 //! What the kernels' tests share: a device, numbers, and the way to it and back.
 
 use crate::emulation::{EmulatedDevice, EmulatedOptions};
-use pagetide::backend::DType;
 use pagetide::backend::cuda::device::{Copy, Device, DeviceBuffer, PinnedBuffer, Stream};
-use pagetide::backend::cuda::{CudaBackend, CudaOptions};
+use pagetide::backend::cuda::{CudaBackend, CudaOptions, CudaTensor};
+use pagetide::backend::{DType, KvLayout};
 use pagetide::model::decoder::Decoder;
 use pagetide::model::files::ModelFiles;
 use pagetide::model::spec::ModelSpec;
@@ -177,4 +177,64 @@ pub fn cuda_model(
     )
     .unwrap();
     (backend, decoder)
+}
+
+/// For a model that is nothing but these sizes.
+pub fn options(dtype: DType, num_heads: usize, kv: KvLayout) -> CudaOptions {
+    CudaOptions {
+        dtype,
+        num_heads,
+        kv,
+        vocab_size: 64,
+        max_rows: 64,
+        max_seqs: 16,
+        max_logit_rows: 8,
+        graphs: false,
+        batch_invariant: false,
+    }
+}
+
+/// Overwrites a tensor's first numbers.
+pub fn set(device: &Rc<dyn Device>, tensor: &CudaTensor, values: &[f32]) {
+    if values.is_empty() {
+        return;
+    }
+    let bytes = bytes(values, tensor.dtype());
+    let mut staging = PinnedBuffer::new(device, bytes.len()).unwrap();
+    // SAFETY: nothing is enqueued that uses it.
+    unsafe { staging.as_mut_slice() }.copy_from_slice(&bytes);
+    let copy = Copy { to: tensor.buffer().ptr(), from: staging.ptr(), bytes: bytes.len() };
+    // SAFETY: dropping `staging` waits for the device.
+    unsafe { device.copy(Stream::Compute, copy) }.unwrap();
+}
+
+/// A tensor's first numbers.
+pub fn get(device: &Rc<dyn Device>, tensor: &CudaTensor, len: usize) -> Vec<f32> {
+    let mut values = download(device, tensor.buffer(), tensor.dtype());
+    values.truncate(len);
+    values
+}
+
+/// Bits, so that NaN and -0 count too.
+pub fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+/// Runs a test for each of these, on as many threads as there are processors.
+pub fn parallel(cases: std::ops::Range<u64>, test: impl Fn(u64) + Sync) {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let next = std::sync::atomic::AtomicU64::new(cases.start);
+    std::thread::scope(|scope| {
+        let worker = || {
+            loop {
+                let case = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                if case >= cases.end {
+                    return;
+                }
+                test(case);
+            }
+        };
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+    });
 }

@@ -85,6 +85,11 @@ impl KvPools {
         })
     }
 
+    /// The device pool.
+    pub fn on_device(&self) -> &DeviceBuffer {
+        &self.on_device
+    }
+
     /// Address of the device pool.
     pub fn ptr(&self) -> DevicePtr {
         self.on_device.ptr()

@@ -159,6 +159,15 @@ fn must<T>(result: DeviceResult<T>) -> T {
 }
 
 impl CudaTensor {
+    /// `[max_rows, cols]` of [`CudaTensor::dtype`].
+    pub fn buffer(&self) -> &DeviceBuffer {
+        &self.buffer
+    }
+
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
     fn ptr(&self) -> DevicePtr {
         self.buffer.ptr()
     }
@@ -167,6 +176,12 @@ impl CudaTensor {
     fn check(&self, rows: usize, cols: usize) {
         assert!(rows <= self.max_rows, "{rows} rows of a tensor of {}", self.max_rows);
         assert_eq!(self.cols, cols, "a tensor's width");
+    }
+}
+
+impl CudaMatrix {
+    pub fn buffer(&self) -> &DeviceBuffer {
+        &self.buffer
     }
 }
 
@@ -203,6 +218,11 @@ impl CudaBackend {
 
     pub fn device(&self) -> &Rc<dyn Device> {
         &self.device
+    }
+
+    /// The KV pool's memory.
+    pub fn kv_pool(&self) -> Option<&DeviceBuffer> {
+        self.kv.as_ref().map(KvPools::on_device)
     }
 
     fn kv(&mut self) -> &mut KvPools {

@@ -1,0 +1,208 @@
+//! PagedAttention on the device against the CPU backend: every kind of kernel, head size, group, window and block size,
+//! over a pool that is not a number where nothing was written.
+
+use crate::support::*;
+use pagetide::backend::cpu::CpuBackend;
+use pagetide::backend::cuda::CudaBackend;
+use pagetide::backend::{AttentionShape, Backend, Batch, BatchSeq, DType, KvLayout, NO_SOURCE, TensorRole};
+
+#[derive(Clone, Debug)]
+struct Case {
+    dtype: DType,
+    shape: AttentionShape,
+    block_size: usize,
+    /// Of each sequence: tokens in the cache, and new ones.
+    seqs: Vec<(usize, usize)>,
+    batch_invariant: bool,
+    seed: u64,
+}
+
+impl Case {
+    fn random(seed: u64) -> Self {
+        let random = &mut Random(seed);
+        let dtype = random.pick(&[DType::F32, DType::F16, DType::BF16, DType::BF16]);
+        let head_dim = match dtype {
+            DType::F32 => random.pick(&[8, 24, 64]),
+            _ => random.pick(&[8, 16, 32, 64, 80, 96, 128, 256]),
+        };
+        let num_kv_heads = random.range(1, 2);
+        let group = random.pick(&[1, 2, 3, 4, 5, 6, 7, 8, 17]);
+        let block_size = random.pick(&[1, 2, 3, 7, 8, 16, 16, 32, 64, 256]);
+        // Around the edges of blocks, slices, tiles and partitions.
+        let edges = [0, 1, 15, 16, 17, 31, 63, 64, 65, 127, 128, 130, block_size - 1, block_size, block_size + 1, 300];
+        let most = if head_dim > 64 || group > 4 { 70 } else { 300 };
+        let len = |random: &mut Random| match random.below(3) {
+            0 => random.below(40),
+            _ => random.pick(&edges).min(most),
+        };
+        let seqs = (0..random.range(1, 4))
+            .map(|_| (len(random), if random.one_in(2) { 1 } else { random.range(1, 24) }))
+            .collect();
+        let window = random.one_in(3).then(|| random.range(1, 40));
+        let scale = (head_dim as f32).powf(-0.5) * 2.0;
+        let shape = AttentionShape { num_heads: num_kv_heads * group, num_kv_heads, head_dim, scale, window };
+        Self { dtype, shape, block_size, seqs, batch_invariant: random.one_in(4), seed }
+    }
+
+    fn layout(&self) -> KvLayout {
+        let AttentionShape { num_kv_heads, head_dim, .. } = self.shape;
+        KvLayout { num_layers: 2, num_kv_heads, head_dim, block_size: self.block_size, dtype: self.dtype }
+    }
+
+    fn cols(&self) -> usize {
+        (self.shape.num_heads + 2 * self.shape.num_kv_heads) * self.shape.head_dim
+    }
+
+    /// What comes before, and the new tokens, over block tables that are shuffled.
+    fn batches(&self) -> (Batch, Batch, usize) {
+        let random = &mut Random(self.seed ^ 1);
+        let blocks_of = |(before, new): &(usize, usize)| (before + new).div_ceil(self.block_size);
+        let needed: usize = self.seqs.iter().map(blocks_of).sum();
+        let mut free: Vec<u32> = (0..needed as u32 + 3).collect();
+        for i in (1..free.len()).rev() {
+            free.swap(i, random.below(i + 1));
+        }
+        let num_blocks = free.len();
+        let (mut before, mut new) = (Batch::default(), Batch::default());
+        for seq in &self.seqs {
+            let table = free.split_off(free.len() - blocks_of(seq));
+            add(&mut before, 0, seq.0, &table, self.block_size);
+            add(&mut new, seq.0, seq.1, &table, self.block_size);
+        }
+        (before, new, num_blocks)
+    }
+
+    fn numbers(&self, rows: usize, seed: u64) -> Vec<f32> {
+        Random(self.seed ^ seed).floats(rows * self.cols(), self.dtype)
+    }
+}
+
+fn add(batch: &mut Batch, num_computed: usize, num_rows: usize, table: &[u32], block_size: usize) {
+    if num_rows == 0 {
+        return;
+    }
+    batch.seqs.push(BatchSeq {
+        first_row: batch.tokens.len(),
+        num_rows,
+        num_computed,
+        first_block: batch.block_tables.len(),
+        num_blocks: table.len(),
+    });
+    batch.block_tables.extend(table);
+    for position in num_computed..num_computed + num_rows {
+        batch.tokens.push(0);
+        batch.token_sources.push(NO_SOURCE);
+        batch.positions.push(position as u32);
+        batch.slots.push(table[position / block_size] * block_size as u32 + (position % block_size) as u32);
+    }
+}
+
+/// Layer 1's attention of the new tokens; layer 0 of the pool is never written.
+fn on_cpu(case: &Case) -> Vec<f32> {
+    let mut backend = CpuBackend::new(Default::default()).unwrap();
+    let (before, new, num_blocks) = case.batches();
+    backend.allocate_kv(case.layout(), num_blocks, 0).unwrap();
+    let mut out = Vec::new();
+    for (batch, seed) in [(&before, 2), (&new, 3)] {
+        let rows = batch.num_rows().max(1);
+        let mut qkv = backend.tensor(rows, case.cols(), TensorRole::Activation).unwrap();
+        let cols = case.shape.num_heads * case.shape.head_dim;
+        let mut result = backend.tensor(rows, cols, TensorRole::Activation).unwrap();
+        let numbers = case.numbers(batch.num_rows(), seed);
+        qkv.as_mut_slice()[..numbers.len()].copy_from_slice(&numbers);
+        if batch.num_rows() > 0 {
+            backend.begin(batch);
+            backend.rope_and_write_kv(&mut qkv, &case.shape, None, 1);
+            backend.attention(&qkv, &case.shape, 1, &mut result);
+            backend.end_step();
+            backend.finish_step();
+        }
+        out = result.as_slice()[..batch.num_rows() * cols].to_vec();
+    }
+    out
+}
+
+fn on_cuda(case: &Case, thread_order: u32) -> Vec<f32> {
+    let device = device(thread_order);
+    let (before, new, num_blocks) = case.batches();
+    let max_rows = before.num_rows().max(new.num_rows()) + 3;
+    let mut options = options(case.dtype, case.shape.num_heads, case.layout());
+    (options.max_rows, options.batch_invariant) = (max_rows, case.batch_invariant);
+    let mut backend = CudaBackend::new(device.clone(), options).unwrap();
+    backend.allocate_kv(case.layout(), num_blocks, 0).unwrap();
+    let cols = case.shape.num_heads * case.shape.head_dim;
+    let mut qkv = backend.tensor(max_rows, case.cols(), TensorRole::Activation).unwrap();
+    let mut out = backend.tensor(max_rows, cols, TensorRole::Activation).unwrap();
+    for (batch, seed) in [(&before, 2), (&new, 3)] {
+        set(&device, &qkv, &case.numbers(batch.num_rows(), seed));
+        if batch.num_rows() > 0 {
+            backend.begin(batch);
+            backend.rope_and_write_kv(&mut qkv, &case.shape, None, 1);
+            backend.attention(&qkv, &case.shape, 1, &mut out);
+            backend.end_step();
+            backend.finish_step();
+        }
+    }
+    get(&device, &out, new.num_rows() * cols)
+}
+
+fn check(case: &Case) {
+    let expected: Vec<f64> = on_cpu(case).into_iter().map(f64::from).collect();
+    let mut first: Option<Vec<f32>> = None;
+    for order in thread_orders() {
+        let found = on_cuda(case, order);
+        assert_close(&found, &expected, tolerance(case.dtype), &format!("{case:?}"));
+        // Threads that race show as results that depend on their order.
+        let first = first.get_or_insert_with(|| found.clone());
+        assert_eq!(bits(&found), bits(first), "{case:?} under order {order}");
+    }
+}
+
+#[test]
+fn random_cases() {
+    parallel(0..48, |seed| check(&Case::random(seed * 7919 + 5)));
+}
+
+fn shape(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> AttentionShape {
+    AttentionShape { num_heads, num_kv_heads, head_dim, scale: (head_dim as f32).powf(-0.5), window: None }
+}
+
+#[test]
+fn every_head_size_and_type() {
+    let head_dims = [64, 80, 96, 128, 256];
+    parallel(0..head_dims.len() as u64 * 3, |i| {
+        let (dtype, head_dim) = (DTYPES[i as usize % 3], head_dims[i as usize / 3]);
+        let seqs = vec![(20, 1), (3, 18), (0, 5)];
+        let shape = shape(4, 2, head_dim);
+        check(&Case { dtype, shape, block_size: 16, seqs, batch_invariant: false, seed: i });
+    });
+}
+
+/// Long enough for several partitions.
+#[test]
+fn partitions_are_merged() {
+    parallel(0..4, |i| {
+        let shape = AttentionShape { window: (i == 3).then_some(700), ..shape(2, 1, 16) };
+        let seqs = vec![([1100, 900, 511, 1024][i as usize], 1), (5, 1), (256, 1)];
+        check(&Case { dtype: DType::BF16, shape, block_size: 16, seqs, batch_invariant: false, seed: i });
+    });
+}
+
+/// With `batch_invariant`, a token's attention is the same bytes alone, in a chunk, and beside others.
+#[test]
+fn batch_invariant_attention() {
+    for dtype in [DType::F32, DType::BF16] {
+        let case = |seqs: &[(usize, usize)], seed| Case {
+            dtype,
+            shape: shape(4, 2, 32),
+            block_size: 8,
+            seqs: seqs.to_vec(),
+            batch_invariant: true,
+            seed,
+        };
+        // Sequence 0 is the first of the pool's numbers in each of these, with the same tokens.
+        let whole = on_cuda(&case(&[(0, 90)], 4), 0);
+        let (chunked, row) = (on_cuda(&case(&[(0, 90), (0, 1), (40, 30)], 4), 0), 4 * 32);
+        assert_eq!(bits(&whole), bits(&chunked[..90 * row]), "{dtype:?}: in company");
+    }
+}

@@ -1,0 +1,206 @@
+//! Sampling on the device against `sampling::sampler`: the same tokens to the bit, the same log-probabilities to a unit
+//! in the last place.
+
+use crate::support::*;
+use pagetide::backend::cuda::sampling::{Sampling, source};
+use pagetide::backend::{DType, LogitsRequest, LogitsResult, LogitsWant};
+use pagetide::sampling::params::{PositionLogprobs, SamplingParams};
+use pagetide::sampling::sampler::{Draw, History, Sampler};
+
+/// Something wanted of a row, with all that it borrows.
+#[derive(Clone, Debug)]
+enum Want {
+    Sample { params: SamplingParams, prompt: Vec<u32>, output: Vec<u32>, pending: Option<u32>, draw: Draw },
+    Prompt { target: u32, num_top: u32 },
+}
+
+fn logits(random: &mut Random, vocab: usize) -> Vec<f32> {
+    let kind = random.below(6);
+    let spread = random.pick(&[0.5, 4.0, 30.0]);
+    let mut row: Vec<f32> = (0..vocab)
+        .map(|_| match kind {
+            // Ties.
+            0 => random.below(3) as f32,
+            1 => (random.float() * 8.0).round() * 0.5,
+            _ => random.float() * spread,
+        })
+        .collect();
+    if kind == 2 {
+        for _ in 0..random.below(vocab) {
+            let place = random.below(vocab);
+            row[place] = random.pick(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, 0.0, f32::MAX, f32::MIN]);
+        }
+    }
+    if kind == 3 && random.one_in(3) {
+        row.fill(f32::NEG_INFINITY);
+    }
+    row
+}
+
+fn tokens(random: &mut Random, vocab: usize, most: usize) -> Vec<u32> {
+    // Some outside of the vocabulary, which are ignored.
+    (0..random.below(most + 1)).map(|_| random.below(vocab + 2) as u32).collect()
+}
+
+fn params(random: &mut Random, vocab: usize) -> SamplingParams {
+    let maybe = |random: &mut Random, value: f32, off: f32| if random.one_in(2) { value } else { off };
+    let float = |random: &mut Random| (random.float() + 1.0) / 2.0;
+    let top_p = float(random).max(0.01);
+    let (min_p, presence, frequency) = (float(random) * 0.3, random.float() * 2.0, random.float() * 2.0);
+    let repetition = float(random) * 2.0 + 0.1;
+    let bias: Vec<(u32, f32)> =
+        (0..random.below(6)).map(|_| (random.below(vocab + 1) as u32, random.float() * 100.0)).collect();
+    SamplingParams {
+        temperature: random.pick(&[0.0, 0.01, 0.7, 1.0, 1.0, 2.5, 1e-38]),
+        top_p: maybe(random, top_p, 1.0),
+        top_k: if random.one_in(2) { random.range(1, vocab + 1) as u32 } else { 0 },
+        min_p: maybe(random, min_p, 0.0),
+        presence_penalty: maybe(random, presence, 0.0),
+        frequency_penalty: maybe(random, frequency, 0.0),
+        repetition_penalty: maybe(random, repetition, 1.0),
+        logit_bias: if random.one_in(2) { bias } else { Vec::new() },
+        min_tokens: random.below(4) as u32,
+        eos_token_ids: vec![random.below(vocab) as u32],
+        stop_token_ids: tokens(random, vocab, 3),
+        logprobs: random.one_in(3).then(|| random.below(vocab.min(30) + 2) as u32),
+        ..SamplingParams::default()
+    }
+}
+
+fn want(random: &mut Random, vocab: usize, sampled_before: Option<&[u32]>) -> Want {
+    if random.one_in(5) {
+        return Want::Prompt { target: random.below(vocab + 1) as u32, num_top: random.below(12) as u32 };
+    }
+    let pending = sampled_before.filter(|_| random.one_in(2)).map(|before| random.below(before.len()) as u32);
+    Want::Sample {
+        params: params(random, vocab),
+        prompt: tokens(random, vocab, 20),
+        output: tokens(random, vocab, 20),
+        pending,
+        draw: Draw { seed: random.bits(), sample_index: random.below(3) as u32, position: random.below(99) as u32 },
+    }
+}
+
+fn expected(row: &[f32], want: &Want, before: &[u32]) -> LogitsResult {
+    let (mut sampler, mut row) = (Sampler::new(), row.to_vec());
+    match want {
+        Want::Prompt { target, num_top } => {
+            LogitsResult::PromptLogprobs(sampler.prompt_logprobs(&mut row, *target, *num_top))
+        }
+        Want::Sample { params, prompt, output, pending, draw } => {
+            let output: Vec<u32> = output.iter().copied().chain(pending.map(|place| before[place as usize])).collect();
+            LogitsResult::Sampled(sampler.sample(&mut row, params, History { prompt, output: &output }, *draw))
+        }
+    }
+}
+
+fn assert_logprobs(found: &PositionLogprobs, expected: &PositionLogprobs, what: &str) {
+    let all = |logprobs: &PositionLogprobs| [vec![logprobs.chosen], logprobs.top.clone()].concat();
+    let (found, expected) = (all(found), all(expected));
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (found, expected) in found.iter().zip(&expected) {
+        assert_eq!((found.token, found.rank), (expected.token, expected.rank), "{what}");
+        let same = found.logprob == expected.logprob
+            || (found.logprob - expected.logprob).abs() <= 1e-6 * (1.0 + expected.logprob.abs());
+        assert!(same, "{what}: {} instead of {}", found.logprob, expected.logprob);
+    }
+}
+
+/// Two steps, the second of which refers to what the first one sampled.
+fn check(seed: u64) {
+    let random = &mut Random(seed);
+    let vocab = random.pick(&[1, 2, 31, 64, 65, 300, 1000, 5000]);
+    let device = device(random.below(thread_orders().len()) as u32);
+    let modules = device.load_modules(&[source()]).unwrap();
+    let mut sampling = Sampling::new(&device, modules[0], vocab, 200).unwrap();
+    let mut before: Option<Vec<u32>> = None;
+    for step in 0..2 {
+        let num_rows = random.range(1, 4);
+        let rows: Vec<Vec<f32>> = (0..num_rows).map(|_| logits(random, vocab)).collect();
+        let num_requests = random.range(1, 6);
+        let wants: Vec<(usize, Want)> =
+            (0..num_requests).map(|_| (random.below(num_rows), want(random, vocab, before.as_deref()))).collect();
+        let on_device = upload(&device, &rows.concat(), DType::F32);
+        let requests = wants.iter().map(|(row, want)| LogitsRequest {
+            row: *row,
+            want: match want {
+                Want::Prompt { target, num_top } => LogitsWant::PromptLogprobs { target: *target, num_top: *num_top },
+                Want::Sample { params, prompt, output, pending, draw } => {
+                    LogitsWant::Sample { params, prompt, output, pending: *pending, draw: *draw }
+                }
+            },
+        });
+        let requests: Vec<_> = requests.collect();
+        // A step may come in several calls, each about rows of its own.
+        sampling.sample(on_device.ptr(), &requests).unwrap();
+        sampling.end_step().unwrap();
+        device.synchronize().unwrap();
+        let results = sampling.finish_step();
+        assert_eq!(results.len(), wants.len());
+        let mut sampled = Vec::new();
+        for (result, (row, want)) in results.iter().zip(&wants) {
+            let what = format!("seed {seed}, step {step}, {vocab} tokens, {want:?}");
+            let expected = expected(&rows[*row], want, before.as_deref().unwrap_or_default());
+            match (result, &expected) {
+                (LogitsResult::Sampled(found), LogitsResult::Sampled(expected)) => {
+                    assert_eq!(found.token, expected.token, "{what}");
+                    assert_eq!(found.logprobs.is_some(), expected.logprobs.is_some());
+                    if let (Some(found), Some(expected)) = (&found.logprobs, &expected.logprobs) {
+                        assert_logprobs(found, expected, &what);
+                    }
+                    sampled.push(found.token);
+                }
+                (LogitsResult::PromptLogprobs(found), LogitsResult::PromptLogprobs(expected)) => {
+                    assert_logprobs(found, expected, &what);
+                    sampled.push(0);
+                }
+                _ => panic!("{what}: another kind of result"),
+            }
+        }
+        // Only samples may be referred to.
+        let all_sample = wants.iter().all(|(_, want)| matches!(want, Want::Sample { .. }));
+        before = all_sample.then_some(sampled);
+    }
+}
+
+#[test]
+fn same_tokens_as_on_the_cpu() {
+    parallel(0..120, |seed| check(seed * 31 + 7));
+}
+
+/// More requests than one launch has working memory for.
+#[test]
+fn many_requests_with_penalties() {
+    let (vocab, num) = (100, 75);
+    let device = device(0);
+    let modules = device.load_modules(&[source()]).unwrap();
+    let mut sampling = Sampling::new(&device, modules[0], vocab, 200).unwrap();
+    let random = &mut Random(3);
+    let row = logits(random, vocab);
+    let wants: Vec<Want> = (0..num).map(|_| want(random, vocab, None)).collect();
+    let wants: Vec<(SamplingParams, Draw)> = wants
+        .into_iter()
+        .filter_map(|want| match want {
+            Want::Sample { params, draw, .. } => Some((SamplingParams { repetition_penalty: 1.3, ..params }, draw)),
+            Want::Prompt { .. } => None,
+        })
+        .collect();
+    let (prompt, output) = ([3, 4, 5], [7, 7, 8]);
+    let on_device = upload(&device, &row, DType::F32);
+    let requests: Vec<_> = wants
+        .iter()
+        .map(|(params, draw)| LogitsRequest {
+            row: 0,
+            want: LogitsWant::Sample { params, prompt: &prompt, output: &output, pending: None, draw: *draw },
+        })
+        .collect();
+    sampling.sample(on_device.ptr(), &requests).unwrap();
+    sampling.end_step().unwrap();
+    device.synchronize().unwrap();
+    for ((params, draw), result) in wants.iter().zip(sampling.finish_step()) {
+        let history = History { prompt: &prompt, output: &output };
+        let expected = Sampler::new().sample(&mut row.clone(), params, history, *draw);
+        let LogitsResult::Sampled(found) = result else { panic!("a sample was asked for") };
+        assert_eq!(found.token, expected.token, "{params:?}");
+    }
+}
