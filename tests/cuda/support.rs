@@ -148,11 +148,12 @@ pub fn cuda_model(
     dtype: DType,
     block_size: usize,
     max_model_len: usize,
+    change: impl FnOnce(&mut CudaOptions),
 ) -> (CudaBackend, Decoder<CudaBackend>) {
     let files = ModelFiles::open(directory).unwrap();
     let spec = ModelSpec::load(&files).unwrap();
     let (max_rows, max_logit_rows) = (256, 7);
-    let options = CudaOptions {
+    let mut options = CudaOptions {
         dtype,
         num_heads: spec.attention.num_heads,
         kv: spec.kv_layout(block_size, dtype),
@@ -163,6 +164,7 @@ pub fn cuda_model(
         graphs: true,
         batch_invariant: false,
     };
+    change(&mut options);
     let backend = CudaBackend::new(device.clone(), options).unwrap();
     let checkpoint = files.checkpoint().unwrap();
     let decoder = Decoder::load(
