@@ -14,6 +14,7 @@ use pagetide::ids::RequestId;
 use pagetide::model::runner::{ModelRunner, PoolSizes};
 use pagetide::sampling::params::{Sampled, SamplingParams};
 use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -43,11 +44,15 @@ struct Engine {
 
 impl Engine {
     fn new(device: &Rc<dyn Device>, setting: &Setting) -> Self {
+        Self::with(device, setting, true)
+    }
+
+    fn with(device: &Rc<dyn Device>, setting: &Setting, graphs: bool) -> Self {
         let Setting { model, dtype, block_size, num_device_blocks, num_swap_blocks, mode } = *setting;
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/models").join(model);
         let (backend, decoder) =
             cuda_model(device, directory.to_str().unwrap(), dtype, block_size, MAX_MODEL_LEN, |options| {
-                options.batch_invariant = true;
+                (options.batch_invariant, options.graphs, options.max_logit_rows) = (true, graphs, 16);
             });
         let layout = decoder.kv_layout(block_size);
         let runner = ModelRunner::new(backend, decoder, PoolSizes { layout, num_device_blocks, num_swap_blocks });
@@ -210,4 +215,35 @@ fn a_missing_wait_shows() {
         engine.outputs != expected
     });
     assert!(caught.count() > 0);
+}
+
+/// Decode steps that are replayed give what they gave when they were launched one by one.
+#[test]
+fn graphs_change_nothing() {
+    let (setting, mut outputs) = (setting(PreemptionMode::Swap), Vec::new());
+    for graphs in [false, true] {
+        let device = Rc::new(EmulatedDevice::new(EmulatedOptions::default()));
+        let mut engine = Engine::with(&(device.clone() as Rc<dyn Device>), &setting, graphs);
+        engine.run(requests(NUM_REQUESTS));
+        outputs.push(engine.outputs);
+        assert_eq!(device.num_graph_launches.get() > 20, graphs, "{} replays", device.num_graph_launches.get());
+    }
+    assert_eq!(outputs[0], outputs[1]);
+}
+
+/// A device that fails, whenever it does, ends a step with its own words; nothing hangs, and a new device goes on.
+#[test]
+fn a_lost_device_is_named() {
+    let setting = setting(PreemptionMode::Swap);
+    for operations in [1, 40, 200, 600] {
+        let device = Rc::new(EmulatedDevice::new(EmulatedOptions::default()));
+        let mut engine = Engine::new(&(device.clone() as Rc<dyn Device>), &setting);
+        device.fail_after(operations);
+        let run = AssertUnwindSafe(|| engine.run(requests(NUM_REQUESTS)));
+        let panic = std::panic::catch_unwind(run).expect_err("the device is lost");
+        let message = panic.downcast_ref::<String>().expect("a message");
+        assert_eq!(message, "the GPU failed: an injected failure");
+        let error = engine.runner.reset().expect_err("its memory is gone");
+        assert_eq!(error.to_string(), "the GPU failed: an injected failure");
+    }
 }

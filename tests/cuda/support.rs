@@ -104,10 +104,6 @@ pub fn upload(device: &Rc<dyn Device>, values: &[f32], dtype: DType) -> DeviceBu
     upload_bytes(device, &bytes(values, dtype))
 }
 
-pub fn upload_words(device: &Rc<dyn Device>, words: &[u32]) -> DeviceBuffer {
-    upload_bytes(device, &words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>())
-}
-
 /// All bytes of a buffer, once everything enqueued is done.
 pub fn download_bytes(device: &Rc<dyn Device>, buffer: &DeviceBuffer) -> Vec<u8> {
     let staging = PinnedBuffer::new(device, buffer.bytes()).unwrap();
@@ -165,6 +161,7 @@ pub fn cuda_model(
         batch_invariant: false,
     };
     change(&mut options);
+    let CudaOptions { max_rows, max_logit_rows, .. } = options;
     let backend = CudaBackend::new(device.clone(), options).unwrap();
     let checkpoint = files.checkpoint().unwrap();
     let decoder = Decoder::load(
