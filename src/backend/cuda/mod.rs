@@ -1,6 +1,6 @@
 //! The CUDA backend.
 //!
-//! - `device`: what it asks of a GPU.
+//! - `device`: what it asks of a GPU; `driver`: a real one.
 //! - `batch`: a step's input; `upload`: weights; `kv_pools`: the two pools of KV blocks and the copies between them.
 //! - `rows`, `attention`, `sampling`: the kernels of `kernels/` and their launches; `graphs`: their recordings.
 //!
@@ -12,6 +12,7 @@ pub mod attention;
 pub mod batch;
 pub mod copies;
 pub mod device;
+pub mod driver;
 mod graphs;
 mod kv_pools;
 pub mod rows;
