@@ -3,6 +3,7 @@
 //! cudarc opens libraries by name when the first function is called. A library that this module has opened by its path
 //! before is found by that name wherever it lies, so that no `LD_LIBRARY_PATH` is needed.
 
+use super::NEWEST_CUDA;
 use std::ffi::{CStr, OsStr, c_void};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ impl Library {
     /// File names, best first: those of releases that the driver cannot run are left out.
     fn file_names(self, driver_major: u32) -> Vec<String> {
         let releases = |stem: &str| {
-            let majors = [13, 12].into_iter().filter(|major| *major <= driver_major);
+            let majors = [NEWEST_CUDA, 12].into_iter().filter(|major| *major <= driver_major);
             majors.map(|major| format!("{stem}.so.{major}")).collect()
         };
         match self {
@@ -81,6 +82,9 @@ impl fmt::Display for Missing {
     }
 }
 
+/// Where `libcuda.so.1` lies on machines whose loader does not look there.
+const DRIVER_FOLDERS: [&str; 3] = ["usr/local/nvidia/lib64", "usr/lib/wsl/lib", "run/opengl-driver/lib"];
+
 /// What the search depends on.
 pub struct Places {
     /// Where absolute paths begin: `/`.
@@ -101,8 +105,20 @@ impl Places {
         }
     }
 
-    /// Folders that exist, to be searched after the system's loader: CUDA's own, then those of pip's wheels.
-    fn folders(&self) -> Vec<PathBuf> {
+    /// Folders that exist, to be searched after the system's loader: for the driver where containers and WSL have it,
+    /// for the others CUDA's own, then those of pip's wheels.
+    fn folders(&self, library: Library) -> Vec<PathBuf> {
+        let mut found = match library {
+            Library::Cuda => DRIVER_FOLDERS.map(|folder| self.root.join(folder)).into(),
+            Library::Nvrtc | Library::CublasLt => self.toolkit_folders(),
+        };
+        found.retain(|folder| folder.is_dir());
+        let mut distinct = std::collections::HashSet::new();
+        found.retain(|folder| distinct.insert(folder.clone()));
+        found
+    }
+
+    fn toolkit_folders(&self) -> Vec<PathBuf> {
         let variable = |name| (self.variable)(name);
         let mut found = Vec::new();
         let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable);
@@ -124,13 +140,7 @@ impl Places {
                 }
             }
         }
-        let mut distinct = Vec::new();
-        for folder in found.into_iter().filter(|folder| folder.is_dir()) {
-            if !distinct.contains(&folder) {
-                distinct.push(folder);
-            }
-        }
-        distinct
+        found
     }
 
     /// Opens `library`, in a release that a driver of CUDA `driver_major` can run.
@@ -160,7 +170,7 @@ impl Places {
                 return Ok(Found { library, path: None });
             }
         }
-        let mut folders = self.folders();
+        let mut folders = self.folders(library);
         if let Some(found) = in_folders(&folders, &mut failures) {
             return Ok(found);
         }
@@ -260,12 +270,13 @@ mod tests {
                 "usr/local/lib/python3.12/dist-packages/nvidia/cublas/lib",
                 "usr/local/lib/python3.12/dist-packages/nvidia/cu13/lib",
                 "opt/any/lib/python3.11/site-packages/nvidia/cuda_nvrtc/lib",
+                "usr/local/nvidia/lib64",
                 // Not a library folder, and not a Python.
                 "usr/local/lib/python3.12/dist-packages/numpy/lib",
                 "opt/any/lib/perl5/site-packages/nvidia/cu13/lib",
             ],
         );
-        let found = places(root.path()).folders();
+        let found = places(root.path()).folders(Library::Nvrtc);
         let found: Vec<_> =
             found.iter().map(|path| path.strip_prefix(root.path()).unwrap().to_str().unwrap()).collect();
         assert_eq!(
@@ -279,6 +290,8 @@ mod tests {
                 "opt/any/lib/python3.11/site-packages/nvidia/cuda_nvrtc/lib",
             ]
         );
+        let driver = places(root.path()).folders(Library::Cuda);
+        assert_eq!(driver, [root.path().join("usr/local/nvidia/lib64")]);
     }
 
     #[test]

@@ -113,6 +113,9 @@ const CUBLASLT_FUNCTIONS: &[&str] = &[
 /// The oldest devices that the kernels are written for.
 pub const MIN_COMPUTE_CAPABILITY: (u32, u32) = (8, 0);
 
+/// The newest release of CUDA that libraries are looked for of.
+pub const NEWEST_CUDA: u32 = 13;
+
 /// Why no GPU can be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
