@@ -1,4 +1,4 @@
-//! A real GPU: [`Device`](super::device::Device) over the CUDA driver, cuBLASLt and NVRTC.
+//! A real GPU: [`Device`] over the CUDA driver, cuBLASLt and NVRTC.
 //!
 //! - `libraries`: where these lie; nothing of CUDA is needed to build or start the program.
 //! - `context`: a context with its streams, and what its errors mean; `events`: points of a stream.
