@@ -83,7 +83,8 @@ impl fmt::Display for Missing {
 }
 
 /// Where `libcuda.so.1` lies on machines whose loader does not look there.
-const DRIVER_FOLDERS: [&str; 3] = ["usr/local/nvidia/lib64", "usr/lib/wsl/lib", "run/opengl-driver/lib"];
+const DRIVER_FOLDERS: [&str; 4] =
+    ["usr/local/nvidia/lib64", "usr/local/nvidia/lib", "usr/lib/wsl/lib", "run/opengl-driver/lib"];
 
 /// What the search depends on.
 pub struct Places {
@@ -130,6 +131,10 @@ impl Places {
         }
         let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(variable);
         let mut prefixes: Vec<PathBuf> = environments.collect();
+        // Where `python3` is an environment's, that one.
+        let path = variable("PATH").unwrap_or_default();
+        let python = std::env::split_paths(&path).find(|folder| folder.join("python3").is_file());
+        prefixes.extend(python.and_then(|folder| folder.parent().map(Path::to_path_buf)));
         prefixes.extend(variable("HOME").map(|home| home.join(".local")));
         prefixes.extend(["usr", "usr/local"].map(|prefix| self.root.join(prefix)));
         prefixes.extend(children(&self.root.join("opt"), ""));
@@ -244,6 +249,9 @@ pub fn file_of(address: *const c_void) -> Option<PathBuf> {
 mod tests {
     use super::*;
 
+    /// Of one test.
+    static PATH: std::sync::OnceLock<std::ffi::OsString> = std::sync::OnceLock::new();
+
     fn nothing(_: &str) -> Option<PathBuf> {
         None
     }
@@ -292,6 +300,19 @@ mod tests {
         );
         let driver = places(root.path()).folders(Library::Cuda);
         assert_eq!(driver, [root.path().join("usr/local/nvidia/lib64")]);
+    }
+
+    #[test]
+    fn the_python_that_is_called_python3_is_searched() {
+        let root = tempfile::tempdir().unwrap();
+        make(root.path(), &["venv/bin", "venv/lib/python3.12/site-packages/nvidia/cu13/lib"]);
+        std::fs::write(root.path().join("venv/bin/python3"), "").unwrap();
+        let mut places = places(root.path());
+        let bin = root.path().join("venv/bin").into_os_string();
+        PATH.set(bin).unwrap();
+        places.variable = |name| (name == "PATH").then(|| PathBuf::from(PATH.get().unwrap()));
+        let expected = root.path().join("venv/lib/python3.12/site-packages/nvidia/cu13/lib");
+        assert_eq!(places.folders(Library::CublasLt), [expected]);
     }
 
     #[test]
