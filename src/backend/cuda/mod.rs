@@ -43,7 +43,14 @@ use upload::Uploader;
 
 impl From<DeviceError> for StartError {
     fn from(error: DeviceError) -> Self {
-        Self::new(error.to_string())
+        let advice = match error {
+            DeviceError::OutOfMemory { .. } => {
+                ": use a smaller type (--dtype) or model, lower --max-num-batched-tokens, or free GPU memory"
+            }
+            DeviceError::OutOfPinnedMemory { .. } => ": lower --swap-space-gib, or raise the limit of locked memory",
+            _ => "",
+        };
+        Self::new(format!("{error}{advice}"))
     }
 }
 
