@@ -17,12 +17,15 @@ pub fn compile(folder: &Path, name: &str, file: &str, flags: &[&str]) {
         .args(["-std=gnu11", "-O1", "-fPIC", "-shared", "-Wall", "-Wno-unused-function"])
         .arg(format!("-Wl,-soname,{file}"))
         .args(flags);
-    command.arg("-o").arg(folder.join(file)).arg(source);
+    // Renamed when it is whole: another run may have the last one open.
+    let unfinished = folder.join(format!("{file}.{}", std::process::id()));
+    command.arg("-o").arg(&unfinished).arg(source);
     if file.starts_with("libcublasLt") {
         command.arg(folder.join("libcuda.so.1"));
     }
     let output = command.output().expect("there is a C compiler");
     assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    std::fs::rename(unfinished, folder.join(file)).unwrap();
 }
 
 /// All three.
@@ -47,7 +50,8 @@ impl Fake {
         static FOLDER: OnceLock<PathBuf> = OnceLock::new();
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = FOLDER.get_or_init(|| {
-            let folder = tempfile::Builder::new().prefix("fake-cuda").tempdir().unwrap().keep();
+            let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-cuda");
+            std::fs::create_dir_all(&folder).unwrap();
             compile_all(&folder);
             folder
         });

@@ -9,6 +9,7 @@ use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// `(path below kernels/, text)` of every listed file.
 macro_rules! files {
@@ -254,7 +255,10 @@ impl KernelCache {
         let write = || -> std::io::Result<()> {
             let folder = path.parent().expect("it was joined to its folder");
             std::fs::create_dir_all(folder)?;
-            let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
+            // Another thread or process may be writing the same kernel.
+            static WRITES: AtomicU64 = AtomicU64::new(0);
+            let write = WRITES.fetch_add(1, Ordering::Relaxed);
+            let unfinished = path.with_extension(format!("{}-{write}.tmp", std::process::id()));
             let mut file = std::fs::File::create(&unfinished)?;
             let written = file
                 .write_all(blake3::hash(bytes).as_bytes())
