@@ -101,7 +101,7 @@ sanitize() {
 
 export -f tests start_time sanitize
 
-check "doctor" 60 "$pagetide" doctor
+check "doctor" 60 "$pagetide" doctor --device $([ $device = cuda ] && echo cuda || echo auto)
 cat "$out/doctor.log"
 check "kernels against the CPU" $([ $device = cuda ] && echo 120 || echo 600) tests attention:: rows:: sampling::
 check "goldens" 60 tests goldens::
