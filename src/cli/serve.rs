@@ -129,6 +129,7 @@ mod tests {
         assert_eq!(layout.block_bytes(), 1 << 20);
         let loaded = LoadedModel {
             device: "cpu (avx512, 4 threads)".into(),
+            is_gpu: false,
             dtype: DType::BF16,
             max_model_len: 8192,
             max_num_batched_tokens: 512,

@@ -6,6 +6,18 @@
 //! demand → (device pool) → reserve → (swap pool) → plan → (executor) → commit
 //! ```
 //!
+//! In the simple loop, one step follows the other. In the overlapped one ([`SchedulerConfig::overlap`]), the first
+//! three calls for the next step may come while the executor works on a step: a plan is made *ahead*. What is not known
+//! then:
+//! - the token that the step in flight samples for a sequence. The next plan feeds it as *pending*: its place is
+//!   known, its id only to the device. Where the sequence then turns out to have ended, what came of it is dropped.
+//! - the samples that fork off a prompt. The sequence pauses for a plan.
+//! - which blocks become full and get a name: only a commit tells that to the pool.
+//!
+//! Plans take effect in their order, as if each began when the one before had ended. So blocks that are given up may
+//! go to a later plan while a plan in flight still uses them. No plan made ahead preempts: where blocks could run out,
+//! there is none ([`Scheduler::demand`]), and the next one is made when nothing is in flight.
+//!
 //! Rules, in order of weight:
 //! 1. Running sequences go first, most senior first. When device blocks run out, the most junior running sequence
 //!    yields, so the most senior always advances and every request ends.
@@ -18,13 +30,14 @@
 use crate::engine::allocation::{Admit, Demand, Grant, Grow, Store, SwapBlock, SwapDemand, SwapGrant, Victim};
 use crate::engine::block_pool::PoolStats;
 use crate::engine::plan::{
-    Deliveries, Delivery, PlannedSeq, PromptLogprobsPlan, SamplePlan, SeqOutput, StepOutput, StepPlan,
+    Deliveries, Delivery, MAX_STEPS_IN_FLIGHT, PlannedSeq, PromptLogprobsPlan, SamplePlan, SeqOutput, StepOutput,
+    StepPlan,
 };
 use crate::engine::prefix_cache::{BlockHash, BlockHasher};
 use crate::engine::sequence::{Rank, SeqState, Sequence};
 use crate::ids::{BlockId, RequestId, SeqId, TokenId};
 use crate::sampling::params::{Sampled, SamplingParams};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 /// What becomes of the KV of a preempted sequence.
@@ -65,6 +78,8 @@ pub struct SchedulerConfig {
     pub watermark_blocks: usize,
     /// Off: requests share nothing, only the samples of one request do.
     pub prefix_caching: bool,
+    /// Plan a step while the one before it is in flight.
+    pub overlap: bool,
     /// Secret of the block hashes.
     pub hash_key: [u8; 32],
 }
@@ -109,6 +124,14 @@ pub struct Population {
     pub swapped: usize,
 }
 
+/// A sequence's part of a plan in flight.
+#[derive(Clone, Copy, Debug)]
+struct InFlight {
+    rank: Rank,
+    num_tokens: usize,
+    samples: bool,
+}
+
 /// Owns every sequence. A sequence is in exactly one of `running` and `waiting`, under its rank.
 #[derive(Debug)]
 pub struct Scheduler {
@@ -129,8 +152,8 @@ pub struct Scheduler {
     available: usize,
     /// Preempted sequences and what they want stored, between `reserve` and `plan`.
     storing: Vec<Store>,
-    /// The step being executed: sequences and how many tokens each computes.
-    in_flight: Vec<(Rank, usize)>,
+    /// The plans that were made and whose results have not been taken in, oldest first.
+    in_flight: VecDeque<Vec<InFlight>>,
     stats: StepStats,
     admissions: Vec<Admission>,
 }
@@ -150,7 +173,7 @@ impl Scheduler {
             pending_swap: Vec::new(),
             available: config.num_device_blocks,
             storing: Vec::new(),
-            in_flight: Vec::new(),
+            in_flight: VecDeque::new(),
             stats: StepStats::default(),
             admissions: Vec::new(),
             config,
@@ -220,6 +243,11 @@ impl Scheduler {
         }
     }
 
+    /// Plans whose results have not been taken in.
+    pub fn num_in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
     /// Whether a step has anything to do, if only giving blocks back.
     pub fn has_work(&self) -> bool {
         !self.running.is_empty()
@@ -254,40 +282,45 @@ impl Scheduler {
         std::mem::take(&mut self.admissions)
     }
 
-    /// Slots in blocks that running sequences hold and that hold no token.
+    /// Slots in blocks that running sequences hold and that hold no token even when all plans in flight are done.
     pub fn empty_slots(&self) -> usize {
-        self.running.values().map(|seq| seq.table.len() * self.config.block_size - seq.num_computed).sum()
+        self.running.values().map(|seq| seq.table.len() * self.config.block_size - seq.num_planned()).sum()
     }
 
-    /// First call of a step: what it needs of the device pool.
-    pub fn demand(&mut self) -> Demand {
-        let mut demand = std::mem::take(&mut self.pending);
-        let decodes = self.running.values().filter(|seq| seq.remaining() == 1).count();
-        let mut budget = self.config.max_num_batched_tokens - decodes;
-        let mut unpromised = 0;
+    /// First call of a step: what it needs of the device pool. `None` where no step may be planned before the next
+    /// commit: the loop is the simple one, or blocks could run out, or as many plans as may be are in flight.
+    pub fn demand(&mut self) -> Option<Demand> {
+        let most = if self.config.overlap { MAX_STEPS_IN_FLIGHT } else { 1 };
+        if self.in_flight.len() >= most {
+            return None;
+        }
+        let (config, mut budget) = (&self.config, self.config.max_num_batched_tokens);
+        budget -= self.running.values().filter(|seq| seq.remaining(config.max_model_len) == 1).count();
+        let (mut grows, mut promised, mut unpromised) = (Vec::new(), 0, 0);
         for seq in self.running.values_mut() {
-            seq.scheduled = match seq.remaining() {
-                1 => 1,
-                remaining => remaining.min(budget),
-            };
-            if seq.remaining() > 1 {
-                budget -= seq.scheduled;
-            }
-            let (grow, promised) = grow(seq, self.config.block_size);
-            demand.promised += promised;
+            let remaining = seq.remaining(config.max_model_len);
+            seq.scheduled = if remaining == 1 { 1 } else { remaining.min(budget) };
+            budget -= if remaining == 1 { 0 } else { seq.scheduled };
+            let (grow, promised_to_it) = grow(seq, config.block_size);
+            promised += promised_to_it;
             if let Some(grow) = grow {
                 unpromised += grow.new_blocks - grow.promised + usize::from(grow.writes_into.is_some());
-                demand.grow.push(grow);
+                grows.push(grow);
             }
         }
-        if unpromised + demand.promised > self.available {
+        let may_run_out = unpromised + promised > self.available;
+        if may_run_out && !self.in_flight.is_empty() {
+            return None;
+        }
+        let mut demand = Demand { grow: grows, promised, ..std::mem::take(&mut self.pending) };
+        if may_run_out {
             demand.victims = self.running.values().rev().map(|seq| victim(seq, self.config.block_size)).collect();
         }
         demand.seats = self.config.max_num_seqs.saturating_sub(self.running.values().map(Sequence::seats).sum());
         demand.token_budget = budget;
         demand.watermark = if self.running.is_empty() { 0 } else { self.config.watermark_blocks };
         demand.admit = self.candidates(&demand);
-        demand
+        Some(demand)
     }
 
     /// The head of the queue, as long as it might fit.
@@ -344,7 +377,7 @@ impl Scheduler {
         worth_it.then(|| Store { seq: seq.rank.seq, num_blocks, hashes: seq.hashes[..num_full].to_vec() })
     }
 
-    /// Third call: the step itself.
+    /// Third call: the step itself. An empty plan is done: it is not in flight, and no commit follows it.
     pub fn plan(&mut self, grant: Grant, swap: SwapGrant) -> StepPlan {
         let mut plan = StepPlan::default();
         let stores = std::mem::take(&mut self.storing);
@@ -370,9 +403,18 @@ impl Scheduler {
             self.running.insert(rank, seq);
         }
         self.available = grant.stats.free + grant.stats.cached;
-        plan.batch = self.running.values().filter(|seq| seq.scheduled > 0).map(|seq| self.planned(seq)).collect();
-        self.in_flight =
-            self.running.values().filter(|seq| seq.scheduled > 0).map(|seq| (seq.rank, seq.scheduled)).collect();
+        let mut in_flight = Vec::new();
+        for seq in self.running.values_mut().filter(|seq| seq.scheduled > 0) {
+            let planned = planned(seq);
+            let samples = planned.sample.is_some();
+            in_flight.push(InFlight { rank: seq.rank, num_tokens: seq.scheduled, samples });
+            seq.computing += std::mem::take(&mut seq.scheduled);
+            seq.sampling += usize::from(samples);
+            plan.batch.push(planned);
+        }
+        if !plan.is_empty() {
+            self.in_flight.push_back(in_flight);
+        }
         plan
     }
 
@@ -429,36 +471,18 @@ impl Scheduler {
         seq
     }
 
-    fn planned(&self, seq: &Sequence) -> PlannedSeq {
-        let end = seq.num_computed + seq.scheduled;
-        let sample = (end == seq.num_tokens()).then(|| SamplePlan {
-            params: seq.params.clone(),
-            prompt: seq.prompt.clone(),
-            output: seq.output.clone(),
-            first_sample: seq.sample,
-            num_samples: 1 + seq.forks,
-        });
-        PlannedSeq {
-            seq: seq.rank.seq,
-            num_computed: seq.num_computed,
-            tokens: seq.tokens(seq.num_computed, seq.scheduled),
-            pending: false,
-            table: seq.table.clone(),
-            sample,
-            prompt_logprobs: prompt_logprobs(seq, end),
-        }
-    }
-
-    /// Last call: takes the step's results in.
+    /// Last call: takes the results of the oldest plan in flight in.
     pub fn commit(&mut self, output: StepOutput) -> Deliveries {
         let mut deliveries = Vec::new();
-        for (rank, scheduled) in std::mem::take(&mut self.in_flight) {
-            let Some(seq) = self.running.get_mut(&rank) else { continue };
+        for part in self.in_flight.pop_front().expect("a plan is in flight") {
+            // A sequence that has ended since the plan was made is gone.
+            let Some(seq) = self.running.get_mut(&part.rank) else { continue };
             let before = seq.num_computed;
-            seq.num_computed += scheduled;
+            seq.num_computed += part.num_tokens;
+            seq.computing -= part.num_tokens;
+            seq.sampling -= usize::from(part.samples);
             self.stats.recomputed_tokens += seq.high_water.min(seq.num_computed).saturating_sub(before);
             seq.high_water = seq.high_water.max(seq.num_computed);
-            seq.scheduled = 0;
             publish(seq, &self.hasher, self.config.block_size, &mut self.pending.publish);
         }
         for output in output.seqs {
@@ -468,7 +492,7 @@ impl Scheduler {
     }
 
     fn take_output(&mut self, output: SeqOutput, deliveries: &mut Deliveries) {
-        // A sequence that was cancelled while its step ran is gone.
+        // Gone: cancelled, or ended by a token that was pending when the plan was made.
         let Some(rank) = self.ranks.get(&output.seq).copied() else { return };
         let Some(seq) = self.running.get_mut(&rank) else { return };
         seq.prompt_logprobs.extend(output.prompt_logprobs);
@@ -543,14 +567,20 @@ impl Scheduler {
 
     /// Asserts the scheduler's invariants; for tests, between `plan` and `commit` or between steps.
     pub fn check(&self) {
+        assert!(self.in_flight.len() <= if self.config.overlap { MAX_STEPS_IN_FLIGHT } else { 1 });
         for (rank, seq) in &self.running {
             assert_eq!(seq.state, SeqState::Running);
             assert!(seq.num_computed < seq.num_tokens(), "{} has nothing left to compute", rank.seq);
-            assert!(seq.table.len() * self.config.block_size >= seq.num_computed + seq.scheduled);
+            assert!(seq.num_planned() <= seq.num_tokens() + 1, "{} feeds more than one pending token", rank.seq);
+            assert!(seq.table.len() * self.config.block_size >= seq.num_planned());
+            let parts = self.in_flight.iter().flatten().filter(|part| part.rank == *rank);
+            let planned = parts.fold((0, 0), |sum, part| (sum.0 + part.num_tokens, sum.1 + usize::from(part.samples)));
+            assert_eq!((seq.computing, seq.sampling), planned, "{} and the plans in flight disagree", rank.seq);
         }
         for seq in self.waiting.values() {
             assert_ne!(seq.state, SeqState::Running);
             assert!(seq.table.is_empty(), "{} waits and holds blocks", seq.rank.seq);
+            assert_eq!((seq.computing, seq.sampling), (0, 0), "{} waits and is in flight", seq.rank.seq);
         }
         let swapped = self.waiting.values().filter(|seq| matches!(seq.state, SeqState::Swapped(_))).count();
         assert_eq!(swapped, self.num_swapped);
@@ -583,9 +613,9 @@ fn grow(seq: &Sequence, block_size: usize) -> (Option<Grow>, usize) {
     if seq.scheduled == 0 {
         return (None, promised);
     }
-    let end = seq.num_computed + seq.scheduled;
+    let end = seq.num_planned() + seq.scheduled;
     let new_blocks = end.div_ceil(block_size).saturating_sub(seq.table.len());
-    let place = seq.num_computed / block_size;
+    let place = seq.num_planned() / block_size;
     let writes_into = seq.table.get(place).filter(|_| seq.tail_shared).map(|block| (place, *block));
     let grow = (new_blocks > 0 || writes_into.is_some()).then(|| Grow {
         seq: seq.rank.seq,
@@ -600,13 +630,36 @@ fn victim(seq: &Sequence, block_size: usize) -> Victim {
     Victim { seq: seq.rank.seq, table: seq.table.clone(), promised: seq.promised_blocks(block_size) }
 }
 
-/// Rows of this step that predict prompt tokens not yet reported.
+/// A sequence's part of the plan being made.
+fn planned(seq: &Sequence) -> PlannedSeq {
+    let (first, end, num_known) = (seq.num_planned(), seq.num_planned() + seq.scheduled, seq.num_tokens());
+    let mut tokens = seq.tokens(first, end.min(num_known) - first);
+    tokens.resize(seq.scheduled, 0);
+    let sample = (end >= num_known).then(|| SamplePlan {
+        params: seq.params.clone(),
+        prompt: seq.prompt.clone(),
+        output: seq.output.clone(),
+        first_sample: seq.sample,
+        num_samples: 1 + seq.forks,
+    });
+    PlannedSeq {
+        seq: seq.rank.seq,
+        num_computed: first,
+        tokens,
+        pending: end > num_known,
+        table: seq.table.clone(),
+        sample,
+        prompt_logprobs: prompt_logprobs(seq, end),
+    }
+}
+
+/// Rows of this step that predict prompt tokens neither reported nor asked for.
 fn prompt_logprobs(seq: &Sequence, end: usize) -> Option<PromptLogprobsPlan> {
     let num_top = seq.params.prompt_logprobs.filter(|_| seq.sample == 0 && !seq.started)?;
-    let first = seq.prompt_logprobs.len().max(seq.num_computed);
+    let first = seq.prompt_logprobs.len().max(seq.num_planned());
     let last = end.min(seq.prompt.len() - 1);
     (first < last).then(|| PromptLogprobsPlan {
-        first_row: first - seq.num_computed,
+        first_row: first - seq.num_planned(),
         targets: seq.prompt[first + 1..=last].to_vec(),
         num_top,
     })

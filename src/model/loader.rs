@@ -18,6 +18,7 @@ const MAX_LOGIT_ROWS: usize = 64;
 pub struct LoadedModel {
     /// For people: `cpu (avx512, 4 threads)`.
     pub device: String,
+    pub is_gpu: bool,
     pub dtype: DType,
     pub max_model_len: usize,
     pub max_num_batched_tokens: usize,
@@ -69,8 +70,16 @@ pub fn load(
     )?;
     let pools = pool_sizes(config, layout, max_model_len)?;
     let runner = ModelRunner::new(backend, decoder, pools)?;
-    let loaded =
-        LoadedModel { device, dtype, max_model_len, max_num_batched_tokens, num_parameters, weights_bytes, pools };
+    let loaded = LoadedModel {
+        device,
+        is_gpu: false,
+        dtype,
+        max_model_len,
+        max_num_batched_tokens,
+        num_parameters,
+        weights_bytes,
+        pools,
+    };
     Ok((runner, loaded))
 }
 
