@@ -1,82 +1,63 @@
 //! The actors around a device that does as the test says.
 
+mod device;
+mod failure;
+
 use crate::actors::executor::ModelExecutor;
 use crate::actors::intake::Limits;
 use crate::actors::messages::{Accepted, Event, Prompt, Submit};
 use crate::actors::runtime::{ModelInfo, RuntimeHandle, Started, Wiring};
 use crate::actors::workers::Workers;
-use crate::engine::plan::{PlannedSeq, SeqOutput, StepOutput, StepPlan, StepRunner, StepTiming};
+use crate::config::OnFailure;
 use crate::engine::policy::{PreemptionMode, SchedulerConfig, SchedulingPolicy};
-use crate::error::{ApiError, StartError};
+use crate::error::ApiError;
 use crate::ids::TokenId;
-use crate::sampling::params::{FinishReason, Sampled, SamplingDefaults, SamplingParams};
+use crate::sampling::params::{FinishReason, SamplingDefaults, SamplingParams};
 use crate::text::tokenizer::Tokenizer;
 use actix::System;
+use device::{Controls, FakeDevice};
 use futures_executor::block_on;
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
 
-/// A prompt that begins with this token makes the device fail.
-const POISON: TokenId = 13;
-/// A prompt that begins with this token makes the device report nonsense, which the scheduler does not survive.
-const NONSENSE: TokenId = 14;
 const MAX_REQUESTS: usize = 4;
 const NUM_BLOCKS: usize = 8;
-
-/// Runs a step only while it can take the gate; says the number of computed tokens as the next token.
-struct FakeDevice {
-    gate: Arc<Mutex<()>>,
-    resets: Arc<AtomicUsize>,
-    outputs: VecDeque<StepOutput>,
-}
-
-impl StepRunner for FakeDevice {
-    fn submit(&mut self, plan: &StepPlan) {
-        drop(self.gate.lock().unwrap());
-        assert!(plan.batch.iter().all(|seq| seq.tokens[0] != POISON), "the device choked on token {POISON}");
-        let answer = |planned: &PlannedSeq| {
-            let end = planned.num_computed + planned.tokens.len();
-            let sampled = Sampled { token: end as TokenId, logprobs: None };
-            let count = planned.sample.as_ref().map_or(0, |sample| sample.num_samples);
-            SeqOutput { sampled: vec![sampled; count as usize], ..SeqOutput::of(planned.seq) }
-        };
-        let nonsense = plan.batch.iter().any(|seq| seq.tokens[0] == NONSENSE);
-        let timing = StepTiming { forward_s: if nonsense { -1.0 } else { 0.0 }, ..StepTiming::default() };
-        self.outputs.push_back(StepOutput { seqs: plan.batch.iter().map(answer).collect(), timing });
-    }
-
-    fn is_done(&mut self) -> bool {
-        true
-    }
-
-    fn finish(&mut self) -> StepOutput {
-        self.outputs.pop_front().expect("a plan was submitted")
-    }
-
-    fn reset(&mut self) -> Result<(), StartError> {
-        self.outputs.clear();
-        self.resets.fetch_add(1, Ordering::SeqCst);
-        Ok(())
-    }
-}
+/// Tests of what does not depend on it are of both.
+const BOTH_LOOPS: [bool; 2] = [false, true];
 
 struct World {
     handle: RuntimeHandle,
     places: Arc<Semaphore>,
-    gate: Arc<Mutex<()>>,
-    resets: Arc<AtomicUsize>,
+    device: Arc<Controls>,
     system: System,
     alive: watch::Receiver<()>,
 }
 
+#[derive(Clone, Copy)]
+struct Settings {
+    overlap: bool,
+    on_failure: OnFailure,
+    step_timeout: Option<Duration>,
+}
+
+impl Settings {
+    fn new(overlap: bool) -> Self {
+        Self { overlap, on_failure: OnFailure::Restart, step_timeout: None }
+    }
+}
+
 impl World {
-    fn start() -> Self {
-        let (gate, resets) = (Arc::default(), Arc::default());
-        let device = FakeDevice { gate: Arc::clone(&gate), resets: Arc::clone(&resets), outputs: VecDeque::new() };
+    fn start(overlap: bool) -> Self {
+        Self::with(Settings::new(overlap))
+    }
+
+    fn with(settings: Settings) -> Self {
+        let controls: Arc<Controls> = Arc::default();
+        let device = FakeDevice::new(controls.clone());
         let (executor, ()) = ModelExecutor::start(move || Ok((device, ()))).unwrap();
-        let tokenizer = include_str!("../../models/demo/tokenizer.json");
+        let tokenizer = include_str!("../../../models/demo/tokenizer.json");
         let model = Arc::new(ModelInfo {
             served_name: "fake".into(),
             created_s: 0,
@@ -99,6 +80,7 @@ impl World {
                 preemption_mode: PreemptionMode::Swap,
                 watermark_blocks: 0,
                 prefix_caching: true,
+                overlap: settings.overlap,
                 hash_key: [1; 32],
             },
             limits: Limits {
@@ -110,20 +92,26 @@ impl World {
             workers: Workers::start(1).unwrap(),
             num_swap_blocks: 8,
             block_bytes: 1,
+            on_failure: settings.on_failure,
+            step_timeout: settings.step_timeout,
             model: model.clone(),
             places: places.clone(),
             executor,
         };
         let Started { system, intake, alive, .. } = wiring.start().unwrap();
         let handle = RuntimeHandle::new(intake, model, MAX_REQUESTS, Arc::default());
-        Self { handle, places, gate, resets, system, alive }
+        Self { handle, places, device: controls, system, alive }
     }
 
     fn submit(&self, prompt: Vec<TokenId>, max_tokens: u32) -> Result<Accepted, ApiError> {
+        self.submit_with(prompt, SamplingParams { max_tokens, ..SamplingParams::default() })
+    }
+
+    fn submit_with(&self, prompt: Vec<TokenId>, params: SamplingParams) -> Result<Accepted, ApiError> {
         block_on(self.handle.submit(Submit {
             prompt: Prompt::Tokens(prompt),
             prompt_param: "prompt",
-            params: SamplingParams { max_tokens, ..SamplingParams::default() },
+            params,
             ignore_eos: false,
             seed: Some(0),
             n: 1,
@@ -134,17 +122,16 @@ impl World {
 
     /// Steps wait from here until the guard is dropped.
     fn hold(&self) -> MutexGuard<'_, ()> {
-        self.gate.lock().unwrap()
+        self.device.gate.lock().unwrap()
     }
 
     fn wait_until_idle(&self) {
-        for _ in 0..1000 {
-            if self.places.available_permits() == MAX_REQUESTS {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
-        panic!("a request never gave its place back");
+        wait_until("every request gives its place back", || self.places.available_permits() == MAX_REQUESTS);
+    }
+
+    /// Until the device has been given as many steps in all.
+    fn wait_for_steps(&self, steps: usize) {
+        wait_until("the step is submitted", || count(&self.device.submitted) == steps);
     }
 }
 
@@ -152,6 +139,20 @@ impl Drop for World {
     fn drop(&mut self) {
         self.system.stop();
     }
+}
+
+fn count(counter: &AtomicUsize) -> usize {
+    counter.load(Ordering::SeqCst)
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    for _ in 0..5000 {
+        if is_so() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("not in time: {what}");
 }
 
 /// All events of a request.
@@ -176,50 +177,83 @@ fn tokens(events: &[Event]) -> Vec<TokenId> {
 
 #[test]
 fn a_request_hears_its_tokens_and_its_end() {
-    let world = World::start();
-    let all = events(world.submit(vec![1, 2, 3], 4).unwrap());
-    assert_eq!(all[0], Event::Started { cached_tokens: 0 });
-    assert_eq!(tokens(&all), [3, 4, 5, 6]);
-    assert_eq!(all.last(), Some(&Event::Finished { index: 0, reason: FinishReason::Length }));
-    world.wait_until_idle();
+    for overlap in BOTH_LOOPS {
+        let world = World::start(overlap);
+        let all = events(world.submit(vec![1, 2, 3], 4).unwrap());
+        assert_eq!(all[0], Event::Started { cached_tokens: 0 });
+        assert_eq!(tokens(&all), [3, 4, 5, 6]);
+        assert_eq!(all.last(), Some(&Event::Finished { index: 0, reason: FinishReason::Length }));
+        world.wait_until_idle();
+        assert_eq!(count(&world.device.submitted), 4);
+    }
 }
 
 #[test]
-fn a_failed_step_fails_what_ran_and_nothing_else() {
-    let world = World::start();
-    let hold = world.hold();
-    let victim = world.submit(vec![1, 2], 3).unwrap();
-    let poison = world.submit(vec![POISON], 3).unwrap();
-    drop(hold);
-    let failed = events(poison);
-    let Some(Event::Failed(error)) = failed.last() else { panic!("it must fail: {failed:?}") };
-    assert_eq!(error.status, 500);
-    assert!(error.message.contains("choked on token 13"), "{}", error.message);
-    // The other one either ran in the same step and failed with it, or went through.
-    let other = events(victim);
-    assert!(matches!(other.last(), Some(Event::Failed(_) | Event::Finished { .. })), "{other:?}");
-    assert_eq!(world.resets.load(Ordering::SeqCst), 1);
-    // All blocks are there again: this one needs every one of them.
-    let whole = events(world.submit(vec![5; 30], 3).unwrap());
-    assert_eq!(tokens(&whole), [30, 31, 32]);
-    world.wait_until_idle();
+fn a_step_is_planned_while_another_runs_only_in_the_overlapped_loop() {
+    for overlap in BOTH_LOOPS {
+        let world = World::start(overlap);
+        let hold = world.hold();
+        let accepted = world.submit(vec![1, 2, 3], 6).unwrap();
+        world.wait_for_steps(1 + usize::from(overlap));
+        drop(hold);
+        assert_eq!(tokens(&events(accepted)), [3, 4, 5, 6, 7, 8]);
+        // The last token is known to be the last: none is fed after it.
+        assert_eq!(count(&world.device.submitted), 6);
+        assert!(overlap || count(&world.device.pending) == 0);
+        assert!(!overlap || count(&world.device.pending) >= 1);
+    }
+}
+
+#[test]
+fn what_follows_a_stop_token_that_was_pending_is_dropped() {
+    for overlap in BOTH_LOOPS {
+        let world = World::start(overlap);
+        let params = SamplingParams { max_tokens: 20, stop_token_ids: vec![5], ..SamplingParams::default() };
+        let hold = world.hold();
+        let accepted = world.submit_with(vec![1, 2, 3], params).unwrap();
+        world.wait_for_steps(1 + usize::from(overlap));
+        drop(hold);
+        let all = events(accepted);
+        assert_eq!(tokens(&all), [3, 4, 5]);
+        assert_eq!(all.last(), Some(&Event::Finished { index: 0, reason: FinishReason::StopToken(5) }));
+        world.wait_until_idle();
+        assert_eq!(tokens(&events(world.submit(vec![6; 31], 2).unwrap())), [31, 32], "all blocks are back");
+    }
 }
 
 #[test]
 fn dropping_the_stream_cancels_and_frees() {
-    let world = World::start();
-    let hold = world.hold();
-    let accepted = world.submit(vec![5; 29], 4).unwrap();
-    drop(accepted);
-    drop(hold);
-    world.wait_until_idle();
-    // Would never be admitted if the blocks were not back.
-    assert_eq!(tokens(&events(world.submit(vec![6; 31], 2).unwrap())), [31, 32]);
+    for overlap in BOTH_LOOPS {
+        let world = World::start(overlap);
+        let hold = world.hold();
+        let accepted = world.submit(vec![5; 25], 8).unwrap();
+        world.wait_for_steps(1 + usize::from(overlap));
+        drop(accepted);
+        drop(hold);
+        world.wait_until_idle();
+        // Would never be admitted if the blocks were not back.
+        assert_eq!(tokens(&events(world.submit(vec![6; 31], 2).unwrap())), [31, 32]);
+    }
+}
+
+#[test]
+fn a_sample_that_is_stopped_in_flight_says_no_more() {
+    for overlap in BOTH_LOOPS {
+        let world = World::start(overlap);
+        let hold = world.hold();
+        let accepted = world.submit(vec![1, 2, 3], 20).unwrap();
+        world.wait_for_steps(1 + usize::from(overlap));
+        accepted.events.stop_sample(0);
+        world.wait_until_idle();
+        drop(hold);
+        assert_eq!(events(accepted), []);
+        assert_eq!(tokens(&events(world.submit(vec![6; 31], 2).unwrap())), [31, 32]);
+    }
 }
 
 #[test]
 fn a_full_intake_refuses_and_recovers() {
-    let world = World::start();
+    let world = World::start(true);
     let hold = world.hold();
     let held: Vec<_> = (0..MAX_REQUESTS).map(|_| world.submit(vec![1], 2).unwrap()).collect();
     let refused = world.submit(vec![1], 2).unwrap_err();
@@ -235,7 +269,7 @@ fn a_full_intake_refuses_and_recovers() {
 
 #[test]
 fn what_can_never_fit_is_refused_with_the_numbers() {
-    let world = World::start();
+    let world = World::start(true);
     // 8 blocks of 4 tokens: 32 slots, and the last generated token needs none.
     assert_eq!(tokens(&events(world.submit(vec![1; 30], 3).unwrap())).len(), 3);
     for (prompt, max_tokens, param, words) in [
@@ -257,17 +291,8 @@ fn what_can_never_fit_is_refused_with_the_numbers() {
 }
 
 #[test]
-fn an_engine_that_cannot_go_on_ends_instead_of_hanging() {
-    let mut world = World::start();
-    let accepted = world.submit(vec![NONSENSE], 3).unwrap();
-    assert_eq!(events(accepted), [], "the stream closes without an end");
-    assert!(block_on(world.alive.changed()).is_err(), "the engine's thread is over");
-    assert_eq!(world.submit(vec![1], 1).unwrap_err().status, 500);
-}
-
-#[test]
 fn a_request_without_samples_is_refused() {
-    let world = World::start();
+    let world = World::start(true);
     let submit = Submit {
         prompt: Prompt::Tokens(vec![1]),
         prompt_param: "prompt",
