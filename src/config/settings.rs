@@ -2,7 +2,9 @@
 //! `config/pagetide.toml` and `docs/configuration.md` all come from it.
 
 use super::value::{Field, Kind, Value};
-use super::{Config, DeviceKind, DtypeChoice, Isa, LoadFormat, LogFormat, OnFailure, Overlap, PreemptionMode, SchedulingPolicy};
+use super::{
+    Config, DeviceKind, DtypeChoice, Isa, LoadFormat, LogFormat, OnFailure, Overlap, PreemptionMode, SchedulingPolicy,
+};
 use std::fmt::Write;
 
 /// One key of the configuration.

@@ -161,7 +161,8 @@ fn the_executor_refuses_plans_from_before_a_failure() {
             assert!(failed.message.contains("choked"), "in flight with the poison: {failed:?}");
         }
         assert!(poison.unwrap().unwrap_err().message.contains("choked"));
-        let refused = ExecutorFailed { message: "the plan was made before the executor failed".into(), restarted: true };
+        let refused =
+            ExecutorFailed { message: "the plan was made before the executor failed".into(), restarted: true };
         assert_eq!(after.unwrap().unwrap_err(), refused);
         assert_eq!(executor.send(execute(3, 0)).await.unwrap().unwrap_err(), refused);
         assert!(executor.send(execute(4, 1)).await.unwrap().is_ok());
