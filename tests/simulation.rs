@@ -335,6 +335,9 @@ impl World {
                 self.pending += 1;
                 let sample = seq.sample.as_ref().expect("a pending token is the last");
                 assert_eq!(sample.prompt.len() + sample.output.len() + 1, end, "the history ends before it");
+                let may_go_on =
+                    end < self.config.max_model_len && sample.output.len() + 1 < sample.params.max_tokens as usize;
+                assert!(may_go_on, "a token is fed that is the last");
             }
         }
         assert!(written.into_iter().all(|block| !self.device_pool.is_shared(block)), "a shared block is written");
