@@ -1,10 +1,17 @@
 //! PagedAttention on the device against the CPU backend: every kind of kernel, head size, group, window and block size,
 //! over a pool that is not a number where nothing was written.
 
+use crate::emulation::compile::kernels;
+use crate::emulation::{EmulatedDevice, EmulatedOptions};
 use crate::support::*;
 use pagetide::backend::cpu::CpuBackend;
 use pagetide::backend::cuda::CudaBackend;
+use pagetide::backend::cuda::device::Device;
 use pagetide::backend::{AttentionShape, Backend, Batch, BatchSeq, DType, KvLayout, NO_SOURCE, TensorRole};
+use std::fs;
+use std::panic::AssertUnwindSafe;
+use std::path::Path;
+use std::rc::Rc;
 
 #[derive(Clone, Debug)]
 struct Case {
@@ -30,7 +37,7 @@ impl Case {
         let block_size = random.pick(&[1, 2, 3, 7, 8, 16, 16, 32, 64, 256]);
         // Around the edges of blocks, slices, tiles and partitions.
         let edges = [0, 1, 15, 16, 17, 31, 63, 64, 65, 127, 128, 130, block_size - 1, block_size, block_size + 1, 300];
-        let most = if head_dim > 64 || group > 4 { 70 } else { 300 };
+        let most = if head_dim * group > 256 { 70 } else { 300 };
         let len = |random: &mut Random| match random.below(3) {
             0 => random.below(40),
             _ => random.pick(&edges).min(most),
@@ -122,8 +129,7 @@ fn on_cpu(case: &Case) -> Vec<f32> {
     out
 }
 
-fn on_cuda(case: &Case, thread_order: u32) -> Vec<f32> {
-    let device = device(thread_order);
+fn on_cuda(case: &Case, device: &Rc<dyn Device>) -> Vec<f32> {
     let (before, new, num_blocks) = case.batches();
     let max_rows = before.num_rows().max(new.num_rows()) + 3;
     let mut options = options(case.dtype, case.shape.num_heads, case.layout());
@@ -134,7 +140,7 @@ fn on_cuda(case: &Case, thread_order: u32) -> Vec<f32> {
     let mut qkv = backend.tensor(max_rows, case.cols(), TensorRole::Activation).unwrap();
     let mut out = backend.tensor(max_rows, cols, TensorRole::Activation).unwrap();
     for (batch, seed) in [(&before, 2), (&new, 3)] {
-        set(&device, &qkv, &case.numbers(batch.num_rows(), seed));
+        set(device, &qkv, &case.numbers(batch.num_rows(), seed));
         if batch.num_rows() > 0 {
             backend.begin(batch);
             backend.rope_and_write_kv(&mut qkv, &case.shape, None, 1);
@@ -143,14 +149,18 @@ fn on_cuda(case: &Case, thread_order: u32) -> Vec<f32> {
             backend.finish_step();
         }
     }
-    get(&device, &out, new.num_rows() * cols)
+    get(device, &out, new.num_rows() * cols)
 }
 
 fn check(case: &Case) {
+    check_on(case, &device);
+}
+
+fn check_on(case: &Case, device: &dyn Fn(u32) -> Rc<dyn Device>) {
     let expected: Vec<f64> = on_cpu(case).into_iter().map(f64::from).collect();
     let mut first: Option<Vec<f32>> = None;
     for order in thread_orders() {
-        let found = on_cuda(case, order);
+        let found = on_cuda(case, &device(order));
         assert_close(&found, &expected, tolerance(case.dtype), &format!("{case:?}"));
         // Threads that race show as results that depend on their order.
         let first = first.get_or_insert_with(|| found.clone());
@@ -160,7 +170,7 @@ fn check(case: &Case) {
 
 #[test]
 fn random_cases() {
-    parallel(0..48, |seed| check(&Case::random(seed * 7919 + 5)));
+    parallel(0..64, |seed| check(&Case::random(seed * 7919 + 5)));
 }
 
 fn shape(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> AttentionShape {
@@ -201,8 +211,83 @@ fn batch_invariant_attention() {
             seed,
         };
         // Sequence 0 is the first of the pool's numbers in each of these, with the same tokens.
-        let whole = on_cuda(&case(&[(0, 90)], 4), 0);
-        let (chunked, row) = (on_cuda(&case(&[(0, 90), (0, 1), (40, 30)], 4), 0), 4 * 32);
+        let whole = on_cuda(&case(&[(0, 90)], 4), &device(0));
+        let (chunked, row) = (on_cuda(&case(&[(0, 90), (0, 1), (40, 30)], 4), &device(0)), 4 * 32);
         assert_eq!(bits(&whole), bits(&chunked[..90 * row]), "{dtype:?}: in company");
     }
+}
+
+/// The kernels with one piece of their text replaced fail: a wrong result, a result that depends on the threads' order,
+/// or what the emulation refuses.
+fn breaks(case: &Case, file: &str, from: &str, to: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    copy_folder(&kernels(), folder.path());
+    let path = folder.path().join(file);
+    let text = fs::read_to_string(&path).unwrap();
+    assert!(text.contains(from), "{file} has no {from:?}");
+    fs::write(&path, text.replacen(from, to, 1)).unwrap();
+    let broken = |thread_order| -> Rc<dyn Device> {
+        let options = EmulatedOptions { kernels: folder.path().into(), thread_order, ..EmulatedOptions::default() };
+        Rc::new(EmulatedDevice::new(options))
+    };
+    let result = std::panic::catch_unwind(AssertUnwindSafe(|| check_on(case, &broken)));
+    assert!(result.is_err(), "nobody notices {to:?} in place of {from:?} in {file}");
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            fs::create_dir(&target).unwrap();
+            copy_folder(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+#[test]
+fn broken_kernels_are_noticed() {
+    if thread_orders().len() == 1 {
+        return; // A GPU runs the program's own kernels.
+    }
+    let tiled = Case {
+        dtype: DType::BF16,
+        shape: AttentionShape { window: Some(50), ..shape(6, 2, 32) },
+        block_size: 8,
+        seqs: vec![(70, 30), (100, 1), (0, 5), (300, 1)],
+        batch_invariant: false,
+        seed: 1,
+    };
+    let long = Case { shape: shape(2, 1, 16), seqs: vec![(1100, 1), (700, 1)], ..tiled.clone() };
+    let simple = Case { dtype: DType::F32, ..tiled.clone() };
+    let breakages: [(&Case, &str, &str, &str); 12] = [
+        (&tiled, "include/attention.cuh", "position >= to[i / 2]", "position > to[i / 2]"),
+        (&tiled, "include/attention.cuh", "position < from[i / 2]", "position + 1 < from[i / 2]"),
+        (&tiled, "include/attention.cuh", "rows.sum[half] * factor", "rows.sum[half]"),
+        (&tiled, "include/attention.cuh", "position % BLOCK_SIZE * HEAD_DIM", "position % 4 * HEAD_DIM"),
+        (&tiled, "attention.cu", "copy_async_wait<0>();\n        __syncthreads();  // K is there", "// K is there"),
+        (&tiled, "attention.cu", "copy_async_wait<0>();\n        __syncthreads();  // V is there", "// V is there"),
+        (&long, "attention.cu", "copy_async_wait<DECODE_STAGES - 2>();\n        __syncwarp();", ""),
+        (
+            &tiled,
+            "attention.cu",
+            "    __syncthreads();\n\n    for (uint32_t i = threadIdx.x; i < num_heads",
+            "    for (uint32_t i = threadIdx.x; i < num_heads",
+        ),
+        (
+            &tiled,
+            "attention.cu",
+            "first_visible(p, tile.first_position) / PREFILL_KV_TILE",
+            "tile.first_position / PREFILL_KV_TILE",
+        ),
+        (&long, "attention.cu", "value[n] += partial[d] * factor", "value[n] += partial[d]"),
+        (&simple, "attention_rows.cu", "mine <= position", "mine < position"),
+        (&tiled, "rows.cu", "slot / BLOCK_SIZE", "slot % BLOCK_SIZE"),
+    ];
+    parallel(0..breakages.len() as u64, |i| {
+        let (case, file, from, to) = breakages[i as usize];
+        breaks(case, file, from, to);
+    });
 }

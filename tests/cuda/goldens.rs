@@ -1,7 +1,7 @@
 //! Tiny models of every family against what transformers answered (`tests/data/models`), over the kernels.
 
 use crate::common::{Driver, Sequence};
-use crate::support::{cuda_model, device};
+use crate::support::{cuda_model, device, parallel};
 use pagetide::backend::DType;
 use pagetide::backend::cuda::CudaBackend;
 use serde::Deserialize;
@@ -39,7 +39,8 @@ fn golden(model: &str) -> Golden {
 
 fn driver(model: &str, dtype: DType, block_size: usize, max_model_len: usize) -> Driver<CudaBackend> {
     let directory = models().join(model);
-    let (backend, decoder) = cuda_model(&device(0), directory.to_str().unwrap(), dtype, block_size, max_model_len);
+    let (backend, decoder) =
+        cuda_model(&device(0), directory.to_str().unwrap(), dtype, block_size, max_model_len, |_| {});
     Driver::over(backend, decoder, block_size)
 }
 
@@ -109,7 +110,23 @@ fn every_family_in_float32() {
         .collect();
     names.sort();
     assert!(names.len() >= 20, "{names:?}");
-    for name in &names {
-        check(name, DType::F32, 5, 1e-4);
-    }
+    parallel(0..names.len() as u64, |i| check(&names[i as usize], DType::F32, 5, 1e-4));
+}
+
+/// In half precision on tensor cores, for the head sizes that they take: the answers are near those in float32.
+#[test]
+fn half_precision_on_tensor_cores() {
+    let cases = [
+        ("llama-rope-llama3", DType::F16, 1, 0.05),
+        ("llama-mqa-head-dim", DType::F16, 7, 0.05),
+        ("qwen3", DType::F16, 16, 0.05),
+        ("llama-rope-yarn", DType::BF16, 256, 0.35),
+        ("mistral-no-window", DType::BF16, 3, 0.35),
+        ("opt-post-norm", DType::F16, 4, 0.05),
+        ("mistral-window", DType::BF16, 2, 0.35),
+    ];
+    parallel(0..cases.len() as u64, |i| {
+        let (model, dtype, block_size, tolerance) = cases[i as usize];
+        check(model, dtype, block_size, tolerance);
+    });
 }

@@ -104,10 +104,6 @@ pub fn upload(device: &Rc<dyn Device>, values: &[f32], dtype: DType) -> DeviceBu
     upload_bytes(device, &bytes(values, dtype))
 }
 
-pub fn upload_words(device: &Rc<dyn Device>, words: &[u32]) -> DeviceBuffer {
-    upload_bytes(device, &words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>())
-}
-
 /// All bytes of a buffer, once everything enqueued is done.
 pub fn download_bytes(device: &Rc<dyn Device>, buffer: &DeviceBuffer) -> Vec<u8> {
     let staging = PinnedBuffer::new(device, buffer.bytes()).unwrap();
@@ -148,11 +144,12 @@ pub fn cuda_model(
     dtype: DType,
     block_size: usize,
     max_model_len: usize,
+    change: impl FnOnce(&mut CudaOptions),
 ) -> (CudaBackend, Decoder<CudaBackend>) {
     let files = ModelFiles::open(directory).unwrap();
     let spec = ModelSpec::load(&files).unwrap();
     let (max_rows, max_logit_rows) = (256, 7);
-    let options = CudaOptions {
+    let mut options = CudaOptions {
         dtype,
         num_heads: spec.attention.num_heads,
         kv: spec.kv_layout(block_size, dtype),
@@ -163,6 +160,8 @@ pub fn cuda_model(
         graphs: true,
         batch_invariant: false,
     };
+    change(&mut options);
+    let CudaOptions { max_rows, max_logit_rows, .. } = options;
     let backend = CudaBackend::new(device.clone(), options).unwrap();
     let checkpoint = files.checkpoint().unwrap();
     let decoder = Decoder::load(

@@ -23,7 +23,8 @@ const FLAGS: &[&str] = &[
     "-Wno-unused-function",
 ];
 
-fn kernels() -> PathBuf {
+/// The repository's kernels.
+pub fn kernels() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")
 }
 
@@ -32,20 +33,16 @@ fn with_address_sanitizer() -> bool {
     std::env::var_os("PAGETIDE_KERNEL_SANITIZER").is_some_and(|value| value == "address")
 }
 
-/// The shared library of a module, compiled unless an earlier run has done it.
-pub fn library(source: &ModuleSource) -> DeviceResult<PathBuf> {
-    library_of(&kernels().join(source.file), source)
-}
-
-/// The same for a file that lies elsewhere.
-pub fn library_of(file: &Path, source: &ModuleSource) -> DeviceResult<PathBuf> {
+/// The shared library of a module of the kernels in `root`, compiled unless an earlier run has done it.
+pub fn library(root: &Path, source: &ModuleSource) -> DeviceResult<PathBuf> {
+    let file = root.join(source.file);
     let mut flags: Vec<String> = FLAGS.iter().map(|flag| flag.to_string()).collect();
     flags.extend(source.defines.iter().map(|(name, value)| format!("-D{name}={value}")));
     if with_address_sanitizer() {
         flags.extend(["-fsanitize=address".into(), "-g".into()]);
     }
     let mut hasher = DefaultHasher::new();
-    (file, fs::read(file).ok(), &flags, all_headers()).hash(&mut hasher);
+    (source.file, fs::read(&file).ok(), &flags, all_headers(root)).hash(&mut hasher);
     let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{:016x}.so", hasher.finish()));
     if library.is_file() {
@@ -56,11 +53,9 @@ pub fn library_of(file: &Path, source: &ModuleSource) -> DeviceResult<PathBuf> {
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
     let output = Command::new(&compiler)
         .args(&flags)
-        .args(["-x", "c++", "-I"])
-        .arg(kernels())
-        .arg("-o")
+        .args(["-x", "c++", "-o"])
         .arg(&unfinished)
-        .arg(file)
+        .arg(&file)
         .output()
         .map_err(|error| DeviceError::Other(format!("{compiler}: {error}")))?;
     if !output.status.success() {
@@ -72,10 +67,10 @@ pub fn library_of(file: &Path, source: &ModuleSource) -> DeviceResult<PathBuf> {
 }
 
 /// What every module may include.
-fn all_headers() -> Vec<Vec<u8>> {
+fn all_headers(root: &Path) -> Vec<Vec<u8>> {
     let mut files: Vec<PathBuf> = ["include", "emulation"]
         .iter()
-        .flat_map(|folder| fs::read_dir(kernels().join(folder)).expect("the repository has this folder"))
+        .flat_map(|folder| fs::read_dir(root.join(folder)).expect("kernels have this folder"))
         .map(|entry| entry.expect("a folder's entry").path())
         .collect();
     files.sort();

@@ -17,7 +17,7 @@ use std::alloc::Layout;
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{c_char, c_void};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
 /// How eagerly a stream works: the chance, in percent, that what is enqueued is done at once rather than when somebody
@@ -35,16 +35,27 @@ impl Eagerness {
 
 #[derive(Clone, Debug)]
 pub struct EmulatedOptions {
+    /// The folder of the kernels.
+    pub kernels: PathBuf,
     pub total_memory: usize,
     pub eagerness: Eagerness,
     pub seed: u64,
+    /// No stream waits for another one's events: what a careless backend would see.
+    pub ignores_waits: bool,
     /// In which order threads run: 0, 1 or 2 (`Order` of the emulation).
     pub thread_order: u32,
 }
 
 impl Default for EmulatedOptions {
     fn default() -> Self {
-        Self { total_memory: 1 << 30, eagerness: Eagerness::EAGER, seed: 1, thread_order: 0 }
+        Self {
+            kernels: compile::kernels(),
+            total_memory: 1 << 30,
+            eagerness: Eagerness::EAGER,
+            seed: 1,
+            ignores_waits: false,
+            thread_order: 0,
+        }
     }
 }
 
@@ -99,7 +110,6 @@ pub struct EmulatedDevice {
     failure: RefCell<Option<DeviceError>>,
     /// Operations until it fails.
     fails_after: Cell<Option<u64>>,
-    /// How often an event was asked for that the stream had not reached.
     pub num_launches: Cell<u64>,
     pub num_graph_launches: Cell<u64>,
 }
@@ -139,11 +149,6 @@ impl EmulatedDevice {
     /// Memory that has not been freed: device and pinned bytes.
     pub fn bytes_in_use(&self) -> (usize, usize) {
         (self.allocated.borrow().values().sum(), self.pinned.borrow().values().sum())
-    }
-
-    /// Loads a kernel file that is not part of the program.
-    pub fn load_file(&self, file: &Path, source: &ModuleSource) -> DeviceResult<ModuleId> {
-        self.open(&compile::library_of(file, source)?)
     }
 
     fn open(&self, path: &Path) -> DeviceResult<ModuleId> {
@@ -198,6 +203,7 @@ impl EmulatedDevice {
             Operation::Record(number) => {
                 self.streams.borrow_mut().get_mut(&stream).expect("all streams are there").done = number;
             }
+            Operation::Wait(_) if self.options.ignores_waits => {}
             Operation::Wait(event) => self.reach(event)?,
             operation => self.perform(&operation)?,
         }
@@ -370,8 +376,10 @@ impl Device for EmulatedDevice {
     }
 
     fn load_modules(&self, sources: &[ModuleSource]) -> DeviceResult<Vec<ModuleId>> {
+        let root = &self.options.kernels;
         let compiled: Vec<_> = std::thread::scope(|scope| {
-            let compiling: Vec<_> = sources.iter().map(|source| scope.spawn(|| compile::library(source))).collect();
+            let compiling: Vec<_> =
+                sources.iter().map(|source| scope.spawn(|| compile::library(root, source))).collect();
             compiling.into_iter().map(|thread| thread.join().expect("the compiler's thread")).collect()
         });
         compiled.into_iter().map(|library| self.open(&library?)).collect()

@@ -1,0 +1,249 @@
+//! A request's tokens are the same bytes alone and under memory pressure, whatever the streams' speeds: swap copies run
+//! beside the steps, and no block is read or reused before its copy is done.
+
+use crate::emulation::{Eagerness, EmulatedDevice, EmulatedOptions};
+use crate::support::*;
+use pagetide::backend::DType;
+use pagetide::backend::cuda::CudaBackend;
+use pagetide::backend::cuda::device::Device;
+use pagetide::engine::allocation::{serve, serve_swap};
+use pagetide::engine::block_pool::BlockPool;
+use pagetide::engine::plan::{Delivery, StepRunner};
+use pagetide::engine::policy::{Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy, StepStats};
+use pagetide::ids::RequestId;
+use pagetide::model::runner::{ModelRunner, PoolSizes};
+use pagetide::sampling::params::{Sampled, SamplingParams};
+use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+
+const MAX_MODEL_LEN: usize = 96;
+
+#[derive(Clone, Copy)]
+struct Setting {
+    model: &'static str,
+    dtype: DType,
+    block_size: usize,
+    num_device_blocks: usize,
+    num_swap_blocks: usize,
+    mode: PreemptionMode,
+}
+
+/// An engine without actors: scheduler, pools and runner in one loop.
+struct Engine {
+    scheduler: Scheduler,
+    device_pool: BlockPool,
+    swap_pool: BlockPool,
+    block_size: usize,
+    runner: ModelRunner<CudaBackend>,
+    outputs: BTreeMap<(RequestId, u32), Vec<Sampled>>,
+    stats: StepStats,
+}
+
+impl Engine {
+    fn new(device: &Rc<dyn Device>, setting: &Setting) -> Self {
+        Self::with(device, setting, true)
+    }
+
+    fn with(device: &Rc<dyn Device>, setting: &Setting, graphs: bool) -> Self {
+        let Setting { model, dtype, block_size, num_device_blocks, num_swap_blocks, mode } = *setting;
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/models").join(model);
+        let (backend, decoder) =
+            cuda_model(device, directory.to_str().unwrap(), dtype, block_size, MAX_MODEL_LEN, |options| {
+                (options.batch_invariant, options.graphs, options.max_logit_rows) = (true, graphs, 16);
+            });
+        let layout = decoder.kv_layout(block_size);
+        let runner = ModelRunner::new(backend, decoder, PoolSizes { layout, num_device_blocks, num_swap_blocks });
+        let config = SchedulerConfig {
+            block_size,
+            num_device_blocks,
+            max_num_seqs: 12,
+            max_num_batched_tokens: 40,
+            max_model_len: MAX_MODEL_LEN,
+            policy: SchedulingPolicy::Fcfs,
+            preemption_mode: mode,
+            watermark_blocks: 0,
+            prefix_caching: true,
+            hash_key: [7; 32],
+        };
+        Self {
+            scheduler: Scheduler::new(config),
+            device_pool: BlockPool::new(num_device_blocks, true),
+            swap_pool: BlockPool::new(num_swap_blocks, false),
+            block_size,
+            runner: runner.unwrap(),
+            outputs: BTreeMap::new(),
+            stats: StepStats::default(),
+        }
+    }
+
+    fn step(&mut self) {
+        let demand = self.scheduler.demand();
+        let grant = serve(&mut self.device_pool, self.block_size, demand);
+        let swap_demand = self.scheduler.reserve(&grant);
+        let swap_grant = serve_swap(&mut self.swap_pool, swap_demand);
+        let plan = self.scheduler.plan(grant, swap_grant);
+        self.runner.submit(&plan);
+        let output = self.runner.finish();
+        drop(plan);
+        for (request, delivery) in self.scheduler.commit(output) {
+            if let Delivery::Token { sample, sampled } = delivery {
+                self.outputs.entry((request, sample)).or_default().push(sampled);
+            }
+        }
+        let stats = self.scheduler.take_stats();
+        self.stats.preempted_swap += stats.preempted_swap;
+        self.stats.preempted_recompute += stats.preempted_recompute;
+        self.stats.blocks_in += stats.blocks_in;
+    }
+
+    fn run(&mut self, requests: Vec<Arrival>) {
+        // Half at once, the others as it goes.
+        let mut late = requests.into_iter();
+        late.by_ref().take(5).for_each(|request| self.scheduler.arrive(request));
+        loop {
+            late.next().into_iter().for_each(|request| self.scheduler.arrive(request));
+            if !self.scheduler.has_work() {
+                return;
+            }
+            self.step();
+        }
+    }
+}
+
+fn requests(num: usize) -> Vec<Arrival> {
+    let random = &mut Random(5);
+    let shared: Vec<u32> = (0..20).map(|_| random.below(256) as u32).collect();
+    let request = |i: usize| {
+        let mut prompt = shared[..if i.is_multiple_of(3) { 0 } else { 4 * (i % 5) }].to_vec();
+        prompt.extend((0..2 + random.below(14)).map(|_| random.below(256) as u32));
+        let params = SamplingParams {
+            max_tokens: 8 + (i as u32 * 7) % 16,
+            temperature: if i.is_multiple_of(2) { 0.0 } else { 1.0 },
+            top_p: 0.9,
+            repetition_penalty: if i.is_multiple_of(4) { 1.2 } else { 1.0 },
+            logprobs: i.is_multiple_of(5).then_some(2),
+            seed: i as u64,
+            ..SamplingParams::default()
+        };
+        Arrival {
+            id: RequestId(i as u64),
+            prompt: Arc::new(prompt),
+            params: Arc::new(params),
+            n: if i % 5 == 3 { 2 } else { 1 },
+            priority: 0,
+            cache_salt: None,
+        }
+    };
+    (0..num).map(request).collect()
+}
+
+/// Each request alone, with room for all, on an eager device.
+fn expected(setting: &Setting, num: usize) -> BTreeMap<(RequestId, u32), Vec<Sampled>> {
+    let device: Rc<dyn Device> = device(0);
+    let roomy = Setting { num_device_blocks: 400, num_swap_blocks: 0, ..*setting };
+    let mut engine = Engine::new(&device, &roomy);
+    for request in requests(num) {
+        engine.run(vec![request]);
+    }
+    assert_eq!(engine.stats, StepStats::default(), "nothing is preempted");
+    engine.outputs
+}
+
+fn lazy(seed: u64, ignores_waits: bool) -> Rc<dyn Device> {
+    let eagerness = match seed % 5 {
+        0 => Eagerness { compute: 100, copy_out: 0, copy_in: 0 },
+        1 => Eagerness { compute: 0, copy_out: 100, copy_in: 0 },
+        2 => Eagerness { compute: 0, copy_out: 0, copy_in: 100 },
+        3 => Eagerness { compute: 0, copy_out: 0, copy_in: 0 },
+        _ => Eagerness { compute: 50, copy_out: 30, copy_in: 30 },
+    };
+    Rc::new(EmulatedDevice::new(EmulatedOptions { eagerness, seed, ignores_waits, ..EmulatedOptions::default() }))
+}
+
+const NUM_REQUESTS: usize = 14;
+
+fn setting(mode: PreemptionMode) -> Setting {
+    Setting {
+        model: "llama-gqa-tied",
+        dtype: DType::F32,
+        block_size: 4,
+        num_device_blocks: 24,
+        num_swap_blocks: 40,
+        mode,
+    }
+}
+
+#[test]
+fn same_tokens_under_pressure() {
+    let settings = [
+        setting(PreemptionMode::Swap),
+        setting(PreemptionMode::Recompute),
+        Setting { block_size: 7, num_device_blocks: 14, ..setting(PreemptionMode::Swap) },
+        Setting { model: "llama-rope-llama3", dtype: DType::BF16, ..setting(PreemptionMode::Swap) },
+    ];
+    parallel(0..settings.len() as u64, |i| {
+        let setting = &settings[i as usize];
+        let expected = expected(setting, NUM_REQUESTS);
+        for seed in 0..if setting.dtype == DType::F32 { 5 } else { 2 } {
+            let mut engine = Engine::new(&lazy(seed, false), setting);
+            engine.run(requests(NUM_REQUESTS));
+            let StepStats { preempted_swap, preempted_recompute, .. } = engine.stats;
+            let what = format!("{:?}, block size {}, streams {seed}", setting.mode, setting.block_size);
+            match setting.mode {
+                PreemptionMode::Swap => assert!(preempted_swap > 3, "{what}: {preempted_swap} swaps"),
+                _ => assert!(preempted_recompute > 3, "{what}: {preempted_recompute} recomputations"),
+            }
+            for (name, tokens) in &engine.outputs {
+                assert_eq!(tokens, &expected[name], "{what}: {name:?}");
+            }
+            assert_eq!(engine.outputs.len(), expected.len());
+        }
+    });
+}
+
+/// The test above would see it: on a device whose streams do not wait for each other, tokens change.
+#[test]
+fn a_missing_wait_shows() {
+    let setting = setting(PreemptionMode::Swap);
+    let expected = expected(&setting, NUM_REQUESTS);
+    let caught = (0..3).filter(|seed| {
+        let mut engine = Engine::new(&lazy(*seed, true), &setting);
+        engine.run(requests(NUM_REQUESTS));
+        engine.outputs != expected
+    });
+    assert!(caught.count() > 0);
+}
+
+/// Decode steps that are replayed give what they gave when they were launched one by one.
+#[test]
+fn graphs_change_nothing() {
+    let (setting, mut outputs) = (setting(PreemptionMode::Swap), Vec::new());
+    for graphs in [false, true] {
+        let device = Rc::new(EmulatedDevice::new(EmulatedOptions::default()));
+        let mut engine = Engine::with(&(device.clone() as Rc<dyn Device>), &setting, graphs);
+        engine.run(requests(NUM_REQUESTS));
+        outputs.push(engine.outputs);
+        assert_eq!(device.num_graph_launches.get() > 20, graphs, "{} replays", device.num_graph_launches.get());
+    }
+    assert_eq!(outputs[0], outputs[1]);
+}
+
+/// A device that fails, whenever it does, ends a step with its own words; nothing hangs, and a new device goes on.
+#[test]
+fn a_lost_device_is_named() {
+    let setting = setting(PreemptionMode::Swap);
+    for operations in [1, 40, 200, 600] {
+        let device = Rc::new(EmulatedDevice::new(EmulatedOptions::default()));
+        let mut engine = Engine::new(&(device.clone() as Rc<dyn Device>), &setting);
+        device.fail_after(operations);
+        let run = AssertUnwindSafe(|| engine.run(requests(NUM_REQUESTS)));
+        let panic = std::panic::catch_unwind(run).expect_err("the device is lost");
+        let message = panic.downcast_ref::<String>().expect("a message");
+        assert_eq!(message, "the GPU failed: an injected failure");
+        let error = engine.runner.reset().expect_err("its memory is gone");
+        assert_eq!(error.to_string(), "the GPU failed: an injected failure");
+    }
+}
