@@ -110,11 +110,12 @@ impl<R: StepRunner> Steps<R> {
         let gap = self.last_done.filter(|_| is_only).map_or(Duration::ZERO, |done| done.elapsed());
         self.in_flight.push_back((answer, gap));
         self.guard(|runner| runner.submit(&plan));
+        // It shares tables and outputs with the scheduler, which copies them to write them while somebody else holds
+        // them.
+        drop(plan);
         if is_only {
             self.waiting_since = Instant::now();
         }
-        // The plan shares tables with the scheduler, which is faster to write them when nobody else holds them: here
-        // its life ends.
     }
 
     /// Answers for the oldest step if it is done.

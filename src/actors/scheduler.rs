@@ -110,17 +110,17 @@ impl SchedulerActor {
 
     /// Plans a step if there is something to do and the policy lets a plan be made now.
     fn wake(&mut self, ctx: &mut Context<Self>) {
+        let started = Instant::now();
         if self.policy().has_work()
             && let Some(demand) = self.policy().demand()
         {
-            self.plan(demand, ctx);
+            self.plan(demand, started, ctx);
         }
     }
 
     /// The first half of a step: over in microseconds, and nothing else is handled meanwhile. While the executor
     /// works, requests come and go.
-    fn plan(&mut self, demand: Demand, ctx: &mut Context<Self>) {
-        let started = Instant::now();
+    fn plan(&mut self, demand: Demand, started: Instant, ctx: &mut Context<Self>) {
         let mut policy = self.policy.take().expect("no message is handled while a step is planned");
         let (allocator, swap_pool) = (self.allocator.clone(), self.swap_pool.clone());
         let planning = async move {
