@@ -182,6 +182,11 @@ inline bool Block::run(int num_threads, size_t bytes, Order thread_order, uint64
     caller.switch_to(current->fiber);
     block = nullptr;
     current = nullptr;
+    if (!error.empty()) {
+        for (const std::unique_ptr<Thread>& thread : threads) {
+            thread->fiber.abandon();
+        }
+    }
     if (error.empty() && !guard_is_intact()) {
         error = "a write beyond the dynamic shared memory";
     }

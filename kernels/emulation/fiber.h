@@ -30,6 +30,16 @@ public:
     // Makes it begin with `entry` when it is next switched to. `entry` never returns.
     void reset(void (*entry)());
 
+    // It was left in the middle of something, and will be reset.
+    void abandon() {
+#if defined(__SANITIZE_ADDRESS__)
+        // Its frames would stay poisoned.
+        if (stack != nullptr) {
+            __asan_unpoison_memory_region(stack, STACK_BYTES);
+        }
+#endif
+    }
+
     // Leaves `this`, which runs, for `to`. Returns when somebody switches back.
     void switch_to(Fiber& to);
 
@@ -37,7 +47,11 @@ public:
     void entered();
 
 private:
+#if defined(__SANITIZE_ADDRESS__)
+    static constexpr size_t STACK_BYTES = 512 * 1024;
+#else
     static constexpr size_t STACK_BYTES = 128 * 1024;
+#endif
 
     void make_stack() {
         if (stack == nullptr) {
@@ -48,9 +62,14 @@ private:
             }
             stack = static_cast<char*>(memory);
         }
+    }
+
+    // Tell AddressSanitizer of a switch: before it, on the stack that is left, and after it, on the other one.
+    void leaving_for(Fiber& to) {
 #if defined(__SANITIZE_ADDRESS__)
-        // A fiber is left, not returned from: its frames would stay poisoned.
-        __asan_unpoison_memory_region(stack, STACK_BYTES);
+        left() = this;
+        const void* bottom = to.stack != nullptr ? to.stack : to.bottom;
+        __sanitizer_start_switch_fiber(&fake_stack, bottom, to.stack != nullptr ? STACK_BYTES : to.size);
 #endif
     }
 
@@ -61,7 +80,16 @@ private:
     ucontext_t context;
 #endif
 #if defined(__SANITIZE_ADDRESS__)
+    // Who was left last on this thread.
+    static Fiber*& left() {
+        static thread_local Fiber* fiber = nullptr;
+        return fiber;
+    }
+
     void* fake_stack = nullptr;
+    // Of a stack that is not ours.
+    const void* bottom = nullptr;
+    size_t size = 0;
 #endif
 };
 
@@ -104,9 +132,7 @@ inline void Fiber::reset(void (*entry)()) {
 }
 
 inline void Fiber::switch_to(Fiber& to) {
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_start_switch_fiber(&fake_stack, to.stack, to.stack == nullptr ? 0 : STACK_BYTES);
-#endif
+    leaving_for(to);
     emulation_switch(&stack_pointer, to.stack_pointer);
     entered();
 }
@@ -123,9 +149,7 @@ inline void Fiber::reset(void (*entry)()) {
 }
 
 inline void Fiber::switch_to(Fiber& to) {
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_start_switch_fiber(&fake_stack, to.stack, to.stack == nullptr ? 0 : STACK_BYTES);
-#endif
+    leaving_for(to);
     swapcontext(&context, &to.context);
     entered();
 }
@@ -134,7 +158,7 @@ inline void Fiber::switch_to(Fiber& to) {
 
 inline void Fiber::entered() {
 #if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
+    __sanitizer_finish_switch_fiber(fake_stack, &left()->bottom, &left()->size);
 #endif
 }
 

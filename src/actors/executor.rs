@@ -8,6 +8,8 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bound
 use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
@@ -23,6 +25,21 @@ const PAUSE: Duration = Duration::from_micros(50);
 pub struct ModelExecutor {
     /// Unbounded: the scheduler sends no more than it may have in flight, and after a failure once more.
     jobs: Sender<Job>,
+    restart: Restart,
+}
+
+/// What the watchdog knows of restarts.
+#[derive(Clone, Debug)]
+pub struct Restart {
+    is_under_way: Arc<AtomicBool>,
+    load_time: Duration,
+}
+
+impl Restart {
+    /// How much longer than a step the executor may take now: a restart can load the model again.
+    pub fn allowance(&self) -> Duration {
+        if self.is_under_way.load(Ordering::Acquire) { 2 * self.load_time } else { Duration::ZERO }
+    }
 }
 
 struct Job {
@@ -40,21 +57,31 @@ impl ModelExecutor {
         T: Send + 'static,
         F: FnOnce() -> Result<(R, T), StartError> + Send + 'static,
     {
+        let started = Instant::now();
+        let is_restarting: Arc<AtomicBool> = Arc::default();
+        let is_under_way = is_restarting.clone();
         let (jobs, inbox) = unbounded();
         let (loaded, wait_loaded) = bounded(1);
         std::thread::Builder::new().name("pagetide-executor".into()).spawn(move || match make() {
             Ok((runner, info)) => {
                 if loaded.send(Ok(info)).is_ok() {
-                    Steps::new(runner).serve(&inbox);
+                    Steps::new(runner, is_restarting).serve(&inbox);
                 }
             }
             // Nobody waits any more where the send fails.
             Err(error) => drop(loaded.send(Err(error))),
         })?;
         match wait_loaded.recv() {
-            Ok(loaded) => Ok((Self { jobs }, loaded?)),
+            Ok(loaded) => {
+                let restart = Restart { is_under_way, load_time: started.elapsed() };
+                Ok((Self { jobs, restart }, loaded?))
+            }
             Err(_) => Err(StartError::new("the executor thread died while loading the model; its panic is above")),
         }
+    }
+
+    pub fn restart(&self) -> Restart {
+        self.restart.clone()
     }
 }
 
@@ -67,11 +94,13 @@ struct Steps<R> {
     /// The oldest step's end is being waited for since then.
     waiting_since: Instant,
     failures: u64,
+    is_restarting: Arc<AtomicBool>,
 }
 
 impl<R: StepRunner> Steps<R> {
-    fn new(runner: R) -> Self {
-        Self { runner, in_flight: VecDeque::new(), last_done: None, waiting_since: Instant::now(), failures: 0 }
+    fn new(runner: R, is_restarting: Arc<AtomicBool>) -> Self {
+        let (in_flight, waiting_since) = (VecDeque::new(), Instant::now());
+        Self { runner, in_flight, last_done: None, waiting_since, failures: 0, is_restarting }
     }
 
     /// Until the scheduler is gone.
@@ -147,12 +176,14 @@ impl<R: StepRunner> Steps<R> {
         self.failures += 1;
         self.last_done = None;
         let message = panic_message(panic.as_ref());
+        self.is_restarting.store(true, Ordering::Release);
         // What the panic left half done is thrown away here, which makes the assertion of unwind safety true.
         let failure = match catch_unwind(AssertUnwindSafe(|| self.runner.reset())) {
             Ok(Ok(())) => ExecutorFailed { message, restarted: true },
             Ok(Err(error)) => not_restarted(&message, &error.to_string()),
             Err(panic) => not_restarted(&message, &panic_message(panic.as_ref())),
         };
+        self.is_restarting.store(false, Ordering::Release);
         for (answer, _) in self.in_flight.drain(..) {
             drop(answer.send(Err(failure.clone())));
         }

@@ -185,7 +185,7 @@ pub struct Executed {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExecutorFailed {
     pub message: String,
-    /// False where it cannot go on: not even empty pools could be made.
+    /// False where it cannot go on: the runner could not start over.
     pub restarted: bool,
 }
 

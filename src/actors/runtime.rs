@@ -238,6 +238,7 @@ impl Wiring {
             let system = System::new();
             let SchedulerConfig { num_device_blocks, block_size, prefix_caching, .. } = self.scheduler;
             let intake = system.block_on(async move {
+                let restart = self.executor.restart();
                 let executor = self.executor.start();
                 let swap_pool = SwapPool::new(self.num_swap_blocks).start();
                 let allocator = BlockAllocator::new(num_device_blocks, block_size, prefix_caching).start();
@@ -247,6 +248,7 @@ impl Wiring {
                     block_bytes: self.block_bytes,
                     on_failure: self.on_failure,
                     step_timeout: self.step_timeout,
+                    restart,
                 };
                 let scheduler = SchedulerActor::new(policy, allocator, swap_pool, executor, settings).start();
                 let Self { model, limits, places, workers, .. } = self;

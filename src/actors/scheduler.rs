@@ -2,7 +2,7 @@
 //! requests' owners.
 
 use crate::actors::block_allocator::BlockAllocator;
-use crate::actors::executor::ModelExecutor;
+use crate::actors::executor::{ModelExecutor, Restart};
 use crate::actors::messages::{
     Arrive, Cancel, Event, Execute, Executed, ExecutorFailed, Reserve, Reset, Serve, StopSample,
 };
@@ -29,13 +29,14 @@ const LOOKS_PER_TIMEOUT: u32 = 10;
 const MAX_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What the actor has to know beside the policy's own settings.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     pub block_size: usize,
     pub block_bytes: usize,
     pub on_failure: OnFailure,
     /// A step that takes longer has hung.
     pub step_timeout: Option<Duration>,
+    pub restart: Restart,
 }
 
 pub struct SchedulerActor {
@@ -311,9 +312,13 @@ impl SchedulerActor {
 
     /// A device that hangs cannot be restarted: its thread never comes back.
     fn look_for_hung_step(&mut self, timeout: Duration) {
-        if self.oldest_since.take_if(|since| since.elapsed() >= timeout).is_some() {
+        let allowance = self.settings.restart.allowance();
+        if self.oldest_since.take_if(|since| since.elapsed() >= timeout + allowance).is_some() {
             let seconds = timeout.as_secs_f64();
-            let why = format!("the device has not finished a step for {seconds} s (device.step_timeout_s)");
+            let why = match allowance {
+                Duration::ZERO => format!("the device has not finished a step for {seconds} s (device.step_timeout_s)"),
+                _ => "a step has failed, and the executor does not come back".into(),
+            };
             self.end(&ApiError::engine(format!("the engine hangs: {why}")), &why);
         }
     }

@@ -108,6 +108,24 @@ pub trait StepRunner {
     fn reset(&mut self) -> Result<(), StartError>;
 }
 
+impl StepRunner for Box<dyn StepRunner> {
+    fn submit(&mut self, plan: &StepPlan) {
+        (**self).submit(plan);
+    }
+
+    fn is_done(&mut self) -> bool {
+        (**self).is_done()
+    }
+
+    fn finish(&mut self) -> StepOutput {
+        (**self).finish()
+    }
+
+    fn reset(&mut self) -> Result<(), StartError> {
+        (**self).reset()
+    }
+}
+
 /// Plans that are carried out at once: one that runs, and one behind it so that a device never waits for the host.
 pub const MAX_STEPS_IN_FLIGHT: usize = 2;
 

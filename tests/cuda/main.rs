@@ -7,6 +7,7 @@ mod attention;
 mod common;
 mod emulation;
 mod goldens;
+mod loader;
 mod resume;
 mod rows;
 mod sampling;

@@ -5,8 +5,9 @@ use crate::error::StartError;
 use crate::ids::TokenId;
 use crate::sampling::params::Sampled;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// A prompt that begins with this token makes the device fail when it is given the step.
 pub const POISON: TokenId = 13;
@@ -27,6 +28,8 @@ pub struct Controls {
     pub pending: AtomicUsize,
     pub resets: AtomicUsize,
     pub reset_fails: AtomicBool,
+    /// A reset takes this long.
+    pub reset_ms: AtomicU64,
 }
 
 /// Says the number of computed tokens as the next token.
@@ -76,6 +79,7 @@ impl StepRunner for FakeDevice {
 
     fn reset(&mut self) -> Result<(), StartError> {
         self.in_flight.clear();
+        std::thread::sleep(Duration::from_millis(self.controls.reset_ms.load(Ordering::SeqCst)));
         self.controls.resets.fetch_add(1, Ordering::SeqCst);
         match self.controls.reset_fails.load(Ordering::SeqCst) {
             true => Err(StartError::new("the device is lost")),

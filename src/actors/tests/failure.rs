@@ -110,6 +110,23 @@ fn a_step_that_hangs_fails_its_requests_and_ends_the_engine() {
 }
 
 #[test]
+fn a_restart_may_take_as_long_as_loading_did() {
+    for load_ms in [0, 1000] {
+        let (timeout, load_time) = (Duration::from_millis(200), Duration::from_millis(load_ms));
+        let mut world = World::with(Settings { step_timeout: Some(timeout), load_time, ..Settings::new(true) });
+        world.device.reset_ms.store(1000, Ordering::SeqCst);
+        let failed = events(world.submit(vec![POISON], 8).unwrap());
+        if load_ms == 0 {
+            assert!(failure(&failed).message.ends_with("the executor does not come back"), "{failed:?}");
+            assert_ended(&mut world);
+        } else {
+            assert!(failure(&failed).message.contains("choked"), "{failed:?}");
+            assert_eq!(tokens(&events(world.submit(vec![1, 2], 2).unwrap())), [2, 3]);
+        }
+    }
+}
+
+#[test]
 fn neither_slow_steps_nor_idleness_are_a_hang() {
     let timeout = Duration::from_millis(600);
     let world = World::with(Settings { step_timeout: Some(timeout), ..Settings::new(true) });

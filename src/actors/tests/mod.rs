@@ -40,11 +40,12 @@ struct Settings {
     overlap: bool,
     on_failure: OnFailure,
     step_timeout: Option<Duration>,
+    load_time: Duration,
 }
 
 impl Settings {
     fn new(overlap: bool) -> Self {
-        Self { overlap, on_failure: OnFailure::Restart, step_timeout: None }
+        Self { overlap, on_failure: OnFailure::Restart, step_timeout: None, load_time: Duration::ZERO }
     }
 }
 
@@ -56,7 +57,11 @@ impl World {
     fn with(settings: Settings) -> Self {
         let controls: Arc<Controls> = Arc::default();
         let device = FakeDevice::new(controls.clone());
-        let (executor, ()) = ModelExecutor::start(move || Ok((device, ()))).unwrap();
+        let load = move || {
+            std::thread::sleep(settings.load_time);
+            Ok((device, ()))
+        };
+        let (executor, ()) = ModelExecutor::start(load).unwrap();
         let tokenizer = include_str!("../../../models/demo/tokenizer.json");
         let model = Arc::new(ModelInfo {
             served_name: "fake".into(),

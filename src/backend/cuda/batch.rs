@@ -61,13 +61,15 @@ impl BatchInput {
         let bytes = 4 * self.words.len();
         let grows = bytes > self.on_device.bytes();
         if grows {
-            self.device.synchronize()?;
-            *self = Self { words: std::mem::take(&mut self.words), ..Self::new(&self.device, 2 * self.words.len())? };
+            // Dropping the old memory waits for what uses it.
+            let larger = Self::new(&self.device, 2 * self.words.len())?;
+            let old = std::mem::replace(self, larger);
+            self.words = old.words;
         }
         self.turn = (self.turn + 1) % MAX_STEPS_IN_FLIGHT;
         let staging = &mut self.staging[self.turn];
         // SAFETY: the last copy out of this memory was of a step that is done.
-        let memory = unsafe { staging.as_mut_slice() };
+        let memory = unsafe { &mut staging.as_mut_slice()[..bytes] };
         for (to, word) in memory.as_chunks_mut::<4>().0.iter_mut().zip(&self.words) {
             *to = word.to_ne_bytes();
         }

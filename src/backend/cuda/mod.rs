@@ -1,6 +1,6 @@
 //! The CUDA backend.
 //!
-//! - `device`: what it asks of a GPU.
+//! - `device`: what it asks of a GPU; `driver`: a real one.
 //! - `batch`: a step's input; `upload`: weights; `kv_pools`: the two pools of KV blocks and the copies between them.
 //! - `rows`, `attention`, `sampling`: the kernels of `kernels/` and their launches; `graphs`: their recordings.
 //!
@@ -12,6 +12,7 @@ pub mod attention;
 pub mod batch;
 pub mod copies;
 pub mod device;
+pub mod driver;
 mod graphs;
 mod kv_pools;
 pub mod rows;
@@ -42,7 +43,14 @@ use upload::Uploader;
 
 impl From<DeviceError> for StartError {
     fn from(error: DeviceError) -> Self {
-        Self::new(error.to_string())
+        let advice = match error {
+            DeviceError::OutOfMemory { .. } => {
+                ": use a smaller type (--dtype) or model, lower --max-num-batched-tokens, or free GPU memory"
+            }
+            DeviceError::OutOfPinnedMemory { .. } => ": lower --swap-space-gib, or raise the limit of locked memory",
+            _ => "",
+        };
+        Self::new(format!("{error}{advice}"))
     }
 }
 

@@ -1,0 +1,359 @@
+//! Kernels: their sources, which are part of the program, and NVRTC, which makes machine code of them.
+//!
+//! Compiled kernels are kept in files named by a hash of everything that they are made from, so that a start with the
+//! same model and configuration compiles nothing.
+
+use super::super::device::{DeviceError, DeviceResult, ModuleSource};
+use cudarc::nvrtc::sys;
+use std::cell::Cell;
+use std::ffi::{CStr, CString, c_char};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// `(path below kernels/, text)` of every listed file.
+macro_rules! files {
+    ($($path:literal),+ $(,)?) => {
+        &[$(($path, include_str!(concat!("../../../../kernels/", $path)))),+]
+    };
+}
+
+/// The modules.
+const SOURCES: &[(&str, &str)] = files!["attention.cu", "attention_rows.cu", "rows.cu", "sampling.cu"];
+
+/// What they include, under the name that a module includes it by.
+const HEADERS: &[(&str, &str)] = files![
+    "include/attention.cuh",
+    "include/batch.cuh",
+    "include/kv_cache.cuh",
+    "include/ptx.cuh",
+    "include/reduce.cuh",
+    "include/sampling.cuh",
+    "include/types.cuh",
+];
+
+/// Machine code of a module, and what NVRTC said of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cubin {
+    pub bytes: Vec<u8>,
+    /// Warnings; usually empty.
+    pub log: String,
+}
+
+/// NVRTC's name of the architecture of a device: with all instructions that only this one has.
+pub fn architecture(compute_capability: (u32, u32)) -> String {
+    let (major, minor) = compute_capability;
+    let specific = if major >= 9 { "a" } else { "" };
+    format!("sm_{major}{minor}{specific}")
+}
+
+/// Release of the NVRTC that is open.
+pub fn nvrtc_version() -> DeviceResult<(i32, i32)> {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: both are ours to write.
+    check(unsafe { sys::nvrtcVersion(&mut major, &mut minor) }, "nvrtcVersion")?;
+    Ok((major, minor))
+}
+
+/// Architectures that NVRTC compiles for: 90 is sm_90 and sm_90a.
+fn supported_architectures() -> DeviceResult<Vec<i32>> {
+    let mut len = 0;
+    // SAFETY: `len` is ours to write.
+    check(unsafe { sys::nvrtcGetNumSupportedArchs(&mut len) }, "nvrtcGetNumSupportedArchs")?;
+    let mut supported = vec![0; len.max(0) as usize];
+    // SAFETY: it is as long as NVRTC asked for.
+    check(unsafe { sys::nvrtcGetSupportedArchs(supported.as_mut_ptr()) }, "nvrtcGetSupportedArchs")?;
+    Ok(supported)
+}
+
+/// Compiles a module for `arch` (`sm_90a`). NVRTC must be open; no driver and no GPU is needed.
+pub fn compile(source: &ModuleSource, arch: &str) -> DeviceResult<Cubin> {
+    let text = text_of(source)?;
+    let number = arch.trim_start_matches("sm_").trim_end_matches('a').parse().unwrap_or(0);
+    let supported = supported_architectures()?;
+    if !supported.contains(&number) {
+        let (major, minor) = nvrtc_version()?;
+        let log = format!("NVRTC {major}.{minor} knows {supported:?}; a newer one may know {number}");
+        return Err(DeviceError::Compile { file: source.file.into(), arch: arch.into(), log });
+    }
+    Program::new(source.file, text)?.compile(source, arch)
+}
+
+fn text_of(source: &ModuleSource) -> DeviceResult<&'static str> {
+    let file = SOURCES.iter().find(|(path, _)| *path == source.file);
+    file.map(|(_, text)| *text).ok_or_else(|| DeviceError::Other(format!("there is no kernel file {}", source.file)))
+}
+
+fn options(source: &ModuleSource, arch: &str) -> Vec<String> {
+    let defines = source.defines.iter().map(|(name, value)| format!("--define-macro={name}={value}"));
+    // Lines for profilers and compute-sanitizer: no effect on the code.
+    let mut options: Vec<String> =
+        vec![format!("--gpu-architecture={arch}"), "--std=c++17".into(), "--generate-line-info".into()];
+    options.extend(defines);
+    options
+}
+
+/// A program of NVRTC.
+struct Program(sys::nvrtcProgram);
+
+impl Program {
+    fn new(name: &str, text: &str) -> DeviceResult<Self> {
+        let name = c_string(name)?;
+        let text = c_string(text)?;
+        let strings = |pick: fn(&(&'static str, &'static str)) -> &'static str| {
+            HEADERS.iter().map(|header| c_string(pick(header))).collect::<DeviceResult<Vec<_>>>()
+        };
+        let (names, headers) = (strings(|header| header.0)?, strings(|header| header.1)?);
+        let pointers = |strings: &[CString]| strings.iter().map(|text| text.as_ptr()).collect::<Vec<*const c_char>>();
+        let (include_names, header_texts) = (pointers(&names), pointers(&headers));
+        let mut program = std::ptr::null_mut();
+        // SAFETY: all strings end with a zero and live until the call returns: NVRTC copies them. There are as many
+        // names as headers.
+        let created = unsafe {
+            sys::nvrtcCreateProgram(
+                &mut program,
+                text.as_ptr(),
+                name.as_ptr(),
+                HEADERS.len() as i32,
+                header_texts.as_ptr(),
+                include_names.as_ptr(),
+            )
+        };
+        check(created, "nvrtcCreateProgram")?;
+        Ok(Self(program))
+    }
+
+    fn compile(&self, source: &ModuleSource, arch: &str) -> DeviceResult<Cubin> {
+        let options = options(source, arch).iter().map(|option| c_string(option)).collect::<DeviceResult<Vec<_>>>()?;
+        let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        // SAFETY: the options end with a zero and live until the call returns.
+        let compiled = unsafe { sys::nvrtcCompileProgram(self.0, pointers.len() as i32, pointers.as_ptr()) };
+        let log = self.log();
+        if compiled != sys::nvrtcResult::NVRTC_SUCCESS {
+            let log = if log.is_empty() { format!("{compiled:?}") } else { log };
+            return Err(DeviceError::Compile { file: source.file.into(), arch: arch.into(), log });
+        }
+        let mut len = 0;
+        // SAFETY: the program has been compiled, and `len` is ours to write.
+        check(unsafe { sys::nvrtcGetCUBINSize(self.0, &mut len) }, "nvrtcGetCUBINSize")?;
+        let mut bytes = vec![0u8; len];
+        // SAFETY: it is as long as NVRTC asked for.
+        check(unsafe { sys::nvrtcGetCUBIN(self.0, bytes.as_mut_ptr().cast()) }, "nvrtcGetCUBIN")?;
+        if bytes.is_empty() {
+            return Err(DeviceError::Other(format!("NVRTC made nothing of {} for {arch}", source.file)));
+        }
+        Ok(Cubin { bytes, log })
+    }
+
+    /// What NVRTC said: errors and warnings.
+    fn log(&self) -> String {
+        let mut len = 0;
+        // SAFETY: the program lives, and `len` is ours to write.
+        let sized = unsafe { sys::nvrtcGetProgramLogSize(self.0, &mut len) };
+        if sized != sys::nvrtcResult::NVRTC_SUCCESS || len == 0 {
+            return String::new();
+        }
+        let mut bytes = vec![0u8; len];
+        // SAFETY: it is as long as NVRTC asked for.
+        if unsafe { sys::nvrtcGetProgramLog(self.0, bytes.as_mut_ptr().cast()) } != sys::nvrtcResult::NVRTC_SUCCESS {
+            return String::new();
+        }
+        let text = CStr::from_bytes_until_nul(&bytes).map(CStr::to_bytes).unwrap_or(&bytes);
+        String::from_utf8_lossy(text).trim().to_string()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: it was created and is destroyed once.
+        let _ = unsafe { sys::nvrtcDestroyProgram(&mut self.0) };
+    }
+}
+
+fn check(result: sys::nvrtcResult, call: &str) -> DeviceResult<()> {
+    match result {
+        sys::nvrtcResult::NVRTC_SUCCESS => Ok(()),
+        other => Err(DeviceError::Other(format!("{call}: {other:?}"))),
+    }
+}
+
+fn c_string(text: &str) -> DeviceResult<CString> {
+    CString::new(text).map_err(|_| DeviceError::Other("a zero byte in a kernel's source or options".into()))
+}
+
+/// Compiled kernels on disk.
+pub struct KernelCache {
+    /// `None`: nothing is kept.
+    folder: Option<PathBuf>,
+    /// A folder that cannot be written is reported once.
+    warned: Cell<bool>,
+}
+
+/// `device.kernel_cache`, or where the user's programs keep such files.
+pub fn cache_folder(configured: Option<&str>) -> Option<PathBuf> {
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    match configured {
+        Some(folder) => Some(folder.into()),
+        None => {
+            let caches = variable("XDG_CACHE_HOME").filter(|folder| folder.is_absolute());
+            Some(caches.or_else(|| Some(variable("HOME")?.join(".cache")))?.join("pagetide/kernels"))
+        }
+    }
+}
+
+impl KernelCache {
+    pub fn new(folder: Option<PathBuf>) -> Self {
+        Self { folder, warned: Cell::new(false) }
+    }
+
+    /// Machine code of all `sources`; those that are not kept are compiled at the same time.
+    pub fn load(&self, sources: &[ModuleSource], arch: &str) -> DeviceResult<Vec<Vec<u8>>> {
+        let version = nvrtc_version()?;
+        let mut paths = Vec::with_capacity(sources.len());
+        for source in sources {
+            let name = file_name(source, arch, version)?;
+            paths.push(self.folder.as_ref().map(|folder| folder.join(name)));
+        }
+        let mut kept: Vec<Option<Vec<u8>>> = paths.iter().map(|path| read(path.as_deref()?)).collect();
+        let compiled: Vec<Option<DeviceResult<Cubin>>> = std::thread::scope(|scope| {
+            let start = |(source, kept): (_, &Option<Vec<u8>>)| {
+                kept.is_none().then(|| scope.spawn(move || compile(source, arch)))
+            };
+            let threads: Vec<_> = sources.iter().zip(&kept).map(start).collect();
+            let panicked = |_| Err(DeviceError::Other("the compiler of kernels panicked".into()));
+            threads.into_iter().map(|thread| Some(thread?.join().unwrap_or_else(panicked))).collect()
+        });
+        for ((cubin, kept), path) in compiled.into_iter().zip(&mut kept).zip(paths) {
+            let Some(cubin) = cubin else { continue };
+            let bytes = cubin?.bytes;
+            if let Some(path) = path {
+                self.keep(&path, &bytes);
+            }
+            *kept = Some(bytes);
+        }
+        Ok(kept.into_iter().flatten().collect())
+    }
+
+    /// Writes beside and renames, so that nobody reads half a file. What cannot be kept is compiled again next time.
+    fn keep(&self, path: &Path, bytes: &[u8]) {
+        let write = || -> std::io::Result<()> {
+            let folder = path.parent().expect("it was joined to its folder");
+            std::fs::create_dir_all(folder)?;
+            let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
+            let mut file = std::fs::File::create(&unfinished)?;
+            let written = file
+                .write_all(blake3::hash(bytes).as_bytes())
+                .and_then(|()| file.write_all(bytes))
+                .and_then(|()| std::fs::rename(&unfinished, path));
+            if written.is_err() {
+                let _ = std::fs::remove_file(&unfinished);
+            }
+            written
+        };
+        if let Err(error) = write()
+            && !self.warned.replace(true)
+        {
+            tracing::warn!(
+                "compiled kernels cannot be kept in {} ({error}): every start compiles them again; see \
+                 device.kernel_cache",
+                path.display()
+            );
+        }
+    }
+}
+
+/// The cubin of a cache file; `None` where there is none or it is damaged.
+fn read(path: &Path) -> Option<Vec<u8>> {
+    let file = std::fs::read(path).ok()?;
+    let (hash, bytes) = file.split_at_checked(blake3::OUT_LEN)?;
+    (blake3::hash(bytes).as_bytes() == hash).then(|| bytes.to_vec())
+}
+
+/// Named by a hash of everything that the machine code depends on.
+fn file_name(source: &ModuleSource, arch: &str, nvrtc: (i32, i32)) -> DeviceResult<String> {
+    let mut hasher = blake3::Hasher::new();
+    let mut add = |text: &str| {
+        hasher.update(&(text.len() as u64).to_le_bytes());
+        hasher.update(text.as_bytes());
+    };
+    add(text_of(source)?);
+    for (name, text) in HEADERS {
+        add(name);
+        add(text);
+    }
+    for option in options(source, arch) {
+        add(&option);
+    }
+    add(&format!("{nvrtc:?}"));
+    let stem = source.file.trim_end_matches(".cu");
+    Ok(format!("{stem}-{arch}-{}.cubin", &hasher.finalize().to_hex()[..32]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_file_is_part_of_the_program() {
+        let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+        let on_disk = |folder: &str, extension: &str| {
+            let mut names: Vec<String> = std::fs::read_dir(kernels.join(folder))
+                .expect("the folder is there")
+                .map(|entry| format!("{folder}{}", entry.expect("a folder's entry").file_name().to_string_lossy()))
+                .filter(|name| name.ends_with(extension))
+                .collect();
+            names.sort();
+            names
+        };
+        let embedded = |files: &[(&str, &str)]| files.iter().map(|(path, _)| path.to_string()).collect::<Vec<_>>();
+        assert_eq!(embedded(SOURCES), on_disk("", ".cu"));
+        assert_eq!(embedded(HEADERS), on_disk("include/", ".cuh"));
+    }
+
+    fn rows(head_dim: usize) -> ModuleSource {
+        ModuleSource { file: "rows.cu", defines: vec![("HEAD_DIM", head_dim.to_string())] }
+    }
+
+    #[test]
+    fn a_cache_file_is_named_by_all_that_it_depends_on() {
+        let name = |head_dim, arch, nvrtc| file_name(&rows(head_dim), arch, nvrtc).unwrap();
+        let first = name(64, "sm_80", (13, 0));
+        assert_eq!(first, name(64, "sm_80", (13, 0)));
+        assert!(first.starts_with("rows-sm_80-") && first.ends_with(".cubin"), "{first}");
+        let others = [name(65, "sm_80", (13, 0)), name(64, "sm_90a", (13, 0)), name(64, "sm_80", (12, 8))];
+        assert!(others.iter().all(|other| *other != first), "{first} {others:?}");
+        assert!(file_name(&ModuleSource { file: "none.cu", defines: Vec::new() }, "sm_80", (13, 0)).is_err());
+    }
+
+    #[test]
+    fn a_damaged_cache_file_counts_as_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let (cache, path) = (KernelCache::new(Some(folder.path().into())), folder.path().join("deep/er/a.cubin"));
+        assert_eq!(read(&path), None);
+        cache.keep(&path, b"machine code");
+        assert_eq!(read(&path).as_deref(), Some(&b"machine code"[..]));
+        assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "nothing is left beside it");
+        let mut file = std::fs::read(&path).unwrap();
+        *file.last_mut().unwrap() ^= 1;
+        std::fs::write(&path, &file).unwrap();
+        assert_eq!(read(&path), None);
+        std::fs::write(&path, b"short").unwrap();
+        assert_eq!(read(&path), None);
+    }
+
+    #[test]
+    fn a_cache_that_cannot_be_written_stops_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("file"), "").unwrap();
+        let cache = KernelCache::new(Some(folder.path().join("file")));
+        cache.keep(&folder.path().join("file/a.cubin"), b"machine code");
+        assert!(cache.warned.get());
+    }
+
+    #[test]
+    fn architectures_have_nvrtc_s_names() {
+        assert_eq!(architecture((8, 0)), "sm_80");
+        assert_eq!(architecture((8, 9)), "sm_89");
+        assert_eq!(architecture((9, 0)), "sm_90a");
+        assert_eq!(architecture((12, 0)), "sm_120a");
+    }
+}

@@ -1,0 +1,129 @@
+//! A context of the driver's own: its streams, and what its errors mean.
+
+use super::super::device::{DeviceError, DeviceResult, Stream};
+use cudarc::cublaslt::sys::cublasStatus_t;
+use cudarc::driver::sys::{self, CUresult};
+use std::cell::RefCell;
+
+/// A context, current on the thread that made it, and its streams.
+///
+/// An illegal access and its like end a context: every later call answers the same. A context of our own rather than
+/// the device's primary one can then be destroyed with all that it holds, whoever else in the process (cuBLASLt's
+/// runtime, say) might hold the primary one, and another be made. NVIDIA promises no success there (the process may
+/// have to be started again), so that whoever opens a device tries it first.
+pub struct Context {
+    handle: sys::CUcontext,
+    streams: [sys::CUstream; Stream::ALL.len()],
+    /// The error that ended the context.
+    lost: RefCell<Option<String>>,
+}
+
+impl Context {
+    pub fn new(device: sys::CUdevice) -> DeviceResult<Self> {
+        let mut handle = std::ptr::null_mut();
+        let flags = sys::CUctx_flags_enum::CU_CTX_SCHED_AUTO as u32;
+        // SAFETY: `handle` is ours to write; without parameters it is a regular context.
+        let created = unsafe { sys::cuCtxCreate_v4(&mut handle, std::ptr::null_mut(), flags, device) };
+        let mut context = Self { handle, streams: [std::ptr::null_mut(); Stream::ALL.len()], lost: RefCell::new(None) };
+        context.check(created, "cuCtxCreate")?;
+        for i in 0..context.streams.len() {
+            let mut stream = std::ptr::null_mut();
+            // Not in step with the legacy stream, which nobody here uses.
+            let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+            // SAFETY: `stream` is ours to write, and the context is current.
+            let created = unsafe { sys::cuStreamCreate(&mut stream, flags) };
+            context.check(created, "cuStreamCreate")?;
+            context.streams[i] = stream;
+        }
+        Ok(context)
+    }
+
+    pub fn stream(&self, stream: Stream) -> sys::CUstream {
+        self.streams[stream as usize]
+    }
+
+    /// Before any call: the context is alive, and current on this thread, where another one may have been used since.
+    pub fn enter(&self) -> DeviceResult<()> {
+        if let Some(why) = &*self.lost.borrow() {
+            return Err(DeviceError::Lost(why.clone()));
+        }
+        // SAFETY: the context lives as long as `self`.
+        self.check(unsafe { sys::cuCtxSetCurrent(self.handle) }, "cuCtxSetCurrent")
+    }
+
+    /// The same where the context may be lost: what is freed then is gone already.
+    pub fn enter_to_free(&self) {
+        // SAFETY: as above.
+        let _ = unsafe { sys::cuCtxSetCurrent(self.handle) };
+    }
+
+    pub fn check(&self, result: CUresult, call: &str) -> DeviceResult<()> {
+        if result == CUresult::CUDA_SUCCESS {
+            return Ok(());
+        }
+        let message = format!("{call}: {result:?}");
+        if !ends_the_context(result) {
+            return Err(DeviceError::Other(message));
+        }
+        // The first error is the cause; later ones say that the context is gone.
+        Err(DeviceError::Lost(self.lost.borrow_mut().get_or_insert(message).clone()))
+    }
+
+    /// cuBLASLt has errors of its own; the driver knows whether the context has ended.
+    pub fn check_cublas(&self, status: cublasStatus_t, call: &str) -> DeviceResult<()> {
+        if status == cublasStatus_t::CUBLAS_STATUS_SUCCESS {
+            return Ok(());
+        }
+        // SAFETY: the stream is the context's.
+        let state = unsafe { sys::cuStreamQuery(self.stream(Stream::Compute)) };
+        if ends_the_context(state) {
+            self.check(state, call)?;
+        }
+        Err(DeviceError::Other(format!("{call}: {status:?}")))
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if self.handle.is_null() {
+            return;
+        }
+        self.enter_to_free();
+        for stream in self.streams.iter().filter(|stream| !stream.is_null()) {
+            // SAFETY: it was created and is destroyed once.
+            let _ = unsafe { sys::cuStreamDestroy_v2(*stream) };
+        }
+        // SAFETY: whatever uses it has been dropped. This frees all that the context still holds.
+        let _ = unsafe { sys::cuCtxDestroy_v2(self.handle) };
+    }
+}
+
+/// Errors after which nothing works in a context any more.
+fn ends_the_context(result: CUresult) -> bool {
+    use CUresult::*;
+    matches!(
+        result,
+        CUDA_ERROR_DEINITIALIZED
+            | CUDA_ERROR_DEVICE_UNAVAILABLE
+            | CUDA_ERROR_INVALID_CONTEXT
+            | CUDA_ERROR_ECC_UNCORRECTABLE
+            | CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | CUDA_ERROR_CONTAINED
+            | CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | CUDA_ERROR_ASSERT
+            | CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUDA_ERROR_INVALID_PC
+            | CUDA_ERROR_LAUNCH_FAILED
+            | CUDA_ERROR_TENSOR_MEMORY_LEAK
+            | CUDA_ERROR_MPS_CONNECTION_FAILED
+            | CUDA_ERROR_MPS_RPC_FAILURE
+            | CUDA_ERROR_MPS_CLIENT_TERMINATED
+            | CUDA_ERROR_EXTERNAL_DEVICE
+            | CUDA_ERROR_UNKNOWN
+    )
+}

@@ -1,0 +1,194 @@
+//! cuBLASLt's descriptors, and a clock of the device.
+
+use super::super::device::{DeviceResult, Stream};
+use super::context::Context;
+use super::matmul::WORKSPACE_BYTES;
+use crate::backend::DType;
+use cudarc::cublaslt::sys::{self as lt, cublasStatus_t};
+use cudarc::driver::sys::{self, CUresult};
+
+/// Alignment of all operands, in bytes.
+const ALIGNMENT: u32 = 16;
+
+fn data_type(dtype: DType) -> lt::cudaDataType_t {
+    match dtype {
+        DType::F32 => lt::cudaDataType_t::CUDA_R_32F,
+        DType::F16 => lt::cudaDataType_t::CUDA_R_16F,
+        DType::BF16 => lt::cudaDataType_t::CUDA_R_16BF,
+    }
+}
+
+/// What is computed: `Wᵀ · X`, in float32, perhaps with a bias for each row of the result.
+pub struct Descriptor(pub lt::cublasLtMatmulDesc_t);
+
+impl Descriptor {
+    pub fn new(context: &Context, bias: bool) -> DeviceResult<Self> {
+        use lt::cublasLtMatmulDescAttributes_t::*;
+        let mut descriptor = std::ptr::null_mut();
+        // Float32 operands are multiplied as such, not as TF32.
+        let (compute, scale) = (lt::cublasComputeType_t::CUBLAS_COMPUTE_32F, lt::cudaDataType_t::CUDA_R_32F);
+        // SAFETY: it is ours to write.
+        let created = unsafe { lt::cublasLtMatmulDescCreate(&mut descriptor, compute, scale) };
+        context.check_cublas(created, "cublasLtMatmulDescCreate")?;
+        let descriptor = Self(descriptor);
+        // CUBLAS_OP_T and CUBLAS_OP_N.
+        descriptor.set(context, CUBLASLT_MATMUL_DESC_TRANSA, &1i32)?;
+        descriptor.set(context, CUBLASLT_MATMUL_DESC_TRANSB, &0i32)?;
+        if bias {
+            let epilogue = lt::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
+            descriptor.set(context, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+        }
+        Ok(descriptor)
+    }
+
+    /// `T` is of the attribute's size.
+    pub fn set<T>(
+        &self,
+        context: &Context,
+        attribute: lt::cublasLtMatmulDescAttributes_t,
+        value: &T,
+    ) -> DeviceResult<()> {
+        let pointer = (value as *const T).cast();
+        // SAFETY: the value is read before the call returns; cuBLASLt checks its size.
+        let set = unsafe { lt::cublasLtMatmulDescSetAttribute(self.0, attribute, pointer, size_of::<T>()) };
+        context.check_cublas(set, "cublasLtMatmulDescSetAttribute")
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: it was created and is destroyed once.
+        let _ = unsafe { lt::cublasLtMatmulDescDestroy(self.0) };
+    }
+}
+
+/// A matrix by columns, each right behind the last.
+pub struct Layout(pub lt::cublasLtMatrixLayout_t);
+
+impl Layout {
+    pub fn new(context: &Context, dtype: DType, rows: usize, cols: usize) -> DeviceResult<Self> {
+        let mut layout = std::ptr::null_mut();
+        // SAFETY: it is ours to write.
+        let created = unsafe {
+            lt::cublasLtMatrixLayoutCreate(&mut layout, data_type(dtype), rows as u64, cols as u64, rows as i64)
+        };
+        context.check_cublas(created, "cublasLtMatrixLayoutCreate")?;
+        Ok(Self(layout))
+    }
+
+    pub fn set_cols(&self, context: &Context, cols: usize) -> DeviceResult<()> {
+        let (cols, attribute) = (cols as u64, lt::cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_COLS);
+        // SAFETY: the value is read before the call returns, and of the attribute's size.
+        let set = unsafe {
+            lt::cublasLtMatrixLayoutSetAttribute(self.0, attribute, (&raw const cols).cast(), size_of::<u64>())
+        };
+        context.check_cublas(set, "cublasLtMatrixLayoutSetAttribute")
+    }
+}
+
+impl Drop for Layout {
+    fn drop(&mut self) {
+        // SAFETY: it was created and is destroyed once.
+        let _ = unsafe { lt::cublasLtMatrixLayoutDestroy(self.0) };
+    }
+}
+
+/// What a heuristic may propose.
+pub struct Preference(pub lt::cublasLtMatmulPreference_t);
+
+impl Preference {
+    pub fn new(context: &Context, batch_invariant: bool) -> DeviceResult<Self> {
+        use lt::cublasLtMatmulPreferenceAttributes_t::*;
+        use lt::cublasLtReductionScheme_t::*;
+        let mut preference = std::ptr::null_mut();
+        // SAFETY: it is ours to write.
+        let created = unsafe { lt::cublasLtMatmulPreferenceCreate(&mut preference) };
+        context.check_cublas(created, "cublasLtMatmulPreferenceCreate")?;
+        let preference = Self(preference);
+        preference.set(context, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(WORKSPACE_BYTES as u64))?;
+        // Parts of a sum are never rounded to the type of the result.
+        let reduction =
+            if batch_invariant { CUBLASLT_REDUCTION_SCHEME_NONE } else { CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE };
+        preference.set(context, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &(reduction as u32))?;
+        // Without these it takes all operands for 256-byte aligned.
+        for operand in [
+            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        ] {
+            preference.set(context, operand, &ALIGNMENT)?;
+        }
+        Ok(preference)
+    }
+
+    /// `T` is of the attribute's size.
+    fn set<T>(
+        &self,
+        context: &Context,
+        attribute: lt::cublasLtMatmulPreferenceAttributes_t,
+        value: &T,
+    ) -> DeviceResult<()> {
+        let pointer = (value as *const T).cast();
+        // SAFETY: the value is read before the call returns; cuBLASLt checks its size.
+        let set = unsafe { lt::cublasLtMatmulPreferenceSetAttribute(self.0, attribute, pointer, size_of::<T>()) };
+        context.check_cublas(set, "cublasLtMatmulPreferenceSetAttribute")
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: it was created and is destroyed once.
+        let _ = unsafe { lt::cublasLtMatmulPreferenceDestroy(self.0) };
+    }
+}
+
+/// Measures what is enqueued on the compute stream.
+pub struct Timer<'a> {
+    context: &'a Context,
+    start: sys::CUevent,
+    end: sys::CUevent,
+}
+
+impl<'a> Timer<'a> {
+    pub fn new(context: &'a Context) -> DeviceResult<Self> {
+        let mut timer = Self { context, start: std::ptr::null_mut(), end: std::ptr::null_mut() };
+        for event in [&mut timer.start, &mut timer.end] {
+            let flags = sys::CUevent_flags_enum::CU_EVENT_DEFAULT as u32;
+            // SAFETY: the event is ours to write.
+            context.check(unsafe { sys::cuEventCreate(event, flags) }, "cuEventCreate")?;
+        }
+        Ok(timer)
+    }
+
+    /// Milliseconds that `launch` takes on the device, once it is warm.
+    pub fn time(&self, launch: impl Fn() -> cublasStatus_t) -> DeviceResult<f32> {
+        const TIMES: usize = 3;
+        let stream = self.context.stream(Stream::Compute);
+        let check = |result: CUresult, call| self.context.check(result, call);
+        let run = || self.context.check_cublas(launch(), "cublasLtMatmul");
+        run()?;
+        // SAFETY: stream and events are the context's.
+        check(unsafe { sys::cuEventRecord(self.start, stream) }, "cuEventRecord")?;
+        for _ in 0..TIMES {
+            run()?;
+        }
+        let mut time = 0.0;
+        // SAFETY: as above; `time` is ours to write.
+        unsafe {
+            check(sys::cuEventRecord(self.end, stream), "cuEventRecord")?;
+            check(sys::cuEventSynchronize(self.end), "cuEventSynchronize")?;
+            check(sys::cuEventElapsedTime_v2(&mut time, self.start, self.end), "cuEventElapsedTime")?;
+        }
+        Ok(time / TIMES as f32)
+    }
+}
+
+impl Drop for Timer<'_> {
+    fn drop(&mut self) {
+        for event in [self.start, self.end].into_iter().filter(|event| !event.is_null()) {
+            // SAFETY: it was created and is destroyed once.
+            let _ = unsafe { sys::cuEventDestroy_v2(event) };
+        }
+    }
+}

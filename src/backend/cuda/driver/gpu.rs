@@ -1,0 +1,459 @@
+//! [`Device`] over the driver.
+
+use super::super::device::{
+    Copy, Device, DeviceError, DeviceInfo, DevicePtr, DeviceResult, Event, GraphId, Grid, KernelId, Matmul, ModuleId,
+    ModuleSource, Stream,
+};
+use super::compiler::{KernelCache, architecture};
+use super::context::Context;
+use super::events::{EventCalls, EventLog};
+use super::matmul::Products;
+use super::{COPY_BATCH_FUNCTION, has_function};
+use cudarc::driver::sys::{self, CUresult};
+use std::cell::{Cell, RefCell};
+use std::ffi::{CString, c_void};
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+/// What a GPU is opened with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CudaDeviceOptions {
+    /// Of the devices that `CUDA_VISIBLE_DEVICES` shows.
+    pub ordinal: u32,
+    /// Where compiled kernels are kept; `None`: nowhere.
+    pub kernel_cache: Option<std::path::PathBuf>,
+    /// A matrix product's rows do not depend on how many there are.
+    pub batch_invariant: bool,
+}
+
+/// A GPU.
+pub struct CudaDevice {
+    info: DeviceInfo,
+    kernel_cache: KernelCache,
+    events: RefCell<EventLog<sys::CUevent>>,
+    modules: RefCell<Vec<sys::CUmodule>>,
+    kernels: RefCell<Vec<Kernel>>,
+    graphs: RefCell<Vec<sys::CUgraphExec>>,
+    /// Dropped before the context that it works in.
+    products: RefCell<Products>,
+    is_recording: Cell<bool>,
+    /// False where the driver has no call for many copies at once.
+    has_copy_batches: Cell<bool>,
+    context: Rc<Context>,
+}
+
+struct Kernel {
+    name: String,
+    function: sys::CUfunction,
+    params_bytes: usize,
+}
+
+/// Parameters of a launch, as aligned as a kernel may want them.
+#[repr(C, align(16))]
+struct Params([u8; MAX_PARAMS_BYTES]);
+
+/// What every architecture takes.
+const MAX_PARAMS_BYTES: usize = 4096;
+
+impl CudaDevice {
+    /// The libraries are open, and the device is one that `probe` has found.
+    pub fn new(options: &CudaDeviceOptions, info: DeviceInfo) -> DeviceResult<Self> {
+        let mut device = 0;
+        // SAFETY: `device` is ours to write.
+        let got = unsafe { sys::cuDeviceGet(&mut device, options.ordinal as i32) };
+        if got != CUresult::CUDA_SUCCESS {
+            return Err(DeviceError::Other(format!("cuDeviceGet({}): {got:?}", options.ordinal)));
+        }
+        let context = Rc::new(Context::new(device)?);
+        let device = Self {
+            info,
+            kernel_cache: KernelCache::new(options.kernel_cache.clone()),
+            events: RefCell::new(EventLog::new()),
+            modules: RefCell::default(),
+            kernels: RefCell::default(),
+            graphs: RefCell::default(),
+            products: RefCell::new(Products::new(context.clone(), options.batch_invariant)?),
+            is_recording: Cell::new(false),
+            has_copy_batches: Cell::new(has_function(COPY_BATCH_FUNCTION)),
+            context,
+        };
+        device.try_out()?;
+        Ok(device)
+    }
+
+    /// Memory, a stream and an event: in a process whose last context was lost they may fail at once.
+    fn try_out(&self) -> DeviceResult<()> {
+        let ptr = self.allocate(256)?;
+        // SAFETY: it is ours, and freed when everything is done.
+        let done = unsafe { self.fill(Stream::Compute, ptr, 0, 256) }
+            .and_then(|()| self.record(Stream::Compute))
+            .and_then(|event| self.wait(Stream::CopyOut, event))
+            .and_then(|()| self.synchronize());
+        // SAFETY: as above.
+        unsafe { self.free(ptr) };
+        done
+    }
+
+    fn calls(&self) -> Calls<'_> {
+        Calls(&self.context)
+    }
+
+    /// One call for all copies; false where the driver does not take them.
+    fn copy_at_once(&self, stream: Stream, copies: &[Copy]) -> DeviceResult<bool> {
+        let mut to: Vec<u64> = copies.iter().map(|copy| copy.to.0).collect();
+        let mut from: Vec<u64> = copies.iter().map(|copy| copy.from.0).collect();
+        let mut bytes: Vec<usize> = copies.iter().map(|copy| copy.bytes).collect();
+        // Hints for managed memory, which this is not.
+        let nowhere = sys::CUmemLocation { type_: sys::CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_INVALID, id: 0 };
+        let mut attributes = sys::CUmemcpyAttributes {
+            srcAccessOrder: sys::CUmemcpySrcAccessOrder_enum::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+            srcLocHint: nowhere,
+            dstLocHint: nowhere,
+            flags: sys::CUmemcpyFlags_enum::CU_MEMCPY_FLAG_DEFAULT as u32,
+        };
+        // The attributes hold from copy 0 on.
+        let mut first = 0;
+        // SAFETY: the arrays are as long as is said and read before the call returns; the ranges are the caller's.
+        let result = unsafe {
+            sys::cuMemcpyBatchAsync_v2(
+                to.as_mut_ptr(),
+                from.as_mut_ptr(),
+                bytes.as_mut_ptr(),
+                copies.len(),
+                &mut attributes,
+                &mut first,
+                1,
+                self.context.stream(stream),
+            )
+        };
+        match self.context.check(result, "cuMemcpyBatchAsync") {
+            Ok(()) => Ok(true),
+            Err(DeviceError::Lost(why)) => Err(DeviceError::Lost(why)),
+            Err(error) => {
+                tracing::warn!("copies go one by one from now on, which is slower: {error}");
+                Ok(false)
+            }
+        }
+    }
+
+    /// Ends a recording that nobody will end: an operation of it has failed.
+    fn abandon_recording(&self) {
+        if self.is_recording.take() {
+            let mut graph = std::ptr::null_mut();
+            // SAFETY: the stream is recording; `graph` is ours to write, and destroyed once.
+            unsafe {
+                let _ = sys::cuStreamEndCapture(self.context.stream(Stream::Compute), &mut graph);
+                if !graph.is_null() {
+                    let _ = sys::cuGraphDestroy(graph);
+                }
+            }
+        }
+    }
+}
+
+impl Device for CudaDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory(&self) -> DeviceResult<(usize, usize)> {
+        self.context.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are ours to write.
+        self.context.check(unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) }, "cuMemGetInfo")?;
+        Ok((free, total))
+    }
+
+    fn allocate(&self, bytes: usize) -> DeviceResult<DevicePtr> {
+        self.context.enter()?;
+        let mut ptr = 0;
+        // SAFETY: `ptr` is ours to write.
+        let result = unsafe { sys::cuMemAlloc_v2(&mut ptr, bytes) };
+        if result == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            let (free, total) = self.memory()?;
+            return Err(DeviceError::OutOfMemory { wanted: bytes, free, total });
+        }
+        self.context.check(result, "cuMemAlloc")?;
+        Ok(DevicePtr(ptr))
+    }
+
+    unsafe fn free(&self, ptr: DevicePtr) {
+        self.context.enter_to_free();
+        // SAFETY: the caller's; in a context that is lost it fails, and the memory goes with the context.
+        let _ = unsafe { sys::cuMemFree_v2(ptr.0) };
+    }
+
+    fn allocate_pinned(&self, bytes: usize) -> DeviceResult<NonNull<u8>> {
+        self.context.enter()?;
+        let mut ptr = std::ptr::null_mut();
+        // No flags: not write-combined, which the host could not read fast.
+        // SAFETY: `ptr` is ours to write.
+        let result = unsafe { sys::cuMemHostAlloc(&mut ptr, bytes, 0) };
+        if matches!(result, CUresult::CUDA_ERROR_OUT_OF_MEMORY | CUresult::CUDA_ERROR_OPERATING_SYSTEM) {
+            return Err(DeviceError::OutOfPinnedMemory { wanted: bytes });
+        }
+        self.context.check(result, "cuMemHostAlloc")?;
+        NonNull::new(ptr.cast()).ok_or_else(|| DeviceError::Other("cuMemHostAlloc gave no memory".into()))
+    }
+
+    unsafe fn free_pinned(&self, ptr: NonNull<u8>) {
+        self.context.enter_to_free();
+        // SAFETY: the caller's; as `free`.
+        let _ = unsafe { sys::cuMemFreeHost(ptr.as_ptr().cast()) };
+    }
+
+    unsafe fn copy(&self, stream: Stream, copy: Copy) -> DeviceResult<()> {
+        self.context.enter()?;
+        if copy.bytes == 0 {
+            return Ok(());
+        }
+        let stream = self.context.stream(stream);
+        // The driver tells host from device by the address.
+        // SAFETY: the caller's.
+        let result = unsafe { sys::cuMemcpyAsync(copy.to.0, copy.from.0, copy.bytes, stream) };
+        self.context.check(result, "cuMemcpyAsync")
+    }
+
+    unsafe fn copy_batch(&self, stream: Stream, copies: &[Copy]) -> DeviceResult<()> {
+        self.context.enter()?;
+        let copies: Vec<Copy> = copies.iter().copied().filter(|copy| copy.bytes > 0).collect();
+        let is_recorded = stream == Stream::Compute && self.is_recording.get();
+        if copies.len() > 1 && self.has_copy_batches.get() && !is_recorded {
+            self.has_copy_batches.set(self.copy_at_once(stream, &copies)?);
+            if self.has_copy_batches.get() {
+                return Ok(());
+            }
+        }
+        // SAFETY: the caller's.
+        copies.into_iter().try_for_each(|copy| unsafe { self.copy(stream, copy) })
+    }
+
+    unsafe fn fill(&self, stream: Stream, to: DevicePtr, value: u8, bytes: usize) -> DeviceResult<()> {
+        self.context.enter()?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's.
+        let result = unsafe { sys::cuMemsetD8Async(to.0, value, bytes, self.context.stream(stream)) };
+        self.context.check(result, "cuMemsetD8Async")
+    }
+
+    fn record(&self, stream: Stream) -> DeviceResult<Event> {
+        self.context.enter()?;
+        assert!(stream != Stream::Compute || !self.is_recording.get(), "events are not recorded");
+        self.events.borrow_mut().record(stream, &self.calls())
+    }
+
+    fn wait(&self, stream: Stream, event: Event) -> DeviceResult<()> {
+        self.context.enter()?;
+        assert!(stream != Stream::Compute || !self.is_recording.get(), "events are not recorded");
+        // A stream's own events are in order anyway.
+        let pending = if stream == event.stream { None } else { self.events.borrow_mut().pending(event) };
+        let Some(object) = pending else { return Ok(()) };
+        // SAFETY: stream and event are the context's.
+        let result = unsafe { sys::cuStreamWaitEvent(self.context.stream(stream), object, 0) };
+        self.context.check(result, "cuStreamWaitEvent")
+    }
+
+    fn is_done(&self, event: Event) -> DeviceResult<bool> {
+        self.context.enter()?;
+        self.events.borrow_mut().is_done(event, &self.calls())
+    }
+
+    fn synchronize(&self) -> DeviceResult<()> {
+        self.context.enter()?;
+        // Only a step that failed in the middle of its recording gets here.
+        self.abandon_recording();
+        for stream in Stream::ALL {
+            // SAFETY: the stream is the context's.
+            let result = unsafe { sys::cuStreamSynchronize(self.context.stream(stream)) };
+            self.context.check(result, "cuStreamSynchronize")?;
+        }
+        self.events.borrow_mut().all_done();
+        Ok(())
+    }
+
+    fn load_modules(&self, sources: &[ModuleSource]) -> DeviceResult<Vec<ModuleId>> {
+        self.context.enter()?;
+        let cubins = self.kernel_cache.load(sources, &architecture(self.info.compute_capability))?;
+        let load = |cubin: Vec<u8>| {
+            let mut module = std::ptr::null_mut();
+            // SAFETY: `module` is ours to write; the image is whole (it was just made, or has its hash) and copied.
+            let result = unsafe { sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()) };
+            self.context.check(result, "cuModuleLoadData")?;
+            let mut modules = self.modules.borrow_mut();
+            modules.push(module);
+            Ok(ModuleId(modules.len() - 1))
+        };
+        cubins.into_iter().map(load).collect()
+    }
+
+    fn kernel(&self, module: ModuleId, name: &str, shared_bytes: u32) -> DeviceResult<KernelId> {
+        self.context.enter()?;
+        let module = self.modules.borrow()[module.0];
+        let symbol = CString::new(name).map_err(|_| DeviceError::Other(format!("no kernel is called {name:?}")))?;
+        let call = |call: &str| format!("{call}({name})");
+        let mut function = std::ptr::null_mut();
+        // SAFETY: the module is loaded, and `function` is ours to write.
+        let found = unsafe { sys::cuModuleGetFunction(&mut function, module, symbol.as_ptr()) };
+        self.context.check(found, &call("cuModuleGetFunction"))?;
+        // Without this a kernel has the 48 KiB that all architectures have.
+        if shared_bytes > 48 << 10 {
+            let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function is the module's.
+            let set = unsafe { sys::cuFuncSetAttribute(function, attribute, shared_bytes as i32) };
+            self.context.check(set, &call(&format!("{shared_bytes} bytes of shared memory: cuFuncSetAttribute")))?;
+        }
+        // Now, not at its first launch: that may be part of a recording.
+        // SAFETY: the function is the module's.
+        self.context.check(unsafe { sys::cuFuncLoad(function) }, &call("cuFuncLoad"))?;
+        let (mut offset, mut params_bytes) = (0, 0);
+        // SAFETY: the function is the module's; both numbers are ours to write.
+        let read = unsafe { sys::cuFuncGetParamInfo(function, 0, &mut offset, &mut params_bytes) };
+        self.context.check(read, &call("cuFuncGetParamInfo"))?;
+        let mut kernels = self.kernels.borrow_mut();
+        kernels.push(Kernel { name: name.into(), function, params_bytes });
+        Ok(KernelId(kernels.len() - 1))
+    }
+
+    unsafe fn launch(&self, kernel: KernelId, grid: Grid, params: &[u8]) -> DeviceResult<()> {
+        self.context.enter()?;
+        let kernels = self.kernels.borrow();
+        let Kernel { name, function, params_bytes } = &kernels[kernel.0];
+        assert!(
+            params.len() == *params_bytes && params.len() <= MAX_PARAMS_BYTES,
+            "{name} takes {params_bytes} bytes of parameters, not {}",
+            params.len()
+        );
+        let mut copy = std::mem::MaybeUninit::<Params>::uninit();
+        let copy: *mut c_void = copy.as_mut_ptr().cast();
+        // SAFETY: there is room for `MAX_PARAMS_BYTES`.
+        unsafe { std::ptr::copy_nonoverlapping(params.as_ptr(), copy.cast(), params.len()) };
+        let mut pointers = [copy];
+        let [x, y, z] = grid.blocks;
+        // SAFETY: the driver reads as many bytes as the kernel's one parameter has before the call returns; what they
+        // say is the caller's.
+        let result = unsafe {
+            sys::cuLaunchKernel(
+                *function,
+                x,
+                y,
+                z,
+                grid.threads,
+                1,
+                1,
+                grid.shared_bytes,
+                self.context.stream(Stream::Compute),
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        if result == CUresult::CUDA_SUCCESS {
+            return Ok(());
+        }
+        self.context.check(result, &format!("cuLaunchKernel({name}, {grid:?})"))
+    }
+
+    unsafe fn matmul(
+        &self,
+        matmul: Matmul,
+        x: DevicePtr,
+        w: DevicePtr,
+        bias: DevicePtr,
+        out: DevicePtr,
+    ) -> DeviceResult<()> {
+        self.context.enter()?;
+        // SAFETY: the caller's.
+        unsafe { self.products.borrow_mut().enqueue(matmul, [x, w, bias, out], !self.is_recording.get()) }
+    }
+
+    fn begin_capture(&self) -> DeviceResult<()> {
+        self.context.enter()?;
+        assert!(!self.is_recording.get(), "a recording within a recording");
+        // Relaxed: other streams are asked and used meanwhile, and cuBLASLt may load a kernel. Nothing here uses the
+        // legacy stream, which the stricter modes guard.
+        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the stream is the context's.
+        let begun = unsafe { sys::cuStreamBeginCapture_v2(self.context.stream(Stream::Compute), mode) };
+        self.context.check(begun, "cuStreamBeginCapture")?;
+        self.is_recording.set(true);
+        Ok(())
+    }
+
+    fn end_capture(&self) -> DeviceResult<GraphId> {
+        self.context.enter()?;
+        assert!(self.is_recording.take(), "a recording has begun");
+        let (mut graph, mut executable) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the stream is recording; `graph` is ours to write.
+        let ended = unsafe { sys::cuStreamEndCapture(self.context.stream(Stream::Compute), &mut graph) };
+        self.context.check(ended, "cuStreamEndCapture")?;
+        // SAFETY: the graph is whole, and destroyed once; what was made of it does not need it.
+        let made = unsafe {
+            let made = sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0);
+            let _ = sys::cuGraphDestroy(graph);
+            made
+        };
+        self.context.check(made, "cuGraphInstantiate")?;
+        let mut graphs = self.graphs.borrow_mut();
+        graphs.push(executable);
+        Ok(GraphId(graphs.len() - 1))
+    }
+
+    unsafe fn launch_graph(&self, graph: GraphId) -> DeviceResult<()> {
+        self.context.enter()?;
+        let executable = self.graphs.borrow()[graph.0];
+        // SAFETY: the graph lives; its addresses are the caller's.
+        let result = unsafe { sys::cuGraphLaunch(executable, self.context.stream(Stream::Compute)) };
+        self.context.check(result, "cuGraphLaunch")
+    }
+
+    fn clear_graphs(&self) {
+        // One of them may be running.
+        let _ = self.synchronize();
+        self.context.enter_to_free();
+        for executable in self.graphs.borrow_mut().drain(..) {
+            // SAFETY: it was made and is destroyed once.
+            let _ = unsafe { sys::cuGraphExecDestroy(executable) };
+        }
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        self.clear_graphs();
+        for event in self.events.borrow_mut().take() {
+            // SAFETY: it was created and is destroyed once.
+            let _ = unsafe { sys::cuEventDestroy_v2(event) };
+        }
+        for module in self.modules.borrow_mut().drain(..) {
+            // SAFETY: it was loaded and is unloaded once; nothing is enqueued that needs it.
+            let _ = unsafe { sys::cuModuleUnload(module) };
+        }
+    }
+}
+
+/// The driver's events.
+struct Calls<'a>(&'a Context);
+
+impl EventCalls<sys::CUevent> for Calls<'_> {
+    fn create(&self) -> DeviceResult<sys::CUevent> {
+        let mut event = std::ptr::null_mut();
+        let flags = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: `event` is ours to write.
+        self.0.check(unsafe { sys::cuEventCreate(&mut event, flags) }, "cuEventCreate")?;
+        Ok(event)
+    }
+
+    fn record(&self, event: sys::CUevent, stream: Stream) -> DeviceResult<()> {
+        // SAFETY: both are the context's.
+        self.0.check(unsafe { sys::cuEventRecord(event, self.0.stream(stream)) }, "cuEventRecord")
+    }
+
+    fn is_done(&self, event: sys::CUevent) -> DeviceResult<bool> {
+        // SAFETY: the event is the context's.
+        match unsafe { sys::cuEventQuery(event) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => self.0.check(result, "cuEventQuery").map(|()| true),
+        }
+    }
+}

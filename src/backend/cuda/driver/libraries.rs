@@ -1,0 +1,324 @@
+//! Where CUDA's libraries are, and opening them.
+//!
+//! cudarc opens libraries by name when the first function is called. A library that this module has opened by its path
+//! before is found by that name wherever it lies, so that no `LD_LIBRARY_PATH` is needed.
+
+use std::ffi::{CStr, OsStr, c_void};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// A library that the backend needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Library {
+    /// The driver's own.
+    Cuda,
+    /// The compiler of kernels.
+    Nvrtc,
+    /// Matrix products.
+    CublasLt,
+}
+
+impl Library {
+    /// File names, best first: those of releases that the driver cannot run are left out.
+    fn file_names(self, driver_major: u32) -> Vec<String> {
+        let releases = |stem: &str| {
+            let majors = [13, 12].into_iter().filter(|major| *major <= driver_major);
+            majors.map(|major| format!("{stem}.so.{major}")).collect()
+        };
+        match self {
+            Self::Cuda => vec!["libcuda.so.1".into()],
+            Self::Nvrtc => releases("libnvrtc"),
+            Self::CublasLt => releases("libcublasLt"),
+        }
+    }
+
+    fn about(self) -> &'static str {
+        match self {
+            Self::Cuda => "NVIDIA driver",
+            Self::Nvrtc => "NVRTC, which compiles the kernels,",
+            Self::CublasLt => "cuBLASLt, which multiplies matrices,",
+        }
+    }
+}
+
+/// A library that is open.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Found {
+    pub library: Library,
+    /// `None` where the system's loader found it and does not say where.
+    pub path: Option<PathBuf>,
+}
+
+/// A library that is nowhere, or that cannot be opened.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Missing {
+    library: Library,
+    names: Vec<String>,
+    folders: Vec<PathBuf>,
+    /// Files that are there and could not be opened, and why.
+    failures: Vec<String>,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { library, names, folders, failures } = self;
+        let names = names.join(" or ");
+        if failures.is_empty() {
+            match library {
+                Library::Cuda => write!(f, "no {} ({names} not found)", library.about())?,
+                _ => write!(f, "{} was not found ({names})", library.about())?,
+            }
+        } else {
+            write!(f, "{} cannot be opened ({})", library.about(), failures.join("; "))?;
+        }
+        let folders: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
+        let folders = if folders.is_empty() { String::new() } else { format!(", {}", folders.join(", ")) };
+        write!(f, ": looked in the system's library folders{folders}; set device.cuda_library_path to its folder")?;
+        if *library != Library::Cuda {
+            write!(f, ", or install it (pip install nvidia-cuda-nvrtc nvidia-cublas)")?;
+        }
+        Ok(())
+    }
+}
+
+/// What the search depends on.
+pub struct Places {
+    /// Where absolute paths begin: `/`.
+    pub root: PathBuf,
+    /// `device.cuda_library_path`
+    pub configured: Vec<PathBuf>,
+    /// The environment.
+    pub variable: fn(&str) -> Option<PathBuf>,
+}
+
+impl Places {
+    /// This machine's.
+    pub fn new(configured: &[String]) -> Self {
+        Self {
+            root: "/".into(),
+            configured: configured.iter().map(PathBuf::from).collect(),
+            variable: |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from),
+        }
+    }
+
+    /// Folders that exist, to be searched after the system's loader: CUDA's own, then those of pip's wheels.
+    fn folders(&self) -> Vec<PathBuf> {
+        let variable = |name| (self.variable)(name);
+        let mut found = Vec::new();
+        let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable);
+        let mut installed = children(&self.root.join("usr/local"), "cuda");
+        // The newest first; `cuda`, which is the machine's choice, before all.
+        installed.sort_by_key(|folder| std::cmp::Reverse(version(folder)));
+        for toolkit in toolkits.chain(installed) {
+            found.extend(["lib64", "targets/x86_64-linux/lib", "lib"].map(|lib| toolkit.join(lib)));
+        }
+        let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(variable);
+        let mut prefixes: Vec<PathBuf> = environments.collect();
+        prefixes.extend(variable("HOME").map(|home| home.join(".local")));
+        prefixes.extend(["usr", "usr/local"].map(|prefix| self.root.join(prefix)));
+        prefixes.extend(children(&self.root.join("opt"), ""));
+        for prefix in prefixes {
+            for python in children(&prefix.join("lib"), "python3") {
+                for packages in ["site-packages", "dist-packages"] {
+                    found.extend(wheels(&python.join(packages).join("nvidia")));
+                }
+            }
+        }
+        let mut distinct = Vec::new();
+        for folder in found.into_iter().filter(|folder| folder.is_dir()) {
+            if !distinct.contains(&folder) {
+                distinct.push(folder);
+            }
+        }
+        distinct
+    }
+
+    /// Opens `library`, in a release that a driver of CUDA `driver_major` can run.
+    pub fn open(&self, library: Library, driver_major: u32) -> Result<Found, Missing> {
+        let names = library.file_names(driver_major);
+        let mut failures = Vec::new();
+        let in_folders = |folders: &[PathBuf], failures: &mut Vec<String>| {
+            for path in folders.iter().flat_map(|folder| names.iter().map(|name| folder.join(name))) {
+                if !path.is_file() {
+                    continue;
+                }
+                if library == Library::Nvrtc {
+                    open_builtins(&path);
+                }
+                match open_for_good(path.as_os_str()) {
+                    Ok(()) => return Some(Found { library, path: Some(path) }),
+                    Err(error) => failures.push(format!("{}: {error}", path.display())),
+                }
+            }
+            None
+        };
+        if let Some(found) = in_folders(&self.configured, &mut failures) {
+            return Ok(found);
+        }
+        for name in &names {
+            if open_for_good(OsStr::new(name)).is_ok() {
+                return Ok(Found { library, path: None });
+            }
+        }
+        let mut folders = self.folders();
+        if let Some(found) = in_folders(&folders, &mut failures) {
+            return Ok(found);
+        }
+        folders.splice(0..0, self.configured.iter().cloned());
+        Err(Missing { library, names, folders, failures })
+    }
+}
+
+/// Folders of shared libraries in pip's layout, below `site-packages/nvidia`: one for all (`cu13/lib`), or one for each
+/// package (`cublas/lib`).
+fn wheels(nvidia: &Path) -> Vec<PathBuf> {
+    let mut packages = children(nvidia, "");
+    packages.sort_by_key(|package| std::cmp::Reverse(version(package)));
+    packages.into_iter().map(|package| package.join("lib")).collect()
+}
+
+/// The number at the end of `cuda-12.8` or `cu13`; a name without one comes first.
+fn version(folder: &Path) -> (bool, u32, u32) {
+    let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let digits = name.trim_start_matches(|c: char| !c.is_ascii_digit());
+    let mut numbers = digits.split('.').map(|number| number.parse().unwrap_or(0));
+    (digits.is_empty(), numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+/// What lies in `folder` and has a name that starts with `prefix`, in the order of names.
+fn children(folder: &Path, prefix: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
+        .map(|entry| entry.path())
+        .collect();
+    paths.sort();
+    paths
+}
+
+/// NVRTC opens its `libnvrtc-builtins` by name when it first compiles: this must be the one beside it.
+fn open_builtins(nvrtc: &Path) {
+    for builtins in nvrtc.parent().map_or(Vec::new(), |folder| children(folder, "libnvrtc-builtins.so.")) {
+        // Where this fails NVRTC says so itself, when it compiles.
+        let _ = open_for_good(builtins.as_os_str());
+    }
+}
+
+/// Opens a library and never closes it, so that it is found by its name from now on.
+fn open_for_good(name: &OsStr) -> Result<(), libloading::Error> {
+    // SAFETY: the initializers of CUDA's libraries have no preconditions.
+    let library = unsafe { libloading::Library::new(name)? };
+    std::mem::forget(library);
+    Ok(())
+}
+
+/// The file that the code at `address` comes from.
+pub fn file_of(address: *const c_void) -> Option<PathBuf> {
+    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: any address may be asked about, and a zeroed Dl_info is valid where nothing was written.
+    let info = unsafe {
+        if libc::dladdr(address, info.as_mut_ptr()) == 0 {
+            return None;
+        }
+        info.assume_init()
+    };
+    if info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: dladdr gives a string that lives as long as the library, which is never closed.
+    let name = unsafe { CStr::from_ptr(info.dli_fname) };
+    Some(PathBuf::from(name.to_string_lossy().into_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nothing(_: &str) -> Option<PathBuf> {
+        None
+    }
+
+    fn places(root: &Path) -> Places {
+        Places { root: root.into(), configured: Vec::new(), variable: nothing }
+    }
+
+    fn make(root: &Path, folders: &[&str]) {
+        for folder in folders {
+            std::fs::create_dir_all(root.join(folder)).unwrap();
+        }
+    }
+
+    #[test]
+    fn cuda_s_own_folders_come_before_pip_s_and_newer_ones_before_older() {
+        let root = tempfile::tempdir().unwrap();
+        make(
+            root.path(),
+            &[
+                "usr/local/cuda-12.8/lib64",
+                "usr/local/cuda-12.10/lib64",
+                "usr/local/cuda/targets/x86_64-linux/lib",
+                "usr/local/lib/python3.12/dist-packages/nvidia/cublas/lib",
+                "usr/local/lib/python3.12/dist-packages/nvidia/cu13/lib",
+                "opt/any/lib/python3.11/site-packages/nvidia/cuda_nvrtc/lib",
+                // Not a library folder, and not a Python.
+                "usr/local/lib/python3.12/dist-packages/numpy/lib",
+                "opt/any/lib/perl5/site-packages/nvidia/cu13/lib",
+            ],
+        );
+        let found = places(root.path()).folders();
+        let found: Vec<_> =
+            found.iter().map(|path| path.strip_prefix(root.path()).unwrap().to_str().unwrap()).collect();
+        assert_eq!(
+            found,
+            [
+                "usr/local/cuda/targets/x86_64-linux/lib",
+                "usr/local/cuda-12.10/lib64",
+                "usr/local/cuda-12.8/lib64",
+                "usr/local/lib/python3.12/dist-packages/nvidia/cublas/lib",
+                "usr/local/lib/python3.12/dist-packages/nvidia/cu13/lib",
+                "opt/any/lib/python3.11/site-packages/nvidia/cuda_nvrtc/lib",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_library_opens_from_the_configured_folder_and_a_broken_one_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let broken = root.path().join("broken");
+        make(root.path(), &["broken", "empty"]);
+        std::fs::write(broken.join("libnvrtc.so.13"), "not a library").unwrap();
+        let mut places = places(root.path());
+        places.configured = vec![broken.clone(), root.path().join("empty")];
+        // A machine that has NVRTC where its loader looks finds that one.
+        if let Err(missing) = places.open(Library::Nvrtc, 13) {
+            let message = missing.to_string();
+            assert!(message.contains(&format!("{}: ", broken.join("libnvrtc.so.13").display())), "{message}");
+            assert!(message.contains("device.cuda_library_path"), "{message}");
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_named_with_the_folders_that_were_searched() {
+        let root = tempfile::tempdir().unwrap();
+        make(root.path(), &["usr/local/cuda/lib64"]);
+        // No driver runs libraries of this age: there is no name to look for, on any machine.
+        let missing = places(root.path()).open(Library::CublasLt, 11).unwrap_err();
+        assert!(missing.names.is_empty());
+        assert_eq!(missing.folders, [root.path().join("usr/local/cuda/lib64")]);
+        let names = Library::CublasLt.file_names(12);
+        assert_eq!(names, ["libcublasLt.so.12"], "a driver of CUDA 12 cannot run a library of 13");
+        let missing = Missing { names, ..missing };
+        let message = missing.to_string();
+        assert!(
+            message.contains("cuBLASLt, which multiplies matrices, was not found (libcublasLt.so.12)"),
+            "{message}"
+        );
+        assert!(message.contains("usr/local/cuda/lib64"), "{message}");
+    }
+
+    #[test]
+    fn the_file_of_a_function_is_known() {
+        let file = file_of(std::fs::read::<&str> as *const c_void).expect("this program's own file");
+        assert_eq!(file.file_name(), std::env::current_exe().unwrap().file_name());
+    }
+}

@@ -1,0 +1,74 @@
+//! Loading onto the CPU.
+
+use super::{LoadedModel, checkpoint, dtype, max_model_len, pool_sizes};
+use crate::backend::cpu::{CpuBackend, CpuOptions, Isa};
+use crate::config::{self, Config};
+use crate::error::StartError;
+use crate::model::decoder::Decoder;
+use crate::model::files::ModelFiles;
+use crate::model::runner::ModelRunner;
+use crate::model::spec::ModelSpec;
+use sysinfo::System;
+
+/// Rows of logits in host memory at once.
+const MAX_LOGIT_ROWS: usize = 64;
+
+pub(super) fn load(
+    config: &Config,
+    files: &ModelFiles,
+    spec: ModelSpec,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(ModelRunner<CpuBackend>, LoadedModel), StartError> {
+    let (dtype, max_model_len) = (dtype(config, &spec), max_model_len(config, &spec));
+    let max_num_batched_tokens = config.scheduler.batched_tokens(false) as usize;
+    let (num_parameters, weights_bytes) = (spec.num_parameters(), spec.weights_bytes(dtype));
+    let layout = spec.kv_layout(config.cache.block_size as usize, dtype);
+
+    let checkpoint = checkpoint(config, files)?;
+    let options = CpuOptions { threads: Some(config.device.num_threads()), isa: isa(config.device.isa) };
+    let backend = CpuBackend::new(options)?;
+    let device = format!("cpu ({}, {} threads)", backend.isa().name(), backend.num_threads());
+    let decoder = Decoder::load(
+        checkpoint.as_ref(),
+        spec,
+        dtype,
+        max_num_batched_tokens,
+        MAX_LOGIT_ROWS,
+        max_model_len,
+        &backend,
+        progress,
+    )?;
+    let share = config.device.memory_fraction(false);
+    let budget = || Ok(((available_memory() as f64 * share) as usize, format!("{share} of the available memory")));
+    let pools = pool_sizes(config, layout, max_model_len, budget)?;
+    let runner = ModelRunner::new(backend, decoder, pools)?;
+    let loaded = LoadedModel {
+        device,
+        is_gpu: false,
+        dtype,
+        max_model_len,
+        max_num_batched_tokens,
+        num_parameters,
+        weights_bytes,
+        pools,
+    };
+    Ok((runner, loaded))
+}
+
+fn isa(choice: config::Isa) -> Option<Isa> {
+    match choice {
+        config::Isa::Auto => None,
+        config::Isa::Amx => Some(Isa::Amx),
+        config::Isa::Avx512 => Some(Isa::Avx512),
+        config::Isa::Avx2 => Some(Isa::Avx2),
+        config::Isa::Portable => Some(Isa::Portable),
+    }
+}
+
+/// Bytes that this process can still take: the machine's, or the container's where that is less.
+fn available_memory() -> u64 {
+    let mut system = System::new();
+    system.refresh_memory();
+    let machine = system.available_memory();
+    system.cgroup_limits().map_or(machine, |limits| machine.min(limits.free_memory))
+}

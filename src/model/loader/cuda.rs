@@ -1,0 +1,228 @@
+//! Loading onto a GPU.
+
+use super::{LoadedModel, checkpoint, dtype, max_model_len, pool_sizes};
+use crate::backend::cuda::device::Device;
+use crate::backend::cuda::{CudaBackend, CudaOptions};
+use crate::backend::{Backend, Batch, BatchSeq, KvLayout, LogitsRequest, LogitsWant, NO_SOURCE};
+use crate::config::Config;
+use crate::engine::plan::{StepOutput, StepPlan, StepRunner};
+use crate::error::StartError;
+use crate::model::decoder::Decoder;
+use crate::model::files::ModelFiles;
+use crate::model::runner::{ModelRunner, PoolSizes};
+use crate::model::spec::ModelSpec;
+use crate::sampling::params::SamplingParams;
+use crate::sampling::sampler::Draw;
+use std::rc::Rc;
+
+/// Rows of logits in device memory at once.
+const MAX_LOGIT_ROWS: usize = 256;
+
+/// Opens the device, for the first time or after it was lost.
+pub type OpenDevice = Box<dyn Fn() -> Result<Rc<dyn Device>, StartError>>;
+
+/// A model on a GPU, and what it takes to load it again: a device that has failed has lost all its memory.
+pub struct GpuRunner {
+    loading: Loading,
+    pools: PoolSizes,
+    /// `None` after the device could not be opened again.
+    runner: Option<ModelRunner<CudaBackend>>,
+}
+
+/// What a load needs.
+struct Loading {
+    open: OpenDevice,
+    config: Config,
+    files: ModelFiles,
+    spec: ModelSpec,
+}
+
+/// Loads the weights onto the device that `open` gives and sizes the KV pool by what a step at its largest leaves.
+pub fn load_on_gpu(
+    open: OpenDevice,
+    config: &Config,
+    files: &ModelFiles,
+    spec: ModelSpec,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(GpuRunner, LoadedModel), StartError> {
+    let (dtype, max_model_len) = (dtype(config, &spec), max_model_len(config, &spec));
+    let (num_parameters, weights_bytes) = (spec.num_parameters(), spec.weights_bytes(dtype));
+    let loading = Loading { open, config: config.clone(), files: files.clone(), spec };
+    let device = (loading.open)()?;
+    let (mut backend, mut decoder) = loading.model(&device, progress)?;
+
+    let layout = decoder.kv_layout(config.cache.block_size as usize);
+    run_at_its_largest(&mut backend, &mut decoder, layout, &loading)?;
+    // Steps' buffers are made and kernels loaded: what is free now stays free.
+    let (free, total) = device.memory()?;
+    let share = config.device.memory_fraction(true);
+    let used = total - free;
+    let budget = (total as f64 * share) as usize;
+    let share_of = format!(
+        "what {share} of the GPU's {total} bytes leaves beside the {used} that are taken by weights, workspace and others"
+    );
+    let pools = pool_sizes(config, layout, max_model_len, || Ok((budget.saturating_sub(used), share_of)))?;
+    let runner = make_runner(backend, decoder, pools)?;
+
+    let loaded = LoadedModel {
+        device: format!("cuda ({})", device.info().name),
+        is_gpu: true,
+        dtype,
+        max_model_len,
+        max_num_batched_tokens: loading.max_rows(),
+        num_parameters,
+        weights_bytes,
+        pools,
+    };
+    Ok((GpuRunner { loading, pools, runner: Some(runner) }, loaded))
+}
+
+/// The KV pools are the largest allocations, and the ones that a user can do something about.
+fn make_runner(
+    backend: CudaBackend,
+    decoder: Decoder<CudaBackend>,
+    pools: PoolSizes,
+) -> Result<ModelRunner<CudaBackend>, StartError> {
+    let PoolSizes { layout, num_device_blocks, num_swap_blocks } = pools;
+    ModelRunner::new(backend, decoder, pools).map_err(|error| {
+        let gib = |blocks: usize| (blocks * layout.block_bytes()) as f64 / (1u64 << 30) as f64;
+        StartError::new(format!(
+            "the KV pools of {num_device_blocks} blocks on the GPU ({:.2} GiB) and {num_swap_blocks} in pinned memory \
+             ({:.2} GiB) do not fit: lower --num-device-blocks or --device-memory-utilization, or --swap-space-gib: \
+             {error}",
+            gib(num_device_blocks),
+            gib(num_swap_blocks)
+        ))
+    })
+}
+
+impl Loading {
+    fn max_rows(&self) -> usize {
+        self.config.scheduler.batched_tokens(true) as usize
+    }
+
+    fn max_seqs(&self) -> usize {
+        self.config.scheduler.max_num_seqs as usize
+    }
+
+    /// The weights, and all that a step needs but the KV pools.
+    fn model(
+        &self,
+        device: &Rc<dyn Device>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(CudaBackend, Decoder<CudaBackend>), StartError> {
+        let Self { config, files, spec, .. } = self;
+        let dtype = dtype(config, spec);
+        let max_logit_rows = self.max_seqs().min(MAX_LOGIT_ROWS);
+        let options = CudaOptions {
+            dtype,
+            num_heads: spec.attention.num_heads,
+            kv: spec.kv_layout(config.cache.block_size as usize, dtype),
+            vocab_size: spec.vocab_size,
+            max_rows: self.max_rows(),
+            max_seqs: self.max_seqs(),
+            max_logit_rows,
+            graphs: config.device.cuda_graphs,
+            batch_invariant: config.device.batch_invariant,
+        };
+        let backend = CudaBackend::new(device.clone(), options)?;
+        let decoder = Decoder::load(
+            checkpoint(config, files)?.as_ref(),
+            spec.clone(),
+            dtype,
+            self.max_rows(),
+            max_logit_rows,
+            max_model_len(config, spec),
+            &backend,
+            progress,
+        )?;
+        Ok((backend, decoder))
+    }
+}
+
+/// Runs a prefill and a decode step of the most rows, over a KV pool of one block: whatever is allocated or loaded at
+/// first use is there afterwards.
+fn run_at_its_largest(
+    backend: &mut CudaBackend,
+    decoder: &mut Decoder<CudaBackend>,
+    layout: KvLayout,
+    loading: &Loading,
+) -> Result<(), StartError> {
+    backend.allocate_kv(layout, 1, 0)?;
+    let max_len = max_model_len(&loading.config, &loading.spec);
+    let full = |total: usize| (0..total).step_by(max_len).map(move |start| (0, max_len.min(total - start))).collect();
+    let prefill: Vec<(usize, usize)> = full(loading.max_rows());
+    let decode = vec![(max_len - 1, 1); loading.max_seqs()];
+    for seqs in [prefill, decode] {
+        let batch = batch_of(&seqs, layout.block_size);
+        let params = SamplingParams { top_k: 50, top_p: 0.9, repetition_penalty: 1.1, ..SamplingParams::default() };
+        let draw = Draw { seed: 0, sample_index: 0, position: 0 };
+        let want = LogitsWant::Sample { params: &params, prompt: &[0], output: &[], pending: None, draw };
+        decoder.forward(backend, &batch, &mut |backend, rows| {
+            let requests: Vec<_> = (0..rows.len()).map(|row| LogitsRequest { row, want }).collect();
+            backend.sample(&requests);
+        });
+        backend.end_step();
+        backend.finish_step();
+    }
+    backend.allocate_kv(layout, 0, 0)
+}
+
+/// Sequences of `(num_computed, num_rows)`, all of whose blocks are the pool's only one.
+fn batch_of(seqs: &[(usize, usize)], block_size: usize) -> Batch {
+    let mut batch = Batch::default();
+    for (num_computed, num_rows) in seqs {
+        let positions = *num_computed..num_computed + num_rows;
+        let num_blocks = positions.end.div_ceil(block_size);
+        batch.seqs.push(BatchSeq {
+            first_row: batch.tokens.len(),
+            num_rows: *num_rows,
+            num_computed: *num_computed,
+            first_block: batch.block_tables.len(),
+            num_blocks,
+        });
+        batch.block_tables.resize(batch.block_tables.len() + num_blocks, 0);
+        batch.slots.extend(positions.clone().map(|position| (position % block_size) as u32));
+        batch.positions.extend(positions.map(|position| position as u32));
+        batch.tokens.resize(batch.positions.len(), 0);
+        batch.token_sources.resize(batch.positions.len(), NO_SOURCE);
+        batch.logit_rows.push(batch.positions.len() as u32 - 1);
+    }
+    batch
+}
+
+impl GpuRunner {
+    fn runner(&mut self) -> &mut ModelRunner<CudaBackend> {
+        self.runner.as_mut().expect("nothing is submitted after a reset that failed")
+    }
+}
+
+impl StepRunner for GpuRunner {
+    fn submit(&mut self, plan: &StepPlan) {
+        self.runner().submit(plan);
+    }
+
+    fn is_done(&mut self) -> bool {
+        self.runner().is_done()
+    }
+
+    fn finish(&mut self) -> StepOutput {
+        self.runner().finish()
+    }
+
+    /// Fresh pools where the device still works; else the device is opened again and everything loaded anew.
+    fn reset(&mut self) -> Result<(), StartError> {
+        if let Some(runner) = &mut self.runner
+            && runner.reset().is_ok()
+        {
+            return Ok(());
+        }
+        // All of it goes before the device is opened again.
+        self.runner = None;
+        tracing::warn!("the GPU has lost its memory: loading the model again");
+        let device = (self.loading.open)()?;
+        let (backend, decoder) = self.loading.model(&device, &mut |_, _| {})?;
+        self.runner = Some(make_runner(backend, decoder, self.pools)?);
+        Ok(())
+    }
+}

@@ -1,0 +1,117 @@
+//! From a configuration to a model that is ready to run: device, weights, and how many KV blocks fit beside them.
+
+mod cpu;
+mod cuda;
+
+use crate::backend::cuda::driver;
+use crate::backend::{DType, KvLayout};
+use crate::config::{Config, DeviceKind, DtypeChoice, LoadFormat};
+use crate::engine::plan::StepRunner;
+use crate::error::StartError;
+use crate::model::checkpoint::Checkpoint;
+use crate::model::files::ModelFiles;
+use crate::model::runner::PoolSizes;
+use crate::model::spec::ModelSpec;
+pub use cuda::{GpuRunner, OpenDevice, load_on_gpu};
+
+/// What was loaded, for the scheduler's sizes and for people.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoadedModel {
+    /// For people: `cpu (avx512, 4 threads)`, `cuda (NVIDIA H100 80GB HBM3)`.
+    pub device: String,
+    pub is_gpu: bool,
+    pub dtype: DType,
+    pub max_model_len: usize,
+    pub max_num_batched_tokens: usize,
+    pub num_parameters: u64,
+    pub weights_bytes: u64,
+    pub pools: PoolSizes,
+}
+
+/// Loads the weights onto the configured device and makes the KV pools. `progress` hears of bytes read and bytes to
+/// read.
+pub fn load(
+    config: &Config,
+    files: &ModelFiles,
+    spec: ModelSpec,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(Box<dyn StepRunner>, LoadedModel), StartError> {
+    let gpu = match config.device.kind {
+        DeviceKind::Cpu => None,
+        DeviceKind::Cuda => Some(driver::find(&config.device)?),
+        DeviceKind::Auto => match driver::find(&config.device) {
+            Ok(gpu) => Some(gpu),
+            Err(why) => {
+                tracing::info!("running on the CPU: {why}");
+                None
+            }
+        },
+    };
+    match gpu {
+        Some(gpu) => {
+            let (runner, loaded) = load_on_gpu(gpu.opener(), config, files, spec, progress)?;
+            Ok((Box::new(runner), loaded))
+        }
+        None => {
+            let (runner, loaded) = cpu::load(config, files, spec, progress)?;
+            Ok((Box::new(runner), loaded))
+        }
+    }
+}
+
+fn dtype(config: &Config, spec: &ModelSpec) -> DType {
+    match config.model.dtype {
+        DtypeChoice::Auto => spec.dtype,
+        DtypeChoice::Float32 => DType::F32,
+        DtypeChoice::Float16 => DType::F16,
+        DtypeChoice::Bfloat16 => DType::BF16,
+    }
+}
+
+fn max_model_len(config: &Config, spec: &ModelSpec) -> usize {
+    config.model.max_model_len.map_or(spec.default_max_model_len(), |len| len as usize)
+}
+
+/// `None`: random weights.
+fn checkpoint(config: &Config, files: &ModelFiles) -> Result<Option<Checkpoint>, StartError> {
+    match config.model.load_format {
+        LoadFormat::Auto => files.checkpoint().map(Some),
+        LoadFormat::Dummy => Ok(None),
+    }
+}
+
+/// With no number given, the device pool takes `budget` bytes, which are a share of some memory as `share_of` says, and
+/// never more than all sequences at full length could use.
+fn pool_sizes(
+    config: &Config,
+    layout: KvLayout,
+    max_model_len: usize,
+    budget: impl FnOnce() -> Result<(usize, String), StartError>,
+) -> Result<PoolSizes, StartError> {
+    let block_bytes = layout.block_bytes();
+    let num_swap_blocks = config.swap.space_bytes() / block_bytes;
+    let num_device_blocks = match config.cache.num_device_blocks {
+        Some(blocks) => blocks as usize,
+        None => {
+            let (budget, share_of) = budget()?;
+            let useful = config.scheduler.max_num_seqs as usize * max_model_len.div_ceil(layout.block_size);
+            let blocks = (budget / block_bytes).min(useful);
+            if blocks == 0 {
+                return Err(StartError::new(format!(
+                    "no KV block of {block_bytes} bytes fits into {share_of} ({budget} bytes): \
+                     raise --device-memory-utilization, lower --block-size, or free memory"
+                )));
+            }
+            blocks
+        }
+    };
+    let limit = u32::MAX as usize / layout.block_size;
+    if num_device_blocks.max(num_swap_blocks) > limit {
+        return Err(StartError::new(format!(
+            "{} KV blocks are too many: at most {limit} of {} tokens are supported in a pool",
+            num_device_blocks.max(num_swap_blocks),
+            layout.block_size
+        )));
+    }
+    Ok(PoolSizes { layout, num_device_blocks, num_swap_blocks })
+}

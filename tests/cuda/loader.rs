@@ -1,0 +1,118 @@
+//! Loading onto a device: the size of the KV pool, what is said where memory is short, and the way back from a lost
+//! device.
+
+use crate::emulation::{EmulatedDevice, EmulatedOptions};
+use pagetide::backend::cuda::device::Device;
+use pagetide::config::Config;
+use pagetide::engine::plan::{PlannedSeq, SamplePlan, StepPlan, StepRunner};
+use pagetide::error::StartError;
+use pagetide::ids::{BlockId, SeqId};
+use pagetide::model::files::ModelFiles;
+use pagetide::model::loader::{GpuRunner, LoadedModel, load_on_gpu};
+use pagetide::model::spec::ModelSpec;
+use pagetide::sampling::params::SamplingParams;
+use std::cell::RefCell;
+use std::panic::AssertUnwindSafe;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+
+type Opened = Rc<RefCell<Vec<Rc<EmulatedDevice>>>>;
+
+/// Devices of this much memory; those that were opened so far.
+fn load(total_memory: usize, change: impl FnOnce(&mut Config)) -> Result<(GpuRunner, LoadedModel, Opened), StartError> {
+    let mut config = Config::default();
+    config.scheduler.max_num_seqs = 4;
+    config.scheduler.max_num_batched_tokens = Some(24);
+    config.swap.space_gib = 0.001;
+    change(&mut config);
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/models/llama-gqa-tied");
+    let files = ModelFiles::open(directory.to_str().unwrap())?;
+    let spec = ModelSpec::load(&files)?;
+    let opened = Opened::default();
+    let open = {
+        let opened = opened.clone();
+        move || -> Result<Rc<dyn Device>, StartError> {
+            // One at a time, as on a GPU whose memory they would share.
+            assert!(opened.borrow().iter().all(|device| Rc::strong_count(device) == 1), "two devices are open");
+            let device = Rc::new(EmulatedDevice::new(EmulatedOptions { total_memory, ..EmulatedOptions::default() }));
+            opened.borrow_mut().push(device.clone());
+            Ok(device)
+        }
+    };
+    let (runner, loaded) = load_on_gpu(Box::new(open), &config, &files, spec, &mut |_, _| {})?;
+    Ok((runner, loaded, opened))
+}
+
+/// A prompt and one token after it.
+fn token(runner: &mut impl StepRunner) -> u32 {
+    let prompt: Vec<u32> = (3..15).collect();
+    let plan = StepPlan {
+        batch: vec![PlannedSeq {
+            seq: SeqId(1),
+            num_computed: 0,
+            tokens: prompt.clone(),
+            pending: false,
+            table: Arc::new(vec![BlockId(2)]),
+            sample: Some(SamplePlan {
+                params: Arc::new(SamplingParams { temperature: 0.0, ..SamplingParams::default() }),
+                prompt: Arc::new(prompt),
+                output: Arc::default(),
+                first_sample: 0,
+                num_samples: 1,
+            }),
+            prompt_logprobs: None,
+        }],
+        ..StepPlan::default()
+    };
+    runner.submit(&plan);
+    runner.finish().seqs[0].sampled[0].token
+}
+
+#[test]
+fn the_pool_takes_its_share_of_what_is_left() {
+    let total = 5 << 20;
+    let (_runner, loaded, opened) = load(total, |config| {
+        config.device.memory_utilization = Some(0.8);
+        // More sequences than fit, so that memory is the limit.
+        (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) = (200, Some(200));
+    })
+    .unwrap();
+    let device = opened.borrow()[0].clone();
+    let (free, _) = device.memory().unwrap();
+    let block_bytes = loaded.pools.layout.block_bytes();
+    let used = total - free;
+    assert!(used <= total * 4 / 5, "{used} of {total} bytes are used");
+    assert!(used > total * 4 / 5 - block_bytes, "another block would have fitted");
+    assert_eq!(loaded.device, "cuda (emulation)");
+    assert_eq!(loaded.pools.num_swap_blocks, (0.001 * (1u64 << 30) as f64) as usize / block_bytes);
+}
+
+#[test]
+fn what_does_not_fit_says_what_to_change() {
+    let error = |result: Result<_, StartError>| match result {
+        Ok((_, _, _)) => panic!("it fits"),
+        Err(error) => error.to_string(),
+    };
+    let weights = error(load(1 << 18, |_| {}));
+    assert!(weights.contains("out of GPU memory") && weights.contains("--dtype"), "{weights}");
+    let blocks = error(load(64 << 20, |config| config.cache.num_device_blocks = Some(1_000_000)));
+    assert!(blocks.contains("1000000 blocks") && blocks.contains("--num-device-blocks"), "{blocks}");
+    let share = error(load(64 << 20, |config| config.device.memory_utilization = Some(0.001)));
+    assert!(share.contains("--device-memory-utilization"), "{share}");
+}
+
+#[test]
+fn a_lost_device_is_opened_again() {
+    let (mut runner, _, opened) = load(64 << 20, |_| {}).unwrap();
+    let expected = token(&mut runner);
+    opened.borrow()[0].fail_after(5);
+    assert!(std::panic::catch_unwind(AssertUnwindSafe(|| token(&mut runner))).is_err(), "the device is lost");
+    runner.reset().unwrap();
+    assert_eq!(opened.borrow().len(), 2);
+    assert_eq!(token(&mut runner), expected);
+    // A step that failed by itself costs the pools alone.
+    runner.reset().unwrap();
+    assert_eq!(opened.borrow().len(), 2);
+    assert_eq!(token(&mut runner), expected);
+}
