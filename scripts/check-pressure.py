@@ -33,6 +33,8 @@ def arguments():
     parser.add_argument("--scale", type=float, default=0.25, help="factor on the trace's lengths")
     parser.add_argument("--fraction", type=float, default=0.1, help="device pool over what all need together")
     parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"],
+                        help="where; on a GPU with attention and products that do not depend on the batch")
     parser.add_argument("--vocab", type=int, default=1000, help="prompt tokens are drawn below this id")
     return parser.parse_args()
 
@@ -62,7 +64,8 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         command = [args.binary, "serve", "--model", args.model, "--port", str(self.port),
-                   "--block-size", str(args.block_size), *options]
+                   "--block-size", str(args.block_size), "--device", args.device, "--batch-invariant", "true",
+                   *options]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def __enter__(self):

@@ -31,6 +31,7 @@ pub struct ModelExecutor {
 /// What the watchdog knows of restarts.
 #[derive(Clone, Debug)]
 pub struct Restart {
+    /// From a failure until the scheduler has heard of it, which is when the executor is there again.
     is_under_way: Arc<AtomicBool>,
     load_time: Duration,
 }
@@ -39,6 +40,11 @@ impl Restart {
     /// How much longer than a step the executor may take now: a restart can load the model again.
     pub fn allowance(&self) -> Duration {
         if self.is_under_way.load(Ordering::Acquire) { 2 * self.load_time } else { Duration::ZERO }
+    }
+
+    /// The scheduler has heard of the failure.
+    pub fn end(&self) {
+        self.is_under_way.store(false, Ordering::Release);
     }
 }
 
@@ -183,7 +189,6 @@ impl<R: StepRunner> Steps<R> {
             Ok(Err(error)) => not_restarted(&message, &error.to_string()),
             Err(panic) => not_restarted(&message, &panic_message(panic.as_ref())),
         };
-        self.is_restarting.store(false, Ordering::Release);
         for (answer, _) in self.in_flight.drain(..) {
             drop(answer.send(Err(failure.clone())));
         }

@@ -119,6 +119,12 @@ impl SchedulerActor {
         }
     }
 
+    /// [`SchedulerActor::wake`] once the messages that are there have been handled. Not from within their handlers: what
+    /// is waited for there does not keep an answer from being handled in between, unlike here.
+    fn wake_soon(&self, ctx: &mut Context<Self>) {
+        ctx.spawn(actix::fut::ready(()).map(|(), this: &mut Self, ctx| this.wake(ctx)));
+    }
+
     /// The first half of a step: over in microseconds, and nothing else is handled meanwhile. While the executor
     /// works, requests come and go.
     fn plan(&mut self, demand: Demand, started: Instant, ctx: &mut Context<Self>) {
@@ -267,6 +273,7 @@ impl SchedulerActor {
     /// The executor has lost all KV, and every step that it had: what ran fails, what waits goes on with empty pools.
     fn fail(&mut self, failure: &ExecutorFailed, ctx: &mut Context<Self>) {
         self.failures += 1;
+        self.settings.restart.end();
         self.behind.clear();
         self.oldest_since = None;
         let error = ApiError::engine(format!("the engine failed while this request ran: {}", failure.message));
@@ -355,7 +362,7 @@ impl Handler<Arrive> for SchedulerActor {
         self.clients.insert(id, client);
         self.policy().arrive(arrival);
         self.report_population();
-        self.wake(ctx);
+        self.wake_soon(ctx);
     }
 }
 
@@ -365,7 +372,7 @@ impl Handler<Cancel> for SchedulerActor {
     fn handle(&mut self, Cancel(request): Cancel, ctx: &mut Self::Context) {
         self.policy().cancel(request);
         self.close(request, Outcome::Cancelled);
-        self.wake(ctx);
+        self.wake_soon(ctx);
     }
 }
 
@@ -377,6 +384,6 @@ impl Handler<StopSample> for SchedulerActor {
         if !self.policy().has_request(request) {
             self.close(request, Outcome::Stop);
         }
-        self.wake(ctx);
+        self.wake_soon(ctx);
     }
 }

@@ -83,13 +83,7 @@ impl<B: Backend> Decoder<B> {
         let num_logit_rows = batch.logit_rows.len();
         let first = num_logit_rows.min(self.max_logit_rows);
         backend.begin(batch);
-        backend.replay(&mut |backend| {
-            self.layers(backend);
-            if first > 0 {
-                self.finish(backend);
-                self.logits(backend, 0..first);
-            }
-        });
+        self.pass(backend, first);
         if first > 0 {
             sample(backend, 0..first);
         }
@@ -98,6 +92,25 @@ impl<B: Backend> Decoder<B> {
             self.logits(backend, rows.clone());
             sample(backend, rows);
         }
+    }
+
+    /// [`Decoder::forward`] up to the first logits, `times` times over, for measuring it.
+    pub fn repeat(&mut self, backend: &mut B, batch: &Batch, times: usize) {
+        backend.begin(batch);
+        for _ in 0..times {
+            self.pass(backend, batch.logit_rows.len().min(self.max_logit_rows));
+        }
+    }
+
+    /// All layers, and the first `num_logit_rows` rows of logits.
+    fn pass(&mut self, backend: &mut B, num_logit_rows: usize) {
+        backend.replay(&mut |backend| {
+            self.layers(backend);
+            if num_logit_rows > 0 {
+                self.finish(backend);
+                self.logits(backend, 0..num_logit_rows);
+            }
+        });
     }
 
     fn layers(&mut self, backend: &mut B) {

@@ -114,6 +114,15 @@ impl<B: Backend> ModelRunner<B> {
         (places, sample_s)
     }
 
+    /// The forward pass of a plan, many times over and without samples, for measuring it; waits for the last.
+    pub fn repeat_forward(&mut self, plan: &StepPlan, times: usize) {
+        self.fill(plan);
+        wanted_rows(plan, &mut self.batch.logit_rows);
+        self.decoder.repeat(&mut self.backend, &self.batch, times);
+        self.backend.end_step();
+        self.backend.finish_step();
+    }
+
     /// The plan as tensors.
     fn fill(&mut self, plan: &StepPlan) {
         let block_size = self.pools.layout.block_size;

@@ -1,12 +1,12 @@
 //! Tiny models of every family against what transformers answered (`tests/data/models`), over the kernels.
 
 use crate::common::{Driver, Sequence};
-use crate::support::{cuda_model, device, parallel};
+use crate::support::{cuda_model, device, parallel, root};
 use pagetide::backend::DType;
 use pagetide::backend::cuda::CudaBackend;
 use serde::Deserialize;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 #[derive(Deserialize)]
 struct Golden {
@@ -29,7 +29,7 @@ struct GoldenToken {
 }
 
 fn models() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/models")
+    root().join("tests/data/models")
 }
 
 fn golden(model: &str) -> Golden {

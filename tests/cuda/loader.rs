@@ -2,6 +2,7 @@
 //! device.
 
 use crate::emulation::{EmulatedDevice, EmulatedOptions};
+use crate::support::root;
 use pagetide::backend::cuda::device::Device;
 use pagetide::config::Config;
 use pagetide::engine::plan::{PlannedSeq, SamplePlan, StepPlan, StepRunner};
@@ -13,7 +14,6 @@ use pagetide::model::spec::ModelSpec;
 use pagetide::sampling::params::SamplingParams;
 use std::cell::RefCell;
 use std::panic::AssertUnwindSafe;
-use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ fn load(total_memory: usize, change: impl FnOnce(&mut Config)) -> Result<(GpuRun
     config.scheduler.max_num_batched_tokens = Some(24);
     config.swap.space_gib = 0.001;
     change(&mut config);
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/models/llama-gqa-tied");
+    let directory = root().join("tests/data/models/llama-gqa-tied");
     let files = ModelFiles::open(directory.to_str().unwrap())?;
     let spec = ModelSpec::load(&files)?;
     let opened = Opened::default();

@@ -2,6 +2,7 @@
 //! a test wants. With `PAGETIDE_TEST_DEVICE=cuda` the same tests run on the first GPU.
 
 mod attention;
+mod bench;
 #[path = "../common/mod.rs"]
 #[allow(dead_code, reason = "what these tests do not use, others do")]
 mod common;

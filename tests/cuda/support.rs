@@ -2,28 +2,39 @@
 
 use crate::emulation::{EmulatedDevice, EmulatedOptions};
 use pagetide::backend::cuda::device::{Copy, Device, DeviceBuffer, PinnedBuffer, Stream};
+use pagetide::backend::cuda::driver;
 use pagetide::backend::cuda::{CudaBackend, CudaOptions, CudaTensor};
 use pagetide::backend::{DType, KvLayout};
+use pagetide::config::DeviceConfig;
 use pagetide::model::decoder::Decoder;
 use pagetide::model::files::ModelFiles;
 use pagetide::model::spec::ModelSpec;
+use std::path::PathBuf;
 use std::rc::Rc;
 
 pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
+/// The repository: where this was compiled, or where `PAGETIDE_ROOT` says, on a machine that it was carried to.
+pub fn root() -> PathBuf {
+    std::env::var_os("PAGETIDE_ROOT").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
+}
+
+/// Whether the tests run on a GPU.
+pub fn on_gpu() -> bool {
+    std::env::var_os("PAGETIDE_TEST_DEVICE").is_some_and(|kind| kind == "cuda")
+}
+
 /// The emulation; or, with `PAGETIDE_TEST_DEVICE=cuda`, the first GPU.
 pub fn device(thread_order: u32) -> Rc<dyn Device> {
-    if std::env::var_os("PAGETIDE_TEST_DEVICE").is_some_and(|kind| kind == "cuda") {
-        panic!("not yet");
+    if on_gpu() {
+        return driver::find(&DeviceConfig::default()).unwrap().open().unwrap();
     }
     Rc::new(EmulatedDevice::new(EmulatedOptions { thread_order, ..EmulatedOptions::default() }))
 }
 
 /// Thread orders to run everything under. A GPU has its own; out of bounds is the same under any.
 pub fn thread_orders() -> std::ops::Range<u32> {
-    let one_is_enough =
-        ["PAGETIDE_TEST_DEVICE", "PAGETIDE_KERNEL_SANITIZER"].iter().any(|name| std::env::var_os(name).is_some());
-    if one_is_enough { 0..1 } else { 0..3 }
+    if on_gpu() || std::env::var_os("PAGETIDE_KERNEL_SANITIZER").is_some() { 0..1 } else { 0..3 }
 }
 
 /// SplitMix64.

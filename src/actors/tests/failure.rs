@@ -26,7 +26,11 @@ fn failure(all: &[Event]) -> &ApiError {
 
 fn assert_ended(world: &mut World) {
     assert!(block_on(world.alive.changed()).is_err(), "the engine's thread is over");
-    assert_eq!(world.submit(vec![1], 1).unwrap_err().status, 500);
+    // The intake, on a thread of its own, may still be there for a moment.
+    match world.submit(vec![1], 1) {
+        Ok(accepted) => assert_eq!(events(accepted), [], "nobody runs it: its stream closes"),
+        Err(error) => assert_eq!(error.status, 500),
+    }
 }
 
 #[test]
@@ -111,10 +115,10 @@ fn a_step_that_hangs_fails_its_requests_and_ends_the_engine() {
 
 #[test]
 fn a_restart_may_take_as_long_as_loading_did() {
-    for load_ms in [0, 1000] {
-        let (timeout, load_time) = (Duration::from_millis(200), Duration::from_millis(load_ms));
+    for load_ms in [0, 2000] {
+        let (timeout, load_time) = (Duration::from_millis(1000), Duration::from_millis(load_ms));
         let mut world = World::with(Settings { step_timeout: Some(timeout), load_time, ..Settings::new(true) });
-        world.device.reset_ms.store(1000, Ordering::SeqCst);
+        world.device.reset_ms.store(2000, Ordering::SeqCst);
         let failed = events(world.submit(vec![POISON], 8).unwrap());
         if load_ms == 0 {
             assert!(failure(&failed).message.ends_with("the executor does not come back"), "{failed:?}");

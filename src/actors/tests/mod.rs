@@ -257,6 +257,35 @@ fn a_sample_that_is_stopped_in_flight_says_no_more() {
 }
 
 #[test]
+fn requests_come_and_go_while_steps_run() {
+    for overlap in BOTH_LOOPS {
+        let world = World::start(overlap);
+        let client = |client: usize| {
+            for i in 0..200 {
+                let (prompt, max_tokens) = (1 + (client + i) % 7, 1 + (i * 5 + client) % 9);
+                let accepted = world.submit(vec![1; prompt], max_tokens as u32).unwrap();
+                match (i + client) % 3 {
+                    0 => drop(accepted),
+                    1 => {
+                        accepted.events.stop_sample(0);
+                        assert!(tokens(&events(accepted)).len() <= max_tokens);
+                    }
+                    _ => {
+                        let expected: Vec<_> = (prompt..prompt + max_tokens).map(|token| token as TokenId).collect();
+                        assert_eq!(tokens(&events(accepted)), expected);
+                    }
+                }
+                // A place comes back when the cancellation has arrived.
+                wait_until("a place is free", || world.places.available_permits() > 2);
+            }
+        };
+        std::thread::scope(|scope| (0..2).for_each(|i| drop(scope.spawn(move || client(i)))));
+        world.wait_until_idle();
+        assert_eq!(tokens(&events(world.submit(vec![6; 31], 2).unwrap())), [31, 32], "all blocks are back");
+    }
+}
+
+#[test]
 fn a_full_intake_refuses_and_recovers() {
     let world = World::start(true);
     let hold = world.hold();

@@ -1,6 +1,7 @@
 //! `pagetide bench`: how fast the engine, or any OpenAI-compatible server, does a given work.
 
 mod client;
+pub mod gpu;
 mod report;
 mod workload;
 
@@ -38,6 +39,8 @@ pub enum BenchCommand {
     },
     /// An OpenAI-compatible server over HTTP: its own, or the one at --url
     Serve(ServeArgs),
+    /// A GPU: kernels, copies and steps beside what it can do
+    Gpu(gpu::GpuArgs),
 }
 
 #[derive(Args)]
@@ -85,6 +88,7 @@ pub fn run(command: BenchCommand) -> Result<ExitCode, StartError> {
         BenchCommand::Throughput { common } => throughput(&common),
         BenchCommand::Latency { batch, common } => latency(&common, batch as usize),
         BenchCommand::Serve(args) => serve(&args),
+        BenchCommand::Gpu(args) => gpu::run(&args),
     }
 }
 

@@ -192,6 +192,11 @@ fn batch_of(seqs: &[(usize, usize)], block_size: usize) -> Batch {
 }
 
 impl GpuRunner {
+    /// The model as it is loaded now.
+    pub fn model_runner(&mut self) -> &mut ModelRunner<CudaBackend> {
+        self.runner()
+    }
+
     fn runner(&mut self) -> &mut ModelRunner<CudaBackend> {
         self.runner.as_mut().expect("nothing is submitted after a reset that failed")
     }

@@ -25,7 +25,7 @@ const FLAGS: &[&str] = &[
 
 /// The repository's kernels.
 pub fn kernels() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")
+    crate::support::root().join("kernels")
 }
 
 /// True where `scripts/test-kernels-asan.sh` runs the tests: reads and writes out of bounds end the process.

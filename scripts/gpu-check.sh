@@ -1,0 +1,125 @@
+#!/usr/bin/env bash
+# Everything about the CUDA backend that needs a GPU, in one call of less than nine minutes: one table of checks, and one
+# of measurements.
+#
+#     scripts/gpu-check.sh pack     where the program is built: makes target/gpu-check/, which can be carried to a GPU
+#                                   machine together with the checkout
+#     scripts/gpu-check.sh          on the GPU machine: uses target/gpu-check/, or builds where that is missing
+#
+# Results go to the folder $OUT (target/gpu-check-results unless set): a log of each check, figures as JSON, table.md.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+packed=target/gpu-check
+
+pack() {
+    set -e
+    cargo build --profile dist --bin pagetide
+    local tests
+    tests=$(cargo test --profile dist --test cuda --no-run --message-format=json 2>/dev/null |
+        sed -n 's/.*"name":"cuda".*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
+    rm -rf "$packed" && mkdir -p "$packed"
+    gzip -9 <target/dist/pagetide >"$packed/pagetide.gz"
+    strip -o "$packed/cuda-tests" "$tests"
+    gzip -9 "$packed/cuda-tests"
+    ls -l "$packed"
+}
+
+if [ "${1:-}" = pack ]; then
+    pack
+    exit
+fi
+
+out=${OUT:-target/gpu-check-results}
+mkdir -p "$out"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+if [ -f "$packed/pagetide.gz" ]; then
+    for program in pagetide cuda-tests; do
+        gunzip <"$packed/$program.gz" >"$work/$program"
+    done
+else
+    pack >"$out/build.log" 2>&1 || { tail -n 30 "$out/build.log"; exit 1; }
+    exec "$0"
+fi
+chmod +x "$work"/*
+pagetide=$work/pagetide
+export PAGETIDE_ROOT=$PWD PAGETIDE_TEST_DEVICE=cuda RUST_BACKTRACE=0
+# Compiled kernels of one check serve the next; the first start of the server below is timed without them.
+export XDG_CACHE_HOME=$work/cache
+
+rows=()
+failed=0
+# check NAME SECONDS COMMAND...: a row of the table, ok or not, with the last line that was printed.
+check() {
+    local name=$1 limit=$2 started=$SECONDS result
+    shift 2
+    local log=$out/${name// /-}.log
+    if timeout "$limit" "$@" >"$log" 2>&1; then
+        result=ok
+    else
+        local status=$?
+        result="FAILED ($status)"
+        [ $status -eq 124 ] && result="NOT DONE in $limit s"
+        failed=1
+        echo "--- $name"
+        tail -n 25 "$log"
+    fi
+    rows+=("| $name | $result | $((SECONDS - started)) s | $(tail -n 1 "$log" | tr '|' '/' | cut -c1-110) |")
+}
+
+tests() {
+    "$work/cuda-tests" --test-threads 4 "$@"
+}
+
+# A start with an empty kernel cache, and one with a full one.
+start_time() {
+    local begun ended port=18473
+    for cache in empty full; do
+        begun=$(date +%s%N)
+        "$pagetide" serve --device cuda --port $port >"$out/serve-$cache.log" 2>&1 &
+        local server=$!
+        until curl --silent --fail --output /dev/null "http://127.0.0.1:$port/ready"; do
+            kill -0 $server || return 1
+            sleep 0.02
+        done
+        ended=$(date +%s%N)
+        kill $server
+        wait $server
+        echo "start with the kernel cache $cache: $(((ended - begun) / 1000000)) ms"
+    done
+}
+
+sanitize() {
+    local tool=$1
+    shift
+    compute-sanitizer --tool "$tool" --error-exitcode 9 "$work/cuda-tests" --test-threads 1 "$@"
+}
+
+check "doctor" 60 "$pagetide" doctor
+cat "$out/doctor.log"
+check "start of the server" 60 start_time
+check "kernels against the CPU" 120 tests attention:: rows:: sampling::
+check "goldens" 60 tests goldens::
+check "exact resume" 60 tests resume::same_tokens resume::overlap
+check "pressure" 90 python3 scripts/check-pressure.py --binary "$pagetide" --device cuda
+check "memcheck" 60 sanitize memcheck rows::same_numbers sampling::many_requests attention::batch_invariant
+check "racecheck" 60 sanitize racecheck attention::batch_invariant
+check "measurements" 200 "$pagetide" bench gpu --block-sizes 16 --json "$out/figures.json"
+check "block sizes" 90 "$pagetide" bench gpu --quick --block-sizes 8,32,64,128 --json "$out/block-sizes.json"
+if python3 -c 'import torch' 2>/dev/null; then
+    check "peers" 120 python3 scripts/gpu_peers.py
+fi
+
+{
+    echo "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1), $(date -u +%F)"
+    echo
+    echo "| check | result | time | last line |"
+    echo "|---|---|---|---|"
+    printf '%s\n' "${rows[@]}"
+    echo
+    grep --no-filename '^|' "$out/measurements.log"
+    grep --no-filename '^|' "$out/block-sizes.log" 2>/dev/null | tail -n +3
+    echo
+    grep --no-filename '^{' "$out/peers.log" 2>/dev/null
+} | tee "$out/table.md"
+exit $failed

@@ -1,0 +1,197 @@
+//! `pagetide bench gpu`: kernels, copies and whole steps beside what the GPU can do.
+//!
+//! Everything is measured twice over or more and the median kept, on random numbers that are larger than the caches.
+//! The floor of what reads or writes memory is the bandwidth of a plain copy, measured in the same run.
+
+mod kernels;
+mod steps;
+
+use crate::backend::cuda::device::{Device, DeviceResult};
+use crate::backend::cuda::driver;
+use crate::cli::log;
+use crate::cli::options::ConfigOptions;
+use crate::error::StartError;
+use clap::Args;
+use serde::Serialize;
+use std::fmt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+#[derive(Args)]
+pub struct GpuArgs {
+    /// Kernels and copies alone, no whole model
+    #[arg(long)]
+    quick: bool,
+    /// Block sizes to measure everything with
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [16, 8, 32, 64, 128])]
+    block_sizes: Vec<usize>,
+    /// Write the figures as JSON too
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    #[command(flatten)]
+    options: ConfigOptions,
+}
+
+/// How large the measured work is.
+#[derive(Clone, Debug)]
+pub struct Sizes {
+    /// Query heads, KV heads, head size.
+    pub heads: (usize, usize, usize),
+    /// Sequences and their lengths.
+    pub decodes: Vec<(usize, usize)>,
+    /// Tokens of a prompt.
+    pub prefill: usize,
+    pub copy_bytes: usize,
+    pub block_sizes: Vec<usize>,
+    /// `config.json` of the model of the whole steps; none are measured without.
+    pub model: Option<&'static str>,
+    /// Sequences of decode steps, and tokens that they have before.
+    pub batches: Vec<usize>,
+    pub context: usize,
+    pub num_steps: usize,
+    /// Rounds whose median counts, and runs of a round.
+    pub rounds: usize,
+    pub runs: usize,
+}
+
+impl Sizes {
+    /// The issue's table: Llama 3 8B's shape.
+    pub fn full() -> Self {
+        Self {
+            heads: (32, 8, 128),
+            decodes: vec![(64, 4096), (1, 32768)],
+            prefill: 8192,
+            copy_bytes: 1 << 30,
+            block_sizes: vec![16],
+            model: Some(LLAMA_8B),
+            batches: vec![1, 64, 256],
+            context: 512,
+            num_steps: 40,
+            rounds: 5,
+            runs: 20,
+        }
+    }
+}
+
+/// Llama 3 8B without its weights.
+const LLAMA_8B: &str = r#"{
+  "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
+  "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+  "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 16384,
+  "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": false
+}"#;
+
+/// One measured number.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figure {
+    pub measure: String,
+    pub block_size: Option<usize>,
+    pub value: f64,
+    pub unit: &'static str,
+    /// What the device could do at most, in the same unit, where that is known.
+    pub floor: Option<f64>,
+    /// Share of it that is the goal.
+    pub goal: Option<f64>,
+}
+
+impl Figure {
+    pub fn new(measure: impl Into<String>, value: f64, unit: &'static str) -> Self {
+        Self { measure: measure.into(), block_size: None, value, unit, floor: None, goal: None }
+    }
+
+    fn of_block_size(self, block_size: usize) -> Self {
+        Self { block_size: Some(block_size), ..self }
+    }
+
+    /// At most `floor` is possible, and `goal` of that is the goal.
+    fn out_of(self, floor: f64, goal: Option<f64>) -> Self {
+        Self { floor: Some(floor), goal, ..self }
+    }
+}
+
+/// A row of a Markdown table.
+impl fmt::Display for Figure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { measure, block_size, value, unit, floor, goal } = self;
+        let block_size = block_size.map_or(String::new(), |size| size.to_string());
+        write!(f, "| {measure} | {block_size} | {value:.1} {unit} |")?;
+        match floor {
+            Some(floor) => write!(f, " {floor:.1} | {:.0} % |", 100.0 * value / floor)?,
+            None => write!(f, " | |")?,
+        }
+        match (goal, floor) {
+            (Some(goal), Some(floor)) => {
+                let verdict = if value / floor >= *goal { "met" } else { "not met" };
+                write!(f, " {:.0} % {verdict} |", 100.0 * goal)
+            }
+            _ => write!(f, " |"),
+        }
+    }
+}
+
+const HEADER: &str = "| measure | block size | value | at most | share | goal |\n|---|---|---|---|---|---|";
+
+pub fn run(args: &GpuArgs) -> Result<ExitCode, StartError> {
+    let config = args.options.resolve()?.config;
+    log::init(&config.log)?;
+    let gpu = driver::find(&config.device)?;
+    let mut sizes = Sizes { block_sizes: args.block_sizes.clone(), ..Sizes::full() };
+    if args.quick {
+        sizes.model = None;
+    }
+    let mut figures = Vec::new();
+    println!("{HEADER}");
+    measure(&gpu.opener(), &sizes, &mut |figure| {
+        println!("{figure}");
+        figures.push(figure);
+    })?;
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&figures).expect("figures can be written") + "\n";
+        std::fs::write(path, text).map_err(|error| StartError::new(format!("--json {}: {error}", path.display())))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What opens the device: each part of the measurements begins with an empty one.
+pub type Open = dyn Fn() -> Result<std::rc::Rc<dyn Device>, StartError>;
+
+/// Measures everything; `report` hears each figure when it is there.
+pub fn measure(open: &Open, sizes: &Sizes, report: &mut dyn FnMut(Figure)) -> Result<(), StartError> {
+    let bandwidths = kernels::copies(&open()?, sizes, report)?;
+    for block_size in &sizes.block_sizes {
+        kernels::attention(&open()?, sizes, *block_size, &bandwidths, report)?;
+        kernels::swap(&open()?, sizes, *block_size, &bandwidths, report)?;
+        if let Some(model) = sizes.model {
+            steps::measure(open, model, sizes, *block_size, &bandwidths, report)?;
+        }
+    }
+    Ok(())
+}
+
+/// Bytes a second of plain copies, both the reading and the writing counted where both are the device's memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Bandwidths {
+    pub device: f64,
+    pub to_host: f64,
+    pub to_device: f64,
+    /// Of each direction while the other one is as busy.
+    pub both_ways: f64,
+}
+
+/// Median seconds of one run, which only enqueues.
+fn seconds(device: &dyn Device, sizes: &Sizes, mut run: impl FnMut() -> DeviceResult<()>) -> DeviceResult<f64> {
+    run()?;
+    let mut rounds = Vec::new();
+    for _ in 0..sizes.rounds {
+        device.synchronize()?;
+        let started = Instant::now();
+        for _ in 0..sizes.runs {
+            run()?;
+        }
+        device.synchronize()?;
+        rounds.push(started.elapsed().as_secs_f64() / sizes.runs as f64);
+    }
+    rounds.sort_by(f64::total_cmp);
+    Ok(rounds[rounds.len() / 2])
+}

@@ -1,0 +1,39 @@
+//! `pagetide bench gpu` at sizes that the emulation can do: every figure is there and is a number.
+
+use crate::support::device;
+use pagetide::cli::bench::gpu::{Sizes, measure};
+
+const MODEL: &str = r#"{
+  "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
+  "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+  "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128,
+  "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": false
+}"#;
+
+#[test]
+fn every_figure_is_measured() {
+    let sizes = Sizes {
+        heads: (2, 1, 16),
+        decodes: vec![(3, 40), (1, 70)],
+        prefill: 40,
+        copy_bytes: 1 << 20,
+        block_sizes: vec![16, 8],
+        model: Some(MODEL),
+        batches: vec![1, 3],
+        context: 20,
+        num_steps: 3,
+        rounds: 1,
+        runs: 1,
+    };
+    let mut figures = Vec::new();
+    measure(&|| Ok(device(0)), &sizes, &mut |figure| figures.push(figure)).unwrap();
+    assert!(figures.iter().all(|figure| figure.value.is_finite()), "{figures:#?}");
+    let has = |part: &str| figures.iter().filter(|figure| figure.measure.contains(part)).count();
+    assert_eq!(has("copy"), 3);
+    for (part, times) in [("decode attention", 4), ("prefill attention", 2), ("swap ", 6), ("prefill of", 2)] {
+        assert_eq!(has(part), times, "{part}: {figures:#?}");
+    }
+    for part in ["decode, batch 1, context 20", "decode, batch 3", "simple loop", "outside", "while swapping"] {
+        assert!(has(part) >= 2, "{part}: {figures:#?}");
+    }
+}
