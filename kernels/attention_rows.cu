@@ -24,7 +24,7 @@ __device__ __forceinline__ const scalar* vector_of(const scalar* head, const uin
 }
 
 // Tiles are single tokens. grid: (prefill_tiles, NUM_HEADS / WARPS); dynamic shared memory: WARPS * HEAD_DIM floats
-KERNEL(WARPS * WARP_SIZE, attention_rows, AttentionParams) {
+KERNEL_OCCUPANCY(WARPS * WARP_SIZE, 4, attention_rows, AttentionParams) {
     const uint32_t warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
     const uint32_t head = blockIdx.y * WARPS + warp;
     if (blockIdx.x >= p.batch->num_prefill_tiles || head >= NUM_HEADS) {

@@ -24,6 +24,7 @@ struct Request {
     uint32_t sample_index;
     uint32_t position;
     uint32_t top_k;  // 0: off
+    uint32_t allowed, num_allowed;  // words of a set of tokens; none: all are allowed
     uint32_t banned, num_banned;    // tokens that may not come yet
     uint32_t biases, num_biases;    // pairs of token and bias
     uint32_t prompt, num_prompt;    // tokens, where a penalty reads them
@@ -66,7 +67,7 @@ __device__ __forceinline__ const Request& request_of(const SamplingParams& p) {
 
 constexpr uint32_t IN_PROMPT = 0x80000000u;
 
-// The request's logits on their way to `adjusted`. grid: requests
+// The request's logits on their way to `adjusted`: a mask (of a grammar, say), biases, penalties. grid: requests
 KERNEL(SAMPLE_THREADS, adjust_logits, SamplingParams) {
     const Request& request = request_of(p);
     if (request.adjusted == nullptr) {
@@ -76,7 +77,9 @@ KERNEL(SAMPLE_THREADS, adjust_logits, SamplingParams) {
     float* out = request.adjusted;
     uint32_t* counts = request.counts;
     for (uint32_t i = threadIdx.x; i < p.vocab; i += blockDim.x) {
-        out[i] = sanitize(logits[i]);
+        const uint32_t word = i / 32 < request.num_allowed ? p.requests[request.allowed + i / 32] : 0;
+        const bool is_allowed = request.num_allowed == 0 || (word >> i % 32 & 1) != 0;
+        out[i] = is_allowed ? sanitize(logits[i]) : -INFINITY;
         if (counts != nullptr) {
             counts[i] = 0;
         }

@@ -5,6 +5,7 @@
 #     scripts/gpu-check.sh pack     where the program is built: makes target/gpu-check/, which can be carried to a GPU
 #                                   machine together with the checkout
 #     scripts/gpu-check.sh          on the GPU machine: uses target/gpu-check/, or builds where that is missing
+#     scripts/gpu-check.sh dry      anywhere: what can be done of it without a GPU, over the emulation and the CPU
 #
 # Results go to the folder $OUT (target/gpu-check-results unless set): a log of each check, figures as JSON, table.md.
 set -uo pipefail
@@ -29,6 +30,8 @@ if [ "${1:-}" = pack ]; then
     exit
 fi
 
+device=cuda
+[ "${1:-}" = dry ] && device=emulation
 out=${OUT:-target/gpu-check-results}
 mkdir -p "$out"
 work=$(mktemp -d)
@@ -39,11 +42,11 @@ if [ -f "$packed/pagetide.gz" ]; then
     done
 else
     pack >"$out/build.log" 2>&1 || { tail -n 30 "$out/build.log"; exit 1; }
-    exec "$0"
+    exec "$0" "$@"
 fi
 chmod +x "$work"/*
-pagetide=$work/pagetide
-export PAGETIDE_ROOT=$PWD PAGETIDE_TEST_DEVICE=cuda RUST_BACKTRACE=0
+export work out pagetide=$work/pagetide
+export PAGETIDE_ROOT=$PWD PAGETIDE_TEST_DEVICE=$device RUST_BACKTRACE=0
 # Compiled kernels of one check serve the next; the first start of the server below is timed without them.
 export XDG_CACHE_HOME=$work/cache
 
@@ -54,7 +57,8 @@ check() {
     local name=$1 limit=$2 started=$SECONDS result
     shift 2
     local log=$out/${name// /-}.log
-    if timeout "$limit" "$@" >"$log" 2>&1; then
+    # Through a shell, which knows the functions below.
+    if timeout "$limit" bash -c '"$@"' _ "$@" >"$log" 2>&1; then
         result=ok
     else
         local status=$?
@@ -64,7 +68,7 @@ check() {
         echo "--- $name"
         tail -n 25 "$log"
     fi
-    rows+=("| $name | $result | $((SECONDS - started)) s | $(tail -n 1 "$log" | tr '|' '/' | cut -c1-110) |")
+    rows+=("| $name | $result | $((SECONDS - started)) s | $(grep -v '^$' "$log" | tail -n 1 | tr '|' '/' | cut -c1-110) |")
 }
 
 tests() {
@@ -95,29 +99,36 @@ sanitize() {
     compute-sanitizer --tool "$tool" --error-exitcode 9 "$work/cuda-tests" --test-threads 1 "$@"
 }
 
-check "doctor" 60 "$pagetide" doctor
+export -f tests start_time sanitize
+
+check "doctor" 60 "$pagetide" doctor --device $([ $device = cuda ] && echo cuda || echo auto)
 cat "$out/doctor.log"
-check "start of the server" 60 start_time
-check "kernels against the CPU" 120 tests attention:: rows:: sampling::
+check "kernels against the CPU" $([ $device = cuda ] && echo 120 || echo 600) tests attention:: rows:: sampling::
 check "goldens" 60 tests goldens::
-check "exact resume" 60 tests resume::same_tokens resume::overlap
-check "pressure" 90 python3 scripts/check-pressure.py --binary "$pagetide" --device cuda
-check "memcheck" 60 sanitize memcheck rows::same_numbers sampling::many_requests attention::batch_invariant
-check "racecheck" 60 sanitize racecheck attention::batch_invariant
-check "measurements" 200 "$pagetide" bench gpu --block-sizes 16 --json "$out/figures.json"
-check "block sizes" 90 "$pagetide" bench gpu --quick --block-sizes 8,32,64,128 --json "$out/block-sizes.json"
-if python3 -c 'import torch' 2>/dev/null; then
-    check "peers" 120 python3 scripts/gpu_peers.py
+check "exact resume" 60 tests resume::
+check "measuring" 60 tests bench::
+if [ $device = cuda ]; then
+    check "start of the server" 60 start_time
+    check "pressure" 90 python3 scripts/check-pressure.py --binary "$pagetide" --device cuda
+    check "memcheck" 60 sanitize memcheck rows::same_numbers sampling::many_requests attention::batch_invariant
+    check "racecheck" 60 sanitize racecheck attention::batch_invariant
+    check "measurements" 200 "$pagetide" bench gpu --block-sizes 16 --json "$out/figures.json"
+    check "block sizes" 90 "$pagetide" bench gpu --quick --block-sizes 8,32,64,128 --json "$out/block-sizes.json"
+    if python3 -c 'import torch' 2>/dev/null; then
+        check "peers" 120 python3 scripts/gpu_peers.py
+    fi
+else
+    check "pressure" 90 python3 scripts/check-pressure.py --binary "$pagetide" --device cpu
 fi
 
 {
-    echo "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1), $(date -u +%F)"
+    echo "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null || echo 'no GPU'), $(date -u +%F)"
     echo
     echo "| check | result | time | last line |"
     echo "|---|---|---|---|"
     printf '%s\n' "${rows[@]}"
     echo
-    grep --no-filename '^|' "$out/measurements.log"
+    grep --no-filename '^|' "$out/measurements.log" 2>/dev/null
     grep --no-filename '^|' "$out/block-sizes.log" 2>/dev/null | tail -n +3
     echo
     grep --no-filename '^{' "$out/peers.log" 2>/dev/null

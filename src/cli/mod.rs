@@ -2,6 +2,7 @@
 
 pub mod bench;
 mod config;
+mod doctor;
 mod generate;
 mod log;
 pub mod options;
@@ -47,6 +48,11 @@ enum Command {
     /// Show or check the configuration
     #[command(subcommand)]
     Config(config::ConfigCommand),
+    /// Say what this machine has, GPU, libraries and CPU, and what would stop a start
+    ///
+    /// Opens the GPU that a start would use, and measures its copies. Exit status 1 if the configured device cannot be
+    /// used.
+    Doctor(doctor::DoctorArgs),
 }
 
 /// Runs the program on its command line. Exit status: 0 done, 1 a failure that has been reported, 2 a wrong command
@@ -67,6 +73,7 @@ pub fn run() -> ExitCode {
         Some(Command::Generate(args)) => generate::run(&args),
         Some(Command::Bench(command)) => bench::run(command),
         Some(Command::Config(command)) => config::run(&command),
+        Some(Command::Doctor(args)) => doctor::run(&args),
     };
     match done {
         Ok(code) => code,
@@ -107,6 +114,7 @@ mod tests {
             "pagetide bench serve --url http://x --trace t.csv --rate 2",
             "pagetide config show --port 1",
             "pagetide config check f.toml",
+            "pagetide doctor --json --device cuda",
         ] {
             Cli::try_parse_from(line.split_whitespace()).unwrap_or_else(|error| panic!("{line}: {error}"));
         }

@@ -2,6 +2,7 @@
 
 use crate::ids::TokenId;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// How to pick the next token and when to stop. Validated at intake (`http::openai`); the ranges are stated here.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -27,6 +28,8 @@ pub struct SamplingParams {
     pub repetition_penalty: f32,
     /// Added to the logits, each in [-100, 100].
     pub logit_bias: Vec<(TokenId, f32)>,
+    /// No other token is sampled; at least one must be left.
+    pub allowed_tokens: Option<Arc<TokenMask>>,
     /// Seed of the random draws; the intake draws one where the client gave none.
     pub seed: u64,
     /// End tokens of the model (empty with `ignore_eos`, which treats them as any other).
@@ -53,6 +56,7 @@ impl Default for SamplingParams {
             frequency_penalty: 0.0,
             repetition_penalty: 1.0,
             logit_bias: Vec::new(),
+            allowed_tokens: None,
             seed: 0,
             eos_token_ids: Vec::new(),
             stop_token_ids: Vec::new(),
@@ -67,9 +71,47 @@ impl SamplingParams {
         self.temperature == 0.0
     }
 
+    /// Whether end tokens and stop tokens may not come yet, after an output of this length.
+    pub fn is_below_min_tokens(&self, output_len: usize) -> bool {
+        output_len < self.min_tokens as usize
+    }
+
+    /// Whether anything changes the logits before the draw, after an output of this length.
+    pub fn changes_logits(&self, output_len: usize) -> bool {
+        self.allowed_tokens.is_some()
+            || self.is_below_min_tokens(output_len)
+            || !self.logit_bias.is_empty()
+            || self.has_penalties()
+    }
+
     /// Whether sampling reads the tokens generated so far (and, for the repetition penalty, the prompt).
     pub fn has_penalties(&self) -> bool {
         self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 || self.repetition_penalty != 1.0
+    }
+}
+
+/// A set of tokens: bit `t % 32` of word `t / 32` stands for token `t`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenMask(Vec<u32>);
+
+impl TokenMask {
+    pub fn new(tokens: impl IntoIterator<Item = TokenId>) -> Self {
+        let mut words = Vec::new();
+        for token in tokens {
+            let word = token as usize / 32;
+            words.resize(words.len().max(word + 1), 0);
+            words[word] |= 1 << (token % 32);
+        }
+        Self(words)
+    }
+
+    pub fn contains(&self, token: TokenId) -> bool {
+        self.0.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+    }
+
+    /// Tokens beyond the last word are not in the set.
+    pub fn words(&self) -> &[u32] {
+        &self.0
     }
 }
 

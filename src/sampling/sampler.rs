@@ -2,7 +2,7 @@
 //!
 //! The order of operations is vLLM's:
 //! 1. log-probabilities, of the logits as the model gave them;
-//! 2. `min_tokens`: end and stop tokens are excluded while the output is shorter;
+//! 2. tokens that are not allowed are excluded; and `min_tokens`: end and stop tokens, while the output is shorter;
 //! 3. `logit_bias`;
 //! 4. repetition, frequency and presence penalty;
 //! 5. greedy, if the temperature is 0: the largest logit, the lowest id of equal ones; else
@@ -75,13 +75,17 @@ impl Sampler {
     pub fn sample(&mut self, logits: &mut [f32], params: &SamplingParams, history: History<'_>, draw: Draw) -> Sampled {
         assert!(!logits.is_empty(), "a row of logits has an entry for every token");
         row::sanitize(logits);
-        let below_min_tokens = history.output.len() < params.min_tokens as usize;
-        let changes = below_min_tokens || !params.logit_bias.is_empty() || params.has_penalties();
+        let below_min_tokens = params.is_below_min_tokens(history.output.len());
+        let changes = params.changes_logits(history.output.len());
         if params.logprobs.is_some() && changes {
             self.raw.clear();
             self.raw.extend_from_slice(logits);
         }
 
+        if let Some(allowed) = &params.allowed_tokens {
+            let others = logits.iter_mut().enumerate().filter(|(token, _)| !allowed.contains(*token as TokenId));
+            others.for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
+        }
         if below_min_tokens {
             for &token in params.eos_token_ids.iter().chain(&params.stop_token_ids) {
                 set(logits, token, |_| f32::NEG_INFINITY);

@@ -4,11 +4,13 @@
 use crate::support::*;
 use pagetide::backend::cuda::sampling::{Sampling, source};
 use pagetide::backend::{DType, LogitsRequest, LogitsResult, LogitsWant};
-use pagetide::sampling::params::{PositionLogprobs, SamplingParams};
+use pagetide::sampling::params::{PositionLogprobs, SamplingParams, TokenMask};
 use pagetide::sampling::sampler::{Draw, History, Sampler};
+use std::sync::Arc;
 
 /// Something wanted of a row, with all that it borrows.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "there are few")]
 enum Want {
     Sample { params: SamplingParams, prompt: Vec<u32>, output: Vec<u32>, pending: Option<u32>, draw: Draw },
     Prompt { target: u32, num_top: u32 },
@@ -50,7 +52,9 @@ fn params(random: &mut Random, vocab: usize) -> SamplingParams {
     let repetition = float(random) * 2.0 + 0.1;
     let bias: Vec<(u32, f32)> =
         (0..random.below(6)).map(|_| (random.below(vocab + 1) as u32, random.float() * 100.0)).collect();
+    let allowed = (0..random.range(1, 40)).map(|_| random.below(vocab) as u32).collect::<Vec<_>>();
     SamplingParams {
+        allowed_tokens: random.one_in(4).then(|| Arc::new(TokenMask::new(allowed))),
         temperature: random.pick(&[0.0, 0.01, 0.7, 1.0, 1.0, 2.5, 1e-38]),
         top_p: maybe(random, top_p, 1.0),
         top_k: if random.one_in(2) { random.range(1, vocab + 1) as u32 } else { 0 },

@@ -1,8 +1,9 @@
 //! What a body's fields become, and what is refused.
 
 use crate::fake_engine::{BOS, MODEL, TestServer};
-use pagetide::sampling::params::{SamplingDefaults, SamplingParams};
+use pagetide::sampling::params::{SamplingDefaults, SamplingParams, TokenMask};
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETION: &str = "/v1/completions";
@@ -26,7 +27,7 @@ async fn every_parameter_reaches_the_engine() {
     let body = json!({
         "model": MODEL, "max_tokens": 7, "min_tokens": 3, "temperature": 0.5, "top_p": 0.25, "top_k": 40, "min_p": 0.125,
         "presence_penalty": -2, "frequency_penalty": 2, "repetition_penalty": 1.5, "logit_bias": {"5": -100, "7": 1.5},
-        "seed": -1, "n": 3, "stop_token_ids": [9, 10], "prompt_logprobs": 4, "priority": -3, "cache_salt": "s",
+        "seed": -1, "n": 3, "stop_token_ids": [9, 10], "allowed_token_ids": [5, 40], "prompt_logprobs": 4, "priority": -3, "cache_salt": "s",
         "user": "someone", "no_such_field": {"is": "ignored"},
     });
     server.ok(COMPLETION, &completion(with(body.clone(), json!({"logprobs": 2})))).await;
@@ -45,6 +46,7 @@ async fn every_parameter_reaches_the_engine() {
         seed: 0,
         eos_token_ids: vec![],
         stop_token_ids: vec![9, 10],
+        allowed_tokens: Some(Arc::new(TokenMask::new([5, 40]))),
         logprobs: Some(2),
         prompt_logprobs: Some(4),
     };
@@ -75,6 +77,7 @@ async fn what_is_left_out_or_null_has_its_default() {
         "stop",
         "include_stop_str_in_output",
         "stop_token_ids",
+        "allowed_token_ids",
         "ignore_eos",
         "presence_penalty",
         "frequency_penalty",
@@ -168,6 +171,8 @@ async fn a_value_out_of_range_or_of_a_wrong_type_is_refused_by_name() {
         (json!({"stop": ""}), "stop", "empty"),
         (json!({"stop": vec!["a"; 17]}), "stop", "at most 16"),
         (json!({"stop_token_ids": [3, 264]}), "stop_token_ids[1]", "[0, 263]"),
+        (json!({"allowed_token_ids": [3, -1]}), "allowed_token_ids[1]", "[0, 263]"),
+        (json!({"allowed_token_ids": []}), "allowed_token_ids", "at least one"),
         (json!({"stop_token_ids": "3"}), "stop_token_ids", "an array"),
         (json!({"stop_token_ids": vec![1; 257]}), "stop_token_ids", "at most 256"),
         (json!({"min_tokens": -1}), "min_tokens", "got -1"),

@@ -81,7 +81,7 @@ mod tests {
         for rows in 1..=1000 {
             let bucket = bucket(rows, 1000);
             assert!(bucket >= rows && bucket <= 1000, "{rows} rows in a bucket of {bucket}");
-            assert!(bucket < rows + rows.div_ceil(2).max(2), "{rows} rows in a bucket of {bucket}");
+            assert!(bucket < 2 * rows, "{rows} rows in a bucket of {bucket}");
         }
         let distinct: std::collections::BTreeSet<_> = (1..=256).map(|rows| bucket(rows, 256)).collect();
         assert_eq!(distinct.len(), 4 + 7 + 12);

@@ -38,6 +38,8 @@ struct Request {
     sample_index: u32,
     position: u32,
     top_k: u32,
+    /// Words of a set of tokens; none: all are allowed.
+    allowed: List,
     banned: List,
     biases: List,
     prompt: List,
@@ -271,7 +273,10 @@ impl Sampling {
                     words.extend(tokens);
                     List { first_word: first as u32, len: (words.len() - first) as u32 }
                 };
-                if is_below_min_tokens(params, output, pending) {
+                if let Some(allowed) = &params.allowed_tokens {
+                    entry.allowed = append(&mut allowed.words().iter().copied());
+                }
+                if params.is_below_min_tokens(output_len(output, pending)) {
                     entry.banned = append(&mut params.eos_token_ids.iter().chain(&params.stop_token_ids).copied());
                 }
                 let pairs = params.logit_bias.iter().flat_map(|(token, bias)| [*token, bias.to_bits()]);
@@ -391,17 +396,15 @@ fn result_of(words: &[u32], place: usize, expected: &Expected) -> LogitsResult {
     }
 }
 
-fn is_below_min_tokens(params: &SamplingParams, output: &[TokenId], pending: Option<u32>) -> bool {
-    output.len() + usize::from(pending.is_some()) < params.min_tokens as usize
+fn output_len(output: &[TokenId], pending: Option<u32>) -> usize {
+    output.len() + usize::from(pending.is_some())
 }
 
 /// Whether the logits are changed before the draw.
 fn adjusts(want: &LogitsWant<'_>) -> bool {
     match want {
         LogitsWant::PromptLogprobs { .. } => false,
-        LogitsWant::Sample { params, output, pending, .. } => {
-            is_below_min_tokens(params, output, *pending) || !params.logit_bias.is_empty() || params.has_penalties()
-        }
+        LogitsWant::Sample { params, output, pending, .. } => params.changes_logits(output_len(output, *pending)),
     }
 }
 

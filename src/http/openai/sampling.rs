@@ -3,10 +3,11 @@
 use super::{AnswerOptions, StreamOptions, in_range, null_as_default, shown, token_id};
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
-use crate::sampling::params::SamplingParams;
+use crate::sampling::params::{SamplingParams, TokenMask};
 use crate::text::output::OutputOptions;
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use std::sync::Arc;
 
 /// Samples of one request at most.
 pub const MAX_N: i64 = 128;
@@ -42,6 +43,7 @@ pub struct SamplingFields {
     pub frequency_penalty: Option<f64>,
     pub repetition_penalty: Option<f64>,
     pub logit_bias: Option<Map<String, Value>>,
+    pub allowed_token_ids: Option<Vec<i64>>,
     pub prompt_logprobs: Option<i64>,
     pub skip_special_tokens: Option<bool>,
     #[serde(deserialize_with = "null_as_default")]
@@ -81,6 +83,7 @@ impl SamplingFields {
                 MAX_REPETITION_PENALTY,
             )?,
             logit_bias: self.logit_bias(model.vocab_size)?,
+            allowed_tokens: self.allowed_tokens(model.vocab_size)?,
             seed: 0,
             eos_token_ids: Vec::new(),
             stop_token_ids: self.stop_token_ids(model.vocab_size)?,
@@ -197,6 +200,16 @@ impl SamplingFields {
             return Err(ApiError::invalid("stop_token_ids", message));
         }
         ids.iter().enumerate().map(|(i, id)| token_id(format_args!("stop_token_ids[{i}]"), *id, vocab_size)).collect()
+    }
+
+    fn allowed_tokens(&self, vocab_size: u32) -> Result<Option<Arc<TokenMask>>, ApiError> {
+        let Some(ids) = &self.allowed_token_ids else { return Ok(None) };
+        if ids.is_empty() {
+            return Err(ApiError::invalid("allowed_token_ids", "allowed_token_ids must have at least one id, got 0"));
+        }
+        let checked = |(i, id): (usize, &i64)| token_id(format_args!("allowed_token_ids[{i}]"), *id, vocab_size);
+        let ids = ids.iter().enumerate().map(checked).collect::<Result<Vec<_>, _>>()?;
+        Ok(Some(Arc::new(TokenMask::new(ids))))
     }
 
     fn logit_bias(&self, vocab_size: u32) -> Result<Vec<(u32, f32)>, ApiError> {

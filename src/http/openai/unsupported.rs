@@ -7,7 +7,6 @@ use serde_json::Value;
 
 /// Fields that may be given only as null, false, or empty.
 const REFUSED: &[&str] = &[
-    "allowed_token_ids",
     "audio",
     "bad_words",
     "chat_template",

@@ -1,5 +1,7 @@
 use super::*;
+use crate::sampling::params::TokenMask;
 use proptest::prelude::*;
+use std::sync::Arc;
 
 fn draw(seed: u64, position: u32) -> Draw {
     Draw { seed, sample_index: 0, position }
@@ -85,6 +87,28 @@ fn a_tiny_temperature_is_greedy_and_a_huge_one_uniform() {
     }
     let params = SamplingParams { temperature: 1e30, ..SamplingParams::default() };
     assert_eq!(distribution(&[1.0, 1.5, -2.0, 0.0], &params), [0.25; 4]);
+}
+
+#[test]
+fn only_allowed_tokens_are_sampled() {
+    let logits: Vec<f32> = (0..70).map(|i| i as f32).collect();
+    let allowed = Some(Arc::new(TokenMask::new([3, 64, 33])));
+    let greedy = SamplingParams { allowed_tokens: allowed.clone(), logprobs: Some(1), ..greedy() };
+    let sampled = sample(&logits, &greedy, History::default(), draw(0, 0));
+    assert_eq!(sampled.token, 64);
+    // Of the distribution as the model gave it.
+    assert_eq!(sampled.logprobs.expect("asked for").top[0].token, 69);
+    let random = SamplingParams { allowed_tokens: allowed, temperature: 50.0, ..SamplingParams::default() };
+    let tokens: std::collections::BTreeSet<_> =
+        (0..200).map(|seed| sample(&logits, &random, History::default(), draw(seed, 0)).token).collect();
+    assert_eq!(tokens.into_iter().collect::<Vec<_>>(), [3, 33, 64]);
+}
+
+#[test]
+fn zeros_of_either_sign_are_equal_in_rank() {
+    let found = Sampler::new().prompt_logprobs(&mut [-0.0, 0.0, 0.0, -0.0], 3, 4);
+    assert_eq!(found.top.iter().map(|entry| entry.token).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    assert_eq!(found.chosen.rank, 4);
 }
 
 #[test]

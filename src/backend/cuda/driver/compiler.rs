@@ -9,6 +9,7 @@ use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// `(path below kernels/, text)` of every listed file.
 macro_rules! files {
@@ -20,7 +21,7 @@ macro_rules! files {
 /// The modules.
 const SOURCES: &[(&str, &str)] = files!["attention.cu", "attention_rows.cu", "rows.cu", "sampling.cu"];
 
-/// What they include, under the name that a module includes it by.
+/// What they include.
 const HEADERS: &[(&str, &str)] = files![
     "include/attention.cuh",
     "include/batch.cuh",
@@ -75,12 +76,43 @@ pub fn compile(source: &ModuleSource, arch: &str) -> DeviceResult<Cubin> {
         let log = format!("NVRTC {major}.{minor} knows {supported:?}; a newer one may know {number}");
         return Err(DeviceError::Compile { file: source.file.into(), arch: arch.into(), log });
     }
-    Program::new(source.file, text)?.compile(source, arch)
+    Program::new(source.file, &text)?.compile(source, arch)
 }
 
-fn text_of(source: &ModuleSource) -> DeviceResult<&'static str> {
-    let file = SOURCES.iter().find(|(path, _)| *path == source.file);
-    file.map(|(_, text)| *text).ok_or_else(|| DeviceError::Other(format!("there is no kernel file {}", source.file)))
+/// A module's text with everything that it includes in place, so that NVRTC looks for no file.
+fn text_of(source: &ModuleSource) -> DeviceResult<String> {
+    let Some((path, text)) = SOURCES.iter().find(|(path, _)| *path == source.file) else {
+        return Err(DeviceError::Other(format!("there is no kernel file {}", source.file)));
+    };
+    let mut expanded = String::new();
+    expand(path, text, &mut Vec::new(), &mut expanded);
+    Ok(expanded)
+}
+
+/// Appends `text` to `to`, each of our headers once, where it is first included; other includes (the emulation's) stay,
+/// and are in no active branch. Headers are never included conditionally.
+fn expand(path: &str, text: &str, seen: &mut Vec<&'static str>, to: &mut String) {
+    to.push_str(&format!("#line 1 \"{path}\"\n"));
+    for (number, line) in (1..).zip(text.lines()) {
+        let header = line.trim().strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')).and_then(|name| {
+            let name = name.strip_prefix("include/").unwrap_or(name);
+            HEADERS.iter().find(|(header, _)| header.strip_prefix("include/") == Some(name))
+        });
+        match header {
+            Some((name, _)) if seen.contains(name) => to.push('\n'),
+            Some((name, text)) => {
+                seen.push(name);
+                expand(name, text, seen, to);
+                to.push_str(&format!("#line {} \"{path}\"\n", number + 1));
+            }
+            // The text is in one file by now.
+            None if line.trim() == "#pragma once" => to.push('\n'),
+            None => {
+                to.push_str(line);
+                to.push('\n');
+            }
+        }
+    }
 }
 
 fn options(source: &ModuleSource, arch: &str) -> Vec<String> {
@@ -99,25 +131,10 @@ impl Program {
     fn new(name: &str, text: &str) -> DeviceResult<Self> {
         let name = c_string(name)?;
         let text = c_string(text)?;
-        let strings = |pick: fn(&(&'static str, &'static str)) -> &'static str| {
-            HEADERS.iter().map(|header| c_string(pick(header))).collect::<DeviceResult<Vec<_>>>()
-        };
-        let (names, headers) = (strings(|header| header.0)?, strings(|header| header.1)?);
-        let pointers = |strings: &[CString]| strings.iter().map(|text| text.as_ptr()).collect::<Vec<*const c_char>>();
-        let (include_names, header_texts) = (pointers(&names), pointers(&headers));
         let mut program = std::ptr::null_mut();
-        // SAFETY: all strings end with a zero and live until the call returns: NVRTC copies them. There are as many
-        // names as headers.
-        let created = unsafe {
-            sys::nvrtcCreateProgram(
-                &mut program,
-                text.as_ptr(),
-                name.as_ptr(),
-                HEADERS.len() as i32,
-                header_texts.as_ptr(),
-                include_names.as_ptr(),
-            )
-        };
+        let (headers, names) = (std::ptr::null(), std::ptr::null());
+        // SAFETY: both strings end with a zero and live until the call returns: NVRTC copies them.
+        let created = unsafe { sys::nvrtcCreateProgram(&mut program, text.as_ptr(), name.as_ptr(), 0, headers, names) };
         check(created, "nvrtcCreateProgram")?;
         Ok(Self(program))
     }
@@ -238,7 +255,10 @@ impl KernelCache {
         let write = || -> std::io::Result<()> {
             let folder = path.parent().expect("it was joined to its folder");
             std::fs::create_dir_all(folder)?;
-            let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
+            // Another thread or process may be writing the same kernel.
+            static WRITES: AtomicU64 = AtomicU64::new(0);
+            let write = WRITES.fetch_add(1, Ordering::Relaxed);
+            let unfinished = path.with_extension(format!("{}-{write}.tmp", std::process::id()));
             let mut file = std::fs::File::create(&unfinished)?;
             let written = file
                 .write_all(blake3::hash(bytes).as_bytes())
@@ -275,11 +295,7 @@ fn file_name(source: &ModuleSource, arch: &str, nvrtc: (i32, i32)) -> DeviceResu
         hasher.update(&(text.len() as u64).to_le_bytes());
         hasher.update(text.as_bytes());
     };
-    add(text_of(source)?);
-    for (name, text) in HEADERS {
-        add(name);
-        add(text);
-    }
+    add(&text_of(source)?);
     for option in options(source, arch) {
         add(&option);
     }
@@ -307,6 +323,32 @@ mod tests {
         let embedded = |files: &[(&str, &str)]| files.iter().map(|(path, _)| path.to_string()).collect::<Vec<_>>();
         assert_eq!(embedded(SOURCES), on_disk("", ".cu"));
         assert_eq!(embedded(HEADERS), on_disk("include/", ".cuh"));
+    }
+
+    #[test]
+    fn a_module_holds_each_of_its_headers_once_and_no_other() {
+        for (file, _) in SOURCES {
+            let text = text_of(&ModuleSource { file, defines: Vec::new() }).unwrap();
+            assert!(text.starts_with(&format!("#line 1 \"{file}\"\n")));
+            for line in text.lines().filter(|line| line.starts_with("#include \"")) {
+                assert!(line.contains("../emulation/"), "{file}: {line}");
+            }
+            for (header, _) in HEADERS {
+                let times = text.matches(&format!("#line 1 \"{header}\"")).count();
+                assert!(
+                    times <= 1 && (times == 1 || *header != "include/types.cuh"),
+                    "{file} has {header} {times} times"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn lines_keep_their_numbers() {
+        let mut text = String::new();
+        expand("a.cu", "one\n#include \"include/reduce.cuh\"\nthree\n", &mut vec!["include/types.cuh"], &mut text);
+        assert!(text.starts_with("#line 1 \"a.cu\"\none\n#line 1 \"include/reduce.cuh\"\n"), "{text}");
+        assert!(text.ends_with("#line 3 \"a.cu\"\nthree\n"), "{text}");
     }
 
     fn rows(head_dim: usize) -> ModuleSource {

@@ -3,6 +3,7 @@
 //! cudarc opens libraries by name when the first function is called. A library that this module has opened by its path
 //! before is found by that name wherever it lies, so that no `LD_LIBRARY_PATH` is needed.
 
+use super::NEWEST_CUDA;
 use std::ffi::{CStr, OsStr, c_void};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ impl Library {
     /// File names, best first: those of releases that the driver cannot run are left out.
     fn file_names(self, driver_major: u32) -> Vec<String> {
         let releases = |stem: &str| {
-            let majors = [13, 12].into_iter().filter(|major| *major <= driver_major);
+            let majors = [NEWEST_CUDA, 12].into_iter().filter(|major| *major <= driver_major);
             majors.map(|major| format!("{stem}.so.{major}")).collect()
         };
         match self {
@@ -81,6 +82,10 @@ impl fmt::Display for Missing {
     }
 }
 
+/// Where `libcuda.so.1` lies on machines whose loader does not look there.
+const DRIVER_FOLDERS: [&str; 4] =
+    ["usr/local/nvidia/lib64", "usr/local/nvidia/lib", "usr/lib/wsl/lib", "run/opengl-driver/lib"];
+
 /// What the search depends on.
 pub struct Places {
     /// Where absolute paths begin: `/`.
@@ -101,8 +106,20 @@ impl Places {
         }
     }
 
-    /// Folders that exist, to be searched after the system's loader: CUDA's own, then those of pip's wheels.
-    fn folders(&self) -> Vec<PathBuf> {
+    /// Folders that exist, to be searched after the system's loader: for the driver where containers and WSL have it,
+    /// for the others CUDA's own, then those of pip's wheels.
+    fn folders(&self, library: Library) -> Vec<PathBuf> {
+        let mut found = match library {
+            Library::Cuda => DRIVER_FOLDERS.map(|folder| self.root.join(folder)).into(),
+            Library::Nvrtc | Library::CublasLt => self.toolkit_folders(),
+        };
+        found.retain(|folder| folder.is_dir());
+        let mut distinct = std::collections::HashSet::new();
+        found.retain(|folder| distinct.insert(folder.clone()));
+        found
+    }
+
+    fn toolkit_folders(&self) -> Vec<PathBuf> {
         let variable = |name| (self.variable)(name);
         let mut found = Vec::new();
         let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable);
@@ -114,6 +131,10 @@ impl Places {
         }
         let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(variable);
         let mut prefixes: Vec<PathBuf> = environments.collect();
+        // Where `python3` is an environment's, that one.
+        let path = variable("PATH").unwrap_or_default();
+        let python = std::env::split_paths(&path).find(|folder| folder.join("python3").is_file());
+        prefixes.extend(python.and_then(|folder| folder.parent().map(Path::to_path_buf)));
         prefixes.extend(variable("HOME").map(|home| home.join(".local")));
         prefixes.extend(["usr", "usr/local"].map(|prefix| self.root.join(prefix)));
         prefixes.extend(children(&self.root.join("opt"), ""));
@@ -124,13 +145,7 @@ impl Places {
                 }
             }
         }
-        let mut distinct = Vec::new();
-        for folder in found.into_iter().filter(|folder| folder.is_dir()) {
-            if !distinct.contains(&folder) {
-                distinct.push(folder);
-            }
-        }
-        distinct
+        found
     }
 
     /// Opens `library`, in a release that a driver of CUDA `driver_major` can run.
@@ -160,7 +175,7 @@ impl Places {
                 return Ok(Found { library, path: None });
             }
         }
-        let mut folders = self.folders();
+        let mut folders = self.folders(library);
         if let Some(found) = in_folders(&folders, &mut failures) {
             return Ok(found);
         }
@@ -234,6 +249,9 @@ pub fn file_of(address: *const c_void) -> Option<PathBuf> {
 mod tests {
     use super::*;
 
+    /// Of one test.
+    static PATH: std::sync::OnceLock<std::ffi::OsString> = std::sync::OnceLock::new();
+
     fn nothing(_: &str) -> Option<PathBuf> {
         None
     }
@@ -260,12 +278,13 @@ mod tests {
                 "usr/local/lib/python3.12/dist-packages/nvidia/cublas/lib",
                 "usr/local/lib/python3.12/dist-packages/nvidia/cu13/lib",
                 "opt/any/lib/python3.11/site-packages/nvidia/cuda_nvrtc/lib",
+                "usr/local/nvidia/lib64",
                 // Not a library folder, and not a Python.
                 "usr/local/lib/python3.12/dist-packages/numpy/lib",
                 "opt/any/lib/perl5/site-packages/nvidia/cu13/lib",
             ],
         );
-        let found = places(root.path()).folders();
+        let found = places(root.path()).folders(Library::Nvrtc);
         let found: Vec<_> =
             found.iter().map(|path| path.strip_prefix(root.path()).unwrap().to_str().unwrap()).collect();
         assert_eq!(
@@ -279,6 +298,21 @@ mod tests {
                 "opt/any/lib/python3.11/site-packages/nvidia/cuda_nvrtc/lib",
             ]
         );
+        let driver = places(root.path()).folders(Library::Cuda);
+        assert_eq!(driver, [root.path().join("usr/local/nvidia/lib64")]);
+    }
+
+    #[test]
+    fn the_python_that_is_called_python3_is_searched() {
+        let root = tempfile::tempdir().unwrap();
+        make(root.path(), &["venv/bin", "venv/lib/python3.12/site-packages/nvidia/cu13/lib"]);
+        std::fs::write(root.path().join("venv/bin/python3"), "").unwrap();
+        let mut places = places(root.path());
+        let bin = root.path().join("venv/bin").into_os_string();
+        PATH.set(bin).unwrap();
+        places.variable = |name| (name == "PATH").then(|| PathBuf::from(PATH.get().unwrap()));
+        let expected = root.path().join("venv/lib/python3.12/site-packages/nvidia/cu13/lib");
+        assert_eq!(places.folders(Library::CublasLt), [expected]);
     }
 
     #[test]

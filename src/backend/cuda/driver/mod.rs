@@ -1,4 +1,4 @@
-//! A real GPU: [`Device`](super::device::Device) over the CUDA driver, cuBLASLt and NVRTC.
+//! A real GPU: [`Device`] over the CUDA driver, cuBLASLt and NVRTC.
 //!
 //! - `libraries`: where these lie; nothing of CUDA is needed to build or start the program.
 //! - `context`: a context with its streams, and what its errors mean; `events`: points of a stream.
@@ -112,6 +112,9 @@ const CUBLASLT_FUNCTIONS: &[&str] = &[
 
 /// The oldest devices that the kernels are written for.
 pub const MIN_COMPUTE_CAPABILITY: (u32, u32) = (8, 0);
+
+/// The newest release of CUDA that libraries are looked for of.
+pub const NEWEST_CUDA: u32 = 13;
 
 /// Why no GPU can be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

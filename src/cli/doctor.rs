@@ -1,0 +1,408 @@
+//! `pagetide doctor`: what this machine has, and what would stop a start.
+
+use super::options::ConfigOptions;
+use crate::backend::cpu::Isa;
+use crate::backend::cuda::device::{
+    Copy, Device, DeviceBuffer, DeviceInfo, DeviceResult, Matmul, ModuleSource, PinnedBuffer, Stream,
+};
+use crate::backend::cuda::driver::{self, LibrarySummary, compiler};
+use crate::backend::{DType, cuda};
+use crate::config::{self, Config, DeviceConfig, DeviceKind};
+use crate::error::StartError;
+use clap::Args;
+use serde::Serialize;
+use std::fmt::{self, Display};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::rc::Rc;
+use std::time::Instant;
+
+#[derive(Args)]
+pub struct DoctorArgs {
+    /// Print the findings as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    options: ConfigOptions,
+}
+
+/// Exit status: 1 if the configured device cannot be used.
+pub fn run(args: &DoctorArgs) -> Result<ExitCode, StartError> {
+    let report = Report::new(&args.options.resolve()?.config);
+    let text = if args.json {
+        serde_json::to_string_pretty(&report).expect("a report is plain data") + "\n"
+    } else {
+        report.to_string()
+    };
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => return Err(error.into()),
+        _ => {}
+    }
+    Ok(if report.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What was found; each part may be an error, which says why.
+#[derive(Serialize)]
+struct Report {
+    version: &'static str,
+    /// As configured.
+    device_kind: &'static str,
+    driver: Finding<Driver>,
+    nvrtc: Finding<Nvrtc>,
+    cublaslt: Finding<Library>,
+    /// What the opened GPU can do.
+    gpu: Finding<OpenGpu>,
+    cpu: Finding<Cpu>,
+    kernel_cache: Finding<Cache>,
+    /// Where a start would run: `cuda (NVIDIA H100 80GB HBM3)`.
+    runs_on: Option<String>,
+    /// What would stop a start.
+    problems: Vec<String>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Finding<T> {
+    Error(String),
+    #[serde(untagged)]
+    Found(T),
+}
+
+#[derive(Serialize)]
+struct Driver {
+    path: Option<PathBuf>,
+    cuda_version: String,
+    devices: Vec<GpuFacts>,
+}
+
+#[derive(Serialize)]
+struct GpuFacts {
+    name: String,
+    compute_capability: String,
+    multiprocessors: u32,
+    memory_bytes: usize,
+    shared_memory_per_block_bytes: u32,
+}
+
+#[derive(Serialize)]
+struct Library {
+    path: Option<PathBuf>,
+    version: String,
+}
+
+#[derive(Serialize)]
+struct Nvrtc {
+    #[serde(flatten)]
+    library: Library,
+    /// Of one kernel file, for `architecture`.
+    compile_s: f64,
+    architecture: String,
+}
+
+#[derive(Serialize)]
+struct OpenGpu {
+    free_bytes: usize,
+    total_bytes: usize,
+    /// GB/s of large copies.
+    copies: CopySpeeds,
+}
+
+/// GB/s (10⁹ bytes). Host memory is pinned.
+#[derive(Serialize)]
+struct CopySpeeds {
+    host_to_device: f64,
+    device_to_host: f64,
+    /// Both at once, their sum.
+    both_ways: f64,
+    /// Bytes copied: each is read and written.
+    on_device: f64,
+}
+
+#[derive(Serialize)]
+struct Cpu {
+    /// The one that would be used.
+    isa: &'static str,
+    available: Vec<&'static str>,
+    threads: usize,
+}
+
+#[derive(Serialize)]
+struct Cache {
+    folder: PathBuf,
+    kernels: usize,
+    bytes: u64,
+    writable: bool,
+}
+
+impl<T> Finding<T> {
+    fn new<E: Display>(result: Result<T, E>) -> Self {
+        match result {
+            Ok(found) => Self::Found(found),
+            Err(error) => Self::Error(error.to_string()),
+        }
+    }
+}
+
+impl Report {
+    fn new(config: &Config) -> Self {
+        let device = &config.device;
+        let cpu = cpu(device);
+        let gpu = find_gpu(device);
+        let cpu_name = match &cpu {
+            Finding::Found(cpu) => Ok(format!("cpu ({}, {} threads)", cpu.isa, cpu.threads)),
+            Finding::Error(error) => Err(error.clone()),
+        };
+        let gpu_name = match &gpu {
+            Ok((info, _)) => Ok(format!("cuda ({})", info.name)),
+            Err(why) => Err(why.clone()),
+        };
+        let runs_on = match device.kind {
+            DeviceKind::Cpu => cpu_name,
+            DeviceKind::Cuda => gpu_name,
+            DeviceKind::Auto => gpu_name.or(cpu_name),
+        };
+        let problems = runs_on.as_ref().err().map(|why| format!("device.kind = {}: {why}", device.kind));
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            device_kind: device.kind.name(),
+            driver: Finding::new(driver(device)),
+            nvrtc: Finding::new(nvrtc(device)),
+            cublaslt: Finding::new(driver::open_cublaslt(device, newest_cuda(device)).map(Library::from)),
+            gpu: Finding::new(gpu.map(|(_, found)| found)),
+            cpu,
+            kernel_cache: cache(device),
+            runs_on: runs_on.ok(),
+            problems: problems.into_iter().collect(),
+        }
+    }
+}
+
+/// The GPU that a start would use, opened and tried: kernels compile and load, products and copies work.
+fn find_gpu(config: &DeviceConfig) -> Result<(DeviceInfo, OpenGpu), String> {
+    let gpu = driver::find(config).map_err(|why| why.to_string())?;
+    let device = gpu.open().map_err(|error| error.to_string())?;
+    let open = try_gpu(&device).map_err(|error| format!("{} fails: {error}", gpu.info().name))?;
+    Ok((gpu.info().clone(), open))
+}
+
+fn try_gpu(device: &Rc<dyn Device>) -> DeviceResult<OpenGpu> {
+    let (free_bytes, total_bytes) = device.memory()?;
+    device.load_modules(&[cuda::sampling::source()])?;
+    let [x, w, out] = [(); 3].map(|()| DeviceBuffer::new(device, 64 * 64 * 4));
+    let (x, w, out) = (x?, w?, out?);
+    let matmul = Matmul { m: 64, n: 64, k: 64, dtype: DType::BF16, out: DType::F32, bias: false };
+    // SAFETY: the buffers are large enough and live until everything is done; the operands are zeros.
+    unsafe {
+        device.fill(Stream::Compute, x.ptr(), 0, x.bytes())?;
+        device.fill(Stream::Compute, w.ptr(), 0, w.bytes())?;
+        device.matmul(matmul, x.ptr(), w.ptr(), x.ptr(), out.ptr())?;
+    }
+    device.synchronize()?;
+    Ok(OpenGpu { free_bytes, total_bytes, copies: measure_copies(device)? })
+}
+
+fn measure_copies(device: &Rc<dyn Device>) -> DeviceResult<CopySpeeds> {
+    const BYTES: usize = 256 << 20;
+    const TIMES: usize = 4;
+    let [source, sink] = [PinnedBuffer::new(device, BYTES)?, PinnedBuffer::new(device, BYTES)?];
+    let [first, second] = [DeviceBuffer::new(device, BYTES)?, DeviceBuffer::new(device, BYTES)?];
+    let up = (Stream::CopyIn, Copy { to: first.ptr(), from: source.ptr(), bytes: BYTES });
+    let down = (Stream::CopyOut, Copy { to: sink.ptr(), from: second.ptr(), bytes: BYTES });
+    let across = (Stream::Compute, Copy { to: second.ptr(), from: first.ptr(), bytes: BYTES });
+    let speed = |copies: &[(Stream, Copy)]| -> DeviceResult<f64> {
+        let mut start = Instant::now();
+        // The first time is not counted.
+        for time in 0..=TIMES {
+            if time == 1 {
+                device.synchronize()?;
+                start = Instant::now();
+            }
+            for (stream, copy) in copies {
+                // SAFETY: the buffers live until everything is done; no two streams write the same one.
+                unsafe { device.copy(*stream, *copy)? };
+            }
+        }
+        device.synchronize()?;
+        Ok((copies.len() * TIMES * BYTES) as f64 / start.elapsed().as_secs_f64() / 1e9)
+    };
+    Ok(CopySpeeds {
+        host_to_device: speed(&[up])?,
+        device_to_host: speed(&[down])?,
+        both_ways: speed(&[up, down])?,
+        on_device: speed(&[across])?,
+    })
+}
+
+fn driver(config: &DeviceConfig) -> Result<Driver, driver::NoGpu> {
+    let driver = driver::probe(config)?;
+    let (major, minor) = driver.cuda_version;
+    let facts = |info: &DeviceInfo| GpuFacts {
+        name: info.name.clone(),
+        compute_capability: format!("{}.{}", info.compute_capability.0, info.compute_capability.1),
+        multiprocessors: info.num_sms,
+        memory_bytes: info.total_memory,
+        shared_memory_per_block_bytes: info.max_shared_bytes,
+    };
+    let devices = driver.devices.iter().map(facts).collect();
+    Ok(Driver { path: driver.library, cuda_version: format!("{major}.{minor}"), devices })
+}
+
+/// The newest release of CUDA's libraries that the driver can run; without one, that we know.
+fn newest_cuda(config: &DeviceConfig) -> u32 {
+    driver::probe(config).map_or(driver::NEWEST_CUDA, |driver| driver.cuda_version.0)
+}
+
+/// NVRTC needs no GPU: it compiles a kernel here and now.
+fn nvrtc(config: &DeviceConfig) -> Result<Nvrtc, String> {
+    let library = driver::open_nvrtc(config, newest_cuda(config)).map_err(|why| why.to_string())?;
+    let capability = driver::probe(config).ok().and_then(|driver| Some(driver.devices.first()?.compute_capability));
+    let architecture = compiler::architecture(capability.unwrap_or(driver::MIN_COMPUTE_CAPABILITY));
+    let source: ModuleSource = cuda::sampling::source();
+    let start = Instant::now();
+    compiler::compile(&source, &architecture).map_err(|error| error.to_string())?;
+    Ok(Nvrtc { library: library.into(), compile_s: start.elapsed().as_secs_f64(), architecture })
+}
+
+fn cpu(config: &DeviceConfig) -> Finding<Cpu> {
+    let wanted = match config.isa {
+        config::Isa::Auto => Ok(None),
+        isa => isa.name().parse().map(Some).map_err(StartError::new),
+    };
+    let isa = wanted.and_then(Isa::choose);
+    let available = Isa::ALL.into_iter().filter(|isa| isa.is_available()).map(Isa::name).collect();
+    Finding::new(isa.map(|isa| Cpu { isa: isa.name(), available, threads: config.num_threads() }))
+}
+
+fn cache(config: &DeviceConfig) -> Finding<Cache> {
+    let Some(folder) = compiler::cache_folder(config.kernel_cache.as_deref()) else {
+        return Finding::Error("there is no home folder to keep compiled kernels in: set device.kernel_cache".into());
+    };
+    let files = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+    let sizes = files
+        .filter(|file| file.path().extension().is_some_and(|extension| extension == "cubin"))
+        .filter_map(|file| Some(file.metadata().ok()?.len()));
+    let (kernels, bytes) = sizes.fold((0, 0), |(kernels, bytes), size| (kernels + 1, bytes + size));
+    let writable = is_writable(&folder);
+    Finding::Found(Cache { folder, kernels, bytes, writable })
+}
+
+/// Whether files can be made in `folder`, or the folder itself where it is not there yet.
+fn is_writable(folder: &Path) -> bool {
+    use std::os::unix::ffi::OsStrExt;
+    let Some(existing) = folder.ancestors().find(|folder| folder.exists() || folder.as_os_str().is_empty()) else {
+        return false;
+    };
+    let existing = if existing.as_os_str().is_empty() { Path::new(".") } else { existing };
+    let Ok(path) = std::ffi::CString::new(existing.as_os_str().as_bytes()) else { return false };
+    // SAFETY: the path ends with a zero.
+    existing.is_dir() && unsafe { libc::access(path.as_ptr(), libc::W_OK | libc::X_OK) } == 0
+}
+
+impl From<LibrarySummary> for Library {
+    fn from(library: LibrarySummary) -> Self {
+        Self { path: library.path, version: library.version }
+    }
+}
+
+// --- for people
+
+const GIB: f64 = (1u64 << 30) as f64;
+
+impl<T: Display> Display for Finding<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Found(found) => found.fmt(f),
+            Self::Error(error) => write!(f, "none: {error}"),
+        }
+    }
+}
+
+impl Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "pagetide {}, device.kind = {}\n", self.version, self.device_kind)?;
+        writeln!(f, "driver    {}", self.driver)?;
+        writeln!(f, "NVRTC     {}", self.nvrtc)?;
+        writeln!(f, "cuBLASLt  {}", self.cublaslt)?;
+        match (&self.driver, &self.gpu) {
+            // Said already.
+            (Finding::Error(driver), Finding::Error(gpu)) if driver == gpu => writeln!(f, "GPU       none")?,
+            _ => writeln!(f, "GPU       {}", self.gpu)?,
+        }
+        writeln!(f, "CPU       {}", self.cpu)?;
+        writeln!(f, "kernels   {}", self.kernel_cache)?;
+        match &self.runs_on {
+            Some(device) => writeln!(f, "\nNothing stops a start: it would run on {device}."),
+            None => {
+                writeln!(f, "\nThis would stop a start:")?;
+                self.problems.iter().try_for_each(|problem| writeln!(f, "  {problem}"))
+            }
+        }
+    }
+}
+
+fn path(path: &Option<PathBuf>) -> String {
+    path.as_ref().map_or(String::new(), |path| format!(" ({})", path.display()))
+}
+
+impl Display for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CUDA {}{}", self.cuda_version, path(&self.path))?;
+        for (ordinal, gpu) in self.devices.iter().enumerate() {
+            write!(
+                f,
+                "\n          {ordinal}: {}, compute capability {}, {} multiprocessors, {:.1} GiB, {} KiB of shared memory",
+                gpu.name,
+                gpu.compute_capability,
+                gpu.multiprocessors,
+                gpu.memory_bytes as f64 / GIB,
+                gpu.shared_memory_per_block_bytes / 1024
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl Display for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.version, path(&self.path))
+    }
+}
+
+impl Display for Nvrtc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; compiles a file for {} in {:.2} s", self.library, self.architecture, self.compile_s)
+    }
+}
+
+impl Display for OpenGpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { free_bytes, total_bytes, copies } = self;
+        write!(
+            f,
+            "opens; {:.1} of {:.1} GiB free; copies: host to device {:.1} GB/s, device to host {:.1}, both at once \
+             {:.1}, on the device {:.0}",
+            *free_bytes as f64 / GIB,
+            *total_bytes as f64 / GIB,
+            copies.host_to_device,
+            copies.device_to_host,
+            copies.both_ways,
+            copies.on_device
+        )
+    }
+}
+
+impl Display for Cpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (has {}), {} threads", self.isa, self.available.join(", "), self.threads)
+    }
+}
+
+impl Display for Cache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { folder, kernels, bytes, writable } = self;
+        let mib = *bytes as f64 / (1u64 << 20) as f64;
+        write!(f, "{kernels} compiled files, {mib:.1} MiB in {}", folder.display())?;
+        if *writable { Ok(()) } else { write!(f, ", which cannot be written: every start compiles them again") }
+    }
+}

@@ -1,0 +1,112 @@
+//! `pagetide doctor` over drivers that have nothing to offer: it says why, and does not panic.
+
+use super::fake::{compile, compile_all};
+use serde_json::Value;
+use std::path::Path;
+use std::process::Command;
+
+/// `pagetide doctor --json` with the libraries of `folder`: exit status and report. `None` on a machine that has a
+/// driver of its own.
+fn doctor(folder: &Path, kind: &str) -> Option<(Option<i32>, Value)> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pagetide"));
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("PAGETIDE_")) {
+        command.env_remove(name);
+    }
+    command.args(["doctor", "--json", "--device", kind, "--set"]);
+    command.arg(format!("device.cuda_library_path={}", folder.display()));
+    command.arg("--set").arg(format!("device.kernel_cache={}", folder.join("kernels").display()));
+    let output = command.output().expect("the binary runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert!(!stderr.contains("panicked"), "{stderr}");
+    if stdout.contains("the system's loader takes") {
+        println!("skipped: this machine has CUDA's libraries");
+        return None;
+    }
+    Some((output.status.code(), serde_json::from_str(&stdout).unwrap_or_else(|error| panic!("{error}: {stdout}"))))
+}
+
+/// What stops a start on the GPU with this driver, which is no reason not to start on the CPU.
+fn check(flags: &[&str], why: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    compile_all(folder.path());
+    compile(folder.path(), "libcuda.c", "libcuda.so.1", flags);
+    let Some((status, report)) = doctor(folder.path(), "cuda") else { return };
+    assert_eq!(status, Some(1));
+    let problem = report["problems"][0].as_str().unwrap();
+    assert!(why.iter().all(|word| problem.contains(word)), "{problem}");
+    assert!(problem.starts_with("device.kind = cuda: ") && report["runs_on"].is_null(), "{report}");
+    let (status, report) = doctor(folder.path(), "auto").unwrap();
+    assert_eq!(status, Some(0), "{report}");
+    assert!(report["runs_on"].as_str().unwrap().starts_with("cpu ("), "{report}");
+    assert!(why.iter().all(|word| report["gpu"]["error"].as_str().unwrap().contains(word)), "{report}");
+}
+
+#[test]
+fn no_device_that_the_driver_sees() {
+    check(&["-DINIT=100"], &["sees no GPU", "CUDA_ERROR_NO_DEVICE", "CUDA_VISIBLE_DEVICES", "libcuda.so.1"]);
+    check(&["-DDEVICES=0"], &["sees no GPU", "CUDA_ERROR_NO_DEVICE"]);
+}
+
+#[test]
+fn a_driver_that_does_not_start() {
+    check(&["-DINIT=803"], &["of different releases", "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"]);
+    check(&["-DINIT=999"], &["cannot start", "CUDA_ERROR_UNKNOWN"]);
+}
+
+#[test]
+fn a_driver_that_is_too_old() {
+    check(&["-DOLD"], &["CUDA 13.0", "too old", "lacks the function cuCtxCreate_v4"]);
+}
+
+#[test]
+fn a_device_that_is_too_old() {
+    check(&["-DCAPABILITY_MAJOR=7"], &["compute capability 8.0 or newer", "Fake 0: 7.0"]);
+}
+
+#[test]
+fn something_else_under_the_drivers_name() {
+    let folder = tempfile::tempdir().unwrap();
+    compile(folder.path(), "libnvrtc.c", "libcuda.so.1", &[]);
+    let Some((status, report)) = doctor(folder.path(), "cuda") else { return };
+    assert_eq!(status, Some(1));
+    assert_eq!(report["driver"]["error"], "the NVIDIA driver lacks the function cuInit");
+    std::fs::write(folder.path().join("libcuda.so.1"), "not a library").unwrap();
+    let (status, report) = doctor(folder.path(), "cuda").unwrap();
+    assert_eq!(status, Some(1));
+    assert!(report["driver"]["error"].as_str().unwrap().contains("cannot be opened"), "{report}");
+}
+
+#[test]
+fn a_machine_with_everything() {
+    let folder = tempfile::tempdir().unwrap();
+    compile_all(folder.path());
+    let Some((status, report)) = doctor(folder.path(), "cuda") else { return };
+    assert_eq!(status, Some(0), "{report}");
+    assert_eq!(report["runs_on"], "cuda (Fake 0)");
+    assert_eq!(report["driver"]["devices"][0]["compute_capability"], "9.0");
+    assert_eq!(report["nvrtc"]["architecture"], "sm_90a");
+    assert_eq!(report["gpu"]["total_bytes"], 1000);
+    assert!(report["gpu"]["copies"]["both_ways"].as_f64().unwrap() > 0.0);
+    assert_eq!(report["kernel_cache"]["kernels"], 1, "the kernel that was tried is kept");
+    let path = report["cublaslt"]["path"].as_str().unwrap();
+    assert!(path.starts_with(folder.path().to_str().unwrap()), "{path}");
+}
+
+#[test]
+fn without_any_library_the_missing_one_and_the_setting_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some((status, report)) = doctor(folder.path(), "cuda") else { return };
+    if report["driver"]["path"].is_null() {
+        assert_eq!(status, Some(1));
+        let error = report["driver"]["error"].as_str().unwrap();
+        assert!(error.starts_with("no NVIDIA driver (libcuda.so.1 not found): looked in "), "{error}");
+        assert!(
+            error.contains(folder.path().to_str().unwrap()) && error.contains("device.cuda_library_path"),
+            "{error}"
+        );
+    }
+    let cpu = doctor(folder.path(), "cpu").unwrap();
+    assert_eq!(cpu.0, Some(0));
+    assert!(cpu.1["cpu"]["available"].as_array().unwrap().iter().any(|isa| isa == "portable"));
+}

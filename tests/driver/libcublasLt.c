@@ -1,0 +1,218 @@
+// cuBLASLt without a GPU: products are computed as its manual defines them, by columns, and take as long as the algorithm
+// says. Of its algorithms 0 is slow, 1 cannot run, 2 is the fastest but cannot do 48 columns, and 3 splits its sums.
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
+enum { F32 = 0, BF16 = 14 };
+
+// Of the driver beside this.
+void fake_work(double ms);
+
+struct Descriptor {
+    int transpose_a, transpose_b;
+    uint32_t epilogue;
+    const void* bias;
+};
+
+struct Layout {
+    uint32_t type;
+    uint64_t rows, cols;
+    int64_t ld;
+};
+
+struct Preference {
+    uint64_t workspace;
+    uint32_t reduction, alignments;
+};
+
+typedef struct {
+    uint64_t data[8];
+} Algorithm;
+
+struct Result {
+    Algorithm algorithm;
+    size_t workspace;
+    int state;
+    float waves;
+    int reserved[4];
+};
+
+static int handles, descriptors, products[4];
+
+// Handles and descriptors that are alive, and products done by an algorithm since the last time.
+int fake_handles(void) { return handles; }
+int fake_descriptors(void) { return descriptors; }
+int fake_products(int algorithm) {
+    const int done = products[algorithm];
+    products[algorithm] = 0;
+    return done;
+}
+
+size_t cublasLtGetVersion(void) { return 130002; }
+
+int cublasLtCreate(void** handle) {
+    *handle = malloc(1);
+    handles++;
+    return 0;
+}
+
+int cublasLtDestroy(void* handle) {
+    free(handle);
+    handles--;
+    return 0;
+}
+
+static int make(void** object, size_t bytes) {
+    *object = calloc(1, bytes);
+    descriptors++;
+    return 0;
+}
+
+static int destroy(void* object) {
+    free(object);
+    descriptors--;
+    return 0;
+}
+
+int cublasLtMatmulDescCreate(struct Descriptor** descriptor, unsigned compute, unsigned scale) {
+    // CUBLAS_COMPUTE_32F: neither TF32 nor anything else that is faster.
+    return compute == 68 && scale == F32 ? make((void**)descriptor, sizeof **descriptor) : INVALID_VALUE;
+}
+
+int cublasLtMatmulDescDestroy(struct Descriptor* descriptor) { return destroy(descriptor); }
+
+int cublasLtMatmulDescSetAttribute(struct Descriptor* descriptor, int attribute, const void* value, size_t bytes) {
+    void* field;
+    switch (attribute) {
+        case 3: field = &descriptor->transpose_a; break;
+        case 4: field = &descriptor->transpose_b; break;
+        case 7: field = &descriptor->epilogue; break;
+        case 8: field = &descriptor->bias; break;
+        default: return INVALID_VALUE;
+    }
+    if (bytes != (attribute == 8 ? 8u : 4u)) {
+        return INVALID_VALUE;
+    }
+    memcpy(field, value, bytes);
+    return 0;
+}
+
+int cublasLtMatrixLayoutCreate(struct Layout** layout, unsigned type, uint64_t rows, uint64_t cols, int64_t ld) {
+    make((void**)layout, sizeof **layout);
+    **layout = (struct Layout){type, rows, cols, ld};
+    return 0;
+}
+
+int cublasLtMatrixLayoutDestroy(struct Layout* layout) { return destroy(layout); }
+
+int cublasLtMatrixLayoutSetAttribute(struct Layout* layout, int attribute, const void* value, size_t bytes) {
+    if (attribute != 3 || bytes != 8) {
+        return INVALID_VALUE;
+    }
+    memcpy(&layout->cols, value, 8);
+    return 0;
+}
+
+int cublasLtMatmulPreferenceCreate(struct Preference** preference) {
+    return make((void**)preference, sizeof **preference);
+}
+
+int cublasLtMatmulPreferenceDestroy(struct Preference* preference) { return destroy(preference); }
+
+int cublasLtMatmulPreferenceSetAttribute(struct Preference* preference, int attribute, const void* value, size_t bytes) {
+    switch (attribute) {
+        case 1: memcpy(&preference->workspace, value, 8); return bytes == 8 ? 0 : INVALID_VALUE;
+        case 3: memcpy(&preference->reduction, value, 4); return bytes == 4 ? 0 : INVALID_VALUE;
+        case 5: case 6: case 7: case 8:
+            preference->alignments += *(const uint32_t*)value == 16;
+            return bytes == 4 ? 0 : INVALID_VALUE;
+        default: return INVALID_VALUE;
+    }
+}
+
+int cublasLtMatmulAlgoGetHeuristic(void* handle, struct Descriptor* d, struct Layout* a, struct Layout* b,
+                                   struct Layout* c, struct Layout* out, struct Preference* preference, int wanted,
+                                   struct Result* results, int* count) {
+    (void)handle, (void)d, (void)a, (void)b, (void)c, (void)out;
+    if (preference->workspace == 0 || preference->alignments != 4 || wanted < 4) {
+        return INVALID_VALUE;
+    }
+    *count = 4;
+    for (int i = 0; i < 4; i++) {
+        // The one that splits its sums comes first.
+        results[i] = (struct Result){.algorithm = {{(i + 3) % 4}}, .workspace = 1 << 20};
+    }
+    return 0;
+}
+
+int cublasLtMatmulAlgoCheck(void* handle, struct Descriptor* d, struct Layout* a, struct Layout* b, struct Layout* c,
+                            struct Layout* out, const Algorithm* algorithm, struct Result* result) {
+    (void)handle, (void)d, (void)a, (void)c, (void)out;
+    *result = (struct Result){.algorithm = *algorithm, .workspace = 1 << 20};
+    return algorithm->data[0] == 1 || (algorithm->data[0] == 2 && b->cols == 48) ? NOT_SUPPORTED : 0;
+}
+
+int cublasLtMatmulAlgoConfigGetAttribute(const Algorithm* algorithm, int attribute, void* value, size_t bytes,
+                                         size_t* written) {
+    if (bytes != 4 || (attribute != 2 && attribute != 3)) {
+        return INVALID_VALUE;
+    }
+    const uint32_t number = algorithm->data[0] == 3 ? 2 : attribute == 2;
+    memcpy(value, &number, 4);
+    *written = 4;
+    return 0;
+}
+
+static float get(const void* matrix, uint32_t type, uint64_t i) {
+    if (type == F32) {
+        return ((const float*)matrix)[i];
+    }
+    const uint32_t bits = (uint32_t)((const uint16_t*)matrix)[i] << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+static void set(void* matrix, uint32_t type, uint64_t i, float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    if (type == F32) {
+        ((float*)matrix)[i] = value;
+    } else {
+        ((uint16_t*)matrix)[i] = bits >> 16;
+    }
+}
+
+int cublasLtMatmul(void* handle, struct Descriptor* d, const float* alpha, const void* a, struct Layout* a_layout,
+                   const void* b, struct Layout* b_layout, const float* beta, const void* c, struct Layout* c_layout,
+                   void* out, struct Layout* out_layout, const Algorithm* algorithm, void* workspace,
+                   size_t workspace_bytes, void* stream) {
+    (void)c, (void)c_layout;
+    const uint64_t which = algorithm->data[0];
+    if (handle == NULL || workspace == NULL || workspace_bytes < 1 << 20 || stream == NULL) {
+        return INVALID_VALUE;
+    }
+    if (which == 1 || (which == 2 && b_layout->cols == 48)) {
+        return NOT_SUPPORTED;
+    }
+    fake_work(which == 2 ? 1 : 3);
+    products[which]++;
+    const uint64_t depth = d->transpose_a ? a_layout->rows : a_layout->cols;
+    for (uint64_t col = 0; col < out_layout->cols; col++) {
+        for (uint64_t row = 0; row < out_layout->rows; row++) {
+            float sum = 0;
+            for (uint64_t i = 0; i < depth; i++) {
+                const uint64_t in_a = d->transpose_a ? row * a_layout->ld + i : i * a_layout->ld + row;
+                const uint64_t in_b = d->transpose_b ? i * b_layout->ld + col : col * b_layout->ld + i;
+                sum += get(a, a_layout->type, in_a) * get(b, b_layout->type, in_b);
+            }
+            // CUBLASLT_EPILOGUE_BIAS: one number for each row.
+            const float bias = d->epilogue == 4 ? get(d->bias, out_layout->type, row) : 0;
+            set(out, out_layout->type, col * out_layout->ld + row, *alpha * sum + bias);
+            (void)beta;
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,330 @@
+//! The CUDA driver's side of the program without a GPU: over libraries of the same names that are compiled here
+//! (`libcuda.c`, `libnvrtc.c`, `libcublasLt.c`). They do what is enqueued at once, know what is alive, end the process
+//! where a handle is wrong, and fail when told to.
+
+mod doctor;
+mod fake;
+
+use fake::Fake;
+use pagetide::backend::DType;
+use pagetide::backend::cuda::device::{
+    Copy, Device, DeviceBuffer, DeviceError, DevicePtr, Event, Grid, Matmul, ModuleSource, PinnedBuffer, Stream,
+};
+use std::rc::Rc;
+
+const SOURCE: &str = "sampling.cu";
+
+fn source() -> ModuleSource {
+    ModuleSource { file: SOURCE, defines: Vec::new() }
+}
+
+/// A device buffer that holds `bytes`.
+fn upload(device: &Rc<dyn Device>, bytes: &[u8]) -> DeviceBuffer {
+    let buffer = DeviceBuffer::new(device, bytes.len()).unwrap();
+    let mut pinned = PinnedBuffer::new(device, bytes.len()).unwrap();
+    // SAFETY: no copy uses it yet; it lives until the copy is done.
+    unsafe {
+        pinned.as_mut_slice().copy_from_slice(bytes);
+        device.copy(Stream::CopyIn, Copy { to: buffer.ptr(), from: pinned.ptr(), bytes: bytes.len() }).unwrap();
+    }
+    device.synchronize().unwrap();
+    buffer
+}
+
+fn download(device: &Rc<dyn Device>, buffer: &DeviceBuffer) -> Vec<u8> {
+    let pinned = PinnedBuffer::new(device, buffer.bytes()).unwrap();
+    // SAFETY: it lives until the copy is done, and is read after that.
+    unsafe {
+        device.copy(Stream::CopyOut, Copy { to: pinned.ptr(), from: buffer.ptr(), bytes: buffer.bytes() }).unwrap();
+        device.synchronize().unwrap();
+        pinned.as_slice().to_vec()
+    }
+}
+
+#[test]
+fn a_device_gives_back_all_that_it_took() {
+    let Some(fake) = Fake::lock() else { return };
+    let gpu = fake.find(false).unwrap();
+    assert_eq!(gpu.info().name, "Fake 0");
+    assert_eq!((gpu.info().compute_capability, gpu.info().num_sms), ((9, 0), 132));
+    assert_eq!((gpu.info().max_shared_bytes, gpu.info().total_memory), (227 << 10, 1 << 30));
+    assert_eq!((gpu.nvrtc.version.as_str(), gpu.cublaslt.version.as_str()), ("13.0", "13.0.2"));
+    let open = gpu.opener();
+    for _ in 0..2 {
+        let device = open().unwrap();
+        assert_eq!(device.memory().unwrap(), (600, 1000));
+        let module = device.load_modules(&[source()]).unwrap()[0];
+        device.kernel(module, "add", 100 << 10).unwrap();
+        let buffer = upload(&device, &[7; 1000]);
+        // SAFETY: the buffer is ours.
+        unsafe { device.fill(Stream::Compute, buffer.ptr() + 10, 9, 5).unwrap() };
+        let bytes = download(&device, &buffer);
+        assert!(bytes.iter().enumerate().all(|(i, byte)| *byte == if (10..15).contains(&i) { 9 } else { 7 }));
+        for stream in Stream::ALL {
+            device.record(stream).unwrap();
+        }
+        device.begin_capture().unwrap();
+        device.end_capture().unwrap();
+        assert!(fake.alive().iter().sum::<i32>() > 0);
+        drop((buffer, device));
+        assert_eq!(fake.alive(), [0; 10]);
+    }
+}
+
+#[test]
+fn many_copies_are_one_call_where_the_driver_has_it() {
+    let Some(fake) = Fake::lock() else { return };
+    let device = fake.find(false).unwrap().open().unwrap();
+    let from = upload(&device, &(0..=255).collect::<Vec<u8>>());
+    let to = upload(&device, &[0; 256]);
+    // Back to front, and one of nothing.
+    let copies: Vec<Copy> = [64, 0, 128, 64]
+        .iter()
+        .enumerate()
+        .map(|(i, bytes)| Copy { to: to.ptr() + (3 - i) * 64, from: from.ptr() + i * 64, bytes: *bytes.min(&64) })
+        .collect();
+    let mut expected = vec![0; 256];
+    for (i, target) in [(0, 192), (2, 64), (3, 0)] {
+        (0..64).for_each(|j| expected[target + j] = (i * 64 + j) as u8);
+    }
+    fake.calls();
+    // SAFETY: the buffers are ours.
+    unsafe { device.copy_batch(Stream::CopyOut, &copies).unwrap() };
+    assert_eq!(fake.calls(), ["cuMemcpyBatchAsync_v2"]);
+    assert_eq!(download(&device, &to), expected);
+    // SAFETY: as above.
+    unsafe {
+        device.fill(Stream::CopyOut, to.ptr(), 0, 256).unwrap();
+        // CUDA_ERROR_NOT_SUPPORTED: one by one, now and from now on.
+        fake.fail("cuMemcpyBatchAsync_v2", 801);
+        fake.calls();
+        device.copy_batch(Stream::CopyOut, &copies).unwrap();
+        device.copy_batch(Stream::CopyOut, &copies).unwrap();
+    }
+    assert_eq!(fake.calls()[1..], ["cuMemcpyAsync"; 6]);
+    assert_eq!(download(&device, &to), expected);
+}
+
+#[test]
+fn waiting_for_what_is_done_costs_nothing() {
+    let Some(fake) = Fake::lock() else { return };
+    let device = fake.find(false).unwrap().open().unwrap();
+    fake.hold(true);
+    let events: Vec<Event> = (0..3).map(|_| device.record(Stream::Compute).unwrap()).collect();
+    assert!(!device.is_done(events[0]).unwrap());
+    fake.calls();
+    device.wait(Stream::CopyOut, events[1]).unwrap();
+    device.wait(Stream::Compute, events[1]).unwrap();
+    assert_eq!(fake.calls(), ["cuStreamWaitEvent"], "a stream does not wait for itself");
+    fake.hold(false);
+    assert!(device.is_done(events[1]).unwrap());
+    fake.calls();
+    assert!(device.is_done(events[0]).unwrap());
+    device.wait(Stream::CopyOut, events[0]).unwrap();
+    assert_eq!(fake.calls(), [""; 0]);
+    device.wait(Stream::CopyOut, events[2]).unwrap();
+    assert_eq!(fake.calls(), ["cuStreamWaitEvent"]);
+}
+
+/// The fake's kernel: adds a number to the one in memory.
+fn add_params(to: DevicePtr, value: u64) -> Vec<u8> {
+    [to.0.to_ne_bytes(), value.to_ne_bytes()].concat()
+}
+
+#[test]
+fn a_recording_does_its_launches_when_it_is_launched() {
+    let Some(fake) = Fake::lock() else { return };
+    let device = fake.find(false).unwrap().open().unwrap();
+    let module = device.load_modules(&[source()]).unwrap()[0];
+    let kernel = device.kernel(module, "add", 0).unwrap();
+    assert!(matches!(device.kernel(module, "none", 0), Err(DeviceError::Other(why)) if why.contains("none")));
+    let sum = upload(&device, &0u64.to_ne_bytes());
+    let value = || u64::from_ne_bytes(download(&device, &sum).try_into().unwrap());
+    let grid = Grid { blocks: [1, 1, 1], threads: 32, shared_bytes: 0 };
+    // SAFETY: the buffer is ours and lives until everything is done.
+    unsafe {
+        device.launch(kernel, grid, &add_params(sum.ptr(), 5)).unwrap();
+        assert_eq!(value(), 5);
+        device.begin_capture().unwrap();
+        device.launch(kernel, grid, &add_params(sum.ptr(), 10)).unwrap();
+        device.launch(kernel, grid, &add_params(sum.ptr(), 20)).unwrap();
+        let graph = device.end_capture().unwrap();
+        assert_eq!(value(), 5);
+        device.launch_graph(graph).unwrap();
+        device.launch_graph(graph).unwrap();
+        assert_eq!(value(), 65);
+        device.clear_graphs();
+        // A step that fails while it is recorded leaves a device that works.
+        device.begin_capture().unwrap();
+        fake.fail("cuLaunchKernel", 701);
+        assert!(matches!(device.launch(kernel, grid, &add_params(sum.ptr(), 1)), Err(DeviceError::Other(_))));
+        device.synchronize().unwrap();
+        device.launch(kernel, grid, &add_params(sum.ptr(), 1)).unwrap();
+    }
+    assert_eq!(value(), 66);
+}
+
+#[test]
+#[should_panic(expected = "add takes 16 bytes of parameters, not 8")]
+fn parameters_of_another_size_are_a_bug() {
+    let Some(fake) = Fake::lock() else { panic!("add takes 16 bytes of parameters, not 8: skipped") };
+    let device = fake.find(false).unwrap().open().unwrap();
+    let module = device.load_modules(&[source()]).unwrap()[0];
+    let kernel = device.kernel(module, "add", 0).unwrap();
+    let grid = Grid { blocks: [1, 1, 1], threads: 32, shared_bytes: 0 };
+    // SAFETY: it is never launched.
+    let _ = unsafe { device.launch(kernel, grid, &[0; 8]) };
+}
+
+fn floats(count: usize, seed: usize) -> Vec<f32> {
+    // Small whole numbers: exact in bfloat16, and so are their sums.
+    (0..count).map(|i| ((i * 7 + seed * 3) % 5) as f32 - 2.0).collect()
+}
+
+fn bytes_of(values: &[f32], dtype: DType) -> Vec<u8> {
+    match dtype {
+        DType::F32 => values.iter().flat_map(|value| value.to_ne_bytes()).collect(),
+        _ => values.iter().flat_map(|value| ((value.to_bits() >> 16) as u16).to_ne_bytes()).collect(),
+    }
+}
+
+/// Does a product on the device and compares it with its definition.
+fn check_product(device: &Rc<dyn Device>, m: usize, dtype: DType, out: DType, bias: bool) {
+    let (n, k) = (6, 4);
+    let (x, w, b) = (floats(m * k, 1), floats(n * k, 2), floats(n, 3));
+    let buffers = [bytes_of(&x, dtype), bytes_of(&w, dtype), bytes_of(&b, out), bytes_of(&vec![9.0; m * n], out)]
+        .map(|bytes| upload(device, &bytes));
+    let [x_ptr, w_ptr, bias_ptr, out_ptr] = [0, 1, 2, 3].map(|i| buffers[i].ptr());
+    // SAFETY: the buffers are of these sizes and live until everything is done.
+    unsafe { device.matmul(Matmul { m, n, k, dtype, out, bias }, x_ptr, w_ptr, bias_ptr, out_ptr).unwrap() };
+    let expected: Vec<f32> = (0..m * n)
+        .map(|i| {
+            let (row, col) = (i / n, i % n);
+            let sum: f32 = (0..k).map(|j| x[row * k + j] * w[col * k + j]).sum();
+            sum + if bias { b[col] } else { 0.0 }
+        })
+        .collect();
+    assert_eq!(download(device, &buffers[3]), bytes_of(&expected, out), "{m} rows, {dtype:?} to {out:?}, bias: {bias}");
+}
+
+#[test]
+fn products_are_what_the_trait_says() {
+    let Some(fake) = Fake::lock() else { return };
+    for batch_invariant in [false, true] {
+        let device = fake.find(batch_invariant).unwrap().open().unwrap();
+        for (dtype, out) in [(DType::F32, DType::F32), (DType::BF16, DType::BF16), (DType::BF16, DType::F32)] {
+            for m in [5, 1, 16, 33] {
+                check_product(&device, m, dtype, out, false);
+                check_product(&device, m, dtype, out, true);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_fastest_algorithm_that_works_is_chosen_and_measured_once() {
+    let Some(fake) = Fake::lock() else { return };
+    let device = fake.find(false).unwrap().open().unwrap();
+    fake.products();
+    check_product(&device, 20, DType::F32, DType::F32, false);
+    let [slow, broken, fast, split] = fake.products();
+    // 1, 2, 4, 8, 16 and 32 rows; each candidate once to be warm and three times to be measured, and then the product.
+    assert_eq!([slow, broken, fast, split], [6 * 4, 0, 6 * 4 + 1, 6 * 4]);
+    for m in [20, 3, 17, 1] {
+        check_product(&device, m, DType::F32, DType::F32, false);
+    }
+    assert_eq!(fake.products(), [0, 0, 4, 0], "smaller numbers of rows have been measured, too");
+    // 48 rows: the best one for up to 64 cannot do it.
+    check_product(&device, 64, DType::F32, DType::F32, false);
+    fake.products();
+    check_product(&device, 48, DType::F32, DType::F32, false);
+    assert_eq!(fake.products(), [0, 0, 0, 1], "the heuristic's first");
+    // While a step is recorded nothing is measured, nor decided.
+    let buffer = upload(&device, &[0; 256]);
+    let matmul = Matmul { m: 1, n: 8, k: 4, dtype: DType::F32, out: DType::F32, bias: false };
+    let [x, w, out] = [0, 64, 192].map(|offset| buffer.ptr() + offset);
+    // SAFETY: the operands lie in the buffer, apart from each other; it lives until everything is done.
+    let multiply = || unsafe { device.matmul(matmul, x, w, DevicePtr::NULL, out).unwrap() };
+    fake.products();
+    device.begin_capture().unwrap();
+    multiply();
+    device.end_capture().unwrap();
+    assert_eq!(fake.products(), [0, 0, 0, 1]);
+    multiply();
+    assert_eq!(fake.products(), [4, 0, 4 + 1, 4]);
+}
+
+#[test]
+fn a_batch_invariant_product_has_one_algorithm_that_does_not_split_its_sums() {
+    let Some(fake) = Fake::lock() else { return };
+    let device = fake.find(true).unwrap().open().unwrap();
+    fake.products();
+    for m in [20, 3, 17, 1, 48] {
+        check_product(&device, m, DType::F32, DType::F32, false);
+    }
+    assert_eq!(fake.products(), [5, 0, 0, 0], "one algorithm, and nothing was measured");
+}
+
+#[test]
+fn what_does_not_fit_says_how_much_was_wanted() {
+    let Some(fake) = Fake::lock() else { return };
+    let device = fake.find(false).unwrap().open().unwrap();
+    fake.fail("cuMemAlloc_v2", 2);
+    let error = DeviceBuffer::new(&device, 5000).unwrap_err();
+    assert_eq!(error, DeviceError::OutOfMemory { wanted: 5000, free: 600, total: 1000 });
+    fake.fail("cuMemHostAlloc", 2);
+    let error = PinnedBuffer::new(&device, 5000).err();
+    assert_eq!(error, Some(DeviceError::OutOfPinnedMemory { wanted: 5000 }));
+    DeviceBuffer::new(&device, 5000).expect("it goes on");
+}
+
+#[test]
+fn a_lost_device_says_the_same_for_ever_and_another_can_be_opened() {
+    let Some(fake) = Fake::lock() else { return };
+    let gpu = fake.find(false).unwrap();
+    let device = gpu.open().unwrap();
+    let buffer = upload(&device, &[1; 64]);
+    let pinned = PinnedBuffer::new(&device, 64).unwrap();
+    let event = device.record(Stream::Compute).unwrap();
+    // CUDA_ERROR_ILLEGAL_ADDRESS.
+    fake.fail("cuMemcpyAsync", 700);
+    let copy = Copy { to: pinned.ptr(), from: buffer.ptr(), bytes: 64 };
+    // SAFETY: both live until everything is done.
+    let error = unsafe { device.copy(Stream::CopyOut, copy) }.unwrap_err();
+    assert_eq!(error, DeviceError::Lost("cuMemcpyAsync: CUDA_ERROR_ILLEGAL_ADDRESS".into()));
+    let again = [
+        device.synchronize().err(),
+        device.is_done(event).err(),
+        device.record(Stream::CopyIn).err(),
+        device.memory().err(),
+        DeviceBuffer::new(&device, 64).err(),
+        device.load_modules(&[source()]).err(),
+        device.begin_capture().err(),
+    ];
+    assert!(again.iter().all(|again| again.as_ref() == Some(&error)), "{again:?}");
+    drop((buffer, pinned, device));
+    assert_eq!(fake.alive(), [0; 10]);
+
+    // The next one works, though the driver may not want to.
+    let device = gpu.open().unwrap();
+    assert_eq!(download(&device, &upload(&device, &[2; 64])), [2; 64]);
+    drop(device);
+    fake.fail("cuMemsetD8Async", 719);
+    let error = gpu.open().err().expect("it is tried when it is opened").to_string();
+    assert!(error.contains("cannot be opened") && error.contains("CUDA_ERROR_LAUNCH_FAILED"), "{error}");
+    assert_eq!(fake.alive(), [0; 10]);
+}
+
+#[test]
+fn a_failure_of_a_product_is_the_devices_where_that_is_lost() {
+    let Some(fake) = Fake::lock() else { return };
+    let device = fake.find(false).unwrap().open().unwrap();
+    let buffer = upload(&device, &[0; 64]);
+    let matmul = Matmul { m: 1, n: 4, k: 4, dtype: DType::F32, out: DType::F32, bias: false };
+    // CUDA_ERROR_LAUNCH_FAILED, while the algorithms are measured.
+    fake.fail("cuEventSynchronize", 719);
+    // SAFETY: the buffer is large enough for each operand, and lives until everything is done.
+    let error = unsafe { device.matmul(matmul, buffer.ptr(), buffer.ptr(), DevicePtr::NULL, buffer.ptr()) };
+    assert_eq!(error, Err(DeviceError::Lost("cuEventSynchronize: CUDA_ERROR_LAUNCH_FAILED".into())));
+    assert_eq!(device.synchronize(), error);
+}

@@ -1,0 +1,180 @@
+//! Every kernel compiles with NVRTC, as a start on a GPU machine compiles it, for every kind of model and configuration
+//! that is shipped. No GPU and no driver are needed, only NVRTC: from `PAGETIDE_TEST_NVRTC`, the folder of
+//! `libnvrtc.so`, or from where the program looks. `scripts/compile-kernels.sh` gets it, and nvcc, from pip.
+
+use pagetide::backend::cuda::attention::TileShape;
+use pagetide::backend::cuda::device::{DeviceError, DeviceInfo, ModuleSource};
+use pagetide::backend::cuda::driver::{NEWEST_CUDA, compiler, open_nvrtc};
+use pagetide::backend::cuda::{CudaOptions, module_sources};
+use pagetide::backend::{DType, KvLayout};
+use pagetide::config::DeviceConfig;
+use serde_json::json;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const HEAD_DIMS: [usize; 5] = [64, 80, 96, 128, 256];
+/// Query heads of a KV head.
+const GROUPS: [usize; 4] = [1, 4, 7, 8];
+const BLOCK_SIZES: [usize; 3] = [1, 16, 256];
+
+fn ampere() -> DeviceInfo {
+    device((8, 0), 163 << 10)
+}
+
+fn hopper() -> DeviceInfo {
+    device((9, 0), 227 << 10)
+}
+
+fn device(compute_capability: (u32, u32), max_shared_bytes: u32) -> DeviceInfo {
+    DeviceInfo { name: String::new(), compute_capability, num_sms: 100, max_shared_bytes, total_memory: 1 << 36 }
+}
+
+fn options(dtype: DType, head_dim: usize, group: usize, block_size: usize) -> CudaOptions {
+    let num_kv_heads = 8;
+    CudaOptions {
+        dtype,
+        num_heads: group * num_kv_heads,
+        kv: KvLayout { num_layers: 32, num_kv_heads, head_dim, block_size, dtype },
+        vocab_size: 32_000,
+        max_rows: 2048,
+        max_seqs: 256,
+        max_logit_rows: 256,
+        graphs: true,
+        batch_invariant: false,
+    }
+}
+
+/// Modules, with the dynamic shared memory of their kernels.
+struct Specialisation {
+    arch: String,
+    source: ModuleSource,
+    shared_bytes: Vec<(&'static str, usize)>,
+}
+
+/// Every head size with every group, and each of both with every block size; the other types with every head size.
+fn specialisations() -> Vec<Specialisation> {
+    let mut all: Vec<Specialisation> = Vec::new();
+    for info in [ampere(), hopper()] {
+        let arch = compiler::architecture(info.compute_capability);
+        for dtype in [DType::BF16, DType::F16, DType::F32] {
+            for (i, head_dim) in HEAD_DIMS.into_iter().enumerate() {
+                for (j, group) in GROUPS.into_iter().enumerate() {
+                    if dtype != DType::BF16 && i % GROUPS.len() != j {
+                        continue;
+                    }
+                    let options = options(dtype, head_dim, group, BLOCK_SIZES[(i + j) % BLOCK_SIZES.len()]);
+                    let shape = TileShape::choose(dtype, head_dim, info.max_shared_bytes as usize);
+                    for source in module_sources(&options, &info) {
+                        let is_attention = source.file.starts_with("attention");
+                        // The others do not depend on the group, and hardly on the head size.
+                        let is_new = is_attention || j == i % GROUPS.len();
+                        let is_listed = |other: &Specialisation| other.arch == arch && other.source == source;
+                        if !is_new || all.iter().any(is_listed) {
+                            continue;
+                        }
+                        let shared_bytes = shape.filter(|_| is_attention).map_or(Vec::new(), |shape| {
+                            let (prefill, decode) =
+                                (shape.prefill_shared_bytes(head_dim), shape.decode_shared_bytes(head_dim));
+                            vec![("attention_prefill", prefill), ("attention_decode", decode)]
+                        });
+                        all.push(Specialisation { arch: arch.clone(), source, shared_bytes });
+                    }
+                }
+            }
+        }
+    }
+    all
+}
+
+/// False, and says so, where there is no NVRTC.
+fn has_nvrtc() -> bool {
+    let folder = std::env::var("PAGETIDE_TEST_NVRTC").ok();
+    let is_wanted = folder.is_some();
+    let config = DeviceConfig { cuda_library_path: folder.into_iter().collect(), ..DeviceConfig::default() };
+    match open_nvrtc(&config, NEWEST_CUDA) {
+        Ok(nvrtc) => {
+            println!("NVRTC {} from {:?}", nvrtc.version, nvrtc.path);
+            true
+        }
+        Err(why) => {
+            assert!(!is_wanted, "PAGETIDE_TEST_NVRTC is set, and {why}");
+            println!("skipped: {why}");
+            false
+        }
+    }
+}
+
+/// The list is also what nvcc compiles: see `scripts/compile-kernels.py`.
+#[test]
+fn the_list_of_specialisations_is_written_for_nvcc() {
+    let list: Vec<_> = specialisations()
+        .into_iter()
+        .map(|Specialisation { arch, source, shared_bytes }| {
+            let defines: Vec<String> = source.defines.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            let shared_bytes: serde_json::Map<_, _> =
+                shared_bytes.into_iter().map(|(kernel, bytes)| (kernel.to_string(), bytes.into())).collect();
+            json!({"arch": arch, "file": source.file, "defines": defines, "shared_bytes": shared_bytes})
+        })
+        .collect();
+    for file in ["attention.cu", "attention_rows.cu", "rows.cu", "sampling.cu"] {
+        for arch in ["sm_80", "sm_90a"] {
+            assert!(list.iter().any(|entry| entry["file"] == file && entry["arch"] == arch), "{file}, {arch}");
+        }
+    }
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("specialisations.json");
+    std::fs::write(path, serde_json::to_string_pretty(&list).unwrap()).unwrap();
+}
+
+#[test]
+fn every_specialisation_compiles_without_a_warning() {
+    if !has_nvrtc() {
+        return;
+    }
+    let list = specialisations();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some(Specialisation { arch, source, .. }) = list.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let cubin = compiler::compile(source, arch).unwrap_or_else(|error| panic!("{source:?}: {error}"));
+            assert!(cubin.bytes.starts_with(b"\x7fELF"), "{source:?}: machine code");
+            assert_eq!(cubin.log, "", "{source:?}");
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+    println!("{} modules compiled", list.len());
+}
+
+#[test]
+fn an_error_names_file_and_line_and_an_unknown_architecture_is_said() {
+    if !has_nvrtc() {
+        return;
+    }
+    let broken = ModuleSource { file: "sampling.cu", defines: vec![("DTYPE", "no_such_type".into())] };
+    let Err(DeviceError::Compile { file, arch, log }) = compiler::compile(&broken, "sm_80") else {
+        panic!("it cannot compile")
+    };
+    assert_eq!((file.as_str(), arch.as_str()), ("sampling.cu", "sm_80"));
+    assert!(log.contains("include/types.cuh(") && log.contains("no_such_type"), "{log}");
+    let source = ModuleSource { file: "sampling.cu", defines: Vec::new() };
+    let error = compiler::compile(&source, "sm_20").unwrap_err().to_string();
+    assert!(error.contains("for sm_20: NVRTC ") && error.contains("90"), "{error}");
+}
+
+#[test]
+fn a_second_start_compiles_nothing() {
+    if !has_nvrtc() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let sources = [ModuleSource { file: "sampling.cu", defines: Vec::new() }];
+    let load = || compiler::KernelCache::new(Some(folder.path().join("kernels"))).load(&sources, "sm_90a").unwrap();
+    let compiled = load();
+    let file = std::fs::read_dir(folder.path().join("kernels")).unwrap().next().unwrap().unwrap().path();
+    let written = file.metadata().unwrap().modified().unwrap();
+    assert_eq!(load(), compiled);
+    assert_eq!(file.metadata().unwrap().modified().unwrap(), written);
+    // A damaged file is compiled anew.
+    std::fs::write(&file, "damaged").unwrap();
+    assert_eq!(load(), compiled);
+    assert_eq!(load(), compiled);
+}
