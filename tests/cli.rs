@@ -258,3 +258,24 @@ fn bench_measures_the_engine_and_a_server() {
     server.signal(libc::SIGTERM);
     assert_eq!(server.wait().code(), Some(0));
 }
+
+#[test]
+fn a_step_that_takes_too_long_is_told_and_ends_the_process() {
+    // Random weights, one thread and the slowest kernels: seconds for a prompt of thousands of tokens.
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float32", "vocab_size": 2048,
+        "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 12, "num_attention_heads": 8,
+        "num_key_value_heads": 8, "hidden_act": "silu", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "tie_word_embeddings": true, "eos_token_id": 2,
+    });
+    let model = tempfile::tempdir().unwrap();
+    std::fs::write(model.path().join("config.json"), config.to_string()).unwrap();
+    let mut args = vec!["--model", model.path().to_str().unwrap(), "--load-format", "dummy"];
+    args.extend(["--set", "device.isa=portable", "--set", "device.threads=1", "--max-num-batched-tokens", "4096"]);
+    args.extend(["--set", "device.step_timeout_s=1"]);
+    let server = Server::start(&args);
+    let body = json!({"prompt": vec![5; 3500], "max_tokens": 1}).to_string();
+    let answer = server.answer("POST", "/v1/completions", &body);
+    assert!(answer.contains("500 Internal Server Error") && answer.contains("device.step_timeout_s"), "{answer}");
+    assert_eq!(server.wait().code(), Some(1));
+}

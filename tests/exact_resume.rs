@@ -1,7 +1,8 @@
 //! The promise of exact resume: a request returns the same tokens alone, under load with a tiny pool and hundreds of
-//! preemptions, and from a warm prefix cache, whatever else runs and however the memory is cut.
+//! preemptions, and from a warm prefix cache, whatever else runs, however the memory is cut, and whether steps are
+//! planned one by one or ahead.
 
-use pagetide::config::{Config, PreemptionMode};
+use pagetide::config::{Config, Overlap, PreemptionMode};
 use pagetide::metrics;
 use pagetide::offline::{Engine, GenerateParams, RequestOutput};
 use pagetide::sampling::params::SamplingParams;
@@ -82,14 +83,18 @@ fn text_is_the_same_however_memory_is_short() {
     let expected = run_one_by_one(&quiet);
     drop(quiet);
 
-    for (mode, block_size, blocks, threads, batched) in [
-        (PreemptionMode::Swap, 16, 24, 2, 256),
-        (PreemptionMode::Recompute, 16, 24, 3, 300),
-        (PreemptionMode::Auto, 5, 60, 1, 70),
-        (PreemptionMode::Swap, 1, 240, 2, 64),
-        (PreemptionMode::Auto, 64, 8, 4, 512),
+    for (mode, block_size, blocks, threads, batched, overlap) in [
+        (PreemptionMode::Swap, 16, 24, 2, 256, Overlap::Off),
+        (PreemptionMode::Swap, 16, 24, 2, 256, Overlap::On),
+        (PreemptionMode::Recompute, 16, 24, 3, 300, Overlap::Off),
+        (PreemptionMode::Recompute, 16, 24, 3, 300, Overlap::On),
+        (PreemptionMode::Auto, 5, 60, 1, 70, Overlap::Off),
+        (PreemptionMode::Auto, 5, 60, 1, 70, Overlap::On),
+        (PreemptionMode::Swap, 1, 240, 2, 64, Overlap::Off),
+        (PreemptionMode::Swap, 1, 240, 2, 64, Overlap::On),
+        (PreemptionMode::Auto, 64, 8, 4, 512, Overlap::Auto),
     ] {
-        let what = format!("{mode} with {blocks} blocks of {block_size}");
+        let what = format!("{mode} with {blocks} blocks of {block_size}, overlap {overlap}");
         let preemptions = |mode| metric(&format!("pagetide_preemptions_total{{mode=\"{mode}\"}}"));
         let before = [preemptions("swap"), preemptions("recompute")];
         let tight = engine(|config| {
@@ -98,6 +103,7 @@ fn text_is_the_same_however_memory_is_short() {
             config.scheduler.max_num_seqs = 64;
             config.scheduler.max_num_batched_tokens = Some(batched);
             config.scheduler.preemption_mode = mode;
+            config.scheduler.overlap = overlap;
             config.device.threads = threads;
             config.swap.space_gib = 0.05;
         });

@@ -1,9 +1,10 @@
 //! Seeded simulation of the engine: random arrivals, forks, cancels, preemptions and executor failures on tiny
-//! pools, against a model that generates each sample alone.
+//! pools, in the simple and in the overlapped loop, against a model that generates each sample alone.
 //!
 //! The simulated device keeps, in every slot, a fingerprint of all tokens up to its own. The next token is a function
 //! of all fingerprints read through the block table, so a block that is lost, mixed up, reused too early, copied
-//! wrongly or cached under a wrong name changes the text. After every step all invariants are asserted.
+//! wrongly or cached under a wrong name changes the text. It carries a plan out as late as may be: when its results are
+//! taken in. After every plan all invariants are asserted.
 //!
 //! `PAGETIDE_SIM_SEED=n` runs one seed, `PAGETIDE_SIM_OPERATIONS=n` sets how much is done.
 
@@ -11,9 +12,9 @@ use pagetide::engine::allocation::{serve, serve_swap};
 use pagetide::engine::block_pool::BlockPool;
 use pagetide::engine::plan::{Delivery, PlannedSeq, SeqOutput, StepOutput, StepPlan};
 use pagetide::engine::policy::{Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy, StepStats};
-use pagetide::ids::{BlockId, RequestId, TokenId};
+use pagetide::ids::{BlockId, RequestId, SeqId, TokenId};
 use pagetide::sampling::params::{FinishReason, PositionLogprobs, Sampled, SamplingParams, TokenLogprob};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 const EOS: TokenId = 0;
@@ -68,6 +69,8 @@ struct Device {
     block_size: usize,
     blocks: Vec<Vec<u64>>,
     swap: Vec<Vec<u64>>,
+    /// The tokens that the last plan sampled.
+    last_samples: HashMap<SeqId, TokenId>,
 }
 
 impl Device {
@@ -77,6 +80,7 @@ impl Device {
             block_size: config.block_size,
             blocks: vec![empty.clone(); config.num_device_blocks],
             swap: vec![empty; swap_blocks],
+            last_samples: HashMap::new(),
         }
     }
 
@@ -90,7 +94,10 @@ impl Device {
         for (swap, device) in &plan.swap_in {
             self.blocks[device.index()] = self.swap[swap.index()].clone();
         }
-        StepOutput { seqs: plan.batch.iter().map(|seq| self.run(seq)).collect(), ..StepOutput::default() }
+        let seqs: Vec<SeqOutput> = plan.batch.iter().map(|seq| self.run(seq)).collect();
+        let sampled = seqs.iter().filter_map(|seq| Some((seq.seq, seq.sampled.first()?.token)));
+        self.last_samples = sampled.collect();
+        StepOutput { seqs, ..StepOutput::default() }
     }
 
     fn slot(&mut self, table: &[BlockId], position: usize) -> &mut u64 {
@@ -99,7 +106,11 @@ impl Device {
 
     fn run(&mut self, planned: &PlannedSeq) -> SeqOutput {
         let mut prompt_logprobs = Vec::new();
-        for (row, token) in planned.tokens.iter().enumerate() {
+        let mut tokens = planned.tokens.clone();
+        if planned.pending {
+            *tokens.last_mut().expect("it feeds a token") = self.last_samples[&planned.seq];
+        }
+        for (row, token) in tokens.iter().enumerate() {
             let position = planned.num_computed + row;
             let previous = if position == 0 { 0 } else { *self.slot(&planned.table, position - 1) };
             let value = fingerprint(previous, *token);
@@ -157,6 +168,7 @@ struct World {
     device_pool: BlockPool,
     swap_pool: BlockPool,
     device: Device,
+    in_flight: VecDeque<StepPlan>,
     open: HashMap<RequestId, Heard>,
     next_request: u64,
     prefixes: Vec<Vec<TokenId>>,
@@ -164,11 +176,16 @@ struct World {
     total: StepStats,
     hit_tokens: usize,
     finished: usize,
-    failures: usize,
+    /// Failures of the executor, and how many of them with two plans in flight.
+    failures: [usize; 2],
+    /// Pending tokens that were fed.
+    pending: usize,
+    /// Samples that ended with a plan behind.
+    fed_after_end: usize,
 }
 
 impl World {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, overlap: bool) -> Self {
         let mut random = Random(seed);
         let block_size = random.range(1, 7) as usize;
         let num_device_blocks = random.range(8, 40) as usize;
@@ -184,6 +201,7 @@ impl World {
                 [random.below(3) as usize],
             watermark_blocks: random.below(3) as usize,
             prefix_caching: !random.one_in(4),
+            overlap,
             hash_key: [seed as u8; 32],
         };
         let swap_blocks = if random.one_in(5) { 0 } else { random.range(1, 60) as usize };
@@ -193,6 +211,7 @@ impl World {
             device_pool: BlockPool::new(num_device_blocks, config.prefix_caching),
             swap_pool: BlockPool::new(swap_blocks, false),
             device: Device::new(&config, swap_blocks),
+            in_flight: VecDeque::new(),
             open: HashMap::new(),
             next_request: 0,
             prefixes,
@@ -200,7 +219,9 @@ impl World {
             total: StepStats::default(),
             hit_tokens: 0,
             finished: 0,
-            failures: 0,
+            failures: [0; 2],
+            pending: 0,
+            fed_after_end: 0,
             random,
             config,
         }
@@ -270,11 +291,22 @@ impl World {
         }
     }
 
+    /// Mostly plans where that is possible, else ends the oldest plan.
     fn step(&mut self) {
-        let demand = self.scheduler.demand();
+        let waits = !self.in_flight.is_empty() && self.random.one_in(4);
+        if (waits || !self.plan()) && !self.in_flight.is_empty() {
+            self.finish();
+        }
+    }
+
+    /// False where the scheduler wants to see results first.
+    fn plan(&mut self) -> bool {
+        let Some(demand) = self.scheduler.demand() else { return false };
+        let is_ahead = !self.in_flight.is_empty();
         let grant = serve(&mut self.device_pool, self.config.block_size, demand);
         let swap_demand = self.scheduler.reserve(&grant);
         let swap_grant = serve_swap(&mut self.swap_pool, swap_demand);
+        assert!(!is_ahead || grant.preempted.is_empty(), "a plan made ahead preempts");
         let stats = grant.stats;
         let plan = self.scheduler.plan(grant, swap_grant);
         self.scheduler.check();
@@ -283,21 +315,50 @@ impl World {
         self.device_pool.check(device_tables.into_iter());
         // What this step copies in is released with the next demand.
         self.swap_pool.check(swap_tables.into_iter());
+        self.check_plan(&plan);
+        let is_empty = plan.is_empty();
+        if !is_empty {
+            self.in_flight.push_back(plan);
+        }
+        assert_eq!(self.in_flight.len(), self.scheduler.num_in_flight());
+        !(is_ahead && is_empty)
+    }
+
+    fn check_plan(&mut self, plan: &StepPlan) {
         assert!(plan.num_tokens() <= self.config.max_num_batched_tokens);
-        let mut written = plan.swap_in.iter().map(|pair| pair.1).chain(plan.copy.iter().map(|pair| pair.1));
-        assert!(written.all(|block| !self.device_pool.is_shared(block)), "a copy writes into a shared block");
+        let mut written: Vec<BlockId> = plan.swap_in.iter().chain(&plan.copy).map(|pair| pair.1).collect();
+        for seq in &plan.batch {
+            let end = seq.num_computed + seq.tokens.len();
+            let places = seq.num_computed / self.config.block_size..end.div_ceil(self.config.block_size);
+            written.extend(&seq.table[places]);
+            if seq.pending {
+                self.pending += 1;
+                let sample = seq.sample.as_ref().expect("a pending token is the last");
+                assert_eq!(sample.prompt.len() + sample.output.len() + 1, end, "the history ends before it");
+                let may_go_on =
+                    end < self.config.max_model_len && sample.output.len() + 1 < sample.params.max_tokens as usize;
+                assert!(may_go_on, "a token is fed that is the last");
+            }
+        }
+        assert!(written.into_iter().all(|block| !self.device_pool.is_shared(block)), "a shared block is written");
+    }
+
+    fn finish(&mut self) {
         if self.random.one_in(400) {
             return self.fail();
         }
+        let plan = self.in_flight.pop_front().expect("a plan is in flight");
         let output = self.device.execute(&plan);
         if self.random.one_in(10) {
             self.cancel(); // while the step runs
         }
         self.hear(output);
+        self.scheduler.check();
     }
 
     fn fail(&mut self) {
-        self.failures += 1;
+        self.failures[0] += 1;
+        self.failures[1] += usize::from(self.in_flight.len() > 1);
         for id in self.scheduler.fail_running() {
             assert!(self.open.remove(&id).is_some());
         }
@@ -305,6 +366,7 @@ impl World {
         self.device_pool = BlockPool::new(self.config.num_device_blocks, self.config.prefix_caching);
         self.swap_pool = BlockPool::new(swap_blocks, false);
         self.device = Device::new(&self.config, swap_blocks);
+        self.in_flight.clear();
     }
 
     fn hear(&mut self, output: StepOutput) {
@@ -322,6 +384,7 @@ impl World {
                 }
                 Delivery::Finished { sample, reason } => {
                     self.finished += 1;
+                    self.fed_after_end += usize::from(reason == FinishReason::Eos && !self.in_flight.is_empty());
                     let expected = alone(&heard.arrival, sample, self.config.max_model_len);
                     assert_eq!((heard.outputs[sample as usize].clone(), reason), expected, "{id} sample {sample}");
                     heard.finished[sample as usize] = Some(reason);
@@ -359,12 +422,11 @@ impl World {
     fn drain(&mut self) {
         let most = self.scheduler.num_requests() * 5 * (self.config.max_model_len + 2) * 4 + 100;
         let mut steps = 0;
-        while self.scheduler.has_work() {
+        while self.scheduler.has_work() || !self.in_flight.is_empty() {
             self.step();
             steps += 1;
             assert!(steps < most, "no progress: {:?}", self.scheduler.population());
         }
-        self.step(); // hands back what the last step gave up
         assert!(self.open.is_empty(), "a request never ended");
         assert_eq!(self.device_pool.stats().used, 0);
         assert_eq!(self.swap_pool.stats().free, self.swap_pool.num_blocks());
@@ -388,30 +450,48 @@ fn setting(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
 }
 
-#[test]
-fn random_loads_give_the_text_of_each_sample_alone() {
-    let operations = setting("PAGETIDE_SIM_OPERATIONS").unwrap_or(120_000) as usize;
+fn check_random_loads(overlap: bool) {
+    let operations = setting("PAGETIDE_SIM_OPERATIONS").unwrap_or(250_000) as usize;
     let seeds: Vec<u64> = match setting("PAGETIDE_SIM_SEED") {
         Some(seed) => vec![seed],
         None => (0..100).collect(),
     };
     let per_seed = operations / seeds.len();
-    let (mut total, mut hit_tokens, mut finished, mut failures) = (StepStats::default(), 0, 0, 0);
+    let (mut total, mut hit_tokens, mut finished, mut failures) = (StepStats::default(), 0, 0, [0; 2]);
+    let (mut pending, mut fed_after_end) = (0, 0);
     for seed in seeds {
         eprintln!("PAGETIDE_SIM_SEED={seed}");
-        let mut world = World::new(seed);
+        let mut world = World::new(seed, overlap);
         world.run(per_seed);
         total.preempted_swap += world.total.preempted_swap;
         total.preempted_recompute += world.total.preempted_recompute;
         hit_tokens += world.hit_tokens;
         total.blocks_in += world.total.blocks_in;
         finished += world.finished;
-        failures += world.failures;
+        pending += world.pending;
+        fed_after_end += world.fed_after_end;
+        (failures[0], failures[1]) = (failures[0] + world.failures[0], failures[1] + world.failures[1]);
     }
-    eprintln!("{finished} samples finished, {failures} executor failures, {hit_tokens} cached tokens, {total:?}");
+    eprintln!(
+        "{finished} samples finished, {failures:?} executor failures (with two plans in flight), {hit_tokens} cached \
+         tokens, {pending} pending tokens, {fed_after_end} ends with a plan behind, {total:?}"
+    );
     if setting("PAGETIDE_SIM_SEED").is_none() {
         // The simulation is worth something only while it reaches everything.
         assert!(total.preempted_swap > 1000 && total.preempted_recompute > 1000);
-        assert!(hit_tokens > 10_000 && total.blocks_in > 1000 && failures > 50);
+        assert!(hit_tokens > 10_000 && total.blocks_in > 1000 && failures[0] > 50);
+        assert_eq!(failures[1] > 10, overlap);
+        assert_eq!(pending > 1000, overlap);
+        assert_eq!(fed_after_end > 100, overlap);
     }
+}
+
+#[test]
+fn random_loads_give_the_text_of_each_sample_alone() {
+    check_random_loads(false);
+}
+
+#[test]
+fn so_they_do_where_steps_are_planned_ahead() {
+    check_random_loads(true);
 }

@@ -1,19 +1,57 @@
-//! Owns the device, on a thread of its own: the forward pass blocks, an actor must not.
+//! Owns the device, on a thread of its own: starting a step and waiting for it block, an actor must not.
 
-use crate::actors::messages::{Execute, ExecutorFailed};
-use crate::engine::plan::{StepOutput, StepPlan, StepRunner};
+use crate::actors::messages::{Execute, Executed, ExecutorFailed};
+use crate::engine::plan::{MAX_STEPS_IN_FLIGHT, StepPlan, StepRunner};
 use crate::error::StartError;
 use actix::{Actor, Context, Handler, ResponseFuture};
-use crossbeam::channel::{Receiver, Sender, bounded};
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded, unbounded};
 use std::any::Any;
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-type Answer = Result<StepOutput, ExecutorFailed>;
+type Answer = Result<Executed, ExecutorFailed>;
 
-/// One step under way at most: the channel to the thread has one place.
+/// While a step runs, its end and the next plan are looked for without a pause for this long: a wait that the system
+/// ends takes longer than the host's part of a short step.
+const SPIN: Duration = Duration::from_millis(1);
+/// From then on, this long between two looks at the step. A plan is noticed at once.
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// Starts each plan as soon as it comes, up to [`MAX_STEPS_IN_FLIGHT`] at once.
 pub struct ModelExecutor {
-    steps: Sender<(StepPlan, oneshot::Sender<Answer>)>,
+    /// Unbounded: the scheduler sends no more than it may have in flight, and after a failure once more.
+    jobs: Sender<Job>,
+    restart: Restart,
+}
+
+/// What the watchdog knows of restarts.
+#[derive(Clone, Debug)]
+pub struct Restart {
+    /// From a failure until the scheduler has heard of it, which is when the executor is there again.
+    is_under_way: Arc<AtomicBool>,
+    load_time: Duration,
+}
+
+impl Restart {
+    /// How much longer than a step the executor may take now: a restart can load the model again.
+    pub fn allowance(&self) -> Duration {
+        if self.is_under_way.load(Ordering::Acquire) { 2 * self.load_time } else { Duration::ZERO }
+    }
+
+    /// The scheduler has heard of the failure.
+    pub fn end(&self) {
+        self.is_under_way.store(false, Ordering::Release);
+    }
+}
+
+struct Job {
+    plan: StepPlan,
+    failures: u64,
+    answer: oneshot::Sender<Answer>,
 }
 
 impl ModelExecutor {
@@ -25,48 +63,141 @@ impl ModelExecutor {
         T: Send + 'static,
         F: FnOnce() -> Result<(R, T), StartError> + Send + 'static,
     {
-        let (steps, inbox) = bounded(1);
+        let started = Instant::now();
+        let is_restarting: Arc<AtomicBool> = Arc::default();
+        let is_under_way = is_restarting.clone();
+        let (jobs, inbox) = unbounded();
         let (loaded, wait_loaded) = bounded(1);
         std::thread::Builder::new().name("pagetide-executor".into()).spawn(move || match make() {
             Ok((runner, info)) => {
                 if loaded.send(Ok(info)).is_ok() {
-                    serve(runner, &inbox);
+                    Steps::new(runner, is_restarting).serve(&inbox);
                 }
             }
             // Nobody waits any more where the send fails.
             Err(error) => drop(loaded.send(Err(error))),
         })?;
         match wait_loaded.recv() {
-            Ok(loaded) => Ok((Self { steps }, loaded?)),
+            Ok(loaded) => {
+                let restart = Restart { is_under_way, load_time: started.elapsed() };
+                Ok((Self { jobs, restart }, loaded?))
+            }
             Err(_) => Err(StartError::new("the executor thread died while loading the model; its panic is above")),
         }
     }
+
+    pub fn restart(&self) -> Restart {
+        self.restart.clone()
+    }
 }
 
-fn serve(mut runner: impl StepRunner, inbox: &Receiver<(StepPlan, oneshot::Sender<Answer>)>) {
-    for (plan, answer) in inbox {
-        let run = || {
-            runner.submit(&plan);
-            runner.finish()
-        };
-        let result = catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
-            let mut message = panic_message(panic.as_ref());
-            // What the panic left half done is thrown away here, which makes the assertion of unwind safety true.
-            match catch_unwind(AssertUnwindSafe(|| runner.reset())) {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => message = format!("{message}; then the restart failed: {error}"),
-                Err(panic) => {
-                    message = format!("{message}; then the restart failed: {}", panic_message(panic.as_ref()))
-                }
+/// The runner, and the steps that it has not finished.
+struct Steps<R> {
+    runner: R,
+    /// Oldest first: who waits for each, and the gap before it.
+    in_flight: VecDeque<(oneshot::Sender<Answer>, Duration)>,
+    last_done: Option<Instant>,
+    /// The oldest step's end is being waited for since then.
+    waiting_since: Instant,
+    failures: u64,
+    is_restarting: Arc<AtomicBool>,
+}
+
+impl<R: StepRunner> Steps<R> {
+    fn new(runner: R, is_restarting: Arc<AtomicBool>) -> Self {
+        let (in_flight, waiting_since) = (VecDeque::new(), Instant::now());
+        Self { runner, in_flight, last_done: None, waiting_since, failures: 0, is_restarting }
+    }
+
+    /// Until the scheduler is gone.
+    fn serve(mut self, inbox: &Receiver<Job>) {
+        loop {
+            if self.finish_if_done() {
+                continue;
             }
-            ExecutorFailed(message)
-        });
-        // The plan shares tables with the scheduler, which writes them next: let go of it before answering.
-        drop(plan);
-        if answer.send(result).is_err() {
-            return; // the scheduler is gone
+            let job = match self.in_flight.len() {
+                0 => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                MAX_STEPS_IN_FLIGHT => {
+                    self.finish(); // nothing else can happen before
+                    continue;
+                }
+                _ if self.waiting_since.elapsed() < SPIN => inbox.try_recv().map_err(|error| match error {
+                    TryRecvError::Empty => RecvTimeoutError::Timeout,
+                    TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
+                }),
+                _ => inbox.recv_timeout(PAUSE),
+            };
+            match job {
+                Ok(job) => self.submit(job),
+                Err(RecvTimeoutError::Timeout) => std::thread::yield_now(),
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
         }
     }
+
+    fn submit(&mut self, Job { plan, failures, answer }: Job) {
+        if failures != self.failures {
+            let message = "the plan was made before the executor failed".into();
+            drop(answer.send(Err(ExecutorFailed { message, restarted: true })));
+            return;
+        }
+        let is_only = self.in_flight.is_empty();
+        let gap = self.last_done.filter(|_| is_only).map_or(Duration::ZERO, |done| done.elapsed());
+        self.in_flight.push_back((answer, gap));
+        self.guard(|runner| runner.submit(&plan));
+        // It shares tables and outputs with the scheduler, which copies them to write them while somebody else holds
+        // them.
+        drop(plan);
+        if is_only {
+            self.waiting_since = Instant::now();
+        }
+    }
+
+    /// Answers for the oldest step if it is done.
+    fn finish_if_done(&mut self) -> bool {
+        let is_done = !self.in_flight.is_empty() && self.guard(|runner| runner.is_done()).unwrap_or(false);
+        if is_done {
+            self.finish();
+        }
+        is_done
+    }
+
+    /// Waits for the oldest step, and answers.
+    fn finish(&mut self) {
+        if let Some(output) = self.guard(|runner| runner.finish()) {
+            (self.last_done, self.waiting_since) = (Some(Instant::now()), Instant::now());
+            let (answer, gap) = self.in_flight.pop_front().expect("a step that is done was in flight");
+            // Nobody waits where the scheduler has just gone; the inbox tells that too.
+            drop(answer.send(Ok(Executed { output, gap })));
+        }
+    }
+
+    /// What `call` returns. Where it panics, the runner starts over, and all steps in flight have failed.
+    fn guard<T>(&mut self, call: impl FnOnce(&mut R) -> T) -> Option<T> {
+        let runner = &mut self.runner;
+        let panic = match catch_unwind(AssertUnwindSafe(|| call(runner))) {
+            Ok(result) => return Some(result),
+            Err(panic) => panic,
+        };
+        self.failures += 1;
+        self.last_done = None;
+        let message = panic_message(panic.as_ref());
+        self.is_restarting.store(true, Ordering::Release);
+        // What the panic left half done is thrown away here, which makes the assertion of unwind safety true.
+        let failure = match catch_unwind(AssertUnwindSafe(|| self.runner.reset())) {
+            Ok(Ok(())) => ExecutorFailed { message, restarted: true },
+            Ok(Err(error)) => not_restarted(&message, &error.to_string()),
+            Err(panic) => not_restarted(&message, &panic_message(panic.as_ref())),
+        };
+        for (answer, _) in self.in_flight.drain(..) {
+            drop(answer.send(Err(failure.clone())));
+        }
+        None
+    }
+}
+
+fn not_restarted(message: &str, why: &str) -> ExecutorFailed {
+    ExecutorFailed { message: format!("{message}; then the restart failed: {why}"), restarted: false }
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {
@@ -81,11 +212,11 @@ impl Actor for ModelExecutor {
 impl Handler<Execute> for ModelExecutor {
     type Result = ResponseFuture<Answer>;
 
-    fn handle(&mut self, Execute(plan): Execute, _: &mut Self::Context) -> Self::Result {
+    fn handle(&mut self, Execute { plan, failures }: Execute, _: &mut Self::Context) -> Self::Result {
         let (answer, wait_answer) = oneshot::channel();
-        let sent = self.steps.try_send((plan, answer));
+        let sent = self.jobs.send(Job { plan, failures, answer });
         Box::pin(async move {
-            let gone = || ExecutorFailed("the executor thread is gone".into());
+            let gone = || ExecutorFailed { message: "the executor thread is gone".into(), restarted: false };
             sent.map_err(|_| gone())?;
             wait_answer.await.map_err(|_| gone())?
         })

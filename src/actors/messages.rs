@@ -12,7 +12,7 @@ use crate::sampling::params::{FinishReason, PositionLogprobs, SamplingParams};
 pub use crate::text::chat_template::ChatPrompt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 /// What the client sent as its prompt.
@@ -163,14 +163,31 @@ pub struct Serve(pub Demand);
 #[rtype(result = "SwapGrant")]
 pub struct Reserve(pub SwapDemand);
 
-/// scheduler → executor: one step. The answer comes when it is done.
+/// scheduler → executor: one step. The answers come when the steps are done, in their order.
 #[derive(Debug, actix::Message)]
-#[rtype(result = "Result<StepOutput, ExecutorFailed>")]
-pub struct Execute(pub StepPlan);
+#[rtype(result = "Result<Executed, ExecutorFailed>")]
+pub struct Execute {
+    pub plan: StepPlan,
+    /// Failures that the scheduler has heard of. A plan that was made before the last one means nothing any more, and
+    /// is refused.
+    pub failures: u64,
+}
 
-/// The executor panicked, with this message; all KV is lost and its pools are empty.
+/// A step that is done.
+#[derive(Clone, Debug)]
+pub struct Executed {
+    pub output: StepOutput,
+    /// From the end of the step before to the start of this one; zero where this one had been submitted before that.
+    pub gap: Duration,
+}
+
+/// The device failed, and all plans that it had with it. All KV is lost and its pools are empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ExecutorFailed(pub String);
+pub struct ExecutorFailed {
+    pub message: String,
+    /// False where it cannot go on: the runner could not start over.
+    pub restarted: bool,
+}
 
 /// scheduler → both pools, after [`ExecutorFailed`]: forget everything.
 #[derive(Clone, Copy, Debug, actix::Message)]

@@ -4,10 +4,10 @@ use crate::actors::block_allocator::BlockAllocator;
 use crate::actors::executor::ModelExecutor;
 use crate::actors::intake::{Limits, RequestIntake};
 use crate::actors::messages::{Accepted, Prompt, Submit};
-use crate::actors::scheduler::SchedulerActor;
+use crate::actors::scheduler::{self, SchedulerActor};
 use crate::actors::swap_pool::SwapPool;
 use crate::actors::workers::Workers;
-use crate::config::{self, Config, LoadFormat};
+use crate::config::{self, Config, LoadFormat, OnFailure};
 use crate::engine::policy::{PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy};
 use crate::error::{ApiError, StartError};
 use crate::ids::TokenId;
@@ -152,6 +152,8 @@ impl Runtime {
             workers: Workers::start(config.intake.tokenizer_threads)?,
             num_swap_blocks: loaded.pools.num_swap_blocks,
             block_bytes: loaded.pools.layout.block_bytes(),
+            on_failure: config.device.on_failure,
+            step_timeout: Some(Duration::from_secs(config.device.step_timeout_s)).filter(|timeout| !timeout.is_zero()),
             model: model.clone(),
             places: places.clone(),
             executor,
@@ -170,7 +172,8 @@ impl Runtime {
         &self.loaded
     }
 
-    /// Completes when the engine has stopped by itself: a bug, reported in the log, that left no state to trust.
+    /// Completes when the engine has stopped by itself, for a reason that is in the log: a device that hangs, or that
+    /// failed where that ends the process, or a bug that left no state to trust.
     pub async fn ended(&self) {
         // Nothing is ever sent: an error is the only answer.
         let _ = self.alive.clone().changed().await;
@@ -208,6 +211,9 @@ pub(super) struct Wiring {
     pub(super) workers: Workers,
     pub(super) num_swap_blocks: usize,
     pub(super) block_bytes: usize,
+    pub(super) on_failure: OnFailure,
+    /// A step that takes longer has hung.
+    pub(super) step_timeout: Option<Duration>,
     pub(super) model: Arc<ModelInfo>,
     pub(super) places: Arc<Semaphore>,
     pub(super) executor: ModelExecutor,
@@ -232,12 +238,19 @@ impl Wiring {
             let system = System::new();
             let SchedulerConfig { num_device_blocks, block_size, prefix_caching, .. } = self.scheduler;
             let intake = system.block_on(async move {
+                let restart = self.executor.restart();
                 let executor = self.executor.start();
                 let swap_pool = SwapPool::new(self.num_swap_blocks).start();
                 let allocator = BlockAllocator::new(num_device_blocks, block_size, prefix_caching).start();
                 let policy = Scheduler::new(self.scheduler);
-                let scheduler =
-                    SchedulerActor::new(policy, allocator, swap_pool, executor, block_size, self.block_bytes).start();
+                let settings = scheduler::Settings {
+                    block_size,
+                    block_bytes: self.block_bytes,
+                    on_failure: self.on_failure,
+                    step_timeout: self.step_timeout,
+                    restart,
+                };
+                let scheduler = SchedulerActor::new(policy, allocator, swap_pool, executor, settings).start();
                 let Self { model, limits, places, workers, .. } = self;
                 let make_intake = move |_: &mut _| RequestIntake::new(model, limits, places, workers, scheduler);
                 RequestIntake::start_in_arbiter(&Arbiter::new().handle(), make_intake)
@@ -255,7 +268,7 @@ impl Wiring {
     }
 }
 
-/// Ends the engine: an actor is gone, which is a bug, and its state is not to be trusted. See [`Runtime::ended`].
+/// Ends the engine, which cannot go on. See [`Runtime::ended`].
 pub(super) fn stop_system(why: &str) {
     tracing::error!("the engine stops: {why}");
     System::current().stop_with_code(1);
@@ -282,6 +295,7 @@ fn scheduler_config(config: &Config, loaded: &LoadedModel) -> Result<SchedulerCo
         },
         watermark_blocks: (config.scheduler.watermark * num_device_blocks as f64) as usize,
         prefix_caching: config.cache.enable_prefix_caching,
+        overlap: config.scheduler.overlaps(loaded.is_gpu),
         hash_key,
     })
 }

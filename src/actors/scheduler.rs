@@ -2,21 +2,42 @@
 //! requests' owners.
 
 use crate::actors::block_allocator::BlockAllocator;
-use crate::actors::executor::ModelExecutor;
-use crate::actors::messages::{Arrive, Cancel, Event, Execute, ExecutorFailed, Reserve, Reset, Serve, StopSample};
+use crate::actors::executor::{ModelExecutor, Restart};
+use crate::actors::messages::{
+    Arrive, Cancel, Event, Execute, Executed, ExecutorFailed, Reserve, Reset, Serve, StopSample,
+};
 use crate::actors::runtime::stop_system;
 use crate::actors::swap_pool::SwapPool;
-use crate::engine::allocation::SwapGrant;
+use crate::config::OnFailure;
+use crate::engine::allocation::{Demand, SwapGrant};
 use crate::engine::plan::{Delivery, StepOutput, StepPlan};
 use crate::engine::policy::{Arrival, Scheduler};
 use crate::error::ApiError;
 use crate::ids::RequestId;
 use crate::metrics::{self, Outcome, Preemption, StepMetrics};
 use crate::sampling::params::FinishReason;
+use actix::dev::Request;
 use actix::{Actor, ActorFutureExt, Addr, AsyncContext, Context, Handler, MailboxError, WrapFuture};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::pin::Pin;
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+/// The watchdog looks this many times in the time that a step may take, but not more often than ...
+const LOOKS_PER_TIMEOUT: u32 = 10;
+/// ... and not less often than this.
+const MAX_LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What the actor has to know beside the policy's own settings.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub block_size: usize,
+    pub block_bytes: usize,
+    pub on_failure: OnFailure,
+    /// A step that takes longer has hung.
+    pub step_timeout: Option<Duration>,
+    pub restart: Restart,
+}
 
 pub struct SchedulerActor {
     /// Out only while a step is planned, when the actor handles no message.
@@ -24,11 +45,16 @@ pub struct SchedulerActor {
     allocator: Addr<BlockAllocator>,
     swap_pool: Addr<SwapPool>,
     executor: Addr<ModelExecutor>,
+    settings: Settings,
     clients: HashMap<RequestId, Client>,
-    /// From the demand to the commit: one step is in flight.
-    stepping: bool,
-    block_bytes: usize,
-    block_size: usize,
+    /// The executor's steps behind the oldest, whose answer is awaited, in order.
+    behind: VecDeque<Step>,
+    /// Since when the oldest step has been waited for.
+    oldest_since: Option<Instant>,
+    /// Of the executor.
+    failures: u64,
+    /// There was nothing to do when the last step had ended.
+    idle: bool,
 }
 
 /// Who waits for a request.
@@ -49,24 +75,33 @@ struct Planned {
     schedule: Duration,
 }
 
+/// A step at the executor.
+struct Step {
+    metrics: StepMetrics,
+    /// It is the first after a time without work.
+    after_idle: bool,
+    answer: Pin<Box<Request<ModelExecutor, Execute>>>,
+}
+
 impl SchedulerActor {
     pub fn new(
         policy: Scheduler,
         allocator: Addr<BlockAllocator>,
         swap_pool: Addr<SwapPool>,
         executor: Addr<ModelExecutor>,
-        block_size: usize,
-        block_bytes: usize,
+        settings: Settings,
     ) -> Self {
         Self {
             policy: Some(Box::new(policy)),
             allocator,
             swap_pool,
             executor,
+            settings,
             clients: HashMap::new(),
-            stepping: false,
-            block_bytes,
-            block_size,
+            behind: VecDeque::new(),
+            oldest_since: None,
+            failures: 0,
+            idle: true,
         }
     }
 
@@ -74,22 +109,28 @@ impl SchedulerActor {
         self.policy.as_mut().expect("no message is handled while a step is planned")
     }
 
-    /// Starts a step unless one is in flight or there is nothing to do.
+    /// Plans a step if there is something to do and the policy lets a plan be made now.
     fn wake(&mut self, ctx: &mut Context<Self>) {
-        if !self.stepping && self.policy().has_work() {
-            self.step(ctx);
+        let started = Instant::now();
+        if self.policy().has_work()
+            && let Some(demand) = self.policy().demand()
+        {
+            self.plan(demand, started, ctx);
         }
     }
 
-    /// One step. The first half is over in microseconds and nothing else is handled meanwhile; while the executor
+    /// [`SchedulerActor::wake`] once the messages that are there have been handled. Not from within their handlers: what
+    /// is waited for there does not keep an answer from being handled in between, unlike here.
+    fn wake_soon(&self, ctx: &mut Context<Self>) {
+        ctx.spawn(actix::fut::ready(()).map(|(), this: &mut Self, ctx| this.wake(ctx)));
+    }
+
+    /// The first half of a step: over in microseconds, and nothing else is handled meanwhile. While the executor
     /// works, requests come and go.
-    fn step(&mut self, ctx: &mut Context<Self>) {
-        self.stepping = true;
+    fn plan(&mut self, demand: Demand, started: Instant, ctx: &mut Context<Self>) {
         let mut policy = self.policy.take().expect("no message is handled while a step is planned");
         let (allocator, swap_pool) = (self.allocator.clone(), self.swap_pool.clone());
         let planning = async move {
-            let started = Instant::now();
-            let demand = policy.demand();
             let grant = allocator.send(Serve(demand)).await?;
             let used_blocks = grant.stats.used;
             let swap_demand = policy.reserve(&grant);
@@ -111,26 +152,48 @@ impl SchedulerActor {
 
     fn execute(&mut self, planned: Planned, ctx: &mut Context<Self>) {
         let Planned { plan, used_blocks, schedule } = planned;
-        self.report_plan(&plan, used_blocks);
+        self.report_plan(used_blocks);
         if plan.is_empty() {
-            return self.commit(StepOutput::default(), ctx);
+            // Blocks went back, no more; what is in flight has to end before there is something else to do.
+            self.report_population();
+            if self.policy().num_in_flight() == 0 {
+                self.wake(ctx);
+            }
+            return;
         }
-        let mut step =
+        let metrics =
             StepMetrics { sequences: plan.batch.len(), tokens: plan.num_tokens(), schedule, ..Default::default() };
-        let execute = self.executor.send(Execute(plan)).into_actor(self);
-        ctx.spawn(execute.map(move |output, this, ctx| match output {
-            Ok(Ok(output)) => {
-                step.execute = Duration::from_secs_f64(output.timing.forward_s + output.timing.swap_s);
-                step.sample = Duration::from_secs_f64(output.timing.sample_s);
-                metrics::step(&step);
-                this.commit(output, ctx);
+        let after_idle = std::mem::take(&mut self.idle);
+        let answer = Box::pin(self.executor.send(Execute { plan, failures: self.failures }));
+        self.behind.push_back(Step { metrics, after_idle, answer });
+        if self.oldest_since.is_none() {
+            self.await_oldest(ctx);
+        }
+        self.wake(ctx);
+    }
+
+    /// Waits for the answer of the oldest step, if there is one. Only one answer is awaited at a time, so that
+    /// commits come in the order of the plans.
+    fn await_oldest(&mut self, ctx: &mut Context<Self>) {
+        self.oldest_since = None;
+        let Some(Step { mut metrics, after_idle, answer }) = self.behind.pop_front() else { return };
+        self.oldest_since = Some(Instant::now());
+        ctx.spawn(answer.into_actor(self).map(move |answer, this, ctx| match answer {
+            Ok(Ok(Executed { output, gap })) => {
+                metrics.execute = Duration::from_secs_f64(output.timing.forward_s + output.timing.swap_s);
+                metrics.sample = Duration::from_secs_f64(output.timing.sample_s);
+                metrics.gap = Some(gap).filter(|_| !after_idle);
+                metrics::step(&metrics);
+                this.await_oldest(ctx);
+                this.commit(output);
+                this.wake(ctx);
             }
             Ok(Err(failure)) => this.fail(&failure, ctx),
             Err(_) => stop_system("the executor's actor is gone"),
         }));
     }
 
-    fn commit(&mut self, output: StepOutput, ctx: &mut Context<Self>) {
+    fn commit(&mut self, output: StepOutput) {
         let deliveries = self.policy().commit(output);
         let now = Instant::now();
         let mut ended = Vec::new();
@@ -145,20 +208,20 @@ impl SchedulerActor {
             self.close(request, if by_length { Outcome::Length } else { Outcome::Stop });
         }
         let stats = self.policy().take_stats();
+        let block_bytes = self.settings.block_bytes;
         metrics::recomputed_tokens(stats.recomputed_tokens);
-        metrics::swapped_out(stats.blocks_out, stats.blocks_out * self.block_bytes);
-        metrics::swapped_in(stats.blocks_in, stats.blocks_in * self.block_bytes);
+        metrics::swapped_out(stats.blocks_out, stats.blocks_out * block_bytes);
+        metrics::swapped_in(stats.blocks_in, stats.blocks_in * block_bytes);
         for (kind, count) in
             [(Preemption::Swap, stats.preempted_swap), (Preemption::Recompute, stats.preempted_recompute)]
         {
             (0..count).for_each(|_| metrics::preempted(kind));
         }
+        self.idle = self.policy().num_requests() == 0;
         self.report_population();
-        self.stepping = false;
-        self.wake(ctx);
     }
 
-    fn report_plan(&mut self, plan: &StepPlan, used_blocks: usize) {
+    fn report_plan(&mut self, used_blocks: usize) {
         for admission in self.policy().take_admissions() {
             metrics::prompt_tokens(admission.prompt_tokens, admission.cached_tokens);
             metrics::prefix_cache(admission.prompt_tokens, admission.cached_tokens);
@@ -166,9 +229,9 @@ impl SchedulerActor {
                 metrics::queue_time(client.arrived.elapsed());
             }
         }
-        // The step fills the slots of its tokens. Samples that share a partly filled block count it once each.
-        let empty_slots = self.policy().empty_slots().saturating_sub(plan.num_tokens());
-        metrics::kv_waste(empty_slots, used_blocks * self.block_size);
+        // Samples that share a partly filled block count it once each.
+        let empty_slots = self.policy().empty_slots();
+        metrics::kv_waste(empty_slots, used_blocks * self.settings.block_size);
     }
 
     fn report_population(&mut self) {
@@ -207,18 +270,26 @@ impl SchedulerActor {
         }
     }
 
-    /// The executor has lost all KV: what ran fails, what waits goes on with empty pools.
+    /// The executor has lost all KV, and every step that it had: what ran fails, what waits goes on with empty pools.
     fn fail(&mut self, failure: &ExecutorFailed, ctx: &mut Context<Self>) {
-        let failed = self.policy().fail_running();
-        tracing::error!(requests = failed.len(), "a step failed, its requests with it: {}", failure.0);
-        metrics::executor_restarted();
-        let error = ApiError::engine(format!("the engine failed while this request ran: {}", failure.0));
-        for request in failed {
-            if let Some(client) = self.clients.get(&request) {
-                let _ = client.events.send(Event::Failed(error.clone()));
-            }
-            self.close(request, Outcome::Failed);
+        self.failures += 1;
+        self.settings.restart.end();
+        self.behind.clear();
+        self.oldest_since = None;
+        let error = ApiError::engine(format!("the engine failed while this request ran: {}", failure.message));
+        if !failure.restarted {
+            return self.end(&error, &format!("a step failed: {}", failure.message));
         }
+        if self.settings.on_failure == OnFailure::Exit {
+            return self.end(&error, &format!("a step failed, and device.on_failure is exit: {}", failure.message));
+        }
+        let failed = self.policy().fail_running();
+        tracing::error!(requests = failed.len(), "a step failed, its requests with it: {}", failure.message);
+        metrics::executor_restarted();
+        for request in failed {
+            self.fail_client(request, &error);
+        }
+        self.idle = true;
         self.report_population();
         let (allocator, swap_pool) = (self.allocator.clone(), self.swap_pool.clone());
         let reset = async move {
@@ -226,12 +297,37 @@ impl SchedulerActor {
             swap_pool.send(Reset).await
         };
         ctx.wait(reset.into_actor(self).map(|done: Result<_, MailboxError>, this, ctx| match done {
-            Ok(()) => {
-                this.stepping = false;
-                this.wake(ctx);
-            }
+            Ok(()) => this.wake(ctx),
             Err(_) => stop_system("a pool's actor is gone"),
         }));
+    }
+
+    fn fail_client(&mut self, request: RequestId, error: &ApiError) {
+        if let Some(client) = self.clients.get(&request) {
+            let _ = client.events.send(Event::Failed(error.clone()));
+        }
+        self.close(request, Outcome::Failed);
+    }
+
+    /// The engine cannot go on: all requests fail.
+    fn end(&mut self, error: &ApiError, why: &str) {
+        for request in self.clients.keys().copied().collect::<Vec<_>>() {
+            self.fail_client(request, error);
+        }
+        stop_system(why);
+    }
+
+    /// A device that hangs cannot be restarted: its thread never comes back.
+    fn look_for_hung_step(&mut self, timeout: Duration) {
+        let allowance = self.settings.restart.allowance();
+        if self.oldest_since.take_if(|since| since.elapsed() >= timeout + allowance).is_some() {
+            let seconds = timeout.as_secs_f64();
+            let why = match allowance {
+                Duration::ZERO => format!("the device has not finished a step for {seconds} s (device.step_timeout_s)"),
+                _ => "a step has failed, and the executor does not come back".into(),
+            };
+            self.end(&ApiError::engine(format!("the engine hangs: {why}")), &why);
+        }
     }
 }
 
@@ -246,6 +342,13 @@ impl Drop for SchedulerActor {
 
 impl Actor for SchedulerActor {
     type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        if let Some(timeout) = self.settings.step_timeout {
+            let interval = (timeout / LOOKS_PER_TIMEOUT).min(MAX_LOOK_INTERVAL);
+            ctx.run_interval(interval, move |this, _| this.look_for_hung_step(timeout));
+        }
+    }
 }
 
 impl Handler<Arrive> for SchedulerActor {
@@ -259,7 +362,7 @@ impl Handler<Arrive> for SchedulerActor {
         self.clients.insert(id, client);
         self.policy().arrive(arrival);
         self.report_population();
-        self.wake(ctx);
+        self.wake_soon(ctx);
     }
 }
 
@@ -269,7 +372,7 @@ impl Handler<Cancel> for SchedulerActor {
     fn handle(&mut self, Cancel(request): Cancel, ctx: &mut Self::Context) {
         self.policy().cancel(request);
         self.close(request, Outcome::Cancelled);
-        self.wake(ctx);
+        self.wake_soon(ctx);
     }
 }
 
@@ -281,6 +384,6 @@ impl Handler<StopSample> for SchedulerActor {
         if !self.policy().has_request(request) {
             self.close(request, Outcome::Stop);
         }
-        self.wake(ctx);
+        self.wake_soon(ctx);
     }
 }

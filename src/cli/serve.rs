@@ -14,6 +14,9 @@ use std::net::{SocketAddr, TcpListener};
 use std::process::ExitCode;
 use std::time::Duration;
 
+/// Time for the last answers of an engine that has stopped by itself.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
 pub fn run(options: &ConfigOptions) -> Result<ExitCode, StartError> {
     let config = options.resolve()?.config;
     log::init(&config.log)?;
@@ -42,7 +45,13 @@ async fn serve(runtime: Runtime, config: &Config, listener: TcpListener) -> Resu
             let why = ended.map_or_else(|error| error.to_string(), |()| "it stopped by itself".into());
             return Err(StartError::new(format!("the HTTP server ended: {why}")));
         }
-        () = runtime.ended() => return Err(StartError::new("the engine has stopped; the reason is in the log above")),
+        () = runtime.ended() => {
+            end_for_certain();
+            // The requests' errors are on their way to the clients.
+            let stop = async { tokio::join!(stopper.stop(true), &mut server) };
+            let _ = actix_web::rt::time::timeout(LAST_WORDS, stop).await;
+            return Err(StartError::new("the engine has stopped; the reason is in the log above"));
+        }
         _ = signals.next() => {}
     }
     let timeout_s = config.server.drain_timeout_s;
@@ -70,6 +79,19 @@ async fn serve(runtime: Runtime, config: &Config, listener: TcpListener) -> Resu
     drop(runtime);
     tracing::info!("stopped");
     Ok(ExitCode::SUCCESS)
+}
+
+/// Aborts the process where it has not ended some seconds after the last answers: a device that hangs can make its
+/// driver's clean-up hang too.
+fn end_for_certain() {
+    let end = || {
+        std::thread::sleep(2 * LAST_WORDS);
+        std::process::abort();
+    };
+    if let Err(error) = std::thread::Builder::new().name("pagetide-end".into()).spawn(end) {
+        tracing::warn!("ending at once, for there is no thread to wait: {error}");
+        std::process::abort();
+    }
 }
 
 /// Says what is served, where and with what: people get a block of text, log collectors an event.
@@ -129,6 +151,7 @@ mod tests {
         assert_eq!(layout.block_bytes(), 1 << 20);
         let loaded = LoadedModel {
             device: "cpu (avx512, 4 threads)".into(),
+            is_gpu: false,
             dtype: DType::BF16,
             max_model_len: 8192,
             max_num_batched_tokens: 512,

@@ -70,6 +70,9 @@ pub struct DeviceConfig {
     pub cuda_graphs: bool,
     /// Results on a GPU do not depend on what else is in a step.
     pub batch_invariant: bool,
+    pub on_failure: OnFailure,
+    /// 0: none.
+    pub step_timeout_s: u64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -96,6 +99,7 @@ pub struct SchedulerConfig {
     pub policy: SchedulingPolicy,
     /// Fraction of the device blocks kept free when a request is admitted.
     pub watermark: f64,
+    pub overlap: Overlap,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -155,6 +159,8 @@ impl Default for DeviceConfig {
             kernel_cache: None,
             cuda_graphs: true,
             batch_invariant: false,
+            on_failure: OnFailure::Restart,
+            step_timeout_s: 300,
         }
     }
 }
@@ -196,6 +202,7 @@ impl Default for SchedulerConfig {
             preemption_mode: PreemptionMode::Auto,
             policy: SchedulingPolicy::Fcfs,
             watermark: 0.01,
+            overlap: Overlap::Auto,
         }
     }
 }
@@ -204,6 +211,15 @@ impl SchedulerConfig {
     /// Tokens in one step at most. Never below `max_num_seqs`: each running sequence needs one.
     pub fn batched_tokens(&self, on_cuda: bool) -> u32 {
         self.max_num_batched_tokens.unwrap_or_else(|| self.max_num_seqs.max(if on_cuda { 2048 } else { 512 }))
+    }
+
+    /// Whether steps are planned ahead. The CPU backend has nothing to gain: it plans and computes on the same cores.
+    pub fn overlaps(&self, on_cuda: bool) -> bool {
+        match self.overlap {
+            Overlap::Auto => on_cuda,
+            Overlap::On => true,
+            Overlap::Off => false,
+        }
     }
 }
 
@@ -333,6 +349,24 @@ choice!(SchedulingPolicy {
     /// By the request's `priority`, lower first, then by arrival.
     Priority = "priority",
 });
+choice!(
+    /// Whether a step is planned while the one before it runs.
+    Overlap {
+        /// On for a GPU.
+        Auto = "auto",
+        On = "on",
+        Off = "off",
+    }
+);
+choice!(
+    /// What follows when the device has failed, and the requests that ran with it.
+    OnFailure {
+        /// The executor starts over.
+        Restart = "restart",
+        /// The process ends.
+        Exit = "exit",
+    }
+);
 choice!(LogFormat { Human = "human", Json = "json" });
 
 #[cfg(test)]

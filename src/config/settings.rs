@@ -2,7 +2,9 @@
 //! `config/pagetide.toml` and `docs/configuration.md` all come from it.
 
 use super::value::{Field, Kind, Value};
-use super::{Config, DeviceKind, DtypeChoice, Isa, LoadFormat, LogFormat, PreemptionMode, SchedulingPolicy};
+use super::{
+    Config, DeviceKind, DtypeChoice, Isa, LoadFormat, LogFormat, OnFailure, Overlap, PreemptionMode, SchedulingPolicy,
+};
 use std::fmt::Write;
 
 /// One key of the configuration.
@@ -165,6 +167,12 @@ settings! {
     device.batch_invariant: Kind::Bool, "", Some(("batch-invariant", "true|false")),
         "On a GPU, compute every token the same way whatever else is in the step, so that resumed, cached and recomputed requests return the same bytes; always so on the CPU.",
         "true, where the same answer is worth more than speed.";
+    device.on_failure: Kind::Choice(OnFailure::NAMES), "", None,
+        "When a step has failed and its requests with it: restart makes the KV pools anew and goes on, exit ends the process with a non-zero status.",
+        "exit, where a supervisor restarts the process, perhaps on another device.";
+    device.step_timeout_s: int(0, 86_400), "s", None,
+        "A step that takes longer is taken for hung: all requests fail and the process exits with a non-zero status. 0 waits for ever.",
+        "Higher, if steps of a large model on a slow device can take minutes; lower, to be replaced sooner.";
 
     cache.block_size: int(1, 256), "tokens", Some(("block-size", "N")),
         "Tokens in a KV block.",
@@ -196,6 +204,9 @@ settings! {
     scheduler.watermark: Kind::Float { min: 0.0, or_equal: true, max: 0.5, auto: false }, "fraction", None,
         "Part of the device blocks that admitting a request must leave free, so that it is not preempted at once.",
         "Higher if pagetide_preemptions_total grows fast under load.";
+    scheduler.overlap: Kind::Choice(Overlap::NAMES), "", Some(("overlap", "auto|on|off")),
+        "Plan each step while the one before it runs, so that the device never waits for the host; auto is on for a GPU, and off for the CPU, which does both.",
+        "To compare, or to look for an error. Outputs are the same either way.";
 
     intake.tokenizer_threads: int(1, 256), "threads", None,
         "Threads that render chat templates and tokenise prompts.",

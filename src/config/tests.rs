@@ -145,6 +145,15 @@ fn auto_is_resolved_where_the_device_is_known() {
 }
 
 #[test]
+fn steps_are_planned_ahead_on_a_gpu_and_where_that_is_asked_for() {
+    let overlaps = |choice: &str| {
+        let scheduler = from_file(&format!("[scheduler]\noverlap = \"{choice}\"")).unwrap().config.scheduler;
+        (scheduler.overlaps(false), scheduler.overlaps(true))
+    };
+    assert_eq!([overlaps("auto"), overlaps("on"), overlaps("off")], [(false, true), (true, true), (false, false)]);
+}
+
+#[test]
 fn lists_add_up_over_flags_and_replace_lower_layers() {
     let flags = [("--api-key", "server.api_keys", "a"), ("--api-key", "server.api_keys", "b")];
     let file = "[server]\napi_keys = [\"old\"]";

@@ -35,7 +35,7 @@ impl StepPlan {
 #[derive(Clone, Debug)]
 pub struct PlannedSeq {
     pub seq: SeqId,
-    /// Tokens whose KV is in the cache; `tokens` come after them.
+    /// Tokens whose KV is in the cache once the plans before this one are done; `tokens` come after them.
     pub num_computed: usize,
     pub tokens: Vec<TokenId>,
     /// The last of `tokens` is what the plan before this one samples, whose output was not known when this plan was

@@ -6,6 +6,18 @@
 //! demand → (device pool) → reserve → (swap pool) → plan → (executor) → commit
 //! ```
 //!
+//! In the simple loop, one step follows the other. In the overlapped one ([`SchedulerConfig::overlap`]), the first
+//! three calls for the next step may come while the executor works on a step: a plan is made *ahead*. What is not known
+//! then:
+//! - the token that the step in flight samples for a sequence. The next plan feeds it as *pending*: its place is
+//!   known, its id only to the device. Where the sequence then turns out to have ended, what came of it is dropped.
+//! - the samples that fork off a prompt. The sequence pauses for a plan.
+//! - which blocks become full and get a name: only a commit tells that to the pool.
+//!
+//! Plans take effect in their order, as if each began when the one before had ended. So blocks that are given up may
+//! go to a later plan while a plan in flight still uses them. No plan made ahead preempts: where blocks could run out,
+//! there is none ([`Scheduler::demand`]), and the next one is made when nothing is in flight.
+//!
 //! Rules, in order of weight:
 //! 1. Running sequences go first, most senior first. When device blocks run out, the most junior running sequence
 //!    yields, so the most senior always advances and every request ends.
@@ -15,16 +27,16 @@
 //! 4. Every running sequence with one token to feed (decode) is in the step; the rest of `max_num_batched_tokens`
 //!    goes to prompts, most senior first (chunked prefill).
 
+mod check;
+mod commit;
+
 use crate::engine::allocation::{Admit, Demand, Grant, Grow, Store, SwapBlock, SwapDemand, SwapGrant, Victim};
-use crate::engine::block_pool::PoolStats;
-use crate::engine::plan::{
-    Deliveries, Delivery, PlannedSeq, PromptLogprobsPlan, SamplePlan, SeqOutput, StepOutput, StepPlan,
-};
-use crate::engine::prefix_cache::{BlockHash, BlockHasher};
+use crate::engine::plan::{MAX_STEPS_IN_FLIGHT, PlannedSeq, PromptLogprobsPlan, SamplePlan, StepPlan};
+use crate::engine::prefix_cache::BlockHasher;
 use crate::engine::sequence::{Rank, SeqState, Sequence};
 use crate::ids::{BlockId, RequestId, SeqId, TokenId};
-use crate::sampling::params::{Sampled, SamplingParams};
-use std::collections::{BTreeMap, HashMap};
+use crate::sampling::params::SamplingParams;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 /// What becomes of the KV of a preempted sequence.
@@ -65,6 +77,8 @@ pub struct SchedulerConfig {
     pub watermark_blocks: usize,
     /// Off: requests share nothing, only the samples of one request do.
     pub prefix_caching: bool,
+    /// Plan a step while the one before it is in flight.
+    pub overlap: bool,
     /// Secret of the block hashes.
     pub hash_key: [u8; 32],
 }
@@ -109,6 +123,14 @@ pub struct Population {
     pub swapped: usize,
 }
 
+/// A sequence's part of a plan in flight.
+#[derive(Clone, Copy, Debug)]
+struct InFlight {
+    rank: Rank,
+    num_tokens: usize,
+    samples: bool,
+}
+
 /// Owns every sequence. A sequence is in exactly one of `running` and `waiting`, under its rank.
 #[derive(Debug)]
 pub struct Scheduler {
@@ -129,8 +151,8 @@ pub struct Scheduler {
     available: usize,
     /// Preempted sequences and what they want stored, between `reserve` and `plan`.
     storing: Vec<Store>,
-    /// The step being executed: sequences and how many tokens each computes.
-    in_flight: Vec<(Rank, usize)>,
+    /// The plans that were made and whose results have not been taken in, oldest first.
+    in_flight: VecDeque<Vec<InFlight>>,
     stats: StepStats,
     admissions: Vec<Admission>,
 }
@@ -150,7 +172,7 @@ impl Scheduler {
             pending_swap: Vec::new(),
             available: config.num_device_blocks,
             storing: Vec::new(),
-            in_flight: Vec::new(),
+            in_flight: VecDeque::new(),
             stats: StepStats::default(),
             admissions: Vec::new(),
             config,
@@ -220,6 +242,11 @@ impl Scheduler {
         }
     }
 
+    /// Plans whose results have not been taken in.
+    pub fn num_in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
     /// Whether a step has anything to do, if only giving blocks back.
     pub fn has_work(&self) -> bool {
         !self.running.is_empty()
@@ -254,40 +281,45 @@ impl Scheduler {
         std::mem::take(&mut self.admissions)
     }
 
-    /// Slots in blocks that running sequences hold and that hold no token.
+    /// Slots in blocks that running sequences hold and that hold no token even when all plans in flight are done.
     pub fn empty_slots(&self) -> usize {
-        self.running.values().map(|seq| seq.table.len() * self.config.block_size - seq.num_computed).sum()
+        self.running.values().map(|seq| seq.table.len() * self.config.block_size - seq.num_planned()).sum()
     }
 
-    /// First call of a step: what it needs of the device pool.
-    pub fn demand(&mut self) -> Demand {
-        let mut demand = std::mem::take(&mut self.pending);
-        let decodes = self.running.values().filter(|seq| seq.remaining() == 1).count();
-        let mut budget = self.config.max_num_batched_tokens - decodes;
-        let mut unpromised = 0;
+    /// First call of a step: what it needs of the device pool. `None` where no step may be planned before the next
+    /// commit: the loop is the simple one, or blocks could run out, or as many plans as may be are in flight.
+    pub fn demand(&mut self) -> Option<Demand> {
+        let most = if self.config.overlap { MAX_STEPS_IN_FLIGHT } else { 1 };
+        if self.in_flight.len() >= most {
+            return None;
+        }
+        let (config, mut budget) = (&self.config, self.config.max_num_batched_tokens);
+        budget -= self.running.values().filter(|seq| seq.remaining(config.max_model_len) == 1).count();
+        let (mut grows, mut promised, mut unpromised) = (Vec::new(), 0, 0);
         for seq in self.running.values_mut() {
-            seq.scheduled = match seq.remaining() {
-                1 => 1,
-                remaining => remaining.min(budget),
-            };
-            if seq.remaining() > 1 {
-                budget -= seq.scheduled;
-            }
-            let (grow, promised) = grow(seq, self.config.block_size);
-            demand.promised += promised;
+            let remaining = seq.remaining(config.max_model_len);
+            seq.scheduled = if remaining == 1 { 1 } else { remaining.min(budget) };
+            budget -= if remaining == 1 { 0 } else { seq.scheduled };
+            let (grow, promised_to_it) = grow(seq, config.block_size);
+            promised += promised_to_it;
             if let Some(grow) = grow {
                 unpromised += grow.new_blocks - grow.promised + usize::from(grow.writes_into.is_some());
-                demand.grow.push(grow);
+                grows.push(grow);
             }
         }
-        if unpromised + demand.promised > self.available {
+        let may_run_out = unpromised + promised > self.available;
+        if may_run_out && !self.in_flight.is_empty() {
+            return None;
+        }
+        let mut demand = Demand { grow: grows, promised, ..std::mem::take(&mut self.pending) };
+        if may_run_out {
             demand.victims = self.running.values().rev().map(|seq| victim(seq, self.config.block_size)).collect();
         }
         demand.seats = self.config.max_num_seqs.saturating_sub(self.running.values().map(Sequence::seats).sum());
         demand.token_budget = budget;
         demand.watermark = if self.running.is_empty() { 0 } else { self.config.watermark_blocks };
         demand.admit = self.candidates(&demand);
-        demand
+        Some(demand)
     }
 
     /// The head of the queue, as long as it might fit.
@@ -344,7 +376,7 @@ impl Scheduler {
         worth_it.then(|| Store { seq: seq.rank.seq, num_blocks, hashes: seq.hashes[..num_full].to_vec() })
     }
 
-    /// Third call: the step itself.
+    /// Third call: the step itself. An empty plan is done: it is not in flight, and no commit follows it.
     pub fn plan(&mut self, grant: Grant, swap: SwapGrant) -> StepPlan {
         let mut plan = StepPlan::default();
         let stores = std::mem::take(&mut self.storing);
@@ -370,9 +402,18 @@ impl Scheduler {
             self.running.insert(rank, seq);
         }
         self.available = grant.stats.free + grant.stats.cached;
-        plan.batch = self.running.values().filter(|seq| seq.scheduled > 0).map(|seq| self.planned(seq)).collect();
-        self.in_flight =
-            self.running.values().filter(|seq| seq.scheduled > 0).map(|seq| (seq.rank, seq.scheduled)).collect();
+        let mut in_flight = Vec::new();
+        for seq in self.running.values_mut().filter(|seq| seq.scheduled > 0) {
+            let planned = planned(seq);
+            let samples = planned.sample.is_some();
+            in_flight.push(InFlight { rank: seq.rank, num_tokens: seq.scheduled, samples });
+            seq.computing += std::mem::take(&mut seq.scheduled);
+            seq.sampling += usize::from(samples);
+            plan.batch.push(planned);
+        }
+        if !plan.is_empty() {
+            self.in_flight.push_back(in_flight);
+        }
         plan
     }
 
@@ -428,153 +469,6 @@ impl Scheduler {
         seq.scheduled = scheduled;
         seq
     }
-
-    fn planned(&self, seq: &Sequence) -> PlannedSeq {
-        let end = seq.num_computed + seq.scheduled;
-        let sample = (end == seq.num_tokens()).then(|| SamplePlan {
-            params: seq.params.clone(),
-            prompt: seq.prompt.clone(),
-            output: seq.output.clone(),
-            first_sample: seq.sample,
-            num_samples: 1 + seq.forks,
-        });
-        PlannedSeq {
-            seq: seq.rank.seq,
-            num_computed: seq.num_computed,
-            tokens: seq.tokens(seq.num_computed, seq.scheduled),
-            pending: false,
-            table: seq.table.clone(),
-            sample,
-            prompt_logprobs: prompt_logprobs(seq, end),
-        }
-    }
-
-    /// Last call: takes the step's results in.
-    pub fn commit(&mut self, output: StepOutput) -> Deliveries {
-        let mut deliveries = Vec::new();
-        for (rank, scheduled) in std::mem::take(&mut self.in_flight) {
-            let Some(seq) = self.running.get_mut(&rank) else { continue };
-            let before = seq.num_computed;
-            seq.num_computed += scheduled;
-            self.stats.recomputed_tokens += seq.high_water.min(seq.num_computed).saturating_sub(before);
-            seq.high_water = seq.high_water.max(seq.num_computed);
-            seq.scheduled = 0;
-            publish(seq, &self.hasher, self.config.block_size, &mut self.pending.publish);
-        }
-        for output in output.seqs {
-            self.take_output(output, &mut deliveries);
-        }
-        deliveries
-    }
-
-    fn take_output(&mut self, output: SeqOutput, deliveries: &mut Deliveries) {
-        // A sequence that was cancelled while its step ran is gone.
-        let Some(rank) = self.ranks.get(&output.seq).copied() else { return };
-        let Some(seq) = self.running.get_mut(&rank) else { return };
-        seq.prompt_logprobs.extend(output.prompt_logprobs);
-        let Some((first, others)) = output.sampled.split_first() else { return };
-        let mut tell = |delivery| deliveries.push((rank.request, delivery));
-        if !std::mem::replace(&mut seq.started, true) {
-            tell(Delivery::Started { cached_tokens: seq.cached_tokens.unwrap_or(0) });
-            if seq.params.prompt_logprobs.is_some() {
-                tell(Delivery::PromptLogprobs(std::mem::take(&mut seq.prompt_logprobs)));
-            }
-        }
-        let parent = (!others.is_empty()).then(|| {
-            seq.forks = 0;
-            seq.tail_shared = seq.num_computed % self.config.block_size != 0;
-            seq.clone()
-        });
-        let (token, sample) = (first.token, seq.sample);
-        tell(Delivery::Token { sample, sampled: first.clone() });
-        if let Some(reason) = seq.push(token, self.config.max_model_len) {
-            tell(Delivery::Finished { sample, reason });
-            self.drop_seq(rank);
-        }
-        if let Some(parent) = parent {
-            self.fork(&parent, others, deliveries);
-        }
-    }
-
-    /// Makes the other samples of a request whose prompt has just been computed.
-    fn fork(&mut self, parent: &Sequence, samples: &[Sampled], deliveries: &mut Deliveries) {
-        for (sampled, sample) in samples.iter().zip(parent.sample + 1..) {
-            let rank = Rank { seq: self.new_seq_id(), ..parent.rank };
-            let mut seq = parent.fork(rank.seq, sample);
-            deliveries.push((rank.request, Delivery::Token { sample, sampled: sampled.clone() }));
-            if let Some(reason) = seq.push(sampled.token, self.config.max_model_len) {
-                deliveries.push((rank.request, Delivery::Finished { sample, reason }));
-                continue;
-            }
-            self.ranks.insert(rank.seq, rank);
-            self.requests.entry(rank.request).or_default().push(rank);
-            if self.running.len() < self.config.max_num_seqs {
-                self.pending.forks.push(seq.table.clone());
-                self.running.insert(rank, seq);
-            } else {
-                seq.preempt(None);
-                self.waiting.insert(rank, seq);
-            }
-        }
-    }
-
-    /// The executor has lost all KV. Requests with a running sequence are dropped and returned; the others start
-    /// over when their turn comes. Both pools must be made anew.
-    pub fn fail_running(&mut self) -> Vec<RequestId> {
-        let mut failed: Vec<RequestId> = self.running.keys().map(|rank| rank.request).collect();
-        failed.sort_unstable();
-        failed.dedup();
-        for request in &failed {
-            self.cancel(*request);
-        }
-        for seq in self.waiting.values_mut() {
-            if matches!(seq.state, SeqState::Swapped(_)) {
-                seq.state = SeqState::Waiting;
-                seq.num_computed = 0;
-            }
-        }
-        self.num_swapped = 0;
-        self.pending = Demand::default();
-        self.pending_swap.clear();
-        self.in_flight.clear();
-        self.available = self.config.num_device_blocks;
-        failed
-    }
-
-    /// Asserts the scheduler's invariants; for tests, between `plan` and `commit` or between steps.
-    pub fn check(&self) {
-        for (rank, seq) in &self.running {
-            assert_eq!(seq.state, SeqState::Running);
-            assert!(seq.num_computed < seq.num_tokens(), "{} has nothing left to compute", rank.seq);
-            assert!(seq.table.len() * self.config.block_size >= seq.num_computed + seq.scheduled);
-        }
-        for seq in self.waiting.values() {
-            assert_ne!(seq.state, SeqState::Running);
-            assert!(seq.table.is_empty(), "{} waits and holds blocks", seq.rank.seq);
-        }
-        let swapped = self.waiting.values().filter(|seq| matches!(seq.state, SeqState::Swapped(_))).count();
-        assert_eq!(swapped, self.num_swapped);
-        let total = self.running.len() + self.waiting.len();
-        assert_eq!(self.ranks.len(), total);
-        assert_eq!(self.requests.values().map(Vec::len).sum::<usize>(), total);
-        assert!(self.running.len() <= self.config.max_num_seqs);
-    }
-
-    /// Tables that hold device blocks, and tables that hold swap blocks, between `plan` and `commit`.
-    pub fn tables(&self) -> (Vec<&[BlockId]>, Vec<&[BlockId]>) {
-        let swapped = self.waiting.values().filter_map(|seq| match &seq.state {
-            SeqState::Swapped(blocks) => Some(blocks.as_slice()),
-            _ => None,
-        });
-        let device = self.running.values().map(|seq| seq.table.as_slice());
-        let device = device.chain(self.pending.release.iter().map(|table| table.as_slice()));
-        (device.collect(), swapped.chain(self.pending_swap.iter().map(Vec::as_slice)).collect())
-    }
-
-    /// What the pools' answers are checked against: the scheduler's own count must be the device pool's.
-    pub fn check_against(&self, device: PoolStats) {
-        assert_eq!(self.available, device.free + device.cached, "scheduler and allocator count differently");
-    }
 }
 
 /// What a running sequence asks for in this step, and the blocks promised to it that it does not hold yet.
@@ -583,9 +477,9 @@ fn grow(seq: &Sequence, block_size: usize) -> (Option<Grow>, usize) {
     if seq.scheduled == 0 {
         return (None, promised);
     }
-    let end = seq.num_computed + seq.scheduled;
+    let end = seq.num_planned() + seq.scheduled;
     let new_blocks = end.div_ceil(block_size).saturating_sub(seq.table.len());
-    let place = seq.num_computed / block_size;
+    let place = seq.num_planned() / block_size;
     let writes_into = seq.table.get(place).filter(|_| seq.tail_shared).map(|block| (place, *block));
     let grow = (new_blocks > 0 || writes_into.is_some()).then(|| Grow {
         seq: seq.rank.seq,
@@ -600,25 +494,37 @@ fn victim(seq: &Sequence, block_size: usize) -> Victim {
     Victim { seq: seq.rank.seq, table: seq.table.clone(), promised: seq.promised_blocks(block_size) }
 }
 
-/// Rows of this step that predict prompt tokens not yet reported.
+/// A sequence's part of the plan being made.
+fn planned(seq: &Sequence) -> PlannedSeq {
+    let (first, end, num_known) = (seq.num_planned(), seq.num_planned() + seq.scheduled, seq.num_tokens());
+    let mut tokens = seq.tokens(first, end.min(num_known) - first);
+    tokens.resize(seq.scheduled, 0);
+    let sample = (end >= num_known).then(|| SamplePlan {
+        params: seq.params.clone(),
+        prompt: seq.prompt.clone(),
+        output: seq.output.clone(),
+        first_sample: seq.sample,
+        num_samples: 1 + seq.forks,
+    });
+    PlannedSeq {
+        seq: seq.rank.seq,
+        num_computed: first,
+        tokens,
+        pending: end > num_known,
+        table: seq.table.clone(),
+        sample,
+        prompt_logprobs: prompt_logprobs(seq, end),
+    }
+}
+
+/// Rows of this step that predict prompt tokens neither reported nor asked for.
 fn prompt_logprobs(seq: &Sequence, end: usize) -> Option<PromptLogprobsPlan> {
     let num_top = seq.params.prompt_logprobs.filter(|_| seq.sample == 0 && !seq.started)?;
-    let first = seq.prompt_logprobs.len().max(seq.num_computed);
+    let first = seq.prompt_logprobs.len().max(seq.num_planned());
     let last = end.min(seq.prompt.len() - 1);
     (first < last).then(|| PromptLogprobsPlan {
-        first_row: first - seq.num_computed,
+        first_row: first - seq.num_planned(),
         targets: seq.prompt[first + 1..=last].to_vec(),
         num_top,
     })
-}
-
-/// Offers the blocks that have become full to the prefix cache.
-fn publish(seq: &mut Sequence, hasher: &BlockHasher, block_size: usize, publish: &mut Vec<(BlockId, BlockHash)>) {
-    let num_full = seq.num_computed / block_size;
-    if num_full > seq.num_published {
-        seq.extend_hashes(hasher, block_size, num_full);
-        let new = seq.num_published..num_full;
-        publish.extend(seq.table[new.clone()].iter().copied().zip(seq.hashes[new].iter().copied()));
-        seq.num_published = num_full;
-    }
 }

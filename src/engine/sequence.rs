@@ -30,7 +30,9 @@ pub enum SeqState {
 /// A prompt and what was generated after it. Owns all its state, its block table included.
 ///
 /// - `num_computed < num_tokens()`: at least one token is left to feed, whose logits give the next.
-/// - Running: the table covers `num_computed` tokens. Otherwise it is empty.
+/// - Running: the table covers `num_planned()` tokens. Otherwise it is empty, and no plan in flight has the sequence.
+/// - When a plan is made, at most one is in flight, and all the tokens that it feeds are known: at most one token, the
+///   one that it samples, is *pending*.
 #[derive(Clone, Debug)]
 pub struct Sequence {
     pub rank: Rank,
@@ -46,6 +48,10 @@ pub struct Sequence {
     pub num_computed: usize,
     /// The most that `num_computed` has ever been: what is computed below it is computed again.
     pub high_water: usize,
+    /// Tokens after those that plans in flight compute.
+    pub computing: usize,
+    /// Plans in flight that sample its next token (or, where it forks, its samples' first tokens).
+    pub sampling: usize,
     /// Tokens to compute in the step being planned.
     pub scheduled: usize,
     /// The partly filled last block may be held by a fork too.
@@ -87,6 +93,8 @@ impl Sequence {
             table: Arc::default(),
             num_computed: 0,
             high_water: 0,
+            computing: 0,
+            sampling: 0,
             scheduled: 0,
             tail_shared: false,
             num_published: 0,
@@ -114,9 +122,27 @@ impl Sequence {
         self.prompt.len() + self.output.len()
     }
 
-    /// Tokens that have no KV yet, at least 1.
-    pub fn remaining(&self) -> usize {
-        self.num_tokens() - self.num_computed
+    /// Tokens whose KV is there once all plans in flight are done.
+    pub fn num_planned(&self) -> usize {
+        self.num_computed + self.computing
+    }
+
+    /// Tokens that the next plan can feed: those that are known and in no plan in flight, or the pending one.
+    pub fn remaining(&self, max_model_len: usize) -> usize {
+        match self.sampling {
+            0 => self.num_tokens() - self.num_planned(),
+            _ => usize::from(self.goes_on(max_model_len)),
+        }
+    }
+
+    /// Whether its pending token can be fed: it does not fork there, and that token is not its last for its length.
+    fn goes_on(&self, max_model_len: usize) -> bool {
+        self.forks == 0 && !self.is_full(self.output.len() + 1, max_model_len)
+    }
+
+    /// Whether no token may follow an output of this length.
+    fn is_full(&self, num_output: usize, max_model_len: usize) -> bool {
+        num_output >= self.params.max_tokens as usize || self.prompt.len() + num_output >= max_model_len
     }
 
     /// Sequences it is or will become.
@@ -159,7 +185,7 @@ impl Sequence {
             Some(FinishReason::Eos)
         } else if may_stop && self.params.stop_token_ids.contains(&token) {
             Some(FinishReason::StopToken(token))
-        } else if self.output.len() >= self.params.max_tokens as usize || self.num_tokens() >= max_model_len {
+        } else if self.is_full(self.output.len(), max_model_len) {
             Some(FinishReason::Length)
         } else {
             None
@@ -169,6 +195,7 @@ impl Sequence {
     /// Gives its device blocks up; the KV stays in the swap pool, if it was stored there. Returns the table.
     pub fn preempt(&mut self, stored: Option<Vec<BlockId>>) -> BlockTable {
         assert_eq!(self.state, SeqState::Running, "{} holds no device blocks", self.rank.seq);
+        assert_eq!(self.computing, 0, "{} is in a plan in flight", self.rank.seq);
         self.state = match stored {
             Some(blocks) => SeqState::Swapped(blocks),
             None => {

@@ -47,6 +47,8 @@ pub struct StepMetrics {
     pub schedule: Duration,
     pub execute: Duration,
     pub sample: Duration,
+    /// Between the step before and this one; `None` where there was nothing to do in between.
+    pub gap: Option<Duration>,
 }
 
 /// Starts recording. Calling it again is harmless.
@@ -135,6 +137,9 @@ pub fn step(step: &StepMetrics) {
         m.step_schedule.record(step.schedule);
         m.step_execute.record(step.execute);
         m.step_sample.record(step.sample);
+        if let Some(gap) = step.gap {
+            m.step_gap.record(gap);
+        }
     });
 }
 
@@ -247,6 +252,7 @@ struct Handles {
     step_schedule: Histogram,
     step_execute: Histogram,
     step_sample: Histogram,
+    step_gap: Histogram,
     device_used: Gauge,
     device_cached: Gauge,
     device_free: Gauge,
@@ -342,6 +348,7 @@ impl Handles {
             step_schedule: step_phase("schedule"),
             step_execute: step_phase("execute"),
             step_sample: step_phase("sample"),
+            step_gap: histogram(&table::STEP_GAP),
             device_used: gauge_of(&table::DEVICE_BLOCKS, "used"),
             device_cached: gauge_of(&table::DEVICE_BLOCKS, "cached"),
             device_free: gauge_of(&table::DEVICE_BLOCKS, "free"),
@@ -400,7 +407,9 @@ mod tests {
         http_request("/v1/models", 200);
         build_info("demo", "cpu", "bfloat16");
         let execute = Duration::from_millis(20);
-        step(&StepMetrics { sequences: 2, tokens: 40, execute, ..Default::default() });
+        let gap = Some(Duration::from_micros(500));
+        step(&StepMetrics { sequences: 2, tokens: 40, execute, gap, ..Default::default() });
+        step(&StepMetrics::default());
 
         let page = render().unwrap();
         for (series, expected) in [
@@ -425,6 +434,8 @@ mod tests {
             ("pagetide_http_requests_total{path=\"/v1/models\",status=\"200\"}", 1.0),
             ("pagetide_step_seconds_sum{phase=\"execute\"}", 0.02),
             ("pagetide_step_tokens_sum", 40.0),
+            ("pagetide_step_gap_seconds_sum", 0.0005),
+            ("pagetide_step_gap_seconds_count", 1.0),
         ] {
             assert_eq!(value(&page, series), expected, "{series}");
         }

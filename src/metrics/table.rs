@@ -37,7 +37,7 @@ const REQUEST_BOUNDS: &[f64] =
 /// Gaps between tokens: one step of a small model on a fast device to a step behind a swap storm.
 const GAP_BOUNDS: &[f64] =
     &[0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0];
-/// A step and its parts; scheduling takes microseconds.
+/// A step and its parts, and the gap between two; scheduling takes microseconds.
 const STEP_BOUNDS: &[f64] =
     &[1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5];
 const SEQUENCE_BOUNDS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
@@ -91,6 +91,8 @@ metrics! {
         "Tokens computed in a step, of prompts and of decoding together.";
     STEP_SECONDS = "pagetide_step_seconds" Histogram "seconds" ["phase": "schedule, execute, sample"] STEP_BOUNDS,
         "Where a step's time goes: planning with the block pools, the forward pass with its copies, sampling.";
+    STEP_GAP = "pagetide_step_gap_seconds" Histogram "seconds" [] STEP_BOUNDS,
+        "From the end of a step to the start of the next, as the host sees it: 0 where that one had been submitted before. Times without work are not counted.";
     DEVICE_BLOCKS = "pagetide_device_blocks" Gauge "blocks" ["state": "used, cached, free"] &[],
         "KV blocks on the device: held by a sequence; held by nobody but still in the prefix cache; empty.";
     SWAP_BLOCKS = "pagetide_swap_blocks" Gauge "blocks" ["state": "used, free"] &[],

@@ -1,5 +1,6 @@
-//! A request's tokens are the same bytes alone and under memory pressure, whatever the streams' speeds: swap copies run
-//! beside the steps, and no block is read or reused before its copy is done.
+//! A request's tokens are the same bytes alone and under memory pressure, whatever the streams' speeds, one step after
+//! the other and with two in flight: swap copies run beside the steps, and no block is read or reused before its copy is
+//! done.
 
 use crate::emulation::{Eagerness, EmulatedDevice, EmulatedOptions};
 use crate::support::*;
@@ -28,6 +29,7 @@ struct Setting {
     num_device_blocks: usize,
     num_swap_blocks: usize,
     mode: PreemptionMode,
+    overlap: bool,
 }
 
 /// An engine without actors: scheduler, pools and runner in one loop.
@@ -39,6 +41,8 @@ struct Engine {
     runner: ModelRunner<CudaBackend>,
     outputs: BTreeMap<(RequestId, u32), Vec<Sampled>>,
     stats: StepStats,
+    /// Pending tokens that were fed.
+    num_pending: usize,
 }
 
 impl Engine {
@@ -47,7 +51,7 @@ impl Engine {
     }
 
     fn with(device: &Rc<dyn Device>, setting: &Setting, graphs: bool) -> Self {
-        let Setting { model, dtype, block_size, num_device_blocks, num_swap_blocks, mode } = *setting;
+        let Setting { model, dtype, block_size, num_device_blocks, num_swap_blocks, mode, overlap } = *setting;
         let directory = root().join("tests/data/models").join(model);
         let (backend, decoder) =
             cuda_model(device, directory.to_str().unwrap(), dtype, block_size, MAX_MODEL_LEN, |options| {
@@ -65,6 +69,7 @@ impl Engine {
             preemption_mode: mode,
             watermark_blocks: 0,
             prefix_caching: true,
+            overlap,
             hash_key: [7; 32],
         };
         Self {
@@ -75,18 +80,28 @@ impl Engine {
             runner: runner.unwrap(),
             outputs: BTreeMap::new(),
             stats: StepStats::default(),
+            num_pending: 0,
         }
     }
 
+    /// Submits a plan, if one may be made now; else takes the results of the oldest in.
     fn step(&mut self) {
-        let demand = self.scheduler.demand();
+        let Some(demand) = self.scheduler.demand() else { return self.finish() };
+        let is_ahead = self.scheduler.num_in_flight() > 0;
         let grant = serve(&mut self.device_pool, self.block_size, demand);
         let swap_demand = self.scheduler.reserve(&grant);
         let swap_grant = serve_swap(&mut self.swap_pool, swap_demand);
         let plan = self.scheduler.plan(grant, swap_grant);
-        self.runner.submit(&plan);
+        if !plan.is_empty() {
+            self.num_pending += plan.batch.iter().filter(|seq| seq.pending).count();
+            self.runner.submit(&plan);
+        } else if is_ahead {
+            self.finish();
+        }
+    }
+
+    fn finish(&mut self) {
         let output = self.runner.finish();
-        drop(plan);
         for (request, delivery) in self.scheduler.commit(output) {
             if let Delivery::Token { sample, sampled } = delivery {
                 self.outputs.entry((request, sample)).or_default().push(sampled);
@@ -104,7 +119,7 @@ impl Engine {
         late.by_ref().take(5).for_each(|request| self.scheduler.arrive(request));
         loop {
             late.next().into_iter().for_each(|request| self.scheduler.arrive(request));
-            if !self.scheduler.has_work() {
+            if !self.scheduler.has_work() && self.scheduler.num_in_flight() == 0 {
                 return;
             }
             self.step();
@@ -142,7 +157,7 @@ fn requests(num: usize) -> Vec<Arrival> {
 /// Each request alone, with room for all, on an eager device.
 fn expected(setting: &Setting, num: usize) -> BTreeMap<(RequestId, u32), Vec<Sampled>> {
     let device: Rc<dyn Device> = device(0);
-    let roomy = Setting { num_device_blocks: 400, num_swap_blocks: 0, ..*setting };
+    let roomy = Setting { num_device_blocks: 400, num_swap_blocks: 0, overlap: false, ..*setting };
     let mut engine = Engine::new(&device, &roomy);
     for request in requests(num) {
         engine.run(vec![request]);
@@ -176,6 +191,7 @@ fn setting(mode: PreemptionMode) -> Setting {
         num_device_blocks: 24,
         num_swap_blocks: 40,
         mode,
+        overlap: false,
     }
 }
 
@@ -191,33 +207,43 @@ fn same_tokens_under_pressure() {
         let setting = &settings[i as usize];
         let expected = expected(setting, NUM_REQUESTS);
         for seed in 0..if setting.dtype == DType::F32 { 5 } else { 2 } {
-            let mut engine = Engine::new(&lazy(seed, false), setting);
-            engine.run(requests(NUM_REQUESTS));
-            let StepStats { preempted_swap, preempted_recompute, .. } = engine.stats;
-            let what = format!("{:?}, block size {}, streams {seed}", setting.mode, setting.block_size);
-            match setting.mode {
-                PreemptionMode::Swap => assert!(preempted_swap > 3, "{what}: {preempted_swap} swaps"),
-                _ => assert!(preempted_recompute > 3, "{what}: {preempted_recompute} recomputations"),
+            for overlap in [false, true] {
+                check_under_pressure(&Setting { overlap, ..*setting }, seed, &expected);
             }
-            for (name, tokens) in &engine.outputs {
-                assert_eq!(tokens, &expected[name], "{what}: {name:?}");
-            }
-            assert_eq!(engine.outputs.len(), expected.len());
         }
     });
+}
+
+fn check_under_pressure(setting: &Setting, seed: u64, expected: &BTreeMap<(RequestId, u32), Vec<Sampled>>) {
+    let mut engine = Engine::new(&lazy(seed, false), setting);
+    engine.run(requests(NUM_REQUESTS));
+    let StepStats { preempted_swap, preempted_recompute, .. } = engine.stats;
+    let Setting { mode, block_size, overlap, .. } = setting;
+    let what = format!("{mode:?}, block size {block_size}, overlap {overlap}, streams {seed}");
+    match mode {
+        PreemptionMode::Swap => assert!(preempted_swap > 3, "{what}: {preempted_swap} swaps"),
+        _ => assert!(preempted_recompute > 3, "{what}: {preempted_recompute} recomputations"),
+    }
+    assert_eq!(engine.num_pending > 20, *overlap, "{what}: {} pending tokens", engine.num_pending);
+    for (name, tokens) in &engine.outputs {
+        assert_eq!(tokens, &expected[name], "{what}: {name:?}");
+    }
+    assert_eq!(engine.outputs.len(), expected.len());
 }
 
 /// The test above would see it: on a device whose streams do not wait for each other, tokens change.
 #[test]
 fn a_missing_wait_shows() {
-    let setting = setting(PreemptionMode::Swap);
-    let expected = expected(&setting, NUM_REQUESTS);
-    let caught = (0..3).filter(|seed| {
-        let mut engine = Engine::new(&lazy(*seed, true), &setting);
-        engine.run(requests(NUM_REQUESTS));
-        engine.outputs != expected
-    });
-    assert!(caught.count() > 0);
+    for overlap in [false, true] {
+        let setting = Setting { overlap, ..setting(PreemptionMode::Swap) };
+        let expected = expected(&setting, NUM_REQUESTS);
+        let caught = (0..3).filter(|seed| {
+            let mut engine = Engine::new(&lazy(*seed, true), &setting);
+            engine.run(requests(NUM_REQUESTS));
+            engine.outputs != expected
+        });
+        assert!(caught.count() > 0);
+    }
 }
 
 /// Decode steps that are replayed give what they gave when they were launched one by one.

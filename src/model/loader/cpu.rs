@@ -42,8 +42,16 @@ pub(super) fn load(
     let budget = || Ok(((available_memory() as f64 * share) as usize, format!("{share} of the available memory")));
     let pools = pool_sizes(config, layout, max_model_len, budget)?;
     let runner = ModelRunner::new(backend, decoder, pools)?;
-    let loaded =
-        LoadedModel { device, dtype, max_model_len, max_num_batched_tokens, num_parameters, weights_bytes, pools };
+    let loaded = LoadedModel {
+        device,
+        is_gpu: false,
+        dtype,
+        max_model_len,
+        max_num_batched_tokens,
+        num_parameters,
+        weights_bytes,
+        pools,
+    };
     Ok((runner, loaded))
 }
 

@@ -66,6 +66,7 @@ pub fn load_on_gpu(
 
     let loaded = LoadedModel {
         device: format!("cuda ({})", device.info().name),
+        is_gpu: true,
         dtype,
         max_model_len,
         max_num_batched_tokens: loading.max_rows(),

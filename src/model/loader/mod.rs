@@ -19,6 +19,7 @@ pub use cuda::{GpuRunner, OpenDevice, load_on_gpu};
 pub struct LoadedModel {
     /// For people: `cpu (avx512, 4 threads)`, `cuda (NVIDIA H100 80GB HBM3)`.
     pub device: String,
+    pub is_gpu: bool,
     pub dtype: DType,
     pub max_model_len: usize,
     pub max_num_batched_tokens: usize,

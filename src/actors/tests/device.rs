@@ -1,0 +1,89 @@
+//! A device that does as the test says.
+
+use crate::engine::plan::{PlannedSeq, SeqOutput, StepOutput, StepPlan, StepRunner, StepTiming};
+use crate::error::StartError;
+use crate::ids::TokenId;
+use crate::sampling::params::Sampled;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// A prompt that begins with this token makes the device fail when it is given the step.
+pub const POISON: TokenId = 13;
+/// A prompt that begins with this token makes the device report nonsense, which the scheduler does not survive.
+pub const NONSENSE: TokenId = 14;
+/// A prompt that begins with this token makes the device fail when the step ends.
+pub const LATE_POISON: TokenId = 15;
+/// A prompt that begins with this token makes the device hang when it is given the step.
+pub const QUICKSAND: TokenId = 16;
+
+/// What the test sees and sets.
+#[derive(Default)]
+pub struct Controls {
+    /// No step ends while the test holds it.
+    pub gate: Mutex<()>,
+    pub submitted: AtomicUsize,
+    /// Pending tokens that were fed.
+    pub pending: AtomicUsize,
+    pub resets: AtomicUsize,
+    pub reset_fails: AtomicBool,
+    /// A reset takes this long.
+    pub reset_ms: AtomicU64,
+}
+
+/// Says the number of computed tokens as the next token.
+pub struct FakeDevice {
+    controls: Arc<Controls>,
+    in_flight: VecDeque<(StepOutput, bool)>,
+}
+
+impl FakeDevice {
+    pub fn new(controls: Arc<Controls>) -> Self {
+        Self { controls, in_flight: VecDeque::new() }
+    }
+}
+
+impl StepRunner for FakeDevice {
+    fn submit(&mut self, plan: &StepPlan) {
+        let begins_with = |token| plan.batch.iter().any(|seq| seq.num_computed == 0 && seq.tokens[0] == token);
+        assert!(!begins_with(POISON), "the device choked on token {POISON}");
+        while begins_with(QUICKSAND) {
+            std::thread::park();
+        }
+        let answer = |planned: &PlannedSeq| {
+            let end = planned.num_computed + planned.tokens.len();
+            let sampled = Sampled { token: end as TokenId, logprobs: None };
+            let count = planned.sample.as_ref().map_or(0, |sample| sample.num_samples);
+            SeqOutput { sampled: vec![sampled; count as usize], ..SeqOutput::of(planned.seq) }
+        };
+        let forward_s = if begins_with(NONSENSE) { -1.0 } else { 0.0 };
+        let timing = StepTiming { forward_s, ..StepTiming::default() };
+        let output = StepOutput { seqs: plan.batch.iter().map(answer).collect(), timing };
+        self.in_flight.push_back((output, begins_with(LATE_POISON)));
+        let pending = plan.batch.iter().filter(|seq| seq.pending).count();
+        self.controls.pending.fetch_add(pending, Ordering::SeqCst);
+        self.controls.submitted.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn is_done(&mut self) -> bool {
+        self.controls.gate.try_lock().is_ok()
+    }
+
+    fn finish(&mut self) -> StepOutput {
+        drop(self.controls.gate.lock());
+        let (output, fails) = self.in_flight.pop_front().expect("a plan was submitted");
+        assert!(!fails, "the device choked late on token {LATE_POISON}");
+        output
+    }
+
+    fn reset(&mut self) -> Result<(), StartError> {
+        self.in_flight.clear();
+        std::thread::sleep(Duration::from_millis(self.controls.reset_ms.load(Ordering::SeqCst)));
+        self.controls.resets.fetch_add(1, Ordering::SeqCst);
+        match self.controls.reset_fails.load(Ordering::SeqCst) {
+            true => Err(StartError::new("the device is lost")),
+            false => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! The actors around a device that does as the test says.
+
+mod device;
+mod failure;
+
+use crate::actors::executor::ModelExecutor;
+use crate::actors::intake::Limits;
+use crate::actors::messages::{Accepted, Event, Prompt, Submit};
+use crate::actors::runtime::{ModelInfo, RuntimeHandle, Started, Wiring};
+use crate::actors::workers::Workers;
+use crate::config::OnFailure;
+use crate::engine::policy::{PreemptionMode, SchedulerConfig, SchedulingPolicy};
+use crate::error::ApiError;
+use crate::ids::TokenId;
+use crate::sampling::params::{FinishReason, SamplingDefaults, SamplingParams};
+use crate::text::tokenizer::Tokenizer;
+use actix::System;
+use device::{Controls, FakeDevice};
+use futures_executor::block_on;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+use tokio::sync::{Semaphore, watch};
+
+const MAX_REQUESTS: usize = 4;
+const NUM_BLOCKS: usize = 8;
+/// Tests of what does not depend on it are of both.
+const BOTH_LOOPS: [bool; 2] = [false, true];
+
+struct World {
+    handle: RuntimeHandle,
+    places: Arc<Semaphore>,
+    device: Arc<Controls>,
+    system: System,
+    alive: watch::Receiver<()>,
+}
+
+#[derive(Clone, Copy)]
+struct Settings {
+    overlap: bool,
+    on_failure: OnFailure,
+    step_timeout: Option<Duration>,
+    load_time: Duration,
+}
+
+impl Settings {
+    fn new(overlap: bool) -> Self {
+        Self { overlap, on_failure: OnFailure::Restart, step_timeout: None, load_time: Duration::ZERO }
+    }
+}
+
+impl World {
+    fn start(overlap: bool) -> Self {
+        Self::with(Settings::new(overlap))
+    }
+
+    fn with(settings: Settings) -> Self {
+        let controls: Arc<Controls> = Arc::default();
+        let device = FakeDevice::new(controls.clone());
+        let load = move || {
+            std::thread::sleep(settings.load_time);
+            Ok((device, ()))
+        };
+        let (executor, ()) = ModelExecutor::start(load).unwrap();
+        let tokenizer = include_str!("../../../models/demo/tokenizer.json");
+        let model = Arc::new(ModelInfo {
+            served_name: "fake".into(),
+            created_s: 0,
+            max_model_len: 100,
+            vocab_size: 1000,
+            tokenizer: Arc::new(Tokenizer::from_json(tokenizer, None).unwrap()),
+            chat_template: None,
+            eos_token_ids: vec![],
+            default_sampling: SamplingDefaults::default(),
+        });
+        let places = Arc::new(Semaphore::new(MAX_REQUESTS));
+        let wiring = Wiring {
+            scheduler: SchedulerConfig {
+                block_size: 4,
+                num_device_blocks: NUM_BLOCKS,
+                max_num_seqs: 8,
+                max_num_batched_tokens: 64,
+                max_model_len: 100,
+                policy: SchedulingPolicy::Fcfs,
+                preemption_mode: PreemptionMode::Swap,
+                watermark_blocks: 0,
+                prefix_caching: true,
+                overlap: settings.overlap,
+                hash_key: [1; 32],
+            },
+            limits: Limits {
+                max_requests: MAX_REQUESTS,
+                retry_after_s: 7,
+                block_size: 4,
+                num_device_blocks: NUM_BLOCKS,
+            },
+            workers: Workers::start(1).unwrap(),
+            num_swap_blocks: 8,
+            block_bytes: 1,
+            on_failure: settings.on_failure,
+            step_timeout: settings.step_timeout,
+            model: model.clone(),
+            places: places.clone(),
+            executor,
+        };
+        let Started { system, intake, alive, .. } = wiring.start().unwrap();
+        let handle = RuntimeHandle::new(intake, model, MAX_REQUESTS, Arc::default());
+        Self { handle, places, device: controls, system, alive }
+    }
+
+    fn submit(&self, prompt: Vec<TokenId>, max_tokens: u32) -> Result<Accepted, ApiError> {
+        self.submit_with(prompt, SamplingParams { max_tokens, ..SamplingParams::default() })
+    }
+
+    fn submit_with(&self, prompt: Vec<TokenId>, params: SamplingParams) -> Result<Accepted, ApiError> {
+        block_on(self.handle.submit(Submit {
+            prompt: Prompt::Tokens(prompt),
+            prompt_param: "prompt",
+            params,
+            ignore_eos: false,
+            seed: Some(0),
+            n: 1,
+            priority: 0,
+            cache_salt: None,
+        }))
+    }
+
+    /// Steps wait from here until the guard is dropped.
+    fn hold(&self) -> MutexGuard<'_, ()> {
+        self.device.gate.lock().unwrap()
+    }
+
+    fn wait_until_idle(&self) {
+        wait_until("every request gives its place back", || self.places.available_permits() == MAX_REQUESTS);
+    }
+
+    /// Until the device has been given as many steps in all.
+    fn wait_for_steps(&self, steps: usize) {
+        wait_until("the step is submitted", || count(&self.device.submitted) == steps);
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.system.stop();
+    }
+}
+
+fn count(counter: &AtomicUsize) -> usize {
+    counter.load(Ordering::SeqCst)
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    for _ in 0..5000 {
+        if is_so() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("not in time: {what}");
+}
+
+/// All events of a request.
+fn events(accepted: Accepted) -> Vec<Event> {
+    let mut events = accepted.events;
+    block_on(async {
+        let mut all = Vec::new();
+        while let Some(event) = events.next().await {
+            all.push(event);
+        }
+        all
+    })
+}
+
+fn tokens(events: &[Event]) -> Vec<TokenId> {
+    let token = |event: &Event| match event {
+        Event::Token { token, .. } => Some(*token),
+        _ => None,
+    };
+    events.iter().filter_map(token).collect()
+}
+
+#[test]
+fn a_request_hears_its_tokens_and_its_end() {
+    for overlap in BOTH_LOOPS {
+        let world = World::start(overlap);
+        let all = events(world.submit(vec![1, 2, 3], 4).unwrap());
+        assert_eq!(all[0], Event::Started { cached_tokens: 0 });
+        assert_eq!(tokens(&all), [3, 4, 5, 6]);
+        assert_eq!(all.last(), Some(&Event::Finished { index: 0, reason: FinishReason::Length }));
+        world.wait_until_idle();
+        assert_eq!(count(&world.device.submitted), 4);
+    }
+}
+
+#[test]
+fn a_step_is_planned_while_another_runs_only_in_the_overlapped_loop() {
+    for overlap in BOTH_LOOPS {
+        let world = World::start(overlap);
+        let hold = world.hold();
+        let accepted = world.submit(vec![1, 2, 3], 6).unwrap();
+        world.wait_for_steps(1 + usize::from(overlap));
+        drop(hold);
+        assert_eq!(tokens(&events(accepted)), [3, 4, 5, 6, 7, 8]);
+        // The last token is known to be the last: none is fed after it.
+        assert_eq!(count(&world.device.submitted), 6);
+        assert!(overlap || count(&world.device.pending) == 0);
+        assert!(!overlap || count(&world.device.pending) >= 1);
+    }
+}
+
+#[test]
+fn what_follows_a_stop_token_that_was_pending_is_dropped() {
+    for overlap in BOTH_LOOPS {
+        let world = World::start(overlap);
+        let params = SamplingParams { max_tokens: 20, stop_token_ids: vec![5], ..SamplingParams::default() };
+        let hold = world.hold();
+        let accepted = world.submit_with(vec![1, 2, 3], params).unwrap();
+        world.wait_for_steps(1 + usize::from(overlap));
+        drop(hold);
+        let all = events(accepted);
+        assert_eq!(tokens(&all), [3, 4, 5]);
+        assert_eq!(all.last(), Some(&Event::Finished { index: 0, reason: FinishReason::StopToken(5) }));
+        world.wait_until_idle();
+        assert_eq!(tokens(&events(world.submit(vec![6; 31], 2).unwrap())), [31, 32], "all blocks are back");
+    }
+}
+
+#[test]
+fn dropping_the_stream_cancels_and_frees() {
+    for overlap in BOTH_LOOPS {
+        let world = World::start(overlap);
+        let hold = world.hold();
+        let accepted = world.submit(vec![5; 25], 8).unwrap();
+        world.wait_for_steps(1 + usize::from(overlap));
+        drop(accepted);
+        drop(hold);
+        world.wait_until_idle();
+        // Would never be admitted if the blocks were not back.
+        assert_eq!(tokens(&events(world.submit(vec![6; 31], 2).unwrap())), [31, 32]);
+    }
+}
+
+#[test]
+fn a_sample_that_is_stopped_in_flight_says_no_more() {
+    for overlap in BOTH_LOOPS {
+        let world = World::start(overlap);
+        let hold = world.hold();
+        let accepted = world.submit(vec![1, 2, 3], 20).unwrap();
+        world.wait_for_steps(1 + usize::from(overlap));
+        accepted.events.stop_sample(0);
+        world.wait_until_idle();
+        drop(hold);
+        assert_eq!(events(accepted), []);
+        assert_eq!(tokens(&events(world.submit(vec![6; 31], 2).unwrap())), [31, 32]);
+    }
+}
+
+#[test]
+fn requests_come_and_go_while_steps_run() {
+    for overlap in BOTH_LOOPS {
+        let world = World::start(overlap);
+        let client = |client: usize| {
+            for i in 0..200 {
+                let (prompt, max_tokens) = (1 + (client + i) % 7, 1 + (i * 5 + client) % 9);
+                let accepted = world.submit(vec![1; prompt], max_tokens as u32).unwrap();
+                match (i + client) % 3 {
+                    0 => drop(accepted),
+                    1 => {
+                        accepted.events.stop_sample(0);
+                        assert!(tokens(&events(accepted)).len() <= max_tokens);
+                    }
+                    _ => {
+                        let expected: Vec<_> = (prompt..prompt + max_tokens).map(|token| token as TokenId).collect();
+                        assert_eq!(tokens(&events(accepted)), expected);
+                    }
+                }
+                // A place comes back when the cancellation has arrived.
+                wait_until("a place is free", || world.places.available_permits() > 2);
+            }
+        };
+        std::thread::scope(|scope| (0..2).for_each(|i| drop(scope.spawn(move || client(i)))));
+        world.wait_until_idle();
+        assert_eq!(tokens(&events(world.submit(vec![6; 31], 2).unwrap())), [31, 32], "all blocks are back");
+    }
+}
+
+#[test]
+fn a_full_intake_refuses_and_recovers() {
+    let world = World::start(true);
+    let hold = world.hold();
+    let held: Vec<_> = (0..MAX_REQUESTS).map(|_| world.submit(vec![1], 2).unwrap()).collect();
+    let refused = world.submit(vec![1], 2).unwrap_err();
+    assert_eq!((refused.status, refused.retry_after_s), (429, Some(7)));
+    assert!(refused.message.contains("4 requests"), "{}", refused.message);
+    drop(hold);
+    for accepted in held {
+        assert_eq!(tokens(&events(accepted)), [1, 2]);
+    }
+    world.wait_until_idle();
+    world.submit(vec![1], 2).unwrap();
+}
+
+#[test]
+fn what_can_never_fit_is_refused_with_the_numbers() {
+    let world = World::start(true);
+    // 8 blocks of 4 tokens: 32 slots, and the last generated token needs none.
+    assert_eq!(tokens(&events(world.submit(vec![1; 30], 3).unwrap())).len(), 3);
+    for (prompt, max_tokens, param, words) in [
+        (30, 4, "prompt", "needs 9 KV blocks of 4 tokens, and this server has 8"),
+        (33, 0, "prompt", "the prompt of 33 tokens needs 9 KV blocks"),
+        (100, 1, "prompt", "maximum context length is 100 tokens"),
+        (20, 81, "max_tokens", "101 were asked for (20 in the prompt, 81 for the output)"),
+    ] {
+        let error = world.submit(vec![1; prompt], max_tokens).unwrap_err();
+        assert_eq!((error.status, error.param.as_deref()), (400, Some(param)), "{error}");
+        assert!(error.message.contains(words), "{error}");
+    }
+    let error = world.submit(vec![1, 1000], 1).unwrap_err();
+    assert!(error.message.contains("token id 1000 is out of range") && error.message.contains("0 to 999"), "{error}");
+    assert!(world.submit(vec![], 1).unwrap_err().message.contains("empty"));
+    // Not given: as many as fit.
+    assert_eq!(tokens(&events(world.submit(vec![1; 30], 0).unwrap())).len(), 3);
+    world.wait_until_idle();
+}
+
+#[test]
+fn a_request_without_samples_is_refused() {
+    let world = World::start(true);
+    let submit = Submit {
+        prompt: Prompt::Tokens(vec![1]),
+        prompt_param: "prompt",
+        params: SamplingParams::default(),
+        ignore_eos: false,
+        seed: None,
+        n: 0,
+        priority: 0,
+        cache_salt: None,
+    };
+    assert_eq!(block_on(world.handle.submit(submit)).unwrap_err().param.as_deref(), Some("n"));
+    world.wait_until_idle();
+}

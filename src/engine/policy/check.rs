@@ -1,0 +1,50 @@
+//! What must hold, for tests.
+
+use super::Scheduler;
+use crate::engine::block_pool::PoolStats;
+use crate::engine::plan::MAX_STEPS_IN_FLIGHT;
+use crate::engine::sequence::SeqState;
+use crate::ids::BlockId;
+
+impl Scheduler {
+    /// Asserts the scheduler's invariants; for tests, between `plan` and `commit` or between steps.
+    pub fn check(&self) {
+        assert!(self.in_flight.len() <= if self.config.overlap { MAX_STEPS_IN_FLIGHT } else { 1 });
+        for (rank, seq) in &self.running {
+            assert_eq!(seq.state, SeqState::Running);
+            assert!(seq.num_computed < seq.num_tokens(), "{} has nothing left to compute", rank.seq);
+            assert!(seq.num_planned() <= seq.num_tokens() + 1, "{} feeds more than one pending token", rank.seq);
+            assert!(seq.table.len() * self.config.block_size >= seq.num_planned());
+            let parts = self.in_flight.iter().flatten().filter(|part| part.rank == *rank);
+            let planned = parts.fold((0, 0), |sum, part| (sum.0 + part.num_tokens, sum.1 + usize::from(part.samples)));
+            assert_eq!((seq.computing, seq.sampling), planned, "{} and the plans in flight disagree", rank.seq);
+        }
+        for seq in self.waiting.values() {
+            assert_ne!(seq.state, SeqState::Running);
+            assert!(seq.table.is_empty(), "{} waits and holds blocks", seq.rank.seq);
+            assert_eq!((seq.computing, seq.sampling), (0, 0), "{} waits and is in flight", seq.rank.seq);
+        }
+        let swapped = self.waiting.values().filter(|seq| matches!(seq.state, SeqState::Swapped(_))).count();
+        assert_eq!(swapped, self.num_swapped);
+        let total = self.running.len() + self.waiting.len();
+        assert_eq!(self.ranks.len(), total);
+        assert_eq!(self.requests.values().map(Vec::len).sum::<usize>(), total);
+        assert!(self.running.len() <= self.config.max_num_seqs);
+    }
+
+    /// Tables that hold device blocks, and tables that hold swap blocks, between `plan` and `commit`.
+    pub fn tables(&self) -> (Vec<&[BlockId]>, Vec<&[BlockId]>) {
+        let swapped = self.waiting.values().filter_map(|seq| match &seq.state {
+            SeqState::Swapped(blocks) => Some(blocks.as_slice()),
+            _ => None,
+        });
+        let device = self.running.values().map(|seq| seq.table.as_slice());
+        let device = device.chain(self.pending.release.iter().map(|table| table.as_slice()));
+        (device.collect(), swapped.chain(self.pending_swap.iter().map(Vec::as_slice)).collect())
+    }
+
+    /// What the pools' answers are checked against: the scheduler's own count must be the device pool's.
+    pub fn check_against(&self, device: PoolStats) {
+        assert_eq!(self.available, device.free + device.cached, "scheduler and allocator count differently");
+    }
+}

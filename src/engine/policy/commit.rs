@@ -1,0 +1,116 @@
+//! The second half of a step: what its results, or its failure, change.
+
+use super::Scheduler;
+use crate::engine::allocation::Demand;
+use crate::engine::plan::{Deliveries, Delivery, SeqOutput, StepOutput};
+use crate::engine::prefix_cache::{BlockHash, BlockHasher};
+use crate::engine::sequence::{Rank, SeqState, Sequence};
+use crate::ids::{BlockId, RequestId};
+use crate::sampling::params::Sampled;
+
+impl Scheduler {
+    /// Last call: takes the results of the oldest plan in flight in.
+    pub fn commit(&mut self, output: StepOutput) -> Deliveries {
+        let mut deliveries = Vec::new();
+        for part in self.in_flight.pop_front().expect("a plan is in flight") {
+            // A sequence that has ended since the plan was made is gone.
+            let Some(seq) = self.running.get_mut(&part.rank) else { continue };
+            let before = seq.num_computed;
+            seq.num_computed += part.num_tokens;
+            seq.computing -= part.num_tokens;
+            seq.sampling -= usize::from(part.samples);
+            self.stats.recomputed_tokens += seq.high_water.min(seq.num_computed).saturating_sub(before);
+            seq.high_water = seq.high_water.max(seq.num_computed);
+            publish(seq, &self.hasher, self.config.block_size, &mut self.pending.publish);
+        }
+        for output in output.seqs {
+            self.take_output(output, &mut deliveries);
+        }
+        deliveries
+    }
+
+    fn take_output(&mut self, output: SeqOutput, deliveries: &mut Deliveries) {
+        // Gone: cancelled, or ended by a token that was pending when the plan was made.
+        let Some(rank) = self.ranks.get(&output.seq).copied() else { return };
+        let Some(seq) = self.running.get_mut(&rank) else { return };
+        seq.prompt_logprobs.extend(output.prompt_logprobs);
+        let Some((first, others)) = output.sampled.split_first() else { return };
+        let mut tell = |delivery| deliveries.push((rank.request, delivery));
+        if !std::mem::replace(&mut seq.started, true) {
+            tell(Delivery::Started { cached_tokens: seq.cached_tokens.unwrap_or(0) });
+            if seq.params.prompt_logprobs.is_some() {
+                tell(Delivery::PromptLogprobs(std::mem::take(&mut seq.prompt_logprobs)));
+            }
+        }
+        let parent = (!others.is_empty()).then(|| {
+            seq.forks = 0;
+            seq.tail_shared = seq.num_computed % self.config.block_size != 0;
+            seq.clone()
+        });
+        let (token, sample) = (first.token, seq.sample);
+        tell(Delivery::Token { sample, sampled: first.clone() });
+        if let Some(reason) = seq.push(token, self.config.max_model_len) {
+            tell(Delivery::Finished { sample, reason });
+            self.drop_seq(rank);
+        }
+        if let Some(parent) = parent {
+            self.fork(&parent, others, deliveries);
+        }
+    }
+
+    /// Makes the other samples of a request whose prompt has just been computed.
+    fn fork(&mut self, parent: &Sequence, samples: &[Sampled], deliveries: &mut Deliveries) {
+        for (sampled, sample) in samples.iter().zip(parent.sample + 1..) {
+            let rank = Rank { seq: self.new_seq_id(), ..parent.rank };
+            let mut seq = parent.fork(rank.seq, sample);
+            deliveries.push((rank.request, Delivery::Token { sample, sampled: sampled.clone() }));
+            if let Some(reason) = seq.push(sampled.token, self.config.max_model_len) {
+                deliveries.push((rank.request, Delivery::Finished { sample, reason }));
+                continue;
+            }
+            self.ranks.insert(rank.seq, rank);
+            self.requests.entry(rank.request).or_default().push(rank);
+            if self.running.len() < self.config.max_num_seqs {
+                self.pending.forks.push(seq.table.clone());
+                self.running.insert(rank, seq);
+            } else {
+                seq.preempt(None);
+                self.waiting.insert(rank, seq);
+            }
+        }
+    }
+
+    /// The executor has lost all KV. Requests with a running sequence are dropped and returned; the others start
+    /// over when their turn comes. Both pools must be made anew.
+    pub fn fail_running(&mut self) -> Vec<RequestId> {
+        let mut failed: Vec<RequestId> = self.running.keys().map(|rank| rank.request).collect();
+        failed.sort_unstable();
+        failed.dedup();
+        for request in &failed {
+            self.cancel(*request);
+        }
+        for seq in self.waiting.values_mut() {
+            if matches!(seq.state, SeqState::Swapped(_)) {
+                seq.state = SeqState::Waiting;
+                seq.num_computed = 0;
+            }
+        }
+        self.num_swapped = 0;
+        self.pending = Demand::default();
+        self.pending_swap.clear();
+        self.in_flight.clear();
+        self.available = self.config.num_device_blocks;
+        failed
+    }
+}
+
+/// Offers the blocks that have become full to the prefix cache.
+fn publish(seq: &mut Sequence, hasher: &BlockHasher, block_size: usize, publish: &mut Vec<(BlockId, BlockHash)>) {
+    let num_full = seq.num_computed / block_size;
+    if num_full > seq.num_published {
+        seq.extend_hashes(hasher, block_size, num_full);
+        let new = seq.num_published..num_full;
+        publish.extend(seq.table[new.clone()].iter().copied().zip(seq.hashes[new].iter().copied()));
+        seq.num_published = num_full;
+    }
+}
