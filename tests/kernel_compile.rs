@@ -2,9 +2,10 @@
 //! that is shipped. No GPU and no driver are needed, only NVRTC: from `PAGETIDE_TEST_NVRTC`, the folder of
 //! `libnvrtc.so`, or from where the program looks. `scripts/compile-kernels.sh` gets it, and nvcc, from pip.
 
-use pagetide::backend::cuda::attention::TileShape;
+use pagetide::backend::cuda::attention::{TileShape, simple_shared_bytes};
 use pagetide::backend::cuda::device::{DeviceError, DeviceInfo, ModuleSource};
 use pagetide::backend::cuda::driver::{NEWEST_CUDA, compiler, open_nvrtc};
+use pagetide::backend::cuda::sampling::SCRATCH_BYTES;
 use pagetide::backend::cuda::{CudaOptions, module_sources};
 use pagetide::backend::{DType, KvLayout};
 use pagetide::config::DeviceConfig;
@@ -72,11 +73,17 @@ fn specialisations() -> Vec<Specialisation> {
                         if !is_new || all.iter().any(is_listed) {
                             continue;
                         }
-                        let shared_bytes = shape.filter(|_| is_attention).map_or(Vec::new(), |shape| {
-                            let (prefill, decode) =
-                                (shape.prefill_shared_bytes(head_dim), shape.decode_shared_bytes(head_dim));
-                            vec![("attention_prefill", prefill), ("attention_decode", decode)]
-                        });
+                        let shared_bytes = match (source.file, shape) {
+                            ("attention.cu", Some(shape)) => vec![
+                                ("attention_prefill", shape.prefill_shared_bytes(head_dim)),
+                                ("attention_decode", shape.decode_shared_bytes(head_dim)),
+                            ],
+                            ("attention_rows.cu", _) => vec![("attention_rows", simple_shared_bytes(head_dim))],
+                            ("sampling.cu", _) => {
+                                ["sample_tokens", "find_logprobs"].map(|name| (name, SCRATCH_BYTES as usize)).to_vec()
+                            }
+                            _ => Vec::new(),
+                        };
                         all.push(Specialisation { arch: arch.clone(), source, shared_bytes });
                     }
                 }

@@ -98,6 +98,11 @@ impl TileShape {
     }
 }
 
+/// Dynamic shared memory of the kernel without tensor cores.
+pub fn simple_shared_bytes(head_dim: usize) -> usize {
+    SIMPLE_WARPS * head_dim * 4
+}
+
 enum Kernels {
     /// On tensor cores.
     Tiled { shape: TileShape, prefill: KernelId, decode: KernelId, merge: KernelId, partials: DeviceBuffer },
@@ -156,7 +161,7 @@ impl Attention {
             kernels: Kernels::Simple { rows: KernelId(0) },
         };
         attention.kernels = match shape {
-            None => Kernels::Simple { rows: kernel("attention_rows", SIMPLE_WARPS * head_dim * 4)? },
+            None => Kernels::Simple { rows: kernel("attention_rows", simple_shared_bytes(head_dim))? },
             Some(shape) => Kernels::Tiled {
                 shape,
                 prefill: kernel("attention_prefill", shape.prefill_shared_bytes(head_dim))?,
@@ -264,7 +269,7 @@ impl Attention {
             Kernels::Simple { rows: kernel } => {
                 let heads = self.num_heads.div_ceil(SIMPLE_WARPS);
                 if num_tiles > 0 {
-                    launch(*kernel, [num_tiles, heads, 1], SIMPLE_WARPS, SIMPLE_WARPS * self.head_dim * 4)?;
+                    launch(*kernel, [num_tiles, heads, 1], SIMPLE_WARPS, simple_shared_bytes(self.head_dim))?;
                 }
             }
             Kernels::Tiled { shape, prefill, decode, merge, .. } => {

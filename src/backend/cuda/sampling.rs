@@ -16,8 +16,8 @@ const MAX_ADJUSTED: usize = 32;
 /// Requests of one launch.
 const MAX_REQUESTS: usize = 512;
 const NONE: u32 = u32::MAX;
-/// `struct Scratch`
-const SCRATCH_BYTES: u32 = 8 * 2048 + 8 * 32 + 8 + 8 * 32 + 4 * 32 + 4 * 32 + 8;
+/// `struct Scratch`, in shared memory.
+pub const SCRATCH_BYTES: u32 = 8 * 2048 + 8 * 32 + 8 + 8 * 32 + 4 * 32 + 4 * 32 + 8;
 
 /// `struct Request`
 #[derive(Clone, Copy, NoUninit, Zeroable)]
