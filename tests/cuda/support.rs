@@ -27,7 +27,9 @@ pub fn on_gpu() -> bool {
 /// The emulation; or, with `PAGETIDE_TEST_DEVICE=cuda`, the first GPU.
 pub fn device(thread_order: u32) -> Rc<dyn Device> {
     if on_gpu() {
-        return driver::find(&DeviceConfig::default()).unwrap().open().unwrap();
+        // Products as exact resume needs them.
+        let config = DeviceConfig { batch_invariant: true, ..DeviceConfig::default() };
+        return driver::find(&config).unwrap().open().unwrap();
     }
     Rc::new(EmulatedDevice::new(EmulatedOptions { thread_order, ..EmulatedOptions::default() }))
 }
