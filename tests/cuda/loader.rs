@@ -2,8 +2,10 @@
 //! device.
 
 use crate::emulation::{EmulatedDevice, EmulatedOptions};
-use crate::support::root;
+use crate::support::{device, options, root};
+use pagetide::backend::cuda::CudaBackend;
 use pagetide::backend::cuda::device::Device;
+use pagetide::backend::{DType, KvLayout};
 use pagetide::config::Config;
 use pagetide::engine::plan::{PlannedSeq, SamplePlan, StepPlan, StepRunner};
 use pagetide::error::StartError;
@@ -100,6 +102,17 @@ fn what_does_not_fit_says_what_to_change() {
     assert!(blocks.contains("1000000 blocks") && blocks.contains("--num-device-blocks"), "{blocks}");
     let share = error(load(64 << 20, |config| config.device.memory_utilization = Some(0.001)));
     assert!(share.contains("--device-memory-utilization"), "{share}");
+}
+
+#[test]
+fn head_sizes_that_the_kernels_cannot_take_are_refused() {
+    for head_dim in [12, 264] {
+        let kv = KvLayout { num_layers: 1, num_kv_heads: 1, head_dim, block_size: 1, dtype: DType::BF16 };
+        match CudaBackend::new(device(0), options(DType::BF16, 1, kv)) {
+            Err(error) => assert!(error.to_string().contains(&format!("{head_dim} dimensions")), "{error}"),
+            Ok(_) => panic!("{head_dim} is taken"),
+        }
+    }
 }
 
 #[test]

@@ -73,6 +73,8 @@ pub struct CudaOptions {
     pub batch_invariant: bool,
 }
 
+const MAX_HEAD_DIM: usize = 256;
+
 /// The macros that all kernels over the model's tensors are specialised by.
 fn scalar_defines(options: &CudaOptions) -> Vec<(&'static str, String)> {
     let CudaOptions { dtype, num_heads, kv, .. } = options;
@@ -202,7 +204,14 @@ impl CudaVector {
 
 impl CudaBackend {
     pub fn new(device: Rc<dyn Device>, options: CudaOptions) -> Result<Self, StartError> {
-        let CudaOptions { vocab_size, max_rows, max_seqs, max_logit_rows, .. } = options;
+        let CudaOptions { vocab_size, max_rows, max_seqs, max_logit_rows, kv, .. } = options;
+        if !kv.head_dim.is_multiple_of(8) || kv.head_dim > MAX_HEAD_DIM {
+            return Err(StartError::new(format!(
+                "the model's heads have {} dimensions; on a GPU multiples of 8 up to {MAX_HEAD_DIM} are supported: use \
+                 --device cpu",
+                kv.head_dim
+            )));
+        }
         let modules = device.load_modules(&module_sources(&options, device.info()))?;
         Ok(Self {
             kernels: RowKernels::new(&device, &options, modules[0])?,
