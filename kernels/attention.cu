@@ -313,13 +313,16 @@ KERNEL(DECODE_WARPS * WARP_SIZE, attention_decode, AttentionParams) {
 }
 
 constexpr int MERGE_WARPS = 4;
+// Partitions that a warp reads at once.
+constexpr int MERGE_UNROLL = 4;
 
-// Adds the partitions up; one warp takes one head. grid: (decode_seqs, NUM_HEADS / MERGE_WARPS)
+// Adds the partitions up; one thread block takes one head, its warps take partitions in turn.
+// grid: (decode_seqs, NUM_HEADS); dynamic shared memory: MERGE_WARPS * (HEAD_DIM + 1) floats
 KERNEL(MERGE_WARPS * WARP_SIZE, attention_merge, AttentionParams) {
-    const uint32_t head = blockIdx.y * MERGE_WARPS + threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
-    if (blockIdx.x >= p.batch->num_decode_seqs || head >= NUM_HEADS) {
+    if (blockIdx.x >= p.batch->num_decode_seqs) {
         return;
     }
+    const uint32_t head = blockIdx.y, warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
     const uint32_t seq_index = batch_words(p.batch, p.batch->decode_seqs)[blockIdx.x];
     const SeqEntry seq = batch_seqs(p.batch)[seq_index];
     const uint32_t num_parts = partition_of(p, seq.num_computed + 1, 0).num_with_tokens;
@@ -332,24 +335,45 @@ KERNEL(MERGE_WARPS * WARP_SIZE, attention_merge, AttentionParams) {
     max = reduce_warp<Max>(max);
     constexpr int N = (HEAD_DIM + WARP_SIZE - 1) / WARP_SIZE;
     float value[N] = {}, sum = 0.0f;
-    for (uint32_t i = 0; i < num_parts; i++) {
-        const float* partial = partials + i * PARTIAL_STRIDE;
-        const float factor = exp2_approx((partial[HEAD_DIM] - max) * p.scale_log2);
-        sum += partial[HEAD_DIM + 1] * factor;
+    for (uint32_t first = warp; first < num_parts; first += MERGE_WARPS * MERGE_UNROLL) {
 #pragma unroll
-        for (int n = 0; n < N; n++) {
-            const uint32_t d = n * WARP_SIZE + lane;
-            if (d < HEAD_DIM) {
-                value[n] += partial[d] * factor;
+        for (int u = 0; u < MERGE_UNROLL; u++) {
+            const uint32_t part = first + u * MERGE_WARPS;
+            // All are read without a branch, so that their reads overlap; one that is not there counts for nothing.
+            const float* partial = partials + min(part, num_parts - 1) * PARTIAL_STRIDE;
+            const float weight = exp2_approx((partial[HEAD_DIM] - max) * p.scale_log2);
+            const float factor = part < num_parts ? weight : 0.0f;
+            sum += partial[HEAD_DIM + 1] * factor;
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                const uint32_t d = n * WARP_SIZE + lane;
+                value[n] += HEAD_DIM % WARP_SIZE == 0 || d < HEAD_DIM ? partial[d] * factor : 0.0f;
             }
         }
     }
-    scalar* out = p.out + (uint64_t(seq.first_row) * NUM_HEADS + head) * HEAD_DIM;
+
+    DYNAMIC_SHARED(shared);
+    float* of_warps = reinterpret_cast<float*>(shared);
+    float* mine = of_warps + warp * (HEAD_DIM + 1);
 #pragma unroll
     for (int n = 0; n < N; n++) {
         const uint32_t d = n * WARP_SIZE + lane;
         if (d < HEAD_DIM) {
-            out[d] = from_float<scalar>(value[n] / sum);
+            mine[d] = value[n];
         }
+    }
+    if (lane == 0) {
+        mine[HEAD_DIM] = sum;
+    }
+    __syncthreads();
+    scalar* out = p.out + (uint64_t(seq.first_row) * NUM_HEADS + head) * HEAD_DIM;
+    for (int d = threadIdx.x; d < HEAD_DIM; d += MERGE_WARPS * WARP_SIZE) {
+        float total = 0.0f, weights = 0.0f;
+#pragma unroll
+        for (int w = 0; w < MERGE_WARPS; w++) {
+            total += of_warps[w * (HEAD_DIM + 1) + d];
+            weights += of_warps[w * (HEAD_DIM + 1) + HEAD_DIM];
+        }
+        out[d] = from_float<scalar>(total / weights);
     }
 }

@@ -2,7 +2,7 @@
 //! that is shipped. No GPU and no driver are needed, only NVRTC: from `PAGETIDE_TEST_NVRTC`, the folder of
 //! `libnvrtc.so`, or from where the program looks. `scripts/compile-kernels.sh` gets it, and nvcc, from pip.
 
-use pagetide::backend::cuda::attention::{TileShape, simple_shared_bytes};
+use pagetide::backend::cuda::attention::{TileShape, merge_shared_bytes, simple_shared_bytes};
 use pagetide::backend::cuda::device::{DeviceError, DeviceInfo, ModuleSource};
 use pagetide::backend::cuda::driver::{NEWEST_CUDA, compiler, open_nvrtc};
 use pagetide::backend::cuda::sampling::SCRATCH_BYTES;
@@ -77,6 +77,7 @@ fn specialisations() -> Vec<Specialisation> {
                             ("attention.cu", Some(shape)) => vec![
                                 ("attention_prefill", shape.prefill_shared_bytes(head_dim)),
                                 ("attention_decode", shape.decode_shared_bytes(head_dim)),
+                                ("attention_merge", merge_shared_bytes(head_dim)),
                             ],
                             ("attention_rows.cu", _) => vec![("attention_rows", simple_shared_bytes(head_dim))],
                             ("sampling.cu", _) => {

@@ -36,11 +36,15 @@ __device__ __forceinline__ uint32_t first_visible(const AttentionParams& p, uint
     return p.window == 0 || position < p.window ? 0 : position + 1 - p.window;
 }
 
-// Starts the copy of `TOKENS` tokens from `first` on, by `THREADS` threads; zeros from `end` on.
+// Starts the copy of `TOKENS` tokens from `first` on, a multiple of `TOKENS` and below `end`, by `THREADS` threads; zeros
+// from `end` on.
 template <int TOKENS, int THREADS>
 __device__ __forceinline__ void load_tokens(scalar* shared, const scalar* head, const uint32_t* table, uint32_t first,
                                             uint32_t end, int thread) {
     constexpr int COPIES = TOKENS * CHUNKS;
+    // Then one look at the table is enough.
+    constexpr bool IN_ONE_BLOCK = BLOCK_SIZE % TOKENS == 0;
+    const uint32_t block_of_all = IN_ONE_BLOCK ? table[first / BLOCK_SIZE] : 0;
 #pragma unroll 4
     for (int i = 0; i < (COPIES + THREADS - 1) / THREADS; i++) {
         const int copy = i * THREADS + thread;
@@ -48,7 +52,7 @@ __device__ __forceinline__ void load_tokens(scalar* shared, const scalar* head, 
             const int token = copy / CHUNKS, column = copy % CHUNKS * 8;
             const uint32_t position = first + token;
             const bool valid = position < end;
-            const uint32_t block = valid ? table[position / BLOCK_SIZE] : 0;
+            const uint32_t block = IN_ONE_BLOCK ? block_of_all : valid ? table[position / BLOCK_SIZE] : 0;
             const scalar* from = head + block * BLOCK_STRIDE + position % BLOCK_SIZE * HEAD_DIM + column;
             copy_async(shared + token * ROW_STRIDE + column, from, valid);
         }

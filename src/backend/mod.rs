@@ -5,7 +5,7 @@
 //!
 //! Contract of every backend: each output element is computed in an order that does not depend on the other rows of
 //! the batch, on how a prompt was cut into chunks, or on the number of threads. This is what makes a resumed or
-//! cached sequence return the same bytes.
+//! cached sequence return the same bytes. On a GPU it holds where `device.batch_invariant` asks for it.
 
 pub mod cpu;
 pub mod cuda;

@@ -170,7 +170,7 @@ fn check_on(case: &Case, device: &dyn Fn(u32) -> Rc<dyn Device>) {
 
 #[test]
 fn random_cases() {
-    parallel(0..64, |seed| check(&Case::random(seed * 7919 + 5)));
+    parallel(0..40, |seed| check(&Case::random(seed * 7919 + 5)));
 }
 
 fn shape(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> AttentionShape {
@@ -282,7 +282,7 @@ fn broken_kernels_are_noticed() {
             "first_visible(p, tile.first_position) / PREFILL_KV_TILE",
             "tile.first_position / PREFILL_KV_TILE",
         ),
-        (&long, "attention.cu", "value[n] += partial[d] * factor", "value[n] += partial[d]"),
+        (&long, "attention.cu", "partial[d] * factor : 0.0f", "partial[d] : 0.0f"),
         (&simple, "attention_rows.cu", "mine <= position", "mine < position"),
         (&tiled, "rows.cu", "slot / BLOCK_SIZE", "slot % BLOCK_SIZE"),
     ];

@@ -21,7 +21,7 @@ const SIMPLE_WARPS: usize = 4;
 /// Fewer tokens are not worth a partition of their own.
 const MIN_PARTITION: usize = 256;
 /// Thread blocks that a decode launch should have for each multiprocessor, so that all are busy to the end.
-const DECODE_BLOCKS_PER_SM: usize = 4;
+const DECODE_BLOCKS_PER_SM: usize = 8;
 const MAX_PARTITIONS: usize = 128;
 
 #[derive(Clone, Copy, NoUninit)]
@@ -103,6 +103,11 @@ pub fn simple_shared_bytes(head_dim: usize) -> usize {
     SIMPLE_WARPS * head_dim * 4
 }
 
+/// Dynamic shared memory of the kernel that adds partitions up.
+pub fn merge_shared_bytes(head_dim: usize) -> usize {
+    MERGE_WARPS * (head_dim + 1) * 4
+}
+
 enum Kernels {
     /// On tensor cores.
     Tiled { shape: TileShape, prefill: KernelId, decode: KernelId, merge: KernelId, partials: DeviceBuffer },
@@ -147,6 +152,13 @@ pub fn source(options: &CudaOptions, info: &DeviceInfo) -> ModuleSource {
     }
 }
 
+/// Partitions for decodes over up to `longest` tokens, which have `blocks` thread blocks where `wanted` keep the device
+/// busy: as many as it takes, at most twice that, and none too small. A power of two, so that few graphs are recorded.
+fn partitions(blocks: usize, wanted: usize, longest: usize) -> usize {
+    let most = (wanted / blocks.max(1)).next_power_of_two().min(MAX_PARTITIONS);
+    longest.div_ceil(MIN_PARTITION).next_power_of_two().min(most)
+}
+
 impl Attention {
     pub fn new(device: &Rc<dyn Device>, options: &CudaOptions, module: ModuleId) -> DeviceResult<Self> {
         let head_dim = options.kv.head_dim;
@@ -166,7 +178,7 @@ impl Attention {
                 shape,
                 prefill: kernel("attention_prefill", shape.prefill_shared_bytes(head_dim))?,
                 decode: kernel("attention_decode", shape.decode_shared_bytes(head_dim))?,
-                merge: kernel("attention_merge", 0)?,
+                merge: kernel("attention_merge", merge_shared_bytes(head_dim))?,
                 partials: DeviceBuffer::new(device, attention.max_partials() * (head_dim + 4) * 4)?,
             },
         };
@@ -191,13 +203,8 @@ impl Attention {
         2 * self.wanted_decode_blocks() * self.num_heads.div_ceil(self.decode_blocks()).max(1)
     }
 
-    /// Partitions for decodes over up to `longest` tokens: enough to keep the device busy, none too small; a power of
-    /// two, so that few graphs are recorded.
     fn partitions(&self, num_seqs: usize, longest: usize) -> usize {
-        let blocks = bucket(num_seqs, usize::MAX) * self.decode_blocks();
-        let wanted = self.wanted_decode_blocks() / blocks.max(1);
-        let most = wanted.next_power_of_two().min(MAX_PARTITIONS);
-        longest.div_ceil(MIN_PARTITION).next_power_of_two().min(most).max(1)
+        partitions(bucket(num_seqs, usize::MAX) * self.decode_blocks(), self.wanted_decode_blocks(), longest)
     }
 
     /// Tokens of a tile of the prefill kernel.
@@ -283,8 +290,8 @@ impl Attention {
                     let blocks = [num_decodes, self.decode_blocks(), plan.partitions];
                     launch(*decode, blocks, shape.decode_warps, shared)?;
                     if plan.partitions > 1 {
-                        let heads = self.num_heads.div_ceil(MERGE_WARPS);
-                        launch(*merge, [num_decodes, heads, 1], MERGE_WARPS, 0)?;
+                        let shared = merge_shared_bytes(self.head_dim);
+                        launch(*merge, [num_decodes, self.num_heads, 1], MERGE_WARPS, shared)?;
                     }
                 }
             }
@@ -296,6 +303,23 @@ impl Attention {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_contexts_are_cut_where_the_batch_does_not_fill_the_device() {
+        // 8 KV heads on 132 multiprocessors, which want 8 thread blocks each.
+        let rule = |num_seqs, longest| partitions(num_seqs * 8, 132 * DECODE_BLOCKS_PER_SM, longest);
+        assert_eq!(rule(1, 200), 1, "short: in one pass");
+        assert_eq!(rule(1, 1024), 4);
+        assert_eq!(rule(1, 32_768), 128);
+        assert_eq!(rule(1, 1 << 20), 128);
+        assert_eq!(rule(8, 32_768), 16);
+        assert_eq!(rule(64, 4096), 2);
+        assert_eq!(rule(256, 4096), 1, "the batch is enough");
+        for num_seqs in 1..300 {
+            let cut = rule(num_seqs, 1 << 20);
+            assert!(cut == 1 || cut * num_seqs * 8 < 2 * 132 * DECODE_BLOCKS_PER_SM + 8 * num_seqs);
+        }
+    }
 
     #[test]
     fn tiles_fit_into_every_device() {

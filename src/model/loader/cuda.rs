@@ -152,7 +152,8 @@ fn run_at_its_largest(
     let max_len = max_model_len(&loading.config, &loading.spec);
     let full = |total: usize| (0..total).step_by(max_len).map(move |start| (0, max_len.min(total - start))).collect();
     let prefill: Vec<(usize, usize)> = full(loading.max_rows());
-    let decode = vec![(max_len - 1, 1); loading.max_seqs()];
+    // Their length costs time and no memory.
+    let decode = vec![(0, 1); loading.max_seqs()];
     for seqs in [prefill, decode] {
         let batch = batch_of(&seqs, layout.block_size);
         let params = SamplingParams { top_k: 50, top_p: 0.9, repetition_penalty: 1.1, ..SamplingParams::default() };
