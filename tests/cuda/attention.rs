@@ -188,12 +188,16 @@ fn every_head_size_and_type() {
     });
 }
 
-/// Long enough for several partitions.
+/// Around the edges of partitions, and of what gets some: results are merged, those without tokens not.
 #[test]
 fn partitions_are_merged() {
-    parallel(0..4, |i| {
-        let shape = AttentionShape { window: (i == 3).then_some(700), ..shape(2, 1, 16) };
-        let seqs = vec![([1100, 900, 511, 1024][i as usize], 1), (5, 1), (256, 1)];
+    let lens = [255, 256, 257, 319, 320, 321, 511, 512, 513, 641, 767, 769, 1023, 1025, 1100];
+    parallel(0..lens.len() as u64 + 2, |i| {
+        let len = lens.get(i as usize).copied().unwrap_or(900);
+        let window = [None, Some(700), Some(64)][(i as usize + 2).saturating_sub(lens.len() + 1)];
+        let shape = AttentionShape { window, ..shape(2, 1, 16) };
+        // `len` tokens, the new one included.
+        let seqs = vec![(len - 1, 1), (5, 1), (256, 1)];
         check(&Case { dtype: DType::BF16, shape, block_size: 16, seqs, batch_invariant: false, seed: i });
     });
 }

@@ -40,6 +40,8 @@ pub enum BenchCommand {
     /// An OpenAI-compatible server over HTTP: its own, or the one at --url
     Serve(ServeArgs),
     /// A GPU: kernels, copies and steps beside what it can do
+    ///
+    /// The model is Llama 3 8B's shape with random weights. Of the settings, those of the section device count.
     Gpu(gpu::GpuArgs),
 }
 
