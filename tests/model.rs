@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Driver, Sequence, Settings};
+use common::{Driver, Golden, GoldenPrompt, Sequence, Settings, logprob};
 use pagetide::backend::DType;
 use pagetide::backend::cpu::CpuBackend;
 use pagetide::config::LoadFormat;
@@ -11,45 +11,16 @@ use pagetide::model::files::ModelFiles;
 use pagetide::offline::{Engine, GenerateParams};
 use pagetide::sampling::params::SamplingParams;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
-use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-
-#[derive(Deserialize)]
-struct Golden {
-    max_model_len: usize,
-    prompts: Vec<GoldenPrompt>,
-}
-
-#[derive(Deserialize)]
-struct GoldenPrompt {
-    tokens: Vec<u32>,
-    /// Of `tokens[1..]`.
-    prompt_logprobs: Vec<f32>,
-    logits: Vec<GoldenLogits>,
-    greedy: Vec<GoldenToken>,
-}
-
-#[derive(Deserialize)]
-struct GoldenLogits {
-    position: usize,
-    values: Vec<f32>,
-}
-
-#[derive(Deserialize)]
-struct GoldenToken {
-    token: u32,
-    logprob: f32,
-}
 
 fn directory(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/models").join(model)
 }
 
 fn golden(model: &str) -> Golden {
-    let text = fs::read_to_string(directory(model).join("golden.json")).unwrap();
-    serde_json::from_str(&text).unwrap()
+    Golden::read(&directory(model))
 }
 
 /// Float32, an odd block size, logits in several chunks.
@@ -59,12 +30,6 @@ fn settings(max_model_len: usize) -> Settings {
 
 fn driver(model: &str, settings: &Settings) -> Driver<CpuBackend> {
     Driver::new(directory(model).to_str().unwrap(), settings)
-}
-
-fn logprob(logits: &[f32], token: u32) -> f32 {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
-    let sum: f64 = logits.iter().map(|logit| (*logit as f64 - max).exp()).sum();
-    (logits[token as usize] as f64 - max - sum.ln()) as f32
 }
 
 fn argmax(logits: &[f32]) -> u32 {

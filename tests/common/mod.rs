@@ -1,4 +1,4 @@
-//! A small driver over the decoder, without scheduler or actors: sequences with block tables, and steps over them.
+//! Saved outputs, and a small driver over the decoder, without scheduler or actors: sequences with block tables, and steps over them.
 
 use pagetide::backend::cpu::{CpuBackend, CpuOptions};
 use pagetide::backend::{Backend, Batch, BatchSeq, DType, NO_SOURCE};
@@ -6,6 +6,50 @@ use pagetide::error::StartError;
 use pagetide::model::decoder::Decoder;
 use pagetide::model::files::ModelFiles;
 use pagetide::model::spec::ModelSpec;
+use serde::Deserialize;
+use std::fs;
+use std::path::Path;
+
+/// What transformers answered: `tests/data/models/*/golden.json`, written by `scripts/make_goldens.py`.
+#[derive(Deserialize)]
+pub struct Golden {
+    pub max_model_len: usize,
+    pub prompts: Vec<GoldenPrompt>,
+}
+
+#[derive(Deserialize)]
+pub struct GoldenPrompt {
+    pub tokens: Vec<u32>,
+    /// Of `tokens[1..]`.
+    pub prompt_logprobs: Vec<f32>,
+    pub logits: Vec<GoldenLogits>,
+    pub greedy: Vec<GoldenToken>,
+}
+
+#[derive(Deserialize)]
+pub struct GoldenLogits {
+    pub position: usize,
+    pub values: Vec<f32>,
+}
+
+#[derive(Deserialize)]
+pub struct GoldenToken {
+    pub token: u32,
+    pub logprob: f32,
+}
+
+impl Golden {
+    pub fn read(model: &Path) -> Self {
+        let text = fs::read_to_string(model.join("golden.json")).unwrap();
+        serde_json::from_str(&text).unwrap()
+    }
+}
+
+pub fn logprob(logits: &[f32], token: u32) -> f32 {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
+    let sum: f64 = logits.iter().map(|logit| (*logit as f64 - max).exp()).sum();
+    (logits[token as usize] as f64 - max - sum.ln()) as f32
+}
 
 pub struct Driver<B: Backend> {
     backend: B,

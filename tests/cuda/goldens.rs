@@ -1,40 +1,14 @@
 //! Tiny models of every family against what transformers answered (`tests/data/models`), over the kernels.
 
-use crate::common::{Driver, Sequence};
+use crate::common::{Driver, Golden, Sequence, logprob};
 use crate::support::{cuda_model, device, parallel, root};
 use pagetide::backend::DType;
 use pagetide::backend::cuda::CudaBackend;
-use serde::Deserialize;
 use std::fs;
 use std::path::PathBuf;
 
-#[derive(Deserialize)]
-struct Golden {
-    max_model_len: usize,
-    prompts: Vec<GoldenPrompt>,
-}
-
-#[derive(Deserialize)]
-struct GoldenPrompt {
-    tokens: Vec<u32>,
-    /// Of `tokens[1..]`.
-    prompt_logprobs: Vec<f32>,
-    greedy: Vec<GoldenToken>,
-}
-
-#[derive(Deserialize)]
-struct GoldenToken {
-    token: u32,
-    logprob: f32,
-}
-
 fn models() -> PathBuf {
     root().join("tests/data/models")
-}
-
-fn golden(model: &str) -> Golden {
-    let text = fs::read_to_string(models().join(model).join("golden.json")).unwrap();
-    serde_json::from_str(&text).unwrap()
 }
 
 fn driver(model: &str, dtype: DType, block_size: usize, max_model_len: usize) -> Driver<CudaBackend> {
@@ -44,15 +18,9 @@ fn driver(model: &str, dtype: DType, block_size: usize, max_model_len: usize) ->
     Driver::over(backend, decoder, block_size)
 }
 
-fn logprob(logits: &[f32], token: u32) -> f32 {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
-    let sum: f64 = logits.iter().map(|logit| (*logit as f64 - max).exp()).sum();
-    (logits[token as usize] as f64 - max - sum.ln()) as f32
-}
-
 /// Prompts in two chunks beside each other, then greedy decodes of all at once.
 fn check(model: &str, dtype: DType, block_size: usize, tolerance: f32) {
-    let golden = golden(model);
+    let golden = Golden::read(&models().join(model));
     let mut driver = driver(model, dtype, block_size, golden.max_model_len);
     let mut sequences: Vec<Sequence> = golden.prompts.iter().map(|prompt| Sequence::new(&prompt.tokens)).collect();
     let mut logits = vec![Vec::new(); sequences.len()];
