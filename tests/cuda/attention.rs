@@ -30,7 +30,7 @@ impl Case {
         let dtype = random.pick(&[DType::F32, DType::F16, DType::BF16, DType::BF16]);
         let head_dim = match dtype {
             DType::F32 => random.pick(&[8, 24, 64]),
-            _ => random.pick(&[8, 16, 32, 64, 80, 96, 128, 256]),
+            _ => random.pick(&[8, 16, 32, 48, 64, 72, 80, 96, 112, 128, 192, 256]),
         };
         let num_kv_heads = random.range(1, 2);
         let group = random.pick(&[1, 2, 3, 4, 5, 6, 7, 8, 17]);
