@@ -81,9 +81,9 @@ fn every_family_in_float32() {
     parallel(0..names.len() as u64, |i| check(&names[i as usize], DType::F32, 5, 1e-4));
 }
 
-/// In half precision on tensor cores, for the head sizes that they take: the answers are near those in float32.
+/// In half precision, on tensor cores where the head size allows it: the answers are near those in float32.
 #[test]
-fn half_precision_on_tensor_cores() {
+fn half_precision() {
     let cases = [
         ("llama-rope-llama3", DType::F16, 1, 0.05),
         ("llama-mqa-head-dim", DType::F16, 7, 0.05),
