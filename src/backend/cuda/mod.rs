@@ -233,10 +233,6 @@ impl CudaBackend {
         })
     }
 
-    pub fn device(&self) -> &Rc<dyn Device> {
-        &self.device
-    }
-
     /// The KV pool's memory.
     pub fn kv_pool(&self) -> Option<&DeviceBuffer> {
         self.kv.as_ref().map(KvPools::on_device)

@@ -1,6 +1,6 @@
 //! Copies and attention by themselves.
 
-use super::{Bandwidths, Figure, Sizes, seconds};
+use super::{Bandwidths, Figure, Goal, Sizes, seconds};
 use crate::backend::cuda::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, PinnedBuffer, Stream};
 use crate::backend::cuda::{CudaBackend, CudaOptions};
 use crate::backend::{AttentionShape, Backend, Batch, BatchSeq, DType, KvLayout, NO_SOURCE, TensorRole};
@@ -193,7 +193,8 @@ pub(super) fn attention(
     let flops = 2.0 * (num_heads * head_dim) as f64 * sizes.prefill as f64 * (sizes.prefill + 1) as f64;
     report(
         Figure::new(format!("prefill attention, {} tokens", sizes.prefill), flops / time / 1e12, "TFLOP/s")
-            .of_block_size(block_size),
+            .of_block_size(block_size)
+            .with_goal(Goal::AtLeast(350.0)),
     );
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! `pagetide bench gpu`: kernels, copies and whole steps beside what the GPU can do.
 //!
 //! Everything is measured twice over or more and the median kept, on random numbers that are larger than the caches.
-//! The floor of what reads or writes memory is the bandwidth of a plain copy, measured in the same run.
+//! What reads or writes memory is held against the bandwidth of a plain copy, measured in the same run.
 
 mod kernels;
 mod steps;
@@ -89,43 +89,69 @@ pub struct Figure {
     pub block_size: Option<usize>,
     pub value: f64,
     pub unit: &'static str,
-    /// What the device could do at most, in the same unit, where that is known.
-    pub floor: Option<f64>,
-    /// Share of it that is the goal.
-    pub goal: Option<f64>,
+    /// What the device could do, in the same unit, where that is known.
+    pub most: Option<f64>,
+    pub goal: Option<Goal>,
+}
+
+/// What a figure should be, in its unit: on an H100, where it is no share of what the device can do.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Goal {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+impl Goal {
+    fn is_met(self, value: f64) -> bool {
+        match self {
+            Self::AtLeast(least) => value >= least,
+            Self::AtMost(most) => value <= most,
+        }
+    }
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AtLeast(least) => write!(f, "≥ {least:.1}"),
+            Self::AtMost(most) => write!(f, "≤ {most:.1}"),
+        }
+    }
 }
 
 impl Figure {
     pub fn new(measure: impl Into<String>, value: f64, unit: &'static str) -> Self {
-        Self { measure: measure.into(), block_size: None, value, unit, floor: None, goal: None }
+        Self { measure: measure.into(), block_size: None, value, unit, most: None, goal: None }
     }
 
     fn of_block_size(self, block_size: usize) -> Self {
         Self { block_size: Some(block_size), ..self }
     }
 
-    /// At most `floor` is possible, and `goal` of that is the goal.
-    fn out_of(self, floor: f64, goal: Option<f64>) -> Self {
-        Self { floor: Some(floor), goal, ..self }
+    /// The device could do `most`, and this share of it is the goal.
+    fn out_of(self, most: f64, share: Option<f64>) -> Self {
+        Self { most: Some(most), goal: share.map(|share| Goal::AtLeast(share * most)), ..self }
+    }
+
+    fn with_goal(self, goal: Goal) -> Self {
+        Self { goal: Some(goal), ..self }
     }
 }
 
 /// A row of a Markdown table.
 impl fmt::Display for Figure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { measure, block_size, value, unit, floor, goal } = self;
+        let Self { measure, block_size, value, unit, most, goal } = self;
         let block_size = block_size.map_or(String::new(), |size| size.to_string());
         write!(f, "| {measure} | {block_size} | {value:.1} {unit} |")?;
-        match floor {
-            Some(floor) => write!(f, " {floor:.1} | {:.0} % |", 100.0 * value / floor)?,
+        match most {
+            Some(most) => write!(f, " {most:.1} | {:.0} % |", 100.0 * value / most)?,
             None => write!(f, " | |")?,
         }
-        match (goal, floor) {
-            (Some(goal), Some(floor)) => {
-                let verdict = if value / floor >= *goal { "met" } else { "not met" };
-                write!(f, " {:.0} % {verdict} |", 100.0 * goal)
-            }
-            _ => write!(f, " |"),
+        match goal {
+            Some(goal) => write!(f, " {goal} {} |", if goal.is_met(*value) { "met" } else { "not met" }),
+            None => write!(f, " |"),
         }
     }
 }
@@ -194,4 +220,18 @@ fn seconds(device: &dyn Device, sizes: &Sizes, mut run: impl FnMut() -> DeviceRe
     }
     rounds.sort_by(f64::total_cmp);
     Ok(rounds[rounds.len() / 2])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_says_its_share_and_whether_its_goal_is_met() {
+        let figure = Figure::new("decode attention", 2550.0, "GB/s").of_block_size(16).out_of(3000.0, Some(0.85));
+        assert_eq!(figure.to_string(), "| decode attention | 16 | 2550.0 GB/s | 3000.0 | 85 % | ≥ 2550.0 met |");
+        let gap = Figure::new("gap", 6.0, "%").with_goal(Goal::AtMost(5.0));
+        assert_eq!(gap.to_string(), "| gap |  | 6.0 % | | | ≤ 5.0 not met |");
+        assert_eq!(Figure::new("plain", 1.0, "GB/s").to_string(), "| plain |  | 1.0 GB/s | | | |");
+    }
 }
