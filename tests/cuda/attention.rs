@@ -1,16 +1,11 @@
 //! PagedAttention on the device against the CPU backend: every kind of kernel, head size, group, window and block size,
 //! over a pool that is not a number where nothing was written.
 
-use crate::emulation::compile::kernels;
-use crate::emulation::{EmulatedDevice, EmulatedOptions};
 use crate::support::*;
 use pagetide::backend::cpu::CpuBackend;
 use pagetide::backend::cuda::CudaBackend;
 use pagetide::backend::cuda::device::Device;
 use pagetide::backend::{AttentionShape, Backend, Batch, BatchSeq, DType, KvLayout, NO_SOURCE, TensorRole};
-use std::fs;
-use std::panic::AssertUnwindSafe;
-use std::path::Path;
 use std::rc::Rc;
 
 #[derive(Clone, Debug)]
@@ -221,36 +216,6 @@ fn batch_invariant_attention() {
     }
 }
 
-/// The kernels with one piece of their text replaced fail: a wrong result, a result that depends on the threads' order,
-/// or what the emulation refuses.
-fn breaks(case: &Case, file: &str, from: &str, to: &str) {
-    let folder = tempfile::tempdir().unwrap();
-    copy_folder(&kernels(), folder.path());
-    let path = folder.path().join(file);
-    let text = fs::read_to_string(&path).unwrap();
-    assert!(text.contains(from), "{file} has no {from:?}");
-    fs::write(&path, text.replacen(from, to, 1)).unwrap();
-    let broken = |thread_order| -> Rc<dyn Device> {
-        let options = EmulatedOptions { kernels: folder.path().into(), thread_order, ..EmulatedOptions::default() };
-        Rc::new(EmulatedDevice::new(options))
-    };
-    let result = std::panic::catch_unwind(AssertUnwindSafe(|| check_on(case, &broken)));
-    assert!(result.is_err(), "nobody notices {to:?} in place of {from:?} in {file}");
-}
-
-fn copy_folder(from: &Path, to: &Path) {
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        if entry.path().is_dir() {
-            fs::create_dir(&target).unwrap();
-            copy_folder(&entry.path(), &target);
-        } else {
-            fs::copy(entry.path(), target).unwrap();
-        }
-    }
-}
-
 #[test]
 fn broken_kernels_are_noticed() {
     if on_gpu() {
@@ -292,6 +257,6 @@ fn broken_kernels_are_noticed() {
     ];
     parallel(0..breakages.len() as u64, |i| {
         let (case, file, from, to) = breakages[i as usize];
-        breaks(case, file, from, to);
+        breaks(file, from, to, |device| check_on(case, device));
     });
 }

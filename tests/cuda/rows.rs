@@ -273,6 +273,10 @@ fn written<H: Bench>(bench: &H, case: &Case, batch: &Batch) -> Vec<f32> {
 }
 
 fn check(seed: u64) {
+    check_on(seed, &device);
+}
+
+fn check_on(seed: u64, device: &dyn Fn(u32) -> Rc<dyn Device>) {
     let case = Case::random(seed);
     let expected = run(&mut Cpu(CpuBackend::new(Default::default()).unwrap()), &case);
     let mut first: Option<Vec<(&str, Vec<f32>)>> = None;
@@ -318,4 +322,27 @@ fn random_matrices() {
         let deviation = (values.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / values.len() as f32).sqrt();
         assert!(mean.abs() < 0.001 && (deviation - 0.02).abs() < 0.0005, "{dtype:?}: {mean}, {deviation}");
     }
+}
+
+#[test]
+fn broken_kernels_are_noticed() {
+    if on_gpu() {
+        return; // It runs the program's own kernels.
+    }
+    let breakages = [
+        ("rows.cu", "(v.at[j] - mean) * factor", "v.at[j] * factor"),
+        ("rows.cu", "p.offset) * p.cols", "0) * p.cols"),
+        ("rows.cu", "b * cos.at[j] + a * sin.at[j]", "b * cos.at[j] - a * sin.at[j]"),
+        ("rows.cu", "turned + lane; i < HEAD_DIM", "lane; i < HEAD_DIM"),
+        ("rows.cu", "slot % BLOCK_SIZE * HEAD_DIM", "slot % (BLOCK_SIZE + 1) * HEAD_DIM"),
+        ("rows.cu", "p.x + x_row + p.cols + i", "p.x + x_row + i"),
+        ("rows.cu", "[p.first + blockIdx.x];", "[blockIdx.x];"),
+        ("rows.cu", "0.044715f", "0.04f"),
+        ("rows.cu", "p.pairs[2 * blockIdx.y + 1]", "p.pairs[2 * blockIdx.y]"),
+        ("include/reduce.cuh", "    __syncthreads();\n    return result;", "    return result;"),
+    ];
+    parallel(0..breakages.len() as u64, |i| {
+        let (file, from, to) = breakages[i as usize];
+        breaks(file, from, to, |device| (0..24).for_each(|seed| check_on(seed * 97 + 3, device)));
+    });
 }

@@ -2,10 +2,12 @@
 //! in the last place.
 
 use crate::support::*;
+use pagetide::backend::cuda::device::Device;
 use pagetide::backend::cuda::sampling::{Sampling, source};
 use pagetide::backend::{DType, LogitsRequest, LogitsResult, LogitsWant};
 use pagetide::sampling::params::{PositionLogprobs, SamplingParams, TokenMask};
 use pagetide::sampling::sampler::{Draw, History, Sampler};
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// Something wanted of a row, with all that it borrows.
@@ -112,6 +114,10 @@ fn assert_logprobs(found: &PositionLogprobs, expected: &PositionLogprobs, what: 
 
 /// Two steps, the second of which refers to what the first one sampled.
 fn check(seed: u64) {
+    check_on(seed, &device);
+}
+
+fn check_on(seed: u64, device: &dyn Fn(u32) -> Rc<dyn Device>) {
     let random = &mut Random(seed);
     let vocab = random.pick(&[1, 2, 31, 64, 65, 300, 1000, 5000]);
     let device = device(random.below(thread_orders().len()) as u32);
@@ -207,4 +213,29 @@ fn many_requests_with_penalties() {
         let LogitsResult::Sampled(found) = result else { panic!("a sample was asked for") };
         assert_eq!(found.token, expected.token, "{params:?}");
     }
+}
+
+#[test]
+fn broken_kernels_are_noticed() {
+    if on_gpu() {
+        return; // It runs the program's own kernels.
+    }
+    let breakages = [
+        ("sampling.cu", "!(value >= least_logit)", "!(value > least_logit)"),
+        ("sampling.cu", "return weight >= least ? weight : 0;", "return weight > least ? weight : 0;"),
+        ("sampling.cu", "count & ~IN_PROMPT", "count"),
+        ("sampling.cu", "is_first = biases[2 * j] != token;", "is_first = true;"),
+        ("sampling.cu", "is_allowed ? sanitize(logits[i]) : -INFINITY", "sanitize(logits[i])"),
+        ("sampling.cu", "point -= scratch.sums[chosen];", ""),
+        ("sampling.cu", "return {uint64_t(~i),", "return {uint64_t(i),"),
+        ("sampling.cu", "high = __umul64hi(total, share)", "high = 0"),
+        ("sampling.cu", "value == logit && i < chosen", "value == logit && i > chosen"),
+        ("include/sampling.cuh", "__fmul_rn(n, LN2_LOW)", "0.0f"),
+        ("include/sampling.cuh", "digits >> DIGIT_BITS == prefix", "true"),
+        ("include/sampling.cuh", "x != x ? -INFINITY : fminf(x, LARGEST)", "x"),
+    ];
+    parallel(0..breakages.len() as u64, |i| {
+        let (file, from, to) = breakages[i as usize];
+        breaks(file, from, to, |device| (0..120).for_each(|seed| check_on(seed * 31 + 7, device)));
+    });
 }

@@ -9,7 +9,9 @@ use pagetide::config::DeviceConfig;
 use pagetide::model::decoder::Decoder;
 use pagetide::model::files::ModelFiles;
 use pagetide::model::spec::ModelSpec;
-use std::path::PathBuf;
+use std::fs;
+use std::panic::AssertUnwindSafe;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -251,4 +253,34 @@ pub fn parallel(cases: std::ops::Range<u64>, test: impl Fn(u64) + Sync) {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
         workers.into_iter().for_each(|worker| worker.join().unwrap());
     });
+}
+
+/// The kernels with one piece of their text replaced must fail a check: a wrong result, a result that depends on the threads' order,
+/// or what the emulation refuses.
+pub fn breaks(file: &str, from: &str, to: &str, check: impl Fn(&dyn Fn(u32) -> Rc<dyn Device>)) {
+    let folder = tempfile::tempdir().unwrap();
+    copy_folder(&root().join("kernels"), folder.path());
+    let path = folder.path().join(file);
+    let text = fs::read_to_string(&path).unwrap();
+    assert!(text.contains(from), "{file} has no {from:?}");
+    fs::write(&path, text.replacen(from, to, 1)).unwrap();
+    let broken = |thread_order| -> Rc<dyn Device> {
+        let options = EmulatedOptions { kernels: folder.path().into(), thread_order, ..EmulatedOptions::default() };
+        Rc::new(EmulatedDevice::new(options))
+    };
+    let result = std::panic::catch_unwind(AssertUnwindSafe(|| check(&broken)));
+    assert!(result.is_err(), "nobody notices {to:?} in place of {from:?} in {file}");
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            fs::create_dir(&target).unwrap();
+            copy_folder(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
 }
