@@ -23,6 +23,7 @@ public:
 
     ~Fiber() {
         if (stack != nullptr) {
+            abandon();
             munmap(stack, STACK_BYTES);
         }
     }
@@ -33,7 +34,7 @@ public:
     // It was left in the middle of something, and will be reset.
     void abandon() {
 #if defined(__SANITIZE_ADDRESS__)
-        // Its frames would stay poisoned.
+        // Its frames would stay poisoned, for whoever gets this memory next.
         if (stack != nullptr) {
             __asan_unpoison_memory_region(stack, STACK_BYTES);
         }
@@ -61,6 +62,7 @@ private:
                 abort();
             }
             stack = static_cast<char*>(memory);
+            abandon();
         }
     }
 
