@@ -6,6 +6,7 @@ use std::fs;
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Condvar, Mutex};
 
 const FLAGS: &[&str] = &[
     "-std=c++17",
@@ -49,7 +50,12 @@ pub fn library(root: &Path, source: &ModuleSource) -> DeviceResult<PathBuf> {
     if library.is_file() {
         return Ok(library);
     }
-    // Several tests may compile the same: the last one to finish wins, and all are equal.
+    let _compiling = Compiling::begin();
+    if library.is_file() {
+        // Another test has compiled it meanwhile.
+        return Ok(library);
+    }
+    // Several tests may still compile the same: the last one to finish wins, and all are equal.
     let unfinished = library.with_extension(format!("{}.{:?}", std::process::id(), std::thread::current().id()));
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
     let output = Command::new(&compiler)
@@ -65,6 +71,31 @@ pub fn library(root: &Path, source: &ModuleSource) -> DeviceResult<PathBuf> {
     }
     fs::rename(&unfinished, &library).map_err(|error| DeviceError::Other(error.to_string()))?;
     Ok(library)
+}
+
+/// The right to run a compiler: as many as there are processors have it at a time. One takes up to a gigabyte, and
+/// tests that each run a thread per processor would start enough of them to use up the machine's memory.
+struct Compiling;
+
+static COMPILERS: Mutex<usize> = Mutex::new(0);
+static COMPILER_ENDED: Condvar = Condvar::new();
+
+impl Compiling {
+    fn begin() -> Self {
+        let most = std::thread::available_parallelism().map_or(1, usize::from);
+        let compilers = COMPILERS.lock().expect("nothing panics while it holds this");
+        *COMPILER_ENDED
+            .wait_while(compilers, |running| *running >= most)
+            .expect("nothing panics while it holds this") += 1;
+        Self
+    }
+}
+
+impl Drop for Compiling {
+    fn drop(&mut self) {
+        *COMPILERS.lock().expect("nothing panics while it holds this") -= 1;
+        COMPILER_ENDED.notify_one();
+    }
 }
 
 /// What every module may include.
