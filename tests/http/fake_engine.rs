@@ -9,6 +9,7 @@ use pagetide::error::ApiError;
 use pagetide::http::server::{listen, serve};
 use pagetide::ids::{RequestId, TokenId};
 use pagetide::sampling::params::{FinishReason, PositionLogprobs, SamplingDefaults, SamplingParams, TokenLogprob};
+use pagetide::text::chat_output::ChatFormat;
 use pagetide::text::chat_template::ChatTemplate;
 use pagetide::text::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
@@ -317,6 +318,8 @@ fn model_info(default_sampling: SamplingDefaults) -> ModelInfo {
         vocab_size: VOCAB_SIZE,
         tokenizer: Arc::new(byte_tokenizer()),
         chat_template: Some(ChatTemplate::new(template, Map::new()).unwrap()),
+        chat_format: ChatFormat::default(),
+        trust_request_chat_template: false,
         eos_token_ids: vec![EOS],
         default_sampling,
     }

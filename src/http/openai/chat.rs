@@ -5,6 +5,7 @@ use super::{Endpoint, Request, null_as_default, parse_fields, shown};
 use crate::actors::messages::{ChatPrompt, Prompt};
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
+use crate::text::chat_output::ChatReading;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -48,7 +49,7 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
     if top_logprobs.is_some_and(|k| k > 0) && !own.logprobs {
         return Err(ApiError::invalid("top_logprobs", "top_logprobs is only allowed with logprobs: true"));
     }
-    answer.chat = true;
+    answer.chat = Some(ChatReading::default());
     answer.logprobs = own.logprobs.then(|| top_logprobs.unwrap_or(0));
     params.logprobs = answer.logprobs;
     let stream = shared.stream()?;
@@ -87,6 +88,7 @@ pub fn chat_prompt(body: &Value) -> Result<ChatPrompt, ApiError> {
         add_generation_prompt: fields.add_generation_prompt.unwrap_or(!fields.continue_final_message),
         continue_final_message: fields.continue_final_message,
         kwargs: fields.chat_template_kwargs,
+        template: None,
     })
 }
 

@@ -17,6 +17,7 @@ use crate::actors::messages::{Prompt, Submit};
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
 use crate::sampling::params::SamplingParams;
+use crate::text::chat_output::ChatReading;
 use crate::text::grammar::GrammarRequest;
 use crate::text::output::OutputOptions;
 use serde::Deserialize;
@@ -71,8 +72,10 @@ pub struct Request {
 /// How the answer is written; the engine does not see this.
 #[derive(Clone, Debug, Default)]
 pub struct AnswerOptions {
-    /// The text is a chat message: read as content, reasoning and tool calls.
-    pub chat: bool,
+    /// The text is a chat message: how it is read as content, reasoning and tool calls.
+    pub chat: Option<ChatReading>,
+    /// A call of one tool was demanded: OpenAI's reason for the end is then `stop`.
+    pub named_tool: bool,
     /// Special tokens, stop strings.
     pub text: OutputOptions,
     /// Most likely tokens reported with each token.

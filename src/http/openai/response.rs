@@ -25,12 +25,19 @@ pub struct Usage {
     pub completion_tokens: usize,
     pub total_tokens: usize,
     pub prompt_tokens_details: PromptTokensDetails,
+    pub completion_tokens_details: CompletionTokensDetails,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PromptTokensDetails {
     /// Prompt tokens whose KV was in the prefix cache.
     pub cached_tokens: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CompletionTokensDetails {
+    /// Tokens between the marks of a chat's reasoning.
+    pub reasoning_tokens: usize,
 }
 
 impl Usage {
@@ -40,7 +47,13 @@ impl Usage {
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
             prompt_tokens_details: PromptTokensDetails { cached_tokens },
+            completion_tokens_details: CompletionTokensDetails::default(),
         }
+    }
+
+    pub fn with_reasoning(mut self, reasoning_tokens: usize) -> Self {
+        self.completion_tokens_details.reasoning_tokens = reasoning_tokens;
+        self
     }
 
     /// The same before the first token.
@@ -56,6 +69,9 @@ impl Sum for Usage {
                 sum.prompt_tokens + part.prompt_tokens,
                 sum.completion_tokens + part.completion_tokens,
                 sum.prompt_tokens_details.cached_tokens + part.prompt_tokens_details.cached_tokens,
+            )
+            .with_reasoning(
+                sum.completion_tokens_details.reasoning_tokens + part.completion_tokens_details.reasoning_tokens,
             )
         })
     }
