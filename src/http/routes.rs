@@ -3,11 +3,12 @@
 use crate::actors::runtime::RuntimeHandle;
 use crate::error::ApiError;
 use crate::http::complete;
+use crate::http::openai::stream::Chunks;
 use crate::http::openai::{Endpoint, Request, check_model, tokenize};
 use crate::http::server::Limits;
 use crate::http::stream::EventBody;
 use crate::metrics;
-use actix_web::http::header::{ALLOW, CACHE_CONTROL, ContentType, RETRY_AFTER};
+use actix_web::http::header::{ALLOW, ContentType, RETRY_AFTER};
 use actix_web::http::{Method, StatusCode};
 use actix_web::web::{self, Bytes, Data, Path, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse, Resource, ResponseError, Route, guard};
@@ -87,13 +88,8 @@ async fn generate(handle: &RuntimeHandle, endpoint: Endpoint, body: &Value) -> R
     if request.stream.is_none() {
         return Ok(HttpResponse::Ok().json(complete::answer(handle, request).await?));
     }
-    let events = EventBody::start(handle, request).await?;
-    Ok(HttpResponse::Ok()
-        .content_type("text/event-stream; charset=utf-8")
-        .insert_header((CACHE_CONTROL, "no-cache"))
-        // Proxies that collect answers (nginx) let this one through.
-        .insert_header(("X-Accel-Buffering", "no"))
-        .streaming(events))
+    let chunks = Chunks::new(&request, handle.model());
+    Ok(EventBody::start(handle, request, chunks).await?.into_response())
 }
 
 async fn models(handle: Data<RuntimeHandle>) -> HttpResponse {
