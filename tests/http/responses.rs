@@ -1,6 +1,6 @@
 //! OpenAI's Responses: what becomes of the body, whole answers, events.
 
-use crate::fake_engine::{A_AND_HALF, CACHED_TOKENS, HALF_AND_B, MAX_MODEL_LEN, MODEL, TestServer, named_events_of};
+use crate::fake_engine::{A_AND_HALF, CACHED_TOKENS, HALF_AND_B, MODEL, TestServer, named_events_of};
 use pagetide::actors::messages::Event;
 use pagetide::error::ApiError;
 use serde_json::{Value, json};
@@ -206,9 +206,7 @@ async fn errors_name_the_clients_field() {
         (json!({"input": []}), "input"),
         (json!({"input": 5}), "input"),
         (json!({"input": message(json!([{"type": "input_image", "image_url": "x"}]))}), "input[0].content[0].type"),
-        (json!({"input": "x".repeat(200)}), "input"),
         (json!({"input": "hi", "max_output_tokens": 0}), "max_output_tokens"),
-        (json!({"input": "hi", "max_output_tokens": MAX_MODEL_LEN}), "max_output_tokens"),
         (json!({"input": "hi", "max_output_tokens": "3"}), "max_output_tokens"),
         (json!({"input": "hi", "temperature": -1}), "temperature"),
         (json!({"input": "hi", "top_logprobs": 21}), "top_logprobs"),
@@ -238,6 +236,18 @@ async fn errors_name_the_clients_field() {
     }
     let (status, error) = server.refused(PATH, &json!({"input": "hi", "model": "other"})).await;
     assert_eq!((status, error["code"].as_str()), (404, Some("model_not_found")));
+}
+
+#[actix_web::test]
+async fn the_intakes_refusal_names_the_clients_field() {
+    for (chats, own) in [("messages", "input"), ("max_tokens", "max_output_tokens")] {
+        let server = TestServer::refusing(ApiError::context_length(chats, format!("{chats} is too long")));
+        for stream in [true, false] {
+            let (status, error) = server.refused(PATH, &json!({"input": "hi", "stream": stream})).await;
+            assert_eq!((status, error["code"].as_str()), (400, Some("context_length_exceeded")));
+            assert_eq!((&error["param"], &error["message"]), (&json!(own), &json!(format!("{own} is too long"))));
+        }
+    }
 }
 
 #[actix_web::test]
