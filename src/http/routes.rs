@@ -2,12 +2,13 @@
 
 use crate::actors::runtime::RuntimeHandle;
 use crate::error::ApiError;
-use crate::http::complete;
+use crate::http::openai::stream::Chunks;
 use crate::http::openai::{Endpoint, Request, check_model, tokenize};
 use crate::http::server::Limits;
 use crate::http::stream::EventBody;
+use crate::http::{anthropic, complete, responses};
 use crate::metrics;
-use actix_web::http::header::{ALLOW, CACHE_CONTROL, ContentType, RETRY_AFTER};
+use actix_web::http::header::{ALLOW, ContentType, RETRY_AFTER};
 use actix_web::http::{Method, StatusCode};
 use actix_web::web::{self, Bytes, Data, Path, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse, Resource, ResponseError, Route, guard};
@@ -17,9 +18,15 @@ use serde_json::{Value, json};
 const MODEL: &str = "/v1/models/{id:.+}";
 
 /// The paths but [`MODEL`].
-const PATHS: [&str; 9] = [
+const PATHS: [&str; 15] = [
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/responses",
+    "/v1/responses/{id}",
+    "/v1/responses/{id}/input_items",
+    "/v1/responses/{id}/cancel",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
     "/v1/models",
     "/tokenize",
     "/detokenize",
@@ -38,28 +45,38 @@ pub fn metrics_path(pattern: Option<&str>) -> &'static str {
 }
 
 pub fn configure(config: &mut ServiceConfig) {
-    let get = || Method::GET;
-    let post = || Method::POST;
+    let get = || [Method::GET];
+    let post = || [Method::POST];
     config
-        .service(resource("/v1/chat/completions", post(), web::to(chat_completions)))
-        .service(resource("/v1/completions", post(), web::to(completions)))
-        .service(resource("/v1/models", get(), web::to(models)))
-        .service(resource(MODEL, get(), web::to(model)))
-        .service(resource("/tokenize", post(), web::to(tokenize)))
-        .service(resource("/detokenize", post(), web::to(detokenize)))
-        .service(resource("/health", get(), web::to(health)))
-        .service(resource("/ready", get(), web::to(ready)))
-        .service(resource("/version", get(), web::to(version)))
-        .service(resource("/metrics", get(), web::to(prometheus)))
+        .service(resource("/v1/chat/completions", &post(), web::to(chat_completions)))
+        .service(resource("/v1/completions", &post(), web::to(completions)))
+        .service(resource("/v1/responses", &post(), web::to(create_response)))
+        .service(resource("/v1/responses/{id}", &[Method::GET, Method::DELETE], web::to(stored_response)))
+        .service(resource("/v1/responses/{id}/input_items", &get(), web::to(stored_response)))
+        .service(resource("/v1/responses/{id}/cancel", &post(), web::to(stored_response)))
+        .service(resource("/v1/messages", &post(), web::to(messages)))
+        .service(resource("/v1/messages/count_tokens", &post(), web::to(count_tokens)))
+        .service(resource("/v1/models", &get(), web::to(models)))
+        .service(resource(MODEL, &get(), web::to(model)))
+        .service(resource("/tokenize", &post(), web::to(tokenize)))
+        .service(resource("/detokenize", &post(), web::to(detokenize)))
+        .service(resource("/health", &get(), web::to(health)))
+        .service(resource("/ready", &get(), web::to(ready)))
+        .service(resource("/version", &get(), web::to(version)))
+        .service(resource("/metrics", &get(), web::to(prometheus)))
         .default_service(web::to(not_found));
 }
 
-/// A path with one method, HEAD going with GET; another is answered with 405.
-fn resource(path: &'static str, method: Method, route: Route) -> Resource {
-    let allowed = if method == Method::GET { "GET, HEAD".into() } else { method.to_string() };
-    let head = if method == Method::GET { Method::HEAD } else { method.clone() };
-    let methods = guard::Any(guard::Method(method)).or(guard::Method(head));
-    web::resource(path).route(route.guard(methods)).default_service(web::to(move |request: HttpRequest| {
+/// A path with its methods, HEAD going with GET; another is answered with 405.
+fn resource(path: &'static str, methods: &[Method], route: Route) -> Resource {
+    let with_head = methods.iter().flat_map(|method| {
+        let head = (*method == Method::GET).then_some(Method::HEAD);
+        std::iter::once(method.clone()).chain(head)
+    });
+    let methods: Vec<Method> = with_head.collect();
+    let allowed = methods.iter().map(Method::as_str).collect::<Vec<_>>().join(", ");
+    let guarded = route.guard(guard::fn_guard(move |context| methods.contains(&context.head().method)));
+    web::resource(path).route(guarded).default_service(web::to(move |request: HttpRequest| {
         let error = ApiError::method_not_allowed(request.method().as_str(), &allowed);
         let mut response = error.error_response();
         if let Ok(value) = allowed.parse() {
@@ -87,21 +104,45 @@ async fn generate(handle: &RuntimeHandle, endpoint: Endpoint, body: &Value) -> R
     if request.stream.is_none() {
         return Ok(HttpResponse::Ok().json(complete::answer(handle, request).await?));
     }
-    let events = EventBody::start(handle, request).await?;
-    Ok(HttpResponse::Ok()
-        .content_type("text/event-stream; charset=utf-8")
-        .insert_header((CACHE_CONTROL, "no-cache"))
-        // Proxies that collect answers (nginx) let this one through.
-        .insert_header(("X-Accel-Buffering", "no"))
-        .streaming(events))
+    let chunks = Chunks::new(&request, handle.model());
+    Ok(EventBody::start(handle, request, chunks).await?.into_response())
 }
 
-async fn models(handle: Data<RuntimeHandle>) -> HttpResponse {
+async fn create_response(
+    handle: Data<RuntimeHandle>,
+    limits: Data<Limits>,
+    body: Body,
+) -> Result<HttpResponse, ApiError> {
+    responses::create(&handle, &json_body(body, &limits)?).await
+}
+
+/// Nothing is stored, so there is nothing to get, list, cancel or delete.
+async fn stored_response(id: Path<String>) -> HttpResponse {
+    ApiError::response_not_stored(&id).error_response()
+}
+
+async fn messages(handle: Data<RuntimeHandle>, limits: Data<Limits>, body: Body) -> Result<HttpResponse, ApiError> {
+    anthropic::create(&handle, &json_body(body, &limits)?).await
+}
+
+async fn count_tokens(handle: Data<RuntimeHandle>, limits: Data<Limits>, body: Body) -> Result<HttpResponse, ApiError> {
+    let body = json_body(body, &limits)?;
+    let counted = blocking(move || anthropic::count_tokens(&body, handle.model())).await?;
+    Ok(HttpResponse::Ok().json(counted))
+}
+
+async fn models(handle: Data<RuntimeHandle>, request: HttpRequest) -> HttpResponse {
+    if anthropic::has_version(request.headers()) {
+        return HttpResponse::Ok().json(anthropic::models::list(handle.model()));
+    }
     HttpResponse::Ok().json(json!({"object": "list", "data": [model_card(&handle)]}))
 }
 
-async fn model(handle: Data<RuntimeHandle>, id: Path<String>) -> Result<HttpResponse, ApiError> {
+async fn model(handle: Data<RuntimeHandle>, id: Path<String>, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     check_model(&json!({ "model": *id }), handle.model())?;
+    if anthropic::has_version(request.headers()) {
+        return Ok(HttpResponse::Ok().json(anthropic::models::card(handle.model())));
+    }
     Ok(HttpResponse::Ok().json(model_card(&handle)))
 }
 
@@ -187,6 +228,9 @@ impl ResponseError for ApiError {
         if let Some(seconds) = self.retry_after_s {
             response.insert_header((RETRY_AFTER, seconds));
         }
-        response.json(json!({ "error": self }))
+        let mut response = response.json(json!({ "error": self }));
+        // For those who write it in another format.
+        response.extensions_mut().insert(self.clone());
+        response
     }
 }

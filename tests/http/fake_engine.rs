@@ -292,6 +292,16 @@ impl TestServer {
         events.iter().map(|event| serde_json::from_str(event).unwrap()).collect()
     }
 
+    /// The events of a stream that has names, each with its data; the type in the data is the name.
+    pub async fn named_events(&self, path: &str, body: &Value) -> Vec<(String, Value)> {
+        let mut body = body.clone();
+        body["stream"] = true.into();
+        let response = self.post(path, &body).await;
+        assert_eq!(response.status(), 200, "{body}");
+        assert_eq!(response.headers()["content-type"], "text/event-stream; charset=utf-8");
+        named_events_of(&response.text().await.unwrap())
+    }
+
     /// What the engine was asked last.
     pub fn last_submit(&self) -> Seen {
         self.submits.lock().unwrap().last().expect("a request reached the engine").clone()
@@ -306,6 +316,18 @@ impl TestServer {
 pub fn events_of(text: &str) -> Vec<String> {
     let events = text.split_terminator("\n\n");
     events.map(|event| event.strip_prefix("data: ").expect("an event has one data line").to_owned()).collect()
+}
+
+/// Name and data of each event of a stream whose events have names.
+pub fn named_events_of(text: &str) -> Vec<(String, Value)> {
+    let events = text.split_terminator("\n\n").map(|event| {
+        let lines = event.strip_prefix("event: ").and_then(|rest| rest.split_once("\ndata: "));
+        let (name, data) = lines.expect("an event has a name and one line of data");
+        let data: Value = serde_json::from_str(data).unwrap();
+        assert_eq!(data["type"], name);
+        (name.to_owned(), data)
+    });
+    events.collect()
 }
 
 fn model_info(default_sampling: SamplingDefaults) -> ModelInfo {

@@ -157,7 +157,7 @@ impl Answer {
         Self {
             endpoint: request.endpoint,
             id: new_id(prefix),
-            created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            created_s: unix_time_s(),
             model: model.served_name.clone(),
             tokenizer: Arc::clone(&model.tokenizer),
             options: request.answer.clone(),
@@ -288,10 +288,20 @@ fn content_of(delta: &Delta) -> &str {
     contents.next_back().unwrap_or_default()
 }
 
+/// Now, as APIs write it.
+pub fn unix_time_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
 /// A name no other request of this process has, and no other process by accident: `PREFIX-` and 32 hexadecimal digits.
 pub fn new_id(prefix: &str) -> String {
+    format!("{prefix}-{}", random_hex())
+}
+
+/// What makes a name unique: 32 hexadecimal digits.
+pub fn random_hex() -> String {
     static STATE: LazyLock<(RandomState, RandomState)> = LazyLock::new(|| (RandomState::new(), RandomState::new()));
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    format!("{prefix}-{:016x}{:016x}", STATE.0.hash_one(number), STATE.1.hash_one(number))
+    format!("{:016x}{:016x}", STATE.0.hash_one(number), STATE.1.hash_one(number))
 }
