@@ -105,6 +105,11 @@ impl TokenMask {
         Self(words)
     }
 
+    /// The set with these words.
+    pub fn from_words(words: Vec<u32>) -> Self {
+        Self(words)
+    }
+
     pub fn contains(&self, token: TokenId) -> bool {
         self.0.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
     }
