@@ -12,6 +12,9 @@ mod gbnf;
 mod schema;
 mod vocabulary;
 
+#[cfg(test)]
+mod tests;
+
 pub use compiler::GrammarCompiler;
 pub use schema::close_objects;
 
