@@ -1,4 +1,4 @@
-//! A few threads for work that would block an actor: tokenising, chat templates.
+//! A few threads for work that would block an actor: tokenising, chat templates, compiling grammars.
 
 use crate::error::{ApiError, StartError};
 use crossbeam::channel::{Sender, unbounded};

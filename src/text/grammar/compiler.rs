@@ -1,7 +1,7 @@
 //! Grammars to constraints, and those that were compiled lately.
 
 use super::constraint::{CompiledGrammar, first_line};
-use super::schema::{self, SchemaError};
+use super::schema;
 use super::vocabulary::Vocabulary;
 use super::{GrammarRequest, GrammarSpec, gbnf};
 use crate::engine::constraint::ConstraintSource;
@@ -204,11 +204,11 @@ impl Engine {
         let brief = first_line(&message).to_owned();
         match source {
             Source::Json(schema) => {
-                let refuses = |part: Value| {
+                let error_of = |part: Value| {
                     let refused = self.parser(TopLevelGrammar::from_json_schema(part)).err();
-                    refused.is_some_and(|error| first_line(&error) == brief)
+                    refused.map(|error| first_line(&error).to_owned())
                 };
-                SchemaError::new(schema::culprit(schema, refuses), brief.clone()).in_param(param)
+                schema::culprit(schema, brief, error_of).in_param(param)
             }
             Source::Lark(_) => ApiError::invalid(param, format!("{param}: {}", lark_place(&brief))),
         }

@@ -126,25 +126,25 @@ pub fn close_objects(schema: &mut Value) {
     }
 }
 
-/// The place of the smallest part of `schema` that is refused too, alone with the definitions. `refuses` tells whether
-/// a schema is refused for the same reason as the whole.
-pub fn culprit(schema: &Value, refuses: impl Fn(Value) -> bool) -> String {
+/// The place of the smallest part of `schema` that is refused too, alone with the definitions, and its own message.
+/// `error_of` is the message that a schema is refused with; the whole one's, `message`, ends with that of the part.
+pub fn culprit(schema: &Value, message: String, error_of: impl Fn(Value) -> Option<String>) -> SchemaError {
     let mut parts = Vec::new();
     collect_parts(schema, String::new(), &mut parts);
     // Parts come before the schema that they are in.
-    let refused = parts.iter().take(MAX_TRIED_PARTS).find(|(_, part)| {
-        let mut alone = match part {
-            Value::Object(fields) => fields.clone(),
-            _ => return false,
-        };
+    for (place, part) in parts.into_iter().take(MAX_TRIED_PARTS) {
+        let Value::Object(fields) = part else { continue };
+        let mut alone = fields.clone();
         for definitions in ["$defs", "definitions"] {
             if let Some(given) = schema.get(definitions) {
                 alone.insert(definitions.into(), given.clone());
             }
         }
-        refuses(Value::Object(alone))
-    });
-    refused.map(|(place, _)| place.clone()).unwrap_or_default()
+        if let Some(own) = error_of(Value::Object(alone)).filter(|own| message.ends_with(own.as_str())) {
+            return SchemaError { place, message: own };
+        }
+    }
+    SchemaError { place: String::new(), message }
 }
 
 fn collect_parts<'a>(schema: &'a Value, place: String, parts: &mut Vec<(String, &'a Value)>) {
@@ -200,9 +200,7 @@ impl Checker<'_> {
     }
 
     fn keyword(&self, key: &str, value: &mut Value, place: &str, depth: usize) -> Checked<()> {
-        let wrong = |expected: &str| {
-            Err(SchemaError::new(place, format!("must be {expected}, got {}", shown(value))))
-        };
+        let wrong = |expected: &str| Err(SchemaError::new(place, format!("must be {expected}, got {}", shown(value))));
         if UNSUPPORTED.contains(&key) {
             return Err(SchemaError::new(place, format!("the keyword {key} is not supported")));
         }
