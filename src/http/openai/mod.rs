@@ -10,6 +10,7 @@ pub mod completion;
 pub mod logprobs;
 pub mod response;
 pub mod sampling;
+pub mod structured;
 pub mod tokenize;
 mod unsupported;
 

@@ -12,14 +12,8 @@ const REFUSED: &[&str] = &[
     "chat_template",
     "function_call",
     "functions",
-    "grammar",
-    "guided_choice",
-    "guided_grammar",
-    "guided_json",
-    "guided_regex",
     "logprob_token_ids",
     "prompt_embeds",
-    "structured_outputs",
     "suffix",
     "truncate_prompt_tokens",
     "use_beam_search",
@@ -27,12 +21,6 @@ const REFUSED: &[&str] = &[
 
 pub fn refuse(endpoint: Endpoint, body: &Value) -> Result<(), ApiError> {
     refuse_fields(REFUSED, body)?;
-    let response_format = body.get("response_format").filter(|format| asks_for_something(format));
-    if let Some(format) = response_format
-        && format.get("type").and_then(Value::as_str) != Some("text")
-    {
-        return Err(not_supported("response_format", "only {\"type\": \"text\"} is"));
-    }
     let best_of = body.get("best_of").filter(|best_of| !best_of.is_null());
     if let Some(best_of) = best_of
         && *best_of != body.get("n").filter(|n| !n.is_null()).cloned().unwrap_or(1.into())
@@ -91,8 +79,6 @@ mod tests {
             (json!({"tools": [{"type": "function"}]}), "tools"),
             (json!({"tool_choice": "auto"}), "tool_choice"),
             (json!({"tool_choice": {"type": "function"}}), "tool_choice"),
-            (json!({"response_format": {"type": "json_object"}}), "response_format"),
-            (json!({"guided_regex": "a+"}), "guided_regex"),
             (json!({"use_beam_search": true}), "use_beam_search"),
             (json!({"best_of": 4}), "best_of"),
             (json!({"best_of": 4, "n": 2}), "best_of"),
@@ -106,7 +92,7 @@ mod tests {
         for body in [
             json!({"tools": [], "functions": null, "use_beam_search": false, "suffix": ""}),
             json!({"tools": [{"type": "function"}], "tool_choice": "none"}),
-            json!({"response_format": {"type": "text"}, "best_of": 1}),
+            json!({"best_of": 1}),
             json!({"best_of": 3, "n": 3, "bad_words": []}),
         ] {
             assert_eq!(refused(Endpoint::Chat, body), None);
