@@ -22,6 +22,8 @@ pub struct Detokenizer {
 #[derive(Debug)]
 struct State {
     skip_special_tokens: bool,
+    /// Special tokens that are not skipped.
+    kept: Arc<[TokenId]>,
     /// No token of the text has been seen.
     at_start: bool,
     /// How many leading characters may still be cut off.
@@ -37,6 +39,7 @@ impl Detokenizer {
     pub fn new(tokenizer: Arc<Tokenizer>, prompt: &[TokenId], skip_special_tokens: bool) -> Self {
         let mut state = State {
             skip_special_tokens,
+            kept: Arc::default(),
             at_start: true,
             strip_left: tokenizer.pieces().strip_start().map_or(0, |(_, count)| count),
             pending: Vec::new(),
@@ -53,6 +56,12 @@ impl Detokenizer {
             certain.clear();
         }
         Self { tokenizer, state }
+    }
+
+    /// Special tokens that become text although others are skipped.
+    pub fn keep_tokens(mut self, kept: Arc<[TokenId]>) -> Self {
+        self.state.kept = kept;
+        self
     }
 
     /// Takes the next token; returns the text that is now certain.
@@ -81,7 +90,8 @@ impl Detokenizer {
 impl State {
     /// The token's piece, unless it names no token or is skipped.
     fn piece<'a>(&self, tokenizer: &'a Tokenizer, token: TokenId) -> Option<Piece<'a>> {
-        tokenizer.pieces().get(token).filter(|piece| !(piece.special && self.skip_special_tokens))
+        let is_skipped = |piece: &Piece<'_>| piece.special && self.skip_special_tokens && !self.kept.contains(&token);
+        tokenizer.pieces().get(token).filter(|piece| !is_skipped(piece))
     }
 
     /// Where to begin in `prompt` so that the state after it is the same as from its beginning.

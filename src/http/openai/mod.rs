@@ -9,10 +9,13 @@ mod beams;
 pub mod chat;
 pub mod completion;
 pub mod logprobs;
+mod message;
 pub mod response;
 pub mod sampling;
 pub mod stream;
+pub mod structured;
 pub mod tokenize;
+pub mod tools;
 mod unsupported;
 
 use crate::actors::messages::{Prompt, Submit};
@@ -109,7 +112,7 @@ impl Request {
             return Err(ApiError::bad_request("the request body must be a JSON object"));
         }
         check_model(body, model)?;
-        unsupported::refuse(endpoint, body)?;
+        unsupported::refuse(body)?;
         match endpoint {
             Endpoint::Chat => chat::parse(body, model),
             Endpoint::Completion => completion::parse(body, model),

@@ -152,6 +152,7 @@ impl SamplingFields {
     pub fn answer(&self, params: &SamplingParams) -> Result<AnswerOptions, ApiError> {
         Ok(AnswerOptions {
             text: OutputOptions {
+                kept_tokens: Arc::default(),
                 skip_special_tokens: self.skip_special_tokens.unwrap_or(true),
                 stop: self.stop_strings()?,
                 include_stop_str_in_output: self.include_stop_str_in_output,

@@ -140,6 +140,11 @@ impl ChatFormat {
         }
     }
 
+    /// Nothing is looked for: all text is content.
+    pub fn is_plain(&self) -> bool {
+        self.tools.is_none() && self.reasoning.is_none()
+    }
+
     /// For people: `tool calls hermes, reasoning none`.
     pub fn describe(&self) -> String {
         let tools = self.tools.map_or("none", ToolFormat::name);

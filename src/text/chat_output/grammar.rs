@@ -2,20 +2,29 @@
 //! trained to write, and [`super::ChatParser`] reads it.
 
 use super::format::ToolFormat;
+use crate::error::ApiError;
+use crate::text::grammar::{Whitespace, json_in_lark};
 use crate::text::tokenizer::Tokenizer;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::fmt::Write as _;
 
 /// A function that may be called.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Function {
-    pub name: String,
+#[derive(Clone, Debug)]
+pub struct Function<'a> {
+    pub name: &'a str,
     /// JSON schema of its arguments, an object.
-    pub parameters: Value,
+    pub parameters: &'a Value,
+    /// The field of that schema, for errors.
+    pub param: String,
 }
 
 /// llguidance's Lark for one call or more of these functions, and nothing else. `several`: more than one is allowed.
-pub fn calls(format: ToolFormat, functions: &[Function], several: bool, tokenizer: &Tokenizer) -> String {
+pub fn calls(
+    format: ToolFormat,
+    functions: &[Function<'_>],
+    several: bool,
+    tokenizer: &Tokenizer,
+) -> Result<String, ApiError> {
     let mark = |text: &str| terminal(text, tokenizer);
     let has_args_mark = tokenizer.token_id("[ARGS]").is_some();
     let mut out = String::from("start: ");
@@ -39,29 +48,19 @@ pub fn calls(format: ToolFormat, functions: &[Function], several: bool, tokenize
     for (i, function) in functions.iter().enumerate() {
         let (before, after) = match format {
             ToolFormat::Mistral if has_args_mark => {
-                (format!("{} {} {}", mark("[TOOL_CALLS]"), quoted(&function.name), mark("[ARGS]")), String::new())
+                (format!("{} {} {}", mark("[TOOL_CALLS]"), quoted(function.name), mark("[ARGS]")), String::new())
             }
             _ => {
                 let key = if format == ToolFormat::Llama3Json { "parameters" } else { "arguments" };
-                let name = Value::from(function.name.as_str());
+                let name = Value::from(function.name);
                 (quoted(&format!("{{\"name\": {name}, \"{key}\": ")), " \"}\"".into())
             }
         };
         let _ = writeln!(out, "function_{i}: {before} arguments_{i}{after}");
-        let _ = writeln!(out, "arguments_{i}: %json {}", written_closely(&function.parameters));
+        let schema = json_in_lark(function.parameters, &Whitespace::default(), &function.param)?;
+        let _ = writeln!(out, "arguments_{i}: {schema}");
     }
-    out
-}
-
-/// The schema, to be written on one line as Python's `json.dumps` has it: so templates show calls, and a model that
-/// means white space could go on with it for ever.
-fn written_closely(schema: &Value) -> Value {
-    let mut schema = schema.clone();
-    if let Value::Object(schema) = &mut schema {
-        let style = json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
-        schema.insert("x-guidance".into(), style);
-    }
-    schema
+    Ok(out)
 }
 
 /// A mark as the tokenizer has it: a special token is no text to the grammar.

@@ -46,13 +46,21 @@ pub struct ChatReading {
     pub max_calls: u32,
     /// `None`: as the prompt ends.
     pub start: Option<ReasoningStart>,
+    /// The output is made to have reasoning (a grammar holds from its end on), even where nothing marks its beginning.
+    pub has_reasoning: bool,
     /// False: reasoning is recognised and left out.
     pub include_reasoning: bool,
 }
 
 impl Default for ChatReading {
     fn default() -> Self {
-        Self { format: ChatFormat::default(), max_calls: u32::MAX, start: None, include_reasoning: true }
+        Self {
+            format: ChatFormat::default(),
+            max_calls: u32::MAX,
+            start: None,
+            has_reasoning: false,
+            include_reasoning: true,
+        }
     }
 }
 
@@ -69,7 +77,10 @@ impl ChatParser {
     pub fn new(reading: &ChatReading, tokenizer: &Tokenizer, prompt: &[TokenId]) -> Self {
         let reasoning = reading.format.reasoning.map(|format| {
             let start = reading.start.unwrap_or_else(|| ReasoningStart::after(prompt, format, tokenizer));
-            ReasoningReader::new(format, start)
+            match start {
+                ReasoningStart::Before if reading.has_reasoning => ReasoningReader::new(format, ReasoningStart::Inside),
+                start => ReasoningReader::new(format, start),
+            }
         });
         Self {
             reasoning,

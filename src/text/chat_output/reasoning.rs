@@ -5,9 +5,6 @@ use super::marker::Marker;
 use crate::ids::TokenId;
 use crate::text::tokenizer::Tokenizer;
 
-/// Tokens at a prompt's end that can hold a mark and the white space behind it.
-const TAIL: usize = 16;
-
 /// Where an output begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReasoningStart {
@@ -23,16 +20,13 @@ impl ReasoningStart {
     /// Where an output begins that continues `prompt`: templates end a prompt with the mark that begins reasoning, or
     /// with both where there is to be none.
     pub fn after(prompt: &[TokenId], format: ReasoningFormat, tokenizer: &Tokenizer) -> Self {
-        let tail = &prompt[prompt.len().saturating_sub(TAIL)..];
-        // What cannot be decoded has no mark.
-        Self::after_text(&tokenizer.decode(tail, false).unwrap_or_default(), format)
+        Self::at(format, |mark| tokenizer.ends_with(prompt, mark))
     }
 
-    pub(super) fn after_text(text: &str, format: ReasoningFormat) -> Self {
-        let text = text.trim_end();
-        if text.ends_with(format.end()) {
+    pub(super) fn at(format: ReasoningFormat, ends_with: impl Fn(&str) -> bool) -> Self {
+        if ends_with(format.end()) {
             ReasoningStart::Over
-        } else if text.ends_with(format.begin()) || format.begins_unmarked() {
+        } else if format.begins_unmarked() || ends_with(format.begin()) {
             ReasoningStart::Inside
         } else {
             ReasoningStart::Before

@@ -174,7 +174,7 @@ fn where_an_output_begins_is_seen_at_the_end_of_its_prompt() {
         ("<|Assistant|>", DeepseekR1, Inside),
         ("<|Assistant|></think>", DeepseekR1, Over),
     ] {
-        assert_eq!(ReasoningStart::after_text(prompt, format), expected, "{prompt:?}");
+        assert_eq!(ReasoningStart::at(format, |mark| prompt.trim_end().ends_with(mark)), expected, "{prompt:?}");
     }
     for (message, expected) in
         [("", Before), ("<think>Hm", Inside), ("<think>Hm</think>Ye", Over), ("Ye", Over), ("Hm</think>", Over)]
