@@ -440,6 +440,13 @@ impl World {
         let Self { random, config, .. } = self;
         let width = random.range(2, 5).min(config.max_num_seqs as u64) as usize;
         let shared = prompt_len / config.block_size;
+        if random.one_in(3) {
+            // As long as it can be.
+            let own = config.num_device_blocks.saturating_sub(shared) / width;
+            let room = ((shared + own) * config.block_size + 1).min(config.max_model_len).saturating_sub(prompt_len);
+            params.max_tokens = room.clamp(1, 50) as u32;
+            params.min_tokens = params.min_tokens.min(params.max_tokens);
+        }
         let own = (prompt_len + params.max_tokens as usize - 1).div_ceil(config.block_size) - shared;
         if shared + width * own > config.num_device_blocks {
             return 1;
