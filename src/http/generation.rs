@@ -48,10 +48,11 @@ pub struct Finish {
     pub stop_reason: Option<StopReason>,
 }
 
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, utoipa::ToSchema)]
 #[serde(untagged)]
 pub enum StopReason {
     Text(String),
+    #[schema(value_type = u32)]
     Token(TokenId),
 }
 

@@ -7,6 +7,7 @@ pub mod auth;
 pub mod complete;
 pub mod generation;
 pub mod openai;
+pub mod openapi;
 pub mod routes;
 pub mod server;
 pub mod stream;

@@ -1,35 +1,103 @@
 //! `POST /v1/chat/completions`.
 
 use super::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs};
-use super::{Endpoint, Request, null_as_default, parse_fields, shown};
+use super::{Endpoint, ModelField, Request, null_as_default, parse_fields, shown};
 use crate::actors::messages::{ChatPrompt, Prompt};
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
+use crate::http::openapi::answers::{ChatCompletion, ChatCompletionChunk};
+use crate::http::openapi::{Operation, Tag};
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(default)]
 struct ChatFields {
+    /// Goes before max_tokens.
+    #[schema(minimum = 1)]
     max_completion_tokens: Option<i64>,
+    /// Log-probabilities of the answer's tokens.
     #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
     logprobs: bool,
+    /// With logprobs: each with this many most likely tokens.
+    #[schema(minimum = 0, maximum = 20, default = 0)]
     top_logprobs: Option<i64>,
 }
 
 /// What the chat template is given; `/tokenize` reads it too.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(default)]
-struct TemplateFields {
+pub(super) struct TemplateFields {
+    /// The conversation so far.
+    #[schema(value_type = Option<Vec<Message>>)]
     messages: Option<Vec<Value>>,
+    /// Functions that the model may call.
+    #[schema(value_type = Option<Vec<Object>>)]
     tools: Option<Vec<Value>>,
+    /// Whether the prompt ends with the beginning of an assistant's message. Default: unless continue_final_message.
     add_generation_prompt: Option<bool>,
+    /// The answer continues the last message.
     #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
     continue_final_message: bool,
+    /// More variables for the chat template.
     #[serde(deserialize_with = "null_as_default")]
+    #[schema(value_type = Object)]
     chat_template_kwargs: Map<String, Value>,
+}
+
+/// A message of a conversation. Fields that are not named here reach the chat template as they are.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "only described: messages are checked one by one, for errors that say where")]
+struct Message {
+    role: Role,
+    /// A string or text parts. May be left out of an assistant's message that has tool_calls.
+    content: Option<Content>,
+}
+
+/// developer is read as system.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[allow(dead_code, reason = "only described, see ROLES")]
+enum Role {
+    System,
+    Developer,
+    User,
+    Assistant,
+    Tool,
+}
+
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "only described")]
+enum Content {
+    Text(String),
+    Parts(Vec<TextPart>),
+}
+
+#[derive(ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[allow(dead_code, reason = "only described")]
+enum TextPart {
+    Text { text: String },
+    Refusal { refusal: String },
+}
+
+pub fn describe() -> Operation {
+    Operation::new(Tag::Generation, "chat_completions", "Answers a conversation")
+        .body("ChatCompletionRequest")
+        .fields::<TemplateFields>()
+        .fields::<ModelField>()
+        .fields::<ChatFields>()
+        .fields::<SamplingFields>()
+        .requires(&["messages"])
+        .answers::<ChatCompletion>("The whole answer, or with stream its parts.")
+        .streams::<ChatCompletionChunk>()
+        .generates()
 }
 
 pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {

@@ -8,6 +8,7 @@ use crate::text::output::OutputOptions;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::sync::Arc;
+use utoipa::ToSchema;
 
 /// Samples of one request at most.
 pub const MAX_N: i64 = 128;
@@ -22,39 +23,94 @@ const MAX_TEMPERATURE: f64 = 100.0;
 const MAX_REPETITION_PENALTY: f64 = 100.0;
 
 /// As they stand in the body. Numbers are wide, so that a value out of range reaches the message that says the range.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct SamplingFields {
+    /// Tokens to generate at most. Without it a chat may fill the model's context, a completion has 16.
+    #[schema(minimum = 0)]
     pub max_tokens: Option<i64>,
+    /// No end token, stop token or stop string before this many tokens; at most max_tokens.
+    #[schema(minimum = 0, default = 0)]
     pub min_tokens: Option<i64>,
+    /// 0 takes the most likely token; higher is more varied. Default: the model's own, else 1.
+    #[schema(minimum = 0, maximum = 100)]
     pub temperature: Option<f64>,
+    /// Samples from the most likely tokens that together have this probability. Default: the model's own, else 1.
+    #[schema(exclusive_minimum = 0, maximum = 1)]
     pub top_p: Option<f64>,
+    /// Samples from this many most likely tokens; 0 or -1: from all. Default: the model's own, else 0.
+    #[schema(minimum = -1, maximum = 4294967295_i64)]
     pub top_k: Option<i64>,
+    /// Samples from tokens at least this likely, as a part of the most likely one's probability. Default: the model's
+    /// own, else 0.
+    #[schema(minimum = 0, maximum = 1)]
     pub min_p: Option<f64>,
+    /// Answers to generate.
+    #[schema(minimum = 1, maximum = 128, default = 1)]
     pub n: Option<i64>,
+    /// The same seed and request give the same answer, whatever else is running. Default: a random one.
     pub seed: Option<i64>,
+    /// A string that ends the answer, or up to 16 of them; left out of it.
+    #[schema(value_type = Option<StopStrings>)]
     pub stop: Option<Value>,
+    /// The answer ends after the stop string or stop token, not before it.
     #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
     pub include_stop_str_in_output: bool,
+    /// Token ids that end the answer.
+    #[schema(max_items = 256)]
     pub stop_token_ids: Option<Vec<i64>>,
+    /// End tokens of the model are tokens like any other.
     #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
     pub ignore_eos: bool,
+    /// Above 0: tokens that were generated already become less likely.
+    #[schema(minimum = -2, maximum = 2, default = 0)]
     pub presence_penalty: Option<f64>,
+    /// Above 0: tokens become less likely with each time they were generated.
+    #[schema(minimum = -2, maximum = 2, default = 0)]
     pub frequency_penalty: Option<f64>,
+    /// Above 1: tokens of the prompt and of the answer so far become less likely. Default: the model's own, else 1.
+    #[schema(exclusive_minimum = 0, maximum = 100)]
     pub repetition_penalty: Option<f64>,
+    /// Added to the logits, by token id; each in [-100, 100].
+    #[schema(value_type = Option<HashMap<String, f64>>)]
     pub logit_bias: Option<Map<String, Value>>,
+    /// Only these tokens are generated.
+    #[schema(min_items = 1)]
     pub allowed_token_ids: Option<Vec<i64>>,
+    /// Log-probabilities of the prompt's tokens, each with this many most likely ones. Not with stream.
+    #[schema(minimum = 0, maximum = 20)]
     pub prompt_logprobs: Option<i64>,
+    /// Leaves special tokens out of the text.
+    #[schema(default = true)]
     pub skip_special_tokens: Option<bool>,
+    /// The answer says the token ids of prompt and output.
     #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
     pub return_token_ids: bool,
+    /// Lower goes first, where the server schedules by priority.
+    #[schema(minimum = -2147483648, maximum = 2147483647, default = 0)]
     pub priority: Option<i64>,
+    /// Requests share cached prefixes only with those of the same salt.
+    #[schema(min_length = 1, max_length = 1024)]
     pub cache_salt: Option<String>,
-    /// Who asks; accepted and not used.
+    /// Who asks. Without effect.
     pub user: Option<String>,
+    /// Answer as server-sent events, the last of which is [DONE].
     #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
     pub stream: bool,
+    /// Only with stream.
     pub stream_options: Option<StreamOptions>,
+}
+
+/// What `stop` may be.
+#[derive(ToSchema)]
+#[serde(untagged)]
+pub enum StopStrings {
+    One(String),
+    Several(Vec<String>),
 }
 
 impl SamplingFields {
