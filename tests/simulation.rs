@@ -255,6 +255,7 @@ impl World {
             n: if random.one_in(3) { random.range(2, 5) as u32 } else { 1 },
             priority: random.below(4) as i32,
             cache_salt: random.one_in(5).then(|| "salt".to_string()),
+            constraint: None,
         };
         self.next_request += 1;
         let n = arrival.n as usize;

@@ -78,10 +78,13 @@ impl Handler<Submit> for RequestIntake {
                 metrics::request_rejected(Rejection::QueueFull);
                 return Err(ApiError::overloaded(limits.max_requests, limits.retry_after_s));
             };
-            let Submit { prompt, prompt_param, params, ignore_eos, seed, n, priority, cache_salt } = submit;
+            let Submit { prompt, prompt_param, params, ignore_eos, seed, n, priority, cache_salt, grammar } = submit;
             let accepted = async {
                 if n == 0 {
                     return Err(ApiError::invalid("n", "must be at least 1, got 0"));
+                }
+                if let Some(grammar) = grammar {
+                    return Err(ApiError::invalid(&grammar.param, "structured output is not supported yet"));
                 }
                 let prompt = shared.tokenise(prompt, prompt_param).await?;
                 let params = shared.resolve(params, &prompt, prompt_param, ignore_eos, seed)?;
@@ -95,7 +98,7 @@ impl Handler<Submit> for RequestIntake {
                 (scheduler.clone().recipient(), scheduler.clone().recipient());
             let (sender, events) = EventStream::channel(id, cancel, stop);
             let (prompt_tokens, shared_params) = (prompt.clone(), params.clone());
-            let arrival = Arrival { id, prompt, params, n, priority, cache_salt };
+            let arrival = Arrival { id, prompt, params, n, priority, cache_salt, constraint: None };
             scheduler.do_send(Arrive { arrival, events: sender, arrived, permit });
             Ok(Accepted { id, prompt_tokens, params: shared_params, events })
         })

@@ -3,6 +3,7 @@
 
 pub mod allocation;
 pub mod block_pool;
+pub mod constraint;
 pub mod plan;
 pub mod policy;
 pub mod prefix_cache;

@@ -31,6 +31,7 @@ mod check;
 mod commit;
 
 use crate::engine::allocation::{Admit, Demand, Grant, Grow, Store, SwapBlock, SwapDemand, SwapGrant, Victim};
+use crate::engine::constraint::ConstraintSource;
 use crate::engine::plan::{MAX_STEPS_IN_FLIGHT, PlannedSeq, PromptLogprobsPlan, SamplePlan, StepPlan};
 use crate::engine::prefix_cache::BlockHasher;
 use crate::engine::sequence::{Rank, SeqState, Sequence};
@@ -94,6 +95,8 @@ pub struct Arrival {
     pub n: u32,
     pub priority: i32,
     pub cache_salt: Option<String>,
+    /// Rules that the output of every sample follows.
+    pub constraint: Option<Arc<dyn ConstraintSource>>,
 }
 
 /// What has happened since the last [`Scheduler::take_stats`].

@@ -10,6 +10,7 @@ use crate::http::openai::response::Usage;
 use crate::http::openai::{AnswerOptions, Request};
 use crate::ids::TokenId;
 use crate::sampling::params::{FinishReason, PositionLogprobs, SamplingParams};
+use crate::text::chat_output::{self, ChatParser, ChatPiece};
 use crate::text::detokenizer::Detokenizer;
 use crate::text::output::{OutputText, Piece};
 use crate::text::tokenizer::Tokenizer;
@@ -23,6 +24,8 @@ use std::task::{Context, Poll, ready};
 pub struct Delta {
     pub choice: u32,
     pub text: String,
+    /// Of a chat: what `text` says.
+    pub pieces: Vec<ChatPiece>,
     /// Generated tokens. Their text may still be held back (half a character, the beginning of a stop string).
     pub tokens: Vec<TokenId>,
     /// Where log-probabilities were asked for: the positions of `tokens`, after those of an echoed prompt.
@@ -68,6 +71,9 @@ impl Delta {
     pub fn append(&mut self, next: Delta) {
         debug_assert_eq!(self.choice, next.choice);
         self.text.push_str(&next.text);
+        for piece in next.pieces {
+            chat_output::append(&mut self.pieces, piece);
+        }
         self.tokens.extend(next.tokens);
         self.positions.extend(next.positions);
         self.finish = next.finish;
@@ -181,6 +187,8 @@ struct PromptRun {
 /// One choice in the making.
 struct Sample {
     text: OutputText,
+    /// Reads the text of a chat.
+    chat: Option<ChatParser>,
     num_tokens: usize,
     /// Characters of the echoed prompt, which stands before the output.
     echo_chars: usize,
@@ -211,6 +219,7 @@ impl PromptRun {
         let echo_chars = echo.chars().count();
         let sample = |index| Sample {
             text: OutputText::new(Arc::clone(tokenizer), &prompt, &options.text),
+            chat: options.chat.then(ChatParser::default),
             num_tokens: 0,
             echo_chars,
             output_chars: 0,
@@ -354,7 +363,14 @@ impl Sample {
 
     fn next_delta(&mut self) -> Delta {
         let next = Delta { choice: self.pending.choice, ..Delta::default() };
-        std::mem::replace(&mut self.pending, next)
+        let mut delta = std::mem::replace(&mut self.pending, next);
+        if let Some(chat) = &mut self.chat {
+            chat.push(&delta.text, &mut delta.pieces);
+            if self.ended {
+                chat.finish(&mut delta.pieces);
+            }
+        }
+        delta
     }
 }
 

@@ -122,6 +122,7 @@ impl World {
             n: 1,
             priority: 0,
             cache_salt: None,
+            grammar: None,
         }))
     }
 
@@ -336,6 +337,7 @@ fn a_request_without_samples_is_refused() {
         n: 0,
         priority: 0,
         cache_salt: None,
+        grammar: None,
     };
     assert_eq!(block_on(world.handle.submit(submit)).unwrap_err().param.as_deref(), Some("n"));
     world.wait_until_idle();

@@ -116,6 +116,7 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
     if top_logprobs.is_some_and(|k| k > 0) && !own.logprobs {
         return Err(ApiError::invalid("top_logprobs", "top_logprobs is only allowed with logprobs: true"));
     }
+    answer.chat = true;
     answer.logprobs = own.logprobs.then(|| top_logprobs.unwrap_or(0));
     params.logprobs = answer.logprobs;
     let stream = shared.stream()?;
@@ -129,6 +130,7 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
         seed: shared.seed(),
         priority: shared.priority()?,
         cache_salt: shared.cache_salt()?,
+        grammar: None,
         answer,
         stream,
     })

@@ -82,6 +82,7 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
         seed: shared.seed(),
         priority: shared.priority()?,
         cache_salt: shared.cache_salt()?,
+        grammar: None,
         answer,
         stream,
     })

@@ -17,6 +17,7 @@ use crate::actors::messages::{Prompt, Submit};
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
 use crate::sampling::params::SamplingParams;
+use crate::text::grammar::GrammarRequest;
 use crate::text::output::OutputOptions;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -61,6 +62,8 @@ pub struct Request {
     pub seed: Option<u64>,
     pub priority: i32,
     pub cache_salt: Option<String>,
+    /// What the text of every choice has to be.
+    pub grammar: Option<GrammarRequest>,
     pub answer: AnswerOptions,
     /// `Some`: answer as a stream of events.
     pub stream: Option<StreamOptions>,
@@ -69,6 +72,8 @@ pub struct Request {
 /// How the answer is written; the engine does not see this.
 #[derive(Clone, Debug, Default)]
 pub struct AnswerOptions {
+    /// The text is a chat message: read as content, reasoning and tool calls.
+    pub chat: bool,
     /// Special tokens, stop strings.
     pub text: OutputOptions,
     /// Most likely tokens reported with each token.
@@ -120,6 +125,7 @@ impl Request {
             n: self.n,
             priority: self.priority,
             cache_salt: self.cache_salt.clone(),
+            grammar: self.grammar.clone(),
         }
     }
 }

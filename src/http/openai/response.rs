@@ -5,6 +5,7 @@ use super::{AnswerOptions, Endpoint, Request};
 use crate::actors::runtime::ModelInfo;
 use crate::http::generation::{Delta, Generation, StopReason};
 use crate::ids::TokenId;
+use crate::text::chat_output::ChatPiece;
 use crate::text::tokenizer::Tokenizer;
 use serde::Serialize;
 use serde_json::Value;
@@ -163,7 +164,7 @@ impl Answer {
                 content: match self.endpoint {
                     Endpoint::Completion => Content::Text(&delta.text),
                     Endpoint::Chat => {
-                        Content::Message(Message { role: "assistant", content: &delta.text, refusal: None })
+                        Content::Message(Message { role: "assistant", content: content_of(delta), refusal: None })
                     }
                 },
                 prompt_logprobs: if is_chat { None } else { prompt_logprobs(delta.choice) },
@@ -208,7 +209,7 @@ impl Answer {
         let written = Choice {
             content: match self.endpoint {
                 Endpoint::Completion => Content::Text(&delta.text),
-                Endpoint::Chat => Content::Delta(MessageDelta { role: None, content: &delta.text }),
+                Endpoint::Chat => Content::Delta(MessageDelta { role: None, content: content_of(delta) }),
             },
             prompt_token_ids: with_prompt_ids.then(|| generation.prompt_tokens(delta.choice).as_slice()),
             ..self.choice(delta)
@@ -259,6 +260,15 @@ impl Answer {
             ..Choice::default()
         }
     }
+}
+
+/// The content of a chat's delta, which has one piece of it at most.
+fn content_of(delta: &Delta) -> &str {
+    let mut contents = delta.pieces.iter().filter_map(|piece| match piece {
+        ChatPiece::Content(text) => Some(text.as_str()),
+        _ => None,
+    });
+    contents.next_back().unwrap_or_default()
 }
 
 /// A name no other request of this process has, and no other process by accident: `PREFIX-` and 32 hexadecimal digits.
