@@ -1,5 +1,6 @@
 //! `POST /v1/chat/completions`.
 
+use super::accepted::{AcceptedChatFields, AcceptedFields};
 use super::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs};
 use super::{Endpoint, ModelField, Request, null_as_default, parse_fields, shown};
 use crate::actors::messages::{ChatPrompt, Prompt};
@@ -26,6 +27,10 @@ struct ChatFields {
     /// With logprobs: each with this many most likely tokens.
     #[schema(minimum = 0, maximum = 20, default = 0)]
     top_logprobs: Option<i64>,
+    /// The answer begins with the text of the last message, where it continues that message.
+    #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
+    echo: bool,
 }
 
 /// What the chat template is given; `/tokenize` reads it too.
@@ -44,6 +49,13 @@ pub(super) struct TemplateFields {
     #[serde(deserialize_with = "null_as_default")]
     #[schema(default = false)]
     continue_final_message: bool,
+    /// Whether the tokenizer adds its special tokens to the rendered chat, besides those that the template writes.
+    #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
+    add_special_tokens: bool,
+    /// Texts for templates that know them, each an object with title and text.
+    #[schema(value_type = Option<Vec<Object>>)]
+    documents: Option<Vec<Map<String, Value>>>,
     /// More variables for the chat template.
     #[serde(deserialize_with = "null_as_default")]
     #[schema(value_type = Object)]
@@ -94,6 +106,8 @@ pub fn describe() -> Operation {
         .fields::<ModelField>()
         .fields::<ChatFields>()
         .fields::<SamplingFields>()
+        .fields::<AcceptedFields>()
+        .fields::<AcceptedChatFields>()
         .requires(&["messages"])
         .answers::<ChatCompletion>("The whole answer, or with stream its parts.")
         .streams::<ChatCompletionChunk>()
@@ -103,6 +117,8 @@ pub fn describe() -> Operation {
 pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
     let shared: SamplingFields = parse_fields(body)?;
     let own: ChatFields = parse_fields(body)?;
+    parse_fields::<AcceptedFields>(body)?.check()?;
+    parse_fields::<AcceptedChatFields>(body)?.check()?;
     let prompt = chat_prompt(body)?;
     let mut params = shared.params(model)?;
     let mut answer = shared.answer(&params)?;
@@ -117,6 +133,7 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
         return Err(ApiError::invalid("top_logprobs", "top_logprobs is only allowed with logprobs: true"));
     }
     answer.chat = true;
+    answer.echo = own.echo;
     answer.logprobs = own.logprobs.then(|| top_logprobs.unwrap_or(0));
     params.logprobs = answer.logprobs;
     let stream = shared.stream()?;
@@ -130,6 +147,7 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
         seed: shared.seed(),
         priority: shared.priority()?,
         cache_salt: shared.cache_salt()?,
+        truncation: shared.truncation(model)?,
         grammar: None,
         answer,
         stream,
@@ -149,12 +167,17 @@ pub fn chat_prompt(body: &Value) -> Result<ChatPrompt, ApiError> {
             "continue_final_message and add_generation_prompt cannot both be true",
         ));
     }
+    let mut kwargs = fields.chat_template_kwargs;
+    if let Some(documents) = fields.documents {
+        kwargs.entry("documents").or_insert(documents.into_iter().map(Value::Object).collect());
+    }
     Ok(ChatPrompt {
         messages: messages.into_iter().enumerate().map(|(i, m)| message(i, m)).collect::<Result<_, _>>()?,
         tools: fields.tools.filter(|tools| !tools.is_empty()).map(Value::Array),
         add_generation_prompt: fields.add_generation_prompt.unwrap_or(!fields.continue_final_message),
         continue_final_message: fields.continue_final_message,
-        kwargs: fields.chat_template_kwargs,
+        add_special_tokens: fields.add_special_tokens,
+        kwargs,
     })
 }
 

@@ -1,5 +1,6 @@
 //! `POST /v1/completions`.
 
+use super::accepted::AcceptedFields;
 use super::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs};
 use super::{AnswerOptions, Endpoint, ModelField, Request, null_as_default, parse_fields, shown, token_id};
 use crate::actors::messages::Prompt;
@@ -51,6 +52,7 @@ pub fn describe() -> Operation {
         .fields::<CompletionFields>()
         .fields::<ModelField>()
         .fields::<SamplingFields>()
+        .fields::<AcceptedFields>()
         .requires(&["prompt"])
         .answers::<TextCompletion>("The whole answer, or with stream its parts.")
         .streams::<TextCompletion>()
@@ -60,6 +62,7 @@ pub fn describe() -> Operation {
 pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
     let shared: SamplingFields = parse_fields(body)?;
     let own: CompletionFields = parse_fields(body)?;
+    parse_fields::<AcceptedFields>(body)?.check()?;
     let prompts = prompts(own.prompt.as_ref(), own.add_special_tokens.unwrap_or(true), model.vocab_size)?;
     let mut params = shared.params(model)?;
     let mut answer = shared.answer(&params)?;
@@ -82,6 +85,7 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
         seed: shared.seed(),
         priority: shared.priority()?,
         cache_salt: shared.cache_salt()?,
+        truncation: shared.truncation(model)?,
         grammar: None,
         answer,
         stream,

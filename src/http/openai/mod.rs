@@ -5,6 +5,7 @@
 //! unknown fields are ignored, known ones that would change the answer but are not supported are refused
 //! (`unsupported`).
 
+pub mod accepted;
 pub mod chat;
 pub mod completion;
 pub mod logprobs;
@@ -19,6 +20,7 @@ use crate::error::ApiError;
 use crate::sampling::params::SamplingParams;
 use crate::text::grammar::GrammarRequest;
 use crate::text::output::OutputOptions;
+use crate::text::truncation::Truncation;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt::Display;
@@ -62,6 +64,8 @@ pub struct Request {
     pub seed: Option<u64>,
     pub priority: i32,
     pub cache_salt: Option<String>,
+    /// How prompts that are too long are cut.
+    pub truncation: Option<Truncation>,
     /// What the text of every choice has to be.
     pub grammar: Option<GrammarRequest>,
     pub answer: AnswerOptions,
@@ -115,6 +119,7 @@ impl Request {
     pub fn submit(&self, prompt: Prompt) -> Submit {
         Submit {
             prompt,
+            truncation: self.truncation,
             prompt_param: match self.endpoint {
                 Endpoint::Chat => "messages",
                 Endpoint::Completion => "prompt",

@@ -1,10 +1,12 @@
 //! The fields that chat and completions share, and their ranges.
 
+use super::accepted::one_of;
 use super::{AnswerOptions, StreamOptions, in_range, null_as_default, shown, token_id};
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
 use crate::sampling::params::{SamplingParams, TokenMask};
 use crate::text::output::OutputOptions;
+use crate::text::truncation::{Side, Truncation};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -79,12 +81,24 @@ pub struct SamplingFields {
     /// Only these tokens are generated.
     #[schema(min_items = 1)]
     pub allowed_token_ids: Option<Vec<i64>>,
-    /// Log-probabilities of the prompt's tokens, each with this many most likely ones. Not with stream.
+    /// Log-probabilities of the prompt's tokens, each with this many most likely ones. 0 with stream at most.
     #[schema(minimum = 0, maximum = 20)]
     pub prompt_logprobs: Option<i64>,
     /// Leaves special tokens out of the text.
     #[schema(default = true)]
     pub skip_special_tokens: Option<bool>,
+    /// With skip_special_tokens: false, whether a special token may begin with the space that some tokenizers put
+    /// between all tokens. Byte-level tokenizers (Llama 3, Qwen) have no such space, and this changes nothing.
+    #[schema(default = true)]
+    pub spaces_between_special_tokens: Option<bool>,
+    /// Cuts a longer prompt to its last tokens, this many; -1: to as many as leave room for max_tokens. Special tokens
+    /// that the tokenizer puts before a text stay.
+    #[schema(minimum = -1)]
+    pub truncate_prompt_tokens: Option<i64>,
+    /// With truncate_prompt_tokens: left cuts off the prompt's beginning, right its end; exactly, special tokens
+    /// included. Default: left, but for these.
+    #[schema(value_type = Option<TruncationSide>)]
+    pub truncation_side: Option<String>,
     /// The answer says the token ids of prompt and output.
     #[serde(deserialize_with = "null_as_default")]
     #[schema(default = false)]
@@ -95,14 +109,20 @@ pub struct SamplingFields {
     /// Requests share cached prefixes only with those of the same salt.
     #[schema(min_length = 1, max_length = 1024)]
     pub cache_salt: Option<String>,
-    /// Who asks. Without effect.
-    pub user: Option<String>,
     /// Answer as server-sent events, the last of which is [DONE].
     #[serde(deserialize_with = "null_as_default")]
     #[schema(default = false)]
     pub stream: bool,
     /// Only with stream.
     pub stream_options: Option<StreamOptions>,
+}
+
+/// What `truncation_side` may be.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+pub enum TruncationSide {
+    Left,
+    Right,
 }
 
 /// What `stop` may be.
@@ -187,7 +207,7 @@ impl SamplingFields {
 
     /// The prompt's log-probabilities are one big field, as in vLLM only of a whole answer.
     pub fn check_streamed_prompt_logprobs(&self) -> Result<(), ApiError> {
-        if self.stream && self.prompt_logprobs.is_some() {
+        if self.stream && self.prompt_logprobs.is_some_and(|num_top| num_top > 0) {
             return Err(ApiError::invalid("prompt_logprobs", "prompt_logprobs is not available with stream: true"));
         }
         Ok(())
@@ -198,6 +218,7 @@ impl SamplingFields {
         Ok(AnswerOptions {
             text: OutputOptions {
                 skip_special_tokens: self.skip_special_tokens.unwrap_or(true),
+                join_added_tokens: self.spaces_between_special_tokens == Some(false),
                 stop: self.stop_strings()?,
                 include_stop_str_in_output: self.include_stop_str_in_output,
                 min_tokens: params.min_tokens as usize,
@@ -206,6 +227,22 @@ impl SamplingFields {
             return_token_ids: self.return_token_ids,
             ..AnswerOptions::default()
         })
+    }
+
+    pub fn truncation(&self, model: &ModelInfo) -> Result<Option<Truncation>, ApiError> {
+        one_of("truncation_side", self.truncation_side.as_deref(), &["left", "right"])?;
+        let side = self.truncation_side.as_deref().map(|side| if side == "left" { Side::Left } else { Side::Right });
+        let keep = match self.truncate_prompt_tokens {
+            None => return Ok(None),
+            Some(-1) => None,
+            Some(tokens) if (1..=i64::from(model.max_model_len)).contains(&tokens) => Some(tokens as u32),
+            Some(other) => {
+                let most = model.max_model_len;
+                let message = format!("truncate_prompt_tokens must be in [1, {most}] or -1, got {other}");
+                return Err(ApiError::invalid("truncate_prompt_tokens", message));
+            }
+        };
+        Ok(Some(Truncation { keep, side }))
     }
 
     /// `None`: not given; `Some(0)`: off, also written -1.

@@ -15,8 +15,7 @@ use utoipa::ToSchema;
 struct TokenizeFields {
     /// A text; else messages.
     prompt: Option<String>,
-    /// Whether the tokenizer adds its special tokens to prompt.
-    #[schema(default = true)]
+    /// Whether the tokenizer adds its special tokens. Default: to prompt, not to messages.
     add_special_tokens: Option<bool>,
     /// The tokens' texts too.
     #[serde(deserialize_with = "null_as_default")]

@@ -21,7 +21,6 @@ const REFUSED: &[&str] = &[
     "prompt_embeds",
     "structured_outputs",
     "suffix",
-    "truncate_prompt_tokens",
     "use_beam_search",
 ];
 
