@@ -16,6 +16,7 @@ use crate::model::files::ModelFiles;
 use crate::model::loader::{self, LoadedModel};
 use crate::model::spec::ModelSpec;
 use crate::sampling::params::SamplingDefaults;
+use crate::text::truncation::{Side, truncate};
 use crate::text::{chat_template::ChatTemplate, tokenizer::Tokenizer};
 use actix::{Actor, Arbiter, Recipient, System};
 use std::sync::Arc;
@@ -53,10 +54,24 @@ impl ModelInfo {
                         "this model has no chat template: use /v1/completions, or add chat_template.jinja to the model",
                     )
                 })?;
-                // Templates write the special tokens themselves.
-                self.tokenizer.encode(&template.render(chat)?, false)
+                self.tokenizer.encode(&template.render(chat)?, chat.add_special_tokens)
             }
         }
+    }
+
+    /// [`ModelInfo::encode`], cut to `keep` tokens.
+    pub fn encode_truncated(
+        &self,
+        prompt: &Prompt,
+        keep: usize,
+        side: Option<Side>,
+        param: &str,
+    ) -> Result<Vec<TokenId>, ApiError> {
+        let text = match prompt {
+            Prompt::Text { text, add_special_tokens: true } => Some((&*self.tokenizer, text.as_str())),
+            _ => None,
+        };
+        truncate(self.encode(prompt, param)?, keep, side, text)
     }
 }
 

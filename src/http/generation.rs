@@ -53,10 +53,11 @@ pub struct Finish {
     pub stop_reason: Option<StopReason>,
 }
 
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, utoipa::ToSchema)]
 #[serde(untagged)]
 pub enum StopReason {
     Text(String),
+    #[schema(value_type = u32)]
     Token(TokenId),
 }
 
@@ -115,10 +116,7 @@ impl Generation {
         }
         let mut runs = Vec::with_capacity(num_prompts);
         for (index, prompt) in std::mem::take(&mut request.prompts).into_iter().enumerate() {
-            let text = match &prompt {
-                Prompt::Text { text, .. } if request.answer.echo => Some(text.clone()),
-                _ => None,
-            };
+            let text = echoed(&prompt, request);
             let accepted = handle.submit(request.submit(prompt)).await?;
             let first_choice = index as u32 * request.num_samples();
             runs.push(PromptRun::new(first_choice, request, &handle.model().tokenizer, accepted, text)?);
@@ -181,6 +179,20 @@ impl Generation {
     }
 }
 
+/// What an answer with `echo` begins with; `None`: the text of the prompt's tokens.
+fn echoed(prompt: &Prompt, request: &Request) -> Option<String> {
+    match prompt {
+        Prompt::Text { text, .. } if request.truncation.is_none() => Some(text.clone()),
+        Prompt::Chat(chat) => {
+            let last = chat.messages.last();
+            let text_of = |field: &str| last.and_then(|message| message.get(field)?.as_str()).unwrap_or_default();
+            let continues = !chat.add_generation_prompt || text_of("role") == "assistant";
+            Some(if continues { text_of("content").to_owned() } else { String::new() })
+        }
+        _ => None,
+    }
+}
+
 /// One prompt and its samples.
 struct PromptRun {
     tokenizer: Arc<Tokenizer>,
@@ -211,7 +223,7 @@ struct Sample {
 }
 
 impl PromptRun {
-    /// `first_choice`: the number of sample 0. `prompt_text`: what the client sent, where that was text.
+    /// `first_choice`: the number of sample 0. `prompt_text`: see [`echoed`].
     fn new(
         first_choice: u32,
         request: &Request,
@@ -340,7 +352,7 @@ impl PromptRun {
 
     /// Puts the echoed prompt's positions before those of the output.
     fn echo_positions(&mut self) {
-        if !self.options.echo || self.options.logprobs.is_none() {
+        if !self.options.echo || self.options.chat || self.options.logprobs.is_none() {
             return;
         }
         let offsets = echo_offsets(&self.tokenizer, &self.prompt_tokens, &self.samples[0].pending.text);

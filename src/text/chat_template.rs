@@ -19,6 +19,8 @@ pub struct ChatPrompt {
     pub add_generation_prompt: bool,
     /// The prompt ends with the last message's content: the model goes on with it.
     pub continue_final_message: bool,
+    /// The tokenizer adds its special tokens to the rendered text. Most templates write them themselves.
+    pub add_special_tokens: bool,
     /// Further variables of the template.
     pub kwargs: Map<String, Value>,
 }

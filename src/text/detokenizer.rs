@@ -22,6 +22,10 @@ pub struct Detokenizer {
 #[derive(Debug)]
 struct State {
     skip_special_tokens: bool,
+    /// An added token right after another comes without what the decoder puts before it.
+    joins_added: bool,
+    /// The last token was an added one.
+    after_added: bool,
     /// No token of the text has been seen.
     at_start: bool,
     /// How many leading characters may still be cut off.
@@ -37,6 +41,8 @@ impl Detokenizer {
     pub fn new(tokenizer: Arc<Tokenizer>, prompt: &[TokenId], skip_special_tokens: bool) -> Self {
         let mut state = State {
             skip_special_tokens,
+            joins_added: false,
+            after_added: false,
             at_start: true,
             strip_left: tokenizer.pieces().strip_start().map_or(0, |(_, count)| count),
             pending: Vec::new(),
@@ -53,6 +59,13 @@ impl Detokenizer {
             certain.clear();
         }
         Self { tokenizer, state }
+    }
+
+    /// Whether an added token that follows another comes as it stands in the vocabulary, without the space that some
+    /// decoders put before every token: transformers' `spaces_between_special_tokens=False`.
+    pub fn join_added_tokens(mut self, joins: bool) -> Self {
+        self.state.joins_added = joins;
+        self
     }
 
     /// Takes the next token; returns the text that is now certain.
@@ -108,6 +121,14 @@ impl State {
     fn push(&mut self, tokenizer: &Tokenizer, token: TokenId, out: &mut String) {
         let Some(piece) = self.piece(tokenizer, token) else { return };
         let pieces = tokenizer.pieces();
+        if self.joins_added {
+            let added = tokenizer.added_text(token);
+            let after_added = std::mem::replace(&mut self.after_added, added.is_some());
+            if let (Some(text), true) = (added, after_added) {
+                self.emit(tokenizer, text, out);
+                return;
+            }
+        }
         let first = std::mem::replace(&mut self.at_start, false);
         if pieces.byte_level() {
             push_utf8(&mut self.pending, piece.bytes, out);

@@ -11,6 +11,7 @@ use pagetide::ids::{RequestId, TokenId};
 use pagetide::sampling::params::{FinishReason, PositionLogprobs, SamplingDefaults, SamplingParams, TokenLogprob};
 use pagetide::text::chat_template::ChatTemplate;
 use pagetide::text::tokenizer::Tokenizer;
+use pagetide::text::truncation::Truncation;
 use serde_json::{Map, Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -131,7 +132,13 @@ impl Handler<Submit> for FakeIntake {
     type Result = Result<Accepted, ApiError>;
 
     fn handle(&mut self, submit: Submit, _: &mut Self::Context) -> Self::Result {
-        let prompt = self.model.encode(&submit.prompt, submit.prompt_param)?;
+        let prompt = match submit.truncation {
+            None => self.model.encode(&submit.prompt, submit.prompt_param)?,
+            Some(Truncation { keep, side }) => {
+                let keep = keep.unwrap_or(MAX_MODEL_LEN - submit.params.max_tokens.max(1)) as usize;
+                self.model.encode_truncated(&submit.prompt, keep, side, submit.prompt_param)?
+            }
+        };
         self.submits.lock().unwrap().push(Seen {
             prompt_tokens: prompt.clone(),
             params: submit.params.clone(),

@@ -1,40 +1,124 @@
 //! `POST /v1/chat/completions`.
 
+use super::accepted::{AcceptedChatFields, AcceptedFields};
 use super::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs};
-use super::{Endpoint, Request, null_as_default, parse_fields, shown};
+use super::{Endpoint, ModelField, Request, null_as_default, parse_fields, shown};
 use crate::actors::messages::{ChatPrompt, Prompt};
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
+use crate::http::openapi::answers::{ChatCompletion, ChatCompletionChunk};
+use crate::http::openapi::{Operation, Tag};
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(default)]
 struct ChatFields {
+    /// Goes before max_tokens.
+    #[schema(minimum = 1)]
     max_completion_tokens: Option<i64>,
+    /// Log-probabilities of the answer's tokens.
     #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
     logprobs: bool,
+    /// With logprobs: each with this many most likely tokens.
+    #[schema(minimum = 0, maximum = 20, default = 0)]
     top_logprobs: Option<i64>,
+    /// The answer begins with the text of the last message, where it continues that message.
+    #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
+    echo: bool,
 }
 
 /// What the chat template is given; `/tokenize` reads it too.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(default)]
-struct TemplateFields {
+pub(in crate::http) struct TemplateFields {
+    /// The conversation so far.
+    #[schema(value_type = Option<Vec<Message>>)]
     messages: Option<Vec<Value>>,
+    /// Functions that the model may call.
+    #[schema(value_type = Option<Vec<Object>>)]
     tools: Option<Vec<Value>>,
+    /// Whether the prompt ends with the beginning of an assistant's message. Default: unless continue_final_message.
     add_generation_prompt: Option<bool>,
+    /// The answer continues the last message.
     #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
     continue_final_message: bool,
+    /// Whether the tokenizer adds its special tokens to the rendered chat, besides those that the template writes.
     #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
+    add_special_tokens: bool,
+    /// Texts for templates that know them, each an object with title and text.
+    #[schema(value_type = Option<Vec<Object>>)]
+    documents: Option<Vec<Map<String, Value>>>,
+    /// More variables for the chat template.
+    #[serde(deserialize_with = "null_as_default")]
+    #[schema(value_type = Object)]
     chat_template_kwargs: Map<String, Value>,
+}
+
+/// A message of a conversation. Fields that are not named here reach the chat template as they are.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "only described: messages are checked one by one, for errors that say where")]
+struct Message {
+    role: Role,
+    /// A string or text parts. May be left out of an assistant's message that has tool_calls.
+    content: Option<Content>,
+}
+
+/// developer is read as system.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[allow(dead_code, reason = "only described, see ROLES")]
+enum Role {
+    System,
+    Developer,
+    User,
+    Assistant,
+    Tool,
+}
+
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "only described")]
+enum Content {
+    Text(String),
+    Parts(Vec<TextPart>),
+}
+
+#[derive(ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[allow(dead_code, reason = "only described")]
+enum TextPart {
+    Text { text: String },
+    Refusal { refusal: String },
+}
+
+pub fn describe() -> Operation {
+    Operation::new(Tag::Generation, "chat_completions", "Answers a conversation")
+        .body("ChatCompletionRequest")
+        .fields::<TemplateFields>()
+        .fields::<ModelField>()
+        .fields::<ChatFields>()
+        .fields::<SamplingFields>()
+        .fields::<AcceptedFields>()
+        .fields::<AcceptedChatFields>()
+        .requires(&["messages"])
+        .answers::<ChatCompletion>("The whole answer, or with stream its parts.")
+        .streams::<ChatCompletionChunk>()
+        .generates()
 }
 
 pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
     let shared: SamplingFields = parse_fields(body)?;
     let own: ChatFields = parse_fields(body)?;
+    parse_fields::<AcceptedFields>(body)?.check()?;
+    parse_fields::<AcceptedChatFields>(body)?.check()?;
     let prompt = chat_prompt(body)?;
     let mut params = shared.params(model)?;
     let mut answer = shared.answer(&params)?;
@@ -49,6 +133,7 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
         return Err(ApiError::invalid("top_logprobs", "top_logprobs is only allowed with logprobs: true"));
     }
     answer.chat = true;
+    answer.echo = own.echo;
     answer.logprobs = own.logprobs.then(|| top_logprobs.unwrap_or(0));
     params.logprobs = answer.logprobs;
     let (n, best_of) = (shared.n()?, shared.best_of()?);
@@ -65,6 +150,7 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
         seed: shared.seed(),
         priority: shared.priority()?,
         cache_salt: shared.cache_salt()?,
+        truncation: shared.truncation(model)?,
         grammar: None,
         answer,
         stream,
@@ -84,12 +170,17 @@ pub fn chat_prompt(body: &Value) -> Result<ChatPrompt, ApiError> {
             "continue_final_message and add_generation_prompt cannot both be true",
         ));
     }
+    let mut kwargs = fields.chat_template_kwargs;
+    if let Some(documents) = fields.documents {
+        kwargs.entry("documents").or_insert(documents.into_iter().map(Value::Object).collect());
+    }
     Ok(ChatPrompt {
         messages: messages.into_iter().enumerate().map(|(i, m)| message(i, m)).collect::<Result<_, _>>()?,
         tools: fields.tools.filter(|tools| !tools.is_empty()).map(Value::Array),
         add_generation_prompt: fields.add_generation_prompt.unwrap_or(!fields.continue_final_message),
         continue_final_message: fields.continue_final_message,
-        kwargs: fields.chat_template_kwargs,
+        add_special_tokens: fields.add_special_tokens,
+        kwargs,
     })
 }
 

@@ -20,7 +20,6 @@ const REFUSED: &[&str] = &[
     "prompt_embeds",
     "structured_outputs",
     "suffix",
-    "truncate_prompt_tokens",
 ];
 
 pub fn refuse(endpoint: Endpoint, body: &Value) -> Result<(), ApiError> {
