@@ -2,9 +2,10 @@
 
 use serde::Serialize;
 use std::fmt;
+use utoipa::ToSchema;
 
 /// An error in the shape of OpenAI's error object, with the HTTP status it travels under.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct ApiError {
     #[serde(skip)]
     pub status: u16,

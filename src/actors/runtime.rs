@@ -19,6 +19,7 @@ use crate::sampling::params::SamplingDefaults;
 use crate::text::chat_output::ChatFormat;
 use crate::text::chat_template::ChatTemplate;
 use crate::text::tokenizer::{SpecialToken, SpecialTokens, Tokenizer};
+use crate::text::truncation::{Side, truncate};
 use actix::{Actor, Arbiter, Recipient, System};
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -59,8 +60,7 @@ impl ModelInfo {
                     (None, Some(template)) => template.render(chat)?,
                     (None, None) => return Err(ApiError::invalid(param, NO_TEMPLATE)),
                 };
-                // Templates write the special tokens themselves.
-                self.tokenizer.encode(&text, false)
+                self.tokenizer.encode(&text, chat.add_special_tokens)
             }
         }
     }
@@ -72,6 +72,21 @@ impl ModelInfo {
         let text =
             |(name, token): (&str, &Option<SpecialToken>)| Some((name.into(), token.as_ref()?.text.clone().into()));
         named.into_iter().filter_map(text).collect()
+    }
+
+    /// [`ModelInfo::encode`], cut to `keep` tokens.
+    pub fn encode_truncated(
+        &self,
+        prompt: &Prompt,
+        keep: usize,
+        side: Option<Side>,
+        param: &str,
+    ) -> Result<Vec<TokenId>, ApiError> {
+        let text = match prompt {
+            Prompt::Text { text, add_special_tokens: true } => Some((&*self.tokenizer, text.as_str())),
+            _ => None,
+        };
+        truncate(self.encode(prompt, param)?, keep, side, text)
     }
 }
 

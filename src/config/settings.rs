@@ -112,7 +112,7 @@ settings! {
         "The model's name in the API; auto is the last part of its path.",
         "Clients ask for a fixed name whatever is behind it.";
     server.api_keys: Kind::List, "", Some(("api-key", "KEY")),
-        "Bearer keys that clients may use; with none, no key is asked for. /health is always open.",
+        "Bearer keys that clients may use; with none, no key is asked for. /health, /docs and /openapi.json are always open.",
         "The server can be reached by others. Prefer file or environment: a flag shows in the process list.";
     server.max_requests: int(1, 1_000_000), "requests", None,
         "Requests held at once, queued and running; one more is answered with 429.",

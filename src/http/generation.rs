@@ -53,10 +53,11 @@ pub struct Finish {
     pub stop_reason: Option<StopReason>,
 }
 
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, utoipa::ToSchema)]
 #[serde(untagged)]
 pub enum StopReason {
     Text(String),
+    #[schema(value_type = u32)]
     Token(TokenId),
 }
 
@@ -115,10 +116,7 @@ impl Generation {
         }
         let mut runs = Vec::with_capacity(num_prompts);
         for (index, prompt) in std::mem::take(&mut request.prompts).into_iter().enumerate() {
-            let text = match &prompt {
-                Prompt::Text { text, .. } if request.answer.echo => Some(text.clone()),
-                _ => None,
-            };
+            let text = echoed(&prompt, request);
             let accepted = handle.submit(request.submit(prompt)).await?;
             let first_choice = index as u32 * request.num_samples();
             runs.push(PromptRun::new(first_choice, request, &handle.model().tokenizer, accepted, text)?);
@@ -181,6 +179,19 @@ impl Generation {
     }
 }
 
+/// What an answer with `echo` begins with; `None`: the text of the prompt's tokens.
+fn echoed(prompt: &Prompt, request: &Request) -> Option<String> {
+    match prompt {
+        Prompt::Text { text, .. } if request.truncation.is_none() => Some(text.clone()),
+        Prompt::Chat(chat) => {
+            let role = chat.messages.last().and_then(|message| message.get("role")?.as_str());
+            let continues = !chat.add_generation_prompt || role == Some("assistant");
+            Some(if continues { chat.last_text() } else { String::new() })
+        }
+        _ => None,
+    }
+}
+
 /// One prompt and its samples.
 struct PromptRun {
     tokenizer: Arc<Tokenizer>,
@@ -213,7 +224,7 @@ struct Sample {
 }
 
 impl PromptRun {
-    /// `first_choice`: the number of sample 0. `prompt_text`: what the client sent, where that was text.
+    /// `first_choice`: the number of sample 0. `prompt_text`: see [`echoed`].
     fn new(
         first_choice: u32,
         request: &Request,
@@ -229,7 +240,7 @@ impl PromptRun {
             None => tokenizer.decode(&prompt, options.text.skip_special_tokens)?,
         };
         let echo_chars = echo.chars().count();
-        let echoed = (options.chat.is_some() && !echo.is_empty()).then(|| ChatPiece::Content(echo.clone()));
+        let echo_piece = (options.chat.is_some() && !echo.is_empty()).then(|| ChatPiece::Content(echo.clone()));
         let sample = |index| Sample {
             text: OutputText::new(Arc::clone(tokenizer), &prompt, &options.text),
             chat: options.chat.as_ref().map(|reading| ChatParser::new(reading, tokenizer, &prompt)),
@@ -241,7 +252,7 @@ impl PromptRun {
             pending: Delta {
                 choice: first_choice + index,
                 text: echo.clone(),
-                pieces: echoed.iter().cloned().collect(),
+                pieces: echo_piece.iter().cloned().collect(),
                 ..Delta::default()
             },
             ended: false,
@@ -363,7 +374,7 @@ impl PromptRun {
 
     /// Puts the echoed prompt's positions before those of the output.
     fn echo_positions(&mut self) {
-        if !self.options.echo || self.options.logprobs.is_none() {
+        if !self.options.echo || self.options.chat.is_some() || self.options.logprobs.is_none() {
             return;
         }
         let offsets = echo_offsets(&self.tokenizer, &self.prompt_tokens, &self.samples[0].pending.text);

@@ -10,6 +10,7 @@ pub mod complete;
 pub mod generation;
 pub mod items;
 pub mod openai;
+pub mod openapi;
 pub mod responses;
 pub mod routes;
 pub mod server;

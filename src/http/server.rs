@@ -6,6 +6,7 @@ use crate::error::{ApiError, StartError};
 use crate::http::anthropic;
 use crate::http::auth::ApiKeys;
 use crate::http::openai::response::new_id;
+use crate::http::openapi::is_open;
 use crate::http::routes::{configure, metrics_path};
 use crate::metrics;
 use actix_web::body::MessageBody;
@@ -74,7 +75,7 @@ async fn around(
     let started = Instant::now();
     let id = request_id(request.headers());
     let is_anthropics = anthropic::is_spoken(request.path(), request.headers());
-    let is_open = request.path() == "/health";
+    let is_open = is_open(request.path());
     let mut answer = if is_open || keys.admits(request.headers()) {
         next.call(request).await?.map_into_boxed_body()
     } else {

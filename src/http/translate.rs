@@ -8,7 +8,7 @@ use crate::metrics;
 use serde_json::{Map, Value};
 
 /// Fields with the same name and meaning in a chat request: what OpenAI's APIs share, and vLLM's additions.
-const SAME_IN_CHAT: &[&str] = &[
+pub const SAME_IN_CHAT: &[&str] = &[
     "allowed_token_ids",
     "bad_words",
     "cache_salt",
@@ -34,6 +34,7 @@ const SAME_IN_CHAT: &[&str] = &[
     "top_k",
     "top_p",
     "truncate_prompt_tokens",
+    "truncation_side",
 ];
 
 /// A chat request's body in the making, and how the client calls its fields.

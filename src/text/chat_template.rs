@@ -19,10 +19,19 @@ pub struct ChatPrompt {
     pub add_generation_prompt: bool,
     /// The prompt ends with the last message's content: the model goes on with it.
     pub continue_final_message: bool,
+    /// The tokenizer adds its special tokens to the rendered text. Most templates write them themselves.
+    pub add_special_tokens: bool,
     /// Further variables of the template.
     pub kwargs: Map<String, Value>,
     /// The request's own template, instead of the model's.
     pub template: Option<String>,
+}
+
+impl ChatPrompt {
+    /// The text of the last message.
+    pub fn last_text(&self) -> String {
+        self.messages.last().and_then(|message| message.get("content")).map(content_text).unwrap_or_default()
+    }
 }
 
 /// A checkpoint's chat template, compiled.
@@ -158,10 +167,7 @@ impl ChatTemplate {
     /// The message with its content in the form that the template takes.
     fn with_content(&self, message: &Value) -> Value {
         let content = match (message.get("content"), self.content) {
-            (Some(Value::Array(parts)), ContentForm::Text) => {
-                let texts: Vec<&str> = parts.iter().filter_map(|part| part.get("text")?.as_str()).collect();
-                texts.join("\n").into()
-            }
+            (Some(content @ Value::Array(_)), ContentForm::Text) => content_text(content).into(),
             (Some(Value::String(text)), ContentForm::Parts) => json!([{"type": "text", "text": text}]),
             _ => return message.clone(),
         };
@@ -201,6 +207,18 @@ impl ChatTemplate {
             Some(content) => cut_at_tag(text, &content),
             None => Ok(text),
         }
+    }
+}
+
+/// A message's content as one string.
+fn content_text(content: &Value) -> String {
+    match content {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => {
+            let texts: Vec<&str> = parts.iter().filter_map(|part| part.get("text")?.as_str()).collect();
+            texts.join("\n")
+        }
+        _ => String::new(),
     }
 }
 

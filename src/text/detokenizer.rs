@@ -24,6 +24,10 @@ struct State {
     skip_special_tokens: bool,
     /// Special tokens that are not skipped.
     kept: Arc<[TokenId]>,
+    /// An added token right after another comes without what the decoder puts before it.
+    joins_added: bool,
+    /// The last token was an added one.
+    after_added: bool,
     /// No token of the text has been seen.
     at_start: bool,
     /// How many leading characters may still be cut off.
@@ -40,6 +44,8 @@ impl Detokenizer {
         let mut state = State {
             skip_special_tokens,
             kept: Arc::default(),
+            joins_added: false,
+            after_added: false,
             at_start: true,
             strip_left: tokenizer.pieces().strip_start().map_or(0, |(_, count)| count),
             pending: Vec::new(),
@@ -61,6 +67,13 @@ impl Detokenizer {
     /// Special tokens that become text although others are skipped.
     pub fn keep_tokens(mut self, kept: Arc<[TokenId]>) -> Self {
         self.state.kept = kept;
+        self
+    }
+
+    /// Whether an added token that follows another comes as it stands in the vocabulary, without the space that some
+    /// decoders put before every token: transformers' `spaces_between_special_tokens=False`.
+    pub fn join_added_tokens(mut self, joins: bool) -> Self {
+        self.state.joins_added = joins;
         self
     }
 
@@ -118,6 +131,14 @@ impl State {
     fn push(&mut self, tokenizer: &Tokenizer, token: TokenId, out: &mut String) {
         let Some(piece) = self.piece(tokenizer, token) else { return };
         let pieces = tokenizer.pieces();
+        if self.joins_added {
+            let added = tokenizer.added_text(token);
+            let after_added = std::mem::replace(&mut self.after_added, added.is_some());
+            if let (Some(text), true) = (added, after_added) {
+                self.emit(tokenizer, text, out);
+                return;
+            }
+        }
         let first = std::mem::replace(&mut self.at_start, false);
         if pieces.byte_level() {
             push_utf8(&mut self.pending, piece.bytes, out);

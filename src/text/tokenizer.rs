@@ -108,6 +108,11 @@ impl Tokenizer {
         self.pieces.get(id).is_some_and(|piece| piece.special)
     }
 
+    /// The text of a token that was added to the model's vocabulary, special or not.
+    pub(super) fn added_text(&self, id: TokenId) -> Option<&str> {
+        self.vocabulary.get_added_vocabulary().get_added_tokens_decoder().get(&id).map(|token| token.content.as_str())
+    }
+
     /// One more than the highest id, added tokens included. A model's logits may be wider (padded).
     pub fn vocab_size(&self) -> usize {
         self.pieces.len()

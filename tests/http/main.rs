@@ -8,3 +8,4 @@ mod parameters;
 mod responses;
 mod server;
 mod streams;
+mod tools;

@@ -119,6 +119,7 @@ impl World {
         block_on(self.handle.submit(Submit {
             prompt: Prompt::Tokens(prompt),
             prompt_param: "prompt",
+            truncation: None,
             params,
             ignore_eos: false,
             seed: Some(0),
@@ -334,6 +335,7 @@ fn a_request_without_samples_is_refused() {
     let submit = Submit {
         prompt: Prompt::Tokens(vec![1]),
         prompt_param: "prompt",
+        truncation: None,
         params: SamplingParams::default(),
         ignore_eos: false,
         seed: None,

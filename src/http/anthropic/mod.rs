@@ -2,6 +2,7 @@
 //! its shapes of errors and models.
 
 pub mod answer;
+pub mod describe;
 pub mod error;
 mod messages;
 pub mod models;

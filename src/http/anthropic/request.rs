@@ -5,38 +5,94 @@ use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
 use crate::http::openai::{Request, in_range, parse_fields};
 use crate::http::translate::{ChatBody, FieldNames, object, optional_string, string, wrong_type};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 const MIN_THINKING_TOKENS: i64 = 1024;
 
+/// Any object, for the description.
+type Object = Map<String, Value>;
+
 /// As they stand in the body.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(default)]
-struct MessagesFields {
+pub(super) struct MessagesFields {
+    /// Tokens to generate at most.
+    #[schema(minimum = 1)]
     max_tokens: Option<i64>,
+    /// The conversation. Where the last message is the assistant's, the answer goes on from it.
+    #[schema(value_type = Option<Vec<InputMessage>>)]
     messages: Option<Vec<Value>>,
     /// A text or text blocks.
+    #[schema(value_type = Option<BlocksOrText>)]
     system: Option<Value>,
+    /// Strings that end the answer, left out of it.
+    #[schema(max_items = 16)]
     stop_sequences: Option<Vec<String>>,
+    /// 0 takes the most likely token; higher is more varied. Default: the model's own, else 1.
+    #[schema(minimum = 0, maximum = 1)]
     temperature: Option<f64>,
+    /// Functions that the model may call. Tools that run on Anthropic's servers are refused.
+    #[schema(value_type = Option<Vec<Tool>>)]
     tools: Option<Vec<Value>>,
+    /// An object of type auto, any, tool (with a name) or none; disable_parallel_tool_use: true for one call at most.
+    #[schema(value_type = Option<Object>)]
     tool_choice: Option<Map<String, Value>>,
+    /// An object of type enabled (with budget_tokens, of at least 1024), disabled or adaptive: the chat template's
+    /// enable_thinking. The budget is not kept to.
+    #[schema(value_type = Option<Object>)]
     thinking: Option<Map<String, Value>>,
+    /// How the answer is to be.
     output_config: Option<OutputConfig>,
+    /// About the request.
     metadata: Option<Metadata>,
 }
 
-#[derive(Default, Deserialize)]
+/// The fields of Messages that shape the prompt, which is counted.
+pub(super) const PROMPT_FIELDS: &[&str] = &["messages", "system", "tools", "tool_choice", "thinking", "output_config"];
+
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "only described")]
+struct InputMessage {
+    /// user, assistant or system.
+    role: String,
+    /// A text, or blocks of type text, tool_use, tool_result or thinking.
+    content: BlocksOrText,
+}
+
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "only described")]
+enum BlocksOrText {
+    Text(String),
+    Blocks(Vec<Object>),
+}
+
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "only described")]
+struct Tool {
+    name: String,
+    description: Option<String>,
+    /// A JSON schema.
+    input_schema: Object,
+    strict: Option<bool>,
+}
+
+#[derive(Default, Deserialize, Serialize, ToSchema)]
 #[serde(default)]
 struct OutputConfig {
+    /// How much the model is to think, for chat templates that know it.
     effort: Option<String>,
+    /// An object of type json_schema with the schema that the text has to follow.
+    #[schema(value_type = Option<Object>)]
     format: Option<Map<String, Value>>,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, Serialize, ToSchema)]
 #[serde(default)]
 struct Metadata {
+    /// Who asks. Without effect.
     user_id: Option<String>,
 }
 

@@ -1,46 +1,135 @@
 //! `POST /v1/chat/completions`.
 
+use super::accepted::{AcceptedChatFields, AcceptedFields};
 use super::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs};
-use super::tools::Tools;
-use super::{Endpoint, Request, null_as_default, parse_fields, shown, structured};
+use super::tools::{ToolFields, Tools};
+use super::{Endpoint, ModelField, Request, null_as_default, parse_fields, shown, structured};
 use crate::actors::messages::{ChatPrompt, Prompt};
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
+use crate::http::openapi::answers::{ChatCompletion, ChatCompletionChunk};
+use crate::http::openapi::{Operation, Tag};
 use crate::text::chat_output::{ChatFormat, ChatReading, ReasoningStart};
 use crate::text::grammar::GrammarRequest;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(default)]
 struct ChatFields {
+    /// Goes before max_tokens.
+    #[schema(minimum = 1)]
     max_completion_tokens: Option<i64>,
+    /// Log-probabilities of the answer's tokens.
     #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
     logprobs: bool,
+    /// With logprobs: each with this many most likely tokens.
+    #[schema(minimum = 0, maximum = 20, default = 0)]
     top_logprobs: Option<i64>,
-    /// Whether the answer says its reasoning; default true.
+    /// The answer begins with the text of the last message, where it continues that message.
+    #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
+    echo: bool,
+    /// Whether the answer says its reasoning.
+    #[schema(default = true)]
     include_reasoning: Option<bool>,
 }
 
 /// What the chat template is given; `/tokenize` reads it too.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(default)]
-struct TemplateFields {
+pub(in crate::http) struct TemplateFields {
+    /// The conversation so far.
+    #[schema(value_type = Option<Vec<Message>>)]
     messages: Option<Vec<Value>>,
+    /// Whether the prompt ends with the beginning of an assistant's message. Default: unless continue_final_message.
     add_generation_prompt: Option<bool>,
+    /// The answer continues the last message.
     #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
     continue_final_message: bool,
     /// A template instead of the model's own, where the server trusts requests to bring one.
     chat_template: Option<String>,
+    /// Whether the tokenizer adds its special tokens to the rendered chat, besides those that the template writes.
     #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
+    add_special_tokens: bool,
+    /// Texts for templates that know them, each an object with title and text.
+    #[schema(value_type = Option<Vec<Object>>)]
+    documents: Option<Vec<Map<String, Value>>>,
+    /// More variables for the chat template.
+    #[serde(deserialize_with = "null_as_default")]
+    #[schema(value_type = Object)]
     chat_template_kwargs: Map<String, Value>,
+}
+
+/// A message of a conversation. Fields that are not named here reach the chat template as they are.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "only described: messages are checked one by one, for errors that say where")]
+struct Message {
+    role: Role,
+    /// A string or text parts. May be left out of an assistant's message that has tool_calls.
+    content: Option<Content>,
+    /// An assistant's calls, as answers have them.
+    #[schema(value_type = Option<Vec<Object>>)]
+    tool_calls: Option<Vec<Value>>,
+    /// The call that a tool's message answers.
+    tool_call_id: Option<String>,
+}
+
+/// developer is read as system.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[allow(dead_code, reason = "only described, see ROLES")]
+enum Role {
+    System,
+    Developer,
+    User,
+    Assistant,
+    Tool,
+}
+
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "only described")]
+enum Content {
+    Text(String),
+    Parts(Vec<TextPart>),
+}
+
+#[derive(ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[allow(dead_code, reason = "only described")]
+enum TextPart {
+    Text { text: String },
+    Refusal { refusal: String },
+}
+
+pub fn describe() -> Operation {
+    Operation::new(Tag::Generation, "chat_completions", "Answers a conversation")
+        .body("ChatCompletionRequest")
+        .fields::<TemplateFields>()
+        .fields::<ToolFields>()
+        .fields::<ModelField>()
+        .fields::<ChatFields>()
+        .fields::<SamplingFields>()
+        .fields::<AcceptedFields>()
+        .fields::<AcceptedChatFields>()
+        .requires(&["messages"])
+        .answers::<ChatCompletion>("The whole answer, or with stream its parts.")
+        .streams::<ChatCompletionChunk>()
+        .generates()
 }
 
 pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
     let shared: SamplingFields = parse_fields(body)?;
     let own: ChatFields = parse_fields(body)?;
+    parse_fields::<AcceptedFields>(body)?.check()?;
+    parse_fields::<AcceptedChatFields>(body)?.check()?;
     let tools = Tools::read(body)?;
     let prompt = chat_prompt(body, &tools, model)?;
     let mut params = shared.params(model)?;
@@ -60,6 +149,7 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
     reading.has_reasoning = grammar.as_ref().is_some_and(|grammar| grammar.starts_after.is_some());
     answer.text.kept_tokens = reading.format.marker_tokens(&model.tokenizer).into();
     answer.named_tool = tools.is_named();
+    answer.echo = own.echo;
     answer.logprobs = own.logprobs.then(|| top_logprobs.unwrap_or(0));
     if !reading.include_reasoning && reading.format.reasoning.is_some() {
         // Tokens tell what the text does not.
@@ -81,6 +171,7 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
         seed: shared.seed(),
         priority: shared.priority()?,
         cache_salt: shared.cache_salt()?,
+        truncation: shared.truncation(model)?,
         grammar,
         answer,
         stream,
@@ -95,12 +186,11 @@ fn reading(
     model: &ModelInfo,
 ) -> Result<ChatReading, ApiError> {
     let reasoning = model.chat_format.reasoning;
-    let last = prompt.messages.last().and_then(|message| message.get("content")?.as_str());
-    let start = reasoning.zip(last.filter(|_| prompt.continue_final_message));
+    let start = reasoning.filter(|_| prompt.continue_final_message);
     Ok(ChatReading {
         format: ChatFormat { tools: tools.format(model)?, reasoning },
         max_calls: tools.max_calls(),
-        start: start.map(|(format, text)| ReasoningStart::within(text, format)),
+        start: start.map(|format| ReasoningStart::within(&prompt.last_text(), format)),
         has_reasoning: false,
         include_reasoning,
     })
@@ -147,12 +237,17 @@ pub fn chat_prompt(body: &Value, tools: &Tools, model: &ModelInfo) -> Result<Cha
                        (server.trust_request_chat_template is off)";
         return Err(ApiError::invalid("chat_template", message));
     }
+    let mut kwargs = fields.chat_template_kwargs;
+    if let Some(documents) = fields.documents {
+        kwargs.entry("documents").or_insert(documents.into_iter().map(Value::Object).collect());
+    }
     Ok(ChatPrompt {
         messages: messages.into_iter().enumerate().map(|(i, m)| message(i, m)).collect::<Result<_, _>>()?,
         tools: tools.for_template(),
         add_generation_prompt: fields.add_generation_prompt.unwrap_or(!fields.continue_final_message),
         continue_final_message: fields.continue_final_message,
-        kwargs: fields.chat_template_kwargs,
+        add_special_tokens: fields.add_special_tokens,
+        kwargs,
         template: fields.chat_template,
     })
 }

@@ -7,6 +7,7 @@ use crate::text::tokenizer::Tokenizer;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
+use utoipa::ToSchema;
 
 /// JSON has no infinity; this is what OpenAI writes for a token that cannot occur.
 const LEAST_LOGPROB: f64 = -9999.0;
@@ -23,19 +24,19 @@ pub enum Logprobs {
 }
 
 /// `choices[].logprobs` of a chat.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct ChatLogprobs {
     content: Vec<ChatPosition>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct ChatPosition {
     #[serde(flatten)]
     chosen: ChatToken,
     top_logprobs: Vec<ChatToken>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 struct ChatToken {
     token: String,
     logprob: f64,
@@ -44,12 +45,13 @@ struct ChatToken {
 }
 
 /// `choices[].logprobs` of a completion: parallel arrays, one element a token.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, ToSchema)]
 pub struct CompletionLogprobs {
     text_offset: Vec<usize>,
     token_logprobs: Vec<Option<f64>>,
     tokens: Vec<String>,
     /// The token itself, then the most likely ones.
+    #[schema(value_type = Vec<Option<HashMap<String, f64>>>)]
     top_logprobs: Vec<Option<Map<String, Value>>>,
 }
 

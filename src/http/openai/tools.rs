@@ -1,38 +1,69 @@
 //! `tools`, `tool_choice` and `parallel_tool_calls`: which functions the model may call, and which it has to.
 
-use super::{null_as_default, parse_fields, shown};
+use super::{parse_fields, shown};
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
 use crate::text::chat_output::{ToolFormat, grammar};
 use crate::text::grammar::{GrammarRequest, GrammarSpec};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 /// Characters of a function's name: Anthropic's limit, OpenAI's is 64.
 const MAX_NAME_CHARS: usize = 128;
 const CHOICES: &str = "\"none\", \"auto\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": …}}";
 
 /// As they stand in the body.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(default)]
 pub(super) struct ToolFields {
     /// Functions that the model may call.
+    #[schema(value_type = Option<Vec<Tool>>)]
     tools: Option<Vec<Value>>,
-    /// `none`, `auto`, `required`, or one function; default `auto` where there are tools.
+    /// none, auto (the default where there are tools), required, one function, or allowed_tools with some of them.
+    #[schema(value_type = Option<ToolChoice>)]
     tool_choice: Option<Value>,
     /// Whether there may be more than one call in an answer.
-    #[serde(deserialize_with = "null_as_default")]
-    parallel_tool_calls: Parallel,
+    #[schema(default = true)]
+    parallel_tool_calls: Option<bool>,
 }
 
-#[derive(Clone, Copy, Deserialize)]
-#[serde(transparent)]
-struct Parallel(bool);
+#[derive(ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[allow(dead_code, reason = "only described: tools are checked one by one, for errors that say where")]
+enum Tool {
+    Function { function: ToolFunction },
+}
 
-impl Default for Parallel {
-    fn default() -> Self {
-        Parallel(true)
-    }
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "only described")]
+struct ToolFunction {
+    /// Letters, digits, dashes, dots and underscores.
+    #[schema(min_length = 1, max_length = 128, pattern = "^[a-zA-Z0-9_.-]+$")]
+    name: String,
+    /// What it does, for the model.
+    description: Option<String>,
+    /// JSON schema of its arguments, an object.
+    parameters: Option<Map<String, Value>>,
+    /// Arguments of demanded calls keep to the schema either way, others do not.
+    strict: Option<bool>,
+}
+
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "only described")]
+enum ToolChoice {
+    Word(ToolChoiceWord),
+    Object(Map<String, Value>),
+}
+
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[allow(dead_code, reason = "only described")]
+enum ToolChoiceWord {
+    None,
+    Auto,
+    Required,
 }
 
 /// A request's tools, checked.
@@ -77,7 +108,8 @@ impl Tools {
                 return Err(ApiError::invalid(param, message));
             }
         }
-        let mut tools = Self { shown, functions, choice: Choice::None, several: fields.parallel_tool_calls.0 };
+        let mut tools =
+            Self { shown, functions, choice: Choice::None, several: fields.parallel_tool_calls.unwrap_or(true) };
         tools.choose(fields.tool_choice.unwrap_or(Value::Null))?;
         Ok(tools)
     }

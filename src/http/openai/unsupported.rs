@@ -12,7 +12,6 @@ const REFUSED: &[(&str, &str)] = &[
     ("logprob_token_ids", LEAVE_OUT),
     ("prompt_embeds", LEAVE_OUT),
     ("suffix", LEAVE_OUT),
-    ("truncate_prompt_tokens", LEAVE_OUT),
 ];
 const LEAVE_OUT: &str = "leave it out";
 

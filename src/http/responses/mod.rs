@@ -2,6 +2,7 @@
 //! whole with every request.
 
 pub mod answer;
+pub mod describe;
 mod input;
 pub mod request;
 pub mod stream;

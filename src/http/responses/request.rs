@@ -5,8 +5,9 @@ use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
 use crate::http::openai::{Request, in_range, null_as_default, parse_fields, shown};
 use crate::http::translate::{ChatBody, FieldNames, object, string, wrong_type};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 const LOGPROBS: &str = "message.output_text.logprobs";
 /// What `include` may name. All but [`LOGPROBS`] belong to what is refused as input or as a tool, or, as encrypted
@@ -22,47 +23,106 @@ const INCLUDABLE: [&str; 8] = [
     "web_search_call.results",
 ];
 
+/// Any object, for the description.
+type Object = Map<String, Value>;
+
 /// As they stand in the body.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(default)]
-struct ResponsesFields {
-    /// A text, or items: messages, function calls and their outputs, reasoning.
+pub(super) struct ResponsesFields {
+    /// A text, or the items of a conversation: messages, function calls and their outputs, reasoning.
+    #[schema(value_type = Option<Input>)]
     input: Option<Value>,
     /// A system message before the input.
     instructions: Option<String>,
+    /// Tokens to generate at most. Without it the answer may fill the model's context.
+    #[schema(minimum = 1)]
     max_output_tokens: Option<i64>,
-    /// For built-in tools, of which there are none.
+    /// Of built-in tools, of which there are none.
     max_tool_calls: Option<i64>,
+    /// Functions that the model may call. Built-in tools are refused.
+    #[schema(value_type = Option<Vec<FunctionTool>>)]
     tools: Option<Vec<Value>>,
+    /// auto, required, none, or an object: one function by its name, or several that are allowed.
+    #[schema(value_type = Option<ToolChoiceField>)]
     tool_choice: Option<Value>,
+    /// Whether an answer may have several calls.
+    #[schema(default = true)]
     parallel_tool_calls: Option<bool>,
+    /// The format of the answer's text.
     text: Option<TextFields>,
+    /// How much the model is to think.
     reasoning: Option<ReasoningFields>,
+    /// What the response is to have besides. message.output_text.logprobs: log-probabilities of the text's tokens.
     include: Option<Vec<String>>,
+    /// With message.output_text.logprobs: each with this many most likely tokens.
+    #[schema(minimum = 0, maximum = 20, default = 0)]
     top_logprobs: Option<i64>,
+    /// auto cuts off the beginning of an input that is too long; disabled refuses it.
+    #[schema(default = "disabled")]
     truncation: Option<String>,
+    /// Notes of the client's own, a string for each name; the response repeats them.
+    #[schema(value_type = Option<HashMap<String, String>>)]
     metadata: Option<Map<String, Value>>,
+    /// Who asks; the response repeats it.
     user: Option<String>,
+    /// A stable name of the end user; the response repeats it.
     safety_identifier: Option<String>,
+    /// Names requests with a common prefix. Without effect: equal prefixes are found by themselves.
     prompt_cache_key: Option<String>,
-    /// Accepted, as true is OpenAI's default; nothing is stored.
+    /// Accepted, as true is OpenAI's default. Nothing is stored.
     #[allow(dead_code, reason = "only its type is checked")]
     store: Option<bool>,
+    /// Only false: background responses would have to be stored.
     #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
     background: bool,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "only described")]
+enum Input {
+    Text(String),
+    Items(Vec<Object>),
+}
+
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "only described")]
+enum ToolChoiceField {
+    Mode(String),
+    Function(Object),
+}
+
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "only described")]
+struct FunctionTool {
+    /// "function".
+    r#type: String,
+    name: String,
+    description: Option<String>,
+    /// A JSON schema.
+    parameters: Option<Object>,
+    strict: Option<bool>,
+}
+
+#[derive(Default, Deserialize, Serialize, ToSchema)]
 #[serde(default)]
 struct TextFields {
+    /// An object of type text, json_object or json_schema; the last with name and schema.
+    #[schema(value_type = Option<Object>)]
     format: Option<Value>,
+    /// How long the answer should be. Without effect.
     verbosity: Option<String>,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, Serialize, ToSchema)]
 #[serde(default)]
 struct ReasoningFields {
+    /// For chat templates that know it.
     effort: Option<String>,
+    /// Reasoning is given as it is, not summed up.
     summary: Option<String>,
 }
 
