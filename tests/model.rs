@@ -155,8 +155,9 @@ fn counts(model: &str) {
         let path = file.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "safetensors") {
             let file = fs::read(path).unwrap();
-            for (_, tensor) in SafeTensors::deserialize(&file).unwrap().iter() {
-                elements += tensor.shape().iter().product::<usize>() as u64;
+            for (name, tensor) in SafeTensors::deserialize(&file).unwrap().iter() {
+                let is_parameter = !name.ends_with(".attn.bias") && !name.starts_with("vision_tower.");
+                elements += if is_parameter { tensor.shape().iter().product::<usize>() as u64 } else { 0 };
                 bytes += tensor.data().len() as u64;
             }
         }
@@ -190,6 +191,12 @@ macro_rules! goldens {
 }
 
 goldens! {
+    gemma2: "gemma2",
+    gemma2_options: "gemma2-options",
+    gemma3: "gemma3",
+    gemma3_nested: "gemma3-nested",
+    gpt2: "gpt2",
+    gpt2_options: "gpt2-options",
     llama_bf16_sharded: "llama-bf16-sharded",
     llama_bias: "llama-bias",
     llama_f16: "llama-f16",
@@ -203,15 +210,22 @@ goldens! {
     llama_rope_yarn_mscale: "llama-rope-yarn-mscale",
     mistral_no_window: "mistral-no-window",
     mistral_window: "mistral-window",
+    mixtral: "mixtral",
+    mixtral_window: "mixtral-window",
     opt: "opt",
     opt_no_bias: "opt-no-bias",
     opt_no_final_norm: "opt-no-final-norm",
     opt_post_norm: "opt-post-norm",
+    phi3: "phi3",
+    phi3_longrope_long: "phi3-longrope-long",
+    phi3_longrope_short: "phi3-longrope-short",
     qwen2: "qwen2",
     qwen2_layer_types: "qwen2-layer-types",
     qwen2_rope_yarn: "qwen2-rope-yarn",
     qwen2_window: "qwen2-window",
     qwen3: "qwen3",
+    qwen3_moe: "qwen3-moe",
+    qwen3_moe_norm: "qwen3-moe-norm",
 }
 
 #[test]

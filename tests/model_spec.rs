@@ -73,7 +73,7 @@ fn a_bare_llama_has_the_family_s_defaults() {
     assert_eq!((spec.attention.num_kv_heads, spec.attention.head_dim), (4, 16));
     assert_eq!((spec.max_position_embeddings, spec.tied_embeddings), (2048, false));
     assert_eq!((spec.bos_token_id, spec.eos_token_ids), (Some(1), vec![2]));
-    assert_eq!(spec.positions, Positions::Rope(RopeSpec { theta: 1e4, scaling: RopeScaling::None }));
+    assert_eq!(spec.positions, Positions::Rope(RopeSpec { theta: 1e4, rotary_dim: 16, scaling: RopeScaling::None }));
     let spec = load(&llama(json!({"eos_token_id": null, "bos_token_id": null})), None).unwrap();
     assert_eq!((spec.bos_token_id, spec.eos_token_ids), (None, vec![]));
 }
@@ -203,8 +203,8 @@ fn opt_350m() {
 
 #[test]
 fn names_the_model_that_is_not_supported() {
-    refused(llama(json!({"architectures": ["Gemma2ForCausalLM"]})), "the model Gemma2ForCausalLM is not supported");
-    refused(llama(json!({"architectures": ["Gemma2ForCausalLM"]})), "Qwen3 (Qwen3ForCausalLM)");
+    refused(llama(json!({"architectures": ["MambaForCausalLM"]})), "the model MambaForCausalLM is not supported");
+    refused(llama(json!({"architectures": ["MambaForCausalLM"]})), "Qwen3 (Qwen3ForCausalLM)");
     refused(llama(json!({"architectures": ["LlamaForSequenceClassification"]})), "LlamaForSequenceClassification");
     refused(llama(json!({"architectures": null, "model_type": "mamba"})), "the model mamba is not supported");
     refused(llama(json!({"architectures": null, "model_type": null})), "names neither architectures nor model_type");

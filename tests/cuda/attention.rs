@@ -42,7 +42,9 @@ impl Case {
             .collect();
         let window = random.one_in(3).then(|| random.range(1, 40));
         let scale = (head_dim as f32).powf(-0.5) * 2.0;
-        let shape = AttentionShape { num_heads: num_kv_heads * group, num_kv_heads, head_dim, scale, window };
+        // Scores reach some way beyond it.
+        let softcap = random.one_in(3).then_some(0.7);
+        let shape = AttentionShape { num_heads: num_kv_heads * group, num_kv_heads, head_dim, scale, softcap, window };
         Self { dtype, shape, block_size, seqs, batch_invariant: random.one_in(4), seed }
     }
 
@@ -129,6 +131,7 @@ fn on_cuda(case: &Case, device: &Rc<dyn Device>) -> Vec<f32> {
     let max_rows = before.num_rows().max(new.num_rows()) + 3;
     let mut options = options(case.dtype, case.shape.num_heads, case.layout());
     (options.max_rows, options.batch_invariant) = (max_rows, case.batch_invariant);
+    options.softcap = case.shape.softcap.is_some();
     let mut backend = CudaBackend::new(device.clone(), options).unwrap();
     backend.allocate_kv(case.layout(), num_blocks, 0).unwrap();
     let cols = case.shape.num_heads * case.shape.head_dim;
@@ -169,7 +172,14 @@ fn random_cases() {
 }
 
 fn shape(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> AttentionShape {
-    AttentionShape { num_heads, num_kv_heads, head_dim, scale: (head_dim as f32).powf(-0.5), window: None }
+    AttentionShape {
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        scale: (head_dim as f32).powf(-0.5),
+        softcap: None,
+        window: None,
+    }
 }
 
 #[test]

@@ -58,7 +58,7 @@ proptest! {
 
     #[test]
     fn qk_norm_is_per_head(rows in 1usize..5, num_kv_heads in 1usize..3, group in 1usize..4, seed: u64) {
-        let shape = AttentionShape { num_heads: num_kv_heads * group, num_kv_heads, head_dim: 24, scale: 1.0, window: None };
+        let shape = AttentionShape { num_heads: num_kv_heads * group, num_kv_heads, head_dim: 24, scale: 1.0, softcap: None, window: None };
         let cols = (shape.num_heads + 2 * num_kv_heads) * 24;
         let mut numbers = Numbers::new(seed);
         let (qkv, q, k) = (numbers.vec(rows * cols), numbers.vec(24), numbers.vec(24));
