@@ -228,7 +228,7 @@ KERNEL(PRODUCT_THREADS, expert_product, ProductParams) {
     const ExpertTile tile = p.tiles[blockIdx.x];
     const uint32_t first_column = blockIdx.y * TILE_COLS;
     const uint32_t thread = threadIdx.x, warp = thread / WARP_SIZE, lane = thread % WARP_SIZE;
-    const uint32_t num_row_tiles = ceil_div(tile.num_rows, 16);
+    const int num_row_tiles = ceil_div(tile.num_rows, 16);
     DYNAMIC_SHARED(shared);
     scalar* stages = reinterpret_cast<scalar*>(shared);
 
@@ -254,7 +254,7 @@ KERNEL(PRODUCT_THREADS, expert_product, ProductParams) {
 #pragma unroll
             for (int i = 0; i < TILE_ROWS / ROWS_AT_A_TIME; i++) {
                 const uint32_t row = copied_row + i * ROWS_AT_A_TIME;
-                if (row < num_row_tiles * 16) {
+                if (row < uint32_t(num_row_tiles) * 16) {
                     copy_async(rows + row * STRIDE + copied_k, x[i] + offset, is_inside && row < tile.num_rows);
                 }
             }

@@ -204,7 +204,7 @@ fn opt_350m() {
 #[test]
 fn names_the_model_that_is_not_supported() {
     refused(llama(json!({"architectures": ["MambaForCausalLM"]})), "the model MambaForCausalLM is not supported");
-    refused(llama(json!({"architectures": ["MambaForCausalLM"]})), "Qwen3 (Qwen3ForCausalLM)");
+    refused(llama(json!({"architectures": ["MambaForCausalLM"]})), "Qwen3 (Qwen3ForCausalLM, ");
     refused(llama(json!({"architectures": ["LlamaForSequenceClassification"]})), "LlamaForSequenceClassification");
     refused(llama(json!({"architectures": null, "model_type": "mamba"})), "the model mamba is not supported");
     refused(llama(json!({"architectures": null, "model_type": null})), "names neither architectures nor model_type");
