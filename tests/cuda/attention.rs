@@ -241,7 +241,12 @@ fn broken_kernels_are_noticed() {
     };
     let long = Case { shape: shape(2, 1, 16), seqs: vec![(1100, 1), (700, 1)], ..tiled.clone() };
     let simple = Case { dtype: DType::F32, ..tiled.clone() };
-    let breakages: [(&Case, &str, &str, &str); 12] = [
+    let capped = |case: &Case| Case { shape: AttentionShape { softcap: Some(0.5), ..case.shape }, ..case.clone() };
+    let (capped_tiles, capped_rows) = (capped(&tiled), capped(&simple));
+    let breakages: [(&Case, &str, &str, &str); 15] = [
+        (&capped_tiles, "include/attention.cuh", "1.0f - 2.0f / (1.0f +", "1.0f - 2.0f / (1.1f +"),
+        (&capped_tiles, "attention.cu", "        cap_scores<SLICE>(s[0], p.cap_scale);\n", ""),
+        (&capped_rows, "attention_rows.cu", "tanhf(score * p.cap_scale)", "score * p.cap_scale"),
         (&tiled, "include/attention.cuh", "position >= to[i / 2]", "position > to[i / 2]"),
         (&tiled, "include/attention.cuh", "position < from[i / 2]", "position + 1 < from[i / 2]"),
         (&tiled, "include/attention.cuh", "rows.sum[half] * factor", "rows.sum[half]"),

@@ -208,6 +208,14 @@ fn run<H: Bench>(bench: &mut H, case: &Case) -> Vec<(&'static str, Vec<f32>)> {
         results.push(("gather_rows", bench.values(&gathered, num_logit_rows * k)));
     }
 
+    let head = matrix(bench, VOCAB, k, 19);
+    let input = tensor(bench, k, TensorRole::Activation, 20);
+    let num_logit_rows = rows.min(8);
+    bench.backend().logits(&input, num_logit_rows, &head, None);
+    results.push(("logits", bench.backend().read_logits()));
+    bench.backend().cap_logits(20.0);
+    results.push(("capped logits", bench.backend().read_logits()));
+
     for (name, gated) in [("activation", false), ("gated_activation", true)] {
         let mut x = tensor(bench, if gated { 2 * cols } else { cols }, TensorRole::Activation, 14);
         let mut out = tensor(bench, cols, TensorRole::Activation, 15);
@@ -332,6 +340,8 @@ fn broken_kernels_are_noticed() {
     let breakages = [
         ("rows.cu", "(v.at[j] - mean) * factor", "v.at[j] * factor"),
         ("rows.cu", "p.offset) * p.cols", "0) * p.cols"),
+        ("rows.cu", "to_float(from[i]) * p.scale;", "to_float(from[i]);"),
+        ("rows.cu", "p.cap * tanhf", "tanhf"),
         ("rows.cu", "b * cos.at[j] + a * sin.at[j]", "b * cos.at[j] - a * sin.at[j]"),
         ("rows.cu", "turned + lane; i < HEAD_DIM", "lane; i < HEAD_DIM"),
         ("rows.cu", "slot % BLOCK_SIZE * HEAD_DIM", "slot % (BLOCK_SIZE + 1) * HEAD_DIM"),
