@@ -402,7 +402,11 @@ fn a_gbnf_grammar_allows_what_it_says() {
             }
         }
         for text in model.texts(GrammarSpec::Grammar(JSON_GBNF.into()), 10) {
-            assert!(serde_json::from_str::<Value>(&text).is_ok_and(|value| value.is_object()), "{text}");
+            match serde_json::from_str::<Value>(&text) {
+                Ok(value) => assert!(value.is_object(), "{text}"),
+                // 1e99999 is JSON, and no number that serde can hold.
+                Err(error) => assert!(error.to_string().contains("out of range"), "{text}: {error}"),
+            }
         }
     }
 }
@@ -427,7 +431,7 @@ fn a_wrong_grammar_is_refused_at_its_place() {
         ("root ::= \"a\" ; \"b\"", "line 1, column 14: expected a text, a class, a rule or a group, found ';'"),
         (&deep, "groups are nested more than 100 deep"),
         ("start: \"a\"\n  x: \"b", "line 2, column 8: lexer error"),
-        ("start: /(?=a)b/", "look-ahead"),
+        ("start: /(?=a)b/", "invalid regex"),
         ("start: other", "other"),
     ] {
         let error = model.error(GrammarSpec::Grammar(grammar.into()));
