@@ -17,6 +17,9 @@ import urllib.request
 
 import jsonschema
 
+# Digits enough for what a model writes.
+decimal.getcontext().prec = decimal.DefaultContext.prec = 400
+
 SAMPLES = 5
 MAX_TOKENS = 600
 # A recursive schema may be cut at MAX_TOKENS; then others are asked for.
@@ -95,12 +98,13 @@ class Generator:
     def number(self, depth: int) -> dict:
         self.use("number")
         schema: dict = {"type": "number"}
-        low = self.random.choice([-10.5, -1, 0, 0.25, 3.75, 1e3])
+        low = round(self.random.choice([-10.5, -1, -0.25, 0, 0.25, 3.75, 1e3, self.random.uniform(-100, 100)]), 3)
+        high = round(low + self.random.choice([0.25, 0.5, 1, 2, 99.75, self.random.uniform(0.01, 1000)]), 3)
         if self.chance(0.7):
             schema[self.random.choice(["minimum", "exclusiveMinimum"])] = low
         if self.chance(0.7):
-            schema[self.random.choice(["maximum", "exclusiveMaximum"])] = low + self.random.choice([0.5, 2, 99.75])
-        if self.chance(0.2):
+            schema[self.random.choice(["maximum", "exclusiveMaximum"])] = high
+        if high - low > 1 and self.chance(0.3):
             self.use("multipleOf")
             schema["multipleOf"] = self.random.choice([0.25, 0.5, 0.01])
         return schema
@@ -262,7 +266,12 @@ def exact(text: str):
     def constant(name):
         raise ValueError(f"{name} is not JSON")
 
-    return json.loads(text, parse_float=decimal.Decimal, parse_constant=constant)
+    def number(digits):
+        exact = decimal.Decimal(digits)
+        # Nothing computes with 1e99999; to most readers it is infinity.
+        return exact if -300 < exact.adjusted() < 300 else float(digits)
+
+    return json.loads(text, parse_float=number, parse_constant=constant)
 
 
 def check(schema: dict, text: str):
