@@ -193,7 +193,6 @@ async fn a_value_out_of_range_or_of_a_wrong_type_is_refused_by_name() {
         (json!({"stream": true, "stream_options": {"include_usage": 3}}), "stream_options.include_usage", "a boolean"),
         (json!({"ignore_eos": 1}), "ignore_eos", "a boolean"),
         (json!({"model": 7}), "model", "a string"),
-        (json!({"response_format": {"type": "json_object"}}), "response_format", "not supported yet"),
         (json!({"truncate_prompt_tokens": 0}), "truncate_prompt_tokens", "[1, 100] or -1"),
         (json!({"truncate_prompt_tokens": -2}), "truncate_prompt_tokens", "got -2"),
         (json!({"truncate_prompt_tokens": 101}), "truncate_prompt_tokens", "got 101"),
