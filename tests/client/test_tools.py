@@ -26,7 +26,7 @@ WEATHER = {
         "strict": True,
     },
 }
-TIME = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
+TIME = {"type": "function", "function": {"name": "get_time"}}
 FORMATS = ["hermes", "llama3_json", "mistral"]
 
 
