@@ -48,19 +48,24 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
     if top_logprobs.is_some_and(|k| k > 0) && !own.logprobs {
         return Err(ApiError::invalid("top_logprobs", "top_logprobs is only allowed with logprobs: true"));
     }
+    answer.chat = true;
     answer.logprobs = own.logprobs.then(|| top_logprobs.unwrap_or(0));
     params.logprobs = answer.logprobs;
+    let (n, best_of) = (shared.n()?, shared.best_of()?);
     let stream = shared.stream()?;
+    shared.search(&mut params, &answer)?;
     shared.check_streamed_prompt_logprobs()?;
     Ok(Request {
         endpoint: Endpoint::Chat,
         prompts: vec![Prompt::Chat(prompt)],
-        n: shared.n()?,
+        n,
+        best_of,
         params,
         ignore_eos: shared.ignore_eos,
         seed: shared.seed(),
         priority: shared.priority()?,
         cache_salt: shared.cache_salt()?,
+        grammar: None,
         answer,
         stream,
     })
