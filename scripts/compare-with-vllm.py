@@ -10,7 +10,8 @@ lists them. Any other difference, and an entry of that file that explains none, 
   scripts/compare-with-vllm.py --model DIR --vllm-bin .../bin/vllm         starts both, one after the other for
                                                                            embeddings
 
-Needs Python 3.11, and vLLM (its CPU build will do) where it is to be started.
+Needs Python 3.11, and vLLM (its CPU build will do) where it is to be started. models/demo does as the model; vLLM
+needs the flags of VLLM_FLAGS below.
 """
 import argparse
 import json
@@ -35,6 +36,10 @@ TOLERANCE = 1e-3
 TIMEOUT_S = 300
 # Made anew for every answer.
 VOLATILE = {"id", "created", "system_fingerprint", "request_id", "created_at"}
+# Depends on what came before, and on the size of a block.
+VOLATILE |= {"cached_tokens"}
+VLLM_FLAGS = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-prompt-tokens-details",
+              "--enable-request-id-headers"]
 
 
 def arguments():
@@ -173,12 +178,17 @@ class Comparison:
             self.values("", vllm["json"], pagetide["json"])
 
     def errors(self, vllm, pagetide):
-        """Messages are each server's own."""
-        self.shape("", vllm, pagetide)
-        for name in ("type", "param", "code"):
-            values = [(answer or {}).get("error", {}) if isinstance(answer, dict) else {} for answer in (vllm, pagetide)]
-            values = [value.get(name) if isinstance(value, dict) else None for value in values]
-            if values[0] != values[1]:
+        """Messages are each server's own; so are the fields beside them where a value has none."""
+        errors = [answer.get("error") if isinstance(answer, dict) else None for answer in (vllm, pagetide)]
+        if not all(isinstance(error, dict) for error in errors):
+            self.note("error form", "", *[sorted(answer) if isinstance(answer, dict) else answer
+                                          for answer in (vllm, pagetide)])
+            return
+        for name in sorted(errors[0].keys() | errors[1].keys()):
+            values = [error.get(name) for error in errors]
+            if name == "param" and is_same_field(*values):
+                continue
+            if name != "message" and values[0] != values[1]:
                 self.note("error", name, *values)
 
     def streams(self, vllm, pagetide):
@@ -188,16 +198,19 @@ class Comparison:
         for name in ("choices", "usage", "error"):
             some = [merged([event for event in answer["events"] if has(event, name)]) for answer in (vllm, pagetide)]
             self.fields(f"events with {name}: ", *some)
-        self.values("stream", *[folded(answer["events"]) for answer in (vllm, pagetide)])
+        self.values("sum of events", *[folded(answer["events"]) for answer in (vllm, pagetide)])
 
     def fields(self, path, vllm, pagetide):
         for name in sorted(vllm.keys() | pagetide.keys()):
+            if any(holder in vllm.keys() ^ pagetide.keys() or vllm[holder] != pagetide[holder]
+                   for holder in holders(name) if holder in vllm or holder in pagetide):
+                continue  # what differs is what it stands in
             sides = [" or ".join(sorted(side[name])) if name in side else None for side in (vllm, pagetide)]
             if sides[0] != sides[1]:
                 self.note(kind_of(*sides), path + name, *sides)
 
     def shape(self, path, vllm, pagetide):
-        self.fields(path, types(vllm), types(pagetide))
+        self.fields(f"{path}: " if path else "", types(vllm), types(pagetide))
 
     def values(self, path, vllm, pagetide):
         """Fields, types and what they hold."""
@@ -212,7 +225,7 @@ class Comparison:
                 return
             for name in vllm.keys() & pagetide.keys():
                 if name not in VOLATILE:
-                    self.same(f"{path}.{name}".lstrip("."), vllm[name], pagetide[name])
+                    self.same(f"{path}{separator(path)}{name}", vllm[name], pagetide[name])
         elif isinstance(vllm, list) and isinstance(pagetide, list):
             if path.endswith("top_logprobs") and all(isinstance(item, dict) for item in vllm + pagetide):
                 vllm, pagetide = (by_token(items) for items in (vllm, pagetide))
@@ -244,6 +257,27 @@ class Comparison:
 
 def has(event, name):
     return isinstance(event, dict) and bool(event.get(name))
+
+
+def separator(path):
+    return ": " if path == "sum of events" else "." if path else ""
+
+
+def is_same_field(vllm, pagetide):
+    """vLLM writes `body.stop.0` or, for a whole list, `stop`; Pagetide `stop[0]`."""
+    if vllm is None or pagetide is None:
+        return vllm == pagetide
+    # The names of vLLM's own types stand between those of the fields.
+    parts = [part for part in vllm.removeprefix("body.").split(".") if not part[:1].isupper()]
+    vllm = "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in parts).lstrip(".")
+    pagetide = re.sub(r"\.(\d+)", r"[\1]", pagetide)
+    return re.match(re.escape(vllm) + r"($|\.|\[)", pagetide) is not None
+
+
+def holders(path):
+    """`a.b` and `a` of `a.b[].c`."""
+    parts = re.split(r"(?=\.)|(?=\[\])", path)
+    return ["".join(parts[:i]) for i in range(1, len(parts))]
 
 
 def kind_of(vllm, pagetide):
@@ -405,8 +439,7 @@ def run(args, servers):
     generating = [request for request in chosen if not request.embeddings]
     embedding = [request for request in chosen if request.embeddings]
     pagetide = args.pagetide or servers.setdefault("pagetide", start_pagetide(args)).url
-    vllm = args.vllm or servers.setdefault(
-        "vllm", start_vllm(args, "--enable-auto-tool-choice", "--tool-call-parser", "hermes")).url
+    vllm = args.vllm or servers.setdefault("vllm", start_vllm(args, *VLLM_FLAGS)).url
     for server in servers.values():
         server.wait()
     results = compare(args, vllm, pagetide, generating)
@@ -436,12 +469,14 @@ def main():
             server.stop()
     if args.report:
         write_report(args.report, results)
-    same = sum(not found for _, found, _ in results)
     not_meant = print_groups(results, expected)
+    same = sum(not found for _, found, _ in results)
+    meant = sum(bool(found) and all(expected.explain(request, one) for one in found) for request, found, _ in results)
     stale = [entry["name"] for entry in expected.entries if not entry["used"]] if not args.only else []
     for name in stale:
         print(f"UNUSED              {name}: no answer differs so")
-    print(f"\n{len(results)} requests, {same} answered the same; {not_meant} differences that are not meant")
+    print(f"\n{len(results)} requests: {same} answered the same, {meant} with differences that are meant, "
+          f"{len(results) - same - meant} with others ({not_meant} differences)")
     return 1 if not_meant or stale else 0
 
 

@@ -58,7 +58,7 @@ class Generator:
         return " ".join(self.rng.choice(WORDS) for _ in range(self.rng.randint(low, high)))
 
     def tokens(self, low, high):
-        return [self.rng.randrange(300, 5000) for _ in range(self.rng.randint(low, high))]
+        return [self.rng.randrange(300, 2000) for _ in range(self.rng.randint(low, high))]
 
     def messages(self):
         turns = [{"role": "user", "content": self.words(3, 12)}]
@@ -121,10 +121,11 @@ def sampling(make):
         {"repetition_penalty": 1.3}, {"presence_penalty": 1.5}, {"frequency_penalty": 1.2},
         {"presence_penalty": -0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
         {"logit_bias": {"1000": 100}}, {"logit_bias": {"1000": -100, "1001": 5}}, {"seed": 1}, {"top_k": 1},
-        {"top_k": -1}, {"top_p": 0.5}, {"min_p": 0.5}, {"n": 2}, {"user": "somebody"},
+        {"top_k": -1}, {"top_p": 0.5}, {"min_p": 0.5}, {"user": "somebody"},
     ):
         make.both("greedy", **fields)
     make.completion("completion-greedy", top_k=1, temperature=1)
+    make.both("greedy-n", n=2)
 
 
 def logprobs(make):
@@ -139,7 +140,7 @@ def logprobs(make):
         make.both("prompt-logprobs", prompt_logprobs=count)
     make.completion("completion-prompt-logprobs", prompt_logprobs=2, logprobs=2, prompt=make.tokens(4, 8))
     for fields in ({"echo": True}, {"echo": True, "max_tokens": 0}, {"echo": True, "logprobs": 2},
-                   {"echo": True, "logprobs": 2, "max_tokens": 0}, {"echo": True, "n": 2},
+                   {"echo": True, "logprobs": 2, "max_tokens": 0}, {"echo": True, "n": 2, "top_k": 1, "temperature": 1},
                    {"echo": True, "prompt": make.tokens(4, 8)}, {"echo": False, "max_tokens": 0}):
         make.completion("completion-echo", **fields)
     make.both("token-ids", return_token_ids=True)
@@ -154,16 +155,16 @@ def stops(make):
         make.both("stop-included", stop=stop, include_stop_str_in_output=True, max_tokens=24)
     make.completion("completion-stop", stop="a", logprobs=1, max_tokens=24)
     make.completion("completion-stop", stop="a", min_tokens=6, max_tokens=24)
-    make.completion("completion-stop", stop_token_ids=list(range(0, 32000, 140)), max_tokens=24)
-    make.completion("completion-stop", stop_token_ids=list(range(0, 32000, 140)), max_tokens=24, min_tokens=9)
-    make.completion("completion-stop", stop_token_ids=list(range(0, 32000, 140)), include_stop_str_in_output=True)
+    make.completion("completion-stop", stop_token_ids=list(range(0, 2000, 9)), max_tokens=24)
+    make.completion("completion-stop", stop_token_ids=list(range(0, 2000, 9)), max_tokens=24, min_tokens=9)
+    make.completion("completion-stop", stop_token_ids=list(range(0, 2000, 9)), include_stop_str_in_output=True)
     make.both("min-tokens", min_tokens=4, max_tokens=8)
     make.both("special-tokens", skip_special_tokens=False)
 
 
 def prompts(make):
     make.completion("completion-batch", prompt=[make.words(2, 5) for _ in range(3)])
-    make.completion("completion-batch", prompt=[make.words(2, 5) for _ in range(2)], n=2)
+    make.completion("completion-batch", prompt=[make.words(2, 5) for _ in range(2)], n=2, top_k=1, temperature=1)
     make.completion("completion-batch", prompt=[make.tokens(2, 6) for _ in range(3)], logprobs=1)
     make.completion("completion-batch", prompt=[make.words(2, 5), make.words(2, 5)], echo=True)
     make.completion("completion-prompt", prompt=make.tokens(3, 12))
@@ -200,7 +201,7 @@ def chats(make):
 
 def streams(make):
     for fields in ({}, {"stream_options": {"include_usage": True}},
-                   {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}, {"n": 2},
+                   {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}, {"n": 2, "top_k": 1, "temperature": 1},
                    {"stop": "a", "max_tokens": 24}, {"stop": "a", "include_stop_str_in_output": True, "max_tokens": 24},
                    {"return_token_ids": True}, {"max_tokens": 1}, {"stream_options": {"include_usage": False}}):
         make.both("stream", stream=True, **fields)
@@ -240,15 +241,17 @@ def others(make):
 
 def structured(make):
     json_schema = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
-    for form in ({"response_format": {"type": "text"}}, {"response_format": json_schema},
-                 {"structured_outputs": {"json": SCHEMA}}, {"structured_outputs": {"regex": "[a-c]{3}-[0-9]{2}"}},
+    # Where white space may stand in JSON is each server's own choice, and then greedy texts part.
+    for form in ({"response_format": json_schema}, {"structured_outputs": {"json": SCHEMA}}):
+        make.both("structured-json", max_tokens=64, sampled=True, temperature=0, **form)
+    for form in ({"response_format": {"type": "text"}}, {"structured_outputs": {"regex": "[a-c]{3}-[0-9]{2}"}},
                  {"structured_outputs": {"choice": ["red", "green", "blue"]}},
                  {"structured_outputs": {"grammar": 'root ::= "yes" | "no" [a-c]'}}):
         make.both("structured", max_tokens=48, **form)
-    make.both("structured-sampled", response_format={"type": "json_object"}, max_tokens=12)
-    make.both("structured-sampled", response_format=json_schema, temperature=1, seed=5, sampled=True, max_tokens=64)
-    make.chat("chat-structured", response_format=json_schema, max_tokens=48, stream=True)
-    make.completion("completion-structured", structured_outputs={"choice": ["red", "green"]}, logprobs=2, n=2)
+    make.both("structured-json", response_format={"type": "json_object"}, max_tokens=12, sampled=True)
+    make.both("structured-json", response_format=json_schema, temperature=1, seed=5, sampled=True, max_tokens=64)
+    make.chat("chat-structured-json", response_format=json_schema, max_tokens=64, stream=True, sampled=True)
+    make.completion("completion-structured", structured_outputs={"choice": ["red", "green"]}, logprobs=2)
     for wrong in ({"response_format": {"type": "xml"}}, {"response_format": {"type": "json_schema"}},
                   {"response_format": "json"}, {"structured_outputs": {"regex": "["}},
                   {"structured_outputs": {"choice": []}}, {"structured_outputs": {}},
@@ -265,10 +268,10 @@ def tools(make):
     named = {"type": "function", "function": {"name": "set_light"}}
     for choice in ({}, {"tool_choice": "auto"}, {"tool_choice": "none"}):
         make.chat("tools", tools=[TOOL], **choice)
-    make.chat("tools-forced", tools=[TOOL], tool_choice=named, max_tokens=48)
-    make.chat("tools-forced", tools=[TOOL], tool_choice="required", max_tokens=64)
-    make.chat("tools-forced", tools=[TOOL, OTHER_TOOL], tool_choice=named, max_tokens=48, stream=True)
-    make.chat("tools-forced", tools=[TOOL], tool_choice="required", max_tokens=64, stream=True)
+    for more in ({"tools": [TOOL], "tool_choice": named}, {"tools": [TOOL], "tool_choice": "required"}):
+        make.chat("tools-forced", max_tokens=64, sampled=True, temperature=0, **more)
+        make.chat("tools-forced", max_tokens=64, sampled=True, temperature=0, stream=True, **more)
+    make.chat("tools-forced", tools=[TOOL, OTHER_TOOL], tool_choice=named, max_tokens=64, sampled=True, temperature=0)
     call = {"id": "call_1", "type": "function", "function": {"name": "set_light", "arguments": "{\"on\": true}"}}
     make.chat("tools-history", tools=[TOOL], messages=[
         {"role": "user", "content": "light"}, {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -292,7 +295,7 @@ def beams(make):
 def newer(make):
     make.both("best-of", best_of=1)
     make.both("best-of", best_of=3, temperature=1, seed=1, sampled=True)
-    make.both("best-of", n=3, best_of=2)
+    make.both("best-of", n=3, best_of=2, temperature=1, sampled=True)
     make.both("bad-words", bad_words=["a", "the"])
     make.both("bad-words", bad_words=[""])
     make.both("allowed-tokens", allowed_token_ids=[1000, 1001, 1002])
