@@ -2,7 +2,7 @@
 //!
 //! The beams of a request go on in lockstep: a step has all of them or none. Where one has yielded, the others keep
 //! their blocks and wait for it. Nothing else waits for them: should it come to where only waiting beams run and nobody
-//! can be admitted beside them, the most junior gives its blocks up ([`Scheduler::unblock`]).
+//! can be admitted beside them, all of them give their blocks up (`unblock`).
 
 use super::Scheduler;
 use crate::engine::beam::{Beam, BeamSearch, Continuation, Open};
@@ -38,13 +38,14 @@ impl Scheduler {
         }
     }
 
-    /// Where everything that runs is a beam that waits for another, and nothing was admitted: the most junior is
-    /// dropped for recomputation, until what it waits for fits.
+    /// Where everything that runs is a beam that waits for another, and nothing was admitted: all give their blocks up,
+    /// and who comes first starts over. Most of their content stays cached.
     pub(super) fn unblock(&mut self) {
-        let Some((rank, mut seq)) = self.running.pop_last() else { return };
-        self.pending.release.push(seq.preempt(None));
-        self.stats.preempted_recompute += 1;
-        self.waiting.insert(rank, seq);
+        for (rank, mut seq) in std::mem::take(&mut self.running) {
+            self.pending.release.push(seq.preempt(None));
+            self.stats.preempted_recompute += 1;
+            self.waiting.insert(rank, seq);
+        }
     }
 
     /// One step of a request's search: what its beams are followed by.
@@ -85,7 +86,7 @@ impl Scheduler {
         let block_size = self.config.block_size;
         let seq = self.running.get_mut(&parent.rank).expect("a parent runs until its children are made");
         (seq.forks, seq.started) = (0, true);
-        seq.tail_shared = seq.num_computed % block_size != 0;
+        seq.tail_shared = !seq.num_computed.is_multiple_of(block_size);
         seq.follow(child.token, child.beam.clone());
     }
 
@@ -93,7 +94,7 @@ impl Scheduler {
         let rank = Rank { seq: self.new_seq_id(), ..parent.rank };
         let mut seq = parent.fork(rank.seq, parent.sample);
         seq.started = true;
-        seq.tail_shared = seq.num_computed % self.config.block_size != 0;
+        seq.tail_shared = !seq.num_computed.is_multiple_of(self.config.block_size);
         seq.follow(child.token, child.beam.clone());
         self.insert_fork(rank, seq);
     }

@@ -1,7 +1,7 @@
 //! `POST /v1/chat/completions`.
 
 use super::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs};
-use super::{Endpoint, Request, null_as_default, parse_fields, shown};
+use super::{Endpoint, Request, null_as_default, parse_fields, shown, structured};
 use crate::actors::messages::{ChatPrompt, Prompt};
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
@@ -65,7 +65,7 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
         seed: shared.seed(),
         priority: shared.priority()?,
         cache_salt: shared.cache_salt()?,
-        grammar: None,
+        grammar: structured::grammar(body)?,
         answer,
         stream,
     })

@@ -11,6 +11,7 @@ pub mod completion;
 pub mod logprobs;
 pub mod response;
 pub mod sampling;
+pub mod structured;
 pub mod tokenize;
 mod unsupported;
 
