@@ -194,11 +194,26 @@ class Comparison:
     def streams(self, vllm, pagetide):
         if vllm["done"] != pagetide["done"]:
             self.note("value", "[DONE]", vllm["done"], pagetide["done"])
+        if any(isinstance(event.get("type"), str) for event in vllm["events"] + pagetide["events"]):
+            self.typed_streams(vllm["events"], pagetide["events"])
+            return
         # How tokens are cut into chunks is each server's own affair: a field counts where any chunk has it.
         for name in ("choices", "usage", "error"):
             some = [merged([event for event in answer["events"] if has(event, name)]) for answer in (vllm, pagetide)]
             self.fields(f"events with {name}: ", *some)
         self.values("sum of events", *[folded(answer["events"]) for answer in (vllm, pagetide)])
+
+    def typed_streams(self, vllm, pagetide):
+        """Of Responses and Messages, where every event says what it is."""
+        orders = [" ".join(dict.fromkeys(str(event.get("type")) for event in events)) for events in (vllm, pagetide)]
+        if orders[0] != orders[1]:
+            self.note("value", "types of events", *orders)
+        for kind in sorted({event.get("type") for event in vllm} & {event.get("type") for event in pagetide}):
+            some = [merged([event for event in events if event.get("type") == kind]) for events in (vllm, pagetide)]
+            self.fields(f"{kind}: ", *some)
+        texts = [said(events) for events in (vllm, pagetide)]
+        if texts[0] != texts[1] and not self.request.sampled:
+            self.note("value", "sum of events: text", *texts)
 
     def fields(self, path, vllm, pagetide):
         for name in sorted(vllm.keys() | pagetide.keys()):
@@ -335,6 +350,12 @@ def by_token(items):
     """[{"token": ..., "logprob": ...}] as a table; the list itself where tokens share their text."""
     table = {item.get("token"): item.get("logprob") for item in items}
     return table if len(table) == len(items) and all(isinstance(value, float) for value in table.values()) else items
+
+
+def said(events):
+    """The text of a stream of Responses or Messages."""
+    deltas = [event.get("delta") for event in events if str(event.get("type")).endswith("delta")]
+    return "".join(delta if isinstance(delta, str) else (delta or {}).get("text") or "" for delta in deltas)
 
 
 def folded(events):

@@ -30,6 +30,7 @@ TOOL = {
 OTHER_TOOL = {"type": "function", "function": {"name": "ring", "parameters": {"type": "object", "properties": {}}}}
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 
 
 @dataclass
@@ -95,7 +96,7 @@ def generate(seed, model):
     """About 300 requests, named by category and number."""
     make = Generator(seed, model)
     for part in (plain, sampling, logprobs, stops, prompts, chats, streams, tokens_endpoints, others, structured, tools,
-                 beams, newer, embeddings, wrong_values, wrong_bodies):
+                 beams, newer, embeddings, responses, messages, wrong_values, wrong_bodies):
         part(make)
     return make.requests
 
@@ -317,6 +318,39 @@ def embeddings(make):
                    {"input": make.words(3, 9), "dimensions": 8}, {"input": ""}, {"input": []}, {}, {"input": 3},
                    {"input": "a", "encoding_format": "hex"}, {"input": "a", "truncate_prompt_tokens": 2}):
         make.add("embeddings", path, {"model": make.model, **fields}, embeddings=True)
+
+
+def responses(make):
+    function = {"type": "function", **TOOL["function"]}
+    for fields in (
+        {}, {"instructions": "be brief"}, {"stream": True}, {"input": [{"role": "user", "content": make.words(3, 6)}]},
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": make.words(3, 6)}]}]},
+        {"tools": [function], "tool_choice": "none"}, {"metadata": {"a": "b"}, "store": False}, {"temperature": 9},
+        {"max_output_tokens": 0}, {"max_output_tokens": "x"}, {"input": None}, {"input": 3}, {"input": []},
+        {"previous_response_id": "resp_none"}, {"background": True}, {"model": "no-such-model"}, {"top_p": 2},
+        {"input": [{"role": "pirate", "content": "a"}]}, {"text": {"format": {"type": "text"}}},
+    ):
+        body = {"model": make.model, "input": make.words(3, 9), "max_output_tokens": 9, "temperature": 0, **fields}
+        make.add("responses", RESPONSES, body)
+    make.add("responses", RESPONSES + "/resp_none", method="GET")
+
+
+def messages(make):
+    tool = {"name": "set_light", "description": "Switches a light.", "input_schema": TOOL["function"]["parameters"]}
+    for fields in (
+        {}, {"system": "be brief"}, {"system": [{"type": "text", "text": "be brief"}]}, {"stream": True},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": make.words(3, 6)}]}]},
+        {"stop_sequences": ["e"], "max_tokens": 30}, {"tools": [tool], "tool_choice": {"type": "auto"}},
+        {"top_k": 5, "top_p": 0.9}, {"metadata": {"user_id": "a"}}, {"max_tokens": None}, {"max_tokens": 0},
+        {"messages": []}, {"messages": [{"role": "system", "content": "a"}]}, {"temperature": "x"},
+        {"messages": [{"role": "user", "content": 3}]}, {"model": "no-such-model"}, {"stream": True, "max_tokens": -1},
+    ):
+        body = {"model": make.model, "messages": [{"role": "user", "content": make.words(3, 9)}], "max_tokens": 9,
+                "temperature": 0, **fields}
+        make.add("messages", MESSAGES, {name: value for name, value in body.items() if value is not None})
+    make.add("count-tokens", MESSAGES + "/count_tokens",
+             {"model": make.model, "messages": [{"role": "user", "content": make.words(3, 9)}]})
+    make.add("count-tokens", MESSAGES + "/count_tokens", {"model": make.model})
 
 
 # Values that a field of both endpoints cannot have.
