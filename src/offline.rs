@@ -32,7 +32,7 @@ pub struct EngineBuilder {
 }
 
 impl EngineBuilder {
-    /// A directory in Hugging Face layout, or `demo`.
+    /// A directory in Hugging Face layout, a name of the Hugging Face hub, or `demo`.
     pub fn model(mut self, path: impl Into<String>) -> Self {
         self.config.model.path = path.into();
         self
@@ -46,7 +46,7 @@ impl EngineBuilder {
 
     /// Loads the model.
     pub fn build(self) -> Result<Engine, StartError> {
-        Ok(Engine { runtime: Runtime::start(&self.config, Box::new(|_, _| {}))? })
+        Ok(Engine { runtime: Runtime::start(&self.config, Box::new(|_, _, _| {}))? })
     }
 }
 

@@ -22,8 +22,8 @@ use crate::text::tokenizer::{SpecialToken, SpecialTokens, Tokenizer};
 use crate::text::truncation::{Side, truncate};
 use actix::{Actor, Arbiter, Recipient, System};
 use serde_json::{Map, Value};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Semaphore, watch};
@@ -156,13 +156,30 @@ pub struct Runtime {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Hears of bytes loaded and bytes to load.
-pub type LoadProgress = Box<dyn FnMut(u64, u64) + Send>;
+/// What a start does that takes long.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LoadPhase {
+    /// From the hub.
+    Download,
+    /// Onto the device.
+    Load,
+}
+
+/// Hears of bytes done and bytes in all. Downloads, if there are any, come first; there may be several.
+pub type LoadProgress = Box<dyn FnMut(LoadPhase, u64, u64) + Send>;
 
 impl Runtime {
     /// Loads the model of `config` and starts the actors.
-    pub fn start(config: &Config, mut progress: LoadProgress) -> Result<Self, StartError> {
-        let files = ModelFiles::open(&config.model.path)?;
+    pub fn start(config: &Config, progress: LoadProgress) -> Result<Self, StartError> {
+        let progress = Arc::new(Mutex::new(progress));
+        let report = move |phase, done, total| {
+            // Nothing is left in between by a report that panicked.
+            let mut progress = progress.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            (*progress)(phase, done, total);
+        };
+        let report_load = report.clone();
+        let downloaded = move |done, total| report(LoadPhase::Download, done, total);
+        let files = ModelFiles::find(&config.model, Arc::new(downloaded))?;
         let spec = ModelSpec::load(&files)?;
         let (vocab_size, embed_size, eos_token_ids) = (spec.vocab_size, spec.embed_size, spec.eos_token_ids.clone());
         let (tokenizer, chat_template) = load_text(&text_files(config, &files)?)?;
@@ -173,7 +190,8 @@ impl Runtime {
         let served_name = config.server.served_model_name.clone().unwrap_or_else(|| files.name());
 
         let settings = config.clone();
-        let load = move || loader::load(&settings, &files, spec, &mut *progress);
+        let load =
+            move || loader::load(&settings, &files, spec, &mut |done, total| report_load(LoadPhase::Load, done, total));
         let (executor, loaded) = ModelExecutor::start(load)?;
         let model = Arc::new(ModelInfo {
             served_name,

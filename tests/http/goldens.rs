@@ -93,7 +93,7 @@ impl Served {
         config.swap.space_gib = 0.0;
         config.server.port = 0;
         config.server.workers = 1;
-        let runtime = Runtime::start(&config, Box::new(|_, _| {})).unwrap();
+        let runtime = Runtime::start(&config, Box::new(|_, _, _| {})).unwrap();
         let listener = listen(&config.server).unwrap();
         let url = format!("http://{}/v1/completions", listener.local_addr().unwrap());
         let server = serve(runtime.handle(), &config.server, listener).unwrap();
