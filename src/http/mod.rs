@@ -5,6 +5,8 @@
 
 pub mod auth;
 pub mod complete;
+pub mod compression;
+pub mod cors;
 pub mod generation;
 pub mod openai;
 pub mod openapi;

@@ -6,3 +6,4 @@ mod goldens;
 mod parameters;
 mod server;
 mod streams;
+mod transport;
