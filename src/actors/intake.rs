@@ -4,6 +4,7 @@ use crate::actors::messages::{Accepted, Arrive, Cancel, EventStream, Prompt, Sto
 use crate::actors::runtime::{ModelInfo, stop_system};
 use crate::actors::scheduler::SchedulerActor;
 use crate::actors::workers::Workers;
+use crate::engine::beam;
 use crate::engine::policy::Arrival;
 use crate::error::ApiError;
 use crate::ids::{RequestId, TokenId};
@@ -25,6 +26,24 @@ pub struct Limits {
     pub retry_after_s: u64,
     pub block_size: usize,
     pub num_device_blocks: usize,
+    /// Beams of one request are all in the same step.
+    pub max_num_seqs: usize,
+}
+
+impl Limits {
+    /// Tokens that an output can have after a prompt of `length` tokens, where it has the device to itself: all
+    /// beams share the prompt's full blocks. The last token needs no slot: nothing comes after it.
+    fn room(&self, length: usize, num_beams: usize) -> usize {
+        let shared = length / self.block_size;
+        let own = self.num_device_blocks.saturating_sub(shared) / num_beams;
+        ((shared + own) * self.block_size + 1).saturating_sub(length)
+    }
+
+    /// What `num_tokens` tokens, of which `length` are the prompt's, need.
+    fn blocks(&self, length: usize, num_tokens: usize, num_beams: usize) -> usize {
+        let shared = length / self.block_size;
+        shared + num_beams * (num_tokens.div_ceil(self.block_size) - shared)
+    }
 }
 
 pub struct RequestIntake {
@@ -165,14 +184,12 @@ impl Shared {
             );
             return Err(ApiError::context_length(param, message));
         }
-        // The last token that is generated needs no slot: nothing comes after it.
-        let slots = self.limits.num_device_blocks * self.limits.block_size;
-        let fits = model_len.min(slots + 1).saturating_sub(length);
-        let blocks = |tokens: usize| tokens.div_ceil(self.limits.block_size);
+        let num_beams = params.beam.as_ref().map_or(1, |beam| beam.width as usize);
+        let fits = (model_len - length).min(self.limits.room(length, num_beams));
         let memory = |what: &str, tokens: usize| {
             let message = format!(
                 "{what} needs {} KV blocks of {} tokens, and this server has {}: it could never run",
-                blocks(tokens),
+                self.limits.blocks(length, tokens, num_beams),
                 self.limits.block_size,
                 self.limits.num_device_blocks
             );
@@ -201,10 +218,33 @@ impl Shared {
         if !ignore_eos {
             params.eos_token_ids = self.model.eos_token_ids.clone();
         }
+        if params.beam.is_some() {
+            self.resolve_beams(&mut params, num_beams)?;
+        }
         params.seed = match seed {
             Some(seed) => seed,
             None => getrandom::u64().map_err(|error| ApiError::engine(format!("no random numbers: {error}")))?,
         };
         Ok(params)
+    }
+
+    /// What the search needs to know of each step.
+    fn resolve_beams(&self, params: &mut SamplingParams, num_beams: usize) -> Result<(), ApiError> {
+        let most = self.limits.max_num_seqs;
+        if num_beams > most {
+            let message = format!("this server has room for {most} beams (scheduler.max_num_seqs), got {num_beams}");
+            return Err(ApiError::invalid("best_of", message));
+        }
+        let needed = beam::num_candidates(params);
+        if needed > self.model.vocab_size {
+            let message = format!(
+                "{num_beams} beams with {} end and stop tokens need {needed} candidates, and this model has only {} tokens",
+                params.end_tokens().count(),
+                self.model.vocab_size
+            );
+            return Err(ApiError::invalid("best_of", message));
+        }
+        params.logprobs = Some(needed);
+        Ok(())
     }
 }

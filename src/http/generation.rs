@@ -30,6 +30,8 @@ pub struct Delta {
     pub tokens: Vec<TokenId>,
     /// Where log-probabilities were asked for: the positions of `tokens`, after those of an echoed prompt.
     pub positions: Vec<Position>,
+    /// Sum of the log-probabilities of `tokens`, where the engine gave them.
+    pub sum_logprob: f64,
     /// The choice is complete.
     pub finish: Option<Finish>,
 }
@@ -62,9 +64,17 @@ pub enum StopReason {
 impl Delta {
     fn push_token(&mut self, token: TokenId, text_offset: usize, logprobs: Option<PositionLogprobs>) {
         self.tokens.push(token);
+        if let Some(logprobs) = &logprobs {
+            self.sum_logprob += f64::from(logprobs.chosen.logprob);
+        }
         if logprobs.is_some() {
             self.positions.push(Position { token, text_offset, logprobs });
         }
+    }
+
+    /// The mean of its tokens' log-probabilities: what `best_of` goes by.
+    pub fn mean_logprob(&self) -> f64 {
+        self.sum_logprob / self.tokens.len().max(1) as f64
     }
 
     /// Adds what came after; `self` and `next` are of one choice.
@@ -76,6 +86,7 @@ impl Delta {
         }
         self.tokens.extend(next.tokens);
         self.positions.extend(next.positions);
+        self.sum_logprob += next.sum_logprob;
         self.finish = next.finish;
     }
 }
@@ -107,10 +118,10 @@ impl Generation {
         for (index, prompt) in std::mem::take(&mut request.prompts).into_iter().enumerate() {
             let text = echoed(&prompt, request);
             let accepted = handle.submit(request.submit(prompt)).await?;
-            let first_choice = index as u32 * request.n;
+            let first_choice = index as u32 * request.num_samples();
             runs.push(PromptRun::new(first_choice, request, &handle.model().tokenizer, accepted, text)?);
         }
-        Ok(Self { runs, n: request.n, next_run: 0 })
+        Ok(Self { runs, n: request.num_samples(), next_run: 0 })
     }
 
     /// The next delta; `None` when every choice is complete. Nothing follows an error.
@@ -240,7 +251,7 @@ impl PromptRun {
         };
         Ok(Self {
             tokenizer: Arc::clone(tokenizer),
-            samples: (0..request.n).map(sample).collect(),
+            samples: (0..request.num_samples()).map(sample).collect(),
             prompt_tokens: prompt,
             prompt_logprobs: Vec::new(),
             cached_tokens: 0,

@@ -95,7 +95,7 @@ fn expected(row: &[f32], want: &Want, before: &[u32]) -> LogitsResult {
         }
         Want::Sample { params, prompt, output, pending, draw } => {
             let output: Vec<u32> = output.iter().copied().chain(pending.map(|place| before[place as usize])).collect();
-            LogitsResult::Sampled(sampler.sample(&mut row, params, History { prompt, output: &output }, *draw))
+            LogitsResult::Sampled(sampler.sample(&mut row, params, None, History { prompt, output: &output }, *draw))
         }
     }
 }
@@ -136,7 +136,7 @@ fn check_on(seed: u64, device: &dyn Fn(u32) -> Rc<dyn Device>) {
             want: match want {
                 Want::Prompt { target, num_top } => LogitsWant::PromptLogprobs { target: *target, num_top: *num_top },
                 Want::Sample { params, prompt, output, pending, draw } => {
-                    LogitsWant::Sample { params, prompt, output, pending: *pending, draw: *draw }
+                    LogitsWant::Sample { params, limits: None, prompt, output, pending: *pending, draw: *draw }
                 }
             },
         });
@@ -201,7 +201,14 @@ fn many_requests_with_penalties() {
         .iter()
         .map(|(params, draw)| LogitsRequest {
             row: 0,
-            want: LogitsWant::Sample { params, prompt: &prompt, output: &output, pending: None, draw: *draw },
+            want: LogitsWant::Sample {
+                params,
+                limits: None,
+                prompt: &prompt,
+                output: &output,
+                pending: None,
+                draw: *draw,
+            },
         })
         .collect();
     sampling.sample(on_device.ptr(), &requests).unwrap();
@@ -209,7 +216,7 @@ fn many_requests_with_penalties() {
     device.synchronize().unwrap();
     for ((params, draw), result) in wants.iter().zip(sampling.finish_step()) {
         let history = History { prompt: &prompt, output: &output };
-        let expected = Sampler::new().sample(&mut row.clone(), params, history, *draw);
+        let expected = Sampler::new().sample(&mut row.clone(), params, None, history, *draw);
         let LogitsResult::Sampled(found) = result else { panic!("a sample was asked for") };
         assert_eq!(found.token, expected.token, "{params:?}");
     }

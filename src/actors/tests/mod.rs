@@ -89,6 +89,7 @@ impl World {
                 hash_key: [1; 32],
             },
             limits: Limits {
+                max_num_seqs: 8,
                 max_requests: MAX_REQUESTS,
                 retry_after_s: 7,
                 block_size: 4,

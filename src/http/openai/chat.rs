@@ -136,12 +136,15 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
     answer.echo = own.echo;
     answer.logprobs = own.logprobs.then(|| top_logprobs.unwrap_or(0));
     params.logprobs = answer.logprobs;
+    let (n, best_of) = (shared.n()?, shared.best_of()?);
     let stream = shared.stream()?;
+    shared.search(&mut params, &answer)?;
     shared.check_streamed_prompt_logprobs()?;
     Ok(Request {
         endpoint: Endpoint::Chat,
         prompts: vec![Prompt::Chat(prompt)],
-        n: shared.n()?,
+        n,
+        best_of,
         params,
         ignore_eos: shared.ignore_eos,
         seed: shared.seed(),

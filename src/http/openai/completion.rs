@@ -74,12 +74,15 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
         // The echoed tokens have log-probabilities as the generated ones do.
         params.prompt_logprobs = answer.prompt_logprobs.max(answer.logprobs);
     }
+    let (n, best_of) = (shared.n()?, shared.best_of()?);
     let stream = shared.stream()?;
+    shared.search(&mut params, &answer)?;
     shared.check_streamed_prompt_logprobs()?;
     Ok(Request {
         endpoint: Endpoint::Completion,
         prompts,
-        n: shared.n()?,
+        n,
+        best_of,
         params,
         ignore_eos: shared.ignore_eos,
         seed: shared.seed(),

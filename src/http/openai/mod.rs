@@ -6,6 +6,7 @@
 //! (`unsupported`).
 
 pub mod accepted;
+mod beams;
 pub mod chat;
 pub mod completion;
 pub mod logprobs;
@@ -58,6 +59,8 @@ pub struct Request {
     /// At least one; only completions have several.
     pub prompts: Vec<Prompt>,
     pub n: u32,
+    /// Samples to choose the `n` best of; at least `n`.
+    pub best_of: u32,
     /// `max_tokens` 0: as many as fit.
     pub params: SamplingParams,
     pub ignore_eos: bool,
@@ -115,6 +118,11 @@ impl Request {
         }
     }
 
+    /// Outputs that the engine gives for each prompt.
+    pub fn num_samples(&self) -> u32 {
+        if self.params.beam.is_some() { self.n } else { self.best_of }
+    }
+
     /// The message to the intake for one of [`Request::prompts`].
     pub fn submit(&self, prompt: Prompt) -> Submit {
         Submit {
@@ -127,7 +135,7 @@ impl Request {
             params: self.params.clone(),
             ignore_eos: self.ignore_eos,
             seed: self.seed,
-            n: self.n,
+            n: self.num_samples(),
             priority: self.priority,
             cache_salt: self.cache_salt.clone(),
             grammar: self.grammar.clone(),

@@ -149,7 +149,7 @@ impl Answer {
         }
     }
 
-    /// The whole answer. `choices`: all that each choice gained.
+    /// The whole answer. `choices`: all that each choice gained, in the order of the answer.
     pub fn whole(&self, choices: &[Delta], generation: &Generation) -> Value {
         let is_chat = self.endpoint == Endpoint::Chat;
         let prompt_logprobs = |choice: u32| {
@@ -160,7 +160,9 @@ impl Answer {
             |choice: u32| self.options.return_token_ids.then(|| generation.prompt_tokens(choice).as_slice());
         let written: Vec<Choice> = choices
             .iter()
-            .map(|delta| Choice {
+            .zip(0..)
+            .map(|(delta, index)| Choice {
+                index,
                 content: match self.endpoint {
                     Endpoint::Completion => Content::Text(&delta.text),
                     Endpoint::Chat => {
