@@ -3,6 +3,7 @@
 mod answers;
 mod fake_engine;
 mod goldens;
+mod openapi;
 mod parameters;
 mod server;
 mod streams;

@@ -31,9 +31,6 @@ const MAX_REPETITION_PENALTY: f64 = 100.0;
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct SamplingFields {
-    /// Tokens to generate at most. Without it a chat may fill the model's context, a completion has 16.
-    #[schema(minimum = 0)]
-    pub max_tokens: Option<i64>,
     /// No end token, stop token or stop string before this many tokens; at most max_tokens.
     #[schema(minimum = 0, default = 0)]
     pub min_tokens: Option<i64>,
