@@ -14,6 +14,12 @@ fn least(path: &str) -> Value {
     }
 }
 
+/// The forms of body that a path takes.
+fn forms(path: &str) -> Vec<Value> {
+    let chat = (path == "/tokenize").then(|| least("/v1/chat/completions"));
+    std::iter::once(least(path)).chain(chat).collect()
+}
+
 /// Fields that are only allowed beside others: a value is allowed if it is with one of these.
 const COMPANIONS: [&str; 4] = ["{}", "{\"logprobs\": true}", "{\"use_beam_search\": true}", "{\"stream\": true}"];
 
@@ -78,8 +84,8 @@ async fn a_field_is_parsed_where_it_is_described_and_nowhere_else() {
     for (path, fields) in &bodies {
         for name in &names {
             let mut refusals = Vec::new();
-            for value in wrong_values() {
-                let body = with(least(path), &json!({ *name: value }));
+            let wrong = |form: Value| wrong_values().map(|value| with(form.clone(), &json!({ *name: value })));
+            for body in forms(path).into_iter().flat_map(wrong) {
                 refusals.extend(refusal(&server, path, &body, name).await);
             }
             if fields.contains_key(*name) {
