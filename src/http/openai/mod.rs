@@ -13,7 +13,7 @@ pub mod logprobs;
 pub mod response;
 pub mod sampling;
 pub mod tokenize;
-mod unsupported;
+pub mod unsupported;
 
 use crate::actors::messages::{Prompt, Submit};
 use crate::actors::runtime::ModelInfo;
