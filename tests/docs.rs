@@ -96,7 +96,10 @@ fn the_api_page_lists_every_endpoint_and_parameter() {
             let summary = operation["summary"].as_str().expect("a summary");
             writeln!(page, "| `{} {path}` | {summary} | {key} |", verb.to_uppercase()).unwrap();
             if let Some(schema) = operation.pointer("/requestBody/content/application~1json/schema") {
-                parameter_rows(path, "", schema, &document, &mut parameters);
+                let forms = schema["anyOf"].as_array().map_or(std::slice::from_ref(schema), Vec::as_slice);
+                for form in forms {
+                    parameter_rows(path, "", form, &document, &mut parameters);
+                }
             }
         }
     }
@@ -130,6 +133,7 @@ fn parameter_rows(path: &str, prefix: &str, schema: &Json, document: &Json, rows
         let columns = format!("{} | {default} | {}", type_of(field, document), about.unwrap_or_default());
         let name = format!("{prefix}{name}");
         match rows.iter_mut().find(|row| row.name == name && row.columns == columns) {
+            Some(row) if row.paths.last().is_some_and(|last| last == path) => {}
             Some(row) => row.paths.push(path.into()),
             None => rows.push(Parameter { name: name.clone(), paths: vec![path.into()], columns }),
         }

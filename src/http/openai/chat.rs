@@ -41,7 +41,7 @@ struct ChatFields {
 #[serde(default)]
 pub(super) struct TemplateFields {
     /// The conversation so far.
-    #[schema(value_type = Option<Vec<Message>>)]
+    #[schema(value_type = Option<Vec<Message>>, min_items = 1)]
     messages: Option<Vec<Value>>,
     /// Functions that the model may call.
     #[schema(value_type = Option<Vec<Object>>)]
