@@ -12,6 +12,7 @@ pub mod completion;
 pub mod logprobs;
 pub mod response;
 pub mod sampling;
+pub mod structured;
 pub mod tokenize;
 pub mod unsupported;
 

@@ -6,30 +6,11 @@ use crate::error::ApiError;
 use serde_json::Value;
 
 /// Fields that may be given only as null, false, or empty.
-pub const REFUSED: &[&str] = &[
-    "audio",
-    "chat_template",
-    "function_call",
-    "functions",
-    "grammar",
-    "guided_choice",
-    "guided_grammar",
-    "guided_json",
-    "guided_regex",
-    "logprob_token_ids",
-    "prompt_embeds",
-    "structured_outputs",
-    "suffix",
-];
+pub const REFUSED: &[&str] =
+    &["audio", "chat_template", "function_call", "functions", "logprob_token_ids", "prompt_embeds", "suffix"];
 
 pub fn refuse(endpoint: Endpoint, body: &Value) -> Result<(), ApiError> {
     refuse_fields(REFUSED, body)?;
-    let response_format = body.get("response_format").filter(|format| asks_for_something(format));
-    if let Some(format) = response_format
-        && format.get("type").and_then(Value::as_str) != Some("text")
-    {
-        return Err(not_supported("response_format", "only {\"type\": \"text\"} is"));
-    }
     if endpoint == Endpoint::Chat { refuse_tools(body) } else { Ok(()) }
 }
 
@@ -82,8 +63,6 @@ mod tests {
             (json!({"tools": [{"type": "function"}]}), "tools"),
             (json!({"tool_choice": "auto"}), "tool_choice"),
             (json!({"tool_choice": {"type": "function"}}), "tool_choice"),
-            (json!({"response_format": {"type": "json_object"}}), "response_format"),
-            (json!({"guided_regex": "a+"}), "guided_regex"),
         ] {
             assert_eq!(refused(Endpoint::Chat, body).as_deref(), Some(param));
         }
@@ -94,7 +73,6 @@ mod tests {
         for body in [
             json!({"tools": [], "functions": null, "suffix": ""}),
             json!({"tools": [{"type": "function"}], "tool_choice": "none"}),
-            json!({"response_format": {"type": "text"}}),
         ] {
             assert_eq!(refused(Endpoint::Chat, body), None);
         }
