@@ -115,7 +115,7 @@ impl Handler<Submit> for RequestIntake {
                 let prompt = shared.tokenise(prompt, cut, prompt_param).await?;
                 let params = shared.resolve(params, &prompt, prompt_param, ignore_eos, seed)?;
                 let constraint = match grammar {
-                    Some(grammar) => Some(shared.constrain(grammar, &params).await?),
+                    Some(grammar) => Some(shared.constrain(grammar, &prompt, &params).await?),
                     None => None,
                 };
                 Ok((Arc::new(prompt), Arc::new(params), constraint))
@@ -179,13 +179,20 @@ impl Shared {
     /// What the request's grammar allows, token by token.
     async fn constrain(
         &self,
-        grammar: GrammarRequest,
+        mut grammar: GrammarRequest,
+        prompt: &[TokenId],
         params: &SamplingParams,
     ) -> Result<Arc<dyn ConstraintSource>, ApiError> {
         let other =
             [("allowed_token_ids", params.allowed_tokens.is_some()), ("use_beam_search", params.beam.is_some())];
         if let Some((name, _)) = other.into_iter().find(|(_, is_given)| *is_given) {
             return Err(ApiError::invalid(name, format!("{name} cannot be combined with {}", grammar.param)));
+        }
+        if let Some(mark) = &grammar.starts_after
+            && self.model.tokenizer.ends_with(prompt, mark)
+        {
+            // The prompt has gone beyond it: a chat template can end with reasoning that is empty.
+            grammar.starts_after = None;
         }
         let grammars = self.grammars.clone();
         self.workers.run(move || grammars.compile(&grammar)).await

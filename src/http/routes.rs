@@ -2,14 +2,15 @@
 
 use crate::actors::runtime::RuntimeHandle;
 use crate::error::ApiError;
-use crate::http::complete;
+use crate::http::openai::stream::Chunks;
 use crate::http::openai::{Endpoint, Request, chat, check_model, completion, tokenize};
 use crate::http::openapi::answers::{ModelCard, ModelList, Status, Version};
 use crate::http::openapi::{self, Operation, Tag};
 use crate::http::server::Limits;
 use crate::http::stream::EventBody;
+use crate::http::{anthropic, complete, responses};
 use crate::metrics;
-use actix_web::http::header::{ALLOW, CACHE_CONTROL, ContentType, RETRY_AFTER};
+use actix_web::http::header::{ALLOW, ContentType, RETRY_AFTER};
 use actix_web::http::{Method, StatusCode};
 use actix_web::web::{self, Bytes, Data, Path, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse, Resource, ResponseError, Route, guard};
@@ -20,6 +21,7 @@ use serde_json::{Value, json};
 pub enum Verb {
     Get,
     Post,
+    Delete,
 }
 
 impl Verb {
@@ -27,6 +29,7 @@ impl Verb {
         match self {
             Verb::Get => Method::GET,
             Verb::Post => Method::POST,
+            Verb::Delete => Method::DELETE,
         }
     }
 }
@@ -52,14 +55,25 @@ const fn get(path: &'static str, handler: fn() -> Route, describe: fn() -> Opera
     ApiPath { verb: Verb::Get, ..post(path, handler, describe) }
 }
 
+const fn delete(path: &'static str, handler: fn() -> Route, describe: fn() -> Operation) -> ApiPath {
+    ApiPath { verb: Verb::Delete, ..post(path, handler, describe) }
+}
+
 const fn open(path: ApiPath) -> ApiPath {
     ApiPath { is_open: true, ..path }
 }
 
-/// Every path that is served.
-pub static PATHS: [ApiPath; 12] = [
+/// Every path that is served. Where a path has several methods, they stand together.
+pub static PATHS: [ApiPath; 19] = [
     post("/v1/chat/completions", || web::to(chat_completions), chat::describe),
     post("/v1/completions", || web::to(completions), completion::describe),
+    post("/v1/responses", || web::to(create_response), responses::describe::create),
+    get("/v1/responses/{id}", || web::to(stored_response), responses::describe::retrieve),
+    delete("/v1/responses/{id}", || web::to(stored_response), responses::describe::delete),
+    get("/v1/responses/{id}/input_items", || web::to(stored_response), responses::describe::input_items),
+    post("/v1/responses/{id}/cancel", || web::to(stored_response), responses::describe::cancel),
+    post("/v1/messages", || web::to(messages), anthropic::describe::create),
+    post("/v1/messages/count_tokens", || web::to(count_tokens), anthropic::describe::count_tokens),
     get("/v1/models", || web::to(models), describe_models),
     // Names may hold slashes.
     ApiPath { pattern: "/v1/models/{id:.+}", ..get("/v1/models/{id}", || web::to(model), describe_model) },
@@ -79,18 +93,28 @@ pub fn metrics_path(pattern: Option<&str>) -> &'static str {
 }
 
 pub fn configure(config: &mut ServiceConfig) {
-    for path in &PATHS {
-        config.service(resource(path.pattern, path.verb.method(), (path.handler)()));
+    for methods in PATHS.chunk_by(|one, other| one.pattern == other.pattern) {
+        config.service(resource(methods));
     }
     config.default_service(web::to(not_found));
 }
 
-/// A path with one method, HEAD going with GET; another is answered with 405.
-fn resource(path: &'static str, method: Method, route: Route) -> Resource {
-    let allowed = if method == Method::GET { "GET, HEAD".into() } else { method.to_string() };
-    let head = if method == Method::GET { Method::HEAD } else { method.clone() };
-    let methods = guard::Any(guard::Method(method)).or(guard::Method(head));
-    web::resource(path).route(route.guard(methods)).default_service(web::to(move |request: HttpRequest| {
+/// One path with its methods, HEAD going with GET; another is answered with 405.
+fn resource(methods: &'static [ApiPath]) -> Resource {
+    let mut resource = web::resource(methods[0].pattern);
+    let mut allowed = Vec::new();
+    for path in methods {
+        let method = path.verb.method();
+        let head = if method == Method::GET { Method::HEAD } else { method.clone() };
+        allowed.push(path.verb.method());
+        if head != method {
+            allowed.push(head.clone());
+        }
+        let guard = guard::Any(guard::Method(method)).or(guard::Method(head));
+        resource = resource.route((path.handler)().guard(guard));
+    }
+    let allowed = allowed.iter().map(Method::as_str).collect::<Vec<_>>().join(", ");
+    resource.default_service(web::to(move |request: HttpRequest| {
         let error = ApiError::method_not_allowed(request.method().as_str(), &allowed);
         let mut response = error.error_response();
         if let Ok(value) = allowed.parse() {
@@ -118,13 +142,31 @@ async fn generate(handle: &RuntimeHandle, endpoint: Endpoint, body: &Value) -> R
     if request.stream.is_none() {
         return Ok(HttpResponse::Ok().json(complete::answer(handle, request).await?));
     }
-    let events = EventBody::start(handle, request).await?;
-    Ok(HttpResponse::Ok()
-        .content_type("text/event-stream; charset=utf-8")
-        .insert_header((CACHE_CONTROL, "no-cache"))
-        // Proxies that collect answers (nginx) let this one through.
-        .insert_header(("X-Accel-Buffering", "no"))
-        .streaming(events))
+    let chunks = Chunks::new(&request, handle.model());
+    Ok(EventBody::start(handle, request, chunks).await?.into_response())
+}
+
+async fn create_response(
+    handle: Data<RuntimeHandle>,
+    limits: Data<Limits>,
+    body: Body,
+) -> Result<HttpResponse, ApiError> {
+    responses::create(&handle, &json_body(body, &limits)?).await
+}
+
+/// Nothing is stored, so there is nothing to get, list, cancel or delete.
+async fn stored_response(id: Path<String>) -> HttpResponse {
+    ApiError::response_not_stored(&id).error_response()
+}
+
+async fn messages(handle: Data<RuntimeHandle>, limits: Data<Limits>, body: Body) -> Result<HttpResponse, ApiError> {
+    anthropic::create(&handle, &json_body(body, &limits)?).await
+}
+
+async fn count_tokens(handle: Data<RuntimeHandle>, limits: Data<Limits>, body: Body) -> Result<HttpResponse, ApiError> {
+    let body = json_body(body, &limits)?;
+    let counted = blocking(move || anthropic::count_tokens(&body, handle.model())).await?;
+    Ok(HttpResponse::Ok().json(counted))
 }
 
 fn describe_models() -> Operation {
@@ -137,12 +179,18 @@ fn describe_model() -> Operation {
         .answers::<ModelCard>("The model.")
 }
 
-async fn models(handle: Data<RuntimeHandle>) -> HttpResponse {
+async fn models(handle: Data<RuntimeHandle>, request: HttpRequest) -> HttpResponse {
+    if anthropic::has_version(request.headers()) {
+        return HttpResponse::Ok().json(anthropic::models::list(handle.model()));
+    }
     HttpResponse::Ok().json(json!({"object": "list", "data": [model_card(&handle)]}))
 }
 
-async fn model(handle: Data<RuntimeHandle>, id: Path<String>) -> Result<HttpResponse, ApiError> {
+async fn model(handle: Data<RuntimeHandle>, id: Path<String>, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     check_model(&json!({ "model": *id }), handle.model())?;
+    if anthropic::has_version(request.headers()) {
+        return Ok(HttpResponse::Ok().json(anthropic::models::card(handle.model())));
+    }
     Ok(HttpResponse::Ok().json(model_card(&handle)))
 }
 
@@ -263,6 +311,9 @@ impl ResponseError for ApiError {
         if let Some(seconds) = self.retry_after_s {
             response.insert_header((RETRY_AFTER, seconds));
         }
-        response.json(json!({ "error": self }))
+        let mut response = response.json(json!({ "error": self }));
+        // For those who write it in another format.
+        response.extensions_mut().insert(self.clone());
+        response
     }
 }

@@ -3,6 +3,7 @@
 use crate::actors::runtime::RuntimeHandle;
 use crate::config::ServerConfig;
 use crate::error::{ApiError, StartError};
+use crate::http::anthropic;
 use crate::http::auth::ApiKeys;
 use crate::http::compression::{encodings, without_identity};
 use crate::http::cors::cors;
@@ -91,7 +92,11 @@ async fn with_key(
 async fn around(request: ServiceRequest, next: Next<impl MessageBody + 'static>) -> Result<ServiceResponse, Error> {
     let started = Instant::now();
     let id = request_id(request.headers());
+    let is_anthropics = anthropic::is_spoken(request.path(), request.headers());
     let mut answer = next.call(request).await?.map_into_boxed_body();
+    if is_anthropics {
+        answer = anthropic::error::in_its_format(answer, &id);
+    }
     answer.headers_mut().insert(REQUEST_ID, id.clone());
     let status = answer.status().as_u16();
     metrics::http_request(metrics_path(answer.request().match_pattern().as_deref()), status);

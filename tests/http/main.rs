@@ -1,10 +1,13 @@
 //! The HTTP API over a real socket, before an engine whose every token the test decides.
 
 mod answers;
+mod anthropic;
 mod fake_engine;
 mod goldens;
 mod openapi;
 mod parameters;
+mod responses;
 mod server;
 mod streams;
+mod tools;
 mod transport;

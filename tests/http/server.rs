@@ -6,9 +6,10 @@ use pagetide::sampling::params::FinishReason;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-const PATHS: [(&str, &str); 12] = [
+const PATHS: [(&str, &str); 13] = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/v1/responses"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/fake/model"),
     ("POST", "/tokenize"),

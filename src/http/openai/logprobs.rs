@@ -30,7 +30,7 @@ pub struct ChatLogprobs {
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-struct ChatPosition {
+pub struct ChatPosition {
     #[serde(flatten)]
     chosen: ChatToken,
     top_logprobs: Vec<ChatToken>,
@@ -58,16 +58,7 @@ pub struct CompletionLogprobs {
 impl Logprobs {
     /// `num_top` most likely tokens of each position.
     pub fn chat(tokenizer: &Tokenizer, positions: &[Position], num_top: u32) -> Self {
-        let token = |of: &TokenLogprob| ChatToken {
-            token: tokenizer.token_text(of.token),
-            logprob: json_logprob(of),
-            bytes: tokenizer.token_bytes(of.token),
-        };
-        let content = positions.iter().filter_map(|position| position.logprobs.as_ref()).map(|at| ChatPosition {
-            chosen: token(&at.chosen),
-            top_logprobs: at.top.iter().take(num_top as usize).map(token).collect(),
-        });
-        Logprobs::Chat(ChatLogprobs { content: content.collect() })
+        Logprobs::Chat(ChatLogprobs { content: chat_positions(tokenizer, positions, num_top) })
     }
 
     /// `num_top` most likely tokens of each position, and one more where the token itself is not among them.
@@ -85,6 +76,20 @@ impl Logprobs {
         }
         Logprobs::Completion(columns)
     }
+}
+
+/// `num_top` most likely tokens of each position, as chat and Responses write them.
+pub fn chat_positions(tokenizer: &Tokenizer, positions: &[Position], num_top: u32) -> Vec<ChatPosition> {
+    let token = |of: &TokenLogprob| ChatToken {
+        token: tokenizer.token_text(of.token),
+        logprob: json_logprob(of),
+        bytes: tokenizer.token_bytes(of.token),
+    };
+    let position = |at: &PositionLogprobs| ChatPosition {
+        chosen: token(&at.chosen),
+        top_logprobs: at.top.iter().take(num_top as usize).map(token).collect(),
+    };
+    positions.iter().filter_map(|at| at.logprobs.as_ref()).map(position).collect()
 }
 
 /// vLLM's `prompt_logprobs`: for each token of the prompt the token itself and the most likely ones by id; null for

@@ -82,6 +82,7 @@ pub struct SamplingFields {
     #[schema(min_items = 1)]
     pub allowed_token_ids: Option<Vec<i64>>,
     /// Texts that do not occur in the answer, wherever they would begin.
+    #[schema(max_items = 256)]
     pub bad_words: Option<Vec<String>>,
     /// Answers to make, of which the best n are given; with use_beam_search the width, 16 at most. Default: n.
     #[schema(minimum = 1, maximum = 128)]
@@ -249,6 +250,7 @@ impl SamplingFields {
     pub fn answer(&self, params: &SamplingParams) -> Result<AnswerOptions, ApiError> {
         Ok(AnswerOptions {
             text: OutputOptions {
+                kept_tokens: Arc::default(),
                 skip_special_tokens: self.skip_special_tokens.unwrap_or(true),
                 join_added_tokens: self.spaces_between_special_tokens == Some(false),
                 stop: self.stop_strings()?,

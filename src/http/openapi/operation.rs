@@ -3,6 +3,7 @@
 use crate::error::ApiError;
 use crate::http::routes::ApiPath;
 use serde_json::{Map, Value, json};
+use std::borrow::Cow;
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
@@ -59,6 +60,8 @@ pub struct Operation {
     answer: Map<String, Value>,
     answer_about: &'static str,
     errors: Vec<u16>,
+    /// Name of the errors' schema.
+    error: Cow<'static, str>,
     schemas: Schemas,
 }
 
@@ -75,6 +78,7 @@ impl Operation {
             answer: Map::new(),
             answer_about: "Done.",
             errors: Vec::new(),
+            error: ErrorAnswer::name(),
             schemas: Vec::new(),
         }
     }
@@ -93,12 +97,22 @@ impl Operation {
     }
 
     /// The body has the fields that `T` parses. A field that two structs have is described by the first.
-    pub fn fields<T: ToSchema>(mut self) -> Self {
+    pub fn fields<T: ToSchema>(self) -> Self {
+        self.fields_where::<T>(|_| true)
+    }
+
+    /// The body has these of the fields that `T` parses.
+    pub fn some_fields<T: ToSchema>(self, names: &[&str]) -> Self {
+        self.fields_where::<T>(|name| names.contains(&name))
+    }
+
+    fn fields_where<T: ToSchema>(mut self, is_one: impl Fn(&str) -> bool) -> Self {
         let Form { properties, .. } = self.request.last_mut().expect("body() comes before fields()");
         let schema = json_of(T::schema());
         let Value::Object(fields) = schema["properties"].clone() else {
             panic!("{} is not a struct of fields", T::name());
         };
+        let fields: Map<String, Value> = fields.into_iter().filter(|(name, _)| is_one(name)).collect();
         for (name, field) in fields {
             properties.entry(name).or_insert_with(|| optional(field));
         }
@@ -161,6 +175,14 @@ impl Operation {
         self
     }
 
+    /// Errors are told as `T`, not as OpenAI does.
+    pub fn errors_as<T: ToSchema>(mut self) -> Self {
+        self.error = T::name();
+        self.schemas.push((T::name().into(), T::schema()));
+        T::schemas(&mut self.schemas);
+        self
+    }
+
     /// What every request to the engine can meet.
     pub fn generates(self) -> Self {
         self.fails(&[429, 500, 503])
@@ -180,10 +202,12 @@ impl Operation {
         self.errors.sort_unstable();
         self.errors.dedup();
         for status in self.errors {
-            responses.insert(status.to_string(), error(status));
+            responses.insert(status.to_string(), error(status, &self.error));
         }
-        self.schemas.push((ErrorAnswer::name().into(), ErrorAnswer::schema()));
-        ErrorAnswer::schemas(&mut self.schemas);
+        if self.error == ErrorAnswer::name() {
+            self.schemas.push((ErrorAnswer::name().into(), ErrorAnswer::schema()));
+            ErrorAnswer::schemas(&mut self.schemas);
+        }
         for (name, schema) in self.schemas {
             schemas.entry(name).or_insert_with(|| json_of(schema));
         }
@@ -225,11 +249,11 @@ struct ErrorAnswer {
     error: ApiError,
 }
 
-fn error(status: u16) -> Value {
+fn error(status: u16, schema: &str) -> Value {
     let about = match status {
         400 => "A field is missing, or has a wrong type or value; param names it.",
         401 => "No key, or a wrong one.",
-        404 => "No such model.",
+        404 => "No such model, or nothing of this name.",
         413 => "The body is longer than server.max_body_bytes.",
         415 => "The body has a Content-Encoding that is not known.",
         429 => "The server holds as many requests as it may. Retry-After says when to try again.",
@@ -241,7 +265,7 @@ fn error(status: u16) -> Value {
     if matches!(status, 429 | 503) {
         headers["Retry-After"] = json!({"description": "Seconds.", "schema": {"type": "integer"}});
     }
-    let content = json!({"application/json": {"schema": reference(&ErrorAnswer::name())}});
+    let content = json!({"application/json": {"schema": reference(schema)}});
     json!({"description": about, "headers": headers, "content": content})
 }
 
