@@ -315,6 +315,7 @@ fn tag_final_message(messages: &[Value]) -> Result<(Vec<Value>, String), ApiErro
     let refuse = |why: &str| ApiError::invalid("continue_final_message", why);
     let mut messages = messages.to_vec();
     let last = messages.last_mut().ok_or_else(|| refuse("there is no message to continue"))?;
+    let calls_tools = last.get("tool_calls").is_some();
     let text = match last.get_mut("content") {
         Some(Value::String(text)) => Some(text),
         Some(Value::Array(parts)) => parts.iter_mut().rev().find_map(|part| match part.get_mut("text") {
@@ -323,6 +324,7 @@ fn tag_final_message(messages: &[Value]) -> Result<(Vec<Value>, String), ApiErro
         }),
         _ => None,
     };
+    let text = text.filter(|text| !(calls_tools && text.is_empty()));
     let text = text.ok_or_else(|| refuse("the last message has no text content to continue"))?;
     let content = text.clone();
     text.push_str(CONTINUE_TAG);

@@ -18,7 +18,7 @@ pub mod stream;
 pub mod structured;
 pub mod tokenize;
 pub mod tools;
-mod unsupported;
+pub mod unsupported;
 
 use crate::actors::messages::{Prompt, Submit};
 use crate::actors::runtime::ModelInfo;
