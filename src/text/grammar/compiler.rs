@@ -149,7 +149,11 @@ impl Source {
                 limit("rules and groups", lark.lines().count(), MAX_GRAMMAR_LINES)?;
                 Ok(Source::Lark(lark))
             }
-            GrammarSpec::Lark(lark) => Ok(Source::Lark(lark.clone())),
+            GrammarSpec::Lark(lark) => {
+                limit("bytes", lark.len(), MAX_SCHEMA_BYTES)?;
+                limit("lines of grammar", lark.lines().count(), MAX_GRAMMAR_LINES)?;
+                Ok(Source::Lark(lark.clone()))
+            }
         }
     }
 
