@@ -48,6 +48,7 @@ async fn every_parameter_reaches_the_engine() {
         stop_token_ids: vec![9, 10],
         allowed_tokens: Some(Arc::new(TokenMask::new([5, 40]))),
         bad_words: vec![b"no".iter().map(|byte| u32::from(*byte)).collect()],
+        pooling: None,
         beam: None,
         logprobs: Some(2),
         prompt_logprobs: Some(4),
