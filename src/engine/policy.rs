@@ -535,7 +535,7 @@ fn may_join(
 ) -> bool {
     let mut others = requests[&seq.rank.request].iter().filter_map(|rank| running.get(rank));
     let is_complete = |beam: &Sequence| {
-        beam.num_planned() + 1 == beam.num_tokens() && beam.num_published == beam.num_computed / block_size
+        beam.num_computed + 1 == beam.num_tokens() && beam.num_published == beam.num_computed / block_size
     };
     others.all(is_complete)
 }

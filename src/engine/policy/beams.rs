@@ -2,7 +2,7 @@
 //!
 //! The beams of a request go on in lockstep: a step has all of them or none. Where one has yielded, the others keep
 //! their blocks and wait for it. Nothing else waits for them: should it come to where only waiting beams run and nobody
-//! can be admitted beside them, the most junior gives its blocks up ([`Scheduler::unblock`]).
+//! can be admitted beside them, all of them give their blocks up (`unblock`).
 
 use super::Scheduler;
 use crate::engine::beam::{Beam, BeamSearch, Continuation, Open};
@@ -38,13 +38,14 @@ impl Scheduler {
         }
     }
 
-    /// Where everything that runs is a beam that waits for another, and nothing was admitted: the most junior is
-    /// dropped for recomputation, until what it waits for fits.
+    /// Where everything that runs is a beam that waits for another, and nothing was admitted: all give their blocks up,
+    /// and who comes first starts over. Most of their content stays cached.
     pub(super) fn unblock(&mut self) {
-        let Some((rank, mut seq)) = self.running.pop_last() else { return };
-        self.pending.release.push(seq.preempt(None));
-        self.stats.preempted_recompute += 1;
-        self.waiting.insert(rank, seq);
+        for (rank, mut seq) in std::mem::take(&mut self.running) {
+            self.pending.release.push(seq.preempt(None));
+            self.stats.preempted_recompute += 1;
+            self.waiting.insert(rank, seq);
+        }
     }
 
     /// One step of a request's search: what its beams are followed by.
