@@ -49,6 +49,8 @@ async fn every_parameter_reaches_the_engine() {
         allowed_tokens: Some(Arc::new(TokenMask::new([5, 40]))),
         logprobs: Some(2),
         prompt_logprobs: Some(4),
+        bad_words: vec![],
+        beam: None,
     };
     assert_eq!(seen.params, expected);
     assert_eq!((seen.n, seen.seed, seen.priority), (3, Some(u64::MAX), -3));
