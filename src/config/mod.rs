@@ -33,6 +33,9 @@ pub struct ServerConfig {
     pub served_model_name: Option<String>,
     /// Empty: no key is asked for.
     pub api_keys: Vec<String>,
+    /// Origins whose pages may ask, `*` for any; empty: none may.
+    pub cors_allowed_origins: Vec<String>,
+    pub cors_allow_credentials: bool,
     /// Requests held at once, queued and running; one more gets a 429.
     pub max_requests: usize,
     pub retry_after_s: u64,
@@ -126,6 +129,8 @@ impl Default for ServerConfig {
             port: 8000,
             served_model_name: None,
             api_keys: Vec::new(),
+            cors_allowed_origins: Vec::new(),
+            cors_allow_credentials: false,
             max_requests: 1024,
             retry_after_s: 1,
             drain_timeout_s: 30,

@@ -113,6 +113,12 @@ settings! {
     server.api_keys: Kind::List, "", Some(("api-key", "KEY")),
         "Bearer keys that clients may use; with none, no key is asked for. /health, /docs and /openapi.json are always open.",
         "The server can be reached by others. Prefer file or environment: a flag shows in the process list.";
+    server.cors_allowed_origins: Kind::List, "", None,
+        "Origins (https://chat.example.org) whose web pages may use this server; \"*\" is any, none is none.",
+        "A page in a browser talks to this server without one in between.";
+    server.cors_allow_credentials: Kind::Bool, "", None,
+        "Whether those pages may send cookies and other credentials of the browser. Keys in Authorization need none.",
+        "A proxy in front of this server asks for cookies.";
     server.max_requests: int(1, 1_000_000), "requests", None,
         "Requests held at once, queued and running; one more is answered with 429.",
         "Lower, to turn clients away sooner instead of letting them wait; higher for bursts.";

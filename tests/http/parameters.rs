@@ -49,7 +49,7 @@ async fn every_parameter_reaches_the_engine() {
         allowed_tokens: Some(Arc::new(TokenMask::new([5, 40]))),
         logprobs: Some(2),
         prompt_logprobs: Some(4),
-        bad_words: vec![],
+        bad_words: Vec::new(),
         beam: None,
     };
     assert_eq!(seen.params, expected);
@@ -203,7 +203,6 @@ async fn a_value_out_of_range_or_of_a_wrong_type_is_refused_by_name() {
         (json!({"user": 5}), "user", "a string"),
         (json!({"metadata": "a"}), "metadata", "an object"),
         (json!({"metadata": {"a": 5}}), "metadata.a", "a string"),
-        (json!({"use_beam_search": true}), "use_beam_search", "not supported yet"),
     ];
     for (more, param, says) in both {
         for (path, body) in [(CHAT, chat(more.clone())), (COMPLETION, completion(more.clone()))] {
@@ -247,7 +246,7 @@ async fn a_value_out_of_range_or_of_a_wrong_type_is_refused_by_name() {
         (json!({"logprobs": true}), "logprobs", "an integer"),
         (json!({"prompt": null}), "prompt", "required"),
         (json!({"prompt": [1, 264]}), "prompt[1]", "[0, 263]"),
-        (json!({"best_of": 2}), "best_of", "not supported yet"),
+        (json!({"best_of": 2, "n": 3}), "best_of", "at least n = 3"),
         (json!({"suffix": "end"}), "suffix", "not supported yet"),
     ] {
         expect_refusal(&server, COMPLETION, &completion(more), param, says).await;

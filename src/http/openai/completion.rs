@@ -23,6 +23,9 @@ struct CompletionFields {
     /// A string, an array of strings, token ids, or an array of arrays of token ids. Each gets n answers.
     #[schema(value_type = Option<PromptForms>)]
     prompt: Option<Value>,
+    /// Tokens to generate at most; 0 only with echo or prompt_logprobs to any use.
+    #[schema(minimum = 0, maximum = 4294967295_i64, default = 16)]
+    max_tokens: Option<i64>,
     /// The answer begins with the prompt.
     #[serde(deserialize_with = "null_as_default")]
     #[schema(default = false)]
@@ -68,7 +71,7 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
     let mut answer = shared.answer(&params)?;
     answer.echo = own.echo;
     answer.logprobs = num_logprobs("logprobs", own.logprobs)?;
-    set_max_tokens(&shared, &mut params, &mut answer)?;
+    set_max_tokens(own.max_tokens, &mut params, &mut answer)?;
     params.logprobs = answer.logprobs;
     if answer.echo {
         // The echoed tokens have log-probabilities as the generated ones do.
@@ -96,12 +99,8 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
 }
 
 /// The engine samples at least one token; for `max_tokens: 0` it is dropped.
-fn set_max_tokens(
-    shared: &SamplingFields,
-    params: &mut SamplingParams,
-    answer: &mut AnswerOptions,
-) -> Result<(), ApiError> {
-    params.max_tokens = max_tokens("max_tokens", shared.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS), 0)?;
+fn set_max_tokens(given: Option<i64>, params: &mut SamplingParams, answer: &mut AnswerOptions) -> Result<(), ApiError> {
+    params.max_tokens = max_tokens("max_tokens", given.unwrap_or(DEFAULT_MAX_TOKENS), 0)?;
     if params.max_tokens == 0 && params.min_tokens > 0 {
         return Err(ApiError::invalid("min_tokens", "min_tokens must be 0 where max_tokens is 0"));
     }

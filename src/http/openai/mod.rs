@@ -14,7 +14,7 @@ pub mod response;
 pub mod sampling;
 pub mod stream;
 pub mod tokenize;
-mod unsupported;
+pub mod unsupported;
 
 use crate::actors::messages::{Prompt, Submit};
 use crate::actors::runtime::ModelInfo;

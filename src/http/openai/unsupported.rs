@@ -6,7 +6,7 @@ use crate::error::ApiError;
 use serde_json::Value;
 
 /// Fields that may be given only as null, false, or empty.
-const REFUSED: &[&str] = &[
+pub const REFUSED: &[&str] = &[
     "audio",
     "chat_template",
     "function_call",

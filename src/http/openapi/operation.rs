@@ -281,10 +281,10 @@ fn tidy(value: &mut Value) {
             if fields.get("default").is_some_and(Value::is_null) {
                 fields.shift_remove("default");
             }
+            hoist_description(fields);
             if let Some(Value::String(about)) = fields.get_mut("description") {
                 *about = about.replace('\n', " ");
             }
-            hoist_description(fields);
             fields.values_mut().for_each(tidy);
         }
         Value::Array(items) => items.iter_mut().for_each(tidy),
