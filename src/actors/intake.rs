@@ -5,11 +5,13 @@ use crate::actors::runtime::{ModelInfo, stop_system};
 use crate::actors::scheduler::SchedulerActor;
 use crate::actors::workers::Workers;
 use crate::engine::beam;
+use crate::engine::constraint::ConstraintSource;
 use crate::engine::policy::Arrival;
 use crate::error::ApiError;
 use crate::ids::{RequestId, TokenId};
 use crate::metrics::{self, Rejection};
 use crate::sampling::params::SamplingParams;
+use crate::text::grammar::{GrammarCompiler, GrammarRequest};
 use crate::text::truncation::{Side, Truncation};
 use actix::{Actor, Addr, Context, Handler, Recipient, ResponseFuture};
 use std::rc::Rc;
@@ -56,6 +58,7 @@ struct Shared {
     model: Arc<ModelInfo>,
     limits: Limits,
     workers: Workers,
+    grammars: Arc<GrammarCompiler>,
     scheduler: Addr<SchedulerActor>,
     next_id: AtomicU64,
 }
@@ -68,7 +71,11 @@ impl RequestIntake {
         workers: Workers,
         scheduler: Addr<SchedulerActor>,
     ) -> Self {
-        Self { shared: Rc::new(Shared { model, limits, workers, scheduler, next_id: AtomicU64::new(1) }), places }
+        let tokenizer = model.tokenizer.clone();
+        let grammars = GrammarCompiler::new(tokenizer, model.vocab_size as usize, &model.eos_token_ids);
+        let grammars = Arc::new(grammars);
+        let next_id = AtomicU64::new(1);
+        Self { shared: Rc::new(Shared { model, limits, workers, grammars, scheduler, next_id }), places }
     }
 }
 
@@ -104,15 +111,16 @@ impl Handler<Submit> for RequestIntake {
                 if n == 0 {
                     return Err(ApiError::invalid("n", "must be at least 1, got 0"));
                 }
-                if let Some(grammar) = grammar {
-                    return Err(ApiError::invalid(&grammar.param, "structured output is not supported yet"));
-                }
                 let cut = truncation.map(|cut| (shared.prompt_room(cut, &params), cut.side));
                 let prompt = shared.tokenise(prompt, cut, prompt_param).await?;
                 let params = shared.resolve(params, &prompt, prompt_param, ignore_eos, seed)?;
-                Ok((Arc::new(prompt), Arc::new(params)))
+                let constraint = match grammar {
+                    Some(grammar) => Some(shared.constrain(grammar, &prompt, &params).await?),
+                    None => None,
+                };
+                Ok((Arc::new(prompt), Arc::new(params), constraint))
             };
-            let (prompt, params) = accepted.await.inspect_err(count_rejection)?;
+            let (prompt, params, constraint) = accepted.await.inspect_err(count_rejection)?;
             // No await from here on: ids reach the scheduler in their order.
             let id = RequestId(shared.next_id.fetch_add(1, Ordering::Relaxed));
             let scheduler = &shared.scheduler;
@@ -120,7 +128,7 @@ impl Handler<Submit> for RequestIntake {
                 (scheduler.clone().recipient(), scheduler.clone().recipient());
             let (sender, events) = EventStream::channel(id, cancel, stop);
             let (prompt_tokens, shared_params) = (prompt.clone(), params.clone());
-            let arrival = Arrival { id, prompt, params, n, priority, cache_salt, constraint: None };
+            let arrival = Arrival { id, prompt, params, n, priority, cache_salt, constraint };
             scheduler.do_send(Arrive { arrival, events: sender, arrived, permit });
             Ok(Accepted { id, prompt_tokens, params: shared_params, events })
         })
@@ -166,6 +174,27 @@ impl Shared {
             return Err(ApiError::invalid(param, message));
         }
         Ok(tokens)
+    }
+
+    /// What the request's grammar allows, token by token.
+    async fn constrain(
+        &self,
+        mut grammar: GrammarRequest,
+        prompt: &[TokenId],
+        params: &SamplingParams,
+    ) -> Result<Arc<dyn ConstraintSource>, ApiError> {
+        if params.allowed_tokens.is_some() {
+            let message = format!("allowed_token_ids cannot be combined with {}", grammar.param);
+            return Err(ApiError::invalid("allowed_token_ids", message));
+        }
+        if let Some(mark) = &grammar.starts_after
+            && self.model.tokenizer.ends_with(prompt, mark)
+        {
+            // The prompt has gone beyond it: a chat template can end with reasoning that is empty.
+            grammar.starts_after = None;
+        }
+        let grammars = self.grammars.clone();
+        self.workers.run(move || grammars.compile(&grammar)).await
     }
 
     /// Fills in what the client left open, and refuses what the model or the memory can never hold.

@@ -3,7 +3,8 @@
 
 use super::value::{Field, Kind, Value};
 use super::{
-    Config, DeviceKind, DtypeChoice, Isa, LoadFormat, LogFormat, OnFailure, Overlap, PreemptionMode, SchedulingPolicy,
+    Config, DeviceKind, DtypeChoice, Isa, LoadFormat, LogFormat, OnFailure, Overlap, PreemptionMode, ReasoningParser,
+    SchedulingPolicy, ToolCallParser,
 };
 use std::fmt::Write;
 
@@ -131,6 +132,9 @@ settings! {
     server.max_body_bytes: int(1024, 1 << 30), "bytes", None,
         "Largest request body; a larger one is answered with 413.",
         "Prompts are longer, or clients are not trusted.";
+    server.trust_request_chat_template: Kind::Bool, "", None,
+        "Requests may bring a chat_template of their own.",
+        "Clients are trusted: a template is a program, and one that was written to can use up the memory.";
     server.workers: int(0, 1024), "threads", None,
         "Threads for HTTP; 0 is one for each core, at most 4.",
         "Thousands of streams at once.";
@@ -147,6 +151,14 @@ settings! {
     model.load_format: Kind::Choice(LoadFormat::NAMES), "", Some(("load-format", "auto|dummy")),
         "auto reads the checkpoint's safetensors; dummy makes random weights from config.json alone, with the demo model's tokenizer where there is none.",
         "dummy, to measure a model's shape without its weights.";
+    model.tool_call_parser: Kind::Choice(ToolCallParser::NAMES), "",
+        Some(("tool-call-parser", "auto|none|hermes|llama3_json|mistral")),
+        "In which words the model calls tools: hermes (Hermes, Qwen), llama3_json, mistral; auto is what its chat template shows, none reads no calls.",
+        "The chat template is of no known format, or of another than the model was trained on; pagetide doctor says what auto finds.";
+    model.reasoning_parser: Kind::Choice(ReasoningParser::NAMES), "",
+        Some(("reasoning-parser", "auto|none|deepseek_r1|qwen3|mistral")),
+        "How the model marks its reasoning: <think> (qwen3; deepseek_r1 where the first mark may be missing) or [THINK] (mistral); auto is what its chat template shows, none leaves it in the content.",
+        "Reasoning comes as content, or content as reasoning.";
 
     device.kind: Kind::Choice(DeviceKind::NAMES), "", Some(("device", "auto|cpu|cuda")),
         "Where the model runs; auto is the GPU if there is one, else the CPU.",

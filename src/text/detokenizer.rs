@@ -22,6 +22,8 @@ pub struct Detokenizer {
 #[derive(Debug)]
 struct State {
     skip_special_tokens: bool,
+    /// Special tokens that are not skipped.
+    kept: Arc<[TokenId]>,
     /// An added token right after another comes without what the decoder puts before it.
     joins_added: bool,
     /// The last token was an added one.
@@ -41,6 +43,7 @@ impl Detokenizer {
     pub fn new(tokenizer: Arc<Tokenizer>, prompt: &[TokenId], skip_special_tokens: bool) -> Self {
         let mut state = State {
             skip_special_tokens,
+            kept: Arc::default(),
             joins_added: false,
             after_added: false,
             at_start: true,
@@ -59,6 +62,12 @@ impl Detokenizer {
             certain.clear();
         }
         Self { tokenizer, state }
+    }
+
+    /// Special tokens that become text although others are skipped.
+    pub fn keep_tokens(mut self, kept: Arc<[TokenId]>) -> Self {
+        self.state.kept = kept;
+        self
     }
 
     /// Whether an added token that follows another comes as it stands in the vocabulary, without the space that some
@@ -94,7 +103,8 @@ impl Detokenizer {
 impl State {
     /// The token's piece, unless it names no token or is skipped.
     fn piece<'a>(&self, tokenizer: &'a Tokenizer, token: TokenId) -> Option<Piece<'a>> {
-        tokenizer.pieces().get(token).filter(|piece| !(piece.special && self.skip_special_tokens))
+        let is_skipped = |piece: &Piece<'_>| piece.special && self.skip_special_tokens && !self.kept.contains(&token);
+        tokenizer.pieces().get(token).filter(|piece| !is_skipped(piece))
     }
 
     /// Where to begin in `prompt` so that the state after it is the same as from its beginning.

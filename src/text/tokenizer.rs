@@ -25,6 +25,9 @@ pub struct SpecialTokens {
     pub unk: Option<SpecialToken>,
 }
 
+/// Tokens that can hold a mark (`</think>`) and the white space behind it.
+const MAX_TAIL: usize = 16;
+
 /// Text to token ids and back.
 pub struct Tokenizer {
     vocabulary: Vocabulary,
@@ -78,6 +81,14 @@ impl Tokenizer {
             .decode(ids, skip_special_tokens)
             .map_err(|error| ApiError::bad_request(format!("the tokens cannot be decoded: {error}")))?;
         Ok(if self.cleans_up { clean_up_spaces(&text) } else { text })
+    }
+
+    /// Whether the text of `ids` ends with this, perhaps with white space behind it. `end` is a mark of a few
+    /// characters; only the last few tokens are looked at.
+    pub fn ends_with(&self, ids: &[TokenId], end: &str) -> bool {
+        let tail = &ids[ids.len().saturating_sub(MAX_TAIL)..];
+        // What cannot be decoded ends with no mark.
+        self.decode(tail, false).is_ok_and(|text| text.trim_end().ends_with(end))
     }
 
     /// What a token stands for inside a text, as shown with log-probabilities: its bytes, with U+FFFD for what is

@@ -9,4 +9,5 @@ mod parameters;
 mod responses;
 mod server;
 mod streams;
+mod tools;
 mod transport;

@@ -287,11 +287,10 @@ proptest! {
         let whole = tokenizer.decode(&tokens, true).expect("decodes");
         let options =
             OutputOptions {
-                join_added_tokens: false,
                 skip_special_tokens: true,
                 stop: stop.clone(),
                 include_stop_str_in_output: include,
-                min_tokens: 0,
+                ..OutputOptions::default()
             };
         let mut output = OutputText::new(Arc::clone(tokenizer), &[], &options);
         let (mut text, mut offsets, mut stopped, mut pushed) = (String::new(), Vec::new(), None, 0);

@@ -64,6 +64,8 @@ impl World {
         let (executor, ()) = ModelExecutor::start(load).unwrap();
         let tokenizer = include_str!("../../../models/demo/tokenizer.json");
         let model = Arc::new(ModelInfo {
+            chat_format: Default::default(),
+            trust_request_chat_template: false,
             served_name: "fake".into(),
             created_s: 0,
             max_model_len: 100,

@@ -2,7 +2,7 @@
 
 use super::accepted::AcceptedFields;
 use super::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs};
-use super::{AnswerOptions, Endpoint, ModelField, Request, null_as_default, parse_fields, shown, token_id};
+use super::{AnswerOptions, Endpoint, ModelField, Request, null_as_default, parse_fields, shown, structured, token_id};
 use crate::actors::messages::Prompt;
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
@@ -92,7 +92,7 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
         priority: shared.priority()?,
         cache_salt: shared.cache_salt()?,
         truncation: shared.truncation(model)?,
-        grammar: None,
+        grammar: structured::grammar(body)?,
         answer,
         stream,
     })

@@ -10,16 +10,20 @@ mod beams;
 pub mod chat;
 pub mod completion;
 pub mod logprobs;
+mod message;
 pub mod response;
 pub mod sampling;
 pub mod stream;
+pub mod structured;
 pub mod tokenize;
+pub mod tools;
 pub mod unsupported;
 
 use crate::actors::messages::{Prompt, Submit};
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
 use crate::sampling::params::SamplingParams;
+use crate::text::chat_output::ChatReading;
 use crate::text::grammar::GrammarRequest;
 use crate::text::output::OutputOptions;
 use crate::text::truncation::Truncation;
@@ -80,8 +84,10 @@ pub struct Request {
 /// How the answer is written; the engine does not see this.
 #[derive(Clone, Debug, Default)]
 pub struct AnswerOptions {
-    /// The text is a chat message: read as content, reasoning and tool calls.
-    pub chat: bool,
+    /// The text is a chat message: how it is read as content, reasoning and tool calls.
+    pub chat: Option<ChatReading>,
+    /// A call of one tool was demanded: OpenAI's reason for the end is then `stop`.
+    pub named_tool: bool,
     /// Special tokens, stop strings.
     pub text: OutputOptions,
     /// Most likely tokens reported with each token.
@@ -112,7 +118,7 @@ impl Request {
             return Err(ApiError::bad_request("the request body must be a JSON object"));
         }
         check_model(body, model)?;
-        unsupported::refuse(endpoint, body)?;
+        unsupported::refuse(body)?;
         match endpoint {
             Endpoint::Chat => chat::parse(body, model),
             Endpoint::Completion => completion::parse(body, model),

@@ -249,6 +249,7 @@ impl SamplingFields {
     pub fn answer(&self, params: &SamplingParams) -> Result<AnswerOptions, ApiError> {
         Ok(AnswerOptions {
             text: OutputOptions {
+                kept_tokens: Arc::default(),
                 skip_special_tokens: self.skip_special_tokens.unwrap_or(true),
                 join_added_tokens: self.spaces_between_special_tokens == Some(false),
                 stop: self.stop_strings()?,

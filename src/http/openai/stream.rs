@@ -43,6 +43,9 @@ impl WriteEvents for Chunks {
             let usage = usage.map(|usage| usage.map(Usage::of_prompt));
             self.event(out, |out, answer| answer.write_role(out, delta.choice, generation, usage));
         }
+        if self.answer.is_silent(&delta) {
+            return;
+        }
         self.event(out, |out, answer| answer.write_delta(out, &delta, first, generation, usage));
     }
 

@@ -1,6 +1,7 @@
 //! `POST /tokenize` and `/detokenize`, as vLLM has them.
 
-use super::{ModelField, chat, null_as_default, parse_fields, token_id, unsupported};
+use super::tools::{ToolFields, Tools};
+use super::{ModelField, chat, null_as_default, parse_fields, token_id};
 use crate::actors::messages::Prompt;
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
@@ -50,6 +51,7 @@ pub fn describe_tokenize() -> Operation {
         .fields::<ModelField>()
         .fields::<TokenizeFields>()
         .fields::<chat::TemplateFields>()
+        .fields::<ToolFields>()
         .answers::<Tokenized>("The token ids.")
 }
 
@@ -64,14 +66,13 @@ pub fn describe_detokenize() -> Operation {
 
 /// Token ids of `prompt`, or of `messages` through the chat template.
 pub fn tokenize(body: &Value, model: &ModelInfo) -> Result<Tokenized, ApiError> {
-    unsupported::refuse_fields(&["chat_template"], body)?;
     let fields: TokenizeFields = parse_fields(body)?;
     let (prompt, param) = match (fields.prompt, body.get("messages")) {
         (Some(text), _) => {
             let add_special_tokens = fields.add_special_tokens.unwrap_or(true);
             (Prompt::Text { text, add_special_tokens }, "prompt")
         }
-        (None, Some(_)) => (Prompt::Chat(chat::chat_prompt(body)?), "messages"),
+        (None, Some(_)) => (Prompt::Chat(chat::chat_prompt(body, &Tools::read(body)?, model)?), "messages"),
         (None, None) => return Err(ApiError::invalid("prompt", "prompt or messages is required")),
     };
     let tokens = model.encode(&prompt, param)?;

@@ -44,8 +44,29 @@ struct ChatChoice {
 struct AssistantMessage {
     #[schema(value_type = RoleAssistant)]
     role: (),
+    /// Null where the model only reasoned or called tools.
     content: Option<String>,
     refusal: Option<String>,
+    /// Of a model that reasons.
+    reasoning_content: Option<String>,
+    /// The same as reasoning_content.
+    reasoning: Option<String>,
+    tool_calls: Option<Vec<ToolCall>>,
+}
+
+#[derive(ToSchema)]
+struct ToolCall {
+    id: String,
+    #[schema(value_type = TypeFunction)]
+    r#type: (),
+    function: CalledFunction,
+}
+
+#[derive(ToSchema)]
+struct CalledFunction {
+    name: String,
+    /// JSON. Where calls were not demanded (tool_choice) the model can have written it wrong.
+    arguments: String,
 }
 
 /// A part of a streamed chat.
@@ -85,6 +106,28 @@ struct MessageDelta {
     #[schema(value_type = Option<RoleAssistant>)]
     role: (),
     content: Option<String>,
+    /// Of a model that reasons.
+    reasoning_content: Option<String>,
+    /// The same as reasoning_content.
+    reasoning: Option<String>,
+    tool_calls: Option<Vec<ToolCallDelta>>,
+}
+
+/// The beginning of a call, or more of its arguments.
+#[derive(ToSchema)]
+struct ToolCallDelta {
+    /// Which call of the message.
+    index: u32,
+    id: Option<String>,
+    #[schema(value_type = Option<TypeFunction>)]
+    r#type: (),
+    function: CalledFunctionDelta,
+}
+
+#[derive(ToSchema)]
+struct CalledFunctionDelta {
+    name: Option<String>,
+    arguments: String,
 }
 
 /// The answer to a completion, or a part of a streamed one.
@@ -136,6 +179,8 @@ enum FinishReason {
     Stop,
     /// max_tokens, or the model's length.
     Length,
+    /// The model has called tools; stop where tool_choice named one.
+    ToolCalls,
 }
 
 /// The models that are served.
@@ -186,4 +231,5 @@ words!(
     ObjectList = "list",
     ObjectModel = "model",
     RoleAssistant = "assistant",
+    TypeFunction = "function",
 );
