@@ -47,8 +47,6 @@ async fn every_parameter_reaches_the_engine() {
         eos_token_ids: vec![],
         stop_token_ids: vec![9, 10],
         allowed_tokens: Some(Arc::new(TokenMask::new([5, 40]))),
-        bad_words: vec![],
-        beam: None,
         logprobs: Some(2),
         prompt_logprobs: Some(4),
         bad_words: Vec::new(),
