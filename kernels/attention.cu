@@ -87,6 +87,10 @@ KERNEL_OCCUPANCY(PREFILL_THREADS, 2, attention_prefill, AttentionParams) {
 
         float s[PREFILL_ROW_TILES][PREFILL_KV_TILE / 8][4];
         scores<PREFILL_ROW_TILES, PREFILL_KV_TILE>(s, k, load_q);
+#pragma unroll
+        for (int r = 0; r < PREFILL_ROW_TILES; r++) {
+            cap_scores<PREFILL_KV_TILE>(s[r], p.cap_scale);
+        }
 
         if (first < all_see_from || first + PREFILL_KV_TILE > all_see_to) {
             // Read again: few iterations come here, and no register is left to keep it.
@@ -245,6 +249,7 @@ KERNEL(DECODE_WARPS * WARP_SIZE, attention_decode, AttentionParams) {
         const scalar* k = stages + stage * STAGE_SIZE;
         float s[1][SLICE / 8][4];
         scores<1, SLICE>(s, k, load_q);
+        cap_scores<SLICE>(s[0], p.cap_scale);
         if (first < seen || first + SLICE > part.end) {
             mask_scores<SLICE>(s[0], first, from, to);
         }

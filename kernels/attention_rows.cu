@@ -14,6 +14,7 @@ struct AttentionParams {
     uint32_t window;     // tokens that a token sees, itself included; 0: all before it
     uint32_t partitions; // 1
     float scale_log2;    // factor on q·k, times log2(e): exponentials are powers of two
+    float cap_scale;     // with SOFTCAP: scores are tanh(q·k * cap_scale) first
 };
 
 constexpr int WARPS = 4;
@@ -63,6 +64,9 @@ KERNEL_OCCUPANCY(WARPS * WARP_SIZE, 4, attention_rows, AttentionParams) {
                     score += q[d + i] * to_float(values.at[i]);
                 }
             }
+#ifdef SOFTCAP
+            score = tanhf(score * p.cap_scale);
+#endif
         }
         const float new_max = fmaxf(max, reduce_warp<Max>(score));
         const float factor = exp2_approx((max - new_max) * p.scale_log2);

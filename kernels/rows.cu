@@ -1,13 +1,11 @@
 // Everything of the forward pass that is neither a matrix product nor attention. Each row is computed by itself, in an
 // order that does not depend on the others. Grids may be larger than the batch: rows beyond it have no work.
+#include "include/activation.cuh"
 #include "include/batch.cuh"
 #include "include/kv_cache.cuh"
 #include "include/reduce.cuh"
 
 constexpr int ROW_THREADS = 256;
-constexpr float LOG2_E = 1.44269504f;
-
-__device__ __forceinline__ float exp_approx(float x) { return exp2_approx(x * LOG2_E); }
 
 // --- embeddings
 
@@ -19,6 +17,7 @@ struct EmbedParams {
     scalar* out_scalar;
     uint32_t cols;
     uint32_t vocab;
+    float scale;  // factor on all numbers
 };
 
 // grid: rows
@@ -34,9 +33,9 @@ KERNEL(ROW_THREADS, embed, EmbedParams) {
     const scalar* from = p.table + uint64_t(token) * p.cols;
     for (uint32_t i = threadIdx.x; i < p.cols; i += blockDim.x) {
         if (p.out_float != nullptr) {
-            p.out_float[uint64_t(row) * p.cols + i] = to_float(from[i]);
+            p.out_float[uint64_t(row) * p.cols + i] = to_float(from[i]) * p.scale;
         } else {
-            p.out_scalar[uint64_t(row) * p.cols + i] = from[i];
+            p.out_scalar[uint64_t(row) * p.cols + i] = from_float<scalar>(to_float(from[i]) * p.scale);
         }
     }
 }
@@ -272,24 +271,6 @@ KERNEL(WARPS_PER_BLOCK * WARP_SIZE, rope_and_write_kv, RopeParams) {
 
 // --- activations
 
-enum Activation : uint32_t { SILU, GELU, GELU_TANH, RELU };
-
-__device__ __forceinline__ float activate(Activation kind, float x) {
-    switch (kind) {
-        case SILU:
-            return x / (1.0f + exp_approx(-x));
-        case GELU:
-            return 0.5f * x * (1.0f + erff(x * 0.707106781f));
-        case GELU_TANH: {
-            // 0.5 * x * (1 + tanh(u)) is x * sigmoid(2 u).
-            const float twice_u = 1.59576912f * (x + 0.044715f * x * x * x);
-            return x / (1.0f + exp_approx(-twice_u));
-        }
-        default:
-            return x > 0.0f ? x : 0.0f;
-    }
-}
-
 struct ActivationParams {
     const BatchHeader* batch;
     const scalar* x;  // [rows, cols], or [rows, 2 * cols] = [gate | up]
@@ -299,46 +280,14 @@ struct ActivationParams {
     uint32_t gated;
 };
 
-// out = act(x), or act(gate) * up; `N` numbers.
-template <int N> __device__ __forceinline__ void activate_vec(const ActivationParams& p, uint64_t row, uint32_t i) {
-    const uint64_t x_row = row * p.cols * (p.gated ? 2 : 1);
-    const Vec<scalar, N> x = load<N>(p.x + x_row + i);
-    Vec<float, N> y;
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-        y.at[j] = activate(p.kind, to_float(x.at[j]));
-    }
-    if (p.gated) {
-        const Vec<scalar, N> up = load<N>(p.x + x_row + p.cols + i);
-#pragma unroll
-        for (int j = 0; j < N; j++) {
-            y.at[j] *= to_float(up.at[j]);
-        }
-    }
-    Vec<scalar, N> out;
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-        out.at[j] = from_float<scalar>(y.at[j]);
-    }
-    store(p.out + row * p.cols + i, out);
-}
-
 // grid: (rows, cols / (ROW_THREADS * VEC<scalar>))
 KERNEL(ROW_THREADS, activation, ActivationParams) {
-    constexpr int N = VEC<scalar>;
-    if (blockIdx.x >= p.batch->num_rows) {
+    const uint64_t row = blockIdx.x;
+    if (row >= p.batch->num_rows) {
         return;
     }
-    const uint32_t i = (blockIdx.y * blockDim.x + threadIdx.x) * N;
-    if (p.cols % N == 0) {
-        if (i < p.cols) {
-            activate_vec<N>(p, blockIdx.x, i);
-        }
-    } else {
-        for (uint32_t j = i; j < min(i + N, p.cols); j++) {
-            activate_vec<1>(p, blockIdx.x, j);
-        }
-    }
+    const uint32_t i = (blockIdx.y * blockDim.x + threadIdx.x) * VEC<scalar>;
+    activate_row(p.kind, p.gated, p.x + row * p.cols * (p.gated ? 2 : 1), p.out + row * p.cols, p.cols, i);
 }
 
 // --- moving rows
@@ -361,6 +310,20 @@ KERNEL(ROW_THREADS, gather_rows, GatherParams) {
     scalar* out = p.out + uint64_t(blockIdx.x) * p.cols;
     for (uint32_t i = threadIdx.x; i < p.cols; i += blockDim.x) {
         out[i] = p.x_float != nullptr ? from_float<scalar>(p.x_float[row * p.cols + i]) : p.x_scalar[row * p.cols + i];
+    }
+}
+
+struct CapParams {
+    float* x;  // [n]
+    uint64_t n;
+    float cap;
+};
+
+// x = cap * tanh(x / cap). grid: n / ROW_THREADS
+KERNEL(ROW_THREADS, cap_logits, CapParams) {
+    const uint64_t i = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < p.n) {
+        p.x[i] = p.cap * tanhf(p.x[i] / p.cap);
     }
 }
 

@@ -37,6 +37,8 @@ NUM_GREEDY = 24
 MAX_MODEL_LEN = 128
 # The gap to the second best token that a greedy choice must have, in logits.
 MIN_MARGIN = 0.01
+# The gap between the last expert that a router chooses and the next one, in logits.
+MIN_ROUTER_MARGIN = 0.004
 
 PROMPTS = [
     "Pages go out with the tide.",
@@ -68,6 +70,8 @@ class Variant:
     num_shards: int = 1
     # Leading part of tensor names that is taken off when the file is written.
     strip_prefix: str = ""
+    # The checkpoint of a larger model, of which this is the text's part: Gemma 3 with its vision tower.
+    nested: bool = False
 
 
 def llama(**args):
@@ -80,6 +84,28 @@ def opt(**args):
     return {**base, "max_position_embeddings": 128, **args}
 
 
+def gemma(**args):
+    base = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1)
+    base |= dict(head_dim=16, max_position_embeddings=128, query_pre_attn_scalar=24, sliding_window=12)
+    return {**base, **args}
+
+
+def phi(**args):
+    base = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
+    return {**base, "max_position_embeddings": 128, "original_max_position_embeddings": 128, **args}
+
+
+def longrope(**args):
+    """Of a head of 16 dimensions, 12 of which turn."""
+    short, long = [1.0, 1.05, 1.1, 1.3, 1.5, 1.7], [1.0, 1.4, 2.5, 4.0, 6.5, 9.0]
+    return rope("longrope", short_factor=short, long_factor=long, partial_rotary_factor=0.75, **args)
+
+
+def experts(**args):
+    base = dict(hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
+    return {**base, "head_dim": 16, "max_position_embeddings": 128, "tie_word_embeddings": False, **args}
+
+
 def rope(rope_type, theta=10000.0, **args):
     return {"rope_type": rope_type, "rope_theta": theta, **args}
 
@@ -90,6 +116,14 @@ Llama, Mistral, Qwen2, Qwen3, Opt = (
     transformers.Qwen2Config,
     transformers.Qwen3Config,
     transformers.OPTConfig,
+)
+Gemma2, Gemma3, Phi3, Mixtral, Qwen3Moe, Gpt2 = (
+    transformers.Gemma2Config,
+    transformers.Gemma3TextConfig,
+    transformers.Phi3Config,
+    transformers.MixtralConfig,
+    transformers.Qwen3MoeConfig,
+    transformers.GPT2Config,
 )
 
 VARIANTS = {
@@ -185,6 +219,107 @@ VARIANTS = {
     "opt-no-bias": Variant(
         Opt, opt(enable_bias=False, layer_norm_elementwise_affine=False, activation_function="gelu")
     ),
+    # As published: no prefix, and buffers among the weights.
+    "gpt2": Variant(
+        Gpt2, dict(n_embd=32, n_layer=2, n_head=2, n_positions=128), old_spelling=True, strip_prefix="transformer."
+    ),
+    "gpt2-options": Variant(
+        Gpt2,
+        dict(
+            n_embd=32,
+            n_layer=3,
+            n_head=4,
+            n_inner=40,
+            n_positions=128,
+            activation_function="relu",
+            layer_norm_epsilon=1e-2,
+            scale_attn_by_inverse_layer_idx=True,
+            tie_word_embeddings=False,
+        ),
+    ),
+    "phi3": Variant(Phi3, phi(), old_spelling=True),
+    # Phi-4-mini's options; answers up to the length of the training turn with the short factors ...
+    "phi3-longrope-short": Variant(
+        Phi3,
+        phi(max_position_embeddings=512, rope_parameters=longrope(), tie_word_embeddings=True),
+        dtype=torch.bfloat16,
+    ),
+    # ... and those of a server for more with the long ones.
+    "phi3-longrope-long": Variant(
+        Phi3,
+        phi(original_max_position_embeddings=32, sliding_window=24, rope_parameters=longrope(theta=500.0)),
+        old_spelling=True,
+    ),
+    "gemma2": Variant(
+        Gemma2, gemma(attn_logit_softcapping=3.0, final_logit_softcapping=4.0), old_spelling=True, without=("layer_types",)
+    ),
+    "gemma2-options": Variant(
+        Gemma2,
+        gemma(
+            layer_types=["full_attention", "sliding_attention", "full_attention"],
+            attn_logit_softcapping=None,
+            final_logit_softcapping=8.0,
+            tie_word_embeddings=False,
+            attention_bias=True,
+            num_key_value_heads=2,
+        ),
+        dtype=torch.bfloat16,
+    ),
+    "gemma3": Variant(
+        Gemma3,
+        gemma(
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            rope_parameters={
+                "sliding_attention": rope("default", 1e3),
+                "full_attention": rope("linear", 1e5, factor=4.0),
+            },
+        ),
+    ),
+    # As published with a vision tower, beside which the text's configuration is nested.
+    "gemma3-nested": Variant(
+        Gemma3,
+        gemma(
+            num_hidden_layers=4,
+            layer_types=["sliding_attention"] * 2 + ["full_attention", "sliding_attention"],
+            rope_parameters={
+                "sliding_attention": rope("default", 1e4),
+                "full_attention": rope("linear", 1e6, factor=8.0),
+            },
+        ),
+        old_spelling=True,
+        without=("layer_types",),
+        extra={"sliding_window_pattern": 3},
+        dtype=torch.bfloat16,
+        nested=True,
+    ),
+    "mixtral": Variant(
+        Mixtral, experts(num_local_experts=4, num_experts_per_tok=2, rope_parameters=rope("default", 1e6)), old_spelling=True
+    ),
+    "mixtral-window": Variant(
+        Mixtral, experts(num_local_experts=3, num_experts_per_tok=1, sliding_window=16), dtype=torch.bfloat16
+    ),
+    "qwen3-moe": Variant(
+        Qwen3Moe,
+        experts(
+            num_hidden_layers=4,
+            decoder_sparse_step=2,
+            mlp_only_layers=[1],
+            num_experts=6,
+            num_experts_per_tok=3,
+            moe_intermediate_size=20,
+            norm_topk_prob=False,
+        ),
+        extra={"num_experts": 6},
+        old_spelling=True,
+        dtype=torch.bfloat16,
+    ),
+    "qwen3-moe-norm": Variant(
+        Qwen3Moe,
+        experts(
+            num_experts=5, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True, tie_word_embeddings=True
+        ),
+        extra={"num_experts": 5},
+    ),
     "llama-bf16-sharded": Variant(Llama, llama(), dtype=torch.bfloat16, num_shards=3),
     "llama-f16": Variant(Llama, llama(), dtype=torch.float16, old_spelling=True, strip_prefix="model."),
 }
@@ -231,23 +366,32 @@ def random_weights(model, seed):
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
-        if "norm" in name and name.endswith("weight"):
-            weight.data = 1.0 + 0.2 * noise
+        if ("norm" in name or "ln_" in name) and name.endswith("weight"):
+            # Gemma's are stored less 1.
+            weight.data = (0.0 if model.config.model_type.startswith("gemma") else 1.0) + 0.2 * noise
         elif name.endswith("bias"):
             weight.data = 0.3 * noise
         else:
-            weight.data = 1.7 * weight.shape[-1] ** -0.5 * noise
+            is_conv1d = model.config.model_type == "gpt2" and ".c_" in name
+            weight.data = 1.7 * weight.shape[0 if is_conv1d else -1] ** -0.5 * noise
     model.tie_weights()
 
 
 def old_spelling(config):
     """config.json as transformers 4 wrote it."""
     parameters = config.pop("rope_parameters", None)
+    if parameters is not None and "full_attention" in parameters:
+        config["rope_local_base_freq"] = parameters["sliding_attention"]["rope_theta"]
+        parameters = parameters["full_attention"]
     if parameters is not None:
         config["rope_theta"] = parameters.pop("rope_theta")
+        # They stand beside the others.
+        for key in ("partial_rotary_factor", "original_max_position_embeddings"):
+            if key in parameters and config["model_type"] == "phi3":
+                config[key] = parameters.pop(key)
         # Files from before `rope_type` have `type`; both were seen for long.
         kind = parameters.pop("rope_type")
-        key = "rope_type" if kind == "llama3" else "type"
+        key = "rope_type" if kind == "llama3" or config["model_type"] == "gemma3_text" else "type"
         config["rope_scaling"] = None if kind == "default" else {key: kind, **parameters}
     config["torch_dtype"] = config.pop("dtype")
     config["transformers_version"] = "4.46.0"
@@ -268,6 +412,7 @@ def write_checkpoint(model, variant, folder):
     write_json(folder / "config.json", {**config, **variant.extra})
 
     state = {name: tensor.to(variant.dtype).contiguous() for name, tensor in model.state_dict().items()}
+    state = published_experts(state, model.config.model_type)
     if model.config.tie_word_embeddings:
         del state["lm_head.weight"]
     names = sorted(state)
@@ -285,20 +430,51 @@ def write_checkpoint(model, variant, folder):
     write_json(folder / "model.safetensors.index.json", index)
 
 
-def strip_prefix(variant, folder):
-    """Renames the tensors as some older checkpoints have them; done last, for transformers reads them its own way."""
+def published_experts(state, model_type):
+    """Each expert's matrices by themselves, as checkpoints have them; transformers 5 holds them in one tensor."""
+    names = {"mixtral": ("w1", "w3", "w2"), "qwen3_moe": ("gate_proj", "up_proj", "down_proj")}.get(model_type)
+    published = {}
+    for name, tensor in state.items():
+        scope = name.replace(".mlp.", ".block_sparse_moe.") if model_type == "mixtral" else name
+        if names is None or not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            published[scope] = tensor
+            continue
+        scope, kind = scope.rsplit(".", 1)
+        for i, expert in enumerate(tensor):
+            parts = zip(names[:2], expert.chunk(2)) if kind == "gate_up_proj" else [(names[2], expert)]
+            published |= {f"{scope}.{i}.{part}.weight": matrix.clone() for part, matrix in parts}
+    return published
+
+
+def rename(variant, folder):
+    """Renames the tensors as some checkpoints have them; done last, for transformers reads them its own way."""
+    path = folder / "model.safetensors"
     if variant.strip_prefix:
-        path = folder / "model.safetensors"
         state = safetensors.torch.load_file(path)
         state = {name.removeprefix(variant.strip_prefix): tensor.clone() for name, tensor in state.items()}
+        if variant.config is Gpt2:
+            state |= {f"h.{i}.attn.bias": torch.ones(1, 1, 4, 4).tril() for i in range(2)}
         safetensors.torch.save_file(state, path, metadata={"format": "pt"})
+    if variant.nested:
+        state = {f"language_model.{name}": tensor for name, tensor in safetensors.torch.load_file(path).items()}
+        vision = {"vision_tower.vision_model.embeddings.patch_embedding.weight": torch.ones(8)}
+        safetensors.torch.save_file({**state, **vision}, path, metadata={"format": "pt"})
+        config = json.loads((folder / "config.json").read_text())
+        outer = {key: config.pop(key) for key in ("torch_dtype", "eos_token_id", "transformers_version")}
+        del config["architectures"]
+        outer |= {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
+        write_json(folder / "config.json", {**outer, "text_config": config, "vision_config": {"hidden_size": 8}})
 
 
 def load(folder):
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    rotary = getattr(model.model, "rotary_emb", None)
+    rotary = getattr(getattr(model, "model", None), "rotary_emb", None)
+    if rotary is not None and rotary.rope_type == "longrope":
+        # transformers goes by the length of the sequence so far, here too.
+        rotary.original_inv_freq, _ = ROPE_INIT_FUNCTIONS["longrope"](model.config, "cpu", seq_len=MAX_MODEL_LEN)
+        rotary.long_inv_freq = rotary.original_inv_freq
     if rotary is not None and rotary.rope_type == "dynamic":
         # transformers takes the length of the sequence so far; a server must fix it, see src/model/rope.rs.
         length = MAX_MODEL_LEN
@@ -310,7 +486,15 @@ def load(folder):
 @torch.no_grad()
 def logits_of(model, tokens):
     """`[len(tokens), vocab]`: one pass over the whole sequence, no cache."""
-    return model(torch.tensor([tokens]), use_cache=False).logits[0].float()
+    if not hasattr(model.config, "num_experts_per_tok"):
+        return model(torch.tensor([tokens]), use_cache=False).logits[0].float()
+    output = model(torch.tensor([tokens]), use_cache=False, output_router_logits=True)
+    for router in output.router_logits:
+        best = router.float().sort(descending=True).values
+        last = model.config.num_experts_per_tok - 1
+        if (best[:, last] - best[:, last + 1]).min() < MIN_ROUTER_MARGIN:
+            raise TooClose
+    return output.logits[0].float()
 
 
 class TooClose(Exception):
@@ -347,13 +531,14 @@ def rounded(values):
 
 def check_every_tensor_matters(model, tokens):
     """Disturbs one tensor after the other: a reader that ignores it must not pass."""
-    before = logits_of(model, tokens)
+    input_ids = torch.tensor([tokens])
+    before = model(input_ids, use_cache=False).logits
     for name, weight in model.named_parameters():
         if "decoder" in name and name.endswith("k_proj.bias"):
             continue  # Without rope it adds the same to every score of a query, which softmax cancels.
         kept = weight.data
         weight.data = kept + 0.1 * torch.randn(kept.shape, generator=torch.Generator().manual_seed(1))
-        change = (logits_of(model, tokens) - before).abs().max()
+        change = (model(input_ids, use_cache=False).logits - before).abs().max()
         weight.data = kept
         assert change > 0.01, f"{name} hardly matters: {change}"
 
@@ -376,7 +561,7 @@ def make_model(name, variant, tokenizer, folder):
         except TooClose:
             continue
         check_every_tensor_matters(model, prompts[-1][1])
-        strip_prefix(variant, folder)
+        rename(variant, folder)
         header = {"transformers": transformers.__version__, "torch": torch.__version__, "seed": seed}
         golden = {**header, "max_model_len": MAX_MODEL_LEN, "prompts": goldens}
         (folder / "golden.json").write_text(json.dumps(golden, separators=(",", ":"), ensure_ascii=False) + "\n")

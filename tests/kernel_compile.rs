@@ -5,6 +5,7 @@
 use pagetide::backend::cuda::attention::{TileShape, merge_shared_bytes, simple_shared_bytes};
 use pagetide::backend::cuda::device::{DeviceError, DeviceInfo, ModuleSource};
 use pagetide::backend::cuda::driver::{NEWEST_CUDA, compiler, open_nvrtc};
+use pagetide::backend::cuda::experts::PRODUCT_SHARED_BYTES;
 use pagetide::backend::cuda::sampling::SCRATCH_BYTES;
 use pagetide::backend::cuda::{CudaOptions, module_sources};
 use pagetide::backend::{DType, KvLayout};
@@ -42,6 +43,9 @@ fn options(dtype: DType, head_dim: usize, group: usize, block_size: usize) -> Cu
         max_logit_rows: 256,
         graphs: true,
         batch_invariant: false,
+        // Gemma 2's head size.
+        softcap: head_dim == 256 && group == 1,
+        experts: true,
     }
 }
 
@@ -80,6 +84,7 @@ fn specialisations() -> Vec<Specialisation> {
                                 ("attention_merge", merge_shared_bytes(head_dim)),
                             ],
                             ("attention_rows.cu", _) => vec![("attention_rows", simple_shared_bytes(head_dim))],
+                            ("experts.cu", Some(_)) => vec![("expert_product", PRODUCT_SHARED_BYTES)],
                             ("sampling.cu", _) => {
                                 ["sample_tokens", "find_logprobs"].map(|name| (name, SCRATCH_BYTES as usize)).to_vec()
                             }
@@ -124,7 +129,7 @@ fn the_list_of_specialisations_is_written_for_nvcc() {
             json!({"arch": arch, "file": source.file, "defines": defines, "shared_bytes": shared_bytes})
         })
         .collect();
-    for file in ["attention.cu", "attention_rows.cu", "rows.cu", "sampling.cu"] {
+    for file in ["attention.cu", "attention_rows.cu", "experts.cu", "rows.cu", "sampling.cu"] {
         for arch in ["sm_80", "sm_90a"] {
             assert!(list.iter().any(|entry| entry["file"] == file && entry["arch"] == arch), "{file}, {arch}");
         }

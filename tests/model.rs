@@ -155,8 +155,9 @@ fn counts(model: &str) {
         let path = file.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "safetensors") {
             let file = fs::read(path).unwrap();
-            for (_, tensor) in SafeTensors::deserialize(&file).unwrap().iter() {
-                elements += tensor.shape().iter().product::<usize>() as u64;
+            for (name, tensor) in SafeTensors::deserialize(&file).unwrap().iter() {
+                let is_parameter = !name.ends_with(".attn.bias") && !name.starts_with("vision_tower.");
+                elements += if is_parameter { tensor.shape().iter().product::<usize>() as u64 } else { 0 };
                 bytes += tensor.data().len() as u64;
             }
         }
@@ -190,6 +191,12 @@ macro_rules! goldens {
 }
 
 goldens! {
+    gemma2: "gemma2",
+    gemma2_options: "gemma2-options",
+    gemma3: "gemma3",
+    gemma3_nested: "gemma3-nested",
+    gpt2: "gpt2",
+    gpt2_options: "gpt2-options",
     llama_bf16_sharded: "llama-bf16-sharded",
     llama_bias: "llama-bias",
     llama_f16: "llama-f16",
@@ -203,15 +210,22 @@ goldens! {
     llama_rope_yarn_mscale: "llama-rope-yarn-mscale",
     mistral_no_window: "mistral-no-window",
     mistral_window: "mistral-window",
+    mixtral: "mixtral",
+    mixtral_window: "mixtral-window",
     opt: "opt",
     opt_no_bias: "opt-no-bias",
     opt_no_final_norm: "opt-no-final-norm",
     opt_post_norm: "opt-post-norm",
+    phi3: "phi3",
+    phi3_longrope_long: "phi3-longrope-long",
+    phi3_longrope_short: "phi3-longrope-short",
     qwen2: "qwen2",
     qwen2_layer_types: "qwen2-layer-types",
     qwen2_rope_yarn: "qwen2-rope-yarn",
     qwen2_window: "qwen2-window",
     qwen3: "qwen3",
+    qwen3_moe: "qwen3-moe",
+    qwen3_moe_norm: "qwen3-moe-norm",
 }
 
 #[test]
@@ -232,9 +246,14 @@ fn any_block_size_and_number_of_threads() {
 /// In the checkpoint's own precision, K and V included, the answers are near those in float32.
 #[test]
 fn half_precision() {
-    for (model, dtype, tolerance) in
-        [("llama-bf16-sharded", DType::BF16, 0.35), ("llama-f16", DType::F16, 0.05), ("opt", DType::BF16, 0.35)]
-    {
+    for (model, dtype, tolerance) in [
+        ("llama-bf16-sharded", DType::BF16, 0.35),
+        ("llama-f16", DType::F16, 0.05),
+        ("opt", DType::BF16, 0.35),
+        ("gemma2", DType::F16, 0.05),
+        ("gemma3", DType::BF16, 0.35),
+        ("mixtral", DType::F16, 0.05),
+    ] {
         let golden = golden(model);
         let mut driver = driver(model, &Settings { dtype, ..settings(golden.max_model_len) });
         assert_eq!(driver.decoder().kv_layout(16).dtype, dtype);
@@ -318,6 +337,27 @@ fn names_a_missing_tensor() {
 }
 
 #[test]
+fn names_an_expert_s_missing_tensor() {
+    let copy = Copy::of("mixtral");
+    copy.change_tensors(|tensors| {
+        tensors.remove("model.layers.1.block_sparse_moe.experts.3.w2.weight");
+    });
+    copy.refused(&["lacks the tensor model.layers.1.block_sparse_moe.experts.3.w2.weight", "[32, 24]"]);
+    let copy = Copy::of("mixtral");
+    copy.change_config("num_local_experts", 3.into());
+    copy.refused(&["block_sparse_moe.gate.weight has shape [4, 32], but config.json asks for [3, 32]"]);
+}
+
+#[test]
+fn refuses_experts_that_everyone_goes_through() {
+    let copy = Copy::of("qwen3-moe-norm");
+    copy.change_tensors(|tensors| {
+        tensors.insert("model.layers.0.mlp.shared_expert.up_proj.weight".into(), (Dtype::F32, vec![1], vec![0; 4]));
+    });
+    copy.refused(&["holds the tensor model.layers.0.mlp.shared_expert.up_proj.weight", "does not have"]);
+}
+
+#[test]
 fn names_a_tensor_of_the_wrong_shape() {
     let copy = Copy::of("llama-mha");
     copy.change_config("intermediate_size", 57.into());
@@ -326,6 +366,13 @@ fn names_a_tensor_of_the_wrong_shape() {
         "[56, 32]",
         "asks for [57, 32]",
     ]);
+    // As it is stored: the input first.
+    let copy = Copy::of("gpt2-options");
+    copy.change_config("n_inner", 48.into());
+    copy.refused(&["the tensor transformer.h.0.mlp.c_fc.weight", "[32, 40]", "asks for [32, 48]"]);
+    let copy = Copy::of("phi3");
+    copy.change_config("intermediate_size", 40.into());
+    copy.refused(&["model.layers.0.mlp.gate_up_proj.weight", "[96, 32]", "asks for [80, 32]"]);
 }
 
 #[test]
@@ -401,10 +448,16 @@ fn refuses_more_positions_than_there_are() {
 /// Published files without `torch_dtype`: the weights say it.
 #[test]
 fn takes_the_precision_from_the_weights() {
-    let copy = Copy::of("llama-f16");
-    copy.change_config("torch_dtype", serde_json::Value::Null);
-    let (_, decoder) = common::load(copy.0.path().to_str().unwrap(), &settings(16), &mut |_, _| {}).unwrap();
-    assert_eq!(decoder.spec().dtype, DType::F16);
+    for (model, key, dtype) in [
+        ("llama-f16", "torch_dtype", DType::F16),
+        ("gpt2", "torch_dtype", DType::F32),
+        ("gemma2-options", "dtype", DType::BF16),
+    ] {
+        let copy = Copy::of(model);
+        copy.change_config(key, serde_json::Value::Null);
+        let (_, decoder) = common::load(copy.0.path().to_str().unwrap(), &settings(16), &mut |_, _| {}).unwrap();
+        assert_eq!(decoder.spec().dtype, dtype, "{model}");
+    }
 }
 
 /// The model inside the binary: the files of `models/demo`, all of them.
@@ -425,9 +478,14 @@ fn the_demo_model_is_built_in() {
 
 #[test]
 fn random_weights_need_nothing_but_a_configuration() {
+    for model in ["qwen2", "gemma3-nested", "qwen3-moe", "gpt2", "phi3-longrope-short"] {
+        random_weights(model);
+    }
+}
+
+fn random_weights(model: &str) {
     let folder = tempfile::tempdir().unwrap();
-    let config = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/models/qwen2/config.json");
-    std::fs::copy(config, folder.path().join("config.json")).unwrap();
+    fs::copy(directory(model).join("config.json"), folder.path().join("config.json")).unwrap();
     let run = || {
         let engine = Engine::builder().model(folder.path().to_str().unwrap());
         let engine = engine.configure(|config| config.model.load_format = LoadFormat::Dummy).build().unwrap();

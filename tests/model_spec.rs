@@ -73,7 +73,7 @@ fn a_bare_llama_has_the_family_s_defaults() {
     assert_eq!((spec.attention.num_kv_heads, spec.attention.head_dim), (4, 16));
     assert_eq!((spec.max_position_embeddings, spec.tied_embeddings), (2048, false));
     assert_eq!((spec.bos_token_id, spec.eos_token_ids), (Some(1), vec![2]));
-    assert_eq!(spec.positions, Positions::Rope(RopeSpec { theta: 1e4, scaling: RopeScaling::None }));
+    assert_eq!(spec.positions, Positions::Rope(RopeSpec { theta: 1e4, rotary_dim: 16, scaling: RopeScaling::None }));
     let spec = load(&llama(json!({"eos_token_id": null, "bos_token_id": null})), None).unwrap();
     assert_eq!((spec.bos_token_id, spec.eos_token_ids), (None, vec![]));
 }
@@ -201,10 +201,225 @@ fn opt_350m() {
     assert_eq!(spec.max_model_len_limit(), 2048);
 }
 
+fn configured(config: Value) -> ModelSpec {
+    load(&config, None).unwrap()
+}
+
+/// A configuration with these members put in.
+fn with(mut config: Value, members: Value) -> Value {
+    for (key, value) in members.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    config
+}
+
+fn gemma_2_2b() -> Value {
+    json!({
+        "architectures": ["Gemma2ForCausalLM"], "attention_bias": false, "attn_logit_softcapping": 50.0,
+        "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": 1, "final_logit_softcapping": 30.0,
+        "head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 2304, "intermediate_size": 9216, "max_position_embeddings": 8192, "model_type": "gemma2",
+        "num_attention_heads": 8, "num_hidden_layers": 26, "num_key_value_heads": 4, "pad_token_id": 0,
+        "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "sliding_window": 4096,
+        "torch_dtype": "float32", "vocab_size": 256000,
+    })
+}
+
+#[test]
+fn gemma_2() {
+    let spec = configured(gemma_2_2b());
+    assert_eq!(spec.num_parameters(), 2_614_341_888);
+    assert_eq!((spec.embed_scale, spec.logit_softcap, spec.attention.softcap), (48.0, Some(30.0), Some(50.0)));
+    assert_eq!((spec.attention.scale, spec.attention.head_dim, spec.attention.qk_norm), (0.0625, 256, false));
+    assert_eq!((spec.norm.placement, spec.norm.weight_offset), (NormPlacement::Both, 1.0));
+    assert_eq!((spec.mlp.activation, spec.mlp.gated, spec.tied_embeddings), (Activation::GeluTanh, true, true));
+    assert_eq!(&spec.windows[..3], [Some(4096), None, Some(4096)]);
+    assert_eq!((spec.windowed_rope.clone(), spec.default_max_model_len()), (None, 8192));
+    assert_eq!(spec.attention_shape(1).softcap, Some(50.0));
+
+    let uncapped = configured(with(gemma_2_2b(), json!({"attn_logit_softcapping": null})));
+    assert_eq!((uncapped.attention.softcap, uncapped.logit_softcap), (None, Some(30.0)));
+    let scalar = configured(with(gemma_2_2b(), json!({"query_pre_attn_scalar": 144, "head_dim": 128})));
+    assert_eq!(scalar.attention.scale, 1.0 / 12.0);
+    refused(with(gemma_2_2b(), json!({"sliding_window": null})), "sliding_window: null, but some layers");
+    refused(with(gemma_2_2b(), json!({"use_bidirectional_attention": true})), "use_bidirectional_attention: attention");
+}
+
+#[test]
+fn gemma_3() {
+    let one = json!({
+        "architectures": ["Gemma3ForCausalLM"], "attention_bias": false, "attn_logit_softcapping": null,
+        "bos_token_id": 2, "eos_token_id": [1, 106], "final_logit_softcapping": null, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152, "intermediate_size": 6912,
+        "max_position_embeddings": 32768, "model_type": "gemma3_text", "num_attention_heads": 4,
+        "num_hidden_layers": 26, "num_key_value_heads": 1, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6,
+        "rope_local_base_freq": 10000, "rope_scaling": null, "rope_theta": 1000000, "sliding_window": 512,
+        "sliding_window_pattern": 6, "torch_dtype": "bfloat16", "vocab_size": 262144,
+    });
+    let spec = configured(one);
+    assert_eq!(spec.num_parameters(), 999_885_952);
+    assert_eq!((spec.attention.softcap, spec.logit_softcap, spec.attention.qk_norm), (None, None, true));
+    assert_eq!(spec.windows.iter().filter(|window| window.is_none()).count(), 4);
+    assert_eq!((spec.windows[4], spec.windows[5], spec.windows[6]), (Some(512), None, Some(512)));
+    let rope = |theta, scaling| RopeSpec { theta, rotary_dim: 256, scaling };
+    assert_eq!(spec.positions, Positions::Rope(rope(1e6, RopeScaling::None)));
+    assert_eq!(spec.windowed_rope, Some(rope(1e4, RopeScaling::None)));
+
+    // As published: what is the class's default is left out, and there is a vision tower.
+    let four = json!({
+        "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999, "eos_token_id": [1, 106],
+        "model_type": "gemma3", "torch_dtype": "bfloat16", "vision_config": {"hidden_size": 1152},
+        "text_config": {
+            "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+        },
+    });
+    let spec = configured(four.clone());
+    assert_eq!(spec.num_parameters(), 3_880_263_168);
+    assert_eq!((spec.dtype, spec.eos_token_ids.as_slice()), (DType::BF16, &[1, 106][..]));
+    assert_eq!(spec.positions, Positions::Rope(rope(1e6, RopeScaling::Linear { factor: 8.0 })));
+    assert_eq!(spec.windowed_rope, Some(rope(1e4, RopeScaling::None)));
+    assert_eq!((spec.max_model_len_limit(), spec.default_max_model_len()), (131_072, 131_072));
+    let mut broken = four;
+    broken["text_config"]["hidden_size"] = json!(0);
+    refused(broken, "text_config.hidden_size: 0 is not");
+
+    let new = json!({
+        "architectures": ["Gemma3ForCausalLM"], "dtype": "float32", "num_hidden_layers": 2,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}},
+    });
+    let spec = configured(new.clone());
+    assert_eq!(spec.windows, [None, Some(4096)]);
+    assert_eq!(spec.positions, Positions::Rope(rope(5e5, RopeScaling::Linear { factor: 2.0 })));
+    assert_eq!(spec.windowed_rope, Some(rope(2e4, RopeScaling::None)));
+    let mut broken = new;
+    broken["rope_parameters"]["full_attention"]["factor"] = json!(-1);
+    refused(broken, "rope_parameters.full_attention.factor: -1 is not");
+}
+
+fn phi_3_mini_128k() -> Value {
+    json!({
+        "architectures": ["Phi3ForCausalLM"], "attention_bias": false, "bos_token_id": 1, "eos_token_id": 32000,
+        "hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 8192, "max_position_embeddings": 131072,
+        "model_type": "phi3", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+        "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "rope_scaling": {"type": "longrope", "short_factor": vec![1.1; 48], "long_factor": vec![9.5; 48]},
+        "sliding_window": 262144, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "vocab_size": 32064,
+    })
+}
+
+#[test]
+fn phi() {
+    let spec = configured(phi_3_mini_128k());
+    assert_eq!(spec.num_parameters(), 3_821_079_552);
+    // As vLLM: long factors are for who asks for long sequences.
+    assert_eq!((spec.default_max_model_len(), spec.max_model_len_limit()), (4096, 131_072));
+    assert_eq!((spec.windows[0], spec.attention.qkv_bias), (Some(262_144), false));
+    let Positions::Rope(RopeSpec { rotary_dim, scaling, .. }) = spec.positions else { panic!("rope") };
+    let RopeScaling::LongRope { long_factor, original_max_positions, attention_factor, .. } = scaling else {
+        panic!("{scaling:?}")
+    };
+    assert_eq!((rotary_dim, long_factor.len(), original_max_positions), (96, 48, 4096));
+    assert!((attention_factor - 1.190_238_0).abs() < 1e-6, "{attention_factor}");
+
+    let mini = json!({"hidden_size": 3072, "num_attention_heads": 24, "num_key_value_heads": 8, "vocab_size": 200064,
+        "partial_rotary_factor": 0.75, "tie_word_embeddings": true});
+    let phi_4_mini = configured(with(phi_3_mini_128k(), mini));
+    assert_eq!(phi_4_mini.num_parameters(), 3_836_021_760);
+    assert!(matches!(phi_4_mini.positions, Positions::Rope(RopeSpec { rotary_dim: 96, .. })));
+    let phi_4 = configured(with(
+        phi_3_mini_128k(),
+        json!({"rope_scaling": null, "max_position_embeddings": 16384,
+        "rope_theta": 250000}),
+    ));
+    assert_eq!(phi_4.positions, Positions::Rope(RopeSpec { theta: 2.5e5, rotary_dim: 96, scaling: RopeScaling::None }));
+    assert_eq!(phi_4.default_max_model_len(), 16_384);
+
+    let scaling = |scaling: Value| with(phi_3_mini_128k(), json!({"rope_scaling": scaling}));
+    let short = json!({"type": "su", "short_factor": vec![1.0; 47], "long_factor": vec![9.5; 48]});
+    refused(scaling(short), "rope_scaling.short_factor: 47 numbers where 48 are needed");
+    let wrong = json!({"type": "longrope", "short_factor": vec![1.0; 48], "long_factor": [0.0]});
+    refused(scaling(wrong), "rope_scaling.long_factor: [0.0] is not a list of numbers above 0");
+    refused(scaling(json!({"type": "linear", "factor": 2})), "'linear' is not supported; supported are default and");
+    let partial = json!({"partial_rotary_factor": 0.01, "rope_scaling": null});
+    refused(with(phi_3_mini_128k(), partial), "partial_rotary_factor: 0.01 of 96 dimensions is 0");
+}
+
+fn mixtral_8x7b() -> Value {
+    json!({
+        "architectures": ["MixtralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+        "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 32768, "model_type": "mixtral",
+        "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8,
+        "num_local_experts": 8, "rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "sliding_window": null,
+        "tie_word_embeddings": false, "torch_dtype": "bfloat16", "vocab_size": 32000,
+    })
+}
+
+fn qwen3_30b_a3b() -> Value {
+    json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "decoder_sparse_step": 1, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144, "max_position_embeddings": 40960,
+        "max_window_layers": 48, "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 768,
+        "norm_topk_prob": true, "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8,
+        "num_hidden_layers": 48, "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "rope_scaling": null,
+        "rope_theta": 1000000.0, "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+        "use_sliding_window": false, "vocab_size": 151936,
+    })
+}
+
+#[test]
+fn experts() {
+    let spec = configured(mixtral_8x7b());
+    assert_eq!(spec.num_parameters(), 46_702_792_704);
+    let shape = spec.experts_shape().unwrap();
+    assert_eq!((shape.num_experts, shape.num_chosen, shape.intermediate_size, shape.renormalize), (8, 2, 14336, true));
+    assert!(spec.windows.iter().all(Option::is_none) && (0..32).all(|layer| spec.has_experts(layer)));
+    assert_eq!(configured(with(mixtral_8x7b(), json!({"sliding_window": 4096}))).windows, [Some(4096); 32]);
+
+    let spec = configured(qwen3_30b_a3b());
+    assert_eq!(spec.num_parameters(), 30_532_122_624);
+    let shape = spec.experts_shape().unwrap();
+    assert_eq!((shape.num_experts, shape.num_chosen, shape.intermediate_size, shape.renormalize), (128, 8, 768, true));
+    assert!(spec.attention.qk_norm);
+    let members = json!({"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3, 0]});
+    let spec = configured(with(qwen3_30b_a3b(), members));
+    assert_eq!(spec.experts.unwrap().layers, [false, true, false, false, false, true]);
+
+    refused(with(mixtral_8x7b(), json!({"num_experts_per_tok": 9})), "num_experts_per_tok: 9 of 8 experts");
+    let shared = json!({"shared_expert_intermediate_size": 512});
+    refused(with(qwen3_30b_a3b(), shared), "shared_expert_intermediate_size: shared experts are not supported");
+    let too_high = json!({"mlp_only_layers": [48]});
+    refused(with(qwen3_30b_a3b(), too_high), "mlp_only_layers: [48] is not a list of whole numbers below 48");
+    refused(llama(json!({"architectures": ["Qwen2MoeForCausalLM"]})), "the model Qwen2MoeForCausalLM is not supported");
+}
+
+#[test]
+fn gpt_2() {
+    let config = json!({
+        "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+        "bos_token_id": 50256, "eos_token_id": 50256, "layer_norm_epsilon": 1e-5, "model_type": "gpt2", "n_ctx": 1024,
+        "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257, "dtype": "float32",
+    });
+    let spec = configured(config.clone());
+    assert_eq!(spec.num_parameters(), 124_439_808);
+    assert_eq!((spec.positions.clone(), spec.max_model_len_limit()), (Positions::Learned { offset: 0 }, 1024));
+    assert_eq!((spec.mlp.intermediate_size, spec.mlp.activation), (3072, Activation::GeluTanh));
+    assert!(spec.tied_embeddings && spec.attention.qkv_bias && spec.attention.out_bias && spec.mlp.bias);
+    assert_eq!((spec.attention_shape(11).scale, spec.norm.kind), (0.125, NormKind::Layer { eps: 1e-5 }));
+    let by_layer = configured(with(config.clone(), json!({"scale_attn_by_inverse_layer_idx": true})));
+    assert_eq!((by_layer.attention_shape(0).scale, by_layer.attention_shape(3).scale), (0.125, 0.03125));
+    let unscaled = configured(with(config.clone(), json!({"scale_attn_weights": false})));
+    assert_eq!(unscaled.attention.scale, 1.0);
+    refused(with(config.clone(), json!({"add_cross_attention": true})), "add_cross_attention: attention to an encoder");
+    refused(with(config, json!({"n_head": 7})), "n_embd: 768 is not a multiple of n_head, 7");
+}
+
 #[test]
 fn names_the_model_that_is_not_supported() {
-    refused(llama(json!({"architectures": ["Gemma2ForCausalLM"]})), "the model Gemma2ForCausalLM is not supported");
-    refused(llama(json!({"architectures": ["Gemma2ForCausalLM"]})), "Qwen3 (Qwen3ForCausalLM)");
+    refused(llama(json!({"architectures": ["MambaForCausalLM"]})), "the model MambaForCausalLM is not supported");
+    refused(llama(json!({"architectures": ["MambaForCausalLM"]})), "Qwen3 (Qwen3ForCausalLM, ");
     refused(llama(json!({"architectures": ["LlamaForSequenceClassification"]})), "LlamaForSequenceClassification");
     refused(llama(json!({"architectures": null, "model_type": "mamba"})), "the model mamba is not supported");
     refused(llama(json!({"architectures": null, "model_type": null})), "names neither architectures nor model_type");

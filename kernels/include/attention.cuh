@@ -19,6 +19,7 @@ struct AttentionParams {
     uint32_t window;     // tokens that a token sees, itself included; 0: all before it
     uint32_t partitions;
     float scale_log2;    // factor on q·k, times log2(e): exponentials are powers of two
+    float cap_scale;     // with SOFTCAP: scores are tanh(q·k * cap_scale) first
 };
 
 // Elements from one row to the next in shared memory: an odd number of 16-byte chunks, so that eight rows of a matrix
@@ -94,6 +95,25 @@ __device__ __forceinline__ void scores(float (&s)[ROW_TILES][TOKENS / 8][4], con
             }
         }
     }
+}
+
+// tanh(x) within 2e-7.
+__device__ __forceinline__ float tanh_approx(float x) {
+    constexpr float TWO_LOG2_E = 2.88539008f;
+    return 1.0f - 2.0f / (1.0f + exp2_approx(x * TWO_LOG2_E));
+}
+
+// Scores that do not grow beyond a cap (Gemma 2); what comes after multiplies by it.
+template <int TOKENS> __device__ __forceinline__ void cap_scores(float (&s)[TOKENS / 8][4], float cap_scale) {
+#ifdef SOFTCAP
+#pragma unroll
+    for (int n = 0; n < TOKENS / 8; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            s[n][i] = tanh_approx(s[n][i] * cap_scale);
+        }
+    }
+#endif
 }
 
 // A lane's part of 16 rows of the softmax: rows g (0) and g + 8 (1) of the accumulators' layout.

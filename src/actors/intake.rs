@@ -183,9 +183,10 @@ impl Shared {
         prompt: &[TokenId],
         params: &SamplingParams,
     ) -> Result<Arc<dyn ConstraintSource>, ApiError> {
-        if params.allowed_tokens.is_some() {
-            let message = format!("allowed_token_ids cannot be combined with {}", grammar.param);
-            return Err(ApiError::invalid("allowed_token_ids", message));
+        let other =
+            [("allowed_token_ids", params.allowed_tokens.is_some()), ("use_beam_search", params.beam.is_some())];
+        if let Some((name, _)) = other.into_iter().find(|(_, is_given)| *is_given) {
+            return Err(ApiError::invalid(name, format!("{name} cannot be combined with {}", grammar.param)));
         }
         if let Some(mark) = &grammar.starts_after
             && self.model.tokenizer.ends_with(prompt, mark)

@@ -1,4 +1,4 @@
-//! What a device does for the model: some twenty operations on its own tensors.
+//! What a device does for the model: some twenty-five operations on its own tensors.
 //!
 //! The one forward pass (`model::decoder`) is written over this trait; a backend knows nothing of models, sequences
 //! or scheduling. The choice of backend is made here and nowhere else.
@@ -220,6 +220,16 @@ pub struct Norm<V> {
     pub bias: Option<V>,
 }
 
+/// The weights of a layer of experts.
+pub struct Experts<Matrix, Matrices> {
+    /// `[num_experts, hidden]`
+    pub router: Matrix,
+    /// Of each expert `[2 * intermediate, hidden]`: gate and up.
+    pub up: Matrices,
+    /// Of each expert `[hidden, intermediate]`.
+    pub down: Matrices,
+}
+
 /// Which rows and heads a fused `[Q | K | V]` projection holds: `qkv: [num_rows, (num_heads + 2 * num_kv_heads) * head_dim]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionShape {
@@ -228,8 +238,24 @@ pub struct AttentionShape {
     pub head_dim: usize,
     /// Factor on q·k, usually `head_dim^-0.5`.
     pub scale: f32,
+    /// Scores, after the factor, become `cap · tanh(score / cap)`.
+    pub softcap: Option<f32>,
     /// A token sees itself and the `window - 1` before it.
     pub window: Option<usize>,
+}
+
+/// A layer of experts: for each row a router chooses some of several gated MLPs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpertsShape {
+    pub num_experts: usize,
+    /// Experts that a row goes through.
+    pub num_chosen: usize,
+    pub hidden_size: usize,
+    /// Width within an expert.
+    pub intermediate_size: usize,
+    pub activation: Activation,
+    /// The chosen experts' weights are divided by their sum.
+    pub renormalize: bool,
 }
 
 /// Rotary embedding in the half-split ("NeoX") layout: dimension `i` turns with `i + rotary_dim / 2`.
@@ -284,15 +310,31 @@ pub trait Backend {
     type Tensor;
     /// Prepared rotary tables.
     type RopeTable;
+    /// Several matrices of one shape, the same of each expert.
+    type Matrices;
+    /// What layers of experts keep between their operations.
+    type ExpertsWorkspace;
 
     /// Packs `[n, k]`, the rows of `parts` one after the other (a fused QKV is three parts), converted to `dtype`.
     fn matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<Self::Matrix, StartError>;
     /// A matrix of random numbers, uniform, with standard deviation 0.02; the same for the same seed.
     fn random_matrix(&self, n: usize, k: usize, dtype: DType, seed: u64) -> Result<Self::Matrix, StartError>;
+    /// Packs `count` matrices `[n, k]`, each of as many of `parts`.
+    fn matrices(&self, count: usize, parts: &[HostTensor<'_>], dtype: DType) -> Result<Self::Matrices, StartError>;
+    /// As [`Backend::random_matrix`].
+    fn random_matrices(
+        &self,
+        count: usize,
+        n: usize,
+        k: usize,
+        dtype: DType,
+        seed: u64,
+    ) -> Result<Self::Matrices, StartError>;
     /// A float32 copy of all `parts`, one after the other.
     fn vector(&self, parts: &[HostTensor<'_>]) -> Result<Self::Vector, StartError>;
     fn tensor(&self, max_rows: usize, cols: usize, role: TensorRole) -> Result<Self::Tensor, StartError>;
     fn rope_table(&self, rope: &Rope) -> Result<Self::RopeTable, StartError>;
+    fn experts_workspace(&self, max_rows: usize, shape: &ExpertsShape) -> Result<Self::ExpertsWorkspace, StartError>;
 
     /// Makes the two pools of KV blocks: on the device and, pinned, on the host. Called again after a failure, it
     /// starts over with empty pools and no step in flight.
@@ -311,8 +353,8 @@ pub trait Backend {
         body(self);
     }
 
-    /// `out[row] = table[tokens[row]]`; `table: [vocab, cols]`.
-    fn embed(&mut self, table: &Self::Matrix, out: &mut Self::Tensor);
+    /// `out[row] = table[tokens[row]] * scale`; `table: [vocab, cols]`.
+    fn embed(&mut self, table: &Self::Matrix, scale: f32, out: &mut Self::Tensor);
     /// `out[row] += table[positions[row] + offset]`, learned positions.
     fn add_position_embedding(&mut self, table: &Self::Matrix, offset: usize, out: &mut Self::Tensor);
     /// `out = norm(x)`.
@@ -353,10 +395,23 @@ pub trait Backend {
     fn gated_activation(&mut self, gate_up: &Self::Tensor, kind: Activation, out: &mut Self::Tensor);
     /// `x = act(x)`.
     fn activation(&mut self, x: &mut Self::Tensor, kind: Activation);
+    /// `out[row] = Σ weight · down(act(gate(x)) · up(x))` over the experts that the router chooses for this row. The
+    /// router's logits are `x · routerᵀ`, the weights their softmax over all experts. Only the chosen experts are
+    /// computed, and added in the order of their weights, the largest first.
+    fn mix_experts(
+        &mut self,
+        x: &Self::Tensor,
+        experts: &Experts<Self::Matrix, Self::Matrices>,
+        shape: &ExpertsShape,
+        work: &mut Self::ExpertsWorkspace,
+        out: &mut Self::Tensor,
+    );
     /// `out[i] = x[logit_rows[first + i]]` for `i < num_rows`.
     fn gather_rows(&mut self, x: &Self::Tensor, first: usize, num_rows: usize, out: &mut Self::Tensor);
     /// `x[0..num_rows] · wᵀ`, `[num_rows, vocab]` float32, which stay on the device and replace those before.
     fn logits(&mut self, x: &Self::Tensor, num_rows: usize, w: &Self::Matrix, bias: Option<&Self::Vector>);
+    /// The last logits become `cap · tanh(logit / cap)`.
+    fn cap_logits(&mut self, cap: f32);
     /// A copy of the last logits on the host, `[num_rows, vocab]`; waits for them.
     fn read_logits(&mut self) -> Vec<f32>;
     /// Answers requests about the last logits. A request's place is counted over all calls of a step.

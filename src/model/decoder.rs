@@ -1,11 +1,11 @@
 //! The forward pass: the one decoder of all families.
 
-use crate::backend::{Backend, Batch, DType, KvLayout, Norm, TensorRole};
+use crate::backend::{Backend, Batch, DType, ExpertsShape, KvLayout, Norm, TensorRole};
 use crate::error::StartError;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::rope;
-use crate::model::spec::{ModelSpec, NormPlacement, Positions};
-use crate::model::weights::{Linear, Weights};
+use crate::model::spec::{ModelSpec, NormPlacement, Positions, RopeSpec};
+use crate::model::weights::{Linear, Mlp, Weights};
 use std::ops::Range;
 
 /// A model on a device, with the memory for the activations of one step.
@@ -16,6 +16,8 @@ pub struct Decoder<B: Backend> {
     max_logit_rows: usize,
     weights: Weights<B>,
     rope: Option<B::RopeTable>,
+    /// Of the layers with a window, where they turn otherwise.
+    windowed_rope: Option<B::RopeTable>,
     residual: Residual<B>,
     work: Workspace<B>,
 }
@@ -32,6 +34,8 @@ struct Workspace<B: Backend> {
     up: B::Tensor,
     /// `[rows, intermediate]`, where the MLP is gated.
     gated: Option<B::Tensor>,
+    /// What layers with experts need.
+    experts: Option<(ExpertsShape, B::ExpertsWorkspace)>,
     /// `[logit rows, embed]`
     gathered: B::Tensor,
 }
@@ -53,18 +57,17 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<Self, StartError> {
         assert!(max_rows > 0 && max_logit_rows > 0, "a step has rows");
         spec.check_max_model_len(max_model_len)?;
+        let table =
+            |rope: &RopeSpec| backend.rope_table(&rope::rope(rope, spec.max_position_embeddings, max_model_len));
         let rope = match &spec.positions {
-            Positions::Rope(rope) => {
-                let head_dim = spec.attention.head_dim;
-                let rope = rope::rope(rope, head_dim, spec.max_position_embeddings, max_model_len);
-                Some(backend.rope_table(&rope)?)
-            }
+            Positions::Rope(rope) => Some(table(rope)?),
             Positions::Learned { .. } => None,
         };
+        let windowed_rope = spec.windowed_rope.as_ref().map(table).transpose()?;
         let weights = Weights::load(checkpoint, &spec, dtype, backend, progress)?;
         let residual = Residual::new(&spec, max_rows, backend)?;
         let work = Workspace::new(&spec, max_rows, max_logit_rows, backend)?;
-        Ok(Self { spec, dtype, max_rows, max_logit_rows, weights, rope, residual, work })
+        Ok(Self { spec, dtype, max_rows, max_logit_rows, weights, rope, windowed_rope, residual, work })
     }
 
     pub fn spec(&self) -> &ModelSpec {
@@ -123,12 +126,13 @@ impl<B: Backend> Decoder<B> {
 
     fn embed(&mut self, backend: &mut B) {
         let (weights, x) = (&self.weights, self.residual.restart());
+        let scale = round(self.spec.embed_scale, self.dtype);
         match (&weights.project_in, &mut self.work.embedding) {
             (Some(project_in), Some(embedding)) => {
-                backend.embed(&weights.embeddings, embedding);
+                backend.embed(&weights.embeddings, scale, embedding);
                 backend.linear(embedding, project_in, None, x);
             }
-            _ => backend.embed(&weights.embeddings, x),
+            _ => backend.embed(&weights.embeddings, scale, x),
         }
         if let (Positions::Learned { offset }, Some(table)) = (&self.spec.positions, &weights.positions) {
             backend.add_position_embedding(table, *offset, x);
@@ -139,35 +143,44 @@ impl<B: Backend> Decoder<B> {
         let (weights, shape) = (&self.weights.layers[layer], self.spec.attention_shape(layer));
         let Workspace { qkv, attended, .. } = &mut self.work;
 
-        let x = self.residual.enter(backend, &weights.attention_norm);
+        self.residual.enter(backend, &weights.attention_norm);
+        let (x, delta) = self.residual.sublayer();
         linear(backend, x, &weights.qkv, qkv);
         if let Some(norms) = &weights.head_norms {
             backend.qk_norm(qkv, &shape, &norms.q, &norms.k);
         }
-        backend.rope_and_write_kv(qkv, &shape, self.rope.as_ref(), layer);
+        let windowed = self.windowed_rope.as_ref().filter(|_| shape.window.is_some());
+        backend.rope_and_write_kv(qkv, &shape, windowed.or(self.rope.as_ref()), layer);
         backend.attention(qkv, &shape, layer, attended);
-        linear(backend, attended, &weights.out, &mut self.residual.delta);
-        self.residual.leave(backend, &weights.attention_norm);
+        linear(backend, attended, &weights.out, delta);
+        self.residual.leave(backend, &weights.attention_norm, weights.attention_post_norm.as_ref());
     }
 
     fn mlp(&mut self, backend: &mut B, layer: usize) {
         let (weights, kind) = (&self.weights.layers[layer], self.spec.mlp.activation);
-        let Workspace { up, gated, .. } = &mut self.work;
+        let Workspace { up: up_out, gated, experts: experts_work, .. } = &mut self.work;
 
-        let x = self.residual.enter(backend, &weights.mlp_norm);
-        linear(backend, x, &weights.up, up);
-        let activated = match gated {
-            Some(gated) => {
-                backend.gated_activation(up, kind, gated);
-                gated
+        self.residual.enter(backend, &weights.mlp_norm);
+        let (x, delta) = self.residual.sublayer();
+        match (&weights.mlp, experts_work) {
+            (Mlp::Dense { up, down }, _) => {
+                linear(backend, x, up, up_out);
+                let activated = match gated {
+                    Some(gated) => {
+                        backend.gated_activation(up_out, kind, gated);
+                        gated
+                    }
+                    None => {
+                        backend.activation(up_out, kind);
+                        up_out
+                    }
+                };
+                linear(backend, activated, down, delta);
             }
-            None => {
-                backend.activation(up, kind);
-                up
-            }
-        };
-        linear(backend, activated, &weights.down, &mut self.residual.delta);
-        self.residual.leave(backend, &weights.mlp_norm);
+            (Mlp::Sparse(experts), Some((shape, work))) => backend.mix_experts(x, experts, shape, work, delta),
+            (Mlp::Sparse(_), None) => unreachable!("the workspace is made for models with experts"),
+        }
+        self.residual.leave(backend, &weights.mlp_norm, weights.mlp_post_norm.as_ref());
     }
 
     /// What stands between the last layer and the vocabulary product, for all rows.
@@ -187,6 +200,18 @@ impl<B: Backend> Decoder<B> {
         };
         backend.gather_rows(x, rows.start, rows.len(), &mut work.gathered);
         backend.logits(&work.gathered, rows.len(), weights.head(), None);
+        if let Some(cap) = self.spec.logit_softcap {
+            backend.cap_logits(cap);
+        }
+    }
+}
+
+/// `x` in the precision of the weights, in which transformers keeps the embeddings' factor.
+fn round(x: f32, dtype: DType) -> f32 {
+    match dtype {
+        DType::F32 => x,
+        DType::F16 => half::f16::from_f32(x).to_f32(),
+        DType::BF16 => half::bf16::from_f32(x).to_f32(),
     }
 }
 
@@ -203,22 +228,28 @@ struct Residual<B: Backend> {
     normed: B::Tensor,
     /// The last sublayer's output.
     delta: B::Tensor,
+    /// The same, normed, where there are norms on both sides.
+    normed_delta: Option<B::Tensor>,
     delta_is_pending: bool,
 }
 
 impl<B: Backend> Residual<B> {
     fn new(spec: &ModelSpec, max_rows: usize, backend: &B) -> Result<Self, StartError> {
         let tensor = |role| backend.tensor(max_rows, spec.hidden_size, role);
-        let normed = match spec.norm.placement {
-            NormPlacement::Before => TensorRole::Activation,
+        let (normed, delta) = match spec.norm.placement {
+            NormPlacement::Before => (TensorRole::Activation, TensorRole::Activation),
             // The normed sum becomes the stream.
-            NormPlacement::After => TensorRole::Residual,
+            NormPlacement::After => (TensorRole::Residual, TensorRole::Activation),
+            // Norms read float32.
+            NormPlacement::Both => (TensorRole::Activation, TensorRole::Residual),
         };
+        let has_post_norms = spec.norm.placement == NormPlacement::Both;
         Ok(Self {
             placement: spec.norm.placement,
             x: tensor(TensorRole::Residual)?,
             normed: tensor(normed)?,
-            delta: tensor(TensorRole::Activation)?,
+            delta: tensor(delta)?,
+            normed_delta: has_post_norms.then(|| tensor(TensorRole::Activation)).transpose()?,
             delta_is_pending: false,
         })
     }
@@ -229,17 +260,25 @@ impl<B: Backend> Residual<B> {
         &mut self.x
     }
 
-    /// What a sublayer reads; `norm` is its own.
-    fn enter(&mut self, backend: &mut B, norm: &Norm<B::Vector>) -> &B::Tensor {
-        match self.placement {
-            NormPlacement::Before => self.add_and_norm(backend, norm),
-            NormPlacement::After => &self.x,
+    /// Makes what a sublayer reads; `norm` is its own.
+    fn enter(&mut self, backend: &mut B, norm: &Norm<B::Vector>) {
+        if self.placement != NormPlacement::After {
+            self.add_and_norm(backend, norm);
         }
     }
 
-    /// Takes up the sublayer's output, which is in `delta`.
-    fn leave(&mut self, backend: &mut B, norm: &Norm<B::Vector>) {
+    /// What a sublayer reads, and where its output goes.
+    fn sublayer(&mut self) -> (&B::Tensor, &mut B::Tensor) {
+        let x = if self.placement == NormPlacement::After { &self.x } else { &self.normed };
+        (x, &mut self.delta)
+    }
+
+    /// Takes up the sublayer's output, which is in `delta`; `norm` is its own, and `post_norm` where there are both.
+    fn leave(&mut self, backend: &mut B, norm: &Norm<B::Vector>, post_norm: Option<&Norm<B::Vector>>) {
         self.delta_is_pending = true;
+        if let (Some(post_norm), Some(normed)) = (post_norm, &mut self.normed_delta) {
+            backend.norm(&self.delta, post_norm, normed);
+        }
         if self.placement == NormPlacement::After {
             self.add_and_norm(backend, norm);
             std::mem::swap(&mut self.x, &mut self.normed);
@@ -252,7 +291,8 @@ impl<B: Backend> Residual<B> {
             return self.add_and_norm(backend, norm);
         }
         if std::mem::take(&mut self.delta_is_pending) {
-            backend.add(&mut self.x, &self.delta);
+            let delta = self.normed_delta.as_ref().unwrap_or(&self.delta);
+            backend.add(&mut self.x, delta);
         }
         &self.x
     }
@@ -264,7 +304,10 @@ impl<B: Backend> Residual<B> {
 
     fn add_and_norm(&mut self, backend: &mut B, norm: &Norm<B::Vector>) -> &B::Tensor {
         match std::mem::take(&mut self.delta_is_pending) {
-            true => backend.add_norm(&mut self.x, &self.delta, norm, &mut self.normed),
+            true => {
+                let delta = self.normed_delta.as_ref().unwrap_or(&self.delta);
+                backend.add_norm(&mut self.x, delta, norm, &mut self.normed);
+            }
             false => backend.norm(&self.x, norm, &mut self.normed),
         }
         &self.normed
@@ -274,6 +317,10 @@ impl<B: Backend> Residual<B> {
 impl<B: Backend> Workspace<B> {
     fn new(spec: &ModelSpec, max_rows: usize, max_logit_rows: usize, backend: &B) -> Result<Self, StartError> {
         let (attention, mlp) = (&spec.attention, &spec.mlp);
+        let experts = spec.experts_shape().map(|shape| {
+            let work = backend.experts_workspace(max_rows, &shape)?;
+            Ok::<_, StartError>((shape, work))
+        });
         let tensor = |cols| backend.tensor(max_rows, cols, TensorRole::Activation);
         let only = |condition: bool, cols| condition.then(|| tensor(cols)).transpose();
         Ok(Self {
@@ -282,6 +329,7 @@ impl<B: Backend> Workspace<B> {
             attended: tensor(attention.num_heads * attention.head_dim)?,
             up: tensor(mlp.intermediate_size * if mlp.gated { 2 } else { 1 })?,
             gated: only(mlp.gated, mlp.intermediate_size)?,
+            experts: experts.transpose()?,
             gathered: backend.tensor(max_logit_rows, spec.embed_size, TensorRole::Activation)?,
         })
     }

@@ -8,24 +8,26 @@ use crate::backend::Rope;
 use crate::model::spec::{RopeScaling, RopeSpec};
 use std::f64::consts::PI;
 
-/// The frequencies of a head of `head_dim` dimensions, all of which turn.
+/// The frequencies of a head.
 ///
 /// `max_position_embeddings` is the model's own length, `max_model_len` the server's.
-pub fn rope(spec: &RopeSpec, head_dim: usize, max_position_embeddings: usize, max_model_len: usize) -> Rope {
+pub fn rope(spec: &RopeSpec, max_position_embeddings: usize, max_model_len: usize) -> Rope {
+    let rotary_dim = spec.rotary_dim;
     let mut attention_factor = 1.0;
     let inv_freq = match spec.scaling {
-        RopeScaling::None => inverse(&wavelengths(spec.theta, head_dim)),
-        RopeScaling::Linear { factor } => {
-            inverse(&wavelengths(spec.theta, head_dim)).into_iter().map(|frequency| frequency / factor as f32).collect()
-        }
+        RopeScaling::None => inverse(&wavelengths(spec.theta, rotary_dim)),
+        RopeScaling::Linear { factor } => inverse(&wavelengths(spec.theta, rotary_dim))
+            .into_iter()
+            .map(|frequency| frequency / factor as f32)
+            .collect(),
         RopeScaling::Dynamic { factor } => {
-            let theta = dynamic_theta(spec.theta, factor, head_dim, max_position_embeddings, max_model_len);
-            inverse(&wavelengths(theta, head_dim))
+            let theta = dynamic_theta(spec.theta, factor, rotary_dim, max_position_embeddings, max_model_len);
+            inverse(&wavelengths(theta, rotary_dim))
         }
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
             let smooth =
                 |frequency| llama3(frequency, factor, low_freq_factor, high_freq_factor, original_max_positions as f64);
-            inverse(&wavelengths(spec.theta, head_dim)).into_iter().map(smooth).collect()
+            inverse(&wavelengths(spec.theta, rotary_dim)).into_iter().map(smooth).collect()
         }
         RopeScaling::Yarn {
             factor,
@@ -36,13 +38,25 @@ pub fn rope(spec: &RopeSpec, head_dim: usize, max_position_embeddings: usize, ma
             truncate,
         } => {
             attention_factor = on_cos_and_sin as f32;
-            let dim_of = |turns| dim_with_turns(turns, spec.theta, head_dim, original_max_positions);
+            let dim_of = |turns| dim_with_turns(turns, spec.theta, rotary_dim, original_max_positions);
             let (low, high) = (dim_of(beta_fast), dim_of(beta_slow));
             let (low, high) = if truncate { (low.floor(), high.ceil()) } else { (low, high) };
-            yarn(&wavelengths(spec.theta, head_dim), factor as f32, low.max(0.0), high.min(head_dim as f64 - 1.0))
+            yarn(&wavelengths(spec.theta, rotary_dim), factor as f32, low.max(0.0), high.min(rotary_dim as f64 - 1.0))
+        }
+        RopeScaling::LongRope {
+            ref short_factor,
+            ref long_factor,
+            original_max_positions,
+            attention_factor: on_cos_and_sin,
+        } => {
+            attention_factor = on_cos_and_sin as f32;
+            // As published it goes by the length of the sequence so far: see `dynamic_theta`.
+            let factors = if max_model_len > original_max_positions { long_factor } else { short_factor };
+            let stretched = |(wavelength, factor): (f32, &f64)| 1.0 / (*factor as f32 * wavelength);
+            wavelengths(spec.theta, rotary_dim).into_iter().zip(factors).map(stretched).collect()
         }
     };
-    Rope { rotary_dim: head_dim, inv_freq, attention_factor, max_positions: max_model_len }
+    Rope { rotary_dim, inv_freq, attention_factor, max_positions: max_model_len }
 }
 
 /// `theta^(2i / dim)`, `[dim / 2]`: positions that one radian takes.
@@ -104,7 +118,7 @@ mod tests {
     /// Frequencies at some dimensions, as transformers 5.19 computes them for published models.
     #[track_caller]
     fn check(scaling: RopeScaling, theta: f64, head_dim: usize, lengths: (usize, usize), expected: &[(usize, f32)]) {
-        let rope = rope(&RopeSpec { theta, scaling }, head_dim, lengths.0, lengths.1);
+        let rope = rope(&RopeSpec { theta, rotary_dim: head_dim, scaling }, lengths.0, lengths.1);
         assert_eq!(rope.inv_freq.len(), head_dim / 2);
         for (i, expected) in expected {
             let error = (rope.inv_freq[*i] / expected - 1.0).abs();
@@ -158,6 +172,19 @@ mod tests {
         let expected =
             [(1, 0.805_842_2), (21, 0.010_746_079), (32, 0.000_602_941_15), (42, 2.886_954_8e-5), (63, 3.102_344_4e-7)];
         check(scaling, 1e6, 128, (32_768, 131_072), &expected);
+    }
+
+    #[test]
+    fn long_factors_are_those_of_servers_for_longer_sequences() {
+        let scaling = || RopeScaling::LongRope {
+            short_factor: vec![1.0; 64],
+            long_factor: vec![2.0; 64],
+            original_max_positions: 4096,
+            attention_factor: 1.19,
+        };
+        check(scaling(), 1e4, 128, (131_072, 4096), UNSCALED);
+        let halved: Vec<_> = UNSCALED.iter().map(|(i, frequency)| (*i, frequency / 2.0)).collect();
+        check(scaling(), 1e4, 128, (131_072, 4097), &halved);
     }
 
     #[test]

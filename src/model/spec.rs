@@ -1,9 +1,6 @@
 //! What a model is, as data: the differences between families that the one forward pass reads.
-//!
-//! Families that are not built yet fit the same way: another [`NormPlacement`] (Gemma 2's norms on both sides of a
-//! sublayer), another factor or cap beside `AttentionSpec::scale`, another kind of [`MlpSpec`] (experts).
 
-use crate::backend::{Activation, AttentionShape, DType, KvLayout, NormKind};
+use crate::backend::{Activation, AttentionShape, DType, ExpertsShape, KvLayout, NormKind};
 use crate::error::StartError;
 use crate::ids::TokenId;
 use crate::model::families;
@@ -16,7 +13,13 @@ pub enum Family {
     Mistral,
     Qwen2,
     Qwen3,
+    Qwen3Moe,
+    Mixtral,
+    Phi3,
+    Gemma2,
+    Gemma3,
     Opt,
+    Gpt2,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -30,9 +33,17 @@ pub struct ModelSpec {
     pub embed_size: usize,
     /// The vocabulary product uses the token embeddings.
     pub tied_embeddings: bool,
+    /// Factor on the token embeddings.
+    pub embed_scale: f32,
+    /// Logits end as `cap · tanh(logit / cap)`.
+    pub logit_softcap: Option<f32>,
     pub positions: Positions,
+    /// How Q and K turn in the layers with a window, where it is another way than in those without (Gemma 3).
+    pub windowed_rope: Option<RopeSpec>,
     pub attention: AttentionSpec,
     pub mlp: MlpSpec,
+    /// Some layers have experts in place of the MLP.
+    pub experts: Option<ExpertsSpec>,
     pub norm: NormSpec,
     /// One entry a layer: a token of it sees itself and the `window - 1` before it; `None`: all before it.
     pub windows: Vec<Option<usize>>,
@@ -58,6 +69,8 @@ pub enum Positions {
 pub struct RopeSpec {
     /// Base of the geometric series of wavelengths.
     pub theta: f64,
+    /// Leading dimensions of a head that turn; the rest pass through.
+    pub rotary_dim: usize,
     pub scaling: RopeScaling,
 }
 
@@ -87,6 +100,16 @@ pub enum RopeScaling {
         /// The ramp between the two betas begins and ends at whole dimensions.
         truncate: bool,
     },
+    /// Phi-3's: a factor for each wavelength, `[rotary_dim / 2]`.
+    LongRope {
+        /// For sequences up to `original_max_positions`.
+        short_factor: Vec<f64>,
+        /// For longer ones.
+        long_factor: Vec<f64>,
+        original_max_positions: usize,
+        /// Factor on cos and sin.
+        attention_factor: f64,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -97,6 +120,10 @@ pub struct AttentionSpec {
     pub head_dim: usize,
     /// Factor on q·k.
     pub scale: f32,
+    /// The factor of layer `i`, from 0, is `scale / (i + 1)`.
+    pub scale_by_layer: bool,
+    /// Scores end as `cap · tanh(score / cap)`.
+    pub softcap: Option<f32>,
     pub qkv_bias: bool,
     pub out_bias: bool,
     /// Each head of Q and K is normalised (RMS) before it turns.
@@ -112,11 +139,26 @@ pub struct MlpSpec {
     pub bias: bool,
 }
 
+/// Experts: MLPs of which a router chooses some for each token. Activation and gating are those of [`MlpSpec`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertsSpec {
+    pub num_experts: usize,
+    /// Experts that a token goes through.
+    pub num_chosen: usize,
+    pub intermediate_size: usize,
+    /// The weights of the chosen ones are divided by their sum.
+    pub renormalize: bool,
+    /// `[num_layers]`: which layers have them.
+    pub layers: Vec<bool>,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct NormSpec {
     pub kind: NormKind,
     /// Has learned weights (and, for LayerNorm, biases).
     pub affine: bool,
+    /// What is to be added to the stored weights: 1 for Gemma, whose weights are stored less 1.
+    pub weight_offset: f32,
     pub placement: NormPlacement,
     /// A last norm stands before the vocabulary product.
     pub is_final: bool,
@@ -128,6 +170,8 @@ pub enum NormPlacement {
     Before,
     /// `norm(x + sublayer(x))`
     After,
+    /// `x + norm(sublayer(norm(x)))`
+    Both,
 }
 
 impl ModelSpec {
@@ -157,8 +201,21 @@ impl ModelSpec {
     }
 
     pub fn attention_shape(&self, layer: usize) -> AttentionShape {
-        let AttentionSpec { num_heads, num_kv_heads, head_dim, scale, .. } = self.attention;
-        AttentionShape { num_heads, num_kv_heads, head_dim, scale, window: self.windows[layer] }
+        let AttentionSpec { num_heads, num_kv_heads, head_dim, scale, scale_by_layer, softcap, .. } = self.attention;
+        let scale = if scale_by_layer { scale / (layer + 1) as f32 } else { scale };
+        AttentionShape { num_heads, num_kv_heads, head_dim, scale, softcap, window: self.windows[layer] }
+    }
+
+    /// Whether a layer has experts in place of an MLP.
+    pub fn has_experts(&self, layer: usize) -> bool {
+        self.experts.as_ref().is_some_and(|experts| experts.layers[layer])
+    }
+
+    /// The experts of the layers that have them.
+    pub fn experts_shape(&self) -> Option<ExpertsShape> {
+        let ExpertsSpec { num_experts, num_chosen, intermediate_size, renormalize, .. } = *self.experts.as_ref()?;
+        let (hidden_size, activation) = (self.hidden_size, self.mlp.activation);
+        Some(ExpertsShape { num_experts, num_chosen, hidden_size, intermediate_size, activation, renormalize })
     }
 
     pub fn kv_layout(&self, block_size: usize, dtype: DType) -> KvLayout {
@@ -168,15 +225,23 @@ impl ModelSpec {
 
     /// Tokens of a sequence at most, where nothing else is asked for: what the model was made for.
     pub fn default_max_model_len(&self) -> usize {
-        self.max_position_embeddings
+        match &self.positions {
+            // The long factors cost quality where they are not needed.
+            Positions::Rope(RopeSpec { scaling: RopeScaling::LongRope { original_max_positions, .. }, .. }) => {
+                self.max_position_embeddings.min(*original_max_positions)
+            }
+            _ => self.max_position_embeddings,
+        }
     }
 
     /// Tokens of a sequence that the positions can express with the scaling that config.json asks for. Checkpoints
-    /// give `max_position_embeddings` before linear, dynamic and (often) YaRN scaling, but after llama3's.
+    /// give `max_position_embeddings` before linear, dynamic and (often) YaRN scaling, but after that of llama3, of
+    /// LongRoPE and of Gemma 3.
     pub fn max_model_len_limit(&self) -> usize {
         let scaled = match &self.positions {
             Positions::Rope(RopeSpec { scaling, .. }) => match scaling {
-                RopeScaling::None | RopeScaling::Llama3 { .. } => 0.0,
+                _ if self.family == Family::Gemma3 => 0.0,
+                RopeScaling::None | RopeScaling::Llama3 { .. } | RopeScaling::LongRope { .. } => 0.0,
                 RopeScaling::Linear { factor } | RopeScaling::Dynamic { factor } => {
                     self.max_position_embeddings as f64 * factor
                 }
@@ -213,25 +278,14 @@ impl ModelSpec {
 
     /// Elements in matrices, and in vectors (norms, biases).
     fn parameter_counts(&self) -> (u64, u64) {
-        let AttentionSpec { num_heads, num_kv_heads, head_dim, qkv_bias, out_bias, qk_norm, .. } = self.attention;
-        let MlpSpec { intermediate_size, gated, bias: mlp_bias, .. } = self.mlp;
-        let hidden = self.hidden_size;
         let only = |condition: bool, count: usize| if condition { count } else { 0 };
-
+        let hidden = self.hidden_size;
         let vectors_per_norm = match self.norm.kind {
             NormKind::Rms { .. } => 1,
             NormKind::Layer { .. } => 2,
         };
         let norm = only(self.norm.affine, hidden * vectors_per_norm);
-        let qkv = (num_heads + 2 * num_kv_heads) * head_dim;
-        let up = intermediate_size * if gated { 2 } else { 1 };
-
-        let layer_matrices = qkv * hidden + hidden * num_heads * head_dim + up * hidden + hidden * intermediate_size;
-        let layer_vectors = only(qkv_bias, qkv)
-            + only(out_bias, hidden)
-            + only(qk_norm, 2 * head_dim)
-            + only(mlp_bias, up + hidden)
-            + 2 * norm;
+        let norms = norm * if self.norm.placement == NormPlacement::Both { 4 } else { 2 };
 
         let embeddings = self.vocab_size * self.embed_size * if self.tied_embeddings { 1 } else { 2 };
         let projections = only(self.embed_size != hidden, 2 * self.embed_size * hidden);
@@ -239,17 +293,41 @@ impl ModelSpec {
             Positions::Rope(_) => 0,
             Positions::Learned { offset } => (self.max_position_embeddings + offset) * hidden,
         };
-        let matrices = embeddings + projections + positions + self.num_layers() * layer_matrices;
-        let vectors = self.num_layers() * layer_vectors + only(self.norm.is_final, norm);
+        let (mut matrices, mut vectors) = (embeddings + projections + positions, only(self.norm.is_final, norm));
+        for layer in 0..self.num_layers() {
+            let (attention, mlp) = (self.attention_counts(), self.mlp_counts(layer));
+            matrices += attention.0 + mlp.0;
+            vectors += attention.1 + mlp.1 + norms;
+        }
         (matrices as u64, vectors as u64)
+    }
+
+    fn attention_counts(&self) -> (usize, usize) {
+        let AttentionSpec { num_heads, num_kv_heads, head_dim, qkv_bias, out_bias, qk_norm, .. } = self.attention;
+        let hidden = self.hidden_size;
+        let qkv = (num_heads + 2 * num_kv_heads) * head_dim;
+        let vectors = [(qkv_bias, qkv), (out_bias, hidden), (qk_norm, 2 * head_dim)];
+        let vectors = vectors.into_iter().filter(|(has, _)| *has).map(|(_, len)| len).sum();
+        (qkv * hidden + hidden * num_heads * head_dim, vectors)
+    }
+
+    fn mlp_counts(&self, layer: usize) -> (usize, usize) {
+        let (MlpSpec { intermediate_size, gated, bias, .. }, hidden) = (&self.mlp, self.hidden_size);
+        if let Some(experts) = self.experts.as_ref().filter(|experts| experts.layers[layer]) {
+            let per_expert = 3 * experts.intermediate_size * hidden;
+            return (experts.num_experts * (hidden + per_expert), 0);
+        }
+        let up = intermediate_size * if *gated { 2 } else { 1 };
+        (up * hidden + hidden * intermediate_size, if *bias { up + hidden } else { 0 })
     }
 }
 
 /// The precision in which the token embeddings are stored.
 fn weights_dtype(files: &ModelFiles) -> Result<DType, StartError> {
     let checkpoint = files.checkpoint()?;
-    let embeddings = checkpoint.names().find(|name| name.ends_with("embed_tokens.weight"));
+    let is_embeddings = |name: &&str| name.ends_with("embed_tokens.weight") || name.ends_with("wte.weight");
+    let embeddings = checkpoint.names().find(is_embeddings);
     embeddings.and_then(|name| checkpoint.dtype(name)).ok_or_else(|| {
-        StartError::new("config.json names no dtype, and the checkpoint has no embed_tokens.weight to take it from")
+        StartError::new("config.json names no dtype, and the checkpoint has no token embeddings to take it from")
     })
 }

@@ -1,9 +1,9 @@
 //! A checkpoint's tensors, by the names of each family, to the fused matrices of the forward pass.
 
-use crate::backend::{Backend, DType, HostTensor, Norm, NormKind};
+use crate::backend::{Backend, DType, Experts, HostTensor, Norm, NormKind};
 use crate::error::StartError;
 use crate::model::checkpoint::Checkpoint;
-use crate::model::spec::{Family, ModelSpec, Positions};
+use crate::model::spec::{ExpertsSpec, Family, ModelSpec, NormPlacement, Positions};
 use std::collections::BTreeSet;
 
 /// A matrix `[out, in]` with its bias `[out]`.
@@ -20,16 +20,26 @@ pub struct HeadNorms<B: Backend> {
 
 pub struct LayerWeights<B: Backend> {
     pub attention_norm: Norm<B::Vector>,
+    /// After the sublayer, where there are norms on both sides.
+    pub attention_post_norm: Option<Norm<B::Vector>>,
     /// `[(num_heads + 2 * num_kv_heads) * head_dim, hidden]`: Q, K and V.
     pub qkv: Linear<B>,
     pub head_norms: Option<HeadNorms<B>>,
     /// `[hidden, num_heads * head_dim]`
     pub out: Linear<B>,
     pub mlp_norm: Norm<B::Vector>,
-    /// `[2 * intermediate, hidden]`, gate and up, where the MLP is gated; else `[intermediate, hidden]`.
-    pub up: Linear<B>,
-    /// `[hidden, intermediate]`
-    pub down: Linear<B>,
+    pub mlp_post_norm: Option<Norm<B::Vector>>,
+    pub mlp: Mlp<B>,
+}
+
+pub enum Mlp<B: Backend> {
+    Dense {
+        /// `[2 * intermediate, hidden]`, gate and up, where the MLP is gated; else `[intermediate, hidden]`.
+        up: Linear<B>,
+        /// `[hidden, intermediate]`
+        down: Linear<B>,
+    },
+    Sparse(Experts<B::Matrix, B::Matrices>),
 }
 
 pub struct Weights<B: Backend> {
@@ -89,6 +99,8 @@ impl<B: Backend> Weights<B> {
 
 /// Stands beside the decoder in every family, without its prefix.
 const LM_HEAD: &str = "lm_head";
+/// A model for text and images has its text part behind this.
+const LANGUAGE_MODEL: &str = "language_model.";
 
 /// What a family calls its tensors, without `.weight` and `.bias`.
 struct Names {
@@ -99,16 +111,27 @@ struct Names {
     project_in: &'static str,
     project_out: &'static str,
     final_norm: &'static str,
+    /// Of the list of layers.
+    layers: &'static str,
     // Within `layers.N.`:
     attention_norm: &'static str,
-    qkv: [&'static str; 3],
+    attention_post_norm: &'static str,
+    /// Q, K and V, or one tensor of all three.
+    qkv: &'static [&'static str],
     q_norm: &'static str,
     k_norm: &'static str,
     out: &'static str,
     mlp_norm: &'static str,
-    gate: &'static str,
-    up: &'static str,
+    mlp_post_norm: &'static str,
+    /// Gate and up where the MLP is gated, or one tensor of both.
+    up: &'static [&'static str],
     down: &'static str,
+    router: &'static str,
+    /// Within `EXPERTS.N.`: gate, up and down of an expert.
+    experts: &'static str,
+    of_expert: [&'static str; 3],
+    /// The matrices of the layers are stored as `[in, out]`.
+    transposed: bool,
 }
 
 const LLAMA: Names = Names {
@@ -118,15 +141,38 @@ const LLAMA: Names = Names {
     project_in: "",
     project_out: "",
     final_norm: "norm",
+    layers: "layers",
     attention_norm: "input_layernorm",
-    qkv: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    attention_post_norm: "",
+    qkv: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
     q_norm: "self_attn.q_norm",
     k_norm: "self_attn.k_norm",
     out: "self_attn.o_proj",
     mlp_norm: "post_attention_layernorm",
-    gate: "mlp.gate_proj",
-    up: "mlp.up_proj",
+    mlp_post_norm: "",
+    up: &["mlp.gate_proj", "mlp.up_proj"],
     down: "mlp.down_proj",
+    router: "mlp.gate",
+    experts: "mlp.experts",
+    of_expert: ["gate_proj", "up_proj", "down_proj"],
+    transposed: false,
+};
+
+const MIXTRAL: Names = Names {
+    router: "block_sparse_moe.gate",
+    experts: "block_sparse_moe.experts",
+    of_expert: ["w1", "w3", "w2"],
+    ..LLAMA
+};
+
+const PHI3: Names = Names { qkv: &["self_attn.qkv_proj"], up: &["mlp.gate_up_proj"], ..LLAMA };
+
+const GEMMA: Names = Names {
+    prefixes: &["model.", "language_model.model.", "model.language_model.", ""],
+    attention_post_norm: "post_attention_layernorm",
+    mlp_norm: "pre_feedforward_layernorm",
+    mlp_post_norm: "post_feedforward_layernorm",
+    ..LLAMA
 };
 
 const OPT: Names = Names {
@@ -138,18 +184,45 @@ const OPT: Names = Names {
     attention_norm: "self_attn_layer_norm",
     out: "self_attn.out_proj",
     mlp_norm: "final_layer_norm",
-    gate: "",
-    up: "fc1",
+    up: &["fc1"],
     down: "fc2",
+    ..LLAMA
+};
+
+const GPT2: Names = Names {
+    prefixes: &["transformer.", ""],
+    embeddings: "wte",
+    positions: "wpe",
+    final_norm: "ln_f",
+    layers: "h",
+    attention_norm: "ln_1",
+    qkv: &["attn.c_attn"],
+    out: "attn.c_proj",
+    mlp_norm: "ln_2",
+    up: &["mlp.c_fc"],
+    down: "mlp.c_proj",
+    transposed: true,
     ..LLAMA
 };
 
 impl Names {
     fn of(family: Family) -> &'static Self {
         match family {
-            Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 => &LLAMA,
+            Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => &LLAMA,
+            Family::Mixtral => &MIXTRAL,
+            Family::Phi3 => &PHI3,
+            Family::Gemma2 | Family::Gemma3 => &GEMMA,
             Family::Opt => &OPT,
+            Family::Gpt2 => &GPT2,
         }
+    }
+}
+
+/// `(name, rows)` of a fused matrix: each part by its own name, or all of it by one.
+fn parts<'n>(names: &[&'n str], rows: &[usize]) -> Vec<(&'n str, usize)> {
+    match names {
+        [all] => vec![(*all, rows.iter().sum())],
+        _ => names.iter().copied().zip(rows.iter().copied()).collect(),
     }
 }
 
@@ -202,34 +275,84 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     /// Reads the tensors of this layer next; `None`: those outside of the layers.
     fn enter(&mut self, layer: Option<usize>) {
-        self.scope = layer.map_or(String::new(), |layer| format!("layers.{layer}."));
+        self.scope = layer.map_or(String::new(), |layer| format!("{}.{layer}.", self.names.layers));
     }
 
     fn layer(&mut self, spec: &ModelSpec, layer: usize) -> Result<LayerWeights<B>, StartError> {
         self.enter(Some(layer));
         let names = self.names;
-        let (attention, mlp, hidden) = (&spec.attention, &spec.mlp, spec.hidden_size);
+        let (attention, hidden) = (&spec.attention, spec.hidden_size);
         let q_rows = attention.num_heads * attention.head_dim;
         let kv_rows = attention.num_kv_heads * attention.head_dim;
-        let [q, k, v] = names.qkv;
-        let up = (names.up, mlp.intermediate_size);
-        let gate_and_up = [(names.gate, mlp.intermediate_size), up];
-        let up = if mlp.gated { &gate_and_up[..] } else { &gate_and_up[1..] };
+        let qkv = parts(names.qkv, &[q_rows, kv_rows, kv_rows]);
+        let has_post_norms = spec.norm.placement == NormPlacement::Both;
+        let mut post_norm = |name| has_post_norms.then(|| self.norm(spec, name)).transpose();
+        let (attention_post_norm, mlp_post_norm) =
+            (post_norm(names.attention_post_norm)?, post_norm(names.mlp_post_norm)?);
         Ok(LayerWeights {
             attention_norm: self.norm(spec, names.attention_norm)?,
-            qkv: self.linear(&[(q, q_rows), (k, kv_rows), (v, kv_rows)], hidden, attention.qkv_bias)?,
+            attention_post_norm,
+            qkv: self.linear(&qkv, hidden, attention.qkv_bias)?,
             head_norms: if attention.qk_norm { Some(self.head_norms(spec)?) } else { None },
             out: self.linear(&[(names.out, hidden)], q_rows, attention.out_bias)?,
             mlp_norm: self.norm(spec, names.mlp_norm)?,
-            up: self.linear(up, hidden, mlp.bias)?,
+            mlp_post_norm,
+            mlp: match &spec.experts {
+                Some(experts) if experts.layers[layer] => Mlp::Sparse(self.experts(spec, experts)?),
+                _ => self.mlp(spec)?,
+            },
+        })
+    }
+
+    fn mlp(&mut self, spec: &ModelSpec) -> Result<Mlp<B>, StartError> {
+        let (names, mlp, hidden) = (self.names, &spec.mlp, spec.hidden_size);
+        let num_parts = if mlp.gated { 2 } else { 1 };
+        let up = parts(names.up, &vec![mlp.intermediate_size; num_parts]);
+        Ok(Mlp::Dense {
+            up: self.linear(&up, hidden, mlp.bias)?,
             down: self.linear(&[(names.down, hidden)], mlp.intermediate_size, mlp.bias)?,
         })
     }
 
+    fn experts(
+        &mut self,
+        spec: &ModelSpec,
+        experts: &ExpertsSpec,
+    ) -> Result<Experts<B::Matrix, B::Matrices>, StartError> {
+        let (names, count, hidden, width) =
+            (self.names, experts.num_experts, spec.hidden_size, experts.intermediate_size);
+        let [gate, up, down] = names.of_expert;
+        Ok(Experts {
+            router: self.matrix(&[(names.router, count)], hidden)?,
+            up: self.matrices(count, &[(gate, width), (up, width)], hidden)?,
+            down: self.matrices(count, &[(down, hidden)], width)?,
+        })
+    }
+
+    /// A matrix of each of `count` experts: `parts` one below the other.
+    fn matrices(&mut self, count: usize, parts: &[(&str, usize)], cols: usize) -> Result<B::Matrices, StartError> {
+        let Some(checkpoint) = self.checkpoint else {
+            let rows = parts.iter().map(|(_, rows)| rows).sum();
+            self.num_random += 1;
+            return self.backend.random_matrices(count, rows, cols, self.dtype, self.num_random);
+        };
+        let (mut names, mut tensors) = (Vec::new(), Vec::new());
+        for expert in 0..count {
+            for (name, rows) in parts {
+                let name = self.full_name(&format!("{}.{expert}.{name}", self.names.experts), "weight");
+                tensors.push(checkpoint.tensor(&name, &[*rows, cols])?);
+                names.push(name);
+            }
+        }
+        let matrices = self.backend.matrices(count, &tensors, self.dtype)?;
+        self.finish_tensors(checkpoint, names);
+        Ok(matrices)
+    }
+
     fn head_norms(&mut self, spec: &ModelSpec) -> Result<HeadNorms<B>, StartError> {
         let (kind, cols) = (spec.norm.kind, spec.attention.head_dim);
-        let q = Norm { kind, weight: self.vector(&[(self.names.q_norm, cols)], "weight")?, bias: None };
-        let k = Norm { kind, weight: self.vector(&[(self.names.k_norm, cols)], "weight")?, bias: None };
+        let q = Norm { kind, weight: self.norm_weight(spec, self.names.q_norm, cols)?, bias: None };
+        let k = Norm { kind, weight: self.norm_weight(spec, self.names.k_norm, cols)?, bias: None };
         Ok(HeadNorms { q, k })
     }
 
@@ -241,9 +364,23 @@ impl<'a, B: Backend> Loader<'a, B> {
             let bias = has_bias.then(|| self.constant(0.0, cols)).transpose()?;
             return Ok(Norm { kind, weight, bias });
         }
-        let weight = self.vector(&[(name, cols)], "weight")?;
+        let weight = self.norm_weight(spec, name, cols)?;
         let bias = has_bias.then(|| self.vector(&[(name, cols)], "bias")).transpose()?;
         Ok(Norm { kind, weight, bias })
+    }
+
+    /// The weight as the backend takes it, whatever was subtracted from what is stored.
+    fn norm_weight(&mut self, spec: &ModelSpec, name: &str, cols: usize) -> Result<B::Vector, StartError> {
+        let offset = spec.norm.weight_offset;
+        let Some(checkpoint) = self.checkpoint.filter(|_| offset != 0.0) else {
+            return self.vector(&[(name, cols)], "weight");
+        };
+        let name = self.full_name(name, "weight");
+        let stored = checkpoint.tensor(&name, &[cols])?.elements();
+        let bytes: Vec<u8> = stored.flat_map(|weight| (weight + offset).to_le_bytes()).collect();
+        let vector = self.backend.vector(&[HostTensor { dtype: DType::F32, rows: 1, cols, bytes: &bytes }])?;
+        self.finish_tensors(checkpoint, vec![name]);
+        Ok(vector)
     }
 
     fn constant(&self, value: f32, cols: usize) -> Result<B::Vector, StartError> {
@@ -253,9 +390,36 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     /// `parts`: `(name, rows)`, one below the other.
     fn linear(&mut self, parts: &[(&str, usize)], cols: usize, bias: bool) -> Result<Linear<B>, StartError> {
-        let weight = self.matrix(parts, cols)?;
+        let weight = match (self.names.transposed, self.checkpoint) {
+            (true, Some(checkpoint)) => self.transposed_matrix(checkpoint, parts, cols)?,
+            _ => self.matrix(parts, cols)?,
+        };
         let bias = bias.then(|| self.vector(parts, "bias")).transpose()?;
         Ok(Linear { weight, bias })
+    }
+
+    /// Parts that are stored as `[cols, rows]`.
+    fn transposed_matrix(
+        &mut self,
+        checkpoint: &Checkpoint,
+        parts: &[(&str, usize)],
+        cols: usize,
+    ) -> Result<B::Matrix, StartError> {
+        let names: Vec<_> = parts.iter().map(|(name, _)| self.full_name(name, "weight")).collect();
+        let stored = parts
+            .iter()
+            .zip(&names)
+            .map(|((_, rows), name)| checkpoint.tensor(name, &[cols, *rows]))
+            .collect::<Result<Vec<_>, _>>()?;
+        let turned: Vec<_> = stored.iter().map(transpose).collect();
+        let tensors: Vec<_> = stored
+            .iter()
+            .zip(&turned)
+            .map(|(stored, bytes)| HostTensor { rows: stored.cols, cols: stored.rows, bytes, ..*stored })
+            .collect();
+        let matrix = self.backend.matrix(&tensors, self.dtype)?;
+        self.finish_tensors(checkpoint, names);
+        Ok(matrix)
     }
 
     fn matrix(&mut self, parts: &[(&str, usize)], cols: usize) -> Result<B::Matrix, StartError> {
@@ -293,7 +457,8 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     fn full_name(&self, name: &str, ending: &str) -> String {
         if name == LM_HEAD {
-            return format!("{name}.{ending}");
+            let scope = if self.prefix.starts_with(LANGUAGE_MODEL) { LANGUAGE_MODEL } else { "" };
+            return format!("{scope}{name}.{ending}");
         }
         format!("{}{}{name}.{ending}", self.prefix, self.scope)
     }
@@ -312,13 +477,22 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// (heads for other purposes) are logged.
     fn finish(self, spec: &ModelSpec) -> Result<(), StartError> {
         let is_known = |name: &str| {
-            // Older checkpoints store what the rotary embedding is computed from.
-            name.ends_with("rotary_emb.inv_freq") || (spec.tied_embeddings && name == "lm_head.weight")
+            // Older checkpoints store what the rotary embedding is computed from, and GPT-2's the causal mask.
+            name.ends_with("rotary_emb.inv_freq")
+                || (spec.tied_embeddings && name.ends_with("lm_head.weight"))
+                || (spec.family == Family::Gpt2 && (name.ends_with("attn.bias") || name.ends_with("attn.masked_bias")))
         };
+        let is_vision = |name: &str| ["vision_tower.", "multi_modal_projector."].iter().any(|part| name.contains(part));
         let Some(checkpoint) = self.checkpoint else { return Ok(()) };
-        let left: BTreeSet<_> =
-            checkpoint.names().filter(|name| !self.used.contains(*name) && !is_known(name)).collect();
-        let in_layers = format!("{}layers.", self.prefix);
+        let unused = checkpoint.names().filter(|name| !self.used.contains(*name) && !is_known(name));
+        let (vision, left): (BTreeSet<_>, BTreeSet<_>) = unused.partition(|name| is_vision(name));
+        if !vision.is_empty() {
+            tracing::info!(
+                tensors = vision.len(),
+                "only the text part of this model is served: images are not supported"
+            );
+        }
+        let in_layers = format!("{}{}.", self.prefix, self.names.layers);
         if let Some(name) = left.iter().find(|name| name.starts_with(&in_layers)) {
             return Err(StartError::new(format!(
                 "the checkpoint holds the tensor {name}, which the model that config.json describes does not have"
@@ -330,4 +504,12 @@ impl<'a, B: Backend> Loader<'a, B> {
         (self.progress)(self.total_bytes, self.total_bytes);
         Ok(())
     }
+}
+
+/// The bytes of the transposed tensor.
+fn transpose(tensor: &HostTensor<'_>) -> Vec<u8> {
+    let HostTensor { dtype, rows, cols, bytes } = *tensor;
+    let size = dtype.size_bytes();
+    let at = |row: usize, col: usize| &bytes[(row * cols + col) * size..][..size];
+    (0..cols).flat_map(|col| (0..rows).flat_map(move |row| at(row, col).iter().copied())).collect()
 }

@@ -165,11 +165,6 @@ impl TokenMask {
         Self(words)
     }
 
-    /// The set with these words.
-    pub fn from_words(words: Vec<u32>) -> Self {
-        Self(words)
-    }
-
     pub fn contains(&self, token: TokenId) -> bool {
         self.0.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
     }
@@ -181,6 +176,11 @@ impl TokenMask {
             let lowest = move |left: u32| 32 * i as TokenId + left.trailing_zeros();
             std::iter::successors(Some(*word).filter(|word| *word != 0), rest).map(lowest)
         })
+    }
+
+    /// From its words.
+    pub fn from_words(words: Vec<u32>) -> Self {
+        Self(words)
     }
 
     /// Tokens beyond the last word are not in the set.

@@ -42,7 +42,9 @@ impl Case {
             .collect();
         let window = random.one_in(3).then(|| random.range(1, 40));
         let scale = (head_dim as f32).powf(-0.5) * 2.0;
-        let shape = AttentionShape { num_heads: num_kv_heads * group, num_kv_heads, head_dim, scale, window };
+        // Scores reach some way beyond it.
+        let softcap = random.one_in(3).then_some(0.7);
+        let shape = AttentionShape { num_heads: num_kv_heads * group, num_kv_heads, head_dim, scale, softcap, window };
         Self { dtype, shape, block_size, seqs, batch_invariant: random.one_in(4), seed }
     }
 
@@ -129,6 +131,7 @@ fn on_cuda(case: &Case, device: &Rc<dyn Device>) -> Vec<f32> {
     let max_rows = before.num_rows().max(new.num_rows()) + 3;
     let mut options = options(case.dtype, case.shape.num_heads, case.layout());
     (options.max_rows, options.batch_invariant) = (max_rows, case.batch_invariant);
+    options.softcap = case.shape.softcap.is_some();
     let mut backend = CudaBackend::new(device.clone(), options).unwrap();
     backend.allocate_kv(case.layout(), num_blocks, 0).unwrap();
     let cols = case.shape.num_heads * case.shape.head_dim;
@@ -169,7 +172,14 @@ fn random_cases() {
 }
 
 fn shape(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> AttentionShape {
-    AttentionShape { num_heads, num_kv_heads, head_dim, scale: (head_dim as f32).powf(-0.5), window: None }
+    AttentionShape {
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        scale: (head_dim as f32).powf(-0.5),
+        softcap: None,
+        window: None,
+    }
 }
 
 #[test]
@@ -231,7 +241,12 @@ fn broken_kernels_are_noticed() {
     };
     let long = Case { shape: shape(2, 1, 16), seqs: vec![(1100, 1), (700, 1)], ..tiled.clone() };
     let simple = Case { dtype: DType::F32, ..tiled.clone() };
-    let breakages: [(&Case, &str, &str, &str); 12] = [
+    let capped = |case: &Case| Case { shape: AttentionShape { softcap: Some(0.5), ..case.shape }, ..case.clone() };
+    let (capped_tiles, capped_rows) = (capped(&tiled), capped(&simple));
+    let breakages: [(&Case, &str, &str, &str); 15] = [
+        (&capped_tiles, "include/attention.cuh", "1.0f - 2.0f / (1.0f +", "1.0f - 2.0f / (1.1f +"),
+        (&capped_tiles, "attention.cu", "        cap_scores<SLICE>(s[0], p.cap_scale);\n", ""),
+        (&capped_rows, "attention_rows.cu", "tanhf(score * p.cap_scale)", "score * p.cap_scale"),
         (&tiled, "include/attention.cuh", "position >= to[i / 2]", "position > to[i / 2]"),
         (&tiled, "include/attention.cuh", "position < from[i / 2]", "position + 1 < from[i / 2]"),
         (&tiled, "include/attention.cuh", "rows.sum[half] * factor", "rows.sum[half]"),

@@ -92,6 +92,11 @@ fn half_precision() {
         ("mistral-no-window", DType::BF16, 3, 0.35),
         ("opt-post-norm", DType::F16, 4, 0.05),
         ("mistral-window", DType::BF16, 2, 0.35),
+        ("phi3-longrope-short", DType::F16, 16, 0.05),
+        ("gemma2", DType::F16, 16, 0.05),
+        ("gemma3", DType::F16, 16, 0.05),
+        ("mixtral", DType::F16, 16, 0.05),
+        ("qwen3-moe-norm", DType::F16, 16, 0.05),
     ];
     parallel(0..cases.len() as u64, |i| {
         let (model, dtype, block_size, tolerance) = cases[i as usize];

@@ -7,6 +7,7 @@ mod bench;
 #[allow(dead_code, reason = "what these tests do not use, others do")]
 mod common;
 mod emulation;
+mod experts;
 mod goldens;
 mod loader;
 mod resume;

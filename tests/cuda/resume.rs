@@ -203,6 +203,8 @@ fn same_tokens_under_pressure() {
         setting(PreemptionMode::Recompute),
         Setting { block_size: 7, num_device_blocks: 14, ..setting(PreemptionMode::Swap) },
         Setting { model: "llama-rope-llama3", dtype: DType::BF16, ..setting(PreemptionMode::Swap) },
+        Setting { model: "mixtral", dtype: DType::BF16, ..setting(PreemptionMode::Swap) },
+        Setting { model: "gemma2", dtype: DType::F16, ..setting(PreemptionMode::Recompute) },
     ];
     parallel(0..settings.len() as u64, |i| {
         let setting = &settings[i as usize];
@@ -250,15 +252,18 @@ fn a_missing_wait_shows() {
 /// Decode steps that are replayed give what they gave when they were launched one by one.
 #[test]
 fn graphs_change_nothing() {
-    let (setting, mut outputs) = (setting(PreemptionMode::Swap), Vec::new());
-    for graphs in [false, true] {
-        let device = Rc::new(EmulatedDevice::new(EmulatedOptions::default()));
-        let mut engine = Engine::with(&(device.clone() as Rc<dyn Device>), &setting, graphs);
-        engine.run(requests(NUM_REQUESTS));
-        outputs.push(engine.outputs);
-        assert_eq!(device.num_graph_launches.get() > 20, graphs, "{} replays", device.num_graph_launches.get());
+    for model in ["llama-gqa-tied", "qwen3-moe-norm", "gemma2"] {
+        let (setting, mut outputs) = (Setting { model, ..setting(PreemptionMode::Swap) }, Vec::new());
+        for graphs in [false, true] {
+            let device = Rc::new(EmulatedDevice::new(EmulatedOptions::default()));
+            let mut engine = Engine::with(&(device.clone() as Rc<dyn Device>), &setting, graphs);
+            engine.run(requests(NUM_REQUESTS));
+            outputs.push(engine.outputs);
+            let replays = device.num_graph_launches.get();
+            assert_eq!(replays > 20, graphs, "{model}: {replays} replays");
+        }
+        assert_eq!(outputs[0], outputs[1], "{model}");
     }
-    assert_eq!(outputs[0], outputs[1]);
 }
 
 /// A device that fails, whenever it does, ends a step with its own words; nothing hangs, and a new device goes on.

@@ -111,7 +111,7 @@ impl Case {
 
     fn shape(&self) -> AttentionShape {
         let (num_heads, num_kv_heads) = self.heads;
-        AttentionShape { num_heads, num_kv_heads, head_dim: self.head_dim, scale: 1.0, window: None }
+        AttentionShape { num_heads, num_kv_heads, head_dim: self.head_dim, scale: 1.0, softcap: None, window: None }
     }
 
     /// Rows of one sequence each, at positions and slots all over.
@@ -165,7 +165,7 @@ fn run<H: Bench>(bench: &mut H, case: &Case) -> Vec<(&'static str, Vec<f32>)> {
     let table = matrix(bench, VOCAB, cols, 1);
     for (name, role) in [("embed", TensorRole::Residual), ("embed, narrow", TensorRole::Activation)] {
         let mut out = tensor(bench, cols, role, 2);
-        bench.backend().embed(&table, &mut out);
+        bench.backend().embed(&table, 1.75, &mut out);
         results.push((name, bench.values(&out, rows * cols)));
     }
     let mut x = tensor(bench, cols, TensorRole::Residual, 3);
@@ -207,6 +207,14 @@ fn run<H: Bench>(bench: &mut H, case: &Case) -> Vec<(&'static str, Vec<f32>)> {
         bench.backend().gather_rows(&input, first, num_logit_rows, &mut gathered);
         results.push(("gather_rows", bench.values(&gathered, num_logit_rows * k)));
     }
+
+    let head = matrix(bench, VOCAB, k, 19);
+    let input = tensor(bench, k, TensorRole::Activation, 20);
+    let num_logit_rows = rows.min(8);
+    bench.backend().logits(&input, num_logit_rows, &head, None);
+    results.push(("logits", bench.backend().read_logits()));
+    bench.backend().cap_logits(20.0);
+    results.push(("capped logits", bench.backend().read_logits()));
 
     for (name, gated) in [("activation", false), ("gated_activation", true)] {
         let mut x = tensor(bench, if gated { 2 * cols } else { cols }, TensorRole::Activation, 14);
@@ -332,12 +340,14 @@ fn broken_kernels_are_noticed() {
     let breakages = [
         ("rows.cu", "(v.at[j] - mean) * factor", "v.at[j] * factor"),
         ("rows.cu", "p.offset) * p.cols", "0) * p.cols"),
+        ("rows.cu", "to_float(from[i]) * p.scale;", "to_float(from[i]);"),
+        ("rows.cu", "p.cap * tanhf", "tanhf"),
         ("rows.cu", "b * cos.at[j] + a * sin.at[j]", "b * cos.at[j] - a * sin.at[j]"),
         ("rows.cu", "turned + lane; i < HEAD_DIM", "lane; i < HEAD_DIM"),
         ("rows.cu", "slot % BLOCK_SIZE * HEAD_DIM", "slot % (BLOCK_SIZE + 1) * HEAD_DIM"),
-        ("rows.cu", "p.x + x_row + p.cols + i", "p.x + x_row + i"),
+        ("include/activation.cuh", "x + cols + i", "x + i"),
         ("rows.cu", "[p.first + blockIdx.x];", "[blockIdx.x];"),
-        ("rows.cu", "0.044715f", "0.04f"),
+        ("include/activation.cuh", "0.044715f", "0.04f"),
         ("rows.cu", "p.pairs[2 * blockIdx.y + 1]", "p.pairs[2 * blockIdx.y]"),
         ("include/reduce.cuh", "    __syncthreads();\n    return result;", "    return result;"),
     ];

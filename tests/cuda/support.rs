@@ -176,6 +176,8 @@ pub fn cuda_model(
         max_logit_rows,
         graphs: true,
         batch_invariant: false,
+        softcap: spec.attention.softcap.is_some(),
+        experts: spec.experts.is_some(),
     };
     change(&mut options);
     let CudaOptions { max_rows, max_logit_rows, .. } = options;
@@ -207,6 +209,8 @@ pub fn options(dtype: DType, num_heads: usize, kv: KvLayout) -> CudaOptions {
         max_logit_rows: 8,
         graphs: false,
         batch_invariant: false,
+        softcap: false,
+        experts: false,
     }
 }
 

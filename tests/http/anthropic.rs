@@ -333,7 +333,7 @@ async fn thinking_text_and_calls_are_blocks_and_a_stream_says_the_same() {
     let server = qwen3(THOUGHT_AND_CALLS);
     let all = [
         json!({"type": "thinking", "thinking": "\nHm.\n", "signature": ""}),
-        json!({"type": "text", "text": "I look.\n"}),
+        json!({"type": "text", "text": "\n\nI look.\n"}),
         json!({"type": "tool_use", "id": null, "name": "f", "input": {"x": 1}}),
         json!({"type": "tool_use", "id": null, "name": "g", "input": {}}),
     ];

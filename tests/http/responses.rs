@@ -220,7 +220,7 @@ async fn errors_name_the_clients_field() {
                    "tools": [{"type": "function", "name": "f"}]}}),
             "tool_choice.tools[0].name",
         ),
-        (json!({"input": "hi", "text": {"format": {"type": "yaml"}}}), "text.format"),
+        (json!({"input": "hi", "text": {"format": {"type": "yaml"}}}), "text.format.type"),
         (json!({"input": "hi", "text": {"format": {"schema": {}}}}), "text.format.type"),
         (json!({"input": "hi", "truncation": "middle"}), "truncation"),
         (json!({"input": "hi", "previous_response_id": "resp_1"}), "previous_response_id"),
@@ -308,7 +308,7 @@ async fn reasoning_text_and_calls_are_items_of_their_own() {
         {"id": null, "type": "reasoning", "summary": [], "content": [text("reasoning_text", "\nHm.\n")],
          "status": "completed"},
         {"id": null, "type": "message", "role": "assistant", "status": "completed",
-         "content": [{"type": "output_text", "text": "I look.\n", "annotations": [], "logprobs": []}]},
+         "content": [{"type": "output_text", "text": "\n\nI look.\n", "annotations": [], "logprobs": []}]},
         call("f", "{\"x\": 1}"),
         call("g", "{}"),
     ]);

@@ -51,7 +51,7 @@ impl Sequence {
 
     /// `[len, num_heads * head_dim]`, K and V rounded to `dtype`.
     fn reference(&self, dtype: DType) -> Vec<f64> {
-        let AttentionShape { num_heads, num_kv_heads, scale, window, .. } = self.shape;
+        let AttentionShape { num_heads, num_kv_heads, scale, softcap, window, .. } = self.shape;
         let rounded = |index: usize| -> Vec<Vec<f64>> {
             let token = |token| self.head(token, index).iter().map(|x| f64::from(round(*x as f32, dtype))).collect();
             (0..self.len).map(token).collect()
@@ -65,7 +65,8 @@ impl Sequence {
                 let q = self.head(token, head);
                 let from = window.map_or(0, |window| (token + 1).saturating_sub(window));
                 let dot = |k: &Vec<f64>| q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() * f64::from(scale);
-                let scores: Vec<f64> = keys[kv][from..=token].iter().map(dot).collect();
+                let cap = |score: f64| softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh());
+                let scores: Vec<f64> = keys[kv][from..=token].iter().map(dot).map(cap).collect();
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
                 let sum: f64 = weights.iter().sum();
@@ -111,6 +112,7 @@ fn poison(backend: &mut CpuBackend, layout: KvLayout, num_blocks: usize) {
         num_kv_heads: layout.num_kv_heads,
         head_dim: layout.head_dim,
         scale: 1.0,
+        softcap: None,
         window: None,
     };
     let slots = num_blocks * layout.block_size;
@@ -167,7 +169,7 @@ fn rope(rotary_dim: usize, factor: f32) -> Rope {
 
 fn shape(num_kv_heads: usize, group: usize, head_dim: usize, window: Option<usize>) -> AttentionShape {
     let scale = (head_dim as f32).powf(-0.5);
-    AttentionShape { num_heads: num_kv_heads * group, num_kv_heads, head_dim, scale, window }
+    AttentionShape { num_heads: num_kv_heads * group, num_kv_heads, head_dim, scale, softcap: None, window }
 }
 
 proptest! {
@@ -178,9 +180,10 @@ proptest! {
     fn attention_is_right(
         num_kv_heads in 1usize..4, group in 1usize..6, dims in 1usize..18, block_size in 1usize..70,
         window in proptest::option::of(1usize..90), with_rope: bool, dtype in 0usize..3,
-        lens in proptest::collection::vec(1usize..110, 1..4), threads in 1usize..4, seed: u64,
+        softcap in proptest::option::of(0.5f32..4.0), lens in proptest::collection::vec(1usize..110, 1..4), threads in 1usize..4, seed: u64,
     ) {
-        let (shape, dtype) = (shape(num_kv_heads, group, 8 * dims, window), DTYPES[dtype]);
+        let shape = AttentionShape { softcap, ..shape(num_kv_heads, group, 8 * dims, window) };
+        let dtype = DTYPES[dtype];
         let rope = with_rope.then(|| rope(if dims > 2 { 8 * dims - 10 } else { 8 * dims }, 1.25));
         let seqs: Vec<_> = lens.iter().map(|len| Sequence::new(shape, rope.clone(), *len, seed ^ *len as u64)).collect();
         let seqs: Vec<_> = seqs.iter().collect();

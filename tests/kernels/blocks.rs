@@ -15,7 +15,7 @@ fn filled(num_blocks: usize, num_swap_blocks: usize) -> CpuBackend {
     let mut batch = plain_batch(slots);
     batch.slots = (0..slots as u32).collect();
     backend.begin(&batch);
-    let shape = AttentionShape { num_heads: 2, num_kv_heads: 2, head_dim: 16, scale: 1.0, window: None };
+    let shape = AttentionShape { num_heads: 2, num_kv_heads: 2, head_dim: 16, scale: 1.0, softcap: None, window: None };
     for layer in 0..LAYOUT.num_layers {
         let mut qkv = tensor(&backend, &Numbers::new(layer as u64).vec(slots * 96), 96);
         backend.rope_and_write_kv(&mut qkv, &shape, None, layer);

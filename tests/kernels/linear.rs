@@ -135,7 +135,7 @@ fn embeddings_come_out_of_the_packed_matrix() {
             batch.positions = vec![3, 0, 34, 1];
             let mut out = backend.tensor(4, cols, TensorRole::Activation).unwrap();
             backend.begin(&batch);
-            backend.embed(&matrix, &mut out);
+            backend.embed(&matrix, 1.0, &mut out);
             let value = |row: u32, i: usize| round(round(table[row as usize * cols + i], stored), dtype);
             for (row, token) in batch.tokens.iter().enumerate() {
                 for i in 0..cols {

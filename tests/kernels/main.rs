@@ -3,6 +3,7 @@
 
 mod attention;
 mod blocks;
+mod experts;
 mod linear;
 mod rows;
 mod support;

@@ -21,6 +21,26 @@ fn norm_reference(x: &[f64], kind: NormKind, weight: &[f32], bias: Option<&[f32]
     x.iter().enumerate().map(|(i, x)| (x - mean) * scale * f64::from(weight[i]) + bias(i)).collect()
 }
 
+/// Logits stay within the cap, whatever they were, and small ones are hardly touched.
+#[test]
+fn logits_are_capped() {
+    let values = [0.0, 1e-3, -0.5, 3.0, -7.5, 29.0, -31.0, 88.0, 1e4, -1e30, f32::INFINITY];
+    let cap = 30.0;
+    let expected: Vec<f64> = values.iter().map(|x| f64::from(cap) * (f64::from(*x) / f64::from(cap)).tanh()).collect();
+    for isa in isas() {
+        let mut backend = backend(isa, 2);
+        let head = backend.matrix(&[Stored::new(&values, values.len(), DType::F32).tensor()], DType::F32).unwrap();
+        let x = tensor(&backend, &[1.0, -1.0], 1);
+        backend.begin(&plain_batch(2));
+        backend.logits(&x, 2, &head, None);
+        backend.cap_logits(cap);
+        let logits = backend.read_logits();
+        assert_close(&logits[..values.len()], &expected, 1e-5, &format!("{isa}"));
+        let negated: Vec<f64> = expected.iter().map(|x| -x).collect();
+        assert_close(&logits[values.len()..], &negated, 1e-5, &format!("{isa}"));
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
@@ -58,7 +78,7 @@ proptest! {
 
     #[test]
     fn qk_norm_is_per_head(rows in 1usize..5, num_kv_heads in 1usize..3, group in 1usize..4, seed: u64) {
-        let shape = AttentionShape { num_heads: num_kv_heads * group, num_kv_heads, head_dim: 24, scale: 1.0, window: None };
+        let shape = AttentionShape { num_heads: num_kv_heads * group, num_kv_heads, head_dim: 24, scale: 1.0, softcap: None, window: None };
         let cols = (shape.num_heads + 2 * num_kv_heads) * 24;
         let mut numbers = Numbers::new(seed);
         let (qkv, q, k) = (numbers.vec(rows * cols), numbers.vec(24), numbers.vec(24));

@@ -95,6 +95,49 @@ pub(super) fn add(isa: Isa, x: &mut [f32], delta: &[f32]) {
     isa.run(AddRow(x, delta));
 }
 
+struct AddScaledRow<'a>(&'a mut [f32], f32, &'a [f32]);
+
+impl Kernel for AddScaledRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _simd: S) {
+        self.0.iter_mut().zip(self.2).for_each(|(x, delta)| *x += self.1 * delta);
+    }
+}
+
+/// `x += factor * delta` for one row.
+pub(super) fn add_scaled(isa: Isa, x: &mut [f32], factor: f32, delta: &[f32]) {
+    isa.run(AddScaledRow(x, factor, delta));
+}
+
+struct CapRow<'a> {
+    x: &'a mut [f32],
+    cap: f32,
+}
+
+impl Kernel for CapRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let (cap, factor) = (simd.splat(self.cap), simd.splat(1.0 / self.cap));
+        for chunk in self.x.chunks_mut(LANES) {
+            // SAFETY: the chunk holds `chunk.len()` numbers.
+            unsafe {
+                let x = simd.load_first(chunk.as_ptr(), chunk.len());
+                let capped = simd.mul(simd.tanh(simd.mul(x, factor)), cap);
+                simd.store_first(chunk.as_mut_ptr(), capped, chunk.len());
+            }
+        }
+    }
+}
+
+/// `x = cap * tanh(x / cap)` for one row.
+pub(super) fn cap(isa: Isa, x: &mut [f32], cap: f32) {
+    isa.run(CapRow { x, cap });
+}
+
 /// `out = act(gate) * up`, or `out = act(out)` where there is no gate.
 struct ActivateRow<'a> {
     kind: Activation,

@@ -3,7 +3,7 @@
 //! - `isa`: which instruction set is used; all kernels of a backend use the same.
 //! - `simd`: sixteen float32 lanes on each of them; kernels are written once over these.
 //! - `team`: the threads.
-//! - `pack`, `gemm`: weights and matrix products; `attention`; `elementwise`: everything else.
+//! - `pack`, `gemm`: weights and matrix products; `experts`; `attention`; `elementwise`: everything else.
 //! - `sampling`: from logits to tokens.
 //! - `memory`: buffers and the pools of KV blocks.
 //!
@@ -12,6 +12,7 @@
 
 mod attention;
 mod elementwise;
+mod experts;
 mod gemm;
 mod isa;
 mod memory;
@@ -21,12 +22,13 @@ mod simd;
 mod team;
 
 pub use elementwise::CpuRopeTable;
+pub use experts::CpuExpertsWorkspace;
 pub use isa::Isa;
 pub use pack::CpuMatrix;
 
 use super::{
-    Activation, AttentionShape, Backend, Batch, DType, HostTensor, KvLayout, LogitsRequest, LogitsResult, NO_SOURCE,
-    Norm, Rope, TensorRole,
+    Activation, AttentionShape, Backend, Batch, DType, Experts, ExpertsShape, HostTensor, KvLayout, LogitsRequest,
+    LogitsResult, NO_SOURCE, Norm, Rope, TensorRole,
 };
 use crate::error::StartError;
 use crate::ids::BlockId;
@@ -205,6 +207,8 @@ impl Backend for CpuBackend {
     type Vector = CpuVector;
     type Tensor = CpuTensor;
     type RopeTable = CpuRopeTable;
+    type Matrices = Vec<CpuMatrix>;
+    type ExpertsWorkspace = CpuExpertsWorkspace;
 
     fn matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<CpuMatrix, StartError> {
         CpuMatrix::pack(parts, dtype, &self.team)
@@ -212,6 +216,22 @@ impl Backend for CpuBackend {
 
     fn random_matrix(&self, n: usize, k: usize, dtype: DType, seed: u64) -> Result<CpuMatrix, StartError> {
         CpuMatrix::random(n, k, dtype, seed, &self.team)
+    }
+
+    fn matrices(&self, count: usize, parts: &[HostTensor<'_>], dtype: DType) -> Result<Vec<CpuMatrix>, StartError> {
+        assert!(count > 0 && parts.len().is_multiple_of(count), "{} parts of {count} matrices", parts.len());
+        parts.chunks(parts.len() / count).map(|parts| self.matrix(parts, dtype)).collect()
+    }
+
+    fn random_matrices(
+        &self,
+        count: usize,
+        n: usize,
+        k: usize,
+        dtype: DType,
+        seed: u64,
+    ) -> Result<Vec<CpuMatrix>, StartError> {
+        (0..count as u64).map(|i| self.random_matrix(n, k, dtype, seed ^ i << 32)).collect()
     }
 
     fn vector(&self, parts: &[HostTensor<'_>]) -> Result<CpuVector, StartError> {
@@ -226,6 +246,10 @@ impl Backend for CpuBackend {
 
     fn rope_table(&self, rope: &Rope) -> Result<CpuRopeTable, StartError> {
         CpuRopeTable::new(rope)
+    }
+
+    fn experts_workspace(&self, max_rows: usize, shape: &ExpertsShape) -> Result<CpuExpertsWorkspace, StartError> {
+        CpuExpertsWorkspace::new(max_rows, shape)
     }
 
     fn allocate_kv(
@@ -275,9 +299,9 @@ impl Backend for CpuBackend {
         }
     }
 
-    fn embed(&mut self, table: &CpuMatrix, out: &mut CpuTensor) {
+    fn embed(&mut self, table: &CpuMatrix, scale: f32, out: &mut CpuTensor) {
         assert_eq!(table.k, out.cols, "the embedding's width");
-        self.for_rows(out, |row, out| table.read_row(self.batch.tokens[row] as usize, |i, x| out[i] = x));
+        self.for_rows(out, |row, out| table.read_row(self.batch.tokens[row] as usize, |i, x| out[i] = x * scale));
     }
 
     fn add_position_embedding(&mut self, table: &CpuMatrix, offset: usize, out: &mut CpuTensor) {
@@ -396,6 +420,20 @@ impl Backend for CpuBackend {
         self.for_rows(x, |_, x| elementwise::activation(self.isa, kind, x));
     }
 
+    fn mix_experts(
+        &mut self,
+        x: &CpuTensor,
+        experts: &Experts<CpuMatrix, Vec<CpuMatrix>>,
+        shape: &ExpertsShape,
+        work: &mut CpuExpertsWorkspace,
+        out: &mut CpuTensor,
+    ) {
+        assert!(x.cols == shape.hidden_size && out.cols == x.cols, "the experts' width");
+        let rows = self.num_rows();
+        let mut runner = experts::Runner { isa: self.isa, team: &self.team, products: &mut self.products };
+        runner.mix(x.rows(rows), experts, shape, work, out.rows_mut(rows));
+    }
+
     fn gather_rows(&mut self, x: &CpuTensor, first: usize, num_rows: usize, out: &mut CpuTensor) {
         assert_eq!(x.cols, out.cols, "the gathered rows' width");
         let (from, cols) = (x.rows(self.num_rows()), x.cols);
@@ -411,6 +449,10 @@ impl Backend for CpuBackend {
         self.logits.resize(num_rows * w.n, 0.0);
         let layer = Linear { x: x.rows(num_rows), rows: num_rows, w, bias: bias.map(CpuVector::as_slice) };
         gemm::linear(self.isa, &self.team, &mut self.products, layer, &mut self.logits);
+    }
+
+    fn cap_logits(&mut self, cap: f32) {
+        for_rows(&self.team, self.vocab_size, &mut self.logits, |_, row| elementwise::cap(self.isa, row, cap));
     }
 
     fn read_logits(&mut self) -> Vec<f32> {

@@ -36,6 +36,8 @@ struct AttentionParams {
     window: u32,
     partitions: u32,
     scale_log2: f32,
+    cap_scale: f32,
+    padding: u32,
 }
 
 /// How the kernels on tensor cores are cut for a model and a device.
@@ -137,12 +139,16 @@ pub struct Attention {
     num_kv_heads: usize,
     head_dim: usize,
     batch_invariant: bool,
+    softcap: bool,
     kernels: Kernels,
 }
 
 /// What [`Attention`] is compiled from on this device.
 pub fn source(options: &CudaOptions, info: &DeviceInfo) -> ModuleSource {
     let mut defines = scalar_defines(options);
+    if options.softcap {
+        defines.push(("SOFTCAP", "1".into()));
+    }
     match TileShape::choose(options.dtype, options.kv.head_dim, info.max_shared_bytes as usize) {
         Some(shape) => {
             defines.extend(shape.defines());
@@ -170,6 +176,7 @@ impl Attention {
             num_kv_heads: options.kv.num_kv_heads,
             head_dim,
             batch_invariant: options.batch_invariant,
+            softcap: options.softcap,
             kernels: Kernels::Simple { rows: KernelId(0) },
         };
         attention.kernels = match shape {
@@ -251,6 +258,9 @@ impl Attention {
             Kernels::Tiled { partials, .. } => partials.ptr(),
             Kernels::Simple { .. } => DevicePtr::NULL,
         };
+        assert_eq!(shape.softcap.is_some(), self.softcap, "kernels are made with capped scores or without");
+        // With a cap, scores are made tanh(score / cap) first, and the factor is the cap.
+        let (scale, cap_scale) = shape.softcap.map_or((shape.scale, 0.0), |cap| (cap, shape.scale / cap));
         let params = AttentionParams {
             batch: rows.header,
             qkv,
@@ -260,7 +270,9 @@ impl Attention {
             layer: layer as u32,
             window: shape.window.unwrap_or(0) as u32,
             partitions: plan.partitions as u32,
-            scale_log2: shape.scale * std::f32::consts::LOG2_E,
+            scale_log2: scale * std::f32::consts::LOG2_E,
+            cap_scale,
+            padding: 0,
         };
         let launch = |kernel, blocks: [usize; 3], warps: usize, shared_bytes: usize| {
             let blocks = blocks.map(|blocks| blocks as u32);

@@ -2,7 +2,7 @@
 //!
 //! - `device`: what it asks of a GPU; `driver`: a real one.
 //! - `batch`: a step's input; `upload`: weights; `kv_pools`: the two pools of KV blocks and the copies between them.
-//! - `rows`, `attention`, `sampling`: the kernels of `kernels/` and their launches; `graphs`: their recordings.
+//! - `rows`, `attention`, `experts`, `sampling`: the kernels of `kernels/` and their launches; `graphs`: their recordings.
 //!
 //! Everything is enqueued: a step's operations return before they are done, and the host waits in `finish_step` alone.
 //! Decode steps are recorded as CUDA graphs and replayed: a batch of a bucket's size or less takes the bucket's graph,
@@ -13,6 +13,7 @@ pub mod batch;
 pub mod copies;
 pub mod device;
 pub mod driver;
+pub mod experts;
 mod graphs;
 mod kv_pools;
 pub mod rows;
@@ -20,8 +21,8 @@ pub mod sampling;
 pub mod upload;
 
 use super::{
-    Activation, AttentionShape, Backend, Batch, DType, HostTensor, KvLayout, LogitsRequest, LogitsResult,
-    MAX_STEPS_IN_FLIGHT, Norm, Rope, TensorRole, matrix_shape,
+    Activation, AttentionShape, Backend, Batch, DType, Experts, ExpertsShape, HostTensor, KvLayout, LogitsRequest,
+    LogitsResult, MAX_STEPS_IN_FLIGHT, Norm, Rope, TensorRole, matrix_shape,
 };
 use crate::error::StartError;
 use crate::ids::BlockId;
@@ -32,6 +33,7 @@ use device::{
     Copy, Device, DeviceBuffer, DeviceError, DeviceInfo, DevicePtr, DeviceResult, Event, Matmul, ModuleSource,
     PinnedBuffer, Stream,
 };
+use experts::{CudaExpertsWorkspace, ExpertKernels, ExpertsCall};
 use graphs::{GraphKey, Graphs, bucket};
 use kv_pools::KvPools;
 use rows::{BatchRows, RowKernels};
@@ -71,20 +73,28 @@ pub struct CudaOptions {
     pub graphs: bool,
     /// A row's attention does not depend on what else is in the batch.
     pub batch_invariant: bool,
+    /// Attention's scores are capped.
+    pub softcap: bool,
+    /// Some layers have experts.
+    pub experts: bool,
 }
 
 const MAX_HEAD_DIM: usize = 256;
 
-/// The macros that all kernels over the model's tensors are specialised by.
-fn scalar_defines(options: &CudaOptions) -> Vec<(&'static str, String)> {
-    let CudaOptions { dtype, num_heads, kv, .. } = options;
-    let scalar = match dtype {
+/// What the kernels call a type.
+fn scalar_type(dtype: DType) -> &'static str {
+    match dtype {
         DType::F32 => "f32",
         DType::F16 => "f16",
         DType::BF16 => "bf16",
-    };
+    }
+}
+
+/// The macros that all kernels over the model's tensors are specialised by.
+fn scalar_defines(options: &CudaOptions) -> Vec<(&'static str, String)> {
+    let CudaOptions { dtype, num_heads, kv, .. } = options;
     vec![
-        ("DTYPE", scalar.to_string()),
+        ("DTYPE", scalar_type(*dtype).to_string()),
         ("BLOCK_SIZE", kv.block_size.to_string()),
         ("HEAD_DIM", kv.head_dim.to_string()),
         ("NUM_HEADS", num_heads.to_string()),
@@ -94,8 +104,12 @@ fn scalar_defines(options: &CudaOptions) -> Vec<(&'static str, String)> {
 }
 
 /// The modules that a model needs on a device, in the order of `CudaBackend::new`.
-pub fn module_sources(options: &CudaOptions, info: &DeviceInfo) -> [ModuleSource; 3] {
-    [rows::source(options), attention::source(options, info), sampling::source()]
+pub fn module_sources(options: &CudaOptions, info: &DeviceInfo) -> Vec<ModuleSource> {
+    let mut sources = vec![rows::source(options), attention::source(options, info), sampling::source()];
+    if options.experts {
+        sources.push(experts::source(options));
+    }
+    sources
 }
 
 /// The CUDA backend.
@@ -105,6 +119,8 @@ pub struct CudaBackend {
     kernels: RowKernels,
     attention: Attention,
     sampling: Sampling,
+    /// Where the model has experts.
+    experts: Option<ExpertKernels>,
     uploader: RefCell<Uploader>,
     kv: Option<KvPools>,
     input: BatchInput,
@@ -147,6 +163,14 @@ pub struct CudaMatrix {
     n: usize,
     k: usize,
     dtype: DType,
+}
+
+/// Weight matrices `[count, n, k]`.
+pub struct CudaMatrices {
+    buffer: DeviceBuffer,
+    count: usize,
+    n: usize,
+    k: usize,
 }
 
 /// A small vector: norms read it in float32, products add it in the type of their results.
@@ -217,6 +241,7 @@ impl CudaBackend {
             kernels: RowKernels::new(&device, &options, modules[0])?,
             attention: Attention::new(&device, &options, modules[1])?,
             sampling: Sampling::new(&device, modules[2], vocab_size, max_rows + max_seqs)?,
+            experts: options.experts.then(|| ExpertKernels::new(&device, &options, modules[3])).transpose()?,
             uploader: RefCell::new(Uploader::new(&device)?),
             kv: None,
             // Block tables come on top; they make room for themselves.
@@ -299,6 +324,8 @@ impl Backend for CudaBackend {
     type Vector = CudaVector;
     type Tensor = CudaTensor;
     type RopeTable = CudaRopeTable;
+    type Matrices = CudaMatrices;
+    type ExpertsWorkspace = CudaExpertsWorkspace;
 
     fn matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<CudaMatrix, StartError> {
         let (n, k) = matrix_shape(parts)?;
@@ -311,6 +338,25 @@ impl Backend for CudaBackend {
         let buffer = DeviceBuffer::new(&self.device, n * k * dtype.size_bytes())?;
         self.kernels.fill_random(buffer.ptr(), n * k, seed, 0.02)?;
         Ok(CudaMatrix { buffer, n, k, dtype })
+    }
+
+    fn matrices(&self, count: usize, parts: &[HostTensor<'_>], dtype: DType) -> Result<CudaMatrices, StartError> {
+        let (rows, k) = matrix_shape(parts)?;
+        assert!(count > 0 && rows.is_multiple_of(count), "{rows} rows of {count} matrices");
+        let buffer = self.uploader.borrow_mut().upload(parts, dtype)?;
+        Ok(CudaMatrices { buffer, count, n: rows / count, k })
+    }
+
+    fn random_matrices(
+        &self,
+        count: usize,
+        n: usize,
+        k: usize,
+        dtype: DType,
+        seed: u64,
+    ) -> Result<CudaMatrices, StartError> {
+        let CudaMatrix { buffer, .. } = self.random_matrix(count * n, k, dtype, seed)?;
+        Ok(CudaMatrices { buffer, count, n, k })
     }
 
     fn vector(&self, parts: &[HostTensor<'_>]) -> Result<CudaVector, StartError> {
@@ -335,6 +381,10 @@ impl Backend for CudaBackend {
         let table = HostTensor { dtype: DType::F32, rows: rope.max_positions, cols: rope.rotary_dim, bytes };
         let buffer = self.uploader.borrow_mut().upload(&[table], DType::F32)?;
         Ok(CudaRopeTable { buffer, rotary_dim: rope.rotary_dim })
+    }
+
+    fn experts_workspace(&self, max_rows: usize, shape: &ExpertsShape) -> Result<CudaExpertsWorkspace, StartError> {
+        CudaExpertsWorkspace::new(&self.device, self.options.dtype, max_rows, shape)
     }
 
     fn allocate_kv(
@@ -374,11 +424,11 @@ impl Backend for CudaBackend {
         self.num_logit_rows = self.step.num_logit_rows;
     }
 
-    fn embed(&mut self, table: &CudaMatrix, out: &mut CudaTensor) {
+    fn embed(&mut self, table: &CudaMatrix, scale: f32, out: &mut CudaTensor) {
         let rows = self.rows();
         out.check(rows.num_rows, table.k);
         let sampled = self.sampling.last_sampled();
-        must(self.kernels.embed(rows, table.buffer.ptr(), table.n, sampled, out));
+        must(self.kernels.embed(rows, (table.buffer.ptr(), table.n), scale, sampled, out));
     }
 
     fn add_position_embedding(&mut self, table: &CudaMatrix, offset: usize, out: &mut CudaTensor) {
@@ -442,6 +492,34 @@ impl Backend for CudaBackend {
         must(self.kernels.activation(self.rows(), x.ptr(), kind, false, x));
     }
 
+    fn mix_experts(
+        &mut self,
+        x: &CudaTensor,
+        experts: &Experts<CudaMatrix, CudaMatrices>,
+        shape: &ExpertsShape,
+        work: &mut CudaExpertsWorkspace,
+        out: &mut CudaTensor,
+    ) {
+        let (rows, hidden, dtype) = (self.rows(), shape.hidden_size, self.options.dtype);
+        let Experts { router, up, down } = experts;
+        x.check(rows.num_rows, hidden);
+        out.check(rows.num_rows, hidden);
+        assert!(x.dtype == dtype && out.dtype == dtype, "experts take and give activations");
+        let count = shape.num_experts;
+        assert!([router.n, up.count, down.count] == [count; 3] && router.k == hidden, "experts of another layer");
+        assert!([up.n, up.k] == [2 * shape.intermediate_size, hidden], "an expert's width");
+        assert!([down.n, down.k] == [hidden, shape.intermediate_size], "an expert's width");
+        let kernels = self.experts.as_ref().expect("the options say that the model has experts");
+        let call = ExpertsCall { shape, up: up.buffer.ptr(), down: down.buffer.ptr(), work, x, out };
+        for (first, num_rows) in experts::pieces(rows.num_rows) {
+            let matmul = Matmul { m: num_rows, n: count, k: hidden, dtype, out: DType::F32, bias: false };
+            let (from, logits) = (x.ptr() + first * hidden * dtype.size_bytes(), work.logits());
+            // SAFETY: the sizes are checked, the workspace has room for a piece, and nothing else uses it meanwhile.
+            must(unsafe { self.device.matmul(matmul, from, router.buffer.ptr(), DevicePtr::NULL, logits) });
+            must(kernels.mix(rows, (first, num_rows), &call));
+        }
+    }
+
     fn gather_rows(&mut self, x: &CudaTensor, first: usize, num_rows: usize, out: &mut CudaTensor) {
         let num_rows = self.step.graph.map_or(num_rows, |key| key.num_rows);
         out.check(num_rows, x.cols);
@@ -453,6 +531,11 @@ impl Backend for CudaBackend {
         assert!(rows <= self.options.max_logit_rows && w.n == self.options.vocab_size, "made for fewer logits");
         self.product(x, rows, w, bias, (self.logits.ptr(), DType::F32));
         self.num_logit_rows = num_rows;
+    }
+
+    fn cap_logits(&mut self, cap: f32) {
+        let rows = self.step.graph.map_or(self.num_logit_rows, |key| key.num_rows);
+        must(self.kernels.cap_logits(self.logits.ptr(), rows * self.options.vocab_size, cap));
     }
 
     fn read_logits(&mut self) -> Vec<f32> {

@@ -19,6 +19,8 @@ struct EmbedParams {
     out: FloatOrScalar,
     cols: u32,
     vocab: u32,
+    scale: f32,
+    padding: u32,
 }
 
 #[derive(Clone, Copy, NoUninit)]
@@ -102,6 +104,15 @@ struct GatherParams {
 
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
+struct CapParams {
+    x: DevicePtr,
+    n: u64,
+    cap: f32,
+    padding: u32,
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
 struct NarrowParams {
     batch: DevicePtr,
     x: DevicePtr,
@@ -170,6 +181,7 @@ pub(super) struct RowKernels {
     rope_and_write_kv: KernelId,
     activation: KernelId,
     gather_rows: KernelId,
+    cap_logits: KernelId,
     narrow: KernelId,
     copy_blocks: KernelId,
     fill_random: KernelId,
@@ -199,6 +211,7 @@ impl RowKernels {
             rope_and_write_kv: kernel("rope_and_write_kv")?,
             activation: kernel("activation")?,
             gather_rows: kernel("gather_rows")?,
+            cap_logits: kernel("cap_logits")?,
             narrow: kernel("narrow")?,
             copy_blocks: kernel("copy_blocks")?,
             fill_random: kernel("fill_random")?,
@@ -220,13 +233,14 @@ impl RowKernels {
     pub fn embed(
         &self,
         rows: BatchRows,
-        table: DevicePtr,
-        vocab: usize,
+        (table, vocab): (DevicePtr, usize),
+        scale: f32,
         sampled: DevicePtr,
         out: &CudaTensor,
     ) -> DeviceResult<()> {
         let (cols, vocab) = (out.cols as u32, vocab as u32);
-        let params = EmbedParams { batch: rows.header, sampled, table, out: FloatOrScalar::of(out), cols, vocab };
+        let out = FloatOrScalar::of(out);
+        let params = EmbedParams { batch: rows.header, sampled, table, out, cols, vocab, scale, padding: 0 };
         self.launch(self.embed, [rows.num_rows, 1], ROW_THREADS, &params)
     }
 
@@ -314,12 +328,7 @@ impl RowKernels {
         gated: bool,
         out: &CudaTensor,
     ) -> DeviceResult<()> {
-        let kind = match kind {
-            Activation::Silu => 0,
-            Activation::Gelu => 1,
-            Activation::GeluTanh => 2,
-            Activation::Relu => 3,
-        };
+        let kind = activation_number(kind);
         let cols = out.cols as u32;
         let params =
             ActivationParams { batch: rows.header, x, out: out.ptr(), cols, kind, gated: u32::from(gated), padding: 0 };
@@ -341,6 +350,12 @@ impl RowKernels {
         self.launch(self.gather_rows, [num_rows, 1], ROW_THREADS, &params)
     }
 
+    /// `x: [n]` float32 becomes `cap * tanh(x / cap)`.
+    pub fn cap_logits(&self, x: DevicePtr, n: usize, cap: f32) -> DeviceResult<()> {
+        let params = CapParams { x, n: n as u64, cap, padding: 0 };
+        self.launch(self.cap_logits, [n.div_ceil(ROW_THREADS as usize), 1], ROW_THREADS, &params)
+    }
+
     /// `out = x`, float32 rounded to the scalar type.
     pub fn narrow(&self, rows: BatchRows, x: &CudaTensor, out: DevicePtr) -> DeviceResult<()> {
         let params = NarrowParams { batch: rows.header, x: x.ptr(), out, cols: x.cols as u32, padding: 0 };
@@ -359,6 +374,16 @@ impl RowKernels {
         let params = RandomParams { out, n: n as u64, seed, bound, padding: 0 };
         let blocks = n.div_ceil(ROW_THREADS as usize).min(4096);
         self.launch(self.fill_random, [blocks, 1], ROW_THREADS, &params)
+    }
+}
+
+/// As `kernels/include/activation.cuh` counts them.
+pub(super) fn activation_number(kind: Activation) -> u32 {
+    match kind {
+        Activation::Silu => 0,
+        Activation::Gelu => 1,
+        Activation::GeluTanh => 2,
+        Activation::Relu => 3,
     }
 }
 

@@ -86,7 +86,7 @@ impl Scheduler {
         let block_size = self.config.block_size;
         let seq = self.running.get_mut(&parent.rank).expect("a parent runs until its children are made");
         (seq.forks, seq.started) = (0, true);
-        seq.tail_shared = seq.num_computed % block_size != 0;
+        seq.tail_shared = !seq.num_computed.is_multiple_of(block_size);
         seq.follow(child.token, child.beam.clone());
     }
 
@@ -94,7 +94,7 @@ impl Scheduler {
         let rank = Rank { seq: self.new_seq_id(), ..parent.rank };
         let mut seq = parent.fork(rank.seq, parent.sample);
         seq.started = true;
-        seq.tail_shared = seq.num_computed % self.config.block_size != 0;
+        seq.tail_shared = !seq.num_computed.is_multiple_of(self.config.block_size);
         seq.follow(child.token, child.beam.clone());
         self.insert_fork(rank, seq);
     }

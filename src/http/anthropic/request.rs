@@ -279,8 +279,9 @@ fn set_output_config(fields: &MessagesFields, chat: &mut ChatBody) -> Result<(),
         let message = format!("{path}.type must be \"json_schema\", got {kind:?}");
         return Err(ApiError::invalid(format!("{path}.type"), message));
     }
-    let schema = format.get("schema");
-    let schema = schema.ok_or_else(|| wrong_type("output_config.format.schema", "an object", None))?;
+    let schema = format.get("schema").filter(|schema| schema.is_object());
+    let wrong = || wrong_type("output_config.format.schema", "an object", format.get("schema"));
+    let schema = schema.ok_or_else(wrong)?;
     let schema = json!({"name": "output", "schema": schema, "strict": true});
     chat.set_named("response_format", path, json!({"type": "json_schema", "json_schema": schema}));
     chat.names.name("response_format.json_schema", path);

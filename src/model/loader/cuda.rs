@@ -124,6 +124,8 @@ impl Loading {
             max_logit_rows,
             graphs: config.device.cuda_graphs,
             batch_invariant: config.device.batch_invariant,
+            softcap: spec.attention.softcap.is_some(),
+            experts: spec.experts.is_some(),
         };
         let backend = CudaBackend::new(device.clone(), options)?;
         let decoder = Decoder::load(

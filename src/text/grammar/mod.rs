@@ -72,7 +72,7 @@ pub enum Whitespace {
 }
 
 /// [`Whitespace::Limited`] as a regular expression.
-const LIMITED_WHITESPACE: &str = r" |\r?\n[ \t]{0,64}";
+const LIMITED_WHITESPACE: &str = r" |\r?\n[ \t]{0,20}";
 
 impl Whitespace {
     /// llguidance's options of a schema.

@@ -57,6 +57,28 @@ const UNSUPPORTED_FORMATS: [&str; 9] = [
     "uri-template",
 ];
 
+/// Calendar days from year 1 on, which is where Python's begin.
+const DATE: &str = concat!(
+    "(?:(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)-",
+    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))",
+    "|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29)"
+);
+/// RFC 3339's, but for leap seconds, which most programs do not read.
+const TIME: &str = concat!(
+    r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?",
+    "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+);
+
+/// Formats that llguidance takes less strictly: to it, each year has a 29th of February and each minute a leap second.
+fn pattern_of_format(format: &str) -> Option<String> {
+    match format {
+        "date" => Some(format!("^{DATE}$")),
+        "time" => Some(format!("^{TIME}$")),
+        "date-time" => Some(format!("^{DATE}T{TIME}$")),
+        _ => None,
+    }
+}
+
 /// What is wrong with a schema, and where.
 #[derive(Debug, PartialEq, Eq)]
 pub struct SchemaError {
@@ -196,6 +218,8 @@ impl Checker<'_> {
         for (key, value) in fields.iter_mut() {
             self.keyword(key, value, &below(place, key), depth)?;
         }
+        replace_format(fields);
+        replace_exclusive_bounds(fields);
         self.one_of(fields, place)
     }
 
@@ -262,7 +286,10 @@ impl Checker<'_> {
                 None => return wrong("a string"),
             },
             "$ref" => match value.as_str() {
-                Some(reference) => self.check_reference(reference, place)?,
+                Some(reference) => {
+                    self.check_reference(reference, place)?;
+                    *value = encoded(reference).into();
+                }
                 None => return wrong("a string"),
             },
             _ => {}
@@ -329,13 +356,8 @@ impl Checker<'_> {
             return Ok(());
         }
         if fields.contains_key("anyOf") {
-            let mut all = match fields.shift_remove("allOf") {
-                Some(Value::Array(all)) => all,
-                _ => Vec::new(),
-            };
-            all.push(json!({ "anyOf": options }));
-            fields.insert("allOf".into(), all.into());
             fields.shift_remove("oneOf");
+            and(fields, json!({ "anyOf": options }));
         } else {
             // At the same place: the order of keywords is that of the properties.
             let renamed = std::mem::take(fields).into_iter().map(|(key, value)| match key.as_str() {
@@ -435,6 +457,42 @@ fn drop_what_says_nothing(fields: &mut Map<String, Value>) {
     });
 }
 
+/// Adds another schema that values must be valid for.
+fn and(fields: &mut Map<String, Value>, schema: Value) {
+    match fields.get_mut("allOf") {
+        Some(Value::Array(all)) => all.push(schema),
+        _ => {
+            fields.insert("allOf".into(), Value::Array(vec![schema]));
+        }
+    }
+}
+
+fn replace_format(fields: &mut Map<String, Value>) {
+    let Some(pattern) = fields.get("format").and_then(Value::as_str).and_then(pattern_of_format) else { return };
+    fields.shift_remove("format");
+    if fields.contains_key("pattern") {
+        and(fields, json!({ "pattern": pattern }));
+    } else {
+        fields.insert("pattern".into(), pattern.into());
+    }
+}
+
+/// llguidance takes an exclusive bound that is an integer for an inclusive one where the other bound has the same
+/// integer part: 1000 for "above 1000, at most 1000.5". So whole bounds are moved a little to the inside.
+fn replace_exclusive_bounds(fields: &mut Map<String, Value>) {
+    for (key, inclusive, sign) in [("exclusiveMinimum", "minimum", 1.0), ("exclusiveMaximum", "maximum", -1.0)] {
+        let bound = match fields.get(key) {
+            // As draft 4 has it.
+            Some(Value::Bool(true)) => fields.get(inclusive).cloned(),
+            bound => bound.cloned(),
+        };
+        if let Some(bound) = bound.as_ref().and_then(Value::as_f64).filter(|bound| bound.fract() == 0.0) {
+            let inside = (bound.abs().max(1.0) * 1e-9).min(0.5);
+            fields.insert(key.into(), (bound + sign * inside).into());
+        }
+    }
+}
+
 fn check_pattern(pattern: &str, place: &str) -> Checked<()> {
     let ast = RegexAst::SearchRegex(regex_to_lark(pattern, "dw"));
     let made = RegexBuilder::new().mk(&ast);
@@ -454,6 +512,18 @@ fn collect_references(schema: &Value, references: &mut Vec<String>) {
         Value::Array(items) => items.iter().for_each(|item| collect_references(item, references)),
         _ => {}
     }
+}
+
+/// A reference as the specification wants it: clients write other characters than a URI has.
+fn encoded(reference: &str) -> String {
+    let mut out = String::with_capacity(reference.len());
+    for byte in reference.bytes() {
+        match byte {
+            b'!'..=b'~' if !b"\"<>\\^`{|}".contains(&byte) => out.push(byte.into()),
+            byte => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
 }
 
 /// The fragment of a reference without percent signs.

@@ -364,6 +364,7 @@ impl<E: Element> Work<'_, E> {
     #[inline(always)]
     unsafe fn softmax<S: Simd>(&self, simd: S, tile: usize, state: State) {
         let (scale, hidden) = (simd.splat(self.call.shape.scale), simd.splat(f32::NEG_INFINITY));
+        let softcap = self.call.shape.softcap;
         for i in 0..self.num_queries() {
             let (from, to) = self.visible_in_tile(i, tile);
             if from >= to {
@@ -375,6 +376,10 @@ impl<E: Element> Work<'_, E> {
                 for half in 0..2 {
                     let lane = |position: usize| position.saturating_sub(half * LANES).min(LANES);
                     scores[half] = simd.mul(scores[half], scale);
+                    if let Some(softcap) = softcap {
+                        let capped = simd.tanh(simd.mul(scores[half], simd.splat(1.0 / softcap)));
+                        scores[half] = simd.mul(capped, simd.splat(softcap));
+                    }
                     if to - from < TILE {
                         scores[half] = simd.in_range_or(scores[half], lane(from), lane(to), hidden);
                     }

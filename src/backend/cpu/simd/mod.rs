@@ -156,6 +156,13 @@ pub(super) trait Simd: Copy {
         let power = self.mul(p, self.shift_to_exponent(shifted));
         self.zero_unless_ge(power, x, lowest)
     }
+
+    /// Within 2e-7 of the hyperbolic tangent.
+    #[inline(always)]
+    fn tanh(self, x: Self::V) -> Self::V {
+        let (one, two) = (self.splat(1.0), self.splat(2.0));
+        self.sub(one, self.div(two, self.add(one, self.exp(self.mul(x, two)))))
+    }
 }
 
 /// Rounds to bfloat16, to nearest even; a NaN stays one.

@@ -19,10 +19,11 @@ macro_rules! files {
 }
 
 /// The modules.
-const SOURCES: &[(&str, &str)] = files!["attention.cu", "attention_rows.cu", "rows.cu", "sampling.cu"];
+const SOURCES: &[(&str, &str)] = files!["attention.cu", "attention_rows.cu", "experts.cu", "rows.cu", "sampling.cu"];
 
 /// What they include.
 const HEADERS: &[(&str, &str)] = files![
+    "include/activation.cuh",
     "include/attention.cuh",
     "include/batch.cuh",
     "include/kv_cache.cuh",

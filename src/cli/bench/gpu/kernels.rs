@@ -78,6 +78,8 @@ impl Bench {
             max_logit_rows: 8,
             graphs: false,
             batch_invariant: false,
+            softcap: false,
+            experts: false,
         };
         let mut backend = CudaBackend::new(device.clone(), options)?;
         backend.allocate_kv(layout, num_blocks, num_swap_blocks)?;
@@ -103,8 +105,14 @@ impl Bench {
     /// One attention's time, over the layers in turn. All sequences' last rows are new.
     fn attention(&mut self, sizes: &Sizes, seqs: &[(usize, usize)]) -> Result<f64, StartError> {
         let (num_heads, num_kv_heads, head_dim) = sizes.heads;
-        let shape =
-            AttentionShape { num_heads, num_kv_heads, head_dim, scale: (head_dim as f32).powf(-0.5), window: None };
+        let shape = AttentionShape {
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            scale: (head_dim as f32).powf(-0.5),
+            softcap: None,
+            window: None,
+        };
         let batch = self.batch(seqs);
         let rows = batch.num_rows();
         let tensor = |cols| self.backend.tensor(rows, cols, TensorRole::Activation);

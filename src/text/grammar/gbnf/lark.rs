@@ -14,7 +14,7 @@ pub fn write(mut grammar: Grammar) -> String {
         }
     }
     let is_regular = regular_rules(&grammar.rules);
-    let mut writer = Writer { rules: &grammar.rules, is_regular: &is_regular, text: String::new(), num_helpers: 0 };
+    let mut writer = Writer { is_regular: &is_regular, text: String::new(), num_helpers: 0 };
     let _ = writeln!(writer.text, "start: {}", writer.rule_name(grammar.root));
     for rule in reachable(&grammar) {
         let name = writer.rule_name(rule);
@@ -130,7 +130,6 @@ fn tails(node: &Node, rule: usize) -> Option<Tails> {
 }
 
 struct Writer<'a> {
-    rules: &'a [Node],
     is_regular: &'a [bool],
     text: String,
     num_helpers: usize,

@@ -1,0 +1,288 @@
+//! Launches of `kernels/experts.cu`: layers of experts. Nothing that the router decides is known to the host.
+
+use super::device::{Device, DeviceBuffer, DevicePtr, DeviceResult, Grid, KernelId, ModuleId, ModuleSource};
+use super::rows::{BatchRows, activation_number};
+use super::{CudaOptions, CudaTensor, scalar_type};
+use crate::backend::{DType, ExpertsShape};
+use crate::error::StartError;
+use bytemuck::NoUninit;
+use std::rc::Rc;
+
+const WARP: usize = 32;
+const ROUTE_WARPS: usize = 4;
+const MAX_CHOSEN: usize = WARP;
+/// Of the router: its kernels keep some words for each expert in shared memory.
+const MAX_EXPERTS: usize = 2048;
+const GROUP_THREADS: usize = 1024;
+const TILE_ROWS: usize = 64;
+const PRODUCT_WARPS: usize = 4;
+const WARP_COLS: usize = 8;
+const TILE_COLS: usize = PRODUCT_WARPS * 16;
+const ROW_THREADS: usize = 256;
+/// Rows that are taken at a time: enough to keep the device busy, and little enough memory.
+const MAX_ROWS: usize = 2048;
+
+/// Dynamic shared memory of the product on tensor cores.
+pub const PRODUCT_SHARED_BYTES: usize = 3 * (TILE_ROWS + TILE_COLS) * (64 + 8) * 2;
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct Piece {
+    batch: DevicePtr,
+    first_row: u32,
+    max_rows: u32,
+    num_experts: u32,
+    num_chosen: u32,
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct RouteParams {
+    piece: Piece,
+    logits: DevicePtr,
+    chosen: DevicePtr,
+    weights: DevicePtr,
+    renormalize: u32,
+    padding: u32,
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct GroupParams {
+    piece: Piece,
+    chosen: DevicePtr,
+    choices: DevicePtr,
+    num_tiles: DevicePtr,
+    tiles: DevicePtr,
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct ProductParams {
+    piece: Piece,
+    chosen: DevicePtr,
+    choices: DevicePtr,
+    num_tiles: DevicePtr,
+    tiles: DevicePtr,
+    x: DevicePtr,
+    w: DevicePtr,
+    out: DevicePtr,
+    n: u32,
+    k: u32,
+    gathers: u32,
+    padding: u32,
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct ExpertActivationParams {
+    piece: Piece,
+    x: DevicePtr,
+    out: DevicePtr,
+    cols: u32,
+    kind: u32,
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct CombineParams {
+    piece: Piece,
+    x: DevicePtr,
+    weights: DevicePtr,
+    out: DevicePtr,
+    cols: u32,
+    padding: u32,
+}
+
+/// Expert, first place, rows.
+const TILE_BYTES: usize = 12;
+
+/// What the rows at hand need between the kernels. A choice is a pair of row and rank.
+pub struct CudaExpertsWorkspace {
+    /// `[max_rows, num_experts]` float32
+    logits: DeviceBuffer,
+    /// `[max_rows * num_chosen]` words, each
+    chosen: DeviceBuffer,
+    weights: DeviceBuffer,
+    choices: DeviceBuffer,
+    num_tiles: DeviceBuffer,
+    tiles: DeviceBuffer,
+    /// `[choices, 2 * intermediate]`, `[choices, intermediate]` and `[choices, hidden]`
+    up: DeviceBuffer,
+    activated: DeviceBuffer,
+    down: DeviceBuffer,
+}
+
+/// A layer's operands.
+pub(super) struct ExpertsCall<'a> {
+    pub shape: &'a ExpertsShape,
+    /// `[num_experts, 2 * intermediate, hidden]` and `[num_experts, hidden, intermediate]`
+    pub up: DevicePtr,
+    pub down: DevicePtr,
+    pub work: &'a CudaExpertsWorkspace,
+    /// `[rows, hidden]`
+    pub x: &'a CudaTensor,
+    pub out: &'a CudaTensor,
+}
+
+/// The module, and its kernels.
+pub(super) struct ExpertKernels {
+    device: Rc<dyn Device>,
+    dtype: DType,
+    route: KernelId,
+    group_choices: KernelId,
+    product_rows: KernelId,
+    /// On tensor cores, for 16-bit types.
+    product: Option<KernelId>,
+    activation: KernelId,
+    combine: KernelId,
+}
+
+/// What [`ExpertKernels`] are compiled from.
+pub(super) fn source(options: &CudaOptions) -> ModuleSource {
+    let mut defines = vec![("DTYPE", scalar_type(options.dtype).to_string())];
+    if options.dtype != DType::F32 {
+        defines.push(("TENSOR_CORES", "1".into()));
+    }
+    ModuleSource { file: "experts.cu", defines }
+}
+
+/// Rows of the next piece of `num_rows`, and the first of them.
+pub(super) fn pieces(num_rows: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..num_rows).step_by(MAX_ROWS).map(move |first| (first, MAX_ROWS.min(num_rows - first)))
+}
+
+impl CudaExpertsWorkspace {
+    pub(super) fn new(
+        device: &Rc<dyn Device>,
+        dtype: DType,
+        max_rows: usize,
+        shape: &ExpertsShape,
+    ) -> Result<Self, StartError> {
+        let ExpertsShape { num_experts, num_chosen, hidden_size, intermediate_size, .. } = *shape;
+        if num_experts > MAX_EXPERTS || num_chosen > MAX_CHOSEN {
+            return Err(StartError::new(format!(
+                "{num_chosen} of {num_experts} experts for each token: on a GPU up to {MAX_CHOSEN} of {MAX_EXPERTS} are \
+                 supported: use --device cpu"
+            )));
+        }
+        let rows = max_rows.min(MAX_ROWS);
+        let choices = rows * num_chosen;
+        let words = |count: usize| DeviceBuffer::new(device, count * 4);
+        let scalars = |cols: usize| DeviceBuffer::new(device, choices * cols * dtype.size_bytes());
+        Ok(Self {
+            logits: words(rows * num_experts)?,
+            chosen: words(choices)?,
+            weights: words(choices)?,
+            choices: words(choices)?,
+            num_tiles: words(1)?,
+            tiles: DeviceBuffer::new(device, max_tiles(choices, num_experts) * TILE_BYTES)?,
+            up: scalars(2 * intermediate_size)?,
+            activated: scalars(intermediate_size)?,
+            down: scalars(hidden_size)?,
+        })
+    }
+
+    /// `[rows, num_experts]` float32: the router's, of the piece at hand.
+    pub fn logits(&self) -> DevicePtr {
+        self.logits.ptr()
+    }
+}
+
+/// Tiles of a product at most: each expert may have one that is not full.
+fn max_tiles(choices: usize, num_experts: usize) -> usize {
+    choices.min(choices / TILE_ROWS + num_experts)
+}
+
+impl ExpertKernels {
+    pub fn new(device: &Rc<dyn Device>, options: &CudaOptions, module: ModuleId) -> DeviceResult<Self> {
+        let kernel = |name, shared_bytes: usize| device.kernel(module, name, shared_bytes as u32);
+        let is_half = options.dtype != DType::F32;
+        Ok(Self {
+            device: device.clone(),
+            dtype: options.dtype,
+            route: kernel("route", ROUTE_WARPS * MAX_EXPERTS * 4)?,
+            group_choices: kernel("group_choices", 3 * MAX_EXPERTS * 4)?,
+            product_rows: kernel("expert_product_rows", 0)?,
+            product: is_half.then(|| kernel("expert_product", PRODUCT_SHARED_BYTES)).transpose()?,
+            activation: kernel("expert_activation", 0)?,
+            combine: kernel("combine_experts", 0)?,
+        })
+    }
+
+    fn launch(
+        &self,
+        kernel: KernelId,
+        blocks: [usize; 2],
+        (threads, shared_bytes): (usize, usize),
+        params: &impl NoUninit,
+    ) -> DeviceResult<()> {
+        let blocks = [blocks[0] as u32, blocks[1] as u32, 1];
+        let grid = Grid { blocks, threads: threads as u32, shared_bytes: shared_bytes as u32 };
+        // SAFETY: the structs are the kernels' own; `mix` passes addresses of tensors and of a workspace that live as
+        // long as the backend's graphs, and are of the sizes that the call's shape says.
+        unsafe { self.device.launch(kernel, grid, bytemuck::bytes_of(params)) }
+    }
+
+    /// `out[row] = Σ weight · expert(x[row])` for rows `first .. first + max_rows` of the batch, whose router's logits
+    /// are in the workspace.
+    pub fn mix(&self, rows: BatchRows, (first, max_rows): (usize, usize), call: &ExpertsCall<'_>) -> DeviceResult<()> {
+        let ExpertsCall { shape, up, down, work, x, out } = *call;
+        let ExpertsShape { num_experts, num_chosen, hidden_size, intermediate_size, activation, renormalize } = *shape;
+        let piece = Piece {
+            batch: rows.header,
+            first_row: first as u32,
+            max_rows: max_rows as u32,
+            num_experts: num_experts as u32,
+            num_chosen: num_chosen as u32,
+        };
+        let choices = max_rows * num_chosen;
+        let (chosen, weights, places) = (work.chosen.ptr(), work.weights.ptr(), work.choices.ptr());
+        let (num_tiles, tiles) = (work.num_tiles.ptr(), work.tiles.ptr());
+
+        let renormalize = u32::from(renormalize);
+        let params = RouteParams { piece, logits: work.logits.ptr(), chosen, weights, renormalize, padding: 0 };
+        let shared = ROUTE_WARPS * num_experts * 4;
+        self.launch(self.route, [max_rows.div_ceil(ROUTE_WARPS), 1], (ROUTE_WARPS * WARP, shared), &params)?;
+        let params = GroupParams { piece, chosen, choices: places, num_tiles, tiles };
+        self.launch(self.group_choices, [1, 1], (GROUP_THREADS, 3 * num_experts * 4), &params)?;
+
+        let offset = first * hidden_size * self.dtype.size_bytes();
+        let product = |x: DevicePtr, w: DevicePtr, out: DevicePtr, (n, k): (usize, usize), gathers: bool| {
+            let (n, k, gathers) = (n as u32, k as u32, u32::from(gathers));
+            ProductParams { piece, chosen, choices: places, num_tiles, tiles, x, w, out, n, k, gathers, padding: 0 }
+        };
+        let (gate_up, activated, by_choice) = (work.up.ptr(), work.activated.ptr(), work.down.ptr());
+        self.product(
+            &product(x.ptr() + offset, up, gate_up, (2 * intermediate_size, hidden_size), true),
+            shape,
+            choices,
+        )?;
+        let (cols, kind) = (intermediate_size as u32, activation_number(activation));
+        let params = ExpertActivationParams { piece, x: gate_up, out: activated, cols, kind };
+        let per_block = ROW_THREADS * 16 / self.dtype.size_bytes();
+        self.launch(self.activation, [choices, intermediate_size.div_ceil(per_block)], (ROW_THREADS, 0), &params)?;
+        self.product(&product(activated, down, by_choice, (hidden_size, intermediate_size), false), shape, choices)?;
+
+        let (out, cols) = (out.ptr() + offset, hidden_size as u32);
+        let params = CombineParams { piece, x: by_choice, weights, out, cols, padding: 0 };
+        self.launch(self.combine, [max_rows, hidden_size.div_ceil(ROW_THREADS)], (ROW_THREADS, 0), &params)
+    }
+
+    /// One of a layer's two products, for up to `choices` rows.
+    fn product(&self, params: &ProductParams, shape: &ExpertsShape, choices: usize) -> DeviceResult<()> {
+        let n = params.n as usize;
+        // Copies of 16 bytes need rows of whole ones.
+        let is_aligned = shape.hidden_size.is_multiple_of(8) && shape.intermediate_size.is_multiple_of(8);
+        match self.product.filter(|_| is_aligned) {
+            Some(product) => {
+                let blocks = [max_tiles(choices, shape.num_experts), n.div_ceil(TILE_COLS)];
+                self.launch(product, blocks, (PRODUCT_WARPS * WARP, PRODUCT_SHARED_BYTES), params)
+            }
+            None => {
+                let blocks = [choices, n.div_ceil(PRODUCT_WARPS * WARP_COLS)];
+                self.launch(self.product_rows, blocks, (PRODUCT_WARPS * WARP, 0), params)
+            }
+        }
+    }
+}
