@@ -347,7 +347,7 @@ async fn thinking_text_and_calls_are_blocks_and_a_stream_says_the_same() {
         (json!({"tool_choice": {"type": "auto", "disable_parallel_tool_use": true}}), 3, "tool_use"),
         (json!({"tool_choice": {"type": "tool", "name": "f"}}), 3, "tool_use"),
         // Within the first call's arguments.
-        (json!({"max_tokens": 78}), 3, "max_tokens"),
+        (json!({"max_tokens": 72}), 3, "max_tokens"),
     ] {
         let mut expected = all[..num_blocks].to_vec();
         if stop_reason == "max_tokens" {

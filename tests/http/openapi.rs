@@ -112,7 +112,8 @@ async fn ranges_are_as_described() {
     for (path, fields) in bodies(&document) {
         for (name, schema) in fields {
             let types = &schema["type"];
-            let is_integer = *types == "integer" || types.as_array().is_some_and(|types| types.contains(&json!("integer")));
+            let is_integer =
+                *types == "integer" || types.as_array().is_some_and(|types| types.contains(&json!("integer")));
             let step = if is_integer { 1.0 } else { 0.001 };
             let number = |value: f64| if is_integer { json!(value as i64) } else { json!(value) };
             let bound = |key: &str| schema.get(key).and_then(Value::as_f64);

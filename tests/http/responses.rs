@@ -350,7 +350,7 @@ fn joined(events: &[(String, Value)]) -> Vec<Value> {
 #[actix_web::test]
 async fn a_streams_items_are_those_of_the_whole_answer() {
     let server = qwen3(THOUGHT_AND_CALLS);
-    for more in [json!({}), json!({"max_output_tokens": 75}), json!({"parallel_tool_calls": false})] {
+    for more in [json!({}), json!({"max_output_tokens": 72}), json!({"parallel_tool_calls": false})] {
         let mut whole = server.ok(PATH, &with_tools(more.clone())).await["output"].take();
         let events = server.named_events(PATH, &with_tools(more.clone())).await;
         let mut items = json!(joined(&events));
