@@ -38,10 +38,8 @@ pub enum Change<'a> {
 pub struct Items {
     list: Vec<Item>,
     open: bool,
-    /// Tokens, and their log-probabilities, whose text has not shown in a piece yet.
-    pending_tokens: usize,
+    /// Log-probabilities of tokens whose text has not shown in a piece yet.
     pending: Vec<Position>,
-    reasoning_tokens: usize,
 }
 
 impl Items {
@@ -49,20 +47,13 @@ impl Items {
         &self.list
     }
 
-    /// Generated tokens that went into reasoning.
-    pub fn reasoning_tokens(&self) -> usize {
-        self.reasoning_tokens
-    }
-
     /// Takes what the choice gained and tells what that does to which item. Its end leaves the last item open: the
     /// caller [`close`](Self::close)s it.
     pub fn push(&mut self, delta: Delta, mut tell: impl FnMut(usize, &Item, Change<'_>)) {
-        self.pending_tokens += delta.tokens.len();
         self.pending.extend(delta.positions);
         for piece in delta.pieces {
             match piece {
                 ChatPiece::Reasoning(more) => {
-                    self.reasoning_tokens += std::mem::take(&mut self.pending_tokens);
                     self.pending.clear();
                     if !(self.open && matches!(self.list.last(), Some(Item::Reasoning { .. }))) {
                         self.begin(Item::Reasoning { text: String::new() }, &mut tell);
@@ -70,7 +61,6 @@ impl Items {
                     self.more(&more, &[], &mut tell);
                 }
                 ChatPiece::Content(more) => {
-                    self.pending_tokens = 0;
                     if !(self.open && matches!(self.list.last(), Some(Item::Text { .. }))) {
                         self.begin(Item::Text { text: String::new(), positions: Vec::new() }, &mut tell);
                     }
@@ -81,7 +71,6 @@ impl Items {
                     self.begin(Item::Call { id, name, arguments: String::new() }, &mut tell);
                 }
                 ChatPiece::ToolArguments { json, .. } => {
-                    self.pending_tokens = 0;
                     self.pending.clear();
                     debug_assert!(self.open && matches!(self.list.last(), Some(Item::Call { .. })));
                     self.more(&json, &[], &mut tell);
@@ -92,9 +81,6 @@ impl Items {
 
     /// Ends the last item, if one is open.
     pub fn close(&mut self, mut tell: impl FnMut(usize, &Item, Change<'_>)) {
-        if self.open && matches!(self.list.last(), Some(Item::Reasoning { .. })) {
-            self.reasoning_tokens += std::mem::take(&mut self.pending_tokens);
-        }
         self.end(true, &mut tell);
     }
 
@@ -137,8 +123,8 @@ impl Items {
 mod tests {
     use super::*;
 
-    fn delta(pieces: Vec<ChatPiece>, tokens: usize) -> Delta {
-        Delta { pieces, tokens: vec![0; tokens], ..Delta::default() }
+    fn delta(pieces: Vec<ChatPiece>) -> Delta {
+        Delta { pieces, ..Delta::default() }
     }
 
     #[test]
@@ -148,12 +134,11 @@ mod tests {
         let mut tell = |index: usize, _: &Item, change: Change<'_>| seen.push(format!("{index} {change:?}"));
         let call = |index: u32| ChatPiece::ToolCall { index, id: format!("c{index}"), name: "f".into() };
         let arguments = |json: &str| ChatPiece::ToolArguments { index: 0, json: json.into() };
-        // The token that opens the reasoning shows in no piece.
-        items.push(delta(vec![], 1), &mut tell);
-        items.push(delta(vec![ChatPiece::Reasoning("a".into())], 2), &mut tell);
-        items.push(delta(vec![ChatPiece::Reasoning("b".into()), ChatPiece::Content("c".into())], 1), &mut tell);
-        items.push(delta(vec![call(0), arguments("{")], 3), &mut tell);
-        items.push(delta(vec![arguments("}"), call(1)], 1), &mut tell);
+        items.push(delta(vec![]), &mut tell);
+        items.push(delta(vec![ChatPiece::Reasoning("a".into())]), &mut tell);
+        items.push(delta(vec![ChatPiece::Reasoning("b".into()), ChatPiece::Content("c".into())]), &mut tell);
+        items.push(delta(vec![call(0), arguments("{")]), &mut tell);
+        items.push(delta(vec![arguments("}"), call(1)]), &mut tell);
         items.close(&mut tell);
         items.close(&mut tell);
         assert_eq!(
@@ -185,7 +170,6 @@ mod tests {
                 call("c1", ""),
             ]
         );
-        assert_eq!(items.reasoning_tokens(), 4);
     }
 
     #[test]

@@ -9,6 +9,9 @@ fn least(name: &str) -> Value {
         "ChatCompletionRequest" | "TokenizeChatRequest" => json!({"messages": [{"role": "user", "content": "hi"}]}),
         "CompletionRequest" | "TokenizePromptRequest" => json!({"prompt": "hi"}),
         "DetokenizeRequest" => json!({"tokens": [1]}),
+        "EmbeddingRequest" | "ResponseRequest" => json!({"input": "hi"}),
+        "MessageRequest" => json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 20}),
+        "CountTokensRequest" => json!({"messages": [{"role": "user", "content": "hi"}]}),
         other => panic!("say here what a {other} has at least"),
     }
 }
@@ -67,9 +70,12 @@ async fn refusal(server: &TestServer, path: &str, body: &Value, field: &str) -> 
         return None;
     }
     let error = response.json::<Value>().await.unwrap()["error"].take();
-    let param = error["param"].as_str().unwrap_or_default();
+    let message = error["message"].as_str().unwrap();
+    // Anthropic's errors begin with the field.
+    let first = message.split([' ', ':']).next().unwrap_or_default();
+    let param = if path.starts_with("/v1/messages") { first } else { error["param"].as_str().unwrap_or_default() };
     let is_of_field = param.strip_prefix(field).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']));
-    is_of_field.then(|| error["message"].as_str().unwrap().to_owned())
+    is_of_field.then(|| message.to_owned())
 }
 
 /// Each of these is wrong for most types.
@@ -109,7 +115,9 @@ async fn ranges_are_as_described() {
     let document = document(&server).await;
     for Form { path, least, fields } in forms(&document) {
         for (name, schema) in fields {
-            let is_integer = schema["type"].as_array().is_some_and(|types| types.contains(&json!("integer")));
+            let types = &schema["type"];
+            let is_integer =
+                *types == "integer" || types.as_array().is_some_and(|types| types.contains(&json!("integer")));
             let step = if is_integer { 1.0 } else { 0.001 };
             let number = |value: f64| if is_integer { json!(value as i64) } else { json!(value) };
             let bound = |key: &str| schema.get(key).and_then(Value::as_f64);
@@ -123,7 +131,9 @@ async fn ranges_are_as_described() {
                 outside.push(number(bound));
             }
             let text = |length: u64| json!("x".repeat(length as usize));
-            let ids = |length: u64| json!(vec![1; length as usize]);
+            let of_texts = schema.pointer("/items/type") == Some(&json!("string"));
+            let item = if of_texts { json!("x") } else { json!(1) };
+            let ids = |length: u64| json!(vec![&item; length as usize]);
             for (lowest, highest, of_length) in
                 [("minLength", "maxLength", &text as &dyn Fn(u64) -> Value), ("minItems", "maxItems", &ids)]
             {
@@ -193,12 +203,21 @@ async fn a_default_changes_nothing() {
 fn shape(text: &str) -> String {
     let text = text.strip_prefix("data: ").unwrap_or(text);
     let mut answer: Value = serde_json::from_str(text).unwrap_or_default();
-    for name in ["id", "created"] {
-        if let Some(field) = answer.get_mut(name) {
-            field.take();
-        }
-    }
+    take_new(&mut answer);
     answer.to_string()
+}
+
+fn take_new(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            for name in ["id", "created", "created_at", "completed_at"] {
+                fields.get_mut(name).map(Value::take);
+            }
+            fields.values_mut().for_each(take_new);
+        }
+        Value::Array(items) => items.iter_mut().for_each(take_new),
+        _ => {}
+    }
 }
 
 /// Says what is wrong with `value`: its type, what is missing, and also what is there but not described.
@@ -255,6 +274,14 @@ fn mismatch(value: &Value, schema: &Value, document: &Value) -> Option<String> {
     }
 }
 
+/// The events of a stream, whether or not they have names.
+async fn chunks(server: &TestServer, path: &str, body: &Value) -> Vec<Value> {
+    if ["/v1/responses", "/v1/messages"].contains(&path) {
+        return server.named_events(path, body).await.into_iter().map(|(_, event)| event).collect();
+    }
+    server.stream(path, body).await
+}
+
 #[actix_web::test]
 async fn answers_are_as_described() {
     let server = TestServer::saying("hello");
@@ -267,6 +294,7 @@ async fn answers_are_as_described() {
     let more = |path: &str| match path {
         "/v1/chat/completions" => json!({"logprobs": true, "top_logprobs": 2}),
         "/v1/completions" => json!({"logprobs": 2, "echo": true}),
+        "/v1/responses" => json!({"include": ["message.output_text.logprobs"], "top_logprobs": 2}),
         _ => json!({"return_token_strs": true}),
     };
     for Form { path, least, fields } in forms(&document) {
@@ -278,7 +306,7 @@ async fn answers_are_as_described() {
                 let options = json!({"include_usage": true, "continuous_usage_stats": true});
                 let mut body = with(body, &json!({ "stream_options": options }));
                 body.as_object_mut().unwrap().remove("prompt_logprobs");
-                for chunk in server.stream(&path, &body).await {
+                for chunk in chunks(&server, &path, &body).await {
                     assert_eq!(
                         mismatch(&chunk, &schema_of(&path, "text/event-stream"), &document),
                         None,
@@ -288,8 +316,9 @@ async fn answers_are_as_described() {
             }
         }
         let error: Value = server.post(&path, &json!({"model": 5})).await.json().await.unwrap();
-        let schema = json!({"$ref": "#/components/schemas/ErrorAnswer"});
-        assert_eq!(mismatch(&error, &schema, &document), None);
+        let item = document["paths"][&path].as_object().unwrap().values().next().unwrap();
+        let schema = &item["responses"]["400"]["content"]["application/json"]["schema"];
+        assert_eq!(mismatch(&error, schema, &document), None, "{path}");
     }
     for path in ["/v1/models", "/health", "/ready", "/version"] {
         let answer: Value = server.get(path).await.json().await.unwrap();

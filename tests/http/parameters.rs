@@ -235,8 +235,8 @@ async fn a_value_out_of_range_or_of_a_wrong_type_is_refused_by_name() {
         (json!({"logprobs": 3}), "logprobs", "a boolean"),
         (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs", "[0, 20]"),
         (json!({"top_logprobs": 2}), "top_logprobs", "logprobs: true"),
-        (json!({"tools": [{"type": "function", "function": {"name": "f"}}]}), "tools", "not supported yet"),
-        (json!({"tool_choice": "auto"}), "tool_choice", "not supported yet"),
+        (json!({"tools": [{"type": "function", "function": {"name": "f"}}]}), "tools", "--tool-call-parser"),
+        (json!({"tool_choice": "auto"}), "tool_choice", "only allowed with tools"),
         (json!({"messages": []}), "messages", "at least one"),
         (json!({"store": "yes"}), "store", "a boolean"),
         (json!({"service_tier": "fast"}), "service_tier", "one of auto"),
@@ -266,9 +266,10 @@ async fn a_value_out_of_range_or_of_a_wrong_type_is_refused_by_name() {
         (json!({"logprobs": true}), "logprobs", "an integer"),
         (json!({"prompt": null}), "prompt", "required"),
         (json!({"prompt": [1, 264]}), "prompt[1]", "[0, 263]"),
+        (json!({"best_of": 2, "n": 3}), "best_of", "at least n = 3"),
         (json!({"use_beam_search": true, "max_tokens": 0}), "max_tokens", "at least 1"),
         (json!({"use_beam_search": true, "echo": true, "logprobs": 1}), "echo", "logprobs"),
-        (json!({"suffix": "end"}), "suffix", "not supported yet"),
+        (json!({"suffix": "end"}), "suffix", "not supported"),
     ] {
         expect_refusal(&server, COMPLETION, &completion(more), param, says).await;
     }
