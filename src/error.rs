@@ -43,6 +43,11 @@ impl ApiError {
         }
     }
 
+    /// 400, mostly in a stream that has begun: what the client demands of the output cannot be kept up.
+    pub fn constraint_failed(why: &str) -> Self {
+        Self::bad_request(format!("the output cannot follow the constraint (structured output) any further: {why}"))
+    }
+
     pub fn unauthorized() -> Self {
         Self::new(
             401,

@@ -128,6 +128,7 @@ async fn generate_one(
         n: params.n,
         priority: 0,
         cache_salt: None,
+        grammar: None,
     };
     let Accepted { prompt_tokens, mut events, .. } = handle.submit(submit).await?;
     let new_text = || OutputText::new(handle.model().tokenizer.clone(), &prompt_tokens, &params.output);

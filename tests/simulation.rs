@@ -9,11 +9,16 @@
 //! `PAGETIDE_SIM_SEED=n` runs one seed, `PAGETIDE_SIM_OPERATIONS=n` sets how much is done.
 
 use pagetide::engine::allocation::{serve, serve_swap};
+use pagetide::engine::beam::{Beam, BeamSearch, Open, num_candidates};
 use pagetide::engine::block_pool::BlockPool;
+use pagetide::engine::constraint::{Constraint, ConstraintSource, NextToken};
 use pagetide::engine::plan::{Delivery, PlannedSeq, SeqOutput, StepOutput, StepPlan};
 use pagetide::engine::policy::{Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy, StepStats};
 use pagetide::ids::{BlockId, RequestId, SeqId, TokenId};
-use pagetide::sampling::params::{FinishReason, PositionLogprobs, Sampled, SamplingParams, TokenLogprob};
+use pagetide::sampling::params::{
+    BeamParams, EarlyStopping, FinishReason, PositionLogprobs, Sampled, SamplingParams, TokenLimits, TokenLogprob,
+    TokenMask,
+};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -57,6 +62,74 @@ fn fingerprint(previous: u64, token: TokenId) -> u64 {
 fn next_token(slots: impl Iterator<Item = u64>, sample: u32) -> TokenId {
     let all = slots.fold(u64::from(sample) + 1, |acc, slot| mix(acc ^ slot));
     (all % VOCAB) as TokenId
+}
+
+/// What the simulated model says where a search or rules want to know more: all tokens, best first.
+fn ranking(slots: impl Iterator<Item = u64>) -> Vec<TokenLogprob> {
+    let all = slots.fold(7, |acc, slot| mix(acc ^ slot));
+    let logprob = |token: u64| -((mix(all ^ token) % 10_000) as f32) / 1000.0;
+    let mut ranking: Vec<TokenLogprob> =
+        (0..VOCAB).map(|token| TokenLogprob { token: token as TokenId, logprob: logprob(token), rank: 0 }).collect();
+    ranking.sort_by(|a, b| b.logprob.total_cmp(&a.logprob));
+    ranking
+}
+
+/// The next token of a sample, and what a search wants to know.
+fn sample(context: &[u64], sample: u32, limits: &TokenLimits, num_top: Option<u32>) -> Sampled {
+    let is_left = |token: &TokenId| {
+        limits.allowed.as_ref().is_none_or(|allowed| allowed.contains(*token)) && !limits.banned.contains(token)
+    };
+    let first = next_token(context.iter().copied(), sample);
+    let token = (first..first + VOCAB as TokenId).map(|token| token % VOCAB as TokenId).find(is_left);
+    let token = token.expect("something is left");
+    let logprobs = num_top.map(|num_top| {
+        let mut top = ranking(context.iter().copied());
+        top.truncate(num_top as usize);
+        PositionLogprobs { chosen: top[0], top }
+    });
+    Sampled { token, logprobs }
+}
+
+/// Rules that depend on everything before: sometimes none, sometimes a choice, often a single token; the end is
+/// allowed now and then. Some fail.
+#[derive(Debug)]
+struct Rules {
+    key: u64,
+    fails_at: Option<usize>,
+    seen: Vec<TokenId>,
+}
+
+#[derive(Debug)]
+struct RulesSource {
+    key: u64,
+    fails_at: Option<usize>,
+}
+
+impl ConstraintSource for RulesSource {
+    fn start(&self) -> Box<dyn Constraint> {
+        Box::new(Rules { key: self.key, fails_at: self.fails_at, seen: Vec::new() })
+    }
+}
+
+impl Constraint for Rules {
+    fn allowed(&mut self) -> Result<Option<TokenMask>, String> {
+        if self.fails_at == Some(self.seen.len()) {
+            return Err("these rules lead nowhere".into());
+        }
+        let state = self.seen.iter().fold(self.key, |state, token| mix(state ^ u64::from(*token)));
+        let any = |i| 1 + (mix(state ^ i) % (VOCAB - 1)) as TokenId;
+        Ok(match state % 8 {
+            0 => None,
+            1 => Some(TokenMask::new([EOS])),
+            2 | 3 => Some(TokenMask::new([EOS, any(1), any(2), any(3)])),
+            _ => Some(TokenMask::new([any(1)])),
+        })
+    }
+
+    fn advance(&mut self, token: TokenId) -> Result<(), String> {
+        self.seen.push(token);
+        Ok(())
+    }
 }
 
 fn logprob_of(fingerprint: u64, target: TokenId) -> PositionLogprobs {
@@ -124,32 +197,102 @@ impl Device {
         let end = planned.num_computed + planned.tokens.len();
         let context: Vec<u64> = (0..end).map(|position| *self.slot(&planned.table, position)).collect();
         let sampled = planned.sample.iter().flat_map(|plan| {
+            let output_len = plan.output.len() + usize::from(planned.pending);
+            let limits = match plan.next.as_deref().map(NextToken::get) {
+                Some(Ok(next)) => next.limits.clone(),
+                _ => plan.params.limits(output_len),
+            };
             let samples = plan.first_sample..plan.first_sample + plan.num_samples;
-            samples.map(|sample| Sampled { token: next_token(context.iter().copied(), sample), logprobs: None })
+            let context = &context;
+            samples.map(move |index| sample(context, index, &limits, plan.params.logprobs))
         });
         SeqOutput { seq: planned.seq, sampled: sampled.collect(), prompt_logprobs }
     }
 }
 
-/// One sample generated alone: the truth.
-fn alone(arrival: &Arrival, sample: u32, max_model_len: usize) -> (Vec<TokenId>, FinishReason) {
-    let mut slots = Vec::new();
-    for token in arrival.prompt.iter() {
+/// The fingerprints of a sequence.
+fn context(prompt: &[TokenId], output: &[TokenId]) -> Vec<u64> {
+    let mut slots: Vec<u64> = Vec::new();
+    for token in prompt.iter().chain(output) {
         slots.push(fingerprint(slots.last().copied().unwrap_or(0), *token));
     }
+    slots
+}
+
+/// Where its rules end a request.
+const FAILED: &str = "the rules failed";
+
+/// One sample generated alone: the truth.
+fn alone(
+    arrival: &Arrival,
+    sample_index: u32,
+    max_model_len: usize,
+) -> Result<(Vec<TokenId>, FinishReason), &'static str> {
+    let mut slots = context(&arrival.prompt, &[]);
     let params = &arrival.params;
+    let mut rules = arrival.constraint.as_ref().map(|source| source.start());
     let mut output = Vec::new();
     loop {
-        let token = next_token(slots.iter().copied(), sample);
+        let mut limits = params.limits(output.len());
+        if let Some(rules) = &mut rules
+            && let Some(allowed) = rules.allowed().map_err(|_| FAILED)?
+        {
+            if limits.banned.iter().any(|banned| allowed.iter().eq([*banned])) {
+                limits.banned.clear();
+            }
+            limits.allowed = Some(Arc::new(allowed));
+        }
+        for word in &params.bad_words {
+            let is_only = limits.allowed.as_ref().is_some_and(|allowed| {
+                allowed.iter().all(|token| {
+                    limits.banned.contains(&token)
+                        || params.bad_words.iter().any(|word| word[1] == token && output.last() == Some(&word[0]))
+                })
+            });
+            if output.last() == Some(&word[0]) && !is_only {
+                limits.banned.push(word[1]);
+            }
+        }
+        let token = sample(&slots, sample_index, &limits, None).token;
         output.push(token);
-        if params.eos_token_ids.contains(&token) && output.len() >= params.min_tokens as usize {
-            return (output, FinishReason::Eos);
+        if let Some(rules) = &mut rules {
+            rules.advance(token).map_err(|_| FAILED)?;
+        }
+        if params.eos_token_ids.contains(&token) {
+            return Ok((output, FinishReason::Eos));
         }
         if output.len() == params.max_tokens as usize || slots.len() + 1 == max_model_len {
-            return (output, FinishReason::Length);
+            return Ok((output, FinishReason::Length));
         }
         slots.push(fingerprint(slots[slots.len() - 1], token));
     }
+}
+
+/// A beam search alone: every beam's context is made anew from its tokens.
+fn beams_alone(arrival: &Arrival, max_model_len: usize) -> Vec<(Vec<TokenId>, FinishReason)> {
+    let params = &arrival.params;
+    let room = (params.max_tokens as usize).min(max_model_len - arrival.prompt.len());
+    let mut search = BeamSearch::new(params.clone(), room);
+    let mut open: Vec<(Beam, Vec<TokenId>)> = vec![Default::default()];
+    while !open.is_empty() {
+        let next: Vec<PositionLogprobs> = open
+            .iter()
+            .map(|(_, output)| sample(&context(&arrival.prompt, output), 0, &TokenLimits::default(), params.logprobs))
+            .map(|sampled| sampled.logprobs.expect("a search asks for them"))
+            .collect();
+        let beams: Vec<Open<'_>> =
+            open.iter().zip(&next).map(|((beam, output), next)| Open { beam, output, next }).collect();
+        let children = search.step(&beams);
+        open = children
+            .into_iter()
+            .map(|child| {
+                let mut output = open[child.parent].1.clone();
+                output.push(child.token);
+                (child.beam, output)
+            })
+            .collect();
+    }
+    search.results().into_iter().map(|result| (result.output, result.reason)).collect()
 }
 
 /// What a client has heard of one request.
@@ -172,10 +315,16 @@ struct World {
     open: HashMap<RequestId, Heard>,
     next_request: u64,
     prefixes: Vec<Vec<TokenId>>,
+    /// Nobody cancels, nothing fails.
+    is_calm: bool,
     operations: usize,
     total: StepStats,
     hit_tokens: usize,
     finished: usize,
+    /// Samples that followed rules to their end, requests whose rules failed, results of beam searches.
+    ruled: usize,
+    failed: usize,
+    searched: usize,
     /// Failures of the executor, and how many of them with two plans in flight.
     failures: [usize; 2],
     /// Pending tokens that were fed.
@@ -205,6 +354,11 @@ impl World {
             hash_key: [seed as u8; 32],
         };
         let swap_blocks = if random.one_in(5) { 0 } else { random.range(1, 60) as usize };
+        Self::of(config, swap_blocks, random)
+    }
+
+    fn of(config: SchedulerConfig, swap_blocks: usize, mut random: Random) -> Self {
+        let num_device_blocks = config.num_device_blocks;
         let prefixes = (0..3).map(|_| random_tokens(&mut random, 30)).collect();
         Self {
             scheduler: Scheduler::new(config.clone()),
@@ -215,10 +369,14 @@ impl World {
             open: HashMap::new(),
             next_request: 0,
             prefixes,
+            is_calm: false,
             operations: 0,
             total: StepStats::default(),
             hit_tokens: 0,
             finished: 0,
+            ruled: 0,
+            failed: 0,
+            searched: 0,
             failures: [0; 2],
             pending: 0,
             fed_after_end: 0,
@@ -241,21 +399,41 @@ impl World {
         prompt.truncate(limit as usize - 1);
         let most = (limit - prompt.len() as u64).min(if random.one_in(8) { limit } else { 20 });
         let max_tokens = random.range(1, most) as u32;
-        let params = SamplingParams {
+        let is_search = random.one_in(5) && self.config.max_num_seqs > 1;
+        let bad_word = |random: &mut Random| random_tokens(random, 2);
+        let bad_words = match !is_search && random.one_in(4) {
+            true => (0..20).map(|_| bad_word(random)).collect(),
+            false => Vec::new(),
+        };
+        let mut params = SamplingParams {
             max_tokens,
+            bad_words,
             min_tokens: if random.one_in(3) { random.below(u64::from(max_tokens) + 1) as u32 } else { 0 },
             eos_token_ids: if random.one_in(3) { vec![] } else { vec![EOS] },
-            prompt_logprobs: random.one_in(6).then_some(0),
+            prompt_logprobs: (!is_search && random.one_in(6)).then_some(0),
             ..SamplingParams::default()
         };
+        let n = if random.one_in(3) { random.range(2, 5) as u32 } else { 1 };
+        let n = if is_search { self.make_search(&mut params, prompt.len()) } else { n };
+        let random = &mut self.random;
+        let has_rules = params.beam.is_none() && random.one_in(4);
+        let rules = has_rules.then(|| {
+            let fails_at = random.one_in(10).then(|| random.below(8) as usize);
+            Arc::new(RulesSource { key: random.next(), fails_at }) as Arc<dyn ConstraintSource>
+        });
         let arrival = Arrival {
             id: RequestId(self.next_request),
             prompt: Arc::new(prompt),
             params: Arc::new(params),
-            n: if random.one_in(3) { random.range(2, 5) as u32 } else { 1 },
+            n,
             priority: random.below(4) as i32,
             cache_salt: random.one_in(5).then(|| "salt".to_string()),
+            constraint: rules,
         };
+        self.submit(arrival);
+    }
+
+    fn submit(&mut self, arrival: Arrival) {
         self.next_request += 1;
         let n = arrival.n as usize;
         let heard = Heard {
@@ -267,6 +445,32 @@ impl World {
         };
         self.open.insert(arrival.id, heard);
         self.scheduler.arrive(arrival);
+    }
+
+    /// Makes `params` those of a search that could run alone, if there is room for two beams; the results wanted of it.
+    fn make_search(&mut self, params: &mut SamplingParams, prompt_len: usize) -> u32 {
+        let Self { random, config, .. } = self;
+        let width = random.range(2, 5).min(config.max_num_seqs as u64) as usize;
+        let shared = prompt_len / config.block_size;
+        if random.one_in(3) {
+            // As long as it can be.
+            let own = config.num_device_blocks.saturating_sub(shared) / width;
+            let room = ((shared + own) * config.block_size + 1).min(config.max_model_len).saturating_sub(prompt_len);
+            params.max_tokens = room.clamp(1, 50) as u32;
+            params.min_tokens = params.min_tokens.min(params.max_tokens);
+        }
+        let own = (prompt_len + params.max_tokens as usize - 1).div_ceil(config.block_size) - shared;
+        if shared + width * own > config.num_device_blocks {
+            return 1;
+        }
+        params.beam = Some(BeamParams {
+            width: width as u32,
+            length_penalty: [0.0, 1.0, -0.5][random.below(3) as usize],
+            early_stopping: [EarlyStopping::Yes, EarlyStopping::No, EarlyStopping::Never][random.below(3) as usize],
+            logprobs: None,
+        });
+        params.logprobs = Some(num_candidates(params));
+        random.range(1, width as u64) as u32
     }
 
     fn some_request(&mut self) -> Option<RequestId> {
@@ -344,12 +548,12 @@ impl World {
     }
 
     fn finish(&mut self) {
-        if self.random.one_in(400) {
+        if !self.is_calm && self.random.one_in(400) {
             return self.fail();
         }
         let plan = self.in_flight.pop_front().expect("a plan is in flight");
         let output = self.device.execute(&plan);
-        if self.random.one_in(10) {
+        if !self.is_calm && self.random.one_in(10) {
             self.cancel(); // while the step runs
         }
         self.hear(output);
@@ -382,11 +586,28 @@ impl World {
                     assert!(heard.started && heard.finished[sample as usize].is_none());
                     heard.outputs[sample as usize].push(sampled.token);
                 }
+                Delivery::Failed { message } => {
+                    assert_eq!(message, "these rules lead nowhere");
+                    let n = heard.arrival.n;
+                    let fails = |sample| alone(&heard.arrival, sample, self.config.max_model_len) == Err(FAILED);
+                    assert!((0..n).any(fails), "{id} failed and should not have");
+                    self.failed += 1;
+                    self.open.remove(&id);
+                }
+                Delivery::Finished { sample, reason } if heard.arrival.params.beam.is_some() => {
+                    let expected = &beams_alone(&heard.arrival, self.config.max_model_len)[sample as usize];
+                    let output = heard.outputs[sample as usize].clone();
+                    assert_eq!(&(output, reason), expected, "{id} result {sample}");
+                    self.searched += 1;
+                    heard.finished[sample as usize] = Some(reason);
+                    self.close_if_done(id);
+                }
                 Delivery::Finished { sample, reason } => {
                     self.finished += 1;
                     self.fed_after_end += usize::from(reason == FinishReason::Eos && !self.in_flight.is_empty());
                     let expected = alone(&heard.arrival, sample, self.config.max_model_len);
-                    assert_eq!((heard.outputs[sample as usize].clone(), reason), expected, "{id} sample {sample}");
+                    self.ruled += usize::from(heard.arrival.constraint.is_some());
+                    assert_eq!(Ok((heard.outputs[sample as usize].clone(), reason)), expected, "{id} sample {sample}");
                     heard.finished[sample as usize] = Some(reason);
                     self.close_if_done(id);
                 }
@@ -459,6 +680,7 @@ fn check_random_loads(overlap: bool) {
     let per_seed = operations / seeds.len();
     let (mut total, mut hit_tokens, mut finished, mut failures) = (StepStats::default(), 0, 0, [0; 2]);
     let (mut pending, mut fed_after_end) = (0, 0);
+    let (mut ruled, mut failed, mut searched) = (0, 0, 0);
     for seed in seeds {
         eprintln!("PAGETIDE_SIM_SEED={seed}");
         let mut world = World::new(seed, overlap);
@@ -470,19 +692,71 @@ fn check_random_loads(overlap: bool) {
         finished += world.finished;
         pending += world.pending;
         fed_after_end += world.fed_after_end;
+        ruled += world.ruled;
+        failed += world.failed;
+        searched += world.searched;
         (failures[0], failures[1]) = (failures[0] + world.failures[0], failures[1] + world.failures[1]);
     }
     eprintln!(
         "{finished} samples finished, {failures:?} executor failures (with two plans in flight), {hit_tokens} cached \
-         tokens, {pending} pending tokens, {fed_after_end} ends with a plan behind, {total:?}"
+         tokens, {pending} pending tokens, {fed_after_end} ends with a plan behind, {ruled} samples by rules, \
+         {failed} rules failed, {searched} results of searches, {total:?}"
     );
     if setting("PAGETIDE_SIM_SEED").is_none() {
         // The simulation is worth something only while it reaches everything.
         assert!(total.preempted_swap > 1000 && total.preempted_recompute > 1000);
         assert!(hit_tokens > 10_000 && total.blocks_in > 1000 && failures[0] > 50);
+        assert!(ruled > 1000 && failed > 50 && searched > 1000);
         assert_eq!(failures[1] > 10, overlap);
         assert_eq!(pending > 1000, overlap);
         assert_eq!(fed_after_end > 100, overlap);
+    }
+}
+
+/// Beams that had to yield need no more memory when they come back: they share what they shared before.
+#[test]
+fn beams_come_back_to_the_blocks_they_shared() {
+    for overlap in [false, true] {
+        let config = SchedulerConfig {
+            block_size: 4,
+            num_device_blocks: 6 + 3 * 2,
+            max_num_seqs: 8,
+            max_num_batched_tokens: 16,
+            max_model_len: 48,
+            policy: SchedulingPolicy::Priority,
+            preemption_mode: PreemptionMode::Swap,
+            watermark_blocks: 0,
+            prefix_caching: false,
+            overlap,
+            hash_key: [0; 32],
+        };
+        let mut world = World::of(config, 100, Random(1));
+        world.is_calm = true;
+        let beam = BeamParams { width: 3, length_penalty: 1.0, early_stopping: EarlyStopping::Never, logprobs: None };
+        let mut search = SamplingParams { max_tokens: 9, beam: Some(beam), ..SamplingParams::default() };
+        search.logprobs = Some(num_candidates(&search));
+        let urgent = SamplingParams { max_tokens: 36, ..SamplingParams::default() };
+        let mut random = Random(2);
+        let mut arrive = |world: &mut World, prompt_len, params, priority| {
+            let prompt = Arc::new(random_tokens(&mut random, prompt_len));
+            world.submit(Arrival {
+                id: RequestId(world.next_request),
+                prompt,
+                params: Arc::new(params),
+                n: 1,
+                priority,
+                cache_salt: None,
+                constraint: None,
+            });
+        };
+        arrive(&mut world, 24, search, 1);
+        (0..6).for_each(|_| world.step());
+        // Comes while there is room, and then grows into that of the beams.
+        arrive(&mut world, 11, urgent, 0);
+        world.drain();
+        assert!(world.total.preempted_swap >= 2, "the beams had to yield: {:?}", world.total);
+        assert_eq!(world.total.preempted_recompute, 0, "and could go on from where they were");
+        assert_eq!(world.searched, 1);
     }
 }
 

@@ -4,11 +4,14 @@ use crate::actors::messages::{Accepted, Arrive, Cancel, EventStream, Prompt, Sto
 use crate::actors::runtime::{ModelInfo, stop_system};
 use crate::actors::scheduler::SchedulerActor;
 use crate::actors::workers::Workers;
+use crate::engine::beam;
+use crate::engine::constraint::ConstraintSource;
 use crate::engine::policy::Arrival;
 use crate::error::ApiError;
 use crate::ids::{RequestId, TokenId};
 use crate::metrics::{self, Rejection};
 use crate::sampling::params::SamplingParams;
+use crate::text::grammar::{GrammarCompiler, GrammarRequest};
 use actix::{Actor, Addr, Context, Handler, Recipient, ResponseFuture};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -24,6 +27,24 @@ pub struct Limits {
     pub retry_after_s: u64,
     pub block_size: usize,
     pub num_device_blocks: usize,
+    /// Beams of one request are all in the same step.
+    pub max_num_seqs: usize,
+}
+
+impl Limits {
+    /// Tokens that an output can have after a prompt of `length` tokens, where it has the device to itself: all
+    /// beams share the prompt's full blocks. The last token needs no slot: nothing comes after it.
+    fn room(&self, length: usize, num_beams: usize) -> usize {
+        let shared = length / self.block_size;
+        let own = self.num_device_blocks.saturating_sub(shared) / num_beams;
+        ((shared + own) * self.block_size + 1).saturating_sub(length)
+    }
+
+    /// What `num_tokens` tokens, of which `length` are the prompt's, need.
+    fn blocks(&self, length: usize, num_tokens: usize, num_beams: usize) -> usize {
+        let shared = length / self.block_size;
+        shared + num_beams * (num_tokens.div_ceil(self.block_size) - shared)
+    }
 }
 
 pub struct RequestIntake {
@@ -36,6 +57,7 @@ struct Shared {
     model: Arc<ModelInfo>,
     limits: Limits,
     workers: Workers,
+    grammars: Arc<GrammarCompiler>,
     scheduler: Addr<SchedulerActor>,
     next_id: AtomicU64,
 }
@@ -48,7 +70,11 @@ impl RequestIntake {
         workers: Workers,
         scheduler: Addr<SchedulerActor>,
     ) -> Self {
-        Self { shared: Rc::new(Shared { model, limits, workers, scheduler, next_id: AtomicU64::new(1) }), places }
+        let tokenizer = model.tokenizer.clone();
+        let grammars = GrammarCompiler::new(tokenizer, model.vocab_size as usize, &model.eos_token_ids);
+        let grammars = Arc::new(grammars);
+        let next_id = AtomicU64::new(1);
+        Self { shared: Rc::new(Shared { model, limits, workers, grammars, scheduler, next_id }), places }
     }
 }
 
@@ -78,16 +104,20 @@ impl Handler<Submit> for RequestIntake {
                 metrics::request_rejected(Rejection::QueueFull);
                 return Err(ApiError::overloaded(limits.max_requests, limits.retry_after_s));
             };
-            let Submit { prompt, prompt_param, params, ignore_eos, seed, n, priority, cache_salt } = submit;
+            let Submit { prompt, prompt_param, params, ignore_eos, seed, n, priority, cache_salt, grammar } = submit;
             let accepted = async {
                 if n == 0 {
                     return Err(ApiError::invalid("n", "must be at least 1, got 0"));
                 }
                 let prompt = shared.tokenise(prompt, prompt_param).await?;
                 let params = shared.resolve(params, &prompt, prompt_param, ignore_eos, seed)?;
-                Ok((Arc::new(prompt), Arc::new(params)))
+                let constraint = match grammar {
+                    Some(grammar) => Some(shared.constrain(grammar, &params).await?),
+                    None => None,
+                };
+                Ok((Arc::new(prompt), Arc::new(params), constraint))
             };
-            let (prompt, params) = accepted.await.inspect_err(count_rejection)?;
+            let (prompt, params, constraint) = accepted.await.inspect_err(count_rejection)?;
             // No await from here on: ids reach the scheduler in their order.
             let id = RequestId(shared.next_id.fetch_add(1, Ordering::Relaxed));
             let scheduler = &shared.scheduler;
@@ -95,7 +125,7 @@ impl Handler<Submit> for RequestIntake {
                 (scheduler.clone().recipient(), scheduler.clone().recipient());
             let (sender, events) = EventStream::channel(id, cancel, stop);
             let (prompt_tokens, shared_params) = (prompt.clone(), params.clone());
-            let arrival = Arrival { id, prompt, params, n, priority, cache_salt };
+            let arrival = Arrival { id, prompt, params, n, priority, cache_salt, constraint };
             scheduler.do_send(Arrive { arrival, events: sender, arrived, permit });
             Ok(Accepted { id, prompt_tokens, params: shared_params, events })
         })
@@ -127,6 +157,21 @@ impl Shared {
         Ok(tokens)
     }
 
+    /// What the request's grammar allows, token by token.
+    async fn constrain(
+        &self,
+        grammar: GrammarRequest,
+        params: &SamplingParams,
+    ) -> Result<Arc<dyn ConstraintSource>, ApiError> {
+        let other =
+            [("allowed_token_ids", params.allowed_tokens.is_some()), ("use_beam_search", params.beam.is_some())];
+        if let Some((name, _)) = other.into_iter().find(|(_, is_given)| *is_given) {
+            return Err(ApiError::invalid(name, format!("{name} cannot be combined with {}", grammar.param)));
+        }
+        let grammars = self.grammars.clone();
+        self.workers.run(move || grammars.compile(&grammar)).await
+    }
+
     /// Fills in what the client left open, and refuses what the model or the memory can never hold.
     fn resolve(
         &self,
@@ -143,14 +188,12 @@ impl Shared {
             );
             return Err(ApiError::context_length(param, message));
         }
-        // The last token that is generated needs no slot: nothing comes after it.
-        let slots = self.limits.num_device_blocks * self.limits.block_size;
-        let fits = model_len.min(slots + 1).saturating_sub(length);
-        let blocks = |tokens: usize| tokens.div_ceil(self.limits.block_size);
+        let num_beams = params.beam.as_ref().map_or(1, |beam| beam.width as usize);
+        let fits = (model_len - length).min(self.limits.room(length, num_beams));
         let memory = |what: &str, tokens: usize| {
             let message = format!(
                 "{what} needs {} KV blocks of {} tokens, and this server has {}: it could never run",
-                blocks(tokens),
+                self.limits.blocks(length, tokens, num_beams),
                 self.limits.block_size,
                 self.limits.num_device_blocks
             );
@@ -179,10 +222,33 @@ impl Shared {
         if !ignore_eos {
             params.eos_token_ids = self.model.eos_token_ids.clone();
         }
+        if params.beam.is_some() {
+            self.resolve_beams(&mut params, num_beams)?;
+        }
         params.seed = match seed {
             Some(seed) => seed,
             None => getrandom::u64().map_err(|error| ApiError::engine(format!("no random numbers: {error}")))?,
         };
         Ok(params)
+    }
+
+    /// What the search needs to know of each step.
+    fn resolve_beams(&self, params: &mut SamplingParams, num_beams: usize) -> Result<(), ApiError> {
+        let most = self.limits.max_num_seqs;
+        if num_beams > most {
+            let message = format!("this server has room for {most} beams (scheduler.max_num_seqs), got {num_beams}");
+            return Err(ApiError::invalid("best_of", message));
+        }
+        let needed = beam::num_candidates(params);
+        if needed > self.model.vocab_size {
+            let message = format!(
+                "{num_beams} beams with {} end and stop tokens need {needed} candidates, and this model has only {} tokens",
+                params.end_tokens().count(),
+                self.model.vocab_size
+            );
+            return Err(ApiError::invalid("best_of", message));
+        }
+        params.logprobs = Some(needed);
+        Ok(())
     }
 }

@@ -10,6 +10,7 @@ use crate::error::ApiError;
 use crate::ids::{RequestId, TokenId};
 use crate::sampling::params::{FinishReason, PositionLogprobs, SamplingParams};
 pub use crate::text::chat_template::ChatPrompt;
+use crate::text::grammar::GrammarRequest;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -46,6 +47,8 @@ pub struct Submit {
     pub priority: i32,
     /// Separates prefix caches: equal prompts with different salts share nothing.
     pub cache_salt: Option<String>,
+    /// What the text of every sample has to be.
+    pub grammar: Option<GrammarRequest>,
 }
 
 /// A request that is on its way to the scheduler.

@@ -250,7 +250,8 @@ impl Wiring {
                     step_timeout: self.step_timeout,
                     restart,
                 };
-                let scheduler = SchedulerActor::new(policy, allocator, swap_pool, executor, settings).start();
+                let workers = self.workers.clone();
+                let scheduler = SchedulerActor::new(policy, allocator, swap_pool, executor, workers, settings).start();
                 let Self { model, limits, places, workers, .. } = self;
                 let make_intake = move |_: &mut _| RequestIntake::new(model, limits, places, workers, scheduler);
                 RequestIntake::start_in_arbiter(&Arbiter::new().handle(), make_intake)
@@ -306,6 +307,7 @@ fn limits(config: &Config, loaded: &LoadedModel) -> Limits {
         retry_after_s: config.server.retry_after_s,
         block_size: loaded.pools.layout.block_size,
         num_device_blocks: loaded.pools.num_device_blocks,
+        max_num_seqs: config.scheduler.max_num_seqs as usize,
     }
 }
 

@@ -8,6 +8,7 @@ use crate::actors::messages::{
 };
 use crate::actors::runtime::stop_system;
 use crate::actors::swap_pool::SwapPool;
+use crate::actors::workers::Workers;
 use crate::config::OnFailure;
 use crate::engine::allocation::{Demand, SwapGrant};
 use crate::engine::plan::{Delivery, StepOutput, StepPlan};
@@ -45,6 +46,8 @@ pub struct SchedulerActor {
     allocator: Addr<BlockAllocator>,
     swap_pool: Addr<SwapPool>,
     executor: Addr<ModelExecutor>,
+    /// Compute, while the device works, which tokens the constraints of a step's sequences allow.
+    workers: Workers,
     settings: Settings,
     clients: HashMap<RequestId, Client>,
     /// The executor's steps behind the oldest, whose answer is awaited, in order.
@@ -89,6 +92,7 @@ impl SchedulerActor {
         allocator: Addr<BlockAllocator>,
         swap_pool: Addr<SwapPool>,
         executor: Addr<ModelExecutor>,
+        workers: Workers,
         settings: Settings,
     ) -> Self {
         Self {
@@ -96,6 +100,7 @@ impl SchedulerActor {
             allocator,
             swap_pool,
             executor,
+            workers,
             settings,
             clients: HashMap::new(),
             behind: VecDeque::new(),
@@ -163,6 +168,11 @@ impl SchedulerActor {
         }
         let metrics =
             StepMetrics { sequences: plan.batch.len(), tokens: plan.num_tokens(), schedule, ..Default::default() };
+        for next in plan.batch.iter().filter_map(|seq| seq.sample.as_ref()?.next.clone()) {
+            self.workers.spawn(move || {
+                next.get();
+            });
+        }
         let after_idle = std::mem::take(&mut self.idle);
         let answer = Box::pin(self.executor.send(Execute { plan, failures: self.failures }));
         self.behind.push_back(Step { metrics, after_idle, answer });
@@ -253,6 +263,10 @@ impl SchedulerActor {
                     metrics::inter_token(now - last);
                 }
                 Event::Token { index: sample, token: sampled.token, logprobs: sampled.logprobs }
+            }
+            Delivery::Failed { message } => {
+                let error = ApiError::constraint_failed(&message);
+                return self.fail_client(request, &error);
             }
             Delivery::Finished { sample, reason } => {
                 client.ended_by_length |= reason == FinishReason::Length;

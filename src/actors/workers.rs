@@ -1,4 +1,4 @@
-//! A few threads for work that would block an actor: tokenising, chat templates.
+//! A few threads for work that would block an actor: tokenising, chat templates, grammars and what they allow.
 
 use crate::error::{ApiError, StartError};
 use crossbeam::channel::{Sender, unbounded};
@@ -6,8 +6,9 @@ use tokio::sync::oneshot;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Runs jobs in the order they come, on a fixed number of threads, which end with it. The queue needs no bound of
+/// Runs jobs in the order they come, on a fixed number of threads, which end with its last clone. The queue needs no bound of
 /// its own: each job belongs to a request that holds a place at the intake.
+#[derive(Clone)]
 pub struct Workers {
     jobs: Sender<Job>,
 }
@@ -21,6 +22,12 @@ impl Workers {
             std::thread::Builder::new().name(format!("pagetide-text-{i}")).spawn(run)?;
         }
         Ok(Self { jobs })
+    }
+
+    /// Has `job` done at some time, if the threads live. It must not panic.
+    pub fn spawn(&self, job: impl FnOnce() + Send + 'static) {
+        // Without threads nobody gets an answer, and each finds that out by itself.
+        let _ = self.jobs.send(Box::new(job));
     }
 
     /// What `job` returns. A job that panics is an error of its request and harms nothing else.

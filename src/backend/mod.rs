@@ -12,7 +12,7 @@ pub mod cuda;
 
 use crate::error::StartError;
 use crate::ids::{BlockId, TokenId};
-use crate::sampling::params::{PositionLogprobs, Sampled, SamplingParams};
+use crate::sampling::params::{PositionLogprobs, Sampled, SamplingParams, TokenLimits};
 use crate::sampling::sampler::Draw;
 
 /// Element type of weights and of the KV cache. Reductions are always float32.
@@ -167,6 +167,8 @@ pub enum LogitsWant<'a> {
     /// The next token, as `sampling::sampler` says.
     Sample {
         params: &'a SamplingParams,
+        /// Where they are more than what `params` says.
+        limits: Option<&'a TokenLimits>,
         prompt: &'a [TokenId],
         output: &'a [TokenId],
         /// The last token of the output, where `output` lacks it because the host does not know it yet: the place

@@ -70,6 +70,8 @@ pub struct Admit {
     pub num_swapped: usize,
     /// Sequences it will become.
     pub seats: usize,
+    /// Tokens at its end that are not computed in the step that admits it.
+    pub num_held_back: usize,
 }
 
 /// device pool → scheduler.
@@ -187,7 +189,7 @@ fn try_admit(pool: &mut BlockPool, block_size: usize, admit: &Admit, keep: usize
     }
     let computed = admit.num_swapped.max(cached.len() * block_size);
     assert!(computed < admit.num_tokens, "{}: nothing is left to compute", admit.seq);
-    let num_new_tokens = budget.min(admit.num_tokens - computed);
+    let num_new_tokens = budget.min(admit.num_tokens - admit.num_held_back - computed);
     for block in &cached {
         pool.take(*block);
     }

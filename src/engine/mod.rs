@@ -2,7 +2,9 @@
 //! no thread, no device, no text. Everything here can be driven by a seeded simulation (`tests/simulation.rs`).
 
 pub mod allocation;
+pub mod beam;
 pub mod block_pool;
+pub mod constraint;
 pub mod plan;
 pub mod policy;
 pub mod prefix_cache;

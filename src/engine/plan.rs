@@ -1,6 +1,7 @@
 //! One step of the engine as data: what the executor does, and what it answers.
 
 use crate::engine::allocation::BlockTable;
+use crate::engine::constraint::NextToken;
 use crate::error::StartError;
 use crate::ids::{BlockId, RequestId, SeqId, TokenId};
 use crate::sampling::params::{FinishReason, PositionLogprobs, Sampled, SamplingParams};
@@ -58,6 +59,9 @@ pub struct SamplePlan {
     /// than one where a prompt has just been computed for all of them.
     pub first_sample: u32,
     pub num_samples: u32,
+    /// Where the output follows rules: what they leave for these samples. To be asked when the token is needed, or
+    /// before by whoever has time.
+    pub next: Option<Arc<NextToken>>,
 }
 
 /// Report the log-probability of prompt tokens.
@@ -152,6 +156,10 @@ pub enum Delivery {
     Finished {
         sample: u32,
         reason: FinishReason,
+    },
+    /// The request has failed by itself, and has been dropped.
+    Failed {
+        message: String,
     },
 }
 

@@ -27,16 +27,20 @@
 //! 4. Every running sequence with one token to feed (decode) is in the step; the rest of `max_num_batched_tokens`
 //!    goes to prompts, most senior first (chunked prefill).
 
+mod beams;
 mod check;
 mod commit;
 
+use self::commit::publish;
 use crate::engine::allocation::{Admit, Demand, Grant, Grow, Store, SwapBlock, SwapDemand, SwapGrant, Victim};
+use crate::engine::beam::BeamSearch;
+use crate::engine::constraint::{ConstraintSource, NextToken};
 use crate::engine::plan::{MAX_STEPS_IN_FLIGHT, PlannedSeq, PromptLogprobsPlan, SamplePlan, StepPlan};
 use crate::engine::prefix_cache::BlockHasher;
 use crate::engine::sequence::{Rank, SeqState, Sequence};
 use crate::ids::{BlockId, RequestId, SeqId, TokenId};
 use crate::sampling::params::SamplingParams;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 /// What becomes of the KV of a preempted sequence.
@@ -94,6 +98,8 @@ pub struct Arrival {
     pub n: u32,
     pub priority: i32,
     pub cache_salt: Option<String>,
+    /// Rules that the output of every sample follows.
+    pub constraint: Option<Arc<dyn ConstraintSource>>,
 }
 
 /// What has happened since the last [`Scheduler::take_stats`].
@@ -129,6 +135,8 @@ struct InFlight {
     rank: Rank,
     num_tokens: usize,
     samples: bool,
+    /// Nothing can be planned before its result is known.
+    decides: bool,
 }
 
 /// Owns every sequence. A sequence is in exactly one of `running` and `waiting`, under its rank.
@@ -141,6 +149,8 @@ pub struct Scheduler {
     waiting: BTreeMap<Rank, Sequence>,
     num_swapped: usize,
     requests: HashMap<RequestId, Vec<Rank>>,
+    /// Of requests whose beams have made a step.
+    searches: HashMap<RequestId, BeamSearch>,
     ranks: HashMap<SeqId, Rank>,
     next_seq: u64,
     /// Told to the device pool with the next demand.
@@ -166,6 +176,7 @@ impl Scheduler {
             waiting: BTreeMap::new(),
             num_swapped: 0,
             requests: HashMap::new(),
+            searches: HashMap::new(),
             ranks: HashMap::new(),
             next_seq: 0,
             pending: Demand::default(),
@@ -190,8 +201,8 @@ impl Scheduler {
             (true, Some(salt)) => salt.clone().into_bytes(),
             (false, _) => arrival.id.0.to_le_bytes().to_vec(),
         };
-        let seq = Sequence::new(rank, arrival.prompt, arrival.params, arrival.n - 1, &self.hasher, &salt);
         self.requests.insert(arrival.id, vec![rank]);
+        let seq = Sequence::new(rank, arrival, &self.hasher, &salt);
         self.ranks.insert(rank.seq, rank);
         self.waiting.insert(rank, seq);
     }
@@ -203,6 +214,7 @@ impl Scheduler {
 
     /// Drops a request, wherever it is. Nothing happens where it is not there (any more).
     pub fn cancel(&mut self, request: RequestId) {
+        self.searches.remove(&request);
         for rank in self.requests.get(&request).cloned().unwrap_or_default() {
             self.drop_seq(rank);
         }
@@ -211,7 +223,8 @@ impl Scheduler {
     /// Drops one sample of a request.
     pub fn stop_sample(&mut self, request: RequestId, sample: u32) {
         let ranks = self.requests.get(&request).cloned().unwrap_or_default();
-        let is_it = |rank: &Rank| self.seq(*rank).is_some_and(|seq| seq.sample == sample && seq.forks == 0);
+        let is_it = |seq: &Sequence| seq.sample == sample && seq.forks == 0 && !seq.is_beam();
+        let is_it = |rank: &Rank| self.seq(*rank).is_some_and(is_it);
         if let Some(rank) = ranks.into_iter().find(is_it) {
             self.drop_seq(rank);
         }
@@ -290,14 +303,17 @@ impl Scheduler {
     /// commit: the loop is the simple one, or blocks could run out, or as many plans as may be are in flight.
     pub fn demand(&mut self) -> Option<Demand> {
         let most = if self.config.overlap { MAX_STEPS_IN_FLIGHT } else { 1 };
-        if self.in_flight.len() >= most {
+        if self.in_flight.len() >= most || self.in_flight.iter().flatten().any(|part| part.decides) {
             return None;
         }
+        let held: HashSet<Rank> =
+            self.running.values().filter(|seq| self.holds_back(seq)).map(|seq| seq.rank).collect();
         let (config, mut budget) = (&self.config, self.config.max_num_batched_tokens);
-        budget -= self.running.values().filter(|seq| seq.remaining(config.max_model_len) == 1).count();
+        let remaining = |seq: &Sequence| seq.remaining(config.max_model_len) - usize::from(held.contains(&seq.rank));
+        budget -= self.running.values().filter(|seq| remaining(seq) == 1).count();
         let (mut grows, mut promised, mut unpromised) = (Vec::new(), 0, 0);
         for seq in self.running.values_mut() {
-            let remaining = seq.remaining(config.max_model_len);
+            let remaining = remaining(seq);
             seq.scheduled = if remaining == 1 { 1 } else { remaining.min(budget) };
             budget -= if remaining == 1 { 0 } else { seq.scheduled };
             let (grow, promised_to_it) = grow(seq, config.block_size);
@@ -317,7 +333,9 @@ impl Scheduler {
         }
         demand.seats = self.config.max_num_seqs.saturating_sub(self.running.values().map(Sequence::seats).sum());
         demand.token_budget = budget;
-        demand.watermark = if self.running.is_empty() { 0 } else { self.config.watermark_blocks };
+        // Where nothing goes on, nothing will need what the watermark keeps free.
+        let goes_on = self.running.values().any(|seq| seq.scheduled > 0) || !self.in_flight.is_empty();
+        demand.watermark = if goes_on { self.config.watermark_blocks } else { 0 };
         demand.admit = self.candidates(&demand);
         Some(demand)
     }
@@ -330,6 +348,10 @@ impl Scheduler {
         let block_size = self.config.block_size;
         let mut admit = Vec::new();
         for seq in self.waiting.values_mut().take(most) {
+            if seq.is_beam() && !may_join(seq, &self.running, &self.requests, block_size) {
+                break;
+            }
+            let is_beam = seq.is_beam();
             let (num_tokens, num_swapped) = match &seq.state {
                 SeqState::Swapped(_) => (seq.num_tokens(), seq.num_computed),
                 _ => (seq.num_tokens(), 0),
@@ -349,11 +371,16 @@ impl Scheduler {
                 num_tokens,
                 num_swapped,
                 seats: seq.seats().min(self.config.max_num_seqs),
+                // The last token of a beam waits for the other beams.
+                num_held_back: usize::from(seq.is_beam() && self.requests[&seq.rank.request].len() > 1),
             });
             if blocks > room {
                 break; // only cached blocks could make it fit: ask for this one, and no further
             }
             room -= blocks;
+            if is_beam {
+                break;
+            }
         }
         admit
     }
@@ -382,9 +409,11 @@ impl Scheduler {
         let stores = std::mem::take(&mut self.storing);
         let mut stored: HashMap<SeqId, Vec<SwapBlock>> =
             stores.iter().zip(swap.stored).filter_map(|(store, blocks)| Some((store.seq, blocks?))).collect();
-        for seq in grant.preempted {
-            self.preempt(self.ranks[&seq], stored.remove(&seq), &mut plan);
+        let has_changed = !grant.admitted.is_empty() || !grant.preempted.is_empty();
+        for seq in &grant.preempted {
+            self.preempt(self.ranks[seq], stored.remove(seq), &mut plan);
         }
+        self.hold_back_others(&grant.preempted);
         for grown in grant.grown {
             let seq = self.running.get_mut(&self.ranks[&grown.seq]).expect("only running sequences grow");
             let table = Arc::make_mut(&mut seq.table);
@@ -404,15 +433,19 @@ impl Scheduler {
         self.available = grant.stats.free + grant.stats.cached;
         let mut in_flight = Vec::new();
         for seq in self.running.values_mut().filter(|seq| seq.scheduled > 0) {
-            let planned = planned(seq);
+            let planned = planned(seq, self.config.max_model_len);
+            seq.next = planned.sample.as_ref().and_then(|sample| sample.next.clone());
             let samples = planned.sample.is_some();
-            in_flight.push(InFlight { rank: seq.rank, num_tokens: seq.scheduled, samples });
+            let decides = samples && seq.decides();
+            in_flight.push(InFlight { rank: seq.rank, num_tokens: seq.scheduled, samples, decides });
             seq.computing += std::mem::take(&mut seq.scheduled);
             seq.sampling += usize::from(samples);
             plan.batch.push(planned);
         }
         if !plan.is_empty() {
             self.in_flight.push_back(in_flight);
+        } else if self.in_flight.is_empty() && !has_changed {
+            self.unblock();
         }
         plan
     }
@@ -466,6 +499,8 @@ impl Scheduler {
         seq.admitted_tokens = seq.num_tokens();
         seq.table = Arc::new(table);
         seq.num_published = num_cached;
+        // What was copied in can be shared at once: no plan reads it before this one has been carried out.
+        publish(&mut seq, &self.hasher, self.config.block_size, &mut self.pending.publish);
         seq.scheduled = scheduled;
         seq
     }
@@ -490,12 +525,27 @@ fn grow(seq: &Sequence, block_size: usize) -> (Option<Grow>, usize) {
     (grow, promised)
 }
 
+/// Whether a waiting beam can be admitted: one after the other, so that each finds the blocks that it shares with those
+/// before it under their names. Otherwise beams that have yielded could need more memory than they had.
+fn may_join(
+    seq: &Sequence,
+    running: &BTreeMap<Rank, Sequence>,
+    requests: &HashMap<RequestId, Vec<Rank>>,
+    block_size: usize,
+) -> bool {
+    let mut others = requests[&seq.rank.request].iter().filter_map(|rank| running.get(rank));
+    let is_complete = |beam: &Sequence| {
+        beam.num_computed + 1 == beam.num_tokens() && beam.num_published == beam.num_computed / block_size
+    };
+    others.all(is_complete)
+}
+
 fn victim(seq: &Sequence, block_size: usize) -> Victim {
     Victim { seq: seq.rank.seq, table: seq.table.clone(), promised: seq.promised_blocks(block_size) }
 }
 
 /// A sequence's part of the plan being made.
-fn planned(seq: &Sequence) -> PlannedSeq {
+fn planned(seq: &Sequence, max_model_len: usize) -> PlannedSeq {
     let (first, end, num_known) = (seq.num_planned(), seq.num_planned() + seq.scheduled, seq.num_tokens());
     let mut tokens = seq.tokens(first, end.min(num_known) - first);
     tokens.resize(seq.scheduled, 0);
@@ -504,7 +554,10 @@ fn planned(seq: &Sequence) -> PlannedSeq {
         prompt: seq.prompt.clone(),
         output: seq.output.clone(),
         first_sample: seq.sample,
-        num_samples: 1 + seq.forks,
+        num_samples: seq.num_samples(),
+        next: seq.guide.as_ref().map(|guide| {
+            Arc::new(NextToken::new(guide, seq.params.clone(), seq.output.clone(), seq.room(max_model_len)))
+        }),
     });
     PlannedSeq {
         seq: seq.rank.seq,

@@ -1,6 +1,9 @@
 //! One sequence and its legal states.
 
 use crate::engine::allocation::BlockTable;
+use crate::engine::beam::Beam;
+use crate::engine::constraint::{Guide, NextToken};
+use crate::engine::policy::Arrival;
 use crate::engine::prefix_cache::{BlockHash, BlockHasher};
 use crate::ids::{BlockId, RequestId, SeqId, TokenId};
 use crate::sampling::params::{FinishReason, PositionLogprobs, SamplingParams};
@@ -39,7 +42,15 @@ pub struct Sequence {
     pub sample: u32,
     /// Further samples that fork off once the prompt is computed.
     pub forks: u32,
+    /// Of a beam search: the outputs that are wanted.
+    pub num_results: u32,
+    /// Of a beam.
+    pub beam: Beam,
     pub params: Arc<SamplingParams>,
+    /// Rules for the output that depend on what it is so far.
+    pub guide: Option<Guide>,
+    /// What the rules leave for the token that the plan in flight samples.
+    pub next: Option<Arc<NextToken>>,
     pub prompt: Arc<Vec<TokenId>>,
     pub output: Arc<Vec<TokenId>>,
     pub state: SeqState,
@@ -72,20 +83,19 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// The first sequence of a request, whose samples `1 ..= forks` will fork off it.
-    pub fn new(
-        rank: Rank,
-        prompt: Arc<Vec<TokenId>>,
-        params: Arc<SamplingParams>,
-        forks: u32,
-        hasher: &BlockHasher,
-        salt: &[u8],
-    ) -> Self {
+    /// The first sequence of a request, off which its other samples, or beams, will fork.
+    pub fn new(rank: Rank, arrival: Arrival, hasher: &BlockHasher, salt: &[u8]) -> Self {
+        let Arrival { prompt, params, n, constraint, .. } = arrival;
         assert!(!prompt.is_empty(), "intake refuses empty prompts");
+        let num_seqs = params.beam.as_ref().map_or(n, |beam| beam.width);
         Self {
             rank,
             sample: 0,
-            forks,
+            forks: num_seqs - 1,
+            num_results: n,
+            beam: Beam::default(),
+            guide: Guide::of(constraint.as_ref(), &params),
+            next: None,
             params,
             prompt,
             output: Arc::default(),
@@ -107,10 +117,27 @@ impl Sequence {
         }
     }
 
-    /// Sample `sample` of the same request, with the same KV, still without output.
+    /// Sample `sample` of the same request, or another beam, with the same KV.
     pub fn fork(&self, seq: SeqId, sample: u32) -> Self {
-        assert!(self.output.is_empty(), "samples fork off the prompt");
-        Self { rank: Rank { seq, ..self.rank }, sample, forks: 0, prompt_logprobs: Vec::new(), ..self.clone() }
+        assert!(self.output.is_empty() || self.is_beam(), "samples fork off the prompt");
+        let guide = self.guide.as_ref().map(Guide::fork);
+        let rank = Rank { seq, ..self.rank };
+        Self { rank, sample, forks: 0, prompt_logprobs: Vec::new(), guide, next: None, ..self.clone() }
+    }
+
+    /// Whether the next step depends on what this one samples: rules, or a choice among beams.
+    pub fn decides(&self) -> bool {
+        self.guide.is_some() || self.is_beam()
+    }
+
+    /// Samples that the row after its last token gives.
+    pub fn num_samples(&self) -> u32 {
+        if self.is_beam() { 1 } else { 1 + self.forks }
+    }
+
+    /// Tokens that may still come.
+    pub fn room(&self, max_model_len: usize) -> usize {
+        (self.params.max_tokens as usize - self.output.len()).min(max_model_len - self.num_tokens())
     }
 
     /// Blocks promised at admission that are not allocated yet.
@@ -180,7 +207,8 @@ impl Sequence {
     /// Appends a sampled token. `Some` where it was the last one.
     pub fn push(&mut self, token: TokenId, max_model_len: usize) -> Option<FinishReason> {
         Arc::make_mut(&mut self.output).push(token);
-        let may_stop = self.output.len() >= self.params.min_tokens as usize;
+        // Rules let an end come early only where they leave nothing else.
+        let may_stop = self.guide.is_some() || self.output.len() >= self.params.min_tokens as usize;
         if may_stop && self.params.eos_token_ids.contains(&token) {
             Some(FinishReason::Eos)
         } else if may_stop && self.params.stop_token_ids.contains(&token) {

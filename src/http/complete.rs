@@ -22,5 +22,19 @@ pub async fn answer(handle: &RuntimeHandle, mut request: Request) -> Result<Valu
         let delta = delta?;
         choices[delta.choice as usize].append(delta);
     }
-    Ok(answer.whole(&choices, &generation))
+    Ok(answer.whole(&best(choices, &request), &generation))
+}
+
+/// The `n` best samples of each prompt, best first, by the mean of their log-probabilities; all, as they are, where no
+/// more were drawn.
+fn best(mut choices: Vec<Delta>, request: &Request) -> Vec<Delta> {
+    let (n, num_samples) = (request.n as usize, request.num_samples() as usize);
+    if num_samples > n {
+        for samples in choices.chunks_mut(num_samples) {
+            samples.sort_by(|a, b| b.mean_logprob().total_cmp(&a.mean_logprob()));
+        }
+        let mut place = 0..;
+        choices.retain(|_| place.next().is_some_and(|place| place % num_samples < n));
+    }
+    choices
 }

@@ -10,6 +10,7 @@ use crate::http::openai::response::Usage;
 use crate::http::openai::{AnswerOptions, Request};
 use crate::ids::TokenId;
 use crate::sampling::params::{FinishReason, PositionLogprobs, SamplingParams};
+use crate::text::chat_output::{self, ChatParser, ChatPiece};
 use crate::text::detokenizer::Detokenizer;
 use crate::text::output::{OutputText, Piece};
 use crate::text::tokenizer::Tokenizer;
@@ -23,10 +24,14 @@ use std::task::{Context, Poll, ready};
 pub struct Delta {
     pub choice: u32,
     pub text: String,
+    /// Of a chat: what `text` says.
+    pub pieces: Vec<ChatPiece>,
     /// Generated tokens. Their text may still be held back (half a character, the beginning of a stop string).
     pub tokens: Vec<TokenId>,
     /// Where log-probabilities were asked for: the positions of `tokens`, after those of an echoed prompt.
     pub positions: Vec<Position>,
+    /// Sum of the log-probabilities of `tokens`, where the engine gave them.
+    pub sum_logprob: f64,
     /// The choice is complete.
     pub finish: Option<Finish>,
 }
@@ -58,17 +63,29 @@ pub enum StopReason {
 impl Delta {
     fn push_token(&mut self, token: TokenId, text_offset: usize, logprobs: Option<PositionLogprobs>) {
         self.tokens.push(token);
+        if let Some(logprobs) = &logprobs {
+            self.sum_logprob += f64::from(logprobs.chosen.logprob);
+        }
         if logprobs.is_some() {
             self.positions.push(Position { token, text_offset, logprobs });
         }
+    }
+
+    /// The mean of its tokens' log-probabilities: what `best_of` goes by.
+    pub fn mean_logprob(&self) -> f64 {
+        self.sum_logprob / self.tokens.len().max(1) as f64
     }
 
     /// Adds what came after; `self` and `next` are of one choice.
     pub fn append(&mut self, next: Delta) {
         debug_assert_eq!(self.choice, next.choice);
         self.text.push_str(&next.text);
+        for piece in next.pieces {
+            chat_output::append(&mut self.pieces, piece);
+        }
         self.tokens.extend(next.tokens);
         self.positions.extend(next.positions);
+        self.sum_logprob += next.sum_logprob;
         self.finish = next.finish;
     }
 }
@@ -103,10 +120,10 @@ impl Generation {
                 _ => None,
             };
             let accepted = handle.submit(request.submit(prompt)).await?;
-            let first_choice = index as u32 * request.n;
+            let first_choice = index as u32 * request.num_samples();
             runs.push(PromptRun::new(first_choice, request, &handle.model().tokenizer, accepted, text)?);
         }
-        Ok(Self { runs, n: request.n, next_run: 0 })
+        Ok(Self { runs, n: request.num_samples(), next_run: 0 })
     }
 
     /// The next delta; `None` when every choice is complete. Nothing follows an error.
@@ -180,6 +197,8 @@ struct PromptRun {
 /// One choice in the making.
 struct Sample {
     text: OutputText,
+    /// Reads the text of a chat.
+    chat: Option<ChatParser>,
     num_tokens: usize,
     /// Characters of the echoed prompt, which stands before the output.
     echo_chars: usize,
@@ -210,6 +229,7 @@ impl PromptRun {
         let echo_chars = echo.chars().count();
         let sample = |index| Sample {
             text: OutputText::new(Arc::clone(tokenizer), &prompt, &options.text),
+            chat: options.chat.then(ChatParser::default),
             num_tokens: 0,
             echo_chars,
             output_chars: 0,
@@ -219,7 +239,7 @@ impl PromptRun {
         };
         Ok(Self {
             tokenizer: Arc::clone(tokenizer),
-            samples: (0..request.n).map(sample).collect(),
+            samples: (0..request.num_samples()).map(sample).collect(),
             prompt_tokens: prompt,
             prompt_logprobs: Vec::new(),
             cached_tokens: 0,
@@ -353,7 +373,14 @@ impl Sample {
 
     fn next_delta(&mut self) -> Delta {
         let next = Delta { choice: self.pending.choice, ..Delta::default() };
-        std::mem::replace(&mut self.pending, next)
+        let mut delta = std::mem::replace(&mut self.pending, next);
+        if let Some(chat) = &mut self.chat {
+            chat.push(&delta.text, &mut delta.pieces);
+            if self.ended {
+                chat.finish(&mut delta.pieces);
+            }
+        }
+        delta
     }
 }
 

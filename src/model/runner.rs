@@ -7,6 +7,7 @@ use crate::engine::plan::{
 use crate::error::StartError;
 use crate::ids::SeqId;
 use crate::model::decoder::Decoder;
+use crate::sampling::params::TokenLimits;
 use crate::sampling::sampler::Draw;
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
@@ -101,7 +102,11 @@ impl<B: Backend> ModelRunner<B> {
                     What::Sample(sample) => {
                         samples.insert(planned.seq, places.len() as u32);
                         let pending = planned.pending.then(|| source_of(last_samples, planned));
-                        requests.extend(sample_wants(sample, pending).map(|want| LogitsRequest { row, want }));
+                        // By now the device has its work, and what a constraint leaves has been computed meanwhile.
+                        // Where that failed, the scheduler drops what is sampled.
+                        let next = sample.next.as_deref().and_then(|next| next.get().as_ref().ok());
+                        let limits = next.map(|next| &next.limits);
+                        requests.extend(sample_wants(sample, limits, pending).map(|want| LogitsRequest { row, want }));
                     }
                     What::PromptLogprobs(want) => requests.push(LogitsRequest { row, want: *want }),
                 }
@@ -228,11 +233,16 @@ fn wanted_rows<'a>(plan: &'a StepPlan, rows: &mut Vec<u32>) -> Vec<Want<'a>> {
 }
 
 /// One request for each sample that is drawn from a row.
-fn sample_wants(plan: &SamplePlan, pending: Option<u32>) -> impl Iterator<Item = LogitsWant<'_>> {
-    let SamplePlan { params, prompt, output, first_sample, num_samples } = plan;
+fn sample_wants<'a>(
+    plan: &'a SamplePlan,
+    limits: Option<&'a TokenLimits>,
+    pending: Option<u32>,
+) -> impl Iterator<Item = LogitsWant<'a>> {
+    let SamplePlan { params, prompt, output, first_sample, num_samples, next: _ } = plan;
     let position = output.len() as u32 + u32::from(pending.is_some());
     (*first_sample..first_sample + num_samples).map(move |sample_index| LogitsWant::Sample {
         params,
+        limits,
         prompt,
         output,
         pending,

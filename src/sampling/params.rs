@@ -30,6 +30,10 @@ pub struct SamplingParams {
     pub logit_bias: Vec<(TokenId, f32)>,
     /// No other token is sampled; at least one must be left.
     pub allowed_tokens: Option<Arc<TokenMask>>,
+    /// None of these sequences of tokens comes in the output, except where nothing else may.
+    pub bad_words: Vec<Vec<TokenId>>,
+    /// Beam search instead of sampling.
+    pub beam: Option<BeamParams>,
     /// Seed of the random draws; the intake draws one where the client gave none.
     pub seed: u64,
     /// End tokens of the model (empty with `ignore_eos`, which treats them as any other).
@@ -57,6 +61,8 @@ impl Default for SamplingParams {
             repetition_penalty: 1.0,
             logit_bias: Vec::new(),
             allowed_tokens: None,
+            bad_words: Vec::new(),
+            beam: None,
             seed: 0,
             eos_token_ids: Vec::new(),
             stop_token_ids: Vec::new(),
@@ -76,17 +82,71 @@ impl SamplingParams {
         output_len < self.min_tokens as usize
     }
 
-    /// Whether anything changes the logits before the draw, after an output of this length.
-    pub fn changes_logits(&self, output_len: usize) -> bool {
-        self.allowed_tokens.is_some()
-            || self.is_below_min_tokens(output_len)
-            || !self.logit_bias.is_empty()
-            || self.has_penalties()
+    /// The limits that hold after every output of this length.
+    pub fn limits(&self, output_len: usize) -> TokenLimits {
+        let ends = if self.is_below_min_tokens(output_len) { self.end_tokens().collect() } else { Vec::new() };
+        TokenLimits { allowed: self.allowed_tokens.clone(), banned: ends }
+    }
+
+    /// The tokens that end an output.
+    pub fn end_tokens(&self) -> impl Iterator<Item = TokenId> {
+        self.eos_token_ids.iter().chain(&self.stop_token_ids).copied()
+    }
+
+    /// Whether anything changes the logits before the draw.
+    pub fn changes_logits(&self, limits: &TokenLimits) -> bool {
+        limits.excludes_any() || !self.logit_bias.is_empty() || self.has_penalties()
     }
 
     /// Whether sampling reads the tokens generated so far (and, for the repetition penalty, the prompt).
     pub fn has_penalties(&self) -> bool {
         self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 || self.repetition_penalty != 1.0
+    }
+}
+
+/// Beam search (Kwon et al. 2023, section 4.4, for how its memory is shared).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BeamParams {
+    /// Beams, 1 to 16; at least as many as the outputs that are wanted.
+    pub width: u32,
+    /// In [-10, 10]; a result's score is its sum of log-probabilities over its length to this power.
+    pub length_penalty: f32,
+    pub early_stopping: EarlyStopping,
+    /// What the client wants to know of each token; [`SamplingParams::logprobs`] is what the search itself needs.
+    pub logprobs: Option<u32>,
+}
+
+/// When a beam search ends that has as many results as beams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EarlyStopping {
+    /// At once.
+    Yes,
+    /// When the best beam, at its present length, is no better than the worst result.
+    #[default]
+    No,
+    /// When no beam can become better than the worst result, at whatever length.
+    Never,
+}
+
+/// Which tokens may be sampled at one place of an output.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenLimits {
+    /// No other token; `None`: all.
+    pub allowed: Option<Arc<TokenMask>>,
+    /// None of these.
+    pub banned: Vec<TokenId>,
+}
+
+impl TokenLimits {
+    pub fn excludes_any(&self) -> bool {
+        self.allowed.is_some() || !self.banned.is_empty()
+    }
+
+    /// The token that must come, where only one is left.
+    pub fn only(&self) -> Option<TokenId> {
+        let mut left = self.allowed.as_ref()?.iter().filter(|token| !self.banned.contains(token));
+        let first = left.next()?;
+        left.next().is_none().then_some(first)
     }
 }
 
@@ -107,6 +167,20 @@ impl TokenMask {
 
     pub fn contains(&self, token: TokenId) -> bool {
         self.0.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+    }
+
+    /// In ascending order.
+    pub fn iter(&self) -> impl Iterator<Item = TokenId> {
+        self.0.iter().enumerate().flat_map(|(i, word)| {
+            let rest = |left: &u32| Some(left & (left - 1)).filter(|left| *left != 0);
+            let lowest = move |left: u32| 32 * i as TokenId + left.trailing_zeros();
+            std::iter::successors(Some(*word).filter(|word| *word != 0), rest).map(lowest)
+        })
+    }
+
+    /// From its words.
+    pub fn from_words(words: Vec<u32>) -> Self {
+        Self(words)
     }
 
     /// Tokens beyond the last word are not in the set.

@@ -2,7 +2,7 @@
 //!
 //! The order of operations is vLLM's:
 //! 1. log-probabilities, of the logits as the model gave them;
-//! 2. tokens that are not allowed are excluded; and `min_tokens`: end and stop tokens, while the output is shorter;
+//! 2. tokens that are not allowed, or banned, are excluded (`min_tokens` bans end and stop tokens);
 //! 3. `logit_bias`;
 //! 4. repetition, frequency and presence penalty;
 //! 5. greedy, if the temperature is 0: the largest logit, the lowest id of equal ones; else
@@ -20,7 +20,7 @@ mod philox;
 mod row;
 
 use crate::ids::TokenId;
-use crate::sampling::params::{PositionLogprobs, Sampled, SamplingParams, TokenLogprob};
+use crate::sampling::params::{PositionLogprobs, Sampled, SamplingParams, TokenLimits, TokenLogprob};
 use philox::philox4x32;
 use std::cmp::Ordering;
 
@@ -71,25 +71,32 @@ impl Sampler {
 
     /// Picks the token that follows `history`. `logits: [vocab]`, not empty, are changed by the way. A logit that is
     /// not a number counts as −∞, +∞ as the largest number; a row without any finite logit gives token 0. Token ids of
-    /// the parameters and of the history that lie outside the row are ignored.
-    pub fn sample(&mut self, logits: &mut [f32], params: &SamplingParams, history: History<'_>, draw: Draw) -> Sampled {
+    /// the parameters and of the history that lie outside the row are ignored. `limits` are those of the place where
+    /// they are more than what the parameters say ([`SamplingParams::limits`]).
+    pub fn sample(
+        &mut self,
+        logits: &mut [f32],
+        params: &SamplingParams,
+        limits: Option<&TokenLimits>,
+        history: History<'_>,
+        draw: Draw,
+    ) -> Sampled {
         assert!(!logits.is_empty(), "a row of logits has an entry for every token");
         row::sanitize(logits);
-        let below_min_tokens = params.is_below_min_tokens(history.output.len());
-        let changes = params.changes_logits(history.output.len());
+        let own_limits = if limits.is_none() { params.limits(history.output.len()) } else { TokenLimits::default() };
+        let limits = limits.unwrap_or(&own_limits);
+        let changes = params.changes_logits(limits);
         if params.logprobs.is_some() && changes {
             self.raw.clear();
             self.raw.extend_from_slice(logits);
         }
 
-        if let Some(allowed) = &params.allowed_tokens {
+        if let Some(allowed) = &limits.allowed {
             let others = logits.iter_mut().enumerate().filter(|(token, _)| !allowed.contains(*token as TokenId));
             others.for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
         }
-        if below_min_tokens {
-            for &token in params.eos_token_ids.iter().chain(&params.stop_token_ids) {
-                set(logits, token, |_| f32::NEG_INFINITY);
-            }
+        for &token in &limits.banned {
+            set(logits, token, |_| f32::NEG_INFINITY);
         }
         for &(token, bias) in &params.logit_bias {
             set(logits, token, |logit| logit + bias);

@@ -1,7 +1,9 @@
 //! Text on one side, token ids on the other: tokenizer, chat template, incremental detokenizer, stop strings.
 
+pub mod chat_output;
 pub mod chat_template;
 pub mod detokenizer;
+pub mod grammar;
 pub mod output;
 mod pieces;
 mod python;

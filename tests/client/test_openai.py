@@ -198,7 +198,7 @@ def test_a_logit_bias_decides(server, client, model):
         ({"messages": [{"role": "nobody", "content": "a"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type"),
     ],
 )
 def test_a_wrong_parameter_is_named(client, model, wrong, param):

@@ -57,6 +57,7 @@ fn token(runner: &mut impl StepRunner) -> u32 {
             pending: false,
             table: Arc::new(vec![BlockId(2)]),
             sample: Some(SamplePlan {
+                next: None,
                 params: Arc::new(SamplingParams { temperature: 0.0, ..SamplingParams::default() }),
                 prompt: Arc::new(prompt),
                 output: Arc::default(),

@@ -149,6 +149,7 @@ fn requests(num: usize) -> Vec<Arrival> {
             n: if i % 5 == 3 { 2 } else { 1 },
             priority: 0,
             cache_salt: None,
+            constraint: None,
         }
     };
     (0..num).map(request).collect()

@@ -5,7 +5,7 @@ use crate::support::*;
 use pagetide::backend::cuda::device::Device;
 use pagetide::backend::cuda::sampling::{Sampling, source};
 use pagetide::backend::{DType, LogitsRequest, LogitsResult, LogitsWant};
-use pagetide::sampling::params::{PositionLogprobs, SamplingParams, TokenMask};
+use pagetide::sampling::params::{PositionLogprobs, SamplingParams, TokenLimits, TokenMask};
 use pagetide::sampling::sampler::{Draw, History, Sampler};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -14,8 +14,18 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "there are few")]
 enum Want {
-    Sample { params: SamplingParams, prompt: Vec<u32>, output: Vec<u32>, pending: Option<u32>, draw: Draw },
-    Prompt { target: u32, num_top: u32 },
+    Sample {
+        params: SamplingParams,
+        limits: Option<TokenLimits>,
+        prompt: Vec<u32>,
+        output: Vec<u32>,
+        pending: Option<u32>,
+        draw: Draw,
+    },
+    Prompt {
+        target: u32,
+        num_top: u32,
+    },
 }
 
 fn logits(random: &mut Random, vocab: usize) -> Vec<f32> {
@@ -80,6 +90,12 @@ fn want(random: &mut Random, vocab: usize, sampled_before: Option<&[u32]>) -> Wa
     let pending = sampled_before.filter(|_| random.one_in(2)).map(|before| random.below(before.len()) as u32);
     Want::Sample {
         params: params(random, vocab),
+        limits: random.one_in(3).then(|| TokenLimits {
+            allowed: random
+                .one_in(2)
+                .then(|| Arc::new(TokenMask::new(tokens(random, vocab, 9).into_iter().chain([0])))),
+            banned: tokens(random, vocab, 20),
+        }),
         prompt: tokens(random, vocab, 20),
         output: tokens(random, vocab, 20),
         pending,
@@ -93,9 +109,15 @@ fn expected(row: &[f32], want: &Want, before: &[u32]) -> LogitsResult {
         Want::Prompt { target, num_top } => {
             LogitsResult::PromptLogprobs(sampler.prompt_logprobs(&mut row, *target, *num_top))
         }
-        Want::Sample { params, prompt, output, pending, draw } => {
+        Want::Sample { params, limits, prompt, output, pending, draw } => {
             let output: Vec<u32> = output.iter().copied().chain(pending.map(|place| before[place as usize])).collect();
-            LogitsResult::Sampled(sampler.sample(&mut row, params, History { prompt, output: &output }, *draw))
+            LogitsResult::Sampled(sampler.sample(
+                &mut row,
+                params,
+                limits.as_ref(),
+                History { prompt, output: &output },
+                *draw,
+            ))
         }
     }
 }
@@ -135,9 +157,14 @@ fn check_on(seed: u64, device: &dyn Fn(u32) -> Rc<dyn Device>) {
             row: *row,
             want: match want {
                 Want::Prompt { target, num_top } => LogitsWant::PromptLogprobs { target: *target, num_top: *num_top },
-                Want::Sample { params, prompt, output, pending, draw } => {
-                    LogitsWant::Sample { params, prompt, output, pending: *pending, draw: *draw }
-                }
+                Want::Sample { params, limits, prompt, output, pending, draw } => LogitsWant::Sample {
+                    params,
+                    limits: limits.as_ref(),
+                    prompt,
+                    output,
+                    pending: *pending,
+                    draw: *draw,
+                },
             },
         });
         let requests: Vec<_> = requests.collect();
@@ -201,7 +228,14 @@ fn many_requests_with_penalties() {
         .iter()
         .map(|(params, draw)| LogitsRequest {
             row: 0,
-            want: LogitsWant::Sample { params, prompt: &prompt, output: &output, pending: None, draw: *draw },
+            want: LogitsWant::Sample {
+                params,
+                limits: None,
+                prompt: &prompt,
+                output: &output,
+                pending: None,
+                draw: *draw,
+            },
         })
         .collect();
     sampling.sample(on_device.ptr(), &requests).unwrap();
@@ -209,7 +243,7 @@ fn many_requests_with_penalties() {
     device.synchronize().unwrap();
     for ((params, draw), result) in wants.iter().zip(sampling.finish_step()) {
         let history = History { prompt: &prompt, output: &output };
-        let expected = Sampler::new().sample(&mut row.clone(), params, history, *draw);
+        let expected = Sampler::new().sample(&mut row.clone(), params, None, history, *draw);
         let LogitsResult::Sampled(found) = result else { panic!("a sample was asked for") };
         assert_eq!(found.token, expected.token, "{params:?}");
     }

@@ -2,6 +2,7 @@
 
 use crate::fake_engine::{A_AND_HALF, CACHED_TOKENS, HALF_AND_B, MAX_REQUESTS, MODEL, TestServer};
 use pagetide::error::ApiError;
+use pagetide::sampling::params::FinishReason;
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -60,6 +61,34 @@ async fn choices_are_numbered_prompt_by_prompt() {
     assert_eq!(answer["usage"]["completion_tokens"], 18);
     assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 3 * CACHED_TOKENS);
     assert_eq!(server.submits().len(), 3);
+}
+
+#[actix_web::test]
+async fn the_best_of_several_samples_are_the_answer() {
+    let (server, mut requests) = TestServer::by_hand();
+    let body = json!({"prompt": ["a", "b"], "best_of": 3, "n": 2});
+    let answer = async { server.ok(COMPLETION, &body).await };
+    let engine = async {
+        // The fake's log-probabilities fall with the token's id: of these, "!" is the likeliest and "~" the least.
+        for texts in [["~", "!!", "a"], ["!", "~~~", "b"]] {
+            let request = requests.recv().await.unwrap();
+            assert_eq!((request.submit.n, request.submit.params.logprobs), (3, Some(0)));
+            for (index, text) in (0..).zip(texts) {
+                request.text(index, text);
+                request.finish(index, FinishReason::Length);
+            }
+        }
+    };
+    let (answer, ()) = futures_util::future::join(answer, engine).await;
+    let choices = answer["choices"].as_array().unwrap();
+    let texts: Vec<_> = choices.iter().map(|choice| choice["text"].as_str().unwrap()).collect();
+    assert_eq!(texts, ["!!", "a", "!", "b"]);
+    assert_eq!(
+        choices.iter().map(|choice| choice["index"].as_u64()).collect::<Vec<_>>(),
+        (0..4).map(Some).collect::<Vec<_>>()
+    );
+    assert!(choices.iter().all(|choice| choice["logprobs"].is_null()), "{answer}");
+    assert_eq!(answer["usage"]["completion_tokens"], 4 + 5);
 }
 
 #[actix_web::test]

@@ -27,7 +27,7 @@ async fn every_parameter_reaches_the_engine() {
     let body = json!({
         "model": MODEL, "max_tokens": 7, "min_tokens": 3, "temperature": 0.5, "top_p": 0.25, "top_k": 40, "min_p": 0.125,
         "presence_penalty": -2, "frequency_penalty": 2, "repetition_penalty": 1.5, "logit_bias": {"5": -100, "7": 1.5},
-        "seed": -1, "n": 3, "stop_token_ids": [9, 10], "allowed_token_ids": [5, 40], "prompt_logprobs": 4, "priority": -3, "cache_salt": "s",
+        "seed": -1, "n": 3, "stop_token_ids": [9, 10], "allowed_token_ids": [5, 40], "bad_words": [" no"], "prompt_logprobs": 4, "priority": -3, "cache_salt": "s",
         "user": "someone", "no_such_field": {"is": "ignored"},
     });
     server.ok(COMPLETION, &completion(with(body.clone(), json!({"logprobs": 2})))).await;
@@ -47,6 +47,8 @@ async fn every_parameter_reaches_the_engine() {
         eos_token_ids: vec![],
         stop_token_ids: vec![9, 10],
         allowed_tokens: Some(Arc::new(TokenMask::new([5, 40]))),
+        bad_words: vec![b"no".iter().map(|byte| u32::from(*byte)).collect()],
+        beam: None,
         logprobs: Some(2),
         prompt_logprobs: Some(4),
     };
@@ -192,7 +194,24 @@ async fn a_value_out_of_range_or_of_a_wrong_type_is_refused_by_name() {
         (json!({"ignore_eos": 1}), "ignore_eos", "a boolean"),
         (json!({"model": 7}), "model", "a string"),
         (json!({"response_format": {"type": "json_object"}}), "response_format", "not supported yet"),
-        (json!({"use_beam_search": true}), "use_beam_search", "not supported yet"),
+        (json!({"best_of": 1, "n": 2}), "best_of", "at least n = 2"),
+        (json!({"best_of": 129}), "best_of", "[1, 128]"),
+        (json!({"best_of": 2, "stream": true}), "best_of", "stream"),
+        (json!({"length_penalty": 2}), "length_penalty", "use_beam_search"),
+        (json!({"early_stopping": "never"}), "early_stopping", "use_beam_search"),
+        (json!({"use_beam_search": true, "early_stopping": "soon"}), "early_stopping", "\"never\""),
+        (json!({"use_beam_search": true, "length_penalty": 11}), "length_penalty", "[-10, 10]"),
+        (json!({"use_beam_search": true, "n": 17}), "n", "[1, 16]"),
+        (json!({"use_beam_search": true, "best_of": 17}), "best_of", "[1, 16]"),
+        (json!({"use_beam_search": true, "stop": "a"}), "stop", "use_beam_search"),
+        (json!({"use_beam_search": true, "presence_penalty": 1}), "presence_penalty", "use_beam_search"),
+        (json!({"use_beam_search": true, "logit_bias": {"1": 1}}), "logit_bias", "use_beam_search"),
+        (json!({"use_beam_search": true, "bad_words": ["a"]}), "bad_words", "use_beam_search"),
+        (json!({"use_beam_search": true, "prompt_logprobs": 1}), "prompt_logprobs", "use_beam_search"),
+        (json!({"use_beam_search": "yes"}), "use_beam_search", "a boolean"),
+        (json!({"bad_words": ["a", " "]}), "bad_words[1]", "white space"),
+        (json!({"bad_words": ["a", 3]}), "bad_words[1]", "a string"),
+        (json!({"bad_words": vec!["a"; 257]}), "bad_words", "at most 256"),
     ];
     for (more, param, says) in both {
         for (path, body) in [(CHAT, chat(more.clone())), (COMPLETION, completion(more.clone()))] {
@@ -223,7 +242,8 @@ async fn a_value_out_of_range_or_of_a_wrong_type_is_refused_by_name() {
         (json!({"logprobs": true}), "logprobs", "an integer"),
         (json!({"prompt": null}), "prompt", "required"),
         (json!({"prompt": [1, 264]}), "prompt[1]", "[0, 263]"),
-        (json!({"best_of": 2}), "best_of", "not supported yet"),
+        (json!({"use_beam_search": true, "max_tokens": 0}), "max_tokens", "at least 1"),
+        (json!({"use_beam_search": true, "echo": true, "logprobs": 1}), "echo", "logprobs"),
         (json!({"suffix": "end"}), "suffix", "not supported yet"),
     ] {
         expect_refusal(&server, COMPLETION, &completion(more), param, says).await;

@@ -89,6 +89,7 @@ impl World {
                 hash_key: [1; 32],
             },
             limits: Limits {
+                max_num_seqs: 8,
                 max_requests: MAX_REQUESTS,
                 retry_after_s: 7,
                 block_size: 4,
@@ -122,6 +123,7 @@ impl World {
             n: 1,
             priority: 0,
             cache_salt: None,
+            grammar: None,
         }))
     }
 
@@ -336,6 +338,7 @@ fn a_request_without_samples_is_refused() {
         n: 0,
         priority: 0,
         cache_salt: None,
+        grammar: None,
     };
     assert_eq!(block_on(world.handle.submit(submit)).unwrap_err().param.as_deref(), Some("n"));
     world.wait_until_idle();

@@ -44,16 +44,16 @@ impl Sampling {
 
     fn answer(&mut self, row: &mut [f32], want: &LogitsWant<'_>) {
         let result = match *want {
-            LogitsWant::Sample { params, prompt, output, pending: None, draw } => {
-                LogitsResult::Sampled(self.sampler.sample(row, params, History { prompt, output }, draw))
+            LogitsWant::Sample { params, limits, prompt, output, pending: None, draw } => {
+                LogitsResult::Sampled(self.sampler.sample(row, params, limits, History { prompt, output }, draw))
             }
-            LogitsWant::Sample { params, prompt, output, pending: Some(place), draw } => {
+            LogitsWant::Sample { params, limits, prompt, output, pending: Some(place), draw } => {
                 let last = self.token(place);
                 self.output.clear();
                 self.output.extend_from_slice(output);
                 self.output.push(last);
                 let history = History { prompt, output: &self.output };
-                LogitsResult::Sampled(self.sampler.sample(row, params, history, draw))
+                LogitsResult::Sampled(self.sampler.sample(row, params, limits, history, draw))
             }
             LogitsWant::PromptLogprobs { target, num_top } => {
                 LogitsResult::PromptLogprobs(self.sampler.prompt_logprobs(row, target, num_top))

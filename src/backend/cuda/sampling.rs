@@ -261,7 +261,9 @@ impl Sampling {
                 entry.target = target;
                 entry.num_top = num_top.min(self.vocab as u32);
             }
-            LogitsWant::Sample { params, prompt, output, pending, draw } => {
+            LogitsWant::Sample { params, limits, prompt, output, pending, draw } => {
+                let own_limits = params.limits(output_len(output, pending));
+                let limits = limits.unwrap_or(&own_limits);
                 entry.kind = if params.logprobs.is_some() { SAMPLE_WITH_LOGPROBS } else { SAMPLE };
                 entry.num_top = params.logprobs.unwrap_or(0).min(self.vocab as u32);
                 entry.seed = draw.seed;
@@ -273,12 +275,10 @@ impl Sampling {
                     words.extend(tokens);
                     List { first_word: first as u32, len: (words.len() - first) as u32 }
                 };
-                if let Some(allowed) = &params.allowed_tokens {
+                if let Some(allowed) = &limits.allowed {
                     entry.allowed = append(&mut allowed.words().iter().copied());
                 }
-                if params.is_below_min_tokens(output_len(output, pending)) {
-                    entry.banned = append(&mut params.eos_token_ids.iter().chain(&params.stop_token_ids).copied());
-                }
+                entry.banned = append(&mut limits.banned.iter().copied());
                 let pairs = params.logit_bias.iter().flat_map(|(token, bias)| [*token, bias.to_bits()]);
                 entry.biases = append(&mut pairs.into_iter());
                 entry.biases.len /= 2;
@@ -404,7 +404,10 @@ fn output_len(output: &[TokenId], pending: Option<u32>) -> usize {
 fn adjusts(want: &LogitsWant<'_>) -> bool {
     match want {
         LogitsWant::PromptLogprobs { .. } => false,
-        LogitsWant::Sample { params, output, pending, .. } => params.changes_logits(output_len(output, *pending)),
+        LogitsWant::Sample { params, limits, output, pending, .. } => match limits {
+            Some(limits) => params.changes_logits(limits),
+            None => params.changes_logits(&params.limits(output_len(output, *pending))),
+        },
     }
 }
 

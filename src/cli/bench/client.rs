@@ -137,6 +137,7 @@ async fn submit(handle: &RuntimeHandle, item: &WorkItem) -> Outcome {
         n: 1,
         priority: 0,
         cache_salt: None,
+        grammar: None,
     };
     let mut accepted = match handle.submit(submit).await {
         Ok(accepted) => accepted,

@@ -2,11 +2,13 @@
 
 use super::Scheduler;
 use crate::engine::allocation::Demand;
+use crate::engine::constraint::NextToken;
 use crate::engine::plan::{Deliveries, Delivery, SeqOutput, StepOutput};
 use crate::engine::prefix_cache::{BlockHash, BlockHasher};
 use crate::engine::sequence::{Rank, SeqState, Sequence};
-use crate::ids::{BlockId, RequestId};
-use crate::sampling::params::Sampled;
+use crate::ids::{BlockId, RequestId, TokenId};
+use crate::sampling::params::{PositionLogprobs, Sampled};
+use std::collections::{BTreeMap, HashMap};
 
 impl Scheduler {
     /// Last call: takes the results of the oldest plan in flight in.
@@ -23,18 +25,42 @@ impl Scheduler {
             seq.high_water = seq.high_water.max(seq.num_computed);
             publish(seq, &self.hasher, self.config.block_size, &mut self.pending.publish);
         }
+        let mut beams: BTreeMap<RequestId, HashMap<Rank, PositionLogprobs>> = BTreeMap::new();
         for output in output.seqs {
-            self.take_output(output, &mut deliveries);
+            self.take_output(output, &mut beams, &mut deliveries);
+        }
+        for (request, next) in beams {
+            self.advance_beams(request, &next, &mut deliveries);
         }
         deliveries
     }
 
-    fn take_output(&mut self, output: SeqOutput, deliveries: &mut Deliveries) {
+    /// `beams`: where beams leave what follows them, until all of a request have.
+    fn take_output(
+        &mut self,
+        output: SeqOutput,
+        beams: &mut BTreeMap<RequestId, HashMap<Rank, PositionLogprobs>>,
+        deliveries: &mut Deliveries,
+    ) {
         // Gone: cancelled, or ended by a token that was pending when the plan was made.
         let Some(rank) = self.ranks.get(&output.seq).copied() else { return };
         let Some(seq) = self.running.get_mut(&rank) else { return };
         seq.prompt_logprobs.extend(output.prompt_logprobs);
         let Some((first, others)) = output.sampled.split_first() else { return };
+        if seq.is_beam() {
+            let next = first.logprobs.clone().expect("a search asks for log-probabilities");
+            beams.entry(rank.request).or_default().insert(rank, next);
+            return;
+        }
+        let next = seq.next.take();
+        let forced = match next.as_deref().map(NextToken::get) {
+            None => &[][..],
+            Some(Ok(next)) => &next.forced,
+            Some(Err(message)) => {
+                deliveries.push((rank.request, Delivery::Failed { message: message.clone() }));
+                return self.cancel(rank.request);
+            }
+        };
         let mut tell = |delivery| deliveries.push((rank.request, delivery));
         if !std::mem::replace(&mut seq.started, true) {
             tell(Delivery::Started { cached_tokens: seq.cached_tokens.unwrap_or(0) });
@@ -47,36 +73,35 @@ impl Scheduler {
             seq.tail_shared = seq.num_computed % self.config.block_size != 0;
             seq.clone()
         });
-        let (token, sample) = (first.token, seq.sample);
-        tell(Delivery::Token { sample, sampled: first.clone() });
-        if let Some(reason) = seq.push(token, self.config.max_model_len) {
-            tell(Delivery::Finished { sample, reason });
+        if push(seq, first, forced, self.config.max_model_len, deliveries) {
             self.drop_seq(rank);
         }
         if let Some(parent) = parent {
-            self.fork(&parent, others, deliveries);
+            self.fork(&parent, others, forced, deliveries);
         }
     }
 
     /// Makes the other samples of a request whose prompt has just been computed.
-    fn fork(&mut self, parent: &Sequence, samples: &[Sampled], deliveries: &mut Deliveries) {
+    fn fork(&mut self, parent: &Sequence, samples: &[Sampled], forced: &[TokenId], deliveries: &mut Deliveries) {
         for (sampled, sample) in samples.iter().zip(parent.sample + 1..) {
             let rank = Rank { seq: self.new_seq_id(), ..parent.rank };
             let mut seq = parent.fork(rank.seq, sample);
-            deliveries.push((rank.request, Delivery::Token { sample, sampled: sampled.clone() }));
-            if let Some(reason) = seq.push(sampled.token, self.config.max_model_len) {
-                deliveries.push((rank.request, Delivery::Finished { sample, reason }));
-                continue;
+            if !push(&mut seq, sampled, forced, self.config.max_model_len, deliveries) {
+                self.insert_fork(rank, seq);
             }
-            self.ranks.insert(rank.seq, rank);
-            self.requests.entry(rank.request).or_default().push(rank);
-            if self.running.len() < self.config.max_num_seqs {
-                self.pending.forks.push(seq.table.clone());
-                self.running.insert(rank, seq);
-            } else {
-                seq.preempt(None);
-                self.waiting.insert(rank, seq);
-            }
+        }
+    }
+
+    /// Takes up a sequence that shares its parent's blocks.
+    pub(super) fn insert_fork(&mut self, rank: Rank, mut seq: Sequence) {
+        self.ranks.insert(rank.seq, rank);
+        self.requests.entry(rank.request).or_default().push(rank);
+        if self.running.len() < self.config.max_num_seqs {
+            self.pending.forks.push(seq.table.clone());
+            self.running.insert(rank, seq);
+        } else {
+            seq.preempt(None);
+            self.waiting.insert(rank, seq);
         }
     }
 
@@ -104,8 +129,34 @@ impl Scheduler {
     }
 }
 
+/// Appends what came: the sampled token, or all those that had to come. True where the sequence has ended.
+fn push(
+    seq: &mut Sequence,
+    sampled: &Sampled,
+    forced: &[TokenId],
+    max_model_len: usize,
+    deliveries: &mut Deliveries,
+) -> bool {
+    let (request, sample) = (seq.rank.request, seq.sample);
+    let sampled = std::iter::once(sampled.clone()).filter(|_| forced.is_empty());
+    for sampled in sampled.chain(forced.iter().map(|token| Sampled { token: *token, logprobs: None })) {
+        let reason = seq.push(sampled.token, max_model_len);
+        deliveries.push((request, Delivery::Token { sample, sampled }));
+        if let Some(reason) = reason {
+            deliveries.push((request, Delivery::Finished { sample, reason }));
+            return true;
+        }
+    }
+    false
+}
+
 /// Offers the blocks that have become full to the prefix cache.
-fn publish(seq: &mut Sequence, hasher: &BlockHasher, block_size: usize, publish: &mut Vec<(BlockId, BlockHash)>) {
+pub(super) fn publish(
+    seq: &mut Sequence,
+    hasher: &BlockHasher,
+    block_size: usize,
+    publish: &mut Vec<(BlockId, BlockHash)>,
+) {
     let num_full = seq.num_computed / block_size;
     if num_full > seq.num_published {
         seq.extend_hashes(hasher, block_size, num_full);

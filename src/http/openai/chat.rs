@@ -1,7 +1,7 @@
 //! `POST /v1/chat/completions`.
 
 use super::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs};
-use super::{Endpoint, Request, null_as_default, parse_fields, shown};
+use super::{Endpoint, Request, null_as_default, parse_fields, shown, structured};
 use crate::actors::messages::{ChatPrompt, Prompt};
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
@@ -48,19 +48,24 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
     if top_logprobs.is_some_and(|k| k > 0) && !own.logprobs {
         return Err(ApiError::invalid("top_logprobs", "top_logprobs is only allowed with logprobs: true"));
     }
+    answer.chat = true;
     answer.logprobs = own.logprobs.then(|| top_logprobs.unwrap_or(0));
     params.logprobs = answer.logprobs;
+    let (n, best_of) = (shared.n()?, shared.best_of()?);
     let stream = shared.stream()?;
+    shared.search(&mut params, &answer)?;
     shared.check_streamed_prompt_logprobs()?;
     Ok(Request {
         endpoint: Endpoint::Chat,
         prompts: vec![Prompt::Chat(prompt)],
-        n: shared.n()?,
+        n,
+        best_of,
         params,
         ignore_eos: shared.ignore_eos,
         seed: shared.seed(),
         priority: shared.priority()?,
         cache_salt: shared.cache_salt()?,
+        grammar: structured::grammar(body)?,
         answer,
         stream,
     })

@@ -1,7 +1,7 @@
 //! `POST /v1/completions`.
 
 use super::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs};
-use super::{AnswerOptions, Endpoint, Request, null_as_default, parse_fields, shown, token_id};
+use super::{AnswerOptions, Endpoint, Request, null_as_default, parse_fields, shown, structured, token_id};
 use crate::actors::messages::Prompt;
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
@@ -36,17 +36,21 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
         // The echoed tokens have log-probabilities as the generated ones do.
         params.prompt_logprobs = answer.prompt_logprobs.max(answer.logprobs);
     }
+    let (n, best_of) = (shared.n()?, shared.best_of()?);
     let stream = shared.stream()?;
+    shared.search(&mut params, &answer)?;
     shared.check_streamed_prompt_logprobs()?;
     Ok(Request {
         endpoint: Endpoint::Completion,
         prompts,
-        n: shared.n()?,
+        n,
+        best_of,
         params,
         ignore_eos: shared.ignore_eos,
         seed: shared.seed(),
         priority: shared.priority()?,
         cache_salt: shared.cache_salt()?,
+        grammar: structured::grammar(body)?,
         answer,
         stream,
     })

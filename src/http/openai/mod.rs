@@ -5,11 +5,13 @@
 //! unknown fields are ignored, known ones that would change the answer but are not supported are refused
 //! (`unsupported`).
 
+mod beams;
 pub mod chat;
 pub mod completion;
 pub mod logprobs;
 pub mod response;
 pub mod sampling;
+pub mod structured;
 pub mod tokenize;
 mod unsupported;
 
@@ -17,6 +19,7 @@ use crate::actors::messages::{Prompt, Submit};
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
 use crate::sampling::params::SamplingParams;
+use crate::text::grammar::GrammarRequest;
 use crate::text::output::OutputOptions;
 use serde::Deserialize;
 use serde_json::Value;
@@ -54,12 +57,16 @@ pub struct Request {
     /// At least one; only completions have several.
     pub prompts: Vec<Prompt>,
     pub n: u32,
+    /// Samples to choose the `n` best of; at least `n`.
+    pub best_of: u32,
     /// `max_tokens` 0: as many as fit.
     pub params: SamplingParams,
     pub ignore_eos: bool,
     pub seed: Option<u64>,
     pub priority: i32,
     pub cache_salt: Option<String>,
+    /// What the text of every choice has to be.
+    pub grammar: Option<GrammarRequest>,
     pub answer: AnswerOptions,
     /// `Some`: answer as a stream of events.
     pub stream: Option<StreamOptions>,
@@ -68,6 +75,8 @@ pub struct Request {
 /// How the answer is written; the engine does not see this.
 #[derive(Clone, Debug, Default)]
 pub struct AnswerOptions {
+    /// The text is a chat message: read as content, reasoning and tool calls.
+    pub chat: bool,
     /// Special tokens, stop strings.
     pub text: OutputOptions,
     /// Most likely tokens reported with each token.
@@ -104,6 +113,11 @@ impl Request {
         }
     }
 
+    /// Outputs that the engine gives for each prompt.
+    pub fn num_samples(&self) -> u32 {
+        if self.params.beam.is_some() { self.n } else { self.best_of }
+    }
+
     /// The message to the intake for one of [`Request::prompts`].
     pub fn submit(&self, prompt: Prompt) -> Submit {
         Submit {
@@ -115,9 +129,10 @@ impl Request {
             params: self.params.clone(),
             ignore_eos: self.ignore_eos,
             seed: self.seed,
-            n: self.n,
+            n: self.num_samples(),
             priority: self.priority,
             cache_salt: self.cache_salt.clone(),
+            grammar: self.grammar.clone(),
         }
     }
 }

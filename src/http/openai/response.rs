@@ -5,6 +5,7 @@ use super::{AnswerOptions, Endpoint, Request};
 use crate::actors::runtime::ModelInfo;
 use crate::http::generation::{Delta, Generation, StopReason};
 use crate::ids::TokenId;
+use crate::text::chat_output::ChatPiece;
 use crate::text::tokenizer::Tokenizer;
 use serde::Serialize;
 use serde_json::Value;
@@ -147,7 +148,7 @@ impl Answer {
         }
     }
 
-    /// The whole answer. `choices`: all that each choice gained.
+    /// The whole answer. `choices`: all that each choice gained, in the order of the answer.
     pub fn whole(&self, choices: &[Delta], generation: &Generation) -> Value {
         let is_chat = self.endpoint == Endpoint::Chat;
         let prompt_logprobs = |choice: u32| {
@@ -158,11 +159,13 @@ impl Answer {
             |choice: u32| self.options.return_token_ids.then(|| generation.prompt_tokens(choice).as_slice());
         let written: Vec<Choice> = choices
             .iter()
-            .map(|delta| Choice {
+            .zip(0..)
+            .map(|(delta, index)| Choice {
+                index,
                 content: match self.endpoint {
                     Endpoint::Completion => Content::Text(&delta.text),
                     Endpoint::Chat => {
-                        Content::Message(Message { role: "assistant", content: &delta.text, refusal: None })
+                        Content::Message(Message { role: "assistant", content: content_of(delta), refusal: None })
                     }
                 },
                 prompt_logprobs: if is_chat { None } else { prompt_logprobs(delta.choice) },
@@ -207,7 +210,7 @@ impl Answer {
         let written = Choice {
             content: match self.endpoint {
                 Endpoint::Completion => Content::Text(&delta.text),
-                Endpoint::Chat => Content::Delta(MessageDelta { role: None, content: &delta.text }),
+                Endpoint::Chat => Content::Delta(MessageDelta { role: None, content: content_of(delta) }),
             },
             prompt_token_ids: with_prompt_ids.then(|| generation.prompt_tokens(delta.choice).as_slice()),
             ..self.choice(delta)
@@ -258,6 +261,15 @@ impl Answer {
             ..Choice::default()
         }
     }
+}
+
+/// The content of a chat's delta, which has one piece of it at most.
+fn content_of(delta: &Delta) -> &str {
+    let mut contents = delta.pieces.iter().filter_map(|piece| match piece {
+        ChatPiece::Content(text) => Some(text.as_str()),
+        _ => None,
+    });
+    contents.next_back().unwrap_or_default()
 }
 
 /// A name no other request of this process has, and no other process by accident: `PREFIX-` and 32 hexadecimal digits.

@@ -18,6 +18,9 @@ pub const MAX_STOP_STRINGS: usize = 16;
 pub const MAX_STOP_TOKEN_IDS: usize = 256;
 /// Characters of a `cache_salt`.
 const MAX_CACHE_SALT: usize = 1024;
+/// Every token is compared with the ends of these.
+const MAX_BAD_WORDS: usize = 256;
+const MAX_BAD_WORD_CHARS: usize = 256;
 const MAX_TEMPERATURE: f64 = 100.0;
 const MAX_REPETITION_PENALTY: f64 = 100.0;
 
@@ -44,6 +47,12 @@ pub struct SamplingFields {
     pub repetition_penalty: Option<f64>,
     pub logit_bias: Option<Map<String, Value>>,
     pub allowed_token_ids: Option<Vec<i64>>,
+    pub bad_words: Option<Vec<String>>,
+    pub best_of: Option<i64>,
+    #[serde(deserialize_with = "null_as_default")]
+    pub use_beam_search: bool,
+    pub length_penalty: Option<f64>,
+    pub early_stopping: Option<Value>,
     pub prompt_logprobs: Option<i64>,
     pub skip_special_tokens: Option<bool>,
     #[serde(deserialize_with = "null_as_default")]
@@ -84,6 +93,8 @@ impl SamplingFields {
             )?,
             logit_bias: self.logit_bias(model.vocab_size)?,
             allowed_tokens: self.allowed_tokens(model.vocab_size)?,
+            bad_words: self.bad_words(model)?,
+            beam: None,
             seed: 0,
             eos_token_ids: Vec::new(),
             stop_token_ids: self.stop_token_ids(model.vocab_size)?,
@@ -210,6 +221,32 @@ impl SamplingFields {
         let checked = |(i, id): (usize, &i64)| token_id(format_args!("allowed_token_ids[{i}]"), *id, vocab_size);
         let ids = ids.iter().enumerate().map(checked).collect::<Result<Vec<_>, _>>()?;
         Ok(Some(Arc::new(TokenMask::new(ids))))
+    }
+
+    /// Each word as it is tokenized at the beginning of a text and, where that is another token, behind a space.
+    fn bad_words(&self, model: &ModelInfo) -> Result<Vec<Vec<u32>>, ApiError> {
+        let words = self.bad_words.as_deref().unwrap_or_default();
+        if words.len() > MAX_BAD_WORDS {
+            let message = format!("bad_words must have at most {MAX_BAD_WORDS} words, got {}", words.len());
+            return Err(ApiError::invalid("bad_words", message));
+        }
+        let mut all = Vec::new();
+        for (i, word) in words.iter().enumerate() {
+            let param = format!("bad_words[{i}]");
+            let length = word.chars().count();
+            if word.trim().is_empty() || length > MAX_BAD_WORD_CHARS {
+                let message = format!(
+                    "{param} must have 1 to {MAX_BAD_WORD_CHARS} characters that are not all white space, got {length}"
+                );
+                return Err(ApiError::invalid(param, message));
+            }
+            let word = word.trim_start();
+            let first = model.tokenizer.encode(word, false)?;
+            let later = model.tokenizer.encode(&format!(" {word}"), false)?;
+            let is_another = later.len() == first.len() && later.first() != first.first();
+            all.extend([Some(first), is_another.then_some(later)].into_iter().flatten().filter(|ids| !ids.is_empty()));
+        }
+        Ok(all)
     }
 
     fn logit_bias(&self, vocab_size: u32) -> Result<Vec<(u32, f32)>, ApiError> {

@@ -8,37 +8,17 @@ use serde_json::Value;
 /// Fields that may be given only as null, false, or empty.
 const REFUSED: &[&str] = &[
     "audio",
-    "bad_words",
     "chat_template",
     "function_call",
     "functions",
-    "grammar",
-    "guided_choice",
-    "guided_grammar",
-    "guided_json",
-    "guided_regex",
     "logprob_token_ids",
     "prompt_embeds",
-    "structured_outputs",
     "suffix",
     "truncate_prompt_tokens",
-    "use_beam_search",
 ];
 
 pub fn refuse(endpoint: Endpoint, body: &Value) -> Result<(), ApiError> {
     refuse_fields(REFUSED, body)?;
-    let response_format = body.get("response_format").filter(|format| asks_for_something(format));
-    if let Some(format) = response_format
-        && format.get("type").and_then(Value::as_str) != Some("text")
-    {
-        return Err(not_supported("response_format", "only {\"type\": \"text\"} is"));
-    }
-    let best_of = body.get("best_of").filter(|best_of| !best_of.is_null());
-    if let Some(best_of) = best_of
-        && *best_of != body.get("n").filter(|n| !n.is_null()).cloned().unwrap_or(1.into())
-    {
-        return Err(not_supported("best_of", "only a value equal to n is"));
-    }
     if endpoint == Endpoint::Chat { refuse_tools(body) } else { Ok(()) }
 }
 
@@ -91,11 +71,6 @@ mod tests {
             (json!({"tools": [{"type": "function"}]}), "tools"),
             (json!({"tool_choice": "auto"}), "tool_choice"),
             (json!({"tool_choice": {"type": "function"}}), "tool_choice"),
-            (json!({"response_format": {"type": "json_object"}}), "response_format"),
-            (json!({"guided_regex": "a+"}), "guided_regex"),
-            (json!({"use_beam_search": true}), "use_beam_search"),
-            (json!({"best_of": 4}), "best_of"),
-            (json!({"best_of": 4, "n": 2}), "best_of"),
         ] {
             assert_eq!(refused(Endpoint::Chat, body).as_deref(), Some(param));
         }
@@ -104,10 +79,8 @@ mod tests {
     #[test]
     fn what_asks_for_nothing_is_not() {
         for body in [
-            json!({"tools": [], "functions": null, "use_beam_search": false, "suffix": ""}),
+            json!({"tools": [], "functions": null, "suffix": ""}),
             json!({"tools": [{"type": "function"}], "tool_choice": "none"}),
-            json!({"response_format": {"type": "text"}, "best_of": 1}),
-            json!({"best_of": 3, "n": 3, "bad_words": []}),
         ] {
             assert_eq!(refused(Endpoint::Chat, body), None);
         }

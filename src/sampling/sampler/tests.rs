@@ -12,7 +12,7 @@ fn greedy() -> SamplingParams {
 }
 
 fn sample(logits: &[f32], params: &SamplingParams, history: History<'_>, draw: Draw) -> Sampled {
-    Sampler::new().sample(&mut logits.to_vec(), params, history, draw)
+    Sampler::new().sample(&mut logits.to_vec(), params, None, history, draw)
 }
 
 fn log_softmax(logits: &[f32]) -> Vec<f64> {
@@ -159,7 +159,7 @@ fn a_bias_of_100_bans_or_forces() {
 
 fn distribution_after_edits(logits: &[f32], params: &SamplingParams) -> Vec<f64> {
     let mut logits = logits.to_vec();
-    Sampler::new().sample(&mut logits, params, History::default(), draw(0, 0));
+    Sampler::new().sample(&mut logits, params, None, History::default(), draw(0, 0));
     distribution(&logits, params)
 }
 
@@ -209,7 +209,8 @@ fn draws_follow_the_distribution() {
     for draw in draws {
         let mut seen = [0.0; 10];
         for i in 0..COUNT {
-            let sampled = sampler.sample(&mut logits.clone(), &SamplingParams::default(), History::default(), draw(i));
+            let sampled =
+                sampler.sample(&mut logits.clone(), &SamplingParams::default(), None, History::default(), draw(i));
             seen[sampled.token as usize] += 1.0;
         }
         let chi_square: f64 = seen
@@ -283,7 +284,7 @@ proptest! {
         // A second call finds the working memory clean.
         for _ in 0..2 {
             let mut changed = logits.clone();
-            let sampled = sampler.sample(&mut changed, &params, History { prompt: &prompt, output: &output }, draw(0, 0));
+            let sampled = sampler.sample(&mut changed, &params, None, History { prompt: &prompt, output: &output }, draw(0, 0));
             let mut expected = logits.clone();
             expected[3] += bias;
             for (token, logit) in expected.iter_mut().enumerate() {

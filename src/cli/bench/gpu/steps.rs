@@ -100,6 +100,7 @@ impl Steps {
 
     fn sample(&self) -> Option<SamplePlan> {
         Some(SamplePlan {
+            next: None,
             params: self.params.clone(),
             prompt: Arc::default(),
             output: Arc::default(),

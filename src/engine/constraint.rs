@@ -1,0 +1,162 @@
+//! Output that has to follow rules: which tokens may come next, and which one must.
+
+use crate::ids::TokenId;
+use crate::sampling::params::{SamplingParams, TokenLimits, TokenMask};
+use std::fmt::Debug;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// What may come next in one sample's output, given its tokens so far.
+pub trait Constraint: Debug + Send {
+    /// The tokens that may come next, the model's end tokens among them where the output may end here; `None`: any
+    /// token. Never an empty set. An error is the request's: it fails with this message.
+    fn allowed(&mut self) -> Result<Option<TokenMask>, String>;
+
+    /// Takes the token that came, which was allowed.
+    fn advance(&mut self, token: TokenId) -> Result<(), String>;
+}
+
+/// The rules of a request. Shared by its samples, and used from several threads.
+pub trait ConstraintSource: Debug + Send + Sync {
+    /// The state before the first token of an output.
+    fn start(&self) -> Box<dyn Constraint>;
+}
+
+/// One sample's constraint, and how much of its output it has seen.
+#[derive(Debug)]
+struct State {
+    /// `None`: only the parameters' own rules (`bad_words`).
+    constraint: Option<Box<dyn Constraint>>,
+    num_seen: usize,
+}
+
+/// The rules that one sample's output follows, where they depend on the output so far. It belongs to one sequence,
+/// and to the computations of its next tokens.
+#[derive(Clone, Debug)]
+pub struct Guide {
+    source: Option<Arc<dyn ConstraintSource>>,
+    state: Arc<Mutex<State>>,
+}
+
+impl Guide {
+    /// `None` where nothing depends on the output.
+    pub fn of(source: Option<&Arc<dyn ConstraintSource>>, params: &SamplingParams) -> Option<Self> {
+        let is_needed = source.is_some() || !params.bad_words.is_empty();
+        is_needed.then(|| Self::start(source.cloned()))
+    }
+
+    fn start(source: Option<Arc<dyn ConstraintSource>>) -> Self {
+        let constraint = source.as_ref().map(|source| source.start());
+        Self { source, state: Arc::new(Mutex::new(State { constraint, num_seen: 0 })) }
+    }
+
+    /// For another sample.
+    pub fn fork(&self) -> Self {
+        Self::start(self.source.clone())
+    }
+}
+
+/// What may follow an output.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Next {
+    pub limits: TokenLimits,
+    /// Tokens that follow whatever the model says, beginning with the next one: at each place, no other was left.
+    pub forced: Vec<TokenId>,
+}
+
+/// What may follow one sample's output: computed once, by whoever needs it first or has time for it. The scheduler
+/// hands it to worker threads when it has planned a step, so that it is there when the forward pass is done.
+#[derive(Debug)]
+pub struct NextToken {
+    work: Mutex<Option<Work>>,
+    next: OnceLock<Result<Next, String>>,
+}
+
+#[derive(Debug)]
+struct Work {
+    state: Arc<Mutex<State>>,
+    params: Arc<SamplingParams>,
+    output: Arc<Vec<TokenId>>,
+    /// Tokens that may still come, the next one included.
+    room: usize,
+}
+
+impl NextToken {
+    /// After `output`, which `room` more tokens may follow; at least 1.
+    pub fn new(guide: &Guide, params: Arc<SamplingParams>, output: Arc<Vec<TokenId>>, room: usize) -> Self {
+        let work = Work { state: guide.state.clone(), params, output, room };
+        Self { work: Mutex::new(Some(work)), next: OnceLock::new() }
+    }
+
+    /// The limits of the next token, and what is sure to come. Waits where another thread is computing them.
+    pub fn get(&self) -> &Result<Next, String> {
+        self.next.get_or_init(|| {
+            let work = self.work.lock().ok().and_then(|mut work| work.take());
+            let compute = || work.ok_or_else(|| "its work is gone".to_owned())?.run();
+            // A constraint is code of others over a client's input: where it panics, that request fails.
+            catch_unwind(AssertUnwindSafe(compute)).unwrap_or_else(|_| Err("the constraint panicked".into()))
+        })
+    }
+}
+
+impl Work {
+    fn run(self) -> Result<Next, String> {
+        let mut state = self.state.lock().map_err(|_| "the constraint had panicked".to_owned())?;
+        let unseen = &self.output[state.num_seen.min(self.output.len())..];
+        state.advance(unseen)?;
+        let limits = state.limits(&self.params, &self.output)?;
+        let mut forced = Vec::new();
+        // Where log-probabilities are wanted, each token needs its row of logits.
+        if self.params.logprobs.is_none() {
+            let mut output = Vec::clone(&self.output);
+            let mut only = limits.only();
+            while let Some(token) = only {
+                forced.push(token);
+                output.push(token);
+                if self.params.end_tokens().any(|end| end == token) || forced.len() == self.room {
+                    break;
+                }
+                state.advance(&[token])?;
+                only = state.limits(&self.params, &output)?.only();
+            }
+        }
+        Ok(Next { limits, forced })
+    }
+}
+
+impl State {
+    fn advance(&mut self, tokens: &[TokenId]) -> Result<(), String> {
+        self.num_seen += tokens.len();
+        match &mut self.constraint {
+            Some(constraint) => tokens.iter().try_for_each(|token| constraint.advance(*token)),
+            None => Ok(()),
+        }
+    }
+
+    /// The constraint goes before `allowed_tokens`' and `min_tokens`' rules, and these before bad words: a rule that
+    /// would leave nothing does not hold.
+    fn limits(&mut self, params: &SamplingParams, output: &[TokenId]) -> Result<TokenLimits, String> {
+        let mut limits = params.limits(output.len());
+        if let Some(constraint) = &mut self.constraint
+            && let Some(allowed) = constraint.allowed()?
+        {
+            limits.allowed = Some(Arc::new(allowed));
+        }
+        if limits.allowed.as_ref().is_some_and(|allowed| allowed.iter().all(|token| limits.banned.contains(&token))) {
+            limits.banned.clear();
+        }
+        let bad = params.bad_words.iter().filter_map(|word| completes(word, output));
+        let bad: Vec<TokenId> = bad.filter(|token| !limits.banned.contains(token)).collect();
+        let is_left = |token: &TokenId| !limits.banned.contains(token) && !bad.contains(token);
+        if limits.allowed.as_ref().is_none_or(|allowed| allowed.iter().any(|token| is_left(&token))) {
+            limits.banned.extend(bad);
+        }
+        Ok(limits)
+    }
+}
+
+/// The last token of `word`, where `output` ends with all before it.
+fn completes(word: &[TokenId], output: &[TokenId]) -> Option<TokenId> {
+    let (last, before) = word.split_last()?;
+    output.ends_with(before).then_some(*last)
+}

@@ -1,0 +1,125 @@
+//! Beam search in the scheduler (Kwon et al. 2023, section 4.4): beams are sequences that fork and are dropped.
+//!
+//! The beams of a request go on in lockstep: a step has all of them or none. Where one has yielded, the others keep
+//! their blocks and wait for it. Nothing else waits for them: should it come to where only waiting beams run and nobody
+//! can be admitted beside them, all of them give their blocks up (`unblock`).
+
+use super::Scheduler;
+use crate::engine::beam::{Beam, BeamSearch, Continuation, Open};
+use crate::engine::plan::{Deliveries, Delivery};
+use crate::engine::sequence::{Rank, Sequence};
+use crate::ids::{RequestId, SeqId, TokenId};
+use crate::sampling::params::{PositionLogprobs, Sampled};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+impl Scheduler {
+    /// Whether a running sequence must not compute its last token in this step: it is a beam, and not all beams of its
+    /// request are there yet.
+    pub(super) fn holds_back(&self, seq: &Sequence) -> bool {
+        seq.is_beam() && {
+            let ranks = &self.requests[&seq.rank.request];
+            let is_there =
+                |rank: &Rank| self.running.get(rank).is_some_and(|beam| beam.remaining(self.config.max_model_len) == 1);
+            ranks.len() > 1 && !ranks.iter().all(is_there)
+        }
+    }
+
+    /// The beams whose others have just yielded wait for them.
+    pub(super) fn hold_back_others(&mut self, preempted: &[SeqId]) {
+        for seq in preempted {
+            let Some(ranks) = self.requests.get(&self.ranks[seq].request) else { continue };
+            for rank in ranks {
+                if let Some(beam) = self.running.get_mut(rank).filter(|seq| seq.is_beam()) {
+                    let most = beam.num_tokens() - 1 - beam.num_planned();
+                    beam.scheduled = beam.scheduled.min(most);
+                }
+            }
+        }
+    }
+
+    /// Where everything that runs is a beam that waits for another, and nothing was admitted: all give their blocks up,
+    /// and who comes first starts over. Most of their content stays cached.
+    pub(super) fn unblock(&mut self) {
+        for (rank, mut seq) in std::mem::take(&mut self.running) {
+            self.pending.release.push(seq.preempt(None));
+            self.stats.preempted_recompute += 1;
+            self.waiting.insert(rank, seq);
+        }
+    }
+
+    /// One step of a request's search: what its beams are followed by.
+    pub(super) fn advance_beams(
+        &mut self,
+        request: RequestId,
+        next: &HashMap<Rank, PositionLogprobs>,
+        deliveries: &mut Deliveries,
+    ) {
+        let ranks = self.requests[&request].clone();
+        let parents: Vec<Sequence> = ranks.iter().map(|rank| self.running[rank].clone()).collect();
+        let Some(first) = parents.first() else { return };
+        let room = (first.params.max_tokens as usize).min(self.config.max_model_len - first.prompt.len());
+        let (n, cached_tokens) = (first.num_results, first.cached_tokens.unwrap_or(0));
+        let search = self.searches.entry(request).or_insert_with(|| BeamSearch::new(first.params.clone(), room));
+        if first.output.is_empty() {
+            deliveries.push((request, Delivery::Started { cached_tokens }));
+        }
+        let open: Vec<Open<'_>> =
+            parents.iter().map(|seq| Open { beam: &seq.beam, output: &seq.output, next: &next[&seq.rank] }).collect();
+        let beams = search.step(&open);
+        for (place, parent) in parents.iter().enumerate() {
+            let mut children = beams.iter().filter(|beam| beam.parent == place);
+            let Some(first) = children.next() else {
+                self.drop_seq(parent.rank);
+                continue;
+            };
+            self.continue_beam(parent, first);
+            children.for_each(|beam| self.fork_beam(parent, beam));
+        }
+        if beams.is_empty() {
+            self.deliver_results(request, n, deliveries);
+        }
+    }
+
+    /// The parent itself goes on as its first child.
+    fn continue_beam(&mut self, parent: &Sequence, child: &Continuation) {
+        let block_size = self.config.block_size;
+        let seq = self.running.get_mut(&parent.rank).expect("a parent runs until its children are made");
+        (seq.forks, seq.started) = (0, true);
+        seq.tail_shared = !seq.num_computed.is_multiple_of(block_size);
+        seq.follow(child.token, child.beam.clone());
+    }
+
+    fn fork_beam(&mut self, parent: &Sequence, child: &Continuation) {
+        let rank = Rank { seq: self.new_seq_id(), ..parent.rank };
+        let mut seq = parent.fork(rank.seq, parent.sample);
+        seq.started = true;
+        seq.tail_shared = !seq.num_computed.is_multiple_of(self.config.block_size);
+        seq.follow(child.token, child.beam.clone());
+        self.insert_fork(rank, seq);
+    }
+
+    fn deliver_results(&mut self, request: RequestId, n: u32, deliveries: &mut Deliveries) {
+        let results = self.searches.remove(&request).map(BeamSearch::results).unwrap_or_default();
+        for (sample, result) in (0..n).zip(results) {
+            let mut logprobs = result.logprobs.into_iter();
+            for token in result.output {
+                let sampled = Sampled { token, logprobs: logprobs.next() };
+                deliveries.push((request, Delivery::Token { sample, sampled }));
+            }
+            deliveries.push((request, Delivery::Finished { sample, reason: result.reason }));
+        }
+    }
+}
+
+impl Sequence {
+    /// Whether it is one of the beams of a search.
+    pub fn is_beam(&self) -> bool {
+        self.params.beam.is_some()
+    }
+
+    fn follow(&mut self, token: TokenId, beam: Beam) {
+        Arc::make_mut(&mut self.output).push(token);
+        self.beam = beam;
+    }
+}

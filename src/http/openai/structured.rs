@@ -1,0 +1,284 @@
+//! Structured output as clients ask for it: OpenAI's `response_format`, vLLM's `structured_outputs` and its older
+//! `guided_*`, llama.cpp's `grammar`. All become one [`GrammarRequest`]; a request has one of them at most.
+
+use super::shown;
+use crate::error::ApiError;
+use crate::text::grammar::{GrammarRequest, GrammarSpec, Whitespace, close_objects};
+use serde_json::{Map, Value};
+
+/// What the body demands of the output's text.
+pub fn grammar(body: &Value) -> Result<Option<GrammarRequest>, ApiError> {
+    let all = [response_format(body)?, structured_outputs(body)?, guided(body)?, gbnf(body)?];
+    let mut given = all.into_iter().flatten();
+    let Some(first) = given.next() else { return Ok(None) };
+    if let Some(second) = given.next() {
+        return Err(exclusive(&second.param, &first.param));
+    }
+    if body.get("use_beam_search") == Some(&Value::Bool(true)) {
+        return Err(exclusive("use_beam_search", &first.param));
+    }
+    if given_field(body, "allowed_token_ids").is_some() {
+        return Err(exclusive("allowed_token_ids", &first.param));
+    }
+    Ok(Some(first))
+}
+
+fn exclusive(param: &str, other: &str) -> ApiError {
+    ApiError::invalid(param, format!("{param} and {other} cannot be combined; leave one of them out"))
+}
+
+/// A field that is not null.
+fn given_field<'a>(object: &'a Value, name: &str) -> Option<&'a Value> {
+    object.get(name).filter(|value| !value.is_null())
+}
+
+fn wrong(param: &str, expected: &str, got: Option<&Value>) -> ApiError {
+    let got = got.map_or("nothing".into(), shown);
+    ApiError::invalid(param, format!("{param} must be {expected}, got {got}"))
+}
+
+fn response_format(body: &Value) -> Result<Option<GrammarRequest>, ApiError> {
+    const TYPES: &str = "one of text, json_object, json_schema";
+    let Some(format) = given_field(body, "response_format") else { return Ok(None) };
+    if !format.is_object() {
+        return Err(wrong("response_format", "an object with a type", Some(format)));
+    }
+    match format.get("type").and_then(Value::as_str) {
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(GrammarRequest::new(GrammarSpec::JsonObject, "response_format"))),
+        Some("json_schema") => json_schema(format).map(Some),
+        Some("structural_tag") => Err(structural_tag("response_format.type")),
+        _ => Err(wrong("response_format.type", TYPES, format.get("type"))),
+    }
+}
+
+fn structural_tag(param: &str) -> ApiError {
+    let message = format!("{param}: structural tags are not supported; use tools, or a grammar");
+    ApiError::invalid(param, message)
+}
+
+/// `strict: false` restricts the output as `true` does: the schema says what the client wants either way.
+fn json_schema(format: &Value) -> Result<GrammarRequest, ApiError> {
+    const PARAM: &str = "response_format.json_schema";
+    let given = match given_field(format, "json_schema") {
+        Some(given) if given.is_object() => given,
+        other => return Err(wrong(PARAM, "an object with name and schema", other)),
+    };
+    if !given.get("name").is_some_and(Value::is_string) {
+        return Err(wrong(&format!("{PARAM}.name"), "a string", given.get("name")));
+    }
+    for (name, is_right, expected) in [
+        ("description", Value::is_string as fn(&Value) -> bool, "a string"),
+        ("strict", Value::is_boolean as fn(&Value) -> bool, "a boolean"),
+    ] {
+        if let Some(value) = given_field(given, name).filter(|value| !is_right(value)) {
+            return Err(wrong(&format!("{PARAM}.{name}"), expected, Some(value)));
+        }
+    }
+    let param = format!("{PARAM}.schema");
+    let schema = given_field(given, "schema").ok_or_else(|| wrong(&param, "a JSON schema", None))?;
+    Ok(GrammarRequest::new(GrammarSpec::JsonSchema(schema.clone()), param))
+}
+
+/// vLLM's kinds of constraints and how each is read; its older fields have the same after `guided_`.
+const KINDS: [&str; 6] = ["json", "regex", "choice", "grammar", "json_object", "structural_tag"];
+
+fn structured_outputs(body: &Value) -> Result<Option<GrammarRequest>, ApiError> {
+    const PARAM: &str = "structured_outputs";
+    let fields = match given_field(body, PARAM) {
+        None => return Ok(None),
+        Some(Value::Object(fields)) => fields,
+        Some(other) => return Err(wrong(PARAM, "an object", Some(other))),
+    };
+    let given: Vec<&str> = KINDS.into_iter().filter(|kind| fields.get(*kind).is_some_and(asks)).collect();
+    let kind = match given[..] {
+        [kind] => kind,
+        [first, second, ..] => return Err(exclusive(&format!("{PARAM}.{second}"), &format!("{PARAM}.{first}"))),
+        [] => return Err(wrong(PARAM, &format!("an object with one of {}", KINDS.join(", ")), body.get(PARAM))),
+    };
+    let mut request = constraint(kind, &format!("{PARAM}.{kind}"), &fields[kind])?;
+    let flag = |name: &str| match fields.get(name) {
+        None | Some(Value::Null) => Ok(false),
+        Some(Value::Bool(flag)) => Ok(*flag),
+        Some(other) => Err(wrong(&format!("{PARAM}.{name}"), "a boolean", Some(other))),
+    };
+    if flag("disable_additional_properties")?
+        && let GrammarSpec::JsonSchema(schema) = &mut request.spec
+    {
+        close_objects(schema);
+    }
+    // There is one backend, which either keeps to the schema or refuses it.
+    flag("disable_fallback")?;
+    request.whitespace = whitespace(PARAM, "whitespace_pattern", fields, flag("disable_any_whitespace")?)?;
+    Ok(Some(request))
+}
+
+fn whitespace(prefix: &str, name: &str, fields: &Map<String, Value>, none: bool) -> Result<Whitespace, ApiError> {
+    let param = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") };
+    match fields.get(name) {
+        None | Some(Value::Null) if none => Ok(Whitespace::Compact),
+        None | Some(Value::Null) => Ok(Whitespace::default()),
+        Some(Value::String(_)) if none => Err(exclusive(&param, &format!("{prefix}.disable_any_whitespace"))),
+        Some(Value::String(pattern)) if pattern.is_empty() => Ok(Whitespace::Compact),
+        Some(Value::String(pattern)) => Ok(Whitespace::Pattern(pattern.clone())),
+        Some(other) => Err(wrong(&param, "a regular expression in a string", Some(other))),
+    }
+}
+
+fn guided(body: &Value) -> Result<Option<GrammarRequest>, ApiError> {
+    let Value::Object(fields) = body else { return Ok(None) };
+    let asked = |kind: &str| fields.get(&format!("guided_{kind}")).is_some_and(asks);
+    let given: Vec<&str> = KINDS.into_iter().filter(|kind| asked(kind)).collect();
+    let kind = match given[..] {
+        [] => return Ok(None),
+        [kind] => kind,
+        [first, second, ..] => return Err(exclusive(&format!("guided_{second}"), &format!("guided_{first}"))),
+    };
+    let param = format!("guided_{kind}");
+    let mut request = constraint(kind, &param, &fields[&param])?;
+    request.whitespace = whitespace("", "guided_whitespace_pattern", fields, false)?;
+    Ok(Some(request))
+}
+
+fn gbnf(body: &Value) -> Result<Option<GrammarRequest>, ApiError> {
+    body.get("grammar").filter(|value| asks(value)).map(|value| constraint("grammar", "grammar", value)).transpose()
+}
+
+/// Clients send empty texts and `false` for "none".
+fn asks(value: &Value) -> bool {
+    !matches!(value, Value::Null | Value::Bool(false)) && value.as_str() != Some("")
+}
+
+fn constraint(kind: &str, param: &str, value: &Value) -> Result<GrammarRequest, ApiError> {
+    let text = || value.as_str().map(str::to_owned).ok_or_else(|| wrong(param, "a string", Some(value)));
+    let spec = match kind {
+        "json" => GrammarSpec::JsonSchema(match value {
+            // vLLM takes the schema as text too.
+            Value::String(text) => serde_json::from_str(text)
+                .map_err(|error| ApiError::invalid(param, format!("{param} is not JSON: {error}")))?,
+            schema => schema.clone(),
+        }),
+        "json_object" if *value == Value::Bool(true) => GrammarSpec::JsonObject,
+        "json_object" => return Err(wrong(param, "a boolean", Some(value))),
+        "regex" => GrammarSpec::Regex(text()?),
+        "choice" => GrammarSpec::Choice(choices(param, value)?),
+        "structural_tag" => return Err(structural_tag(param)),
+        _ => GrammarSpec::Grammar(text()?),
+    };
+    Ok(GrammarRequest::new(spec, param))
+}
+
+fn choices(param: &str, value: &Value) -> Result<Vec<String>, ApiError> {
+    let items = value.as_array().filter(|items| !items.is_empty());
+    let items = items.ok_or_else(|| wrong(param, "an array of at least one string", Some(value)))?;
+    let text = |(i, item): (usize, &Value)| {
+        item.as_str().map(str::to_owned).ok_or_else(|| wrong(&format!("{param}[{i}]"), "a string", Some(item)))
+    };
+    items.iter().enumerate().map(text).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn each_way_to_ask_is_read() {
+        let schema = json!({ "type": "object", "properties": { "a": { "type": "integer" } } });
+        let json_schema = GrammarSpec::JsonSchema(schema.clone());
+        let cases = [
+            (json!({"response_format": {"type": "json_object"}}), GrammarSpec::JsonObject, "response_format"),
+            (
+                json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": false}}}),
+                json_schema.clone(),
+                "response_format.json_schema.schema",
+            ),
+            (json!({"structured_outputs": {"json": schema}}), json_schema.clone(), "structured_outputs.json"),
+            (
+                json!({"structured_outputs": {"json": schema.to_string()}}),
+                json_schema.clone(),
+                "structured_outputs.json",
+            ),
+            (
+                json!({"structured_outputs": {"json_object": true, "json": null}}),
+                GrammarSpec::JsonObject,
+                "structured_outputs.json_object",
+            ),
+            (json!({"guided_json": schema}), json_schema, "guided_json"),
+            (json!({"guided_regex": "a+", "grammar": ""}), GrammarSpec::Regex("a+".into()), "guided_regex"),
+            (json!({"guided_choice": ["a", "b"]}), GrammarSpec::Choice(vec!["a".into(), "b".into()]), "guided_choice"),
+            (json!({"grammar": "root ::= \"a\""}), GrammarSpec::Grammar("root ::= \"a\"".into()), "grammar"),
+        ];
+        for (body, spec, param) in cases {
+            let request = grammar(&body).unwrap().unwrap_or_else(|| panic!("{body}"));
+            assert_eq!((request.spec, &*request.param), (spec, param));
+        }
+    }
+
+    #[test]
+    fn what_asks_for_nothing_is_nothing() {
+        for body in [
+            json!({}),
+            json!({"response_format": {"type": "text"}, "structured_outputs": null, "guided_json": null}),
+            json!({"grammar": "", "guided_regex": ""}),
+        ] {
+            assert_eq!(grammar(&body).unwrap(), None, "{body}");
+        }
+    }
+
+    #[test]
+    fn options_reach_the_grammar() {
+        let of = |fields: Value| grammar(&json!({ "structured_outputs": fields })).unwrap().unwrap();
+        assert_eq!(of(json!({"json_object": true})).whitespace, Whitespace::Limited);
+        assert_eq!(of(json!({"json_object": true, "disable_any_whitespace": true})).whitespace, Whitespace::Compact);
+        assert_eq!(
+            of(json!({"json_object": true, "whitespace_pattern": " ?"})).whitespace,
+            Whitespace::Pattern(" ?".into())
+        );
+        let open =
+            json!({"properties": {"a": {"properties": {}}, "b": {"properties": {}, "additionalProperties": true}}});
+        let closed = of(json!({"json": open, "disable_additional_properties": true, "backend": "xgrammar"}));
+        let expected = json!({"properties": {
+            "a": {"properties": {}, "additionalProperties": false},
+            "b": {"properties": {}, "additionalProperties": true},
+        }, "additionalProperties": false});
+        assert_eq!(closed.spec, GrammarSpec::JsonSchema(expected));
+        let guided = json!({"guided_json": {}, "guided_whitespace_pattern": ""});
+        assert_eq!(grammar(&guided).unwrap().unwrap().whitespace, Whitespace::Compact);
+    }
+
+    #[test]
+    fn what_is_wrong_is_refused_by_name() {
+        let format = |format: Value| json!({ "response_format": format });
+        let schema = |fields: Value| format(json!({"type": "json_schema", "json_schema": fields}));
+        for (body, param) in [
+            (format(json!("json")), "response_format"),
+            (format(json!({})), "response_format.type"),
+            (format(json!({"type": "yaml"})), "response_format.type"),
+            (format(json!({"type": "structural_tag"})), "response_format.type"),
+            (format(json!({"type": "json_schema"})), "response_format.json_schema"),
+            (schema(json!({"schema": {}})), "response_format.json_schema.name"),
+            (schema(json!({"name": "n"})), "response_format.json_schema.schema"),
+            (schema(json!({"name": "n", "schema": {}, "strict": "yes"})), "response_format.json_schema.strict"),
+            (json!({"structured_outputs": {}}), "structured_outputs"),
+            (json!({"structured_outputs": "json"}), "structured_outputs"),
+            (json!({"structured_outputs": {"regex": 5}}), "structured_outputs.regex"),
+            (json!({"structured_outputs": {"json": "{"}}), "structured_outputs.json"),
+            (json!({"structured_outputs": {"regex": "a", "choice": ["a"]}}), "structured_outputs.choice"),
+            (
+                json!({"structured_outputs": {"regex": "a", "disable_any_whitespace": 1}}),
+                "structured_outputs.disable_any_whitespace",
+            ),
+            (json!({"guided_choice": []}), "guided_choice"),
+            (json!({"guided_choice": ["a", 1]}), "guided_choice[1]"),
+            (json!({"guided_choice": ["a"], "guided_regex": "a"}), "guided_choice"),
+            (json!({"guided_regex": "a", "grammar": "root ::= \"a\""}), "grammar"),
+            (json!({"guided_regex": "a", "use_beam_search": true}), "use_beam_search"),
+            (json!({"guided_regex": "a", "allowed_token_ids": [1]}), "allowed_token_ids"),
+        ] {
+            let error = grammar(&body).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(param), "{body}: {error}");
+            assert!(error.message.contains(param), "{error}");
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! Grammars to constraints, and those that were compiled lately.
+
+use super::constraint::{CompiledGrammar, first_line};
+use super::schema;
+use super::vocabulary::Vocabulary;
+use super::{GrammarRequest, GrammarSpec, gbnf};
+use crate::engine::constraint::ConstraintSource;
+use crate::error::ApiError;
+use crate::ids::TokenId;
+use crate::text::tokenizer::Tokenizer;
+use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::InferenceCapabilities;
+use llguidance::{ParserFactory, TokenParser, regex_to_lark};
+use serde_json::{Value, json};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// Bytes of a grammar's or a schema's text at most.
+pub const MAX_GRAMMAR_BYTES: usize = 1 << 19;
+/// Compiled grammars that are kept, and how long their texts may be together.
+const MAX_CACHED: usize = 64;
+const MAX_CACHED_BYTES: usize = 4 << 20;
+
+/// What a grammar may cost. A client's grammar beyond the first three is refused; one that goes beyond the others as
+/// the text grows fails its request. A mask takes milliseconds at most, and a lexer 50 to 100 MB.
+fn limits() -> ParserLimits {
+    ParserLimits {
+        initial_lexer_fuel: 1_000_000,
+        max_grammar_size: 200_000,
+        max_items_in_row: 2_000,
+        step_lexer_fuel: 200_000,
+        step_max_items: 50_000,
+        max_lexer_states: 50_000,
+        precompute_large_lexemes: true,
+        verbose_errors: false,
+    }
+}
+
+/// Compiles grammars for one model. What the model's vocabulary needs is worked out for the first grammar (a second
+/// for a large one), not at the start.
+pub struct GrammarCompiler {
+    tokenizer: Arc<Tokenizer>,
+    vocab_size: usize,
+    /// Of the model, the tokenizer's own first.
+    end_tokens: Vec<TokenId>,
+    engine: OnceLock<Result<Engine, String>>,
+    cache: Mutex<Cache>,
+}
+
+/// llguidance, knowing the vocabulary.
+struct Engine {
+    vocabulary: Arc<Vocabulary>,
+    factory: ParserFactory,
+}
+
+impl GrammarCompiler {
+    /// `vocab_size`: the model's, which may have more rows than there are tokens, or fewer.
+    pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize, end_tokens: &[TokenId]) -> Self {
+        let own = tokenizer.special_tokens().eos.as_ref().map(|token| token.id);
+        let mut end_tokens = end_tokens.to_vec();
+        // What ends a turn in a chat's template is a better end than the others.
+        end_tokens.sort_by_key(|token| Some(*token) != own);
+        Self { tokenizer, vocab_size, end_tokens, engine: OnceLock::new(), cache: Mutex::default() }
+    }
+
+    /// Takes from microseconds (a grammar that is known) to a second: not for a thread that must not block.
+    ///
+    /// # Errors
+    /// 400, with the field of the request and, for a schema, the place in it.
+    pub fn compile(&self, request: &GrammarRequest) -> Result<Arc<dyn ConstraintSource>, ApiError> {
+        let source = Source::new(request)?;
+        let key = source.key(request);
+        if let Some(known) = self.cache().get(&key) {
+            return Ok(known);
+        }
+        let invalid = |message: String| ApiError::invalid(&request.param, format!("{}: {message}", request.param));
+        let engine = self.engine.get_or_init(|| self.make_engine()).as_ref().map_err(|error| invalid(error.clone()))?;
+        let parser = engine.parser(source.grammar()).map_err(|message| engine.explain(request, &source, message))?;
+        let starts_after = request.starts_after.as_deref().filter(|text| !text.is_empty());
+        let compiled = Arc::new(CompiledGrammar::new(parser, engine.vocabulary.clone(), starts_after));
+        // A vocabulary may have no way to write the very first character.
+        compiled.check_start().map_err(invalid)?;
+        self.cache().insert(key, source.len(), compiled.clone());
+        Ok(compiled)
+    }
+
+    fn cache(&self) -> std::sync::MutexGuard<'_, Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn make_engine(&self) -> Result<Engine, String> {
+        let vocabulary = Vocabulary::new(self.tokenizer.clone(), self.vocab_size, &self.end_tokens)
+            .ok_or("structured output needs a model with an end token, and this one has none")?;
+        let vocabulary = Arc::new(vocabulary);
+        let env: llguidance::toktrie::TokEnv = vocabulary.clone();
+        let slices = SlicedBiasComputer::general_slices();
+        let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
+            .map_err(|error| format!("structured output is not available for this vocabulary: {error}"))?;
+        factory.quiet();
+        *factory.limits_mut() = limits();
+        Ok(Engine { vocabulary, factory })
+    }
+}
+
+/// A request's grammar in llguidance's terms.
+enum Source {
+    /// With its options.
+    Json(Value),
+    Lark(String),
+}
+
+impl Source {
+    fn new(request: &GrammarRequest) -> Result<Self, ApiError> {
+        let param = &request.param;
+        let too_long = |bytes: usize| {
+            let message = format!("{param} must have at most {MAX_GRAMMAR_BYTES} bytes, got {bytes}");
+            if bytes > MAX_GRAMMAR_BYTES { Err(ApiError::invalid(param, message)) } else { Ok(()) }
+        };
+        match &request.spec {
+            GrammarSpec::JsonObject => Self::schema(&json!({ "type": "object" }), request),
+            GrammarSpec::JsonSchema(schema) => {
+                too_long(schema.to_string().len())?;
+                Self::schema(schema, request)
+            }
+            GrammarSpec::Regex(regex) => {
+                too_long(regex.len())?;
+                Ok(Source::Lark(format!("start: /{}/", regex_to_lark(unanchored(regex), ""))))
+            }
+            GrammarSpec::Choice(choices) => {
+                too_long(choices.iter().map(String::len).sum())?;
+                let choices: Vec<String> = choices.iter().map(|choice| lark_string(choice)).collect();
+                Ok(Source::Lark(format!("start: CHOICE\nCHOICE: {}", choices.join(" | "))))
+            }
+            GrammarSpec::Grammar(text) => {
+                too_long(text.len())?;
+                if !gbnf::is_gbnf(text) {
+                    return Ok(Source::Lark(text.clone()));
+                }
+                let lark = gbnf::to_lark(text);
+                Ok(Source::Lark(lark.map_err(|error| ApiError::invalid(param, format!("{param}: {error}")))?))
+            }
+            GrammarSpec::Lark(lark) => Ok(Source::Lark(lark.clone())),
+        }
+    }
+
+    fn schema(schema: &Value, request: &GrammarRequest) -> Result<Self, ApiError> {
+        let schema = schema::prepare(schema, &request.whitespace).map_err(|error| error.in_param(&request.param))?;
+        Ok(Source::Json(schema))
+    }
+
+    fn grammar(&self) -> TopLevelGrammar {
+        match self {
+            Source::Json(schema) => TopLevelGrammar::from_json_schema(schema.clone()),
+            Source::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Source::Json(schema) => schema.to_string().len(),
+            Source::Lark(lark) => lark.len(),
+        }
+    }
+
+    /// Equal for equal constraints.
+    fn key(&self, request: &GrammarRequest) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new();
+        let (kind, text) = match self {
+            Source::Json(schema) => (b"json", &schema.to_string()),
+            Source::Lark(lark) => (b"lark", lark),
+        };
+        hasher.update(kind).update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
+        hasher.update(request.starts_after.as_deref().unwrap_or_default().as_bytes());
+        hasher.finalize()
+    }
+}
+
+/// The anchors of a regular expression that matches from the beginning to the end anyway.
+fn unanchored(regex: &str) -> &str {
+    // Each belongs to one alternative only where there are several.
+    if regex.contains('|') {
+        return regex;
+    }
+    let regex = regex.strip_prefix('^').unwrap_or(regex);
+    match regex.strip_suffix('$') {
+        Some(rest) if rest.bytes().rev().take_while(|byte| *byte == b'\\').count() % 2 == 0 => rest,
+        _ => regex,
+    }
+}
+
+/// A literal of Lark.
+pub(super) fn lark_string(text: &str) -> String {
+    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
+}
+
+impl Engine {
+    fn parser(&self, grammar: TopLevelGrammar) -> Result<TokenParser, String> {
+        self.factory.create_parser(grammar).map_err(|error| format!("{error:#}"))
+    }
+
+    /// The client's error for a grammar that was refused with `message`.
+    fn explain(&self, request: &GrammarRequest, source: &Source, message: String) -> ApiError {
+        let param = &request.param;
+        let brief = first_line(&message).to_owned();
+        match source {
+            Source::Json(schema) => {
+                let error_of = |part: Value| {
+                    let refused = self.parser(TopLevelGrammar::from_json_schema(part)).err();
+                    refused.map(|error| first_line(&error).to_owned())
+                };
+                schema::culprit(schema, brief, error_of).in_param(param)
+            }
+            Source::Lark(_) => ApiError::invalid(param, format!("{param}: {}", lark_place(&brief))),
+        }
+    }
+}
+
+/// llguidance's "3(5): message", or "at 3(5): message", in words.
+fn lark_place(message: &str) -> String {
+    let place = || {
+        let rest = message.strip_prefix("at ").unwrap_or(message);
+        let (line, rest) = rest.split_once('(')?;
+        let (column, rest) = rest.split_once("): ")?;
+        let (line, column): (usize, usize) = (line.parse().ok()?, column.parse().ok()?);
+        Some(format!("line {line}, column {column}: {rest}"))
+    };
+    place().unwrap_or_else(|| message.to_owned())
+}
+
+/// The grammars that were used last.
+#[derive(Default)]
+struct Cache {
+    /// The one used last at the end.
+    entries: Vec<Entry>,
+}
+
+struct Entry {
+    key: blake3::Hash,
+    bytes: usize,
+    grammar: Arc<CompiledGrammar>,
+}
+
+impl Cache {
+    fn get(&mut self, key: &blake3::Hash) -> Option<Arc<dyn ConstraintSource>> {
+        let index = self.entries.iter().position(|entry| entry.key == *key)?;
+        let entry = self.entries.remove(index);
+        let grammar = entry.grammar.clone();
+        self.entries.push(entry);
+        Some(grammar)
+    }
+
+    fn insert(&mut self, key: blake3::Hash, bytes: usize, grammar: Arc<CompiledGrammar>) {
+        // Two workers may have compiled the same.
+        self.entries.retain(|entry| entry.key != key);
+        self.entries.push(Entry { key, bytes, grammar });
+        while self.entries.len() > MAX_CACHED || self.bytes() > MAX_CACHED_BYTES {
+            self.entries.remove(0);
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.entries.iter().map(|entry| entry.bytes).sum()
+    }
+}

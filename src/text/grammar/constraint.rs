@@ -1,0 +1,225 @@
+//! A compiled grammar, and one output's way through it.
+
+use super::vocabulary::Vocabulary;
+use crate::engine::constraint::{Constraint, ConstraintSource};
+use crate::ids::TokenId;
+use crate::sampling::params::TokenMask;
+use llguidance::api::StopReason;
+use llguidance::{Matcher, TokenParser};
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Outputs of one grammar share what its lexer has learnt, in so many groups: those of a group wait for each other.
+const NUM_LEXERS: usize = 4;
+/// States (of 1 to 2 kB each) from which on a lexer is too big to be given to more outputs.
+const MAX_SHARED_STATES: usize = 20_000;
+
+/// A grammar for one vocabulary.
+pub struct CompiledGrammar {
+    vocabulary: Arc<Vocabulary>,
+    /// Has seen no token; its lexer knows nothing yet.
+    fresh: Mutex<TokenParser>,
+    lexers: [Mutex<Option<SharedLexer>>; NUM_LEXERS],
+    next_lexer: AtomicUsize,
+    starts_after: Option<Arc<Marker>>,
+}
+
+struct SharedLexer {
+    /// Has seen no token. Its clones share its lexer.
+    parser: TokenParser,
+    /// One of the clones failed, perhaps in the middle of a change to the lexer.
+    is_broken: Arc<AtomicBool>,
+}
+
+impl CompiledGrammar {
+    pub fn new(parser: TokenParser, vocabulary: Arc<Vocabulary>, starts_after: Option<&str>) -> Self {
+        let starts_after = starts_after.map(|text| Arc::new(Marker::new(text.as_bytes(), &vocabulary)));
+        let next_lexer = AtomicUsize::new(0);
+        Self { vocabulary, fresh: Mutex::new(parser), lexers: Default::default(), next_lexer, starts_after }
+    }
+
+    /// Whether an output can begin.
+    pub fn check_start(&self) -> Result<(), String> {
+        self.start_grammar().allowed().map(|_| ())
+    }
+
+    fn start_grammar(&self) -> GrammarState {
+        let index = self.next_lexer.fetch_add(1, Ordering::Relaxed) % NUM_LEXERS;
+        let mut slot = self.lexers[index].lock().unwrap_or_else(PoisonError::into_inner);
+        if slot.as_ref().is_none_or(SharedLexer::is_spent) {
+            let fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
+            *slot = Some(SharedLexer { parser: fresh.deep_clone(), is_broken: Arc::default() });
+        }
+        let lexer = slot.as_ref().expect("it has just been filled");
+        GrammarState {
+            vocabulary: self.vocabulary.clone(),
+            matcher: Matcher::new(Ok(lexer.parser.clone())),
+            forced: VecDeque::new(),
+            is_lexer_broken: lexer.is_broken.clone(),
+        }
+    }
+}
+
+impl SharedLexer {
+    fn is_spent(&self) -> bool {
+        self.is_broken.load(Ordering::Relaxed) || self.parser.parser.lexer_stats().num_states > MAX_SHARED_STATES
+    }
+}
+
+impl fmt::Debug for CompiledGrammar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompiledGrammar").finish_non_exhaustive()
+    }
+}
+
+impl ConstraintSource for CompiledGrammar {
+    fn start(&self) -> Box<dyn Constraint> {
+        let grammar = self.start_grammar();
+        match &self.starts_after {
+            None => Box::new(grammar),
+            Some(marker) => Box::new(AfterMarker { marker: marker.clone(), tail: Vec::new(), is_past: false, grammar }),
+        }
+    }
+}
+
+/// Where an output stands in its grammar.
+struct GrammarState {
+    vocabulary: Arc<Vocabulary>,
+    matcher: Matcher,
+    /// Tokens that come next, one after the other, because the text leaves no choice.
+    forced: VecDeque<TokenId>,
+    is_lexer_broken: Arc<AtomicBool>,
+}
+
+impl GrammarState {
+    fn failed(&self, error: &impl fmt::Display) -> String {
+        self.is_lexer_broken.store(true, Ordering::Relaxed);
+        let why = match self.matcher.stop_reason() {
+            StopReason::LexerTooComplex | StopReason::ParserTooComplex => "the grammar is too complex here",
+            StopReason::NoExtensionBias => "no token of this model's vocabulary can come next",
+            _ => "internal error",
+        };
+        let error = error.to_string();
+        tracing::debug!(%error, why, "a grammar failed");
+        format!("structured output: {why} ({})", first_line(&error))
+    }
+}
+
+impl Constraint for GrammarState {
+    fn allowed(&mut self) -> Result<Option<TokenMask>, String> {
+        if self.forced.is_empty() && !self.matcher.is_stopped() && self.vocabulary.is_canonical() {
+            self.forced = self.matcher.compute_ff_tokens().into();
+        }
+        if let Some(token) = self.forced.front() {
+            return Ok(Some(TokenMask::new([*token])));
+        }
+        // Several end tokens would be a choice that says nothing.
+        if self.matcher.is_stopped() && self.matcher.stop_reason().is_ok() {
+            return Ok(Some(TokenMask::new([self.vocabulary.end_token()])));
+        }
+        let mask = self.matcher.compute_mask().map_err(|error| self.failed(&error))?;
+        Ok(Some(TokenMask::from_words(mask.as_slice().to_vec())))
+    }
+
+    fn advance(&mut self, token: TokenId) -> Result<(), String> {
+        if self.forced.front() == Some(&token) {
+            self.forced.pop_front();
+        } else {
+            self.forced.clear();
+        }
+        // The text is complete; with `ignore_eos`, end tokens come again and again.
+        if self.matcher.is_stopped() && self.matcher.stop_reason().is_ok() && self.vocabulary.is_end_token(token) {
+            return Ok(());
+        }
+        self.matcher.consume_token(token).map_err(|error| self.failed(&error))
+    }
+}
+
+impl fmt::Debug for GrammarState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GrammarState").field("forced", &self.forced).finish_non_exhaustive()
+    }
+}
+
+/// A text, not empty, that ends the part of an output that no grammar rules.
+struct Marker {
+    text: Vec<u8>,
+    /// Every token but the end tokens.
+    all: Vec<u32>,
+    /// `[bytes of the marker that are still to come - 1]`: the tokens that complete it and go on, and so would be text
+    /// on both sides of it. The last are the tokens that have all of it and go on.
+    overshoots: Vec<Vec<TokenId>>,
+}
+
+impl Marker {
+    fn new(text: &[u8], vocabulary: &Vocabulary) -> Self {
+        let tokens = || (0..vocabulary.len() as TokenId).map(|id| (id, vocabulary.bytes(id)));
+        let is_any = |(id, bytes): &(TokenId, &[u8])| !bytes.is_empty() && !vocabulary.is_end_token(*id);
+        let overshoot = |left: usize| {
+            let goes_on = |bytes: &[u8]| {
+                if left < text.len() {
+                    bytes.len() > left && bytes.starts_with(&text[text.len() - left..])
+                } else {
+                    find(bytes, text).is_some_and(|end| end < bytes.len())
+                }
+            };
+            tokens().filter(|(_, bytes)| goes_on(bytes)).map(|(id, _)| id).collect()
+        };
+        let all = TokenMask::new(tokens().filter(is_any).map(|(id, _)| id)).words().to_vec();
+        Self { text: text.to_vec(), all, overshoots: (1..=text.len()).map(overshoot).collect() }
+    }
+}
+
+/// Where the first `needle` ends in `bytes`.
+fn find(bytes: &[u8], needle: &[u8]) -> Option<usize> {
+    bytes.windows(needle.len()).position(|window| window == needle).map(|start| start + needle.len())
+}
+
+/// A grammar that holds from behind a marker on.
+struct AfterMarker {
+    marker: Arc<Marker>,
+    /// The output's last bytes, one fewer than the marker has.
+    tail: Vec<u8>,
+    is_past: bool,
+    grammar: GrammarState,
+}
+
+impl Constraint for AfterMarker {
+    fn allowed(&mut self) -> Result<Option<TokenMask>, String> {
+        if self.is_past {
+            return self.grammar.allowed();
+        }
+        let Marker { text, all, overshoots } = &*self.marker;
+        let mut words = all.clone();
+        let matched = (0..text.len()).filter(|matched| self.tail.ends_with(&text[..*matched]));
+        for token in matched.flat_map(|matched| &overshoots[text.len() - matched - 1]) {
+            if let Some(word) = words.get_mut(*token as usize / 32) {
+                *word &= !(1 << (token % 32));
+            }
+        }
+        Ok(Some(TokenMask::from_words(words)))
+    }
+
+    fn advance(&mut self, token: TokenId) -> Result<(), String> {
+        if self.is_past {
+            return self.grammar.advance(token);
+        }
+        self.tail.extend(self.grammar.vocabulary.bytes(token));
+        self.is_past = find(&self.tail, &self.marker.text).is_some();
+        let excess = self.tail.len().saturating_sub(self.marker.text.len() - 1);
+        self.tail.drain(..excess);
+        Ok(())
+    }
+}
+
+impl fmt::Debug for AfterMarker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AfterMarker").field("is_past", &self.is_past).finish_non_exhaustive()
+    }
+}
+
+pub fn first_line(text: &str) -> &str {
+    text.lines().next().unwrap_or_default()
+}

@@ -1,0 +1,604 @@
+//! JSON schemas: what a client sends is checked keyword by keyword, so that an error names the place, and brought into
+//! the form that llguidance takes.
+//!
+//! Annotations and unknown keywords say nothing about a value and are ignored, as the specification has it. A keyword
+//! that does restrict values and cannot be kept is refused: an output is valid or there is none.
+
+use super::Whitespace;
+use crate::error::ApiError;
+use llguidance::derivre::{RegexAst, RegexBuilder};
+use llguidance::regex_to_lark;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
+
+/// Schemas inside schemas, at most so deep.
+const MAX_DEPTH: usize = 100;
+/// Parts of a refused schema that are tried alone, in search of the one at fault.
+const MAX_TRIED_PARTS: usize = 200;
+
+/// Keywords that restrict values and that llguidance does not know.
+const UNSUPPORTED: &[&str] = &[
+    "$dynamicRef",
+    "$recursiveRef",
+    "contains",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "else",
+    "if",
+    "maxContains",
+    "minContains",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "uniqueItems",
+];
+/// Keywords whose value is an object of schemas, a list of schemas, or a schema.
+const MAPS: [&str; 4] = ["$defs", "definitions", "properties", "patternProperties"];
+const LISTS: [&str; 4] = ["allOf", "anyOf", "oneOf", "prefixItems"];
+const SINGLES: [&str; 3] = ["additionalProperties", "additionalItems", "items"];
+
+const TYPES: [&str; 7] = ["array", "boolean", "integer", "null", "number", "object", "string"];
+/// Formats that are kept.
+const FORMATS: [&str; 10] =
+    ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"];
+/// Formats that JSON Schema defines besides.
+const UNSUPPORTED_FORMATS: [&str; 9] = [
+    "idn-email",
+    "idn-hostname",
+    "iri",
+    "iri-reference",
+    "json-pointer",
+    "regex",
+    "relative-json-pointer",
+    "uri-reference",
+    "uri-template",
+];
+
+/// Calendar days from year 1 on, which is where Python's begin.
+const DATE: &str = concat!(
+    "(?:(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)-",
+    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))",
+    "|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29)"
+);
+/// RFC 3339's, but for leap seconds, which most programs do not read.
+const TIME: &str = concat!(
+    r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?",
+    "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+);
+
+/// Formats that llguidance takes less strictly: to it, each year has a 29th of February and each minute a leap second.
+fn pattern_of_format(format: &str) -> Option<String> {
+    match format {
+        "date" => Some(format!("^{DATE}$")),
+        "time" => Some(format!("^{TIME}$")),
+        "date-time" => Some(format!("^{DATE}T{TIME}$")),
+        _ => None,
+    }
+}
+
+/// What is wrong with a schema, and where.
+#[derive(Debug, PartialEq, Eq)]
+pub struct SchemaError {
+    /// From the schema's root: `.properties.x.pattern`; empty for the schema itself.
+    place: String,
+    message: String,
+}
+
+impl SchemaError {
+    pub fn new(place: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { place: place.into(), message: message.into() }
+    }
+
+    /// The error of a schema that came in the field `param`.
+    pub fn in_param(self, param: &str) -> ApiError {
+        let place = format!("{param}{}", self.place);
+        let message = format!("{place}: {}", self.message);
+        ApiError::invalid(place, message)
+    }
+}
+
+type Checked<T> = Result<T, SchemaError>;
+
+/// The place of a member or an element, from the place of the value that it is in.
+fn below(place: &str, key: &str) -> String {
+    let is_plain = !key.is_empty() && key.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '$'));
+    if is_plain { format!("{place}.{key}") } else { format!("{place}[{}]", Value::from(key)) }
+}
+
+/// Checks a client's schema and makes it llguidance's, with the options for `whitespace`.
+pub fn prepare(schema: &Value, whitespace: &Whitespace) -> Checked<Value> {
+    if let Whitespace::Pattern(pattern) = whitespace {
+        RegexBuilder::new().mk_regex(pattern).map_err(|error| {
+            SchemaError::new("", format!("the white space's pattern {pattern:?} is not a regular expression: {error}"))
+        })?;
+    }
+    let mut root = match schema {
+        Value::Bool(true) => json!({}),
+        Value::Bool(false) => return Err(SchemaError::new("", "no value is allowed")),
+        Value::Object(_) => schema.clone(),
+        other => return Err(SchemaError::new("", format!("a schema must be an object, got {}", kind(other)))),
+    };
+    // These are options of llguidance, some of which weaken the schema.
+    root.as_object_mut().expect("it is an object").shift_remove("x-guidance");
+    let checker = Checker { root: &root.clone() };
+    checker.schema(&mut root, "", 0)?;
+    checker.targets(&mut root)?;
+    root.as_object_mut().expect("it is an object").insert("x-guidance".into(), whitespace.options());
+    Ok(root)
+}
+
+/// Objects that say nothing about additional properties get none: vLLM's `disable_additional_properties`.
+pub fn close_objects(schema: &mut Value) {
+    let Value::Object(fields) = schema else { return };
+    for (key, value) in fields.iter_mut() {
+        match value {
+            Value::Object(schemas) if MAPS.contains(&key.as_str()) => schemas.values_mut().for_each(close_objects),
+            Value::Array(schemas) if LISTS.contains(&key.as_str()) || key == "items" => {
+                schemas.iter_mut().for_each(close_objects)
+            }
+            Value::Object(_) if SINGLES.contains(&key.as_str()) => close_objects(value),
+            _ => {}
+        }
+    }
+    if fields.contains_key("properties") || fields.contains_key("patternProperties") {
+        fields.entry("additionalProperties").or_insert(Value::Bool(false));
+    }
+}
+
+/// The place of the smallest part of `schema` that is refused too, alone with the definitions, and its own message.
+/// `error_of` is the message that a schema is refused with; the whole one's, `message`, ends with that of the part.
+pub fn culprit(schema: &Value, message: String, error_of: impl Fn(Value) -> Option<String>) -> SchemaError {
+    let mut parts = Vec::new();
+    collect_parts(schema, String::new(), &mut parts);
+    // Parts come before the schema that they are in.
+    for (place, part) in parts.into_iter().take(MAX_TRIED_PARTS) {
+        let Value::Object(fields) = part else { continue };
+        let mut alone = fields.clone();
+        for definitions in ["$defs", "definitions"] {
+            if let Some(given) = schema.get(definitions) {
+                alone.insert(definitions.into(), given.clone());
+            }
+        }
+        if let Some(own) = error_of(Value::Object(alone)).filter(|own| message.ends_with(own.as_str())) {
+            return SchemaError { place, message: own };
+        }
+    }
+    SchemaError { place: String::new(), message }
+}
+
+fn collect_parts<'a>(schema: &'a Value, place: String, parts: &mut Vec<(String, &'a Value)>) {
+    for (place, part) in children(schema, &place) {
+        collect_parts(part, place, parts);
+    }
+    parts.push((place, schema));
+}
+
+/// The schemas directly inside a schema, with their places.
+fn children<'a>(schema: &'a Value, place: &str) -> Vec<(String, &'a Value)> {
+    let Value::Object(fields) = schema else { return Vec::new() };
+    let mut found = Vec::new();
+    for (key, value) in fields {
+        let place = below(place, key);
+        match value {
+            Value::Object(schemas) if MAPS.contains(&key.as_str()) => {
+                found.extend(schemas.iter().map(|(name, schema)| (below(&place, name), schema)));
+            }
+            Value::Array(schemas) if LISTS.contains(&key.as_str()) || key == "items" => {
+                found.extend(schemas.iter().enumerate().map(|(i, schema)| (format!("{place}[{i}]"), schema)));
+            }
+            Value::Object(_) if SINGLES.contains(&key.as_str()) => found.push((place, value)),
+            _ => {}
+        }
+    }
+    found
+}
+
+struct Checker<'a> {
+    /// As the client sent it, for references.
+    root: &'a Value,
+}
+
+impl Checker<'_> {
+    fn schema(&self, schema: &mut Value, place: &str, depth: usize) -> Checked<()> {
+        if depth > MAX_DEPTH {
+            return Err(SchemaError::new(place, format!("schemas are nested more than {MAX_DEPTH} deep")));
+        }
+        let fields = match schema {
+            Value::Bool(_) => return Ok(()),
+            Value::Object(fields) => fields,
+            other => {
+                let message = format!("a schema must be an object or a boolean, got {}", kind(other));
+                return Err(SchemaError::new(place, message));
+            }
+        };
+        drop_what_says_nothing(fields);
+        for (key, value) in fields.iter_mut() {
+            self.keyword(key, value, &below(place, key), depth)?;
+        }
+        replace_format(fields);
+        replace_exclusive_bounds(fields);
+        self.one_of(fields, place)
+    }
+
+    fn keyword(&self, key: &str, value: &mut Value, place: &str, depth: usize) -> Checked<()> {
+        let wrong = |expected: &str| Err(SchemaError::new(place, format!("must be {expected}, got {}", shown(value))));
+        if UNSUPPORTED.contains(&key) {
+            return Err(SchemaError::new(place, format!("the keyword {key} is not supported")));
+        }
+        match key {
+            _ if MAPS.contains(&key) => {
+                let Value::Object(schemas) = value else { return wrong("an object of schemas") };
+                for (name, schema) in schemas {
+                    let place = below(place, name);
+                    if key == "patternProperties" {
+                        check_pattern(name, &place)?;
+                    }
+                    self.schema(schema, &place, depth + 1)?;
+                }
+            }
+            _ if LISTS.contains(&key) || (key == "items" && value.is_array()) => {
+                let Value::Array(schemas) = value else { return wrong("an array of schemas") };
+                if schemas.is_empty() && key.ends_with("Of") {
+                    return Err(SchemaError::new(place, "must have at least one schema"));
+                }
+                for (i, schema) in schemas.iter_mut().enumerate() {
+                    self.schema(schema, &format!("{place}[{i}]"), depth + 1)?;
+                }
+            }
+            _ if SINGLES.contains(&key) => self.schema(value, place, depth + 1)?,
+            "type" => {
+                let names: Vec<&Value> = match &*value {
+                    Value::Array(names) if !names.is_empty() => names.iter().collect(),
+                    name => vec![name],
+                };
+                if !names.iter().all(|name| name.as_str().is_some_and(|name| TYPES.contains(&name))) {
+                    return wrong(&format!("one of {}, or an array of them", TYPES.join(", ")));
+                }
+            }
+            "enum" if value.as_array().is_none_or(Vec::is_empty) => return wrong("an array with at least one value"),
+            "required" if !value.as_array().is_some_and(|names| names.iter().all(Value::is_string)) => {
+                return wrong("an array of strings");
+            }
+            "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties" | "maxProperties" => {
+                // 3.0 is an integer in JSON Schema.
+                let whole = value.as_f64().filter(|number| number.fract() == 0.0 && (0.0..1e9).contains(number));
+                let Some(whole) = whole else { return wrong("an integer from 0 to 999999999") };
+                *value = (whole as u64).into();
+            }
+            "minimum" | "maximum" if !value.is_number() => return wrong("a number"),
+            "exclusiveMinimum" | "exclusiveMaximum" if !value.is_number() && !value.is_boolean() => {
+                return wrong("a number");
+            }
+            "multipleOf" if value.as_f64().is_none_or(|number| number <= 0.0) => return wrong("a number above 0"),
+            "pattern" => match value.as_str() {
+                Some(pattern) => check_pattern(pattern, place)?,
+                None => return wrong("a string"),
+            },
+            "format" => match value.as_str() {
+                Some(format) if UNSUPPORTED_FORMATS.contains(&format) => {
+                    let message = format!("the format {format} is not supported; {} are", FORMATS.join(", "));
+                    return Err(SchemaError::new(place, message));
+                }
+                Some(_) => {}
+                None => return wrong("a string"),
+            },
+            "$ref" => match value.as_str() {
+                Some(reference) => {
+                    self.check_reference(reference, place)?;
+                    *value = encoded(reference).into();
+                }
+                None => return wrong("a string"),
+            },
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn check_reference(&self, reference: &str, place: &str) -> Checked<()> {
+        match reference.strip_prefix('#') {
+            Some(pointer) if pointer.is_empty() || pointer.starts_with('/') => match self.lookup(reference) {
+                Some(_) => Ok(()),
+                None => Err(SchemaError::new(place, format!("{reference:?} points to nothing in the schema"))),
+            },
+            // An anchor: llguidance finds it, or not.
+            Some(_) => Ok(()),
+            None => {
+                let message = format!("{reference:?} is outside of the schema, and nothing is fetched; use #/$defs/…");
+                Err(SchemaError::new(place, message))
+            }
+        }
+    }
+
+    /// What a reference into the schema points to.
+    fn lookup(&self, reference: &str) -> Option<&Value> {
+        self.root.pointer(&decoded(reference.strip_prefix('#')?))
+    }
+
+    /// Checks the schemas that stand where no keyword puts one and that only a reference finds.
+    fn targets(&self, root: &mut Value) -> Checked<()> {
+        let mut seen = BTreeSet::new();
+        let mut references = Vec::new();
+        collect_references(root, &mut references);
+        while let Some(reference) = references.pop() {
+            let is_usual = reference == "#" || MAPS.iter().any(|key| reference.starts_with(&format!("#/{key}/")));
+            if is_usual || !seen.insert(reference.clone()) {
+                continue;
+            }
+            let Some(pointer) = reference.strip_prefix('#').map(decoded) else { continue };
+            let Some(target) = root.pointer_mut(&pointer) else { continue };
+            let place = pointer.split('/').skip(1).fold(String::new(), |place, key| below(&place, key));
+            self.schema(target, &place, 0)?;
+            collect_references(target, &mut references);
+        }
+        Ok(())
+    }
+
+    /// "Exactly one of" is "any of" where no value is valid for two, and cannot be kept otherwise.
+    fn one_of(&self, fields: &mut Map<String, Value>, place: &str) -> Checked<()> {
+        let Some(Value::Array(options)) = fields.get("oneOf") else { return Ok(()) };
+        for (i, a) in options.iter().enumerate() {
+            for (j, b) in options.iter().enumerate().skip(i + 1) {
+                if !self.are_disjoint(a, b, 0) {
+                    let message = format!(
+                        "oneOf is supported where its options visibly exclude each other (by their types, or by a \
+                         required property with different values), and [{i}] and [{j}] do not; use anyOf"
+                    );
+                    return Err(SchemaError::new(below(place, "oneOf"), message));
+                }
+            }
+        }
+        let options = Value::Array(options.clone());
+        // References into the list must find it where it is.
+        if self.root.to_string().contains("/oneOf/") {
+            return Ok(());
+        }
+        if fields.contains_key("anyOf") {
+            fields.shift_remove("oneOf");
+            and(fields, json!({ "anyOf": options }));
+        } else {
+            // At the same place: the order of keywords is that of the properties.
+            let renamed = std::mem::take(fields).into_iter().map(|(key, value)| match key.as_str() {
+                "oneOf" => ("anyOf".to_owned(), value),
+                _ => (key, value),
+            });
+            *fields = renamed.collect();
+        }
+        Ok(())
+    }
+
+    /// Whether it is plain that no value is valid for both.
+    fn are_disjoint(&self, a: &Value, b: &Value, depth: usize) -> bool {
+        if depth > 8 {
+            return false;
+        }
+        let (a, b) = (self.resolved(a), self.resolved(b));
+        let (Value::Object(left), Value::Object(right)) = (a, b) else {
+            return *a == Value::Bool(false) || *b == Value::Bool(false);
+        };
+        for (schema, other) in [(left, b), (right, a)] {
+            for key in ["anyOf", "oneOf"] {
+                if let Some(Value::Array(options)) = schema.get(key)
+                    && options.iter().all(|option| self.are_disjoint(option, other, depth + 1))
+                {
+                    return true;
+                }
+            }
+            if let Some(Value::Array(parts)) = schema.get("allOf")
+                && parts.iter().any(|part| self.are_disjoint(part, other, depth + 1))
+            {
+                return true;
+            }
+        }
+        let (left_types, right_types) = (types(left), types(right));
+        let common: Vec<&str> = left_types.intersection(&right_types).copied().collect();
+        if let (Some(left), Some(right)) = (values(left), values(right))
+            && !left.iter().any(|value| right.iter().any(|other| equal(value, other)))
+        {
+            return true;
+        }
+        match common[..] {
+            [] => true,
+            ["object"] => self.are_objects_disjoint(left, right, depth),
+            _ => false,
+        }
+    }
+
+    /// A property that one of them requires, and that cannot be right for both.
+    fn are_objects_disjoint(&self, left: &Map<String, Value>, right: &Map<String, Value>, depth: usize) -> bool {
+        let property = |schema: &Map<String, Value>, name: &str| schema.get("properties")?.get(name).cloned();
+        let is_closed = |schema: &Map<String, Value>, name: &str| {
+            schema.get("additionalProperties") == Some(&Value::Bool(false))
+                && !schema.contains_key("patternProperties")
+                && property(schema, name).is_none()
+        };
+        let required = [left, right].into_iter().filter_map(|schema| schema.get("required")?.as_array()).flatten();
+        required.filter_map(Value::as_str).any(|name| {
+            is_closed(left, name)
+                || is_closed(right, name)
+                || match (property(left, name), property(right, name)) {
+                    (Some(a), Some(b)) => self.are_disjoint(&a, &b, depth + 1),
+                    _ => false,
+                }
+        })
+    }
+
+    /// Follows a reference that stands alone, or with annotations.
+    fn resolved<'v>(&'v self, mut schema: &'v Value) -> &'v Value {
+        for _ in 0..8 {
+            let Some(reference) = schema.get("$ref").and_then(Value::as_str) else { break };
+            match self.lookup(reference) {
+                Some(target) => schema = target,
+                None => break,
+            }
+        }
+        schema
+    }
+}
+
+/// Keywords that allow every value, and formats that JSON Schema does not know, which are annotations.
+fn drop_what_says_nothing(fields: &mut Map<String, Value>) {
+    let is_open = |value: &Value| *value == Value::Bool(true) || value.as_object().is_some_and(Map::is_empty);
+    let has_contains = fields.contains_key("contains");
+    let has_if = fields.contains_key("if");
+    let has_branch = fields.contains_key("then") || fields.contains_key("else");
+    fields.retain(|key, value| match key.as_str() {
+        "uniqueItems" => *value != Value::Bool(false),
+        "unevaluatedProperties" | "unevaluatedItems" | "propertyNames" => !is_open(value),
+        "dependencies" | "dependentRequired" | "dependentSchemas" => !is_open(value),
+        "minContains" | "maxContains" => has_contains,
+        "if" => has_branch,
+        "then" | "else" => has_if,
+        "$dynamicAnchor" | "$recursiveAnchor" => false,
+        "format" => value.as_str().is_none_or(|name| FORMATS.contains(&name) || UNSUPPORTED_FORMATS.contains(&name)),
+        _ => true,
+    });
+}
+
+/// Adds another schema that values must be valid for.
+fn and(fields: &mut Map<String, Value>, schema: Value) {
+    match fields.get_mut("allOf") {
+        Some(Value::Array(all)) => all.push(schema),
+        _ => {
+            fields.insert("allOf".into(), Value::Array(vec![schema]));
+        }
+    }
+}
+
+fn replace_format(fields: &mut Map<String, Value>) {
+    let Some(pattern) = fields.get("format").and_then(Value::as_str).and_then(pattern_of_format) else { return };
+    fields.shift_remove("format");
+    if fields.contains_key("pattern") {
+        and(fields, json!({ "pattern": pattern }));
+    } else {
+        fields.insert("pattern".into(), pattern.into());
+    }
+}
+
+/// llguidance takes an exclusive bound that is an integer for an inclusive one where the other bound has the same
+/// integer part: 1000 for "above 1000, at most 1000.5". So whole bounds are moved a little to the inside.
+fn replace_exclusive_bounds(fields: &mut Map<String, Value>) {
+    for (key, inclusive, sign) in [("exclusiveMinimum", "minimum", 1.0), ("exclusiveMaximum", "maximum", -1.0)] {
+        let bound = match fields.get(key) {
+            // As draft 4 has it.
+            Some(Value::Bool(true)) => fields.get(inclusive).cloned(),
+            bound => bound.cloned(),
+        };
+        if let Some(bound) = bound.as_ref().and_then(Value::as_f64).filter(|bound| bound.fract() == 0.0) {
+            let inside = (bound.abs().max(1.0) * 1e-9).min(0.5);
+            fields.insert(key.into(), (bound + sign * inside).into());
+        }
+    }
+}
+
+fn check_pattern(pattern: &str, place: &str) -> Checked<()> {
+    let ast = RegexAst::SearchRegex(regex_to_lark(pattern, "dw"));
+    let made = RegexBuilder::new().mk(&ast);
+    made.map(|_| ()).map_err(|error| {
+        let error = error.to_string();
+        let brief = error.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+        SchemaError::new(place, format!("the pattern {pattern:?} is not supported: {}", brief.trim()))
+    })
+}
+
+fn collect_references(schema: &Value, references: &mut Vec<String>) {
+    match schema {
+        Value::Object(fields) => {
+            references.extend(fields.get("$ref").and_then(Value::as_str).map(str::to_owned));
+            fields.values().for_each(|value| collect_references(value, references));
+        }
+        Value::Array(items) => items.iter().for_each(|item| collect_references(item, references)),
+        _ => {}
+    }
+}
+
+/// A reference as the specification wants it: clients write other characters than a URI has.
+fn encoded(reference: &str) -> String {
+    let mut out = String::with_capacity(reference.len());
+    for byte in reference.bytes() {
+        match byte {
+            b'!'..=b'~' if !b"\"<>\\^`{|}".contains(&byte) => out.push(byte.into()),
+            byte => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
+}
+
+/// The fragment of a reference without percent signs.
+fn decoded(fragment: &str) -> String {
+    let bytes = fragment.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut i = 0;
+    while i < bytes.len() {
+        let hex = bytes.get(i + 1..i + 3).and_then(|hex| std::str::from_utf8(hex).ok());
+        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+            Some(byte) if bytes[i] == b'%' => {
+                out.push(byte);
+                i += 3;
+            }
+            _ => {
+                out.push(bytes[i]);
+                i += 1;
+            }
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// A value for a message, cut where it is long.
+fn shown(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(60) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+/// The types that a schema's values can have; an integer is a number.
+fn types(schema: &Map<String, Value>) -> BTreeSet<&'static str> {
+    let number = |name: &str| if name == "integer" { "number" } else { name }.to_owned();
+    let known = |name: &str| TYPES.into_iter().find(|known| *known == name);
+    let all = || TYPES.into_iter().filter(|name| *name != "integer").collect::<BTreeSet<_>>();
+    let mut types = match schema.get("type") {
+        Some(Value::String(name)) => known(&number(name)).into_iter().collect(),
+        Some(Value::Array(names)) => {
+            names.iter().filter_map(Value::as_str).filter_map(|name| known(&number(name))).collect()
+        }
+        _ => all(),
+    };
+    if let Some(values) = values(schema) {
+        let of_values: BTreeSet<_> = values.iter().map(|value| kind(value)).collect();
+        types.retain(|name| of_values.contains(name));
+    }
+    types
+}
+
+/// The values that a schema allows, where it lists them.
+fn values(schema: &Map<String, Value>) -> Option<Vec<&Value>> {
+    match (schema.get("const"), schema.get("enum")) {
+        (Some(value), _) => Some(vec![value]),
+        (None, Some(Value::Array(values))) => Some(values.iter().collect()),
+        _ => None,
+    }
+}
+
+/// As JSON Schema has it: 1 is 1.0.
+fn equal(a: &Value, b: &Value) -> bool {
+    match (a.as_f64(), b.as_f64()) {
+        (Some(a), Some(b)) => a == b,
+        _ => a == b,
+    }
+}

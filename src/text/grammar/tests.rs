@@ -1,0 +1,488 @@
+//! Random walks: at each step any allowed token comes, and the text at the end is what was asked for.
+
+use super::*;
+use crate::engine::constraint::{Constraint, ConstraintSource};
+use crate::ids::TokenId;
+use crate::text::tokenizer::Tokenizer;
+use std::path::Path;
+use std::sync::Arc;
+
+struct Model {
+    name: &'static str,
+    tokenizer: Arc<Tokenizer>,
+    ends: Vec<TokenId>,
+    compiler: GrammarCompiler,
+}
+
+/// A byte-level vocabulary, and two with single bytes as a way out.
+const TOKENIZERS: [&str; 4] = ["demo", "byte_level_llama3", "sentencepiece_llama2", "sentencepiece_gemma"];
+
+fn model(name: &'static str) -> Model {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = if name == "demo" { root.join("models/demo") } else { root.join("tests/data/tokenizers").join(name) };
+    let read = |file: &str| std::fs::read_to_string(folder.join(file));
+    let config = read("tokenizer_config.json").unwrap();
+    let tokenizer = Arc::new(Tokenizer::from_json(&read("tokenizer.json").unwrap(), Some(&config)).unwrap());
+    let special = tokenizer.special_tokens();
+    let ends: Vec<TokenId> = [&special.eos, &special.bos].into_iter().flatten().map(|token| token.id).collect();
+    // A model's logits are padded.
+    let compiler = GrammarCompiler::new(tokenizer.clone(), tokenizer.vocab_size() + 100, &ends);
+    Model { name, tokenizer, ends, compiler }
+}
+
+fn all_models() -> impl Iterator<Item = Model> {
+    TOKENIZERS.into_iter().map(model)
+}
+
+/// A small generator of its own, so that a failure is found again.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % bound as u64) as usize
+    }
+}
+
+impl Model {
+    fn compile(&self, spec: GrammarSpec) -> Arc<dyn ConstraintSource> {
+        self.compiler.compile(&GrammarRequest::new(spec, "grammar")).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn error(&self, spec: GrammarSpec) -> ApiError {
+        self.compiler.compile(&GrammarRequest::new(spec, "grammar")).unwrap_err()
+    }
+
+    /// The tokens that may come next; all are tokens of the vocabulary.
+    fn allowed(&self, state: &mut dyn Constraint) -> Vec<TokenId> {
+        let mask = state.allowed().unwrap().expect("a grammar always restricts");
+        let size = mask.words().len() * 32;
+        let tokens: Vec<TokenId> = (0..size as TokenId).filter(|token| mask.contains(*token)).collect();
+        assert!(!tokens.is_empty(), "{}: nothing is allowed", self.name);
+        for token in &tokens {
+            let is_token = !self.tokenizer.token_bytes(*token).is_empty() || self.ends.contains(token);
+            assert!(is_token, "{}: {token} is no token", self.name);
+        }
+        tokens
+    }
+
+    /// A text made of random allowed tokens; `None` where it has not ended after so many.
+    fn walk(&self, source: &dyn ConstraintSource, random: &mut Random, max_tokens: usize) -> Option<String> {
+        let mut state = source.start();
+        let mut bytes = Vec::new();
+        for _ in 0..max_tokens {
+            let tokens = self.allowed(&mut *state);
+            let token = tokens[random.below(tokens.len())];
+            if self.ends.contains(&token) {
+                state.advance(token).unwrap();
+                assert!(self.allowed(&mut *state).iter().all(|token| self.ends.contains(token)));
+                return Some(String::from_utf8(bytes).expect("a grammar is of characters"));
+            }
+            bytes.extend(self.tokenizer.token_bytes(token));
+            state.advance(token).unwrap();
+        }
+        None
+    }
+
+    /// Texts of many walks that have ended.
+    fn texts(&self, spec: GrammarSpec, count: usize) -> Vec<String> {
+        let source = self.compile(spec);
+        let mut random = Random(0x9E37_79B9_7F4A_7C15);
+        let texts: Vec<String> = (0..count).filter_map(|_| self.walk(&*source, &mut random, 400)).collect();
+        assert!(texts.len() * 5 >= count, "{}: only {} of {count} walks ended", self.name, texts.len());
+        texts
+    }
+
+    /// Walks along the tokens that spell `text`, the longest first; whether it is allowed, and may end there.
+    fn accepts(&self, source: &dyn ConstraintSource, text: &str) -> bool {
+        let mut state = source.start();
+        let mut rest = text.as_bytes();
+        while !rest.is_empty() {
+            let fits = |token: &TokenId| {
+                let bytes = self.tokenizer.token_bytes(*token);
+                !bytes.is_empty() && !self.ends.contains(token) && rest.starts_with(&bytes)
+            };
+            let tokens = self.allowed(&mut *state).into_iter().filter(fits);
+            let Some(token) = tokens.max_by_key(|token| self.tokenizer.token_bytes(*token).len()) else { return false };
+            rest = &rest[self.tokenizer.token_bytes(token).len()..];
+            state.advance(token).unwrap();
+        }
+        self.allowed(&mut *state).iter().any(|token| self.ends.contains(token))
+    }
+}
+
+#[test]
+fn every_text_of_a_schema_is_valid() {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "naïve 名": { "type": "string", "maxLength": 5 },
+            "kind": { "enum": ["a", "ß", 3, null, true] },
+            "count": { "type": "integer", "minimum": -20, "exclusiveMaximum": 1000 },
+            "ids": { "type": "array", "items": { "type": "string", "pattern": "^[a-f]{2}[0-9]$" }, "minItems": 1, "maxItems": 3 },
+            "inner": { "$ref": "#/$defs/inner" },
+        },
+        "required": ["naïve 名", "count", "ids"],
+        "additionalProperties": false,
+        "$defs": { "inner": { "type": "object", "properties": { "x": { "type": "boolean" } }, "additionalProperties": false } },
+    });
+    for model in all_models() {
+        for text in model.texts(GrammarSpec::JsonSchema(schema.clone()), 20) {
+            let value: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
+            let object = value.as_object().unwrap();
+            assert!(object["naïve 名"].as_str().unwrap().chars().count() <= 5, "{text}");
+            assert!((-20..1000).contains(&object["count"].as_i64().unwrap()), "{text}");
+            assert!((1..=3).contains(&object["ids"].as_array().unwrap().len()), "{text}");
+            for id in object["ids"].as_array().unwrap() {
+                let id = id.as_str().unwrap().as_bytes();
+                assert!(matches!(id, [b'a'..=b'f', b'a'..=b'f', b'0'..=b'9']), "{text}");
+            }
+            if let Some(kind) = object.get("kind") {
+                assert!([json!("a"), json!("ß"), json!(3), Value::Null, json!(true)].contains(kind), "{text}");
+            }
+            let names: Vec<&str> = object.keys().map(String::as_str).collect();
+            let order = ["naïve 名", "kind", "count", "ids", "inner"];
+            let places: Vec<usize> = names.iter().map(|name| order.iter().position(|o| o == name).unwrap()).collect();
+            assert!(places.is_sorted(), "properties come in the order of the schema: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_json_object_is_any_object_and_nothing_else() {
+    for model in all_models() {
+        let source = model.compile(GrammarSpec::JsonObject);
+        for text in ["{}", r#"{"a": [1, -2.5e3, "\n", null], "b": {"ü": {}}}"#, "{\n  \"a\": 1\n}"] {
+            assert!(model.accepts(&*source, text), "{}: {text}", model.name);
+        }
+        for text in ["[]", "1", "\"a\"", "{", " {}", "{} {}", "{\"a\":          1}"] {
+            assert!(!model.accepts(&*source, text), "{}: {text}", model.name);
+        }
+    }
+}
+
+#[test]
+fn white_space_is_as_asked_for() {
+    let model = model("demo");
+    let schema = json!({ "type": "object", "properties": { "a": { "type": "integer" } }, "required": ["a"] });
+    let accepts = |whitespace: Whitespace, text: &str| {
+        let spec = GrammarSpec::JsonSchema(schema.clone());
+        let request = GrammarRequest { whitespace, ..GrammarRequest::new(spec, "schema") };
+        model.accepts(&*model.compiler.compile(&request).unwrap(), text)
+    };
+    assert!(accepts(Whitespace::Limited, "{\"a\": 1}") && accepts(Whitespace::Limited, "{\"a\":1}"));
+    assert!(accepts(Whitespace::Compact, "{\"a\":1}") && !accepts(Whitespace::Compact, "{\"a\": 1}"));
+    let stars = || Whitespace::Pattern("\\*{2}".into());
+    assert!(accepts(stars(), "{\"a\":**1}") && !accepts(stars(), "{\"a\": 1}"));
+}
+
+#[test]
+fn characters_that_are_no_tokens_come_byte_by_byte() {
+    let choices = ["日本語 ✓", "naïve", "🦀🦀", "naïve!"].map(str::to_owned).to_vec();
+    for model in all_models() {
+        let source = model.compile(GrammarSpec::Choice(choices.clone()));
+        for choice in &choices {
+            assert!(model.accepts(&*source, choice), "{}: {choice}", model.name);
+        }
+        assert!(!model.accepts(&*source, "naï") && !model.accepts(&*source, "日本語"));
+        assert!(model.texts(GrammarSpec::Choice(choices.clone()), 20).iter().all(|text| choices.contains(text)));
+    }
+}
+
+#[test]
+fn a_regex_matches_from_the_beginning_to_the_end() {
+    for model in all_models() {
+        for regex in [r"[0-9]{3}-[a-z]+", r"^[0-9]{3}-[a-z]+$"] {
+            let source = model.compile(GrammarSpec::Regex(regex.into()));
+            assert!(model.accepts(&*source, "123-abc"), "{}", model.name);
+            assert!(!model.accepts(&*source, "123-") && !model.accepts(&*source, "x123-abc"));
+        }
+        let source = model.compile(GrammarSpec::Regex(r"a/b\$".into()));
+        assert!(model.accepts(&*source, "a/b$"));
+    }
+}
+
+#[test]
+fn what_leaves_no_choice_is_forced_in_the_tokenizer_s_own_tokens() {
+    let text = "{\"a long property name\":";
+    let schema = json!({ "type": "object", "properties": { "a long property name": { "type": "integer" } },
+        "required": ["a long property name"], "additionalProperties": false });
+    for model in all_models() {
+        let spec = GrammarSpec::JsonSchema(schema.clone());
+        let request = GrammarRequest { whitespace: Whitespace::Compact, ..GrammarRequest::new(spec, "schema") };
+        let source = model.compiler.compile(&request).unwrap();
+        let mut state = source.start();
+        let mut forced = Vec::new();
+        loop {
+            let tokens = model.allowed(&mut *state);
+            let [token] = tokens[..] else { break };
+            forced.push(token);
+            state.advance(token).unwrap();
+        }
+        let bytes: Vec<u8> = forced.iter().flat_map(|token| model.tokenizer.token_bytes(*token)).collect();
+        // The last token may be one that a digit is merged into.
+        assert!(text.as_bytes().starts_with(&bytes) && bytes.len() + 3 >= text.len(), "{}: {bytes:?}", model.name);
+    }
+}
+
+#[test]
+fn after_a_complete_text_only_the_end_comes() {
+    let model = model("demo");
+    let source = model.compile(GrammarSpec::Choice(vec!["yes".into()]));
+    let mut state = source.start();
+    while model.allowed(&mut *state) != [model.ends[0]] {
+        let token = model.allowed(&mut *state)[0];
+        state.advance(token).unwrap();
+    }
+    for _ in 0..3 {
+        state.advance(model.ends[0]).unwrap();
+        assert_eq!(model.allowed(&mut *state), [model.ends[0]]);
+    }
+}
+
+#[test]
+fn a_grammar_can_start_behind_a_marker() {
+    for model in all_models() {
+        let request = GrammarRequest {
+            starts_after: Some("</think>".into()),
+            ..GrammarRequest::new(GrammarSpec::Choice(vec!["yes".into()]), "choice")
+        };
+        let source = model.compiler.compile(&request).unwrap();
+        assert!(model.accepts(&*source, "I think, a </thin> yes, </think>yes"), "{}", model.name);
+        assert!(!model.accepts(&*source, "yes"), "{}", model.name);
+        assert!(!model.accepts(&*source, "</think>no"), "{}", model.name);
+        assert!(!model.accepts(&*source, "</think></think>yes"), "{}", model.name);
+        // Nothing but the end may not come before it.
+        let before = model.allowed(&mut *source.start());
+        assert!(before.len() > model.tokenizer.vocab_size() / 2 && !before.contains(&model.ends[0]));
+        let mut random = Random(7);
+        for _ in 0..20 {
+            if let Some(text) = model.walk(&*source, &mut random, 200) {
+                assert!(text.ends_with("</think>yes") && text.matches("</think>").count() == 1, "{text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_compiled_once_is_kept() {
+    let model = model("demo");
+    let first = model.compile(GrammarSpec::Regex("a+".into()));
+    assert!(Arc::ptr_eq(&first, &model.compile(GrammarSpec::Regex("a+".into()))));
+    let other = GrammarRequest {
+        starts_after: Some("b".into()),
+        ..GrammarRequest::new(GrammarSpec::Regex("a+".into()), "regex")
+    };
+    assert!(!Arc::ptr_eq(&first, &model.compiler.compile(&other).unwrap()));
+    for i in 0..100 {
+        model.compile(GrammarSpec::Regex(format!("a{{{i},}}")));
+    }
+    assert!(!Arc::ptr_eq(&first, &model.compile(GrammarSpec::Regex("a+".into()))), "the cache has a bound");
+}
+
+#[test]
+fn samples_of_a_grammar_do_not_disturb_each_other() {
+    let model = model("demo");
+    let source = model.compile(GrammarSpec::JsonObject);
+    std::thread::scope(|scope| {
+        for seed in 1..9 {
+            let (model, source) = (&model, &source);
+            scope.spawn(move || {
+                let mut random = Random(seed);
+                for _ in 0..5 {
+                    if let Some(text) = model.walk(&**source, &mut random, 200) {
+                        assert!(serde_json::from_str::<Value>(&text).unwrap().is_object(), "{text}");
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_wrong_schema_is_refused_where_it_is_wrong() {
+    let model = model("demo");
+    let in_x = |schema: Value| json!({ "type": "object", "properties": { "x": schema } });
+    for (schema, place) in [
+        (json!(7), ""),
+        (json!(false), ""),
+        (json!({"type": "objekt"}), ".type"),
+        (in_x(json!({"type": "string", "pattern": "("})), ".properties.x.pattern"),
+        (in_x(json!({"type": "string", "pattern": "(?=a)b"})), ".properties.x.pattern"),
+        (in_x(json!({"type": "string", "format": "regex"})), ".properties.x.format"),
+        (in_x(json!({"type": "string", "minLength": -1})), ".properties.x.minLength"),
+        (in_x(json!({"type": "array", "uniqueItems": true})), ".properties.x.uniqueItems"),
+        (in_x(json!({"not": {"type": "string"}})), ".properties.x.not"),
+        (in_x(json!({"anyOf": []})), ".properties.x.anyOf"),
+        (in_x(json!({"anyOf": [{"type": "null"}, {"enum": []}]})), ".properties.x.anyOf[1].enum"),
+        (in_x(json!({"oneOf": [{"type": "number"}, {"type": "integer"}]})), ".properties.x.oneOf"),
+        (in_x(json!({"$ref": "#/$defs/y"})), ".properties.x.$ref"),
+        (in_x(json!({"$ref": "https://example.com/schema.json"})), ".properties.x.$ref"),
+        (in_x(json!({"$ref": "#/other/y"})), ".properties.x.$ref"),
+        (json!({"$ref": "#/other/y", "other": {"y": {"minimum": "a"}}}), ".other.y.minimum"),
+        (json!({"properties": {"a b": {"type": 1}}}), ".properties[\"a b\"].type"),
+        (json!({"properties": {"x": 1}}), ".properties.x"),
+        (json!({"required": "x"}), ".required"),
+        (json!({"enum": []}), ".enum"),
+        (
+            json!({"type": "object", "properties": {"x": {"type": "integer", "minimum": 3, "maximum": 2}}, "required": ["x"]}),
+            ".properties.x",
+        ),
+        (json!({"type": "array", "items": {"type": "array", "minItems": 2, "maxItems": 1}, "minItems": 1}), ".items"),
+    ] {
+        let error = model.error(GrammarSpec::JsonSchema(schema.clone()));
+        assert_eq!(error.param.as_deref(), Some(&*format!("grammar{place}")), "{schema}: {error}");
+    }
+}
+
+/// llama.cpp's grammar of JSON, as its documentation has it.
+const JSON_GBNF: &str = r#"
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+
+object ::=
+  "{" ws (
+            string ":" ws value
+    ("," ws string ":" ws value)*
+  )? "}" ws
+
+array  ::=
+  "[" ws (
+            value
+    ("," ws value)*
+  )? "]" ws
+
+string ::=
+  "\"" (
+    [^"\\\x7F\x00-\x1F] |
+    "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) # escapes
+  )* "\"" ws
+
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
+
+# Optional space: by convention, applied in this grammar after literal chars when allowed
+ws ::= | " " | "\n" [ \t]{0,20}
+"#;
+
+#[test]
+fn a_gbnf_grammar_allows_what_it_says() {
+    let cases: [(&str, &[&str], &[&str]); 9] = [
+        (
+            JSON_GBNF,
+            &["{}", "{\"a\": [1, \"ü\\n\", {\"b\": null}] }", "{\"x\": -1.5e3\n  }"],
+            &["[]", "{\"a\" }", "{}{}"],
+        ),
+        ("root ::= \"a\" | \"b\"\n", &["a", "b"], &["", "ab", "c"]),
+        (
+            "root ::= select # SQL\n  select ::= \"SELECT \" column \" FROM \" [a-z_]+\n  column ::= \"*\" | \"col_1\"",
+            &["SELECT * FROM t", "SELECT col_1 FROM a_b"],
+            &["SELECT col_2 FROM t", "SELECT * FROM "],
+        ),
+        (
+            "root ::= expr\nexpr ::= term ([-+*/] term)*\nterm ::= [0-9]+ | \"(\" expr \")\"",
+            &["1+(2*3)-4", "((1))"],
+            &["1+", "(1", ")("],
+        ),
+        ("root ::= line+\nline ::= \"- \" .{1,5} \"\\n\"", &["- ab\n- ü\n"], &["- ab", "- \n"]),
+        ("root ::= \"x\"{2,3} [^a-c]? ws\nws ::= ([ \\t\\n] ws)?", &["xx", "xxxd  \n", "xxx"], &["x", "xxa", "xxxx x"]),
+        ("root ::= \"(\" root \")\" | \"\"", &["", "()", "((()))"], &["(", "())"]),
+        ("root ::= [\\u65e5\\u672c\\-\\]]+ \"\\U0001F980\"", &["日本-]🦀"], &["日本", "a🦀"]),
+        ("root ::= a\na ::= b b\nb ::= c c\nc ::= d d\nd ::= \"x\" | \"yz\"", &["xxxxxxxx", "xyzxxxxyzx"], &["xxx"]),
+    ];
+    for model in all_models() {
+        for (grammar, good, bad) in cases {
+            let source = model.compile(GrammarSpec::Grammar(grammar.into()));
+            for text in good {
+                assert!(model.accepts(&*source, text), "{}: {grammar}: {text:?}", model.name);
+            }
+            for text in bad {
+                assert!(!model.accepts(&*source, text), "{}: {grammar}: {text:?}", model.name);
+            }
+        }
+        for text in model.texts(GrammarSpec::Grammar(JSON_GBNF.into()), 10) {
+            match serde_json::from_str::<Value>(&text) {
+                Ok(value) => assert!(value.is_object(), "{text}"),
+                // 1e99999 is JSON, and no number that serde can hold.
+                Err(error) => assert!(error.to_string().contains("out of range"), "{text}: {error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_wrong_grammar_is_refused_at_its_place() {
+    let model = model("demo");
+    let deep = format!("root ::= {}\"a\"", "(".repeat(500));
+    for (grammar, message) in [
+        ("root ::= \"a\" other", "line 1, column 14: the rule other is not defined"),
+        ("other ::= \"a\"", "line 1, column 1: there is no rule named root"),
+        ("root ::= \"a\"\nroot ::= \"b\"", "line 2, column 1: the rule root is defined twice"),
+        ("root ::= (\"a\"", "line 1, column 14: expected ')', found the end"),
+        ("root ::= \"a\" )", "line 1, column 14: expected a rule, or a part of one, found ')'"),
+        ("root ::=\n  \"a\n  | \"b\"", "line 2, column 3: the text that begins here has no end"),
+        ("root ::= [a-", "line 1, column 13: expected a character, found the end"),
+        ("root ::= [z-a]", "line 1, column 11: the range from 'z' to 'a' is empty"),
+        ("root ::= \"\\q\"", "line 1, column 11: an unknown escape"),
+        ("root ::= \"a\"{3,1}", "line 1, column 13: the most repetitions are fewer than the fewest"),
+        ("root ::= \"a\"{1000000}", "line 1, column 14: at most 100000 repetitions"),
+        ("root ::= (= \"a\") \"b\"", "line 1, column 10: look-ahead is not supported"),
+        ("root ::= \"a\" ; \"b\"", "line 1, column 14: expected a text, a class, a rule or a group, found ';'"),
+        (&deep, "groups are nested more than 100 deep"),
+        ("start: \"a\"\n  x: \"b", "line 2, column 8: lexer error"),
+        ("start: /(?=a)b/", "invalid regex"),
+        ("start: other", "other"),
+    ] {
+        let error = model.error(GrammarSpec::Grammar(grammar.into()));
+        assert_eq!((error.status, error.param.as_deref()), (400, Some("grammar")), "{grammar}");
+        assert!(error.message.contains(message), "{grammar}: {error}");
+    }
+}
+
+#[test]
+fn a_schema_means_what_its_specification_says() {
+    let model = model("demo");
+    let cases: [(Value, &[&str], &[&str]); 9] = [
+        (
+            json!({"type": "number", "exclusiveMinimum": 1000, "maximum": 1000.5}),
+            &["1000.1", "1000.5"],
+            &["1000", "1000.0", "1000.6"],
+        ),
+        (json!({"type": "number", "minimum": -10.5, "exclusiveMaximum": -10}), &["-10.5", "-10.01"], &["-10", "-10.0"]),
+        (json!({"type": "integer", "minimum": 3, "exclusiveMinimum": true, "maximum": 5}), &["4", "5"], &["3", "6"]),
+        (
+            json!({"type": "string", "format": "date"}),
+            &["\"2024-02-29\"", "\"2000-02-29\"", "\"0001-12-31\""],
+            &["\"2023-02-29\"", "\"1900-02-29\"", "\"0000-01-01\"", "\"2024-04-31\""],
+        ),
+        (
+            json!({"type": "string", "format": "date-time", "pattern": "^2"}),
+            &["\"2024-02-29T23:59:59.5Z\"", "\"2024-02-28T00:00:00+01:30\""],
+            &["\"2024-02-29T23:59:60Z\"", "\"1999-01-01T00:00:00Z\"", "\"2024-02-29 23:59:59Z\""],
+        ),
+        (json!({"$ref": "#/$defs/größe x", "$defs": {"größe x": {"const": 1}}}), &["1"], &["2"]),
+        (json!({"$ref": "#/other/a~1b", "other": {"a/b": {"const": 1}}}), &["1"], &["2"]),
+        (
+            json!({"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "anyOf": [{"required": ["k"]}, {"required": ["x"]}], "$defs": {
+                "a": {"type": "object", "properties": {"k": {"const": "a"}, "x": {"const": 1}}, "required": ["k"], "additionalProperties": false},
+                "b": {"type": "object", "properties": {"k": {"const": "b"}}, "required": ["k"], "additionalProperties": false}}}),
+            &["{\"k\": \"a\", \"x\": 1}", "{\"k\": \"b\"}"],
+            &["{\"k\": \"b\", \"x\": 1}", "{}"],
+        ),
+        (
+            json!({"type": "array", "items": {"type": ["string", "null"], "format": "path", "deprecated": true}, "uniqueItems": false, "maxItems": 2.0}),
+            &["[]", "[\"x\", null]"],
+            &["[1]", "[null, null, null]"],
+        ),
+    ];
+    for (schema, good, bad) in cases {
+        let source = model.compile(GrammarSpec::JsonSchema(schema.clone()));
+        for text in good {
+            assert!(model.accepts(&*source, text), "{schema}: {text}");
+        }
+        for text in bad {
+            assert!(!model.accepts(&*source, text), "{schema}: {text}");
+        }
+    }
+}

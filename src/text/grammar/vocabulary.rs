@@ -1,0 +1,120 @@
+//! A model's vocabulary as llguidance wants it: the bytes of each token as a trie, and a way from text to tokens.
+
+use crate::ids::TokenId;
+use crate::text::tokenizer::Tokenizer;
+use std::sync::Arc;
+use toktrie::{TokRxInfo, TokTrie, TokenizerEnv};
+
+/// Longer tokens are never allowed: the trie cannot hold them. (The longest of a model in use have 1,024 spaces.)
+const MAX_TOKEN_BYTES: usize = 1000;
+
+/// A character that is a token of its own, or several, and that no word includes.
+const ANCHOR: &str = "\u{2}";
+
+/// Text whose tokens, put together, are this text again wherever forced text can be tokenised at all.
+const PROBE: &str = "{\"name\": [1, true]}";
+
+pub struct Vocabulary {
+    tokenizer: Arc<Tokenizer>,
+    trie: TokTrie,
+    /// Text can be turned into the tokens that the model would use. Where it cannot (word pieces, say), nothing is
+    /// forced and the model chooses among all ways to write a text.
+    is_canonical: bool,
+}
+
+impl Vocabulary {
+    /// Ids from `vocab_size` on are no tokens of the model. `end_tokens`, the first of which is the one that ends an
+    /// output that is complete, and special tokens are never text. None where the model has no end token.
+    pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize, end_tokens: &[TokenId]) -> Option<Self> {
+        let size = tokenizer.vocab_size().min(vocab_size);
+        let words: Vec<Vec<u8>> = (0..size as TokenId)
+            .map(|id| {
+                let mut word = tokenizer.token_bytes(id);
+                if tokenizer.is_special(id) || end_tokens.contains(&id) {
+                    if word.is_empty() {
+                        word = format!("<[{id}]>").into_bytes();
+                    }
+                    word.insert(0, TokTrie::SPECIAL_TOKEN_MARKER);
+                }
+                if word.len() > MAX_TOKEN_BYTES { Vec::new() } else { word }
+            })
+            .collect();
+        let ends: Vec<TokenId> = end_tokens.iter().copied().filter(|id| (*id as usize) < size).collect();
+        let trie = TokTrie::from(&TokRxInfo::new(size as u32, *ends.first()?), &words).with_eos_tokens(&ends);
+        let mut vocabulary = Self { tokenizer, trie, is_canonical: true };
+        vocabulary.is_canonical = vocabulary.encode(PROBE).is_some();
+        Some(vocabulary)
+    }
+
+    pub fn is_canonical(&self) -> bool {
+        self.is_canonical
+    }
+
+    /// The token that ends an output to which nothing can be added.
+    pub fn end_token(&self) -> TokenId {
+        self.trie.eos_token()
+    }
+
+    pub fn is_end_token(&self, token: TokenId) -> bool {
+        self.trie.eos_tokens().contains(&token)
+    }
+
+    /// One more than the highest id of a token.
+    pub fn len(&self) -> usize {
+        self.trie.vocab_size()
+    }
+
+    /// A token's bytes; none for an id without a token.
+    pub fn bytes(&self, token: TokenId) -> &[u8] {
+        match self.trie.token(token) {
+            [TokTrie::SPECIAL_TOKEN_MARKER, name @ ..] if !name.is_empty() => name,
+            bytes => bytes,
+        }
+    }
+
+    /// The model's own tokens of `text`, if together they are exactly `text`.
+    fn encode(&self, text: &str) -> Option<Vec<TokenId>> {
+        let tokens = self.tokenizer.encode(text, false).ok()?;
+        if self.is_text(&tokens, text) {
+            return Some(tokens);
+        }
+        // A tokenizer that puts a space before a text puts it before this.
+        let tokens = self.tokenizer.encode(&format!("{ANCHOR}{text}"), false).ok()?;
+        let mut before = Vec::new();
+        for (i, token) in tokens.iter().enumerate() {
+            before.extend(self.trie.token(*token));
+            if before.ends_with(ANCHOR.as_bytes()) {
+                let rest = &tokens[i + 1..];
+                return self.is_text(rest, text).then(|| rest.to_vec());
+            }
+        }
+        None
+    }
+
+    fn is_text(&self, tokens: &[TokenId], text: &str) -> bool {
+        let rest = tokens.iter().try_fold(text.as_bytes(), |rest, token| {
+            rest.strip_prefix(self.trie.token(*token)).filter(|_| (*token as usize) < self.len())
+        });
+        rest.is_some_and(<[u8]>::is_empty)
+    }
+}
+
+impl TokenizerEnv for Vocabulary {
+    fn tok_trie(&self) -> &TokTrie {
+        &self.trie
+    }
+
+    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
+        let mut tokens = Vec::new();
+        for chunk in bytes.utf8_chunks() {
+            let text = chunk.valid();
+            tokens.extend(self.encode(text).unwrap_or_else(|| self.trie.greedy_tokenize(text.as_bytes())));
+            tokens.extend(self.trie.greedy_tokenize(chunk.invalid()));
+        }
+        tokens
+    }
+
+    fn tokenize_is_canonical(&self) -> bool {
+        self.is_canonical
+    }
+}
