@@ -5,6 +5,7 @@ pub mod decoder;
 pub mod families;
 pub mod files;
 pub mod loader;
+mod names;
 pub mod rope;
 pub mod runner;
 pub mod spec;

@@ -5,7 +5,7 @@
 //! - `team`: the threads.
 //! - `pack`, `gemm`: weights and matrix products; `experts`; `attention`; `elementwise`: everything else.
 //! - `sampling`: from logits to tokens.
-//! - `memory`: buffers and the pools of KV blocks.
+//! - `tensors`: activations; `memory`: buffers and the pools of KV blocks.
 //!
 //! Results do not depend on the number of threads: work is cut into tasks that own their outputs, and no output is
 //! summed up from several tasks in an order that could vary.
@@ -20,11 +20,13 @@ mod pack;
 mod sampling;
 mod simd;
 mod team;
+mod tensors;
 
 pub use elementwise::CpuRopeTable;
 pub use experts::CpuExpertsWorkspace;
 pub use isa::Isa;
 pub use pack::CpuMatrix;
+pub use tensors::{CpuTensor, CpuVector};
 
 use super::{
     Activation, AttentionShape, Backend, Batch, DType, Experts, ExpertsShape, HostTensor, KvLayout, LogitsRequest,
@@ -60,49 +62,6 @@ pub struct CpuBackend {
     logits: Vec<f32>,
     vocab_size: usize,
     sampling: Sampling,
-}
-
-/// Activations `[max_rows, cols]`, row-major, float32.
-pub struct CpuTensor {
-    data: Buffer<f32>,
-    max_rows: usize,
-    cols: usize,
-}
-
-/// A small float32 vector.
-pub struct CpuVector(Vec<f32>);
-
-impl CpuTensor {
-    pub fn cols(&self) -> usize {
-        self.cols
-    }
-
-    /// `[max_rows * cols]`
-    pub fn as_slice(&self) -> &[f32] {
-        self.data.as_slice()
-    }
-
-    /// `[max_rows * cols]`
-    pub fn as_mut_slice(&mut self) -> &mut [f32] {
-        self.data.as_mut_slice()
-    }
-
-    fn rows(&self, rows: usize) -> &[f32] {
-        assert!(rows <= self.max_rows, "{rows} rows of a tensor of {}", self.max_rows);
-        &self.as_slice()[..rows * self.cols]
-    }
-
-    fn rows_mut(&mut self, rows: usize) -> &mut [f32] {
-        assert!(rows <= self.max_rows, "{rows} rows of a tensor of {}", self.max_rows);
-        let len = rows * self.cols;
-        &mut self.as_mut_slice()[..len]
-    }
-}
-
-impl CpuVector {
-    pub fn as_slice(&self) -> &[f32] {
-        &self.0
-    }
 }
 
 impl CpuBackend {
