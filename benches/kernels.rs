@@ -142,7 +142,7 @@ fn products(criterion: &mut Criterion, backend: &mut CpuBackend) {
 }
 
 const SHAPE: AttentionShape =
-    AttentionShape { num_heads: 32, num_kv_heads: 8, head_dim: 64, scale: 0.125, softcap: None, window: None };
+    AttentionShape { num_heads: 32, num_kv_heads: 8, head_dim: 64, scale: 0.125, window: None, softcap: None };
 
 /// Attention of `seqs` sequences with `rows` new tokens after `computed`.
 fn attention(criterion: &mut Criterion, backend: &mut CpuBackend) {

@@ -2,9 +2,10 @@
 
 use serde::Serialize;
 use std::fmt;
+use utoipa::ToSchema;
 
 /// An error in the shape of OpenAI's error object, with the HTTP status it travels under.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct ApiError {
     #[serde(skip)]
     pub status: u16,
@@ -53,7 +54,7 @@ impl ApiError {
             401,
             "authentication_error",
             Some("invalid_api_key"),
-            "missing or wrong API key: send it as 'Authorization: Bearer KEY'",
+            "missing or wrong API key: send it as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'",
         )
     }
 
@@ -67,6 +68,12 @@ impl ApiError {
                 format!("the model '{name}' does not exist here; this server serves '{served}'"),
             )
         }
+    }
+
+    /// 404: responses are not kept.
+    pub fn response_not_stored(id: &str) -> Self {
+        let message = format!("no response '{id}' here: this server stores no responses");
+        Self::new(404, "invalid_request_error", Some("response_not_found"), message)
     }
 
     pub fn not_found(path: &str) -> Self {

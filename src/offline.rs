@@ -122,6 +122,7 @@ async fn generate_one(
     let submit = Submit {
         prompt,
         prompt_param: "prompt",
+        truncation: None,
         params: params.sampling.clone(),
         ignore_eos: params.ignore_eos,
         seed: params.seed,

@@ -12,6 +12,7 @@ use crate::ids::{RequestId, TokenId};
 use crate::metrics::{self, Rejection};
 use crate::sampling::params::SamplingParams;
 use crate::text::grammar::{GrammarCompiler, GrammarRequest};
+use crate::text::truncation::{Side, Truncation};
 use actix::{Actor, Addr, Context, Handler, Recipient, ResponseFuture};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -104,15 +105,17 @@ impl Handler<Submit> for RequestIntake {
                 metrics::request_rejected(Rejection::QueueFull);
                 return Err(ApiError::overloaded(limits.max_requests, limits.retry_after_s));
             };
-            let Submit { prompt, prompt_param, params, ignore_eos, seed, n, priority, cache_salt, grammar } = submit;
+            let Submit { prompt, truncation, prompt_param, params, ignore_eos, seed, n, priority, cache_salt, grammar } =
+                submit;
             let accepted = async {
                 if n == 0 {
                     return Err(ApiError::invalid("n", "must be at least 1, got 0"));
                 }
-                let prompt = shared.tokenise(prompt, prompt_param).await?;
+                let cut = truncation.map(|cut| (shared.prompt_room(cut, &params), cut.side));
+                let prompt = shared.tokenise(prompt, cut, prompt_param).await?;
                 let params = shared.resolve(params, &prompt, prompt_param, ignore_eos, seed)?;
                 let constraint = match grammar {
-                    Some(grammar) => Some(shared.constrain(grammar, &params).await?),
+                    Some(grammar) => Some(shared.constrain(grammar, &prompt, &params).await?),
                     None => None,
                 };
                 Ok((Arc::new(prompt), Arc::new(params), constraint))
@@ -138,12 +141,28 @@ fn count_rejection(error: &ApiError) {
 }
 
 impl Shared {
-    async fn tokenise(&self, prompt: Prompt, param: &'static str) -> Result<Vec<TokenId>, ApiError> {
-        let tokens = match prompt {
-            Prompt::Tokens(tokens) => tokens,
-            prompt => {
+    /// Tokens that a prompt which may be cut has at most.
+    fn prompt_room(&self, truncation: Truncation, params: &SamplingParams) -> usize {
+        let room = || self.model.max_model_len.saturating_sub(params.max_tokens.max(1)).max(1);
+        truncation.keep.unwrap_or_else(room) as usize
+    }
+
+    /// `cut`: tokens to keep at most, and the side to cut away.
+    async fn tokenise(
+        &self,
+        prompt: Prompt,
+        cut: Option<(usize, Option<Side>)>,
+        param: &'static str,
+    ) -> Result<Vec<TokenId>, ApiError> {
+        let tokens = match (prompt, cut) {
+            (Prompt::Tokens(tokens), None) => tokens,
+            (prompt, cut) => {
                 let model = self.model.clone();
-                self.workers.run(move || model.encode(&prompt, param)).await?
+                let encode = move || match cut {
+                    None => model.encode(&prompt, param),
+                    Some((keep, side)) => model.encode_truncated(&prompt, keep, side, param),
+                };
+                self.workers.run(encode).await?
             }
         };
         if tokens.is_empty() {
@@ -160,13 +179,20 @@ impl Shared {
     /// What the request's grammar allows, token by token.
     async fn constrain(
         &self,
-        grammar: GrammarRequest,
+        mut grammar: GrammarRequest,
+        prompt: &[TokenId],
         params: &SamplingParams,
     ) -> Result<Arc<dyn ConstraintSource>, ApiError> {
         let other =
             [("allowed_token_ids", params.allowed_tokens.is_some()), ("use_beam_search", params.beam.is_some())];
         if let Some((name, _)) = other.into_iter().find(|(_, is_given)| *is_given) {
             return Err(ApiError::invalid(name, format!("{name} cannot be combined with {}", grammar.param)));
+        }
+        if let Some(mark) = &grammar.starts_after
+            && self.model.tokenizer.ends_with(prompt, mark)
+        {
+            // The prompt has gone beyond it: a chat template can end with reasoning that is empty.
+            grammar.starts_after = None;
         }
         let grammars = self.grammars.clone();
         self.workers.run(move || grammars.compile(&grammar)).await

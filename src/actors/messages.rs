@@ -11,6 +11,7 @@ use crate::ids::{RequestId, TokenId};
 use crate::sampling::params::{FinishReason, PositionLogprobs, SamplingParams};
 pub use crate::text::chat_template::ChatPrompt;
 use crate::text::grammar::GrammarRequest;
+use crate::text::truncation::Truncation;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -33,6 +34,8 @@ pub enum Prompt {
 #[rtype(result = "Result<Accepted, ApiError>")]
 pub struct Submit {
     pub prompt: Prompt,
+    /// How a prompt that is too long is cut.
+    pub truncation: Option<Truncation>,
     /// Name of the prompt's field, for errors: `prompt`, `messages`.
     pub prompt_param: &'static str,
     /// `max_tokens` 0 here means "not given": as many as fit. `eos_token_ids` are filled in by the intake unless

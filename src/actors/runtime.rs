@@ -16,8 +16,12 @@ use crate::model::files::ModelFiles;
 use crate::model::loader::{self, LoadedModel};
 use crate::model::spec::ModelSpec;
 use crate::sampling::params::SamplingDefaults;
-use crate::text::{chat_template::ChatTemplate, tokenizer::Tokenizer};
+use crate::text::chat_output::ChatFormat;
+use crate::text::chat_template::ChatTemplate;
+use crate::text::tokenizer::{SpecialToken, SpecialTokens, Tokenizer};
+use crate::text::truncation::{Side, truncate};
 use actix::{Actor, Arbiter, Recipient, System};
+use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -33,6 +37,10 @@ pub struct ModelInfo {
     pub vocab_size: u32,
     pub tokenizer: Arc<Tokenizer>,
     pub chat_template: Option<ChatTemplate>,
+    /// How the model writes tool calls and reasoning.
+    pub chat_format: ChatFormat,
+    /// Requests may bring a chat template of their own.
+    pub trust_request_chat_template: bool,
     /// End tokens of generation, from `generation_config.json` and `config.json`.
     pub eos_token_ids: Vec<TokenId>,
     /// The model's own sampling, for what a request leaves out.
@@ -47,18 +55,43 @@ impl ModelInfo {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
             Prompt::Text { text, add_special_tokens } => self.tokenizer.encode(text, *add_special_tokens),
             Prompt::Chat(chat) => {
-                let template = self.chat_template.as_ref().ok_or_else(|| {
-                    ApiError::invalid(
-                        param,
-                        "this model has no chat template: use /v1/completions, or add chat_template.jinja to the model",
-                    )
-                })?;
-                // Templates write the special tokens themselves.
-                self.tokenizer.encode(&template.render(chat)?, false)
+                let text = match (&chat.template, &self.chat_template) {
+                    (Some(source), _) => ChatTemplate::of_request(source, self.special_tokens())?.render(chat)?,
+                    (None, Some(template)) => template.render(chat)?,
+                    (None, None) => return Err(ApiError::invalid(param, NO_TEMPLATE)),
+                };
+                self.tokenizer.encode(&text, chat.add_special_tokens)
             }
         }
     }
+
+    /// `bos_token` and the like, as templates know them.
+    fn special_tokens(&self) -> Map<String, Value> {
+        let SpecialTokens { bos, eos, pad, unk } = self.tokenizer.special_tokens();
+        let named = [("bos_token", bos), ("eos_token", eos), ("pad_token", pad), ("unk_token", unk)];
+        let text =
+            |(name, token): (&str, &Option<SpecialToken>)| Some((name.into(), token.as_ref()?.text.clone().into()));
+        named.into_iter().filter_map(text).collect()
+    }
+
+    /// [`ModelInfo::encode`], cut to `keep` tokens.
+    pub fn encode_truncated(
+        &self,
+        prompt: &Prompt,
+        keep: usize,
+        side: Option<Side>,
+        param: &str,
+    ) -> Result<Vec<TokenId>, ApiError> {
+        let text = match prompt {
+            Prompt::Text { text, add_special_tokens: true } => Some((&*self.tokenizer, text.as_str())),
+            _ => None,
+        };
+        truncate(self.encode(prompt, param)?, keep, side, text)
+    }
 }
+
+const NO_TEMPLATE: &str =
+    "this model has no chat template: use /v1/completions, or add chat_template.jinja to the model";
 
 /// A cheap clone that submits requests to the engine from any thread.
 #[derive(Clone)]
@@ -129,6 +162,9 @@ impl Runtime {
         let spec = ModelSpec::load(&files)?;
         let (vocab_size, eos_token_ids) = (spec.vocab_size, spec.eos_token_ids.clone());
         let (tokenizer, chat_template) = load_text(&text_files(config, &files)?)?;
+        let (tool_parser, reasoning_parser) = (config.model.tool_call_parser, config.model.reasoning_parser);
+        let chat_format = ChatFormat::choose(tool_parser, reasoning_parser, chat_template.as_ref());
+        tracing::info!("chat output: {}", chat_format.describe());
         let default_sampling = load_sampling_defaults(&files)?;
         let served_name = config.server.served_model_name.clone().unwrap_or_else(|| files.name());
 
@@ -142,6 +178,8 @@ impl Runtime {
             vocab_size: vocab_size as u32,
             tokenizer: Arc::new(tokenizer),
             chat_template,
+            chat_format,
+            trust_request_chat_template: config.server.trust_request_chat_template,
             eos_token_ids,
             default_sampling,
         });

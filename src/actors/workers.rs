@@ -1,4 +1,4 @@
-//! A few threads for work that would block an actor: tokenising, chat templates, grammars and what they allow.
+//! A few threads for work that would block an actor: tokenising, chat templates, compiling grammars and what they allow.
 
 use crate::error::{ApiError, StartError};
 use crossbeam::channel::{Sender, unbounded};

@@ -38,6 +38,7 @@ pub struct ServerConfig {
     pub retry_after_s: u64,
     pub drain_timeout_s: u64,
     pub max_body_bytes: usize,
+    pub trust_request_chat_template: bool,
     /// 0: see [`ServerConfig::num_workers`].
     pub workers: usize,
 }
@@ -50,6 +51,8 @@ pub struct ModelConfig {
     /// `None`: the model's own.
     pub max_model_len: Option<u32>,
     pub load_format: LoadFormat,
+    pub tool_call_parser: ToolCallParser,
+    pub reasoning_parser: ReasoningParser,
 }
 
 /// The value of `model.path` that stands for the model inside the program.
@@ -130,6 +133,7 @@ impl Default for ServerConfig {
             retry_after_s: 1,
             drain_timeout_s: 30,
             max_body_bytes: 32 << 20,
+            trust_request_chat_template: false,
             workers: 0,
         }
     }
@@ -144,7 +148,14 @@ impl ServerConfig {
 
 impl Default for ModelConfig {
     fn default() -> Self {
-        Self { path: DEMO_MODEL.into(), dtype: DtypeChoice::Auto, max_model_len: None, load_format: LoadFormat::Auto }
+        Self {
+            path: DEMO_MODEL.into(),
+            dtype: DtypeChoice::Auto,
+            max_model_len: None,
+            load_format: LoadFormat::Auto,
+            tool_call_parser: ToolCallParser::Auto,
+            reasoning_parser: ReasoningParser::Auto,
+        }
     }
 }
 
@@ -315,6 +326,28 @@ choice!(
         Auto = "auto",
         /// Random numbers.
         Dummy = "dummy",
+    }
+);
+choice!(
+    /// In which words the model calls tools.
+    ToolCallParser {
+        /// As its chat template shows it.
+        Auto = "auto",
+        None = "none",
+        Hermes = "hermes",
+        Llama3Json = "llama3_json",
+        Mistral = "mistral",
+    }
+);
+choice!(
+    /// How the model marks its reasoning.
+    ReasoningParser {
+        /// As its chat template shows it.
+        Auto = "auto",
+        None = "none",
+        DeepseekR1 = "deepseek_r1",
+        Qwen3 = "qwen3",
+        Mistral = "mistral",
     }
 );
 choice!(DeviceKind {

@@ -3,7 +3,8 @@
 
 use super::value::{Field, Kind, Value};
 use super::{
-    Config, DeviceKind, DtypeChoice, Isa, LoadFormat, LogFormat, OnFailure, Overlap, PreemptionMode, SchedulingPolicy,
+    Config, DeviceKind, DtypeChoice, Isa, LoadFormat, LogFormat, OnFailure, Overlap, PreemptionMode, ReasoningParser,
+    SchedulingPolicy, ToolCallParser,
 };
 use std::fmt::Write;
 
@@ -111,7 +112,7 @@ settings! {
         "The model's name in the API; auto is the last part of its path.",
         "Clients ask for a fixed name whatever is behind it.";
     server.api_keys: Kind::List, "", Some(("api-key", "KEY")),
-        "Bearer keys that clients may use; with none, no key is asked for. /health is always open.",
+        "Bearer keys that clients may use; with none, no key is asked for. /health, /docs and /openapi.json are always open.",
         "The server can be reached by others. Prefer file or environment: a flag shows in the process list.";
     server.max_requests: int(1, 1_000_000), "requests", None,
         "Requests held at once, queued and running; one more is answered with 429.",
@@ -125,6 +126,9 @@ settings! {
     server.max_body_bytes: int(1024, 1 << 30), "bytes", None,
         "Largest request body; a larger one is answered with 413.",
         "Prompts are longer, or clients are not trusted.";
+    server.trust_request_chat_template: Kind::Bool, "", None,
+        "Requests may bring a chat_template of their own.",
+        "Clients are trusted: a template is a program, and one that was written to can use up the memory.";
     server.workers: int(0, 1024), "threads", None,
         "Threads for HTTP; 0 is one for each core, at most 4.",
         "Thousands of streams at once.";
@@ -141,6 +145,14 @@ settings! {
     model.load_format: Kind::Choice(LoadFormat::NAMES), "", Some(("load-format", "auto|dummy")),
         "auto reads the checkpoint's safetensors; dummy makes random weights from config.json alone, with the demo model's tokenizer where there is none.",
         "dummy, to measure a model's shape without its weights.";
+    model.tool_call_parser: Kind::Choice(ToolCallParser::NAMES), "",
+        Some(("tool-call-parser", "auto|none|hermes|llama3_json|mistral")),
+        "In which words the model calls tools: hermes (Hermes, Qwen), llama3_json, mistral; auto is what its chat template shows, none reads no calls.",
+        "The chat template is of no known format, or of another than the model was trained on; pagetide doctor says what auto finds.";
+    model.reasoning_parser: Kind::Choice(ReasoningParser::NAMES), "",
+        Some(("reasoning-parser", "auto|none|deepseek_r1|qwen3|mistral")),
+        "How the model marks its reasoning: <think> (qwen3; deepseek_r1 where the first mark may be missing) or [THINK] (mistral); auto is what its chat template shows, none leaves it in the content.",
+        "Reasoning comes as content, or content as reasoning.";
 
     device.kind: Kind::Choice(DeviceKind::NAMES), "", Some(("device", "auto|cpu|cuda")),
         "Where the model runs; auto is the GPU if there is one, else the CPU.",

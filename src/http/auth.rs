@@ -1,7 +1,9 @@
-//! Bearer keys.
+//! API keys: `Authorization: Bearer KEY`, and `X-API-Key: KEY` as Anthropic's clients send it.
 
-use actix_web::http::header::{AUTHORIZATION, HeaderMap};
+use actix_web::http::header::{AUTHORIZATION, HeaderMap, HeaderName};
 use subtle::{Choice, ConstantTimeEq};
+
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// The keys a client may show. Only their hashes are kept; hashes are compared, all of them and in constant time, so
 /// that the time says nothing about how much of a key was right.
@@ -19,12 +21,16 @@ impl ApiKeys {
         if self.hashes.is_empty() {
             return true;
         }
-        let Some(key) = headers.get(AUTHORIZATION).and_then(|value| bearer_key(value.as_bytes())) else {
-            return false;
-        };
+        let bearer = headers.get(AUTHORIZATION).and_then(|value| bearer_key(value.as_bytes()));
+        let plain = headers.get(X_API_KEY).map(|value| value.as_bytes().trim_ascii());
+        let keys = bearer.into_iter().chain(plain);
+        keys.fold(Choice::from(0), |any, key| any | self.knows(key)).into()
+    }
+
+    fn knows(&self, key: &[u8]) -> Choice {
         let hash = blake3::hash(key);
         let matches = self.hashes.iter().map(|known| known.ct_eq(hash.as_bytes()));
-        matches.fold(Choice::from(0), |any, matches| any | matches).into()
+        matches.fold(Choice::from(0), |any, matches| any | matches)
     }
 }
 
@@ -40,10 +46,14 @@ mod tests {
     use actix_web::http::header::HeaderValue;
 
     fn admits(keys: &[&str], header: Option<&'static str>) -> bool {
+        admits_headers(keys, header.map(|value| (AUTHORIZATION, value)).as_slice())
+    }
+
+    fn admits_headers(keys: &[&str], sent: &[(HeaderName, &'static str)]) -> bool {
         let keys: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
         let mut headers = HeaderMap::new();
-        if let Some(header) = header {
-            headers.insert(AUTHORIZATION, HeaderValue::from_static(header));
+        for (name, value) in sent {
+            headers.insert(name.clone(), HeaderValue::from_static(value));
         }
         ApiKeys::new(&keys).admits(&headers)
     }
@@ -56,6 +66,18 @@ mod tests {
             assert!(!admits(&["a-key"], Some(header)), "{header}");
         }
         assert!(!admits(&["a-key"], None));
+    }
+
+    #[test]
+    fn a_key_may_come_in_either_header() {
+        assert!(admits_headers(&["a-key", "b-key"], &[(X_API_KEY, "b-key")]));
+        for header in ["a-ke", "a-keyy", "Bearer a-key", ""] {
+            assert!(!admits_headers(&["a-key"], &[(X_API_KEY, header)]), "{header}");
+        }
+        // Some clients send a placeholder in the one and the key in the other.
+        assert!(admits_headers(&["a-key"], &[(X_API_KEY, "a-key"), (AUTHORIZATION, "Bearer none")]));
+        assert!(admits_headers(&["a-key"], &[(X_API_KEY, "none"), (AUTHORIZATION, "Bearer a-key")]));
+        assert!(!admits_headers(&["a-key"], &[(X_API_KEY, "none"), (AUTHORIZATION, "Bearer none")]));
     }
 
     #[test]

@@ -47,16 +47,17 @@ pub struct Position {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finish {
-    /// `stop` or `length`.
+    /// `stop`, `length` or `tool_calls`.
     pub reason: &'static str,
     /// The stop string or stop token that ended it, where it was one of the client's.
     pub stop_reason: Option<StopReason>,
 }
 
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, utoipa::ToSchema)]
 #[serde(untagged)]
 pub enum StopReason {
     Text(String),
+    #[schema(value_type = u32)]
     Token(TokenId),
 }
 
@@ -115,10 +116,7 @@ impl Generation {
         }
         let mut runs = Vec::with_capacity(num_prompts);
         for (index, prompt) in std::mem::take(&mut request.prompts).into_iter().enumerate() {
-            let text = match &prompt {
-                Prompt::Text { text, .. } if request.answer.echo => Some(text.clone()),
-                _ => None,
-            };
+            let text = echoed(&prompt, request);
             let accepted = handle.submit(request.submit(prompt)).await?;
             let first_choice = index as u32 * request.num_samples();
             runs.push(PromptRun::new(first_choice, request, &handle.model().tokenizer, accepted, text)?);
@@ -163,7 +161,7 @@ impl Generation {
     /// Of one choice so far.
     pub fn choice_usage(&self, choice: u32) -> Usage {
         let run = self.run_of(choice);
-        Usage::new(run.prompt_tokens.len(), run.samples[(choice % self.n) as usize].num_tokens, run.cached_tokens)
+        run.usage_of(std::slice::from_ref(&run.samples[(choice % self.n) as usize]))
     }
 
     /// The prompt that a choice answers.
@@ -178,6 +176,19 @@ impl Generation {
 
     fn run_of(&self, choice: u32) -> &PromptRun {
         &self.runs[(choice / self.n) as usize]
+    }
+}
+
+/// What an answer with `echo` begins with; `None`: the text of the prompt's tokens.
+fn echoed(prompt: &Prompt, request: &Request) -> Option<String> {
+    match prompt {
+        Prompt::Text { text, .. } if request.truncation.is_none() => Some(text.clone()),
+        Prompt::Chat(chat) => {
+            let role = chat.messages.last().and_then(|message| message.get("role")?.as_str());
+            let continues = !chat.add_generation_prompt || role == Some("assistant");
+            Some(if continues { chat.last_text() } else { String::new() })
+        }
+        _ => None,
     }
 }
 
@@ -200,6 +211,8 @@ struct Sample {
     /// Reads the text of a chat.
     chat: Option<ChatParser>,
     num_tokens: usize,
+    /// Tokens of those that are reasoning.
+    num_reasoning: usize,
     /// Characters of the echoed prompt, which stands before the output.
     echo_chars: usize,
     output_chars: usize,
@@ -211,7 +224,7 @@ struct Sample {
 }
 
 impl PromptRun {
-    /// `first_choice`: the number of sample 0. `prompt_text`: what the client sent, where that was text.
+    /// `first_choice`: the number of sample 0. `prompt_text`: see [`echoed`].
     fn new(
         first_choice: u32,
         request: &Request,
@@ -227,14 +240,21 @@ impl PromptRun {
             None => tokenizer.decode(&prompt, options.text.skip_special_tokens)?,
         };
         let echo_chars = echo.chars().count();
+        let echo_piece = (options.chat.is_some() && !echo.is_empty()).then(|| ChatPiece::Content(echo.clone()));
         let sample = |index| Sample {
             text: OutputText::new(Arc::clone(tokenizer), &prompt, &options.text),
-            chat: options.chat.then(ChatParser::default),
+            chat: options.chat.as_ref().map(|reading| ChatParser::new(reading, tokenizer, &prompt)),
+            num_reasoning: 0,
             num_tokens: 0,
             echo_chars,
             output_chars: 0,
             held: VecDeque::new(),
-            pending: Delta { choice: first_choice + index, text: echo.clone(), ..Delta::default() },
+            pending: Delta {
+                choice: first_choice + index,
+                text: echo.clone(),
+                pieces: echo_piece.iter().cloned().collect(),
+                ..Delta::default()
+            },
             ended: false,
         };
         Ok(Self {
@@ -297,6 +317,10 @@ impl PromptRun {
             sample.pending.finish = Some(self.options.stopped_by(stop));
             return Some(self.end(index, true));
         }
+        if sample.chat.as_ref().is_some_and(ChatParser::is_full) {
+            sample.pending.finish = Some(Finish { reason: "stop", stop_reason: None });
+            return Some(self.end(index, true));
+        }
         let is_last = is_stop || sample.num_tokens >= self.params.max_tokens as usize;
         if is_last { None } else { Some(sample.next_delta()) }
     }
@@ -327,6 +351,16 @@ impl PromptRun {
         for (token, logprobs) in std::mem::take(&mut sample.held) {
             sample.pending.push_token(token, offset, logprobs);
         }
+        if let Some(chat) = &mut sample.chat {
+            chat.finish(&mut sample.pending.pieces);
+            if let Some(finish) = &mut sample.pending.finish
+                && finish.reason == "stop"
+                && chat.num_calls() > 0
+                && !self.options.named_tool
+            {
+                finish.reason = "tool_calls";
+            }
+        }
         let delta = sample.next_delta();
         if early && let Some(events) = &self.events {
             // Also where it is the last one: this is an end, not a client that went away.
@@ -340,7 +374,7 @@ impl PromptRun {
 
     /// Puts the echoed prompt's positions before those of the output.
     fn echo_positions(&mut self) {
-        if !self.options.echo || self.options.logprobs.is_none() {
+        if !self.options.echo || self.options.chat.is_some() || self.options.logprobs.is_none() {
             return;
         }
         let offsets = echo_offsets(&self.tokenizer, &self.prompt_tokens, &self.samples[0].pending.text);
@@ -355,8 +389,13 @@ impl PromptRun {
     }
 
     fn usage(&self) -> Usage {
-        let completion_tokens = self.samples.iter().map(|sample| sample.num_tokens).sum();
-        Usage::new(self.prompt_tokens.len(), completion_tokens, self.cached_tokens)
+        self.usage_of(&self.samples)
+    }
+
+    fn usage_of(&self, samples: &[Sample]) -> Usage {
+        let completion_tokens = samples.iter().map(|sample| sample.num_tokens).sum();
+        let reasoning_tokens = samples.iter().map(|sample| sample.num_reasoning).sum();
+        Usage::new(self.prompt_tokens.len(), completion_tokens, self.cached_tokens).with_reasoning(reasoning_tokens)
     }
 }
 
@@ -365,6 +404,12 @@ impl Sample {
     fn take(&mut self, piece: Piece) {
         self.output_chars += piece.text.chars().count();
         self.pending.text.push_str(&piece.text);
+        if let Some(chat) = &mut self.chat {
+            let was_reasoning = chat.is_reasoning();
+            chat.push(&piece.text, &mut self.pending.pieces);
+            // A token that is a mark is not counted.
+            self.num_reasoning += usize::from(was_reasoning && chat.is_reasoning());
+        }
         for offset in piece.token_offsets {
             let (token, logprobs) = self.held.pop_front().expect("every token pushed was put here before");
             self.pending.push_token(token, self.echo_chars + offset, logprobs);
@@ -373,14 +418,7 @@ impl Sample {
 
     fn next_delta(&mut self) -> Delta {
         let next = Delta { choice: self.pending.choice, ..Delta::default() };
-        let mut delta = std::mem::replace(&mut self.pending, next);
-        if let Some(chat) = &mut self.chat {
-            chat.push(&delta.text, &mut delta.pieces);
-            if self.ended {
-                chat.finish(&mut delta.pieces);
-            }
-        }
-        delta
+        std::mem::replace(&mut self.pending, next)
     }
 }
 

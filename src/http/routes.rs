@@ -2,64 +2,119 @@
 
 use crate::actors::runtime::RuntimeHandle;
 use crate::error::ApiError;
-use crate::http::complete;
-use crate::http::openai::{Endpoint, Request, check_model, tokenize};
+use crate::http::openai::stream::Chunks;
+use crate::http::openai::{Endpoint, Request, chat, check_model, completion, tokenize};
+use crate::http::openapi::answers::{ModelCard, ModelList, Status, Version};
+use crate::http::openapi::{self, Operation, Tag};
 use crate::http::server::Limits;
 use crate::http::stream::EventBody;
+use crate::http::{anthropic, complete, responses};
 use crate::metrics;
-use actix_web::http::header::{ALLOW, CACHE_CONTROL, ContentType, RETRY_AFTER};
+use actix_web::http::header::{ALLOW, ContentType, RETRY_AFTER};
 use actix_web::http::{Method, StatusCode};
 use actix_web::web::{self, Bytes, Data, Path, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse, Resource, ResponseError, Route, guard};
 use serde_json::{Value, json};
 
-/// Names may hold slashes.
-const MODEL: &str = "/v1/models/{id:.+}";
+/// The methods there are. HEAD goes with GET.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verb {
+    Get,
+    Post,
+    Delete,
+}
 
-/// The paths but [`MODEL`].
-const PATHS: [&str; 9] = [
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/models",
-    "/tokenize",
-    "/detokenize",
-    "/health",
-    "/ready",
-    "/version",
-    "/metrics",
+impl Verb {
+    pub fn method(self) -> Method {
+        match self {
+            Verb::Get => Method::GET,
+            Verb::Post => Method::POST,
+            Verb::Delete => Method::DELETE,
+        }
+    }
+}
+
+/// A path: its method, who answers, and what the API's description says of it.
+#[derive(Clone, Copy)]
+pub struct ApiPath {
+    pub verb: Verb,
+    pub path: &'static str,
+    /// The same in the router's words.
+    pattern: &'static str,
+    /// Answers without a key. As with vLLM this is what tells nothing of the model, its load or its texts.
+    pub is_open: bool,
+    handler: fn() -> Route,
+    pub describe: fn() -> Operation,
+}
+
+const fn post(path: &'static str, handler: fn() -> Route, describe: fn() -> Operation) -> ApiPath {
+    ApiPath { verb: Verb::Post, path, pattern: path, is_open: false, handler, describe }
+}
+
+const fn get(path: &'static str, handler: fn() -> Route, describe: fn() -> Operation) -> ApiPath {
+    ApiPath { verb: Verb::Get, ..post(path, handler, describe) }
+}
+
+const fn delete(path: &'static str, handler: fn() -> Route, describe: fn() -> Operation) -> ApiPath {
+    ApiPath { verb: Verb::Delete, ..post(path, handler, describe) }
+}
+
+const fn open(path: ApiPath) -> ApiPath {
+    ApiPath { is_open: true, ..path }
+}
+
+/// Every path that is served. Where a path has several methods, they stand together.
+pub static PATHS: [ApiPath; 19] = [
+    post("/v1/chat/completions", || web::to(chat_completions), chat::describe),
+    post("/v1/completions", || web::to(completions), completion::describe),
+    post("/v1/responses", || web::to(create_response), responses::describe::create),
+    get("/v1/responses/{id}", || web::to(stored_response), responses::describe::retrieve),
+    delete("/v1/responses/{id}", || web::to(stored_response), responses::describe::delete),
+    get("/v1/responses/{id}/input_items", || web::to(stored_response), responses::describe::input_items),
+    post("/v1/responses/{id}/cancel", || web::to(stored_response), responses::describe::cancel),
+    post("/v1/messages", || web::to(messages), anthropic::describe::create),
+    post("/v1/messages/count_tokens", || web::to(count_tokens), anthropic::describe::count_tokens),
+    get("/v1/models", || web::to(models), describe_models),
+    // Names may hold slashes.
+    ApiPath { pattern: "/v1/models/{id:.+}", ..get("/v1/models/{id}", || web::to(model), describe_model) },
+    post("/tokenize", || web::to(tokenize), tokenize::describe_tokenize),
+    post("/detokenize", || web::to(detokenize), tokenize::describe_detokenize),
+    open(get("/health", || web::to(health), describe_health)),
+    get("/ready", || web::to(ready), describe_ready),
+    get("/version", || web::to(version), describe_version),
+    get("/metrics", || web::to(prometheus), describe_metrics),
+    open(get("/openapi.json", || web::to(openapi_json), describe_openapi)),
+    open(get("/docs", || web::to(docs), describe_docs)),
 ];
 
 /// How metrics name the path of a matched route; what a client made up is `other`.
 pub fn metrics_path(pattern: Option<&str>) -> &'static str {
-    match pattern {
-        Some(MODEL) => "/v1/models/{id}",
-        _ => PATHS.into_iter().find(|path| pattern == Some(*path)).unwrap_or("other"),
-    }
+    PATHS.iter().find(|path| pattern == Some(path.pattern)).map_or("other", |path| path.path)
 }
 
 pub fn configure(config: &mut ServiceConfig) {
-    let get = || Method::GET;
-    let post = || Method::POST;
-    config
-        .service(resource("/v1/chat/completions", post(), web::to(chat_completions)))
-        .service(resource("/v1/completions", post(), web::to(completions)))
-        .service(resource("/v1/models", get(), web::to(models)))
-        .service(resource(MODEL, get(), web::to(model)))
-        .service(resource("/tokenize", post(), web::to(tokenize)))
-        .service(resource("/detokenize", post(), web::to(detokenize)))
-        .service(resource("/health", get(), web::to(health)))
-        .service(resource("/ready", get(), web::to(ready)))
-        .service(resource("/version", get(), web::to(version)))
-        .service(resource("/metrics", get(), web::to(prometheus)))
-        .default_service(web::to(not_found));
+    for methods in PATHS.chunk_by(|one, other| one.pattern == other.pattern) {
+        config.service(resource(methods));
+    }
+    config.default_service(web::to(not_found));
 }
 
-/// A path with one method, HEAD going with GET; another is answered with 405.
-fn resource(path: &'static str, method: Method, route: Route) -> Resource {
-    let allowed = if method == Method::GET { "GET, HEAD".into() } else { method.to_string() };
-    let head = if method == Method::GET { Method::HEAD } else { method.clone() };
-    let methods = guard::Any(guard::Method(method)).or(guard::Method(head));
-    web::resource(path).route(route.guard(methods)).default_service(web::to(move |request: HttpRequest| {
+/// One path with its methods, HEAD going with GET; another is answered with 405.
+fn resource(methods: &'static [ApiPath]) -> Resource {
+    let mut resource = web::resource(methods[0].pattern);
+    let mut allowed = Vec::new();
+    for path in methods {
+        let method = path.verb.method();
+        let head = if method == Method::GET { Method::HEAD } else { method.clone() };
+        allowed.push(path.verb.method());
+        if head != method {
+            allowed.push(head.clone());
+        }
+        let guard = guard::Any(guard::Method(method)).or(guard::Method(head));
+        resource = resource.route((path.handler)().guard(guard));
+    }
+    let allowed = allowed.iter().map(Method::as_str).collect::<Vec<_>>().join(", ");
+    resource.default_service(web::to(move |request: HttpRequest| {
         let error = ApiError::method_not_allowed(request.method().as_str(), &allowed);
         let mut response = error.error_response();
         if let Ok(value) = allowed.parse() {
@@ -87,21 +142,55 @@ async fn generate(handle: &RuntimeHandle, endpoint: Endpoint, body: &Value) -> R
     if request.stream.is_none() {
         return Ok(HttpResponse::Ok().json(complete::answer(handle, request).await?));
     }
-    let events = EventBody::start(handle, request).await?;
-    Ok(HttpResponse::Ok()
-        .content_type("text/event-stream; charset=utf-8")
-        .insert_header((CACHE_CONTROL, "no-cache"))
-        // Proxies that collect answers (nginx) let this one through.
-        .insert_header(("X-Accel-Buffering", "no"))
-        .streaming(events))
+    let chunks = Chunks::new(&request, handle.model());
+    Ok(EventBody::start(handle, request, chunks).await?.into_response())
 }
 
-async fn models(handle: Data<RuntimeHandle>) -> HttpResponse {
+async fn create_response(
+    handle: Data<RuntimeHandle>,
+    limits: Data<Limits>,
+    body: Body,
+) -> Result<HttpResponse, ApiError> {
+    responses::create(&handle, &json_body(body, &limits)?).await
+}
+
+/// Nothing is stored, so there is nothing to get, list, cancel or delete.
+async fn stored_response(id: Path<String>) -> HttpResponse {
+    ApiError::response_not_stored(&id).error_response()
+}
+
+async fn messages(handle: Data<RuntimeHandle>, limits: Data<Limits>, body: Body) -> Result<HttpResponse, ApiError> {
+    anthropic::create(&handle, &json_body(body, &limits)?).await
+}
+
+async fn count_tokens(handle: Data<RuntimeHandle>, limits: Data<Limits>, body: Body) -> Result<HttpResponse, ApiError> {
+    let body = json_body(body, &limits)?;
+    let counted = blocking(move || anthropic::count_tokens(&body, handle.model())).await?;
+    Ok(HttpResponse::Ok().json(counted))
+}
+
+fn describe_models() -> Operation {
+    Operation::new(Tag::Models, "list_models", "The models that are served").answers::<ModelList>("One model.")
+}
+
+fn describe_model() -> Operation {
+    Operation::new(Tag::Models, "retrieve_model", "One model")
+        .path_parameter("id", "Its name; slashes in it may stand as they are.")
+        .answers::<ModelCard>("The model.")
+}
+
+async fn models(handle: Data<RuntimeHandle>, request: HttpRequest) -> HttpResponse {
+    if anthropic::has_version(request.headers()) {
+        return HttpResponse::Ok().json(anthropic::models::list(handle.model()));
+    }
     HttpResponse::Ok().json(json!({"object": "list", "data": [model_card(&handle)]}))
 }
 
-async fn model(handle: Data<RuntimeHandle>, id: Path<String>) -> Result<HttpResponse, ApiError> {
+async fn model(handle: Data<RuntimeHandle>, id: Path<String>, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     check_model(&json!({ "model": *id }), handle.model())?;
+    if anthropic::has_version(request.headers()) {
+        return Ok(HttpResponse::Ok().json(anthropic::models::card(handle.model())));
+    }
     Ok(HttpResponse::Ok().json(model_card(&handle)))
 }
 
@@ -139,6 +228,33 @@ where
     web::block(work).await.map_err(|_| ApiError::draining())?
 }
 
+fn describe_health() -> Operation {
+    Operation::new(Tag::Server, "health", "The process lives and answers").answers::<Status>("It does.")
+}
+
+fn describe_ready() -> Operation {
+    Operation::new(Tag::Server, "ready", "Requests are admitted").fails(&[503]).answers::<Status>("They are.")
+}
+
+fn describe_version() -> Operation {
+    Operation::new(Tag::Server, "version", "The program's version").answers::<Version>("The version.")
+}
+
+fn describe_metrics() -> Operation {
+    Operation::new(Tag::Server, "metrics", "Prometheus metrics")
+        .about("404 where metrics.enabled is false.")
+        .fails(&[404])
+        .answers_text("text/plain", "The metrics.")
+}
+
+fn describe_openapi() -> Operation {
+    Operation::new(Tag::Server, "openapi", "This description").answers_json("An OpenAPI document.")
+}
+
+fn describe_docs() -> Operation {
+    Operation::new(Tag::Server, "docs", "This description as a page").answers_text("text/html", "The page.")
+}
+
 /// The process lives and answers.
 async fn health() -> HttpResponse {
     HttpResponse::Ok().json(json!({"status": "ok"}))
@@ -159,6 +275,14 @@ async fn version() -> HttpResponse {
 async fn prometheus(request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let page = metrics::render().ok_or_else(|| ApiError::not_found(request.path()))?;
     Ok(HttpResponse::Ok().content_type("text/plain; version=0.0.4; charset=utf-8").body(page))
+}
+
+async fn openapi_json() -> HttpResponse {
+    HttpResponse::Ok().insert_header(ContentType::json()).body(openapi::json())
+}
+
+async fn docs() -> HttpResponse {
+    HttpResponse::Ok().insert_header(ContentType::html()).body(openapi::PAGE)
 }
 
 async fn not_found(request: HttpRequest) -> HttpResponse {
@@ -187,6 +311,9 @@ impl ResponseError for ApiError {
         if let Some(seconds) = self.retry_after_s {
             response.insert_header((RETRY_AFTER, seconds));
         }
-        response.json(json!({ "error": self }))
+        let mut response = response.json(json!({ "error": self }));
+        // For those who write it in another format.
+        response.extensions_mut().insert(self.clone());
+        response
     }
 }

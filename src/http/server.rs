@@ -3,8 +3,10 @@
 use crate::actors::runtime::RuntimeHandle;
 use crate::config::ServerConfig;
 use crate::error::{ApiError, StartError};
+use crate::http::anthropic;
 use crate::http::auth::ApiKeys;
 use crate::http::openai::response::new_id;
+use crate::http::openapi::is_open;
 use crate::http::routes::{configure, metrics_path};
 use crate::metrics;
 use actix_web::body::MessageBody;
@@ -72,12 +74,16 @@ async fn around(
 ) -> Result<ServiceResponse, Error> {
     let started = Instant::now();
     let id = request_id(request.headers());
-    let is_open = request.path() == "/health";
+    let is_anthropics = anthropic::is_spoken(request.path(), request.headers());
+    let is_open = is_open(request.path());
     let mut answer = if is_open || keys.admits(request.headers()) {
         next.call(request).await?.map_into_boxed_body()
     } else {
         request.into_response(ApiError::unauthorized().error_response())
     };
+    if is_anthropics {
+        answer = anthropic::error::in_its_format(answer, &id);
+    }
     answer.headers_mut().insert(REQUEST_ID, id.clone());
     let status = answer.status().as_u16();
     metrics::http_request(metrics_path(answer.request().match_pattern().as_deref()), status);

@@ -1,12 +1,14 @@
-//! The answer as server-sent events.
+//! Answers as server-sent events, in the words of whichever API was asked.
 
 use crate::actors::runtime::RuntimeHandle;
 use crate::error::ApiError;
 use crate::http::generation::{Delta, Generation};
-use crate::http::openai::response::{Answer, Usage};
-use crate::http::openai::{Request, StreamOptions};
+use crate::http::openai::Request;
+use actix_web::HttpResponse;
+use actix_web::http::header::CACHE_CONTROL;
 use actix_web::web::Bytes;
 use futures_util::Stream;
+use serde::Serialize;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -15,29 +17,50 @@ use std::task::{Context, Poll};
 /// here and not in the socket's buffers.
 const MAX_WRITE_BYTES: usize = 64 << 10;
 
+/// How an API writes the events of one answer.
+pub trait WriteEvents: Unpin + 'static {
+    /// The request has been accepted.
+    fn begin(&mut self, _out: &mut Vec<u8>, _generation: &Generation) {}
+    fn delta(&mut self, out: &mut Vec<u8>, delta: Delta, generation: &Generation);
+    /// The request failed; nothing follows.
+    fn error(&mut self, out: &mut Vec<u8>, error: &ApiError);
+    /// Every choice is complete; nothing follows.
+    fn end(&mut self, out: &mut Vec<u8>, generation: &Generation);
+}
+
+/// Adds an event that has a name.
+pub fn write_named_event(out: &mut Vec<u8>, name: &str, data: &impl Serialize) {
+    out.extend_from_slice(b"event: ");
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(b"\ndata: ");
+    serde_json::to_writer(&mut *out, data).expect("an event has only string keys and plain values");
+    out.extend_from_slice(b"\n\n");
+}
+
 /// Events of one request. Dropped by the server when the client goes away, which cancels the request.
-pub struct EventBody {
-    answer: Answer,
-    options: StreamOptions,
+pub struct EventBody<W> {
+    writer: W,
     /// `None` when all has been written.
     generation: Option<Generation>,
-    /// Whether a choice's first chunk has been written.
-    begun: Vec<bool>,
     buffer: Vec<u8>,
 }
 
-impl EventBody {
+impl<W: WriteEvents> EventBody<W> {
     /// Submits the request; what the intake refuses is refused before the stream begins.
-    pub async fn start(handle: &RuntimeHandle, mut request: Request) -> Result<Self, ApiError> {
-        let answer = Answer::new(&request, handle.model());
+    pub async fn start(handle: &RuntimeHandle, mut request: Request, mut writer: W) -> Result<Self, ApiError> {
         let generation = Generation::start(handle, &mut request).await?;
-        Ok(Self {
-            answer,
-            options: request.stream.unwrap_or_default(),
-            begun: vec![false; generation.num_choices()],
-            generation: Some(generation),
-            buffer: Vec::new(),
-        })
+        let mut buffer = Vec::new();
+        writer.begin(&mut buffer, &generation);
+        Ok(Self { writer, generation: Some(generation), buffer })
+    }
+
+    pub fn into_response(self) -> HttpResponse {
+        HttpResponse::Ok()
+            .content_type("text/event-stream; charset=utf-8")
+            .insert_header((CACHE_CONTROL, "no-cache"))
+            // Proxies that collect answers (nginx) let this one through.
+            .insert_header(("X-Accel-Buffering", "no"))
+            .streaming(self)
     }
 
     /// Writes what is ready; false if that was nothing.
@@ -51,48 +74,18 @@ impl EventBody {
                     break;
                 }
                 Poll::Ready(Some(Ok(delta))) => {
-                    self.write_delta(&delta, &generation);
+                    self.writer.delta(&mut self.buffer, delta, &generation);
                     self.generation = Some(generation);
                 }
-                Poll::Ready(Some(Err(error))) => {
-                    let body = serde_json::json!({ "error": error });
-                    self.event(|out, _| out.extend_from_slice(body.to_string().as_bytes()));
-                }
-                Poll::Ready(None) => self.write_end(&generation),
+                Poll::Ready(Some(Err(error))) => self.writer.error(&mut self.buffer, &error),
+                Poll::Ready(None) => self.writer.end(&mut self.buffer, &generation),
             }
         }
         !self.buffer.is_empty()
     }
-
-    fn write_delta(&mut self, delta: &Delta, generation: &Generation) {
-        let usage = match self.options {
-            StreamOptions { include_usage: false, .. } => None,
-            StreamOptions { continuous_usage_stats: false, .. } => Some(None),
-            StreamOptions { .. } => Some(Some(generation.choice_usage(delta.choice))),
-        };
-        let first = !std::mem::replace(&mut self.begun[delta.choice as usize], true);
-        if first && self.answer.has_role() {
-            let usage = usage.map(|usage| usage.map(Usage::of_prompt));
-            self.event(|out, answer| answer.write_role(out, delta.choice, generation, usage));
-        }
-        self.event(|out, answer| answer.write_delta(out, delta, first, generation, usage));
-    }
-
-    fn write_end(&mut self, generation: &Generation) {
-        if self.options.include_usage {
-            self.event(|out, answer| answer.write_usage(out, generation.usage()));
-        }
-        self.event(|out, _| out.extend_from_slice(b"[DONE]"));
-    }
-
-    fn event(&mut self, write: impl FnOnce(&mut Vec<u8>, &Answer)) {
-        self.buffer.extend_from_slice(b"data: ");
-        write(&mut self.buffer, &self.answer);
-        self.buffer.extend_from_slice(b"\n\n");
-    }
 }
 
-impl Stream for EventBody {
+impl<W: WriteEvents> Stream for EventBody<W> {
     type Item = Result<Bytes, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {

@@ -5,22 +5,33 @@ use crate::text::python;
 use crate::text::tokenizer::{named_special_tokens, parse_config};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use time::OffsetDateTime;
 
 /// The chat template's variables.
 #[derive(Clone, Debug, Default)]
 pub struct ChatPrompt {
-    /// Messages as the client sent them (`role`, `content`, …), content parts of text joined.
+    /// Messages as the client sent them (`role`, `content`, …); content is a string, or parts that all are text.
     pub messages: Vec<Value>,
     pub tools: Option<Value>,
     /// Ends the prompt with the beginning of an assistant's message.
     pub add_generation_prompt: bool,
     /// The prompt ends with the last message's content: the model goes on with it.
     pub continue_final_message: bool,
+    /// The tokenizer adds its special tokens to the rendered text. Most templates write them themselves.
+    pub add_special_tokens: bool,
     /// Further variables of the template.
     pub kwargs: Map<String, Value>,
+    /// The request's own template, instead of the model's.
+    pub template: Option<String>,
+}
+
+impl ChatPrompt {
+    /// The text of the last message.
+    pub fn last_text(&self) -> String {
+        self.messages.last().and_then(|message| message.get("content")).map(content_text).unwrap_or_default()
+    }
 }
 
 /// A checkpoint's chat template, compiled.
@@ -31,12 +42,26 @@ pub struct ChatTemplate {
     names: Vec<String>,
     /// `bos_token` and the like: variables of every rendering.
     special_tokens: Map<String, Value>,
+    content: ContentForm,
+    /// The field at fault where rendering fails.
+    param: &'static str,
+}
+
+/// What a template takes a message's content for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ContentForm {
+    /// One string; parts are joined with a line break between them.
+    Text,
+    /// A list of parts.
+    Parts,
 }
 
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 /// Marks the end of the message to be continued. Its trailing space tells whether the template trims content.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+/// Steps that a request's template may take: enough for thousands of messages, and a fraction of a second.
+const REQUEST_FUEL: u64 = 5_000_000;
 
 impl ChatTemplate {
     /// A template by its source, with `special_tokens` (`bos_token`, …) as variables.
@@ -84,7 +109,40 @@ impl ChatTemplate {
                 .map_err(|error| StartError::new(format!("chat template: {}", describe(&error))))?;
         }
         let names = named.iter().map(|(name, _)| (*name).to_owned()).collect();
-        Ok(Self { environment, names, special_tokens })
+        let mut template = Self { environment, names, special_tokens, content: ContentForm::Text, param: "messages" };
+        template.content = template.content_form();
+        Ok(template)
+    }
+
+    /// A request's own template, which gets only so many steps. `special_tokens`: as for [`ChatTemplate::new`].
+    pub fn of_request(source: &str, special_tokens: Map<String, Value>) -> Result<Self, ApiError> {
+        let wrong = |error: StartError| ApiError::invalid("chat_template", error.to_string());
+        let mut template = Self::new(source, special_tokens).map_err(wrong)?;
+        template.environment.set_fuel(Some(REQUEST_FUEL));
+        template.param = "chat_template";
+        Ok(template)
+    }
+
+    /// Whether this text stands in the template.
+    pub fn mentions(&self, text: &str) -> bool {
+        self.environment.templates().any(|(_, template)| template.source().contains(text))
+    }
+
+    /// Tries what the template does with a list of parts: one made for lists shows the text of a part, and nothing
+    /// else than it shows of a string, if it takes strings at all.
+    fn content_form(&self) -> ContentForm {
+        const PROBE: &str = "probe of the content's form";
+        let with = |content: Value| {
+            let messages = vec![json!({"role": "user", "content": content})];
+            self.render_as_they_are(&ChatPrompt { messages, ..ChatPrompt::default() }).ok()
+        };
+        let text = with(PROBE.into()).filter(|text| text.contains(PROBE));
+        let parts = with(json!([{"type": "text", "text": PROBE}])).filter(|text| text.contains(PROBE));
+        match (text, parts) {
+            (Some(text), Some(parts)) if text == parts => ContentForm::Parts,
+            (None, Some(_)) => ContentForm::Parts,
+            _ => ContentForm::Text,
+        }
     }
 
     /// With another clock than the system's for `strftime_now`, for results that can be repeated.
@@ -102,6 +160,23 @@ impl ChatTemplate {
                  message, the second begins a new one",
             ));
         }
+        let messages = prompt.messages.iter().map(|message| self.with_content(message)).collect();
+        self.render_as_they_are(&ChatPrompt { messages, ..prompt.clone() })
+    }
+
+    /// The message with its content in the form that the template takes.
+    fn with_content(&self, message: &Value) -> Value {
+        let content = match (message.get("content"), self.content) {
+            (Some(content @ Value::Array(_)), ContentForm::Text) => content_text(content).into(),
+            (Some(Value::String(text)), ContentForm::Parts) => json!([{"type": "text", "text": text}]),
+            _ => return message.clone(),
+        };
+        let mut message = message.clone();
+        message["content"] = content;
+        message
+    }
+
+    fn render_as_they_are(&self, prompt: &ChatPrompt) -> Result<String, ApiError> {
         let has_tools = prompt.tools.as_ref().is_some_and(|tools| !tools.is_null());
         let name = if has_tools && self.names.iter().any(|name| name == TOOL_USE) { TOOL_USE } else { DEFAULT };
         let template = self.environment.get_template(name).map_err(|_| {
@@ -127,11 +202,23 @@ impl ChatTemplate {
         // Of equal names the last counts.
         let text = template
             .render(minijinja::Value::from_pairs([("documents", ().into())].into_iter().chain(given).chain(own)))
-            .map_err(|error| ApiError::invalid("messages", describe(&error)))?;
+            .map_err(|error| ApiError::invalid(self.param, describe(&error)))?;
         match continued {
             Some(content) => cut_at_tag(text, &content),
             None => Ok(text),
         }
+    }
+}
+
+/// A message's content as one string.
+fn content_text(content: &Value) -> String {
+    match content {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => {
+            let texts: Vec<&str> = parts.iter().filter_map(|part| part.get("text")?.as_str()).collect();
+            texts.join("\n")
+        }
+        _ => String::new(),
     }
 }
 

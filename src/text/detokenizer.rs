@@ -22,6 +22,12 @@ pub struct Detokenizer {
 #[derive(Debug)]
 struct State {
     skip_special_tokens: bool,
+    /// Special tokens that are not skipped.
+    kept: Arc<[TokenId]>,
+    /// An added token right after another comes without what the decoder puts before it.
+    joins_added: bool,
+    /// The last token was an added one.
+    after_added: bool,
     /// No token of the text has been seen.
     at_start: bool,
     /// How many leading characters may still be cut off.
@@ -37,6 +43,9 @@ impl Detokenizer {
     pub fn new(tokenizer: Arc<Tokenizer>, prompt: &[TokenId], skip_special_tokens: bool) -> Self {
         let mut state = State {
             skip_special_tokens,
+            kept: Arc::default(),
+            joins_added: false,
+            after_added: false,
             at_start: true,
             strip_left: tokenizer.pieces().strip_start().map_or(0, |(_, count)| count),
             pending: Vec::new(),
@@ -53,6 +62,19 @@ impl Detokenizer {
             certain.clear();
         }
         Self { tokenizer, state }
+    }
+
+    /// Special tokens that become text although others are skipped.
+    pub fn keep_tokens(mut self, kept: Arc<[TokenId]>) -> Self {
+        self.state.kept = kept;
+        self
+    }
+
+    /// Whether an added token that follows another comes as it stands in the vocabulary, without the space that some
+    /// decoders put before every token: transformers' `spaces_between_special_tokens=False`.
+    pub fn join_added_tokens(mut self, joins: bool) -> Self {
+        self.state.joins_added = joins;
+        self
     }
 
     /// Takes the next token; returns the text that is now certain.
@@ -81,7 +103,8 @@ impl Detokenizer {
 impl State {
     /// The token's piece, unless it names no token or is skipped.
     fn piece<'a>(&self, tokenizer: &'a Tokenizer, token: TokenId) -> Option<Piece<'a>> {
-        tokenizer.pieces().get(token).filter(|piece| !(piece.special && self.skip_special_tokens))
+        let is_skipped = |piece: &Piece<'_>| piece.special && self.skip_special_tokens && !self.kept.contains(&token);
+        tokenizer.pieces().get(token).filter(|piece| !is_skipped(piece))
     }
 
     /// Where to begin in `prompt` so that the state after it is the same as from its beginning.
@@ -108,6 +131,14 @@ impl State {
     fn push(&mut self, tokenizer: &Tokenizer, token: TokenId, out: &mut String) {
         let Some(piece) = self.piece(tokenizer, token) else { return };
         let pieces = tokenizer.pieces();
+        if self.joins_added {
+            let added = tokenizer.added_text(token);
+            let after_added = std::mem::replace(&mut self.after_added, added.is_some());
+            if let (Some(text), true) = (added, after_added) {
+                self.emit(tokenizer, text, out);
+                return;
+            }
+        }
         let first = std::mem::replace(&mut self.at_start, false);
         if pieces.byte_level() {
             push_utf8(&mut self.pending, piece.bytes, out);

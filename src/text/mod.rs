@@ -9,3 +9,4 @@ mod pieces;
 mod python;
 pub mod stop;
 pub mod tokenizer;
+pub mod truncation;

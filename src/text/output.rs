@@ -11,6 +11,10 @@ use std::sync::Arc;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutputOptions {
     pub skip_special_tokens: bool,
+    /// Special tokens that are not skipped: those that mark tool calls and reasoning.
+    pub kept_tokens: Arc<[TokenId]>,
+    /// See [`Detokenizer::join_added_tokens`].
+    pub join_added_tokens: bool,
     /// None of them empty.
     pub stop: Vec<String>,
     /// A stop string that is complete within the text of this many tokens is text like any other.
@@ -48,7 +52,9 @@ pub struct OutputText {
 impl OutputText {
     pub fn new(tokenizer: Arc<Tokenizer>, prompt: &[TokenId], options: &OutputOptions) -> Self {
         Self {
-            detokenizer: Detokenizer::new(tokenizer, prompt, options.skip_special_tokens),
+            detokenizer: Detokenizer::new(tokenizer, prompt, options.skip_special_tokens)
+                .keep_tokens(options.kept_tokens.clone())
+                .join_added_tokens(options.join_added_tokens),
             stop: StopMatcher::new(&options.stop).include_stop(options.include_stop_str_in_output),
             min_tokens_left: options.min_tokens,
             decoded_chars: 0,

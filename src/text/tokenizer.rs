@@ -25,6 +25,9 @@ pub struct SpecialTokens {
     pub unk: Option<SpecialToken>,
 }
 
+/// Tokens that can hold a mark (`</think>`) and the white space behind it.
+const MAX_TAIL: usize = 16;
+
 /// Text to token ids and back.
 pub struct Tokenizer {
     vocabulary: Vocabulary,
@@ -80,6 +83,14 @@ impl Tokenizer {
         Ok(if self.cleans_up { clean_up_spaces(&text) } else { text })
     }
 
+    /// Whether the text of `ids` ends with this, perhaps with white space behind it. `end` is a mark of a few
+    /// characters; only the last few tokens are looked at.
+    pub fn ends_with(&self, ids: &[TokenId], end: &str) -> bool {
+        let tail = &ids[ids.len().saturating_sub(MAX_TAIL)..];
+        // What cannot be decoded ends with no mark.
+        self.decode(tail, false).is_ok_and(|text| text.trim_end().ends_with(end))
+    }
+
     /// What a token stands for inside a text, as shown with log-probabilities: its bytes, with U+FFFD for what is
     /// not UTF-8 by itself. A sentencepiece token keeps its leading space, so that the texts of an answer's tokens
     /// joined are the answer.
@@ -95,6 +106,11 @@ impl Tokenizer {
     /// Whether the token is left out of text where special tokens are skipped.
     pub fn is_special(&self, id: TokenId) -> bool {
         self.pieces.get(id).is_some_and(|piece| piece.special)
+    }
+
+    /// The text of a token that was added to the model's vocabulary, special or not.
+    pub(super) fn added_text(&self, id: TokenId) -> Option<&str> {
+        self.vocabulary.get_added_vocabulary().get_added_tokens_decoder().get(&id).map(|token| token.content.as_str())
     }
 
     /// One more than the highest id, added tokens included. A model's logits may be wider (padded).

@@ -4,6 +4,7 @@ PAGETIDE_BIN names the program (default: target/release/pagetide, else target/de
 serves (default: the model inside it).
 """
 
+import asyncio
 import contextlib
 import json
 import os
@@ -14,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 
+import anthropic
 import openai
 import pytest
 
@@ -47,6 +49,15 @@ class Server:
         # No retries: a test wants to see the first answer.
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=60, **options)
 
+    def async_client(self, **options) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60, **options)
+
+    def anthropic_client(self, api_key: str = "none", **options) -> anthropic.Anthropic:
+        return anthropic.Anthropic(base_url=self.url, api_key=api_key, max_retries=0, timeout=60, **options)
+
+    def async_anthropic_client(self, **options) -> anthropic.AsyncAnthropic:
+        return anthropic.AsyncAnthropic(base_url=self.url, api_key="none", max_retries=0, timeout=60, **options)
+
     def get(self, path: str) -> str:
         with urllib.request.urlopen(self.url + path, timeout=60) as answer:
             return answer.read().decode()
@@ -62,6 +73,34 @@ class Server:
             if line.startswith(series + " "):
                 return float(line.rsplit(" ", 1)[1])
         raise KeyError(series)
+
+
+RUNNING = 'pagetide_requests{state="running"}'
+CANCELLED = 'pagetide_requests_total{outcome="cancelled"}'
+
+
+@contextlib.contextmanager
+def cancelling(server: Server):
+    """What happens inside cancels one request, and nothing is left of it."""
+    before = server.metric(CANCELLED)
+    yield
+    wait_for(lambda: server.metric(CANCELLED) == before + 1)
+    wait_for(lambda: server.metric(RUNNING) == 0)
+
+
+async def start_and_cancel(request):
+    task = asyncio.ensure_future(request)
+    await asyncio.sleep(0.3)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def wait_for(what, timeout_s=20):
+    deadline = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
 
 
 @contextlib.contextmanager
@@ -103,6 +142,13 @@ def server():
 @pytest.fixture
 def client(server):
     with server.client() as made:
+        yield made
+
+
+@pytest.fixture
+def claude(server):
+    """A client of Anthropic's API."""
+    with server.anthropic_client() as made:
         yield made
 
 

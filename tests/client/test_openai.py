@@ -1,22 +1,15 @@
 """What a user of the openai package sees."""
 
+import asyncio
 import concurrent.futures
 import json
-import time
 
 import openai
 import pytest
 
-from conftest import serving
+from conftest import cancelling, free_port, serving, start_and_cancel, wait_for
 
 QUESTION = [{"role": "user", "content": "What is Pagetide?"}]
-
-
-def wait_for(what, timeout_s=20):
-    deadline = time.monotonic() + timeout_s
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def test_a_chat(client, model):
@@ -250,15 +243,40 @@ def test_a_second_turn_finds_the_first_in_the_cache(client, model):
 
 
 def test_a_closed_stream_is_cancelled(server, client, model):
-    cancelled = 'pagetide_requests_total{outcome="cancelled"}'
-    before = server.metric(cancelled)
-    stream = client.completions.create(
-        model=model, prompt="Once", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
-    )
-    next(iter(stream))
-    stream.close()
-    wait_for(lambda: server.metric(cancelled) == before + 1)
-    wait_for(lambda: server.metric('pagetide_requests{state="running"}') == 0)
+    asked = dict(model=model, prompt="Once", max_tokens=1500, extra_body={"ignore_eos": True})
+    with cancelling(server), client.completions.create(**asked, stream=True) as stream:
+        next(iter(stream))
+
+
+def test_a_request_whose_client_has_no_more_time_is_cancelled(server, client, model):
+    asked = dict(model=model, messages=QUESTION, max_tokens=1500, extra_body={"ignore_eos": True})
+    with cancelling(server), pytest.raises(openai.APITimeoutError):
+        client.with_options(timeout=0.3).chat.completions.create(**asked)
+
+
+def test_the_async_client(server, model):
+    asked = dict(model=model, messages=QUESTION, max_tokens=30, temperature=0)
+
+    async def ask(client, stream):
+        answer = await client.chat.completions.create(**asked, stream=stream)
+        if not stream:
+            return answer.choices[0].message.content
+        return "".join([chunk.choices[0].delta.content async for chunk in answer])
+
+    async def main():
+        async with server.async_client() as client:
+            texts = await asyncio.gather(*(ask(client, i % 2 == 0) for i in range(8)))
+            assert len(set(texts)) == 1 and texts[0]
+            with cancelling(server):
+                long = asked | {"max_tokens": 1500, "extra_body": {"ignore_eos": True}}
+                await start_and_cancel(client.chat.completions.create(**long))
+
+    asyncio.run(main())
+
+
+def test_nobody_at_home():
+    with pytest.raises(openai.APIConnectionError):
+        openai.OpenAI(base_url=f"http://127.0.0.1:{free_port()}/v1", api_key="none", max_retries=0).models.list()
 
 
 def test_32_at_once_answer_as_one_does(client, model):

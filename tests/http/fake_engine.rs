@@ -9,8 +9,11 @@ use pagetide::error::ApiError;
 use pagetide::http::server::{listen, serve};
 use pagetide::ids::{RequestId, TokenId};
 use pagetide::sampling::params::{FinishReason, PositionLogprobs, SamplingDefaults, SamplingParams, TokenLogprob};
+use pagetide::text::chat_output::{ChatFormat, ReasoningFormat, ToolFormat};
 use pagetide::text::chat_template::ChatTemplate;
+use pagetide::text::grammar::GrammarRequest;
 use pagetide::text::tokenizer::Tokenizer;
+use pagetide::text::truncation::Truncation;
 use serde_json::{Map, Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -23,6 +26,8 @@ pub const EOS: TokenId = 257;
 pub const A_AND_HALF: TokenId = 258;
 /// The second byte of `é` and `b`.
 pub const HALF_AND_B: TokenId = 259;
+/// `[TOOL_CALLS]`, a special token.
+pub const TOOL_CALLS: TokenId = 260;
 pub const VOCAB_SIZE: u32 = 264;
 pub const MAX_MODEL_LEN: u32 = 100;
 pub const CACHED_TOKENS: u32 = 2;
@@ -121,6 +126,7 @@ pub struct Seen {
     pub n: u32,
     pub priority: i32,
     pub cache_salt: Option<String>,
+    pub grammar: Option<GrammarRequest>,
 }
 
 impl Actor for FakeIntake {
@@ -131,7 +137,13 @@ impl Handler<Submit> for FakeIntake {
     type Result = Result<Accepted, ApiError>;
 
     fn handle(&mut self, submit: Submit, _: &mut Self::Context) -> Self::Result {
-        let prompt = self.model.encode(&submit.prompt, submit.prompt_param)?;
+        let prompt = match submit.truncation {
+            None => self.model.encode(&submit.prompt, submit.prompt_param)?,
+            Some(Truncation { keep, side }) => {
+                let keep = keep.unwrap_or(MAX_MODEL_LEN - submit.params.max_tokens.max(1)) as usize;
+                self.model.encode_truncated(&submit.prompt, keep, side, submit.prompt_param)?
+            }
+        };
         self.submits.lock().unwrap().push(Seen {
             prompt_tokens: prompt.clone(),
             params: submit.params.clone(),
@@ -140,6 +152,7 @@ impl Handler<Submit> for FakeIntake {
             n: submit.n,
             priority: submit.priority,
             cache_salt: submit.cache_salt.clone(),
+            grammar: submit.grammar.clone(),
         });
         let mut params = submit.params.clone();
         if params.max_tokens == 0 {
@@ -206,30 +219,43 @@ impl TestServer {
     }
 
     pub fn replying(reply: Vec<TokenId>) -> Self {
-        Self::start(Script::Reply(reply), &ServerConfig::default(), SamplingDefaults::default())
+        Self::start(Script::Reply(reply), &ServerConfig::default(), model_info())
     }
 
     pub fn refusing(error: ApiError) -> Self {
-        Self::start(Script::Refuse(error), &ServerConfig::default(), SamplingDefaults::default())
+        Self::start(Script::Refuse(error), &ServerConfig::default(), model_info())
     }
 
     pub fn configured(config: &ServerConfig) -> Self {
-        Self::start(Script::Reply(vec![b'x'.into()]), config, SamplingDefaults::default())
+        Self::start(Script::Reply(vec![b'x'.into()]), config, model_info())
     }
 
     pub fn with_sampling_defaults(defaults: SamplingDefaults) -> Self {
-        Self::start(Script::Reply(vec![b'x'.into()]), &ServerConfig::default(), defaults)
+        let model = ModelInfo { default_sampling: defaults, ..model_info() };
+        Self::start(Script::Reply(vec![b'x'.into()]), &ServerConfig::default(), model)
     }
 
     /// Every request comes out of the receiver, and the test plays the engine.
     pub fn by_hand() -> (Self, UnboundedReceiver<Running>) {
         let (to, requests) = unbounded_channel();
-        (Self::start(Script::HandOver(to), &ServerConfig::default(), SamplingDefaults::default()), requests)
+        (Self::start(Script::HandOver(to), &ServerConfig::default(), model_info()), requests)
     }
 
-    fn start(script: Script, config: &ServerConfig, default_sampling: SamplingDefaults) -> Self {
+    /// Every request is answered with `reply`, by a model whose outputs are of this format.
+    pub fn chatting(reply: Vec<TokenId>, tools: Option<ToolFormat>, reasoning: Option<ReasoningFormat>) -> Self {
+        let model = ModelInfo { chat_format: ChatFormat { tools, reasoning }, ..model_info() };
+        Self::start(Script::Reply(reply), &ServerConfig::default(), model)
+    }
+
+    /// Renders the chat templates of requests.
+    pub fn trusting_templates() -> Self {
+        let model = ModelInfo { trust_request_chat_template: true, ..model_info() };
+        Self::start(Script::Reply(vec![b'x'.into()]), &ServerConfig::default(), model)
+    }
+
+    fn start(script: Script, config: &ServerConfig, model: ModelInfo) -> Self {
         let config = ServerConfig { port: 0, workers: 1, ..config.clone() };
-        let model = Arc::new(model_info(default_sampling));
+        let model = Arc::new(model);
         let (to_test, notices) = unbounded_channel();
         let submits = Arc::new(Mutex::new(Vec::new()));
         let intake = FakeIntake {
@@ -291,6 +317,16 @@ impl TestServer {
         events.iter().map(|event| serde_json::from_str(event).unwrap()).collect()
     }
 
+    /// The events of a stream that has names, each with its data; the type in the data is the name.
+    pub async fn named_events(&self, path: &str, body: &Value) -> Vec<(String, Value)> {
+        let mut body = body.clone();
+        body["stream"] = true.into();
+        let response = self.post(path, &body).await;
+        assert_eq!(response.status(), 200, "{body}");
+        assert_eq!(response.headers()["content-type"], "text/event-stream; charset=utf-8");
+        named_events_of(&response.text().await.unwrap())
+    }
+
     /// What the engine was asked last.
     pub fn last_submit(&self) -> Seen {
         self.submits.lock().unwrap().last().expect("a request reached the engine").clone()
@@ -307,9 +343,22 @@ pub fn events_of(text: &str) -> Vec<String> {
     events.map(|event| event.strip_prefix("data: ").expect("an event has one data line").to_owned()).collect()
 }
 
-fn model_info(default_sampling: SamplingDefaults) -> ModelInfo {
+/// Name and data of each event of a stream whose events have names.
+pub fn named_events_of(text: &str) -> Vec<(String, Value)> {
+    let events = text.split_terminator("\n\n").map(|event| {
+        let lines = event.strip_prefix("event: ").and_then(|rest| rest.split_once("\ndata: "));
+        let (name, data) = lines.expect("an event has a name and one line of data");
+        let data: Value = serde_json::from_str(data).unwrap();
+        assert_eq!(data["type"], name);
+        (name.to_owned(), data)
+    });
+    events.collect()
+}
+
+fn model_info() -> ModelInfo {
     let template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}\
-                    {% if add_generation_prompt %}[assistant]{% endif %}";
+                    {% if add_generation_prompt %}[assistant]{% endif %}\
+                    {% if think is defined %}{{ '<think>\n' if think else '<think>\n\n</think>\n\n' }}{% endif %}";
     ModelInfo {
         served_name: MODEL.into(),
         created_s: 1_700_000_000,
@@ -317,8 +366,10 @@ fn model_info(default_sampling: SamplingDefaults) -> ModelInfo {
         vocab_size: VOCAB_SIZE,
         tokenizer: Arc::new(byte_tokenizer()),
         chat_template: Some(ChatTemplate::new(template, Map::new()).unwrap()),
+        chat_format: ChatFormat::default(),
+        trust_request_chat_template: false,
         eos_token_ids: vec![EOS],
-        default_sampling,
+        default_sampling: SamplingDefaults::default(),
     }
 }
 
@@ -335,6 +386,7 @@ fn byte_tokenizer() -> Tokenizer {
     }
     vocab.insert("<s>".into(), BOS.into());
     vocab.insert("</s>".into(), EOS.into());
+    vocab.insert("[TOOL_CALLS]".into(), TOOL_CALLS.into());
     vocab.insert("aÃ".into(), A_AND_HALF.into());
     vocab.insert("©b".into(), HALF_AND_B.into());
     let special = |id: TokenId, content: &str| {
@@ -343,7 +395,7 @@ fn byte_tokenizer() -> Tokenizer {
     };
     let tokenizer = json!({
         "version": "1.0",
-        "added_tokens": [special(BOS, "<s>"), special(EOS, "</s>")],
+        "added_tokens": [special(BOS, "<s>"), special(EOS, "</s>"), special(TOOL_CALLS, "[TOOL_CALLS]")],
         "post_processor": {
             "type": "TemplateProcessing",
             "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],

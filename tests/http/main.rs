@@ -1,8 +1,11 @@
 //! The HTTP API over a real socket, before an engine whose every token the test decides.
 
 mod answers;
+mod anthropic;
 mod fake_engine;
 mod goldens;
 mod parameters;
+mod responses;
 mod server;
 mod streams;
+mod tools;

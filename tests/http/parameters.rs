@@ -193,7 +193,6 @@ async fn a_value_out_of_range_or_of_a_wrong_type_is_refused_by_name() {
         (json!({"stream": true, "stream_options": {"include_usage": 3}}), "stream_options.include_usage", "a boolean"),
         (json!({"ignore_eos": 1}), "ignore_eos", "a boolean"),
         (json!({"model": 7}), "model", "a string"),
-        (json!({"response_format": {"type": "json_object"}}), "response_format", "not supported yet"),
         (json!({"best_of": 1, "n": 2}), "best_of", "at least n = 2"),
         (json!({"best_of": 129}), "best_of", "[1, 128]"),
         (json!({"best_of": 2, "stream": true}), "best_of", "stream"),
@@ -212,6 +211,15 @@ async fn a_value_out_of_range_or_of_a_wrong_type_is_refused_by_name() {
         (json!({"bad_words": ["a", " "]}), "bad_words[1]", "white space"),
         (json!({"bad_words": ["a", 3]}), "bad_words[1]", "a string"),
         (json!({"bad_words": vec!["a"; 257]}), "bad_words", "at most 256"),
+        (json!({"truncate_prompt_tokens": 0}), "truncate_prompt_tokens", "[1, 100] or -1"),
+        (json!({"truncate_prompt_tokens": -2}), "truncate_prompt_tokens", "got -2"),
+        (json!({"truncate_prompt_tokens": 101}), "truncate_prompt_tokens", "got 101"),
+        (json!({"truncate_prompt_tokens": "3"}), "truncate_prompt_tokens", "an integer"),
+        (json!({"truncation_side": "middle"}), "truncation_side", "left, right"),
+        (json!({"spaces_between_special_tokens": 1}), "spaces_between_special_tokens", "a boolean"),
+        (json!({"user": 5}), "user", "a string"),
+        (json!({"metadata": "a"}), "metadata", "an object"),
+        (json!({"metadata": {"a": 5}}), "metadata.a", "a string"),
     ];
     for (more, param, says) in both {
         for (path, body) in [(CHAT, chat(more.clone())), (COMPLETION, completion(more.clone()))] {
@@ -227,6 +235,19 @@ async fn a_value_out_of_range_or_of_a_wrong_type_is_refused_by_name() {
         (json!({"tools": [{"type": "function", "function": {"name": "f"}}]}), "tools", "not supported yet"),
         (json!({"tool_choice": "auto"}), "tool_choice", "not supported yet"),
         (json!({"messages": []}), "messages", "at least one"),
+        (json!({"store": "yes"}), "store", "a boolean"),
+        (json!({"service_tier": "fast"}), "service_tier", "one of auto"),
+        (json!({"safety_identifier": 1}), "safety_identifier", "a string"),
+        (json!({"prompt_cache_key": 1}), "prompt_cache_key", "a string"),
+        (json!({"prompt_cache_retention": "1h"}), "prompt_cache_retention", "in_memory, 24h"),
+        (json!({"verbosity": "none"}), "verbosity", "low, medium, high"),
+        (json!({"prediction": {"type": "guess"}}), "prediction.type", "content"),
+        (json!({"modalities": ["text", "audio"]}), "modalities[1]", "one of text"),
+        (json!({"modalities": []}), "modalities", "at least one"),
+        (json!({"audio": {"voice": "x"}}), "audio", "not supported"),
+        (json!({"functions": [{"name": "f"}]}), "functions", "not supported"),
+        (json!({"add_special_tokens": 1}), "add_special_tokens", "a boolean"),
+        (json!({"documents": ["a"]}), "documents[0]", "an object"),
         (
             json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
             "messages[0].content[0].type",
@@ -292,6 +313,69 @@ async fn prompts_become_tokens() {
         .await;
     let text = "[system]s\n[user]a\nb\n[assistant]";
     assert_eq!(server.last_submit().prompt_tokens, text.bytes().map(u32::from).collect::<Vec<_>>());
+}
+
+#[actix_web::test]
+async fn a_prompt_is_cut_to_its_last_tokens() {
+    let server = TestServer::saying("x");
+    for (body, tokens) in [
+        (json!({"prompt": "abcdef", "truncate_prompt_tokens": 4}), vec![BOS, 100, 101, 102]),
+        (json!({"prompt": "abcdef", "truncate_prompt_tokens": 1}), vec![102]),
+        (json!({"prompt": "abc", "truncate_prompt_tokens": 4}), vec![BOS, 97, 98, 99]),
+        (
+            json!({"prompt": "abcdef", "truncate_prompt_tokens": 4, "add_special_tokens": false}),
+            vec![99, 100, 101, 102],
+        ),
+        (json!({"prompt": "abcdef", "truncate_prompt_tokens": 2, "truncation_side": "left"}), vec![101, 102]),
+        (json!({"prompt": "abcdef", "truncate_prompt_tokens": 2, "truncation_side": "right"}), vec![BOS, 97]),
+        (json!({"prompt": [1, 2, 3], "truncate_prompt_tokens": 2}), vec![2, 3]),
+        (json!({"prompt": [1, 2, 3], "truncate_prompt_tokens": null}), vec![1, 2, 3]),
+    ] {
+        server.ok(COMPLETION, &body).await;
+        assert_eq!(server.last_submit().prompt_tokens, tokens, "{body}");
+    }
+    // -1 leaves room for the output; what is echoed is what the model read.
+    let body = json!({"prompt": "a".repeat(150), "truncate_prompt_tokens": -1, "max_tokens": 10, "echo": true});
+    let answer = server.ok(COMPLETION, &body).await;
+    assert_eq!(server.last_submit().prompt_tokens.len(), 90);
+    assert_eq!(answer["choices"][0]["text"], "a".repeat(89) + "x");
+    server.ok(CHAT, &chat(json!({"truncate_prompt_tokens": 3}))).await;
+    assert_eq!(server.last_submit().prompt_tokens, b"nt]".map(u32::from));
+}
+
+#[actix_web::test]
+async fn a_chat_with_echo_begins_with_the_message_it_continues() {
+    let server = TestServer::saying("there");
+    let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hello "}]);
+    let body = json!({"messages": messages, "echo": true, "continue_final_message": true, "logprobs": true});
+    let answer = server.ok(CHAT, &body).await;
+    assert_eq!(answer["choices"][0]["message"]["content"], "Hello there");
+    assert_eq!(answer["choices"][0]["logprobs"]["content"].as_array().unwrap().len(), "there".len() + 1);
+    let chunks = server.stream(CHAT, &body).await;
+    let text: String =
+        chunks.iter().map(|chunk| chunk["choices"][0]["delta"]["content"].as_str().unwrap_or_default()).collect();
+    assert_eq!(text, "Hello there");
+    // A new message begins with nothing.
+    let answer = server.ok(CHAT, &chat(json!({"echo": true}))).await;
+    assert_eq!(answer["choices"][0]["message"]["content"], "there");
+}
+
+#[actix_web::test]
+async fn a_chats_prompt_can_have_the_tokenizers_special_tokens() {
+    let server = TestServer::saying("x");
+    server.ok(CHAT, &chat(json!({"add_special_tokens": true}))).await;
+    assert_eq!(server.last_submit().prompt_tokens[..2], [BOS, b'['.into()]);
+}
+
+#[actix_web::test]
+async fn fields_of_openai_without_effect_are_accepted() {
+    let server = TestServer::saying("x");
+    let openai = json!({
+        "user": "u", "metadata": {"a": "b"}, "store": true, "service_tier": "auto", "safety_identifier": "s",
+        "prompt_cache_key": "k", "prompt_cache_retention": "24h", "verbosity": "low", "modalities": ["text"],
+        "prediction": {"type": "content", "content": "x"}, "prompt_logprobs": 0, "stream": true,
+    });
+    server.stream(CHAT, &chat(openai)).await;
 }
 
 #[actix_web::test]

@@ -6,9 +6,10 @@ use pagetide::sampling::params::FinishReason;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-const PATHS: [(&str, &str); 10] = [
+const PATHS: [(&str, &str); 13] = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/v1/responses"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/fake/model"),
     ("POST", "/tokenize"),
@@ -17,10 +18,12 @@ const PATHS: [(&str, &str); 10] = [
     ("GET", "/ready"),
     ("GET", "/version"),
     ("GET", "/metrics"),
+    ("GET", "/openapi.json"),
+    ("GET", "/docs"),
 ];
 
 #[actix_web::test]
-async fn keys_cover_everything_but_health() {
+async fn keys_cover_everything_but_health_and_the_description() {
     let config = ServerConfig { api_keys: vec!["first".into(), "second".into()], ..ServerConfig::default() };
     let server = TestServer::configured(&config);
     let send = |method: &str, path: &str, key: Option<&str>| {
@@ -31,7 +34,7 @@ async fn keys_cover_everything_but_health() {
     for (method, path) in PATHS.into_iter().chain([("GET", "/no/such/path")]) {
         for key in [None, Some("firs"), Some("firstsecond")] {
             let response = send(method, path, key).await;
-            if path == "/health" {
+            if ["/health", "/openapi.json", "/docs"].contains(&path) {
                 assert_eq!(response.status(), 200);
                 continue;
             }

@@ -45,6 +45,7 @@ fn prompt(case: &Case) -> ChatPrompt {
         add_generation_prompt: case.add_generation_prompt,
         continue_final_message: case.continue_final_message,
         kwargs: case.kwargs.clone(),
+        ..ChatPrompt::default()
     }
 }
 

@@ -290,7 +290,7 @@ proptest! {
                 skip_special_tokens: true,
                 stop: stop.clone(),
                 include_stop_str_in_output: include,
-                min_tokens: 0,
+                ..OutputOptions::default()
             };
         let mut output = OutputText::new(Arc::clone(tokenizer), &[], &options);
         let (mut text, mut offsets, mut stopped, mut pushed) = (String::new(), Vec::new(), None, 0);
@@ -327,4 +327,27 @@ proptest! {
         prop_assert!(offsets.is_sorted());
         prop_assert!(offsets.last().is_none_or(|last| *last <= text.chars().count()));
     }
+}
+
+/// transformers' `spaces_between_special_tokens=False`.
+#[test]
+fn added_tokens_can_stand_side_by_side() {
+    let added = |id: u32, content: &str| {
+        serde_json::json!({"id": id, "content": content, "special": true, "normalized": false,
+                           "single_word": false, "lstrip": false, "rstrip": false})
+    };
+    // Without a decoder, tokens are joined by spaces.
+    let tokenizer = serde_json::json!({
+        "version": "1.0",
+        "added_tokens": [added(1, "<x>"), added(2, "<y>")],
+        "model": {"type": "WordLevel", "vocab": {"a": 0, "<x>": 1, "<y>": 2}, "unk_token": "a"},
+    });
+    let tokenizer = Arc::new(Tokenizer::from_json(&tokenizer.to_string(), None).unwrap());
+    let text = |joins: bool| {
+        let mut detokenizer = Detokenizer::new(Arc::clone(&tokenizer), &[], false).join_added_tokens(joins);
+        let pieces: String = [0, 1, 2, 0, 2].iter().map(|token| detokenizer.push(*token)).collect();
+        pieces + &detokenizer.finish()
+    };
+    assert_eq!(text(false), "a <x> <y> a <y>");
+    assert_eq!(text(true), "a <x><y> a <y>");
 }

@@ -64,6 +64,8 @@ impl World {
         let (executor, ()) = ModelExecutor::start(load).unwrap();
         let tokenizer = include_str!("../../../models/demo/tokenizer.json");
         let model = Arc::new(ModelInfo {
+            chat_format: Default::default(),
+            trust_request_chat_template: false,
             served_name: "fake".into(),
             created_s: 0,
             max_model_len: 100,
@@ -117,6 +119,7 @@ impl World {
         block_on(self.handle.submit(Submit {
             prompt: Prompt::Tokens(prompt),
             prompt_param: "prompt",
+            truncation: None,
             params,
             ignore_eos: false,
             seed: Some(0),
@@ -332,6 +335,7 @@ fn a_request_without_samples_is_refused() {
     let submit = Submit {
         prompt: Prompt::Tokens(vec![1]),
         prompt_param: "prompt",
+        truncation: None,
         params: SamplingParams::default(),
         ignore_eos: false,
         seed: None,

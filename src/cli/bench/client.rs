@@ -131,6 +131,7 @@ async fn submit(handle: &RuntimeHandle, item: &WorkItem) -> Outcome {
     let submit = Submit {
         prompt: Prompt::Tokens(item.prompt.clone()),
         prompt_param: "prompt",
+        truncation: None,
         params,
         ignore_eos: true,
         seed: Some(0),

@@ -1,41 +1,137 @@
 //! `POST /v1/chat/completions`.
 
+use super::accepted::{AcceptedChatFields, AcceptedFields};
 use super::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs};
-use super::{Endpoint, Request, null_as_default, parse_fields, shown, structured};
+use super::tools::{ToolFields, Tools};
+use super::{Endpoint, ModelField, Request, null_as_default, parse_fields, shown, structured};
 use crate::actors::messages::{ChatPrompt, Prompt};
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
+use crate::http::openapi::answers::{ChatCompletion, ChatCompletionChunk};
+use crate::http::openapi::{Operation, Tag};
+use crate::text::chat_output::{ChatFormat, ChatReading, ReasoningStart};
+use crate::text::grammar::GrammarRequest;
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(default)]
 struct ChatFields {
+    /// Goes before max_tokens.
+    #[schema(minimum = 1)]
     max_completion_tokens: Option<i64>,
+    /// Log-probabilities of the answer's tokens.
     #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
     logprobs: bool,
+    /// With logprobs: each with this many most likely tokens.
+    #[schema(minimum = 0, maximum = 20, default = 0)]
     top_logprobs: Option<i64>,
+    /// The answer begins with the text of the last message, where it continues that message.
+    #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
+    echo: bool,
+    /// Whether the answer says its reasoning.
+    #[schema(default = true)]
+    include_reasoning: Option<bool>,
 }
 
 /// What the chat template is given; `/tokenize` reads it too.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(default)]
-struct TemplateFields {
+pub(in crate::http) struct TemplateFields {
+    /// The conversation so far.
+    #[schema(value_type = Option<Vec<Message>>)]
     messages: Option<Vec<Value>>,
-    tools: Option<Vec<Value>>,
+    /// Whether the prompt ends with the beginning of an assistant's message. Default: unless continue_final_message.
     add_generation_prompt: Option<bool>,
+    /// The answer continues the last message.
     #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
     continue_final_message: bool,
+    /// A template instead of the model's own, where the server trusts requests to bring one.
+    chat_template: Option<String>,
+    /// Whether the tokenizer adds its special tokens to the rendered chat, besides those that the template writes.
     #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
+    add_special_tokens: bool,
+    /// Texts for templates that know them, each an object with title and text.
+    #[schema(value_type = Option<Vec<Object>>)]
+    documents: Option<Vec<Map<String, Value>>>,
+    /// More variables for the chat template.
+    #[serde(deserialize_with = "null_as_default")]
+    #[schema(value_type = Object)]
     chat_template_kwargs: Map<String, Value>,
+}
+
+/// A message of a conversation. Fields that are not named here reach the chat template as they are.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "only described: messages are checked one by one, for errors that say where")]
+struct Message {
+    role: Role,
+    /// A string or text parts. May be left out of an assistant's message that has tool_calls.
+    content: Option<Content>,
+    /// An assistant's calls, as answers have them.
+    #[schema(value_type = Option<Vec<Object>>)]
+    tool_calls: Option<Vec<Value>>,
+    /// The call that a tool's message answers.
+    tool_call_id: Option<String>,
+}
+
+/// developer is read as system.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[allow(dead_code, reason = "only described, see ROLES")]
+enum Role {
+    System,
+    Developer,
+    User,
+    Assistant,
+    Tool,
+}
+
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "only described")]
+enum Content {
+    Text(String),
+    Parts(Vec<TextPart>),
+}
+
+#[derive(ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[allow(dead_code, reason = "only described")]
+enum TextPart {
+    Text { text: String },
+    Refusal { refusal: String },
+}
+
+pub fn describe() -> Operation {
+    Operation::new(Tag::Generation, "chat_completions", "Answers a conversation")
+        .body("ChatCompletionRequest")
+        .fields::<TemplateFields>()
+        .fields::<ToolFields>()
+        .fields::<ModelField>()
+        .fields::<ChatFields>()
+        .fields::<SamplingFields>()
+        .fields::<AcceptedFields>()
+        .fields::<AcceptedChatFields>()
+        .requires(&["messages"])
+        .answers::<ChatCompletion>("The whole answer, or with stream its parts.")
+        .streams::<ChatCompletionChunk>()
+        .generates()
 }
 
 pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
     let shared: SamplingFields = parse_fields(body)?;
     let own: ChatFields = parse_fields(body)?;
-    let prompt = chat_prompt(body)?;
+    parse_fields::<AcceptedFields>(body)?.check()?;
+    parse_fields::<AcceptedChatFields>(body)?.check()?;
+    let tools = Tools::read(body)?;
+    let prompt = chat_prompt(body, &tools, model)?;
     let mut params = shared.params(model)?;
     let mut answer = shared.answer(&params)?;
     params.max_tokens = match (own.max_completion_tokens, shared.max_tokens) {
@@ -48,8 +144,18 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
     if top_logprobs.is_some_and(|k| k > 0) && !own.logprobs {
         return Err(ApiError::invalid("top_logprobs", "top_logprobs is only allowed with logprobs: true"));
     }
-    answer.chat = true;
+    let mut reading = reading(&tools, &prompt, own.include_reasoning.unwrap_or(true), model)?;
+    let grammar = grammar(body, &tools, &reading, model)?;
+    reading.has_reasoning = grammar.as_ref().is_some_and(|grammar| grammar.starts_after.is_some());
+    answer.text.kept_tokens = reading.format.marker_tokens(&model.tokenizer).into();
+    answer.named_tool = tools.is_named();
+    answer.echo = own.echo;
     answer.logprobs = own.logprobs.then(|| top_logprobs.unwrap_or(0));
+    if !reading.include_reasoning && reading.format.reasoning.is_some() {
+        // Tokens tell what the text does not.
+        (answer.logprobs, answer.return_token_ids) = (None, false);
+    }
+    answer.chat = Some(reading);
     params.logprobs = answer.logprobs;
     let (n, best_of) = (shared.n()?, shared.best_of()?);
     let stream = shared.stream()?;
@@ -65,14 +171,56 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
         seed: shared.seed(),
         priority: shared.priority()?,
         cache_salt: shared.cache_salt()?,
-        grammar: structured::grammar(body)?,
+        truncation: shared.truncation(model)?,
+        grammar,
         answer,
         stream,
     })
 }
 
+/// How the answer is to be read.
+fn reading(
+    tools: &Tools,
+    prompt: &ChatPrompt,
+    include_reasoning: bool,
+    model: &ModelInfo,
+) -> Result<ChatReading, ApiError> {
+    let reasoning = model.chat_format.reasoning;
+    let start = reasoning.filter(|_| prompt.continue_final_message);
+    Ok(ChatReading {
+        format: ChatFormat { tools: tools.format(model)?, reasoning },
+        max_calls: tools.max_calls(),
+        start: start.map(|format| ReasoningStart::within(&prompt.last_text(), format)),
+        has_reasoning: false,
+        include_reasoning,
+    })
+}
+
+/// What the text has to be: the calls that are demanded, else what the client says of its form; behind the reasoning,
+/// if there is any.
+fn grammar(
+    body: &Value,
+    tools: &Tools,
+    reading: &ChatReading,
+    model: &ModelInfo,
+) -> Result<Option<GrammarRequest>, ApiError> {
+    let asked = structured::grammar(body)?;
+    let calls = match reading.format.tools {
+        Some(format) => tools.grammar(format, model)?,
+        None => None,
+    };
+    // The form is that of an answer, and there is to be none yet.
+    let mut grammar = calls.or(asked);
+    if let (Some(grammar), Some(format)) = (&mut grammar, reading.format.reasoning)
+        && reading.start != Some(ReasoningStart::Over)
+    {
+        grammar.starts_after = Some(format.end().to_owned());
+    }
+    Ok(grammar)
+}
+
 /// The conversation of a body that has `messages`.
-pub fn chat_prompt(body: &Value) -> Result<ChatPrompt, ApiError> {
+pub fn chat_prompt(body: &Value, tools: &Tools, model: &ModelInfo) -> Result<ChatPrompt, ApiError> {
     let fields: TemplateFields = parse_fields(body)?;
     let messages = fields.messages.ok_or_else(|| ApiError::invalid("messages", "messages is required"))?;
     if messages.is_empty() {
@@ -84,16 +232,28 @@ pub fn chat_prompt(body: &Value) -> Result<ChatPrompt, ApiError> {
             "continue_final_message and add_generation_prompt cannot both be true",
         ));
     }
+    if fields.chat_template.is_some() && !model.trust_request_chat_template {
+        let message = "chat_template is not allowed: this server renders no templates of requests \
+                       (server.trust_request_chat_template is off)";
+        return Err(ApiError::invalid("chat_template", message));
+    }
+    let mut kwargs = fields.chat_template_kwargs;
+    if let Some(documents) = fields.documents {
+        kwargs.entry("documents").or_insert(documents.into_iter().map(Value::Object).collect());
+    }
     Ok(ChatPrompt {
         messages: messages.into_iter().enumerate().map(|(i, m)| message(i, m)).collect::<Result<_, _>>()?,
-        tools: fields.tools.filter(|tools| !tools.is_empty()).map(Value::Array),
+        tools: tools.for_template(),
         add_generation_prompt: fields.add_generation_prompt.unwrap_or(!fields.continue_final_message),
         continue_final_message: fields.continue_final_message,
-        kwargs: fields.chat_template_kwargs,
+        add_special_tokens: fields.add_special_tokens,
+        kwargs,
+        template: fields.chat_template,
     })
 }
 
-/// A message as the template wants it: a known role and content of one string. Other fields go through as they are.
+/// A message as the template wants it: a known role, and content that is a string or parts of text. Other fields go
+/// through as they are.
 fn message(index: usize, message: Value) -> Result<Value, ApiError> {
     let param = format!("messages[{index}]");
     let Value::Object(mut message) = message else {
@@ -111,27 +271,47 @@ fn message(index: usize, message: Value) -> Result<Value, ApiError> {
         // OpenAI's newer word for it; templates of open models know only the old one.
         message.insert("role".into(), "system".into());
     }
-    if let Some(Value::Array(calls)) = message.get_mut("tool_calls") {
-        calls.iter_mut().for_each(parse_arguments);
-    }
-    let has_tool_calls = message.get("tool_calls").is_some_and(Value::is_array);
-    match message.get("content") {
-        None | Some(Value::Null) if role == "assistant" && has_tool_calls => {}
-        content => {
-            let text = content_text(&format!("{param}.content"), content.unwrap_or(&Value::Null))?;
-            message.insert("content".into(), text.into());
+    let has_calls = match message.get_mut("tool_calls") {
+        Some(Value::Array(calls)) if role == "assistant" && !calls.is_empty() => {
+            for (i, call) in calls.iter_mut().enumerate() {
+                tool_call(&format!("{param}.tool_calls[{i}]"), call)?;
+            }
+            true
         }
+        Some(Value::Null | Value::Array(_)) => {
+            message.remove("tool_calls");
+            false
+        }
+        Some(other) => {
+            let param = format!("{param}.tool_calls");
+            return Err(ApiError::invalid(&param, format!("{param} must be an array, got {}", shown(other))));
+        }
+        None => false,
+    };
+    // Two names for the same: DeepSeek's, which templates know, and vLLM's.
+    if let (None, Some(reasoning)) = (message.get("reasoning_content"), message.get("reasoning").cloned()) {
+        message.insert("reasoning_content".into(), reasoning);
     }
+    let content = match message.get("content") {
+        None | Some(Value::Null) if has_calls => "".into(),
+        content => checked_content(&format!("{param}.content"), content.unwrap_or(&Value::Null), role == "tool")?,
+    };
+    message.insert("content".into(), content);
     Ok(message.into())
 }
 
-/// The text of `content`: a string, or text parts, one a line.
-fn content_text(param: &str, content: &Value) -> Result<String, ApiError> {
+/// A string, or parts that are all of text. `join`: parts become a string too, for templates show a tool's result as
+/// it is.
+fn checked_content(param: &str, content: &Value, join: bool) -> Result<Value, ApiError> {
     match content {
-        Value::String(text) => Ok(text.clone()),
+        Value::String(text) => Ok(text.as_str().into()),
         Value::Array(parts) => {
             let texts = parts.iter().enumerate().map(|(i, part)| part_text(&format!("{param}[{i}]"), part));
-            Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
+            let texts = texts.collect::<Result<Vec<_>, _>>()?;
+            if join {
+                return Ok(texts.join("\n").into());
+            }
+            Ok(texts.into_iter().map(|text| json!({"type": "text", "text": text})).collect())
         }
         other => {
             let message = format!("{param} must be a string or an array of content parts, got {}", shown(other));
@@ -161,58 +341,82 @@ fn part_text<'a>(param: &str, part: &'a Value) -> Result<&'a str, ApiError> {
     })
 }
 
-/// Clients send a call's arguments as JSON in a string; templates write them out as JSON, so they want the object.
-fn parse_arguments(call: &mut Value) {
-    if let Some(arguments) = call.pointer_mut("/function/arguments")
-        && let Some(Ok(object)) = arguments.as_str().map(serde_json::from_str::<Map<String, Value>>)
-    {
-        *arguments = object.into();
+/// A call of the history. Clients send its arguments as JSON in a string; templates write them out as JSON, so they want
+/// the object. As in vLLM, what is no object becomes an empty one: a model's slip must not end the conversation.
+fn tool_call(param: &str, call: &mut Value) -> Result<(), ApiError> {
+    let wrong = |param: String, expected: &str, got: Option<&Value>| {
+        let got = got.map_or("nothing".into(), shown);
+        Err(ApiError::invalid(&param, format!("{param} must be {expected}, got {got}")))
+    };
+    if let Some(kind) = call.get("type").filter(|kind| *kind != "function") {
+        return wrong(format!("{param}.type"), "\"function\"", Some(kind));
     }
+    let Some(Value::Object(function)) = call.get_mut("function") else {
+        return wrong(format!("{param}.function"), "an object", call.get("function"));
+    };
+    if !function.get("name").is_some_and(Value::is_string) {
+        return wrong(format!("{param}.function.name"), "a string", function.get("name"));
+    }
+    let arguments = match function.get("arguments") {
+        Some(Value::Object(arguments)) => arguments.clone(),
+        Some(Value::String(text)) => serde_json::from_str(text).unwrap_or_default(),
+        None | Some(Value::Null) => Map::new(),
+        Some(other) => return wrong(format!("{param}.function.arguments"), "JSON in a string", Some(other)),
+    };
+    function.insert("arguments".into(), arguments.into());
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
-    fn prompt_of(messages: Value) -> Result<ChatPrompt, ApiError> {
-        chat_prompt(&json!({ "messages": messages }))
+    fn messages_of(messages: Value) -> Result<Vec<Value>, ApiError> {
+        let messages: Vec<Value> = serde_json::from_value(messages).unwrap();
+        messages.into_iter().enumerate().map(|(i, m)| message(i, m)).collect()
     }
 
     #[test]
-    fn content_becomes_one_string() {
-        let prompt = prompt_of(json!([
+    fn content_is_a_string_or_parts_of_text() {
+        let messages = messages_of(json!([
             {"role": "developer", "content": "Be brief."},
-            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "x"},
+            {"role": "user", "content": ["a", {"type": "text", "text": "b", "more": 1}], "name": "x"},
+            {"role": "tool", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         ]))
         .unwrap();
-        assert_eq!(prompt.messages[0], json!({"role": "system", "content": "Be brief."}));
-        assert_eq!(prompt.messages[1], json!({"role": "user", "content": "a\nb", "name": "x"}));
-        assert!(prompt.add_generation_prompt);
+        assert_eq!(messages[0], json!({"role": "system", "content": "Be brief."}));
+        let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+        assert_eq!(messages[1], json!({"role": "user", "content": parts, "name": "x"}));
+        assert_eq!(messages[2], json!({"role": "tool", "content": "a\nb"}));
     }
 
     #[test]
     fn tool_calls_in_the_history_have_their_arguments_as_objects() {
         let call = |arguments: Value| json!([{"type": "function", "function": {"name": "f", "arguments": arguments}}]);
-        let prompt = prompt_of(json!([
-            {"role": "assistant", "tool_calls": call(json!("{\"x\": 1}"))},
-            {"role": "tool", "content": "2", "tool_call_id": "c"},
-        ]))
-        .unwrap();
-        assert_eq!(prompt.messages[0]["tool_calls"], call(json!({"x": 1})));
+        let with = |arguments: Value| {
+            let messages = json!([{"role": "assistant", "tool_calls": call(arguments), "reasoning": "Hm."}]);
+            messages_of(messages).unwrap().remove(0)
+        };
+        let message = with(json!("{\"x\": 1}"));
+        assert_eq!(message["tool_calls"], call(json!({"x": 1})));
+        assert_eq!((&message["content"], &message["reasoning_content"]), (&json!(""), &json!("Hm.")));
+        for given in [json!(null), json!(""), json!("{x"), json!("[1]"), json!({})] {
+            assert_eq!(with(given.clone())["tool_calls"], call(json!({})), "{given}");
+        }
+        let none = messages_of(json!([{"role": "assistant", "content": "a", "tool_calls": []}])).unwrap();
+        assert_eq!(none[0], json!({"role": "assistant", "content": "a"}));
     }
 
     #[test]
     fn a_wrong_message_is_refused_where_it_is_wrong() {
+        let calls = |calls: Value| json!([{"role": "assistant", "content": "a", "tool_calls": calls}]);
         for (messages, param) in [
-            (json!(null), "messages"),
-            (json!([]), "messages"),
-            (json!("hello"), "messages"),
             (json!([7]), "messages[0]"),
             (json!([{"role": "user", "content": "a"}, {"role": "robot", "content": "b"}]), "messages[1].role"),
             (json!([{"content": "a"}]), "messages[0].role"),
             (json!([{"role": "user"}]), "messages[0].content"),
             (json!([{"role": "assistant", "content": null}]), "messages[0].content"),
+            (json!([{"role": "assistant", "content": null, "tool_calls": []}]), "messages[0].content"),
             (json!([{"role": "user", "content": 5}]), "messages[0].content"),
             (json!([{"role": "user", "content": [{"text": "a"}]}]), "messages[0].content[0]"),
             (json!([{"role": "user", "content": [{"type": "text"}]}]), "messages[0].content[0].text"),
@@ -220,19 +424,17 @@ mod tests {
                 json!([{"role": "user", "content": [{"type": "text", "text": "what is it?"}, {"type": "image_url"}]}]),
                 "messages[0].content[1].type",
             ),
+            (calls(json!({})), "messages[0].tool_calls"),
+            (calls(json!([5])), "messages[0].tool_calls[0].function"),
+            (calls(json!([{"type": "custom"}])), "messages[0].tool_calls[0].type"),
+            (calls(json!([{"function": {}}])), "messages[0].tool_calls[0].function.name"),
+            (
+                calls(json!([{"function": {"name": "f", "arguments": 5}}])),
+                "messages[0].tool_calls[0].function.arguments",
+            ),
         ] {
-            let error = prompt_of(messages.clone()).unwrap_err();
+            let error = messages_of(messages.clone()).unwrap_err();
             assert_eq!(error.param.as_deref(), Some(param), "{messages}: {error}");
         }
-    }
-
-    #[test]
-    fn continuing_a_message_excludes_the_generation_prompt() {
-        let messages = json!([{"role": "assistant", "content": "Once"}]);
-        let body = json!({"messages": messages, "continue_final_message": true});
-        let prompt = chat_prompt(&body).unwrap();
-        assert!(prompt.continue_final_message && !prompt.add_generation_prompt);
-        let body = json!({"messages": messages, "continue_final_message": true, "add_generation_prompt": true});
-        assert_eq!(chat_prompt(&body).unwrap_err().param.as_deref(), Some("continue_final_message"));
     }
 }

@@ -1,31 +1,69 @@
 //! `POST /v1/completions`.
 
+use super::accepted::AcceptedFields;
 use super::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs};
-use super::{AnswerOptions, Endpoint, Request, null_as_default, parse_fields, shown, structured, token_id};
+use super::{AnswerOptions, Endpoint, ModelField, Request, null_as_default, parse_fields, shown, structured, token_id};
 use crate::actors::messages::Prompt;
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
+use crate::http::openapi::answers::TextCompletion;
+use crate::http::openapi::{Operation, Tag};
 use crate::ids::TokenId;
 use crate::sampling::params::SamplingParams;
 use serde::Deserialize;
 use serde_json::Value;
+use utoipa::ToSchema;
 
 /// `max_tokens` where the client does not say: OpenAI's own.
 const DEFAULT_MAX_TOKENS: i64 = 16;
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(default)]
 struct CompletionFields {
+    /// A string, an array of strings, token ids, or an array of arrays of token ids. Each gets n answers.
+    #[schema(value_type = Option<PromptForms>)]
+    prompt: Option<Value>,
+    /// The answer begins with the prompt.
     #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
     echo: bool,
+    /// Log-probabilities of the answer's tokens, each with this many most likely ones.
+    #[schema(minimum = 0, maximum = 20)]
     logprobs: Option<i64>,
+    /// Whether the tokenizer adds its special tokens to a text.
+    #[schema(default = true)]
     add_special_tokens: Option<bool>,
+}
+
+/// What `prompt` may be.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "only described: the parser takes the forms apart itself, for its errors")]
+enum PromptForms {
+    Text(String),
+    Texts(Vec<String>),
+    Tokens(Vec<u32>),
+    TokenLists(Vec<Vec<u32>>),
+}
+
+pub fn describe() -> Operation {
+    Operation::new(Tag::Generation, "completions", "Continues a text")
+        .body("CompletionRequest")
+        .fields::<CompletionFields>()
+        .fields::<ModelField>()
+        .fields::<SamplingFields>()
+        .fields::<AcceptedFields>()
+        .requires(&["prompt"])
+        .answers::<TextCompletion>("The whole answer, or with stream its parts.")
+        .streams::<TextCompletion>()
+        .generates()
 }
 
 pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
     let shared: SamplingFields = parse_fields(body)?;
     let own: CompletionFields = parse_fields(body)?;
-    let prompts = prompts(body.get("prompt"), own.add_special_tokens.unwrap_or(true), model.vocab_size)?;
+    parse_fields::<AcceptedFields>(body)?.check()?;
+    let prompts = prompts(own.prompt.as_ref(), own.add_special_tokens.unwrap_or(true), model.vocab_size)?;
     let mut params = shared.params(model)?;
     let mut answer = shared.answer(&params)?;
     answer.echo = own.echo;
@@ -50,6 +88,7 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
         seed: shared.seed(),
         priority: shared.priority()?,
         cache_salt: shared.cache_salt()?,
+        truncation: shared.truncation(model)?,
         grammar: structured::grammar(body)?,
         answer,
         stream,

@@ -7,6 +7,7 @@ use crate::text::tokenizer::Tokenizer;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
+use utoipa::ToSchema;
 
 /// JSON has no infinity; this is what OpenAI writes for a token that cannot occur.
 const LEAST_LOGPROB: f64 = -9999.0;
@@ -23,19 +24,19 @@ pub enum Logprobs {
 }
 
 /// `choices[].logprobs` of a chat.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct ChatLogprobs {
     content: Vec<ChatPosition>,
 }
 
-#[derive(Debug, Serialize)]
-struct ChatPosition {
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ChatPosition {
     #[serde(flatten)]
     chosen: ChatToken,
     top_logprobs: Vec<ChatToken>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 struct ChatToken {
     token: String,
     logprob: f64,
@@ -44,28 +45,20 @@ struct ChatToken {
 }
 
 /// `choices[].logprobs` of a completion: parallel arrays, one element a token.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, ToSchema)]
 pub struct CompletionLogprobs {
     text_offset: Vec<usize>,
     token_logprobs: Vec<Option<f64>>,
     tokens: Vec<String>,
     /// The token itself, then the most likely ones.
+    #[schema(value_type = Vec<Option<HashMap<String, f64>>>)]
     top_logprobs: Vec<Option<Map<String, Value>>>,
 }
 
 impl Logprobs {
     /// `num_top` most likely tokens of each position.
     pub fn chat(tokenizer: &Tokenizer, positions: &[Position], num_top: u32) -> Self {
-        let token = |of: &TokenLogprob| ChatToken {
-            token: tokenizer.token_text(of.token),
-            logprob: json_logprob(of),
-            bytes: tokenizer.token_bytes(of.token),
-        };
-        let content = positions.iter().filter_map(|position| position.logprobs.as_ref()).map(|at| ChatPosition {
-            chosen: token(&at.chosen),
-            top_logprobs: at.top.iter().take(num_top as usize).map(token).collect(),
-        });
-        Logprobs::Chat(ChatLogprobs { content: content.collect() })
+        Logprobs::Chat(ChatLogprobs { content: chat_positions(tokenizer, positions, num_top) })
     }
 
     /// `num_top` most likely tokens of each position, and one more where the token itself is not among them.
@@ -83,6 +76,20 @@ impl Logprobs {
         }
         Logprobs::Completion(columns)
     }
+}
+
+/// `num_top` most likely tokens of each position, as chat and Responses write them.
+pub fn chat_positions(tokenizer: &Tokenizer, positions: &[Position], num_top: u32) -> Vec<ChatPosition> {
+    let token = |of: &TokenLogprob| ChatToken {
+        token: tokenizer.token_text(of.token),
+        logprob: json_logprob(of),
+        bytes: tokenizer.token_bytes(of.token),
+    };
+    let position = |at: &PositionLogprobs| ChatPosition {
+        chosen: token(&at.chosen),
+        top_logprobs: at.top.iter().take(num_top as usize).map(token).collect(),
+    };
+    positions.iter().filter_map(|at| at.logprobs.as_ref()).map(position).collect()
 }
 
 /// vLLM's `prompt_logprobs`: for each token of the prompt the token itself and the most likely ones by id; null for

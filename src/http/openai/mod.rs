@@ -5,26 +5,33 @@
 //! unknown fields are ignored, known ones that would change the answer but are not supported are refused
 //! (`unsupported`).
 
+pub mod accepted;
 mod beams;
 pub mod chat;
 pub mod completion;
 pub mod logprobs;
+mod message;
 pub mod response;
 pub mod sampling;
+pub mod stream;
 pub mod structured;
 pub mod tokenize;
+pub mod tools;
 mod unsupported;
 
 use crate::actors::messages::{Prompt, Submit};
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
 use crate::sampling::params::SamplingParams;
+use crate::text::chat_output::ChatReading;
 use crate::text::grammar::GrammarRequest;
 use crate::text::output::OutputOptions;
-use serde::Deserialize;
+use crate::text::truncation::Truncation;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
+use utoipa::ToSchema;
 
 /// Characters of a wrong value that a message repeats.
 const MAX_SHOWN_CHARS: usize = 60;
@@ -65,6 +72,8 @@ pub struct Request {
     pub seed: Option<u64>,
     pub priority: i32,
     pub cache_salt: Option<String>,
+    /// How prompts that are too long are cut.
+    pub truncation: Option<Truncation>,
     /// What the text of every choice has to be.
     pub grammar: Option<GrammarRequest>,
     pub answer: AnswerOptions,
@@ -75,8 +84,10 @@ pub struct Request {
 /// How the answer is written; the engine does not see this.
 #[derive(Clone, Debug, Default)]
 pub struct AnswerOptions {
-    /// The text is a chat message: read as content, reasoning and tool calls.
-    pub chat: bool,
+    /// The text is a chat message: how it is read as content, reasoning and tool calls.
+    pub chat: Option<ChatReading>,
+    /// A call of one tool was demanded: OpenAI's reason for the end is then `stop`.
+    pub named_tool: bool,
     /// Special tokens, stop strings.
     pub text: OutputOptions,
     /// Most likely tokens reported with each token.
@@ -90,9 +101,10 @@ pub struct AnswerOptions {
     pub return_token_ids: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(default)]
 pub struct StreamOptions {
+    /// A last chunk says the usage of the whole request.
     #[serde(deserialize_with = "null_as_default")]
     pub include_usage: bool,
     /// With `include_usage`: usage in every chunk, not in the last alone.
@@ -106,7 +118,7 @@ impl Request {
             return Err(ApiError::bad_request("the request body must be a JSON object"));
         }
         check_model(body, model)?;
-        unsupported::refuse(endpoint, body)?;
+        unsupported::refuse(body)?;
         match endpoint {
             Endpoint::Chat => chat::parse(body, model),
             Endpoint::Completion => completion::parse(body, model),
@@ -122,6 +134,7 @@ impl Request {
     pub fn submit(&self, prompt: Prompt) -> Submit {
         Submit {
             prompt,
+            truncation: self.truncation,
             prompt_param: match self.endpoint {
                 Endpoint::Chat => "messages",
                 Endpoint::Completion => "prompt",
@@ -137,18 +150,27 @@ impl Request {
     }
 }
 
+/// What every body may say.
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct ModelField {
+    /// The name of the model that is served, as /v1/models says it. Default: that one.
+    pub model: Option<String>,
+}
+
 /// A body's `model` must be the one served, or absent.
 pub fn check_model(body: &Value, model: &ModelInfo) -> Result<(), ApiError> {
-    match body.get("model") {
-        None | Some(Value::Null) => Ok(()),
-        Some(Value::String(name)) if *name == model.served_name => Ok(()),
-        Some(Value::String(name)) => Err(ApiError::model_not_found(&shortened(name), &model.served_name)),
-        Some(other) => Err(ApiError::invalid("model", format!("model must be a string, got {}", shown(other)))),
+    match parse_fields::<ModelField>(body)?.model {
+        Some(name) if name != model.served_name => {
+            Err(ApiError::model_not_found(&shortened(&name), &model.served_name))
+        }
+        _ => Ok(()),
     }
 }
 
-/// Reads the fields that `T` knows; an error names the field's path.
-pub fn parse_fields<'a, T: Deserialize<'a>>(body: &'a Value) -> Result<T, ApiError> {
+/// Reads the fields that `T` knows; an error names the field's path. What is parsed can be described: a path's
+/// `describe` names the same structs.
+pub fn parse_fields<'a, T: Deserialize<'a> + ToSchema>(body: &'a Value) -> Result<T, ApiError> {
     serde_path_to_error::deserialize(body).map_err(|error| {
         let path = error.path().to_string();
         let message = type_error(&error.into_inner().to_string());

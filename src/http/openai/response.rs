@@ -1,11 +1,11 @@
 //! The answer's JSON, whole and as stream chunks.
 
 use super::logprobs::{Logprobs, prompt_logprobs};
+use super::message::{Message, MessageDelta};
 use super::{AnswerOptions, Endpoint, Request};
 use crate::actors::runtime::ModelInfo;
 use crate::http::generation::{Delta, Generation, StopReason};
 use crate::ids::TokenId;
-use crate::text::chat_output::ChatPiece;
 use crate::text::tokenizer::Tokenizer;
 use serde::Serialize;
 use serde_json::Value;
@@ -15,22 +15,30 @@ use std::iter::Sum;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{SystemTime, UNIX_EPOCH};
+use utoipa::ToSchema;
 
 /// What may change the output for the same seed: the program's version.
 const SYSTEM_FINGERPRINT: &str = concat!("pagetide-", env!("CARGO_PKG_VERSION"));
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Usage {
     pub prompt_tokens: usize,
     pub completion_tokens: usize,
     pub total_tokens: usize,
     pub prompt_tokens_details: PromptTokensDetails,
+    pub completion_tokens_details: CompletionTokensDetails,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct PromptTokensDetails {
     /// Prompt tokens whose KV was in the prefix cache.
     pub cached_tokens: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
+pub struct CompletionTokensDetails {
+    /// Tokens between the marks of a chat's reasoning.
+    pub reasoning_tokens: usize,
 }
 
 impl Usage {
@@ -40,7 +48,13 @@ impl Usage {
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
             prompt_tokens_details: PromptTokensDetails { cached_tokens },
+            completion_tokens_details: CompletionTokensDetails::default(),
         }
+    }
+
+    pub fn with_reasoning(mut self, reasoning_tokens: usize) -> Self {
+        self.completion_tokens_details.reasoning_tokens = reasoning_tokens;
+        self
     }
 
     /// The same before the first token.
@@ -56,6 +70,9 @@ impl Sum for Usage {
                 sum.prompt_tokens + part.prompt_tokens,
                 sum.completion_tokens + part.completion_tokens,
                 sum.prompt_tokens_details.cached_tokens + part.prompt_tokens_details.cached_tokens,
+            )
+            .with_reasoning(
+                sum.completion_tokens_details.reasoning_tokens + part.completion_tokens_details.reasoning_tokens,
             )
         })
     }
@@ -118,20 +135,6 @@ impl Default for Content<'_> {
     }
 }
 
-#[derive(Serialize)]
-struct Message<'a> {
-    role: &'static str,
-    content: &'a str,
-    refusal: Option<&'a str>,
-}
-
-#[derive(Serialize)]
-struct MessageDelta<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    role: Option<&'static str>,
-    content: &'a str,
-}
-
 impl Answer {
     pub fn new(request: &Request, model: &ModelInfo) -> Self {
         let prefix = match request.endpoint {
@@ -141,7 +144,7 @@ impl Answer {
         Self {
             endpoint: request.endpoint,
             id: new_id(prefix),
-            created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            created_s: unix_time_s(),
             model: model.served_name.clone(),
             tokenizer: Arc::clone(&model.tokenizer),
             options: request.answer.clone(),
@@ -164,9 +167,7 @@ impl Answer {
                 index,
                 content: match self.endpoint {
                     Endpoint::Completion => Content::Text(&delta.text),
-                    Endpoint::Chat => {
-                        Content::Message(Message { role: "assistant", content: content_of(delta), refusal: None })
-                    }
+                    Endpoint::Chat => Content::Message(Message::new(&delta.pieces)),
                 },
                 prompt_logprobs: if is_chat { None } else { prompt_logprobs(delta.choice) },
                 prompt_token_ids: if is_chat { None } else { prompt_token_ids(delta.choice) },
@@ -191,8 +192,8 @@ impl Answer {
 
     /// The chunk before a choice's first delta: its role.
     pub fn write_role(&self, out: &mut Vec<u8>, choice: u32, generation: &Generation, usage: Option<Option<Usage>>) {
-        let delta = MessageDelta { role: Some("assistant"), content: "" };
-        let written = Choice { index: choice, content: Content::Delta(delta), ..Choice::default() };
+        let content = Content::Delta(MessageDelta::begin());
+        let written = Choice { index: choice, content, ..Choice::default() };
         let prompt_token_ids = self.options.return_token_ids.then(|| generation.prompt_tokens(choice).as_slice());
         self.write(out, &Body { choices: &[written], usage, prompt_token_ids, ..self.body() });
     }
@@ -210,12 +211,29 @@ impl Answer {
         let written = Choice {
             content: match self.endpoint {
                 Endpoint::Completion => Content::Text(&delta.text),
-                Endpoint::Chat => Content::Delta(MessageDelta { role: None, content: content_of(delta) }),
+                Endpoint::Chat => Content::Delta(self.message_delta(delta)),
             },
             prompt_token_ids: with_prompt_ids.then(|| generation.prompt_tokens(delta.choice).as_slice()),
             ..self.choice(delta)
         };
         self.write(out, &Body { choices: &[written], usage, ..self.body() });
+    }
+
+    /// Whether a delta says nothing: a mark of a call or of reasoning has been read, or may be coming.
+    pub fn is_silent(&self, delta: &Delta) -> bool {
+        let is_read = self.options.chat.as_ref().is_some_and(|reading| !reading.format.is_plain());
+        let has_tokens =
+            self.options.return_token_ids || (self.options.logprobs.is_some() && !delta.positions.is_empty());
+        is_read && delta.pieces.is_empty() && delta.finish.is_none() && !has_tokens
+    }
+
+    fn message_delta<'a>(&self, delta: &'a Delta) -> MessageDelta<'a> {
+        let mut message = MessageDelta::new(&delta.pieces);
+        if delta.pieces.is_empty() && self.options.chat.as_ref().is_some_and(|reading| reading.format.is_plain()) {
+            // Clients that add up content expect it in every chunk.
+            message.content = Some("".into());
+        }
+        message
     }
 
     /// The chunk after the last: no choices, the request's usage.
@@ -263,19 +281,20 @@ impl Answer {
     }
 }
 
-/// The content of a chat's delta, which has one piece of it at most.
-fn content_of(delta: &Delta) -> &str {
-    let mut contents = delta.pieces.iter().filter_map(|piece| match piece {
-        ChatPiece::Content(text) => Some(text.as_str()),
-        _ => None,
-    });
-    contents.next_back().unwrap_or_default()
+/// Now, as APIs write it.
+pub fn unix_time_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// A name no other request of this process has, and no other process by accident: `PREFIX-` and 32 hexadecimal digits.
 pub fn new_id(prefix: &str) -> String {
+    format!("{prefix}-{}", random_hex())
+}
+
+/// What makes a name unique: 32 hexadecimal digits.
+pub fn random_hex() -> String {
     static STATE: LazyLock<(RandomState, RandomState)> = LazyLock::new(|| (RandomState::new(), RandomState::new()));
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    format!("{prefix}-{:016x}{:016x}", STATE.0.hash_one(number), STATE.1.hash_one(number))
+    format!("{:016x}{:016x}", STATE.0.hash_one(number), STATE.1.hash_one(number))
 }

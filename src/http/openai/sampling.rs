@@ -1,13 +1,16 @@
 //! The fields that chat and completions share, and their ranges.
 
+use super::accepted::one_of;
 use super::{AnswerOptions, StreamOptions, in_range, null_as_default, shown, token_id};
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
 use crate::sampling::params::{SamplingParams, TokenMask};
 use crate::text::output::OutputOptions;
+use crate::text::truncation::{Side, Truncation};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::sync::Arc;
+use utoipa::ToSchema;
 
 /// Samples of one request at most.
 pub const MAX_N: i64 = 128;
@@ -25,45 +28,138 @@ const MAX_TEMPERATURE: f64 = 100.0;
 const MAX_REPETITION_PENALTY: f64 = 100.0;
 
 /// As they stand in the body. Numbers are wide, so that a value out of range reaches the message that says the range.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct SamplingFields {
+    /// Tokens to generate at most. Without it a chat may fill the model's context, a completion has 16.
+    #[schema(minimum = 0)]
     pub max_tokens: Option<i64>,
+    /// No end token, stop token or stop string before this many tokens; at most max_tokens.
+    #[schema(minimum = 0, default = 0)]
     pub min_tokens: Option<i64>,
+    /// 0 takes the most likely token; higher is more varied. Default: the model's own, else 1.
+    #[schema(minimum = 0, maximum = 100)]
     pub temperature: Option<f64>,
+    /// Samples from the most likely tokens that together have this probability. Default: the model's own, else 1.
+    #[schema(exclusive_minimum = 0, maximum = 1)]
     pub top_p: Option<f64>,
+    /// Samples from this many most likely tokens; 0 or -1: from all. Default: the model's own, else 0.
+    #[schema(minimum = -1, maximum = 4294967295_i64)]
     pub top_k: Option<i64>,
+    /// Samples from tokens at least this likely, as a part of the most likely one's probability. Default: the model's
+    /// own, else 0.
+    #[schema(minimum = 0, maximum = 1)]
     pub min_p: Option<f64>,
+    /// Answers to generate.
+    #[schema(minimum = 1, maximum = 128, default = 1)]
     pub n: Option<i64>,
+    /// The same seed and request give the same answer, whatever else is running. Default: a random one.
     pub seed: Option<i64>,
+    /// A string that ends the answer, or up to 16 of them; left out of it.
+    #[schema(value_type = Option<StopStrings>)]
     pub stop: Option<Value>,
+    /// The answer ends after the stop string or stop token, not before it.
     #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
     pub include_stop_str_in_output: bool,
+    /// Token ids that end the answer.
+    #[schema(max_items = 256)]
     pub stop_token_ids: Option<Vec<i64>>,
+    /// End tokens of the model are tokens like any other.
     #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
     pub ignore_eos: bool,
+    /// Above 0: tokens that were generated already become less likely.
+    #[schema(minimum = -2, maximum = 2, default = 0)]
     pub presence_penalty: Option<f64>,
+    /// Above 0: tokens become less likely with each time they were generated.
+    #[schema(minimum = -2, maximum = 2, default = 0)]
     pub frequency_penalty: Option<f64>,
+    /// Above 1: tokens of the prompt and of the answer so far become less likely. Default: the model's own, else 1.
+    #[schema(exclusive_minimum = 0, maximum = 100)]
     pub repetition_penalty: Option<f64>,
+    /// Added to the logits, by token id; each in [-100, 100].
+    #[schema(value_type = Option<HashMap<String, f64>>)]
     pub logit_bias: Option<Map<String, Value>>,
+    /// Only these tokens are generated.
+    #[schema(min_items = 1)]
     pub allowed_token_ids: Option<Vec<i64>>,
+    /// Texts that are not generated.
+    #[schema(max_items = 256)]
     pub bad_words: Option<Vec<String>>,
+    /// Samples this many answers and gives the n most likely. With use_beam_search: the width of the beam.
+    #[schema(minimum = 1, maximum = 128)]
     pub best_of: Option<i64>,
+    /// Finds the most likely answers instead of sampling.
     #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
     pub use_beam_search: bool,
+    /// With use_beam_search: a beam's score is its log-probability divided by its length to this power.
+    #[schema(default = 1)]
     pub length_penalty: Option<f64>,
+    /// With use_beam_search: true stops at best_of complete beams, false where a better one is unlikely, "never" where
+    /// there can be none.
+    #[schema(value_type = Option<EarlyStoppingField>)]
     pub early_stopping: Option<Value>,
+    /// Log-probabilities of the prompt's tokens, each with this many most likely ones. 0 with stream at most.
+    #[schema(minimum = 0, maximum = 20)]
     pub prompt_logprobs: Option<i64>,
+    /// Leaves special tokens out of the text.
+    #[schema(default = true)]
     pub skip_special_tokens: Option<bool>,
+    /// With skip_special_tokens: false, whether a special token may begin with the space that some tokenizers put
+    /// between all tokens. Byte-level tokenizers (Llama 3, Qwen) have no such space, and this changes nothing.
+    #[schema(default = true)]
+    pub spaces_between_special_tokens: Option<bool>,
+    /// Cuts a longer prompt to its last tokens, this many; -1: to as many as leave room for max_tokens. Special tokens
+    /// that the tokenizer puts before a text stay.
+    #[schema(minimum = -1)]
+    pub truncate_prompt_tokens: Option<i64>,
+    /// With truncate_prompt_tokens: left cuts off the prompt's beginning, right its end; exactly, special tokens
+    /// included. Default: left, but for these.
+    #[schema(value_type = Option<TruncationSide>)]
+    pub truncation_side: Option<String>,
+    /// The answer says the token ids of prompt and output.
     #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
     pub return_token_ids: bool,
+    /// Lower goes first, where the server schedules by priority.
+    #[schema(minimum = -2147483648, maximum = 2147483647, default = 0)]
     pub priority: Option<i64>,
+    /// Requests share cached prefixes only with those of the same salt.
+    #[schema(min_length = 1, max_length = 1024)]
     pub cache_salt: Option<String>,
-    /// Who asks; accepted and not used.
-    pub user: Option<String>,
+    /// Answer as server-sent events, the last of which is [DONE].
     #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
     pub stream: bool,
+    /// Only with stream.
     pub stream_options: Option<StreamOptions>,
+}
+
+/// What `early_stopping` may be.
+#[derive(ToSchema)]
+#[serde(untagged)]
+pub enum EarlyStoppingField {
+    Whether(bool),
+    /// "never".
+    Word(String),
+}
+
+/// What `truncation_side` may be.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+pub enum TruncationSide {
+    Left,
+    Right,
+}
+
+/// What `stop` may be.
+#[derive(ToSchema)]
+#[serde(untagged)]
+pub enum StopStrings {
+    One(String),
+    Several(Vec<String>),
 }
 
 impl SamplingFields {
@@ -142,7 +238,7 @@ impl SamplingFields {
 
     /// The prompt's log-probabilities are one big field, as in vLLM only of a whole answer.
     pub fn check_streamed_prompt_logprobs(&self) -> Result<(), ApiError> {
-        if self.stream && self.prompt_logprobs.is_some() {
+        if self.stream && self.prompt_logprobs.is_some_and(|num_top| num_top > 0) {
             return Err(ApiError::invalid("prompt_logprobs", "prompt_logprobs is not available with stream: true"));
         }
         Ok(())
@@ -152,7 +248,9 @@ impl SamplingFields {
     pub fn answer(&self, params: &SamplingParams) -> Result<AnswerOptions, ApiError> {
         Ok(AnswerOptions {
             text: OutputOptions {
+                kept_tokens: Arc::default(),
                 skip_special_tokens: self.skip_special_tokens.unwrap_or(true),
+                join_added_tokens: self.spaces_between_special_tokens == Some(false),
                 stop: self.stop_strings()?,
                 include_stop_str_in_output: self.include_stop_str_in_output,
                 min_tokens: params.min_tokens as usize,
@@ -161,6 +259,22 @@ impl SamplingFields {
             return_token_ids: self.return_token_ids,
             ..AnswerOptions::default()
         })
+    }
+
+    pub fn truncation(&self, model: &ModelInfo) -> Result<Option<Truncation>, ApiError> {
+        one_of("truncation_side", self.truncation_side.as_deref(), &["left", "right"])?;
+        let side = self.truncation_side.as_deref().map(|side| if side == "left" { Side::Left } else { Side::Right });
+        let keep = match self.truncate_prompt_tokens {
+            None => return Ok(None),
+            Some(-1) => None,
+            Some(tokens) if (1..=i64::from(model.max_model_len)).contains(&tokens) => Some(tokens as u32),
+            Some(other) => {
+                let most = model.max_model_len;
+                let message = format!("truncate_prompt_tokens must be in [1, {most}] or -1, got {other}");
+                return Err(ApiError::invalid("truncate_prompt_tokens", message));
+            }
+        };
+        Ok(Some(Truncation { keep, side }))
     }
 
     /// `None`: not given; `Some(0)`: off, also written -1.

@@ -1,51 +1,78 @@
 //! `POST /tokenize` and `/detokenize`, as vLLM has them.
 
-use super::{chat, null_as_default, parse_fields, token_id, unsupported};
+use super::tools::{ToolFields, Tools};
+use super::{ModelField, chat, null_as_default, parse_fields, token_id};
 use crate::actors::messages::Prompt;
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
+use crate::http::openapi::{Operation, Tag};
 use crate::ids::TokenId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use utoipa::ToSchema;
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(default)]
 struct TokenizeFields {
+    /// A text; else messages.
     prompt: Option<String>,
+    /// Whether the tokenizer adds its special tokens. Default: to prompt, not to messages.
     add_special_tokens: Option<bool>,
+    /// The tokens' texts too.
     #[serde(deserialize_with = "null_as_default")]
     return_token_strs: bool,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct Tokenized {
     count: usize,
     max_model_len: u32,
+    #[schema(value_type = Vec<u32>)]
     tokens: Vec<TokenId>,
     token_strs: Option<Vec<String>>,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(default)]
 struct DetokenizeFields {
+    /// Token ids.
     tokens: Option<Vec<i64>>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct Detokenized {
     prompt: String,
 }
 
+pub fn describe_tokenize() -> Operation {
+    Operation::new(Tag::Text, "tokenize", "Token ids of a text or a chat")
+        .about("Either prompt, or messages, which go through the chat template first.")
+        .body("TokenizeRequest")
+        .fields::<ModelField>()
+        .fields::<TokenizeFields>()
+        .fields::<chat::TemplateFields>()
+        .fields::<ToolFields>()
+        .answers::<Tokenized>("The token ids.")
+}
+
+pub fn describe_detokenize() -> Operation {
+    Operation::new(Tag::Text, "detokenize", "Text of token ids, special tokens included")
+        .body("DetokenizeRequest")
+        .fields::<ModelField>()
+        .fields::<DetokenizeFields>()
+        .requires(&["tokens"])
+        .answers::<Detokenized>("The text.")
+}
+
 /// Token ids of `prompt`, or of `messages` through the chat template.
 pub fn tokenize(body: &Value, model: &ModelInfo) -> Result<Tokenized, ApiError> {
-    unsupported::refuse_fields(&["chat_template"], body)?;
     let fields: TokenizeFields = parse_fields(body)?;
     let (prompt, param) = match (fields.prompt, body.get("messages")) {
         (Some(text), _) => {
             let add_special_tokens = fields.add_special_tokens.unwrap_or(true);
             (Prompt::Text { text, add_special_tokens }, "prompt")
         }
-        (None, Some(_)) => (Prompt::Chat(chat::chat_prompt(body)?), "messages"),
+        (None, Some(_)) => (Prompt::Chat(chat::chat_prompt(body, &Tools::read(body)?, model)?), "messages"),
         (None, None) => return Err(ApiError::invalid("prompt", "prompt or messages is required")),
     };
     let tokens = model.encode(&prompt, param)?;

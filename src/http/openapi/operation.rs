@@ -1,0 +1,330 @@
+//! What the description says of one path.
+
+use crate::error::ApiError;
+use crate::http::routes::ApiPath;
+use serde_json::{Map, Value, json};
+use std::borrow::Cow;
+use utoipa::openapi::{RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
+
+/// What the paths are sorted by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Tag {
+    Generation,
+    Text,
+    Models,
+    Server,
+}
+
+impl Tag {
+    pub const ALL: [Tag; 4] = [Tag::Generation, Tag::Text, Tag::Models, Tag::Server];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Tag::Generation => "Generation",
+            Tag::Text => "Text and tokens",
+            Tag::Models => "Models",
+            Tag::Server => "Server",
+        }
+    }
+
+    pub fn about(self) -> &'static str {
+        match self {
+            Tag::Generation => "Text from the model",
+            Tag::Text => "What the tokenizer makes of a text, and back",
+            Tag::Models => "What is served",
+            Tag::Server => "How the server is, and what it offers",
+        }
+    }
+}
+
+type Schemas = Vec<(String, RefOr<Schema>)>;
+
+/// What one path takes and gives. Made by the module that answers it: see `describe` in [`crate::http::openai::chat`].
+pub struct Operation {
+    tag: Tag,
+    id: &'static str,
+    summary: &'static str,
+    about: String,
+    /// Name of the request body's schema, and its properties.
+    request: Option<(&'static str, Map<String, Value>)>,
+    required: Vec<&'static str>,
+    path_parameters: Vec<(&'static str, &'static str)>,
+    /// Media types of the answer with their schemas.
+    answer: Map<String, Value>,
+    answer_about: &'static str,
+    errors: Vec<u16>,
+    /// Name of the errors' schema.
+    error: Cow<'static, str>,
+    schemas: Schemas,
+}
+
+impl Operation {
+    /// `id`: its name in generated clients.
+    pub fn new(tag: Tag, id: &'static str, summary: &'static str) -> Self {
+        Self {
+            tag,
+            id,
+            summary,
+            about: String::new(),
+            request: None,
+            required: Vec::new(),
+            path_parameters: Vec::new(),
+            answer: Map::new(),
+            answer_about: "Done.",
+            errors: Vec::new(),
+            error: ErrorAnswer::name(),
+            schemas: Vec::new(),
+        }
+    }
+
+    /// More than the summary.
+    pub fn about(mut self, about: impl Into<String>) -> Self {
+        self.about = about.into();
+        self
+    }
+
+    /// A JSON body, `name` in generated clients; [`Operation::fields`] says what is in it.
+    pub fn body(mut self, name: &'static str) -> Self {
+        self.request = Some((name, Map::new()));
+        self.errors.extend([400, 404, 413, 415]);
+        self
+    }
+
+    /// The body has the fields that `T` parses. A field that two structs have is described by the first.
+    pub fn fields<T: ToSchema>(self) -> Self {
+        self.fields_where::<T>(|_| true)
+    }
+
+    /// The body has these of the fields that `T` parses.
+    pub fn some_fields<T: ToSchema>(self, names: &[&str]) -> Self {
+        self.fields_where::<T>(|name| names.contains(&name))
+    }
+
+    fn fields_where<T: ToSchema>(mut self, is_one: impl Fn(&str) -> bool) -> Self {
+        let (_, properties) = self.request.as_mut().expect("body() comes before fields()");
+        let schema = json_of(T::schema());
+        let Value::Object(fields) = schema["properties"].clone() else {
+            panic!("{} is not a struct of fields", T::name());
+        };
+        let fields: Map<String, Value> = fields.into_iter().filter(|(name, _)| is_one(name)).collect();
+        for (name, field) in fields {
+            properties.entry(name).or_insert_with(|| optional(field));
+        }
+        T::schemas(&mut self.schemas);
+        self
+    }
+
+    /// Fields that cannot be left out.
+    pub fn requires(mut self, names: &[&'static str]) -> Self {
+        self.required.extend(names);
+        self
+    }
+
+    pub fn path_parameter(mut self, name: &'static str, about: &'static str) -> Self {
+        self.path_parameters.push((name, about));
+        self.errors.push(404);
+        self
+    }
+
+    /// Answered with `T` as JSON.
+    pub fn answers<T: ToSchema>(self, about: &'static str) -> Self {
+        self.media::<T>("application/json", about)
+    }
+
+    /// With `stream: true` answered with server-sent events, each a `T`.
+    pub fn streams<T: ToSchema>(self) -> Self {
+        let about = self.answer_about;
+        self.media::<T>("text/event-stream", about)
+    }
+
+    fn media<T: ToSchema>(mut self, media: &str, about: &'static str) -> Self {
+        self.answer.insert(media.into(), json!({"schema": reference(&T::name())}));
+        self.answer_about = about;
+        self.schemas.push((T::name().into(), T::schema()));
+        T::schemas(&mut self.schemas);
+        self
+    }
+
+    /// Answered with JSON that has no schema here.
+    pub fn answers_json(mut self, about: &'static str) -> Self {
+        self.answer.insert("application/json".into(), json!({"schema": {"type": "object"}}));
+        self.answer_about = about;
+        self
+    }
+
+    /// Answered with text of this type.
+    pub fn answers_text(mut self, media: &'static str, about: &'static str) -> Self {
+        self.answer.insert(media.into(), json!({"schema": {"type": "string"}}));
+        self.answer_about = about;
+        self
+    }
+
+    /// Errors besides those that a body brings and 401.
+    pub fn fails(mut self, errors: &[u16]) -> Self {
+        self.errors.extend(errors);
+        self
+    }
+
+    /// Errors are told as `T`, not as OpenAI does.
+    pub fn errors_as<T: ToSchema>(mut self) -> Self {
+        self.error = T::name();
+        self.schemas.push((T::name().into(), T::schema()));
+        T::schemas(&mut self.schemas);
+        self
+    }
+
+    /// What every request to the engine can meet.
+    pub fn generates(self) -> Self {
+        self.fails(&[429, 500, 503])
+    }
+
+    /// The operation in the document; the schemas it names go to `schemas`.
+    pub(super) fn json(mut self, path: &ApiPath, schemas: &mut Map<String, Value>) -> Value {
+        let mut responses = Map::new();
+        let mut answer = json!({"description": self.answer_about, "headers": request_id_header()});
+        if !self.answer.is_empty() {
+            answer["content"] = self.answer.into();
+        }
+        responses.insert("200".into(), answer);
+        if !path.is_open {
+            self.errors.push(401);
+        }
+        self.errors.sort_unstable();
+        self.errors.dedup();
+        for status in self.errors {
+            responses.insert(status.to_string(), error(status, &self.error));
+        }
+        if self.error == ErrorAnswer::name() {
+            self.schemas.push((ErrorAnswer::name().into(), ErrorAnswer::schema()));
+            ErrorAnswer::schemas(&mut self.schemas);
+        }
+        for (name, schema) in self.schemas {
+            schemas.entry(name).or_insert_with(|| json_of(schema));
+        }
+        let mut operation = json!({
+            "tags": [self.tag.name()],
+            "operationId": self.id,
+            "summary": self.summary,
+        });
+        if !self.about.is_empty() {
+            operation["description"] = self.about.into();
+        }
+        if !self.path_parameters.is_empty() {
+            let parameter = |(name, about): &(&str, &str)| {
+                json!({"name": name, "in": "path", "required": true, "description": about,
+                       "schema": {"type": "string"}})
+            };
+            operation["parameters"] = self.path_parameters.iter().map(parameter).collect();
+        }
+        if let Some((name, mut properties)) = self.request {
+            for required in &self.required {
+                let field = properties.get_mut(*required).expect("a required field is one of the fields");
+                not_null(field);
+            }
+            let schema = json!({"type": "object", "properties": properties, "required": self.required});
+            schemas.insert(name.into(), schema);
+            let content = json!({"application/json": {"schema": reference(name)}});
+            operation["requestBody"] = json!({"required": true, "content": content});
+        }
+        operation["responses"] = responses.into();
+        operation["security"] = if path.is_open { json!([]) } else { json!([{"key": []}]) };
+        operation
+    }
+}
+
+/// The body of an error.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "written as {\"error\": …} by its ResponseError")]
+struct ErrorAnswer {
+    error: ApiError,
+}
+
+fn error(status: u16, schema: &str) -> Value {
+    let about = match status {
+        400 => "A field is missing, or has a wrong type or value; param names it.",
+        401 => "No key, or a wrong one.",
+        404 => "No such model, or nothing of this name.",
+        413 => "The body is longer than server.max_body_bytes.",
+        415 => "The body has a Content-Encoding that is not known.",
+        429 => "The server holds as many requests as it may. Retry-After says when to try again.",
+        500 => "The engine failed under this request.",
+        503 => "The server is shutting down.",
+        other => unreachable!("no path fails with {other}"),
+    };
+    let mut headers = request_id_header();
+    if matches!(status, 429 | 503) {
+        headers["Retry-After"] = json!({"description": "Seconds.", "schema": {"type": "integer"}});
+    }
+    let content = json!({"application/json": {"schema": reference(schema)}});
+    json!({"description": about, "headers": headers, "content": content})
+}
+
+fn request_id_header() -> Value {
+    json!({"X-Request-Id": {"description": "The request's own, or a new one.", "schema": {"type": "string"}}})
+}
+
+fn reference(name: &str) -> Value {
+    json!({"$ref": format!("#/components/schemas/{name}")})
+}
+
+/// A schema as JSON, with each description on one line and no default of null (which says nothing).
+fn json_of(schema: RefOr<Schema>) -> Value {
+    let mut json = serde_json::to_value(schema).expect("a schema has only string keys and plain values");
+    tidy(&mut json);
+    json
+}
+
+fn tidy(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            if fields.get("default").is_some_and(Value::is_null) {
+                fields.shift_remove("default");
+            }
+            if let Some(Value::String(about)) = fields.get_mut("description") {
+                *about = about.replace('\n', " ");
+            }
+            hoist_description(fields);
+            fields.values_mut().for_each(tidy);
+        }
+        Value::Array(items) => items.iter_mut().for_each(tidy),
+        _ => {}
+    }
+}
+
+/// A field's description stands at its top, not at the one of its alternatives that is not null.
+fn hoist_description(fields: &mut Map<String, Value>) {
+    let alternatives = fields.get_mut("oneOf").and_then(Value::as_array_mut);
+    if let Some([Value::Object(one), other]) = alternatives.map(Vec::as_mut_slice)
+        && *other == json!({"type": "null"})
+        && let Some(about) = one.shift_remove("description")
+    {
+        fields.insert("description".into(), about);
+    }
+}
+
+/// A field that may be left out may be null as well.
+fn optional(mut field: Value) -> Value {
+    if let Some(Value::String(name)) = field.get("type") {
+        field["type"] = json!([name, "null"]);
+    }
+    if let Value::Object(fields) = &mut field
+        && let Some(target) = fields.shift_remove("$ref")
+    {
+        fields.insert("oneOf".into(), json!([{"$ref": target}, {"type": "null"}]));
+    }
+    field
+}
+
+/// Takes null away again.
+fn not_null(field: &mut Value) {
+    if let Some(Value::Array(types)) = field.get_mut("type") {
+        types.retain(|name| name != "null");
+        if let [only] = &types[..] {
+            field["type"] = only.clone();
+        }
+    }
+    if let Some(Value::Array(alternatives)) = field.get_mut("oneOf") {
+        alternatives.retain(|schema| *schema != json!({"type": "null"}));
+    }
+}

@@ -1,0 +1,40 @@
+//! OpenAI's `POST /v1/responses`, answered as the chat that it stands for. Nothing is stored: a conversation is sent
+//! whole with every request.
+
+pub mod answer;
+pub mod describe;
+mod input;
+pub mod request;
+pub mod stream;
+
+use crate::actors::runtime::RuntimeHandle;
+use crate::error::ApiError;
+use crate::http::generation::Generation;
+use crate::http::openai::Request;
+use crate::http::stream::EventBody;
+use crate::http::translate::count_refused;
+use actix_web::HttpResponse;
+use answer::Response;
+use request::ResponsesRequest;
+use serde_json::Value;
+use stream::Events;
+
+/// Answers a request's body.
+pub async fn create(handle: &RuntimeHandle, body: &Value) -> Result<HttpResponse, ApiError> {
+    let ResponsesRequest { chat, names, settings } = count_refused(ResponsesRequest::parse(body, handle.model()))?;
+    let response = Response::new(settings, &chat, handle.model());
+    let answered = if chat.stream.is_some() {
+        EventBody::start(handle, chat, Events::new(response)).await.map(EventBody::into_response)
+    } else {
+        whole(handle, chat, response).await.map(|whole| HttpResponse::Ok().json(whole))
+    };
+    answered.map_err(|error| names.in_clients_words(error))
+}
+
+async fn whole(handle: &RuntimeHandle, mut chat: Request, mut response: Response) -> Result<Value, ApiError> {
+    let mut generation = Generation::start(handle, &mut chat).await?;
+    while let Some(delta) = generation.next().await {
+        response.push(delta?, |_, _, _, _| {});
+    }
+    Ok(response.ended(generation.usage()))
+}

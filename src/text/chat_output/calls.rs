@@ -1,0 +1,312 @@
+//! Tool calls in a stream of text.
+//!
+//! The text is read a character at a time, so that the result does not depend on how it was cut into pieces. A call is
+//! given out as soon as its name is known and its arguments begin; those follow as they come. Text that looked like a
+//! call and is none is content: nothing is lost. Arguments that turn out not to be JSON stay arguments, for the call
+//! has been given out by then.
+
+use super::ChatPiece;
+use super::format::ToolFormat;
+use super::json::{JsonValue, Step};
+use super::marker::{Marker, flush};
+use super::object::{CallObject, Progress};
+
+/// Characters between `[TOOL_CALLS]` and the arguments at most.
+const MAX_HEAD: usize = 256;
+const END_OF_CALL: &str = "</tool_call>";
+
+/// Reads the tool calls of one output.
+#[derive(Clone, Debug)]
+pub struct ToolParser {
+    state: State,
+    /// Only white space has come since the beginning, or since a call.
+    fresh: bool,
+    /// That white space. Before or after a call it means nothing; before content it is part of it.
+    space: String,
+    marker: Marker,
+    calls: Calls,
+}
+
+/// The calls given out.
+#[derive(Clone, Debug)]
+pub(super) struct Calls {
+    pub format: ToolFormat,
+    pub count: u32,
+    max: u32,
+    /// One more call than allowed has begun.
+    full: bool,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    Content,
+    /// Behind the marker. `raw`: the text since its beginning.
+    Opened {
+        raw: String,
+    },
+    /// Inside a call that is an object.
+    Object {
+        call: Box<CallObject>,
+        in_array: bool,
+    },
+    /// Mistral's newer form: the name, before the arguments begin.
+    Head {
+        raw: String,
+        head: String,
+    },
+    /// The arguments behind that name.
+    Arguments(JsonValue),
+    /// Behind an object in an array.
+    AfterItem,
+    /// Behind Hermes's object: what there is of its end marker.
+    Closing {
+        held: String,
+    },
+    /// Arguments that are not JSON go to the mark of the call's end; where the format has none, to the text's end.
+    Broken(Option<Marker>),
+}
+
+impl Calls {
+    /// A call begins; false where it is one too many.
+    pub fn begin(&mut self, name: String, out: &mut Vec<ChatPiece>) -> bool {
+        self.full = self.count == self.max;
+        if !self.full {
+            let id = super::call_id(self.format);
+            super::append(out, ChatPiece::ToolCall { index: self.count, id, name });
+            self.count += 1;
+        }
+        !self.full
+    }
+
+    /// More arguments of the call that began last.
+    pub fn arguments(&mut self, json: String, out: &mut Vec<ChatPiece>) {
+        super::append(out, ChatPiece::ToolArguments { index: self.count - 1, json });
+    }
+}
+
+impl ToolParser {
+    pub fn new(format: ToolFormat, max_calls: u32) -> Self {
+        Self {
+            state: State::Content,
+            fresh: true,
+            space: String::new(),
+            marker: Marker::new(format.marker()),
+            calls: Calls { format, count: 0, max: max_calls, full: false },
+        }
+    }
+
+    /// Calls given out so far.
+    pub fn num_calls(&self) -> u32 {
+        self.calls.count
+    }
+
+    /// A call more than allowed has begun: nothing further is given out.
+    pub fn is_full(&self) -> bool {
+        self.calls.full
+    }
+
+    pub fn push(&mut self, c: char, out: &mut Vec<ChatPiece>) {
+        if self.calls.full {
+            return;
+        }
+        match std::mem::replace(&mut self.state, State::Content) {
+            State::Content => self.content(c, out),
+            State::Opened { raw } => self.opened(raw, c, out),
+            State::Object { call, in_array } => self.object(call, in_array, c, out),
+            State::Head { raw, head } => self.head(raw, head, c, out),
+            State::Arguments(mut value) => {
+                // An object's last character is its own: there is no `Step::After`.
+                let step = value.step(c);
+                if step == Step::Wrong {
+                    return self.broken(c, out);
+                }
+                self.calls.arguments(c.into(), out);
+                if step == Step::Inside {
+                    self.state = State::Arguments(value);
+                }
+            }
+            State::AfterItem => match c {
+                ',' => self.state = self.item(",".into(), true),
+                ']' => {}
+                c if c.is_whitespace() => self.state = State::AfterItem,
+                c => self.content(c, out),
+            },
+            State::Closing { held } => self.closing(held, c, out),
+            State::Broken(mut end) => {
+                let mut json = String::new();
+                let found = match &mut end {
+                    Some(end) => end.push(c, &mut json),
+                    None => {
+                        json.push(c);
+                        false
+                    }
+                };
+                self.calls.arguments(json, out);
+                if !found {
+                    self.state = State::Broken(end);
+                }
+            }
+        }
+    }
+
+    /// The output has ended.
+    pub fn finish(&mut self, out: &mut Vec<ChatPiece>) {
+        if self.calls.full {
+            return;
+        }
+        match std::mem::replace(&mut self.state, State::Content) {
+            State::Content => {
+                let held = self.marker.finish();
+                if self.calls.count == 0 || !self.fresh || !held.is_empty() {
+                    self.space.push_str(&held);
+                    flush(&mut self.space, ChatPiece::Content, out);
+                }
+            }
+            State::Opened { mut raw } | State::Head { mut raw, .. } => flush(&mut raw, ChatPiece::Content, out),
+            State::Object { mut call, .. } => flush(&mut call.raw, ChatPiece::Content, out),
+            State::Broken(end) => {
+                let rest = end.map_or_else(String::new, |mut end| end.finish());
+                self.calls.arguments(rest, out);
+            }
+            State::Arguments(_) | State::AfterItem | State::Closing { .. } => {}
+        }
+    }
+
+    fn content(&mut self, c: char, out: &mut Vec<ChatPiece>) {
+        let is_llama = self.calls.format == ToolFormat::Llama3Json;
+        if self.fresh && !self.marker.is_holding() {
+            let is_separator = is_llama && self.calls.count > 0 && c == ';';
+            if c.is_whitespace() || is_separator {
+                return self.space.push(c);
+            }
+            if is_llama && c == '{' {
+                let raw = std::mem::take(&mut self.space);
+                self.state = self.item(raw, false);
+                return self.push(c, out);
+            }
+        }
+        let mut before = String::new();
+        let found = self.marker.push(c, &mut before);
+        if !before.is_empty() {
+            self.fresh = false;
+            flush(&mut self.space, ChatPiece::Content, out);
+            flush(&mut before, ChatPiece::Content, out);
+        }
+        if found {
+            let raw = std::mem::take(&mut self.space) + self.calls.format.marker();
+            self.state = State::Opened { raw };
+        }
+    }
+
+    /// The state before an object.
+    fn item(&self, raw: String, in_array: bool) -> State {
+        State::Object { call: Box::new(CallObject::new(raw)), in_array }
+    }
+
+    fn opened(&mut self, mut raw: String, c: char, out: &mut Vec<ChatPiece>) {
+        let is_mistral = self.calls.format == ToolFormat::Mistral;
+        if c.is_whitespace() {
+            raw.push(c);
+            self.state = State::Opened { raw };
+        } else if c == '{' {
+            self.state = self.item(raw, false);
+            self.push(c, out);
+        } else if c == '[' && is_mistral {
+            raw.push(c);
+            self.state = self.item(raw, true);
+        } else if is_mistral {
+            self.head(raw, String::new(), c, out);
+        } else {
+            self.no_call(raw, c, out);
+        }
+    }
+
+    /// What was taken for a call's beginning is content, and `c` comes after it.
+    fn no_call(&mut self, mut raw: String, c: char, out: &mut Vec<ChatPiece>) {
+        self.fresh = false;
+        flush(&mut raw, ChatPiece::Content, out);
+        self.content(c, out);
+    }
+
+    fn object(&mut self, mut call: Box<CallObject>, in_array: bool, c: char, out: &mut Vec<ChatPiece>) {
+        match call.push(c, &mut self.calls, out) {
+            Progress::More => self.state = State::Object { call, in_array },
+            Progress::Complete => {
+                self.called();
+                if in_array {
+                    self.state = State::AfterItem;
+                } else if self.calls.format == ToolFormat::Hermes {
+                    self.state = State::Closing { held: String::new() };
+                }
+            }
+            Progress::NoCall => self.no_call(call.raw, c, out),
+            Progress::BadArguments => self.broken(c, out),
+            Progress::BadRest => {
+                self.called();
+                match self.calls.format {
+                    ToolFormat::Hermes => self.closing(String::new(), c, out),
+                    ToolFormat::Llama3Json | ToolFormat::Mistral => self.content(c, out),
+                }
+            }
+        }
+    }
+
+    /// A call is complete.
+    fn called(&mut self) {
+        self.fresh = true;
+        self.space.clear();
+    }
+
+    fn broken(&mut self, c: char, out: &mut Vec<ChatPiece>) {
+        self.called();
+        self.state = State::Broken((self.calls.format == ToolFormat::Hermes).then(|| Marker::new(END_OF_CALL)));
+        self.push(c, out);
+    }
+
+    fn head(&mut self, mut raw: String, mut head: String, c: char, out: &mut Vec<ChatPiece>) {
+        if c == '{' {
+            let Some(name) = name_in(&head) else { return self.no_call(raw, c, out) };
+            self.called();
+            if self.calls.begin(name.to_owned(), out) {
+                self.state = State::Arguments(JsonValue::default());
+                self.push(c, out);
+            }
+        } else if head.len() >= MAX_HEAD {
+            self.no_call(raw, c, out);
+        } else {
+            raw.push(c);
+            head.push(c);
+            self.state = State::Head { raw, head };
+        }
+    }
+
+    fn closing(&mut self, mut held: String, c: char, out: &mut Vec<ChatPiece>) {
+        if held.is_empty() && c.is_whitespace() {
+            self.space.push(c);
+            self.state = State::Closing { held };
+            return;
+        }
+        held.push(c);
+        if !END_OF_CALL.starts_with(held.as_str()) {
+            // The mark is missing. What is here may be the next call's.
+            held.chars().for_each(|c| self.push(c, out));
+        } else if held.len() == END_OF_CALL.len() {
+            self.space.clear();
+        } else {
+            self.state = State::Closing { held };
+        }
+    }
+}
+
+/// The name in `name`, `name[ARGS]`, `name[CALL_ID]…[ARGS]`.
+fn name_in(head: &str) -> Option<&str> {
+    let head = head.trim();
+    let (name, marks) = head.find('[').map_or((head, ""), |at| head.split_at(at));
+    let name = name.trim_end();
+    let is_name = !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || "_-.:/".contains(c));
+    let marks = match marks.strip_prefix("[CALL_ID]") {
+        Some(rest) => rest.find('[').map_or("", |at| &rest[at..]),
+        None => marks,
+    };
+    (is_name && matches!(marks, "" | "[ARGS]")).then_some(name)
+}

@@ -1,0 +1,46 @@
+//! Looks for one text in a stream of characters.
+
+use super::ChatPiece;
+
+/// Finds a marker, and holds back what may become one.
+#[derive(Clone, Debug)]
+pub struct Marker {
+    text: &'static str,
+    /// A proper beginning of `text`, as long as the stream's end allows.
+    held: String,
+}
+
+impl Marker {
+    pub fn new(text: &'static str) -> Self {
+        Self { text, held: String::new() }
+    }
+
+    /// Takes the next character; whether the marker is complete. What is certainly not part of one goes to `before`.
+    pub fn push(&mut self, c: char, before: &mut String) -> bool {
+        self.held.push(c);
+        while !self.text.starts_with(self.held.as_str()) {
+            before.push(self.held.remove(0));
+        }
+        let found = self.held == self.text;
+        if found {
+            self.held.clear();
+        }
+        found
+    }
+
+    /// The stream has ended: what was held back.
+    pub fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+
+    pub fn is_holding(&self) -> bool {
+        !self.held.is_empty()
+    }
+}
+
+/// Gives out what may not be lost, as one piece.
+pub fn flush(text: &mut String, kind: fn(String) -> ChatPiece, out: &mut Vec<ChatPiece>) {
+    if !text.is_empty() {
+        super::append(out, kind(std::mem::take(text)));
+    }
+}

@@ -1,0 +1,128 @@
+//! Reasoning before the answer.
+
+use super::format::ReasoningFormat;
+use super::marker::Marker;
+use crate::ids::TokenId;
+use crate::text::tokenizer::Tokenizer;
+
+/// Where an output begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReasoningStart {
+    /// Before the reasoning, if there is any.
+    Before,
+    /// Inside it: the prompt has begun it.
+    Inside,
+    /// Behind it: the prompt has ended it.
+    Over,
+}
+
+impl ReasoningStart {
+    /// Where an output begins that continues `prompt`: templates end a prompt with the mark that begins reasoning, or
+    /// with both where there is to be none.
+    pub fn after(prompt: &[TokenId], format: ReasoningFormat, tokenizer: &Tokenizer) -> Self {
+        Self::at(format, |mark| tokenizer.ends_with(prompt, mark))
+    }
+
+    pub(super) fn at(format: ReasoningFormat, ends_with: impl Fn(&str) -> bool) -> Self {
+        if ends_with(format.end()) {
+            ReasoningStart::Over
+        } else if format.begins_unmarked() || ends_with(format.begin()) {
+            ReasoningStart::Inside
+        } else {
+            ReasoningStart::Before
+        }
+    }
+
+    /// Where an output begins that continues a message of this text.
+    pub fn within(message: &str, format: ReasoningFormat) -> Self {
+        match (message.rfind(format.begin()), message.rfind(format.end())) {
+            (Some(begin), Some(end)) if begin > end => ReasoningStart::Inside,
+            (_, Some(_)) => ReasoningStart::Over,
+            (Some(_), None) => ReasoningStart::Inside,
+            (None, None) if message.trim().is_empty() => ReasoningStart::Before,
+            (None, None) => ReasoningStart::Over,
+        }
+    }
+}
+
+/// Parts an output's text into reasoning and the rest.
+#[derive(Clone, Debug)]
+pub struct ReasoningReader {
+    format: ReasoningFormat,
+    state: State,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    /// `space`: what came so far. `mark`: what may become the mark. `inside`: text without it is reasoning too.
+    Before {
+        space: String,
+        mark: String,
+        inside: bool,
+    },
+    Inside(Marker),
+    Over,
+}
+
+impl ReasoningReader {
+    pub fn new(format: ReasoningFormat, start: ReasoningStart) -> Self {
+        let before = |inside| State::Before { space: String::new(), mark: String::new(), inside };
+        let state = match start {
+            ReasoningStart::Before => before(false),
+            // Some models write the mark again.
+            ReasoningStart::Inside => before(true),
+            ReasoningStart::Over => State::Over,
+        };
+        Self { format, state }
+    }
+
+    pub fn is_inside(&self) -> bool {
+        matches!(self.state, State::Inside(_) | State::Before { inside: true, .. })
+    }
+
+    /// Takes the next character.
+    pub fn push(&mut self, c: char, reasoning: &mut String, content: &mut String) {
+        match &mut self.state {
+            State::Before { space, mark, .. } => {
+                if mark.is_empty() && c.is_whitespace() {
+                    return space.push(c);
+                }
+                mark.push(c);
+                if *mark == self.format.begin() {
+                    self.state = State::Inside(Marker::new(self.format.end()));
+                } else if !self.format.begin().starts_with(mark.as_str()) {
+                    self.begin_unmarked(reasoning, content);
+                }
+            }
+            State::Inside(end) => {
+                if end.push(c, reasoning) {
+                    self.state = State::Over;
+                }
+            }
+            State::Over => content.push(c),
+        }
+    }
+
+    /// The text does not begin with the mark.
+    fn begin_unmarked(&mut self, reasoning: &mut String, content: &mut String) {
+        if let State::Before { space, mark, inside } = std::mem::replace(&mut self.state, State::Over) {
+            if inside {
+                self.state = State::Inside(Marker::new(self.format.end()));
+            }
+            space.chars().chain(mark.chars()).for_each(|c| self.push(c, reasoning, content));
+        }
+    }
+
+    /// The output has ended: what was held back.
+    pub fn finish(&mut self, reasoning: &mut String, content: &mut String) {
+        match std::mem::replace(&mut self.state, State::Over) {
+            State::Before { space, mark, inside } => {
+                let text = if inside { reasoning } else { content };
+                text.push_str(&space);
+                text.push_str(&mark);
+            }
+            State::Inside(mut end) => reasoning.push_str(&end.finish()),
+            State::Over => {}
+        }
+    }
+}
