@@ -174,12 +174,12 @@ impl Backend for CpuBackend {
     }
 
     fn random_matrix(&self, n: usize, k: usize, dtype: DType, seed: u64) -> Result<CpuMatrix, StartError> {
-        CpuMatrix::random(n, k, dtype, seed, &self.team)
+        let mut matrices = self.random_matrices(1, n, k, dtype, seed)?;
+        Ok(matrices.remove(0))
     }
 
     fn matrices(&self, count: usize, parts: &[HostTensor<'_>], dtype: DType) -> Result<Vec<CpuMatrix>, StartError> {
-        assert!(count > 0 && parts.len().is_multiple_of(count), "{} parts of {count} matrices", parts.len());
-        parts.chunks(parts.len() / count).map(|parts| self.matrix(parts, dtype)).collect()
+        CpuMatrix::pack_several(count, parts, dtype, &self.team)
     }
 
     fn random_matrices(
@@ -190,7 +190,7 @@ impl Backend for CpuBackend {
         dtype: DType,
         seed: u64,
     ) -> Result<Vec<CpuMatrix>, StartError> {
-        (0..count as u64).map(|i| self.random_matrix(n, k, dtype, seed ^ i << 32)).collect()
+        CpuMatrix::random((count, n, k), dtype, seed, &self.team)
     }
 
     fn vector(&self, parts: &[HostTensor<'_>]) -> Result<CpuVector, StartError> {
