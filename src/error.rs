@@ -90,6 +90,12 @@ impl ApiError {
         )
     }
 
+    /// 406: the client takes no encoding that there is.
+    pub fn not_acceptable() -> Self {
+        let message = "Accept-Encoding leaves nothing that this server has: allow gzip, deflate or identity";
+        Self::new(406, "invalid_request_error", Some("not_acceptable"), message)
+    }
+
     /// 413: the body is longer than `server.max_body_bytes`.
     pub fn body_too_large(limit_bytes: usize) -> Self {
         Self::new(
@@ -97,6 +103,18 @@ impl ApiError {
             "invalid_request_error",
             Some("body_too_large"),
             format!("the request body is longer than {limit_bytes} bytes, this server's limit"),
+        )
+    }
+
+    /// 415: the body is compressed in a way that is not known.
+    pub fn unsupported_encoding(encoding: &str) -> Self {
+        Self::new(
+            415,
+            "invalid_request_error",
+            Some("unsupported_content_encoding"),
+            format!(
+                "a body with Content-Encoding: {encoding} cannot be read here; send it with gzip or deflate, or as it is"
+            ),
         )
     }
 

@@ -1,9 +1,12 @@
-//! The pages that list settings and metrics, and `config/pagetide.toml`, agree with the code. To write them anew:
+//! The pages that list settings, metrics and the API, and `config/pagetide.toml`, agree with the code. To write them anew:
 //! `UPDATE_DOCS=1 cargo test --test docs`.
 
 use pagetide::config::settings::{SECTIONS, SETTINGS, reference_file};
 use pagetide::config::value::Value;
+use pagetide::http::openai::unsupported::REFUSED;
+use pagetide::http::openapi;
 use pagetide::metrics::METRICS;
+use serde_json::Value as Json;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -80,4 +83,154 @@ fn the_metrics_page_lists_every_metric() {
     }
     page.push('\n');
     check("docs/metrics.md", Some(("<!-- metrics -->", "<!-- end of metrics -->")), &page);
+}
+
+/// `scripts/compare-with-vllm.py` looks for differences that are not in the file.
+#[test]
+fn the_api_page_lists_every_difference_from_vllm() {
+    let file = std::fs::read_to_string(in_repository("scripts/vllm_comparison/differences.toml")).unwrap();
+    let file: toml_edit::DocumentMut = file.parse().unwrap();
+    let mut page = String::from("\n| where | what Pagetide does, and why |\n|---|---|\n");
+    for difference in file["difference"].as_array_of_tables().unwrap() {
+        let text = |key: &str| difference.get(key).and_then(|value| value.as_str()).unwrap_or_else(|| panic!("{key}"));
+        writeln!(page, "| {} | {} |", text("name"), text("reason")).unwrap();
+    }
+    page.push('\n');
+    check("docs/api.md", Some(("<!-- vllm -->", "<!-- end of vllm -->")), &page);
+}
+
+#[test]
+fn the_api_page_lists_every_endpoint_and_parameter() {
+    let document = openapi::document();
+    let mut page = String::from("\n| endpoint | what it does | key |\n|---|---|---|\n");
+    let mut parameters = Vec::new();
+    for (path, item) in document["paths"].as_object().expect("paths") {
+        for (verb, operation) in item.as_object().expect("operations") {
+            let key = if operation["security"].as_array().is_some_and(Vec::is_empty) { "no" } else { "yes" };
+            let summary = operation["summary"].as_str().expect("a summary");
+            writeln!(page, "| `{} {path}` | {summary} | {key} |", verb.to_uppercase()).unwrap();
+            if let Some(schema) = operation.pointer("/requestBody/content/application~1json/schema") {
+                let forms = schema["anyOf"].as_array().map_or(std::slice::from_ref(schema), Vec::as_slice);
+                for form in forms {
+                    parameter_rows(path, "", form, &document, &mut parameters);
+                }
+            }
+        }
+    }
+    page.push_str("\n| parameter | of | type | default | meaning |\n|---|---|---|---|---|\n");
+    for Parameter { name, paths, columns } in &parameters {
+        let paths: Vec<String> = paths.iter().map(|path| format!("`{path}`")).collect();
+        writeln!(page, "| `{name}` | {} | {columns} |", paths.join("<br>")).unwrap();
+    }
+    let refused: Vec<String> = REFUSED.iter().map(|(name, _)| format!("`{name}`")).collect();
+    writeln!(page, "\nRefused where they ask for something: {}.\n", refused.join(", ")).unwrap();
+    check("docs/api.md", Some(("<!-- endpoints -->", "<!-- end of endpoints -->")), &page);
+}
+
+/// A row of the table of parameters: those of several paths that are described alike are one.
+struct Parameter {
+    name: String,
+    paths: Vec<String>,
+    columns: String,
+}
+
+fn parameter_rows(path: &str, prefix: &str, schema: &Json, document: &Json, rows: &mut Vec<Parameter>) {
+    let schema = resolved(schema, document);
+    let is_required = |name: &str| schema["required"].as_array().is_some_and(|names| names.iter().any(|n| n == name));
+    for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+        let about = field["description"].as_str().or(resolved(field, document)["description"].as_str());
+        let default = match field.get("default") {
+            Some(default) => format!("`{default}`"),
+            None if is_required(name) => "required".into(),
+            None => String::new(),
+        };
+        let columns = format!("{} | {default} | {}", type_of(field, document), about.unwrap_or_default());
+        let name = format!("{prefix}{name}");
+        match rows.iter_mut().find(|row| row.name == name && row.columns == columns) {
+            Some(row) if row.paths.last().is_some_and(|last| last == path) => {}
+            Some(row) => row.paths.push(path.into()),
+            None => rows.push(Parameter { name: name.clone(), paths: vec![path.into()], columns }),
+        }
+        nested_rows(path, &name, field, document, rows);
+    }
+}
+
+/// The fields of what an object, or an array's items, or one of several forms has.
+fn nested_rows(path: &str, name: &str, field: &Json, document: &Json, rows: &mut Vec<Parameter>) {
+    let field = resolved(field, document);
+    // Deeper than this it is a schema of the client's own.
+    if name.matches('.').count() > 3 {
+        return;
+    }
+    if field.get("properties").is_some() {
+        parameter_rows(path, &format!("{name}."), field, document, rows);
+    }
+    if let Some(items) = field.get("items") {
+        nested_rows(path, &format!("{name}[]"), items, document, rows);
+    }
+    for form in ["oneOf", "anyOf", "allOf"].into_iter().filter_map(|key| field[key].as_array()).flatten() {
+        nested_rows(path, name, form, document, rows);
+    }
+}
+
+fn resolved<'a>(schema: &'a Json, document: &'a Json) -> &'a Json {
+    match schema.get("$ref").and_then(Json::as_str) {
+        Some(name) => document.pointer(name.trim_start_matches('#')).expect("what is referred to is there"),
+        None => schema,
+    }
+}
+
+/// A schema's type and range in words; null, which every field may be, is left out.
+fn type_of(schema: &Json, document: &Json) -> String {
+    let schema = resolved(schema, document);
+    if let Some(words) = schema["enum"].as_array() {
+        return words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ");
+    }
+    let mut forms: Vec<String> = ["oneOf", "anyOf"]
+        .into_iter()
+        .filter_map(|key| schema[key].as_array())
+        .flatten()
+        .filter(|form| form["type"] != "null")
+        .map(|form| type_of(form, document))
+        .collect();
+    forms.dedup();
+    if !forms.is_empty() {
+        return forms.join(", or ");
+    }
+    let types: Vec<&str> = match &schema["type"] {
+        Json::Array(names) => names.iter().filter_map(Json::as_str).filter(|name| *name != "null").collect(),
+        name => name.as_str().into_iter().collect(),
+    };
+    let number = |key: &str| schema.get(key).filter(|bound| !bound.is_null()).map(Json::to_string);
+    let between = |low: Option<String>, high: Option<String>| match (low, high) {
+        (Some(low), Some(high)) => format!("{low} to {high}"),
+        (Some(low), None) => format!("at least {low}"),
+        (None, Some(high)) => format!("at most {high}"),
+        (None, None) => String::new(),
+    };
+    match types[..] {
+        [] => "any".into(),
+        ["boolean"] => "boolean".into(),
+        ["array"] => {
+            let items = type_of(&schema["items"], document);
+            match between(number("minItems"), number("maxItems")) {
+                range if range.is_empty() => format!("array of {items}"),
+                range => format!("array of {range} × {items}"),
+            }
+        }
+        ["object"] => match schema.get("additionalProperties").filter(|values| values.is_object()) {
+            Some(values) => format!("object of {}", type_of(values, document)),
+            None => "object".into(),
+        },
+        ref types => {
+            let low = number("minimum").or(number("exclusiveMinimum").map(|low| format!("above {low}")));
+            let range = if low.is_some() || number("maximum").is_some() {
+                between(low, number("maximum")).replace("at least above", "above")
+            } else {
+                between(number("minLength"), number("maxLength").map(|length| format!("{length} characters")))
+            };
+            let name = types.join(" or ");
+            if range.is_empty() { name } else { format!("{name}, {range}") }
+        }
+    }
 }

@@ -274,6 +274,10 @@ impl Layers {
             let keys = &["scheduler.preemption_mode", "swap.space_gib"];
             broken.push((keys, format!("'swap' needs swap space, but swap.space_gib = 0 ({})", origin(keys[1]))));
         }
+        if let Some(wrong) = server.cors_allowed_origins.iter().find(|origin| !is_origin(origin)) {
+            let why = format!("'{wrong}' is not an origin: write https://HOST, https://HOST:PORT, or * for any");
+            broken.push((&["server.cors_allowed_origins"], why));
+        }
         if server.api_keys.iter().any(String::is_empty) {
             broken.push((&["server.api_keys"], "a key must not be empty".into()));
         }
@@ -324,4 +328,11 @@ fn closest<'a>(word: &str, among: impl Iterator<Item = &'a str>) -> Option<&'a s
     let scored = among.map(|candidate| (strsim::normalized_damerau_levenshtein(word, candidate), candidate));
     let (score, candidate) = scored.max_by(|a, b| a.0.total_cmp(&b.0))?;
     (score >= 0.6).then_some(candidate)
+}
+
+/// `*`, or scheme, host and perhaps a port, as browsers write it.
+fn is_origin(text: &str) -> bool {
+    let rest = text.split_once("://").filter(|(scheme, _)| !scheme.is_empty()).map(|(_, rest)| rest);
+    let is_host = |host: &str| !host.is_empty() && !host.contains(['/', '?', '#', '@', '*', ' ']);
+    text == "*" || (rest.is_some_and(is_host) && text == text.to_lowercase())
 }

@@ -33,6 +33,9 @@ pub struct ServerConfig {
     pub served_model_name: Option<String>,
     /// Empty: no key is asked for.
     pub api_keys: Vec<String>,
+    /// Origins whose pages may ask, `*` for any; empty: none may.
+    pub cors_allowed_origins: Vec<String>,
+    pub cors_allow_credentials: bool,
     /// Requests held at once, queued and running; one more gets a 429.
     pub max_requests: usize,
     pub retry_after_s: u64,
@@ -45,8 +48,10 @@ pub struct ServerConfig {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// A directory, or [`DEMO_MODEL`].
+    /// A directory, a name of the Hugging Face hub, or [`DEMO_MODEL`].
     pub path: String,
+    /// Of a hub model. `None`: its main branch.
+    pub revision: Option<String>,
     pub dtype: DtypeChoice,
     /// `None`: the model's own.
     pub max_model_len: Option<u32>,
@@ -129,6 +134,8 @@ impl Default for ServerConfig {
             port: 8000,
             served_model_name: None,
             api_keys: Vec::new(),
+            cors_allowed_origins: Vec::new(),
+            cors_allow_credentials: false,
             max_requests: 1024,
             retry_after_s: 1,
             drain_timeout_s: 30,
@@ -150,6 +157,7 @@ impl Default for ModelConfig {
     fn default() -> Self {
         Self {
             path: DEMO_MODEL.into(),
+            revision: None,
             dtype: DtypeChoice::Auto,
             max_model_len: None,
             load_format: LoadFormat::Auto,

@@ -109,11 +109,17 @@ settings! {
         "Port to listen on; 0 takes a free one and prints it.",
         "Another program has it.";
     server.served_model_name: Kind::Text { auto: true, check: not_empty }, "", Some(("served-model-name", "NAME")),
-        "The model's name in the API; auto is the last part of its path.",
+        "The model's name in the API; auto is its name on the hub, or the last part of its path.",
         "Clients ask for a fixed name whatever is behind it.";
     server.api_keys: Kind::List, "", Some(("api-key", "KEY")),
         "Bearer keys that clients may use; with none, no key is asked for. /health, /docs and /openapi.json are always open.",
         "The server can be reached by others. Prefer file or environment: a flag shows in the process list.";
+    server.cors_allowed_origins: Kind::List, "", None,
+        "Origins (https://chat.example.org) whose web pages may use this server; \"*\" is any, none is none.",
+        "A page in a browser talks to this server without one in between.";
+    server.cors_allow_credentials: Kind::Bool, "", None,
+        "Whether those pages may send cookies and other credentials of the browser. Keys in Authorization need none.",
+        "A proxy in front of this server asks for cookies.";
     server.max_requests: int(1, 1_000_000), "requests", None,
         "Requests held at once, queued and running; one more is answered with 429.",
         "Lower, to turn clients away sooner instead of letting them wait; higher for bursts.";
@@ -133,9 +139,12 @@ settings! {
         "Threads for HTTP; 0 is one for each core, at most 4.",
         "Thousands of streams at once.";
 
-    model.path: NAME, "", Some(("model", "DIR|demo")),
-        "Directory of a Hugging Face checkpoint, or demo for the small model inside the program.",
+    model.path: NAME, "", Some(("model", "DIR|OWNER/NAME|demo")),
+        "Directory of a Hugging Face checkpoint, name of a model on the hub (Qwen/Qwen2.5-1.5B-Instruct), or demo for the small model inside the program.",
         "Always, except to try Pagetide out.";
+    model.revision: Kind::Text { auto: true, check: revision }, "", Some(("revision", "NAME")),
+        "Branch, tag or commit of a hub model; auto is main.",
+        "A commit, so that every start serves the same weights.";
     model.dtype: Kind::Choice(DtypeChoice::NAMES), "", Some(("dtype", "auto|float32|float16|bfloat16")),
         "Type of weights and KV cache; auto is the checkpoint's own.",
         "float32 to compare outputs exactly; bfloat16 to halve the memory of a float32 checkpoint.";
@@ -238,6 +247,14 @@ settings! {
 
 fn not_empty(text: &str) -> Result<(), String> {
     if text.is_empty() { Err("must not be empty".into()) } else { Ok(()) }
+}
+
+fn revision(text: &str) -> Result<(), String> {
+    if crate::model::hub::is_revision(text) {
+        Ok(())
+    } else {
+        Err("must be the name of a branch, tag or commit".into())
+    }
 }
 
 fn log_filter(text: &str) -> Result<(), String> {

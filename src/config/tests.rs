@@ -128,6 +128,18 @@ fn relations_between_settings_are_checked_across_layers() {
         ["p.toml:4: scheduler.preemption_mode: 'swap' needs swap space, but swap.space_gib = 0 (p.toml:2)"]
     );
     assert!(from_file("[server]\napi_keys = [\"\"]").is_err());
+    for (origin, is_right) in [
+        ("*", true),
+        ("https://a.example", true),
+        ("http://localhost:3000", true),
+        ("https://a.example/", false),
+        ("a.example", false),
+        ("https://*.example", false),
+        ("", false),
+    ] {
+        let read = from_file(&format!("[server]\ncors_allowed_origins = [\"{origin}\"]"));
+        assert_eq!(read.is_ok(), is_right, "{origin}");
+    }
     // Beside other problems, but not on top of one of the same keys.
     let both = problems_of(from_file("[server]\nprot = 1\n[scheduler]\nmax_num_batched_tokens = 100"));
     assert_eq!(both.len(), 2, "{both:?}");

@@ -7,6 +7,8 @@
 pub mod anthropic;
 pub mod auth;
 pub mod complete;
+pub mod compression;
+pub mod cors;
 pub mod generation;
 pub mod items;
 pub mod openai;

@@ -5,6 +5,8 @@ use crate::config::ServerConfig;
 use crate::error::{ApiError, StartError};
 use crate::http::anthropic;
 use crate::http::auth::ApiKeys;
+use crate::http::compression::{encodings, without_identity};
+use crate::http::cors::cors;
 use crate::http::openai::response::new_id;
 use crate::http::openapi::is_open;
 use crate::http::routes::{configure, metrics_path};
@@ -12,7 +14,7 @@ use crate::metrics;
 use actix_web::body::MessageBody;
 use actix_web::dev::{Server, ServiceRequest, ServiceResponse};
 use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
-use actix_web::middleware::{Next, from_fn};
+use actix_web::middleware::{Compress, Next, from_fn};
 use actix_web::web::{self, Data};
 use actix_web::{App, Error, HttpServer, ResponseError};
 use std::net::TcpListener;
@@ -45,13 +47,20 @@ pub fn serve(handle: RuntimeHandle, config: &ServerConfig, listener: TcpListener
     let keys = Arc::new(ApiKeys::new(&config.api_keys));
     let max_body_bytes = config.max_body_bytes;
     let limits = Data::new(Limits { max_body_bytes });
+    let server_config = config.clone();
     let app = move || {
         let keys = Arc::clone(&keys);
+        // The last is the outermost.
         App::new()
             .app_data(handle.clone())
             .app_data(limits.clone())
             .app_data(web::PayloadConfig::new(max_body_bytes))
-            .wrap(from_fn(move |request, next| around(Arc::clone(&keys), request, next)))
+            .wrap(from_fn(encodings))
+            .wrap(Compress::default())
+            .wrap(from_fn(without_identity))
+            .wrap(from_fn(move |request, next| with_key(Arc::clone(&keys), request, next)))
+            .wrap(cors(&server_config))
+            .wrap(from_fn(around))
             .configure(configure)
     };
     let server = HttpServer::new(app)
@@ -66,21 +75,25 @@ pub fn serve(handle: RuntimeHandle, config: &ServerConfig, listener: TcpListener
     Ok(server.run())
 }
 
-/// What is done to every request: keys, request ids, counting, the log.
-async fn around(
+/// Lets a request with a key in, and all to paths that are open.
+async fn with_key(
     keys: Arc<ApiKeys>,
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse, Error> {
+    if is_open(request.path()) || keys.admits(request.headers()) {
+        Ok(next.call(request).await?.map_into_boxed_body())
+    } else {
+        Ok(request.into_response(ApiError::unauthorized().error_response()))
+    }
+}
+
+/// What is done to every request: request ids, counting, the log.
+async fn around(request: ServiceRequest, next: Next<impl MessageBody + 'static>) -> Result<ServiceResponse, Error> {
     let started = Instant::now();
     let id = request_id(request.headers());
     let is_anthropics = anthropic::is_spoken(request.path(), request.headers());
-    let is_open = is_open(request.path());
-    let mut answer = if is_open || keys.admits(request.headers()) {
-        next.call(request).await?.map_into_boxed_body()
-    } else {
-        request.into_response(ApiError::unauthorized().error_response())
-    };
+    let mut answer = next.call(request).await?.map_into_boxed_body();
     if is_anthropics {
         answer = anthropic::error::in_its_format(answer, &id);
     }

@@ -38,6 +38,7 @@ async fn a_chat_has_openais_shape() {
             "usage": {
                 "prompt_tokens": prompt_tokens, "completion_tokens": 6, "total_tokens": prompt_tokens + 6,
                 "prompt_tokens_details": {"cached_tokens": CACHED_TOKENS},
+                "completion_tokens_details": {"reasoning_tokens": 0},
             },
         })
     );

@@ -219,7 +219,7 @@ async fn errors_name_the_clients_field() {
                    "tools": [{"type": "function", "name": "f"}]}}),
             "tool_choice.tools[0].name",
         ),
-        (json!({"input": "hi", "text": {"format": {"type": "yaml"}}}), "text.format"),
+        (json!({"input": "hi", "text": {"format": {"type": "yaml"}}}), "text.format.type"),
         (json!({"input": "hi", "text": {"format": {"schema": {}}}}), "text.format.type"),
         (json!({"input": "hi", "truncation": "middle"}), "truncation"),
         (json!({"input": "hi", "previous_response_id": "resp_1"}), "previous_response_id"),

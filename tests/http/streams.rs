@@ -110,7 +110,8 @@ async fn usage_comes_last_or_with_every_chunk() {
     let server = TestServer::saying("ab");
     let usage = |completion_tokens: u64| {
         json!({"prompt_tokens": 2, "completion_tokens": completion_tokens, "total_tokens": completion_tokens + 2,
-               "prompt_tokens_details": {"cached_tokens": CACHED_TOKENS}})
+               "prompt_tokens_details": {"cached_tokens": CACHED_TOKENS},
+               "completion_tokens_details": {"reasoning_tokens": 0}})
     };
     let body = json!({"prompt": "h", "stream_options": {"include_usage": true}});
     let chunks = server.stream(COMPLETION, &body).await;

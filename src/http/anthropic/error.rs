@@ -3,7 +3,7 @@
 use crate::error::ApiError;
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::ServiceResponse;
-use actix_web::http::header::{HeaderName, HeaderValue};
+use actix_web::http::header::{CONTENT_ENCODING, HeaderName, HeaderValue};
 use serde_json::{Value, json};
 
 /// Where Anthropic's clients look for it.
@@ -15,6 +15,8 @@ pub fn in_its_format(mut answer: ServiceResponse<BoxBody>, request_id: &HeaderVa
     let error = answer.response().extensions().get::<ApiError>().map(error_body);
     let Some(mut body) = error else { return answer };
     body["request_id"] = request_id.to_str().unwrap_or_default().into();
+    // Of the body before.
+    answer.headers_mut().remove(CONTENT_ENCODING);
     answer.map_body(|_, _| body.to_string().boxed())
 }
 

@@ -20,8 +20,11 @@ const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(default)]
 struct ChatFields {
-    /// Goes before max_tokens.
-    #[schema(minimum = 1)]
+    /// Tokens to generate at most. Default: as many as fit the model.
+    #[schema(minimum = 1, maximum = 4294967295_i64)]
+    max_tokens: Option<i64>,
+    /// The same; goes before max_tokens.
+    #[schema(minimum = 1, maximum = 4294967295_i64)]
     max_completion_tokens: Option<i64>,
     /// Log-probabilities of the answer's tokens.
     #[serde(deserialize_with = "null_as_default")]
@@ -44,7 +47,7 @@ struct ChatFields {
 #[serde(default)]
 pub(in crate::http) struct TemplateFields {
     /// The conversation so far.
-    #[schema(value_type = Option<Vec<Message>>)]
+    #[schema(value_type = Option<Vec<Message>>, min_items = 1)]
     messages: Option<Vec<Value>>,
     /// Whether the prompt ends with the beginning of an assistant's message. Default: unless continue_final_message.
     add_generation_prompt: Option<bool>,
@@ -134,7 +137,7 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
     let prompt = chat_prompt(body, &tools, model)?;
     let mut params = shared.params(model)?;
     let mut answer = shared.answer(&params)?;
-    params.max_tokens = match (own.max_completion_tokens, shared.max_tokens) {
+    params.max_tokens = match (own.max_completion_tokens, own.max_tokens) {
         (Some(given), _) => max_tokens("max_completion_tokens", given, 1)?,
         (None, Some(given)) => max_tokens("max_tokens", given, 1)?,
         (None, None) => 0,

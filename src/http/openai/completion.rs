@@ -23,6 +23,9 @@ struct CompletionFields {
     /// A string, an array of strings, token ids, or an array of arrays of token ids. Each gets n answers.
     #[schema(value_type = Option<PromptForms>)]
     prompt: Option<Value>,
+    /// Tokens to generate at most; 0 only with echo or prompt_logprobs to any use.
+    #[schema(minimum = 0, maximum = 4294967295_i64, default = 16)]
+    max_tokens: Option<i64>,
     /// The answer begins with the prompt.
     #[serde(deserialize_with = "null_as_default")]
     #[schema(default = false)]
@@ -39,7 +42,7 @@ struct CompletionFields {
 #[derive(ToSchema)]
 #[serde(untagged)]
 #[allow(dead_code, reason = "only described: the parser takes the forms apart itself, for its errors")]
-enum PromptForms {
+pub enum PromptForms {
     Text(String),
     Texts(Vec<String>),
     Tokens(Vec<u32>),
@@ -63,12 +66,12 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
     let shared: SamplingFields = parse_fields(body)?;
     let own: CompletionFields = parse_fields(body)?;
     parse_fields::<AcceptedFields>(body)?.check()?;
-    let prompts = prompts(own.prompt.as_ref(), own.add_special_tokens.unwrap_or(true), model.vocab_size)?;
+    let prompts = prompts("prompt", own.prompt.as_ref(), own.add_special_tokens.unwrap_or(true), model.vocab_size)?;
     let mut params = shared.params(model)?;
     let mut answer = shared.answer(&params)?;
     answer.echo = own.echo;
     answer.logprobs = num_logprobs("logprobs", own.logprobs)?;
-    set_max_tokens(&shared, &mut params, &mut answer)?;
+    set_max_tokens(own.max_tokens, &mut params, &mut answer)?;
     params.logprobs = answer.logprobs;
     if answer.echo {
         // The echoed tokens have log-probabilities as the generated ones do.
@@ -96,12 +99,8 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
 }
 
 /// The engine samples at least one token; for `max_tokens: 0` it is dropped.
-fn set_max_tokens(
-    shared: &SamplingFields,
-    params: &mut SamplingParams,
-    answer: &mut AnswerOptions,
-) -> Result<(), ApiError> {
-    params.max_tokens = max_tokens("max_tokens", shared.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS), 0)?;
+fn set_max_tokens(given: Option<i64>, params: &mut SamplingParams, answer: &mut AnswerOptions) -> Result<(), ApiError> {
+    params.max_tokens = max_tokens("max_tokens", given.unwrap_or(DEFAULT_MAX_TOKENS), 0)?;
     if params.max_tokens == 0 && params.min_tokens > 0 {
         return Err(ApiError::invalid("min_tokens", "min_tokens must be 0 where max_tokens is 0"));
     }
@@ -111,25 +110,30 @@ fn set_max_tokens(
 }
 
 /// A string, an array of strings, token ids, or an array of arrays of token ids.
-fn prompts(prompt: Option<&Value>, add_special_tokens: bool, vocab_size: u32) -> Result<Vec<Prompt>, ApiError> {
+pub fn prompts(
+    param: &str,
+    prompt: Option<&Value>,
+    add_special_tokens: bool,
+    vocab_size: u32,
+) -> Result<Vec<Prompt>, ApiError> {
     let text = |text: &String| Prompt::Text { text: text.clone(), add_special_tokens };
     match prompt {
-        None | Some(Value::Null) => Err(ApiError::invalid("prompt", "prompt is required")),
+        None | Some(Value::Null) => Err(ApiError::invalid(param, format!("{param} is required"))),
         Some(Value::String(prompt)) => Ok(vec![text(prompt)]),
         Some(Value::Array(items)) => match items.first() {
-            None => Err(ApiError::invalid("prompt", "prompt must not be an empty array")),
-            Some(Value::Number(_)) => Ok(vec![Prompt::Tokens(tokens("prompt", items, vocab_size)?)]),
+            None => Err(ApiError::invalid(param, format!("{param} must not be an empty array"))),
+            Some(Value::Number(_)) => Ok(vec![Prompt::Tokens(tokens(param, items, vocab_size)?)]),
             Some(_) => items
                 .iter()
                 .enumerate()
                 .map(|(i, item)| match item {
                     Value::String(prompt) => Ok(text(prompt)),
-                    Value::Array(ids) => Ok(Prompt::Tokens(tokens(&format!("prompt[{i}]"), ids, vocab_size)?)),
-                    other => Err(wrong_prompt(&format!("prompt[{i}]"), other)),
+                    Value::Array(ids) => Ok(Prompt::Tokens(tokens(&format!("{param}[{i}]"), ids, vocab_size)?)),
+                    other => Err(wrong_prompt(&format!("{param}[{i}]"), other)),
                 })
                 .collect(),
         },
-        Some(other) => Err(wrong_prompt("prompt", other)),
+        Some(other) => Err(wrong_prompt(param, other)),
     }
 }
 
@@ -160,7 +164,7 @@ mod tests {
     use serde_json::json;
 
     fn parsed(prompt: Value) -> Result<Vec<Prompt>, ApiError> {
-        prompts(Some(&prompt), true, 100)
+        prompts("prompt", Some(&prompt), true, 100)
     }
 
     #[test]
@@ -190,6 +194,6 @@ mod tests {
             let error = parsed(prompt.clone()).unwrap_err();
             assert_eq!(error.param.as_deref(), Some(param), "{prompt}");
         }
-        assert_eq!(prompts(None, true, 100).unwrap_err().message, "prompt is required");
+        assert_eq!(prompts("prompt", None, true, 100).unwrap_err().message, "prompt is required");
     }
 }

@@ -9,6 +9,7 @@ pub mod accepted;
 mod beams;
 pub mod chat;
 pub mod completion;
+pub mod embeddings;
 pub mod logprobs;
 mod message;
 pub mod response;
@@ -17,7 +18,7 @@ pub mod stream;
 pub mod structured;
 pub mod tokenize;
 pub mod tools;
-mod unsupported;
+pub mod unsupported;
 
 use crate::actors::messages::{Prompt, Submit};
 use crate::actors::runtime::ModelInfo;

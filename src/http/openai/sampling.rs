@@ -31,9 +31,6 @@ const MAX_REPETITION_PENALTY: f64 = 100.0;
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct SamplingFields {
-    /// Tokens to generate at most. Without it a chat may fill the model's context, a completion has 16.
-    #[schema(minimum = 0)]
-    pub max_tokens: Option<i64>,
     /// No end token, stop token or stop string before this many tokens; at most max_tokens.
     #[schema(minimum = 0, default = 0)]
     pub min_tokens: Option<i64>,
@@ -84,22 +81,22 @@ pub struct SamplingFields {
     /// Only these tokens are generated.
     #[schema(min_items = 1)]
     pub allowed_token_ids: Option<Vec<i64>>,
-    /// Texts that are not generated.
+    /// Texts that do not occur in the answer, wherever they would begin.
     #[schema(max_items = 256)]
     pub bad_words: Option<Vec<String>>,
-    /// Samples this many answers and gives the n most likely. With use_beam_search: the width of the beam.
+    /// Answers to make, of which the best n are given; with use_beam_search the width, 16 at most. Default: n.
     #[schema(minimum = 1, maximum = 128)]
     pub best_of: Option<i64>,
-    /// Finds the most likely answers instead of sampling.
+    /// Searches the n most likely answers instead of sampling.
     #[serde(deserialize_with = "null_as_default")]
     #[schema(default = false)]
     pub use_beam_search: bool,
-    /// With use_beam_search: a beam's score is its log-probability divided by its length to this power.
-    #[schema(default = 1)]
+    /// With use_beam_search: above 0 prefers longer answers, below 0 shorter ones.
+    #[schema(minimum = -10, maximum = 10, default = 1)]
     pub length_penalty: Option<f64>,
-    /// With use_beam_search: true stops at best_of complete beams, false where a better one is unlikely, "never" where
-    /// there can be none.
-    #[schema(value_type = Option<EarlyStoppingField>)]
+    /// With use_beam_search: true ends the search with as many whole answers as beams, false when better ones are
+    /// unlikely, never when there can be none.
+    #[schema(value_type = Option<EarlyStoppingForms>, default = false)]
     pub early_stopping: Option<Value>,
     /// Log-probabilities of the prompt's tokens, each with this many most likely ones. 0 with stream at most.
     #[schema(minimum = 0, maximum = 20)]
@@ -137,21 +134,26 @@ pub struct SamplingFields {
     pub stream_options: Option<StreamOptions>,
 }
 
-/// What `early_stopping` may be.
-#[derive(ToSchema)]
-#[serde(untagged)]
-pub enum EarlyStoppingField {
-    Whether(bool),
-    /// "never".
-    Word(String),
-}
-
 /// What `truncation_side` may be.
 #[derive(ToSchema)]
 #[schema(rename_all = "snake_case")]
 pub enum TruncationSide {
     Left,
     Right,
+}
+
+/// What `early_stopping` may be.
+#[derive(ToSchema)]
+#[serde(untagged)]
+pub enum EarlyStoppingForms {
+    Flag(bool),
+    Word(Never),
+}
+
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+pub enum Never {
+    Never,
 }
 
 /// What `stop` may be.
@@ -190,6 +192,7 @@ impl SamplingFields {
             logit_bias: self.logit_bias(model.vocab_size)?,
             allowed_tokens: self.allowed_tokens(model.vocab_size)?,
             bad_words: self.bad_words(model)?,
+            pooling: None,
             beam: None,
             seed: 0,
             eos_token_ids: Vec::new(),

@@ -5,7 +5,7 @@ use crate::error::ApiError;
 use serde_json::Value;
 
 /// Fields that may be given only as null, false, or empty, and what to do instead.
-const REFUSED: &[(&str, &str)] = &[
+pub const REFUSED: &[(&str, &str)] = &[
     ("audio", LEAVE_OUT),
     ("function_call", "OpenAI has replaced it: use tool_choice"),
     ("functions", "OpenAI has replaced it: use tools"),

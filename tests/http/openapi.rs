@@ -1,0 +1,310 @@
+//! The description of the API against what the server does.
+
+use crate::fake_engine::TestServer;
+use serde_json::{Map, Value, json};
+
+/// The least that the body of this name has to have.
+fn least(name: &str) -> Value {
+    match name {
+        "ChatCompletionRequest" | "TokenizeChatRequest" => json!({"messages": [{"role": "user", "content": "hi"}]}),
+        "CompletionRequest" | "TokenizePromptRequest" => json!({"prompt": "hi"}),
+        "DetokenizeRequest" => json!({"tokens": [1]}),
+        other => panic!("say here what a {other} has at least"),
+    }
+}
+
+/// A form of body that a path takes.
+struct Form {
+    path: String,
+    least: Value,
+    fields: Map<String, Value>,
+}
+
+/// Fields that are only allowed beside others: a value is allowed if it is with one of these.
+const COMPANIONS: [&str; 4] = ["{}", "{\"logprobs\": true}", "{\"use_beam_search\": true}", "{\"stream\": true}"];
+
+fn with(mut body: Value, more: &Value) -> Value {
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+async fn document(server: &TestServer) -> Value {
+    let response = server.get("/openapi.json").await;
+    assert_eq!(response.headers()["content-type"], "application/json");
+    response.json().await.unwrap()
+}
+
+/// Every form of JSON body that a path takes.
+fn forms(document: &Value) -> Vec<Form> {
+    let mut forms = Vec::new();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        let Some(schema) = item.pointer("/post/requestBody/content/application~1json/schema") else { continue };
+        for form in schema["anyOf"].as_array().map_or(std::slice::from_ref(schema), Vec::as_slice) {
+            let name = form["$ref"].as_str().unwrap().rsplit('/').next().unwrap();
+            let fields = resolved(form, document)["properties"].as_object().unwrap().clone();
+            forms.push(Form { path: path.clone(), least: least(name), fields });
+        }
+    }
+    forms
+}
+
+fn resolved<'a>(schema: &'a Value, document: &'a Value) -> &'a Value {
+    match schema.get("$ref").and_then(Value::as_str) {
+        Some(name) => document.pointer(name.strip_prefix('#').unwrap()).unwrap(),
+        None => schema,
+    }
+}
+
+/// Whether the server refuses the body because of this field.
+async fn is_refused(server: &TestServer, path: &str, body: &Value, field: &str) -> bool {
+    refusal(server, path, body, field).await.is_some()
+}
+
+/// What the server says is wrong with this field of the body.
+async fn refusal(server: &TestServer, path: &str, body: &Value, field: &str) -> Option<String> {
+    let response = server.post(path, body).await;
+    if response.status() != 400 {
+        return None;
+    }
+    let error = response.json::<Value>().await.unwrap()["error"].take();
+    let param = error["param"].as_str().unwrap_or_default();
+    let is_of_field = param.strip_prefix(field).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']));
+    is_of_field.then(|| error["message"].as_str().unwrap().to_owned())
+}
+
+/// Each of these is wrong for most types.
+fn wrong_values() -> [Value; 5] {
+    [json!({"a": {"b": 1}}), json!([[[]]]), json!("\u{1}"), json!(1.5), json!(true)]
+}
+
+#[actix_web::test]
+async fn a_field_is_parsed_where_it_is_described_and_nowhere_else() {
+    let server = TestServer::saying("x");
+    let document = document(&server).await;
+    let forms = forms(&document);
+    let mut names: Vec<&String> = forms.iter().flat_map(|form| form.fields.keys()).collect();
+    names.sort_unstable();
+    names.dedup();
+    for Form { path, least, fields } in &forms {
+        for name in &names {
+            let mut refusals = Vec::new();
+            for value in wrong_values() {
+                let body = with(least.clone(), &json!({ *name: value }));
+                refusals.extend(refusal(&server, path, &body, name).await);
+            }
+            if fields.contains_key(*name) {
+                assert!(!refusals.is_empty(), "{path}: {name} is described, and can be anything");
+            } else if !forms.iter().any(|form| form.path == *path && form.fields.contains_key(*name)) {
+                // What is known to be not supported is not described.
+                refusals.retain(|message| !message.contains("not supported"));
+                assert!(refusals.is_empty(), "{path}: {name} is not described: {refusals:?}");
+            }
+        }
+    }
+}
+
+#[actix_web::test]
+async fn ranges_are_as_described() {
+    let server = TestServer::saying("x");
+    let document = document(&server).await;
+    for Form { path, least, fields } in forms(&document) {
+        for (name, schema) in fields {
+            let is_integer = schema["type"].as_array().is_some_and(|types| types.contains(&json!("integer")));
+            let step = if is_integer { 1.0 } else { 0.001 };
+            let number = |value: f64| if is_integer { json!(value as i64) } else { json!(value) };
+            let bound = |key: &str| schema.get(key).and_then(Value::as_f64);
+            let (mut inside, mut outside) = (Vec::new(), Vec::new());
+            for (key, beyond) in [("minimum", -step), ("maximum", step)] {
+                inside.extend(bound(key).map(number));
+                outside.extend(bound(key).map(|bound| number(bound + beyond)));
+            }
+            if let Some(bound) = bound("exclusiveMinimum") {
+                inside.push(number(bound + step));
+                outside.push(number(bound));
+            }
+            let text = |length: u64| json!("x".repeat(length as usize));
+            let ids = |length: u64| json!(vec![1; length as usize]);
+            for (lowest, highest, of_length) in
+                [("minLength", "maxLength", &text as &dyn Fn(u64) -> Value), ("minItems", "maxItems", &ids)]
+            {
+                let length = |key: &str| schema.get(key).and_then(Value::as_u64);
+                inside.extend(length(lowest).map(of_length));
+                inside.extend(length(highest).map(of_length));
+                outside.extend(length(lowest).map(|length| of_length(length - 1)));
+                outside.extend(length(highest).map(|length| of_length(length + 1)));
+            }
+            for value in outside {
+                let body = with(least.clone(), &json!({ &name: value }));
+                assert!(is_refused(&server, &path, &body, &name).await, "{path}: {body} is out of the range described");
+            }
+            for value in inside {
+                let mut is_allowed = false;
+                for companion in COMPANIONS {
+                    let companion: Value = serde_json::from_str(companion).unwrap();
+                    let body = with(least.clone(), &with(companion, &json!({ &name: value })));
+                    is_allowed |= !is_refused(&server, &path, &body, &name).await;
+                }
+                assert!(
+                    is_allowed || ["modalities", "messages"].contains(&name.as_str()),
+                    "{path}: {name} = {value} is in the range described"
+                );
+            }
+        }
+    }
+}
+
+#[actix_web::test]
+async fn a_default_changes_nothing() {
+    let server = TestServer::saying("hello");
+    let document = document(&server).await;
+    for Form { path, least, fields } in forms(&document) {
+        for companion in COMPANIONS {
+            let companion: Value = serde_json::from_str(companion).unwrap();
+            if path == "/v1/completions" && companion.get("logprobs").is_some() {
+                continue;
+            }
+            let base = with(least.clone(), &companion);
+            let answer_to = async |body: &Value| {
+                let response = server.post(&path, body).await;
+                let status = response.status();
+                let mut text = response.text().await.unwrap();
+                assert_eq!(status, 200, "{path}: {body} → {text}");
+                if body["stream"] == true {
+                    text = text.lines().next().unwrap_or_default().to_owned();
+                }
+                let seen = server.submits().last().map(|seen| format!("{seen:?}"));
+                (shape(&text), seen)
+            };
+            let expected = answer_to(&base).await;
+            for (name, schema) in &fields {
+                let Some(default) = schema.get("default") else { continue };
+                if base.get(name).is_some() || (name == "length_penalty" || name == "early_stopping") {
+                    // Only with use_beam_search, which ignores none of them.
+                    continue;
+                }
+                let got = answer_to(&with(base.clone(), &json!({ name: default }))).await;
+                assert_eq!(got, expected, "{path}: {name} = {default} is described as the default, with {base}");
+            }
+        }
+    }
+}
+
+/// An answer without what is new each time.
+fn shape(text: &str) -> String {
+    let text = text.strip_prefix("data: ").unwrap_or(text);
+    let mut answer: Value = serde_json::from_str(text).unwrap_or_default();
+    for name in ["id", "created"] {
+        if let Some(field) = answer.get_mut(name) {
+            field.take();
+        }
+    }
+    answer.to_string()
+}
+
+/// Says what is wrong with `value`: its type, what is missing, and also what is there but not described.
+fn mismatch(value: &Value, schema: &Value, document: &Value) -> Option<String> {
+    let schema = resolved(schema, document);
+    if let Some(parts) = schema.get("allOf").and_then(Value::as_array) {
+        let mut merged = json!({"type": "object", "properties": {}, "required": []});
+        for part in parts.iter().map(|part| resolved(part, document)) {
+            let properties = part["properties"].as_object().unwrap().clone();
+            merged["properties"].as_object_mut().unwrap().extend(properties);
+        }
+        return mismatch(value, &merged, document);
+    }
+    for key in ["oneOf", "anyOf"] {
+        if let Some(forms) = schema.get(key).and_then(Value::as_array) {
+            let found: Vec<_> = forms.iter().map(|form| mismatch(value, form, document)).collect();
+            return if found.iter().any(Option::is_none) { None } else { Some(format!("{value}: {found:?}")) };
+        }
+    }
+    let is = |name: &str| match name {
+        "null" => value.is_null(),
+        "string" => value.is_string(),
+        "boolean" => value.is_boolean(),
+        "integer" => value.is_i64() || value.is_u64(),
+        "number" => value.is_number(),
+        "array" => value.is_array(),
+        "object" => value.is_object(),
+        other => panic!("{other} is no type"),
+    };
+    let fits = match &schema["type"] {
+        Value::String(name) => is(name),
+        Value::Array(names) => names.iter().any(|name| is(name.as_str().unwrap())),
+        _ => true,
+    };
+    if !fits || schema["enum"].as_array().is_some_and(|words| !words.contains(value)) {
+        return Some(format!("{value} is not {schema}"));
+    }
+    match value {
+        Value::Array(items) => items.iter().find_map(|item| mismatch(item, &schema["items"], document)),
+        Value::Object(fields) => {
+            let required = schema["required"].as_array().into_iter().flatten();
+            let missing = required.filter(|name| !fields.contains_key(name.as_str().unwrap())).map(Value::to_string);
+            let found = fields.iter().find_map(|(name, field)| {
+                let described = schema["properties"].get(name).or(schema.get("additionalProperties"));
+                match described {
+                    Some(described) => mismatch(field, described, document).map(|why| format!("{name}: {why}")),
+                    None if schema.get("properties").is_some() => Some(format!("{name} is not described")),
+                    None => None,
+                }
+            });
+            missing.into_iter().next().map(|name| format!("{name} is missing")).or(found)
+        }
+        _ => None,
+    }
+}
+
+#[actix_web::test]
+async fn answers_are_as_described() {
+    let server = TestServer::saying("hello");
+    let document = document(&server).await;
+    let schema_of = |path: &str, media: &str| {
+        let item = document["paths"][path].as_object().unwrap().values().next().unwrap();
+        item["responses"]["200"]["content"][media]["schema"].clone()
+    };
+    let everything = json!({"return_token_ids": true, "n": 2, "stop": "lo", "prompt_logprobs": 1});
+    let more = |path: &str| match path {
+        "/v1/chat/completions" => json!({"logprobs": true, "top_logprobs": 2}),
+        "/v1/completions" => json!({"logprobs": 2, "echo": true}),
+        _ => json!({"return_token_strs": true}),
+    };
+    for Form { path, least, fields } in forms(&document) {
+        for extra in [json!({}), with(everything.clone(), &more(&path))] {
+            let body = with(least.clone(), &extra);
+            let answer = server.ok(&path, &body).await;
+            assert_eq!(mismatch(&answer, &schema_of(&path, "application/json"), &document), None, "{path} {body}");
+            if fields.contains_key("stream") {
+                let options = json!({"include_usage": true, "continuous_usage_stats": true});
+                let mut body = with(body, &json!({ "stream_options": options }));
+                body.as_object_mut().unwrap().remove("prompt_logprobs");
+                for chunk in server.stream(&path, &body).await {
+                    assert_eq!(
+                        mismatch(&chunk, &schema_of(&path, "text/event-stream"), &document),
+                        None,
+                        "{path} {body}"
+                    );
+                }
+            }
+        }
+        let error: Value = server.post(&path, &json!({"model": 5})).await.json().await.unwrap();
+        let schema = json!({"$ref": "#/components/schemas/ErrorAnswer"});
+        assert_eq!(mismatch(&error, &schema, &document), None);
+    }
+    for path in ["/v1/models", "/health", "/ready", "/version"] {
+        let answer: Value = server.get(path).await.json().await.unwrap();
+        assert_eq!(mismatch(&answer, &schema_of(path, "application/json"), &document), None, "{path}");
+    }
+}
+
+#[actix_web::test]
+async fn the_page_loads_nothing_from_elsewhere() {
+    let server = TestServer::saying("x");
+    let response = server.get("/docs").await;
+    assert_eq!(response.headers()["content-type"], "text/html; charset=utf-8");
+    let page = response.text().await.unwrap();
+    for outside in ["http://", "https://", "src=", "@import", "url("] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    assert!(page.contains("openapi.json"));
+}
