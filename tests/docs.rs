@@ -85,6 +85,20 @@ fn the_metrics_page_lists_every_metric() {
     check("docs/metrics.md", Some(("<!-- metrics -->", "<!-- end of metrics -->")), &page);
 }
 
+/// `scripts/compare-with-vllm.py` looks for differences that are not in the file.
+#[test]
+fn the_api_page_lists_every_difference_from_vllm() {
+    let file = std::fs::read_to_string(in_repository("scripts/vllm_comparison/differences.toml")).unwrap();
+    let file: toml_edit::DocumentMut = file.parse().unwrap();
+    let mut page = String::from("\n| where | what Pagetide does, and why |\n|---|---|\n");
+    for difference in file["difference"].as_array_of_tables().unwrap() {
+        let text = |key: &str| difference.get(key).and_then(|value| value.as_str()).unwrap_or_else(|| panic!("{key}"));
+        writeln!(page, "| {} | {} |", text("name"), text("reason")).unwrap();
+    }
+    page.push('\n');
+    check("docs/api.md", Some(("<!-- vllm -->", "<!-- end of vllm -->")), &page);
+}
+
 #[test]
 fn the_api_page_lists_every_endpoint_and_parameter() {
     let document = openapi::document();

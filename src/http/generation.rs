@@ -278,6 +278,8 @@ impl PromptRun {
                     return Poll::Ready(Some(Err(ApiError::engine(message))));
                 }
                 Some(Event::Failed(error)) => return Poll::Ready(Some(Err(error))),
+                // Nobody asks for embeddings here.
+                Some(Event::Embedding(_)) => None,
                 Some(Event::Started { cached_tokens }) => {
                     self.cached_tokens = cached_tokens as usize;
                     None
@@ -312,7 +314,10 @@ impl PromptRun {
         }
         let piece = sample.text.push(token);
         let stopped = piece.stopped;
+        let was_reasoning = sample.is_reasoning();
         sample.take(piece);
+        // A token that is a mark is not counted.
+        sample.num_reasoning += usize::from(was_reasoning && sample.is_reasoning());
         if let Some(stop) = stopped {
             sample.pending.finish = Some(self.options.stopped_by(stop));
             return Some(self.end(index, true));
@@ -405,15 +410,16 @@ impl Sample {
         self.output_chars += piece.text.chars().count();
         self.pending.text.push_str(&piece.text);
         if let Some(chat) = &mut self.chat {
-            let was_reasoning = chat.is_reasoning();
             chat.push(&piece.text, &mut self.pending.pieces);
-            // A token that is a mark is not counted.
-            self.num_reasoning += usize::from(was_reasoning && chat.is_reasoning());
         }
         for offset in piece.token_offsets {
             let (token, logprobs) = self.held.pop_front().expect("every token pushed was put here before");
             self.pending.push_token(token, self.echo_chars + offset, logprobs);
         }
+    }
+
+    fn is_reasoning(&self) -> bool {
+        self.chat.as_ref().is_some_and(ChatParser::is_reasoning)
     }
 
     fn next_delta(&mut self) -> Delta {

@@ -66,7 +66,7 @@ const REQUEST_FUEL: u64 = 5_000_000;
 impl ChatTemplate {
     /// A template by its source, with `special_tokens` (`bos_token`, …) as variables.
     pub fn new(source: &str, special_tokens: Map<String, Value>) -> Result<Self, StartError> {
-        Self::with_named(&[(DEFAULT, source)], special_tokens)
+        Self::with_named(&[(DEFAULT, source)], special_tokens, None)
     }
 
     /// The checkpoint's template: `chat_template.jinja` if there is one, else `chat_template` of
@@ -95,14 +95,20 @@ impl ChatTemplate {
                     list.iter().map(|entry| Some((text(entry, "name")?, text(entry, "template")?))).collect();
                 let named = named.ok_or_else(wrong)?;
                 let named: Vec<(&str, &str)> = named.iter().map(|(name, source)| (&**name, &**source)).collect();
-                Self::with_named(&named, special_tokens).map(Some)
+                Self::with_named(&named, special_tokens, None).map(Some)
             }
             Some(_) => Err(wrong()),
         }
     }
 
-    fn with_named(named: &[(&str, &str)], special_tokens: Map<String, Value>) -> Result<Self, StartError> {
+    /// `fuel`: steps that a rendering may take.
+    fn with_named(
+        named: &[(&str, &str)],
+        special_tokens: Map<String, Value>,
+        fuel: Option<u64>,
+    ) -> Result<Self, StartError> {
         let mut environment = environment()?;
+        environment.set_fuel(fuel);
         for (name, source) in named {
             environment
                 .add_template_owned((*name).to_owned(), without_generation_tags(source))
@@ -117,8 +123,8 @@ impl ChatTemplate {
     /// A request's own template, which gets only so many steps. `special_tokens`: as for [`ChatTemplate::new`].
     pub fn of_request(source: &str, special_tokens: Map<String, Value>) -> Result<Self, ApiError> {
         let wrong = |error: StartError| ApiError::invalid("chat_template", error.to_string());
-        let mut template = Self::new(source, special_tokens).map_err(wrong)?;
-        template.environment.set_fuel(Some(REQUEST_FUEL));
+        let named = [(DEFAULT, source)];
+        let mut template = Self::with_named(&named, special_tokens, Some(REQUEST_FUEL)).map_err(wrong)?;
         template.param = "chat_template";
         Ok(template)
     }

@@ -156,3 +156,28 @@ fn further_variables_reach_the_template_but_do_not_replace_the_conversation() {
     let prompt = ChatPrompt { kwargs: kwargs.as_object().cloned().expect("an object"), ..user("x") };
     assert_eq!(template.render(&prompt).expect("renders"), "<b> 4 x None 1");
 }
+
+fn rendered(template: &str, content: Value) -> String {
+    let messages = vec![json!({"role": "user", "content": content})];
+    let template = ChatTemplate::new(template, Map::new()).expect("compiles");
+    template.render(&ChatPrompt { messages, ..ChatPrompt::default() }).expect("renders")
+}
+
+#[test]
+fn content_has_the_form_that_the_template_takes() {
+    let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+    let text = Value::from("ab");
+    let takes_text = "{% for m in messages %}{{ m.content }}{% endfor %}";
+    assert_eq!(rendered(takes_text, parts.clone()), "a\nb");
+    assert_eq!(rendered(takes_text, text.clone()), "ab");
+    let takes_parts = "{% for m in messages %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endfor %}";
+    assert_eq!(rendered(takes_parts, parts.clone()), "<a><b>");
+    assert_eq!(rendered(takes_parts, text.clone()), "<ab>");
+    let takes_both = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}\
+                      {% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}{% endfor %}";
+    assert_eq!(rendered(takes_both, parts.clone()), "ab");
+    assert_eq!(rendered(takes_both, text), "ab");
+    let takes_strings_only =
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% endif %}{% endfor %}";
+    assert_eq!(rendered(takes_strings_only, parts), "a\nb");
+}

@@ -194,6 +194,7 @@ impl SamplingFields {
             logit_bias: self.logit_bias(model.vocab_size)?,
             allowed_tokens: self.allowed_tokens(model.vocab_size)?,
             bad_words: self.bad_words(model)?,
+            pooling: None,
             beam: None,
             seed: 0,
             eos_token_ids: Vec::new(),
