@@ -32,7 +32,7 @@ pub struct EngineBuilder {
 }
 
 impl EngineBuilder {
-    /// A directory in Hugging Face layout, or `demo`.
+    /// A directory in Hugging Face layout, a name of the Hugging Face hub, or `demo`.
     pub fn model(mut self, path: impl Into<String>) -> Self {
         self.config.model.path = path.into();
         self
@@ -46,7 +46,7 @@ impl EngineBuilder {
 
     /// Loads the model.
     pub fn build(self) -> Result<Engine, StartError> {
-        Ok(Engine { runtime: Runtime::start(&self.config, Box::new(|_, _| {}))? })
+        Ok(Engine { runtime: Runtime::start(&self.config, Box::new(|_, _, _| {}))? })
     }
 }
 
@@ -76,6 +76,8 @@ pub struct RequestOutput {
     /// Prompt tokens that the prefix cache held.
     pub cached_tokens: u32,
     pub prompt_logprobs: Option<Vec<PositionLogprobs>>,
+    /// With [`SamplingParams::pooling`]: as the model gives it, of any length.
+    pub embedding: Option<Vec<f32>>,
     pub samples: Vec<SampleOutput>,
 }
 
@@ -139,12 +141,14 @@ async fn generate_one(
         prompt_tokens: prompt_tokens.clone(),
         cached_tokens: 0,
         prompt_logprobs: None,
+        embedding: None,
         samples: vec![SampleOutput::default(); params.n as usize],
     };
     while let Some(event) = events.next().await {
         match event {
             Event::Started { cached_tokens } => output.cached_tokens = cached_tokens,
             Event::PromptLogprobs(logprobs) => output.prompt_logprobs = Some(logprobs),
+            Event::Embedding(values) => output.embedding = Some(values),
             // Tokens that were under way when a stop string matched.
             Event::Token { index, .. } | Event::Finished { index, .. } if stopped[index as usize] => {}
             Event::Token { index, token, logprobs } => {

@@ -85,6 +85,20 @@ fn the_metrics_page_lists_every_metric() {
     check("docs/metrics.md", Some(("<!-- metrics -->", "<!-- end of metrics -->")), &page);
 }
 
+/// `scripts/compare-with-vllm.py` looks for differences that are not in the file.
+#[test]
+fn the_api_page_lists_every_difference_from_vllm() {
+    let file = std::fs::read_to_string(in_repository("scripts/vllm_comparison/differences.toml")).unwrap();
+    let file: toml_edit::DocumentMut = file.parse().unwrap();
+    let mut page = String::from("\n| where | what Pagetide does, and why |\n|---|---|\n");
+    for difference in file["difference"].as_array_of_tables().unwrap() {
+        let text = |key: &str| difference.get(key).and_then(|value| value.as_str()).unwrap_or_else(|| panic!("{key}"));
+        writeln!(page, "| {} | {} |", text("name"), text("reason")).unwrap();
+    }
+    page.push('\n');
+    check("docs/api.md", Some(("<!-- vllm -->", "<!-- end of vllm -->")), &page);
+}
+
 #[test]
 fn the_api_page_lists_every_endpoint_and_parameter() {
     let document = openapi::document();
@@ -96,7 +110,10 @@ fn the_api_page_lists_every_endpoint_and_parameter() {
             let summary = operation["summary"].as_str().expect("a summary");
             writeln!(page, "| `{} {path}` | {summary} | {key} |", verb.to_uppercase()).unwrap();
             if let Some(schema) = operation.pointer("/requestBody/content/application~1json/schema") {
-                parameter_rows(path, "", schema, &document, &mut parameters);
+                let forms = schema["anyOf"].as_array().map_or(std::slice::from_ref(schema), Vec::as_slice);
+                for form in forms {
+                    parameter_rows(path, "", form, &document, &mut parameters);
+                }
             }
         }
     }
@@ -130,6 +147,7 @@ fn parameter_rows(path: &str, prefix: &str, schema: &Json, document: &Json, rows
         let columns = format!("{} | {default} | {}", type_of(field, document), about.unwrap_or_default());
         let name = format!("{prefix}{name}");
         match rows.iter_mut().find(|row| row.name == name && row.columns == columns) {
+            Some(row) if row.paths.last().is_some_and(|last| last == path) => {}
             Some(row) => row.paths.push(path.into()),
             None => rows.push(Parameter { name: name.clone(), paths: vec![path.into()], columns }),
         }

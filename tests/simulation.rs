@@ -16,8 +16,8 @@ use pagetide::engine::plan::{Delivery, PlannedSeq, SeqOutput, StepOutput, StepPl
 use pagetide::engine::policy::{Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy, StepStats};
 use pagetide::ids::{BlockId, RequestId, SeqId, TokenId};
 use pagetide::sampling::params::{
-    BeamParams, EarlyStopping, FinishReason, PositionLogprobs, Sampled, SamplingParams, TokenLimits, TokenLogprob,
-    TokenMask,
+    BeamParams, EarlyStopping, FinishReason, Pooling, PositionLogprobs, Sampled, SamplingParams, TokenLimits,
+    TokenLogprob, TokenMask,
 };
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -132,6 +132,11 @@ impl Constraint for Rules {
     }
 }
 
+/// A hidden state of one number.
+fn state_of(fingerprint: u64) -> f32 {
+    (fingerprint % 1_000_000) as f32
+}
+
 fn logprob_of(fingerprint: u64, target: TokenId) -> PositionLogprobs {
     let chosen = TokenLogprob { token: target, logprob: (fingerprint % 1000) as f32, rank: 1 };
     PositionLogprobs { chosen, top: Vec::new() }
@@ -206,7 +211,8 @@ impl Device {
             let context = &context;
             samples.map(move |index| sample(context, index, &limits, plan.params.logprobs))
         });
-        SeqOutput { seq: planned.seq, sampled: sampled.collect(), prompt_logprobs }
+        let hidden = planned.hidden_rows.clone().map(|row| state_of(context[planned.num_computed + row]));
+        SeqOutput { seq: planned.seq, sampled: sampled.collect(), prompt_logprobs, hidden: hidden.collect() }
     }
 }
 
@@ -325,6 +331,7 @@ struct World {
     ruled: usize,
     failed: usize,
     searched: usize,
+    embedded: usize,
     /// Failures of the executor, and how many of them with two plans in flight.
     failures: [usize; 2],
     /// Pending tokens that were fed.
@@ -377,6 +384,7 @@ impl World {
             ruled: 0,
             failed: 0,
             searched: 0,
+            embedded: 0,
             failures: [0; 2],
             pending: 0,
             fed_after_end: 0,
@@ -414,9 +422,15 @@ impl World {
             ..SamplingParams::default()
         };
         let n = if random.one_in(3) { random.range(2, 5) as u32 } else { 1 };
+        if !is_search && params.prompt_logprobs.is_none() && random.one_in(5) {
+            params.pooling = Some([Pooling::Last, Pooling::Mean][random.below(2) as usize]);
+            (params.max_tokens, params.min_tokens) = (1, 0);
+            params.bad_words.clear();
+        }
+        let n = if params.pooling.is_some() { 1 } else { n };
         let n = if is_search { self.make_search(&mut params, prompt.len()) } else { n };
         let random = &mut self.random;
-        let has_rules = params.beam.is_none() && random.one_in(4);
+        let has_rules = params.beam.is_none() && params.pooling.is_none() && random.one_in(4);
         let rules = has_rules.then(|| {
             let fails_at = random.one_in(10).then(|| random.below(8) as usize);
             Arc::new(RulesSource { key: random.next(), fails_at }) as Arc<dyn ConstraintSource>
@@ -594,6 +608,20 @@ impl World {
                     self.failed += 1;
                     self.open.remove(&id);
                 }
+                Delivery::Embedding(values) => {
+                    let states: Vec<f64> =
+                        context(&heard.arrival.prompt, &[]).into_iter().map(|it| state_of(it).into()).collect();
+                    let expected = match heard.arrival.params.pooling {
+                        Some(Pooling::Last) => states[states.len() - 1],
+                        _ => states.iter().sum::<f64>() / states.len() as f64,
+                    };
+                    assert_eq!(values, [expected as f32], "{id}");
+                    self.embedded += 1;
+                }
+                Delivery::Finished { .. } if heard.arrival.params.pooling.is_some() => {
+                    heard.finished[0] = Some(FinishReason::Eos);
+                    self.close_if_done(id);
+                }
                 Delivery::Finished { sample, reason } if heard.arrival.params.beam.is_some() => {
                     let expected = &beams_alone(&heard.arrival, self.config.max_model_len)[sample as usize];
                     let output = heard.outputs[sample as usize].clone();
@@ -680,7 +708,7 @@ fn check_random_loads(overlap: bool) {
     let per_seed = operations / seeds.len();
     let (mut total, mut hit_tokens, mut finished, mut failures) = (StepStats::default(), 0, 0, [0; 2]);
     let (mut pending, mut fed_after_end) = (0, 0);
-    let (mut ruled, mut failed, mut searched) = (0, 0, 0);
+    let (mut ruled, mut failed, mut searched, mut embedded) = (0, 0, 0, 0);
     for seed in seeds {
         eprintln!("PAGETIDE_SIM_SEED={seed}");
         let mut world = World::new(seed, overlap);
@@ -695,18 +723,19 @@ fn check_random_loads(overlap: bool) {
         ruled += world.ruled;
         failed += world.failed;
         searched += world.searched;
+        embedded += world.embedded;
         (failures[0], failures[1]) = (failures[0] + world.failures[0], failures[1] + world.failures[1]);
     }
     eprintln!(
         "{finished} samples finished, {failures:?} executor failures (with two plans in flight), {hit_tokens} cached \
          tokens, {pending} pending tokens, {fed_after_end} ends with a plan behind, {ruled} samples by rules, \
-         {failed} rules failed, {searched} results of searches, {total:?}"
+         {failed} rules failed, {searched} results of searches, {embedded} embeddings, {total:?}"
     );
     if setting("PAGETIDE_SIM_SEED").is_none() {
         // The simulation is worth something only while it reaches everything.
         assert!(total.preempted_swap > 1000 && total.preempted_recompute > 1000);
         assert!(hit_tokens > 10_000 && total.blocks_in > 1000 && failures[0] > 50);
-        assert!(ruled > 1000 && failed > 50 && searched > 1000);
+        assert!(ruled > 1000 && failed > 50 && searched > 1000 && embedded > 1000);
         assert_eq!(failures[1] > 10, overlap);
         assert_eq!(pending > 1000, overlap);
         assert_eq!(fed_after_end > 100, overlap);

@@ -208,6 +208,10 @@ impl Shared {
         seed: Option<u64>,
     ) -> Result<SamplingParams, ApiError> {
         let (length, model_len) = (prompt.len(), self.model.max_model_len as usize);
+        if params.pooling.is_some() {
+            self.check_pooled(length, param)?;
+            return Ok(params);
+        }
         if length >= model_len {
             let message = format!(
                 "this model's maximum context length is {model_len} tokens, of which at least 1 is for the output; the prompt has {length}"
@@ -256,6 +260,17 @@ impl Shared {
             None => getrandom::u64().map_err(|error| ApiError::engine(format!("no random numbers: {error}")))?,
         };
         Ok(params)
+    }
+
+    /// An embedding needs room for its prompt alone.
+    fn check_pooled(&self, length: usize, param: &str) -> Result<(), ApiError> {
+        let slots = self.limits.num_device_blocks * self.limits.block_size;
+        let most = slots.min(self.model.max_model_len as usize);
+        if length > most {
+            let message = format!("this server has room for inputs of up to {most} tokens, got {length}");
+            return Err(ApiError::context_length(param, message));
+        }
+        Ok(())
     }
 
     /// What the search needs to know of each step.

@@ -78,6 +78,8 @@ pub enum Event {
         token: TokenId,
         logprobs: Option<PositionLogprobs>,
     },
+    /// `[embed]`, of a request for an embedding, before its end.
+    Embedding(Vec<f32>),
     Finished {
         index: u32,
         reason: FinishReason,

@@ -15,15 +15,15 @@ use crate::metrics::{self, Rejection};
 use crate::model::files::ModelFiles;
 use crate::model::loader::{self, LoadedModel};
 use crate::model::spec::ModelSpec;
-use crate::sampling::params::SamplingDefaults;
+use crate::sampling::params::{Pooling, SamplingDefaults};
 use crate::text::chat_output::ChatFormat;
 use crate::text::chat_template::ChatTemplate;
 use crate::text::tokenizer::{SpecialToken, SpecialTokens, Tokenizer};
 use crate::text::truncation::{Side, truncate};
 use actix::{Actor, Arbiter, Recipient, System};
 use serde_json::{Map, Value};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Semaphore, watch};
@@ -43,6 +43,10 @@ pub struct ModelInfo {
     pub trust_request_chat_template: bool,
     /// End tokens of generation, from `generation_config.json` and `config.json`.
     pub eos_token_ids: Vec<TokenId>,
+    /// Numbers of an embedding.
+    pub embedding_size: u32,
+    /// How an embedding is made where a request does not say.
+    pub pooling: Pooling,
     /// The model's own sampling, for what a request leaves out.
     pub default_sampling: SamplingDefaults,
 }
@@ -152,24 +156,42 @@ pub struct Runtime {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Hears of bytes loaded and bytes to load.
-pub type LoadProgress = Box<dyn FnMut(u64, u64) + Send>;
+/// What a start does that takes long.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LoadPhase {
+    /// From the hub.
+    Download,
+    /// Onto the device.
+    Load,
+}
+
+/// Hears of bytes done and bytes in all. Downloads, if there are any, come first; there may be several.
+pub type LoadProgress = Box<dyn FnMut(LoadPhase, u64, u64) + Send>;
 
 impl Runtime {
     /// Loads the model of `config` and starts the actors.
-    pub fn start(config: &Config, mut progress: LoadProgress) -> Result<Self, StartError> {
-        let files = ModelFiles::open(&config.model.path)?;
+    pub fn start(config: &Config, progress: LoadProgress) -> Result<Self, StartError> {
+        let progress = Arc::new(Mutex::new(progress));
+        let report = move |phase, done, total| {
+            // Nothing is left in between by a report that panicked.
+            let mut progress = progress.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            (*progress)(phase, done, total);
+        };
+        let report_load = report.clone();
+        let downloaded = move |done, total| report(LoadPhase::Download, done, total);
+        let files = ModelFiles::find(&config.model, Arc::new(downloaded))?;
         let spec = ModelSpec::load(&files)?;
-        let (vocab_size, eos_token_ids) = (spec.vocab_size, spec.eos_token_ids.clone());
+        let (vocab_size, embed_size, eos_token_ids) = (spec.vocab_size, spec.embed_size, spec.eos_token_ids.clone());
         let (tokenizer, chat_template) = load_text(&text_files(config, &files)?)?;
         let (tool_parser, reasoning_parser) = (config.model.tool_call_parser, config.model.reasoning_parser);
         let chat_format = ChatFormat::choose(tool_parser, reasoning_parser, chat_template.as_ref());
         tracing::info!("chat output: {}", chat_format.describe());
-        let default_sampling = load_sampling_defaults(&files)?;
+        let (default_sampling, pooling) = (load_sampling_defaults(&files)?, load_pooling(&files)?);
         let served_name = config.server.served_model_name.clone().unwrap_or_else(|| files.name());
 
         let settings = config.clone();
-        let load = move || loader::load(&settings, &files, spec, &mut *progress);
+        let load =
+            move || loader::load(&settings, &files, spec, &mut |done, total| report_load(LoadPhase::Load, done, total));
         let (executor, loaded) = ModelExecutor::start(load)?;
         let model = Arc::new(ModelInfo {
             served_name,
@@ -181,6 +203,8 @@ impl Runtime {
             chat_format,
             trust_request_chat_template: config.server.trust_request_chat_template,
             eos_token_ids,
+            embedding_size: embed_size as u32,
+            pooling,
             default_sampling,
         });
         let places = Arc::new(Semaphore::new(config.server.max_requests));
@@ -366,6 +390,23 @@ fn load_text(files: &ModelFiles) -> Result<(Tokenizer, Option<ChatTemplate>), St
     let template = files.read_text("chat_template.jinja")?;
     let chat_template = ChatTemplate::from_files(template.as_deref(), config.as_deref())?;
     Ok((Tokenizer::from_json(&tokenizer, config.as_deref())?, chat_template))
+}
+
+/// As models for embeddings say it: sentence-transformers' file.
+fn load_pooling(files: &ModelFiles) -> Result<Pooling, StartError> {
+    const FILE: &str = "1_Pooling/config.json";
+    let Some(text) = files.read_text(FILE)? else { return Ok(Pooling::Last) };
+    let config: Value =
+        serde_json::from_str(&text).map_err(|error| StartError::new(format!("{}: {error}", files.path(FILE))))?;
+    let is = |name: &str| config.get(name).and_then(Value::as_bool).unwrap_or(false);
+    match (is("pooling_mode_mean_tokens"), is("pooling_mode_lasttoken")) {
+        (true, false) => Ok(Pooling::Mean),
+        (false, true) => Ok(Pooling::Last),
+        _ => Err(StartError::new(format!(
+            "{}: one of pooling_mode_mean_tokens and pooling_mode_lasttoken must be true: no other pooling is available",
+            files.path(FILE)
+        ))),
+    }
 }
 
 fn load_sampling_defaults(files: &ModelFiles) -> Result<SamplingDefaults, StartError> {

@@ -257,6 +257,7 @@ impl SchedulerActor {
                 Event::Started { cached_tokens: cached_tokens as u32 }
             }
             Delivery::PromptLogprobs(logprobs) => Event::PromptLogprobs(logprobs),
+            Delivery::Embedding(values) => Event::Embedding(values),
             Delivery::Token { sample, sampled } => {
                 metrics::generated_tokens(1);
                 if let Some(last) = client.last_token[sample as usize].replace(now) {

@@ -6,6 +6,10 @@ use tokio::sync::oneshot;
 
 type Job = Box<dyn FnOnce() + Send>;
 
+/// Grammars are compiled by recursion: twice what the largest that is accepted has needed. Memory is used as the stack
+/// grows.
+const STACK_BYTES: usize = 64 << 20;
+
 /// Runs jobs in the order they come, on a fixed number of threads, which end with its last clone. The queue needs no bound of
 /// its own: each job belongs to a request that holds a place at the intake.
 #[derive(Clone)]
@@ -19,7 +23,7 @@ impl Workers {
         for i in 0..num_threads.max(1) {
             let queue = queue.clone();
             let run = move || queue.into_iter().for_each(|job| job());
-            std::thread::Builder::new().name(format!("pagetide-text-{i}")).spawn(run)?;
+            std::thread::Builder::new().name(format!("pagetide-text-{i}")).stack_size(STACK_BYTES).spawn(run)?;
         }
         Ok(Self { jobs })
     }

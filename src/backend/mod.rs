@@ -14,6 +14,7 @@ use crate::error::StartError;
 use crate::ids::{BlockId, TokenId};
 use crate::sampling::params::{PositionLogprobs, Sampled, SamplingParams, TokenLimits};
 use crate::sampling::sampler::Draw;
+use std::ops::Range;
 
 /// Element type of weights and of the KV cache. Reductions are always float32.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -146,6 +147,8 @@ pub struct Batch {
     pub block_tables: Vec<u32>,
     /// Rows whose logits are wanted.
     pub logit_rows: Vec<u32>,
+    /// Rows whose final hidden states are wanted.
+    pub hidden_rows: Vec<Range<usize>>,
 }
 
 impl Batch {
@@ -184,6 +187,8 @@ pub enum LogitsWant<'a> {
 pub enum LogitsResult {
     Sampled(Sampled),
     PromptLogprobs(PositionLogprobs),
+    /// Of [`Backend::fetch_rows`], `[rows, cols]`.
+    Rows(Vec<f32>),
 }
 
 /// What a tensor is for. A device may hold activations in the weights' type.
@@ -412,6 +417,8 @@ pub trait Backend {
     fn logits(&mut self, x: &Self::Tensor, num_rows: usize, w: &Self::Matrix, bias: Option<&Self::Vector>);
     /// The last logits become `cap · tanh(logit / cap)`.
     fn cap_logits(&mut self, cap: f32);
+    /// Has rows of `x` among the step's results, after those of all samples: [`LogitsResult::Rows`].
+    fn fetch_rows(&mut self, x: &Self::Tensor, rows: Range<usize>);
     /// A copy of the last logits on the host, `[num_rows, vocab]`; waits for them.
     fn read_logits(&mut self) -> Vec<f32>;
     /// Answers requests about the last logits. A request's place is counted over all calls of a step.
@@ -421,7 +428,7 @@ pub trait Backend {
     fn end_step(&mut self);
     /// Whether [`Backend::finish_step`] would return at once.
     fn is_step_done(&mut self) -> bool;
-    /// The results of the oldest step that was ended, in the order of its requests.
+    /// The results of the oldest step that was ended, in the order of its requests, then the rows that were fetched.
     fn finish_step(&mut self) -> Vec<LogitsResult>;
 
     /// Copy-on-write: `(from, to)` within the device pool.

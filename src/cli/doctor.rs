@@ -9,6 +9,7 @@ use crate::backend::cuda::driver::{self, LibrarySummary, compiler};
 use crate::backend::{DType, cuda};
 use crate::config::{self, Config, DeviceConfig, DeviceKind};
 use crate::error::StartError;
+use crate::model::files;
 use clap::Args;
 use serde::Serialize;
 use std::fmt::{self, Display};
@@ -27,7 +28,7 @@ pub struct DoctorArgs {
     options: ConfigOptions,
 }
 
-/// Exit status: 1 if the configured device cannot be used.
+/// Exit status: 1 if the configured device cannot be used, or there is no such model.
 pub fn run(args: &DoctorArgs) -> Result<ExitCode, StartError> {
     let report = Report::new(&args.options.resolve()?.config);
     let text = if args.json {
@@ -55,6 +56,8 @@ struct Report {
     gpu: Finding<OpenGpu>,
     cpu: Finding<Cpu>,
     kernel_cache: Finding<Cache>,
+    /// Where the configured model is.
+    model: Finding<String>,
     /// Where a start would run: `cuda (NVIDIA H100 80GB HBM3)`.
     runs_on: Option<String>,
     /// What would stop a start.
@@ -162,7 +165,9 @@ impl Report {
             DeviceKind::Cuda => gpu_name,
             DeviceKind::Auto => gpu_name.or(cpu_name),
         };
-        let problems = runs_on.as_ref().err().map(|why| format!("device.kind = {}: {why}", device.kind));
+        let no_device = runs_on.as_ref().err().map(|why| format!("device.kind = {}: {why}", device.kind));
+        let model = files::whereabouts(&config.model);
+        let no_model = model.as_ref().err().map(ToString::to_string);
         Self {
             version: env!("CARGO_PKG_VERSION"),
             device_kind: device.kind.name(),
@@ -172,8 +177,9 @@ impl Report {
             gpu: Finding::new(gpu.map(|(_, found)| found)),
             cpu,
             kernel_cache: cache(device),
+            model: Finding::new(model),
             runs_on: runs_on.ok(),
-            problems: problems.into_iter().collect(),
+            problems: no_device.into_iter().chain(no_model).collect(),
         }
     }
 }
@@ -331,9 +337,12 @@ impl Display for Report {
         }
         writeln!(f, "CPU       {}", self.cpu)?;
         writeln!(f, "kernels   {}", self.kernel_cache)?;
+        writeln!(f, "model     {}", self.model)?;
         match &self.runs_on {
-            Some(device) => writeln!(f, "\nNothing stops a start: it would run on {device}."),
-            None => {
+            Some(device) if self.problems.is_empty() => {
+                writeln!(f, "\nNothing stops a start: it would run on {device}.")
+            }
+            _ => {
                 writeln!(f, "\nThis would stop a start:")?;
                 self.problems.iter().try_for_each(|problem| writeln!(f, "  {problem}"))
             }

@@ -7,8 +7,8 @@ use tracing_subscriber::EnvFilter;
 
 /// Starts logging as configured.
 pub fn init(config: &LogConfig) -> Result<(), StartError> {
-    // actix-web logs its workers' starts, hyper each connection: noise at "info".
-    let quiet = ["actix_server=warn", "actix_http=warn", "hyper=warn", "reqwest=warn"];
+    // actix-web logs its workers' starts, hyper each connection, hf-hub each token file: noise at "info".
+    let quiet = ["actix_server=warn", "actix_http=warn", "hyper=warn", "reqwest=warn", "hf_hub=warn"];
     let directives = format!("{},{}", quiet.join(","), config.level);
     let filter = EnvFilter::builder()
         .parse(directives)

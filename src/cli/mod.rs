@@ -50,8 +50,8 @@ enum Command {
     Config(config::ConfigCommand),
     /// Say what this machine has, GPU, libraries and CPU, and what would stop a start
     ///
-    /// Opens the GPU that a start would use, and measures its copies. Exit status 1 if the configured device cannot be
-    /// used.
+    /// Opens the GPU that a start would use, and measures its copies. Says where the model is, and asks no network for
+    /// it. Exit status 1 if the configured device cannot be used or there is no such model.
     Doctor(doctor::DoctorArgs),
 }
 

@@ -1,6 +1,6 @@
 //! Progress on a terminal as a bar, elsewhere as log lines.
 
-use crate::actors::runtime::LoadProgress;
+use crate::actors::runtime::{LoadPhase, LoadProgress};
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -8,16 +8,34 @@ use std::time::{Duration, Instant};
 /// Between two log lines.
 const LOG_EVERY: Duration = Duration::from_secs(5);
 
-/// Shows a model's loading: bytes, MiB/s, time left.
+/// Hears of bytes done and bytes in all.
+type Show = Box<dyn FnMut(u64, u64) + Send>;
+
+/// Shows a model's download and its loading: bytes, MiB/s, time left.
 pub fn loading() -> LoadProgress {
-    if std::io::stderr().is_terminal() { loading_bar(ProgressDrawTarget::stderr()) } else { loading_lines() }
+    let on_terminal = std::io::stderr().is_terminal();
+    let mut current: Option<(LoadPhase, u64, Show)> = None;
+    Box::new(move |phase, done, total| {
+        // Another total is another download: the small files come before the weights.
+        if current.as_ref().is_none_or(|(shown, of, _)| (*shown, *of) != (phase, total)) {
+            let show = if on_terminal { bar(phase, ProgressDrawTarget::stderr()) } else { lines(phase, done) };
+            current = Some((phase, total, show));
+        }
+        if let Some((_, _, show)) = &mut current {
+            show(done, total);
+        }
+    })
 }
 
-fn loading_bar(target: ProgressDrawTarget) -> LoadProgress {
-    let style = ProgressStyle::with_template(
-        "Loading {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} ETA {eta}",
-    );
-    let bar = ProgressBar::with_draw_target(None, target).with_style(style.expect("the template is valid"));
+fn bar(phase: LoadPhase, target: ProgressDrawTarget) -> Show {
+    let what = match phase {
+        LoadPhase::Download => "Downloading",
+        LoadPhase::Load => "Loading",
+    };
+    let template =
+        format!("{what} {{wide_bar}} {{binary_bytes}}/{{binary_total_bytes}} {{binary_bytes_per_sec}} ETA {{eta}}");
+    let style = ProgressStyle::with_template(&template).expect("the template is valid");
+    let bar = ProgressBar::with_draw_target(None, target).with_style(style);
     Box::new(move |done, total| {
         bar.set_length(total);
         bar.set_position(done);
@@ -27,7 +45,12 @@ fn loading_bar(target: ProgressDrawTarget) -> LoadProgress {
     })
 }
 
-fn loading_lines() -> LoadProgress {
+/// `from`: bytes that were there before.
+fn lines(phase: LoadPhase, from: u64) -> Show {
+    let what = match phase {
+        LoadPhase::Download => "downloading",
+        LoadPhase::Load => "loading",
+    };
     let started = Instant::now();
     let (mut last_line, mut complete) = (started, false);
     Box::new(move |done, total| {
@@ -37,9 +60,9 @@ fn loading_lines() -> LoadProgress {
         complete = done >= total;
         last_line = Instant::now();
         let seconds = started.elapsed().as_secs_f64();
-        let mib_per_s = done as f64 / f64::from(1 << 20) / seconds.max(1e-9);
-        let (read, of) = (HumanBytes(done), HumanBytes(total));
-        tracing::info!("loading the model: {read} of {of}, {mib_per_s:.0} MiB/s, {seconds:.1} s");
+        let mib_per_s = done.saturating_sub(from) as f64 / f64::from(1 << 20) / seconds.max(1e-9);
+        let (ready, of) = (HumanBytes(done), HumanBytes(total));
+        tracing::info!("{what} the model: {ready} of {of}, {mib_per_s:.0} MiB/s, {seconds:.1} s");
     })
 }
 

@@ -48,8 +48,10 @@ pub struct ServerConfig {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// A directory, or [`DEMO_MODEL`].
+    /// A directory, a name of the Hugging Face hub, or [`DEMO_MODEL`].
     pub path: String,
+    /// Of a hub model. `None`: its main branch.
+    pub revision: Option<String>,
     pub dtype: DtypeChoice,
     /// `None`: the model's own.
     pub max_model_len: Option<u32>,
@@ -155,6 +157,7 @@ impl Default for ModelConfig {
     fn default() -> Self {
         Self {
             path: DEMO_MODEL.into(),
+            revision: None,
             dtype: DtypeChoice::Auto,
             max_model_len: None,
             load_format: LoadFormat::Auto,

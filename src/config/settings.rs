@@ -109,7 +109,7 @@ settings! {
         "Port to listen on; 0 takes a free one and prints it.",
         "Another program has it.";
     server.served_model_name: Kind::Text { auto: true, check: not_empty }, "", Some(("served-model-name", "NAME")),
-        "The model's name in the API; auto is the last part of its path.",
+        "The model's name in the API; auto is its name on the hub, or the last part of its path.",
         "Clients ask for a fixed name whatever is behind it.";
     server.api_keys: Kind::List, "", Some(("api-key", "KEY")),
         "Bearer keys that clients may use; with none, no key is asked for. /health, /docs and /openapi.json are always open.",
@@ -139,9 +139,12 @@ settings! {
         "Threads for HTTP; 0 is one for each core, at most 4.",
         "Thousands of streams at once.";
 
-    model.path: NAME, "", Some(("model", "DIR|demo")),
-        "Directory of a Hugging Face checkpoint, or demo for the small model inside the program.",
+    model.path: NAME, "", Some(("model", "DIR|OWNER/NAME|demo")),
+        "Directory of a Hugging Face checkpoint, name of a model on the hub (Qwen/Qwen2.5-1.5B-Instruct), or demo for the small model inside the program.",
         "Always, except to try Pagetide out.";
+    model.revision: Kind::Text { auto: true, check: revision }, "", Some(("revision", "NAME")),
+        "Branch, tag or commit of a hub model; auto is main.",
+        "A commit, so that every start serves the same weights.";
     model.dtype: Kind::Choice(DtypeChoice::NAMES), "", Some(("dtype", "auto|float32|float16|bfloat16")),
         "Type of weights and KV cache; auto is the checkpoint's own.",
         "float32 to compare outputs exactly; bfloat16 to halve the memory of a float32 checkpoint.";
@@ -244,6 +247,14 @@ settings! {
 
 fn not_empty(text: &str) -> Result<(), String> {
     if text.is_empty() { Err("must not be empty".into()) } else { Ok(()) }
+}
+
+fn revision(text: &str) -> Result<(), String> {
+    if crate::model::hub::is_revision(text) {
+        Ok(())
+    } else {
+        Err("must be the name of a branch, tag or commit".into())
+    }
 }
 
 fn log_filter(text: &str) -> Result<(), String> {

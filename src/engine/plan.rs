@@ -5,6 +5,7 @@ use crate::engine::constraint::NextToken;
 use crate::error::StartError;
 use crate::ids::{BlockId, RequestId, SeqId, TokenId};
 use crate::sampling::params::{FinishReason, PositionLogprobs, Sampled, SamplingParams};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// scheduler → executor. The copies happen before the forward pass, in the order of the fields and within a field in
@@ -47,6 +48,8 @@ pub struct PlannedSeq {
     /// Present where `tokens` end with the sequence's last token.
     pub sample: Option<SamplePlan>,
     pub prompt_logprobs: Option<PromptLogprobsPlan>,
+    /// Rows of this sequence's rows whose final hidden states are wanted.
+    pub hidden_rows: Range<usize>,
 }
 
 /// Draw the next token(s) from the logits of the sequence's last token.
@@ -86,11 +89,13 @@ pub struct SeqOutput {
     /// As many as the plan asked for.
     pub sampled: Vec<Sampled>,
     pub prompt_logprobs: Vec<PositionLogprobs>,
+    /// `[hidden rows, embed]`, where some were wanted.
+    pub hidden: Vec<f32>,
 }
 
 impl SeqOutput {
     pub fn of(seq: SeqId) -> Self {
-        Self { seq, sampled: Vec::new(), prompt_logprobs: Vec::new() }
+        Self { seq, sampled: Vec::new(), prompt_logprobs: Vec::new(), hidden: Vec::new() }
     }
 }
 
@@ -149,6 +154,8 @@ pub enum Delivery {
         cached_tokens: usize,
     },
     PromptLogprobs(Vec<PositionLogprobs>),
+    /// `[embed]`; nothing but the end follows.
+    Embedding(Vec<f32>),
     Token {
         sample: u32,
         sampled: Sampled,

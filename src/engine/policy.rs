@@ -39,7 +39,7 @@ use crate::engine::plan::{MAX_STEPS_IN_FLIGHT, PlannedSeq, PromptLogprobsPlan, S
 use crate::engine::prefix_cache::BlockHasher;
 use crate::engine::sequence::{Rank, SeqState, Sequence};
 use crate::ids::{BlockId, RequestId, SeqId, TokenId};
-use crate::sampling::params::SamplingParams;
+use crate::sampling::params::{Pooling, SamplingParams};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
@@ -134,6 +134,7 @@ pub struct Population {
 struct InFlight {
     rank: Rank,
     num_tokens: usize,
+    hidden_rows: usize,
     samples: bool,
     /// Nothing can be planned before its result is known.
     decides: bool,
@@ -362,6 +363,10 @@ impl Scheduler {
                 let missing = seq.prompt_logprobs.len() + 1 < seq.prompt.len();
                 usable_hashes = if missing { seq.prompt_logprobs.len() / block_size } else { usable_hashes };
             }
+            if seq.params.pooling == Some(Pooling::Mean) {
+                // So are the states of every token.
+                usable_hashes = usable_hashes.min(seq.pooled.num_rows / block_size);
+            }
             seq.extend_hashes(&self.hasher, block_size, usable_hashes);
             let blocks = num_tokens.div_ceil(block_size);
             admit.push(Admit {
@@ -437,7 +442,13 @@ impl Scheduler {
             seq.next = planned.sample.as_ref().and_then(|sample| sample.next.clone());
             let samples = planned.sample.is_some();
             let decides = samples && seq.decides();
-            in_flight.push(InFlight { rank: seq.rank, num_tokens: seq.scheduled, samples, decides });
+            in_flight.push(InFlight {
+                rank: seq.rank,
+                num_tokens: seq.scheduled,
+                hidden_rows: planned.hidden_rows.len(),
+                samples,
+                decides,
+            });
             seq.computing += std::mem::take(&mut seq.scheduled);
             seq.sampling += usize::from(samples);
             plan.batch.push(planned);
@@ -549,7 +560,8 @@ fn planned(seq: &Sequence, max_model_len: usize) -> PlannedSeq {
     let (first, end, num_known) = (seq.num_planned(), seq.num_planned() + seq.scheduled, seq.num_tokens());
     let mut tokens = seq.tokens(first, end.min(num_known) - first);
     tokens.resize(seq.scheduled, 0);
-    let sample = (end >= num_known).then(|| SamplePlan {
+    let samples = end >= num_known && seq.params.pooling.is_none();
+    let sample = samples.then(|| SamplePlan {
         params: seq.params.clone(),
         prompt: seq.prompt.clone(),
         output: seq.output.clone(),
@@ -567,6 +579,7 @@ fn planned(seq: &Sequence, max_model_len: usize) -> PlannedSeq {
         table: seq.table.clone(),
         sample,
         prompt_logprobs: prompt_logprobs(seq, end),
+        hidden_rows: seq.hidden_rows(end),
     }
 }
 

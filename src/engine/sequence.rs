@@ -6,7 +6,8 @@ use crate::engine::constraint::{Guide, NextToken};
 use crate::engine::policy::Arrival;
 use crate::engine::prefix_cache::{BlockHash, BlockHasher};
 use crate::ids::{BlockId, RequestId, SeqId, TokenId};
-use crate::sampling::params::{FinishReason, PositionLogprobs, SamplingParams};
+use crate::sampling::params::{FinishReason, Pooling, PositionLogprobs, SamplingParams};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Order of precedence: who is admitted first and preempted last. Under FCFS all priorities are equal.
@@ -28,6 +29,28 @@ pub enum SeqState {
     Running,
     /// In these blocks of the swap pool, for `num_computed` tokens. No device blocks.
     Swapped(Vec<BlockId>),
+}
+
+/// The hidden states of a prompt's tokens, as far as they are known and wanted.
+#[derive(Clone, Debug, Default)]
+pub struct Pooled {
+    sum: Vec<f64>,
+    pub num_rows: usize,
+}
+
+impl Pooled {
+    /// Adds `num_rows` states, one after the other: the sum does not depend on how they came.
+    pub fn add(&mut self, hidden: &[f32], num_rows: usize) {
+        self.num_rows += num_rows;
+        for row in hidden.chunks_exact((hidden.len() / num_rows.max(1)).max(1)) {
+            self.sum.resize(row.len(), 0.0);
+            self.sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += f64::from(*value));
+        }
+    }
+
+    pub fn mean(&self) -> Vec<f32> {
+        self.sum.iter().map(|sum| (sum / self.num_rows.max(1) as f64) as f32).collect()
+    }
 }
 
 /// A prompt and what was generated after it. Owns all its state, its block table included.
@@ -77,6 +100,8 @@ pub struct Sequence {
     pub admitted_tokens: usize,
     /// Entry `i` is of prompt token `i + 1`.
     pub prompt_logprobs: Vec<PositionLogprobs>,
+    /// Of an embedding.
+    pub pooled: Pooled,
     /// Names of the leading full blocks, as far as they were asked for.
     pub hashes: Arc<Vec<BlockHash>>,
     root: BlockHash,
@@ -112,6 +137,7 @@ impl Sequence {
             cached_tokens: None,
             admitted_tokens: 0,
             prompt_logprobs: Vec::new(),
+            pooled: Pooled::default(),
             hashes: Arc::default(),
             root: hasher.root(salt),
         }
@@ -133,6 +159,16 @@ impl Sequence {
     /// Samples that the row after its last token gives.
     pub fn num_samples(&self) -> u32 {
         if self.is_beam() { 1 } else { 1 + self.forks }
+    }
+
+    /// Rows of the next plan's rows, which end with token `end`, whose hidden states are wanted.
+    pub fn hidden_rows(&self, end: usize) -> Range<usize> {
+        let first = self.num_planned();
+        match self.params.pooling {
+            Some(Pooling::Last) if end == self.num_tokens() => end - 1 - first..end - first,
+            Some(Pooling::Mean) => self.pooled.num_rows.max(first).min(end) - first..end - first,
+            _ => 0..0,
+        }
     }
 
     /// Tokens that may still come.

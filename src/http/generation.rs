@@ -278,6 +278,8 @@ impl PromptRun {
                     return Poll::Ready(Some(Err(ApiError::engine(message))));
                 }
                 Some(Event::Failed(error)) => return Poll::Ready(Some(Err(error))),
+                // Nobody asks for embeddings here.
+                Some(Event::Embedding(_)) => None,
                 Some(Event::Started { cached_tokens }) => {
                     self.cached_tokens = cached_tokens as usize;
                     None

@@ -3,7 +3,7 @@
 use crate::actors::runtime::RuntimeHandle;
 use crate::error::ApiError;
 use crate::http::openai::stream::Chunks;
-use crate::http::openai::{Endpoint, Request, chat, check_model, completion, tokenize};
+use crate::http::openai::{Endpoint, Request, chat, check_model, completion, embeddings, tokenize};
 use crate::http::openapi::answers::{ModelCard, ModelList, Status, Version};
 use crate::http::openapi::{self, Operation, Tag};
 use crate::http::server::Limits;
@@ -64,7 +64,7 @@ const fn open(path: ApiPath) -> ApiPath {
 }
 
 /// Every path that is served. Where a path has several methods, they stand together.
-pub static PATHS: [ApiPath; 19] = [
+pub static PATHS: [ApiPath; 20] = [
     post("/v1/chat/completions", || web::to(chat_completions), chat::describe),
     post("/v1/completions", || web::to(completions), completion::describe),
     post("/v1/responses", || web::to(create_response), responses::describe::create),
@@ -77,6 +77,7 @@ pub static PATHS: [ApiPath; 19] = [
     get("/v1/models", || web::to(models), describe_models),
     // Names may hold slashes.
     ApiPath { pattern: "/v1/models/{id:.+}", ..get("/v1/models/{id}", || web::to(model), describe_model) },
+    post("/v1/embeddings", || web::to(embed), embeddings::describe),
     post("/tokenize", || web::to(tokenize), tokenize::describe_tokenize),
     post("/detokenize", || web::to(detokenize), tokenize::describe_detokenize),
     open(get("/health", || web::to(health), describe_health)),
@@ -203,6 +204,12 @@ fn model_card(handle: &RuntimeHandle) -> Value {
         "owned_by": "pagetide",
         "max_model_len": model.max_model_len,
     })
+}
+
+async fn embed(handle: Data<RuntimeHandle>, limits: Data<Limits>, body: Body) -> Result<HttpResponse, ApiError> {
+    let body = json_body(body, &limits)?;
+    check_model(&body, handle.model())?;
+    Ok(HttpResponse::Ok().json(embeddings::embeddings(&handle, &body).await?))
 }
 
 async fn tokenize(handle: Data<RuntimeHandle>, limits: Data<Limits>, body: Body) -> Result<HttpResponse, ApiError> {

@@ -95,6 +95,21 @@ impl<B: Backend> Decoder<B> {
             self.logits(backend, rows.clone());
             sample(backend, rows);
         }
+        if !batch.hidden_rows.is_empty() {
+            self.fetch(backend, batch);
+        }
+    }
+
+    /// Has the hidden states of `batch.hidden_rows` fetched, as they are before the vocabulary product.
+    fn fetch(&mut self, backend: &mut B, batch: &Batch) {
+        if batch.logit_rows.is_empty() {
+            self.finish(backend);
+        }
+        let x = match (&self.weights.project_out, &self.work.embedding) {
+            (Some(_), Some(embedding)) => embedding,
+            _ => self.residual.finished(self.weights.final_norm.is_some()),
+        };
+        batch.hidden_rows.iter().for_each(|rows| backend.fetch_rows(x, rows.clone()));
     }
 
     /// [`Decoder::forward`] up to the first logits, `times` times over, for measuring it.

@@ -1,12 +1,14 @@
-//! Where a model's files lie: in a directory, as published on the Hugging Face hub, or inside the binary (the demo).
+//! Where a model's files lie: in a directory, in the cache of the Hugging Face hub, or inside the binary (the demo).
 
-use crate::config::DEMO_MODEL as DEMO;
+use crate::config::{DEMO_MODEL as DEMO, ModelConfig};
 use crate::error::StartError;
 use crate::model::checkpoint::{Bytes, Checkpoint};
+use crate::model::hub::{self, Access, DEFAULT_REVISION, DownloadProgress, HubModel};
 use serde_json::{Map, Value};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 macro_rules! demo_files {
     ($($name:literal),+ $(,)?) => {
@@ -15,7 +17,7 @@ macro_rules! demo_files {
 }
 
 /// Files of `models/demo` that travel in the binary: `(name, contents)`.
-const DEMO_FILES: &[(&str, &[u8])] = &demo_files!(
+const DEMO_FILES: EmbeddedFiles = &demo_files!(
     "config.json",
     "model.safetensors",
     "tokenizer.json",
@@ -30,36 +32,114 @@ pub struct ModelFiles {
     source: Source,
 }
 
+type EmbeddedFiles = &'static [(&'static str, &'static [u8])];
+
 #[derive(Clone, Debug)]
 enum Source {
     Directory(PathBuf),
-    Embedded(&'static [(&'static str, &'static [u8])]),
+    Hub(Arc<HubModel>),
+    Embedded(EmbeddedFiles),
+}
+
+/// Where to read a file.
+enum Place {
+    Directory(PathBuf),
+    Embedded(EmbeddedFiles),
+}
+
+/// What `model.path` stands for.
+enum Location {
+    Program,
+    /// With a `config.json`.
+    Directory(PathBuf),
+    /// It has the form of a hub name.
+    Hub,
+}
+
+impl Location {
+    fn of(config: &ModelConfig) -> Result<Self, StartError> {
+        let ModelConfig { path: model, revision, .. } = config;
+        let directory = Path::new(model);
+        let location = if model == DEMO {
+            Self::Program
+        } else if directory.is_dir() {
+            if !directory.join("config.json").is_file() {
+                return Err(StartError::new(format!("model: the directory '{model}' holds no config.json")));
+            }
+            Self::Directory(directory.to_path_buf())
+        } else if hub::is_name(model) {
+            return Ok(Self::Hub);
+        } else {
+            return Err(StartError::new(format!(
+                "model: '{model}' is not a directory. Give a directory with config.json, tokenizer.json and \
+                 *.safetensors, a name of the Hugging Face hub (OWNER/NAME), or 'demo' for the built-in model"
+            )));
+        };
+        match revision {
+            Some(revision) => Err(StartError::new(format!(
+                "model.revision: '{model}' is no model of the hub and has no revision '{revision}'"
+            ))),
+            None => Ok(location),
+        }
+    }
+}
+
+/// Where a configuration's model would come from, in words; `Err` if there is none. The hub is not asked.
+pub fn whereabouts(config: &ModelConfig) -> Result<String, StartError> {
+    let ModelConfig { path: model, revision, .. } = config;
+    Ok(match Location::of(config)? {
+        Location::Program => format!("{model}, in the program"),
+        Location::Directory(directory) => format!("{model}, in {}", directory.canonicalize()?.display()),
+        Location::Hub => {
+            let revision = revision.as_deref().unwrap_or(DEFAULT_REVISION);
+            let access = Access::from_env();
+            match HubModel::cached(&access, model, revision) {
+                Some(snapshot) => format!("{model} at {revision}, in {}", snapshot.display()),
+                None if access.offline => {
+                    return Err(StartError::new(format!(
+                        "model: '{model}' at {revision} is not, or not whole, in the cache {}, and HF_HUB_OFFLINE is set",
+                        access.cache.display()
+                    )));
+                }
+                None => format!(
+                    "{model} at {revision}, not or not whole in the cache {}: a start would fetch it from {}",
+                    access.cache.display(),
+                    access.endpoint
+                ),
+            }
+        }
+    })
 }
 
 impl ModelFiles {
-    /// `model` is a directory or `demo`. Fails if there is no such directory or it holds no `config.json`.
+    /// `model` is `demo`, a directory, or a name of the hub, whose small files are fetched where they are missing.
+    /// Fails if there is no such model or it holds no `config.json`.
     pub fn open(model: &str) -> Result<Self, StartError> {
-        if model == DEMO {
-            return Ok(Self { source: Source::Embedded(DEMO_FILES) });
-        }
-        let directory = Path::new(model);
-        if !directory.is_dir() {
-            return Err(StartError::new(format!(
-                "model: '{model}' is not a directory. Give a directory with config.json, tokenizer.json and \
-                 *.safetensors, or 'demo' for the built-in model; a model of the Hugging Face hub has to be downloaded \
-                 first (hf download NAME --local-dir DIR)"
-            )));
-        }
-        if !directory.join("config.json").is_file() {
-            return Err(StartError::new(format!("model: the directory '{model}' holds no config.json")));
-        }
-        Ok(Self { source: Source::Directory(directory.to_path_buf()) })
+        let config = ModelConfig { path: model.into(), ..ModelConfig::default() };
+        Self::find(&config, Arc::new(|_, _| {}))
     }
 
-    /// What to call the model: the directory's own name, or `demo`.
+    /// Opens the model of a configuration. `progress` hears of files that are fetched from the hub: the small ones
+    /// now, the weights when [`ModelFiles::checkpoint`] is called.
+    pub fn find(config: &ModelConfig, progress: DownloadProgress) -> Result<Self, StartError> {
+        let source = match Location::of(config)? {
+            Location::Program => Source::Embedded(DEMO_FILES),
+            Location::Directory(directory) => Source::Directory(directory),
+            Location::Hub => Source::Hub(Arc::new(HubModel::find(
+                Access::from_env(),
+                &config.path,
+                config.revision.as_deref().unwrap_or(DEFAULT_REVISION),
+                progress,
+            )?)),
+        };
+        Ok(Self { source })
+    }
+
+    /// What to call the model: the directory's own name, the hub's name, or `demo`.
     pub fn name(&self) -> String {
         match &self.source {
             Source::Embedded(_) => DEMO.to_string(),
+            Source::Hub(model) => model.name().to_string(),
             Source::Directory(path) => {
                 // `.` and `dir/..` have no last name of their own.
                 let full = path.canonicalize().unwrap_or_else(|_| path.clone());
@@ -70,21 +150,29 @@ impl ModelFiles {
 
     /// Where a file lies, for messages.
     pub fn path(&self, name: &str) -> String {
+        match self.place() {
+            Place::Directory(directory) => directory.join(name).display().to_string(),
+            Place::Embedded(_) => format!("{DEMO}:{name}"),
+        }
+    }
+
+    fn place(&self) -> Place {
         match &self.source {
-            Source::Directory(directory) => directory.join(name).display().to_string(),
-            Source::Embedded(_) => format!("{DEMO}:{name}"),
+            Source::Directory(directory) => Place::Directory(directory.clone()),
+            Source::Hub(model) => Place::Directory(model.directory()),
+            Source::Embedded(files) => Place::Embedded(files),
         }
     }
 
     /// A text file's contents; `None` if there is no such file.
     pub fn read_text(&self, name: &str) -> Result<Option<String>, StartError> {
-        let bytes = match &self.source {
-            Source::Directory(directory) => match fs::read(directory.join(name)) {
+        let bytes = match self.place() {
+            Place::Directory(directory) => match fs::read(directory.join(name)) {
                 Ok(bytes) => bytes,
                 Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
                 Err(error) => return Err(self.error(name, error)),
             },
-            Source::Embedded(files) => match embedded(files, name) {
+            Place::Embedded(files) => match embedded(files, name) {
                 Some(bytes) => bytes.to_vec(),
                 None => return Ok(None),
             },
@@ -102,8 +190,12 @@ impl ModelFiles {
         }
     }
 
-    /// The weights, memory-mapped: `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
+    /// The weights, memory-mapped: `model.safetensors`, or the shards that `model.safetensors.index.json` lists. Those
+    /// of a hub model are fetched first, where they are missing.
     pub fn checkpoint(&self) -> Result<Checkpoint, StartError> {
+        if let Source::Hub(model) = &self.source {
+            model.fetch_weights()?;
+        }
         if let Some(index) = self.read_json("model.safetensors.index.json")? {
             return Checkpoint::open_sharded(self, &index);
         }
@@ -119,17 +211,17 @@ impl ModelFiles {
     }
 
     fn exists(&self, name: &str) -> bool {
-        match &self.source {
-            Source::Directory(directory) => directory.join(name).exists(),
-            Source::Embedded(files) => embedded(files, name).is_some(),
+        match self.place() {
+            Place::Directory(directory) => directory.join(name).exists(),
+            Place::Embedded(files) => embedded(files, name).is_some(),
         }
     }
 
     /// A file's bytes without reading them; `None` if there is no such file.
     pub(super) fn map(&self, name: &str) -> Result<Option<Bytes>, StartError> {
-        match &self.source {
-            Source::Embedded(files) => Ok(embedded(files, name).map(Bytes::Embedded)),
-            Source::Directory(directory) => match fs::File::open(directory.join(name)) {
+        match self.place() {
+            Place::Embedded(files) => Ok(embedded(files, name).map(Bytes::Embedded)),
+            Place::Directory(directory) => match fs::File::open(directory.join(name)) {
                 Ok(file) => Bytes::map(&file).map(Some).map_err(|error| self.error(name, error)),
                 Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
                 Err(error) => Err(self.error(name, error)),
@@ -142,7 +234,7 @@ impl ModelFiles {
     }
 }
 
-fn embedded(files: &'static [(&'static str, &'static [u8])], name: &str) -> Option<&'static [u8]> {
+fn embedded(files: EmbeddedFiles, name: &str) -> Option<&'static [u8]> {
     files.iter().find(|(file, _)| *file == name).map(|(_, bytes)| *bytes)
 }
 
@@ -169,6 +261,18 @@ mod tests {
         fs::write(folder.path().join("pytorch_model.bin"), "").unwrap();
         assert!(error(files.checkpoint()).contains("convert the checkpoint to safetensors"));
         assert_eq!(files.read_text("chat_template.jinja").unwrap(), None);
+    }
+
+    #[test]
+    fn only_a_hub_model_has_a_revision() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("config.json"), "{}").unwrap();
+        for model in ["demo", folder.path().to_str().unwrap()] {
+            let config = ModelConfig { path: model.into(), revision: Some("v2".into()), ..ModelConfig::default() };
+            let message = error(ModelFiles::find(&config, Arc::new(|_, _| {})));
+            assert!(message.starts_with("model.revision: ") && message.contains("'v2'"), "{message}");
+            assert!(whereabouts(&ModelConfig { revision: None, ..config }).is_ok());
+        }
     }
 
     #[test]

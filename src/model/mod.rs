@@ -4,6 +4,7 @@ pub mod checkpoint;
 pub mod decoder;
 pub mod families;
 pub mod files;
+pub mod hub;
 pub mod loader;
 pub mod rope;
 pub mod runner;

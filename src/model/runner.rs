@@ -10,6 +10,7 @@ use crate::model::decoder::Decoder;
 use crate::sampling::params::TokenLimits;
 use crate::sampling::sampler::Draw;
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::time::Instant;
 
 const _: () = assert!(MAX_STEPS_IN_FLIGHT == crate::backend::MAX_STEPS_IN_FLIGHT, "one limit, told to both sides");
@@ -116,6 +117,8 @@ impl<B: Backend> ModelRunner<B> {
             sample_s += started.elapsed().as_secs_f64();
         });
         self.last_samples = samples;
+        let fetched = plan.batch.iter().enumerate().filter(|(_, planned)| !planned.hidden_rows.is_empty());
+        places.extend(fetched.map(|(place, _)| place));
         (places, sample_s)
     }
 
@@ -131,14 +134,20 @@ impl<B: Backend> ModelRunner<B> {
     /// The plan as tensors.
     fn fill(&mut self, plan: &StepPlan) {
         let block_size = self.pools.layout.block_size;
-        let Batch { tokens, token_sources, positions, slots, seqs, block_tables, logit_rows: _ } = &mut self.batch;
+        let Batch { tokens, token_sources, positions, slots, seqs, block_tables, logit_rows: _, hidden_rows } =
+            &mut self.batch;
         for column in [&mut *tokens, token_sources, positions, slots, block_tables] {
             column.clear();
         }
         seqs.clear();
+        hidden_rows.clear();
         for planned in &plan.batch {
             let PlannedSeq { num_computed, table, .. } = planned;
             let num_rows = planned.tokens.len();
+            let Range { start, end } = planned.hidden_rows;
+            if start < end {
+                hidden_rows.push(tokens.len() + start..tokens.len() + end);
+            }
             seqs.push(BatchSeq {
                 first_row: tokens.len(),
                 num_rows,
@@ -183,10 +192,12 @@ impl<B: Backend> StepRunner for ModelRunner<B> {
         let results = self.backend.finish_step();
         let Submitted { at, outputs: mut seqs, places, mut timing } =
             self.in_flight.pop_front().expect("a plan was submitted that is not finished");
+        // Samples come first, in the order of `places`, then the fetched rows.
         for (place, result) in places.into_iter().zip(results) {
             match result {
                 LogitsResult::Sampled(sampled) => seqs[place].sampled.push(sampled),
                 LogitsResult::PromptLogprobs(logprobs) => seqs[place].prompt_logprobs.push(logprobs),
+                LogitsResult::Rows(rows) => seqs[place].hidden = rows,
             }
         }
         let now = Instant::now();

@@ -32,6 +32,8 @@ pub struct SamplingParams {
     pub allowed_tokens: Option<Arc<TokenMask>>,
     /// None of these sequences of tokens comes in the output, except where nothing else may.
     pub bad_words: Vec<Vec<TokenId>>,
+    /// An embedding of the prompt instead of output.
+    pub pooling: Option<Pooling>,
     /// Beam search instead of sampling.
     pub beam: Option<BeamParams>,
     /// Seed of the random draws; the intake draws one where the client gave none.
@@ -62,6 +64,7 @@ impl Default for SamplingParams {
             logit_bias: Vec::new(),
             allowed_tokens: None,
             bad_words: Vec::new(),
+            pooling: None,
             beam: None,
             seed: 0,
             eos_token_ids: Vec::new(),
@@ -102,6 +105,16 @@ impl SamplingParams {
     pub fn has_penalties(&self) -> bool {
         self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 || self.repetition_penalty != 1.0
     }
+}
+
+/// Which of the prompt's final hidden states are its embedding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pooling {
+    /// The last token's.
+    Last,
+    /// The mean of all tokens'.
+    Mean,
 }
 
 /// Beam search (Kwon et al. 2023, section 4.4, for how its memory is shared).

@@ -53,6 +53,7 @@ impl Case {
 fn batch(rows: usize) -> Batch {
     let seq = |row| BatchSeq { first_row: row, num_rows: 1, num_computed: 0, first_block: row, num_blocks: 1 };
     Batch {
+        hidden_rows: Vec::new(),
         tokens: vec![0; rows],
         token_sources: vec![NO_SOURCE; rows],
         positions: vec![0; rows],

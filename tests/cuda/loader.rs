@@ -51,6 +51,7 @@ fn token(runner: &mut impl StepRunner) -> u32 {
     let prompt: Vec<u32> = (3..15).collect();
     let plan = StepPlan {
         batch: vec![PlannedSeq {
+            hidden_rows: 0..0,
             seq: SeqId(1),
             num_computed: 0,
             tokens: prompt.clone(),

@@ -123,6 +123,7 @@ impl Case {
         }
         let logit_rows = (0..random.range(1, self.rows)).map(|_| random.below(self.rows) as u32).collect();
         Batch {
+            hidden_rows: Vec::new(),
             tokens: (0..self.rows).map(|_| random.below(VOCAB) as u32).collect(),
             token_sources: vec![NO_SOURCE; self.rows],
             positions: (0..self.rows).map(|_| random.below(60) as u32).collect(),

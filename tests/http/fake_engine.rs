@@ -8,7 +8,9 @@ use pagetide::config::ServerConfig;
 use pagetide::error::ApiError;
 use pagetide::http::server::{listen, serve};
 use pagetide::ids::{RequestId, TokenId};
-use pagetide::sampling::params::{FinishReason, PositionLogprobs, SamplingDefaults, SamplingParams, TokenLogprob};
+use pagetide::sampling::params::{
+    FinishReason, Pooling, PositionLogprobs, SamplingDefaults, SamplingParams, TokenLogprob,
+};
 use pagetide::text::chat_output::{ChatFormat, ReasoningFormat, ToolFormat};
 use pagetide::text::chat_template::ChatTemplate;
 use pagetide::text::grammar::GrammarRequest;
@@ -369,6 +371,8 @@ fn model_info() -> ModelInfo {
         chat_format: ChatFormat::default(),
         trust_request_chat_template: false,
         eos_token_ids: vec![EOS],
+        embedding_size: 3,
+        pooling: Pooling::Last,
         default_sampling: SamplingDefaults::default(),
     }
 }

@@ -93,13 +93,57 @@ impl Served {
         config.swap.space_gib = 0.0;
         config.server.port = 0;
         config.server.workers = 1;
-        let runtime = Runtime::start(&config, Box::new(|_, _| {})).unwrap();
+        let runtime = Runtime::start(&config, Box::new(|_, _, _| {})).unwrap();
         let listener = listen(&config.server).unwrap();
         let url = format!("http://{}/v1/completions", listener.local_addr().unwrap());
         let server = serve(runtime.handle(), &config.server, listener).unwrap();
         let stopper = server.handle();
         actix_web::rt::spawn(server);
         Self { url, stopper, _runtime: runtime }
+    }
+}
+
+#[derive(Deserialize)]
+struct Embeddings {
+    embeddings: Vec<Embedding>,
+}
+
+#[derive(Deserialize)]
+struct Embedding {
+    model: String,
+    prompt: Vec<u32>,
+    pooling: String,
+    values: Vec<f64>,
+}
+
+/// All inputs of a model in one request, twice: the second time with what the prefix cache holds.
+#[actix_web::test]
+async fn embeddings_are_transformers() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let Embeddings { embeddings } =
+        serde_json::from_str(&fs::read_to_string(root.join("embeddings.json")).unwrap()).unwrap();
+    let mut models: Vec<&str> = embeddings.iter().map(|it| it.model.as_str()).collect();
+    models.dedup();
+    for model in models {
+        let served = Served::start(&root.join("models").join(model), 128);
+        for pooling in ["last", "mean", "last", "mean"] {
+            let expected = embeddings.iter().filter(|it| it.model == model && it.pooling == pooling);
+            let inputs: Vec<&[u32]> = expected.clone().map(|it| it.prompt.as_slice()).collect();
+            let body = json!({"input": inputs, "pooling": pooling, "normalize": false});
+            let url = served.url.replace("/completions", "/embeddings");
+            let answer: Value =
+                reqwest::Client::new().post(url).json(&body).send().await.unwrap().json().await.unwrap();
+            let data = answer["data"].as_array().unwrap_or_else(|| panic!("{model}: {answer}"));
+            assert_eq!(data.len(), inputs.len());
+            for (found, expected) in data.iter().zip(expected) {
+                let found: Vec<f64> = serde_json::from_value(found["embedding"].clone()).unwrap();
+                assert_eq!(found.len(), expected.values.len(), "{model}");
+                for (found, expected) in found.iter().zip(&expected.values) {
+                    assert!((found - expected).abs() < TOLERANCE, "{model}, {pooling}: {found}, {expected}");
+                }
+            }
+        }
+        served.stopper.stop(false).await;
     }
 }
 

@@ -158,6 +158,7 @@ fn an_engine_that_cannot_go_on_ends_instead_of_hanging() {
 /// A step of one sequence that computes one token.
 fn execute(token: TokenId, failures: u64) -> Execute {
     let seq = PlannedSeq {
+        hidden_rows: 0..0,
         seq: SeqId(1),
         num_computed: 0,
         tokens: vec![token],

@@ -73,6 +73,8 @@ impl World {
             tokenizer: Arc::new(Tokenizer::from_json(tokenizer, None).unwrap()),
             chat_template: None,
             eos_token_ids: vec![],
+            embedding_size: 4,
+            pooling: crate::sampling::params::Pooling::Last,
             default_sampling: SamplingDefaults::default(),
         });
         let places = Arc::new(Semaphore::new(MAX_REQUESTS));

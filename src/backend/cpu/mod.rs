@@ -37,6 +37,7 @@ use elementwise::NormParams;
 use gemm::Linear;
 use memory::{Buffer, KvPools, Shared};
 use sampling::Sampling;
+use std::ops::Range;
 use team::{MAX_MEMBERS, Team};
 
 /// How the CPU backend runs; `None` leaves the choice to it.
@@ -276,7 +277,7 @@ impl Backend for CpuBackend {
         self.batch.seqs.clone_from(&batch.seqs);
         self.batch.block_tables.clone_from(&batch.block_tables);
         self.batch.logit_rows.clone_from(&batch.logit_rows);
-        let Batch { tokens, token_sources, positions, slots, seqs, block_tables, logit_rows } = batch;
+        let Batch { tokens, token_sources, positions, slots, seqs, block_tables, logit_rows, hidden_rows: _ } = batch;
         let rows = tokens.len();
         let lengths = [token_sources.len(), positions.len(), slots.len()];
         assert!(lengths.iter().all(|len| *len == rows), "a batch's vectors differ in length");
@@ -453,6 +454,11 @@ impl Backend for CpuBackend {
 
     fn cap_logits(&mut self, cap: f32) {
         for_rows(&self.team, self.vocab_size, &mut self.logits, |_, row| elementwise::cap(self.isa, row, cap));
+    }
+
+    fn fetch_rows(&mut self, x: &CpuTensor, rows: Range<usize>) {
+        let all = x.rows(self.num_rows());
+        self.sampling.add_rows(all[rows.start * x.cols..rows.end * x.cols].to_vec());
     }
 
     fn read_logits(&mut self) -> Vec<f32> {

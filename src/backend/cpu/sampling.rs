@@ -62,13 +62,18 @@ impl Sampling {
         self.results.push(result);
     }
 
+    /// Adds rows to the step's results.
+    pub fn add_rows(&mut self, rows: Vec<f32>) {
+        self.results.push(LogitsResult::Rows(rows));
+    }
+
     pub fn end_step(&mut self) {
         assert!(self.ended.len() < MAX_STEPS_IN_FLIGHT, "more than {MAX_STEPS_IN_FLIGHT} steps in flight");
         let results = std::mem::take(&mut self.results);
         self.tokens.clear();
         self.tokens.extend(results.iter().map(|result| match result {
             LogitsResult::Sampled(sampled) => Some(sampled.token),
-            LogitsResult::PromptLogprobs(_) => None,
+            LogitsResult::PromptLogprobs(_) | LogitsResult::Rows(_) => None,
         }));
         self.ended.push_back(results);
     }

@@ -89,7 +89,7 @@ fn write(words: &mut Vec<u32>, batch: &Batch, work: &Work) {
         words.extend(array);
         offset
     };
-    let Batch { tokens, token_sources, positions, slots, seqs, block_tables, logit_rows } = batch;
+    let Batch { tokens, token_sources, positions, slots, seqs, block_tables, logit_rows, hidden_rows: _ } = batch;
     let header = [
         tokens.len() as u32,
         seqs.len() as u32,
@@ -119,6 +119,8 @@ mod tests {
     #[test]
     fn arrays_lie_where_the_header_says() {
         let batch = Batch {
+            hidden_rows: Vec::new(),
+
             tokens: vec![7, 8, 9],
             token_sources: vec![NO_SOURCE, NO_SOURCE, 1],
             positions: vec![4, 5, 0],

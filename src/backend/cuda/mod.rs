@@ -15,6 +15,7 @@ pub mod device;
 pub mod driver;
 pub mod experts;
 mod graphs;
+mod hidden;
 mod kv_pools;
 pub mod rows;
 pub mod sampling;
@@ -35,11 +36,13 @@ use device::{
 };
 use experts::{CudaExpertsWorkspace, ExpertKernels, ExpertsCall};
 use graphs::{GraphKey, Graphs, bucket};
+use hidden::HiddenRows;
 use kv_pools::KvPools;
 use rows::{BatchRows, RowKernels};
 use sampling::Sampling;
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::rc::Rc;
 use upload::Uploader;
 
@@ -130,6 +133,7 @@ pub struct CudaBackend {
     /// Steps that were ended and not finished: where they end.
     ended: VecDeque<Event>,
     graphs: Graphs,
+    hidden: HiddenRows,
     /// `[max_logit_rows, vocab_size]` float32.
     logits: DeviceBuffer,
     num_logit_rows: usize,
@@ -250,6 +254,7 @@ impl CudaBackend {
             step: Step::default(),
             ended: VecDeque::new(),
             graphs: Graphs::new(&device),
+            hidden: HiddenRows::new(&device),
             logits: DeviceBuffer::new(&device, max_logit_rows * vocab_size * 4)?,
             num_logit_rows: 0,
             narrow: RefCell::new(None),
@@ -399,6 +404,7 @@ impl Backend for CudaBackend {
         self.ended.clear();
         self.graphs.clear();
         self.sampling.clear();
+        self.hidden.clear();
         self.kv = Some(KvPools::new(&self.device, layout, num_device_blocks, num_swap_blocks)?);
         Ok(())
     }
@@ -538,6 +544,15 @@ impl Backend for CudaBackend {
         must(self.kernels.cap_logits(self.logits.ptr(), rows * self.options.vocab_size, cap));
     }
 
+    fn fetch_rows(&mut self, x: &CudaTensor, rows: Range<usize>) {
+        x.check(self.step.num_rows, x.cols);
+        assert!(rows.end <= self.step.num_rows, "rows beyond the batch");
+        let row_bytes = x.cols * x.dtype.size_bytes();
+        let (from, bytes) = (x.ptr() + rows.start * row_bytes, rows.len() * row_bytes);
+        // SAFETY: the rows are the tensor's, which lives as long as the model.
+        must(unsafe { self.hidden.fetch(from, bytes, x.dtype, self.options.max_rows * row_bytes) });
+    }
+
     fn read_logits(&mut self) -> Vec<f32> {
         let bytes = self.num_logit_rows * self.options.vocab_size * 4;
         let host = must(PinnedBuffer::new(&self.device, bytes));
@@ -556,6 +571,7 @@ impl Backend for CudaBackend {
     fn end_step(&mut self) {
         assert!(self.ended.len() < MAX_STEPS_IN_FLIGHT, "more than {MAX_STEPS_IN_FLIGHT} steps in flight");
         must(self.sampling.end_step());
+        self.hidden.end_step();
         let end = must(self.device.record(Stream::Compute));
         must(self.kv().end_step(end));
         self.ended.push_back(end);
@@ -571,7 +587,9 @@ impl Backend for CudaBackend {
             std::thread::yield_now();
         }
         self.ended.pop_front();
-        self.sampling.finish_step()
+        let mut results = self.sampling.finish_step();
+        results.extend(self.hidden.finish_step().map(LogitsResult::Rows));
+        results
     }
 
     fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]) {

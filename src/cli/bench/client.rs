@@ -153,7 +153,7 @@ async fn submit(handle: &RuntimeHandle, item: &WorkItem) -> Outcome {
             }
             Event::Started { cached_tokens: cached } => cached_tokens = cached as usize,
             Event::Failed(failure) => error = Some(failure.to_string()),
-            Event::Finished { .. } | Event::PromptLogprobs(_) => {}
+            Event::Finished { .. } | Event::PromptLogprobs(_) | Event::Embedding(_) => {}
         }
     }
     clock.outcome(item, output_tokens, cached_tokens, error)

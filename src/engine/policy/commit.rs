@@ -7,14 +7,16 @@ use crate::engine::plan::{Deliveries, Delivery, SeqOutput, StepOutput};
 use crate::engine::prefix_cache::{BlockHash, BlockHasher};
 use crate::engine::sequence::{Rank, SeqState, Sequence};
 use crate::ids::{BlockId, RequestId, TokenId};
-use crate::sampling::params::{PositionLogprobs, Sampled};
+use crate::sampling::params::{FinishReason, PositionLogprobs, Sampled};
 use std::collections::{BTreeMap, HashMap};
 
 impl Scheduler {
     /// Last call: takes the results of the oldest plan in flight in.
     pub fn commit(&mut self, output: StepOutput) -> Deliveries {
         let mut deliveries = Vec::new();
+        let mut hidden_rows = HashMap::new();
         for part in self.in_flight.pop_front().expect("a plan is in flight") {
+            hidden_rows.insert(part.rank.seq, part.hidden_rows);
             // A sequence that has ended since the plan was made is gone.
             let Some(seq) = self.running.get_mut(&part.rank) else { continue };
             let before = seq.num_computed;
@@ -27,12 +29,27 @@ impl Scheduler {
         }
         let mut beams: BTreeMap<RequestId, HashMap<Rank, PositionLogprobs>> = BTreeMap::new();
         for output in output.seqs {
+            self.take_hidden(&output, hidden_rows[&output.seq], &mut deliveries);
             self.take_output(output, &mut beams, &mut deliveries);
         }
         for (request, next) in beams {
             self.advance_beams(request, &next, &mut deliveries);
         }
         deliveries
+    }
+
+    /// The states of some tokens; with the last of them, the embedding is there.
+    fn take_hidden(&mut self, output: &SeqOutput, num_rows: usize, deliveries: &mut Deliveries) {
+        let Some(rank) = self.ranks.get(&output.seq).copied() else { return };
+        let Some(seq) = self.running.get_mut(&rank).filter(|seq| seq.params.pooling.is_some()) else { return };
+        seq.pooled.add(&output.hidden, num_rows);
+        if seq.num_computed == seq.num_tokens() {
+            let (request, cached_tokens) = (rank.request, seq.cached_tokens.unwrap_or(0));
+            deliveries.push((request, Delivery::Started { cached_tokens }));
+            deliveries.push((request, Delivery::Embedding(seq.pooled.mean())));
+            deliveries.push((request, Delivery::Finished { sample: 0, reason: FinishReason::Eos }));
+            self.drop_seq(rank);
+        }
     }
 
     /// `beams`: where beams leave what follows them, until all of a request have.

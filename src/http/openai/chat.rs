@@ -47,7 +47,7 @@ struct ChatFields {
 #[serde(default)]
 pub(in crate::http) struct TemplateFields {
     /// The conversation so far.
-    #[schema(value_type = Option<Vec<Message>>)]
+    #[schema(value_type = Option<Vec<Message>>, min_items = 1)]
     messages: Option<Vec<Value>>,
     /// Whether the prompt ends with the beginning of an assistant's message. Default: unless continue_final_message.
     add_generation_prompt: Option<bool>,

@@ -42,7 +42,7 @@ struct CompletionFields {
 #[derive(ToSchema)]
 #[serde(untagged)]
 #[allow(dead_code, reason = "only described: the parser takes the forms apart itself, for its errors")]
-enum PromptForms {
+pub enum PromptForms {
     Text(String),
     Texts(Vec<String>),
     Tokens(Vec<u32>),
@@ -66,7 +66,7 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
     let shared: SamplingFields = parse_fields(body)?;
     let own: CompletionFields = parse_fields(body)?;
     parse_fields::<AcceptedFields>(body)?.check()?;
-    let prompts = prompts(own.prompt.as_ref(), own.add_special_tokens.unwrap_or(true), model.vocab_size)?;
+    let prompts = prompts("prompt", own.prompt.as_ref(), own.add_special_tokens.unwrap_or(true), model.vocab_size)?;
     let mut params = shared.params(model)?;
     let mut answer = shared.answer(&params)?;
     answer.echo = own.echo;
@@ -110,25 +110,30 @@ fn set_max_tokens(given: Option<i64>, params: &mut SamplingParams, answer: &mut 
 }
 
 /// A string, an array of strings, token ids, or an array of arrays of token ids.
-fn prompts(prompt: Option<&Value>, add_special_tokens: bool, vocab_size: u32) -> Result<Vec<Prompt>, ApiError> {
+pub fn prompts(
+    param: &str,
+    prompt: Option<&Value>,
+    add_special_tokens: bool,
+    vocab_size: u32,
+) -> Result<Vec<Prompt>, ApiError> {
     let text = |text: &String| Prompt::Text { text: text.clone(), add_special_tokens };
     match prompt {
-        None | Some(Value::Null) => Err(ApiError::invalid("prompt", "prompt is required")),
+        None | Some(Value::Null) => Err(ApiError::invalid(param, format!("{param} is required"))),
         Some(Value::String(prompt)) => Ok(vec![text(prompt)]),
         Some(Value::Array(items)) => match items.first() {
-            None => Err(ApiError::invalid("prompt", "prompt must not be an empty array")),
-            Some(Value::Number(_)) => Ok(vec![Prompt::Tokens(tokens("prompt", items, vocab_size)?)]),
+            None => Err(ApiError::invalid(param, format!("{param} must not be an empty array"))),
+            Some(Value::Number(_)) => Ok(vec![Prompt::Tokens(tokens(param, items, vocab_size)?)]),
             Some(_) => items
                 .iter()
                 .enumerate()
                 .map(|(i, item)| match item {
                     Value::String(prompt) => Ok(text(prompt)),
-                    Value::Array(ids) => Ok(Prompt::Tokens(tokens(&format!("prompt[{i}]"), ids, vocab_size)?)),
-                    other => Err(wrong_prompt(&format!("prompt[{i}]"), other)),
+                    Value::Array(ids) => Ok(Prompt::Tokens(tokens(&format!("{param}[{i}]"), ids, vocab_size)?)),
+                    other => Err(wrong_prompt(&format!("{param}[{i}]"), other)),
                 })
                 .collect(),
         },
-        Some(other) => Err(wrong_prompt("prompt", other)),
+        Some(other) => Err(wrong_prompt(param, other)),
     }
 }
 
@@ -159,7 +164,7 @@ mod tests {
     use serde_json::json;
 
     fn parsed(prompt: Value) -> Result<Vec<Prompt>, ApiError> {
-        prompts(Some(&prompt), true, 100)
+        prompts("prompt", Some(&prompt), true, 100)
     }
 
     #[test]
@@ -189,6 +194,6 @@ mod tests {
             let error = parsed(prompt.clone()).unwrap_err();
             assert_eq!(error.param.as_deref(), Some(param), "{prompt}");
         }
-        assert_eq!(prompts(None, true, 100).unwrap_err().message, "prompt is required");
+        assert_eq!(prompts("prompt", None, true, 100).unwrap_err().message, "prompt is required");
     }
 }

@@ -9,6 +9,7 @@ pub mod accepted;
 mod beams;
 pub mod chat;
 pub mod completion;
+pub mod embeddings;
 pub mod logprobs;
 mod message;
 pub mod response;

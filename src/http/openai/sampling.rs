@@ -82,6 +82,7 @@ pub struct SamplingFields {
     #[schema(min_items = 1)]
     pub allowed_token_ids: Option<Vec<i64>>,
     /// Texts that do not occur in the answer, wherever they would begin.
+    #[schema(max_items = 256)]
     pub bad_words: Option<Vec<String>>,
     /// Answers to make, of which the best n are given; with use_beam_search the width, 16 at most. Default: n.
     #[schema(minimum = 1, maximum = 128)]
@@ -191,6 +192,7 @@ impl SamplingFields {
             logit_bias: self.logit_bias(model.vocab_size)?,
             allowed_tokens: self.allowed_tokens(model.vocab_size)?,
             bad_words: self.bad_words(model)?,
+            pooling: None,
             beam: None,
             seed: 0,
             eos_token_ids: Vec::new(),

@@ -3,7 +3,7 @@
 
 use super::shown;
 use crate::error::ApiError;
-use crate::text::grammar::{GrammarRequest, GrammarSpec, Whitespace, close_objects};
+use crate::text::grammar::{GrammarRequest, GrammarSpec, Whitespace, check_regex, close_objects};
 use serde_json::{Map, Value};
 
 /// What the body demands of the output's text.
@@ -120,7 +120,10 @@ fn whitespace(prefix: &str, name: &str, fields: &Map<String, Value>, none: bool)
         None | Some(Value::Null) => Ok(Whitespace::default()),
         Some(Value::String(_)) if none => Err(exclusive(&param, &format!("{prefix}.disable_any_whitespace"))),
         Some(Value::String(pattern)) if pattern.is_empty() => Ok(Whitespace::Compact),
-        Some(Value::String(pattern)) => Ok(Whitespace::Pattern(pattern.clone())),
+        Some(Value::String(pattern)) => match check_regex(pattern) {
+            Ok(()) => Ok(Whitespace::Pattern(pattern.clone())),
+            Err(error) => Err(ApiError::invalid(&param, format!("{param}: {error}"))),
+        },
         Some(other) => Err(wrong(&param, "a regular expression in a string", Some(other))),
     }
 }
@@ -268,6 +271,10 @@ mod tests {
             (
                 json!({"structured_outputs": {"regex": "a", "disable_any_whitespace": 1}}),
                 "structured_outputs.disable_any_whitespace",
+            ),
+            (
+                json!({"structured_outputs": {"json_object": true, "whitespace_pattern": "["}}),
+                "structured_outputs.whitespace_pattern",
             ),
             (json!({"guided_choice": []}), "guided_choice"),
             (json!({"guided_choice": ["a", 1]}), "guided_choice[1]"),

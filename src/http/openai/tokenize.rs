@@ -14,10 +14,17 @@ use utoipa::ToSchema;
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(default)]
 struct TokenizeFields {
-    /// A text; else messages.
+    /// A text.
     prompt: Option<String>,
-    /// Whether the tokenizer adds its special tokens. Default: to prompt, not to messages.
+    /// Whether the tokenizer adds its special tokens.
+    #[schema(default = true)]
     add_special_tokens: Option<bool>,
+}
+
+/// Of both forms.
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(default)]
+struct ReturnFields {
     /// The tokens' texts too.
     #[serde(deserialize_with = "null_as_default")]
     return_token_strs: bool,
@@ -47,11 +54,17 @@ pub struct Detokenized {
 pub fn describe_tokenize() -> Operation {
     Operation::new(Tag::Text, "tokenize", "Token ids of a text or a chat")
         .about("Either prompt, or messages, which go through the chat template first.")
-        .body("TokenizeRequest")
+        .body("TokenizePromptRequest")
         .fields::<ModelField>()
         .fields::<TokenizeFields>()
+        .fields::<ReturnFields>()
+        .requires(&["prompt"])
+        .body("TokenizeChatRequest")
+        .fields::<ModelField>()
         .fields::<chat::TemplateFields>()
         .fields::<ToolFields>()
+        .fields::<ReturnFields>()
+        .requires(&["messages"])
         .answers::<Tokenized>("The token ids.")
 }
 
@@ -67,6 +80,7 @@ pub fn describe_detokenize() -> Operation {
 /// Token ids of `prompt`, or of `messages` through the chat template.
 pub fn tokenize(body: &Value, model: &ModelInfo) -> Result<Tokenized, ApiError> {
     let fields: TokenizeFields = parse_fields(body)?;
+    let returns: ReturnFields = parse_fields(body)?;
     let (prompt, param) = match (fields.prompt, body.get("messages")) {
         (Some(text), _) => {
             let add_special_tokens = fields.add_special_tokens.unwrap_or(true);
@@ -80,7 +94,7 @@ pub fn tokenize(body: &Value, model: &ModelInfo) -> Result<Tokenized, ApiError> 
     Ok(Tokenized {
         count: tokens.len(),
         max_model_len: model.max_model_len,
-        token_strs: fields.return_token_strs.then(strings),
+        token_strs: returns.return_token_strs.then(strings),
         tokens,
     })
 }

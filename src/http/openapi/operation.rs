@@ -40,15 +40,21 @@ impl Tag {
 
 type Schemas = Vec<(String, RefOr<Schema>)>;
 
+/// An object that a body may be.
+struct Form {
+    name: &'static str,
+    properties: Map<String, Value>,
+    required: Vec<&'static str>,
+}
+
 /// What one path takes and gives. Made by the module that answers it: see `describe` in [`crate::http::openai::chat`].
 pub struct Operation {
     tag: Tag,
     id: &'static str,
     summary: &'static str,
     about: String,
-    /// Name of the request body's schema, and its properties.
-    request: Option<(&'static str, Map<String, Value>)>,
-    required: Vec<&'static str>,
+    /// Forms of the request body.
+    request: Vec<Form>,
     path_parameters: Vec<(&'static str, &'static str)>,
     /// Media types of the answer with their schemas.
     answer: Map<String, Value>,
@@ -67,8 +73,7 @@ impl Operation {
             id,
             summary,
             about: String::new(),
-            request: None,
-            required: Vec::new(),
+            request: Vec::new(),
             path_parameters: Vec::new(),
             answer: Map::new(),
             answer_about: "Done.",
@@ -84,9 +89,9 @@ impl Operation {
         self
     }
 
-    /// A JSON body, `name` in generated clients; [`Operation::fields`] says what is in it.
+    /// A JSON body, `name` in generated clients; [`Operation::fields`] says what is in it. A path may have several.
     pub fn body(mut self, name: &'static str) -> Self {
-        self.request = Some((name, Map::new()));
+        self.request.push(Form { name, properties: Map::new(), required: Vec::new() });
         self.errors.extend([400, 404, 413, 415]);
         self
     }
@@ -102,7 +107,7 @@ impl Operation {
     }
 
     fn fields_where<T: ToSchema>(mut self, is_one: impl Fn(&str) -> bool) -> Self {
-        let (_, properties) = self.request.as_mut().expect("body() comes before fields()");
+        let Form { properties, .. } = self.request.last_mut().expect("body() comes before fields()");
         let schema = json_of(T::schema());
         let Value::Object(fields) = schema["properties"].clone() else {
             panic!("{} is not a struct of fields", T::name());
@@ -117,7 +122,11 @@ impl Operation {
 
     /// Fields that cannot be left out.
     pub fn requires(mut self, names: &[&'static str]) -> Self {
-        self.required.extend(names);
+        let form = self.request.last_mut().expect("body() comes before requires()");
+        form.required.extend(names);
+        for name in names {
+            not_null(form.properties.get_mut(*name).expect("a required field is one of the fields"));
+        }
         self
     }
 
@@ -217,14 +226,14 @@ impl Operation {
             };
             operation["parameters"] = self.path_parameters.iter().map(parameter).collect();
         }
-        if let Some((name, mut properties)) = self.request {
-            for required in &self.required {
-                let field = properties.get_mut(*required).expect("a required field is one of the fields");
-                not_null(field);
+        if let [first, others @ ..] = &self.request[..] {
+            for form in &self.request {
+                let schema = json!({"type": "object", "properties": form.properties, "required": form.required});
+                schemas.insert(form.name.into(), schema);
             }
-            let schema = json!({"type": "object", "properties": properties, "required": self.required});
-            schemas.insert(name.into(), schema);
-            let content = json!({"application/json": {"schema": reference(name)}});
+            let forms: Vec<Value> = self.request.iter().map(|form| reference(form.name)).collect();
+            let schema = if others.is_empty() { reference(first.name) } else { json!({ "anyOf": forms }) };
+            let content = json!({"application/json": {"schema": schema}});
             operation["requestBody"] = json!({"required": true, "content": content});
         }
         operation["responses"] = responses.into();

@@ -1,6 +1,6 @@
 //! Grammars to constraints, and those that were compiled lately.
 
-use super::constraint::{CompiledGrammar, first_line};
+use super::constraint::{CompiledGrammar, brief};
 use super::schema;
 use super::vocabulary::Vocabulary;
 use super::{GrammarRequest, GrammarSpec, gbnf};
@@ -15,8 +15,13 @@ use llguidance::{ParserFactory, TokenParser, regex_to_lark};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// Bytes of a grammar's or a schema's text at most.
-pub const MAX_GRAMMAR_BYTES: usize = 1 << 19;
+/// Bytes at most of a schema, of all choices, of a grammar, and of a regular expression.
+const MAX_SCHEMA_BYTES: usize = 1 << 19;
+const MAX_GRAMMAR_BYTES: usize = 1 << 16;
+const MAX_REGEX_BYTES: usize = 1 << 13;
+/// Lines of a grammar: each can define a rule that the one before needs, and llguidance goes down by recursion (16 kB
+/// of stack a rule; see [`Workers`](crate::actors::workers::Workers)).
+const MAX_GRAMMAR_LINES: usize = 3000;
 /// Compiled grammars that are kept, and how long their texts may be together.
 const MAX_CACHED: usize = 64;
 const MAX_CACHED_BYTES: usize = 4 << 20;
@@ -27,7 +32,8 @@ fn limits() -> ParserLimits {
     ParserLimits {
         initial_lexer_fuel: 1_000_000,
         max_grammar_size: 200_000,
-        max_items_in_row: 2_000,
+        // An object's optional properties, or the options of an anyOf, are 2 each.
+        max_items_in_row: 10_000,
         step_lexer_fuel: 200_000,
         step_max_items: 50_000,
         max_lexer_states: 50_000,
@@ -112,34 +118,42 @@ enum Source {
 impl Source {
     fn new(request: &GrammarRequest) -> Result<Self, ApiError> {
         let param = &request.param;
-        let too_long = |bytes: usize| {
-            let message = format!("{param} must have at most {MAX_GRAMMAR_BYTES} bytes, got {bytes}");
-            if bytes > MAX_GRAMMAR_BYTES { Err(ApiError::invalid(param, message)) } else { Ok(()) }
+        let limit = |what: &str, got: usize, most: usize| {
+            let message = format!("{param} must have at most {most} {what}, got {got}");
+            if got > most { Err(ApiError::invalid(param, message)) } else { Ok(()) }
         };
         match &request.spec {
             GrammarSpec::JsonObject => Self::schema(&json!({ "type": "object" }), request),
             GrammarSpec::JsonSchema(schema) => {
-                too_long(schema.to_string().len())?;
+                limit("bytes", schema.to_string().len(), MAX_SCHEMA_BYTES)?;
                 Self::schema(schema, request)
             }
             GrammarSpec::Regex(regex) => {
-                too_long(regex.len())?;
+                limit("bytes", regex.len(), MAX_REGEX_BYTES)?;
+                schema::check_regex(regex).map_err(|error| ApiError::invalid(param, format!("{param}: {error}")))?;
                 Ok(Source::Lark(format!("start: /{}/", regex_to_lark(unanchored(regex), ""))))
             }
             GrammarSpec::Choice(choices) => {
-                too_long(choices.iter().map(String::len).sum())?;
+                limit("bytes", choices.iter().map(String::len).sum(), MAX_SCHEMA_BYTES)?;
                 let choices: Vec<String> = choices.iter().map(|choice| lark_string(choice)).collect();
                 Ok(Source::Lark(format!("start: CHOICE\nCHOICE: {}", choices.join(" | "))))
             }
             GrammarSpec::Grammar(text) => {
-                too_long(text.len())?;
+                limit("bytes", text.len(), MAX_GRAMMAR_BYTES)?;
+                limit("lines", text.lines().count(), MAX_GRAMMAR_LINES)?;
                 if !gbnf::is_gbnf(text) {
                     return Ok(Source::Lark(text.clone()));
                 }
                 let lark = gbnf::to_lark(text);
-                Ok(Source::Lark(lark.map_err(|error| ApiError::invalid(param, format!("{param}: {error}")))?))
+                let lark = lark.map_err(|error| ApiError::invalid(param, format!("{param}: {error}")))?;
+                limit("rules and groups", lark.lines().count(), MAX_GRAMMAR_LINES)?;
+                Ok(Source::Lark(lark))
             }
-            GrammarSpec::Lark(lark) => Ok(Source::Lark(lark.clone())),
+            GrammarSpec::Lark(lark) => {
+                limit("bytes", lark.len(), MAX_SCHEMA_BYTES)?;
+                limit("lines of grammar", lark.lines().count(), MAX_GRAMMAR_LINES)?;
+                Ok(Source::Lark(lark.clone()))
+            }
         }
     }
 
@@ -201,16 +215,16 @@ impl Engine {
     /// The client's error for a grammar that was refused with `message`.
     fn explain(&self, request: &GrammarRequest, source: &Source, message: String) -> ApiError {
         let param = &request.param;
-        let brief = first_line(&message).to_owned();
+        let message = brief(&message);
         match source {
             Source::Json(schema) => {
                 let error_of = |part: Value| {
                     let refused = self.parser(TopLevelGrammar::from_json_schema(part)).err();
-                    refused.map(|error| first_line(&error).to_owned())
+                    refused.map(|error| brief(&error))
                 };
-                schema::culprit(schema, brief, error_of).in_param(param)
+                schema::culprit(schema, message, error_of).in_param(param)
             }
-            Source::Lark(_) => ApiError::invalid(param, format!("{param}: {}", lark_place(&brief))),
+            Source::Lark(_) => ApiError::invalid(param, format!("{param}: {}", lark_place(&message))),
         }
     }
 }

@@ -4,7 +4,6 @@ use super::vocabulary::Vocabulary;
 use crate::engine::constraint::{Constraint, ConstraintSource};
 use crate::ids::TokenId;
 use crate::sampling::params::TokenMask;
-use llguidance::api::StopReason;
 use llguidance::{Matcher, TokenParser};
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,6 +14,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 const NUM_LEXERS: usize = 4;
 /// States (of 1 to 2 kB each) from which on a lexer is too big to be given to more outputs.
 const MAX_SHARED_STATES: usize = 20_000;
+
+/// In llguidance's messages about a limit that was reached.
+const TOO_COMPLEX: [&str; 4] = ["Current row has", "Too many items", "too many states", "fuel exhausted"];
 
 /// A grammar for one vocabulary.
 pub struct CompiledGrammar {
@@ -96,14 +98,14 @@ struct GrammarState {
 impl GrammarState {
     fn failed(&self, error: &impl fmt::Display) -> String {
         self.is_lexer_broken.store(true, Ordering::Relaxed);
-        let why = match self.matcher.stop_reason() {
-            StopReason::LexerTooComplex | StopReason::ParserTooComplex => "the grammar is too complex here",
-            StopReason::NoExtensionBias => "no token of this model's vocabulary can come next",
-            _ => "internal error",
-        };
         let error = error.to_string();
+        let why = match () {
+            () if error.contains("NoExtensionBias") => "no token of this model's vocabulary can come next",
+            () if TOO_COMPLEX.iter().any(|sign| error.contains(sign)) => "the grammar is too complex here",
+            () => "internal error",
+        };
         tracing::debug!(%error, why, "a grammar failed");
-        format!("structured output: {why} ({})", first_line(&error))
+        format!("structured output: {why} ({})", brief(&error))
     }
 }
 
@@ -220,6 +222,16 @@ impl fmt::Debug for AfterMarker {
     }
 }
 
-pub fn first_line(text: &str) -> &str {
-    text.lines().next().unwrap_or_default()
+/// llguidance's message without its quotations: the first line, and what a regular expression's parser says.
+pub fn brief(message: &str) -> String {
+    let cause = message.lines().find_map(|line| line.trim().strip_prefix("error: "));
+    let mut first = message.lines().next().unwrap_or_default().to_owned();
+    if let Some((end, _)) = first.char_indices().nth(300) {
+        first.truncate(end);
+        first.push('…');
+    }
+    match cause {
+        Some(cause) if !first.contains(cause) => format!("{first} {cause}"),
+        _ => first,
+    }
 }

@@ -16,7 +16,7 @@ mod vocabulary;
 mod tests;
 
 pub use compiler::GrammarCompiler;
-pub use schema::close_objects;
+pub use schema::{check_regex, close_objects};
 
 use crate::error::ApiError;
 use serde_json::{Value, json};

@@ -13,6 +13,12 @@ use std::collections::BTreeSet;
 
 /// Schemas inside schemas, at most so deep.
 const MAX_DEPTH: usize = 100;
+/// Properties of an object, definitions, options of an anyOf. To compile an object takes time by their square, and
+/// references are followed by recursion.
+const MAX_MEMBERS: usize = 2000;
+const MAX_PATTERN_BYTES: usize = 4096;
+/// Each pair is looked at.
+const MAX_ONE_OF: usize = 300;
 /// Parts of a refused schema that are tried alone, in search of the one at fault.
 const MAX_TRIED_PARTS: usize = 200;
 
@@ -110,11 +116,6 @@ fn below(place: &str, key: &str) -> String {
 
 /// Checks a client's schema and makes it llguidance's, with the options for `whitespace`.
 pub fn prepare(schema: &Value, whitespace: &Whitespace) -> Checked<Value> {
-    if let Whitespace::Pattern(pattern) = whitespace {
-        RegexBuilder::new().mk_regex(pattern).map_err(|error| {
-            SchemaError::new("", format!("the white space's pattern {pattern:?} is not a regular expression: {error}"))
-        })?;
-    }
     let mut root = match schema {
         Value::Bool(true) => json!({}),
         Value::Bool(false) => return Err(SchemaError::new("", "no value is allowed")),
@@ -123,9 +124,16 @@ pub fn prepare(schema: &Value, whitespace: &Whitespace) -> Checked<Value> {
     };
     // These are options of llguidance, some of which weaken the schema.
     root.as_object_mut().expect("it is an object").shift_remove("x-guidance");
+    let mut references = Vec::new();
+    collect_references(&root, &mut references);
+    let num_references = references.iter().collect::<BTreeSet<_>>().len();
+    if num_references > MAX_MEMBERS {
+        let message = format!("must have references to at most {MAX_MEMBERS} schemas, got {num_references}");
+        return Err(SchemaError::new("", message));
+    }
     let checker = Checker { root: &root.clone() };
     checker.schema(&mut root, "", 0)?;
-    checker.targets(&mut root)?;
+    checker.targets(&mut root, references)?;
     root.as_object_mut().expect("it is an object").insert("x-guidance".into(), whitespace.options());
     Ok(root)
 }
@@ -231,6 +239,7 @@ impl Checker<'_> {
         match key {
             _ if MAPS.contains(&key) => {
                 let Value::Object(schemas) = value else { return wrong("an object of schemas") };
+                check_count(schemas.len(), MAX_MEMBERS, place)?;
                 for (name, schema) in schemas {
                     let place = below(place, name);
                     if key == "patternProperties" {
@@ -241,6 +250,7 @@ impl Checker<'_> {
             }
             _ if LISTS.contains(&key) || (key == "items" && value.is_array()) => {
                 let Value::Array(schemas) = value else { return wrong("an array of schemas") };
+                check_count(schemas.len(), if key == "oneOf" { MAX_ONE_OF } else { MAX_MEMBERS }, place)?;
                 if schemas.is_empty() && key.ends_with("Of") {
                     return Err(SchemaError::new(place, "must have at least one schema"));
                 }
@@ -318,10 +328,8 @@ impl Checker<'_> {
     }
 
     /// Checks the schemas that stand where no keyword puts one and that only a reference finds.
-    fn targets(&self, root: &mut Value) -> Checked<()> {
+    fn targets(&self, root: &mut Value, mut references: Vec<String>) -> Checked<()> {
         let mut seen = BTreeSet::new();
-        let mut references = Vec::new();
-        collect_references(root, &mut references);
         while let Some(reference) = references.pop() {
             let is_usual = reference == "#" || MAPS.iter().any(|key| reference.starts_with(&format!("#/{key}/")));
             if is_usual || !seen.insert(reference.clone()) {
@@ -408,7 +416,9 @@ impl Checker<'_> {
 
     /// A property that one of them requires, and that cannot be right for both.
     fn are_objects_disjoint(&self, left: &Map<String, Value>, right: &Map<String, Value>, depth: usize) -> bool {
-        let property = |schema: &Map<String, Value>, name: &str| schema.get("properties")?.get(name).cloned();
+        fn property<'v>(schema: &'v Map<String, Value>, name: &str) -> Option<&'v Value> {
+            schema.get("properties")?.get(name)
+        }
         let is_closed = |schema: &Map<String, Value>, name: &str| {
             schema.get("additionalProperties") == Some(&Value::Bool(false))
                 && !schema.contains_key("patternProperties")
@@ -419,7 +429,7 @@ impl Checker<'_> {
             is_closed(left, name)
                 || is_closed(right, name)
                 || match (property(left, name), property(right, name)) {
-                    (Some(a), Some(b)) => self.are_disjoint(&a, &b, depth + 1),
+                    (Some(a), Some(b)) => self.are_disjoint(a, b, depth + 1),
                     _ => false,
                 }
         })
@@ -493,13 +503,28 @@ fn replace_exclusive_bounds(fields: &mut Map<String, Value>) {
     }
 }
 
+fn check_count(got: usize, most: usize, place: &str) -> Checked<()> {
+    if got > most {
+        return Err(SchemaError::new(place, format!("must have at most {most} schemas, got {got}")));
+    }
+    Ok(())
+}
+
 fn check_pattern(pattern: &str, place: &str) -> Checked<()> {
-    let ast = RegexAst::SearchRegex(regex_to_lark(pattern, "dw"));
-    let made = RegexBuilder::new().mk(&ast);
-    made.map(|_| ()).map_err(|error| {
+    if pattern.len() > MAX_PATTERN_BYTES {
+        let message = format!("a pattern must have at most {MAX_PATTERN_BYTES} bytes, got {}", pattern.len());
+        return Err(SchemaError::new(place, message));
+    }
+    check_regex(pattern).map_err(|message| SchemaError::new(place, message))
+}
+
+/// Whether llguidance can match this expression, and why not.
+pub fn check_regex(regex: &str) -> Result<(), String> {
+    let ast = RegexAst::SearchRegex(regex_to_lark(regex, "dw"));
+    RegexBuilder::new().mk(&ast).map(|_| ()).map_err(|error| {
         let error = error.to_string();
-        let brief = error.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
-        SchemaError::new(place, format!("the pattern {pattern:?} is not supported: {}", brief.trim()))
+        let said = error.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default().trim();
+        format!("the regular expression {} is not supported: {said}", shown(&regex.into()))
     })
 }
 

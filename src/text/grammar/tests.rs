@@ -4,6 +4,7 @@ use super::*;
 use crate::engine::constraint::{Constraint, ConstraintSource};
 use crate::ids::TokenId;
 use crate::text::tokenizer::Tokenizer;
+use serde_json::Map;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -485,4 +486,79 @@ fn a_schema_means_what_its_specification_says() {
             assert!(!model.accepts(&*source, text), "{schema}: {text}");
         }
     }
+}
+
+/// Each of these once took seconds, or the whole stack.
+#[test]
+fn what_would_take_too_long_is_refused() {
+    let model = model("demo");
+    let members = |count: usize| -> Value {
+        (0..count)
+            .map(|i| (format!("p{i}"), json!({"$ref": format!("#/$defs/p{}", i + 1)})))
+            .collect::<Map<_, _>>()
+            .into()
+    };
+    let chain = |count: usize, rule: &str| -> String {
+        (0..count).map(|i| rule.replace("{i}", &i.to_string()).replace("{j}", &(i + 1).to_string())).collect()
+    };
+    let tagged = |i: usize| json!({"type": "object", "properties": {"k": {"const": i}}, "required": ["k"]});
+    for (spec, says) in [
+        (GrammarSpec::JsonSchema(json!({"properties": members(2001)})), "at most 2000 schemas, got 2001"),
+        (
+            GrammarSpec::JsonSchema(json!({"oneOf": (0..301).map(tagged).collect::<Vec<_>>()})),
+            "at most 300 schemas, got 301",
+        ),
+        (
+            GrammarSpec::JsonSchema(json!({"$defs": members(1500), "definitions": members(1500), "a": members(3000)})),
+            "to at most 2000 schemas, got 3000",
+        ),
+        (GrammarSpec::JsonSchema(json!({"enum": ["x".repeat(600_000)]})), "at most 524288 bytes"),
+        (GrammarSpec::JsonSchema(json!({"pattern": "a?".repeat(4000)})), "at most 4096 bytes, got 8000"),
+        (GrammarSpec::Regex("a?".repeat(100_000)), "at most 8192 bytes, got 200000"),
+        (GrammarSpec::Regex("(".repeat(2000) + "a" + &")".repeat(2000)), "nest"),
+        (GrammarSpec::Grammar("root ::= r0\n".to_owned() + &chain(3000, "r{i} ::= r{j}\n")), "at most 3000 lines"),
+        (GrammarSpec::Grammar("start: T0\n".to_owned() + &chain(3000, "T{i}: T{j}\n")), "at most 3000 lines"),
+        (
+            GrammarSpec::Grammar("root ::= r0 ".to_owned() + &chain(3000, "r{i} ::= r{j} ") + "r3000 ::= \"a\""),
+            "rules and groups",
+        ),
+        (GrammarSpec::Grammar("start: T0\n".to_owned() + &chain(40, "T{i}: T{j} T{j}\n") + "T40: /[a-z]/"), "too big"),
+        (GrammarSpec::JsonSchema(json!({"$ref": "#"})), "no token of this model's vocabulary can come next"),
+        (
+            GrammarSpec::JsonSchema(
+                json!({"allOf": vec![json!({"anyOf": [{"properties": {"a": {"type": "null"}}}, {"properties": {"b": {"type": "null"}}}]}); 40]}),
+            ),
+            "too large",
+        ),
+    ] {
+        let error = model.error(spec);
+        assert_eq!(error.status, 400);
+        assert!(error.message.contains(says), "{says}: {}", error.message.chars().take(300).collect::<String>());
+    }
+}
+
+/// What is accepted must not take all the stack of the threads that compile.
+#[test]
+fn the_longest_chains_fit_on_the_stack() {
+    let chain = |count: usize, rule: &str| -> String {
+        (0..count).map(|i| rule.replace("{i}", &i.to_string()).replace("{j}", &(i + 1).to_string())).collect()
+    };
+    let definitions: Map<String, Value> = (0..1999)
+        .map(|i| (format!("d{i}"), json!({"type": "array", "items": {"$ref": format!("#/$defs/d{}", i + 1)}})))
+        .chain([("d1999".to_owned(), json!({"type": "null"}))])
+        .collect();
+    let specs = [
+        GrammarSpec::JsonSchema(json!({"$ref": "#/$defs/d0", "$defs": definitions})),
+        GrammarSpec::Grammar("start: T0\n".to_owned() + &chain(2900, "T{i}: T{j}\n") + "T2900: \"a\""),
+        GrammarSpec::Grammar("start: r0\n".to_owned() + &chain(2900, "r{i}: r{j} \"b\"\n") + "r2900: \"a\""),
+        GrammarSpec::Grammar(
+            "root ::= r0\n".to_owned() + &chain(1400, "r{i} ::= \"b\" r{j}\n") + "r1400 ::= \"a\" root?",
+        ),
+    ];
+    // Half of what they have.
+    let compile = move || {
+        let model = model("demo");
+        specs.into_iter().for_each(|spec| drop(model.compile(spec)));
+    };
+    std::thread::Builder::new().stack_size(32 << 20).spawn(compile).unwrap().join().unwrap();
 }

@@ -121,6 +121,7 @@ impl Steps {
             table: Arc::new(table),
             sample: self.sample(),
             prompt_logprobs: None,
+            hidden_rows: 0..0,
         };
         let plan = StepPlan { batch: vec![planned], ..StepPlan::default() };
         let mut times = Vec::new();
@@ -152,6 +153,7 @@ impl Steps {
             table: table.clone(),
             sample: self.sample(),
             prompt_logprobs: None,
+            hidden_rows: 0..0,
         };
         let batch = decodes.tables.iter().enumerate().map(planned).collect();
         decodes.steps += 1;

@@ -1,0 +1,248 @@
+//! What can go wrong between here and the hub, and what to do about it.
+
+use super::download::Hub;
+use crate::error::StartError;
+use hf_hub::api::tokio::ApiError;
+use reqwest::StatusCode;
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::path::PathBuf;
+
+#[derive(Debug)]
+pub enum Failure {
+    /// No such model, or none that this token may see: the hub does not say which.
+    NoModel,
+    /// Its terms have to be accepted first.
+    Gated,
+    BadToken,
+    NoRevision,
+    NoConfig,
+    /// The weights are in these files instead.
+    NoSafetensors {
+        files: Vec<String>,
+    },
+    BadIndex(PathBuf),
+    NoShard(String),
+    /// The hub is not to be asked.
+    Offline,
+    /// The connection failed.
+    Network(String),
+    Status(StatusCode),
+    /// An answer that a hub does not give.
+    Answer(String),
+    Disk(io::Error),
+    /// Another program's lock on a file.
+    Locked(PathBuf),
+}
+
+impl Failure {
+    /// From an answer's status and headers.
+    pub fn of_answer(status: StatusCode, header: impl Fn(&str) -> Option<String>) -> Self {
+        let code = header("x-error-code").unwrap_or_default();
+        let message = header("x-error-message").unwrap_or_default();
+        match code.as_str() {
+            "GatedRepo" => Self::Gated,
+            "RevisionNotFound" => Self::NoRevision,
+            "RepoNotFound" => Self::NoModel,
+            _ if message.contains("Invalid credentials") => Self::BadToken,
+            // Without a token, the hub answers so for a model that does not exist.
+            _ if [StatusCode::UNAUTHORIZED, StatusCode::NOT_FOUND].contains(&status) => Self::NoModel,
+            _ if status == StatusCode::FORBIDDEN => Self::Gated,
+            _ => Self::Status(status),
+        }
+    }
+
+    /// Of a file's download. The model exists: it has been listed.
+    pub fn of_download(error: ApiError) -> Self {
+        match error {
+            ApiError::RequestError(error) => match error.status() {
+                Some(StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => Self::Gated,
+                _ => error.into(),
+            },
+            ApiError::IoError(error) => Self::Disk(error),
+            ApiError::LockAcquisition(path) => Self::Locked(path),
+            ApiError::TooManyRetries(error) => Self::of_download(*error),
+            other => Self::Answer(other.to_string()),
+        }
+    }
+
+    /// The hub was not asked, or could not be; or the cache cannot be written.
+    pub fn is_no_answer(&self) -> bool {
+        matches!(self, Self::Offline | Self::Network(_) | Self::Disk(_))
+    }
+
+    /// May be gone a moment later.
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Network(_) | Self::Locked(_) => true,
+            Self::Status(status) => status.is_server_error() || *status == StatusCode::TOO_MANY_REQUESTS,
+            _ => false,
+        }
+    }
+
+    /// For the user: what happened to `hub`'s model, and what to do.
+    pub fn of(&self, hub: &Hub) -> StartError {
+        let Hub { access, model, revision, .. } = hub;
+        let (endpoint, cache) = (&access.endpoint, access.cache.display());
+        let page = format!("{endpoint}/{model}");
+        let has_token = access.token.is_some();
+        let elsewhere = || {
+            format!(
+                "Where there is a network, run 'hf download {model} --local-dir DIR', bring DIR here and give it as \
+                 --model; or bring the folder {} into {cache}",
+                hub.place().folder_name()
+            )
+        };
+        StartError::new(match self {
+            Self::NoModel => format!(
+                "model: there is no directory '{model}', and {endpoint} shows no model of that name{}. {}",
+                if has_token { " to this token" } else { "" },
+                if has_token {
+                    "Check the name, and whether the token may read it"
+                } else {
+                    "Check the name; if the model is private, set HF_TOKEN to a token that may read it"
+                }
+            ),
+            Self::Gated if has_token => {
+                format!("model: '{model}' is gated, and the account of this token has no access: ask for it at {page}")
+            }
+            Self::Gated => format!(
+                "model: '{model}' is gated: accept its terms at {page}, then set HF_TOKEN to a token of that account, \
+                 or run 'hf auth login'"
+            ),
+            Self::BadToken => format!(
+                "model: {endpoint} does not know the token of HF_TOKEN or of 'hf auth login': make a new one, or \
+                 unset it"
+            ),
+            Self::NoRevision => {
+                format!("model.revision: '{model}' has no branch, tag or commit '{revision}': see {page}")
+            }
+            Self::NoConfig => format!("model: '{model}' holds no config.json at {revision}: see {page}"),
+            Self::NoSafetensors { files } => format!(
+                "model: '{model}' has no model.safetensors{}; only safetensors can be read: see {page} for a \
+                 converted one",
+                if files.is_empty() { String::new() } else { format!(", but {}", files.join(", ")) }
+            ),
+            Self::BadIndex(path) => format!("model: {}: no index of safetensors files", path.display()),
+            Self::NoShard(shard) => format!("model: '{model}' lists {shard} in its index, but has no such file"),
+            Self::Offline => format!(
+                "model: HF_HUB_OFFLINE is set, and '{model}' at {revision} is not, or not whole, in the cache {cache}. \
+                 {}",
+                elsewhere()
+            ),
+            Self::Network(why) => format!(
+                "model: '{model}' at {revision} is not, or not whole, in the cache {cache}, and {endpoint} cannot be \
+                 reached: {why}. What has been fetched is kept. {}",
+                elsewhere()
+            ),
+            Self::Disk(error) if error.kind() == ErrorKind::StorageFull => format!(
+                "model: the disk of the cache {cache} is full. Make room, or set HF_HUB_CACHE to a folder on another \
+                 disk; what has been fetched is kept"
+            ),
+            Self::Disk(error) => {
+                format!("model: cannot write to the cache {cache}: {error}. HF_HUB_CACHE can name another folder")
+            }
+            other => format!("model: cannot fetch '{model}' from {endpoint}: {other}"),
+        })
+    }
+}
+
+/// In a few words, for the log.
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoModel => f.write_str("no such model"),
+            Self::Gated => f.write_str("the model is gated"),
+            Self::BadToken => f.write_str("the token is not known"),
+            Self::NoRevision => f.write_str("no such revision"),
+            Self::NoConfig => f.write_str("no config.json"),
+            Self::NoSafetensors { .. } => f.write_str("no safetensors"),
+            Self::BadIndex(path) => write!(f, "{} is no index", path.display()),
+            Self::NoShard(shard) => write!(f, "{shard} is missing"),
+            Self::Offline => f.write_str("HF_HUB_OFFLINE is set"),
+            Self::Network(why) => f.write_str(why),
+            Self::Status(status) => write!(f, "it answers {status}"),
+            Self::Answer(what) => write!(f, "an answer that a hub does not give: {what}"),
+            Self::Disk(error) => write!(f, "the cache cannot be written: {error}"),
+            Self::Locked(path) => write!(f, "another program holds {}", path.display()),
+        }
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Disk(error)
+    }
+}
+
+impl From<reqwest::Error> for Failure {
+    fn from(error: reqwest::Error) -> Self {
+        match error.status() {
+            Some(status) => Self::Status(status),
+            None if error.is_builder() => Self::Answer(causes(&error)),
+            None => Self::Network(causes(&error)),
+        }
+    }
+}
+
+/// An error with what is behind it: reqwest's own text says no more than that there is one.
+fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.ends_with(&more) {
+            text += &format!(": {more}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Access;
+    use super::*;
+    use std::sync::Arc;
+
+    fn hub(token: Option<&str>) -> Hub {
+        let access = Access {
+            endpoint: "https://huggingface.co".into(),
+            cache: "/cache".into(),
+            token: token.map(str::to_owned),
+            offline: false,
+        };
+        Hub { access, model: "o/n".into(), revision: "main".into(), progress: Arc::new(|_, _| {}) }
+    }
+
+    #[test]
+    fn an_answer_is_told_by_its_code_then_by_its_status() {
+        let of = |status: u16, code: &str, message: &str| {
+            let header = |name: &str| Some(if name == "x-error-code" { code } else { message }.to_owned());
+            Failure::of_answer(StatusCode::from_u16(status).unwrap(), header).of(&hub(None)).to_string()
+        };
+        assert!(of(401, "GatedRepo", "").contains("accept its terms at https://huggingface.co/o/n"));
+        assert!(of(403, "", "").contains("accept its terms"));
+        assert!(of(401, "RepoNotFound", "").contains("no model of that name. Check the name; if the model is private"));
+        assert!(of(401, "", "Invalid username or password.").contains("no model of that name"));
+        assert!(of(404, "RevisionNotFound", "").contains("model.revision: 'o/n' has no branch, tag or commit 'main'"));
+        assert!(of(401, "", "Invalid credentials in Authorization header").contains("does not know the token"));
+        assert!(of(503, "", "").contains("it answers 503"));
+    }
+
+    #[test]
+    fn advice_knows_whether_there_is_a_token_and_never_shows_it() {
+        for failure in [Failure::NoModel, Failure::Gated, Failure::BadToken] {
+            let text = failure.of(&hub(Some("secret"))).to_string();
+            assert!(text.contains("token") && !text.contains("secret"), "{text}");
+        }
+        assert!(Failure::Gated.of(&hub(Some("secret"))).to_string().contains("has no access: ask for it"));
+    }
+
+    #[test]
+    fn a_full_disk_is_told_from_one_that_cannot_be_written() {
+        let text = |kind: ErrorKind| Failure::from(io::Error::from(kind)).of(&hub(None)).to_string();
+        assert!(text(ErrorKind::StorageFull).contains("the disk of the cache /cache is full"));
+        assert!(text(ErrorKind::PermissionDenied).contains("cannot write to the cache /cache: permission denied"));
+    }
+}
