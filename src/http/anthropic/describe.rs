@@ -5,6 +5,7 @@ use super::request::{MessagesFields, PROMPT_FIELDS};
 use crate::http::openai::ModelField;
 use crate::http::openai::chat::TemplateFields;
 use crate::http::openai::sampling::SamplingFields;
+use crate::http::openai::structured::StructuredFields;
 use crate::http::openapi::{Operation, Tag};
 use crate::http::translate::SAME_IN_CHAT;
 use serde_json::{Map, Value};
@@ -21,6 +22,7 @@ pub fn create() -> Operation {
         .fields::<ModelField>()
         .some_fields::<SamplingFields>(SAME_IN_CHAT)
         .some_fields::<TemplateFields>(SAME_IN_CHAT)
+        .some_fields::<StructuredFields>(SAME_IN_CHAT)
         .requires(&["max_tokens", "messages"])
         .generates()
         .errors_as::<MessageError>()

@@ -2,6 +2,7 @@
 
 use super::accepted::{AcceptedChatFields, AcceptedFields, ReasoningEffort, one_of};
 use super::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs};
+use super::structured::StructuredFields;
 use super::tools::{ToolFields, Tools};
 use super::{Endpoint, ModelField, Request, null_as_default, parse_fields, shown, structured};
 use crate::actors::messages::{ChatPrompt, Prompt};
@@ -124,6 +125,7 @@ pub fn describe() -> Operation {
         .fields::<ModelField>()
         .fields::<ChatFields>()
         .fields::<SamplingFields>()
+        .fields::<StructuredFields>()
         .fields::<AcceptedFields>()
         .fields::<AcceptedChatFields>()
         .requires(&["messages"])

@@ -169,6 +169,8 @@ impl SamplingFields {
     pub fn params(&self, model: &ModelInfo) -> Result<SamplingParams, ApiError> {
         let defaults = &model.default_sampling;
         let number = |name: &str, given: Option<f64>, default: Option<f32>, off: f32, low: f64, high: f64| match given {
+            // What is above 0 stays so.
+            Some(value) if value > 0.0 => in_range(name, value, low..=high).map(|v| (v as f32).max(f32::MIN_POSITIVE)),
             Some(value) => in_range(name, value, low..=high).map(|value| value as f32),
             None => Ok(default.unwrap_or(off)),
         };

@@ -5,6 +5,7 @@ use super::request::ResponsesFields;
 use crate::http::openai::ModelField;
 use crate::http::openai::chat::TemplateFields;
 use crate::http::openai::sampling::SamplingFields;
+use crate::http::openai::structured::StructuredFields;
 use crate::http::openapi::{Operation, Tag};
 use crate::http::translate::SAME_IN_CHAT;
 use serde_json::{Map, Value};
@@ -24,6 +25,7 @@ pub fn create() -> Operation {
         .some_fields::<SamplingFields>(SAME_IN_CHAT)
         .some_fields::<SamplingFields>(&["stop"])
         .some_fields::<TemplateFields>(SAME_IN_CHAT)
+        .some_fields::<StructuredFields>(SAME_IN_CHAT)
         .requires(&["input"])
         .generates()
         .answers::<ResponseObject>("The response; with stream: true its events, up to response.completed.")
