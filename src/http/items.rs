@@ -38,7 +38,9 @@ pub enum Change<'a> {
 pub struct Items {
     list: Vec<Item>,
     open: bool,
-    /// Log-probabilities of tokens whose text has not shown in a piece yet.
+    /// White space that nothing but another item may follow: then it is no item of its own.
+    space: String,
+    /// Log-probabilities of tokens whose text is in no item yet.
     pending: Vec<Position>,
 }
 
@@ -54,24 +56,19 @@ impl Items {
         for piece in delta.pieces {
             match piece {
                 ChatPiece::Reasoning(more) => {
-                    self.pending.clear();
+                    self.drop_pending();
                     if !(self.open && matches!(self.list.last(), Some(Item::Reasoning { .. }))) {
                         self.begin(Item::Reasoning { text: String::new() }, &mut tell);
                     }
                     self.more(&more, &[], &mut tell);
                 }
-                ChatPiece::Content(more) => {
-                    if !(self.open && matches!(self.list.last(), Some(Item::Text { .. }))) {
-                        self.begin(Item::Text { text: String::new(), positions: Vec::new() }, &mut tell);
-                    }
-                    let positions = std::mem::take(&mut self.pending);
-                    self.more(&more, &positions, &mut tell);
-                }
+                ChatPiece::Content(more) => self.text(more, &mut tell),
                 ChatPiece::ToolCall { id, name, .. } => {
+                    self.drop_pending();
                     self.begin(Item::Call { id, name, arguments: String::new() }, &mut tell);
                 }
                 ChatPiece::ToolArguments { json, .. } => {
-                    self.pending.clear();
+                    self.drop_pending();
                     debug_assert!(self.open && matches!(self.list.last(), Some(Item::Call { .. })));
                     self.more(&json, &[], &mut tell);
                 }
@@ -79,16 +76,39 @@ impl Items {
         }
     }
 
-    /// Ends the last item, if one is open.
-    pub fn close(&mut self, mut tell: impl FnMut(usize, &Item, Change<'_>)) {
-        self.end(true, &mut tell);
+    fn text(&mut self, more: String, tell: &mut impl FnMut(usize, &Item, Change<'_>)) {
+        if self.open && matches!(self.list.last(), Some(Item::Text { .. })) {
+            let positions = std::mem::take(&mut self.pending);
+            self.more(&more, &positions, tell);
+            return;
+        }
+        self.space.push_str(&more);
+        if !self.space.trim().is_empty() {
+            self.begin_text(tell);
+        }
     }
 
-    /// Begins an item of text where there is none at all.
-    pub fn ensure_one(&mut self, mut tell: impl FnMut(usize, &Item, Change<'_>)) {
-        if self.list.is_empty() {
-            self.begin(Item::Text { text: String::new(), positions: Vec::new() }, &mut tell);
+    /// Begins a text with what has been held back.
+    fn begin_text(&mut self, tell: &mut impl FnMut(usize, &Item, Change<'_>)) {
+        self.begin(Item::Text { text: String::new(), positions: Vec::new() }, tell);
+        let (text, positions) = (std::mem::take(&mut self.space), std::mem::take(&mut self.pending));
+        if !text.is_empty() {
+            self.more(&text, &positions, tell);
         }
+    }
+
+    fn drop_pending(&mut self) {
+        self.space.clear();
+        self.pending.clear();
+    }
+
+    /// Ends the last item. Where there is none, there is a text after this if the output had any, even white space, or
+    /// if there has to be one.
+    pub fn close(&mut self, needs_one: bool, mut tell: impl FnMut(usize, &Item, Change<'_>)) {
+        if self.list.is_empty() && (needs_one || !self.space.is_empty()) {
+            self.begin_text(&mut tell);
+        }
+        self.end(true, &mut tell);
     }
 
     fn begin(&mut self, item: Item, tell: &mut impl FnMut(usize, &Item, Change<'_>)) {
@@ -139,8 +159,8 @@ mod tests {
         items.push(delta(vec![ChatPiece::Reasoning("b".into()), ChatPiece::Content("c".into())]), &mut tell);
         items.push(delta(vec![call(0), arguments("{")]), &mut tell);
         items.push(delta(vec![arguments("}"), call(1)]), &mut tell);
-        items.close(&mut tell);
-        items.close(&mut tell);
+        items.close(true, &mut tell);
+        items.close(true, &mut tell);
         assert_eq!(
             seen,
             [
@@ -173,6 +193,35 @@ mod tests {
     }
 
     #[test]
+    fn white_space_alone_is_an_item_only_where_there_is_no_other() {
+        let space = || ChatPiece::Content("\n\n".into());
+        let reasoning = || ChatPiece::Reasoning("r".into());
+        let content = || ChatPiece::Content(" c".into());
+        let call = || ChatPiece::ToolCall { index: 0, id: "i".into(), name: "f".into() };
+        for (pieces, needs_one, texts) in [
+            (vec![reasoning(), space(), call(), space()], true, vec!["r", "f"]),
+            (vec![reasoning(), space(), content(), call(), space()], true, vec!["r", "\n\n c", "f"]),
+            (vec![space(), content(), space()], true, vec!["\n\n c\n\n"]),
+            (vec![space(), space()], false, vec!["\n\n\n\n"]),
+            (vec![], true, vec![""]),
+            (vec![], false, vec![]),
+        ] {
+            let mut items = Items::default();
+            pieces.into_iter().for_each(|piece| items.push(delta(vec![piece]), |_, _, _| {}));
+            items.close(needs_one, |_, _, _| {});
+            let said: Vec<&str> = items
+                .list()
+                .iter()
+                .map(|item| match item {
+                    Item::Reasoning { text } | Item::Text { text, .. } => text.as_str(),
+                    Item::Call { name, .. } => name,
+                })
+                .collect();
+            assert_eq!(said, texts);
+        }
+    }
+
+    #[test]
     fn log_probabilities_wait_for_their_text() {
         let position = |token| Position { token, text_offset: 0, logprobs: None };
         let mut items = Items::default();
@@ -182,7 +231,7 @@ mod tests {
         items.push(with(vec![ChatPiece::Content("c".into())], 3), |_, _, _| {});
         // The end token's has no text to wait for.
         items.push(with(vec![], 4), |_, _, _| {});
-        items.close(|_, _, _| {});
+        items.close(false, |_, _, _| {});
         let Some(Item::Text { positions, .. }) = items.list().last() else { panic!() };
         assert_eq!(positions[..], [position(2), position(3)]);
     }

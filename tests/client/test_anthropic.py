@@ -162,7 +162,8 @@ def test_the_async_client(server, model):
 
     async def main():
         async with server.async_anthropic_client() as client:
-            whole, *streams = await asyncio.gather(client.messages.create(**asked), *(streamed(client) for _ in range(4)))
+            whole = client.messages.create(**asked)
+            whole, *streams = await asyncio.gather(whole, *(streamed(client) for _ in range(4)))
             assert streams == [whole.content[0].text] * 4
             with cancelling(server):
                 await start_and_cancel(client.messages.create(model=model, **LONG))
@@ -243,7 +244,8 @@ def test_a_demanded_call_and_its_result(claude, model, choice):
     conversation += [answer.to_param(), {"role": "user", "content": [result]}]
     after = checked(claude.messages.create(messages=conversation, tool_choice={"type": "none"}, **asked))
     assert after.stop_reason in ("end_turn", "max_tokens")
-    counted = claude.messages.count_tokens(model=model, messages=conversation, tools=[WEATHER], tool_choice={"type": "none"})
+    prompt = dict(model=model, messages=conversation, tools=[WEATHER], tool_choice={"type": "none"})
+    counted = claude.messages.count_tokens(**prompt)
     assert counted.input_tokens == after.usage.input_tokens + after.usage.cache_read_input_tokens
 
 
@@ -270,7 +272,10 @@ def test_output_of_a_schema(claude, model):
     [
         ({"tools": [{**WEATHER, "name": "a b"}]}, "tools[0].name"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "time"}}, "tool_choice.name"),
-        ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}}, "output_config.format.schema"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}},
+            "output_config.format.schema",
+        ),
     ],
 )
 def test_a_wrong_demand_is_named(claude, model, wrong, named):

@@ -13,6 +13,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from conftest import cancelling, serving, start_and_cancel
 
 QUESTION = "What is Pagetide?"
+IMAGE = {"type": "input_image", "image_url": "x"}
 LONG = {"max_output_tokens": 1500, "extra_body": {"ignore_eos": True}}
 EVENT = pydantic.TypeAdapter(ResponseStreamEvent)
 
@@ -87,7 +88,7 @@ def test_every_event_is_one_of_the_sdks(client, model):
     "wrong, param",
     [
         ({"input": []}, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content[0].type"),
         ({"input": "page " * 3000}, "input"),
         ({"max_output_tokens": 10**6}, "max_output_tokens"),
         ({"temperature": 101}, "temperature"),
@@ -218,8 +219,8 @@ def test_a_demanded_call_and_its_output(client, model, choice):
 
 
 def test_a_streamed_call(client, model):
-    asked = dict(model=model, input="How is the weather?", tools=[WEATHER], tool_choice="required", max_output_tokens=200)
-    with client.responses.stream(**asked, parallel_tool_calls=False) as stream:
+    demand = dict(tools=[WEATHER], tool_choice="required", parallel_tool_calls=False)
+    with client.responses.stream(model=model, input=QUESTION, max_output_tokens=200, **demand) as stream:
         events = list(stream)
         final = checked(stream.get_final_response())
     call = call_of(final)
@@ -237,8 +238,9 @@ def test_output_of_a_schema(client, model):
     with client.responses.stream(**asked) as stream:
         text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
         assert Answer.model_validate_json(text) == stream.get_final_response().output_parsed
-    objects = client.responses.create(model=model, input="JSON?", text={"format": {"type": "json_object"}}, max_output_tokens=60)
-    assert objects.output_text.lstrip().startswith("{")
+    text = {"format": {"type": "json_object"}}
+    answer = client.responses.create(model=model, input="JSON?", text=text, max_output_tokens=60)
+    assert answer.output_text.lstrip().startswith("{")
 
 
 @pytest.mark.parametrize(
@@ -246,7 +248,10 @@ def test_output_of_a_schema(client, model):
     [
         ({"tools": [{**WEATHER, "name": "a b"}]}, "tools[0].name"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "time"}}, "tool_choice.name"),
-        ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "nothing"}}}}, "text.format.schema"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "nothing"}}}},
+            "text.format.schema",
+        ),
     ],
 )
 def test_a_wrong_demand_is_named(client, model, wrong, param):

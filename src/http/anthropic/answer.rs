@@ -24,7 +24,7 @@ impl Message {
         let finish = delta.finish.take();
         self.items.push(delta, &mut tell);
         if finish.is_some() {
-            self.items.close(&mut tell);
+            self.items.close(false, &mut tell);
             self.finish = finish;
         }
     }

@@ -33,7 +33,7 @@ pub(super) struct MessagesFields {
     #[schema(minimum = 0, maximum = 1)]
     temperature: Option<f64>,
     /// Functions that the model may call. Tools that run on Anthropic's servers are refused.
-    #[schema(value_type = Option<Vec<Tool>>)]
+    #[schema(value_type = Option<Vec<MessageTool>>)]
     tools: Option<Vec<Value>>,
     /// An object of type auto, any, tool (with a name) or none; disable_parallel_tool_use: true for one call at most.
     #[schema(value_type = Option<Object>)]
@@ -80,7 +80,7 @@ enum BlocksOrText {
 
 #[derive(ToSchema)]
 #[allow(dead_code, reason = "only described")]
-struct Tool {
+struct MessageTool {
     name: String,
     description: Option<String>,
     /// A JSON schema.

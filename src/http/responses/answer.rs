@@ -65,8 +65,7 @@ impl Response {
         items.push(delta, &mut changed);
         if finish.is_some() {
             // A message without text where the model said nothing: clients look into the first item.
-            items.ensure_one(&mut changed);
-            items.close(&mut changed);
+            items.close(true, &mut changed);
         }
     }
 
