@@ -6,7 +6,7 @@ use super::progress::{self, RequestProgress};
 use crate::actors::runtime::Runtime;
 use crate::error::{ApiError, StartError};
 use crate::http::complete::complete;
-use crate::http::openai::Endpoint;
+use crate::http::openai::{Endpoint, whole_numbers};
 use clap::Args;
 use futures_util::stream::{self, StreamExt};
 use serde::Serialize;
@@ -196,7 +196,9 @@ fn parse_line(line: &str) -> Result<BatchRequest, BadLine> {
     if value["body"]["stream"] == true {
         return Err(bad(&custom_id, "body.stream: a file of results cannot be streamed to".into()));
     }
-    Ok(BatchRequest { custom_id: id.clone(), endpoint, body: value["body"].take() })
+    let mut body = value["body"].take();
+    whole_numbers(&mut body);
+    Ok(BatchRequest { custom_id: id.clone(), endpoint, body })
 }
 
 async fn answer_one(

@@ -3,7 +3,7 @@
 use crate::actors::runtime::RuntimeHandle;
 use crate::error::ApiError;
 use crate::http::openai::stream::Chunks;
-use crate::http::openai::{Endpoint, Request, chat, check_model, completion, embeddings, tokenize};
+use crate::http::openai::{Endpoint, Request, chat, check_model, completion, embeddings, tokenize, whole_numbers};
 use crate::http::openapi::answers::{ModelCard, ModelList, Status, Version};
 use crate::http::openapi::{self, Operation, Tag};
 use crate::http::server::Limits;
@@ -303,8 +303,10 @@ fn json_body(body: Body, limits: &Limits) -> Result<Value, ApiError> {
         StatusCode::PAYLOAD_TOO_LARGE => ApiError::body_too_large(limits.max_body_bytes),
         _ => ApiError::bad_request(format!("the request body cannot be read: {error}")),
     })?;
-    serde_json::from_slice(&body)
-        .map_err(|error| ApiError::bad_request(format!("the request body is not JSON: {error}")))
+    let mut body: Value = serde_json::from_slice(&body)
+        .map_err(|error| ApiError::bad_request(format!("the request body is not JSON: {error}")))?;
+    whole_numbers(&mut body);
+    Ok(body)
 }
 
 impl ResponseError for ApiError {

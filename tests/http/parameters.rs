@@ -269,6 +269,7 @@ async fn a_value_out_of_range_or_of_a_wrong_type_is_refused_by_name() {
         (json!({"logprobs": true}), "logprobs", "an integer"),
         (json!({"prompt": null}), "prompt", "required"),
         (json!({"prompt": [1, 264]}), "prompt[1]", "[0, 263]"),
+        (json!({"best_of": 2, "n": 3}), "best_of", "at least n = 3"),
         (json!({"use_beam_search": true, "max_tokens": 0}), "max_tokens", "at least 1"),
         (json!({"use_beam_search": true, "echo": true, "logprobs": 1}), "echo", "logprobs"),
         (json!({"suffix": "end"}), "suffix", "not supported"),

@@ -2,6 +2,7 @@
 
 use super::accepted::AcceptedFields;
 use super::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs};
+use super::structured::StructuredFields;
 use super::{AnswerOptions, Endpoint, ModelField, Request, null_as_default, parse_fields, shown, structured, token_id};
 use crate::actors::messages::Prompt;
 use crate::actors::runtime::ModelInfo;
@@ -55,6 +56,7 @@ pub fn describe() -> Operation {
         .fields::<CompletionFields>()
         .fields::<ModelField>()
         .fields::<SamplingFields>()
+        .fields::<StructuredFields>()
         .fields::<AcceptedFields>()
         .requires(&["prompt"])
         .answers::<TextCompletion>("The whole answer, or with stream its parts.")

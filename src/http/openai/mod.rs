@@ -169,6 +169,27 @@ pub fn check_model(body: &Value, model: &ModelInfo) -> Result<(), ApiError> {
     }
 }
 
+/// Some clients write 16 as 16.0, which to JSON is the same. Of the body's own fields and their arrays; what lies deeper
+/// (a tool's schema) is text to the model and stays as it is.
+pub fn whole_numbers(body: &mut Value) {
+    fn read(value: &mut Value, depth: u32) {
+        match value {
+            Value::Number(number) if number.is_f64() => {
+                let float = number.as_f64().unwrap_or_default();
+                if float.fract() == 0.0 && float.abs() < 2f64.powi(53) {
+                    *value = (float as i64).into();
+                }
+            }
+            // A batch of prompts is two deep.
+            Value::Array(items) if depth < 2 => items.iter_mut().for_each(|item| read(item, depth + 1)),
+            _ => {}
+        }
+    }
+    if let Value::Object(fields) = body {
+        fields.values_mut().for_each(|value| read(value, 0));
+    }
+}
+
 /// Reads the fields that `T` knows; an error names the field's path. What is parsed can be described: a path's
 /// `describe` names the same structs.
 pub fn parse_fields<'a, T: Deserialize<'a> + ToSchema>(body: &'a Value) -> Result<T, ApiError> {
@@ -256,6 +277,15 @@ mod tests {
         assert_eq!(error.message, "stream_options must be an object, got integer `5`");
         let error = parse_fields::<sampling::SamplingFields>(&json!({"n": "long".repeat(1000)})).unwrap_err();
         assert!(error.message.len() < 200, "{error}");
+    }
+
+    #[test]
+    fn a_whole_number_may_be_written_as_a_float() {
+        let mut body =
+            json!({"n": 2.0, "top_p": 0.5, "prompt": [[1.0, 2], [3.5]], "tools": [{"a": 1.0}], "seed": 1e300});
+        whole_numbers(&mut body);
+        let expected = json!({"n": 2, "top_p": 0.5, "prompt": [[1, 2], [3.5]], "tools": [{"a": 1.0}], "seed": 1e300});
+        assert_eq!(body, expected);
     }
 
     #[test]

@@ -126,7 +126,7 @@ pub struct SamplingFields {
     /// Requests share cached prefixes only with those of the same salt.
     #[schema(min_length = 1, max_length = 1024)]
     pub cache_salt: Option<String>,
-    /// Answer as server-sent events, the last of which is [DONE].
+    /// Answer as server-sent events, the last of which is `[DONE]`.
     #[serde(deserialize_with = "null_as_default")]
     #[schema(default = false)]
     pub stream: bool,
@@ -169,6 +169,8 @@ impl SamplingFields {
     pub fn params(&self, model: &ModelInfo) -> Result<SamplingParams, ApiError> {
         let defaults = &model.default_sampling;
         let number = |name: &str, given: Option<f64>, default: Option<f32>, off: f32, low: f64, high: f64| match given {
+            // What is above 0 stays so.
+            Some(value) if value > 0.0 => in_range(name, value, low..=high).map(|v| (v as f32).max(f32::MIN_POSITIVE)),
             Some(value) => in_range(name, value, low..=high).map(|value| value as f32),
             None => Ok(default.unwrap_or(off)),
         };

@@ -4,7 +4,96 @@
 use super::shown;
 use crate::error::ApiError;
 use crate::text::grammar::{GrammarRequest, GrammarSpec, Whitespace, check_regex, close_objects};
+use serde::Deserialize;
 use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+/// The fields that are read here, described: they are taken apart by hand, for errors that say where.
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct StructuredFields {
+    /// What the answer's text has to be.
+    #[schema(value_type = Option<ResponseFormat>)]
+    response_format: Option<Value>,
+    /// vLLM's way to say what the answer's text has to be: one of its fields is given.
+    #[schema(value_type = Option<StructuredOutputs>)]
+    structured_outputs: Option<Value>,
+    /// A JSON schema, or one in a string. See structured_outputs, which is newer.
+    #[schema(value_type = Option<SchemaOrText>)]
+    guided_json: Option<Value>,
+    /// A regular expression for the whole text. See structured_outputs, which is newer.
+    #[schema(value_type = Option<String>)]
+    guided_regex: Option<Value>,
+    /// The text is one of these. See structured_outputs, which is newer.
+    #[schema(value_type = Option<Vec<String>>)]
+    guided_choice: Option<Value>,
+    /// A grammar. See structured_outputs, which is newer.
+    #[schema(value_type = Option<String>)]
+    guided_grammar: Option<Value>,
+    /// Any JSON object. See structured_outputs, which is newer.
+    #[schema(value_type = Option<bool>)]
+    guided_json_object: Option<Value>,
+    /// With guided_json: white space between JSON's parts, a regular expression.
+    #[schema(value_type = Option<String>)]
+    guided_whitespace_pattern: Option<Value>,
+    /// llama.cpp's name for a grammar: GBNF, EBNF in its style, or Lark.
+    #[schema(value_type = Option<String>)]
+    grammar: Option<Value>,
+}
+
+#[derive(ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[allow(dead_code, reason = "only described")]
+enum ResponseFormat {
+    /// Anything.
+    Text,
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that the schema accepts.
+    JsonSchema { json_schema: NamedSchema },
+}
+
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "only described")]
+struct NamedSchema {
+    name: String,
+    description: Option<String>,
+    /// The JSON schema.
+    #[schema(value_type = Object)]
+    schema: Value,
+    /// The schema is kept to either way.
+    strict: Option<bool>,
+}
+
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "only described")]
+struct StructuredOutputs {
+    /// A JSON schema, or one in a string.
+    json: Option<SchemaOrText>,
+    /// A regular expression for the whole text.
+    regex: Option<String>,
+    /// The text is one of these.
+    choice: Option<Vec<String>>,
+    /// A grammar: GBNF, EBNF in its style, or Lark.
+    grammar: Option<String>,
+    /// Any JSON object.
+    json_object: Option<bool>,
+    /// White space between JSON's parts, a regular expression.
+    whitespace_pattern: Option<String>,
+    /// No white space between JSON's parts.
+    disable_any_whitespace: Option<bool>,
+    /// Objects have no properties but those that the schema names.
+    disable_additional_properties: Option<bool>,
+}
+
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "only described")]
+enum SchemaOrText {
+    #[schema(value_type = Object)]
+    Schema(Value),
+    Text(String),
+}
 
 /// What the body demands of the output's text.
 pub fn grammar(body: &Value) -> Result<Option<GrammarRequest>, ApiError> {

@@ -31,6 +31,7 @@ pub(super) struct ToolFields {
 #[derive(ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[allow(dead_code, reason = "only described: tools are checked one by one, for errors that say where")]
+#[schema(as = ChatTool)]
 enum Tool {
     Function { function: ToolFunction },
 }

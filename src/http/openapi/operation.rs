@@ -209,7 +209,9 @@ impl Operation {
             ErrorAnswer::schemas(&mut self.schemas);
         }
         for (name, schema) in self.schemas {
-            schemas.entry(name).or_insert_with(|| json_of(schema));
+            let schema = json_of(schema);
+            let known = schemas.entry(name.as_str()).or_insert_with(|| schema.clone());
+            assert!(*known == schema, "two types are both described as {name}: give one another name, schema(as = …)");
         }
         let mut operation = json!({
             "tags": [self.tag.name()],
