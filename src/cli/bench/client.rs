@@ -347,7 +347,9 @@ mod tests {
             assert_eq!(outcome.error, None);
             assert_eq!((outcome.prompt_tokens, outcome.output_tokens, outcome.cached_tokens), (3, 4, 2));
             assert_eq!(outcome.gaps.len(), 3);
-            assert!(outcome.gaps.iter().all(|gap| *gap >= Duration::from_millis(3)), "{outcome:?}");
+            // An event that comes late shortens the gap behind it.
+            let until_last = outcome.ttft.unwrap() + outcome.gaps.iter().sum::<Duration>();
+            assert!(until_last >= Duration::from_millis(5 + 3 * 3), "{outcome:?}");
             assert!(outcome.ttft.unwrap() >= Duration::from_millis(5), "{outcome:?}");
             assert!(outcome.e2e >= outcome.ttft.unwrap() + outcome.gaps.iter().sum::<Duration>());
         });
