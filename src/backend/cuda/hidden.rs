@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// What a step has asked for: bytes of its memory, and their type.
+/// Bytes of a step's memory, and their type, in the order in which they were asked for.
 type Asked = Vec<(Range<usize>, DType)>;
 
 /// Rows that were asked for, by step.
@@ -15,8 +15,9 @@ pub struct HiddenRows {
     /// Of the step being enqueued and of the one before; made when first needed.
     downloads: [Option<PinnedBuffer>; MAX_STEPS_IN_FLIGHT],
     turn: usize,
-    /// By the step being enqueued.
+    /// Of the step being enqueued.
     asked: Asked,
+    /// Of the steps that were ended, with their place in `downloads`.
     ended: VecDeque<(usize, Asked)>,
 }
 
