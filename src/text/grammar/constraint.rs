@@ -16,7 +16,8 @@ const NUM_LEXERS: usize = 4;
 const MAX_SHARED_STATES: usize = 20_000;
 
 /// In llguidance's messages about a limit that was reached.
-const TOO_COMPLEX: [&str; 4] = ["Current row has", "Too many items", "too many states", "fuel exhausted"];
+const TOO_COMPLEX: [&str; 5] =
+    ["Current row has", "Too many items", "too many states", "too many expressions", "fuel exhausted"];
 
 /// A grammar for one vocabulary.
 pub struct CompiledGrammar {
