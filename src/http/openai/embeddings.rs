@@ -111,6 +111,7 @@ pub fn describe() -> Operation {
     Operation::new(Tag::Text, "embeddings", "Embeddings of texts: the model's final hidden states, pooled")
         .body("EmbeddingRequest")
         .fields::<EmbeddingFields>()
+        .fields::<AcceptedFields>()
         .fields::<ModelField>()
         .requires(&["input"])
         .answers::<EmbeddingList>("An embedding of each input, in their order.")
