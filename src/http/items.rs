@@ -38,10 +38,10 @@ pub enum Change<'a> {
 pub struct Items {
     list: Vec<Item>,
     open: bool,
-    /// Tokens, and their log-probabilities, whose text has not shown in a piece yet.
-    pending_tokens: usize,
+    /// White space that nothing but another item may follow: then it is no item of its own.
+    space: String,
+    /// Log-probabilities of tokens whose text is in no item yet.
     pending: Vec<Position>,
-    reasoning_tokens: usize,
 }
 
 impl Items {
@@ -49,40 +49,26 @@ impl Items {
         &self.list
     }
 
-    /// Generated tokens that went into reasoning.
-    pub fn reasoning_tokens(&self) -> usize {
-        self.reasoning_tokens
-    }
-
     /// Takes what the choice gained and tells what that does to which item. Its end leaves the last item open: the
     /// caller [`close`](Self::close)s it.
     pub fn push(&mut self, delta: Delta, mut tell: impl FnMut(usize, &Item, Change<'_>)) {
-        self.pending_tokens += delta.tokens.len();
         self.pending.extend(delta.positions);
         for piece in delta.pieces {
             match piece {
                 ChatPiece::Reasoning(more) => {
-                    self.reasoning_tokens += std::mem::take(&mut self.pending_tokens);
-                    self.pending.clear();
+                    self.drop_pending();
                     if !(self.open && matches!(self.list.last(), Some(Item::Reasoning { .. }))) {
                         self.begin(Item::Reasoning { text: String::new() }, &mut tell);
                     }
                     self.more(&more, &[], &mut tell);
                 }
-                ChatPiece::Content(more) => {
-                    self.pending_tokens = 0;
-                    if !(self.open && matches!(self.list.last(), Some(Item::Text { .. }))) {
-                        self.begin(Item::Text { text: String::new(), positions: Vec::new() }, &mut tell);
-                    }
-                    let positions = std::mem::take(&mut self.pending);
-                    self.more(&more, &positions, &mut tell);
-                }
+                ChatPiece::Content(more) => self.text(more, &mut tell),
                 ChatPiece::ToolCall { id, name, .. } => {
+                    self.drop_pending();
                     self.begin(Item::Call { id, name, arguments: String::new() }, &mut tell);
                 }
                 ChatPiece::ToolArguments { json, .. } => {
-                    self.pending_tokens = 0;
-                    self.pending.clear();
+                    self.drop_pending();
                     debug_assert!(self.open && matches!(self.list.last(), Some(Item::Call { .. })));
                     self.more(&json, &[], &mut tell);
                 }
@@ -90,19 +76,39 @@ impl Items {
         }
     }
 
-    /// Ends the last item, if one is open.
-    pub fn close(&mut self, mut tell: impl FnMut(usize, &Item, Change<'_>)) {
-        if self.open && matches!(self.list.last(), Some(Item::Reasoning { .. })) {
-            self.reasoning_tokens += std::mem::take(&mut self.pending_tokens);
+    fn text(&mut self, more: String, tell: &mut impl FnMut(usize, &Item, Change<'_>)) {
+        if self.open && matches!(self.list.last(), Some(Item::Text { .. })) {
+            let positions = std::mem::take(&mut self.pending);
+            self.more(&more, &positions, tell);
+            return;
         }
-        self.end(true, &mut tell);
+        self.space.push_str(&more);
+        if !self.space.trim().is_empty() {
+            self.begin_text(tell);
+        }
     }
 
-    /// Begins an item of text where there is none at all.
-    pub fn ensure_one(&mut self, mut tell: impl FnMut(usize, &Item, Change<'_>)) {
-        if self.list.is_empty() {
-            self.begin(Item::Text { text: String::new(), positions: Vec::new() }, &mut tell);
+    /// Begins a text with what has been held back.
+    fn begin_text(&mut self, tell: &mut impl FnMut(usize, &Item, Change<'_>)) {
+        self.begin(Item::Text { text: String::new(), positions: Vec::new() }, tell);
+        let (text, positions) = (std::mem::take(&mut self.space), std::mem::take(&mut self.pending));
+        if !text.is_empty() {
+            self.more(&text, &positions, tell);
         }
+    }
+
+    fn drop_pending(&mut self) {
+        self.space.clear();
+        self.pending.clear();
+    }
+
+    /// Ends the last item. Where there is none, there is a text after this if the output had any, even white space, or
+    /// if there has to be one.
+    pub fn close(&mut self, needs_one: bool, mut tell: impl FnMut(usize, &Item, Change<'_>)) {
+        if self.list.is_empty() && (needs_one || !self.space.is_empty()) {
+            self.begin_text(&mut tell);
+        }
+        self.end(true, &mut tell);
     }
 
     fn begin(&mut self, item: Item, tell: &mut impl FnMut(usize, &Item, Change<'_>)) {
@@ -137,8 +143,8 @@ impl Items {
 mod tests {
     use super::*;
 
-    fn delta(pieces: Vec<ChatPiece>, tokens: usize) -> Delta {
-        Delta { pieces, tokens: vec![0; tokens], ..Delta::default() }
+    fn delta(pieces: Vec<ChatPiece>) -> Delta {
+        Delta { pieces, ..Delta::default() }
     }
 
     #[test]
@@ -148,14 +154,13 @@ mod tests {
         let mut tell = |index: usize, _: &Item, change: Change<'_>| seen.push(format!("{index} {change:?}"));
         let call = |index: u32| ChatPiece::ToolCall { index, id: format!("c{index}"), name: "f".into() };
         let arguments = |json: &str| ChatPiece::ToolArguments { index: 0, json: json.into() };
-        // The token that opens the reasoning shows in no piece.
-        items.push(delta(vec![], 1), &mut tell);
-        items.push(delta(vec![ChatPiece::Reasoning("a".into())], 2), &mut tell);
-        items.push(delta(vec![ChatPiece::Reasoning("b".into()), ChatPiece::Content("c".into())], 1), &mut tell);
-        items.push(delta(vec![call(0), arguments("{")], 3), &mut tell);
-        items.push(delta(vec![arguments("}"), call(1)], 1), &mut tell);
-        items.close(&mut tell);
-        items.close(&mut tell);
+        items.push(delta(vec![]), &mut tell);
+        items.push(delta(vec![ChatPiece::Reasoning("a".into())]), &mut tell);
+        items.push(delta(vec![ChatPiece::Reasoning("b".into()), ChatPiece::Content("c".into())]), &mut tell);
+        items.push(delta(vec![call(0), arguments("{")]), &mut tell);
+        items.push(delta(vec![arguments("}"), call(1)]), &mut tell);
+        items.close(true, &mut tell);
+        items.close(true, &mut tell);
         assert_eq!(
             seen,
             [
@@ -185,7 +190,35 @@ mod tests {
                 call("c1", ""),
             ]
         );
-        assert_eq!(items.reasoning_tokens(), 4);
+    }
+
+    #[test]
+    fn white_space_alone_is_an_item_only_where_there_is_no_other() {
+        let space = || ChatPiece::Content("\n\n".into());
+        let reasoning = || ChatPiece::Reasoning("r".into());
+        let content = || ChatPiece::Content(" c".into());
+        let call = || ChatPiece::ToolCall { index: 0, id: "i".into(), name: "f".into() };
+        for (pieces, needs_one, texts) in [
+            (vec![reasoning(), space(), call(), space()], true, vec!["r", "f"]),
+            (vec![reasoning(), space(), content(), call(), space()], true, vec!["r", "\n\n c", "f"]),
+            (vec![space(), content(), space()], true, vec!["\n\n c\n\n"]),
+            (vec![space(), space()], false, vec!["\n\n\n\n"]),
+            (vec![], true, vec![""]),
+            (vec![], false, vec![]),
+        ] {
+            let mut items = Items::default();
+            pieces.into_iter().for_each(|piece| items.push(delta(vec![piece]), |_, _, _| {}));
+            items.close(needs_one, |_, _, _| {});
+            let said: Vec<&str> = items
+                .list()
+                .iter()
+                .map(|item| match item {
+                    Item::Reasoning { text } | Item::Text { text, .. } => text.as_str(),
+                    Item::Call { name, .. } => name,
+                })
+                .collect();
+            assert_eq!(said, texts);
+        }
     }
 
     #[test]
@@ -198,7 +231,7 @@ mod tests {
         items.push(with(vec![ChatPiece::Content("c".into())], 3), |_, _, _| {});
         // The end token's has no text to wait for.
         items.push(with(vec![], 4), |_, _, _| {});
-        items.close(|_, _, _| {});
+        items.close(false, |_, _, _| {});
         let Some(Item::Text { positions, .. }) = items.list().last() else { panic!() };
         assert_eq!(positions[..], [position(2), position(3)]);
     }

@@ -2,6 +2,8 @@
 
 import asyncio
 import concurrent.futures
+import json
+from typing import Literal
 
 import anthropic
 import pydantic
@@ -160,7 +162,8 @@ def test_the_async_client(server, model):
 
     async def main():
         async with server.async_anthropic_client() as client:
-            whole, *streams = await asyncio.gather(client.messages.create(**asked), *(streamed(client) for _ in range(4)))
+            whole = client.messages.create(**asked)
+            whole, *streams = await asyncio.gather(whole, *(streamed(client) for _ in range(4)))
             assert streams == [whole.content[0].text] * 4
             with cancelling(server):
                 await start_and_cancel(client.messages.create(model=model, **LONG))
@@ -204,3 +207,78 @@ def test_a_locked_full_and_narrow_server():
         # As clients with a plain key send it.
         headers = {"x-api-key": "s3cret", "Authorization": "Bearer none"}
         assert claude.messages.count_tokens(model="demo", messages=QUESTION, extra_headers=headers).input_tokens
+
+
+class Answer(pydantic.BaseModel):
+    size: Literal[1, 2, 3]
+    colour: Literal["red", "green"]
+
+
+WEATHER = {
+    "name": "weather",
+    "description": "The weather of a city.",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 10}, "days": {"enum": [1, 2, 3]}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    },
+}
+ONE = {"type": "any", "disable_parallel_tool_use": True}
+
+
+def call_of(message):
+    [call] = [block for block in message.content if block.type == "tool_use"]
+    assert set(call.input) == {"city", "days"} and call.input["days"] in (1, 2, 3)
+    return call
+
+
+@pytest.mark.parametrize("choice", [ONE, {"type": "tool", "name": "weather"}])
+def test_a_demanded_call_and_its_result(claude, model, choice):
+    asked = dict(model=model, tools=[WEATHER], max_tokens=200)
+    conversation = [{"role": "user", "content": "How is the weather in Rome?"}]
+    answer = checked(claude.messages.create(messages=conversation, tool_choice=choice, **asked))
+    call = call_of(answer)
+    assert (call.name, answer.stop_reason) == ("weather", "tool_use")
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "sunny"}]}
+    conversation += [answer.to_param(), {"role": "user", "content": [result]}]
+    after = checked(claude.messages.create(messages=conversation, tool_choice={"type": "none"}, **asked))
+    assert after.stop_reason in ("end_turn", "max_tokens")
+    prompt = dict(model=model, messages=conversation, tools=[WEATHER], tool_choice={"type": "none"})
+    counted = claude.messages.count_tokens(**prompt)
+    assert counted.input_tokens == after.usage.input_tokens + after.usage.cache_read_input_tokens
+
+
+def test_a_streamed_call(claude, model):
+    asked = dict(model=model, messages=QUESTION, tools=[WEATHER], tool_choice=ONE, max_tokens=200)
+    with claude.messages.stream(**asked) as stream:
+        pieces = "".join(event.partial_json for event in stream if event.type == "input_json")
+        final = checked(stream.get_final_message())
+    assert json.loads(pieces) == call_of(final).input
+    assert final.stop_reason == "tool_use"
+
+
+def test_output_of_a_schema(claude, model):
+    asked = dict(model=model, messages=QUESTION, output_format=Answer, max_tokens=400, extra_body=GREEDY)
+    parsed = checked(claude.messages.parse(**asked))
+    assert isinstance(parsed.parsed_output, Answer)
+    with claude.messages.stream(**asked) as stream:
+        text = "".join(stream.text_stream)
+        assert Answer.model_validate_json(text) == stream.get_final_message().parsed_output
+
+
+@pytest.mark.parametrize(
+    "wrong, named",
+    [
+        ({"tools": [{**WEATHER, "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "time"}}, "tool_choice.name"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}},
+            "output_config.format.schema",
+        ),
+    ],
+)
+def test_a_wrong_demand_is_named(claude, model, wrong, named):
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        claude.messages.create(model=model, max_tokens=5, messages=QUESTION, **wrong)
+    assert named in caught.value.body["error"]["message"]

@@ -2,6 +2,8 @@
 
 import asyncio
 import concurrent.futures
+import json
+from typing import Literal
 
 import openai
 import pydantic
@@ -11,6 +13,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from conftest import cancelling, serving, start_and_cancel
 
 QUESTION = "What is Pagetide?"
+IMAGE = {"type": "input_image", "image_url": "x"}
 LONG = {"max_output_tokens": 1500, "extra_body": {"ignore_eos": True}}
 EVENT = pydantic.TypeAdapter(ResponseStreamEvent)
 
@@ -85,7 +88,7 @@ def test_every_event_is_one_of_the_sdks(client, model):
     "wrong, param",
     [
         ({"input": []}, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content[0].type"),
         ({"input": "page " * 3000}, "input"),
         ({"max_output_tokens": 10**6}, "max_output_tokens"),
         ({"temperature": 101}, "temperature"),
@@ -166,3 +169,92 @@ def test_a_locked_and_full_server():
             with pytest.raises(openai.RateLimitError) as caught:
                 client.responses.create(model="demo", input=QUESTION)
         assert int(caught.value.response.headers["retry-after"]) >= 1
+
+
+class Answer(pydantic.BaseModel):
+    size: Literal[1, 2, 3]
+    colour: Literal["red", "green"]
+
+
+WEATHER = {
+    "type": "function",
+    "name": "weather",
+    "description": "The weather of a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 10}, "days": {"enum": [1, 2, 3]}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+TIME = {"type": "function", "name": "time", "parameters": {"type": "object", "properties": {}}, "strict": None}
+
+
+def call_of(response):
+    [call] = [item for item in response.output if item.type == "function_call"]
+    arguments = json.loads(call.arguments)
+    assert set(arguments) == {"city", "days"} and arguments["days"] in (1, 2, 3)
+    return call
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "function", "name": "weather"},
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]},
+    ],
+)
+def test_a_demanded_call_and_its_output(client, model, choice):
+    asked = dict(model=model, tools=[WEATHER, TIME], max_output_tokens=200, parallel_tool_calls=False)
+    conversation = [{"role": "user", "content": "How is the weather in Rome?"}]
+    answer = checked(client.responses.create(input=conversation, tool_choice=choice, **asked))
+    call = call_of(answer)
+    assert (call.name, call.status, answer.status) == ("weather", "completed", "completed")
+    conversation += answer.output
+    conversation += [{"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}]
+    after = checked(client.responses.create(input=conversation, tool_choice="none", **asked))
+    assert after.output[0].type == "message"
+    assert after.usage.input_tokens > answer.usage.input_tokens
+
+
+def test_a_streamed_call(client, model):
+    demand = dict(tools=[WEATHER], tool_choice="required", parallel_tool_calls=False)
+    with client.responses.stream(model=model, input=QUESTION, max_output_tokens=200, **demand) as stream:
+        events = list(stream)
+        final = checked(stream.get_final_response())
+    call = call_of(final)
+    deltas = [event for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(event.delta for event in deltas) == deltas[-1].snapshot == call.arguments
+    [done] = [event for event in events if event.type == "response.function_call_arguments.done"]
+    assert (done.arguments, done.item_id) == (call.arguments, call.id)
+    assert call.parsed_arguments == json.loads(call.arguments)
+
+
+def test_output_of_a_schema(client, model):
+    asked = dict(model=model, input="Make one up.", text_format=Answer, max_output_tokens=400, temperature=0)
+    parsed = checked(client.responses.parse(**asked))
+    assert isinstance(parsed.output_parsed, Answer)
+    with client.responses.stream(**asked) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        assert Answer.model_validate_json(text) == stream.get_final_response().output_parsed
+    text = {"format": {"type": "json_object"}}
+    answer = client.responses.create(model=model, input="JSON?", text=text, max_output_tokens=60)
+    assert answer.output_text.lstrip().startswith("{")
+
+
+@pytest.mark.parametrize(
+    "wrong, param",
+    [
+        ({"tools": [{**WEATHER, "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "time"}}, "tool_choice.name"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "nothing"}}}},
+            "text.format.schema",
+        ),
+    ],
+)
+def test_a_wrong_demand_is_named(client, model, wrong, param):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model=model, input=QUESTION, **wrong)
+    assert caught.value.param.startswith(param)

@@ -5,6 +5,7 @@ use pagetide::actors::messages::Event;
 use pagetide::config::ServerConfig;
 use pagetide::error::ApiError;
 use pagetide::sampling::params::FinishReason;
+use pagetide::text::chat_output::{ReasoningFormat, ToolFormat};
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/messages";
@@ -273,4 +274,120 @@ async fn models_are_listed_in_anthropics_shape_where_its_version_is_given() {
     assert_eq!(list, json!({"data": [card], "has_more": false, "first_id": MODEL, "last_id": MODEL}));
     let one: Value = get(&format!("/v1/models/{MODEL}")).await.unwrap().json().await.unwrap();
     assert_eq!(one, card);
+}
+
+const THOUGHT_AND_CALLS: &str = "<think>\nHm.\n</think>\n\nI look.\n\
+     <tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>\n\
+     <tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>";
+
+fn with_tools(more: Value) -> Value {
+    let tool = |name: &str| json!({"name": name, "description": "d", "input_schema": {"type": "object"}});
+    let mut body = message(json!({"max_tokens": 600, "tools": [tool("f"), tool("g")]}));
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+fn qwen3(text: &str) -> TestServer {
+    let reply = text.bytes().map(u32::from).collect();
+    TestServer::chatting(reply, Some(ToolFormat::Hermes), Some(ReasoningFormat::Qwen3))
+}
+
+/// The blocks of a stream, put together as clients do it; an input that is no JSON stays empty.
+fn joined(events: &[(String, Value)]) -> Vec<Value> {
+    let mut blocks: Vec<Value> = Vec::new();
+    let mut input = String::new();
+    for (name, event) in events {
+        match name.as_str() {
+            "content_block_start" => {
+                assert_eq!(event["index"], blocks.len());
+                blocks.push(event["content_block"].clone());
+                input.clear();
+            }
+            "content_block_delta" => {
+                assert_eq!(event["index"], blocks.len() - 1);
+                let delta = &event["delta"];
+                let field = match delta["type"].as_str().unwrap() {
+                    "text_delta" => "text",
+                    "thinking_delta" => "thinking",
+                    _ => {
+                        input += delta["partial_json"].as_str().unwrap();
+                        continue;
+                    }
+                };
+                let text = &mut blocks.last_mut().unwrap()[field];
+                *text = (text.as_str().unwrap().to_owned() + delta[field].as_str().unwrap()).into();
+            }
+            "content_block_stop" => {
+                if let Ok(input) = serde_json::from_str::<Value>(&input) {
+                    blocks.last_mut().unwrap()["input"] = input;
+                }
+            }
+            _ => {}
+        }
+    }
+    blocks
+}
+
+#[actix_web::test]
+async fn thinking_text_and_calls_are_blocks_and_a_stream_says_the_same() {
+    let server = qwen3(THOUGHT_AND_CALLS);
+    let all = [
+        json!({"type": "thinking", "thinking": "\nHm.\n", "signature": ""}),
+        json!({"type": "text", "text": "\n\nI look.\n"}),
+        json!({"type": "tool_use", "id": null, "name": "f", "input": {"x": 1}}),
+        json!({"type": "tool_use", "id": null, "name": "g", "input": {}}),
+    ];
+    let take_ids = |mut blocks: Vec<Value>| {
+        let ids = blocks.iter_mut().filter_map(|block| Some(block.get_mut("id")?.take()));
+        assert!(ids.filter(Value::is_string).count() >= 1);
+        blocks
+    };
+    for (more, num_blocks, stop_reason) in [
+        (json!({}), 4, "tool_use"),
+        (json!({"tool_choice": {"type": "auto", "disable_parallel_tool_use": true}}), 3, "tool_use"),
+        (json!({"tool_choice": {"type": "tool", "name": "f"}}), 3, "tool_use"),
+        // Within the first call's arguments.
+        (json!({"max_tokens": 72}), 3, "max_tokens"),
+    ] {
+        let mut expected = all[..num_blocks].to_vec();
+        if stop_reason == "max_tokens" {
+            expected[2]["input"] = json!({});
+        }
+        let answer = server.ok(PATH, &with_tools(more.clone())).await;
+        let thinking_tokens = answer["usage"]["output_tokens_details"]["thinking_tokens"].as_u64().unwrap();
+        assert!(thinking_tokens >= "Hm.".len() as u64, "{thinking_tokens}");
+        assert_eq!(answer["stop_reason"], stop_reason, "{more}");
+        assert_eq!(take_ids(answer["content"].as_array().unwrap().clone()), expected, "{more}");
+        let events = server.named_events(PATH, &with_tools(more.clone())).await;
+        assert_eq!(take_ids(joined(&events)), expected, "{more}");
+        assert_eq!(events[events.len() - 2].1["delta"]["stop_reason"], stop_reason, "{more}");
+    }
+}
+
+#[actix_web::test]
+async fn what_is_demanded_reaches_the_grammar() {
+    let server = qwen3("x");
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
+    server.ok(PATH, &message(json!({"output_config": {"format": {"type": "json_schema", "schema": schema}}}))).await;
+    assert!(server.last_submit().grammar.is_some());
+    for (choice, demanded) in [
+        (json!({"type": "any"}), true),
+        (json!({"type": "tool", "name": "f"}), true),
+        (json!({"type": "auto"}), false),
+        (json!({"type": "none"}), false),
+    ] {
+        server.ok(PATH, &with_tools(json!({"tool_choice": choice}))).await;
+        assert_eq!(server.last_submit().grammar.is_some(), demanded, "{choice}");
+    }
+    for (more, named) in [
+        (json!({"tool_choice": {"type": "tool", "name": "h"}}), "tool_choice.name"),
+        (json!({"tools": [{"name": "a b", "input_schema": {}}]}), "tools[0].name"),
+        (json!({"output_config": {"format": {"type": "json_schema"}}}), "output_config.format.schema"),
+        (json!({"output_config": {"format": {"type": "json_schema", "schema": 3}}}), "output_config.format.schema"),
+        (json!({"output_config": {"effort": "huge"}}), "output_config.effort"),
+    ] {
+        let (status, error) = server.refused(PATH, &with_tools(more.clone())).await;
+        assert_eq!((status, &error["type"]), (400, &json!("invalid_request_error")), "{more} → {error}");
+        assert!(error["message"].as_str().unwrap().contains(named), "{more} → {error}");
+    }
 }

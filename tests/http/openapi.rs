@@ -8,7 +8,7 @@ fn least(name: &str) -> Value {
     match name {
         "ChatCompletionRequest" | "TokenizeChatRequest" => json!({"messages": [{"role": "user", "content": "hi"}]}),
         "CompletionRequest" | "TokenizePromptRequest" => json!({"prompt": "hi"}),
-        "ResponseRequest" => json!({"input": "hi"}),
+        "EmbeddingRequest" | "ResponseRequest" => json!({"input": "hi"}),
         "MessageRequest" => json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}),
         "CountTokensRequest" => json!({"messages": [{"role": "user", "content": "hi"}]}),
         "EmbeddingRequest" => json!({"input": "hi"}),

@@ -3,6 +3,7 @@
 use crate::fake_engine::{A_AND_HALF, CACHED_TOKENS, HALF_AND_B, MODEL, TestServer, named_events_of};
 use pagetide::actors::messages::Event;
 use pagetide::error::ApiError;
+use pagetide::text::chat_output::{ReasoningFormat, ToolFormat};
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/responses";
@@ -265,5 +266,131 @@ async fn nothing_is_stored() {
         let error: Value = response.json().await.unwrap();
         assert_eq!(error["error"]["code"], "response_not_found");
         assert!(error["error"]["message"].as_str().unwrap().contains("resp_1"), "{error}");
+    }
+}
+
+const THOUGHT_AND_CALLS: &str = "<think>\nHm.\n</think>\n\nI look.\n\
+     <tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>\n\
+     <tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>";
+
+fn with_tools(more: Value) -> Value {
+    let tool = |name: &str| json!({"type": "function", "name": name, "parameters": {"type": "object"}, "strict": true});
+    let mut body = json!({"input": "hi", "max_output_tokens": 600, "tools": [tool("f"), tool("g")]});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+fn qwen3(text: &str) -> TestServer {
+    let reply = text.bytes().map(u32::from).collect();
+    TestServer::chatting(reply, Some(ToolFormat::Hermes), Some(ReasoningFormat::Qwen3))
+}
+
+#[actix_web::test]
+async fn reasoning_text_and_calls_are_items_of_their_own() {
+    let server = qwen3(THOUGHT_AND_CALLS);
+    let mut answer = server.ok(PATH, &with_tools(json!({}))).await;
+    let reasoning_tokens = answer["usage"]["output_tokens_details"]["reasoning_tokens"].as_u64().unwrap();
+    assert!(reasoning_tokens >= "Hm.".len() as u64, "{reasoning_tokens}");
+    assert_eq!(answer["tools"], with_tools(json!({}))["tools"]);
+    assert_eq!(answer["status"], "completed");
+    let output = answer["output"].as_array_mut().unwrap();
+    for (item, prefix) in output.iter_mut().zip(["rs_", "msg_", "fc_", "fc_"]) {
+        assert!(item["id"].take().as_str().unwrap().starts_with(prefix));
+    }
+    let call_ids: Vec<Value> = output[2..].iter_mut().map(|call| call["call_id"].take()).collect();
+    assert!(call_ids[0] != call_ids[1] && call_ids.iter().all(Value::is_string));
+    let text = |kind: &str, text: &str| json!({"type": kind, "text": text});
+    let call = |name: &str, arguments: &str| {
+        json!({"id": null, "type": "function_call", "call_id": null, "name": name, "arguments": arguments,
+               "status": "completed"})
+    };
+    let expected = json!([
+        {"id": null, "type": "reasoning", "summary": [], "content": [text("reasoning_text", "\nHm.\n")],
+         "status": "completed"},
+        {"id": null, "type": "message", "role": "assistant", "status": "completed",
+         "content": [{"type": "output_text", "text": "\n\nI look.\n", "annotations": [], "logprobs": []}]},
+        call("f", "{\"x\": 1}"),
+        call("g", "{}"),
+    ]);
+    assert_eq!(answer["output"], expected);
+}
+
+/// The items of a stream, put together as clients do it.
+fn joined(events: &[(String, Value)]) -> Vec<Value> {
+    let mut items: Vec<Value> = Vec::new();
+    for (name, event) in events {
+        let index = event["output_index"].as_u64().unwrap_or_default() as usize;
+        let append = |text: &mut Value| {
+            *text = (text.as_str().unwrap().to_owned() + event["delta"].as_str().unwrap()).into();
+        };
+        match name.as_str() {
+            "response.output_item.added" => {
+                assert_eq!(index, items.len());
+                items.push(event["item"].clone());
+            }
+            "response.content_part.added" => items[index]["content"] = json!([event["part"]]),
+            "response.output_text.delta" | "response.reasoning_text.delta" => {
+                append(&mut items[index]["content"][0]["text"]);
+            }
+            "response.function_call_arguments.delta" => append(&mut items[index]["arguments"]),
+            "response.output_text.done" | "response.reasoning_text.done" => {
+                assert_eq!(items[index]["content"][0]["text"], event["text"]);
+            }
+            "response.function_call_arguments.done" => assert_eq!(items[index]["arguments"], event["arguments"]),
+            "response.output_item.done" => {
+                items[index]["status"] = event["item"]["status"].clone();
+                assert_eq!(items[index], event["item"]);
+            }
+            _ => {}
+        }
+    }
+    items
+}
+
+#[actix_web::test]
+async fn a_streams_items_are_those_of_the_whole_answer() {
+    let server = qwen3(THOUGHT_AND_CALLS);
+    for more in [json!({}), json!({"max_output_tokens": 72}), json!({"parallel_tool_calls": false})] {
+        let mut whole = server.ok(PATH, &with_tools(more.clone())).await["output"].take();
+        let events = server.named_events(PATH, &with_tools(more.clone())).await;
+        let mut items = json!(joined(&events));
+        assert_eq!(items, events.last().unwrap().1["response"]["output"], "{more}");
+        for item in items.as_array_mut().unwrap().iter_mut().chain(whole.as_array_mut().unwrap()) {
+            item["id"].take();
+            item.get_mut("call_id").map(Value::take);
+        }
+        assert_eq!(items, whole, "{more}");
+    }
+}
+
+#[actix_web::test]
+async fn what_is_demanded_reaches_the_grammar() {
+    let server = qwen3("x");
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
+    let format = json!({"type": "json_schema", "name": "n", "schema": schema, "strict": true});
+    server.ok(PATH, &json!({"input": "hi", "text": {"format": format}})).await;
+    assert!(server.last_submit().grammar.is_some());
+    for (choice, demanded) in [
+        (json!("required"), true),
+        (json!({"type": "function", "name": "f"}), true),
+        (json!({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]}), true),
+        (json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]}), false),
+        (json!("auto"), false),
+        (json!("none"), false),
+    ] {
+        server.ok(PATH, &with_tools(json!({"tool_choice": choice}))).await;
+        let grammar = server.last_submit().grammar.map(|grammar| format!("{grammar:?}"));
+        assert_eq!(grammar.is_some(), demanded, "{choice}");
+    }
+    for (more, param) in [
+        (json!({"tool_choice": "sometimes"}), "tool_choice"),
+        (json!({"tool_choice": {"type": "function", "name": "h"}}), "tool_choice.name"),
+        (json!({"tools": [{"type": "function", "name": "a b"}]}), "tools[0].name"),
+        (json!({"tools": [{"type": "function", "name": "f", "parameters": 3}]}), "tools[0].parameters"),
+        (json!({"text": {"format": {"type": "json_schema", "name": "n"}}}), "text.format.schema"),
+        (json!({"reasoning": {"effort": "huge"}}), "reasoning.effort"),
+    ] {
+        let (status, error) = server.refused(PATH, &with_tools(more.clone())).await;
+        assert_eq!((status, error["param"].as_str()), (400, Some(param)), "{more} → {error}");
     }
 }

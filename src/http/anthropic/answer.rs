@@ -24,21 +24,21 @@ impl Message {
         let finish = delta.finish.take();
         self.items.push(delta, &mut tell);
         if finish.is_some() {
-            self.items.close(&mut tell);
+            self.items.close(false, &mut tell);
             self.finish = finish;
         }
     }
 
     /// Before the first block.
     pub fn begun(&self, usage: Usage) -> Value {
-        self.object(&[], Value::Null, Value::Null, self.usage(usage.of_prompt()))
+        self.object(&[], Value::Null, Value::Null, Self::usage(usage.of_prompt()))
     }
 
     /// When all is said.
     pub fn whole(&self, usage: Usage) -> Value {
         let blocks: Vec<Value> = self.items.list().iter().map(block).collect();
         let (stop_reason, stop_sequence) = self.stop();
-        self.object(&blocks, stop_reason.into(), stop_sequence.into(), self.usage(usage))
+        self.object(&blocks, stop_reason.into(), stop_sequence.into(), Self::usage(usage))
     }
 
     /// Why it ended, and the stop sequence that ended it.
@@ -56,14 +56,14 @@ impl Message {
     }
 
     /// `input_tokens` are those that had to be computed; the others are counted apart.
-    pub fn usage(&self, usage: Usage) -> Value {
+    pub fn usage(usage: Usage) -> Value {
         let cached = usage.prompt_tokens_details.cached_tokens;
         json!({
             "input_tokens": usage.prompt_tokens - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"thinking_tokens": self.items.reasoning_tokens()},
+            "output_tokens_details": {"thinking_tokens": usage.completion_tokens_details.reasoning_tokens},
         })
     }
 

@@ -35,7 +35,7 @@ pub fn count_tokens() -> Operation {
         .body("CountTokensRequest")
         .some_fields::<MessagesFields>(PROMPT_FIELDS)
         .fields::<ModelField>()
-        .some_fields::<TemplateFields>(SAME_IN_CHAT)
+        .some_fields::<TemplateFields>(PROMPT_FIELDS)
         .requires(&["messages"])
         .errors_as::<MessageError>()
         .answers::<CountedTokens>("Their number.")
@@ -92,12 +92,9 @@ struct MessageOutputTokens {
     thinking_tokens: u64,
 }
 
-/// An event of a streamed message. What else it has depends on its type.
+/// An event of a streamed message. What it has depends on its type: message_start, content_block_start, ….
 #[derive(ToSchema)]
-struct MessageEvent {
-    /// message_start, content_block_start, content_block_delta, …
-    r#type: String,
-}
+struct MessageEvent(Object);
 
 #[derive(ToSchema)]
 struct CountedTokens {

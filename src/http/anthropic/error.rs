@@ -15,7 +15,7 @@ pub fn in_its_format(mut answer: ServiceResponse<BoxBody>, request_id: &HeaderVa
     let error = answer.response().extensions().get::<ApiError>().map(error_body);
     let Some(mut body) = error else { return answer };
     body["request_id"] = request_id.to_str().unwrap_or_default().into();
-    // Of the body before.
+    // The new body is not compressed, whatever the one was that it replaces.
     answer.headers_mut().remove(CONTENT_ENCODING);
     answer.map_body(|_, _| body.to_string().boxed())
 }

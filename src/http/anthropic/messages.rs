@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 /// Adds the messages to `written`; `names` learns which came from where. True where the last one is the beginning of
 /// the answer.
 pub fn messages(given: &[Value], written: &mut Vec<Value>, names: &mut FieldNames) -> Result<bool, ApiError> {
-    let mut conversation = Conversation { written, names, open: None };
+    let mut conversation = Conversation { written, names, open: None, calls: false };
     let mut last_role = "";
     for (i, message) in given.iter().enumerate() {
         let path = format!("messages[{i}]");
@@ -28,6 +28,11 @@ pub fn messages(given: &[Value], written: &mut Vec<Value>, names: &mut FieldName
             }
         }
     }
+    if conversation.calls {
+        let path = format!("messages[{}].content", given.len() - 1);
+        let message = format!("{path}: tool_use has to be followed by its tool_result in a message of role user");
+        return Err(ApiError::invalid(path, message));
+    }
     Ok(last_role == "assistant")
 }
 
@@ -37,12 +42,15 @@ struct Conversation<'a> {
     /// The role of the last message, where what follows of the same role joins it: consecutive messages of one role
     /// are one turn.
     open: Option<&'static str>,
+    /// The last message has calls.
+    calls: bool,
 }
 
 impl Conversation<'_> {
     fn add(&mut self, path: &str, message: Value) {
         self.names.name(format!("messages[{}]", self.written.len()), path);
         self.written.push(message);
+        self.calls = false;
     }
 
     fn message(&mut self, path: &str, role: &str, content: Option<&Value>) -> Result<(), ApiError> {
@@ -111,6 +119,7 @@ impl Conversation<'_> {
         let calls = message["tool_calls"].as_array_mut().expect("it has just been made one");
         let call_index = calls.len();
         calls.push(call);
+        self.calls = true;
         let chat = format!("messages[{}].tool_calls[{call_index}]", self.written.len() - 1);
         self.names.name(format!("{chat}.function.arguments"), format!("{path}.input"));
         self.names.name(format!("{chat}.function"), path);
@@ -229,9 +238,10 @@ mod tests {
                 true,
             ),
             (
-                json!([{"role": "assistant", "content": [tool_use("c", json!({}))]}]),
-                json!([{"role": "assistant", "content": null, "tool_calls": [call("c", "{}")]}]),
-                true,
+                json!([{"role": "assistant", "content": [tool_use("c", json!({}))]}, {"role": "user", "content": "a"}]),
+                json!([{"role": "assistant", "content": null, "tool_calls": [call("c", "{}")]},
+                       {"role": "user", "content": [text("a")]}]),
+                false,
             ),
         ] {
             assert_eq!(translated(given.clone()).unwrap(), (expected, continues), "{given}");
@@ -268,6 +278,7 @@ mod tests {
             (assistant(json!({"type": "tool_use", "id": "c", "name": "f"})), "messages[0].content[0].input"),
             (assistant(json!({"type": "tool_result", "tool_use_id": "c"})), "messages[0].content[0].type"),
             (assistant(json!({"type": "thinking"})), "messages[0].content[0].thinking"),
+            (assistant(json!({"type": "tool_use", "id": "c", "name": "f", "input": {}})), "messages[0].content"),
         ] {
             let error = translated(given.clone()).unwrap_err();
             assert_eq!(error.param.as_deref(), Some(param), "{given}: {error}");

@@ -27,14 +27,13 @@ pub(super) struct MessagesFields {
     /// A text or text blocks.
     #[schema(value_type = Option<BlocksOrText>)]
     system: Option<Value>,
-    /// Strings that end the answer, left out of it.
-    #[schema(max_items = 16)]
+    /// Up to 16 strings that end the answer, left out of it.
     stop_sequences: Option<Vec<String>>,
     /// 0 takes the most likely token; higher is more varied. Default: the model's own, else 1.
     #[schema(minimum = 0, maximum = 1)]
     temperature: Option<f64>,
     /// Functions that the model may call. Tools that run on Anthropic's servers are refused.
-    #[schema(value_type = Option<Vec<Tool>>)]
+    #[schema(value_type = Option<Vec<MessageTool>>)]
     tools: Option<Vec<Value>>,
     /// An object of type auto, any, tool (with a name) or none; disable_parallel_tool_use: true for one call at most.
     #[schema(value_type = Option<Object>)]
@@ -49,8 +48,18 @@ pub(super) struct MessagesFields {
     metadata: Option<Metadata>,
 }
 
-/// The fields of Messages that shape the prompt, which is counted.
-pub(super) const PROMPT_FIELDS: &[&str] = &["messages", "system", "tools", "tool_choice", "thinking", "output_config"];
+/// The fields that shape the prompt: those that counting its tokens reads.
+pub(super) const PROMPT_FIELDS: &[&str] = &[
+    "chat_template",
+    "chat_template_kwargs",
+    "messages",
+    "model",
+    "output_config",
+    "system",
+    "thinking",
+    "tool_choice",
+    "tools",
+];
 
 #[derive(ToSchema)]
 #[allow(dead_code, reason = "only described")]
@@ -71,7 +80,7 @@ enum BlocksOrText {
 
 #[derive(ToSchema)]
 #[allow(dead_code, reason = "only described")]
-struct Tool {
+struct MessageTool {
     name: String,
     description: Option<String>,
     /// A JSON schema.
@@ -107,12 +116,19 @@ pub fn message(body: &Value, model: &ModelInfo) -> Result<(Request, FieldNames),
 
 /// The same of `/v1/messages/count_tokens`, of which only the prompt matters.
 pub fn counted(body: &Value, model: &ModelInfo) -> Result<(Request, FieldNames), ApiError> {
-    chat_body(&fields(body)?, body)?.parse(model)
+    let Value::Object(body) = body else { return Err(not_an_object()) };
+    let shaping = body.iter().filter(|(name, _)| PROMPT_FIELDS.contains(&name.as_str()));
+    let body = shaping.map(|(name, value)| (name.clone(), value.clone())).collect();
+    chat_body(&fields(&body)?, &body)?.parse(model)
+}
+
+fn not_an_object() -> ApiError {
+    ApiError::bad_request("the request body must be a JSON object")
 }
 
 fn fields(body: &Value) -> Result<MessagesFields, ApiError> {
     if !body.is_object() {
-        return Err(ApiError::bad_request("the request body must be a JSON object"));
+        return Err(not_an_object());
     }
     for (name, what) in [("container", "containers"), ("mcp_servers", "servers of tools")] {
         let asked = body.get(name).is_some_and(|value| !value.is_null() && *value != json!([]));
@@ -263,8 +279,9 @@ fn set_output_config(fields: &MessagesFields, chat: &mut ChatBody) -> Result<(),
         let message = format!("{path}.type must be \"json_schema\", got {kind:?}");
         return Err(ApiError::invalid(format!("{path}.type"), message));
     }
-    let schema = format.get("schema");
-    let schema = schema.ok_or_else(|| wrong_type("output_config.format.schema", "an object", None))?;
+    let schema = format.get("schema").filter(|schema| schema.is_object());
+    let wrong = || wrong_type("output_config.format.schema", "an object", format.get("schema"));
+    let schema = schema.ok_or_else(wrong)?;
     let schema = json!({"name": "output", "schema": schema, "strict": true});
     chat.set_named("response_format", path, json!({"type": "json_schema", "json_schema": schema}));
     chat.names.name("response_format.json_schema", path);

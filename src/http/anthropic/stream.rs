@@ -36,7 +36,7 @@ impl WriteEvents for Events {
     fn end(&mut self, out: &mut Vec<u8>, generation: &Generation) {
         let (stop_reason, stop_sequence) = self.message.stop();
         let delta = json!({"stop_reason": stop_reason, "stop_sequence": stop_sequence});
-        let usage = self.message.usage(generation.usage());
+        let usage = Message::usage(generation.usage());
         write(out, "message_delta", json!({"delta": delta, "usage": usage}));
         write(out, "message_stop", json!({}));
     }

@@ -50,12 +50,12 @@ macro_rules! words {
         $($(#[$doc])*
         #[derive(ToSchema)]
         #[allow(dead_code, reason = "only described: WORDS are what is read")]
-        enum $name {
+        pub enum $name {
             $(#[schema(rename = $word)] $variant),+
         }
 
         impl $name {
-            const WORDS: &[&str] = &[$($word),+];
+            pub const WORDS: &[&str] = &[$($word),+];
         })+
     };
 }
@@ -67,6 +67,9 @@ words! {
     CacheRetention { InMemory = "in_memory", Day = "24h" }
     Verbosity { Low = "low", Medium = "medium", High = "high" }
     Modality { Text = "text" }
+    ReasoningEffort {
+        None = "none", Minimal = "minimal", Low = "low", Medium = "medium", High = "high", Xhigh = "xhigh", Max = "max"
+    }
 }
 
 #[derive(ToSchema)]

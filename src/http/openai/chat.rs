@@ -1,6 +1,6 @@
 //! `POST /v1/chat/completions`.
 
-use super::accepted::{AcceptedChatFields, AcceptedFields};
+use super::accepted::{AcceptedChatFields, AcceptedFields, ReasoningEffort, one_of};
 use super::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs};
 use super::structured::StructuredFields;
 use super::tools::{ToolFields, Tools};
@@ -65,6 +65,10 @@ pub(in crate::http) struct TemplateFields {
     /// Texts for templates that know them, each an object with title and text.
     #[schema(value_type = Option<Vec<Object>>)]
     documents: Option<Vec<Map<String, Value>>>,
+    /// How much the model is to think, for templates that know reasoning_effort; those that know enable_thinking are
+    /// told whether it is to think at all.
+    #[schema(value_type = Option<ReasoningEffort>)]
+    reasoning_effort: Option<String>,
     /// More variables for the chat template.
     #[serde(deserialize_with = "null_as_default")]
     #[schema(value_type = Object)]
@@ -246,6 +250,9 @@ pub fn chat_prompt(body: &Value, tools: &Tools, model: &ModelInfo) -> Result<Cha
     if let Some(documents) = fields.documents {
         kwargs.entry("documents").or_insert(documents.into_iter().map(Value::Object).collect());
     }
+    if let Some(effort) = fields.reasoning_effort {
+        set_effort(&effort, &mut kwargs)?;
+    }
     Ok(ChatPrompt {
         messages: messages.into_iter().enumerate().map(|(i, m)| message(i, m)).collect::<Result<_, _>>()?,
         tools: tools.for_template(),
@@ -255,6 +262,14 @@ pub fn chat_prompt(body: &Value, tools: &Tools, model: &ModelInfo) -> Result<Cha
         kwargs,
         template: fields.chat_template,
     })
+}
+
+/// What templates know of an effort, as far as the client has not said it itself.
+fn set_effort(effort: &str, kwargs: &mut Map<String, Value>) -> Result<(), ApiError> {
+    one_of("reasoning_effort", Some(effort), ReasoningEffort::WORDS)?;
+    kwargs.entry("enable_thinking").or_insert((effort != "none").into());
+    kwargs.entry("reasoning_effort").or_insert(effort.into());
+    Ok(())
 }
 
 /// A message as the template wants it: a known role, and content that is a string or parts of text. Other fields go
@@ -393,6 +408,19 @@ mod tests {
         let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
         assert_eq!(messages[1], json!({"role": "user", "content": parts, "name": "x"}));
         assert_eq!(messages[2], json!({"role": "tool", "content": "a\nb"}));
+    }
+
+    #[test]
+    fn effort_reaches_templates_under_the_names_that_they_know() {
+        let kwargs = |effort: &str, given: Value| {
+            let mut kwargs: Map<String, Value> = serde_json::from_value(given).unwrap();
+            set_effort(effort, &mut kwargs).map(|()| Value::Object(kwargs))
+        };
+        let high = json!({"enable_thinking": true, "reasoning_effort": "high"});
+        assert_eq!(kwargs("high", json!({})).unwrap(), high);
+        assert_eq!(kwargs("none", json!({})).unwrap()["enable_thinking"], false);
+        assert_eq!(kwargs("none", json!({"enable_thinking": true})).unwrap()["enable_thinking"], true);
+        assert_eq!(kwargs("huge", json!({})).unwrap_err().param.as_deref(), Some("reasoning_effort"));
     }
 
     #[test]

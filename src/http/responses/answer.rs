@@ -65,8 +65,7 @@ impl Response {
         items.push(delta, &mut changed);
         if finish.is_some() {
             // A message without text where the model said nothing: clients look into the first item.
-            items.ensure_one(&mut changed);
-            items.close(&mut changed);
+            items.close(true, &mut changed);
         }
     }
 
@@ -78,7 +77,7 @@ impl Response {
     /// When all is said. `usage`: of the request.
     pub fn ended(&self, usage: Usage) -> Value {
         let status = item_status(self.incomplete);
-        self.object(status, &self.output(status), Value::Null, self.usage(usage))
+        self.object(status, &self.output(status), Value::Null, Self::usage(usage))
     }
 
     /// After the engine's error.
@@ -101,7 +100,7 @@ impl Response {
         outputs.collect()
     }
 
-    fn usage(&self, usage: Usage) -> Value {
+    fn usage(usage: Usage) -> Value {
         json!({
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {
@@ -110,7 +109,7 @@ impl Response {
                 "cache_write_tokens": 0,
             },
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": self.items.reasoning_tokens()},
+            "output_tokens_details": {"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},
             "total_tokens": usage.total_tokens,
         })
     }

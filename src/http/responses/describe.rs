@@ -55,7 +55,7 @@ pub fn cancel() -> Operation {
     stored("cancel_response", "Cancels a background response")
 }
 
-/// A response of OpenAI's. It repeats the request's settings besides.
+/// A response of OpenAI's.
 #[derive(ToSchema)]
 struct ResponseObject {
     id: String,
@@ -69,15 +69,42 @@ struct ResponseObject {
     status: String,
     error: Option<ResponseFailure>,
     incomplete_details: Option<IncompleteDetails>,
-    model: String,
     /// Items of type reasoning, message and function_call.
     output: Vec<Object>,
-    parallel_tool_calls: bool,
-    temperature: Option<f64>,
-    top_p: Option<f64>,
-    max_output_tokens: Option<u64>,
-    tools: Vec<Object>,
     usage: Option<ResponseUsage>,
+    model: String,
+    /// Always "default".
+    service_tier: String,
+    /// Always false.
+    store: bool,
+    /// Always false.
+    background: bool,
+    /// Always null.
+    previous_response_id: Option<String>,
+    #[schema(inline)]
+    #[serde(flatten)]
+    settings: Repeated,
+}
+
+/// What a response repeats of its request.
+#[derive(ToSchema)]
+struct Repeated {
+    instructions: Option<String>,
+    max_output_tokens: Option<i64>,
+    max_tool_calls: Option<i64>,
+    metadata: Object,
+    parallel_tool_calls: bool,
+    prompt_cache_key: Option<String>,
+    reasoning: Object,
+    safety_identifier: Option<String>,
+    temperature: Option<f64>,
+    text: Object,
+    tool_choice: Value,
+    tools: Vec<Object>,
+    top_logprobs: i64,
+    top_p: Option<f64>,
+    truncation: String,
+    user: Option<String>,
 }
 
 #[derive(ToSchema)]
@@ -115,11 +142,6 @@ struct OutputTokensDetails {
     reasoning_tokens: u64,
 }
 
-/// An event of a streamed response. What else it has depends on its type.
+/// An event of a streamed response. What it has depends on its type: response.created, response.output_item.added, ….
 #[derive(ToSchema)]
-struct ResponseEvent {
-    /// response.created, response.in_progress, response.output_item.added, …
-    r#type: String,
-    /// Counted from 0.
-    sequence_number: u64,
-}
+struct ResponseEvent(Object);
