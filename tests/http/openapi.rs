@@ -11,6 +11,7 @@ fn least(name: &str) -> Value {
         "EmbeddingRequest" | "ResponseRequest" => json!({"input": "hi"}),
         "MessageRequest" => json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}),
         "CountTokensRequest" => json!({"messages": [{"role": "user", "content": "hi"}]}),
+        "EmbeddingRequest" => json!({"input": "hi"}),
         "DetokenizeRequest" => json!({"tokens": [1]}),
         other => panic!("say here what a {other} has at least"),
     }
@@ -49,6 +50,11 @@ fn forms(document: &Value) -> Vec<Form> {
         }
     }
     forms
+}
+
+/// Those that the fake engine has an answer to: it makes no embeddings.
+fn answered(forms: Vec<Form>) -> impl Iterator<Item = Form> {
+    forms.into_iter().filter(|form| form.path != "/v1/embeddings")
 }
 
 fn resolved<'a>(schema: &'a Value, document: &'a Value) -> &'a Value {
@@ -167,7 +173,7 @@ async fn ranges_are_as_described() {
 async fn a_default_changes_nothing() {
     let server = TestServer::saying("hello");
     let document = document(&server).await;
-    for Form { path, least, fields } in forms(&document) {
+    for Form { path, least, fields } in answered(forms(&document)) {
         for companion in COMPANIONS {
             let companion: Value = serde_json::from_str(companion).unwrap();
             if path == "/v1/completions" && companion.get("logprobs").is_some() {
@@ -292,7 +298,7 @@ async fn answers_are_as_described() {
         "/v1/completions" => json!({"logprobs": 2, "echo": true}),
         _ => json!({"return_token_strs": true}),
     };
-    for Form { path, least, fields } in forms(&document) {
+    for Form { path, least, fields } in answered(forms(&document)) {
         for extra in [json!({}), with(everything.clone(), &more(&path))] {
             let body = with(least.clone(), &extra);
             let answer = server.ok(&path, &body).await;
@@ -307,8 +313,9 @@ async fn answers_are_as_described() {
                 let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
                 for chunk in data.filter(|data| *data != "[DONE]") {
                     let chunk: Value = serde_json::from_str(chunk).unwrap();
-                    let schema = schema_of(&path, "text/event-stream");
-                    assert_eq!(mismatch(&chunk, &schema, &document), None, "{path} {body}");
+                    let event = schema_of(&path, "text/event-stream");
+                    let schema = &event["properties"]["data"]["contentSchema"];
+                    assert_eq!(mismatch(&chunk, schema, &document), None, "{path} {body}");
                 }
             }
         }

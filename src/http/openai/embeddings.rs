@@ -105,6 +105,7 @@ pub fn describe() -> Operation {
     Operation::new(Tag::Text, "embeddings", "Embeddings of texts: the model's final hidden states, pooled")
         .body("EmbeddingRequest")
         .fields::<EmbeddingFields>()
+        .fields::<AcceptedFields>()
         .fields::<ModelField>()
         .fields::<AcceptedFields>()
         .requires(&["input"])

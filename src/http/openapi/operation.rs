@@ -138,17 +138,28 @@ impl Operation {
 
     /// Answered with `T` as JSON.
     pub fn answers<T: ToSchema>(self, about: &'static str) -> Self {
-        self.media::<T>("application/json", about)
+        self.media::<T>("application/json", reference(&T::name()), about)
     }
 
     /// With `stream: true` answered with server-sent events, each a `T`.
     pub fn streams<T: ToSchema>(self) -> Self {
         let about = self.answer_about;
-        self.media::<T>("text/event-stream", about)
+        let data = json!({
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": reference(&T::name()),
+        });
+        let event = json!({
+            "type": "object",
+            "description": "One event. The last of some streams has the data [DONE].",
+            "properties": {"data": data, "event": {"type": "string"}},
+            "required": ["data"],
+        });
+        self.media::<T>("text/event-stream", event, about)
     }
 
-    fn media<T: ToSchema>(mut self, media: &str, about: &'static str) -> Self {
-        self.answer.insert(media.into(), json!({"schema": reference(&T::name())}));
+    fn media<T: ToSchema>(mut self, media: &str, schema: Value, about: &'static str) -> Self {
+        self.answer.insert(media.into(), json!({ "schema": schema }));
         self.answer_about = about;
         self.schemas.push((T::name().into(), T::schema()));
         T::schemas(&mut self.schemas);

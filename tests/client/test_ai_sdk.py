@@ -1,0 +1,49 @@
+"""What a user of the Vercel AI SDK sees."""
+
+import json
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+from conftest import serving
+
+NODE = pathlib.Path(__file__).parent / "node"
+
+
+@pytest.fixture(scope="module")
+def seen():
+    if not (shutil.which("node") and (NODE / "node_modules").exists()):
+        pytest.fail(f"Node.js and its packages are needed: npm ci, in {NODE}")
+    with serving("--tool-call-parser", "hermes") as server:
+        with server.client() as client:
+            name = client.models.list().data[0].id
+        command = ["node", NODE / "client.mjs", server.url, name]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert run.returncode == 0, run.stderr
+        return json.loads(run.stdout)
+
+
+def test_a_chat_is_streamed(seen):
+    chat = seen["chat"]
+    assert len(chat["pieces"]) > 1
+    assert "".join(chat["pieces"]) == chat["whole"] != ""
+    assert chat["finishReason"] in ("stop", "length")
+    assert 0 < chat["usage"]["outputTokens"] <= 40
+    assert chat["usage"]["inputTokens"] > 0
+
+
+def test_a_tool_call_is_streamed(seen):
+    call = seen["toolCall"]
+    assert call["finishReason"] == "tool-calls"
+    assert [made["toolName"] for made in call["calls"]] == ["weather"]
+    made = call["calls"][0]["input"]
+    assert made["city"] in ("Oslo", "Lima") and made["days"] in ("1", "2")
+    assert json.loads(call["streamed"]) == made
+    assert call["kinds"].index("tool-input-start") < call["kinds"].index("tool-input-delta")
+
+
+def test_an_error_says_what_is_wrong(seen):
+    assert seen["failure"]["status"] == 400
+    assert "temperature must be in [0, 100], got -1" in seen["failure"]["message"]
