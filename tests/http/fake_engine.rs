@@ -72,6 +72,10 @@ impl Running {
     /// All of a request whose every sample says `reply` and then ends by itself, if nothing ends it before.
     fn play(&self, reply: &[TokenId], prompt: &[TokenId], params: &SamplingParams) {
         self.send(Event::Started { cached_tokens: CACHED_TOKENS });
+        if params.pooling.is_some() {
+            self.send(Event::Embedding(vec![prompt.len() as f32, 0.0, 0.0]));
+            return self.finish(0, FinishReason::Eos);
+        }
         if let Some(k) = params.prompt_logprobs {
             self.send(Event::PromptLogprobs(prompt[1..].iter().map(|token| position(*token, k)).collect()));
         }

@@ -2,6 +2,7 @@
 
 mod answers;
 mod anthropic;
+mod embeddings;
 mod fake_engine;
 mod goldens;
 mod openapi;

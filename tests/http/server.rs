@@ -52,7 +52,7 @@ async fn keys_cover_everything_but_health_and_the_description() {
 async fn an_unknown_path_is_404_and_a_wrong_method_405() {
     pagetide::metrics::install();
     let server = TestServer::saying("x");
-    for path in ["/", "/v1", "/v1/embeddings", "/v1/completions/", "/v1/models/"] {
+    for path in ["/", "/v1", "/v1/edits", "/v1/completions/", "/v1/models/"] {
         let response = server.get(path).await;
         assert_eq!(response.status(), 404, "{path}");
         let error: Value = response.json().await.unwrap();

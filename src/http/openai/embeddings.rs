@@ -2,7 +2,7 @@
 
 use super::accepted::AcceptedFields;
 use super::response::new_id;
-use super::{ModelField, completion, in_range, null_as_default, parse_fields, shown};
+use super::{ModelField, completion, in_range, parse_fields, shown};
 use crate::actors::messages::{Accepted, Event, Prompt, Submit};
 use crate::actors::runtime::{ModelInfo, RuntimeHandle};
 use crate::error::ApiError;
@@ -26,7 +26,6 @@ struct EmbeddingFields {
     #[schema(value_type = Option<Encoding>, default = "float")]
     encoding_format: Option<Value>,
     /// Numbers of an embedding: the model's own, no other is available.
-    #[schema(minimum = 1)]
     dimensions: Option<i64>,
     /// Which of the final hidden states are taken: the last token's, or the mean of all. Default: what the model's
     /// authors recommend (1_Pooling/config.json), else last.
@@ -44,11 +43,6 @@ struct EmbeddingFields {
     /// Lower goes first under the priority policy.
     #[schema(default = 0)]
     priority: Option<i64>,
-    /// Who asks; accepted and not used.
-    user: Option<String>,
-    #[serde(deserialize_with = "null_as_default")]
-    #[schema(ignore)]
-    stream: bool,
 }
 
 #[derive(ToSchema)]
@@ -112,6 +106,7 @@ pub fn describe() -> Operation {
         .body("EmbeddingRequest")
         .fields::<EmbeddingFields>()
         .fields::<ModelField>()
+        .fields::<AcceptedFields>()
         .requires(&["input"])
         .answers::<EmbeddingList>("An embedding of each input, in their order.")
         .generates()
@@ -121,9 +116,6 @@ impl Request {
     fn parse(body: &Value, model: &ModelInfo) -> Result<Self, ApiError> {
         let fields: EmbeddingFields = parse_fields(body)?;
         parse_fields::<AcceptedFields>(body)?.check()?;
-        if fields.stream {
-            return Err(ApiError::invalid("stream", "stream is not available for embeddings"));
-        }
         let add_special_tokens = fields.add_special_tokens.unwrap_or(true);
         let prompts = completion::prompts("input", fields.input.as_ref(), add_special_tokens, model.vocab_size)?;
         if let Some(dimensions) = fields.dimensions {
