@@ -34,7 +34,6 @@ struct RouteParams {
 };
 
 constexpr int ROUTE_WARPS = 4;
-constexpr int MAX_CHOSEN = WARP_SIZE;
 
 // The larger one, of equal ones that of the lower index.
 struct Candidate {
@@ -42,8 +41,8 @@ struct Candidate {
     uint32_t index;
 };
 
-// Softmax over all experts; the largest ones, in order. One warp takes one row. grid: rows / ROUTE_WARPS; dynamic shared
-// memory: ROUTE_WARPS * num_experts floats
+// Softmax over all experts; the largest ones, WARP_SIZE at most, in order. One warp takes one row.
+// grid: rows / ROUTE_WARPS; dynamic shared memory: ROUTE_WARPS * num_experts floats
 KERNEL(ROUTE_WARPS * WARP_SIZE, route, RouteParams) {
     const uint32_t warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
     const uint32_t row = blockIdx.x * ROUTE_WARPS + warp;

@@ -43,8 +43,8 @@ fn options(dtype: DType, head_dim: usize, group: usize, block_size: usize) -> Cu
         max_logit_rows: 256,
         graphs: true,
         batch_invariant: false,
-        // Gemma 2's head size.
-        softcap: head_dim == 256 && group == 1,
+        // As Gemma 2, whose heads are of these sizes.
+        softcap: head_dim >= 128 && group == 1,
         experts: true,
     }
 }

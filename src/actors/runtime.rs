@@ -60,8 +60,8 @@ impl ModelInfo {
             Prompt::Text { text, add_special_tokens } => self.tokenizer.encode(text, *add_special_tokens),
             Prompt::Chat(chat) => {
                 let text = match (&chat.template, &self.chat_template) {
-                    (Some(source), _) => ChatTemplate::of_request(source, self.special_tokens())?.render(chat)?,
-                    (None, Some(template)) => template.render(chat)?,
+                    (Some(source), _) => ChatTemplate::of_request(source, self.special_tokens())?.render_chat(chat)?,
+                    (None, Some(template)) => template.render_chat(chat)?,
                     (None, None) => return Err(ApiError::invalid(param, NO_TEMPLATE)),
                 };
                 self.tokenizer.encode(&text, chat.add_special_tokens)
@@ -185,7 +185,6 @@ impl Runtime {
         let (tokenizer, chat_template) = load_text(&text_files(config, &files)?)?;
         let (tool_parser, reasoning_parser) = (config.model.tool_call_parser, config.model.reasoning_parser);
         let chat_format = ChatFormat::choose(tool_parser, reasoning_parser, chat_template.as_ref());
-        tracing::info!("chat output: {}", chat_format.describe());
         let (default_sampling, pooling) = (load_sampling_defaults(&files)?, load_pooling(&files)?);
         let served_name = config.server.served_model_name.clone().unwrap_or_else(|| files.name());
 

@@ -3,12 +3,13 @@
 use super::options::ConfigOptions;
 use super::signals::StopSignals;
 use super::{log, progress};
-use crate::actors::runtime::Runtime;
+use crate::actors::runtime::{ModelInfo, Runtime};
 use crate::config::{Config, LogFormat};
 use crate::error::StartError;
 use crate::http::server;
 use crate::metrics;
 use crate::model::loader::LoadedModel;
+use crate::text::chat_output::ChatFormat;
 use std::fmt::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::process::ExitCode;
@@ -36,7 +37,7 @@ async fn serve(runtime: Runtime, config: &Config, listener: TcpListener) -> Resu
     let mut signals = StopSignals::listen()?;
     let addr = listener.local_addr()?;
     let server = server::serve(runtime.handle(), &config.server, listener)?;
-    announce(&runtime.handle().model().served_name, runtime.loaded(), addr, config);
+    announce(runtime.handle().model(), runtime.loaded(), addr, config);
     let stopper = server.handle();
     tokio::pin!(server);
 
@@ -95,12 +96,13 @@ fn end_for_certain() {
 }
 
 /// Says what is served, where and with what: people get a block of text, log collectors an event.
-fn announce(model: &str, loaded: &LoadedModel, addr: SocketAddr, config: &Config) {
+fn announce(model: &ModelInfo, loaded: &LoadedModel, addr: SocketAddr, config: &Config) {
     match config.log.format {
-        LogFormat::Human => println!("{}", start_block(model, loaded, addr)),
+        LogFormat::Human => println!("{}", start_block(&model.served_name, model.chat_format, loaded, addr)),
         LogFormat::Json => tracing::info!(
             version = env!("CARGO_PKG_VERSION"),
-            model,
+            model = model.served_name,
+            chat = model.chat_format.describe(),
             device = loaded.device,
             dtype = loaded.dtype.name(),
             block_size = loaded.pools.layout.block_size,
@@ -112,7 +114,7 @@ fn announce(model: &str, loaded: &LoadedModel, addr: SocketAddr, config: &Config
     }
 }
 
-fn start_block(model: &str, loaded: &LoadedModel, addr: SocketAddr) -> String {
+fn start_block(model: &str, chat: ChatFormat, loaded: &LoadedModel, addr: SocketAddr) -> String {
     let layout = &loaded.pools.layout;
     let pool = |num_blocks: usize| {
         let gib = (num_blocks * layout.block_bytes()) as f64 / f64::from(1 << 30);
@@ -125,6 +127,7 @@ fn start_block(model: &str, loaded: &LoadedModel, addr: SocketAddr) -> String {
     let millions = loaded.num_parameters as f64 / 1e6;
     let rows = [
         ("model", format!("{model}, {millions:.1} M parameters, up to {} tokens", loaded.max_model_len)),
+        ("chat", chat.describe()),
         ("device", loaded.device.clone()),
         ("dtype", loaded.dtype.name().into()),
         ("KV cache", format!("{}, {} tokens a block", pool(loaded.pools.num_device_blocks), layout.block_size)),
@@ -143,6 +146,7 @@ mod tests {
     use super::*;
     use crate::backend::{DType, KvLayout};
     use crate::model::runner::PoolSizes;
+    use crate::text::chat_output::ToolFormat;
 
     #[test]
     fn the_start_block_gives_the_pools_in_blocks_tokens_and_gib() {
@@ -159,12 +163,14 @@ mod tests {
             weights_bytes: 1,
             pools: PoolSizes { layout, num_device_blocks: 2048, num_swap_blocks: 0 },
         };
-        let block = start_block("llama", &loaded, "127.0.0.1:8000".parse().unwrap());
+        let chat = ChatFormat { tools: Some(ToolFormat::Llama3Json), reasoning: None };
+        let block = start_block("llama", chat, &loaded, "127.0.0.1:8000".parse().unwrap());
         let lines: Vec<&str> = block.lines().skip(1).collect();
         assert_eq!(
             lines,
             [
                 "  model      llama, 1234.6 M parameters, up to 8192 tokens",
+                "  chat       tool calls llama3_json, reasoning none",
                 "  device     cpu (avx512, 4 threads)",
                 "  dtype      bfloat16",
                 "  KV cache   2048 blocks, 32768 tokens, 2.00 GiB, 16 tokens a block",

@@ -157,7 +157,7 @@ settings! {
     model.tool_call_parser: Kind::Choice(ToolCallParser::NAMES), "",
         Some(("tool-call-parser", "auto|none|hermes|llama3_json|mistral")),
         "In which words the model calls tools: hermes (Hermes, Qwen), llama3_json, mistral; auto is what its chat template shows, none reads no calls.",
-        "The chat template is of no known format, or of another than the model was trained on; pagetide doctor says what auto finds.";
+        "The chat template is of no known format, or of another than the model was trained on; the start says what auto finds.";
     model.reasoning_parser: Kind::Choice(ReasoningParser::NAMES), "",
         Some(("reasoning-parser", "auto|none|deepseek_r1|qwen3|mistral")),
         "How the model marks its reasoning: <think> (qwen3; deepseek_r1 where the first mark may be missing) or [THINK] (mistral); auto is what its chat template shows, none leaves it in the content.",

@@ -6,6 +6,7 @@ pub mod families;
 pub mod files;
 pub mod hub;
 pub mod loader;
+mod names;
 pub mod rope;
 pub mod runner;
 pub mod spec;

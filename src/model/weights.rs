@@ -3,6 +3,7 @@
 use crate::backend::{Backend, DType, Experts, HostTensor, Norm, NormKind};
 use crate::error::StartError;
 use crate::model::checkpoint::Checkpoint;
+use crate::model::names::Names;
 use crate::model::spec::{ExpertsSpec, Family, ModelSpec, NormPlacement, Positions};
 use std::collections::BTreeSet;
 
@@ -101,122 +102,6 @@ impl<B: Backend> Weights<B> {
 const LM_HEAD: &str = "lm_head";
 /// A model for text and images has its text part behind this.
 const LANGUAGE_MODEL: &str = "language_model.";
-
-/// What a family calls its tensors, without `.weight` and `.bias`.
-struct Names {
-    /// Before the names of the decoder, newest first: some older checkpoints were saved from an inner module.
-    prefixes: &'static [&'static str],
-    embeddings: &'static str,
-    positions: &'static str,
-    project_in: &'static str,
-    project_out: &'static str,
-    final_norm: &'static str,
-    /// Of the list of layers.
-    layers: &'static str,
-    // Within `layers.N.`:
-    attention_norm: &'static str,
-    attention_post_norm: &'static str,
-    /// Q, K and V, or one tensor of all three.
-    qkv: &'static [&'static str],
-    q_norm: &'static str,
-    k_norm: &'static str,
-    out: &'static str,
-    mlp_norm: &'static str,
-    mlp_post_norm: &'static str,
-    /// Gate and up where the MLP is gated, or one tensor of both.
-    up: &'static [&'static str],
-    down: &'static str,
-    router: &'static str,
-    /// Within `EXPERTS.N.`: gate, up and down of an expert.
-    experts: &'static str,
-    of_expert: [&'static str; 3],
-    /// The matrices of the layers are stored as `[in, out]`.
-    transposed: bool,
-}
-
-const LLAMA: Names = Names {
-    prefixes: &["model.", ""],
-    embeddings: "embed_tokens",
-    positions: "",
-    project_in: "",
-    project_out: "",
-    final_norm: "norm",
-    layers: "layers",
-    attention_norm: "input_layernorm",
-    attention_post_norm: "",
-    qkv: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
-    q_norm: "self_attn.q_norm",
-    k_norm: "self_attn.k_norm",
-    out: "self_attn.o_proj",
-    mlp_norm: "post_attention_layernorm",
-    mlp_post_norm: "",
-    up: &["mlp.gate_proj", "mlp.up_proj"],
-    down: "mlp.down_proj",
-    router: "mlp.gate",
-    experts: "mlp.experts",
-    of_expert: ["gate_proj", "up_proj", "down_proj"],
-    transposed: false,
-};
-
-const MIXTRAL: Names = Names {
-    router: "block_sparse_moe.gate",
-    experts: "block_sparse_moe.experts",
-    of_expert: ["w1", "w3", "w2"],
-    ..LLAMA
-};
-
-const PHI3: Names = Names { qkv: &["self_attn.qkv_proj"], up: &["mlp.gate_up_proj"], ..LLAMA };
-
-const GEMMA: Names = Names {
-    prefixes: &["model.", "language_model.model.", "model.language_model.", ""],
-    attention_post_norm: "post_attention_layernorm",
-    mlp_norm: "pre_feedforward_layernorm",
-    mlp_post_norm: "post_feedforward_layernorm",
-    ..LLAMA
-};
-
-const OPT: Names = Names {
-    prefixes: &["model.decoder.", "decoder.", ""],
-    positions: "embed_positions",
-    project_in: "project_in",
-    project_out: "project_out",
-    final_norm: "final_layer_norm",
-    attention_norm: "self_attn_layer_norm",
-    out: "self_attn.out_proj",
-    mlp_norm: "final_layer_norm",
-    up: &["fc1"],
-    down: "fc2",
-    ..LLAMA
-};
-
-const GPT2: Names = Names {
-    prefixes: &["transformer.", ""],
-    embeddings: "wte",
-    positions: "wpe",
-    final_norm: "ln_f",
-    layers: "h",
-    attention_norm: "ln_1",
-    qkv: &["attn.c_attn"],
-    out: "attn.c_proj",
-    mlp_norm: "ln_2",
-    up: &["mlp.c_fc"],
-    down: "mlp.c_proj",
-    transposed: true,
-    ..LLAMA
-};
-
-impl Names {
-    fn of(family: Family) -> &'static Self {
-        match family {
-            Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => &LLAMA,
-            Family::Mixtral => &MIXTRAL,
-            Family::Phi3 => &PHI3,
-            Family::Gemma2 | Family::Gemma3 => &GEMMA,
-            Family::Opt => &OPT,
-            Family::Gpt2 => &GPT2,
-        }
-    }
-}
 
 /// `(name, rows)` of a fused matrix: each part by its own name, or all of it by one.
 fn parts<'n>(names: &[&'n str], rows: &[usize]) -> Vec<(&'n str, usize)> {

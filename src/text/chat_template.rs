@@ -134,13 +134,25 @@ impl ChatTemplate {
         self.environment.templates().any(|(_, template)| template.source().contains(text))
     }
 
+    /// The message with its content in the form that the template takes.
+    fn with_content(&self, message: &Value) -> Value {
+        let content = match (message.get("content"), self.content) {
+            (Some(content @ Value::Array(_)), ContentForm::Text) => content_text(content).into(),
+            (Some(Value::String(text)), ContentForm::Parts) => json!([{"type": "text", "text": text}]),
+            _ => return message.clone(),
+        };
+        let mut message = message.clone();
+        message["content"] = content;
+        message
+    }
+
     /// Tries what the template does with a list of parts: one made for lists shows the text of a part, and nothing
     /// else than it shows of a string, if it takes strings at all.
     fn content_form(&self) -> ContentForm {
         const PROBE: &str = "probe of the content's form";
         let with = |content: Value| {
             let messages = vec![json!({"role": "user", "content": content})];
-            self.render_as_they_are(&ChatPrompt { messages, ..ChatPrompt::default() }).ok()
+            self.render(&ChatPrompt { messages, ..ChatPrompt::default() }).ok()
         };
         let text = with(PROBE.into()).filter(|text| text.contains(PROBE));
         let parts = with(json!([{"type": "text", "text": PROBE}])).filter(|text| text.contains(PROBE));
@@ -157,6 +169,13 @@ impl ChatTemplate {
         self
     }
 
+    /// [`ChatTemplate::render`] with each message's content in the form that the template takes: parts become one
+    /// string, or a string one part.
+    pub fn render_chat(&self, prompt: &ChatPrompt) -> Result<String, ApiError> {
+        let messages = prompt.messages.iter().map(|message| self.with_content(message)).collect();
+        self.render(&ChatPrompt { messages, ..prompt.clone() })
+    }
+
     /// The prompt's text. What the template refuses, or fails at, is the client's error in `messages`.
     pub fn render(&self, prompt: &ChatPrompt) -> Result<String, ApiError> {
         if prompt.continue_final_message && prompt.add_generation_prompt {
@@ -166,23 +185,6 @@ impl ChatTemplate {
                  message, the second begins a new one",
             ));
         }
-        let messages = prompt.messages.iter().map(|message| self.with_content(message)).collect();
-        self.render_as_they_are(&ChatPrompt { messages, ..prompt.clone() })
-    }
-
-    /// The message with its content in the form that the template takes.
-    fn with_content(&self, message: &Value) -> Value {
-        let content = match (message.get("content"), self.content) {
-            (Some(content @ Value::Array(_)), ContentForm::Text) => content_text(content).into(),
-            (Some(Value::String(text)), ContentForm::Parts) => json!([{"type": "text", "text": text}]),
-            _ => return message.clone(),
-        };
-        let mut message = message.clone();
-        message["content"] = content;
-        message
-    }
-
-    fn render_as_they_are(&self, prompt: &ChatPrompt) -> Result<String, ApiError> {
         let has_tools = prompt.tools.as_ref().is_some_and(|tools| !tools.is_null());
         let name = if has_tools && self.names.iter().any(|name| name == TOOL_USE) { TOOL_USE } else { DEFAULT };
         let template = self.environment.get_template(name).map_err(|_| {

@@ -98,6 +98,11 @@ impl Tokenizer {
         String::from_utf8_lossy(&self.token_bytes(id)).into_owned()
     }
 
+    /// A token as the vocabulary writes it (`Ġthe`); empty for an id that names no token.
+    pub fn token_name(&self, id: TokenId) -> String {
+        self.vocabulary.id_to_token(id).unwrap_or_default()
+    }
+
     /// The exact bytes a token stands for inside a text; empty for an id that names no token.
     pub fn token_bytes(&self, id: TokenId) -> Vec<u8> {
         self.pieces.get(id).map_or_else(Vec::new, |piece| piece.bytes.to_vec())

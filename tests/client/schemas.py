@@ -269,7 +269,7 @@ def exact(text: str):
     def number(digits):
         # Nothing computes with 1e99999; to most readers it is infinity.
         value = float(digits)
-        return decimal.Decimal(digits) if 1e-300 < abs(value) < 1e300 else value
+        return decimal.Decimal(digits if 1e-300 < abs(value) < 1e300 else 0) if abs(value) < 1e300 else value
 
     return json.loads(text, parse_float=number, parse_constant=constant)
 

@@ -204,7 +204,6 @@ fn same_tokens_under_pressure() {
         Setting { block_size: 7, num_device_blocks: 14, ..setting(PreemptionMode::Swap) },
         Setting { model: "llama-rope-llama3", dtype: DType::BF16, ..setting(PreemptionMode::Swap) },
         Setting { model: "mixtral", dtype: DType::BF16, ..setting(PreemptionMode::Swap) },
-        Setting { model: "gemma2", dtype: DType::F16, ..setting(PreemptionMode::Recompute) },
     ];
     parallel(0..settings.len() as u64, |i| {
         let setting = &settings[i as usize];

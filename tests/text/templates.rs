@@ -160,7 +160,7 @@ fn further_variables_reach_the_template_but_do_not_replace_the_conversation() {
 fn rendered(template: &str, content: Value) -> String {
     let messages = vec![json!({"role": "user", "content": content})];
     let template = ChatTemplate::new(template, Map::new()).expect("compiles");
-    template.render(&ChatPrompt { messages, ..ChatPrompt::default() }).expect("renders")
+    template.render_chat(&ChatPrompt { messages, ..ChatPrompt::default() }).expect("renders")
 }
 
 #[test]

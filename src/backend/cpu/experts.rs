@@ -38,6 +38,8 @@ struct Routes {
     chosen: Vec<(usize, f32)>,
     /// `[rows, num_chosen]`: the choice's place when they are ordered by expert.
     places: Vec<usize>,
+    /// `[rows, num_chosen]`: the choices in that order.
+    order: Vec<usize>,
     /// `[num_experts + 1]`: where an expert's choices begin in that order.
     first: Vec<usize>,
 }
@@ -111,9 +113,9 @@ impl Runner<'_> {
 
         self.linear(x, rows, &experts.router, logits);
         routes.fill(logits, shape);
-        for (choice, place) in routes.places.iter().enumerate() {
-            gathered[place * hidden..][..hidden].copy_from_slice(&x[choice / num_chosen * hidden..][..hidden]);
-        }
+        for_rows(self.team, hidden, gathered, |place, out| {
+            out.copy_from_slice(&x[routes.order[place] / num_chosen * hidden..][..hidden]);
+        });
         self.for_experts(&routes.first, &experts.up, gathered, up);
         let (isa, kind) = (self.isa, shape.activation);
         for_rows(self.team, width, activated, |choice, out| {
@@ -181,6 +183,9 @@ impl Routes {
         };
         self.places.clear();
         self.places.extend(self.chosen.iter().map(place));
+        self.order.clear();
+        self.order.resize(self.places.len(), 0);
+        self.places.iter().enumerate().for_each(|(choice, place)| self.order[*place] = choice);
     }
 }
 

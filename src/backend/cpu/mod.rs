@@ -5,7 +5,7 @@
 //! - `team`: the threads.
 //! - `pack`, `gemm`: weights and matrix products; `experts`; `attention`; `elementwise`: everything else.
 //! - `sampling`: from logits to tokens.
-//! - `memory`: buffers and the pools of KV blocks.
+//! - `tensors`: activations; `memory`: buffers and the pools of KV blocks.
 //!
 //! Results do not depend on the number of threads: work is cut into tasks that own their outputs, and no output is
 //! summed up from several tasks in an order that could vary.
@@ -20,11 +20,13 @@ mod pack;
 mod sampling;
 mod simd;
 mod team;
+mod tensors;
 
 pub use elementwise::CpuRopeTable;
 pub use experts::CpuExpertsWorkspace;
 pub use isa::Isa;
 pub use pack::CpuMatrix;
+pub use tensors::{CpuTensor, CpuVector};
 
 use super::{
     Activation, AttentionShape, Backend, Batch, DType, Experts, ExpertsShape, HostTensor, KvLayout, LogitsRequest,
@@ -61,49 +63,6 @@ pub struct CpuBackend {
     logits: Vec<f32>,
     vocab_size: usize,
     sampling: Sampling,
-}
-
-/// Activations `[max_rows, cols]`, row-major, float32.
-pub struct CpuTensor {
-    data: Buffer<f32>,
-    max_rows: usize,
-    cols: usize,
-}
-
-/// A small float32 vector.
-pub struct CpuVector(Vec<f32>);
-
-impl CpuTensor {
-    pub fn cols(&self) -> usize {
-        self.cols
-    }
-
-    /// `[max_rows * cols]`
-    pub fn as_slice(&self) -> &[f32] {
-        self.data.as_slice()
-    }
-
-    /// `[max_rows * cols]`
-    pub fn as_mut_slice(&mut self) -> &mut [f32] {
-        self.data.as_mut_slice()
-    }
-
-    fn rows(&self, rows: usize) -> &[f32] {
-        assert!(rows <= self.max_rows, "{rows} rows of a tensor of {}", self.max_rows);
-        &self.as_slice()[..rows * self.cols]
-    }
-
-    fn rows_mut(&mut self, rows: usize) -> &mut [f32] {
-        assert!(rows <= self.max_rows, "{rows} rows of a tensor of {}", self.max_rows);
-        let len = rows * self.cols;
-        &mut self.as_mut_slice()[..len]
-    }
-}
-
-impl CpuVector {
-    pub fn as_slice(&self) -> &[f32] {
-        &self.0
-    }
 }
 
 impl CpuBackend {
@@ -216,12 +175,12 @@ impl Backend for CpuBackend {
     }
 
     fn random_matrix(&self, n: usize, k: usize, dtype: DType, seed: u64) -> Result<CpuMatrix, StartError> {
-        CpuMatrix::random(n, k, dtype, seed, &self.team)
+        let mut matrices = self.random_matrices(1, n, k, dtype, seed)?;
+        Ok(matrices.remove(0))
     }
 
     fn matrices(&self, count: usize, parts: &[HostTensor<'_>], dtype: DType) -> Result<Vec<CpuMatrix>, StartError> {
-        assert!(count > 0 && parts.len().is_multiple_of(count), "{} parts of {count} matrices", parts.len());
-        parts.chunks(parts.len() / count).map(|parts| self.matrix(parts, dtype)).collect()
+        CpuMatrix::pack_several(count, parts, dtype, &self.team)
     }
 
     fn random_matrices(
@@ -232,7 +191,7 @@ impl Backend for CpuBackend {
         dtype: DType,
         seed: u64,
     ) -> Result<Vec<CpuMatrix>, StartError> {
-        (0..count as u64).map(|i| self.random_matrix(n, k, dtype, seed ^ i << 32)).collect()
+        CpuMatrix::random((count, n, k), dtype, seed, &self.team)
     }
 
     fn vector(&self, parts: &[HostTensor<'_>]) -> Result<CpuVector, StartError> {

@@ -13,6 +13,7 @@ use super::simd::{LANES, bf16_bits};
 use super::team::Team;
 use crate::backend::{DType, HostTensor, elements, matrix_shape};
 use crate::error::StartError;
+use std::sync::Arc;
 
 /// A packed weight matrix.
 pub struct CpuMatrix {
@@ -21,29 +22,54 @@ pub struct CpuMatrix {
     /// Inner dimension.
     pub(super) k: usize,
     pub(super) dtype: DType,
-    pub(super) data: Buffer<u8>,
+    /// The first panel.
+    panels: Shared<u8>,
+    /// What `panels` points into; other matrices may lie there too.
+    _buffer: Arc<Buffer<u8>>,
 }
 
 /// Inner dimension of one AMX tile.
 pub(super) const BF16_K_BLOCK: usize = 32;
+/// Matrices that share memory begin at multiples of this.
+const PAGE_BYTES: usize = 4096;
 
 impl CpuMatrix {
     /// Packs the rows of `parts`, one after the other, in parallel.
     pub(super) fn pack(parts: &[HostTensor<'_>], dtype: DType, team: &Team) -> Result<Self, StartError> {
-        let (n, k) = matrix_shape(parts)?;
-        Self::from_rows(n, k, dtype, team, |row, lane, panel| {
-            let (part, row) = find_row(parts, row);
+        let mut matrices = Self::pack_several(1, parts, dtype, team)?;
+        Ok(matrices.remove(0))
+    }
+
+    /// `count` matrices, each of as many of `parts`, side by side in memory: each by itself may be too small for pages
+    /// of the size that a weight stream needs.
+    pub(super) fn pack_several(
+        count: usize,
+        parts: &[HostTensor<'_>],
+        dtype: DType,
+        team: &Team,
+    ) -> Result<Vec<Self>, StartError> {
+        let (rows, k) = matrix_shape(parts)?;
+        assert!(count > 0 && rows.is_multiple_of(count), "{rows} rows of {count} matrices");
+        let n = rows / count;
+        Self::from_rows((count, n, k), dtype, team, |matrix, row, lane, panel| {
+            let (part, row) = find_row(parts, matrix * n + row);
             let row_bytes = k * part.dtype.size_bytes();
             pack_row(&part.bytes[row * row_bytes..][..row_bytes], part.dtype, dtype, lane, panel);
         })
     }
 
-    /// See [`Backend::random_matrix`](crate::backend::Backend::random_matrix).
-    pub(super) fn random(n: usize, k: usize, dtype: DType, seed: u64, team: &Team) -> Result<Self, StartError> {
+    /// See [`Backend::random_matrices`](crate::backend::Backend::random_matrices).
+    pub(super) fn random(
+        shape: (usize, usize, usize),
+        dtype: DType,
+        seed: u64,
+        team: &Team,
+    ) -> Result<Vec<Self>, StartError> {
         // Half the width of a uniform distribution of standard deviation 0.02.
         const BOUND: f32 = 0.034_641_016;
-        Self::from_rows(n, k, dtype, team, |row, lane, panel| {
-            let mut state = mix(seed ^ mix(row as u64));
+        let (_, n, k) = shape;
+        Self::from_rows(shape, dtype, team, |matrix, row, lane, panel| {
+            let mut state = mix(seed ^ mix((matrix * n + row) as u64));
             let value = |_| {
                 state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
                 ((mix(state) >> 40) as f32 * 2.0_f32.powi(-23) - 1.0) * BOUND
@@ -53,29 +79,44 @@ impl CpuMatrix {
         })
     }
 
-    /// Calls `pack(row, its lane, its panel's bytes)` for all rows, in parallel.
+    /// `(count, n, k)`. Calls `pack(matrix, row, its lane, its panel's bytes)` for all rows, in parallel.
     fn from_rows(
-        n: usize,
-        k: usize,
+        (count, n, k): (usize, usize, usize),
         dtype: DType,
         team: &Team,
-        pack: impl Fn(usize, usize, &mut [u8]) + Sync,
-    ) -> Result<Self, StartError> {
-        let mut matrix = Self { n, k, dtype, data: Buffer::zeroed(0, "a weight matrix")? };
-        let bytes = matrix.num_panels() * matrix.panel_bytes();
-        matrix.data = Buffer::zeroed(bytes, "a weight matrix")?;
-
-        let panel_bytes = matrix.panel_bytes();
-        let data = Shared::new(matrix.data.as_mut_ptr());
-        team.for_each(matrix.num_panels(), |panel| {
-            // SAFETY: panels do not overlap, `data` holds `num_panels` of them, and each is one task.
-            let panel_data =
-                unsafe { std::slice::from_raw_parts_mut(data.get().add(panel * panel_bytes), panel_bytes) };
+        pack: impl Fn(usize, usize, usize, &mut [u8]) + Sync,
+    ) -> Result<Vec<Self>, StartError> {
+        let (num_panels, panel_bytes) = (n.div_ceil(LANES), panel_bytes(k, dtype));
+        let stride = (num_panels * panel_bytes).next_multiple_of(PAGE_BYTES);
+        let mut buffer = Buffer::<u8>::zeroed(count * stride, "a weight matrix")?;
+        let data = Shared::new(buffer.as_mut_ptr());
+        team.for_each(count * num_panels, |task| {
+            let (index, panel) = (task / num_panels, task % num_panels);
+            // SAFETY: panels do not overlap, `data` holds `num_panels` of each matrix, and each is one task.
+            let panel_data = unsafe {
+                std::slice::from_raw_parts_mut(data.get().add(index * stride + panel * panel_bytes), panel_bytes)
+            };
             for lane in 0..LANES.min(n - panel * LANES) {
-                pack(panel * LANES + lane, lane, panel_data);
+                pack(index, panel * LANES + lane, lane, panel_data);
             }
         });
-        Ok(matrix)
+        let buffer = Arc::new(buffer);
+        let matrix = |index| {
+            let panels = Shared::new(data.get().wrapping_add(index * stride));
+            Self { n, k, dtype, panels, _buffer: buffer.clone() }
+        };
+        Ok((0..count).map(matrix).collect())
+    }
+
+    /// The first panel.
+    pub(super) fn as_ptr(&self) -> *const u8 {
+        self.panels.get()
+    }
+
+    /// All panels.
+    fn as_slice(&self) -> &[u8] {
+        // SAFETY: the buffer has room for all panels of each of its matrices, and nobody writes it any more.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.num_panels() * self.panel_bytes()) }
     }
 
     pub(super) fn num_panels(&self) -> usize {
@@ -84,33 +125,24 @@ impl CpuMatrix {
 
     /// Steps of the inner loop: pairs for bfloat16, single elements else.
     pub(super) fn steps(&self) -> usize {
-        match self.dtype {
-            DType::BF16 => self.k.next_multiple_of(BF16_K_BLOCK) / 2,
-            DType::F16 | DType::F32 => self.k,
-        }
+        steps(self.k, self.dtype)
     }
 
     /// Bytes of 16 columns at one step.
     pub(super) fn step_bytes(&self) -> usize {
-        match self.dtype {
-            DType::BF16 | DType::F32 => 4 * LANES,
-            DType::F16 => 2 * LANES,
-        }
+        step_bytes(self.dtype)
     }
 
-    /// Bytes from panel to panel. Large panels are followed by a gap of up to 1/64: without it, at the usual sizes, the
-    /// same step of many panels would compete for a few sets of the cache.
+    /// Bytes from panel to panel.
     pub(super) fn panel_bytes(&self) -> usize {
-        const GAP_UNIT: usize = 1024;
-        let bytes = self.steps() * self.step_bytes();
-        bytes + bytes / 64 / GAP_UNIT * GAP_UNIT
+        panel_bytes(self.k, self.dtype)
     }
 
     /// Row `row` of the matrix as it was before packing, in float32: `out: [k]`. Passes each element to `write`.
     pub(super) fn read_row(&self, row: usize, mut write: impl FnMut(usize, f32)) {
         assert!(row < self.n, "row {row} of a matrix of {} rows", self.n);
         let (panel, lane) = (row / LANES, row % LANES);
-        let panel = &self.data.as_slice()[panel * self.panel_bytes()..][..self.panel_bytes()];
+        let panel = &self.as_slice()[panel * self.panel_bytes()..][..self.panel_bytes()];
         let (rows, k) = (panel.chunks_exact(self.step_bytes()).take(self.steps()), self.k);
         match self.dtype {
             DType::F32 => rows.enumerate().for_each(|(i, row)| write(i, f32::from_bits(get_u32(row, lane)))),
@@ -138,6 +170,28 @@ fn mix(mut z: u64) -> u64 {
 fn get_u32(row: &[u8], lane: usize) -> u32 {
     let bytes = &row[4 * lane..4 * lane + 4];
     u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+}
+
+fn steps(k: usize, dtype: DType) -> usize {
+    match dtype {
+        DType::BF16 => k.next_multiple_of(BF16_K_BLOCK) / 2,
+        DType::F16 | DType::F32 => k,
+    }
+}
+
+fn step_bytes(dtype: DType) -> usize {
+    match dtype {
+        DType::BF16 | DType::F32 => 4 * LANES,
+        DType::F16 => 2 * LANES,
+    }
+}
+
+/// Large panels are followed by a gap of up to 1/64: without it, at the usual sizes, the same step of many panels would
+/// compete for a few sets of the cache.
+fn panel_bytes(k: usize, dtype: DType) -> usize {
+    const GAP_UNIT: usize = 1024;
+    let bytes = steps(k, dtype) * step_bytes(dtype);
+    bytes + bytes / 64 / GAP_UNIT * GAP_UNIT
 }
 
 fn find_row<'a, 'b>(parts: &'b [HostTensor<'a>], mut row: usize) -> (&'b HostTensor<'a>, usize) {

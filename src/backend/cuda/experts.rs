@@ -1,9 +1,9 @@
 //! Launches of `kernels/experts.cu`: layers of experts. Nothing that the router decides is known to the host.
 
-use super::device::{Device, DeviceBuffer, DevicePtr, DeviceResult, Grid, KernelId, ModuleId, ModuleSource};
+use super::device::{Device, DeviceBuffer, DevicePtr, DeviceResult, Grid, KernelId, Matmul, ModuleId, ModuleSource};
 use super::rows::{BatchRows, activation_number};
-use super::{CudaOptions, CudaTensor, scalar_type};
-use crate::backend::{DType, ExpertsShape};
+use super::{CudaMatrices, CudaMatrix, CudaOptions, CudaTensor, scalar_type};
+use crate::backend::{DType, Experts, ExpertsShape};
 use crate::error::StartError;
 use bytemuck::NoUninit;
 use std::rc::Rc;
@@ -116,9 +116,7 @@ pub struct CudaExpertsWorkspace {
 /// A layer's operands.
 pub(super) struct ExpertsCall<'a> {
     pub shape: &'a ExpertsShape,
-    /// `[num_experts, 2 * intermediate, hidden]` and `[num_experts, hidden, intermediate]`
-    pub up: DevicePtr,
-    pub down: DevicePtr,
+    pub experts: &'a Experts<CudaMatrix, CudaMatrices>,
     pub work: &'a CudaExpertsWorkspace,
     /// `[rows, hidden]`
     pub x: &'a CudaTensor,
@@ -147,9 +145,16 @@ pub(super) fn source(options: &CudaOptions) -> ModuleSource {
     ModuleSource { file: "experts.cu", defines }
 }
 
-/// Rows of the next piece of `num_rows`, and the first of them.
-pub(super) fn pieces(num_rows: usize) -> impl Iterator<Item = (usize, usize)> {
-    (0..num_rows).step_by(MAX_ROWS).map(move |first| (first, MAX_ROWS.min(num_rows - first)))
+impl ExpertsCall<'_> {
+    fn check(&self, rows: usize, dtype: DType) {
+        let Self { shape, experts: Experts { router, up, down }, x, out, .. } = self;
+        let (count, hidden, width) = (shape.num_experts, shape.hidden_size, shape.intermediate_size);
+        x.check(rows, hidden);
+        out.check(rows, hidden);
+        assert!(x.dtype == dtype && out.dtype == dtype, "experts take and give activations");
+        assert!([router.n, up.count, down.count] == [count; 3] && router.k == hidden, "experts of another layer");
+        assert!([up.n, up.k, down.n, down.k] == [2 * width, hidden, hidden, width], "an expert's width");
+    }
 }
 
 impl CudaExpertsWorkspace {
@@ -181,11 +186,6 @@ impl CudaExpertsWorkspace {
             activated: scalars(intermediate_size)?,
             down: scalars(hidden_size)?,
         })
-    }
-
-    /// `[rows, num_experts]` float32: the router's, of the piece at hand.
-    pub fn logits(&self) -> DevicePtr {
-        self.logits.ptr()
     }
 }
 
@@ -224,10 +224,22 @@ impl ExpertKernels {
         unsafe { self.device.launch(kernel, grid, bytemuck::bytes_of(params)) }
     }
 
-    /// `out[row] = Σ weight · expert(x[row])` for rows `first .. first + max_rows` of the batch, whose router's logits
-    /// are in the workspace.
-    pub fn mix(&self, rows: BatchRows, (first, max_rows): (usize, usize), call: &ExpertsCall<'_>) -> DeviceResult<()> {
-        let ExpertsCall { shape, up, down, work, x, out } = *call;
+    /// `out[row] = Σ weight · expert(x[row])` for all rows.
+    pub fn mix(&self, rows: BatchRows, call: &ExpertsCall<'_>) -> DeviceResult<()> {
+        call.check(rows.num_rows, self.dtype);
+        let mut pieces = (0..rows.num_rows).step_by(MAX_ROWS);
+        pieces.try_for_each(|first| self.mix_piece(rows, (first, MAX_ROWS.min(rows.num_rows - first)), call))
+    }
+
+    /// The same for rows `first .. first + max_rows`.
+    fn mix_piece(
+        &self,
+        rows: BatchRows,
+        (first, max_rows): (usize, usize),
+        call: &ExpertsCall<'_>,
+    ) -> DeviceResult<()> {
+        let ExpertsCall { shape, experts, work, x, out } = *call;
+        let Experts { router, up, down } = experts;
         let ExpertsShape { num_experts, num_chosen, hidden_size, intermediate_size, activation, renormalize } = *shape;
         let piece = Piece {
             batch: rows.header,
@@ -239,20 +251,26 @@ impl ExpertKernels {
         let choices = max_rows * num_chosen;
         let (chosen, weights, places) = (work.chosen.ptr(), work.weights.ptr(), work.choices.ptr());
         let (num_tiles, tiles) = (work.num_tiles.ptr(), work.tiles.ptr());
+        let offset = first * hidden_size * self.dtype.size_bytes();
 
+        let logits = work.logits.ptr();
+        let matmul =
+            Matmul { m: max_rows, n: num_experts, k: hidden_size, dtype: self.dtype, out: DType::F32, bias: false };
+        // SAFETY: the sizes are checked, and the workspace has room for a piece.
+        unsafe { self.device.matmul(matmul, x.ptr() + offset, router.buffer.ptr(), DevicePtr::NULL, logits)? };
         let renormalize = u32::from(renormalize);
-        let params = RouteParams { piece, logits: work.logits.ptr(), chosen, weights, renormalize, padding: 0 };
+        let params = RouteParams { piece, logits, chosen, weights, renormalize, padding: 0 };
         let shared = ROUTE_WARPS * num_experts * 4;
         self.launch(self.route, [max_rows.div_ceil(ROUTE_WARPS), 1], (ROUTE_WARPS * WARP, shared), &params)?;
         let params = GroupParams { piece, chosen, choices: places, num_tiles, tiles };
         self.launch(self.group_choices, [1, 1], (GROUP_THREADS, 3 * num_experts * 4), &params)?;
 
-        let offset = first * hidden_size * self.dtype.size_bytes();
         let product = |x: DevicePtr, w: DevicePtr, out: DevicePtr, (n, k): (usize, usize), gathers: bool| {
             let (n, k, gathers) = (n as u32, k as u32, u32::from(gathers));
             ProductParams { piece, chosen, choices: places, num_tiles, tiles, x, w, out, n, k, gathers, padding: 0 }
         };
         let (gate_up, activated, by_choice) = (work.up.ptr(), work.activated.ptr(), work.down.ptr());
+        let (up, down) = (up.buffer.ptr(), down.buffer.ptr());
         self.product(
             &product(x.ptr() + offset, up, gate_up, (2 * intermediate_size, hidden_size), true),
             shape,

@@ -6,15 +6,18 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
 
+/// What a step has asked for: bytes of its memory, and their type.
+type Asked = Vec<(Range<usize>, DType)>;
+
 /// Rows that were asked for, by step.
 pub struct HiddenRows {
     device: Rc<dyn Device>,
     /// Of the step being enqueued and of the one before; made when first needed.
     downloads: [Option<PinnedBuffer>; MAX_STEPS_IN_FLIGHT],
     turn: usize,
-    /// What the step being enqueued has asked for: bytes of its memory, and their type.
-    asked: Vec<(Range<usize>, DType)>,
-    ended: VecDeque<(usize, Vec<(Range<usize>, DType)>)>,
+    /// By the step being enqueued.
+    asked: Asked,
+    ended: VecDeque<(usize, Asked)>,
 }
 
 impl HiddenRows {

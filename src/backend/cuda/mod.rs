@@ -2,6 +2,7 @@
 //!
 //! - `device`: what it asks of a GPU; `driver`: a real one.
 //! - `batch`: a step's input; `upload`: weights; `kv_pools`: the two pools of KV blocks and the copies between them.
+//! - `tensors`: what lies in device memory.
 //! - `rows`, `attention`, `experts`, `sampling`: the kernels of `kernels/` and their launches; `graphs`: their recordings.
 //!
 //! Everything is enqueued: a step's operations return before they are done, and the host waits in `finish_step` alone.
@@ -19,6 +20,7 @@ mod hidden;
 mod kv_pools;
 pub mod rows;
 pub mod sampling;
+mod tensors;
 pub mod upload;
 
 use super::{
@@ -44,6 +46,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
+pub use tensors::{CudaMatrices, CudaMatrix, CudaRopeTable, CudaTensor, CudaVector};
 use upload::Uploader;
 
 impl From<DeviceError> for StartError {
@@ -153,81 +156,10 @@ struct Step {
     graph: Option<GraphKey>,
 }
 
-/// Activations `[max_rows, cols]`.
-pub struct CudaTensor {
-    buffer: DeviceBuffer,
-    max_rows: usize,
-    cols: usize,
-    dtype: DType,
-}
-
-/// A weight matrix `[n, k]`, row-major.
-pub struct CudaMatrix {
-    buffer: DeviceBuffer,
-    n: usize,
-    k: usize,
-    dtype: DType,
-}
-
-/// Weight matrices `[count, n, k]`.
-pub struct CudaMatrices {
-    buffer: DeviceBuffer,
-    count: usize,
-    n: usize,
-    k: usize,
-}
-
-/// A small vector: norms read it in float32, products add it in the type of their results.
-pub struct CudaVector {
-    float: DeviceBuffer,
-    scalar: DeviceBuffer,
-    len: usize,
-}
-
-/// `[positions][cos, sin][rotary_dim / 2]` float32.
-pub struct CudaRopeTable {
-    buffer: DeviceBuffer,
-    rotary_dim: usize,
-}
-
 /// A device that fails ends the step: the executor reports it and starts over.
 #[track_caller]
 fn must<T>(result: DeviceResult<T>) -> T {
     result.unwrap_or_else(|error| panic!("{error}"))
-}
-
-impl CudaTensor {
-    /// `[max_rows, cols]` of [`CudaTensor::dtype`].
-    pub fn buffer(&self) -> &DeviceBuffer {
-        &self.buffer
-    }
-
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn ptr(&self) -> DevicePtr {
-        self.buffer.ptr()
-    }
-
-    #[track_caller]
-    fn check(&self, rows: usize, cols: usize) {
-        assert!(rows <= self.max_rows, "{rows} rows of a tensor of {}", self.max_rows);
-        assert_eq!(self.cols, cols, "a tensor's width");
-    }
-}
-
-impl CudaMatrix {
-    pub fn buffer(&self) -> &DeviceBuffer {
-        &self.buffer
-    }
-}
-
-impl CudaVector {
-    /// Its elements as `dtype`.
-    fn of(&self, dtype: DType) -> DevicePtr {
-        if dtype == DType::F32 { self.float.ptr() } else { self.scalar.ptr() }
-    }
 }
 
 impl CudaBackend {
@@ -506,24 +438,8 @@ impl Backend for CudaBackend {
         work: &mut CudaExpertsWorkspace,
         out: &mut CudaTensor,
     ) {
-        let (rows, hidden, dtype) = (self.rows(), shape.hidden_size, self.options.dtype);
-        let Experts { router, up, down } = experts;
-        x.check(rows.num_rows, hidden);
-        out.check(rows.num_rows, hidden);
-        assert!(x.dtype == dtype && out.dtype == dtype, "experts take and give activations");
-        let count = shape.num_experts;
-        assert!([router.n, up.count, down.count] == [count; 3] && router.k == hidden, "experts of another layer");
-        assert!([up.n, up.k] == [2 * shape.intermediate_size, hidden], "an expert's width");
-        assert!([down.n, down.k] == [hidden, shape.intermediate_size], "an expert's width");
         let kernels = self.experts.as_ref().expect("the options say that the model has experts");
-        let call = ExpertsCall { shape, up: up.buffer.ptr(), down: down.buffer.ptr(), work, x, out };
-        for (first, num_rows) in experts::pieces(rows.num_rows) {
-            let matmul = Matmul { m: num_rows, n: count, k: hidden, dtype, out: DType::F32, bias: false };
-            let (from, logits) = (x.ptr() + first * hidden * dtype.size_bytes(), work.logits());
-            // SAFETY: the sizes are checked, the workspace has room for a piece, and nothing else uses it meanwhile.
-            must(unsafe { self.device.matmul(matmul, from, router.buffer.ptr(), DevicePtr::NULL, logits) });
-            must(kernels.mix(rows, (first, num_rows), &call));
-        }
+        must(kernels.mix(self.rows(), &ExpertsCall { shape, experts, work, x, out }));
     }
 
     fn gather_rows(&mut self, x: &CudaTensor, first: usize, num_rows: usize, out: &mut CudaTensor) {

@@ -126,7 +126,7 @@ pub struct SamplingFields {
     /// Requests share cached prefixes only with those of the same salt.
     #[schema(min_length = 1, max_length = 1024)]
     pub cache_salt: Option<String>,
-    /// Answer as server-sent events, the last of which is [DONE].
+    /// Answer as server-sent events, the last of which is `[DONE]`.
     #[serde(deserialize_with = "null_as_default")]
     #[schema(default = false)]
     pub stream: bool,

@@ -90,7 +90,7 @@ pub fn tokenize(body: &Value, model: &ModelInfo) -> Result<Tokenized, ApiError> 
         (None, None) => return Err(ApiError::invalid("prompt", "prompt or messages is required")),
     };
     let tokens = model.encode(&prompt, param)?;
-    let strings = || tokens.iter().map(|token| model.tokenizer.token_text(*token)).collect();
+    let strings = || tokens.iter().map(|token| model.tokenizer.token_name(*token)).collect();
     Ok(Tokenized {
         count: tokens.len(),
         max_model_len: model.max_model_len,

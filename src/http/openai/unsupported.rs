@@ -11,6 +11,7 @@ pub const REFUSED: &[(&str, &str)] = &[
     ("functions", "OpenAI has replaced it: use tools"),
     ("logprob_token_ids", LEAVE_OUT),
     ("prompt_embeds", LEAVE_OUT),
+    ("return_tokens_as_token_ids", "return_token_ids gives the ids beside the texts"),
     ("suffix", LEAVE_OUT),
 ];
 const LEAVE_OUT: &str = "leave it out";

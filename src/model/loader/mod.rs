@@ -11,7 +11,7 @@ use crate::error::StartError;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::files::ModelFiles;
 use crate::model::runner::PoolSizes;
-use crate::model::spec::ModelSpec;
+use crate::model::spec::{Family, ModelSpec};
 pub use cuda::{GpuRunner, OpenDevice, load_on_gpu};
 
 /// What was loaded, for the scheduler's sizes and for people.
@@ -47,6 +47,9 @@ pub fn load(
             }
         },
     };
+    if dtype(config, &spec) == DType::F16 && matches!(spec.family, Family::Gemma2 | Family::Gemma3) {
+        tracing::warn!("Gemma's activations may outgrow float16: use --dtype bfloat16 or float32");
+    }
     match gpu {
         Some(gpu) => {
             let (runner, loaded) = load_on_gpu(gpu.opener(), config, files, spec, progress)?;

@@ -75,3 +75,107 @@ fn terminal(mark: &str, tokenizer: &Tokenizer) -> String {
 fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::constraint::ConstraintSource;
+    use crate::text::chat_output::{ChatFormat, ChatParser, ChatPiece, ChatReading};
+    use crate::text::grammar::{GrammarCompiler, GrammarRequest, GrammarSpec};
+    use serde_json::json;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    const END: u32 = 2;
+
+    /// The demo's tokenizer, with these special tokens added.
+    fn tokenizer(special: &[&str]) -> Arc<Tokenizer> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
+        let read = |file: &str| std::fs::read_to_string(folder.join(file)).unwrap();
+        let mut config: Value = serde_json::from_str(&read("tokenizer_config.json")).unwrap();
+        config["additional_special_tokens"] = special.iter().copied().collect();
+        Arc::new(Tokenizer::from_json(&read("tokenizer.json"), Some(&config.to_string())).unwrap())
+    }
+
+    /// An output of random tokens among those that are allowed, the end where it may come.
+    fn walk(source: &dyn ConstraintSource, tokenizer: &Tokenizer, random: &mut u64) -> Option<String> {
+        let (mut state, mut text) = (source.start(), Vec::new());
+        for _ in 0..300 {
+            let mask = state.allowed().unwrap().expect("a grammar restricts");
+            let allowed: Vec<u32> = mask.iter().collect();
+            *random ^= *random << 13;
+            *random ^= *random >> 7;
+            *random ^= *random << 17;
+            let token = allowed[(*random % allowed.len() as u64) as usize];
+            if token == END {
+                return Some(String::from_utf8(text).unwrap());
+            }
+            text.extend(tokenizer.token_bytes(token));
+            state.advance(token).unwrap();
+        }
+        None
+    }
+
+    #[test]
+    fn whatever_the_model_writes_is_read_as_calls() {
+        let weather = json!({"type": "object", "properties": {
+            "city": {"enum": ["Paris", "São \"Paulo\"", "</tool_call>"]}, "days": {"type": "integer", "minimum": 0, "maximum": 99},
+        }, "required": ["city"], "additionalProperties": false});
+        let nothing = json!({"type": "object", "properties": {}, "additionalProperties": false});
+        let functions = [("get_weather", &weather), ("now", &nothing)];
+        let function = |(name, parameters)| Function { name, parameters, param: "tools[0].function.parameters".into() };
+        let functions = functions.map(function);
+        let mut random = 0x9E37_79B9_7F4A_7C15;
+        for (format, special) in [
+            (ToolFormat::Hermes, &[][..]),
+            (ToolFormat::Hermes, &["<tool_call>", "</tool_call>"]),
+            (ToolFormat::Llama3Json, &["<|python_tag|>"]),
+            (ToolFormat::Mistral, &[]),
+            (ToolFormat::Mistral, &["[TOOL_CALLS]"]),
+            (ToolFormat::Mistral, &["[TOOL_CALLS]", "[ARGS]"]),
+        ] {
+            let tokenizer = tokenizer(special);
+            let compiler = GrammarCompiler::new(tokenizer.clone(), tokenizer.vocab_size(), &[END]);
+            for several in [false, true] {
+                let lark = calls(format, &functions, several, &tokenizer).unwrap();
+                let request = GrammarRequest::new(GrammarSpec::Lark(lark.clone()), "tools");
+                let source = compiler.compile(&request).unwrap_or_else(|error| panic!("{error}\n{lark}"));
+                let texts: Vec<String> = (0..60).filter_map(|_| walk(&*source, &tokenizer, &mut random)).collect();
+                assert!(texts.len() > 30, "{format:?} {special:?}: only {} of 60 have ended", texts.len());
+                let counts: Vec<u32> = texts.iter().map(|text| check(format, text, &weather, &tokenizer)).collect();
+                assert_eq!(counts.iter().any(|count| *count > 1), several, "{format:?} {special:?}: {counts:?}");
+            }
+        }
+    }
+
+    /// Reads the text as calls and nothing else; how many.
+    fn check(format: ToolFormat, text: &str, weather: &Value, tokenizer: &Tokenizer) -> u32 {
+        let reading =
+            ChatReading { format: ChatFormat { tools: Some(format), reasoning: None }, ..ChatReading::default() };
+        let (mut parser, mut pieces) = (ChatParser::new(&reading, tokenizer, &[]), Vec::new());
+        parser.push(text, &mut pieces);
+        parser.finish(&mut pieces);
+        for call in pieces.chunks(2) {
+            let [ChatPiece::ToolCall { name, .. }, ChatPiece::ToolArguments { json, .. }] = call else {
+                panic!("{text:?} is read as {pieces:?}");
+            };
+            let arguments: Value = serde_json::from_str(json).unwrap();
+            let cities = weather["properties"]["city"]["enum"].as_array().unwrap();
+            match name.as_str() {
+                "get_weather" => assert!(cities.contains(&arguments["city"]), "{json}"),
+                "now" => assert_eq!(arguments, json!({})),
+                other => panic!("{other} is no function"),
+            }
+        }
+        parser.num_calls()
+    }
+
+    #[test]
+    fn a_wrong_schema_is_an_error_of_its_field() {
+        let wrong = json!({"type": "object", "properties": {"a": {"type": "sometimes"}}});
+        let function = Function { name: "f", parameters: &wrong, param: "tools[3].function.parameters".into() };
+        let error = calls(ToolFormat::Hermes, &[function], true, &tokenizer(&[])).unwrap_err();
+        let param = error.param.as_deref().unwrap();
+        assert!(param.starts_with("tools[3].function.parameters.properties.a"), "{error}: {param}");
+    }
+}

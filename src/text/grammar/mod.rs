@@ -3,8 +3,8 @@
 //! A [`GrammarRequest`] says what the text has to be; [`GrammarCompiler`] makes a
 //! [`ConstraintSource`](crate::engine::constraint::ConstraintSource) of it, for the model's vocabulary. llguidance does
 //! the parsing of the text as it grows; here is what stands between it and a client: schemas are checked and errors
-//! get a place ([`schema`]), llama.cpp's grammars are translated ([`gbnf`]), the tokenizer is made known
-//! ([`vocabulary`]), and compiled grammars are kept and shared ([`compiler`]).
+//! get a place (`schema`), llama.cpp's grammars are translated (`gbnf`), the tokenizer is made known
+//! (`vocabulary`), and compiled grammars are kept and shared (`compiler`).
 
 pub mod compiler;
 mod constraint;

@@ -151,7 +151,7 @@ impl NextTiles {
     /// Weights of the panels from `panel` on.
     fn weights(product: &Panels<'_>, panel: usize, step: usize) -> Self {
         let panel_bytes = product.w.panel_bytes();
-        let run = product.w.data.as_ptr().wrapping_add(panel * panel_bytes + step * TILE_BYTES);
+        let run = product.w.as_ptr().wrapping_add(panel * panel_bytes + step * TILE_BYTES);
         Self { run, run_to_run: panel_bytes, in_run: 0 }
     }
 
@@ -191,7 +191,7 @@ pub(super) unsafe fn run(product: &Panels<'_>, panels: Range<usize>) {
                 let _tiles = Tiles::configure(LANES, rows - LANES);
                 for panel in panels.clone().step_by(2) {
                     let (block, num_panels) = (Block { product, row, rows, panel }, (panels.end - panel).min(2));
-                    block.two_by(num_panels, 0..steps, results, [product.w.data.as_ptr(); 2]);
+                    block.two_by(num_panels, 0..steps, results, [product.w.as_ptr(); 2]);
                     block.write_two_by(num_panels, results);
                 }
             } else {
@@ -263,7 +263,7 @@ impl Block<'_> {
     fn weights(&self, p: usize, num_panels: usize, step: usize) -> *const u8 {
         let w = self.product.w;
         // SAFETY: panel and step exist.
-        unsafe { w.data.as_ptr().add((self.panel + p.min(num_panels - 1)) * w.panel_bytes() + step * TILE_BYTES) }
+        unsafe { w.as_ptr().add((self.panel + p.min(num_panels - 1)) * w.panel_bytes() + step * TILE_BYTES) }
     }
 
     /// Two tiles of rows by up to two panels. Results are left at `results`; unless `steps` begins at 0, they go on

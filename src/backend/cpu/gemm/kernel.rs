@@ -199,7 +199,7 @@ impl<F: Format> Task<'_, F> {
         let mut acc = [[simd.splat(0.0); P]; M];
         // SAFETY: a panel has `steps` steps of `STEP_BYTES`, a row of the input `steps` words.
         unsafe {
-            let weights = w.data.as_ptr().add(panel * panel_bytes);
+            let weights = w.as_ptr().add(panel * panel_bytes);
             let x = x.add(row * layout.row);
             for step in 0..steps {
                 let at = |p: usize| weights.add(p * panel_bytes + step * F::STEP_BYTES);

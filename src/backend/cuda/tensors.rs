@@ -1,0 +1,75 @@
+//! What the backend's operations work on, in device memory.
+
+use super::device::{DeviceBuffer, DevicePtr};
+use crate::backend::DType;
+
+/// Activations `[max_rows, cols]`.
+pub struct CudaTensor {
+    pub(super) buffer: DeviceBuffer,
+    pub(super) max_rows: usize,
+    pub(super) cols: usize,
+    pub(super) dtype: DType,
+}
+
+/// A weight matrix `[n, k]`, row-major.
+pub struct CudaMatrix {
+    pub(super) buffer: DeviceBuffer,
+    pub(super) n: usize,
+    pub(super) k: usize,
+    pub(super) dtype: DType,
+}
+
+/// Weight matrices `[count, n, k]`.
+pub struct CudaMatrices {
+    pub(super) buffer: DeviceBuffer,
+    pub(super) count: usize,
+    pub(super) n: usize,
+    pub(super) k: usize,
+}
+
+/// A small vector: norms read it in float32, products add it in the type of their results.
+pub struct CudaVector {
+    pub(super) float: DeviceBuffer,
+    pub(super) scalar: DeviceBuffer,
+    pub(super) len: usize,
+}
+
+/// `[positions][cos, sin][rotary_dim / 2]` float32.
+pub struct CudaRopeTable {
+    pub(super) buffer: DeviceBuffer,
+    pub(super) rotary_dim: usize,
+}
+
+impl CudaTensor {
+    /// `[max_rows, cols]` of [`CudaTensor::dtype`].
+    pub fn buffer(&self) -> &DeviceBuffer {
+        &self.buffer
+    }
+
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub(super) fn ptr(&self) -> DevicePtr {
+        self.buffer.ptr()
+    }
+
+    #[track_caller]
+    pub(super) fn check(&self, rows: usize, cols: usize) {
+        assert!(rows <= self.max_rows, "{rows} rows of a tensor of {}", self.max_rows);
+        assert_eq!(self.cols, cols, "a tensor's width");
+    }
+}
+
+impl CudaMatrix {
+    pub fn buffer(&self) -> &DeviceBuffer {
+        &self.buffer
+    }
+}
+
+impl CudaVector {
+    /// Its elements as `dtype`.
+    pub(super) fn of(&self, dtype: DType) -> DevicePtr {
+        if dtype == DType::F32 { self.float.ptr() } else { self.scalar.ptr() }
+    }
+}

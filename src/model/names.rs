@@ -1,0 +1,119 @@
+//! What the families call their tensors.
+
+use crate::model::spec::Family;
+
+/// What a family calls its tensors, without `.weight` and `.bias`.
+pub(super) struct Names {
+    /// Before the names of the decoder, newest first: some older checkpoints were saved from an inner module.
+    pub prefixes: &'static [&'static str],
+    pub embeddings: &'static str,
+    pub positions: &'static str,
+    pub project_in: &'static str,
+    pub project_out: &'static str,
+    pub final_norm: &'static str,
+    /// Of the list of layers.
+    pub layers: &'static str,
+    // Within `layers.N.`:
+    pub attention_norm: &'static str,
+    pub attention_post_norm: &'static str,
+    /// Q, K and V, or one tensor of all three.
+    pub qkv: &'static [&'static str],
+    pub q_norm: &'static str,
+    pub k_norm: &'static str,
+    pub out: &'static str,
+    pub mlp_norm: &'static str,
+    pub mlp_post_norm: &'static str,
+    /// Gate and up where the MLP is gated, or one tensor of both.
+    pub up: &'static [&'static str],
+    pub down: &'static str,
+    pub router: &'static str,
+    /// Within `EXPERTS.N.`: gate, up and down of an expert.
+    pub experts: &'static str,
+    pub of_expert: [&'static str; 3],
+    /// The matrices of the layers are stored as `[in, out]`.
+    pub transposed: bool,
+}
+
+const LLAMA: Names = Names {
+    prefixes: &["model.", ""],
+    embeddings: "embed_tokens",
+    positions: "",
+    project_in: "",
+    project_out: "",
+    final_norm: "norm",
+    layers: "layers",
+    attention_norm: "input_layernorm",
+    attention_post_norm: "",
+    qkv: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    q_norm: "self_attn.q_norm",
+    k_norm: "self_attn.k_norm",
+    out: "self_attn.o_proj",
+    mlp_norm: "post_attention_layernorm",
+    mlp_post_norm: "",
+    up: &["mlp.gate_proj", "mlp.up_proj"],
+    down: "mlp.down_proj",
+    router: "mlp.gate",
+    experts: "mlp.experts",
+    of_expert: ["gate_proj", "up_proj", "down_proj"],
+    transposed: false,
+};
+
+const MIXTRAL: Names = Names {
+    router: "block_sparse_moe.gate",
+    experts: "block_sparse_moe.experts",
+    of_expert: ["w1", "w3", "w2"],
+    ..LLAMA
+};
+
+const PHI3: Names = Names { qkv: &["self_attn.qkv_proj"], up: &["mlp.gate_up_proj"], ..LLAMA };
+
+const GEMMA: Names = Names {
+    prefixes: &["model.", "language_model.model.", "model.language_model.", ""],
+    attention_post_norm: "post_attention_layernorm",
+    mlp_norm: "pre_feedforward_layernorm",
+    mlp_post_norm: "post_feedforward_layernorm",
+    ..LLAMA
+};
+
+const OPT: Names = Names {
+    prefixes: &["model.decoder.", "decoder.", ""],
+    positions: "embed_positions",
+    project_in: "project_in",
+    project_out: "project_out",
+    final_norm: "final_layer_norm",
+    attention_norm: "self_attn_layer_norm",
+    out: "self_attn.out_proj",
+    mlp_norm: "final_layer_norm",
+    up: &["fc1"],
+    down: "fc2",
+    ..LLAMA
+};
+
+const GPT2: Names = Names {
+    prefixes: &["transformer.", ""],
+    embeddings: "wte",
+    positions: "wpe",
+    final_norm: "ln_f",
+    layers: "h",
+    attention_norm: "ln_1",
+    qkv: &["attn.c_attn"],
+    out: "attn.c_proj",
+    mlp_norm: "ln_2",
+    up: &["mlp.c_fc"],
+    down: "mlp.c_proj",
+    transposed: true,
+    ..LLAMA
+};
+
+impl Names {
+    pub fn of(family: Family) -> &'static Self {
+        match family {
+            Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => &LLAMA,
+            Family::Mixtral => &MIXTRAL,
+            Family::Phi3 => &PHI3,
+            Family::Gemma2 | Family::Gemma3 => &GEMMA,
+            Family::Opt => &OPT,
+            Family::Gpt2 => &GPT2,
+        }
+    }
+}
