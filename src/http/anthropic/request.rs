@@ -3,7 +3,7 @@
 use super::messages::{self, text_blocks};
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
-use crate::http::openai::{Request, in_range, parse_fields};
+use crate::http::openai::{Request, in_range, null_as_default, parse_fields};
 use crate::http::translate::{ChatBody, FieldNames, object, optional_string, string, wrong_type};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -35,6 +35,11 @@ pub(super) struct MessagesFields {
     /// Functions that the model may call. Tools that run on Anthropic's servers are refused.
     #[schema(value_type = Option<Vec<MessageTool>>)]
     tools: Option<Vec<Value>>,
+    /// Answer as events with names, the last of which is message_stop, or error.
+    #[allow(dead_code, reason = "the chat request has it too, and reads it")]
+    #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
+    stream: bool,
     /// An object of type auto, any, tool (with a name) or none; disable_parallel_tool_use: true for one call at most.
     #[schema(value_type = Option<Object>)]
     tool_choice: Option<Map<String, Value>>,

@@ -73,6 +73,11 @@ pub(super) struct ResponsesFields {
     /// Accepted, as true is OpenAI's default. Nothing is stored.
     #[allow(dead_code, reason = "only its type is checked")]
     store: Option<bool>,
+    /// Answer as events with names, the last of which is response.completed, response.incomplete or response.failed.
+    #[allow(dead_code, reason = "the chat request has it too, and reads it")]
+    #[serde(deserialize_with = "null_as_default")]
+    #[schema(default = false)]
+    stream: bool,
     /// Only false: background responses would have to be stored.
     #[serde(deserialize_with = "null_as_default")]
     #[schema(default = false)]
