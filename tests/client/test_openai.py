@@ -325,3 +325,47 @@ def test_a_signal_lets_running_requests_end():
             *_, last = events
         assert last.usage.completion_tokens == 400
         assert leaving.process.wait(timeout=30) == 0
+
+
+def test_embeddings(client):
+    inputs = ["The tide comes in.", "The tide comes in.", "Blocks of memory."]
+    answer = client.embeddings.create(model="demo", input=inputs)
+    first, same, other = (np_free(item.embedding) for item in answer.data)
+    assert first == same != other
+    assert abs(sum(x * x for x in first) - 1) < 1e-5
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens > 0
+    plain = client.embeddings.create(model="demo", input=inputs[2], encoding_format="float", dimensions=len(other))
+    assert max(abs(a - b) for a, b in zip(plain.data[0].embedding, other)) < 1e-5
+    mean = client.embeddings.create(model="demo", input=inputs[2], extra_body={"pooling": "mean"})
+    assert np_free(mean.data[0].embedding) != other
+    with pytest.raises(openai.BadRequestError, match="dimensions"):
+        client.embeddings.create(model="demo", input="a", dimensions=7)
+
+
+def np_free(values):
+    """The client decodes base64 to an array of numpy where that is installed."""
+    return [float(x) for x in values]
+
+
+def test_beams(client):
+    def search(**more):
+        return client.completions.create(
+            model="demo", prompt="The block table", max_tokens=12, logprobs=0, **more
+        )
+
+    beams = search(n=3, extra_body={"use_beam_search": True, "best_of": 4})
+    assert len({choice.text for choice in beams.choices}) == 3
+    scores = [sum(choice.logprobs.token_logprobs) / len(choice.logprobs.tokens) for choice in beams.choices]
+    assert scores == sorted(scores, reverse=True)
+    greedy = search(temperature=0)
+    assert sum(beams.choices[0].logprobs.token_logprobs) >= sum(greedy.choices[0].logprobs.token_logprobs) - 1e-3
+    with pytest.raises(openai.BadRequestError, match="stop"):
+        search(stop="a", extra_body={"use_beam_search": True})
+
+
+def test_bad_words(client):
+    def complete(**more):
+        return client.completions.create(model="demo", prompt="The block", max_tokens=12, temperature=0, **more)
+
+    word = complete().choices[0].text.split()[0]
+    assert word not in complete(extra_body={"bad_words": [word]}).choices[0].text.split()[:1]

@@ -11,7 +11,6 @@ fn least(name: &str) -> Value {
         "EmbeddingRequest" | "ResponseRequest" => json!({"input": "hi"}),
         "MessageRequest" => json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}),
         "CountTokensRequest" => json!({"messages": [{"role": "user", "content": "hi"}]}),
-        "EmbeddingRequest" => json!({"input": "hi"}),
         "DetokenizeRequest" => json!({"tokens": [1]}),
         other => panic!("say here what a {other} has at least"),
     }
