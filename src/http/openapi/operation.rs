@@ -152,7 +152,7 @@ impl Operation {
         let event = json!({
             "type": "object",
             "description": "One event. The last of some streams has the data [DONE].",
-            "properties": {"data": data, "event": {"type": "string"}},
+            "properties": {"data": {"anyOf": [data, {"const": "[DONE]"}]}, "event": {"type": "string"}},
             "required": ["data"],
         });
         self.media::<T>("text/event-stream", event, about)
