@@ -1,0 +1,117 @@
+//! Who comes in: new requests, and those that had yielded.
+
+use super::Scheduler;
+use super::commit::publish;
+use crate::engine::allocation::{Admit, Demand};
+use crate::engine::plan::StepPlan;
+use crate::engine::policy::Admission;
+use crate::engine::sequence::{Rank, SeqState, Sequence};
+use crate::ids::{BlockId, RequestId};
+use crate::sampling::params::Pooling;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+impl Scheduler {
+    /// The head of the queue, as long as it might fit.
+    pub(super) fn candidates(&mut self, demand: &Demand) -> Vec<Admit> {
+        let released: usize = demand.release.iter().map(|table| table.len()).sum();
+        let mut room = self.available + released;
+        let most = demand.seats.min(demand.token_budget);
+        let block_size = self.config.block_size;
+        let mut admit = Vec::new();
+        for seq in self.waiting.values_mut().take(most) {
+            if seq.is_beam() && !may_join(seq, &self.running, &self.requests, block_size) {
+                break;
+            }
+            let is_beam = seq.is_beam();
+            let (num_tokens, num_swapped) = match &seq.state {
+                SeqState::Swapped(_) => (seq.num_tokens(), seq.num_computed),
+                _ => (seq.num_tokens(), 0),
+            };
+            let mut usable_hashes = (num_tokens - 1) / block_size;
+            if seq.params.prompt_logprobs.is_some() && seq.sample == 0 {
+                // The logits of every prompt token are wanted once.
+                let missing = seq.prompt_logprobs.len() + 1 < seq.prompt.len();
+                usable_hashes = if missing { seq.prompt_logprobs.len() / block_size } else { usable_hashes };
+            }
+            if seq.params.pooling == Some(Pooling::Mean) {
+                // So are the states of every token.
+                usable_hashes = usable_hashes.min(seq.pooled.num_rows / block_size);
+            }
+            seq.extend_hashes(&self.hasher, block_size, usable_hashes);
+            let blocks = num_tokens.div_ceil(block_size);
+            admit.push(Admit {
+                seq: seq.rank.seq,
+                hashes: seq.hashes.clone(),
+                usable_hashes,
+                num_tokens,
+                num_swapped,
+                seats: seq.seats().min(self.config.max_num_seqs),
+                // The last token of a beam waits for the other beams.
+                num_held_back: usize::from(seq.is_beam() && self.requests[&seq.rank.request].len() > 1),
+            });
+            if blocks > room {
+                break; // only cached blocks could make it fit: ask for this one, and no further
+            }
+            room -= blocks;
+            if is_beam {
+                break;
+            }
+        }
+        admit
+    }
+
+    /// Takes up a sequence with the blocks that it was given.
+    pub(super) fn admit(
+        &mut self,
+        mut seq: Sequence,
+        cached: Vec<BlockId>,
+        blocks: Vec<BlockId>,
+        scheduled: usize,
+        plan: &mut StepPlan,
+    ) -> Sequence {
+        let num_cached = cached.len();
+        let cached_tokens = num_cached * self.config.block_size;
+        let mut table = cached;
+        table.extend(blocks);
+        match std::mem::replace(&mut seq.state, SeqState::Running) {
+            SeqState::Swapped(swapped) => {
+                let pairs = swapped.iter().copied().zip(table.iter().copied()).skip(num_cached);
+                self.stats.blocks_in += swapped.len().saturating_sub(num_cached);
+                plan.swap_in.extend(pairs);
+                seq.num_computed = seq.num_computed.max(cached_tokens);
+                self.num_swapped -= 1;
+                self.pending_swap.push(swapped);
+            }
+            _ => seq.num_computed = cached_tokens,
+        }
+        if seq.cached_tokens.is_none() {
+            let (request, prompt_tokens) = (seq.rank.request, seq.prompt.len());
+            self.admissions.push(Admission { request, prompt_tokens, cached_tokens });
+            seq.cached_tokens = Some(cached_tokens);
+            seq.high_water = cached_tokens;
+        }
+        seq.admitted_tokens = seq.num_tokens();
+        seq.table = Arc::new(table);
+        seq.num_published = num_cached;
+        // What was copied in can be shared at once: no plan reads it before this one has been carried out.
+        publish(&mut seq, &self.hasher, self.config.block_size, &mut self.pending.publish);
+        seq.scheduled = scheduled;
+        seq
+    }
+}
+
+/// Whether a waiting beam can be admitted: one after the other, so that each finds the blocks that it shares with those
+/// before it under their names. Otherwise beams that have yielded could need more memory than they had.
+fn may_join(
+    seq: &Sequence,
+    running: &BTreeMap<Rank, Sequence>,
+    requests: &HashMap<RequestId, Vec<Rank>>,
+    block_size: usize,
+) -> bool {
+    let mut others = requests[&seq.rank.request].iter().filter_map(|rank| running.get(rank));
+    let is_complete = |beam: &Sequence| {
+        beam.num_computed + 1 == beam.num_tokens() && beam.num_published == beam.num_computed / block_size
+    };
+    others.all(is_complete)
+}
