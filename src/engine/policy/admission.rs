@@ -20,10 +20,11 @@ impl Scheduler {
         let block_size = self.config.block_size;
         let mut admit = Vec::new();
         for seq in self.waiting.values_mut().take(most) {
-            if seq.is_beam() && !may_join(seq, &self.running, &self.requests, block_size) {
+            // The prompt of a search comes in like any other.
+            let is_one_of_many = seq.is_beam() && self.requests[&seq.rank.request].len() > 1;
+            if is_one_of_many && !may_join(seq, &self.running, &self.requests, block_size) {
                 break;
             }
-            let is_beam = seq.is_beam();
             let (num_tokens, num_swapped) = match &seq.state {
                 SeqState::Swapped(_) => (seq.num_tokens(), seq.num_computed),
                 _ => (seq.num_tokens(), 0),
@@ -48,13 +49,13 @@ impl Scheduler {
                 num_swapped,
                 seats: seq.seats().min(self.config.max_num_seqs),
                 // The last token of a beam waits for the other beams.
-                num_held_back: usize::from(seq.is_beam() && self.requests[&seq.rank.request].len() > 1),
+                num_held_back: usize::from(is_one_of_many),
             });
             if blocks > room {
                 break; // only cached blocks could make it fit: ask for this one, and no further
             }
             room -= blocks;
-            if is_beam {
+            if is_one_of_many {
                 break;
             }
         }
