@@ -40,9 +40,9 @@ impl Server {
             .spawn()
             .expect("the binary runs");
         let stdout = BufReader::new(process.stdout.take().expect("stdout is piped"));
-        let lines: Vec<String> = stdout.lines().take(7).map(|line| line.expect("UTF-8")).collect();
-        let addr = lines.iter().find_map(|line| line.trim().strip_prefix("listening  http://")).map(str::to_owned);
-        Self { process, addr: addr.unwrap_or_else(|| panic!("no address in {lines:?}")) }
+        let mut lines = stdout.lines().map(|line| line.expect("UTF-8"));
+        let addr = lines.find_map(|line| line.trim().strip_prefix("listening  http://").map(str::to_owned));
+        Self { process, addr: addr.expect("the server says where it listens") }
     }
 
     /// Sends a request on a connection of its own; the connection, with the answer coming.

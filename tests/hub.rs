@@ -534,8 +534,8 @@ fn the_server_and_the_doctor_know_a_hub_model() {
 
     let serve = ["serve", "--port", "0", "--num-device-blocks", "64", "--model", MODEL];
     let mut server = user.command(&serve).stderr(Stdio::null()).spawn().unwrap();
-    let lines = BufReader::new(server.stdout.take().unwrap()).lines().map(|line| line.unwrap());
-    let address = lines.take(7).find_map(|line| Some(line.trim().strip_prefix("listening  http://")?.to_owned()));
+    let mut lines = BufReader::new(server.stdout.take().unwrap()).lines().map(|line| line.unwrap());
+    let address = lines.find_map(|line| Some(line.trim().strip_prefix("listening  http://")?.to_owned()));
     let mut connection = TcpStream::connect(address.expect("it listens")).unwrap();
     connection.write_all(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
     let mut models = String::new();
