@@ -179,7 +179,8 @@ fn structured_outputs(body: &Value) -> Result<Option<GrammarRequest>, ApiError> 
         Some(Value::Object(fields)) => fields,
         Some(other) => return Err(wrong(PARAM, "an object", Some(other))),
     };
-    let given: Vec<&str> = KINDS.into_iter().filter(|kind| fields.get(*kind).is_some_and(asks)).collect();
+    let given: Vec<&str> =
+        KINDS.into_iter().filter(|kind| fields.get(*kind).is_some_and(|value| asks(kind, value))).collect();
     let kind = match given[..] {
         [kind] => kind,
         [first, second, ..] => return Err(exclusive(&format!("{PARAM}.{second}"), &format!("{PARAM}.{first}"))),
@@ -219,7 +220,7 @@ fn whitespace(prefix: &str, name: &str, fields: &Map<String, Value>, none: bool)
 
 fn guided(body: &Value) -> Result<Option<GrammarRequest>, ApiError> {
     let Value::Object(fields) = body else { return Ok(None) };
-    let asked = |kind: &str| fields.get(&format!("guided_{kind}")).is_some_and(asks);
+    let asked = |kind: &str| fields.get(&format!("guided_{kind}")).is_some_and(|value| asks(kind, value));
     let given: Vec<&str> = KINDS.into_iter().filter(|kind| asked(kind)).collect();
     let kind = match given[..] {
         [] => return Ok(None),
@@ -233,12 +234,16 @@ fn guided(body: &Value) -> Result<Option<GrammarRequest>, ApiError> {
 }
 
 fn gbnf(body: &Value) -> Result<Option<GrammarRequest>, ApiError> {
-    body.get("grammar").filter(|value| asks(value)).map(|value| constraint("grammar", "grammar", value)).transpose()
+    body.get("grammar")
+        .filter(|value| asks("grammar", value))
+        .map(|value| constraint("grammar", "grammar", value))
+        .transpose()
 }
 
-/// Clients send empty texts and `false` for "none".
-fn asks(value: &Value) -> bool {
-    !matches!(value, Value::Null | Value::Bool(false)) && value.as_str() != Some("")
+/// Clients send empty texts, and `false` where a flag is due, for "none".
+fn asks(kind: &str, value: &Value) -> bool {
+    let is_off = *value == Value::Bool(false) && kind == "json_object";
+    !is_off && !value.is_null() && value.as_str() != Some("")
 }
 
 fn constraint(kind: &str, param: &str, value: &Value) -> Result<GrammarRequest, ApiError> {
@@ -248,7 +253,8 @@ fn constraint(kind: &str, param: &str, value: &Value) -> Result<GrammarRequest, 
             // vLLM takes the schema as text too.
             Value::String(text) => serde_json::from_str(text)
                 .map_err(|error| ApiError::invalid(param, format!("{param} is not JSON: {error}")))?,
-            schema => schema.clone(),
+            schema if schema.is_object() => schema.clone(),
+            other => return Err(wrong(param, "a JSON schema, or one in a string", Some(other))),
         }),
         "json_object" if *value == Value::Bool(true) => GrammarSpec::JsonObject,
         "json_object" => return Err(wrong(param, "a boolean", Some(value))),
@@ -315,6 +321,19 @@ mod tests {
             json!({"grammar": "", "guided_regex": ""}),
         ] {
             assert_eq!(grammar(&body).unwrap(), None, "{body}");
+        }
+    }
+
+    #[test]
+    fn a_flag_is_no_schema() {
+        for (body, param) in [
+            (json!({"guided_json": false}), "guided_json"),
+            (json!({"guided_json": true}), "guided_json"),
+            (json!({"structured_outputs": {"json": false}}), "structured_outputs.json"),
+            (json!({"grammar": false}), "grammar"),
+            (json!({"guided_regex": false}), "guided_regex"),
+        ] {
+            assert_eq!(grammar(&body).unwrap_err().param.as_deref(), Some(param), "{body}");
         }
     }
 
