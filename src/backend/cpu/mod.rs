@@ -37,7 +37,8 @@ use crate::ids::BlockId;
 use attention::{Attention, Workspace};
 use elementwise::NormParams;
 use gemm::Linear;
-use memory::{Buffer, KvPools, Shared};
+use memory::{Arena, KvPools, Shared};
+use pack::On;
 use sampling::Sampling;
 use std::ops::Range;
 use team::{MAX_MEMBERS, Team};
@@ -55,6 +56,7 @@ pub struct CpuOptions {
 pub struct CpuBackend {
     isa: Isa,
     team: Team,
+    arena: Arena,
     batch: Batch,
     kv: Option<KvPools>,
     products: gemm::Workspace,
@@ -78,6 +80,7 @@ impl CpuBackend {
             Team::new(threads).map_err(|error| StartError::new(format!("cannot start {threads} threads: {error}")))?;
         Ok(Self {
             isa,
+            arena: Arena::default(),
             batch: Batch::default(),
             kv: None,
             products: gemm::Workspace::new(team.num_members())?,
@@ -106,6 +109,10 @@ impl CpuBackend {
 
     fn kv(&self) -> &KvPools {
         self.kv.as_ref().expect("the KV pools are allocated before they are used")
+    }
+
+    fn on(&self) -> On<'_> {
+        On { arena: &self.arena, team: &self.team }
     }
 
     fn num_rows(&self) -> usize {
@@ -171,7 +178,7 @@ impl Backend for CpuBackend {
     type ExpertsWorkspace = CpuExpertsWorkspace;
 
     fn matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<CpuMatrix, StartError> {
-        CpuMatrix::pack(parts, dtype, &self.team)
+        CpuMatrix::pack(parts, dtype, self.on())
     }
 
     fn random_matrix(&self, n: usize, k: usize, dtype: DType, seed: u64) -> Result<CpuMatrix, StartError> {
@@ -180,7 +187,7 @@ impl Backend for CpuBackend {
     }
 
     fn matrices(&self, count: usize, parts: &[HostTensor<'_>], dtype: DType) -> Result<Vec<CpuMatrix>, StartError> {
-        CpuMatrix::pack_several(count, parts, dtype, &self.team)
+        CpuMatrix::pack_several(count, parts, dtype, self.on())
     }
 
     fn random_matrices(
@@ -191,7 +198,7 @@ impl Backend for CpuBackend {
         dtype: DType,
         seed: u64,
     ) -> Result<Vec<CpuMatrix>, StartError> {
-        CpuMatrix::random((count, n, k), dtype, seed, &self.team)
+        CpuMatrix::random((count, n, k), dtype, seed, self.on())
     }
 
     fn vector(&self, parts: &[HostTensor<'_>]) -> Result<CpuVector, StartError> {
@@ -200,7 +207,7 @@ impl Backend for CpuBackend {
     }
 
     fn tensor(&self, max_rows: usize, cols: usize, _: TensorRole) -> Result<CpuTensor, StartError> {
-        let data = Buffer::zeroed(max_rows.saturating_mul(cols), "activations")?;
+        let data = self.arena.zeroed(max_rows.saturating_mul(cols), "activations")?;
         Ok(CpuTensor { data, max_rows, cols })
     }
 
