@@ -11,6 +11,7 @@
 //! summed up from several tasks in an order that could vary.
 
 mod attention;
+mod countable;
 mod elementwise;
 mod experts;
 mod gemm;
