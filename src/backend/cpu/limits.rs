@@ -21,7 +21,7 @@ pub struct Limits {
 }
 
 /// More than the caches hold.
-const READ_BYTES: usize = 512 << 20;
+const READ_BYTES: usize = 1 << 30;
 /// A task of reading.
 const PART_BYTES: usize = 1 << 20;
 /// What one way to do it is tried for.
@@ -31,7 +31,7 @@ const RUNS: usize = 1 << 14;
 
 impl CpuBackend {
     /// Measures for about two seconds, with all threads; products are those of weights in `dtype`. Nothing else should
-    /// run meanwhile. Fails where there is no memory to read, which is half a GiB.
+    /// run meanwhile. Fails where there is no memory to read, which is a GiB.
     pub fn measure_limits(&self, dtype: DType) -> Result<Limits, StartError> {
         Ok(Limits { read_bytes_per_s: self.measure_reads()?, flops_per_s: self.measure_products(dtype) })
     }
