@@ -27,7 +27,7 @@ const PRODUCTS: [(&str, usize, usize); 5] = [
 ];
 const ROWS: [usize; 6] = [1, 4, 8, 32, 128, 512];
 /// Copies of a matrix, used in turn, so that the weights come from memory and not from the cache.
-const COLD_BYTES: usize = 512 << 20;
+const COLD_BYTES: usize = 1 << 30;
 const NUM_LAYERS: usize = 16;
 const BLOCK_SIZE: usize = 16;
 const SHAPE: AttentionShape =

@@ -22,15 +22,16 @@ pub struct Limits {
 
 /// More than the caches hold.
 const READ_BYTES: usize = 1 << 30;
-/// A task of reading.
-const PART_BYTES: usize = 1 << 20;
+/// Streams of a task, side by side as the weights' panels are, with their gaps: at powers of two they would compete for
+/// a few sets of the cache.
+const STREAMS: usize = 4;
 /// What one way to do it is tried for.
 const TRY_FOR: Duration = Duration::from_millis(200);
 /// Runs over all accumulators in one measurement: some tens of microseconds on anything.
 const RUNS: usize = 1 << 14;
 
 impl CpuBackend {
-    /// Measures for about two seconds, with all threads; products are those of weights in `dtype`. Nothing else should
+    /// Measures for some seconds, with all threads; products are those of weights in `dtype`. Nothing else should
     /// run meanwhile. Fails where there is no memory to read, which is a GiB.
     pub fn measure_limits(&self, dtype: DType) -> Result<Limits, StartError> {
         Ok(Limits { read_bytes_per_s: self.measure_reads()?, flops_per_s: self.measure_products(dtype) })
@@ -40,17 +41,20 @@ impl CpuBackend {
         let mut data = Buffer::<u8>::zeroed(READ_BYTES, "measuring how fast it is read")?;
         data.as_mut_slice().fill(1);
         let data = data.as_slice();
-        // As in the weights' panels, streams of one task lie side by side; which distance is best is the machine's.
-        let ways = [(64 << 10, true), (256 << 10, true), (64 << 10, false), (256 << 10, false)];
-        let times = ways.map(|(stream_bytes, prefetch)| {
-            shortest(|| {
-                self.team.for_each(READ_BYTES / PART_BYTES, |part| {
-                    let part = &data[part * PART_BYTES..][..PART_BYTES];
+        // Which way is best, is the machine's.
+        let ways = [(65 << 10, true), (260 << 10, true), (65 << 10, false), (260 << 10, false)];
+        let rates = ways.map(|(stream_bytes, prefetch)| {
+            let parts = data.chunks_exact(STREAMS * stream_bytes);
+            let (num_parts, part_bytes) = (parts.len(), STREAMS * stream_bytes);
+            let pass = shortest(|| {
+                self.team.for_each(num_parts, |part| {
+                    let part = &data[part * part_bytes..][..part_bytes];
                     black_box(self.isa.run(Read { part, stream_bytes, prefetch }));
                 });
-            })
+            });
+            (num_parts * part_bytes) as f64 / pass.as_secs_f64()
         });
-        Ok(READ_BYTES as f64 / best(&times))
+        Ok(rates.into_iter().fold(0.0, f64::max))
     }
 
     fn measure_products(&self, dtype: DType) -> f64 {
@@ -93,13 +97,9 @@ fn shortest(mut call: impl FnMut()) -> Duration {
     shortest
 }
 
-fn best(times: &[Duration]) -> f64 {
-    times.iter().map(Duration::as_secs_f64).fold(f64::INFINITY, f64::min)
-}
-
-/// Reads `part` once, in groups of four streams.
+/// Reads `part` once, as [`STREAMS`] streams.
 struct Read<'a> {
-    /// Whole groups.
+    /// `[STREAMS * stream_bytes]`
     part: &'a [u8],
     stream_bytes: usize,
     prefetch: bool,
@@ -110,19 +110,17 @@ impl Kernel for Read<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> f32 {
-        const STREAMS: usize = 4;
         const STEP_BYTES: usize = 4 * LANES;
+        assert!(self.part.len() >= STREAMS * self.stream_bytes);
         let mut sums = [simd.splat(0.0); STREAMS];
-        for group in self.part.chunks_exact(STREAMS * self.stream_bytes) {
-            let group = group.as_ptr();
-            for step in 0..self.stream_bytes / STEP_BYTES {
-                for (stream, sum) in sums.iter_mut().enumerate() {
-                    let at = group.wrapping_add(stream * self.stream_bytes + step * STEP_BYTES);
-                    // SAFETY: within the group.
-                    *sum = simd.add(*sum, unsafe { simd.load(at.cast()) });
-                    if self.prefetch {
-                        simd.prefetch(at.wrapping_add(2048));
-                    }
+        let begin = self.part.as_ptr();
+        for step in 0..self.stream_bytes / STEP_BYTES {
+            for (stream, sum) in sums.iter_mut().enumerate() {
+                let at = begin.wrapping_add(stream * self.stream_bytes + step * STEP_BYTES);
+                // SAFETY: a whole step of a stream, which is within the part.
+                *sum = simd.add(*sum, unsafe { simd.load(at.cast()) });
+                if self.prefetch {
+                    simd.prefetch(at.wrapping_add(2048));
                 }
             }
         }

@@ -185,3 +185,30 @@ impl fmt::Display for KindReport {
 fn times_floor(seconds: f64, floor_s: f64) -> String {
     if floor_s > 0.0 { format!("{:.2}", seconds / floor_s) } else { "-".into() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::profile::Work;
+
+    #[test]
+    fn the_floor_is_the_longer_of_memory_and_arithmetic() {
+        let machine = Machine { isa: "avx2", threads: 2, read_gb_per_s: 50.0, tflop_per_s: 0.5 };
+        let line = |memory_bytes, activation_bytes, flops| {
+            let work = Work { memory_bytes, activation_bytes, flops };
+            let totals = Totals { calls: 3, time: Duration::from_millis(100), work };
+            PhaseLine::new(&machine, Phase::Up, &totals, Duration::from_millis(400))
+        };
+        let near = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-9;
+        let decoding = line(1_000_000_000, 0, 1_000_000_000);
+        assert!(near(decoding.floor_s, 0.02) && near(decoding.gb_per_s, 10.0) && near(decoding.share_of_reads, 0.2));
+        assert!(near(decoding.share, 0.25) && near(decoding.tflop_per_s, 0.01), "{decoding:?}");
+        let prefill = line(1_000_000_000, 0, 25_000_000_000);
+        assert!(near(prefill.floor_s, 0.05) && near(prefill.share_of_peak, 0.5), "{prefill:?}");
+        let cached = line(0, 4_000_000_000, 0);
+        assert!(
+            cached.floor_s == 0.0 && near(cached.gb_per_s, 40.0),
+            "activations need not leave the caches: {cached:?}"
+        );
+    }
+}
