@@ -5,16 +5,19 @@
 //! - `team`: the threads.
 //! - `pack`, `gemm`: weights and matrix products; `experts`; `attention`; `elementwise`: everything else.
 //! - `sampling`: from logits to tokens.
+//! - `countable`, `limits`: what a profile is made of.
 //! - `tensors`: activations; `memory`: buffers and the pools of KV blocks.
 //!
 //! Results do not depend on the number of threads: work is cut into tasks that own their outputs, and no output is
 //! summed up from several tasks in an order that could vary.
 
 mod attention;
+mod countable;
 mod elementwise;
 mod experts;
 mod gemm;
 mod isa;
+mod limits;
 mod memory;
 mod pack;
 mod sampling;
@@ -25,6 +28,7 @@ mod tensors;
 pub use elementwise::CpuRopeTable;
 pub use experts::CpuExpertsWorkspace;
 pub use isa::Isa;
+pub use limits::Limits;
 pub use pack::CpuMatrix;
 pub use tensors::{CpuTensor, CpuVector};
 

@@ -85,6 +85,39 @@ impl Drop for Tiles {
     }
 }
 
+/// Floating-point operations of one run of [`run_from_registers`].
+pub(in super::super) const PEAK_FLOPS: usize = 4 * 2 * LANES * LANES * BF16_K_BLOCK;
+
+/// Tile products that load and store nothing: the most that the tiles can do.
+///
+/// # Safety
+/// AMX is available.
+pub(in super::super) unsafe fn run_from_registers(runs: usize) {
+    // SAFETY: the caller's.
+    unsafe {
+        let _tiles = Tiles::configure(LANES, LANES);
+        asm!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "tilezero tmm4",
+            "tilezero tmm5",
+            "tilezero tmm6",
+            "tilezero tmm7",
+            "2:",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "dec {runs}",
+            "jnz 2b",
+            runs = inout(reg) runs.max(1) => _,
+            options(nostack),
+        );
+    }
+}
+
 /// Rows from which on [`run_blocked`] is faster.
 pub(super) const BLOCKED_FROM_ROWS: usize = 2 * BLOCK_ROWS + 1;
 /// Rows and panels of one call of [`run_blocked`] at most.
