@@ -32,6 +32,21 @@ impl Numbers {
         (self.bits() % n as u64) as usize
     }
 
+    /// From `low` to `high`, both included.
+    pub fn between(&mut self, low: usize, high: usize) -> usize {
+        low + self.below(high - low + 1)
+    }
+
+    /// From 1 to `max`, small ones as often as large ones.
+    pub fn size(&mut self, max: usize) -> usize {
+        let fraction = (f64::from(self.next()) + 1.0) / 2.0;
+        ((max as f64 + 1.0).powf(fraction) as usize).clamp(1, max)
+    }
+
+    pub fn chance(&mut self, one_in: usize) -> bool {
+        self.below(one_in) == 0
+    }
+
     pub fn next(&mut self) -> f32 {
         (self.bits() >> 40) as f32 / (1u32 << 23) as f32 - 1.0
     }
