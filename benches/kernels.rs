@@ -8,7 +8,8 @@
 use criterion::{BenchmarkId, Criterion, Throughput};
 use pagetide::backend::cpu::{CpuBackend, CpuMatrix, CpuOptions, CpuTensor};
 use pagetide::backend::{
-    Activation, AttentionShape, Backend, Batch, BatchSeq, DType, HostTensor, KvLayout, Norm, NormKind, TensorRole,
+    Activation, AttentionShape, Backend, Batch, BatchSeq, DType, HostTensor, KvLayout, NO_SOURCE, Norm, NormKind,
+    TensorRole,
 };
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -38,7 +39,8 @@ fn weights(len: usize) -> Vec<u8> {
 }
 
 fn batch(rows: usize) -> Batch {
-    Batch { tokens: vec![0; rows], positions: vec![0; rows], slots: vec![0; rows], ..Batch::default() }
+    let token_sources = vec![NO_SOURCE; rows];
+    Batch { tokens: vec![0; rows], token_sources, positions: vec![0; rows], slots: vec![0; rows], ..Batch::default() }
 }
 
 struct Product {
