@@ -5,8 +5,11 @@ use pagetide::backend::{Backend, Batch, BatchSeq, DType, HostTensor, NO_SOURCE, 
 
 pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
+/// The instruction sets of this machine, or the one that `KERNEL_ISA` names.
 pub fn isas() -> impl Iterator<Item = Isa> {
-    Isa::ALL.into_iter().filter(|isa| isa.is_available())
+    let wanted: Option<Isa> = std::env::var("KERNEL_ISA").ok().map(|name| name.parse().unwrap());
+    assert!(wanted.is_none_or(Isa::is_available), "this machine lacks KERNEL_ISA");
+    Isa::ALL.into_iter().filter(move |isa| isa.is_available() && wanted.is_none_or(|wanted| wanted == *isa))
 }
 
 pub fn backend(isa: Isa, threads: usize) -> CpuBackend {
