@@ -8,6 +8,7 @@
 //! cached sequence return the same bytes. On a GPU it holds where `device.batch_invariant` asks for it.
 
 pub mod cpu;
+#[cfg(not(kernels_alone))]
 pub mod cuda;
 pub mod profile;
 

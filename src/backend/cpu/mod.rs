@@ -41,7 +41,8 @@ use crate::ids::BlockId;
 use attention::{Attention, Workspace};
 use elementwise::NormParams;
 use gemm::Linear;
-use memory::{Buffer, KvPools, Shared};
+use memory::{Arena, KvPools, Shared};
+use pack::On;
 use sampling::Sampling;
 use std::ops::Range;
 use team::{MAX_MEMBERS, Team};
@@ -59,6 +60,7 @@ pub struct CpuOptions {
 pub struct CpuBackend {
     isa: Isa,
     team: Team,
+    arena: Arena,
     batch: Batch,
     kv: Option<KvPools>,
     products: gemm::Workspace,
@@ -82,6 +84,7 @@ impl CpuBackend {
             Team::new(threads).map_err(|error| StartError::new(format!("cannot start {threads} threads: {error}")))?;
         Ok(Self {
             isa,
+            arena: Arena::default(),
             batch: Batch::default(),
             kv: None,
             products: gemm::Workspace::new(team.num_members())?,
@@ -110,6 +113,10 @@ impl CpuBackend {
 
     fn kv(&self) -> &KvPools {
         self.kv.as_ref().expect("the KV pools are allocated before they are used")
+    }
+
+    fn on(&self) -> On<'_> {
+        On { arena: &self.arena, team: &self.team }
     }
 
     fn num_rows(&self) -> usize {
@@ -175,7 +182,7 @@ impl Backend for CpuBackend {
     type ExpertsWorkspace = CpuExpertsWorkspace;
 
     fn matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<CpuMatrix, StartError> {
-        CpuMatrix::pack(parts, dtype, &self.team)
+        CpuMatrix::pack(parts, dtype, self.on())
     }
 
     fn random_matrix(&self, n: usize, k: usize, dtype: DType, seed: u64) -> Result<CpuMatrix, StartError> {
@@ -184,7 +191,7 @@ impl Backend for CpuBackend {
     }
 
     fn matrices(&self, count: usize, parts: &[HostTensor<'_>], dtype: DType) -> Result<Vec<CpuMatrix>, StartError> {
-        CpuMatrix::pack_several(count, parts, dtype, &self.team)
+        CpuMatrix::pack_several(count, parts, dtype, self.on())
     }
 
     fn random_matrices(
@@ -195,7 +202,7 @@ impl Backend for CpuBackend {
         dtype: DType,
         seed: u64,
     ) -> Result<Vec<CpuMatrix>, StartError> {
-        CpuMatrix::random((count, n, k), dtype, seed, &self.team)
+        CpuMatrix::random((count, n, k), dtype, seed, self.on())
     }
 
     fn vector(&self, parts: &[HostTensor<'_>]) -> Result<CpuVector, StartError> {
@@ -204,7 +211,7 @@ impl Backend for CpuBackend {
     }
 
     fn tensor(&self, max_rows: usize, cols: usize, _: TensorRole) -> Result<CpuTensor, StartError> {
-        let data = Buffer::zeroed(max_rows.saturating_mul(cols), "activations")?;
+        let data = self.arena.zeroed(max_rows.saturating_mul(cols), "activations")?;
         Ok(CpuTensor { data, max_rows, cols })
     }
 

@@ -83,6 +83,7 @@ fn isa(choice: config::Isa) -> Option<Isa> {
         config::Isa::Amx => Some(Isa::Amx),
         config::Isa::Avx512 => Some(Isa::Avx512),
         config::Isa::Avx2 => Some(Isa::Avx2),
+        config::Isa::Neon => Some(Isa::Neon),
         config::Isa::Portable => Some(Isa::Portable),
     }
 }
