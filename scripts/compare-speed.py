@@ -30,6 +30,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ENGINES = ["pagetide", "llama.cpp", "vllm"]
+# Where a page keeps the table.
+BEGIN, END = "<!-- compare-speed -->", "<!-- end of compare-speed -->"
 # Time for a server to answer /health.
 START_S = 600
 MIB = 1 << 20
@@ -277,6 +279,22 @@ def prefill_over_http(args, server, row):
     return {"prompt tok/s": int(tokens) / figures["ttft p50 ms"] * 1e3}
 
 
+def at_floor(args, row):
+    """A row's first measure, had Pagetide's steps taken no longer than memory and arithmetic must (`--roofline`)."""
+    options = ["--set", f"device.threads={args.threads}", "--set", f"device.isa={args.isa}", "--device", "cpu"]
+    options += ["--model", args.models[row.model][0], "--roofline", *shlex.split(args.pagetide_args)]
+    if row.kind == "prefill":
+        found = bench(args, ["latency", "--fixed", f"{row.args[0]}:1", "--num", "4", *options])
+    else:
+        work = [args.trace if arg == "TRACE" else arg for arg in row.args]
+        found = bench(args, ["serve", *work, *options])
+    result, kinds = found["result"], found["roofline"]["kinds"]
+    prompt, output = result["prompt_tokens"], result["output_tokens"]
+    tokens = {"prompt tok/s": prompt, "output tok/s": output, "total tok/s": prompt + output}[row.measures[0][0]]
+    floor_s, steps_s = sum(kind["floor_s"] for kind in kinds), found["roofline"]["steps_s"]
+    return {"at floor": tokens / floor_s, "times floor": steps_s / floor_s, "machine": found["roofline"]["machine"]}
+
+
 def pagetide_kv(args, server, row):
     """What Pagetide's memory must hold: the weights, and the KV blocks that the run filled."""
     directory = Path(args.models[row.model][0])
@@ -355,7 +373,7 @@ def medians(results, row, measure):
     return found
 
 
-def summarise(results, chosen):
+def summarise(results, floors, chosen):
     lines = []
     for row in chosen:
         for measure, larger_is_better in row.measures:
@@ -368,6 +386,8 @@ def summarise(results, chosen):
             runs = max(len(runs) for runs in results[row.name].values())
             goal = row.goal if measure == row.measures[0][0] else ""
             lines.append({"row": row.name, "work": f"{row.model}, {row.about}", "measure": measure, "goal": goal})
+            if measure == row.measures[0][0]:
+                lines[-1] |= {"floor": floors.get(row.name)}
             lines[-1] |= {"rounds": runs, "medians": by_engine, "ratio to the better peer": ratio}
     return lines
 
@@ -379,14 +399,24 @@ def number(value):
 
 
 def markdown(lines):
-    head = ["row", "work", "measure", "Pagetide", "llama.cpp", "vLLM", "ratio to the better peer", "goal"]
+    head = ["row", "work", "measure", "Pagetide", "llama.cpp", "vLLM"]
+    head += ["ratio to the better peer", "goal", "at the floor"]
     table = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for line in lines:
         engines = [number(line["medians"].get(engine)) for engine in ENGINES]
         ratio = "–" if line["ratio to the better peer"] is None else f"{line['ratio to the better peer']:.2f}"
-        cells = [f"`{line['row']}`", line["work"], line["measure"], *engines, ratio, line["goal"]]
+        floor = number(line["floor"]["at floor"]) if line.get("floor") else ""
+        cells = [f"`{line['row']}`", line["work"], line["measure"], *engines, ratio, line["goal"], floor]
         table.append("| " + " | ".join(cells) + " |")
     return "\n".join(table) + "\n"
+
+
+def write_markdown(path, table):
+    page = path.read_text() if path.exists() else ""
+    if BEGIN in page and END in page:
+        before, after = page.split(BEGIN, 1)[0], page.split(END, 1)[1]
+        table = f"{before}{BEGIN}\n\n{table}\n{END}{after}"
+    path.write_text(table)
 
 
 def parse(argv):
@@ -408,7 +438,8 @@ def parse(argv):
     parser.add_argument("--vllm-args", default="")
     parser.add_argument("--port", type=int, default=18200, metavar="N")
     parser.add_argument("--json", metavar="FILE", help="written after every row, so that nothing is lost")
-    parser.add_argument("--markdown", metavar="FILE")
+    parser.add_argument("--markdown", metavar="FILE", help="the table; of a page, between its markers")
+    parser.add_argument("--floor", action="store_true", help="after the rounds, the floor of each row by --roofline")
     parser.add_argument("--list", action="store_true", help="show the rows")
     args = parser.parse_args(argv)
     args.models = {}
@@ -454,16 +485,16 @@ def main(argv):
     all_rows, chosen, engines = choose(parser, args)
     # So that servers are stopped when this is.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
-    results, loads, errors = {}, [], []
+    results, floors, loads, errors = {}, {}, [], []
 
     def save():
-        lines = summarise(results, chosen)
+        lines = summarise(results, floors, chosen)
         if args.json:
             report = {"command": shlex.join([sys.argv[0], *argv]), "threads": args.threads, "isa": args.isa}
             report |= {"errors": errors, "load_averages": loads, "summary": lines, "runs": results}
             Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
         if args.markdown:
-            Path(args.markdown).write_text(markdown(lines))
+            write_markdown(Path(args.markdown), markdown(lines))
         return lines
 
     def failed(turn, engine, what, error):
@@ -488,6 +519,12 @@ def main(argv):
                 take_turn(args, engine, all_rows, chosen, record)
             except (RuntimeError, OSError) as error:
                 failed(turn, engine, "its server", error)
+    for row in chosen if args.floor else []:
+        if row.kind in ("serve", "prefill"):
+            try:
+                floors[row.name] = at_floor(args, row)
+            except RuntimeError as error:
+                failed("floor", "pagetide", row.name, error)
     print(markdown(save()))
     return 1 if errors else 0
 
