@@ -9,181 +9,18 @@
 //! activations are counted apart, because they need not leave the caches. Floating-point operations are those of
 //! matrix products and of attention.
 
+mod totals;
+
+pub use totals::{Phase, Profile, StepKind, StepTotals, Totals, Work};
+
 use super::{
     Activation, AttentionShape, Backend, Batch, BatchSeq, DType, Experts, ExpertsShape, Heads, HostTensor, KvLayout,
     LogitsRequest, LogitsResult, Norm, Rope, TensorRole,
 };
 use crate::error::StartError;
 use crate::ids::BlockId;
-use std::ops::{AddAssign, Range};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::ops::Range;
 use std::time::{Duration, Instant};
-
-/// What a step does, in its order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    Embedding,
-    Norms,
-    /// The product to Q, K and V.
-    Qkv,
-    /// Rotary embedding, and writing K and V into the cache.
-    RopeAndKv,
-    Attention,
-    /// The product behind attention.
-    Output,
-    /// The product to gate and up.
-    Up,
-    Activation,
-    Down,
-    /// Layers of experts: router, products and mixing.
-    Experts,
-    Vocabulary,
-    Sampling,
-    /// Of KV blocks and of rows.
-    Copies,
-    /// What a step does besides: preparing the batch, and the calls themselves.
-    Between,
-}
-
-impl Phase {
-    pub const ALL: [Phase; 14] = [
-        Phase::Embedding,
-        Phase::Norms,
-        Phase::Qkv,
-        Phase::RopeAndKv,
-        Phase::Attention,
-        Phase::Output,
-        Phase::Up,
-        Phase::Activation,
-        Phase::Down,
-        Phase::Experts,
-        Phase::Vocabulary,
-        Phase::Sampling,
-        Phase::Copies,
-        Phase::Between,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Phase::Embedding => "embedding",
-            Phase::Norms => "norms",
-            Phase::Qkv => "qkv product",
-            Phase::RopeAndKv => "rope + kv write",
-            Phase::Attention => "attention",
-            Phase::Output => "output product",
-            Phase::Up => "up product",
-            Phase::Activation => "activation",
-            Phase::Down => "down product",
-            Phase::Experts => "experts",
-            Phase::Vocabulary => "vocabulary",
-            Phase::Sampling => "sampling",
-            Phase::Copies => "copies",
-            Phase::Between => "between",
-        }
-    }
-}
-
-/// The work of operations, as shapes tell it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Work {
-    /// Of weights and of the KV cache.
-    pub memory_bytes: u64,
-    pub activation_bytes: u64,
-    pub flops: u64,
-}
-
-impl AddAssign for Work {
-    fn add_assign(&mut self, other: Self) {
-        self.memory_bytes += other.memory_bytes;
-        self.activation_bytes += other.activation_bytes;
-        self.flops += other.flops;
-    }
-}
-
-/// What the operations of one phase came to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
-    pub calls: u64,
-    pub time: Duration,
-    pub work: Work,
-}
-
-impl AddAssign for Totals {
-    fn add_assign(&mut self, other: Self) {
-        self.calls += other.calls;
-        self.time += other.time;
-        self.work += other.work;
-    }
-}
-
-/// What the sequences of a step do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StepKind {
-    /// Each has one row.
-    Decode,
-    /// Each has several.
-    Prefill,
-    Mixed,
-}
-
-impl StepKind {
-    pub const ALL: [StepKind; 3] = [StepKind::Decode, StepKind::Prefill, StepKind::Mixed];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            StepKind::Decode => "decode",
-            StepKind::Prefill => "prefill",
-            StepKind::Mixed => "mixed",
-        }
-    }
-
-    fn of(seqs: &[BatchSeq]) -> Self {
-        let num_single = seqs.iter().filter(|seq| seq.num_rows == 1).count();
-        match num_single {
-            0 => StepKind::Prefill,
-            all if all == seqs.len() => StepKind::Decode,
-            _ => StepKind::Mixed,
-        }
-    }
-}
-
-/// The steps of one kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StepTotals {
-    pub steps: u64,
-    /// Of all steps.
-    pub rows: u64,
-    /// From the first operation of each step to its end.
-    pub time: Duration,
-    phases: [Totals; Phase::ALL.len()],
-}
-
-impl StepTotals {
-    pub fn phase(&self, phase: Phase) -> &Totals {
-        &self.phases[phase as usize]
-    }
-}
-
-/// The sums of a [`Profiled`] backend, shared with those who want to see them.
-#[derive(Clone, Debug, Default)]
-pub struct Profile(Arc<Mutex<[StepTotals; StepKind::ALL.len()]>>);
-
-impl Profile {
-    /// What all steps of a kind came to since the last [`Profile::reset`].
-    pub fn steps(&self, kind: StepKind) -> StepTotals {
-        self.kinds()[kind as usize]
-    }
-
-    /// Starts at nothing, with the next step.
-    pub fn reset(&self) {
-        *self.kinds() = Default::default();
-    }
-
-    /// Sums are whole even where a step panicked: it is added as the last thing that is done.
-    fn kinds(&self) -> MutexGuard<'_, [StepTotals; StepKind::ALL.len()]> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// A backend whose operations are done when they return, and whose tensors tell their sizes.
 pub trait Countable: Backend {
@@ -244,14 +81,17 @@ impl<B: Countable> Profiled<B> {
         Work { activation_bytes: bytes.iter().sum(), ..Work::default() }
     }
 
-    /// A product of `rows` rows with `w`.
-    fn product_of(rows: usize, x: &B::Tensor, w: &B::Matrix) -> Work {
-        let ((n, k, bytes), (_, element_bytes)) = (B::matrix_size(w), B::tensor_size(x));
-        Work {
-            memory_bytes: bytes as u64,
-            activation_bytes: (rows * (n + k) * element_bytes) as u64,
-            flops: 2 * (rows * n * k) as u64,
-        }
+    /// A product of `rows` rows with `w`, without activations.
+    fn product_of(rows: usize, w: &B::Matrix) -> Work {
+        let (n, k, bytes) = B::matrix_size(w);
+        Work { memory_bytes: bytes as u64, flops: 2 * (rows * n * k) as u64, ..Work::default() }
+    }
+
+    /// A product of the batch's rows with `w`, which reads and writes `tensors`.
+    fn product<const N: usize>(&self, w: &B::Matrix, tensors: [&B::Tensor; N]) -> Work {
+        let mut work = Self::product_of(self.rows, w);
+        work += self.rows_of(tensors);
+        work
     }
 
     /// Rows of `table` that are looked up, one for each of the batch's.
@@ -265,8 +105,9 @@ impl<B: Countable> Profiled<B> {
         self.kv.map_or(0, |kv| kv.block_bytes() / kv.num_layers / kv.block_size)
     }
 
-    fn kv_written(&self, qkv: &B::Tensor) -> Work {
-        Work { memory_bytes: (self.rows * self.token_bytes()) as u64, ..self.rows_of([qkv, qkv]) }
+    /// Bytes of K and V of the batch's rows.
+    fn kv_written(&self) -> u64 {
+        (self.rows * self.token_bytes()) as u64
     }
 
     fn attended(&self, shape: &AttentionShape, qkv: &B::Tensor, out: &B::Tensor) -> Work {
@@ -378,7 +219,7 @@ impl<B: Countable> Backend for Profiled<B> {
         self.timed(Phase::Norms, work, |inner| inner.add(x, delta));
     }
     fn linear(&mut self, x: &B::Tensor, w: &B::Matrix, bias: Option<&B::Vector>, out: &mut B::Tensor) {
-        let work = Self::product_of(self.rows, x, w);
+        let work = self.product(w, [x, out]);
         self.timed(self.product, work, |inner| inner.linear(x, w, bias, out));
     }
     fn qkv_linear(
@@ -391,8 +232,8 @@ impl<B: Countable> Backend for Profiled<B> {
     ) {
         let Heads { shape, norms, rope, layer } = *heads;
         let heads = Heads::<B> { shape, norms, rope, layer };
-        let mut work = Self::product_of(self.rows, x, w);
-        work += self.kv_written(qkv);
+        let mut work = self.product(w, [x, qkv]);
+        work.memory_bytes += self.kv_written();
         self.timed(self.product, work, |inner| inner.qkv_linear(x, w, bias, &heads, qkv));
     }
     fn gated_linear(
@@ -404,7 +245,7 @@ impl<B: Countable> Backend for Profiled<B> {
         gate_up: &mut B::Tensor,
         out: &mut B::Tensor,
     ) {
-        let work = Self::product_of(self.rows, x, w);
+        let work = self.product(w, [x, out]);
         self.timed(self.product, work, |inner| inner.gated_linear(x, w, bias, kind, gate_up, out));
     }
     fn residual_linear(
@@ -415,7 +256,7 @@ impl<B: Countable> Backend for Profiled<B> {
         stream: &mut B::Tensor,
         delta: &mut B::Tensor,
     ) -> bool {
-        let work = Self::product_of(self.rows, x, w);
+        let work = self.product(w, [x, stream, stream]);
         self.timed(self.product, work, |inner| inner.residual_linear(x, w, bias, stream, delta))
     }
     fn qk_norm(&mut self, qkv: &mut B::Tensor, shape: &AttentionShape, q: &Norm<B::Vector>, k: &Norm<B::Vector>) {
@@ -429,7 +270,7 @@ impl<B: Countable> Backend for Profiled<B> {
         rope: Option<&B::RopeTable>,
         layer: usize,
     ) {
-        let work = self.kv_written(qkv);
+        let work = Work { memory_bytes: self.kv_written(), ..self.rows_of([qkv, qkv]) };
         self.timed(Phase::RopeAndKv, work, |inner| inner.rope_and_write_kv(qkv, shape, rope, layer));
     }
     fn attention(&mut self, qkv: &B::Tensor, shape: &AttentionShape, layer: usize, out: &mut B::Tensor) {
@@ -454,13 +295,12 @@ impl<B: Countable> Backend for Profiled<B> {
     ) {
         self.timed(Phase::Experts, Work::default(), |inner| inner.mix_experts(x, experts, shape, work, out));
         // Which experts were read is known only now.
-        let mut counted = Self::product_of(self.rows, x, &experts.router);
+        let mut counted = self.product(&experts.router, [x, out]);
         let (used, bytes) = B::experts_used(work, experts);
         counted.memory_bytes += (bytes / shape.num_experts * used) as u64;
         // Gate, up and down of the experts that a row goes through.
         let of_row = shape.num_chosen * 3 * shape.intermediate_size * shape.hidden_size;
         counted.flops += 2 * (self.rows * of_row) as u64;
-        counted += self.rows_of([x, out]);
         self.step[Phase::Experts as usize].work += counted;
     }
     fn gather_rows(&mut self, x: &B::Tensor, first: usize, num_rows: usize, out: &mut B::Tensor) {
@@ -469,8 +309,10 @@ impl<B: Countable> Backend for Profiled<B> {
         self.timed(Phase::Copies, work, |inner| inner.gather_rows(x, first, num_rows, out));
     }
     fn logits(&mut self, x: &B::Tensor, num_rows: usize, w: &B::Matrix, bias: Option<&B::Vector>) {
-        (self.vocab_size, _, _) = B::matrix_size(w);
-        let work = Self::product_of(num_rows, x, w);
+        let ((n, k, _), (_, element_bytes)) = (B::matrix_size(w), B::tensor_size(x));
+        self.vocab_size = n;
+        let activation_bytes = (num_rows * (k * element_bytes + n * size_of::<f32>())) as u64;
+        let work = Work { activation_bytes, ..Self::product_of(num_rows, w) };
         self.timed(Phase::Vocabulary, work, |inner| inner.logits(x, num_rows, w, bias));
     }
     fn cap_logits(&mut self, cap: f32) {
@@ -496,12 +338,7 @@ impl<B: Countable> Backend for Profiled<B> {
         let time = started.elapsed();
         let counted: Duration = step.iter().map(|totals| totals.time).sum();
         step[Phase::Between as usize] += Totals { calls: 1, time: time.saturating_sub(counted), ..Totals::default() };
-        let mut kinds = self.profile.kinds();
-        let kind = &mut kinds[StepKind::of(&self.seqs) as usize];
-        kind.steps += 1;
-        kind.rows += self.rows as u64;
-        kind.time += time;
-        kind.phases.iter_mut().zip(step).for_each(|(sum, of_step)| *sum += of_step);
+        self.profile.add(StepKind::of(&self.seqs), self.rows, time, &step);
         self.seqs.clear();
     }
     fn is_step_done(&mut self) -> bool {

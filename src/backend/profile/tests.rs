@@ -158,3 +158,34 @@ fn experts_count_those_that_were_chosen() {
     assert_eq!(counted.memory_bytes, 2 * (router + 2 * of_expert), "one row reads two of the four");
     assert_eq!(counted.flops, 2 * (router + 2 * of_expert));
 }
+
+#[test]
+fn a_fused_operation_counts_as_its_parts_without_what_lies_between() {
+    let (mut backend, profile) = profiled();
+    let qkv_weights = backend.random_matrix(QKV, 32, DType::BF16, 1).unwrap();
+    let up = backend.random_gate_up_matrix(2 * 48, 32, DType::BF16, 2).unwrap();
+    let down = backend.random_matrix(32, 48, DType::BF16, 3).unwrap();
+    let (x, mut qkv, mut stream) = (tensor(&backend, 32), tensor(&backend, QKV), tensor(&backend, 32));
+    let unfused = |cols| backend.tensor(16, cols, TensorRole::Unfused).unwrap();
+    let (mut gate_up, mut delta) = (unfused(2 * 48), unfused(32));
+    let mut activated = backend.tensor(16, 48, TensorRole::Operand(DType::BF16)).unwrap();
+    backend.begin(&batch(&[(0, 5)]));
+    backend.mark(Phase::Qkv);
+    let heads = Heads { shape: &HEADS, norms: None, rope: None, layer: 0 };
+    backend.qkv_linear(&x, &qkv_weights, None, &heads, &mut qkv);
+    backend.mark(Phase::Up);
+    backend.gated_linear(&x, &up, None, Activation::Silu, &mut gate_up, &mut activated);
+    backend.mark(Phase::Down);
+    backend.residual_linear(&activated, &down, None, &mut stream, &mut delta);
+    backend.end_step();
+    let totals = profile.steps(StepKind::Prefill);
+    let work = |phase| totals.phase(phase).work;
+    let flops = |n: u64, k: u64| 2 * 5 * n * k;
+    let qkv = Work { memory_bytes: 64 * 32 * 2 + 5 * 64, activation_bytes: 5 * (32 + 64) * 4, flops: flops(64, 32) };
+    assert_eq!(work(Phase::Qkv), qkv, "the product, and K and V as they are written");
+    // What only a product reads is in bfloat16.
+    let up = Work { memory_bytes: 96 * 32 * 2, activation_bytes: 5 * (32 * 4 + 48 * 2), flops: flops(96, 32) };
+    assert_eq!(work(Phase::Up), up);
+    let down = Work { memory_bytes: 32 * 48 * 2, activation_bytes: 5 * (48 * 2 + 2 * 32 * 4), flops: flops(32, 48) };
+    assert_eq!(work(Phase::Down), down, "the stream is read and written");
+}
