@@ -150,7 +150,7 @@ impl StepTotals {
     }
 }
 
-/// The sums of a [`Profiled`] backend, shared with those who want to see them.
+/// The sums of a [`Profiled`](super::Profiled) backend, shared with those who want to see them.
 #[derive(Clone, Debug, Default)]
 pub struct Profile(Arc<Mutex<[StepTotals; StepKind::ALL.len()]>>);
 
