@@ -79,9 +79,9 @@ struct Product {
 impl Product {
     fn new(numbers: &mut Numbers) -> Self {
         // Now and then more rows and columns than one task of any kernel takes.
-        let (most_n, most_rows) = if numbers.chance(6) { (900, 1100) } else { (400, 140) };
+        let (most_n, most_rows, work) = if numbers.chance(6) { (900, 1100, 24_000_000) } else { (400, 140, 4_000_000) };
         let (n, rows) = (numbers.size(most_n), numbers.size(most_rows));
-        let k = numbers.size((4_000_000 / (n * rows)).clamp(8, 1500));
+        let k = numbers.size((work / (n * rows)).clamp(8, 2500));
         let [stored, dtype] = [(); 2].map(|()| DTYPES[numbers.below(3)]);
         Self { n, k, rows, stored, dtype, with_bias: numbers.chance(2) }
     }
