@@ -357,6 +357,7 @@ fn scheduler_config(config: &Config, loaded: &LoadedModel) -> Result<SchedulerCo
         num_device_blocks,
         max_num_seqs: config.scheduler.max_num_seqs as usize,
         max_num_batched_tokens: loaded.max_num_batched_tokens,
+        inter_token_target: config.scheduler.inter_token_target(),
         max_model_len: loaded.max_model_len,
         policy: match config.scheduler.policy {
             config::SchedulingPolicy::Fcfs => SchedulingPolicy::Fcfs,

@@ -12,7 +12,7 @@ use crate::actors::workers::Workers;
 use crate::config::OnFailure;
 use crate::engine::allocation::{Demand, SwapGrant};
 use crate::engine::plan::{Delivery, StepOutput, StepPlan};
-use crate::engine::policy::{Arrival, Scheduler};
+use crate::engine::policy::{Arrival, Forecast, Scheduler};
 use crate::error::ApiError;
 use crate::ids::RequestId;
 use crate::metrics::{self, Outcome, Preemption, StepMetrics};
@@ -81,6 +81,7 @@ struct Planned {
 /// A step at the executor.
 struct Step {
     metrics: StepMetrics,
+    forecast: Forecast,
     /// It is the first after a time without work.
     after_idle: bool,
     answer: Pin<Box<Request<ModelExecutor, Execute>>>,
@@ -175,7 +176,8 @@ impl SchedulerActor {
         }
         let after_idle = std::mem::take(&mut self.idle);
         let answer = Box::pin(self.executor.send(Execute { plan, failures: self.failures }));
-        self.behind.push_back(Step { metrics, after_idle, answer });
+        let forecast = self.policy().forecast();
+        self.behind.push_back(Step { metrics, forecast, after_idle, answer });
         if self.oldest_since.is_none() {
             self.await_oldest(ctx);
         }
@@ -186,7 +188,7 @@ impl SchedulerActor {
     /// commits come in the order of the plans.
     fn await_oldest(&mut self, ctx: &mut Context<Self>) {
         self.oldest_since = None;
-        let Some(Step { mut metrics, after_idle, answer }) = self.behind.pop_front() else { return };
+        let Some(Step { mut metrics, forecast, after_idle, answer }) = self.behind.pop_front() else { return };
         self.oldest_since = Some(Instant::now());
         ctx.spawn(answer.into_actor(self).map(move |answer, this, ctx| match answer {
             Ok(Ok(Executed { output, gap })) => {
@@ -194,6 +196,13 @@ impl SchedulerActor {
                 metrics.sample = Duration::from_secs_f64(output.timing.sample_s);
                 metrics.gap = Some(gap).filter(|_| !after_idle);
                 metrics::step(&metrics);
+                tracing::debug!(
+                    sequences = metrics.sequences,
+                    tokens = metrics.tokens,
+                    seconds = (metrics.execute + metrics.sample).as_secs_f64(),
+                    ?forecast,
+                    "a step has ended"
+                );
                 this.await_oldest(ctx);
                 this.commit(output);
                 this.wake(ctx);
@@ -239,6 +248,8 @@ impl SchedulerActor {
                 metrics::queue_time(client.arrived.elapsed());
             }
         }
+        let forecast = self.policy().forecast();
+        metrics::forecast(forecast.prompt_limit, forecast.decodes_s, forecast.prompt_token_s);
         // Samples that share a partly filled block count it once each.
         let empty_slots = self.policy().empty_slots();
         metrics::kv_waste(empty_slots, used_blocks * self.settings.block_size);
