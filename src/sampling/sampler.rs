@@ -44,7 +44,7 @@ pub struct Draw {
 
 impl Draw {
     /// 64 random bits.
-    fn bits(self) -> u64 {
+    pub(crate) fn bits(self) -> u64 {
         let key = [self.seed as u32, (self.seed >> 32) as u32];
         let words = philox4x32([self.position, self.sample_index, 0, 0], key);
         u64::from(words[1]) << 32 | u64::from(words[0])

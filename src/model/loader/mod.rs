@@ -2,6 +2,7 @@
 
 mod cpu;
 mod cuda;
+mod null;
 
 use crate::backend::cuda::driver;
 use crate::backend::{DType, KvLayout};
@@ -36,6 +37,10 @@ pub fn load(
     spec: ModelSpec,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Box<dyn StepRunner>, LoadedModel), StartError> {
+    if config.model.load_format == LoadFormat::Null {
+        let (runner, loaded) = null::load(config, &spec)?;
+        return Ok((Box::new(runner), loaded));
+    }
     let gpu = match config.device.kind {
         DeviceKind::Cpu => None,
         DeviceKind::Cuda => Some(driver::find(&config.device)?),
@@ -79,7 +84,7 @@ fn max_model_len(config: &Config, spec: &ModelSpec) -> usize {
 fn checkpoint(config: &Config, files: &ModelFiles) -> Result<Option<Checkpoint>, StartError> {
     match config.model.load_format {
         LoadFormat::Auto => files.checkpoint().map(Some),
-        LoadFormat::Dummy => Ok(None),
+        LoadFormat::Dummy | LoadFormat::Null => Ok(None),
     }
 }
 
