@@ -20,7 +20,9 @@ use crate::sampling::params::FinishReason;
 use actix::dev::Request;
 use actix::{Actor, ActorFutureExt, Addr, AsyncContext, Context, Handler, MailboxError, WrapFuture};
 use std::collections::{HashMap, VecDeque};
+use std::future::poll_fn;
 use std::pin::Pin;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
@@ -240,7 +242,16 @@ impl SchedulerActor {
     /// [`SchedulerActor::tell`] once the step that has just been planned is with the executor: every client that hears
     /// something wakes a thread, which may take the processor, and the device waits for none of them.
     fn tell_soon(&self, ctx: &mut Context<Self>) {
-        ctx.spawn(tokio::task::yield_now().into_actor(self).map(|(), this, _| this.tell()));
+        let mut is_queued = false;
+        // The executor's actor is in this thread's queue: one turn later it has handed the step to its thread.
+        let turn = poll_fn(move |cx| match std::mem::replace(&mut is_queued, true) {
+            true => Poll::Ready(()),
+            false => {
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+        });
+        ctx.spawn(turn.into_actor(self).map(|(), this, _| this.tell()));
     }
 
     /// Tells the clients what the last commit said.
