@@ -1,44 +1,70 @@
-//! The CPU kernels at the shapes of a 1B Llama (hidden 2048, 32/8 heads of 64, intermediate 8192, vocabulary 32768),
-//! in bfloat16, beside what the machine can do.
+//! Every kernel of the CPU backend at the shapes of a 1B Llama (hidden 2048, 32/8 heads of 64, intermediate 8192,
+//! vocabulary 32768) in bfloat16, on each instruction set that the processor has.
 //!
-//! `cargo bench --bench kernels` runs criterion's measurements; before them a table sets each product against the
-//! measured read bandwidth and the peak of its instruction set. Environment: `PAGETIDE_BENCH_THREADS` (default: all),
-//! `PAGETIDE_BENCH_ISA` (default: the best).
+//! `cargo bench --bench kernels [-- FILTER]` runs criterion's measurements, named `kernel/instruction set/case`. With
+//! `PAGETIDE_BENCH_ROOFLINE=1` it prints instead a table of the products beside what the machine can do. Other
+//! environment: `PAGETIDE_BENCH_THREADS` (default: all), `PAGETIDE_BENCH_ISA` (default: each).
 
-use criterion::{BenchmarkId, Criterion, Throughput};
-use pagetide::backend::cpu::{CpuBackend, CpuMatrix, CpuOptions, CpuTensor};
+use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, measurement::WallTime};
+use pagetide::backend::cpu::{CpuBackend, CpuMatrix, CpuOptions, CpuTensor, CpuVector, Isa, Limits};
 use pagetide::backend::{
-    Activation, AttentionShape, Backend, Batch, BatchSeq, DType, HostTensor, KvLayout, Norm, NormKind, TensorRole,
+    Activation, AttentionShape, Backend, Batch, BatchSeq, DType, Experts, ExpertsShape, HostTensor, KvLayout,
+    NO_SOURCE, Norm, NormKind, Rope, TensorRole,
 };
-use std::hint::black_box;
+use pagetide::ids::BlockId;
 use std::time::{Duration, Instant};
 
+const HIDDEN: usize = 2048;
+const INTERMEDIATE: usize = 8192;
+const QKV: usize = 3072;
 /// `(name, n, k)`
 const PRODUCTS: [(&str, usize, usize); 5] = [
-    ("qkv", 3072, 2048),
-    ("attention out", 2048, 2048),
-    ("gate+up", 16384, 2048),
-    ("down", 2048, 8192),
-    ("vocabulary", 32768, 2048),
+    ("qkv", QKV, HIDDEN),
+    ("attention out", HIDDEN, HIDDEN),
+    ("gate+up", 2 * INTERMEDIATE, HIDDEN),
+    ("down", HIDDEN, INTERMEDIATE),
+    ("vocabulary", 32768, HIDDEN),
 ];
 const ROWS: [usize; 6] = [1, 4, 8, 32, 128, 512];
 /// Copies of a matrix, used in turn, so that the weights come from memory and not from the cache.
-const COLD_BYTES: usize = 512 << 20;
+const COLD_BYTES: usize = 1 << 30;
+const NUM_LAYERS: usize = 16;
+const BLOCK_SIZE: usize = 16;
+const SHAPE: AttentionShape =
+    AttentionShape { num_heads: 32, num_kv_heads: 8, head_dim: 64, scale: 0.125, window: None, softcap: None };
 
-fn backend() -> CpuBackend {
+fn backends() -> impl Iterator<Item = CpuBackend> {
     let threads = std::env::var("PAGETIDE_BENCH_THREADS").ok().map(|n| n.parse().expect("a number of threads"));
-    let isa = std::env::var("PAGETIDE_BENCH_ISA").ok().map(|isa| isa.parse().expect("an instruction set"));
-    CpuBackend::new(CpuOptions { threads, isa }).unwrap()
-}
-
-/// Bytes of small bfloat16 numbers.
-fn weights(len: usize) -> Vec<u8> {
-    let bits = |i: usize| half::bf16::from_f32((i * 2_654_435_761 % 1009) as f32 / 1009.0 - 0.5).to_le_bytes();
-    (0..len).flat_map(bits).collect()
+    let only = std::env::var("PAGETIDE_BENCH_ISA").ok().map(|isa| isa.parse::<Isa>().expect("an instruction set"));
+    let chosen = Isa::ALL.into_iter().rev().filter(move |isa| only.is_none_or(|only| only == *isa));
+    chosen
+        .filter(|isa| isa.is_available())
+        .map(move |isa| CpuBackend::new(CpuOptions { threads, isa: Some(isa) }).unwrap())
 }
 
 fn batch(rows: usize) -> Batch {
-    Batch { tokens: vec![0; rows], positions: vec![0; rows], slots: vec![0; rows], ..Batch::default() }
+    Batch {
+        tokens: vec![0; rows],
+        token_sources: vec![NO_SOURCE; rows],
+        positions: vec![0; rows],
+        slots: vec![0; rows],
+        ..Batch::default()
+    }
+}
+
+fn tensor(backend: &CpuBackend, rows: usize, cols: usize) -> CpuTensor {
+    let mut x = backend.tensor(rows, cols, TensorRole::Activation).unwrap();
+    x.as_mut_slice().iter_mut().enumerate().for_each(|(i, x)| *x = (i % 17) as f32 / 17.0 - 0.5);
+    x
+}
+
+fn ones(backend: &CpuBackend, len: usize) -> CpuVector {
+    let ones: Vec<u8> = (0..len).flat_map(|_| 1f32.to_le_bytes()).collect();
+    backend.vector(&[HostTensor { dtype: DType::F32, rows: 1, cols: len, bytes: &ones }]).unwrap()
+}
+
+fn rms_norm(backend: &CpuBackend, len: usize) -> Norm<CpuVector> {
+    Norm { kind: NormKind::Rms { eps: 1e-5 }, weight: ones(backend, len), bias: None }
 }
 
 struct Product {
@@ -50,16 +76,14 @@ struct Product {
 
 impl Product {
     fn new(backend: &CpuBackend, n: usize, k: usize) -> Self {
-        let bytes = weights(n * k);
-        let stored = HostTensor { dtype: DType::BF16, rows: n, cols: k, bytes: &bytes };
-        let num_copies = COLD_BYTES / bytes.len() + 1;
-        let mut x = backend.tensor(512, k, TensorRole::Activation).unwrap();
-        x.as_mut_slice().iter_mut().enumerate().for_each(|(i, x)| *x = (i % 17) as f32 / 17.0 - 0.5);
+        let num_copies = COLD_BYTES / (2 * n * k) + 1;
         Self {
-            copies: (0..num_copies).map(|_| backend.matrix(&[stored], DType::BF16).unwrap()).collect(),
+            copies: (0..num_copies)
+                .map(|seed| backend.random_matrix(n, k, DType::BF16, seed as u64).unwrap())
+                .collect(),
             next: 0,
-            x,
-            out: backend.tensor(512, n, TensorRole::Activation).unwrap(),
+            x: tensor(backend, 512, k),
+            out: tensor(backend, 512, n),
         }
     }
 
@@ -82,71 +106,70 @@ fn time(mut call: impl FnMut()) -> Duration {
     best
 }
 
-/// GB/s at which `threads` threads sum up memory, in huge pages where there are any.
-fn read_bandwidth(threads: usize) -> f64 {
-    let mut data = memmap2::MmapMut::map_anon(COLD_BYTES).unwrap();
-    #[cfg(target_os = "linux")]
-    data.advise(memmap2::Advice::HugePage).ok();
-    data.fill(1);
-    // Four streams each, as the kernels have.
-    let sum = |part: &[u8]| {
-        let mut sums = [0u64; 4];
-        let mut streams = part.chunks(part.len() / 4).map(|stream| stream.chunks_exact(256));
-        let mut streams: [_; 4] = std::array::from_fn(|_| streams.next().unwrap());
-        while let [Some(a), Some(b), Some(c), Some(d)] = streams.each_mut().map(|stream| stream.next()) {
-            for (sum, chunk) in sums.iter_mut().zip([a, b, c, d]) {
-                let (words, _) = chunk.as_chunks();
-                *sum = words.iter().fold(*sum, |sum, word| sum.wrapping_add(u64::from_ne_bytes(*word)));
-            }
-        }
-        black_box(sums);
-    };
-    let pass = || {
-        std::thread::scope(|scope| {
-            data.chunks(data.len() / threads).for_each(|part| {
-                scope.spawn(move || part.chunks(1 << 20).for_each(sum));
-            });
-        });
-    };
-    COLD_BYTES as f64 / time(pass).as_secs_f64() / 1e9
-}
-
 fn print_roofline(backend: &mut CpuBackend) {
-    let bandwidth = read_bandwidth(backend.num_threads());
-    println!("{} threads, {}; memory reads at {bandwidth:.1} GB/s", backend.num_threads(), backend.isa());
-    println!("{:<14} {:>5} {:>10} {:>8} {:>10} {:>9}", "product", "rows", "best", "GB/s", "of memory", "TFLOP/s");
+    let Limits { read_bytes_per_s, flops_per_s } = backend.measure_limits(DType::BF16).unwrap();
+    let (threads, isa) = (backend.num_threads(), backend.isa());
+    let (gbs, tflops) = (read_bytes_per_s / 1e9, flops_per_s / 1e12);
+    println!("{threads} threads, {isa}: reads {gbs:.1} GB/s, multiplies {tflops:.3} TFLOP/s");
+    println!("product        rows       best     GB/s  of reads  TFLOP/s  of peak");
     for (name, n, k) in PRODUCTS {
         let mut product = Product::new(backend, n, k);
         for rows in ROWS {
             backend.begin(&batch(rows));
             let time = time(|| product.run(backend));
-            let gbs = (2 * n * k) as f64 / time.as_secs_f64() / 1e9;
-            let tflops = (2 * n * k * rows) as f64 / time.as_secs_f64() / 1e12;
-            let share = 100.0 * gbs / bandwidth;
-            println!("{name:<14} {rows:>5} {time:>10.1?} {gbs:>8.1} {share:>9.0}% {tflops:>9.3}");
+            let (bytes, flops) = (2.0 * (n * k) as f64, 2.0 * (n * k * rows) as f64);
+            let (bytes_per_s, flops_per_s_here) = (bytes / time.as_secs_f64(), flops / time.as_secs_f64());
+            let (gbs, tflops) = (bytes_per_s / 1e9, flops_per_s_here / 1e12);
+            let (of_reads, of_peak) = (100.0 * bytes_per_s / read_bytes_per_s, 100.0 * flops_per_s_here / flops_per_s);
+            println!("{name:<14} {rows:>4} {time:>10.1?} {gbs:>8.1} {of_reads:>7.0} % {tflops:>8.3} {of_peak:>6.0} %");
         }
     }
 }
 
-fn products(criterion: &mut Criterion, backend: &mut CpuBackend) {
-    let mut group = criterion.benchmark_group("product");
-    for (name, n, k) in PRODUCTS {
+type Group<'a> = BenchmarkGroup<'a, WallTime>;
+
+/// The products that are smallest and whose inner dimension is longest: a slow instruction set has to end too.
+fn products(group: &mut Group<'_>, backend: &mut CpuBackend) {
+    for (name, n, k) in PRODUCTS.into_iter().filter(|(name, _, _)| ["qkv", "down"].contains(name)) {
         let mut product = Product::new(backend, n, k);
-        for rows in [1, 8, 32, 512] {
+        for rows in ROWS {
             backend.begin(&batch(rows));
             group.throughput(Throughput::Elements((2 * n * k * rows) as u64));
             group.bench_function(BenchmarkId::new(name, rows), |bencher| bencher.iter(|| product.run(backend)));
         }
     }
-    group.finish();
 }
 
-const SHAPE: AttentionShape =
-    AttentionShape { num_heads: 32, num_kv_heads: 8, head_dim: 64, scale: 0.125, window: None, softcap: None };
+/// A batch of `seqs` sequences with `rows` new tokens after `computed`, each with blocks of its own, which are
+/// allocated. Several layers, so that decoding reads from memory as it does in a model.
+fn sequences(backend: &mut CpuBackend, seqs: usize, computed: usize, rows: usize) {
+    let blocks = (computed + rows).div_ceil(BLOCK_SIZE);
+    backend.allocate_kv(kv_layout(), seqs * blocks, 0).unwrap();
+    let mut batch = batch(seqs * rows);
+    batch.block_tables = (0..(seqs * blocks) as u32).collect();
+    for row in 0..seqs * rows {
+        let (seq, position) = (row / rows, computed + row % rows);
+        batch.positions[row] = position as u32;
+        batch.slots[row] = (seq * blocks * BLOCK_SIZE + position) as u32;
+    }
+    for seq in 0..seqs {
+        let (first_row, first_block) = (seq * rows, seq * blocks);
+        batch.seqs.push(BatchSeq {
+            first_row,
+            num_rows: rows,
+            num_computed: computed,
+            first_block,
+            num_blocks: blocks,
+        });
+    }
+    backend.begin(&batch);
+}
 
-/// Attention of `seqs` sequences with `rows` new tokens after `computed`.
-fn attention(criterion: &mut Criterion, backend: &mut CpuBackend) {
-    let mut group = criterion.benchmark_group("attention");
+fn kv_layout() -> KvLayout {
+    KvLayout { num_layers: NUM_LAYERS, num_kv_heads: 8, head_dim: 64, block_size: BLOCK_SIZE, dtype: DType::BF16 }
+}
+
+fn attention(group: &mut Group<'_>, backend: &mut CpuBackend) {
     for (name, seqs, computed, rows) in [
         ("decode 1 x 512", 1, 511, 1),
         ("decode 1 x 4096", 1, 4095, 1),
@@ -154,69 +177,140 @@ fn attention(criterion: &mut Criterion, backend: &mut CpuBackend) {
         ("prefill 512", 1, 0, 512),
         ("prefill 512 after 3584", 1, 3584, 512),
     ] {
-        let blocks = (computed + rows as usize).div_ceil(16);
-        // Several layers, so that decode reads from memory as it does in a model.
-        let layout = KvLayout { num_layers: 16, num_kv_heads: 8, head_dim: 64, block_size: 16, dtype: DType::BF16 };
-        backend.allocate_kv(layout, seqs * blocks, 0).unwrap();
-        let mut batch = batch(seqs * rows as usize);
-        for seq in 0..seqs {
-            batch.seqs.push(BatchSeq {
-                first_row: seq * rows as usize,
-                num_rows: rows as usize,
-                num_computed: computed,
-                first_block: seq * blocks,
-                num_blocks: blocks,
-            });
-        }
-        batch.block_tables = (0..(seqs * blocks) as u32).collect();
-        backend.begin(&batch);
-        let qkv = backend.tensor(seqs * rows as usize, 3072, TensorRole::Activation).unwrap();
-        let mut out = backend.tensor(seqs * rows as usize, 2048, TensorRole::Activation).unwrap();
+        sequences(backend, seqs, computed, rows);
+        let qkv = tensor(backend, seqs * rows, QKV);
+        let mut out = tensor(backend, seqs * rows, HIDDEN);
         let mut layer = 0;
         // Positions read, times K and V, times heads.
-        group.throughput(Throughput::Bytes((seqs * (computed + rows as usize) * 2 * 8 * 64 * 2) as u64));
+        group.throughput(Throughput::Bytes((seqs * (computed + rows) * 2 * 8 * 64 * 2) as u64));
         group.bench_function(name, |bencher| {
             bencher.iter(|| {
-                layer = (layer + 1) % 16;
+                layer = (layer + 1) % NUM_LAYERS;
                 backend.attention(&qkv, &SHAPE, layer, &mut out);
             });
         });
     }
-    group.finish();
 }
 
-fn rows(criterion: &mut Criterion, backend: &mut CpuBackend) {
-    let mut group = criterion.benchmark_group("rows");
-    let ones: Vec<u8> = (0..2048).flat_map(|_| 1f32.to_le_bytes()).collect();
-    let weight = backend.vector(&[HostTensor { dtype: DType::F32, rows: 1, cols: 2048, bytes: &ones }]).unwrap();
-    let norm = Norm { kind: NormKind::Rms { eps: 1e-5 }, weight, bias: None };
-    for rows in [1, 512] {
-        backend.begin(&batch(rows));
-        let mut x = backend.tensor(rows, 2048, TensorRole::Activation).unwrap();
-        let delta = backend.tensor(rows, 2048, TensorRole::Activation).unwrap();
-        let mut out = backend.tensor(rows, 2048, TensorRole::Activation).unwrap();
+fn rope_and_kv(group: &mut Group<'_>, backend: &mut CpuBackend) {
+    let inv_freq = (0..32).map(|i| 10_000f32.powf(-(i as f32) / 32.0)).collect();
+    let rope = Rope { rotary_dim: 64, inv_freq, attention_factor: 1.0, max_positions: 4096 };
+    let rope = backend.rope_table(&rope).unwrap();
+    for (name, seqs, computed, rows) in [("decode", 1, 511, 1), ("decode", 32, 511, 1), ("prefill", 1, 0, 512)] {
+        sequences(backend, seqs, computed, rows);
+        let mut qkv = tensor(backend, seqs * rows, QKV);
+        group.throughput(Throughput::Elements((seqs * rows) as u64));
+        group.bench_function(BenchmarkId::new(name, seqs * rows), |bencher| {
+            bencher.iter(|| backend.rope_and_write_kv(&mut qkv, &SHAPE, Some(&rope), 0));
+        });
+    }
+}
+
+/// Norms, activations, embeddings: what works row by row.
+fn rows(group: &mut Group<'_>, backend: &mut CpuBackend) {
+    let (norm, head_norm) = (rms_norm(backend, HIDDEN), rms_norm(backend, 64));
+    let table = backend.random_matrix(32768, HIDDEN, DType::BF16, 1).unwrap();
+    for rows in [1, 32, 512] {
+        let mut batch = batch(rows);
+        batch.tokens = (0..rows as u32).map(|row| row * 7919 % 32768).collect();
+        backend.begin(&batch);
+        group.throughput(Throughput::Elements(rows as u64));
+        let (mut x, delta) = (tensor(backend, rows, HIDDEN), tensor(backend, rows, HIDDEN));
+        let mut out = tensor(backend, rows, HIDDEN);
+        group.bench_function(BenchmarkId::new("embed", rows), |bencher| {
+            bencher.iter(|| backend.embed(&table, 1.0, &mut out));
+        });
+        group.bench_function(BenchmarkId::new("norm", rows), |bencher| {
+            bencher.iter(|| backend.norm(&x, &norm, &mut out));
+        });
         group.bench_function(BenchmarkId::new("add_norm", rows), |bencher| {
             bencher.iter(|| backend.add_norm(&mut x, &delta, &norm, &mut out));
         });
-        let gate_up = backend.tensor(rows, 16384, TensorRole::Activation).unwrap();
-        let mut out = backend.tensor(rows, 8192, TensorRole::Activation).unwrap();
+        let mut qkv = tensor(backend, rows, QKV);
+        group.bench_function(BenchmarkId::new("qk_norm", rows), |bencher| {
+            bencher.iter(|| backend.qk_norm(&mut qkv, &SHAPE, &head_norm, &head_norm));
+        });
+        let gate_up = tensor(backend, rows, 2 * INTERMEDIATE);
+        let mut out = tensor(backend, rows, INTERMEDIATE);
         group.bench_function(BenchmarkId::new("silu", rows), |bencher| {
             bencher.iter(|| backend.gated_activation(&gate_up, Activation::Silu, &mut out));
         });
+        group.bench_function(BenchmarkId::new("gelu", rows), |bencher| {
+            bencher.iter(|| backend.activation(&mut out, Activation::Gelu));
+        });
     }
-    group.finish();
+}
+
+/// Two of eight experts of an eighth of the width.
+fn experts(group: &mut Group<'_>, backend: &mut CpuBackend) {
+    let shape = ExpertsShape {
+        num_experts: 8,
+        num_chosen: 2,
+        hidden_size: HIDDEN,
+        intermediate_size: INTERMEDIATE / 8,
+        activation: Activation::Silu,
+        renormalize: true,
+    };
+    let ExpertsShape { num_experts, hidden_size, intermediate_size, .. } = shape;
+    let matrices = |n, k, seed| backend.random_matrices(num_experts, n, k, DType::BF16, seed).unwrap();
+    let weights = Experts {
+        router: backend.random_matrix(num_experts, hidden_size, DType::BF16, 1).unwrap(),
+        up: matrices(2 * intermediate_size, hidden_size, 2),
+        down: matrices(hidden_size, intermediate_size, 3),
+    };
+    for rows in ROWS {
+        backend.begin(&batch(rows));
+        let mut work = backend.experts_workspace(rows, &shape).unwrap();
+        let (x, mut out) = (tensor(backend, rows, HIDDEN), tensor(backend, rows, HIDDEN));
+        group.throughput(Throughput::Elements(rows as u64));
+        group.bench_function(BenchmarkId::new("2 of 8", rows), |bencher| {
+            bencher.iter(|| backend.mix_experts(&x, &weights, &shape, &mut work, &mut out));
+        });
+    }
+}
+
+fn copies(group: &mut Group<'_>, backend: &mut CpuBackend) {
+    let layout = kv_layout();
+    for blocks in [1, 64] {
+        backend.allocate_kv(layout, 2 * blocks, blocks).unwrap();
+        let pairs = |to: usize| -> Vec<_> {
+            (0..blocks).map(|block| (BlockId(block as u32), BlockId((to + block) as u32))).collect()
+        };
+        group.throughput(Throughput::Bytes((blocks * layout.block_bytes()) as u64));
+        group.bench_function(BenchmarkId::new("copy", blocks), |bencher| {
+            bencher.iter(|| backend.copy_blocks(&pairs(blocks)));
+        });
+        group.bench_function(BenchmarkId::new("swap_out", blocks), |bencher| {
+            bencher.iter(|| backend.swap_out(&pairs(0)));
+        });
+        group.bench_function(BenchmarkId::new("swap_in", blocks), |bencher| {
+            bencher.iter(|| backend.swap_in(&pairs(0)));
+        });
+    }
 }
 
 fn main() {
-    let mut backend = backend();
-    print_roofline(&mut backend);
+    if std::env::var_os("PAGETIDE_BENCH_ROOFLINE").is_some() {
+        return backends().for_each(|mut backend| print_roofline(&mut backend));
+    }
     let mut criterion = Criterion::default()
         .sample_size(10)
         .warm_up_time(Duration::from_millis(200))
         .measurement_time(Duration::from_millis(600))
         .configure_from_args();
-    products(&mut criterion, &mut backend);
-    attention(&mut criterion, &mut backend);
-    rows(&mut criterion, &mut backend);
+    for mut backend in backends() {
+        let isa = backend.isa();
+        let mut run = |name: &str, benches: fn(&mut Group<'_>, &mut CpuBackend)| {
+            let mut group = criterion.benchmark_group(format!("{name}/{isa}"));
+            benches(&mut group, &mut backend);
+            group.finish();
+        };
+        run("product", products);
+        run("attention", attention);
+        run("rope_and_kv", rope_and_kv);
+        run("rows", rows);
+        run("experts", experts);
+        run("blocks", copies);
+    }
     criterion.final_summary();
 }

@@ -246,6 +246,7 @@ fn bench_measures_the_engine_and_a_server() {
         assert_eq!((&measured["requests"], &measured["failed"]), (&json!(4), &json!(0)), "{args:?}");
         assert_eq!((&measured["prompt_tokens"], &measured["output_tokens"]), (&json!(1200), &json!(8)), "{args:?}");
         assert_eq!(result["subject"]["model"], "demo");
+        assert_eq!(result["roofline"], Value::Null, "nobody asked for it");
         if args[0] == "serve" {
             // One after the other, equal hash ids are equal prompts: all full blocks but the last token's are found.
             assert_eq!(measured["cached_tokens"], 3 * 288, "{args:?}");
@@ -257,6 +258,30 @@ fn bench_measures_the_engine_and_a_server() {
     assert!(text(&wrong_key.stderr).contains("401"), "{}", text(&wrong_key.stderr));
     server.signal(libc::SIGTERM);
     assert_eq!(server.wait().code(), Some(0));
+}
+
+#[test]
+fn bench_sets_every_phase_beside_what_the_machine_can_do() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let json = file.path().to_str().unwrap();
+    let work = ["--fixed", "40:6", "--num", "2", "--warmup", "1", "--num-device-blocks", "512", "--json", json];
+    let run = output(&[&["bench", "latency", "--roofline", "--device", "cpu"] as &[&str], &work].concat());
+    let table = text(&run.stdout);
+    assert_eq!(run.status.code(), Some(0), "{table}{}", text(&run.stderr));
+    assert!(table.contains("outside of steps") && table.contains("x floor"), "{table}");
+    let result: Value = serde_json::from_str(&std::fs::read_to_string(file.path()).unwrap()).unwrap();
+    let roofline = &result["roofline"];
+    let positive = |value: &Value| value.as_f64().is_some_and(|value| value > 0.0);
+    assert!(positive(&roofline["machine"]["read_gb_per_s"]) && positive(&roofline["machine"]["tflop_per_s"]));
+    // Two prompts of one step, and five steps each for the other tokens; none of the warm-up.
+    let [decode, prefill] = roofline["kinds"].as_array().unwrap().as_slice() else { panic!("{roofline}") };
+    assert_eq!((&decode["kind"], &decode["steps"], &decode["rows"]), (&json!("decode"), &json!(10), &json!(10)));
+    assert_eq!((&prefill["kind"], &prefill["steps"], &prefill["rows"]), (&json!("prefill"), &json!(2), &json!(80)));
+    let names: Vec<_> = decode["phases"].as_array().unwrap().iter().map(|phase| &phase["phase"]).collect();
+    for phase in ["embedding", "qkv product", "attention", "up product", "down product", "vocabulary", "sampling"] {
+        assert!(names.contains(&&json!(phase)), "{names:?} without {phase}");
+    }
+    assert!(positive(&decode["floor_s"]) && decode["seconds"].as_f64() > decode["floor_s"].as_f64());
 }
 
 #[test]

@@ -2,14 +2,15 @@
 //! preemptions, and from a warm prefix cache, whatever else runs, however the memory is cut, and whether steps are
 //! planned one by one or ahead.
 
-use pagetide::config::{Config, Overlap, PreemptionMode};
+use pagetide::backend::cpu::Isa;
+use pagetide::config::{Config, DtypeChoice, Overlap, PreemptionMode};
 use pagetide::metrics;
 use pagetide::offline::{Engine, GenerateParams, RequestOutput};
 use pagetide::sampling::params::SamplingParams;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 const MODEL: &str = "tests/data/models/llama-gqa-tied";
-const NUM_REQUESTS: usize = 160;
 
 fn engine(change: impl FnOnce(&mut Config)) -> Engine {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join(MODEL);
@@ -18,7 +19,7 @@ fn engine(change: impl FnOnce(&mut Config)) -> Engine {
 }
 
 /// Prompts of varied length, many with a common beginning.
-fn prompts() -> Vec<Vec<u32>> {
+fn prompts(count: usize) -> Vec<Vec<u32>> {
     let mut state = 1u32;
     let mut next = move || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -30,7 +31,7 @@ fn prompts() -> Vec<Vec<u32>> {
         prompt.extend((0..3 + next() % 40).map(|_| next() % 256));
         prompt
     };
-    (0..NUM_REQUESTS).map(prompt).collect()
+    (0..count).map(prompt).collect()
 }
 
 fn params(i: usize) -> GenerateParams {
@@ -47,17 +48,17 @@ fn params(i: usize) -> GenerateParams {
 }
 
 /// All requests at once, each with its own parameters, from as many threads.
-fn run_all(engine: &Engine) -> Vec<RequestOutput> {
+fn run_all(engine: &Engine, count: usize) -> Vec<RequestOutput> {
     std::thread::scope(|scope| {
         let run = |(i, prompt): (usize, Vec<u32>)| scope.spawn(move || engine.generate([prompt], &params(i)).remove(0));
-        let running: Vec<_> = prompts().into_iter().enumerate().map(run).collect();
+        let running: Vec<_> = prompts(count).into_iter().enumerate().map(run).collect();
         running.into_iter().map(|thread| thread.join().unwrap().expect("every request is answered")).collect()
     })
 }
 
-fn run_one_by_one(engine: &Engine) -> Vec<RequestOutput> {
+fn run_one_by_one(engine: &Engine, count: usize) -> Vec<RequestOutput> {
     let one = |(i, prompt)| engine.generate([prompt], &params(i)).remove(0).expect("every request is answered");
-    prompts().into_iter().enumerate().map(one).collect()
+    prompts(count).into_iter().enumerate().map(one).collect()
 }
 
 /// Everything but what the cache saved.
@@ -73,54 +74,116 @@ fn metric(series: &str) -> f64 {
     line.and_then(|line| line.rsplit_once(' ')?.1.parse().ok()).unwrap_or_else(|| panic!("no series {series}"))
 }
 
-#[test]
-fn text_is_the_same_however_memory_is_short() {
+/// How memory is cut, and how little there is of it.
+#[derive(Clone, Copy)]
+struct Pressure {
+    mode: PreemptionMode,
+    block_size: u32,
+    blocks: u32,
+    threads: usize,
+    batched: u32,
+    overlap: Overlap,
+}
+
+impl Pressure {
+    fn apply(&self, config: &mut Config) {
+        config.cache.block_size = self.block_size;
+        config.cache.num_device_blocks = Some(self.blocks);
+        config.scheduler.max_num_seqs = 64;
+        config.scheduler.max_num_batched_tokens = Some(self.batched);
+        config.scheduler.preemption_mode = self.mode;
+        config.scheduler.overlap = self.overlap;
+        config.device.threads = self.threads;
+        config.swap.space_gib = 0.05;
+    }
+}
+
+const fn pressure(
+    mode: PreemptionMode,
+    block_size: u32,
+    blocks: u32,
+    threads: usize,
+    batched: u32,
+    overlap: Overlap,
+) -> Pressure {
+    Pressure { mode, block_size, blocks, threads, batched, overlap }
+}
+
+/// `count` requests, alone and then all at once under each pressure. `device` sets what is the same in all of them.
+fn check(count: usize, device: &dyn Fn(&mut Config), pressures: &[Pressure]) {
+    // Metrics are the process's.
+    static ONE_TEST: Mutex<()> = Mutex::new(());
+    let _one_test = ONE_TEST.lock().unwrap_or_else(PoisonError::into_inner);
     metrics::install();
     let quiet = engine(|config| {
+        device(config);
         config.cache.enable_prefix_caching = false;
         config.device.threads = 1;
     });
-    let expected = run_one_by_one(&quiet);
+    let expected = run_one_by_one(&quiet, count);
     drop(quiet);
 
-    for (mode, block_size, blocks, threads, batched, overlap) in [
-        (PreemptionMode::Swap, 16, 24, 2, 256, Overlap::Off),
-        (PreemptionMode::Swap, 16, 24, 2, 256, Overlap::On),
-        (PreemptionMode::Recompute, 16, 24, 3, 300, Overlap::Off),
-        (PreemptionMode::Recompute, 16, 24, 3, 300, Overlap::On),
-        (PreemptionMode::Auto, 5, 60, 1, 70, Overlap::Off),
-        (PreemptionMode::Auto, 5, 60, 1, 70, Overlap::On),
-        (PreemptionMode::Swap, 1, 240, 2, 64, Overlap::Off),
-        (PreemptionMode::Swap, 1, 240, 2, 64, Overlap::On),
-        (PreemptionMode::Auto, 64, 8, 4, 512, Overlap::Auto),
-    ] {
-        let what = format!("{mode} with {blocks} blocks of {block_size}, overlap {overlap}");
+    for pressure in pressures {
+        let Pressure { mode, block_size, blocks, overlap, .. } = *pressure;
         let preemptions = |mode| metric(&format!("pagetide_preemptions_total{{mode=\"{mode}\"}}"));
         let before = [preemptions("swap"), preemptions("recompute")];
+        let mut isa = String::new();
         let tight = engine(|config| {
-            config.cache.block_size = block_size;
-            config.cache.num_device_blocks = Some(blocks);
-            config.scheduler.max_num_seqs = 64;
-            config.scheduler.max_num_batched_tokens = Some(batched);
-            config.scheduler.preemption_mode = mode;
-            config.scheduler.overlap = overlap;
-            config.device.threads = threads;
-            config.swap.space_gib = 0.05;
+            device(config);
+            pressure.apply(config);
+            isa = config.device.isa.to_string();
         });
-        assert_same(&run_all(&tight), &expected, &what);
+        let what = format!("{mode} with {blocks} blocks of {block_size}, overlap {overlap}, isa {isa}");
+        assert_same(&run_all(&tight, count), &expected, &what);
         let [swaps, recomputes] = [preemptions("swap") - before[0], preemptions("recompute") - before[1]];
         eprintln!("{what}: {swaps} preemptions by swapping, {recomputes} by recomputation");
         match mode {
             PreemptionMode::Recompute => assert!(recomputes > 20.0 && swaps == 0.0, "{what}: no pressure"),
-            _ => assert!(swaps + recomputes > 20.0 && swaps > 0.0, "{what}: no pressure"),
+            PreemptionMode::Swap => assert!(swaps > 20.0, "{what}: no pressure"),
+            // What is at most one block is not worth a swap.
+            PreemptionMode::Auto => {
+                assert!(swaps + recomputes > 20.0 && (swaps > 0.0 || block_size > 16), "{what}: no pressure");
+            }
         }
         // A second time from a warm cache.
-        let warm = run_all(&tight);
+        let warm = run_all(&tight, count);
         assert_same(&warm, &expected, &format!("{what}, warm"));
         if block_size <= 16 {
             assert!(warm.iter().any(|output| output.cached_tokens > 0), "{what}: nothing was cached");
         } // larger than most prompts: only full blocks are cached
         assert_all_free(blocks);
+    }
+}
+
+#[test]
+fn text_is_the_same_however_memory_is_short() {
+    let pressures = [
+        pressure(PreemptionMode::Swap, 16, 24, 2, 256, Overlap::Off),
+        pressure(PreemptionMode::Swap, 16, 24, 2, 256, Overlap::On),
+        pressure(PreemptionMode::Recompute, 16, 24, 3, 300, Overlap::Off),
+        pressure(PreemptionMode::Recompute, 16, 24, 3, 300, Overlap::On),
+        pressure(PreemptionMode::Auto, 5, 60, 1, 70, Overlap::Off),
+        pressure(PreemptionMode::Auto, 5, 60, 1, 70, Overlap::On),
+        pressure(PreemptionMode::Swap, 1, 240, 2, 64, Overlap::Off),
+        pressure(PreemptionMode::Swap, 1, 240, 2, 64, Overlap::On),
+        pressure(PreemptionMode::Auto, 64, 8, 4, 512, Overlap::Auto),
+    ];
+    check(160, &|_| {}, &pressures);
+}
+
+/// In bfloat16, for which some have matrix products of their own.
+#[test]
+fn every_instruction_set_gives_the_same_text() {
+    let pressures = [
+        pressure(PreemptionMode::Swap, 16, 24, 2, 256, Overlap::Off),
+        pressure(PreemptionMode::Recompute, 5, 60, 3, 90, Overlap::On),
+    ];
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        let device = |config: &mut Config| {
+            config.model.dtype = DtypeChoice::Bfloat16;
+            config.device.isa = isa.name().parse().expect("the configuration has every instruction set");
+        };
+        check(70, &device, &pressures);
     }
 }
 

@@ -5,7 +5,7 @@ mod common;
 
 use common::{Driver, Golden, GoldenPrompt, Sequence, Settings, logprob};
 use pagetide::backend::DType;
-use pagetide::backend::cpu::CpuBackend;
+use pagetide::backend::cpu::{CpuBackend, Isa};
 use pagetide::config::LoadFormat;
 use pagetide::model::files::ModelFiles;
 use pagetide::offline::{Engine, GenerateParams};
@@ -25,7 +25,19 @@ fn golden(model: &str) -> Golden {
 
 /// Float32, an odd block size, logits in several chunks.
 fn settings(max_model_len: usize) -> Settings {
-    Settings { dtype: DType::F32, block_size: 5, num_threads: 2, max_model_len, max_rows: 256, max_logit_rows: 7 }
+    Settings {
+        dtype: DType::F32,
+        block_size: 5,
+        num_threads: 2,
+        isa: None,
+        max_model_len,
+        max_rows: 256,
+        max_logit_rows: 7,
+    }
+}
+
+fn isas() -> impl Iterator<Item = Option<Isa>> {
+    Isa::ALL.into_iter().filter(|isa| isa.is_available()).map(Some)
 }
 
 fn driver(model: &str, settings: &Settings) -> Driver<CpuBackend> {
@@ -74,9 +86,9 @@ fn check_greedy(prompt: &GoldenPrompt, sequence: &mut Sequence, logits: &[f32], 
 const TOLERANCE: f32 = 1e-4;
 
 /// Each prompt in one piece and alone, then its continuation token by token.
-fn alone(model: &str) {
+fn alone(model: &str, isa: Option<Isa>) {
     let golden = golden(model);
-    let mut driver = driver(model, &settings(golden.max_model_len));
+    let mut driver = driver(model, &Settings { isa, ..settings(golden.max_model_len) });
     for prompt in &golden.prompts {
         let mut sequence = Sequence::new(&prompt.tokens);
         let mut logits = driver.step(&mut [(&mut sequence, prompt.tokens.len())]).remove(0);
@@ -90,9 +102,9 @@ fn alone(model: &str) {
 }
 
 /// All prompts twice over, in uneven chunks beside each other's decodes: the same bytes as alone.
-fn mixed(model: &str, block_size: usize, num_threads: usize) {
+fn mixed(model: &str, block_size: usize, num_threads: usize, isa: Option<Isa>) {
     let golden = golden(model);
-    let settings = Settings { block_size, num_threads, ..settings(golden.max_model_len) };
+    let settings = Settings { block_size, num_threads, isa, ..settings(golden.max_model_len) };
     let mut driver = driver(model, &settings);
     let mut alone = Vec::new();
     for prompt in &golden.prompts {
@@ -172,12 +184,12 @@ macro_rules! goldens {
         $(mod $test {
             #[test]
             fn alone() {
-                super::alone($model);
+                super::isas().for_each(|isa| super::alone($model, isa));
             }
 
             #[test]
             fn mixed() {
-                super::mixed($model, 5, 2);
+                super::isas().for_each(|isa| super::mixed($model, 5, 2, isa));
             }
 
             #[test]
@@ -239,23 +251,24 @@ fn every_golden_is_tested() {
 #[test]
 fn any_block_size_and_number_of_threads() {
     for (block_size, num_threads) in [(1, 1), (2, 3), (16, 4), (256, 1)] {
-        mixed("mistral-window", block_size, num_threads);
+        mixed("mistral-window", block_size, num_threads, None);
     }
 }
 
 /// In the checkpoint's own precision, K and V included, the answers are near those in float32.
 #[test]
 fn half_precision() {
-    for (model, dtype, tolerance) in [
+    const MODELS: [(&str, DType, f32); 6] = [
         ("llama-bf16-sharded", DType::BF16, 0.35),
         ("llama-f16", DType::F16, 0.05),
         ("opt", DType::BF16, 0.35),
         ("gemma2", DType::F16, 0.05),
         ("gemma3", DType::BF16, 0.35),
         ("mixtral", DType::F16, 0.05),
-    ] {
+    ];
+    for ((model, dtype, tolerance), isa) in MODELS.into_iter().flat_map(|model| isas().map(move |isa| (model, isa))) {
         let golden = golden(model);
-        let mut driver = driver(model, &Settings { dtype, ..settings(golden.max_model_len) });
+        let mut driver = driver(model, &Settings { dtype, isa, ..settings(golden.max_model_len) });
         assert_eq!(driver.decoder().kv_layout(16).dtype, dtype);
         let (mut worst, mut sum, mut count) = (0f32, 0f32, 0);
         for prompt in &golden.prompts {
@@ -267,7 +280,11 @@ fn half_precision() {
             }
         }
         let mean = sum / count as f32;
-        assert!(mean < tolerance / 4.0 && worst < tolerance, "{model} in {}: mean {mean}, worst {worst}", dtype.name());
+        assert!(
+            mean < tolerance / 4.0 && worst < tolerance,
+            "{model} in {} on {isa:?}: mean {mean}, worst {worst}",
+            dtype.name()
+        );
     }
 }
 

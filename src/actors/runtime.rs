@@ -7,6 +7,7 @@ use crate::actors::messages::{Accepted, Prompt, Submit};
 use crate::actors::scheduler::{self, SchedulerActor};
 use crate::actors::swap_pool::SwapPool;
 use crate::actors::workers::Workers;
+use crate::backend::profile::Profile;
 use crate::config::{self, Config, LoadFormat, OnFailure};
 use crate::engine::policy::{PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy};
 use crate::error::{ApiError, StartError};
@@ -171,6 +172,15 @@ pub type LoadProgress = Box<dyn FnMut(LoadPhase, u64, u64) + Send>;
 impl Runtime {
     /// Loads the model of `config` and starts the actors.
     pub fn start(config: &Config, progress: LoadProgress) -> Result<Self, StartError> {
+        Self::launch(config, None, progress)
+    }
+
+    /// [`Runtime::start`], with what every step does added to `profile`. Fails on a GPU.
+    pub fn start_profiled(config: &Config, profile: Profile, progress: LoadProgress) -> Result<Self, StartError> {
+        Self::launch(config, Some(profile), progress)
+    }
+
+    fn launch(config: &Config, profile: Option<Profile>, progress: LoadProgress) -> Result<Self, StartError> {
         let progress = Arc::new(Mutex::new(progress));
         let report = move |phase, done, total| {
             // Nothing is left in between by a report that panicked.
@@ -189,8 +199,10 @@ impl Runtime {
         let served_name = config.server.served_model_name.clone().unwrap_or_else(|| files.name());
 
         let settings = config.clone();
-        let load =
-            move || loader::load(&settings, &files, spec, &mut |done, total| report_load(LoadPhase::Load, done, total));
+        let load = move || {
+            let mut report = |done, total| report_load(LoadPhase::Load, done, total);
+            loader::load(&settings, &files, spec, profile, &mut report)
+        };
         let (executor, loaded) = ModelExecutor::start(load)?;
         let model = Arc::new(ModelInfo {
             served_name,

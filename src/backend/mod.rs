@@ -8,12 +8,15 @@
 //! cached sequence return the same bytes. On a GPU it holds where `device.batch_invariant` asks for it.
 
 pub mod cpu;
+#[cfg(not(kernels_alone))]
 pub mod cuda;
+pub mod profile;
 
 use crate::error::StartError;
 use crate::ids::{BlockId, TokenId};
 use crate::sampling::params::{PositionLogprobs, Sampled, SamplingParams, TokenLimits};
 use crate::sampling::sampler::Draw;
+use profile::Phase;
 use std::ops::Range;
 
 /// Element type of weights and of the KV cache. Reductions are always float32.
@@ -357,6 +360,8 @@ pub trait Backend {
     fn replay(&mut self, body: &mut dyn FnMut(&mut Self)) {
         body(self);
     }
+    /// Says what the next [`Backend::linear`] is for, to a backend that counts ([`profile::Profiled`]).
+    fn mark(&mut self, _: Phase) {}
 
     /// `out[row] = table[tokens[row]] * scale`; `table: [vocab, cols]`.
     fn embed(&mut self, table: &Self::Matrix, scale: f32, out: &mut Self::Tensor);

@@ -374,6 +374,7 @@ choice!(
         Amx = "amx",
         Avx512 = "avx512",
         Avx2 = "avx2",
+        Neon = "neon",
         Portable = "portable",
     }
 );

@@ -1,5 +1,6 @@
 //! The forward pass: the one decoder of all families.
 
+use crate::backend::profile::Phase;
 use crate::backend::{Backend, Batch, DType, ExpertsShape, KvLayout, Norm, TensorRole};
 use crate::error::StartError;
 use crate::model::checkpoint::Checkpoint;
@@ -145,6 +146,7 @@ impl<B: Backend> Decoder<B> {
         match (&weights.project_in, &mut self.work.embedding) {
             (Some(project_in), Some(embedding)) => {
                 backend.embed(&weights.embeddings, scale, embedding);
+                backend.mark(Phase::Embedding);
                 backend.linear(embedding, project_in, None, x);
             }
             _ => backend.embed(&weights.embeddings, scale, x),
@@ -160,14 +162,14 @@ impl<B: Backend> Decoder<B> {
 
         self.residual.enter(backend, &weights.attention_norm);
         let (x, delta) = self.residual.sublayer();
-        linear(backend, x, &weights.qkv, qkv);
+        linear(backend, Phase::Qkv, x, &weights.qkv, qkv);
         if let Some(norms) = &weights.head_norms {
             backend.qk_norm(qkv, &shape, &norms.q, &norms.k);
         }
         let windowed = self.windowed_rope.as_ref().filter(|_| shape.window.is_some());
         backend.rope_and_write_kv(qkv, &shape, windowed.or(self.rope.as_ref()), layer);
         backend.attention(qkv, &shape, layer, attended);
-        linear(backend, attended, &weights.out, delta);
+        linear(backend, Phase::Output, attended, &weights.out, delta);
         self.residual.leave(backend, &weights.attention_norm, weights.attention_post_norm.as_ref());
     }
 
@@ -179,7 +181,7 @@ impl<B: Backend> Decoder<B> {
         let (x, delta) = self.residual.sublayer();
         match (&weights.mlp, experts_work) {
             (Mlp::Dense { up, down }, _) => {
-                linear(backend, x, up, up_out);
+                linear(backend, Phase::Up, x, up, up_out);
                 let activated = match gated {
                     Some(gated) => {
                         backend.gated_activation(up_out, kind, gated);
@@ -190,7 +192,7 @@ impl<B: Backend> Decoder<B> {
                         up_out
                     }
                 };
-                linear(backend, activated, down, delta);
+                linear(backend, Phase::Down, activated, down, delta);
             }
             (Mlp::Sparse(experts), Some((shape, work))) => backend.mix_experts(x, experts, shape, work, delta),
             (Mlp::Sparse(_), None) => unreachable!("the workspace is made for models with experts"),
@@ -202,6 +204,7 @@ impl<B: Backend> Decoder<B> {
     fn finish(&mut self, backend: &mut B) {
         let x = self.residual.finish(backend, self.weights.final_norm.as_ref());
         if let (Some(project_out), Some(embedding)) = (&self.weights.project_out, &mut self.work.embedding) {
+            backend.mark(Phase::Vocabulary);
             backend.linear(x, project_out, None, embedding);
         }
     }
@@ -230,7 +233,8 @@ fn round(x: f32, dtype: DType) -> f32 {
     }
 }
 
-fn linear<B: Backend>(backend: &mut B, x: &B::Tensor, linear: &Linear<B>, out: &mut B::Tensor) {
+fn linear<B: Backend>(backend: &mut B, phase: Phase, x: &B::Tensor, linear: &Linear<B>, out: &mut B::Tensor) {
+    backend.mark(phase);
     backend.linear(x, &linear.weight, linear.bias.as_ref(), out);
 }
 

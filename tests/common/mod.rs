@@ -1,6 +1,6 @@
 //! Saved outputs, and a small driver over the decoder, without scheduler or actors: sequences with block tables, and steps over them.
 
-use pagetide::backend::cpu::{CpuBackend, CpuOptions};
+use pagetide::backend::cpu::{CpuBackend, CpuOptions, Isa};
 use pagetide::backend::{Backend, Batch, BatchSeq, DType, NO_SOURCE};
 use pagetide::error::StartError;
 use pagetide::model::decoder::Decoder;
@@ -80,6 +80,8 @@ pub struct Settings {
     pub dtype: DType,
     pub block_size: usize,
     pub num_threads: usize,
+    /// `None`: the best.
+    pub isa: Option<Isa>,
     pub max_model_len: usize,
     pub max_rows: usize,
     pub max_logit_rows: usize,
@@ -92,7 +94,7 @@ pub fn load(
 ) -> Result<(CpuBackend, Decoder<CpuBackend>), StartError> {
     let files = ModelFiles::open(directory)?;
     let spec = ModelSpec::load(&files)?;
-    let backend = CpuBackend::new(CpuOptions { threads: Some(settings.num_threads), isa: None })?;
+    let backend = CpuBackend::new(CpuOptions { threads: Some(settings.num_threads), isa: settings.isa })?;
     let Settings { dtype, max_rows, max_logit_rows, max_model_len, .. } = *settings;
     let decoder = Decoder::load(
         Some(&files.checkpoint()?),

@@ -6,15 +6,15 @@ use pagetide::backend::{AttentionShape, Backend, Batch, DType, KvLayout, Rope};
 use proptest::prelude::*;
 
 /// One sequence's Q, K and V before rotation: `[len, (num_heads + 2 * num_kv_heads) * head_dim]`.
-struct Sequence {
-    shape: AttentionShape,
-    rope: Option<Rope>,
-    len: usize,
-    qkv: Vec<f32>,
+pub struct Sequence {
+    pub shape: AttentionShape,
+    pub rope: Option<Rope>,
+    pub len: usize,
+    pub qkv: Vec<f32>,
 }
 
 impl Sequence {
-    fn new(shape: AttentionShape, rope: Option<Rope>, len: usize, seed: u64) -> Self {
+    pub fn new(shape: AttentionShape, rope: Option<Rope>, len: usize, seed: u64) -> Self {
         let cols = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim;
         let qkv = Numbers::new(seed).vec(len * cols).into_iter().map(|x| 3.0 * x).collect();
         Self { shape, rope, len, qkv }
@@ -24,7 +24,7 @@ impl Sequence {
         self.qkv.len() / self.len
     }
 
-    fn out_cols(&self) -> usize {
+    pub fn out_cols(&self) -> usize {
         self.shape.num_heads * self.shape.head_dim
     }
 
@@ -51,6 +51,11 @@ impl Sequence {
 
     /// `[len, num_heads * head_dim]`, K and V rounded to `dtype`.
     fn reference(&self, dtype: DType) -> Vec<f64> {
+        self.reference_of(0..self.len, dtype)
+    }
+
+    /// `[tokens.len(), num_heads * head_dim]`: the output of these tokens.
+    pub fn reference_of(&self, tokens: impl IntoIterator<Item = usize>, dtype: DType) -> Vec<f64> {
         let AttentionShape { num_heads, num_kv_heads, scale, softcap, window, .. } = self.shape;
         let rounded = |index: usize| -> Vec<Vec<f64>> {
             let token = |token| self.head(token, index).iter().map(|x| f64::from(round(*x as f32, dtype))).collect();
@@ -59,7 +64,7 @@ impl Sequence {
         let keys: Vec<_> = (0..num_kv_heads).map(|h| rounded(num_heads + h)).collect();
         let values: Vec<_> = (0..num_kv_heads).map(|h| rounded(num_heads + num_kv_heads + h)).collect();
         let mut out = Vec::new();
-        for token in 0..self.len {
+        for token in tokens {
             for head in 0..num_heads {
                 let kv = head / (num_heads / num_kv_heads);
                 let q = self.head(token, head);
@@ -80,18 +85,18 @@ impl Sequence {
     }
 }
 
-fn layout(shape: &AttentionShape, block_size: usize, dtype: DType) -> KvLayout {
+pub fn layout(shape: &AttentionShape, block_size: usize, dtype: DType) -> KvLayout {
     KvLayout { num_layers: 2, num_kv_heads: shape.num_kv_heads, head_dim: shape.head_dim, block_size, dtype }
 }
 
 /// Block tables for sequences of these lengths, shuffled through a pool full of NaN.
-struct Pool {
+pub struct Pool {
     tables: Vec<Vec<u32>>,
     block_size: usize,
 }
 
 impl Pool {
-    fn new(backend: &mut CpuBackend, layout: KvLayout, lens: &[usize], seed: u64) -> Self {
+    pub fn new(backend: &mut CpuBackend, layout: KvLayout, lens: &[usize], seed: u64) -> Self {
         let needed: usize = lens.iter().map(|len| len.div_ceil(layout.block_size)).sum();
         let mut free: Vec<u32> = (0..needed as u32 + 2).collect();
         let mut numbers = Numbers::new(seed);
@@ -128,7 +133,7 @@ fn poison(backend: &mut CpuBackend, layout: KvLayout, num_blocks: usize) {
 
 /// Runs all sequences through layer 1 in steps; `steps[i]` gives each sequence's number of new tokens. Returns each
 /// sequence's output.
-fn run(backend: &mut CpuBackend, seqs: &[&Sequence], pool: &Pool, steps: &[Vec<usize>]) -> Vec<Vec<f32>> {
+pub fn run(backend: &mut CpuBackend, seqs: &[&Sequence], pool: &Pool, steps: &[Vec<usize>]) -> Vec<Vec<f32>> {
     let (cols, out_cols) = (seqs[0].cols(), seqs[0].out_cols());
     let rope = seqs[0].rope.as_ref().map(|rope| backend.rope_table(rope).unwrap());
     let mut done = vec![0; seqs.len()];
@@ -162,12 +167,12 @@ fn run(backend: &mut CpuBackend, seqs: &[&Sequence], pool: &Pool, steps: &[Vec<u
     outputs
 }
 
-fn rope(rotary_dim: usize, factor: f32) -> Rope {
+pub fn rope(rotary_dim: usize, factor: f32) -> Rope {
     let inv_freq = (0..rotary_dim / 2).map(|i| 10_000f32.powf(-2.0 * i as f32 / rotary_dim as f32)).collect();
     Rope { rotary_dim, inv_freq, attention_factor: factor, max_positions: 4096 }
 }
 
-fn shape(num_kv_heads: usize, group: usize, head_dim: usize, window: Option<usize>) -> AttentionShape {
+pub fn shape(num_kv_heads: usize, group: usize, head_dim: usize, window: Option<usize>) -> AttentionShape {
     let scale = (head_dim as f32).powf(-0.5);
     AttentionShape { num_heads: num_kv_heads * group, num_kv_heads, head_dim, scale, softcap: None, window }
 }

@@ -5,5 +5,6 @@ mod attention;
 mod blocks;
 mod experts;
 mod linear;
+mod random;
 mod rows;
 mod support;

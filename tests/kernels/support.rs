@@ -5,8 +5,11 @@ use pagetide::backend::{Backend, Batch, BatchSeq, DType, HostTensor, NO_SOURCE, 
 
 pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
+/// The instruction sets of this machine, or the one that `KERNEL_ISA` names.
 pub fn isas() -> impl Iterator<Item = Isa> {
-    Isa::ALL.into_iter().filter(|isa| isa.is_available())
+    let wanted: Option<Isa> = std::env::var("KERNEL_ISA").ok().map(|name| name.parse().unwrap());
+    assert!(wanted.is_none_or(Isa::is_available), "this machine lacks KERNEL_ISA");
+    Isa::ALL.into_iter().filter(move |isa| isa.is_available() && wanted.is_none_or(|wanted| wanted == *isa))
 }
 
 pub fn backend(isa: Isa, threads: usize) -> CpuBackend {
@@ -30,6 +33,21 @@ impl Numbers {
 
     pub fn below(&mut self, n: usize) -> usize {
         (self.bits() % n as u64) as usize
+    }
+
+    /// From `low` to `high`, both included.
+    pub fn between(&mut self, low: usize, high: usize) -> usize {
+        low + self.below(high - low + 1)
+    }
+
+    /// From 1 to `max`, small ones as often as large ones.
+    pub fn size(&mut self, max: usize) -> usize {
+        let fraction = (f64::from(self.next()) + 1.0) / 2.0;
+        ((max as f64 + 1.0).powf(fraction) as usize).clamp(1, max)
+    }
+
+    pub fn chance(&mut self, one_in: usize) -> bool {
+        self.below(one_in) == 0
     }
 
     pub fn next(&mut self) -> f32 {

@@ -67,6 +67,11 @@ impl CpuExpertsWorkspace {
             routes: Routes::default(),
         })
     }
+
+    /// Experts that the last rows chose.
+    pub(super) fn num_used(&self) -> usize {
+        self.routes.first.windows(2).filter(|range| range[0] < range[1]).count()
+    }
 }
 
 /// What the products run on.

@@ -2,13 +2,14 @@
 //!
 //! Buffers are anonymous mappings: page-aligned (so 64-byte-aligned), zeroed by the kernel on first touch, which
 //! makes an untouched KV block free, and large enough for huge pages, without which a weight stream spends a good
-//! part of its time in page walks.
+//! part of its time in page walks. Buffers that are smaller than a few huge pages share a mapping: see [`Arena`].
 
 use crate::backend::KvLayout;
 use crate::error::StartError;
 use crate::ids::BlockId;
 use memmap2::MmapMut;
 use std::marker::PhantomData;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Plain numbers: any bit pattern is a value, no padding, no drop.
 pub(super) trait Number: Copy + Send + Sync + 'static {}
@@ -20,32 +21,53 @@ impl Number for f32 {}
 const SLACK_BYTES: usize = 128;
 /// Below this a huge page would mostly be waste.
 const HUGE_PAGE_FROM_BYTES: usize = 4 << 20;
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+/// Buffers of an arena begin at multiples of this.
+const PAGE_BYTES: usize = 4096;
 
 /// A zeroed array of numbers at a 64-byte boundary, followed by [`SLACK_BYTES`] readable bytes.
 pub(super) struct Buffer<T> {
-    map: MmapMut,
+    start: Shared<T>,
     len: usize,
-    number: PhantomData<T>,
+    /// Where `start` points into; other buffers may lie there too.
+    _map: Arc<MmapMut>,
 }
+
+/// Zeroed memory, in huge pages if it is large, that begins with one.
+fn map(bytes: usize) -> std::io::Result<(Shared<u8>, Arc<MmapMut>)> {
+    if bytes < HUGE_PAGE_FROM_BYTES {
+        let mut map = MmapMut::map_anon(bytes)?;
+        return Ok((Shared::new(map.as_mut_ptr()), Arc::new(map)));
+    }
+    let mut map = MmapMut::map_anon(bytes + HUGE_PAGE_BYTES)?;
+    #[cfg(target_os = "linux")]
+    {
+        // Only advice: a kernel without huge pages is slower, not wrong.
+        let _ = map.advise(memmap2::Advice::HugePage);
+    }
+    let offset = map.as_ptr().align_offset(HUGE_PAGE_BYTES);
+    Ok((Shared::new(map.as_mut_ptr().wrapping_add(offset)), Arc::new(map)))
+}
+
+/// `len` numbers and the slack, in bytes.
+fn bytes_of<T>(len: usize) -> Option<usize> {
+    len.checked_mul(size_of::<T>())?.checked_add(SLACK_BYTES)
+}
+
+/// `what` names the buffer.
+fn too_large<T>(len: usize, what: &str, why: &dyn std::fmt::Display) -> StartError {
+    let gib = len as f64 * size_of::<T>() as f64 / (1u64 << 30) as f64;
+    StartError::new(format!("cannot get {gib:.2} GiB of memory for {what}: {why}"))
+}
+
+const TOO_MANY: &str = "more than can be addressed";
 
 impl<T: Number> Buffer<T> {
     /// `what` names the buffer in the error.
     pub fn zeroed(len: usize, what: &str) -> Result<Self, StartError> {
-        let too_large = |why: String| {
-            let gib = len as f64 * size_of::<T>() as f64 / (1u64 << 30) as f64;
-            StartError::new(format!("cannot get {gib:.2} GiB of memory for {what}: {why}"))
-        };
-        let bytes = len
-            .checked_mul(size_of::<T>())
-            .and_then(|bytes| bytes.checked_add(SLACK_BYTES))
-            .ok_or_else(|| too_large("more than can be addressed".into()))?;
-        let map = MmapMut::map_anon(bytes).map_err(|error| too_large(error.to_string()))?;
-        #[cfg(target_os = "linux")]
-        if bytes >= HUGE_PAGE_FROM_BYTES {
-            // Only advice: a kernel without huge pages is slower, not wrong.
-            let _ = map.advise(memmap2::Advice::HugePage);
-        }
-        Ok(Self { map, len, number: PhantomData })
+        let bytes = bytes_of::<T>(len).ok_or_else(|| too_large::<T>(len, what, &TOO_MANY))?;
+        let (start, map) = map(bytes).map_err(|error| too_large::<T>(len, what, &error))?;
+        Ok(Self { start: Shared::new(start.get().cast()), len, _map: map })
     }
 
     pub fn len(&self) -> usize {
@@ -53,11 +75,11 @@ impl<T: Number> Buffer<T> {
     }
 
     pub fn as_ptr(&self) -> *const T {
-        self.map.as_ptr().cast()
+        self.start.get()
     }
 
     pub fn as_mut_ptr(&mut self) -> *mut T {
-        self.map.as_mut_ptr().cast()
+        self.start.get()
     }
 
     pub fn as_slice(&self) -> &[T] {
@@ -68,6 +90,41 @@ impl<T: Number> Buffer<T> {
     pub fn as_mut_slice(&mut self) -> &mut [T] {
         // SAFETY: as in `as_slice`; the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len) }
+    }
+}
+
+/// Buffers side by side in large mappings. A small model's matrices are a megabyte or two each: on their own they would
+/// lie in small pages, and a weight stream over those reaches a third of the memory's bandwidth.
+#[derive(Default)]
+pub(super) struct Arena {
+    open: Mutex<Option<Chunk>>,
+}
+
+/// The mapping that the next buffers come from, and how much of it they have.
+struct Chunk {
+    start: Shared<u8>,
+    map: Arc<MmapMut>,
+    used: usize,
+}
+
+impl Arena {
+    const CHUNK_BYTES: usize = 32 << 20;
+
+    /// As [`Buffer::zeroed`]. The memory is given back when all buffers of its mapping are.
+    pub fn zeroed<T: Number>(&self, len: usize, what: &str) -> Result<Buffer<T>, StartError> {
+        let bytes = bytes_of::<T>(len).ok_or_else(|| too_large::<T>(len, what, &TOO_MANY))?;
+        if bytes > Self::CHUNK_BYTES / 4 {
+            return Buffer::zeroed(len, what);
+        }
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if open.as_ref().is_none_or(|chunk| chunk.used + bytes > Self::CHUNK_BYTES) {
+            let (start, map) = map(Self::CHUNK_BYTES).map_err(|error| too_large::<T>(len, what, &error))?;
+            *open = Some(Chunk { start, map, used: 0 });
+        }
+        let chunk = open.as_mut().expect("opened above");
+        let start = chunk.start.get().wrapping_add(chunk.used).cast();
+        chunk.used += bytes.next_multiple_of(PAGE_BYTES);
+        Ok(Buffer { start: Shared::new(start), len, _map: chunk.map.clone() })
     }
 }
 

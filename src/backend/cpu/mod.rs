@@ -5,16 +5,19 @@
 //! - `team`: the threads.
 //! - `pack`, `gemm`: weights and matrix products; `experts`; `attention`; `elementwise`: everything else.
 //! - `sampling`: from logits to tokens.
+//! - `countable`, `limits`: what a profile is made of.
 //! - `tensors`: activations; `memory`: buffers and the pools of KV blocks.
 //!
 //! Results do not depend on the number of threads: work is cut into tasks that own their outputs, and no output is
 //! summed up from several tasks in an order that could vary.
 
 mod attention;
+mod countable;
 mod elementwise;
 mod experts;
 mod gemm;
 mod isa;
+mod limits;
 mod memory;
 mod pack;
 mod sampling;
@@ -25,6 +28,7 @@ mod tensors;
 pub use elementwise::CpuRopeTable;
 pub use experts::CpuExpertsWorkspace;
 pub use isa::Isa;
+pub use limits::Limits;
 pub use pack::CpuMatrix;
 pub use tensors::{CpuTensor, CpuVector};
 
@@ -37,7 +41,8 @@ use crate::ids::BlockId;
 use attention::{Attention, Workspace};
 use elementwise::NormParams;
 use gemm::Linear;
-use memory::{Buffer, KvPools, Shared};
+use memory::{Arena, KvPools, Shared};
+use pack::On;
 use sampling::Sampling;
 use std::ops::Range;
 use team::{MAX_MEMBERS, Team};
@@ -55,6 +60,7 @@ pub struct CpuOptions {
 pub struct CpuBackend {
     isa: Isa,
     team: Team,
+    arena: Arena,
     batch: Batch,
     kv: Option<KvPools>,
     products: gemm::Workspace,
@@ -78,6 +84,7 @@ impl CpuBackend {
             Team::new(threads).map_err(|error| StartError::new(format!("cannot start {threads} threads: {error}")))?;
         Ok(Self {
             isa,
+            arena: Arena::default(),
             batch: Batch::default(),
             kv: None,
             products: gemm::Workspace::new(team.num_members())?,
@@ -106,6 +113,10 @@ impl CpuBackend {
 
     fn kv(&self) -> &KvPools {
         self.kv.as_ref().expect("the KV pools are allocated before they are used")
+    }
+
+    fn on(&self) -> On<'_> {
+        On { arena: &self.arena, team: &self.team }
     }
 
     fn num_rows(&self) -> usize {
@@ -171,7 +182,7 @@ impl Backend for CpuBackend {
     type ExpertsWorkspace = CpuExpertsWorkspace;
 
     fn matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<CpuMatrix, StartError> {
-        CpuMatrix::pack(parts, dtype, &self.team)
+        CpuMatrix::pack(parts, dtype, self.on())
     }
 
     fn random_matrix(&self, n: usize, k: usize, dtype: DType, seed: u64) -> Result<CpuMatrix, StartError> {
@@ -180,7 +191,7 @@ impl Backend for CpuBackend {
     }
 
     fn matrices(&self, count: usize, parts: &[HostTensor<'_>], dtype: DType) -> Result<Vec<CpuMatrix>, StartError> {
-        CpuMatrix::pack_several(count, parts, dtype, &self.team)
+        CpuMatrix::pack_several(count, parts, dtype, self.on())
     }
 
     fn random_matrices(
@@ -191,7 +202,7 @@ impl Backend for CpuBackend {
         dtype: DType,
         seed: u64,
     ) -> Result<Vec<CpuMatrix>, StartError> {
-        CpuMatrix::random((count, n, k), dtype, seed, &self.team)
+        CpuMatrix::random((count, n, k), dtype, seed, self.on())
     }
 
     fn vector(&self, parts: &[HostTensor<'_>]) -> Result<CpuVector, StartError> {
@@ -200,7 +211,7 @@ impl Backend for CpuBackend {
     }
 
     fn tensor(&self, max_rows: usize, cols: usize, _: TensorRole) -> Result<CpuTensor, StartError> {
-        let data = Buffer::zeroed(max_rows.saturating_mul(cols), "activations")?;
+        let data = self.arena.zeroed(max_rows.saturating_mul(cols), "activations")?;
         Ok(CpuTensor { data, max_rows, cols })
     }
 

@@ -8,7 +8,7 @@
 //!
 //! `n` is padded to a multiple of 16; padding is zero. See [`CpuMatrix::panel_bytes`] for the gap between panels.
 
-use super::memory::{Buffer, Shared};
+use super::memory::{Arena, Buffer, Shared};
 use super::simd::{LANES, bf16_bits};
 use super::team::Team;
 use crate::backend::{DType, HostTensor, elements, matrix_shape};
@@ -28,6 +28,13 @@ pub struct CpuMatrix {
     _buffer: Arc<Buffer<u8>>,
 }
 
+/// Where matrices are made, and by whom.
+#[derive(Clone, Copy)]
+pub(super) struct On<'a> {
+    pub arena: &'a Arena,
+    pub team: &'a Team,
+}
+
 /// Inner dimension of one AMX tile.
 pub(super) const BF16_K_BLOCK: usize = 32;
 /// Matrices that share memory begin at multiples of this.
@@ -35,8 +42,8 @@ const PAGE_BYTES: usize = 4096;
 
 impl CpuMatrix {
     /// Packs the rows of `parts`, one after the other, in parallel.
-    pub(super) fn pack(parts: &[HostTensor<'_>], dtype: DType, team: &Team) -> Result<Self, StartError> {
-        let mut matrices = Self::pack_several(1, parts, dtype, team)?;
+    pub(super) fn pack(parts: &[HostTensor<'_>], dtype: DType, on: On<'_>) -> Result<Self, StartError> {
+        let mut matrices = Self::pack_several(1, parts, dtype, on)?;
         Ok(matrices.remove(0))
     }
 
@@ -46,12 +53,12 @@ impl CpuMatrix {
         count: usize,
         parts: &[HostTensor<'_>],
         dtype: DType,
-        team: &Team,
+        on: On<'_>,
     ) -> Result<Vec<Self>, StartError> {
         let (rows, k) = matrix_shape(parts)?;
         assert!(count > 0 && rows.is_multiple_of(count), "{rows} rows of {count} matrices");
         let n = rows / count;
-        Self::from_rows((count, n, k), dtype, team, |matrix, row, lane, panel| {
+        Self::from_rows((count, n, k), dtype, on, |matrix, row, lane, panel| {
             let (part, row) = find_row(parts, matrix * n + row);
             let row_bytes = k * part.dtype.size_bytes();
             pack_row(&part.bytes[row * row_bytes..][..row_bytes], part.dtype, dtype, lane, panel);
@@ -63,12 +70,12 @@ impl CpuMatrix {
         shape: (usize, usize, usize),
         dtype: DType,
         seed: u64,
-        team: &Team,
+        on: On<'_>,
     ) -> Result<Vec<Self>, StartError> {
         // Half the width of a uniform distribution of standard deviation 0.02.
         const BOUND: f32 = 0.034_641_016;
         let (_, n, k) = shape;
-        Self::from_rows(shape, dtype, team, |matrix, row, lane, panel| {
+        Self::from_rows(shape, dtype, on, |matrix, row, lane, panel| {
             let mut state = mix(seed ^ mix((matrix * n + row) as u64));
             let value = |_| {
                 state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -83,14 +90,14 @@ impl CpuMatrix {
     fn from_rows(
         (count, n, k): (usize, usize, usize),
         dtype: DType,
-        team: &Team,
+        on: On<'_>,
         pack: impl Fn(usize, usize, usize, &mut [u8]) + Sync,
     ) -> Result<Vec<Self>, StartError> {
         let (num_panels, panel_bytes) = (n.div_ceil(LANES), panel_bytes(k, dtype));
         let stride = (num_panels * panel_bytes).next_multiple_of(PAGE_BYTES);
-        let mut buffer = Buffer::<u8>::zeroed(count * stride, "a weight matrix")?;
+        let mut buffer = on.arena.zeroed::<u8>(count * stride, "a weight matrix")?;
         let data = Shared::new(buffer.as_mut_ptr());
-        team.for_each(count * num_panels, |task| {
+        on.team.for_each(count * num_panels, |task| {
             let (index, panel) = (task / num_panels, task % num_panels);
             // SAFETY: panels do not overlap, `data` holds `num_panels` of each matrix, and each is one task.
             let panel_data = unsafe {

@@ -3,6 +3,7 @@
 mod client;
 pub mod gpu;
 mod report;
+mod roofline;
 mod workload;
 
 use super::log;
@@ -16,6 +17,7 @@ use crate::http::server;
 use clap::{Args, Subcommand};
 use client::{Arrivals, HttpTarget, Target, drive};
 use report::{Outcome, PhaseReport, Report};
+use roofline::{Roofline, RooflineReport};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -55,6 +57,9 @@ pub struct CommonArgs {
     /// Write the result as JSON too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Measure what the machine can do, and show how far each phase of the steps is from it (CPU only)
+    #[arg(long)]
+    roofline: bool,
     #[command(flatten)]
     options: ConfigOptions,
 }
@@ -63,7 +68,7 @@ pub struct CommonArgs {
 pub struct ServeArgs {
     /// Measure this server instead of starting one; --model is then the model's name there [default: its first], and
     /// --api-key the key to send
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", conflicts_with = "roofline")]
     url: Option<String>,
     /// Requests in flight at all times [default: 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -124,17 +129,29 @@ fn in_process(
     // Nobody is turned away here: all requests are held at once.
     let num = args.workload.num.map_or(default_num, |num| num as usize);
     config.server.max_requests = config.server.max_requests.max(num);
-    let runtime = Runtime::start(&config, progress::loading())?;
+    let (runtime, roofline) = start(args, &config)?;
     let handle = runtime.handle();
     let work = args.workload.build(default_num, handle.model().vocab_size)?;
     let subject = subject_in_process(&runtime);
     let target = Target::InProcess(handle);
     let (report, phases, sending) = actix_web::rt::System::new().block_on(async {
         warm_up(&target, args, &work).await?;
+        roofline.iter().for_each(Roofline::reset);
         Ok::<_, StartError>(measure(&target, &work, &mut RequestProgress::new(work.len() as u64)).await)
     })?;
     drop(runtime);
-    finish(args, &report, phases, &json!({ "subject": subject, "sending": sending }))
+    let setup = json!({ "subject": subject, "sending": sending });
+    let roofline = roofline.map(|roofline| roofline.report(report.wall_s));
+    finish(args, &Measured { report, phases, roofline }, &setup)
+}
+
+/// An engine in this process, with its steps counted where `--roofline` asks for it.
+fn start(args: &CommonArgs, config: &Config) -> Result<(Runtime, Option<Roofline>), StartError> {
+    if args.roofline {
+        let (runtime, roofline) = Roofline::start(config, progress::loading())?;
+        return Ok((runtime, Some(roofline)));
+    }
+    Ok((Runtime::start(config, progress::loading())?, None))
 }
 
 fn serve(args: &ServeArgs) -> Result<ExitCode, StartError> {
@@ -147,7 +164,7 @@ fn serve(args: &ServeArgs) -> Result<ExitCode, StartError> {
             let model = named.then(|| resolved.config.model.path.clone());
             let target = HttpTarget::connect(url, model, api_key, keep_alive).await?;
             let subject = json!({"model": target.model, "url": target.url});
-            measure_server(args, target, args.vocab.unwrap_or(30_000), &subject).await
+            measure_server(args, target, args.vocab.unwrap_or(30_000), &subject, None).await
         }),
         None => serve_own(args, resolved.config, api_key, keep_alive),
     }
@@ -162,7 +179,7 @@ fn serve_own(
 ) -> Result<ExitCode, StartError> {
     config.server.host = "127.0.0.1".into();
     config.server.port = 0;
-    let runtime = Runtime::start(&config, progress::loading())?;
+    let (runtime, roofline) = start(&args.common, &config)?;
     let handle = runtime.handle();
     let (vocab_size, model) = (handle.model().vocab_size, handle.model().served_name.clone());
     let subject = subject_in_process(&runtime);
@@ -173,7 +190,8 @@ fn serve_own(
         let stopper = server.handle();
         let running = actix_web::rt::spawn(server);
         let target = HttpTarget::connect(&url, Some(model), api_key, keep_alive).await?;
-        let code = measure_server(args, target, args.vocab.unwrap_or(vocab_size), &subject).await;
+        let vocab_size = args.vocab.unwrap_or(vocab_size);
+        let code = measure_server(args, target, vocab_size, &subject, roofline.as_ref()).await;
         stopper.stop(false).await;
         running.abort();
         code
@@ -187,6 +205,7 @@ async fn measure_server(
     target: HttpTarget,
     vocab_size: u32,
     subject: &Value,
+    roofline: Option<&Roofline>,
 ) -> Result<ExitCode, StartError> {
     let workload = &args.common.workload;
     let work = workload.build(64, vocab_size)?;
@@ -200,9 +219,12 @@ async fn measure_server(
     };
     let target = Target::Http(target);
     warm_up(&target, &args.common, &work).await?;
+    roofline.into_iter().for_each(Roofline::reset);
     let (outcomes, wall) = drive(&target, &work, &arrivals, &mut RequestProgress::new(work.len() as u64)).await;
     let setup = json!({ "subject": subject, "sending": sending });
-    finish(&args.common, &Report::new(&outcomes, wall), None, &setup)
+    let report = Report::new(&outcomes, wall);
+    let roofline = roofline.map(|roofline| roofline.report(report.wall_s));
+    finish(&args.common, &Measured { report, phases: None, roofline }, &setup)
 }
 
 fn resolve(args: &CommonArgs) -> Result<Resolved, StartError> {
@@ -236,26 +258,32 @@ fn subject_in_process(runtime: &Runtime) -> Value {
     })
 }
 
-/// Prints the result, and writes it where `--json` says.
-fn finish(
-    args: &CommonArgs,
-    report: &Report,
+/// What a benchmark has to say.
+struct Measured {
+    report: Report,
     phases: Option<PhaseReport>,
-    setup: &Value,
-) -> Result<ExitCode, StartError> {
+    roofline: Option<RooflineReport>,
+}
+
+/// Prints the result, and writes it where `--json` says.
+fn finish(args: &CommonArgs, measured: &Measured, setup: &Value) -> Result<ExitCode, StartError> {
+    let Measured { report, phases, roofline } = measured;
     print!("{report}");
-    if let Some(phases) = &phases {
+    if let Some(phases) = phases {
         print!("\n{phases}");
     }
+    if let Some(roofline) = roofline {
+        print!("\n{roofline}");
+    }
     if let Some(path) = &args.json {
-        let result = to_json(args, report, phases, setup, command_line(std::env::args()));
+        let result = to_json(args, measured, setup, command_line(std::env::args()));
         let text = serde_json::to_string_pretty(&result).expect("a Value can be written") + "\n";
         std::fs::write(path, text).map_err(|error| StartError::new(format!("--json {}: {error}", path.display())))?;
     }
     Ok(if report.failed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn to_json(args: &CommonArgs, report: &Report, phases: Option<PhaseReport>, setup: &Value, command: String) -> Value {
+fn to_json(args: &CommonArgs, measured: &Measured, setup: &Value, command: String) -> Value {
     let now = time::OffsetDateTime::now_utc();
     json!({
         "command": command,
@@ -264,8 +292,9 @@ fn to_json(args: &CommonArgs, report: &Report, phases: Option<PhaseReport>, setu
         "subject": setup["subject"],
         "workload": args.workload,
         "sending": setup["sending"],
-        "result": report,
-        "phases": phases,
+        "result": measured.report,
+        "phases": measured.phases,
+        "roofline": measured.roofline,
     })
 }
 
@@ -307,6 +336,7 @@ mod tests {
         assert!(parse("serve --replay-timestamps --trace t.csv --rate 1").is_err());
         assert!(parse("throughput --trace t.csv --fixed 1:1").is_err());
         assert!(parse("serve --rate 0").is_err());
+        assert!(parse("serve --url http://h --roofline").is_err(), "another server's steps cannot be counted");
     }
 
     #[test]
@@ -315,8 +345,9 @@ mod tests {
         let report = Report::new(&[Outcome { output_tokens: 2, ..Outcome::default() }], Duration::from_secs(1));
         let line = "pagetide bench serve --api-key k1 --api-key=k2 --set server.api_keys=k3 --port 1";
         let command = command_line(line.split(' ').map(str::to_owned));
-        let result =
-            to_json(&common, &report, None, &json!({"subject": {"model": "m"}, "sending": {"batch": 1}}), command);
+        let measured = Measured { report, phases: None, roofline: None };
+        let setup = json!({"subject": {"model": "m"}, "sending": {"batch": 1}});
+        let result = to_json(&common, &measured, &setup, command);
         assert_eq!(
             result["command"],
             "pagetide bench serve --api-key (secret) --api-key=(secret) --set server.api_keys=(secret) --port 1"

@@ -1,8 +1,11 @@
 //! Loading onto the CPU.
 
 use super::{LoadedModel, checkpoint, dtype, max_model_len, pool_sizes};
+use crate::backend::Backend;
 use crate::backend::cpu::{CpuBackend, CpuOptions, Isa};
+use crate::backend::profile::{Profile, Profiled};
 use crate::config::{self, Config};
+use crate::engine::plan::StepRunner;
 use crate::error::StartError;
 use crate::model::decoder::Decoder;
 use crate::model::files::ModelFiles;
@@ -17,17 +20,36 @@ pub(super) fn load(
     config: &Config,
     files: &ModelFiles,
     spec: ModelSpec,
+    profile: Option<Profile>,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<(ModelRunner<CpuBackend>, LoadedModel), StartError> {
+) -> Result<(Box<dyn StepRunner>, LoadedModel), StartError> {
+    let backend = backend(config)?;
+    let device = format!("cpu ({}, {} threads)", backend.isa().name(), backend.num_threads());
+    match profile {
+        Some(profile) => load_onto(Profiled::new(backend, profile), device, config, files, spec, progress),
+        None => load_onto(backend, device, config, files, spec, progress),
+    }
+}
+
+/// As the section `device` says.
+pub fn backend(config: &Config) -> Result<CpuBackend, StartError> {
+    CpuBackend::new(CpuOptions { threads: Some(config.device.num_threads()), isa: isa(config.device.isa) })
+}
+
+fn load_onto<B: Backend + 'static>(
+    backend: B,
+    device: String,
+    config: &Config,
+    files: &ModelFiles,
+    spec: ModelSpec,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(Box<dyn StepRunner>, LoadedModel), StartError> {
     let (dtype, max_model_len) = (dtype(config, &spec), max_model_len(config, &spec));
     let max_num_batched_tokens = config.scheduler.batched_tokens(false) as usize;
     let (num_parameters, weights_bytes) = (spec.num_parameters(), spec.weights_bytes(dtype));
     let layout = spec.kv_layout(config.cache.block_size as usize, dtype);
 
     let checkpoint = checkpoint(config, files)?;
-    let options = CpuOptions { threads: Some(config.device.num_threads()), isa: isa(config.device.isa) };
-    let backend = CpuBackend::new(options)?;
-    let device = format!("cpu ({}, {} threads)", backend.isa().name(), backend.num_threads());
     let decoder = Decoder::load(
         checkpoint.as_ref(),
         spec,
@@ -50,7 +72,7 @@ pub(super) fn load(
         weights_bytes,
         pools,
     };
-    Ok((runner, loaded))
+    Ok((Box::new(runner), loaded))
 }
 
 fn isa(choice: config::Isa) -> Option<Isa> {
@@ -59,6 +81,7 @@ fn isa(choice: config::Isa) -> Option<Isa> {
         config::Isa::Amx => Some(Isa::Amx),
         config::Isa::Avx512 => Some(Isa::Avx512),
         config::Isa::Avx2 => Some(Isa::Avx2),
+        config::Isa::Neon => Some(Isa::Neon),
         config::Isa::Portable => Some(Isa::Portable),
     }
 }

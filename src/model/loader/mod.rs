@@ -5,6 +5,7 @@ mod cuda;
 mod null;
 
 use crate::backend::cuda::driver;
+use crate::backend::profile::Profile;
 use crate::backend::{DType, KvLayout};
 use crate::config::{Config, DeviceKind, DtypeChoice, LoadFormat};
 use crate::engine::plan::StepRunner;
@@ -13,6 +14,7 @@ use crate::model::checkpoint::Checkpoint;
 use crate::model::files::ModelFiles;
 use crate::model::runner::PoolSizes;
 use crate::model::spec::{Family, ModelSpec};
+pub use cpu::backend as cpu_backend;
 pub use cuda::{GpuRunner, OpenDevice, load_on_gpu};
 
 /// What was loaded, for the scheduler's sizes and for people.
@@ -29,15 +31,19 @@ pub struct LoadedModel {
     pub pools: PoolSizes,
 }
 
-/// Loads the weights onto the configured device and makes the KV pools. `progress` hears of bytes read and bytes to
-/// read.
+/// Loads the weights onto the configured device and makes the KV pools. `profile` gets what the steps do; only the CPU
+/// can tell. `progress` hears of bytes read and bytes to read.
 pub fn load(
     config: &Config,
     files: &ModelFiles,
     spec: ModelSpec,
+    profile: Option<Profile>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Box<dyn StepRunner>, LoadedModel), StartError> {
     if config.model.load_format == LoadFormat::Null {
+        if profile.is_some() {
+            return Err(StartError::new("no roofline of --load-format null: it computes nothing"));
+        }
         let (runner, loaded) = null::load(config, &spec)?;
         return Ok((Box::new(runner), loaded));
     }
@@ -56,14 +62,15 @@ pub fn load(
         tracing::warn!("Gemma's activations may outgrow float16: use --dtype bfloat16 or float32");
     }
     match gpu {
+        Some(_) if profile.is_some() => Err(StartError::new(
+            "no roofline of a GPU: its operations go on after they have been called; \
+             `pagetide bench gpu` measures them, and --device cpu measures the CPU",
+        )),
         Some(gpu) => {
             let (runner, loaded) = load_on_gpu(gpu.opener(), config, files, spec, progress)?;
             Ok((Box::new(runner), loaded))
         }
-        None => {
-            let (runner, loaded) = cpu::load(config, files, spec, progress)?;
-            Ok((Box::new(runner), loaded))
-        }
+        None => cpu::load(config, files, spec, profile, progress),
     }
 }
 

@@ -85,6 +85,39 @@ impl Drop for Tiles {
     }
 }
 
+/// Floating-point operations of one run of [`run_from_registers`].
+pub(in super::super) const PEAK_FLOPS: usize = 4 * 2 * LANES * LANES * BF16_K_BLOCK;
+
+/// Tile products that load and store nothing: the most that the tiles can do.
+///
+/// # Safety
+/// AMX is available.
+pub(in super::super) unsafe fn run_from_registers(runs: usize) {
+    // SAFETY: the caller's.
+    unsafe {
+        let _tiles = Tiles::configure(LANES, LANES);
+        asm!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "tilezero tmm4",
+            "tilezero tmm5",
+            "tilezero tmm6",
+            "tilezero tmm7",
+            "2:",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "dec {runs}",
+            "jnz 2b",
+            runs = inout(reg) runs.max(1) => _,
+            options(nostack),
+        );
+    }
+}
+
 /// Rows from which on [`run_blocked`] is faster.
 pub(super) const BLOCKED_FROM_ROWS: usize = 2 * BLOCK_ROWS + 1;
 /// Rows and panels of one call of [`run_blocked`] at most.
@@ -94,8 +127,8 @@ pub(super) const MAX_BLOCKED_PANELS: usize = 16;
 pub(super) const BLOCKED_SCRATCH_LEN: usize = MAX_BLOCKED_ROWS * MAX_BLOCKED_PANELS * LANES;
 /// Rows of two tiles.
 pub(super) const BLOCK_ROWS: usize = 2 * LANES;
-/// Steps of a block of the inner dimension: 32 rows of it stay in the first-level cache.
-const BLOCK_STEPS: usize = 16;
+/// Steps of a block of the inner dimension: 16 panels of it stay in the second-level cache.
+const BLOCK_STEPS: usize = 64;
 
 /// Computes the columns of `panels` for `rows`, with the results of unfinished chains in `scratch`.
 ///
@@ -191,7 +224,8 @@ pub(super) unsafe fn run(product: &Panels<'_>, panels: Range<usize>) {
                 let _tiles = Tiles::configure(LANES, rows - LANES);
                 for panel in panels.clone().step_by(2) {
                     let (block, num_panels) = (Block { product, row, rows, panel }, (panels.end - panel).min(2));
-                    block.two_by(num_panels, 0..steps, results, [product.w.as_ptr(); 2]);
+                    let next = block.weights(2, 3, 0);
+                    block.two_by(num_panels, 0..steps, results, [next, next.wrapping_add(product.w.panel_bytes())]);
                     block.write_two_by(num_panels, results);
                 }
             } else {
@@ -326,12 +360,76 @@ impl Block<'_> {
                 "tileloadd tmm4, [{x} + {line}]",
                 "tileloadd tmm6, [{w0} + {line}]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
+                "prefetcht0 [{w0} + 4096]",
+                "prefetcht0 [{w0} + 4096 + 64]",
+                "prefetcht0 [{w0} + 4096 + 128]",
+                "prefetcht0 [{w0} + 4096 + 192]",
+                "prefetcht0 [{w0} + 4096 + 256]",
+                "prefetcht0 [{w0} + 4096 + 320]",
+                "prefetcht0 [{w0} + 4096 + 384]",
+                "prefetcht0 [{w0} + 4096 + 448]",
+                "prefetcht0 [{w0} + 4096 + 512]",
+                "prefetcht0 [{w0} + 4096 + 576]",
+                "prefetcht0 [{w0} + 4096 + 640]",
+                "prefetcht0 [{w0} + 4096 + 704]",
+                "prefetcht0 [{w0} + 4096 + 768]",
+                "prefetcht0 [{w0} + 4096 + 832]",
+                "prefetcht0 [{w0} + 4096 + 896]",
+                "prefetcht0 [{w0} + 4096 + 960]",
                 "tileloadd tmm7, [{w1} + {line}]",
                 "tdpbf16ps tmm1, tmm4, tmm7",
+                "prefetcht0 [{w1} + 4096]",
+                "prefetcht0 [{w1} + 4096 + 64]",
+                "prefetcht0 [{w1} + 4096 + 128]",
+                "prefetcht0 [{w1} + 4096 + 192]",
+                "prefetcht0 [{w1} + 4096 + 256]",
+                "prefetcht0 [{w1} + 4096 + 320]",
+                "prefetcht0 [{w1} + 4096 + 384]",
+                "prefetcht0 [{w1} + 4096 + 448]",
+                "prefetcht0 [{w1} + 4096 + 512]",
+                "prefetcht0 [{w1} + 4096 + 576]",
+                "prefetcht0 [{w1} + 4096 + 640]",
+                "prefetcht0 [{w1} + 4096 + 704]",
+                "prefetcht0 [{w1} + 4096 + 768]",
+                "prefetcht0 [{w1} + 4096 + 832]",
+                "prefetcht0 [{w1} + 4096 + 896]",
+                "prefetcht0 [{w1} + 4096 + 960]",
                 "tileloadd tmm6, [{w2} + {line}]",
                 "tdpbf16ps tmm2, tmm4, tmm6",
+                "prefetcht0 [{w2} + 4096]",
+                "prefetcht0 [{w2} + 4096 + 64]",
+                "prefetcht0 [{w2} + 4096 + 128]",
+                "prefetcht0 [{w2} + 4096 + 192]",
+                "prefetcht0 [{w2} + 4096 + 256]",
+                "prefetcht0 [{w2} + 4096 + 320]",
+                "prefetcht0 [{w2} + 4096 + 384]",
+                "prefetcht0 [{w2} + 4096 + 448]",
+                "prefetcht0 [{w2} + 4096 + 512]",
+                "prefetcht0 [{w2} + 4096 + 576]",
+                "prefetcht0 [{w2} + 4096 + 640]",
+                "prefetcht0 [{w2} + 4096 + 704]",
+                "prefetcht0 [{w2} + 4096 + 768]",
+                "prefetcht0 [{w2} + 4096 + 832]",
+                "prefetcht0 [{w2} + 4096 + 896]",
+                "prefetcht0 [{w2} + 4096 + 960]",
                 "tileloadd tmm7, [{w3} + {line}]",
                 "tdpbf16ps tmm3, tmm4, tmm7",
+                "prefetcht0 [{w3} + 4096]",
+                "prefetcht0 [{w3} + 4096 + 64]",
+                "prefetcht0 [{w3} + 4096 + 128]",
+                "prefetcht0 [{w3} + 4096 + 192]",
+                "prefetcht0 [{w3} + 4096 + 256]",
+                "prefetcht0 [{w3} + 4096 + 320]",
+                "prefetcht0 [{w3} + 4096 + 384]",
+                "prefetcht0 [{w3} + 4096 + 448]",
+                "prefetcht0 [{w3} + 4096 + 512]",
+                "prefetcht0 [{w3} + 4096 + 576]",
+                "prefetcht0 [{w3} + 4096 + 640]",
+                "prefetcht0 [{w3} + 4096 + 704]",
+                "prefetcht0 [{w3} + 4096 + 768]",
+                "prefetcht0 [{w3} + 4096 + 832]",
+                "prefetcht0 [{w3} + 4096 + 896]",
+                "prefetcht0 [{w3} + 4096 + 960]",
                 "add {w0}, 1024",
                 "add {w1}, 1024",
                 "add {w2}, 1024",

@@ -78,7 +78,7 @@ pub(super) fn linear(isa: Isa, team: &Team, workspace: &mut Workspace, layer: Li
         let first = task * per_task;
         panels.run(isa, first..(first + per_task).min(w.num_panels()));
     };
-    if rows * w.n * w.k < 32 * ALONE_BELOW {
+    if rows * w.n * w.k < 4 * ALONE_BELOW {
         (0..num_tasks).for_each(task);
     } else {
         team.for_each(num_tasks, task);
@@ -90,17 +90,35 @@ pub(super) fn linear(isa: Isa, team: &Team, workspace: &mut Workspace, layer: Li
 fn blocked(team: &Team, product: &Panels<'_>, scratch: &mut [Buffer<f32>]) {
     let (rows, num_panels) = (product.rows, product.w.num_panels());
     let scratch = memory::PerMember::new(scratch);
-    let row_blocks = rows.div_ceil(amx::MAX_BLOCKED_ROWS);
-    let rows_per_block = rows.div_ceil(row_blocks).next_multiple_of(amx::BLOCK_ROWS);
-    let (row_blocks, panel_blocks) = (rows.div_ceil(rows_per_block), num_panels.div_ceil(amx::MAX_BLOCKED_PANELS));
+    let (rows_per_block, panels_per_block) = block_shape(rows, num_panels, team.num_members());
+    let (row_blocks, panel_blocks) = (rows.div_ceil(rows_per_block), num_panels.div_ceil(panels_per_block));
     team.for_each_member(row_blocks * panel_blocks, |member, task| {
-        let (row, panel) = (task % row_blocks * rows_per_block, task / row_blocks * amx::MAX_BLOCKED_PANELS);
+        let (row, panel) = (task % row_blocks * rows_per_block, task / row_blocks * panels_per_block);
         let rows = row..rows.min(row + rows_per_block);
-        let panels = panel..num_panels.min(panel + amx::MAX_BLOCKED_PANELS);
+        let panels = panel..num_panels.min(panel + panels_per_block);
         // SAFETY: the caller has chosen AMX and bfloat16, and `Workspace` has room for blocks of 32 rows; blocks are
         // cut to the maxima; the scratch is the member's.
         unsafe { amx::run_blocked(product, rows, panels, scratch.of(member)) };
     });
+}
+
+/// Rows and panels of a task of [`blocked`]: as large as may be, but several for each member.
+#[cfg(target_arch = "x86_64")]
+fn block_shape(rows: usize, num_panels: usize, num_members: usize) -> (usize, usize) {
+    const TASKS_PER_MEMBER: usize = 4;
+    const MIN_ROWS: usize = 4 * amx::BLOCK_ROWS;
+    const MIN_PANELS: usize = 4;
+    let (mut row_blocks, mut panels) = (rows.div_ceil(amx::MAX_BLOCKED_ROWS), amx::MAX_BLOCKED_PANELS);
+    while row_blocks * num_panels.div_ceil(panels) < TASKS_PER_MEMBER * num_members {
+        if rows / (2 * row_blocks) >= MIN_ROWS {
+            row_blocks *= 2;
+        } else if panels > MIN_PANELS {
+            panels /= 2;
+        } else {
+            break;
+        }
+    }
+    (rows.div_ceil(row_blocks).next_multiple_of(amx::BLOCK_ROWS), panels)
 }
 
 /// A task is a run of panels that stays in the second-level cache for all rows, yet small enough for each member to

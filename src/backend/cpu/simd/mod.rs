@@ -7,12 +7,16 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx2::run_avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx512::run_avx512;
+#[cfg(target_arch = "aarch64")]
+pub(super) use neon::run_neon;
 pub(super) use portable::Portable;
 
 /// Lanes of a vector, on every instruction set.

@@ -1,0 +1,490 @@
+#!/usr/bin/env python3
+"""Pagetide beside llama.cpp and vLLM's CPU build, on the same work.
+
+    compare-speed.py --model 1b=DIR,FILE.gguf --model 135m=DIR,FILE.gguf --trace azure_conv_2023.csv \\
+        --pagetide target/release/pagetide --llama-server … --llama-bench … --vllm …/bin/vllm \\
+        [--rows 135m-c1,1b-prefill-512] [--rounds 3] [--threads 4] [--isa avx2] [--json OUT] [--markdown OUT]
+
+A peer whose program is not given is left out. In a round each engine in turn does all rows: of each model, its server
+is started, does the rows, and is stopped before the next one starts. The client is `pagetide bench serve --url` for all
+of them; the servers get token ids and forced output lengths. What is quoted are medians over the rounds, and the ratio
+to the better peer. `--list` shows the rows. With fewer threads than the machine has cores, everything, the client too,
+is kept on that many cores.
+
+Nothing else should run meanwhile: the load average at the start of each turn is in the JSON.
+"""
+
+import argparse
+import json
+import os
+import re
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ENGINES = ["pagetide", "llama.cpp", "vllm"]
+# Time for a server to answer /health.
+START_S = 600
+MIB = 1 << 20
+
+
+@dataclass
+class Row:
+    """Work that is compared. `goal`: Pagetide's figure over the better peer's, at least (or at most, of times)."""
+
+    name: str
+    model: str
+    about: str
+    goal: str = ""
+    # serve: arguments of `pagetide bench serve`; prefill: prompt tokens; start and memory have none.
+    kind: str = "serve"
+    args: list = field(default_factory=list)
+    # (measure, larger is better), the first is what the goal is about.
+    measures: list = field(default_factory=lambda: [("output tok/s", True)])
+
+
+LATENCIES = [("ttft p50 ms", False), ("ttft p99 ms", False), ("itl p50 ms", False), ("itl p99 ms", False)]
+
+
+def rows():
+    """The rows of the comparison. Each has a seed of its own, so that none finds its prompts in a prefix cache."""
+
+    def trace(concurrency):
+        num = str(3 * concurrency + 5)
+        return ["--trace", "TRACE", "--scale", "0.25", "--num", num, "--concurrency", str(concurrency)]
+
+    prefix = ["--shared-prefix", "1024", "--fixed", "64:16", "--num", "32", "--concurrency", "4"]
+    fixed = ["--fixed", "128:256", "--num", "64", "--concurrency", "32"]
+    with_latencies = [("output tok/s", True)] + LATENCIES
+    total = [("total tok/s", True)]
+    prefill, start = [("prompt tok/s", True)], [("s to first token", False)]
+    memory = [("MiB after load", False), ("MiB after the run", False), ("peak MiB", False)]
+    made = [
+        Row("135m-c1", "135m", "Azure conversation × 0.25, c = 1", "≥ 1.5", args=trace(1)),
+        Row("135m-c8", "135m", "Azure conversation × 0.25, c = 8", "≥ 2.5", args=trace(8), measures=with_latencies),
+        Row(
+            "135m-c32",
+            "135m",
+            "Azure conversation × 0.25, c = 32",
+            "≥ 2.5; ttft p99 and itl p99 ≤ 0.5",
+            args=trace(32),
+            measures=with_latencies + total,
+        ),
+        Row("135m-fixed", "135m", "64 requests of 128:256, c = 32", "≥ 2", args=fixed),
+        Row("1b-c1", "1b", "Azure conversation × 0.25, c = 1", "≥ 1.2", args=trace(1)),
+        Row("1b-c16", "1b", "Azure conversation × 0.25, c = 16", "≥ 2", args=trace(16), measures=with_latencies),
+        Row("1b-prefill-512", "1b", "prefill of 512", "≥ 1.5", "prefill", ["512"], prefill),
+        Row("1b-prefill-4096", "1b", "prefill of 4,096", "≥ 1.5", "prefill", ["4096"], prefill),
+        Row("1b-prefix", "1b", "1,024 shared tokens, then 64:16, c = 4", "≥ 2", args=prefix, measures=total),
+        Row("demo-start", "demo", "start to first token, the demo model", "< 0.2 s", "start", measures=start),
+        Row("135m-start", "135m", "start to first token, files in the page cache", "", "start", measures=start),
+        Row("1b-start", "1b", "start to first token, files in the page cache", "< 1.5 s", "start", measures=start),
+        Row("1b-memory", "1b", "resident memory around 1b-c16", "weights + KV + 200 MB", "memory", measures=memory),
+    ]
+    for seed, row in enumerate(made, start=1):
+        row.args += ["--seed", str(seed)] if row.kind == "serve" else []
+    return made
+
+
+def pinned(args, command):
+    """On as many cores as there are threads."""
+    available = sorted(os.sched_getaffinity(0))
+    if args.threads >= len(available):
+        return command
+    return ["taskset", "-c", ",".join(map(str, available[: args.threads])), *command]
+
+
+def processes_of_session(session):
+    """Of a server and all that it started: vLLM is several."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+            except OSError:
+                continue  # it has ended
+            # The command, in parentheses, may hold anything. Then come state, parent, group, session.
+            state, _, _, of_session = stat.rpartition(")")[2].split()[:4]
+            if int(of_session) == session and state != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def memory_mib(pids, key):
+    total = 0
+    for pid in pids:
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+        except OSError:
+            continue
+        match = re.search(rf"^{key}:\s+(\d+) kB", status, re.M)
+        total += int(match[1]) * 1024 if match else 0
+    return total / MIB
+
+
+class Server:
+    """A running server of one engine; stopped, with all its processes, when the block ends."""
+
+    def __init__(self, args, engine, model):
+        self.args, self.engine, self.model = args, engine, model
+        self.url = f"http://127.0.0.1:{args.port}"
+        self.process = None
+
+    def command(self):
+        args, port = self.args, str(self.args.port)
+        directory, gguf = args.models.get(self.model, ("demo", None))
+        if self.engine == "pagetide":
+            command = [args.pagetide, "serve", "--model", directory, "--port", port, "--served-model-name", "m"]
+            command += ["--set", f"device.threads={args.threads}", "--set", f"device.isa={args.isa}", "--device", "cpu"]
+            command += ["--block-size", str(args.block_size)]
+            return command + shlex.split(args.pagetide_args)
+        if self.engine == "llama.cpp":
+            command = [args.llama_server, "-m", gguf, "-t", str(args.threads), "-np", "32", "-c", "65536"]
+            command += ["--kv-unified", "--port", port, "--host", "127.0.0.1", "--alias", "m"]
+            return command + shlex.split(args.llama_args)
+        command = [args.vllm, "serve", directory, "--dtype", "bfloat16", "--max-model-len", "8192", "--port", port]
+        return command + ["--host", "127.0.0.1", "--served-model-name", "m"] + shlex.split(args.vllm_args)
+
+    def __enter__(self):
+        self.log = tempfile.NamedTemporaryFile("w+", prefix=f"{self.engine}-", suffix=".log", delete=False)
+        quiet = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        if self.engine == "vllm":
+            # It finds helpers, and its compiler's cache, beside its own interpreter.
+            quiet["PATH"] = f"{Path(self.args.vllm).parent}:{os.environ['PATH']}"
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            pinned(self.args, self.command()),
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=quiet | dict(os.environ) | ({"PATH": quiet["PATH"]} if "PATH" in quiet else {}),
+            start_new_session=True,
+        )
+        try:
+            self.wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def wait_until_ready(self):
+        # Pagetide's /health says that the process lives; it listens before the model is there.
+        path = "/ready" if self.engine == "pagetide" else "/health"
+        while time.monotonic() - self.started < START_S:
+            if self.process.poll() is not None:
+                break
+            try:
+                with urllib.request.urlopen(self.url + path, timeout=5) as response:
+                    if response.status == 200:
+                        self.ready_s = time.monotonic() - self.started
+                        return
+            except OSError:
+                pass
+            time.sleep(0.005)
+        tail = Path(self.log.name).read_text(errors="replace")[-2000:]
+        raise RuntimeError(f"{self.engine} did not start ({self.log.name}):\n{tail}")
+
+    def first_token_s(self):
+        """From the start of the process to the first token of a first request."""
+        body = {"model": "m", "prompt": list(range(100, 116)), "max_tokens": 1, "temperature": 0, "stream": True}
+        request = urllib.request.Request(self.url + "/v1/completions", json.dumps(body).encode())
+        request.add_header("content-type", "application/json")
+        with urllib.request.urlopen(request, timeout=120) as response:
+            for line in response:
+                if line.startswith(b"data:") and b"choices" in line:
+                    return time.monotonic() - self.started
+        raise RuntimeError(f"{self.engine} answered no token")
+
+    def memory(self, key="VmRSS"):
+        return memory_mib(processes_of_session(self.process.pid), key)
+
+    def stop(self):
+        session = self.process.pid
+        for stop in (signal.SIGTERM, signal.SIGKILL):
+            for pid in processes_of_session(session):
+                try:
+                    os.kill(pid, stop)
+                except ProcessLookupError:
+                    pass
+            deadline = time.monotonic() + 20
+            while processes_of_session(session) and time.monotonic() < deadline:
+                self.process.poll()
+                time.sleep(0.05)
+        self.process.wait()
+        self.log.close()
+        if processes_of_session(session):
+            raise RuntimeError(f"{self.engine} cannot be stopped: {processes_of_session(session)}")
+        os.unlink(self.log.name)
+
+
+def bench(args, command):
+    """The JSON of a `pagetide bench` command."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as out:
+        command = pinned(args, [args.pagetide, "bench", *command, "--json", out.name])
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"{shlex.join(command)}\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}")
+        return json.loads(Path(out.name).read_text())
+
+
+def serve_client(args, server, work):
+    """What a server does of `work`, as the client sees it."""
+    command = ["serve", "--url", server.url, "--model", "m", "--warmup", "2"]
+    command += [args.trace if arg == "TRACE" else arg for arg in work]
+    # It closes kept-alive connections under load.
+    command += ["--no-keepalive"] if server.engine == "llama.cpp" else []
+    result = bench(args, command)["result"]
+    figures = {
+        "output tok/s": result["out_tok_per_s"],
+        "total tok/s": result["total_tok_per_s"],
+        "cached tokens": result["cached_tokens"],
+    }
+    for name, times in [("ttft", result["ttft_ms"]), ("itl", result["itl_ms"])]:
+        if times:
+            figures |= {f"{name} p50 ms": times["p50"], f"{name} p99 ms": times["p99"]}
+    return figures
+
+
+def prefill(args, engine, row):
+    """Prompt tokens per second of one prompt at a time, without a server where the engine can do without."""
+    directory, gguf = args.models[row.model]
+    tokens = row.args[0]
+    if engine == "pagetide":
+        command = ["latency", "--model", directory, "--fixed", f"{tokens}:1", "--num", "4", "--device", "cpu"]
+        command += ["--set", f"device.threads={args.threads}", "--set", f"device.isa={args.isa}"]
+        return {"prompt tok/s": bench(args, command + shlex.split(args.pagetide_args))["phases"]["prefill_tok_per_s"]}
+    command = [args.llama_bench, "-m", gguf, "-t", str(args.threads), "-p", tokens, "-n", "0", "-r", "4", "-o", "json"]
+    done = subprocess.run(pinned(args, command), capture_output=True, text=True, check=True)
+    return {"prompt tok/s": json.loads(done.stdout)[0]["avg_ts"]}
+
+
+def prefill_over_http(args, server, row):
+    """vLLM has no such command that takes token ids: one request at a time."""
+    tokens = row.args[0]
+    work = ["--fixed", f"{tokens}:1", "--num", "4", "--concurrency", "1", "--seed", tokens]
+    return {"prompt tok/s": int(tokens) / serve_client(args, server, work)["ttft p50 ms"] * 1e3}
+
+
+def memory(args, server, row, all_rows):
+    """Resident memory of a fresh server, before and after a run."""
+    figures = {"MiB after load": server.memory()}
+    work = next(other for other in all_rows if other.name == "1b-c16")
+    serve_client(args, server, work.args)
+    figures |= {"MiB after the run": server.memory(), "peak MiB": server.memory("VmHWM")}
+    if server.engine == "pagetide":
+        figures |= pagetide_kv(args, server, row)
+    return figures
+
+
+def pagetide_kv(args, server, row):
+    """What Pagetide's memory must hold: the weights, and the KV blocks that the run filled."""
+    directory = Path(args.models[row.model][0])
+    config = json.loads((directory / "config.json").read_text())
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    values = config["num_hidden_layers"] * 2 * config.get("num_key_value_heads", heads) * head_dim
+    with urllib.request.urlopen(server.url + "/metrics", timeout=10) as response:
+        text = response.read().decode()
+    blocks = {}
+    for state, count in re.findall(r'^pagetide_device_blocks\{state="(\w+)"\} (\d+)', text, re.M):
+        blocks[state] = int(count)
+    filled = blocks.get("used", 0) + blocks.get("cached", 0)
+    return {
+        "weights MiB": sum(file.stat().st_size for file in directory.glob("*.safetensors")) / MIB,
+        "KV MiB filled": filled * args.block_size * values * 2 / MIB,
+    }
+
+
+def take_turn(args, engine, all_rows, chosen, record):
+    """One engine does all its rows once. `record(row, measure)` calls `measure` and keeps what it returns."""
+    has_server_less_prefill = engine in ("pagetide", "llama.cpp")
+
+    def start(model):
+        with Server(args, engine, model) as server:
+            return {"s to first token": server.first_token_s(), "s to ready": server.ready_s}
+
+    def around_a_run(row):
+        with Server(args, engine, row.model) as server:
+            return memory(args, server, row, all_rows)
+
+    def over_http(server, row):
+        return prefill_over_http(args, server, row) if row.kind == "prefill" else serve_client(args, server, row.args)
+
+    for model in dict.fromkeys(row.model for row in chosen):
+        if model == "demo" and engine != "pagetide":
+            continue
+        served = []
+        for row in (row for row in chosen if row.model == model):
+            if row.kind == "start":
+                record(row, lambda: start(model))
+            elif row.kind == "memory":
+                record(row, lambda: around_a_run(row))
+            elif row.kind == "prefill" and has_server_less_prefill:
+                record(row, lambda: prefill(args, engine, row))
+            else:
+                served.append(row)
+        if served:
+            with Server(args, engine, model) as server:
+                for row in served:
+                    record(row, lambda: over_http(server, row))
+
+
+def medians(results, row, measure):
+    """By engine, of the rounds in which it was measured."""
+    found = {}
+    for engine in ENGINES:
+        values = [run[measure] for run in results.get(row.name, {}).get(engine, []) if measure in run]
+        if values:
+            found[engine] = statistics.median(values)
+    return found
+
+
+def summarise(results, chosen):
+    lines = []
+    for row in chosen:
+        for measure, larger_is_better in row.measures:
+            by_engine = medians(results, row, measure)
+            if not by_engine:
+                continue
+            peers = [value for engine, value in by_engine.items() if engine != "pagetide"]
+            best = (max if larger_is_better else min)(peers) if peers else None
+            ratio = by_engine["pagetide"] / best if best and "pagetide" in by_engine else None
+            runs = max(len(runs) for runs in results[row.name].values())
+            goal = row.goal if measure == row.measures[0][0] else ""
+            lines.append({"row": row.name, "work": f"{row.model}, {row.about}", "measure": measure, "goal": goal})
+            lines[-1] |= {"rounds": runs, "medians": by_engine, "ratio to the better peer": ratio}
+    return lines
+
+
+def number(value):
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def markdown(lines):
+    head = ["row", "work", "measure", "Pagetide", "llama.cpp", "vLLM", "ratio to the better peer", "goal"]
+    table = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for line in lines:
+        engines = [number(line["medians"].get(engine)) for engine in ENGINES]
+        ratio = "–" if line["ratio to the better peer"] is None else f"{line['ratio to the better peer']:.2f}"
+        cells = [f"`{line['row']}`", line["work"], line["measure"], *engines, ratio, line["goal"]]
+        table.append("| " + " | ".join(cells) + " |")
+    return "\n".join(table) + "\n"
+
+
+def parse(argv):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pagetide", default="target/release/pagetide", metavar="PROGRAM")
+    parser.add_argument("--llama-server", metavar="PROGRAM")
+    parser.add_argument("--llama-bench", metavar="PROGRAM")
+    parser.add_argument("--vllm", metavar="PROGRAM")
+    parser.add_argument("--model", action="append", default=[], metavar="NAME=DIR,GGUF", help="135m and 1b")
+    parser.add_argument("--trace", metavar="CSV", help="the Azure conversation trace of 2023")
+    parser.add_argument("--rows", metavar="NAME,…", help="default: all")
+    parser.add_argument("--engines", default=",".join(ENGINES), metavar="NAME,…")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
+    parser.add_argument("--isa", default="auto", help="Pagetide's; the peers have what they were built for")
+    parser.add_argument("--block-size", type=int, default=16, metavar="N", help="Pagetide's")
+    parser.add_argument("--pagetide-args", default="", help="more arguments of the server, as one string")
+    parser.add_argument("--llama-args", default="")
+    parser.add_argument("--vllm-args", default="")
+    parser.add_argument("--port", type=int, default=18200, metavar="N")
+    parser.add_argument("--json", metavar="FILE", help="written after every row, so that nothing is lost")
+    parser.add_argument("--markdown", metavar="FILE")
+    parser.add_argument("--list", action="store_true", help="show the rows")
+    args = parser.parse_args(argv)
+    args.models = {}
+    for given in args.model:
+        name, _, paths = given.partition("=")
+        directory, _, gguf = paths.partition(",")
+        if name not in ("135m", "1b") or not directory:
+            parser.error(f"--model {given}: must be 135m=DIR,GGUF or 1b=DIR,GGUF")
+        args.models[name] = (directory, gguf)
+    if args.rounds < 1 or args.threads < 1:
+        parser.error("--rounds and --threads: at least 1")
+    return parser, args
+
+
+def choose(parser, args):
+    all_rows = rows()
+    names = args.rows.split(",") if args.rows else [row.name for row in all_rows]
+    unknown = set(names) - {row.name for row in all_rows}
+    if unknown:
+        parser.error(f"--rows: no row {', '.join(sorted(unknown))}; --list shows them")
+    chosen = [row for row in all_rows if row.name in names]
+    for row in chosen:
+        if row.model != "demo" and row.model not in args.models:
+            parser.error(f"row {row.name} needs --model {row.model}=DIR,GGUF")
+        if ("TRACE" in row.args or row.kind == "memory") and not args.trace:
+            parser.error(f"row {row.name} needs --trace")
+    needs = {"pagetide": [args.pagetide], "llama.cpp": [args.llama_server, args.llama_bench], "vllm": [args.vllm]}
+    wanted = args.engines.split(",")
+    if set(wanted) - set(ENGINES):
+        parser.error(f"--engines: choose from {', '.join(ENGINES)}")
+    engines = [engine for engine in ENGINES if engine in wanted and all(needs[engine])]
+    if "llama.cpp" in engines and not all(args.models[row.model][1] for row in chosen if row.model != "demo"):
+        parser.error("llama.cpp needs a GGUF file of each model")
+    return all_rows, chosen, engines
+
+
+def main(argv):
+    parser, args = parse(argv)
+    if args.list:
+        for row in rows():
+            print(f"{row.name:<18}{row.model + ', ' + row.about:<58}{row.goal}")
+        return 0
+    all_rows, chosen, engines = choose(parser, args)
+    # So that servers are stopped when this is.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    results, loads, errors = {}, [], []
+
+    def save():
+        lines = summarise(results, chosen)
+        if args.json:
+            report = {"command": shlex.join([sys.argv[0], *argv]), "threads": args.threads, "isa": args.isa}
+            report |= {"errors": errors, "load_averages": loads, "summary": lines, "runs": results}
+            Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
+        if args.markdown:
+            Path(args.markdown).write_text(markdown(lines))
+        return lines
+
+    def failed(turn, engine, what, error):
+        errors.append({"round": turn, "engine": engine, "what": what, "error": str(error)})
+        print(f"round {turn}  {engine:<10} {what:<16} FAILED: {error}", file=sys.stderr, flush=True)
+
+    for turn in range(1, args.rounds + 1):
+        for engine in engines:
+            loads.append({"round": turn, "engine": engine, "load": os.getloadavg()[0]})
+
+            def record(row, measure):
+                try:
+                    figures = measure()
+                except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+                    return failed(turn, engine, row.name, error)
+                results.setdefault(row.name, {}).setdefault(engine, []).append(figures)
+                shown = ", ".join(f"{name} {number(value)}" for name, value in figures.items())
+                print(f"round {turn}  {engine:<10} {row.name:<16} {shown}", file=sys.stderr, flush=True)
+                save()
+
+            try:
+                take_turn(args, engine, all_rows, chosen, record)
+            except (RuntimeError, OSError) as error:
+                failed(turn, engine, "its server", error)
+    print(markdown(save()))
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

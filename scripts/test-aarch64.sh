@@ -1,0 +1,37 @@
+#!/bin/sh
+# Tests for aarch64 on a machine that is none: cross-compiled, run in an emulator (QEMU). Without arguments the whole
+# program is checked, and the CPU backend's tests run on NEON; that is the part that is cheap enough to run always.
+# With "all" the whole program is built, and the goldens and exact resume run too.
+# On Debian or Ubuntu it installs what it needs.
+set -eu
+cd "$(dirname "$0")/.."
+target=aarch64-unknown-linux-gnu
+
+missing=""
+command -v aarch64-linux-gnu-gcc >/dev/null || missing="$missing gcc-aarch64-linux-gnu"
+command -v aarch64-linux-gnu-g++ >/dev/null || missing="$missing g++-aarch64-linux-gnu"
+[ -e /usr/aarch64-linux-gnu/lib/crt1.o ] || missing="$missing libc6-dev-arm64-cross"
+command -v qemu-aarch64-static >/dev/null || missing="$missing qemu-user-static"
+if [ -n "$missing" ]; then
+    as_root=""
+    [ "$(id -u)" -eq 0 ] || as_root=sudo
+    $as_root apt-get update -qq
+    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing
+fi
+if command -v rustup >/dev/null; then
+    rustup target list --installed | grep -qx "$target" || rustup target add "$target"
+fi
+
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu"
+# What else the variables select is not under test, and the emulator needs no line numbers.
+export CARGO_PROFILE_DEV_DEBUG=0
+
+cargo check --locked --lib --bins --target "$target"
+# The emulator takes a few times longer for each instruction than a processor: fewer cases, and none of a kernel that
+# the machine underneath tests just as well.
+KERNEL_ISA=neon KERNEL_CASES=0..20 cargo test --locked --package pagetide-kernels-alone --target "$target" -- \
+    --skip a_row_does_not_see_its_company
+if [ "${1:-}" = all ]; then
+    cargo test --locked --target "$target" --lib --test model --test exact_resume
+fi

@@ -1,0 +1,174 @@
+//! What the machine can do at most: how fast the backend's threads read memory, and how fast they multiply what is in
+//! registers. A profile is held against this.
+
+use super::CpuBackend;
+#[cfg(target_arch = "x86_64")]
+use super::gemm::amx;
+use super::isa::{Isa, Kernel};
+use super::memory::Buffer;
+use super::simd::{LANES, Simd};
+use crate::backend::DType;
+use crate::error::StartError;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+/// Measured, not read off a data sheet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    pub read_bytes_per_s: f64,
+    /// A multiplication and an addition are two.
+    pub flops_per_s: f64,
+}
+
+/// More than the caches hold.
+const READ_BYTES: usize = 1 << 30;
+/// Streams of a task, side by side as the weights' panels are, with their gaps: at powers of two they would compete for
+/// a few sets of the cache.
+const STREAMS: usize = 4;
+/// What one way to do it is tried for.
+const TRY_FOR: Duration = Duration::from_millis(200);
+/// Runs over all accumulators in one measurement: some tens of microseconds on anything.
+const RUNS: usize = 1 << 14;
+
+impl CpuBackend {
+    /// Measures for some seconds, with all threads; products are those of weights in `dtype`. Nothing else should
+    /// run meanwhile. Fails where there is no memory to read, which is a GiB.
+    pub fn measure_limits(&self, dtype: DType) -> Result<Limits, StartError> {
+        Ok(Limits { read_bytes_per_s: self.measure_reads()?, flops_per_s: self.measure_products(dtype) })
+    }
+
+    fn measure_reads(&self) -> Result<f64, StartError> {
+        let mut data = Buffer::<u8>::zeroed(READ_BYTES, "measuring how fast it is read")?;
+        data.as_mut_slice().fill(1);
+        let data = data.as_slice();
+        // Which way is best, is the machine's.
+        let ways = [(65 << 10, true), (260 << 10, true), (65 << 10, false), (260 << 10, false)];
+        let rates = ways.map(|(stream_bytes, prefetch)| {
+            let parts = data.chunks_exact(STREAMS * stream_bytes);
+            let (num_parts, part_bytes) = (parts.len(), STREAMS * stream_bytes);
+            let pass = shortest(|| {
+                self.team.for_each(num_parts, |part| {
+                    let part = &data[part * part_bytes..][..part_bytes];
+                    black_box(self.isa.run(Read { part, stream_bytes, prefetch }));
+                });
+            });
+            (num_parts * part_bytes) as f64 / pass.as_secs_f64()
+        });
+        Ok(rates.into_iter().fold(0.0, f64::max))
+    }
+
+    fn measure_products(&self, dtype: DType) -> f64 {
+        let members = self.num_threads();
+        let rate = |flops: usize, run: &(dyn Fn() + Sync)| {
+            (members * flops) as f64 / shortest(|| self.team.for_each(members, |_| run())).as_secs_f64()
+        };
+        #[cfg(target_arch = "x86_64")]
+        if self.isa == Isa::Amx && dtype == DType::BF16 {
+            // SAFETY: the backend's instruction set is available.
+            return rate(amx::PEAK_FLOPS * RUNS, &|| unsafe { amx::run_from_registers(RUNS) });
+        }
+        // How many chains fill the pipelines depends on the processor, how many fit into registers on the instructions.
+        let mul_add = [
+            rate(2 * LANES * 4 * RUNS, &|| self.isa.run(MulAdd::<4>)),
+            rate(2 * LANES * 6 * RUNS, &|| self.isa.run(MulAdd::<6>)),
+            rate(2 * LANES * 8 * RUNS, &|| self.isa.run(MulAdd::<8>)),
+            rate(2 * LANES * 12 * RUNS, &|| self.isa.run(MulAdd::<12>)),
+        ];
+        let has_dot_products = matches!(self.isa, Isa::Avx512 | Isa::Amx) && dtype == DType::BF16;
+        let dot = [
+            rate(4 * LANES * 8 * RUNS, &|| self.isa.run(DotPairs::<8>)),
+            rate(4 * LANES * 12 * RUNS, &|| self.isa.run(DotPairs::<12>)),
+        ];
+        // Elsewhere a dot product is made of multiply-adds, and its constant operands would be half done beforehand.
+        let rates = mul_add.iter().chain(dot.iter().filter(|_| has_dot_products));
+        rates.copied().fold(0.0, f64::max)
+    }
+}
+
+/// What the machine can do when nobody else wants it.
+fn shortest(mut call: impl FnMut()) -> Duration {
+    call();
+    let (begun, mut shortest) = (Instant::now(), Duration::MAX);
+    while begun.elapsed() < TRY_FOR {
+        let started = Instant::now();
+        call();
+        shortest = shortest.min(started.elapsed());
+    }
+    shortest
+}
+
+/// Reads `part` once, as [`STREAMS`] streams.
+struct Read<'a> {
+    /// `[STREAMS * stream_bytes]`
+    part: &'a [u8],
+    stream_bytes: usize,
+    prefetch: bool,
+}
+
+impl Kernel for Read<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> f32 {
+        const STEP_BYTES: usize = 4 * LANES;
+        assert!(self.part.len() >= STREAMS * self.stream_bytes);
+        let mut sums = [simd.splat(0.0); STREAMS];
+        let begin = self.part.as_ptr();
+        for step in 0..self.stream_bytes / STEP_BYTES {
+            for (stream, sum) in sums.iter_mut().enumerate() {
+                let at = begin.wrapping_add(stream * self.stream_bytes + step * STEP_BYTES);
+                // SAFETY: a whole step of a stream, which is within the part.
+                *sum = simd.add(*sum, unsafe { simd.load(at.cast()) });
+                if self.prefetch {
+                    simd.prefetch(at.wrapping_add(2048));
+                }
+            }
+        }
+        sums.iter().map(|sum| simd.sum(*sum)).sum()
+    }
+}
+
+/// `CHAINS` chains of multiply-adds, [`RUNS`] long.
+struct MulAdd<const CHAINS: usize>;
+
+impl<const CHAINS: usize> Kernel for MulAdd<CHAINS> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let (factor, term) = (simd.splat(black_box(0.999)), simd.splat(black_box(0.001)));
+        let mut chains = [simd.splat(black_box(0.5)); CHAINS];
+        for _ in 0..RUNS {
+            for chain in &mut chains {
+                *chain = simd.mul_add(*chain, factor, term);
+            }
+        }
+        for chain in chains {
+            black_box(simd.to_array(chain));
+        }
+    }
+}
+
+/// `CHAINS` chains of dot products of pairs, [`RUNS`] long.
+struct DotPairs<const CHAINS: usize>;
+
+impl<const CHAINS: usize> Kernel for DotPairs<CHAINS> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let words = black_box([0x3c00_3c00u32; LANES]);
+        // SAFETY: sixteen pairs.
+        let weights = unsafe { simd.load_pairs(words.as_ptr()) };
+        let x = black_box(0x3c00_3c00);
+        let mut chains = [simd.splat(black_box(0.5)); CHAINS];
+        for _ in 0..RUNS {
+            for chain in &mut chains {
+                *chain = simd.dot_pairs(*chain, weights, x);
+            }
+        }
+        for chain in chains {
+            black_box(simd.to_array(chain));
+        }
+    }
+}

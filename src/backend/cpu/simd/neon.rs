@@ -1,0 +1,222 @@
+//! Sixteen lanes as four NEON registers.
+
+use super::super::isa::Kernel;
+use super::{LANES, Simd};
+use std::arch::aarch64::*;
+use std::arch::asm;
+
+/// Proof that NEON is there.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Neon(());
+
+/// # Safety
+/// The processor has the features named below.
+#[target_feature(enable = "neon")]
+pub(in super::super) unsafe fn run_neon<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Neon(()))
+}
+
+/// Lanes 0..4, 4..8, 8..12 and 12..16.
+type Four = [float32x4_t; 4];
+
+/// The four quarters of a result, from an expression over the quarter's index. Not a closure: that would be compiled
+/// without the instruction set.
+macro_rules! quarters {
+    ($i:ident => $quarter:expr) => {{
+        macro_rules! quarter {
+            ($index:literal) => {{
+                let $i = $index;
+                unsafe { $quarter }
+            }};
+        }
+        [quarter!(0), quarter!(1), quarter!(2), quarter!(3)]
+    }};
+}
+
+/// Four rows of four become columns.
+///
+/// # Safety
+/// The processor has NEON.
+#[inline(always)]
+unsafe fn transpose_4x4(r: Four) -> Four {
+    // SAFETY: the caller's.
+    unsafe {
+        let pairs = |a: float32x4_t, b: float32x4_t| {
+            (vreinterpretq_f64_f32(vtrn1q_f32(a, b)), vreinterpretq_f64_f32(vtrn2q_f32(a, b)))
+        };
+        let ((even_low, odd_low), (even_high, odd_high)) = (pairs(r[0], r[1]), pairs(r[2], r[3]));
+        [
+            vreinterpretq_f32_f64(vtrn1q_f64(even_low, even_high)),
+            vreinterpretq_f32_f64(vtrn1q_f64(odd_low, odd_high)),
+            vreinterpretq_f32_f64(vtrn2q_f64(even_low, even_high)),
+            vreinterpretq_f32_f64(vtrn2q_f64(odd_low, odd_high)),
+        ]
+    }
+}
+
+/// Four float16, in the low half of a register, as float32. In assembly, because the intrinsic is younger than the
+/// oldest compiler that this is built with.
+///
+/// # Safety
+/// The processor has NEON.
+#[inline(always)]
+unsafe fn widen_f16(bits: uint16x4_t) -> float32x4_t {
+    let wide: float32x4_t;
+    // SAFETY: the caller's.
+    unsafe {
+        asm!("fcvtl {0:v}.4s, {1:v}.4h", lateout(vreg) wide, in(vreg) bits, options(pure, nomem, nostack, preserves_flags));
+    }
+    wide
+}
+
+/// To nearest even; as for [`widen_f16`].
+///
+/// # Safety
+/// The processor has NEON.
+#[inline(always)]
+unsafe fn narrow_f16(x: float32x4_t) -> uint16x4_t {
+    let bits: uint16x4_t;
+    // SAFETY: the caller's.
+    unsafe {
+        asm!("fcvtn {0:v}.4h, {1:v}.4s", lateout(vreg) bits, in(vreg) x, options(pure, nomem, nostack, preserves_flags));
+    }
+    bits
+}
+
+// SAFETY (every block below): the instructions exist, or there were no value of `Neon`; pointers are the caller's.
+impl Simd for Neon {
+    type V = Four;
+    type Pairs = [uint32x4_t; 4];
+
+    // Of 32 registers, 16 hold results; the weights take four, or eight where they are pairs.
+    const TILE_ROWS: usize = 4;
+    const TILE_PANELS: usize = 1;
+    const QUERIES: usize = 2;
+    const ROW_PANELS: usize = 4;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Four {
+        unsafe { [vdupq_n_f32(x); 4] }
+    }
+    #[inline(always)]
+    fn add(self, a: Four, b: Four) -> Four {
+        quarters!(i => vaddq_f32(a[i], b[i]))
+    }
+    #[inline(always)]
+    fn sub(self, a: Four, b: Four) -> Four {
+        quarters!(i => vsubq_f32(a[i], b[i]))
+    }
+    #[inline(always)]
+    fn mul(self, a: Four, b: Four) -> Four {
+        quarters!(i => vmulq_f32(a[i], b[i]))
+    }
+    #[inline(always)]
+    fn div(self, a: Four, b: Four) -> Four {
+        quarters!(i => vdivq_f32(a[i], b[i]))
+    }
+    // Comparisons, not FMAX and FMIN: where a number meets a NaN, the second one is taken, as everywhere else.
+    #[inline(always)]
+    fn max(self, a: Four, b: Four) -> Four {
+        quarters!(i => vbslq_f32(vcgtq_f32(a[i], b[i]), a[i], b[i]))
+    }
+    #[inline(always)]
+    fn min(self, a: Four, b: Four) -> Four {
+        quarters!(i => vbslq_f32(vcltq_f32(a[i], b[i]), a[i], b[i]))
+    }
+    #[inline(always)]
+    fn mul_add(self, a: Four, b: Four, c: Four) -> Four {
+        quarters!(i => vfmaq_f32(c[i], a[i], b[i]))
+    }
+    #[inline(always)]
+    fn shift_to_exponent(self, a: Four) -> Four {
+        quarters!(i => vreinterpretq_f32_u32(vshlq_n_u32::<23>(vreinterpretq_u32_f32(a[i]))))
+    }
+    #[inline(always)]
+    fn zero_unless_ge(self, value: Four, x: Four, threshold: Four) -> Four {
+        quarters!(i => {
+            let kept = vandq_u32(vreinterpretq_u32_f32(value[i]), vcgeq_f32(x[i], threshold[i]));
+            vreinterpretq_f32_u32(kept)
+        })
+    }
+    #[inline(always)]
+    fn in_range_or(self, value: Four, from: usize, to: usize, other: Four) -> Four {
+        const LANE: [u32; LANES] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+        quarters!(i => {
+            let lane = vld1q_u32(LANE.as_ptr().add(4 * i));
+            let inside =
+                vandq_u32(vcgeq_u32(lane, vdupq_n_u32(from as u32)), vcltq_u32(lane, vdupq_n_u32(to as u32)));
+            vbslq_f32(inside, value[i], other[i])
+        })
+    }
+    #[inline(always)]
+    fn dot_pairs(self, acc: Four, w: [uint32x4_t; 4], x: u32) -> Four {
+        let (x0, x1) = unsafe { (vdupq_n_f32(f32::from_bits(x << 16)), vdupq_n_f32(f32::from_bits(x & 0xffff_0000))) };
+        quarters!(i => {
+            let w0 = vreinterpretq_f32_u32(vshlq_n_u32::<16>(w[i]));
+            let w1 = vreinterpretq_f32_u32(vandq_u32(w[i], vdupq_n_u32(0xffff_0000)));
+            vfmaq_f32(vfmaq_f32(acc[i], w0, x0), w1, x1)
+        })
+    }
+    #[inline(always)]
+    fn round_to_f16(self, a: Four) -> Four {
+        quarters!(i => widen_f16(narrow_f16(a[i])))
+    }
+    #[inline(always)]
+    fn transpose(self, rows: &mut [Four; LANES]) {
+        let from = *rows;
+        for i in 0..4 {
+            for j in 0..4 {
+                let block = [from[4 * i][j], from[4 * i + 1][j], from[4 * i + 2][j], from[4 * i + 3][j]];
+                let block = unsafe { transpose_4x4(block) };
+                for (column, block) in block.into_iter().enumerate() {
+                    rows[4 * j + column][i] = block;
+                }
+            }
+        }
+    }
+    #[inline(always)]
+    fn sum(self, v: Four) -> f32 {
+        unsafe {
+            let four = vaddq_f32(vaddq_f32(v[0], v[2]), vaddq_f32(v[1], v[3]));
+            let two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+            vget_lane_f32::<0>(two) + vget_lane_f32::<1>(two)
+        }
+    }
+    #[inline(always)]
+    fn max_lane(self, v: Four) -> f32 {
+        let larger = |a: float32x4_t, b: float32x4_t| unsafe { vbslq_f32(vcgtq_f32(a, b), a, b) };
+        let four = larger(larger(v[0], v[2]), larger(v[1], v[3]));
+        unsafe {
+            let (low, high) = (vget_low_f32(four), vget_high_f32(four));
+            let two = vbsl_f32(vcgt_f32(low, high), low, high);
+            let (a, b) = (vget_lane_f32::<0>(two), vget_lane_f32::<1>(two));
+            if a > b { a } else { b }
+        }
+    }
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> Four {
+        quarters!(i => vld1q_f32(from.add(4 * i)))
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, v: Four) {
+        quarters!(i => vst1q_f32(to.add(4 * i), v[i]));
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const u16) -> Four {
+        quarters!(i => vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(from.add(4 * i)))))
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const u16) -> Four {
+        quarters!(i => widen_f16(vld1_u16(from.add(4 * i))))
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(self, from: *const u32) -> [uint32x4_t; 4] {
+        quarters!(i => vld1q_u32(from.add(4 * i)))
+    }
+    #[inline(always)]
+    fn prefetch(self, address: *const u8) {
+        unsafe {
+            asm!("prfm pldl1keep, [{}]", in(reg) address, options(readonly, nostack, preserves_flags));
+        }
+    }
+}
