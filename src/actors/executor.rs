@@ -20,9 +20,6 @@ type Answer = Result<Executed, ExecutorFailed>;
 const SPIN: Duration = Duration::from_millis(1);
 /// From then on, this long between two looks at the step. A plan is noticed at once.
 const PAUSE: Duration = Duration::from_micros(50);
-/// After a step the next plan is waited for without a pause for this long: it comes in tens of microseconds, unless
-/// there is nothing left to do.
-const NEXT: Duration = Duration::from_micros(200);
 
 /// Starts each plan as soon as it comes, up to [`MAX_STEPS_IN_FLIGHT`] at once.
 pub struct ModelExecutor {
@@ -119,13 +116,15 @@ impl<R: StepRunner> Steps<R> {
                 continue;
             }
             let job = match self.in_flight.len() {
-                0 if self.last_done.is_some_and(|done| done.elapsed() < NEXT) => try_recv(inbox),
                 0 => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 MAX_STEPS_IN_FLIGHT => {
                     self.finish(); // nothing else can happen before
                     continue;
                 }
-                _ if self.waiting_since.elapsed() < SPIN => try_recv(inbox),
+                _ if self.waiting_since.elapsed() < SPIN => inbox.try_recv().map_err(|error| match error {
+                    TryRecvError::Empty => RecvTimeoutError::Timeout,
+                    TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
+                }),
                 _ => inbox.recv_timeout(PAUSE),
             };
             match job {
@@ -195,13 +194,6 @@ impl<R: StepRunner> Steps<R> {
         }
         None
     }
-}
-
-fn try_recv(inbox: &Receiver<Job>) -> Result<Job, RecvTimeoutError> {
-    inbox.try_recv().map_err(|error| match error {
-        TryRecvError::Empty => RecvTimeoutError::Timeout,
-        TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
-    })
 }
 
 fn not_restarted(message: &str, why: &str) -> ExecutorFailed {
