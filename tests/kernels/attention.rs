@@ -263,13 +263,7 @@ fn a_query_does_not_see_how_it_is_served() {
 #[test]
 fn long_contexts_are_the_same_in_decode_and_prefill() {
     const LEN: usize = 2100;
-    let cases = [
-        (DType::F32, None),
-        (DType::F32, Some(1100)),
-        (DType::F32, Some(20)),
-        (DType::BF16, None),
-        (DType::BF16, Some(1100)),
-    ];
+    let cases = [(DType::F32, None), (DType::F32, Some(1100)), (DType::F32, Some(20)), (DType::BF16, Some(1100))];
     for (dtype, window) in cases {
         let shape = shape(1, 2, 16, window);
         let seq = Sequence::new(shape, None, LEN, 9);

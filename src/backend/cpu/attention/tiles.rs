@@ -29,6 +29,9 @@ const CHUNK: usize = 2 * LANES;
 const TILE_LEN: usize = LANES * LANES;
 /// Bytes of it.
 const TILE_BYTES: usize = 4 * TILE_LEN;
+/// Numbers of 32 bits in the scores and in the weights of a block.
+const SCORES_LEN: usize = TILE * LANES;
+const WEIGHTS_LEN: usize = TILE / STEP * TILE_LEN;
 /// What V is where nothing is seen.
 static ZEROS: [u16; MAX_HEAD_DIM] = [0; MAX_HEAD_DIM];
 
@@ -53,9 +56,9 @@ struct Scratch {
     keys: *mut u32,
     /// `[TILE / STEP][chunks][2][16 pairs of positions][16 dimensions]` pairs of bfloat16.
     values: *mut u32,
-    /// `[TILE][16 queries]` scores of a block.
+    /// `[2][TILE][16 queries]` scores of two blocks.
     scores: *mut f32,
-    /// `[TILE / STEP][16 queries][16 pairs of positions]` pairs of bfloat16.
+    /// `[2][TILE / STEP][16 queries][16 pairs of positions]` pairs of bfloat16, of two blocks.
     weights: *mut u32,
     /// `[2][blocks][16 queries]`: the positions from which and up to which a query sees.
     visible: *mut i32,
@@ -71,7 +74,7 @@ fn num_chunks(call: &Attention<'_>) -> usize {
 pub(super) fn scratch_len(call: &Attention<'_>) -> usize {
     let queries = call.max_queries().next_multiple_of(LANES);
     let dim = num_chunks(call) * CHUNK;
-    queries * dim / 2 + TILE * dim + TILE * LANES + TILE / STEP * TILE_LEN + 2 * queries + 2 * call.state_len(queries)
+    queries * dim / 2 + TILE * dim + 2 * (SCORES_LEN + WEIGHTS_LEN) + 2 * queries + 2 * call.state_len(queries)
 }
 
 impl Scratch {
@@ -85,8 +88,8 @@ impl Scratch {
             let keys = at.add(queries * dim / 2);
             let values = keys.add(TILE * dim / 2);
             let scores = values.add(TILE * dim / 2);
-            let weights = scores.add(TILE * LANES);
-            let visible = weights.add(TILE / STEP * TILE_LEN);
+            let weights = scores.add(2 * SCORES_LEN);
+            let visible = weights.add(2 * WEIGHTS_LEN);
             let partition = visible.add(2 * queries);
             let total = partition.add(call.state_len(queries));
             let (keys, values, weights) = (keys.cast(), values.cast(), weights.cast());
@@ -223,6 +226,16 @@ impl Work<'_> {
         State { acc: at, max, sum: max.wrapping_add(queries) }
     }
 
+    /// Where the scores of a block are while it is at work: two blocks are at a time.
+    fn scores_of(&self, block: usize) -> *mut f32 {
+        self.scratch.scores.wrapping_add(block % 2 * SCORES_LEN)
+    }
+
+    /// Where its weights are.
+    fn weights_of(&self, block: usize) -> *mut u32 {
+        self.scratch.weights.wrapping_add(block % 2 * WEIGHTS_LEN)
+    }
+
     /// Row of the batch and query head of query `i`.
     fn row_and_head(&self, i: usize) -> (usize, usize) {
         let group = self.call.group();
@@ -301,8 +314,17 @@ impl Work<'_> {
             unsafe {
                 let positions = self.positions(tile * TILE, from, to);
                 self.load_values(&positions);
-                for block in 0..self.num_blocks {
-                    self.attend(block, &positions, state);
+                // Products of one block beside the softmax of another: the processor does both at once.
+                for i in 0..self.num_blocks + 2 {
+                    if i < self.num_blocks {
+                        self.scores(i, &positions);
+                    }
+                    if i > 0 && i <= self.num_blocks {
+                        self.softmax(i - 1, &positions, state);
+                    }
+                    if i > 1 {
+                        self.add_values(i - 2, &positions, state);
+                    }
                 }
             }
         }
@@ -386,38 +408,59 @@ impl Work<'_> {
         }
     }
 
-    /// Adds what the queries of a block see of the tile to their state.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    unsafe fn attend(&self, block: usize, positions: &Positions, state: State) {
+    /// The steps of the tile in which a query of the block sees something.
+    unsafe fn steps(&self, block: usize, positions: &Positions) -> Range<usize> {
         unsafe {
-            let visible = self.visible(block);
             let from = *self.scratch.visible.add(block * LANES) as usize;
             let to = *self.scratch.visible.add((self.num_blocks + block) * LANES + LANES - 1) as usize;
             let (from, to) = (from.max(positions.from), to.min(positions.to));
             if from >= to {
+                return 0..0;
+            }
+            (from - positions.start) / STEP..(to - positions.start).div_ceil(STEP)
+        }
+    }
+
+    /// Turns the scores of a block into weights; moves maximum and sum on, and what was summed up of V with them.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    unsafe fn softmax(&self, block: usize, positions: &Positions, state: State) {
+        unsafe {
+            let steps = self.steps(block, positions);
+            if steps.is_empty() {
                 return;
             }
-            let steps = (from - positions.start) / STEP..(to - positions.start).div_ceil(STEP);
-            self.scores(block, positions, &steps);
-            let scale = self.scale_scores(&steps);
+            let visible = self.visible(block);
+            let scale = self.scale_scores(block, &steps);
             let (max, sum) = (state.max.add(block * LANES), state.sum.add(block * LANES));
             let old_max = _mm512_loadu_ps(max);
-            let tile_max = _mm512_mul_ps(self.max_score(positions.start, &steps, &visible), _mm512_set1_ps(scale));
-            let new_max = _mm512_max_ps(tile_max, old_max);
+            let tile_max = self.max_score(block, positions.start, &steps, &visible);
+            let new_max = _mm512_max_ps(_mm512_mul_ps(tile_max, _mm512_set1_ps(scale)), old_max);
             let factor = factor(old_max, new_max);
-            let weights = self.weights(positions.start, &steps, &visible, scale, new_max);
+            let mut weights = _mm512_setzero_ps();
+            for step in steps {
+                let start = positions.start;
+                weights = if visible.whole(start + step * STEP) {
+                    self.weights::<false>(block, start, step, &visible, scale, new_max, weights)
+                } else {
+                    self.weights::<true>(block, start, step, &visible, scale, new_max, weights)
+                };
+            }
             _mm512_storeu_ps(max, new_max);
             _mm512_storeu_ps(sum, _mm512_fmadd_ps(_mm512_loadu_ps(sum), factor, weights));
             if _mm512_cmpneq_ps_mask(old_max, new_max) != 0 {
                 self.rescale(block, factor, state);
             }
-            self.add_values(block, &steps, state);
         }
     }
 
-    /// The products of a block's queries with the keys of `steps`, and with some around them.
-    unsafe fn scores(&self, block: usize, positions: &Positions, steps: &Range<usize>) {
+    /// The scores of a block: in the steps in which it sees something, and in some around them.
+    unsafe fn scores(&self, block: usize, positions: &Positions) {
         const STEPS: usize = SCORES / STEP;
+        let steps = unsafe { self.steps(block, positions) };
+        if steps.is_empty() {
+            return;
+        }
+        let scores = self.scores_of(block);
         let queries = self.scratch.queries.wrapping_add(block * self.num_chunks * TILE_LEN);
         for group in steps.start / STEPS..steps.end.div_ceil(STEPS) {
             let keys = &positions.keys[group * SCORES / LANES..][..SCORES / LANES];
@@ -456,7 +499,7 @@ impl Work<'_> {
                     k3 = inout(reg) keys[3] => _,
                     key_bytes = in(reg) positions.key_bytes,
                     chunks = inout(reg) self.num_chunks => _,
-                    scores = in(reg) self.scratch.scores.add(group * SCORES * LANES),
+                    scores = in(reg) scores.add(group * SCORES * LANES),
                     options(nostack),
                 );
             }
@@ -466,7 +509,7 @@ impl Work<'_> {
     /// Returns the factor that turns what is in the scores' place into powers of 2. It is positive; what cannot be
     /// done by it is done here.
     #[target_feature(enable = "avx512f,avx512dq")]
-    unsafe fn scale_scores(&self, steps: &Range<usize>) -> f32 {
+    unsafe fn scale_scores(&self, block: usize, steps: &Range<usize>) -> f32 {
         let scale = self.call.shape.scale;
         let softcap = self.call.shape.softcap;
         if softcap.is_none() && scale > 0.0 {
@@ -475,7 +518,7 @@ impl Work<'_> {
         let (one, two) = (_mm512_set1_ps(1.0), _mm512_set1_ps(2.0));
         for position in steps.start * STEP..steps.end * STEP {
             unsafe {
-                let at = self.scratch.scores.add(position * LANES);
+                let at = self.scores_of(block).add(position * LANES);
                 let mut score = _mm512_mul_ps(_mm512_load_ps(at), _mm512_set1_ps(scale));
                 if let Some(softcap) = softcap {
                     // tanh x = 1 - 2 / (1 + e^2x)
@@ -491,10 +534,10 @@ impl Work<'_> {
 
     /// Each query's largest score.
     #[target_feature(enable = "avx512f")]
-    unsafe fn max_score(&self, start: usize, steps: &Range<usize>, visible: &Visible) -> __m512 {
+    unsafe fn max_score(&self, block: usize, start: usize, steps: &Range<usize>, visible: &Visible) -> __m512 {
         let mut max = [_mm512_set1_ps(f32::NEG_INFINITY); 4];
         for step in steps.clone() {
-            let scores = self.scratch.scores.wrapping_add(step * STEP * LANES);
+            let scores = self.scores_of(block).wrapping_add(step * STEP * LANES);
             let start = start + step * STEP;
             unsafe {
                 if visible.whole(start) {
@@ -514,26 +557,13 @@ impl Work<'_> {
         _mm512_max_ps(_mm512_max_ps(max[0], max[1]), _mm512_max_ps(max[2], max[3]))
     }
 
-    /// Turns scores into weights, and returns each query's sum of them.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
-    unsafe fn weights(&self, start: usize, steps: &Range<usize>, visible: &Visible, scale: f32, max: __m512) -> __m512 {
-        let mut sum = _mm512_setzero_ps();
-        for step in steps.clone() {
-            unsafe {
-                sum = if visible.whole(start + step * STEP) {
-                    self.weights_of::<false>(start, step, visible, scale, max, sum)
-                } else {
-                    self.weights_of::<true>(start, step, visible, scale, max, sum)
-                };
-            }
-        }
-        sum
-    }
-
+    /// Turns the scores of a step into weights, and adds them to each query's `sum`.
+    #[allow(clippy::too_many_arguments)]
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
-    unsafe fn weights_of<const MASKED: bool>(
+    unsafe fn weights<const MASKED: bool>(
         &self,
+        block: usize,
         start: usize,
         step: usize,
         visible: &Visible,
@@ -556,7 +586,7 @@ impl Work<'_> {
             let mut weights = [_mm512_setzero_ps(); 2];
             for (j, weight) in weights.iter_mut().enumerate() {
                 let position = step * STEP + 2 * i + j;
-                let score = unsafe { _mm512_load_ps(self.scratch.scores.add(position * LANES)) };
+                let score = unsafe { _mm512_load_ps(self.scores_of(block).add(position * LANES)) };
                 *weight = exp2(_mm512_fmsub_ps(score, scale, max));
                 if MASKED {
                     *weight = _mm512_maskz_mov_ps(visible.mask(start + position), *weight);
@@ -573,7 +603,7 @@ impl Work<'_> {
         }
         unsafe {
             transpose(&mut pairs);
-            let to = self.scratch.weights.add(step * TILE_LEN);
+            let to = self.weights_of(block).add(step * TILE_LEN);
             for (i, row) in pairs.iter().enumerate() {
                 _mm512_store_ps(to.add(i * LANES).cast(), *row);
             }
@@ -599,11 +629,15 @@ impl Work<'_> {
     }
 
     /// `acc = acc + weights · V`
-    unsafe fn add_values(&self, block: usize, steps: &Range<usize>, state: State) {
+    unsafe fn add_values(&self, block: usize, positions: &Positions, state: State) {
         let num_tiles = 2 * self.num_chunks;
         unsafe {
+            let steps = self.steps(block, positions);
+            if steps.is_empty() {
+                return;
+            }
             let acc = state.acc.add(block * num_tiles * TILE_LEN);
-            let weights = self.scratch.weights.add(steps.start * TILE_LEN);
+            let weights = self.weights_of(block).add(steps.start * TILE_LEN);
             let values = self.scratch.values.add(steps.start * num_tiles * TILE_LEN);
             let value_bytes = num_tiles * TILE_BYTES;
             let mut tile = 0;
