@@ -201,6 +201,10 @@ pub enum TensorRole {
     Residual,
     /// Between two operations of a layer.
     Activation,
+    /// The same, where only products with weights of this type read it: in whatever order suits them.
+    Operand(DType),
+    /// Handed over between the parts of a fused operation. A backend that does them at once has no use for it.
+    Unfused,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -250,6 +254,15 @@ pub struct AttentionShape {
     pub softcap: Option<f32>,
     /// A token sees itself and the `window - 1` before it.
     pub window: Option<usize>,
+}
+
+/// What becomes of the heads that a product to Q, K and V gives.
+pub struct Heads<'a, B: Backend + ?Sized> {
+    pub shape: &'a AttentionShape,
+    /// Of each head of Q, and of K.
+    pub norms: Option<(&'a Norm<B::Vector>, &'a Norm<B::Vector>)>,
+    pub rope: Option<&'a B::RopeTable>,
+    pub layer: usize,
 }
 
 /// A layer of experts: for each row a router chooses some of several gated MLPs.
@@ -327,6 +340,14 @@ pub trait Backend {
     fn matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<Self::Matrix, StartError>;
     /// A matrix of random numbers, uniform, with standard deviation 0.02; the same for the same seed.
     fn random_matrix(&self, n: usize, k: usize, dtype: DType, seed: u64) -> Result<Self::Matrix, StartError>;
+    /// [`Backend::matrix`] for [`Backend::gated_linear`]: half of the rows are of the gate, half of up.
+    fn gate_up_matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<Self::Matrix, StartError> {
+        self.matrix(parts, dtype)
+    }
+    /// As [`Backend::random_matrix`].
+    fn random_gate_up_matrix(&self, n: usize, k: usize, dtype: DType, seed: u64) -> Result<Self::Matrix, StartError> {
+        self.random_matrix(n, k, dtype, seed)
+    }
     /// Packs `count` matrices `[n, k]`, each of as many of `parts`.
     fn matrices(&self, count: usize, parts: &[HostTensor<'_>], dtype: DType) -> Result<Self::Matrices, StartError>;
     /// As [`Backend::random_matrix`].
@@ -381,6 +402,50 @@ pub trait Backend {
     fn add(&mut self, x: &mut Self::Tensor, delta: &Self::Tensor);
     /// `out = x · wᵀ + bias`; `w: [n, k]`, `x: [rows, k]`, `out: [rows, n]`. `x` is rounded to the weight's type.
     fn linear(&mut self, x: &Self::Tensor, w: &Self::Matrix, bias: Option<&Self::Vector>, out: &mut Self::Tensor);
+    /// The product to `qkv`, then [`Backend::qk_norm`] and [`Backend::rope_and_write_kv`]. Of `qkv` only Q is read
+    /// afterwards.
+    fn qkv_linear(
+        &mut self,
+        x: &Self::Tensor,
+        w: &Self::Matrix,
+        bias: Option<&Self::Vector>,
+        heads: &Heads<'_, Self>,
+        qkv: &mut Self::Tensor,
+    ) {
+        self.linear(x, w, bias, qkv);
+        if let Some((q, k)) = heads.norms {
+            self.qk_norm(qkv, heads.shape, q, k);
+        }
+        self.rope_and_write_kv(qkv, heads.shape, heads.rope, heads.layer);
+    }
+    /// `out = act(gate) * up` for `[gate | up] = x · wᵀ + bias`, with a matrix of [`Backend::gate_up_matrix`].
+    /// `gate_up: [rows, n]` is [`TensorRole::Unfused`].
+    fn gated_linear(
+        &mut self,
+        x: &Self::Tensor,
+        w: &Self::Matrix,
+        bias: Option<&Self::Vector>,
+        kind: Activation,
+        gate_up: &mut Self::Tensor,
+        out: &mut Self::Tensor,
+    ) {
+        self.linear(x, w, bias, gate_up);
+        self.gated_activation(gate_up, kind, out);
+    }
+    /// The product at the end of a sublayer: `stream += x · wᵀ + bias`, or, where the sum is sooner done together with
+    /// the norm that follows, only `delta = x · wᵀ + bias`. Returns whether `delta` has yet to be added; it is
+    /// [`TensorRole::Unfused`].
+    fn residual_linear(
+        &mut self,
+        x: &Self::Tensor,
+        w: &Self::Matrix,
+        bias: Option<&Self::Vector>,
+        _stream: &mut Self::Tensor,
+        delta: &mut Self::Tensor,
+    ) -> bool {
+        self.linear(x, w, bias, delta);
+        true
+    }
     /// Normalises each head of Q and of K of `qkv` on its own (Qwen3): `weight: [head_dim]`.
     fn qk_norm(
         &mut self,

@@ -10,7 +10,7 @@
 //! matrix products and of attention.
 
 use super::{
-    Activation, AttentionShape, Backend, Batch, BatchSeq, DType, Experts, ExpertsShape, HostTensor, KvLayout,
+    Activation, AttentionShape, Backend, Batch, BatchSeq, DType, Experts, ExpertsShape, Heads, HostTensor, KvLayout,
     LogitsRequest, LogitsResult, Norm, Rope, TensorRole,
 };
 use crate::error::StartError;
@@ -305,6 +305,12 @@ impl<B: Countable> Backend for Profiled<B> {
     fn random_matrix(&self, n: usize, k: usize, dtype: DType, seed: u64) -> Result<B::Matrix, StartError> {
         self.inner.random_matrix(n, k, dtype, seed)
     }
+    fn gate_up_matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<B::Matrix, StartError> {
+        self.inner.gate_up_matrix(parts, dtype)
+    }
+    fn random_gate_up_matrix(&self, n: usize, k: usize, dtype: DType, seed: u64) -> Result<B::Matrix, StartError> {
+        self.inner.random_gate_up_matrix(n, k, dtype, seed)
+    }
     fn matrices(&self, count: usize, parts: &[HostTensor<'_>], dtype: DType) -> Result<B::Matrices, StartError> {
         self.inner.matrices(count, parts, dtype)
     }
@@ -374,6 +380,43 @@ impl<B: Countable> Backend for Profiled<B> {
     fn linear(&mut self, x: &B::Tensor, w: &B::Matrix, bias: Option<&B::Vector>, out: &mut B::Tensor) {
         let work = Self::product_of(self.rows, x, w);
         self.timed(self.product, work, |inner| inner.linear(x, w, bias, out));
+    }
+    fn qkv_linear(
+        &mut self,
+        x: &B::Tensor,
+        w: &B::Matrix,
+        bias: Option<&B::Vector>,
+        heads: &Heads<'_, Self>,
+        qkv: &mut B::Tensor,
+    ) {
+        let Heads { shape, norms, rope, layer } = *heads;
+        let heads = Heads::<B> { shape, norms, rope, layer };
+        let mut work = Self::product_of(self.rows, x, w);
+        work += self.kv_written(qkv);
+        self.timed(self.product, work, |inner| inner.qkv_linear(x, w, bias, &heads, qkv));
+    }
+    fn gated_linear(
+        &mut self,
+        x: &B::Tensor,
+        w: &B::Matrix,
+        bias: Option<&B::Vector>,
+        kind: Activation,
+        gate_up: &mut B::Tensor,
+        out: &mut B::Tensor,
+    ) {
+        let work = Self::product_of(self.rows, x, w);
+        self.timed(self.product, work, |inner| inner.gated_linear(x, w, bias, kind, gate_up, out));
+    }
+    fn residual_linear(
+        &mut self,
+        x: &B::Tensor,
+        w: &B::Matrix,
+        bias: Option<&B::Vector>,
+        stream: &mut B::Tensor,
+        delta: &mut B::Tensor,
+    ) -> bool {
+        let work = Self::product_of(self.rows, x, w);
+        self.timed(self.product, work, |inner| inner.residual_linear(x, w, bias, stream, delta))
     }
     fn qk_norm(&mut self, qkv: &mut B::Tensor, shape: &AttentionShape, q: &Norm<B::Vector>, k: &Norm<B::Vector>) {
         let work = self.rows_of([qkv, qkv]);

@@ -1,7 +1,7 @@
 //! The forward pass: the one decoder of all families.
 
 use crate::backend::profile::Phase;
-use crate::backend::{Backend, Batch, DType, ExpertsShape, KvLayout, Norm, TensorRole};
+use crate::backend::{Backend, Batch, DType, ExpertsShape, Heads, KvLayout, Norm, TensorRole};
 use crate::error::StartError;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::rope;
@@ -66,8 +66,8 @@ impl<B: Backend> Decoder<B> {
         };
         let windowed_rope = spec.windowed_rope.as_ref().map(table).transpose()?;
         let weights = Weights::load(checkpoint, &spec, dtype, backend, progress)?;
-        let residual = Residual::new(&spec, max_rows, backend)?;
-        let work = Workspace::new(&spec, max_rows, max_logit_rows, backend)?;
+        let residual = Residual::new(&spec, dtype, max_rows, backend)?;
+        let work = Workspace::new(&spec, dtype, (max_rows, max_logit_rows), backend)?;
         Ok(Self { spec, dtype, max_rows, max_logit_rows, weights, rope, windowed_rope, residual, work })
     }
 
@@ -160,16 +160,18 @@ impl<B: Backend> Decoder<B> {
         let (weights, shape) = (&self.weights.layers[layer], self.spec.attention_shape(layer));
         let Workspace { qkv, attended, .. } = &mut self.work;
 
-        self.residual.enter(backend, &weights.attention_norm);
-        let (x, delta) = self.residual.sublayer();
-        linear(backend, Phase::Qkv, x, &weights.qkv, qkv);
-        if let Some(norms) = &weights.head_norms {
-            backend.qk_norm(qkv, &shape, &norms.q, &norms.k);
-        }
+        let x = self.residual.enter(backend, &weights.attention_norm);
         let windowed = self.windowed_rope.as_ref().filter(|_| shape.window.is_some());
-        backend.rope_and_write_kv(qkv, &shape, windowed.or(self.rope.as_ref()), layer);
+        let heads = Heads {
+            shape: &shape,
+            norms: weights.head_norms.as_ref().map(|norms| (&norms.q, &norms.k)),
+            rope: windowed.or(self.rope.as_ref()),
+            layer,
+        };
+        backend.mark(Phase::Qkv);
+        backend.qkv_linear(x, &weights.qkv.weight, weights.qkv.bias.as_ref(), &heads, qkv);
         backend.attention(qkv, &shape, layer, attended);
-        linear(backend, Phase::Output, attended, &weights.out, delta);
+        self.residual.add(backend, Phase::Output, attended, &weights.out);
         self.residual.leave(backend, &weights.attention_norm, weights.attention_post_norm.as_ref());
     }
 
@@ -177,24 +179,27 @@ impl<B: Backend> Decoder<B> {
         let (weights, kind) = (&self.weights.layers[layer], self.spec.mlp.activation);
         let Workspace { up: up_out, gated, experts: experts_work, .. } = &mut self.work;
 
-        self.residual.enter(backend, &weights.mlp_norm);
-        let (x, delta) = self.residual.sublayer();
+        let x = self.residual.enter(backend, &weights.mlp_norm);
         match (&weights.mlp, experts_work) {
             (Mlp::Dense { up, down }, _) => {
-                linear(backend, Phase::Up, x, up, up_out);
+                backend.mark(Phase::Up);
                 let activated = match gated {
                     Some(gated) => {
-                        backend.gated_activation(up_out, kind, gated);
+                        backend.gated_linear(x, &up.weight, up.bias.as_ref(), kind, up_out, gated);
                         gated
                     }
                     None => {
+                        backend.linear(x, &up.weight, up.bias.as_ref(), up_out);
                         backend.activation(up_out, kind);
                         up_out
                     }
                 };
-                linear(backend, Phase::Down, activated, down, delta);
+                self.residual.add(backend, Phase::Down, activated, down);
             }
-            (Mlp::Sparse(experts), Some((shape, work))) => backend.mix_experts(x, experts, shape, work, delta),
+            (Mlp::Sparse(experts), Some((shape, work))) => {
+                let (x, delta) = self.residual.sublayer();
+                backend.mix_experts(x, experts, shape, work, delta);
+            }
             (Mlp::Sparse(_), None) => unreachable!("the workspace is made for models with experts"),
         }
         self.residual.leave(backend, &weights.mlp_norm, weights.mlp_post_norm.as_ref());
@@ -233,18 +238,16 @@ fn round(x: f32, dtype: DType) -> f32 {
     }
 }
 
-fn linear<B: Backend>(backend: &mut B, phase: Phase, x: &B::Tensor, linear: &Linear<B>, out: &mut B::Tensor) {
-    backend.mark(phase);
-    backend.linear(x, &linear.weight, linear.bias.as_ref(), out);
-}
-
-/// The residual stream with the norms before or after each sublayer. Adding a sublayer's output and the norm that
-/// follows are one pass over memory, so with norms before, the addition waits for the next sublayer's norm.
+/// The residual stream with the norms before or after each sublayer. Where a backend adds a sublayer's output together
+/// with the norm that follows, the addition waits for the next sublayer's norm.
 struct Residual<B: Backend> {
     placement: NormPlacement,
     /// The stream, without `delta` while that is pending.
     x: B::Tensor,
+    /// What a sublayer reads, where norms come before.
     normed: B::Tensor,
+    /// What the model ends with, or the stream to be, where norms come after.
+    finished: B::Tensor,
     /// The last sublayer's output.
     delta: B::Tensor,
     /// The same, normed, where there are norms on both sides.
@@ -252,21 +255,33 @@ struct Residual<B: Backend> {
     delta_is_pending: bool,
 }
 
+/// Where a norm's result goes.
+enum NormedTo {
+    Sublayer,
+    /// [`Residual::finished`].
+    Stream,
+}
+
 impl<B: Backend> Residual<B> {
-    fn new(spec: &ModelSpec, max_rows: usize, backend: &B) -> Result<Self, StartError> {
+    fn new(spec: &ModelSpec, dtype: DType, max_rows: usize, backend: &B) -> Result<Self, StartError> {
         let tensor = |role| backend.tensor(max_rows, spec.hidden_size, role);
-        let (normed, delta) = match spec.norm.placement {
-            NormPlacement::Before => (TensorRole::Activation, TensorRole::Activation),
+        // Experts read what they are given row by row, and do not add.
+        let has_experts = spec.experts.is_some();
+        let operand = if has_experts { TensorRole::Activation } else { TensorRole::Operand(dtype) };
+        let unfused = if has_experts { TensorRole::Activation } else { TensorRole::Unfused };
+        let (normed, finished, delta) = match spec.norm.placement {
+            NormPlacement::Before => (operand, TensorRole::Activation, unfused),
             // The normed sum becomes the stream.
-            NormPlacement::After => (TensorRole::Residual, TensorRole::Activation),
+            NormPlacement::After => (TensorRole::Unfused, TensorRole::Residual, unfused),
             // Norms read float32.
-            NormPlacement::Both => (TensorRole::Activation, TensorRole::Residual),
+            NormPlacement::Both => (operand, TensorRole::Activation, TensorRole::Residual),
         };
         let has_post_norms = spec.norm.placement == NormPlacement::Both;
         Ok(Self {
             placement: spec.norm.placement,
             x: tensor(TensorRole::Residual)?,
             normed: tensor(normed)?,
+            finished: tensor(finished)?,
             delta: tensor(delta)?,
             normed_delta: has_post_norms.then(|| tensor(TensorRole::Activation)).transpose()?,
             delta_is_pending: false,
@@ -280,34 +295,50 @@ impl<B: Backend> Residual<B> {
     }
 
     /// Makes what a sublayer reads; `norm` is its own.
-    fn enter(&mut self, backend: &mut B, norm: &Norm<B::Vector>) {
-        if self.placement != NormPlacement::After {
-            self.add_and_norm(backend, norm);
+    fn enter(&mut self, backend: &mut B, norm: &Norm<B::Vector>) -> &B::Tensor {
+        if self.placement == NormPlacement::After {
+            return &self.x;
         }
+        self.add_and_norm(backend, norm, NormedTo::Sublayer);
+        &self.normed
     }
 
     /// What a sublayer reads, and where its output goes.
     fn sublayer(&mut self) -> (&B::Tensor, &mut B::Tensor) {
         let x = if self.placement == NormPlacement::After { &self.x } else { &self.normed };
+        self.delta_is_pending = true;
         (x, &mut self.delta)
     }
 
-    /// Takes up the sublayer's output, which is in `delta`; `norm` is its own, and `post_norm` where there are both.
+    /// The product at the end of a sublayer.
+    fn add(&mut self, backend: &mut B, phase: Phase, x: &B::Tensor, linear: &Linear<B>) {
+        let Linear { weight, bias } = linear;
+        backend.mark(phase);
+        self.delta_is_pending = match self.placement {
+            NormPlacement::Both => {
+                backend.linear(x, weight, bias.as_ref(), &mut self.delta);
+                true
+            }
+            _ => backend.residual_linear(x, weight, bias.as_ref(), &mut self.x, &mut self.delta),
+        };
+    }
+
+    /// The end of a sublayer; `norm` is its own, and `post_norm` where there are both.
     fn leave(&mut self, backend: &mut B, norm: &Norm<B::Vector>, post_norm: Option<&Norm<B::Vector>>) {
-        self.delta_is_pending = true;
         if let (Some(post_norm), Some(normed)) = (post_norm, &mut self.normed_delta) {
             backend.norm(&self.delta, post_norm, normed);
         }
         if self.placement == NormPlacement::After {
-            self.add_and_norm(backend, norm);
-            std::mem::swap(&mut self.x, &mut self.normed);
+            self.add_and_norm(backend, norm, NormedTo::Stream);
+            std::mem::swap(&mut self.x, &mut self.finished);
         }
     }
 
     /// The stream after the last sublayer, normed where the model ends with a norm.
     fn finish(&mut self, backend: &mut B, final_norm: Option<&Norm<B::Vector>>) -> &B::Tensor {
         if let Some(norm) = final_norm {
-            return self.add_and_norm(backend, norm);
+            self.add_and_norm(backend, norm, NormedTo::Stream);
+            return &self.finished;
         }
         if std::mem::take(&mut self.delta_is_pending) {
             let delta = self.normed_delta.as_ref().unwrap_or(&self.delta);
@@ -318,36 +349,50 @@ impl<B: Backend> Residual<B> {
 
     /// What [`Residual::finish`] gave.
     fn finished(&self, is_normed: bool) -> &B::Tensor {
-        if is_normed { &self.normed } else { &self.x }
+        if is_normed { &self.finished } else { &self.x }
     }
 
-    fn add_and_norm(&mut self, backend: &mut B, norm: &Norm<B::Vector>) -> &B::Tensor {
+    /// Adds what is pending, and norms the sum into a tensor of this one.
+    fn add_and_norm(&mut self, backend: &mut B, norm: &Norm<B::Vector>, to: NormedTo) {
+        let out = match to {
+            NormedTo::Sublayer => &mut self.normed,
+            NormedTo::Stream => &mut self.finished,
+        };
         match std::mem::take(&mut self.delta_is_pending) {
             true => {
                 let delta = self.normed_delta.as_ref().unwrap_or(&self.delta);
-                backend.add_norm(&mut self.x, delta, norm, &mut self.normed);
+                backend.add_norm(&mut self.x, delta, norm, out);
             }
-            false => backend.norm(&self.x, norm, &mut self.normed),
+            false => backend.norm(&self.x, norm, out),
         }
-        &self.normed
     }
 }
 
 impl<B: Backend> Workspace<B> {
-    fn new(spec: &ModelSpec, max_rows: usize, max_logit_rows: usize, backend: &B) -> Result<Self, StartError> {
+    /// `(max_rows, max_logit_rows)`
+    fn new(
+        spec: &ModelSpec,
+        dtype: DType,
+        (max_rows, max_logit_rows): (usize, usize),
+        backend: &B,
+    ) -> Result<Self, StartError> {
         let (attention, mlp) = (&spec.attention, &spec.mlp);
         let experts = spec.experts_shape().map(|shape| {
             let work = backend.experts_workspace(max_rows, &shape)?;
             Ok::<_, StartError>((shape, work))
         });
-        let tensor = |cols| backend.tensor(max_rows, cols, TensorRole::Activation);
-        let only = |condition: bool, cols| condition.then(|| tensor(cols)).transpose();
+        let tensor = |cols, role| backend.tensor(max_rows, cols, role);
+        let only = |condition: bool, cols, role| condition.then(|| tensor(cols, role)).transpose();
+        let (qkv, attended) = (attention.num_heads + 2 * attention.num_kv_heads, attention.num_heads);
         Ok(Self {
-            embedding: only(spec.embed_size != spec.hidden_size, spec.embed_size)?,
-            qkv: tensor((attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim)?,
-            attended: tensor(attention.num_heads * attention.head_dim)?,
-            up: tensor(mlp.intermediate_size * if mlp.gated { 2 } else { 1 })?,
-            gated: only(mlp.gated, mlp.intermediate_size)?,
+            embedding: only(spec.embed_size != spec.hidden_size, spec.embed_size, TensorRole::Activation)?,
+            qkv: tensor(qkv * attention.head_dim, TensorRole::Activation)?,
+            attended: tensor(attended * attention.head_dim, TensorRole::Activation)?,
+            up: match mlp.gated {
+                true => tensor(2 * mlp.intermediate_size, TensorRole::Unfused)?,
+                false => tensor(mlp.intermediate_size, TensorRole::Activation)?,
+            },
+            gated: only(mlp.gated, mlp.intermediate_size, TensorRole::Operand(dtype))?,
             experts: experts.transpose()?,
             gathered: backend.tensor(max_logit_rows, spec.embed_size, TensorRole::Activation)?,
         })

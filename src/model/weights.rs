@@ -194,7 +194,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         let num_parts = if mlp.gated { 2 } else { 1 };
         let up = parts(names.up, &vec![mlp.intermediate_size; num_parts]);
         Ok(Mlp::Dense {
-            up: self.linear(&up, hidden, mlp.bias)?,
+            up: if mlp.gated { self.gate_up(&up, hidden, mlp.bias)? } else { self.linear(&up, hidden, mlp.bias)? },
             down: self.linear(&[(names.down, hidden)], mlp.intermediate_size, mlp.bias)?,
         })
     }
@@ -283,6 +283,14 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(Linear { weight, bias })
     }
 
+    /// [`Loader::linear`] for [`Backend::gated_linear`].
+    fn gate_up(&mut self, parts: &[(&str, usize)], cols: usize, bias: bool) -> Result<Linear<B>, StartError> {
+        assert!(!self.names.transposed, "no family has a gated MLP that is stored transposed");
+        let weight = self.matrix_by(parts, cols, B::gate_up_matrix, B::random_gate_up_matrix)?;
+        let bias = bias.then(|| self.vector(parts, "bias")).transpose()?;
+        Ok(Linear { weight, bias })
+    }
+
     /// Parts that are stored as `[cols, rows]`.
     fn transposed_matrix(
         &mut self,
@@ -308,10 +316,20 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 
     fn matrix(&mut self, parts: &[(&str, usize)], cols: usize) -> Result<B::Matrix, StartError> {
+        self.matrix_by(parts, cols, B::matrix, B::random_matrix)
+    }
+
+    fn matrix_by(
+        &mut self,
+        parts: &[(&str, usize)],
+        cols: usize,
+        make: impl FnOnce(&B, &[HostTensor<'_>], DType) -> Result<B::Matrix, StartError>,
+        make_random: impl FnOnce(&B, usize, usize, DType, u64) -> Result<B::Matrix, StartError>,
+    ) -> Result<B::Matrix, StartError> {
         let Some(checkpoint) = self.checkpoint else {
             let rows = parts.iter().map(|(_, rows)| rows).sum();
             self.num_random += 1;
-            return self.backend.random_matrix(rows, cols, self.dtype, self.num_random);
+            return make_random(self.backend, rows, cols, self.dtype, self.num_random);
         };
         let names: Vec<_> = parts.iter().map(|(name, _)| self.full_name(name, "weight")).collect();
         let tensors = parts
@@ -319,7 +337,7 @@ impl<'a, B: Backend> Loader<'a, B> {
             .zip(&names)
             .map(|((_, rows), name)| checkpoint.tensor(name, &[*rows, cols]))
             .collect::<Result<Vec<_>, _>>()?;
-        let matrix = self.backend.matrix(&tensors, self.dtype)?;
+        let matrix = make(self.backend, &tensors, self.dtype)?;
         self.finish_tensors(checkpoint, names);
         Ok(matrix)
     }

@@ -213,6 +213,34 @@ pub(super) fn gated_activation(isa: Isa, kind: Activation, gate_up: &[f32], out:
     isa.run(ActivateRow { kind, gate_up: Some(gate_up.split_at(out.len())), out });
 }
 
+struct ActivatePanels<'a> {
+    kind: Activation,
+    gate_up: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl Kernel for ActivatePanels<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let panels = self.gate_up.as_chunks::<{ 2 * LANES }>().0.iter().zip(self.out.as_chunks_mut::<LANES>().0);
+        for (gate_up, out) in panels {
+            // SAFETY: two panels of sixteen numbers, and one.
+            unsafe {
+                let gate = activate(simd, self.kind, simd.load(gate_up.as_ptr()));
+                simd.store(out.as_mut_ptr(), simd.mul(gate, simd.load(gate_up.as_ptr().add(LANES))));
+            }
+        }
+    }
+}
+
+/// `out = act(gate) * up` for a part of a row, with panels of 16 columns of gate and of up in turn.
+pub(super) fn gated_panels(isa: Isa, kind: Activation, gate_up: &[f32], out: &mut [f32]) {
+    assert_eq!(gate_up.len(), 2 * out.len());
+    isa.run(ActivatePanels { kind, gate_up, out });
+}
+
 /// `x = act(x)` for one row.
 pub(super) fn activation(isa: Isa, kind: Activation, x: &mut [f32]) {
     isa.run(ActivateRow { kind, gate_up: None, out: x });

@@ -5,7 +5,7 @@
 
 use super::elementwise;
 use super::for_rows;
-use super::gemm::{self, Linear};
+use super::gemm::{self, Linear, Sink, Source};
 use super::isa::Isa;
 use super::memory::Buffer;
 use super::pack::CpuMatrix;
@@ -145,7 +145,8 @@ impl Runner<'_> {
     }
 
     fn linear(&mut self, x: &[f32], rows: usize, w: &CpuMatrix, out: &mut [f32]) {
-        gemm::linear(self.isa, self.team, self.products, Linear { x, rows, w, bias: None }, out);
+        let layer = Linear { x: Source::Rows(x), rows, w, bias: None };
+        gemm::linear(self.isa, self.team, self.products, layer, Sink::Store(out));
     }
 }
 

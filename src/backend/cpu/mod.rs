@@ -30,19 +30,20 @@ pub use experts::CpuExpertsWorkspace;
 pub use isa::Isa;
 pub use limits::Limits;
 pub use pack::CpuMatrix;
+use tensors::Values;
 pub use tensors::{CpuTensor, CpuVector};
 
 use super::{
-    Activation, AttentionShape, Backend, Batch, DType, Experts, ExpertsShape, HostTensor, KvLayout, LogitsRequest,
-    LogitsResult, NO_SOURCE, Norm, Rope, TensorRole,
+    Activation, AttentionShape, Backend, Batch, DType, Experts, ExpertsShape, Heads, HostTensor, KvLayout,
+    LogitsRequest, LogitsResult, NO_SOURCE, Norm, Rope, TensorRole,
 };
 use crate::error::StartError;
 use crate::ids::BlockId;
 use attention::{Attention, Workspace};
 use elementwise::NormParams;
-use gemm::Linear;
+use gemm::{Linear, Operand, Sink};
 use memory::{Arena, KvPools, Shared};
-use pack::On;
+use pack::{ColumnOrder, On};
 use sampling::Sampling;
 use std::ops::Range;
 use team::{MAX_MEMBERS, Team};
@@ -128,6 +129,37 @@ impl CpuBackend {
         for_rows(&self.team, out.cols, out.rows_mut(self.batch.num_rows()), row);
     }
 
+    /// [`CpuBackend::for_rows`], each element being written, to a tensor that may be an operand.
+    fn for_new_rows(&mut self, out: &mut CpuTensor, row: impl Fn(usize, &mut [f32]) + Sync) {
+        let (isa, rows, cols) = (self.isa, self.num_rows(), out.cols);
+        let operand = match &mut out.data {
+            Values::F32(_) => return self.for_rows(out, row),
+            Values::Operand(operand) => &*operand,
+        };
+        assert!(cols <= gemm::ROW_LEN, "a row of {cols}: at most {} are supported", gemm::ROW_LEN);
+        let scratch = self.products.scratch();
+        let write = |member: usize, index: usize| {
+            // SAFETY: the scratch is the member's, and longer; each row is one task's.
+            unsafe {
+                let values = std::slice::from_raw_parts_mut(scratch.of(member), cols);
+                row(index, values);
+                operand.write(isa, rows, index, 0, values);
+            }
+        };
+        if rows * cols < gemm::ALONE_BELOW {
+            (0..rows).for_each(|index| write(0, index));
+        } else {
+            self.team.for_each_member(rows, write);
+        }
+    }
+
+    /// A product of the batch's rows.
+    fn product(&mut self, x: &CpuTensor, w: &CpuMatrix, bias: Option<&CpuVector>, sink: Sink<'_>) {
+        let rows = self.num_rows();
+        let layer = Linear { x: x.source(rows), rows, w, bias: bias.map(CpuVector::as_slice) };
+        gemm::linear(self.isa, &self.team, &mut self.products, layer, sink);
+    }
+
     /// Copies whole blocks `from[pair.0]` to `to[pair.1]`, addresses of pools with that many blocks each.
     fn copy_pool_blocks(&self, pairs: &[(BlockId, BlockId)], from: (*const u8, usize), to: (Shared<u8>, usize)) {
         let kv = self.kv();
@@ -163,6 +195,48 @@ fn for_rows(team: &Team, cols: usize, out: &mut [f32], row: impl Fn(usize, &mut 
     }
 }
 
+/// Turns heads and writes them into the KV cache.
+struct HeadsCall<'a> {
+    isa: Isa,
+    batch: &'a Batch,
+    kv: &'a KvPools,
+    pool: Shared<u8>,
+    /// Checked, as `layer`, by [`check_shape`].
+    shape: &'a AttentionShape,
+    rope: Option<&'a CpuRopeTable>,
+    layer: usize,
+}
+
+impl HeadsCall<'_> {
+    /// Head `index` of a row of `[Q | K | V]`. Each is one call's.
+    fn finish(&self, row: usize, index: usize, head: &mut [f32]) {
+        let Self { isa, batch, kv, pool, shape, rope, layer } = *self;
+        if let Some(rope) = rope
+            && index < shape.num_heads + shape.num_kv_heads
+        {
+            rope.apply(isa, head, batch.positions[row] as usize);
+        }
+        let Some(kv_head) = index.checked_sub(shape.num_heads) else { return };
+        let (value, kv_head) = (kv_head >= shape.num_kv_heads, kv_head % shape.num_kv_heads);
+        let KvLayout { head_dim, block_size, dtype, .. } = kv.layout;
+        let head_bytes = head_dim * dtype.size_bytes();
+        let slot = batch.slots[row] as usize;
+        let block = slot / block_size * kv.layout.block_bytes();
+        let at = block + kv.head_offset(layer, value, kv_head) + slot % block_size * head_bytes;
+        // SAFETY: `begin` checked the slot, `check_shape` layer and heads; two rows never share a slot.
+        let to = unsafe { std::slice::from_raw_parts_mut(pool.get().add(at), head_bytes) };
+        elementwise::narrow(isa, head, dtype, to);
+    }
+}
+
+/// Norms a head in place.
+fn norm_head(isa: Isa, norm: NormParams<'_>, head: &mut [f32]) {
+    let mut head_in = [0.0; attention::MAX_HEAD_DIM];
+    let head_in = &mut head_in[..head.len()];
+    head_in.copy_from_slice(head);
+    norm.apply(isa, head_in, head);
+}
+
 fn norm_params<'a>(norm: &'a Norm<CpuVector>, cols: usize) -> NormParams<'a> {
     let (weight, bias) = (norm.weight.as_slice(), norm.bias.as_ref().map(CpuVector::as_slice));
     assert!(weight.len() == cols && bias.is_none_or(|bias| bias.len() == cols), "a norm does not fit {cols} columns");
@@ -182,7 +256,16 @@ impl Backend for CpuBackend {
     type ExpertsWorkspace = CpuExpertsWorkspace;
 
     fn matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<CpuMatrix, StartError> {
-        CpuMatrix::pack(parts, dtype, self.on())
+        CpuMatrix::pack(parts, dtype, ColumnOrder::Plain, self.on())
+    }
+
+    fn gate_up_matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<CpuMatrix, StartError> {
+        CpuMatrix::pack(parts, dtype, ColumnOrder::GateUp, self.on())
+    }
+
+    fn random_gate_up_matrix(&self, n: usize, k: usize, dtype: DType, seed: u64) -> Result<CpuMatrix, StartError> {
+        let mut matrices = CpuMatrix::random((1, n, k), dtype, ColumnOrder::GateUp, seed, self.on())?;
+        Ok(matrices.remove(0))
     }
 
     fn random_matrix(&self, n: usize, k: usize, dtype: DType, seed: u64) -> Result<CpuMatrix, StartError> {
@@ -191,7 +274,7 @@ impl Backend for CpuBackend {
     }
 
     fn matrices(&self, count: usize, parts: &[HostTensor<'_>], dtype: DType) -> Result<Vec<CpuMatrix>, StartError> {
-        CpuMatrix::pack_several(count, parts, dtype, self.on())
+        CpuMatrix::pack_several(count, parts, dtype, ColumnOrder::Plain, self.on())
     }
 
     fn random_matrices(
@@ -202,7 +285,7 @@ impl Backend for CpuBackend {
         dtype: DType,
         seed: u64,
     ) -> Result<Vec<CpuMatrix>, StartError> {
-        CpuMatrix::random((count, n, k), dtype, seed, self.on())
+        CpuMatrix::random((count, n, k), dtype, ColumnOrder::Plain, seed, self.on())
     }
 
     fn vector(&self, parts: &[HostTensor<'_>]) -> Result<CpuVector, StartError> {
@@ -210,8 +293,15 @@ impl Backend for CpuBackend {
         Ok(CpuVector(parts.iter().flat_map(HostTensor::elements).collect()))
     }
 
-    fn tensor(&self, max_rows: usize, cols: usize, _: TensorRole) -> Result<CpuTensor, StartError> {
-        let data = self.arena.zeroed(max_rows.saturating_mul(cols), "activations")?;
+    fn tensor(&self, max_rows: usize, cols: usize, role: TensorRole) -> Result<CpuTensor, StartError> {
+        let numbers = |rows: usize| self.arena.zeroed(rows.saturating_mul(cols), "activations");
+        let (data, max_rows) = match role {
+            TensorRole::Residual | TensorRole::Activation => (Values::F32(numbers(max_rows)?), max_rows),
+            TensorRole::Operand(dtype) => {
+                (Values::Operand(Operand::new(&self.arena, self.isa, max_rows, cols, dtype)?), max_rows)
+            }
+            TensorRole::Unfused => (Values::F32(numbers(0)?), 0),
+        };
         Ok(CpuTensor { data, max_rows, cols })
     }
 
@@ -285,7 +375,8 @@ impl Backend for CpuBackend {
     fn norm(&mut self, x: &CpuTensor, norm: &Norm<CpuVector>, out: &mut CpuTensor) {
         assert_eq!(x.cols, out.cols, "a norm's output width");
         let (norm, x, cols) = (norm_params(norm, x.cols), x.rows(self.num_rows()), x.cols);
-        self.for_rows(out, |row, out| norm.apply(self.isa, &x[row * cols..][..cols], out));
+        let isa = self.isa;
+        self.for_new_rows(out, |row, out| norm.apply(isa, &x[row * cols..][..cols], out));
     }
 
     fn add_norm(&mut self, x: &mut CpuTensor, delta: &CpuTensor, norm: &Norm<CpuVector>, out: &mut CpuTensor) {
@@ -293,11 +384,12 @@ impl Backend for CpuBackend {
         let (norm, rows, cols) = (norm_params(norm, x.cols), self.num_rows(), x.cols);
         let delta = delta.rows(rows);
         let x = Shared::new(x.rows_mut(rows).as_mut_ptr());
-        self.for_rows(out, |row, out| {
+        let isa = self.isa;
+        self.for_new_rows(out, |row, out| {
             // SAFETY: `x` has this row, and only this task touches it.
             let x = unsafe { std::slice::from_raw_parts_mut(x.get().add(row * cols), cols) };
-            elementwise::add(self.isa, x, &delta[row * cols..][..cols]);
-            norm.apply(self.isa, x, out);
+            elementwise::add(isa, x, &delta[row * cols..][..cols]);
+            norm.apply(isa, x, out);
         });
     }
 
@@ -310,8 +402,84 @@ impl Backend for CpuBackend {
     fn linear(&mut self, x: &CpuTensor, w: &CpuMatrix, bias: Option<&CpuVector>, out: &mut CpuTensor) {
         assert!(x.cols == w.k && out.cols == w.n, "a linear layer's widths");
         let rows = self.num_rows();
-        let layer = Linear { x: x.rows(rows), rows, w, bias: bias.map(CpuVector::as_slice) };
-        gemm::linear(self.isa, &self.team, &mut self.products, layer, out.rows_mut(rows));
+        self.product(x, w, bias, Sink::Store(out.rows_mut(rows)));
+    }
+
+    fn qkv_linear(
+        &mut self,
+        x: &CpuTensor,
+        w: &CpuMatrix,
+        bias: Option<&CpuVector>,
+        heads: &Heads<'_, Self>,
+        qkv: &mut CpuTensor,
+    ) {
+        let Heads { shape, norms, rope, layer } = *heads;
+        let head_dim = shape.head_dim;
+        if !head_dim.is_multiple_of(simd::LANES) {
+            // A head ends within a panel.
+            self.linear(x, w, bias, qkv);
+            if let Some((q, k)) = norms {
+                self.qk_norm(qkv, shape, q, k);
+            }
+            return self.rope_and_write_kv(qkv, shape, rope, layer);
+        }
+        assert!(x.cols == w.k && qkv.cols == w.n, "a linear layer's widths");
+        let (isa, rows, cols) = (self.isa, self.num_rows(), qkv.cols);
+        let norms = norms.map(|(q, k)| (norm_params(q, head_dim), norm_params(k, head_dim)));
+        let kv = self.kv.as_mut().expect("the KV pools are allocated before they are used");
+        let pool = Shared::new(kv.device.as_mut_ptr());
+        let kv = &*kv;
+        check_shape(kv, shape, layer, cols);
+        let call = HeadsCall { isa, batch: &self.batch, kv, pool, shape, rope, layer };
+        let out = qkv.rows_mut(rows);
+        let at = Shared::new(out.as_mut_ptr());
+        let finish = |rows: Range<usize>, columns: Range<usize>| {
+            for row in rows {
+                // SAFETY: the product gives each element to one call of this, and writes it no more.
+                let part =
+                    unsafe { std::slice::from_raw_parts_mut(at.get().add(row * cols + columns.start), columns.len()) };
+                for (i, head) in part.chunks_exact_mut(head_dim).enumerate() {
+                    let index = columns.start / head_dim + i;
+                    if let Some((q, k)) = norms
+                        && index < shape.num_heads + shape.num_kv_heads
+                    {
+                        norm_head(isa, if index < shape.num_heads { q } else { k }, head);
+                    }
+                    call.finish(row, index, head);
+                }
+            }
+        };
+        let layer = Linear { x: x.source(rows), rows, w, bias: bias.map(CpuVector::as_slice) };
+        let sink = Sink::Finish { out, per_call: head_dim, finish: &finish };
+        gemm::linear(isa, &self.team, &mut self.products, layer, sink);
+    }
+
+    fn gated_linear(
+        &mut self,
+        x: &CpuTensor,
+        w: &CpuMatrix,
+        bias: Option<&CpuVector>,
+        kind: Activation,
+        _: &mut CpuTensor,
+        out: &mut CpuTensor,
+    ) {
+        assert!(x.cols == w.k && 2 * out.cols == w.n, "a gated layer's widths");
+        let Values::Operand(out) = &mut out.data else { panic!("a gated product's output is an operand") };
+        self.product(x, w, bias, Sink::Gated { kind, out });
+    }
+
+    fn residual_linear(
+        &mut self,
+        x: &CpuTensor,
+        w: &CpuMatrix,
+        bias: Option<&CpuVector>,
+        stream: &mut CpuTensor,
+        _: &mut CpuTensor,
+    ) -> bool {
+        assert!(x.cols == w.k && stream.cols == w.n, "a linear layer's widths");
+        let rows = self.num_rows();
+        self.product(x, w, bias, Sink::Add(stream.rows_mut(rows)));
+        false
     }
 
     fn qk_norm(&mut self, qkv: &mut CpuTensor, shape: &AttentionShape, q: &Norm<CpuVector>, k: &Norm<CpuVector>) {
@@ -319,13 +487,9 @@ impl Backend for CpuBackend {
         let head_dim = shape.head_dim;
         let (q, k) = (norm_params(q, head_dim), norm_params(k, head_dim));
         self.for_rows(qkv, |_, row| {
-            let mut head_in = [0.0; attention::MAX_HEAD_DIM];
-            let head_in = &mut head_in[..head_dim];
             let heads = row.chunks_exact_mut(head_dim).take(shape.num_heads + shape.num_kv_heads);
             for (index, head) in heads.enumerate() {
-                head_in.copy_from_slice(head);
-                let norm = if index < shape.num_heads { q } else { k };
-                norm.apply(self.isa, head_in, head);
+                norm_head(self.isa, if index < shape.num_heads { q } else { k }, head);
             }
         });
     }
@@ -342,23 +506,9 @@ impl Backend for CpuBackend {
         let pool = Shared::new(kv.device.as_mut_ptr());
         let kv = &*kv;
         check_shape(kv, shape, layer, qkv.cols);
-        let KvLayout { head_dim, block_size, dtype, .. } = kv.layout;
-        let head_bytes = head_dim * dtype.size_bytes();
+        let call = HeadsCall { isa, batch, kv, pool, shape, rope, layer };
         for_rows(&self.team, qkv.cols, qkv.rows_mut(batch.num_rows()), |row, heads| {
-            let position = batch.positions[row] as usize;
-            if let Some(rope) = rope {
-                let turned = heads.chunks_exact_mut(head_dim).take(shape.num_heads + shape.num_kv_heads);
-                turned.for_each(|head| rope.apply(isa, head, position));
-            }
-            let slot = batch.slots[row] as usize;
-            let block = slot / block_size * kv.layout.block_bytes();
-            for (index, head) in heads.chunks_exact(head_dim).skip(shape.num_heads).enumerate() {
-                let (value, kv_head) = (index >= shape.num_kv_heads, index % shape.num_kv_heads);
-                let at = block + kv.head_offset(layer, value, kv_head) + slot % block_size * head_bytes;
-                // SAFETY: `begin` checked the slot, `check_shape` layer and heads; two rows never share a slot.
-                let to = unsafe { std::slice::from_raw_parts_mut(pool.get().add(at), head_bytes) };
-                elementwise::narrow(isa, head, dtype, to);
-            }
+            heads.chunks_exact_mut(shape.head_dim).enumerate().for_each(|(index, head)| call.finish(row, index, head));
         });
     }
 
@@ -418,8 +568,8 @@ impl Backend for CpuBackend {
         assert_eq!(x.cols, w.k, "the vocabulary product's width");
         self.vocab_size = w.n;
         self.logits.resize(num_rows * w.n, 0.0);
-        let layer = Linear { x: x.rows(num_rows), rows: num_rows, w, bias: bias.map(CpuVector::as_slice) };
-        gemm::linear(self.isa, &self.team, &mut self.products, layer, &mut self.logits);
+        let layer = Linear { x: x.source(num_rows), rows: num_rows, w, bias: bias.map(CpuVector::as_slice) };
+        gemm::linear(self.isa, &self.team, &mut self.products, layer, Sink::Store(&mut self.logits));
     }
 
     fn cap_logits(&mut self, cap: f32) {

@@ -6,7 +6,7 @@
 //!   one AMX tile. `k` is padded to a multiple of 32.
 //! - float16 and float32: `[n / 16][k][16]`.
 //!
-//! `n` is padded to a multiple of 16; padding is zero. See [`CpuMatrix::panel_bytes`] for the gap between panels.
+//! `n` is padded to a multiple of 16 (of a gated MLP's matrix each half is); padding is zero. See [`CpuMatrix::panel_bytes`] for the gap between panels.
 
 use super::memory::{Arena, Buffer, Shared};
 use super::simd::{LANES, bf16_bits};
@@ -22,10 +22,21 @@ pub struct CpuMatrix {
     /// Inner dimension.
     pub(super) k: usize,
     pub(super) dtype: DType,
+    pub(super) order: ColumnOrder,
     /// The first panel.
     panels: Shared<u8>,
     /// What `panels` points into; other matrices may lie there too.
     _buffer: Arc<Buffer<u8>>,
+}
+
+/// Which columns a panel holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum ColumnOrder {
+    /// 16 after the other.
+    Plain,
+    /// Panels of the first and of the second half of the columns in turn, so that gate and up of the same columns are
+    /// side by side.
+    GateUp,
 }
 
 /// Where matrices are made, and by whom.
@@ -42,8 +53,13 @@ const PAGE_BYTES: usize = 4096;
 
 impl CpuMatrix {
     /// Packs the rows of `parts`, one after the other, in parallel.
-    pub(super) fn pack(parts: &[HostTensor<'_>], dtype: DType, on: On<'_>) -> Result<Self, StartError> {
-        let mut matrices = Self::pack_several(1, parts, dtype, on)?;
+    pub(super) fn pack(
+        parts: &[HostTensor<'_>],
+        dtype: DType,
+        order: ColumnOrder,
+        on: On<'_>,
+    ) -> Result<Self, StartError> {
+        let mut matrices = Self::pack_several(1, parts, dtype, order, on)?;
         Ok(matrices.remove(0))
     }
 
@@ -53,12 +69,13 @@ impl CpuMatrix {
         count: usize,
         parts: &[HostTensor<'_>],
         dtype: DType,
+        order: ColumnOrder,
         on: On<'_>,
     ) -> Result<Vec<Self>, StartError> {
         let (rows, k) = matrix_shape(parts)?;
         assert!(count > 0 && rows.is_multiple_of(count), "{rows} rows of {count} matrices");
         let n = rows / count;
-        Self::from_rows((count, n, k), dtype, on, |matrix, row, lane, panel| {
+        Self::from_rows((count, n, k), dtype, order, on, |matrix, row, lane, panel| {
             let (part, row) = find_row(parts, matrix * n + row);
             let row_bytes = k * part.dtype.size_bytes();
             pack_row(&part.bytes[row * row_bytes..][..row_bytes], part.dtype, dtype, lane, panel);
@@ -69,13 +86,14 @@ impl CpuMatrix {
     pub(super) fn random(
         shape: (usize, usize, usize),
         dtype: DType,
+        order: ColumnOrder,
         seed: u64,
         on: On<'_>,
     ) -> Result<Vec<Self>, StartError> {
         // Half the width of a uniform distribution of standard deviation 0.02.
         const BOUND: f32 = 0.034_641_016;
         let (_, n, k) = shape;
-        Self::from_rows(shape, dtype, on, |matrix, row, lane, panel| {
+        Self::from_rows(shape, dtype, order, on, |matrix, row, lane, panel| {
             let mut state = mix(seed ^ mix((matrix * n + row) as u64));
             let value = |_| {
                 state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -90,10 +108,11 @@ impl CpuMatrix {
     fn from_rows(
         (count, n, k): (usize, usize, usize),
         dtype: DType,
+        order: ColumnOrder,
         on: On<'_>,
         pack: impl Fn(usize, usize, usize, &mut [u8]) + Sync,
     ) -> Result<Vec<Self>, StartError> {
-        let (num_panels, panel_bytes) = (n.div_ceil(LANES), panel_bytes(k, dtype));
+        let (num_panels, panel_bytes) = (num_panels(n, order), panel_bytes(k, dtype));
         let stride = (num_panels * panel_bytes).next_multiple_of(PAGE_BYTES);
         let mut buffer = on.arena.zeroed::<u8>(count * stride, "a weight matrix")?;
         let data = Shared::new(buffer.as_mut_ptr());
@@ -103,14 +122,15 @@ impl CpuMatrix {
             let panel_data = unsafe {
                 std::slice::from_raw_parts_mut(data.get().add(index * stride + panel * panel_bytes), panel_bytes)
             };
-            for lane in 0..LANES.min(n - panel * LANES) {
-                pack(index, panel * LANES + lane, lane, panel_data);
+            let (first, width) = columns(n, order, panel);
+            for lane in 0..width {
+                pack(index, first + lane, lane, panel_data);
             }
         });
         let buffer = Arc::new(buffer);
         let matrix = |index| {
             let panels = Shared::new(data.get().wrapping_add(index * stride));
-            Self { n, k, dtype, panels, _buffer: buffer.clone() }
+            Self { n, k, dtype, order, panels, _buffer: buffer.clone() }
         };
         Ok((0..count).map(matrix).collect())
     }
@@ -127,7 +147,12 @@ impl CpuMatrix {
     }
 
     pub(super) fn num_panels(&self) -> usize {
-        self.n.div_ceil(LANES)
+        num_panels(self.n, self.order)
+    }
+
+    /// The first of a panel's columns, and how many it has.
+    pub(super) fn columns(&self, panel: usize) -> (usize, usize) {
+        columns(self.n, self.order, panel)
     }
 
     /// Steps of the inner loop: pairs for bfloat16, single elements else.
@@ -148,6 +173,7 @@ impl CpuMatrix {
     /// Row `row` of the matrix as it was before packing, in float32: `out: [k]`. Passes each element to `write`.
     pub(super) fn read_row(&self, row: usize, mut write: impl FnMut(usize, f32)) {
         assert!(row < self.n, "row {row} of a matrix of {} rows", self.n);
+        assert!(self.order == ColumnOrder::Plain, "a table of rows");
         let (panel, lane) = (row / LANES, row % LANES);
         let panel = &self.as_slice()[panel * self.panel_bytes()..][..self.panel_bytes()];
         let (rows, k) = (panel.chunks_exact(self.step_bytes()).take(self.steps()), self.k);
@@ -179,7 +205,27 @@ fn get_u32(row: &[u8], lane: usize) -> u32 {
     u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
 }
 
-fn steps(k: usize, dtype: DType) -> usize {
+fn num_panels(n: usize, order: ColumnOrder) -> usize {
+    match order {
+        ColumnOrder::Plain => n.div_ceil(LANES),
+        ColumnOrder::GateUp => 2 * (n / 2).div_ceil(LANES),
+    }
+}
+
+/// The first of a panel's columns, and how many it has.
+#[inline(always)]
+fn columns(n: usize, order: ColumnOrder, panel: usize) -> (usize, usize) {
+    match order {
+        ColumnOrder::Plain => (panel * LANES, LANES.min(n - panel * LANES)),
+        ColumnOrder::GateUp => {
+            let (half, first) = (n / 2, panel / 2 * LANES);
+            (panel % 2 * half + first, LANES.min(half - first))
+        }
+    }
+}
+
+/// Steps of the inner loop over `k`.
+pub(super) fn steps(k: usize, dtype: DType) -> usize {
     match dtype {
         DType::BF16 => k.next_multiple_of(BF16_K_BLOCK) / 2,
         DType::F16 | DType::F32 => k,

@@ -1,12 +1,21 @@
 //! What the backend's operations work on.
 
+use super::gemm::{Operand, Source};
 use super::memory::Buffer;
 
-/// Activations `[max_rows, cols]`, row-major, float32.
+/// Activations `[max_rows, cols]`.
 pub struct CpuTensor {
-    pub(super) data: Buffer<f32>,
+    pub(super) data: Values,
     pub(super) max_rows: usize,
     pub(super) cols: usize,
+}
+
+/// How activations lie in memory.
+pub(super) enum Values {
+    /// Row-major.
+    F32(Buffer<f32>),
+    /// As products read them.
+    Operand(Operand),
 }
 
 /// A small float32 vector.
@@ -19,12 +28,26 @@ impl CpuTensor {
 
     /// `[max_rows * cols]`
     pub fn as_slice(&self) -> &[f32] {
-        self.data.as_slice()
+        match &self.data {
+            Values::F32(data) => data.as_slice(),
+            Values::Operand(_) => panic!("only products read this tensor"),
+        }
     }
 
     /// `[max_rows * cols]`
     pub fn as_mut_slice(&mut self) -> &mut [f32] {
-        self.data.as_mut_slice()
+        match &mut self.data {
+            Values::F32(data) => data.as_mut_slice(),
+            Values::Operand(_) => panic!("only norms and gated products write this tensor"),
+        }
+    }
+
+    /// The left side of a product.
+    pub(super) fn source(&self, rows: usize) -> Source<'_> {
+        match &self.data {
+            Values::F32(_) => Source::Rows(self.rows(rows)),
+            Values::Operand(operand) => Source::Operand(operand),
+        }
     }
 
     pub(super) fn rows(&self, rows: usize) -> &[f32] {

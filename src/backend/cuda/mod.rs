@@ -306,7 +306,7 @@ impl Backend for CudaBackend {
     fn tensor(&self, max_rows: usize, cols: usize, role: TensorRole) -> Result<CudaTensor, StartError> {
         let dtype = match role {
             TensorRole::Residual => DType::F32,
-            TensorRole::Activation => self.options.dtype,
+            TensorRole::Activation | TensorRole::Operand(_) | TensorRole::Unfused => self.options.dtype,
         };
         let buffer = DeviceBuffer::new(&self.device, max_rows * cols * dtype.size_bytes())?;
         Ok(CudaTensor { buffer, max_rows, cols, dtype })

@@ -13,7 +13,7 @@
 use super::super::isa::{Isa, Kernel};
 use super::super::pack::BF16_K_BLOCK;
 use super::super::simd::{LANES, Simd};
-use super::kernel::Panels;
+use super::kernel::{Panels, Part};
 use std::arch::asm;
 use std::ops::Range;
 
@@ -118,28 +118,44 @@ pub(in super::super) unsafe fn run_from_registers(runs: usize) {
     }
 }
 
-/// Rows from which on [`run_blocked`] is faster.
-pub(super) const BLOCKED_FROM_ROWS: usize = 2 * BLOCK_ROWS + 1;
-/// Rows and panels of one call of [`run_blocked`] at most.
-pub(super) const MAX_BLOCKED_ROWS: usize = 512;
-pub(super) const MAX_BLOCKED_PANELS: usize = 16;
-/// Floats of scratch memory that [`run_blocked`] needs.
-pub(super) const BLOCKED_SCRATCH_LEN: usize = MAX_BLOCKED_ROWS * MAX_BLOCKED_PANELS * LANES;
+/// Rows and panels of a part at most.
+pub(super) const MAX_ROWS: usize = 512;
+pub(super) const MAX_PANELS: usize = 16;
+/// Floats of scratch memory that [`run`] needs.
+pub(super) const SCRATCH_LEN: usize = MAX_ROWS * MAX_PANELS * LANES;
 /// Rows of two tiles.
-pub(super) const BLOCK_ROWS: usize = 2 * LANES;
+const BLOCK_ROWS: usize = 2 * LANES;
 /// Steps of a block of the inner dimension: 16 panels of it stay in the second-level cache.
 const BLOCK_STEPS: usize = 64;
 
-/// Computes the columns of `panels` for `rows`, with the results of unfinished chains in `scratch`.
+/// Computes a part of a product.
 ///
 /// # Safety
-/// AMX is available; the weights are bfloat16; the panels exist; the input has room for whole blocks of rows;
-/// `rows` and `panels` are within the maxima above, and `scratch` has [`BLOCKED_SCRATCH_LEN`] floats, 64-byte-aligned.
-pub(super) unsafe fn run_blocked(product: &Panels<'_>, rows: Range<usize>, panels: Range<usize>, scratch: *mut f32) {
-    let steps = product.w.steps() / (BF16_K_BLOCK / 2);
+/// AMX is available; the weights are bfloat16; the panels exist; the input has room for whole blocks of rows; the
+/// target is the caller's; `scratch` has [`SCRATCH_LEN`] floats, 64-byte-aligned, and the part is within the maxima
+/// above.
+pub(super) unsafe fn run(part: &Part<'_>, scratch: *mut f32) {
+    let steps = part.product.w.steps() / (BF16_K_BLOCK / 2);
+    // SAFETY: the caller's.
+    unsafe {
+        if steps > BLOCK_STEPS && part.rows.len() > 2 * BLOCK_ROWS {
+            run_blocked(part, steps, scratch);
+        } else {
+            run_whole(part, steps);
+        }
+    }
+}
+
+/// [`run`] with the results of unfinished chains in `scratch`.
+///
+/// # Safety
+/// As for [`run`].
+unsafe fn run_blocked(part: &Part<'_>, steps: usize, scratch: *mut f32) {
+    let (rows, panels) = (&part.rows, &part.panels);
+    assert!(rows.len() <= MAX_ROWS && panels.len() <= MAX_PANELS);
     let num_pairs = panels.len().div_ceil(2);
     let blocks = |row: usize, pair: usize| {
-        let block = Block { product, row, rows: BLOCK_ROWS.min(rows.end - row), panel: panels.start + 2 * pair };
+        let block = Block { part, row, rows: BLOCK_ROWS.min(rows.end - row), panel: panels.start + 2 * pair };
         let results = (row - rows.start) / BLOCK_ROWS * num_pairs + pair;
         // SAFETY: as many blocks of four tiles as `scratch` has room for.
         (block, (panels.len() - 2 * pair).min(2), unsafe { scratch.add(results * 4 * TILE_LEN) })
@@ -149,22 +165,19 @@ pub(super) unsafe fn run_blocked(product: &Panels<'_>, rows: Range<usize>, panel
         let _tiles = Tiles::configure(LANES, LANES);
         for first_step in (0..steps).step_by(BLOCK_STEPS) {
             let next_step = first_step + BLOCK_STEPS;
-            let mut next_weights = NextTiles::weights(product, panels.start, next_step);
+            let mut next_weights = NextTiles::weights(part.product, panels.start, next_step);
             for row in rows.clone().step_by(BLOCK_ROWS) {
                 let next_row = row + BLOCK_ROWS;
                 let next = if next_row < rows.end { (next_row, first_step) } else { (rows.start, next_step) };
-                let mut next_x = NextTiles::input(product, next.0, next.1);
+                let mut next_x = NextTiles::input(part.product, next.0, next.1);
                 for pair in 0..num_pairs {
                     let (block, num_panels, results) = blocks(row, pair);
                     let ahead = [next_x.advance(), next_weights.advance()];
                     block.two_by(num_panels, first_step..steps.min(next_step), results, ahead);
+                    if next_step >= steps {
+                        block.write_two_by(num_panels, results);
+                    }
                 }
-            }
-        }
-        for row in rows.clone().step_by(BLOCK_ROWS) {
-            for pair in 0..num_pairs {
-                let (block, num_panels, results) = blocks(row, pair);
-                block.write_two_by(num_panels, results);
             }
         }
     }
@@ -207,31 +220,37 @@ impl NextTiles {
     }
 }
 
-/// Computes the columns of `panels` for all rows.
+/// [`run`] where each chain is computed at once.
 ///
 /// # Safety
-/// AMX is available; the weights are bfloat16; the panels exist.
-pub(super) unsafe fn run(product: &Panels<'_>, panels: Range<usize>) {
-    let steps = product.w.steps() / (BF16_K_BLOCK / 2);
+/// As for [`run`], but for the maxima and `scratch`.
+unsafe fn run_whole(part: &Part<'_>, steps: usize) {
     let mut results = Results([0.0; 4 * TILE_LEN]);
-    let results = results.0.as_mut_ptr();
-    let mut row = 0;
-    while row < product.rows {
-        let rows = (product.rows - row).min(2 * LANES);
+    let (results, panels) = (results.0.as_mut_ptr(), &part.panels);
+    let panel_bytes = part.product.w.panel_bytes();
+    let mut row = part.rows.start;
+    while row < part.rows.end {
+        let rows = (part.rows.end - row).min(BLOCK_ROWS);
         // SAFETY: the caller's; rows and panels exist.
         unsafe {
             if rows > LANES {
                 let _tiles = Tiles::configure(LANES, rows - LANES);
+                let mut next_x = NextTiles::input(part.product, row + BLOCK_ROWS, 0);
                 for panel in panels.clone().step_by(2) {
-                    let (block, num_panels) = (Block { product, row, rows, panel }, (panels.end - panel).min(2));
-                    let next = block.weights(2, 3, 0);
-                    block.two_by(num_panels, 0..steps, results, [next, next.wrapping_add(product.w.panel_bytes())]);
+                    let (block, num_panels) = (Block { part, row, rows, panel }, (panels.end - panel).min(2));
+                    // The weights come from memory for the first rows, and for the others from the cache.
+                    let next = block.first_weights().wrapping_add(2 * panel_bytes);
+                    let ahead = match row == part.rows.start {
+                        true => [next, next.wrapping_add(panel_bytes)],
+                        false => [next_x.advance(), next_x.advance()],
+                    };
+                    block.two_by(num_panels, 0..steps, results, ahead);
                     block.write_two_by(num_panels, results);
                 }
             } else {
                 let _tiles = Tiles::configure(rows, 0);
                 for panel in panels.clone().step_by(4) {
-                    let block = Block { product, row, rows, panel };
+                    let block = Block { part, row, rows, panel };
                     block.one_by((panels.end - panel).min(4), steps, results);
                 }
             }
@@ -246,7 +265,7 @@ struct Results([f32; 4 * TILE_LEN]);
 
 /// Rows `row .. row + rows` of the columns that begin with `panel`.
 struct Block<'a> {
-    product: &'a Panels<'a>,
+    part: &'a Part<'a>,
     row: usize,
     rows: usize,
     panel: usize,
@@ -287,17 +306,22 @@ macro_rules! tile_loop {
 impl Block<'_> {
     /// The first tile of input from `step` on, and the bytes from tile to tile.
     fn x(&self, step: usize) -> (*const u32, usize) {
-        let Panels { x, layout, .. } = *self.product;
+        let Panels { x, layout, .. } = *self.part.product;
         // SAFETY: row and step exist.
         (unsafe { x.add(self.row / LANES * layout.tile + step * layout.chunk) }, 4 * layout.chunk)
     }
 
     /// Weights of panel `p` of the block from `step` on. Panels past the last one repeat it; their results are
     /// dropped.
-    fn weights(&self, p: usize, num_panels: usize, step: usize) -> *const u8 {
-        let w = self.product.w;
+    unsafe fn weights(&self, p: usize, num_panels: usize, step: usize) -> *const u8 {
+        let w = self.part.product.w;
         // SAFETY: panel and step exist.
         unsafe { w.as_ptr().add((self.panel + p.min(num_panels - 1)) * w.panel_bytes() + step * TILE_BYTES) }
+    }
+
+    fn first_weights(&self) -> *const u8 {
+        // SAFETY: the block's first panel exists.
+        unsafe { self.weights(0, 1, 0) }
     }
 
     /// Two tiles of rows by up to two panels. Results are left at `results`; unless `steps` begins at 0, they go on
@@ -329,7 +353,7 @@ impl Block<'_> {
                 "add {ahead0}, 256",
                 "add {ahead1}, 256";
                 x = inout(reg) x => _,
-                x1 = inout(reg) x.add(self.product.layout.tile) => _,
+                x1 = inout(reg) x.add(self.part.product.layout.tile) => _,
                 w0 = inout(reg) self.weights(0, num_panels, steps.start) => _,
                 w1 = inout(reg) self.weights(1, num_panels, steps.start) => _,
                 ahead0 = inout(reg) ahead[0] => _,
@@ -453,12 +477,12 @@ impl Block<'_> {
 
     /// Adds the bias and writes `rows` rows of a tile of results to the output.
     unsafe fn write(&self, results: *const f32, row: usize, rows: usize, panel: usize) {
-        Isa::Amx.run(WriteTile { product: self.product, results, row, rows, panel });
+        Isa::Amx.run(WriteTile { part: self.part, results, row, rows, panel });
     }
 }
 
 struct WriteTile<'a> {
-    product: &'a Panels<'a>,
+    part: &'a Part<'a>,
     results: *const f32,
     row: usize,
     rows: usize,
@@ -473,7 +497,7 @@ impl Kernel for WriteTile<'_> {
         for i in 0..self.rows {
             // SAFETY: a tile has 16 rows of 16 results; the rows and the panel exist.
             unsafe {
-                self.product.store(simd, self.row + i, self.panel, simd.load(self.results.add(i * LANES)));
+                self.part.store(simd, self.row + i, self.panel, simd.load(self.results.add(i * LANES)));
             }
         }
     }

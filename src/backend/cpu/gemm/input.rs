@@ -1,11 +1,11 @@
 //! The left side of a product: rows rounded to the weights' type, laid out for the kernels.
 
 use super::super::isa::{Isa, Kernel};
-use super::super::memory::{Buffer, Shared};
-use super::super::pack::CpuMatrix;
+use super::super::memory::{Arena, Buffer, Shared};
+use super::super::pack::{CpuMatrix, steps};
 use super::super::simd::{LANES, Simd, bf16_bits};
 use super::super::team::Team;
-use super::ALONE_BELOW;
+use super::{ALONE_BELOW, on_tiles};
 use crate::backend::DType;
 use crate::error::StartError;
 
@@ -22,9 +22,25 @@ pub(super) struct Layout {
 }
 
 impl Layout {
+    /// That of a product of `rows` rows of width `k` with weights of `dtype`.
+    pub fn of(isa: Isa, dtype: DType, rows: usize, k: usize) -> Self {
+        let steps = steps(k, dtype);
+        if on_tiles(isa, dtype) { Self::tiles(rows, steps) } else { Self::rows(steps) }
+    }
+
+    /// Words of whole blocks of 32 rows.
+    fn len(&self, rows: usize) -> usize {
+        rows.next_multiple_of(2 * LANES) / LANES * self.tile
+    }
+
+    /// Where a chunk of a row begins.
+    fn at(&self, row: usize, chunk: usize) -> usize {
+        row / LANES * self.tile + row % LANES * self.row + chunk * self.chunk
+    }
+
     /// Row after row, an odd number of cache lines apart, so that the rows of a register tile do not fall into the
     /// same cache set.
-    pub fn rows(steps: usize) -> Self {
+    fn rows(steps: usize) -> Self {
         let lines = steps.div_ceil(LANES);
         let row = (lines + 1 - lines % 2) * LANES;
         Self { chunk: LANES, row, tile: LANES * row }
@@ -32,7 +48,7 @@ impl Layout {
 
     /// AMX tiles of up to 16 rows by 16 words, one after the other along the inner dimension. From 16 rows to the next
     /// it is an odd multiple of 16 KiB, so that the same 16 KiB of all rows spread evenly over the sets of the cache.
-    pub fn tiles(rows: usize, steps: usize) -> Self {
+    fn tiles(rows: usize, steps: usize) -> Self {
         const SPREAD: usize = (16 << 10) / size_of::<u32>();
         let chunk = rows.min(LANES) * LANES;
         let words = chunk * steps.div_ceil(LANES);
@@ -56,7 +72,7 @@ impl Input {
 
     /// Rounds `x: [rows, k]` to the type of `w`. There is room for whole blocks of 32 rows.
     pub fn fill(&mut self, isa: Isa, team: &Team, x: &[f32], rows: usize, w: &CpuMatrix, layout: Layout) {
-        let len = rows.next_multiple_of(2 * LANES) / LANES * layout.tile;
+        let len = layout.len(rows);
         if self.words.len() < len {
             self.words =
                 Buffer::zeroed(len, "the rounded input of a linear layer").unwrap_or_else(|error| panic!("{error}"));
@@ -66,7 +82,7 @@ impl Input {
         let round = |row: usize| {
             let x = &x[row * k..][..k];
             // SAFETY: there is room for `rows` rows of `num_chunks` chunks each; each row is one task's.
-            let out = unsafe { words.get().add(row / LANES * layout.tile + row % LANES * layout.row) };
+            let out = unsafe { words.get().add(layout.at(row, 0)) };
             isa.run(RoundRow { x, dtype, num_chunks, out, chunk: layout.chunk });
         };
         if rows * k < ALONE_BELOW {
@@ -74,6 +90,50 @@ impl Input {
         } else {
             team.for_each(rows, round);
         }
+    }
+}
+
+/// Activations `[rows, k]` that products alone read: rounded to the weights' type and in their layout.
+pub struct Operand {
+    words: Buffer<u32>,
+    max_rows: usize,
+    k: usize,
+    dtype: DType,
+    isa: Isa,
+}
+
+impl Operand {
+    /// For up to `max_rows` rows of width `k`.
+    pub fn new(arena: &Arena, isa: Isa, max_rows: usize, k: usize, dtype: DType) -> Result<Self, StartError> {
+        // Of tiles the longest is that of the most rows; of rows every one is as long.
+        let len = Layout::of(isa, dtype, max_rows, k).len(max_rows);
+        Ok(Self { words: arena.zeroed(len, "activations")?, max_rows, k, dtype, isa })
+    }
+
+    /// The operand is about to hold `rows` rows of width `k`.
+    pub fn reshape(&mut self, rows: usize, k: usize, dtype: DType) {
+        assert!(rows <= self.max_rows && k == self.k && dtype == self.dtype, "an operand of another shape");
+    }
+
+    pub fn words(&self, rows: usize, k: usize, dtype: DType) -> *const u32 {
+        assert!(rows <= self.max_rows && k == self.k && dtype == self.dtype, "an operand of another shape");
+        self.words.as_ptr()
+    }
+
+    /// Writes elements of a row from column `first` on, the first of a chunk; they end with a chunk or with the row.
+    /// `rows` is what the operand holds in all.
+    ///
+    /// # Safety
+    /// The row is below `rows`, and nobody else uses these elements.
+    pub unsafe fn write(&self, isa: Isa, rows: usize, row: usize, first: usize, x: &[f32]) {
+        let per_chunk = LANES * if self.dtype == DType::BF16 { 2 } else { 1 };
+        let layout = Layout::of(self.isa, self.dtype, rows, self.k);
+        let x = &x[..x.len().min(self.k - first)];
+        let num_chunks = x.len().div_ceil(per_chunk);
+        assert!(rows <= self.max_rows && row < rows && first.is_multiple_of(per_chunk), "columns of an operand");
+        // SAFETY: there is room for `rows` rows, and the columns exist.
+        let out = unsafe { self.words.as_ptr().cast_mut().add(layout.at(row, first / per_chunk)) };
+        isa.run(RoundRow { x, dtype: self.dtype, num_chunks, out, chunk: layout.chunk });
     }
 }
 

@@ -11,51 +11,78 @@ use super::input::Layout;
 use crate::backend::DType;
 use std::ops::Range;
 
-/// A product, to be cut by panels of `w`.
+/// A product, to be cut by rows and panels of `w`.
 pub(super) struct Panels<'a> {
     pub w: &'a CpuMatrix,
     pub bias: Option<&'a [f32]>,
     /// `w.steps()` words of each row.
     pub x: *const u32,
     pub layout: Layout,
-    pub rows: usize,
-    /// `[rows, w.n]`
-    pub out: Shared<f32>,
 }
 
-// SAFETY: `x` is only read; members write disjoint columns of `out`.
+// SAFETY: `x` is only read.
 unsafe impl Sync for Panels<'_> {}
 
-impl Panels<'_> {
-    /// Computes the columns of `panels` for all rows.
-    pub fn run(&self, isa: Isa, panels: Range<usize>) {
-        assert!(panels.end <= self.w.num_panels());
-        match self.w.dtype {
+/// Where results go: `[rows, stride]`, from `row` and `panel` of the product on.
+#[derive(Clone, Copy)]
+pub(super) struct Target {
+    pub at: Shared<f32>,
+    pub stride: usize,
+    pub row: usize,
+    pub panel: usize,
+    /// Columns there are, counted from the first of `panel`; a multiple of 16 where the rest may be written too.
+    pub cols: usize,
+    /// Results are added to what is there.
+    pub adds: bool,
+}
+
+/// Rows and panels of a product, and where they go.
+pub(super) struct Part<'a> {
+    pub product: &'a Panels<'a>,
+    pub rows: Range<usize>,
+    pub panels: Range<usize>,
+    pub target: Target,
+}
+
+impl Part<'_> {
+    /// Computes the part. `scratch` is what [`amx::run_blocked`](super::amx::run_blocked) needs.
+    ///
+    /// # Safety
+    /// The target has room for the part, and nobody else uses it; `scratch` has room, and is the caller's alone.
+    pub unsafe fn run(&self, isa: Isa, scratch: *mut f32) {
+        assert!(self.panels.end <= self.product.w.num_panels());
+        match self.product.w.dtype {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the panels exist, and the instruction set was found available when it was chosen.
-            DType::BF16 if isa == Isa::Amx => unsafe { super::amx::run(self, panels) },
-            DType::BF16 => isa.run(Task { product: self, panels, format: Bf16 }),
-            DType::F16 => isa.run(Task { product: self, panels, format: F16 }),
-            DType::F32 => isa.run(Task { product: self, panels, format: F32 }),
+            // SAFETY: the panels exist, the instruction set was found available when it was chosen; the caller's.
+            DType::BF16 if isa == Isa::Amx => unsafe { super::amx::run(self, scratch) },
+            DType::BF16 => isa.run(Task { part: self, format: Bf16 }),
+            DType::F16 => isa.run(Task { part: self, format: F16 }),
+            DType::F32 => isa.run(Task { part: self, format: F32 }),
         }
+        let _ = scratch;
     }
 
     /// Adds the bias and writes 16 columns of a row.
     ///
     /// # Safety
-    /// Row and panel exist.
+    /// Row and panel are the part's; otherwise as for [`Part::run`].
     #[inline(always)]
     pub unsafe fn store<S: Simd>(&self, simd: S, row: usize, panel: usize, acc: S::V) {
-        let n = self.w.n;
-        let first = panel * LANES;
-        let width = LANES.min(n - first);
-        // SAFETY: `out` has `n` columns and this row; the bias `n` elements.
+        let target = &self.target;
+        let first = (panel - target.panel) * LANES;
+        let width = LANES.min(target.cols - first);
+        // SAFETY: the caller's; the bias has an element for each column.
         unsafe {
-            let sum = match self.bias {
-                Some(bias) => simd.add(acc, simd.load_first(bias.as_ptr().add(first), width)),
-                None => acc,
-            };
-            simd.store_first(self.out.get().add(row * n + first), sum, width);
+            let mut sum = acc;
+            if let Some(bias) = self.product.bias {
+                let (column, width) = self.product.w.columns(panel);
+                sum = simd.add(sum, simd.load_first(bias.as_ptr().add(column), width));
+            }
+            let to = target.at.get().add((row - target.row) * target.stride + first);
+            if target.adds {
+                sum = simd.add(simd.load_first(to, width), sum);
+            }
+            simd.store_first(to, sum, width);
         }
     }
 }
@@ -119,8 +146,7 @@ impl Format for F32 {
 }
 
 struct Task<'a, F> {
-    product: &'a Panels<'a>,
-    panels: Range<usize>,
+    part: &'a Part<'a>,
     format: F,
 }
 
@@ -129,12 +155,12 @@ impl<F: Format> Kernel for Task<'_, F> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let mut panel = self.panels.start;
-        let width = if self.product.rows == 1 { S::ROW_PANELS } else { S::TILE_PANELS };
-        while panel < self.panels.end {
-            // SAFETY: the panels exist (`Panels::run`), and rows are taken up to `product.rows`.
+        let Range { start: mut panel, end } = self.part.panels;
+        let width = if self.part.rows.len() == 1 { S::ROW_PANELS } else { S::TILE_PANELS };
+        while panel < end {
+            // SAFETY: the panels exist (`Part::run`), and rows are taken up to the part's last.
             unsafe {
-                if panel + width > self.panels.end {
+                if panel + width > end {
                     self.rows::<S, 1>(simd, panel);
                     panel += 1;
                 } else {
@@ -157,8 +183,7 @@ impl<F: Format> Task<'_, F> {
     /// Panels `panel .. panel + P` exist.
     #[inline(always)]
     unsafe fn rows<S: Simd, const P: usize>(&self, simd: S, panel: usize) {
-        let rows = self.product.rows;
-        let mut row = 0;
+        let Range { start: mut row, end: rows } = self.part.rows;
         while row < rows {
             // SAFETY: the caller's; no tile is taller than the rows that are left.
             unsafe {
@@ -194,7 +219,7 @@ impl<F: Format> Task<'_, F> {
     /// Rows `row .. row + M` and panels `panel .. panel + P` exist.
     #[inline(always)]
     unsafe fn tile<S: Simd, const M: usize, const P: usize>(&self, simd: S, row: usize, panel: usize) {
-        let Panels { w, x, layout, .. } = *self.product;
+        let Panels { w, x, layout, .. } = *self.part.product;
         let (steps, panel_bytes) = (w.steps(), w.panel_bytes());
         let mut acc = [[simd.splat(0.0); P]; M];
         // SAFETY: a panel has `steps` steps of `STEP_BYTES`, a row of the input `steps` words.
@@ -219,7 +244,7 @@ impl<F: Format> Task<'_, F> {
             }
             for (m, acc) in acc.iter().enumerate() {
                 for (p, acc) in acc.iter().enumerate() {
-                    self.product.store(simd, row + m, panel + p, *acc);
+                    self.part.store(simd, row + m, panel + p, *acc);
                 }
             }
         }

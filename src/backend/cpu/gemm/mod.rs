@@ -1,4 +1,5 @@
-//! Matrix products `out = x · wᵀ + bias` over packed weights.
+//! Matrix products `x · wᵀ + bias` over packed weights, and what is done with their results while they are in the
+//! caches.
 //!
 //! Every output element is one chain of multiply-adds over the inner dimension, first to last, in float32. Register
 //! tiles, the cut of the work into tasks and the number of rows only decide which chains run side by side, so a row's
@@ -9,46 +10,66 @@ pub(super) mod amx;
 mod input;
 mod kernel;
 
+use super::elementwise;
 use super::isa::Isa;
-use super::memory::Shared;
-#[cfg(target_arch = "x86_64")]
-use super::memory::{self, Buffer};
-use super::pack::CpuMatrix;
+use super::memory::{Buffer, PerMember, Shared};
+use super::pack::{ColumnOrder, CpuMatrix};
+use super::simd::LANES;
 use super::team::Team;
-use crate::backend::DType;
+use crate::backend::{Activation, DType};
 use crate::error::StartError;
+pub(super) use input::Operand;
 use input::{Input, Layout};
-use kernel::Panels;
+use kernel::{Panels, Part, Target};
+use std::ops::Range;
 
 /// What a product needs besides its operands; it grows, and is used again.
 pub(super) struct Workspace {
     input: Input,
-    /// Each member's unfinished results.
-    #[cfg(target_arch = "x86_64")]
+    /// Of each member: unfinished results on AMX, then the gate and up of some rows.
     scratch: Vec<Buffer<f32>>,
 }
 
 /// Elements below which one member does an operation alone.
 pub(super) const ALONE_BELOW: usize = 1 << 14;
 
+/// Rows of a gated product that are activated at once, and the panels of a task at most.
+const MAX_GATED_ROWS: usize = 256;
+const MAX_PANELS: usize = 16;
+#[cfg(target_arch = "x86_64")]
+const UNFINISHED_LEN: usize = amx::SCRATCH_LEN;
+#[cfg(not(target_arch = "x86_64"))]
+const UNFINISHED_LEN: usize = 0;
+
+/// Floats of scratch memory that each member has at least.
+pub(super) const ROW_LEN: usize = MAX_GATED_ROWS * MAX_PANELS * LANES;
+
 impl Workspace {
     pub fn new(num_members: usize) -> Result<Self, StartError> {
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = num_members;
-        Ok(Self {
-            input: Input::new()?,
-            #[cfg(target_arch = "x86_64")]
-            scratch: (0..num_members)
-                .map(|_| Buffer::zeroed(amx::BLOCKED_SCRATCH_LEN, "unfinished results of a linear layer"))
-                .collect::<Result<_, _>>()?,
-        })
+        let len = UNFINISHED_LEN + ROW_LEN;
+        let scratch = |_| Buffer::zeroed(len, "unfinished results of a linear layer");
+        Ok(Self { input: Input::new()?, scratch: (0..num_members).map(scratch).collect::<Result<_, _>>()? })
     }
 }
 
-/// A linear layer: the operands of [`linear`].
+impl Workspace {
+    /// Scratch memory of [`ROW_LEN`] floats for each member, for use between two products.
+    pub fn scratch(&mut self) -> PerMember<'_> {
+        PerMember::new(&mut self.scratch)
+    }
+}
+
+/// The left side of a product: `[rows, k]`.
+#[derive(Clone, Copy)]
+pub(super) enum Source<'a> {
+    Rows(&'a [f32]),
+    /// Rounded and laid out already.
+    Operand(&'a Operand),
+}
+
+/// A linear layer's operands.
 pub(super) struct Linear<'a> {
-    /// `[rows, k]`
-    pub x: &'a [f32],
+    pub x: Source<'a>,
     pub rows: usize,
     /// `[n, k]`
     pub w: &'a CpuMatrix,
@@ -56,80 +77,207 @@ pub(super) struct Linear<'a> {
     pub bias: Option<&'a [f32]>,
 }
 
-/// `out[row, 0..n] = x[row] · wᵀ + bias`; `out: [rows, n]`.
-pub(super) fn linear(isa: Isa, team: &Team, workspace: &mut Workspace, layer: Linear<'_>, out: &mut [f32]) {
+/// What becomes of the results `[rows, n]`.
+pub(super) enum Sink<'a> {
+    Store(&'a mut [f32]),
+    /// Added to what is there.
+    Add(&'a mut [f32]),
+    /// Stored; then `finish(rows, columns)` is called for parts of `per_call` columns, or a multiple, each once. It may
+    /// write these elements, as long as `rows` and `columns` are what it touches.
+    Finish {
+        out: &'a mut [f32],
+        per_call: usize,
+        finish: &'a (dyn Fn(Range<usize>, Range<usize>) + Sync),
+    },
+    /// `act(gate) * up` of a product with columns in the order [`ColumnOrder::GateUp`]: `[rows, n / 2]`.
+    Gated {
+        kind: Activation,
+        out: &'a mut Operand,
+    },
+}
+
+/// Computes the product and does with it what `sink` says.
+pub(super) fn linear(isa: Isa, team: &Team, workspace: &mut Workspace, layer: Linear<'_>, sink: Sink<'_>) {
     let Linear { x, rows, w, bias } = layer;
-    assert!(x.len() >= rows * w.k && out.len() >= rows * w.n, "a linear layer's tensors are too small");
     assert!(bias.is_none_or(|bias| bias.len() == w.n), "a linear layer's bias does not fit");
     if rows == 0 {
         return;
     }
-    let on_tiles = isa == Isa::Amx && w.dtype == DType::BF16;
-    let layout = if on_tiles { Layout::tiles(rows, w.steps()) } else { Layout::rows(w.steps()) };
-    workspace.input.fill(isa, team, x, rows, w, layout);
-    let panels = Panels { w, bias, x: workspace.input.as_ptr(), layout, rows, out: Shared::new(out.as_mut_ptr()) };
-    #[cfg(target_arch = "x86_64")]
-    if on_tiles && rows >= amx::BLOCKED_FROM_ROWS {
-        return blocked(team, &panels, &mut workspace.scratch);
-    }
-    let per_task = panels_per_task(w, team.num_members());
-    let num_tasks = w.num_panels().div_ceil(per_task);
-    let task = |task: usize| {
-        let first = task * per_task;
-        panels.run(isa, first..(first + per_task).min(w.num_panels()));
+    let layout = Layout::of(isa, w.dtype, rows, w.k);
+    let x = match x {
+        Source::Rows(x) => {
+            assert!(x.len() >= rows * w.k, "a linear layer's input is too small");
+            workspace.input.fill(isa, team, x, rows, w, layout);
+            workspace.input.as_ptr()
+        }
+        Source::Operand(x) => x.words(rows, w.k, w.dtype),
+    };
+    let call = Call { isa, product: Panels { w, bias, x, layout }, rows, sink: Results::new(sink, rows, w) };
+    let scratch = PerMember::new(&mut workspace.scratch);
+    let cut = Cut::new(rows, w, call.sink.panels_together(), team.num_members());
+    let task = |member: usize, task: usize| {
+        // SAFETY: parts do not overlap, and the scratch is the member's.
+        unsafe { call.run(cut.rows(task), cut.panels(task), scratch.of(member)) };
     };
     if rows * w.n * w.k < 4 * ALONE_BELOW {
-        (0..num_tasks).for_each(task);
+        (0..cut.num_tasks()).for_each(|index| task(0, index));
     } else {
-        team.for_each(num_tasks, task);
+        team.for_each_member(cut.num_tasks(), task);
     }
 }
 
-/// Many rows on AMX: tasks are blocks of rows and columns.
-#[cfg(target_arch = "x86_64")]
-fn blocked(team: &Team, product: &Panels<'_>, scratch: &mut [Buffer<f32>]) {
-    let (rows, num_panels) = (product.rows, product.w.num_panels());
-    let scratch = memory::PerMember::new(scratch);
-    let (rows_per_block, panels_per_block) = block_shape(rows, num_panels, team.num_members());
-    let (row_blocks, panel_blocks) = (rows.div_ceil(rows_per_block), num_panels.div_ceil(panels_per_block));
-    team.for_each_member(row_blocks * panel_blocks, |member, task| {
-        let (row, panel) = (task % row_blocks * rows_per_block, task / row_blocks * panels_per_block);
-        let rows = row..rows.min(row + rows_per_block);
-        let panels = panel..num_panels.min(panel + panels_per_block);
-        // SAFETY: the caller has chosen AMX and bfloat16, and `Workspace` has room for blocks of 32 rows; blocks are
-        // cut to the maxima; the scratch is the member's.
-        unsafe { amx::run_blocked(product, rows, panels, scratch.of(member)) };
-    });
+/// [`Sink`], to be shared by the members.
+enum Results<'a> {
+    Direct { out: Shared<f32>, adds: bool },
+    Finish { out: Shared<f32>, per_call: usize, finish: &'a (dyn Fn(Range<usize>, Range<usize>) + Sync) },
+    Gated { kind: Activation, out: &'a Operand },
 }
 
-/// Rows and panels of a task of [`blocked`]: as large as may be, but several for each member.
-#[cfg(target_arch = "x86_64")]
-fn block_shape(rows: usize, num_panels: usize, num_members: usize) -> (usize, usize) {
-    const TASKS_PER_MEMBER: usize = 4;
-    const MIN_ROWS: usize = 4 * amx::BLOCK_ROWS;
-    const MIN_PANELS: usize = 4;
-    let (mut row_blocks, mut panels) = (rows.div_ceil(amx::MAX_BLOCKED_ROWS), amx::MAX_BLOCKED_PANELS);
-    while row_blocks * num_panels.div_ceil(panels) < TASKS_PER_MEMBER * num_members {
-        if rows / (2 * row_blocks) >= MIN_ROWS {
-            row_blocks *= 2;
-        } else if panels > MIN_PANELS {
-            panels /= 2;
-        } else {
-            break;
+impl<'a> Results<'a> {
+    fn new(sink: Sink<'a>, rows: usize, w: &CpuMatrix) -> Self {
+        let checked = |out: &mut [f32]| {
+            assert!(out.len() >= rows * w.n, "a linear layer's output is too small");
+            assert!(w.order == ColumnOrder::Plain, "gate and up are for a gated product");
+            Shared::new(out.as_mut_ptr())
+        };
+        match sink {
+            Sink::Store(out) => Results::Direct { out: checked(out), adds: false },
+            Sink::Add(out) => Results::Direct { out: checked(out), adds: true },
+            Sink::Finish { out, per_call, finish } => {
+                assert!(per_call.is_multiple_of(LANES) && w.n.is_multiple_of(per_call), "columns that end in a panel");
+                Results::Finish { out: checked(out), per_call, finish }
+            }
+            Sink::Gated { kind, out } => {
+                assert!(w.order == ColumnOrder::GateUp, "a gated product's columns are in turn");
+                out.reshape(rows, w.n / 2, w.dtype);
+                Results::Gated { kind, out }
+            }
         }
     }
-    (rows.div_ceil(row_blocks).next_multiple_of(amx::BLOCK_ROWS), panels)
+
+    /// Panels that one task must have together.
+    fn panels_together(&self) -> usize {
+        match self {
+            Results::Direct { .. } => 1,
+            Results::Finish { per_call, .. } => per_call / LANES,
+            // Gate and up of 32 columns, which are whole cache lines of the result.
+            Results::Gated { .. } => 4,
+        }
+    }
 }
 
-/// A task is a run of panels that stays in the second-level cache for all rows, yet small enough for each member to
-/// get several. It takes four panels to read from memory at full speed, as four streams.
-fn panels_per_task(w: &CpuMatrix, num_members: usize) -> usize {
-    const TASK_BYTES: usize = 512 << 10;
-    const TASKS_PER_MEMBER: usize = 4;
-    let by_size = (TASK_BYTES / w.panel_bytes()).max(4);
-    let by_share = w.num_panels() / (num_members * TASKS_PER_MEMBER);
-    match by_size.min(by_share) {
-        ..4 => 2,
-        panels => panels / 4 * 4,
+/// A product under way.
+struct Call<'a> {
+    isa: Isa,
+    product: Panels<'a>,
+    rows: usize,
+    sink: Results<'a>,
+}
+
+impl Call<'_> {
+    /// Computes a part.
+    ///
+    /// # Safety
+    /// Nobody else computes any of it now; `scratch` is the caller's.
+    unsafe fn run(&self, rows: Range<usize>, panels: Range<usize>, scratch: *mut f32) {
+        let n = self.product.w.n;
+        let part = |rows: Range<usize>, target: Target| {
+            let part = Part { product: &self.product, rows, panels: panels.clone(), target };
+            // SAFETY: the target is the whole output, or the rest of the scratch; see `Workspace::new`.
+            unsafe { part.run(self.isa, scratch) };
+        };
+        let whole = |at: Shared<f32>, adds: bool| Target { at, stride: n, row: 0, panel: 0, cols: n, adds };
+        match &self.sink {
+            Results::Direct { out, adds } => part(rows, whole(*out, *adds)),
+            Results::Finish { out, finish, .. } => {
+                part(rows.clone(), whole(*out, false));
+                finish(rows, panels.start * LANES..n.min(panels.end * LANES));
+            }
+            Results::Gated { kind, out } => {
+                let stride = panels.len() * LANES;
+                // SAFETY: the scratch has room behind the unfinished results.
+                let at = Shared::new(unsafe { scratch.add(UNFINISHED_LEN) });
+                for row in rows.clone().step_by(MAX_GATED_ROWS) {
+                    let rows = row..rows.end.min(row + MAX_GATED_ROWS);
+                    part(rows.clone(), Target { at, stride, row, panel: panels.start, cols: stride, adds: false });
+                    for row in rows.clone() {
+                        // SAFETY: written just now.
+                        let gate_up =
+                            unsafe { std::slice::from_raw_parts(at.get().add((row - rows.start) * stride), stride) };
+                        let mut activated = [0.0; MAX_PANELS / 2 * LANES];
+                        let activated = &mut activated[..stride / 2];
+                        elementwise::gated_panels(self.isa, *kind, gate_up, activated);
+                        // SAFETY: these elements are this part's.
+                        unsafe { out.write(self.isa, self.rows, row, panels.start / 2 * LANES, activated) };
+                    }
+                }
+            }
+        }
     }
+}
+
+/// How a product is cut into tasks: by rows and by panels.
+struct Cut {
+    rows: usize,
+    num_panels: usize,
+    rows_per_task: usize,
+    panels_per_task: usize,
+}
+
+impl Cut {
+    /// Rows of a task at least, where they are cut at all.
+    const MIN_ROWS: usize = 128;
+    /// Rows and panels of a task at most: those panels stay in the second-level cache for all rows.
+    const MAX_ROWS: usize = 512;
+    const TASKS_PER_MEMBER: usize = 4;
+    /// Rows up to which weights come from memory as fast as it can give them.
+    const FEW_ROWS: usize = 2 * LANES;
+
+    /// As large as may be, but several tasks for each member; `together` panels are never parted.
+    fn new(rows: usize, w: &CpuMatrix, together: usize, num_members: usize) -> Self {
+        let num_panels = w.num_panels();
+        let together = together.max(if num_panels >= 16 * num_members { 4 } else { 2 });
+        // It takes four panels to read from memory at full speed, as four streams.
+        let (mut row_blocks, mut panels) = (rows.div_ceil(Self::MAX_ROWS), (MAX_PANELS / together).max(1) * together);
+        let wanted = Self::TASKS_PER_MEMBER * num_members;
+        while row_blocks * num_panels.div_ceil(panels) < wanted {
+            if rows / (2 * row_blocks) >= Self::MIN_ROWS {
+                row_blocks *= 2;
+            } else if panels > together {
+                panels = (panels / 2).next_multiple_of(together);
+            } else {
+                break;
+            }
+        }
+        let unit = if rows > Self::FEW_ROWS { 2 * LANES } else { 1 };
+        Self {
+            rows,
+            num_panels,
+            rows_per_task: rows.div_ceil(row_blocks).next_multiple_of(unit),
+            panels_per_task: panels,
+        }
+    }
+
+    fn row_blocks(&self) -> usize {
+        self.rows.div_ceil(self.rows_per_task)
+    }
+
+    fn num_tasks(&self) -> usize {
+        self.row_blocks() * self.num_panels.div_ceil(self.panels_per_task)
+    }
+
+    fn rows(&self, task: usize) -> Range<usize> {
+        let first = task % self.row_blocks() * self.rows_per_task;
+        first..self.rows.min(first + self.rows_per_task)
+    }
+
+    fn panels(&self, task: usize) -> Range<usize> {
+        let first = task / self.row_blocks() * self.panels_per_task;
+        first..self.num_panels.min(first + self.panels_per_task)
+    }
+}
+
+/// Whether a product runs on tiles.
+fn on_tiles(isa: Isa, dtype: DType) -> bool {
+    isa == Isa::Amx && dtype == DType::BF16
 }
