@@ -1,6 +1,6 @@
 //! Paged attention.
 //!
-//! Softmax runs online over tiles of [`TILE`] absolute positions, and in partitions of [`PARTITION`] positions that
+//! Softmax runs online over tiles of absolute positions ([`TILE`], more on AMX tiles), and in partitions of [`PARTITION`] positions that
 //! are merged in order. Both are counted from position 0 of the sequence, so what is added to what for a query does
 //! not depend on the block size, on how the prompt was cut into chunks, on the queries beside it, or on whether the
 //! partitions were computed by one member or by several.

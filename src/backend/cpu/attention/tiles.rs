@@ -8,11 +8,12 @@
 //! Masked positions have weight 0, and V is 0 where the unit sees nothing: neither changes a sum. So a query's result
 //! depends on what it sees alone, as long as V is finite.
 
+mod products;
+
 use super::super::gemm::amx::Tiles;
 use super::super::simd::{LANES, transpose};
 use super::kernel::Part;
 use super::{Attention, MAX_HEAD_DIM, PARTITION, Unit};
-use std::arch::asm;
 use std::arch::x86_64::*;
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -460,48 +461,12 @@ impl Work<'_> {
         if steps.is_empty() {
             return;
         }
-        let scores = self.scores_of(block);
         let queries = self.scratch.queries.wrapping_add(block * self.num_chunks * TILE_LEN);
         for group in steps.start / STEPS..steps.end.div_ceil(STEPS) {
-            let keys = &positions.keys[group * SCORES / LANES..][..SCORES / LANES];
+            let keys = std::array::from_fn(|i| positions.keys[group * SCORES / LANES + i]);
             unsafe {
-                asm!(
-                    "tilezero tmm0",
-                    "tilezero tmm1",
-                    "tilezero tmm2",
-                    "tilezero tmm3",
-                    "2:",
-                    "tileloadd tmm4, [{queries} + {line}]",
-                    "tileloadd tmm5, [{k0} + {key_bytes}]",
-                    "tdpbf16ps tmm0, tmm5, tmm4",
-                    "tileloadd tmm6, [{k1} + {key_bytes}]",
-                    "tdpbf16ps tmm1, tmm6, tmm4",
-                    "tileloadd tmm7, [{k2} + {key_bytes}]",
-                    "tdpbf16ps tmm2, tmm7, tmm4",
-                    "tileloadd tmm5, [{k3} + {key_bytes}]",
-                    "tdpbf16ps tmm3, tmm5, tmm4",
-                    "add {queries}, 1024",
-                    "add {k0}, 64",
-                    "add {k1}, 64",
-                    "add {k2}, 64",
-                    "add {k3}, 64",
-                    "dec {chunks}",
-                    "jnz 2b",
-                    "tilestored [{scores} + {line}], tmm0",
-                    "tilestored [{scores} + {line} + 1024], tmm1",
-                    "tilestored [{scores} + {line} + 2048], tmm2",
-                    "tilestored [{scores} + {line} + 3072], tmm3",
-                    line = in(reg) 64usize,
-                    queries = inout(reg) queries => _,
-                    k0 = inout(reg) keys[0] => _,
-                    k1 = inout(reg) keys[1] => _,
-                    k2 = inout(reg) keys[2] => _,
-                    k3 = inout(reg) keys[3] => _,
-                    key_bytes = in(reg) positions.key_bytes,
-                    chunks = inout(reg) self.num_chunks => _,
-                    scores = in(reg) scores.add(group * SCORES * LANES),
-                    options(nostack),
-                );
+                let scores = self.scores_of(block).add(group * SCORES * LANES);
+                products::scores(queries, self.num_chunks, keys, positions.key_bytes, scores);
             }
         }
     }
@@ -639,67 +604,7 @@ impl Work<'_> {
             let acc = state.acc.add(block * num_tiles * TILE_LEN);
             let weights = self.weights_of(block).add(steps.start * TILE_LEN);
             let values = self.scratch.values.add(steps.start * num_tiles * TILE_LEN);
-            let value_bytes = num_tiles * TILE_BYTES;
-            let mut tile = 0;
-            while tile + 4 <= num_tiles {
-                asm!(
-                    "tileloadd tmm0, [{acc} + {line}]",
-                    "tileloadd tmm1, [{acc} + {line} + 1024]",
-                    "tileloadd tmm2, [{acc} + {line} + 2048]",
-                    "tileloadd tmm3, [{acc} + {line} + 3072]",
-                    "2:",
-                    "tileloadd tmm4, [{weights} + {line}]",
-                    "tileloadd tmm5, [{values} + {line}]",
-                    "tdpbf16ps tmm0, tmm4, tmm5",
-                    "tileloadd tmm6, [{values} + {line} + 1024]",
-                    "tdpbf16ps tmm1, tmm4, tmm6",
-                    "tileloadd tmm7, [{values} + {line} + 2048]",
-                    "tdpbf16ps tmm2, tmm4, tmm7",
-                    "tileloadd tmm5, [{values} + {line} + 3072]",
-                    "tdpbf16ps tmm3, tmm4, tmm5",
-                    "add {weights}, 1024",
-                    "add {values}, {value_bytes}",
-                    "dec {steps}",
-                    "jnz 2b",
-                    "tilestored [{acc} + {line}], tmm0",
-                    "tilestored [{acc} + {line} + 1024], tmm1",
-                    "tilestored [{acc} + {line} + 2048], tmm2",
-                    "tilestored [{acc} + {line} + 3072], tmm3",
-                    line = in(reg) 64usize,
-                    acc = in(reg) acc.add(tile * TILE_LEN),
-                    weights = inout(reg) weights => _,
-                    values = inout(reg) values.add(tile * TILE_LEN) => _,
-                    value_bytes = in(reg) value_bytes,
-                    steps = inout(reg) steps.len() => _,
-                    options(nostack),
-                );
-                tile += 4;
-            }
-            if tile < num_tiles {
-                asm!(
-                    "tileloadd tmm0, [{acc} + {line}]",
-                    "tileloadd tmm1, [{acc} + {line} + 1024]",
-                    "2:",
-                    "tileloadd tmm4, [{weights} + {line}]",
-                    "tileloadd tmm5, [{values} + {line}]",
-                    "tdpbf16ps tmm0, tmm4, tmm5",
-                    "tileloadd tmm6, [{values} + {line} + 1024]",
-                    "tdpbf16ps tmm1, tmm4, tmm6",
-                    "add {weights}, 1024",
-                    "add {values}, {value_bytes}",
-                    "dec {steps}",
-                    "jnz 2b",
-                    "tilestored [{acc} + {line}], tmm0",
-                    "tilestored [{acc} + {line} + 1024], tmm1",
-                    line = in(reg) 64usize,
-                    acc = in(reg) acc.add(tile * TILE_LEN),
-                    weights = inout(reg) weights => _,
-                    values = inout(reg) values.add(tile * TILE_LEN) => _,
-                    value_bytes = in(reg) value_bytes,
-                    steps = inout(reg) steps.len() => _,
-                    options(nostack),
-                );
-            }
+            products::add_values(weights, steps.len(), values, num_tiles, acc);
         }
     }
 
