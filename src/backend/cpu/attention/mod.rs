@@ -1,9 +1,9 @@
 //! Paged attention.
 //!
-//! Softmax runs online over tiles of absolute positions ([`TILE`], more on AMX tiles), and in partitions of [`PARTITION`] positions that
-//! are merged in order. Both are counted from position 0 of the sequence, so what is added to what for a query does
-//! not depend on the block size, on how the prompt was cut into chunks, on the queries beside it, or on whether the
-//! partitions were computed by one member or by several.
+//! Softmax runs online over tiles of absolute positions ([`TILE`], more on AMX tiles), and in partitions of
+//! [`PARTITION`] positions that are merged in order. Both are counted from position 0 of the sequence, so what is added
+//! to what for a query does not depend on the block size, on how the prompt was cut into chunks, on the queries beside
+//! it, or on whether the partitions were computed by one member or by several.
 //!
 //! A unit of work is one KV head with a tile of query rows: each tile of K and V is read through the block table
 //! once, widened to float32 where the products are not those of AMX tiles, and used by all these rows and by all query
