@@ -57,14 +57,14 @@ struct TileConfig {
 }
 
 /// The tile registers in use; released at the end, so that switching threads need not save them.
-struct Tiles;
+pub(in super::super) struct Tiles;
 
 impl Tiles {
     /// Rows of the first and of the second tile of input; with one tile of input, `second` is 0.
     ///
     /// # Safety
     /// AMX is available. No other `Tiles` of this thread is used after this one is made.
-    unsafe fn configure(first: usize, second: usize) -> Self {
+    pub(in super::super) unsafe fn configure(first: usize, second: usize) -> Self {
         let results = if second == 0 { [first; 4] } else { [first, first, second, second] };
         let mut config = TileConfig { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
         let input = [first, second.max(1)];
