@@ -121,13 +121,13 @@ impl Qkv {
             let x = tensor(&backend, &self.x[piece.start * self.k..piece.end * self.k], self.k);
             let mut qkv = blank(&backend, piece.len(), n);
             backend.begin(&batch(&[(piece.start, piece.len(), &table)], self.block_size));
-            let norms = norms.as_ref().map(|(q, k)| (q, k));
+            let norms = norms.as_ref().map(|(q, k)| [q, k]);
             if fused {
                 let heads = Heads { shape: &self.shape, norms, rope: rope.as_ref(), layer: 1 };
                 backend.qkv_linear(&x, &w, bias.as_ref(), &heads, &mut qkv);
             } else {
                 backend.linear(&x, &w, bias.as_ref(), &mut qkv);
-                if let Some((q, k)) = norms {
+                if let Some([q, k]) = norms {
                     backend.qk_norm(&mut qkv, &self.shape, q, k);
                 }
                 backend.rope_and_write_kv(&mut qkv, &self.shape, rope.as_ref(), 1);
