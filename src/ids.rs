@@ -1,7 +1,9 @@
 //! Names for the things the runtime counts. Newtypes where two kinds of number could be mixed up.
 
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
 
 /// A token's number in the model's vocabulary.
 pub type TokenId = u32;
@@ -37,5 +39,27 @@ id!(
 impl BlockId {
     pub fn index(self) -> usize {
         self.0 as usize
+    }
+}
+
+/// A map by an id, or by something else that no client can choose: it trusts its keys to be spread.
+pub type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<IdHasher>>;
+
+/// Of keys that are one number, each next one apart from those before it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn write_u64(&mut self, number: u64) {
+        // Odd, so that no two numbers meet; and ids in a row differ in the high bits too.
+        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
     }
 }

@@ -338,6 +338,8 @@ struct World {
     pending: usize,
     /// Samples that ended with a plan behind.
     fed_after_end: usize,
+    /// Steps with prompts that could have had more, had they not had to be short.
+    limited: usize,
 }
 
 impl World {
@@ -350,7 +352,8 @@ impl World {
             block_size,
             num_device_blocks,
             max_num_seqs,
-            max_num_batched_tokens: max_num_seqs + random.below(40) as usize,
+            max_num_batched_tokens: max_num_seqs + random.below(100) as usize,
+            inter_token_target: (!random.one_in(3)).then(|| random.range(1, 50) as f64 / 1e3),
             max_model_len: block_size * num_device_blocks,
             policy: [SchedulingPolicy::Fcfs, SchedulingPolicy::Priority][random.below(2) as usize],
             preemption_mode: [PreemptionMode::Auto, PreemptionMode::Swap, PreemptionMode::Recompute]
@@ -388,6 +391,7 @@ impl World {
             failures: [0; 2],
             pending: 0,
             fed_after_end: 0,
+            limited: 0,
             random,
             config,
         }
@@ -517,6 +521,17 @@ impl World {
         }
     }
 
+    /// A step, and the end of the oldest where no more may be in flight.
+    fn plan_and_finish(&mut self) -> Option<StepPlan> {
+        let before = self.in_flight.len();
+        self.plan();
+        let plan = self.in_flight.get(before).cloned();
+        if plan.is_none() || self.in_flight.len() > usize::from(self.config.overlap) {
+            self.finish();
+        }
+        plan
+    }
+
     /// False where the scheduler wants to see results first.
     fn plan(&mut self) -> bool {
         let Some(demand) = self.scheduler.demand() else { return false };
@@ -543,7 +558,11 @@ impl World {
     }
 
     fn check_plan(&mut self, plan: &StepPlan) {
+        let num_decodes = plan.batch.iter().filter(|seq| seq.tokens.len() == 1).count();
+        let num_prompt_tokens = plan.num_tokens() - num_decodes;
         assert!(plan.num_tokens() <= self.config.max_num_batched_tokens);
+        let has_budget = self.config.max_num_batched_tokens - num_decodes > self.scheduler.forecast().prompt_limit;
+        self.limited += usize::from(has_budget && num_prompt_tokens > 0);
         let mut written: Vec<BlockId> = plan.swap_in.iter().chain(&plan.copy).map(|pair| pair.1).collect();
         for seq in &plan.batch {
             let end = seq.num_computed + seq.tokens.len();
@@ -566,12 +585,22 @@ impl World {
             return self.fail();
         }
         let plan = self.in_flight.pop_front().expect("a plan is in flight");
-        let output = self.device.execute(&plan);
+        let mut output = self.device.execute(&plan);
+        output.timing.forward_s = self.seconds(&plan);
         if !self.is_calm && self.random.one_in(10) {
             self.cancel(); // while the step runs
         }
         self.hear(output);
         self.scheduler.check();
+    }
+
+    /// What a step takes: as long as its tokens say, or, where it is not calm, sometimes anything.
+    fn seconds(&mut self, plan: &StepPlan) -> f64 {
+        match self.random.below(10) {
+            0 if !self.is_calm => 0.0,
+            1 if !self.is_calm => self.random.below(1_000_000) as f64 / 1e4,
+            _ => 2e-3 + plan.num_tokens() as f64 * 5e-4,
+        }
     }
 
     fn fail(&mut self) {
@@ -708,7 +737,7 @@ fn check_random_loads(overlap: bool) {
     let per_seed = operations / seeds.len();
     let (mut total, mut hit_tokens, mut finished, mut failures) = (StepStats::default(), 0, 0, [0; 2]);
     let (mut pending, mut fed_after_end) = (0, 0);
-    let (mut ruled, mut failed, mut searched, mut embedded) = (0, 0, 0, 0);
+    let (mut ruled, mut failed, mut searched, mut embedded, mut limited) = (0, 0, 0, 0, 0);
     for seed in seeds {
         eprintln!("PAGETIDE_SIM_SEED={seed}");
         let mut world = World::new(seed, overlap);
@@ -724,18 +753,19 @@ fn check_random_loads(overlap: bool) {
         failed += world.failed;
         searched += world.searched;
         embedded += world.embedded;
+        limited += world.limited;
         (failures[0], failures[1]) = (failures[0] + world.failures[0], failures[1] + world.failures[1]);
     }
     eprintln!(
         "{finished} samples finished, {failures:?} executor failures (with two plans in flight), {hit_tokens} cached \
          tokens, {pending} pending tokens, {fed_after_end} ends with a plan behind, {ruled} samples by rules, \
-         {failed} rules failed, {searched} results of searches, {embedded} embeddings, {total:?}"
+         {failed} rules failed, {searched} results of searches, {embedded} embeddings, {limited} steps kept short, {total:?}"
     );
     if setting("PAGETIDE_SIM_SEED").is_none() {
         // The simulation is worth something only while it reaches everything.
         assert!(total.preempted_swap > 1000 && total.preempted_recompute > 1000);
         assert!(hit_tokens > 10_000 && total.blocks_in > 1000 && failures[0] > 50);
-        assert!(ruled > 1000 && failed > 50 && searched > 1000 && embedded > 1000);
+        assert!(limited > 1000 && ruled > 1000 && failed > 50 && searched > 1000 && embedded > 1000);
         assert_eq!(failures[1] > 10, overlap);
         assert_eq!(pending > 1000, overlap);
         assert_eq!(fed_after_end > 100, overlap);
@@ -751,6 +781,7 @@ fn beams_come_back_to_the_blocks_they_shared() {
             num_device_blocks: 6 + 3 * 2,
             max_num_seqs: 8,
             max_num_batched_tokens: 16,
+            inter_token_target: None,
             max_model_len: 48,
             policy: SchedulingPolicy::Priority,
             preemption_mode: PreemptionMode::Swap,
@@ -786,6 +817,61 @@ fn beams_come_back_to_the_blocks_they_shared() {
         assert!(world.total.preempted_swap >= 2, "the beams had to yield: {:?}", world.total);
         assert_eq!(world.total.preempted_recompute, 0, "and could go on from where they were");
         assert_eq!(world.searched, 1);
+    }
+}
+
+/// Prompts take what is left of the time that a step should take. Alone, a prompt takes what a step has.
+#[test]
+fn prompts_come_in_pieces_that_keep_steps_short() {
+    for overlap in [false, true] {
+        let config = SchedulerConfig {
+            block_size: 16,
+            num_device_blocks: 400,
+            max_num_seqs: 8,
+            max_num_batched_tokens: 500,
+            inter_token_target: Some(0.05),
+            max_model_len: 4_000,
+            policy: SchedulingPolicy::Fcfs,
+            preemption_mode: PreemptionMode::Auto,
+            watermark_blocks: 0,
+            prefix_caching: false,
+            overlap,
+            hash_key: [0; 32],
+        };
+        let mut world = World::of(config, 0, Random(1));
+        world.is_calm = true;
+        let arrive = |world: &mut World, prompt_len, max_tokens| {
+            let prompt = (0..prompt_len).map(|i| i % (VOCAB - 1) as u32 + 1).collect();
+            let params = SamplingParams { max_tokens, ..SamplingParams::default() };
+            world.submit(Arrival {
+                id: RequestId(world.next_request),
+                prompt: Arc::new(prompt),
+                params: Arc::new(params),
+                n: 1,
+                priority: 0,
+                cache_salt: None,
+                constraint: None,
+            });
+        };
+        // Decoding begins with what a prompt alone has taught.
+        (0..4).for_each(|_| arrive(&mut world, 700, 200));
+        let mut pieces = Vec::new();
+        for step in 0..200 {
+            if step == 50 {
+                arrive(&mut world, 2_000, 10);
+            }
+            let Some(plan) = world.plan_and_finish() else { continue };
+            let prompt_tokens = plan.batch.iter().map(|seq| seq.tokens.len()).filter(|len| *len > 1).sum::<usize>();
+            pieces.push((plan.num_tokens(), prompt_tokens));
+        }
+        assert_eq!(pieces[0], (500, 500), "nobody waits");
+        let late = &pieces[45..];
+        let longest = late.iter().map(|(tokens, _)| *tokens).max().unwrap();
+        // 50 ms are 96 tokens.
+        assert!((86..=101).contains(&longest), "{longest} tokens in a step: {late:?}");
+        let of_prompt = late.iter().filter(|(_, prompt_tokens)| *prompt_tokens > 80).count();
+        assert!((18..=25).contains(&of_prompt), "2,000 tokens in {of_prompt} pieces: {late:?}");
+        world.drain();
     }
 }
 

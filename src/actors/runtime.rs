@@ -357,6 +357,7 @@ fn scheduler_config(config: &Config, loaded: &LoadedModel) -> Result<SchedulerCo
         num_device_blocks,
         max_num_seqs: config.scheduler.max_num_seqs as usize,
         max_num_batched_tokens: loaded.max_num_batched_tokens,
+        inter_token_target: config.scheduler.inter_token_target(),
         max_model_len: loaded.max_model_len,
         policy: match config.scheduler.policy {
             config::SchedulingPolicy::Fcfs => SchedulingPolicy::Fcfs,
@@ -384,10 +385,10 @@ fn limits(config: &Config, loaded: &LoadedModel) -> Limits {
     }
 }
 
-/// Where tokenizer and chat template are: beside the weights, or, for a model of random weights that has none, those
-/// of the demo. Its text means nothing either way.
+/// Where tokenizer and chat template are: beside the weights, or, for a model without weights of its own that has none,
+/// those of the demo. Its text means nothing either way.
 fn text_files(config: &Config, files: &ModelFiles) -> Result<ModelFiles, StartError> {
-    if config.model.load_format == LoadFormat::Dummy && files.read_text("tokenizer.json")?.is_none() {
+    if config.model.load_format != LoadFormat::Auto && files.read_text("tokenizer.json")?.is_none() {
         return ModelFiles::open(config::DEMO_MODEL);
     }
     Ok(files.clone())

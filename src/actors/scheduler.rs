@@ -11,8 +11,8 @@ use crate::actors::swap_pool::SwapPool;
 use crate::actors::workers::Workers;
 use crate::config::OnFailure;
 use crate::engine::allocation::{Demand, SwapGrant};
-use crate::engine::plan::{Delivery, StepOutput, StepPlan};
-use crate::engine::policy::{Arrival, Scheduler};
+use crate::engine::plan::{Deliveries, Delivery, StepOutput, StepPlan};
+use crate::engine::policy::{Arrival, Forecast, Scheduler};
 use crate::error::ApiError;
 use crate::ids::RequestId;
 use crate::metrics::{self, Outcome, Preemption, StepMetrics};
@@ -20,7 +20,9 @@ use crate::sampling::params::FinishReason;
 use actix::dev::Request;
 use actix::{Actor, ActorFutureExt, Addr, AsyncContext, Context, Handler, MailboxError, WrapFuture};
 use std::collections::{HashMap, VecDeque};
+use std::future::poll_fn;
 use std::pin::Pin;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
@@ -50,6 +52,7 @@ pub struct SchedulerActor {
     workers: Workers,
     settings: Settings,
     clients: HashMap<RequestId, Client>,
+    news: Option<News>,
     /// The executor's steps behind the oldest, whose answer is awaited, in order.
     behind: VecDeque<Step>,
     /// Since when the oldest step has been waited for.
@@ -71,6 +74,14 @@ struct Client {
     _permit: OwnedSemaphorePermit,
 }
 
+/// What the last commit said and the clients have not been told.
+struct News {
+    deliveries: Deliveries,
+    /// Requests that ended with it.
+    ended: Vec<RequestId>,
+    at: Instant,
+}
+
 /// A planned step on its way, and what the metrics want to know of it.
 struct Planned {
     plan: StepPlan,
@@ -81,6 +92,7 @@ struct Planned {
 /// A step at the executor.
 struct Step {
     metrics: StepMetrics,
+    forecast: Forecast,
     /// It is the first after a time without work.
     after_idle: bool,
     answer: Pin<Box<Request<ModelExecutor, Execute>>>,
@@ -103,6 +115,7 @@ impl SchedulerActor {
             workers,
             settings,
             clients: HashMap::new(),
+            news: None,
             behind: VecDeque::new(),
             oldest_since: None,
             failures: 0,
@@ -175,7 +188,8 @@ impl SchedulerActor {
         }
         let after_idle = std::mem::take(&mut self.idle);
         let answer = Box::pin(self.executor.send(Execute { plan, failures: self.failures }));
-        self.behind.push_back(Step { metrics, after_idle, answer });
+        let forecast = self.policy().forecast();
+        self.behind.push_back(Step { metrics, forecast, after_idle, answer });
         if self.oldest_since.is_none() {
             self.await_oldest(ctx);
         }
@@ -186,7 +200,7 @@ impl SchedulerActor {
     /// commits come in the order of the plans.
     fn await_oldest(&mut self, ctx: &mut Context<Self>) {
         self.oldest_since = None;
-        let Some(Step { mut metrics, after_idle, answer }) = self.behind.pop_front() else { return };
+        let Some(Step { mut metrics, forecast, after_idle, answer }) = self.behind.pop_front() else { return };
         self.oldest_since = Some(Instant::now());
         ctx.spawn(answer.into_actor(self).map(move |answer, this, ctx| match answer {
             Ok(Ok(Executed { output, gap })) => {
@@ -194,9 +208,17 @@ impl SchedulerActor {
                 metrics.sample = Duration::from_secs_f64(output.timing.sample_s);
                 metrics.gap = Some(gap).filter(|_| !after_idle);
                 metrics::step(&metrics);
+                tracing::debug!(
+                    sequences = metrics.sequences,
+                    tokens = metrics.tokens,
+                    seconds = (metrics.execute + metrics.sample).as_secs_f64(),
+                    ?forecast,
+                    "a step has ended"
+                );
                 this.await_oldest(ctx);
                 this.commit(output);
                 this.wake(ctx);
+                this.tell_soon(ctx);
             }
             Ok(Err(failure)) => this.fail(&failure, ctx),
             Err(_) => stop_system("the executor's actor is gone"),
@@ -204,19 +226,14 @@ impl SchedulerActor {
     }
 
     fn commit(&mut self, output: StepOutput) {
-        let deliveries = self.policy().commit(output);
-        let now = Instant::now();
-        let mut ended = Vec::new();
-        for (request, delivery) in deliveries {
-            if matches!(delivery, Delivery::Finished { .. }) && !self.policy().has_request(request) {
-                ended.push(request);
-            }
-            self.deliver(request, delivery, now);
-        }
-        for request in ended {
-            let by_length = self.clients.get(&request).is_some_and(|client| client.ended_by_length);
-            self.close(request, if by_length { Outcome::Length } else { Outcome::Stop });
-        }
+        self.tell();
+        let policy = self.policy();
+        let deliveries = policy.commit(output);
+        let ends = |(request, delivery): &(RequestId, Delivery)| {
+            matches!(delivery, Delivery::Finished { .. }) && !policy.has_request(*request)
+        };
+        let ended = deliveries.iter().filter(|told| ends(told)).map(|(request, _)| *request).collect();
+        self.news = Some(News { deliveries, ended, at: Instant::now() });
         let stats = self.policy().take_stats();
         let block_bytes = self.settings.block_bytes;
         metrics::recomputed_tokens(stats.recomputed_tokens);
@@ -231,6 +248,35 @@ impl SchedulerActor {
         self.report_population();
     }
 
+    /// [`SchedulerActor::tell`] once the step that has just been planned is with the executor: every client that hears
+    /// something wakes a thread, which may take the processor, and the device waits for none of them.
+    fn tell_soon(&self, ctx: &mut Context<Self>) {
+        let mut is_queued = false;
+        // The executor's actor is in this thread's queue: one turn later it has handed the step to its thread.
+        let turn = poll_fn(move |cx| match std::mem::replace(&mut is_queued, true) {
+            true => Poll::Ready(()),
+            false => {
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+        });
+        ctx.spawn(turn.into_actor(self).map(|(), this, _| this.tell()));
+    }
+
+    /// Tells the clients what the last commit said.
+    fn tell(&mut self) {
+        let Some(News { deliveries, ended, at }) = self.news.take() else { return };
+        let is_token = |delivery: &Delivery| matches!(delivery, Delivery::Token { .. });
+        metrics::generated_tokens(deliveries.iter().filter(|(_, delivery)| is_token(delivery)).count());
+        for (request, delivery) in deliveries {
+            self.deliver(request, delivery, at);
+        }
+        for request in ended {
+            let by_length = self.clients.get(&request).is_some_and(|client| client.ended_by_length);
+            self.close(request, if by_length { Outcome::Length } else { Outcome::Stop });
+        }
+    }
+
     fn report_plan(&mut self, used_blocks: usize) {
         for admission in self.policy().take_admissions() {
             metrics::prompt_tokens(admission.prompt_tokens, admission.cached_tokens);
@@ -239,6 +285,8 @@ impl SchedulerActor {
                 metrics::queue_time(client.arrived.elapsed());
             }
         }
+        let forecast = self.policy().forecast();
+        metrics::forecast(forecast.prompt_limit, forecast.decodes_s, forecast.prompt_token_s);
         // Samples that share a partly filled block count it once each.
         let empty_slots = self.policy().empty_slots();
         metrics::kv_waste(empty_slots, used_blocks * self.settings.block_size);
@@ -259,7 +307,6 @@ impl SchedulerActor {
             Delivery::PromptLogprobs(logprobs) => Event::PromptLogprobs(logprobs),
             Delivery::Embedding(values) => Event::Embedding(values),
             Delivery::Token { sample, sampled } => {
-                metrics::generated_tokens(1);
                 if let Some(last) = client.last_token[sample as usize].replace(now) {
                     metrics::inter_token(now - last);
                 }
@@ -287,6 +334,7 @@ impl SchedulerActor {
 
     /// The executor has lost all KV, and every step that it had: what ran fails, what waits goes on with empty pools.
     fn fail(&mut self, failure: &ExecutorFailed, ctx: &mut Context<Self>) {
+        self.tell();
         self.failures += 1;
         self.settings.restart.end();
         self.behind.clear();
@@ -326,6 +374,7 @@ impl SchedulerActor {
 
     /// The engine cannot go on: all requests fail.
     fn end(&mut self, error: &ApiError, why: &str) {
+        self.tell();
         for request in self.clients.keys().copied().collect::<Vec<_>>() {
             self.fail_client(request, error);
         }
@@ -385,6 +434,7 @@ impl Handler<Cancel> for SchedulerActor {
     type Result = ();
 
     fn handle(&mut self, Cancel(request): Cancel, ctx: &mut Self::Context) {
+        self.tell();
         self.policy().cancel(request);
         self.close(request, Outcome::Cancelled);
         self.wake_soon(ctx);
@@ -395,6 +445,7 @@ impl Handler<StopSample> for SchedulerActor {
     type Result = ();
 
     fn handle(&mut self, StopSample(request, sample): StopSample, ctx: &mut Self::Context) {
+        self.tell();
         self.policy().stop_sample(request, sample);
         if !self.policy().has_request(request) {
             self.close(request, Outcome::Stop);

@@ -103,6 +103,8 @@ pub struct SchedulerConfig {
     pub max_num_seqs: u32,
     /// `None`: see [`SchedulerConfig::batched_tokens`].
     pub max_num_batched_tokens: Option<u32>,
+    /// 0: none.
+    pub inter_token_target_ms: u64,
     pub preemption_mode: PreemptionMode,
     pub policy: SchedulingPolicy,
     /// Fraction of the device blocks kept free when a request is admitted.
@@ -218,6 +220,7 @@ impl Default for SchedulerConfig {
         Self {
             max_num_seqs: 256,
             max_num_batched_tokens: None,
+            inter_token_target_ms: 100,
             preemption_mode: PreemptionMode::Auto,
             policy: SchedulingPolicy::Fcfs,
             watermark: 0.01,
@@ -230,6 +233,11 @@ impl SchedulerConfig {
     /// Tokens in one step at most. Never below `max_num_seqs`: each running sequence needs one.
     pub fn batched_tokens(&self, on_cuda: bool) -> u32 {
         self.max_num_batched_tokens.unwrap_or_else(|| self.max_num_seqs.max(if on_cuda { 2048 } else { 512 }))
+    }
+
+    /// Seconds that a step should take while somebody waits for a next token.
+    pub fn inter_token_target(&self) -> Option<f64> {
+        (self.inter_token_target_ms > 0).then(|| self.inter_token_target_ms as f64 / 1e3)
     }
 
     /// Whether steps are planned ahead. The CPU backend has nothing to gain: it plans and computes on the same cores.
@@ -334,6 +342,8 @@ choice!(
         Auto = "auto",
         /// Random numbers.
         Dummy = "dummy",
+        /// Nowhere: there is no model.
+        Null = "null",
     }
 );
 choice!(

@@ -151,9 +151,9 @@ settings! {
     model.max_model_len: int_or_auto(1, 1 << 31), "tokens", Some(("max-model-len", "N")),
         "Prompt and output together, per sequence; auto is the model's own limit.",
         "Lower, so that one request cannot take the whole pool.";
-    model.load_format: Kind::Choice(LoadFormat::NAMES), "", Some(("load-format", "auto|dummy")),
-        "auto reads the checkpoint's safetensors; dummy makes random weights from config.json alone, with the demo model's tokenizer where there is none.",
-        "dummy, to measure a model's shape without its weights.";
+    model.load_format: Kind::Choice(LoadFormat::NAMES), "", Some(("load-format", "auto|dummy|null")),
+        "auto reads the checkpoint's safetensors; dummy makes random weights from config.json alone, with the demo model's tokenizer where there is none; null computes nothing and answers with random tokens, which do not end before max_tokens.",
+        "dummy, to measure a model's shape without its weights; null, to measure everything around a model.";
     model.tool_call_parser: Kind::Choice(ToolCallParser::NAMES), "",
         Some(("tool-call-parser", "auto|none|hermes|llama3_json|mistral")),
         "In which words the model calls tools: hermes (Hermes, Qwen), llama3_json, mistral; auto is what its chat template shows, none reads no calls.",
@@ -216,6 +216,9 @@ settings! {
     scheduler.max_num_batched_tokens: int_or_auto(1, 1 << 20), "tokens", Some(("max-num-batched-tokens", "N")),
         "Tokens in a step at most, of prompts and decoding together; auto is 512 on the CPU, 2048 on a GPU, and never below max_num_seqs.",
         "Higher to get through long prompts faster; lower for shorter gaps between tokens while that happens.";
+    scheduler.inter_token_target_ms: int(0, 3_600_000), "ms", Some(("inter-token-target-ms", "N")),
+        "How long a step should take while somebody waits for a next token: prompts get as large a part of it as the steps before say is possible, 32 tokens and a third of its time at least. 0 is no target: prompts get what max_num_batched_tokens leaves.",
+        "Lower for steadier streams, higher or 0 for a shorter time to first token and throughput.";
     scheduler.preemption_mode: Kind::Choice(PreemptionMode::NAMES), "", Some(("preemption-mode", "auto|swap|recompute")),
         "What a preempted sequence does with its blocks: copy them to CPU memory, or drop them and compute again; auto chooses for each.",
         "To measure one way, or where CPU memory is scarce (recompute).";

@@ -158,7 +158,7 @@ mod tests {
 
     fn hash(token: u32) -> BlockHash {
         let hasher = BlockHasher::new([0; 32], 1);
-        hasher.block(hasher.root(b""), [token].into_iter())
+        hasher.block(hasher.root(b""), &[token])
     }
 
     #[test]

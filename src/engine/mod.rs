@@ -9,3 +9,4 @@ pub mod plan;
 pub mod policy;
 pub mod prefix_cache;
 pub mod sequence;
+pub mod step_time;

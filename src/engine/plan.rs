@@ -5,8 +5,12 @@ use crate::engine::constraint::NextToken;
 use crate::error::StartError;
 use crate::ids::{BlockId, RequestId, SeqId, TokenId};
 use crate::sampling::params::{FinishReason, PositionLogprobs, Sampled, SamplingParams};
+use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Tokens that a step feeds: mostly one.
+pub type FedTokens = SmallVec<[TokenId; 4]>;
 
 /// scheduler → executor. The copies happen before the forward pass, in the order of the fields and within a field in
 /// its order: a block may be copied away and written anew in one step.
@@ -39,7 +43,7 @@ pub struct PlannedSeq {
     pub seq: SeqId,
     /// Tokens whose KV is in the cache once the plans before this one are done; `tokens` come after them.
     pub num_computed: usize,
-    pub tokens: Vec<TokenId>,
+    pub tokens: FedTokens,
     /// The last of `tokens` is what the plan before this one samples, whose output was not known when this plan was
     /// made: its value here means nothing, and `sample.output` ends before it.
     pub pending: bool,
@@ -76,7 +80,7 @@ pub struct PromptLogprobsPlan {
     pub num_top: u32,
 }
 
-/// executor → scheduler: one entry a sequence that has something to say.
+/// executor → scheduler: one entry a sequence that has something to say, in the order of the plan.
 #[derive(Clone, Debug, Default)]
 pub struct StepOutput {
     pub seqs: Vec<SeqOutput>,

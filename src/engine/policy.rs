@@ -24,23 +24,28 @@
 //! 2. A sequence is admitted only when all its known tokens fit; blocks are allocated as they are filled, and the
 //!    rest of its prompt is promised to it.
 //! 3. Admission is in order of rank, without overtaking, and not in a step that preempts.
-//! 4. Every running sequence with one token to feed (decode) is in the step; the rest of `max_num_batched_tokens`
-//!    goes to prompts, most senior first (chunked prefill).
+//! 4. Every running sequence with one token to feed (decode) is in the step; the rest of `max_num_batched_tokens`, or
+//!    of it what is expected to keep within `inter_token_target`, goes to prompts, most senior first (chunked prefill).
 
 mod admission;
+mod batch;
 mod beams;
 mod check;
 mod commit;
+mod running;
 
-use crate::engine::allocation::{Demand, Grant, Grow, Store, SwapBlock, SwapDemand, SwapGrant, Victim};
+use crate::engine::allocation::{Demand, Grant, Store, SwapBlock, SwapDemand, SwapGrant};
 use crate::engine::beam::BeamSearch;
-use crate::engine::constraint::{ConstraintSource, NextToken};
-use crate::engine::plan::{MAX_STEPS_IN_FLIGHT, PlannedSeq, PromptLogprobsPlan, SamplePlan, StepPlan};
+use crate::engine::constraint::ConstraintSource;
+use crate::engine::plan::{MAX_STEPS_IN_FLIGHT, StepPlan};
 use crate::engine::prefix_cache::BlockHasher;
 use crate::engine::sequence::{Rank, SeqState, Sequence};
-use crate::ids::{BlockId, RequestId, SeqId, TokenId};
+use crate::engine::step_time::{PromptBudget, StepLoad, StepTimeModel};
+use crate::ids::{BlockId, IdMap, RequestId, SeqId, TokenId};
 use crate::sampling::params::SamplingParams;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use batch::{grow, victim};
+use running::Running;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 /// What becomes of the KV of a preempted sequence.
@@ -74,6 +79,9 @@ pub struct SchedulerConfig {
     pub max_num_seqs: usize,
     /// Tokens a step; at least `max_num_seqs`, so that every decode fits.
     pub max_num_batched_tokens: usize,
+    /// Seconds that a step should take while somebody waits for a next token: how much of a prompt goes into it follows
+    /// from the steps before. `None`: as much as `max_num_batched_tokens` allows.
+    pub inter_token_target: Option<f64>,
     pub max_model_len: usize,
     pub policy: SchedulingPolicy,
     pub preemption_mode: PreemptionMode,
@@ -121,6 +129,19 @@ pub struct Admission {
     pub cached_tokens: usize,
 }
 
+/// What the scheduler thought of the last step that it planned.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Forecast {
+    /// Prompt tokens that it could have had beside its decodes.
+    pub prompt_limit: usize,
+    /// Seconds that its decodes take by themselves.
+    pub decodes_s: f64,
+    /// Seconds that a step takes longer for each prompt token.
+    pub prompt_token_s: f64,
+    /// Seconds that all of it takes.
+    pub step_s: f64,
+}
+
 /// How many sequences are where.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Population {
@@ -129,9 +150,17 @@ pub struct Population {
     pub swapped: usize,
 }
 
-/// A sequence's part of a plan in flight.
-#[derive(Clone, Copy, Debug)]
+/// A plan in flight.
+#[derive(Debug)]
 struct InFlight {
+    /// In order of rank.
+    parts: Vec<Part>,
+    load: StepLoad,
+}
+
+/// A sequence's part of a plan.
+#[derive(Clone, Copy, Debug)]
+struct Part {
     rank: Rank,
     num_tokens: usize,
     hidden_rows: usize,
@@ -140,19 +169,26 @@ struct InFlight {
     decides: bool,
 }
 
+impl InFlight {
+    /// Whether nothing can be planned before its results are known.
+    fn decides(&self) -> bool {
+        self.parts.iter().any(|part| part.decides)
+    }
+}
+
 /// Owns every sequence. A sequence is in exactly one of `running` and `waiting`, under its rank.
 #[derive(Debug)]
 pub struct Scheduler {
     config: SchedulerConfig,
     hasher: BlockHasher,
-    running: BTreeMap<Rank, Sequence>,
+    running: Running,
     /// Waiting and swapped.
-    waiting: BTreeMap<Rank, Sequence>,
+    waiting: BTreeMap<Rank, Box<Sequence>>,
     num_swapped: usize,
-    requests: HashMap<RequestId, Vec<Rank>>,
+    requests: IdMap<RequestId, Vec<Rank>>,
     /// Of requests whose beams have made a step.
-    searches: HashMap<RequestId, BeamSearch>,
-    ranks: HashMap<SeqId, Rank>,
+    searches: IdMap<RequestId, BeamSearch>,
+    ranks: IdMap<SeqId, Rank>,
     next_seq: u64,
     /// Told to the device pool with the next demand.
     pending: Demand,
@@ -163,7 +199,10 @@ pub struct Scheduler {
     /// Preempted sequences and what they want stored, between `reserve` and `plan`.
     storing: Vec<Store>,
     /// The plans that were made and whose results have not been taken in, oldest first.
-    in_flight: VecDeque<Vec<InFlight>>,
+    in_flight: VecDeque<InFlight>,
+    step_times: StepTimeModel,
+    forecast: Forecast,
+    empty_slots: usize,
     stats: StepStats,
     admissions: Vec<Admission>,
 }
@@ -173,18 +212,21 @@ impl Scheduler {
         assert!(config.max_num_batched_tokens >= config.max_num_seqs, "every decode must fit into a step");
         Self {
             hasher: BlockHasher::new(config.hash_key, config.block_size),
-            running: BTreeMap::new(),
+            running: Running::default(),
             waiting: BTreeMap::new(),
             num_swapped: 0,
-            requests: HashMap::new(),
-            searches: HashMap::new(),
-            ranks: HashMap::new(),
+            requests: IdMap::default(),
+            searches: IdMap::default(),
+            ranks: IdMap::default(),
             next_seq: 0,
             pending: Demand::default(),
             pending_swap: Vec::new(),
             available: config.num_device_blocks,
             storing: Vec::new(),
             in_flight: VecDeque::new(),
+            step_times: StepTimeModel::default(),
+            forecast: Forecast::default(),
+            empty_slots: 0,
             stats: StepStats::default(),
             admissions: Vec::new(),
             config,
@@ -205,7 +247,7 @@ impl Scheduler {
         self.requests.insert(arrival.id, vec![rank]);
         let seq = Sequence::new(rank, arrival, &self.hasher, &salt);
         self.ranks.insert(rank.seq, rank);
-        self.waiting.insert(rank, seq);
+        self.waiting.insert(rank, Box::new(seq));
     }
 
     fn new_seq_id(&mut self) -> SeqId {
@@ -232,7 +274,7 @@ impl Scheduler {
     }
 
     fn seq(&self, rank: Rank) -> Option<&Sequence> {
-        self.running.get(&rank).or_else(|| self.waiting.get(&rank))
+        self.running.get(&rank).or_else(|| self.waiting.get(&rank).map(|seq| &**seq))
     }
 
     /// Forgets a sequence; its blocks are released with the next demands.
@@ -295,28 +337,43 @@ impl Scheduler {
         std::mem::take(&mut self.admissions)
     }
 
-    /// Slots in blocks that running sequences hold and that hold no token even when all plans in flight are done.
+    /// Slots in blocks that running sequences held when the last plan was made, and that hold no token even when all
+    /// plans in flight are done.
     pub fn empty_slots(&self) -> usize {
-        self.running.values().map(|seq| seq.table.len() * self.config.block_size - seq.num_planned()).sum()
+        self.empty_slots
+    }
+
+    pub fn forecast(&self) -> Forecast {
+        self.forecast
     }
 
     /// First call of a step: what it needs of the device pool. `None` where no step may be planned before the next
     /// commit: the loop is the simple one, or blocks could run out, or as many plans as may be are in flight.
     pub fn demand(&mut self) -> Option<Demand> {
         let most = if self.config.overlap { MAX_STEPS_IN_FLIGHT } else { 1 };
-        if self.in_flight.len() >= most || self.in_flight.iter().flatten().any(|part| part.decides) {
+        if self.in_flight.len() >= most || self.in_flight.iter().any(InFlight::decides) {
             return None;
         }
-        let held: HashSet<Rank> =
-            self.running.values().filter(|seq| self.holds_back(seq)).map(|seq| seq.rank).collect();
-        let (config, mut budget) = (&self.config, self.config.max_num_batched_tokens);
-        let remaining = |seq: &Sequence| seq.remaining(config.max_model_len) - usize::from(held.contains(&seq.rank));
-        budget -= self.running.values().filter(|seq| remaining(seq) == 1).count();
+        let decodes = self.schedule_decodes();
+        let config = &self.config;
+        let num_tokens = config.max_num_batched_tokens - decodes.num_decodes;
+        let mut budget = PromptBudget::new(&self.step_times, &decodes, config.inter_token_target, num_tokens);
+        self.forecast = Forecast {
+            prompt_limit: budget.left(0),
+            decodes_s: self.step_times.expect(&decodes),
+            prompt_token_s: self.step_times.prompt_seconds(1, 0),
+            step_s: 0.0,
+        };
         let (mut grows, mut promised, mut unpromised) = (Vec::new(), 0, 0);
-        for seq in self.running.values_mut() {
-            let remaining = remaining(seq);
-            seq.scheduled = if remaining == 1 { 1 } else { remaining.min(budget) };
-            budget -= if remaining == 1 { 0 } else { seq.scheduled };
+        let (mut seats, mut goes_on) = (0, !self.in_flight.is_empty());
+        for seq in self.running.iter_mut() {
+            if seq.scheduled > 1 {
+                let context = seq.num_planned();
+                seq.scheduled = seq.scheduled.min(budget.left(context));
+                budget.take(seq.scheduled, context);
+            }
+            seats += seq.seats();
+            goes_on |= seq.scheduled > 0;
             let (grow, promised_to_it) = grow(seq, config.block_size);
             promised += promised_to_it;
             if let Some(grow) = grow {
@@ -330,13 +387,12 @@ impl Scheduler {
         }
         let mut demand = Demand { grow: grows, promised, ..std::mem::take(&mut self.pending) };
         if may_run_out {
-            demand.victims = self.running.values().rev().map(|seq| victim(seq, self.config.block_size)).collect();
+            demand.victims = self.running.iter().rev().map(|seq| victim(seq, config.block_size)).collect();
         }
-        demand.seats = self.config.max_num_seqs.saturating_sub(self.running.values().map(Sequence::seats).sum());
-        demand.token_budget = budget;
+        demand.seats = config.max_num_seqs.saturating_sub(seats);
+        demand.token_budget = budget.left(0);
         // Where nothing goes on, nothing will need what the watermark keeps free.
-        let goes_on = self.running.values().any(|seq| seq.scheduled > 0) || !self.in_flight.is_empty();
-        demand.watermark = if goes_on { self.config.watermark_blocks } else { 0 };
+        demand.watermark = if goes_on { config.watermark_blocks } else { 0 };
         demand.admit = self.candidates(&demand);
         Some(demand)
     }
@@ -363,7 +419,7 @@ impl Scheduler {
     pub fn plan(&mut self, grant: Grant, swap: SwapGrant) -> StepPlan {
         let mut plan = StepPlan::default();
         let stores = std::mem::take(&mut self.storing);
-        let mut stored: HashMap<SeqId, Vec<SwapBlock>> =
+        let mut stored: IdMap<SeqId, Vec<SwapBlock>> =
             stores.iter().zip(swap.stored).filter_map(|(store, blocks)| Some((store.seq, blocks?))).collect();
         let has_changed = !grant.admitted.is_empty() || !grant.preempted.is_empty();
         for seq in &grant.preempted {
@@ -382,28 +438,12 @@ impl Scheduler {
         }
         for admitted in grant.admitted {
             let rank = self.ranks[&admitted.seq];
-            let seq = self.waiting.remove(&rank).expect("only waiting sequences are admitted");
-            let seq = self.admit(seq, admitted.cached, admitted.blocks, admitted.num_new_tokens, &mut plan);
-            self.running.insert(rank, seq);
+            let mut seq = self.waiting.remove(&rank).expect("only waiting sequences are admitted");
+            self.admit(&mut seq, admitted.cached, admitted.blocks, admitted.num_new_tokens, &mut plan);
+            self.running.insert(seq);
         }
         self.available = grant.stats.free + grant.stats.cached;
-        let mut in_flight = Vec::new();
-        for seq in self.running.values_mut().filter(|seq| seq.scheduled > 0) {
-            let planned = planned(seq, self.config.max_model_len);
-            seq.next = planned.sample.as_ref().and_then(|sample| sample.next.clone());
-            let samples = planned.sample.is_some();
-            let decides = samples && seq.decides();
-            in_flight.push(InFlight {
-                rank: seq.rank,
-                num_tokens: seq.scheduled,
-                hidden_rows: planned.hidden_rows.len(),
-                samples,
-                decides,
-            });
-            seq.computing += std::mem::take(&mut seq.scheduled);
-            seq.sampling += usize::from(samples);
-            plan.batch.push(planned);
-        }
+        let in_flight = self.plan_batch(&mut plan.batch);
         if !plan.is_empty() {
             self.in_flight.push_back(in_flight);
         } else if self.in_flight.is_empty() && !has_changed {
@@ -428,67 +468,4 @@ impl Scheduler {
         }
         self.waiting.insert(rank, seq);
     }
-}
-
-/// What a running sequence asks for in this step, and the blocks promised to it that it does not hold yet.
-fn grow(seq: &Sequence, block_size: usize) -> (Option<Grow>, usize) {
-    let promised = seq.promised_blocks(block_size);
-    if seq.scheduled == 0 {
-        return (None, promised);
-    }
-    let end = seq.num_planned() + seq.scheduled;
-    let new_blocks = end.div_ceil(block_size).saturating_sub(seq.table.len());
-    let place = seq.num_planned() / block_size;
-    let writes_into = seq.table.get(place).filter(|_| seq.tail_shared).map(|block| (place, *block));
-    let grow = (new_blocks > 0 || writes_into.is_some()).then(|| Grow {
-        seq: seq.rank.seq,
-        new_blocks,
-        promised: new_blocks.min(promised),
-        writes_into,
-    });
-    (grow, promised)
-}
-
-fn victim(seq: &Sequence, block_size: usize) -> Victim {
-    Victim { seq: seq.rank.seq, table: seq.table.clone(), promised: seq.promised_blocks(block_size) }
-}
-
-/// A sequence's part of the plan being made.
-fn planned(seq: &Sequence, max_model_len: usize) -> PlannedSeq {
-    let (first, end, num_known) = (seq.num_planned(), seq.num_planned() + seq.scheduled, seq.num_tokens());
-    let mut tokens = seq.tokens(first, end.min(num_known) - first);
-    tokens.resize(seq.scheduled, 0);
-    let samples = end >= num_known && seq.params.pooling.is_none();
-    let sample = samples.then(|| SamplePlan {
-        params: seq.params.clone(),
-        prompt: seq.prompt.clone(),
-        output: seq.output.clone(),
-        first_sample: seq.sample,
-        num_samples: seq.num_samples(),
-        next: seq.guide.as_ref().map(|guide| {
-            Arc::new(NextToken::new(guide, seq.params.clone(), seq.output.clone(), seq.room(max_model_len)))
-        }),
-    });
-    PlannedSeq {
-        seq: seq.rank.seq,
-        num_computed: first,
-        tokens,
-        pending: end > num_known,
-        table: seq.table.clone(),
-        sample,
-        prompt_logprobs: prompt_logprobs(seq, end),
-        hidden_rows: seq.hidden_rows(end),
-    }
-}
-
-/// Rows of this step that predict prompt tokens neither reported nor asked for.
-fn prompt_logprobs(seq: &Sequence, end: usize) -> Option<PromptLogprobsPlan> {
-    let num_top = seq.params.prompt_logprobs.filter(|_| seq.sample == 0 && !seq.started)?;
-    let first = seq.prompt_logprobs.len().max(seq.num_planned());
-    let last = end.min(seq.prompt.len() - 1);
-    (first < last).then(|| PromptLogprobsPlan {
-        first_row: first - seq.num_planned(),
-        targets: seq.prompt[first + 1..=last].to_vec(),
-        num_top,
-    })
 }

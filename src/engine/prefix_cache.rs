@@ -3,13 +3,22 @@
 //! A block's KV depends on every token before it, so its hash covers its parent's hash and its own tokens. Equal
 //! hashes therefore mean an equal prefix, and a prefix is looked up block by block from the start.
 
-use crate::ids::{BlockId, TokenId};
-use std::collections::HashMap;
+use crate::ids::{BlockId, IdMap, TokenId};
+use smallvec::SmallVec;
+use std::hash::{Hash, Hasher};
 
 /// 128 bits of a keyed BLAKE3. Keyed with a secret of the process, so that no client can construct a collision and
 /// read another's cache.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
 pub struct BlockHash([u8; 16]);
+
+/// A part of it is a hash by itself.
+impl Hash for BlockHash {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let [a, b, c, d, e, f, g, h, ..] = self.0;
+        state.write_u64(u64::from_le_bytes([a, b, c, d, e, f, g, h]));
+    }
+}
 
 /// Computes block hashes for one block size.
 #[derive(Clone, Debug)]
@@ -32,10 +41,10 @@ impl BlockHasher {
     }
 
     /// Hash of a full block of `block_size` tokens that follows `parent`.
-    pub fn block(&self, parent: BlockHash, tokens: impl ExactSizeIterator<Item = TokenId>) -> BlockHash {
+    pub fn block(&self, parent: BlockHash, tokens: &[TokenId]) -> BlockHash {
         assert_eq!(tokens.len(), self.block_size, "only full blocks have a hash");
-        let mut bytes = Vec::with_capacity(16 + 4 * self.block_size);
-        bytes.extend_from_slice(&parent.0);
+        // Room for the usual block sizes without an allocation.
+        let mut bytes: SmallVec<[u8; 16 + 4 * 32]> = SmallVec::from_slice(&parent.0);
         for token in tokens {
             bytes.extend_from_slice(&token.to_le_bytes());
         }
@@ -55,7 +64,7 @@ fn truncate(hash: blake3::Hash) -> BlockHash {
 /// All operations take constant time: the eviction order is a doubly linked list through the blocks.
 #[derive(Debug)]
 pub struct PrefixCache {
-    index: HashMap<BlockHash, BlockId>,
+    index: IdMap<BlockHash, BlockId>,
     nodes: Vec<Node>,
     /// Next to be evicted.
     oldest: Option<BlockId>,
@@ -74,7 +83,7 @@ struct Node {
 impl PrefixCache {
     pub fn new(num_blocks: usize) -> Self {
         Self {
-            index: HashMap::new(),
+            index: IdMap::default(),
             nodes: vec![Node::default(); num_blocks],
             oldest: None,
             newest: None,
@@ -183,29 +192,29 @@ mod tests {
     fn hashes(count: u32) -> Vec<BlockHash> {
         let hasher = BlockHasher::new([7; 32], 1);
         let root = hasher.root(b"");
-        (0..count).map(|token| hasher.block(root, [token].into_iter())).collect()
+        (0..count).map(|token| hasher.block(root, &[token])).collect()
     }
 
     #[test]
     fn hash_covers_key_salt_parent_and_tokens() {
         let hasher = BlockHasher::new([1; 32], 2);
         let root = hasher.root(b"");
-        let first = hasher.block(root, [1, 2].into_iter());
+        let first = hasher.block(root, &[1, 2]);
         let all = [
             root,
             hasher.root(b"tenant"),
             first,
-            hasher.block(root, [2, 1].into_iter()),
-            hasher.block(first, [1, 2].into_iter()),
-            BlockHasher::new([2; 32], 2).block(root, [1, 2].into_iter()),
-            hasher.block(hasher.root(b"tenant"), [1, 2].into_iter()),
+            hasher.block(root, &[2, 1]),
+            hasher.block(first, &[1, 2]),
+            BlockHasher::new([2; 32], 2).block(root, &[1, 2]),
+            hasher.block(hasher.root(b"tenant"), &[1, 2]),
         ];
         for (i, a) in all.iter().enumerate() {
             for b in &all[i + 1..] {
                 assert_ne!(a, b);
             }
         }
-        assert_eq!(first, hasher.block(root, [1, 2].into_iter()));
+        assert_eq!(first, hasher.block(root, &[1, 2]));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use crate::engine::allocation::BlockTable;
 use crate::engine::beam::Beam;
 use crate::engine::constraint::{Guide, NextToken};
+use crate::engine::plan::FedTokens;
 use crate::engine::policy::Arrival;
 use crate::engine::prefix_cache::{BlockHash, BlockHasher};
 use crate::ids::{BlockId, RequestId, SeqId, TokenId};
@@ -213,16 +214,9 @@ impl Sequence {
         1 + self.forks as usize
     }
 
-    /// Tokens `from .. from + count` of prompt and output.
-    pub fn tokens(&self, from: usize, count: usize) -> Vec<TokenId> {
-        (from..from + count).map(|position| self.token(position)).collect()
-    }
-
-    fn token(&self, position: usize) -> TokenId {
-        match position.checked_sub(self.prompt.len()) {
-            None => self.prompt[position],
-            Some(after) => self.output[after],
-        }
+    /// Appends the tokens at these positions of prompt and output.
+    pub fn feed(&self, positions: Range<usize>, tokens: &mut FedTokens) {
+        feed(&self.prompt, &self.output, positions, tokens);
     }
 
     /// Makes sure that the names of the first `num_blocks` blocks are known; all must be full.
@@ -230,17 +224,19 @@ impl Sequence {
         if self.hashes.len() >= num_blocks {
             return;
         }
-        let mut hashes = std::mem::take(&mut self.hashes);
-        let all = Arc::make_mut(&mut hashes);
+        let all = Arc::make_mut(&mut self.hashes);
+        let mut tokens = FedTokens::new();
         while all.len() < num_blocks {
             let parent = all.last().copied().unwrap_or(self.root);
             let start = all.len() * block_size;
-            all.push(hasher.block(parent, (start..start + block_size).map(|position| self.token(position))));
+            tokens.clear();
+            feed(&self.prompt, &self.output, start..start + block_size, &mut tokens);
+            all.push(hasher.block(parent, &tokens));
         }
-        self.hashes = hashes;
     }
 
     /// Appends a sampled token. `Some` where it was the last one.
+    #[inline]
     pub fn push(&mut self, token: TokenId, max_model_len: usize) -> Option<FinishReason> {
         Arc::make_mut(&mut self.output).push(token);
         // Rules let an end come early only where they leave nothing else.
@@ -269,5 +265,15 @@ impl Sequence {
         };
         (self.scheduled, self.num_published, self.admitted_tokens, self.tail_shared) = (0, 0, 0, false);
         std::mem::take(&mut self.table)
+    }
+}
+
+fn feed(prompt: &[TokenId], output: &[TokenId], Range { start, end }: Range<usize>, tokens: &mut FedTokens) {
+    let split = prompt.len();
+    if start < split {
+        tokens.extend_from_slice(&prompt[start..end.min(split)]);
+    }
+    if end > split {
+        tokens.extend_from_slice(&output[start.max(split) - split..end - split]);
     }
 }

@@ -143,6 +143,15 @@ pub fn step(step: &StepMetrics) {
     });
 }
 
+/// What was expected when a step was planned.
+pub fn forecast(prompt_limit: usize, decodes_s: f64, prompt_token_s: f64) {
+    with(|m| {
+        m.prompt_limit.set(prompt_limit as f64);
+        m.expected_decodes.set(decodes_s);
+        m.expected_prompt_token.set(prompt_token_s);
+    });
+}
+
 pub fn set_device_blocks(used: usize, cached: usize, free: usize) {
     with(|m| {
         m.device_used.set(used as f64);
@@ -253,6 +262,9 @@ struct Handles {
     step_execute: Histogram,
     step_sample: Histogram,
     step_gap: Histogram,
+    prompt_limit: Gauge,
+    expected_decodes: Gauge,
+    expected_prompt_token: Gauge,
     device_used: Gauge,
     device_cached: Gauge,
     device_free: Gauge,
@@ -349,6 +361,9 @@ impl Handles {
             step_execute: step_phase("execute"),
             step_sample: step_phase("sample"),
             step_gap: histogram(&table::STEP_GAP),
+            prompt_limit: recorder.register_gauge(&key(&table::PROMPT_LIMIT, None), &METADATA),
+            expected_decodes: gauge_of(&table::EXPECTED_SECONDS, "decodes"),
+            expected_prompt_token: gauge_of(&table::EXPECTED_SECONDS, "prompt_token"),
             device_used: gauge_of(&table::DEVICE_BLOCKS, "used"),
             device_cached: gauge_of(&table::DEVICE_BLOCKS, "cached"),
             device_free: gauge_of(&table::DEVICE_BLOCKS, "free"),
@@ -401,6 +416,7 @@ mod tests {
         set_requests(3, 2, 1);
         prompt_tokens(10, 4);
         set_device_blocks(5, 6, 7);
+        forecast(300, 0.02, 0.0005);
         kv_waste(3, 12);
         swapped_out(2, 4096);
         first_token(Duration::from_millis(30));
@@ -424,6 +440,9 @@ mod tests {
             ("pagetide_prompt_tokens_total", 10.0),
             ("pagetide_cached_tokens_total", 4.0),
             ("pagetide_device_blocks{state=\"cached\"}", 6.0),
+            ("pagetide_prompt_limit_tokens", 300.0),
+            ("pagetide_expected_seconds{of=\"decodes\"}", 0.02),
+            ("pagetide_expected_seconds{of=\"prompt_token\"}", 0.0005),
             ("pagetide_kv_waste_ratio", 0.25),
             ("pagetide_kv_empty_slot_steps_total", 3.0),
             ("pagetide_kv_slot_steps_total", 12.0),

@@ -93,6 +93,10 @@ metrics! {
         "Where a step's time goes: planning with the block pools, the forward pass with its copies, sampling.";
     STEP_GAP = "pagetide_step_gap_seconds" Histogram "seconds" [] STEP_BOUNDS,
         "From the end of a step to the start of the next, as the host sees it: 0 where that one had been submitted before. Times without work are not counted.";
+    PROMPT_LIMIT = "pagetide_prompt_limit_tokens" Gauge "tokens" [] &[],
+        "Prompt tokens that the latest step could have had beside its decodes: what scheduler.max_num_batched_tokens left, or what was expected to keep within scheduler.inter_token_target_ms.";
+    EXPECTED_SECONDS = "pagetide_expected_seconds" Gauge "seconds" ["of": "decodes, prompt_token"] &[],
+        "What the scheduler has learned from the steps so far: what the decodes of the latest step take by themselves; what a prompt token adds to a step.";
     DEVICE_BLOCKS = "pagetide_device_blocks" Gauge "blocks" ["state": "used, cached, free"] &[],
         "KV blocks on the device: held by a sequence; held by nobody but still in the prefix cache; empty.";
     SWAP_BLOCKS = "pagetide_swap_blocks" Gauge "blocks" ["state": "used, free"] &[],

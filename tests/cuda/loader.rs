@@ -54,7 +54,7 @@ fn token(runner: &mut impl StepRunner) -> u32 {
             hidden_rows: 0..0,
             seq: SeqId(1),
             num_computed: 0,
-            tokens: prompt.clone(),
+            tokens: prompt.iter().copied().collect(),
             pending: false,
             table: Arc::new(vec![BlockId(2)]),
             sample: Some(SamplePlan {

@@ -64,6 +64,7 @@ impl Engine {
             num_device_blocks,
             max_num_seqs: 12,
             max_num_batched_tokens: 40,
+            inter_token_target: None,
             max_model_len: MAX_MODEL_LEN,
             policy: SchedulingPolicy::Fcfs,
             preemption_mode: mode,

@@ -192,7 +192,7 @@ impl Heads {
                     DType::F16 => 2e-3,
                     DType::BF16 => 1e-2,
                 };
-                let (cols, reference) = (seq.out_cols(), seq.reference_of(tokens, self.dtype));
+                let (cols, reference) = (seq.out_cols(), seq.reference_of(tokens, isa, self.dtype));
                 let got = pick(expected, cols, &tokens);
                 assert_close(&got, &reference, tolerance, &format!("{isa} {self:?}, {} tokens", seq.len));
             }

@@ -161,7 +161,7 @@ fn execute(token: TokenId, failures: u64) -> Execute {
         hidden_rows: 0..0,
         seq: SeqId(1),
         num_computed: 0,
-        tokens: vec![token],
+        tokens: [token].into_iter().collect(),
         pending: false,
         table: Arc::default(),
         sample: None,

@@ -84,6 +84,7 @@ impl World {
                 num_device_blocks: NUM_BLOCKS,
                 max_num_seqs: 8,
                 max_num_batched_tokens: 64,
+                inter_token_target: None,
                 max_model_len: 100,
                 policy: SchedulingPolicy::Fcfs,
                 preemption_mode: PreemptionMode::Swap,

@@ -2,13 +2,13 @@
 
 use super::Scheduler;
 use super::commit::publish;
+use super::running::Running;
 use crate::engine::allocation::{Admit, Demand};
 use crate::engine::plan::StepPlan;
 use crate::engine::policy::Admission;
 use crate::engine::sequence::{Rank, SeqState, Sequence};
-use crate::ids::{BlockId, RequestId};
+use crate::ids::{BlockId, IdMap, RequestId};
 use crate::sampling::params::Pooling;
-use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 impl Scheduler {
@@ -65,12 +65,12 @@ impl Scheduler {
     /// Takes up a sequence with the blocks that it was given.
     pub(super) fn admit(
         &mut self,
-        mut seq: Sequence,
+        seq: &mut Sequence,
         cached: Vec<BlockId>,
         blocks: Vec<BlockId>,
         scheduled: usize,
         plan: &mut StepPlan,
-    ) -> Sequence {
+    ) {
         let num_cached = cached.len();
         let cached_tokens = num_cached * self.config.block_size;
         let mut table = cached;
@@ -96,20 +96,14 @@ impl Scheduler {
         seq.table = Arc::new(table);
         seq.num_published = num_cached;
         // What was copied in can be shared at once: no plan reads it before this one has been carried out.
-        publish(&mut seq, &self.hasher, self.config.block_size, &mut self.pending.publish);
+        publish(seq, &self.hasher, self.config.block_size, &mut self.pending.publish);
         seq.scheduled = scheduled;
-        seq
     }
 }
 
 /// Whether a waiting beam can be admitted: one after the other, so that each finds the blocks that it shares with those
 /// before it under their names. Otherwise beams that have yielded could need more memory than they had.
-fn may_join(
-    seq: &Sequence,
-    running: &BTreeMap<Rank, Sequence>,
-    requests: &HashMap<RequestId, Vec<Rank>>,
-    block_size: usize,
-) -> bool {
+fn may_join(seq: &Sequence, running: &Running, requests: &IdMap<RequestId, Vec<Rank>>, block_size: usize) -> bool {
     let mut others = requests[&seq.rank.request].iter().filter_map(|rank| running.get(rank));
     let is_complete = |beam: &Sequence| {
         beam.num_computed + 1 == beam.num_tokens() && beam.num_published == beam.num_computed / block_size

@@ -10,13 +10,19 @@ use crate::engine::plan::{Deliveries, Delivery};
 use crate::engine::sequence::{Rank, Sequence};
 use crate::ids::{RequestId, SeqId, TokenId};
 use crate::sampling::params::{PositionLogprobs, Sampled};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 impl Scheduler {
-    /// Whether a running sequence must not compute its last token in this step: it is a beam, and not all beams of its
-    /// request are there yet.
-    pub(super) fn holds_back(&self, seq: &Sequence) -> bool {
+    /// Beams of which not all are there yet do not compute their last token in this step.
+    pub(super) fn hold_beams_back(&mut self) {
+        let held = self.running.iter().filter(|seq| self.holds_back(seq)).map(|seq| seq.rank);
+        for rank in held.collect::<Vec<_>>() {
+            self.running.get_mut(&rank).expect("it runs").scheduled -= 1;
+        }
+    }
+
+    fn holds_back(&self, seq: &Sequence) -> bool {
         seq.is_beam() && {
             let ranks = &self.requests[&seq.rank.request];
             let is_there =
@@ -41,10 +47,10 @@ impl Scheduler {
     /// Where everything that runs is a beam that waits for another, and nothing was admitted: all give their blocks up,
     /// and who comes first starts over. Most of their content stays cached.
     pub(super) fn unblock(&mut self) {
-        for (rank, mut seq) in std::mem::take(&mut self.running) {
+        for mut seq in self.running.drain() {
             self.pending.release.push(seq.preempt(None));
             self.stats.preempted_recompute += 1;
-            self.waiting.insert(rank, seq);
+            self.waiting.insert(seq.rank, seq);
         }
     }
 
@@ -52,7 +58,7 @@ impl Scheduler {
     pub(super) fn advance_beams(
         &mut self,
         request: RequestId,
-        next: &HashMap<Rank, PositionLogprobs>,
+        next: &BTreeMap<Rank, PositionLogprobs>,
         deliveries: &mut Deliveries,
     ) {
         let ranks = self.requests[&request].clone();
@@ -96,7 +102,7 @@ impl Scheduler {
         seq.started = true;
         seq.tail_shared = !seq.num_computed.is_multiple_of(self.config.block_size);
         seq.follow(child.token, child.beam.clone());
-        self.insert_fork(rank, seq);
+        self.insert_fork(rank, Box::new(seq));
     }
 
     fn deliver_results(&mut self, request: RequestId, n: u32, deliveries: &mut Deliveries) {

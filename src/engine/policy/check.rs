@@ -10,12 +10,13 @@ impl Scheduler {
     /// Asserts the scheduler's invariants; for tests, between `plan` and `commit` or between steps.
     pub fn check(&self) {
         assert!(self.in_flight.len() <= if self.config.overlap { MAX_STEPS_IN_FLIGHT } else { 1 });
-        for (rank, seq) in &self.running {
+        for seq in self.running.iter() {
+            let rank = &seq.rank;
             assert_eq!(seq.state, SeqState::Running);
             assert!(seq.num_computed < seq.num_tokens(), "{} has nothing left to compute", rank.seq);
             assert!(seq.num_planned() <= seq.num_tokens() + 1, "{} feeds more than one pending token", rank.seq);
             assert!(seq.table.len() * self.config.block_size >= seq.num_planned());
-            let parts = self.in_flight.iter().flatten().filter(|part| part.rank == *rank);
+            let parts = self.in_flight.iter().flat_map(|plan| &plan.parts).filter(|part| part.rank == *rank);
             let planned = parts.fold((0, 0), |sum, part| (sum.0 + part.num_tokens, sum.1 + usize::from(part.samples)));
             assert_eq!((seq.computing, seq.sampling), planned, "{} and the plans in flight disagree", rank.seq);
         }
@@ -24,6 +25,7 @@ impl Scheduler {
             assert!(seq.table.is_empty(), "{} waits and holds blocks", seq.rank.seq);
             assert_eq!((seq.computing, seq.sampling), (0, 0), "{} waits and is in flight", seq.rank.seq);
         }
+        assert!(self.running.iter().is_sorted_by_key(|seq| seq.rank), "running sequences are out of order");
         let swapped = self.waiting.values().filter(|seq| matches!(seq.state, SeqState::Swapped(_))).count();
         assert_eq!(swapped, self.num_swapped);
         let total = self.running.len() + self.waiting.len();
@@ -38,7 +40,7 @@ impl Scheduler {
             SeqState::Swapped(blocks) => Some(blocks.as_slice()),
             _ => None,
         });
-        let device = self.running.values().map(|seq| seq.table.as_slice());
+        let device = self.running.iter().map(|seq| seq.table.as_slice());
         let device = device.chain(self.pending.release.iter().map(|table| table.as_slice()));
         (device.collect(), swapped.chain(self.pending_swap.iter().map(Vec::as_slice)).collect())
     }

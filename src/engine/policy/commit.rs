@@ -1,6 +1,6 @@
 //! The second half of a step: what its results, or its failure, change.
 
-use super::Scheduler;
+use super::{InFlight, Scheduler};
 use crate::engine::allocation::Demand;
 use crate::engine::constraint::NextToken;
 use crate::engine::plan::{Deliveries, Delivery, SeqOutput, StepOutput};
@@ -8,17 +8,24 @@ use crate::engine::prefix_cache::{BlockHash, BlockHasher};
 use crate::engine::sequence::{Rank, SeqState, Sequence};
 use crate::ids::{BlockId, RequestId, TokenId};
 use crate::sampling::params::{FinishReason, PositionLogprobs, Sampled};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 impl Scheduler {
     /// Last call: takes the results of the oldest plan in flight in.
     pub fn commit(&mut self, output: StepOutput) -> Deliveries {
-        let mut deliveries = Vec::new();
-        let mut hidden_rows = HashMap::new();
-        for part in self.in_flight.pop_front().expect("a plan is in flight") {
-            hidden_rows.insert(part.rank.seq, part.hidden_rows);
-            // A sequence that has ended since the plan was made is gone.
-            let Some(seq) = self.running.get_mut(&part.rank) else { continue };
+        let InFlight { parts, load } = self.in_flight.pop_front().expect("a plan is in flight");
+        self.step_times.observe(&load, output.timing.forward_s + output.timing.sample_s);
+        let mut deliveries = Vec::with_capacity(parts.len());
+        let mut beams = BTreeMap::new();
+        let mut outputs = output.seqs.into_iter();
+        // Parts and running sequences are both in order of rank.
+        let mut next = 0;
+        for part in parts {
+            let has_output = outputs.as_slice().first().is_some_and(|output| output.seq == part.rank.seq);
+            let output = if has_output { outputs.next() } else { None };
+            // A sequence that has ended since the plan was made is gone: cancelled, or by a token that was pending then.
+            let Some(place) = self.running.place(next, &part.rank) else { continue };
+            let seq = self.running.at(place);
             let before = seq.num_computed;
             seq.num_computed += part.num_tokens;
             seq.computing -= part.num_tokens;
@@ -26,12 +33,15 @@ impl Scheduler {
             self.stats.recomputed_tokens += seq.high_water.min(seq.num_computed).saturating_sub(before);
             seq.high_water = seq.high_water.max(seq.num_computed);
             publish(seq, &self.hasher, self.config.block_size, &mut self.pending.publish);
+            let is_embedding = seq.params.pooling.is_some();
+            match output {
+                Some(output) if is_embedding => self.take_hidden(place, &output, part.hidden_rows, &mut deliveries),
+                Some(output) => self.take_output(place, output, &mut beams, &mut deliveries),
+                None => {}
+            }
+            next = place + usize::from(self.running.place(place, &part.rank) == Some(place));
         }
-        let mut beams: BTreeMap<RequestId, HashMap<Rank, PositionLogprobs>> = BTreeMap::new();
-        for output in output.seqs {
-            self.take_hidden(&output, hidden_rows[&output.seq], &mut deliveries);
-            self.take_output(output, &mut beams, &mut deliveries);
-        }
+        assert!(outputs.next().is_none(), "results come in the order of the plan");
         for (request, next) in beams {
             self.advance_beams(request, &next, &mut deliveries);
         }
@@ -39,12 +49,12 @@ impl Scheduler {
     }
 
     /// The states of some tokens; with the last of them, the embedding is there.
-    fn take_hidden(&mut self, output: &SeqOutput, num_rows: usize, deliveries: &mut Deliveries) {
-        let Some(rank) = self.ranks.get(&output.seq).copied() else { return };
-        let Some(seq) = self.running.get_mut(&rank).filter(|seq| seq.params.pooling.is_some()) else { return };
+    fn take_hidden(&mut self, place: usize, output: &SeqOutput, num_rows: usize, deliveries: &mut Deliveries) {
+        let seq = self.running.at(place);
         seq.pooled.add(&output.hidden, num_rows);
         if seq.num_computed == seq.num_tokens() {
-            let (request, cached_tokens) = (rank.request, seq.cached_tokens.unwrap_or(0));
+            let (rank, cached_tokens) = (seq.rank, seq.cached_tokens.unwrap_or(0));
+            let request = rank.request;
             deliveries.push((request, Delivery::Started { cached_tokens }));
             deliveries.push((request, Delivery::Embedding(seq.pooled.mean())));
             deliveries.push((request, Delivery::Finished { sample: 0, reason: FinishReason::Eos }));
@@ -55,17 +65,19 @@ impl Scheduler {
     /// `beams`: where beams leave what follows them, until all of a request have.
     fn take_output(
         &mut self,
+        place: usize,
         output: SeqOutput,
-        beams: &mut BTreeMap<RequestId, HashMap<Rank, PositionLogprobs>>,
+        beams: &mut BTreeMap<RequestId, BTreeMap<Rank, PositionLogprobs>>,
         deliveries: &mut Deliveries,
     ) {
-        // Gone: cancelled, or ended by a token that was pending when the plan was made.
-        let Some(rank) = self.ranks.get(&output.seq).copied() else { return };
-        let Some(seq) = self.running.get_mut(&rank) else { return };
+        let seq = self.running.at(place);
+        let rank = seq.rank;
         seq.prompt_logprobs.extend(output.prompt_logprobs);
-        let Some((first, others)) = output.sampled.split_first() else { return };
+        let mut sampled = output.sampled.into_iter();
+        let Some(first) = sampled.next() else { return };
+        let others = sampled.as_slice();
         if seq.is_beam() {
-            let next = first.logprobs.clone().expect("a search asks for log-probabilities");
+            let next = first.logprobs.expect("a search asks for log-probabilities");
             beams.entry(rank.request).or_default().insert(rank, next);
             return;
         }
@@ -87,7 +99,7 @@ impl Scheduler {
         }
         let parent = (!others.is_empty()).then(|| {
             seq.forks = 0;
-            seq.tail_shared = seq.num_computed % self.config.block_size != 0;
+            seq.tail_shared = !seq.num_computed.is_multiple_of(self.config.block_size);
             seq.clone()
         });
         if push(seq, first, forced, self.config.max_model_len, deliveries) {
@@ -103,19 +115,19 @@ impl Scheduler {
         for (sampled, sample) in samples.iter().zip(parent.sample + 1..) {
             let rank = Rank { seq: self.new_seq_id(), ..parent.rank };
             let mut seq = parent.fork(rank.seq, sample);
-            if !push(&mut seq, sampled, forced, self.config.max_model_len, deliveries) {
-                self.insert_fork(rank, seq);
+            if !push(&mut seq, sampled.clone(), forced, self.config.max_model_len, deliveries) {
+                self.insert_fork(rank, Box::new(seq));
             }
         }
     }
 
     /// Takes up a sequence that shares its parent's blocks.
-    pub(super) fn insert_fork(&mut self, rank: Rank, mut seq: Sequence) {
+    pub(super) fn insert_fork(&mut self, rank: Rank, mut seq: Box<Sequence>) {
         self.ranks.insert(rank.seq, rank);
         self.requests.entry(rank.request).or_default().push(rank);
         if self.running.len() < self.config.max_num_seqs {
             self.pending.forks.push(seq.table.clone());
-            self.running.insert(rank, seq);
+            self.running.insert(seq);
         } else {
             seq.preempt(None);
             self.waiting.insert(rank, seq);
@@ -125,7 +137,7 @@ impl Scheduler {
     /// The executor has lost all KV. Requests with a running sequence are dropped and returned; the others start
     /// over when their turn comes. Both pools must be made anew.
     pub fn fail_running(&mut self) -> Vec<RequestId> {
-        let mut failed: Vec<RequestId> = self.running.keys().map(|rank| rank.request).collect();
+        let mut failed: Vec<RequestId> = self.running.iter().map(|seq| seq.rank.request).collect();
         failed.sort_unstable();
         failed.dedup();
         for request in &failed {
@@ -149,22 +161,25 @@ impl Scheduler {
 /// Appends what came: the sampled token, or all those that had to come. True where the sequence has ended.
 fn push(
     seq: &mut Sequence,
-    sampled: &Sampled,
+    sampled: Sampled,
     forced: &[TokenId],
     max_model_len: usize,
     deliveries: &mut Deliveries,
 ) -> bool {
-    let (request, sample) = (seq.rank.request, seq.sample);
-    let sampled = std::iter::once(sampled.clone()).filter(|_| forced.is_empty());
-    for sampled in sampled.chain(forced.iter().map(|token| Sampled { token: *token, logprobs: None })) {
-        let reason = seq.push(sampled.token, max_model_len);
-        deliveries.push((request, Delivery::Token { sample, sampled }));
-        if let Some(reason) = reason {
-            deliveries.push((request, Delivery::Finished { sample, reason }));
-            return true;
-        }
+    if forced.is_empty() {
+        return push_one(seq, sampled, max_model_len, deliveries);
     }
-    false
+    let mut forced = forced.iter().map(|token| Sampled { token: *token, logprobs: None });
+    forced.any(|sampled| push_one(seq, sampled, max_model_len, deliveries))
+}
+
+#[inline]
+fn push_one(seq: &mut Sequence, sampled: Sampled, max_model_len: usize, deliveries: &mut Deliveries) -> bool {
+    let (request, sample) = (seq.rank.request, seq.sample);
+    let reason = seq.push(sampled.token, max_model_len);
+    deliveries.push((request, Delivery::Token { sample, sampled }));
+    deliveries.extend(reason.map(|reason| (request, Delivery::Finished { sample, reason })));
+    reason.is_some()
 }
 
 /// Offers the blocks that have become full to the prefix cache.

@@ -148,7 +148,7 @@ impl Steps {
         let planned = |(seq, table): (usize, &Arc<Vec<BlockId>>)| PlannedSeq {
             seq: SeqId(seq as u64),
             num_computed: decodes.context + decodes.steps,
-            tokens: vec![1],
+            tokens: [1].into_iter().collect(),
             pending,
             table: table.clone(),
             sample: self.sample(),

@@ -1,0 +1,286 @@
+//! How long a step takes, learned from those before it, and how much of a prompt fits into one.
+//!
+//! The time of a step is taken to be linear in its [`StepLoad`]. That is what both kinds of device show: weights are
+//! read once a step, each row of a decode or a prompt costs its part of the matrix products, and attention costs what it
+//! reads. No clock: times come in with the results.
+
+/// What a step computes, as far as its time depends on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepLoad {
+    /// Sequences with one token.
+    pub num_decodes: usize,
+    /// Tokens that these attend to, in all.
+    pub decode_context: usize,
+    /// Tokens of longer pieces: prompts.
+    pub prompt_tokens: usize,
+    /// Tokens that these attend to, in all.
+    pub prompt_context: usize,
+}
+
+impl StepLoad {
+    /// Adds a piece of `num_tokens` tokens behind `context` others.
+    pub fn add(&mut self, num_tokens: usize, context: usize) {
+        if num_tokens == 1 {
+            self.num_decodes += 1;
+            self.decode_context += context;
+        } else {
+            self.prompt_tokens += num_tokens;
+            self.prompt_context += num_tokens * context + num_tokens * num_tokens / 2;
+        }
+    }
+
+    /// Terms of about the same size. Of several that explain a time equally well, the first does: so the first step,
+    /// which is a prompt's, tells what prompts cost.
+    fn terms(&self) -> [f64; TERMS] {
+        [
+            self.prompt_tokens as f64 * PROMPT_TOKEN,
+            self.num_decodes as f64 / 64.0,
+            1.0,
+            self.prompt_context as f64 * PROMPT_CONTEXT,
+            self.decode_context as f64 / 65_536.0,
+        ]
+    }
+}
+
+const TERMS: usize = 5;
+const PROMPT_TOKEN: f64 = 1.0 / 512.0;
+const PROMPT_CONTEXT: f64 = 1.0 / 524_288.0;
+
+/// What of its weight an observation keeps with each one after it: the last 30 or so count.
+const MEMORY: f64 = 0.97;
+/// After this many observations, a step that took more than [`MAX_SURPRISE`] times what was expected is taken for that
+/// much: the machine did something else.
+const TRUSTED_AFTER: u64 = 16;
+const MAX_SURPRISE: f64 = 4.0;
+/// Steps towards the best fit with each observation; the next one goes on from there.
+const SWEEPS: usize = 8;
+
+/// Weighted least squares with coefficients that are never negative, by coordinate descent. What the loads seen lately
+/// do not tell apart stays as it was.
+#[derive(Clone, Debug, Default)]
+pub struct StepTimeModel {
+    /// Seconds for each term.
+    seconds: [f64; TERMS],
+    /// Of the normal equations: `products · seconds = targets`.
+    products: [[f64; TERMS]; TERMS],
+    targets: [f64; TERMS],
+    num_observed: u64,
+}
+
+impl StepTimeModel {
+    /// A step with this load took so many seconds.
+    pub fn observe(&mut self, load: &StepLoad, seconds: f64) {
+        if !(seconds.is_finite() && seconds > 0.0) {
+            return; // a device without a sense of time
+        }
+        let expected = self.expect(load);
+        let is_trusted = self.num_observed >= TRUSTED_AFTER && expected > 0.0;
+        let seconds = if is_trusted { seconds.min(expected * MAX_SURPRISE) } else { seconds };
+        self.num_observed += 1;
+        // An error counts as a part of the step's time: short steps tell as much as long ones.
+        let terms = load.terms();
+        let weight = 1.0 / (seconds * seconds);
+        for (row, x) in terms.iter().enumerate() {
+            for (product, y) in self.products[row].iter_mut().zip(&terms) {
+                *product = *product * MEMORY + weight * x * y;
+            }
+            self.targets[row] = self.targets[row] * MEMORY + weight * x * seconds;
+        }
+        for _ in 0..SWEEPS {
+            self.descend();
+        }
+    }
+
+    fn descend(&mut self) {
+        for term in 0..TERMS {
+            let curvature = self.products[term][term];
+            if curvature > f64::MIN_POSITIVE {
+                let explained: f64 = self.products[term].iter().zip(&self.seconds).map(|(a, b)| a * b).sum();
+                let better = self.seconds[term] + (self.targets[term] - explained) / curvature;
+                self.seconds[term] = better.max(0.0);
+            }
+        }
+    }
+
+    /// Seconds that a step with this load takes; 0 before anything has been seen.
+    pub fn expect(&self, load: &StepLoad) -> f64 {
+        load.terms().iter().zip(&self.seconds).map(|(term, seconds)| term * seconds).sum()
+    }
+
+    /// Seconds that `num_tokens` tokens of a prompt behind `context` others add to a step.
+    pub fn prompt_seconds(&self, num_tokens: usize, context: usize) -> f64 {
+        let (per_token, per_pair) = self.prompt_costs(context);
+        num_tokens as f64 * (per_token + per_pair * num_tokens as f64 / 2.0)
+    }
+
+    /// Tokens of a prompt behind `context` others that add at most `seconds` to a step.
+    pub fn prompt_tokens(&self, seconds: f64, context: usize) -> usize {
+        let (per_token, per_pair) = self.prompt_costs(context);
+        // The positive root of `per_pair / 2 · n² + per_token · n = seconds`; infinite where nothing costs anything.
+        let tokens = 2.0 * seconds / (per_token + (per_token * per_token + 2.0 * per_pair * seconds).sqrt());
+        if tokens.is_nan() { usize::MAX } else { tokens as usize }
+    }
+
+    /// Seconds of the next token behind `context` others, and by how much each token makes the one after it dearer.
+    fn prompt_costs(&self, context: usize) -> (f64, f64) {
+        let per_pair = self.seconds[3] * PROMPT_CONTEXT;
+        (self.seconds[0] * PROMPT_TOKEN + per_pair * context as f64, per_pair)
+    }
+}
+
+/// Of the time that a step's decodes take by themselves, what prompts may add at least, however short the target: where
+/// decodes alone take longer than the target, a prompt would otherwise never be done.
+const MIN_PROMPT_SHARE: f64 = 0.5;
+/// The tokens that a prompt gets at least in a step that has room for prompts at all; less is not worth the work around
+/// it.
+const MIN_CHUNK: usize = 32;
+
+/// What prompts may take of the step being planned.
+#[derive(Clone, Debug)]
+pub struct PromptBudget<'a> {
+    model: &'a StepTimeModel,
+    /// Left of `max_num_batched_tokens`.
+    tokens: usize,
+    /// Left for prompts.
+    seconds: f64,
+    is_untouched: bool,
+}
+
+impl<'a> PromptBudget<'a> {
+    /// Of a step with these decodes, which may take `target` seconds, and `tokens` tokens besides. Where nobody waits
+    /// for a next token, or there is no target, only the tokens count.
+    pub fn new(model: &'a StepTimeModel, decodes: &StepLoad, target: Option<f64>, tokens: usize) -> Self {
+        let seconds = match target.filter(|_| decodes.num_decodes > 0) {
+            None => f64::INFINITY,
+            Some(target) => {
+                let base = model.expect(decodes);
+                (target - base).max(base * MIN_PROMPT_SHARE)
+            }
+        };
+        Self { model, tokens, seconds, is_untouched: true }
+    }
+
+    /// Tokens that a prompt behind `context` others may have.
+    pub fn left(&self, context: usize) -> usize {
+        let least = if self.is_untouched { MIN_CHUNK } else { 0 };
+        let tokens = match self.seconds.is_finite() {
+            true => self.model.prompt_tokens(self.seconds, context).max(least),
+            false => usize::MAX,
+        };
+        tokens.min(self.tokens)
+    }
+
+    pub fn take(&mut self, num_tokens: usize, context: usize) {
+        if num_tokens > 0 {
+            self.tokens -= num_tokens;
+            self.seconds = (self.seconds - self.model.prompt_seconds(num_tokens, context)).max(0.0);
+            self.is_untouched = false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Seconds of a device: weights, rows, attention; and a pseudo-random part of it.
+    fn device(load: &StepLoad, noise: f64) -> f64 {
+        let seconds = 0.008
+            + load.num_decodes as f64 * 1e-4
+            + load.decode_context as f64 * 1e-7
+            + load.prompt_tokens as f64 * 2e-4
+            + load.prompt_context as f64 * 5e-8;
+        seconds * (1.0 + noise)
+    }
+
+    fn load(pieces: &[(usize, usize)]) -> StepLoad {
+        let mut load = StepLoad::default();
+        pieces.iter().for_each(|(num_tokens, context)| load.add(*num_tokens, *context));
+        load
+    }
+
+    /// As a server under load: decodes that come and go, and prompts in most steps.
+    fn observe(model: &mut StepTimeModel, steps: usize, slower: f64) {
+        for step in 0..steps {
+            let mut pieces = vec![(1, 200 + step * 37 % 900); step * 7 % 32 + 1];
+            if step % 3 > 0 {
+                pieces.push((40 + step * 61 % 400, step * 131 % 2_000));
+            }
+            let load = load(&pieces);
+            let noise = ((step * 29 % 11) as f64 - 5.0) / 50.0;
+            model.observe(&load, slower * device(&load, noise));
+        }
+    }
+
+    fn assert_near(found: f64, expected: f64, part: f64) {
+        assert!((found / expected - 1.0).abs() < part, "{found} is not about {expected}");
+    }
+
+    #[test]
+    fn it_learns_what_a_step_costs_and_learns_anew() {
+        let mut model = StepTimeModel::default();
+        let mixed = load(&[(1, 500), (1, 500), (1, 500), (1, 500), (200, 300)]);
+        observe(&mut model, 200, 1.0);
+        assert_near(model.expect(&mixed), device(&mixed, 0.0), 0.15);
+        observe(&mut model, 200, 6.0);
+        assert_near(model.expect(&mixed), 6.0 * device(&mixed, 0.0), 0.15);
+    }
+
+    #[test]
+    fn steps_that_hang_change_little() {
+        let mut model = StepTimeModel::default();
+        let mixed = load(&[(1, 500), (1, 500), (200, 300)]);
+        observe(&mut model, 200, 1.0);
+        model.observe(&mixed, 60.0);
+        observe(&mut model, 10, 1.0);
+        assert_near(model.expect(&mixed), device(&mixed, 0.0), 0.3);
+        model.observe(&mixed, 0.0);
+        model.observe(&mixed, f64::NAN);
+        assert_near(model.expect(&mixed), device(&mixed, 0.0), 0.3);
+    }
+
+    #[test]
+    fn prompts_fill_a_step_up_to_its_target() {
+        let mut model = StepTimeModel::default();
+        observe(&mut model, 200, 1.0);
+        for context in [0, 1_000, 8_000] {
+            let mut step = load(&[(1, 500); 8]);
+            let mut budget = PromptBudget::new(&model, &step, Some(0.1), 10_000);
+            let tokens = budget.left(context);
+            assert!(tokens > 32, "{tokens}");
+            budget.take(tokens, context);
+            step.add(tokens, context);
+            assert_near(model.expect(&step), 0.1, 0.02);
+            assert!(budget.left(context) <= 1, "and no further");
+        }
+        // Behind a long context a token costs more.
+        let budget = PromptBudget::new(&model, &load(&[(1, 500)]), Some(0.1), 10_000);
+        assert!(budget.left(50_000) < budget.left(0) / 3);
+    }
+
+    #[test]
+    fn there_is_progress_however_short_the_target() {
+        let mut model = StepTimeModel::default();
+        observe(&mut model, 200, 1.0);
+        let decodes = load(&[(1, 500); 30]);
+        let mut budget = PromptBudget::new(&model, &decodes, Some(0.001), 10_000);
+        let tokens = budget.left(0);
+        assert!(tokens >= MIN_CHUNK);
+        assert_near(model.prompt_seconds(tokens, 0).max(1e-4 * 32.0), model.expect(&decodes) * MIN_PROMPT_SHARE, 0.1);
+        budget.take(tokens, 0);
+        assert_eq!(budget.left(0), 0);
+        // Nor is it more than the step has places for.
+        assert_eq!(PromptBudget::new(&model, &decodes, Some(0.001), 5).left(0), 5);
+    }
+
+    #[test]
+    fn without_target_decodes_or_knowledge_only_tokens_count() {
+        let mut model = StepTimeModel::default();
+        let decodes = load(&[(1, 500); 30]);
+        assert_eq!(PromptBudget::new(&model, &decodes, Some(0.1), 512).left(0), 512);
+        observe(&mut model, 200, 10.0);
+        assert_eq!(PromptBudget::new(&model, &decodes, None, 512).left(0), 512);
+        assert_eq!(PromptBudget::new(&model, &StepLoad::default(), Some(0.1), 512).left(0), 512);
+        assert!(PromptBudget::new(&model, &decodes, Some(0.1), 512).left(0) < 512);
+    }
+}
