@@ -256,11 +256,13 @@ pub struct AttentionShape {
     pub window: Option<usize>,
 }
 
+/// Of each head of Q, and of K.
+pub type HeadNorms<'a, V> = (&'a Norm<V>, &'a Norm<V>);
+
 /// What becomes of the heads that a product to Q, K and V gives.
 pub struct Heads<'a, B: Backend + ?Sized> {
     pub shape: &'a AttentionShape,
-    /// Of each head of Q, and of K.
-    pub norms: Option<(&'a Norm<B::Vector>, &'a Norm<B::Vector>)>,
+    pub norms: Option<HeadNorms<'a, B::Vector>>,
     pub rope: Option<&'a B::RopeTable>,
     pub layer: usize,
 }
