@@ -141,7 +141,7 @@ impl Qkv {
 
 #[test]
 fn heads_are_those_of_a_plain_product() {
-    for_cases(0..30, |numbers| {
+    for_cases(0..60, |numbers| {
         let case = Qkv::new(numbers);
         let what = format!("{:?}, {} in, {}, KV {}", case.shape, case.k, case.layer.dtype.name(), case.kv_dtype.name());
         let (apart, fused) = (|b, p: &[_]| case.run(b, p, false), |b, p: &[_]| case.run(b, p, true));

@@ -236,7 +236,8 @@ impl Cut {
     /// As large as may be, but several tasks for each member; `together` panels are never parted.
     fn new(rows: usize, w: &CpuMatrix, together: usize, num_members: usize) -> Self {
         let num_panels = w.num_panels();
-        let together = together.max(if num_panels >= 16 * num_members { 4 } else { 2 });
+        // A multiple of them: heads of three panels must not be parted by tasks of four.
+        let together = (if num_panels >= 16 * num_members { 4 } else { 2_usize }).next_multiple_of(together);
         // It takes four panels to read from memory at full speed, as four streams.
         let (mut row_blocks, mut panels) = (rows.div_ceil(Self::MAX_ROWS), (MAX_PANELS / together).max(1) * together);
         let wanted = Self::TASKS_PER_MEMBER * num_members;
