@@ -26,10 +26,12 @@ import sys
 import tempfile
 import time
 import urllib.request
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ENGINES = ["pagetide", "llama.cpp", "vllm"]
+# Where a page keeps the table.
+BEGIN, END = "<!-- compare-speed -->", "<!-- end of compare-speed -->"
 # Time for a server to answer /health.
 START_S = 600
 MIB = 1 << 20
@@ -43,7 +45,7 @@ class Row:
     model: str
     about: str
     goal: str = ""
-    # serve: arguments of `pagetide bench serve`; prefill: prompt tokens; start and memory have none.
+    # serve: `args` of `pagetide bench serve`; prefill: prompt tokens; start and memory: none.
     kind: str = "serve"
     args: list = field(default_factory=list)
     # (measure, larger is better), the first is what the goal is about.
@@ -66,6 +68,7 @@ def rows():
     total = [("total tok/s", True)]
     prefill, start = [("prompt tok/s", True)], [("s to first token", False)]
     memory = [("MiB after load", False), ("MiB after the run", False), ("peak MiB", False)]
+    memory += [("MiB beyond weights and KV", False)]
     made = [
         Row("135m-c1", "135m", "Azure conversation × 0.25, c = 1", "≥ 1.5", args=trace(1)),
         Row("135m-c8", "135m", "Azure conversation × 0.25, c = 8", "≥ 2.5", args=trace(8), measures=with_latencies),
@@ -86,7 +89,7 @@ def rows():
         Row("demo-start", "demo", "start to first token, the demo model", "< 0.2 s", "start", measures=start),
         Row("135m-start", "135m", "start to first token, files in the page cache", "", "start", measures=start),
         Row("1b-start", "1b", "start to first token, files in the page cache", "< 1.5 s", "start", measures=start),
-        Row("1b-memory", "1b", "resident memory around 1b-c16", "weights + KV + 200 MB", "memory", measures=memory),
+        Row("1b-memory", "1b", "resident memory, around the rows above", "≤ 200 beyond", "memory", measures=memory),
     ]
     for seed, row in enumerate(made, start=1):
         row.args += ["--seed", str(seed)] if row.kind == "serve" else []
@@ -237,10 +240,10 @@ def bench(args, command):
         return json.loads(Path(out.name).read_text())
 
 
-def serve_client(args, server, work):
-    """What a server does of `work`, as the client sees it."""
+def serve_client(args, server, row):
+    """What a server does of a row's work, as the client sees it."""
     command = ["serve", "--url", server.url, "--model", "m", "--warmup", "2"]
-    command += [args.trace if arg == "TRACE" else arg for arg in work]
+    command += [args.trace if arg == "TRACE" else arg for arg in row.args]
     # It closes kept-alive connections under load.
     command += ["--no-keepalive"] if server.engine == "llama.cpp" else []
     result = bench(args, command)["result"]
@@ -272,18 +275,24 @@ def prefill_over_http(args, server, row):
     """vLLM has no such command that takes token ids: one request at a time."""
     tokens = row.args[0]
     work = ["--fixed", f"{tokens}:1", "--num", "4", "--concurrency", "1", "--seed", tokens]
-    return {"prompt tok/s": int(tokens) / serve_client(args, server, work)["ttft p50 ms"] * 1e3}
+    figures = serve_client(args, server, replace(row, args=work))
+    return {"prompt tok/s": int(tokens) / figures["ttft p50 ms"] * 1e3}
 
 
-def memory(args, server, row, all_rows):
-    """Resident memory of a fresh server, before and after a run."""
-    figures = {"MiB after load": server.memory()}
-    work = next(other for other in all_rows if other.name == "1b-c16")
-    serve_client(args, server, work.args)
-    figures |= {"MiB after the run": server.memory(), "peak MiB": server.memory("VmHWM")}
-    if server.engine == "pagetide":
-        figures |= pagetide_kv(args, server, row)
-    return figures
+def at_floor(args, row):
+    """A row's first measure, had Pagetide's steps taken no longer than memory and arithmetic must (`--roofline`)."""
+    options = ["--set", f"device.threads={args.threads}", "--set", f"device.isa={args.isa}", "--device", "cpu"]
+    options += ["--model", args.models[row.model][0], "--roofline", *shlex.split(args.pagetide_args)]
+    if row.kind == "prefill":
+        found = bench(args, ["latency", "--fixed", f"{row.args[0]}:1", "--num", "4", *options])
+    else:
+        work = [args.trace if arg == "TRACE" else arg for arg in row.args]
+        found = bench(args, ["serve", *work, *options])
+    result, kinds = found["result"], found["roofline"]["kinds"]
+    prompt, output = result["prompt_tokens"], result["output_tokens"]
+    tokens = {"prompt tok/s": prompt, "output tok/s": output, "total tok/s": prompt + output}[row.measures[0][0]]
+    floor_s, steps_s = sum(kind["floor_s"] for kind in kinds), found["roofline"]["steps_s"]
+    return {"at floor": tokens / floor_s, "times floor": steps_s / floor_s, "machine": found["roofline"]["machine"]}
 
 
 def pagetide_kv(args, server, row):
@@ -305,38 +314,53 @@ def pagetide_kv(args, server, row):
     }
 
 
+def read_files(args, model):
+    """So that the page cache has them."""
+    directory, gguf = args.models.get(model, (None, None))
+    files = [*Path(directory).glob("*.safetensors")] if directory else []
+    for file in [*files, Path(gguf)] if gguf else files:
+        with open(file, "rb") as data:
+            while data.read(64 * MIB):
+                pass
+
+
+def use_server(server, args, all_rows, chosen, record):
+    """All rows of a model that take a server. `record(row, measure)` calls `measure` and keeps what it returns."""
+    of_kind = {row.kind: row for row in chosen}
+    first_token_s = server.first_token_s()
+    figures = {"MiB after load": server.memory()}
+    if "start" in of_kind:
+        record(of_kind["start"], lambda: {"s to first token": first_token_s, "s to ready": server.ready_s})
+    work = [row for row in chosen if row.kind in ("serve", "prefill")]
+    for row in work:
+        measure = prefill_over_http if row.kind == "prefill" else serve_client
+        record(row, lambda: measure(args, server, row))
+    if "memory" in of_kind:
+        if not work:
+            serve_client(args, server, next(row for row in all_rows if row.name == "1b-c16"))
+        figures |= {"MiB after the run": server.memory(), "peak MiB": server.memory("VmHWM")}
+        if server.engine == "pagetide":
+            figures |= pagetide_kv(args, server, of_kind["memory"])
+            held = figures["weights MiB"] + figures["KV MiB filled"]
+            figures["MiB beyond weights and KV"] = figures["MiB after the run"] - held
+        record(of_kind["memory"], lambda: figures)
+
+
 def take_turn(args, engine, all_rows, chosen, record):
-    """One engine does all its rows once. `record(row, measure)` calls `measure` and keeps what it returns."""
-    has_server_less_prefill = engine in ("pagetide", "llama.cpp")
-
-    def start(model):
-        with Server(args, engine, model) as server:
-            return {"s to first token": server.first_token_s(), "s to ready": server.ready_s}
-
-    def around_a_run(row):
-        with Server(args, engine, row.model) as server:
-            return memory(args, server, row, all_rows)
-
-    def over_http(server, row):
-        return prefill_over_http(args, server, row) if row.kind == "prefill" else serve_client(args, server, row.args)
-
+    """One engine does all its rows once, with one start of its server for each model."""
     for model in dict.fromkeys(row.model for row in chosen):
         if model == "demo" and engine != "pagetide":
             continue
         served = []
         for row in (row for row in chosen if row.model == model):
-            if row.kind == "start":
-                record(row, lambda: start(model))
-            elif row.kind == "memory":
-                record(row, lambda: around_a_run(row))
-            elif row.kind == "prefill" and has_server_less_prefill:
+            if row.kind == "prefill" and engine != "vllm":
                 record(row, lambda: prefill(args, engine, row))
             else:
                 served.append(row)
         if served:
+            read_files(args, model)
             with Server(args, engine, model) as server:
-                for row in served:
-                    record(row, lambda: over_http(server, row))
+                use_server(server, args, all_rows, served, record)
 
 
 def medians(results, row, measure):
@@ -349,7 +373,7 @@ def medians(results, row, measure):
     return found
 
 
-def summarise(results, chosen):
+def summarise(results, floors, chosen):
     lines = []
     for row in chosen:
         for measure, larger_is_better in row.measures:
@@ -362,6 +386,8 @@ def summarise(results, chosen):
             runs = max(len(runs) for runs in results[row.name].values())
             goal = row.goal if measure == row.measures[0][0] else ""
             lines.append({"row": row.name, "work": f"{row.model}, {row.about}", "measure": measure, "goal": goal})
+            if measure == row.measures[0][0]:
+                lines[-1] |= {"floor": floors.get(row.name)}
             lines[-1] |= {"rounds": runs, "medians": by_engine, "ratio to the better peer": ratio}
     return lines
 
@@ -373,14 +399,24 @@ def number(value):
 
 
 def markdown(lines):
-    head = ["row", "work", "measure", "Pagetide", "llama.cpp", "vLLM", "ratio to the better peer", "goal"]
+    head = ["row", "work", "measure", "Pagetide", "llama.cpp", "vLLM"]
+    head += ["ratio to the better peer", "goal", "at the floor"]
     table = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for line in lines:
         engines = [number(line["medians"].get(engine)) for engine in ENGINES]
         ratio = "–" if line["ratio to the better peer"] is None else f"{line['ratio to the better peer']:.2f}"
-        cells = [f"`{line['row']}`", line["work"], line["measure"], *engines, ratio, line["goal"]]
+        floor = number(line["floor"]["at floor"]) if line.get("floor") else ""
+        cells = [f"`{line['row']}`", line["work"], line["measure"], *engines, ratio, line["goal"], floor]
         table.append("| " + " | ".join(cells) + " |")
     return "\n".join(table) + "\n"
+
+
+def write_markdown(path, table):
+    page = path.read_text() if path.exists() else ""
+    if BEGIN in page and END in page:
+        before, after = page.split(BEGIN, 1)[0], page.split(END, 1)[1]
+        table = f"{before}{BEGIN}\n\n{table}\n{END}{after}"
+    path.write_text(table)
 
 
 def parse(argv):
@@ -402,7 +438,8 @@ def parse(argv):
     parser.add_argument("--vllm-args", default="")
     parser.add_argument("--port", type=int, default=18200, metavar="N")
     parser.add_argument("--json", metavar="FILE", help="written after every row, so that nothing is lost")
-    parser.add_argument("--markdown", metavar="FILE")
+    parser.add_argument("--markdown", metavar="FILE", help="the table; of a page, between its markers")
+    parser.add_argument("--floor", action="store_true", help="after the rounds, the floor of each row by --roofline")
     parser.add_argument("--list", action="store_true", help="show the rows")
     args = parser.parse_args(argv)
     args.models = {}
@@ -448,16 +485,16 @@ def main(argv):
     all_rows, chosen, engines = choose(parser, args)
     # So that servers are stopped when this is.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
-    results, loads, errors = {}, [], []
+    results, floors, loads, errors = {}, {}, [], []
 
     def save():
-        lines = summarise(results, chosen)
+        lines = summarise(results, floors, chosen)
         if args.json:
             report = {"command": shlex.join([sys.argv[0], *argv]), "threads": args.threads, "isa": args.isa}
             report |= {"errors": errors, "load_averages": loads, "summary": lines, "runs": results}
             Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
         if args.markdown:
-            Path(args.markdown).write_text(markdown(lines))
+            write_markdown(Path(args.markdown), markdown(lines))
         return lines
 
     def failed(turn, engine, what, error):
@@ -471,7 +508,7 @@ def main(argv):
             def record(row, measure):
                 try:
                     figures = measure()
-                except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+                except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # of one row alone
                     return failed(turn, engine, row.name, error)
                 results.setdefault(row.name, {}).setdefault(engine, []).append(figures)
                 shown = ", ".join(f"{name} {number(value)}" for name, value in figures.items())
@@ -482,6 +519,12 @@ def main(argv):
                 take_turn(args, engine, all_rows, chosen, record)
             except (RuntimeError, OSError) as error:
                 failed(turn, engine, "its server", error)
+    for row in chosen if args.floor else []:
+        if row.kind in ("serve", "prefill"):
+            try:
+                floors[row.name] = at_floor(args, row)
+            except RuntimeError as error:
+                failed("floor", "pagetide", row.name, error)
     print(markdown(save()))
     return 1 if errors else 0
 

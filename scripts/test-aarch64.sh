@@ -1,7 +1,7 @@
 #!/bin/sh
-# Tests for aarch64 on a machine that is none: cross-compiled, run in an emulator (QEMU). Without arguments the whole
-# program is checked, and the CPU backend's tests run on NEON; that is the part that is cheap enough to run always.
-# With "all" the whole program is built, and the goldens and exact resume run too.
+# Tests for aarch64 on a machine that is none: cross-compiled, run in an emulator (QEMU). Without arguments clippy looks
+# at the whole program, and the CPU backend's tests run on NEON: what is cheap enough to be done always. With "all" the
+# whole program is built, and the goldens and exact resume run too.
 # On Debian or Ubuntu it installs what it needs.
 set -eu
 cd "$(dirname "$0")/.."
@@ -27,7 +27,7 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /us
 # What else the variables select is not under test, and the emulator needs no line numbers.
 export CARGO_PROFILE_DEV_DEBUG=0
 
-cargo check --locked --lib --bins --target "$target"
+cargo clippy --locked --lib --bins --target "$target" -- -D warnings
 # The emulator takes a few times longer for each instruction than a processor: fewer cases, and none of a kernel that
 # the machine underneath tests just as well.
 KERNEL_ISA=neon KERNEL_CASES=0..20 cargo test --locked --package pagetide-kernels-alone --target "$target" -- \

@@ -154,6 +154,65 @@ fn mixed(model: &str, block_size: usize, num_threads: usize, isa: Option<Isa>) {
     }
 }
 
+/// All prompts twice over in half precision, for which some instruction sets have products of their own, in random
+/// chunks: the same bytes as alone.
+fn mixed_at_random(model: &str, dtype: DType, isa: Option<Isa>) {
+    let golden = golden(model);
+    let settings = Settings { dtype, isa, ..settings(golden.max_model_len) };
+    let mut quiet = driver(model, &Settings { num_threads: 1, ..settings });
+    let alone = |prompt: &GoldenPrompt| {
+        let mut sequence = Sequence::new(&prompt.tokens);
+        let logits = quiet.step(&mut [(&mut sequence, prompt.tokens.len())]).remove(0);
+        quiet.free(sequence);
+        logits
+    };
+    let alone: Vec<_> = golden.prompts.iter().map(alone).collect();
+
+    let mut state = 1u32;
+    let mut below = move |n: usize| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 16) as usize % n
+    };
+    for (block_size, num_threads) in [(16, 2), (3, 1), (64, 3)] {
+        let mut driver = driver(model, &Settings { block_size, num_threads, ..settings });
+        let prompts = golden.prompts.iter().chain(&golden.prompts);
+        let mut sequences: Vec<_> = prompts.map(|prompt| Sequence::new(&prompt.tokens)).collect();
+        while sequences.iter().any(|sequence| sequence.num_waiting() > 0) {
+            let mut left = settings.max_rows;
+            let mut running = Vec::new();
+            let mut parts = Vec::new();
+            for (i, sequence) in sequences.iter_mut().enumerate() {
+                let most = [0, 1, 2, 9, 40, 200][below(6)];
+                let num_rows = below(most + 1).min(sequence.num_waiting()).min(left);
+                if num_rows > 0 {
+                    left -= num_rows;
+                    running.push((i, sequence.num_computed));
+                    parts.push((sequence, num_rows));
+                }
+            }
+            let logits = driver.step(&mut parts);
+            for ((i, first), rows) in running.into_iter().zip(logits) {
+                let same = rows[..] == alone[i % alone.len()][first..first + rows.len()];
+                assert!(same, "{model} on {isa:?}: sequence {i}, from position {first}: other bytes");
+            }
+        }
+    }
+}
+
+#[test]
+fn any_company_in_half_precision() {
+    for (model, dtype) in [
+        ("llama-bf16-sharded", DType::BF16),
+        ("llama-gqa-tied", DType::BF16),
+        ("llama-f16", DType::F16),
+        ("gemma3", DType::BF16),
+        ("gpt2", DType::BF16),
+        ("qwen3-moe", DType::BF16),
+    ] {
+        isas().for_each(|isa| mixed_at_random(model, dtype, isa));
+    }
+}
+
 /// The spec counts what the file holds.
 fn counts(model: &str) {
     let settings = settings(golden(model).max_model_len);

@@ -385,10 +385,10 @@ fn limits(config: &Config, loaded: &LoadedModel) -> Limits {
     }
 }
 
-/// Where tokenizer and chat template are: beside the weights, or, for a model of random weights that has none, those
-/// of the demo. Its text means nothing either way.
+/// Where tokenizer and chat template are: beside the weights, or, for a model without weights of its own that has none,
+/// those of the demo. Its text means nothing either way.
 fn text_files(config: &Config, files: &ModelFiles) -> Result<ModelFiles, StartError> {
-    if config.model.load_format == LoadFormat::Dummy && files.read_text("tokenizer.json")?.is_none() {
+    if config.model.load_format != LoadFormat::Auto && files.read_text("tokenizer.json")?.is_none() {
         return ModelFiles::open(config::DEMO_MODEL);
     }
     Ok(files.clone())

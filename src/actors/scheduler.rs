@@ -11,7 +11,7 @@ use crate::actors::swap_pool::SwapPool;
 use crate::actors::workers::Workers;
 use crate::config::OnFailure;
 use crate::engine::allocation::{Demand, SwapGrant};
-use crate::engine::plan::{Delivery, StepOutput, StepPlan};
+use crate::engine::plan::{Deliveries, Delivery, StepOutput, StepPlan};
 use crate::engine::policy::{Arrival, Forecast, Scheduler};
 use crate::error::ApiError;
 use crate::ids::RequestId;
@@ -20,7 +20,9 @@ use crate::sampling::params::FinishReason;
 use actix::dev::Request;
 use actix::{Actor, ActorFutureExt, Addr, AsyncContext, Context, Handler, MailboxError, WrapFuture};
 use std::collections::{HashMap, VecDeque};
+use std::future::poll_fn;
 use std::pin::Pin;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
@@ -50,6 +52,7 @@ pub struct SchedulerActor {
     workers: Workers,
     settings: Settings,
     clients: HashMap<RequestId, Client>,
+    news: Option<News>,
     /// The executor's steps behind the oldest, whose answer is awaited, in order.
     behind: VecDeque<Step>,
     /// Since when the oldest step has been waited for.
@@ -69,6 +72,14 @@ struct Client {
     ended_by_length: bool,
     /// The request's place at the intake, given back when it ends.
     _permit: OwnedSemaphorePermit,
+}
+
+/// What the last commit said and the clients have not been told.
+struct News {
+    deliveries: Deliveries,
+    /// Requests that ended with it.
+    ended: Vec<RequestId>,
+    at: Instant,
 }
 
 /// A planned step on its way, and what the metrics want to know of it.
@@ -104,6 +115,7 @@ impl SchedulerActor {
             workers,
             settings,
             clients: HashMap::new(),
+            news: None,
             behind: VecDeque::new(),
             oldest_since: None,
             failures: 0,
@@ -206,6 +218,7 @@ impl SchedulerActor {
                 this.await_oldest(ctx);
                 this.commit(output);
                 this.wake(ctx);
+                this.tell_soon(ctx);
             }
             Ok(Err(failure)) => this.fail(&failure, ctx),
             Err(_) => stop_system("the executor's actor is gone"),
@@ -213,19 +226,14 @@ impl SchedulerActor {
     }
 
     fn commit(&mut self, output: StepOutput) {
-        let deliveries = self.policy().commit(output);
-        let now = Instant::now();
-        let mut ended = Vec::new();
-        for (request, delivery) in deliveries {
-            if matches!(delivery, Delivery::Finished { .. }) && !self.policy().has_request(request) {
-                ended.push(request);
-            }
-            self.deliver(request, delivery, now);
-        }
-        for request in ended {
-            let by_length = self.clients.get(&request).is_some_and(|client| client.ended_by_length);
-            self.close(request, if by_length { Outcome::Length } else { Outcome::Stop });
-        }
+        self.tell();
+        let policy = self.policy();
+        let deliveries = policy.commit(output);
+        let ends = |(request, delivery): &(RequestId, Delivery)| {
+            matches!(delivery, Delivery::Finished { .. }) && !policy.has_request(*request)
+        };
+        let ended = deliveries.iter().filter(|told| ends(told)).map(|(request, _)| *request).collect();
+        self.news = Some(News { deliveries, ended, at: Instant::now() });
         let stats = self.policy().take_stats();
         let block_bytes = self.settings.block_bytes;
         metrics::recomputed_tokens(stats.recomputed_tokens);
@@ -238,6 +246,35 @@ impl SchedulerActor {
         }
         self.idle = self.policy().num_requests() == 0;
         self.report_population();
+    }
+
+    /// [`SchedulerActor::tell`] once the step that has just been planned is with the executor: every client that hears
+    /// something wakes a thread, which may take the processor, and the device waits for none of them.
+    fn tell_soon(&self, ctx: &mut Context<Self>) {
+        let mut is_queued = false;
+        // The executor's actor is in this thread's queue: one turn later it has handed the step to its thread.
+        let turn = poll_fn(move |cx| match std::mem::replace(&mut is_queued, true) {
+            true => Poll::Ready(()),
+            false => {
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+        });
+        ctx.spawn(turn.into_actor(self).map(|(), this, _| this.tell()));
+    }
+
+    /// Tells the clients what the last commit said.
+    fn tell(&mut self) {
+        let Some(News { deliveries, ended, at }) = self.news.take() else { return };
+        let is_token = |delivery: &Delivery| matches!(delivery, Delivery::Token { .. });
+        metrics::generated_tokens(deliveries.iter().filter(|(_, delivery)| is_token(delivery)).count());
+        for (request, delivery) in deliveries {
+            self.deliver(request, delivery, at);
+        }
+        for request in ended {
+            let by_length = self.clients.get(&request).is_some_and(|client| client.ended_by_length);
+            self.close(request, if by_length { Outcome::Length } else { Outcome::Stop });
+        }
     }
 
     fn report_plan(&mut self, used_blocks: usize) {
@@ -270,7 +307,6 @@ impl SchedulerActor {
             Delivery::PromptLogprobs(logprobs) => Event::PromptLogprobs(logprobs),
             Delivery::Embedding(values) => Event::Embedding(values),
             Delivery::Token { sample, sampled } => {
-                metrics::generated_tokens(1);
                 if let Some(last) = client.last_token[sample as usize].replace(now) {
                     metrics::inter_token(now - last);
                 }
@@ -298,6 +334,7 @@ impl SchedulerActor {
 
     /// The executor has lost all KV, and every step that it had: what ran fails, what waits goes on with empty pools.
     fn fail(&mut self, failure: &ExecutorFailed, ctx: &mut Context<Self>) {
+        self.tell();
         self.failures += 1;
         self.settings.restart.end();
         self.behind.clear();
@@ -337,6 +374,7 @@ impl SchedulerActor {
 
     /// The engine cannot go on: all requests fail.
     fn end(&mut self, error: &ApiError, why: &str) {
+        self.tell();
         for request in self.clients.keys().copied().collect::<Vec<_>>() {
             self.fail_client(request, error);
         }
@@ -396,6 +434,7 @@ impl Handler<Cancel> for SchedulerActor {
     type Result = ();
 
     fn handle(&mut self, Cancel(request): Cancel, ctx: &mut Self::Context) {
+        self.tell();
         self.policy().cancel(request);
         self.close(request, Outcome::Cancelled);
         self.wake_soon(ctx);
@@ -406,6 +445,7 @@ impl Handler<StopSample> for SchedulerActor {
     type Result = ();
 
     fn handle(&mut self, StopSample(request, sample): StopSample, ctx: &mut Self::Context) {
+        self.tell();
         self.policy().stop_sample(request, sample);
         if !self.policy().has_request(request) {
             self.close(request, Outcome::Stop);

@@ -260,7 +260,7 @@ pub struct AttentionShape {
 pub struct Heads<'a, B: Backend + ?Sized> {
     pub shape: &'a AttentionShape,
     /// Of each head of Q, and of K.
-    pub norms: Option<(&'a Norm<B::Vector>, &'a Norm<B::Vector>)>,
+    pub norms: Option<[&'a Norm<B::Vector>; 2]>,
     pub rope: Option<&'a B::RopeTable>,
     pub layer: usize,
 }
@@ -413,7 +413,7 @@ pub trait Backend {
         qkv: &mut Self::Tensor,
     ) {
         self.linear(x, w, bias, qkv);
-        if let Some((q, k)) = heads.norms {
+        if let Some([q, k]) = heads.norms {
             self.qk_norm(qkv, heads.shape, q, k);
         }
         self.rope_and_write_kv(qkv, heads.shape, heads.rope, heads.layer);

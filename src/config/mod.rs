@@ -342,6 +342,8 @@ choice!(
         Auto = "auto",
         /// Random numbers.
         Dummy = "dummy",
+        /// Nowhere: there is no model.
+        Null = "null",
     }
 );
 choice!(

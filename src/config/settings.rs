@@ -151,9 +151,9 @@ settings! {
     model.max_model_len: int_or_auto(1, 1 << 31), "tokens", Some(("max-model-len", "N")),
         "Prompt and output together, per sequence; auto is the model's own limit.",
         "Lower, so that one request cannot take the whole pool.";
-    model.load_format: Kind::Choice(LoadFormat::NAMES), "", Some(("load-format", "auto|dummy")),
-        "auto reads the checkpoint's safetensors; dummy makes random weights from config.json alone, with the demo model's tokenizer where there is none.",
-        "dummy, to measure a model's shape without its weights.";
+    model.load_format: Kind::Choice(LoadFormat::NAMES), "", Some(("load-format", "auto|dummy|null")),
+        "auto reads the checkpoint's safetensors; dummy makes random weights from config.json alone, with the demo model's tokenizer where there is none; null computes nothing and answers with random tokens, which do not end before max_tokens.",
+        "dummy, to measure a model's shape without its weights; null, to measure everything around a model.";
     model.tool_call_parser: Kind::Choice(ToolCallParser::NAMES), "",
         Some(("tool-call-parser", "auto|none|hermes|llama3_json|mistral")),
         "In which words the model calls tools: hermes (Hermes, Qwen), llama3_json, mistral; auto is what its chat template shows, none reads no calls.",

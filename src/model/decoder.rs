@@ -164,7 +164,7 @@ impl<B: Backend> Decoder<B> {
         let windowed = self.windowed_rope.as_ref().filter(|_| shape.window.is_some());
         let heads = Heads {
             shape: &shape,
-            norms: weights.head_norms.as_ref().map(|norms| (&norms.q, &norms.k)),
+            norms: weights.head_norms.as_ref().map(|norms| [&norms.q, &norms.k]),
             rope: windowed.or(self.rope.as_ref()),
             layer,
         };

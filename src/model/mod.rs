@@ -7,6 +7,7 @@ pub mod files;
 pub mod hub;
 pub mod loader;
 mod names;
+pub mod null;
 pub mod rope;
 pub mod runner;
 pub mod spec;

@@ -44,7 +44,7 @@ pub struct Draw {
 
 impl Draw {
     /// 64 random bits.
-    fn bits(self) -> u64 {
+    pub(crate) fn bits(self) -> u64 {
         let key = [self.seed as u32, (self.seed >> 32) as u32];
         let words = philox4x32([self.position, self.sample_index, 0, 0], key);
         u64::from(words[1]) << 32 | u64::from(words[0])
@@ -55,8 +55,12 @@ impl Draw {
 #[derive(Debug, Default)]
 pub struct Sampler {
     raw: Vec<f32>,
+    /// Of `kept`, or of all tokens where that is empty.
     weights: Vec<u64>,
-    candidates: Vec<f32>,
+    /// The tokens that `top_k` leaves, in order of id, and their logits.
+    kept: Vec<TokenId>,
+    kept_logits: Vec<f32>,
+    candidates: row::Candidates,
     candidate_weights: Vec<u64>,
     /// Per token: occurrences in the output. All zero between calls.
     counts: Vec<u32>,
@@ -82,10 +86,13 @@ impl Sampler {
         draw: Draw,
     ) -> Sampled {
         assert!(!logits.is_empty(), "a row of logits has an entry for every token");
-        row::sanitize(logits);
         let own_limits = if limits.is_none() { params.limits(history.output.len()) } else { TokenLimits::default() };
         let limits = limits.unwrap_or(&own_limits);
         let changes = params.changes_logits(limits);
+        if params.is_greedy() && !changes && params.logprobs.is_none() {
+            return Sampled { token: row::argmax(logits) as TokenId, logprobs: None };
+        }
+        row::sanitize(logits);
         if params.logprobs.is_some() && changes {
             self.raw.clear();
             self.raw.extend_from_slice(logits);
@@ -139,8 +146,8 @@ impl Sampler {
         let mut top: Vec<usize> = Vec::new();
         if num_top > 0 {
             let least = row::kth_largest(logits, num_top, &mut self.candidates);
-            let at_least = logits.iter().enumerate().filter(|(_, logit)| **logit >= least);
-            top.extend(at_least.map(|(token, _)| token));
+            row::indices_from(logits, least, &mut self.kept);
+            top.extend(self.kept.iter().map(|token| *token as usize));
             // Stable: equal logits stay in order of id, zeros of either sign too. All are numbers.
             top.sort_by(|a, b| logits[*b].partial_cmp(&logits[*a]).unwrap_or(Ordering::Equal));
             top.truncate(num_top);
@@ -184,27 +191,33 @@ impl Sampler {
     fn draw(&mut self, logits: &[f32], params: &SamplingParams, draw: Draw) -> usize {
         let (least, total) = self.distribution(logits, params);
         let point = ((u128::from(draw.bits()) * u128::from(total)) >> 64) as u64;
-        row::index_at(&self.weights, least, point).unwrap_or_else(|| row::argmax(logits))
+        match row::index_at(&self.weights, least, point) {
+            Some(place) => self.kept.get(place).map_or(place, |token| *token as usize),
+            None => row::argmax(logits),
+        }
     }
 
-    /// Sets `self.weights`; the tokens that can be drawn are those of at least `least`, whose sum is `total`:
+    /// Sets `self.weights` and `self.kept`; the tokens that can be drawn are those of at least `least`, whose sum is `total`:
     /// `(least, total)`. The sum is 0 if no logit is finite.
     fn distribution(&mut self, logits: &[f32], params: &SamplingParams) -> (u64, u64) {
+        self.kept.clear();
         let max = row::max(logits);
         if max == f32::NEG_INFINITY {
             self.weights.clear();
             return (1, 0);
         }
-        let least_logit = match params.top_k as usize {
-            0 => f32::NEG_INFINITY,
-            k => row::kth_largest(logits, k, &mut self.candidates),
+        let top_k = params.top_k as usize;
+        let left = if (1..logits.len()).contains(&top_k) {
+            let least_logit = row::kth_largest(logits, top_k, &mut self.candidates);
+            row::indices_from(logits, least_logit, &mut self.kept);
+            self.kept_logits.clear();
+            self.kept_logits.extend(self.kept.iter().map(|token| logits[*token as usize]));
+            &self.kept_logits
+        } else {
+            logits
         };
-        let scale = inverse_temperature(params);
-        let mut total = row::weigh(logits, max, scale, least_logit, &mut self.weights);
         let mut least = weight_of_min_p(params.min_p);
-        if params.min_p > 0.0 {
-            total = row::keep_from(&mut self.weights, least);
-        }
+        let mut total = row::weigh(left, max, inverse_temperature(params), least, &mut self.weights);
         if params.top_p < 1.0 && total > 0 {
             let share = u128::from(top_p_share(params.top_p));
             let target = ((u128::from(total) * share).div_ceil(1 << 32) as u64).clamp(1, total);

@@ -4,6 +4,7 @@
 mod attention;
 mod blocks;
 mod experts;
+mod fused;
 mod linear;
 mod random;
 mod rows;

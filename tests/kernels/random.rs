@@ -14,7 +14,7 @@ use std::fmt::Debug;
 use std::ops::Range;
 
 /// Calls `check` with the numbers of each case of this run.
-fn for_cases(usual: Range<u64>, check: impl Fn(&mut Numbers)) {
+pub fn for_cases(usual: Range<u64>, check: impl Fn(&mut Numbers)) {
     let cases = match std::env::var("KERNEL_CASES") {
         Ok(text) => {
             let ends = text.split_once("..").and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?));
@@ -30,7 +30,7 @@ fn for_cases(usual: Range<u64>, check: impl Fn(&mut Numbers)) {
 }
 
 /// How many rows are computed together: often one, or few.
-fn company(numbers: &mut Numbers, max: usize) -> usize {
+pub fn company(numbers: &mut Numbers, max: usize) -> usize {
     if numbers.chance(3) { 1 } else { numbers.size(max) }
 }
 
@@ -61,7 +61,7 @@ fn check_in_company(
 }
 
 /// Numbers of very different sizes, some of them zero.
-fn uneven(numbers: &mut Numbers, len: usize) -> Vec<f32> {
+pub fn uneven(numbers: &mut Numbers, len: usize) -> Vec<f32> {
     let scale = |numbers: &mut Numbers| if numbers.chance(9) { 0.0 } else { 2f32.powi(numbers.below(8) as i32 - 5) };
     (0..len).map(|_| numbers.next() * scale(numbers)).collect()
 }
@@ -79,9 +79,9 @@ struct Product {
 impl Product {
     fn new(numbers: &mut Numbers) -> Self {
         // Now and then more rows and columns than one task of any kernel takes.
-        let (most_n, most_rows) = if numbers.chance(6) { (900, 1100) } else { (400, 140) };
+        let (most_n, most_rows, work) = if numbers.chance(6) { (900, 1100, 24_000_000) } else { (400, 140, 4_000_000) };
         let (n, rows) = (numbers.size(most_n), numbers.size(most_rows));
-        let k = numbers.size((4_000_000 / (n * rows)).clamp(8, 1500));
+        let k = numbers.size((work / (n * rows)).clamp(8, 2500));
         let [stored, dtype] = [(); 2].map(|()| DTYPES[numbers.below(3)]);
         Self { n, k, rows, stored, dtype, with_bias: numbers.chance(2) }
     }
@@ -192,7 +192,7 @@ impl Heads {
                     DType::F16 => 2e-3,
                     DType::BF16 => 1e-2,
                 };
-                let (cols, reference) = (seq.out_cols(), seq.reference_of(tokens, self.dtype));
+                let (cols, reference) = (seq.out_cols(), seq.reference_of(tokens, isa, self.dtype));
                 let got = pick(expected, cols, &tokens);
                 assert_close(&got, &reference, tolerance, &format!("{isa} {self:?}, {} tokens", seq.len));
             }
@@ -362,11 +362,11 @@ impl RowOperation {
 
 type CpuMatrices = <CpuBackend as Backend>::Matrices;
 
-fn vector(backend: &CpuBackend, values: &[f32]) -> CpuVector {
+pub fn vector(backend: &CpuBackend, values: &[f32]) -> CpuVector {
     backend.vector(&[Stored::new(values, 1, DType::F32).tensor()]).unwrap()
 }
 
-fn blank(backend: &CpuBackend, rows: usize, cols: usize) -> CpuTensor {
+pub fn blank(backend: &CpuBackend, rows: usize, cols: usize) -> CpuTensor {
     backend.tensor(rows, cols, TensorRole::Activation).unwrap()
 }
 

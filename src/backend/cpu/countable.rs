@@ -1,5 +1,6 @@
 //! Sizes of what the backend works on, for a profile.
 
+use super::tensors::Values;
 use super::{CpuBackend, CpuExpertsWorkspace, CpuMatrix, CpuTensor};
 use crate::backend::Experts;
 use crate::backend::profile::Countable;
@@ -10,7 +11,11 @@ impl Countable for CpuBackend {
     }
 
     fn tensor_size(tensor: &CpuTensor) -> (usize, usize) {
-        (tensor.cols, size_of::<f32>())
+        let element_bytes = match &tensor.data {
+            Values::F32(_) => size_of::<f32>(),
+            Values::Operand(operand) => operand.element_bytes(),
+        };
+        (tensor.cols, element_bytes)
     }
 
     fn experts_used(work: &CpuExpertsWorkspace, experts: &Experts<CpuMatrix, Vec<CpuMatrix>>) -> (usize, usize) {

@@ -92,7 +92,7 @@ impl CpuBackend {
             attention: Workspace::new(team.num_members())?,
             logits: Vec::new(),
             vocab_size: 0,
-            sampling: Sampling::default(),
+            sampling: Sampling::new(team.num_members()),
             team,
         })
     }
@@ -323,7 +323,7 @@ impl Backend for CpuBackend {
         self.kv = None;
         // What a batch refers to was checked against the old pools.
         self.batch = Batch::default();
-        self.sampling = Sampling::default();
+        self.sampling = Sampling::new(self.team.num_members());
         self.kv = Some(KvPools::new(layout, num_device_blocks, num_swap_blocks)?);
         Ok(())
     }
@@ -418,14 +418,14 @@ impl Backend for CpuBackend {
         if !head_dim.is_multiple_of(simd::LANES) {
             // A head ends within a panel.
             self.linear(x, w, bias, qkv);
-            if let Some((q, k)) = norms {
+            if let Some([q, k]) = norms {
                 self.qk_norm(qkv, shape, q, k);
             }
             return self.rope_and_write_kv(qkv, shape, rope, layer);
         }
         assert!(x.cols == w.k && qkv.cols == w.n, "a linear layer's widths");
         let (isa, rows, cols) = (self.isa, self.num_rows(), qkv.cols);
-        let norms = norms.map(|(q, k)| (norm_params(q, head_dim), norm_params(k, head_dim)));
+        let norms = norms.map(|[q, k]| (norm_params(q, head_dim), norm_params(k, head_dim)));
         let kv = self.kv.as_mut().expect("the KV pools are allocated before they are used");
         let pool = Shared::new(kv.device.as_mut_ptr());
         let kv = &*kv;
@@ -586,7 +586,7 @@ impl Backend for CpuBackend {
     }
 
     fn sample(&mut self, requests: &[LogitsRequest<'_>]) {
-        self.sampling.sample(&mut self.logits, self.vocab_size, requests);
+        self.sampling.sample(&self.team, &mut self.logits, self.vocab_size, requests);
     }
 
     fn end_step(&mut self) {

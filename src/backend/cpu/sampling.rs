@@ -1,19 +1,27 @@
 //! Answers to requests about logits, and what was sampled, until it is asked for.
 
+use super::team::Team;
 use crate::backend::{LogitsRequest, LogitsResult, LogitsWant, MAX_STEPS_IN_FLIGHT};
 use crate::ids::TokenId;
 use crate::sampling::sampler::{History, Sampler};
 use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-#[derive(Default)]
 pub(super) struct Sampling {
-    sampler: Sampler,
+    /// One for each member of the team.
+    workers: Vec<Mutex<Worker>>,
     /// Of the step under way, in the order of its requests.
     results: Vec<LogitsResult>,
     /// Of steps that were ended and not finished.
     ended: VecDeque<Vec<LogitsResult>>,
     /// What each request of the step before sampled.
     tokens: Vec<Option<TokenId>>,
+}
+
+/// What a member of the team samples with.
+#[derive(Default)]
+struct Worker {
+    sampler: Sampler,
     /// A row that is still needed after it was sampled from, which changes it.
     row: Vec<f32>,
     /// An output with the token that its owner did not know yet.
@@ -21,45 +29,66 @@ pub(super) struct Sampling {
 }
 
 impl Sampling {
+    pub fn new(num_members: usize) -> Self {
+        let workers = (0..num_members).map(|_| Mutex::default()).collect();
+        Self { workers, results: Vec::new(), ended: VecDeque::new(), tokens: Vec::new() }
+    }
+
     /// The token that request `place` of the step before sampled.
     pub fn token(&self, place: u32) -> TokenId {
         self.tokens[place as usize].expect("only a request that samples is a source of tokens")
     }
 
-    /// `logits: [_, vocab_size]` are changed.
-    pub fn sample(&mut self, logits: &mut [f32], vocab_size: usize, requests: &[LogitsRequest<'_>]) {
-        for (i, request) in requests.iter().enumerate() {
-            let row = &mut logits[request.row * vocab_size..][..vocab_size];
-            if requests[i + 1..].iter().any(|later| later.row == request.row) {
-                let mut copy = std::mem::take(&mut self.row);
-                copy.clear();
-                copy.extend_from_slice(row);
-                self.answer(&mut copy, &request.want);
-                self.row = copy;
-            } else {
-                self.answer(row, &request.want);
+    /// `logits: [_, vocab_size]` are changed. Requests for one row follow one another.
+    pub fn sample(&mut self, team: &Team, logits: &mut [f32], vocab_size: usize, requests: &[LogitsRequest<'_>]) {
+        assert!(requests.is_sorted_by_key(|request| request.row), "requests in the order of their rows");
+        let mut rows = logits.chunks_exact_mut(vocab_size).enumerate();
+        let of_rows = requests.chunk_by(|a, b| a.row == b.row).map(|requests| {
+            let row = rows.find(|(row, _)| *row == requests[0].row).expect("a request for a row that is not there").1;
+            Mutex::new((requests, row, Vec::with_capacity(requests.len())))
+        });
+        let of_rows: Vec<_> = of_rows.collect();
+        team.for_each_member(of_rows.len(), |member, task| {
+            // Nobody else wants either of them.
+            let (mut worker, mut of_row) = (lock(&self.workers[member]), lock(&of_rows[task]));
+            let (requests, row, results) = &mut *of_row;
+            for (i, request) in requests.iter().enumerate() {
+                let result = if i + 1 < requests.len() {
+                    let mut copy = std::mem::take(&mut worker.row);
+                    copy.clear();
+                    copy.extend_from_slice(row);
+                    let result = self.answer(&mut worker, &mut copy, &request.want);
+                    worker.row = copy;
+                    result
+                } else {
+                    self.answer(&mut worker, row, &request.want)
+                };
+                results.push(result);
             }
+        });
+        for of_row in of_rows {
+            self.results.extend(of_row.into_inner().unwrap_or_else(PoisonError::into_inner).2);
         }
     }
 
-    fn answer(&mut self, row: &mut [f32], want: &LogitsWant<'_>) {
-        let result = match *want {
+    fn answer(&self, worker: &mut Worker, row: &mut [f32], want: &LogitsWant<'_>) -> LogitsResult {
+        let Worker { sampler, output: whole_output, .. } = worker;
+        match *want {
             LogitsWant::Sample { params, limits, prompt, output, pending: None, draw } => {
-                LogitsResult::Sampled(self.sampler.sample(row, params, limits, History { prompt, output }, draw))
+                LogitsResult::Sampled(sampler.sample(row, params, limits, History { prompt, output }, draw))
             }
             LogitsWant::Sample { params, limits, prompt, output, pending: Some(place), draw } => {
                 let last = self.token(place);
-                self.output.clear();
-                self.output.extend_from_slice(output);
-                self.output.push(last);
-                let history = History { prompt, output: &self.output };
-                LogitsResult::Sampled(self.sampler.sample(row, params, limits, history, draw))
+                whole_output.clear();
+                whole_output.extend_from_slice(output);
+                whole_output.push(last);
+                let history = History { prompt, output: whole_output };
+                LogitsResult::Sampled(sampler.sample(row, params, limits, history, draw))
             }
             LogitsWant::PromptLogprobs { target, num_top } => {
-                LogitsResult::PromptLogprobs(self.sampler.prompt_logprobs(row, target, num_top))
+                LogitsResult::PromptLogprobs(sampler.prompt_logprobs(row, target, num_top))
             }
-        };
-        self.results.push(result);
+        }
     }
 
     /// Adds rows to the step's results.
@@ -81,4 +110,9 @@ impl Sampling {
     pub fn finish_step(&mut self) -> Vec<LogitsResult> {
         self.ended.pop_front().expect("a step was ended that is not finished")
     }
+}
+
+/// A panic under these locks ends the operation as a whole, which is reported where the team is called.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

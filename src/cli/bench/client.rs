@@ -7,9 +7,11 @@ use crate::actors::runtime::RuntimeHandle;
 use crate::cli::progress::RequestProgress;
 use crate::error::StartError;
 use crate::sampling::params::SamplingParams;
-use bytes::BytesMut;
 use futures_util::StreamExt;
 use futures_util::stream::{self, FuturesUnordered};
+use memchr::memchr;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -234,7 +236,16 @@ fn causes(error: &reqwest::Error) -> String {
 #[derive(Default)]
 struct StreamedAnswer {
     usage: Value,
-    buffer: BytesMut,
+    /// The beginning of a line whose end has not come.
+    buffer: Vec<u8>,
+}
+
+/// What counts of an event. The rest is read over and not kept: the client shares the processors with what it measures.
+#[derive(Deserialize)]
+struct Chunk {
+    error: Option<Value>,
+    usage: Option<Value>,
+    choices: Option<Vec<IgnoredAny>>,
 }
 
 impl StreamedAnswer {
@@ -246,13 +257,16 @@ impl StreamedAnswer {
         }
         let mut chunks = response.bytes_stream();
         while let Some(chunk) = chunks.next().await {
-            self.buffer.extend_from_slice(&chunk.map_err(|error| causes(&error))?);
-            while let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
-                let line = self.buffer.split_to(end + 1);
-                if self.line(&line, clock)? {
+            let mut buffer = std::mem::take(&mut self.buffer);
+            buffer.extend_from_slice(&chunk.map_err(|error| causes(&error))?);
+            let mut rest = buffer.as_slice();
+            while let Some(end) = memchr(b'\n', rest) {
+                if self.line(&rest[..end], clock)? {
                     return Ok(());
                 }
+                rest = &rest[end + 1..];
             }
+            self.buffer.extend_from_slice(rest);
         }
         Err("the stream ended before [DONE]".into())
     }
@@ -263,14 +277,14 @@ impl StreamedAnswer {
         if data == b"[DONE]" {
             return Ok(true);
         }
-        let event: Value = serde_json::from_slice(data).map_err(|error| format!("an event is not JSON: {error}"))?;
-        if !event["error"].is_null() {
-            return Err(event["error"].to_string());
+        let event: Chunk = serde_json::from_slice(data).map_err(|error| format!("an event is not a chunk: {error}"))?;
+        if let Some(error) = event.error {
+            return Err(error.to_string());
         }
-        if event["usage"].is_object() {
-            self.usage = event["usage"].clone();
+        if let Some(usage) = event.usage {
+            self.usage = usage;
         }
-        if event["choices"].as_array().is_some_and(|choices| !choices.is_empty()) {
+        if event.choices.is_some_and(|choices| !choices.is_empty()) {
             clock.tokens();
         }
         Ok(false)

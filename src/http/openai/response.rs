@@ -78,23 +78,43 @@ impl Sum for Usage {
     }
 }
 
+/// Why writing an answer cannot fail.
+const PLAIN: &str = "an answer has only string keys and plain values";
+
 /// What all chunks of one answer have in common, and how they are written.
 pub struct Answer {
     endpoint: Endpoint,
     id: String,
     created_s: u64,
     model: String,
+    /// A chunk's [`Head`] as JSON, without the brace that closes it: written once, and copied for every token.
+    chunk_head: Vec<u8>,
     tokenizer: Arc<Tokenizer>,
     options: AnswerOptions,
 }
 
+/// What an answer or a chunk begins with.
 #[derive(Serialize)]
-struct Body<'a> {
+struct Head<'a> {
     id: &'a str,
     object: &'static str,
     created: u64,
     model: &'a str,
     system_fingerprint: &'static str,
+}
+
+/// A whole answer.
+#[derive(Serialize)]
+struct Whole<'a> {
+    #[serde(flatten)]
+    head: Head<'a>,
+    #[serde(flatten)]
+    body: Body<'a>,
+}
+
+/// What comes behind the head.
+#[derive(Default, Serialize)]
+struct Body<'a> {
     choices: &'a [Choice<'a>],
     /// `Some(None)` is null: a stream with usage has it in its last chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -141,14 +161,27 @@ impl Answer {
             Endpoint::Chat => "chatcmpl",
             Endpoint::Completion => "cmpl",
         };
-        Self {
+        let mut answer = Self {
             endpoint: request.endpoint,
             id: new_id(prefix),
             created_s: unix_time_s(),
             model: model.served_name.clone(),
+            chunk_head: Vec::new(),
             tokenizer: Arc::clone(&model.tokenizer),
             options: request.answer.clone(),
-        }
+        };
+        let object = match request.endpoint {
+            Endpoint::Chat => "chat.completion.chunk",
+            Endpoint::Completion => "text_completion",
+        };
+        answer.chunk_head = serde_json::to_vec(&answer.head(object)).expect(PLAIN);
+        answer.chunk_head.pop();
+        answer
+    }
+
+    fn head(&self, object: &'static str) -> Head<'_> {
+        let (created, system_fingerprint) = (self.created_s, SYSTEM_FINGERPRINT);
+        Head { id: &self.id, object, created, model: &self.model, system_fingerprint }
     }
 
     /// The whole answer. `choices`: all that each choice gained, in the order of the answer.
@@ -175,14 +208,13 @@ impl Answer {
             })
             .collect();
         let body = Body {
-            object: if is_chat { "chat.completion" } else { "text_completion" },
             choices: &written,
             usage: Some(Some(generation.usage())),
             prompt_logprobs: if is_chat { prompt_logprobs(0) } else { None },
             prompt_token_ids: if is_chat { prompt_token_ids(0) } else { None },
-            ..self.body()
         };
-        serde_json::to_value(&body).expect("an answer has only string keys and plain values")
+        let head = self.head(if is_chat { "chat.completion" } else { "text_completion" });
+        serde_json::to_value(&Whole { head, body }).expect(PLAIN)
     }
 
     /// Whether a choice's first chunk says its role.
@@ -195,7 +227,7 @@ impl Answer {
         let content = Content::Delta(MessageDelta::begin());
         let written = Choice { index: choice, content, ..Choice::default() };
         let prompt_token_ids = self.options.return_token_ids.then(|| generation.prompt_tokens(choice).as_slice());
-        self.write(out, &Body { choices: &[written], usage, prompt_token_ids, ..self.body() });
+        self.write(out, &Body { choices: &[written], usage, prompt_token_ids, ..Body::default() });
     }
 
     /// A chunk. `first`: the choice had none before.
@@ -216,7 +248,7 @@ impl Answer {
             prompt_token_ids: with_prompt_ids.then(|| generation.prompt_tokens(delta.choice).as_slice()),
             ..self.choice(delta)
         };
-        self.write(out, &Body { choices: &[written], usage, ..self.body() });
+        self.write(out, &Body { choices: &[written], usage, ..Body::default() });
     }
 
     /// Whether a delta says nothing: a mark of a call or of reasoning has been read, or may be coming.
@@ -238,29 +270,15 @@ impl Answer {
 
     /// The chunk after the last: no choices, the request's usage.
     pub fn write_usage(&self, out: &mut Vec<u8>, usage: Usage) {
-        self.write(out, &Body { usage: Some(Some(usage)), ..self.body() });
+        self.write(out, &Body { usage: Some(Some(usage)), ..Body::default() });
     }
 
+    /// A chunk: the prepared head, and a comma in place of the brace that opens the body.
     fn write(&self, out: &mut Vec<u8>, body: &Body<'_>) {
-        serde_json::to_writer(out, body).expect("an answer has only string keys and plain values");
-    }
-
-    /// A stream's body without choices.
-    fn body<'a>(&'a self) -> Body<'a> {
-        Body {
-            id: &self.id,
-            object: match self.endpoint {
-                Endpoint::Chat => "chat.completion.chunk",
-                Endpoint::Completion => "text_completion",
-            },
-            created: self.created_s,
-            model: &self.model,
-            system_fingerprint: SYSTEM_FINGERPRINT,
-            choices: &[],
-            usage: None,
-            prompt_logprobs: None,
-            prompt_token_ids: None,
-        }
+        out.extend_from_slice(&self.chunk_head);
+        let joint = out.len();
+        serde_json::to_writer(&mut *out, body).expect(PLAIN);
+        out[joint] = b',';
     }
 
     /// What whole answers and chunks have alike.

@@ -60,9 +60,7 @@ fn load_onto<B: Backend + 'static>(
         &backend,
         progress,
     )?;
-    let share = config.device.memory_fraction(false);
-    let budget = || Ok(((available_memory() as f64 * share) as usize, format!("{share} of the available memory")));
-    let pools = pool_sizes(config, layout, max_model_len, budget)?;
+    let pools = pool_sizes(config, layout, max_model_len, available_memory_budget(config))?;
     let runner = ModelRunner::new(backend, decoder, pools)?;
     let loaded = LoadedModel {
         device,
@@ -86,6 +84,12 @@ fn isa(choice: config::Isa) -> Option<Isa> {
         config::Isa::Neon => Some(Isa::Neon),
         config::Isa::Portable => Some(Isa::Portable),
     }
+}
+
+/// What KV blocks may take, for [`pool_sizes`].
+pub(super) fn available_memory_budget(config: &Config) -> impl FnOnce() -> Result<(usize, String), StartError> {
+    let share = config.device.memory_fraction(false);
+    move || Ok(((available_memory() as f64 * share) as usize, format!("{share} of the available memory")))
 }
 
 /// Bytes that this process can still take: the machine's, or the container's where that is less.

@@ -2,6 +2,7 @@
 
 mod cpu;
 mod cuda;
+mod null;
 
 use crate::backend::cuda::driver;
 use crate::backend::profile::Profile;
@@ -39,6 +40,13 @@ pub fn load(
     profile: Option<Profile>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Box<dyn StepRunner>, LoadedModel), StartError> {
+    if config.model.load_format == LoadFormat::Null {
+        if profile.is_some() {
+            return Err(StartError::new("no roofline of --load-format null: it computes nothing"));
+        }
+        let (runner, loaded) = null::load(config, &spec)?;
+        return Ok((Box::new(runner), loaded));
+    }
     let gpu = match config.device.kind {
         DeviceKind::Cpu => None,
         DeviceKind::Cuda => Some(driver::find(&config.device)?),
@@ -83,7 +91,7 @@ fn max_model_len(config: &Config, spec: &ModelSpec) -> usize {
 fn checkpoint(config: &Config, files: &ModelFiles) -> Result<Option<Checkpoint>, StartError> {
     match config.model.load_format {
         LoadFormat::Auto => files.checkpoint().map(Some),
-        LoadFormat::Dummy => Ok(None),
+        LoadFormat::Dummy | LoadFormat::Null => Ok(None),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Arithmetic over one row of logits or weights, in loops that the compiler can turn into vector instructions.
 
+use crate::ids::TokenId;
+
 const LANES: usize = 16;
 
 /// Weight of the most likely token: weights are `exp` in units of 2⁻⁴⁰.
@@ -43,32 +45,53 @@ const ROUND: f32 = 12_582_912.0;
 
 /// Replaces what is not a number by −∞ and +∞ by the largest number, so that differences are numbers again.
 pub fn sanitize(row: &mut [f32]) {
+    dispatch!(sanitize_all(row: &mut [f32]) -> ());
+}
+
+#[inline(always)]
+fn sanitize_all(row: &mut [f32]) {
     for value in row {
         *value = if value.is_nan() { f32::NEG_INFINITY } else { value.min(f32::MAX) };
     }
 }
 
-/// The largest value; −∞ for an empty row.
+/// The largest value, past what is not a number; −∞ for an empty row.
 pub fn max(row: &[f32]) -> f32 {
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    let mut chunks = row.chunks_exact(LANES);
-    let larger = |a: f32, b: f32| if b > a { b } else { a };
-    for chunk in &mut chunks {
-        for (lane, value) in lanes.iter_mut().zip(chunk) {
-            *lane = larger(*lane, *value);
-        }
-    }
-    lanes.iter().chain(chunks.remainder()).fold(f32::NEG_INFINITY, |a, b| larger(a, *b))
+    dispatch!(largest(row: &[f32]) -> f32)
 }
 
-/// The lowest index that holds the largest value.
+#[inline(always)]
+fn largest(row: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (chunks, rest) = row.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (lane, value) in lanes.iter_mut().zip(chunk) {
+            *lane = if *value > *lane { *value } else { *lane };
+        }
+    }
+    lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a })
+}
+
+/// The lowest index that holds the largest value, of a row that need not be sanitized: +∞ is the largest number, and
+/// what is not a number is no value. 0 where there is none.
 pub fn argmax(row: &[f32]) -> usize {
-    const CHUNK: usize = 64;
-    let max = max(row);
-    let has_max = |chunk: &[f32]| chunk.iter().fold(false, |found, value| found | (*value == max));
-    let number = row.chunks(CHUNK).position(has_max).unwrap_or(0);
-    let within = row[number * CHUNK..].iter().position(|value| *value == max);
-    number * CHUNK + within.unwrap_or(0)
+    dispatch!(index_of_largest(row: &[f32]) -> usize)
+}
+
+#[inline(always)]
+fn index_of_largest(row: &[f32]) -> usize {
+    const BLOCK: usize = 512;
+    let (mut best, mut start) = (f32::NEG_INFINITY, 0);
+    for (number, block) in row.chunks(BLOCK).enumerate() {
+        let largest = largest(block).min(f32::MAX);
+        if largest > best {
+            (best, start) = (largest, number * BLOCK);
+        }
+    }
+    if best == f32::NEG_INFINITY {
+        return 0;
+    }
+    start + row[start..].iter().position(|value| *value >= best).unwrap_or(0)
 }
 
 /// `exp(x)` for `x <= 0`, within 2 units in the last place; at least `exp(-87)`. Only float32 additions and
@@ -131,15 +154,15 @@ fn to_weight(x: f32) -> u64 {
     ((i64::from(high) << 20) + i64::from(low)) as u64
 }
 
-/// `weights[i] = round(2⁴⁰ · exp((row[i] − max) · scale))`, 0 where `row[i]` is below `least`. Returns the sum.
-pub fn weigh(row: &[f32], max: f32, scale: f32, least: f32, weights: &mut Vec<u64>) -> u64 {
+/// `weights[i] = round(2⁴⁰ · exp((row[i] − max) · scale))`, 0 where that is below `least`. Returns the sum.
+pub fn weigh(row: &[f32], max: f32, scale: f32, least: u64, weights: &mut Vec<u64>) -> u64 {
     weights.resize(row.len(), 0);
     let weights = &mut weights[..];
-    dispatch!(weigh_into(row: &[f32], max: f32, scale: f32, least: f32, weights: &mut [u64]) -> u64)
+    dispatch!(weigh_into(row: &[f32], max: f32, scale: f32, least: u64, weights: &mut [u64]) -> u64)
 }
 
 #[inline(always)]
-fn weigh_into(row: &[f32], max: f32, scale: f32, least: f32, weights: &mut [u64]) -> u64 {
+fn weigh_into(row: &[f32], max: f32, scale: f32, least: u64, weights: &mut [u64]) -> u64 {
     let mut lanes = [0_u64; LANES];
     let (chunks, rest) = row.as_chunks::<LANES>();
     let (weight_chunks, weight_rest) = weights.as_chunks_mut::<LANES>();
@@ -158,16 +181,9 @@ fn weigh_into(row: &[f32], max: f32, scale: f32, least: f32, weights: &mut [u64]
 }
 
 #[inline(always)]
-fn weight(value: f32, max: f32, scale: f32, least: f32) -> u64 {
-    to_weight(if value >= least { exp((value - max) * scale) } else { 0.0 })
-}
-
-/// Sets the weights below `least` to 0; returns the sum of the others.
-pub fn keep_from(weights: &mut [u64], least: u64) -> u64 {
-    for weight in &mut *weights {
-        *weight = if *weight >= least { *weight } else { 0 };
-    }
-    weights.iter().sum()
+fn weight(value: f32, max: f32, scale: f32, least: u64) -> u64 {
+    let weight = to_weight(exp((value - max) * scale));
+    if weight >= least { weight } else { 0 }
 }
 
 /// Sum of the weights that are at least `least`.
@@ -184,26 +200,62 @@ fn sum_weights_from(weights: &[u64], least: u64) -> u64 {
     sum
 }
 
+/// The indices of the values that are at least `least`, in order, in place of what `indices` held.
+pub fn indices_from(row: &[f32], least: f32, indices: &mut Vec<TokenId>) {
+    indices.clear();
+    dispatch!(push_indices_from(row: &[f32], least: f32, indices: &mut Vec<TokenId>) -> ());
+}
+
+/// Few values are expected to be there: whole chunks are passed over.
+#[inline(always)]
+fn push_indices_from(row: &[f32], least: f32, indices: &mut Vec<TokenId>) {
+    const CHUNK: usize = 64;
+    for (number, chunk) in row.chunks(CHUNK).enumerate() {
+        let mut any = false;
+        for value in chunk {
+            any |= *value >= least;
+        }
+        if any {
+            let found = chunk.iter().zip(number * CHUNK..).filter(|(value, _)| **value >= least);
+            indices.extend(found.map(|(_, index)| index as TokenId));
+        }
+    }
+}
+
+/// The largest values of the row's blocks of `block` values.
+#[inline(always)]
+fn push_block_maxima(row: &[f32], block: usize, maxima: &mut Vec<f32>) {
+    maxima.extend(row.chunks(block).map(largest));
+}
+
+/// Where [`kth_largest`] works.
+#[derive(Debug, Default)]
+pub struct Candidates {
+    values: Vec<f32>,
+    indices: Vec<TokenId>,
+}
+
 /// The `k`-th largest value (`k` from 1); −∞ where there are no more than `k`.
-pub fn kth_largest(row: &[f32], k: usize, scratch: &mut Vec<f32>) -> f32 {
+pub fn kth_largest(row: &[f32], k: usize, scratch: &mut Candidates) -> f32 {
     debug_assert!(k > 0);
     if k >= row.len() {
         return f32::NEG_INFINITY;
     }
     let descending = |a: &f32, b: &f32| b.total_cmp(a);
-    scratch.clear();
+    let Candidates { values, indices } = scratch;
+    values.clear();
     // The k-th largest of more than k blocks' maxima is not above the k-th largest value, and few values reach it.
     let block = row.len() / (4 * k);
     if block >= 2 {
-        scratch.extend(row.chunks(block).map(max));
-        let (_, bound, _) = scratch.select_nth_unstable_by(k - 1, descending);
-        let bound = *bound;
-        scratch.clear();
-        scratch.extend(row.iter().filter(|value| **value >= bound));
+        dispatch!(push_block_maxima(row: &[f32], block: usize, values: &mut Vec<f32>) -> ());
+        let (_, bound, _) = values.select_nth_unstable_by(k - 1, descending);
+        indices_from(row, *bound, indices);
+        values.clear();
+        values.extend(indices.iter().map(|index| row[*index as usize]));
     } else {
-        scratch.extend(row);
+        values.extend(row);
     }
-    *scratch.select_nth_unstable_by(k - 1, descending).1
+    *values.select_nth_unstable_by(k - 1, descending).1
 }
 
 /// The largest `t` such that the weights of at least `t` sum to `target` or more; `0 < target <= total`, their sum.
@@ -268,8 +320,20 @@ pub fn index_at(weights: &[u64], least: u64, point: u64) -> Option<usize> {
 /// How many values stand before `row[index]`: larger ones, and equal ones with a lower index.
 pub fn rank(row: &[f32], index: usize) -> usize {
     let value = row[index];
-    let before = row[..index].iter().filter(|other| **other >= value).count();
-    before + row[index + 1..].iter().filter(|other| **other > value).count()
+    let (before, after) = (&row[..index], &row[index + 1..]);
+    dispatch!(count_before(before: &[f32], after: &[f32], value: f32) -> u32) as usize
+}
+
+#[inline(always)]
+fn count_before(before: &[f32], after: &[f32], value: f32) -> u32 {
+    let mut count = 0;
+    for other in before {
+        count += u32::from(*other >= value);
+    }
+    for other in after {
+        count += u32::from(*other > value);
+    }
+    count
 }
 
 #[cfg(test)]
@@ -301,21 +365,46 @@ mod tests {
     fn every_version_gives_the_same_bits() {
         let row: Vec<f32> = (0..1003_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as f32 * -2e-6).collect();
         let (mut wide, mut portable) = (Vec::new(), vec![0; row.len()]);
-        let sums = (weigh(&row, 0.0, 1.3, -20.0, &mut wide), weigh_into(&row, 0.0, 1.3, -20.0, &mut portable));
+        let sums = (weigh(&row, 0.0, 1.3, 5, &mut wide), weigh_into(&row, 0.0, 1.3, 5, &mut portable));
         assert_eq!(sums.0, sums.1);
         assert_eq!(wide, portable);
         assert_eq!(log_sum_exp(&row, 0.5).to_bits(), sum_exp(&row, 0.5).ln().to_bits());
         assert_eq!(sum_from(&wide, 1 << 20), sum_weights_from(&wide, 1 << 20));
+        assert_eq!((max(&row), rank(&row, 7)), (largest(&row), count_before(&row[..7], &row[8..], row[7]) as usize));
     }
 
     proptest! {
+        #[test]
+        fn argmax_is_that_of_the_sanitized_row(
+            values in prop::collection::vec(0_usize..6, 1..40), spread in 1_usize..200, shift in 0_usize..200,
+        ) {
+            const VALUES: [f32; 6] = [f32::NAN, f32::NEG_INFINITY, f32::INFINITY, f32::MAX, -1.0, -0.5];
+            let at = |i: usize| VALUES[values[(i + shift) / spread % values.len()]];
+            let mut row: Vec<f32> = (0..1100).map(at).collect();
+            let found = argmax(&row);
+            sanitize(&mut row);
+            prop_assert_eq!(argmax(&row), found);
+            let mut expected = 0;
+            (0..row.len()).for_each(|i| if row[i] > row[expected] { expected = i });
+            prop_assert_eq!(found, expected);
+        }
+
+        #[test]
+        fn indices_from_is_a_filter(row in prop::collection::vec(-8_i8..8, 1..400), least in -9_i8..9) {
+            let row: Vec<f32> = row.into_iter().map(f32::from).collect();
+            let mut found = vec![7];
+            indices_from(&row, f32::from(least), &mut found);
+            let expected: Vec<u32> = (0..row.len() as u32).filter(|i| row[*i as usize] >= f32::from(least)).collect();
+            prop_assert_eq!(found, expected);
+        }
+
         #[test]
         fn kth_largest_is_the_sorted_one(row in prop::collection::vec(-8_i8..8, 1..400), k in 1_usize..40) {
             let row: Vec<f32> = row.into_iter().map(f32::from).collect();
             let mut sorted = row.clone();
             sorted.sort_by(|a, b| b.total_cmp(a));
             let expected = if k >= row.len() { f32::NEG_INFINITY } else { sorted[k - 1] };
-            prop_assert_eq!(kth_largest(&row, k, &mut Vec::new()), expected);
+            prop_assert_eq!(kth_largest(&row, k, &mut Candidates::default()), expected);
         }
 
         #[test]

@@ -63,8 +63,12 @@ fn reference(logits: &[f32], params: &SamplingParams) -> Option<Vec<f64>> {
 fn distribution(logits: &[f32], params: &SamplingParams) -> Vec<f64> {
     let mut sampler = Sampler::new();
     let (least, total) = sampler.distribution(logits, params);
-    let weights = sampler.weights.iter().map(|weight| if *weight >= least { *weight } else { 0 });
-    weights.map(|weight| weight as f64 / total as f64).collect()
+    let mut shares = vec![0.0; logits.len()];
+    for (place, weight) in sampler.weights.iter().enumerate().filter(|(_, weight)| **weight >= least) {
+        let token = sampler.kept.get(place).map_or(place, |token| *token as usize);
+        shares[token] = *weight as f64 / total as f64;
+    }
+    shares
 }
 
 #[test]

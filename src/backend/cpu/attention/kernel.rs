@@ -5,12 +5,14 @@
 
 use super::super::isa::{Isa, Kernel};
 use super::super::simd::{LANES, Simd};
+#[cfg(target_arch = "x86_64")]
+use super::tiles;
 use super::{Attention, PARTITION, TILE, Unit};
 use crate::backend::DType;
 
 /// Softmax of a unit's queries over some positions: running maximum, sum, and weighted sum of V.
 #[derive(Clone, Copy)]
-pub(super) struct State {
+struct State {
     /// `[num_queries]` largest score.
     max: *mut f32,
     /// `[num_queries]` sum of `exp(score - max)`; 0: no position seen.
@@ -22,7 +24,7 @@ pub(super) struct State {
 impl State {
     /// # Safety
     /// `call.state_len(…)` floats for the unit's queries lie at `at`.
-    pub unsafe fn at(at: *mut f32, call: &Attention<'_>, unit: &Unit) -> Self {
+    unsafe fn at(at: *mut f32, call: &Attention<'_>, unit: &Unit) -> Self {
         let n = unit.num_rows * call.group();
         // SAFETY: the caller's.
         unsafe { Self { max: at, sum: at.add(n), acc: at.add(2 * n) } }
@@ -44,15 +46,27 @@ struct Scratch {
     total: *mut f32,
 }
 
+/// Whether the tile registers do it.
+#[cfg(target_arch = "x86_64")]
+fn on_tiles(isa: Isa, call: &Attention<'_>) -> bool {
+    isa == Isa::Amx && call.kv.layout.dtype == DType::BF16
+}
+
 /// Floats of scratch memory that a member needs.
-pub(super) fn scratch_len(call: &Attention<'_>) -> usize {
+pub(super) fn scratch_len(isa: Isa, call: &Attention<'_>) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if on_tiles(isa, call) {
+        return tiles::scratch_len(call);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = isa;
     let (dim, queries) = (call.padded_dim(), call.max_queries());
     2 * dim * TILE + queries * (TILE + 1) + 2 * call.state_len(queries) + 4 * LANES
 }
 
 impl Scratch {
     /// # Safety
-    /// `scratch_len(call)` floats lie at `at`.
+    /// `scratch_len(…)` floats lie at `at`.
     unsafe fn at(at: *mut f32, call: &Attention<'_>) -> Self {
         let (dim, queries) = (call.padded_dim(), call.max_queries());
         // SAFETY: the caller's; the offsets add up to `scratch_len` at most.
@@ -68,9 +82,9 @@ impl Scratch {
 }
 
 /// What to compute of a unit.
-enum Part {
-    /// The state of one partition.
-    Partition(usize, State),
+pub(super) enum Part {
+    /// The state of one partition, to be left at this address.
+    Partition(usize, *mut f32),
     /// All partitions, and the output.
     Whole,
     /// The output from the partitions' states at this address.
@@ -87,7 +101,7 @@ pub(super) unsafe fn partition(
     unit: &Unit,
     partition: usize,
     scratch: *mut f32,
-    state: State,
+    state: *mut f32,
 ) {
     // SAFETY: the caller's.
     unsafe { run(isa, call, unit, scratch, Part::Partition(partition, state)) }
@@ -120,6 +134,11 @@ pub(super) unsafe fn merge_partials(
 /// # Safety
 /// As for [`unit`].
 unsafe fn run(isa: Isa, call: &Attention<'_>, unit: &Unit, scratch: *mut f32, part: Part) {
+    #[cfg(target_arch = "x86_64")]
+    if on_tiles(isa, call) {
+        // SAFETY: the caller's; AMX implies AVX-512, and the type of the KV cache was looked at.
+        return unsafe { tiles::run(call, unit, scratch, part) };
+    }
     // SAFETY: the caller's.
     let scratch = unsafe { Scratch::at(scratch, call) };
     match call.kv.layout.dtype {
@@ -189,7 +208,9 @@ impl<E: Element> Kernel for Work<'_, E> {
             let own = State::at(self.scratch.partition, self.call, self.unit);
             let total = State::at(self.scratch.total, self.call, self.unit);
             let (from, state) = match self.part {
-                Part::Partition(partition, state) => return self.partition(simd, partition, state),
+                Part::Partition(partition, state) => {
+                    return self.partition(simd, partition, State::at(state, self.call, self.unit));
+                }
                 Part::Whole => (None, own),
                 Part::Merge(partials) => (Some(partials), own),
             };

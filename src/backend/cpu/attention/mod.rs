@@ -1,14 +1,17 @@
 //! Paged attention.
 //!
-//! Softmax runs online over tiles of [`TILE`] absolute positions, and in partitions of [`PARTITION`] positions that
-//! are merged in order. Both are counted from position 0 of the sequence, so what is added to what for a query does
-//! not depend on the block size, on how the prompt was cut into chunks, on the queries beside it, or on whether the
-//! partitions were computed by one member or by several.
+//! Softmax runs online over tiles of absolute positions ([`TILE`], more on AMX tiles), and in partitions of
+//! [`PARTITION`] positions that are merged in order. Both are counted from position 0 of the sequence, so what is added
+//! to what for a query does not depend on the block size, on how the prompt was cut into chunks, on the queries beside
+//! it, or on whether the partitions were computed by one member or by several.
 //!
 //! A unit of work is one KV head with a tile of query rows: each tile of K and V is read through the block table
-//! once, widened to float32, and used by all these rows and by all query heads of the group.
+//! once, widened to float32 where the products are not those of AMX tiles, and used by all these rows and by all query
+//! heads of the group.
 
 mod kernel;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 use super::gemm::ALONE_BELOW;
 use super::isa::Isa;
@@ -17,7 +20,6 @@ use super::simd::LANES;
 use super::team::Team;
 use crate::backend::{AttentionShape, Batch, BatchSeq};
 use crate::error::StartError;
-use kernel::State;
 use std::cmp::Reverse;
 
 /// The largest head size.
@@ -96,9 +98,10 @@ impl Attention<'_> {
         MAX_QUERIES.max(self.group())
     }
 
-    /// Floats of the state of one partition of a unit with `num_queries` queries.
+    /// Floats of the state of one partition of a unit with `num_queries` queries: whole vectors of queries, by the head
+    /// size in whole vectors of bfloat16 and two numbers more.
     fn state_len(&self, num_queries: usize) -> usize {
-        num_queries * (self.padded_dim() + 2)
+        num_queries.next_multiple_of(LANES) * (self.shape.head_dim.next_multiple_of(2 * LANES) + 2)
     }
 }
 
@@ -116,7 +119,7 @@ impl Workspace {
     /// Attention of all rows of the batch.
     pub fn run(&mut self, isa: Isa, team: &Team, call: &Attention<'_>) {
         self.list_units(call);
-        let scratch_len = kernel::scratch_len(call);
+        let scratch_len = kernel::scratch_len(isa, call);
         for scratch in &mut self.scratch {
             grow(scratch, scratch_len);
         }
@@ -131,7 +134,7 @@ impl Workspace {
                 let offset = unit.partials + (partition - unit.first_partition) * state_len;
                 // SAFETY: `plan_split` gave every partition of every unit its own place; the scratch is the member's.
                 unsafe {
-                    let state = State::at(partials.get().add(offset), call, unit);
+                    let state = partials.get().add(offset);
                     kernel::partition(isa, call, unit, partition, scratch.of(member), state);
                 }
             });

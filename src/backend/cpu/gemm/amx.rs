@@ -57,14 +57,14 @@ struct TileConfig {
 }
 
 /// The tile registers in use; released at the end, so that switching threads need not save them.
-struct Tiles;
+pub(in super::super) struct Tiles;
 
 impl Tiles {
     /// Rows of the first and of the second tile of input; with one tile of input, `second` is 0.
     ///
     /// # Safety
     /// AMX is available. No other `Tiles` of this thread is used after this one is made.
-    unsafe fn configure(first: usize, second: usize) -> Self {
+    pub(in super::super) unsafe fn configure(first: usize, second: usize) -> Self {
         let results = if second == 0 { [first; 4] } else { [first, first, second, second] };
         let mut config = TileConfig { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
         let input = [first, second.max(1)];
@@ -227,7 +227,6 @@ impl NextTiles {
 unsafe fn run_whole(part: &Part<'_>, steps: usize) {
     let mut results = Results([0.0; 4 * TILE_LEN]);
     let (results, panels) = (results.0.as_mut_ptr(), &part.panels);
-    let panel_bytes = part.product.w.panel_bytes();
     let mut row = part.rows.start;
     while row < part.rows.end {
         let rows = (part.rows.end - row).min(BLOCK_ROWS);
@@ -239,12 +238,13 @@ unsafe fn run_whole(part: &Part<'_>, steps: usize) {
                 for panel in panels.clone().step_by(2) {
                     let (block, num_panels) = (Block { part, row, rows, panel }, (panels.end - panel).min(2));
                     // The weights come from memory for the first rows, and for the others from the cache.
-                    let next = block.first_weights().wrapping_add(2 * panel_bytes);
-                    let ahead = match row == part.rows.start {
-                        true => [next, next.wrapping_add(panel_bytes)],
-                        false => [next_x.advance(), next_x.advance()],
-                    };
-                    block.two_by(num_panels, 0..steps, results, ahead);
+                    match row == part.rows.start {
+                        true => block.two_by_streamed(num_panels, steps, results),
+                        false => {
+                            let ahead = [next_x.advance(), next_x.advance()];
+                            block.two_by(num_panels, 0..steps, results, ahead);
+                        }
+                    }
                     block.write_two_by(num_panels, results);
                 }
             } else {
@@ -319,11 +319,6 @@ impl Block<'_> {
         unsafe { w.as_ptr().add((self.panel + p.min(num_panels - 1)) * w.panel_bytes() + step * TILE_BYTES) }
     }
 
-    fn first_weights(&self) -> *const u8 {
-        // SAFETY: the block's first panel exists.
-        unsafe { self.weights(0, 1, 0) }
-    }
-
     /// Two tiles of rows by up to two panels. Results are left at `results`; unless `steps` begins at 0, they go on
     /// from what is there. `ahead` are addresses of input and weights from which four lines per step are asked for.
     unsafe fn two_by(&self, num_panels: usize, steps: Range<usize>, results: *mut f32, ahead: [*const u8; 2]) {
@@ -360,6 +355,66 @@ impl Block<'_> {
                 ahead1 = inout(reg) ahead[1] => _,
                 steps = inout(reg) steps.len() => _,
                 go_on = in(reg) steps.start,
+                out = in(reg) results,
+            );
+        }
+    }
+
+    /// [`Block::two_by`] of whole chains, for weights that come from memory.
+    unsafe fn two_by_streamed(&self, num_panels: usize, steps: usize, results: *mut f32) {
+        let (x, _) = self.x(0);
+        unsafe {
+            tile_loop!(
+                "tileloadd tmm4, [{x} + {line}]",
+                "tileloadd tmm6, [{w0} + {line}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "prefetcht0 [{w0} + 4096]",
+                "prefetcht0 [{w0} + 4096 + 64]",
+                "prefetcht0 [{w0} + 4096 + 128]",
+                "prefetcht0 [{w0} + 4096 + 192]",
+                "prefetcht0 [{w0} + 4096 + 256]",
+                "prefetcht0 [{w0} + 4096 + 320]",
+                "prefetcht0 [{w0} + 4096 + 384]",
+                "prefetcht0 [{w0} + 4096 + 448]",
+                "prefetcht0 [{w0} + 4096 + 512]",
+                "prefetcht0 [{w0} + 4096 + 576]",
+                "prefetcht0 [{w0} + 4096 + 640]",
+                "prefetcht0 [{w0} + 4096 + 704]",
+                "prefetcht0 [{w0} + 4096 + 768]",
+                "prefetcht0 [{w0} + 4096 + 832]",
+                "prefetcht0 [{w0} + 4096 + 896]",
+                "prefetcht0 [{w0} + 4096 + 960]",
+                "tileloadd tmm7, [{w1} + {line}]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "prefetcht0 [{w1} + 4096]",
+                "prefetcht0 [{w1} + 4096 + 64]",
+                "prefetcht0 [{w1} + 4096 + 128]",
+                "prefetcht0 [{w1} + 4096 + 192]",
+                "prefetcht0 [{w1} + 4096 + 256]",
+                "prefetcht0 [{w1} + 4096 + 320]",
+                "prefetcht0 [{w1} + 4096 + 384]",
+                "prefetcht0 [{w1} + 4096 + 448]",
+                "prefetcht0 [{w1} + 4096 + 512]",
+                "prefetcht0 [{w1} + 4096 + 576]",
+                "prefetcht0 [{w1} + 4096 + 640]",
+                "prefetcht0 [{w1} + 4096 + 704]",
+                "prefetcht0 [{w1} + 4096 + 768]",
+                "prefetcht0 [{w1} + 4096 + 832]",
+                "prefetcht0 [{w1} + 4096 + 896]",
+                "prefetcht0 [{w1} + 4096 + 960]",
+                "tileloadd tmm5, [{x1} + {line}]",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "add {x}, 1024",
+                "add {x1}, 1024",
+                "add {w0}, 1024",
+                "add {w1}, 1024";
+                x = inout(reg) x => _,
+                x1 = inout(reg) x.add(self.part.product.layout.tile) => _,
+                w0 = inout(reg) self.weights(0, num_panels, 0) => _,
+                w1 = inout(reg) self.weights(1, num_panels, 0) => _,
+                steps = inout(reg) steps => _,
+                go_on = in(reg) 0usize,
                 out = in(reg) results,
             );
         }

@@ -110,6 +110,11 @@ impl Operand {
         Ok(Self { words: arena.zeroed(len, "activations")?, max_rows, k, dtype, isa })
     }
 
+    /// Of one activation: a word holds a pair of bfloat16, or one number.
+    pub fn element_bytes(&self) -> usize {
+        if self.dtype == DType::BF16 { size_of::<u32>() / 2 } else { size_of::<u32>() }
+    }
+
     /// The operand is about to hold `rows` rows of width `k`.
     pub fn reshape(&mut self, rows: usize, k: usize, dtype: DType) {
         assert!(rows <= self.max_rows && k == self.k && dtype == self.dtype, "an operand of another shape");

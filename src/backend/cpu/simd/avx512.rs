@@ -87,31 +87,7 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     fn transpose(self, rows: &mut [__m512; LANES]) {
-        // Pairs of rows, then fours, each within 128-bit lanes; then the lanes themselves.
-        unsafe {
-            let mut t = *rows;
-            for i in (0..LANES).step_by(2) {
-                t[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
-                t[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
-            }
-            let mut u = t;
-            for i in (0..LANES).step_by(4) {
-                u[i] = _mm512_shuffle_ps::<0x44>(t[i], t[i + 2]);
-                u[i + 1] = _mm512_shuffle_ps::<0xee>(t[i], t[i + 2]);
-                u[i + 2] = _mm512_shuffle_ps::<0x44>(t[i + 1], t[i + 3]);
-                u[i + 3] = _mm512_shuffle_ps::<0xee>(t[i + 1], t[i + 3]);
-            }
-            for i in 0..4 {
-                let low = _mm512_shuffle_f32x4::<0x88>(u[i], u[i + 4]);
-                let high = _mm512_shuffle_f32x4::<0x88>(u[i + 8], u[i + 12]);
-                let low_odd = _mm512_shuffle_f32x4::<0xdd>(u[i], u[i + 4]);
-                let high_odd = _mm512_shuffle_f32x4::<0xdd>(u[i + 8], u[i + 12]);
-                rows[i] = _mm512_shuffle_f32x4::<0x88>(low, high);
-                rows[i + 8] = _mm512_shuffle_f32x4::<0xdd>(low, high);
-                rows[i + 4] = _mm512_shuffle_f32x4::<0x88>(low_odd, high_odd);
-                rows[i + 12] = _mm512_shuffle_f32x4::<0xdd>(low_odd, high_odd);
-            }
-        }
+        unsafe { transpose(rows) }
     }
     #[inline(always)]
     fn sum(self, v: __m512) -> f32 {
@@ -153,5 +129,39 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn prefetch(self, address: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+}
+
+/// Rows become columns.
+///
+/// # Safety
+/// The processor has AVX-512 F.
+#[inline(always)]
+pub(in super::super) unsafe fn transpose(rows: &mut [__m512; LANES]) {
+    // Pairs of rows, then fours, each within 128-bit lanes; then the lanes themselves.
+    // SAFETY: the caller's.
+    unsafe {
+        let mut t = *rows;
+        for i in (0..LANES).step_by(2) {
+            t[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
+            t[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
+        }
+        let mut u = t;
+        for i in (0..LANES).step_by(4) {
+            u[i] = _mm512_shuffle_ps::<0x44>(t[i], t[i + 2]);
+            u[i + 1] = _mm512_shuffle_ps::<0xee>(t[i], t[i + 2]);
+            u[i + 2] = _mm512_shuffle_ps::<0x44>(t[i + 1], t[i + 3]);
+            u[i + 3] = _mm512_shuffle_ps::<0xee>(t[i + 1], t[i + 3]);
+        }
+        for i in 0..4 {
+            let low = _mm512_shuffle_f32x4::<0x88>(u[i], u[i + 4]);
+            let high = _mm512_shuffle_f32x4::<0x88>(u[i + 8], u[i + 12]);
+            let low_odd = _mm512_shuffle_f32x4::<0xdd>(u[i], u[i + 4]);
+            let high_odd = _mm512_shuffle_f32x4::<0xdd>(u[i + 8], u[i + 12]);
+            rows[i] = _mm512_shuffle_f32x4::<0x88>(low, high);
+            rows[i + 8] = _mm512_shuffle_f32x4::<0xdd>(low, high);
+            rows[i + 4] = _mm512_shuffle_f32x4::<0x88>(low_odd, high_odd);
+            rows[i + 12] = _mm512_shuffle_f32x4::<0xdd>(low_odd, high_odd);
+        }
     }
 }

@@ -14,7 +14,7 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx2::run_avx2;
 #[cfg(target_arch = "x86_64")]
-pub(super) use avx512::run_avx512;
+pub(super) use avx512::{run_avx512, transpose};
 #[cfg(target_arch = "aarch64")]
 pub(super) use neon::run_neon;
 pub(super) use portable::Portable;

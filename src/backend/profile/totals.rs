@@ -1,0 +1,181 @@
+//! What is counted: phases of a step, their work and time, and the sums of many steps.
+
+use crate::backend::BatchSeq;
+use std::ops::AddAssign;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// What a step does, in its order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    Embedding,
+    Norms,
+    /// The product to Q, K and V.
+    Qkv,
+    /// Rotary embedding, and writing K and V into the cache.
+    RopeAndKv,
+    Attention,
+    /// The product behind attention.
+    Output,
+    /// The product to gate and up.
+    Up,
+    Activation,
+    Down,
+    /// Layers of experts: router, products and mixing.
+    Experts,
+    Vocabulary,
+    Sampling,
+    /// Of KV blocks and of rows.
+    Copies,
+    /// What a step does besides: preparing the batch, and the calls themselves.
+    Between,
+}
+
+impl Phase {
+    pub const ALL: [Phase; 14] = [
+        Phase::Embedding,
+        Phase::Norms,
+        Phase::Qkv,
+        Phase::RopeAndKv,
+        Phase::Attention,
+        Phase::Output,
+        Phase::Up,
+        Phase::Activation,
+        Phase::Down,
+        Phase::Experts,
+        Phase::Vocabulary,
+        Phase::Sampling,
+        Phase::Copies,
+        Phase::Between,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Embedding => "embedding",
+            Phase::Norms => "norms",
+            Phase::Qkv => "qkv product",
+            Phase::RopeAndKv => "rope + kv write",
+            Phase::Attention => "attention",
+            Phase::Output => "output product",
+            Phase::Up => "up product",
+            Phase::Activation => "activation",
+            Phase::Down => "down product",
+            Phase::Experts => "experts",
+            Phase::Vocabulary => "vocabulary",
+            Phase::Sampling => "sampling",
+            Phase::Copies => "copies",
+            Phase::Between => "between",
+        }
+    }
+}
+
+/// The work of operations, as shapes tell it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Of weights and of the KV cache.
+    pub memory_bytes: u64,
+    pub activation_bytes: u64,
+    pub flops: u64,
+}
+
+impl AddAssign for Work {
+    fn add_assign(&mut self, other: Self) {
+        self.memory_bytes += other.memory_bytes;
+        self.activation_bytes += other.activation_bytes;
+        self.flops += other.flops;
+    }
+}
+
+/// What the operations of one phase came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    pub calls: u64,
+    pub time: Duration,
+    pub work: Work,
+}
+
+impl AddAssign for Totals {
+    fn add_assign(&mut self, other: Self) {
+        self.calls += other.calls;
+        self.time += other.time;
+        self.work += other.work;
+    }
+}
+
+/// What the sequences of a step do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepKind {
+    /// Each has one row.
+    Decode,
+    /// Each has several.
+    Prefill,
+    Mixed,
+}
+
+impl StepKind {
+    pub const ALL: [StepKind; 3] = [StepKind::Decode, StepKind::Prefill, StepKind::Mixed];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            StepKind::Decode => "decode",
+            StepKind::Prefill => "prefill",
+            StepKind::Mixed => "mixed",
+        }
+    }
+
+    pub(super) fn of(seqs: &[BatchSeq]) -> Self {
+        let num_single = seqs.iter().filter(|seq| seq.num_rows == 1).count();
+        match num_single {
+            0 => StepKind::Prefill,
+            all if all == seqs.len() => StepKind::Decode,
+            _ => StepKind::Mixed,
+        }
+    }
+}
+
+/// The steps of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepTotals {
+    pub steps: u64,
+    /// Of all steps.
+    pub rows: u64,
+    /// From the first operation of each step to its end.
+    pub time: Duration,
+    phases: [Totals; Phase::ALL.len()],
+}
+
+impl StepTotals {
+    pub fn phase(&self, phase: Phase) -> &Totals {
+        &self.phases[phase as usize]
+    }
+}
+
+/// The sums of a [`Profiled`](super::Profiled) backend, shared with those who want to see them.
+#[derive(Clone, Debug, Default)]
+pub struct Profile(Arc<Mutex<[StepTotals; StepKind::ALL.len()]>>);
+
+impl Profile {
+    /// What all steps of a kind came to since the last [`Profile::reset`].
+    pub fn steps(&self, kind: StepKind) -> StepTotals {
+        self.kinds()[kind as usize]
+    }
+
+    /// Starts at nothing, with the next step.
+    pub fn reset(&self) {
+        *self.kinds() = Default::default();
+    }
+
+    /// A step of `rows` rows.
+    pub(super) fn add(&self, kind: StepKind, rows: usize, time: Duration, phases: &[Totals; Phase::ALL.len()]) {
+        let kind = &mut self.kinds()[kind as usize];
+        kind.steps += 1;
+        kind.rows += rows as u64;
+        kind.time += time;
+        kind.phases.iter_mut().zip(phases).for_each(|(sum, of_step)| *sum += *of_step);
+    }
+
+    /// Sums are whole even where a step panicked: it is added as the last thing that is done.
+    fn kinds(&self) -> MutexGuard<'_, [StepTotals; StepKind::ALL.len()]> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
