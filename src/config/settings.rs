@@ -217,7 +217,7 @@ settings! {
         "Tokens in a step at most, of prompts and decoding together; auto is 512 on the CPU, 2048 on a GPU, and never below max_num_seqs.",
         "Higher to get through long prompts faster; lower for shorter gaps between tokens while that happens.";
     scheduler.inter_token_target_ms: int(0, 3_600_000), "ms", Some(("inter-token-target-ms", "N")),
-        "How long a step should take while somebody waits for a next token: prompts get as large a part of it as the steps before say is possible, 32 tokens and a third of its time at least. 0 is no target: prompts get what max_num_batched_tokens leaves.",
+        "How long a step should take while somebody waits for a next token: prompts get as large a part of it as the steps before say is possible, 32 tokens and three quarters of its time at least. 0 is no target: prompts get what max_num_batched_tokens leaves.",
         "Lower for steadier streams, higher or 0 for a shorter time to first token and throughput.";
     scheduler.preemption_mode: Kind::Choice(PreemptionMode::NAMES), "", Some(("preemption-mode", "auto|swap|recompute")),
         "What a preempted sequence does with its blocks: copy them to CPU memory, or drop them and compute again; auto chooses for each.",
