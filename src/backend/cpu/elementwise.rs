@@ -8,7 +8,7 @@ use crate::backend::{Activation, DType, NormKind, Rope};
 use crate::error::StartError;
 
 /// `out = norm(x + delta)`, and `x += delta`, for one row.
-struct NormRow<'a> {
+pub(super) struct NormRow<'a> {
     x: &'a [f32],
     out: &'a mut [f32],
     kind: NormKind,
@@ -72,10 +72,19 @@ pub(super) struct NormParams<'a> {
     pub bias: Option<&'a [f32]>,
 }
 
-impl NormParams<'_> {
+impl<'n> NormParams<'n> {
     /// `out = norm(x)` for one row.
     pub fn apply(&self, isa: Isa, x: &[f32], out: &mut [f32]) {
-        isa.run(NormRow { x, out, kind: self.kind, weight: self.weight, bias: self.bias });
+        isa.run(self.row(x, out));
+    }
+
+    /// [`NormParams::apply`] as a kernel.
+    #[inline(always)]
+    pub fn row<'a>(&self, x: &'a [f32], out: &'a mut [f32]) -> NormRow<'a>
+    where
+        'n: 'a,
+    {
+        NormRow { x, out, kind: self.kind, weight: self.weight, bias: self.bias }
     }
 }
 
@@ -213,32 +222,10 @@ pub(super) fn gated_activation(isa: Isa, kind: Activation, gate_up: &[f32], out:
     isa.run(ActivateRow { kind, gate_up: Some(gate_up.split_at(out.len())), out });
 }
 
-struct ActivatePanels<'a> {
-    kind: Activation,
-    gate_up: &'a [f32],
-    out: &'a mut [f32],
-}
-
-impl Kernel for ActivatePanels<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let panels = self.gate_up.as_chunks::<{ 2 * LANES }>().0.iter().zip(self.out.as_chunks_mut::<LANES>().0);
-        for (gate_up, out) in panels {
-            // SAFETY: two panels of sixteen numbers, and one.
-            unsafe {
-                let gate = activate(simd, self.kind, simd.load(gate_up.as_ptr()));
-                simd.store(out.as_mut_ptr(), simd.mul(gate, simd.load(gate_up.as_ptr().add(LANES))));
-            }
-        }
-    }
-}
-
-/// `out = act(gate) * up` for a part of a row, with panels of 16 columns of gate and of up in turn.
-pub(super) fn gated_panels(isa: Isa, kind: Activation, gate_up: &[f32], out: &mut [f32]) {
-    assert_eq!(gate_up.len(), 2 * out.len());
-    isa.run(ActivatePanels { kind, gate_up, out });
+/// `act(gate) * up`
+#[inline(always)]
+pub(super) fn gate<S: Simd>(simd: S, kind: Activation, gate: S::V, up: S::V) -> S::V {
+    simd.mul(activate(simd, kind, gate), up)
 }
 
 /// `x = act(x)` for one row.
@@ -259,14 +246,15 @@ impl CpuRopeTable {
         Ok(Self { rotary_dim: rope.rotary_dim, max_positions: rope.max_positions, table })
     }
 
-    /// Turns one head of a token at `position`.
-    pub(super) fn apply(&self, isa: Isa, head: &mut [f32], position: usize) {
+    /// What turns one head of a token at `position`.
+    #[inline(always)]
+    pub(super) fn rotate<'a>(&'a self, head: &'a mut [f32], position: usize) -> impl Kernel<Output = ()> + use<'a> {
         assert!(position < self.max_positions, "position {position} of a rotary table of {}", self.max_positions);
         assert!(self.rotary_dim <= head.len(), "{} rotary dimensions in a head of {}", self.rotary_dim, head.len());
         let row = &self.table[position * self.rotary_dim..][..self.rotary_dim];
         let (cos, sin) = row.split_at(self.rotary_dim / 2);
         let (low, high) = head[..self.rotary_dim].split_at_mut(self.rotary_dim / 2);
-        isa.run(Rotate { cos, sin, low, high });
+        Rotate { cos, sin, low, high }
     }
 }
 
@@ -314,8 +302,9 @@ impl Kernel for NarrowRow<'_> {
     }
 }
 
-/// Rounds `x` to `dtype`, to nearest even.
-pub(super) fn narrow(isa: Isa, x: &[f32], dtype: DType, out: &mut [u8]) {
+/// What rounds `x` to `dtype`, to nearest even.
+#[inline(always)]
+pub(super) fn narrow_row<'a>(x: &'a [f32], dtype: DType, out: &'a mut [u8]) -> impl Kernel<Output = ()> + use<'a> {
     assert_eq!(out.len(), x.len() * dtype.size_bytes());
-    isa.run(NarrowRow { x, dtype, out });
+    NarrowRow { x, dtype, out }
 }

@@ -3,7 +3,7 @@
 //! - `isa`: which instruction set is used; all kernels of a backend use the same.
 //! - `simd`: sixteen float32 lanes on each of them; kernels are written once over these.
 //! - `team`: the threads.
-//! - `pack`, `gemm`: weights and matrix products; `experts`; `attention`; `elementwise`: everything else.
+//! - `pack`, `gemm`: weights and matrix products; `experts`; `heads`, `attention`; `elementwise`: everything else.
 //! - `sampling`: from logits to tokens.
 //! - `countable`, `limits`: what a profile is made of.
 //! - `tensors`: activations; `memory`: buffers and the pools of KV blocks.
@@ -16,6 +16,7 @@ mod countable;
 mod elementwise;
 mod experts;
 mod gemm;
+mod heads;
 mod isa;
 mod limits;
 mod memory;
@@ -42,6 +43,7 @@ use crate::ids::BlockId;
 use attention::{Attention, Workspace};
 use elementwise::NormParams;
 use gemm::{Linear, Operand, Sink};
+use heads::NormHeads;
 use memory::{Arena, KvPools, Shared};
 use pack::{ColumnOrder, On};
 use sampling::Sampling;
@@ -149,7 +151,7 @@ impl CpuBackend {
         if rows * cols < gemm::ALONE_BELOW {
             (0..rows).for_each(|index| write(0, index));
         } else {
-            self.team.for_each_member(rows, write);
+            for_runs(&self.team, rows, |member, rows| rows.for_each(|index| write(member, index)));
         }
     }
 
@@ -191,50 +193,18 @@ fn for_rows(team: &Team, cols: usize, out: &mut [f32], row: impl Fn(usize, &mut 
     if rows * cols < gemm::ALONE_BELOW {
         (0..rows).for_each(task);
     } else {
-        team.for_each(rows, task);
+        for_runs(team, rows, |_, rows| rows.for_each(&task));
     }
 }
 
-/// Turns heads and writes them into the KV cache.
-struct HeadsCall<'a> {
-    isa: Isa,
-    batch: &'a Batch,
-    kv: &'a KvPools,
-    pool: Shared<u8>,
-    /// Checked, as `layer`, by [`check_shape`].
-    shape: &'a AttentionShape,
-    rope: Option<&'a CpuRopeTable>,
-    layer: usize,
-}
-
-impl HeadsCall<'_> {
-    /// Head `index` of a row of `[Q | K | V]`. Each is one call's.
-    fn finish(&self, row: usize, index: usize, head: &mut [f32]) {
-        let Self { isa, batch, kv, pool, shape, rope, layer } = *self;
-        if let Some(rope) = rope
-            && index < shape.num_heads + shape.num_kv_heads
-        {
-            rope.apply(isa, head, batch.positions[row] as usize);
-        }
-        let Some(kv_head) = index.checked_sub(shape.num_heads) else { return };
-        let (value, kv_head) = (kv_head >= shape.num_kv_heads, kv_head % shape.num_kv_heads);
-        let KvLayout { head_dim, block_size, dtype, .. } = kv.layout;
-        let head_bytes = head_dim * dtype.size_bytes();
-        let slot = batch.slots[row] as usize;
-        let block = slot / block_size * kv.layout.block_bytes();
-        let at = block + kv.head_offset(layer, value, kv_head) + slot % block_size * head_bytes;
-        // SAFETY: `begin` checked the slot, `check_shape` layer and heads; two rows never share a slot.
-        let to = unsafe { std::slice::from_raw_parts_mut(pool.get().add(at), head_bytes) };
-        elementwise::narrow(isa, head, dtype, to);
-    }
-}
-
-/// Norms a head in place.
-fn norm_head(isa: Isa, norm: NormParams<'_>, head: &mut [f32]) {
-    let mut head_in = [0.0; attention::MAX_HEAD_DIM];
-    let head_in = &mut head_in[..head.len()];
-    head_in.copy_from_slice(head);
-    norm.apply(isa, head_in, head);
+/// Cuts `rows` into some runs for each member, and calls `run(member, rows)`: a task for each row would cost more than
+/// many a row's work.
+fn for_runs(team: &Team, rows: usize, run: impl Fn(usize, Range<usize>) + Sync) {
+    const RUNS_PER_MEMBER: usize = 4;
+    let per_run = rows.div_ceil(RUNS_PER_MEMBER * team.num_members()).max(1);
+    team.for_each_member(rows.div_ceil(per_run), |member, index| {
+        run(member, index * per_run..rows.min((index + 1) * per_run));
+    });
 }
 
 fn norm_params<'a>(norm: &'a Norm<CpuVector>, cols: usize) -> NormParams<'a> {
@@ -425,29 +395,14 @@ impl Backend for CpuBackend {
         }
         assert!(x.cols == w.k && qkv.cols == w.n, "a linear layer's widths");
         let (isa, rows, cols) = (self.isa, self.num_rows(), qkv.cols);
-        let norms = norms.map(|[q, k]| (norm_params(q, head_dim), norm_params(k, head_dim)));
+        let norms = norms.map(|norms| norms.map(|norm| norm_params(norm, head_dim)));
         let kv = self.kv.as_mut().expect("the KV pools are allocated before they are used");
-        let pool = Shared::new(kv.device.as_mut_ptr());
-        let kv = &*kv;
-        check_shape(kv, shape, layer, cols);
-        let call = HeadsCall { isa, batch: &self.batch, kv, pool, shape, rope, layer };
+        let heads = heads::Heads::new(&self.batch, kv, shape, norms, rope, layer, cols);
         let out = qkv.rows_mut(rows);
         let at = Shared::new(out.as_mut_ptr());
         let finish = |rows: Range<usize>, columns: Range<usize>| {
-            for row in rows {
-                // SAFETY: the product gives each element to one call of this, and writes it no more.
-                let part =
-                    unsafe { std::slice::from_raw_parts_mut(at.get().add(row * cols + columns.start), columns.len()) };
-                for (i, head) in part.chunks_exact_mut(head_dim).enumerate() {
-                    let index = columns.start / head_dim + i;
-                    if let Some((q, k)) = norms
-                        && index < shape.num_heads + shape.num_kv_heads
-                    {
-                        norm_head(isa, if index < shape.num_heads { q } else { k }, head);
-                    }
-                    call.finish(row, index, head);
-                }
-            }
+            // SAFETY: the product gives each element to one call of this, in whole heads, and writes it no more.
+            unsafe { heads.finish(isa, at.get(), rows, columns) };
         };
         let layer = Linear { x: x.source(rows), rows, w, bias: bias.map(CpuVector::as_slice) };
         let sink = Sink::Finish { out, per_call: head_dim, finish: &finish };
@@ -484,14 +439,9 @@ impl Backend for CpuBackend {
 
     fn qk_norm(&mut self, qkv: &mut CpuTensor, shape: &AttentionShape, q: &Norm<CpuVector>, k: &Norm<CpuVector>) {
         assert_eq!(qkv.cols, qkv_cols(shape), "the QKV width");
-        let head_dim = shape.head_dim;
-        let (q, k) = (norm_params(q, head_dim), norm_params(k, head_dim));
-        self.for_rows(qkv, |_, row| {
-            let heads = row.chunks_exact_mut(head_dim).take(shape.num_heads + shape.num_kv_heads);
-            for (index, head) in heads.enumerate() {
-                norm_head(self.isa, if index < shape.num_heads { q } else { k }, head);
-            }
-        });
+        let norms = [q, k].map(|norm| norm_params(norm, shape.head_dim));
+        let isa = self.isa;
+        self.for_rows(qkv, |_, row| isa.run(NormHeads { row, shape, norms }));
     }
 
     fn rope_and_write_kv(
@@ -501,14 +451,14 @@ impl Backend for CpuBackend {
         rope: Option<&CpuRopeTable>,
         layer: usize,
     ) {
-        let (isa, batch) = (self.isa, &self.batch);
+        let (isa, cols) = (self.isa, qkv.cols);
         let kv = self.kv.as_mut().expect("the KV pools are allocated before they are used");
-        let pool = Shared::new(kv.device.as_mut_ptr());
-        let kv = &*kv;
-        check_shape(kv, shape, layer, qkv.cols);
-        let call = HeadsCall { isa, batch, kv, pool, shape, rope, layer };
-        for_rows(&self.team, qkv.cols, qkv.rows_mut(batch.num_rows()), |row, heads| {
-            heads.chunks_exact_mut(shape.head_dim).enumerate().for_each(|(index, head)| call.finish(row, index, head));
+        let heads = heads::Heads::new(&self.batch, kv, shape, None, rope, layer, cols);
+        let qkv = qkv.rows_mut(self.batch.num_rows());
+        let at = Shared::new(qkv.as_mut_ptr());
+        for_rows(&self.team, cols, qkv, |row, _| {
+            // SAFETY: each row is one task's.
+            unsafe { heads.finish(isa, at.get(), row..row + 1, 0..cols) };
         });
     }
 

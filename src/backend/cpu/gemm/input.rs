@@ -1,13 +1,16 @@
 //! The left side of a product: rows rounded to the weights' type, laid out for the kernels.
 
+use super::super::elementwise::gate;
+use super::super::for_runs;
 use super::super::isa::{Isa, Kernel};
 use super::super::memory::{Arena, Buffer, Shared};
 use super::super::pack::{CpuMatrix, steps};
 use super::super::simd::{LANES, Simd, bf16_bits};
 use super::super::team::Team;
 use super::{ALONE_BELOW, on_tiles};
-use crate::backend::DType;
+use crate::backend::{Activation, DType};
 use crate::error::StartError;
+use std::ops::Range;
 
 /// Where the rounded rows lie. A word is one step of the inner dimension: a float32, or a pair of bfloat16. Words of a
 /// row come in chunks of 16, a cache line.
@@ -88,7 +91,7 @@ impl Input {
         if rows * k < ALONE_BELOW {
             (0..rows).for_each(round);
         } else {
-            team.for_each(rows, round);
+            for_runs(team, rows, |_, rows| rows.for_each(round));
         }
     }
 }
@@ -139,6 +142,74 @@ impl Operand {
         // SAFETY: there is room for `rows` rows, and the columns exist.
         let out = unsafe { self.words.as_ptr().cast_mut().add(layout.at(row, first / per_chunk)) };
         isa.run(RoundRow { x, dtype: self.dtype, num_chunks, out, chunk: layout.chunk });
+    }
+}
+
+impl Operand {
+    /// Writes `act(gate) * up` of `rows`, from column `first` on, the first of a chunk. `gate_up` has a row for each,
+    /// `stride` apart, with panels of 16 columns of gate and of up in turn. `all_rows` is what the operand holds.
+    ///
+    /// # Safety
+    /// `gate_up` is as long; the rows and columns exist, and nobody else uses these elements.
+    pub unsafe fn write_gated(
+        &self,
+        kind: Activation,
+        all_rows: usize,
+        rows: Range<usize>,
+        first: usize,
+        gate_up: *const f32,
+        stride: usize,
+    ) {
+        assert!(all_rows <= self.max_rows && rows.end <= all_rows && first < self.k, "rows of an operand");
+        let layout = Layout::of(self.isa, self.dtype, all_rows, self.k);
+        let words = self.words.as_ptr().cast_mut();
+        self.isa.run(GatedRows { kind, dtype: self.dtype, rows, first, gate_up, stride, words, layout });
+    }
+}
+
+struct GatedRows {
+    kind: Activation,
+    dtype: DType,
+    rows: Range<usize>,
+    first: usize,
+    gate_up: *const f32,
+    stride: usize,
+    words: *mut u32,
+    layout: Layout,
+}
+
+impl Kernel for GatedRows {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { kind, dtype, rows, first, gate_up, stride, words, layout } = self;
+        let num_panels = stride / (2 * LANES);
+        for (i, row) in rows.enumerate() {
+            // SAFETY: `Operand::write_gated`'s contract; a panel of gate and one of up are sixteen numbers each.
+            unsafe {
+                let of_row = gate_up.add(i * stride);
+                if dtype == DType::BF16 {
+                    for pair in 0..num_panels.div_ceil(2) {
+                        let mut values = [0.0; 2 * LANES];
+                        for panel in 2 * pair..num_panels.min(2 * pair + 2) {
+                            let at = of_row.add(panel * 2 * LANES);
+                            let value = gate(simd, kind, simd.load(at), simd.load(at.add(LANES)));
+                            simd.store(values.as_mut_ptr().add((panel - 2 * pair) * LANES), value);
+                        }
+                        let out = words.add(layout.at(row, first / (2 * LANES) + pair));
+                        round_pairs(&values, &mut *out.cast());
+                    }
+                } else {
+                    for panel in 0..num_panels {
+                        let at = of_row.add(panel * 2 * LANES);
+                        let value = gate(simd, kind, simd.load(at), simd.load(at.add(LANES)));
+                        let value = if dtype == DType::F16 { simd.round_to_f16(value) } else { value };
+                        simd.store(words.add(layout.at(row, first / LANES + panel)).cast(), value);
+                    }
+                }
+            }
+        }
     }
 }
 

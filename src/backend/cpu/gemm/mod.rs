@@ -10,7 +10,6 @@ pub(super) mod amx;
 mod input;
 mod kernel;
 
-use super::elementwise;
 use super::isa::Isa;
 use super::memory::{Buffer, PerMember, Shared};
 use super::pack::{ColumnOrder, CpuMatrix};
@@ -200,16 +199,8 @@ impl Call<'_> {
                 for row in rows.clone().step_by(MAX_GATED_ROWS) {
                     let rows = row..rows.end.min(row + MAX_GATED_ROWS);
                     part(rows.clone(), Target { at, stride, row, panel: panels.start, cols: stride, adds: false });
-                    for row in rows.clone() {
-                        // SAFETY: written just now.
-                        let gate_up =
-                            unsafe { std::slice::from_raw_parts(at.get().add((row - rows.start) * stride), stride) };
-                        let mut activated = [0.0; MAX_PANELS / 2 * LANES];
-                        let activated = &mut activated[..stride / 2];
-                        elementwise::gated_panels(self.isa, *kind, gate_up, activated);
-                        // SAFETY: these elements are this part's.
-                        unsafe { out.write(self.isa, self.rows, row, panels.start / 2 * LANES, activated) };
-                    }
+                    // SAFETY: the rows have been written just now, and these elements of the result are this part's.
+                    unsafe { out.write_gated(*kind, self.rows, rows, panels.start / 2 * LANES, at.get(), stride) };
                 }
             }
         }

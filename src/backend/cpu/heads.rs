@@ -1,0 +1,119 @@
+//! What becomes of the heads of `[Q | K | V]`: norms, rotary embedding, and the write into the KV cache.
+
+use super::elementwise::{CpuRopeTable, NormParams, narrow_row};
+use super::isa::{Isa, Kernel};
+use super::memory::{KvPools, Shared};
+use super::simd::Simd;
+use super::{attention, check_shape};
+use crate::backend::{AttentionShape, Batch, KvLayout};
+use std::ops::Range;
+
+/// The heads of a batch's rows.
+pub(super) struct Heads<'a> {
+    batch: &'a Batch,
+    kv: &'a KvPools,
+    /// The device pool of `kv`.
+    pool: Shared<u8>,
+    shape: &'a AttentionShape,
+    /// Of each head of Q, and of K.
+    norms: Option<[NormParams<'a>; 2]>,
+    rope: Option<&'a CpuRopeTable>,
+    layer: usize,
+}
+
+impl<'a> Heads<'a> {
+    /// `cols` are those of `[Q | K | V]`.
+    pub fn new(
+        batch: &'a Batch,
+        kv: &'a mut KvPools,
+        shape: &'a AttentionShape,
+        norms: Option<[NormParams<'a>; 2]>,
+        rope: Option<&'a CpuRopeTable>,
+        layer: usize,
+        cols: usize,
+    ) -> Self {
+        let pool = Shared::new(kv.device.as_mut_ptr());
+        check_shape(kv, shape, layer, cols);
+        Self { batch, kv, pool, shape, norms, rope, layer }
+    }
+
+    /// Finishes the heads in `columns` of `rows`, which lie at `qkv`.
+    ///
+    /// # Safety
+    /// `qkv` holds the batch's rows, `columns` are whole heads of it, and nobody else uses these elements now.
+    pub unsafe fn finish(&self, isa: Isa, qkv: *mut f32, rows: Range<usize>, columns: Range<usize>) {
+        isa.run(Finish { heads: self, qkv, rows, columns });
+    }
+}
+
+struct Finish<'a> {
+    heads: &'a Heads<'a>,
+    qkv: *mut f32,
+    rows: Range<usize>,
+    columns: Range<usize>,
+}
+
+impl Kernel for Finish<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Heads { batch, kv, pool, shape, norms, rope, layer } = *self.heads;
+        let KvLayout { head_dim, block_size, dtype, .. } = kv.layout;
+        let (num_queries, num_kv_heads) = (shape.num_heads, shape.num_kv_heads);
+        let cols = (num_queries + 2 * num_kv_heads) * head_dim;
+        let head_bytes = head_dim * dtype.size_bytes();
+        for row in self.rows {
+            let slot = batch.slots[row] as usize;
+            let in_pool = slot / block_size * kv.layout.block_bytes() + slot % block_size * head_bytes;
+            for index in self.columns.start / head_dim..self.columns.end / head_dim {
+                // SAFETY: `Heads::finish`'s contract.
+                let head =
+                    unsafe { std::slice::from_raw_parts_mut(self.qkv.add(row * cols + index * head_dim), head_dim) };
+                if index < num_queries + num_kv_heads {
+                    if let Some(norms) = norms {
+                        norm_head(simd, norms[usize::from(index >= num_queries)], head);
+                    }
+                    if let Some(rope) = rope {
+                        rope.rotate(head, batch.positions[row] as usize).run(simd);
+                    }
+                }
+                let Some(kv_head) = index.checked_sub(num_queries) else { continue };
+                let (value, kv_head) = (kv_head >= num_kv_heads, kv_head % num_kv_heads);
+                let at = in_pool + kv.head_offset(layer, value, kv_head);
+                // SAFETY: `Backend::begin` checked the slot, `check_shape` layer and heads; two rows never share a slot.
+                let to = unsafe { std::slice::from_raw_parts_mut(pool.get().add(at), head_bytes) };
+                narrow_row(head, dtype, to).run(simd);
+            }
+        }
+    }
+}
+
+/// Norms a head in place.
+#[inline(always)]
+fn norm_head<S: Simd>(simd: S, norm: NormParams<'_>, head: &mut [f32]) {
+    let mut head_in = [0.0; attention::MAX_HEAD_DIM];
+    let head_in = &mut head_in[..head.len()];
+    head_in.copy_from_slice(head);
+    norm.row(head_in, head).run(simd);
+}
+
+/// Norms the heads of Q and of K in a row.
+pub(super) struct NormHeads<'a> {
+    pub row: &'a mut [f32],
+    pub shape: &'a AttentionShape,
+    pub norms: [NormParams<'a>; 2],
+}
+
+impl Kernel for NormHeads<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { row, shape, norms } = self;
+        let heads = row.chunks_exact_mut(shape.head_dim).take(shape.num_heads + shape.num_kv_heads);
+        for (index, head) in heads.enumerate() {
+            norm_head(simd, norms[usize::from(index >= shape.num_heads)], head);
+        }
+    }
+}
