@@ -45,7 +45,7 @@ pub(super) struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// Computes the part. `scratch` is what [`amx::run_blocked`](super::amx::run_blocked) needs.
+    /// Computes the part. `scratch` is what tiles need for unfinished results.
     ///
     /// # Safety
     /// The target has room for the part, and nobody else uses it; `scratch` has room, and is the caller's alone.
@@ -59,7 +59,7 @@ impl Part<'_> {
             DType::F16 => isa.run(Task { part: self, format: F16 }),
             DType::F32 => isa.run(Task { part: self, format: F32 }),
         }
-        let _ = scratch;
+        let _ = scratch; // unused where there are no tiles
     }
 
     /// Adds the bias and writes 16 columns of a row.
