@@ -3,6 +3,7 @@
 //! A decode step is a hundred operations of tens of microseconds each, so threads that sleep between two of them
 //! would cost more than the work. Members spin for [`SPIN`] after an operation and park only then.
 
+use crossbeam::utils::CachePadded;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -18,6 +19,8 @@ type Job = dyn Fn(usize) + Sync;
 
 /// Members of a team at most.
 pub(super) const MAX_MEMBERS: usize = 1024;
+/// Runs that tasks are cut into at most.
+const MAX_RUNS: usize = 32;
 
 /// A fixed set of threads; the caller of an operation is member 0.
 ///
@@ -124,6 +127,28 @@ impl Team {
                     break;
                 }
                 task(member, index);
+            }
+        });
+    }
+
+    /// [`Team::for_each_member`] for tasks whose neighbours read the same memory: each member begins with a run of
+    /// neighbours, in order, and then helps the others with theirs.
+    pub fn for_each_in_runs(&self, num_tasks: usize, task: impl Fn(usize, usize) + Sync) {
+        if num_tasks <= 1 {
+            return (0..num_tasks).for_each(|index| task(0, index));
+        }
+        let num_runs = self.num_members().min(MAX_RUNS);
+        let taken: [_; MAX_RUNS] = std::array::from_fn(|_| CachePadded::new(AtomicUsize::new(0)));
+        self.run(|member| {
+            for run in (0..num_runs).map(|i| (member + i) % num_runs) {
+                let (first, end) = (run * num_tasks / num_runs, (run + 1) * num_tasks / num_runs);
+                loop {
+                    let index = first + taken[run].fetch_add(1, Ordering::Relaxed);
+                    if index >= end {
+                        break;
+                    }
+                    task(member, index);
+                }
             }
         });
     }
@@ -281,6 +306,11 @@ mod tests {
             thread::sleep(4 * SPIN);
             let sum = AtomicUsize::new(0);
             team.for_each(num_tasks, |task| {
+                sum.fetch_add(task + 1, Ordering::Relaxed);
+            });
+            assert_eq!(sum.into_inner(), num_tasks * (num_tasks + 1) / 2);
+            let sum = AtomicUsize::new(0);
+            team.for_each_in_runs(num_tasks, |_, task| {
                 sum.fetch_add(task + 1, Ordering::Relaxed);
             });
             assert_eq!(sum.into_inner(), num_tasks * (num_tasks + 1) / 2);

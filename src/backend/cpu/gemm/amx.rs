@@ -15,6 +15,8 @@ use super::super::pack::BF16_K_BLOCK;
 use super::super::simd::{LANES, Simd};
 use super::kernel::{Panels, Part};
 use std::arch::asm;
+use std::arch::x86_64::_rdtsc;
+use std::cell::Cell;
 use std::ops::Range;
 
 /// Bytes of a tile of weights.
@@ -132,50 +134,47 @@ const BLOCK_STEPS: usize = 64;
 ///
 /// # Safety
 /// AMX is available; the weights are bfloat16; the panels exist; the input has room for whole blocks of rows; the
-/// target is the caller's; `scratch` has [`SCRATCH_LEN`] floats, 64-byte-aligned, and the part is within the maxima
-/// above.
+/// target is the caller's; `scratch` has [`SCRATCH_LEN`] floats, 64-byte-aligned, and is the caller's too.
 pub(super) unsafe fn run(part: &Part<'_>, scratch: *mut f32) {
     let steps = part.product.w.steps() / (BF16_K_BLOCK / 2);
-    // SAFETY: the caller's.
-    unsafe {
-        if steps > BLOCK_STEPS && part.rows.len() > 2 * BLOCK_ROWS {
-            run_blocked(part, steps, scratch);
-        } else {
-            run_whole(part, steps);
-        }
-    }
-}
-
-/// [`run`] with the results of unfinished chains in `scratch`.
-///
-/// # Safety
-/// As for [`run`].
-unsafe fn run_blocked(part: &Part<'_>, steps: usize, scratch: *mut f32) {
     let (rows, panels) = (&part.rows, &part.panels);
     assert!(rows.len() <= MAX_ROWS && panels.len() <= MAX_PANELS);
-    let num_pairs = panels.len().div_ceil(2);
-    let blocks = |row: usize, pair: usize| {
-        let block = Block { part, row, rows: BLOCK_ROWS.min(rows.end - row), panel: panels.start + 2 * pair };
-        let results = (row - rows.start) / BLOCK_ROWS * num_pairs + pair;
-        // SAFETY: as many blocks of four tiles as `scratch` has room for.
-        (block, (panels.len() - 2 * pair).min(2), unsafe { scratch.add(results * 4 * TILE_LEN) })
-    };
-    // SAFETY: the caller's. Rows of a block past the last one are read and computed too, and then dropped.
-    unsafe {
-        let _tiles = Tiles::configure(LANES, LANES);
-        for first_step in (0..steps).step_by(BLOCK_STEPS) {
-            let next_step = first_step + BLOCK_STEPS;
-            let mut next_weights = NextTiles::weights(part.product, panels.start, next_step);
-            for row in rows.clone().step_by(BLOCK_ROWS) {
-                let next_row = row + BLOCK_ROWS;
-                let next = if next_row < rows.end { (next_row, first_step) } else { (rows.start, next_step) };
-                let mut next_x = NextTiles::input(part.product, next.0, next.1);
-                for pair in 0..num_pairs {
-                    let (block, num_panels, results) = blocks(row, pair);
-                    let ahead = [next_x.advance(), next_weights.advance()];
-                    block.two_by(num_panels, first_step..steps.min(next_step), results, ahead);
-                    if next_step >= steps {
-                        block.write_two_by(num_panels, results);
+    let block_steps = if rows.len() > 2 * BLOCK_ROWS { BLOCK_STEPS.min(steps) } else { steps };
+    let mut tiles = None;
+    for first_step in (0..steps).step_by(block_steps) {
+        let block_steps = first_step..steps.min(first_step + block_steps);
+        // Weights of the next block of steps; after the last one this member goes on with the panels that follow.
+        let is_last = block_steps.end == steps;
+        let next = if is_last { (panels.end, 0) } else { (panels.start, block_steps.end) };
+        let mut next_weights = Ahead::weights(part.product, next, block_steps.len());
+        for row in rows.clone().step_by(BLOCK_ROWS) {
+            let num_rows = BLOCK_ROWS.min(rows.end - row);
+            let next_row = row + BLOCK_ROWS;
+            let next = if next_row < rows.end { (next_row, first_step) } else { (rows.start, block_steps.end) };
+            let mut next_x = Ahead::input(part.product, next, block_steps.len());
+            if tiles.as_ref().is_none_or(|(configured, _)| *configured != num_rows) {
+                drop(tiles.take());
+                let (first, second) = (num_rows.min(LANES), num_rows.saturating_sub(LANES));
+                // SAFETY: the caller's; the `Tiles` of other rows have been dropped.
+                tiles = Some((num_rows, unsafe { Tiles::configure(first, second) }));
+            }
+            // One tile of rows goes with four panels: as many streams from memory side by side.
+            let max_panels = if num_rows > LANES { 2 } else { 4 };
+            for panel in panels.clone().step_by(max_panels) {
+                let block = Block { part, row, num_rows, panel, num_panels: max_panels.min(panels.end - panel) };
+                // SAFETY: the caller's; there is scratch for blocks of 32 rows by 2 panels, or of 16 by 4.
+                unsafe {
+                    let results = block.begin(max_panels, scratch, first_step);
+                    match (num_rows > LANES, row == 0) {
+                        (false, _) => block.one_by(steps, results),
+                        // The weights come from memory for the first rows, and for the others from the cache.
+                        (true, true) => block.two_by_streamed(block_steps.clone(), results),
+                        (true, false) => {
+                            block.two_by(block_steps.clone(), results, [next_x.advance(), next_weights.advance()]);
+                        }
+                    }
+                    if is_last {
+                        block.end(results);
                     }
                 }
             }
@@ -183,36 +182,48 @@ unsafe fn run_blocked(part: &Part<'_>, steps: usize, scratch: *mut f32) {
     }
 }
 
-/// Tiles that will be needed soon, in pieces that one call of [`Block::two_by`] asks for: runs of [`BLOCK_STEPS`] tiles,
-/// some bytes apart.
-struct NextTiles {
+/// Where a block's results lie between blocks of steps.
+#[derive(Clone, Copy)]
+struct Results {
+    at: *mut f32,
+    /// Floats from row to row.
+    stride: usize,
+    /// Chains begin with what is there.
+    go_on: bool,
+    /// They are in scratch memory, and have to be written to the target at the end.
+    apart: bool,
+}
+
+/// Tiles that will be needed soon, in pieces that one call of [`Block::two_by`] asks for. They come in runs of as many
+/// tiles as the call has steps.
+struct Ahead {
     run: *const u8,
     run_to_run: usize,
     in_run: usize,
+    piece_bytes: usize,
+    run_bytes: usize,
 }
 
-impl NextTiles {
-    const PIECE_BYTES: usize = BLOCK_STEPS * 256;
-
+impl Ahead {
     /// Weights of the panels from `panel` on.
-    fn weights(product: &Panels<'_>, panel: usize, step: usize) -> Self {
-        let panel_bytes = product.w.panel_bytes();
-        let run = product.w.as_ptr().wrapping_add(panel * panel_bytes + step * TILE_BYTES);
-        Self { run, run_to_run: panel_bytes, in_run: 0 }
+    fn weights(product: &Panels<'_>, (panel, step): (usize, usize), steps: usize) -> Self {
+        let run_to_run = product.w.panel_bytes();
+        let run = product.w.as_ptr().wrapping_add(panel * run_to_run + step * TILE_BYTES);
+        Self { run, run_to_run, in_run: 0, piece_bytes: steps * WEIGHTS_AHEAD, run_bytes: steps * TILE_BYTES }
     }
 
     /// Input of the rows from `row` on.
-    fn input(product: &Panels<'_>, row: usize, step: usize) -> Self {
-        let tile_bytes = 4 * product.layout.tile;
-        let run = product.x.cast::<u8>().wrapping_add(row / LANES * tile_bytes + step * TILE_BYTES);
-        Self { run, run_to_run: tile_bytes, in_run: 0 }
+    fn input(product: &Panels<'_>, (row, step): (usize, usize), steps: usize) -> Self {
+        let run_to_run = 4 * product.layout.tile;
+        let run = product.x.cast::<u8>().wrapping_add(row / LANES * run_to_run + step * TILE_BYTES);
+        Self { run, run_to_run, in_run: 0, piece_bytes: steps * INPUT_AHEAD, run_bytes: steps * TILE_BYTES }
     }
 
     /// The piece to ask for now. Past the end it is anywhere: an address that is only asked for need not exist.
     fn advance(&mut self) -> *const u8 {
         let piece = self.run.wrapping_add(self.in_run);
-        self.in_run += Self::PIECE_BYTES;
-        if self.in_run == BLOCK_STEPS * TILE_BYTES {
+        self.in_run += self.piece_bytes;
+        if self.in_run == self.run_bytes {
             self.in_run = 0;
             self.run = self.run.wrapping_add(self.run_to_run);
         }
@@ -220,93 +231,147 @@ impl NextTiles {
     }
 }
 
-/// [`run`] where each chain is computed at once.
-///
-/// # Safety
-/// As for [`run`], but for the maxima and `scratch`.
-unsafe fn run_whole(part: &Part<'_>, steps: usize) {
-    let mut results = Results([0.0; 4 * TILE_LEN]);
-    let (results, panels) = (results.0.as_mut_ptr(), &part.panels);
-    let mut row = part.rows.start;
-    while row < part.rows.end {
-        let rows = (part.rows.end - row).min(BLOCK_ROWS);
-        // SAFETY: the caller's; rows and panels exist.
-        unsafe {
-            if rows > LANES {
-                let _tiles = Tiles::configure(LANES, rows - LANES);
-                let mut next_x = NextTiles::input(part.product, row + BLOCK_ROWS, 0);
-                for panel in panels.clone().step_by(2) {
-                    let (block, num_panels) = (Block { part, row, rows, panel }, (panels.end - panel).min(2));
-                    // The weights come from memory for the first rows, and for the others from the cache.
-                    match row == part.rows.start {
-                        true => block.two_by_streamed(num_panels, steps, results),
-                        false => {
-                            let ahead = [next_x.advance(), next_x.advance()];
-                            block.two_by(num_panels, 0..steps, results, ahead);
-                        }
-                    }
-                    block.write_two_by(num_panels, results);
-                }
-            } else {
-                let _tiles = Tiles::configure(rows, 0);
-                for panel in panels.clone().step_by(4) {
-                    let block = Block { part, row, rows, panel };
-                    block.one_by((panels.end - panel).min(4), steps, results);
-                }
-            }
-        }
-        row += rows;
-    }
-}
+/// Bytes of input and of weights that a step of [`Block::two_by`] asks for: parts of a tile.
+const INPUT_AHEAD: usize = TILE_BYTES / 4;
+const WEIGHTS_AHEAD: usize = TILE_BYTES / 8;
 
-/// Results of four tiles.
-#[repr(C, align(64))]
-struct Results([f32; 4 * TILE_LEN]);
-
-/// Rows `row .. row + rows` of the columns that begin with `panel`.
+/// Rows and panels that are computed together: up to 32 by 2, or 16 by 4.
 struct Block<'a> {
     part: &'a Part<'a>,
     row: usize,
-    rows: usize,
+    num_rows: usize,
     panel: usize,
+    num_panels: usize,
 }
 
-/// Asks for the tile that lies 4 KiB behind an address.
+/// Whether asking for tiles some steps before they are loaded is worth it, which depends on what the processor's other
+/// hardware thread does: alone, a core overlaps loads and products, and the questions cost a quarter; beside a busy
+/// thread it does not, and without them it takes half as long again. So each thread tries the other way now and then,
+/// and keeps the better one.
+#[derive(Clone, Copy)]
+struct Pace {
+    prefetches: bool,
+    calls: u32,
+    /// Of a step, in the call before a trial.
+    ticks: f32,
+}
+
+impl Pace {
+    const CALLS_PER_TRIAL: u32 = 64;
+
+    /// Calls `block(whether to prefetch)`, which runs `steps` steps.
+    #[inline(always)]
+    fn choose(steps: usize, block: impl Fn(bool)) {
+        thread_local! {
+            static PACE: Cell<Pace> = const { Cell::new(Pace { prefetches: true, calls: 0, ticks: 0.0 }) };
+        }
+        let mut pace = PACE.get();
+        pace.calls = (pace.calls + 1) % Self::CALLS_PER_TRIAL;
+        // SAFETY: every processor with tiles has a time-stamp counter.
+        let now = || unsafe { _rdtsc() };
+        let timed = |prefetches| {
+            let start = now();
+            block(prefetches);
+            (now() - start) as f32 / steps as f32
+        };
+        match pace.calls {
+            0 => pace.ticks = timed(pace.prefetches),
+            1 if timed(!pace.prefetches) < 0.9 * pace.ticks => pace.prefetches = !pace.prefetches,
+            1 => (),
+            _ => block(pace.prefetches),
+        }
+        PACE.set(pace);
+    }
+}
+
+/// Asks for the tile that lies some bytes behind an address.
 macro_rules! prefetch {
-    ($address:literal) => {
+    ($address:literal, $bytes:literal) => {
         concat!(
             ".irp line, 0, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960\n",
             "prefetcht0 [",
             $address,
-            " + 4096 + \\line]\n",
+            " + ",
+            $bytes,
+            " + \\line]\n",
             ".endr"
         )
     };
 }
 
-/// The loop over the inner dimension, which begins with zeros or goes on from the results at `out`; the operands of the
-/// body are named where it is used.
-macro_rules! tile_loop {
-    ($($body:expr),* ; $($operands:tt)*) => {
+/// Sets the results of two tiles of rows by two panels to zero, or to what is at `out` if the chains go on.
+macro_rules! begin_two_by {
+    () => {
+        "tilezero tmm0
+        tilezero tmm1
+        tilezero tmm2
+        tilezero tmm3
+        test {go_on}, {go_on}
+        jz 4f
+        lea {go_on}, [{out} + 8 * {stride}]
+        lea {go_on}, [{go_on} + 8 * {stride}]
+        tileloadd tmm0, [{out} + {stride}]
+        tileloadd tmm1, [{out} + {stride} + 64]
+        tileloadd tmm2, [{go_on} + {stride}]
+        tileloadd tmm3, [{go_on} + {stride} + 64]
+        4:"
+    };
+}
+
+/// Stores them there.
+macro_rules! end_two_by {
+    () => {
+        "tilestored [{out} + {stride}], tmm0
+        tilestored [{out} + {stride} + 64], tmm1
+        lea {out}, [{out} + 8 * {stride}]
+        lea {out}, [{out} + 8 * {stride}]
+        tilestored [{out} + {stride}], tmm2
+        tilestored [{out} + {stride} + 64], tmm3"
+    };
+}
+
+/// The loop of two tiles of rows by two panels. Tiles are loaded right after the last product that reads the register
+/// they go to: a processor that has few registers to rename tiles to, as one whose other hardware thread is busy, does
+/// not wait for a load then. The loads ask not to displace what the first-level cache holds: the blocks that come next
+/// read the same tiles from the second level, at 1.2 times the speed. `$x0`, `$w0`, `$x1`, `$w1` are put between the products, `$step` behind each step.
+macro_rules! two_by {
+    ([$x0:expr, $w0:expr, $w1:expr, $x1:expr], [$($step:expr),*] ; $($operands:tt)*) => {
         asm!(
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            "test {go_on}, {go_on}",
-            "jz 2f",
-            "tileloadd tmm0, [{out} + {line}]",
-            "tileloadd tmm1, [{out} + {line} + 1024]",
-            "tileloadd tmm2, [{out} + {line} + 2048]",
-            "tileloadd tmm3, [{out} + {line} + 3072]",
+            begin_two_by!(),
+            "tileloaddt1 tmm4, [{x} + {line}]",
+            "tileloaddt1 tmm6, [{w0} + {line}]",
+            "tileloaddt1 tmm7, [{w1} + {line}]",
+            "tileloaddt1 tmm5, [{x1} + {line}]",
+            "dec {steps}",
+            "jz 3f",
             "2:",
-            $($body,)*
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            $x0,
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tileloaddt1 tmm4, [{x} + {line} + 1024]",
+            $w0,
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tileloaddt1 tmm6, [{w0} + {line} + 1024]",
+            $w1,
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "tileloaddt1 tmm7, [{w1} + {line} + 1024]",
+            $x1,
+            "tileloaddt1 tmm5, [{x1} + {line} + 1024]",
+            "add {x}, 1024",
+            "add {x1}, 1024",
+            "add {w0}, 1024",
+            "add {w1}, 1024",
+            $($step,)*
             "dec {steps}",
             "jnz 2b",
-            "tilestored [{out} + {line}], tmm0",
-            "tilestored [{out} + {line} + 1024], tmm1",
-            "tilestored [{out} + {line} + 2048], tmm2",
-            "tilestored [{out} + {line} + 3072], tmm3",
+            "3:",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            $w0,
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            $w1,
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            end_two_by!(),
             line = in(reg) 64usize,
             $($operands)*
             options(nostack),
@@ -314,168 +379,223 @@ macro_rules! tile_loop {
     };
 }
 
-// SAFETY (all blocks in this impl): AMX is available and configured for `rows`; rows and panels exist, `x` has whole
-// tiles of pairs (`k` is padded), and a tile load touches no more than its configured rows.
-impl Block<'_> {
-    /// The first tile of input from `step` on, and the bytes from tile to tile.
-    fn x(&self, step: usize) -> (*const u32, usize) {
-        let Panels { x, layout, .. } = *self.part.product;
-        // SAFETY: row and step exist.
-        (unsafe { x.add(self.row / LANES * layout.tile + step * layout.chunk) }, 4 * layout.chunk)
-    }
-
-    /// Weights of panel `p` of the block from `step` on. Panels past the last one repeat it; their results are
-    /// dropped.
-    unsafe fn weights(&self, p: usize, num_panels: usize, step: usize) -> *const u8 {
-        let w = self.part.product.w;
-        // SAFETY: panel and step exist.
-        unsafe { w.as_ptr().add((self.panel + p.min(num_panels - 1)) * w.panel_bytes() + step * TILE_BYTES) }
-    }
-
-    /// Two tiles of rows by up to two panels. Results are left at `results`; unless `steps` begins at 0, they go on
-    /// from what is there. `ahead` are addresses of input and weights from which four lines per step are asked for.
-    unsafe fn two_by(&self, num_panels: usize, steps: Range<usize>, results: *mut f32, ahead: [*const u8; 2]) {
-        let (x, _) = self.x(steps.start);
-        unsafe {
-            tile_loop!(
-                "tileloadd tmm4, [{x} + {line}]",
-                "tileloadd tmm6, [{w0} + {line}]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
+/// [`Block::two_by`] with something between the products.
+macro_rules! two_by_block {
+    ($block:expr, $steps:expr, $results:expr, $ahead:expr, $between:tt) => {
+        two_by!(
+            $between,
+            [
                 "prefetcht1 [{ahead0}]",
                 "prefetcht1 [{ahead0} + 64]",
                 "prefetcht1 [{ahead0} + 128]",
                 "prefetcht1 [{ahead0} + 192]",
-                "tileloadd tmm7, [{w1} + {line}]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tileloadd tmm5, [{x1} + {line}]",
-                "tdpbf16ps tmm2, tmm5, tmm6",
                 "prefetcht1 [{ahead1}]",
                 "prefetcht1 [{ahead1} + 64]",
-                "prefetcht1 [{ahead1} + 128]",
-                "prefetcht1 [{ahead1} + 192]",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                "add {x}, 1024",
-                "add {x1}, 1024",
-                "add {w0}, 1024",
-                "add {w1}, 1024",
                 "add {ahead0}, 256",
-                "add {ahead1}, 256";
-                x = inout(reg) x => _,
-                x1 = inout(reg) x.add(self.part.product.layout.tile) => _,
-                w0 = inout(reg) self.weights(0, num_panels, steps.start) => _,
-                w1 = inout(reg) self.weights(1, num_panels, steps.start) => _,
-                ahead0 = inout(reg) ahead[0] => _,
-                ahead1 = inout(reg) ahead[1] => _,
-                steps = inout(reg) steps.len() => _,
-                go_on = in(reg) steps.start,
-                out = in(reg) results,
-            );
-        }
+                "add {ahead1}, 128"
+            ];
+            x = inout(reg) $block.x($steps.start) => _,
+            x1 = inout(reg) $block.x($steps.start).add($block.part.product.layout.tile) => _,
+            w0 = inout(reg) $block.weights(0, $steps.start) => _,
+            w1 = inout(reg) $block.weights(1, $steps.start) => _,
+            ahead0 = inout(reg) $ahead[0] => _,
+            ahead1 = inout(reg) $ahead[1] => _,
+            steps = inout(reg) $steps.len() => _,
+            go_on = inout(reg) usize::from($results.go_on) => _,
+            out = inout(reg) $results.at => _,
+            stride = in(reg) 4 * $results.stride,
+        )
+    };
+}
+
+// SAFETY (all blocks in this impl): AMX is available and configured for the block's rows; rows and panels exist, `x` has
+// whole tiles of pairs (`k` is padded), and a tile load touches no more than its configured rows. Results have room for
+// these rows and all panels of the call.
+impl Block<'_> {
+    /// The first tile of input from `step` on.
+    unsafe fn x(&self, step: usize) -> *const u32 {
+        let Panels { x, layout, .. } = *self.part.product;
+        // SAFETY: row and step exist.
+        unsafe { x.add(self.row / LANES * layout.tile + step * layout.chunk) }
     }
 
-    /// [`Block::two_by`] of whole chains, for weights that come from memory.
-    unsafe fn two_by_streamed(&self, num_panels: usize, steps: usize, results: *mut f32) {
-        let (x, _) = self.x(0);
+    /// Weights of panel `p` of the block from `step` on. Panels past the last one repeat it; their results are
+    /// dropped.
+    unsafe fn weights(&self, p: usize, step: usize) -> *const u8 {
+        let w = self.part.product.w;
+        // SAFETY: panel and step exist.
+        unsafe { w.as_ptr().add((self.panel + p.min(self.num_panels - 1)) * w.panel_bytes() + step * TILE_BYTES) }
+    }
+
+    /// Where the results go: to the target itself if all of it is there and nothing else is to be done with them. A
+    /// chain whose results are added to what is there begins with that.
+    unsafe fn begin(&self, max_panels: usize, scratch: *mut f32, first_step: usize) -> Results {
+        let (target, part) = (&self.part.target, self.part);
+        let first = (self.panel - target.panel) * LANES;
+        let go_on = first_step > 0 || target.adds;
         unsafe {
-            tile_loop!(
-                "tileloadd tmm4, [{x} + {line}]",
-                "tileloadd tmm6, [{w0} + {line}]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                prefetch!("{w0}"),
-                "tileloadd tmm7, [{w1} + {line}]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                prefetch!("{w1}"),
-                "tileloadd tmm5, [{x1} + {line}]",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                "add {x}, 1024",
-                "add {x1}, 1024",
-                "add {w0}, 1024",
-                "add {w1}, 1024";
-                x = inout(reg) x => _,
-                x1 = inout(reg) x.add(self.part.product.layout.tile) => _,
-                w0 = inout(reg) self.weights(0, num_panels, 0) => _,
-                w1 = inout(reg) self.weights(1, num_panels, 0) => _,
-                steps = inout(reg) steps => _,
-                go_on = in(reg) 0usize,
-                out = in(reg) results,
-            );
-        }
-    }
-
-    /// Writes the results of [`Block::two_by`] to the output.
-    unsafe fn write_two_by(&self, num_panels: usize, results: *const f32) {
-        for p in 0..num_panels {
-            unsafe {
-                self.write(results.add(p * TILE_LEN), self.row, LANES.min(self.rows), self.panel + p);
-                let more_rows = self.rows.saturating_sub(LANES);
-                self.write(results.add((2 + p) * TILE_LEN), self.row + LANES, more_rows, self.panel + p);
+            let at = target.at.get().add((self.row - target.row) * target.stride + first);
+            let is_whole = self.num_panels == max_panels && first + max_panels * LANES <= target.cols;
+            if is_whole && part.product.bias.is_none() {
+                return Results { at, stride: target.stride, go_on, apart: false };
             }
+            let stride = max_panels * LANES;
+            let block = (self.row - part.rows.start) / BLOCK_ROWS * part.panels.len().div_ceil(max_panels)
+                + (self.panel - part.panels.start) / max_panels;
+            let results = Results { at: scratch.add(block * 4 * TILE_LEN), stride, go_on, apart: true };
+            if target.adds && first_step == 0 {
+                let width = (target.cols - first).min(self.num_panels * LANES);
+                for row in 0..self.num_rows {
+                    let to = results.at.add(row * stride);
+                    std::ptr::write_bytes(to, 0, stride);
+                    std::ptr::copy_nonoverlapping(at.add(row * target.stride), to, width);
+                }
+            }
+            results
         }
     }
 
-    /// One tile of rows by up to four panels: several streams from memory side by side.
-    unsafe fn one_by(&self, num_panels: usize, steps: usize, results: *mut f32) {
-        let (x, x_step) = self.x(0);
+    /// Writes results that lie apart to the target, with the bias.
+    unsafe fn end(&self, results: Results) {
+        if results.apart {
+            Isa::Amx.run(WriteBlock { block: self, results });
+        }
+    }
+
+    /// Two tiles of rows by up to two panels. `ahead` are addresses of input and weights from which some lines are
+    /// asked for in each step.
+    unsafe fn two_by(&self, steps: Range<usize>, results: Results, ahead: [*const u8; 2]) {
+        // SAFETY: see above.
+        Pace::choose(steps.len(), |prefetches| unsafe {
+            match prefetches {
+                true => two_by_block!(
+                    self,
+                    steps,
+                    results,
+                    ahead,
+                    [prefetch!("{x}", 2048), prefetch!("{w0}", 2048), prefetch!("{w1}", 2048), prefetch!("{x1}", 2048)]
+                ),
+                false => two_by_block!(self, steps, results, ahead, ["", "", "", ""]),
+            }
+        });
+    }
+
+    /// [`Block::two_by`] for weights that come from memory: they are asked for some tiles ahead, and at the end of the
+    /// panels those of the panels behind them.
+    unsafe fn two_by_streamed(&self, steps: Range<usize>, results: Results) {
+        const TILES_AHEAD: usize = 4;
         unsafe {
-            tile_loop!(
+            let (x, w0, w1) = (self.x(steps.start), self.weights(0, steps.start), self.weights(1, steps.start));
+            let panel_bytes = self.part.product.w.panel_bytes();
+            let jump = 2 * panel_bytes - steps.len() * TILE_BYTES;
+            let first = if steps.len() > TILES_AHEAD { TILES_AHEAD * TILE_BYTES } else { 2 * panel_bytes };
+            two_by!(
+                [
+                    prefetch!("{x}", 2048),
+                    prefetch!("{ahead0}", 0),
+                    prefetch!("{ahead1}", 0),
+                    prefetch!("{x1}", 2048)
+                ],
+                [
+                    "add {ahead0}, 1024",
+                    "add {ahead1}, 1024",
+                    "cmp {steps}, 4",
+                    "jne 5f",
+                    "add {ahead0}, {jump}",
+                    "add {ahead1}, {jump}",
+                    "5:"
+                ];
+                x = inout(reg) x => _,
+                x1 = inout(reg) x.add(self.part.product.layout.tile) => _,
+                w0 = inout(reg) w0 => _,
+                w1 = inout(reg) w1 => _,
+                ahead0 = inout(reg) w0.wrapping_add(first) => _,
+                ahead1 = inout(reg) w1.wrapping_add(first) => _,
+                jump = in(reg) jump,
+                steps = inout(reg) steps.len() => _,
+                go_on = inout(reg) usize::from(results.go_on) => _,
+                out = inout(reg) results.at => _,
+                stride = in(reg) 4 * results.stride,
+            );
+        }
+    }
+
+    /// One tile of rows by up to four panels, of all `steps`: several streams from memory side by side.
+    unsafe fn one_by(&self, steps: usize, results: Results) {
+        unsafe {
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "test {go_on}, {go_on}",
+                "jz 2f",
+                "tileloadd tmm0, [{out} + {stride}]",
+                "tileloadd tmm1, [{out} + {stride} + 64]",
+                "tileloadd tmm2, [{out} + {stride} + 128]",
+                "tileloadd tmm3, [{out} + {stride} + 192]",
+                "2:",
                 "tileloadd tmm4, [{x} + {line}]",
                 "tileloadd tmm6, [{w0} + {line}]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                prefetch!("{w0}"),
+                prefetch!("{w0}", 4096),
                 "tileloadd tmm7, [{w1} + {line}]",
                 "tdpbf16ps tmm1, tmm4, tmm7",
-                prefetch!("{w1}"),
+                prefetch!("{w1}", 4096),
                 "tileloadd tmm6, [{w2} + {line}]",
                 "tdpbf16ps tmm2, tmm4, tmm6",
-                prefetch!("{w2}"),
+                prefetch!("{w2}", 4096),
                 "tileloadd tmm7, [{w3} + {line}]",
                 "tdpbf16ps tmm3, tmm4, tmm7",
-                prefetch!("{w3}"),
+                prefetch!("{w3}", 4096),
                 "add {w0}, 1024",
                 "add {w1}, 1024",
                 "add {w2}, 1024",
                 "add {w3}, 1024",
-                "add {x}, {x_step}";
-                x = inout(reg) x => _,
-                x_step = in(reg) x_step,
-                w0 = inout(reg) self.weights(0, num_panels, 0) => _,
-                w1 = inout(reg) self.weights(1, num_panels, 0) => _,
-                w2 = inout(reg) self.weights(2, num_panels, 0) => _,
-                w3 = inout(reg) self.weights(3, num_panels, 0) => _,
+                "add {x}, {x_step}",
+                "dec {steps}",
+                "jnz 2b",
+                "tilestored [{out} + {stride}], tmm0",
+                "tilestored [{out} + {stride} + 64], tmm1",
+                "tilestored [{out} + {stride} + 128], tmm2",
+                "tilestored [{out} + {stride} + 192], tmm3",
+                x = inout(reg) self.x(0) => _,
+                x_step = in(reg) 4 * self.part.product.layout.chunk,
+                w0 = inout(reg) self.weights(0, 0) => _,
+                w1 = inout(reg) self.weights(1, 0) => _,
+                w2 = inout(reg) self.weights(2, 0) => _,
+                w3 = inout(reg) self.weights(3, 0) => _,
                 steps = inout(reg) steps => _,
-                go_on = in(reg) 0usize,
-                out = in(reg) results,
+                go_on = in(reg) usize::from(results.go_on),
+                out = in(reg) results.at,
+                stride = in(reg) 4 * results.stride,
+                line = in(reg) 64usize,
+                options(nostack),
             );
-            for p in 0..num_panels {
-                self.write(results.add(p * TILE_LEN), self.row, self.rows, self.panel + p);
-            }
         }
     }
-
-    /// Adds the bias and writes `rows` rows of a tile of results to the output.
-    unsafe fn write(&self, results: *const f32, row: usize, rows: usize, panel: usize) {
-        Isa::Amx.run(WriteTile { part: self.part, results, row, rows, panel });
-    }
 }
 
-struct WriteTile<'a> {
-    part: &'a Part<'a>,
-    results: *const f32,
-    row: usize,
-    rows: usize,
-    panel: usize,
+struct WriteBlock<'a> {
+    block: &'a Block<'a>,
+    results: Results,
 }
 
-impl Kernel for WriteTile<'_> {
+impl Kernel for WriteBlock<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        for i in 0..self.rows {
-            // SAFETY: a tile has 16 rows of 16 results; the rows and the panel exist.
-            unsafe {
-                self.part.store(simd, self.row + i, self.panel, simd.load(self.results.add(i * LANES)));
+        let Self { block, results } = self;
+        for row in 0..block.num_rows {
+            for panel in 0..block.num_panels {
+                // SAFETY: the block has these rows and panels, and as many results.
+                unsafe {
+                    let sum = simd.load(results.at.add(row * results.stride + panel * LANES));
+                    let (row, panel) = (block.row + row, block.panel + panel);
+                    let (at, width) = block.part.at(row, panel);
+                    simd.store_first(at, block.part.with_bias(simd, panel, sum), width);
+                }
             }
         }
     }

@@ -62,28 +62,44 @@ impl Part<'_> {
         let _ = scratch; // unused where there are no tiles
     }
 
-    /// Adds the bias and writes 16 columns of a row.
+    /// Adds the bias, and what is there if the target wants it, and writes 16 columns of a row.
     ///
     /// # Safety
     /// Row and panel are the part's; otherwise as for [`Part::run`].
     #[inline(always)]
     pub unsafe fn store<S: Simd>(&self, simd: S, row: usize, panel: usize, acc: S::V) {
+        // SAFETY: the caller's.
+        unsafe {
+            let (at, width) = self.at(row, panel);
+            let sum = self.with_bias(simd, panel, acc);
+            let sum = if self.target.adds { simd.add(simd.load_first(at, width), sum) } else { sum };
+            simd.store_first(at, sum, width);
+        }
+    }
+
+    /// 16 columns and their bias.
+    ///
+    /// # Safety
+    /// The panel is the part's.
+    #[inline(always)]
+    pub unsafe fn with_bias<S: Simd>(&self, simd: S, panel: usize, sum: S::V) -> S::V {
+        let Some(bias) = self.product.bias else { return sum };
+        let (column, width) = self.product.w.columns(panel);
+        // SAFETY: the bias has an element for each column.
+        unsafe { simd.add(sum, simd.load_first(bias.as_ptr().add(column), width)) }
+    }
+
+    /// Where 16 columns of a row go, and how many of them there are.
+    ///
+    /// # Safety
+    /// As for [`Part::store`].
+    #[inline(always)]
+    pub unsafe fn at(&self, row: usize, panel: usize) -> (*mut f32, usize) {
         let target = &self.target;
         let first = (panel - target.panel) * LANES;
-        let width = LANES.min(target.cols - first);
-        // SAFETY: the caller's; the bias has an element for each column.
-        unsafe {
-            let mut sum = acc;
-            if let Some(bias) = self.product.bias {
-                let (column, width) = self.product.w.columns(panel);
-                sum = simd.add(sum, simd.load_first(bias.as_ptr().add(column), width));
-            }
-            let to = target.at.get().add((row - target.row) * target.stride + first);
-            if target.adds {
-                sum = simd.add(simd.load_first(to, width), sum);
-            }
-            simd.store_first(to, sum, width);
-        }
+        // SAFETY: the target has room for the part.
+        let at = unsafe { target.at.get().add((row - target.row) * target.stride + first) };
+        (at, LANES.min(target.cols - first))
     }
 }
 

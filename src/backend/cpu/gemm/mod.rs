@@ -121,7 +121,7 @@ pub(super) fn linear(isa: Isa, team: &Team, workspace: &mut Workspace, layer: Li
     if rows * w.n * w.k < 4 * ALONE_BELOW {
         (0..cut.num_tasks()).for_each(|index| task(0, index));
     } else {
-        team.for_each_member(cut.num_tasks(), task);
+        team.for_each_in_runs(cut.num_tasks(), task);
     }
 }
 
@@ -220,7 +220,7 @@ impl Cut {
     const MIN_ROWS: usize = 128;
     /// Rows and panels of a task at most: those panels stay in the second-level cache for all rows.
     const MAX_ROWS: usize = 512;
-    const TASKS_PER_MEMBER: usize = 4;
+    const TASKS_PER_MEMBER: usize = 8;
     /// Rows up to which weights come from memory as fast as it can give them.
     const FEW_ROWS: usize = 2 * LANES;
 
