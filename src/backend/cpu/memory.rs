@@ -21,7 +21,7 @@ impl Number for f32 {}
 const SLACK_BYTES: usize = 128;
 /// Below this a huge page would mostly be waste.
 const HUGE_PAGE_FROM_BYTES: usize = 4 << 20;
-const HUGE_PAGE_BYTES: usize = 2 << 20;
+pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Buffers of an arena begin at multiples of this.
 const PAGE_BYTES: usize = 4096;
 

@@ -119,7 +119,7 @@ impl CpuBackend {
     }
 
     fn on(&self) -> On<'_> {
-        On { arena: &self.arena, team: &self.team }
+        On { arena: &self.arena, team: &self.team, isa: self.isa }
     }
 
     fn num_rows(&self) -> usize {
