@@ -42,7 +42,7 @@ fn load(total_memory: usize, change: impl FnOnce(&mut Config)) -> Result<(GpuRun
             Ok(device)
         }
     };
-    let (runner, loaded) = load_on_gpu(Box::new(open), &config, &files, spec, &mut |_, _| {})?;
+    let (runner, loaded) = load_on_gpu(Box::new(open), &config, &files, spec, &mut |_, _| Ok(()))?;
     Ok((runner, loaded, opened))
 }
 

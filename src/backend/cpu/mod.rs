@@ -276,7 +276,7 @@ impl Backend for CpuBackend {
     }
 
     fn rope_table(&self, rope: &Rope) -> Result<CpuRopeTable, StartError> {
-        CpuRopeTable::new(rope)
+        CpuRopeTable::new(rope, &self.team)
     }
 
     fn experts_workspace(&self, max_rows: usize, shape: &ExpertsShape) -> Result<CpuExpertsWorkspace, StartError> {

@@ -31,7 +31,7 @@ impl Kernel for Interleave<'_> {
                 // SAFETY: `block` is below the number of whole blocks in a row.
                 *lane = unsafe { simd.load(row.as_ptr().add(block * BLOCK_BYTES).cast()) };
             }
-            interleave(simd, lanes, dtype, out);
+            interleave(simd, &mut lanes, dtype, out);
         }
         if rest > 0 {
             let mut lanes = [simd.splat(0.0); LANES];
@@ -42,7 +42,7 @@ impl Kernel for Interleave<'_> {
                 *lane = unsafe { simd.load(padded.as_ptr().cast()) };
             }
             let mut padded = [0u8; LANES * BLOCK_BYTES];
-            interleave(simd, lanes, dtype, &mut padded);
+            interleave(simd, &mut lanes, dtype, &mut padded);
             // In bfloat16 an odd element has a zero for its other half.
             let bytes = rest.next_multiple_of(if dtype == DType::BF16 { 4 } else { 1 }) * LANES;
             last[..bytes].copy_from_slice(&padded[..bytes]);
@@ -52,13 +52,13 @@ impl Kernel for Interleave<'_> {
 
 /// One block of each row: moved as numbers, which changes no bit.
 #[inline(always)]
-fn interleave<S: Simd>(simd: S, mut lanes: [S::V; LANES], dtype: DType, out: &mut [u8]) {
+fn interleave<S: Simd>(simd: S, lanes: &mut [S::V; LANES], dtype: DType, out: &mut [u8]) {
     assert_eq!(out.len(), LANES * BLOCK_BYTES);
-    simd.transpose(&mut lanes);
-    for (step, lanes) in out.chunks_exact_mut(BLOCK_BYTES).zip(lanes) {
+    simd.transpose(lanes);
+    for (step, lanes) in out.chunks_exact_mut(BLOCK_BYTES).zip(lanes.iter()) {
         if dtype == DType::F16 {
             // Two steps, of one element each.
-            let pairs = simd.to_array(lanes);
+            let pairs = simd.to_array(*lanes);
             let (low, high) = step.split_at_mut(BLOCK_BYTES / 2);
             for (i, pair) in pairs.iter().enumerate() {
                 let [a, b, c, d] = pair.to_le_bytes();
@@ -67,7 +67,7 @@ fn interleave<S: Simd>(simd: S, mut lanes: [S::V; LANES], dtype: DType, out: &mu
             }
         } else {
             // SAFETY: a step is one vector.
-            unsafe { simd.store(step.as_mut_ptr().cast(), lanes) };
+            unsafe { simd.store(step.as_mut_ptr().cast(), *lanes) };
         }
     }
 }
