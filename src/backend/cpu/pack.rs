@@ -129,7 +129,11 @@ impl CpuMatrix {
         let mut buffer = on.arena.zeroed::<u8>(count * stride, "a weight matrix")?;
         let data = Shared::new(buffer.as_mut_ptr());
         let row_bytes = k * dtype.size_bytes();
-        // The first row of the space stays zero, the others are for rows that are made.
+        // For each member a row of zeros, and sixteen for what is made. Most matrices need none of it, and it costs
+        // nothing until it is touched.
+        let space_bytes = (1 + LANES) * row_bytes;
+        let mut spaces = Buffer::<u8>::zeroed(on.team.num_members() * space_bytes, "packing a weight matrix")?;
+        let space_data = Shared::new(spaces.as_mut_ptr());
         let pack = |index: usize, panel: usize, space: &mut [u8]| {
             // SAFETY: panels do not overlap, `data` holds `num_panels` of each matrix, and each is packed once.
             let panel_data = unsafe {
@@ -147,11 +151,11 @@ impl CpuMatrix {
         // Panels of all matrices, in the order of their addresses.
         let panels = Runs { base: data.get().addr(), count, stride, num_panels, panel_bytes };
         let run_bytes = (count * stride / (2 * on.team.num_members())).clamp(1, HUGE_PAGE_BYTES);
-        on.team.for_each(panels.num_runs(run_bytes), |run| {
-            let mut space = vec![0; (1 + LANES) * row_bytes];
-            for (index, panel) in panels.run(run, run_bytes) {
-                pack(index, panel, &mut space);
-            }
+        on.team.for_each_member(panels.num_runs(run_bytes), |member, run| {
+            // SAFETY: each member has its own space, and there is one for each.
+            let space =
+                unsafe { std::slice::from_raw_parts_mut(space_data.get().add(member * space_bytes), space_bytes) };
+            panels.run(run, run_bytes).for_each(|(index, panel)| pack(index, panel, space));
         });
         let buffer = Arc::new(buffer);
         let matrix = |index| {

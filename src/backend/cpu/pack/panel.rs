@@ -55,19 +55,20 @@ impl Kernel for Interleave<'_> {
 fn interleave<S: Simd>(simd: S, lanes: &mut [S::V; LANES], dtype: DType, out: &mut [u8]) {
     assert_eq!(out.len(), LANES * BLOCK_BYTES);
     simd.transpose(lanes);
-    for (step, lanes) in out.chunks_exact_mut(BLOCK_BYTES).zip(lanes.iter()) {
-        if dtype == DType::F16 {
-            // Two steps, of one element each.
-            let pairs = simd.to_array(*lanes);
-            let (low, high) = step.split_at_mut(BLOCK_BYTES / 2);
-            for (i, pair) in pairs.iter().enumerate() {
-                let [a, b, c, d] = pair.to_le_bytes();
-                low[2 * i..][..2].copy_from_slice(&[a, b]);
-                high[2 * i..][..2].copy_from_slice(&[c, d]);
-            }
-        } else {
-            // SAFETY: a step is one vector.
-            unsafe { simd.store(step.as_mut_ptr().cast(), *lanes) };
+    if dtype != DType::F16 {
+        for (i, lanes) in lanes.iter().enumerate() {
+            // SAFETY: `out` is as long as all lanes.
+            unsafe { simd.store(out.as_mut_ptr().add(i * BLOCK_BYTES).cast(), *lanes) };
+        }
+        return;
+    }
+    for (i, lanes) in lanes.iter().enumerate() {
+        // Two steps, of one element each.
+        let (low, high) = out[i * BLOCK_BYTES..][..BLOCK_BYTES].split_at_mut(BLOCK_BYTES / 2);
+        for (lane, pair) in simd.to_array(*lanes).iter().enumerate() {
+            let [a, b, c, d] = pair.to_le_bytes();
+            low[2 * lane..][..2].copy_from_slice(&[a, b]);
+            high[2 * lane..][..2].copy_from_slice(&[c, d]);
         }
     }
 }
