@@ -175,6 +175,7 @@ pub enum LogitsWant<'a> {
         params: &'a SamplingParams,
         /// Where they are more than what `params` says.
         limits: Option<&'a TokenLimits>,
+        /// Of the parameters' penalties; where there are none, these may be empty.
         prompt: &'a [TokenId],
         output: &'a [TokenId],
         /// The last token of the output, where `output` lacks it because the host does not know it yet: the place

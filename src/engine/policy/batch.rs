@@ -3,7 +3,7 @@
 use super::{InFlight, Part, Scheduler};
 use crate::engine::allocation::{Grow, Victim};
 use crate::engine::constraint::NextToken;
-use crate::engine::plan::{FedTokens, PlannedSeq, PromptLogprobsPlan, SamplePlan};
+use crate::engine::plan::{FedTokens, PlannedSeq, PromptLogprobsPlan, SampleHistory, SamplePlan};
 use crate::engine::sequence::Sequence;
 use crate::engine::step_time::StepLoad;
 use std::sync::Arc;
@@ -86,8 +86,11 @@ fn plan_seq(seq: &mut Sequence, max_model_len: usize, batch: &mut Vec<PlannedSeq
         });
     let sample = samples.then(|| SamplePlan {
         params: seq.params.clone(),
-        prompt: seq.prompt.clone(),
-        output: seq.output.clone(),
+        position: (seq.output.len() + usize::from(end > num_known)) as u32,
+        history: seq.params.has_penalties().then(|| {
+            let (prompt, output) = (seq.prompt.clone(), seq.output.clone());
+            Box::new(SampleHistory { prompt, output })
+        }),
         first_sample: seq.sample,
         num_samples: seq.num_samples(),
         next: seq.next.clone(),

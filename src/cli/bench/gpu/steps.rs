@@ -102,8 +102,8 @@ impl Steps {
         Some(SamplePlan {
             next: None,
             params: self.params.clone(),
-            prompt: Arc::default(),
-            output: Arc::default(),
+            position: 0,
+            history: None,
             first_sample: 0,
             num_samples: 1,
         })
