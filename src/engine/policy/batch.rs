@@ -82,13 +82,13 @@ fn plan_seq(seq: &mut Sequence, max_model_len: usize, batch: &mut Vec<PlannedSeq
     let samples = end >= num_known && seq.params.pooling.is_none();
     seq.next =
         seq.guide.as_ref().filter(|_| samples).map(|guide| {
-            Arc::new(NextToken::new(guide, seq.params.clone(), seq.output.clone(), seq.room(max_model_len)))
+            Arc::new(NextToken::new(guide, seq.params.clone(), seq.output.share(), seq.room(max_model_len)))
         });
     let sample = samples.then(|| SamplePlan {
         params: seq.params.clone(),
         position: (seq.output.len() + usize::from(end > num_known)) as u32,
         history: seq.params.has_penalties().then(|| {
-            let (prompt, output) = (seq.prompt.clone(), seq.output.clone());
+            let (prompt, output) = (seq.prompt.clone(), seq.output.share());
             Box::new(SampleHistory { prompt, output })
         }),
         first_sample: seq.sample,
