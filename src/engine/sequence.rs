@@ -96,45 +96,50 @@ impl Deref for Output {
 /// - Running: the table covers `num_planned()` tokens. Otherwise it is empty, and no plan in flight has the sequence.
 /// - When a plan is made, at most one is in flight, and all the tokens that it feeds are known: at most one token, the
 ///   one that it samples, is *pending*.
+// A step goes several times through all running sequences, and they are more than the first cache holds: what it looks
+// at comes first, side by side.
 #[derive(Clone, Debug)]
+#[repr(C, align(64))]
 pub struct Sequence {
     pub rank: Rank,
-    pub sample: u32,
-    /// Further samples that fork off once the prompt is computed.
-    pub forks: u32,
-    /// Of a beam search: the outputs that are wanted.
-    pub num_results: u32,
-    /// Of a beam.
-    pub beam: Beam,
-    pub params: Arc<SamplingParams>,
-    /// Rules for the output that depend on what it is so far.
-    pub guide: Option<Guide>,
-    /// What the rules leave for the token that the plan in flight samples.
-    pub next: Option<Arc<NextToken>>,
-    pub prompt: Arc<Vec<TokenId>>,
-    pub output: Output,
-    pub state: SeqState,
-    pub table: BlockTable,
     /// Tokens whose KV is in `table` (or in the swap pool).
     pub num_computed: usize,
-    /// The most that `num_computed` has ever been: what is computed below it is computed again.
-    pub high_water: usize,
     /// Tokens after those that plans in flight compute.
     pub computing: usize,
     /// Plans in flight that sample its next token (or, where it forks, its samples' first tokens).
     pub sampling: usize,
     /// Tokens to compute in the step being planned.
     pub scheduled: usize,
-    /// The partly filled last block may be held by a fork too.
-    pub tail_shared: bool,
-    /// Leading blocks of the table whose content has been offered to the prefix cache.
-    pub num_published: usize,
-    /// Its first token has been delivered.
-    pub started: bool,
-    /// Prompt tokens that the cache held at the first admission.
-    pub cached_tokens: Option<usize>,
+    pub table: BlockTable,
+    pub params: Arc<SamplingParams>,
+    pub output: Output,
+    /// `prompt.len()`, at hand.
+    num_prompt: usize,
     /// Tokens whose blocks were promised at the last admission.
     pub admitted_tokens: usize,
+    /// Leading blocks of the table whose content has been offered to the prefix cache.
+    pub num_published: usize,
+    /// The most that `num_computed` has ever been: what is computed below it is computed again.
+    pub high_water: usize,
+    pub sample: u32,
+    /// Further samples that fork off once the prompt is computed.
+    pub forks: u32,
+    /// The partly filled last block may be held by a fork too.
+    pub tail_shared: bool,
+    /// Its first token has been delivered.
+    pub started: bool,
+    /// Rules for the output that depend on what it is so far.
+    pub guide: Option<Guide>,
+    /// What the rules leave for the token that the plan in flight samples.
+    pub next: Option<Arc<NextToken>>,
+    /// Of a beam search: the outputs that are wanted.
+    pub num_results: u32,
+    /// Of a beam.
+    pub beam: Beam,
+    pub prompt: Arc<Vec<TokenId>>,
+    pub state: SeqState,
+    /// Prompt tokens that the cache held at the first admission.
+    pub cached_tokens: Option<usize>,
     /// Entry `i` is of prompt token `i + 1`.
     pub prompt_logprobs: Vec<PositionLogprobs>,
     /// Of an embedding.
@@ -142,8 +147,6 @@ pub struct Sequence {
     /// Names of the leading full blocks, as far as they were asked for.
     pub hashes: Arc<Vec<BlockHash>>,
     root: BlockHash,
-    /// `prompt.len()`, at hand.
-    num_prompt: usize,
 }
 
 impl Sequence {
