@@ -218,8 +218,11 @@ fn counts(model: &str) {
     let settings = settings(golden(model).max_model_len);
     let directory = directory(model);
     let mut calls = Vec::new();
-    let (_, decoder) =
-        common::load(directory.to_str().unwrap(), &settings, &mut |done, total| calls.push((done, total))).unwrap();
+    let (_, decoder) = common::load(directory.to_str().unwrap(), &settings, &mut |done, total| {
+        calls.push((done, total));
+        Ok(())
+    })
+    .unwrap();
     let mut elements = 0;
     let mut bytes = 0;
     for file in fs::read_dir(&directory).unwrap() {
@@ -389,7 +392,7 @@ impl Copy {
 
     #[track_caller]
     fn refused(&self, expected: &[&str]) {
-        let result = common::load(self.0.path().to_str().unwrap(), &settings(16), &mut |_, _| {});
+        let result = common::load(self.0.path().to_str().unwrap(), &settings(16), &mut |_, _| Ok(()));
         let message = result.err().expect("must be refused").to_string();
         for part in expected {
             assert!(message.contains(part), "{message:?} does not say {part:?}");
@@ -476,7 +479,7 @@ fn ignores_what_old_checkpoints_carry() {
         tensors.insert("lm_head.weight".into(), (Dtype::F32, vec![1], vec![0; 4]));
         tensors.insert("score.weight".into(), (Dtype::F32, vec![1], vec![0; 4]));
     });
-    common::load(copy.0.path().to_str().unwrap(), &settings(16), &mut |_, _| {}).unwrap();
+    common::load(copy.0.path().to_str().unwrap(), &settings(16), &mut |_, _| Ok(())).unwrap();
 }
 
 #[test]
@@ -516,7 +519,7 @@ fn refuses_shards_that_do_not_fit_their_index() {
 fn refuses_more_positions_than_there_are() {
     let copy = Copy::of("opt");
     let too_long = settings(129);
-    let result = common::load(copy.0.path().to_str().unwrap(), &too_long, &mut |_, _| {});
+    let result = common::load(copy.0.path().to_str().unwrap(), &too_long, &mut |_, _| Ok(()));
     let message = result.err().expect("must be refused").to_string();
     assert!(message.contains("max_model_len: 129 is not between 1 and 128"), "{message}");
 }
@@ -531,7 +534,7 @@ fn takes_the_precision_from_the_weights() {
     ] {
         let copy = Copy::of(model);
         copy.change_config(key, serde_json::Value::Null);
-        let (_, decoder) = common::load(copy.0.path().to_str().unwrap(), &settings(16), &mut |_, _| {}).unwrap();
+        let (_, decoder) = common::load(copy.0.path().to_str().unwrap(), &settings(16), &mut |_, _| Ok(())).unwrap();
         assert_eq!(decoder.spec().dtype, dtype, "{model}");
     }
 }
@@ -548,7 +551,7 @@ fn the_demo_model_is_built_in() {
             assert!(files.read_text(&name).unwrap().is_some(), "{name} is not embedded");
         }
     }
-    let (_, decoder) = common::load("demo", &settings(16), &mut |_, _| {}).unwrap();
+    let (_, decoder) = common::load("demo", &settings(16), &mut |_, _| Ok(())).unwrap();
     assert!(decoder.spec().weights_bytes(decoder.spec().dtype) < 8_000_000);
 }
 

@@ -202,10 +202,9 @@ impl Device {
         let end = planned.num_computed + planned.tokens.len();
         let context: Vec<u64> = (0..end).map(|position| *self.slot(&planned.table, position)).collect();
         let sampled = planned.sample.iter().flat_map(|plan| {
-            let output_len = plan.output.len() + usize::from(planned.pending);
             let limits = match plan.next.as_deref().map(NextToken::get) {
                 Some(Ok(next)) => next.limits.clone(),
-                _ => plan.params.limits(output_len),
+                _ => plan.params.limits(plan.position as usize),
             };
             let samples = plan.first_sample..plan.first_sample + plan.num_samples;
             let context = &context;
@@ -423,6 +422,8 @@ impl World {
             min_tokens: if random.one_in(3) { random.below(u64::from(max_tokens) + 1) as u32 } else { 0 },
             eos_token_ids: if random.one_in(3) { vec![] } else { vec![EOS] },
             prompt_logprobs: (!is_search && random.one_in(6)).then_some(0),
+            // Changes no fingerprint, but plans then carry the tokens before.
+            presence_penalty: if max_tokens.is_multiple_of(3) { 0.5 } else { 0.0 },
             ..SamplingParams::default()
         };
         let n = if random.one_in(3) { random.range(2, 5) as u32 } else { 1 };
@@ -568,12 +569,22 @@ impl World {
             let end = seq.num_computed + seq.tokens.len();
             let places = seq.num_computed / self.config.block_size..end.div_ceil(self.config.block_size);
             written.extend(&seq.table[places]);
+            if let Some(sample) = &seq.sample {
+                assert_eq!(sample.history.is_some(), sample.params.has_penalties());
+                if let Some(history) = &sample.history {
+                    let pending = usize::from(seq.pending);
+                    assert_eq!(
+                        history.prompt.len() + history.output.len() + pending,
+                        end,
+                        "the history ends before it"
+                    );
+                    assert_eq!(history.output.len() + pending, sample.position as usize);
+                }
+            }
             if seq.pending {
                 self.pending += 1;
                 let sample = seq.sample.as_ref().expect("a pending token is the last");
-                assert_eq!(sample.prompt.len() + sample.output.len() + 1, end, "the history ends before it");
-                let may_go_on =
-                    end < self.config.max_model_len && sample.output.len() + 1 < sample.params.max_tokens as usize;
+                let may_go_on = end < self.config.max_model_len && sample.position < sample.params.max_tokens;
                 assert!(may_go_on, "a token is fed that is the last");
             }
         }

@@ -48,6 +48,25 @@ impl Restart {
     }
 }
 
+/// An executor whose thread loads the model.
+pub struct Loading<T> {
+    jobs: Sender<Job>,
+    is_under_way: Arc<AtomicBool>,
+    started: Instant,
+    /// What there is to know of the model, and when it was there.
+    loaded: Receiver<Result<(T, Instant), StartError>>,
+}
+
+impl<T> Loading<T> {
+    /// Waits for the model.
+    pub fn finish(self) -> Result<(ModelExecutor, T), StartError> {
+        let died = |_| StartError::new("the executor thread died while loading the model; its panic is above");
+        let (info, at) = self.loaded.recv().map_err(died)??;
+        let restart = Restart { is_under_way: self.is_under_way, load_time: at - self.started };
+        Ok((ModelExecutor { jobs: self.jobs, restart }, info))
+    }
+}
+
 struct Job {
     plan: StepPlan,
     failures: u64,
@@ -57,7 +76,7 @@ struct Job {
 impl ModelExecutor {
     /// Starts the thread; `make` loads the model there and also says what the caller wants to know of it. The thread
     /// ends when the actor is dropped.
-    pub fn start<R, T, F>(make: F) -> Result<(Self, T), StartError>
+    pub fn start_loading<R, T, F>(make: F) -> Result<Loading<T>, StartError>
     where
         R: StepRunner,
         T: Send + 'static,
@@ -70,20 +89,14 @@ impl ModelExecutor {
         let (loaded, wait_loaded) = bounded(1);
         std::thread::Builder::new().name("pagetide-executor".into()).spawn(move || match make() {
             Ok((runner, info)) => {
-                if loaded.send(Ok(info)).is_ok() {
+                if loaded.send(Ok((info, Instant::now()))).is_ok() {
                     Steps::new(runner, is_restarting).serve(&inbox);
                 }
             }
             // Nobody waits any more where the send fails.
             Err(error) => drop(loaded.send(Err(error))),
         })?;
-        match wait_loaded.recv() {
-            Ok(loaded) => {
-                let restart = Restart { is_under_way, load_time: started.elapsed() };
-                Ok((Self { jobs, restart }, loaded?))
-            }
-            Err(_) => Err(StartError::new("the executor thread died while loading the model; its panic is above")),
-        }
+        Ok(Loading { jobs, is_under_way, started, loaded: wait_loaded })
     }
 
     pub fn restart(&self) -> Restart {

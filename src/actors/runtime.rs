@@ -192,18 +192,33 @@ impl Runtime {
         let files = ModelFiles::find(&config.model, Arc::new(downloaded))?;
         let spec = ModelSpec::load(&files)?;
         let (vocab_size, embed_size, eos_token_ids) = (spec.vocab_size, spec.embed_size, spec.eos_token_ids.clone());
-        let (tokenizer, chat_template) = load_text(&text_files(config, &files)?)?;
-        let (tool_parser, reasoning_parser) = (config.model.tool_call_parser, config.model.reasoning_parser);
-        let chat_format = ChatFormat::choose(tool_parser, reasoning_parser, chat_template.as_ref());
-        let (default_sampling, pooling) = (load_sampling_defaults(&files)?, load_pooling(&files)?);
         let served_name = config.server.served_model_name.clone().unwrap_or_else(|| files.name());
 
-        let settings = config.clone();
+        // A large tokenizer takes as long to read as some gigabytes of weights: both at once.
+        let (settings, model_files, stopped) = (config.clone(), files.clone(), Arc::new(AtomicBool::new(false)));
+        let is_stopped = stopped.clone();
         let load = move || {
-            let mut report = |done, total| report_load(LoadPhase::Load, done, total);
-            loader::load(&settings, &files, spec, profile, &mut report)
+            let mut report = |done, total| {
+                if is_stopped.load(Ordering::Relaxed) {
+                    return Err(StartError::new("the start was given up"));
+                }
+                report_load(LoadPhase::Load, done, total);
+                Ok(())
+            };
+            loader::load(&settings, &model_files, spec, profile, &mut report)
         };
-        let (executor, loaded) = ModelExecutor::start(load)?;
+        let loading = ModelExecutor::start_loading(load)?;
+        let text = match Text::load(config, &files) {
+            Ok(text) => text,
+            Err(error) => {
+                stopped.store(true, Ordering::Relaxed);
+                // Only so that nobody works on when the error is seen: it is the one that is reported.
+                drop(loading.finish());
+                return Err(error);
+            }
+        };
+        let Text { tokenizer, chat_template, chat_format, default_sampling, pooling } = text;
+        let (executor, loaded) = loading.finish()?;
         let model = Arc::new(ModelInfo {
             served_name,
             created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
@@ -382,6 +397,25 @@ fn limits(config: &Config, loaded: &LoadedModel) -> Limits {
         block_size: loaded.pools.layout.block_size,
         num_device_blocks: loaded.pools.num_device_blocks,
         max_num_seqs: config.scheduler.max_num_seqs as usize,
+    }
+}
+
+/// Everything that is read of a model beside its weights.
+struct Text {
+    tokenizer: Tokenizer,
+    chat_template: Option<ChatTemplate>,
+    chat_format: ChatFormat,
+    default_sampling: SamplingDefaults,
+    pooling: Pooling,
+}
+
+impl Text {
+    fn load(config: &Config, files: &ModelFiles) -> Result<Self, StartError> {
+        let (tokenizer, chat_template) = load_text(&text_files(config, files)?)?;
+        let (tool_parser, reasoning_parser) = (config.model.tool_call_parser, config.model.reasoning_parser);
+        let chat_format = ChatFormat::choose(tool_parser, reasoning_parser, chat_template.as_ref());
+        let (default_sampling, pooling) = (load_sampling_defaults(files)?, load_pooling(files)?);
+        Ok(Self { tokenizer, chat_template, chat_format, default_sampling, pooling })
     }
 }
 

@@ -175,6 +175,7 @@ pub enum LogitsWant<'a> {
         params: &'a SamplingParams,
         /// Where they are more than what `params` says.
         limits: Option<&'a TokenLimits>,
+        /// Of the parameters' penalties; where there are none, these may be empty.
         prompt: &'a [TokenId],
         output: &'a [TokenId],
         /// The last token of the output, where `output` lacks it because the host does not know it yet: the place
@@ -295,6 +296,13 @@ pub struct Rope {
 impl Rope {
     /// `[max_positions][cos, sin][rotary_dim / 2]`, with the factor.
     pub(crate) fn table(&self) -> Result<Vec<f32>, StartError> {
+        let mut table = self.empty_table()?;
+        table.chunks_exact_mut(self.rotary_dim).enumerate().for_each(|(position, row)| self.write_row(position, row));
+        Ok(table)
+    }
+
+    /// [`Rope::table`], of zeros.
+    pub(crate) fn empty_table(&self) -> Result<Vec<f32>, StartError> {
         let half = self.inv_freq.len();
         if self.rotary_dim != 2 * half || half == 0 {
             return Err(StartError::new(format!(
@@ -302,17 +310,18 @@ impl Rope {
                 self.rotary_dim
             )));
         }
-        let mut table = vec![0.0; self.max_positions * self.rotary_dim];
-        for (position, row) in table.chunks_exact_mut(self.rotary_dim).enumerate() {
-            let (cos, sin) = row.split_at_mut(half);
-            for ((cos, sin), freq) in cos.iter_mut().zip(sin).zip(&self.inv_freq) {
-                // In float64: the angle grows with the position, and float32 would lose its fraction.
-                let angle = position as f64 * f64::from(*freq);
-                *cos = (angle.cos() * f64::from(self.attention_factor)) as f32;
-                *sin = (angle.sin() * f64::from(self.attention_factor)) as f32;
-            }
+        Ok(vec![0.0; self.max_positions * self.rotary_dim])
+    }
+
+    /// A position's row of [`Rope::table`].
+    pub(crate) fn write_row(&self, position: usize, row: &mut [f32]) {
+        let (cos, sin) = row.split_at_mut(self.inv_freq.len());
+        for ((cos, sin), freq) in cos.iter_mut().zip(sin).zip(&self.inv_freq) {
+            // In float64: the angle grows with the position, and float32 would lose its fraction.
+            let angle = position as f64 * f64::from(*freq);
+            *cos = (angle.cos() * f64::from(self.attention_factor)) as f32;
+            *sin = (angle.sin() * f64::from(self.attention_factor)) as f32;
         }
-        Ok(table)
     }
 }
 

@@ -45,7 +45,7 @@ pub struct PlannedSeq {
     pub num_computed: usize,
     pub tokens: FedTokens,
     /// The last of `tokens` is what the plan before this one samples, whose output was not known when this plan was
-    /// made: its value here means nothing, and `sample.output` ends before it.
+    /// made: its value here means nothing, and `sample.history` ends before it.
     pub pending: bool,
     /// Long enough for all of them.
     pub table: BlockTable,
@@ -60,8 +60,10 @@ pub struct PlannedSeq {
 #[derive(Clone, Debug)]
 pub struct SamplePlan {
     pub params: Arc<SamplingParams>,
-    pub prompt: Arc<Vec<TokenId>>,
-    pub output: Arc<Vec<TokenId>>,
+    /// Tokens of the output before the one to be drawn, a pending one included.
+    pub position: u32,
+    /// Where sampling reads it: see [`SamplingParams::has_penalties`].
+    pub history: Option<Box<SampleHistory>>,
     /// Samples `first_sample .. first_sample + num_samples` of the request, each with its own random numbers; more
     /// than one where a prompt has just been computed for all of them.
     pub first_sample: u32,
@@ -69,6 +71,13 @@ pub struct SamplePlan {
     /// Where the output follows rules: what they leave for these samples. To be asked when the token is needed, or
     /// before by whoever has time.
     pub next: Option<Arc<NextToken>>,
+}
+
+/// The tokens before the one to be drawn, a pending one excluded.
+#[derive(Clone, Debug)]
+pub struct SampleHistory {
+    pub prompt: Arc<Vec<TokenId>>,
+    pub output: Arc<Vec<TokenId>>,
 }
 
 /// Report the log-probability of prompt tokens.

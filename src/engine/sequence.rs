@@ -8,7 +8,7 @@ use crate::engine::policy::Arrival;
 use crate::engine::prefix_cache::{BlockHash, BlockHasher};
 use crate::ids::{BlockId, RequestId, SeqId, TokenId};
 use crate::sampling::params::{FinishReason, Pooling, PositionLogprobs, SamplingParams};
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 /// Order of precedence: who is admitted first and preempted last. Under FCFS all priorities are equal.
@@ -54,51 +54,92 @@ impl Pooled {
     }
 }
 
+/// The tokens of an output. Where others read them (penalties, rules, beams), they are shared, and copied where somebody
+/// has them still when the next token comes.
+#[derive(Clone, Debug)]
+pub enum Output {
+    Own(Vec<TokenId>),
+    Shared(Arc<Vec<TokenId>>),
+}
+
+impl Output {
+    pub fn push(&mut self, token: TokenId) {
+        match self {
+            Output::Own(tokens) => tokens.push(token),
+            Output::Shared(tokens) => Arc::make_mut(tokens).push(token),
+        }
+    }
+
+    /// The tokens as they are now, for others to keep.
+    pub fn share(&self) -> Arc<Vec<TokenId>> {
+        match self {
+            Output::Own(tokens) => Arc::new(tokens.clone()),
+            Output::Shared(tokens) => tokens.clone(),
+        }
+    }
+}
+
+impl Deref for Output {
+    type Target = [TokenId];
+
+    fn deref(&self) -> &[TokenId] {
+        match self {
+            Output::Own(tokens) => tokens,
+            Output::Shared(tokens) => tokens,
+        }
+    }
+}
+
 /// A prompt and what was generated after it. Owns all its state, its block table included.
 ///
 /// - `num_computed < num_tokens()`: at least one token is left to feed, whose logits give the next.
 /// - Running: the table covers `num_planned()` tokens. Otherwise it is empty, and no plan in flight has the sequence.
 /// - When a plan is made, at most one is in flight, and all the tokens that it feeds are known: at most one token, the
 ///   one that it samples, is *pending*.
+// A step goes several times through all running sequences, and they are more than the first cache holds: what it looks
+// at comes first, side by side.
 #[derive(Clone, Debug)]
+#[repr(C, align(64))]
 pub struct Sequence {
     pub rank: Rank,
-    pub sample: u32,
-    /// Further samples that fork off once the prompt is computed.
-    pub forks: u32,
-    /// Of a beam search: the outputs that are wanted.
-    pub num_results: u32,
-    /// Of a beam.
-    pub beam: Beam,
-    pub params: Arc<SamplingParams>,
-    /// Rules for the output that depend on what it is so far.
-    pub guide: Option<Guide>,
-    /// What the rules leave for the token that the plan in flight samples.
-    pub next: Option<Arc<NextToken>>,
-    pub prompt: Arc<Vec<TokenId>>,
-    pub output: Arc<Vec<TokenId>>,
-    pub state: SeqState,
-    pub table: BlockTable,
     /// Tokens whose KV is in `table` (or in the swap pool).
     pub num_computed: usize,
-    /// The most that `num_computed` has ever been: what is computed below it is computed again.
-    pub high_water: usize,
     /// Tokens after those that plans in flight compute.
     pub computing: usize,
     /// Plans in flight that sample its next token (or, where it forks, its samples' first tokens).
     pub sampling: usize,
     /// Tokens to compute in the step being planned.
     pub scheduled: usize,
-    /// The partly filled last block may be held by a fork too.
-    pub tail_shared: bool,
-    /// Leading blocks of the table whose content has been offered to the prefix cache.
-    pub num_published: usize,
-    /// Its first token has been delivered.
-    pub started: bool,
-    /// Prompt tokens that the cache held at the first admission.
-    pub cached_tokens: Option<usize>,
+    pub table: BlockTable,
+    pub params: Arc<SamplingParams>,
+    pub output: Output,
+    /// `prompt.len()`, at hand.
+    num_prompt: usize,
     /// Tokens whose blocks were promised at the last admission.
     pub admitted_tokens: usize,
+    /// Leading blocks of the table whose content has been offered to the prefix cache.
+    pub num_published: usize,
+    /// The most that `num_computed` has ever been: what is computed below it is computed again.
+    pub high_water: usize,
+    pub sample: u32,
+    /// Further samples that fork off once the prompt is computed.
+    pub forks: u32,
+    /// The partly filled last block may be held by a fork too.
+    pub tail_shared: bool,
+    /// Its first token has been delivered.
+    pub started: bool,
+    /// Rules for the output that depend on what it is so far.
+    pub guide: Option<Guide>,
+    /// What the rules leave for the token that the plan in flight samples.
+    pub next: Option<Arc<NextToken>>,
+    /// Of a beam search: the outputs that are wanted.
+    pub num_results: u32,
+    /// Of a beam.
+    pub beam: Beam,
+    pub prompt: Arc<Vec<TokenId>>,
+    pub state: SeqState,
+    /// Prompt tokens that the cache held at the first admission.
+    pub cached_tokens: Option<usize>,
     /// Entry `i` is of prompt token `i + 1`.
     pub prompt_logprobs: Vec<PositionLogprobs>,
     /// Of an embedding.
@@ -113,6 +154,9 @@ impl Sequence {
     pub fn new(rank: Rank, arrival: Arrival, hasher: &BlockHasher, salt: &[u8]) -> Self {
         let Arrival { prompt, params, n, constraint, .. } = arrival;
         assert!(!prompt.is_empty(), "intake refuses empty prompts");
+        let guide = Guide::of(constraint.as_ref(), &params);
+        let is_shared = guide.is_some() || params.has_penalties() || params.beam.is_some();
+        let output = if is_shared { Output::Shared(Arc::default()) } else { Output::Own(Vec::new()) };
         let num_seqs = params.beam.as_ref().map_or(n, |beam| beam.width);
         Self {
             rank,
@@ -120,11 +164,12 @@ impl Sequence {
             forks: num_seqs - 1,
             num_results: n,
             beam: Beam::default(),
-            guide: Guide::of(constraint.as_ref(), &params),
+            guide,
             next: None,
             params,
+            num_prompt: prompt.len(),
             prompt,
-            output: Arc::default(),
+            output,
             state: SeqState::Waiting,
             table: Arc::default(),
             num_computed: 0,
@@ -183,7 +228,7 @@ impl Sequence {
     }
 
     pub fn num_tokens(&self) -> usize {
-        self.prompt.len() + self.output.len()
+        self.num_prompt + self.output.len()
     }
 
     /// Tokens whose KV is there once all plans in flight are done.
@@ -206,7 +251,7 @@ impl Sequence {
 
     /// Whether no token may follow an output of this length.
     fn is_full(&self, num_output: usize, max_model_len: usize) -> bool {
-        num_output >= self.params.max_tokens as usize || self.prompt.len() + num_output >= max_model_len
+        num_output >= self.params.max_tokens as usize || self.num_prompt + num_output >= max_model_len
     }
 
     /// Sequences it is or will become.
@@ -238,7 +283,7 @@ impl Sequence {
     /// Appends a sampled token. `Some` where it was the last one.
     #[inline]
     pub fn push(&mut self, token: TokenId, max_model_len: usize) -> Option<FinishReason> {
-        Arc::make_mut(&mut self.output).push(token);
+        self.output.push(token);
         // Rules let an end come early only where they leave nothing else.
         let may_stop = self.guide.is_some() || self.output.len() >= self.params.min_tokens as usize;
         if may_stop && self.params.eos_token_ids.contains(&token) {

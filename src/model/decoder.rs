@@ -6,7 +6,7 @@ use crate::error::StartError;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::rope;
 use crate::model::spec::{ModelSpec, NormPlacement, Positions, RopeSpec};
-use crate::model::weights::{Linear, Mlp, Weights};
+use crate::model::weights::{Linear, Mlp, Progress, Weights};
 use std::ops::Range;
 
 /// A model on a device, with the memory for the activations of one step.
@@ -54,7 +54,7 @@ impl<B: Backend> Decoder<B> {
         max_logit_rows: usize,
         max_model_len: usize,
         backend: &B,
-        progress: &mut dyn FnMut(u64, u64),
+        progress: &mut Progress<'_>,
     ) -> Result<Self, StartError> {
         assert!(max_rows > 0 && max_logit_rows > 0, "a step has rows");
         spec.check_max_model_len(max_model_len)?;

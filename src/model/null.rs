@@ -36,22 +36,20 @@ impl NullRunner {
             output.prompt_logprobs = prompt.targets.iter().map(|token| self.logprobs(*token, prompt.num_top)).collect();
         }
         if let Some(plan) = &planned.sample {
-            output.sampled = self.samples(plan, planned.pending);
+            output.sampled = self.samples(plan);
         }
         output.hidden = vec![1.0; planned.hidden_rows.len() * self.embed_size];
         output
     }
 
-    /// `pending`: one more token than `plan.output` stands before them.
-    fn samples(&self, plan: &SamplePlan, pending: bool) -> Vec<Sampled> {
-        let SamplePlan { params, prompt: _, output, first_sample, num_samples, next } = plan;
-        let num_output = output.len() + usize::from(pending);
+    fn samples(&self, plan: &SamplePlan) -> Vec<Sampled> {
+        let SamplePlan { params, position, history: _, first_sample, num_samples, next } = plan;
         // Where a constraint failed, the scheduler drops what is sampled.
         let next = next.as_deref().and_then(|next| next.get().as_ref().ok());
-        let own_limits = if next.is_none() { params.limits(num_output) } else { TokenLimits::default() };
+        let own_limits = if next.is_none() { params.limits(*position as usize) } else { TokenLimits::default() };
         let limits = next.map_or(&own_limits, |next| &next.limits);
         let sample = |sample_index| {
-            let draw = Draw { seed: params.seed, sample_index, position: num_output as u32 };
+            let draw = Draw { seed: params.seed, sample_index, position: *position };
             let token = self.token(draw, params, limits);
             Sampled { token, logprobs: params.logprobs.map(|num_top| self.logprobs(token, num_top)) }
         };

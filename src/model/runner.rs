@@ -249,14 +249,14 @@ fn sample_wants<'a>(
     limits: Option<&'a TokenLimits>,
     pending: Option<u32>,
 ) -> impl Iterator<Item = LogitsWant<'a>> {
-    let SamplePlan { params, prompt, output, first_sample, num_samples, next: _ } = plan;
-    let position = output.len() as u32 + u32::from(pending.is_some());
+    let SamplePlan { params, position, history, first_sample, num_samples, next: _ } = plan;
+    let (prompt, output) = history.as_ref().map_or((&[][..], &[][..]), |history| (&history.prompt, &history.output));
     (*first_sample..first_sample + num_samples).map(move |sample_index| LogitsWant::Sample {
         params,
         limits,
         prompt,
         output,
         pending,
-        draw: Draw { seed: params.seed, sample_index, position },
+        draw: Draw { seed: params.seed, sample_index, position: *position },
     })
 }

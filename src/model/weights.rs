@@ -7,6 +7,9 @@ use crate::model::names::Names;
 use crate::model::spec::{ExpertsSpec, Family, ModelSpec, NormPlacement, Positions};
 use std::collections::BTreeSet;
 
+/// Hears of bytes read and bytes to read, after each tensor. Where it fails, so does the load.
+pub type Progress<'a> = dyn FnMut(u64, u64) -> Result<(), StartError> + 'a;
+
 /// A matrix `[out, in]` with its bias `[out]`.
 pub struct Linear<B: Backend> {
     pub weight: B::Matrix,
@@ -64,7 +67,7 @@ impl<B: Backend> Weights<B> {
     }
 
     /// Packs every tensor of `checkpoint`, with matrices in `dtype`; without one, matrices are random, norms 1 and
-    /// biases 0. `progress` hears of bytes read and bytes to read.
+    /// biases 0.
     ///
     /// Fails where a tensor is missing or of another shape than `spec` says, and where a layer has tensors that the
     /// forward pass would ignore.
@@ -73,7 +76,7 @@ impl<B: Backend> Weights<B> {
         spec: &ModelSpec,
         dtype: DType,
         backend: &B,
-        progress: &mut dyn FnMut(u64, u64),
+        progress: &mut Progress<'_>,
     ) -> Result<Self, StartError> {
         let names = Names::of(spec.family);
         let mut loader = Loader::new(checkpoint, names, dtype, backend, progress);
@@ -116,7 +119,7 @@ struct Loader<'a, B: Backend> {
     names: &'static Names,
     dtype: DType,
     backend: &'a B,
-    progress: &'a mut dyn FnMut(u64, u64),
+    progress: &'a mut Progress<'a>,
     /// Before all names but the vocabulary product's.
     prefix: &'static str,
     /// After it: `layers.N.` while a layer is being read.
@@ -134,7 +137,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         names: &'static Names,
         dtype: DType,
         backend: &'a B,
-        progress: &'a mut dyn FnMut(u64, u64),
+        progress: &'a mut Progress<'a>,
     ) -> Self {
         let holds_embeddings = |prefix: &&&str| {
             checkpoint.is_some_and(|checkpoint| checkpoint.contains(&format!("{prefix}{}.weight", names.embeddings)))
@@ -230,7 +233,7 @@ impl<'a, B: Backend> Loader<'a, B> {
             }
         }
         let matrices = self.backend.matrices(count, &tensors, self.dtype)?;
-        self.finish_tensors(checkpoint, names);
+        self.finish_tensors(checkpoint, names)?;
         Ok(matrices)
     }
 
@@ -264,7 +267,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         let stored = checkpoint.tensor(&name, &[cols])?.elements();
         let bytes: Vec<u8> = stored.flat_map(|weight| (weight + offset).to_le_bytes()).collect();
         let vector = self.backend.vector(&[HostTensor { dtype: DType::F32, rows: 1, cols, bytes: &bytes }])?;
-        self.finish_tensors(checkpoint, vec![name]);
+        self.finish_tensors(checkpoint, vec![name])?;
         Ok(vector)
     }
 
@@ -311,7 +314,7 @@ impl<'a, B: Backend> Loader<'a, B> {
             .map(|(stored, bytes)| HostTensor { rows: stored.cols, cols: stored.rows, bytes, ..*stored })
             .collect();
         let matrix = self.backend.matrix(&tensors, self.dtype)?;
-        self.finish_tensors(checkpoint, names);
+        self.finish_tensors(checkpoint, names)?;
         Ok(matrix)
     }
 
@@ -338,7 +341,7 @@ impl<'a, B: Backend> Loader<'a, B> {
             .map(|((_, rows), name)| checkpoint.tensor(name, &[*rows, cols]))
             .collect::<Result<Vec<_>, _>>()?;
         let matrix = make(self.backend, &tensors, self.dtype)?;
-        self.finish_tensors(checkpoint, names);
+        self.finish_tensors(checkpoint, names)?;
         Ok(matrix)
     }
 
@@ -354,7 +357,7 @@ impl<'a, B: Backend> Loader<'a, B> {
             .map(|((_, cols), name)| checkpoint.tensor(name, &[*cols]))
             .collect::<Result<Vec<_>, _>>()?;
         let vector = self.backend.vector(&tensors)?;
-        self.finish_tensors(checkpoint, names);
+        self.finish_tensors(checkpoint, names)?;
         Ok(vector)
     }
 
@@ -367,13 +370,13 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 
     /// The backend has its copy: the file's pages need not stay in memory.
-    fn finish_tensors(&mut self, checkpoint: &Checkpoint, names: Vec<String>) {
+    fn finish_tensors(&mut self, checkpoint: &Checkpoint, names: Vec<String>) -> Result<(), StartError> {
         for name in names {
             checkpoint.release(&name);
             self.done_bytes += checkpoint.size_bytes(&name) as u64;
             self.used.insert(name);
         }
-        (self.progress)(self.done_bytes, self.total_bytes);
+        (self.progress)(self.done_bytes, self.total_bytes)
     }
 
     /// A bias that nobody adds is a wrong answer without an error: tensors left over in a layer are refused, others
@@ -404,8 +407,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         if !left.is_empty() {
             tracing::warn!(tensors = ?left, "the checkpoint holds tensors that this model does not use");
         }
-        (self.progress)(self.total_bytes, self.total_bytes);
-        Ok(())
+        (self.progress)(self.total_bytes, self.total_bytes)
     }
 }
 

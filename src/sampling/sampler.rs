@@ -73,7 +73,7 @@ impl Sampler {
         Self::default()
     }
 
-    /// Picks the token that follows `history`. `logits: [vocab]`, not empty, are changed by the way. A logit that is
+    /// Picks the token that follows `history`, which may be empty where the parameters have no penalties. `logits: [vocab]`, not empty, are changed by the way. A logit that is
     /// not a number counts as −∞, +∞ as the largest number; a row without any finite logit gives token 0. Token ids of
     /// the parameters and of the history that lie outside the row are ignored. `limits` are those of the place where
     /// they are more than what the parameters say ([`SamplingParams::limits`]).
@@ -86,7 +86,7 @@ impl Sampler {
         draw: Draw,
     ) -> Sampled {
         assert!(!logits.is_empty(), "a row of logits has an entry for every token");
-        let own_limits = if limits.is_none() { params.limits(history.output.len()) } else { TokenLimits::default() };
+        let own_limits = if limits.is_none() { params.limits(draw.position as usize) } else { TokenLimits::default() };
         let limits = limits.unwrap_or(&own_limits);
         let changes = params.changes_logits(limits);
         if params.is_greedy() && !changes && params.logprobs.is_none() {

@@ -6,6 +6,7 @@ use pagetide::error::StartError;
 use pagetide::model::decoder::Decoder;
 use pagetide::model::files::ModelFiles;
 use pagetide::model::spec::ModelSpec;
+use pagetide::model::weights::Progress;
 use serde::Deserialize;
 use std::fs;
 use std::path::Path;
@@ -90,7 +91,7 @@ pub struct Settings {
 pub fn load(
     directory: &str,
     settings: &Settings,
-    progress: &mut dyn FnMut(u64, u64),
+    progress: &mut Progress<'_>,
 ) -> Result<(CpuBackend, Decoder<CpuBackend>), StartError> {
     let files = ModelFiles::open(directory)?;
     let spec = ModelSpec::load(&files)?;
@@ -111,7 +112,7 @@ pub fn load(
 
 impl Driver<CpuBackend> {
     pub fn new(directory: &str, settings: &Settings) -> Self {
-        let (backend, decoder) = load(directory, settings, &mut |_, _| {}).unwrap();
+        let (backend, decoder) = load(directory, settings, &mut |_, _| Ok(())).unwrap();
         Self::over(backend, decoder, settings.block_size)
     }
 }

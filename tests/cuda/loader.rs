@@ -42,7 +42,7 @@ fn load(total_memory: usize, change: impl FnOnce(&mut Config)) -> Result<(GpuRun
             Ok(device)
         }
     };
-    let (runner, loaded) = load_on_gpu(Box::new(open), &config, &files, spec, &mut |_, _| {})?;
+    let (runner, loaded) = load_on_gpu(Box::new(open), &config, &files, spec, &mut |_, _| Ok(()))?;
     Ok((runner, loaded, opened))
 }
 
@@ -60,8 +60,8 @@ fn token(runner: &mut impl StepRunner) -> u32 {
             sample: Some(SamplePlan {
                 next: None,
                 params: Arc::new(SamplingParams { temperature: 0.0, ..SamplingParams::default() }),
-                prompt: Arc::new(prompt),
-                output: Arc::default(),
+                position: 0,
+                history: None,
                 first_sample: 0,
                 num_samples: 1,
             }),

@@ -191,7 +191,7 @@ pub fn cuda_model(
         max_logit_rows,
         max_model_len,
         &backend,
-        &mut |_, _| {},
+        &mut |_, _| Ok(()),
     )
     .unwrap();
     (backend, decoder)

@@ -175,7 +175,7 @@ fn the_executor_refuses_plans_from_before_a_failure() {
     let controls: Arc<Controls> = Arc::default();
     let device = FakeDevice::new(controls.clone());
     System::new().block_on(async move {
-        let (executor, ()) = ModelExecutor::start(move || Ok((device, ()))).unwrap();
+        let (executor, ()) = ModelExecutor::start_loading(move || Ok((device, ()))).unwrap().finish().unwrap();
         let executor = executor.start();
         let answers = [1, POISON, 2].map(|token| executor.send(execute(token, 0)));
         let [first, poison, after] = futures_util::future::join_all(answers).await.try_into().unwrap();
@@ -196,7 +196,7 @@ fn the_executor_refuses_plans_from_before_a_failure() {
 fn the_executor_answers_in_order_and_sees_no_gap_between_steps_in_flight() {
     let controls: Arc<Controls> = Arc::default();
     let device = FakeDevice::new(controls.clone());
-    let (executor, ()) = ModelExecutor::start(move || Ok((device, ()))).unwrap();
+    let (executor, ()) = ModelExecutor::start_loading(move || Ok((device, ()))).unwrap().finish().unwrap();
     let system = System::new();
     let executor = system.block_on(async { executor.start() });
     let hold = controls.gate.lock().unwrap();

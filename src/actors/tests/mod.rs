@@ -61,7 +61,7 @@ impl World {
             std::thread::sleep(settings.load_time);
             Ok((device, ()))
         };
-        let (executor, ()) = ModelExecutor::start(load).unwrap();
+        let (executor, ()) = ModelExecutor::start_loading(load).unwrap().finish().unwrap();
         let tokenizer = include_str!("../../../models/demo/tokenizer.json");
         let model = Arc::new(ModelInfo {
             chat_format: Default::default(),

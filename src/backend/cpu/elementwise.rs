@@ -2,8 +2,10 @@
 //!
 //! Each function does one row, in an order that depends on the row's width alone.
 
+use super::for_rows;
 use super::isa::{Isa, Kernel};
 use super::simd::{LANES, Simd, bf16_bits};
+use super::team::Team;
 use crate::backend::{Activation, DType, NormKind, Rope};
 use crate::error::StartError;
 
@@ -241,8 +243,9 @@ pub struct CpuRopeTable {
 }
 
 impl CpuRopeTable {
-    pub(super) fn new(rope: &Rope) -> Result<Self, StartError> {
-        let table = rope.table()?;
+    pub(super) fn new(rope: &Rope, team: &Team) -> Result<Self, StartError> {
+        let mut table = rope.empty_table()?;
+        for_rows(team, rope.rotary_dim, &mut table, |position, row| rope.write_row(position, row));
         Ok(Self { rotary_dim: rope.rotary_dim, max_positions: rope.max_positions, table })
     }
 

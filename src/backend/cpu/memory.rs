@@ -7,7 +7,7 @@
 use crate::backend::KvLayout;
 use crate::error::StartError;
 use crate::ids::BlockId;
-use memmap2::MmapMut;
+use memmap2::{MmapMut, MmapOptions};
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -21,7 +21,7 @@ impl Number for f32 {}
 const SLACK_BYTES: usize = 128;
 /// Below this a huge page would mostly be waste.
 const HUGE_PAGE_FROM_BYTES: usize = 4 << 20;
-const HUGE_PAGE_BYTES: usize = 2 << 20;
+pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Buffers of an arena begin at multiples of this.
 const PAGE_BYTES: usize = 4096;
 
@@ -39,7 +39,8 @@ fn map(bytes: usize) -> std::io::Result<(Shared<u8>, Arc<MmapMut>)> {
         let mut map = MmapMut::map_anon(bytes)?;
         return Ok((Shared::new(map.as_mut_ptr()), Arc::new(map)));
     }
-    let mut map = MmapMut::map_anon(bytes + HUGE_PAGE_BYTES)?;
+    // What is not touched is not to count: much of a pool or an arena may never be.
+    let mut map = MmapOptions::new().len(bytes + HUGE_PAGE_BYTES).no_reserve_swap().map_anon()?;
     #[cfg(target_os = "linux")]
     {
         // Only advice: a kernel without huge pages is slower, not wrong.
@@ -93,8 +94,8 @@ impl<T: Number> Buffer<T> {
     }
 }
 
-/// Buffers side by side in large mappings. A small model's matrices are a megabyte or two each: on their own they would
-/// lie in small pages, and a weight stream over those reaches a third of the memory's bandwidth.
+/// Buffers side by side in large mappings. On its own, a small matrix would lie in small pages, and a weight stream over
+/// those reaches a third of the memory's bandwidth; and of a larger one's last huge page half would be waste.
 #[derive(Default)]
 pub(super) struct Arena {
     open: Mutex<Option<Chunk>>,
@@ -104,22 +105,30 @@ pub(super) struct Arena {
 struct Chunk {
     start: Shared<u8>,
     map: Arc<MmapMut>,
+    bytes: usize,
     used: usize,
 }
 
 impl Arena {
-    const CHUNK_BYTES: usize = 32 << 20;
+    const SMALLEST_CHUNK_BYTES: usize = 32 << 20;
+    /// What is not used of a chunk is not resident, but a system may count it.
+    const LARGEST_CHUNK_BYTES: usize = 1 << 30;
+    /// At least so many buffers of the size that opened it fit into a chunk; what is too large for that gets a mapping of
+    /// its own.
+    const BUFFERS_OF_CHUNK: usize = 4;
 
     /// As [`Buffer::zeroed`]. The memory is given back when all buffers of its mapping are.
     pub fn zeroed<T: Number>(&self, len: usize, what: &str) -> Result<Buffer<T>, StartError> {
         let bytes = bytes_of::<T>(len).ok_or_else(|| too_large::<T>(len, what, &TOO_MANY))?;
-        if bytes > Self::CHUNK_BYTES / 4 {
+        if bytes > Self::LARGEST_CHUNK_BYTES / Self::BUFFERS_OF_CHUNK {
             return Buffer::zeroed(len, what);
         }
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if open.as_ref().is_none_or(|chunk| chunk.used + bytes > Self::CHUNK_BYTES) {
-            let (start, map) = map(Self::CHUNK_BYTES).map_err(|error| too_large::<T>(len, what, &error))?;
-            *open = Some(Chunk { start, map, used: 0 });
+        if open.as_ref().is_none_or(|chunk| chunk.used + bytes > chunk.bytes) {
+            let last = open.as_ref().map_or(Self::SMALLEST_CHUNK_BYTES / 2, |chunk| chunk.bytes);
+            let chunk_bytes = (2 * last).max(Self::BUFFERS_OF_CHUNK * bytes).min(Self::LARGEST_CHUNK_BYTES);
+            let (start, map) = map(chunk_bytes).map_err(|error| too_large::<T>(len, what, &error))?;
+            *open = Some(Chunk { start, map, bytes: chunk_bytes, used: 0 });
         }
         let chunk = open.as_mut().expect("opened above");
         let start = chunk.start.get().wrapping_add(chunk.used).cast();
@@ -246,5 +255,21 @@ mod tests {
         let middle = pools.block_offset(BlockId(256), 512);
         pools.device.as_mut_slice()[middle] = 1;
         assert!(resident_bytes(&pools.device) <= 2 << 20, "a huge page at most");
+    }
+
+    #[test]
+    fn buffers_of_an_arena_share_pages_and_nothing_else() {
+        const NUM_BUFFERS: usize = 40;
+        let arena = Arena::default();
+        let mut buffers: Vec<Buffer<u8>> =
+            (0..NUM_BUFFERS).map(|_| arena.zeroed((4 << 20) + 100, "a test").unwrap()).collect();
+        for (i, buffer) in buffers.iter_mut().enumerate() {
+            buffer.as_mut_slice().fill(i as u8 + 1);
+        }
+        for (i, buffer) in buffers.iter().enumerate() {
+            assert!(buffer.as_slice().iter().all(|byte| *byte == i as u8 + 1), "buffer {i}");
+        }
+        let chunks = buffers.iter().map(|buffer| buffer._map.as_ptr()).collect::<std::collections::BTreeSet<_>>();
+        assert!(chunks.len() <= 4, "{} mappings for {NUM_BUFFERS} buffers", chunks.len());
     }
 }

@@ -119,7 +119,7 @@ impl CpuBackend {
     }
 
     fn on(&self) -> On<'_> {
-        On { arena: &self.arena, team: &self.team }
+        On { arena: &self.arena, team: &self.team, isa: self.isa }
     }
 
     fn num_rows(&self) -> usize {
@@ -276,7 +276,7 @@ impl Backend for CpuBackend {
     }
 
     fn rope_table(&self, rope: &Rope) -> Result<CpuRopeTable, StartError> {
-        CpuRopeTable::new(rope)
+        CpuRopeTable::new(rope, &self.team)
     }
 
     fn experts_workspace(&self, max_rows: usize, shape: &ExpertsShape) -> Result<CpuExpertsWorkspace, StartError> {

@@ -8,11 +8,15 @@
 //!
 //! `n` is padded to a multiple of 16 (of a gated MLP's matrix each half is); padding is zero. See [`CpuMatrix::panel_bytes`] for the gap between panels.
 
-use super::memory::{Arena, Buffer, Shared};
-use super::simd::{LANES, bf16_bits};
+mod panel;
+
+use super::isa::Isa;
+use super::memory::{Arena, Buffer, HUGE_PAGE_BYTES, Shared};
+use super::simd::LANES;
 use super::team::Team;
-use crate::backend::{DType, HostTensor, elements, matrix_shape};
+use crate::backend::{DType, HostTensor, matrix_shape};
 use crate::error::StartError;
+use panel::Interleave;
 use std::sync::Arc;
 
 /// A packed weight matrix.
@@ -44,6 +48,7 @@ pub(super) enum ColumnOrder {
 pub(super) struct On<'a> {
     pub arena: &'a Arena,
     pub team: &'a Team,
+    pub isa: Isa,
 }
 
 /// Inner dimension of one AMX tile.
@@ -75,10 +80,15 @@ impl CpuMatrix {
         let (rows, k) = matrix_shape(parts)?;
         assert!(count > 0 && rows.is_multiple_of(count), "{rows} rows of {count} matrices");
         let n = rows / count;
-        Self::from_rows((count, n, k), dtype, order, on, |matrix, row, lane, panel| {
+        Self::from_rows((count, n, k), dtype, order, on, |matrix, row, space| {
             let (part, row) = find_row(parts, matrix * n + row);
             let row_bytes = k * part.dtype.size_bytes();
-            pack_row(&part.bytes[row * row_bytes..][..row_bytes], part.dtype, dtype, lane, panel);
+            let row = &part.bytes[row * row_bytes..][..row_bytes];
+            if part.dtype == dtype {
+                return Some(row);
+            }
+            panel::convert(row, part.dtype, dtype, space);
+            None
         })
     }
 
@@ -93,39 +103,59 @@ impl CpuMatrix {
         // Half the width of a uniform distribution of standard deviation 0.02.
         const BOUND: f32 = 0.034_641_016;
         let (_, n, k) = shape;
-        Self::from_rows(shape, dtype, order, on, |matrix, row, lane, panel| {
+        Self::from_rows(shape, dtype, order, on, |matrix, row, space| {
             let mut state = mix(seed ^ mix((matrix * n + row) as u64));
             let value = |_| {
                 state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
                 ((mix(state) >> 40) as f32 * 2.0_f32.powi(-23) - 1.0) * BOUND
             };
             let bytes: Vec<u8> = (0..k).map(value).flat_map(f32::to_le_bytes).collect();
-            pack_row(&bytes, DType::F32, dtype, lane, panel);
+            panel::convert(&bytes, DType::F32, dtype, space);
+            None
         })
     }
 
-    /// `(count, n, k)`. Calls `pack(matrix, row, its lane, its panel's bytes)` for all rows, in parallel.
-    fn from_rows(
+    /// `(count, n, k)`. `find(matrix, row, space)` gives a row in `dtype` where it lies, or writes it into the space and
+    /// gives none. It is called once for each row, in parallel.
+    fn from_rows<'r>(
         (count, n, k): (usize, usize, usize),
         dtype: DType,
         order: ColumnOrder,
         on: On<'_>,
-        pack: impl Fn(usize, usize, usize, &mut [u8]) + Sync,
+        find: impl Fn(usize, usize, &mut [u8]) -> Option<&'r [u8]> + Sync,
     ) -> Result<Vec<Self>, StartError> {
         let (num_panels, panel_bytes) = (num_panels(n, order), panel_bytes(k, dtype));
         let stride = (num_panels * panel_bytes).next_multiple_of(PAGE_BYTES);
         let mut buffer = on.arena.zeroed::<u8>(count * stride, "a weight matrix")?;
         let data = Shared::new(buffer.as_mut_ptr());
-        on.team.for_each(count * num_panels, |task| {
-            let (index, panel) = (task / num_panels, task % num_panels);
-            // SAFETY: panels do not overlap, `data` holds `num_panels` of each matrix, and each is one task.
+        let row_bytes = k * dtype.size_bytes();
+        // For each member a row of zeros, and sixteen for what is made. Most matrices need none of it, and it costs
+        // nothing until it is touched.
+        let space_bytes = (1 + LANES) * row_bytes;
+        let mut spaces = Buffer::<u8>::zeroed(on.team.num_members() * space_bytes, "packing a weight matrix")?;
+        let space_data = Shared::new(spaces.as_mut_ptr());
+        let pack = |index: usize, panel: usize, space: &mut [u8]| {
+            // SAFETY: panels do not overlap, `data` holds `num_panels` of each matrix, and each is packed once.
             let panel_data = unsafe {
                 std::slice::from_raw_parts_mut(data.get().add(index * stride + panel * panel_bytes), panel_bytes)
             };
             let (first, width) = columns(n, order, panel);
-            for lane in 0..width {
-                pack(index, first + lane, lane, panel_data);
+            let mut rows: [&[u8]; LANES] = [&[]; LANES];
+            let (zeros, space) = space.split_at_mut(row_bytes);
+            for (lane, space) in space.chunks_exact_mut(row_bytes).enumerate() {
+                let row = if lane < width { find(index, first + lane, space) } else { Some(&*zeros) };
+                rows[lane] = row.unwrap_or(space);
             }
+            on.isa.run(Interleave { rows, dtype, panel: panel_data });
+        };
+        // Panels of all matrices, in the order of their addresses.
+        let panels = Runs { base: data.get().addr(), count, stride, num_panels, panel_bytes };
+        let run_bytes = (count * stride / (2 * on.team.num_members())).clamp(1, HUGE_PAGE_BYTES);
+        on.team.for_each_member(panels.num_runs(run_bytes), |member, run| {
+            // SAFETY: each member has its own space, and there is one for each.
+            let space =
+                unsafe { std::slice::from_raw_parts_mut(space_data.get().add(member * space_bytes), space_bytes) };
+            panels.run(run, run_bytes).for_each(|(index, panel)| pack(index, panel, space));
         });
         let buffer = Arc::new(buffer);
         let matrix = |index| {
@@ -257,41 +287,57 @@ fn find_row<'a, 'b>(parts: &'b [HostTensor<'a>], mut row: usize) -> (&'b HostTen
     unreachable!("the row is below the sum of the parts' rows")
 }
 
-/// Writes one row into its lane of a panel.
-fn pack_row(row: &[u8], from: DType, to: DType, lane: usize, panel: &mut [u8]) {
-    match (from, to) {
-        (DType::BF16, DType::BF16) => {
-            put(row.chunks_exact(2).map(|b| [b[0], b[1]]), panel, 4 * LANES, |i| bf16_at(i, lane))
-        }
-        (_, DType::BF16) => {
-            let bits = elements(row, from).map(|x| bf16_bits(x).to_le_bytes());
-            put(bits, panel, 4 * LANES, |i| bf16_at(i, lane));
-        }
-        (DType::F16, DType::F16) => {
-            put(row.chunks_exact(2).map(|b| [b[0], b[1]]), panel, 2 * LANES, |i| (i, 2 * lane));
-        }
-        (_, DType::F16) => {
-            let bits = elements(row, from).map(|x| half::f16::from_f32(x).to_le_bytes());
-            put(bits, panel, 2 * LANES, |i| (i, 2 * lane));
-        }
-        (_, DType::F32) => put(elements(row, from).map(f32::to_le_bytes), panel, 4 * LANES, |i| (i, 4 * lane)),
+/// The panels of `count` matrices, cut into runs at multiples of some number of bytes of address space: memory is zeroed
+/// a huge page at a time, by whoever touches it first, and where several threads do so at once, each zeroes a page and
+/// all but one throw theirs away.
+struct Runs {
+    base: usize,
+    count: usize,
+    stride: usize,
+    num_panels: usize,
+    panel_bytes: usize,
+}
+
+impl Runs {
+    fn num_runs(&self, run_bytes: usize) -> usize {
+        (self.base % run_bytes + self.count * self.stride).div_ceil(run_bytes)
+    }
+
+    /// The `(matrix, panel)` that begin in run `run`.
+    fn run(&self, run: usize, run_bytes: usize) -> impl Iterator<Item = (usize, usize)> {
+        let start = (run * run_bytes).saturating_sub(self.base % run_bytes);
+        let end = (run + 1) * run_bytes - self.base % run_bytes;
+        let num_panels = self.num_panels;
+        (self.first_from(start)..self.first_from(end)).map(move |panel| (panel / num_panels, panel % num_panels))
+    }
+
+    /// The first panel, counted over all matrices, that begins at `byte` or behind it.
+    fn first_from(&self, byte: usize) -> usize {
+        let (matrix, byte) = (byte / self.stride, byte % self.stride);
+        let panel = byte.div_ceil(self.panel_bytes).min(self.num_panels);
+        (matrix * self.num_panels + panel).min(self.count * self.num_panels)
     }
 }
 
-fn bf16_at(i: usize, lane: usize) -> (usize, usize) {
-    (i / 2, 4 * lane + 2 * (i % 2))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Writes element `i` at `(step, byte) = place(i)`.
-#[inline(always)]
-fn put<const N: usize>(
-    values: impl Iterator<Item = [u8; N]>,
-    panel: &mut [u8],
-    step_bytes: usize,
-    place: impl Fn(usize) -> (usize, usize),
-) {
-    for (i, value) in values.enumerate() {
-        let (step, byte) = place(i);
-        panel[step * step_bytes + byte..][..N].copy_from_slice(&value);
+    #[test]
+    fn runs_have_each_panel_once_in_order() {
+        let cases: [(usize, usize, usize, usize, usize); 4] = [
+            (0, 1, 31, 66 << 10, HUGE_PAGE_BYTES),
+            (12 << 10, 3, 5, 1000, 8192),
+            (4096, 2, 40, 1 << 10, 1),
+            (0, 1, 1, 64, 9),
+        ];
+        for (base, count, num_panels, panel_bytes, run_bytes) in cases {
+            let stride = (num_panels * panel_bytes).next_multiple_of(PAGE_BYTES);
+            let panels = Runs { base, count, stride, num_panels, panel_bytes };
+            let all: Vec<_> = (0..panels.num_runs(run_bytes)).flat_map(|run| panels.run(run, run_bytes)).collect();
+            let expected: Vec<_> =
+                (0..count).flat_map(|matrix| (0..num_panels).map(move |panel| (matrix, panel))).collect();
+            assert_eq!(all, expected, "{base} {count} {num_panels} {panel_bytes} {run_bytes}");
+        }
     }
 }

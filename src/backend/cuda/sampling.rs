@@ -4,7 +4,6 @@ use super::device::{
     Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, Grid, KernelId, ModuleId, ModuleSource, PinnedBuffer, Stream,
 };
 use crate::backend::{LogitsRequest, LogitsResult, LogitsWant, MAX_STEPS_IN_FLIGHT};
-use crate::ids::TokenId;
 use crate::sampling::params::{PositionLogprobs, Sampled, SamplingParams, TokenLogprob};
 use crate::sampling::sampler::{inverse_temperature, top_p_share, weight_of_min_p};
 use bytemuck::{NoUninit, Zeroable};
@@ -262,7 +261,7 @@ impl Sampling {
                 entry.num_top = num_top.min(self.vocab as u32);
             }
             LogitsWant::Sample { params, limits, prompt, output, pending, draw } => {
-                let own_limits = params.limits(output_len(output, pending));
+                let own_limits = params.limits(draw.position as usize);
                 let limits = limits.unwrap_or(&own_limits);
                 entry.kind = if params.logprobs.is_some() { SAMPLE_WITH_LOGPROBS } else { SAMPLE };
                 entry.num_top = params.logprobs.unwrap_or(0).min(self.vocab as u32);
@@ -396,17 +395,13 @@ fn result_of(words: &[u32], place: usize, expected: &Expected) -> LogitsResult {
     }
 }
 
-fn output_len(output: &[TokenId], pending: Option<u32>) -> usize {
-    output.len() + usize::from(pending.is_some())
-}
-
 /// Whether the logits are changed before the draw.
 fn adjusts(want: &LogitsWant<'_>) -> bool {
     match want {
         LogitsWant::PromptLogprobs { .. } => false,
-        LogitsWant::Sample { params, limits, output, pending, .. } => match limits {
+        LogitsWant::Sample { params, limits, draw, .. } => match limits {
             Some(limits) => params.changes_logits(limits),
-            None => params.changes_logits(&params.limits(output_len(output, *pending))),
+            None => params.changes_logits(&params.limits(draw.position as usize)),
         },
     }
 }

@@ -3,7 +3,7 @@
 use super::{InFlight, Part, Scheduler};
 use crate::engine::allocation::{Grow, Victim};
 use crate::engine::constraint::NextToken;
-use crate::engine::plan::{FedTokens, PlannedSeq, PromptLogprobsPlan, SamplePlan};
+use crate::engine::plan::{FedTokens, PlannedSeq, PromptLogprobsPlan, SampleHistory, SamplePlan};
 use crate::engine::sequence::Sequence;
 use crate::engine::step_time::StepLoad;
 use std::sync::Arc;
@@ -82,12 +82,15 @@ fn plan_seq(seq: &mut Sequence, max_model_len: usize, batch: &mut Vec<PlannedSeq
     let samples = end >= num_known && seq.params.pooling.is_none();
     seq.next =
         seq.guide.as_ref().filter(|_| samples).map(|guide| {
-            Arc::new(NextToken::new(guide, seq.params.clone(), seq.output.clone(), seq.room(max_model_len)))
+            Arc::new(NextToken::new(guide, seq.params.clone(), seq.output.share(), seq.room(max_model_len)))
         });
     let sample = samples.then(|| SamplePlan {
         params: seq.params.clone(),
-        prompt: seq.prompt.clone(),
-        output: seq.output.clone(),
+        position: (seq.output.len() + usize::from(end > num_known)) as u32,
+        history: seq.params.has_penalties().then(|| {
+            let (prompt, output) = (seq.prompt.clone(), seq.output.share());
+            Box::new(SampleHistory { prompt, output })
+        }),
         first_sample: seq.sample,
         num_samples: seq.num_samples(),
         next: seq.next.clone(),

@@ -11,7 +11,6 @@ use crate::engine::sequence::{Rank, Sequence};
 use crate::ids::{RequestId, SeqId, TokenId};
 use crate::sampling::params::{PositionLogprobs, Sampled};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 impl Scheduler {
     /// Beams of which not all are there yet do not compute their last token in this step.
@@ -125,7 +124,7 @@ impl Sequence {
     }
 
     fn follow(&mut self, token: TokenId, beam: Beam) {
-        Arc::make_mut(&mut self.output).push(token);
+        self.output.push(token);
         self.beam = beam;
     }
 }

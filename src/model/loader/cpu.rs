@@ -11,6 +11,7 @@ use crate::model::decoder::Decoder;
 use crate::model::files::ModelFiles;
 use crate::model::runner::ModelRunner;
 use crate::model::spec::ModelSpec;
+use crate::model::weights::Progress;
 use sysinfo::System;
 
 /// Rows of logits in host memory at once.
@@ -21,7 +22,7 @@ pub(super) fn load(
     files: &ModelFiles,
     spec: ModelSpec,
     profile: Option<Profile>,
-    progress: &mut dyn FnMut(u64, u64),
+    progress: &mut Progress<'_>,
 ) -> Result<(Box<dyn StepRunner>, LoadedModel), StartError> {
     let backend = backend(config)?;
     let device = format!("cpu ({}, {} threads)", backend.isa().name(), backend.num_threads());
@@ -42,7 +43,7 @@ fn load_onto<B: Backend + 'static>(
     config: &Config,
     files: &ModelFiles,
     spec: ModelSpec,
-    progress: &mut dyn FnMut(u64, u64),
+    progress: &mut Progress<'_>,
 ) -> Result<(Box<dyn StepRunner>, LoadedModel), StartError> {
     let (dtype, max_model_len) = (dtype(config, &spec), max_model_len(config, &spec));
     let max_num_batched_tokens = config.scheduler.batched_tokens(false) as usize;

@@ -11,6 +11,7 @@ use crate::model::decoder::Decoder;
 use crate::model::files::ModelFiles;
 use crate::model::runner::{ModelRunner, PoolSizes};
 use crate::model::spec::ModelSpec;
+use crate::model::weights::Progress;
 use crate::sampling::params::SamplingParams;
 use crate::sampling::sampler::Draw;
 use std::rc::Rc;
@@ -43,7 +44,7 @@ pub fn load_on_gpu(
     config: &Config,
     files: &ModelFiles,
     spec: ModelSpec,
-    progress: &mut dyn FnMut(u64, u64),
+    progress: &mut Progress<'_>,
 ) -> Result<(GpuRunner, LoadedModel), StartError> {
     let (dtype, max_model_len) = (dtype(config, &spec), max_model_len(config, &spec));
     let (num_parameters, weights_bytes) = (spec.num_parameters(), spec.weights_bytes(dtype));
@@ -109,7 +110,7 @@ impl Loading {
     fn model(
         &self,
         device: &Rc<dyn Device>,
-        progress: &mut dyn FnMut(u64, u64),
+        progress: &mut Progress<'_>,
     ) -> Result<(CudaBackend, Decoder<CudaBackend>), StartError> {
         let Self { config, files, spec, .. } = self;
         let dtype = dtype(config, spec);
@@ -229,7 +230,7 @@ impl StepRunner for GpuRunner {
         self.runner = None;
         tracing::warn!("the GPU has lost its memory: loading the model again");
         let device = (self.loading.open)()?;
-        let (backend, decoder) = self.loading.model(&device, &mut |_, _| {})?;
+        let (backend, decoder) = self.loading.model(&device, &mut |_, _| Ok(()))?;
         self.runner = Some(make_runner(backend, decoder, self.pools)?);
         Ok(())
     }

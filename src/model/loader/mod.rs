@@ -14,6 +14,7 @@ use crate::model::checkpoint::Checkpoint;
 use crate::model::files::ModelFiles;
 use crate::model::runner::PoolSizes;
 use crate::model::spec::{Family, ModelSpec};
+use crate::model::weights::Progress;
 pub use cpu::backend as cpu_backend;
 pub use cuda::{GpuRunner, OpenDevice, load_on_gpu};
 
@@ -38,7 +39,7 @@ pub fn load(
     files: &ModelFiles,
     spec: ModelSpec,
     profile: Option<Profile>,
-    progress: &mut dyn FnMut(u64, u64),
+    progress: &mut Progress<'_>,
 ) -> Result<(Box<dyn StepRunner>, LoadedModel), StartError> {
     if config.model.load_format == LoadFormat::Null {
         if profile.is_some() {

@@ -139,7 +139,8 @@ fn min_tokens_excludes_end_and_stop_tokens() {
         ..greedy()
     };
     let logits = [5.0, 4.0, 3.0];
-    let after = |output: &[TokenId]| sample(&logits, &params, History { prompt: &[0], output }, draw(0, 0));
+    let after =
+        |output: &[TokenId]| sample(&logits, &params, History { prompt: &[0], output }, draw(0, output.len() as u32));
     assert_eq!(after(&[]).token, 2);
     assert_eq!(after(&[2]).token, 2);
     assert_eq!(after(&[2, 2]).token, 0);

@@ -92,7 +92,7 @@ impl Steps {
         // The loader wants to be able to open the device again; here it is opened once.
         let device = open()?;
         let open = Box::new(move || Ok(Rc::clone(&device)));
-        let (runner, loaded) = load_on_gpu(open, &config, &files, spec, &mut |_, _| {})?;
+        let (runner, loaded) = load_on_gpu(open, &config, &files, spec, &mut |_, _| Ok(()))?;
         let params = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
         let weights_read = loaded.weights_bytes - (table * loaded.dtype.size_bytes()) as u64;
         Ok(Self { runner, loaded, weights_read, params: Arc::new(params) })
@@ -102,8 +102,8 @@ impl Steps {
         Some(SamplePlan {
             next: None,
             params: self.params.clone(),
-            prompt: Arc::default(),
-            output: Arc::default(),
+            position: 0,
+            history: None,
             first_sample: 0,
             num_samples: 1,
         })
