@@ -432,9 +432,10 @@ impl Work<'_> {
         let row_bytes = 2 * layout.head_dim;
         let offsets = [false, true].map(|value| call.kv.head_offset(call.layer, value, unit.kv_head));
         let table = &call.batch.block_tables[unit.seq.first_block..][..unit.seq.num_blocks];
-        for index in positions.start / layout.block_size..positions.end.div_ceil(layout.block_size) {
+        let blocks = positions.start / layout.block_size..positions.end.div_ceil(layout.block_size);
+        for (index, block) in blocks.clone().zip(&table[blocks]) {
             let slots = positions.end.min((index + 1) * layout.block_size) - index * layout.block_size;
-            let block = call.kv.device.as_ptr().wrapping_add(table[index] as usize * layout.block_bytes());
+            let block = call.kv.device.as_ptr().wrapping_add(*block as usize * layout.block_bytes());
             for offset in offsets {
                 for at in (0..slots * row_bytes).step_by(LINE_BYTES) {
                     // SAFETY: a hint, which reads nothing.
