@@ -10,6 +10,9 @@ use super::tiles;
 use super::{Attention, PARTITION, TILE, Unit};
 use crate::backend::DType;
 
+/// Queries (rows times heads of a group) of one unit of work, where a group alone is not more.
+pub(super) const MAX_QUERIES: usize = 64;
+
 /// Softmax of a unit's queries over some positions: running maximum, sum, and weighted sum of V.
 #[derive(Clone, Copy)]
 struct State {
@@ -60,7 +63,7 @@ pub(super) fn scratch_len(isa: Isa, call: &Attention<'_>) -> usize {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = isa;
-    let (dim, queries) = (call.padded_dim(), call.max_queries());
+    let (dim, queries) = (call.padded_dim(), MAX_QUERIES.max(call.group()));
     2 * dim * TILE + queries * (TILE + 1) + 2 * call.state_len(queries) + 4 * LANES
 }
 
@@ -68,7 +71,7 @@ impl Scratch {
     /// # Safety
     /// `scratch_len(…)` floats lie at `at`.
     unsafe fn at(at: *mut f32, call: &Attention<'_>) -> Self {
-        let (dim, queries) = (call.padded_dim(), call.max_queries());
+        let (dim, queries) = (call.padded_dim(), MAX_QUERIES.max(call.group()));
         // SAFETY: the caller's; the offsets add up to `scratch_len` at most.
         unsafe {
             let values = at.add(dim * TILE);
@@ -104,22 +107,24 @@ pub(super) unsafe fn partition(
     state: *mut f32,
 ) {
     // SAFETY: the caller's.
-    unsafe { run(isa, call, unit, scratch, Part::Partition(partition, state)) }
+    unsafe { run(isa, call, unit, None, scratch, Part::Partition(partition, state)) }
 }
 
-/// Computes a unit's output.
+/// Computes the outputs of units one after the other.
 ///
 /// # Safety
-/// As for [`partition`]; the unit's rows and heads of the output are nobody else's.
-pub(super) unsafe fn unit(isa: Isa, call: &Attention<'_>, unit: &Unit, scratch: *mut f32) {
-    // SAFETY: the caller's.
-    unsafe { run(isa, call, unit, scratch, Part::Whole) }
+/// As for [`partition`]; the units' rows and heads of the output are nobody else's.
+pub(super) unsafe fn units(isa: Isa, call: &Attention<'_>, units: &[Unit], scratch: *mut f32) {
+    for (i, unit) in units.iter().enumerate() {
+        // SAFETY: the caller's.
+        unsafe { run(isa, call, unit, units.get(i + 1), scratch, Part::Whole) };
+    }
 }
 
 /// Computes a unit's output from the states of its partitions, which lie at `partials + unit.partials`.
 ///
 /// # Safety
-/// As for [`unit`].
+/// As for [`units`].
 pub(super) unsafe fn merge_partials(
     isa: Isa,
     call: &Attention<'_>,
@@ -128,17 +133,20 @@ pub(super) unsafe fn merge_partials(
     scratch: *mut f32,
 ) {
     // SAFETY: the caller's.
-    unsafe { run(isa, call, unit, scratch, Part::Merge(partials.add(unit.partials))) }
+    unsafe { run(isa, call, unit, None, scratch, Part::Merge(partials.add(unit.partials))) }
 }
 
+/// `next`: the unit that comes after this one.
+///
 /// # Safety
-/// As for [`unit`].
-unsafe fn run(isa: Isa, call: &Attention<'_>, unit: &Unit, scratch: *mut f32, part: Part) {
+/// As for [`units`].
+unsafe fn run(isa: Isa, call: &Attention<'_>, unit: &Unit, next: Option<&Unit>, scratch: *mut f32, part: Part) {
     #[cfg(target_arch = "x86_64")]
     if on_tiles(isa, call) {
         // SAFETY: the caller's; AMX implies AVX-512, and the type of the KV cache was looked at.
-        return unsafe { tiles::run(call, unit, scratch, part) };
+        return unsafe { tiles::run(call, unit, next, scratch, part) };
     }
+    let _ = next;
     // SAFETY: the caller's.
     let scratch = unsafe { Scratch::at(scratch, call) };
     match call.kv.layout.dtype {

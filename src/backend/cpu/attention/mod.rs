@@ -21,6 +21,7 @@ use super::team::Team;
 use crate::backend::{AttentionShape, Batch, BatchSeq};
 use crate::error::StartError;
 use std::cmp::Reverse;
+use std::ops::Range;
 
 /// The largest head size.
 pub(super) const MAX_HEAD_DIM: usize = 256;
@@ -28,12 +29,12 @@ pub(super) const MAX_HEAD_DIM: usize = 256;
 const TILE: usize = 2 * LANES;
 /// Positions per independent softmax; a multiple of [`TILE`].
 const PARTITION: usize = 1024;
-/// Queries (rows times heads of a group) of one unit of work, where a group alone is not more.
-const MAX_QUERIES: usize = 64;
 /// New tokens per sequence up to which its partitions may be spread over the team.
 const MAX_SPLIT_ROWS: usize = 8;
 /// Units per member that spread well enough without cutting them.
 const ENOUGH_UNITS_PER_MEMBER: usize = 4;
+/// Tasks per member that the units are gathered into, if they are more.
+const TASKS_PER_MEMBER: usize = 8;
 
 /// Query rows `first_row .. first_row + num_rows` of a sequence, counted within it, for one KV head.
 #[derive(Clone, Copy)]
@@ -65,7 +66,11 @@ impl Unit {
 /// Scratch memory of all members and the list of work; it grows, and is used again in every layer and step.
 pub(super) struct Workspace {
     scratch: Vec<Buffer<f32>>,
+    /// Indices of the batch's sequences, the longest work first.
+    order: Vec<u32>,
     units: Vec<Unit>,
+    /// Units that one member computes one after the other: what is next can be fetched meanwhile.
+    tasks: Vec<Range<usize>>,
     /// `(unit, partition)` where partitions are computed apart.
     parts: Vec<(usize, usize)>,
     partials: Buffer<f32>,
@@ -94,14 +99,17 @@ impl Attention<'_> {
         self.shape.head_dim.next_multiple_of(LANES)
     }
 
-    fn max_queries(&self) -> usize {
-        MAX_QUERIES.max(self.group())
-    }
-
     /// Floats of the state of one partition of a unit with `num_queries` queries: whole vectors of queries, by the head
     /// size in whole vectors of bfloat16 and two numbers more.
     fn state_len(&self, num_queries: usize) -> usize {
         num_queries.next_multiple_of(LANES) * (self.shape.head_dim.next_multiple_of(2 * LANES) + 2)
+    }
+
+    /// How long a unit takes, in numbers that compare: positions are read and laid out once, and then used by each
+    /// sixteen queries.
+    fn work(&self, unit: &Unit) -> usize {
+        let (from, to) = unit.any_visible(self.shape.window);
+        (to - from + TILE) * ((unit.num_rows * self.group()).div_ceil(LANES) + 2)
     }
 }
 
@@ -110,7 +118,9 @@ impl Workspace {
         let empty = || Buffer::zeroed(0, "attention scratch");
         Ok(Self {
             scratch: (0..num_members).map(|_| empty()).collect::<Result<_, _>>()?,
+            order: Vec::new(),
             units: Vec::new(),
+            tasks: Vec::new(),
             parts: Vec::new(),
             partials: empty()?,
         })
@@ -118,7 +128,8 @@ impl Workspace {
 
     /// Attention of all rows of the batch.
     pub fn run(&mut self, isa: Isa, team: &Team, call: &Attention<'_>) {
-        self.list_units(call);
+        self.list_units(call, kernel::MAX_QUERIES);
+        self.gather_tasks(call, team.num_members());
         let scratch_len = kernel::scratch_len(isa, call);
         for scratch in &mut self.scratch {
             grow(scratch, scratch_len);
@@ -144,26 +155,32 @@ impl Workspace {
                 unsafe { kernel::merge_partials(isa, call, unit, partials.get(), scratch.of(member)) };
             });
         } else {
-            let compute = |member: usize, unit: usize| {
+            let products = |unit: &Unit| unit.num_rows * call.group() * unit.any_visible(call.shape.window).1;
+            let products: usize = self.units.iter().map(products).sum();
+            let compute = |member: usize, task: usize| {
+                let units = &self.units[self.tasks[task].clone()];
                 // SAFETY: the scratch is the member's, and no two units share rows and heads of the output.
-                unsafe { kernel::unit(isa, call, &self.units[unit], scratch.of(member)) };
+                unsafe { kernel::units(isa, call, units, scratch.of(member)) };
             };
-            let products = |unit: &Unit| unit.num_rows * unit.any_visible(call.shape.window).1;
-            let products = self.units.iter().map(products).sum::<usize>() * call.group() * call.padded_dim();
-            if products < 16 * ALONE_BELOW {
-                (0..self.units.len()).for_each(|unit| compute(0, unit));
+            if products * call.padded_dim() < 16 * ALONE_BELOW {
+                (0..self.tasks.len()).for_each(|task| compute(0, task));
             } else {
-                team.for_each_member(self.units.len(), compute);
+                team.for_each_member(self.tasks.len(), compute);
             }
         }
     }
 
-    /// All units of the batch, longest first, so that no long one is begun when the others are done.
-    fn list_units(&mut self, call: &Attention<'_>) {
-        let rows_per_unit = (MAX_QUERIES / call.group()).max(1);
+    /// All units of the batch, long ones first, so that no long one is begun when the others are done.
+    fn list_units(&mut self, call: &Attention<'_>, max_queries: usize) {
+        let rows_per_unit = (max_queries / call.group()).max(1);
+        let seqs = &call.batch.seqs;
+        self.order.clear();
+        self.order.extend(0..seqs.len() as u32);
+        let last_unit = |seq: &BatchSeq| seq.num_rows.min(rows_per_unit) * (seq.num_computed + seq.num_rows);
+        self.order.sort_unstable_by_key(|index| Reverse((last_unit(&seqs[*index as usize]), *index)));
         self.units.clear();
-        for seq in &call.batch.seqs {
-            for first_row in (0..seq.num_rows).step_by(rows_per_unit) {
+        for seq in self.order.iter().map(|index| &seqs[*index as usize]) {
+            for first_row in (0..seq.num_rows).step_by(rows_per_unit).rev() {
                 let num_rows = rows_per_unit.min(seq.num_rows - first_row);
                 for kv_head in 0..call.shape.num_kv_heads {
                     let mut unit = Unit {
@@ -182,7 +199,21 @@ impl Workspace {
                 }
             }
         }
-        self.units.sort_unstable_by_key(|unit| Reverse(unit.num_rows * unit.any_visible(call.shape.window).1));
+    }
+
+    /// Gathers small units into tasks.
+    fn gather_tasks(&mut self, call: &Attention<'_>, num_members: usize) {
+        let total: usize = self.units.iter().map(|unit| call.work(unit)).sum();
+        let enough = total / (TASKS_PER_MEMBER * num_members);
+        self.tasks.clear();
+        let (mut first, mut work) = (0, 0);
+        for (index, unit) in self.units.iter().enumerate() {
+            work += call.work(unit);
+            if work > enough || index + 1 == self.units.len() {
+                self.tasks.push(first..index + 1);
+                (first, work) = (index + 1, 0);
+            }
+        }
     }
 
     /// Few long units: lists their partitions as parts of their own. Whether it does shows in the time only.

@@ -12,6 +12,7 @@ mod products;
 
 use super::super::gemm::amx::Tiles;
 use super::super::simd::{LANES, transpose};
+use super::kernel::MAX_QUERIES;
 use super::kernel::Part;
 use super::{Attention, MAX_HEAD_DIM, PARTITION, Unit};
 use std::arch::x86_64::*;
@@ -73,7 +74,7 @@ fn num_chunks(call: &Attention<'_>) -> usize {
 
 /// Floats of scratch memory that a member needs.
 pub(super) fn scratch_len(call: &Attention<'_>) -> usize {
-    let queries = call.max_queries().next_multiple_of(LANES);
+    let queries = MAX_QUERIES.max(call.group()).next_multiple_of(LANES);
     let dim = num_chunks(call) * CHUNK;
     queries * dim / 2 + TILE * dim + 2 * (SCORES_LEN + WEIGHTS_LEN) + 2 * queries + 2 * call.state_len(queries)
 }
@@ -82,7 +83,7 @@ impl Scratch {
     /// # Safety
     /// `scratch_len(call)` floats lie at `at`.
     unsafe fn at(at: *mut f32, call: &Attention<'_>) -> Self {
-        let queries = call.max_queries().next_multiple_of(LANES);
+        let queries = MAX_QUERIES.max(call.group()).next_multiple_of(LANES);
         let dim = num_chunks(call) * CHUNK;
         // SAFETY: the caller's; the offsets add up to `scratch_len`.
         unsafe {
@@ -100,18 +101,18 @@ impl Scratch {
     }
 }
 
-/// Does `part` of the unit.
+/// Does `part` of the unit. `next` is what this member does then.
 ///
 /// # Safety
 /// AMX and all of AVX-512 that [`Isa`](super::Isa) names are available; the KV cache is bfloat16. `scratch` and what
 /// `part` points to are large enough and nobody else's; the call's tensors and block tables fit its shape.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) unsafe fn run(call: &Attention<'_>, unit: &Unit, scratch: *mut f32, part: Part) {
+pub(super) unsafe fn run(call: &Attention<'_>, unit: &Unit, next: Option<&Unit>, scratch: *mut f32, part: Part) {
     let num_queries = unit.num_rows * call.group();
     let (num_blocks, num_chunks) = (num_queries.div_ceil(LANES), num_chunks(call));
     // SAFETY: the caller's.
     let scratch = unsafe { Scratch::at(scratch, call) };
-    let work = Work { call, unit, scratch, num_queries, num_blocks, num_chunks };
+    let work = Work { call, unit, next, scratch, num_queries, num_blocks, num_chunks };
     // SAFETY: the caller's; the scratch memory has room for two states.
     unsafe {
         let (own, total) = (work.state(work.scratch.partition), work.state(work.scratch.total));
@@ -145,6 +146,7 @@ pub(super) unsafe fn run(call: &Attention<'_>, unit: &Unit, scratch: *mut f32, p
 struct Work<'a> {
     call: &'a Attention<'a>,
     unit: &'a Unit,
+    next: Option<&'a Unit>,
     scratch: Scratch,
     num_queries: usize,
     /// Blocks of 16 queries.
@@ -315,6 +317,7 @@ impl Work<'_> {
             unsafe {
                 let positions = self.positions(tile * TILE, from, to);
                 self.load_values(&positions);
+                self.fetch_ahead((tile + 1) * TILE);
                 // Products of one block beside the softmax of another: the processor does both at once.
                 for i in 0..self.num_blocks + 2 {
                     if i < self.num_blocks {
@@ -404,6 +407,39 @@ impl Work<'_> {
                     let to = self.scratch.values.add(tile * TILE_LEN + pair % LANES * LANES);
                     _mm512_store_si512(to.cast(), _mm512_unpacklo_epi16(even, odd));
                     _mm512_store_si512(to.add(TILE_LEN).cast(), _mm512_unpackhi_epi16(even, odd));
+                }
+            }
+        }
+    }
+
+    /// Fetches into the cache what this member reads next: the tile from `start` on, or the first one of the next unit.
+    /// Blocks lie anywhere, so the processor does not find them by itself.
+    fn fetch_ahead(&self, start: usize) {
+        let window = self.call.shape.window;
+        let (_, to) = self.unit.any_visible(window);
+        if start < to {
+            self.fetch(self.unit, start..to.min(start + TILE));
+        } else if let Some(next) = self.next {
+            let (from, to) = next.any_visible(window);
+            self.fetch(next, from..to.min(from / TILE * TILE + TILE));
+        }
+    }
+
+    fn fetch(&self, unit: &Unit, positions: Range<usize>) {
+        const LINE_BYTES: usize = 64;
+        let call = self.call;
+        let layout = &call.kv.layout;
+        let row_bytes = 2 * layout.head_dim;
+        let offsets = [false, true].map(|value| call.kv.head_offset(call.layer, value, unit.kv_head));
+        let table = &call.batch.block_tables[unit.seq.first_block..][..unit.seq.num_blocks];
+        let blocks = positions.start / layout.block_size..positions.end.div_ceil(layout.block_size);
+        for (index, block) in blocks.clone().zip(&table[blocks]) {
+            let slots = positions.end.min((index + 1) * layout.block_size) - index * layout.block_size;
+            let block = call.kv.device.as_ptr().wrapping_add(*block as usize * layout.block_bytes());
+            for offset in offsets {
+                for at in (0..slots * row_bytes).step_by(LINE_BYTES) {
+                    // SAFETY: a hint, which reads nothing.
+                    unsafe { _mm_prefetch::<_MM_HINT_T0>(block.wrapping_add(offset + at).cast()) };
                 }
             }
         }
