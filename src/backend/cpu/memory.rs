@@ -45,6 +45,7 @@ fn map(bytes: usize) -> std::io::Result<(Shared<u8>, Arc<MmapMut>)> {
     {
         // Only advice: a kernel without huge pages is slower, not wrong.
         let _ = map.advise(memmap2::Advice::HugePage);
+        super::numa::interleave(map.as_mut_ptr(), bytes + HUGE_PAGE_BYTES);
     }
     let offset = map.as_ptr().align_offset(HUGE_PAGE_BYTES);
     Ok((Shared::new(map.as_mut_ptr().wrapping_add(offset)), Arc::new(map)))

@@ -20,6 +20,8 @@ mod heads;
 mod isa;
 mod limits;
 mod memory;
+#[cfg(target_os = "linux")]
+mod numa;
 mod pack;
 mod sampling;
 mod simd;
