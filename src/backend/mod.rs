@@ -295,6 +295,7 @@ pub struct Rope {
 
 impl Rope {
     /// `[max_positions][cos, sin][rotary_dim / 2]`, with the factor.
+    #[cfg(not(kernels_alone))]
     pub(crate) fn table(&self) -> Result<Vec<f32>, StartError> {
         let mut table = self.empty_table()?;
         table.chunks_exact_mut(self.rotary_dim).enumerate().for_each(|(position, row)| self.write_row(position, row));
