@@ -52,9 +52,8 @@ fn bind(start: *mut u8, bytes: usize, nodes: &[usize]) -> bool {
     let mut mask = [0 as libc::c_ulong; MAX_NODES / BITS];
     nodes.iter().for_each(|node| mask[node / BITS] |= 1 << (node % BITS));
     // SAFETY: the call changes where pages of the mapping will lie, not what is in them.
-    let result = unsafe {
-        libc::syscall(libc::SYS_mbind, start, bytes, libc::MPOL_INTERLEAVE, mask.as_ptr(), MAX_NODES + 1, 0)
-    };
+    let result =
+        unsafe { libc::syscall(libc::SYS_mbind, start, bytes, libc::MPOL_INTERLEAVE, mask.as_ptr(), MAX_NODES + 1, 0) };
     result == 0
 }
 
