@@ -238,3 +238,39 @@ fn residual_products_are_a_product_and_a_sum() {
         check(rows, numbers, &what, expected, |b, p| run(b, p, true));
     });
 }
+
+/// Chains that are longer than what is computed at once, for numbers of rows that leave few for the last block.
+#[test]
+fn long_chains_go_on_where_they_stopped() {
+    const K: usize = 2 * 2048 + 40;
+    const N: usize = 70;
+    let mut numbers = Numbers::new(11);
+    for (rows, has_bias) in [(65, false), (80, true), (82, false), (97, false)] {
+        let layer = Layer { bias: has_bias.then(|| numbers.vec(N)), ..Layer::new(N, K, DType::BF16, &mut numbers) };
+        let (all, stream) = (uneven(&mut numbers, rows * K), uneven(&mut numbers, rows * N));
+        let run = |mut backend: CpuBackend, pieces: &[Range<usize>]| -> Vec<u32> {
+            let (w, bias) = (layer.matrix(&backend), layer.bias(&backend));
+            let mut results = Vec::new();
+            for piece in pieces {
+                let x = tensor(&backend, &all[piece.start * K..piece.end * K], K);
+                let mut sum = tensor(&backend, &stream[piece.start * N..piece.end * N], N);
+                let (mut out, mut delta) = (blank(&backend, piece.len(), N), blank(&backend, piece.len(), N));
+                backend.begin(&plain_batch(piece.len()));
+                backend.linear(&x, &w, bias.as_ref(), &mut out);
+                if backend.residual_linear(&x, &w, bias.as_ref(), &mut sum, &mut delta) {
+                    backend.add(&mut sum, &delta);
+                }
+                for row in 0..piece.len() {
+                    results.extend(bits(&out.as_slice()[row * N..][..N]));
+                    results.extend(bits(&sum.as_slice()[row * N..][..N]));
+                }
+            }
+            results
+        };
+        for isa in isas() {
+            let expected = run(backend(isa, 1), &one_by_one(rows));
+            let whole = run(backend(isa, 3), std::slice::from_ref(&(0..rows)));
+            assert!(whole == expected, "{isa}, {rows} rows");
+        }
+    }
+}

@@ -166,7 +166,7 @@ pub(super) unsafe fn run(part: &Part<'_>, scratch: *mut f32) {
                 unsafe {
                     let results = block.begin(max_panels, scratch, first_step);
                     match (num_rows > LANES, row == 0) {
-                        (false, _) => block.one_by(steps, results),
+                        (false, _) => block.one_by(block_steps.clone(), results),
                         // The weights come from memory for the first rows, and for the others from the cache.
                         (true, true) => block.two_by_streamed(block_steps.clone(), results),
                         (true, false) => {
@@ -520,8 +520,8 @@ impl Block<'_> {
         }
     }
 
-    /// One tile of rows by up to four panels, of all `steps`: several streams from memory side by side.
-    unsafe fn one_by(&self, steps: usize, results: Results) {
+    /// One tile of rows by up to four panels: several streams from memory side by side.
+    unsafe fn one_by(&self, steps: Range<usize>, results: Results) {
         unsafe {
             asm!(
                 "tilezero tmm0",
@@ -559,13 +559,13 @@ impl Block<'_> {
                 "tilestored [{out} + {stride} + 64], tmm1",
                 "tilestored [{out} + {stride} + 128], tmm2",
                 "tilestored [{out} + {stride} + 192], tmm3",
-                x = inout(reg) self.x(0) => _,
+                x = inout(reg) self.x(steps.start) => _,
                 x_step = in(reg) 4 * self.part.product.layout.chunk,
-                w0 = inout(reg) self.weights(0, 0) => _,
-                w1 = inout(reg) self.weights(1, 0) => _,
-                w2 = inout(reg) self.weights(2, 0) => _,
-                w3 = inout(reg) self.weights(3, 0) => _,
-                steps = inout(reg) steps => _,
+                w0 = inout(reg) self.weights(0, steps.start) => _,
+                w1 = inout(reg) self.weights(1, steps.start) => _,
+                w2 = inout(reg) self.weights(2, steps.start) => _,
+                w3 = inout(reg) self.weights(3, steps.start) => _,
+                steps = inout(reg) steps.len() => _,
                 go_on = in(reg) usize::from(results.go_on),
                 out = in(reg) results.at,
                 stride = in(reg) 4 * results.stride,
