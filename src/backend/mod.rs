@@ -98,7 +98,8 @@ pub(crate) fn matrix_shape(parts: &[HostTensor<'_>]) -> Result<(usize, usize), S
 }
 
 /// Shape of the KV cache. One block holds `block_size` tokens of every layer and is contiguous:
-/// `[num_layers, 2 (K, V), num_kv_heads, block_size, head_dim]` of `dtype`, so that moving a block is one copy.
+/// `[num_layers, 2 (K, V), num_kv_heads, block_size, head_dim]` of `dtype`, so that moving a block is one copy. How the
+/// last two lie within a head's part is the backend's own matter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     pub num_layers: usize,

@@ -3,7 +3,7 @@
 use super::elementwise::{CpuRopeTable, NormParams, narrow_row};
 use super::isa::{Isa, Kernel};
 use super::memory::{KvPools, Shared};
-use super::simd::Simd;
+use super::simd::{LANES, Simd};
 use super::{attention, check_shape};
 use crate::backend::{AttentionShape, Batch, KvLayout};
 use std::ops::Range;
@@ -65,7 +65,7 @@ impl Kernel for Finish<'_> {
         let head_bytes = head_dim * dtype.size_bytes();
         for row in self.rows {
             let slot = batch.slots[row] as usize;
-            let in_pool = slot / block_size * kv.layout.block_bytes() + slot % block_size * head_bytes;
+            let (block, slot) = (slot / block_size * kv.layout.block_bytes(), slot % block_size);
             for index in self.columns.start / head_dim..self.columns.end / head_dim {
                 // SAFETY: `Heads::finish`'s contract.
                 let head =
@@ -80,13 +80,31 @@ impl Kernel for Finish<'_> {
                 }
                 let Some(kv_head) = index.checked_sub(num_queries) else { continue };
                 let (value, kv_head) = (kv_head >= num_kv_heads, kv_head % num_kv_heads);
-                let at = in_pool + kv.head_offset(layer, value, kv_head);
+                let at = block + kv.head_offset(layer, value, kv_head);
+                #[cfg(target_arch = "x86_64")]
+                if kv.tiled {
+                    let last = value && ends_new_group(&batch.slots, row);
+                    // SAFETY: as below; the processor has AMX, or the cache were not tiled. With `last`, the slots
+                    // behind this one are nobody's yet.
+                    unsafe {
+                        let to = pool.get().add(at);
+                        attention::tiles::write_row(head, value, slot, last, to);
+                    }
+                    continue;
+                }
                 // SAFETY: `Backend::begin` checked the slot, `check_shape` layer and heads; two rows never share a slot.
-                let to = unsafe { std::slice::from_raw_parts_mut(pool.get().add(at), head_bytes) };
+                let to = unsafe { std::slice::from_raw_parts_mut(pool.get().add(at + slot * head_bytes), head_bytes) };
                 narrow_row(head, dtype, to).run(simd);
             }
         }
     }
+}
+
+/// Whether the row is the last one for now of a group of slots that this batch began.
+fn ends_new_group(slots: &[u32], row: usize) -> bool {
+    let slot = slots[row];
+    let in_group = slot as usize % LANES;
+    slots.get(row + 1) != Some(&(slot + 1)) && row >= in_group && slots[row - in_group] == slot - in_group as u32
 }
 
 /// Norms a head in place.

@@ -187,6 +187,8 @@ impl<'a> PerMember<'a> {
 /// The two pools of KV blocks. A block is `layout.block_bytes()` contiguous bytes.
 pub(super) struct KvPools {
     pub layout: KvLayout,
+    /// Whether the slots of a head are in the order of tile products, not rows `[block_size, head_dim]`.
+    pub tiled: bool,
     pub num_device_blocks: usize,
     pub num_swap_blocks: usize,
     pub device: Buffer<u8>,
@@ -194,7 +196,12 @@ pub(super) struct KvPools {
 }
 
 impl KvPools {
-    pub fn new(layout: KvLayout, num_device_blocks: usize, num_swap_blocks: usize) -> Result<Self, StartError> {
+    pub fn new(
+        layout: KvLayout,
+        tiled: bool,
+        num_device_blocks: usize,
+        num_swap_blocks: usize,
+    ) -> Result<Self, StartError> {
         if !(1..=256).contains(&layout.block_size) {
             return Err(StartError::new(format!("block size {}: must be from 1 to 256", layout.block_size)));
         }
@@ -214,6 +221,7 @@ impl KvPools {
         };
         Ok(Self {
             layout,
+            tiled,
             num_device_blocks,
             num_swap_blocks,
             device: pool(num_device_blocks, "KV")?,
@@ -221,7 +229,7 @@ impl KvPools {
         })
     }
 
-    /// Byte offset of the K (`value = false`) or V rows `[block_size, head_dim]` of a head within a block.
+    /// Byte offset of K (`value = false`) or V of a head within a block.
     pub fn head_offset(&self, layer: usize, value: bool, kv_head: usize) -> usize {
         let KvLayout { num_kv_heads, head_dim, block_size, dtype, .. } = self.layout;
         ((layer * 2 + usize::from(value)) * num_kv_heads + kv_head) * block_size * head_dim * dtype.size_bytes()
@@ -251,7 +259,7 @@ mod tests {
     #[test]
     fn untouched_blocks_cost_nothing() {
         let layout = KvLayout { num_layers: 32, num_kv_heads: 8, head_dim: 128, block_size: 16, dtype: DType::BF16 };
-        let mut pools = KvPools::new(layout, 512, 512).unwrap();
+        let mut pools = KvPools::new(layout, false, 512, 512).unwrap();
         assert_eq!((resident_bytes(&pools.device), resident_bytes(&pools.swap)), (0, 0));
         let middle = pools.block_offset(BlockId(256), 512);
         pools.device.as_mut_slice()[middle] = 1;

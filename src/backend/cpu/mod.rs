@@ -296,7 +296,8 @@ impl Backend for CpuBackend {
         // What a batch refers to was checked against the old pools.
         self.batch = Batch::default();
         self.sampling = Sampling::new(self.team.num_members());
-        self.kv = Some(KvPools::new(layout, num_device_blocks, num_swap_blocks)?);
+        let tiled = attention::is_tiled(self.isa, &layout);
+        self.kv = Some(KvPools::new(layout, tiled, num_device_blocks, num_swap_blocks)?);
         Ok(())
     }
 

@@ -10,8 +10,8 @@ use super::tiles;
 use super::{Attention, PARTITION, TILE, Unit};
 use crate::backend::DType;
 
-/// Queries (rows times heads of a group) of one unit of work, where a group alone is not more.
-pub(super) const MAX_QUERIES: usize = 64;
+/// What [`max_queries`] is where it is not that of tiles.
+const MAX_QUERIES: usize = 64;
 
 /// Softmax of a unit's queries over some positions: running maximum, sum, and weighted sum of V.
 #[derive(Clone, Copy)]
@@ -55,6 +55,16 @@ fn on_tiles(isa: Isa, call: &Attention<'_>) -> bool {
     isa == Isa::Amx && call.kv.layout.dtype == DType::BF16
 }
 
+/// Queries (rows times heads of a group) of one unit of work, where a group alone is not more.
+pub(super) fn max_queries(isa: Isa, call: &Attention<'_>) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if on_tiles(isa, call) {
+        return tiles::MAX_QUERIES;
+    }
+    let _ = (isa, call);
+    MAX_QUERIES
+}
+
 /// Floats of scratch memory that a member needs.
 pub(super) fn scratch_len(isa: Isa, call: &Attention<'_>) -> usize {
     #[cfg(target_arch = "x86_64")]
@@ -85,6 +95,7 @@ impl Scratch {
 }
 
 /// What to compute of a unit.
+#[derive(Clone, Copy)]
 pub(super) enum Part {
     /// The state of one partition, to be left at this address.
     Partition(usize, *mut f32),
@@ -107,7 +118,7 @@ pub(super) unsafe fn partition(
     state: *mut f32,
 ) {
     // SAFETY: the caller's.
-    unsafe { run(isa, call, unit, None, scratch, Part::Partition(partition, state)) }
+    unsafe { run(isa, call, std::slice::from_ref(unit), scratch, Part::Partition(partition, state)) }
 }
 
 /// Computes the outputs of units one after the other.
@@ -115,10 +126,8 @@ pub(super) unsafe fn partition(
 /// # Safety
 /// As for [`partition`]; the units' rows and heads of the output are nobody else's.
 pub(super) unsafe fn units(isa: Isa, call: &Attention<'_>, units: &[Unit], scratch: *mut f32) {
-    for (i, unit) in units.iter().enumerate() {
-        // SAFETY: the caller's.
-        unsafe { run(isa, call, unit, units.get(i + 1), scratch, Part::Whole) };
-    }
+    // SAFETY: the caller's.
+    unsafe { run(isa, call, units, scratch, Part::Whole) };
 }
 
 /// Computes a unit's output from the states of its partitions, which lie at `partials + unit.partials`.
@@ -133,26 +142,27 @@ pub(super) unsafe fn merge_partials(
     scratch: *mut f32,
 ) {
     // SAFETY: the caller's.
-    unsafe { run(isa, call, unit, None, scratch, Part::Merge(partials.add(unit.partials))) }
+    unsafe { run(isa, call, std::slice::from_ref(unit), scratch, Part::Merge(partials.add(unit.partials))) }
 }
 
-/// `next`: the unit that comes after this one.
+/// Does `part` of each of the units.
 ///
 /// # Safety
 /// As for [`units`].
-unsafe fn run(isa: Isa, call: &Attention<'_>, unit: &Unit, next: Option<&Unit>, scratch: *mut f32, part: Part) {
+unsafe fn run(isa: Isa, call: &Attention<'_>, units: &[Unit], scratch: *mut f32, part: Part) {
     #[cfg(target_arch = "x86_64")]
     if on_tiles(isa, call) {
         // SAFETY: the caller's; AMX implies AVX-512, and the type of the KV cache was looked at.
-        return unsafe { tiles::run(call, unit, next, scratch, part) };
+        return unsafe { tiles::run(call, units, scratch, part) };
     }
-    let _ = next;
     // SAFETY: the caller's.
     let scratch = unsafe { Scratch::at(scratch, call) };
-    match call.kv.layout.dtype {
-        DType::F32 => isa.run(Work { call, unit, scratch, part, element: F32 }),
-        DType::F16 => isa.run(Work { call, unit, scratch, part, element: F16 }),
-        DType::BF16 => isa.run(Work { call, unit, scratch, part, element: Bf16 }),
+    for unit in units {
+        match call.kv.layout.dtype {
+            DType::F32 => isa.run(Work { call, unit, scratch, part, element: F32 }),
+            DType::F16 => isa.run(Work { call, unit, scratch, part, element: F16 }),
+            DType::BF16 => isa.run(Work { call, unit, scratch, part, element: Bf16 }),
+        }
     }
 }
 

@@ -11,14 +11,14 @@
 
 mod kernel;
 #[cfg(target_arch = "x86_64")]
-mod tiles;
+pub(super) mod tiles;
 
 use super::gemm::ALONE_BELOW;
 use super::isa::Isa;
 use super::memory::{Buffer, KvPools, PerMember, Shared};
 use super::simd::LANES;
 use super::team::Team;
-use crate::backend::{AttentionShape, Batch, BatchSeq};
+use crate::backend::{AttentionShape, Batch, BatchSeq, KvLayout};
 use crate::error::StartError;
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -63,6 +63,17 @@ impl Unit {
     }
 }
 
+/// Whether the KV cache lies as tile products read it.
+pub(super) fn is_tiled(isa: Isa, layout: &KvLayout) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return isa == Isa::Amx && tiles::is_tiled(layout);
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = (isa, layout);
+        false
+    }
+}
+
 /// Scratch memory of all members and the list of work; it grows, and is used again in every layer and step.
 pub(super) struct Workspace {
     scratch: Vec<Buffer<f32>>,
@@ -100,9 +111,9 @@ impl Attention<'_> {
     }
 
     /// Floats of the state of one partition of a unit with `num_queries` queries: whole vectors of queries, by the head
-    /// size in whole vectors of bfloat16 and two numbers more.
+    /// size in whole vectors of bfloat16, a sum in a vector, and a maximum.
     fn state_len(&self, num_queries: usize) -> usize {
-        num_queries.next_multiple_of(LANES) * (self.shape.head_dim.next_multiple_of(2 * LANES) + 2)
+        num_queries.next_multiple_of(LANES) * (self.shape.head_dim.next_multiple_of(2 * LANES) + LANES + 1)
     }
 
     /// How long a unit takes, in numbers that compare: positions are read and laid out once, and then used by each
@@ -128,7 +139,7 @@ impl Workspace {
 
     /// Attention of all rows of the batch.
     pub fn run(&mut self, isa: Isa, team: &Team, call: &Attention<'_>) {
-        self.list_units(call, kernel::MAX_QUERIES);
+        self.list_units(call, kernel::max_queries(isa, call));
         self.gather_tasks(call, team.num_members());
         let scratch_len = kernel::scratch_len(isa, call);
         for scratch in &mut self.scratch {

@@ -65,16 +65,29 @@ impl Tiles {
     /// Rows of the first and of the second tile of input; with one tile of input, `second` is 0.
     ///
     /// # Safety
-    /// AMX is available. No other `Tiles` of this thread is used after this one is made.
+    /// As for [`Tiles::of`].
     pub(in super::super) unsafe fn configure(first: usize, second: usize) -> Self {
         let results = if second == 0 { [first; 4] } else { [first, first, second, second] };
+        let mut shapes = [(LANES, 64); 8];
+        for (shape, rows) in shapes.iter_mut().zip(results.into_iter().chain([first, second.max(1)])) {
+            shape.0 = rows;
+        }
+        // SAFETY: the caller's.
+        unsafe { Self::of(shapes) }
+    }
+
+    /// Rows of each tile register, 1 to 16, and bytes of a row, up to 64.
+    ///
+    /// # Safety
+    /// AMX is available. No other `Tiles` of this thread is used after this one is made.
+    pub(in super::super) unsafe fn of(shapes: [(usize, usize); 8]) -> Self {
         let mut config = TileConfig { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-        let input = [first, second.max(1)];
-        for (tile, rows) in results.into_iter().chain(input).chain([LANES; 2]).enumerate() {
-            config.row_bytes[tile] = 64;
+        for (tile, (rows, row_bytes)) in shapes.into_iter().enumerate() {
+            debug_assert!((1..=LANES).contains(&rows) && row_bytes <= 64);
+            config.row_bytes[tile] = row_bytes as u16;
             config.rows[tile] = rows as u8;
         }
-        // SAFETY: AMX is available, and the configuration is valid: at most 16 rows of 64 bytes.
+        // SAFETY: AMX is available, and the configuration is valid.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, preserves_flags)) };
         Self
     }

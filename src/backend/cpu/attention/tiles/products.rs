@@ -1,138 +1,216 @@
-//! The tile products of attention. The compiler does not know tile registers here, so all that passes through them lies
-//! within one `asm!` block.
+//! The tile products of attention. The compiler has no use for tile registers, so what is in them stays there from one
+//! `asm!` block of a thread to the next.
 
-use super::{SCORES, TILE_BYTES, TILE_LEN};
+use super::{GROUP_TILE_BYTES, GROUPS, TILE, TILE_BYTES, TILE_LEN};
+use crate::backend::cpu::gemm::amx::Tiles;
 use crate::backend::cpu::simd::LANES;
 use std::arch::asm;
+use std::ops::Range;
 
-/// `scores = K · Qᵀ` for [`SCORES`] positions and 16 queries: `[SCORES][16]`.
+/// Groups of 16 positions whose scores are computed at once.
+pub(super) const GROUPS_AT_ONCE: usize = 4;
+/// Bytes of a query's scores, and of its weights.
+const SCORES_BYTES: usize = 4 * TILE;
+const WEIGHTS_BYTES: usize = 2 * TILE;
+
+/// Tile registers for blocks of `rows` queries: results, K, V, weights, Q.
 ///
 /// # Safety
-/// `Tiles::configure(16, 16)` is in force. `queries` are `num_chunks` tiles; each of `keys` is 16 rows of as many times
-/// 64 bytes, `key_bytes` apart; `scores` has room.
-pub(super) unsafe fn scores(
-    queries: *const u32,
-    num_chunks: usize,
-    keys: [*const u8; SCORES / LANES],
-    key_bytes: usize,
-    scores: *mut f32,
-) {
+/// As for [`Tiles::of`].
+pub(super) unsafe fn configure(rows: usize) -> Tiles {
+    let result = (rows, 64);
     // SAFETY: the caller's.
-    unsafe {
-        asm!(
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            "2:",
-            "tileloadd tmm4, [{queries} + {line}]",
-            "tileloadd tmm5, [{k0} + {key_bytes}]",
-            "tdpbf16ps tmm0, tmm5, tmm4",
-            "tileloadd tmm6, [{k1} + {key_bytes}]",
-            "tdpbf16ps tmm1, tmm6, tmm4",
-            "tileloadd tmm7, [{k2} + {key_bytes}]",
-            "tdpbf16ps tmm2, tmm7, tmm4",
-            "tileloadd tmm5, [{k3} + {key_bytes}]",
-            "tdpbf16ps tmm3, tmm5, tmm4",
-            "add {queries}, 1024",
-            "add {k0}, 64",
-            "add {k1}, 64",
-            "add {k2}, 64",
-            "add {k3}, 64",
-            "dec {chunks}",
-            "jnz 2b",
-            "tilestored [{scores} + {line}], tmm0",
-            "tilestored [{scores} + {line} + 1024], tmm1",
-            "tilestored [{scores} + {line} + 2048], tmm2",
-            "tilestored [{scores} + {line} + 3072], tmm3",
-            line = in(reg) 64usize,
-            queries = inout(reg) queries => _,
-            k0 = inout(reg) keys[0] => _,
-            k1 = inout(reg) keys[1] => _,
-            k2 = inout(reg) keys[2] => _,
-            k3 = inout(reg) keys[3] => _,
-            key_bytes = in(reg) key_bytes,
-            chunks = inout(reg) num_chunks => _,
-            scores = in(reg) scores,
-            options(nostack),
-        );
+    unsafe { Tiles::of([result, result, result, result, (LANES, 64), (LANES / 2, 64), (rows, 32), (rows, 64)]) }
+}
+
+/// Tiles of V whose products are computed at once.
+const TILES_AT_ONCE: usize = 4;
+
+/// The products of a step of the softmax, a few at a time: between them the processor does other work, and does it while
+/// the tiles are busy.
+///
+/// First the weighted sum of V: `out = weights · V`, then scores: `Q · Kᵀ`. The sums are in tile registers from one
+/// [`Self::advance`] to the next, so there is one of these at a time.
+pub(super) struct Products<'a> {
+    pub weighed: Option<Weighed<'a>>,
+    pub scored: Option<Scored<'a>>,
+    /// Head size in chunks.
+    pub num_chunks: usize,
+    /// Where the next product is, of V or of K: first tiles or groups of those at once, then group or chunk.
+    at: (usize, usize),
+}
+
+/// Weights of a block of queries, in rows of [`TILE`] numbers, and V of the groups they are for, at least one.
+pub(super) struct Weighed<'a> {
+    pub weights: *const u16,
+    pub values: &'a [*const u8],
+    /// The sums: rows of all dimensions.
+    pub out: *mut f32,
+}
+
+/// Queries of a block and K; groups of which no one is in `groups` are left out.
+pub(super) struct Scored<'a> {
+    pub queries: *const u32,
+    pub keys: &'a [*const u8; GROUPS],
+    pub groups: Range<usize>,
+    /// The scores: rows of [`TILE`] numbers.
+    pub out: *mut f32,
+}
+
+impl<'a> Products<'a> {
+    /// # Safety
+    /// Until this is dropped, [`configure`] is in force, all pointers are to as much as is said of them, and nobody uses
+    /// what the results are written to.
+    pub(super) unsafe fn new(weighed: Option<Weighed<'a>>, scored: Option<Scored<'a>>, num_chunks: usize) -> Self {
+        Self { weighed, scored, num_chunks, at: (0, 0) }
+    }
+
+    /// How often to advance until all is done.
+    pub(super) fn len(&self) -> usize {
+        let weighed = self.weighed.as_ref().map_or(0, |weighed| weighed.values.len());
+        let at_once = (2 * self.num_chunks).div_ceil(TILES_AT_ONCE);
+        let scored = self.scored.as_ref().map_or(0, |scored| scored.batches().len());
+        weighed * at_once + scored * self.num_chunks
+    }
+
+    /// Does the next products, if there are any left.
+    #[inline]
+    pub(super) fn advance(&mut self) {
+        // SAFETY (both): `new`'s contract.
+        if let Some(weighed) = &self.weighed {
+            unsafe { weighed.multiply(self.at, 2 * self.num_chunks) };
+            self.at.1 += 1;
+            if self.at.1 == weighed.values.len() {
+                self.at = (self.at.0 + TILES_AT_ONCE, 0);
+                if self.at.0 >= 2 * self.num_chunks {
+                    (self.weighed, self.at) = (None, (0, 0));
+                }
+            }
+        } else if let Some(scored) = &self.scored {
+            let batches = scored.batches();
+            unsafe { scored.multiply((batches.start + self.at.0, self.at.1), self.num_chunks) };
+            self.at.1 += 1;
+            if self.at.1 == self.num_chunks {
+                self.at = (self.at.0 + 1, 0);
+                if self.at.0 == batches.len() {
+                    self.scored = None;
+                }
+            }
+        }
     }
 }
 
-/// `acc = acc + weights · V` for 16 queries: `num_tiles` tiles of 16 dimensions each, an even number.
-///
-/// # Safety
-/// `Tiles::configure(16, 16)` is in force. `weights` are `steps` tiles, at least one, `values` are `num_tiles` for each
-/// of them.
-pub(super) unsafe fn add_values(
-    weights: *const u32,
-    steps: usize,
-    values: *const u32,
-    num_tiles: usize,
-    acc: *mut f32,
-) {
-    let value_bytes = num_tiles * TILE_BYTES;
-    let mut tile = 0;
-    // SAFETY: the caller's.
-    unsafe {
-        while tile + 4 <= num_tiles {
+impl Weighed<'_> {
+    /// The products of a group with up to four tiles of V from `first` on.
+    ///
+    /// # Safety
+    /// `Products::new`'s contract; the groups are taken in order.
+    #[inline]
+    unsafe fn multiply(&self, (first, group): (usize, usize), num_tiles: usize) {
+        let all = first + TILES_AT_ONCE <= num_tiles;
+        let value = self.values[group].wrapping_add(first * GROUP_TILE_BYTES);
+        let weights = self.weights.wrapping_add(group * LANES);
+        // SAFETY: the caller's.
+        unsafe {
+            if group == 0 {
+                asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
+            }
             asm!(
-                "tileloadd tmm0, [{acc} + {line}]",
-                "tileloadd tmm1, [{acc} + {line} + 1024]",
-                "tileloadd tmm2, [{acc} + {line} + 2048]",
-                "tileloadd tmm3, [{acc} + {line} + 3072]",
-                "2:",
-                "tileloadd tmm4, [{weights} + {line}]",
-                "tileloadd tmm5, [{values} + {line}]",
-                "tdpbf16ps tmm0, tmm4, tmm5",
-                "tileloadd tmm6, [{values} + {line} + 1024]",
-                "tdpbf16ps tmm1, tmm4, tmm6",
-                "tileloadd tmm7, [{values} + {line} + 2048]",
-                "tdpbf16ps tmm2, tmm4, tmm7",
-                "tileloadd tmm5, [{values} + {line} + 3072]",
-                "tdpbf16ps tmm3, tmm4, tmm5",
-                "add {weights}, 1024",
-                "add {values}, {value_bytes}",
-                "dec {steps}",
-                "jnz 2b",
-                "tilestored [{acc} + {line}], tmm0",
-                "tilestored [{acc} + {line} + 1024], tmm1",
-                "tilestored [{acc} + {line} + 2048], tmm2",
-                "tilestored [{acc} + {line} + 3072], tmm3",
+                "tileloadd tmm6, [{weights} + {row}]",
+                "tileloadd tmm5, [{value} + {line}]",
+                "tdpbf16ps tmm0, tmm6, tmm5",
+                "tileloadd tmm5, [{value} + {line} + {tile}]",
+                "tdpbf16ps tmm1, tmm6, tmm5",
                 line = in(reg) 64usize,
-                acc = in(reg) acc.add(tile * TILE_LEN),
-                weights = inout(reg) weights => _,
-                values = inout(reg) values.add(tile * TILE_LEN) => _,
-                value_bytes = in(reg) value_bytes,
-                steps = inout(reg) steps => _,
-                options(nostack),
+                row = in(reg) WEIGHTS_BYTES,
+                tile = const GROUP_TILE_BYTES,
+                value = in(reg) value,
+                weights = in(reg) weights,
+                options(nostack, readonly, preserves_flags),
             );
-            tile += 4;
+            if all {
+                asm!(
+                    "tileloadd tmm5, [{value} + {line} + 2 * {tile}]",
+                    "tdpbf16ps tmm2, tmm6, tmm5",
+                    "tileloadd tmm5, [{value} + {line} + 3 * {tile}]",
+                    "tdpbf16ps tmm3, tmm6, tmm5",
+                    line = in(reg) 64usize,
+                    tile = const GROUP_TILE_BYTES,
+                    value = in(reg) value,
+                    options(nostack, readonly, preserves_flags),
+                );
+            }
+            if group + 1 < self.values.len() {
+                return;
+            }
+            let (out, row) = (self.out.add(first * LANES), 4 * num_tiles * LANES);
+            asm!(
+                "tilestored [{out} + {row}], tmm0",
+                "tilestored [{out} + {row} + 64], tmm1",
+                out = in(reg) out,
+                row = in(reg) row,
+                options(nostack, preserves_flags),
+            );
+            if all {
+                asm!(
+                    "tilestored [{out} + {row} + 128], tmm2",
+                    "tilestored [{out} + {row} + 192], tmm3",
+                    out = in(reg) out,
+                    row = in(reg) row,
+                    options(nostack, preserves_flags),
+                );
+            }
         }
-        if tile < num_tiles {
+    }
+}
+
+impl Scored<'_> {
+    /// Groups are taken in batches of [`GROUPS_AT_ONCE`].
+    fn batches(&self) -> Range<usize> {
+        self.groups.start / GROUPS_AT_ONCE..self.groups.end.div_ceil(GROUPS_AT_ONCE)
+    }
+
+    /// The products of a chunk of dimensions with a batch of groups.
+    ///
+    /// # Safety
+    /// `Products::new`'s contract; the chunks are taken in order.
+    #[inline]
+    unsafe fn multiply(&self, (batch, chunk): (usize, usize), num_chunks: usize) {
+        let key = |i: usize| self.keys[batch * GROUPS_AT_ONCE + i].wrapping_add(chunk * TILE_BYTES);
+        // SAFETY: the caller's.
+        unsafe {
+            if chunk == 0 {
+                asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
+            }
             asm!(
-                "tileloadd tmm0, [{acc} + {line}]",
-                "tileloadd tmm1, [{acc} + {line} + 1024]",
-                "2:",
-                "tileloadd tmm4, [{weights} + {line}]",
-                "tileloadd tmm5, [{values} + {line}]",
-                "tdpbf16ps tmm0, tmm4, tmm5",
-                "tileloadd tmm6, [{values} + {line} + 1024]",
-                "tdpbf16ps tmm1, tmm4, tmm6",
-                "add {weights}, 1024",
-                "add {values}, {value_bytes}",
-                "dec {steps}",
-                "jnz 2b",
-                "tilestored [{acc} + {line}], tmm0",
-                "tilestored [{acc} + {line} + 1024], tmm1",
+                "tileloadd tmm7, [{queries} + {line}]",
+                "tileloadd tmm4, [{k0} + {line}]",
+                "tdpbf16ps tmm0, tmm7, tmm4",
+                "tileloadd tmm4, [{k1} + {line}]",
+                "tdpbf16ps tmm1, tmm7, tmm4",
+                "tileloadd tmm4, [{k2} + {line}]",
+                "tdpbf16ps tmm2, tmm7, tmm4",
+                "tileloadd tmm4, [{k3} + {line}]",
+                "tdpbf16ps tmm3, tmm7, tmm4",
                 line = in(reg) 64usize,
-                acc = in(reg) acc.add(tile * TILE_LEN),
-                weights = inout(reg) weights => _,
-                values = inout(reg) values.add(tile * TILE_LEN) => _,
-                value_bytes = in(reg) value_bytes,
-                steps = inout(reg) steps => _,
-                options(nostack),
+                queries = in(reg) self.queries.add(chunk * TILE_LEN),
+                k0 = in(reg) key(0),
+                k1 = in(reg) key(1),
+                k2 = in(reg) key(2),
+                k3 = in(reg) key(3),
+                options(nostack, readonly, preserves_flags),
             );
+            if chunk + 1 == num_chunks {
+                asm!(
+                    "tilestored [{out} + {row}], tmm0",
+                    "tilestored [{out} + {row} + 64], tmm1",
+                    "tilestored [{out} + {row} + 128], tmm2",
+                    "tilestored [{out} + {row} + 192], tmm3",
+                    out = in(reg) self.out.add(batch * GROUPS_AT_ONCE * LANES),
+                    row = in(reg) SCORES_BYTES,
+                    options(nostack, preserves_flags),
+                );
+            }
         }
     }
 }

@@ -1,0 +1,173 @@
+//! K, V and Q as the tile products read them.
+//!
+//! A group is 16 positions of a head. Its K is `[head_dim / 2][16 positions][2 dimensions]`, its V is
+//! `[head_dim / 16][8][16 dimensions][2 positions]`: pairs of what a product adds up lie together, and sixteen rows of
+//! K, or eight of V, are a tile register. A KV cache of whole groups is written like this ([`is_tiled`]); of other block
+//! and head sizes each tile is laid out when it is read.
+
+use super::{CHUNK, GROUP, GROUPS, Positions, TILE, TILE_LEN, Work, first_lanes};
+use crate::backend::cpu::simd::{LANES, transpose};
+use crate::backend::{DType, KvLayout};
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+const LINE_BYTES: usize = 64;
+/// What V is where nothing is seen.
+static ZEROS: [u16; super::MAX_HEAD_DIM] = [0; super::MAX_HEAD_DIM];
+
+/// Whether the blocks of a KV cache for tile products are made up of groups.
+pub(in crate::backend::cpu) fn is_tiled(layout: &KvLayout) -> bool {
+    layout.dtype == DType::BF16 && layout.block_size.is_multiple_of(GROUP) && layout.head_dim.is_multiple_of(CHUNK)
+}
+
+/// Writes a position's K or V, rounded to bfloat16, to slot `slot` of the head's part of a block. `last` clears V of the
+/// group's slots behind it: what was there before may be anything, and even with a weight of 0 it must be a number.
+///
+/// # Safety
+/// The instructions are available. The block [`is_tiled`]; nobody else uses its slot now, or with `last` those behind it.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(in crate::backend::cpu) unsafe fn write_row(row: &[f32], value: bool, slot: usize, last: bool, head: *mut u8) {
+    let (group, slot) = (slot / GROUP, slot % GROUP);
+    // SAFETY (here and below): the caller's; a group is `2 * GROUP` bytes for each dimension.
+    let group = unsafe { head.add(group * 2 * GROUP * row.len()) };
+    if !value {
+        let lines = _mm512_mullo_epi32(
+            _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+            _mm512_set1_epi32(LINE_BYTES as i32),
+        );
+        for (chunk, row) in row.chunks_exact(CHUNK).enumerate() {
+            unsafe {
+                let pairs = narrow(_mm512_loadu_ps(row.as_ptr()), _mm512_loadu_ps(row.as_ptr().add(LANES)));
+                _mm512_i32scatter_epi32::<1>(group.add(chunk * LANES * LINE_BYTES + 4 * slot).cast(), lines, pairs);
+            }
+        }
+        return;
+    }
+    let odd = slot % 2;
+    for (tile, row) in row.chunks_exact(LANES).enumerate() {
+        unsafe {
+            let line = group.add((tile * GROUP / 2 + slot / 2) * LINE_BYTES);
+            let halves = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(_mm512_loadu_ps(row.as_ptr())));
+            let words = _mm512_cvtepu16_epi32(halves);
+            let words = if odd == 1 { _mm512_slli_epi32::<16>(words) } else { words };
+            let mask = if last && odd == 0 { !0 } else { 0x5555_5555 << odd };
+            _mm512_mask_storeu_epi16(line.cast(), mask, words);
+            if last {
+                line.add(LINE_BYTES).write_bytes(0, (GROUP / 2 - 1 - slot / 2) * LINE_BYTES);
+            }
+        }
+    }
+}
+
+/// Thirty-two numbers as bfloat16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn narrow(low: __m512, high: __m512) -> __m512i {
+    // SAFETY: the types differ in name only.
+    unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
+}
+
+// SAFETY (all blocks in this impl): `run`'s contract. Blocks are below `num_blocks`, chunks below `num_chunks`, positions
+// in a tile below `TILE`, for which scratch memory has room.
+impl Work<'_> {
+    /// Rounds the queries to bfloat16; notes what they see.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    pub(super) unsafe fn load_queries(&self) {
+        let shape = &self.call.shape;
+        let stride = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim;
+        for query in 0..self.num_queries {
+            let (row, head) = self.row_and_head(query);
+            let (from, to) = self.unit.visible(query / self.call.group(), shape.window);
+            unsafe {
+                *self.scratch.visible.add(query) = [from as u32, to as u32];
+                let at = self.call.qkv.as_ptr().add(row * stride + head * shape.head_dim);
+                let tiles = self.scratch.queries.add(query / LANES * self.num_chunks * TILE_LEN);
+                for chunk in 0..self.num_chunks {
+                    let mask = first_lanes(shape.head_dim - chunk * CHUNK);
+                    let low = _mm512_maskz_loadu_ps(mask as u16, at.add(chunk * CHUNK));
+                    let high = _mm512_maskz_loadu_ps((mask >> 16) as u16, at.wrapping_add(chunk * CHUNK + LANES));
+                    let to = tiles.add(chunk * TILE_LEN + query % LANES * LANES);
+                    _mm512_store_si512(to.cast(), narrow(low, high));
+                }
+            }
+        }
+    }
+
+    /// Finds K and V of the positions `from..to` of the tile that begins at `start`.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    pub(super) unsafe fn positions(&self, start: usize, from: usize, to: usize) -> Positions {
+        let (from, to) = (from.max(start), to.min(start + TILE));
+        let (mut keys, mut values) = ([std::ptr::null(); GROUPS], [std::ptr::null(); GROUPS]);
+        let seen = (from - start) / GROUP..(to - start).div_ceil(GROUP);
+        for index in seen.clone() {
+            let first = start + index * GROUP;
+            (keys[index], values[index]) = if self.call.kv.tiled {
+                self.group(first)
+            } else {
+                unsafe { self.gather(first, from.max(first)..to.min(first + GROUP)) }
+            };
+        }
+        // Scores are computed of several groups at once, and those of such as nobody sees are not looked at.
+        let any = keys[seen.start];
+        keys[..seen.start].fill(any);
+        keys[seen.end..].fill(any);
+        Positions { start, from, to, keys, values }
+    }
+
+    /// Where K and V of a group lie in the cache.
+    fn group(&self, first: usize) -> (*const u8, *const u8) {
+        let (kv, unit) = (self.call.kv, self.unit);
+        let block_size = kv.layout.block_size;
+        let table = &self.call.batch.block_tables[unit.seq.first_block..][..unit.seq.num_blocks];
+        let block = table[first / block_size] as usize * kv.layout.block_bytes();
+        let in_head = first % block_size * 2 * kv.layout.head_dim;
+        let at = |value| {
+            kv.device.as_ptr().wrapping_add(block + kv.head_offset(self.call.layer, value, unit.kv_head) + in_head)
+        };
+        (at(false), at(true))
+    }
+
+    /// Lays out a group that lies in rows in the cache, of which `seen` are looked at.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+    unsafe fn gather(&self, first: usize, seen: Range<usize>) -> (*const u8, *const u8) {
+        let Self { call, unit, .. } = self;
+        let layout = &call.kv.layout;
+        let (block_size, row_bytes) = (layout.block_size, 2 * layout.head_dim);
+        let table = &call.batch.block_tables[unit.seq.first_block..][..unit.seq.num_blocks];
+        let row = |position: usize, value: bool| {
+            let block = table[position / block_size] as usize * layout.block_bytes();
+            let in_head = call.kv.head_offset(call.layer, value, unit.kv_head) + position % block_size * row_bytes;
+            call.kv.device.as_ptr().wrapping_add(block + in_head)
+        };
+        // Three tiles are at work at once.
+        let index = first / GROUP % (3 * GROUPS) * self.num_chunks * TILE_LEN;
+        let (keys, values) = unsafe { (self.scratch.keys.add(index), self.scratch.values.add(index)) };
+        for chunk in 0..self.num_chunks {
+            let mask = first_lanes(layout.head_dim - chunk * CHUNK);
+            let mut rows = [_mm512_setzero_ps(); LANES];
+            for (i, to) in rows.iter_mut().enumerate() {
+                let at = row((first + i).clamp(seen.start, seen.end - 1), false).wrapping_add(2 * chunk * CHUNK);
+                *to = _mm512_castsi512_ps(unsafe { _mm512_maskz_loadu_epi16(mask, at.cast()) });
+            }
+            unsafe {
+                transpose(&mut rows);
+                for (i, row) in rows.iter().enumerate() {
+                    _mm512_store_ps(keys.add(chunk * TILE_LEN + i * LANES).cast(), *row);
+                }
+            }
+        }
+        for pair in 0..GROUP / 2 {
+            let [even, odd] = [2 * pair, 2 * pair + 1]
+                .map(|i| if seen.contains(&(first + i)) { row(first + i, true) } else { ZEROS.as_ptr().cast() });
+            for tile in 0..2 * self.num_chunks {
+                let mask = first_lanes(layout.head_dim.saturating_sub(tile * LANES)) as u16;
+                let halves = |row: *const u8| unsafe {
+                    _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, row.wrapping_add(2 * tile * LANES).cast()))
+                };
+                let both = _mm512_or_si512(halves(even), _mm512_slli_epi32::<16>(halves(odd)));
+                unsafe { _mm512_store_si512(values.add((tile * GROUP / 2 + pair) * LANES).cast(), both) };
+            }
+        }
+        (keys.cast(), values.cast())
+    }
+}
