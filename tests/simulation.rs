@@ -85,7 +85,7 @@ fn sample(context: &[u64], sample: u32, limits: &TokenLimits, num_top: Option<u3
     let logprobs = num_top.map(|num_top| {
         let mut top = ranking(context.iter().copied());
         top.truncate(num_top as usize);
-        PositionLogprobs { chosen: top[0], top }
+        Box::new(PositionLogprobs { chosen: top[0], top })
     });
     Sampled { token, logprobs }
 }
@@ -283,7 +283,7 @@ fn beams_alone(arrival: &Arrival, max_model_len: usize) -> Vec<(Vec<TokenId>, Fi
         let next: Vec<PositionLogprobs> = open
             .iter()
             .map(|(_, output)| sample(&context(&arrival.prompt, output), 0, &TokenLimits::default(), params.logprobs))
-            .map(|sampled| sampled.logprobs.expect("a search asks for them"))
+            .map(|sampled| *sampled.logprobs.expect("a search asks for them"))
             .collect();
         let beams: Vec<Open<'_>> =
             open.iter().zip(&next).map(|((beam, output), next)| Open { beam, output, next }).collect();

@@ -310,7 +310,11 @@ impl SchedulerActor {
                 if let Some(last) = client.last_token[sample as usize].replace(now) {
                     metrics::inter_token(now - last);
                 }
-                Event::Token { index: sample, token: sampled.token, logprobs: sampled.logprobs }
+                Event::Token {
+                    index: sample,
+                    token: sampled.token,
+                    logprobs: sampled.logprobs.map(|logprobs| *logprobs),
+                }
             }
             Delivery::Failed { message } => {
                 let error = ApiError::constraint_failed(&message);

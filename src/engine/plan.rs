@@ -12,6 +12,9 @@ use std::sync::Arc;
 /// Tokens that a step feeds: mostly one.
 pub type FedTokens = SmallVec<[TokenId; 4]>;
 
+/// What a step samples for a sequence: mostly one token.
+pub type SampledTokens = SmallVec<[Sampled; 1]>;
+
 /// scheduler → executor. The copies happen before the forward pass, in the order of the fields and within a field in
 /// its order: a block may be copied away and written anew in one step.
 #[derive(Clone, Debug, Default)]
@@ -51,7 +54,7 @@ pub struct PlannedSeq {
     pub table: BlockTable,
     /// Present where `tokens` end with the sequence's last token.
     pub sample: Option<SamplePlan>,
-    pub prompt_logprobs: Option<PromptLogprobsPlan>,
+    pub prompt_logprobs: Option<Box<PromptLogprobsPlan>>,
     /// Rows of this sequence's rows whose final hidden states are wanted.
     pub hidden_rows: Range<usize>,
 }
@@ -100,7 +103,7 @@ pub struct StepOutput {
 pub struct SeqOutput {
     pub seq: SeqId,
     /// As many as the plan asked for.
-    pub sampled: Vec<Sampled>,
+    pub sampled: SampledTokens,
     pub prompt_logprobs: Vec<PositionLogprobs>,
     /// `[hidden rows, embed]`, where some were wanted.
     pub hidden: Vec<f32>,
@@ -108,7 +111,7 @@ pub struct SeqOutput {
 
 impl SeqOutput {
     pub fn of(seq: SeqId) -> Self {
-        Self { seq, sampled: Vec::new(), prompt_logprobs: Vec::new(), hidden: Vec::new() }
+        Self { seq, sampled: SampledTokens::new(), prompt_logprobs: Vec::new(), hidden: Vec::new() }
     }
 }
 

@@ -34,7 +34,7 @@ mod check;
 mod commit;
 mod running;
 
-use crate::engine::allocation::{Demand, Grant, Store, SwapBlock, SwapDemand, SwapGrant};
+use crate::engine::allocation::{Demand, Grant, Grown, Store, SwapBlock, SwapDemand, SwapGrant};
 use crate::engine::beam::BeamSearch;
 use crate::engine::constraint::ConstraintSource;
 use crate::engine::plan::{MAX_STEPS_IN_FLIGHT, StepPlan};
@@ -156,6 +156,8 @@ struct InFlight {
     /// In order of rank.
     parts: Vec<Part>,
     load: StepLoad,
+    /// Nothing can be planned before its results are known.
+    decides: bool,
 }
 
 /// A sequence's part of a plan.
@@ -165,15 +167,6 @@ struct Part {
     num_tokens: usize,
     hidden_rows: usize,
     samples: bool,
-    /// Nothing can be planned before its result is known.
-    decides: bool,
-}
-
-impl InFlight {
-    /// Whether nothing can be planned before its results are known.
-    fn decides(&self) -> bool {
-        self.parts.iter().any(|part| part.decides)
-    }
 }
 
 /// Owns every sequence. A sequence is in exactly one of `running` and `waiting`, under its rank.
@@ -245,7 +238,7 @@ impl Scheduler {
             (false, _) => arrival.id.0.to_le_bytes().to_vec(),
         };
         self.requests.insert(arrival.id, vec![rank]);
-        let seq = Sequence::new(rank, arrival, &self.hasher, &salt);
+        let seq = Sequence::new(rank, arrival, self.config.max_model_len, &self.hasher, &salt);
         self.ranks.insert(rank.seq, rank);
         self.waiting.insert(rank, Box::new(seq));
     }
@@ -351,7 +344,7 @@ impl Scheduler {
     /// commit: the loop is the simple one, or blocks could run out, or as many plans as may be are in flight.
     pub fn demand(&mut self) -> Option<Demand> {
         let most = if self.config.overlap { MAX_STEPS_IN_FLIGHT } else { 1 };
-        if self.in_flight.len() >= most || self.in_flight.iter().any(InFlight::decides) {
+        if self.in_flight.len() >= most || self.in_flight.iter().any(|plan| plan.decides) {
             return None;
         }
         let decodes = self.schedule_decodes();
@@ -374,9 +367,8 @@ impl Scheduler {
             }
             seats += seq.seats();
             goes_on |= seq.scheduled > 0;
-            let (grow, promised_to_it) = grow(seq, config.block_size);
-            promised += promised_to_it;
-            if let Some(grow) = grow {
+            promised += seq.promised_blocks(config.block_size);
+            if let Some(grow) = grow(seq, config.block_size) {
                 unpromised += grow.new_blocks - grow.promised + usize::from(grow.writes_into.is_some());
                 grows.push(grow);
             }
@@ -426,16 +418,7 @@ impl Scheduler {
             self.preempt(self.ranks[seq], stored.remove(seq), &mut plan);
         }
         self.hold_back_others(&grant.preempted);
-        for grown in grant.grown {
-            let seq = self.running.get_mut(&self.ranks[&grown.seq]).expect("only running sequences grow");
-            let table = Arc::make_mut(&mut seq.table);
-            if let Some((place, from, to)) = grown.copy {
-                assert_eq!(std::mem::replace(&mut table[place], to), from, "the pool copied another block");
-                plan.copy.push((from, to));
-            }
-            table.extend(grown.blocks);
-            seq.tail_shared = false;
-        }
+        self.extend_tables(grant.grown, &mut plan);
         for admitted in grant.admitted {
             let rank = self.ranks[&admitted.seq];
             let mut seq = self.waiting.remove(&rank).expect("only waiting sequences are admitted");
@@ -450,6 +433,21 @@ impl Scheduler {
             self.unblock();
         }
         plan
+    }
+
+    /// `grown`: most senior first, as they asked.
+    fn extend_tables(&mut self, grown: Vec<Grown>, plan: &mut StepPlan) {
+        let mut running = self.running.iter_mut();
+        for grown in grown {
+            let seq = running.find(|seq| seq.rank.seq == grown.seq).expect("only running sequences grow");
+            let table = Arc::make_mut(&mut seq.table);
+            if let Some((place, from, to)) = grown.copy {
+                assert_eq!(std::mem::replace(&mut table[place], to), from, "the pool copied another block");
+                plan.copy.push((from, to));
+            }
+            table.extend(grown.blocks);
+            seq.tail_shared = false;
+        }
     }
 
     fn preempt(&mut self, rank: Rank, stored: Option<Vec<SwapBlock>>, plan: &mut StepPlan) {

@@ -5,6 +5,7 @@
 
 use crate::ids::{BlockId, IdMap, TokenId};
 use smallvec::SmallVec;
+use std::collections::hash_map::Entry;
 use std::hash::{Hash, Hasher};
 
 /// 128 bits of a keyed BLAKE3. Keyed with a secret of the process, so that no client can construct a collision and
@@ -45,8 +46,9 @@ impl BlockHasher {
         assert_eq!(tokens.len(), self.block_size, "only full blocks have a hash");
         // Room for the usual block sizes without an allocation.
         let mut bytes: SmallVec<[u8; 16 + 4 * 32]> = SmallVec::from_slice(&parent.0);
-        for token in tokens {
-            bytes.extend_from_slice(&token.to_le_bytes());
+        bytes.resize(16 + 4 * tokens.len(), 0);
+        for (bytes, token) in bytes[16..].chunks_exact_mut(4).zip(tokens) {
+            bytes.copy_from_slice(&token.to_le_bytes());
         }
         truncate(blake3::keyed_hash(&self.key, &bytes))
     }
@@ -107,10 +109,8 @@ impl PrefixCache {
     /// Names a block's content. False, and no change, where another block already carries the name.
     pub fn insert(&mut self, block: BlockId, hash: BlockHash) -> bool {
         assert!(self.nodes[block.index()].hash.is_none(), "{block} is already published");
-        if self.index.contains_key(&hash) {
-            return false;
-        }
-        self.index.insert(hash, block);
+        let Entry::Vacant(entry) = self.index.entry(hash) else { return false };
+        entry.insert(block);
         self.nodes[block.index()].hash = Some(hash);
         true
     }

@@ -8,6 +8,7 @@ use crate::engine::policy::Arrival;
 use crate::engine::prefix_cache::{BlockHash, BlockHasher};
 use crate::ids::{BlockId, RequestId, SeqId, TokenId};
 use crate::sampling::params::{FinishReason, Pooling, PositionLogprobs, SamplingParams};
+use std::borrow::Cow;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
@@ -115,6 +116,8 @@ pub struct Sequence {
     pub output: Output,
     /// `prompt.len()`, at hand.
     num_prompt: usize,
+    /// Tokens that its output may have.
+    max_output: usize,
     /// Tokens whose blocks were promised at the last admission.
     pub admitted_tokens: usize,
     /// Leading blocks of the table whose content has been offered to the prefix cache.
@@ -128,6 +131,11 @@ pub struct Sequence {
     pub tail_shared: bool,
     /// Its first token has been delivered.
     pub started: bool,
+    /// Of `params`, at hand: an embedding is wanted, and of what.
+    pub pooling: Option<Pooling>,
+    is_beam: bool,
+    pub has_penalties: bool,
+    has_end_tokens: bool,
     /// Rules for the output that depend on what it is so far.
     pub guide: Option<Guide>,
     /// What the rules leave for the token that the plan in flight samples.
@@ -151,12 +159,14 @@ pub struct Sequence {
 
 impl Sequence {
     /// The first sequence of a request, off which its other samples, or beams, will fork.
-    pub fn new(rank: Rank, arrival: Arrival, hasher: &BlockHasher, salt: &[u8]) -> Self {
+    /// `max_model_len`: tokens of prompt and output together, at most.
+    pub fn new(rank: Rank, arrival: Arrival, max_model_len: usize, hasher: &BlockHasher, salt: &[u8]) -> Self {
         let Arrival { prompt, params, n, constraint, .. } = arrival;
         assert!(!prompt.is_empty(), "intake refuses empty prompts");
         let guide = Guide::of(constraint.as_ref(), &params);
         let is_shared = guide.is_some() || params.has_penalties() || params.beam.is_some();
         let output = if is_shared { Output::Shared(Arc::default()) } else { Output::Own(Vec::new()) };
+        let has_end_tokens = params.end_tokens().next().is_some();
         let num_seqs = params.beam.as_ref().map_or(n, |beam| beam.width);
         Self {
             rank,
@@ -166,8 +176,13 @@ impl Sequence {
             beam: Beam::default(),
             guide,
             next: None,
-            params,
             num_prompt: prompt.len(),
+            max_output: (params.max_tokens as usize).min(max_model_len.saturating_sub(prompt.len())),
+            pooling: params.pooling,
+            is_beam: params.beam.is_some(),
+            has_penalties: params.has_penalties(),
+            has_end_tokens,
+            params,
             prompt,
             output,
             state: SeqState::Waiting,
@@ -197,6 +212,11 @@ impl Sequence {
         Self { rank, sample, forks: 0, prompt_logprobs: Vec::new(), guide, next: None, ..self.clone() }
     }
 
+    /// Whether it is one of the beams of a search.
+    pub fn is_beam(&self) -> bool {
+        self.is_beam
+    }
+
     /// Whether the next step depends on what this one samples: rules, or a choice among beams.
     pub fn decides(&self) -> bool {
         self.guide.is_some() || self.is_beam()
@@ -210,7 +230,7 @@ impl Sequence {
     /// Rows of the next plan's rows, which end with token `end`, whose hidden states are wanted.
     pub fn hidden_rows(&self, end: usize) -> Range<usize> {
         let first = self.num_planned();
-        match self.params.pooling {
+        match self.pooling {
             Some(Pooling::Last) if end == self.num_tokens() => end - 1 - first..end - first,
             Some(Pooling::Mean) => self.pooled.num_rows.max(first).min(end) - first..end - first,
             _ => 0..0,
@@ -218,13 +238,20 @@ impl Sequence {
     }
 
     /// Tokens that may still come.
-    pub fn room(&self, max_model_len: usize) -> usize {
-        (self.params.max_tokens as usize - self.output.len()).min(max_model_len - self.num_tokens())
+    pub fn room(&self) -> usize {
+        self.max_output - self.output.len()
     }
 
     /// Blocks promised at admission that are not allocated yet.
     pub fn promised_blocks(&self, block_size: usize) -> usize {
-        self.admitted_tokens.div_ceil(block_size).saturating_sub(self.table.len())
+        self.missing_blocks(self.admitted_tokens, block_size)
+    }
+
+    /// Blocks that its first `num_tokens` tokens need beside those in the table.
+    pub fn missing_blocks(&self, num_tokens: usize, block_size: usize) -> usize {
+        let room = self.table.len() * block_size;
+        // Mostly none, and then without a division.
+        if num_tokens <= room { 0 } else { (num_tokens - room).div_ceil(block_size) }
     }
 
     pub fn num_tokens(&self) -> usize {
@@ -236,22 +263,22 @@ impl Sequence {
         self.num_computed + self.computing
     }
 
+    /// Tokens whose KV is there once the step being planned is done too.
+    pub fn planned_end(&self) -> usize {
+        self.num_planned() + self.scheduled
+    }
+
     /// Tokens that the next plan can feed: those that are known and in no plan in flight, or the pending one.
-    pub fn remaining(&self, max_model_len: usize) -> usize {
+    pub fn remaining(&self) -> usize {
         match self.sampling {
             0 => self.num_tokens() - self.num_planned(),
-            _ => usize::from(self.goes_on(max_model_len)),
+            _ => usize::from(self.goes_on()),
         }
     }
 
     /// Whether its pending token can be fed: it does not fork there, and that token is not its last for its length.
-    fn goes_on(&self, max_model_len: usize) -> bool {
-        self.forks == 0 && !self.is_full(self.output.len() + 1, max_model_len)
-    }
-
-    /// Whether no token may follow an output of this length.
-    fn is_full(&self, num_output: usize, max_model_len: usize) -> bool {
-        num_output >= self.params.max_tokens as usize || self.num_prompt + num_output >= max_model_len
+    fn goes_on(&self) -> bool {
+        self.forks == 0 && self.output.len() + 1 < self.max_output
     }
 
     /// Sequences it is or will become.
@@ -260,8 +287,14 @@ impl Sequence {
     }
 
     /// Appends the tokens at these positions of prompt and output.
+    #[inline]
     pub fn feed(&self, positions: Range<usize>, tokens: &mut FedTokens) {
-        feed(&self.prompt, &self.output, positions, tokens);
+        match positions.start.checked_sub(self.num_prompt) {
+            // Decodes leave the prompt alone.
+            Some(_) if positions.is_empty() => {}
+            Some(place) if positions.len() == 1 => tokens.push(self.output[place]),
+            _ => tokens.extend_from_slice(&tokens_at(&self.prompt, &self.output, positions)),
+        }
     }
 
     /// Makes sure that the names of the first `num_blocks` blocks are known; all must be full.
@@ -270,28 +303,31 @@ impl Sequence {
             return;
         }
         let all = Arc::make_mut(&mut self.hashes);
-        let mut tokens = FedTokens::new();
         while all.len() < num_blocks {
             let parent = all.last().copied().unwrap_or(self.root);
             let start = all.len() * block_size;
-            tokens.clear();
-            feed(&self.prompt, &self.output, start..start + block_size, &mut tokens);
+            let tokens = tokens_at(&self.prompt, &self.output, start..start + block_size);
             all.push(hasher.block(parent, &tokens));
         }
     }
 
     /// Appends a sampled token. `Some` where it was the last one.
     #[inline]
-    pub fn push(&mut self, token: TokenId, max_model_len: usize) -> Option<FinishReason> {
+    pub fn push(&mut self, token: TokenId) -> Option<FinishReason> {
         self.output.push(token);
+        let end = if self.has_end_tokens { self.end(token) } else { None };
+        end.or_else(|| (self.output.len() >= self.max_output).then_some(FinishReason::Length))
+    }
+
+    /// What the output's last token ends it as.
+    fn end(&self, token: TokenId) -> Option<FinishReason> {
         // Rules let an end come early only where they leave nothing else.
-        let may_stop = self.guide.is_some() || self.output.len() >= self.params.min_tokens as usize;
-        if may_stop && self.params.eos_token_ids.contains(&token) {
+        if self.guide.is_none() && self.params.is_below_min_tokens(self.output.len()) {
+            None
+        } else if self.params.eos_token_ids.contains(&token) {
             Some(FinishReason::Eos)
-        } else if may_stop && self.params.stop_token_ids.contains(&token) {
+        } else if self.params.stop_token_ids.contains(&token) {
             Some(FinishReason::StopToken(token))
-        } else if self.is_full(self.output.len(), max_model_len) {
-            Some(FinishReason::Length)
         } else {
             None
         }
@@ -313,12 +349,18 @@ impl Sequence {
     }
 }
 
-fn feed(prompt: &[TokenId], output: &[TokenId], Range { start, end }: Range<usize>, tokens: &mut FedTokens) {
+/// The tokens at these positions of prompt and output; copied only where they are of both.
+fn tokens_at<'a>(
+    prompt: &'a [TokenId],
+    output: &'a [TokenId],
+    Range { start, end }: Range<usize>,
+) -> Cow<'a, [TokenId]> {
     let split = prompt.len();
-    if start < split {
-        tokens.extend_from_slice(&prompt[start..end.min(split)]);
-    }
-    if end > split {
-        tokens.extend_from_slice(&output[start.max(split) - split..end - split]);
+    if end <= split {
+        prompt[start..end].into()
+    } else if start >= split {
+        output[start - split..end - split].into()
+    } else {
+        [&prompt[start..], &output[..end - split]].concat().into()
     }
 }

@@ -9,7 +9,9 @@
 //! - Log-probabilities are those of the uniform distribution, where the lowest id is the first of equals.
 //! - Final hidden states are all ones.
 
-use crate::engine::plan::{PlannedSeq, SamplePlan, SeqOutput, StepOutput, StepPlan, StepRunner, StepTiming};
+use crate::engine::plan::{
+    PlannedSeq, SamplePlan, SampledTokens, SeqOutput, StepOutput, StepPlan, StepRunner, StepTiming,
+};
 use crate::error::StartError;
 use crate::ids::TokenId;
 use crate::sampling::params::{PositionLogprobs, Sampled, SamplingParams, TokenLimits, TokenLogprob};
@@ -42,7 +44,7 @@ impl NullRunner {
         output
     }
 
-    fn samples(&self, plan: &SamplePlan) -> Vec<Sampled> {
+    fn samples(&self, plan: &SamplePlan) -> SampledTokens {
         let SamplePlan { params, position, history: _, first_sample, num_samples, next } = plan;
         // Where a constraint failed, the scheduler drops what is sampled.
         let next = next.as_deref().and_then(|next| next.get().as_ref().ok());
@@ -51,7 +53,7 @@ impl NullRunner {
         let sample = |sample_index| {
             let draw = Draw { seed: params.seed, sample_index, position: *position };
             let token = self.token(draw, params, limits);
-            Sampled { token, logprobs: params.logprobs.map(|num_top| self.logprobs(token, num_top)) }
+            Sampled { token, logprobs: params.logprobs.map(|num_top| Box::new(self.logprobs(token, num_top))) }
         };
         (*first_sample..first_sample + num_samples).map(sample).collect()
     }

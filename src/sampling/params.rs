@@ -234,7 +234,7 @@ pub struct PositionLogprobs {
 pub struct Sampled {
     pub token: TokenId,
     /// Where the request asked for log-probabilities.
-    pub logprobs: Option<PositionLogprobs>,
+    pub logprobs: Option<Box<PositionLogprobs>>,
 }
 
 /// Why a sequence ended by itself.

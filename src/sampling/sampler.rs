@@ -117,7 +117,7 @@ impl Sampler {
             let raw = if changes { std::mem::take(&mut self.raw) } else { Vec::new() };
             let result = self.position_logprobs(if changes { &raw } else { logits }, token, num_top);
             self.raw = raw;
-            result
+            Box::new(result)
         });
         Sampled { token: token as TokenId, logprobs }
     }

@@ -4,6 +4,7 @@ use crate::engine::plan::{PlannedSeq, SeqOutput, StepOutput, StepPlan, StepRunne
 use crate::error::StartError;
 use crate::ids::TokenId;
 use crate::sampling::params::Sampled;
+use smallvec::smallvec;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -55,7 +56,7 @@ impl StepRunner for FakeDevice {
             let end = planned.num_computed + planned.tokens.len();
             let sampled = Sampled { token: end as TokenId, logprobs: None };
             let count = planned.sample.as_ref().map_or(0, |sample| sample.num_samples);
-            SeqOutput { sampled: vec![sampled; count as usize], ..SeqOutput::of(planned.seq) }
+            SeqOutput { sampled: smallvec![sampled; count as usize], ..SeqOutput::of(planned.seq) }
         };
         let forward_s = if begins_with(NONSENSE) { -1.0 } else { 0.0 };
         let timing = StepTiming { forward_s, ..StepTiming::default() };

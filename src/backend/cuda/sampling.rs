@@ -390,7 +390,7 @@ fn result_of(words: &[u32], place: usize, expected: &Expected) -> LogitsResult {
     };
     match expected.kind {
         SAMPLE => LogitsResult::Sampled(Sampled { token, logprobs: None }),
-        SAMPLE_WITH_LOGPROBS => LogitsResult::Sampled(Sampled { token, logprobs: Some(logprobs()) }),
+        SAMPLE_WITH_LOGPROBS => LogitsResult::Sampled(Sampled { token, logprobs: Some(Box::new(logprobs())) }),
         _ => LogitsResult::PromptLogprobs(logprobs()),
     }
 }

@@ -24,8 +24,7 @@ impl Scheduler {
     fn holds_back(&self, seq: &Sequence) -> bool {
         seq.is_beam() && {
             let ranks = &self.requests[&seq.rank.request];
-            let is_there =
-                |rank: &Rank| self.running.get(rank).is_some_and(|beam| beam.remaining(self.config.max_model_len) == 1);
+            let is_there = |rank: &Rank| self.running.get(rank).is_some_and(|beam| beam.remaining() == 1);
             ranks.len() > 1 && !ranks.iter().all(is_there)
         }
     }
@@ -109,7 +108,7 @@ impl Scheduler {
         for (sample, result) in (0..n).zip(results) {
             let mut logprobs = result.logprobs.into_iter();
             for token in result.output {
-                let sampled = Sampled { token, logprobs: logprobs.next() };
+                let sampled = Sampled { token, logprobs: logprobs.next().map(Box::new) };
                 deliveries.push((request, Delivery::Token { sample, sampled }));
             }
             deliveries.push((request, Delivery::Finished { sample, reason: result.reason }));
@@ -118,11 +117,6 @@ impl Scheduler {
 }
 
 impl Sequence {
-    /// Whether it is one of the beams of a search.
-    pub fn is_beam(&self) -> bool {
-        self.params.beam.is_some()
-    }
-
     fn follow(&mut self, token: TokenId, beam: Beam) {
         self.output.push(token);
         self.beam = beam;

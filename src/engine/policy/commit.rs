@@ -9,11 +9,12 @@ use crate::engine::sequence::{Rank, SeqState, Sequence};
 use crate::ids::{BlockId, RequestId, TokenId};
 use crate::sampling::params::{FinishReason, PositionLogprobs, Sampled};
 use std::collections::BTreeMap;
+use std::iter::once_with;
 
 impl Scheduler {
     /// Last call: takes the results of the oldest plan in flight in.
     pub fn commit(&mut self, output: StepOutput) -> Deliveries {
-        let InFlight { parts, load } = self.in_flight.pop_front().expect("a plan is in flight");
+        let InFlight { parts, load, decides: _ } = self.in_flight.pop_front().expect("a plan is in flight");
         self.step_times.observe(&load, output.timing.forward_s + output.timing.sample_s);
         let mut deliveries = Vec::with_capacity(parts.len());
         let mut beams = BTreeMap::new();
@@ -33,7 +34,7 @@ impl Scheduler {
             self.stats.recomputed_tokens += seq.high_water.min(seq.num_computed).saturating_sub(before);
             seq.high_water = seq.high_water.max(seq.num_computed);
             publish(seq, &self.hasher, self.config.block_size, &mut self.pending.publish);
-            let is_embedding = seq.params.pooling.is_some();
+            let is_embedding = seq.pooling.is_some();
             match output {
                 Some(output) if is_embedding => self.take_hidden(place, &output, part.hidden_rows, &mut deliveries),
                 Some(output) => self.take_output(place, output, &mut beams, &mut deliveries),
@@ -72,13 +73,15 @@ impl Scheduler {
     ) {
         let seq = self.running.at(place);
         let rank = seq.rank;
-        seq.prompt_logprobs.extend(output.prompt_logprobs);
+        if !output.prompt_logprobs.is_empty() {
+            seq.prompt_logprobs.extend(output.prompt_logprobs);
+        }
         let mut sampled = output.sampled.into_iter();
         let Some(first) = sampled.next() else { return };
         let others = sampled.as_slice();
         if seq.is_beam() {
             let next = first.logprobs.expect("a search asks for log-probabilities");
-            beams.entry(rank.request).or_default().insert(rank, next);
+            beams.entry(rank.request).or_default().insert(rank, *next);
             return;
         }
         let next = seq.next.take();
@@ -102,7 +105,7 @@ impl Scheduler {
             seq.tail_shared = !seq.num_computed.is_multiple_of(self.config.block_size);
             seq.clone()
         });
-        if push(seq, first, forced, self.config.max_model_len, deliveries) {
+        if push(seq, first, forced, deliveries) {
             self.drop_seq(rank);
         }
         if let Some(parent) = parent {
@@ -115,7 +118,7 @@ impl Scheduler {
         for (sampled, sample) in samples.iter().zip(parent.sample + 1..) {
             let rank = Rank { seq: self.new_seq_id(), ..parent.rank };
             let mut seq = parent.fork(rank.seq, sample);
-            if !push(&mut seq, sampled.clone(), forced, self.config.max_model_len, deliveries) {
+            if !push(&mut seq, sampled.clone(), forced, deliveries) {
                 self.insert_fork(rank, Box::new(seq));
             }
         }
@@ -159,25 +162,20 @@ impl Scheduler {
 }
 
 /// Appends what came: the sampled token, or all those that had to come. True where the sequence has ended.
-fn push(
-    seq: &mut Sequence,
-    sampled: Sampled,
-    forced: &[TokenId],
-    max_model_len: usize,
-    deliveries: &mut Deliveries,
-) -> bool {
+fn push(seq: &mut Sequence, sampled: Sampled, forced: &[TokenId], deliveries: &mut Deliveries) -> bool {
     if forced.is_empty() {
-        return push_one(seq, sampled, max_model_len, deliveries);
+        return push_one(seq, sampled, deliveries);
     }
     let mut forced = forced.iter().map(|token| Sampled { token: *token, logprobs: None });
-    forced.any(|sampled| push_one(seq, sampled, max_model_len, deliveries))
+    forced.any(|sampled| push_one(seq, sampled, deliveries))
 }
 
 #[inline]
-fn push_one(seq: &mut Sequence, sampled: Sampled, max_model_len: usize, deliveries: &mut Deliveries) -> bool {
+fn push_one(seq: &mut Sequence, sampled: Sampled, deliveries: &mut Deliveries) -> bool {
     let (request, sample) = (seq.rank.request, seq.sample);
-    let reason = seq.push(sampled.token, max_model_len);
-    deliveries.push((request, Delivery::Token { sample, sampled }));
+    let reason = seq.push(sampled.token);
+    // Made in its place.
+    deliveries.extend(once_with(|| (request, Delivery::Token { sample, sampled })));
     deliveries.extend(reason.map(|reason| (request, Delivery::Finished { sample, reason })));
     reason.is_some()
 }
@@ -189,11 +187,12 @@ pub(super) fn publish(
     block_size: usize,
     publish: &mut Vec<(BlockId, BlockHash)>,
 ) {
-    let num_full = seq.num_computed / block_size;
-    if num_full > seq.num_published {
-        seq.extend_hashes(hasher, block_size, num_full);
-        let new = seq.num_published..num_full;
-        publish.extend(seq.table[new.clone()].iter().copied().zip(seq.hashes[new].iter().copied()));
-        seq.num_published = num_full;
+    if seq.num_computed < (seq.num_published + 1) * block_size {
+        return;
     }
+    let num_full = seq.num_computed / block_size;
+    seq.extend_hashes(hasher, block_size, num_full);
+    let new = seq.num_published..num_full;
+    publish.extend(seq.table[new.clone()].iter().copied().zip(seq.hashes[new].iter().copied()));
+    seq.num_published = num_full;
 }

@@ -333,7 +333,7 @@ proptest! {
         // The same beside a sampled token, whatever changes the logits.
         let params = SamplingParams { logit_bias: vec![(token as TokenId, 100.0)], logprobs: Some(num_top), ..greedy() };
         let sampled = sample(&logits, &params, History::default(), draw(0, 0));
-        prop_assert_eq!(sampled, Sampled { token: token as TokenId, logprobs: Some(found) });
+        prop_assert_eq!(sampled, Sampled { token: token as TokenId, logprobs: Some(Box::new(found)) });
     }
 
     #[test]
