@@ -64,6 +64,7 @@ pub enum Output {
 }
 
 impl Output {
+    #[inline]
     pub fn push(&mut self, token: TokenId) {
         match self {
             Output::Own(tokens) => tokens.push(token),
@@ -266,6 +267,16 @@ impl Sequence {
     /// Tokens whose KV is there once the step being planned is done too.
     pub fn planned_end(&self) -> usize {
         self.num_planned() + self.scheduled
+    }
+
+    /// Whether the last token of the step being planned is the pending one.
+    pub fn feeds_pending(&self) -> bool {
+        self.planned_end() > self.num_tokens()
+    }
+
+    /// Whether the step being planned samples its next token.
+    pub fn samples(&self) -> bool {
+        self.planned_end() >= self.num_tokens() && self.pooling.is_none()
     }
 
     /// Tokens that the next plan can feed: those that are known and in no plan in flight, or the pending one.

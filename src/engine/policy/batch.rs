@@ -77,53 +77,52 @@ pub(super) fn victim(seq: &Sequence, block_size: usize) -> Victim {
 
 /// Adds a sequence's part to the batch; whether it samples.
 fn plan_seq(seq: &mut Sequence, batch: &mut Vec<PlannedSeq>) -> bool {
-    let (first, end, num_known) = (seq.num_planned(), seq.planned_end(), seq.num_tokens());
-    let (samples, pending) = (end >= num_known && seq.pooling.is_none(), end > num_known);
-    seq.next = seq
-        .guide
-        .as_ref()
-        .filter(|_| samples)
-        .map(|guide| Arc::new(NextToken::new(guide, seq.params.clone(), seq.output.share(), seq.room())));
-    let history = (samples && seq.has_penalties).then(|| {
-        let (prompt, output) = (seq.prompt.clone(), seq.output.share());
-        Box::new(SampleHistory { prompt, output })
-    });
-    let prompt_logprobs = prompt_logprobs(seq, end);
-    // Made in its place, once there is nothing left that can fail: what is made elsewhere is moved.
+    let samples = seq.samples();
+    let guide = seq.guide.as_ref().filter(|_| samples);
+    let next = |guide| NextToken::new(guide, seq.params.clone(), seq.output.share(), seq.room());
+    seq.next = guide.map(next).map(Arc::new);
+    let seq = &*seq;
+    // Made in its place, what is rare or can fail after it: what is made elsewhere is moved.
     batch.extend(once_with(|| PlannedSeq {
         seq: seq.rank.seq,
-        num_computed: first,
+        num_computed: seq.num_planned(),
         tokens: FedTokens::new(),
-        pending,
+        pending: seq.feeds_pending(),
         table: seq.table.clone(),
-        sample: samples.then(|| SamplePlan {
+        sample: seq.samples().then(|| SamplePlan {
             params: seq.params.clone(),
-            position: (seq.output.len() + usize::from(pending)) as u32,
-            history,
+            position: (seq.output.len() + usize::from(seq.feeds_pending())) as u32,
+            history: None,
             first_sample: seq.sample,
             num_samples: seq.num_samples(),
             next: seq.next.clone(),
         }),
-        prompt_logprobs,
-        hidden_rows: seq.hidden_rows(end),
+        prompt_logprobs: None,
+        hidden_rows: seq.hidden_rows(seq.planned_end()),
     }));
-    let tokens = &mut batch.last_mut().expect("it was just added").tokens;
-    seq.feed(first..end.min(num_known), tokens);
-    if pending {
-        tokens.push(0);
+    let planned = batch.last_mut().expect("it was just added");
+    seq.feed(seq.num_planned()..seq.planned_end().min(seq.num_tokens()), &mut planned.tokens);
+    if planned.pending {
+        planned.tokens.push(0);
+    }
+    if let Some(sample) = planned.sample.as_mut().filter(|_| seq.has_penalties) {
+        let (prompt, output) = (seq.prompt.clone(), seq.output.share());
+        sample.history = Some(Box::new(SampleHistory { prompt, output }));
+    }
+    if !seq.started && seq.sample == 0 {
+        planned.prompt_logprobs = prompt_logprobs(seq).map(Box::new);
     }
     samples
 }
 
 /// Rows of this step that predict prompt tokens neither reported nor asked for.
-fn prompt_logprobs(seq: &Sequence, end: usize) -> Option<Box<PromptLogprobsPlan>> {
-    if seq.started || seq.sample > 0 {
-        return None;
-    }
+fn prompt_logprobs(seq: &Sequence) -> Option<PromptLogprobsPlan> {
     let num_top = seq.params.prompt_logprobs?;
     let first = seq.prompt_logprobs.len().max(seq.num_planned());
-    let last = end.min(seq.prompt.len() - 1);
-    let targets = || seq.prompt[first + 1..=last].to_vec();
-    let plan = || PromptLogprobsPlan { first_row: first - seq.num_planned(), targets: targets(), num_top };
-    (first < last).then(|| Box::new(plan()))
+    let last = seq.planned_end().min(seq.prompt.len() - 1);
+    (first < last).then(|| PromptLogprobsPlan {
+        first_row: first - seq.num_planned(),
+        targets: seq.prompt[first + 1..=last].to_vec(),
+        num_top,
+    })
 }

@@ -26,6 +26,7 @@ impl Scheduler {
             let output = if has_output { outputs.next() } else { None };
             // A sequence that has ended since the plan was made is gone: cancelled, or by a token that was pending then.
             let Some(place) = self.running.place(next, &part.rank) else { continue };
+            let num_running = self.running.len();
             let seq = self.running.at(place);
             let before = seq.num_computed;
             seq.num_computed += part.num_tokens;
@@ -40,7 +41,8 @@ impl Scheduler {
                 Some(output) => self.take_output(place, output, &mut beams, &mut deliveries),
                 None => {}
             }
-            next = place + usize::from(self.running.place(place, &part.rank) == Some(place));
+            // Where it ended, the next is in its place; where it forked, behind its forks.
+            next = (place + 1 + self.running.len()).saturating_sub(num_running);
         }
         assert!(outputs.next().is_none(), "results come in the order of the plan");
         for (request, next) in beams {
@@ -181,6 +183,7 @@ fn push_one(seq: &mut Sequence, sampled: Sampled, deliveries: &mut Deliveries) -
 }
 
 /// Offers the blocks that have become full to the prefix cache.
+#[inline]
 pub(super) fn publish(
     seq: &mut Sequence,
     hasher: &BlockHasher,
