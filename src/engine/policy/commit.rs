@@ -21,7 +21,7 @@ impl Scheduler {
         let mut outputs = output.seqs.into_iter();
         // Parts and running sequences are both in order of rank.
         let mut next = 0;
-        for part in parts {
+        for part in &parts {
             let has_output = outputs.as_slice().first().is_some_and(|output| output.seq == part.rank.seq);
             let output = if has_output { outputs.next() } else { None };
             // A sequence that has ended since the plan was made is gone: cancelled, or by a token that was pending then.
