@@ -117,7 +117,7 @@ pub struct Sequence {
     pub output: Output,
     /// `prompt.len()`, at hand.
     num_prompt: usize,
-    /// Tokens that its output may have.
+    /// Tokens that its output may have at most.
     max_output: usize,
     /// Tokens whose blocks were promised at the last admission.
     pub admitted_tokens: usize,
@@ -132,7 +132,7 @@ pub struct Sequence {
     pub tail_shared: bool,
     /// Its first token has been delivered.
     pub started: bool,
-    /// Of `params`, at hand: an embedding is wanted, and of what.
+    // What each step asks of `params`, at hand: those lie elsewhere.
     pub pooling: Option<Pooling>,
     is_beam: bool,
     pub has_penalties: bool,

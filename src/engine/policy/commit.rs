@@ -176,7 +176,7 @@ fn push(seq: &mut Sequence, sampled: Sampled, forced: &[TokenId], deliveries: &m
 fn push_one(seq: &mut Sequence, sampled: Sampled, deliveries: &mut Deliveries) -> bool {
     let (request, sample) = (seq.rank.request, seq.sample);
     let reason = seq.push(sampled.token);
-    // Made in its place.
+    // Made in its place: what is made elsewhere is moved.
     deliveries.extend(once_with(|| (request, Delivery::Token { sample, sampled })));
     deliveries.extend(reason.map(|reason| (request, Delivery::Finished { sample, reason })));
     reason.is_some()
