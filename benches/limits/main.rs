@@ -6,7 +6,7 @@
 //! sorted by the state that its cores were in before and after it. A core may share its ports and its clock with a
 //! hardware thread that belongs to somebody else, and a median over both states is one of neither.
 //!
-//! Environment: `PAGETIDE_BENCH_SECONDS`, `PAGETIDE_BENCH_THREADS` (default: all), `PAGETIDE_BENCH_ISA` (default: the
+//! `-- FILTER` leaves only cases with that in their names, and the peak. Environment: `PAGETIDE_BENCH_SECONDS`, `PAGETIDE_BENCH_THREADS` (default: all), `PAGETIDE_BENCH_ISA` (default: the
 //! best). Without AMX there are no rows for tiles, and the peak is what the backend measures for `--roofline`.
 
 mod machine;
@@ -91,6 +91,7 @@ fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
 fn main() {
     // `cargo test` runs benchmarks too, and without this flag.
     let is_test = !std::env::args().any(|argument| argument == "--bench");
+    let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
     let seconds = if is_test { 0.0 } else { variable("PAGETIDE_BENCH_SECONDS").unwrap_or(30.0) };
     let isa = variable::<Isa>("PAGETIDE_BENCH_ISA");
     let backend = |threads| CpuBackend::new(CpuOptions { threads, isa }).unwrap_or_else(|error| panic!("{error}"));
@@ -111,6 +112,12 @@ fn main() {
     }
     let (products, mut wake) = products::cases(alone, team);
     cases.extend(products);
+    // The first one is the peak.
+    let mut index = 0;
+    cases.retain(|case| {
+        index += 1;
+        index == 1 || filter.as_ref().is_none_or(|filter| case.name.contains(filter))
+    });
 
     let cores = Cores::new();
     let begun = Instant::now();

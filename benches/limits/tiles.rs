@@ -59,6 +59,12 @@ enum Way {
     AskedFor,
     /// [`Way::LoadT1`], and the lines that the results go to asked for meanwhile.
     AskedForResults,
+    /// Both.
+    AskedForAll,
+    /// [`Way::LoadT1`], and as many lines of something far asked for in each step as the backend's products do.
+    AskedForFar,
+    /// Half of them.
+    AskedForHalf,
 }
 
 /// Input and weights as the backend's products lay them out: 16 rows, and panels of 16 columns, of `steps` tiles each.
@@ -67,6 +73,17 @@ struct Shape {
     row_tiles: usize,
     panels: usize,
     steps: usize,
+}
+
+/// Where the operands begin.
+#[derive(Clone, Copy)]
+struct Operands {
+    x: *const u8,
+    w: *const u8,
+    /// Where the results go, if they are stored, and the bytes from row to row.
+    out: Option<(*mut u8, usize)>,
+    /// What [`Way::AskedForFar`] asks for: something that is not in L2.
+    far: *const u8,
 }
 
 impl Shape {
@@ -189,13 +206,13 @@ impl Tiles {
         }
     }
 
-    /// All rows by all panels, two by two; all panels for the first rows, then for the next. `x` and `w` are where the
-    /// operands begin, and the results go to `out`, if it is there: its address, and the bytes from row to row.
+    /// All rows by all panels, two by two; all panels for the first rows, then for the next.
     ///
     /// # Safety
     /// The memory is there, and nobody else uses what is written.
-    unsafe fn block(&self, shape: Shape, way: Way, x: *const u8, w: *const u8, out: Option<(*mut u8, usize)>) {
+    unsafe fn block(&self, shape: Shape, way: Way, operands: Operands) {
         let Shape { row_tiles, panels, steps } = shape;
+        let Operands { x, w, out, mut far } = operands;
         let (row_stride, panel_stride) = shape.strides();
         for row in (0..row_tiles).step_by(2) {
             for panel in (0..panels).step_by(2) {
@@ -231,10 +248,42 @@ impl Tiles {
                             [ask_for!("{x0}"), ask_for!("{w0}"), ask_for!("{w1}"), ask_for!("{x1}")],
                             []
                         ),
+                        Way::AskedForAll => run!(
+                            "tileloaddt1",
+                            [ask_for!("{x0}"), ask_for!("{w0}"), ask_for!("{w1}"), ask_for!("{x1}")],
+                            ["test {steps}, 1", "jnz 4f", "prefetchw [{results}]", "prefetchw [{results} + 64]", "add {results}, {stride}", "4:"]
+                            results = inout(reg) results => _,
+                            stride = in(reg) stride,
+                        ),
+                        Way::AskedForFar => run!(
+                            "tileloaddt1",
+                            ["", "", "", ""],
+                            [
+                                "prefetcht1 [{far}]",
+                                "prefetcht1 [{far} + 64]",
+                                "prefetcht1 [{far} + 128]",
+                                "prefetcht1 [{far} + 192]",
+                                "prefetcht1 [{far} + 256]",
+                                "prefetcht1 [{far} + 320]",
+                                "add {far}, 384"
+                            ]
+                            far = inout(reg) far => far,
+                        ),
+                        Way::AskedForHalf => run!(
+                            "tileloaddt1",
+                            ["", "", "", ""],
+                            [
+                                "prefetcht1 [{far}]",
+                                "prefetcht1 [{far} + 64]",
+                                "prefetcht1 [{far} + 128]",
+                                "add {far}, 192"
+                            ]
+                            far = inout(reg) far => far,
+                        ),
                         Way::AskedForResults => run!(
                             "tileloaddt1",
                             ["", "", "", ""],
-                            ["prefetchw [{results}]", "prefetchw [{results} + 64]", "add {results}, {stride}"]
+                            ["test {steps}, 1", "jnz 4f", "prefetchw [{results}]", "prefetchw [{results} + 64]", "add {results}, {stride}", "4:"]
                             results = inout(reg) results => _,
                             stride = in(reg) stride,
                         ),
@@ -290,6 +339,9 @@ fn loops() -> Vec<Case> {
     // Rows as far apart as those of a result of 2048 columns, and more of them than a cache holds.
     const OUT_STRIDE: usize = 8 << 10;
     const OUT_ROWS: usize = 4096;
+    // What a call asks for at most, in turn of more than L2 holds.
+    const FAR_BYTES: usize = 1 << 20;
+    const FAR_PARTS: usize = 16;
     let x = Rc::new(Memory::new(1 << 20));
     let w = Rc::new(Memory::new(WEIGHTS_BYTES));
     let out = Rc::new(Memory::new(OUT_ROWS * OUT_STRIDE));
@@ -297,6 +349,10 @@ fn loops() -> Vec<Case> {
     let t1 = (Way::LoadT1, "tileloaddt1");
     let asked_for = (Way::AskedFor, "t1 + prefetcht0");
     let results = (Way::AskedForResults, "t1 + prefetchw");
+    let all = (Way::AskedForAll, "t1 + t0 + prefetchw");
+
+    let ahead = (Way::AskedForFar, "t1, 6 far lines a step");
+    let ahead_half = (Way::AskedForHalf, "t1, 3 far lines a step");
 
     let in_l1 = Shape { row_tiles: 2, panels: 2, steps: 8 };
     let in_l2 = Shape { row_tiles: 8, panels: 8, steps: 64 };
@@ -306,21 +362,27 @@ fn loops() -> Vec<Case> {
     let far_bytes = far.panels * far.strides().1;
     let places = [
         ("all in L1", in_l1, 64, 1, false, &[plain, t1, asked_for][..]),
-        ("all in L2", in_l2, 1, 1, false, &[plain, t1, asked_for]),
-        ("all in L2, stores", in_l2, 1, 1, true, &[t1, asked_for, results]),
+        ("all in L2", in_l2, 1, 1, false, &[plain, t1, asked_for, ahead, ahead_half]),
+        ("all in L2, stores", in_l2, 1, 1, true, &[t1, asked_for, results, all]),
         ("weights in L3", far, 1, 4, false, &[t1, asked_for]),
         ("weights in memory", far, 1, WEIGHTS_BYTES / far_bytes, false, &[t1, asked_for]),
     ];
     let mut cases = Vec::new();
     for (place, shape, passes, num_parts, stores, ways) in places {
         for &(way, how) in ways {
-            let (x, w, out, mut part, mut row) = (x.clone(), w.clone(), out.clone(), 0, 0);
+            let (x, w, out, mut part, mut row, mut turn) = (x.clone(), w.clone(), out.clone(), 0, 0, 0);
             let name = format!("2x2 loop, {place}, {how}");
             cases.push(Case::alone(name, flops(passes * shape.products()), move || {
                 let registers = Tiles::configure();
-                let out = stores.then(|| (out.at(row * OUT_STRIDE), OUT_STRIDE));
+                let operands = Operands {
+                    x: x.at(0),
+                    w: w.at(part * far_bytes),
+                    out: stores.then(|| (out.at(row * OUT_STRIDE), OUT_STRIDE)),
+                    far: w.at(FAR_BYTES + turn % FAR_PARTS * FAR_BYTES),
+                };
                 // SAFETY: there is as much memory, and the row is the first of as many as the shape has.
-                (0..passes).for_each(|_| unsafe { registers.block(shape, way, x.at(0), w.at(part * far_bytes), out) });
+                (0..passes).for_each(|_| unsafe { registers.block(shape, way, operands) });
+                turn += 1;
                 part = (part + 1) % num_parts;
                 row = (row + 16 * shape.row_tiles) % OUT_ROWS;
             }));
