@@ -1,12 +1,29 @@
-//! What cannot be said in safe Rust: a loop of scalar additions, and threads that stay on one processor.
+//! What cannot be said in safe Rust: loops of scalar instructions, and threads that stay on one processor.
 
+#[cfg(target_arch = "x86_64")]
 use std::time::Instant;
 
-/// Scalar additions in a nanosecond, in a few microseconds of them that wait for nothing but the core: a thread that
-/// shares the core's ports shows at once. Not known on other architectures.
+/// What a core does in a few microseconds.
+#[derive(Clone, Copy)]
+pub struct Probe {
+    /// Scalar additions in a nanosecond, four chains of them: they wait for nothing but the core, so that a thread that
+    /// shares its ports shows at once.
+    pub adds_per_ns: f64,
+    /// Cycles in a nanosecond, by a chain of multiplications of three cycles each, which nobody else slows down.
+    pub ghz: f64,
+}
+
+impl Probe {
+    /// What is left of the core to this thread, whatever its clock is.
+    pub fn adds_per_cycle(self) -> f64 {
+        self.adds_per_ns / self.ghz
+    }
+}
+
+/// Not known on other architectures.
 #[cfg(target_arch = "x86_64")]
-pub fn adds_per_ns() -> Option<f64> {
-    const ROUNDS: usize = 5_000;
+pub fn probe() -> Option<Probe> {
+    const ROUNDS: usize = 2_000;
     let started = Instant::now();
     // SAFETY: registers only.
     unsafe {
@@ -30,11 +47,28 @@ pub fn adds_per_ns() -> Option<f64> {
             options(nomem, nostack),
         );
     }
-    Some((8 * ROUNDS) as f64 / started.elapsed().as_nanos().max(1) as f64)
+    let added = Instant::now();
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!(
+            "2:",
+            "imul {a}, {a}",
+            "dec {rounds}",
+            "jnz 2b",
+            a = inout(reg) 3u64 => _,
+            rounds = inout(reg) ROUNDS => _,
+            options(nomem, nostack),
+        );
+    }
+    let ns = |time: std::time::Duration| time.as_nanos().max(1) as f64;
+    Some(Probe {
+        adds_per_ns: (8 * ROUNDS) as f64 / ns(added - started),
+        ghz: (3 * ROUNDS) as f64 / ns(added.elapsed()),
+    })
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-pub fn adds_per_ns() -> Option<f64> {
+pub fn probe() -> Option<Probe> {
     None
 }
 

@@ -15,10 +15,10 @@ mod samples;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
-use machine::adds_per_ns;
+use machine::{Probe, probe};
 use pagetide::backend::DType;
 use pagetide::backend::cpu::{CpuBackend, CpuOptions, Isa};
-use samples::{ByState, Cores, Sample, State, Threshold, watch};
+use samples::{ByState, Cores, Sample, State, Threshold, Watched};
 use std::time::{Duration, Instant};
 
 /// What a call of a case does.
@@ -49,7 +49,7 @@ impl Case {
 
     /// The state of the cores that take part.
     fn probe(&self, cores: &Cores) -> Vec<f64> {
-        if self.on_team { cores.probe() } else { adds_per_ns().into_iter().collect() }
+        if self.on_team { cores.probe() } else { probe().into_iter().map(Probe::adds_per_cycle).collect() }
     }
 
     fn sample(&mut self, cores: &Cores, wake: &mut dyn FnMut()) {
@@ -148,14 +148,21 @@ fn print(cases: &[Case], limit: Option<f64>, isa: Isa, threads: usize) {
     println!("{threads} threads, {isa}");
     match states.len() {
         0 => println!("The state of a core is not known on this architecture: all samples are called mixed."),
-        _ if slow == fast => println!("All cores were in one state: {fast:.1} scalar additions a nanosecond."),
         n => {
-            let (shares, (_, changes)) = (State::ALL.map(share), watch(|_| Threshold { centres: [slow, fast] }));
             println!(
-                "Scalar additions a nanosecond: fast {fast:.1}, slow {slow:.1}; of {n} probes {:.0} % fast, {:.0} % slow, \
-                 {:.0} % between. Watched without a pause, one core changed {changes:.0} times a second.",
-                shares[0], shares[1], shares[2]
+                "Scalar additions a cycle: fast {fast:.2}, slow {slow:.2}; of {n} probes {:.0} % fast, {:.0} % slow, {:.0} % \
+                 between.",
+                share(State::Fast),
+                share(State::Slow),
+                share(State::Mixed)
             );
+            let Watched { changes_per_s, adds_per_ns, ghz } = Watched::new(&threshold);
+            println!("One core, watched without a pause, changed {changes_per_s:.0} times a second.");
+            for (name, adds, ghz) in [("Fast", adds_per_ns[0], ghz[0]), ("Slow", adds_per_ns[1], ghz[1])] {
+                if let (Some(adds), Some(ghz)) = (adds, ghz) {
+                    println!("{name}, it made {adds:.1} additions a nanosecond, at {ghz:.2} GHz.");
+                }
+            }
         }
     }
     // Tile products from registers come first where there are tiles.

@@ -1,12 +1,12 @@
 //! Which state a core was in when something was measured, and what follows from it.
 
-use crate::machine::{adds_per_ns, processors, stay_on};
+use crate::machine::{Probe, probe, processors, stay_on};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A core's state around a measurement: as of one that has all of its ports and clock, as of one that has not, or
-/// neither for all of the time.
+/// A core's state around a measurement: as of one that has all of its ports to itself, as of one that has not, or neither
+/// for all of the time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum State {
     Fast,
@@ -18,13 +18,13 @@ impl State {
     pub const ALL: [State; 3] = [State::Fast, State::Slow, State::Mixed];
 }
 
-/// One measurement: how long it took, and the additions per nanosecond of each core that took part, before and after.
+/// One measurement: how long it took, and the additions per cycle of each core that took part, before and after.
 pub struct Sample {
     pub ns: f64,
     pub cores: Vec<[f64; 2]>,
 }
 
-/// The additions per nanosecond above which a core is fast and below which it is slow.
+/// The additions per cycle above which a core is fast and below which it is slow.
 pub struct Threshold {
     /// Medians of the slow and of the fast half; the same where there is one state only.
     pub centres: [f64; 2],
@@ -119,13 +119,13 @@ pub struct Cores {
 
 impl Cores {
     pub fn new() -> Self {
-        let probe = |processor| {
+        let start = |processor| {
             let ((ask, asked), (answer, answers)) = (channel(), channel());
             thread::spawn(move || {
                 stay_on(processor);
                 while asked.recv().is_ok() {
                     // The best of some: a core has to wake up first.
-                    let probes = (0..4).filter_map(|_| adds_per_ns());
+                    let probes = (0..4).filter_map(|_| probe()).map(Probe::adds_per_cycle);
                     if answer.send(probes.fold(f64::NAN, f64::max)).is_err() {
                         return;
                     }
@@ -133,7 +133,7 @@ impl Cores {
             });
             (ask, answers)
         };
-        Self { threads: processors().into_iter().map(probe).collect() }
+        Self { threads: processors().into_iter().map(start).collect() }
     }
 
     /// All cores at once, when nobody spins on them any more.
@@ -144,17 +144,33 @@ impl Cores {
     }
 }
 
-/// The state of this core for some time without a pause: the share of it that was fast, and the changes in a second.
-pub fn watch(threshold: impl Fn(&[f64]) -> Threshold) -> (f64, f64) {
-    const TIME: Duration = Duration::from_millis(400);
-    let begun = Instant::now();
-    let mut probes = Vec::new();
-    while begun.elapsed() < TIME {
-        probes.extend(adds_per_ns());
+/// This core without a pause for some time.
+pub struct Watched {
+    pub changes_per_s: f64,
+    /// Medians of the probes that showed one of both states, fast and slow.
+    pub adds_per_ns: [Option<f64>; 2],
+    pub ghz: [Option<f64>; 2],
+}
+
+impl Watched {
+    pub fn new(threshold: &Threshold) -> Self {
+        const TIME: Duration = Duration::from_millis(500);
+        let begun = Instant::now();
+        let mut probes = Vec::new();
+        while begun.elapsed() < TIME {
+            probes.extend(probe());
+        }
+        let states: Vec<_> = probes.iter().map(|probe| threshold.of_probe(probe.adds_per_cycle())).collect();
+        let clear: Vec<_> = states.iter().filter(|state| **state != State::Mixed).collect();
+        let changes = clear.windows(2).filter(|pair| pair[0] != pair[1]).count();
+        let median = |value: fn(&Probe) -> f64| {
+            let groups = ByState::new(states.iter().copied().zip(probes.iter().map(value)));
+            [groups.median(State::Fast), groups.median(State::Slow)]
+        };
+        Self {
+            changes_per_s: changes as f64 / TIME.as_secs_f64(),
+            adds_per_ns: median(|probe| probe.adds_per_ns),
+            ghz: median(|probe| probe.ghz),
+        }
     }
-    let threshold = threshold(&probes);
-    let states: Vec<_> = probes.iter().map(|probe| threshold.of_probe(*probe)).filter(|s| *s != State::Mixed).collect();
-    let fast = states.iter().filter(|state| **state == State::Fast).count();
-    let changes = states.windows(2).filter(|pair| pair[0] != pair[1]).count();
-    (fast as f64 / states.len().max(1) as f64, changes as f64 / begun.elapsed().as_secs_f64())
 }
