@@ -112,8 +112,8 @@ fn main() {
     }
     let (products, mut wake) = products::cases(alone, team);
     cases.extend(products);
-    // The first one is the peak.
-    let mut index = 0;
+    // The first one is the peak, unless that is known.
+    let mut index = usize::from(limit.is_some());
     cases.retain(|case| {
         index += 1;
         index == 1 || filter.as_ref().is_none_or(|filter| case.name.contains(filter))
