@@ -81,15 +81,10 @@ impl Kernel for Finish<'_> {
                 let Some(kv_head) = index.checked_sub(num_queries) else { continue };
                 let (value, kv_head) = (kv_head >= num_kv_heads, kv_head % num_kv_heads);
                 let at = block + kv.head_offset(layer, value, kv_head);
-                #[cfg(target_arch = "x86_64")]
                 if kv.tiled {
                     let last = value && ends_new_group(&batch.slots, row);
-                    // SAFETY: as below; the processor has AMX, or the cache were not tiled. With `last`, the slots
-                    // behind this one are nobody's yet.
-                    unsafe {
-                        let to = pool.get().add(at);
-                        attention::tiles::write_row(head, value, slot, last, to);
-                    }
+                    // SAFETY: as below. With `last`, the slots behind this one are nobody's yet.
+                    unsafe { attention::write_tiled(head, value, slot, last, pool.get().add(at)) };
                     continue;
                 }
                 // SAFETY: `Backend::begin` checked the slot, `check_shape` layer and heads; two rows never share a slot.

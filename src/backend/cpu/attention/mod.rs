@@ -11,7 +11,7 @@
 
 mod kernel;
 #[cfg(target_arch = "x86_64")]
-pub(super) mod tiles;
+mod tiles;
 
 use super::gemm::ALONE_BELOW;
 use super::isa::Isa;
@@ -72,6 +72,21 @@ pub(super) fn is_tiled(isa: Isa, layout: &KvLayout) -> bool {
         let _ = (isa, layout);
         false
     }
+}
+
+/// Writes a position's K or V to slot `slot` of the head's part of a block of a cache that [`is_tiled`], at `head`. With
+/// `last`, it is the last one for now of a group of slots that is new.
+///
+/// # Safety
+/// The head's part is there; nobody else uses its slot now, or with `last` those behind it.
+pub(super) unsafe fn write_tiled(row: &[f32], value: bool, slot: usize, last: bool, head: *mut u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's; `is_tiled` is true only where there is AMX, which implies AVX-512.
+    unsafe {
+        tiles::write_row(row, value, slot, last, head);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    unreachable!("no cache is tiled here: {row:?} {value} {slot} {last} {head:?}");
 }
 
 /// Scratch memory of all members and the list of work; it grows, and is used again in every layer and step.

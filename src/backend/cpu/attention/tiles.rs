@@ -9,7 +9,7 @@
 mod layout;
 mod products;
 
-pub(in crate::backend::cpu) use layout::{is_tiled, write_row};
+pub(super) use layout::{is_tiled, write_row};
 
 use super::super::simd::LANES;
 use super::kernel::Part;

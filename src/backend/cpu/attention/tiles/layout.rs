@@ -16,7 +16,7 @@ const LINE_BYTES: usize = 64;
 static ZEROS: [u16; super::MAX_HEAD_DIM] = [0; super::MAX_HEAD_DIM];
 
 /// Whether the blocks of a KV cache for tile products are made up of groups.
-pub(in crate::backend::cpu) fn is_tiled(layout: &KvLayout) -> bool {
+pub(in super::super) fn is_tiled(layout: &KvLayout) -> bool {
     layout.dtype == DType::BF16 && layout.block_size.is_multiple_of(GROUP) && layout.head_dim.is_multiple_of(CHUNK)
 }
 
@@ -26,7 +26,7 @@ pub(in crate::backend::cpu) fn is_tiled(layout: &KvLayout) -> bool {
 /// # Safety
 /// The instructions are available. The block [`is_tiled`]; nobody else uses its slot now, or with `last` those behind it.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(in crate::backend::cpu) unsafe fn write_row(row: &[f32], value: bool, slot: usize, last: bool, head: *mut u8) {
+pub(in super::super) unsafe fn write_row(row: &[f32], value: bool, slot: usize, last: bool, head: *mut u8) {
     let (group, slot) = (slot / GROUP, slot % GROUP);
     // SAFETY (here and below): the caller's; a group is `2 * GROUP` bytes for each dimension.
     let group = unsafe { head.add(group * 2 * GROUP * row.len()) };
