@@ -1,0 +1,182 @@
+//! Seeded simulation of the engine: random arrivals, forks, cancels, preemptions and executor failures on tiny
+//! pools, in the simple and in the overlapped loop, against a model that generates each sample alone.
+//!
+//! The simulated device keeps, in every slot, a fingerprint of all tokens up to its own. The next token is a function
+//! of all fingerprints read through the block table, so a block that is lost, mixed up, reused too early, copied
+//! wrongly or cached under a wrong name changes the text. It carries a plan out as late as may be: when its results are
+//! taken in. After every plan all invariants are asserted.
+//!
+//! `PAGETIDE_SIM_SEED=n` runs one seed, `PAGETIDE_SIM_OPERATIONS=n` sets how much is done.
+
+mod device;
+mod model;
+mod world;
+
+use model::{Random, VOCAB};
+use pagetide::engine::beam::num_candidates;
+use pagetide::engine::policy::{Arrival, PreemptionMode, SchedulerConfig, SchedulingPolicy, StepStats};
+use pagetide::ids::RequestId;
+use pagetide::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
+use std::sync::Arc;
+use world::{World, random_tokens};
+
+fn setting(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
+}
+
+fn check_random_loads(overlap: bool) {
+    let operations = setting("PAGETIDE_SIM_OPERATIONS").unwrap_or(250_000) as usize;
+    let seeds: Vec<u64> = match setting("PAGETIDE_SIM_SEED") {
+        Some(seed) => vec![seed],
+        None => (0..100).collect(),
+    };
+    let per_seed = operations / seeds.len();
+    let (mut total, mut hit_tokens, mut finished, mut failures) = (StepStats::default(), 0, 0, [0; 2]);
+    let (mut pending, mut fed_after_end) = (0, 0);
+    let (mut ruled, mut failed, mut searched, mut embedded, mut limited) = (0, 0, 0, 0, 0);
+    for seed in seeds {
+        eprintln!("PAGETIDE_SIM_SEED={seed}");
+        let mut world = World::new(seed, overlap);
+        world.run(per_seed);
+        total.preempted_swap += world.total.preempted_swap;
+        total.preempted_recompute += world.total.preempted_recompute;
+        hit_tokens += world.hit_tokens;
+        total.blocks_in += world.total.blocks_in;
+        finished += world.finished;
+        pending += world.pending;
+        fed_after_end += world.fed_after_end;
+        ruled += world.ruled;
+        failed += world.failed;
+        searched += world.searched;
+        embedded += world.embedded;
+        limited += world.limited;
+        (failures[0], failures[1]) = (failures[0] + world.failures[0], failures[1] + world.failures[1]);
+    }
+    eprintln!(
+        "{finished} samples finished, {failures:?} executor failures (with two plans in flight), {hit_tokens} cached \
+         tokens, {pending} pending tokens, {fed_after_end} ends with a plan behind, {ruled} samples by rules, \
+         {failed} rules failed, {searched} results of searches, {embedded} embeddings, {limited} steps kept short, {total:?}"
+    );
+    if setting("PAGETIDE_SIM_SEED").is_none() {
+        // The simulation is worth something only while it reaches everything.
+        assert!(total.preempted_swap > 1000 && total.preempted_recompute > 1000);
+        assert!(hit_tokens > 10_000 && total.blocks_in > 1000 && failures[0] > 50);
+        assert!(limited > 1000 && ruled > 1000 && failed > 50 && searched > 1000 && embedded > 1000);
+        assert_eq!(failures[1] > 10, overlap);
+        assert_eq!(pending > 1000, overlap);
+        assert_eq!(fed_after_end > 100, overlap);
+    }
+}
+
+/// Beams that had to yield need no more memory when they come back: they share what they shared before.
+#[test]
+fn beams_come_back_to_the_blocks_they_shared() {
+    for overlap in [false, true] {
+        let config = SchedulerConfig {
+            block_size: 4,
+            num_device_blocks: 6 + 3 * 2,
+            max_num_seqs: 8,
+            max_num_batched_tokens: 16,
+            inter_token_target: None,
+            max_model_len: 48,
+            policy: SchedulingPolicy::Priority,
+            preemption_mode: PreemptionMode::Swap,
+            watermark_blocks: 0,
+            prefix_caching: false,
+            overlap,
+            hash_key: [0; 32],
+        };
+        let mut world = World::of(config, 100, Random(1));
+        world.is_calm = true;
+        let beam = BeamParams { width: 3, length_penalty: 1.0, early_stopping: EarlyStopping::Never, logprobs: None };
+        let mut search = SamplingParams { max_tokens: 9, beam: Some(beam), ..SamplingParams::default() };
+        search.logprobs = Some(num_candidates(&search));
+        let urgent = SamplingParams { max_tokens: 36, ..SamplingParams::default() };
+        let mut random = Random(2);
+        let mut arrive = |world: &mut World, prompt_len, params, priority| {
+            let prompt = Arc::new(random_tokens(&mut random, prompt_len));
+            world.submit(Arrival {
+                id: RequestId(world.next_request),
+                prompt,
+                params: Arc::new(params),
+                n: 1,
+                priority,
+                cache_salt: None,
+                constraint: None,
+            });
+        };
+        arrive(&mut world, 24, search, 1);
+        (0..6).for_each(|_| world.step());
+        // Comes while there is room, and then grows into that of the beams.
+        arrive(&mut world, 11, urgent, 0);
+        world.drain();
+        assert!(world.total.preempted_swap >= 2, "the beams had to yield: {:?}", world.total);
+        assert_eq!(world.total.preempted_recompute, 0, "and could go on from where they were");
+        assert_eq!(world.searched, 1);
+    }
+}
+
+/// Prompts take what is left of the time that a step should take. Alone, a prompt takes what a step has.
+#[test]
+fn prompts_come_in_pieces_that_keep_steps_short() {
+    for overlap in [false, true] {
+        let config = SchedulerConfig {
+            block_size: 16,
+            num_device_blocks: 400,
+            max_num_seqs: 8,
+            max_num_batched_tokens: 500,
+            inter_token_target: Some(0.05),
+            max_model_len: 4_000,
+            policy: SchedulingPolicy::Fcfs,
+            preemption_mode: PreemptionMode::Auto,
+            watermark_blocks: 0,
+            prefix_caching: false,
+            overlap,
+            hash_key: [0; 32],
+        };
+        let mut world = World::of(config, 0, Random(1));
+        world.is_calm = true;
+        let arrive = |world: &mut World, prompt_len, max_tokens| {
+            let prompt = (0..prompt_len).map(|i| i % (VOCAB - 1) as u32 + 1).collect();
+            let params = SamplingParams { max_tokens, ..SamplingParams::default() };
+            world.submit(Arrival {
+                id: RequestId(world.next_request),
+                prompt: Arc::new(prompt),
+                params: Arc::new(params),
+                n: 1,
+                priority: 0,
+                cache_salt: None,
+                constraint: None,
+            });
+        };
+        // Decoding begins with what a prompt alone has taught.
+        (0..4).for_each(|_| arrive(&mut world, 700, 200));
+        let mut pieces = Vec::new();
+        for step in 0..200 {
+            if step == 50 {
+                arrive(&mut world, 2_000, 10);
+            }
+            let Some(plan) = world.plan_and_finish() else { continue };
+            let prompt_tokens = plan.batch.iter().map(|seq| seq.tokens.len()).filter(|len| *len > 1).sum::<usize>();
+            pieces.push((plan.num_tokens(), prompt_tokens));
+        }
+        assert_eq!(pieces[0], (500, 500), "nobody waits");
+        let late = &pieces[45..];
+        let longest = late.iter().map(|(tokens, _)| *tokens).max().unwrap();
+        // 50 ms are 96 tokens.
+        assert!((86..=101).contains(&longest), "{longest} tokens in a step: {late:?}");
+        let of_prompt = late.iter().filter(|(_, prompt_tokens)| *prompt_tokens > 80).count();
+        assert!((18..=25).contains(&of_prompt), "2,000 tokens in {of_prompt} pieces: {late:?}");
+        world.drain();
+    }
+}
+
+#[test]
+fn random_loads_give_the_text_of_each_sample_alone() {
+    check_random_loads(false);
+}
+
+#[test]
+fn so_they_do_where_steps_are_planned_ahead() {
+    check_random_loads(true);
+}

@@ -1,0 +1,449 @@
+//! Clients, the engine and the device, and what must hold at any time.
+
+use crate::device::Device;
+use crate::model::*;
+use pagetide::engine::allocation::{serve, serve_swap};
+use pagetide::engine::beam::num_candidates;
+use pagetide::engine::block_pool::BlockPool;
+use pagetide::engine::constraint::ConstraintSource;
+use pagetide::engine::plan::{Delivery, StepOutput, StepPlan};
+use pagetide::engine::policy::{Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy, StepStats};
+use pagetide::ids::{BlockId, RequestId, TokenId};
+use pagetide::sampling::params::*;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+/// What a client has heard of one request.
+pub struct Heard {
+    pub arrival: Arrival,
+    pub started: bool,
+    pub outputs: Vec<Vec<TokenId>>,
+    pub finished: Vec<Option<FinishReason>>,
+    pub stopped: Vec<bool>,
+}
+
+pub struct World {
+    pub random: Random,
+    pub config: SchedulerConfig,
+    pub scheduler: Scheduler,
+    pub device_pool: BlockPool,
+    pub swap_pool: BlockPool,
+    pub device: Device,
+    pub in_flight: VecDeque<StepPlan>,
+    pub open: HashMap<RequestId, Heard>,
+    pub next_request: u64,
+    pub prefixes: Vec<Vec<TokenId>>,
+    /// Nobody cancels, nothing fails.
+    pub is_calm: bool,
+    pub operations: usize,
+    pub total: StepStats,
+    pub hit_tokens: usize,
+    pub finished: usize,
+    /// Samples that followed rules to their end, requests whose rules failed, results of beam searches.
+    pub ruled: usize,
+    pub failed: usize,
+    pub searched: usize,
+    pub embedded: usize,
+    /// Failures of the executor, and how many of them with two plans in flight.
+    pub failures: [usize; 2],
+    /// Pending tokens that were fed.
+    pub pending: usize,
+    /// Samples that ended with a plan behind.
+    pub fed_after_end: usize,
+    /// Steps with prompts that could have had more, had they not had to be short.
+    pub limited: usize,
+}
+
+impl World {
+    pub fn new(seed: u64, overlap: bool) -> Self {
+        let mut random = Random(seed);
+        let block_size = random.range(1, 7) as usize;
+        let num_device_blocks = random.range(8, 40) as usize;
+        let max_num_seqs = random.range(1, 12) as usize;
+        let config = SchedulerConfig {
+            block_size,
+            num_device_blocks,
+            max_num_seqs,
+            max_num_batched_tokens: max_num_seqs + random.below(100) as usize,
+            inter_token_target: (!random.one_in(3)).then(|| random.range(1, 50) as f64 / 1e3),
+            max_model_len: block_size * num_device_blocks,
+            policy: [SchedulingPolicy::Fcfs, SchedulingPolicy::Priority][random.below(2) as usize],
+            preemption_mode: [PreemptionMode::Auto, PreemptionMode::Swap, PreemptionMode::Recompute]
+                [random.below(3) as usize],
+            watermark_blocks: random.below(3) as usize,
+            prefix_caching: !random.one_in(4),
+            overlap,
+            hash_key: [seed as u8; 32],
+        };
+        let swap_blocks = if random.one_in(5) { 0 } else { random.range(1, 60) as usize };
+        Self::of(config, swap_blocks, random)
+    }
+
+    pub fn of(config: SchedulerConfig, swap_blocks: usize, mut random: Random) -> Self {
+        let num_device_blocks = config.num_device_blocks;
+        let prefixes = (0..3).map(|_| random_tokens(&mut random, 30)).collect();
+        Self {
+            scheduler: Scheduler::new(config.clone()),
+            device_pool: BlockPool::new(num_device_blocks, config.prefix_caching),
+            swap_pool: BlockPool::new(swap_blocks, false),
+            device: Device::new(&config, swap_blocks),
+            in_flight: VecDeque::new(),
+            open: HashMap::new(),
+            next_request: 0,
+            prefixes,
+            is_calm: false,
+            operations: 0,
+            total: StepStats::default(),
+            hit_tokens: 0,
+            finished: 0,
+            ruled: 0,
+            failed: 0,
+            searched: 0,
+            embedded: 0,
+            failures: [0; 2],
+            pending: 0,
+            fed_after_end: 0,
+            limited: 0,
+            random,
+            config,
+        }
+    }
+
+    /// A request that could run alone, often with a known prefix.
+    pub fn arrive(&mut self) {
+        let random = &mut self.random;
+        let limit = self.config.max_model_len as u64;
+        let mut prompt = Vec::new();
+        if random.one_in(2) {
+            let prefix = &self.prefixes[random.below(3) as usize];
+            prompt.extend_from_slice(&prefix[..random.range(1, prefix.len() as u64) as usize]);
+        }
+        let more = random.range(1, 12) as usize;
+        prompt.extend(random_tokens(random, more));
+        prompt.truncate(limit as usize - 1);
+        let most = (limit - prompt.len() as u64).min(if random.one_in(8) { limit } else { 20 });
+        let max_tokens = random.range(1, most) as u32;
+        let is_search = random.one_in(5) && self.config.max_num_seqs > 1;
+        let bad_word = |random: &mut Random| random_tokens(random, 2);
+        let bad_words = match !is_search && random.one_in(4) {
+            true => (0..20).map(|_| bad_word(random)).collect(),
+            false => Vec::new(),
+        };
+        let mut params = SamplingParams {
+            max_tokens,
+            bad_words,
+            min_tokens: if random.one_in(3) { random.below(u64::from(max_tokens) + 1) as u32 } else { 0 },
+            eos_token_ids: if random.one_in(3) { vec![] } else { vec![EOS] },
+            prompt_logprobs: (!is_search && random.one_in(6)).then_some(0),
+            // Changes no fingerprint, but plans then carry the tokens before.
+            presence_penalty: if max_tokens.is_multiple_of(3) { 0.5 } else { 0.0 },
+            ..SamplingParams::default()
+        };
+        let n = if random.one_in(3) { random.range(2, 5) as u32 } else { 1 };
+        if !is_search && params.prompt_logprobs.is_none() && random.one_in(5) {
+            params.pooling = Some([Pooling::Last, Pooling::Mean][random.below(2) as usize]);
+            (params.max_tokens, params.min_tokens) = (1, 0);
+            params.bad_words.clear();
+        }
+        let n = if params.pooling.is_some() { 1 } else { n };
+        let n = if is_search { self.make_search(&mut params, prompt.len()) } else { n };
+        let random = &mut self.random;
+        let has_rules = params.beam.is_none() && params.pooling.is_none() && random.one_in(4);
+        let rules = has_rules.then(|| {
+            let fails_at = random.one_in(10).then(|| random.below(8) as usize);
+            Arc::new(RulesSource { key: random.next(), fails_at }) as Arc<dyn ConstraintSource>
+        });
+        let arrival = Arrival {
+            id: RequestId(self.next_request),
+            prompt: Arc::new(prompt),
+            params: Arc::new(params),
+            n,
+            priority: random.below(4) as i32,
+            cache_salt: random.one_in(5).then(|| "salt".to_string()),
+            constraint: rules,
+        };
+        self.submit(arrival);
+    }
+
+    pub fn submit(&mut self, arrival: Arrival) {
+        self.next_request += 1;
+        let n = arrival.n as usize;
+        let heard = Heard {
+            arrival: arrival.clone(),
+            started: false,
+            outputs: vec![vec![]; n],
+            finished: vec![None; n],
+            stopped: vec![false; n],
+        };
+        self.open.insert(arrival.id, heard);
+        self.scheduler.arrive(arrival);
+    }
+
+    /// Makes `params` those of a search that could run alone, if there is room for two beams; the results wanted of it.
+    pub fn make_search(&mut self, params: &mut SamplingParams, prompt_len: usize) -> u32 {
+        let Self { random, config, .. } = self;
+        let width = random.range(2, 5).min(config.max_num_seqs as u64) as usize;
+        let shared = prompt_len / config.block_size;
+        if random.one_in(3) {
+            // As long as it can be.
+            let own = config.num_device_blocks.saturating_sub(shared) / width;
+            let room = ((shared + own) * config.block_size + 1).min(config.max_model_len).saturating_sub(prompt_len);
+            params.max_tokens = room.clamp(1, 50) as u32;
+            params.min_tokens = params.min_tokens.min(params.max_tokens);
+        }
+        let own = (prompt_len + params.max_tokens as usize - 1).div_ceil(config.block_size) - shared;
+        if shared + width * own > config.num_device_blocks {
+            return 1;
+        }
+        params.beam = Some(BeamParams {
+            width: width as u32,
+            length_penalty: [0.0, 1.0, -0.5][random.below(3) as usize],
+            early_stopping: [EarlyStopping::Yes, EarlyStopping::No, EarlyStopping::Never][random.below(3) as usize],
+            logprobs: None,
+        });
+        params.logprobs = Some(num_candidates(params));
+        random.range(1, width as u64) as u32
+    }
+
+    pub fn some_request(&mut self) -> Option<RequestId> {
+        let mut ids: Vec<_> = self.open.keys().copied().collect();
+        ids.sort_unstable();
+        (!ids.is_empty()).then(|| ids[self.random.below(ids.len() as u64) as usize])
+    }
+
+    pub fn cancel(&mut self) {
+        let Some(id) = self.some_request() else { return };
+        if self.random.one_in(2) {
+            self.scheduler.cancel(id);
+            self.open.remove(&id);
+            return;
+        }
+        let heard = self.open.get_mut(&id).expect("chosen from the open ones");
+        let sample = self.random.below(u64::from(heard.arrival.n)) as usize;
+        if !heard.outputs[sample].is_empty() && heard.finished[sample].is_none() {
+            heard.stopped[sample] = true;
+            self.scheduler.stop_sample(id, sample as u32);
+            self.close_if_done(id);
+        }
+    }
+
+    /// Mostly plans where that is possible, else ends the oldest plan.
+    pub fn step(&mut self) {
+        let waits = !self.in_flight.is_empty() && self.random.one_in(4);
+        if (waits || !self.plan()) && !self.in_flight.is_empty() {
+            self.finish();
+        }
+    }
+
+    /// A step, and the end of the oldest where no more may be in flight.
+    pub fn plan_and_finish(&mut self) -> Option<StepPlan> {
+        let before = self.in_flight.len();
+        self.plan();
+        let plan = self.in_flight.get(before).cloned();
+        if plan.is_none() || self.in_flight.len() > usize::from(self.config.overlap) {
+            self.finish();
+        }
+        plan
+    }
+
+    /// False where the scheduler wants to see results first.
+    pub fn plan(&mut self) -> bool {
+        let Some(demand) = self.scheduler.demand() else { return false };
+        let is_ahead = !self.in_flight.is_empty();
+        let grant = serve(&mut self.device_pool, self.config.block_size, demand);
+        let swap_demand = self.scheduler.reserve(&grant);
+        let swap_grant = serve_swap(&mut self.swap_pool, swap_demand);
+        assert!(!is_ahead || grant.preempted.is_empty(), "a plan made ahead preempts");
+        let stats = grant.stats;
+        let plan = self.scheduler.plan(grant, swap_grant);
+        self.scheduler.check();
+        self.scheduler.check_against(stats);
+        let (device_tables, swap_tables) = self.scheduler.tables();
+        self.device_pool.check(device_tables.into_iter());
+        // What this step copies in is released with the next demand.
+        self.swap_pool.check(swap_tables.into_iter());
+        self.check_plan(&plan);
+        let is_empty = plan.is_empty();
+        if !is_empty {
+            self.in_flight.push_back(plan);
+        }
+        assert_eq!(self.in_flight.len(), self.scheduler.num_in_flight());
+        !(is_ahead && is_empty)
+    }
+
+    pub fn check_plan(&mut self, plan: &StepPlan) {
+        let num_decodes = plan.batch.iter().filter(|seq| seq.tokens.len() == 1).count();
+        let num_prompt_tokens = plan.num_tokens() - num_decodes;
+        assert!(plan.num_tokens() <= self.config.max_num_batched_tokens);
+        let has_budget = self.config.max_num_batched_tokens - num_decodes > self.scheduler.forecast().prompt_limit;
+        self.limited += usize::from(has_budget && num_prompt_tokens > 0);
+        let mut written: Vec<BlockId> = plan.swap_in.iter().chain(&plan.copy).map(|pair| pair.1).collect();
+        for seq in &plan.batch {
+            let end = seq.num_computed + seq.tokens.len();
+            let places = seq.num_computed / self.config.block_size..end.div_ceil(self.config.block_size);
+            written.extend(&seq.table[places]);
+            if let Some(sample) = &seq.sample {
+                assert_eq!(sample.history.is_some(), sample.params.has_penalties());
+                if let Some(history) = &sample.history {
+                    let pending = usize::from(seq.pending);
+                    assert_eq!(
+                        history.prompt.len() + history.output.len() + pending,
+                        end,
+                        "the history ends before it"
+                    );
+                    assert_eq!(history.output.len() + pending, sample.position as usize);
+                }
+            }
+            if seq.pending {
+                self.pending += 1;
+                let sample = seq.sample.as_ref().expect("a pending token is the last");
+                let may_go_on = end < self.config.max_model_len && sample.position < sample.params.max_tokens;
+                assert!(may_go_on, "a token is fed that is the last");
+            }
+        }
+        assert!(written.into_iter().all(|block| !self.device_pool.is_shared(block)), "a shared block is written");
+    }
+
+    pub fn finish(&mut self) {
+        if !self.is_calm && self.random.one_in(400) {
+            return self.fail();
+        }
+        let plan = self.in_flight.pop_front().expect("a plan is in flight");
+        let mut output = self.device.execute(&plan);
+        output.timing.forward_s = self.seconds(&plan);
+        if !self.is_calm && self.random.one_in(10) {
+            self.cancel(); // while the step runs
+        }
+        self.hear(output);
+        self.scheduler.check();
+    }
+
+    /// What a step takes: as long as its tokens say, or, where it is not calm, sometimes anything.
+    pub fn seconds(&mut self, plan: &StepPlan) -> f64 {
+        match self.random.below(10) {
+            0 if !self.is_calm => 0.0,
+            1 if !self.is_calm => self.random.below(1_000_000) as f64 / 1e4,
+            _ => 2e-3 + plan.num_tokens() as f64 * 5e-4,
+        }
+    }
+
+    pub fn fail(&mut self) {
+        self.failures[0] += 1;
+        self.failures[1] += usize::from(self.in_flight.len() > 1);
+        for id in self.scheduler.fail_running() {
+            assert!(self.open.remove(&id).is_some());
+        }
+        let swap_blocks = self.swap_pool.num_blocks();
+        self.device_pool = BlockPool::new(self.config.num_device_blocks, self.config.prefix_caching);
+        self.swap_pool = BlockPool::new(swap_blocks, false);
+        self.device = Device::new(&self.config, swap_blocks);
+        self.in_flight.clear();
+    }
+
+    pub fn hear(&mut self, output: StepOutput) {
+        for (id, delivery) in self.scheduler.commit(output) {
+            let heard = self.open.get_mut(&id).expect("only open requests hear anything");
+            match delivery {
+                Delivery::Started { cached_tokens } => {
+                    assert!(!std::mem::replace(&mut heard.started, true));
+                    assert!(cached_tokens < heard.arrival.prompt.len());
+                }
+                Delivery::PromptLogprobs(logprobs) => check_prompt_logprobs(&heard.arrival, &logprobs),
+                Delivery::Token { sample, sampled } => {
+                    assert!(heard.started && heard.finished[sample as usize].is_none());
+                    heard.outputs[sample as usize].push(sampled.token);
+                }
+                Delivery::Failed { message } => {
+                    assert_eq!(message, "these rules lead nowhere");
+                    let n = heard.arrival.n;
+                    let fails = |sample| alone(&heard.arrival, sample, self.config.max_model_len) == Err(FAILED);
+                    assert!((0..n).any(fails), "{id} failed and should not have");
+                    self.failed += 1;
+                    self.open.remove(&id);
+                }
+                Delivery::Embedding(values) => {
+                    let states: Vec<f64> =
+                        context(&heard.arrival.prompt, &[]).into_iter().map(|it| state_of(it).into()).collect();
+                    let expected = match heard.arrival.params.pooling {
+                        Some(Pooling::Last) => states[states.len() - 1],
+                        _ => states.iter().sum::<f64>() / states.len() as f64,
+                    };
+                    assert_eq!(values, [expected as f32], "{id}");
+                    self.embedded += 1;
+                }
+                Delivery::Finished { .. } if heard.arrival.params.pooling.is_some() => {
+                    heard.finished[0] = Some(FinishReason::Eos);
+                    self.close_if_done(id);
+                }
+                Delivery::Finished { sample, reason } if heard.arrival.params.beam.is_some() => {
+                    let expected = &beams_alone(&heard.arrival, self.config.max_model_len)[sample as usize];
+                    let output = heard.outputs[sample as usize].clone();
+                    assert_eq!(&(output, reason), expected, "{id} result {sample}");
+                    self.searched += 1;
+                    heard.finished[sample as usize] = Some(reason);
+                    self.close_if_done(id);
+                }
+                Delivery::Finished { sample, reason } => {
+                    self.finished += 1;
+                    self.fed_after_end += usize::from(reason == FinishReason::Eos && !self.in_flight.is_empty());
+                    let expected = alone(&heard.arrival, sample, self.config.max_model_len);
+                    self.ruled += usize::from(heard.arrival.constraint.is_some());
+                    assert_eq!(Ok((heard.outputs[sample as usize].clone(), reason)), expected, "{id} sample {sample}");
+                    heard.finished[sample as usize] = Some(reason);
+                    self.close_if_done(id);
+                }
+            }
+        }
+        let stats = self.scheduler.take_stats();
+        self.total.preempted_swap += stats.preempted_swap;
+        self.total.preempted_recompute += stats.preempted_recompute;
+        self.hit_tokens += self.scheduler.take_admissions().iter().map(|it| it.cached_tokens).sum::<usize>();
+        self.total.blocks_in += stats.blocks_in;
+    }
+
+    pub fn close_if_done(&mut self, id: RequestId) {
+        let heard = &self.open[&id];
+        if heard.finished.iter().zip(&heard.stopped).all(|(reason, stopped)| reason.is_some() || *stopped) {
+            self.open.remove(&id);
+        }
+    }
+
+    pub fn run(&mut self, operations: usize) {
+        while self.operations < operations {
+            match self.random.below(10) {
+                0..3 if self.open.len() < 30 => self.arrive(),
+                3 if self.random.one_in(4) => self.cancel(),
+                _ => self.step(),
+            }
+            self.operations += 1;
+        }
+        self.drain();
+    }
+
+    /// Every request ends, and every block comes back.
+    pub fn drain(&mut self) {
+        let most = self.scheduler.num_requests() * 5 * (self.config.max_model_len + 2) * 4 + 100;
+        let mut steps = 0;
+        while self.scheduler.has_work() || !self.in_flight.is_empty() {
+            self.step();
+            steps += 1;
+            assert!(steps < most, "no progress: {:?}", self.scheduler.population());
+        }
+        assert!(self.open.is_empty(), "a request never ended");
+        assert_eq!(self.device_pool.stats().used, 0);
+        assert_eq!(self.swap_pool.stats().free, self.swap_pool.num_blocks());
+    }
+}
+
+pub fn random_tokens(random: &mut Random, count: usize) -> Vec<TokenId> {
+    (0..count).map(|_| random.range(1, VOCAB - 1) as TokenId).collect()
+}
+
+pub fn check_prompt_logprobs(arrival: &Arrival, logprobs: &[PositionLogprobs]) {
+    let mut value = 0;
+    let expected = arrival.prompt.windows(2).map(|pair| {
+        value = fingerprint(value, pair[0]);
+        logprob_of(value, pair[1])
+    });
+    assert_eq!(logprobs, expected.collect::<Vec<_>>());
+}
