@@ -8,6 +8,7 @@
 
 mod layout;
 mod products;
+mod vector;
 
 pub(super) use layout::{is_tiled, write_row};
 
@@ -18,6 +19,7 @@ use products::{GROUPS_AT_ONCE, Products, Scored, Weighed};
 use std::arch::x86_64::*;
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
+use vector::{exp2, factor, max_of_each, rough_exp2};
 
 /// Queries of a unit. The more they are, the less often K and V are read.
 pub(super) const MAX_QUERIES: usize = 128;
@@ -182,59 +184,9 @@ impl Item {
     }
 }
 
-/// `2^x`; 0 for -∞. `polynomial` is `2^x` on 0..1, highest power first.
-#[inline]
-#[target_feature(enable = "avx512f,avx512dq")]
-fn power_of_2<const N: usize>(x: __m512, polynomial: [f32; N]) -> __m512 {
-    const FLOOR: i32 = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
-    let r = _mm512_reduce_ps::<FLOOR>(x);
-    let mut p = _mm512_set1_ps(polynomial[0]);
-    for c in &polynomial[1..] {
-        p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(*c));
-    }
-    _mm512_scalef_ps(p, x)
-}
-
-/// `2^x` to about 2 ulp: the best of the 5th degree that is 1 at 0 is off by 8.3e-8.
-#[inline]
-#[target_feature(enable = "avx512f,avx512dq")]
-fn exp2(x: __m512) -> __m512 {
-    power_of_2(x, [0.001_867_133_3, 0.009_017_023, 0.055_799_916, 0.240_164_44, 0.693_151_3, 1.0])
-}
-
-/// `2^x` for what is then rounded to bfloat16: the best of the 3rd degree is off by 8.6e-5, a twentieth of what rounding
-/// may add.
-#[inline]
-#[target_feature(enable = "avx512f,avx512dq")]
-fn rough_exp2(x: __m512) -> __m512 {
-    power_of_2(x, [0.077_067_12, 0.227_644_9, 0.695_116_8, 1.0])
-}
-
-/// What a state is multiplied with when its maximum, `-∞` if it is empty, moves from `old` to `new`: exactly 1 where it
-/// does not move, 0 where nothing was seen.
-#[inline]
-#[target_feature(enable = "avx512f,avx512dq")]
-fn factor(old: __m512, new: __m512) -> __m512 {
-    // The second operand is taken where the first one is ∞ - ∞.
-    exp2(_mm512_max_ps(_mm512_sub_ps(old, new), _mm512_set1_ps(-1000.0)))
-}
-
 /// The first `n` of 32 lanes.
 fn first_lanes(n: usize) -> u32 {
     if n >= 32 { !0 } else { (1 << n) - 1 }
-}
-
-/// Lane `i` is the largest of `rows[i]`.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn max_of_each(rows: &[__m512; LANES]) -> __m512 {
-    // Each step halves what is left of a row, and puts two rows into one register.
-    let halves = |a, b| _mm512_max_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
-    let quarters = |a, b| _mm512_max_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
-    let twos = |a, b| _mm512_max_ps(_mm512_shuffle_ps::<0x44>(a, b), _mm512_shuffle_ps::<0xee>(a, b));
-    let ones = |a, b| _mm512_max_ps(_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xdd>(a, b));
-    let four = |i: usize| quarters(halves(rows[i], rows[i + 4]), halves(rows[i + 8], rows[i + 12]));
-    ones(twos(four(0), four(1)), twos(four(2), four(3)))
 }
 
 // SAFETY (all blocks in this impl): `run`'s contract. Blocks are below `num_blocks`, queries below `num_queries`, groups
