@@ -140,11 +140,21 @@ fn products(group: &mut Group<'_>, backend: &mut CpuBackend) {
     }
 }
 
-/// A batch of `seqs` sequences with `rows` new tokens after `computed`, each with blocks of its own, which are
-/// allocated. Several layers, so that decoding reads from memory as it does in a model.
+/// Begins a batch of `seqs` sequences with `rows` new tokens after `computed`, each with blocks of its own, which are
+/// allocated and filled. Several layers, so that decoding reads from memory as it does in a model.
 fn sequences(backend: &mut CpuBackend, seqs: usize, computed: usize, rows: usize) {
     let blocks = (computed + rows).div_ceil(BLOCK_SIZE);
     backend.allocate_kv(kv_layout(), seqs * blocks, 0).unwrap();
+    // Memory that was never written would all be one page of zeros.
+    let everything = seqs * (computed + rows);
+    begin(backend, seqs, 0, computed + rows);
+    let mut qkv = tensor(backend, everything, QKV);
+    (0..NUM_LAYERS).for_each(|layer| backend.rope_and_write_kv(&mut qkv, &SHAPE, None, layer));
+    begin(backend, seqs, computed, rows);
+}
+
+fn begin(backend: &mut CpuBackend, seqs: usize, computed: usize, rows: usize) {
+    let blocks = (computed + rows).div_ceil(BLOCK_SIZE);
     let mut batch = batch(seqs * rows);
     batch.block_tables = (0..(seqs * blocks) as u32).collect();
     for row in 0..seqs * rows {
