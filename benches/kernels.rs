@@ -291,11 +291,23 @@ fn copies(group: &mut Group<'_>, backend: &mut CpuBackend) {
             bencher.iter(|| backend.copy_blocks(&pairs(blocks)));
         });
         group.bench_function(BenchmarkId::new("swap_out", blocks), |bencher| {
-            bencher.iter(|| backend.swap_out(&pairs(0)));
+            bencher.iter(|| {
+                backend.swap_out(&pairs(0));
+                wait_for_copies(backend);
+            });
         });
         group.bench_function(BenchmarkId::new("swap_in", blocks), |bencher| {
-            bencher.iter(|| backend.swap_in(&pairs(0)));
+            bencher.iter(|| {
+                backend.swap_in(&pairs(0));
+                wait_for_copies(backend);
+            });
         });
+    }
+}
+
+fn wait_for_copies(backend: &mut CpuBackend) {
+    while backend.finished_copies().is_empty() {
+        std::thread::yield_now();
     }
 }
 

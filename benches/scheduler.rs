@@ -5,9 +5,9 @@
 //! and what clients do (new requests keep the queue as long as it is) is not timed.
 
 use criterion::Criterion;
-use pagetide::engine::allocation::{serve, serve_swap};
+use pagetide::engine::allocation::{find, serve, serve_swap};
 use pagetide::engine::block_pool::BlockPool;
-use pagetide::engine::plan::{SeqOutput, StepOutput, StepPlan, StepTiming};
+use pagetide::engine::plan::{CopyReport, SeqOutput, StepOutput, StepPlan, StepTiming};
 use pagetide::engine::policy::{Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy};
 use pagetide::ids::{RequestId, TokenId};
 use pagetide::sampling::params::{Sampled, SamplingParams};
@@ -53,6 +53,7 @@ fn config(max_num_seqs: usize, num_device_blocks: usize) -> SchedulerConfig {
     SchedulerConfig {
         block_size: BLOCK_SIZE,
         num_device_blocks,
+        num_swap_blocks: 100_000,
         max_num_seqs,
         max_num_batched_tokens: 512.max(max_num_seqs),
         inter_token_target: Some(0.1),
@@ -60,6 +61,8 @@ fn config(max_num_seqs: usize, num_device_blocks: usize) -> SchedulerConfig {
         policy: SchedulingPolicy::Fcfs,
         preemption_mode: PreemptionMode::Swap,
         watermark_blocks: 0,
+        write_behind_blocks: num_device_blocks / 5,
+        max_tail_blocks: 4,
         prefix_caching: true,
         overlap: false,
         hash_key: [0; 32],
@@ -71,7 +74,7 @@ impl Load {
     fn decoding(config: SchedulerConfig, requests: Requests, running: usize) -> Self {
         let mut load = Self {
             device_pool: BlockPool::new(config.num_device_blocks, config.prefix_caching),
-            swap_pool: BlockPool::new(100_000, false),
+            swap_pool: BlockPool::new(config.num_swap_blocks, config.prefix_caching),
             depth: if config.overlap { 2 } else { 1 },
             scheduler: Scheduler::new(config),
             requests,
@@ -124,7 +127,9 @@ impl Load {
     }
 
     fn plan(&mut self) -> Option<StepPlan> {
-        let demand = self.scheduler.demand()?;
+        let mut demand = self.scheduler.demand()?;
+        let finds = self.scheduler.finds(&demand);
+        self.scheduler.found(&mut demand, find(&self.swap_pool, &finds));
         let grant = serve(&mut self.device_pool, BLOCK_SIZE, demand);
         let swap_demand = self.scheduler.reserve(&grant);
         let swap_grant = match swap_demand.is_empty() {
@@ -166,7 +171,10 @@ fn execute(plan: StepPlan) -> StepOutput {
         output
     });
     let forward_s = 0.01 + plan.num_tokens() as f64 * 1e-4;
-    StepOutput { seqs: seqs.collect(), timing: StepTiming { forward_s, ..StepTiming::default() } }
+    let timing = StepTiming { forward_s, ..StepTiming::default() };
+    // Copies have ended by then.
+    let arrived = plan.swap_in.iter().map(|swap_in| (swap_in.id, true)).collect();
+    StepOutput { seqs: seqs.collect(), timing, copies: CopyReport { arrived, ..CopyReport::default() } }
 }
 
 /// Times the steps of loads from `make`. `is_right` looks at each after its last step.

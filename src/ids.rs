@@ -35,6 +35,10 @@ id!(
     /// A KV block: an index into the device pool or into the swap pool, as the context says.
     BlockId, u32, "b"
 );
+id!(
+    /// A swap-in. Ids grow in order of their start.
+    CopyId, u64, "c"
+);
 
 impl BlockId {
     pub fn index(self) -> usize {

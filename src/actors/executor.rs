@@ -1,7 +1,7 @@
 //! Owns the device, on a thread of its own: starting a step and waiting for it block, an actor must not.
 
-use crate::actors::messages::{Execute, Executed, ExecutorFailed};
-use crate::engine::plan::{MAX_STEPS_IN_FLIGHT, StepPlan, StepRunner};
+use crate::actors::messages::{AwaitCopies, Execute, Executed, ExecutorFailed};
+use crate::engine::plan::{CopyReport, MAX_STEPS_IN_FLIGHT, StepPlan, StepRunner};
 use crate::error::StartError;
 use actix::{Actor, Context, Handler, ResponseFuture};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded, unbounded};
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 type Answer = Result<Executed, ExecutorFailed>;
+type CopiesAnswer = Result<CopyReport, ExecutorFailed>;
 
 /// While a step runs, its end and the next plan are looked for without a pause for this long: a wait that the system
 /// ends takes longer than the host's part of a short step.
@@ -67,10 +68,9 @@ impl<T> Loading<T> {
     }
 }
 
-struct Job {
-    plan: StepPlan,
-    failures: u64,
-    answer: oneshot::Sender<Answer>,
+enum Job {
+    Step { plan: StepPlan, failures: u64, answer: oneshot::Sender<Answer> },
+    AwaitCopies(oneshot::Sender<CopiesAnswer>),
 }
 
 impl ModelExecutor {
@@ -109,6 +109,8 @@ struct Steps<R> {
     runner: R,
     /// Oldest first: who waits for each, and the gap before it.
     in_flight: VecDeque<(oneshot::Sender<Answer>, Duration)>,
+    /// Who waits for copies alone.
+    awaits_copies: Option<oneshot::Sender<CopiesAnswer>>,
     last_done: Option<Instant>,
     /// The oldest step's end is being waited for since then.
     waiting_since: Instant,
@@ -119,7 +121,7 @@ struct Steps<R> {
 impl<R: StepRunner> Steps<R> {
     fn new(runner: R, is_restarting: Arc<AtomicBool>) -> Self {
         let (in_flight, waiting_since) = (VecDeque::new(), Instant::now());
-        Self { runner, in_flight, last_done: None, waiting_since, failures: 0, is_restarting }
+        Self { runner, in_flight, awaits_copies: None, last_done: None, waiting_since, failures: 0, is_restarting }
     }
 
     /// Until the scheduler is gone.
@@ -128,8 +130,9 @@ impl<R: StepRunner> Steps<R> {
             if self.finish_if_done() {
                 continue;
             }
+            self.tell_copies();
             let job = match self.in_flight.len() {
-                0 => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                0 if self.awaits_copies.is_none() => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 MAX_STEPS_IN_FLIGHT => {
                     self.finish(); // nothing else can happen before
                     continue;
@@ -141,14 +144,38 @@ impl<R: StepRunner> Steps<R> {
                 _ => inbox.recv_timeout(PAUSE),
             };
             match job {
-                Ok(job) => self.submit(job),
+                Ok(Job::Step { plan, failures, answer }) => self.submit(&plan, failures, answer),
+                Ok(Job::AwaitCopies(answer)) => {
+                    self.awaits_copies = Some(answer);
+                    self.waiting_since = Instant::now();
+                }
                 Err(RecvTimeoutError::Timeout) => std::thread::yield_now(),
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
     }
 
-    fn submit(&mut self, Job { plan, failures, answer }: Job) {
+    /// Answers who waits for copies, if some have ended or none is under way.
+    fn tell_copies(&mut self) {
+        if self.awaits_copies.is_none() {
+            return;
+        }
+        let report = self.guard(|runner| (runner.take_copies(), runner.is_copying()));
+        if let Some((report, is_copying)) = report
+            && (!report.is_empty() || !is_copying)
+            && let Some(answer) = self.awaits_copies.take()
+        {
+            drop(answer.send(Ok(report)));
+        }
+    }
+
+    fn submit(&mut self, plan: &StepPlan, failures: u64, answer: oneshot::Sender<Answer>) {
+        if self.awaits_copies.is_some()
+            && let Some(report) = self.guard(|runner| runner.take_copies())
+            && let Some(answer) = self.awaits_copies.take()
+        {
+            drop(answer.send(Ok(report)));
+        }
         if failures != self.failures {
             let message = "the plan was made before the executor failed".into();
             drop(answer.send(Err(ExecutorFailed { message, restarted: true })));
@@ -157,10 +184,7 @@ impl<R: StepRunner> Steps<R> {
         let is_only = self.in_flight.is_empty();
         let gap = self.last_done.filter(|_| is_only).map_or(Duration::ZERO, |done| done.elapsed());
         self.in_flight.push_back((answer, gap));
-        self.guard(|runner| runner.submit(&plan));
-        // It shares tables and outputs with the scheduler, which copies them to write them while somebody else holds
-        // them.
-        drop(plan);
+        self.guard(|runner| runner.submit(plan));
         if is_only {
             self.waiting_since = Instant::now();
         }
@@ -205,6 +229,9 @@ impl<R: StepRunner> Steps<R> {
         for (answer, _) in self.in_flight.drain(..) {
             drop(answer.send(Err(failure.clone())));
         }
+        if let Some(answer) = self.awaits_copies.take() {
+            drop(answer.send(Err(failure)));
+        }
         None
     }
 }
@@ -226,8 +253,25 @@ impl Handler<Execute> for ModelExecutor {
     type Result = ResponseFuture<Answer>;
 
     fn handle(&mut self, Execute { plan, failures }: Execute, _: &mut Self::Context) -> Self::Result {
+        self.ask(|answer| Job::Step { plan, failures, answer })
+    }
+}
+
+impl Handler<AwaitCopies> for ModelExecutor {
+    type Result = ResponseFuture<CopiesAnswer>;
+
+    fn handle(&mut self, _: AwaitCopies, _: &mut Self::Context) -> Self::Result {
+        self.ask(Job::AwaitCopies)
+    }
+}
+
+impl ModelExecutor {
+    fn ask<T: 'static>(
+        &self,
+        job: impl FnOnce(oneshot::Sender<Result<T, ExecutorFailed>>) -> Job,
+    ) -> ResponseFuture<Result<T, ExecutorFailed>> {
         let (answer, wait_answer) = oneshot::channel();
-        let sent = self.jobs.send(Job { plan, failures, answer });
+        let sent = self.jobs.send(job(answer));
         Box::pin(async move {
             let gone = || ExecutorFailed { message: "the executor thread is gone".into(), restarted: false };
             sent.map_err(|_| gone())?;

@@ -1,10 +1,10 @@
 //! Every message between actors, in data-path order:
 //!
-//! http → [`Submit`] → intake → [`Arrive`] → scheduler → [`Serve`] → block allocator
+//! http → [`Submit`] → intake → [`Arrive`] → scheduler → ([`FindHeld`] → swap pool) → [`Serve`] → block allocator
 //!      → ([`Reserve`] → swap pool) → [`Execute`] → executor → scheduler → [`Event`] → http
 
-use crate::engine::allocation::{Demand, Grant, SwapDemand, SwapGrant};
-use crate::engine::plan::{StepOutput, StepPlan};
+use crate::engine::allocation::{Demand, Find, Grant, SwapDemand, SwapGrant};
+use crate::engine::plan::{CopyReport, StepOutput, StepPlan};
 use crate::engine::policy::Arrival;
 use crate::error::ApiError;
 use crate::ids::{RequestId, TokenId};
@@ -161,12 +161,17 @@ pub struct Arrive {
     pub permit: OwnedSemaphorePermit,
 }
 
+/// scheduler → swap pool: which blocks of those who may start it holds. None on a step where nobody may.
+#[derive(Debug, actix::Message)]
+#[rtype(result = "Vec<Vec<bool>>")]
+pub struct FindHeld(pub Vec<Find>);
+
 /// scheduler → block allocator: one a step.
 #[derive(Debug, actix::Message)]
 #[rtype(result = "Grant")]
 pub struct Serve(pub Demand);
 
-/// scheduler → swap pool: at most one a step, and none on a step that swaps nothing.
+/// scheduler → swap pool: at most one a step, and none on a step that copies nothing between the tiers.
 #[derive(Debug, actix::Message)]
 #[rtype(result = "SwapGrant")]
 pub struct Reserve(pub SwapDemand);
@@ -180,6 +185,12 @@ pub struct Execute {
     /// is refused.
     pub failures: u64,
 }
+
+/// scheduler → executor, where everything that runs waits for copies between the tiers: the answer comes when some have
+/// ended, or before the next step is begun.
+#[derive(Debug, actix::Message)]
+#[rtype(result = "Result<CopyReport, ExecutorFailed>")]
+pub struct AwaitCopies;
 
 /// A step that is done.
 #[derive(Clone, Debug)]

@@ -238,7 +238,6 @@ impl Runtime {
             scheduler: scheduler_config(config, &loaded)?,
             limits: limits(config, &loaded),
             workers: Workers::start(config.intake.tokenizer_threads)?,
-            num_swap_blocks: loaded.pools.num_swap_blocks,
             block_bytes: loaded.pools.layout.block_bytes(),
             on_failure: config.device.on_failure,
             step_timeout: Some(Duration::from_secs(config.device.step_timeout_s)).filter(|timeout| !timeout.is_zero()),
@@ -297,7 +296,6 @@ pub(super) struct Wiring {
     pub(super) scheduler: SchedulerConfig,
     pub(super) limits: Limits,
     pub(super) workers: Workers,
-    pub(super) num_swap_blocks: usize,
     pub(super) block_bytes: usize,
     pub(super) on_failure: OnFailure,
     /// A step that takes longer has hung.
@@ -324,11 +322,11 @@ impl Wiring {
         let run = move || {
             let _alive = alive;
             let system = System::new();
-            let SchedulerConfig { num_device_blocks, block_size, prefix_caching, .. } = self.scheduler;
+            let SchedulerConfig { num_device_blocks, num_swap_blocks, block_size, prefix_caching, .. } = self.scheduler;
             let intake = system.block_on(async move {
                 let restart = self.executor.restart();
                 let executor = self.executor.start();
-                let swap_pool = SwapPool::new(self.num_swap_blocks).start();
+                let swap_pool = SwapPool::new(num_swap_blocks, prefix_caching).start();
                 let allocator = BlockAllocator::new(num_device_blocks, block_size, prefix_caching).start();
                 let policy = Scheduler::new(self.scheduler);
                 let settings = scheduler::Settings {
@@ -370,6 +368,7 @@ fn scheduler_config(config: &Config, loaded: &LoadedModel) -> Result<SchedulerCo
     Ok(SchedulerConfig {
         block_size: loaded.pools.layout.block_size,
         num_device_blocks,
+        num_swap_blocks: loaded.pools.num_swap_blocks,
         max_num_seqs: config.scheduler.max_num_seqs as usize,
         max_num_batched_tokens: loaded.max_num_batched_tokens,
         inter_token_target: config.scheduler.inter_token_target(),
@@ -384,6 +383,8 @@ fn scheduler_config(config: &Config, loaded: &LoadedModel) -> Result<SchedulerCo
             config::PreemptionMode::Recompute => PreemptionMode::Recompute,
         },
         watermark_blocks: (config.scheduler.watermark * num_device_blocks as f64) as usize,
+        write_behind_blocks: ((1.0 - config.swap.high_watermark) * num_device_blocks as f64) as usize,
+        max_tail_blocks: config.swap.max_tail_blocks,
         prefix_caching: config.cache.enable_prefix_caching,
         overlap: config.scheduler.overlaps(loaded.is_gpu),
         hash_key,

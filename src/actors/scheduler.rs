@@ -4,14 +4,14 @@
 use crate::actors::block_allocator::BlockAllocator;
 use crate::actors::executor::{ModelExecutor, Restart};
 use crate::actors::messages::{
-    Arrive, Cancel, Event, Execute, Executed, ExecutorFailed, Reserve, Reset, Serve, StopSample,
+    Arrive, AwaitCopies, Cancel, Event, Execute, Executed, ExecutorFailed, FindHeld, Reserve, Reset, Serve, StopSample,
 };
 use crate::actors::runtime::stop_system;
 use crate::actors::swap_pool::SwapPool;
 use crate::actors::workers::Workers;
 use crate::config::OnFailure;
 use crate::engine::allocation::{Demand, SwapGrant};
-use crate::engine::plan::{Deliveries, Delivery, StepOutput, StepPlan};
+use crate::engine::plan::{CopyReport, Deliveries, Delivery, StepOutput, StepPlan};
 use crate::engine::policy::{Arrival, Forecast, Scheduler};
 use crate::error::ApiError;
 use crate::ids::RequestId;
@@ -61,6 +61,8 @@ pub struct SchedulerActor {
     failures: u64,
     /// There was nothing to do when the last step had ended.
     idle: bool,
+    /// The executor has been asked to tell when copies end.
+    awaits_copies: bool,
 }
 
 /// Who waits for a request.
@@ -120,6 +122,7 @@ impl SchedulerActor {
             oldest_since: None,
             failures: 0,
             idle: true,
+            awaits_copies: false,
         }
     }
 
@@ -145,10 +148,14 @@ impl SchedulerActor {
 
     /// The first half of a step: over in microseconds, and nothing else is handled meanwhile. While the executor
     /// works, requests come and go.
-    fn plan(&mut self, demand: Demand, started: Instant, ctx: &mut Context<Self>) {
+    fn plan(&mut self, mut demand: Demand, started: Instant, ctx: &mut Context<Self>) {
         let mut policy = self.policy.take().expect("no message is handled while a step is planned");
         let (allocator, swap_pool) = (self.allocator.clone(), self.swap_pool.clone());
         let planning = async move {
+            let finds = policy.finds(&demand);
+            if !finds.is_empty() {
+                policy.found(&mut demand, swap_pool.send(FindHeld(finds)).await?);
+            }
             let grant = allocator.send(Serve(demand)).await?;
             let used_blocks = grant.stats.used;
             let swap_demand = policy.reserve(&grant);
@@ -175,7 +182,10 @@ impl SchedulerActor {
             // Blocks went back, no more; what is in flight has to end before there is something else to do.
             self.report_population();
             if self.policy().num_in_flight() == 0 {
-                self.wake(ctx);
+                match self.policy().waits_for_copies() {
+                    true => self.await_copies(ctx),
+                    false => self.wake(ctx),
+                }
             }
             return;
         }
@@ -225,7 +235,53 @@ impl SchedulerActor {
         }));
     }
 
+    /// Nothing runs until a copy has ended.
+    fn await_copies(&mut self, ctx: &mut Context<Self>) {
+        if std::mem::replace(&mut self.awaits_copies, true) {
+            return;
+        }
+        let (answer, failures) = (self.executor.send(AwaitCopies), self.failures);
+        ctx.spawn(answer.into_actor(self).map(move |answer, this, ctx| {
+            this.awaits_copies = false;
+            match answer {
+                Ok(_) if this.failures != failures => {} // of pools that are gone
+                Ok(Ok(report)) => {
+                    this.policy().copied(&report);
+                    this.report_copies(&report);
+                    this.wake(ctx);
+                }
+                Ok(Err(failure)) => this.fail(&failure, ctx),
+                Err(_) => stop_system("the executor's actor is gone"),
+            }
+        }));
+    }
+
+    fn report_copies(&mut self, report: &CopyReport) {
+        let lost = report.lost.len() + report.arrived.iter().filter(|(_, is_there)| !is_there).count();
+        if lost > 0 {
+            tracing::warn!(lost, "copies between the device and the swap pool failed: what they held is computed again");
+        }
+        let [out, back] = self.policy().copy_seconds();
+        metrics::copies(out, back, report.queued_blocks);
+    }
+
+    fn report_decisions(&mut self) {
+        for decision in self.policy().take_decisions() {
+            metrics::arbiter_decided(decision.choice);
+            tracing::debug!(
+                request = %decision.request,
+                choice = ?decision.choice,
+                tokens = decision.num_tokens,
+                swap_s = decision.swap_s,
+                swap_full_s = decision.swap_full_s,
+                recompute_s = decision.recompute_s,
+                "a sequence yields"
+            );
+        }
+    }
+
     fn commit(&mut self, output: StepOutput) {
+        self.report_copies(&output.copies);
         self.tell();
         let policy = self.policy();
         let deliveries = policy.commit(output);
@@ -278,9 +334,10 @@ impl SchedulerActor {
     }
 
     fn report_plan(&mut self, used_blocks: usize) {
+        self.report_decisions();
         for admission in self.policy().take_admissions() {
             metrics::prompt_tokens(admission.prompt_tokens, admission.cached_tokens);
-            metrics::prefix_cache(admission.prompt_tokens, admission.cached_tokens);
+            metrics::prefix_cache(admission.prompt_tokens, admission.cached_tokens, admission.swapped_tokens);
             if let Some(client) = self.clients.get(&admission.request) {
                 metrics::queue_time(client.arrived.elapsed());
             }

@@ -1,23 +1,24 @@
-//! Owns the swap tier's blocks, in host memory.
+//! Owns the swap tier's blocks, in host memory: those of swapped sequences, and a second level of the prefix cache.
 
-use crate::actors::messages::{Reserve, Reset};
-use crate::engine::allocation::serve_swap;
+use crate::actors::messages::{FindHeld, Reserve, Reset};
+use crate::engine::allocation::{find, serve_swap};
 use crate::engine::block_pool::BlockPool;
 use crate::metrics;
 use actix::{Actor, Context, Handler, MessageResult};
 
 pub struct SwapPool {
     pool: BlockPool,
+    prefix_caching: bool,
 }
 
 impl SwapPool {
-    pub fn new(num_blocks: usize) -> Self {
-        Self { pool: BlockPool::new(num_blocks, false) }
+    pub fn new(num_blocks: usize, prefix_caching: bool) -> Self {
+        Self { pool: BlockPool::new(num_blocks, prefix_caching), prefix_caching }
     }
 
     fn report(&self) {
         let stats = self.pool.stats();
-        metrics::set_swap_blocks(stats.used, stats.free);
+        metrics::set_swap_blocks(stats.used, stats.cached, stats.free);
     }
 }
 
@@ -26,6 +27,14 @@ impl Actor for SwapPool {
 
     fn started(&mut self, _: &mut Self::Context) {
         self.report();
+    }
+}
+
+impl Handler<FindHeld> for SwapPool {
+    type Result = MessageResult<FindHeld>;
+
+    fn handle(&mut self, FindHeld(finds): FindHeld, _: &mut Self::Context) -> Self::Result {
+        MessageResult(find(&self.pool, &finds))
     }
 }
 
@@ -43,7 +52,7 @@ impl Handler<Reset> for SwapPool {
     type Result = ();
 
     fn handle(&mut self, _: Reset, _: &mut Self::Context) {
-        self.pool = BlockPool::new(self.pool.num_blocks(), false);
+        self.pool = BlockPool::new(self.pool.num_blocks(), self.prefix_caching);
         self.report();
     }
 }

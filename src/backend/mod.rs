@@ -514,8 +514,25 @@ pub trait Backend {
 
     /// Copy-on-write: `(from, to)` within the device pool.
     fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]);
-    /// `(device block, swap block)`.
-    fn swap_out(&mut self, pairs: &[(BlockId, BlockId)]);
-    /// `(swap block, device block)`.
-    fn swap_in(&mut self, pairs: &[(BlockId, BlockId)]);
+    /// Starts copies `(device block, swap block)`, at least one, which go on beside the steps. Whatever is started after
+    /// this and touches one of these blocks waits for its copy, and nothing else does. False where they could not be
+    /// started: then what the targets hold means nothing.
+    fn swap_out(&mut self, pairs: &[(BlockId, BlockId)]) -> bool;
+    /// The same, `(swap block, device block)`.
+    fn swap_in(&mut self, pairs: &[(BlockId, BlockId)]) -> bool;
+    /// Calls of [`Backend::swap_out`] and [`Backend::swap_in`] that were started and have ended since the last time: those
+    /// of one direction in their order.
+    fn finished_copies(&mut self) -> Vec<FinishedCopy>;
+    /// Seconds that the host has waited for copies since the last call.
+    fn waited_for_copies(&mut self) -> f64 {
+        0.0
+    }
+}
+
+/// A call of [`Backend::swap_out`] or [`Backend::swap_in`] that has ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FinishedCopy {
+    pub to_device: bool,
+    /// From when it was its turn to its end.
+    pub seconds: f64,
 }

@@ -14,8 +14,8 @@ mod totals;
 pub use totals::{Phase, Profile, StepKind, StepTotals, Totals, Work};
 
 use super::{
-    Activation, AttentionShape, Backend, Batch, BatchSeq, DType, Experts, ExpertsShape, Heads, HostTensor, KvLayout,
-    LogitsRequest, LogitsResult, Norm, Rope, TensorRole,
+    Activation, AttentionShape, Backend, Batch, BatchSeq, DType, Experts, ExpertsShape, FinishedCopy, Heads,
+    HostTensor, KvLayout, LogitsRequest, LogitsResult, Norm, Rope, TensorRole,
 };
 use crate::error::StartError;
 use crate::ids::BlockId;
@@ -352,13 +352,18 @@ impl<B: Countable> Backend for Profiled<B> {
         let work = self.blocks(pairs);
         self.timed(Phase::Copies, work, |inner| inner.copy_blocks(pairs));
     }
-    fn swap_out(&mut self, pairs: &[(BlockId, BlockId)]) {
-        let work = self.blocks(pairs);
-        self.timed(Phase::Copies, work, |inner| inner.swap_out(pairs));
+    // Copies between the tiers go on beside the steps: what they take is not the steps'.
+    fn swap_out(&mut self, pairs: &[(BlockId, BlockId)]) -> bool {
+        self.inner.swap_out(pairs)
     }
-    fn swap_in(&mut self, pairs: &[(BlockId, BlockId)]) {
-        let work = self.blocks(pairs);
-        self.timed(Phase::Copies, work, |inner| inner.swap_in(pairs));
+    fn swap_in(&mut self, pairs: &[(BlockId, BlockId)]) -> bool {
+        self.inner.swap_in(pairs)
+    }
+    fn finished_copies(&mut self) -> Vec<FinishedCopy> {
+        self.inner.finished_copies()
+    }
+    fn waited_for_copies(&mut self) -> f64 {
+        self.inner.waited_for_copies()
     }
 }
 

@@ -96,6 +96,9 @@ pub struct CacheConfig {
 pub struct SwapConfig {
     /// 0: no swap tier.
     pub space_gib: f64,
+    /// Fraction of the device blocks.
+    pub high_watermark: f64,
+    pub max_tail_blocks: usize,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -205,7 +208,7 @@ impl Default for CacheConfig {
 
 impl Default for SwapConfig {
     fn default() -> Self {
-        Self { space_gib: 1.0 }
+        Self { space_gib: 1.0, high_watermark: 0.8, max_tail_blocks: 4 }
     }
 }
 

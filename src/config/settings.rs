@@ -69,7 +69,7 @@ pub const SECTIONS: &[(&str, &str)] = &[
     ("model", "What is served"),
     ("device", "What it runs on"),
     ("cache", "KV blocks on the device"),
-    ("swap", "KV blocks in CPU memory, for preempted sequences"),
+    ("swap", "KV blocks in CPU memory: of preempted sequences, and of cached prefixes"),
     ("scheduler", "What shares a step, and who yields when blocks run out"),
     ("intake", "Between HTTP and the scheduler"),
     ("log", "Logs, on standard error"),
@@ -207,8 +207,14 @@ settings! {
 
     swap.space_gib: Kind::Float { min: 0.0, or_equal: true, max: 65536.0, auto: false }, "GiB",
         Some(("swap-space-gib", "G")),
-        "CPU memory for the blocks of preempted sequences; 0 is no swap tier.",
+        "CPU memory for the blocks of preempted sequences, and for prefixes that the device no longer holds; 0 is no swap tier.",
         "More if pagetide_preemptions_total grows by mode=recompute and memory is free.";
+    swap.high_watermark: Kind::Float { min: 0.0, or_equal: true, max: 1.0, auto: false }, "fraction", None,
+        "Part of the device blocks in use above which full blocks of the sequences that would yield first are copied ahead of need (write-behind); 1 is never.",
+        "Lower if preemptions come in bursts; higher if pagetide_swap_out_blocks_total grows where nothing is preempted.";
+    swap.max_tail_blocks: int(0, 65_536), "blocks", None,
+        "Full blocks that such a sequence may have beside those copied ahead: a bound on what its preemption copies.",
+        "Lower for shorter preemptions; higher for fewer copies.";
 
     scheduler.max_num_seqs: int(1, 65_536), "sequences", Some(("max-num-seqs", "N")),
         "Sequences in a step at most.",

@@ -2,7 +2,8 @@
 //!
 //! One [`Demand`] a step goes to the device pool. It tells what has happened to the tables since the last one and
 //! asks for the next step's blocks; [`serve`] applies it in a fixed order and makes room by preempting sequences in
-//! the order the scheduler gives. One [`SwapDemand`] follows to the swap pool where something is swapped.
+//! the order the scheduler gives. Before it, where somebody may start, the swap pool is asked what it holds of them
+//! ([`find`]). One [`SwapDemand`] follows to the swap pool where something is copied between the tiers.
 
 use crate::engine::block_pool::{BlockPool, PoolStats};
 use crate::engine::prefix_cache::BlockHash;
@@ -37,6 +38,9 @@ pub struct Demand {
     pub seats: usize,
     /// Tokens that the admitted may compute in this step, in all.
     pub token_budget: usize,
+    /// Blocks to have free, not only cached, for the steps to come: what is evicted for it is copied to the swap pool
+    /// before they need it.
+    pub reserve: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -66,8 +70,10 @@ pub struct Admit {
     pub usable_hashes: usize,
     /// Tokens of the sequence; all their blocks must be available.
     pub num_tokens: usize,
-    /// Leading tokens whose KV the swap pool holds.
-    pub num_swapped: usize,
+    /// For each leading block, whether it is to come from the swap pool where the device has it not.
+    pub held: Vec<bool>,
+    /// Tokens in the leading blocks that `held` tells of.
+    pub num_held_tokens: usize,
     /// Sequences it will become.
     pub seats: usize,
     /// Tokens at its end that are not computed in the step that admits it.
@@ -81,6 +87,8 @@ pub struct Grant {
     /// Their blocks are released.
     pub preempted: Vec<SeqId>,
     pub admitted: Vec<Admitted>,
+    /// Cached blocks that were given away, and what they hold until this step writes them.
+    pub evicted: Vec<(BlockId, BlockHash)>,
     pub stats: PoolStats,
 }
 
@@ -95,11 +103,13 @@ pub struct Grown {
 #[derive(Clone, Debug)]
 pub struct Admitted {
     pub seq: SeqId,
-    /// Leading blocks that the cache held.
-    pub cached: Vec<BlockId>,
-    /// The blocks after them, enough for `num_new_tokens` more than are cached or swapped.
-    pub blocks: Vec<BlockId>,
-    /// Tokens to compute in this step.
+    /// Enough for `num_computed` and `num_new_tokens` tokens.
+    pub table: Vec<BlockId>,
+    /// Places of the table whose content comes from the swap pool. The leading ones besides were cached.
+    pub swap_in: Vec<usize>,
+    /// Leading tokens that are there once it has come.
+    pub num_computed: usize,
+    /// Tokens to compute in this step; none where something has to come before.
     pub num_new_tokens: usize,
 }
 
@@ -149,11 +159,12 @@ pub fn serve(pool: &mut BlockPool, block_size: usize, demand: Demand) -> Grant {
             let Some(admitted) = try_admit(pool, block_size, &admit, keep, budget) else { break };
             seats -= admit.seats;
             budget -= admitted.num_new_tokens;
-            let allocated = admitted.cached.len() + admitted.blocks.len();
-            promised += admit.num_tokens.div_ceil(block_size) - allocated;
+            promised += admit.num_tokens.div_ceil(block_size) - admitted.table.len();
             grant.admitted.push(admitted);
         }
     }
+    pool.evict_ahead(demand.reserve);
+    grant.evicted = pool.take_evicted();
     grant.stats = pool.stats();
     grant
 }
@@ -179,40 +190,101 @@ fn try_grow(pool: &mut BlockPool, grow: &Grow, keep: usize) -> Option<Grown> {
     Some(Grown { seq: grow.seq, blocks, copy })
 }
 
-/// The cached prefix of `admit` and the blocks for its first tokens, if all its tokens fit beside `keep` blocks.
+/// Where a leading block of a sequence comes from.
+enum Source {
+    Cached(BlockId),
+    SwappedIn,
+}
+
+/// What there is of `admit` on either tier, and the blocks for the tokens that follow, if all its tokens fit beside `keep`
+/// blocks.
 fn try_admit(pool: &mut BlockPool, block_size: usize, admit: &Admit, keep: usize, budget: usize) -> Option<Admitted> {
-    let cached: Vec<BlockId> = admit.hashes[..admit.usable_hashes].iter().map_while(|hash| pool.lookup(hash)).collect();
-    let idle = cached.iter().filter(|block| !pool.is_used(**block)).count();
-    let all_blocks = admit.num_tokens.div_ceil(block_size);
-    if pool.available() < all_blocks - cached.len() + idle + keep {
+    let usable = &admit.hashes[..admit.usable_hashes];
+    let cached = |place: usize| usable.get(place).and_then(|hash| pool.lookup(hash));
+    let source = |place| match cached(place) {
+        Some(block) => Some(Source::Cached(block)),
+        None => admit.held.get(place).filter(|held| **held).map(|_| Source::SwappedIn),
+    };
+    let sources: Vec<Source> = (0..).map_while(source).collect();
+    let is_idle = |source: &&Source| matches!(source, Source::Cached(block) if !pool.is_used(*block));
+    let num_idle = sources.iter().filter(is_idle).count();
+    let num_cached = sources.iter().filter(|source| matches!(source, Source::Cached(_))).count();
+    if pool.available() < admit.num_tokens.div_ceil(block_size) - num_cached + num_idle + keep {
         return None;
     }
-    let computed = admit.num_swapped.max(cached.len() * block_size);
-    assert!(computed < admit.num_tokens, "{}: nothing is left to compute", admit.seq);
-    let num_new_tokens = budget.min(admit.num_tokens - admit.num_held_back - computed);
-    for block in &cached {
-        pool.take(*block);
+    // The last block that is swapped in may be partly filled.
+    let num_computed = match sources.len() > num_cached && sources.len() == admit.held.len() {
+        true => (sources.len() * block_size).min(admit.num_held_tokens),
+        false => sources.len() * block_size,
+    };
+    assert!(num_computed < admit.num_tokens, "{}: nothing is left to compute", admit.seq);
+    for source in &sources {
+        if let Source::Cached(block) = source {
+            pool.take(*block);
+        }
     }
-    let num_blocks = (computed + num_new_tokens).div_ceil(block_size) - cached.len();
-    let blocks = (0..num_blocks).map(|_| allocate(pool)).collect();
-    Some(Admitted { seq: admit.seq, cached, blocks, num_new_tokens })
+    let (mut table, mut swap_in) = (Vec::with_capacity(sources.len()), Vec::new());
+    for source in sources {
+        table.push(match source {
+            Source::Cached(block) => block,
+            Source::SwappedIn => {
+                swap_in.push(table.len());
+                allocate(pool)
+            }
+        });
+    }
+    let num_new_tokens = match swap_in.is_empty() {
+        true => budget.min(admit.num_tokens - admit.num_held_back - num_computed),
+        false => 0,
+    };
+    let num_blocks = (num_computed + num_new_tokens).div_ceil(block_size);
+    table.extend((table.len()..num_blocks).map(|_| allocate(pool)));
+    Some(Admitted { seq: admit.seq, table, swap_in, num_computed, num_new_tokens })
 }
 
 fn allocate(pool: &mut BlockPool) -> BlockId {
     pool.allocate().expect("availability was checked for all blocks of the step")
 }
 
+/// Which of a prompt's blocks the swap pool holds: what is asked for each sequence that may start.
+#[derive(Clone, Debug)]
+pub struct Find {
+    pub hashes: Arc<Vec<BlockHash>>,
+    /// How many of them count.
+    pub usable_hashes: usize,
+}
+
+/// Answers [`Find`]s, in their order.
+pub fn find(pool: &BlockPool, finds: &[Find]) -> Vec<Vec<bool>> {
+    let held = |hash: &BlockHash| pool.lookup(hash).is_some();
+    finds.iter().map(|find| find.hashes[..find.usable_hashes].iter().map(held).collect()).collect()
+}
+
 /// scheduler → swap pool, applied in the order of the fields.
 #[derive(Clone, Debug, Default)]
 pub struct SwapDemand {
-    /// Tables whose content has been copied back, or that nobody needs any more.
+    /// Tables that nobody needs any more.
     pub release: Vec<Vec<BlockId>>,
+    /// Blocks that hold nothing: a copy failed.
+    pub forget: Vec<BlockId>,
+    /// Names of blocks that are copied to the device, for each sequence.
+    pub take: Vec<Vec<BlockHash>>,
     pub store: Vec<Store>,
+    /// Names of full blocks of running sequences, for each of them: copied ahead of need, as far as there is room.
+    pub back: Vec<Vec<BlockHash>>,
+    /// Names of blocks that the device no longer caches.
+    pub keep: Vec<BlockHash>,
 }
 
 impl SwapDemand {
     pub fn is_empty(&self) -> bool {
-        self.release.is_empty() && self.store.is_empty()
+        let Self { release, forget, take, store, back, keep } = self;
+        release.is_empty()
+            && forget.is_empty()
+            && take.is_empty()
+            && store.is_empty()
+            && back.is_empty()
+            && keep.is_empty()
     }
 }
 
@@ -226,11 +298,17 @@ pub struct Store {
     pub hashes: Vec<BlockHash>,
 }
 
-/// swap pool → scheduler.
+/// swap pool → scheduler: an answer for each entry of the demand's lists, in their order.
 #[derive(Clone, Debug, Default)]
 pub struct SwapGrant {
-    /// In the order of `store`; `None` where the pool is too full.
+    /// Held for the sequence until it releases them.
+    pub taken: Vec<Vec<BlockId>>,
+    /// The same; `None` where the pool is too full.
     pub stored: Vec<Option<Vec<SwapBlock>>>,
+    /// The same, for as many of the names as there is room.
+    pub backed: Vec<Vec<SwapBlock>>,
+    /// Held by nobody; where it is to be copied to, if it is.
+    pub kept: Vec<Option<BlockId>>,
     pub stats: PoolStats,
 }
 
@@ -246,31 +324,61 @@ pub fn serve_swap(pool: &mut BlockPool, demand: SwapDemand) -> SwapGrant {
     for block in demand.release.iter().flat_map(|table| table.iter().rev()) {
         pool.release(*block);
     }
+    demand.forget.iter().for_each(|block| pool.forget(*block));
+    let mut take = |hash: &BlockHash| {
+        let block = pool.lookup(hash).expect("nothing has left the pool since it was asked for these names");
+        pool.take(block);
+        block
+    };
+    let taken = demand.take.iter().map(|hashes| hashes.iter().map(&mut take).collect()).collect();
     let stored = demand.store.iter().map(|store| try_store(pool, store)).collect();
-    SwapGrant { stored, stats: pool.stats() }
+    let back = |hashes: &Vec<BlockHash>| hashes.iter().map_while(|hash| try_store_full(pool, *hash)).collect();
+    let backed = demand.back.iter().map(back).collect();
+    let keep = |hash: &BlockHash| {
+        let SwapBlock { block, copy } = try_store_full(pool, *hash)?;
+        pool.release(block);
+        copy.then_some(block)
+    };
+    let mut kept: Vec<Option<BlockId>> = demand.keep.iter().map(keep).collect();
+    // A block that was given to one and then to another is the other's: no two copies go to it.
+    let mut given = HashSet::new();
+    kept.iter_mut().rev().for_each(|block| *block = block.filter(|block| given.insert(*block)));
+    pool.take_evicted(); // below this tier there is none
+    SwapGrant { taken, stored, backed, kept, stats: pool.stats() }
 }
 
 fn try_store(pool: &mut BlockPool, store: &Store) -> Option<Vec<SwapBlock>> {
-    let held = store.hashes.iter().filter(|hash| pool.lookup(hash).is_some()).count();
-    if pool.available() < store.num_blocks - held {
+    let held = |hash: &&BlockHash| pool.lookup(hash);
+    let idle = store.hashes.iter().filter_map(|hash| held(&hash)).filter(|block| !pool.is_used(*block)).count();
+    let num_held = store.hashes.iter().filter(|hash| held(hash).is_some()).count();
+    if pool.available() - idle < store.num_blocks - num_held {
         return None;
     }
-    let mut blocks = Vec::with_capacity(store.num_blocks);
-    for place in 0..store.num_blocks {
-        let hash = store.hashes.get(place);
-        blocks.push(match hash.and_then(|hash| pool.lookup(hash)) {
-            Some(block) => {
-                pool.take(block);
-                SwapBlock { block, copy: false }
-            }
-            None => {
-                let block = allocate(pool);
-                if let Some(hash) = hash {
-                    pool.publish(block, *hash);
-                }
-                SwapBlock { block, copy: true }
-            }
+    let named = store.hashes.iter().map(|hash| Some(*hash));
+    let names: Vec<_> = named.chain(std::iter::repeat(None)).take(store.num_blocks).collect();
+    // First what is there: room is made by evicting what nobody holds.
+    let mut blocks: Vec<Option<SwapBlock>> = names.iter().map(|hash| take_full(pool, &(*hash)?)).collect();
+    for (block, hash) in blocks.iter_mut().zip(names).filter(|(block, _)| block.is_none()) {
+        *block = Some(match hash {
+            Some(hash) => try_store_full(pool, hash).expect("room was checked for all blocks"),
+            None => SwapBlock { block: allocate(pool), copy: true },
         });
     }
-    Some(blocks)
+    Some(blocks.into_iter().flatten().collect())
+}
+
+/// The block of this name, if the pool has it: one more table holds it.
+fn take_full(pool: &mut BlockPool, hash: &BlockHash) -> Option<SwapBlock> {
+    let block = pool.lookup(hash)?;
+    pool.take(block);
+    Some(SwapBlock { block, copy: false })
+}
+
+/// A block of this name, if there is one or room for it: one more table holds it.
+fn try_store_full(pool: &mut BlockPool, hash: BlockHash) -> Option<SwapBlock> {
+    take_full(pool, &hash).or_else(|| {
+        let block = pool.allocate()?;
+        pool.publish(block, hash);
+        Some(SwapBlock { block, copy: true })
+    })
 }

@@ -2,6 +2,7 @@
 
 use crate::engine::prefix_cache::{BlockHash, PrefixCache};
 use crate::ids::BlockId;
+use std::collections::VecDeque;
 
 /// Fixed-size blocks with reference counts.
 ///
@@ -15,10 +16,14 @@ use crate::ids::BlockId;
 #[derive(Debug)]
 pub struct BlockPool {
     references: Vec<u32>,
-    free: Vec<BlockId>,
+    /// Given out in the order in which they became free: a copy of what was in a block has had the most time when it
+    /// is written again.
+    free: VecDeque<BlockId>,
     cache: PrefixCache,
     keep_cached: bool,
     num_evicted: u64,
+    /// Since [`BlockPool::take_evicted`].
+    evicted: Vec<(BlockId, BlockHash)>,
 }
 
 /// A pool at a glance, in blocks.
@@ -38,11 +43,11 @@ impl BlockPool {
         let last = u32::try_from(num_blocks).expect("block ids are 32 bits: the configuration bounds the pool");
         Self {
             references: vec![0; num_blocks],
-            // Taken from the end: low ids first.
-            free: (0..last).rev().map(BlockId).collect(),
+            free: (0..last).map(BlockId).collect(),
             cache: PrefixCache::new(num_blocks),
             keep_cached,
             num_evicted: 0,
+            evicted: Vec::new(),
         }
     }
 
@@ -62,17 +67,46 @@ impl BlockPool {
 
     /// A block with reference count 1 and no meaning yet: a free one, else the least recently used cached one.
     pub fn allocate(&mut self) -> Option<BlockId> {
-        let block = match self.free.pop() {
-            Some(block) => block,
-            None => {
-                let block = self.cache.evict()?;
-                self.num_evicted += 1;
-                block
-            }
-        };
+        if self.free.is_empty() {
+            self.evict_one();
+        }
+        let block = self.free.pop_front()?;
         assert_eq!(self.references[block.index()], 0, "{block} was free and held at once");
         self.references[block.index()] = 1;
         Some(block)
+    }
+
+    /// Evicts cached blocks until so many are free, or none is cached any more.
+    pub fn evict_ahead(&mut self, num_free: usize) {
+        while self.free.len() < num_free && self.evict_one() {}
+    }
+
+    fn evict_one(&mut self) -> bool {
+        let Some((block, hash)) = self.cache.evict() else { return false };
+        self.num_evicted += 1;
+        self.evicted.push((block, hash));
+        self.free.push_back(block);
+        true
+    }
+
+    /// Blocks that were evicted since the last call, and what they hold until they are written again.
+    pub fn take_evicted(&mut self) -> Vec<(BlockId, BlockHash)> {
+        std::mem::take(&mut self.evicted)
+    }
+
+    /// The content of a block is not what its name says: nobody finds it any more.
+    pub fn forget(&mut self, block: BlockId) {
+        if self.cache.hash_of(block).is_none() {
+            return;
+        }
+        let is_idle = !self.is_used(block);
+        if is_idle {
+            self.cache.unpark(block);
+        }
+        self.cache.remove(block);
+        if is_idle {
+            self.free.push_back(block);
+        }
     }
 
     /// One more table holds the used block.
@@ -92,12 +126,12 @@ impl BlockPool {
             return;
         }
         if self.cache.hash_of(block).is_none() {
-            self.free.push(block);
+            self.free.push_back(block);
         } else if self.keep_cached {
             self.cache.park(block);
         } else {
             self.cache.remove(block);
-            self.free.push(block);
+            self.free.push_back(block);
         }
     }
 

@@ -2,6 +2,7 @@
 //! no thread, no device, no text. Everything here can be driven by a seeded simulation (`tests/simulation.rs`).
 
 pub mod allocation;
+pub mod arbiter;
 pub mod beam;
 pub mod block_pool;
 pub mod constraint;

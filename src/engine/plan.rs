@@ -3,7 +3,7 @@
 use crate::engine::allocation::BlockTable;
 use crate::engine::constraint::NextToken;
 use crate::error::StartError;
-use crate::ids::{BlockId, RequestId, SeqId, TokenId};
+use crate::ids::{BlockId, CopyId, RequestId, SeqId, TokenId};
 use crate::sampling::params::{FinishReason, PositionLogprobs, Sampled, SamplingParams};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -15,16 +15,17 @@ pub type FedTokens = SmallVec<[TokenId; 4]>;
 /// What a step samples for a sequence: mostly one token.
 pub type SampledTokens = SmallVec<[Sampled; 1]>;
 
-/// scheduler → executor. The copies happen before the forward pass, in the order of the fields and within a field in
-/// its order: a block may be copied away and written anew in one step.
+/// scheduler → executor. The copies take effect before the forward pass, in the order of the fields and within a field in
+/// its order: a block may be copied away and written anew in one step. Copies between the tiers go on beside this plan
+/// and those after it, and only what touches their blocks waits for them.
 #[derive(Clone, Debug, Default)]
 pub struct StepPlan {
     /// `(device block, swap block)`
     pub swap_out: Vec<(BlockId, BlockId)>,
     /// `(from, to)` on the device: copy-on-write.
     pub copy: Vec<(BlockId, BlockId)>,
-    /// `(swap block, device block)`
-    pub swap_in: Vec<(BlockId, BlockId)>,
+    /// No plan reads what they bring before a [`CopyReport`] says that it is there.
+    pub swap_in: Vec<SwapIn>,
     /// Most senior first.
     pub batch: Vec<PlannedSeq>,
 }
@@ -37,6 +38,42 @@ impl StepPlan {
     /// Tokens that the forward pass computes.
     pub fn num_tokens(&self) -> usize {
         self.batch.iter().map(|seq| seq.tokens.len()).sum()
+    }
+}
+
+/// Blocks that come back to the device together.
+#[derive(Clone, Debug)]
+pub struct SwapIn {
+    pub id: CopyId,
+    /// `(swap block, device block)`
+    pub pairs: Vec<(BlockId, BlockId)>,
+}
+
+/// What has become of copies between the tiers since the last report.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CopyReport {
+    /// Swap-ins that have ended, and whether the content is there.
+    pub arrived: Vec<(CopyId, bool)>,
+    /// Swap blocks whose swap-out failed: what they hold means nothing.
+    pub lost: Vec<BlockId>,
+    /// Copies to the swap pool that have ended, and those to the device.
+    pub done: [CopiesDone; 2],
+    /// Blocks whose copies, either way, have not ended.
+    pub queued_blocks: usize,
+}
+
+/// Copies in one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CopiesDone {
+    pub blocks: usize,
+    /// Time in which a copy was under way.
+    pub seconds: f64,
+}
+
+impl CopyReport {
+    /// Nothing has ended.
+    pub fn is_empty(&self) -> bool {
+        self.arrived.is_empty() && self.lost.is_empty() && self.done.iter().all(|done| done.blocks == 0)
     }
 }
 
@@ -97,6 +134,8 @@ pub struct PromptLogprobsPlan {
 pub struct StepOutput {
     pub seqs: Vec<SeqOutput>,
     pub timing: StepTiming,
+    /// Of this plan, and of others.
+    pub copies: CopyReport,
 }
 
 #[derive(Clone, Debug)]
@@ -120,8 +159,14 @@ impl SeqOutput {
 /// All methods panic where the device fails; then only [`StepRunner::reset`] may be called.
 pub trait StepRunner {
     /// Starts a plan: its copies, then its forward pass and samples. Up to [`MAX_STEPS_IN_FLIGHT`] may be started and
-    /// not finished. A runner without a device of its own does all the work here.
+    /// not finished. A runner without a device of its own does all the work here but the copies between the tiers.
     fn submit(&mut self, plan: &StepPlan);
+
+    /// Copies between the tiers that have ended and that no output has told of.
+    fn take_copies(&mut self) -> CopyReport;
+
+    /// Whether [`StepRunner::take_copies`] will still have something to tell.
+    fn is_copying(&self) -> bool;
 
     /// Whether the oldest plan that was started is done.
     fn is_done(&mut self) -> bool;
@@ -136,6 +181,14 @@ pub trait StepRunner {
 impl StepRunner for Box<dyn StepRunner> {
     fn submit(&mut self, plan: &StepPlan) {
         (**self).submit(plan);
+    }
+
+    fn take_copies(&mut self) -> CopyReport {
+        (**self).take_copies()
+    }
+
+    fn is_copying(&self) -> bool {
+        (**self).is_copying()
     }
 
     fn is_done(&mut self) -> bool {

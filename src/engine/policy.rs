@@ -6,6 +6,9 @@
 //! demand → (device pool) → reserve → (swap pool) → plan → (executor) → commit
 //! ```
 //!
+//! and one more, `finds` and `found`, before the device pool gets a demand by which somebody may start. What has become
+//! of copies between the tiers ([`Scheduler::copied`]) comes with the results, or by itself.
+//!
 //! In the simple loop, one step follows the other. In the overlapped one ([`SchedulerConfig::overlap`]), the first
 //! three calls for the next step may come while the executor works on a step: a plan is made *ahead*. What is not known
 //! then:
@@ -33,35 +36,35 @@ mod beams;
 mod check;
 mod commit;
 mod running;
+mod tiers;
 
-use crate::engine::allocation::{Demand, Grant, Grown, Store, SwapBlock, SwapDemand, SwapGrant};
+use crate::engine::allocation::{Demand, Grant, Grown, SwapDemand, SwapGrant};
+use crate::engine::arbiter::{CopyCosts, Decision};
 use crate::engine::beam::BeamSearch;
+use crate::engine::block_pool::PoolStats;
 use crate::engine::constraint::ConstraintSource;
 use crate::engine::plan::{MAX_STEPS_IN_FLIGHT, StepPlan};
 use crate::engine::prefix_cache::BlockHasher;
 use crate::engine::sequence::{Rank, SeqState, Sequence};
 use crate::engine::step_time::{PromptBudget, StepLoad, StepTimeModel};
-use crate::ids::{BlockId, IdMap, RequestId, SeqId, TokenId};
+use crate::ids::{CopyId, IdMap, RequestId, SeqId, TokenId};
 use crate::sampling::params::SamplingParams;
 use batch::{grow, victim};
 use running::Running;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use tiers::Moving;
 
 /// What becomes of the KV of a preempted sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PreemptionMode {
-    /// Swap, except where at most [`RECOMPUTE_MAX_BLOCKS`] block would move: that little is sooner computed again
-    /// together with the sequence's next token than copied out and in.
+    /// Whatever is expected to be done sooner, for each victim: see [`crate::engine::arbiter`].
     Auto,
     /// To the swap pool; dropped where that is full.
     Swap,
     /// Dropped, and computed again when the sequence comes back.
     Recompute,
 }
-
-/// See [`PreemptionMode::Auto`].
-pub const RECOMPUTE_MAX_BLOCKS: usize = 1;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SchedulingPolicy {
@@ -76,6 +79,7 @@ pub struct SchedulerConfig {
     /// Tokens a block.
     pub block_size: usize,
     pub num_device_blocks: usize,
+    pub num_swap_blocks: usize,
     pub max_num_seqs: usize,
     /// Tokens a step; at least `max_num_seqs`, so that every decode fits.
     pub max_num_batched_tokens: usize,
@@ -87,6 +91,10 @@ pub struct SchedulerConfig {
     pub preemption_mode: PreemptionMode,
     /// Blocks that an admission leaves available while something runs.
     pub watermark_blocks: usize,
+    /// With fewer device blocks available, those who would yield first have their full blocks copied ahead of need ...
+    pub write_behind_blocks: usize,
+    /// ... but for so many.
+    pub max_tail_blocks: usize,
     /// Off: requests share nothing, only the samples of one request do.
     pub prefix_caching: bool,
     /// Plan a step while the one before it is in flight.
@@ -94,6 +102,18 @@ pub struct SchedulerConfig {
     /// Secret of the block hashes.
     pub hash_key: [u8; 32],
 }
+
+impl SchedulerConfig {
+    /// Blocks that a step may take at most, or a part of the pool: they are kept free, so that what was in them has been
+    /// copied away before they are written. None where there is nowhere to copy to.
+    fn reserve_blocks(&self) -> usize {
+        let step = self.max_num_batched_tokens.div_ceil(self.block_size) + self.max_num_seqs;
+        if self.num_swap_blocks == 0 { 0 } else { step.min(self.num_device_blocks / MAX_RESERVE_PART) }
+    }
+}
+
+/// See [`SchedulerConfig::reserve_blocks`].
+const MAX_RESERVE_PART: usize = 16;
 
 /// A request as the intake hands it over: valid, and small enough to run alone.
 #[derive(Clone, Debug)]
@@ -125,8 +145,10 @@ pub struct StepStats {
 pub struct Admission {
     pub request: RequestId,
     pub prompt_tokens: usize,
-    /// How many of them the prefix cache held.
+    /// How many of them the prefix cache held, on either tier ...
     pub cached_tokens: usize,
+    /// ... and how many of these were in the swap pool alone.
+    pub swapped_tokens: usize,
 }
 
 /// What the scheduler thought of the last step that it planned.
@@ -186,11 +208,17 @@ pub struct Scheduler {
     /// Told to the device pool with the next demand.
     pending: Demand,
     /// Told to the swap pool with the next demand.
-    pending_swap: Vec<Vec<BlockId>>,
+    pending_swap: SwapDemand,
     /// Device blocks available at least: as of the last grant, since when blocks have only come back.
     available: usize,
-    /// Preempted sequences and what they want stored, between `reserve` and `plan`.
-    storing: Vec<Store>,
+    /// As of its last answer.
+    swap_stats: PoolStats,
+    moving: Moving,
+    /// Whose blocks are on their way to the device.
+    swap_ins: IdMap<CopyId, Rank>,
+    next_copy: u64,
+    costs: CopyCosts,
+    decisions: Vec<Decision>,
     /// The plans that were made and whose results have not been taken in, oldest first.
     in_flight: VecDeque<InFlight>,
     step_times: StepTimeModel,
@@ -213,9 +241,14 @@ impl Scheduler {
             ranks: IdMap::default(),
             next_seq: 0,
             pending: Demand::default(),
-            pending_swap: Vec::new(),
+            pending_swap: SwapDemand::default(),
             available: config.num_device_blocks,
-            storing: Vec::new(),
+            swap_stats: PoolStats { free: config.num_swap_blocks, ..PoolStats::default() },
+            moving: Moving::default(),
+            swap_ins: IdMap::default(),
+            next_copy: 0,
+            costs: CopyCosts::default(),
+            decisions: Vec::new(),
             in_flight: VecDeque::new(),
             step_times: StepTimeModel::default(),
             forecast: Forecast::default(),
@@ -273,12 +306,17 @@ impl Scheduler {
     /// Forgets a sequence; its blocks are released with the next demands.
     fn drop_seq(&mut self, rank: Rank) {
         let seq = self.running.remove(&rank).or_else(|| self.waiting.remove(&rank));
-        let seq = seq.expect("a request's ranks are those of its living sequences");
+        let mut seq = seq.expect("a request's ranks are those of its living sequences");
+        self.give_backing_up(&mut seq);
+        if let Some(coming) = seq.swap_in.take() {
+            self.swap_ins.remove(&coming.id);
+            self.pending_swap.release.push(coming.from);
+        }
         match seq.state {
             SeqState::Running => self.pending.release.push(seq.table),
             SeqState::Swapped(blocks) => {
                 self.num_swapped -= 1;
-                self.pending_swap.push(blocks);
+                self.pending_swap.release.push(blocks);
             }
             SeqState::Waiting => {}
         }
@@ -366,7 +404,7 @@ impl Scheduler {
                 budget.take(seq.scheduled, context);
             }
             seats += seq.seats();
-            goes_on |= seq.scheduled > 0;
+            goes_on |= seq.scheduled > 0 || seq.swap_in.is_some();
             promised += seq.promised_blocks(config.block_size);
             if let Some(grow) = grow(seq, config.block_size) {
                 unpromised += grow.new_blocks - grow.promised + usize::from(grow.writes_into.is_some());
@@ -383,53 +421,38 @@ impl Scheduler {
         }
         demand.seats = config.max_num_seqs.saturating_sub(seats);
         demand.token_budget = budget.left(0);
+        demand.reserve = config.reserve_blocks();
         // Where nothing goes on, nothing will need what the watermark keeps free.
         demand.watermark = if goes_on { config.watermark_blocks } else { 0 };
         demand.admit = self.candidates(&demand);
         Some(demand)
     }
 
-    /// Second call: what the step needs of the swap pool. Empty on most steps, and then the call may be skipped.
-    pub fn reserve(&mut self, grant: &Grant) -> SwapDemand {
-        self.storing = grant.preempted.iter().filter_map(|seq| self.store(*seq)).collect();
-        SwapDemand { release: std::mem::take(&mut self.pending_swap), store: self.storing.clone() }
-    }
-
-    fn store(&self, seq: SeqId) -> Option<Store> {
-        let seq = &self.running[&self.ranks[&seq]];
-        let num_blocks = seq.num_computed.div_ceil(self.config.block_size);
-        let worth_it = match self.config.preemption_mode {
-            PreemptionMode::Auto => num_blocks > RECOMPUTE_MAX_BLOCKS,
-            PreemptionMode::Swap => num_blocks > 0,
-            PreemptionMode::Recompute => false,
-        };
-        let num_full = (seq.num_computed / self.config.block_size).min(seq.hashes.len());
-        worth_it.then(|| Store { seq: seq.rank.seq, num_blocks, hashes: seq.hashes[..num_full].to_vec() })
-    }
-
     /// Third call: the step itself. An empty plan is done: it is not in flight, and no commit follows it.
     pub fn plan(&mut self, grant: Grant, swap: SwapGrant) -> StepPlan {
         let mut plan = StepPlan::default();
-        let stores = std::mem::take(&mut self.storing);
-        let mut stored: IdMap<SeqId, Vec<SwapBlock>> =
-            stores.iter().zip(swap.stored).filter_map(|(store, blocks)| Some((store.seq, blocks?))).collect();
+        let mut answers = self.plan_copies(swap, &mut plan);
         let has_changed = !grant.admitted.is_empty() || !grant.preempted.is_empty();
         for seq in &grant.preempted {
-            self.preempt(self.ranks[seq], stored.remove(seq), &mut plan);
+            self.preempt(self.ranks[seq], answers.stored.remove(seq), &mut plan);
         }
         self.hold_back_others(&grant.preempted);
         self.extend_tables(grant.grown, &mut plan);
         for admitted in grant.admitted {
             let rank = self.ranks[&admitted.seq];
             let mut seq = self.waiting.remove(&rank).expect("only waiting sequences are admitted");
-            self.admit(&mut seq, admitted.cached, admitted.blocks, admitted.num_new_tokens, &mut plan);
+            let taken = answers.taken.remove(&admitted.seq);
+            self.admit(&mut seq, admitted, taken, &mut plan);
             self.running.insert(seq);
         }
+        let num_in: usize = plan.swap_in.iter().map(|swap_in| swap_in.pairs.len()).sum();
+        self.costs.enqueue(plan.swap_out.len() + num_in);
+        self.stats.blocks_out += plan.swap_out.len();
         self.available = grant.stats.free + grant.stats.cached;
         let in_flight = self.plan_batch(&mut plan.batch);
         if !plan.is_empty() {
             self.in_flight.push_back(in_flight);
-        } else if self.in_flight.is_empty() && !has_changed {
+        } else if self.in_flight.is_empty() && !has_changed && self.swap_ins.is_empty() {
             self.unblock();
         }
         plan
@@ -448,22 +471,5 @@ impl Scheduler {
             table.extend(grown.blocks);
             seq.tail_shared = false;
         }
-    }
-
-    fn preempt(&mut self, rank: Rank, stored: Option<Vec<SwapBlock>>, plan: &mut StepPlan) {
-        let mut seq = self.running.remove(&rank).expect("only running sequences are preempted");
-        let blocks = stored.as_ref().map(|blocks| blocks.iter().map(|swap| swap.block).collect());
-        let table = seq.preempt(blocks);
-        match stored {
-            Some(blocks) => {
-                let copies = table.iter().zip(&blocks).filter(|(_, swap)| swap.copy);
-                plan.swap_out.extend(copies.map(|(device, swap)| (*device, swap.block)));
-                self.num_swapped += 1;
-                self.stats.preempted_swap += 1;
-                self.stats.blocks_out += blocks.iter().filter(|swap| swap.copy).count();
-            }
-            None => self.stats.preempted_recompute += 1,
-        }
-        self.waiting.insert(rank, seq);
     }
 }

@@ -154,12 +154,13 @@ impl PrefixCache {
         }
     }
 
-    /// Forgets the least recently released idle block and gives it away.
-    pub fn evict(&mut self) -> Option<BlockId> {
+    /// Forgets the least recently released idle block and gives it away, with its name.
+    pub fn evict(&mut self) -> Option<(BlockId, BlockHash)> {
         let block = self.oldest?;
+        let hash = self.hash_of(block).expect("an idle block has a name");
         self.unpark(block);
         self.remove(block);
-        Some(block)
+        Some((block, hash))
     }
 
     /// Asserts every invariant; linear in the number of blocks.
@@ -231,7 +232,7 @@ mod tests {
         cache.unpark(BlockId(3)); // from the middle
         cache.check();
         cache.park(BlockId(3));
-        let order: Vec<_> = std::iter::from_fn(|| cache.evict()).map(|block| block.0).collect();
+        let order: Vec<_> = std::iter::from_fn(|| cache.evict()).map(|(block, _)| block.0).collect();
         assert_eq!(order, [2, 0, 1, 3]);
         assert!(names.iter().all(|hash| cache.get(hash).is_none()));
         cache.check();

@@ -6,7 +6,7 @@ use crate::engine::constraint::{Guide, NextToken};
 use crate::engine::plan::FedTokens;
 use crate::engine::policy::Arrival;
 use crate::engine::prefix_cache::{BlockHash, BlockHasher};
-use crate::ids::{BlockId, RequestId, SeqId, TokenId};
+use crate::ids::{BlockId, CopyId, RequestId, SeqId, TokenId};
 use crate::sampling::params::{FinishReason, Pooling, PositionLogprobs, SamplingParams};
 use std::borrow::Cow;
 use std::ops::{Deref, Range};
@@ -27,10 +27,24 @@ pub struct Rank {
 pub enum SeqState {
     /// Nowhere: new, or preempted for recomputation. No blocks.
     Waiting,
-    /// In device blocks, for `num_computed` tokens.
+    /// In device blocks, for `num_computed` tokens, or on the way to them ([`Sequence::swap_in`]).
     Running,
     /// In these blocks of the swap pool, for `num_computed` tokens. No device blocks.
     Swapped(Vec<BlockId>),
+}
+
+/// KV that comes back to the device. Until it is there, nothing of the sequence is planned.
+#[derive(Clone, Debug)]
+pub struct SwapInUnderWay {
+    pub id: CopyId,
+    /// Held in the swap pool: what comes, after the blocks before `first_place`.
+    pub from: Vec<BlockId>,
+    /// Place in the table of the first block that comes.
+    pub first_place: usize,
+    /// Leading tokens that are there when it has come.
+    pub num_tokens: usize,
+    /// `from` is all of a swapped sequence; otherwise parts that the swap pool had cached.
+    pub was_swapped: bool,
 }
 
 /// The hidden states of a prompt's tokens, as far as they are known and wanted.
@@ -130,6 +144,10 @@ pub struct Sequence {
     pub forks: u32,
     /// The partly filled last block may be held by a fork too.
     pub tail_shared: bool,
+    /// Running: KV that has to come before anything is computed.
+    pub swap_in: Option<Box<SwapInUnderWay>>,
+    /// Leading full blocks that were offered to the swap pool ahead of need.
+    pub num_backed: usize,
     /// Its first token has been delivered.
     pub started: bool,
     // What each step asks of `params`, at hand: those lie elsewhere.
@@ -149,6 +167,10 @@ pub struct Sequence {
     pub state: SeqState,
     /// Prompt tokens that the cache held at the first admission.
     pub cached_tokens: Option<usize>,
+    /// Blocks of the swap pool that hold copies of its full blocks, kept for its next preemption.
+    pub backing: Vec<BlockId>,
+    /// Times it had to yield.
+    pub preemptions: u32,
     /// Entry `i` is of prompt token `i + 1`.
     pub prompt_logprobs: Vec<PositionLogprobs>,
     /// Of an embedding.
@@ -194,9 +216,13 @@ impl Sequence {
             sampling: 0,
             scheduled: 0,
             tail_shared: false,
+            swap_in: None,
+            num_backed: 0,
             num_published: 0,
             started: false,
             cached_tokens: None,
+            backing: Vec::new(),
+            preemptions: 0,
             admitted_tokens: 0,
             prompt_logprobs: Vec::new(),
             pooled: Pooled::default(),
@@ -210,7 +236,10 @@ impl Sequence {
         assert!(self.output.is_empty() || self.is_beam(), "samples fork off the prompt");
         let guide = self.guide.as_ref().map(Guide::fork);
         let rank = Rank { seq, ..self.rank };
-        Self { rank, sample, forks: 0, prompt_logprobs: Vec::new(), guide, next: None, ..self.clone() }
+        assert!(self.swap_in.is_none(), "{} forks before its KV is there", self.rank.seq);
+        // Each gives back what it holds itself.
+        let (backing, num_backed) = (Vec::new(), 0);
+        Self { rank, sample, forks: 0, prompt_logprobs: Vec::new(), guide, next: None, backing, num_backed, ..self.clone() }
     }
 
     /// Whether it is one of the beams of a search.
@@ -282,6 +311,7 @@ impl Sequence {
     /// Tokens that the next plan can feed: those that are known and in no plan in flight, or the pending one.
     pub fn remaining(&self) -> usize {
         match self.sampling {
+            0 if self.swap_in.is_some() => 0,
             0 => self.num_tokens() - self.num_planned(),
             _ => usize::from(self.goes_on()),
         }
@@ -356,6 +386,8 @@ impl Sequence {
             }
         };
         (self.scheduled, self.num_published, self.admitted_tokens, self.tail_shared) = (0, 0, 0, false);
+        self.num_backed = 0;
+        self.preemptions += 1;
         std::mem::take(&mut self.table)
     }
 }

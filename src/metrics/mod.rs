@@ -8,6 +8,7 @@ mod table;
 
 pub use table::{Kind, METRICS, Metric};
 
+use crate::engine::arbiter::Choice;
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, Unit};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use std::sync::OnceLock;
@@ -160,9 +161,10 @@ pub fn set_device_blocks(used: usize, cached: usize, free: usize) {
     });
 }
 
-pub fn set_swap_blocks(used: usize, free: usize) {
+pub fn set_swap_blocks(used: usize, cached: usize, free: usize) {
     with(|m| {
         m.swap_used.set(used as f64);
+        m.swap_cached.set(cached as f64);
         m.swap_free.set(free as f64);
     });
 }
@@ -194,12 +196,26 @@ pub fn preempted(kind: Preemption) {
     with(|m| m.preemptions[kind as usize].increment(1));
 }
 
-/// Prompt tokens looked up in the prefix cache, and how many were there.
-pub fn prefix_cache(queried: usize, hit: usize) {
+/// Prompt tokens looked up in the prefix cache, how many were there, and how many of these in the swap pool alone.
+pub fn prefix_cache(queried: usize, hit: usize, swapped: usize) {
     with(|m| {
         m.prefix_queries.increment(queried as u64);
-        m.prefix_hits.increment(hit as u64);
+        m.prefix_hits_device.increment((hit - swapped) as u64);
+        m.prefix_hits_cpu.increment(swapped as u64);
     });
+}
+
+/// Seconds that copying a block takes, to the swap pool and to the device, and the blocks that wait for it.
+pub fn copies(out_s: f64, in_s: f64, queued_blocks: usize) {
+    with(|m| {
+        m.copy_out.set(out_s);
+        m.copy_in.set(in_s);
+        m.copy_queue.set(queued_blocks as f64);
+    });
+}
+
+pub fn arbiter_decided(choice: Choice) {
+    with(|m| m.arbiter[choice as usize].increment(1));
 }
 
 /// An HTTP answer. `path` is the route (never what a client made up: each value is a series of its own).
@@ -269,6 +285,7 @@ struct Handles {
     device_cached: Gauge,
     device_free: Gauge,
     swap_used: Gauge,
+    swap_cached: Gauge,
     swap_free: Gauge,
     kv_waste: Gauge,
     kv_slot_steps: Counter,
@@ -279,7 +296,12 @@ struct Handles {
     swap_out_bytes: Counter,
     preemptions: [Counter; 2],
     prefix_queries: Counter,
-    prefix_hits: Counter,
+    prefix_hits_device: Counter,
+    prefix_hits_cpu: Counter,
+    copy_out: Gauge,
+    copy_in: Gauge,
+    copy_queue: Gauge,
+    arbiter: [Counter; 3],
     executor_restarts: Counter,
 }
 
@@ -343,10 +365,11 @@ impl Handles {
             requests_waiting: gauge_of(&table::REQUESTS, "waiting"),
             requests_running: gauge_of(&table::REQUESTS, "running"),
             requests_swapped: gauge_of(&table::REQUESTS, "swapped"),
-            // In the order of `Outcome`, `Rejection`, `Preemption`.
+            // In the order of `Outcome`, `Rejection`, `Preemption`, `Choice`.
             outcomes: ["stop", "length", "cancelled", "failed"].map(|v| counter_of(&table::REQUESTS_TOTAL, v)),
             rejections: ["queue_full", "too_long", "invalid", "draining"].map(|v| counter_of(&table::REJECTED, v)),
             preemptions: ["swap", "recompute"].map(|v| counter_of(&table::PREEMPTIONS, v)),
+            arbiter: ["swap", "swap_full", "recompute"].map(|v| counter_of(&table::ARBITER, v)),
             queue: histogram(&table::QUEUE_SECONDS),
             first_token: histogram(&table::TIME_TO_FIRST_TOKEN),
             inter_token: histogram(&table::INTER_TOKEN),
@@ -368,6 +391,7 @@ impl Handles {
             device_cached: gauge_of(&table::DEVICE_BLOCKS, "cached"),
             device_free: gauge_of(&table::DEVICE_BLOCKS, "free"),
             swap_used: gauge_of(&table::SWAP_BLOCKS, "used"),
+            swap_cached: gauge_of(&table::SWAP_BLOCKS, "cached"),
             swap_free: gauge_of(&table::SWAP_BLOCKS, "free"),
             kv_waste: recorder.register_gauge(&key(&table::KV_WASTE, None), &METADATA),
             kv_slot_steps: counter(&table::KV_SLOT_STEPS),
@@ -377,7 +401,11 @@ impl Handles {
             swap_in_bytes: counter(&table::SWAP_IN_BYTES),
             swap_out_bytes: counter(&table::SWAP_OUT_BYTES),
             prefix_queries: counter(&table::PREFIX_QUERIES),
-            prefix_hits: counter(&table::PREFIX_HITS),
+            prefix_hits_device: counter_of(&table::PREFIX_HITS, "device"),
+            prefix_hits_cpu: counter_of(&table::PREFIX_HITS, "cpu"),
+            copy_out: gauge_of(&table::COPY_SECONDS, "out"),
+            copy_in: gauge_of(&table::COPY_SECONDS, "in"),
+            copy_queue: recorder.register_gauge(&key(&table::COPY_QUEUE, None), &METADATA),
             executor_restarts: counter(&table::EXECUTOR_RESTARTS),
         }
     }
@@ -419,6 +447,9 @@ mod tests {
         forecast(300, 0.02, 0.0005);
         kv_waste(3, 12);
         swapped_out(2, 4096);
+        prefix_cache(40, 32, 16);
+        arbiter_decided(Choice::SwapFull);
+        copies(0.001, 0.002, 7);
         first_token(Duration::from_millis(30));
         http_request("/v1/models", 200);
         build_info("demo", "cpu", "bfloat16");
@@ -448,6 +479,11 @@ mod tests {
             ("pagetide_kv_slot_steps_total", 12.0),
             ("pagetide_swap_out_bytes_total", 4096.0),
             ("pagetide_swap_in_bytes_total", 0.0),
+            ("pagetide_prefix_cache_hits_total{tier=\"device\"}", 16.0),
+            ("pagetide_prefix_cache_hits_total{tier=\"cpu\"}", 16.0),
+            ("pagetide_arbiter_decisions_total{choice=\"swap_full\"}", 1.0),
+            ("pagetide_copy_seconds{direction=\"in\"}", 0.002),
+            ("pagetide_copy_queue_blocks", 7.0),
             ("pagetide_time_to_first_token_seconds_bucket{le=\"0.025\"}", 0.0),
             ("pagetide_time_to_first_token_seconds_bucket{le=\"0.05\"}", 1.0),
             ("pagetide_http_requests_total{path=\"/v1/models\",status=\"200\"}", 1.0),

@@ -99,8 +99,14 @@ metrics! {
         "What the scheduler has learned from the steps so far: what the decodes of the latest step take by themselves; what a prompt token adds to a step.";
     DEVICE_BLOCKS = "pagetide_device_blocks" Gauge "blocks" ["state": "used, cached, free"] &[],
         "KV blocks on the device: held by a sequence; held by nobody but still in the prefix cache; empty.";
-    SWAP_BLOCKS = "pagetide_swap_blocks" Gauge "blocks" ["state": "used, free"] &[],
-        "KV blocks of the swap pool in CPU memory.";
+    SWAP_BLOCKS = "pagetide_swap_blocks" Gauge "blocks" ["state": "used, cached, free"] &[],
+        "KV blocks of the swap pool in CPU memory: of a swapped sequence, or copied ahead for a running one; held by nobody but still in the prefix cache's second level; empty.";
+    COPY_SECONDS = "pagetide_copy_seconds" Gauge "seconds" ["direction": "out, in"] &[],
+        "Seconds that copying a block takes, to the swap pool or to the device, learned from the last hundred or so: by these the arbiter decides.";
+    COPY_QUEUE = "pagetide_copy_queue_blocks" Gauge "blocks" [] &[],
+        "Blocks that wait to be copied between the device and the swap pool.";
+    ARBITER = "pagetide_arbiter_decisions_total" Counter "decisions" ["choice": "swap, swap_full, recompute"] &[],
+        "What scheduler.preemption_mode = auto chose for sequences that had to yield: all blocks to the swap pool, the full ones, or none.";
     KV_WASTE = "pagetide_kv_waste_ratio" Gauge "ratio" [] &[],
         "Slots of used device blocks that hold no token, as a fraction of all slots of used blocks, in the latest step.";
     KV_SLOT_STEPS = "pagetide_kv_slot_steps_total" Counter "slots" [] &[],
@@ -118,9 +124,9 @@ metrics! {
     PREEMPTIONS = "pagetide_preemptions_total" Counter "sequences" ["mode": "swap, recompute"] &[],
         "Sequences that had to give their device blocks away.";
     PREFIX_QUERIES = "pagetide_prefix_cache_queries_total" Counter "tokens" [] &[],
-        "Prompt tokens looked up in the prefix cache.";
-    PREFIX_HITS = "pagetide_prefix_cache_hits_total" Counter "tokens" [] &[],
-        "Prompt tokens found there.";
+        "Prompt tokens looked up in the prefix cache, both levels.";
+    PREFIX_HITS = "pagetide_prefix_cache_hits_total" Counter "tokens" ["tier": "device, cpu"] &[],
+        "Prompt tokens found there: on the device, or in the swap pool alone.";
     HTTP_REQUESTS = "pagetide_http_requests_total" Counter "requests" ["path": "the route, or other", "status": "HTTP status"] &[],
         "Answers of the HTTP server.";
     EXECUTOR_RESTARTS = "pagetide_executor_restarts_total" Counter "restarts" [] &[],

@@ -10,7 +10,7 @@
 //! - Final hidden states are all ones.
 
 use crate::engine::plan::{
-    PlannedSeq, SamplePlan, SampledTokens, SeqOutput, StepOutput, StepPlan, StepRunner, StepTiming,
+    CopyReport, PlannedSeq, SamplePlan, SampledTokens, SeqOutput, StepOutput, StepPlan, StepRunner, StepTiming,
 };
 use crate::error::StartError;
 use crate::ids::TokenId;
@@ -24,12 +24,13 @@ pub struct NullRunner {
     embed_size: usize,
     /// Of the plans that were submitted and not finished, oldest first.
     done: VecDeque<StepOutput>,
+    copies: CopyReport,
 }
 
 impl NullRunner {
     /// In place of a model with this vocabulary and this many numbers in a hidden state.
     pub fn new(vocab_size: usize, embed_size: usize) -> Self {
-        Self { vocab_size: vocab_size as u32, embed_size, done: VecDeque::new() }
+        Self { vocab_size: vocab_size as u32, embed_size, done: VecDeque::new(), copies: CopyReport::default() }
     }
 
     fn output(&self, planned: &PlannedSeq) -> SeqOutput {
@@ -95,7 +96,17 @@ impl StepRunner for NullRunner {
         let started = Instant::now();
         let seqs = plan.batch.iter().map(|planned| self.output(planned)).collect();
         let timing = StepTiming { forward_s: started.elapsed().as_secs_f64(), ..StepTiming::default() };
-        self.done.push_back(StepOutput { seqs, timing });
+        // There is no KV: what is copied is there.
+        self.copies.arrived.extend(plan.swap_in.iter().map(|swap_in| (swap_in.id, true)));
+        self.done.push_back(StepOutput { seqs, timing, copies: CopyReport::default() });
+    }
+
+    fn take_copies(&mut self) -> CopyReport {
+        std::mem::take(&mut self.copies)
+    }
+
+    fn is_copying(&self) -> bool {
+        !self.copies.is_empty()
     }
 
     fn is_done(&mut self) -> bool {
@@ -103,11 +114,13 @@ impl StepRunner for NullRunner {
     }
 
     fn finish(&mut self) -> StepOutput {
-        self.done.pop_front().expect("a plan was submitted that is not finished")
+        let output = self.done.pop_front().expect("a plan was submitted that is not finished");
+        StepOutput { copies: self.take_copies(), ..output }
     }
 
     fn reset(&mut self) -> Result<(), StartError> {
         self.done.clear();
+        self.copies = CopyReport::default();
         Ok(())
     }
 }

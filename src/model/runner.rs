@@ -1,15 +1,16 @@
 //! A step plan on a device: copies, one forward pass, samples.
 
-use crate::backend::{Backend, Batch, BatchSeq, KvLayout, LogitsRequest, LogitsResult, LogitsWant, NO_SOURCE};
+use crate::backend::{Backend, Batch, BatchSeq, FinishedCopy, KvLayout, LogitsRequest, LogitsResult, LogitsWant, NO_SOURCE};
 use crate::engine::plan::{
-    MAX_STEPS_IN_FLIGHT, PlannedSeq, SamplePlan, SeqOutput, StepOutput, StepPlan, StepRunner, StepTiming,
+    CopyReport, MAX_STEPS_IN_FLIGHT, PlannedSeq, SamplePlan, SeqOutput, StepOutput, StepPlan, StepRunner, StepTiming,
+    SwapIn,
 };
 use crate::error::StartError;
-use crate::ids::SeqId;
+use crate::ids::{BlockId, CopyId, SeqId};
 use crate::model::decoder::Decoder;
 use crate::sampling::params::TokenLimits;
 use crate::sampling::sampler::Draw;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::time::Instant;
 
@@ -35,6 +36,19 @@ pub struct ModelRunner<B: Backend> {
     last_samples: HashMap<SeqId, u32>,
     /// When the last plan was done.
     last_done: Option<Instant>,
+    /// Copies to the swap pool and to the device that have not ended, in order.
+    copying: [VecDeque<Copying>; 2],
+    /// What has not been told of copies that could not be started.
+    failed: CopyReport,
+    /// Blocks of the swap pool that hold nothing since then.
+    broken: HashSet<BlockId>,
+}
+
+/// A copy between the tiers.
+struct Copying {
+    /// Of a swap-in.
+    id: Option<CopyId>,
+    num_blocks: usize,
 }
 
 /// What becomes of the results of a plan.
@@ -78,13 +92,33 @@ impl<B: Backend> ModelRunner<B> {
             in_flight: VecDeque::new(),
             last_samples: HashMap::new(),
             last_done: None,
+            copying: Default::default(),
+            failed: CopyReport::default(),
+            broken: HashSet::new(),
         })
     }
 
     fn copy(&mut self, plan: &StepPlan) {
-        self.backend.swap_out(&plan.swap_out);
+        let [out, back] = &mut self.copying;
+        if !plan.swap_out.is_empty() {
+            let swap_blocks: Vec<_> = plan.swap_out.iter().map(|(_, swap)| *swap).collect();
+            if self.backend.swap_out(&plan.swap_out) {
+                self.broken.retain(|block| !swap_blocks.contains(block));
+                out.push_back(Copying { id: None, num_blocks: swap_blocks.len() });
+            } else {
+                self.broken.extend(&swap_blocks);
+                self.failed.lost.extend(swap_blocks);
+            }
+        }
         self.backend.copy_blocks(&plan.copy);
-        self.backend.swap_in(&plan.swap_in);
+        for SwapIn { id, pairs } in &plan.swap_in {
+            let is_whole = pairs.iter().all(|(swap, _)| !self.broken.contains(swap));
+            if is_whole && self.backend.swap_in(pairs) {
+                back.push_back(Copying { id: Some(*id), num_blocks: pairs.len() });
+            } else {
+                self.failed.arrived.push((*id, false));
+            }
+        }
     }
 
     /// Starts the forward pass and the samples. Returns for each request its sequence's place in the plan, and the
@@ -184,6 +218,24 @@ impl<B: Backend> StepRunner for ModelRunner<B> {
         self.in_flight.push_back(Submitted { at, outputs, places, timing });
     }
 
+    fn take_copies(&mut self) -> CopyReport {
+        let mut report = std::mem::take(&mut self.failed);
+        for FinishedCopy { to_device, seconds } in self.backend.finished_copies() {
+            let direction = usize::from(to_device);
+            let copies = &mut self.copying[direction];
+            let Copying { id, num_blocks } = copies.pop_front().expect("copies of one direction end in their order");
+            report.done[direction].blocks += num_blocks;
+            report.done[direction].seconds += seconds;
+            report.arrived.extend(id.map(|id| (id, true)));
+        }
+        report.queued_blocks = self.copying.iter().flatten().map(|copying| copying.num_blocks).sum();
+        report
+    }
+
+    fn is_copying(&self) -> bool {
+        !self.failed.is_empty() || self.copying.iter().any(|copies| !copies.is_empty())
+    }
+
     fn is_done(&mut self) -> bool {
         self.backend.is_step_done()
     }
@@ -203,13 +255,17 @@ impl<B: Backend> StepRunner for ModelRunner<B> {
         let now = Instant::now();
         // A plan that was submitted behind another one began when that one was done.
         let began = self.last_done.replace(now).map_or(at, |done| done.max(at));
+        timing.swap_s += self.backend.waited_for_copies();
         timing.forward_s = ((now - began).as_secs_f64() - timing.swap_s - timing.sample_s).max(0.0);
-        StepOutput { seqs, timing }
+        StepOutput { seqs, timing, copies: self.take_copies() }
     }
 
     fn reset(&mut self) -> Result<(), StartError> {
         self.in_flight.clear();
         self.last_samples.clear();
+        self.copying = Default::default();
+        self.failed = CopyReport::default();
+        self.broken.clear();
         let PoolSizes { layout, num_device_blocks, num_swap_blocks } = self.pools;
         self.backend.allocate_kv(layout, num_device_blocks, num_swap_blocks)
     }

@@ -7,7 +7,7 @@ use crate::support::*;
 use pagetide::backend::DType;
 use pagetide::backend::cuda::CudaBackend;
 use pagetide::backend::cuda::device::Device;
-use pagetide::engine::allocation::{serve, serve_swap};
+use pagetide::engine::allocation::{find, serve, serve_swap};
 use pagetide::engine::block_pool::BlockPool;
 use pagetide::engine::plan::{Delivery, StepRunner};
 use pagetide::engine::policy::{Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy, StepStats};
@@ -62,6 +62,7 @@ impl Engine {
         let config = SchedulerConfig {
             block_size,
             num_device_blocks,
+            num_swap_blocks,
             max_num_seqs: 12,
             max_num_batched_tokens: 40,
             inter_token_target: None,
@@ -69,6 +70,8 @@ impl Engine {
             policy: SchedulingPolicy::Fcfs,
             preemption_mode: mode,
             watermark_blocks: 0,
+            write_behind_blocks: num_device_blocks / 4,
+            max_tail_blocks: 1,
             prefix_caching: true,
             overlap,
             hash_key: [7; 32],
@@ -76,7 +79,7 @@ impl Engine {
         Self {
             scheduler: Scheduler::new(config),
             device_pool: BlockPool::new(num_device_blocks, true),
-            swap_pool: BlockPool::new(num_swap_blocks, false),
+            swap_pool: BlockPool::new(num_swap_blocks, true),
             block_size,
             runner: runner.unwrap(),
             outputs: BTreeMap::new(),
@@ -87,7 +90,9 @@ impl Engine {
 
     /// Submits a plan, if one may be made now; else takes the results of the oldest in.
     fn step(&mut self) {
-        let Some(demand) = self.scheduler.demand() else { return self.finish() };
+        let Some(mut demand) = self.scheduler.demand() else { return self.finish() };
+        let finds = self.scheduler.finds(&demand);
+        self.scheduler.found(&mut demand, find(&self.swap_pool, &finds));
         let is_ahead = self.scheduler.num_in_flight() > 0;
         let grant = serve(&mut self.device_pool, self.block_size, demand);
         let swap_demand = self.scheduler.reserve(&grant);
@@ -98,6 +103,9 @@ impl Engine {
             self.runner.submit(&plan);
         } else if is_ahead {
             self.finish();
+        } else if self.scheduler.waits_for_copies() {
+            let report = self.runner.take_copies();
+            self.scheduler.copied(&report);
         }
     }
 

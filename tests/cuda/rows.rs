@@ -19,7 +19,7 @@ trait Bench {
     fn fill(&self, tensor: &mut <Self::B as Backend>::Tensor, values: &[f32]);
     fn values(&self, tensor: &<Self::B as Backend>::Tensor, len: usize) -> Vec<f32>;
     /// Bytes of a block of the device pool.
-    fn block(&self, block: u32) -> Vec<u8>;
+    fn block(&mut self, block: u32) -> Vec<u8>;
 }
 
 struct Cpu(CpuBackend);
@@ -39,7 +39,7 @@ impl Bench for Cpu {
         tensor.as_slice()[..len].to_vec()
     }
 
-    fn block(&self, block: u32) -> Vec<u8> {
+    fn block(&mut self, block: u32) -> Vec<u8> {
         self.0.device_block(BlockId(block)).to_vec()
     }
 }
@@ -61,7 +61,7 @@ impl Bench for Cuda {
         get(&self.1, tensor, len)
     }
 
-    fn block(&self, block: u32) -> Vec<u8> {
+    fn block(&mut self, block: u32) -> Vec<u8> {
         let pool = download_bytes(&self.1, self.0.kv_pool().expect("allocated"));
         pool[block as usize * self.2..][..self.2].to_vec()
     }

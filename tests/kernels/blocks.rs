@@ -23,7 +23,7 @@ fn filled(num_blocks: usize, num_swap_blocks: usize) -> CpuBackend {
     backend
 }
 
-fn contents(backend: &CpuBackend, num_blocks: u32) -> Vec<Vec<u8>> {
+fn contents(backend: &mut CpuBackend, num_blocks: u32) -> Vec<Vec<u8>> {
     (0..num_blocks).map(|block| backend.device_block(BlockId(block)).to_vec()).collect()
 }
 
@@ -34,17 +34,17 @@ fn pairs(pairs: &[(u32, u32)]) -> Vec<(BlockId, BlockId)> {
 #[test]
 fn swapped_blocks_come_back_whole_wherever_they_go() {
     let mut backend = filled(40, 40);
-    let before = contents(&backend, 40);
+    let before = contents(&mut backend, 40);
     let out: Vec<_> = (0..20).map(|i| (i, 39 - i)).collect();
-    backend.swap_out(&pairs(&out));
+    assert!(backend.swap_out(&pairs(&out)));
     // Others take the blocks over.
     let overwrite: Vec<_> = (0..20).map(|i| (20 + i, i)).collect();
     backend.copy_blocks(&pairs(&overwrite));
-    let after = contents(&backend, 40);
+    let after = contents(&mut backend, 40);
     assert_eq!(after[..20], before[20..]);
     let back: Vec<_> = (0..20).map(|i| (39 - i, 20 + (i + 7) % 20)).collect();
-    backend.swap_in(&pairs(&back));
-    let after = contents(&backend, 40);
+    assert!(backend.swap_in(&pairs(&back)));
+    let after = contents(&mut backend, 40);
     for i in 0..20 {
         assert_eq!(after[20 + (i + 7) % 20], before[i], "block {i}");
     }
@@ -53,9 +53,9 @@ fn swapped_blocks_come_back_whole_wherever_they_go() {
 #[test]
 fn chained_copies_happen_in_order() {
     let mut backend = filled(4, 0);
-    let before = contents(&backend, 4);
+    let before = contents(&mut backend, 4);
     backend.copy_blocks(&pairs(&[(0, 1), (1, 2), (3, 3)]));
-    let after = contents(&backend, 4);
+    let after = contents(&mut backend, 4);
     assert_eq!([&after[1], &after[2], &after[3]], [&before[0], &before[0], &before[3]]);
 }
 
@@ -63,7 +63,7 @@ fn chained_copies_happen_in_order() {
 fn pools_start_over_empty() {
     let mut backend = filled(4, 4);
     backend.allocate_kv(LAYOUT, 4, 0).unwrap();
-    assert!(contents(&backend, 4).iter().flatten().all(|byte| *byte == 0));
+    assert!(contents(&mut backend, 4).iter().flatten().all(|byte| *byte == 0));
 }
 
 #[test]

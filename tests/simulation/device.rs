@@ -2,45 +2,145 @@
 
 use crate::model::{fingerprint, logprob_of, sample, state_of};
 use pagetide::engine::constraint::NextToken;
-use pagetide::engine::plan::{PlannedSeq, SeqOutput, StepOutput, StepPlan};
+use crate::model::Random;
+use pagetide::engine::plan::{CopyReport, PlannedSeq, SeqOutput, StepOutput, StepPlan};
 use pagetide::engine::policy::SchedulerConfig;
-use pagetide::ids::{BlockId, SeqId, TokenId};
-use std::collections::HashMap;
+use pagetide::ids::{BlockId, CopyId, SeqId, TokenId};
+use std::collections::{HashMap, HashSet, VecDeque};
 
-/// The pools' memory.
+/// What a slot holds that was never written, or whose copy failed.
+const NOTHING: u64 = u64::MAX;
+
+/// A block on its way from one pool to the other.
+struct Copying {
+    device: BlockId,
+    swap: BlockId,
+    /// Of a swap-in.
+    id: Option<CopyId>,
+    /// The last of its call.
+    is_last: bool,
+    fails: bool,
+}
+
+/// The pools' memory. Copies between them are carried out in their order and as late as may be, or some time before.
 pub struct Device {
     pub block_size: usize,
     pub blocks: Vec<Vec<u64>>,
     pub swap: Vec<Vec<u64>>,
     /// The tokens that the last plan sampled.
     pub last_samples: HashMap<SeqId, TokenId>,
+    random: Random,
+    /// One in so many copies fails.
+    pub failing: Option<u64>,
+    copying: VecDeque<Copying>,
+    /// Swap blocks that hold nothing.
+    broken: HashSet<BlockId>,
+    /// Swap-ins of which a block has not come.
+    incomplete: HashSet<CopyId>,
+    report: CopyReport,
 }
 
 impl Device {
     pub fn new(config: &SchedulerConfig, swap_blocks: usize) -> Self {
-        let empty = vec![u64::MAX; config.block_size];
+        let empty = vec![NOTHING; config.block_size];
         Self {
             block_size: config.block_size,
             blocks: vec![empty.clone(); config.num_device_blocks],
             swap: vec![empty; swap_blocks],
             last_samples: HashMap::new(),
+            random: Random(swap_blocks as u64 + 1),
+            failing: None,
+            copying: VecDeque::new(),
+            broken: HashSet::new(),
+            incomplete: HashSet::new(),
+            report: CopyReport::default(),
         }
     }
 
+    fn start_copies(&mut self, pairs: impl Iterator<Item = (BlockId, BlockId)>, id: Option<CopyId>) {
+        let fails = |random: &mut Random| self.failing.is_some_and(|one_in| random.one_in(one_in));
+        for (device, swap) in pairs {
+            let fails = fails(&mut self.random);
+            self.copying.push_back(Copying { device, swap, id, is_last: false, fails });
+        }
+        self.copying.back_mut().expect("a call has pairs").is_last = true;
+    }
+
+    /// Carries out the oldest copies up to the last one for which this holds.
+    fn copy_up_to(&mut self, is_in_the_way: impl Fn(&Copying) -> bool) {
+        let count = self.copying.iter().rposition(is_in_the_way).map_or(0, |last| last + 1);
+        (0..count).for_each(|_| self.copy_one());
+    }
+
+    fn copy_one(&mut self) {
+        let Copying { device, swap, id, is_last, fails } = self.copying.pop_front().expect("something is under way");
+        let nothing = vec![NOTHING; self.block_size];
+        match id {
+            None if fails => {
+                self.swap[swap.index()] = nothing;
+                self.broken.insert(swap);
+                self.report.lost.push(swap);
+            }
+            None => {
+                self.swap[swap.index()] = self.blocks[device.index()].clone();
+                self.broken.remove(&swap);
+                self.report.done[0].blocks += 1;
+                self.report.done[0].seconds += 1e-4;
+            }
+            Some(id) if fails || self.broken.contains(&swap) => {
+                self.blocks[device.index()] = nothing;
+                self.incomplete.insert(id);
+            }
+            Some(_) => {
+                self.blocks[device.index()] = self.swap[swap.index()].clone();
+                self.report.done[1].blocks += 1;
+                self.report.done[1].seconds += 1e-4;
+            }
+        }
+        if let Some(id) = id.filter(|_| is_last) {
+            self.report.arrived.push((id, !self.incomplete.remove(&id)));
+        }
+    }
+
+    /// Some of the copies under way, at least one if there is one; and what there is to tell.
+    pub fn copy_some(&mut self) -> CopyReport {
+        let count = 1 + self.random.below(8) as usize;
+        (0..count.min(self.copying.len())).for_each(|_| self.copy_one());
+        self.take_report()
+    }
+
+    fn take_report(&mut self) -> CopyReport {
+        self.report.queued_blocks = self.copying.len();
+        std::mem::take(&mut self.report)
+    }
+
     pub fn execute(&mut self, plan: &StepPlan) -> StepOutput {
-        for (device, swap) in &plan.swap_out {
-            self.swap[swap.index()] = self.blocks[device.index()].clone();
+        if !plan.swap_out.is_empty() {
+            self.start_copies(plan.swap_out.iter().copied(), None);
         }
         for (from, to) in &plan.copy {
+            self.copy_up_to(|copying| copying.device == *to || copying.device == *from && copying.id.is_some());
             self.blocks[to.index()] = self.blocks[from.index()].clone();
         }
-        for (swap, device) in &plan.swap_in {
-            self.blocks[device.index()] = self.swap[swap.index()].clone();
+        for swap_in in &plan.swap_in {
+            self.start_copies(swap_in.pairs.iter().map(|(swap, device)| (*device, *swap)), Some(swap_in.id));
+        }
+        for seq in &plan.batch {
+            let coming = |copying: &&Copying| copying.id.is_some() && seq.table.contains(&copying.device);
+            // Blocks that were on their way for another, who has gone since then, are written anew: that waits.
+            let first_written = seq.num_computed / self.block_size;
+            let is_read = |copying: &Copying| seq.table[..first_written].contains(&copying.device);
+            assert!(!self.copying.iter().filter(coming).any(is_read), "{} reads what has not come", seq.seq);
+            let written = &seq.table[first_written..];
+            self.copy_up_to(|copying| written.contains(&copying.device));
         }
         let seqs: Vec<SeqOutput> = plan.batch.iter().map(|seq| self.run(seq)).collect();
         let sampled = seqs.iter().filter_map(|seq| Some((seq.seq, seq.sampled.first()?.token)));
         self.last_samples = sampled.collect();
-        StepOutput { seqs, ..StepOutput::default() }
+        if self.random.one_in(2) {
+            self.report = self.copy_some();
+        }
+        StepOutput { seqs, copies: self.take_report(), ..StepOutput::default() }
     }
 
     pub fn slot(&mut self, table: &[BlockId], position: usize) -> &mut u64 {

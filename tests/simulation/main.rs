@@ -33,6 +33,7 @@ fn check_random_loads(overlap: bool) {
     let per_seed = operations / seeds.len();
     let (mut total, mut hit_tokens, mut finished, mut failures) = (StepStats::default(), 0, 0, [0; 2]);
     let (mut pending, mut fed_after_end) = (0, 0);
+    let (mut lost_copies, mut hit_swapped) = (0, 0);
     let (mut ruled, mut failed, mut searched, mut embedded, mut limited) = (0, 0, 0, 0, 0);
     for seed in seeds {
         eprintln!("PAGETIDE_SIM_SEED={seed}");
@@ -50,17 +51,21 @@ fn check_random_loads(overlap: bool) {
         searched += world.searched;
         embedded += world.embedded;
         limited += world.limited;
+        lost_copies += world.lost_copies;
+        hit_swapped += world.hit_swapped;
         (failures[0], failures[1]) = (failures[0] + world.failures[0], failures[1] + world.failures[1]);
     }
     eprintln!(
         "{finished} samples finished, {failures:?} executor failures (with two plans in flight), {hit_tokens} cached \
          tokens, {pending} pending tokens, {fed_after_end} ends with a plan behind, {ruled} samples by rules, \
-         {failed} rules failed, {searched} results of searches, {embedded} embeddings, {limited} steps kept short, {total:?}"
+         {failed} rules failed, {searched} results of searches, {embedded} embeddings, {limited} steps kept short, \
+         {lost_copies} copies failed, {hit_swapped} tokens from the second level, {total:?}"
     );
     if setting("PAGETIDE_SIM_SEED").is_none() {
         // The simulation is worth something only while it reaches everything.
         assert!(total.preempted_swap > 1000 && total.preempted_recompute > 1000);
         assert!(hit_tokens > 10_000 && total.blocks_in > 1000 && failures[0] > 50);
+        assert!(lost_copies > 100 && hit_swapped > 1000);
         assert!(limited > 1000 && ruled > 1000 && failed > 50 && searched > 1000 && embedded > 1000);
         assert_eq!(failures[1] > 10, overlap);
         assert_eq!(pending > 1000, overlap);
@@ -75,6 +80,7 @@ fn beams_come_back_to_the_blocks_they_shared() {
         let config = SchedulerConfig {
             block_size: 4,
             num_device_blocks: 6 + 3 * 2,
+            num_swap_blocks: 100,
             max_num_seqs: 8,
             max_num_batched_tokens: 16,
             inter_token_target: None,
@@ -82,11 +88,13 @@ fn beams_come_back_to_the_blocks_they_shared() {
             policy: SchedulingPolicy::Priority,
             preemption_mode: PreemptionMode::Swap,
             watermark_blocks: 0,
+            write_behind_blocks: 0,
+            max_tail_blocks: 0,
             prefix_caching: false,
             overlap,
             hash_key: [0; 32],
         };
-        let mut world = World::of(config, 100, Random(1));
+        let mut world = World::of(config, Random(1));
         world.is_calm = true;
         let beam = BeamParams { width: 3, length_penalty: 1.0, early_stopping: EarlyStopping::Never, logprobs: None };
         let mut search = SamplingParams { max_tokens: 9, beam: Some(beam), ..SamplingParams::default() };
@@ -123,6 +131,7 @@ fn prompts_come_in_pieces_that_keep_steps_short() {
         let config = SchedulerConfig {
             block_size: 16,
             num_device_blocks: 400,
+            num_swap_blocks: 0,
             max_num_seqs: 8,
             max_num_batched_tokens: 500,
             inter_token_target: Some(0.05),
@@ -130,11 +139,13 @@ fn prompts_come_in_pieces_that_keep_steps_short() {
             policy: SchedulingPolicy::Fcfs,
             preemption_mode: PreemptionMode::Auto,
             watermark_blocks: 0,
+            write_behind_blocks: 0,
+            max_tail_blocks: 0,
             prefix_caching: false,
             overlap,
             hash_key: [0; 32],
         };
-        let mut world = World::of(config, 0, Random(1));
+        let mut world = World::of(config, Random(1));
         world.is_calm = true;
         let arrive = |world: &mut World, prompt_len, max_tokens| {
             let prompt = (0..prompt_len).map(|i| i % (VOCAB - 1) as u32 + 1).collect();

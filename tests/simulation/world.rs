@@ -2,7 +2,7 @@
 
 use crate::device::Device;
 use crate::model::*;
-use pagetide::engine::allocation::{serve, serve_swap};
+use pagetide::engine::allocation::{find, serve, serve_swap};
 use pagetide::engine::beam::num_candidates;
 use pagetide::engine::block_pool::BlockPool;
 use pagetide::engine::constraint::ConstraintSource;
@@ -52,6 +52,9 @@ pub struct World {
     pub fed_after_end: usize,
     /// Steps with prompts that could have had more, had they not had to be short.
     pub limited: usize,
+    /// Copies between the pools that failed; cached tokens that came from the swap pool.
+    pub lost_copies: usize,
+    pub hit_swapped: usize,
 }
 
 impl World {
@@ -63,6 +66,7 @@ impl World {
         let config = SchedulerConfig {
             block_size,
             num_device_blocks,
+            num_swap_blocks: if random.one_in(5) { 0 } else { random.range(1, 60) as usize },
             max_num_seqs,
             max_num_batched_tokens: max_num_seqs + random.below(100) as usize,
             inter_token_target: (!random.one_in(3)).then(|| random.range(1, 50) as f64 / 1e3),
@@ -71,22 +75,25 @@ impl World {
             preemption_mode: [PreemptionMode::Auto, PreemptionMode::Swap, PreemptionMode::Recompute]
                 [random.below(3) as usize],
             watermark_blocks: random.below(3) as usize,
+            write_behind_blocks: random.below(num_device_blocks as u64) as usize,
+            max_tail_blocks: random.below(3) as usize,
             prefix_caching: !random.one_in(4),
             overlap,
             hash_key: [seed as u8; 32],
         };
-        let swap_blocks = if random.one_in(5) { 0 } else { random.range(1, 60) as usize };
-        Self::of(config, swap_blocks, random)
+        let mut world = Self::of(config, random);
+        world.device.failing = (!world.random.one_in(3)).then_some(50);
+        world
     }
 
-    pub fn of(config: SchedulerConfig, swap_blocks: usize, mut random: Random) -> Self {
-        let num_device_blocks = config.num_device_blocks;
+    pub fn of(config: SchedulerConfig, mut random: Random) -> Self {
+        let SchedulerConfig { num_device_blocks, num_swap_blocks, prefix_caching, .. } = config;
         let prefixes = (0..3).map(|_| random_tokens(&mut random, 30)).collect();
         Self {
             scheduler: Scheduler::new(config.clone()),
-            device_pool: BlockPool::new(num_device_blocks, config.prefix_caching),
-            swap_pool: BlockPool::new(swap_blocks, false),
-            device: Device::new(&config, swap_blocks),
+            device_pool: BlockPool::new(num_device_blocks, prefix_caching),
+            swap_pool: BlockPool::new(num_swap_blocks, prefix_caching),
+            device: Device::new(&config, num_swap_blocks),
             in_flight: VecDeque::new(),
             open: HashMap::new(),
             next_request: 0,
@@ -104,6 +111,8 @@ impl World {
             pending: 0,
             fed_after_end: 0,
             limited: 0,
+            lost_copies: 0,
+            hit_swapped: 0,
             random,
             config,
         }
@@ -229,6 +238,11 @@ impl World {
 
     /// Mostly plans where that is possible, else ends the oldest plan.
     pub fn step(&mut self) {
+        if self.scheduler.waits_for_copies() && self.random.one_in(3) {
+            let report = self.device.copy_some();
+            self.lost_copies += report.lost.len() + report.arrived.iter().filter(|(_, is_there)| !is_there).count();
+            self.scheduler.copied(&report);
+        }
         let waits = !self.in_flight.is_empty() && self.random.one_in(4);
         if (waits || !self.plan()) && !self.in_flight.is_empty() {
             self.finish();
@@ -248,7 +262,9 @@ impl World {
 
     /// False where the scheduler wants to see results first.
     pub fn plan(&mut self) -> bool {
-        let Some(demand) = self.scheduler.demand() else { return false };
+        let Some(mut demand) = self.scheduler.demand() else { return false };
+        let finds = self.scheduler.finds(&demand);
+        self.scheduler.found(&mut demand, find(&self.swap_pool, &finds));
         let is_ahead = !self.in_flight.is_empty();
         let grant = serve(&mut self.device_pool, self.config.block_size, demand);
         let swap_demand = self.scheduler.reserve(&grant);
@@ -277,7 +293,10 @@ impl World {
         assert!(plan.num_tokens() <= self.config.max_num_batched_tokens);
         let has_budget = self.config.max_num_batched_tokens - num_decodes > self.scheduler.forecast().prompt_limit;
         self.limited += usize::from(has_budget && num_prompt_tokens > 0);
-        let mut written: Vec<BlockId> = plan.swap_in.iter().chain(&plan.copy).map(|pair| pair.1).collect();
+        let mut written: Vec<BlockId> = {
+            let coming = plan.swap_in.iter().flat_map(|swap_in| &swap_in.pairs);
+            coming.chain(&plan.copy).map(|pair| pair.1).collect()
+        };
         for seq in &plan.batch {
             let end = seq.num_computed + seq.tokens.len();
             let places = seq.num_computed / self.config.block_size..end.div_ceil(self.config.block_size);
@@ -334,9 +353,11 @@ impl World {
             assert!(self.open.remove(&id).is_some());
         }
         let swap_blocks = self.swap_pool.num_blocks();
+        let failing = self.device.failing;
         self.device_pool = BlockPool::new(self.config.num_device_blocks, self.config.prefix_caching);
-        self.swap_pool = BlockPool::new(swap_blocks, false);
+        self.swap_pool = BlockPool::new(swap_blocks, self.config.prefix_caching);
         self.device = Device::new(&self.config, swap_blocks);
+        self.device.failing = failing;
         self.in_flight.clear();
     }
 
@@ -397,7 +418,10 @@ impl World {
         let stats = self.scheduler.take_stats();
         self.total.preempted_swap += stats.preempted_swap;
         self.total.preempted_recompute += stats.preempted_recompute;
-        self.hit_tokens += self.scheduler.take_admissions().iter().map(|it| it.cached_tokens).sum::<usize>();
+        for admission in self.scheduler.take_admissions() {
+            self.hit_tokens += admission.cached_tokens;
+            self.hit_swapped += admission.swapped_tokens;
+        }
         self.total.blocks_in += stats.blocks_in;
     }
 
@@ -431,7 +455,7 @@ impl World {
         }
         assert!(self.open.is_empty(), "a request never ended");
         assert_eq!(self.device_pool.stats().used, 0);
-        assert_eq!(self.swap_pool.stats().free, self.swap_pool.num_blocks());
+        assert_eq!(self.swap_pool.stats().used, 0);
     }
 }
 

@@ -1,6 +1,6 @@
 //! A device that does as the test says.
 
-use crate::engine::plan::{PlannedSeq, SeqOutput, StepOutput, StepPlan, StepRunner, StepTiming};
+use crate::engine::plan::{CopyReport, PlannedSeq, SeqOutput, StepOutput, StepPlan, StepRunner, StepTiming};
 use crate::error::StartError;
 use crate::ids::TokenId;
 use crate::sampling::params::Sampled;
@@ -37,11 +37,12 @@ pub struct Controls {
 pub struct FakeDevice {
     controls: Arc<Controls>,
     in_flight: VecDeque<(StepOutput, bool)>,
+    copies: CopyReport,
 }
 
 impl FakeDevice {
     pub fn new(controls: Arc<Controls>) -> Self {
-        Self { controls, in_flight: VecDeque::new() }
+        Self { controls, in_flight: VecDeque::new(), copies: CopyReport::default() }
     }
 }
 
@@ -60,11 +61,22 @@ impl StepRunner for FakeDevice {
         };
         let forward_s = if begins_with(NONSENSE) { -1.0 } else { 0.0 };
         let timing = StepTiming { forward_s, ..StepTiming::default() };
-        let output = StepOutput { seqs: plan.batch.iter().map(answer).collect(), timing };
+        let seqs = plan.batch.iter().map(answer).collect();
+        // Copies take no time here.
+        self.copies.arrived.extend(plan.swap_in.iter().map(|swap_in| (swap_in.id, true)));
+        let output = StepOutput { seqs, timing, copies: CopyReport::default() };
         self.in_flight.push_back((output, begins_with(LATE_POISON)));
         let pending = plan.batch.iter().filter(|seq| seq.pending).count();
         self.controls.pending.fetch_add(pending, Ordering::SeqCst);
         self.controls.submitted.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn take_copies(&mut self) -> CopyReport {
+        std::mem::take(&mut self.copies)
+    }
+
+    fn is_copying(&self) -> bool {
+        !self.copies.is_empty()
     }
 
     fn is_done(&mut self) -> bool {
@@ -73,7 +85,8 @@ impl StepRunner for FakeDevice {
 
     fn finish(&mut self) -> StepOutput {
         drop(self.controls.gate.lock());
-        let (output, fails) = self.in_flight.pop_front().expect("a plan was submitted");
+        let (mut output, fails) = self.in_flight.pop_front().expect("a plan was submitted");
+        output.copies = self.take_copies();
         assert!(!fails, "the device choked late on token {LATE_POISON}");
         output
     }

@@ -6,12 +6,13 @@
 //! - `pack`, `gemm`: weights and matrix products; `experts`; `heads`, `attention`; `elementwise`: everything else.
 //! - `sampling`: from logits to tokens.
 //! - `countable`, `limits`: what a profile is made of.
-//! - `tensors`: activations; `memory`: buffers and the pools of KV blocks.
+//! - `tensors`: activations; `memory`: buffers and the pools of KV blocks; `copier`: copies between these.
 //!
 //! Results do not depend on the number of threads: work is cut into tasks that own their outputs, and no output is
 //! summed up from several tasks in an order that could vary.
 
 mod attention;
+mod copier;
 mod countable;
 mod elementwise;
 mod experts;
@@ -37,12 +38,13 @@ use tensors::Values;
 pub use tensors::{CpuTensor, CpuVector};
 
 use super::{
-    Activation, AttentionShape, Backend, Batch, DType, Experts, ExpertsShape, Heads, HostTensor, KvLayout,
+    Activation, AttentionShape, Backend, Batch, DType, Experts, ExpertsShape, FinishedCopy, Heads, HostTensor, KvLayout,
     LogitsRequest, LogitsResult, NO_SOURCE, Norm, Rope, TensorRole,
 };
 use crate::error::StartError;
 use crate::ids::BlockId;
 use attention::{Attention, Workspace};
+use copier::Copier;
 use elementwise::NormParams;
 use gemm::{Linear, Operand, Sink};
 use heads::NormHeads;
@@ -67,6 +69,8 @@ pub struct CpuBackend {
     team: Team,
     arena: Arena,
     batch: Batch,
+    /// Before the pools: it is gone when they go.
+    copier: Option<Copier>,
     kv: Option<KvPools>,
     products: gemm::Workspace,
     attention: Workspace,
@@ -91,6 +95,7 @@ impl CpuBackend {
             isa,
             arena: Arena::default(),
             batch: Batch::default(),
+            copier: None,
             kv: None,
             products: gemm::Workspace::new(team.num_members())?,
             attention: Workspace::new(team.num_members())?,
@@ -110,7 +115,8 @@ impl CpuBackend {
     }
 
     /// Bytes of a block of the device pool, as attention reads them.
-    pub fn device_block(&self, block: BlockId) -> &[u8] {
+    pub fn device_block(&mut self, block: BlockId) -> &[u8] {
+        self.copier().wait_to_read(std::iter::once(block.index()));
         let kv = self.kv();
         let start = kv.block_offset(block, kv.num_device_blocks);
         &kv.device.as_slice()[start..start + kv.layout.block_bytes()]
@@ -118,6 +124,30 @@ impl CpuBackend {
 
     fn kv(&self) -> &KvPools {
         self.kv.as_ref().expect("the KV pools are allocated before they are used")
+    }
+
+    fn copier(&mut self) -> &mut Copier {
+        self.copier.as_mut().expect("the KV pools are allocated before they are used")
+    }
+
+    /// Starts copies `(block of one pool, block of the other)`.
+    fn start_copies(&mut self, pairs: &[(BlockId, BlockId)], to_device: bool) {
+        let Self { kv, copier, .. } = self;
+        let kv = kv.as_mut().expect("the KV pools are allocated before they are used");
+        let device = (Shared::new(kv.device.as_mut_ptr()), kv.num_device_blocks);
+        let swap = (Shared::new(kv.swap.as_mut_ptr()), kv.num_swap_blocks);
+        let block = |(pool, num_blocks): (Shared<u8>, usize), block: BlockId| {
+            // SAFETY: the offset is within the pool.
+            Shared::new(unsafe { pool.get().add(kv.block_offset(block, num_blocks)) })
+        };
+        let copies = pairs.iter().map(|(from, to)| match to_device {
+            true => (to.index(), block(swap, *from), block(device, *to)),
+            false => (from.index(), block(device, *from), block(swap, *to)),
+        });
+        let copier = copier.as_mut().expect("it is there when the pools are");
+        // SAFETY: the pools are dropped after the copier; steps and copies within the device pool wait before they touch a
+        // block; and the swap pool is touched by nobody else.
+        unsafe { copier.copy(copies, kv.layout.block_bytes(), to_device) };
     }
 
     fn on(&self) -> On<'_> {
@@ -292,12 +322,14 @@ impl Backend for CpuBackend {
         num_swap_blocks: usize,
     ) -> Result<(), StartError> {
         // The old pools go first: there may not be room for both.
+        self.copier = None;
         self.kv = None;
         // What a batch refers to was checked against the old pools.
         self.batch = Batch::default();
         self.sampling = Sampling::new(self.team.num_members());
         let tiled = attention::is_tiled(self.isa, &layout);
         self.kv = Some(KvPools::new(layout, tiled, num_device_blocks, num_swap_blocks)?);
+        self.copier = Some(Copier::start(num_device_blocks)?);
         Ok(())
     }
 
@@ -331,6 +363,10 @@ impl Backend for CpuBackend {
             assert!(seq.first_block + seq.num_blocks <= block_tables.len(), "a block table is cut off: {seq:?}");
             assert!(seq.num_blocks * kv.layout.block_size >= num_tokens, "a block table is too short: {seq:?}");
         }
+        let block_size = kv.layout.block_size;
+        let copier = self.copier();
+        copier.wait_to_read(block_tables.iter().map(|block| *block as usize));
+        copier.wait_to_write(slots.iter().map(|slot| *slot as usize / block_size));
     }
 
     fn embed(&mut self, table: &CpuMatrix, scale: f32, out: &mut CpuTensor) {
@@ -555,6 +591,9 @@ impl Backend for CpuBackend {
     }
 
     fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]) {
+        let copier = self.copier();
+        copier.wait_to_read(pairs.iter().map(|(from, _)| from.index()));
+        copier.wait_to_write(pairs.iter().map(|(_, to)| to.index()));
         let kv = self.kv.as_mut().expect("the KV pools are allocated before they are used");
         let (pool, num_blocks) = (Shared::new(kv.device.as_mut_ptr()), kv.num_device_blocks);
         let chained = pairs.iter().any(|(from, _)| pairs.iter().any(|(_, to)| from == to));
@@ -570,18 +609,22 @@ impl Backend for CpuBackend {
         }
     }
 
-    fn swap_out(&mut self, pairs: &[(BlockId, BlockId)]) {
-        let kv = self.kv.as_mut().expect("the KV pools are allocated before they are used");
-        let to = (Shared::new(kv.swap.as_mut_ptr()), kv.num_swap_blocks);
-        let from = (kv.device.as_ptr(), kv.num_device_blocks);
-        self.copy_pool_blocks(pairs, from, to);
+    fn swap_out(&mut self, pairs: &[(BlockId, BlockId)]) -> bool {
+        self.start_copies(pairs, false);
+        true
     }
 
-    fn swap_in(&mut self, pairs: &[(BlockId, BlockId)]) {
-        let kv = self.kv.as_mut().expect("the KV pools are allocated before they are used");
-        let to = (Shared::new(kv.device.as_mut_ptr()), kv.num_device_blocks);
-        let from = (kv.swap.as_ptr(), kv.num_swap_blocks);
-        self.copy_pool_blocks(pairs, from, to);
+    fn swap_in(&mut self, pairs: &[(BlockId, BlockId)]) -> bool {
+        self.start_copies(pairs, true);
+        true
+    }
+
+    fn finished_copies(&mut self) -> Vec<FinishedCopy> {
+        self.copier().take_finished()
+    }
+
+    fn waited_for_copies(&mut self) -> f64 {
+        self.copier().take_waited().as_secs_f64()
     }
 }
 

@@ -13,10 +13,11 @@
 
 use super::copies::runs;
 use super::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, Event, PinnedBuffer, Stream};
-use crate::backend::{Batch, KvLayout};
+use crate::backend::{Batch, FinishedCopy, KvLayout};
 use crate::ids::BlockId;
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::time::Instant;
 
 /// A step that needs one block of a long series of copies waits for no more than this beyond it.
 const BYTES_PER_EVENT: usize = 16 << 20;
@@ -48,6 +49,17 @@ pub struct KvPools {
     step: u64,
     /// Ends of the steps that may still run, the newest last: `(step, event)`.
     step_ends: VecDeque<(u64, Event)>,
+    /// Swap-outs and swap-ins whose end nobody has been told of.
+    under_way: [VecDeque<UnderWay>; 2],
+    /// When the last copy of each direction was seen to have ended.
+    last_done: [Option<Instant>; 2],
+}
+
+/// A call of swap-out or swap-in.
+#[derive(Clone, Copy, Debug)]
+struct UnderWay {
+    since: Instant,
+    end: Event,
 }
 
 /// The newest event of each stream that something has to wait for; 0 is none.
@@ -82,6 +94,8 @@ impl KvPools {
             swap_blocks: vec![SwapBlock::default(); num_swap_blocks],
             step: 1,
             step_ends: VecDeque::new(),
+            under_way: Default::default(),
+            last_done: [None; 2],
         })
     }
 
@@ -139,6 +153,7 @@ impl KvPools {
 
     /// `(device block, swap block)`
     pub fn swap_out(&mut self, pairs: &[(BlockId, BlockId)]) -> DeviceResult<()> {
+        let mut end = Event { stream: Stream::CopyOut, number: 0 };
         for pairs in pairs.chunks(self.blocks_per_event()) {
             let mut waits = Waits::default();
             for (device, swap) in pairs {
@@ -151,12 +166,15 @@ impl KvPools {
                 self.device_blocks[device.index()].swapped_out = done;
                 self.swap_blocks[swap.index()].written = done;
             }
+            end.number = done;
         }
+        self.under_way[0].push_back(UnderWay { since: Instant::now(), end });
         Ok(())
     }
 
     /// `(swap block, device block)`
     pub fn swap_in(&mut self, pairs: &[(BlockId, BlockId)]) -> DeviceResult<()> {
+        let mut end = Event { stream: Stream::CopyIn, number: 0 };
         for pairs in pairs.chunks(self.blocks_per_event()) {
             let mut waits = Waits::default();
             for (swap, device) in pairs {
@@ -169,8 +187,26 @@ impl KvPools {
                 self.device_blocks[device.index()].swapped_in = done;
                 self.swap_blocks[swap.index()].read = done;
             }
+            end.number = done;
         }
+        self.under_way[1].push_back(UnderWay { since: Instant::now(), end });
         Ok(())
+    }
+
+    /// Calls that have ended since the last time. What a copy took is as exact as this is asked often.
+    pub fn finished(&mut self) -> DeviceResult<Vec<FinishedCopy>> {
+        let mut finished = Vec::new();
+        for (direction, calls) in self.under_way.iter_mut().enumerate() {
+            while let Some(call) = calls.front()
+                && self.device.is_done(call.end)?
+            {
+                let now = Instant::now();
+                let began = self.last_done[direction].replace(now).map_or(call.since, |done| done.max(call.since));
+                finished.push(FinishedCopy { to_device: direction == 1, seconds: (now - began).as_secs_f64() });
+                calls.pop_front();
+            }
+        }
+        Ok(finished)
     }
 
     fn blocks_per_event(&self) -> usize {

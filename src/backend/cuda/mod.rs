@@ -24,7 +24,7 @@ mod tensors;
 pub mod upload;
 
 use super::{
-    Activation, AttentionShape, Backend, Batch, DType, Experts, ExpertsShape, HostTensor, KvLayout, LogitsRequest,
+    Activation, AttentionShape, Backend, Batch, DType, Experts, ExpertsShape, FinishedCopy, HostTensor, KvLayout, LogitsRequest,
     LogitsResult, MAX_STEPS_IN_FLIGHT, Norm, Rope, TensorRole, matrix_shape,
 };
 use crate::error::StartError;
@@ -160,6 +160,18 @@ struct Step {
 #[track_caller]
 fn must<T>(result: DeviceResult<T>) -> T {
     result.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Whether a copy between the tiers is under way: one that is refused harms nothing but itself.
+fn has_started(result: DeviceResult<()>) -> bool {
+    match result {
+        Err(DeviceError::Lost(_)) => must(result.map(|()| true)),
+        Err(error) => {
+            tracing::warn!("a copy between the GPU and the swap pool failed: {error}");
+            false
+        }
+        Ok(()) => true,
+    }
 }
 
 impl CudaBackend {
@@ -520,11 +532,15 @@ impl Backend for CudaBackend {
         }
     }
 
-    fn swap_out(&mut self, pairs: &[(BlockId, BlockId)]) {
-        must(self.kv().swap_out(pairs));
+    fn swap_out(&mut self, pairs: &[(BlockId, BlockId)]) -> bool {
+        has_started(self.kv().swap_out(pairs))
     }
 
-    fn swap_in(&mut self, pairs: &[(BlockId, BlockId)]) {
-        must(self.kv().swap_in(pairs));
+    fn swap_in(&mut self, pairs: &[(BlockId, BlockId)]) -> bool {
+        has_started(self.kv().swap_in(pairs))
+    }
+
+    fn finished_copies(&mut self) -> Vec<FinishedCopy> {
+        must(self.kv().finished())
     }
 }

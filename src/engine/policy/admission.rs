@@ -1,9 +1,8 @@
 //! Who comes in: new requests, and those that had yielded.
 
 use super::Scheduler;
-use super::commit::publish;
 use super::running::Running;
-use crate::engine::allocation::{Admit, Demand};
+use crate::engine::allocation::{Admit, Admitted, Demand};
 use crate::engine::plan::StepPlan;
 use crate::engine::policy::Admission;
 use crate::engine::sequence::{Rank, SeqState, Sequence};
@@ -25,9 +24,10 @@ impl Scheduler {
             if is_one_of_many && !may_join(seq, &self.running, &self.requests, block_size) {
                 break;
             }
-            let (num_tokens, num_swapped) = match &seq.state {
-                SeqState::Swapped(_) => (seq.num_tokens(), seq.num_computed),
-                _ => (seq.num_tokens(), 0),
+            let num_tokens = seq.num_tokens();
+            let (held, num_held_tokens) = match &seq.state {
+                SeqState::Swapped(blocks) => (vec![true; blocks.len()], seq.num_computed),
+                _ => (Vec::new(), 0),
             };
             let mut usable_hashes = (num_tokens - 1) / block_size;
             if seq.params.prompt_logprobs.is_some() && seq.sample == 0 {
@@ -46,7 +46,8 @@ impl Scheduler {
                 hashes: seq.hashes.clone(),
                 usable_hashes,
                 num_tokens,
-                num_swapped,
+                held,
+                num_held_tokens,
                 seats: seq.seats().min(self.config.max_num_seqs),
                 // The last token of a beam waits for the other beams.
                 num_held_back: usize::from(is_one_of_many),
@@ -62,42 +63,36 @@ impl Scheduler {
         admit
     }
 
-    /// Takes up a sequence with the blocks that it was given.
+    /// Takes up a sequence with the blocks that it was given, in the swap pool too: `taken`.
     pub(super) fn admit(
         &mut self,
         seq: &mut Sequence,
-        cached: Vec<BlockId>,
-        blocks: Vec<BlockId>,
-        scheduled: usize,
+        admitted: Admitted,
+        taken: Option<Vec<BlockId>>,
         plan: &mut StepPlan,
     ) {
-        let num_cached = cached.len();
-        let cached_tokens = num_cached * self.config.block_size;
-        let mut table = cached;
-        table.extend(blocks);
-        match std::mem::replace(&mut seq.state, SeqState::Running) {
-            SeqState::Swapped(swapped) => {
-                let pairs = swapped.iter().copied().zip(table.iter().copied()).skip(num_cached);
-                self.stats.blocks_in += swapped.len().saturating_sub(num_cached);
-                plan.swap_in.extend(pairs);
-                seq.num_computed = seq.num_computed.max(cached_tokens);
-                self.num_swapped -= 1;
-                self.pending_swap.push(swapped);
-            }
-            _ => seq.num_computed = cached_tokens,
-        }
+        let Admitted { num_computed, num_new_tokens, .. } = admitted;
+        let state = std::mem::replace(&mut seq.state, SeqState::Running);
+        self.num_swapped -= usize::from(matches!(state, SeqState::Swapped(_)));
         if seq.cached_tokens.is_none() {
             let (request, prompt_tokens) = (seq.rank.request, seq.prompt.len());
-            self.admissions.push(Admission { request, prompt_tokens, cached_tokens });
-            seq.cached_tokens = Some(cached_tokens);
-            seq.high_water = cached_tokens;
+            let swapped_tokens = admitted.swap_in.len() * self.config.block_size;
+            self.admissions.push(Admission { request, prompt_tokens, cached_tokens: num_computed, swapped_tokens });
+            seq.cached_tokens = Some(num_computed);
+            seq.high_water = num_computed;
         }
         seq.admitted_tokens = seq.num_tokens();
-        seq.table = Arc::new(table);
-        seq.num_published = num_cached;
-        // What was copied in can be shared at once: no plan reads it before this one has been carried out.
-        publish(seq, &self.hasher, self.config.block_size, &mut self.pending.publish);
-        seq.scheduled = scheduled;
+        if admitted.swap_in.is_empty() {
+            if let SeqState::Swapped(blocks) = state {
+                self.pending_swap.release.push(blocks); // the device still had all of it
+            }
+            seq.num_computed = num_computed;
+            seq.num_published = num_computed / self.config.block_size;
+        } else {
+            self.start_swap_in(seq, state, taken, &admitted, plan);
+        }
+        seq.table = Arc::new(admitted.table);
+        seq.scheduled = num_new_tokens;
     }
 }
 

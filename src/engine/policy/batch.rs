@@ -42,7 +42,8 @@ impl Scheduler {
                 seq.computing += std::mem::take(&mut seq.scheduled);
                 seq.sampling += usize::from(samples);
             }
-            self.empty_slots += seq.table.len() * self.config.block_size - seq.num_planned();
+            let num_filled = seq.swap_in.as_ref().map_or(seq.num_planned(), |coming| coming.num_tokens);
+            self.empty_slots += seq.table.len() * self.config.block_size - num_filled;
         }
         self.forecast.step_s = self.step_times.expect(&in_flight.load);
         in_flight

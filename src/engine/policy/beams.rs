@@ -17,7 +17,8 @@ impl Scheduler {
     pub(super) fn hold_beams_back(&mut self) {
         let held = self.running.iter().filter(|seq| self.holds_back(seq)).map(|seq| seq.rank);
         for rank in held.collect::<Vec<_>>() {
-            self.running.get_mut(&rank).expect("it runs").scheduled -= 1;
+            let seq = self.running.get_mut(&rank).expect("it runs");
+            seq.scheduled = seq.scheduled.saturating_sub(1); // none where its KV has yet to come
         }
     }
 
@@ -45,8 +46,9 @@ impl Scheduler {
     /// Where everything that runs is a beam that waits for another, and nothing was admitted: all give their blocks up,
     /// and who comes first starts over. Most of their content stays cached.
     pub(super) fn unblock(&mut self) {
-        for mut seq in self.running.drain() {
+        for mut seq in self.running.take() {
             self.pending.release.push(seq.preempt(None));
+            self.give_backing_up(&mut seq);
             self.stats.preempted_recompute += 1;
             self.waiting.insert(seq.rank, seq);
         }

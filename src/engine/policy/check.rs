@@ -23,8 +23,14 @@ impl Scheduler {
         for seq in self.waiting.values() {
             assert_ne!(seq.state, SeqState::Running);
             assert!(seq.table.is_empty(), "{} waits and holds blocks", seq.rank.seq);
+            assert!(seq.backing.is_empty() && seq.swap_in.is_none(), "{} waits and has copies", seq.rank.seq);
             assert_eq!((seq.computing, seq.sampling), (0, 0), "{} waits and is in flight", seq.rank.seq);
         }
+        for (id, rank) in &self.swap_ins {
+            let coming = self.running[rank].swap_in.as_ref().expect("who waits for a copy knows of it");
+            assert_eq!(coming.id, *id);
+        }
+        assert_eq!(self.running.iter().filter(|seq| seq.swap_in.is_some()).count(), self.swap_ins.len());
         assert!(self.running.iter().is_sorted_by_key(|seq| seq.rank), "running sequences are out of order");
         let swapped = self.waiting.values().filter(|seq| matches!(seq.state, SeqState::Swapped(_))).count();
         assert_eq!(swapped, self.num_swapped);
@@ -42,7 +48,10 @@ impl Scheduler {
         });
         let device = self.running.iter().map(|seq| seq.table.as_slice());
         let device = device.chain(self.pending.release.iter().map(|table| table.as_slice()));
-        (device.collect(), swapped.chain(self.pending_swap.iter().map(Vec::as_slice)).collect())
+        let backing = self.running.iter().map(|seq| seq.backing.as_slice());
+        let coming = self.running.iter().filter_map(|seq| Some(seq.swap_in.as_ref()?.from.as_slice()));
+        let released = self.pending_swap.release.iter().map(Vec::as_slice);
+        (device.collect(), swapped.chain(backing).chain(coming).chain(released).collect())
     }
 
     /// What the pools' answers are checked against: the scheduler's own count must be the device pool's.

@@ -1,7 +1,8 @@
 //! The second half of a step: what its results, or its failure, change.
 
 use super::{InFlight, Scheduler};
-use crate::engine::allocation::Demand;
+use crate::engine::allocation::{Demand, SwapDemand};
+use crate::engine::block_pool::PoolStats;
 use crate::engine::constraint::NextToken;
 use crate::engine::plan::{Deliveries, Delivery, SeqOutput, StepOutput};
 use crate::engine::prefix_cache::{BlockHash, BlockHasher};
@@ -16,6 +17,7 @@ impl Scheduler {
     pub fn commit(&mut self, output: StepOutput) -> Deliveries {
         let InFlight { parts, load, decides: _ } = self.in_flight.pop_front().expect("a plan is in flight");
         self.step_times.observe(&load, output.timing.forward_s + output.timing.sample_s);
+        self.copied(&output.copies);
         let mut deliveries = Vec::with_capacity(parts.len());
         let mut beams = BTreeMap::new();
         let mut outputs = output.seqs.into_iter();
@@ -142,6 +144,14 @@ impl Scheduler {
     /// The executor has lost all KV. Requests with a running sequence are dropped and returned; the others start
     /// over when their turn comes. Both pools must be made anew.
     pub fn fail_running(&mut self) -> Vec<RequestId> {
+        // Who waited for a copy had no part in it.
+        let waited: Vec<Rank> = self.swap_ins.drain().map(|(_, rank)| rank).collect();
+        for rank in waited {
+            let mut seq = self.running.remove(&rank).expect("who waits for a copy runs");
+            seq.swap_in = None;
+            seq.preempt(None);
+            self.waiting.insert(rank, seq);
+        }
         let mut failed: Vec<RequestId> = self.running.iter().map(|seq| seq.rank.request).collect();
         failed.sort_unstable();
         failed.dedup();
@@ -149,6 +159,7 @@ impl Scheduler {
             self.cancel(*request);
         }
         for seq in self.waiting.values_mut() {
+            seq.backing.clear();
             if matches!(seq.state, SeqState::Swapped(_)) {
                 seq.state = SeqState::Waiting;
                 seq.num_computed = 0;
@@ -156,7 +167,9 @@ impl Scheduler {
         }
         self.num_swapped = 0;
         self.pending = Demand::default();
-        self.pending_swap.clear();
+        self.pending_swap = SwapDemand::default();
+        self.swap_stats = PoolStats { free: self.config.num_swap_blocks, ..PoolStats::default() };
+        self.costs.clear_queue();
         self.in_flight.clear();
         self.available = self.config.num_device_blocks;
         failed

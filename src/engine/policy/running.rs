@@ -57,12 +57,13 @@ impl Running {
         self.seqs.iter().map(|seq| &**seq)
     }
 
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Sequence> {
+    pub fn iter_mut(&mut self) -> impl DoubleEndedIterator<Item = &mut Sequence> {
         self.seqs.iter_mut().map(|seq| &mut **seq)
     }
 
-    pub fn drain(&mut self) -> impl Iterator<Item = Box<Sequence>> {
-        std::mem::take(&mut self.seqs).into_iter()
+    #[expect(clippy::vec_box, reason = "as above")]
+    pub fn take(&mut self) -> Vec<Box<Sequence>> {
+        std::mem::take(&mut self.seqs)
     }
 }
 

@@ -5,7 +5,7 @@ use crate::backend::cuda::device::Device;
 use crate::backend::cuda::{CudaBackend, CudaOptions};
 use crate::backend::{Backend, Batch, BatchSeq, KvLayout, LogitsRequest, LogitsWant, NO_SOURCE};
 use crate::config::Config;
-use crate::engine::plan::{StepOutput, StepPlan, StepRunner};
+use crate::engine::plan::{CopyReport, StepOutput, StepPlan, StepRunner};
 use crate::error::StartError;
 use crate::model::decoder::Decoder;
 use crate::model::files::ModelFiles;
@@ -209,6 +209,14 @@ impl GpuRunner {
 impl StepRunner for GpuRunner {
     fn submit(&mut self, plan: &StepPlan) {
         self.runner().submit(plan);
+    }
+
+    fn take_copies(&mut self) -> CopyReport {
+        self.runner().take_copies()
+    }
+
+    fn is_copying(&self) -> bool {
+        self.runner.as_ref().is_some_and(|runner| runner.is_copying())
     }
 
     fn is_done(&mut self) -> bool {

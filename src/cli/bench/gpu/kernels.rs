@@ -246,8 +246,12 @@ pub(super) fn swap(
         report(figure.out_of(most / GB, goal));
         Ok::<_, StartError>(())
     };
-    measure("swap out", bandwidths.to_host, Some(0.9), &mut |backend| backend.swap_out(&out))?;
-    measure("swap in", bandwidths.to_device, Some(0.9), &mut |backend| backend.swap_in(&back))?;
+    measure("swap out", bandwidths.to_host, Some(0.9), &mut |backend| {
+        backend.swap_out(&out);
+    })?;
+    measure("swap in", bandwidths.to_device, Some(0.9), &mut |backend| {
+        backend.swap_in(&back);
+    })?;
     measure("swap both ways, each", bandwidths.both_ways, Some(0.9), &mut |backend| {
         backend.swap_out(&out);
         backend.swap_in(&back);

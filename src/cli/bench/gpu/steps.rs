@@ -2,9 +2,9 @@
 
 use super::{Bandwidths, Figure, Goal, Open, Sizes};
 use crate::config::{Config, DtypeChoice, LoadFormat};
-use crate::engine::plan::{PlannedSeq, SamplePlan, StepPlan, StepRunner};
+use crate::engine::plan::{PlannedSeq, SamplePlan, StepPlan, StepRunner, SwapIn};
 use crate::error::StartError;
-use crate::ids::{BlockId, SeqId};
+use crate::ids::{BlockId, CopyId, SeqId};
 use crate::model::files::ModelFiles;
 use crate::model::loader::{GpuRunner, LoadedModel, load_on_gpu};
 use crate::model::spec::ModelSpec;
@@ -167,7 +167,9 @@ impl Steps {
         let next = |steps: &mut Self, decodes: &mut Decodes, pending| {
             let mut plan = steps.plan(decodes, pending);
             plan.swap_out.clone_from(&out);
-            plan.swap_in.clone_from(&back);
+            if !back.is_empty() {
+                plan.swap_in.push(SwapIn { id: CopyId(0), pairs: back.clone() });
+            }
             steps.runner.submit(&plan);
         };
         // Once to warm up, with the graph's recording.

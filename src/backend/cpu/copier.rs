@@ -1,0 +1,165 @@
+//! A thread that copies KV blocks between the two pools, beside the steps: what the copy engines of a GPU do.
+//!
+//! Copies are numbered block by block and done in that order, so those that touch one block of the swap pool need
+//! nothing else to keep them apart. What a step reads or writes on the device waits for the last copy that is in its way.
+
+use super::memory::Shared;
+use crate::backend::FinishedCopy;
+use crossbeam::channel::{Receiver, Sender, unbounded};
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+pub(super) struct Copier {
+    /// Taken when the thread has to end.
+    jobs: Option<Sender<Job>>,
+    finished: Receiver<FinishedCopy>,
+    progress: Arc<Progress>,
+    /// Blocks handed over so far: the number of the last one.
+    num_enqueued: u64,
+    /// For each block of the device pool, the last copy that reads it and the last that writes it; 0 is none.
+    last_uses: Vec<LastUse>,
+    waited: Duration,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct LastUse {
+    read: u64,
+    write: u64,
+}
+
+/// One call of swap-out or swap-in.
+struct Job {
+    /// Addresses of blocks.
+    pairs: Vec<(Shared<u8>, Shared<u8>)>,
+    block_bytes: usize,
+    to_device: bool,
+}
+
+/// Blocks that are copied.
+#[derive(Default)]
+struct Progress {
+    num_done: AtomicU64,
+    /// Held while `num_done` is changed, or looked at by who then sleeps.
+    lock: Mutex<()>,
+    changed: Condvar,
+}
+
+impl Progress {
+    fn advance(&self) {
+        let _held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.num_done.fetch_add(1, Ordering::Release);
+        self.changed.notify_all();
+    }
+
+    fn is_done(&self, number: u64) -> bool {
+        self.num_done.load(Ordering::Acquire) >= number
+    }
+
+    fn wait(&self, number: u64) {
+        let mut held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        while !self.is_done(number) {
+            held = self.changed.wait(held).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Copier {
+    /// Starts the thread. The memory that it is given with [`Copier::copy`] has to outlive the copier.
+    pub fn start(num_device_blocks: usize) -> io::Result<Self> {
+        let ((jobs, inbox), (outbox, finished)) = (unbounded(), unbounded());
+        let progress = Arc::<Progress>::default();
+        let on_thread = progress.clone();
+        let run = move || serve(&inbox, &outbox, &on_thread);
+        Ok(Self {
+            jobs: Some(jobs),
+            finished,
+            progress,
+            num_enqueued: 0,
+            last_uses: vec![LastUse::default(); num_device_blocks],
+            waited: Duration::ZERO,
+            thread: Some(std::thread::Builder::new().name("pagetide-copier".into()).spawn(run)?),
+        })
+    }
+
+    /// Starts to copy blocks of `block_bytes` bytes: for each its index on the device, and from where to where.
+    ///
+    /// # Safety
+    /// The addresses are of blocks that live until the copier is dropped. Nobody else writes a source or touches a
+    /// target until [`Copier::wait_to_read`] or [`Copier::wait_to_write`] has returned for the block on the device, and
+    /// nobody else touches the other block at all.
+    pub unsafe fn copy(
+        &mut self,
+        copies: impl Iterator<Item = (usize, Shared<u8>, Shared<u8>)>,
+        block_bytes: usize,
+        to_device: bool,
+    ) {
+        let mut pairs = Vec::new();
+        for (device_block, from, to) in copies {
+            self.num_enqueued += 1;
+            let last = &mut self.last_uses[device_block];
+            *(if to_device { &mut last.write } else { &mut last.read }) = self.num_enqueued;
+            pairs.push((from, to));
+        }
+        let jobs = self.jobs.as_ref().expect("it is taken when the copier is dropped");
+        jobs.send(Job { pairs, block_bytes, to_device }).expect("the thread ends when the copier is dropped");
+    }
+
+    /// Until these blocks of the device pool hold what was copied into them.
+    pub fn wait_to_read(&mut self, blocks: impl Iterator<Item = usize>) {
+        let last = blocks.map(|block| self.last_uses[block].write).max();
+        self.wait(last.unwrap_or(0));
+    }
+
+    /// Until nothing is copied into or out of these blocks any more.
+    pub fn wait_to_write(&mut self, blocks: impl Iterator<Item = usize>) {
+        let last = blocks.map(|block| self.last_uses[block].write.max(self.last_uses[block].read)).max();
+        self.wait(last.unwrap_or(0));
+    }
+
+    fn wait(&mut self, number: u64) {
+        if !self.progress.is_done(number) {
+            let started = Instant::now();
+            self.progress.wait(number);
+            self.waited += started.elapsed();
+        }
+    }
+
+    /// Time spent in waiting since the last call.
+    pub fn take_waited(&mut self) -> Duration {
+        std::mem::take(&mut self.waited)
+    }
+
+    /// Calls of [`Copier::copy`] that have ended since the last call, in order.
+    pub fn take_finished(&mut self) -> Vec<FinishedCopy> {
+        self.finished.try_iter().collect()
+    }
+}
+
+impl Drop for Copier {
+    fn drop(&mut self) {
+        drop(self.jobs.take());
+        if let Some(thread) = self.thread.take() {
+            // It only copies; a panic would have been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(inbox: &Receiver<Job>, outbox: &Sender<FinishedCopy>, progress: &Progress) {
+    for Job { pairs, block_bytes, to_device } in inbox {
+        let started = Instant::now();
+        for (from, to) in pairs {
+            // SAFETY: the caller of `copy` promised that both are blocks of that size, which nobody else uses before
+            // `progress` says so; and a block of one pool does not overlap one of the other.
+            unsafe { std::ptr::copy_nonoverlapping(from.get().cast_const(), to.get(), block_bytes) };
+            progress.advance();
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        // Nobody listens when the copier is being dropped.
+        let _ = outbox.send(FinishedCopy { to_device, seconds });
+    }
+}

@@ -1,0 +1,187 @@
+//! Whether KV is sooner copied or sooner computed again: both costs are learned from what has been done.
+//!
+//! A victim of preemption can leave its KV in the swap pool, or parts of it, or nothing. What that costs is what moves,
+//! out now and in later, with what waits in front of it, against the tokens that have to be computed again. The cost of a
+//! token is the scheduler's own estimate ([`StepTimeModel::prompt_seconds`]); that of a block is kept here.
+
+use crate::engine::plan::{CopiesDone, CopyReport};
+use crate::engine::step_time::StepTimeModel;
+use crate::ids::RequestId;
+
+/// Of a block's cost, what is kept with each block that is copied after it: some hundred of the last count.
+const MEMORY: f64 = 0.99;
+
+/// What becomes of a victim's KV.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Choice {
+    /// All of it goes to the swap pool.
+    Swap,
+    /// Its full blocks do; the tokens after them are computed again.
+    SwapFull,
+    /// None of it does; what the caches still have when it comes back is used.
+    Recompute,
+}
+
+/// A victim's KV.
+#[derive(Clone, Copy, Debug)]
+pub struct Victim {
+    pub num_tokens: usize,
+    pub block_size: usize,
+    /// Leading full blocks that the swap pool has already.
+    pub num_backed: usize,
+}
+
+/// What was decided, and why: seconds that each way was expected to take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Decision {
+    pub request: RequestId,
+    pub choice: Choice,
+    pub num_tokens: usize,
+    pub swap_s: f64,
+    pub swap_full_s: f64,
+    pub recompute_s: f64,
+}
+
+/// What copies cost.
+#[derive(Clone, Debug, Default)]
+pub struct CopyCosts {
+    /// To the swap pool, and to the device.
+    directions: [Seconds; 2],
+    queued_blocks: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Seconds {
+    sum: f64,
+    weight: f64,
+}
+
+impl CopyCosts {
+    pub fn observe(&mut self, report: &CopyReport) {
+        for (seconds, CopiesDone { blocks, seconds: took }) in self.directions.iter_mut().zip(report.done) {
+            if blocks > 0 && took.is_finite() {
+                let kept = MEMORY.powi(blocks.min(10_000) as i32);
+                // Weights of a geometric series, so that the mean of a steady rate is that rate.
+                let weight = (1.0 - kept) / (1.0 - MEMORY);
+                seconds.sum = seconds.sum * kept + weight * took / blocks as f64;
+                seconds.weight = seconds.weight * kept + weight;
+            }
+        }
+        self.queued_blocks = report.queued_blocks;
+    }
+
+    /// Blocks that go off to be copied.
+    pub fn enqueue(&mut self, num_blocks: usize) {
+        self.queued_blocks += num_blocks;
+    }
+
+    /// After a failure: nothing is under way.
+    pub fn clear_queue(&mut self) {
+        self.queued_blocks = 0;
+    }
+
+    pub fn queued_blocks(&self) -> usize {
+        self.queued_blocks
+    }
+
+    /// Seconds a block, to the swap pool and to the device. What has not been seen yet is taken to be as the other
+    /// direction, and 0 where neither has: the first copies are tried.
+    pub fn block_seconds(&self) -> [f64; 2] {
+        let [out, back] = self.directions.map(|seconds| (seconds.weight > 0.0).then(|| seconds.sum / seconds.weight));
+        [out.or(back).unwrap_or(0.0), back.or(out).unwrap_or(0.0)]
+    }
+
+    /// Seconds until so many blocks more are on the device.
+    pub fn swap_in_seconds(&self, num_blocks: usize) -> f64 {
+        let [_, back] = self.block_seconds();
+        (self.queued_blocks + num_blocks) as f64 * back
+    }
+
+    /// Which way a victim's KV is back soonest. Equal costs swap.
+    pub fn decide(&self, request: RequestId, victim: &Victim, steps: &StepTimeModel) -> Decision {
+        let Victim { num_tokens, block_size, num_backed } = *victim;
+        let [out, back] = self.block_seconds();
+        let swap = |num_blocks: usize| {
+            let num_out = num_blocks.saturating_sub(num_backed);
+            (self.queued_blocks + num_out) as f64 * out + num_blocks as f64 * back
+        };
+        let num_full = num_tokens / block_size;
+        let swap_s = swap(num_tokens.div_ceil(block_size));
+        let full_tokens = num_full * block_size;
+        let swap_full_s = swap(num_full) + steps.prompt_seconds(num_tokens - full_tokens, full_tokens);
+        // What has been copied ahead is found again.
+        let backed_tokens = num_backed.min(num_full) * block_size;
+        let recompute_s =
+            num_backed as f64 * back + steps.prompt_seconds(num_tokens - backed_tokens, backed_tokens);
+        let choice = if swap_s <= swap_full_s.min(recompute_s) {
+            Choice::Swap
+        } else if swap_full_s <= recompute_s && num_full > 0 {
+            Choice::SwapFull
+        } else {
+            Choice::Recompute
+        };
+        Decision { request, choice, num_tokens, swap_s, swap_full_s, recompute_s }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::step_time::StepLoad;
+
+    fn report(blocks: usize, seconds: f64) -> CopyReport {
+        CopyReport { done: [CopiesDone { blocks, seconds }; 2], ..CopyReport::default() }
+    }
+
+    /// A token of a prompt takes this long.
+    fn steps(token_s: f64) -> StepTimeModel {
+        let mut steps = StepTimeModel::default();
+        for num_tokens in [100, 200, 300, 400].repeat(20) {
+            let load = StepLoad { prompt_tokens: num_tokens, ..StepLoad::default() };
+            steps.observe(&load, num_tokens as f64 * token_s);
+        }
+        steps
+    }
+
+    fn choice(costs: &CopyCosts, num_tokens: usize, num_backed: usize, token_s: f64) -> Choice {
+        let victim = Victim { num_tokens, block_size: 16, num_backed };
+        costs.decide(RequestId(1), &victim, &steps(token_s)).choice
+    }
+
+    #[test]
+    fn it_learns_what_a_block_costs() {
+        let mut costs = CopyCosts::default();
+        assert_eq!(costs.block_seconds(), [0.0; 2]);
+        (0..50).for_each(|_| costs.observe(&report(10, 1e-3)));
+        assert!((costs.block_seconds()[0] / 1e-4 - 1.0).abs() < 1e-6);
+        (0..50).for_each(|_| costs.observe(&report(100, 1.0)));
+        assert!((costs.block_seconds()[1] / 1e-2 - 1.0).abs() < 0.02);
+        let one_way = CopyReport { done: [CopiesDone { blocks: 1, seconds: 0.5 }, CopiesDone::default()], ..report(0, 0.0) };
+        let mut costs = CopyCosts::default();
+        costs.observe(&one_way);
+        assert_eq!(costs.block_seconds(), [0.5; 2], "the other way is taken to be alike");
+    }
+
+    #[test]
+    fn the_sooner_way_is_chosen() {
+        let mut costs = CopyCosts::default();
+        costs.observe(&report(1000, 0.1)); // 100 µs a block, each way
+        assert_eq!(choice(&costs, 1600, 0, 1e-4), Choice::Swap, "20 ms to move, 160 to compute");
+        assert_eq!(choice(&costs, 1600, 0, 1e-6), Choice::Recompute, "20 ms to move, 1.6 to compute");
+        assert_eq!(choice(&costs, 1600, 100, 9e-6), Choice::Swap, "10 ms to move back, however it is called");
+        // The last block has one token: 0.2 ms to move, 0.1 to compute.
+        assert_eq!(choice(&costs, 1601, 0, 1e-4), Choice::SwapFull);
+        assert_eq!(choice(&costs, 15, 0, 1e-6), Choice::Recompute, "no block is full");
+        // What waits in front of it counts.
+        assert_eq!(choice(&costs, 1600, 0, 2e-5), Choice::Swap);
+        costs.enqueue(1000);
+        assert_eq!(choice(&costs, 1600, 0, 2e-5), Choice::Recompute);
+        costs.clear_queue();
+        assert_eq!(choice(&costs, 1600, 0, 2e-5), Choice::Swap);
+    }
+
+    #[test]
+    fn what_is_not_known_is_tried() {
+        assert_eq!(choice(&CopyCosts::default(), 1600, 0, 1e-6), Choice::Swap);
+    }
+}
