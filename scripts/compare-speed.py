@@ -5,18 +5,20 @@
         --pagetide target/release/pagetide --llama-server … --llama-bench … --vllm …/bin/vllm \\
         [--rows 135m-c1,1b-prefill-512] [--rounds 3] [--threads 4] [--isa avx2] [--json OUT] [--markdown OUT]
 
-A peer whose program is not given is left out. In a round each engine in turn does all rows: of each model, its server
-is started, does the rows, and is stopped before the next one starts. The client is `pagetide bench serve --url` for all
-of them; the servers get token ids and forced output lengths. What is quoted are medians over the rounds, and the ratio
-to the better peer. `--list` shows the rows. With fewer threads than the machine has cores, everything, the client too,
+A peer whose program is not given is left out. The engines' servers of a model run side by side, and one at a time has
+work: a machine whose speed changes from minute to minute is the same for all of them, since in a round each row goes
+through all engines before the next row comes, every other round in the opposite order. The client is `pagetide bench
+serve --url` for all of them; the servers get token ids and forced output lengths. What is quoted are medians over the
+rounds, and the median of the rounds' ratios to the better peer. `--list` shows the rows. With fewer threads than the machine has cores, everything, the client too,
 is kept on that many cores.
 
-Nothing else should run meanwhile: the load average at the start of each turn is in the JSON. On a virtual machine the
+Nothing else should run meanwhile: the load average before each run is in the JSON. On a virtual machine the
 host may give the cores to others: a row during which more than `--max-stolen` percent of their time went there is done
 again, with another seed, up to three times. What was taken from each run is in the JSON.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -34,6 +36,8 @@ from pathlib import Path
 ENGINES = ["pagetide", "llama.cpp", "vllm"]
 # Where a page keeps the table.
 BEGIN, END = "<!-- compare-speed -->", "<!-- end of compare-speed -->"
+# More than a row may take, if it is done again.
+SEEDS_A_ROUND = 10_000
 # Time for a server to answer /health.
 START_S = 600
 MIB = 1 << 20
@@ -161,11 +165,12 @@ class Server:
 
     def __init__(self, args, engine, model):
         self.args, self.engine, self.model = args, engine, model
-        self.url = f"http://127.0.0.1:{args.port}"
+        self.port = args.port + ENGINES.index(engine)
+        self.url = f"http://127.0.0.1:{self.port}"
         self.process = None
 
     def command(self):
-        args, port = self.args, str(self.args.port)
+        args, port = self.args, str(self.port)
         directory, gguf = args.models.get(self.model, ("demo", None))
         if self.engine == "pagetide":
             command = [args.pagetide, "serve", "--model", directory, "--port", port, "--served-model-name", "m"]
@@ -348,43 +353,62 @@ def read_files(args, model):
                 pass
 
 
-def use_server(server, args, all_rows, chosen, record):
-    """All rows of a model that take a server. `record(row, measure)` keeps what `measure(row)` returns."""
+def memory_figures(args, server, after_load, row):
+    """Of a server that has done work."""
+    figures = {"MiB after load": after_load}
+    figures |= {"MiB after the run": server.memory(), "peak MiB": server.memory("VmHWM")}
+    if server.engine == "pagetide":
+        figures |= pagetide_kv(args, server, row)
+        held = figures["weights MiB"] + figures["KV MiB filled"]
+        figures["MiB beyond weights and KV"] = figures["MiB after the run"] - held
+    return figures
+
+
+def measure_row(args, engine, server, row):
+    if row.kind == "serve":
+        return serve_client(args, server, row)
+    return prefill_over_http(args, server, row) if engine == "vllm" else prefill(args, engine, row)
+
+
+def measure_starts(args, row, engines, record):
+    """From the start of a process, its files in the page cache, with nothing else running."""
+    read_files(args, row.model)
+    for turn in range(1, args.rounds + 1):
+        for engine in engines:
+
+            def start(row, engine=engine):
+                with Server(args, engine, row.model) as server:
+                    return {"s to first token": server.first_token_s(), "s to ready": server.ready_s}
+
+            record(turn, engine, row, start)
+
+
+def measure_model(args, model, engines, all_rows, chosen, record):
+    """All rows of a model: `record(turn, engine, row, measure)` keeps what `measure(row)` returns."""
     of_kind = {row.kind: row for row in chosen}
-    first_token_s = server.first_token_s()
-    figures = {"MiB after load": server.memory()}
     if "start" in of_kind:
-        record(of_kind["start"], lambda _: {"s to first token": first_token_s, "s to ready": server.ready_s})
+        measure_starts(args, of_kind["start"], engines if model != "demo" else ["pagetide"], record)
     work = [row for row in chosen if row.kind in ("serve", "prefill")]
-    for row in work:
-        measure = prefill_over_http if row.kind == "prefill" else serve_client
-        record(row, lambda row: measure(args, server, row))
-    if "memory" in of_kind:
-        if not work:
-            serve_client(args, server, next(row for row in all_rows if row.name == "1b-c16"))
-        figures |= {"MiB after the run": server.memory(), "peak MiB": server.memory("VmHWM")}
-        if server.engine == "pagetide":
-            figures |= pagetide_kv(args, server, of_kind["memory"])
-            held = figures["weights MiB"] + figures["KV MiB filled"]
-            figures["MiB beyond weights and KV"] = figures["MiB after the run"] - held
-        record(of_kind["memory"], lambda _: figures)
-
-
-def take_turn(args, engine, all_rows, chosen, record):
-    """One engine does all its rows once, with one start of its server for each model."""
-    for model in dict.fromkeys(row.model for row in chosen):
-        if model == "demo" and engine != "pagetide":
-            continue
-        served = []
-        for row in (row for row in chosen if row.model == model):
-            if row.kind == "prefill" and engine != "vllm":
-                record(row, lambda row: prefill(args, engine, row))
-            else:
-                served.append(row)
-        if served:
-            read_files(args, model)
-            with Server(args, engine, model) as server:
-                use_server(server, args, all_rows, served, record)
+    memory = of_kind.get("memory")
+    if memory and not work:
+        work = [row for row in all_rows if row.name == "1b-c16"]
+    if not work:
+        return
+    with contextlib.ExitStack() as stack:
+        servers = {engine: stack.enter_context(Server(args, engine, model)) for engine in engines}
+        after_load = {}
+        for engine, server in servers.items():
+            server.first_token_s()
+            after_load[engine] = server.memory()
+        for turn in range(1, args.rounds + 1):
+            for row in work:
+                # A seed of its own in each round, so that none finds its prompts in a prefix cache.
+                row = replace(row, seed=row.seed + SEEDS_A_ROUND * turn)
+                for engine in engines if turn % 2 else engines[::-1]:
+                    record(turn, engine, row, lambda row, e=engine: measure_row(args, e, servers[e], row))
+        for engine, server in servers.items() if memory else []:
+            figures = memory_figures(args, server, after_load[engine], memory)
+            record(args.rounds, engine, memory, lambda _, figures=figures: figures)
 
 
 def medians(results, row, measure):
@@ -397,6 +421,23 @@ def medians(results, row, measure):
     return found
 
 
+def ratio_to_peers(results, row, measure, better):
+    """The median of what the rounds say: in each, all engines had the machine in about the same state."""
+    by_engine = {engine: runs for engine, runs in results.get(row.name, {}).items() if runs}
+    ratios = []
+    for turn in {run["round"] for run in by_engine.get("pagetide", [])}:
+        found = {
+            engine: run[measure]
+            for engine, runs in by_engine.items()
+            for run in runs
+            if run["round"] == turn and measure in run
+        }
+        ours, peers = found.pop("pagetide", None), found.values()
+        if ours is not None and peers:
+            ratios.append(ours / better(peers))
+    return statistics.median(ratios) if ratios else None
+
+
 def summarise(results, floors, chosen):
     lines = []
     for row in chosen:
@@ -404,9 +445,7 @@ def summarise(results, floors, chosen):
             by_engine = medians(results, row, measure)
             if not by_engine:
                 continue
-            peers = [value for engine, value in by_engine.items() if engine != "pagetide"]
-            best = (max if larger_is_better else min)(peers) if peers else None
-            ratio = by_engine["pagetide"] / best if best and "pagetide" in by_engine else None
+            ratio = ratio_to_peers(results, row, measure, max if larger_is_better else min)
             runs = max(len(runs) for runs in results[row.name].values())
             goal = row.goal if measure == row.measures[0][0] else ""
             lines.append({"row": row.name, "work": f"{row.model}, {row.about}", "measure": measure, "goal": goal})
@@ -526,24 +565,23 @@ def main(argv):
         errors.append({"round": turn, "engine": engine, "what": what, "error": str(error)})
         print(f"round {turn}  {engine:<10} {what:<16} FAILED: {error}", file=sys.stderr, flush=True)
 
-    for turn in range(1, args.rounds + 1):
-        for engine in engines:
-            loads.append({"round": turn, "engine": engine, "load": os.getloadavg()[0]})
+    def record(turn, engine, row, measure):
+        loads.append({"round": turn, "engine": engine, "row": row.name, "load": os.getloadavg()[0]})
+        try:
+            figures = {"round": turn} | undisturbed(args, row, measure)
+        except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # of one row alone
+            return failed(turn, engine, row.name, error)
+        results.setdefault(row.name, {}).setdefault(engine, []).append(figures)
+        shown = ", ".join(f"{name} {number(value)}" for name, value in figures.items() if name != "round")
+        print(f"round {turn}  {engine:<10} {row.name:<16} {shown}", file=sys.stderr, flush=True)
+        save()
 
-            def record(row, measure):
-                try:
-                    figures = undisturbed(args, row, measure)
-                except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # of one row alone
-                    return failed(turn, engine, row.name, error)
-                results.setdefault(row.name, {}).setdefault(engine, []).append(figures)
-                shown = ", ".join(f"{name} {number(value)}" for name, value in figures.items())
-                print(f"round {turn}  {engine:<10} {row.name:<16} {shown}", file=sys.stderr, flush=True)
-                save()
-
-            try:
-                take_turn(args, engine, all_rows, chosen, record)
-            except (RuntimeError, OSError) as error:
-                failed(turn, engine, "its server", error)
+    for model in dict.fromkeys(row.model for row in chosen):
+        of_model = [row for row in chosen if row.model == model]
+        try:
+            measure_model(args, model, engines, all_rows, of_model, record)
+        except (RuntimeError, OSError) as error:
+            failed(0, "a server", model, error)
     for row in chosen if args.floor else []:
         if row.kind in ("serve", "prefill"):
             try:

@@ -140,10 +140,8 @@ fn check(count: usize, device: &dyn Fn(&mut Config), pressures: &[Pressure]) {
         match mode {
             PreemptionMode::Recompute => assert!(recomputes > 20.0 && swaps == 0.0, "{what}: no pressure"),
             PreemptionMode::Swap => assert!(swaps > 20.0, "{what}: no pressure"),
-            // What is at most one block is not worth a swap.
-            PreemptionMode::Auto => {
-                assert!(swaps + recomputes > 20.0 && (swaps > 0.0 || block_size > 16), "{what}: no pressure");
-            }
+            // Which way is sooner depends on the machine.
+            PreemptionMode::Auto => assert!(swaps + recomputes > 20.0, "{what}: no pressure"),
         }
         // A second time from a warm cache.
         let warm = run_all(&tight, count);
@@ -184,6 +182,31 @@ fn every_instruction_set_gives_the_same_text() {
             config.device.isa = isa.name().parse().expect("the configuration has every instruction set");
         };
         check(70, &device, &pressures);
+    }
+}
+
+/// A prefix that the device had to give away is found in the swap pool, and copied back.
+#[test]
+fn evicted_prefixes_come_back_from_the_swap_pool() {
+    const BLOCKS: u32 = 24;
+    let prompt = |first: u32, len: u32| (0..len).map(|i| (first + i * 7) % 256).collect::<Vec<u32>>();
+    for (swap_gib, overlap) in [(0.05, Overlap::Off), (0.05, Overlap::On), (0.0, Overlap::Off)] {
+        let engine = engine(|config| {
+            config.cache.block_size = 8;
+            config.cache.num_device_blocks = Some(BLOCKS);
+            config.scheduler.overlap = overlap;
+            config.swap.space_gib = swap_gib;
+            config.device.threads = 1;
+        });
+        let ask = |prompt: Vec<u32>| engine.generate([prompt], &params(1)).remove(0).expect("an answer");
+        let first = ask(prompt(0, 120));
+        assert_eq!(first.cached_tokens, 0);
+        assert_eq!(ask(prompt(0, 120)).cached_tokens, 112, "all full blocks but one token's are on the device");
+        // Others need all of the device.
+        (1..4).for_each(|i| drop(ask(prompt(50 * i, 150))));
+        let again = ask(prompt(0, 120));
+        assert_eq!(again.samples, first.samples);
+        assert_eq!(again.cached_tokens, if swap_gib == 0.0 { 0 } else { 112 }, "{swap_gib} GiB, overlap {overlap}");
     }
 }
 

@@ -259,7 +259,10 @@ impl SchedulerActor {
     fn report_copies(&mut self, report: &CopyReport) {
         let lost = report.lost.len() + report.arrived.iter().filter(|(_, is_there)| !is_there).count();
         if lost > 0 {
-            tracing::warn!(lost, "copies between the device and the swap pool failed: what they held is computed again");
+            tracing::warn!(
+                lost,
+                "copies between the device and the swap pool failed: what they held is computed again"
+            );
         }
         let [out, back] = self.policy().copy_seconds();
         metrics::copies(out, back, report.queued_blocks);

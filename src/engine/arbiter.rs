@@ -111,8 +111,7 @@ impl CopyCosts {
         let swap_full_s = swap(num_full) + steps.prompt_seconds(num_tokens - full_tokens, full_tokens);
         // What has been copied ahead is found again.
         let backed_tokens = num_backed.min(num_full) * block_size;
-        let recompute_s =
-            num_backed as f64 * back + steps.prompt_seconds(num_tokens - backed_tokens, backed_tokens);
+        let recompute_s = num_backed as f64 * back + steps.prompt_seconds(num_tokens - backed_tokens, backed_tokens);
         let choice = if swap_s <= swap_full_s.min(recompute_s) {
             Choice::Swap
         } else if swap_full_s <= recompute_s && num_full > 0 {
@@ -156,7 +155,8 @@ mod tests {
         assert!((costs.block_seconds()[0] / 1e-4 - 1.0).abs() < 1e-6);
         (0..50).for_each(|_| costs.observe(&report(100, 1.0)));
         assert!((costs.block_seconds()[1] / 1e-2 - 1.0).abs() < 0.02);
-        let one_way = CopyReport { done: [CopiesDone { blocks: 1, seconds: 0.5 }, CopiesDone::default()], ..report(0, 0.0) };
+        let one_way =
+            CopyReport { done: [CopiesDone { blocks: 1, seconds: 0.5 }, CopiesDone::default()], ..report(0, 0.0) };
         let mut costs = CopyCosts::default();
         costs.observe(&one_way);
         assert_eq!(costs.block_seconds(), [0.5; 2], "the other way is taken to be alike");

@@ -239,7 +239,17 @@ impl Sequence {
         assert!(self.swap_in.is_none(), "{} forks before its KV is there", self.rank.seq);
         // Each gives back what it holds itself.
         let (backing, num_backed) = (Vec::new(), 0);
-        Self { rank, sample, forks: 0, prompt_logprobs: Vec::new(), guide, next: None, backing, num_backed, ..self.clone() }
+        Self {
+            rank,
+            sample,
+            forks: 0,
+            prompt_logprobs: Vec::new(),
+            guide,
+            next: None,
+            backing,
+            num_backed,
+            ..self.clone()
+        }
     }
 
     /// Whether it is one of the beams of a search.

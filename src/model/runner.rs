@@ -1,6 +1,8 @@
 //! A step plan on a device: copies, one forward pass, samples.
 
-use crate::backend::{Backend, Batch, BatchSeq, FinishedCopy, KvLayout, LogitsRequest, LogitsResult, LogitsWant, NO_SOURCE};
+use crate::backend::{
+    Backend, Batch, BatchSeq, FinishedCopy, KvLayout, LogitsRequest, LogitsResult, LogitsWant, NO_SOURCE,
+};
 use crate::engine::plan::{
     CopyReport, MAX_STEPS_IN_FLIGHT, PlannedSeq, SamplePlan, SeqOutput, StepOutput, StepPlan, StepRunner, StepTiming,
     SwapIn,

@@ -268,7 +268,7 @@ fn run<H: Bench>(bench: &mut H, case: &Case) -> Vec<(&'static str, Vec<f32>)> {
 }
 
 /// The K and V at the batch's slots, which alone are written.
-fn written<H: Bench>(bench: &H, case: &Case, batch: &Batch) -> Vec<f32> {
+fn written<H: Bench>(bench: &mut H, case: &Case, batch: &Batch) -> Vec<f32> {
     let KvLayout { num_layers, num_kv_heads, head_dim, block_size, dtype } = case.layout();
     let mut values = Vec::new();
     for slot in &batch.slots {

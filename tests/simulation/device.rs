@@ -1,8 +1,8 @@
 //! The simulated device.
 
+use crate::model::Random;
 use crate::model::{fingerprint, logprob_of, sample, state_of};
 use pagetide::engine::constraint::NextToken;
-use crate::model::Random;
 use pagetide::engine::plan::{CopyReport, PlannedSeq, SeqOutput, StepOutput, StepPlan};
 use pagetide::engine::policy::SchedulerConfig;
 use pagetide::ids::{BlockId, CopyId, SeqId, TokenId};

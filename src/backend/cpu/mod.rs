@@ -38,8 +38,8 @@ use tensors::Values;
 pub use tensors::{CpuTensor, CpuVector};
 
 use super::{
-    Activation, AttentionShape, Backend, Batch, DType, Experts, ExpertsShape, FinishedCopy, Heads, HostTensor, KvLayout,
-    LogitsRequest, LogitsResult, NO_SOURCE, Norm, Rope, TensorRole,
+    Activation, AttentionShape, Backend, Batch, DType, Experts, ExpertsShape, FinishedCopy, Heads, HostTensor,
+    KvLayout, LogitsRequest, LogitsResult, NO_SOURCE, Norm, Rope, TensorRole,
 };
 use crate::error::StartError;
 use crate::ids::BlockId;

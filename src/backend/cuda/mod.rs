@@ -24,8 +24,8 @@ mod tensors;
 pub mod upload;
 
 use super::{
-    Activation, AttentionShape, Backend, Batch, DType, Experts, ExpertsShape, FinishedCopy, HostTensor, KvLayout, LogitsRequest,
-    LogitsResult, MAX_STEPS_IN_FLIGHT, Norm, Rope, TensorRole, matrix_shape,
+    Activation, AttentionShape, Backend, Batch, DType, Experts, ExpertsShape, FinishedCopy, HostTensor, KvLayout,
+    LogitsRequest, LogitsResult, MAX_STEPS_IN_FLIGHT, Norm, Rope, TensorRole, matrix_shape,
 };
 use crate::error::StartError;
 use crate::ids::BlockId;

@@ -137,7 +137,9 @@ impl Scheduler {
         let config = &self.config;
         let available = grant.stats.free + grant.stats.cached;
         let keeps_nothing = config.preemption_mode == PreemptionMode::Recompute;
-        let Some(mut short) = config.write_behind_blocks.checked_sub(available).filter(|_| !keeps_nothing) else { return };
+        let Some(mut short) = config.write_behind_blocks.checked_sub(available).filter(|_| !keeps_nothing) else {
+            return;
+        };
         let mut room = MAX_QUEUED_BLOCKS.saturating_sub(self.costs.queued_blocks());
         for seq in self.running.iter_mut().rev().filter(|seq| !grant.preempted.contains(&seq.rank.seq)) {
             if short == 0 || room == 0 {
