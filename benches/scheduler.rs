@@ -6,6 +6,7 @@
 
 use criterion::Criterion;
 use pagetide::engine::allocation::{serve, serve_swap};
+use pagetide::engine::bill::{Tenant, Terms};
 use pagetide::engine::block_pool::BlockPool;
 use pagetide::engine::plan::{SeqOutput, StepOutput, StepPlan, StepTiming};
 use pagetide::engine::policy::{Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy};
@@ -60,6 +61,7 @@ fn config(max_num_seqs: usize, num_device_blocks: usize) -> SchedulerConfig {
         policy: SchedulingPolicy::Fcfs,
         preemption_mode: PreemptionMode::Swap,
         watermark_blocks: 0,
+        non_preemptible_blocks: 0,
         prefix_caching: true,
         overlap: false,
         hash_key: [0; 32],
@@ -119,6 +121,8 @@ impl Load {
             n: 1,
             priority: 0,
             cache_salt: None,
+            terms: Terms::default(),
+            tenant: Tenant::default(),
             constraint: None,
         }
     }

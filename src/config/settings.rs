@@ -3,8 +3,8 @@
 
 use super::value::{Field, Kind, Value};
 use super::{
-    Config, DeviceKind, DtypeChoice, Isa, LoadFormat, LogFormat, OnFailure, Overlap, PreemptionMode, ReasoningParser,
-    SchedulingPolicy, ToolCallParser,
+    CacheIsolation, Config, DeviceKind, DtypeChoice, Isa, LoadFormat, LogFormat, OnFailure, Overlap, PreemptionMode,
+    ReasoningParser, SchedulingPolicy, ToolCallParser,
 };
 use std::fmt::Write;
 
@@ -120,6 +120,15 @@ settings! {
     server.cors_allow_credentials: Kind::Bool, "", None,
         "Whether those pages may send cookies and other credentials of the browser. Keys in Authorization need none.",
         "A proxy in front of this server asks for cookies.";
+    server.cache_isolation: Kind::Choice(CacheIsolation::NAMES), "", None,
+        "Who shares cached prefixes: per_key, requests of one of the api_keys; shared, all requests. A request's cache_salt divides either further.",
+        "shared, where those who hold keys trust each other and begin their prompts the same: how fast an answer begins then tells one what another has asked.";
+    server.include_kv_usage: Kind::Bool, "", None,
+        "Whether usage says what memory pressure has cost a request (usage.kv), where the request does not say (include_kv_usage).",
+        "Whoever reads the answers cannot change the requests.";
+    server.pause_comments: Kind::Bool, "", None,
+        "Whether a stream says in comments when memory pressure pauses it and when it goes on, where the request does not say (pause_comments).",
+        "Clients or proxies give up on streams that are silent.";
     server.max_requests: int(1, 1_000_000), "requests", None,
         "Requests held at once, queued and running; one more is answered with 429.",
         "Lower, to turn clients away sooner instead of letting them wait; higher for bursts.";
@@ -228,6 +237,9 @@ settings! {
     scheduler.watermark: Kind::Float { min: 0.0, or_equal: true, max: 0.5, auto: false }, "fraction", None,
         "Part of the device blocks that admitting a request must leave free, so that it is not preempted at once.",
         "Higher if pagetide_preemptions_total grows fast under load.";
+    scheduler.non_preemptible_share: Kind::Float { min: 0.0, or_equal: true, max: 1.0, auto: false }, "fraction", None,
+        "Part of the device blocks that requests with preemptible: false may hold together, with room for all their max_tokens; 0 refuses such requests.",
+        "Higher, for more or longer requests that are never paused; what they hold is kept from the others.";
     scheduler.overlap: Kind::Choice(Overlap::NAMES), "", Some(("overlap", "auto|on|off")),
         "Plan each step while the one before it runs, so that the device never waits for the host; auto is on for a GPU, and off for the CPU, which does both.",
         "To compare, or to look for an error. Outputs are the same either way.";

@@ -3,6 +3,7 @@
 
 pub mod allocation;
 pub mod beam;
+pub mod bill;
 pub mod block_pool;
 pub mod constraint;
 pub mod plan;

@@ -30,14 +30,16 @@
 mod admission;
 mod batch;
 mod beams;
+mod billing;
 mod check;
 mod commit;
 mod running;
 
 use crate::engine::allocation::{Demand, Grant, Grown, Store, SwapBlock, SwapDemand, SwapGrant};
 use crate::engine::beam::BeamSearch;
+use crate::engine::bill::{KvBill, Tenant, Terms};
 use crate::engine::constraint::ConstraintSource;
-use crate::engine::plan::{MAX_STEPS_IN_FLIGHT, StepPlan};
+use crate::engine::plan::{Deliveries, MAX_STEPS_IN_FLIGHT, StepPlan};
 use crate::engine::prefix_cache::BlockHasher;
 use crate::engine::sequence::{Rank, SeqState, Sequence};
 use crate::engine::step_time::{PromptBudget, StepLoad, StepTimeModel};
@@ -87,6 +89,8 @@ pub struct SchedulerConfig {
     pub preemption_mode: PreemptionMode,
     /// Blocks that an admission leaves available while something runs.
     pub watermark_blocks: usize,
+    /// Blocks that requests which are not preemptible may hold together, at most.
+    pub non_preemptible_blocks: usize,
     /// Off: requests share nothing, only the samples of one request do.
     pub prefix_caching: bool,
     /// Plan a step while the one before it is in flight.
@@ -105,7 +109,10 @@ pub struct Arrival {
     /// Samples, at least 1.
     pub n: u32,
     pub priority: i32,
+    /// Requests share cached blocks only with those of the same salt.
     pub cache_salt: Option<String>,
+    pub terms: Terms,
+    pub tenant: Tenant,
     /// Rules that the output of every sample follows.
     pub constraint: Option<Arc<dyn ConstraintSource>>,
 }
@@ -198,6 +205,12 @@ pub struct Scheduler {
     empty_slots: usize,
     stats: StepStats,
     admissions: Vec<Admission>,
+    /// Of requests that memory pressure has cost something.
+    bills: IdMap<RequestId, KvBill>,
+    /// Requests whose bill has changed since they were told.
+    billed: Vec<RequestId>,
+    /// Since the last [`Scheduler::take_pauses`].
+    pauses: Deliveries,
 }
 
 impl Scheduler {
@@ -222,6 +235,9 @@ impl Scheduler {
             empty_slots: 0,
             stats: StepStats::default(),
             admissions: Vec::new(),
+            bills: IdMap::default(),
+            billed: Vec::new(),
+            pauses: Vec::new(),
             config,
         }
     }
@@ -287,6 +303,7 @@ impl Scheduler {
             ranks.retain(|other| *other != rank);
             if ranks.is_empty() {
                 self.requests.remove(&rank.request);
+                self.bills.remove(&rank.request);
             }
         }
     }
@@ -454,13 +471,16 @@ impl Scheduler {
         let mut seq = self.running.remove(&rank).expect("only running sequences are preempted");
         let blocks = stored.as_ref().map(|blocks| blocks.iter().map(|swap| swap.block).collect());
         let table = seq.preempt(blocks);
+        let num_copied = stored.iter().flatten().filter(|swap| swap.copy).count();
+        self.bill(rank.request).swapped_out_blocks += num_copied;
+        self.pause(&mut seq);
         match stored {
             Some(blocks) => {
                 let copies = table.iter().zip(&blocks).filter(|(_, swap)| swap.copy);
                 plan.swap_out.extend(copies.map(|(device, swap)| (*device, swap.block)));
                 self.num_swapped += 1;
                 self.stats.preempted_swap += 1;
-                self.stats.blocks_out += blocks.iter().filter(|swap| swap.copy).count();
+                self.stats.blocks_out += num_copied;
             }
             None => self.stats.preempted_recompute += 1,
         }

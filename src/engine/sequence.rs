@@ -132,6 +132,8 @@ pub struct Sequence {
     pub tail_shared: bool,
     /// Its first token has been delivered.
     pub started: bool,
+    /// It has yielded, and has not come back.
+    pub paused: bool,
     // What each step asks of `params`, at hand: those lie elsewhere.
     pub pooling: Option<Pooling>,
     is_beam: bool,
@@ -196,6 +198,7 @@ impl Sequence {
             tail_shared: false,
             num_published: 0,
             started: false,
+            paused: false,
             cached_tokens: None,
             admitted_tokens: 0,
             prompt_logprobs: Vec::new(),

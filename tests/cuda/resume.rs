@@ -8,6 +8,7 @@ use pagetide::backend::DType;
 use pagetide::backend::cuda::CudaBackend;
 use pagetide::backend::cuda::device::Device;
 use pagetide::engine::allocation::{serve, serve_swap};
+use pagetide::engine::bill::{Tenant, Terms};
 use pagetide::engine::block_pool::BlockPool;
 use pagetide::engine::plan::{Delivery, StepRunner};
 use pagetide::engine::policy::{Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy, StepStats};
@@ -69,6 +70,7 @@ impl Engine {
             policy: SchedulingPolicy::Fcfs,
             preemption_mode: mode,
             watermark_blocks: 0,
+            non_preemptible_blocks: 0,
             prefix_caching: true,
             overlap,
             hash_key: [7; 32],
@@ -150,6 +152,8 @@ fn requests(num: usize) -> Vec<Arrival> {
             n: if i % 5 == 3 { 2 } else { 1 },
             priority: 0,
             cache_salt: None,
+            terms: Terms::default(),
+            tenant: Tenant::default(),
             constraint: None,
         }
     };

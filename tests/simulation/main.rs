@@ -14,6 +14,7 @@ mod world;
 
 use model::{Random, VOCAB};
 use pagetide::engine::beam::num_candidates;
+use pagetide::engine::bill::{Tenant, Terms};
 use pagetide::engine::policy::{Arrival, PreemptionMode, SchedulerConfig, SchedulingPolicy, StepStats};
 use pagetide::ids::RequestId;
 use pagetide::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
@@ -82,6 +83,7 @@ fn beams_come_back_to_the_blocks_they_shared() {
             policy: SchedulingPolicy::Priority,
             preemption_mode: PreemptionMode::Swap,
             watermark_blocks: 0,
+            non_preemptible_blocks: 0,
             prefix_caching: false,
             overlap,
             hash_key: [0; 32],
@@ -102,6 +104,8 @@ fn beams_come_back_to_the_blocks_they_shared() {
                 n: 1,
                 priority,
                 cache_salt: None,
+                terms: Terms::default(),
+                tenant: Tenant::default(),
                 constraint: None,
             });
         };
@@ -130,6 +134,7 @@ fn prompts_come_in_pieces_that_keep_steps_short() {
             policy: SchedulingPolicy::Fcfs,
             preemption_mode: PreemptionMode::Auto,
             watermark_blocks: 0,
+            non_preemptible_blocks: 0,
             prefix_caching: false,
             overlap,
             hash_key: [0; 32],
@@ -146,6 +151,8 @@ fn prompts_come_in_pieces_that_keep_steps_short() {
                 n: 1,
                 priority: 0,
                 cache_salt: None,
+                terms: Terms::default(),
+                tenant: Tenant::default(),
                 constraint: None,
             });
         };

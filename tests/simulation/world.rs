@@ -4,6 +4,7 @@ use crate::device::Device;
 use crate::model::*;
 use pagetide::engine::allocation::{serve, serve_swap};
 use pagetide::engine::beam::num_candidates;
+use pagetide::engine::bill::{Tenant, Terms};
 use pagetide::engine::block_pool::BlockPool;
 use pagetide::engine::constraint::ConstraintSource;
 use pagetide::engine::plan::{Delivery, StepOutput, StepPlan};
@@ -71,6 +72,7 @@ impl World {
             preemption_mode: [PreemptionMode::Auto, PreemptionMode::Swap, PreemptionMode::Recompute]
                 [random.below(3) as usize],
             watermark_blocks: random.below(3) as usize,
+            non_preemptible_blocks: 0,
             prefix_caching: !random.one_in(4),
             overlap,
             hash_key: [seed as u8; 32],
@@ -160,6 +162,8 @@ impl World {
             n,
             priority: random.below(4) as i32,
             cache_salt: random.one_in(5).then(|| "salt".to_string()),
+            terms: Terms::default(),
+            tenant: Tenant::default(),
             constraint: rules,
         };
         self.submit(arrival);
@@ -348,6 +352,7 @@ impl World {
                     assert!(!std::mem::replace(&mut heard.started, true));
                     assert!(cached_tokens < heard.arrival.prompt.len());
                 }
+                Delivery::Bill(_) | Delivery::Paused { .. } | Delivery::Resumed { .. } => {}
                 Delivery::PromptLogprobs(logprobs) => check_prompt_logprobs(&heard.arrival, &logprobs),
                 Delivery::Token { sample, sampled } => {
                     assert!(heard.started && heard.finished[sample as usize].is_none());

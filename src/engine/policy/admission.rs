@@ -78,7 +78,9 @@ impl Scheduler {
         match std::mem::replace(&mut seq.state, SeqState::Running) {
             SeqState::Swapped(swapped) => {
                 let pairs = swapped.iter().copied().zip(table.iter().copied()).skip(num_cached);
-                self.stats.blocks_in += swapped.len().saturating_sub(num_cached);
+                let num_copied = swapped.len().saturating_sub(num_cached);
+                self.stats.blocks_in += num_copied;
+                self.bill(seq.rank.request).swapped_in_blocks += num_copied;
                 plan.swap_in.extend(pairs);
                 seq.num_computed = seq.num_computed.max(cached_tokens);
                 self.num_swapped -= 1;
@@ -91,7 +93,11 @@ impl Scheduler {
             self.admissions.push(Admission { request, prompt_tokens, cached_tokens });
             seq.cached_tokens = Some(cached_tokens);
             seq.high_water = cached_tokens;
+            if cached_tokens > 0 {
+                self.bill(request).cached_device_tokens += cached_tokens;
+            }
         }
+        self.resume(seq);
         seq.admitted_tokens = seq.num_tokens();
         seq.table = Arc::new(table);
         seq.num_published = num_cached;

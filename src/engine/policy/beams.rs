@@ -45,9 +45,11 @@ impl Scheduler {
     /// Where everything that runs is a beam that waits for another, and nothing was admitted: all give their blocks up,
     /// and who comes first starts over. Most of their content stays cached.
     pub(super) fn unblock(&mut self) {
-        for mut seq in self.running.drain() {
+        let seqs: Vec<Box<Sequence>> = self.running.drain().collect();
+        for mut seq in seqs {
             self.pending.release.push(seq.preempt(None));
             self.stats.preempted_recompute += 1;
+            self.pause(&mut seq);
             self.waiting.insert(seq.rank, seq);
         }
     }
