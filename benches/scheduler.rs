@@ -6,7 +6,7 @@
 
 use criterion::Criterion;
 use pagetide::engine::allocation::{serve, serve_swap};
-use pagetide::engine::bill::{Tenant, Terms};
+use pagetide::engine::bill::{Quota, Tenant, Terms};
 use pagetide::engine::block_pool::BlockPool;
 use pagetide::engine::plan::{SeqOutput, StepOutput, StepPlan, StepTiming};
 use pagetide::engine::policy::{Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy};
@@ -62,6 +62,7 @@ fn config(max_num_seqs: usize, num_device_blocks: usize) -> SchedulerConfig {
         preemption_mode: PreemptionMode::Swap,
         watermark_blocks: 0,
         non_preemptible_blocks: 0,
+        quota: Quota::default(),
         prefix_caching: true,
         overlap: false,
         hash_key: [0; 32],

@@ -9,6 +9,7 @@ use crate::actors::swap_pool::SwapPool;
 use crate::actors::workers::Workers;
 use crate::backend::profile::Profile;
 use crate::config::{self, Config, LoadFormat, OnFailure};
+use crate::engine::bill::Quota;
 use crate::engine::policy::{PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy};
 use crate::error::{ApiError, StartError};
 use crate::ids::TokenId;
@@ -410,6 +411,10 @@ fn scheduler_config(config: &Config, loaded: &LoadedModel) -> Result<SchedulerCo
         },
         watermark_blocks: (config.scheduler.watermark * num_device_blocks as f64) as usize,
         non_preemptible_blocks: config.scheduler.non_preemptible_blocks(num_device_blocks),
+        quota: Quota::of_shares(
+            (config.cache.max_share_per_key, num_device_blocks),
+            (config.swap.max_share_per_key, loaded.pools.num_swap_blocks),
+        ),
         prefix_caching: config.cache.enable_prefix_caching,
         overlap: config.scheduler.overlaps(loaded.is_gpu),
         hash_key,

@@ -95,12 +95,16 @@ pub struct CacheConfig {
     /// `None`: as many as `device.memory_utilization` allows.
     pub num_device_blocks: Option<u32>,
     pub enable_prefix_caching: bool,
+    /// Fraction of the device blocks that requests of one API key may hold.
+    pub max_share_per_key: f64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct SwapConfig {
     /// 0: no swap tier.
     pub space_gib: f64,
+    /// Fraction of the swap pool that requests of one API key may hold.
+    pub max_share_per_key: f64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -209,13 +213,13 @@ impl DeviceConfig {
 
 impl Default for CacheConfig {
     fn default() -> Self {
-        Self { block_size: 16, num_device_blocks: None, enable_prefix_caching: true }
+        Self { block_size: 16, num_device_blocks: None, enable_prefix_caching: true, max_share_per_key: 1.0 }
     }
 }
 
 impl Default for SwapConfig {
     fn default() -> Self {
-        Self { space_gib: 1.0 }
+        Self { space_gib: 1.0, max_share_per_key: 1.0 }
     }
 }
 

@@ -214,10 +214,17 @@ settings! {
         "Keep blocks of finished requests and use them for prompts that begin the same.",
         "To measure without it. Outputs are the same either way.";
 
+    cache.max_share_per_key: Kind::Float { min: 0.0, or_equal: false, max: 1.0, auto: false }, "fraction", None,
+        "Part of the device blocks that requests of one of the api_keys may hold when another of its requests starts: that one waits, and those of other keys go before it. A key that holds nothing can always start one; 1 is no quota.",
+        "One key's load should leave room for the others.";
+
     swap.space_gib: Kind::Float { min: 0.0, or_equal: true, max: 65536.0, auto: false }, "GiB",
         Some(("swap-space-gib", "G")),
         "CPU memory for the blocks of preempted sequences; 0 is no swap tier.",
         "More if pagetide_preemptions_total grows by mode=recompute and memory is free.";
+    swap.max_share_per_key: Kind::Float { min: 0.0, or_equal: false, max: 1.0, auto: false }, "fraction", None,
+        "Part of that memory for preempted sequences of one of the api_keys; more of them are computed again instead. 1 is no quota.",
+        "One key's load should leave room for the others.";
 
     scheduler.max_num_seqs: int(1, 65_536), "sequences", Some(("max-num-seqs", "N")),
         "Sequences in a step at most.",

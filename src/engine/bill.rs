@@ -50,3 +50,14 @@ pub fn most_blocks(block_size: usize, num_prompt: usize, num_tokens: usize, num_
 /// Whose request it is: one API key's, as a number. 0 is nobody's: no keys are set, or it did not come over HTTP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tenant(pub u32);
+
+/// What the requests of one tenant may hold, in blocks; `None`: whatever there is. Nobody's are not counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quota {
+    /// A new request waits while the tenant's others would hold more than this together with it. What runs may grow
+    /// beyond.
+    pub device_blocks: Option<usize>,
+    /// A preempted sequence is computed again where the tenant's others would have more than this swapped out together
+    /// with it.
+    pub swap_blocks: Option<usize>,
+}

@@ -33,11 +33,12 @@ mod beams;
 mod billing;
 mod check;
 mod commit;
+mod quota;
 mod running;
 
 use crate::engine::allocation::{Demand, Grant, Grown, Store, SwapBlock, SwapDemand, SwapGrant};
 use crate::engine::beam::BeamSearch;
-use crate::engine::bill::{KvBill, Tenant, Terms};
+use crate::engine::bill::{KvBill, Quota, Tenant, Terms};
 use crate::engine::constraint::ConstraintSource;
 use crate::engine::plan::{Deliveries, MAX_STEPS_IN_FLIGHT, StepPlan};
 use crate::engine::prefix_cache::BlockHasher;
@@ -46,6 +47,7 @@ use crate::engine::step_time::{PromptBudget, StepLoad, StepTimeModel};
 use crate::ids::{BlockId, IdMap, RequestId, SeqId, TokenId};
 use crate::sampling::params::SamplingParams;
 use batch::{grow, victim};
+use quota::Holdings;
 use running::Running;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -91,6 +93,8 @@ pub struct SchedulerConfig {
     pub watermark_blocks: usize,
     /// Blocks that requests which are not preemptible may hold together, at most.
     pub non_preemptible_blocks: usize,
+    /// Of each tenant.
+    pub quota: Quota,
     /// Off: requests share nothing, only the samples of one request do.
     pub prefix_caching: bool,
     /// Plan a step while the one before it is in flight.
@@ -408,11 +412,13 @@ impl Scheduler {
 
     /// Second call: what the step needs of the swap pool. Empty on most steps, and then the call may be skipped.
     pub fn reserve(&mut self, grant: &Grant) -> SwapDemand {
-        self.storing = grant.preempted.iter().filter_map(|seq| self.store(*seq)).collect();
+        let mut holdings = None;
+        let store = |seq: &SeqId| self.store(*seq, holdings.get_or_insert_with(|| self.swap_holdings()));
+        self.storing = grant.preempted.iter().filter_map(store).collect();
         SwapDemand { release: std::mem::take(&mut self.pending_swap), store: self.storing.clone() }
     }
 
-    fn store(&self, seq: SeqId) -> Option<Store> {
+    fn store(&self, seq: SeqId, holdings: &mut Holdings) -> Option<Store> {
         let seq = &self.running[&self.ranks[&seq]];
         let num_blocks = seq.num_computed.div_ceil(self.config.block_size);
         let worth_it = match self.config.preemption_mode {
@@ -421,7 +427,11 @@ impl Scheduler {
             PreemptionMode::Recompute => false,
         };
         let num_full = (seq.num_computed / self.config.block_size).min(seq.hashes.len());
-        worth_it.then(|| Store { seq: seq.rank.seq, num_blocks, hashes: seq.hashes[..num_full].to_vec() })
+        (worth_it && holdings.take(seq.tenant, num_blocks)).then(|| Store {
+            seq: seq.rank.seq,
+            num_blocks,
+            hashes: seq.hashes[..num_full].to_vec(),
+        })
     }
 
     /// Third call: the step itself. An empty plan is done: it is not in flight, and no commit follows it.

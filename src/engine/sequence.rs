@@ -2,6 +2,7 @@
 
 use crate::engine::allocation::BlockTable;
 use crate::engine::beam::Beam;
+use crate::engine::bill::Tenant;
 use crate::engine::constraint::{Guide, NextToken};
 use crate::engine::plan::FedTokens;
 use crate::engine::policy::Arrival;
@@ -134,6 +135,7 @@ pub struct Sequence {
     pub started: bool,
     /// It has yielded, and has not come back.
     pub paused: bool,
+    pub tenant: Tenant,
     // What each step asks of `params`, at hand: those lie elsewhere.
     pub pooling: Option<Pooling>,
     is_beam: bool,
@@ -164,7 +166,7 @@ impl Sequence {
     /// The first sequence of a request, off which its other samples, or beams, will fork.
     /// `max_model_len`: tokens of prompt and output together, at most.
     pub fn new(rank: Rank, arrival: Arrival, max_model_len: usize, hasher: &BlockHasher, salt: &[u8]) -> Self {
-        let Arrival { prompt, params, n, constraint, .. } = arrival;
+        let Arrival { prompt, params, n, constraint, tenant, .. } = arrival;
         assert!(!prompt.is_empty(), "intake refuses empty prompts");
         let guide = Guide::of(constraint.as_ref(), &params);
         let is_shared = guide.is_some() || params.has_penalties() || params.beam.is_some();
@@ -199,6 +201,7 @@ impl Sequence {
             num_published: 0,
             started: false,
             paused: false,
+            tenant,
             cached_tokens: None,
             admitted_tokens: 0,
             prompt_logprobs: Vec::new(),

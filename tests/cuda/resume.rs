@@ -8,7 +8,7 @@ use pagetide::backend::DType;
 use pagetide::backend::cuda::CudaBackend;
 use pagetide::backend::cuda::device::Device;
 use pagetide::engine::allocation::{serve, serve_swap};
-use pagetide::engine::bill::{Tenant, Terms};
+use pagetide::engine::bill::{Quota, Tenant, Terms};
 use pagetide::engine::block_pool::BlockPool;
 use pagetide::engine::plan::{Delivery, StepRunner};
 use pagetide::engine::policy::{Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy, StepStats};
@@ -71,6 +71,7 @@ impl Engine {
             preemption_mode: mode,
             watermark_blocks: 0,
             non_preemptible_blocks: 0,
+            quota: Quota::default(),
             prefix_caching: true,
             overlap,
             hash_key: [7; 32],

@@ -14,7 +14,7 @@ mod world;
 
 use model::{Random, VOCAB};
 use pagetide::engine::beam::num_candidates;
-use pagetide::engine::bill::{Tenant, Terms};
+use pagetide::engine::bill::{Quota, Tenant, Terms};
 use pagetide::engine::policy::{Arrival, PreemptionMode, SchedulerConfig, SchedulingPolicy, StepStats};
 use pagetide::ids::RequestId;
 use pagetide::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
@@ -84,6 +84,7 @@ fn beams_come_back_to_the_blocks_they_shared() {
             preemption_mode: PreemptionMode::Swap,
             watermark_blocks: 0,
             non_preemptible_blocks: 0,
+            quota: Quota::default(),
             prefix_caching: false,
             overlap,
             hash_key: [0; 32],
@@ -135,6 +136,7 @@ fn prompts_come_in_pieces_that_keep_steps_short() {
             preemption_mode: PreemptionMode::Auto,
             watermark_blocks: 0,
             non_preemptible_blocks: 0,
+            quota: Quota::default(),
             prefix_caching: false,
             overlap,
             hash_key: [0; 32],

@@ -4,7 +4,7 @@ use crate::device::Device;
 use crate::model::*;
 use pagetide::engine::allocation::{serve, serve_swap};
 use pagetide::engine::beam::num_candidates;
-use pagetide::engine::bill::{Tenant, Terms};
+use pagetide::engine::bill::{Quota, Tenant, Terms};
 use pagetide::engine::block_pool::BlockPool;
 use pagetide::engine::constraint::ConstraintSource;
 use pagetide::engine::plan::{Delivery, StepOutput, StepPlan};
@@ -55,6 +55,11 @@ pub struct World {
     pub limited: usize,
 }
 
+fn quota(random: &mut Random) -> Quota {
+    let mut blocks = || (!random.one_in(3)).then(|| random.below(20) as usize);
+    Quota { device_blocks: blocks(), swap_blocks: blocks() }
+}
+
 impl World {
     pub fn new(seed: u64, overlap: bool) -> Self {
         let mut random = Random(seed);
@@ -73,6 +78,7 @@ impl World {
                 [random.below(3) as usize],
             watermark_blocks: random.below(3) as usize,
             non_preemptible_blocks: 0,
+            quota: if random.one_in(3) { quota(&mut random) } else { Quota::default() },
             prefix_caching: !random.one_in(4),
             overlap,
             hash_key: [seed as u8; 32],
@@ -163,7 +169,7 @@ impl World {
             priority: random.below(4) as i32,
             cache_salt: random.one_in(5).then(|| "salt".to_string()),
             terms: Terms::default(),
-            tenant: Tenant::default(),
+            tenant: Tenant(random.below(3) as u32),
             constraint: rules,
         };
         self.submit(arrival);

@@ -10,7 +10,7 @@ use crate::actors::messages::{Accepted, Event, Prompt, Submit};
 use crate::actors::runtime::{KvReports, ModelInfo, RuntimeHandle, Started, Wiring};
 use crate::actors::workers::Workers;
 use crate::config::OnFailure;
-use crate::engine::bill::{Tenant, Terms};
+use crate::engine::bill::{Quota, Tenant, Terms};
 use crate::engine::policy::{PreemptionMode, SchedulerConfig, SchedulingPolicy};
 use crate::error::ApiError;
 use crate::ids::TokenId;
@@ -100,6 +100,7 @@ impl World {
                 preemption_mode: settings.preemption_mode,
                 watermark_blocks: 0,
                 non_preemptible_blocks: NUM_BLOCKS / 2,
+                quota: Quota::default(),
                 prefix_caching: true,
                 overlap: settings.overlap,
                 hash_key: [1; 32],

@@ -19,7 +19,16 @@ impl Scheduler {
         let most = demand.seats.min(demand.token_budget);
         let block_size = self.config.block_size;
         let mut admit = Vec::new();
-        for seq in self.waiting.values_mut().take(most) {
+        let mut holdings = self.device_holdings();
+        for seq in self.waiting.values_mut() {
+            if admit.len() == most {
+                break;
+            }
+            // Who has run before may come back: where beams wait for it, they hold blocks too.
+            let is_new = seq.cached_tokens.is_none();
+            if is_new && !holdings.take(seq.tenant, seq.num_tokens().div_ceil(block_size)) {
+                continue;
+            }
             // The prompt of a search comes in like any other.
             let is_one_of_many = seq.is_beam() && self.requests[&seq.rank.request].len() > 1;
             if is_one_of_many && !may_join(seq, &self.running, &self.requests, block_size) {
