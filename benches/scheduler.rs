@@ -6,6 +6,7 @@
 
 use criterion::Criterion;
 use pagetide::engine::allocation::{find, serve, serve_swap};
+use pagetide::engine::bill::{Quota, Tenant, Terms};
 use pagetide::engine::block_pool::BlockPool;
 use pagetide::engine::plan::{CopyReport, SeqOutput, StepOutput, StepPlan, StepTiming};
 use pagetide::engine::policy::{Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy};
@@ -63,6 +64,8 @@ fn config(max_num_seqs: usize, num_device_blocks: usize) -> SchedulerConfig {
         watermark_blocks: 0,
         write_behind_blocks: num_device_blocks / 5,
         max_tail_blocks: 4,
+        non_preemptible_blocks: 0,
+        quota: Quota::default(),
         prefix_caching: true,
         overlap: false,
         hash_key: [0; 32],
@@ -122,6 +125,8 @@ impl Load {
             n: 1,
             priority: 0,
             cache_salt: None,
+            terms: Terms::default(),
+            tenant: Tenant::default(),
             constraint: None,
         }
     }

@@ -3,6 +3,7 @@
 use crate::actors::messages::{Accepted, Event, Prompt, Submit};
 use crate::actors::runtime::{Runtime, RuntimeHandle};
 use crate::config::Config;
+use crate::engine::bill::{KvBill, Tenant, Terms};
 use crate::error::{ApiError, StartError};
 use crate::ids::TokenId;
 use crate::sampling::params::{FinishReason, PositionLogprobs, SamplingParams};
@@ -75,6 +76,8 @@ pub struct RequestOutput {
     pub prompt_tokens: Arc<Vec<TokenId>>,
     /// Prompt tokens that the prefix cache held.
     pub cached_tokens: u32,
+    /// What memory pressure has cost it.
+    pub kv_bill: KvBill,
     pub prompt_logprobs: Option<Vec<PositionLogprobs>>,
     /// With [`SamplingParams::pooling`]: as the model gives it, of any length.
     pub embedding: Option<Vec<f32>>,
@@ -132,6 +135,8 @@ async fn generate_one(
         priority: 0,
         cache_salt: None,
         grammar: None,
+        terms: Terms::default(),
+        tenant: Tenant::default(),
     };
     let Accepted { prompt_tokens, mut events, .. } = handle.submit(submit).await?;
     let new_text = || OutputText::new(handle.model().tokenizer.clone(), &prompt_tokens, &params.output);
@@ -140,6 +145,7 @@ async fn generate_one(
     let mut output = RequestOutput {
         prompt_tokens: prompt_tokens.clone(),
         cached_tokens: 0,
+        kv_bill: KvBill::default(),
         prompt_logprobs: None,
         embedding: None,
         samples: vec![SampleOutput::default(); params.n as usize],
@@ -147,6 +153,8 @@ async fn generate_one(
     while let Some(event) = events.next().await {
         match event {
             Event::Started { cached_tokens } => output.cached_tokens = cached_tokens,
+            Event::Bill(bill) => output.kv_bill = bill,
+            Event::Paused { .. } | Event::Resumed { .. } => {}
             Event::PromptLogprobs(logprobs) => output.prompt_logprobs = Some(logprobs),
             Event::Embedding(values) => output.embedding = Some(values),
             // Tokens that were under way when a stop string matched.

@@ -2,6 +2,7 @@
 
 use pagetide::actors::messages::{Event, Prompt, Submit};
 use pagetide::config::{Config, LoadFormat, Overlap};
+use pagetide::engine::bill::{Tenant, Terms};
 use pagetide::offline::{Engine, GenerateParams, RequestOutput};
 use pagetide::sampling::params::{FinishReason, Pooling, SamplingParams, TokenMask};
 use pagetide::text::grammar::{GrammarRequest, GrammarSpec};
@@ -109,6 +110,8 @@ fn a_grammar_is_followed() {
         n: 1,
         priority: 0,
         cache_salt: None,
+        terms: Terms::default(),
+        tenant: Tenant::default(),
         grammar: Some(grammar),
     };
     let handle = engine.handle();

@@ -4,9 +4,9 @@ use crate::actors::messages::{Accepted, Arrive, Cancel, EventStream, Prompt, Sto
 use crate::actors::runtime::{ModelInfo, stop_system};
 use crate::actors::scheduler::SchedulerActor;
 use crate::actors::workers::Workers;
-use crate::engine::beam;
 use crate::engine::constraint::ConstraintSource;
 use crate::engine::policy::Arrival;
+use crate::engine::{beam, bill};
 use crate::error::ApiError;
 use crate::ids::{RequestId, TokenId};
 use crate::metrics::{self, Rejection};
@@ -28,23 +28,45 @@ pub struct Limits {
     pub retry_after_s: u64,
     pub block_size: usize,
     pub num_device_blocks: usize,
+    /// Of those: what requests that are not preemptible may hold together.
+    pub non_preemptible_blocks: usize,
     /// Beams of one request are all in the same step.
     pub max_num_seqs: usize,
 }
 
 impl Limits {
-    /// Tokens that an output can have after a prompt of `length` tokens, where it has the device to itself: all
-    /// beams share the prompt's full blocks. The last token needs no slot: nothing comes after it.
-    fn room(&self, length: usize, num_beams: usize) -> usize {
+    /// Tokens that each output can have after a prompt of `length` tokens, where a request has `num_blocks` to itself:
+    /// all its sequences share the prompt's full blocks. The last token needs no slot: nothing comes after it.
+    fn room(&self, num_blocks: usize, length: usize, num_seqs: usize) -> usize {
         let shared = length / self.block_size;
-        let own = self.num_device_blocks.saturating_sub(shared) / num_beams;
+        let own = num_blocks.saturating_sub(shared) / num_seqs;
         ((shared + own) * self.block_size + 1).saturating_sub(length)
     }
 
     /// What `num_tokens` tokens, of which `length` are the prompt's, need.
-    fn blocks(&self, length: usize, num_tokens: usize, num_beams: usize) -> usize {
-        let shared = length / self.block_size;
-        shared + num_beams * (num_tokens.div_ceil(self.block_size) - shared)
+    fn blocks(&self, length: usize, num_tokens: usize, num_seqs: usize) -> usize {
+        bill::most_blocks(self.block_size, length, num_tokens, num_seqs)
+    }
+
+    /// Tokens that each output of a request can have that may not be preempted: all of them have to fit at once into the
+    /// part of the pool that such requests may hold. `wanted` 0: as many as fit.
+    fn non_preemptible_room(&self, length: usize, wanted: usize, num_seqs: usize) -> Result<usize, ApiError> {
+        let most = self.non_preemptible_blocks;
+        let room = self.room(most, length, num_seqs);
+        if room >= wanted.max(1) {
+            return Ok(room);
+        }
+        let outputs = if num_seqs > 1 { format!("each of {num_seqs} outputs") } else { "the output".into() };
+        let message = format!(
+            "preemptible: false needs room for all that the request may become, {} KV blocks of {} tokens ({length} \
+             tokens in the prompt, {} for {outputs}); such requests may hold {most} of this server's {} blocks \
+             (scheduler.non_preemptible_share)",
+            self.blocks(length, length + wanted.max(1) - 1, num_seqs),
+            self.block_size,
+            wanted.max(1),
+            self.num_device_blocks,
+        );
+        Err(ApiError::invalid("preemptible", message))
     }
 }
 
@@ -105,14 +127,17 @@ impl Handler<Submit> for RequestIntake {
                 metrics::request_rejected(Rejection::QueueFull);
                 return Err(ApiError::overloaded(limits.max_requests, limits.retry_after_s));
             };
-            let Submit { prompt, truncation, prompt_param, params, ignore_eos, seed, n, priority, cache_salt, grammar } =
-                submit;
+            let Submit { prompt, truncation, prompt_param, mut params, ignore_eos, seed, n, priority, .. } = submit;
+            let Submit { cache_salt, grammar, terms, tenant, .. } = submit;
             let accepted = async {
                 if n == 0 {
                     return Err(ApiError::invalid("n", "must be at least 1, got 0"));
                 }
                 let cut = truncation.map(|cut| (shared.prompt_room(cut, &params), cut.side));
                 let prompt = shared.tokenise(prompt, cut, prompt_param).await?;
+                if !terms.preemptible {
+                    shared.fit_non_preemptible(&mut params, prompt.len(), n)?;
+                }
                 let params = shared.resolve(params, &prompt, prompt_param, ignore_eos, seed)?;
                 let constraint = match grammar {
                     Some(grammar) => Some(shared.constrain(grammar, &prompt, &params).await?),
@@ -128,7 +153,7 @@ impl Handler<Submit> for RequestIntake {
                 (scheduler.clone().recipient(), scheduler.clone().recipient());
             let (sender, events) = EventStream::channel(id, cancel, stop);
             let (prompt_tokens, shared_params) = (prompt.clone(), params.clone());
-            let arrival = Arrival { id, prompt, params, n, priority, cache_salt, constraint };
+            let arrival = Arrival { id, prompt, params, n, priority, cache_salt, constraint, terms, tenant };
             scheduler.do_send(Arrive { arrival, events: sender, arrived, permit });
             Ok(Accepted { id, prompt_tokens, params: shared_params, events })
         })
@@ -219,7 +244,7 @@ impl Shared {
             return Err(ApiError::context_length(param, message));
         }
         let num_beams = params.beam.as_ref().map_or(1, |beam| beam.width as usize);
-        let fits = (model_len - length).min(self.limits.room(length, num_beams));
+        let fits = (model_len - length).min(self.limits.room(self.limits.num_device_blocks, length, num_beams));
         let memory = |what: &str, tokens: usize| {
             let message = format!(
                 "{what} needs {} KV blocks of {} tokens, and this server has {}: it could never run",
@@ -260,6 +285,20 @@ impl Shared {
             None => getrandom::u64().map_err(|error| ApiError::engine(format!("no random numbers: {error}")))?,
         };
         Ok(params)
+    }
+
+    /// Sees to it that a request which may not be preempted fits into what such requests may hold.
+    fn fit_non_preemptible(&self, params: &mut SamplingParams, length: usize, n: u32) -> Result<(), ApiError> {
+        let model_len = self.model.max_model_len as usize;
+        if length >= model_len && params.pooling.is_none() {
+            return Ok(()); // `resolve` refuses it, whoever asks
+        }
+        let num_seqs = params.beam.as_ref().map_or(n, |beam| beam.width) as usize;
+        let room = self.limits.non_preemptible_room(length, params.max_tokens as usize, num_seqs)?;
+        if params.max_tokens == 0 {
+            params.max_tokens = room.min(model_len - length) as u32;
+        }
+        Ok(())
     }
 
     /// An embedding needs room for its prompt alone.

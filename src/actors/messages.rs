@@ -4,6 +4,7 @@
 //!      → ([`Reserve`] → swap pool) → [`Execute`] → executor → scheduler → [`Event`] → http
 
 use crate::engine::allocation::{Demand, Find, Grant, SwapDemand, SwapGrant};
+use crate::engine::bill::{KvBill, Tenant, Terms};
 use crate::engine::plan::{CopyReport, StepOutput, StepPlan};
 use crate::engine::policy::Arrival;
 use crate::error::ApiError;
@@ -52,6 +53,29 @@ pub struct Submit {
     pub cache_salt: Option<String>,
     /// What the text of every sample has to be.
     pub grammar: Option<GrammarRequest>,
+    pub terms: Terms,
+    /// Whoever the handle that it is submitted with speaks for ([`RuntimeHandle::on_behalf_of`]): filled in there.
+    ///
+    /// [`RuntimeHandle::on_behalf_of`]: crate::actors::runtime::RuntimeHandle::on_behalf_of
+    pub tenant: Tenant,
+}
+
+/// Whom requests are submitted for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Caller {
+    pub tenant: Tenant,
+    /// Where its prefix cache is its own: put before its requests' salts. All of one length.
+    pub salt: Option<Arc<str>>,
+}
+
+impl Caller {
+    /// The salt of a request whose client gave `own`.
+    pub fn cache_salt(&self, own: Option<String>) -> Option<String> {
+        match (&self.salt, own) {
+            (None, own) => own,
+            (Some(salt), own) => Some(format!("{salt}{}", own.unwrap_or_default())),
+        }
+    }
 }
 
 /// A request that is on its way to the scheduler.
@@ -86,6 +110,18 @@ pub enum Event {
     },
     /// The whole request failed; nothing follows.
     Failed(ApiError),
+    /// What memory pressure has cost the request so far, whenever that has changed. It comes before the token or the
+    /// end that it was paid for: the last one heard before an end is whole.
+    Bill(KvBill),
+    /// Sample `index` has given its blocks up, and waits to come back.
+    Paused {
+        index: u32,
+    },
+    /// It has come back.
+    Resumed {
+        index: u32,
+        after: Duration,
+    },
     /// Known when the prompt has been prefilled, before the first token: prompt tokens found in the prefix cache.
     Started {
         cached_tokens: u32,

@@ -4,6 +4,7 @@ pub mod block_allocator;
 pub mod executor;
 pub mod intake;
 pub mod messages;
+mod pause;
 pub mod runtime;
 pub mod scheduler;
 pub mod swap_pool;

@@ -3,12 +3,13 @@
 use crate::actors::block_allocator::BlockAllocator;
 use crate::actors::executor::ModelExecutor;
 use crate::actors::intake::{Limits, RequestIntake};
-use crate::actors::messages::{Accepted, Prompt, Submit};
+use crate::actors::messages::{Accepted, Caller, Prompt, Submit};
 use crate::actors::scheduler::{self, SchedulerActor};
 use crate::actors::swap_pool::SwapPool;
 use crate::actors::workers::Workers;
 use crate::backend::profile::Profile;
 use crate::config::{self, Config, LoadFormat, OnFailure};
+use crate::engine::bill::Quota;
 use crate::engine::policy::{PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy};
 use crate::error::{ApiError, StartError};
 use crate::ids::TokenId;
@@ -50,6 +51,18 @@ pub struct ModelInfo {
     pub pooling: Pooling,
     /// The model's own sampling, for what a request leaves out.
     pub default_sampling: SamplingDefaults,
+    pub kv_reports: KvReports,
+}
+
+/// What clients hear of KV memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KvReports {
+    /// Bytes of a KV block.
+    pub block_bytes: usize,
+    /// Usage says what memory pressure has cost, where a request does not say.
+    pub include_usage: bool,
+    /// Streams say when they pause, where a request does not say.
+    pub pause_comments: bool,
 }
 
 impl ModelInfo {
@@ -98,13 +111,14 @@ impl ModelInfo {
 const NO_TEMPLATE: &str =
     "this model has no chat template: use /v1/completions, or add chat_template.jinja to the model";
 
-/// A cheap clone that submits requests to the engine from any thread.
+/// A cheap clone that submits requests to the engine from any thread, for one [`Caller`].
 #[derive(Clone)]
 pub struct RuntimeHandle {
     intake: Recipient<Submit>,
     model: Arc<ModelInfo>,
     max_requests: usize,
     draining: Arc<AtomicBool>,
+    caller: Caller,
 }
 
 impl RuntimeHandle {
@@ -114,7 +128,12 @@ impl RuntimeHandle {
         max_requests: usize,
         draining: Arc<AtomicBool>,
     ) -> Self {
-        Self { intake, model, max_requests, draining }
+        Self { intake, model, max_requests, draining, caller: Caller::default() }
+    }
+
+    /// The same engine, for requests of `caller`.
+    pub fn on_behalf_of(&self, caller: Caller) -> Self {
+        Self { caller, ..self.clone() }
     }
 
     /// Requests that the engine holds at once (`server.max_requests`): one more is refused until another ends.
@@ -127,11 +146,13 @@ impl RuntimeHandle {
     }
 
     /// Validates, tokenises and queues a request.
-    pub async fn submit(&self, submit: Submit) -> Result<Accepted, ApiError> {
+    pub async fn submit(&self, mut submit: Submit) -> Result<Accepted, ApiError> {
         if self.is_draining() {
             metrics::request_rejected(Rejection::Draining);
             return Err(ApiError::draining());
         }
+        submit.tenant = self.caller.tenant;
+        submit.cache_salt = self.caller.cache_salt(submit.cache_salt);
         match self.intake.send(submit).await {
             Ok(answer) => answer,
             Err(_) => Err(ApiError::engine("the engine has stopped")),
@@ -232,6 +253,11 @@ impl Runtime {
             embedding_size: embed_size as u32,
             pooling,
             default_sampling,
+            kv_reports: KvReports {
+                block_bytes: loaded.pools.layout.block_bytes(),
+                include_usage: config.server.include_kv_usage,
+                pause_comments: config.server.pause_comments,
+            },
         });
         let places = Arc::new(Semaphore::new(config.server.max_requests));
         let wiring = Wiring {
@@ -385,6 +411,11 @@ fn scheduler_config(config: &Config, loaded: &LoadedModel) -> Result<SchedulerCo
         watermark_blocks: (config.scheduler.watermark * num_device_blocks as f64) as usize,
         write_behind_blocks: ((1.0 - config.swap.high_watermark) * num_device_blocks as f64) as usize,
         max_tail_blocks: config.swap.max_tail_blocks,
+        non_preemptible_blocks: config.scheduler.non_preemptible_blocks(num_device_blocks),
+        quota: Quota::of_shares(
+            (config.cache.max_share_per_key, num_device_blocks),
+            (config.swap.max_share_per_key, loaded.pools.num_swap_blocks),
+        ),
         prefix_caching: config.cache.enable_prefix_caching,
         overlap: config.scheduler.overlaps(loaded.is_gpu),
         hash_key,
@@ -397,6 +428,7 @@ fn limits(config: &Config, loaded: &LoadedModel) -> Limits {
         retry_after_s: config.server.retry_after_s,
         block_size: loaded.pools.layout.block_size,
         num_device_blocks: loaded.pools.num_device_blocks,
+        non_preemptible_blocks: config.scheduler.non_preemptible_blocks(loaded.pools.num_device_blocks),
         max_num_seqs: config.scheduler.max_num_seqs as usize,
     }
 }

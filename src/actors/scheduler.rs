@@ -6,11 +6,13 @@ use crate::actors::executor::{ModelExecutor, Restart};
 use crate::actors::messages::{
     Arrive, AwaitCopies, Cancel, Event, Execute, Executed, ExecutorFailed, FindHeld, Reserve, Reset, Serve, StopSample,
 };
+use crate::actors::pause::Pause;
 use crate::actors::runtime::stop_system;
 use crate::actors::swap_pool::SwapPool;
 use crate::actors::workers::Workers;
 use crate::config::OnFailure;
 use crate::engine::allocation::{Demand, SwapGrant};
+use crate::engine::bill::KvBill;
 use crate::engine::plan::{CopyReport, Deliveries, Delivery, StepOutput, StepPlan};
 use crate::engine::policy::{Arrival, Forecast, Scheduler};
 use crate::error::ApiError;
@@ -63,6 +65,8 @@ pub struct SchedulerActor {
     idle: bool,
     /// The executor has been asked to tell when copies end.
     awaits_copies: bool,
+    /// The policy's time begins then.
+    started: Instant,
 }
 
 /// Who waits for a request.
@@ -72,6 +76,10 @@ struct Client {
     /// Of each sample.
     last_token: Vec<Option<Instant>>,
     ended_by_length: bool,
+    /// As it was last told.
+    bill: KvBill,
+    /// Of each sample.
+    pauses: Vec<Pause>,
     /// The request's place at the intake, given back when it ends.
     _permit: OwnedSemaphorePermit,
 }
@@ -123,6 +131,7 @@ impl SchedulerActor {
             failures: 0,
             idle: true,
             awaits_copies: false,
+            started: Instant::now(),
         }
     }
 
@@ -133,6 +142,8 @@ impl SchedulerActor {
     /// Plans a step if there is something to do and the policy lets a plan be made now.
     fn wake(&mut self, ctx: &mut Context<Self>) {
         let started = Instant::now();
+        let since_start = (started - self.started).as_secs_f64();
+        self.policy().set_time(since_start);
         if self.policy().has_work()
             && let Some(demand) = self.policy().demand()
         {
@@ -345,6 +356,14 @@ impl SchedulerActor {
                 metrics::queue_time(client.arrived.elapsed());
             }
         }
+        let now = Instant::now();
+        for (request, delivery) in self.policy().take_pauses() {
+            match &mut self.news {
+                // Behind what the step before has said.
+                Some(news) => news.deliveries.push((request, delivery)),
+                None => self.deliver(request, delivery, now),
+            }
+        }
         let forecast = self.policy().forecast();
         metrics::forecast(forecast.prompt_limit, forecast.decodes_s, forecast.prompt_token_s);
         // Samples that share a partly filled block count it once each.
@@ -363,6 +382,20 @@ impl SchedulerActor {
             Delivery::Started { cached_tokens } => {
                 metrics::first_token(now - client.arrived);
                 Event::Started { cached_tokens: cached_tokens as u32 }
+            }
+            Delivery::Bill(bill) => {
+                client.bill = KvBill { paused: client.bill.paused, ..*bill };
+                Event::Bill(client.bill)
+            }
+            Delivery::Paused { sample } => match client.pauses[sample as usize].begin(now) {
+                true => Event::Paused { index: sample },
+                false => return,
+            },
+            Delivery::Resumed { sample } => {
+                let Some(after) = client.pauses[sample as usize].end(now) else { return };
+                client.bill.paused += after;
+                let _ = client.events.send(Event::Resumed { index: sample, after });
+                Event::Bill(client.bill)
             }
             Delivery::PromptLogprobs(logprobs) => Event::PromptLogprobs(logprobs),
             Delivery::Embedding(values) => Event::Embedding(values),
@@ -486,7 +519,9 @@ impl Handler<Arrive> for SchedulerActor {
         let Arrive { arrival, events, arrived, permit } = arrive;
         let Arrival { id, n, .. } = arrival;
         let last_token = vec![None; n as usize];
-        let client = Client { events, arrived, last_token, ended_by_length: false, _permit: permit };
+        let pauses = vec![Pause::default(); n as usize];
+        let bill = KvBill::default();
+        let client = Client { events, arrived, last_token, ended_by_length: false, bill, pauses, _permit: permit };
         self.clients.insert(id, client);
         self.policy().arrive(arrival);
         self.report_population();

@@ -36,6 +36,11 @@ pub struct ServerConfig {
     /// Origins whose pages may ask, `*` for any; empty: none may.
     pub cors_allowed_origins: Vec<String>,
     pub cors_allow_credentials: bool,
+    pub cache_isolation: CacheIsolation,
+    /// Usage has `kv` where a request does not say.
+    pub include_kv_usage: bool,
+    /// Streams say when they pause, where a request does not say.
+    pub pause_comments: bool,
     /// Requests held at once, queued and running; one more gets a 429.
     pub max_requests: usize,
     pub retry_after_s: u64,
@@ -90,6 +95,8 @@ pub struct CacheConfig {
     /// `None`: as many as `device.memory_utilization` allows.
     pub num_device_blocks: Option<u32>,
     pub enable_prefix_caching: bool,
+    /// Fraction of the device blocks that requests of one API key may hold.
+    pub max_share_per_key: f64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -99,6 +106,8 @@ pub struct SwapConfig {
     /// Fraction of the device blocks.
     pub high_watermark: f64,
     pub max_tail_blocks: usize,
+    /// Fraction of the swap pool that requests of one API key may hold.
+    pub max_share_per_key: f64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -112,6 +121,8 @@ pub struct SchedulerConfig {
     pub policy: SchedulingPolicy,
     /// Fraction of the device blocks kept free when a request is admitted.
     pub watermark: f64,
+    /// Fraction of the device blocks that requests which are not preemptible may hold.
+    pub non_preemptible_share: f64,
     pub overlap: Overlap,
 }
 
@@ -141,6 +152,9 @@ impl Default for ServerConfig {
             api_keys: Vec::new(),
             cors_allowed_origins: Vec::new(),
             cors_allow_credentials: false,
+            cache_isolation: CacheIsolation::PerKey,
+            include_kv_usage: false,
+            pause_comments: false,
             max_requests: 1024,
             retry_after_s: 1,
             drain_timeout_s: 30,
@@ -202,13 +216,13 @@ impl DeviceConfig {
 
 impl Default for CacheConfig {
     fn default() -> Self {
-        Self { block_size: 16, num_device_blocks: None, enable_prefix_caching: true }
+        Self { block_size: 16, num_device_blocks: None, enable_prefix_caching: true, max_share_per_key: 1.0 }
     }
 }
 
 impl Default for SwapConfig {
     fn default() -> Self {
-        Self { space_gib: 1.0, high_watermark: 0.8, max_tail_blocks: 4 }
+        Self { space_gib: 1.0, high_watermark: 0.8, max_tail_blocks: 4, max_share_per_key: 1.0 }
     }
 }
 
@@ -227,6 +241,7 @@ impl Default for SchedulerConfig {
             preemption_mode: PreemptionMode::Auto,
             policy: SchedulingPolicy::Fcfs,
             watermark: 0.01,
+            non_preemptible_share: 0.25,
             overlap: Overlap::Auto,
         }
     }
@@ -236,6 +251,11 @@ impl SchedulerConfig {
     /// Tokens in one step at most. Never below `max_num_seqs`: each running sequence needs one.
     pub fn batched_tokens(&self, on_cuda: bool) -> u32 {
         self.max_num_batched_tokens.unwrap_or_else(|| self.max_num_seqs.max(if on_cuda { 2048 } else { 512 }))
+    }
+
+    /// Of `num_device_blocks`: how many requests that are not preemptible may hold together.
+    pub fn non_preemptible_blocks(&self, num_device_blocks: usize) -> usize {
+        (self.non_preemptible_share * num_device_blocks as f64) as usize
     }
 
     /// Seconds that a step should take while somebody waits for a next token.
@@ -420,6 +440,15 @@ choice!(
         Restart = "restart",
         /// The process ends.
         Exit = "exit",
+    }
+);
+choice!(
+    /// Who shares cached prefixes.
+    CacheIsolation {
+        /// All requests.
+        Shared = "shared",
+        /// Requests of one API key.
+        PerKey = "per_key",
     }
 );
 choice!(LogFormat { Human = "human", Json = "json" });

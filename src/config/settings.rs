@@ -3,8 +3,8 @@
 
 use super::value::{Field, Kind, Value};
 use super::{
-    Config, DeviceKind, DtypeChoice, Isa, LoadFormat, LogFormat, OnFailure, Overlap, PreemptionMode, ReasoningParser,
-    SchedulingPolicy, ToolCallParser,
+    CacheIsolation, Config, DeviceKind, DtypeChoice, Isa, LoadFormat, LogFormat, OnFailure, Overlap, PreemptionMode,
+    ReasoningParser, SchedulingPolicy, ToolCallParser,
 };
 use std::fmt::Write;
 
@@ -120,6 +120,15 @@ settings! {
     server.cors_allow_credentials: Kind::Bool, "", None,
         "Whether those pages may send cookies and other credentials of the browser. Keys in Authorization need none.",
         "A proxy in front of this server asks for cookies.";
+    server.cache_isolation: Kind::Choice(CacheIsolation::NAMES), "", None,
+        "Who shares cached prefixes: per_key, requests of one of the api_keys; shared, all requests. A request's cache_salt divides either further.",
+        "shared, where those who hold keys trust each other and begin their prompts the same: how fast an answer begins then tells one what another has asked.";
+    server.include_kv_usage: Kind::Bool, "", None,
+        "Whether usage says what memory pressure has cost a request (usage.kv), where the request does not say (include_kv_usage).",
+        "Whoever reads the answers cannot change the requests.";
+    server.pause_comments: Kind::Bool, "", None,
+        "Whether a stream says in comments when memory pressure pauses it and when it goes on, where the request does not say (pause_comments).",
+        "Clients or proxies give up on streams that are silent.";
     server.max_requests: int(1, 1_000_000), "requests", None,
         "Requests held at once, queued and running; one more is answered with 429.",
         "Lower, to turn clients away sooner instead of letting them wait; higher for bursts.";
@@ -205,6 +214,10 @@ settings! {
         "Keep blocks of finished requests and use them for prompts that begin the same.",
         "To measure without it. Outputs are the same either way.";
 
+    cache.max_share_per_key: Kind::Float { min: 0.0, or_equal: false, max: 1.0, auto: false }, "fraction", None,
+        "Part of the device blocks that requests of one of the api_keys may hold when another of its requests starts: that one waits, and those of other keys go before it. A key that holds nothing can always start one; 1 is no quota.",
+        "One key's load should leave room for the others.";
+
     swap.space_gib: Kind::Float { min: 0.0, or_equal: true, max: 65536.0, auto: false }, "GiB",
         Some(("swap-space-gib", "G")),
         "CPU memory for the blocks of preempted sequences, and for prefixes that the device no longer holds; 0 is no swap tier.",
@@ -215,6 +228,9 @@ settings! {
     swap.max_tail_blocks: int(0, 65_536), "blocks", None,
         "Full blocks that such a sequence may have beside those copied ahead: a bound on what its preemption copies.",
         "Lower for shorter preemptions; higher for fewer copies.";
+    swap.max_share_per_key: Kind::Float { min: 0.0, or_equal: false, max: 1.0, auto: false }, "fraction", None,
+        "Part of that memory for preempted sequences of one of the api_keys; more of them are computed again instead. 1 is no quota.",
+        "One key's load should leave room for the others.";
 
     scheduler.max_num_seqs: int(1, 65_536), "sequences", Some(("max-num-seqs", "N")),
         "Sequences in a step at most.",
@@ -234,6 +250,9 @@ settings! {
     scheduler.watermark: Kind::Float { min: 0.0, or_equal: true, max: 0.5, auto: false }, "fraction", None,
         "Part of the device blocks that admitting a request must leave free, so that it is not preempted at once.",
         "Higher if pagetide_preemptions_total grows fast under load.";
+    scheduler.non_preemptible_share: Kind::Float { min: 0.0, or_equal: true, max: 1.0, auto: false }, "fraction", None,
+        "Part of the device blocks that requests with preemptible: false may hold together, with room for all their max_tokens; 0 refuses such requests.",
+        "Higher, for more or longer requests that are never paused; what they hold is kept from the others.";
     scheduler.overlap: Kind::Choice(Overlap::NAMES), "", Some(("overlap", "auto|on|off")),
         "Plan each step while the one before it runs, so that the device never waits for the host; auto is on for a GPU, and off for the CPU, which does both.",
         "To compare, or to look for an error. Outputs are the same either way.";

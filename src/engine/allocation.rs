@@ -8,8 +8,11 @@
 use crate::engine::block_pool::{BlockPool, PoolStats};
 use crate::engine::prefix_cache::BlockHash;
 use crate::ids::{BlockId, SeqId};
-use std::collections::HashSet;
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
+use std::iter::Peekable;
 use std::sync::Arc;
+use std::vec::IntoIter;
 
 /// A sequence's blocks in order; block `i` holds the KV of its tokens `i * block_size ..`.
 pub type BlockTable = Arc<Vec<BlockId>>;
@@ -25,8 +28,11 @@ pub struct Demand {
     pub release: Vec<BlockTable>,
     /// Running sequences that need blocks in this step, most senior first.
     pub grow: Vec<Grow>,
-    /// Who yields when blocks run out, first to yield first. May be left empty where nothing can run out.
+    /// Who yields when blocks run out, first to yield first: all that run but those who need not. May be left empty where
+    /// nothing can run out and nobody is urgent.
     pub victims: Vec<Victim>,
+    /// Sequences that have to come back now, others yielding.
+    pub urgent: Vec<Admit>,
     /// Blocks promised to running sequences' prompts and not yet allocated, those of this step included.
     pub promised: usize,
     /// Sequences that want to start or to come back, in order; the first that does not fit ends admission, and
@@ -53,10 +59,21 @@ pub struct Grow {
     pub writes_into: Option<(usize, BlockId)>,
 }
 
+impl Grow {
+    /// With a copy, if what it writes into is shared.
+    fn most_blocks(&self) -> usize {
+        self.new_blocks + usize::from(self.writes_into.is_some())
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Victim {
     pub seq: SeqId,
     pub table: BlockTable,
+    /// Sequences it is or will become.
+    pub seats: usize,
+    /// It also yields to who is urgent.
+    pub yields_to_urgent: bool,
     /// Blocks promised to it and not yet allocated, those of this step included.
     pub promised: usize,
 }
@@ -124,49 +141,144 @@ pub fn serve(pool: &mut BlockPool, block_size: usize, demand: Demand) -> Grant {
     for table in &demand.release {
         release(pool, table);
     }
-    let mut grant = Grant::default();
-    let mut promised = demand.promised;
-    let mut victims = demand.victims.into_iter();
-    let mut yielded = HashSet::new();
-    for grow in demand.grow {
-        if yielded.contains(&grow.seq) {
-            continue;
-        }
-        promised -= grow.promised;
-        let grown = loop {
-            if let Some(grown) = try_grow(pool, &grow, promised) {
-                break Some(grown);
-            }
-            let victim = victims.next().expect("victims name every running sequence when blocks may run out");
-            release(pool, &victim.table);
-            yielded.insert(victim.seq);
-            grant.preempted.push(victim.seq);
-            let own = victim.seq == grow.seq;
-            promised -= if own { victim.promised - grow.promised } else { victim.promised };
-            if own {
-                break None;
-            }
-        };
-        grant.grown.extend(grown);
+    let mut room = Room {
+        block_size,
+        promised: demand.promised,
+        seats: demand.seats,
+        budget: demand.token_budget,
+        grant: Grant::default(),
+    };
+    let yields_at: HashMap<SeqId, usize> = demand.victims.iter().map(|victim| victim.seq).zip(0..).collect();
+    let mut victims = demand.victims.into_iter().peekable();
+    // What those take in this step who need not yield.
+    let must_grow = demand.grow.iter().filter(|grow| !yields_at.contains_key(&grow.seq));
+    let kept: usize = must_grow.map(|grow| grow.most_blocks() - grow.promised).sum();
+    let mut all_came = true;
+    for admit in &demand.urgent {
+        all_came &= room.admit_urgent(pool, admit, kept, &mut victims);
     }
-    if grant.preempted.is_empty() {
-        let (mut seats, mut budget) = (demand.seats, demand.token_budget);
-        for admit in demand.admit {
-            if budget == 0 || admit.seats > seats {
+    room.grow(pool, demand.grow, &yields_at, &mut victims);
+    if room.grant.preempted.is_empty() && all_came {
+        for admit in &demand.admit {
+            if room.budget == 0 || !room.try_admit(pool, admit, demand.watermark) {
                 break;
             }
-            let keep = promised + demand.watermark;
-            let Some(admitted) = try_admit(pool, block_size, &admit, keep, budget) else { break };
-            seats -= admit.seats;
-            budget -= admitted.num_new_tokens;
-            promised += admit.num_tokens.div_ceil(block_size) - admitted.table.len();
-            grant.admitted.push(admitted);
         }
     }
+    let mut grant = room.grant;
     pool.evict_ahead(demand.reserve);
     grant.evicted = pool.take_evicted();
     grant.stats = pool.stats();
     grant
+}
+
+/// What there still is in a step that is being served, and what has been granted.
+struct Room {
+    block_size: usize,
+    /// Of the pool's blocks.
+    promised: usize,
+    seats: usize,
+    /// Tokens that the admitted may compute.
+    budget: usize,
+    grant: Grant,
+}
+
+impl Room {
+    fn yields(&mut self, pool: &mut BlockPool, victim: &Victim) {
+        release(pool, &victim.table);
+        self.promised -= victim.promised;
+        self.seats += victim.seats;
+        self.grant.preempted.push(victim.seq);
+    }
+
+    /// Admits, if need be with others yielding: as few as it takes, or none where that would not help. `kept` blocks are
+    /// left. False where it has to wait.
+    fn admit_urgent(
+        &mut self,
+        pool: &mut BlockPool,
+        admit: &Admit,
+        kept: usize,
+        victims: &mut Peekable<IntoIter<Victim>>,
+    ) -> bool {
+        if self.try_admit(pool, admit, kept) {
+            return true;
+        }
+        let needed = admit.num_tokens.div_ceil(self.block_size) + self.promised + kept;
+        let (mut room, mut seats, mut num_yielding) = (pool.available(), self.seats, 0);
+        let mut given_up: HashMap<BlockId, u32> = HashMap::new();
+        for victim in victims.clone().take_while(|victim| victim.yields_to_urgent) {
+            if room >= needed && seats >= admit.seats {
+                break;
+            }
+            // What others hold too is not given back.
+            for block in victim.table.iter() {
+                let count = given_up.entry(*block).or_default();
+                *count += 1;
+                room += usize::from(pool.num_references(*block) == *count);
+            }
+            room += victim.promised;
+            seats += victim.seats;
+            num_yielding += 1;
+        }
+        if room < needed || seats < admit.seats {
+            return false;
+        }
+        for victim in victims.by_ref().take(num_yielding) {
+            self.yields(pool, &victim);
+        }
+        self.try_admit(pool, admit, kept)
+    }
+
+    /// The blocks of the running, in the opposite order of yielding: who yields has not been given any in this step.
+    fn grow(
+        &mut self,
+        pool: &mut BlockPool,
+        grow: Vec<Grow>,
+        yields_at: &HashMap<SeqId, usize>,
+        victims: &mut Peekable<IntoIter<Victim>>,
+    ) {
+        let mut grow: Vec<(usize, Grow)> = grow.into_iter().enumerate().collect();
+        if !yields_at.is_empty() {
+            grow.sort_by_key(|(_, grow)| Reverse(yields_at.get(&grow.seq).copied().unwrap_or(usize::MAX)));
+        }
+        let mut grown: Vec<(usize, Grown)> = Vec::with_capacity(grow.len());
+        for (place, grow) in grow {
+            if !yields_at.is_empty() && self.grant.preempted.contains(&grow.seq) {
+                continue;
+            }
+            self.promised -= grow.promised;
+            loop {
+                if let Some(blocks) = try_grow(pool, &grow, self.promised) {
+                    grown.push((place, blocks));
+                    break;
+                }
+                let victim = victims.next().expect("victims name all who may have to yield when blocks may run out");
+                let is_itself = victim.seq == grow.seq;
+                // Its promise has been counted as kept.
+                self.promised += if is_itself { grow.promised } else { 0 };
+                self.yields(pool, &victim);
+                if is_itself {
+                    break;
+                }
+            }
+        }
+        grown.sort_unstable_by_key(|(place, _)| *place);
+        self.grant.grown = grown.into_iter().map(|(_, grown)| grown).collect();
+    }
+
+    /// Admits if there is a seat, and blocks for all tokens beside those promised and `watermark`.
+    fn try_admit(&mut self, pool: &mut BlockPool, admit: &Admit, watermark: usize) -> bool {
+        if admit.seats > self.seats {
+            return false;
+        }
+        let keep = self.promised + watermark;
+        let Some(admitted) = try_admit(pool, self.block_size, admit, keep, self.budget) else { return false };
+        self.seats -= admit.seats;
+        self.budget -= admitted.num_new_tokens;
+        self.promised += admit.num_tokens.div_ceil(self.block_size) - admitted.table.len();
+        self.grant.admitted.push(admitted);
+        true
+    }
 }
 
 fn release(pool: &mut BlockPool, table: &BlockTable) {

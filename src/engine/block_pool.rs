@@ -139,6 +139,11 @@ impl BlockPool {
         self.references[block.index()] > 1
     }
 
+    /// Tables that hold the block.
+    pub fn num_references(&self, block: BlockId) -> u32 {
+        self.references[block.index()]
+    }
+
     /// Whether a table holds the block.
     pub fn is_used(&self, block: BlockId) -> bool {
         self.references[block.index()] > 0

@@ -4,6 +4,7 @@
 pub mod allocation;
 pub mod arbiter;
 pub mod beam;
+pub mod bill;
 pub mod block_pool;
 pub mod constraint;
 pub mod plan;

@@ -1,6 +1,7 @@
 //! One step of the engine as data: what the executor does, and what it answers.
 
 use crate::engine::allocation::BlockTable;
+use crate::engine::bill::KvBill;
 use crate::engine::constraint::NextToken;
 use crate::error::StartError;
 use crate::ids::{BlockId, CopyId, RequestId, SeqId, TokenId};
@@ -218,7 +219,18 @@ pub struct StepTiming {
 /// What a request's owner is told after a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Delivery {
-    /// Once a request, before everything else: prompt tokens that the prefix cache held.
+    /// What memory pressure has cost the request so far, whenever that has changed: before what else the step tells it,
+    /// so that who has heard the end has heard all of it. A request that it has cost nothing hears nothing.
+    Bill(Box<KvBill>),
+    /// A sample (or a beam, which tells as sample 0) has given its device blocks up, and waits to come back.
+    Paused {
+        sample: u32,
+    },
+    /// It has blocks again.
+    Resumed {
+        sample: u32,
+    },
+    /// Once a request, before its tokens: prompt tokens that the prefix cache held.
     Started {
         cached_tokens: usize,
     },

@@ -33,25 +33,30 @@
 mod admission;
 mod batch;
 mod beams;
+mod billing;
 mod check;
 mod commit;
+mod contracts;
+mod quota;
 mod running;
 mod tiers;
 
 use crate::engine::allocation::{Demand, Grant, Grown, SwapDemand, SwapGrant};
 use crate::engine::arbiter::{CopyCosts, Decision};
 use crate::engine::beam::BeamSearch;
+use crate::engine::bill::{KvBill, Quota, Tenant, Terms};
 use crate::engine::block_pool::PoolStats;
 use crate::engine::constraint::ConstraintSource;
-use crate::engine::plan::{MAX_STEPS_IN_FLIGHT, StepPlan};
+use crate::engine::plan::{Deliveries, MAX_STEPS_IN_FLIGHT, StepPlan};
 use crate::engine::prefix_cache::BlockHasher;
 use crate::engine::sequence::{Rank, SeqState, Sequence};
 use crate::engine::step_time::{PromptBudget, StepLoad, StepTimeModel};
 use crate::ids::{CopyId, IdMap, RequestId, SeqId, TokenId};
 use crate::sampling::params::SamplingParams;
-use batch::{grow, victim};
+use batch::{grow, victims};
+use contracts::Reserved;
 use running::Running;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use tiers::Moving;
 
@@ -95,6 +100,10 @@ pub struct SchedulerConfig {
     pub write_behind_blocks: usize,
     /// ... but for so many.
     pub max_tail_blocks: usize,
+    /// Blocks that requests which are not preemptible may hold together, at most.
+    pub non_preemptible_blocks: usize,
+    /// Of each tenant.
+    pub quota: Quota,
     /// Off: requests share nothing, only the samples of one request do.
     pub prefix_caching: bool,
     /// Plan a step while the one before it is in flight.
@@ -125,7 +134,10 @@ pub struct Arrival {
     /// Samples, at least 1.
     pub n: u32,
     pub priority: i32,
+    /// Requests share cached blocks only with those of the same salt.
     pub cache_salt: Option<String>,
+    pub terms: Terms,
+    pub tenant: Tenant,
     /// Rules that the output of every sample follows.
     pub constraint: Option<Arc<dyn ConstraintSource>>,
 }
@@ -216,6 +228,12 @@ pub struct Scheduler {
     moving: Moving,
     /// Whose blocks are on their way to the device.
     swap_ins: IdMap<CopyId, Rank>,
+    /// Seconds since some moment.
+    now: f64,
+    /// Who is paused, and not for as long as may be.
+    limited: BTreeSet<Rank>,
+    /// For running requests that must not yield.
+    reserved: IdMap<RequestId, Reserved>,
     next_copy: u64,
     costs: CopyCosts,
     decisions: Vec<Decision>,
@@ -226,6 +244,12 @@ pub struct Scheduler {
     empty_slots: usize,
     stats: StepStats,
     admissions: Vec<Admission>,
+    /// Of requests that memory pressure has cost something.
+    bills: IdMap<RequestId, KvBill>,
+    /// Requests whose bill has changed since they were told.
+    billed: Vec<RequestId>,
+    /// Since the last [`Scheduler::take_pauses`].
+    pauses: Deliveries,
 }
 
 impl Scheduler {
@@ -246,6 +270,9 @@ impl Scheduler {
             swap_stats: PoolStats { free: config.num_swap_blocks, ..PoolStats::default() },
             moving: Moving::default(),
             swap_ins: IdMap::default(),
+            now: 0.0,
+            limited: BTreeSet::new(),
+            reserved: IdMap::default(),
             next_copy: 0,
             costs: CopyCosts::default(),
             decisions: Vec::new(),
@@ -255,6 +282,9 @@ impl Scheduler {
             empty_slots: 0,
             stats: StepStats::default(),
             admissions: Vec::new(),
+            bills: IdMap::default(),
+            billed: Vec::new(),
+            pauses: Vec::new(),
             config,
         }
     }
@@ -307,6 +337,7 @@ impl Scheduler {
     fn drop_seq(&mut self, rank: Rank) {
         let seq = self.running.remove(&rank).or_else(|| self.waiting.remove(&rank));
         let mut seq = seq.expect("a request's ranks are those of its living sequences");
+        self.limited.remove(&rank);
         self.give_backing_up(&mut seq);
         if let Some(coming) = seq.swap_in.take() {
             self.swap_ins.remove(&coming.id);
@@ -325,6 +356,8 @@ impl Scheduler {
             ranks.retain(|other| *other != rank);
             if ranks.is_empty() {
                 self.requests.remove(&rank.request);
+                self.bills.remove(&rank.request);
+                self.reserved.remove(&rank.request);
             }
         }
     }
@@ -411,16 +444,20 @@ impl Scheduler {
                 grows.push(grow);
             }
         }
-        let may_run_out = unpromised + promised > self.available;
-        if may_run_out && !self.in_flight.is_empty() {
+        let token_budget = budget.left(0);
+        seats += self.num_reserved_seats();
+        let urgent = self.urgent();
+        let may_yield = unpromised + promised > self.available || !urgent.is_empty();
+        if may_yield && !self.in_flight.is_empty() {
             return None;
         }
-        let mut demand = Demand { grow: grows, promised, ..std::mem::take(&mut self.pending) };
-        if may_run_out {
-            demand.victims = self.running.iter().rev().map(|seq| victim(seq, config.block_size)).collect();
+        let config = &self.config;
+        let mut demand = Demand { grow: grows, promised, urgent, ..std::mem::take(&mut self.pending) };
+        if may_yield {
+            demand.victims = victims(&self.running, config.block_size);
         }
         demand.seats = config.max_num_seqs.saturating_sub(seats);
-        demand.token_budget = budget.left(0);
+        demand.token_budget = token_budget;
         demand.reserve = config.reserve_blocks();
         // Where nothing goes on, nothing will need what the watermark keeps free.
         demand.watermark = if goes_on { config.watermark_blocks } else { 0 };
@@ -442,8 +479,12 @@ impl Scheduler {
             let rank = self.ranks[&admitted.seq];
             let mut seq = self.waiting.remove(&rank).expect("only waiting sequences are admitted");
             let taken = answers.taken.remove(&admitted.seq);
+            let is_here = admitted.swap_in.is_empty();
             self.admit(&mut seq, admitted, taken, &mut plan);
             self.running.insert(seq);
+            if is_here {
+                self.resume(rank);
+            }
         }
         let num_in: usize = plan.swap_in.iter().map(|swap_in| swap_in.pairs.len()).sum();
         self.costs.enqueue(plan.swap_out.len() + num_in);

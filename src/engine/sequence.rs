@@ -2,6 +2,7 @@
 
 use crate::engine::allocation::BlockTable;
 use crate::engine::beam::Beam;
+use crate::engine::bill::{Tenant, Terms};
 use crate::engine::constraint::{Guide, NextToken};
 use crate::engine::plan::FedTokens;
 use crate::engine::policy::Arrival;
@@ -150,6 +151,12 @@ pub struct Sequence {
     pub num_backed: usize,
     /// Its first token has been delivered.
     pub started: bool,
+    /// It has yielded, and has not come back.
+    pub paused: bool,
+    /// When it had to, in the scheduler's time.
+    pub paused_at: f64,
+    pub tenant: Tenant,
+    pub terms: Terms,
     // What each step asks of `params`, at hand: those lie elsewhere.
     pub pooling: Option<Pooling>,
     is_beam: bool,
@@ -184,7 +191,7 @@ impl Sequence {
     /// The first sequence of a request, off which its other samples, or beams, will fork.
     /// `max_model_len`: tokens of prompt and output together, at most.
     pub fn new(rank: Rank, arrival: Arrival, max_model_len: usize, hasher: &BlockHasher, salt: &[u8]) -> Self {
-        let Arrival { prompt, params, n, constraint, .. } = arrival;
+        let Arrival { prompt, params, n, constraint, tenant, terms, .. } = arrival;
         assert!(!prompt.is_empty(), "intake refuses empty prompts");
         let guide = Guide::of(constraint.as_ref(), &params);
         let is_shared = guide.is_some() || params.has_penalties() || params.beam.is_some();
@@ -220,6 +227,10 @@ impl Sequence {
             num_backed: 0,
             num_published: 0,
             started: false,
+            paused: false,
+            paused_at: 0.0,
+            tenant,
+            terms,
             cached_tokens: None,
             backing: Vec::new(),
             preemptions: 0,

@@ -5,8 +5,9 @@
 
 use crate::actors::messages::{Accepted, Event, EventStream, Prompt};
 use crate::actors::runtime::RuntimeHandle;
+use crate::engine::bill::KvBill;
 use crate::error::ApiError;
-use crate::http::openai::response::Usage;
+use crate::http::openai::response::{KvUsage, Usage};
 use crate::http::openai::{AnswerOptions, Request};
 use crate::ids::TokenId;
 use crate::sampling::params::{FinishReason, PositionLogprobs, SamplingParams};
@@ -18,6 +19,7 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 /// What one choice gained.
 #[derive(Debug, Default, PartialEq)]
@@ -34,6 +36,14 @@ pub struct Delta {
     pub sum_logprob: f64,
     /// The choice is complete.
     pub finish: Option<Finish>,
+}
+
+/// Memory pressure has paused a choice, or it goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PauseNotice {
+    pub choice: u32,
+    /// It goes on, and was paused this long.
+    pub after: Option<Duration>,
 }
 
 /// A token of the answer with its log-probabilities; the first token of a prompt has none.
@@ -149,6 +159,11 @@ impl Generation {
         if all_done { Poll::Ready(None) } else { Poll::Pending }
     }
 
+    /// The pauses that have been heard of since the last call, where the request wants to hear of them.
+    pub fn take_pauses(&mut self) -> impl Iterator<Item = PauseNotice> {
+        self.runs.iter_mut().flat_map(|run| std::mem::take(&mut run.pauses))
+    }
+
     pub fn num_choices(&self) -> usize {
         self.runs.iter().map(|run| run.samples.len()).sum()
     }
@@ -198,6 +213,8 @@ struct PromptRun {
     prompt_tokens: Arc<Vec<TokenId>>,
     prompt_logprobs: Vec<PositionLogprobs>,
     cached_tokens: usize,
+    bill: KvBill,
+    pauses: Vec<PauseNotice>,
     params: Arc<SamplingParams>,
     options: AnswerOptions,
     samples: Vec<Sample>,
@@ -263,6 +280,8 @@ impl PromptRun {
             prompt_tokens: prompt,
             prompt_logprobs: Vec::new(),
             cached_tokens: 0,
+            bill: KvBill::default(),
+            pauses: Vec::new(),
             params: accepted.params,
             options,
             events: Some(accepted.events),
@@ -284,6 +303,18 @@ impl PromptRun {
                     self.cached_tokens = cached_tokens as usize;
                     None
                 }
+                Some(Event::Bill(bill)) => {
+                    self.bill = bill;
+                    None
+                }
+                Some(Event::Paused { index }) => {
+                    self.pause(index, None);
+                    None
+                }
+                Some(Event::Resumed { index, after }) => {
+                    self.pause(index, Some(after));
+                    None
+                }
                 Some(Event::PromptLogprobs(logprobs)) => {
                     self.prompt_logprobs = logprobs;
                     self.echo_positions();
@@ -295,6 +326,13 @@ impl PromptRun {
             if let Some(delta) = delta {
                 return Poll::Ready(Some(Ok(delta)));
             }
+        }
+    }
+
+    fn pause(&mut self, index: u32, after: Option<Duration>) {
+        let sample = &self.samples[index as usize];
+        if self.options.pause_comments && !sample.ended {
+            self.pauses.push(PauseNotice { choice: sample.pending.choice, after });
         }
     }
 
@@ -400,7 +438,10 @@ impl PromptRun {
     fn usage_of(&self, samples: &[Sample]) -> Usage {
         let completion_tokens = samples.iter().map(|sample| sample.num_tokens).sum();
         let reasoning_tokens = samples.iter().map(|sample| sample.num_reasoning).sum();
-        Usage::new(self.prompt_tokens.len(), completion_tokens, self.cached_tokens).with_reasoning(reasoning_tokens)
+        let kv = self.options.kv_block_bytes.map(|block_bytes| KvUsage::new(&self.bill, block_bytes));
+        Usage::new(self.prompt_tokens.len(), completion_tokens, self.cached_tokens)
+            .with_reasoning(reasoning_tokens)
+            .with_kv(kv)
     }
 }
 

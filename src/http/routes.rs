@@ -1,5 +1,6 @@
 //! The paths. A handler parses, submits, streams.
 
+use crate::actors::messages::Caller;
 use crate::actors::runtime::RuntimeHandle;
 use crate::error::ApiError;
 use crate::http::openai::stream::Chunks;
@@ -10,11 +11,14 @@ use crate::http::server::Limits;
 use crate::http::stream::EventBody;
 use crate::http::{anthropic, complete, responses};
 use crate::metrics;
+use actix_web::dev::Payload;
 use actix_web::http::header::{ALLOW, ContentType, RETRY_AFTER};
 use actix_web::http::{Method, StatusCode};
 use actix_web::web::{self, Bytes, Data, Path, ServiceConfig};
-use actix_web::{HttpRequest, HttpResponse, Resource, ResponseError, Route, guard};
+use actix_web::{FromRequest, HttpMessage, HttpRequest, HttpResponse, Resource, ResponseError, Route, guard};
 use serde_json::{Value, json};
+use std::future::Ready;
+use std::ops::Deref;
 
 /// The methods there are. HEAD goes with GET.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -125,15 +129,33 @@ fn resource(methods: &'static [ApiPath]) -> Resource {
     }))
 }
 
-async fn chat_completions(
-    handle: Data<RuntimeHandle>,
-    limits: Data<Limits>,
-    body: Body,
-) -> Result<HttpResponse, ApiError> {
+/// The engine, speaking for whoever sent the request.
+struct Engine(RuntimeHandle);
+
+impl FromRequest for Engine {
+    type Error = ApiError;
+    type Future = Ready<Result<Self, ApiError>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        let handle: &Data<RuntimeHandle> = request.app_data().expect("every app is made with a handle");
+        let caller = request.extensions().get::<Caller>().cloned().unwrap_or_default();
+        std::future::ready(Ok(Self(handle.on_behalf_of(caller))))
+    }
+}
+
+impl Deref for Engine {
+    type Target = RuntimeHandle;
+
+    fn deref(&self) -> &RuntimeHandle {
+        &self.0
+    }
+}
+
+async fn chat_completions(handle: Engine, limits: Data<Limits>, body: Body) -> Result<HttpResponse, ApiError> {
     generate(&handle, Endpoint::Chat, &json_body(body, &limits)?).await
 }
 
-async fn completions(handle: Data<RuntimeHandle>, limits: Data<Limits>, body: Body) -> Result<HttpResponse, ApiError> {
+async fn completions(handle: Engine, limits: Data<Limits>, body: Body) -> Result<HttpResponse, ApiError> {
     generate(&handle, Endpoint::Completion, &json_body(body, &limits)?).await
 }
 
@@ -147,11 +169,7 @@ async fn generate(handle: &RuntimeHandle, endpoint: Endpoint, body: &Value) -> R
     Ok(EventBody::start(handle, request, chunks).await?.into_response())
 }
 
-async fn create_response(
-    handle: Data<RuntimeHandle>,
-    limits: Data<Limits>,
-    body: Body,
-) -> Result<HttpResponse, ApiError> {
+async fn create_response(handle: Engine, limits: Data<Limits>, body: Body) -> Result<HttpResponse, ApiError> {
     responses::create(&handle, &json_body(body, &limits)?).await
 }
 
@@ -160,7 +178,7 @@ async fn stored_response(id: Path<String>) -> HttpResponse {
     ApiError::response_not_stored(&id).error_response()
 }
 
-async fn messages(handle: Data<RuntimeHandle>, limits: Data<Limits>, body: Body) -> Result<HttpResponse, ApiError> {
+async fn messages(handle: Engine, limits: Data<Limits>, body: Body) -> Result<HttpResponse, ApiError> {
     anthropic::create(&handle, &json_body(body, &limits)?).await
 }
 
@@ -206,7 +224,7 @@ fn model_card(handle: &RuntimeHandle) -> Value {
     })
 }
 
-async fn embed(handle: Data<RuntimeHandle>, limits: Data<Limits>, body: Body) -> Result<HttpResponse, ApiError> {
+async fn embed(handle: Engine, limits: Data<Limits>, body: Body) -> Result<HttpResponse, ApiError> {
     let body = json_body(body, &limits)?;
     check_model(&body, handle.model())?;
     Ok(HttpResponse::Ok().json(embeddings::embeddings(&handle, &body).await?))

@@ -16,7 +16,7 @@ use actix_web::dev::{Server, ServiceRequest, ServiceResponse};
 use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
 use actix_web::middleware::{Compress, Next, from_fn};
 use actix_web::web::{self, Data};
-use actix_web::{App, Error, HttpServer, ResponseError};
+use actix_web::{App, Error, HttpMessage, HttpServer, ResponseError};
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ pub fn listen(config: &ServerConfig) -> Result<TcpListener, StartError> {
 /// end, for `server.drain_timeout_s` at most. The server runs while it is awaited or spawned.
 pub fn serve(handle: RuntimeHandle, config: &ServerConfig, listener: TcpListener) -> Result<Server, StartError> {
     let handle = Data::new(handle);
-    let keys = Arc::new(ApiKeys::new(&config.api_keys));
+    let keys = Arc::new(ApiKeys::new(&config.api_keys, config.cache_isolation));
     let max_body_bytes = config.max_body_bytes;
     let limits = Data::new(Limits { max_body_bytes });
     let server_config = config.clone();
@@ -75,17 +75,18 @@ pub fn serve(handle: RuntimeHandle, config: &ServerConfig, listener: TcpListener
     Ok(server.run())
 }
 
-/// Lets a request with a key in, and all to paths that are open.
+/// Lets a request with a key in, and all to paths that are open; who sent it goes with it.
 async fn with_key(
     keys: Arc<ApiKeys>,
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse, Error> {
-    if is_open(request.path()) || keys.admits(request.headers()) {
-        Ok(next.call(request).await?.map_into_boxed_body())
-    } else {
-        Ok(request.into_response(ApiError::unauthorized().error_response()))
+    let caller = keys.caller(request.headers());
+    if caller.is_none() && !is_open(request.path()) {
+        return Ok(request.into_response(ApiError::unauthorized().error_response()));
     }
+    request.extensions_mut().insert(caller.unwrap_or_default());
+    Ok(next.call(request).await?.map_into_boxed_body())
 }
 
 /// What is done to every request: request ids, counting, the log.

@@ -2,7 +2,7 @@
 
 use crate::actors::runtime::RuntimeHandle;
 use crate::error::ApiError;
-use crate::http::generation::{Delta, Generation};
+use crate::http::generation::{Delta, Generation, PauseNotice};
 use crate::http::openai::Request;
 use actix_web::HttpResponse;
 use actix_web::http::header::CACHE_CONTROL;
@@ -37,6 +37,20 @@ pub fn write_named_event(out: &mut Vec<u8>, name: &str, data: &impl Serialize) {
     out.extend_from_slice(b"\n\n");
 }
 
+/// Adds a comment, which clients that know nothing of pauses skip.
+fn write_pause(out: &mut Vec<u8>, PauseNotice { choice, after }: PauseNotice, num_choices: usize) {
+    let mut comment = String::from(": ");
+    if num_choices > 1 {
+        comment.push_str(&format!("choice {choice} "));
+    }
+    match after {
+        None => comment.push_str("paused"),
+        Some(after) => comment.push_str(&format!("resumed after {} ms", after.as_millis())),
+    }
+    out.extend_from_slice(comment.as_bytes());
+    out.extend_from_slice(b"\n\n");
+}
+
 /// Events of one request. Dropped by the server when the client goes away, which cancels the request.
 pub struct EventBody<W> {
     writer: W,
@@ -68,7 +82,10 @@ impl<W: WriteEvents> EventBody<W> {
         while self.buffer.len() < MAX_WRITE_BYTES
             && let Some(mut generation) = self.generation.take()
         {
-            match generation.poll_next(cx) {
+            let next = generation.poll_next(cx);
+            let num_choices = generation.num_choices();
+            generation.take_pauses().for_each(|pause| write_pause(&mut self.buffer, pause, num_choices));
+            match next {
                 Poll::Pending => {
                     self.generation = Some(generation);
                     break;

@@ -8,6 +8,7 @@ use pagetide::backend::DType;
 use pagetide::backend::cuda::CudaBackend;
 use pagetide::backend::cuda::device::Device;
 use pagetide::engine::allocation::{find, serve, serve_swap};
+use pagetide::engine::bill::{Quota, Tenant, Terms};
 use pagetide::engine::block_pool::BlockPool;
 use pagetide::engine::plan::{Delivery, StepRunner};
 use pagetide::engine::policy::{Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy, StepStats};
@@ -72,6 +73,8 @@ impl Engine {
             watermark_blocks: 0,
             write_behind_blocks: num_device_blocks / 4,
             max_tail_blocks: 1,
+            non_preemptible_blocks: 0,
+            quota: Quota::default(),
             prefix_caching: true,
             overlap,
             hash_key: [7; 32],
@@ -158,6 +161,8 @@ fn requests(num: usize) -> Vec<Arrival> {
             n: if i % 5 == 3 { 2 } else { 1 },
             priority: 0,
             cache_salt: None,
+            terms: Terms::default(),
+            tenant: Tenant::default(),
             constraint: None,
         }
     };

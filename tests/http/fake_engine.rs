@@ -3,8 +3,9 @@
 
 use actix::{Actor, Context, Handler};
 use pagetide::actors::messages::{Accepted, Cancel, Event, EventStream, StopSample, Submit};
-use pagetide::actors::runtime::{ModelInfo, RuntimeHandle};
+use pagetide::actors::runtime::{KvReports, ModelInfo, RuntimeHandle};
 use pagetide::config::ServerConfig;
+use pagetide::engine::bill::{KvBill, Tenant, Terms};
 use pagetide::error::ApiError;
 use pagetide::http::server::{listen, serve};
 use pagetide::ids::{RequestId, TokenId};
@@ -19,6 +20,7 @@ use pagetide::text::truncation::Truncation;
 use serde_json::{Map, Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 pub const MODEL: &str = "fake/model";
@@ -33,6 +35,17 @@ pub const TOOL_CALLS: TokenId = 260;
 pub const VOCAB_SIZE: u32 = 264;
 pub const MAX_MODEL_LEN: u32 = 100;
 pub const CACHED_TOKENS: u32 = 2;
+pub const BLOCK_BYTES: usize = 1000;
+/// Of a request that the fake plays by itself.
+pub const BILL: KvBill = KvBill {
+    cached_device_tokens: CACHED_TOKENS as usize,
+    cached_swap_tokens: 0,
+    preemptions: 1,
+    swapped_out_blocks: 3,
+    swapped_in_blocks: 2,
+    recomputed_tokens: 5,
+    paused: Duration::from_millis(40),
+};
 /// Prompts that a batch may have.
 pub const MAX_REQUESTS: usize = 100;
 
@@ -71,6 +84,7 @@ impl Running {
 
     /// All of a request whose every sample says `reply` and then ends by itself, if nothing ends it before.
     fn play(&self, reply: &[TokenId], prompt: &[TokenId], params: &SamplingParams) {
+        self.send(Event::Bill(BILL));
         self.send(Event::Started { cached_tokens: CACHED_TOKENS });
         if params.pooling.is_some() {
             self.send(Event::Embedding(vec![prompt.len() as f32, 0.0, 0.0]));
@@ -133,6 +147,8 @@ pub struct Seen {
     pub priority: i32,
     pub cache_salt: Option<String>,
     pub grammar: Option<GrammarRequest>,
+    pub terms: Terms,
+    pub tenant: Tenant,
 }
 
 impl Actor for FakeIntake {
@@ -159,6 +175,8 @@ impl Handler<Submit> for FakeIntake {
             priority: submit.priority,
             cache_salt: submit.cache_salt.clone(),
             grammar: submit.grammar.clone(),
+            terms: submit.terms,
+            tenant: submit.tenant,
         });
         let mut params = submit.params.clone();
         if params.max_tokens == 0 {
@@ -238,6 +256,11 @@ impl TestServer {
 
     pub fn with_sampling_defaults(defaults: SamplingDefaults) -> Self {
         let model = ModelInfo { default_sampling: defaults, ..model_info() };
+        Self::start(Script::Reply(vec![b'x'.into()]), &ServerConfig::default(), model)
+    }
+
+    pub fn reporting(kv_reports: KvReports) -> Self {
+        let model = ModelInfo { kv_reports, ..model_info() };
         Self::start(Script::Reply(vec![b'x'.into()]), &ServerConfig::default(), model)
     }
 
@@ -378,6 +401,7 @@ fn model_info() -> ModelInfo {
         embedding_size: 3,
         pooling: Pooling::Last,
         default_sampling: SamplingDefaults::default(),
+        kv_reports: KvReports { block_bytes: BLOCK_BYTES, ..KvReports::default() },
     }
 }
 

@@ -5,6 +5,7 @@ mod anthropic;
 mod embeddings;
 mod fake_engine;
 mod goldens;
+mod memory;
 mod openapi;
 mod parameters;
 mod responses;

@@ -291,7 +291,8 @@ async fn answers_are_as_described() {
         let item = document["paths"][path].as_object().unwrap().values().next().unwrap();
         item["responses"]["200"]["content"][media]["schema"].clone()
     };
-    let everything = json!({"return_token_ids": true, "n": 2, "stop": "lo", "prompt_logprobs": 1});
+    let everything =
+        json!({"return_token_ids": true, "n": 2, "stop": "lo", "prompt_logprobs": 1, "include_kv_usage": true});
     let more = |path: &str| match path {
         "/v1/chat/completions" => json!({"logprobs": true, "top_logprobs": 2}),
         "/v1/completions" => json!({"logprobs": 2, "echo": true}),

@@ -14,6 +14,7 @@ mod world;
 
 use model::{Random, VOCAB};
 use pagetide::engine::beam::num_candidates;
+use pagetide::engine::bill::{Quota, Tenant, Terms};
 use pagetide::engine::policy::{Arrival, PreemptionMode, SchedulerConfig, SchedulingPolicy, StepStats};
 use pagetide::ids::RequestId;
 use pagetide::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
@@ -33,7 +34,7 @@ fn check_random_loads(overlap: bool) {
     let per_seed = operations / seeds.len();
     let (mut total, mut hit_tokens, mut finished, mut failures) = (StepStats::default(), 0, 0, [0; 2]);
     let (mut pending, mut fed_after_end) = (0, 0);
-    let (mut lost_copies, mut hit_swapped) = (0, 0);
+    let (mut lost_copies, mut hit_swapped, mut urgent) = (0, 0, 0);
     let (mut ruled, mut failed, mut searched, mut embedded, mut limited) = (0, 0, 0, 0, 0);
     for seed in seeds {
         eprintln!("PAGETIDE_SIM_SEED={seed}");
@@ -53,19 +54,20 @@ fn check_random_loads(overlap: bool) {
         limited += world.limited;
         lost_copies += world.lost_copies;
         hit_swapped += world.hit_swapped;
+        urgent += world.urgent;
         (failures[0], failures[1]) = (failures[0] + world.failures[0], failures[1] + world.failures[1]);
     }
     eprintln!(
         "{finished} samples finished, {failures:?} executor failures (with two plans in flight), {hit_tokens} cached \
          tokens, {pending} pending tokens, {fed_after_end} ends with a plan behind, {ruled} samples by rules, \
          {failed} rules failed, {searched} results of searches, {embedded} embeddings, {limited} steps kept short, \
-         {lost_copies} copies failed, {hit_swapped} tokens from the second level, {total:?}"
+         {lost_copies} copies failed, {hit_swapped} tokens from the second level, {urgent} urgent, {total:?}"
     );
     if setting("PAGETIDE_SIM_SEED").is_none() {
         // The simulation is worth something only while it reaches everything.
         assert!(total.preempted_swap > 1000 && total.preempted_recompute > 1000);
         assert!(hit_tokens > 10_000 && total.blocks_in > 1000 && failures[0] > 50);
-        assert!(lost_copies > 100 && hit_swapped > 1000);
+        assert!(lost_copies > 100 && hit_swapped > 1000 && urgent > 100);
         assert!(limited > 1000 && ruled > 1000 && failed > 50 && searched > 1000 && embedded > 1000);
         assert_eq!(failures[1] > 10, overlap);
         assert_eq!(pending > 1000, overlap);
@@ -90,6 +92,8 @@ fn beams_come_back_to_the_blocks_they_shared() {
             watermark_blocks: 0,
             write_behind_blocks: 0,
             max_tail_blocks: 0,
+            non_preemptible_blocks: 0,
+            quota: Quota::default(),
             prefix_caching: false,
             overlap,
             hash_key: [0; 32],
@@ -110,6 +114,8 @@ fn beams_come_back_to_the_blocks_they_shared() {
                 n: 1,
                 priority,
                 cache_salt: None,
+                terms: Terms::default(),
+                tenant: Tenant::default(),
                 constraint: None,
             });
         };
@@ -141,6 +147,8 @@ fn prompts_come_in_pieces_that_keep_steps_short() {
             watermark_blocks: 0,
             write_behind_blocks: 0,
             max_tail_blocks: 0,
+            non_preemptible_blocks: 0,
+            quota: Quota::default(),
             prefix_caching: false,
             overlap,
             hash_key: [0; 32],
@@ -157,6 +165,8 @@ fn prompts_come_in_pieces_that_keep_steps_short() {
                 n: 1,
                 priority: 0,
                 cache_salt: None,
+                terms: Terms::default(),
+                tenant: Tenant::default(),
                 constraint: None,
             });
         };

@@ -4,6 +4,7 @@ use crate::device::Device;
 use crate::model::*;
 use pagetide::engine::allocation::{find, serve, serve_swap};
 use pagetide::engine::beam::num_candidates;
+use pagetide::engine::bill::{Quota, Tenant, Terms, most_blocks};
 use pagetide::engine::block_pool::BlockPool;
 use pagetide::engine::constraint::ConstraintSource;
 use pagetide::engine::plan::{Delivery, StepOutput, StepPlan};
@@ -12,6 +13,7 @@ use pagetide::ids::{BlockId, RequestId, TokenId};
 use pagetide::sampling::params::*;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What a client has heard of one request.
 pub struct Heard {
@@ -54,7 +56,14 @@ pub struct World {
     pub limited: usize,
     /// Copies between the pools that failed; cached tokens that came from the swap pool.
     pub lost_copies: usize,
+    /// Demands of sequences that had been paused for long.
+    pub urgent: usize,
     pub hit_swapped: usize,
+}
+
+fn quota(random: &mut Random) -> Quota {
+    let mut blocks = || (!random.one_in(3)).then(|| random.below(20) as usize);
+    Quota { device_blocks: blocks(), swap_blocks: blocks() }
 }
 
 impl World {
@@ -77,6 +86,8 @@ impl World {
             watermark_blocks: random.below(3) as usize,
             write_behind_blocks: random.below(num_device_blocks as u64) as usize,
             max_tail_blocks: random.below(3) as usize,
+            non_preemptible_blocks: random.below(num_device_blocks as u64) as usize,
+            quota: if random.one_in(3) { quota(&mut random) } else { Quota::default() },
             prefix_caching: !random.one_in(4),
             overlap,
             hash_key: [seed as u8; 32],
@@ -112,6 +123,7 @@ impl World {
             fed_after_end: 0,
             limited: 0,
             lost_copies: 0,
+            urgent: 0,
             hit_swapped: 0,
             random,
             config,
@@ -162,6 +174,13 @@ impl World {
             let fails_at = random.one_in(10).then(|| random.below(8) as usize);
             Arc::new(RulesSource { key: random.next(), fails_at }) as Arc<dyn ConstraintSource>
         });
+        let num_seqs = params.beam.as_ref().map_or(n, |beam| beam.width) as usize;
+        let num_tokens = prompt.len() + (params.max_tokens as usize).min(limit as usize - prompt.len()) - 1;
+        let most = most_blocks(self.config.block_size, prompt.len(), num_tokens, num_seqs);
+        let terms = Terms {
+            preemptible: most > self.config.non_preemptible_blocks || !random.one_in(4),
+            max_pause: random.one_in(6).then(|| Duration::from_millis(random.below(400))),
+        };
         let arrival = Arrival {
             id: RequestId(self.next_request),
             prompt: Arc::new(prompt),
@@ -169,6 +188,8 @@ impl World {
             n,
             priority: random.below(4) as i32,
             cache_salt: random.one_in(5).then(|| "salt".to_string()),
+            terms,
+            tenant: Tenant(random.below(3) as u32),
             constraint: rules,
         };
         self.submit(arrival);
@@ -262,7 +283,9 @@ impl World {
 
     /// False where the scheduler wants to see results first.
     pub fn plan(&mut self) -> bool {
+        self.scheduler.set_time(self.operations as f64 / 100.0);
         let Some(mut demand) = self.scheduler.demand() else { return false };
+        self.urgent += demand.urgent.len();
         let finds = self.scheduler.finds(&demand);
         self.scheduler.found(&mut demand, find(&self.swap_pool, &finds));
         let is_ahead = !self.in_flight.is_empty();
@@ -272,6 +295,14 @@ impl World {
         assert!(!is_ahead || grant.preempted.is_empty(), "a plan made ahead preempts");
         let stats = grant.stats;
         let plan = self.scheduler.plan(grant, swap_grant);
+        for (request, delivery) in self.scheduler.take_pauses() {
+            let is_kept = self.open.get(&request).is_some_and(|heard| !heard.arrival.terms.preemptible);
+            assert!(
+                !(is_kept && matches!(delivery, Delivery::Paused { .. })),
+                "{request} had to yield: {:?}",
+                self.open[&request].arrival
+            );
+        }
         self.scheduler.check();
         self.scheduler.check_against(stats);
         let (device_tables, swap_tables) = self.scheduler.tables();
@@ -369,6 +400,7 @@ impl World {
                     assert!(!std::mem::replace(&mut heard.started, true));
                     assert!(cached_tokens < heard.arrival.prompt.len());
                 }
+                Delivery::Bill(_) | Delivery::Paused { .. } | Delivery::Resumed { .. } => {}
                 Delivery::PromptLogprobs(logprobs) => check_prompt_logprobs(&heard.arrival, &logprobs),
                 Delivery::Token { sample, sampled } => {
                     assert!(heard.started && heard.finished[sample as usize].is_none());

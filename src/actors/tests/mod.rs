@@ -2,17 +2,19 @@
 
 mod device;
 mod failure;
+mod memory;
 
 use crate::actors::executor::ModelExecutor;
 use crate::actors::intake::Limits;
 use crate::actors::messages::{Accepted, Event, Prompt, Submit};
-use crate::actors::runtime::{ModelInfo, RuntimeHandle, Started, Wiring};
+use crate::actors::runtime::{KvReports, ModelInfo, RuntimeHandle, Started, Wiring};
 use crate::actors::workers::Workers;
 use crate::config::OnFailure;
+use crate::engine::bill::{Quota, Tenant, Terms};
 use crate::engine::policy::{PreemptionMode, SchedulerConfig, SchedulingPolicy};
 use crate::error::ApiError;
 use crate::ids::TokenId;
-use crate::sampling::params::{FinishReason, SamplingDefaults, SamplingParams};
+use crate::sampling::params::{FinishReason, Pooling, SamplingDefaults, SamplingParams};
 use crate::text::tokenizer::Tokenizer;
 use actix::System;
 use device::{Controls, FakeDevice};
@@ -41,11 +43,18 @@ struct Settings {
     on_failure: OnFailure,
     step_timeout: Option<Duration>,
     load_time: Duration,
+    preemption_mode: PreemptionMode,
 }
 
 impl Settings {
     fn new(overlap: bool) -> Self {
-        Self { overlap, on_failure: OnFailure::Restart, step_timeout: None, load_time: Duration::ZERO }
+        Self {
+            overlap,
+            on_failure: OnFailure::Restart,
+            step_timeout: None,
+            load_time: Duration::ZERO,
+            preemption_mode: PreemptionMode::Swap,
+        }
     }
 }
 
@@ -74,8 +83,9 @@ impl World {
             chat_template: None,
             eos_token_ids: vec![],
             embedding_size: 4,
-            pooling: crate::sampling::params::Pooling::Last,
+            pooling: Pooling::Last,
             default_sampling: SamplingDefaults::default(),
+            kv_reports: KvReports::default(),
         });
         let places = Arc::new(Semaphore::new(MAX_REQUESTS));
         let wiring = Wiring {
@@ -87,11 +97,13 @@ impl World {
                 inter_token_target: None,
                 max_model_len: 100,
                 policy: SchedulingPolicy::Fcfs,
-                preemption_mode: PreemptionMode::Swap,
                 write_behind_blocks: 2,
                 max_tail_blocks: 1,
                 num_swap_blocks: 8,
+                preemption_mode: settings.preemption_mode,
                 watermark_blocks: 0,
+                non_preemptible_blocks: NUM_BLOCKS / 2,
+                quota: Quota::default(),
                 prefix_caching: true,
                 overlap: settings.overlap,
                 hash_key: [1; 32],
@@ -102,6 +114,7 @@ impl World {
                 retry_after_s: 7,
                 block_size: 4,
                 num_device_blocks: NUM_BLOCKS,
+                non_preemptible_blocks: NUM_BLOCKS / 2,
             },
             workers: Workers::start(1).unwrap(),
             block_bytes: 1,
@@ -121,18 +134,7 @@ impl World {
     }
 
     fn submit_with(&self, prompt: Vec<TokenId>, params: SamplingParams) -> Result<Accepted, ApiError> {
-        block_on(self.handle.submit(Submit {
-            prompt: Prompt::Tokens(prompt),
-            prompt_param: "prompt",
-            truncation: None,
-            params,
-            ignore_eos: false,
-            seed: Some(0),
-            n: 1,
-            priority: 0,
-            cache_salt: None,
-            grammar: None,
-        }))
+        block_on(self.handle.submit(submit(prompt, params)))
     }
 
     /// Steps wait from here until the guard is dropped.
@@ -147,6 +149,23 @@ impl World {
     /// Until the device has been given as many steps in all.
     fn wait_for_steps(&self, steps: usize) {
         wait_until("the step is submitted", || count(&self.device.submitted) == steps);
+    }
+}
+
+fn submit(prompt: Vec<TokenId>, params: SamplingParams) -> Submit {
+    Submit {
+        prompt: Prompt::Tokens(prompt),
+        prompt_param: "prompt",
+        truncation: None,
+        params,
+        ignore_eos: false,
+        seed: Some(0),
+        n: 1,
+        priority: 0,
+        cache_salt: None,
+        grammar: None,
+        terms: Terms::default(),
+        tenant: Tenant::default(),
     }
 }
 
@@ -337,18 +356,7 @@ fn what_can_never_fit_is_refused_with_the_numbers() {
 #[test]
 fn a_request_without_samples_is_refused() {
     let world = World::start(true);
-    let submit = Submit {
-        prompt: Prompt::Tokens(vec![1]),
-        prompt_param: "prompt",
-        truncation: None,
-        params: SamplingParams::default(),
-        ignore_eos: false,
-        seed: None,
-        n: 0,
-        priority: 0,
-        cache_salt: None,
-        grammar: None,
-    };
-    assert_eq!(block_on(world.handle.submit(submit)).unwrap_err().param.as_deref(), Some("n"));
+    let none = Submit { n: 0, ..submit(vec![1], SamplingParams::default()) };
+    assert_eq!(block_on(world.handle.submit(none)).unwrap_err().param.as_deref(), Some("n"));
     world.wait_until_idle();
 }

@@ -5,6 +5,7 @@ use super::workload::WorkItem;
 use crate::actors::messages::{Event, Prompt, Submit};
 use crate::actors::runtime::RuntimeHandle;
 use crate::cli::progress::RequestProgress;
+use crate::engine::bill::{Tenant, Terms};
 use crate::error::StartError;
 use crate::sampling::params::SamplingParams;
 use futures_util::StreamExt;
@@ -141,6 +142,8 @@ async fn submit(handle: &RuntimeHandle, item: &WorkItem) -> Outcome {
         priority: 0,
         cache_salt: None,
         grammar: None,
+        terms: Terms::default(),
+        tenant: Tenant::default(),
     };
     let mut accepted = match handle.submit(submit).await {
         Ok(accepted) => accepted,
@@ -155,7 +158,7 @@ async fn submit(handle: &RuntimeHandle, item: &WorkItem) -> Outcome {
             }
             Event::Started { cached_tokens: cached } => cached_tokens = cached as usize,
             Event::Failed(failure) => error = Some(failure.to_string()),
-            Event::Finished { .. } | Event::PromptLogprobs(_) | Event::Embedding(_) => {}
+            _ => {}
         }
     }
     clock.outcome(item, output_tokens, cached_tokens, error)

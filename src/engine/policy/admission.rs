@@ -1,10 +1,11 @@
 //! Who comes in: new requests, and those that had yielded.
 
-use super::Scheduler;
 use super::running::Running;
+use super::{Scheduler, SchedulerConfig};
 use crate::engine::allocation::{Admit, Admitted, Demand};
 use crate::engine::plan::StepPlan;
 use crate::engine::policy::Admission;
+use crate::engine::prefix_cache::BlockHasher;
 use crate::engine::sequence::{Rank, SeqState, Sequence};
 use crate::ids::{BlockId, IdMap, RequestId};
 use crate::sampling::params::Pooling;
@@ -18,40 +19,34 @@ impl Scheduler {
         let most = demand.seats.min(demand.token_budget);
         let block_size = self.config.block_size;
         let mut admit = Vec::new();
-        for seq in self.waiting.values_mut().take(most) {
+        let mut holdings = self.device_holdings();
+        let mut reserved = self.num_reserved_blocks();
+        let mut waiting = std::mem::take(&mut self.waiting);
+        for seq in waiting.values_mut() {
+            if admit.len() == most {
+                break;
+            }
+            if demand.urgent.iter().any(|urgent| urgent.seq == seq.rank.seq) {
+                continue;
+            }
+            // Who has run before may come back: where beams wait for it, they hold blocks too.
+            let is_new = seq.cached_tokens.is_none();
+            if is_new && !holdings.take(seq.tenant, seq.num_tokens().div_ceil(block_size)) {
+                continue;
+            }
+            if let Some(wanted) = self.wants_reserved(seq) {
+                if reserved + wanted.num_blocks > self.config.non_preemptible_blocks {
+                    continue;
+                }
+                reserved += wanted.num_blocks;
+            }
             // The prompt of a search comes in like any other.
             let is_one_of_many = seq.is_beam() && self.requests[&seq.rank.request].len() > 1;
             if is_one_of_many && !may_join(seq, &self.running, &self.requests, block_size) {
                 break;
             }
-            let num_tokens = seq.num_tokens();
-            let (held, num_held_tokens) = match &seq.state {
-                SeqState::Swapped(blocks) => (vec![true; blocks.len()], seq.num_computed),
-                _ => (Vec::new(), 0),
-            };
-            let mut usable_hashes = (num_tokens - 1) / block_size;
-            if seq.params.prompt_logprobs.is_some() && seq.sample == 0 {
-                // The logits of every prompt token are wanted once.
-                let missing = seq.prompt_logprobs.len() + 1 < seq.prompt.len();
-                usable_hashes = if missing { seq.prompt_logprobs.len() / block_size } else { usable_hashes };
-            }
-            if seq.params.pooling == Some(Pooling::Mean) {
-                // So are the states of every token.
-                usable_hashes = usable_hashes.min(seq.pooled.num_rows / block_size);
-            }
-            seq.extend_hashes(&self.hasher, block_size, usable_hashes);
-            let blocks = num_tokens.div_ceil(block_size);
-            admit.push(Admit {
-                seq: seq.rank.seq,
-                hashes: seq.hashes.clone(),
-                usable_hashes,
-                num_tokens,
-                held,
-                num_held_tokens,
-                seats: seq.seats().min(self.config.max_num_seqs),
-                // The last token of a beam waits for the other beams.
-                num_held_back: usize::from(is_one_of_many),
-            });
+            admit.push(ask(seq, &self.hasher, &self.config, is_one_of_many));
+            let blocks = seq.num_tokens().div_ceil(block_size);
             if blocks > room {
                 break; // only cached blocks could make it fit: ask for this one, and no further
             }
@@ -60,6 +55,7 @@ impl Scheduler {
                 break;
             }
         }
+        self.waiting = waiting;
         admit
     }
 
@@ -72,6 +68,9 @@ impl Scheduler {
         plan: &mut StepPlan,
     ) {
         let Admitted { num_computed, num_new_tokens, .. } = admitted;
+        if let Some(wanted) = self.wants_reserved(seq) {
+            self.reserved.insert(seq.rank.request, wanted);
+        }
         let state = std::mem::replace(&mut seq.state, SeqState::Running);
         self.num_swapped -= usize::from(matches!(state, SeqState::Swapped(_)));
         if seq.cached_tokens.is_none() {
@@ -80,6 +79,11 @@ impl Scheduler {
             self.admissions.push(Admission { request, prompt_tokens, cached_tokens: num_computed, swapped_tokens });
             seq.cached_tokens = Some(num_computed);
             seq.high_water = num_computed;
+            if num_computed > 0 {
+                let bill = self.bill(request);
+                bill.cached_device_tokens += num_computed - swapped_tokens;
+                bill.cached_swap_tokens += swapped_tokens;
+            }
         }
         seq.admitted_tokens = seq.num_tokens();
         if admitted.swap_in.is_empty() {
@@ -96,9 +100,45 @@ impl Scheduler {
     }
 }
 
+/// What a waiting sequence asks for. `is_one_of_many`: it is one of several beams.
+pub(super) fn ask(seq: &mut Sequence, hasher: &BlockHasher, config: &SchedulerConfig, is_one_of_many: bool) -> Admit {
+    let (block_size, num_tokens) = (config.block_size, seq.num_tokens());
+    let (held, num_held_tokens) = match &seq.state {
+        SeqState::Swapped(blocks) => (vec![true; blocks.len()], seq.num_computed),
+        _ => (Vec::new(), 0),
+    };
+    let mut usable_hashes = (num_tokens - 1) / block_size;
+    if seq.params.prompt_logprobs.is_some() && seq.sample == 0 {
+        // The logits of every prompt token are wanted once.
+        let missing = seq.prompt_logprobs.len() + 1 < seq.prompt.len();
+        usable_hashes = if missing { seq.prompt_logprobs.len() / block_size } else { usable_hashes };
+    }
+    if seq.params.pooling == Some(Pooling::Mean) {
+        // So are the states of every token.
+        usable_hashes = usable_hashes.min(seq.pooled.num_rows / block_size);
+    }
+    seq.extend_hashes(hasher, block_size, usable_hashes);
+    Admit {
+        seq: seq.rank.seq,
+        hashes: seq.hashes.clone(),
+        usable_hashes,
+        num_tokens,
+        held,
+        num_held_tokens,
+        seats: seq.seats().min(config.max_num_seqs),
+        // The last token of a beam waits for the other beams.
+        num_held_back: usize::from(is_one_of_many),
+    }
+}
+
 /// Whether a waiting beam can be admitted: one after the other, so that each finds the blocks that it shares with those
 /// before it under their names. Otherwise beams that have yielded could need more memory than they had.
-fn may_join(seq: &Sequence, running: &Running, requests: &IdMap<RequestId, Vec<Rank>>, block_size: usize) -> bool {
+pub(super) fn may_join(
+    seq: &Sequence,
+    running: &Running,
+    requests: &IdMap<RequestId, Vec<Rank>>,
+    block_size: usize,
+) -> bool {
     let mut others = requests[&seq.rank.request].iter().filter_map(|rank| running.get(rank));
     let is_complete = |beam: &Sequence| {
         beam.num_computed + 1 == beam.num_tokens() && beam.num_published == beam.num_computed / block_size

@@ -50,6 +50,7 @@ impl Scheduler {
             self.pending.release.push(seq.preempt(None));
             self.give_backing_up(&mut seq);
             self.stats.preempted_recompute += 1;
+            self.pause(&mut seq);
             self.waiting.insert(seq.rank, seq);
         }
     }
@@ -73,14 +74,17 @@ impl Scheduler {
         let open: Vec<Open<'_>> =
             parents.iter().map(|seq| Open { beam: &seq.beam, output: &seq.output, next: &next[&seq.rank] }).collect();
         let beams = search.step(&open);
+        let has_children = |place| beams.iter().any(|beam| beam.parent == place);
+        // Who ends first leaves its seat.
+        for (_, parent) in parents.iter().enumerate().filter(|(place, _)| !has_children(*place)) {
+            self.drop_seq(parent.rank);
+        }
         for (place, parent) in parents.iter().enumerate() {
             let mut children = beams.iter().filter(|beam| beam.parent == place);
-            let Some(first) = children.next() else {
-                self.drop_seq(parent.rank);
-                continue;
-            };
-            self.continue_beam(parent, first);
-            children.for_each(|beam| self.fork_beam(parent, beam));
+            if let Some(first) = children.next() {
+                self.continue_beam(parent, first);
+                children.for_each(|beam| self.fork_beam(parent, beam));
+            }
         }
         if beams.is_empty() {
             self.deliver_results(request, n, deliveries);

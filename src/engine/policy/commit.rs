@@ -19,6 +19,7 @@ impl Scheduler {
         self.step_times.observe(&load, output.timing.forward_s + output.timing.sample_s);
         self.copied(&output.copies);
         let mut deliveries = Vec::with_capacity(parts.len());
+        self.tell_bills(&mut deliveries);
         let mut beams = BTreeMap::new();
         let mut outputs = output.seqs.into_iter();
         // Parts and running sequences are both in order of rank.
@@ -34,10 +35,15 @@ impl Scheduler {
             seq.num_computed += part.num_tokens;
             seq.computing -= part.num_tokens;
             seq.sampling -= usize::from(part.samples);
-            self.stats.recomputed_tokens += seq.high_water.min(seq.num_computed).saturating_sub(before);
+            let recomputed = seq.high_water.min(seq.num_computed).saturating_sub(before);
             seq.high_water = seq.high_water.max(seq.num_computed);
             publish(seq, &self.hasher, self.config.block_size, &mut self.pending.publish);
             let is_embedding = seq.pooling.is_some();
+            if recomputed > 0 {
+                self.stats.recomputed_tokens += recomputed;
+                self.bill(part.rank.request).recomputed_tokens += recomputed;
+                self.tell_bills(&mut deliveries);
+            }
             match output {
                 Some(output) if is_embedding => self.take_hidden(place, &output, part.hidden_rows, &mut deliveries),
                 Some(output) => self.take_output(place, output, &mut beams, &mut deliveries),

@@ -9,6 +9,7 @@
 //! gives away. Under its name a block is there once, whichever way it came, and found by all three.
 
 use super::commit::publish;
+use super::quota::Holdings;
 use super::{PreemptionMode, Scheduler};
 use crate::engine::allocation::{Admitted, Demand, Find, Grant, Store, SwapBlock, SwapDemand, SwapGrant};
 use crate::engine::arbiter::{Choice, Decision, Victim};
@@ -43,13 +44,13 @@ impl Scheduler {
         }
         let find = |hashes: &Arc<Vec<BlockHash>>, usable_hashes| Find { hashes: hashes.clone(), usable_hashes };
         let usable = |swapped: bool, usable_hashes| if swapped { 0 } else { usable_hashes };
-        let admit = demand.admit.iter();
+        let admit = demand.urgent.iter().chain(&demand.admit);
         admit.map(|admit| find(&admit.hashes, usable(!admit.held.is_empty(), admit.usable_hashes))).collect()
     }
 
     /// Completes the demand by the swap pool's answers: what is sooner computed is not fetched.
     pub fn found(&self, demand: &mut Demand, held: Vec<Vec<bool>>) {
-        for (admit, held) in demand.admit.iter_mut().zip(held) {
+        for (admit, held) in demand.urgent.iter_mut().chain(&mut demand.admit).zip(held) {
             let num_held = held.iter().filter(|held| **held).count();
             let num_tokens = num_held * self.config.block_size;
             let compute_s = self.step_times.prompt_seconds(num_tokens, 0);
@@ -64,8 +65,11 @@ impl Scheduler {
     pub fn reserve(&mut self, grant: &Grant) -> SwapDemand {
         let mut demand = std::mem::take(&mut self.pending_swap);
         self.moving = Moving::default();
+        let mut holdings: Option<Holdings> = None;
         for seq in &grant.preempted {
-            if let Some(store) = self.store(*seq) {
+            let Some(store) = self.store(*seq) else { continue };
+            let tenant = self.running[&self.ranks[seq]].tenant;
+            if holdings.get_or_insert_with(|| self.swap_holdings()).take(tenant, store.num_blocks) {
                 self.moving.storing.push(*seq);
                 demand.store.push(store);
             }
@@ -162,8 +166,13 @@ impl Scheduler {
             let seq = self.running.get_mut(&self.ranks[&seq]).expect("only running sequences are copied ahead");
             seq.num_backed += backed.len();
             seq.backing.extend(backed.iter().map(|swap| swap.block));
+            let request = seq.rank.request;
             let copies = blocks.into_iter().zip(backed).filter(|(_, swap)| swap.copy);
+            let before = plan.swap_out.len();
             plan.swap_out.extend(copies.map(|(device, swap)| (device, swap.block)));
+            if plan.swap_out.len() > before {
+                self.bill(request).swapped_out_blocks += plan.swap_out.len() - before;
+            }
         }
         let kept = moving.keeping.into_iter().zip(swap.kept);
         plan.swap_out.extend(kept.filter_map(|(device, swap)| Some((device, swap?))));
@@ -186,7 +195,9 @@ impl Scheduler {
             seq.num_computed = seq.num_computed.min(stored.len() * self.config.block_size);
             let table = seq.preempt(Some(stored.iter().map(|swap| swap.block).collect()));
             let copies = table.iter().zip(&stored).filter(|(_, swap)| swap.copy);
+            let before = plan.swap_out.len();
             plan.swap_out.extend(copies.map(|(device, swap)| (*device, swap.block)));
+            self.bill(rank.request).swapped_out_blocks += plan.swap_out.len() - before;
             self.num_swapped += 1;
             self.stats.preempted_swap += 1;
         } else {
@@ -194,6 +205,7 @@ impl Scheduler {
             self.stats.preempted_recompute += 1;
         }
         self.give_backing_up(&mut seq);
+        self.pause(&mut seq);
         self.waiting.insert(rank, seq);
     }
 
@@ -243,6 +255,7 @@ impl Scheduler {
             }
         };
         self.stats.blocks_in += pairs.len();
+        self.bill(seq.rank.request).swapped_in_blocks += pairs.len();
         let (first_place, num_tokens) = (admitted.swap_in[0], admitted.num_computed);
         seq.swap_in = Some(Box::new(SwapInUnderWay { id, from, first_place, num_tokens, was_swapped }));
         self.swap_ins.insert(id, seq.rank);
@@ -261,13 +274,13 @@ impl Scheduler {
             let seq = self.running.get_mut(&rank).expect("who waits for a copy runs");
             let coming = *seq.swap_in.take().expect("it waits for this copy");
             match is_there {
-                true => self.resume(rank, coming),
+                true => self.has_come(rank, coming),
                 false => self.compute_instead(rank, coming),
             }
         }
     }
 
-    fn resume(&mut self, rank: Rank, coming: SwapInUnderWay) {
+    fn has_come(&mut self, rank: Rank, coming: SwapInUnderWay) {
         let block_size = self.config.block_size;
         let seq = self.running.get_mut(&rank).expect("who waits for a copy runs");
         seq.num_computed = coming.num_tokens;
@@ -283,6 +296,7 @@ impl Scheduler {
             seq.num_backed = from.len();
         }
         seq.backing.extend(from);
+        self.resume(rank);
     }
 
     /// What should have come has not: it is computed again, like everything behind it.
@@ -294,6 +308,7 @@ impl Scheduler {
         self.pending.release.push(Arc::new(rest));
         self.pending_swap.forget.extend(&coming.from);
         self.pending_swap.release.push(coming.from);
+        self.resume(rank);
     }
 
     /// These blocks of the swap pool hold nothing. Who relied on them computes from there on.

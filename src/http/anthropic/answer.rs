@@ -58,13 +58,13 @@ impl Message {
     /// `input_tokens` are those that had to be computed; the others are counted apart.
     pub fn usage(usage: Usage) -> Value {
         let cached = usage.prompt_tokens_details.cached_tokens;
-        json!({
+        usage.with_kv_in(json!({
             "input_tokens": usage.prompt_tokens - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"thinking_tokens": usage.completion_tokens_details.reasoning_tokens},
-        })
+        }))
     }
 
     fn object(&self, content: &[Value], stop_reason: Value, stop_sequence: Value, usage: Value) -> Value {

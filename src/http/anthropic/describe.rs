@@ -4,6 +4,8 @@
 use super::request::{MessagesFields, PROMPT_FIELDS};
 use crate::http::openai::ModelField;
 use crate::http::openai::chat::TemplateFields;
+use crate::http::openai::memory::MemoryFields;
+use crate::http::openai::response::KvUsage;
 use crate::http::openai::sampling::SamplingFields;
 use crate::http::openai::structured::StructuredFields;
 use crate::http::openapi::{Operation, Tag};
@@ -21,6 +23,7 @@ pub fn create() -> Operation {
         .fields::<MessagesFields>()
         .fields::<ModelField>()
         .some_fields::<SamplingFields>(SAME_IN_CHAT)
+        .fields::<MemoryFields>()
         .some_fields::<TemplateFields>(SAME_IN_CHAT)
         .some_fields::<StructuredFields>(SAME_IN_CHAT)
         .requires(&["max_tokens", "messages"])
@@ -85,6 +88,8 @@ struct MessageUsage {
     cache_read_input_tokens: u64,
     output_tokens: u64,
     output_tokens_details: MessageOutputTokens,
+    /// With include_kv_usage.
+    kv: Option<KvUsage>,
 }
 
 #[derive(ToSchema)]

@@ -1,6 +1,7 @@
 //! `POST /v1/chat/completions`.
 
 use super::accepted::{AcceptedChatFields, AcceptedFields, ReasoningEffort, one_of};
+use super::memory::MemoryFields;
 use super::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs};
 use super::structured::StructuredFields;
 use super::tools::{ToolFields, Tools};
@@ -125,6 +126,7 @@ pub fn describe() -> Operation {
         .fields::<ModelField>()
         .fields::<ChatFields>()
         .fields::<SamplingFields>()
+        .fields::<MemoryFields>()
         .fields::<StructuredFields>()
         .fields::<AcceptedFields>()
         .fields::<AcceptedChatFields>()
@@ -136,6 +138,7 @@ pub fn describe() -> Operation {
 
 pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
     let shared: SamplingFields = parse_fields(body)?;
+    let memory: MemoryFields = parse_fields(body)?;
     let own: ChatFields = parse_fields(body)?;
     parse_fields::<AcceptedFields>(body)?.check()?;
     parse_fields::<AcceptedChatFields>(body)?.check()?;
@@ -143,6 +146,8 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
     let prompt = chat_prompt(body, &tools, model)?;
     let mut params = shared.params(model)?;
     let mut answer = shared.answer(&params)?;
+    answer.kv_block_bytes = memory.usage_block_bytes(model);
+    answer.pause_comments = shared.pause_comments(model);
     params.max_tokens = match (own.max_completion_tokens, own.max_tokens) {
         (Some(given), _) => max_tokens("max_completion_tokens", given, 1)?,
         (None, Some(given)) => max_tokens("max_tokens", given, 1)?,
@@ -167,7 +172,7 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
     answer.chat = Some(reading);
     params.logprobs = answer.logprobs;
     let (n, best_of) = (shared.n()?, shared.best_of()?);
-    let stream = shared.stream()?;
+    let stream = shared.stream(memory.include_kv_usage == Some(true))?;
     shared.search(&mut params, &answer)?;
     shared.check_streamed_prompt_logprobs()?;
     Ok(Request {
@@ -180,6 +185,7 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
         seed: shared.seed(),
         priority: shared.priority()?,
         cache_salt: shared.cache_salt()?,
+        terms: memory.terms()?,
         truncation: shared.truncation(model)?,
         grammar,
         answer,

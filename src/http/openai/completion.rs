@@ -1,6 +1,7 @@
 //! `POST /v1/completions`.
 
 use super::accepted::AcceptedFields;
+use super::memory::MemoryFields;
 use super::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs};
 use super::structured::StructuredFields;
 use super::{AnswerOptions, Endpoint, ModelField, Request, null_as_default, parse_fields, shown, structured, token_id};
@@ -56,6 +57,7 @@ pub fn describe() -> Operation {
         .fields::<CompletionFields>()
         .fields::<ModelField>()
         .fields::<SamplingFields>()
+        .fields::<MemoryFields>()
         .fields::<StructuredFields>()
         .fields::<AcceptedFields>()
         .requires(&["prompt"])
@@ -66,11 +68,14 @@ pub fn describe() -> Operation {
 
 pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
     let shared: SamplingFields = parse_fields(body)?;
+    let memory: MemoryFields = parse_fields(body)?;
     let own: CompletionFields = parse_fields(body)?;
     parse_fields::<AcceptedFields>(body)?.check()?;
     let prompts = prompts("prompt", own.prompt.as_ref(), own.add_special_tokens.unwrap_or(true), model.vocab_size)?;
     let mut params = shared.params(model)?;
     let mut answer = shared.answer(&params)?;
+    answer.kv_block_bytes = memory.usage_block_bytes(model);
+    answer.pause_comments = shared.pause_comments(model);
     answer.echo = own.echo;
     answer.logprobs = num_logprobs("logprobs", own.logprobs)?;
     set_max_tokens(own.max_tokens, &mut params, &mut answer)?;
@@ -80,7 +85,7 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
         params.prompt_logprobs = answer.prompt_logprobs.max(answer.logprobs);
     }
     let (n, best_of) = (shared.n()?, shared.best_of()?);
-    let stream = shared.stream()?;
+    let stream = shared.stream(memory.include_kv_usage == Some(true))?;
     shared.search(&mut params, &answer)?;
     shared.check_streamed_prompt_logprobs()?;
     Ok(Request {
@@ -93,6 +98,7 @@ pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
         seed: shared.seed(),
         priority: shared.priority()?,
         cache_salt: shared.cache_salt()?,
+        terms: memory.terms()?,
         truncation: shared.truncation(model)?,
         grammar: structured::grammar(body)?,
         answer,

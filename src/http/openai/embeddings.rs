@@ -1,10 +1,12 @@
 //! `POST /v1/embeddings`.
 
 use super::accepted::AcceptedFields;
-use super::response::new_id;
+use super::memory::MemoryFields;
+use super::response::{KvUsage, new_id};
 use super::{ModelField, completion, in_range, parse_fields, shown};
 use crate::actors::messages::{Accepted, Event, Prompt, Submit};
 use crate::actors::runtime::{ModelInfo, RuntimeHandle};
+use crate::engine::bill::{KvBill, Tenant, Terms};
 use crate::error::ApiError;
 use crate::http::openapi::{Operation, Tag};
 use crate::sampling::params::{Pooling, SamplingParams};
@@ -90,6 +92,9 @@ enum Numbers {
 struct EmbeddingUsage {
     prompt_tokens: usize,
     total_tokens: usize,
+    /// With include_kv_usage: what memory pressure has cost the inputs together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv: Option<KvUsage>,
 }
 
 struct Request {
@@ -97,6 +102,8 @@ struct Request {
     params: SamplingParams,
     truncation: Option<Truncation>,
     priority: i32,
+    terms: Terms,
+    kv_block_bytes: Option<usize>,
     normalize: bool,
     base64: bool,
 }
@@ -105,6 +112,7 @@ pub fn describe() -> Operation {
     Operation::new(Tag::Text, "embeddings", "Embeddings of texts: the model's final hidden states, pooled")
         .body("EmbeddingRequest")
         .fields::<EmbeddingFields>()
+        .fields::<MemoryFields>()
         .fields::<AcceptedFields>()
         .fields::<ModelField>()
         .fields::<AcceptedFields>()
@@ -116,6 +124,7 @@ pub fn describe() -> Operation {
 impl Request {
     fn parse(body: &Value, model: &ModelInfo) -> Result<Self, ApiError> {
         let fields: EmbeddingFields = parse_fields(body)?;
+        let memory: MemoryFields = parse_fields(body)?;
         parse_fields::<AcceptedFields>(body)?.check()?;
         let add_special_tokens = fields.add_special_tokens.unwrap_or(true);
         let prompts = completion::prompts("input", fields.input.as_ref(), add_special_tokens, model.vocab_size)?;
@@ -139,6 +148,8 @@ impl Request {
             params: SamplingParams { pooling: Some(pooling), max_tokens: 1, ..SamplingParams::default() },
             truncation: keep.map(|keep| Truncation { keep: Some(keep), side: None }),
             priority: in_range("priority", fields.priority.unwrap_or(0), priority)? as i32,
+            terms: memory.terms()?,
+            kv_block_bytes: memory.usage_block_bytes(model),
             normalize: fields.normalize.unwrap_or(true),
             base64: one_of("encoding_format", &fields.encoding_format, &["float", "base64"])? == Some("base64"),
         })
@@ -156,6 +167,8 @@ impl Request {
             priority: self.priority,
             cache_salt: None,
             grammar: None,
+            terms: self.terms,
+            tenant: Tenant::default(),
         }
     }
 }
@@ -178,7 +191,10 @@ pub async fn embeddings(handle: &RuntimeHandle, body: &Value) -> Result<Embeddin
     let mut data = Vec::with_capacity(accepted.len());
     for (index, accepted) in accepted.into_iter().enumerate() {
         usage.prompt_tokens += accepted.prompt_tokens.len();
-        let mut values = embedding(accepted).await?;
+        let (mut values, bill) = embedding(accepted).await?;
+        if let Some(block_bytes) = request.kv_block_bytes {
+            usage.kv = Some(usage.kv.unwrap_or_default() + KvUsage::new(&bill, block_bytes));
+        }
         if request.normalize {
             normalize(&mut values);
         }
@@ -193,10 +209,13 @@ pub async fn embeddings(handle: &RuntimeHandle, body: &Value) -> Result<Embeddin
     Ok(EmbeddingList { id: new_id("embd"), object: "list", created, model: model.served_name.clone(), data, usage })
 }
 
-async fn embedding(mut accepted: Accepted) -> Result<Vec<f32>, ApiError> {
+/// With what memory pressure has cost it.
+async fn embedding(mut accepted: Accepted) -> Result<(Vec<f32>, KvBill), ApiError> {
+    let mut bill = KvBill::default();
     while let Some(event) = accepted.events.next().await {
         match event {
-            Event::Embedding(values) => return Ok(values),
+            Event::Bill(so_far) => bill = so_far,
+            Event::Embedding(values) => return Ok((values, bill)),
             Event::Failed(error) => return Err(error),
             _ => {}
         }

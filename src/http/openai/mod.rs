@@ -11,6 +11,7 @@ pub mod chat;
 pub mod completion;
 pub mod embeddings;
 pub mod logprobs;
+pub mod memory;
 mod message;
 pub mod response;
 pub mod sampling;
@@ -22,6 +23,7 @@ pub mod unsupported;
 
 use crate::actors::messages::{Prompt, Submit};
 use crate::actors::runtime::ModelInfo;
+use crate::engine::bill::{Tenant, Terms};
 use crate::error::ApiError;
 use crate::sampling::params::SamplingParams;
 use crate::text::chat_output::ChatReading;
@@ -73,6 +75,7 @@ pub struct Request {
     pub seed: Option<u64>,
     pub priority: i32,
     pub cache_salt: Option<String>,
+    pub terms: Terms,
     /// How prompts that are too long are cut.
     pub truncation: Option<Truncation>,
     /// What the text of every choice has to be.
@@ -100,6 +103,10 @@ pub struct AnswerOptions {
     /// `max_tokens` was 0: the token that the engine must sample is dropped.
     pub prompt_only: bool,
     pub return_token_ids: bool,
+    /// Bytes of a KV block, where usage says what memory pressure has cost.
+    pub kv_block_bytes: Option<usize>,
+    /// The stream says when it pauses.
+    pub pause_comments: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize, ToSchema)]
@@ -147,6 +154,8 @@ impl Request {
             priority: self.priority,
             cache_salt: self.cache_salt.clone(),
             grammar: self.grammar.clone(),
+            terms: self.terms,
+            tenant: Tenant::default(),
         }
     }
 }

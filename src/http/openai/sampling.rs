@@ -130,6 +130,9 @@ pub struct SamplingFields {
     #[serde(deserialize_with = "null_as_default")]
     #[schema(default = false)]
     pub stream: bool,
+    /// Whether a stream says in comments (lines that begin with a colon) when memory pressure pauses it and when it goes
+    /// on. Default: as the server is set (server.pause_comments).
+    pub pause_comments: Option<bool>,
     /// Only with stream.
     pub stream_options: Option<StreamOptions>,
 }
@@ -234,11 +237,19 @@ impl SamplingFields {
         }
     }
 
-    pub fn stream(&self) -> Result<Option<StreamOptions>, ApiError> {
+    /// Whether the answer is a stream that says when it pauses.
+    pub fn pause_comments(&self, model: &ModelInfo) -> bool {
+        self.stream && self.pause_comments.unwrap_or(model.kv_reports.pause_comments)
+    }
+
+    /// `with_usage`: a stream has usage, whether or not its options ask for it.
+    pub fn stream(&self, with_usage: bool) -> Result<Option<StreamOptions>, ApiError> {
         if !self.stream && self.stream_options.is_some() {
             return Err(ApiError::invalid("stream_options", "stream_options is only allowed with stream: true"));
         }
-        Ok(self.stream.then(|| self.stream_options.unwrap_or_default()))
+        let options = self.stream_options.unwrap_or_default();
+        let include_usage = options.include_usage || with_usage;
+        Ok(self.stream.then_some(StreamOptions { include_usage, ..options }))
     }
 
     /// The prompt's log-probabilities are one big field, as in vLLM only of a whole answer.

@@ -101,7 +101,7 @@ impl Response {
     }
 
     fn usage(usage: Usage) -> Value {
-        json!({
+        usage.with_kv_in(json!({
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {
                 "cached_tokens": usage.prompt_tokens_details.cached_tokens,
@@ -111,7 +111,7 @@ impl Response {
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},
             "total_tokens": usage.total_tokens,
-        })
+        }))
     }
 
     fn object(&self, status: &str, output: &[Value], error: Value, usage: Value) -> Value {

@@ -4,6 +4,8 @@
 use super::request::ResponsesFields;
 use crate::http::openai::ModelField;
 use crate::http::openai::chat::TemplateFields;
+use crate::http::openai::memory::MemoryFields;
+use crate::http::openai::response::KvUsage;
 use crate::http::openai::sampling::SamplingFields;
 use crate::http::openai::structured::StructuredFields;
 use crate::http::openapi::{Operation, Tag};
@@ -23,6 +25,7 @@ pub fn create() -> Operation {
         .fields::<ResponsesFields>()
         .fields::<ModelField>()
         .some_fields::<SamplingFields>(SAME_IN_CHAT)
+        .fields::<MemoryFields>()
         .some_fields::<SamplingFields>(&["stop"])
         .some_fields::<TemplateFields>(SAME_IN_CHAT)
         .some_fields::<StructuredFields>(SAME_IN_CHAT)
@@ -127,6 +130,8 @@ struct ResponseUsage {
     output_tokens: u64,
     output_tokens_details: OutputTokensDetails,
     total_tokens: u64,
+    /// With include_kv_usage.
+    kv: Option<KvUsage>,
 }
 
 #[derive(ToSchema)]

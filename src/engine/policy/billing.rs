@@ -1,0 +1,48 @@
+//! What memory pressure costs the requests, for them to hear.
+
+use super::Scheduler;
+use crate::engine::bill::KvBill;
+use crate::engine::plan::{Deliveries, Delivery};
+use crate::engine::sequence::{Rank, Sequence};
+use crate::ids::RequestId;
+
+impl Scheduler {
+    /// Who was paused and who came back since the last call. It is known when a step is planned, and told then: it may
+    /// be long before the step ends.
+    pub fn take_pauses(&mut self) -> Deliveries {
+        std::mem::take(&mut self.pauses)
+    }
+
+    /// It has yielded.
+    pub(super) fn pause(&mut self, seq: &mut Sequence) {
+        (seq.paused, seq.paused_at) = (true, self.now);
+        if seq.terms.max_pause.is_some() {
+            self.limited.insert(seq.rank);
+        }
+        self.bill(seq.rank.request).preemptions += 1;
+        self.pauses.push((seq.rank.request, Delivery::Paused { sample: seq.sample }));
+    }
+
+    /// A running sequence has its KV, perhaps again.
+    pub(super) fn resume(&mut self, rank: Rank) {
+        let seq = self.running.get_mut(&rank).expect("it runs");
+        if std::mem::take(&mut seq.paused) {
+            self.limited.remove(&rank);
+            self.pauses.push((rank.request, Delivery::Resumed { sample: seq.sample }));
+        }
+    }
+
+    /// What memory pressure has cost a request, to add to.
+    pub(super) fn bill(&mut self, request: RequestId) -> &mut KvBill {
+        self.billed.push(request);
+        self.bills.entry(request).or_default()
+    }
+
+    /// Tells the bills that have changed.
+    pub(super) fn tell_bills(&mut self, deliveries: &mut Deliveries) {
+        self.billed.sort_unstable();
+        self.billed.dedup();
+        let bills = self.billed.drain(..).filter_map(|request| Some((request, *self.bills.get(&request)?)));
+        deliveries.extend(bills.map(|(request, bill)| (request, Delivery::Bill(Box::new(bill)))));
+    }
+}
