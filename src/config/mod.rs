@@ -90,6 +90,7 @@ pub struct CacheConfig {
     /// `None`: as many as `device.memory_utilization` allows.
     pub num_device_blocks: Option<u32>,
     pub enable_prefix_caching: bool,
+    pub eviction: Eviction,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -202,7 +203,7 @@ impl DeviceConfig {
 
 impl Default for CacheConfig {
     fn default() -> Self {
-        Self { block_size: 16, num_device_blocks: None, enable_prefix_caching: true }
+        Self { block_size: 16, num_device_blocks: None, enable_prefix_caching: true, eviction: Eviction::Adaptive }
     }
 }
 
@@ -396,6 +397,15 @@ choice!(
         Auto = "auto",
         Swap = "swap",
         Recompute = "recompute",
+    }
+);
+choice!(
+    /// Which cached block is given away first.
+    Eviction {
+        /// By what blocks of its kind have been worth.
+        Adaptive = "adaptive",
+        /// The least recently used.
+        Lru = "lru",
     }
 );
 choice!(SchedulingPolicy {

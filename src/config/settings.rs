@@ -3,8 +3,8 @@
 
 use super::value::{Field, Kind, Value};
 use super::{
-    Config, DeviceKind, DtypeChoice, Isa, LoadFormat, LogFormat, OnFailure, Overlap, PreemptionMode, ReasoningParser,
-    SchedulingPolicy, ToolCallParser,
+    Config, DeviceKind, DtypeChoice, Eviction, Isa, LoadFormat, LogFormat, OnFailure, Overlap, PreemptionMode,
+    ReasoningParser, SchedulingPolicy, ToolCallParser,
 };
 use std::fmt::Write;
 
@@ -204,6 +204,9 @@ settings! {
     cache.enable_prefix_caching: Kind::Bool, "", Some(("enable-prefix-caching", "true|false")),
         "Keep blocks of finished requests and use them for prompts that begin the same.",
         "To measure without it. Outputs are the same either way.";
+    cache.eviction: Kind::Choice(Eviction::NAMES), "", None,
+        "Which cached blocks go first when room is needed, on either tier: adaptive learns from the requests what blocks that were used so and so often and so long ago are worth, so that prompts which come once do not push out what is shared; lru takes the least recently used.",
+        "To compare. Outputs are the same either way.";
 
     swap.space_gib: Kind::Float { min: 0.0, or_equal: true, max: 65536.0, auto: false }, "GiB",
         Some(("swap-space-gib", "G")),

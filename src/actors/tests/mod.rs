@@ -10,6 +10,7 @@ use crate::actors::runtime::{ModelInfo, RuntimeHandle, Started, Wiring};
 use crate::actors::workers::Workers;
 use crate::config::OnFailure;
 use crate::engine::policy::{PreemptionMode, SchedulerConfig, SchedulingPolicy};
+use crate::engine::prefix_cache::EvictionPolicy;
 use crate::error::ApiError;
 use crate::ids::TokenId;
 use crate::sampling::params::{FinishReason, SamplingDefaults, SamplingParams};
@@ -104,6 +105,7 @@ impl World {
                 num_device_blocks: NUM_BLOCKS,
             },
             workers: Workers::start(1).unwrap(),
+            eviction: EvictionPolicy::default(),
             block_bytes: 1,
             on_failure: settings.on_failure,
             step_timeout: settings.step_timeout,
