@@ -3,6 +3,7 @@
 use crate::actors::messages::{Reset, Serve};
 use crate::engine::allocation::serve;
 use crate::engine::block_pool::BlockPool;
+use crate::engine::prefix_cache::EvictionPolicy;
 use crate::metrics;
 use actix::{Actor, Context, Handler, MessageResult};
 
@@ -10,11 +11,13 @@ pub struct BlockAllocator {
     pool: BlockPool,
     block_size: usize,
     prefix_caching: bool,
+    eviction: EvictionPolicy,
 }
 
 impl BlockAllocator {
-    pub fn new(num_blocks: usize, block_size: usize, prefix_caching: bool) -> Self {
-        Self { pool: BlockPool::new(num_blocks, prefix_caching), block_size, prefix_caching }
+    pub fn new(num_blocks: usize, block_size: usize, prefix_caching: bool, eviction: EvictionPolicy) -> Self {
+        let pool = BlockPool::with_eviction(num_blocks, prefix_caching, eviction);
+        Self { pool, block_size, prefix_caching, eviction }
     }
 
     fn report(&self) {
@@ -45,7 +48,7 @@ impl Handler<Reset> for BlockAllocator {
     type Result = ();
 
     fn handle(&mut self, _: Reset, _: &mut Self::Context) {
-        self.pool = BlockPool::new(self.pool.num_blocks(), self.prefix_caching);
+        self.pool = BlockPool::with_eviction(self.pool.num_blocks(), self.prefix_caching, self.eviction);
         self.report();
     }
 }

@@ -11,6 +11,7 @@ use crate::backend::profile::Profile;
 use crate::config::{self, Config, LoadFormat, OnFailure};
 use crate::engine::bill::Quota;
 use crate::engine::policy::{PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy};
+use crate::engine::prefix_cache::EvictionPolicy;
 use crate::error::{ApiError, StartError};
 use crate::ids::TokenId;
 use crate::metrics::{self, Rejection};
@@ -264,6 +265,7 @@ impl Runtime {
             scheduler: scheduler_config(config, &loaded)?,
             limits: limits(config, &loaded),
             workers: Workers::start(config.intake.tokenizer_threads)?,
+            eviction: eviction_policy(config),
             block_bytes: loaded.pools.layout.block_bytes(),
             on_failure: config.device.on_failure,
             step_timeout: Some(Duration::from_secs(config.device.step_timeout_s)).filter(|timeout| !timeout.is_zero()),
@@ -322,6 +324,8 @@ pub(super) struct Wiring {
     pub(super) scheduler: SchedulerConfig,
     pub(super) limits: Limits,
     pub(super) workers: Workers,
+    /// Of both pools.
+    pub(super) eviction: EvictionPolicy,
     pub(super) block_bytes: usize,
     pub(super) on_failure: OnFailure,
     /// A step that takes longer has hung.
@@ -352,8 +356,9 @@ impl Wiring {
             let intake = system.block_on(async move {
                 let restart = self.executor.restart();
                 let executor = self.executor.start();
-                let swap_pool = SwapPool::new(num_swap_blocks, prefix_caching).start();
-                let allocator = BlockAllocator::new(num_device_blocks, block_size, prefix_caching).start();
+                let swap_pool = SwapPool::new(num_swap_blocks, prefix_caching, self.eviction).start();
+                let allocator =
+                    BlockAllocator::new(num_device_blocks, block_size, prefix_caching, self.eviction).start();
                 let policy = Scheduler::new(self.scheduler);
                 let settings = scheduler::Settings {
                     block_size,
@@ -388,17 +393,34 @@ pub(super) fn stop_system(why: &str) {
 }
 
 fn scheduler_config(config: &Config, loaded: &LoadedModel) -> Result<SchedulerConfig, StartError> {
-    let num_device_blocks = loaded.pools.num_device_blocks;
     let mut hash_key = [0; 32];
     getrandom::fill(&mut hash_key).map_err(|error| StartError::new(format!("no random numbers: {error}")))?;
     Ok(SchedulerConfig {
         block_size: loaded.pools.layout.block_size,
-        num_device_blocks,
-        num_swap_blocks: loaded.pools.num_swap_blocks,
-        max_num_seqs: config.scheduler.max_num_seqs as usize,
         max_num_batched_tokens: loaded.max_num_batched_tokens,
-        inter_token_target: config.scheduler.inter_token_target(),
         max_model_len: loaded.max_model_len,
+        hash_key,
+        ..configured_scheduler(config, loaded.pools.num_device_blocks, loaded.pools.num_swap_blocks, loaded.is_gpu)
+    })
+}
+
+/// What the configuration says by itself of the scheduler of a device with such pools; the longest sequence is what the
+/// device's pool holds, and names are no secret.
+pub fn configured_scheduler(
+    config: &Config,
+    num_device_blocks: usize,
+    num_swap_blocks: usize,
+    is_gpu: bool,
+) -> SchedulerConfig {
+    let block_size = config.cache.block_size as usize;
+    SchedulerConfig {
+        block_size,
+        num_device_blocks,
+        num_swap_blocks,
+        max_num_seqs: config.scheduler.max_num_seqs as usize,
+        max_num_batched_tokens: config.scheduler.batched_tokens(is_gpu) as usize,
+        inter_token_target: config.scheduler.inter_token_target(),
+        max_model_len: num_device_blocks * block_size,
         policy: match config.scheduler.policy {
             config::SchedulingPolicy::Fcfs => SchedulingPolicy::Fcfs,
             config::SchedulingPolicy::Priority => SchedulingPolicy::Priority,
@@ -414,12 +436,20 @@ fn scheduler_config(config: &Config, loaded: &LoadedModel) -> Result<SchedulerCo
         non_preemptible_blocks: config.scheduler.non_preemptible_blocks(num_device_blocks),
         quota: Quota::of_shares(
             (config.cache.max_share_per_key, num_device_blocks),
-            (config.swap.max_share_per_key, loaded.pools.num_swap_blocks),
+            (config.swap.max_share_per_key, num_swap_blocks),
         ),
         prefix_caching: config.cache.enable_prefix_caching,
-        overlap: config.scheduler.overlaps(loaded.is_gpu),
-        hash_key,
-    })
+        overlap: config.scheduler.overlaps(is_gpu),
+        hash_key: [0; 32],
+    }
+}
+
+/// Of both pools.
+pub fn eviction_policy(config: &Config) -> EvictionPolicy {
+    match config.cache.eviction {
+        config::Eviction::Adaptive => EvictionPolicy::Adaptive,
+        config::Eviction::Lru => EvictionPolicy::Lru,
+    }
 }
 
 fn limits(config: &Config, loaded: &LoadedModel) -> Limits {

@@ -3,17 +3,19 @@
 use crate::actors::messages::{FindHeld, Reserve, Reset};
 use crate::engine::allocation::{find, serve_swap};
 use crate::engine::block_pool::BlockPool;
+use crate::engine::prefix_cache::EvictionPolicy;
 use crate::metrics;
 use actix::{Actor, Context, Handler, MessageResult};
 
 pub struct SwapPool {
     pool: BlockPool,
     prefix_caching: bool,
+    eviction: EvictionPolicy,
 }
 
 impl SwapPool {
-    pub fn new(num_blocks: usize, prefix_caching: bool) -> Self {
-        Self { pool: BlockPool::new(num_blocks, prefix_caching), prefix_caching }
+    pub fn new(num_blocks: usize, prefix_caching: bool, eviction: EvictionPolicy) -> Self {
+        Self { pool: BlockPool::with_eviction(num_blocks, prefix_caching, eviction), prefix_caching, eviction }
     }
 
     fn report(&self) {
@@ -52,7 +54,7 @@ impl Handler<Reset> for SwapPool {
     type Result = ();
 
     fn handle(&mut self, _: Reset, _: &mut Self::Context) {
-        self.pool = BlockPool::new(self.pool.num_blocks(), self.prefix_caching);
+        self.pool = BlockPool::with_eviction(self.pool.num_blocks(), self.prefix_caching, self.eviction);
         self.report();
     }
 }

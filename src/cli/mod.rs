@@ -112,6 +112,8 @@ mod tests {
             "pagetide bench throughput --fixed 128:64",
             "pagetide bench latency --fixed 128:64",
             "pagetide bench serve --url http://x --trace t.csv --rate 2",
+            "pagetide bench replay --simulate t.jsonl --capacity 1%,5%,4000 --cache-only",
+            "pagetide bench replay --simulate t.jsonl --num-device-blocks 900 --block-size 256 --repeat 9 --step-ms 5",
             "pagetide config show --port 1",
             "pagetide config check f.toml",
             "pagetide doctor --json --device cuda",

@@ -95,6 +95,7 @@ pub struct CacheConfig {
     /// `None`: as many as `device.memory_utilization` allows.
     pub num_device_blocks: Option<u32>,
     pub enable_prefix_caching: bool,
+    pub eviction: Eviction,
     /// Fraction of the device blocks that requests of one API key may hold.
     pub max_share_per_key: f64,
 }
@@ -216,7 +217,13 @@ impl DeviceConfig {
 
 impl Default for CacheConfig {
     fn default() -> Self {
-        Self { block_size: 16, num_device_blocks: None, enable_prefix_caching: true, max_share_per_key: 1.0 }
+        Self {
+            block_size: 16,
+            num_device_blocks: None,
+            enable_prefix_caching: true,
+            eviction: Eviction::Adaptive,
+            max_share_per_key: 1.0,
+        }
     }
 }
 
@@ -416,6 +423,15 @@ choice!(
         Auto = "auto",
         Swap = "swap",
         Recompute = "recompute",
+    }
+);
+choice!(
+    /// Which cached block is given away first.
+    Eviction {
+        /// By what blocks of its kind have been worth.
+        Adaptive = "adaptive",
+        /// The least recently used.
+        Lru = "lru",
     }
 );
 choice!(SchedulingPolicy {

@@ -3,8 +3,8 @@
 
 use super::value::{Field, Kind, Value};
 use super::{
-    CacheIsolation, Config, DeviceKind, DtypeChoice, Isa, LoadFormat, LogFormat, OnFailure, Overlap, PreemptionMode,
-    ReasoningParser, SchedulingPolicy, ToolCallParser,
+    CacheIsolation, Config, DeviceKind, DtypeChoice, Eviction, Isa, LoadFormat, LogFormat, OnFailure, Overlap,
+    PreemptionMode, ReasoningParser, SchedulingPolicy, ToolCallParser,
 };
 use std::fmt::Write;
 
@@ -213,6 +213,9 @@ settings! {
     cache.enable_prefix_caching: Kind::Bool, "", Some(("enable-prefix-caching", "true|false")),
         "Keep blocks of finished requests and use them for prompts that begin the same.",
         "To measure without it. Outputs are the same either way.";
+    cache.eviction: Kind::Choice(Eviction::NAMES), "", None,
+        "Which cached blocks go first when room is needed, on either tier: adaptive learns from the requests what blocks that were used so and so often and so long ago are worth, so that prompts which come once do not push out what is shared; lru takes the least recently used.",
+        "To compare. Outputs are the same either way.";
 
     cache.max_share_per_key: Kind::Float { min: 0.0, or_equal: false, max: 1.0, auto: false }, "fraction", None,
         "Part of the device blocks that requests of one of the api_keys may hold when another of its requests starts: that one waits, and those of other keys go before it. A key that holds nothing can always start one; 1 is no quota.",

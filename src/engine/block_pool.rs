@@ -1,6 +1,6 @@
 //! A pool of KV blocks: who holds which, and what is cached. The device pool and the swap pool are both one.
 
-use crate::engine::prefix_cache::{BlockHash, PrefixCache};
+use crate::engine::prefix_cache::{BlockHash, EvictionPolicy, PrefixCache};
 use crate::ids::BlockId;
 use std::collections::VecDeque;
 
@@ -40,11 +40,16 @@ impl BlockPool {
     /// `keep_cached`: a published block stays cached after its last release; otherwise it becomes free, and content
     /// is shared only between tables that hold it at the same time.
     pub fn new(num_blocks: usize, keep_cached: bool) -> Self {
+        Self::with_eviction(num_blocks, keep_cached, EvictionPolicy::default())
+    }
+
+    /// The same, with a policy for which cached block is given away first.
+    pub fn with_eviction(num_blocks: usize, keep_cached: bool, policy: EvictionPolicy) -> Self {
         let last = u32::try_from(num_blocks).expect("block ids are 32 bits: the configuration bounds the pool");
         Self {
             references: vec![0; num_blocks],
             free: (0..last).map(BlockId).collect(),
-            cache: PrefixCache::new(num_blocks),
+            cache: PrefixCache::new(num_blocks, policy),
             keep_cached,
             num_evicted: 0,
             evicted: Vec::new(),
@@ -65,7 +70,7 @@ impl BlockPool {
         PoolStats { used: self.num_blocks() - free - cached, cached, free, evicted: self.num_evicted }
     }
 
-    /// A block with reference count 1 and no meaning yet: a free one, else the least recently used cached one.
+    /// A block with reference count 1 and no meaning yet: a free one, else the cached one that is worth least.
     pub fn allocate(&mut self) -> Option<BlockId> {
         if self.free.is_empty() {
             self.evict_one();
@@ -99,12 +104,10 @@ impl BlockPool {
         if self.cache.hash_of(block).is_none() {
             return;
         }
-        let is_idle = !self.is_used(block);
-        if is_idle {
-            self.cache.unpark(block);
-        }
-        self.cache.remove(block);
-        if is_idle {
+        if self.is_used(block) {
+            self.cache.remove(block);
+        } else {
+            self.cache.discard(block);
             self.free.push_back(block);
         }
     }
@@ -165,6 +168,7 @@ impl BlockPool {
     pub fn take(&mut self, block: BlockId) {
         if self.is_used(block) {
             self.retain(block);
+            self.cache.share(block);
         } else {
             self.cache.unpark(block);
             self.references[block.index()] = 1;
@@ -246,5 +250,91 @@ mod tests {
         let block = pool.allocate().unwrap();
         pool.release(block);
         pool.release(block);
+    }
+
+    /// What a pool with LRU has to be, without thought for time.
+    #[derive(Default)]
+    struct Naive {
+        /// Blocks of each table.
+        tables: Vec<Vec<BlockId>>,
+        names: std::collections::HashMap<BlockId, u32>,
+        /// In order of release.
+        idle: Vec<BlockId>,
+    }
+
+    #[test]
+    fn a_pool_is_what_it_seems() {
+        for seed in 0..40u64 {
+            let mut state = seed;
+            let mut random = move |below: usize| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 33) as usize % below
+            };
+            let num_blocks = 1 + random(12);
+            let policy = [EvictionPolicy::Lru, EvictionPolicy::Adaptive][random(2)];
+            let mut pool = BlockPool::with_eviction(num_blocks, true, policy);
+            let mut naive = Naive { tables: vec![vec![]; 4], ..Naive::default() };
+            for _ in 0..400 {
+                operate(&mut pool, &mut naive, policy, &mut random);
+                pool.check(naive.tables.iter().map(Vec::as_slice));
+                assert_eq!(pool.stats().cached, naive.idle.len());
+                for token in 0..10 {
+                    let holder = naive.names.iter().find(|(_, name)| **name == token).map(|(block, _)| *block);
+                    assert_eq!(pool.lookup(&hash(token)), holder);
+                }
+            }
+        }
+    }
+
+    fn operate(
+        pool: &mut BlockPool,
+        naive: &mut Naive,
+        policy: EvictionPolicy,
+        random: &mut impl FnMut(usize) -> usize,
+    ) {
+        let table = random(4);
+        match random(5) {
+            0 | 1 => {
+                let room = pool.stats().free;
+                let Some(block) = pool.allocate() else {
+                    return assert_eq!(room + naive.idle.len(), 0, "there is room");
+                };
+                let evicted = pool.take_evicted();
+                assert_eq!(evicted.len(), usize::from(room == 0));
+                for (block, name) in evicted {
+                    let place = naive.idle.iter().position(|idle| *idle == block).expect("only idle blocks go");
+                    assert!(place == 0 || policy != EvictionPolicy::Lru, "the least recently used goes first");
+                    naive.idle.remove(place);
+                    assert_eq!(naive.names.remove(&block).map(hash), Some(name));
+                }
+                naive.tables[table].push(block);
+            }
+            2 => {
+                let Some(block) = naive.tables[table].last() else { return };
+                let token = random(10) as u32;
+                let is_new = !naive.names.contains_key(block) && naive.names.values().all(|name| *name != token);
+                assert_eq!(pool.publish(*block, hash(token)), is_new);
+                if is_new {
+                    naive.names.insert(*block, token);
+                }
+            }
+            3 => {
+                let Some(block) = pool.lookup(&hash(random(10) as u32)) else { return };
+                pool.take(block);
+                naive.idle.retain(|idle| *idle != block);
+                naive.tables[table].push(block);
+            }
+            _ => {
+                let Some(block) = naive.tables[table].pop() else { return };
+                pool.release(block);
+                let is_idle = !naive.tables.iter().flatten().any(|held| *held == block);
+                if is_idle && random(6) == 0 {
+                    pool.forget(block);
+                    naive.names.remove(&block);
+                } else if is_idle && naive.names.contains_key(&block) {
+                    naive.idle.push(block);
+                }
+            }
+        }
     }
 }

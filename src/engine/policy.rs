@@ -48,7 +48,7 @@ use crate::engine::bill::{KvBill, Quota, Tenant, Terms};
 use crate::engine::block_pool::PoolStats;
 use crate::engine::constraint::ConstraintSource;
 use crate::engine::plan::{Deliveries, MAX_STEPS_IN_FLIGHT, StepPlan};
-use crate::engine::prefix_cache::BlockHasher;
+use crate::engine::prefix_cache::{BlockHash, BlockHasher};
 use crate::engine::sequence::{Rank, SeqState, Sequence};
 use crate::engine::step_time::{PromptBudget, StepLoad, StepTimeModel};
 use crate::ids::{CopyId, IdMap, RequestId, SeqId, TokenId};
@@ -290,6 +290,16 @@ impl Scheduler {
     }
 
     pub fn arrive(&mut self, arrival: Arrival) {
+        self.arrive_named(arrival, Vec::new());
+    }
+
+    /// The same, of a prompt whose leading full blocks have these names: nobody has to compute them, or look at its
+    /// tokens. Blocks behind them get names as ever.
+    pub fn arrive_named(&mut self, arrival: Arrival, names: Vec<BlockHash>) {
+        assert!(
+            names.len() <= arrival.prompt.len() / self.config.block_size,
+            "only full blocks of a prompt have names"
+        );
         let priority = match self.config.policy {
             SchedulingPolicy::Fcfs => 0,
             SchedulingPolicy::Priority => arrival.priority,
@@ -301,7 +311,8 @@ impl Scheduler {
             (false, _) => arrival.id.0.to_le_bytes().to_vec(),
         };
         self.requests.insert(arrival.id, vec![rank]);
-        let seq = Sequence::new(rank, arrival, self.config.max_model_len, &self.hasher, &salt);
+        let mut seq = Sequence::new(rank, arrival, self.config.max_model_len, &self.hasher, &salt);
+        seq.hashes = Arc::new(names);
         self.ranks.insert(rank.seq, rank);
         self.waiting.insert(rank, Box::new(seq));
     }

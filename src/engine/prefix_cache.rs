@@ -3,7 +3,12 @@
 //! A block's KV depends on every token before it, so its hash covers its parent's hash and its own tokens. Equal
 //! hashes therefore mean an equal prefix, and a prefix is looked up block by block from the start.
 
+mod adaptive;
+mod lists;
+
 use crate::ids::{BlockId, IdMap, TokenId};
+use adaptive::Adaptive;
+use lists::Lists;
 use smallvec::SmallVec;
 use std::collections::hash_map::Entry;
 use std::hash::{Hash, Hasher};
@@ -18,6 +23,14 @@ impl Hash for BlockHash {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
         state.write_u64(u64::from_le_bytes([a, b, c, d, e, f, g, h]));
+    }
+}
+
+impl BlockHash {
+    /// Of content that has a number already, as in a trace. Whoever can choose the number can name any content so: not
+    /// for what clients send.
+    pub fn of_number(number: u128) -> Self {
+        Self(number.to_le_bytes())
     }
 }
 
@@ -60,36 +73,45 @@ fn truncate(hash: blake3::Hash) -> BlockHash {
     BlockHash(out)
 }
 
-/// Which block holds the KV of which hash, and the order in which unreferenced blocks are evicted: least recently
-/// released first. A block is *idle* while it is indexed but no table holds it.
+/// Which block holds the KV of which hash, and which of those that no table holds is given away first. A block is *idle*
+/// while it is indexed but no table holds it.
 ///
-/// All operations take constant time: the eviction order is a doubly linked list through the blocks.
+/// All operations take constant time, some of them on average.
 #[derive(Debug)]
 pub struct PrefixCache {
     index: IdMap<BlockHash, BlockId>,
-    nodes: Vec<Node>,
-    /// Next to be evicted.
-    oldest: Option<BlockId>,
-    newest: Option<BlockId>,
+    names: Vec<Option<BlockHash>>,
     num_idle: usize,
+    order: Order,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Node {
-    hash: Option<BlockHash>,
-    idle: bool,
-    older: Option<BlockId>,
-    newer: Option<BlockId>,
+/// Which idle block is given away first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EvictionPolicy {
+    /// The one whose kind (how often it was used, and how long ago) has been worth least lately.
+    #[default]
+    Adaptive,
+    /// The one that was released first.
+    Lru,
+}
+
+/// The idle blocks, as a policy has them.
+#[derive(Debug)]
+enum Order {
+    Adaptive(Box<Adaptive>),
+    Lru(Lists<1>),
 }
 
 impl PrefixCache {
-    pub fn new(num_blocks: usize) -> Self {
+    pub fn new(num_blocks: usize, policy: EvictionPolicy) -> Self {
         Self {
             index: IdMap::default(),
-            nodes: vec![Node::default(); num_blocks],
-            oldest: None,
-            newest: None,
+            names: vec![None; num_blocks],
             num_idle: 0,
+            order: match policy {
+                EvictionPolicy::Adaptive => Order::Adaptive(Box::new(Adaptive::new(num_blocks))),
+                EvictionPolicy::Lru => Order::Lru(Lists::new(num_blocks)),
+            },
         }
     }
 
@@ -103,85 +125,97 @@ impl PrefixCache {
     }
 
     pub fn hash_of(&self, block: BlockId) -> Option<BlockHash> {
-        self.nodes[block.index()].hash
+        self.names[block.index()]
     }
 
     /// Names a block's content. False, and no change, where another block already carries the name.
     pub fn insert(&mut self, block: BlockId, hash: BlockHash) -> bool {
-        assert!(self.nodes[block.index()].hash.is_none(), "{block} is already published");
+        assert!(self.names[block.index()].is_none(), "{block} is already published");
         let Entry::Vacant(entry) = self.index.entry(hash) else { return false };
         entry.insert(block);
-        self.nodes[block.index()].hash = Some(hash);
+        self.names[block.index()] = Some(hash);
+        if let Order::Adaptive(adaptive) = &mut self.order {
+            adaptive.insert(block, &hash);
+        }
         true
     }
 
-    /// No table holds the published block any more: it may be evicted, after all that were released before it.
+    /// No table holds the published block any more: it may be evicted. Of the blocks of a prefix, the last comes first.
     pub fn park(&mut self, block: BlockId) {
-        let newest = self.newest;
-        let node = &mut self.nodes[block.index()];
-        assert!(node.hash.is_some() && !node.idle, "{block} is not a published block in use");
-        *node = Node { idle: true, older: newest, newer: None, ..*node };
-        match newest {
-            Some(previous) => self.nodes[previous.index()].newer = Some(block),
-            None => self.oldest = Some(block),
+        assert!(self.names[block.index()].is_some(), "{block} is not published");
+        match &mut self.order {
+            Order::Adaptive(adaptive) => adaptive.park(block),
+            Order::Lru(lists) => lists.push(0, block),
         }
-        self.newest = Some(block);
         self.num_idle += 1;
     }
 
     /// A table takes an idle block up again.
     pub fn unpark(&mut self, block: BlockId) {
-        let node = self.nodes[block.index()];
-        assert!(node.idle, "{block} is not idle");
-        match node.older {
-            Some(older) => self.nodes[older.index()].newer = node.newer,
-            None => self.oldest = node.newer,
+        match &mut self.order {
+            Order::Adaptive(adaptive) => adaptive.unpark(block),
+            Order::Lru(lists) => lists.remove(block),
         }
-        match node.newer {
-            Some(newer) => self.nodes[newer.index()].older = node.older,
-            None => self.newest = node.older,
-        }
-        self.nodes[block.index()] = Node { hash: node.hash, ..Node::default() };
         self.num_idle -= 1;
+    }
+
+    /// One more table takes up a block that others hold.
+    pub fn share(&mut self, block: BlockId) {
+        if let Order::Adaptive(adaptive) = &mut self.order {
+            adaptive.share(block);
+        }
     }
 
     /// Forgets a block's content; it must not be idle.
     pub fn remove(&mut self, block: BlockId) {
-        let node = &mut self.nodes[block.index()];
-        assert!(!node.idle, "{block} is idle: unpark it first");
-        if let Some(hash) = node.hash.take() {
+        assert!(!self.is_idle(block), "{block} is idle: unpark it first");
+        if let Some(hash) = self.names[block.index()].take() {
             self.index.remove(&hash);
         }
     }
 
-    /// Forgets the least recently released idle block and gives it away, with its name.
+    /// Forgets an idle block: nobody takes it up again, and it is not there for lack of room.
+    pub fn discard(&mut self, block: BlockId) {
+        match &mut self.order {
+            Order::Adaptive(adaptive) => adaptive.discard(block),
+            Order::Lru(lists) => lists.remove(block),
+        }
+        self.num_idle -= 1;
+        self.remove(block);
+    }
+
+    /// Forgets the idle block that is worth least and gives it away, with its name.
     pub fn evict(&mut self) -> Option<(BlockId, BlockHash)> {
-        let block = self.oldest?;
-        let hash = self.hash_of(block).expect("an idle block has a name");
-        self.unpark(block);
+        let block = match &mut self.order {
+            Order::Adaptive(adaptive) => adaptive.evict(&self.names)?,
+            Order::Lru(lists) => lists.oldest(0).inspect(|block| lists.remove(*block))?,
+        };
+        self.num_idle -= 1;
+        let hash = self.names[block.index()].expect("an idle block has a name");
         self.remove(block);
         Some((block, hash))
     }
 
+    fn is_idle(&self, block: BlockId) -> bool {
+        match &self.order {
+            Order::Adaptive(adaptive) => adaptive.is_idle(block),
+            Order::Lru(lists) => lists.list_of(block).is_some(),
+        }
+    }
+
     /// Asserts every invariant; linear in the number of blocks.
     pub fn check(&self) {
-        let mut seen = 0;
-        let mut older = None;
-        let mut at = self.oldest;
-        while let Some(block) = at {
-            let node = &self.nodes[block.index()];
-            assert!(node.idle && node.hash.is_some(), "the eviction list holds {block}, which is not idle");
-            assert_eq!(node.older, older, "broken link at {block}");
-            seen += 1;
-            older = at;
-            at = node.newer;
+        match &self.order {
+            Order::Adaptive(adaptive) => adaptive.check(),
+            Order::Lru(lists) => lists.check(),
         }
-        assert_eq!(self.newest, older, "the list's end is not its newest block");
-        assert_eq!(seen, self.num_idle, "idle blocks and eviction list differ");
-        assert_eq!(self.nodes.iter().filter(|node| node.idle).count(), self.num_idle);
-        assert_eq!(self.nodes.iter().filter(|node| node.hash.is_some()).count(), self.index.len());
+        let blocks = (0..self.names.len()).map(|block| BlockId(block as u32));
+        let idle: Vec<BlockId> = blocks.filter(|block| self.is_idle(*block)).collect();
+        assert_eq!(idle.len(), self.num_idle, "idle blocks and their number differ");
+        assert!(idle.iter().all(|block| self.names[block.index()].is_some()), "a block without a name is idle");
+        assert_eq!(self.names.iter().flatten().count(), self.index.len());
         for (hash, block) in &self.index {
-            assert_eq!(self.nodes[block.index()].hash, Some(*hash), "the index and {block} disagree");
+            assert_eq!(self.names[block.index()], Some(*hash), "the index and {block} disagree");
         }
     }
 }
@@ -221,7 +255,7 @@ mod tests {
     #[test]
     fn evicts_in_order_of_release() {
         let names = hashes(4);
-        let mut cache = PrefixCache::new(4);
+        let mut cache = PrefixCache::new(4, EvictionPolicy::Lru);
         for (block, hash) in names.iter().enumerate() {
             assert!(cache.insert(BlockId(block as u32), *hash));
         }
@@ -241,7 +275,7 @@ mod tests {
     #[test]
     fn the_first_block_of_a_hash_keeps_it() {
         let names = hashes(1);
-        let mut cache = PrefixCache::new(2);
+        let mut cache = PrefixCache::new(2, EvictionPolicy::default());
         assert!(cache.insert(BlockId(0), names[0]));
         assert!(!cache.insert(BlockId(1), names[0]));
         assert_eq!(cache.get(&names[0]), Some(BlockId(0)));

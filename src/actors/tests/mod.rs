@@ -12,6 +12,7 @@ use crate::actors::workers::Workers;
 use crate::config::OnFailure;
 use crate::engine::bill::{Quota, Tenant, Terms};
 use crate::engine::policy::{PreemptionMode, SchedulerConfig, SchedulingPolicy};
+use crate::engine::prefix_cache::EvictionPolicy;
 use crate::error::ApiError;
 use crate::ids::TokenId;
 use crate::sampling::params::{FinishReason, Pooling, SamplingDefaults, SamplingParams};
@@ -117,6 +118,7 @@ impl World {
                 non_preemptible_blocks: NUM_BLOCKS / 2,
             },
             workers: Workers::start(1).unwrap(),
+            eviction: EvictionPolicy::default(),
             block_bytes: 1,
             on_failure: settings.on_failure,
             step_timeout: settings.step_timeout,

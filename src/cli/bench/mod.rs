@@ -2,6 +2,7 @@
 
 mod client;
 pub mod gpu;
+mod replay;
 mod report;
 mod roofline;
 mod workload;
@@ -19,7 +20,7 @@ use client::{Arrivals, HttpTarget, Target, drive};
 use report::{Outcome, PhaseReport, Report};
 use roofline::{Roofline, RooflineReport};
 use serde_json::{Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use workload::{WorkItem, WorkloadArgs, parse_positive, poisson_arrivals};
@@ -45,6 +46,11 @@ pub enum BenchCommand {
     ///
     /// The model is Llama 3 8B's shape with random weights. Of the settings, those of the section device count.
     Gpu(gpu::GpuArgs),
+    /// Pools, cache and scheduler on a trace, without model and device: what pools of some sizes would have made of it
+    ///
+    /// Of the settings, those of the sections cache, swap and scheduler count. A step takes what the timing flags say;
+    /// their defaults are Llama 3 8B on an H100, from its data sheet.
+    Replay(replay::ReplayArgs),
 }
 
 #[derive(Args)]
@@ -96,6 +102,7 @@ pub fn run(command: BenchCommand) -> Result<ExitCode, StartError> {
         BenchCommand::Latency { batch, common } => latency(&common, batch as usize),
         BenchCommand::Serve(args) => serve(&args),
         BenchCommand::Gpu(args) => gpu::run(&args),
+        BenchCommand::Replay(args) => replay::run(&args),
     }
 }
 
@@ -276,11 +283,15 @@ fn finish(args: &CommonArgs, measured: &Measured, setup: &Value) -> Result<ExitC
         print!("\n{roofline}");
     }
     if let Some(path) = &args.json {
-        let result = to_json(args, measured, setup, command_line(std::env::args()));
-        let text = serde_json::to_string_pretty(&result).expect("a Value can be written") + "\n";
-        std::fs::write(path, text).map_err(|error| StartError::new(format!("--json {}: {error}", path.display())))?;
+        write_json(path, &to_json(args, measured, setup, command_line(std::env::args())))?;
     }
     Ok(if report.failed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Where `--json` says.
+fn write_json(path: &Path, result: &Value) -> Result<(), StartError> {
+    let text = serde_json::to_string_pretty(result).expect("a Value can be written") + "\n";
+    std::fs::write(path, text).map_err(|error| StartError::new(format!("--json {}: {error}", path.display())))
 }
 
 fn to_json(args: &CommonArgs, measured: &Measured, setup: &Value, command: String) -> Value {

@@ -4,7 +4,7 @@ use crate::error::StartError;
 use crate::ids::TokenId;
 use clap::Args;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Which requests, and how many.
@@ -45,12 +45,12 @@ pub struct WorkItem {
 
 /// What a trace tells of a request.
 #[derive(Clone, Debug, PartialEq)]
-struct Shape {
-    prompt_tokens: usize,
-    output_tokens: u32,
-    timestamp_s: f64,
+pub struct Shape {
+    pub prompt_tokens: usize,
+    pub output_tokens: u32,
+    pub timestamp_s: f64,
     /// One for each [`HASH_BLOCK`] tokens of the prompt; equal ids mean equal tokens.
-    hash_ids: Vec<u64>,
+    pub hash_ids: Vec<u64>,
 }
 
 /// Tokens in a block of the Mooncake trace.
@@ -66,8 +66,7 @@ impl WorkloadArgs {
         let shapes = match &self.trace {
             Some(path) => {
                 let wrong = |what: String| StartError::new(format!("--trace {}: {what}", path.display()));
-                let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
-                let shapes = parse_trace(&text).map_err(wrong)?;
+                let shapes = read_trace(path).map_err(wrong)?;
                 let chosen: Vec<Shape> = shapes.into_iter().skip(self.skip).take(num).collect();
                 if chosen.is_empty() {
                     return Err(wrong(format!("no request left after --skip {}", self.skip)));
@@ -187,7 +186,11 @@ pub fn parse_positive(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Reads either format; an error names the line.
+/// Reads a trace of either format; an error names the line.
+pub fn read_trace(path: &Path) -> Result<Vec<Shape>, String> {
+    parse_trace(&std::fs::read_to_string(path).map_err(|error| error.to_string())?)
+}
+
 fn parse_trace(text: &str) -> Result<Vec<Shape>, String> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let numbered =
