@@ -317,18 +317,20 @@ fn try_admit(pool: &mut BlockPool, block_size: usize, admit: &Admit, keep: usize
         Some(block) => Some(Source::Cached(block)),
         None => admit.held.get(place).filter(|held| **held).map(|_| Source::SwappedIn),
     };
-    let sources: Vec<Source> = (0..).map_while(source).collect();
+    let mut sources: Vec<Source> = (0..).map_while(source).collect();
+    // A block that is swapped in partly filled is the last: what the cache has behind it does not follow it.
+    let partial = (!admit.num_held_tokens.is_multiple_of(block_size)).then(|| admit.num_held_tokens / block_size);
+    let partial = partial.filter(|place| matches!(sources.get(*place), Some(Source::SwappedIn)));
+    if let Some(place) = partial {
+        sources.truncate(place + 1);
+    }
     let is_idle = |source: &&Source| matches!(source, Source::Cached(block) if !pool.is_used(*block));
     let num_idle = sources.iter().filter(is_idle).count();
     let num_cached = sources.iter().filter(|source| matches!(source, Source::Cached(_))).count();
     if pool.available() < admit.num_tokens.div_ceil(block_size) - num_cached + num_idle + keep {
         return None;
     }
-    // The last block that is swapped in may be partly filled.
-    let num_computed = match sources.len() > num_cached && sources.len() == admit.held.len() {
-        true => (sources.len() * block_size).min(admit.num_held_tokens),
-        false => sources.len() * block_size,
-    };
+    let num_computed = if partial.is_some() { admit.num_held_tokens } else { sources.len() * block_size };
     assert!(num_computed < admit.num_tokens, "{}: nothing is left to compute", admit.seq);
     for source in &sources {
         if let Source::Cached(block) = source {
