@@ -46,9 +46,11 @@ fn who_yields_is_told_and_what_it_cost() {
             assert_eq!(pauses.iter().flatten().sum::<Duration>(), bill.paused);
             assert!(bill.paused > Duration::ZERO);
             assert_eq!(bill.swapped_out_blocks > 0, mode == PreemptionMode::Swap, "{bill:?}");
-            assert_eq!(bill.swapped_in_blocks > 0, mode == PreemptionMode::Swap, "{bill:?}");
-            // Its full blocks may still have been cached, but not its tail.
-            assert_eq!(bill.recomputed_tokens > 0, mode == PreemptionMode::Recompute, "{bill:?}");
+            match mode {
+                PreemptionMode::Swap => assert!(bill.swapped_in_blocks > 0 && bill.recomputed_tokens == 0, "{bill:?}"),
+                // Its full blocks may still have been cached, on either tier.
+                _ => assert!(bill.swapped_in_blocks + bill.recomputed_tokens > 0, "{bill:?}"),
+            }
             world.wait_until_idle();
         }
     }
