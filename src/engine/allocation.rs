@@ -185,7 +185,7 @@ struct Room {
 
 impl Room {
     fn yields(&mut self, pool: &mut BlockPool, victim: &Victim) {
-        release(pool, &victim.table);
+        victim.table.iter().rev().for_each(|block| pool.release_to_copy(*block));
         self.promised -= victim.promised;
         self.seats += victim.seats;
         self.grant.preempted.push(victim.seq);

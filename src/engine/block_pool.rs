@@ -16,8 +16,9 @@ use std::collections::VecDeque;
 #[derive(Debug)]
 pub struct BlockPool {
     references: Vec<u32>,
-    /// Given out in the order in which they became free: a copy of what was in a block has had the most time when it
-    /// is written again.
+    /// Given out from the front. What became free last is there, so that no more memory is touched than is needed; but
+    /// where the content is still to be copied, a block goes to the end: then the copy has had the most time when it is
+    /// written again.
     free: VecDeque<BlockId>,
     cache: PrefixCache,
     keep_cached: bool,
@@ -122,6 +123,15 @@ impl BlockPool {
     /// One table less holds the block. Release a table from its tail, so that the head of a prefix, which more
     /// requests can share, is evicted last.
     pub fn release(&mut self, block: BlockId) {
+        self.give_back(block, VecDeque::push_front);
+    }
+
+    /// The same of a block whose content is still to be copied.
+    pub fn release_to_copy(&mut self, block: BlockId) {
+        self.give_back(block, VecDeque::push_back);
+    }
+
+    fn give_back(&mut self, block: BlockId, add: fn(&mut VecDeque<BlockId>, BlockId)) {
         let references = &mut self.references[block.index()];
         assert!(*references > 0, "{block} was released twice");
         *references -= 1;
@@ -129,12 +139,12 @@ impl BlockPool {
             return;
         }
         if self.cache.hash_of(block).is_none() {
-            self.free.push_back(block);
+            add(&mut self.free, block);
         } else if self.keep_cached {
             self.cache.park(block);
         } else {
             self.cache.remove(block);
-            self.free.push_back(block);
+            add(&mut self.free, block);
         }
     }
 

@@ -20,8 +20,11 @@ use crate::engine::sequence::{Rank, SeqState, Sequence, SwapInUnderWay};
 use crate::ids::{BlockId, CopyId, IdMap, SeqId};
 use std::sync::Arc;
 
-/// Blocks that wait to be copied, at most, where more are copied ahead of need.
+/// Blocks that wait to be copied, at most, where more are copied ahead of need ...
 const MAX_QUEUED_BLOCKS: usize = 64;
+/// ... and where more are kept that the device no longer caches. Beyond that they are given up: a sequence that comes back
+/// would wait behind them.
+const MAX_QUEUED_FOR_CACHE: usize = 256;
 
 /// What the swap pool was asked for, until it has answered; an entry for each of the demand's.
 #[derive(Debug, Default)]
@@ -84,7 +87,8 @@ impl Scheduler {
         if self.config.num_swap_blocks > 0 {
             self.make_room(grant, &mut demand);
             self.write_behind(grant, &mut demand);
-            let (blocks, names): (Vec<_>, Vec<_>) = grant.evicted.iter().copied().unzip();
+            let room = MAX_QUEUED_FOR_CACHE.saturating_sub(self.costs.queued_blocks());
+            let (blocks, names): (Vec<_>, Vec<_>) = grant.evicted.iter().copied().take(room).unzip();
             (self.moving.keeping, demand.keep) = (blocks, names);
         }
         demand
