@@ -90,8 +90,8 @@ def rows():
         Row("135m-fixed", "135m", "64 requests of 128:256, c = 32", "≥ 2", args=fixed),
         Row("1b-c1", "1b", "Azure conversation × 0.25, c = 1", "≥ 1.2", args=trace(1)),
         Row("1b-c16", "1b", "Azure conversation × 0.25, c = 16", "≥ 2", args=trace(16), measures=with_latencies),
-        Row("1b-prefill-512", "1b", "prefill of 512", "≥ 1.5", "prefill", ["512"], prefill),
-        Row("1b-prefill-4096", "1b", "prefill of 4,096", "≥ 1.5", "prefill", ["4096"], prefill),
+        Row("1b-prefill-512", "1b", "prefill of 512", "≥ 1.5", "prefill", ["512"], measures=prefill),
+        Row("1b-prefill-4096", "1b", "prefill of 4,096", "≥ 1.5", "prefill", ["4096"], measures=prefill),
         Row("1b-prefix", "1b", "1,024 shared tokens, then 64:16, c = 4", "≥ 2", args=prefix, measures=total),
         Row("demo-start", "demo", "start to first token, the demo model", "< 0.2 s", "start", measures=start),
         Row("135m-start", "135m", "start to first token, files in the page cache", "", "start", measures=start),
@@ -333,10 +333,9 @@ def pagetide_kv(args, server, row):
     values = config["num_hidden_layers"] * 2 * config.get("num_key_value_heads", heads) * head_dim
     with urllib.request.urlopen(server.url + "/metrics", timeout=10) as response:
         text = response.read().decode()
-    blocks = {}
-    for state, count in re.findall(r'^pagetide_device_blocks\{state="(\w+)"\} (\d+)', text, re.M):
-        blocks[state] = int(count)
-    filled = blocks.get("used", 0) + blocks.get("cached", 0)
+    # Of both pools.
+    counts = re.findall(r'^pagetide_(?:device|swap)_blocks\{state="(used|cached)"\} (\d+)', text, re.M)
+    filled = sum(int(count) for _, count in counts)
     return {
         "weights MiB": sum(file.stat().st_size for file in directory.glob("*.safetensors")) / MIB,
         "KV MiB filled": filled * args.block_size * values * 2 / MIB,
