@@ -53,7 +53,7 @@ def test_streams_pause_and_say_what_it_cost(small):
     assert all(kv["preemptions"] > 0 or kv["paused_ms"] == 0 for _, kv in together)
     # What the prefix cache sends down is on nobody's bill.
     swapped_out = sum(kv["swapped_out_bytes"] for _, kv in together)
-    assert 0 < swapped_out <= small.metric("pagetide_swap_out_bytes_total")
+    assert swapped_out <= small.metric("pagetide_swap_out_bytes_total")
     # Otherwise the bills of all are what the server as a whole has paid.
     for field, metric in [
         ("swapped_in_bytes", "pagetide_swap_in_bytes_total"),
