@@ -14,9 +14,10 @@ POOL = ("--num-device-blocks", "24", "--block-size", "16", "--set", "scheduler.i
 NUM_REQUESTS = 10
 
 
+# What the prefix cache sends down to the swap pool is on nobody's bill: without it, all copies are on one.
 @pytest.fixture(scope="module")
 def small():
-    with serving(*POOL) as running:
+    with serving(*POOL, "--enable-prefix-caching", "false") as running:
         yield running
 
 
@@ -51,11 +52,9 @@ def test_streams_pause_and_say_what_it_cost(small):
     assert sum(kv["preemptions"] for _, kv in together) > 0
     assert sum(kv["paused_ms"] for _, kv in together) > 0
     assert all(kv["preemptions"] > 0 or kv["paused_ms"] == 0 for _, kv in together)
-    # What the prefix cache sends down is on nobody's bill.
-    swapped_out = sum(kv["swapped_out_bytes"] for _, kv in together)
-    assert swapped_out <= small.metric("pagetide_swap_out_bytes_total")
-    # Otherwise the bills of all are what the server as a whole has paid.
+    # The bills of all are what the server as a whole has paid.
     for field, metric in [
+        ("swapped_out_bytes", "pagetide_swap_out_bytes_total"),
         ("swapped_in_bytes", "pagetide_swap_in_bytes_total"),
         ("recomputed_tokens", "pagetide_recomputed_tokens_total"),
     ]:
