@@ -128,6 +128,9 @@ fn check(count: usize, device: &dyn Fn(&mut Config), pressures: &[Pressure]) {
         let Pressure { mode, block_size, blocks, overlap, .. } = *pressure;
         let preemptions = |mode| metric(&format!("pagetide_preemptions_total{{mode=\"{mode}\"}}"));
         let before = [preemptions("swap"), preemptions("recompute")];
+        let of_choice = |choice| metric(&format!("pagetide_arbiter_decisions_total{{choice=\"{choice}\"}}"));
+        let decisions = || ["swap", "swap_full", "recompute"].into_iter().map(of_choice).sum::<f64>();
+        let decided_before = decisions();
         let mut isa = String::new();
         let tight = engine(|config| {
             device(config);
@@ -142,7 +145,10 @@ fn check(count: usize, device: &dyn Fn(&mut Config), pressures: &[Pressure]) {
             PreemptionMode::Recompute => assert!(recomputes > 20.0 && swaps == 0.0, "{what}: no pressure"),
             PreemptionMode::Swap => assert!(swaps > 20.0, "{what}: no pressure"),
             // Which way is sooner depends on the machine.
-            PreemptionMode::Auto => assert!(swaps + recomputes > 20.0, "{what}: no pressure"),
+            PreemptionMode::Auto => {
+                let decided = decisions() - decided_before;
+                assert!(swaps + recomputes > 20.0 && decided > 20.0, "{what}: no pressure, {decided} decisions");
+            }
         }
         // A second time from a warm cache.
         let warm = run_all(&tight, count);
