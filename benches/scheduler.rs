@@ -9,7 +9,9 @@ use pagetide::engine::allocation::{find, serve, serve_swap};
 use pagetide::engine::bill::{Quota, Tenant, Terms};
 use pagetide::engine::block_pool::BlockPool;
 use pagetide::engine::plan::{CopyReport, SeqOutput, StepOutput, StepPlan, StepTiming};
-use pagetide::engine::policy::{Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy};
+use pagetide::engine::policy::{
+    AdmissionPolicy, Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy,
+};
 use pagetide::ids::{RequestId, TokenId};
 use pagetide::sampling::params::{Sampled, SamplingParams};
 use std::collections::VecDeque;
@@ -61,6 +63,7 @@ fn config(max_num_seqs: usize, num_device_blocks: usize) -> SchedulerConfig {
         max_model_len: 1 << 20,
         policy: SchedulingPolicy::Fcfs,
         preemption_mode: PreemptionMode::Swap,
+        admission: AdmissionPolicy::Expected,
         watermark_blocks: 0,
         write_behind_blocks: num_device_blocks / 5,
         max_tail_blocks: 4,

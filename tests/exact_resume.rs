@@ -3,7 +3,7 @@
 //! planned one by one or ahead.
 
 use pagetide::backend::cpu::Isa;
-use pagetide::config::{Config, DtypeChoice, Overlap, PreemptionMode};
+use pagetide::config::{AdmissionPolicy, Config, DtypeChoice, Overlap, PreemptionMode};
 use pagetide::metrics;
 use pagetide::offline::{Engine, GenerateParams, RequestOutput};
 use pagetide::sampling::params::SamplingParams;
@@ -92,6 +92,8 @@ impl Pressure {
         config.scheduler.max_num_seqs = 64;
         config.scheduler.max_num_batched_tokens = Some(self.batched);
         config.scheduler.preemption_mode = self.mode;
+        // Who looks ahead avoids what is tested here.
+        config.scheduler.admission = AdmissionPolicy::Prompt;
         config.scheduler.overlap = self.overlap;
         config.device.threads = self.threads;
         config.swap.space_gib = 0.05;

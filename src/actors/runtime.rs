@@ -10,7 +10,7 @@ use crate::actors::workers::Workers;
 use crate::backend::profile::Profile;
 use crate::config::{self, Config, LoadFormat, OnFailure};
 use crate::engine::bill::Quota;
-use crate::engine::policy::{PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy};
+use crate::engine::policy::{AdmissionPolicy, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy};
 use crate::engine::prefix_cache::EvictionPolicy;
 use crate::error::{ApiError, StartError};
 use crate::ids::TokenId;
@@ -429,6 +429,11 @@ pub fn configured_scheduler(
             config::PreemptionMode::Auto => PreemptionMode::Auto,
             config::PreemptionMode::Swap => PreemptionMode::Swap,
             config::PreemptionMode::Recompute => PreemptionMode::Recompute,
+        },
+        admission: match config.scheduler.admission {
+            config::AdmissionPolicy::Expected => AdmissionPolicy::Expected,
+            config::AdmissionPolicy::MaxTokens => AdmissionPolicy::MaxTokens,
+            config::AdmissionPolicy::Prompt => AdmissionPolicy::Prompt,
         },
         watermark_blocks: (config.scheduler.watermark * num_device_blocks as f64) as usize,
         write_behind_blocks: ((1.0 - config.swap.high_watermark) * num_device_blocks as f64) as usize,

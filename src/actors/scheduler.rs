@@ -366,6 +366,7 @@ impl SchedulerActor {
         }
         let forecast = self.policy().forecast();
         metrics::forecast(forecast.prompt_limit, forecast.decodes_s, forecast.prompt_token_s);
+        metrics::expectation(forecast.output_tokens, forecast.horizon);
         // Samples that share a partly filled block count it once each.
         let empty_slots = self.policy().empty_slots();
         metrics::kv_waste(empty_slots, used_blocks * self.settings.block_size);

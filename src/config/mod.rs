@@ -119,6 +119,7 @@ pub struct SchedulerConfig {
     /// 0: none.
     pub inter_token_target_ms: u64,
     pub preemption_mode: PreemptionMode,
+    pub admission: AdmissionPolicy,
     pub policy: SchedulingPolicy,
     /// Fraction of the device blocks kept free when a request is admitted.
     pub watermark: f64,
@@ -246,6 +247,7 @@ impl Default for SchedulerConfig {
             max_num_batched_tokens: None,
             inter_token_target_ms: 100,
             preemption_mode: PreemptionMode::Auto,
+            admission: AdmissionPolicy::Expected,
             policy: SchedulingPolicy::Fcfs,
             watermark: 0.01,
             non_preemptible_share: 0.25,
@@ -423,6 +425,17 @@ choice!(
         Auto = "auto",
         Swap = "swap",
         Recompute = "recompute",
+    }
+);
+choice!(
+    /// What a sequence has to find room for before it runs, beside those that do.
+    AdmissionPolicy {
+        /// What all of them are expected to need.
+        Expected = "expected",
+        /// What all of them may need.
+        MaxTokens = "max_tokens",
+        /// The tokens that it has.
+        Prompt = "prompt",
     }
 );
 choice!(

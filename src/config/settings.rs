@@ -3,8 +3,8 @@
 
 use super::value::{Field, Kind, Value};
 use super::{
-    CacheIsolation, Config, DeviceKind, DtypeChoice, Eviction, Isa, LoadFormat, LogFormat, OnFailure, Overlap,
-    PreemptionMode, ReasoningParser, SchedulingPolicy, ToolCallParser,
+    AdmissionPolicy, CacheIsolation, Config, DeviceKind, DtypeChoice, Eviction, Isa, LoadFormat, LogFormat, OnFailure,
+    Overlap, PreemptionMode, ReasoningParser, SchedulingPolicy, ToolCallParser,
 };
 use std::fmt::Write;
 
@@ -247,6 +247,9 @@ settings! {
     scheduler.preemption_mode: Kind::Choice(PreemptionMode::NAMES), "", Some(("preemption-mode", "auto|swap|recompute")),
         "What a preempted sequence does with its blocks: copy them to CPU memory, or drop them and compute again; auto chooses for each.",
         "To measure one way, or where CPU memory is scarce (recompute).";
+    scheduler.admission: Kind::Choice(AdmissionPolicy::NAMES), "", None,
+        "What a sequence has to find device blocks for before it runs, beside those that do: expected, what all of them are expected to need, by the lengths of the outputs that have ended, until a preemption would be worth its cost; max_tokens, what all of them may need, so that none is preempted; prompt, the tokens that it has.",
+        "max_tokens, where requests say how long their outputs become and steady streams count for more than throughput; prompt to compare.";
     scheduler.policy: Kind::Choice(SchedulingPolicy::NAMES), "", Some(("scheduling-policy", "fcfs|priority")),
         "Who goes first: by arrival, or by the request's priority (lower first), then arrival.",
         "Clients send priority.";

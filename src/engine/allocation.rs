@@ -6,6 +6,7 @@
 //! ([`find`]). One [`SwapDemand`] follows to the swap pool where something is copied between the tiers.
 
 use crate::engine::block_pool::{BlockPool, PoolStats};
+use crate::engine::expected::{Expected, Life};
 use crate::engine::prefix_cache::BlockHash;
 use crate::ids::{BlockId, SeqId};
 use std::cmp::Reverse;
@@ -40,6 +41,8 @@ pub struct Demand {
     pub admit: Vec<Admit>,
     /// Blocks that an admission leaves available.
     pub watermark: usize,
+    /// What those who run are expected to need, where that decides who is admitted beside them.
+    pub expected: Option<Expected>,
     /// Sequences that may still start.
     pub seats: usize,
     /// Tokens that the admitted may compute in this step, in all.
@@ -93,6 +96,10 @@ pub struct Admit {
     pub num_held_tokens: usize,
     /// Sequences it will become.
     pub seats: usize,
+    /// Steps that it is expected to run.
+    pub steps: usize,
+    /// For so many steps, blocks are to suffice for all who run.
+    pub horizon: usize,
     /// Tokens at its end that are not computed in the step that admits it.
     pub num_held_back: usize,
 }
@@ -146,6 +153,7 @@ pub fn serve(pool: &mut BlockPool, block_size: usize, demand: Demand) -> Grant {
         promised: demand.promised,
         seats: demand.seats,
         budget: demand.token_budget,
+        expected: None,
         grant: Grant::default(),
     };
     let yields_at: HashMap<SeqId, usize> = demand.victims.iter().map(|victim| victim.seq).zip(0..).collect();
@@ -159,6 +167,7 @@ pub fn serve(pool: &mut BlockPool, block_size: usize, demand: Demand) -> Grant {
     }
     room.grow(pool, demand.grow, &yields_at, &mut victims);
     if room.grant.preempted.is_empty() && all_came {
+        room.expected = demand.expected;
         for admit in &demand.admit {
             if room.budget == 0 || !room.try_admit(pool, admit, demand.watermark) {
                 break;
@@ -180,6 +189,7 @@ struct Room {
     seats: usize,
     /// Tokens that the admitted may compute.
     budget: usize,
+    expected: Option<Expected>,
     grant: Grant,
 }
 
@@ -266,13 +276,24 @@ impl Room {
         self.grant.grown = grown.into_iter().map(|(_, grown)| grown).collect();
     }
 
-    /// Admits if there is a seat, and blocks for all tokens beside those promised and `watermark`.
+    /// Admits if there is a seat, and blocks for all tokens beside those promised and `watermark`, and, where that counts,
+    /// for what is expected to come.
     fn try_admit(&mut self, pool: &mut BlockPool, admit: &Admit, watermark: usize) -> bool {
         if admit.seats > self.seats {
             return false;
         }
         let keep = self.promised + watermark;
-        let Some(admitted) = try_admit(pool, self.block_size, admit, keep, self.budget) else { return false };
+        let life = Life { num_tokens: admit.num_tokens, steps: admit.steps, seats: admit.seats };
+        let (num_used, num_blocks) =
+            (pool.num_blocks() - pool.available() + self.promised, pool.num_blocks() - watermark);
+        let fits = |num_new| {
+            let expected = self.expected.as_ref();
+            expected.is_none_or(|expected| expected.fits(life, num_new, admit.horizon, num_used, num_blocks))
+        };
+        let Some(admitted) = try_admit(pool, self.block_size, admit, keep, self.budget, fits) else { return false };
+        if let Some(expected) = &mut self.expected {
+            expected.push(life);
+        }
         self.seats -= admit.seats;
         self.budget -= admitted.num_new_tokens;
         self.promised += admit.num_tokens.div_ceil(self.block_size) - admitted.table.len();
@@ -309,8 +330,15 @@ enum Source {
 }
 
 /// What there is of `admit` on either tier, and the blocks for the tokens that follow, if all its tokens fit beside `keep`
-/// blocks.
-fn try_admit(pool: &mut BlockPool, block_size: usize, admit: &Admit, keep: usize, budget: usize) -> Option<Admitted> {
+/// blocks, and so many more `fit`.
+fn try_admit(
+    pool: &mut BlockPool,
+    block_size: usize,
+    admit: &Admit,
+    keep: usize,
+    budget: usize,
+    fits: impl Fn(usize) -> bool,
+) -> Option<Admitted> {
     let usable = &admit.hashes[..admit.usable_hashes];
     let cached = |place: usize| usable.get(place).and_then(|hash| pool.lookup(hash));
     let source = |place| match cached(place) {
@@ -327,7 +355,8 @@ fn try_admit(pool: &mut BlockPool, block_size: usize, admit: &Admit, keep: usize
     let is_idle = |source: &&Source| matches!(source, Source::Cached(block) if !pool.is_used(*block));
     let num_idle = sources.iter().filter(is_idle).count();
     let num_cached = sources.iter().filter(|source| matches!(source, Source::Cached(_))).count();
-    if pool.available() < admit.num_tokens.div_ceil(block_size) - num_cached + num_idle + keep {
+    let num_new = admit.num_tokens.div_ceil(block_size) - num_cached + num_idle;
+    if pool.available() < num_new + keep || !fits(num_new) {
         return None;
     }
     let num_computed = if partial.is_some() { admit.num_held_tokens } else { sources.len() * block_size };

@@ -7,6 +7,8 @@ pub mod beam;
 pub mod bill;
 pub mod block_pool;
 pub mod constraint;
+pub mod expected;
+pub mod lengths;
 pub mod plan;
 pub mod policy;
 pub mod prefix_cache;

@@ -22,10 +22,11 @@
 //! there is none ([`Scheduler::demand`]), and the next one is made when nothing is in flight.
 //!
 //! Rules, in order of weight:
-//! 1. Running sequences go first, most senior first. When device blocks run out, the most junior running sequence
-//!    yields, so the most senior always advances and every request ends.
-//! 2. A sequence is admitted only when all its known tokens fit; blocks are allocated as they are filled, and the
-//!    rest of its prompt is promised to it.
+//! 1. Running sequences go first, most senior first. When device blocks run out, others yield, in the order of
+//!    [`Scheduler::yield_order`]: the most senior last, so it always advances and every request ends.
+//! 2. A sequence is admitted only when all its known tokens fit, and what all who run are expected to need for a while
+//!    ([`AdmissionPolicy`]): so who yields does not come back only to yield again. Blocks are allocated as they are
+//!    filled, and the rest of its prompt is promised to it.
 //! 3. Admission is in order of rank, without overtaking, and not in a step that preempts.
 //! 4. Every running sequence with one token to feed (decode) is in the step; the rest of `max_num_batched_tokens`, or
 //!    of it what is expected to keep within `inter_token_target`, goes to prompts, most senior first (chunked prefill).
@@ -37,6 +38,7 @@ mod billing;
 mod check;
 mod commit;
 mod contracts;
+mod expectation;
 mod quota;
 mod running;
 mod tiers;
@@ -47,13 +49,14 @@ use crate::engine::beam::BeamSearch;
 use crate::engine::bill::{KvBill, Quota, Tenant, Terms};
 use crate::engine::block_pool::PoolStats;
 use crate::engine::constraint::ConstraintSource;
+use crate::engine::lengths::OutputLengths;
 use crate::engine::plan::{Deliveries, MAX_STEPS_IN_FLIGHT, StepPlan};
 use crate::engine::prefix_cache::{BlockHash, BlockHasher};
 use crate::engine::sequence::{Rank, SeqState, Sequence};
 use crate::engine::step_time::{PromptBudget, StepLoad, StepTimeModel};
 use crate::ids::{CopyId, IdMap, RequestId, SeqId, TokenId};
 use crate::sampling::params::SamplingParams;
-use batch::{grow, victims};
+use batch::grow;
 use contracts::Reserved;
 use running::Running;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -69,6 +72,18 @@ pub enum PreemptionMode {
     Swap,
     /// Dropped, and computed again when the sequence comes back.
     Recompute,
+}
+
+/// What a sequence has to find room for before it runs, beside those that do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdmissionPolicy {
+    /// What all of them are expected to need, by the lengths of outputs that have ended, for as many steps as make
+    /// another preemption worth while.
+    Expected,
+    /// All that they may need: nothing is ever preempted for want of blocks.
+    MaxTokens,
+    /// The tokens that it has.
+    Prompt,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +109,7 @@ pub struct SchedulerConfig {
     pub max_model_len: usize,
     pub policy: SchedulingPolicy,
     pub preemption_mode: PreemptionMode,
+    pub admission: AdmissionPolicy,
     /// Blocks that an admission leaves available while something runs.
     pub watermark_blocks: usize,
     /// With fewer device blocks available, those who would yield first have their full blocks copied ahead of need ...
@@ -174,6 +190,10 @@ pub struct Forecast {
     pub prompt_token_s: f64,
     /// Seconds that all of it takes.
     pub step_s: f64,
+    /// Tokens of an output that has tokens which may end it, on average.
+    pub output_tokens: usize,
+    /// Steps for which who was considered last for admission had to find blocks.
+    pub horizon: usize,
 }
 
 /// How many sequences are where.
@@ -240,6 +260,10 @@ pub struct Scheduler {
     /// The plans that were made and whose results have not been taken in, oldest first.
     in_flight: VecDeque<InFlight>,
     step_times: StepTimeModel,
+    /// Of outputs without tokens that end them, and of those with.
+    lengths: [OutputLengths; 2],
+    /// Seconds of a decode step for each of its sequences.
+    decode_s: f64,
     forecast: Forecast,
     empty_slots: usize,
     stats: StepStats,
@@ -278,6 +302,8 @@ impl Scheduler {
             decisions: Vec::new(),
             in_flight: VecDeque::new(),
             step_times: StepTimeModel::default(),
+            lengths: [false, true].map(OutputLengths::new),
+            decode_s: 0.0,
             forecast: Forecast::default(),
             empty_slots: 0,
             stats: StepStats::default(),
@@ -324,6 +350,13 @@ impl Scheduler {
 
     /// Drops a request, wherever it is. Nothing happens where it is not there (any more).
     pub fn cancel(&mut self, request: RequestId) {
+        for rank in self.requests.get(&request).cloned().unwrap_or_default() {
+            self.learn_length(rank, false);
+        }
+        self.drop_request(request);
+    }
+
+    fn drop_request(&mut self, request: RequestId) {
         self.searches.remove(&request);
         for rank in self.requests.get(&request).cloned().unwrap_or_default() {
             self.drop_seq(rank);
@@ -336,6 +369,7 @@ impl Scheduler {
         let is_it = |seq: &Sequence| seq.sample == sample && seq.forks == 0 && !seq.is_beam();
         let is_it = |rank: &Rank| self.seq(*rank).is_some_and(is_it);
         if let Some(rank) = ranks.into_iter().find(is_it) {
+            self.learn_length(rank, false);
             self.drop_seq(rank);
         }
     }
@@ -438,6 +472,8 @@ impl Scheduler {
             decodes_s: self.step_times.expect(&decodes),
             prompt_token_s: self.step_times.prompt_seconds(1, 0),
             step_s: 0.0,
+            output_tokens: self.lengths[1].remaining(0, config.max_model_len),
+            horizon: self.forecast.horizon,
         };
         let (mut grows, mut promised, mut unpromised) = (Vec::new(), 0, 0);
         let (mut seats, mut goes_on) = (0, !self.in_flight.is_empty());
@@ -455,6 +491,9 @@ impl Scheduler {
                 grows.push(grow);
             }
         }
+        if decodes.num_decodes > 0 {
+            self.decode_s = self.forecast.decodes_s / decodes.num_decodes as f64;
+        }
         let token_budget = budget.left(0);
         seats += self.num_reserved_seats();
         let urgent = self.urgent();
@@ -465,7 +504,7 @@ impl Scheduler {
         let config = &self.config;
         let mut demand = Demand { grow: grows, promised, urgent, ..std::mem::take(&mut self.pending) };
         if may_yield {
-            demand.victims = victims(&self.running, config.block_size);
+            demand.victims = self.victims();
         }
         demand.seats = config.max_num_seqs.saturating_sub(seats);
         demand.token_budget = token_budget;
@@ -473,6 +512,12 @@ impl Scheduler {
         // Where nothing goes on, nothing will need what the watermark keeps free.
         demand.watermark = if goes_on { config.watermark_blocks } else { 0 };
         demand.admit = self.candidates(&demand);
+        if let Some(last) = demand.admit.last() {
+            self.forecast.horizon = last.horizon.min(self.config.max_model_len);
+        }
+        // Where those who run all wait, for whom they have to be admitted, there is nothing to expect.
+        let expects = goes_on || self.running.is_empty();
+        demand.expected = if expects && !demand.admit.is_empty() { self.expected() } else { None };
         Some(demand)
     }
 

@@ -288,6 +288,11 @@ impl Sequence {
         }
     }
 
+    /// Whether a token, or its rules, may end it before it has to.
+    pub fn may_end(&self) -> bool {
+        self.has_end_tokens
+    }
+
     /// Tokens that may still come.
     pub fn room(&self) -> usize {
         self.max_output - self.output.len()

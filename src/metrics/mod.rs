@@ -153,6 +153,14 @@ pub fn forecast(prompt_limit: usize, decodes_s: f64, prompt_token_s: f64) {
     });
 }
 
+/// What decides who is admitted: how long outputs become, and for how many steps blocks had to suffice.
+pub fn expectation(output_tokens: usize, horizon: usize) {
+    with(|m| {
+        m.expected_output.set(output_tokens as f64);
+        m.admission_horizon.set(horizon as f64);
+    });
+}
+
 pub fn set_device_blocks(used: usize, cached: usize, free: usize) {
     with(|m| {
         m.device_used.set(used as f64);
@@ -281,6 +289,8 @@ struct Handles {
     prompt_limit: Gauge,
     expected_decodes: Gauge,
     expected_prompt_token: Gauge,
+    expected_output: Gauge,
+    admission_horizon: Gauge,
     device_used: Gauge,
     device_cached: Gauge,
     device_free: Gauge,
@@ -387,6 +397,8 @@ impl Handles {
             prompt_limit: recorder.register_gauge(&key(&table::PROMPT_LIMIT, None), &METADATA),
             expected_decodes: gauge_of(&table::EXPECTED_SECONDS, "decodes"),
             expected_prompt_token: gauge_of(&table::EXPECTED_SECONDS, "prompt_token"),
+            expected_output: recorder.register_gauge(&key(&table::EXPECTED_OUTPUT, None), &METADATA),
+            admission_horizon: recorder.register_gauge(&key(&table::ADMISSION_HORIZON, None), &METADATA),
             device_used: gauge_of(&table::DEVICE_BLOCKS, "used"),
             device_cached: gauge_of(&table::DEVICE_BLOCKS, "cached"),
             device_free: gauge_of(&table::DEVICE_BLOCKS, "free"),
@@ -445,6 +457,7 @@ mod tests {
         prompt_tokens(10, 4);
         set_device_blocks(5, 6, 7);
         forecast(300, 0.02, 0.0005);
+        expectation(200, 64);
         kv_waste(3, 12);
         swapped_out(2, 4096);
         prefix_cache(40, 32, 16);
@@ -474,6 +487,8 @@ mod tests {
             ("pagetide_prompt_limit_tokens", 300.0),
             ("pagetide_expected_seconds{of=\"decodes\"}", 0.02),
             ("pagetide_expected_seconds{of=\"prompt_token\"}", 0.0005),
+            ("pagetide_expected_output_tokens", 200.0),
+            ("pagetide_admission_horizon_tokens", 64.0),
             ("pagetide_kv_waste_ratio", 0.25),
             ("pagetide_kv_empty_slot_steps_total", 3.0),
             ("pagetide_kv_slot_steps_total", 12.0),

@@ -97,6 +97,10 @@ metrics! {
         "Prompt tokens that the latest step could have had beside its decodes: what scheduler.max_num_batched_tokens left, or what was expected to keep within scheduler.inter_token_target_ms.";
     EXPECTED_SECONDS = "pagetide_expected_seconds" Gauge "seconds" ["of": "decodes, prompt_token"] &[],
         "What the scheduler has learned from the steps so far: what the decodes of the latest step take by themselves; what a prompt token adds to a step.";
+    EXPECTED_OUTPUT = "pagetide_expected_output_tokens" Gauge "tokens" [] &[],
+        "Tokens that an output which may end by itself is expected to get, learned from those that have ended.";
+    ADMISSION_HORIZON = "pagetide_admission_horizon_tokens" Gauge "tokens" [] &[],
+        "For how many steps, of a token for each sequence, blocks had to suffice for whoever was considered last for admission: until a preemption would be worth its cost.";
     DEVICE_BLOCKS = "pagetide_device_blocks" Gauge "blocks" ["state": "used, cached, free"] &[],
         "KV blocks on the device: held by a sequence; held by nobody but still in the prefix cache; empty.";
     SWAP_BLOCKS = "pagetide_swap_blocks" Gauge "blocks" ["state": "used, cached, free"] &[],

@@ -9,8 +9,11 @@ import pytest
 
 from conftest import serving
 
-# Ten requests of some 130 tokens each want more than three times the pool.
-POOL = ("--num-device-blocks", "24", "--block-size", "16", "--set", "scheduler.inter_token_target_ms=0")
+# Ten requests of some 130 tokens each want more than three times the pool, and start where their prompts fit.
+POOL = (
+    *("--num-device-blocks", "24", "--block-size", "16"),
+    *("--set", "scheduler.inter_token_target_ms=0", "--set", "scheduler.admission=prompt"),
+)
 NUM_REQUESTS = 10
 
 

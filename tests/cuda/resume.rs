@@ -11,7 +11,9 @@ use pagetide::engine::allocation::{find, serve, serve_swap};
 use pagetide::engine::bill::{Quota, Tenant, Terms};
 use pagetide::engine::block_pool::BlockPool;
 use pagetide::engine::plan::{Delivery, StepRunner};
-use pagetide::engine::policy::{Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy, StepStats};
+use pagetide::engine::policy::{
+    AdmissionPolicy, Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy, StepStats,
+};
 use pagetide::ids::RequestId;
 use pagetide::model::runner::{ModelRunner, PoolSizes};
 use pagetide::sampling::params::{Sampled, SamplingParams};
@@ -70,6 +72,7 @@ impl Engine {
             max_model_len: MAX_MODEL_LEN,
             policy: SchedulingPolicy::Fcfs,
             preemption_mode: mode,
+            admission: AdmissionPolicy::Prompt,
             watermark_blocks: 0,
             write_behind_blocks: num_device_blocks / 4,
             max_tail_blocks: 1,

@@ -10,12 +10,15 @@
 
 mod device;
 mod model;
+mod pressure;
 mod world;
 
 use model::{Random, VOCAB};
 use pagetide::engine::beam::num_candidates;
 use pagetide::engine::bill::{Quota, Tenant, Terms};
-use pagetide::engine::policy::{Arrival, PreemptionMode, SchedulerConfig, SchedulingPolicy, StepStats};
+use pagetide::engine::policy::{
+    AdmissionPolicy, Arrival, PreemptionMode, SchedulerConfig, SchedulingPolicy, StepStats,
+};
 use pagetide::ids::RequestId;
 use pagetide::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
 use std::sync::Arc;
@@ -89,6 +92,7 @@ fn beams_come_back_to_the_blocks_they_shared() {
             max_model_len: 48,
             policy: SchedulingPolicy::Priority,
             preemption_mode: PreemptionMode::Swap,
+            admission: AdmissionPolicy::Prompt,
             watermark_blocks: 0,
             write_behind_blocks: 0,
             max_tail_blocks: 0,
@@ -144,6 +148,7 @@ fn prompts_come_in_pieces_that_keep_steps_short() {
             max_model_len: 4_000,
             policy: SchedulingPolicy::Fcfs,
             preemption_mode: PreemptionMode::Auto,
+            admission: AdmissionPolicy::Expected,
             watermark_blocks: 0,
             write_behind_blocks: 0,
             max_tail_blocks: 0,

@@ -8,7 +8,9 @@ use pagetide::engine::bill::{Quota, Tenant, Terms, most_blocks};
 use pagetide::engine::block_pool::BlockPool;
 use pagetide::engine::constraint::ConstraintSource;
 use pagetide::engine::plan::{Delivery, StepOutput, StepPlan};
-use pagetide::engine::policy::{Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy, StepStats};
+use pagetide::engine::policy::{
+    AdmissionPolicy, Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy, StepStats,
+};
 use pagetide::ids::{BlockId, RequestId, TokenId};
 use pagetide::sampling::params::*;
 use std::collections::{HashMap, VecDeque};
@@ -59,6 +61,10 @@ pub struct World {
     /// Demands of sequences that had been paused for long.
     pub urgent: usize,
     pub hit_swapped: usize,
+    /// Plans that were not empty.
+    pub num_steps: usize,
+    /// How often a request had to yield.
+    pub yields: HashMap<RequestId, usize>,
 }
 
 fn quota(random: &mut Random) -> Quota {
@@ -82,6 +88,8 @@ impl World {
             max_model_len: block_size * num_device_blocks,
             policy: [SchedulingPolicy::Fcfs, SchedulingPolicy::Priority][random.below(2) as usize],
             preemption_mode: [PreemptionMode::Auto, PreemptionMode::Swap, PreemptionMode::Recompute]
+                [random.below(3) as usize],
+            admission: [AdmissionPolicy::Expected, AdmissionPolicy::MaxTokens, AdmissionPolicy::Prompt]
                 [random.below(3) as usize],
             watermark_blocks: random.below(3) as usize,
             write_behind_blocks: random.below(num_device_blocks as u64) as usize,
@@ -125,6 +133,8 @@ impl World {
             lost_copies: 0,
             urgent: 0,
             hit_swapped: 0,
+            num_steps: 0,
+            yields: HashMap::new(),
             random,
             config,
         }
@@ -296,6 +306,7 @@ impl World {
         let stats = grant.stats;
         let plan = self.scheduler.plan(grant, swap_grant);
         for (request, delivery) in self.scheduler.take_pauses() {
+            *self.yields.entry(request).or_default() += usize::from(matches!(delivery, Delivery::Paused { .. }));
             let is_kept = self.open.get(&request).is_some_and(|heard| !heard.arrival.terms.preemptible);
             assert!(
                 !(is_kept && matches!(delivery, Delivery::Paused { .. })),
@@ -312,6 +323,7 @@ impl World {
         self.check_plan(&plan);
         let is_empty = plan.is_empty();
         if !is_empty {
+            self.num_steps += 1;
             self.in_flight.push_back(plan);
         }
         assert_eq!(self.in_flight.len(), self.scheduler.num_in_flight());
@@ -450,6 +462,7 @@ impl World {
         let stats = self.scheduler.take_stats();
         self.total.preempted_swap += stats.preempted_swap;
         self.total.preempted_recompute += stats.preempted_recompute;
+        self.total.recomputed_tokens += stats.recomputed_tokens;
         for admission in self.scheduler.take_admissions() {
             self.hit_tokens += admission.cached_tokens;
             self.hit_swapped += admission.swapped_tokens;

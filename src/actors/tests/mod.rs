@@ -11,7 +11,7 @@ use crate::actors::runtime::{KvReports, ModelInfo, RuntimeHandle, Started, Wirin
 use crate::actors::workers::Workers;
 use crate::config::OnFailure;
 use crate::engine::bill::{Quota, Tenant, Terms};
-use crate::engine::policy::{PreemptionMode, SchedulerConfig, SchedulingPolicy};
+use crate::engine::policy::{AdmissionPolicy, PreemptionMode, SchedulerConfig, SchedulingPolicy};
 use crate::engine::prefix_cache::EvictionPolicy;
 use crate::error::ApiError;
 use crate::ids::TokenId;
@@ -102,6 +102,7 @@ impl World {
                 max_tail_blocks: 1,
                 num_swap_blocks: 8,
                 preemption_mode: settings.preemption_mode,
+                admission: AdmissionPolicy::Prompt,
                 watermark_blocks: 0,
                 non_preemptible_blocks: NUM_BLOCKS / 2,
                 quota: Quota::default(),

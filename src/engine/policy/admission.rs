@@ -45,7 +45,10 @@ impl Scheduler {
             if is_one_of_many && !may_join(seq, &self.running, &self.requests, block_size) {
                 break;
             }
-            admit.push(ask(seq, &self.hasher, &self.config, is_one_of_many));
+            // Beams that wait for another have room for it.
+            let (steps, horizon) = (self.expected_steps(seq), if is_one_of_many { 0 } else { self.horizon(seq) });
+            let asked = ask(seq, &self.hasher, &self.config, is_one_of_many);
+            admit.push(Admit { steps, horizon, ..asked });
             let blocks = seq.num_tokens().div_ceil(block_size);
             if blocks > room {
                 break; // only cached blocks could make it fit: ask for this one, and no further
@@ -126,6 +129,8 @@ pub(super) fn ask(seq: &mut Sequence, hasher: &BlockHasher, config: &SchedulerCo
         held,
         num_held_tokens,
         seats: seq.seats().min(config.max_num_seqs),
+        steps: 0,
+        horizon: 0,
         // The last token of a beam waits for the other beams.
         num_held_back: usize::from(is_one_of_many),
     }

@@ -1,8 +1,7 @@
 //! What of each running sequence goes into a step.
 
-use super::running::Running;
 use super::{InFlight, Part, Scheduler};
-use crate::engine::allocation::{Grow, Victim};
+use crate::engine::allocation::Grow;
 use crate::engine::constraint::NextToken;
 use crate::engine::plan::{FedTokens, PlannedSeq, PromptLogprobsPlan, SampleHistory, SamplePlan};
 use crate::engine::sequence::Sequence;
@@ -71,23 +70,6 @@ pub(super) fn grow(seq: &Sequence, block_size: usize) -> Option<Grow> {
         promised: new_blocks.min(seq.promised_blocks(block_size)),
         writes_into,
     })
-}
-
-/// Who yields, first to yield first: the most junior, those before whom a pause was limited, and last of all the most
-/// senior; nobody who need not.
-pub(super) fn victims(running: &Running, block_size: usize) -> Vec<Victim> {
-    let first = running.iter().next().map(|seq| seq.rank);
-    let is_limited = |seq: &Sequence| seq.terms.max_pause.is_some();
-    let mut seqs: Vec<&Sequence> = running.iter().rev().filter(|seq| seq.terms.preemptible).collect();
-    seqs.sort_by_key(|seq| (Some(seq.rank) == first, is_limited(seq)));
-    let victim = |seq: &Sequence| Victim {
-        seq: seq.rank.seq,
-        table: seq.table.clone(),
-        seats: seq.seats(),
-        yields_to_urgent: Some(seq.rank) != first && !is_limited(seq),
-        promised: seq.promised_blocks(block_size),
-    };
-    seqs.into_iter().map(victim).collect()
 }
 
 /// Adds a sequence's part to the batch; whether it samples.

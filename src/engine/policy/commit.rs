@@ -115,7 +115,8 @@ impl Scheduler {
             seq.tail_shared = !seq.num_computed.is_multiple_of(self.config.block_size);
             seq.clone()
         });
-        if push(seq, first, forced, deliveries) {
+        if let Some(reason) = push(seq, first, forced, deliveries) {
+            self.learn_length(rank, reason == FinishReason::Length);
             self.drop_seq(rank);
         }
         if let Some(parent) = parent {
@@ -128,7 +129,7 @@ impl Scheduler {
         for (sampled, sample) in samples.iter().zip(parent.sample + 1..) {
             let rank = Rank { seq: self.new_seq_id(), ..parent.rank };
             let mut seq = parent.fork(rank.seq, sample);
-            if !push(&mut seq, sampled.clone(), forced, deliveries) {
+            if push(&mut seq, sampled.clone(), forced, deliveries).is_none() {
                 self.insert_fork(rank, Box::new(seq));
             }
         }
@@ -162,7 +163,7 @@ impl Scheduler {
         failed.sort_unstable();
         failed.dedup();
         for request in &failed {
-            self.cancel(*request);
+            self.drop_request(*request);
         }
         for seq in self.waiting.values_mut() {
             seq.backing.clear();
@@ -182,23 +183,23 @@ impl Scheduler {
     }
 }
 
-/// Appends what came: the sampled token, or all those that had to come. True where the sequence has ended.
-fn push(seq: &mut Sequence, sampled: Sampled, forced: &[TokenId], deliveries: &mut Deliveries) -> bool {
+/// Appends what came: the sampled token, or all those that had to come. `Some` where the sequence has ended.
+fn push(seq: &mut Sequence, sampled: Sampled, forced: &[TokenId], deliveries: &mut Deliveries) -> Option<FinishReason> {
     if forced.is_empty() {
         return push_one(seq, sampled, deliveries);
     }
     let mut forced = forced.iter().map(|token| Sampled { token: *token, logprobs: None });
-    forced.any(|sampled| push_one(seq, sampled, deliveries))
+    forced.find_map(|sampled| push_one(seq, sampled, deliveries))
 }
 
 #[inline]
-fn push_one(seq: &mut Sequence, sampled: Sampled, deliveries: &mut Deliveries) -> bool {
+fn push_one(seq: &mut Sequence, sampled: Sampled, deliveries: &mut Deliveries) -> Option<FinishReason> {
     let (request, sample) = (seq.rank.request, seq.sample);
     let reason = seq.push(sampled.token);
     // Made in its place: what is made elsewhere is moved.
     deliveries.extend(once_with(|| (request, Delivery::Token { sample, sampled })));
     deliveries.extend(reason.map(|reason| (request, Delivery::Finished { sample, reason })));
-    reason.is_some()
+    reason
 }
 
 /// Offers the blocks that have become full to the prefix cache.

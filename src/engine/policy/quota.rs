@@ -65,7 +65,7 @@ mod tests {
     use crate::engine::bill::Terms;
     use crate::engine::block_pool::BlockPool;
     use crate::engine::plan::{SeqOutput, StepOutput, StepPlan};
-    use crate::engine::policy::{Arrival, PreemptionMode, SchedulerConfig, SchedulingPolicy};
+    use crate::engine::policy::{AdmissionPolicy, Arrival, PreemptionMode, SchedulerConfig, SchedulingPolicy};
     use crate::ids::{RequestId, SeqId};
     use crate::sampling::params::{Sampled, SamplingParams};
     use smallvec::smallvec;
@@ -90,6 +90,7 @@ mod tests {
                 max_model_len: 100,
                 policy: SchedulingPolicy::Fcfs,
                 preemption_mode: PreemptionMode::Swap,
+                admission: AdmissionPolicy::Prompt,
                 watermark_blocks: 0,
                 write_behind_blocks: 0,
                 max_tail_blocks: 0,

@@ -149,10 +149,12 @@ impl Scheduler {
             return;
         };
         let mut room = MAX_QUEUED_BLOCKS.saturating_sub(self.costs.queued_blocks());
-        for seq in self.running.iter_mut().rev().filter(|seq| !grant.preempted.contains(&seq.rank.seq)) {
+        let order: Vec<Rank> = self.yield_order().into_iter().map(|seq| seq.rank).collect();
+        for rank in order.into_iter().filter(|rank| !grant.preempted.contains(&rank.seq)) {
             if short == 0 || room == 0 {
                 return;
             }
+            let seq = self.running.get_mut(&rank).expect("who may yield runs");
             short = short.saturating_sub(seq.table.len());
             let places = seq.num_backed..seq.num_published.min(seq.num_backed + room);
             if seq.num_published > seq.num_backed + config.max_tail_blocks {

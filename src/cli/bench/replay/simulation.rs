@@ -304,7 +304,7 @@ mod tests {
     use super::*;
     use crate::cli::bench::replay::trace::tests::trace_of;
     use crate::engine::bill::Quota;
-    use crate::engine::policy::{PreemptionMode, SchedulingPolicy};
+    use crate::engine::policy::{AdmissionPolicy, PreemptionMode, SchedulingPolicy};
 
     const TIMING: Timing = Timing {
         step_ms: 10.0,
@@ -327,6 +327,7 @@ mod tests {
             max_model_len: num_device_blocks * 128,
             policy: SchedulingPolicy::Fcfs,
             preemption_mode,
+            admission: AdmissionPolicy::Prompt,
             watermark_blocks: 0,
             write_behind_blocks: 0,
             max_tail_blocks: 1,

@@ -1,0 +1,179 @@
+//! How many blocks those who run will need, and whether another one fits beside them.
+//!
+//! Sequences that run together grow by a token a step each and give everything back when they end. So they need most just
+//! before one of them ends, and it is enough to look at these moments (Gong et al., "Past-Future Scheduler for LLM
+//! Serving under SLA Guarantees", ASPLOS 2025, section 4). When they end is expected ([`crate::engine::lengths`]), or
+//! known.
+
+/// What a sequence needs, from now until it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Life {
+    /// Tokens that it has slots for, or was promised.
+    pub num_tokens: usize,
+    /// Steps until it ends. It takes a slot more in each, but for the last token, which needs none.
+    pub steps: usize,
+    /// Sequences that it is, or will become: each grows.
+    pub seats: usize,
+}
+
+impl Life {
+    fn num_blocks(&self, block_size: usize) -> usize {
+        self.num_tokens.div_ceil(block_size)
+    }
+}
+
+/// Those who run.
+#[derive(Clone, Debug, Default)]
+pub struct Expected {
+    block_size: usize,
+    /// Who ends first comes first.
+    lives: Vec<Life>,
+}
+
+impl Expected {
+    pub fn new(block_size: usize, mut lives: Vec<Life>) -> Self {
+        lives.sort_unstable_by_key(|life| life.steps);
+        Self { block_size, lives }
+    }
+
+    pub fn push(&mut self, life: Life) {
+        let place = self.lives.partition_point(|other| other.steps <= life.steps);
+        self.lives.insert(place, life);
+    }
+
+    /// Whether `life`, which takes `num_new` of the pool's blocks now, fits beside those who run for the next `horizon`
+    /// steps. They hold `num_used` blocks together, or were promised them, of `num_blocks`. Nobody running: it does.
+    pub fn fits(&self, life: Life, num_new: usize, horizon: usize, num_used: usize, num_blocks: usize) -> bool {
+        self.lives.is_empty() || self.peak(life, num_new, horizon, num_used) <= num_blocks
+    }
+
+    /// The most blocks that are needed at once.
+    fn peak(&self, newcomer: Life, num_new: usize, horizon: usize, num_used: usize) -> usize {
+        let block_size = self.block_size;
+        let num_held: usize = self.lives.iter().map(|life| life.num_blocks(block_size)).sum();
+        let mut growth = Growth::new(block_size);
+        self.lives.iter().for_each(|life| growth.add(life));
+        growth.add(&newcomer);
+        let now = num_used + num_new;
+        let mut given_back = 0;
+        let mut peak = now;
+        let newcomer_at = self.lives.partition_point(|life| life.steps <= newcomer.steps);
+        let (before, after) = self.lives.split_at(newcomer_at);
+        for (life, is_newcomer) in
+            before.iter().map(|life| (life, false)).chain([(&newcomer, true)]).chain(after.iter().map(|l| (l, false)))
+        {
+            let at = life.steps.min(horizon);
+            peak = peak.max((now + growth.blocks_at(at)).saturating_sub(given_back));
+            if life.steps >= horizon {
+                break;
+            }
+            growth.remove(life);
+            // Blocks that several hold come back with the last of them: each gives its share.
+            given_back += match is_newcomer {
+                true => num_new,
+                false => life.num_blocks(block_size) * num_used.min(num_held) / num_held.max(1),
+            };
+        }
+        peak
+    }
+}
+
+/// Blocks that sequences grow by, counted without looking at each: a sequence of `n` tokens has taken
+/// `⌊(n + t + block_size - 1) / block_size⌋` blocks after `t` steps, which is `t / block_size` more than now but for what
+/// the remainders add.
+struct Growth {
+    block_size: usize,
+    num_seqs: usize,
+    /// Sequences for each `(n + block_size - 1) mod block_size`.
+    remainders: Vec<usize>,
+}
+
+impl Growth {
+    fn new(block_size: usize) -> Self {
+        Self { block_size, num_seqs: 0, remainders: vec![0; block_size] }
+    }
+
+    fn remainder(&self, life: &Life) -> usize {
+        (life.num_tokens + self.block_size - 1) % self.block_size
+    }
+
+    fn add(&mut self, life: &Life) {
+        let remainder = self.remainder(life);
+        self.remainders[remainder] += life.seats;
+        self.num_seqs += life.seats;
+    }
+
+    fn remove(&mut self, life: &Life) {
+        let remainder = self.remainder(life);
+        self.remainders[remainder] -= life.seats;
+        self.num_seqs -= life.seats;
+    }
+
+    fn blocks_at(&self, steps: usize) -> usize {
+        let first = self.block_size - steps % self.block_size;
+        let more: usize = self.remainders[first..].iter().sum();
+        self.num_seqs * (steps / self.block_size) + more
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn life(num_tokens: usize, steps: usize) -> Life {
+        Life { num_tokens, steps, seats: 1 }
+    }
+
+    /// Step by step, of sequences that share nothing.
+    fn peak_by_steps(lives: &[Life], horizon: usize, block_size: usize) -> usize {
+        let last = lives.iter().map(|life| life.steps).max().unwrap_or(0).min(horizon);
+        let blocks = |life: &Life, step: usize| {
+            let now = life.num_tokens.div_ceil(block_size);
+            now + life.seats * ((life.num_tokens + step).div_ceil(block_size) - now)
+        };
+        let at = |step| lives.iter().filter(|life| life.steps >= step).map(|life| blocks(life, step)).sum();
+        (0..=last).map(at).max().unwrap_or(0)
+    }
+
+    #[test]
+    fn the_peak_is_that_of_every_step() {
+        let mut state = 7u64;
+        let mut below = |most: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            ((state >> 33) % most) as usize
+        };
+        for _ in 0..2000 {
+            let block_size = 1 + below(20);
+            let num_lives = 1 + below(8);
+            let mut lives: Vec<Life> = (0..num_lives).map(|_| life(1 + below(100), below(60))).collect();
+            let newcomer = life(1 + below(100), below(60));
+            let horizon = if below(2) == 0 { usize::MAX } else { below(60) };
+            let num_used = lives.iter().map(|life| life.num_blocks(block_size)).sum();
+            let num_new = newcomer.num_blocks(block_size);
+            let expected = Expected::new(block_size, lives.clone());
+            lives.push(newcomer);
+            let right = peak_by_steps(&lives, horizon, block_size);
+            assert_eq!(expected.peak(newcomer, num_new, horizon, num_used), right, "{lives:?}");
+            assert!(expected.fits(newcomer, num_new, horizon, num_used, right));
+            assert!(!expected.fits(newcomer, num_new, horizon, num_used, right - 1));
+        }
+    }
+
+    #[test]
+    fn who_ends_makes_room_for_who_grows() {
+        // 10 tokens and 30 to come, beside 30 tokens and 10 to come.
+        let expected = Expected::new(1, vec![life(30, 10)]);
+        assert_eq!(expected.peak(life(10, 30), 10, usize::MAX, 30), 60, "40 and 20 when the first ends");
+        assert_eq!(expected.peak(life(10, 30), 10, 5, 30), 50, "35 and 15 after five steps");
+        let expected = Expected::new(1, vec![life(30, 30)]);
+        assert_eq!(expected.peak(life(10, 30), 10, usize::MAX, 30), 100);
+    }
+
+    #[test]
+    fn what_is_shared_counts_once() {
+        // Ten sequences with 90 of 100 blocks in common; the newcomer needs ten of its own.
+        let expected = Expected::new(1, vec![life(100, 10); 10]);
+        assert_eq!(expected.peak(life(100, 10), 10, 5, 190), 190 + 10 + 11 * 5);
+        assert!(Expected::new(1, Vec::new()).fits(life(1000, 1000), 1000, 1000, 0, 10), "nobody runs");
+    }
+}

@@ -1,0 +1,130 @@
+//! What is expected of the sequences: how long they run, whom it costs least to stop, and for how long a sequence should
+//! run before it may have to yield again.
+
+use super::{AdmissionPolicy, PreemptionMode, Scheduler};
+use crate::engine::allocation;
+use crate::engine::arbiter::{Choice, Victim};
+use crate::engine::expected::{Expected, Life};
+use crate::engine::sequence::{Rank, Sequence};
+use std::cmp::Reverse;
+
+/// Of what a sequence gains by running now and not later, what its next preemption may cost.
+const MAX_PREEMPTION_SHARE: f64 = 0.1;
+/// A sequence that had to yield comes back for so many times as long as the last time, in powers of two.
+const HORIZON_DOUBLINGS: u32 = 2;
+
+impl Scheduler {
+    /// Takes in how long an output has become: it has ended, or, `was_cut`, is as long as it may.
+    pub(super) fn learn_length(&mut self, rank: Rank, was_cut: bool) {
+        let Some(seq) = self.seq(rank) else { return };
+        let (num_tokens, may_end) = (seq.output.len(), seq.may_end());
+        if num_tokens > 0 && !seq.is_beam() {
+            self.lengths[usize::from(may_end)].observe(num_tokens, was_cut);
+        }
+    }
+
+    /// Steps until a sequence is expected to end: it has then taken a slot for all its tokens but the last.
+    pub(super) fn expected_steps(&self, seq: &Sequence) -> usize {
+        let most = seq.room();
+        let num_tokens = match self.config.admission {
+            _ if seq.pooling.is_some() => 0,
+            AdmissionPolicy::MaxTokens => most,
+            // A search goes on until it has what it wants.
+            _ if seq.is_beam() => most,
+            _ => {
+                let so_far = seq.output.len();
+                let expected = self.lengths[usize::from(seq.may_end())].remaining(so_far, so_far + most);
+                // Some of them are certain.
+                expected.max((seq.params.min_tokens as usize).saturating_sub(so_far)).min(most)
+            }
+        };
+        num_tokens.saturating_sub(1)
+    }
+
+    /// What those who run are expected to need; `None` where that decides nothing.
+    pub(super) fn expected(&self) -> Option<Expected> {
+        if self.config.admission == AdmissionPolicy::Prompt {
+            return None;
+        }
+        let prompt_limit = self.forecast.prompt_limit.max(1);
+        let mut to_compute = 0;
+        let life = |seq: &Sequence| {
+            let num_tokens = seq.num_tokens().max(seq.planned_end());
+            let coming = seq.swap_in.as_ref().map_or(0, |coming| coming.num_tokens);
+            let rest = seq.num_tokens().saturating_sub(seq.num_planned().max(coming));
+            // Prompts are computed one after the other before they grow: they are there for longer.
+            to_compute += if rest > 1 { rest } else { 0 };
+            let delay = if rest > 1 { to_compute.div_ceil(prompt_limit) } else { 0 };
+            Life { num_tokens, steps: self.expected_steps(seq) + delay, seats: seq.seats() }
+        };
+        Some(Expected::new(self.config.block_size, self.running.iter().map(life).collect()))
+    }
+
+    /// Steps for which blocks are to suffice when a sequence starts or comes back: by then, another preemption costs a
+    /// small part of what it has gained. Each preemption multiplies that, so that there are few of them.
+    pub(super) fn horizon(&self, seq: &Sequence) -> usize {
+        if self.config.admission == AdmissionPolicy::MaxTokens {
+            return usize::MAX;
+        }
+        let factor = 2.0f64.powi((HORIZON_DOUBLINGS * seq.preemptions).min(1000) as i32);
+        (self.steps_worth_preempting(seq) as f64 * factor) as usize
+    }
+
+    /// Tokens that a sequence has to get for a preemption to be worth its cost.
+    fn steps_worth_preempting(&self, seq: &Sequence) -> usize {
+        let block_size = self.config.block_size;
+        let gain_s = self.decode_s * MAX_PREEMPTION_SHARE;
+        let num_steps = self.yield_seconds(seq, seq.num_tokens()) / gain_s;
+        // Before steps have been seen, and where they take no time.
+        if num_steps.is_finite() { (num_steps as usize).max(block_size) } else { block_size }
+    }
+
+    /// Seconds that are lost where a sequence yields with so many tokens computed.
+    fn yield_seconds(&self, seq: &Sequence, num_tokens: usize) -> f64 {
+        let victim = Victim { num_tokens, block_size: self.config.block_size, num_backed: seq.num_backed };
+        let decision = self.costs.decide(seq.rank.request, &victim, &self.step_times);
+        match self.config.preemption_mode {
+            _ if self.config.num_swap_blocks == 0 => decision.recompute_s,
+            PreemptionMode::Recompute => decision.recompute_s,
+            PreemptionMode::Swap => decision.swap_s,
+            PreemptionMode::Auto => match decision.choice {
+                Choice::Swap => decision.swap_s,
+                Choice::SwapFull => decision.swap_full_s,
+                Choice::Recompute => decision.recompute_s,
+            },
+        }
+    }
+
+    /// Running sequences, first to yield first; nobody who need not.
+    ///
+    /// The most senior is last, so that it always advances, and before it those whose pauses were limited. The others go
+    /// by priority; by whether they are about to end, and give their blocks back anyway; by how often they have yielded;
+    /// by what a block of theirs costs, within a factor of two; and by age, the youngest first.
+    pub(super) fn yield_order(&self) -> Vec<&Sequence> {
+        let first = self.running.iter().next().map(|seq| seq.rank);
+        let mut seqs: Vec<&Sequence> = self.running.iter().filter(|seq| seq.terms.preemptible).collect();
+        seqs.sort_by_cached_key(|seq| {
+            let ends_soon = self.expected_steps(seq) < self.steps_worth_preempting(seq);
+            let block_s = self.yield_seconds(seq, seq.num_computed) / seq.table.len().max(1) as f64;
+            (
+                (Some(seq.rank) == first, seq.terms.max_pause.is_some()),
+                (Reverse(seq.rank.priority), ends_soon, seq.preemptions),
+                (block_s.log2().round() as i32, Reverse(seq.rank)),
+            )
+        });
+        seqs
+    }
+
+    /// Who yields, first to yield first.
+    pub(super) fn victims(&self) -> Vec<allocation::Victim> {
+        let first = self.running.iter().next().map(|seq| seq.rank);
+        let victim = |seq: &Sequence| allocation::Victim {
+            seq: seq.rank.seq,
+            table: seq.table.clone(),
+            seats: seq.seats(),
+            yields_to_urgent: Some(seq.rank) != first && seq.terms.max_pause.is_none(),
+            promised: seq.promised_blocks(self.config.block_size),
+        };
+        self.yield_order().into_iter().map(victim).collect()
+    }
+}

@@ -1,0 +1,167 @@
+//! Loads that are known to make schedulers thrash: what is preempted, and comes back only to be preempted again.
+
+use crate::model::*;
+use crate::world::*;
+use pagetide::engine::bill::{Quota, Tenant, Terms};
+use pagetide::engine::policy::{AdmissionPolicy, Arrival, PreemptionMode, SchedulerConfig, SchedulingPolicy};
+use pagetide::ids::RequestId;
+use pagetide::sampling::params::SamplingParams;
+use std::sync::Arc;
+
+/// Lengths of a request: its prompt, and the tokens that its output may have, and has at least.
+struct Request {
+    prompt: usize,
+    max_tokens: usize,
+    min_tokens: usize,
+}
+
+/// All arrive before the first step.
+struct Load {
+    name: &'static str,
+    num_swap_blocks: usize,
+    requests: Vec<Request>,
+    /// Preemptions of one request, at most, whose lengths are found out only as they end.
+    most: usize,
+}
+
+const NUM_DEVICE_BLOCKS: usize = 128;
+const BLOCK_SIZE: usize = 8;
+const POOL_TOKENS: usize = NUM_DEVICE_BLOCKS * BLOCK_SIZE;
+
+fn loads() -> Vec<Load> {
+    let mut random = Random(3);
+    let mut between = |from: usize, to: usize| random.range(from as u64, to as u64) as usize;
+    let equal = |num: usize, prompt, min_tokens| {
+        (0..num).map(|_| Request { prompt, max_tokens: 500, min_tokens }).collect::<Vec<_>>()
+    };
+    vec![
+        // Their first chunks fit together, their prompts do not.
+        Load {
+            name: "prompts of a third of the pool, in chunks",
+            num_swap_blocks: 256,
+            requests: (0..20).map(|_| Request { prompt: between(250, 400), max_tokens: 300, min_tokens: 20 }).collect(),
+            most: 3,
+        },
+        // All fit when they begin, few when they end.
+        Load { name: "short prompts, long outputs", num_swap_blocks: 256, requests: equal(60, 10, 200), most: 3 },
+        Load { name: "a full swap pool", num_swap_blocks: 6, requests: equal(60, 30, 150), most: 3 },
+        Load { name: "no swap pool", num_swap_blocks: 0, requests: equal(60, 30, 150), most: 3 },
+        Load {
+            name: "prompts of nearly the whole pool among short ones",
+            num_swap_blocks: 256,
+            requests: (0..40)
+                .map(|place| match place % 10 {
+                    5 => Request { prompt: POOL_TOKENS - 60, max_tokens: 50, min_tokens: 50 },
+                    _ => Request { prompt: between(10, 60), max_tokens: 300, min_tokens: 30 },
+                })
+                .collect(),
+            most: 3,
+        },
+        Load { name: "equal ages and lengths", num_swap_blocks: 256, requests: equal(64, 64, 128), most: 3 },
+        Load {
+            name: "lengths that vary",
+            num_swap_blocks: 256,
+            requests: (0..100)
+                .map(|_| Request { prompt: between(5, 200), max_tokens: 700, min_tokens: between(1, 10).pow(2) })
+                .collect(),
+            most: 4,
+        },
+    ]
+}
+
+/// What a load came to.
+#[derive(Debug)]
+struct Course {
+    steps: usize,
+    preemptions: usize,
+    /// Of one request.
+    most: usize,
+    recomputed: usize,
+    oldest_yielded: bool,
+}
+
+fn run(load: &Load, mode: PreemptionMode, admission: AdmissionPolicy, overlap: bool) -> Course {
+    let config = SchedulerConfig {
+        block_size: BLOCK_SIZE,
+        num_device_blocks: NUM_DEVICE_BLOCKS,
+        num_swap_blocks: load.num_swap_blocks,
+        max_num_seqs: 64,
+        max_num_batched_tokens: 128,
+        inter_token_target: None,
+        max_model_len: POOL_TOKENS,
+        policy: SchedulingPolicy::Fcfs,
+        preemption_mode: mode,
+        admission,
+        watermark_blocks: 1,
+        write_behind_blocks: 16,
+        max_tail_blocks: 4,
+        non_preemptible_blocks: 0,
+        quota: Quota::default(),
+        prefix_caching: true,
+        overlap,
+        hash_key: [7; 32],
+    };
+    let mut world = World::of(config, Random(11));
+    world.is_calm = true;
+    let mut random = Random(5);
+    for Request { prompt, max_tokens, min_tokens } in &load.requests {
+        let params = SamplingParams {
+            max_tokens: *max_tokens as u32,
+            min_tokens: *min_tokens as u32,
+            eos_token_ids: vec![EOS],
+            ..SamplingParams::default()
+        };
+        world.submit(Arrival {
+            id: RequestId(world.next_request),
+            prompt: Arc::new(random_tokens(&mut random, *prompt)),
+            params: Arc::new(params),
+            n: 1,
+            priority: 0,
+            cache_salt: None,
+            terms: Terms::default(),
+            tenant: Tenant::default(),
+            constraint: None,
+        });
+    }
+    world.drain();
+    Course {
+        steps: world.num_steps,
+        preemptions: world.yields.values().sum(),
+        most: world.yields.values().copied().max().unwrap_or(0),
+        recomputed: world.total.recomputed_tokens,
+        oldest_yielded: world.yields.contains_key(&RequestId(0)),
+    }
+}
+
+/// Each request is preempted a few times at most, and the most senior never, whatever the load. Where all that counts is
+/// whether a prompt fits, the same loads are preempted much more often.
+#[test]
+fn pressure_does_not_become_thrash() {
+    let mut greedy = 0;
+    let mut expecting = 0;
+    for overlap in [false, true] {
+        for mode in [PreemptionMode::Auto, PreemptionMode::Swap, PreemptionMode::Recompute] {
+            for load in loads() {
+                let course = run(&load, mode, AdmissionPolicy::Expected, overlap);
+                let by_prompt = run(&load, mode, AdmissionPolicy::Prompt, overlap);
+                eprintln!("{} {mode:?} {overlap}:\n  {course:?}\n  {by_prompt:?}", load.name);
+                assert!(course.most <= load.most, "{}, {mode:?}: {course:?}", load.name);
+                assert!(!course.oldest_yielded, "{}, {mode:?}: {course:?}", load.name);
+                expecting += course.preemptions;
+                greedy += by_prompt.preemptions;
+            }
+        }
+    }
+    assert!(expecting * 2 < greedy, "{expecting} preemptions, {greedy} by prompt");
+}
+
+/// Whoever has room for all that may come preempts nobody.
+#[test]
+fn with_room_for_all_tokens_nobody_yields() {
+    for overlap in [false, true] {
+        for load in loads() {
+            let course = run(&load, PreemptionMode::Auto, AdmissionPolicy::MaxTokens, overlap);
+            assert_eq!(course.preemptions, 0, "{} {overlap}: {course:?}", load.name);
+        }
+    }
+}
