@@ -287,7 +287,7 @@ impl Room {
         let (num_used, num_blocks) =
             (pool.num_blocks() - pool.available() + self.promised, pool.num_blocks() - watermark);
         let fits = |num_new| {
-            let expected = self.expected.as_ref();
+            let expected = self.expected.as_mut();
             expected.is_none_or(|expected| expected.fits(life, num_new, admit.horizon, num_used, num_blocks))
         };
         let Some(admitted) = try_admit(pool, self.block_size, admit, keep, self.budget, fits) else { return false };
@@ -337,7 +337,7 @@ fn try_admit(
     admit: &Admit,
     keep: usize,
     budget: usize,
-    fits: impl Fn(usize) -> bool,
+    fits: impl FnOnce(usize) -> bool,
 ) -> Option<Admitted> {
     let usable = &admit.hashes[..admit.usable_hashes];
     let cached = |place: usize| usable.get(place).and_then(|hash| pool.lookup(hash));

@@ -39,6 +39,8 @@ pub struct OutputLengths {
     /// Of the outputs, the part that gets to a bucket, and tokens that an output has before it, on average.
     survival: [f64; NUM_BUCKETS + 1],
     before: [f64; NUM_BUCKETS + 1],
+    /// Tokens in a bucket of an output that gets there.
+    mean_tokens: [f64; NUM_BUCKETS],
 }
 
 impl OutputLengths {
@@ -51,6 +53,7 @@ impl OutputLengths {
             weight: 1.0,
             survival: [1.0; NUM_BUCKETS + 1],
             before: [0.0; NUM_BUCKETS + 1],
+            mean_tokens: [0.0; NUM_BUCKETS],
         };
         lengths.sum_up();
         lengths
@@ -69,8 +72,10 @@ impl OutputLengths {
         }
         self.weight /= MEMORY;
         if self.weight > 1e9 {
-            for Seen { reached, ended, tokens } in &mut self.seen {
-                [reached, ended, tokens].map(|sum| *sum /= self.weight);
+            for seen in &mut self.seen {
+                seen.reached /= self.weight;
+                seen.ended /= self.weight;
+                seen.tokens /= self.weight;
             }
             self.weight = 1.0;
         }
@@ -93,17 +98,12 @@ impl OutputLengths {
 
     fn sum_up(&mut self) {
         for place in 0..NUM_BUCKETS {
-            let Seen { reached, ended, .. } = self.seen(place);
+            let Seen { reached, ended, tokens } = self.seen(place);
             let goes_on = (1.0 - ended / reached).max(MIN_SURVIVAL);
             self.survival[place + 1] = (self.survival[place] * goes_on).max(f64::MIN_POSITIVE);
-            self.before[place + 1] = self.before[place] + self.survival[place] * self.mean_tokens(place);
+            self.mean_tokens[place] = tokens / reached;
+            self.before[place + 1] = self.before[place] + self.survival[place] * self.mean_tokens[place];
         }
-    }
-
-    /// Tokens in a bucket of an output that gets there.
-    fn mean_tokens(&self, place: usize) -> f64 {
-        let seen = self.seen(place);
-        seen.tokens / seen.reached
     }
 
     /// Tokens that are still to come, on average, of an output that has `num_tokens` and may have at most `max_tokens`.
@@ -114,13 +114,13 @@ impl OutputLengths {
         // A part of a bucket has that part of its tokens, and of those who end there.
         let part = |place: usize, end: usize| (end as f64 - bound(place)) / width(place);
         if place == last {
-            let mean = self.mean_tokens(place) * most as f64 / width(place);
+            let mean = self.mean_tokens[place] * most as f64 / width(place);
             return (mean.ceil() as usize).max(1).min(most);
         }
         let done = part(place, num_tokens);
-        let here = self.mean_tokens(place) * (1.0 - done);
+        let here = self.mean_tokens[place] * (1.0 - done);
         let after = self.before[last] - self.before[place + 1]
-            + self.survival[last] * self.mean_tokens(last) * part(last, max_tokens);
+            + self.survival[last] * self.mean_tokens[last] * part(last, max_tokens);
         let survival = self.survival[place] * (1.0 - done) + self.survival[place + 1] * done;
         let mean = here + after / survival;
         (mean.ceil() as usize).max(1).min(most)

@@ -109,7 +109,7 @@ impl Scheduler {
             (
                 (Some(seq.rank) == first, seq.terms.max_pause.is_some()),
                 (Reverse(seq.rank.priority), ends_soon, seq.preemptions),
-                (block_s.log2().round() as i32, Reverse(seq.rank)),
+                (binary_exponent(block_s), Reverse(seq.rank)),
             )
         });
         seqs
@@ -127,4 +127,9 @@ impl Scheduler {
         };
         self.yield_order().into_iter().map(victim).collect()
     }
+}
+
+/// Of a number that is not negative: how often it doubles from 1.
+fn binary_exponent(number: f64) -> i32 {
+    (number.to_bits() >> (f64::MANTISSA_DIGITS - 1)) as i32 - (f64::MAX_EXP - 1)
 }

@@ -149,6 +149,10 @@ impl Scheduler {
             return;
         };
         let mut room = MAX_QUEUED_BLOCKS.saturating_sub(self.costs.queued_blocks());
+        let max_tail = config.max_tail_blocks;
+        if room == 0 || self.running.iter().all(|seq| seq.num_published <= seq.num_backed + max_tail) {
+            return;
+        }
         let order: Vec<Rank> = self.yield_order().into_iter().map(|seq| seq.rank).collect();
         for rank in order.into_iter().filter(|rank| !grant.preempted.contains(&rank.seq)) {
             if short == 0 || room == 0 {
@@ -157,7 +161,7 @@ impl Scheduler {
             let seq = self.running.get_mut(&rank).expect("who may yield runs");
             short = short.saturating_sub(seq.table.len());
             let places = seq.num_backed..seq.num_published.min(seq.num_backed + room);
-            if seq.num_published > seq.num_backed + config.max_tail_blocks {
+            if seq.num_published > seq.num_backed + max_tail {
                 room -= places.len();
                 demand.back.push(seq.hashes[places.clone()].to_vec());
                 self.moving.backing.push((seq.rank.seq, seq.table[places].to_vec()));
