@@ -42,6 +42,9 @@ mod expectation;
 mod quota;
 mod running;
 mod tiers;
+mod waiting;
+#[cfg(test)]
+mod world;
 
 use crate::engine::allocation::{Demand, Grant, Grown, SwapDemand, SwapGrant};
 use crate::engine::arbiter::{CopyCosts, Decision};
@@ -59,9 +62,10 @@ use crate::sampling::params::SamplingParams;
 use batch::grow;
 use contracts::Reserved;
 use running::Running;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use tiers::Moving;
+use waiting::Waiting;
 
 /// What becomes of the KV of a preempted sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -230,7 +234,7 @@ pub struct Scheduler {
     hasher: BlockHasher,
     running: Running,
     /// Waiting and swapped.
-    waiting: BTreeMap<Rank, Box<Sequence>>,
+    waiting: Waiting,
     num_swapped: usize,
     requests: IdMap<RequestId, Vec<Rank>>,
     /// Of requests whose beams have made a step.
@@ -282,7 +286,7 @@ impl Scheduler {
         Self {
             hasher: BlockHasher::new(config.hash_key, config.block_size),
             running: Running::default(),
-            waiting: BTreeMap::new(),
+            waiting: Waiting::default(),
             num_swapped: 0,
             requests: IdMap::default(),
             searches: IdMap::default(),
@@ -340,7 +344,7 @@ impl Scheduler {
         let mut seq = Sequence::new(rank, arrival, self.config.max_model_len, &self.hasher, &salt);
         seq.hashes = Arc::new(names);
         self.ranks.insert(rank.seq, rank);
-        self.waiting.insert(rank, Box::new(seq));
+        self.waiting.insert(Box::new(seq));
     }
 
     fn new_seq_id(&mut self) -> SeqId {
@@ -375,7 +379,7 @@ impl Scheduler {
     }
 
     fn seq(&self, rank: Rank) -> Option<&Sequence> {
-        self.running.get(&rank).or_else(|| self.waiting.get(&rank).map(|seq| &**seq))
+        self.running.get(&rank).or_else(|| self.waiting.get(&rank))
     }
 
     /// Forgets a sequence; its blocks are released with the next demands.
