@@ -27,7 +27,9 @@
 //! 2. A sequence is admitted only when all its known tokens fit, and what all who run are expected to need for a while
 //!    ([`AdmissionPolicy`]): so who yields does not come back only to yield again. Blocks are allocated as they are
 //!    filled, and the rest of its prompt is promised to it.
-//! 3. Admission is in order of rank, without overtaking, and not in a step that preempts.
+//! 3. Admission is in order of rank, without overtaking, and not in a step that preempts. Who waits for its tenant's
+//!    quota, or for the part of the pool kept for those who must not yield, is passed by others, but not by those who want
+//!    the same.
 //! 4. Every running sequence with one token to feed (decode) is in the step; the rest of `max_num_batched_tokens`, or
 //!    of it what is expected to keep within `inter_token_target`, goes to prompts, most senior first (chunked prefill).
 

@@ -155,3 +155,63 @@ impl Walk<'_> {
         self.last = None;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::bill::Terms;
+    use crate::engine::policy::Arrival;
+    use crate::engine::policy::world::arrival;
+    use crate::engine::prefix_cache::BlockHasher;
+    use crate::ids::{RequestId, SeqId};
+
+    fn seq(id: u64, tenant: u32, preemptible: bool, has_run: bool) -> Box<Sequence> {
+        let rank = Rank { priority: 0, request: RequestId(id), seq: SeqId(id) };
+        let terms = Terms { preemptible, ..Terms::default() };
+        let arrival = Arrival { tenant: Tenant(tenant), terms, ..arrival(id, 4, 4) };
+        let mut seq = Box::new(Sequence::new(rank, arrival, 100, &BlockHasher::new([0; 32], 4), b""));
+        seq.cached_tokens = has_run.then_some(0);
+        seq
+    }
+
+    fn walk(waiting: &mut Waiting, leaves: impl Fn(u64) -> bool) -> Vec<u64> {
+        let (mut walk, mut ids) = (waiting.walk(), Vec::new());
+        while let Some(seq) = walk.next() {
+            let id = seq.rank.seq.0;
+            ids.push(id);
+            if leaves(id) {
+                walk.leave_line();
+            }
+        }
+        ids
+    }
+
+    #[test]
+    fn a_line_is_left_at_whom_it_waits_for() {
+        let mut waiting = Waiting::default();
+        // Out of order, as those come who had to yield.
+        for (id, tenant, preemptible, has_run) in [
+            (5, 1, true, false),
+            (2, 1, true, false),
+            (7, 2, true, false),
+            (3, 1, false, false),
+            (4, 1, true, true),
+            (6, 1, false, false),
+            (1, 2, true, true),
+            (8, 2, true, true),
+        ] {
+            waiting.insert(seq(id, tenant, preemptible, has_run));
+            waiting.check();
+        }
+        assert_eq!(walk(&mut waiting, |_| false), [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(walk(&mut waiting, |id| id == 2), [1, 2, 3, 4, 6, 7, 8]);
+        assert_eq!(walk(&mut waiting, |id| id == 3), [1, 2, 3, 4, 5, 7, 8]);
+        assert_eq!(walk(&mut waiting, |_| true), [1, 2, 3, 7]);
+        for id in [2, 1, 7, 3, 8, 4, 6, 5] {
+            let rank = Rank { priority: 0, request: RequestId(id), seq: SeqId(id) };
+            assert!(waiting.remove(&rank).is_some() && waiting.remove(&rank).is_none());
+            waiting.check();
+        }
+        assert!(waiting.is_empty() && walk(&mut waiting, |_| false).is_empty());
+    }
+}
