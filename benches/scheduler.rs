@@ -44,6 +44,8 @@ struct Load {
     device_pool: BlockPool,
     swap_pool: BlockPool,
     requests: Requests,
+    /// Of the requests that arrive.
+    tenant: Tenant,
     /// Plans in flight before a commit is waited for.
     depth: usize,
     in_flight: VecDeque<StepOutput>,
@@ -84,6 +86,7 @@ impl Load {
             depth: if config.overlap { 2 } else { 1 },
             scheduler: Scheduler::new(config),
             requests,
+            tenant: Tenant::default(),
             in_flight: VecDeque::new(),
             num_arrived: 0,
             preempted: 0,
@@ -129,7 +132,7 @@ impl Load {
             priority: 0,
             cache_salt: None,
             terms: Terms::default(),
-            tenant: Tenant::default(),
+            tenant: self.tenant,
             constraint: None,
         }
     }
@@ -220,6 +223,16 @@ fn decode(criterion: &mut Criterion) {
         load.with_queue()
     };
     bench(criterion, "256 decode, the next waits for blocks", make, all_decode);
+    // There are seats and blocks, but not for the one tenant that all who wait are of.
+    let make = || {
+        let quota = Quota { device_blocks: Some(10), swap_blocks: None };
+        let mut load = Load::decoding(SchedulerConfig { quota, ..config(1024, 60_000) }, CHAT, 255);
+        load.tenant = Tenant(1);
+        load.arrive();
+        while load.step().1 < 256 {}
+        load.with_queue()
+    };
+    bench(criterion, "256 decode, a tenant's queue waits for its quota", make, all_decode);
 }
 
 fn mixed(criterion: &mut Criterion) {

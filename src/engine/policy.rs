@@ -27,7 +27,9 @@
 //! 2. A sequence is admitted only when all its known tokens fit, and what all who run are expected to need for a while
 //!    ([`AdmissionPolicy`]): so who yields does not come back only to yield again. Blocks are allocated as they are
 //!    filled, and the rest of its prompt is promised to it.
-//! 3. Admission is in order of rank, without overtaking, and not in a step that preempts.
+//! 3. Admission is in order of rank, without overtaking, and not in a step that preempts. Who waits for its tenant's
+//!    quota, or for the part of the pool kept for those who must not yield, is passed by others, but not by those who want
+//!    the same.
 //! 4. Every running sequence with one token to feed (decode) is in the step; the rest of `max_num_batched_tokens`, or
 //!    of it what is expected to keep within `inter_token_target`, goes to prompts, most senior first (chunked prefill).
 
@@ -42,6 +44,9 @@ mod expectation;
 mod quota;
 mod running;
 mod tiers;
+mod waiting;
+#[cfg(test)]
+mod world;
 
 use crate::engine::allocation::{Demand, Grant, Grown, SwapDemand, SwapGrant};
 use crate::engine::arbiter::{CopyCosts, Decision};
@@ -59,9 +64,10 @@ use crate::sampling::params::SamplingParams;
 use batch::grow;
 use contracts::Reserved;
 use running::Running;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use tiers::Moving;
+use waiting::Waiting;
 
 /// What becomes of the KV of a preempted sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -230,7 +236,7 @@ pub struct Scheduler {
     hasher: BlockHasher,
     running: Running,
     /// Waiting and swapped.
-    waiting: BTreeMap<Rank, Box<Sequence>>,
+    waiting: Waiting,
     num_swapped: usize,
     requests: IdMap<RequestId, Vec<Rank>>,
     /// Of requests whose beams have made a step.
@@ -282,7 +288,7 @@ impl Scheduler {
         Self {
             hasher: BlockHasher::new(config.hash_key, config.block_size),
             running: Running::default(),
-            waiting: BTreeMap::new(),
+            waiting: Waiting::default(),
             num_swapped: 0,
             requests: IdMap::default(),
             searches: IdMap::default(),
@@ -340,7 +346,7 @@ impl Scheduler {
         let mut seq = Sequence::new(rank, arrival, self.config.max_model_len, &self.hasher, &salt);
         seq.hashes = Arc::new(names);
         self.ranks.insert(rank.seq, rank);
-        self.waiting.insert(rank, Box::new(seq));
+        self.waiting.insert(Box::new(seq));
     }
 
     fn new_seq_id(&mut self) -> SeqId {
@@ -375,7 +381,7 @@ impl Scheduler {
     }
 
     fn seq(&self, rank: Rank) -> Option<&Sequence> {
-        self.running.get(&rank).or_else(|| self.waiting.get(&rank).map(|seq| &**seq))
+        self.running.get(&rank).or_else(|| self.waiting.get(&rank))
     }
 
     /// Forgets a sequence; its blocks are released with the next demands.

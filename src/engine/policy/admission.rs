@@ -21,25 +21,30 @@ impl Scheduler {
         let mut admit = Vec::new();
         let mut holdings = self.device_holdings();
         let mut reserved = self.num_reserved_blocks();
+        let mut has_waiting_contract = false;
         let mut waiting = std::mem::take(&mut self.waiting);
-        for seq in waiting.values_mut() {
-            if admit.len() == most {
-                break;
-            }
+        let mut walk = waiting.walk();
+        while admit.len() < most
+            && let Some(seq) = walk.next()
+        {
             if demand.urgent.iter().any(|urgent| urgent.seq == seq.rank.seq) {
                 continue;
             }
             // Who has run before may come back: where beams wait for it, they hold blocks too.
             let is_new = seq.cached_tokens.is_none();
-            if is_new && !holdings.take(seq.tenant, seq.num_tokens().div_ceil(block_size)) {
+            // Who waits for a part of the pool is not overtaken by others that want the same part.
+            let wanted = self.wants_reserved(seq).map_or(0, |wanted| wanted.num_blocks);
+            has_waiting_contract |= reserved + wanted > self.config.non_preemptible_blocks;
+            if wanted > 0 && has_waiting_contract {
+                walk.leave_line();
                 continue;
             }
-            if let Some(wanted) = self.wants_reserved(seq) {
-                if reserved + wanted.num_blocks > self.config.non_preemptible_blocks {
-                    continue;
-                }
-                reserved += wanted.num_blocks;
+            if is_new && !holdings.take(seq.tenant, seq.num_tokens().div_ceil(block_size)) {
+                holdings.close(seq.tenant);
+                walk.leave_line();
+                continue;
             }
+            reserved += wanted;
             // The prompt of a search comes in like any other.
             let is_one_of_many = seq.is_beam() && self.requests[&seq.rank.request].len() > 1;
             if is_one_of_many && !may_join(seq, &self.running, &self.requests, block_size) {

@@ -51,7 +51,7 @@ impl Scheduler {
             self.give_backing_up(&mut seq);
             self.stats.preempted_recompute += 1;
             self.pause(&mut seq);
-            self.waiting.insert(seq.rank, seq);
+            self.waiting.insert(seq);
         }
     }
 

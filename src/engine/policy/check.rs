@@ -20,7 +20,7 @@ impl Scheduler {
             let planned = parts.fold((0, 0), |sum, part| (sum.0 + part.num_tokens, sum.1 + usize::from(part.samples)));
             assert_eq!((seq.computing, seq.sampling), planned, "{} and the plans in flight disagree", rank.seq);
         }
-        for seq in self.waiting.values() {
+        for seq in self.waiting.iter() {
             assert_ne!(seq.state, SeqState::Running);
             assert!(seq.table.is_empty(), "{} waits and holds blocks", seq.rank.seq);
             assert!(seq.backing.is_empty() && seq.swap_in.is_none(), "{} waits and has copies", seq.rank.seq);
@@ -32,7 +32,8 @@ impl Scheduler {
         }
         assert_eq!(self.running.iter().filter(|seq| seq.swap_in.is_some()).count(), self.swap_ins.len());
         assert!(self.running.iter().is_sorted_by_key(|seq| seq.rank), "running sequences are out of order");
-        let swapped = self.waiting.values().filter(|seq| matches!(seq.state, SeqState::Swapped(_))).count();
+        self.waiting.check();
+        let swapped = self.waiting.iter().filter(|seq| matches!(seq.state, SeqState::Swapped(_))).count();
         assert_eq!(swapped, self.num_swapped);
         let total = self.running.len() + self.waiting.len();
         assert_eq!(self.ranks.len(), total);
@@ -42,7 +43,7 @@ impl Scheduler {
 
     /// Tables that hold device blocks, and tables that hold swap blocks, between `plan` and `commit`.
     pub fn tables(&self) -> (Vec<&[BlockId]>, Vec<&[BlockId]>) {
-        let swapped = self.waiting.values().filter_map(|seq| match &seq.state {
+        let swapped = self.waiting.iter().filter_map(|seq| match &seq.state {
             SeqState::Swapped(blocks) => Some(blocks.as_slice()),
             _ => None,
         });

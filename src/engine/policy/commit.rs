@@ -144,7 +144,7 @@ impl Scheduler {
             self.running.insert(seq);
         } else {
             seq.preempt(None);
-            self.waiting.insert(rank, seq);
+            self.waiting.insert(seq);
         }
     }
 
@@ -157,7 +157,7 @@ impl Scheduler {
             let mut seq = self.running.remove(&rank).expect("who waits for a copy runs");
             seq.swap_in = None;
             seq.preempt(None);
-            self.waiting.insert(rank, seq);
+            self.waiting.insert(seq);
         }
         let mut failed: Vec<RequestId> = self.running.iter().map(|seq| seq.rank.request).collect();
         failed.sort_unstable();
@@ -165,7 +165,7 @@ impl Scheduler {
         for request in &failed {
             self.drop_request(*request);
         }
-        for seq in self.waiting.values_mut() {
+        for seq in self.waiting.iter_mut() {
             seq.backing.clear();
             if matches!(seq.state, SeqState::Swapped(_)) {
                 seq.state = SeqState::Waiting;

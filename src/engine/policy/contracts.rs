@@ -1,7 +1,8 @@
 //! What requests are promised: that they need not yield, or not for long.
 //!
 //! A request that is not preemptible starts only when all the blocks that it may ever need fit into the part of the pool
-//! that such requests may hold; it is no victim then, and need not be: those who are hold the rest.
+//! that such requests may hold; it is no victim then, and need not be: those who are hold the rest. While one waits for
+//! that, later ones that must not yield either wait behind it, however small they are; others go before it.
 //!
 //! A sequence whose pauses are limited yields after those whose are not, and when it has been paused for half of that time
 //! it comes back before all others, who yield to it. The other half is for a step that runs, and for the copies.
@@ -68,4 +69,80 @@ pub(super) struct Reserved {
     pub num_blocks: usize,
     /// Beams that its search may have at once; they come and go.
     pub num_beams: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::engine::bill::{Tenant, Terms};
+    use crate::engine::plan::Delivery;
+    use crate::engine::policy::world::{World, arrival, config, seqs};
+    use crate::engine::policy::{Arrival, SchedulerConfig, SchedulingPolicy};
+    use crate::ids::{RequestId, SeqId};
+    use std::time::Duration;
+
+    #[test]
+    fn smaller_requests_do_not_overtake_one_that_waits_for_its_part_of_the_pool() {
+        let mut world = World::new(SchedulerConfig { non_preemptible_blocks: 4, ..config() });
+        let terms = Terms { preemptible: false, ..Terms::default() };
+        // 2 blocks each, but for the second of them: 4.
+        for (id, max_tokens, tenant) in [(1, 5, 1), (2, 13, 1), (3, 5, 1), (4, 5, 2)] {
+            let tenant = Tenant(tenant);
+            world.scheduler.arrive(Arrival { terms, tenant, ..arrival(id, 4, max_tokens) });
+        }
+        world.scheduler.arrive(arrival(5, 4, 90));
+        let plan = world.plan();
+        assert_eq!(seqs(&plan), [SeqId(1), SeqId(5)], "who may be preempted goes before");
+        world.commit(&plan);
+        // Small ones keep coming; as one ends, the large one's turn comes all the same.
+        let mut started = None;
+        for id in 6..30 {
+            let tenant = Tenant(1 + id as u32 % 2);
+            world.scheduler.arrive(Arrival { terms, tenant, ..arrival(id, 4, 5) });
+            let plan = world.plan();
+            let second = seqs(&plan).contains(&SeqId(2));
+            assert!(second || started.is_some() || !seqs(&plan).iter().any(|seq| (3..5).contains(&seq.0)), "{plan:?}");
+            started = started.or(second.then_some(id));
+            world.commit(&plan);
+        }
+        assert!(started.is_some_and(|id| id < 12), "it started in step {started:?}");
+    }
+
+    /// How long the second of two requests whose pauses are limited was paused, once it had yielded to the first and the
+    /// room went to another before it was free for the second.
+    fn pauses(most: Duration) -> Vec<u32> {
+        let policy = SchedulingPolicy::Priority;
+        let mut world = World::new(SchedulerConfig { num_device_blocks: 12, policy, ..config() });
+        let terms = Terms { max_pause: Some(most), ..Terms::default() };
+        world.scheduler.arrive(arrival(1, 1, 90));
+        world.scheduler.arrive(Arrival { terms, priority: 1, ..arrival(2, 9, 10) });
+        world.scheduler.arrive(Arrival { terms, priority: 3, ..arrival(3, 9, 90) });
+        let (mut paused_at, mut pauses) = (None, Vec::new());
+        for second in 0..20 {
+            if second == 9 {
+                world.scheduler.arrive(Arrival { priority: 2, ..arrival(4, 20, 90) });
+            }
+            world.scheduler.set_time(f64::from(second));
+            let plan = world.plan();
+            world.commit(&plan);
+            for (request, pause) in world.scheduler.take_pauses() {
+                match pause {
+                    Delivery::Paused { .. } if request == RequestId(3) => paused_at = Some(second),
+                    Delivery::Resumed { .. } if request == RequestId(3) => {
+                        pauses.extend(paused_at.take().map(|at| second - at));
+                    }
+                    _ => {}
+                }
+            }
+            assert!(pauses.is_empty() || !seqs(&plan).contains(&SeqId(4)), "both have room in second {second}");
+        }
+        assert_eq!(paused_at.is_some(), pauses.is_empty());
+        pauses
+    }
+
+    #[test]
+    fn who_may_be_paused_for_so_long_is_back_when_half_of_it_is_over() {
+        assert_eq!(pauses(Duration::from_secs(10)), [5], "who came before it yields");
+        assert_eq!(pauses(Duration::from_secs(6)), [3]);
+        assert!(pauses(Duration::from_secs(100)).is_empty());
+    }
 }

@@ -30,6 +30,12 @@ impl Holdings {
         *held += if may { num_blocks } else { 0 };
         may
     }
+
+    /// Nothing more for a tenant: one of its own waits, and others would overtake it.
+    pub(super) fn close(&mut self, tenant: Tenant) {
+        let most = self.most.unwrap_or(0);
+        self.held.entry(tenant).and_modify(|held| *held = most.max(*held)).or_insert(most);
+    }
 }
 
 impl Scheduler {
@@ -42,8 +48,8 @@ impl Scheduler {
 
     /// Of the swap pool.
     pub(super) fn swap_holdings(&self) -> Holdings {
-        let swapped = self.waiting.values().filter_map(|seq| match &seq.state {
-            SeqState::Swapped(blocks) => Some((&**seq, blocks.len())),
+        let swapped = self.waiting.iter().filter_map(|seq| match &seq.state {
+            SeqState::Swapped(blocks) => Some((seq, blocks.len())),
             _ => None,
         });
         Holdings::new(self.config.quota.swap_blocks, swapped)
@@ -61,92 +67,25 @@ impl Quota {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::allocation::{serve, serve_swap};
-    use crate::engine::bill::Terms;
-    use crate::engine::block_pool::BlockPool;
-    use crate::engine::plan::{SeqOutput, StepOutput, StepPlan};
-    use crate::engine::policy::{AdmissionPolicy, Arrival, PreemptionMode, SchedulerConfig, SchedulingPolicy};
+    use crate::engine::policy::world::{World, arrival, config, seqs};
+    use crate::engine::policy::{Arrival, SchedulerConfig};
     use crate::ids::{RequestId, SeqId};
-    use crate::sampling::params::{Sampled, SamplingParams};
-    use smallvec::smallvec;
-    use std::sync::Arc;
 
-    struct World {
-        scheduler: Scheduler,
-        device: BlockPool,
-        swap: BlockPool,
-    }
-
-    impl World {
-        /// 16 blocks of 4 tokens on the device and as many beside it.
-        fn new(quota: Quota) -> Self {
-            let config = SchedulerConfig {
-                block_size: 4,
-                num_device_blocks: 16,
-                num_swap_blocks: 16,
-                max_num_seqs: 8,
-                max_num_batched_tokens: 100,
-                inter_token_target: None,
-                max_model_len: 100,
-                policy: SchedulingPolicy::Fcfs,
-                preemption_mode: PreemptionMode::Swap,
-                admission: AdmissionPolicy::Prompt,
-                watermark_blocks: 0,
-                write_behind_blocks: 0,
-                max_tail_blocks: 0,
-                non_preemptible_blocks: 0,
-                quota,
-                prefix_caching: false,
-                overlap: false,
-                hash_key: [0; 32],
-            };
-            let (device, swap) = (BlockPool::new(16, false), BlockPool::new(16, false));
-            Self { scheduler: Scheduler::new(config), device, swap }
+    /// One request of each of `tenants`, in their order.
+    fn world_of(quota: Quota, tenants: &[u32], prompt: usize) -> World {
+        let mut world = World::new(SchedulerConfig { quota, ..config() });
+        for (tenant, id) in tenants.iter().zip(1..) {
+            let tenant = Tenant(*tenant);
+            world.scheduler.arrive(Arrival { tenant, ..arrival(id, prompt, 90) });
         }
-
-        /// One request of each of `tenants`, in their order.
-        fn with_requests(quota: Quota, tenants: &[u32], prompt: usize) -> Self {
-            let mut world = Self::new(quota);
-            for (tenant, id) in tenants.iter().zip(1..) {
-                world.scheduler.arrive(Arrival {
-                    id: RequestId(id),
-                    prompt: Arc::new(vec![1; prompt]),
-                    params: Arc::new(SamplingParams { max_tokens: 90, ..SamplingParams::default() }),
-                    n: 1,
-                    priority: 0,
-                    cache_salt: None,
-                    terms: Terms::default(),
-                    tenant: Tenant(*tenant),
-                    constraint: None,
-                });
-            }
-            world
-        }
-
-        fn plan(&mut self) -> StepPlan {
-            let demand = self.scheduler.demand().unwrap();
-            let grant = serve(&mut self.device, 4, demand);
-            let swap = self.scheduler.reserve(&grant);
-            let swap = serve_swap(&mut self.swap, swap);
-            self.scheduler.plan(grant, swap)
-        }
-
-        fn commit(&mut self, plan: &StepPlan) {
-            let sampled = |_| smallvec![Sampled { token: 1, logprobs: None }];
-            let seqs = plan.batch.iter().map(|seq| SeqOutput { sampled: sampled(seq), ..SeqOutput::of(seq.seq) });
-            self.scheduler.commit(StepOutput { seqs: seqs.collect(), ..StepOutput::default() });
-        }
-    }
-
-    fn seqs(plan: &StepPlan) -> Vec<SeqId> {
-        plan.batch.iter().map(|seq| seq.seq).collect()
+        world
     }
 
     #[test]
     fn a_tenant_over_its_quota_waits_and_others_go_before_it() {
         let quota = Quota { device_blocks: Some(5), swap_blocks: None };
         // 3 blocks each.
-        let mut world = World::with_requests(quota, &[1, 1, 1, 2, 2], 9);
+        let mut world = world_of(quota, &[1, 1, 1, 2, 2], 9);
         let plan = world.plan();
         assert_eq!(seqs(&plan), [SeqId(1), SeqId(4)]);
         world.commit(&plan);
@@ -158,9 +97,20 @@ mod tests {
     }
 
     #[test]
+    fn a_smaller_request_does_not_overtake_another_of_its_tenant() {
+        let quota = Quota { device_blocks: Some(6), swap_blocks: None };
+        // 3 blocks, 4, and 2.
+        let mut world = world_of(quota, &[1], 9);
+        for (id, prompt) in [(2, 13), (3, 5)] {
+            world.scheduler.arrive(Arrival { tenant: Tenant(1), ..arrival(id, prompt, 90) });
+        }
+        assert_eq!(seqs(&world.plan()), [SeqId(1)]);
+    }
+
+    #[test]
     fn who_holds_nothing_may_start_whatever_it_needs() {
         let quota = Quota { device_blocks: Some(2), swap_blocks: None };
-        let mut world = World::with_requests(quota, &[1, 1, 2], 9);
+        let mut world = world_of(quota, &[1, 1, 2], 9);
         assert_eq!(seqs(&world.plan()), [SeqId(1), SeqId(3)]);
     }
 
@@ -174,7 +124,7 @@ mod tests {
     }
 
     fn world_size(quota: Quota, tenants: &[u32]) -> usize {
-        World::with_requests(quota, tenants, 9).plan().batch.len()
+        world_of(quota, tenants, 9).plan().batch.len()
     }
 
     #[test]
@@ -182,7 +132,7 @@ mod tests {
         for (swap_blocks, swaps) in [(None, [true, true]), (Some(5), [true, false])] {
             let quota = Quota { device_blocks: None, swap_blocks };
             // 5 blocks each, and then one more: the two most junior yield.
-            let mut world = World::with_requests(quota, &[2, 1, 1], 20);
+            let mut world = world_of(quota, &[2, 1, 1], 20);
             let mut swapped = Vec::new();
             for _ in 0..60 {
                 let plan = world.plan();

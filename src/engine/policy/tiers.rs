@@ -216,7 +216,7 @@ impl Scheduler {
         }
         self.give_backing_up(&mut seq);
         self.pause(&mut seq);
-        self.waiting.insert(rank, seq);
+        self.waiting.insert(seq);
     }
 
     /// It has to yield before its KV has come back: that is still in the swap pool.
@@ -324,7 +324,7 @@ impl Scheduler {
     /// These blocks of the swap pool hold nothing. Who relied on them computes from there on.
     fn lose(&mut self, lost: &[BlockId]) {
         self.pending_swap.forget.extend(lost);
-        for seq in self.waiting.values_mut() {
+        for seq in self.waiting.iter_mut() {
             let SeqState::Swapped(blocks) = &mut seq.state else { continue };
             let Some(first) = blocks.iter().position(|block| lost.contains(block)) else { continue };
             self.pending_swap.release.push(blocks.split_off(first));

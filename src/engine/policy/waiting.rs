@@ -1,0 +1,217 @@
+//! The sequences that wait: new ones, and those that had to yield.
+
+use crate::engine::bill::Tenant;
+use crate::engine::sequence::{Rank, Sequence};
+use std::cmp::Reverse;
+use std::collections::btree_map::Iter;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::iter::Peekable;
+use std::ops::Bound::{Excluded, Unbounded};
+use std::ops::Index;
+
+/// Sequences by rank, and in lines: where the first of a line may not start yet, nobody behind it may, and a step need not
+/// look at them.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    seqs: BTreeMap<Rank, Box<Sequence>>,
+    lines: BTreeSet<(Line, Rank)>,
+    /// Whose turn it is in each line.
+    heads: BTreeMap<Rank, Line>,
+}
+
+/// New sequences of one tenant, those that must not yield apart from the others; or all that have run before, which no
+/// quota holds back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Line {
+    tenant: Tenant,
+    preemptible: bool,
+}
+
+impl Line {
+    /// It changes only while a sequence runs.
+    fn of(seq: &Sequence) -> Self {
+        match seq.cached_tokens {
+            None => Self { tenant: seq.tenant, preemptible: seq.terms.preemptible },
+            Some(_) => Self { tenant: Tenant::default(), preemptible: true },
+        }
+    }
+}
+
+impl Waiting {
+    pub fn len(&self) -> usize {
+        self.seqs.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.seqs.is_empty()
+    }
+
+    pub fn get(&self, rank: &Rank) -> Option<&Sequence> {
+        self.seqs.get(rank).map(|seq| &**seq)
+    }
+
+    pub fn get_mut(&mut self, rank: &Rank) -> Option<&mut Sequence> {
+        self.seqs.get_mut(rank).map(|seq| &mut **seq)
+    }
+
+    /// Most senior first.
+    pub fn iter(&self) -> impl Iterator<Item = &Sequence> {
+        self.seqs.values().map(|seq| &**seq)
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Sequence> {
+        self.seqs.values_mut().map(|seq| &mut **seq)
+    }
+
+    pub fn insert(&mut self, seq: Box<Sequence>) {
+        let (line, rank) = (Line::of(&seq), seq.rank);
+        let before = self.lines.range(..(line, rank)).next_back();
+        if before.is_none_or(|(other, _)| *other != line) {
+            if let Some(next) = next_of(&self.lines, line, rank) {
+                self.heads.remove(&next);
+            }
+            self.heads.insert(rank, line);
+        }
+        self.lines.insert((line, rank));
+        let old = self.seqs.insert(rank, seq);
+        assert!(old.is_none(), "a sequence waits once");
+    }
+
+    pub fn remove(&mut self, rank: &Rank) -> Option<Box<Sequence>> {
+        let seq = self.seqs.remove(rank)?;
+        let line = Line::of(&seq);
+        self.lines.remove(&(line, *rank));
+        if self.heads.remove(rank).is_some() {
+            self.heads.extend(next_of(&self.lines, line, *rank).map(|next| (next, line)));
+        }
+        Some(seq)
+    }
+
+    /// Goes through them, most senior first. Takes time for those that it comes to, and for no others.
+    pub fn walk(&mut self) -> Walk<'_> {
+        let Self { seqs, lines, heads } = self;
+        Walk { seqs, lines, heads: heads.iter().peekable(), entered: BinaryHeap::new(), last: None }
+    }
+
+    pub fn check(&self) {
+        let lines: BTreeSet<_> = self.iter().map(|seq| (Line::of(seq), seq.rank)).collect();
+        assert_eq!(self.lines, lines, "lines are not those of the waiting sequences");
+        let mut heads = BTreeMap::new();
+        for (line, rank) in lines.iter().rev() {
+            heads.insert(*line, *rank);
+        }
+        let heads: BTreeMap<_, _> = heads.into_iter().map(|(line, rank)| (rank, line)).collect();
+        assert_eq!(self.heads, heads, "it is another's turn");
+    }
+}
+
+impl Index<&Rank> for Waiting {
+    type Output = Sequence;
+
+    fn index(&self, rank: &Rank) -> &Sequence {
+        self.get(rank).expect("it waits")
+    }
+}
+
+/// Who is behind `rank` in its line.
+fn next_of(lines: &BTreeSet<(Line, Rank)>, line: Line, rank: Rank) -> Option<Rank> {
+    let behind = lines.range((Excluded((line, rank)), Unbounded)).next();
+    behind.filter(|(other, _)| *other == line).map(|(_, rank)| *rank)
+}
+
+/// See [`Waiting::walk`].
+pub(super) struct Walk<'a> {
+    seqs: &'a mut BTreeMap<Rank, Box<Sequence>>,
+    lines: &'a BTreeSet<(Line, Rank)>,
+    /// Of lines of which nobody was looked at.
+    heads: Peekable<Iter<'a, Rank, Line>>,
+    /// Where the others go on.
+    entered: BinaryHeap<Reverse<(Rank, Line)>>,
+    last: Option<(Rank, Line)>,
+}
+
+impl Walk<'_> {
+    pub fn next(&mut self) -> Option<&mut Sequence> {
+        if let Some((rank, line)) = self.last.take() {
+            self.entered.extend(next_of(self.lines, line, rank).map(|next| Reverse((next, line))));
+        }
+        let head = self.heads.peek().map(|(rank, line)| (**rank, **line));
+        let entered = self.entered.peek().map(|Reverse(next)| *next);
+        let next = match (head, entered) {
+            (Some(head), Some(entered)) => head.min(entered),
+            (head, entered) => head.or(entered)?,
+        };
+        if Some(next) == head {
+            self.heads.next();
+        } else {
+            self.entered.pop();
+        }
+        self.last = Some(next);
+        self.seqs.get_mut(&next.0).map(|seq| &mut **seq)
+    }
+
+    /// Passes over all behind the last one in its line.
+    pub fn leave_line(&mut self) {
+        self.last = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::bill::Terms;
+    use crate::engine::policy::Arrival;
+    use crate::engine::policy::world::arrival;
+    use crate::engine::prefix_cache::BlockHasher;
+    use crate::ids::{RequestId, SeqId};
+
+    fn seq(id: u64, tenant: u32, preemptible: bool, has_run: bool) -> Box<Sequence> {
+        let rank = Rank { priority: 0, request: RequestId(id), seq: SeqId(id) };
+        let terms = Terms { preemptible, ..Terms::default() };
+        let arrival = Arrival { tenant: Tenant(tenant), terms, ..arrival(id, 4, 4) };
+        let mut seq = Box::new(Sequence::new(rank, arrival, 100, &BlockHasher::new([0; 32], 4), b""));
+        seq.cached_tokens = has_run.then_some(0);
+        seq
+    }
+
+    fn walk(waiting: &mut Waiting, leaves: impl Fn(u64) -> bool) -> Vec<u64> {
+        let (mut walk, mut ids) = (waiting.walk(), Vec::new());
+        while let Some(seq) = walk.next() {
+            let id = seq.rank.seq.0;
+            ids.push(id);
+            if leaves(id) {
+                walk.leave_line();
+            }
+        }
+        ids
+    }
+
+    #[test]
+    fn a_line_is_left_at_whom_it_waits_for() {
+        let mut waiting = Waiting::default();
+        // Out of order, as those come who had to yield.
+        for (id, tenant, preemptible, has_run) in [
+            (5, 1, true, false),
+            (2, 1, true, false),
+            (7, 2, true, false),
+            (3, 1, false, false),
+            (4, 1, true, true),
+            (6, 1, false, false),
+            (1, 2, true, true),
+            (8, 2, true, true),
+        ] {
+            waiting.insert(seq(id, tenant, preemptible, has_run));
+            waiting.check();
+        }
+        assert_eq!(walk(&mut waiting, |_| false), [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(walk(&mut waiting, |id| id == 2), [1, 2, 3, 4, 6, 7, 8]);
+        assert_eq!(walk(&mut waiting, |id| id == 3), [1, 2, 3, 4, 5, 7, 8]);
+        assert_eq!(walk(&mut waiting, |_| true), [1, 2, 3, 7]);
+        for id in [2, 1, 7, 3, 8, 4, 6, 5] {
+            let rank = Rank { priority: 0, request: RequestId(id), seq: SeqId(id) };
+            assert!(waiting.remove(&rank).is_some() && waiting.remove(&rank).is_none());
+            waiting.check();
+        }
+        assert!(waiting.is_empty() && walk(&mut waiting, |_| false).is_empty());
+    }
+}
