@@ -134,6 +134,8 @@ pub struct Sequence {
     num_prompt: usize,
     /// Tokens that its output may have at most.
     max_output: usize,
+    /// Tokens that it has at least, but for stop strings.
+    min_output: usize,
     /// Tokens whose blocks were promised at the last admission.
     pub admitted_tokens: usize,
     /// Leading blocks of the table whose content has been offered to the prefix cache.
@@ -208,6 +210,7 @@ impl Sequence {
             next: None,
             num_prompt: prompt.len(),
             max_output: (params.max_tokens as usize).min(max_model_len.saturating_sub(prompt.len())),
+            min_output: params.min_tokens as usize,
             pooling: params.pooling,
             is_beam: params.beam.is_some(),
             has_penalties: params.has_penalties(),
@@ -291,6 +294,11 @@ impl Sequence {
     /// Whether a token, or its rules, may end it before it has to.
     pub fn may_end(&self) -> bool {
         self.has_end_tokens
+    }
+
+    /// Tokens that are still to come for certain, unless it is stopped.
+    pub fn certain(&self) -> usize {
+        self.min_output.saturating_sub(self.output.len())
     }
 
     /// Tokens that may still come.

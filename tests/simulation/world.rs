@@ -89,8 +89,12 @@ impl World {
             policy: [SchedulingPolicy::Fcfs, SchedulingPolicy::Priority][random.below(2) as usize],
             preemption_mode: [PreemptionMode::Auto, PreemptionMode::Swap, PreemptionMode::Recompute]
                 [random.below(3) as usize],
-            admission: [AdmissionPolicy::Expected, AdmissionPolicy::MaxTokens, AdmissionPolicy::Prompt]
-                [random.below(3) as usize],
+            // Mostly without looking ahead: that is where sequences have to yield.
+            admission: match random.below(8) {
+                0 => AdmissionPolicy::MaxTokens,
+                1 | 2 => AdmissionPolicy::Expected,
+                _ => AdmissionPolicy::Prompt,
+            },
             watermark_blocks: random.below(3) as usize,
             write_behind_blocks: random.below(num_device_blocks as u64) as usize,
             max_tail_blocks: random.below(3) as usize,

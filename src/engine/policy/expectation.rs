@@ -34,8 +34,7 @@ impl Scheduler {
             _ => {
                 let so_far = seq.output.len();
                 let expected = self.lengths[usize::from(seq.may_end())].remaining(so_far, so_far + most);
-                // Some of them are certain.
-                expected.max((seq.params.min_tokens as usize).saturating_sub(so_far)).min(most)
+                expected.max(seq.certain()).min(most)
             }
         };
         num_tokens.saturating_sub(1)
