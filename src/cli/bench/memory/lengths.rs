@@ -1,6 +1,6 @@
 //! Lengths of requests: of a trace, or like those of the paper's two data sets.
 
-use super::super::workload::{Random, Shape, Stream};
+use super::super::workload::{Random, Stream};
 
 /// Prompt and output of one request, in tokens, each at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,12 +17,6 @@ impl Lengths {
     /// Slots that it fills by its end: its last token is fed to nobody.
     pub fn slots(&self) -> usize {
         self.total() - 1
-    }
-}
-
-impl From<&Shape> for Lengths {
-    fn from(shape: &Shape) -> Self {
-        Self { prompt: shape.prompt_tokens.max(1), output: shape.output_tokens.max(1) }
     }
 }
 
@@ -50,18 +44,19 @@ pub const ABOUT: &str = "Lengths are random (seeded) and log-normal: their means
      (standard deviation 0.86 and 0.68 of the mean), since the paper gives none.";
 
 impl Dataset {
-    /// `num` requests of at most `max_len` tokens each: longer ones are drawn again.
+    /// `num` requests of at most `max_len` tokens each: longer ones are cut, prompts to half of it, then outputs.
     pub fn sample(&self, num: usize, seed: u64, max_len: usize) -> Vec<Lengths> {
         let mut random = Random::new(seed, Stream::Lengths(self.mean_prompt as u64));
-        let mut draw = || loop {
-            let prompt = log_normal(&mut random, self.mean_prompt, PROMPT_SPREAD).round().max(1.0) as usize;
-            let output = log_normal(&mut random, self.mean_output, OUTPUT_SPREAD).round().max(1.0) as u32;
-            let lengths = Lengths { prompt, output };
-            if lengths.total() <= max_len {
-                return lengths;
-            }
+        let mut draw = |mean, spread, most: usize| {
+            let tokens = log_normal(&mut random, mean, spread).round() as usize;
+            tokens.min(most).max(1)
         };
-        (0..num).map(|_| draw()).collect()
+        let mut lengths = |_| {
+            let prompt = draw(self.mean_prompt, PROMPT_SPREAD, max_len / 2);
+            let output = draw(self.mean_output, OUTPUT_SPREAD, max_len.saturating_sub(prompt)) as u32;
+            Lengths { prompt, output }
+        };
+        (0..num).map(&mut lengths).collect()
     }
 }
 
@@ -99,6 +94,6 @@ mod tests {
         }
         assert_eq!(ALPACA.sample(50, 3, 2048), ALPACA.sample(50, 3, 2048));
         assert_ne!(ALPACA.sample(50, 3, 2048), ALPACA.sample(50, 4, 2048));
-        assert!(SHAREGPT.sample(500, 1, 300).iter().all(|lengths| lengths.total() <= 300));
+        assert!(SHAREGPT.sample(500, 1, 300).iter().all(|lengths| lengths.total() <= 300 && lengths.prompt <= 150));
     }
 }

@@ -79,7 +79,7 @@ enum Experiment {
 /// Requests of `waste` where `--num` does not say, unless a trace has fewer.
 const WASTE_REQUESTS: usize = 4_000;
 /// The same of `sharing`.
-const SHARING_REQUESTS: usize = 200;
+const SHARING_REQUESTS: usize = 400;
 /// At most, of those that a model searches for.
 const BEAM_REQUESTS: usize = 32;
 

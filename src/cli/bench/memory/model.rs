@@ -35,6 +35,11 @@ impl ModelFacts {
     }
 }
 
+/// For people.
+pub fn subject(name: &str, loaded: &LoadedModel) -> String {
+    format!("{name} on {}, {}", loaded.device, loaded.dtype.name())
+}
+
 fn find(config: &Config) -> Result<(ModelFiles, ModelSpec), StartError> {
     let report = Mutex::new(progress::loading());
     let downloaded = move |done, total| {

@@ -4,7 +4,7 @@ use super::super::client::{Arrivals, Target, drive};
 use super::super::report::{Outcome, Report, Times};
 use super::super::warm_up;
 use super::super::workload::{WorkItem, WorkloadArgs};
-use super::model::ModelFacts;
+use super::model::{self, ModelFacts};
 use super::output::{Section, median};
 use super::pressure_report::{Row, section};
 use crate::actors::runtime::Runtime;
@@ -138,12 +138,15 @@ struct Bench<'a> {
     max_model_len: usize,
     /// Outputs of the first run, which was unbounded.
     reference: Vec<Outcome>,
+    /// Model and device, for people.
+    subject: String,
 }
 
 pub fn measure(setup: &Setup) -> Result<Section, StartError> {
     let facts = ModelFacts::read(setup.config)?;
     let work = setup.workload.build(64, facts.vocab_size)?;
-    let mut bench = Bench { setup, work, max_model_len: facts.max_model_len, reference: Vec::new() };
+    let mut bench =
+        Bench { setup, work, max_model_len: facts.max_model_len, reference: Vec::new(), subject: String::new() };
     let mut cases = bench.cases()?;
     for round in 0..setup.args.rounds(1) {
         for case in &mut cases {
@@ -152,8 +155,7 @@ pub fn measure(setup: &Setup) -> Result<Section, StartError> {
         }
     }
     let rows = cases.into_iter().map(|case| bench.row(case)).collect::<Vec<_>>();
-    let subject = format!("{}, {}", facts.name, setup.config.device.kind);
-    Ok(section(&subject, &bench.about(), &rows))
+    Ok(section(&bench.subject, &bench.about(), &rows))
 }
 
 impl Bench<'_> {
@@ -202,6 +204,7 @@ impl Bench<'_> {
         config.server.max_requests = config.server.max_requests.max(args.concurrency as usize);
         let runtime = Runtime::start(&config, progress::loading())?;
         let handle = runtime.handle();
+        self.subject = model::subject(&handle.model().served_name, runtime.loaded());
         let most = self.max_model_len.min(num_blocks * config.cache.block_size as usize + 1);
         let target = match args.hide_lengths {
             true => Target::Untold { handle, most },

@@ -4,7 +4,7 @@ use super::super::client::Target;
 use super::super::report::Outcome;
 use super::super::workload::{Stream, TokenSource, WorkItem};
 use super::chart::{Chart, Kind, Series};
-use super::model::ModelFacts;
+use super::model::{self, ModelFacts};
 use super::output::{Part, Section, Table, median, percent};
 use crate::actors::runtime::Runtime;
 use crate::cli::progress::{self, RequestProgress};
@@ -67,7 +67,7 @@ pub fn measure(setup: &Setup) -> Result<Section, StartError> {
             3 * request_blocks
         )));
     }
-    let subject = format!("{} on {}, {}", facts.name, loaded.device, loaded.dtype.name());
+    let subject = model::subject(&facts.name, loaded);
     let target = Target::InProcess(runtime.handle());
     let mut tokens = TokenSource::new(setup.seed, Stream::Prompts, facts.vocab_size);
     let rounds = actix_web::rt::System::new().block_on(async {

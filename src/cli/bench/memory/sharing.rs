@@ -6,7 +6,7 @@ use super::beams::{self, Beams, WIDTHS};
 use super::chart::{Chart, Kind, Series};
 use super::lengths::{ABOUT, ALPACA, Dataset, Lengths, SHAREGPT};
 use super::load::{self, Arrivals, Job};
-use super::model::Model;
+use super::model::{self, Model};
 use super::output::{Part, Section, Table, percent};
 use crate::config::Config;
 use crate::engine::plan::{StepOutput, StepPlan};
@@ -24,7 +24,7 @@ const PREFIXES: [usize; 2] = [80, 341];
 const CONCURRENCY: usize = 16;
 /// The vocabulary where no model is asked.
 const VOCAB_SIZE: u32 = 32_000;
-/// The lengths' limit, as the paper's model has it.
+/// The lengths' limit where none is configured: that of the paper's model.
 pub const MAX_LEN: usize = 2_048;
 
 /// Blocks that sharing saved over blocks that there would be without it, averaged over the steps.
@@ -78,19 +78,21 @@ pub struct Setup<'a> {
 
 pub fn measure(setup: &Setup) -> Result<Section, StartError> {
     let block_size = setup.config.cache.block_size as usize;
+    let max_len = setup.config.model.max_model_len.map_or(MAX_LEN, |len| len as usize);
     let mut savings = Vec::new();
     for dataset in [ALPACA, SHAREGPT] {
-        let lengths = dataset.sample(setup.num_requests, setup.seed, MAX_LEN);
+        tracing::info!("sharing: samples, {} lengths", dataset.name);
+        let lengths = dataset.sample(setup.num_requests, setup.seed, max_len);
         for n in SAMPLES {
             savings.push(samples(&dataset, &lengths, n, block_size, setup.seed));
         }
     }
-    let lengths = ALPACA.sample(setup.num_requests, setup.seed, MAX_LEN);
+    let lengths = ALPACA.sample(setup.num_requests, setup.seed, max_len);
     for prefix in PREFIXES {
         savings.push(prefixes(&lengths, prefix, block_size, setup.seed));
     }
-    let mut beams = Beams::load(setup.config, MAX_LEN, setup.seed)?;
-    let max_len = beams.model().loaded.max_model_len.min(MAX_LEN);
+    let mut beams = Beams::load(setup.config, max_len, setup.seed)?;
+    let max_len = beams.model().loaded.max_model_len.min(max_len);
     for dataset in [ALPACA, SHAREGPT] {
         let lengths = dataset.sample(setup.num_beam_requests, setup.seed, max_len);
         let prompts = beams.write_prompts(&lengths);
@@ -161,12 +163,11 @@ fn section(setup: &Setup, model: &Model, savings: &[Saving]) -> Section {
     );
     let how = format!(
         "Samples and prefixes: the scheduler and the block pool without a model, since nothing but lengths matters; {} \
-         requests of each kind, {CONCURRENCY} at once. Prefixes stand before Alpaca-like prompts. Beams: the same with {} \
-         on {}, whose log-probabilities decide how beams fork; {} requests of each kind, {} at once, and each prompt is what the model \
+         requests of each kind, {CONCURRENCY} at once. Prefixes stand before Alpaca-like prompts. Beams: the same with {}, \
+         whose log-probabilities decide how beams fork; {} requests of each kind, {} at once, and each prompt is what the model \
          itself writes at temperature 1 after a random token. How much beams share depends on the model.",
         setup.num_requests,
-        model.name,
-        model.loaded.device,
+        model::subject(&model.name, &model.loaded),
         setup.num_beam_requests,
         beams::CONCURRENCY,
     );

@@ -2,7 +2,7 @@
 
 use super::super::workload::{Stream, TokenSource};
 use super::chart::{Chart, Kind, Series};
-use super::model::Model;
+use super::model::{self, Model};
 use super::output::{Part, Section, Table, median};
 use crate::config::Config;
 use crate::engine::plan::{PlannedSeq, SamplePlan, StepPlan, SwapIn};
@@ -49,7 +49,7 @@ pub fn measure(setup: &Setup) -> Result<Section, StartError> {
         config.cache.num_device_blocks = Some(setup.length.div_ceil(*block_size) as u32);
         let mut model = Model::load(&config)?;
         tracing::info!("swap: blocks of {block_size} tokens on {}", model.loaded.device);
-        device = format!("{} on {}, {}", model.name, model.loaded.device, model.loaded.dtype.name());
+        device = model::subject(&model.name, &model.loaded);
         rows.push(measure_one(setup, &mut model, *block_size)?);
     }
     Ok(section(setup, &device, &rows))

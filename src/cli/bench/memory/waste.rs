@@ -217,7 +217,7 @@ impl Setup {
         let memory = Chart {
             kind: Kind::Stacked,
             title: format!("What the KV memory holds: {}", self.source),
-            x_label: "reservation, or tokens of a block".into(),
+            x_label: "contiguous reservation; paged, with blocks of so many tokens".into(),
             y_label: "share of KV memory, %".into(),
             places: places.clone(),
             series: vec![
@@ -230,7 +230,7 @@ impl Setup {
         let batch = Chart {
             kind: Kind::Bars,
             title: format!("Requests that run at once in the same memory: {}", self.source),
-            x_label: "reservation, or tokens of a block".into(),
+            x_label: "contiguous reservation; paged, with blocks of so many tokens".into(),
             y_label: "running requests, mean".into(),
             places,
             series: vec![Series::new("running requests", rows.iter().map(|row| row.batch))],
@@ -250,14 +250,10 @@ fn table(rows: &[Waste]) -> Table {
     table
 }
 
-/// Below a bar.
+/// Below a bar: of paged systems the tokens of a block.
 fn short(system: &str) -> String {
-    system
-        .split(" (")
-        .next()
-        .unwrap_or(system)
-        .replace("maximum length", "maximum")
-        .replace("paged, blocks of ", "paged ")
+    let name = system.split(" (").next().unwrap_or(system);
+    name.trim_start_matches("paged, blocks of ").replace("maximum length", "maximum")
 }
 
 #[cfg(test)]
