@@ -69,16 +69,16 @@ pub fn run(
 ) -> Vec<Vec<TokenId>> {
     let mut progress = RequestProgress::new(jobs.len() as u64);
     let mut outputs = vec![Vec::new(); jobs.len()];
-    let (mut arrived, mut idle_turns) = (0, 0);
-    while arrived < jobs.len() || planner.scheduler.has_work() {
-        let until = match arrivals {
-            Arrivals::AllAtOnce => jobs.len(),
-            Arrivals::UpTo(most) => jobs.len().min(arrived + usize::from(planner.scheduler.num_requests() < most)),
+    let mut has_ended = vec![false; jobs.len()];
+    let (mut coming, mut idle_turns) = (jobs.iter().enumerate(), 0);
+    while coming.len() > 0 || planner.scheduler.has_work() {
+        let num_arriving = match arrivals {
+            Arrivals::AllAtOnce => coming.len(),
+            Arrivals::UpTo(most) => usize::from(planner.scheduler.num_requests() < most),
         };
-        for index in arrived..until {
-            planner.scheduler.arrive(arrival(index, &jobs[index]));
+        for (index, job) in coming.by_ref().take(num_arriving) {
+            planner.scheduler.arrive(arrival(index, job));
         }
-        arrived = until;
         let plan = planner.plan();
         if plan.is_empty() {
             idle_turns += 1;
@@ -88,10 +88,14 @@ pub fn run(
         idle_turns = 0;
         let output = execute(planner, &plan);
         for (request, delivery) in planner.scheduler.commit(output) {
+            let index = request.0 as usize;
             match delivery {
-                Delivery::Token { sample: 0, sampled } => outputs[request.0 as usize].push(sampled.token),
-                Delivery::Finished { .. } if !planner.scheduler.has_request(request) => {
-                    progress.request_done(u64::from(jobs[request.0 as usize].params.max_tokens));
+                Delivery::Token { sample: 0, sampled } => outputs[index].push(sampled.token),
+                // Its samples may all end in this step.
+                Delivery::Finished { .. } if !planner.scheduler.has_request(request) && !has_ended[index] => {
+                    has_ended[index] = true;
+                    let job = &jobs[index];
+                    progress.request_done(u64::from(job.n * job.params.max_tokens));
                 }
                 _ => {}
             }

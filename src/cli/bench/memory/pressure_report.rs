@@ -84,8 +84,7 @@ fn chart(rows: &[Row], title: &str, y_label: &str, value: fn(&Row) -> f64) -> Ch
     let mut sizes: Vec<usize> = rows.iter().filter(|row| !row.unbounded).map(|row| row.tokens).collect();
     sizes.sort_unstable_by(|a, b| b.cmp(a));
     sizes.dedup();
-    let mut names: Vec<String> = rows.iter().map(Row::mode_name).collect();
-    names.dedup();
+    let names: Vec<String> = rows.iter().map(Row::mode_name).collect();
     let mut series: Vec<Series> = Vec::new();
     for name in names {
         if series.iter().any(|series| series.name == name) {
