@@ -4,7 +4,7 @@ use super::super::planner::{MAX_IDLE_TURNS, Planner};
 use crate::cli::progress::RequestProgress;
 use crate::engine::bill::{Quota, Tenant, Terms};
 use crate::engine::plan::{Delivery, StepOutput, StepPlan};
-use crate::engine::policy::{Arrival, PreemptionMode, SchedulerConfig, SchedulingPolicy};
+use crate::engine::policy::{AdmissionPolicy, Arrival, PreemptionMode, SchedulerConfig, SchedulingPolicy};
 use crate::engine::prefix_cache::EvictionPolicy;
 use crate::ids::{RequestId, TokenId};
 use crate::sampling::params::SamplingParams;
@@ -39,6 +39,8 @@ pub fn planner(
         max_model_len: num_slots,
         policy: SchedulingPolicy::Fcfs,
         preemption_mode: PreemptionMode::Recompute,
+        // The paper's: whoever's prompt fits may start.
+        admission: AdmissionPolicy::Prompt,
         watermark_blocks: 0,
         write_behind_blocks: 0,
         max_tail_blocks: 0,

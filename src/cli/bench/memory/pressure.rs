@@ -9,7 +9,7 @@ use super::output::{Section, median};
 use super::pressure_report::{Row, section};
 use crate::actors::runtime::Runtime;
 use crate::cli::progress::{self, RequestProgress};
-use crate::config::{Config, PreemptionMode};
+use crate::config::{AdmissionPolicy, Config, PreemptionMode};
 use crate::error::StartError;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -25,13 +25,14 @@ pub struct PressureArgs {
     /// 0.5) or as tokens (4096t)
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,1/2,1/3,1/6")]
     pools: Vec<Pool>,
-    /// pressure: what becomes of sequences that have to yield
+    /// pressure: what becomes of sequences that have to yield; oracle is told every length, and nothing ever has to
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "swap,recompute,auto", value_enum)]
     modes: Vec<Mode>,
     /// pressure and second-level: go through everything N times, and keep medians [default: 1; for second-level 5]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
-    /// pressure: requests ask for four times the tokens that they take, so that the scheduler does not know their lengths
+    /// pressure: requests ask for four times the tokens that they take, so that the scheduler does not know their lengths;
+    /// oracle knows them all the same
     #[arg(long)]
     hide_lengths: bool,
 }
@@ -79,6 +80,8 @@ pub enum Mode {
     Swap,
     Recompute,
     Auto,
+    /// Who knows every output's length and admits nobody who could make another yield.
+    Oracle,
 }
 
 impl Mode {
@@ -86,8 +89,11 @@ impl Mode {
         config.scheduler.preemption_mode = match self {
             Mode::Swap => PreemptionMode::Swap,
             Mode::Recompute => PreemptionMode::Recompute,
-            Mode::Auto => PreemptionMode::Auto,
+            Mode::Auto | Mode::Oracle => PreemptionMode::Auto,
         };
+        if self == Mode::Oracle {
+            config.scheduler.admission = AdmissionPolicy::MaxTokens;
+        }
     }
 }
 
@@ -97,6 +103,7 @@ impl fmt::Display for Mode {
             Mode::Swap => "swap",
             Mode::Recompute => "recompute",
             Mode::Auto => "auto",
+            Mode::Oracle => "oracle",
         })
     }
 }
@@ -206,7 +213,7 @@ impl Bench<'_> {
         let handle = runtime.handle();
         self.subject = model::subject(&handle.model().served_name, runtime.loaded());
         let most = self.max_model_len.min(num_blocks * config.cache.block_size as usize + 1);
-        let target = match args.hide_lengths {
+        let target = match args.hide_lengths && mode != Mode::Oracle {
             true => Target::Untold { handle, most },
             false => Target::InProcess(handle),
         };

@@ -173,7 +173,7 @@ const ABOUT: &str = "Shares of all slots of the KV memory (a slot holds a token)
      steps in which somebody waited; a prompt takes one step, each further token one more. *Reserved*: for tokens that are \
      still to come; *internal*: given out and never used; *external*: nobody's, though somebody waits. *Empty of given \
      out*: slots without a token over slots in blocks or pieces that were given out. Paged is the scheduler and the block \
-     pool that serve requests, preempting by recomputation, and its empty slots are those of last blocks. The others are \
+     pool that serve requests, admitting whoever's prompt fits (as the paper's vLLM did) and preempting by recomputation; its empty slots are those of last blocks. The others are \
      models of their allocators, with one contiguous piece for each request: of the maximum length; of the output's length \
      rounded up to a power of two, by buddies (the paper's Orca, Pow2); of exactly the length, by buddies (Oracle) and by \
      first fit.";
