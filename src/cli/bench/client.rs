@@ -133,7 +133,8 @@ impl Target {
             Target::InProcess(handle) => submit(handle, item, item.output_tokens).await,
             Target::Untold { handle, most } => {
                 let room = most.saturating_sub(item.prompt.len()).min(u32::MAX as usize) as u32;
-                submit(handle, item, (UNTOLD_FACTOR * item.output_tokens).min(room)).await
+                let asked = item.output_tokens.saturating_mul(UNTOLD_FACTOR).min(room);
+                submit(handle, item, asked.max(item.output_tokens)).await
             }
             Target::Http(server) => server.complete(item).await,
         }
