@@ -271,19 +271,12 @@ fn row_of<'a>(markdown: &'a str, name: &str) -> Vec<&'a str> {
 fn bench_memory_writes_tables_charts_and_figures() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("new/folder");
-    let run = output(&[
-        "bench",
-        "memory",
-        "--only",
-        "waste,sharing",
-        "--num",
-        "6",
-        "--max-model-len",
-        "160",
-        "--out",
-        out.to_str().unwrap(),
-    ]);
+    let memory = ["bench", "memory", "--device", "cpu", "--max-model-len", "160", "--out", out.to_str().unwrap()];
+    let run = output(&[&memory[..], &["--only", "waste,sharing", "--num", "12", "--kv-tokens", "500"]].concat());
     assert_eq!(run.status.code(), Some(0), "{}", text(&run.stderr));
+    let few = output(&[&memory[..], &["--only", "waste", "--num", "2"]].concat());
+    assert_eq!(few.status.code(), Some(1));
+    assert!(text(&few.stderr).contains("--kv-tokens: 1280 slots hold all 2 requests"), "{}", text(&few.stderr));
     let read = |name: &str| std::fs::read_to_string(out.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
     let (printed, markdown) = (text(&run.stdout), read("memory.md"));
     for chart in

@@ -136,7 +136,7 @@ impl MemoryArgs {
             let of = |dataset: Dataset, slug| {
                 self.waste_setup(dataset.name.into(), slug, dataset.sample(num, self.workload.seed, max_len), max_len)
             };
-            return Ok(waste::measure(&[of(SHAREGPT, "sharegpt")?, of(ALPACA, "alpaca")?]));
+            return waste::measure(&[of(SHAREGPT, "sharegpt")?, of(ALPACA, "alpaca")?]);
         }
         let lengths = self.workload.lengths(num)?;
         let requests: Vec<Lengths> = lengths.into_iter().map(|(prompt, output)| Lengths { prompt, output }).collect();
@@ -149,7 +149,7 @@ impl MemoryArgs {
         }
         let name = |path: &PathBuf| path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         let source = self.workload.trace.as_ref().map_or("fixed lengths".into(), name);
-        Ok(waste::measure(&[self.waste_setup(source, "workload", requests, max_len)?]))
+        waste::measure(&[self.waste_setup(source, "workload", requests, max_len)?])
     }
 
     fn waste_setup(

@@ -8,6 +8,7 @@ use super::lengths::Lengths;
 use super::load::{self, Arrivals, Job};
 use super::output::{Part, Section, Table, fine_percent, percent};
 use crate::engine::plan::StepPlan;
+use crate::error::StartError;
 use crate::sampling::params::SamplingParams;
 use serde::Serialize;
 use serde_json::json;
@@ -144,7 +145,7 @@ pub struct Setup {
     pub block_sizes: Vec<usize>,
 }
 
-pub fn measure(setups: &[Setup]) -> Section {
+pub fn measure(setups: &[Setup]) -> Result<Section, StartError> {
     let mut section = Section {
         name: "waste",
         title: "Waste of KV memory by system",
@@ -156,6 +157,16 @@ pub fn measure(setups: &[Setup]) -> Section {
     for setup in setups {
         tracing::info!("waste: {}", setup.source);
         let rows = setup.rows();
+        if let Some(row) = rows.iter().find(|row| row.batch == 0.0) {
+            return Err(StartError::new(format!(
+                "--kv-tokens: {} slots hold all {} requests at once ({}, {}), and nobody waits: expected fewer, or more \
+                 requests (--num)",
+                setup.num_slots,
+                setup.requests.len(),
+                setup.source,
+                row.system
+            )));
+        }
         section.parts.extend([Part::Text(setup.about()), Part::Table(table(&rows))]);
         section.charts.extend(setup.charts(&rows));
         figures.push(json!({
@@ -166,7 +177,7 @@ pub fn measure(setups: &[Setup]) -> Section {
         }));
     }
     section.figures = json!(figures);
-    section
+    Ok(section)
 }
 
 const ABOUT: &str = "Shares of all slots of the KV memory (a slot holds a token) and running requests, averaged over the \
