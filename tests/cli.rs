@@ -260,6 +260,88 @@ fn bench_measures_the_engine_and_a_server() {
     assert_eq!(server.wait().code(), Some(0));
 }
 
+/// The cells of the row of a Markdown table that begins with `name`.
+fn row_of<'a>(markdown: &'a str, name: &str) -> Vec<&'a str> {
+    let row = markdown.lines().find(|line| line.starts_with(&format!("| {name} |")));
+    let row = row.unwrap_or_else(|| panic!("no row {name}: {markdown}"));
+    row.trim_matches('|').split('|').map(str::trim).collect()
+}
+
+#[test]
+fn bench_memory_writes_tables_charts_and_figures() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("new/folder");
+    let memory = ["bench", "memory", "--device", "cpu", "--max-model-len", "160", "--out", out.to_str().unwrap()];
+    let run = output(&[&memory[..], &["--only", "waste,sharing", "--num", "12", "--kv-tokens", "500"]].concat());
+    assert_eq!(run.status.code(), Some(0), "{}", text(&run.stderr));
+    let few = output(&[&memory[..], &["--only", "waste", "--num", "2"]].concat());
+    assert_eq!(few.status.code(), Some(1));
+    assert!(text(&few.stderr).contains("--kv-tokens: 1280 slots hold all 2 requests"), "{}", text(&few.stderr));
+    let read = |name: &str| std::fs::read_to_string(out.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let (printed, markdown) = (text(&run.stdout), read("memory.md"));
+    for chart in
+        ["waste-sharegpt", "batch-sharegpt", "waste-alpaca", "batch-alpaca", "sharing-samples", "sharing-beams"]
+    {
+        assert!(read(&format!("{chart}.svg")).ends_with("</svg>\n"));
+        assert!(markdown.contains(&format!("]({chart}.svg)")), "{chart} is shown");
+    }
+    let figures: Value = serde_json::from_str(&read("memory.json")).unwrap();
+    // What is printed is what the file says, and every slot is counted once.
+    let systems = figures["experiments"]["waste"][0]["systems"].as_array().unwrap();
+    let share = |system: &Value, name: &str| system[name].as_f64().unwrap();
+    for system in systems {
+        let shares = ["tokens", "reserved", "internal", "external"].map(|name| share(system, name));
+        assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-9, "{system}");
+        let row = row_of(&printed, system["system"].as_str().unwrap());
+        let printed: Vec<String> = shares.iter().map(|share| format!("{:.1} %", 100.0 * share)).collect();
+        assert_eq!(row[1..5], printed);
+        assert_eq!(row_of(&markdown, row[0]), row);
+    }
+    let empty = |name: &str| share(systems.iter().find(|system| system["system"] == name).unwrap(), "of_allocated");
+    assert!(
+        empty("paged, blocks of 8") < empty("paged, blocks of 64")
+            && empty("paged, blocks of 64") < empty("maximum length")
+    );
+    let savings = figures["experiments"]["sharing"]["savings"].as_array().unwrap();
+    assert_eq!(savings.len(), 2 * 5 + 2 + 2 * 3);
+    assert!(savings.iter().all(|saving| (0.0..1.0).contains(&share(saving, "saved"))), "{savings:?}");
+    let beams: Vec<_> = savings.iter().filter(|saving| saving["what"] == "beam search").collect();
+    assert!(beams.iter().all(|saving| share(saving, "saved") > 0.05), "beams share their prompts: {beams:?}");
+}
+
+#[test]
+fn bench_memory_runs_the_engine_under_pressure() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().to_str().unwrap();
+    let base = ["bench", "memory", "--device", "cpu", "--out", out, "--rounds", "1"];
+    let small = ["--block-sizes", "16", "--swap-length", "64", "--prefix", "160"];
+    let pressed =
+        ["--fixed", "32:24", "--num", "6", "--concurrency", "4", "--pools", "1/2,80t", "--modes", "auto,oracle"];
+    // The others start whoever's prompt fits, so that somebody has to yield.
+    let only = ["--only", "swap,pressure,second-level", "--hide-lengths", "--set", "scheduler.admission=prompt"];
+    let run = output(&[&base[..], &small, &pressed, &only].concat());
+    assert_eq!(run.status.code(), Some(0), "{}", text(&run.stderr));
+    let text_of = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+    let figures: Value = serde_json::from_str(&text_of("memory.json")).unwrap();
+    let figures = &figures["experiments"];
+    let positive = |value: &Value| value.as_f64().is_some_and(|value| value > 0.0);
+    let swap = &figures["swap"]["rows"][0];
+    assert!(["out_ms", "in_ms", "recompute_ms"].iter().all(|name| positive(&swap[name])), "{swap}");
+    let rows = figures["pressure"]["rows"].as_array().unwrap();
+    // The unbounded run, and each mode with each pool.
+    assert_eq!(rows.iter().map(|row| row["num_blocks"].as_u64().unwrap()).skip(1).collect::<Vec<_>>(), [7, 7, 5, 5]);
+    assert!(rows.iter().all(|row| row["identical"] == true && positive(&row["out_tok_per_s"])), "{rows:?}");
+    let preempts = |row: &Value| positive(&row["preemptions"]);
+    let by_mode = |mode: &str| rows.iter().skip(1).any(|row| row["mode"] == mode && preempts(row));
+    assert!(!preempts(&rows[0]) && by_mode("auto") && !by_mode("oracle"), "{rows:?}");
+    let second = &figures["second-level"];
+    assert_eq!(second["prefix_tokens"], 160);
+    assert!(["computed_ms", "swap_ms", "device_ms"].iter().all(|name| positive(&second[name])), "{second}");
+    let wrong = output(&[&base[..], &["--only", "pressure", "--fixed", "32:24", "--pools", "16t"]].concat());
+    assert_eq!(wrong.status.code(), Some(1));
+    assert!(text(&wrong.stderr).contains("--pools: 1 blocks of 16 tokens are too few"), "{}", text(&wrong.stderr));
+}
+
 #[test]
 fn bench_sets_every_phase_beside_what_the_machine_can_do() {
     let file = tempfile::NamedTempFile::new().unwrap();

@@ -42,7 +42,7 @@ enum Command {
     /// (POST), 'url' (/v1/chat/completions or /v1/completions) and 'body'. Results come in the order of the input. A
     /// line that is wrong or fails gets a result that says so and does not stop the rest.
     Generate(generate::GenerateArgs),
-    /// Measure throughput, latency, or a server
+    /// Measure throughput, latency, memory, or a server
     #[command(subcommand)]
     Bench(bench::BenchCommand),
     /// Show or check the configuration
@@ -114,6 +114,7 @@ mod tests {
             "pagetide bench serve --url http://x --trace t.csv --rate 2",
             "pagetide bench replay --simulate t.jsonl --capacity 1%,5%,4000 --cache-only",
             "pagetide bench replay --simulate t.jsonl --num-device-blocks 900 --block-size 256 --repeat 9 --step-ms 5",
+            "pagetide bench memory --out DIR --only waste,second-level --pools 1/3,4096t --modes auto,oracle --hide-lengths",
             "pagetide config show --port 1",
             "pagetide config check f.toml",
             "pagetide doctor --json --device cuda",

@@ -5,7 +5,7 @@ use super::workload::WorkItem;
 use crate::actors::messages::{Event, Prompt, Submit};
 use crate::actors::runtime::RuntimeHandle;
 use crate::cli::progress::RequestProgress;
-use crate::engine::bill::{Tenant, Terms};
+use crate::engine::bill::{KvBill, Tenant, Terms};
 use crate::error::StartError;
 use crate::sampling::params::SamplingParams;
 use futures_util::StreamExt;
@@ -18,6 +18,13 @@ use std::time::{Duration, Instant};
 
 pub enum Target {
     InProcess(RuntimeHandle),
+    /// The same, without being told how long outputs become: requests ask for more than they want, and their clients go
+    /// away once they have it.
+    Untold {
+        handle: RuntimeHandle,
+        /// Tokens of prompt and output that a request may ask for.
+        most: usize,
+    },
     Http(HttpTarget),
 }
 
@@ -115,6 +122,7 @@ impl Clock {
             ttft: self.ttft,
             gaps: self.gaps,
             e2e: self.sent.elapsed(),
+            ..Outcome::default()
         }
     }
 }
@@ -122,15 +130,24 @@ impl Clock {
 impl Target {
     pub async fn request(&self, item: &WorkItem) -> Outcome {
         match self {
-            Target::InProcess(handle) => submit(handle, item).await,
+            Target::InProcess(handle) => submit(handle, item, item.output_tokens).await,
+            Target::Untold { handle, most } => {
+                let room = most.saturating_sub(item.prompt.len()).min(u32::MAX as usize) as u32;
+                let asked = item.output_tokens.saturating_mul(UNTOLD_FACTOR).min(room);
+                submit(handle, item, asked.max(item.output_tokens)).await
+            }
             Target::Http(server) => server.complete(item).await,
         }
     }
 }
 
-async fn submit(handle: &RuntimeHandle, item: &WorkItem) -> Outcome {
+/// What a request asks for that hides its length, over what it wants.
+const UNTOLD_FACTOR: u32 = 4;
+
+/// Takes the item's output tokens of the `max_tokens` that it asks for.
+async fn submit(handle: &RuntimeHandle, item: &WorkItem, max_tokens: u32) -> Outcome {
     let mut clock = Clock::start();
-    let params = SamplingParams { max_tokens: item.output_tokens, temperature: 0.0, ..SamplingParams::default() };
+    let params = SamplingParams { max_tokens, temperature: 0.0, ..SamplingParams::default() };
     let submit = Submit {
         prompt: Prompt::Tokens(item.prompt.clone()),
         prompt_param: "prompt",
@@ -149,19 +166,25 @@ async fn submit(handle: &RuntimeHandle, item: &WorkItem) -> Outcome {
         Ok(accepted) => accepted,
         Err(error) => return Outcome::failed(error.to_string(), item.prompt.len()),
     };
-    let (mut output_tokens, mut cached_tokens, mut error) = (0, 0, None);
+    let (mut tokens, mut bill) = (Vec::with_capacity(item.output_tokens as usize), KvBill::default());
+    let (mut cached_tokens, mut error) = (0, None);
     while let Some(event) = accepted.events.next().await {
         match event {
-            Event::Token { .. } => {
-                output_tokens += 1;
+            Event::Token { token, .. } => {
+                tokens.push(token);
                 clock.tokens();
+                if tokens.len() == item.output_tokens as usize && max_tokens > item.output_tokens {
+                    break;
+                }
             }
+            Event::Bill(newest) => bill = newest,
             Event::Started { cached_tokens: cached } => cached_tokens = cached as usize,
             Event::Failed(failure) => error = Some(failure.to_string()),
             _ => {}
         }
     }
-    clock.outcome(item, output_tokens, cached_tokens, error)
+    let outcome = clock.outcome(item, tokens.len(), cached_tokens, error);
+    Outcome { tokens, bill, ..outcome }
 }
 
 impl HttpTarget {

@@ -2,6 +2,8 @@
 
 mod client;
 pub mod gpu;
+mod memory;
+mod planner;
 mod replay;
 mod report;
 mod roofline;
@@ -51,6 +53,11 @@ pub enum BenchCommand {
     /// Of the settings, those of the sections cache, swap and scheduler count. A step takes what the timing flags say;
     /// their defaults are Llama 3 8B on an H100, from its data sheet.
     Replay(replay::ReplayArgs),
+    /// What KV memory is used for, shared and worth: the experiments of the PagedAttention paper, as tables and charts
+    ///
+    /// Waste by system, blocks saved by sharing, swapping against recomputing, throughput and latency against the size of
+    /// the memory, and the swap pool as a second level of the prefix cache. All in this process, one after the other.
+    Memory(Box<memory::MemoryArgs>),
 }
 
 #[derive(Args)]
@@ -103,6 +110,7 @@ pub fn run(command: BenchCommand) -> Result<ExitCode, StartError> {
         BenchCommand::Serve(args) => serve(&args),
         BenchCommand::Gpu(args) => gpu::run(&args),
         BenchCommand::Replay(args) => replay::run(&args),
+        BenchCommand::Memory(args) => memory::run(&args),
     }
 }
 
@@ -142,7 +150,7 @@ fn in_process(
     let subject = subject_in_process(&runtime);
     let target = Target::InProcess(handle);
     let (report, phases, sending) = actix_web::rt::System::new().block_on(async {
-        warm_up(&target, args, &work).await?;
+        warm_up(&target, args.warmup, &work).await?;
         roofline.iter().for_each(Roofline::reset);
         Ok::<_, StartError>(measure(&target, &work, &mut RequestProgress::new(work.len() as u64)).await)
     })?;
@@ -225,7 +233,7 @@ async fn measure_server(
         (None, false) => (Arrivals::Concurrency(concurrency as usize), json!({ "concurrency": concurrency })),
     };
     let target = Target::Http(target);
-    warm_up(&target, &args.common, &work).await?;
+    warm_up(&target, args.common.warmup, &work).await?;
     roofline.into_iter().for_each(Roofline::reset);
     let (outcomes, wall) = drive(&target, &work, &arrivals, &mut RequestProgress::new(work.len() as u64)).await;
     let setup = json!({ "subject": subject, "sending": sending });
@@ -242,8 +250,8 @@ fn resolve(args: &CommonArgs) -> Result<Resolved, StartError> {
 
 /// A few short requests, so that the first measured one does not pay for first times. They share no block of tokens
 /// with the work: reversed prompts.
-async fn warm_up(target: &Target, args: &CommonArgs, work: &[WorkItem]) -> Result<(), StartError> {
-    for item in work.iter().cycle().take(args.warmup) {
+async fn warm_up(target: &Target, num: usize, work: &[WorkItem]) -> Result<(), StartError> {
+    for item in work.iter().cycle().take(num) {
         let prompt = item.prompt.iter().rev().take(16).copied().collect();
         let outcome = target.request(&WorkItem { prompt, output_tokens: 4, ..item.clone() }).await;
         if let Some(error) = outcome.error {

@@ -1,5 +1,7 @@
 //! What a benchmark measured: per request, and summed up as a table and as JSON.
 
+use crate::engine::bill::KvBill;
+use crate::ids::TokenId;
 use serde::Serialize;
 use std::fmt;
 use std::time::Duration;
@@ -19,6 +21,10 @@ pub struct Outcome {
     pub gaps: Vec<Duration>,
     /// From sending to the end.
     pub e2e: Duration,
+    /// Of the output; known only of an engine in this process.
+    pub tokens: Vec<TokenId>,
+    /// What memory pressure has cost it; the same.
+    pub bill: KvBill,
 }
 
 impl Outcome {
@@ -35,7 +41,7 @@ impl Outcome {
 
 /// Exact figures of a set of times, in milliseconds. A percentile is the smallest measured value that at least so many
 /// percent do not exceed (nearest rank).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Times {
     pub mean: f64,
     pub p50: f64,

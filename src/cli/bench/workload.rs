@@ -62,8 +62,14 @@ const FIRST_TOKEN: u32 = 10;
 impl WorkloadArgs {
     /// The requests, the same for the same arguments and vocabulary.
     pub fn build(&self, default_num: usize, vocab_size: u32) -> Result<Vec<WorkItem>, StartError> {
+        let shapes = self.shapes(default_num)?;
+        Ok(self.prompts(&shapes, vocab_size))
+    }
+
+    /// What the requests are like, before the lengths are scaled.
+    fn shapes(&self, default_num: usize) -> Result<Vec<Shape>, StartError> {
         let num = self.num.map_or(default_num, |num| num as usize);
-        let shapes = match &self.trace {
+        match &self.trace {
             Some(path) => {
                 let wrong = |what: String| StartError::new(format!("--trace {}: {what}", path.display()));
                 let shapes = read_trace(path).map_err(wrong)?;
@@ -71,34 +77,45 @@ impl WorkloadArgs {
                 if chosen.is_empty() {
                     return Err(wrong(format!("no request left after --skip {}", self.skip)));
                 }
-                chosen
+                Ok(chosen)
             }
             None => {
                 let (prompt_tokens, output_tokens) = self.fixed.unwrap_or((512, 128));
-                vec![Shape { prompt_tokens, output_tokens, timestamp_s: 0.0, hash_ids: Vec::new() }; num]
+                Ok(vec![Shape { prompt_tokens, output_tokens, timestamp_s: 0.0, hash_ids: Vec::new() }; num])
             }
+        }
+    }
+
+    /// The lengths alone, of prompt and output.
+    pub fn lengths(&self, default_num: usize) -> Result<Vec<(usize, u32)>, StartError> {
+        let shape = |shape: &Shape| {
+            let prompt = self.scaled(shape.prompt_tokens) + self.shared_prefix;
+            (prompt, self.scaled(shape.output_tokens as usize) as u32)
         };
-        Ok(self.prompts(&shapes, vocab_size))
+        Ok(self.shapes(default_num)?.iter().map(shape).collect())
+    }
+
+    fn scaled(&self, tokens: usize) -> usize {
+        ((tokens as f64 * self.scale) as usize).max(1)
     }
 
     fn prompts(&self, shapes: &[Shape], vocab_size: u32) -> Vec<WorkItem> {
         let mut own = TokenSource::new(self.seed, Stream::Prompts, vocab_size);
         let shared = TokenSource::new(self.seed, Stream::SharedPrefix, vocab_size).take(self.shared_prefix);
-        let scaled = |tokens: usize| ((tokens as f64 * self.scale) as usize).max(1);
         let first_s = shapes.first().map_or(0.0, |shape| shape.timestamp_s);
         let build = |shape: &Shape| {
-            let length = scaled(shape.prompt_tokens);
+            let length = self.scaled(shape.prompt_tokens);
             let mut prompt = shared.clone();
             let end = prompt.len() + length;
             for id in &shape.hash_ids {
-                let block = TokenSource::new(self.seed, Stream::Block(*id), vocab_size).take(scaled(HASH_BLOCK));
+                let block = TokenSource::new(self.seed, Stream::Block(*id), vocab_size).take(self.scaled(HASH_BLOCK));
                 prompt.extend(block);
             }
             prompt.truncate(end);
             prompt.extend(own.take(end - prompt.len()));
             WorkItem {
                 prompt,
-                output_tokens: scaled(shape.output_tokens as usize) as u32,
+                output_tokens: self.scaled(shape.output_tokens as usize) as u32,
                 timestamp: Duration::from_secs_f64((shape.timestamp_s - first_s).max(0.0)),
             }
         };
@@ -108,23 +125,26 @@ impl WorkloadArgs {
 
 /// What random numbers are for: each use has its own stream, so that one does not shift another.
 #[derive(Clone, Copy)]
-enum Stream {
+pub enum Stream {
     Prompts,
     SharedPrefix,
     Arrivals,
     Block(u64),
+    /// Of a distribution.
+    Lengths(u64),
 }
 
 /// Random bytes that depend on seed and stream alone: the output of a hash function of both.
-struct Random(blake3::OutputReader);
+pub struct Random(blake3::OutputReader);
 
 impl Random {
-    fn new(seed: u64, stream: Stream) -> Self {
+    pub fn new(seed: u64, stream: Stream) -> Self {
         let (kind, id) = match stream {
             Stream::Prompts => (0, 0),
             Stream::SharedPrefix => (1, 0),
             Stream::Arrivals => (2, 0),
             Stream::Block(id) => (3u64, id),
+            Stream::Lengths(id) => (4, id),
         };
         let words = [seed, kind, id].map(u64::to_le_bytes);
         Self(blake3::Hasher::new().update(words.as_flattened()).finalize_xof())
@@ -135,21 +155,27 @@ impl Random {
         self.0.fill(&mut bytes);
         u64::from_le_bytes(bytes)
     }
+
+    /// 53 random bits, in (0, 1].
+    pub fn next_unit(&mut self) -> f64 {
+        ((self.next_u64() >> 11) + 1) as f64 / (1u64 << 53) as f64
+    }
 }
 
-struct TokenSource {
+/// Random tokens of a vocabulary.
+pub struct TokenSource {
     random: Random,
     first: u32,
     count: u32,
 }
 
 impl TokenSource {
-    fn new(seed: u64, stream: Stream, vocab_size: u32) -> Self {
+    pub fn new(seed: u64, stream: Stream, vocab_size: u32) -> Self {
         let first = FIRST_TOKEN.min(vocab_size / 2);
         Self { random: Random::new(seed, stream), first, count: (vocab_size - first).max(1) }
     }
 
-    fn take(&mut self, num_tokens: usize) -> Vec<TokenId> {
+    pub fn take(&mut self, num_tokens: usize) -> Vec<TokenId> {
         // The high bits of a product: uniform to within 2^-32.
         let token = |random: &mut Random| ((random.next_u64() >> 32) * u64::from(self.count)) >> 32;
         (0..num_tokens).map(|_| self.first + token(&mut self.random) as u32).collect()
@@ -162,9 +188,7 @@ pub fn poisson_arrivals(num: usize, rate_per_s: f64, seed: u64) -> Vec<Duration>
     let mut at_s = 0.0;
     let arrival = |_| {
         let now = Duration::from_secs_f64(at_s);
-        // 53 random bits, in (0, 1].
-        let uniform = ((random.next_u64() >> 11) + 1) as f64 / (1u64 << 53) as f64;
-        at_s += -uniform.ln() / rate_per_s;
+        at_s += -random.next_unit().ln() / rate_per_s;
         now
     };
     (0..num).map(arrival).collect()

@@ -1,18 +1,17 @@
 //! A trace through the real scheduler, pools and cache, with a clock that is told how long each step takes.
 
+use super::super::planner::{MAX_IDLE_TURNS, Planner, made_up_output};
 use super::super::report::Times;
 use super::copies::Copies;
 use super::spread::Spread;
 use super::timing::Timing;
 use super::trace::Trace;
-use crate::engine::allocation::{SwapGrant, find, serve, serve_swap};
 use crate::engine::bill::{Tenant, Terms};
-use crate::engine::block_pool::BlockPool;
-use crate::engine::plan::{Delivery, PlannedSeq, SeqOutput, StepOutput, StepPlan};
-use crate::engine::policy::{Arrival, Scheduler, SchedulerConfig};
+use crate::engine::plan::{Delivery, StepOutput};
+use crate::engine::policy::{Arrival, SchedulerConfig};
 use crate::engine::prefix_cache::EvictionPolicy;
 use crate::ids::{IdMap, RequestId, TokenId};
-use crate::sampling::params::{Sampled, SamplingParams};
+use crate::sampling::params::SamplingParams;
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -73,9 +72,7 @@ struct Open {
 
 struct Simulation<'a> {
     setup: &'a Setup<'a>,
-    scheduler: Scheduler,
-    device_pool: BlockPool,
-    swap_pool: BlockPool,
+    planner: Planner,
     copies: Copies,
     now_s: f64,
     /// Of the trace, repeated.
@@ -91,9 +88,6 @@ struct Simulation<'a> {
     result: Simulated,
 }
 
-/// Turns in a row in which nothing happens: blocks that are given back, a waiting beam that has to start over.
-const MAX_IDLE_TURNS: usize = 1_000;
-
 /// Runs all of it; the same setup gives the same result.
 pub fn simulate(setup: &Setup) -> Simulated {
     Simulation::new(setup).run()
@@ -101,7 +95,7 @@ pub fn simulate(setup: &Setup) -> Simulated {
 
 impl<'a> Simulation<'a> {
     fn new(setup: &'a Setup<'a>) -> Self {
-        let SchedulerConfig { num_device_blocks, num_swap_blocks, prefix_caching, .. } = setup.scheduler;
+        let SchedulerConfig { num_device_blocks, num_swap_blocks, .. } = setup.scheduler;
         let result = Simulated {
             num_device_blocks,
             num_swap_blocks,
@@ -128,9 +122,7 @@ impl<'a> Simulation<'a> {
             itl_ms: None,
         };
         Self {
-            scheduler: Scheduler::new(setup.scheduler.clone()),
-            device_pool: BlockPool::with_eviction(num_device_blocks, prefix_caching, setup.eviction),
-            swap_pool: BlockPool::with_eviction(num_swap_blocks, prefix_caching, setup.eviction),
+            planner: Planner::new(setup.scheduler.clone(), setup.eviction),
             copies: Copies::default(),
             now_s: 0.0,
             next_request: 0,
@@ -149,7 +141,7 @@ impl<'a> Simulation<'a> {
         let mut idle_turns = 0;
         loop {
             self.arrive();
-            if !self.scheduler.has_work() {
+            if !self.planner.scheduler.has_work() {
                 if self.next_request == self.setup.num_requests {
                     break;
                 }
@@ -160,7 +152,7 @@ impl<'a> Simulation<'a> {
             assert!(
                 idle_turns < MAX_IDLE_TURNS,
                 "the scheduler has work and does nothing: {:?}",
-                self.scheduler.population()
+                self.planner.scheduler.population()
             );
         }
         self.finish()
@@ -188,35 +180,28 @@ impl<'a> Simulation<'a> {
             let (n, priority, cache_salt, constraint) = (1, 0, None, None);
             let (terms, tenant) = (Terms::default(), Tenant::default());
             let arrival = Arrival { id, prompt, params, n, priority, cache_salt, constraint, terms, tenant };
-            self.scheduler.arrive_named(arrival, names);
+            self.planner.scheduler.arrive_named(arrival, names);
             self.open.push_back(Open { arrival_s, last_token_s: None, has_ended: false });
         }
     }
 
     /// Nothing can run before a copy has ended, or a request has come. False where no copy is under way.
     fn await_copies(&mut self) -> bool {
-        let Some(end_s) = self.copies.next_end_s().filter(|_| self.scheduler.waits_for_copies()) else { return false };
+        let Some(end_s) = self.copies.next_end_s().filter(|_| self.planner.scheduler.waits_for_copies()) else {
+            return false;
+        };
         let has_next = self.next_request < self.setup.num_requests;
         let next_s = if has_next { self.setup.trace.get(self.next_request).1 } else { f64::INFINITY };
         self.now_s = self.now_s.max(end_s.min(next_s));
         let report = self.copies.report(self.now_s);
-        self.scheduler.copied(&report);
+        self.planner.scheduler.copied(&report);
         true
     }
 
     /// False where there was nothing to compute or to copy: at most, blocks came back.
     fn step(&mut self) -> bool {
         let block_size = self.setup.scheduler.block_size;
-        let mut demand = self.scheduler.demand().expect("the loop is the simple one, and nothing is in flight");
-        let finds = self.scheduler.finds(&demand);
-        self.scheduler.found(&mut demand, find(&self.swap_pool, &finds));
-        let grant = serve(&mut self.device_pool, block_size, demand);
-        let swap_demand = self.scheduler.reserve(&grant);
-        let swap_grant = match swap_demand.is_empty() {
-            true => SwapGrant::default(),
-            false => serve_swap(&mut self.swap_pool, swap_demand),
-        };
-        let plan = self.scheduler.plan(grant, swap_grant);
+        let plan = self.planner.plan();
         self.take_admissions();
         if plan.is_empty() {
             return false;
@@ -226,7 +211,7 @@ impl<'a> Simulation<'a> {
         self.now_s = self.copies.start(&plan, self.now_s, block_s, block_size) + forward_s;
         self.result.steps += 1;
         self.result.computed_tokens += plan.num_tokens() as u64;
-        let mut output = outputs(&plan);
+        let mut output = made_up_output(&plan);
         output.timing.forward_s = forward_s;
         output.copies = self.copies.report(self.now_s);
         self.commit(output);
@@ -234,7 +219,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn take_admissions(&mut self) {
-        for admission in self.scheduler.take_admissions() {
+        for admission in self.planner.scheduler.take_admissions() {
             self.result.prompt_tokens += admission.prompt_tokens as u64;
             self.result.device_hit_tokens += (admission.cached_tokens - admission.swapped_tokens) as u64;
             self.result.swap_hit_tokens += admission.swapped_tokens as u64;
@@ -243,7 +228,7 @@ impl<'a> Simulation<'a> {
 
     fn commit(&mut self, output: StepOutput) {
         let first_open = self.next_id - self.open.len() as u64;
-        for (id, delivery) in self.scheduler.commit(output) {
+        for (id, delivery) in self.planner.scheduler.commit(output) {
             let open = &mut self.open[(id.0 - first_open) as usize];
             match delivery {
                 Delivery::Token { .. } => {
@@ -263,7 +248,7 @@ impl<'a> Simulation<'a> {
         while self.open.front().is_some_and(|open| open.has_ended) {
             self.open.pop_front();
         }
-        let stats = self.scheduler.take_stats();
+        let stats = self.planner.scheduler.take_stats();
         let block_bytes = self.setup.timing.kv_bytes_per_token * self.setup.scheduler.block_size as u64;
         self.result.recomputed_tokens += stats.recomputed_tokens as u64;
         self.result.preempted_swap += stats.preempted_swap as u64;
@@ -275,7 +260,7 @@ impl<'a> Simulation<'a> {
     fn finish(self) -> Simulated {
         let mut result = self.result;
         let per_s = |count: f64| if self.now_s > 0.0 { count / self.now_s } else { 0.0 };
-        result.evicted_blocks = self.device_pool.stats().evicted;
+        result.evicted_blocks = self.planner.device_pool.stats().evicted;
         result.simulated_s = self.now_s;
         let of_prompts = |tokens: u64| tokens as f64 / result.prompt_tokens.max(1) as f64;
         result.device_hit_rate = of_prompts(result.device_hit_tokens);
@@ -286,17 +271,6 @@ impl<'a> Simulation<'a> {
         result.itl_ms = self.itl.times();
         result
     }
-}
-
-/// A token for each sequence that samples. Outputs of two requests share no block: the token is the sequence's own.
-fn outputs(plan: &StepPlan) -> StepOutput {
-    let output = |seq: &PlannedSeq| {
-        let mut output = SeqOutput::of(seq.seq);
-        output.sampled.push(Sampled { token: seq.seq.0 as TokenId, logprobs: None });
-        output
-    };
-    let seqs = plan.batch.iter().filter(|seq| seq.sample.is_some()).map(output).collect();
-    StepOutput { seqs, ..StepOutput::default() }
 }
 
 #[cfg(test)]

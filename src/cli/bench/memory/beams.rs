@@ -1,0 +1,85 @@
+//! Beam search by a model, with the scheduler and the block pool in front of it, where somebody watches the blocks.
+
+use super::super::planner::Planner;
+use super::super::workload::{Stream, TokenSource};
+use super::lengths::Lengths;
+use super::load::{self, Arrivals, Job};
+use super::model::Model;
+use super::sharing::Meter;
+use crate::config::Config;
+use crate::engine::beam;
+use crate::engine::plan::StepPlan;
+use crate::error::StartError;
+use crate::ids::TokenId;
+use crate::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
+use std::sync::Arc;
+
+/// Requests at once.
+pub const CONCURRENCY: usize = 8;
+pub const WIDTHS: [u32; 3] = [2, 4, 6];
+
+/// A model with room for all beams of all requests that run at once.
+pub struct Beams {
+    model: Model,
+    num_device_blocks: usize,
+    seed: u64,
+}
+
+impl Beams {
+    /// For requests of up to `max_len` tokens.
+    pub fn load(config: &Config, max_len: usize, seed: u64) -> Result<Self, StartError> {
+        let widest = WIDTHS.into_iter().max().unwrap_or(1) as usize;
+        let blocks_of_seq = max_len / config.cache.block_size as usize + 2;
+        let num_device_blocks = CONCURRENCY * widest * blocks_of_seq;
+        let mut config = config.clone();
+        config.cache.num_device_blocks = Some(num_device_blocks as u32);
+        config.swap.space_gib = 0.0;
+        Ok(Self { model: Model::load(&config)?, num_device_blocks, seed })
+    }
+
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Prompts of these lengths: what the model itself writes after a random token, at temperature 1.
+    pub fn write_prompts(&mut self, lengths: &[Lengths]) -> Vec<Vec<TokenId>> {
+        let mut random = TokenSource::new(self.seed, Stream::Prompts, self.model.vocab_size);
+        let job = |(lengths, seed): (&Lengths, u64)| Job {
+            prompt: Arc::new(random.take(1)),
+            params: Arc::new(SamplingParams { max_tokens: lengths.prompt as u32, seed, ..SamplingParams::default() }),
+            n: 1,
+        };
+        let jobs: Vec<Job> = lengths.iter().zip(self.seed..).map(job).collect();
+        self.run(&jobs, |_, _| {})
+    }
+
+    /// The part of the blocks that searches of this width save.
+    pub fn saved(&mut self, lengths: &[Lengths], prompts: &[Vec<TokenId>], width: u32) -> f64 {
+        let job = |(lengths, prompt): (&Lengths, &Vec<TokenId>)| Job {
+            prompt: Arc::new(prompt.clone()),
+            params: Arc::new(search(width, lengths.output)),
+            n: 1,
+        };
+        let jobs: Vec<Job> = lengths.iter().zip(prompts).map(job).collect();
+        let mut meter = Meter::default();
+        self.run(&jobs, |planner, plan| meter.look(planner, plan, width as usize));
+        meter.saved()
+    }
+
+    fn run(&mut self, jobs: &[Job], mut look: impl FnMut(&Planner, &StepPlan)) -> Vec<Vec<TokenId>> {
+        let loaded = &self.model.loaded;
+        let block_size = loaded.pools.layout.block_size;
+        let mut planner = load::planner(block_size, self.num_device_blocks, false, Some(loaded.max_num_batched_tokens));
+        load::run(&mut planner, jobs, Arrivals::UpTo(CONCURRENCY), &mut |planner, plan| {
+            look(planner, plan);
+            self.model.execute(plan)
+        })
+    }
+}
+
+/// A search that goes on to its last token: no token ends it.
+fn search(width: u32, max_tokens: u32) -> SamplingParams {
+    let beam = BeamParams { width, length_penalty: 1.0, early_stopping: EarlyStopping::No, logprobs: None };
+    let params = SamplingParams { max_tokens, temperature: 0.0, beam: Some(beam), ..SamplingParams::default() };
+    SamplingParams { logprobs: Some(beam::num_candidates(&params)), ..params }
+}

@@ -1,0 +1,121 @@
+//! A load through the real scheduler, block pool and prefix cache, step by step, where somebody watches the blocks.
+
+use super::super::planner::{MAX_IDLE_TURNS, Planner};
+use crate::cli::progress::RequestProgress;
+use crate::engine::bill::{Quota, Tenant, Terms};
+use crate::engine::plan::{Delivery, StepOutput, StepPlan};
+use crate::engine::policy::{AdmissionPolicy, Arrival, PreemptionMode, SchedulerConfig, SchedulingPolicy};
+use crate::engine::prefix_cache::EvictionPolicy;
+use crate::ids::{RequestId, TokenId};
+use crate::sampling::params::SamplingParams;
+use std::sync::Arc;
+
+/// A request.
+#[derive(Clone, Debug)]
+pub struct Job {
+    pub prompt: Arc<Vec<TokenId>>,
+    pub params: Arc<SamplingParams>,
+    /// Samples; beams are in `params`.
+    pub n: u32,
+}
+
+/// A scheduler of a pool of so many blocks, where nothing is swapped. Without a bound on the tokens of a step, every prompt
+/// takes one.
+pub fn planner(
+    block_size: usize,
+    num_device_blocks: usize,
+    prefix_caching: bool,
+    max_num_batched_tokens: Option<usize>,
+) -> Planner {
+    let num_slots = block_size * num_device_blocks;
+    let max_num_batched_tokens = max_num_batched_tokens.unwrap_or(num_slots);
+    let config = SchedulerConfig {
+        block_size,
+        num_device_blocks,
+        num_swap_blocks: 0,
+        max_num_seqs: max_num_batched_tokens,
+        max_num_batched_tokens,
+        inter_token_target: None,
+        max_model_len: num_slots,
+        policy: SchedulingPolicy::Fcfs,
+        preemption_mode: PreemptionMode::Recompute,
+        // The paper's: whoever's prompt fits may start.
+        admission: AdmissionPolicy::Prompt,
+        watermark_blocks: 0,
+        write_behind_blocks: 0,
+        max_tail_blocks: 0,
+        non_preemptible_blocks: 0,
+        quota: Quota::default(),
+        prefix_caching,
+        overlap: false,
+        hash_key: [0; 32],
+    };
+    Planner::new(config, EvictionPolicy::default())
+}
+
+/// When requests come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrivals {
+    AllAtOnce,
+    /// One with each step, while fewer than these run.
+    UpTo(usize),
+}
+
+/// Runs all of `jobs`, and returns what each one's first sample (or best beam) generated. `execute` is the device; it
+/// sees the planner between a step's plan and its results.
+pub fn run(
+    planner: &mut Planner,
+    jobs: &[Job],
+    arrivals: Arrivals,
+    execute: &mut dyn FnMut(&Planner, &StepPlan) -> StepOutput,
+) -> Vec<Vec<TokenId>> {
+    let mut progress = RequestProgress::new(jobs.len() as u64);
+    let mut outputs = vec![Vec::new(); jobs.len()];
+    let mut has_ended = vec![false; jobs.len()];
+    let (mut coming, mut idle_turns) = (jobs.iter().enumerate(), 0);
+    while coming.len() > 0 || planner.scheduler.has_work() {
+        let num_arriving = match arrivals {
+            Arrivals::AllAtOnce => coming.len(),
+            Arrivals::UpTo(most) => usize::from(planner.scheduler.num_requests() < most),
+        };
+        for (index, job) in coming.by_ref().take(num_arriving) {
+            planner.scheduler.arrive(arrival(index, job));
+        }
+        let plan = planner.plan();
+        if plan.is_empty() {
+            idle_turns += 1;
+            assert!(idle_turns < MAX_IDLE_TURNS, "nothing happens: {:?}", planner.scheduler.population());
+            continue;
+        }
+        idle_turns = 0;
+        let output = execute(planner, &plan);
+        for (request, delivery) in planner.scheduler.commit(output) {
+            let index = request.0 as usize;
+            match delivery {
+                Delivery::Token { sample: 0, sampled } => outputs[index].push(sampled.token),
+                // Its samples may all end in this step.
+                Delivery::Finished { .. } if !planner.scheduler.has_request(request) && !has_ended[index] => {
+                    has_ended[index] = true;
+                    let job = &jobs[index];
+                    progress.request_done(u64::from(job.n * job.params.max_tokens));
+                }
+                _ => {}
+            }
+        }
+    }
+    outputs
+}
+
+fn arrival(index: usize, job: &Job) -> Arrival {
+    Arrival {
+        id: RequestId(index as u64),
+        prompt: job.prompt.clone(),
+        params: job.params.clone(),
+        n: job.n,
+        priority: 0,
+        cache_salt: None,
+        terms: Terms::default(),
+        tenant: Tenant::default(),
+        constraint: None,
+    }
+}

@@ -1,0 +1,309 @@
+//! Throughput and waiting times against the size of the KV memory, for each way of preempting.
+
+use super::super::client::{Arrivals, Target, drive};
+use super::super::report::{Outcome, Report, Times};
+use super::super::warm_up;
+use super::super::workload::{WorkItem, WorkloadArgs};
+use super::model::{self, ModelFacts};
+use super::output::{Section, median};
+use super::pressure_report::{Row, section};
+use crate::actors::runtime::Runtime;
+use crate::cli::progress::{self, RequestProgress};
+use crate::config::{AdmissionPolicy, Config, PreemptionMode};
+use crate::error::StartError;
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use std::fmt;
+use std::str::FromStr;
+
+#[derive(Args, Clone, Debug)]
+pub struct PressureArgs {
+    /// pressure: requests in flight at all times
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    concurrency: u32,
+    /// pressure: sizes of the device pool, as shares of what the concurrent requests hold at their ends on average (1/3,
+    /// 0.5) or as tokens (4096t)
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,1/2,1/3,1/6")]
+    pools: Vec<Pool>,
+    /// pressure: what becomes of sequences that have to yield; oracle is told every length, and nothing ever has to
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "swap,recompute,auto", value_enum)]
+    modes: Vec<Mode>,
+    /// pressure and second-level: go through everything N times, and keep medians [default: 1; for second-level 5]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: Option<u32>,
+    /// pressure: requests ask for four times the tokens that they take, so that the scheduler does not know their lengths;
+    /// oracle knows them all the same
+    #[arg(long)]
+    hide_lengths: bool,
+}
+
+impl PressureArgs {
+    pub fn rounds(&self, default: u32) -> usize {
+        self.rounds.unwrap_or(default) as usize
+    }
+}
+
+/// Size of a device pool.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Pool {
+    /// Of the demand.
+    Share(f64),
+    Tokens(usize),
+    /// As much as the longest requests could hold together: nothing has to yield.
+    Unbounded,
+}
+
+impl FromStr for Pool {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let share = |text: &str| match text.split_once('/') {
+            Some((part, of)) => Some(part.parse::<f64>().ok()? / of.parse::<f64>().ok()?),
+            None => text.parse().ok(),
+        };
+        let pool = match text.strip_suffix('t') {
+            Some(tokens) => tokens.parse().ok().filter(|tokens| *tokens > 0).map(Pool::Tokens),
+            None => share(text).filter(|share| *share > 0.0 && *share <= 1e6).map(Pool::Share),
+        };
+        pool.ok_or_else(|| {
+            format!(
+                "'{text}' is neither a share above 0, as in 1/3 or 0.5, nor a number of tokens above 0, as in 4096t"
+            )
+        })
+    }
+}
+
+/// How a run preempts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    Swap,
+    Recompute,
+    Auto,
+    /// Who knows every output's length and admits nobody who could make another yield.
+    Oracle,
+}
+
+impl Mode {
+    fn configure(self, config: &mut Config) {
+        config.scheduler.preemption_mode = match self {
+            Mode::Swap => PreemptionMode::Swap,
+            Mode::Recompute => PreemptionMode::Recompute,
+            Mode::Auto | Mode::Oracle => PreemptionMode::Auto,
+        };
+        if self == Mode::Oracle {
+            config.scheduler.admission = AdmissionPolicy::MaxTokens;
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Mode::Swap => "swap",
+            Mode::Recompute => "recompute",
+            Mode::Auto => "auto",
+            Mode::Oracle => "oracle",
+        })
+    }
+}
+
+pub struct Setup<'a> {
+    pub config: &'a Config,
+    pub args: &'a PressureArgs,
+    pub workload: &'a WorkloadArgs,
+    pub warmup: usize,
+}
+
+/// What one run came to.
+#[derive(Clone, Debug, Serialize)]
+pub struct Run {
+    pub out_tok_per_s: f64,
+    pub ttft_ms: Times,
+    pub itl_ms: Times,
+    pub preemptions: usize,
+    pub blocks_out: usize,
+    pub blocks_in: usize,
+    pub recomputed_tokens: usize,
+    /// Every output is that of the unbounded run, token by token.
+    pub identical: bool,
+}
+
+/// What is run, again and again.
+struct Case {
+    mode: Mode,
+    pool: Pool,
+    num_blocks: usize,
+    runs: Vec<Run>,
+}
+
+/// What all runs have in common.
+struct Bench<'a> {
+    setup: &'a Setup<'a>,
+    work: Vec<WorkItem>,
+    /// Tokens of prompt and output that the model has room for.
+    max_model_len: usize,
+    /// Outputs of the first run, which was unbounded.
+    reference: Vec<Outcome>,
+    /// Model and device, for people.
+    subject: String,
+}
+
+pub fn measure(setup: &Setup) -> Result<Section, StartError> {
+    let facts = ModelFacts::read(setup.config)?;
+    let work = setup.workload.build(64, facts.vocab_size)?;
+    let mut bench =
+        Bench { setup, work, max_model_len: facts.max_model_len, reference: Vec::new(), subject: String::new() };
+    let mut cases = bench.cases()?;
+    for round in 0..setup.args.rounds(1) {
+        for case in &mut cases {
+            tracing::info!("pressure: round {}, {}, {} blocks", round + 1, case.mode, case.num_blocks);
+            case.runs.push(bench.run(case.mode, case.num_blocks)?);
+        }
+    }
+    let rows = cases.into_iter().map(|case| bench.row(case)).collect::<Vec<_>>();
+    Ok(section(&bench.subject, &bench.about(), &rows))
+}
+
+impl Bench<'_> {
+    /// Tokens that the concurrent requests hold at their ends, on average.
+    fn demand(&self) -> f64 {
+        let total: usize = self.work.iter().map(tokens).sum();
+        f64::from(self.setup.args.concurrency) * total as f64 / self.work.len().max(1) as f64
+    }
+
+    fn longest(&self) -> usize {
+        self.work.iter().map(tokens).max().unwrap_or(1)
+    }
+
+    /// The unbounded pool first, with the mode that matters least there.
+    fn cases(&self) -> Result<Vec<Case>, StartError> {
+        let PressureArgs { pools, modes, .. } = self.setup.args;
+        let case = |mode, pool| Ok(Case { mode, pool, num_blocks: self.num_blocks(pool)?, runs: Vec::new() });
+        let bounded = pools.iter().flat_map(|pool| modes.iter().map(move |mode| (*mode, *pool)));
+        [(Mode::Auto, Pool::Unbounded)].into_iter().chain(bounded).map(|(mode, pool)| case(mode, pool)).collect()
+    }
+
+    fn num_blocks(&self, pool: Pool) -> Result<usize, StartError> {
+        let block_size = self.setup.config.cache.block_size as usize;
+        let concurrency = self.setup.args.concurrency as usize;
+        let num_blocks = match pool {
+            Pool::Share(share) => (share * self.demand() / block_size as f64).round() as usize,
+            Pool::Tokens(tokens) => tokens / block_size,
+            // With what the scheduler keeps free.
+            Pool::Unbounded => (concurrency + 1) * (self.longest() / block_size + 1) * 11 / 10,
+        };
+        if num_blocks * block_size + 1 < self.longest() {
+            return Err(StartError::new(format!(
+                "--pools: {num_blocks} blocks of {block_size} tokens are too few for the longest request, of {} tokens",
+                self.longest()
+            )));
+        }
+        Ok(num_blocks)
+    }
+
+    /// One engine, from its start to its end.
+    fn run(&mut self, mode: Mode, num_blocks: usize) -> Result<Run, StartError> {
+        let args = self.setup.args;
+        let mut config = self.setup.config.clone();
+        mode.configure(&mut config);
+        config.cache.num_device_blocks = Some(num_blocks as u32);
+        config.server.max_requests = config.server.max_requests.max(args.concurrency as usize);
+        let runtime = Runtime::start(&config, progress::loading())?;
+        let handle = runtime.handle();
+        self.subject = model::subject(&handle.model().served_name, runtime.loaded());
+        let most = self.max_model_len.min(num_blocks * config.cache.block_size as usize + 1);
+        let target = match args.hide_lengths && mode != Mode::Oracle {
+            true => Target::Untold { handle, most },
+            false => Target::InProcess(handle),
+        };
+        let (outcomes, wall) = actix_web::rt::System::new().block_on(async {
+            warm_up(&target, self.setup.warmup, &self.work).await?;
+            let mut progress = RequestProgress::new(self.work.len() as u64);
+            let arrivals = Arrivals::Concurrency(args.concurrency as usize);
+            Ok::<_, StartError>(drive(&target, &self.work, &arrivals, &mut progress).await)
+        })?;
+        drop(runtime);
+        let report = Report::new(&outcomes, wall);
+        if let Some(error) = &report.first_error {
+            return Err(StartError::new(format!(
+                "pressure: {} requests failed, the first with: {error}",
+                report.failed
+            )));
+        }
+        if self.reference.is_empty() {
+            self.reference.clone_from(&outcomes);
+        }
+        let bills = |value: fn(&Outcome) -> usize| outcomes.iter().map(value).sum();
+        Ok(Run {
+            out_tok_per_s: report.out_tok_per_s,
+            ttft_ms: report.ttft_ms.unwrap_or_default(),
+            itl_ms: report.itl_ms.unwrap_or_default(),
+            preemptions: bills(|outcome| outcome.bill.preemptions),
+            blocks_out: bills(|outcome| outcome.bill.swapped_out_blocks),
+            blocks_in: bills(|outcome| outcome.bill.swapped_in_blocks),
+            recomputed_tokens: bills(|outcome| outcome.bill.recomputed_tokens),
+            identical: outcomes.iter().zip(&self.reference).all(|(outcome, alone)| outcome.tokens == alone.tokens),
+        })
+    }
+
+    fn row(&self, case: Case) -> Row {
+        let of = |value: fn(&Run) -> f64| median(case.runs.iter().map(value));
+        let tokens = case.num_blocks * self.setup.config.cache.block_size as usize;
+        Row {
+            mode: case.mode,
+            unbounded: case.pool == Pool::Unbounded,
+            share: tokens as f64 / self.demand(),
+            tokens,
+            num_blocks: case.num_blocks,
+            out_tok_per_s: of(|run| run.out_tok_per_s),
+            ttft_p50_ms: of(|run| run.ttft_ms.p50),
+            ttft_p99_ms: of(|run| run.ttft_ms.p99),
+            itl_p50_ms: of(|run| run.itl_ms.p50),
+            itl_p99_ms: of(|run| run.itl_ms.p99),
+            preemptions: of(|run| run.preemptions as f64),
+            blocks_out: of(|run| run.blocks_out as f64),
+            blocks_in: of(|run| run.blocks_in as f64),
+            recomputed_tokens: of(|run| run.recomputed_tokens as f64),
+            identical: case.runs.iter().all(|run| run.identical),
+            runs: case.runs,
+        }
+    }
+
+    fn about(&self) -> String {
+        let PressureArgs { concurrency, hide_lengths, .. } = self.setup.args;
+        let num = self.work.len() as f64;
+        let prompt = self.work.iter().map(|item| item.prompt.len()).sum::<usize>() as f64 / num;
+        let output = self.work.iter().map(|item| item.output_tokens as usize).sum::<usize>() as f64 / num;
+        let told = if *hide_lengths { "The scheduler is not told how long outputs become. " } else { "" };
+        format!(
+            "{} requests of {prompt:.1} and {output:.1} tokens of prompt and output on average, {concurrency} in flight; \
+             demand {:.0} tokens. {told}Medians of {} rounds. *Identical*: every output, token by token, is that of the \
+             first run, in a pool where nothing has to yield.",
+            self.work.len(),
+            self.demand(),
+            self.setup.args.rounds(1),
+        )
+    }
+}
+
+/// Of prompt and output.
+fn tokens(item: &WorkItem) -> usize {
+    item.prompt.len() + item.output_tokens as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_is_a_share_or_tokens() {
+        assert_eq!("1/4".parse(), Ok(Pool::Share(0.25)));
+        assert_eq!("0.5".parse(), Ok(Pool::Share(0.5)));
+        assert_eq!("1".parse(), Ok(Pool::Share(1.0)));
+        assert_eq!("4096t".parse(), Ok(Pool::Tokens(4096)));
+        for wrong in ["0", "0/3", "1/0", "-1", "nan", "0t", "t", "1.5t", "half", ""] {
+            assert!(wrong.parse::<Pool>().unwrap_err().contains("as in 1/3"), "{wrong}");
+        }
+    }
+}
