@@ -58,6 +58,36 @@ impl ApiError {
         )
     }
 
+    /// 401 of the admin endpoints: they have a key of their own.
+    pub fn not_admin() -> Self {
+        let message = "missing or wrong admin key (server.admin_key): send it as 'Authorization: Bearer KEY' or \
+                       'X-API-Key: KEY'; keys of clients are not good here";
+        Self::new(401, "authentication_error", Some("invalid_admin_key"), message)
+    }
+
+    /// 403: nobody may change settings.
+    pub fn admin_closed() -> Self {
+        let message = "/admin is closed on this server: set server.admin_key to open it for whoever has that key";
+        Self::new(403, "permission_error", Some("admin_closed"), message)
+    }
+
+    /// 400: settings that cannot be what was asked for, each with the reason. The first is the field at fault.
+    pub fn invalid_settings(mut problems: Vec<(String, String)>) -> Self {
+        if problems.is_empty() {
+            return Self::bad_request("the settings are wrong");
+        }
+        let (key, mut message) = problems.remove(0);
+        for (key, also) in problems {
+            message += &format!("; {key}: {also}");
+        }
+        Self::invalid(key, message)
+    }
+
+    /// 400: a setting that cannot become this while the server runs.
+    pub fn needs_restart(key: &str, why: String) -> Self {
+        Self { code: Some("needs_restart"), ..Self::invalid(key, why) }
+    }
+
     pub fn model_not_found(name: &str, served: &str) -> Self {
         Self {
             param: Some("model".into()),

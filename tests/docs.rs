@@ -1,6 +1,7 @@
 //! The pages that list settings, metrics and the API, and `config/pagetide.toml`, agree with the code. To write them anew:
 //! `UPDATE_DOCS=1 cargo test --test docs`.
 
+use pagetide::config::live::is_live;
 use pagetide::config::settings::{SECTIONS, SETTINGS, reference_file};
 use pagetide::config::value::Value;
 use pagetide::http::openai::unsupported::REFUSED;
@@ -45,19 +46,21 @@ fn the_configuration_page_lists_every_setting() {
     let mut page = String::new();
     for (section, about) in SECTIONS {
         writeln!(page, "\n### `[{section}]`\n\n{about}.\n").unwrap();
-        writeln!(page, "| key | default | values | what it is | when to change it |\n|---|---|---|---|---|").unwrap();
+        writeln!(page, "| key | default | values | what it is | when to change it | live |\n|---|---|---|---|---|---|")
+            .unwrap();
         for setting in SETTINGS.iter().filter(|setting| setting.section() == *section) {
             let flag = setting.flag.map_or(String::new(), |(flag, _)| format!("<br>`--{flag}`"));
             let unit = if setting.unit.is_empty() { String::new() } else { format!(" {}", setting.unit) };
             let unit = if matches!(setting.default(), Value::Int(_) | Value::Float(_)) { unit } else { String::new() };
             writeln!(
                 page,
-                "| `{}`{flag} | `{}`{unit} | {} | {} | {} |",
+                "| `{}`{flag} | `{}`{unit} | {} | {} | {} | {} |",
                 setting.name(),
                 setting.default(),
                 setting.kind.expected(),
                 setting.doc,
                 setting.when_to_change,
+                if is_live(setting.key) { "yes" } else { "no" },
             )
             .unwrap();
         }
@@ -106,7 +109,11 @@ fn the_api_page_lists_every_endpoint_and_parameter() {
     let mut parameters = Vec::new();
     for (path, item) in document["paths"].as_object().expect("paths") {
         for (verb, operation) in item.as_object().expect("operations") {
-            let key = if operation["security"].as_array().is_some_and(Vec::is_empty) { "no" } else { "yes" };
+            let key = match operation["security"].as_array().expect("a list").first() {
+                None => "no",
+                Some(scheme) if scheme.get("admin_key").is_some() => "admin",
+                Some(_) => "yes",
+            };
             let summary = operation["summary"].as_str().expect("a summary");
             writeln!(page, "| `{} {path}` | {summary} | {key} |", verb.to_uppercase()).unwrap();
             if let Some(schema) = operation.pointer("/requestBody/content/application~1json/schema") {

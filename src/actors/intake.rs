@@ -1,11 +1,13 @@
 //! The way in: bounds what the engine holds, tokenises off the HTTP workers, and refuses what can never run.
 
-use crate::actors::messages::{Accepted, Arrive, Cancel, EventStream, Prompt, StopSample, Submit};
+use crate::actors::messages::{Accepted, Arrive, Cancel, EventStream, Prompt, StopSample, Submit, Tune};
+use crate::actors::places::Places;
 use crate::actors::runtime::{ModelInfo, stop_system};
 use crate::actors::scheduler::SchedulerActor;
 use crate::actors::workers::Workers;
+use crate::engine::block_pool::PoolStats;
 use crate::engine::constraint::ConstraintSource;
-use crate::engine::policy::Arrival;
+use crate::engine::policy::{Arrival, Tuning};
 use crate::engine::{beam, bill};
 use crate::error::ApiError;
 use crate::ids::{RequestId, TokenId};
@@ -14,18 +16,15 @@ use crate::sampling::params::SamplingParams;
 use crate::text::grammar::{GrammarCompiler, GrammarRequest};
 use crate::text::truncation::{Side, Truncation};
 use actix::{Actor, Addr, Context, Handler, Recipient, ResponseFuture};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
-use tokio::sync::Semaphore;
 
 /// What a request may ask for at most.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Requests held at once.
-    pub max_requests: usize,
-    pub retry_after_s: u64,
     pub block_size: usize,
     pub num_device_blocks: usize,
     /// Of those: what requests that are not preemptible may hold together.
@@ -72,13 +71,13 @@ impl Limits {
 
 pub struct RequestIntake {
     shared: Rc<Shared>,
-    /// A permit for each request from here to its end.
-    places: Arc<Semaphore>,
+    /// One is taken for each request from here to its end.
+    places: Places,
 }
 
 struct Shared {
     model: Arc<ModelInfo>,
-    limits: Limits,
+    limits: Cell<Limits>,
     workers: Workers,
     grammars: Arc<GrammarCompiler>,
     scheduler: Addr<SchedulerActor>,
@@ -89,14 +88,14 @@ impl RequestIntake {
     pub fn new(
         model: Arc<ModelInfo>,
         limits: Limits,
-        places: Arc<Semaphore>,
+        places: Places,
         workers: Workers,
         scheduler: Addr<SchedulerActor>,
     ) -> Self {
         let tokenizer = model.tokenizer.clone();
         let grammars = GrammarCompiler::new(tokenizer, model.vocab_size as usize, &model.eos_token_ids);
         let grammars = Arc::new(grammars);
-        let next_id = AtomicU64::new(1);
+        let (limits, next_id) = (Cell::new(limits), AtomicU64::new(1));
         Self { shared: Rc::new(Shared { model, limits, workers, grammars, scheduler, next_id }), places }
     }
 }
@@ -120,12 +119,12 @@ impl Handler<Submit> for RequestIntake {
     fn handle(&mut self, submit: Submit, _: &mut Self::Context) -> Self::Result {
         let arrived = Instant::now();
         let shared = self.shared.clone();
-        let permit = self.places.clone().try_acquire_owned();
+        let server = shared.model.server.get();
+        let place = self.places.try_take(server.max_requests);
         Box::pin(async move {
-            let limits = &shared.limits;
-            let Ok(permit) = permit else {
+            let Some(place) = place else {
                 metrics::request_rejected(Rejection::QueueFull);
-                return Err(ApiError::overloaded(limits.max_requests, limits.retry_after_s));
+                return Err(ApiError::overloaded(server.max_requests, server.retry_after_s));
             };
             let Submit { prompt, truncation, prompt_param, mut params, ignore_eos, seed, n, priority, .. } = submit;
             let Submit { cache_salt, grammar, terms, tenant, .. } = submit;
@@ -154,7 +153,7 @@ impl Handler<Submit> for RequestIntake {
             let (sender, events) = EventStream::channel(id, cancel, stop);
             let (prompt_tokens, shared_params) = (prompt.clone(), params.clone());
             let arrival = Arrival { id, prompt, params, n, priority, cache_salt, constraint, terms, tenant };
-            scheduler.do_send(Arrive { arrival, events: sender, arrived, permit });
+            scheduler.do_send(Arrive { arrival, events: sender, arrived, place });
             Ok(Accepted { id, prompt_tokens, params: shared_params, events })
         })
     }
@@ -165,7 +164,23 @@ fn count_rejection(error: &ApiError) {
     metrics::request_rejected(if too_long { Rejection::TooLong } else { Rejection::Invalid });
 }
 
+/// What is accepted from now on goes by the new settings; the scheduler copes with what was accepted before.
+impl Handler<Tune> for RequestIntake {
+    type Result = ResponseFuture<Result<PoolStats, ApiError>>;
+
+    fn handle(&mut self, tune: Tune, _: &mut Self::Context) -> Self::Result {
+        let Tuning { non_preemptible_blocks, max_num_seqs, .. } = tune.0;
+        self.shared.limits.set(Limits { non_preemptible_blocks, max_num_seqs, ..self.shared.limits() });
+        let answer = self.shared.scheduler.send(tune);
+        Box::pin(async move { answer.await.unwrap_or_else(|_| Err(ApiError::engine("the engine has stopped"))) })
+    }
+}
+
 impl Shared {
+    fn limits(&self) -> Limits {
+        self.limits.get()
+    }
+
     /// Tokens that a prompt which may be cut has at most.
     fn prompt_room(&self, truncation: Truncation, params: &SamplingParams) -> usize {
         let room = || self.model.max_model_len.saturating_sub(params.max_tokens.max(1)).max(1);
@@ -244,13 +259,13 @@ impl Shared {
             return Err(ApiError::context_length(param, message));
         }
         let num_beams = params.beam.as_ref().map_or(1, |beam| beam.width as usize);
-        let fits = (model_len - length).min(self.limits.room(self.limits.num_device_blocks, length, num_beams));
+        let fits = (model_len - length).min(self.limits().room(self.limits().num_device_blocks, length, num_beams));
         let memory = |what: &str, tokens: usize| {
             let message = format!(
                 "{what} needs {} KV blocks of {} tokens, and this server has {}: it could never run",
-                self.limits.blocks(length, tokens, num_beams),
-                self.limits.block_size,
-                self.limits.num_device_blocks
+                self.limits().blocks(length, tokens, num_beams),
+                self.limits().block_size,
+                self.limits().num_device_blocks
             );
             Err(ApiError::context_length(param, message))
         };
@@ -294,7 +309,7 @@ impl Shared {
             return Ok(()); // `resolve` refuses it, whoever asks
         }
         let num_seqs = params.beam.as_ref().map_or(n, |beam| beam.width) as usize;
-        let room = self.limits.non_preemptible_room(length, params.max_tokens as usize, num_seqs)?;
+        let room = self.limits().non_preemptible_room(length, params.max_tokens as usize, num_seqs)?;
         if params.max_tokens == 0 {
             params.max_tokens = room.min(model_len - length) as u32;
         }
@@ -303,7 +318,7 @@ impl Shared {
 
     /// An embedding needs room for its prompt alone.
     fn check_pooled(&self, length: usize, param: &str) -> Result<(), ApiError> {
-        let slots = self.limits.num_device_blocks * self.limits.block_size;
+        let slots = self.limits().num_device_blocks * self.limits().block_size;
         let most = slots.min(self.model.max_model_len as usize);
         if length > most {
             let message = format!("this server has room for inputs of up to {most} tokens, got {length}");
@@ -314,7 +329,7 @@ impl Shared {
 
     /// What the search needs to know of each step.
     fn resolve_beams(&self, params: &mut SamplingParams, num_beams: usize) -> Result<(), ApiError> {
-        let most = self.limits.max_num_seqs;
+        let most = self.limits().max_num_seqs;
         if num_beams > most {
             let message = format!("this server has room for {most} beams (scheduler.max_num_seqs), got {num_beams}");
             return Err(ApiError::invalid("best_of", message));

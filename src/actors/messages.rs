@@ -2,11 +2,15 @@
 //!
 //! http → [`Submit`] → intake → [`Arrive`] → scheduler → ([`FindHeld`] → swap pool) → [`Serve`] → block allocator
 //!      → ([`Reserve`] → swap pool) → [`Execute`] → executor → scheduler → [`Event`] → http
+//!
+//! and for settings that change: tuner → [`Tune`] → intake → scheduler → ([`Resize`] → swap pool)
 
+use crate::actors::places::Place;
 use crate::engine::allocation::{Demand, Find, Grant, SwapDemand, SwapGrant};
 use crate::engine::bill::{KvBill, Tenant, Terms};
+use crate::engine::block_pool::PoolStats;
 use crate::engine::plan::{CopyReport, StepOutput, StepPlan};
-use crate::engine::policy::Arrival;
+use crate::engine::policy::{Arrival, Tuning};
 use crate::error::ApiError;
 use crate::ids::{RequestId, TokenId};
 use crate::sampling::params::{FinishReason, PositionLogprobs, SamplingParams};
@@ -16,7 +20,7 @@ use crate::text::truncation::Truncation;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 
 /// What the client sent as its prompt.
 #[derive(Clone, Debug)]
@@ -194,7 +198,7 @@ pub struct Arrive {
     pub arrival: Arrival,
     pub events: mpsc::UnboundedSender<Event>,
     pub arrived: Instant,
-    pub permit: OwnedSemaphorePermit,
+    pub place: Place,
 }
 
 /// scheduler → swap pool: which blocks of those who may start it holds. None on a step where nobody may.
@@ -248,3 +252,18 @@ pub struct ExecutorFailed {
 #[derive(Clone, Copy, Debug, actix::Message)]
 #[rtype(result = "()")]
 pub struct Reset;
+
+/// tuner → intake → scheduler: other settings from the next step on. The answer is how the swap pool is then.
+#[derive(Clone, Debug, actix::Message)]
+#[rtype(result = "Result<PoolStats, ApiError>")]
+pub struct Tune(pub Tuning);
+
+/// scheduler → swap pool, between two steps: so many blocks from now on.
+#[derive(Clone, Copy, Debug, actix::Message)]
+#[rtype(result = "PoolStats")]
+pub struct Resize(pub usize);
+
+/// tuner → swap pool: how it is.
+#[derive(Clone, Copy, Debug, actix::Message)]
+#[rtype(result = "PoolStats")]
+pub struct AskSwapPool;

@@ -3,11 +3,16 @@
 pub mod block_allocator;
 pub mod executor;
 pub mod intake;
+pub mod live;
 pub mod messages;
+pub mod model_info;
 mod pause;
+pub mod places;
 pub mod runtime;
 pub mod scheduler;
 pub mod swap_pool;
+mod text_files;
+pub mod tuner;
 pub mod workers;
 
 #[cfg(test)]

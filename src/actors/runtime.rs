@@ -3,133 +3,45 @@
 use crate::actors::block_allocator::BlockAllocator;
 use crate::actors::executor::ModelExecutor;
 use crate::actors::intake::{Limits, RequestIntake};
-use crate::actors::messages::{Accepted, Caller, Prompt, Submit};
+use crate::actors::live::LiveServer;
+use crate::actors::messages::{Accepted, AskSwapPool, Caller, Submit, Tune};
+pub use crate::actors::model_info::ModelInfo;
+use crate::actors::places::Places;
 use crate::actors::scheduler::{self, SchedulerActor};
 use crate::actors::swap_pool::SwapPool;
+use crate::actors::text_files::Text;
+use crate::actors::tuner::{Engine, Tuner};
 use crate::actors::workers::Workers;
 use crate::backend::profile::Profile;
-use crate::config::{self, Config, LoadFormat, OnFailure};
+use crate::config::layers::Resolved;
+use crate::config::{self, Config, OnFailure};
 use crate::engine::bill::Quota;
 use crate::engine::policy::{AdmissionPolicy, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy};
 use crate::engine::prefix_cache::EvictionPolicy;
 use crate::error::{ApiError, StartError};
-use crate::ids::TokenId;
 use crate::metrics::{self, Rejection};
 use crate::model::files::ModelFiles;
 use crate::model::loader::{self, LoadedModel};
 use crate::model::spec::ModelSpec;
-use crate::sampling::params::{Pooling, SamplingDefaults};
-use crate::text::chat_output::ChatFormat;
-use crate::text::chat_template::ChatTemplate;
-use crate::text::tokenizer::{SpecialToken, SpecialTokens, Tokenizer};
-use crate::text::truncation::{Side, truncate};
 use actix::{Actor, Arbiter, Recipient, System};
-use serde_json::{Map, Value};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tokio::sync::{Semaphore, watch};
-
-/// What is served, for those who format requests and answers.
-pub struct ModelInfo {
-    pub served_name: String,
-    /// Unix time of the start.
-    pub created_s: u64,
-    pub max_model_len: u32,
-    pub vocab_size: u32,
-    pub tokenizer: Arc<Tokenizer>,
-    pub chat_template: Option<ChatTemplate>,
-    /// How the model writes tool calls and reasoning.
-    pub chat_format: ChatFormat,
-    /// Requests may bring a chat template of their own.
-    pub trust_request_chat_template: bool,
-    /// End tokens of generation, from `generation_config.json` and `config.json`.
-    pub eos_token_ids: Vec<TokenId>,
-    /// Numbers of an embedding.
-    pub embedding_size: u32,
-    /// How an embedding is made where a request does not say.
-    pub pooling: Pooling,
-    /// The model's own sampling, for what a request leaves out.
-    pub default_sampling: SamplingDefaults,
-    pub kv_reports: KvReports,
-}
-
-/// What clients hear of KV memory.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct KvReports {
-    /// Bytes of a KV block.
-    pub block_bytes: usize,
-    /// Usage says what memory pressure has cost, where a request does not say.
-    pub include_usage: bool,
-    /// Streams say when they pause, where a request does not say.
-    pub pause_comments: bool,
-}
-
-impl ModelInfo {
-    /// A prompt's tokens, its chat rendered; `param` names the prompt's field in errors. Takes as long as the text
-    /// is: not for a thread that must not block.
-    pub fn encode(&self, prompt: &Prompt, param: &str) -> Result<Vec<TokenId>, ApiError> {
-        match prompt {
-            Prompt::Tokens(tokens) => Ok(tokens.clone()),
-            Prompt::Text { text, add_special_tokens } => self.tokenizer.encode(text, *add_special_tokens),
-            Prompt::Chat(chat) => {
-                let text = match (&chat.template, &self.chat_template) {
-                    (Some(source), _) => ChatTemplate::of_request(source, self.special_tokens())?.render_chat(chat)?,
-                    (None, Some(template)) => template.render_chat(chat)?,
-                    (None, None) => return Err(ApiError::invalid(param, NO_TEMPLATE)),
-                };
-                self.tokenizer.encode(&text, chat.add_special_tokens)
-            }
-        }
-    }
-
-    /// `bos_token` and the like, as templates know them.
-    fn special_tokens(&self) -> Map<String, Value> {
-        let SpecialTokens { bos, eos, pad, unk } = self.tokenizer.special_tokens();
-        let named = [("bos_token", bos), ("eos_token", eos), ("pad_token", pad), ("unk_token", unk)];
-        let text =
-            |(name, token): (&str, &Option<SpecialToken>)| Some((name.into(), token.as_ref()?.text.clone().into()));
-        named.into_iter().filter_map(text).collect()
-    }
-
-    /// [`ModelInfo::encode`], cut to `keep` tokens.
-    pub fn encode_truncated(
-        &self,
-        prompt: &Prompt,
-        keep: usize,
-        side: Option<Side>,
-        param: &str,
-    ) -> Result<Vec<TokenId>, ApiError> {
-        let text = match prompt {
-            Prompt::Text { text, add_special_tokens: true } => Some((&*self.tokenizer, text.as_str())),
-            _ => None,
-        };
-        truncate(self.encode(prompt, param)?, keep, side, text)
-    }
-}
-
-const NO_TEMPLATE: &str =
-    "this model has no chat template: use /v1/completions, or add chat_template.jinja to the model";
+use tokio::sync::watch;
 
 /// A cheap clone that submits requests to the engine from any thread, for one [`Caller`].
 #[derive(Clone)]
 pub struct RuntimeHandle {
     intake: Recipient<Submit>,
     model: Arc<ModelInfo>,
-    max_requests: usize,
     draining: Arc<AtomicBool>,
     caller: Caller,
 }
 
 impl RuntimeHandle {
-    pub fn new(
-        intake: Recipient<Submit>,
-        model: Arc<ModelInfo>,
-        max_requests: usize,
-        draining: Arc<AtomicBool>,
-    ) -> Self {
-        Self { intake, model, max_requests, draining, caller: Caller::default() }
+    pub fn new(intake: Recipient<Submit>, model: Arc<ModelInfo>, draining: Arc<AtomicBool>) -> Self {
+        Self { intake, model, draining, caller: Caller::default() }
     }
 
     /// The same engine, for requests of `caller`.
@@ -139,7 +51,7 @@ impl RuntimeHandle {
 
     /// Requests that the engine holds at once (`server.max_requests`): one more is refused until another ends.
     pub fn max_requests(&self) -> usize {
-        self.max_requests
+        self.model.server.get().max_requests
     }
 
     pub fn model(&self) -> &Arc<ModelInfo> {
@@ -169,10 +81,11 @@ impl RuntimeHandle {
 /// The engine with its threads: one for the actors, one for the executor (and its team), a few for text.
 pub struct Runtime {
     handle: RuntimeHandle,
-    loaded: LoadedModel,
-    /// All permits are back when nothing runs.
-    places: Arc<Semaphore>,
-    max_requests: u32,
+    loaded: Arc<LoadedModel>,
+    /// None is taken when nothing runs.
+    places: Places,
+    tune: Recipient<Tune>,
+    swap_pool: Recipient<AskSwapPool>,
     system: System,
     /// Closed when the engine's thread ends.
     alive: watch::Receiver<()>,
@@ -249,18 +162,14 @@ impl Runtime {
             tokenizer: Arc::new(tokenizer),
             chat_template,
             chat_format,
-            trust_request_chat_template: config.server.trust_request_chat_template,
             eos_token_ids,
             embedding_size: embed_size as u32,
             pooling,
             default_sampling,
-            kv_reports: KvReports {
-                block_bytes: loaded.pools.layout.block_bytes(),
-                include_usage: config.server.include_kv_usage,
-                pause_comments: config.server.pause_comments,
-            },
+            kv_block_bytes: loaded.pools.layout.block_bytes(),
+            server: LiveServer::new(config.server.clone()),
         });
-        let places = Arc::new(Semaphore::new(config.server.max_requests));
+        let places = Places::default();
         let wiring = Wiring {
             scheduler: scheduler_config(config, &loaded)?,
             limits: limits(config, &loaded),
@@ -273,10 +182,10 @@ impl Runtime {
             places: places.clone(),
             executor,
         };
-        let Started { system, intake, alive, thread } = wiring.start()?;
-        let handle = RuntimeHandle::new(intake, model, config.server.max_requests, Arc::default());
-        let (max_requests, thread) = (config.server.max_requests as u32, Some(thread));
-        Ok(Self { handle, loaded, places, max_requests, system, alive, thread })
+        let Started { system, intake, tune, swap_pool, alive, thread } = wiring.start()?;
+        let handle = RuntimeHandle::new(intake, model, Arc::default());
+        let (loaded, thread) = (Arc::new(loaded), Some(thread));
+        Ok(Self { handle, loaded, places, tune, swap_pool, system, alive, thread })
     }
 
     pub fn handle(&self) -> RuntimeHandle {
@@ -285,6 +194,13 @@ impl Runtime {
 
     pub fn loaded(&self) -> &LoadedModel {
         &self.loaded
+    }
+
+    /// What changes settings while the engine runs, which began with `now`.
+    pub fn tuner(&self, now: Resolved) -> Tuner {
+        let Self { handle, loaded, tune, swap_pool, .. } = self;
+        let (server, loaded) = (handle.model.server.clone(), loaded.clone());
+        Tuner::new(now, Engine { tune: tune.clone(), swap_pool: swap_pool.clone(), server, loaded })
     }
 
     /// Completes when the engine has stopped by itself, for a reason that is in the log: a device that hangs, or that
@@ -298,8 +214,7 @@ impl Runtime {
     pub async fn drain(&self, timeout: Duration) -> bool {
         self.handle.draining.store(true, Ordering::Release);
         let deadline = Instant::now() + timeout;
-        // Not `acquire_many`: the caller's thread need not have a timer.
-        while self.places.available_permits() < self.max_requests as usize {
+        while self.places.num_taken() > 0 {
             if Instant::now() >= deadline {
                 return false;
             }
@@ -331,7 +246,7 @@ pub(super) struct Wiring {
     /// A step that takes longer has hung.
     pub(super) step_timeout: Option<Duration>,
     pub(super) model: Arc<ModelInfo>,
-    pub(super) places: Arc<Semaphore>,
+    pub(super) places: Places,
     pub(super) executor: ModelExecutor,
 }
 
@@ -339,6 +254,8 @@ pub(super) struct Wiring {
 pub(super) struct Started {
     pub(super) system: System,
     pub(super) intake: Recipient<Submit>,
+    pub(super) tune: Recipient<Tune>,
+    pub(super) swap_pool: Recipient<AskSwapPool>,
     pub(super) alive: watch::Receiver<()>,
     pub(super) thread: JoinHandle<()>,
 }
@@ -353,7 +270,7 @@ impl Wiring {
             let _alive = alive;
             let system = System::new();
             let SchedulerConfig { num_device_blocks, num_swap_blocks, block_size, prefix_caching, .. } = self.scheduler;
-            let intake = system.block_on(async move {
+            let (intake, swap_pool) = system.block_on(async move {
                 let restart = self.executor.restart();
                 let executor = self.executor.start();
                 let swap_pool = SwapPool::new(num_swap_blocks, prefix_caching, self.eviction).start();
@@ -368,12 +285,14 @@ impl Wiring {
                     restart,
                 };
                 let workers = self.workers.clone();
-                let scheduler = SchedulerActor::new(policy, allocator, swap_pool, executor, workers, settings).start();
+                let scheduler = SchedulerActor::new(policy, allocator, swap_pool.clone(), executor, workers, settings);
+                let scheduler = scheduler.start();
                 let Self { model, limits, places, workers, .. } = self;
                 let make_intake = move |_: &mut _| RequestIntake::new(model, limits, places, workers, scheduler);
-                RequestIntake::start_in_arbiter(&Arbiter::new().handle(), make_intake)
+                (RequestIntake::start_in_arbiter(&Arbiter::new().handle(), make_intake), swap_pool)
             });
-            if send.send((System::current(), intake.recipient())).is_err() {
+            let (tune, submit) = (intake.clone().recipient(), intake.recipient());
+            if send.send((System::current(), submit, tune, swap_pool.recipient())).is_err() {
                 return; // whoever started us has gone
             }
             if let Err(error) = system.run() {
@@ -381,8 +300,9 @@ impl Wiring {
             }
         };
         let thread = std::thread::Builder::new().name("pagetide-engine".into()).spawn(run)?;
-        let (system, intake) = receive.recv().map_err(|_| StartError::new("the engine's thread died at its start"))?;
-        Ok(Started { system, intake, alive: watch_alive, thread })
+        let (system, intake, tune, swap_pool) =
+            receive.recv().map_err(|_| StartError::new("the engine's thread died at its start"))?;
+        Ok(Started { system, intake, tune, swap_pool, alive: watch_alive, thread })
     }
 }
 
@@ -459,72 +379,9 @@ pub fn eviction_policy(config: &Config) -> EvictionPolicy {
 
 fn limits(config: &Config, loaded: &LoadedModel) -> Limits {
     Limits {
-        max_requests: config.server.max_requests,
-        retry_after_s: config.server.retry_after_s,
         block_size: loaded.pools.layout.block_size,
         num_device_blocks: loaded.pools.num_device_blocks,
         non_preemptible_blocks: config.scheduler.non_preemptible_blocks(loaded.pools.num_device_blocks),
         max_num_seqs: config.scheduler.max_num_seqs as usize,
     }
-}
-
-/// Everything that is read of a model beside its weights.
-struct Text {
-    tokenizer: Tokenizer,
-    chat_template: Option<ChatTemplate>,
-    chat_format: ChatFormat,
-    default_sampling: SamplingDefaults,
-    pooling: Pooling,
-}
-
-impl Text {
-    fn load(config: &Config, files: &ModelFiles) -> Result<Self, StartError> {
-        let (tokenizer, chat_template) = load_text(&text_files(config, files)?)?;
-        let (tool_parser, reasoning_parser) = (config.model.tool_call_parser, config.model.reasoning_parser);
-        let chat_format = ChatFormat::choose(tool_parser, reasoning_parser, chat_template.as_ref());
-        let (default_sampling, pooling) = (load_sampling_defaults(files)?, load_pooling(files)?);
-        Ok(Self { tokenizer, chat_template, chat_format, default_sampling, pooling })
-    }
-}
-
-/// Where tokenizer and chat template are: beside the weights, or, for a model without weights of its own that has none,
-/// those of the demo. Its text means nothing either way.
-fn text_files(config: &Config, files: &ModelFiles) -> Result<ModelFiles, StartError> {
-    if config.model.load_format != LoadFormat::Auto && files.read_text("tokenizer.json")?.is_none() {
-        return ModelFiles::open(config::DEMO_MODEL);
-    }
-    Ok(files.clone())
-}
-
-fn load_text(files: &ModelFiles) -> Result<(Tokenizer, Option<ChatTemplate>), StartError> {
-    let tokenizer = files
-        .read_text("tokenizer.json")?
-        .ok_or_else(|| StartError::new(format!("model: there is no {}", files.path("tokenizer.json"))))?;
-    let config = files.read_text("tokenizer_config.json")?;
-    let template = files.read_text("chat_template.jinja")?;
-    let chat_template = ChatTemplate::from_files(template.as_deref(), config.as_deref())?;
-    Ok((Tokenizer::from_json(&tokenizer, config.as_deref())?, chat_template))
-}
-
-/// As models for embeddings say it: sentence-transformers' file.
-fn load_pooling(files: &ModelFiles) -> Result<Pooling, StartError> {
-    const FILE: &str = "1_Pooling/config.json";
-    let Some(text) = files.read_text(FILE)? else { return Ok(Pooling::Last) };
-    let config: Value =
-        serde_json::from_str(&text).map_err(|error| StartError::new(format!("{}: {error}", files.path(FILE))))?;
-    let is = |name: &str| config.get(name).and_then(Value::as_bool).unwrap_or(false);
-    match (is("pooling_mode_mean_tokens"), is("pooling_mode_lasttoken")) {
-        (true, false) => Ok(Pooling::Mean),
-        (false, true) => Ok(Pooling::Last),
-        _ => Err(StartError::new(format!(
-            "{}: one of pooling_mode_mean_tokens and pooling_mode_lasttoken must be true: no other pooling is available",
-            files.path(FILE)
-        ))),
-    }
-}
-
-fn load_sampling_defaults(files: &ModelFiles) -> Result<SamplingDefaults, StartError> {
-    let Some(text) = files.read_text("generation_config.json")? else { return Ok(SamplingDefaults::default()) };
-    serde_json::from_str(&text)
-        .map_err(|error| StartError::new(format!("{}: {error}", files.path("generation_config.json"))))
 }

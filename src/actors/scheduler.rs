@@ -1,10 +1,13 @@
 //! Drives the steps: carries the policy's demands to the pools, its plans to the executor, and the results to the
 //! requests' owners.
 
+mod clients;
+mod tuning;
+
 use crate::actors::block_allocator::BlockAllocator;
 use crate::actors::executor::{ModelExecutor, Restart};
 use crate::actors::messages::{
-    Arrive, AwaitCopies, Cancel, Event, Execute, Executed, ExecutorFailed, FindHeld, Reserve, Reset, Serve, StopSample,
+    Arrive, AwaitCopies, Cancel, Execute, Executed, ExecutorFailed, FindHeld, Reserve, Reset, Serve, StopSample,
 };
 use crate::actors::pause::Pause;
 use crate::actors::runtime::stop_system;
@@ -13,20 +16,17 @@ use crate::actors::workers::Workers;
 use crate::config::OnFailure;
 use crate::engine::allocation::{Demand, SwapGrant};
 use crate::engine::bill::KvBill;
-use crate::engine::plan::{CopyReport, Deliveries, Delivery, StepOutput, StepPlan};
+use crate::engine::plan::{CopyReport, Delivery, StepOutput, StepPlan};
 use crate::engine::policy::{Arrival, Forecast, Scheduler};
 use crate::error::ApiError;
 use crate::ids::RequestId;
 use crate::metrics::{self, Outcome, Preemption, StepMetrics};
-use crate::sampling::params::FinishReason;
 use actix::dev::Request;
 use actix::{Actor, ActorFutureExt, Addr, AsyncContext, Context, Handler, MailboxError, WrapFuture};
+use clients::{Client, News};
 use std::collections::{HashMap, VecDeque};
-use std::future::poll_fn;
 use std::pin::Pin;
-use std::task::Poll;
 use std::time::{Duration, Instant};
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 /// The watchdog looks this many times in the time that a step may take, but not more often than ...
 const LOOKS_PER_TIMEOUT: u32 = 10;
@@ -67,29 +67,6 @@ pub struct SchedulerActor {
     awaits_copies: bool,
     /// The policy's time begins then.
     started: Instant,
-}
-
-/// Who waits for a request.
-struct Client {
-    events: mpsc::UnboundedSender<Event>,
-    arrived: Instant,
-    /// Of each sample.
-    last_token: Vec<Option<Instant>>,
-    ended_by_length: bool,
-    /// As it was last told.
-    bill: KvBill,
-    /// Of each sample.
-    pauses: Vec<Pause>,
-    /// The request's place at the intake, given back when it ends.
-    _permit: OwnedSemaphorePermit,
-}
-
-/// What the last commit said and the clients have not been told.
-struct News {
-    deliveries: Deliveries,
-    /// Requests that ended with it.
-    ended: Vec<RequestId>,
-    at: Instant,
 }
 
 /// A planned step on its way, and what the metrics want to know of it.
@@ -318,35 +295,6 @@ impl SchedulerActor {
         self.report_population();
     }
 
-    /// [`SchedulerActor::tell`] once the step that has just been planned is with the executor: every client that hears
-    /// something wakes a thread, which may take the processor, and the device waits for none of them.
-    fn tell_soon(&self, ctx: &mut Context<Self>) {
-        let mut is_queued = false;
-        // The executor's actor is in this thread's queue: one turn later it has handed the step to its thread.
-        let turn = poll_fn(move |cx| match std::mem::replace(&mut is_queued, true) {
-            true => Poll::Ready(()),
-            false => {
-                cx.waker().wake_by_ref();
-                Poll::Pending
-            }
-        });
-        ctx.spawn(turn.into_actor(self).map(|(), this, _| this.tell()));
-    }
-
-    /// Tells the clients what the last commit said.
-    fn tell(&mut self) {
-        let Some(News { deliveries, ended, at }) = self.news.take() else { return };
-        let is_token = |delivery: &Delivery| matches!(delivery, Delivery::Token { .. });
-        metrics::generated_tokens(deliveries.iter().filter(|(_, delivery)| is_token(delivery)).count());
-        for (request, delivery) in deliveries {
-            self.deliver(request, delivery, at);
-        }
-        for request in ended {
-            let by_length = self.clients.get(&request).is_some_and(|client| client.ended_by_length);
-            self.close(request, if by_length { Outcome::Length } else { Outcome::Stop });
-        }
-    }
-
     fn report_plan(&mut self, used_blocks: usize) {
         self.report_decisions();
         for admission in self.policy().take_admissions() {
@@ -375,59 +323,6 @@ impl SchedulerActor {
     fn report_population(&mut self) {
         let population = self.policy().population();
         metrics::set_requests(population.waiting, population.running, population.swapped);
-    }
-
-    fn deliver(&mut self, request: RequestId, delivery: Delivery, now: Instant) {
-        let Some(client) = self.clients.get_mut(&request) else { return };
-        let event = match delivery {
-            Delivery::Started { cached_tokens } => {
-                metrics::first_token(now - client.arrived);
-                Event::Started { cached_tokens: cached_tokens as u32 }
-            }
-            Delivery::Bill(bill) => {
-                client.bill = KvBill { paused: client.bill.paused, ..*bill };
-                Event::Bill(client.bill)
-            }
-            Delivery::Paused { sample } => match client.pauses[sample as usize].begin(now) {
-                true => Event::Paused { index: sample },
-                false => return,
-            },
-            Delivery::Resumed { sample } => {
-                let Some(after) = client.pauses[sample as usize].end(now) else { return };
-                client.bill.paused += after;
-                let _ = client.events.send(Event::Resumed { index: sample, after });
-                Event::Bill(client.bill)
-            }
-            Delivery::PromptLogprobs(logprobs) => Event::PromptLogprobs(logprobs),
-            Delivery::Embedding(values) => Event::Embedding(values),
-            Delivery::Token { sample, sampled } => {
-                if let Some(last) = client.last_token[sample as usize].replace(now) {
-                    metrics::inter_token(now - last);
-                }
-                Event::Token {
-                    index: sample,
-                    token: sampled.token,
-                    logprobs: sampled.logprobs.map(|logprobs| *logprobs),
-                }
-            }
-            Delivery::Failed { message } => {
-                let error = ApiError::constraint_failed(&message);
-                return self.fail_client(request, &error);
-            }
-            Delivery::Finished { sample, reason } => {
-                client.ended_by_length |= reason == FinishReason::Length;
-                Event::Finished { index: sample, reason }
-            }
-        };
-        // A closed channel is a client that has gone; its cancellation is on its way.
-        let _ = client.events.send(event);
-    }
-
-    /// The request has ended: its stream closes, its place at the intake is free.
-    fn close(&mut self, request: RequestId, outcome: Outcome) {
-        if let Some(client) = self.clients.remove(&request) {
-            metrics::request_ended(outcome, client.arrived.elapsed());
-        }
     }
 
     /// The executor has lost all KV, and every step that it had: what ran fails, what waits goes on with empty pools.
@@ -461,13 +356,6 @@ impl SchedulerActor {
             Ok(()) => this.wake(ctx),
             Err(_) => stop_system("a pool's actor is gone"),
         }));
-    }
-
-    fn fail_client(&mut self, request: RequestId, error: &ApiError) {
-        if let Some(client) = self.clients.get(&request) {
-            let _ = client.events.send(Event::Failed(error.clone()));
-        }
-        self.close(request, Outcome::Failed);
     }
 
     /// The engine cannot go on: all requests fail.
@@ -517,12 +405,12 @@ impl Handler<Arrive> for SchedulerActor {
     type Result = ();
 
     fn handle(&mut self, arrive: Arrive, ctx: &mut Self::Context) {
-        let Arrive { arrival, events, arrived, permit } = arrive;
+        let Arrive { arrival, events, arrived, place } = arrive;
         let Arrival { id, n, .. } = arrival;
         let last_token = vec![None; n as usize];
         let pauses = vec![Pause::default(); n as usize];
         let bill = KvBill::default();
-        let client = Client { events, arrived, last_token, ended_by_length: false, bill, pauses, _permit: permit };
+        let client = Client { events, arrived, last_token, ended_by_length: false, bill, pauses, _place: place };
         self.clients.insert(id, client);
         self.policy().arrive(arrival);
         self.report_population();

@@ -1,8 +1,8 @@
 //! Owns the swap tier's blocks, in host memory: those of swapped sequences, and a second level of the prefix cache.
 
-use crate::actors::messages::{FindHeld, Reserve, Reset};
-use crate::engine::allocation::{find, serve_swap};
-use crate::engine::block_pool::BlockPool;
+use crate::actors::messages::{AskSwapPool, FindHeld, Reserve, Reset, Resize};
+use crate::engine::allocation::{find, resize_swap, serve_swap};
+use crate::engine::block_pool::{BlockPool, PoolStats};
 use crate::engine::prefix_cache::EvictionPolicy;
 use crate::metrics;
 use actix::{Actor, Context, Handler, MessageResult};
@@ -19,8 +19,8 @@ impl SwapPool {
     }
 
     fn report(&self) {
-        let stats = self.pool.stats();
-        metrics::set_swap_blocks(stats.used, stats.cached, stats.free);
+        let PoolStats { used, cached, free, draining, .. } = self.pool.stats();
+        metrics::set_swap_blocks(used - draining, cached, free, draining);
     }
 }
 
@@ -47,6 +47,24 @@ impl Handler<Reserve> for SwapPool {
         let grant = serve_swap(&mut self.pool, demand);
         self.report();
         MessageResult(grant)
+    }
+}
+
+impl Handler<Resize> for SwapPool {
+    type Result = MessageResult<Resize>;
+
+    fn handle(&mut self, Resize(num_blocks): Resize, _: &mut Self::Context) -> Self::Result {
+        let stats = resize_swap(&mut self.pool, num_blocks);
+        self.report();
+        MessageResult(stats)
+    }
+}
+
+impl Handler<AskSwapPool> for SwapPool {
+    type Result = MessageResult<AskSwapPool>;
+
+    fn handle(&mut self, _: AskSwapPool, _: &mut Self::Context) -> Self::Result {
+        MessageResult(self.pool.stats())
     }
 }
 

@@ -1,9 +1,10 @@
 //! `pagetide serve`
 
 use super::options::ConfigOptions;
-use super::signals::StopSignals;
+use super::signals::{HangUp, HangUps, StopSignals};
 use super::{log, progress};
 use crate::actors::runtime::{ModelInfo, Runtime};
+use crate::actors::tuner::{Reloaded, Tuner};
 use crate::config::{Config, LogFormat};
 use crate::error::StartError;
 use crate::http::server;
@@ -14,29 +15,75 @@ use std::fmt::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::process::ExitCode;
 use std::time::Duration;
+use tokio::task::JoinHandle;
 
 /// Time for the last answers of an engine that has stopped by itself.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
 pub fn run(options: &ConfigOptions) -> Result<ExitCode, StartError> {
-    let config = options.resolve()?.config;
-    log::init(&config.log)?;
+    let resolved = options.resolve()?;
+    let config = &resolved.config;
+    let log_level = log::init(&config.log)?;
     if config.metrics.enabled {
         metrics::install();
     }
+    let system = actix_web::rt::System::new();
+    // Not once the model is loaded: until then the signal would end the process.
+    let hang_ups = system.block_on(async { HangUps::listen() })?;
     // Better said before a large model is loaded than after.
     let listener = server::listen(&config.server)?;
-    let runtime = Runtime::start(&config, progress::loading())?;
+    let runtime = Runtime::start(config, progress::loading())?;
     let loaded = runtime.loaded();
     metrics::build_info(&runtime.handle().model().served_name, &loaded.device, loaded.dtype.name());
-    actix_web::rt::System::new().block_on(serve(runtime, &config, listener))
+    let tuner = runtime.tuner(resolved.clone());
+    tuner.on_change(move |config| log_level.set(&config.log.level));
+    system.block_on(async {
+        let reloads = actix_web::rt::spawn(reload_on_hang_up(hang_ups, options.clone(), tuner.clone()));
+        let stopper = reloads.abort_handle();
+        let ended = serve(runtime, tuner, config, listener, reloads).await;
+        stopper.abort();
+        ended
+    })
 }
 
-/// Serves until a signal, then finishes what runs.
-async fn serve(runtime: Runtime, config: &Config, listener: TcpListener) -> Result<ExitCode, StartError> {
+/// Reads the configuration again at each SIGHUP, and changes what may change; until one comes because the terminal has
+/// gone.
+async fn reload_on_hang_up(mut hang_ups: HangUps, options: ConfigOptions, tuner: Tuner) {
+    while hang_ups.next().await == HangUp::ReadConfig {
+        reload(&options, &tuner).await;
+    }
+}
+
+async fn reload(options: &ConfigOptions, tuner: &Tuner) {
+    let read = match options.resolve() {
+        Ok(read) => read,
+        Err(StartError(problems)) => {
+            metrics::config_changed(false);
+            return tracing::error!("SIGHUP: the configuration is wrong, and nothing has changed: {problems}");
+        }
+    };
+    match tuner.reload(&read).await {
+        Ok(Reloaded { changed, refused }) => {
+            for (key, why) in &refused {
+                tracing::warn!("SIGHUP: {key} stays as it is: {why}");
+            }
+            tracing::info!("SIGHUP: the configuration was read again, {} settings have changed", changed.len());
+        }
+        Err(why) => tracing::error!("SIGHUP: nothing has changed: {why}"),
+    }
+}
+
+/// Serves until a signal, or until `reloads` ends for lack of a terminal, then finishes what runs.
+async fn serve(
+    runtime: Runtime,
+    tuner: Tuner,
+    config: &Config,
+    listener: TcpListener,
+    reloads: JoinHandle<()>,
+) -> Result<ExitCode, StartError> {
     let mut signals = StopSignals::listen()?;
     let addr = listener.local_addr()?;
-    let server = server::serve(runtime.handle(), &config.server, listener)?;
+    let server = server::serve(runtime.handle(), tuner, listener)?;
     announce(runtime.handle().model(), runtime.loaded(), addr, config);
     let stopper = server.handle();
     tokio::pin!(server);
@@ -54,8 +101,9 @@ async fn serve(runtime: Runtime, config: &Config, listener: TcpListener) -> Resu
             return Err(StartError::new("the engine has stopped; the reason is in the log above"));
         }
         _ = signals.next() => {}
+        _ = reloads => {}
     }
-    let timeout_s = config.server.drain_timeout_s;
+    let timeout_s = runtime.handle().model().server.get().drain_timeout_s;
     tracing::info!(
         "stopping: nothing new is admitted; running requests have {timeout_s} s; a second signal ends at once"
     );
@@ -159,9 +207,10 @@ mod tests {
             dtype: DType::BF16,
             max_model_len: 8192,
             max_num_batched_tokens: 512,
+            max_num_seqs: 256,
             num_parameters: 1_234_567_890,
             weights_bytes: 1,
-            pools: PoolSizes { layout, num_device_blocks: 2048, num_swap_blocks: 0 },
+            pools: PoolSizes { layout, num_device_blocks: 2048, num_swap_blocks: 0, max_swap_blocks: 0 },
         };
         let chat = ChatFormat { tools: Some(ToolFormat::Llama3Json), reasoning: None };
         let block = start_block("llama", chat, &loaded, "127.0.0.1:8000".parse().unwrap());

@@ -1,7 +1,12 @@
-//! SIGINT and SIGTERM.
+//! SIGINT and SIGTERM end the program, SIGHUP has it read its configuration again.
 
 use crate::error::StartError;
+use std::io::{IsTerminal, stderr};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+
+fn listen(kind: SignalKind) -> Result<Signal, StartError> {
+    signal(kind).map_err(|error| StartError::new(format!("cannot listen for signals: {error}")))
+}
 
 /// The signals that ask the program to stop.
 pub struct StopSignals {
@@ -12,8 +17,6 @@ pub struct StopSignals {
 impl StopSignals {
     /// From here on the signals no longer end the process by themselves.
     pub fn listen() -> Result<Self, StartError> {
-        let listen =
-            |kind| signal(kind).map_err(|error| StartError::new(format!("cannot listen for signals: {error}")));
         Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
     }
 
@@ -22,6 +25,37 @@ impl StopSignals {
         tokio::select! {
             _ = self.interrupt.recv() => SignalKind::interrupt().as_raw_value(),
             _ = self.terminate.recv() => SignalKind::terminate().as_raw_value(),
+        }
+    }
+}
+
+/// SIGHUP. It also comes when the terminal is closed that the program was started in.
+pub struct HangUps {
+    signal: Signal,
+    had_terminal: bool,
+}
+
+/// What a SIGHUP says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HangUp {
+    ReadConfig,
+    /// Nobody is there any more for whom the program was started.
+    TerminalGone,
+}
+
+impl HangUps {
+    /// From here on the signal no longer ends the process by itself, and one that comes is kept for
+    /// [`HangUps::next`].
+    pub fn listen() -> Result<Self, StartError> {
+        Ok(Self { signal: listen(SignalKind::hangup())?, had_terminal: stderr().is_terminal() })
+    }
+
+    pub async fn next(&mut self) -> HangUp {
+        self.signal.recv().await;
+        // A terminal that has hung up is none.
+        match self.had_terminal && !stderr().is_terminal() {
+            true => HangUp::TerminalGone,
+            false => HangUp::ReadConfig,
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use super::settings::{ENV_PREFIX, SECTIONS, SETTINGS, Setting, find};
 use super::value::Value;
-use super::{Config, PreemptionMode};
+use super::{Config, PreemptionMode, SwapConfig};
 use crate::error::StartError;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -20,6 +20,8 @@ pub enum Origin {
     Env(String),
     /// The flag as it was given: `--port`, `--set server.port`.
     Flag(String),
+    /// Changed over HTTP while the server ran.
+    Admin,
 }
 
 impl fmt::Display for Origin {
@@ -29,6 +31,7 @@ impl fmt::Display for Origin {
             Origin::File { path, line } => write!(f, "{}:{line}", path.display()),
             Origin::Env(name) => f.write_str(name),
             Origin::Flag(flag) => f.write_str(flag),
+            Origin::Admin => f.write_str("POST /admin/config"),
         }
     }
 }
@@ -87,22 +90,39 @@ pub struct Resolved {
     origins: Vec<Origin>,
 }
 
+/// All of it from nowhere but the program itself.
+impl From<Config> for Resolved {
+    fn from(config: Config) -> Self {
+        Self { config, origins: vec![Origin::Default; SETTINGS.len()] }
+    }
+}
+
 impl Resolved {
     pub fn origin(&self, key: &str) -> &Origin {
         let index = SETTINGS.iter().position(|setting| setting.key == key);
         &self.origins[index.unwrap_or_else(|| panic!("no such setting: {key}"))]
     }
 
+    /// A setting's value, without what is secret.
+    pub fn shown(&self, setting: &Setting) -> Value {
+        let value = (setting.load)(&self.config);
+        if setting.is_secret() { value.hidden() } else { value }
+    }
+
+    /// The same with some settings at other values. A problem is one of how the settings go together: each by itself is
+    /// right.
+    pub fn with(&self, changes: Vec<(&'static Setting, Value, Origin)>) -> Result<Self, Problems> {
+        let mut layers = Layers { resolved: self.clone(), problems: Vec::new() };
+        for (setting, value, origin) in changes {
+            layers.set(setting, Ok(value), origin);
+        }
+        layers.finish()
+    }
+
     /// The configuration as a TOML file that says where each value came from; secrets are left out.
     pub fn show(&self) -> String {
         let lines = SETTINGS.iter().zip(&self.origins).map(|(setting, origin)| {
-            let line = match (setting.load)(&self.config) {
-                Value::List(keys) if setting.is_secret() && !keys.is_empty() => {
-                    format!("{} = [{}]", setting.name(), vec!["\"(secret)\""; keys.len()].join(", "))
-                }
-                value => format!("{} = {value}", setting.name()),
-            };
-            (setting.section(), line, origin)
+            (setting.section(), format!("{} = {}", setting.name(), self.shown(setting)), origin)
         });
         let mut out = String::new();
         let mut current = "";
@@ -127,10 +147,7 @@ pub fn read_file(path: &Path) -> Result<(PathBuf, String), StartError> {
 
 /// Lays the sources over each other.
 pub fn resolve(sources: &Sources) -> Result<Resolved, Problems> {
-    let mut layers = Layers {
-        resolved: Resolved { config: Config::default(), origins: vec![Origin::Default; SETTINGS.len()] },
-        problems: Vec::new(),
-    };
+    let mut layers = Layers { resolved: Config::default().into(), problems: Vec::new() };
     if let Some((path, text)) = &sources.file {
         layers.add_file(path, text);
     }
@@ -138,8 +155,7 @@ pub fn resolve(sources: &Sources) -> Result<Resolved, Problems> {
         layers.add_env(name, value);
     }
     layers.add_flags(&sources.flags);
-    layers.check_relations();
-    if layers.problems.is_empty() { Ok(layers.resolved) } else { Err(Problems(layers.problems)) }
+    layers.finish()
 }
 
 struct Layers {
@@ -148,6 +164,11 @@ struct Layers {
 }
 
 impl Layers {
+    fn finish(mut self) -> Result<Resolved, Problems> {
+        self.check_relations();
+        if self.problems.is_empty() { Ok(self.resolved) } else { Err(Problems(self.problems)) }
+    }
+
     fn problem(&mut self, origin: Origin, key: impl Into<String>, message: impl Into<String>) {
         self.problems.push(Problem { origin, key: key.into(), message: message.into() });
     }
@@ -158,6 +179,10 @@ impl Layers {
                 (setting.store)(&mut self.resolved.config, value);
                 let index = SETTINGS.iter().position(|other| std::ptr::eq(setting, other));
                 self.resolved.origins[index.expect("settings live in the table")] = origin;
+            }
+            // Not with the message that shows what was given: this one goes to logs.
+            Err(_) if setting.is_secret() => {
+                self.problem(origin, setting.key, format!("what is given is not {}", setting.kind.expected()));
             }
             Err(message) => self.problem(origin, setting.key, message),
         }
@@ -274,6 +299,16 @@ impl Layers {
             let keys = &["scheduler.preemption_mode", "swap.space_gib"];
             broken.push((keys, format!("'swap' needs swap space, but swap.space_gib = 0 ({})", origin(keys[1]))));
         }
+        if let SwapConfig { space_gib, max_space_gib: Some(most), .. } = swap
+            && space_gib > most
+        {
+            let keys = &["swap.space_gib", "swap.max_space_gib"];
+            broken.push((keys, format!("{space_gib} is more than swap.max_space_gib = {most} ({})", origin(keys[1]))));
+        }
+        if server.api_keys.contains(&server.admin_key) && !server.admin_key.is_empty() {
+            let keys = &["server.admin_key", "server.api_keys"];
+            broken.push((keys, "it is one of server.api_keys: clients are not to change settings".into()));
+        }
         if let Some(wrong) = server.cors_allowed_origins.iter().find(|origin| !is_origin(origin)) {
             let why = format!("'{wrong}' is not an origin: write https://HOST, https://HOST:PORT, or * for any");
             broken.push((&["server.cors_allowed_origins"], why));
@@ -307,7 +342,8 @@ fn unknown_section(name: &str) -> String {
     }
 }
 
-fn unknown_key(key: &str) -> String {
+/// What is said of a key that there is not.
+pub fn unknown_key(key: &str) -> String {
     match nearest(key) {
         Some(setting) => format!("unknown key; did you mean '{}'?", setting.key),
         None => "unknown key; 'pagetide config show' lists them all".into(),

@@ -5,6 +5,7 @@
 //! knows the model or the device, through the methods here.
 
 pub mod layers;
+pub mod live;
 pub mod settings;
 pub mod value;
 
@@ -33,6 +34,8 @@ pub struct ServerConfig {
     pub served_model_name: Option<String>,
     /// Empty: no key is asked for.
     pub api_keys: Vec<String>,
+    /// Of `/admin/config`. Empty: it is closed.
+    pub admin_key: String,
     /// Origins whose pages may ask, `*` for any; empty: none may.
     pub cors_allowed_origins: Vec<String>,
     pub cors_allow_credentials: bool,
@@ -104,6 +107,8 @@ pub struct CacheConfig {
 pub struct SwapConfig {
     /// 0: no swap tier.
     pub space_gib: f64,
+    /// What `space_gib` may become while the server runs. `None`: see [`SwapConfig::max_space_bytes`].
+    pub max_space_gib: Option<f64>,
     /// Fraction of the device blocks.
     pub high_watermark: f64,
     pub max_tail_blocks: usize,
@@ -152,6 +157,7 @@ impl Default for ServerConfig {
             port: 8000,
             served_model_name: None,
             api_keys: Vec::new(),
+            admin_key: String::new(),
             cors_allowed_origins: Vec::new(),
             cors_allow_credentials: false,
             cache_isolation: CacheIsolation::PerKey,
@@ -230,14 +236,25 @@ impl Default for CacheConfig {
 
 impl Default for SwapConfig {
     fn default() -> Self {
-        Self { space_gib: 1.0, high_watermark: 0.8, max_tail_blocks: 4, max_share_per_key: 1.0 }
+        Self { space_gib: 1.0, max_space_gib: None, high_watermark: 0.8, max_tail_blocks: 4, max_share_per_key: 1.0 }
     }
 }
 
 impl SwapConfig {
     pub fn space_bytes(&self) -> usize {
-        (self.space_gib * (1u64 << 30) as f64) as usize
+        gib(self.space_gib)
     }
+
+    /// What the swap pool may become while the server runs. Where that is not said, it is `unless_given` bytes, or what
+    /// it is at the start.
+    pub fn max_space_bytes(&self, unless_given: usize) -> usize {
+        self.max_space_gib.map_or(unless_given.max(self.space_bytes()), gib)
+    }
+}
+
+/// In bytes.
+fn gib(gib: f64) -> usize {
+    (gib * (1u64 << 30) as f64) as usize
 }
 
 impl Default for SchedulerConfig {

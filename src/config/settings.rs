@@ -1,6 +1,7 @@
 //! The one table of settings. Flags, environment variables, files, their errors, `pagetide config`,
 //! `config/pagetide.toml` and `docs/configuration.md` all come from it.
 
+use super::live;
 use super::value::{Field, Kind, Value};
 use super::{
     AdmissionPolicy, CacheIsolation, Config, DeviceKind, DtypeChoice, Eviction, Isa, LoadFormat, LogFormat, OnFailure,
@@ -48,7 +49,7 @@ impl Setting {
 
     /// Its value is never shown.
     pub fn is_secret(&self) -> bool {
-        self.key == "server.api_keys"
+        matches!(self.key, "server.api_keys" | "server.admin_key")
     }
 
     pub fn default(&self) -> Value {
@@ -114,6 +115,9 @@ settings! {
     server.api_keys: Kind::List, "", Some(("api-key", "KEY")),
         "Bearer keys that clients may use; with none, no key is asked for. /health, /docs and /openapi.json are always open.",
         "The server can be reached by others. Prefer file or environment: a flag shows in the process list.";
+    server.admin_key: Kind::Text { auto: false, check: any_text }, "", None,
+        "Bearer key of /admin/config, where settings are seen and changed while the server runs; none of api_keys is good there, and this one nowhere else. Empty: nobody may.",
+        "Settings are to be changed without a restart. In a file or the environment: a flag shows in the process list.";
     server.cors_allowed_origins: Kind::List, "", None,
         "Origins (https://chat.example.org) whose web pages may use this server; \"*\" is any, none is none.",
         "A page in a browser talks to this server without one in between.";
@@ -225,6 +229,9 @@ settings! {
         Some(("swap-space-gib", "G")),
         "CPU memory for the blocks of preempted sequences, and for prefixes that the device no longer holds; 0 is no swap tier.",
         "More if pagetide_preemptions_total grows by mode=recompute and memory is free.";
+    swap.max_space_gib: Kind::Float { min: 0.0, or_equal: true, max: 65536.0, auto: true }, "GiB", None,
+        "How far space_gib may be raised while the server runs. On the CPU only address space is kept for it, and auto is half of the memory that is available at the start, or space_gib where that is more; on a GPU all of it is taken and pinned at the start, and auto is space_gib.",
+        "space_gib is to be raised without a restart, further than auto allows.";
     swap.high_watermark: Kind::Float { min: 0.0, or_equal: true, max: 1.0, auto: false }, "fraction", None,
         "Part of the device blocks in use above which full blocks of the sequences that would yield first are copied ahead of need (write-behind); 1 is never.",
         "Lower if preemptions come in bursts; higher if pagetide_swap_out_blocks_total grows where nothing is preempted.";
@@ -279,6 +286,10 @@ settings! {
         "Hardly ever: they cost next to nothing.";
 }
 
+fn any_text(_: &str) -> Result<(), String> {
+    Ok(())
+}
+
 fn not_empty(text: &str) -> Result<(), String> {
     if text.is_empty() { Err("must not be empty".into()) } else { Ok(()) }
 }
@@ -317,9 +328,10 @@ pub fn reference_file() -> String {
             let unit = if setting.unit.is_empty() { String::new() } else { format!(" [{}]", setting.unit) };
             write!(
                 out,
-                "# {}\n# {}{unit}. When to change it: {}\n{} = {}\n",
+                "# {}\n# {}{unit}.{} When to change it: {}\n{} = {}\n",
                 setting.doc,
                 capitalised(&setting.kind.expected()),
+                if live::is_live(setting.key) { " Changes while the server runs." } else { "" },
                 setting.when_to_change,
                 setting.name(),
                 setting.default(),

@@ -1,5 +1,5 @@
 use super::layers::{Origin, Problems, Resolved, Sources, resolve};
-use super::settings::{SECTIONS, SETTINGS, reference_file};
+use super::settings::{SECTIONS, SETTINGS, find, reference_file};
 use super::value::{Kind, Value};
 use super::*;
 use std::path::PathBuf;
@@ -190,6 +190,35 @@ fn show_says_where_each_value_came_from_and_hides_secrets() {
     assert!(!shown.contains("hush"));
     // What is shown is a configuration file.
     assert_eq!(from_file(&shown.replace("(secret)", "k")).unwrap().config.server.port, 9);
+}
+
+#[test]
+fn secrets_are_not_in_errors() {
+    let problems = problems_of(from_file("[server]\napi_keys = \"hush\"\nadmin_key = 3"));
+    let shown = ["api_keys: what is given is not a list of texts", "admin_key: what is given is not text"];
+    assert_eq!(problems.len(), 2);
+    assert!(problems.iter().zip(shown).all(|(problem, shown)| problem.ends_with(shown)), "{problems:?}");
+}
+
+#[test]
+fn what_is_changed_later_has_to_go_together_with_the_rest() {
+    let resolved = from_file("[server]\nadmin_key = \"hush\"\n[swap]\nspace_gib = 0\nmax_space_gib = 2").unwrap();
+    let change = |key: &str, json: serde_json::Value| {
+        let setting = find(key).unwrap();
+        resolved.with(vec![(setting, setting.kind.read_json(&json).unwrap(), Origin::Admin)])
+    };
+    let changed = change("swap.space_gib", serde_json::json!(2)).unwrap();
+    assert_eq!((changed.config.swap.space_gib, changed.origin("swap.space_gib")), (2.0, &Origin::Admin));
+    assert_eq!(changed.origin("swap.max_space_gib"), resolved.origin("swap.max_space_gib"));
+    assert!(changed.show().contains("# POST /admin/config") && !changed.show().contains("hush"));
+    for (key, value, says) in [
+        ("swap.space_gib", serde_json::json!(2.5), "2.5 is more than swap.max_space_gib = 2 (p.toml:5)"),
+        ("scheduler.preemption_mode", "swap".into(), "'swap' needs swap space"),
+        ("server.api_keys", serde_json::json!(["hush"]), "it is one of server.api_keys"),
+    ] {
+        let problems = problems_of(change(key, value));
+        assert!(problems.len() == 1 && problems[0].contains(says), "{problems:?}");
+    }
 }
 
 #[test]

@@ -40,6 +40,30 @@ pub enum Value {
     Float(f64),
 }
 
+impl Value {
+    /// As a JSON body has it.
+    pub fn json(&self) -> serde_json::Value {
+        match self {
+            Value::Auto => "auto".into(),
+            Value::Text(text) => text.as_str().into(),
+            Value::List(texts) => texts.as_slice().into(),
+            Value::Bool(value) => (*value).into(),
+            Value::Int(value) => (*value).into(),
+            Value::Float(value) => (*value).into(),
+        }
+    }
+
+    /// The same with secrets left out.
+    pub fn hidden(self) -> Self {
+        const SECRET: &str = "(secret)";
+        match self {
+            Value::Text(text) if !text.is_empty() => Value::Text(SECRET.into()),
+            Value::List(texts) => Value::List(vec![SECRET.into(); texts.len()]),
+            value => value,
+        }
+    }
+}
+
 /// As TOML writes it.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -118,6 +142,14 @@ impl Kind {
         }
     }
 
+    /// Reads a value of a JSON body, which is written as in TOML.
+    pub fn read_json(&self, value: &serde_json::Value) -> Result<Value, String> {
+        match as_toml(value) {
+            Some(toml) => self.read(&toml),
+            None => Err(self.mismatch(&value.to_string())),
+        }
+    }
+
     fn has_auto(&self) -> bool {
         matches!(self, Kind::Text { auto: true, .. } | Kind::Int { auto: true, .. } | Kind::Float { auto: true, .. })
     }
@@ -151,6 +183,18 @@ impl Kind {
             }
             _ => Err(format!("{number} is out of range: {}", self.expected())),
         }
+    }
+}
+
+/// `None`: TOML has no such value, or no setting is one.
+fn as_toml(value: &serde_json::Value) -> Option<toml_edit::Value> {
+    use serde_json::Value as Json;
+    match value {
+        Json::String(text) => Some(text.as_str().into()),
+        Json::Bool(value) => Some((*value).into()),
+        Json::Number(number) => number.as_i64().map(Into::into).or(number.as_f64().map(Into::into)),
+        Json::Array(items) => items.iter().map(as_toml).collect::<Option<toml_edit::Array>>().map(Into::into),
+        Json::Null | Json::Object(_) => None,
     }
 }
 

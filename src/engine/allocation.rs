@@ -406,12 +406,13 @@ pub fn find(pool: &BlockPool, finds: &[Find]) -> Vec<Vec<bool>> {
 /// scheduler → swap pool, applied in the order of the fields.
 #[derive(Clone, Debug, Default)]
 pub struct SwapDemand {
+    /// Names of blocks that are copied to the device, for each sequence. Before others let go of them: where the pool
+    /// drains, a block that nobody holds is gone.
+    pub take: Vec<Vec<BlockHash>>,
     /// Tables that nobody needs any more.
     pub release: Vec<Vec<BlockId>>,
     /// Blocks that hold nothing: a copy failed.
     pub forget: Vec<BlockId>,
-    /// Names of blocks that are copied to the device, for each sequence.
-    pub take: Vec<Vec<BlockHash>>,
     pub store: Vec<Store>,
     /// Names of full blocks of running sequences, for each of them: copied ahead of need, as far as there is room.
     pub back: Vec<Vec<BlockHash>>,
@@ -421,10 +422,10 @@ pub struct SwapDemand {
 
 impl SwapDemand {
     pub fn is_empty(&self) -> bool {
-        let Self { release, forget, take, store, back, keep } = self;
-        release.is_empty()
+        let Self { take, release, forget, store, back, keep } = self;
+        take.is_empty()
+            && release.is_empty()
             && forget.is_empty()
-            && take.is_empty()
             && store.is_empty()
             && back.is_empty()
             && keep.is_empty()
@@ -452,7 +453,8 @@ pub struct SwapGrant {
     pub backed: Vec<Vec<SwapBlock>>,
     /// Held by nobody; where it is to be copied to, if it is.
     pub kept: Vec<Option<BlockId>>,
-    pub stats: PoolStats,
+    /// `None`: it was not asked.
+    pub stats: Option<PoolStats>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -464,16 +466,16 @@ pub struct SwapBlock {
 
 /// Applies a demand to the swap pool.
 pub fn serve_swap(pool: &mut BlockPool, demand: SwapDemand) -> SwapGrant {
-    for block in demand.release.iter().flat_map(|table| table.iter().rev()) {
-        pool.release(*block);
-    }
-    demand.forget.iter().for_each(|block| pool.forget(*block));
     let mut take = |hash: &BlockHash| {
         let block = pool.lookup(hash).expect("nothing has left the pool since it was asked for these names");
         pool.take(block);
         block
     };
     let taken = demand.take.iter().map(|hashes| hashes.iter().map(&mut take).collect()).collect();
+    for block in demand.release.iter().flat_map(|table| table.iter().rev()) {
+        pool.release(*block);
+    }
+    demand.forget.iter().for_each(|block| pool.forget(*block));
     let stored = demand.store.iter().map(|store| try_store(pool, store)).collect();
     let back = |hashes: &Vec<BlockHash>| hashes.iter().map_while(|hash| try_store_full(pool, *hash)).collect();
     let backed = demand.back.iter().map(back).collect();
@@ -487,7 +489,14 @@ pub fn serve_swap(pool: &mut BlockPool, demand: SwapDemand) -> SwapGrant {
     let mut given = HashSet::new();
     kept.iter_mut().rev().for_each(|block| *block = block.filter(|block| given.insert(*block)));
     pool.take_evicted(); // below this tier there is none
-    SwapGrant { taken, stored, backed, kept, stats: pool.stats() }
+    SwapGrant { taken, stored, backed, kept, stats: Some(pool.stats()) }
+}
+
+/// Makes the swap pool larger or smaller, between two steps.
+pub fn resize_swap(pool: &mut BlockPool, num_blocks: usize) -> PoolStats {
+    pool.resize(num_blocks);
+    pool.take_evicted(); // below this tier there is none
+    pool.stats()
 }
 
 fn try_store(pool: &mut BlockPool, store: &Store) -> Option<Vec<SwapBlock>> {

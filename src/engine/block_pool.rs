@@ -11,11 +11,19 @@ use std::collections::VecDeque;
 /// - *cached*: no table holds it, its content has a hash and may be taken up again;
 /// - *free*: no table holds it and its content means nothing.
 ///
-/// `used + cached + free == num_blocks` always. A hash is published only for a full block, which is never written
-/// again; so a block may be written by its holder exactly if its reference count is 1.
+/// `used + cached + free == num_blocks + draining` always: where the pool was made smaller ([`BlockPool::resize`]) than
+/// what is used, blocks *drain*, they leave it when they are given back. Until then nothing is cached and nothing free.
+///
+/// A hash is published only for a full block, which is never written again; so a block may be written by its holder
+/// exactly if its reference count is 1.
 #[derive(Debug)]
 pub struct BlockPool {
+    /// Of all blocks that there have ever been.
     references: Vec<u32>,
+    /// Blocks that have left the pool; they come back when it grows.
+    retired: Vec<BlockId>,
+    /// Used blocks that leave the pool when they are given back: how many, whichever they are.
+    draining: usize,
     /// Given out from the front. What became free last is there, so that no more memory is touched than is needed; but
     /// where the content is still to be copied, a block goes to the end: then the copy has had the most time when it is
     /// written again.
@@ -33,6 +41,8 @@ pub struct PoolStats {
     pub used: usize,
     pub cached: usize,
     pub free: usize,
+    /// Of the used ones: how many there are beyond the pool's size.
+    pub draining: usize,
     /// Cached blocks that were given away since the pool was made.
     pub evicted: u64,
 }
@@ -49,6 +59,8 @@ impl BlockPool {
         let last = u32::try_from(num_blocks).expect("block ids are 32 bits: the configuration bounds the pool");
         Self {
             references: vec![0; num_blocks],
+            retired: Vec::new(),
+            draining: 0,
             free: (0..last).map(BlockId).collect(),
             cache: PrefixCache::new(num_blocks, policy),
             keep_cached,
@@ -57,8 +69,42 @@ impl BlockPool {
         }
     }
 
+    /// Its size; while blocks drain, more are used.
     pub fn num_blocks(&self) -> usize {
-        self.references.len()
+        self.references.len() - self.retired.len() - self.draining
+    }
+
+    /// Makes the pool larger or smaller. What is too much leaves it: free blocks, then cached ones, and the rest as used
+    /// ones are given back. The blocks that are there keep their ids; one that comes back, or is new, means nothing.
+    pub fn resize(&mut self, num_blocks: usize) {
+        let missing = num_blocks.saturating_sub(self.num_blocks());
+        let stay = missing.min(self.draining);
+        self.draining -= stay;
+        self.add_blocks(missing - stay);
+        while self.num_blocks() > num_blocks {
+            if self.free.is_empty() {
+                self.evict_one();
+            }
+            // From the end: what was not touched lately, or never.
+            match self.free.pop_back() {
+                Some(block) => self.retired.push(block),
+                None => self.draining += 1,
+            }
+        }
+    }
+
+    /// Those that have left the pool come first, then new ones.
+    fn add_blocks(&mut self, count: usize) {
+        let from_retired = count.min(self.retired.len());
+        self.free.extend(self.retired.drain(self.retired.len() - from_retired..));
+        let (before, total) = (self.references.len(), self.references.len() + count - from_retired);
+        if total > before {
+            self.references.resize(total, 0);
+            self.cache.grow(total);
+            let id =
+                |block: usize| u32::try_from(block).expect("block ids are 32 bits: the configuration bounds the pool");
+            self.free.extend((before..total).map(|block| BlockId(id(block))));
+        }
     }
 
     /// Blocks that [`BlockPool::allocate`] can give: free ones, and cached ones by eviction.
@@ -68,7 +114,8 @@ impl BlockPool {
 
     pub fn stats(&self) -> PoolStats {
         let (free, cached) = (self.free.len(), self.cache.num_idle());
-        PoolStats { used: self.num_blocks() - free - cached, cached, free, evicted: self.num_evicted }
+        let used = self.references.len() - self.retired.len() - free - cached;
+        PoolStats { used, cached, free, draining: self.draining, evicted: self.num_evicted }
     }
 
     /// A block with reference count 1 and no meaning yet: a free one, else the cached one that is worth least.
@@ -138,7 +185,11 @@ impl BlockPool {
         if *references > 0 {
             return;
         }
-        if self.cache.hash_of(block).is_none() {
+        if self.draining > 0 {
+            self.cache.remove(block);
+            self.draining -= 1;
+            self.retired.push(block);
+        } else if self.cache.hash_of(block).is_none() {
             add(&mut self.free, block);
         } else if self.keep_cached {
             self.cache.park(block);
@@ -188,163 +239,23 @@ impl BlockPool {
     /// Asserts every invariant, and that the reference counts are those of `tables`; linear in the pool.
     pub fn check<'a>(&self, tables: impl Iterator<Item = &'a [BlockId]>) {
         self.cache.check();
-        let mut held = vec![0; self.num_blocks()];
+        let mut held = vec![0; self.references.len()];
         for block in tables.flatten() {
             held[block.index()] += 1;
         }
         assert_eq!(held, self.references, "reference counts are not those of the tables");
-        let mut is_free = vec![false; self.num_blocks()];
-        for block in &self.free {
-            assert!(!std::mem::replace(&mut is_free[block.index()], true), "{block} is free twice");
-            assert!(!self.is_used(*block), "{block} is free and held");
-            assert!(self.cache.hash_of(*block).is_none(), "{block} is free and published");
+        let mut is_idle = vec![false; self.references.len()];
+        for block in self.free.iter().chain(&self.retired) {
+            assert!(!std::mem::replace(&mut is_idle[block.index()], true), "{block} is free, or gone, twice");
+            assert!(!self.is_used(*block), "{block} is free, or gone, and held");
+            assert!(self.cache.hash_of(*block).is_none(), "{block} is free, or gone, and published");
         }
         let used = self.references.iter().filter(|count| **count > 0).count();
-        assert_eq!(used + self.cache.num_idle() + self.free.len(), self.num_blocks(), "a block is lost");
+        let there = used + self.cache.num_idle() + self.free.len();
+        assert_eq!(there, self.num_blocks() + self.draining, "a block is lost");
+        assert!(self.draining == 0 || there == used, "blocks drain, and others are not used");
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::engine::prefix_cache::BlockHasher;
-
-    fn hash(token: u32) -> BlockHash {
-        let hasher = BlockHasher::new([0; 32], 1);
-        hasher.block(hasher.root(b""), &[token])
-    }
-
-    #[test]
-    fn free_blocks_go_before_cached_ones() {
-        let mut pool = BlockPool::new(3, true);
-        let first = pool.allocate().unwrap();
-        assert!(pool.publish(first, hash(1)));
-        pool.release(first);
-        assert_eq!(pool.stats(), PoolStats { used: 0, cached: 1, free: 2, evicted: 0 });
-        let others = [pool.allocate().unwrap(), pool.allocate().unwrap()];
-        assert_eq!(pool.lookup(&hash(1)), Some(first));
-        assert_eq!(pool.allocate(), Some(first));
-        assert_eq!(pool.lookup(&hash(1)), None);
-        assert_eq!(pool.allocate(), None);
-        pool.check([&others[..], &[first]].into_iter());
-    }
-
-    #[test]
-    fn a_cached_block_is_taken_up_again() {
-        let mut pool = BlockPool::new(1, true);
-        let block = pool.allocate().unwrap();
-        pool.publish(block, hash(1));
-        pool.release(block);
-        pool.take(pool.lookup(&hash(1)).unwrap());
-        pool.take(block);
-        assert!(pool.is_shared(block));
-        assert_eq!(pool.available(), 0);
-        pool.check([&[block][..], &[block]].into_iter());
-    }
-
-    #[test]
-    fn without_keeping_a_released_block_is_free() {
-        let mut pool = BlockPool::new(1, false);
-        let block = pool.allocate().unwrap();
-        pool.publish(block, hash(1));
-        assert_eq!(pool.lookup(&hash(1)), Some(block));
-        pool.release(block);
-        assert_eq!(pool.lookup(&hash(1)), None);
-        assert_eq!(pool.stats().free, 1);
-    }
-
-    #[test]
-    #[should_panic(expected = "released twice")]
-    fn double_release_is_a_bug() {
-        let mut pool = BlockPool::new(1, true);
-        let block = pool.allocate().unwrap();
-        pool.release(block);
-        pool.release(block);
-    }
-
-    /// What a pool with LRU has to be, without thought for time.
-    #[derive(Default)]
-    struct Naive {
-        /// Blocks of each table.
-        tables: Vec<Vec<BlockId>>,
-        names: std::collections::HashMap<BlockId, u32>,
-        /// In order of release.
-        idle: Vec<BlockId>,
-    }
-
-    #[test]
-    fn a_pool_is_what_it_seems() {
-        for seed in 0..40u64 {
-            let mut state = seed;
-            let mut random = move |below: usize| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                (state >> 33) as usize % below
-            };
-            let num_blocks = 1 + random(12);
-            let policy = [EvictionPolicy::Lru, EvictionPolicy::Adaptive][random(2)];
-            let mut pool = BlockPool::with_eviction(num_blocks, true, policy);
-            let mut naive = Naive { tables: vec![vec![]; 4], ..Naive::default() };
-            for _ in 0..400 {
-                operate(&mut pool, &mut naive, policy, &mut random);
-                pool.check(naive.tables.iter().map(Vec::as_slice));
-                assert_eq!(pool.stats().cached, naive.idle.len());
-                for token in 0..10 {
-                    let holder = naive.names.iter().find(|(_, name)| **name == token).map(|(block, _)| *block);
-                    assert_eq!(pool.lookup(&hash(token)), holder);
-                }
-            }
-        }
-    }
-
-    fn operate(
-        pool: &mut BlockPool,
-        naive: &mut Naive,
-        policy: EvictionPolicy,
-        random: &mut impl FnMut(usize) -> usize,
-    ) {
-        let table = random(4);
-        match random(5) {
-            0 | 1 => {
-                let room = pool.stats().free;
-                let Some(block) = pool.allocate() else {
-                    return assert_eq!(room + naive.idle.len(), 0, "there is room");
-                };
-                let evicted = pool.take_evicted();
-                assert_eq!(evicted.len(), usize::from(room == 0));
-                for (block, name) in evicted {
-                    let place = naive.idle.iter().position(|idle| *idle == block).expect("only idle blocks go");
-                    assert!(place == 0 || policy != EvictionPolicy::Lru, "the least recently used goes first");
-                    naive.idle.remove(place);
-                    assert_eq!(naive.names.remove(&block).map(hash), Some(name));
-                }
-                naive.tables[table].push(block);
-            }
-            2 => {
-                let Some(block) = naive.tables[table].last() else { return };
-                let token = random(10) as u32;
-                let is_new = !naive.names.contains_key(block) && naive.names.values().all(|name| *name != token);
-                assert_eq!(pool.publish(*block, hash(token)), is_new);
-                if is_new {
-                    naive.names.insert(*block, token);
-                }
-            }
-            3 => {
-                let Some(block) = pool.lookup(&hash(random(10) as u32)) else { return };
-                pool.take(block);
-                naive.idle.retain(|idle| *idle != block);
-                naive.tables[table].push(block);
-            }
-            _ => {
-                let Some(block) = naive.tables[table].pop() else { return };
-                pool.release(block);
-                let is_idle = !naive.tables.iter().flatten().any(|held| *held == block);
-                if is_idle && random(6) == 0 {
-                    pool.forget(block);
-                    naive.names.remove(&block);
-                } else if is_idle && naive.names.contains_key(&block) {
-                    naive.idle.push(block);
-                }
-            }
-        }
-    }
-}
+mod tests;

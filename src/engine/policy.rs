@@ -44,6 +44,8 @@ mod expectation;
 mod quota;
 mod running;
 mod tiers;
+mod told;
+mod tuning;
 mod waiting;
 #[cfg(test)]
 mod world;
@@ -67,6 +69,9 @@ use running::Running;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use tiers::Moving;
+pub use told::{Admission, Forecast, Population, StepStats};
+pub use tuning::Tuning;
+use tuning::WantedSize;
 use waiting::Waiting;
 
 /// What becomes of the KV of a preempted sequence.
@@ -164,52 +169,6 @@ pub struct Arrival {
     pub constraint: Option<Arc<dyn ConstraintSource>>,
 }
 
-/// What has happened since the last [`Scheduler::take_stats`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StepStats {
-    pub preempted_swap: usize,
-    pub preempted_recompute: usize,
-    pub blocks_out: usize,
-    pub blocks_in: usize,
-    pub recomputed_tokens: usize,
-}
-
-/// A request's first sequence got its first blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Admission {
-    pub request: RequestId,
-    pub prompt_tokens: usize,
-    /// How many of them the prefix cache held, on either tier ...
-    pub cached_tokens: usize,
-    /// ... and how many of these were in the swap pool alone.
-    pub swapped_tokens: usize,
-}
-
-/// What the scheduler thought of the last step that it planned.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Forecast {
-    /// Prompt tokens that it could have had beside its decodes.
-    pub prompt_limit: usize,
-    /// Seconds that its decodes take by themselves.
-    pub decodes_s: f64,
-    /// Seconds that a step takes longer for each prompt token.
-    pub prompt_token_s: f64,
-    /// Seconds that all of it takes.
-    pub step_s: f64,
-    /// Tokens of an output that has tokens which may end it, on average.
-    pub output_tokens: usize,
-    /// Steps for which who was considered last for admission had to find blocks.
-    pub horizon: usize,
-}
-
-/// How many sequences are where.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Population {
-    pub running: usize,
-    pub waiting: usize,
-    pub swapped: usize,
-}
-
 /// A plan in flight.
 #[derive(Debug)]
 struct InFlight {
@@ -233,6 +192,8 @@ struct Part {
 #[derive(Debug)]
 pub struct Scheduler {
     config: SchedulerConfig,
+    /// Where the steps are still larger than was asked for.
+    wanted_size: Option<WantedSize>,
     hasher: BlockHasher,
     running: Running,
     /// Waiting and swapped.
@@ -317,6 +278,7 @@ impl Scheduler {
             bills: IdMap::default(),
             billed: Vec::new(),
             pauses: Vec::new(),
+            wanted_size: None,
             config,
         }
     }
@@ -342,6 +304,7 @@ impl Scheduler {
             (true, Some(salt)) => salt.clone().into_bytes(),
             (false, _) => arrival.id.0.to_le_bytes().to_vec(),
         };
+        self.make_room_for_beams(&arrival.params);
         self.requests.insert(arrival.id, vec![rank]);
         let mut seq = Sequence::new(rank, arrival, self.config.max_model_len, &self.hasher, &salt);
         seq.hashes = Arc::new(names);
@@ -426,42 +389,6 @@ impl Scheduler {
             || !self.pending_swap.is_empty()
     }
 
-    pub fn has_request(&self, request: RequestId) -> bool {
-        self.requests.contains_key(&request)
-    }
-
-    /// Requests that have not ended.
-    pub fn num_requests(&self) -> usize {
-        self.requests.len()
-    }
-
-    pub fn population(&self) -> Population {
-        Population {
-            running: self.running.len(),
-            waiting: self.waiting.len() - self.num_swapped,
-            swapped: self.num_swapped,
-        }
-    }
-
-    pub fn take_stats(&mut self) -> StepStats {
-        std::mem::take(&mut self.stats)
-    }
-
-    /// First admissions since the last call.
-    pub fn take_admissions(&mut self) -> Vec<Admission> {
-        std::mem::take(&mut self.admissions)
-    }
-
-    /// Slots in blocks that running sequences held when the last plan was made, and that hold no token even when all
-    /// plans in flight are done.
-    pub fn empty_slots(&self) -> usize {
-        self.empty_slots
-    }
-
-    pub fn forecast(&self) -> Forecast {
-        self.forecast
-    }
-
     /// First call of a step: what it needs of the device pool. `None` where no step may be planned before the next
     /// commit: the loop is the simple one, or blocks could run out, or as many plans as may be are in flight.
     pub fn demand(&mut self) -> Option<Demand> {
@@ -469,6 +396,7 @@ impl Scheduler {
         if self.in_flight.len() >= most || self.in_flight.iter().any(|plan| plan.decides) {
             return None;
         }
+        self.settle_size();
         let decodes = self.schedule_decodes();
         let config = &self.config;
         let num_tokens = config.max_num_batched_tokens - decodes.num_decodes;

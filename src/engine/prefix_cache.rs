@@ -115,6 +115,15 @@ impl PrefixCache {
         }
     }
 
+    /// There are so many blocks now, more than before.
+    pub fn grow(&mut self, num_blocks: usize) {
+        self.names.resize(num_blocks, None);
+        match &mut self.order {
+            Order::Adaptive(adaptive) => adaptive.grow(num_blocks),
+            Order::Lru(lists) => lists.grow(num_blocks),
+        }
+    }
+
     /// Idle blocks: cached, and free to be evicted.
     pub fn num_idle(&self) -> usize {
         self.num_idle

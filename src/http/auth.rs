@@ -1,37 +1,79 @@
 //! API keys: `Authorization: Bearer KEY`, and `X-API-Key: KEY` as Anthropic's clients send it.
 
 use crate::actors::messages::Caller;
-use crate::config::CacheIsolation;
+use crate::config::{CacheIsolation, ServerConfig};
 use crate::engine::bill::Tenant;
+use crate::error::ApiError;
 use actix_web::http::header::{AUTHORIZATION, HeaderMap, HeaderName};
-use subtle::{ConditionallySelectable, ConstantTimeEq};
+use std::sync::{Arc, PoisonError, RwLock};
+use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// Names what salts are derived for, so that they are of no use anywhere else.
 const SALT_CONTEXT: &str = "Pagetide: salt of an API key's prefix cache";
 
+/// The keys as they are now; all clones say the same.
+#[derive(Clone)]
+pub struct Keys(Arc<RwLock<Arc<(ApiKeys, AdminKey)>>>);
+
+impl Keys {
+    pub fn new(config: &ServerConfig) -> Self {
+        let api_keys = ApiKeys::new(&config.api_keys, config.cache_isolation);
+        Self(Arc::new(RwLock::new(Arc::new((api_keys, AdminKey::new(&config.admin_key))))))
+    }
+
+    pub fn get(&self) -> Arc<(ApiKeys, AdminKey)> {
+        // Nothing panics while it is held, and nothing would be left in between.
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// From now on those of `config`; requests that were let in go on.
+    pub fn renew(&self, config: &ServerConfig) {
+        let mut keys = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let api_keys = keys.0.renewed(&config.api_keys, config.cache_isolation);
+        *keys = Arc::new((api_keys, AdminKey::new(&config.admin_key)));
+    }
+}
+
+type KeyHash = [u8; blake3::OUT_LEN];
+
 /// The keys a client may show. Only their hashes are kept; hashes are compared, all of them and in constant time, so
 /// that the time says nothing about how much of a key was right.
 pub struct ApiKeys {
     keys: Vec<ApiKey>,
+    /// Tenants that there have been.
+    num_tenants: u32,
 }
 
 struct ApiKey {
-    hash: [u8; blake3::OUT_LEN],
+    hash: KeyHash,
     caller: Caller,
 }
 
 impl ApiKeys {
     /// No keys: every request is let in, and is nobody's.
     pub fn new(keys: &[String], isolation: CacheIsolation) -> Self {
-        let key = |(key, number): (&String, u32)| {
+        Self { keys: Vec::new(), num_tenants: 0 }.renewed(keys, isolation)
+    }
+
+    /// Other keys. One that is still there is the same tenant, and a new one is another than there has been: what runs
+    /// counts for those who asked for it.
+    fn renewed(&self, keys: &[String], isolation: CacheIsolation) -> Self {
+        let mut num_tenants = self.num_tenants;
+        let mut key = |key: &String| {
+            let hash = hash(key.as_bytes());
+            let known = self.keys.iter().find(|known| known.hash == hash).map(|known| known.caller.tenant);
+            let tenant = known.unwrap_or_else(|| {
+                num_tenants += 1;
+                Tenant(num_tenants)
+            });
             // Of the key itself: it stays the same whatever other keys come and go.
             let salt = || blake3::Hash::from(blake3::derive_key(SALT_CONTEXT, key.as_bytes())).to_hex();
             let is_apart = isolation == CacheIsolation::PerKey;
-            let caller = Caller { tenant: Tenant(number), salt: is_apart.then(|| salt().as_str().into()) };
-            ApiKey { hash: *blake3::hash(key.as_bytes()).as_bytes(), caller }
+            ApiKey { hash, caller: Caller { tenant, salt: is_apart.then(|| salt().as_str().into()) } }
         };
-        Self { keys: keys.iter().zip(1..).map(key).collect() }
+        let keys = keys.iter().map(&mut key).collect();
+        Self { keys, num_tenants }
     }
 
     /// Who asks; `None`: nobody who may. Where both headers have a key, the first goes before the other.
@@ -39,21 +81,44 @@ impl ApiKeys {
         if self.keys.is_empty() {
             return Some(Caller::default());
         }
-        let bearer = headers.get(AUTHORIZATION).and_then(|value| bearer_key(value.as_bytes()));
-        let plain = headers.get(X_API_KEY).map(|value| value.as_bytes().trim_ascii());
-        let mut numbers = [bearer, plain].map(|key| key.map_or(0, |key| self.number(key))).into_iter();
-        let number = numbers.find(|number| *number > 0)?;
-        Some(self.keys[number as usize - 1].caller.clone())
+        let mut places = sent_keys(headers).map(|key| key.map_or(0, |key| self.place(key))).into_iter();
+        let place = places.find(|place| *place > 0)?;
+        Some(self.keys[place as usize - 1].caller.clone())
     }
 
     /// Which key this is, from 1 on; 0: none.
-    fn number(&self, key: &[u8]) -> u32 {
-        let hash = blake3::hash(key);
-        let numbered = self.keys.iter().zip(1..);
-        numbered.fold(0, |found, (known, number)| {
-            u32::conditional_select(&found, &number, known.hash.ct_eq(hash.as_bytes()))
-        })
+    fn place(&self, key: &[u8]) -> u32 {
+        let hash = hash(key);
+        let placed = self.keys.iter().zip(1..);
+        placed.fold(0, |found, (known, place)| u32::conditional_select(&found, &place, known.hash.ct_eq(&hash)))
     }
+}
+
+/// The key of whoever may change settings; kept and compared like the others.
+pub struct AdminKey(Option<KeyHash>);
+
+impl AdminKey {
+    fn new(key: &str) -> Self {
+        Self((!key.is_empty()).then(|| hash(key.as_bytes())))
+    }
+
+    /// Whether one who sends these headers may; 403 where nobody may, 401 where another may.
+    pub fn check(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+        let Some(known) = &self.0 else { return Err(ApiError::admin_closed()) };
+        let is_it = |key: Option<&[u8]>| key.map_or(Choice::from(0), |key| known.ct_eq(&hash(key)));
+        let [bearer, plain] = sent_keys(headers).map(is_it);
+        if bool::from(bearer | plain) { Ok(()) } else { Err(ApiError::not_admin()) }
+    }
+}
+
+fn hash(key: &[u8]) -> KeyHash {
+    *blake3::hash(key).as_bytes()
+}
+
+/// As bearer, and in the header of its own.
+fn sent_keys(headers: &HeaderMap) -> [Option<&[u8]>; 2] {
+    let bearer = headers.get(AUTHORIZATION).and_then(|value| bearer_key(value.as_bytes()));
+    [bearer, headers.get(X_API_KEY).map(|value| value.as_bytes().trim_ascii())]
 }
 
 /// The key of `Bearer KEY`; the scheme's case does not matter.
@@ -141,5 +206,24 @@ mod tests {
     fn without_keys_everyone_is_admitted() {
         assert!(admits(&[], None));
         assert!(admits(&[], Some("Bearer anything")));
+    }
+
+    #[test]
+    fn a_key_that_stays_is_the_same_tenant() {
+        let config = |keys: &[&str]| ServerConfig {
+            api_keys: keys.iter().map(|key| key.to_string()).collect(),
+            ..ServerConfig::default()
+        };
+        let keys = Keys::new(&config(&["a-key", "b-key"]));
+        let caller = |sent: &'static str| {
+            let headers = HeaderMap::from_iter([(X_API_KEY, HeaderValue::from_static(sent))]);
+            keys.get().0.caller(&headers)
+        };
+        let (a, b) = (caller("a-key").unwrap(), caller("b-key").unwrap());
+        keys.renew(&config(&["c-key", "b-key"]));
+        assert_eq!((caller("a-key"), caller("b-key")), (None, Some(b)));
+        assert_eq!(caller("c-key").unwrap().tenant, Tenant(3), "what runs for the first counts for nobody else");
+        keys.renew(&config(&["a-key"]));
+        assert_eq!(caller("a-key").unwrap().salt, a.salt);
     }
 }

@@ -4,6 +4,7 @@
 //! engine's events into text) → [`complete`] (one JSON answer) or [`stream`] (server-sent events). [`responses`] and
 //! [`anthropic`] make a chat request of theirs ([`translate`]) and write what the chat says in their own shapes.
 
+pub mod admin;
 pub mod anthropic;
 pub mod auth;
 pub mod complete;

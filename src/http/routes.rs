@@ -2,14 +2,15 @@
 
 use crate::actors::messages::Caller;
 use crate::actors::runtime::RuntimeHandle;
+use crate::actors::tuner::Tuner;
 use crate::error::ApiError;
+use crate::http::admin::Admin;
 use crate::http::openai::stream::Chunks;
 use crate::http::openai::{Endpoint, Request, chat, check_model, completion, embeddings, tokenize, whole_numbers};
 use crate::http::openapi::answers::{ModelCard, ModelList, Status, Version};
 use crate::http::openapi::{self, Operation, Tag};
-use crate::http::server::Limits;
 use crate::http::stream::EventBody;
-use crate::http::{anthropic, complete, responses};
+use crate::http::{admin, anthropic, complete, responses};
 use crate::metrics;
 use actix_web::dev::Payload;
 use actix_web::http::header::{ALLOW, ContentType, RETRY_AFTER};
@@ -38,6 +39,17 @@ impl Verb {
     }
 }
 
+/// Whom a path answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Everybody. As with vLLM this is what tells nothing of the model, its load or its texts.
+    Open,
+    /// Who has one of `server.api_keys`, where there are any.
+    Key,
+    /// Who has `server.admin_key`.
+    Admin,
+}
+
 /// A path: its method, who answers, and what the API's description says of it.
 #[derive(Clone, Copy)]
 pub struct ApiPath {
@@ -45,14 +57,13 @@ pub struct ApiPath {
     pub path: &'static str,
     /// The same in the router's words.
     pattern: &'static str,
-    /// Answers without a key. As with vLLM this is what tells nothing of the model, its load or its texts.
-    pub is_open: bool,
+    pub access: Access,
     handler: fn() -> Route,
     pub describe: fn() -> Operation,
 }
 
 const fn post(path: &'static str, handler: fn() -> Route, describe: fn() -> Operation) -> ApiPath {
-    ApiPath { verb: Verb::Post, path, pattern: path, is_open: false, handler, describe }
+    ApiPath { verb: Verb::Post, path, pattern: path, access: Access::Key, handler, describe }
 }
 
 const fn get(path: &'static str, handler: fn() -> Route, describe: fn() -> Operation) -> ApiPath {
@@ -64,11 +75,15 @@ const fn delete(path: &'static str, handler: fn() -> Route, describe: fn() -> Op
 }
 
 const fn open(path: ApiPath) -> ApiPath {
-    ApiPath { is_open: true, ..path }
+    ApiPath { access: Access::Open, ..path }
+}
+
+const fn admin(path: ApiPath) -> ApiPath {
+    ApiPath { access: Access::Admin, ..path }
 }
 
 /// Every path that is served. Where a path has several methods, they stand together.
-pub static PATHS: [ApiPath; 20] = [
+pub static PATHS: [ApiPath; 22] = [
     post("/v1/chat/completions", || web::to(chat_completions), chat::describe),
     post("/v1/completions", || web::to(completions), completion::describe),
     post("/v1/responses", || web::to(create_response), responses::describe::create),
@@ -88,9 +103,16 @@ pub static PATHS: [ApiPath; 20] = [
     get("/ready", || web::to(ready), describe_ready),
     get("/version", || web::to(version), describe_version),
     get("/metrics", || web::to(prometheus), describe_metrics),
+    admin(get("/admin/config", || web::to(config), admin::describe_config)),
+    admin(post("/admin/config", || web::to(change_config), admin::describe_change)),
     open(get("/openapi.json", || web::to(openapi_json), describe_openapi)),
     open(get("/docs", || web::to(docs), describe_docs)),
 ];
+
+/// Whom a path answers; one that there is not is no different from others.
+pub fn access_to(path: &str) -> Access {
+    PATHS.iter().find(|known| known.path == path).map_or(Access::Key, |known| known.access)
+}
 
 /// How metrics name the path of a matched route; what a client made up is `other`.
 pub fn metrics_path(pattern: Option<&str>) -> &'static str {
@@ -151,12 +173,12 @@ impl Deref for Engine {
     }
 }
 
-async fn chat_completions(handle: Engine, limits: Data<Limits>, body: Body) -> Result<HttpResponse, ApiError> {
-    generate(&handle, Endpoint::Chat, &json_body(body, &limits)?).await
+async fn chat_completions(handle: Engine, body: Body) -> Result<HttpResponse, ApiError> {
+    generate(&handle, Endpoint::Chat, &json_body(body, &handle)?).await
 }
 
-async fn completions(handle: Engine, limits: Data<Limits>, body: Body) -> Result<HttpResponse, ApiError> {
-    generate(&handle, Endpoint::Completion, &json_body(body, &limits)?).await
+async fn completions(handle: Engine, body: Body) -> Result<HttpResponse, ApiError> {
+    generate(&handle, Endpoint::Completion, &json_body(body, &handle)?).await
 }
 
 async fn generate(handle: &RuntimeHandle, endpoint: Endpoint, body: &Value) -> Result<HttpResponse, ApiError> {
@@ -169,8 +191,8 @@ async fn generate(handle: &RuntimeHandle, endpoint: Endpoint, body: &Value) -> R
     Ok(EventBody::start(handle, request, chunks).await?.into_response())
 }
 
-async fn create_response(handle: Engine, limits: Data<Limits>, body: Body) -> Result<HttpResponse, ApiError> {
-    responses::create(&handle, &json_body(body, &limits)?).await
+async fn create_response(handle: Engine, body: Body) -> Result<HttpResponse, ApiError> {
+    responses::create(&handle, &json_body(body, &handle)?).await
 }
 
 /// Nothing is stored, so there is nothing to get, list, cancel or delete.
@@ -178,12 +200,12 @@ async fn stored_response(id: Path<String>) -> HttpResponse {
     ApiError::response_not_stored(&id).error_response()
 }
 
-async fn messages(handle: Engine, limits: Data<Limits>, body: Body) -> Result<HttpResponse, ApiError> {
-    anthropic::create(&handle, &json_body(body, &limits)?).await
+async fn messages(handle: Engine, body: Body) -> Result<HttpResponse, ApiError> {
+    anthropic::create(&handle, &json_body(body, &handle)?).await
 }
 
-async fn count_tokens(handle: Data<RuntimeHandle>, limits: Data<Limits>, body: Body) -> Result<HttpResponse, ApiError> {
-    let body = json_body(body, &limits)?;
+async fn count_tokens(handle: Data<RuntimeHandle>, body: Body) -> Result<HttpResponse, ApiError> {
+    let body = json_body(body, &handle)?;
     let counted = blocking(move || anthropic::count_tokens(&body, handle.model())).await?;
     Ok(HttpResponse::Ok().json(counted))
 }
@@ -224,21 +246,21 @@ fn model_card(handle: &RuntimeHandle) -> Value {
     })
 }
 
-async fn embed(handle: Engine, limits: Data<Limits>, body: Body) -> Result<HttpResponse, ApiError> {
-    let body = json_body(body, &limits)?;
+async fn embed(handle: Engine, body: Body) -> Result<HttpResponse, ApiError> {
+    let body = json_body(body, &handle)?;
     check_model(&body, handle.model())?;
     Ok(HttpResponse::Ok().json(embeddings::embeddings(&handle, &body).await?))
 }
 
-async fn tokenize(handle: Data<RuntimeHandle>, limits: Data<Limits>, body: Body) -> Result<HttpResponse, ApiError> {
-    let body = json_body(body, &limits)?;
+async fn tokenize(handle: Data<RuntimeHandle>, body: Body) -> Result<HttpResponse, ApiError> {
+    let body = json_body(body, &handle)?;
     check_model(&body, handle.model())?;
     let tokenized = blocking(move || tokenize::tokenize(&body, handle.model())).await?;
     Ok(HttpResponse::Ok().json(tokenized))
 }
 
-async fn detokenize(handle: Data<RuntimeHandle>, limits: Data<Limits>, body: Body) -> Result<HttpResponse, ApiError> {
-    let body = json_body(body, &limits)?;
+async fn detokenize(handle: Data<RuntimeHandle>, body: Body) -> Result<HttpResponse, ApiError> {
+    let body = json_body(body, &handle)?;
     check_model(&body, handle.model())?;
     let detokenized = blocking(move || tokenize::detokenize(&body, handle.model())).await?;
     Ok(HttpResponse::Ok().json(detokenized))
@@ -302,6 +324,19 @@ async fn prometheus(request: HttpRequest) -> Result<HttpResponse, ApiError> {
     Ok(HttpResponse::Ok().content_type("text/plain; version=0.0.4; charset=utf-8").body(page))
 }
 
+async fn config(_: Admin, tuner: Data<Tuner>) -> Result<HttpResponse, ApiError> {
+    Ok(HttpResponse::Ok().json(admin::config(&tuner).await?))
+}
+
+async fn change_config(
+    _: Admin,
+    handle: Data<RuntimeHandle>,
+    tuner: Data<Tuner>,
+    body: Body,
+) -> Result<HttpResponse, ApiError> {
+    Ok(HttpResponse::Ok().json(admin::change(&tuner, &json_body(body, &handle)?).await?))
+}
+
 async fn openapi_json() -> HttpResponse {
     HttpResponse::Ok().insert_header(ContentType::json()).body(openapi::json())
 }
@@ -316,9 +351,9 @@ async fn not_found(request: HttpRequest) -> HttpResponse {
 
 type Body = Result<Bytes, actix_web::Error>;
 
-fn json_body(body: Body, limits: &Limits) -> Result<Value, ApiError> {
+fn json_body(body: Body, handle: &RuntimeHandle) -> Result<Value, ApiError> {
     let body = body.map_err(|error| match error.as_response_error().status_code() {
-        StatusCode::PAYLOAD_TOO_LARGE => ApiError::body_too_large(limits.max_body_bytes),
+        StatusCode::PAYLOAD_TOO_LARGE => ApiError::body_too_large(handle.model().server.get().max_body_bytes),
         _ => ApiError::bad_request(format!("the request body cannot be read: {error}")),
     })?;
     let mut body: Value = serde_json::from_slice(&body)

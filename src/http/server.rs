@@ -1,24 +1,25 @@
 //! The HTTP server: settings, and what is done to every request.
 
+use crate::actors::live::LiveServer;
 use crate::actors::runtime::RuntimeHandle;
+use crate::actors::tuner::Tuner;
 use crate::config::ServerConfig;
 use crate::error::{ApiError, StartError};
 use crate::http::anthropic;
-use crate::http::auth::ApiKeys;
+use crate::http::auth::Keys;
 use crate::http::compression::{encodings, without_identity};
 use crate::http::cors::cors;
 use crate::http::openai::response::new_id;
-use crate::http::openapi::is_open;
-use crate::http::routes::{configure, metrics_path};
+use crate::http::routes::{Access, access_to, configure, metrics_path};
 use crate::metrics;
 use actix_web::body::MessageBody;
-use actix_web::dev::{Server, ServiceRequest, ServiceResponse};
+use actix_web::dev::{Extensions, Server, ServiceRequest, ServiceResponse};
 use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
 use actix_web::middleware::{Compress, Next, from_fn};
-use actix_web::web::{self, Data};
+use actix_web::web::{Data, PayloadConfig};
 use actix_web::{App, Error, HttpMessage, HttpServer, ResponseError};
 use std::net::TcpListener;
-use std::sync::Arc;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -28,11 +29,6 @@ const MAX_REQUEST_ID_BYTES: usize = 256;
 /// closes one just as a request comes.
 const KEEP_ALIVE: Duration = Duration::from_secs(75);
 
-/// What handlers know of the configuration.
-pub struct Limits {
-    pub max_body_bytes: usize,
-}
-
 /// Opens the configured address.
 pub fn listen(config: &ServerConfig) -> Result<TcpListener, StartError> {
     TcpListener::bind((config.host.as_str(), config.port)).map_err(|error| {
@@ -41,24 +37,26 @@ pub fn listen(config: &ServerConfig) -> Result<TcpListener, StartError> {
 }
 
 /// Serves on `listener` until the returned server's handle is told to stop: a graceful stop lets answers under way
-/// end, for `server.drain_timeout_s` at most. The server runs while it is awaited or spawned.
-pub fn serve(handle: RuntimeHandle, config: &ServerConfig, listener: TcpListener) -> Result<Server, StartError> {
-    let handle = Data::new(handle);
-    let keys = Arc::new(ApiKeys::new(&config.api_keys, config.cache_isolation));
-    let max_body_bytes = config.max_body_bytes;
-    let limits = Data::new(Limits { max_body_bytes });
-    let server_config = config.clone();
+/// end, for `server.drain_timeout_s` at most. The server runs while it is awaited or spawned. `tuner` changes the settings
+/// of `handle`'s engine, and those here.
+pub fn serve(handle: RuntimeHandle, tuner: Tuner, listener: TcpListener) -> Result<Server, StartError> {
+    let config = handle.model().server.get();
+    let keys = Keys::new(&config);
+    let renewed = keys.clone();
+    tuner.on_change(move |config| renewed.renew(&config.server));
+    let (handle, tuner, server_config) = (Data::new(handle), Data::new(tuner), config.clone());
     let app = move || {
-        let keys = Arc::clone(&keys);
+        let (keys, live) = (keys.clone(), handle.model().server.clone());
         // The last is the outermost.
         App::new()
             .app_data(handle.clone())
-            .app_data(limits.clone())
-            .app_data(web::PayloadConfig::new(max_body_bytes))
+            .app_data(tuner.clone())
+            .app_data(keys.clone())
             .wrap(from_fn(encodings))
             .wrap(Compress::default())
             .wrap(from_fn(without_identity))
-            .wrap(from_fn(move |request, next| with_key(Arc::clone(&keys), request, next)))
+            .wrap(from_fn(move |request, next| with_limit(live.clone(), request, next)))
+            .wrap(from_fn(move |request, next| with_key(keys.clone(), request, next)))
             .wrap(cors(&server_config))
             .wrap(from_fn(around))
             .configure(configure)
@@ -75,14 +73,27 @@ pub fn serve(handle: RuntimeHandle, config: &ServerConfig, listener: TcpListener
     Ok(server.run())
 }
 
+/// Bounds the request's body.
+async fn with_limit(
+    server: LiveServer,
+    mut request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<impl MessageBody>, Error> {
+    let mut data = Extensions::new();
+    data.insert(PayloadConfig::new(server.get().max_body_bytes));
+    request.add_data_container(Rc::new(data));
+    next.call(request).await
+}
+
 /// Lets a request with a key in, and all to paths that are open; who sent it goes with it.
 async fn with_key(
-    keys: Arc<ApiKeys>,
+    keys: Keys,
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse, Error> {
-    let caller = keys.caller(request.headers());
-    if caller.is_none() && !is_open(request.path()) {
+    let caller = keys.get().0.caller(request.headers());
+    // Handlers of the admin's paths look at the key themselves.
+    if caller.is_none() && access_to(request.path()) == Access::Key {
         return Ok(request.into_response(ApiError::unauthorized().error_response()));
     }
     request.extensions_mut().insert(caller.unwrap_or_default());

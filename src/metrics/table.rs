@@ -103,8 +103,8 @@ metrics! {
         "For how many steps, of a token for each sequence, blocks had to suffice for whoever was considered last for admission: until a preemption would be worth its cost.";
     DEVICE_BLOCKS = "pagetide_device_blocks" Gauge "blocks" ["state": "used, cached, free"] &[],
         "KV blocks on the device: held by a sequence; held by nobody but still in the prefix cache; empty.";
-    SWAP_BLOCKS = "pagetide_swap_blocks" Gauge "blocks" ["state": "used, cached, free"] &[],
-        "KV blocks of the swap pool in CPU memory: of a swapped sequence, or copied ahead for a running one; held by nobody but still in the prefix cache's second level; empty.";
+    SWAP_BLOCKS = "pagetide_swap_blocks" Gauge "blocks" ["state": "used, cached, free, draining"] &[],
+        "KV blocks of the swap pool in CPU memory: of a swapped sequence, or copied ahead for a running one; held by nobody but still in the prefix cache's second level; empty; held beyond the size that the pool was given since (swap.space_gib), until they are given back.";
     COPY_SECONDS = "pagetide_copy_seconds" Gauge "seconds" ["direction": "out, in"] &[],
         "Seconds that copying a block takes, to the swap pool or to the device, learned from the last hundred or so: by these the arbiter decides.";
     COPY_QUEUE = "pagetide_copy_queue_blocks" Gauge "blocks" [] &[],
@@ -133,6 +133,8 @@ metrics! {
         "Prompt tokens found there: on the device, or in the swap pool alone.";
     HTTP_REQUESTS = "pagetide_http_requests_total" Counter "requests" ["path": "the route, or other", "status": "HTTP status"] &[],
         "Answers of the HTTP server.";
+    CONFIG_CHANGES = "pagetide_config_changes_total" Counter "changes" ["result": "applied, refused"] &[],
+        "Times that settings were to change while the server ran, on SIGHUP or by POST /admin/config, and whether they did.";
     EXECUTOR_RESTARTS = "pagetide_executor_restarts_total" Counter "restarts" [] &[],
         "Times the model executor failed and was rebuilt; the requests running then have failed.";
     BUILD_INFO = "pagetide_build_info" Gauge "none" ["version": "of the program", "model": "as served", "device": "as said at the start", "dtype": "of weights and KV cache"] &[],

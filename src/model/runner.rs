@@ -24,6 +24,8 @@ pub struct PoolSizes {
     pub layout: KvLayout,
     pub num_device_blocks: usize,
     pub num_swap_blocks: usize,
+    /// What the swap pool may become while requests run; there is memory for so many.
+    pub max_swap_blocks: usize,
 }
 
 /// A loaded model with its KV memory.
@@ -85,7 +87,7 @@ impl Want<'_> {
 
 impl<B: Backend> ModelRunner<B> {
     pub fn new(mut backend: B, decoder: Decoder<B>, pools: PoolSizes) -> Result<Self, StartError> {
-        backend.allocate_kv(pools.layout, pools.num_device_blocks, pools.num_swap_blocks)?;
+        backend.allocate_kv(pools.layout, pools.num_device_blocks, pools.max_swap_blocks)?;
         Ok(Self {
             backend,
             decoder,
@@ -268,8 +270,8 @@ impl<B: Backend> StepRunner for ModelRunner<B> {
         self.copying = Default::default();
         self.failed = CopyReport::default();
         self.broken.clear();
-        let PoolSizes { layout, num_device_blocks, num_swap_blocks } = self.pools;
-        self.backend.allocate_kv(layout, num_device_blocks, num_swap_blocks)
+        let PoolSizes { layout, num_device_blocks, max_swap_blocks, .. } = self.pools;
+        self.backend.allocate_kv(layout, num_device_blocks, max_swap_blocks)
     }
 }
 

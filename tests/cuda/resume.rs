@@ -61,7 +61,9 @@ impl Engine {
                 (options.batch_invariant, options.graphs, options.max_logit_rows) = (true, graphs, 16);
             });
         let layout = decoder.kv_layout(block_size);
-        let runner = ModelRunner::new(backend, decoder, PoolSizes { layout, num_device_blocks, num_swap_blocks });
+        let max_swap_blocks = num_swap_blocks;
+        let pools = PoolSizes { layout, num_device_blocks, num_swap_blocks, max_swap_blocks };
+        let runner = ModelRunner::new(backend, decoder, pools);
         let config = SchedulerConfig {
             block_size,
             num_device_blocks,

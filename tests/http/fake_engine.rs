@@ -1,14 +1,21 @@
 //! An engine without a model: the actor that answers [`Submit`] hands out events that the test has written, so that
 //! every sequence of tokens, cuts of characters and failures can be had, the same every time.
 
-use actix::{Actor, Context, Handler};
-use pagetide::actors::messages::{Accepted, Cancel, Event, EventStream, StopSample, Submit};
-use pagetide::actors::runtime::{KvReports, ModelInfo, RuntimeHandle};
-use pagetide::config::ServerConfig;
+use actix::{Actor, Context, Handler, MessageResult};
+use pagetide::actors::live::LiveServer;
+use pagetide::actors::messages::{Accepted, AskSwapPool, Cancel, Event, EventStream, StopSample, Submit, Tune};
+use pagetide::actors::runtime::{ModelInfo, RuntimeHandle};
+use pagetide::actors::tuner::{Engine, Tuner};
+use pagetide::backend::{DType, KvLayout};
+use pagetide::config::{Config, ServerConfig};
 use pagetide::engine::bill::{KvBill, Tenant, Terms};
+use pagetide::engine::block_pool::PoolStats;
+use pagetide::engine::policy::Tuning;
 use pagetide::error::ApiError;
 use pagetide::http::server::{listen, serve};
 use pagetide::ids::{RequestId, TokenId};
+use pagetide::model::loader::LoadedModel;
+use pagetide::model::runner::PoolSizes;
 use pagetide::sampling::params::{
     FinishReason, Pooling, PositionLogprobs, SamplingDefaults, SamplingParams, TokenLogprob,
 };
@@ -36,6 +43,8 @@ pub const VOCAB_SIZE: u32 = 264;
 pub const MAX_MODEL_LEN: u32 = 100;
 pub const CACHED_TOKENS: u32 = 2;
 pub const BLOCK_BYTES: usize = 1000;
+/// swap.space_gib = 1, its default.
+pub const NUM_SWAP_BLOCKS: usize = 1024;
 /// Of a request that the fake plays by itself.
 pub const BILL: KvBill = KvBill {
     cached_device_tokens: CACHED_TOKENS as usize,
@@ -134,6 +143,7 @@ struct FakeIntake {
     submits: Arc<Mutex<Vec<Seen>>>,
     notices: UnboundedSender<Notice>,
     next_id: u64,
+    tuned: Arc<Mutex<Vec<Tuning>>>,
 }
 
 /// What of a [`Submit`] a test asks about.
@@ -199,6 +209,33 @@ impl Handler<Submit> for FakeIntake {
     }
 }
 
+/// Its swap pool is half full, whatever its size.
+impl Handler<Tune> for FakeIntake {
+    type Result = Result<PoolStats, ApiError>;
+
+    fn handle(&mut self, Tune(tuning): Tune, _: &mut Self::Context) -> Self::Result {
+        self.tuned.lock().unwrap().push(tuning);
+        Ok(self.swap_pool())
+    }
+}
+
+impl Handler<AskSwapPool> for FakeIntake {
+    type Result = MessageResult<AskSwapPool>;
+
+    fn handle(&mut self, _: AskSwapPool, _: &mut Self::Context) -> Self::Result {
+        MessageResult(self.swap_pool())
+    }
+}
+
+impl FakeIntake {
+    fn swap_pool(&self) -> PoolStats {
+        let most = self.tuned.lock().unwrap().last().map_or(NUM_SWAP_BLOCKS, |tuning| tuning.num_swap_blocks);
+        let used = NUM_SWAP_BLOCKS / 2;
+        let draining = used.saturating_sub(most);
+        PoolStats { used, draining, free: most - (used - draining), ..PoolStats::default() }
+    }
+}
+
 struct FakeScheduler(UnboundedSender<Notice>);
 
 impl Actor for FakeScheduler {
@@ -225,6 +262,7 @@ pub struct TestServer {
     pub client: reqwest::Client,
     pub notices: UnboundedReceiver<Notice>,
     submits: Arc<Mutex<Vec<Seen>>>,
+    tuned: Arc<Mutex<Vec<Tuning>>>,
     draining: Arc<AtomicBool>,
     pub server: actix_web::dev::ServerHandle,
 }
@@ -259,15 +297,14 @@ impl TestServer {
         Self::start(Script::Reply(vec![b'x'.into()]), &ServerConfig::default(), model)
     }
 
-    pub fn reporting(kv_reports: KvReports) -> Self {
-        let model = ModelInfo { kv_reports, ..model_info() };
-        Self::start(Script::Reply(vec![b'x'.into()]), &ServerConfig::default(), model)
-    }
-
     /// Every request comes out of the receiver, and the test plays the engine.
     pub fn by_hand() -> (Self, UnboundedReceiver<Running>) {
+        Self::by_hand_with(&ServerConfig::default())
+    }
+
+    pub fn by_hand_with(config: &ServerConfig) -> (Self, UnboundedReceiver<Running>) {
         let (to, requests) = unbounded_channel();
-        (Self::start(Script::HandOver(to), &ServerConfig::default(), model_info()), requests)
+        (Self::start(Script::HandOver(to), config, model_info()), requests)
     }
 
     /// Every request is answered with `reply`, by a model whose outputs are of this format.
@@ -278,30 +315,35 @@ impl TestServer {
 
     /// Renders the chat templates of requests.
     pub fn trusting_templates() -> Self {
-        let model = ModelInfo { trust_request_chat_template: true, ..model_info() };
-        Self::start(Script::Reply(vec![b'x'.into()]), &ServerConfig::default(), model)
+        Self::configured(&ServerConfig { trust_request_chat_template: true, ..ServerConfig::default() })
     }
 
     fn start(script: Script, config: &ServerConfig, model: ModelInfo) -> Self {
-        let config = ServerConfig { port: 0, workers: 1, ..config.clone() };
-        let model = Arc::new(model);
+        let config = ServerConfig { port: 0, workers: 1, max_requests: MAX_REQUESTS, ..config.clone() };
+        let server = LiveServer::new(config.clone());
+        let model = Arc::new(ModelInfo { server: server.clone(), ..model });
         let (to_test, notices) = unbounded_channel();
-        let submits = Arc::new(Mutex::new(Vec::new()));
+        let (submits, tuned) = (Arc::new(Mutex::new(Vec::new())), Arc::default());
         let intake = FakeIntake {
             model: Arc::clone(&model),
             script,
             submits: Arc::clone(&submits),
             notices: to_test,
             next_id: 0,
+            tuned: Arc::clone(&tuned),
         };
         let draining = Arc::new(AtomicBool::new(false));
-        let handle = RuntimeHandle::new(intake.start().recipient(), model, MAX_REQUESTS, Arc::clone(&draining));
+        let intake = intake.start();
+        let (tune, swap_pool, loaded) = (intake.clone().recipient(), intake.clone().recipient(), Arc::new(loaded()));
+        let resolved = Config { server: config.clone(), ..Config::default() }.into();
+        let tuner = Tuner::new(resolved, Engine { tune, swap_pool, server, loaded });
+        let handle = RuntimeHandle::new(intake.recipient(), model, Arc::clone(&draining));
         let listener = listen(&config).unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let server = serve(handle, &config, listener).unwrap();
+        let server = serve(handle, tuner, listener).unwrap();
         let server_handle = server.handle();
         actix_web::rt::spawn(server);
-        Self { url, client: reqwest::Client::new(), notices, submits, draining, server: server_handle }
+        Self { url, client: reqwest::Client::new(), notices, submits, tuned, draining, server: server_handle }
     }
 
     pub fn drain(&self) {
@@ -361,6 +403,11 @@ impl TestServer {
         self.submits.lock().unwrap().last().expect("a request reached the engine").clone()
     }
 
+    /// What the engine was told last to go by.
+    pub fn last_tuning(&self) -> Option<Tuning> {
+        self.tuned.lock().unwrap().last().cloned()
+    }
+
     pub fn submits(&self) -> Vec<Seen> {
         self.submits.lock().unwrap().clone()
     }
@@ -396,12 +443,29 @@ fn model_info() -> ModelInfo {
         tokenizer: Arc::new(byte_tokenizer()),
         chat_template: Some(ChatTemplate::new(template, Map::new()).unwrap()),
         chat_format: ChatFormat::default(),
-        trust_request_chat_template: false,
         eos_token_ids: vec![EOS],
         embedding_size: 3,
         pooling: Pooling::Last,
         default_sampling: SamplingDefaults::default(),
-        kv_reports: KvReports { block_bytes: BLOCK_BYTES, ..KvReports::default() },
+        kv_block_bytes: BLOCK_BYTES,
+        server: LiveServer::default(),
+    }
+}
+
+/// Blocks of 1 MiB; steps of at most 512 tokens.
+fn loaded() -> LoadedModel {
+    let layout = KvLayout { num_layers: 16, num_kv_heads: 8, head_dim: 128, block_size: 16, dtype: DType::BF16 };
+    let max_swap_blocks = 2 * NUM_SWAP_BLOCKS;
+    LoadedModel {
+        device: "fake".into(),
+        is_gpu: false,
+        dtype: DType::BF16,
+        max_model_len: MAX_MODEL_LEN as usize,
+        max_num_batched_tokens: 512,
+        max_num_seqs: 512,
+        num_parameters: 1,
+        weights_bytes: 1,
+        pools: PoolSizes { layout, num_device_blocks: 100, num_swap_blocks: NUM_SWAP_BLOCKS, max_swap_blocks },
     }
 }
 

@@ -96,7 +96,7 @@ impl Served {
         let runtime = Runtime::start(&config, Box::new(|_, _, _| {})).unwrap();
         let listener = listen(&config.server).unwrap();
         let url = format!("http://{}/v1/completions", listener.local_addr().unwrap());
-        let server = serve(runtime.handle(), &config.server, listener).unwrap();
+        let server = serve(runtime.handle(), runtime.tuner(config.clone().into()), listener).unwrap();
         let stopper = server.handle();
         actix_web::rt::spawn(server);
         Self { url, stopper, _runtime: runtime }

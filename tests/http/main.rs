@@ -1,5 +1,6 @@
 //! The HTTP API over a real socket, before an engine whose every token the test decides.
 
+mod admin;
 mod answers;
 mod anthropic;
 mod embeddings;

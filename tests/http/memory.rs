@@ -2,7 +2,6 @@
 
 use crate::fake_engine::{BILL, BLOCK_BYTES, EOS, Running, Seen, TestServer, events_of};
 use pagetide::actors::messages::Event;
-use pagetide::actors::runtime::KvReports;
 use pagetide::config::{CacheIsolation, ServerConfig};
 use pagetide::engine::bill::{KvBill, Tenant, Terms};
 use pagetide::sampling::params::FinishReason;
@@ -67,7 +66,7 @@ async fn usage_says_what_memory_cost_where_it_is_asked_for() {
 
 #[actix_web::test]
 async fn a_server_can_say_it_always() {
-    let server = TestServer::reporting(KvReports { include_usage: true, ..KvReports::default() });
+    let server = TestServer::configured(&ServerConfig { include_kv_usage: true, ..ServerConfig::default() });
     for path in [CHAT, COMPLETION, RESPONSES, MESSAGES, EMBEDDINGS] {
         assert!(server.ok(path, &least(path)).await["usage"]["kv"].is_object(), "{path}");
         let without = with(least(path), json!({"include_kv_usage": false}));

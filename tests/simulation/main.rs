@@ -1,5 +1,5 @@
-//! Seeded simulation of the engine: random arrivals, forks, cancels, preemptions and executor failures on tiny
-//! pools, in the simple and in the overlapped loop, against a model that generates each sample alone.
+//! Seeded simulation of the engine: random arrivals, forks, cancels, preemptions, executor failures and changes of
+//! settings on tiny pools, in the simple and in the overlapped loop, against a model that generates each sample alone.
 //!
 //! The simulated device keeps, in every slot, a fingerprint of all tokens up to its own. The next token is a function
 //! of all fingerprints read through the block table, so a block that is lost, mixed up, reused too early, copied
@@ -11,6 +11,7 @@
 mod device;
 mod model;
 mod pressure;
+mod settings;
 mod world;
 
 use model::{Random, VOCAB};
@@ -38,6 +39,7 @@ fn check_random_loads(overlap: bool) {
     let (mut total, mut hit_tokens, mut finished, mut failures) = (StepStats::default(), 0, 0, [0; 2]);
     let (mut pending, mut fed_after_end) = (0, 0);
     let (mut lost_copies, mut hit_swapped, mut urgent) = (0, 0, 0);
+    let (mut tuned, mut shrunk, mut drained) = (0, 0, 0);
     let (mut ruled, mut failed, mut searched, mut embedded, mut limited) = (0, 0, 0, 0, 0);
     for seed in seeds {
         eprintln!("PAGETIDE_SIM_SEED={seed}");
@@ -58,19 +60,24 @@ fn check_random_loads(overlap: bool) {
         lost_copies += world.lost_copies;
         hit_swapped += world.hit_swapped;
         urgent += world.urgent;
+        tuned += world.tuned;
+        shrunk += world.shrunk;
+        drained += world.drained;
         (failures[0], failures[1]) = (failures[0] + world.failures[0], failures[1] + world.failures[1]);
     }
     eprintln!(
         "{finished} samples finished, {failures:?} executor failures (with two plans in flight), {hit_tokens} cached \
          tokens, {pending} pending tokens, {fed_after_end} ends with a plan behind, {ruled} samples by rules, \
          {failed} rules failed, {searched} results of searches, {embedded} embeddings, {limited} steps kept short, \
-         {lost_copies} copies failed, {hit_swapped} tokens from the second level, {urgent} urgent, {total:?}"
+         {lost_copies} copies failed, {hit_swapped} tokens from the second level, {urgent} urgent, \
+         {tuned} changes of settings ({shrunk} after which {drained} swap blocks drained), {total:?}"
     );
     if setting("PAGETIDE_SIM_SEED").is_none() {
         // The simulation is worth something only while it reaches everything.
         assert!(total.preempted_swap > 1000 && total.preempted_recompute > 1000);
         assert!(hit_tokens > 10_000 && total.blocks_in > 1000 && failures[0] > 50);
         assert!(lost_copies > 100 && hit_swapped > 1000 && urgent > 100);
+        assert!(tuned > 500 && shrunk > 100 && drained > 500);
         assert!(limited > 1000 && ruled > 1000 && failed > 50 && searched > 1000 && embedded > 1000);
         assert_eq!(failures[1] > 10, overlap);
         assert_eq!(pending > 1000, overlap);

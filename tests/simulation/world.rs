@@ -2,15 +2,14 @@
 
 use crate::device::Device;
 use crate::model::*;
+use crate::settings::{MOST_SWAP_BLOCKS, random_config};
 use pagetide::engine::allocation::{find, serve, serve_swap};
 use pagetide::engine::beam::num_candidates;
-use pagetide::engine::bill::{Quota, Tenant, Terms, most_blocks};
+use pagetide::engine::bill::{Tenant, Terms, most_blocks};
 use pagetide::engine::block_pool::BlockPool;
 use pagetide::engine::constraint::ConstraintSource;
 use pagetide::engine::plan::{Delivery, StepOutput, StepPlan};
-use pagetide::engine::policy::{
-    AdmissionPolicy, Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy, StepStats,
-};
+use pagetide::engine::policy::{Arrival, Scheduler, SchedulerConfig, StepStats};
 use pagetide::ids::{BlockId, RequestId, TokenId};
 use pagetide::sampling::params::*;
 use std::collections::{HashMap, VecDeque};
@@ -28,6 +27,7 @@ pub struct Heard {
 
 pub struct World {
     pub random: Random,
+    /// As it was at the start: nothing becomes larger than that but the swap pool.
     pub config: SchedulerConfig,
     pub scheduler: Scheduler,
     pub device_pool: BlockPool,
@@ -65,45 +65,16 @@ pub struct World {
     pub num_steps: usize,
     /// How often a request had to yield.
     pub yields: HashMap<RequestId, usize>,
-}
-
-fn quota(random: &mut Random) -> Quota {
-    let mut blocks = || (!random.one_in(3)).then(|| random.below(20) as usize);
-    Quota { device_blocks: blocks(), swap_blocks: blocks() }
+    /// Changes while requests ran; those after which the swap pool had to drain; its blocks that drained.
+    pub tuned: usize,
+    pub shrunk: usize,
+    pub drained: usize,
 }
 
 impl World {
     pub fn new(seed: u64, overlap: bool) -> Self {
         let mut random = Random(seed);
-        let block_size = random.range(1, 7) as usize;
-        let num_device_blocks = random.range(8, 40) as usize;
-        let max_num_seqs = random.range(1, 12) as usize;
-        let config = SchedulerConfig {
-            block_size,
-            num_device_blocks,
-            num_swap_blocks: if random.one_in(5) { 0 } else { random.range(1, 60) as usize },
-            max_num_seqs,
-            max_num_batched_tokens: max_num_seqs + random.below(100) as usize,
-            inter_token_target: (!random.one_in(3)).then(|| random.range(1, 50) as f64 / 1e3),
-            max_model_len: block_size * num_device_blocks,
-            policy: [SchedulingPolicy::Fcfs, SchedulingPolicy::Priority][random.below(2) as usize],
-            preemption_mode: [PreemptionMode::Auto, PreemptionMode::Swap, PreemptionMode::Recompute]
-                [random.below(3) as usize],
-            // Mostly without looking ahead: that is where sequences have to yield.
-            admission: match random.below(8) {
-                0 => AdmissionPolicy::MaxTokens,
-                1 | 2 => AdmissionPolicy::Expected,
-                _ => AdmissionPolicy::Prompt,
-            },
-            watermark_blocks: random.below(3) as usize,
-            write_behind_blocks: random.below(num_device_blocks as u64) as usize,
-            max_tail_blocks: random.below(3) as usize,
-            non_preemptible_blocks: random.below(num_device_blocks as u64) as usize,
-            quota: if random.one_in(3) { quota(&mut random) } else { Quota::default() },
-            prefix_caching: !random.one_in(4),
-            overlap,
-            hash_key: [seed as u8; 32],
-        };
+        let config = random_config(&mut random, seed, overlap);
         let mut world = Self::of(config, random);
         world.device.failing = (!world.random.one_in(3)).then_some(50);
         world
@@ -116,7 +87,7 @@ impl World {
             scheduler: Scheduler::new(config.clone()),
             device_pool: BlockPool::new(num_device_blocks, prefix_caching),
             swap_pool: BlockPool::new(num_swap_blocks, prefix_caching),
-            device: Device::new(&config, num_swap_blocks),
+            device: Device::new(&config, num_swap_blocks.max(MOST_SWAP_BLOCKS as usize)),
             in_flight: VecDeque::new(),
             open: HashMap::new(),
             next_request: 0,
@@ -139,6 +110,9 @@ impl World {
             hit_swapped: 0,
             num_steps: 0,
             yields: HashMap::new(),
+            tuned: 0,
+            shrunk: 0,
+            drained: 0,
             random,
             config,
         }
@@ -305,7 +279,9 @@ impl World {
         let is_ahead = !self.in_flight.is_empty();
         let grant = serve(&mut self.device_pool, self.config.block_size, demand);
         let swap_demand = self.scheduler.reserve(&grant);
+        let draining = self.swap_pool.stats().draining;
         let swap_grant = serve_swap(&mut self.swap_pool, swap_demand);
+        self.drained += draining - self.swap_pool.stats().draining;
         assert!(!is_ahead || grant.preempted.is_empty(), "a plan made ahead preempts");
         let stats = grant.stats;
         let plan = self.scheduler.plan(grant, swap_grant);
@@ -337,8 +313,9 @@ impl World {
     pub fn check_plan(&mut self, plan: &StepPlan) {
         let num_decodes = plan.batch.iter().filter(|seq| seq.tokens.len() == 1).count();
         let num_prompt_tokens = plan.num_tokens() - num_decodes;
-        assert!(plan.num_tokens() <= self.config.max_num_batched_tokens);
-        let has_budget = self.config.max_num_batched_tokens - num_decodes > self.scheduler.forecast().prompt_limit;
+        let most = self.scheduler.config().max_num_batched_tokens;
+        assert!(plan.num_tokens() <= most && most <= self.config.max_num_batched_tokens);
+        let has_budget = most - num_decodes > self.scheduler.forecast().prompt_limit;
         self.limited += usize::from(has_budget && num_prompt_tokens > 0);
         let mut written: Vec<BlockId> = {
             let coming = plan.swap_in.iter().flat_map(|swap_in| &swap_in.pairs);
@@ -403,7 +380,7 @@ impl World {
         let failing = self.device.failing;
         self.device_pool = BlockPool::new(self.config.num_device_blocks, self.config.prefix_caching);
         self.swap_pool = BlockPool::new(swap_blocks, self.config.prefix_caching);
-        self.device = Device::new(&self.config, swap_blocks);
+        self.device = Device::new(&self.config, self.device.swap.len());
         self.device.failing = failing;
         self.in_flight.clear();
     }
@@ -484,6 +461,7 @@ impl World {
     pub fn run(&mut self, operations: usize) {
         while self.operations < operations {
             match self.random.below(10) {
+                0 if self.random.one_in(10) => self.tune(),
                 0..3 if self.open.len() < 30 => self.arrive(),
                 3 if self.random.one_in(4) => self.cancel(),
                 _ => self.step(),
@@ -504,7 +482,9 @@ impl World {
         }
         assert!(self.open.is_empty(), "a request never ended");
         assert_eq!(self.device_pool.stats().used, 0);
-        assert_eq!(self.swap_pool.stats().used, 0);
+        let swap = self.swap_pool.stats();
+        assert_eq!((swap.used, swap.draining), (0, 0));
+        assert_eq!(swap.cached + swap.free, self.scheduler.config().num_swap_blocks);
     }
 }
 

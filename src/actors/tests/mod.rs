@@ -3,27 +3,31 @@
 mod device;
 mod failure;
 mod memory;
+mod tuning;
 
 use crate::actors::executor::ModelExecutor;
 use crate::actors::intake::Limits;
+use crate::actors::live::LiveServer;
+use crate::actors::messages::Tune;
 use crate::actors::messages::{Accepted, Event, Prompt, Submit};
-use crate::actors::runtime::{KvReports, ModelInfo, RuntimeHandle, Started, Wiring};
+use crate::actors::places::Places;
+use crate::actors::runtime::{ModelInfo, RuntimeHandle, Started, Wiring};
 use crate::actors::workers::Workers;
-use crate::config::OnFailure;
+use crate::config::{OnFailure, ServerConfig};
 use crate::engine::bill::{Quota, Tenant, Terms};
-use crate::engine::policy::{AdmissionPolicy, PreemptionMode, SchedulerConfig, SchedulingPolicy};
+use crate::engine::policy::{AdmissionPolicy, PreemptionMode, SchedulerConfig, SchedulingPolicy, Tuning};
 use crate::engine::prefix_cache::EvictionPolicy;
 use crate::error::ApiError;
 use crate::ids::TokenId;
 use crate::sampling::params::{FinishReason, Pooling, SamplingDefaults, SamplingParams};
 use crate::text::tokenizer::Tokenizer;
-use actix::System;
+use actix::{Recipient, System};
 use device::{Controls, FakeDevice};
 use futures_executor::block_on;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 const MAX_REQUESTS: usize = 4;
 const NUM_BLOCKS: usize = 8;
@@ -32,7 +36,10 @@ const BOTH_LOOPS: [bool; 2] = [false, true];
 
 struct World {
     handle: RuntimeHandle,
-    places: Arc<Semaphore>,
+    places: Places,
+    tune: Recipient<Tune>,
+    /// As it was started.
+    tuning: Tuning,
     device: Arc<Controls>,
     system: System,
     alive: watch::Receiver<()>,
@@ -75,7 +82,6 @@ impl World {
         let tokenizer = include_str!("../../../models/demo/tokenizer.json");
         let model = Arc::new(ModelInfo {
             chat_format: Default::default(),
-            trust_request_chat_template: false,
             served_name: "fake".into(),
             created_s: 0,
             max_model_len: 100,
@@ -86,34 +92,39 @@ impl World {
             embedding_size: 4,
             pooling: Pooling::Last,
             default_sampling: SamplingDefaults::default(),
-            kv_reports: KvReports::default(),
-        });
-        let places = Arc::new(Semaphore::new(MAX_REQUESTS));
-        let wiring = Wiring {
-            scheduler: SchedulerConfig {
-                block_size: 4,
-                num_device_blocks: NUM_BLOCKS,
-                max_num_seqs: 8,
-                max_num_batched_tokens: 64,
-                inter_token_target: None,
-                max_model_len: 100,
-                policy: SchedulingPolicy::Fcfs,
-                write_behind_blocks: 2,
-                max_tail_blocks: 1,
-                num_swap_blocks: 8,
-                preemption_mode: settings.preemption_mode,
-                admission: AdmissionPolicy::Prompt,
-                watermark_blocks: 0,
-                non_preemptible_blocks: NUM_BLOCKS / 2,
-                quota: Quota::default(),
-                prefix_caching: true,
-                overlap: settings.overlap,
-                hash_key: [1; 32],
-            },
-            limits: Limits {
-                max_num_seqs: 8,
+            kv_block_bytes: 1,
+            server: LiveServer::new(ServerConfig {
                 max_requests: MAX_REQUESTS,
                 retry_after_s: 7,
+                ..ServerConfig::default()
+            }),
+        });
+        let places = Places::default();
+        let scheduler = SchedulerConfig {
+            block_size: 4,
+            num_device_blocks: NUM_BLOCKS,
+            max_num_seqs: 8,
+            max_num_batched_tokens: 64,
+            inter_token_target: None,
+            max_model_len: 100,
+            policy: SchedulingPolicy::Fcfs,
+            write_behind_blocks: 2,
+            max_tail_blocks: 1,
+            num_swap_blocks: 8,
+            preemption_mode: settings.preemption_mode,
+            admission: AdmissionPolicy::Prompt,
+            watermark_blocks: 0,
+            non_preemptible_blocks: NUM_BLOCKS / 2,
+            quota: Quota::default(),
+            prefix_caching: true,
+            overlap: settings.overlap,
+            hash_key: [1; 32],
+        };
+        let tuning = Tuning::from(&scheduler);
+        let wiring = Wiring {
+            scheduler,
+            limits: Limits {
+                max_num_seqs: 8,
                 block_size: 4,
                 num_device_blocks: NUM_BLOCKS,
                 non_preemptible_blocks: NUM_BLOCKS / 2,
@@ -127,9 +138,9 @@ impl World {
             places: places.clone(),
             executor,
         };
-        let Started { system, intake, alive, .. } = wiring.start().unwrap();
-        let handle = RuntimeHandle::new(intake, model, MAX_REQUESTS, Arc::default());
-        Self { handle, places, device: controls, system, alive }
+        let Started { system, intake, tune, alive, .. } = wiring.start().unwrap();
+        let handle = RuntimeHandle::new(intake, model, Arc::default());
+        Self { handle, places, tune, tuning, device: controls, system, alive }
     }
 
     fn submit(&self, prompt: Vec<TokenId>, max_tokens: u32) -> Result<Accepted, ApiError> {
@@ -146,7 +157,7 @@ impl World {
     }
 
     fn wait_until_idle(&self) {
-        wait_until("every request gives its place back", || self.places.available_permits() == MAX_REQUESTS);
+        wait_until("every request gives its place back", || self.places.num_taken() == 0);
     }
 
     /// Until the device has been given as many steps in all.
@@ -308,7 +319,7 @@ fn requests_come_and_go_while_steps_run() {
                     }
                 }
                 // A place comes back when the cancellation has arrived.
-                wait_until("a place is free", || world.places.available_permits() > 2);
+                wait_until("a place is free", || world.places.num_taken() < 2);
             }
         };
         std::thread::scope(|scope| (0..2).for_each(|i| drop(scope.spawn(move || client(i)))));

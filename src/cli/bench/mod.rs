@@ -201,7 +201,7 @@ fn serve_own(
     let code = actix_web::rt::System::new().block_on(async {
         let listener = server::listen(&config.server)?;
         let url = format!("http://{}", listener.local_addr()?);
-        let server = server::serve(handle, &config.server, listener)?;
+        let server = server::serve(handle, runtime.tuner(config.clone().into()), listener)?;
         let stopper = server.handle();
         let running = actix_web::rt::spawn(server);
         let target = HttpTarget::connect(&url, Some(model), api_key, keep_alive).await?;

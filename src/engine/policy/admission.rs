@@ -34,7 +34,8 @@ impl Scheduler {
             let is_new = seq.cached_tokens.is_none();
             // Who waits for a part of the pool is not overtaken by others that want the same part.
             let wanted = self.wants_reserved(seq).map_or(0, |wanted| wanted.num_blocks);
-            has_waiting_contract |= reserved + wanted > self.config.non_preemptible_blocks;
+            // The first may have more than there is for them: it did fit when it came, perhaps under another limit.
+            has_waiting_contract |= reserved > 0 && reserved + wanted > self.config.non_preemptible_blocks;
             if wanted > 0 && has_waiting_contract {
                 walk.leave_line();
                 continue;

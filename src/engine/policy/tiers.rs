@@ -13,7 +13,6 @@ use super::quota::Holdings;
 use super::{PreemptionMode, Scheduler};
 use crate::engine::allocation::{Admitted, Demand, Find, Grant, Store, SwapBlock, SwapDemand, SwapGrant};
 use crate::engine::arbiter::{Choice, Decision, Victim};
-use crate::engine::block_pool::PoolStats;
 use crate::engine::plan::{CopyReport, StepPlan, SwapIn};
 use crate::engine::prefix_cache::BlockHash;
 use crate::engine::sequence::{Rank, SeqState, Sequence, SwapInUnderWay};
@@ -148,6 +147,9 @@ impl Scheduler {
         let Some(mut short) = config.write_behind_blocks.checked_sub(available).filter(|_| !keeps_nothing) else {
             return;
         };
+        if self.is_draining() {
+            return;
+        }
         let mut room = MAX_QUEUED_BLOCKS.saturating_sub(self.costs.queued_blocks());
         let max_tail = config.max_tail_blocks;
         if room == 0 || self.running.iter().all(|seq| seq.num_published <= seq.num_backed + max_tail) {
@@ -186,9 +188,7 @@ impl Scheduler {
         }
         let kept = moving.keeping.into_iter().zip(swap.kept);
         plan.swap_out.extend(kept.filter_map(|(device, swap)| Some((device, swap?))));
-        if swap.stats != PoolStats::default() {
-            self.swap_stats = swap.stats; // it was asked
-        }
+        self.swap_stats = swap.stats.unwrap_or(self.swap_stats);
         let stored = moving.storing.into_iter().zip(swap.stored);
         Answers {
             stored: stored.filter_map(|(seq, blocks)| Some((seq, blocks?))).collect(),
@@ -291,13 +291,14 @@ impl Scheduler {
     }
 
     fn has_come(&mut self, rank: Rank, coming: SwapInUnderWay) {
-        let block_size = self.config.block_size;
+        let (block_size, is_draining) = (self.config.block_size, self.is_draining());
         let seq = self.running.get_mut(&rank).expect("who waits for a copy runs");
         seq.num_computed = coming.num_tokens;
         publish(seq, &self.hasher, block_size, &mut self.pending.publish);
-        // Full blocks do not change any more, so the copies stay good for the next time.
+        // Full blocks do not change any more, so the copies stay good for the next time, where there is room for them.
         let mut from = coming.from;
         let num_full = if coming.was_swapped { coming.num_tokens / block_size } else { from.len() };
+        let num_full = if is_draining { 0 } else { num_full };
         let tail = from.split_off(num_full.min(from.len()));
         if !tail.is_empty() {
             self.pending_swap.release.push(tail);

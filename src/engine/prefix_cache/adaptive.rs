@@ -79,13 +79,21 @@ impl Adaptive {
         Self {
             lists: Lists::new(num_blocks),
             blocks: vec![Seen::default(); num_blocks],
-            ghosts: Ghosts::new(num_blocks.saturating_mul(GHOSTS_PER_BLOCK)),
+            ghosts: Ghosts::new(num_ghosts(num_blocks)),
             kinds: std::array::from_fn(first),
             clock: 0,
             num_parked: 0,
-            period: LEAST_PERIOD.max(num_blocks as u64),
+            period: period(num_blocks),
             learned_at: 0,
         }
+    }
+
+    /// There are so many blocks now, more than before.
+    pub fn grow(&mut self, num_blocks: usize) {
+        self.lists.grow(num_blocks);
+        self.blocks.resize(num_blocks, Seen::default());
+        self.ghosts.grow(num_ghosts(num_blocks));
+        self.period = period(num_blocks);
     }
 
     /// A block has a name now, and a table holds it.
@@ -182,6 +190,15 @@ impl Adaptive {
             assert!(kind.worth.iter().zip(more).all(|(worth, more)| worth <= more), "worth falls with uses");
         }
     }
+}
+
+fn num_ghosts(num_blocks: usize) -> usize {
+    num_blocks.saturating_mul(GHOSTS_PER_BLOCK)
+}
+
+/// Blocks named until worth is found anew.
+fn period(num_blocks: usize) -> u64 {
+    LEAST_PERIOD.max(num_blocks as u64)
 }
 
 impl Kind {

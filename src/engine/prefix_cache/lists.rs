@@ -30,6 +30,11 @@ impl<const N: usize> Lists<N> {
         Self { links: vec![Link::default(); num_blocks], ends: [Ends::default(); N] }
     }
 
+    /// There are so many blocks now, more than before.
+    pub fn grow(&mut self, num_blocks: usize) {
+        self.links.resize(num_blocks, Link::default());
+    }
+
     /// The list that a block is in.
     pub fn list_of(&self, block: BlockId) -> Option<usize> {
         self.links[block.index()].list
@@ -101,6 +106,11 @@ pub struct Ghosts<T> {
 impl<T> Ghosts<T> {
     pub fn new(capacity: usize) -> Self {
         Self { capacity, index: IdMap::default(), order: VecDeque::new(), next: 0 }
+    }
+
+    /// So many are remembered from now on, more than before.
+    pub fn grow(&mut self, capacity: usize) {
+        self.capacity = capacity;
     }
 
     /// Remembers an evicted block. What is forgotten for it is returned.

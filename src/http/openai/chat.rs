@@ -247,7 +247,7 @@ pub fn chat_prompt(body: &Value, tools: &Tools, model: &ModelInfo) -> Result<Cha
             "continue_final_message and add_generation_prompt cannot both be true",
         ));
     }
-    if fields.chat_template.is_some() && !model.trust_request_chat_template {
+    if fields.chat_template.is_some() && !model.server.get().trust_request_chat_template {
         let message = "chat_template is not allowed: this server renders no templates of requests \
                        (server.trust_request_chat_template is off)";
         return Err(ApiError::invalid("chat_template", message));

@@ -1,7 +1,7 @@
 //! What a request says of KV memory: what it wants to hear of it, and on which terms it holds it.
 
 use super::in_range;
-use crate::actors::runtime::{KvReports, ModelInfo};
+use crate::actors::runtime::ModelInfo;
 use crate::engine::bill::Terms;
 use crate::error::ApiError;
 use serde::Deserialize;
@@ -40,7 +40,7 @@ impl MemoryFields {
 
     /// Bytes of a KV block, where usage is to say what memory pressure has cost.
     pub fn usage_block_bytes(&self, model: &ModelInfo) -> Option<usize> {
-        let KvReports { block_bytes, include_usage, .. } = model.kv_reports;
-        self.include_kv_usage.unwrap_or(include_usage).then_some(block_bytes)
+        let include_usage = || model.server.get().include_kv_usage;
+        self.include_kv_usage.unwrap_or_else(include_usage).then_some(model.kv_block_bytes)
     }
 }

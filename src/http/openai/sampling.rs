@@ -239,7 +239,7 @@ impl SamplingFields {
 
     /// Whether the answer is a stream that says when it pauses.
     pub fn pause_comments(&self, model: &ModelInfo) -> bool {
-        self.stream && self.pause_comments.unwrap_or(model.kv_reports.pause_comments)
+        self.stream && self.pause_comments.unwrap_or_else(|| model.server.get().pause_comments)
     }
 
     /// `with_usage`: a stream has usage, whether or not its options ask for it.

@@ -13,7 +13,7 @@ mod operation;
 
 pub use operation::{Operation, Tag};
 
-use crate::http::routes::{ApiPath, PATHS};
+use crate::http::routes::PATHS;
 use serde_json::{Map, Value, json};
 use std::sync::LazyLock;
 
@@ -49,22 +49,24 @@ pub fn document() -> Value {
         "paths": paths,
         "components": {
             "schemas": schemas,
-            "securitySchemes": {"key": {
-                "type": "http",
-                "scheme": "bearer",
-                "description": "One of server.api_keys; where none are set, no key is asked for.",
-            }},
+            "securitySchemes": {
+                "key": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "One of server.api_keys; where none are set, no key is asked for.",
+                },
+                "admin_key": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "server.admin_key; where it is not set, nobody may.",
+                },
+            },
         },
     })
 }
 
 const ABOUT: &str = "An OpenAI-compatible API with vLLM's extensions. In a request's body null means \"not given\", \
 and fields that are not named here are ignored. An error has OpenAI's shape, and `param` names the field at fault.";
-
-/// Whether a path answers without a key.
-pub fn is_open(path: &str) -> bool {
-    PATHS.iter().any(|known: &ApiPath| known.is_open && known.path == path)
-}
 
 #[cfg(test)]
 mod tests;

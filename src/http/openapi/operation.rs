@@ -1,7 +1,7 @@
 //! What the description says of one path.
 
 use crate::error::ApiError;
-use crate::http::routes::ApiPath;
+use crate::http::routes::{Access, ApiPath};
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use utoipa::openapi::{RefOr, Schema};
@@ -120,6 +120,13 @@ impl Operation {
         self
     }
 
+    /// The body has these fields too, each with its schema.
+    pub fn described_fields(mut self, fields: impl Iterator<Item = (String, Value)>) -> Self {
+        let Form { properties, .. } = self.request.last_mut().expect("body() comes before described_fields()");
+        properties.extend(fields.map(|(name, field)| (name, optional(field))));
+        self
+    }
+
     /// Fields that cannot be left out.
     pub fn requires(mut self, names: &[&'static str]) -> Self {
         let form = self.request.last_mut().expect("body() comes before requires()");
@@ -207,7 +214,12 @@ impl Operation {
             answer["content"] = self.answer.into();
         }
         responses.insert("200".into(), answer);
-        if !path.is_open {
+        let security = match path.access {
+            Access::Open => json!([]),
+            Access::Key => json!([{"key": []}]),
+            Access::Admin => json!([{"admin_key": []}]),
+        };
+        if path.access != Access::Open {
             self.errors.push(401);
         }
         self.errors.sort_unstable();
@@ -250,7 +262,7 @@ impl Operation {
             operation["requestBody"] = json!({"required": true, "content": content});
         }
         operation["responses"] = responses.into();
-        operation["security"] = if path.is_open { json!([]) } else { json!([{"key": []}]) };
+        operation["security"] = security;
         operation
     }
 }
@@ -266,6 +278,7 @@ fn error(status: u16, schema: &str) -> Value {
     let about = match status {
         400 => "A field is missing, or has a wrong type or value; param names it.",
         401 => "No key, or a wrong one.",
+        403 => "The server has no server.admin_key: nobody may.",
         404 => "No such model, or nothing of this name.",
         413 => "The body is longer than server.max_body_bytes.",
         415 => "The body has a Content-Encoding that is not known.",

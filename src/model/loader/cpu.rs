@@ -61,7 +61,7 @@ fn load_onto<B: Backend + 'static>(
         &backend,
         progress,
     )?;
-    let pools = pool_sizes(config, layout, max_model_len, available_memory_budget(config))?;
+    let pools = pool_sizes(config, layout, max_model_len, spare_swap_bytes(), available_memory_budget(config))?;
     let runner = ModelRunner::new(backend, decoder, pools)?;
     let loaded = LoadedModel {
         device,
@@ -69,6 +69,7 @@ fn load_onto<B: Backend + 'static>(
         dtype,
         max_model_len,
         max_num_batched_tokens,
+        max_num_seqs: max_num_batched_tokens,
         num_parameters,
         weights_bytes,
         pools,
@@ -91,6 +92,11 @@ fn isa(choice: config::Isa) -> Option<Isa> {
 pub(super) fn available_memory_budget(config: &Config) -> impl FnOnce() -> Result<(usize, String), StartError> {
     let share = config.device.memory_fraction(false);
     move || Ok(((available_memory() as f64 * share) as usize, format!("{share} of the available memory")))
+}
+
+/// What the swap pool may become while requests run, in bytes. What is not touched of it costs nothing.
+pub(super) fn spare_swap_bytes() -> usize {
+    available_memory() as usize / 2
 }
 
 /// Bytes that this process can still take: the machine's, or the container's where that is less.

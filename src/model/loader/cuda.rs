@@ -62,7 +62,7 @@ pub fn load_on_gpu(
     let share_of = format!(
         "what {share} of the GPU's {total} bytes leaves beside the {used} that are taken by weights, workspace and others"
     );
-    let pools = pool_sizes(config, layout, max_model_len, || Ok((budget.saturating_sub(used), share_of)))?;
+    let pools = pool_sizes(config, layout, max_model_len, 0, || Ok((budget.saturating_sub(used), share_of)))?;
     let runner = make_runner(backend, decoder, pools)?;
 
     let loaded = LoadedModel {
@@ -71,6 +71,7 @@ pub fn load_on_gpu(
         dtype,
         max_model_len,
         max_num_batched_tokens: loading.max_rows(),
+        max_num_seqs: loading.max_seqs(),
         num_parameters,
         weights_bytes,
         pools,
@@ -84,15 +85,15 @@ fn make_runner(
     decoder: Decoder<CudaBackend>,
     pools: PoolSizes,
 ) -> Result<ModelRunner<CudaBackend>, StartError> {
-    let PoolSizes { layout, num_device_blocks, num_swap_blocks } = pools;
+    let PoolSizes { layout, num_device_blocks, max_swap_blocks, .. } = pools;
     ModelRunner::new(backend, decoder, pools).map_err(|error| {
         let gib = |blocks: usize| (blocks * layout.block_bytes()) as f64 / (1u64 << 30) as f64;
         StartError::new(format!(
-            "the KV pools of {num_device_blocks} blocks on the GPU ({:.2} GiB) and {num_swap_blocks} in pinned memory \
-             ({:.2} GiB) do not fit: lower --num-device-blocks or --device-memory-utilization, or --swap-space-gib: \
-             {error}",
+            "the KV pools of {num_device_blocks} blocks on the GPU ({:.2} GiB) and {max_swap_blocks} in pinned memory \
+             ({:.2} GiB) do not fit: lower --num-device-blocks or --device-memory-utilization, or --swap-space-gib and \
+             swap.max_space_gib: {error}",
             gib(num_device_blocks),
-            gib(num_swap_blocks)
+            gib(max_swap_blocks)
         ))
     })
 }

@@ -26,7 +26,9 @@ pub struct LoadedModel {
     pub is_gpu: bool,
     pub dtype: DType,
     pub max_model_len: usize,
+    /// Steps of more tokens than this, or of more sequences than the next, cannot be executed: buffers are made for them.
     pub max_num_batched_tokens: usize,
+    pub max_num_seqs: usize,
     pub num_parameters: u64,
     pub weights_bytes: u64,
     pub pools: PoolSizes,
@@ -97,11 +99,13 @@ fn checkpoint(config: &Config, files: &ModelFiles) -> Result<Option<Checkpoint>,
 }
 
 /// With no number given, the device pool takes `budget` bytes, which are a share of some memory as `share_of` says, and
-/// never more than all sequences at full length could use.
+/// never more than all sequences at full length could use. The swap pool may become `spare_swap_bytes` large, where the
+/// configuration does not say.
 fn pool_sizes(
     config: &Config,
     layout: KvLayout,
     max_model_len: usize,
+    spare_swap_bytes: usize,
     budget: impl FnOnce() -> Result<(usize, String), StartError>,
 ) -> Result<PoolSizes, StartError> {
     let block_bytes = layout.block_bytes();
@@ -122,12 +126,13 @@ fn pool_sizes(
         }
     };
     let limit = u32::MAX as usize / layout.block_size;
-    if num_device_blocks.max(num_swap_blocks) > limit {
+    let max_swap_blocks = config.swap.max_space_bytes(spare_swap_bytes.min(limit * block_bytes)) / block_bytes;
+    let largest = num_device_blocks.max(max_swap_blocks);
+    if largest > limit {
         return Err(StartError::new(format!(
-            "{} KV blocks are too many: at most {limit} of {} tokens are supported in a pool",
-            num_device_blocks.max(num_swap_blocks),
+            "{largest} KV blocks are too many: at most {limit} of {} tokens are supported in a pool",
             layout.block_size
         )));
     }
-    Ok(PoolSizes { layout, num_device_blocks, num_swap_blocks })
+    Ok(PoolSizes { layout, num_device_blocks, num_swap_blocks, max_swap_blocks })
 }

@@ -1,5 +1,7 @@
 //! The program as a user meets it: the binary, its exit status, its files, its signals. All with the demo model.
 
+mod live;
+
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -33,25 +35,40 @@ struct Server {
 
 impl Server {
     fn start(args: &[&str]) -> Self {
-        let mut process = pagetide(&["serve", "--port", "0", "--num-device-blocks", "512"])
+        Self::start_telling(args, Stdio::null())
+    }
+
+    /// Its log goes to `stderr`.
+    fn start_telling(args: &[&str], stderr: Stdio) -> Self {
+        let mut server = Self { process: Self::spawn(args, stderr), addr: String::new() };
+        server.wait_until_it_listens();
+        server
+    }
+
+    fn spawn(args: &[&str], stderr: Stdio) -> Child {
+        pagetide(&["serve", "--port", "0", "--num-device-blocks", "512"])
             .args(args)
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(stderr)
             .spawn()
-            .expect("the binary runs");
-        let stdout = BufReader::new(process.stdout.take().expect("stdout is piped"));
+            .expect("the binary runs")
+    }
+
+    fn wait_until_it_listens(&mut self) {
+        let stdout = BufReader::new(self.process.stdout.take().expect("stdout is piped"));
         let mut lines = stdout.lines().map(|line| line.expect("UTF-8"));
         let addr = lines.find_map(|line| line.trim().strip_prefix("listening  http://").map(str::to_owned));
-        Self { process, addr: addr.expect("the server says where it listens") }
+        self.addr = addr.expect("the server says where it listens");
     }
 
     /// Sends a request on a connection of its own; the connection, with the answer coming.
-    fn send(&self, method: &str, path: &str, body: &str) -> TcpStream {
+    fn send(&self, key: &str, method: &str, path: &str, body: &str) -> TcpStream {
         let mut connection = TcpStream::connect(&self.addr).expect("the server listens");
         connection.set_read_timeout(Some(Duration::from_secs(120))).expect("a time-out can be set");
         write!(
             connection,
-            "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\nx-api-key: {key}\r\n\
+             content-length: {}\r\n\r\n{body}",
             body.len()
         )
         .expect("the server reads");
@@ -60,16 +77,26 @@ impl Server {
 
     /// The whole answer, head and body.
     fn answer(&self, method: &str, path: &str, body: &str) -> String {
+        self.answer_to("none", method, path, body)
+    }
+
+    fn answer_to(&self, key: &str, method: &str, path: &str, body: &str) -> String {
         let mut answer = String::new();
         // A server that ends at once resets the connection: what came before counts.
-        let _ = self.send(method, path, body).read_to_string(&mut answer);
+        let _ = self.send(key, method, path, body).read_to_string(&mut answer);
         answer
     }
 
     /// A stream of `tokens` tokens that has begun.
     fn begin_stream(&self, tokens: u32) -> BufReader<TcpStream> {
-        let body = json!({"prompt": "Once", "max_tokens": tokens, "ignore_eos": true, "stream": true});
-        let mut stream = BufReader::new(self.send("POST", "/v1/completions", &body.to_string()));
+        self.begin_stream_of("none", tokens)
+    }
+
+    fn begin_stream_of(&self, key: &str, tokens: u32) -> BufReader<TcpStream> {
+        let body = json!({
+            "prompt": "Once", "max_tokens": tokens, "ignore_eos": true, "stream": true, "temperature": 0,
+        });
+        let mut stream = BufReader::new(self.send(key, "POST", "/v1/completions", &body.to_string()));
         let mut line = String::new();
         while !line.starts_with("data:") {
             line.clear();

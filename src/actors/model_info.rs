@@ -1,0 +1,84 @@
+//! What is served.
+
+use crate::actors::live::LiveServer;
+use crate::actors::messages::Prompt;
+use crate::error::ApiError;
+use crate::ids::TokenId;
+use crate::sampling::params::{Pooling, SamplingDefaults};
+use crate::text::chat_output::ChatFormat;
+use crate::text::chat_template::ChatTemplate;
+use crate::text::tokenizer::{SpecialToken, SpecialTokens, Tokenizer};
+use crate::text::truncation::{Side, truncate};
+use serde_json::{Map, Value};
+use std::sync::Arc;
+
+/// What is served, for those who format requests and answers.
+pub struct ModelInfo {
+    pub served_name: String,
+    /// Unix time of the start.
+    pub created_s: u64,
+    pub max_model_len: u32,
+    pub vocab_size: u32,
+    pub tokenizer: Arc<Tokenizer>,
+    pub chat_template: Option<ChatTemplate>,
+    /// How the model writes tool calls and reasoning.
+    pub chat_format: ChatFormat,
+    /// End tokens of generation, from `generation_config.json` and `config.json`.
+    pub eos_token_ids: Vec<TokenId>,
+    /// Numbers of an embedding.
+    pub embedding_size: u32,
+    /// How an embedding is made where a request does not say.
+    pub pooling: Pooling,
+    /// The model's own sampling, for what a request leaves out.
+    pub default_sampling: SamplingDefaults,
+    /// Bytes of a KV block.
+    pub kv_block_bytes: usize,
+    /// What requests may ask for, and what they get where they do not say.
+    pub server: LiveServer,
+}
+
+impl ModelInfo {
+    /// A prompt's tokens, its chat rendered; `param` names the prompt's field in errors. Takes as long as the text
+    /// is: not for a thread that must not block.
+    pub fn encode(&self, prompt: &Prompt, param: &str) -> Result<Vec<TokenId>, ApiError> {
+        match prompt {
+            Prompt::Tokens(tokens) => Ok(tokens.clone()),
+            Prompt::Text { text, add_special_tokens } => self.tokenizer.encode(text, *add_special_tokens),
+            Prompt::Chat(chat) => {
+                let text = match (&chat.template, &self.chat_template) {
+                    (Some(source), _) => ChatTemplate::of_request(source, self.special_tokens())?.render_chat(chat)?,
+                    (None, Some(template)) => template.render_chat(chat)?,
+                    (None, None) => return Err(ApiError::invalid(param, NO_TEMPLATE)),
+                };
+                self.tokenizer.encode(&text, chat.add_special_tokens)
+            }
+        }
+    }
+
+    /// `bos_token` and the like, as templates know them.
+    fn special_tokens(&self) -> Map<String, Value> {
+        let SpecialTokens { bos, eos, pad, unk } = self.tokenizer.special_tokens();
+        let named = [("bos_token", bos), ("eos_token", eos), ("pad_token", pad), ("unk_token", unk)];
+        let text =
+            |(name, token): (&str, &Option<SpecialToken>)| Some((name.into(), token.as_ref()?.text.clone().into()));
+        named.into_iter().filter_map(text).collect()
+    }
+
+    /// [`ModelInfo::encode`], cut to `keep` tokens.
+    pub fn encode_truncated(
+        &self,
+        prompt: &Prompt,
+        keep: usize,
+        side: Option<Side>,
+        param: &str,
+    ) -> Result<Vec<TokenId>, ApiError> {
+        let text = match prompt {
+            Prompt::Text { text, add_special_tokens: true } => Some((&*self.tokenizer, text.as_str())),
+            _ => None,
+        };
+        truncate(self.encode(prompt, param)?, keep, side, text)
+    }
+}
+
+const NO_TEMPLATE: &str =
+    "this model has no chat template: use /v1/completions, or add chat_template.jinja to the model";

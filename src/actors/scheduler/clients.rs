@@ -1,0 +1,131 @@
+//! The requests' owners, and what they hear.
+
+use super::SchedulerActor;
+use crate::actors::messages::Event;
+use crate::actors::pause::Pause;
+use crate::actors::places::Place;
+use crate::engine::bill::KvBill;
+use crate::engine::plan::{Deliveries, Delivery};
+use crate::error::ApiError;
+use crate::ids::RequestId;
+use crate::metrics::{self, Outcome};
+use crate::sampling::params::FinishReason;
+use actix::{ActorFutureExt, AsyncContext, Context, WrapFuture};
+use std::future::poll_fn;
+use std::task::Poll;
+use std::time::Instant;
+use tokio::sync::mpsc;
+
+/// Who waits for a request.
+pub(super) struct Client {
+    pub events: mpsc::UnboundedSender<Event>,
+    pub arrived: Instant,
+    /// Of each sample.
+    pub last_token: Vec<Option<Instant>>,
+    pub ended_by_length: bool,
+    /// As it was last told.
+    pub bill: KvBill,
+    /// Of each sample.
+    pub pauses: Vec<Pause>,
+    /// The request's place at the intake, given back when it ends.
+    pub _place: Place,
+}
+
+/// What the last commit said and the clients have not been told.
+pub(super) struct News {
+    pub deliveries: Deliveries,
+    /// Requests that ended with it.
+    pub ended: Vec<RequestId>,
+    pub at: Instant,
+}
+
+impl SchedulerActor {
+    /// [`SchedulerActor::tell`] once the step that has just been planned is with the executor: every client that hears
+    /// something wakes a thread, which may take the processor, and the device waits for none of them.
+    pub(super) fn tell_soon(&self, ctx: &mut Context<Self>) {
+        let mut is_queued = false;
+        // The executor's actor is in this thread's queue: one turn later it has handed the step to its thread.
+        let turn = poll_fn(move |cx| match std::mem::replace(&mut is_queued, true) {
+            true => Poll::Ready(()),
+            false => {
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+        });
+        ctx.spawn(turn.into_actor(self).map(|(), this, _| this.tell()));
+    }
+
+    /// Tells the clients what the last commit said.
+    pub(super) fn tell(&mut self) {
+        let Some(News { deliveries, ended, at }) = self.news.take() else { return };
+        let is_token = |delivery: &Delivery| matches!(delivery, Delivery::Token { .. });
+        metrics::generated_tokens(deliveries.iter().filter(|(_, delivery)| is_token(delivery)).count());
+        for (request, delivery) in deliveries {
+            self.deliver(request, delivery, at);
+        }
+        for request in ended {
+            let by_length = self.clients.get(&request).is_some_and(|client| client.ended_by_length);
+            self.close(request, if by_length { Outcome::Length } else { Outcome::Stop });
+        }
+    }
+
+    pub(super) fn deliver(&mut self, request: RequestId, delivery: Delivery, now: Instant) {
+        let Some(client) = self.clients.get_mut(&request) else { return };
+        let event = match delivery {
+            Delivery::Started { cached_tokens } => {
+                metrics::first_token(now - client.arrived);
+                Event::Started { cached_tokens: cached_tokens as u32 }
+            }
+            Delivery::Bill(bill) => {
+                client.bill = KvBill { paused: client.bill.paused, ..*bill };
+                Event::Bill(client.bill)
+            }
+            Delivery::Paused { sample } => match client.pauses[sample as usize].begin(now) {
+                true => Event::Paused { index: sample },
+                false => return,
+            },
+            Delivery::Resumed { sample } => {
+                let Some(after) = client.pauses[sample as usize].end(now) else { return };
+                client.bill.paused += after;
+                let _ = client.events.send(Event::Resumed { index: sample, after });
+                Event::Bill(client.bill)
+            }
+            Delivery::PromptLogprobs(logprobs) => Event::PromptLogprobs(logprobs),
+            Delivery::Embedding(values) => Event::Embedding(values),
+            Delivery::Token { sample, sampled } => {
+                if let Some(last) = client.last_token[sample as usize].replace(now) {
+                    metrics::inter_token(now - last);
+                }
+                Event::Token {
+                    index: sample,
+                    token: sampled.token,
+                    logprobs: sampled.logprobs.map(|logprobs| *logprobs),
+                }
+            }
+            Delivery::Failed { message } => {
+                let error = ApiError::constraint_failed(&message);
+                return self.fail_client(request, &error);
+            }
+            Delivery::Finished { sample, reason } => {
+                client.ended_by_length |= reason == FinishReason::Length;
+                Event::Finished { index: sample, reason }
+            }
+        };
+        // A closed channel is a client that has gone; its cancellation is on its way.
+        let _ = client.events.send(event);
+    }
+
+    /// The request has ended: its stream closes, its place at the intake is free.
+    pub(super) fn close(&mut self, request: RequestId, outcome: Outcome) {
+        if let Some(client) = self.clients.remove(&request) {
+            metrics::request_ended(outcome, client.arrived.elapsed());
+        }
+    }
+
+    pub(super) fn fail_client(&mut self, request: RequestId, error: &ApiError) {
+        if let Some(client) = self.clients.get(&request) {
+            let _ = client.events.send(Event::Failed(error.clone()));
+        }
+        self.close(request, Outcome::Failed);
+    }
+}

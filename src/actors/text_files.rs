@@ -1,0 +1,71 @@
+//! What is read of a model's files beside its weights.
+
+use crate::config::{self, Config, LoadFormat};
+use crate::error::StartError;
+use crate::model::files::ModelFiles;
+use crate::sampling::params::{Pooling, SamplingDefaults};
+use crate::text::chat_output::ChatFormat;
+use crate::text::chat_template::ChatTemplate;
+use crate::text::tokenizer::Tokenizer;
+use serde_json::Value;
+
+/// Everything that is read of a model beside its weights.
+pub(super) struct Text {
+    pub tokenizer: Tokenizer,
+    pub chat_template: Option<ChatTemplate>,
+    pub chat_format: ChatFormat,
+    pub default_sampling: SamplingDefaults,
+    pub pooling: Pooling,
+}
+
+impl Text {
+    pub fn load(config: &Config, files: &ModelFiles) -> Result<Self, StartError> {
+        let (tokenizer, chat_template) = load_text(&text_files(config, files)?)?;
+        let (tool_parser, reasoning_parser) = (config.model.tool_call_parser, config.model.reasoning_parser);
+        let chat_format = ChatFormat::choose(tool_parser, reasoning_parser, chat_template.as_ref());
+        let (default_sampling, pooling) = (load_sampling_defaults(files)?, load_pooling(files)?);
+        Ok(Self { tokenizer, chat_template, chat_format, default_sampling, pooling })
+    }
+}
+
+/// Where tokenizer and chat template are: beside the weights, or, for a model without weights of its own that has none,
+/// those of the demo. Its text means nothing either way.
+fn text_files(config: &Config, files: &ModelFiles) -> Result<ModelFiles, StartError> {
+    if config.model.load_format != LoadFormat::Auto && files.read_text("tokenizer.json")?.is_none() {
+        return ModelFiles::open(config::DEMO_MODEL);
+    }
+    Ok(files.clone())
+}
+
+fn load_text(files: &ModelFiles) -> Result<(Tokenizer, Option<ChatTemplate>), StartError> {
+    let tokenizer = files
+        .read_text("tokenizer.json")?
+        .ok_or_else(|| StartError::new(format!("model: there is no {}", files.path("tokenizer.json"))))?;
+    let config = files.read_text("tokenizer_config.json")?;
+    let template = files.read_text("chat_template.jinja")?;
+    let chat_template = ChatTemplate::from_files(template.as_deref(), config.as_deref())?;
+    Ok((Tokenizer::from_json(&tokenizer, config.as_deref())?, chat_template))
+}
+
+/// As models for embeddings say it: sentence-transformers' file.
+fn load_pooling(files: &ModelFiles) -> Result<Pooling, StartError> {
+    const FILE: &str = "1_Pooling/config.json";
+    let Some(text) = files.read_text(FILE)? else { return Ok(Pooling::Last) };
+    let config: Value =
+        serde_json::from_str(&text).map_err(|error| StartError::new(format!("{}: {error}", files.path(FILE))))?;
+    let is = |name: &str| config.get(name).and_then(Value::as_bool).unwrap_or(false);
+    match (is("pooling_mode_mean_tokens"), is("pooling_mode_lasttoken")) {
+        (true, false) => Ok(Pooling::Mean),
+        (false, true) => Ok(Pooling::Last),
+        _ => Err(StartError::new(format!(
+            "{}: one of pooling_mode_mean_tokens and pooling_mode_lasttoken must be true: no other pooling is available",
+            files.path(FILE)
+        ))),
+    }
+}
+
+fn load_sampling_defaults(files: &ModelFiles) -> Result<SamplingDefaults, StartError> {
+    let Some(text) = files.read_text("generation_config.json")? else { return Ok(SamplingDefaults::default()) };
+    serde_json::from_str(&text)
+        .map_err(|error| StartError::new(format!("{}: {error}", files.path("generation_config.json"))))
+}

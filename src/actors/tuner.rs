@@ -1,0 +1,190 @@
+//! Changes settings while the engine runs: those that [`crate::config::live`] names, and none to more than there is memory
+//! for.
+
+use crate::actors::live::LiveServer;
+use crate::actors::messages::{AskSwapPool, Tune};
+use crate::actors::runtime::configured_scheduler;
+use crate::config::Config;
+use crate::config::layers::{Origin, Problems, Resolved};
+use crate::config::live::needs_restart;
+use crate::config::settings::{SETTINGS, Setting};
+use crate::config::value::Value;
+use crate::engine::block_pool::PoolStats;
+use crate::engine::policy::Tuning;
+use crate::error::ApiError;
+use crate::metrics;
+use crate::model::loader::LoadedModel;
+use actix::Recipient;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use tokio::sync::Mutex;
+
+/// A cheap clone. Changes come one after the other, whoever makes them.
+#[derive(Clone)]
+pub struct Tuner(Arc<Inner>);
+
+struct Inner {
+    now: Mutex<Resolved>,
+    engine: Engine,
+    listeners: std::sync::Mutex<Vec<Listener>>,
+}
+
+type Listener = Box<dyn Fn(&Config) + Send + Sync>;
+
+/// What goes by the settings.
+pub struct Engine {
+    pub tune: Recipient<Tune>,
+    pub swap_pool: Recipient<AskSwapPool>,
+    pub server: LiveServer,
+    /// Says what there is memory for.
+    pub loaded: Arc<LoadedModel>,
+}
+
+/// A setting that has another value now. What is secret is left out.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Change {
+    pub setting: &'static str,
+    pub from: Value,
+    pub to: Value,
+}
+
+/// What came of a configuration that was read again.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Reloaded {
+    pub changed: Vec<Change>,
+    /// Settings that it has otherwise and that stay as they are, each with the reason.
+    pub refused: Vec<(&'static str, String)>,
+}
+
+impl Tuner {
+    /// `now` is what `engine` was started with.
+    pub fn new(now: Resolved, engine: Engine) -> Self {
+        Self(Arc::new(Inner { now: Mutex::new(now), engine, listeners: Default::default() }))
+    }
+
+    /// Calls `listener` with the configuration after each change.
+    pub fn on_change(&self, listener: impl Fn(&Config) + Send + Sync + 'static) {
+        self.listeners().push(Box::new(listener));
+    }
+
+    fn listeners(&self) -> MutexGuard<'_, Vec<Listener>> {
+        self.0.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The configuration as it is now.
+    pub async fn now(&self) -> Resolved {
+        self.0.now.lock().await.clone()
+    }
+
+    /// The swap pool as it is now.
+    pub async fn swap_pool(&self) -> Result<PoolStats, ApiError> {
+        self.0.engine.swap_pool.send(AskSwapPool).await.map_err(|_| stopped())
+    }
+
+    /// Changes all of these settings; or none, where one may not change, or there is no memory for it, or they do not go
+    /// together. Answers with those that are other than before, and with the swap pool as it is then.
+    pub async fn change(&self, changes: Vec<(&'static Setting, Value)>) -> Result<(Vec<Change>, PoolStats), ApiError> {
+        let tuner = self.clone();
+        // Whoever asked may go away in the middle; a change that has begun is carried out.
+        let changing = actix_rt::spawn(async move { tuner.change_to_end(changes).await });
+        let done = changing.await.unwrap_or_else(|_| Err(stopped()));
+        metrics::config_changed(done.is_ok());
+        done
+    }
+
+    async fn change_to_end(
+        &self,
+        changes: Vec<(&'static Setting, Value)>,
+    ) -> Result<(Vec<Change>, PoolStats), ApiError> {
+        let mut now = self.0.now.lock().await;
+        for (setting, _) in &changes {
+            if let Some(why) = needs_restart(setting) {
+                return Err(ApiError::needs_restart(setting.key, format!("it changes with a restart only: {why}")));
+            }
+        }
+        let changes = changes.into_iter().map(|(setting, value)| (setting, value, Origin::Admin)).collect();
+        let next = now.with(changes).map_err(|Problems(problems)| {
+            ApiError::invalid_settings(problems.into_iter().map(|problem| (problem.key, problem.message)).collect())
+        })?;
+        if let Some((key, why)) = self.too_large(&next.config).into_iter().next() {
+            return Err(ApiError::needs_restart(key, why));
+        }
+        self.apply(&mut now, next).await
+    }
+
+    /// Changes what is other in `read`, as far as it may change; the rest stays as it is. Nothing changes where what comes
+    /// of that does not go together.
+    pub async fn reload(&self, read: &Resolved) -> Result<Reloaded, String> {
+        let done = self.try_reload(read).await;
+        metrics::config_changed(done.is_ok());
+        done
+    }
+
+    async fn try_reload(&self, read: &Resolved) -> Result<Reloaded, String> {
+        let mut now = self.0.now.lock().await;
+        let too_large = self.too_large(&read.config);
+        let (mut changes, mut refused) = (Vec::new(), Vec::new());
+        for setting in SETTINGS {
+            let value = (setting.load)(&read.config);
+            let is_other = value != (setting.load)(&now.config);
+            let size = too_large.iter().find(|(key, _)| *key == setting.key).map(|(_, why)| why.clone());
+            match size.or(needs_restart(setting).map(str::to_owned)).filter(|_| is_other) {
+                Some(why) => refused.push((setting.key, why)),
+                None => changes.push((setting, value, read.origin(setting.key).clone())),
+            }
+        }
+        let next = now.with(changes).map_err(|problems| problems.to_string())?;
+        let (changed, _) = self.apply(&mut now, next).await.map_err(|error| error.to_string())?;
+        Ok(Reloaded { changed, refused })
+    }
+
+    /// What memory was taken for at the start and is not enough now: the settings, and how much there is.
+    fn too_large(&self, config: &Config) -> Vec<(&'static str, String)> {
+        let LoadedModel { is_gpu, max_num_batched_tokens, max_num_seqs, pools, .. } = *self.0.engine.loaded;
+        let buffers = |wanted: usize, most: usize, what: &str| {
+            let message = format!(
+                "{wanted} {what} are more than the {most} of a step that buffers were made for at the start: \
+                 more need a restart"
+            );
+            (wanted > most).then_some(message)
+        };
+        let seqs = buffers(config.scheduler.max_num_seqs as usize, max_num_seqs, "sequences");
+        let tokens = buffers(config.scheduler.batched_tokens(is_gpu) as usize, max_num_batched_tokens, "tokens");
+        let block_bytes = pools.layout.block_bytes();
+        let swap = (config.swap.space_bytes() / block_bytes > pools.max_swap_blocks).then(|| {
+            let most = (pools.max_swap_blocks * block_bytes) as f64 / f64::from(1 << 30);
+            format!(
+                "{} GiB is more than the {most:.2} GiB that were set aside at the start (swap.max_space_gib): more needs \
+                 a restart",
+                config.swap.space_gib
+            )
+        });
+        let all =
+            [("scheduler.max_num_seqs", seqs), ("scheduler.max_num_batched_tokens", tokens), ("swap.space_gib", swap)];
+        all.into_iter().filter_map(|(key, why)| Some((key, why?))).collect()
+    }
+
+    async fn apply(&self, now: &mut Resolved, next: Resolved) -> Result<(Vec<Change>, PoolStats), ApiError> {
+        let Engine { tune, server, loaded, .. } = &self.0.engine;
+        let num_swap_blocks = next.config.swap.space_bytes() / loaded.pools.layout.block_bytes();
+        let num_device_blocks = loaded.pools.num_device_blocks;
+        let scheduler = configured_scheduler(&next.config, num_device_blocks, num_swap_blocks, loaded.is_gpu);
+        let stats = tune.send(Tune(Tuning::from(&scheduler))).await.map_err(|_| stopped())??;
+        server.set(next.config.server.clone());
+        self.listeners().iter().for_each(|listener| listener(&next.config));
+        let changed: Vec<Change> = SETTINGS.iter().filter_map(|setting| change(setting, now, &next)).collect();
+        for Change { setting, from, to } in &changed {
+            tracing::info!("{setting} was {from} and is {to} now ({})", next.origin(setting));
+        }
+        *now = next;
+        Ok((changed, stats))
+    }
+}
+
+fn change(setting: &Setting, before: &Resolved, after: &Resolved) -> Option<Change> {
+    let is_other = (setting.load)(&before.config) != (setting.load)(&after.config);
+    is_other.then(|| Change { setting: setting.key, from: before.shown(setting), to: after.shown(setting) })
+}
+
+fn stopped() -> ApiError {
+    ApiError::engine("the engine has stopped")
+}

@@ -1,0 +1,194 @@
+//! `/admin/config`: settings are seen and changed while the server runs, by who has the key for it.
+
+use crate::actors::tuner::Tuner;
+use crate::config::layers::unknown_key;
+use crate::config::live::{LIVE, needs_restart};
+use crate::config::settings::{SETTINGS, Setting, find};
+use crate::config::value::Kind;
+use crate::engine::block_pool::PoolStats;
+use crate::error::ApiError;
+use crate::http::auth::Keys;
+use crate::http::openapi::{Operation, Tag};
+use actix_web::dev::Payload;
+use actix_web::{FromRequest, HttpRequest};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::future::{Ready, ready};
+use utoipa::ToSchema;
+
+/// Whoever sent the request has the admin key. Handlers ask for it, so that no way of writing a path leads around it.
+pub struct Admin;
+
+impl FromRequest for Admin {
+    type Error = ApiError;
+    type Future = Ready<Result<Self, ApiError>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        let keys: &Keys = request.app_data().expect("every app is made with keys");
+        ready(keys.get().1.check(request.headers()).map(|()| Self))
+    }
+}
+
+/// The settings, and the swap pool.
+#[derive(Serialize, ToSchema)]
+pub struct AdminConfig {
+    /// Settings that may be changed here, by their keys.
+    live: BTreeMap<&'static str, LiveSetting>,
+    /// The others.
+    restart: BTreeMap<&'static str, FixedSetting>,
+    swap_pool: SwapPoolState,
+}
+
+#[derive(Serialize, ToSchema)]
+struct LiveSetting {
+    /// As it is now; "(secret)" stands for a secret.
+    value: Value,
+    /// Where it came from: a line of a file, a variable, a flag, this path, or nowhere.
+    origin: String,
+    /// What it may be.
+    values: String,
+    /// Of a number; else empty.
+    unit: &'static str,
+}
+
+#[derive(Serialize, ToSchema)]
+struct FixedSetting {
+    /// As it is.
+    value: Value,
+    /// Where it came from.
+    origin: String,
+    /// Why it changes with a restart only.
+    reason: &'static str,
+}
+
+/// In blocks.
+#[derive(Serialize, ToSchema)]
+struct SwapPoolState {
+    /// Its size: used, cached and free together, less those that drain.
+    blocks: usize,
+    /// Held for a sequence.
+    used: usize,
+    /// Held by nobody, and still found.
+    cached: usize,
+    free: usize,
+    /// Used ones beyond its size: they leave it when they are given back.
+    draining: usize,
+}
+
+impl From<PoolStats> for SwapPoolState {
+    fn from(stats: PoolStats) -> Self {
+        let PoolStats { used, cached, free, draining, .. } = stats;
+        Self { blocks: used + cached + free - draining, used, cached, free, draining }
+    }
+}
+
+/// What a change has changed.
+#[derive(Serialize, ToSchema)]
+pub struct AdminConfigChanged {
+    /// Settings that have another value than before.
+    changed: BTreeMap<&'static str, ChangedSetting>,
+    swap_pool: SwapPoolState,
+}
+
+#[derive(Serialize, ToSchema)]
+struct ChangedSetting {
+    from: Value,
+    to: Value,
+}
+
+pub fn describe_config() -> Operation {
+    Operation::new(Tag::Server, "config", "The settings as they are now, and which may change")
+        .fails(&[403])
+        .answers::<AdminConfig>("The settings.")
+}
+
+pub fn describe_change() -> Operation {
+    Operation::new(Tag::Server, "change_config", "Change settings while the server runs")
+        .about(
+            "All of them or none: where one may not change or has a wrong value, nothing changes, and param names it. \
+             Changes last until the next restart or SIGHUP.",
+        )
+        .body("AdminConfigRequest")
+        .described_fields(live_fields())
+        .fails(&[403])
+        .answers::<AdminConfigChanged>("They have changed, for every step and request from now on.")
+}
+
+pub async fn config(tuner: &Tuner) -> Result<AdminConfig, ApiError> {
+    let (now, swap_pool) = (tuner.now().await, tuner.swap_pool().await?.into());
+    let (mut live, mut restart) = (BTreeMap::new(), BTreeMap::new());
+    for setting in SETTINGS {
+        let (value, origin) = (now.shown(setting).json(), now.origin(setting.key).to_string());
+        match needs_restart(setting) {
+            None => {
+                let (values, unit) = (setting.kind.expected(), setting.unit);
+                live.insert(setting.key, LiveSetting { value, origin, values, unit });
+            }
+            Some(reason) => {
+                restart.insert(setting.key, FixedSetting { value, origin, reason });
+            }
+        }
+    }
+    Ok(AdminConfig { live, restart, swap_pool })
+}
+
+/// `body`: `{"section.key": value}`, values as in a configuration file.
+pub async fn change(tuner: &Tuner, body: &Value) -> Result<AdminConfigChanged, ApiError> {
+    let Value::Object(fields) = body else {
+        let message = "expected a JSON object of settings, {\"section.key\": value}";
+        return Err(ApiError::bad_request(message));
+    };
+    let (mut changes, mut problems) = (Vec::new(), Vec::new());
+    for (key, value) in fields {
+        let read = |setting: &'static Setting| match value {
+            Value::Null => Ok(None), // not given
+            value => Ok(Some((setting, setting.kind.read_json(value)?))),
+        };
+        match find(key).ok_or_else(|| unknown_key(key)).and_then(read) {
+            Ok(change) => changes.extend(change),
+            Err(message) => problems.push((key.clone(), message)),
+        }
+    }
+    if !problems.is_empty() {
+        return Err(ApiError::invalid_settings(problems));
+    }
+    let (changes, swap_pool) = tuner.change(changes).await?;
+    let changed = changes.into_iter().map(|change| {
+        let (from, to) = (change.from.json(), change.to.json());
+        (change.setting, ChangedSetting { from, to })
+    });
+    Ok(AdminConfigChanged { changed: changed.collect(), swap_pool: swap_pool.into() })
+}
+
+/// The fields of a change, as JSON schemas.
+fn live_fields() -> impl Iterator<Item = (String, Value)> {
+    LIVE.iter().filter_map(|key| find(key)).map(|setting| {
+        let mut schema = schema_of(&setting.kind);
+        schema["description"] = match setting.unit {
+            "" => setting.doc.into(),
+            unit => format!("[{unit}] {}", setting.doc).into(),
+        };
+        (setting.key.into(), schema)
+    })
+}
+
+fn schema_of(kind: &Kind) -> Value {
+    let (schema, has_auto) = match *kind {
+        Kind::Text { auto, .. } => (json!({"type": "string"}), auto),
+        Kind::List => (json!({"type": "array", "items": {"type": "string"}}), false),
+        Kind::Bool => (json!({"type": "boolean"}), false),
+        Kind::Int { min, max, auto } => (json!({"type": "integer", "minimum": min, "maximum": max}), auto),
+        Kind::Float { min, or_equal: true, max, auto } => {
+            (json!({"type": "number", "minimum": min, "maximum": max}), auto)
+        }
+        Kind::Float { min, or_equal: false, max, auto } => {
+            (json!({"type": "number", "exclusiveMinimum": min, "maximum": max}), auto)
+        }
+        Kind::Choice(words) => (json!({"type": "string", "enum": words}), false),
+    };
+    match has_auto {
+        true => json!({"oneOf": [schema, {"type": "string", "enum": ["auto"]}, {"type": "null"}]}),
+        false => schema,
+    }
+}

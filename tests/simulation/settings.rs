@@ -1,0 +1,203 @@
+//! Settings at random, at the start and while requests run.
+
+use crate::model::Random;
+use crate::world::World;
+use pagetide::engine::allocation::resize_swap;
+use pagetide::engine::beam::num_candidates;
+use pagetide::engine::bill::{Quota, Tenant, Terms};
+use pagetide::engine::policy::{AdmissionPolicy, Arrival, PreemptionMode, SchedulerConfig, SchedulingPolicy, Tuning};
+use pagetide::ids::RequestId;
+use pagetide::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
+use std::sync::Arc;
+
+/// The swap pool may have so many blocks.
+pub const MOST_SWAP_BLOCKS: u64 = 60;
+
+fn quota(random: &mut Random) -> Quota {
+    let mut blocks = || (!random.one_in(3)).then(|| random.below(20) as usize);
+    Quota { device_blocks: blocks(), swap_blocks: blocks() }
+}
+
+fn num_swap_blocks(random: &mut Random) -> usize {
+    if random.one_in(5) { 0 } else { random.range(1, MOST_SWAP_BLOCKS) as usize }
+}
+
+fn inter_token_target(random: &mut Random) -> Option<f64> {
+    (!random.one_in(3)).then(|| random.range(1, 50) as f64 / 1e3)
+}
+
+fn scheduling_policy(random: &mut Random) -> SchedulingPolicy {
+    [SchedulingPolicy::Fcfs, SchedulingPolicy::Priority][random.below(2) as usize]
+}
+
+fn preemption_mode(random: &mut Random) -> PreemptionMode {
+    [PreemptionMode::Auto, PreemptionMode::Swap, PreemptionMode::Recompute][random.below(3) as usize]
+}
+
+fn admission_policy(random: &mut Random) -> AdmissionPolicy {
+    // Mostly without looking ahead: that is where sequences have to yield.
+    match random.below(8) {
+        0 => AdmissionPolicy::MaxTokens,
+        1 | 2 => AdmissionPolicy::Expected,
+        _ => AdmissionPolicy::Prompt,
+    }
+}
+
+pub fn random_config(random: &mut Random, seed: u64, overlap: bool) -> SchedulerConfig {
+    let block_size = random.range(1, 7) as usize;
+    let num_device_blocks = random.range(8, 40) as usize;
+    let max_num_seqs = random.range(1, 12) as usize;
+    SchedulerConfig {
+        block_size,
+        num_device_blocks,
+        num_swap_blocks: num_swap_blocks(random),
+        max_num_seqs,
+        max_num_batched_tokens: max_num_seqs + random.below(100) as usize,
+        inter_token_target: inter_token_target(random),
+        max_model_len: block_size * num_device_blocks,
+        policy: scheduling_policy(random),
+        preemption_mode: preemption_mode(random),
+        admission: admission_policy(random),
+        watermark_blocks: random.below(3) as usize,
+        write_behind_blocks: random.below(num_device_blocks as u64) as usize,
+        max_tail_blocks: random.below(3) as usize,
+        non_preemptible_blocks: random.below(num_device_blocks as u64) as usize,
+        quota: if random.one_in(3) { quota(random) } else { Quota::default() },
+        prefix_caching: !random.one_in(4),
+        overlap,
+        hash_key: [seed as u8; 32],
+    }
+}
+
+impl World {
+    /// Other settings from now on. Requests come as they did before: what was accepted under the settings at the start
+    /// must not be stuck.
+    pub fn tune(&mut self) {
+        let SchedulerConfig { num_device_blocks, max_num_seqs, max_num_batched_tokens, .. } = self.config;
+        let random = &mut self.random;
+        let below_blocks = |random: &mut Random| random.below(num_device_blocks as u64) as usize;
+        let max_num_seqs = random.range(1, max_num_seqs as u64) as usize;
+        let mut tuning = Tuning {
+            num_swap_blocks: num_swap_blocks(random),
+            max_num_seqs,
+            max_num_batched_tokens: random.range(max_num_seqs as u64, max_num_batched_tokens as u64) as usize,
+            inter_token_target: inter_token_target(random),
+            policy: scheduling_policy(random),
+            preemption_mode: preemption_mode(random),
+            admission: admission_policy(random),
+            watermark_blocks: random.below(3) as usize,
+            write_behind_blocks: below_blocks(random),
+            max_tail_blocks: random.below(3) as usize,
+            non_preemptible_blocks: below_blocks(random),
+            quota: if random.one_in(3) { quota(random) } else { Quota::default() },
+        };
+        if random.one_in(2) {
+            // The pool alone, often by little.
+            let blocks = self.swap_pool.num_blocks() + random.below(9) as usize;
+            let num_swap_blocks = blocks.saturating_sub(4).min(MOST_SWAP_BLOCKS as usize);
+            tuning = Tuning { num_swap_blocks, ..Tuning::from(self.scheduler.config()) };
+        }
+        let stats = resize_swap(&mut self.swap_pool, tuning.num_swap_blocks);
+        self.scheduler.tune(&tuning, stats);
+        self.tuned += 1;
+        self.shrunk += usize::from(stats.draining > 0);
+        self.scheduler.check();
+    }
+}
+
+fn roomy() -> World {
+    let config = SchedulerConfig {
+        block_size: 4,
+        num_device_blocks: 200,
+        num_swap_blocks: 0,
+        max_num_seqs: 8,
+        max_num_batched_tokens: 64,
+        inter_token_target: None,
+        max_model_len: 800,
+        policy: SchedulingPolicy::Fcfs,
+        preemption_mode: PreemptionMode::Auto,
+        admission: AdmissionPolicy::Prompt,
+        watermark_blocks: 0,
+        write_behind_blocks: 0,
+        max_tail_blocks: 0,
+        non_preemptible_blocks: 100,
+        quota: Quota::default(),
+        prefix_caching: false,
+        overlap: false,
+        hash_key: [0; 32],
+    };
+    let mut world = World::of(config, Random(1));
+    world.is_calm = true;
+    world
+}
+
+impl World {
+    fn arrive_with(&mut self, params: SamplingParams, terms: Terms) {
+        self.submit(Arrival {
+            id: RequestId(self.next_request),
+            prompt: Arc::new(vec![1; 5]),
+            params: Arc::new(params),
+            n: 1,
+            priority: 0,
+            cache_salt: None,
+            terms,
+            tenant: Tenant::default(),
+            constraint: None,
+        });
+    }
+
+    /// Steps of two sequences at most, and nothing kept for those who must not yield.
+    fn make_small(&mut self) {
+        let (max_num_seqs, max_num_batched_tokens, non_preemptible_blocks) = (2, 4, 0);
+        let now = Tuning::from(self.scheduler.config());
+        let tuning = Tuning { max_num_seqs, max_num_batched_tokens, non_preemptible_blocks, ..now };
+        self.scheduler.tune(&tuning, self.swap_pool.stats());
+    }
+
+    fn step_size(&self) -> (usize, usize) {
+        (self.scheduler.config().max_num_seqs, self.scheduler.config().max_num_batched_tokens)
+    }
+}
+
+fn tokens(max_tokens: u32) -> SamplingParams {
+    SamplingParams { max_tokens, ..SamplingParams::default() }
+}
+
+#[test]
+fn steps_become_smaller_as_those_that_run_end() {
+    let mut world = roomy();
+    (1..7).for_each(|i| world.arrive_with(tokens(10 * i), Terms::default()));
+    (0..6).for_each(|_| world.step());
+    let mut running = world.scheduler.population().running;
+    assert_eq!(running, 6);
+    world.make_small();
+    assert_eq!(world.step_size(), (6, 6), "nobody has to leave");
+    (0..3).for_each(|_| world.arrive_with(tokens(5), Terms::default()));
+    while world.scheduler.num_requests() > 0 {
+        world.step();
+        let now = world.scheduler.population().running;
+        assert!(now <= running.max(2), "{now} run, and {running} did before");
+        running = now;
+    }
+    world.drain();
+    assert_eq!((world.step_size(), world.finished), ((2, 4), 9));
+}
+
+/// What the intake had accepted when the settings changed ends, whatever they are now.
+#[test]
+fn what_was_accepted_before_is_not_stuck() {
+    let mut world = roomy();
+    world.make_small();
+    let beam = BeamParams { width: 4, length_penalty: 1.0, early_stopping: EarlyStopping::Never, logprobs: None };
+    let mut search = SamplingParams { beam: Some(beam), ..tokens(9) };
+    search.logprobs = Some(num_candidates(&search));
+    world.arrive_with(search, Terms::default());
+    assert_eq!(world.step_size(), (4, 4), "its beams go on together");
+    let kept = Terms { preemptible: false, max_pause: None };
+    (0..2).for_each(|_| world.arrive_with(tokens(9), kept));
+    world.drain();
+    assert_eq!((world.searched, world.finished), (1, 2));
+    world.arrive_with(tokens(2), Terms::default());
+    world.drain();
+    assert_eq!(world.step_size(), (2, 4));
+}
