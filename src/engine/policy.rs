@@ -23,7 +23,7 @@
 //!
 //! Rules, in order of weight:
 //! 1. Running sequences go first, most senior first. When device blocks run out, others yield, in the order of
-//!    [`Scheduler::yield_order`]: the most senior last, so it always advances and every request ends.
+//!    `Scheduler::yield_order`: the most senior last, so it always advances and every request ends.
 //! 2. A sequence is admitted only when all its known tokens fit, and what all who run are expected to need for a while
 //!    ([`AdmissionPolicy`]): so who yields does not come back only to yield again. Blocks are allocated as they are
 //!    filled, and the rest of its prompt is promised to it.
