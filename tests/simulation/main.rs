@@ -16,13 +16,9 @@ mod world;
 
 use model::{Random, VOCAB};
 use pagetide::engine::beam::num_candidates;
-use pagetide::engine::bill::{Quota, Tenant, Terms};
-use pagetide::engine::policy::{
-    AdmissionPolicy, Arrival, PreemptionMode, SchedulerConfig, SchedulingPolicy, StepStats,
-};
-use pagetide::ids::RequestId;
+use pagetide::engine::policy::{PreemptionMode, SchedulerConfig, SchedulingPolicy, StepStats};
 use pagetide::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
-use std::sync::Arc;
+use settings::plain_config;
 use world::{World, random_tokens};
 
 fn setting(name: &str) -> Option<u64> {
@@ -90,45 +86,22 @@ fn check_random_loads(overlap: bool) {
 fn beams_come_back_to_the_blocks_they_shared() {
     for overlap in [false, true] {
         let config = SchedulerConfig {
-            block_size: 4,
-            num_device_blocks: 6 + 3 * 2,
             num_swap_blocks: 100,
             max_num_seqs: 8,
             max_num_batched_tokens: 16,
-            inter_token_target: None,
-            max_model_len: 48,
             policy: SchedulingPolicy::Priority,
             preemption_mode: PreemptionMode::Swap,
-            admission: AdmissionPolicy::Prompt,
-            watermark_blocks: 0,
-            write_behind_blocks: 0,
-            max_tail_blocks: 0,
-            non_preemptible_blocks: 0,
-            quota: Quota::default(),
-            prefix_caching: false,
             overlap,
-            hash_key: [0; 32],
+            ..plain_config(4, 6 + 3 * 2)
         };
-        let mut world = World::of(config, Random(1));
-        world.is_calm = true;
+        let mut world = World::calm(config);
         let beam = BeamParams { width: 3, length_penalty: 1.0, early_stopping: EarlyStopping::Never, logprobs: None };
         let mut search = SamplingParams { max_tokens: 9, beam: Some(beam), ..SamplingParams::default() };
         search.logprobs = Some(num_candidates(&search));
         let urgent = SamplingParams { max_tokens: 36, ..SamplingParams::default() };
         let mut random = Random(2);
         let mut arrive = |world: &mut World, prompt_len, params, priority| {
-            let prompt = Arc::new(random_tokens(&mut random, prompt_len));
-            world.submit(Arrival {
-                id: RequestId(world.next_request),
-                prompt,
-                params: Arc::new(params),
-                n: 1,
-                priority,
-                cache_salt: None,
-                terms: Terms::default(),
-                tenant: Tenant::default(),
-                constraint: None,
-            });
+            world.ask(random_tokens(&mut random, prompt_len), params, priority);
         };
         arrive(&mut world, 24, search, 1);
         (0..6).for_each(|_| world.step());
@@ -146,41 +119,17 @@ fn beams_come_back_to_the_blocks_they_shared() {
 fn prompts_come_in_pieces_that_keep_steps_short() {
     for overlap in [false, true] {
         let config = SchedulerConfig {
-            block_size: 16,
-            num_device_blocks: 400,
-            num_swap_blocks: 0,
             max_num_seqs: 8,
             max_num_batched_tokens: 500,
             inter_token_target: Some(0.05),
             max_model_len: 4_000,
-            policy: SchedulingPolicy::Fcfs,
-            preemption_mode: PreemptionMode::Auto,
-            admission: AdmissionPolicy::Expected,
-            watermark_blocks: 0,
-            write_behind_blocks: 0,
-            max_tail_blocks: 0,
-            non_preemptible_blocks: 0,
-            quota: Quota::default(),
-            prefix_caching: false,
             overlap,
-            hash_key: [0; 32],
+            ..plain_config(16, 400)
         };
-        let mut world = World::of(config, Random(1));
-        world.is_calm = true;
+        let mut world = World::calm(config);
         let arrive = |world: &mut World, prompt_len, max_tokens| {
             let prompt = (0..prompt_len).map(|i| i % (VOCAB - 1) as u32 + 1).collect();
-            let params = SamplingParams { max_tokens, ..SamplingParams::default() };
-            world.submit(Arrival {
-                id: RequestId(world.next_request),
-                prompt: Arc::new(prompt),
-                params: Arc::new(params),
-                n: 1,
-                priority: 0,
-                cache_salt: None,
-                terms: Terms::default(),
-                tenant: Tenant::default(),
-                constraint: None,
-            });
+            world.ask(prompt, SamplingParams { max_tokens, ..SamplingParams::default() }, 0);
         };
         // Decoding begins with what a prompt alone has taught.
         (0..4).for_each(|_| arrive(&mut world, 700, 200));

@@ -1,12 +1,11 @@
 //! Loads that are known to make schedulers thrash: what is preempted, and comes back only to be preempted again.
 
 use crate::model::*;
+use crate::settings::plain_config;
 use crate::world::*;
-use pagetide::engine::bill::{Quota, Tenant, Terms};
-use pagetide::engine::policy::{AdmissionPolicy, Arrival, PreemptionMode, SchedulerConfig, SchedulingPolicy};
+use pagetide::engine::policy::{AdmissionPolicy, PreemptionMode, SchedulerConfig};
 use pagetide::ids::RequestId;
 use pagetide::sampling::params::SamplingParams;
-use std::sync::Arc;
 
 /// Lengths of a request: its prompt, and the tokens that its output may have, and has at least.
 struct Request {
@@ -82,27 +81,18 @@ struct Course {
 
 fn run(load: &Load, mode: PreemptionMode, admission: AdmissionPolicy, overlap: bool) -> Course {
     let config = SchedulerConfig {
-        block_size: BLOCK_SIZE,
-        num_device_blocks: NUM_DEVICE_BLOCKS,
         num_swap_blocks: load.num_swap_blocks,
-        max_num_seqs: 64,
         max_num_batched_tokens: 128,
-        inter_token_target: None,
-        max_model_len: POOL_TOKENS,
-        policy: SchedulingPolicy::Fcfs,
         preemption_mode: mode,
         admission,
         watermark_blocks: 1,
         write_behind_blocks: 16,
         max_tail_blocks: 4,
-        non_preemptible_blocks: 0,
-        quota: Quota::default(),
         prefix_caching: true,
         overlap,
-        hash_key: [7; 32],
+        ..plain_config(BLOCK_SIZE, NUM_DEVICE_BLOCKS)
     };
-    let mut world = World::of(config, Random(11));
-    world.is_calm = true;
+    let mut world = World::calm(config);
     let mut random = Random(5);
     for Request { prompt, max_tokens, min_tokens } in &load.requests {
         let params = SamplingParams {
@@ -111,17 +101,7 @@ fn run(load: &Load, mode: PreemptionMode, admission: AdmissionPolicy, overlap: b
             eos_token_ids: vec![EOS],
             ..SamplingParams::default()
         };
-        world.submit(Arrival {
-            id: RequestId(world.next_request),
-            prompt: Arc::new(random_tokens(&mut random, *prompt)),
-            params: Arc::new(params),
-            n: 1,
-            priority: 0,
-            cache_salt: None,
-            terms: Terms::default(),
-            tenant: Tenant::default(),
-            constraint: None,
-        });
+        world.ask(random_tokens(&mut random, *prompt), params, 0);
     }
     world.drain();
     Course {

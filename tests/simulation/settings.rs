@@ -6,7 +6,7 @@ use pagetide::engine::allocation::resize_swap;
 use pagetide::engine::beam::num_candidates;
 use pagetide::engine::bill::{Quota, Tenant, Terms};
 use pagetide::engine::policy::{AdmissionPolicy, Arrival, PreemptionMode, SchedulerConfig, SchedulingPolicy, Tuning};
-use pagetide::ids::RequestId;
+use pagetide::ids::{RequestId, TokenId};
 use pagetide::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
 use std::sync::Arc;
 
@@ -106,44 +106,62 @@ impl World {
 }
 
 fn roomy() -> World {
-    let config = SchedulerConfig {
-        block_size: 4,
-        num_device_blocks: 200,
+    World::calm(SchedulerConfig { max_num_seqs: 8, non_preemptible_blocks: 100, ..plain_config(4, 200) })
+}
+
+/// What a test of a few requests does not say itself: first come, first served, no second level, and steps one by one.
+pub fn plain_config(block_size: usize, num_device_blocks: usize) -> SchedulerConfig {
+    SchedulerConfig {
+        block_size,
+        num_device_blocks,
         num_swap_blocks: 0,
-        max_num_seqs: 8,
+        max_num_seqs: 64,
         max_num_batched_tokens: 64,
         inter_token_target: None,
-        max_model_len: 800,
+        max_model_len: block_size * num_device_blocks,
         policy: SchedulingPolicy::Fcfs,
         preemption_mode: PreemptionMode::Auto,
         admission: AdmissionPolicy::Prompt,
         watermark_blocks: 0,
         write_behind_blocks: 0,
         max_tail_blocks: 0,
-        non_preemptible_blocks: 100,
+        non_preemptible_blocks: 0,
         quota: Quota::default(),
         prefix_caching: false,
         overlap: false,
         hash_key: [0; 32],
-    };
-    let mut world = World::of(config, Random(1));
-    world.is_calm = true;
-    world
+    }
 }
 
 impl World {
-    fn arrive_with(&mut self, params: SamplingParams, terms: Terms) {
+    /// A world where nobody cancels and nothing fails.
+    pub fn calm(config: SchedulerConfig) -> Self {
+        let mut world = Self::of(config, Random(1));
+        world.is_calm = true;
+        world
+    }
+
+    /// A request for one sample.
+    pub fn ask(&mut self, prompt: Vec<TokenId>, params: SamplingParams, priority: i32) {
+        self.ask_on(prompt, params, priority, Terms::default());
+    }
+
+    fn ask_on(&mut self, prompt: Vec<TokenId>, params: SamplingParams, priority: i32, terms: Terms) {
         self.submit(Arrival {
             id: RequestId(self.next_request),
-            prompt: Arc::new(vec![1; 5]),
+            prompt: Arc::new(prompt),
             params: Arc::new(params),
             n: 1,
-            priority: 0,
+            priority,
             cache_salt: None,
             terms,
             tenant: Tenant::default(),
             constraint: None,
         });
+    }
+
+    fn arrive_with(&mut self, params: SamplingParams, terms: Terms) {
+        self.ask_on(vec![1; 5], params, 0, terms);
     }
 
     /// Steps of two sequences at most, and nothing kept for those who must not yield.
