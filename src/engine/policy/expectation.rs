@@ -60,10 +60,14 @@ impl Scheduler {
     }
 
     /// Steps for which blocks are to suffice when a sequence starts or comes back: by then, another preemption costs a
-    /// small part of what it has gained. Each preemption multiplies that, so that there are few of them.
+    /// small part of what it has gained. Each preemption multiplies that, so that there are few of them. None where
+    /// others will yield to it, being of lower priority.
     pub(super) fn horizon(&self, seq: &Sequence) -> usize {
         if self.config.admission == AdmissionPolicy::MaxTokens {
             return usize::MAX;
+        }
+        if self.running.iter().next_back().is_some_and(|last| last.rank.priority > seq.rank.priority) {
+            return 0;
         }
         let factor = 2.0f64.powi((HORIZON_DOUBLINGS * seq.preemptions).min(1000) as i32);
         (self.steps_worth_preempting(seq) as f64 * factor) as usize
@@ -131,4 +135,49 @@ impl Scheduler {
 /// Of a number that is not negative: how often it doubles from 1.
 fn binary_exponent(number: f64) -> i32 {
     (number.to_bits() >> (f64::MANTISSA_DIGITS - 1)) as i32 - (f64::MAX_EXP - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::policy::world::{World, arrival, config, seqs};
+    use crate::engine::policy::{Arrival, SchedulerConfig, SchedulingPolicy};
+    use crate::ids::SeqId;
+
+    /// Whether a prompt that fits starts beside a sequence that will need the last blocks in four steps.
+    fn starts(admission: AdmissionPolicy, priority: i32) -> bool {
+        let policy = SchedulingPolicy::Priority;
+        let mut world = World::new(SchedulerConfig { admission, policy, ..config() });
+        world.scheduler.arrive(Arrival { priority: 1, ..arrival(1, 8, 50) });
+        for _ in 0..40 {
+            let plan = world.plan();
+            world.commit(&plan);
+        }
+        // 12 of 16 blocks are taken, and each of the two needs another one soon.
+        world.scheduler.arrive(Arrival { priority, ..arrival(2, 12, 50) });
+        seqs(&world.plan()).contains(&SeqId(2))
+    }
+
+    #[test]
+    fn who_would_have_to_yield_soon_does_not_start() {
+        assert!(starts(AdmissionPolicy::Prompt, 1));
+        assert!(!starts(AdmissionPolicy::Expected, 1));
+        assert!(starts(AdmissionPolicy::Expected, 0), "the other one would yield");
+        assert!(!starts(AdmissionPolicy::MaxTokens, 1) && !starts(AdmissionPolicy::MaxTokens, 0), "nobody yields");
+    }
+
+    #[test]
+    fn the_cheapest_yield_first() {
+        let mut world = World::new(SchedulerConfig { policy: SchedulingPolicy::Priority, ..config() });
+        for (id, max_tokens, priority) in [(1, 50, 0), (2, 3, 1), (3, 50, 1), (4, 50, 1), (5, 3, 2)] {
+            world.scheduler.arrive(Arrival { priority, ..arrival(id, 4, max_tokens) });
+        }
+        let plan = world.plan();
+        world.commit(&plan);
+        let order = |world: &World| world.scheduler.yield_order().iter().map(|seq| seq.rank.seq.0).collect::<Vec<_>>();
+        assert_eq!(order(&world), [5, 4, 3, 2, 1], "by priority; who is about to end later; the youngest first");
+        let rank = world.scheduler.ranks[&SeqId(4)];
+        world.scheduler.running.get_mut(&rank).unwrap().preemptions = 1;
+        assert_eq!(order(&world), [5, 3, 4, 2, 1], "who has yielded before goes later");
+    }
 }
