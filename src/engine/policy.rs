@@ -63,6 +63,7 @@ use crate::engine::sequence::{Rank, SeqState, Sequence};
 use crate::engine::step_time::{PromptBudget, StepLoad, StepTimeModel};
 use crate::ids::{CopyId, IdMap, RequestId, SeqId, TokenId};
 use crate::sampling::params::SamplingParams;
+use admission::Refusal;
 use batch::grow;
 use contracts::Reserved;
 use running::Running;
@@ -231,6 +232,9 @@ pub struct Scheduler {
     lengths: [OutputLengths; 2],
     /// Seconds of a decode step for each of its sequences.
     decode_s: f64,
+    /// Who is first to ask for admission in the step being planned.
+    asks: Option<Rank>,
+    refusal: Option<Refusal>,
     forecast: Forecast,
     empty_slots: usize,
     stats: StepStats,
@@ -271,6 +275,8 @@ impl Scheduler {
             step_times: StepTimeModel::default(),
             lengths: [false, true].map(OutputLengths::new),
             decode_s: 0.0,
+            asks: None,
+            refusal: None,
             forecast: Forecast::default(),
             empty_slots: 0,
             stats: StepStats::default(),
@@ -309,6 +315,7 @@ impl Scheduler {
         let mut seq = Sequence::new(rank, arrival, self.config.max_model_len, &self.hasher, &salt);
         seq.hashes = Arc::new(names);
         self.ranks.insert(rank.seq, rank);
+        self.refusal = self.refusal.filter(|refusal| refusal.first < rank);
         self.waiting.insert(Box::new(seq));
     }
 
@@ -351,6 +358,7 @@ impl Scheduler {
     fn drop_seq(&mut self, rank: Rank) {
         let seq = self.running.remove(&rank).or_else(|| self.waiting.remove(&rank));
         let mut seq = seq.expect("a request's ranks are those of its living sequences");
+        self.refusal = None;
         self.limited.remove(&rank);
         self.give_backing_up(&mut seq);
         if let Some(coming) = seq.swap_in.take() {
@@ -445,7 +453,10 @@ impl Scheduler {
         demand.reserve = config.reserve_blocks();
         // Where nothing goes on, nothing will need what the watermark keeps free.
         demand.watermark = if goes_on { config.watermark_blocks } else { 0 };
-        demand.admit = self.candidates(&demand);
+        if !goes_on || !self.is_refused() {
+            demand.admit = self.candidates(&demand);
+        }
+        self.asks = demand.admit.first().map(|first| self.ranks[&first.seq]);
         if let Some(last) = demand.admit.last() {
             self.forecast.horizon = last.horizon.min(self.config.max_model_len);
         }
@@ -460,6 +471,7 @@ impl Scheduler {
         let mut plan = StepPlan::default();
         let mut answers = self.plan_copies(swap, &mut plan);
         let has_changed = !grant.admitted.is_empty() || !grant.preempted.is_empty();
+        self.note_refusal(has_changed);
         for seq in &grant.preempted {
             self.preempt(self.ranks[seq], answers.stored.remove(seq), &mut plan);
         }

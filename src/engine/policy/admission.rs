@@ -11,7 +11,38 @@ use crate::ids::{BlockId, IdMap, RequestId};
 use crate::sampling::params::Pooling;
 use std::sync::Arc;
 
+/// Nobody was admitted, so nobody need ask again for some steps, unless something is given back or somebody comes who
+/// goes before.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Refusal {
+    /// Who asked first.
+    pub first: Rank,
+    steps_left: u32,
+}
+
+/// What a step by itself may change, names of blocks and expectations, is looked at again after so many.
+const REFUSED_STEPS: u32 = 8;
+
 impl Scheduler {
+    /// Whether it is known that nobody can be admitted in this step.
+    pub(super) fn is_refused(&mut self) -> bool {
+        let Some(refusal) = &mut self.refusal else { return false };
+        refusal.steps_left -= 1;
+        if refusal.steps_left == 0 {
+            self.refusal = None;
+        }
+        true
+    }
+
+    /// `has_changed`: somebody was admitted, or had to yield.
+    pub(super) fn note_refusal(&mut self, has_changed: bool) {
+        let refused = self.asks.take().filter(|_| !has_changed);
+        self.refusal = match refused {
+            Some(first) => Some(Refusal { first, steps_left: REFUSED_STEPS }),
+            None => self.refusal.filter(|_| !has_changed),
+        };
+    }
+
     /// The head of the queue, as long as it might fit.
     pub(super) fn candidates(&mut self, demand: &Demand) -> Vec<Admit> {
         let released: usize = demand.release.iter().map(|table| table.len()).sum();

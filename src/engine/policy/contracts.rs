@@ -53,10 +53,11 @@ impl Scheduler {
         self.reserved.values().map(|reserved| reserved.num_blocks).sum()
     }
 
-    /// Seats that beams which must not yield do not take now, and may take again.
+    /// Seats that beams which must not yield do not take now, and may take again. What waits to be admitted takes seats
+    /// like any other: nothing is kept from it.
     pub(super) fn num_reserved_seats(&self) -> usize {
         let unused = |(request, reserved): (&RequestId, &Reserved)| {
-            let seqs = self.requests.get(request).into_iter().flatten().filter_map(|rank| self.running.get(rank));
+            let seqs = self.requests.get(request).into_iter().flatten().filter_map(|rank| self.seq(*rank));
             reserved.num_beams.saturating_sub(seqs.map(Sequence::seats).sum())
         };
         self.reserved.iter().map(unused).sum()
@@ -78,6 +79,8 @@ mod tests {
     use crate::engine::policy::world::{World, arrival, config, seqs};
     use crate::engine::policy::{Arrival, SchedulerConfig, SchedulingPolicy};
     use crate::ids::{RequestId, SeqId};
+    use crate::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
+    use std::sync::Arc;
     use std::time::Duration;
 
     #[test]
@@ -105,6 +108,26 @@ mod tests {
             world.commit(&plan);
         }
         assert!(started.is_some_and(|id| id < 12), "it started in step {started:?}");
+    }
+
+    /// Beams that start over, because nobody could go on or the executor has failed, find the seats that were kept for them.
+    #[test]
+    fn seats_that_are_kept_for_beams_are_not_kept_from_them() {
+        let mut world = World::new(SchedulerConfig {
+            max_num_seqs: 4,
+            max_num_batched_tokens: 4,
+            non_preemptible_blocks: 16,
+            ..config()
+        });
+        let beam = BeamParams { width: 4, length_penalty: 1.0, early_stopping: EarlyStopping::Never, logprobs: None };
+        let params = Arc::new(SamplingParams { max_tokens: 5, beam: Some(beam), ..SamplingParams::default() });
+        let terms = Terms { preemptible: false, ..Terms::default() };
+        world.scheduler.arrive(Arrival { terms, params, ..arrival(1, 12, 5) });
+        let plan = world.plan();
+        assert_eq!(seqs(&plan), [SeqId(1)]);
+        world.commit(&plan);
+        world.scheduler.unblock();
+        assert_eq!(seqs(&world.plan()), [SeqId(1)]);
     }
 
     /// How long the second of two requests whose pauses are limited was paused, once it had yielded to the first and the

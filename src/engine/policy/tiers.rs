@@ -283,6 +283,7 @@ impl Scheduler {
             let Some(rank) = self.swap_ins.remove(id) else { continue };
             let seq = self.running.get_mut(&rank).expect("who waits for a copy runs");
             let coming = *seq.swap_in.take().expect("it waits for this copy");
+            self.refusal = None;
             match is_there {
                 true => self.has_come(rank, coming),
                 false => self.compute_instead(rank, coming),

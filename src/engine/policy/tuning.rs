@@ -70,6 +70,7 @@ impl Scheduler {
             quota: tuning.quota,
             ..self.config
         };
+        self.refusal = None;
         self.wanted_size = Some(WantedSize { max_num_seqs, max_num_batched_tokens });
         self.settle_size();
         self.swap_stats = swap;

@@ -74,8 +74,9 @@ impl World {
 
     /// A token for each sequence, and the end of each copy.
     pub fn commit(&mut self, plan: &StepPlan) -> Deliveries {
-        let sampled = |_| smallvec![Sampled { token: 1, logprobs: None }];
-        let seqs = plan.batch.iter().map(|seq| SeqOutput { sampled: sampled(seq), ..SeqOutput::of(seq.seq) });
+        let sampled = || smallvec![Sampled { token: 1, logprobs: None }];
+        let seqs = plan.batch.iter().filter(|seq| seq.sample.is_some());
+        let seqs = seqs.map(|seq| SeqOutput { sampled: sampled(), ..SeqOutput::of(seq.seq) });
         let arrived = plan.swap_in.iter().map(|swap_in| (swap_in.id, true)).collect();
         let copies = CopyReport { arrived, ..CopyReport::default() };
         self.scheduler.commit(StepOutput { seqs: seqs.collect(), copies, ..StepOutput::default() })
