@@ -1,9 +1,9 @@
 //! Models of the hub: the program against a small hub on this machine that answers as the real one does.
 
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -30,6 +30,8 @@ struct State {
     stall_at: Option<usize>,
     /// Counts up when connections that stall are to break.
     breaks: usize,
+    /// Who is being answered.
+    open: HashSet<SocketAddr>,
 }
 
 #[derive(Clone, Debug)]
@@ -69,10 +71,14 @@ impl Hub {
         let shared = Arc::new((Mutex::new(state), Condvar::new()));
         let hub = Self { port, shared: shared.clone() };
         std::thread::spawn(move || {
-            for connection in listener.incoming() {
-                let (connection, shared) = (connection.unwrap(), shared.clone());
-                // A client that is killed breaks its connections.
-                std::thread::spawn(move || answer(connection, port, &shared).ok());
+            loop {
+                let ((connection, peer), shared) = (listener.accept().unwrap(), shared.clone());
+                shared.0.lock().unwrap().open.insert(peer);
+                std::thread::spawn(move || {
+                    // A client that is killed breaks its connections.
+                    let _ = answer(connection, port, &shared);
+                    shared.0.lock().unwrap().open.remove(&peer);
+                });
             }
         });
         hub
@@ -85,6 +91,16 @@ impl Hub {
     fn change(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.state());
         self.shared.1.notify_all();
+    }
+
+    /// Waits until all that has been sent so far is answered, by programs that have ended too.
+    fn settle(&self) {
+        let last = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        let peer = last.local_addr().unwrap();
+        // Connections are taken up in their order.
+        wait_until(|| self.state().open.contains(&peer));
+        drop(last);
+        wait_until(|| self.state().open.is_empty());
     }
 
     /// What has been asked for since the last call.
@@ -117,7 +133,8 @@ fn answer(connection: TcpStream, port: u16, shared: &(Mutex<State>, Condvar)) ->
         if reader.read_line(&mut line)? == 0 || line == "\r\n" {
             break;
         }
-        let (name, value) = line.split_once(':').unwrap();
+        // Whoever sent it may have been killed in the middle.
+        let Some((name, value)) = line.split_once(':') else { return Ok(()) };
         headers.insert(name.to_lowercase(), value.trim().to_owned());
     }
     let path = target.split('?').next().unwrap().to_owned();
@@ -409,6 +426,7 @@ fn an_interrupted_download_goes_on_where_it_was() {
         state.stall_at = None;
         state.breaks += 1;
     });
+    hub.settle();
     hub.take_requests();
     let (answer, _) = user.answer(MODEL, &[]);
     assert_eq!(answer["choices"], expected("llama-gqa-tied"));
