@@ -187,3 +187,43 @@ pub(super) fn may_join(
     };
     others.all(is_complete)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::policy::world::{World, arrival, config};
+    use crate::engine::policy::{Arrival, SchedulingPolicy};
+    use crate::ids::SeqId;
+
+    /// Makes a step; who asked for admission in it.
+    fn step(world: &mut World) -> Vec<u64> {
+        let demand = world.scheduler.demand().unwrap();
+        let asked = demand.admit.iter().map(|admit| admit.seq.0).collect();
+        let plan = world.plan_on(demand);
+        world.commit(&plan);
+        asked
+    }
+
+    #[test]
+    fn who_was_refused_asks_again_when_something_has_changed_or_after_a_while() {
+        let policy = SchedulingPolicy::Priority;
+        let mut world = World::new(SchedulerConfig { policy, ..config() });
+        // Two of 4 blocks and more later, one of 10, and there are 16.
+        for (id, prompt) in [(1, 16), (2, 16), (3, 40)] {
+            world.scheduler.arrive(Arrival { priority: 1, ..arrival(id, prompt, 20) });
+        }
+        assert_eq!(step(&mut world), [1, 2, 3]);
+        assert_eq!(step(&mut world), [3]);
+        assert!((0..REFUSED_STEPS).all(|_| step(&mut world).is_empty()), "nothing has changed");
+        assert_eq!(step(&mut world), [3], "after a while");
+        world.scheduler.arrive(Arrival { priority: 1, ..arrival(4, 4, 20) });
+        assert!(step(&mut world).is_empty(), "who came behind it waits with it");
+        world.scheduler.arrive(Arrival { priority: 0, ..arrival(5, 4, 1) });
+        assert_eq!(step(&mut world)[0], 5, "it goes before");
+        world.scheduler.cancel(RequestId(1));
+        assert_eq!(step(&mut world), [3], "something was given back, and is not enough");
+        world.scheduler.cancel(RequestId(2));
+        assert!(step(&mut world).contains(&3));
+        assert!(world.scheduler.running.get(&world.scheduler.ranks[&SeqId(3)]).is_some());
+    }
+}

@@ -1,7 +1,7 @@
 //! The scheduler and two pools, for tests of what it decides.
 
 use super::{AdmissionPolicy, Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy};
-use crate::engine::allocation::{serve, serve_swap};
+use crate::engine::allocation::{Demand, serve, serve_swap};
 use crate::engine::bill::{Quota, Tenant, Terms};
 use crate::engine::block_pool::BlockPool;
 use crate::engine::plan::{CopyReport, Deliveries, SeqOutput, StepOutput, StepPlan};
@@ -64,6 +64,11 @@ impl World {
 
     pub fn plan(&mut self) -> StepPlan {
         let demand = self.scheduler.demand().unwrap();
+        self.plan_on(demand)
+    }
+
+    /// The rest of planning a step.
+    pub fn plan_on(&mut self, demand: Demand) -> StepPlan {
         let grant = serve(&mut self.device, 4, demand);
         let swap = self.scheduler.reserve(&grant);
         let swap = serve_swap(&mut self.swap, swap);
