@@ -12,5 +12,6 @@ pub mod lengths;
 pub mod plan;
 pub mod policy;
 pub mod prefix_cache;
+pub mod prompt_pace;
 pub mod sequence;
 pub mod step_time;

@@ -59,6 +59,7 @@ use crate::engine::constraint::ConstraintSource;
 use crate::engine::lengths::OutputLengths;
 use crate::engine::plan::{Deliveries, MAX_STEPS_IN_FLIGHT, StepPlan};
 use crate::engine::prefix_cache::{BlockHash, BlockHasher};
+use crate::engine::prompt_pace::PromptPace;
 use crate::engine::sequence::{Rank, SeqState, Sequence};
 use crate::engine::step_time::{PromptBudget, StepLoad, StepTimeModel};
 use crate::ids::{CopyId, IdMap, RequestId, SeqId, TokenId};
@@ -228,6 +229,7 @@ pub struct Scheduler {
     /// The plans that were made and whose results have not been taken in, oldest first.
     in_flight: VecDeque<InFlight>,
     step_times: StepTimeModel,
+    prompt_pace: PromptPace,
     /// Of outputs without tokens that end them, and of those with.
     lengths: [OutputLengths; 2],
     /// Seconds of a decode step for each of its sequences.
@@ -273,6 +275,7 @@ impl Scheduler {
             decisions: Vec::new(),
             in_flight: VecDeque::new(),
             step_times: StepTimeModel::default(),
+            prompt_pace: PromptPace::default(),
             lengths: [false, true].map(OutputLengths::new),
             decode_s: 0.0,
             asks: None,
@@ -407,7 +410,13 @@ impl Scheduler {
         self.settle_size();
         let decodes = self.schedule_decodes();
         let config = &self.config;
-        let num_tokens = config.max_num_batched_tokens - decodes.num_decodes;
+        if self.waiting.is_empty() {
+            self.prompt_pace.all_run();
+        }
+        let mut num_tokens = config.max_num_batched_tokens - decodes.num_decodes;
+        if let Some(limit) = config.inter_token_target.and_then(|_| self.prompt_pace.limit(decodes.num_decodes)) {
+            num_tokens = num_tokens.min(limit);
+        }
         let mut budget = PromptBudget::new(&self.step_times, &decodes, config.inter_token_target, num_tokens);
         self.forecast = Forecast {
             prompt_limit: budget.left(0),

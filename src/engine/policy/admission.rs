@@ -38,7 +38,10 @@ impl Scheduler {
     pub(super) fn note_refusal(&mut self, has_changed: bool) {
         let refused = self.asks.take().filter(|_| !has_changed);
         self.refusal = match refused {
-            Some(first) => Some(Refusal { first, steps_left: REFUSED_STEPS }),
+            Some(first) => {
+                self.prompt_pace.refused();
+                Some(Refusal { first, steps_left: REFUSED_STEPS })
+            }
             None => self.refusal.filter(|_| !has_changed),
         };
     }
@@ -225,5 +228,29 @@ mod tests {
         world.scheduler.cancel(RequestId(2));
         assert!(step(&mut world).contains(&3));
         assert!(world.scheduler.running.get(&world.scheduler.ranks[&SeqId(3)]).is_some());
+    }
+
+    /// Tokens of the sequence in the next step, which is made.
+    fn step_tokens(world: &mut World, seq: u64) -> usize {
+        let plan = world.plan();
+        let tokens = plan.batch.iter().find(|planned| planned.seq.0 == seq).map_or(0, |planned| planned.tokens.len());
+        world.commit(&plan);
+        tokens
+    }
+
+    #[test]
+    fn prompts_come_in_small_pieces_while_somebody_waits_for_blocks() {
+        let mut world = World::new(SchedulerConfig { inter_token_target: Some(1.0), ..config() });
+        world.scheduler.arrive(arrival(1, 4, 40));
+        step_tokens(&mut world, 1);
+        world.scheduler.arrive(arrival(2, 40, 20));
+        assert_eq!(step_tokens(&mut world, 2), 40, "there are blocks for everybody");
+        world.scheduler.arrive(arrival(3, 36, 1));
+        assert_eq!(step_tokens(&mut world, 3), 0, "there are none");
+        world.scheduler.cancel(RequestId(2));
+        assert_eq!(step_tokens(&mut world, 3), 32, "who waited for them has time");
+        assert_eq!(step_tokens(&mut world, 3), 4);
+        world.scheduler.arrive(arrival(4, 36, 1));
+        assert_eq!(step_tokens(&mut world, 4), 36, "nobody has waited since");
     }
 }

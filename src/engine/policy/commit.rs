@@ -17,6 +17,7 @@ impl Scheduler {
     pub fn commit(&mut self, output: StepOutput) -> Deliveries {
         let InFlight { parts, load, decides: _ } = self.in_flight.pop_front().expect("a plan is in flight");
         self.step_times.observe(&load, output.timing.forward_s + output.timing.sample_s);
+        self.prompt_pace.observe(&load);
         self.copied(&output.copies);
         let mut deliveries = Vec::with_capacity(parts.len());
         self.tell_bills(&mut deliveries);

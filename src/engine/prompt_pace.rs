@@ -1,0 +1,102 @@
+//! How fast prompts are computed while it is blocks that others wait for.
+//!
+//! Who waits for blocks waits for somebody's last token, not for the prompts in front of it: those may take their time. So
+//! they are spread over the steps, at a multiple of what has lately been needed for each token that was decoded, instead
+//! of coming in bursts that everybody who decodes waits for.
+
+use crate::engine::step_time::StepLoad;
+
+/// Prompts get this many times what they have lately taken on average. Where that is too little it doubles with what it
+/// allows, until prompts keep up.
+const HEADROOM: f64 = 2.0;
+/// What of its weight a step keeps with each one after it: the last 100 or so count.
+const MEMORY: f64 = 0.99;
+/// Tokens that a step gets at least: at fewer, the work around them counts.
+const MIN_TOKENS: usize = 32;
+
+#[derive(Clone, Debug, Default)]
+pub struct PromptPace {
+    /// Of steps with decodes, the later the more.
+    prompt_tokens: f64,
+    decodes: f64,
+    /// Somebody was refused for want of blocks, and since then somebody has always waited.
+    is_short: bool,
+}
+
+impl PromptPace {
+    /// A step had this load. Steps in which nobody decodes delay nobody: they count for nothing.
+    pub fn observe(&mut self, load: &StepLoad) {
+        if load.num_decodes > 0 {
+            self.prompt_tokens = self.prompt_tokens * MEMORY + load.prompt_tokens as f64;
+            self.decodes = self.decodes * MEMORY + load.num_decodes as f64;
+        }
+    }
+
+    /// There were no blocks for who waits first.
+    pub fn refused(&mut self) {
+        self.is_short = true;
+    }
+
+    /// Nobody waits.
+    pub fn all_run(&mut self) {
+        self.is_short = false;
+    }
+
+    /// Prompt tokens that a step with so many decodes may have. `None`: as many as fit.
+    pub fn limit(&self, num_decodes: usize) -> Option<usize> {
+        let needed = self.prompt_tokens / self.decodes.max(1.0) * num_decodes as f64;
+        (self.is_short && num_decodes > 0).then_some(((HEADROOM * needed) as usize).max(MIN_TOKENS))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(num_decodes: usize, prompt_tokens: usize) -> StepLoad {
+        StepLoad { num_decodes, prompt_tokens, ..StepLoad::default() }
+    }
+
+    #[test]
+    fn prompts_are_paced_only_while_somebody_waits_for_blocks() {
+        let mut pace = PromptPace::default();
+        pace.observe(&load(8, 0));
+        assert_eq!(pace.limit(8), None);
+        pace.refused();
+        assert_eq!(pace.limit(8), Some(MIN_TOKENS));
+        assert_eq!(pace.limit(0), None, "nobody waits for a token");
+        pace.all_run();
+        assert_eq!(pace.limit(8), None);
+    }
+
+    #[test]
+    fn the_pace_is_twice_what_was_needed() {
+        let mut pace = PromptPace::default();
+        pace.refused();
+        // 10 tokens of prompts for each that is decoded, in bursts.
+        for step in 0..1_000 {
+            pace.observe(&load(8, if step % 10 == 0 { 800 } else { 0 }));
+        }
+        let limit = pace.limit(8).unwrap();
+        assert!((140..=180).contains(&limit), "{limit}");
+    }
+
+    #[test]
+    fn it_catches_up_with_longer_prompts_and_slows_down_behind_them() {
+        let mut pace = PromptPace::default();
+        pace.refused();
+        let mut steps = 0;
+        let mut left = 30_000;
+        while left > 0 {
+            let tokens = pace.limit(20).unwrap().min(left);
+            pace.observe(&load(20, tokens));
+            left -= tokens;
+            steps += 1;
+        }
+        assert!(steps < 400, "{steps}");
+        for _ in 0..2_000 {
+            pace.observe(&load(20, 0));
+        }
+        assert_eq!(pace.limit(20), Some(MIN_TOKENS));
+    }
+}
