@@ -6,7 +6,8 @@ use pagetide::config::settings::{SECTIONS, SETTINGS, reference_file};
 use pagetide::config::value::Value;
 use pagetide::http::openai::unsupported::REFUSED;
 use pagetide::http::openapi;
-use pagetide::metrics::METRICS;
+use pagetide::metrics::vllm::VLLM_METRICS;
+use pagetide::metrics::{Kind, METRICS};
 use serde_json::Value as Json;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -86,6 +87,43 @@ fn the_metrics_page_lists_every_metric() {
     }
     page.push('\n');
     check("docs/metrics.md", Some(("<!-- metrics -->", "<!-- end of metrics -->")), &page);
+}
+
+#[test]
+fn the_metrics_page_lists_every_metric_of_vllms() {
+    let mut page = String::from("\n| metric | type | labels | meaning |\n|---|---|---|---|\n");
+    for metric in VLLM_METRICS {
+        // Those that all have are said in the text.
+        let common = |name: &str| ["model_name", "engine"].contains(&name);
+        let labels = metric.labels.iter().filter(|(name, _)| !common(name));
+        let labels: Vec<String> = labels.map(|(name, values)| format!("`{name}`: {values}")).collect();
+        writeln!(page, "| `{}` | {} | {} | {} |", metric.name, metric.kind.name(), labels.join("; "), metric.help)
+            .unwrap();
+    }
+    page.push('\n');
+    check("docs/metrics.md", Some(("<!-- vllm -->", "<!-- end of vllm -->")), &page);
+}
+
+/// A dashboard whose metric has another name shows nothing, and says nothing.
+#[test]
+fn dashboards_and_alerts_use_metrics_that_there_are() {
+    let series: Vec<String> = METRICS
+        .iter()
+        .flat_map(|metric| match metric.kind {
+            Kind::Histogram => ["_bucket", "_sum", "_count"].map(|end| format!("{}{end}", metric.name)).to_vec(),
+            Kind::Counter | Kind::Gauge => vec![metric.name.to_owned()],
+        })
+        .collect();
+    let mut used = 0;
+    for path in ["grafana/pagetide.json", "prometheus/rules/recording.yml", "prometheus/rules/alerts.yml"] {
+        let text = std::fs::read_to_string(in_repository("dashboards").join(path)).unwrap();
+        let is_of_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+        for word in text.split(|c| !is_of_name(c)).filter(|word| word.starts_with("pagetide_")) {
+            assert!(series.iter().any(|known| known == word), "{path}: {word} is no metric");
+            used += 1;
+        }
+    }
+    assert!(used > 60, "only {used} names were found");
 }
 
 /// `scripts/compare-with-vllm.py` looks for differences that are not in the file.

@@ -5,6 +5,7 @@ use crate::actors::places::Places;
 use crate::actors::runtime::{ModelInfo, stop_system};
 use crate::actors::scheduler::SchedulerActor;
 use crate::actors::workers::Workers;
+use crate::engine::bill::Tenant;
 use crate::engine::block_pool::PoolStats;
 use crate::engine::constraint::ConstraintSource;
 use crate::engine::policy::{Arrival, Tuning};
@@ -123,7 +124,7 @@ impl Handler<Submit> for RequestIntake {
         let place = self.places.try_take(server.max_requests);
         Box::pin(async move {
             let Some(place) = place else {
-                metrics::request_rejected(Rejection::QueueFull);
+                metrics::request_rejected(Rejection::QueueFull, submit.tenant);
                 return Err(ApiError::overloaded(server.max_requests, server.retry_after_s));
             };
             let Submit { prompt, truncation, prompt_param, mut params, ignore_eos, seed, n, priority, .. } = submit;
@@ -144,7 +145,7 @@ impl Handler<Submit> for RequestIntake {
                 };
                 Ok((Arc::new(prompt), Arc::new(params), constraint))
             };
-            let (prompt, params, constraint) = accepted.await.inspect_err(count_rejection)?;
+            let (prompt, params, constraint) = accepted.await.inspect_err(|error| count_rejection(error, tenant))?;
             // No await from here on: ids reach the scheduler in their order.
             let id = RequestId(shared.next_id.fetch_add(1, Ordering::Relaxed));
             let scheduler = &shared.scheduler;
@@ -159,9 +160,9 @@ impl Handler<Submit> for RequestIntake {
     }
 }
 
-fn count_rejection(error: &ApiError) {
+fn count_rejection(error: &ApiError, tenant: Tenant) {
     let too_long = error.code == Some("context_length_exceeded");
-    metrics::request_rejected(if too_long { Rejection::TooLong } else { Rejection::Invalid });
+    metrics::request_rejected(if too_long { Rejection::TooLong } else { Rejection::Invalid }, tenant);
 }
 
 /// What is accepted from now on goes by the new settings; the scheduler copes with what was accepted before.

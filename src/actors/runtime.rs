@@ -15,7 +15,7 @@ use crate::actors::workers::Workers;
 use crate::backend::profile::Profile;
 use crate::config::layers::Resolved;
 use crate::config::{self, Config, OnFailure};
-use crate::engine::bill::Quota;
+use crate::engine::bill::{Quota, Tenant};
 use crate::engine::policy::{AdmissionPolicy, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy};
 use crate::engine::prefix_cache::EvictionPolicy;
 use crate::error::{ApiError, StartError};
@@ -58,10 +58,15 @@ impl RuntimeHandle {
         &self.model
     }
 
+    /// Whom its requests are submitted for.
+    pub fn tenant(&self) -> Tenant {
+        self.caller.tenant
+    }
+
     /// Validates, tokenises and queues a request.
     pub async fn submit(&self, mut submit: Submit) -> Result<Accepted, ApiError> {
         if self.is_draining() {
-            metrics::request_rejected(Rejection::Draining);
+            metrics::request_rejected(Rejection::Draining, self.caller.tenant);
             return Err(ApiError::draining());
         }
         submit.tenant = self.caller.tenant;

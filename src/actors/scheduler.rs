@@ -20,7 +20,7 @@ use crate::engine::plan::{CopyReport, Delivery, StepOutput, StepPlan};
 use crate::engine::policy::{Arrival, Forecast, Scheduler};
 use crate::error::ApiError;
 use crate::ids::RequestId;
-use crate::metrics::{self, Outcome, Preemption, StepMetrics};
+use crate::metrics::{self, Outcome, Preemption, StepMetrics, tenants};
 use actix::dev::Request;
 use actix::{Actor, ActorFutureExt, Addr, AsyncContext, Context, Handler, MailboxError, WrapFuture};
 use clients::{Client, News};
@@ -300,9 +300,15 @@ impl SchedulerActor {
         for admission in self.policy().take_admissions() {
             metrics::prompt_tokens(admission.prompt_tokens, admission.cached_tokens);
             metrics::prefix_cache(admission.prompt_tokens, admission.cached_tokens, admission.swapped_tokens);
-            if let Some(client) = self.clients.get(&admission.request) {
-                metrics::queue_time(client.arrived.elapsed());
+            if let Some(client) = self.clients.get_mut(&admission.request) {
+                let queued = client.arrived.elapsed();
+                client.queued = Some(queued);
+                metrics::queue_time(queued);
+                client.tenant.iter().for_each(|tenant| tenant.prompt_tokens(admission.prompt_tokens));
             }
+        }
+        for (tenant, tier) in self.policy().take_quota_refusals() {
+            tenants::quota_refused(tenant, tier);
         }
         let now = Instant::now();
         for (request, delivery) in self.policy().take_pauses() {
@@ -323,6 +329,9 @@ impl SchedulerActor {
     fn report_population(&mut self) {
         let population = self.policy().population();
         metrics::set_requests(population.waiting, population.running, population.swapped);
+        if tenants::any() {
+            tenants::set_holdings(&self.policy().holdings());
+        }
     }
 
     /// The executor has lost all KV, and every step that it had: what ran fails, what waits goes on with empty pools.
@@ -406,11 +415,22 @@ impl Handler<Arrive> for SchedulerActor {
 
     fn handle(&mut self, arrive: Arrive, ctx: &mut Self::Context) {
         let Arrive { arrival, events, arrived, place } = arrive;
-        let Arrival { id, n, .. } = arrival;
-        let last_token = vec![None; n as usize];
-        let pauses = vec![Pause::default(); n as usize];
-        let bill = KvBill::default();
-        let client = Client { events, arrived, last_token, ended_by_length: false, bill, pauses, _place: place };
+        let Arrival { id, n, tenant, .. } = arrival;
+        let client = Client {
+            events,
+            tenant: tenants::of(tenant),
+            arrived,
+            queued: None,
+            first_token: None,
+            prompt_tokens: arrival.prompt.len(),
+            max_tokens: arrival.params.max_tokens as usize,
+            generated: vec![0; n as usize],
+            last_token: vec![None; n as usize],
+            ended_by_length: false,
+            bill: KvBill::default(),
+            pauses: vec![Pause::default(); n as usize],
+            _place: place,
+        };
         self.clients.insert(id, client);
         self.policy().arrive(arrival);
         self.report_population();

@@ -8,7 +8,7 @@ use crate::actors::tuner::{Reloaded, Tuner};
 use crate::config::{Config, LogFormat};
 use crate::error::StartError;
 use crate::http::server;
-use crate::metrics;
+use crate::metrics::{self, vllm::ServedModel};
 use crate::model::loader::LoadedModel;
 use crate::text::chat_output::ChatFormat;
 use std::fmt::Write;
@@ -35,6 +35,9 @@ pub fn run(options: &ConfigOptions) -> Result<ExitCode, StartError> {
     let runtime = Runtime::start(config, progress::loading())?;
     let loaded = runtime.loaded();
     metrics::build_info(&runtime.handle().model().served_name, &loaded.device, loaded.dtype.name());
+    if config.metrics.enabled && config.metrics.vllm_names {
+        metrics::vllm::install(&served_model(&runtime, config));
+    }
     let tuner = runtime.tuner(resolved.clone());
     tuner.on_change(move |config| log_level.set(&config.log.level));
     system.block_on(async {
@@ -44,6 +47,24 @@ pub fn run(options: &ConfigOptions) -> Result<ExitCode, StartError> {
         stopper.abort();
         ended
     })
+}
+
+/// What vLLM's names say of it.
+fn served_model(runtime: &Runtime, config: &Config) -> ServedModel {
+    let loaded = runtime.loaded();
+    let pools = &loaded.pools;
+    ServedModel {
+        name: runtime.handle().model().served_name.clone(),
+        max_model_len: loaded.max_model_len,
+        cache_config: vec![
+            ("block_size", pools.layout.block_size.to_string()),
+            ("num_gpu_blocks", pools.num_device_blocks.to_string()),
+            ("num_cpu_blocks", pools.num_swap_blocks.to_string()),
+            ("cache_dtype", pools.layout.dtype.name().to_owned()),
+            // As Python writes it.
+            ("enable_prefix_caching", if config.cache.enable_prefix_caching { "True" } else { "False" }.to_owned()),
+        ],
+    }
 }
 
 /// Reads the configuration again at each SIGHUP, and changes what may change; until one comes because the terminal has

@@ -148,6 +148,8 @@ pub struct LogConfig {
 #[derive(Clone, Debug, PartialEq)]
 pub struct MetricsConfig {
     pub enabled: bool,
+    /// Under vLLM's names too.
+    pub vllm_names: bool,
 }
 
 impl Default for ServerConfig {
@@ -313,7 +315,7 @@ impl Default for LogConfig {
 
 impl Default for MetricsConfig {
     fn default() -> Self {
-        Self { enabled: true }
+        Self { enabled: true, vllm_names: false }
     }
 }
 

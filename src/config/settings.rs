@@ -284,6 +284,9 @@ settings! {
     metrics.enabled: Kind::Bool, "", None,
         "Record metrics and serve them on /metrics.",
         "Hardly ever: they cost next to nothing.";
+    metrics.vllm_names: Kind::Bool, "", None,
+        "The same facts under vLLM's names too (vllm:num_requests_running, ...), with its labels and its histograms' bounds.",
+        "Dashboards, autoscalers or inference gateways that read vLLM are to read this server unchanged.";
 }
 
 fn any_text(_: &str) -> Result<(), String> {

@@ -1,5 +1,6 @@
 //! What memory pressure does to a request: what it has cost it, what it may, and whose the request is.
 
+use std::ops::AddAssign;
 use std::time::Duration;
 
 /// What memory pressure has cost a request so far, all its samples (or beams) together.
@@ -50,6 +51,29 @@ pub fn most_blocks(block_size: usize, num_prompt: usize, num_tokens: usize, num_
 /// Whose request it is: one API key's, as a number. 0 is nobody's: no keys are set, or it did not come over HTTP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tenant(pub u32);
+
+/// What the requests of one tenant have in the engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Holding {
+    /// That wait, run and are swapped.
+    pub sequences: [usize; 3],
+    /// On the device and in the swap pool. A block that several share counts for each.
+    pub blocks: [usize; 2],
+}
+
+impl AddAssign for Holding {
+    fn add_assign(&mut self, other: Self) {
+        self.sequences.iter_mut().zip(other.sequences).for_each(|(sum, count)| *sum += count);
+        self.blocks.iter_mut().zip(other.blocks).for_each(|(sum, count)| *sum += count);
+    }
+}
+
+/// Where a quota stood in the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QuotaTier {
+    Device,
+    Swap,
+}
 
 /// What the requests of one tenant may hold, in blocks; `None`: whatever there is. Nobody's are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -53,7 +53,7 @@ mod world;
 use crate::engine::allocation::{Demand, Grant, Grown, SwapDemand, SwapGrant};
 use crate::engine::arbiter::{CopyCosts, Decision};
 use crate::engine::beam::BeamSearch;
-use crate::engine::bill::{KvBill, Quota, Tenant, Terms};
+use crate::engine::bill::{KvBill, Quota, QuotaTier, Tenant, Terms};
 use crate::engine::block_pool::PoolStats;
 use crate::engine::constraint::ConstraintSource;
 use crate::engine::lengths::OutputLengths;
@@ -241,6 +241,7 @@ pub struct Scheduler {
     empty_slots: usize,
     stats: StepStats,
     admissions: Vec<Admission>,
+    quota_refusals: Vec<(Tenant, QuotaTier)>,
     /// Of requests that memory pressure has cost something.
     bills: IdMap<RequestId, KvBill>,
     /// Requests whose bill has changed since they were told.
@@ -284,6 +285,7 @@ impl Scheduler {
             empty_slots: 0,
             stats: StepStats::default(),
             admissions: Vec::new(),
+            quota_refusals: Vec::new(),
             bills: IdMap::default(),
             billed: Vec::new(),
             pauses: Vec::new(),

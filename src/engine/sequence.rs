@@ -180,6 +180,8 @@ pub struct Sequence {
     pub backing: Vec<BlockId>,
     /// Times it had to yield.
     pub preemptions: u32,
+    /// Its tenant's quota has kept it waiting.
+    pub met_quota: bool,
     /// Entry `i` is of prompt token `i + 1`.
     pub prompt_logprobs: Vec<PositionLogprobs>,
     /// Of an embedding.
@@ -237,6 +239,7 @@ impl Sequence {
             cached_tokens: None,
             backing: Vec::new(),
             preemptions: 0,
+            met_quota: false,
             admitted_tokens: 0,
             prompt_logprobs: Vec::new(),
             pooled: Pooled::default(),

@@ -4,6 +4,7 @@ use crate::actors::messages::Caller;
 use crate::config::{CacheIsolation, ServerConfig};
 use crate::engine::bill::Tenant;
 use crate::error::ApiError;
+use crate::metrics::tenants;
 use actix_web::http::header::{AUTHORIZATION, HeaderMap, HeaderName};
 use std::sync::{Arc, PoisonError, RwLock};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
@@ -11,6 +12,10 @@ use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// Names what salts are derived for, so that they are of no use anywhere else.
 const SALT_CONTEXT: &str = "Pagetide: salt of an API key's prefix cache";
+/// The same of labels.
+const LABEL_CONTEXT: &str = "Pagetide: label of an API key's metrics";
+/// Enough to tell some dozens of keys apart, and too few to say which key of many it is.
+const LABEL_DIGITS: usize = 8;
 
 /// The keys as they are now; all clones say the same.
 #[derive(Clone)]
@@ -65,6 +70,7 @@ impl ApiKeys {
             let known = self.keys.iter().find(|known| known.hash == hash).map(|known| known.caller.tenant);
             let tenant = known.unwrap_or_else(|| {
                 num_tenants += 1;
+                tenants::register(Tenant(num_tenants), &tenant_label(key));
                 Tenant(num_tenants)
             });
             // Of the key itself: it stays the same whatever other keys come and go.
@@ -109,6 +115,12 @@ impl AdminKey {
         let [bearer, plain] = sent_keys(headers).map(is_it);
         if bool::from(bearer | plain) { Ok(()) } else { Err(ApiError::not_admin()) }
     }
+}
+
+/// How metrics name whoever holds a key: a fingerprint of it, the same after a restart and in every server.
+pub fn tenant_label(key: &str) -> String {
+    let hash = blake3::Hash::from(blake3::derive_key(LABEL_CONTEXT, key.as_bytes())).to_hex();
+    format!("key-{}", &hash[..LABEL_DIGITS])
 }
 
 fn hash(key: &[u8]) -> KeyHash {
@@ -189,6 +201,15 @@ mod tests {
         assert_eq!(shared, Caller { tenant: Tenant(2), salt: None });
         let both = [(X_API_KEY, "a-key"), (AUTHORIZATION, "Bearer b-key")];
         assert_eq!(caller(&keys, CacheIsolation::Shared, &both).unwrap().tenant, Tenant(2));
+    }
+
+    #[test]
+    fn a_label_does_not_show_its_key() {
+        let label = tenant_label("a-key");
+        assert!(label.starts_with("key-") && label.len() == 12 && label[4..].bytes().all(|b| b.is_ascii_hexdigit()));
+        assert_ne!(label, tenant_label("b-key"));
+        let (hash, salt) = (blake3::hash(b"a-key").to_hex(), blake3::derive_key(SALT_CONTEXT, b"a-key"));
+        assert!(!hash.contains(&label[4..]) && !blake3::Hash::from(salt).to_hex().contains(&label[4..]));
     }
 
     #[test]

@@ -183,7 +183,7 @@ async fn completions(handle: Engine, body: Body) -> Result<HttpResponse, ApiErro
 
 async fn generate(handle: &RuntimeHandle, endpoint: Endpoint, body: &Value) -> Result<HttpResponse, ApiError> {
     let request = Request::parse(endpoint, body, handle.model())
-        .inspect_err(|_| metrics::request_rejected(metrics::Rejection::Invalid))?;
+        .inspect_err(|_| metrics::request_rejected(metrics::Rejection::Invalid, handle.tenant()))?;
     if request.stream.is_none() {
         return Ok(HttpResponse::Ok().json(complete::answer(handle, request).await?));
     }

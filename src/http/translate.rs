@@ -1,7 +1,7 @@
 //! What the APIs beside OpenAI's chat have in common: their bodies become a chat request's body, which is then checked
 //! and answered as every chat is. Errors of that body are told in the client's own names.
 
-use crate::actors::runtime::ModelInfo;
+use crate::actors::runtime::{ModelInfo, RuntimeHandle};
 use crate::error::ApiError;
 use crate::http::openai::{Endpoint, Request, shown};
 use crate::metrics;
@@ -91,8 +91,8 @@ impl ChatBody {
 }
 
 /// Counts a request that is refused before it is submitted.
-pub fn count_refused<T>(parsed: Result<T, ApiError>) -> Result<T, ApiError> {
-    parsed.inspect_err(|_| metrics::request_rejected(metrics::Rejection::Invalid))
+pub fn count_refused<T>(parsed: Result<T, ApiError>, handle: &RuntimeHandle) -> Result<T, ApiError> {
+    parsed.inspect_err(|_| metrics::request_rejected(metrics::Rejection::Invalid, handle.tenant()))
 }
 
 /// For paths of a chat request's body, those of the client's.

@@ -5,19 +5,24 @@
 //! [`http_request`] and [`build_info`].
 
 mod table;
+pub mod tenants;
+pub mod vllm;
 
 pub use table::{Kind, METRICS, Metric};
 
 use crate::engine::arbiter::Choice;
+use crate::engine::bill::Tenant;
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, Unit};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use tenants::TenantMetrics;
 
 /// How a request ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Outcome {
     /// An end token, a stop token or a stop string.
+    #[default]
     Stop,
     Length,
     Cancelled,
@@ -31,6 +36,28 @@ pub enum Rejection {
     TooLong,
     Invalid,
     Draining,
+}
+
+/// As labels say them, in the order of [`Outcome`].
+const OUTCOMES: [&str; 4] = ["stop", "length", "cancelled", "failed"];
+/// The same of [`Rejection`].
+const REJECTIONS: [&str; 4] = ["queue_full", "too_long", "invalid", "draining"];
+
+/// A request that has ended. Times are from its arrival.
+#[derive(Clone, Default)]
+pub struct EndedRequest {
+    pub outcome: Outcome,
+    pub tenant: Option<Arc<TenantMetrics>>,
+    pub e2e: Duration,
+    /// Its first step began; its first token came; its last. `None`: it never got so far.
+    pub queued: Option<Duration>,
+    pub first_token: Option<Duration>,
+    pub last_token: Option<Duration>,
+    pub prompt_tokens: usize,
+    /// That it could have generated, each sample.
+    pub max_tokens: usize,
+    /// Tokens of each sample.
+    pub generated: Vec<usize>,
 }
 
 /// What became of a preempted sequence's blocks.
@@ -63,6 +90,7 @@ pub fn install() -> &'static PrometheusHandle {
             loop {
                 std::thread::sleep(Duration::from_secs(5));
                 handle.run_upkeep();
+                vllm::run_upkeep();
             }
         };
         if let Err(error) = std::thread::Builder::new().name("pagetide-metrics".into()).spawn(upkeep) {
@@ -76,7 +104,7 @@ pub fn install() -> &'static PrometheusHandle {
 pub fn render() -> Option<String> {
     let registry = REGISTRY.get()?;
     registry.handle.run_upkeep();
-    Some(registry.handle.render())
+    Some(registry.handle.render() + &vllm::render())
 }
 
 /// Requests held now.
@@ -86,18 +114,22 @@ pub fn set_requests(waiting: usize, running: usize, swapped: usize) {
         m.requests_running.set(running as f64);
         m.requests_swapped.set(swapped as f64);
     });
+    vllm::set_requests(waiting + swapped, running);
 }
 
-/// A request ended `e2e` after its arrival.
-pub fn request_ended(outcome: Outcome, e2e: Duration) {
+pub fn request_ended(ended: &EndedRequest) {
     with(|m| {
-        m.outcomes[outcome as usize].increment(1);
-        m.e2e.record(e2e);
+        m.outcomes[ended.outcome as usize].increment(1);
+        m.e2e.record(ended.e2e);
     });
+    ended.tenant.iter().for_each(|tenant| tenant.ended(ended.outcome));
+    vllm::request_ended(ended);
 }
 
-pub fn request_rejected(reason: Rejection) {
+/// `tenant`: whose request it was.
+pub fn request_rejected(reason: Rejection, tenant: Tenant) {
     with(|m| m.rejections[reason as usize].increment(1));
+    tenants::rejected(tenant, reason);
 }
 
 /// A request's first step began `queued` after its arrival.
@@ -108,11 +140,13 @@ pub fn queue_time(queued: Duration) {
 /// A request's first token came `waited` after its arrival.
 pub fn first_token(waited: Duration) {
     with(|m| m.first_token.record(waited));
+    vllm::first_token(waited);
 }
 
 /// A sequence's next token came `gap` after the one before.
 pub fn inter_token(gap: Duration) {
     with(|m| m.inter_token.record(gap));
+    vllm::inter_token(gap);
 }
 
 /// A request was admitted: tokens of its prompt, and how many of them the prefix cache had.
@@ -125,6 +159,7 @@ pub fn prompt_tokens(prompt: usize, cached: usize) {
 
 pub fn generated_tokens(tokens: usize) {
     with(|m| m.generated_tokens.increment(tokens as u64));
+    vllm::generated_tokens(tokens);
 }
 
 pub fn recomputed_tokens(tokens: usize) {
@@ -142,6 +177,7 @@ pub fn step(step: &StepMetrics) {
             m.step_gap.record(gap);
         }
     });
+    vllm::step(step.tokens);
 }
 
 /// What was expected when a step was planned.
@@ -167,6 +203,7 @@ pub fn set_device_blocks(used: usize, cached: usize, free: usize) {
         m.device_cached.set(cached as f64);
         m.device_free.set(free as f64);
     });
+    vllm::set_device_blocks(used, used + cached + free);
 }
 
 /// `draining` are used too, and beyond the pool's size; `used` are those within it.
@@ -204,6 +241,7 @@ pub fn swapped_out(blocks: usize, bytes: usize) {
 
 pub fn preempted(kind: Preemption) {
     with(|m| m.preemptions[kind as usize].increment(1));
+    vllm::preempted();
 }
 
 /// Prompt tokens looked up in the prefix cache, how many were there, and how many of these in the swap pool alone.
@@ -213,6 +251,7 @@ pub fn prefix_cache(queried: usize, hit: usize, swapped: usize) {
         m.prefix_hits_device.increment((hit - swapped) as u64);
         m.prefix_hits_cpu.increment(swapped as u64);
     });
+    vllm::prefix_cache(queried, hit, swapped);
 }
 
 /// Seconds that copying a block takes, to the swap pool and to the device, and the blocks that wait for it.
@@ -384,9 +423,9 @@ impl Handles {
             requests_waiting: gauge_of(&table::REQUESTS, "waiting"),
             requests_running: gauge_of(&table::REQUESTS, "running"),
             requests_swapped: gauge_of(&table::REQUESTS, "swapped"),
-            // In the order of `Outcome`, `Rejection`, `Preemption`, `Choice`.
-            outcomes: ["stop", "length", "cancelled", "failed"].map(|v| counter_of(&table::REQUESTS_TOTAL, v)),
-            rejections: ["queue_full", "too_long", "invalid", "draining"].map(|v| counter_of(&table::REJECTED, v)),
+            outcomes: OUTCOMES.map(|v| counter_of(&table::REQUESTS_TOTAL, v)),
+            rejections: REJECTIONS.map(|v| counter_of(&table::REJECTED, v)),
+            // In the order of `Preemption`, `Choice`.
             preemptions: ["swap", "recompute"].map(|v| counter_of(&table::PREEMPTIONS, v)),
             arbiter: ["swap", "swap_full", "recompute"].map(|v| counter_of(&table::ARBITER, v)),
             queue: histogram(&table::QUEUE_SECONDS),

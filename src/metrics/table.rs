@@ -131,6 +131,18 @@ metrics! {
         "Prompt tokens looked up in the prefix cache, both levels.";
     PREFIX_HITS = "pagetide_prefix_cache_hits_total" Counter "tokens" ["tier": "device, cpu"] &[],
         "Prompt tokens found there: on the device, or in the swap pool alone.";
+    TENANT_REQUESTS = "pagetide_tenant_requests" Gauge "requests" ["tenant": "fingerprint of an API key, or other", "state": "waiting, running, swapped"] &[],
+        "pagetide_requests of each API key.";
+    TENANT_REQUESTS_TOTAL = "pagetide_tenant_requests_total" Counter "requests" ["tenant": "as above", "outcome": "stop, length, cancelled, failed"] &[],
+        "pagetide_requests_total of each API key.";
+    TENANT_REJECTED = "pagetide_tenant_rejected_total" Counter "requests" ["tenant": "as above", "reason": "queue_full, too_long, invalid, draining"] &[],
+        "pagetide_rejected_total of each API key.";
+    TENANT_TOKENS = "pagetide_tenant_tokens_total" Counter "tokens" ["tenant": "as above", "kind": "prompt, generated"] &[],
+        "pagetide_prompt_tokens_total and pagetide_generated_tokens_total of each API key.";
+    TENANT_BLOCKS = "pagetide_tenant_blocks" Gauge "blocks" ["tenant": "as above", "tier": "device, swap"] &[],
+        "Blocks that the sequences of each API key hold, on the device and in the swap pool. One that several share counts for each, so that they can add up to more than there are.";
+    TENANT_QUOTA = "pagetide_tenant_quota_total" Counter "decisions" ["tenant": "as above", "tier": "device, swap"] &[],
+        "Times that an API key's quota stood in the way: its next request had to wait because its others held cache.max_share_per_key, counted once; a preempted sequence was to be computed again, because its others held swap.max_share_per_key.";
     HTTP_REQUESTS = "pagetide_http_requests_total" Counter "requests" ["path": "the route, or other", "status": "HTTP status"] &[],
         "Answers of the HTTP server.";
     CONFIG_CHANGES = "pagetide_config_changes_total" Counter "changes" ["result": "applied, refused"] &[],

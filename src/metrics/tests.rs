@@ -1,4 +1,6 @@
 use super::*;
+use crate::engine::bill::{Holding, QuotaTier};
+use crate::ids::IdMap;
 
 /// The value of a series on the page.
 fn value(page: &str, series: &str) -> f64 {
@@ -7,11 +9,16 @@ fn value(page: &str, series: &str) -> f64 {
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
+fn ended(outcome: Outcome, seconds: u64) -> EndedRequest {
+    EndedRequest { outcome, e2e: Duration::from_secs(seconds), tenant: tenants::of(Tenant(7)), ..Default::default() }
+}
+
 /// One test: what is recorded is global.
 #[test]
 fn what_is_recorded_is_on_the_page() {
-    request_ended(Outcome::Stop, Duration::from_secs(1)); // before install: nothing happens
+    request_ended(&ended(Outcome::Stop, 1)); // before install: nothing happens
     install();
+    tenants::register(Tenant(7), "key-7");
     let page = render().unwrap();
     for metric in METRICS {
         // Only these have labels that are not known beforehand.
@@ -22,11 +29,18 @@ fn what_is_recorded_is_on_the_page() {
     }
     assert_eq!(value(&page, "pagetide_requests_total{outcome=\"stop\"}"), 0.0);
 
-    request_ended(Outcome::Stop, Duration::from_secs(1));
-    request_ended(Outcome::Failed, Duration::from_secs(3));
-    request_rejected(Rejection::Draining);
+    request_ended(&ended(Outcome::Stop, 1));
+    request_ended(&ended(Outcome::Failed, 3));
+    request_rejected(Rejection::Draining, Tenant(7));
     preempted(Preemption::Recompute);
     set_requests(3, 2, 1);
+    let tenant = tenants::of(Tenant(7)).unwrap();
+    assert!(tenants::of(Tenant::default()).is_none(), "nobody's requests have no label");
+    tenant.prompt_tokens(5);
+    tenant.generated_token();
+    tenants::quota_refused(Tenant(7), QuotaTier::Swap);
+    let held = Holding { sequences: [1, 2, 3], blocks: [4, 5] };
+    tenants::set_holdings(&IdMap::from_iter([(Tenant(7), held), (Tenant::default(), held)]));
     prompt_tokens(10, 4);
     set_device_blocks(5, 6, 7);
     forecast(300, 0.02, 0.0005);
@@ -54,6 +68,14 @@ fn what_is_recorded_is_on_the_page() {
         ("pagetide_rejected_total{reason=\"draining\"}", 1.0),
         ("pagetide_preemptions_total{mode=\"recompute\"}", 1.0),
         ("pagetide_preemptions_total{mode=\"swap\"}", 0.0),
+        ("pagetide_tenant_requests_total{tenant=\"key-7\",outcome=\"failed\"}", 1.0),
+        ("pagetide_tenant_rejected_total{tenant=\"key-7\",reason=\"draining\"}", 1.0),
+        ("pagetide_tenant_tokens_total{tenant=\"key-7\",kind=\"prompt\"}", 5.0),
+        ("pagetide_tenant_tokens_total{tenant=\"key-7\",kind=\"generated\"}", 1.0),
+        ("pagetide_tenant_requests{tenant=\"key-7\",state=\"swapped\"}", 3.0),
+        ("pagetide_tenant_blocks{tenant=\"key-7\",tier=\"device\"}", 4.0),
+        ("pagetide_tenant_quota_total{tenant=\"key-7\",tier=\"swap\"}", 1.0),
+        ("pagetide_tenant_quota_total{tenant=\"key-7\",tier=\"device\"}", 0.0),
         ("pagetide_requests{state=\"waiting\"}", 3.0),
         ("pagetide_requests{state=\"swapped\"}", 1.0),
         ("pagetide_prompt_tokens_total", 10.0),
@@ -88,6 +110,8 @@ fn what_is_recorded_is_on_the_page() {
         assert_eq!(value(&page, series), expected, "{series}");
     }
     assert!(page.contains("model=\"demo\""));
+    tenants::set_holdings(&IdMap::default());
+    assert_eq!(value(&render().unwrap(), "pagetide_tenant_blocks{tenant=\"key-7\",tier=\"device\"}"), 0.0);
     kv_waste(0, 0);
     assert_eq!(value(&render().unwrap(), "pagetide_kv_waste_ratio"), 0.0);
 }

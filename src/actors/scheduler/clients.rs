@@ -8,18 +8,29 @@ use crate::engine::bill::KvBill;
 use crate::engine::plan::{Deliveries, Delivery};
 use crate::error::ApiError;
 use crate::ids::RequestId;
-use crate::metrics::{self, Outcome};
+use crate::metrics::tenants::TenantMetrics;
+use crate::metrics::{self, EndedRequest, Outcome};
 use crate::sampling::params::FinishReason;
 use actix::{ActorFutureExt, AsyncContext, Context, WrapFuture};
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::task::Poll;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 /// Who waits for a request.
 pub(super) struct Client {
     pub events: mpsc::UnboundedSender<Event>,
+    pub tenant: Option<Arc<TenantMetrics>>,
     pub arrived: Instant,
+    /// How long it waited for its first step ...
+    pub queued: Option<Duration>,
+    /// ... and for its first token.
+    pub first_token: Option<Duration>,
+    pub prompt_tokens: usize,
+    pub max_tokens: usize,
+    /// Of each sample.
+    pub generated: Vec<usize>,
     /// Of each sample.
     pub last_token: Vec<Option<Instant>>,
     pub ended_by_length: bool,
@@ -73,7 +84,9 @@ impl SchedulerActor {
         let Some(client) = self.clients.get_mut(&request) else { return };
         let event = match delivery {
             Delivery::Started { cached_tokens } => {
-                metrics::first_token(now - client.arrived);
+                let waited = now - client.arrived;
+                client.first_token = Some(waited);
+                metrics::first_token(waited);
                 Event::Started { cached_tokens: cached_tokens as u32 }
             }
             Delivery::Bill(bill) => {
@@ -96,6 +109,8 @@ impl SchedulerActor {
                 if let Some(last) = client.last_token[sample as usize].replace(now) {
                     metrics::inter_token(now - last);
                 }
+                client.generated[sample as usize] += 1;
+                client.tenant.iter().for_each(|tenant| tenant.generated_token());
                 Event::Token {
                     index: sample,
                     token: sampled.token,
@@ -118,7 +133,18 @@ impl SchedulerActor {
     /// The request has ended: its stream closes, its place at the intake is free.
     pub(super) fn close(&mut self, request: RequestId, outcome: Outcome) {
         if let Some(client) = self.clients.remove(&request) {
-            metrics::request_ended(outcome, client.arrived.elapsed());
+            let last_token = client.last_token.iter().flatten().max();
+            metrics::request_ended(&EndedRequest {
+                outcome,
+                tenant: client.tenant,
+                e2e: client.arrived.elapsed(),
+                queued: client.queued,
+                first_token: client.first_token,
+                last_token: last_token.map(|last| *last - client.arrived),
+                prompt_tokens: client.prompt_tokens,
+                max_tokens: client.max_tokens,
+                generated: client.generated,
+            });
         }
     }
 

@@ -55,7 +55,7 @@ impl Scheduler {
         let mut admit = Vec::new();
         let mut holdings = self.device_holdings();
         let mut reserved = self.num_reserved_blocks();
-        let mut has_waiting_contract = false;
+        let (mut has_waiting_contract, mut kept_waiting) = (false, Vec::new());
         let mut waiting = std::mem::take(&mut self.waiting);
         let mut walk = waiting.walk();
         while admit.len() < most
@@ -76,6 +76,7 @@ impl Scheduler {
             }
             if is_new && !holdings.take(seq.tenant, seq.num_tokens().div_ceil(block_size)) {
                 holdings.close(seq.tenant);
+                kept_waiting.push(seq.rank);
                 walk.leave_line();
                 continue;
             }
@@ -99,6 +100,7 @@ impl Scheduler {
             }
         }
         self.waiting = waiting;
+        kept_waiting.into_iter().for_each(|rank| self.meet_quota(rank));
         admit
     }
 

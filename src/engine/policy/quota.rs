@@ -1,8 +1,8 @@
 //! What one tenant may hold of the pools.
 
 use super::Scheduler;
-use crate::engine::bill::{Quota, Tenant};
-use crate::engine::sequence::{SeqState, Sequence};
+use crate::engine::bill::{Holding, Quota, QuotaTier, Tenant};
+use crate::engine::sequence::{Rank, SeqState, Sequence};
 use crate::ids::IdMap;
 
 /// What each tenant holds of a pool, as far as it has a quota there.
@@ -54,6 +54,38 @@ impl Scheduler {
         });
         Holdings::new(self.config.quota.swap_blocks, swapped)
     }
+
+    /// Its quota keeps a waiting sequence from being asked for: told once.
+    pub(super) fn meet_quota(&mut self, rank: Rank) {
+        let seq = self.waiting.get_mut(&rank).expect("only waiting sequences are candidates");
+        if !std::mem::replace(&mut seq.met_quota, true) {
+            self.quota_refusals.push((seq.tenant, QuotaTier::Device));
+        }
+    }
+
+    /// Where quotas stood in the way since the last call.
+    pub fn take_quota_refusals(&mut self) -> Vec<(Tenant, QuotaTier)> {
+        std::mem::take(&mut self.quota_refusals)
+    }
+
+    /// What each tenant has here, nobody's requests too.
+    pub fn holdings(&self) -> IdMap<Tenant, Holding> {
+        let mut held: IdMap<Tenant, Holding> = IdMap::default();
+        for seq in self.running.iter().chain(self.waiting.iter()) {
+            let (place, blocks) = match &seq.state {
+                SeqState::Waiting => (0, [0, 0]),
+                SeqState::Running => {
+                    let coming = seq.swap_in.as_ref().map_or(0, |coming| coming.from.len());
+                    (1, [seq.table.len(), seq.backing.len() + coming])
+                }
+                SeqState::Swapped(blocks) => (2, [0, blocks.len()]),
+            };
+            let mut holding = Holding { blocks, ..Holding::default() };
+            holding.sequences[place] = 1;
+            *held.entry(seq.tenant).or_default() += holding;
+        }
+        held
+    }
 }
 
 impl Quota {
@@ -88,8 +120,14 @@ mod tests {
         let mut world = world_of(quota, &[1, 1, 1, 2, 2], 9);
         let plan = world.plan();
         assert_eq!(seqs(&plan), [SeqId(1), SeqId(4)]);
+        let refused = [1, 2].map(|tenant| (Tenant(tenant), QuotaTier::Device));
+        assert_eq!(world.scheduler.take_quota_refusals(), refused);
+        let holding = |waiting| Holding { sequences: [waiting, 1, 0], blocks: [3, 0] };
+        let held = IdMap::from_iter([(Tenant(1), holding(2)), (Tenant(2), holding(1))]);
+        assert_eq!(world.scheduler.holdings(), held);
         world.commit(&plan);
         let plan = world.plan();
+        assert_eq!(world.scheduler.take_quota_refusals(), [], "each is told once");
         assert_eq!(seqs(&plan), [SeqId(1), SeqId(4)]);
         world.commit(&plan);
         world.scheduler.cancel(RequestId(1));
@@ -144,6 +182,8 @@ mod tests {
                     break;
                 }
             }
+            let refused = world.scheduler.take_quota_refusals();
+            assert_eq!(refused, vec![(Tenant(1), QuotaTier::Swap); usize::from(!swaps[1])]);
             assert_eq!(swapped, swaps, "{swap_blocks:?}");
         }
     }

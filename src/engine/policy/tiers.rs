@@ -13,6 +13,7 @@ use super::quota::Holdings;
 use super::{PreemptionMode, Scheduler};
 use crate::engine::allocation::{Admitted, Demand, Find, Grant, Store, SwapBlock, SwapDemand, SwapGrant};
 use crate::engine::arbiter::{Choice, Decision, Victim};
+use crate::engine::bill::QuotaTier;
 use crate::engine::plan::{CopyReport, StepPlan, SwapIn};
 use crate::engine::prefix_cache::BlockHash;
 use crate::engine::sequence::{Rank, SeqState, Sequence, SwapInUnderWay};
@@ -74,6 +75,8 @@ impl Scheduler {
             if holdings.get_or_insert_with(|| self.swap_holdings()).take(tenant, store.num_blocks) {
                 self.moving.storing.push(*seq);
                 demand.store.push(store);
+            } else {
+                self.quota_refusals.push((tenant, QuotaTier::Swap));
             }
         }
         for admitted in &grant.admitted {

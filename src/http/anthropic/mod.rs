@@ -41,7 +41,7 @@ pub fn has_version(headers: &HeaderMap) -> bool {
 
 /// Answers the body of `/v1/messages`.
 pub async fn create(handle: &RuntimeHandle, body: &Value) -> Result<HttpResponse, ApiError> {
-    let (chat, names) = count_refused(request::message(body, handle.model()))?;
+    let (chat, names) = count_refused(request::message(body, handle.model()), handle)?;
     let message = Message::new(handle.model());
     let answered = if chat.stream.is_some() {
         EventBody::start(handle, chat, Events::new(message)).await.map(EventBody::into_response)

@@ -21,7 +21,8 @@ use stream::Events;
 
 /// Answers a request's body.
 pub async fn create(handle: &RuntimeHandle, body: &Value) -> Result<HttpResponse, ApiError> {
-    let ResponsesRequest { chat, names, settings } = count_refused(ResponsesRequest::parse(body, handle.model()))?;
+    let parsed = ResponsesRequest::parse(body, handle.model());
+    let ResponsesRequest { chat, names, settings } = count_refused(parsed, handle)?;
     let response = Response::new(settings, &chat, handle.model());
     let answered = if chat.stream.is_some() {
         EventBody::start(handle, chat, Events::new(response)).await.map(EventBody::into_response)

@@ -1,0 +1,701 @@
+"""Writes grafana/pagetide.json, the dashboard as Grafana imports it, from the rows and panels below.
+
+    python3 dashboards/generate.py
+
+Every panel has a description in the words of whoever looks at it: what it shows, and what to do when it looks wrong.
+"""
+
+import json
+import pathlib
+
+OUT = pathlib.Path(__file__).parent / "grafana/pagetide.json"
+PROMETHEUS = {"type": "prometheus", "uid": "${datasource}"}
+SERIES = 'instance=~"$instance"'
+WIDTH = 24
+
+
+def series(metric: str, *labels: str) -> str:
+    return f"{metric}{{{','.join([SERIES, *labels])}}}"
+
+
+def rate(metric: str, *labels: str) -> str:
+    return f"rate({series(metric, *labels)}[$__rate_interval])"
+
+
+def total(metric: str, *labels: str, by: str = "") -> str:
+    """A rate per second over all chosen servers, or one for each value of a label."""
+    return f"sum{f' by ({by})' if by else ''} ({rate(metric, *labels)})"
+
+
+def now(metric: str, *labels: str, by: str = "") -> str:
+    return f"sum{f' by ({by})' if by else ''} ({series(metric, *labels)})"
+
+
+def quantile(q: float, metric: str) -> str:
+    return f"histogram_quantile({q}, sum by (le) ({rate(metric + '_bucket')}))"
+
+
+def quantiles(metric: str) -> list:
+    return [(f"p{round(q * 100)}", quantile(q, metric)) for q in (0.5, 0.9, 0.99)]
+
+
+def mean(metric: str, *labels: str, by: str = "") -> str:
+    return f"{total(metric + '_sum', *labels, by=by)} / {total(metric + '_count', *labels, by=by)}"
+
+
+def share(part: str, whole: str) -> str:
+    return f"{part} / {whole}"
+
+
+class Panel:
+    def __init__(self, title, about, *queries, unit="short", width=8, height=7, **options):
+        """`queries`: a legend and an expression each."""
+        self.title, self.about, self.queries = title, about, queries
+        self.unit, self.width, self.height, self.options = unit, width, height, options
+
+    def model(self, place: dict, number: int) -> dict:
+        return {
+            "id": number,
+            "type": self.TYPE,
+            "title": self.title,
+            "description": self.about,
+            "datasource": PROMETHEUS,
+            "gridPos": place,
+            "targets": [
+                {
+                    "refId": chr(ord("A") + index),
+                    "datasource": PROMETHEUS,
+                    "expr": expression,
+                    "legendFormat": legend,
+                    **self.query_options(),
+                }
+                for index, (legend, expression) in enumerate(self.queries)
+            ],
+            "fieldConfig": {"defaults": {"unit": self.unit, **self.defaults()}, "overrides": self.overrides()},
+            "options": self.panel_options(),
+        }
+
+    def query_options(self) -> dict:
+        return {"range": True, "instant": False}
+
+    def defaults(self) -> dict:
+        return {"color": {"mode": "palette-classic"}}
+
+    def overrides(self) -> list:
+        return []
+
+
+class Lines(Panel):
+    """Options: `stacked`; `below`, legends that are drawn downwards; `colours` by legend."""
+
+    TYPE = "timeseries"
+
+    def defaults(self):
+        stacked = self.options.get("stacked", False)
+        custom = {
+            "drawStyle": "line",
+            "lineWidth": 1,
+            "fillOpacity": 35 if stacked else 8,
+            "showPoints": "never",
+            "spanNulls": True,
+            "stacking": {"mode": "normal" if stacked else "none", "group": "A"},
+        }
+        limits = {} if self.options.get("below") else {"min": 0}
+        return {**super().defaults(), **limits, "custom": custom}
+
+    def overrides(self):
+        def of(legend, properties):
+            return {"matcher": {"id": "byName", "options": legend}, "properties": properties}
+
+        colours = self.options.get("colours", {})
+        drawn = [
+            of(legend, [{"id": "color", "value": {"mode": "fixed", "fixedColor": colour}}])
+            for legend, colour in colours.items()
+        ]
+        down = [
+            of(legend, [{"id": "custom.transform", "value": "negative-Y"}]) for legend in self.options.get("below", ())
+        ]
+        return drawn + down
+
+    def panel_options(self):
+        legend = {"displayMode": "table", "placement": "bottom", "showLegend": True, "calcs": ["lastNotNull", "max"]}
+        return {"legend": legend, "tooltip": {"mode": "multi", "sort": "desc"}}
+
+
+class Figure(Panel):
+    """One number. Options: `warn` and `bad`, from which on it is yellow and red."""
+
+    TYPE = "stat"
+
+    def __init__(self, *args, width=3, height=4, **options):
+        super().__init__(*args, width=width, height=height, **options)
+
+    def defaults(self):
+        steps = [{"color": "green", "value": None}]
+        for colour, bound in (("yellow", self.options.get("warn")), ("red", self.options.get("bad"))):
+            if bound is not None:
+                steps.append({"color": colour, "value": bound})
+        return {"color": {"mode": "thresholds"}, "thresholds": {"mode": "absolute", "steps": steps}}
+
+    def panel_options(self):
+        return {
+            "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+            "colorMode": "value",
+            "graphMode": "area",
+            "justifyMode": "auto",
+            "orientation": "auto",
+            "textMode": "auto",
+            "wideLayout": True,
+        }
+
+
+class Heat(Panel):
+    """A histogram over time."""
+
+    TYPE = "heatmap"
+
+    def query_options(self):
+        return {"range": True, "instant": False, "format": "heatmap"}
+
+    def defaults(self):
+        return {"custom": {"scaleDistribution": {"type": "linear"}}}
+
+    def panel_options(self):
+        return {
+            "calculate": False,
+            "cellGap": 1,
+            "color": {
+                "mode": "scheme",
+                "scheme": "Spectral",
+                "exponent": 0.5,
+                "fill": "dark-orange",
+                "reverse": False,
+                "steps": 64,
+            },
+            "exemplars": {"color": "rgba(255,0,255,0.7)"},
+            "filterValues": {"le": 1e-9},
+            "legend": {"show": True},
+            "rowsFrame": {"layout": "auto"},
+            "showValue": "never",
+            "tooltip": {"mode": "single", "yHistogram": False, "showColorScale": False},
+            "yAxis": {"axisPlacement": "left", "reverse": False, "unit": self.unit},
+        }
+
+
+class Table(Panel):
+    """The labels of a series that is always 1."""
+
+    TYPE = "table"
+
+    def query_options(self):
+        return {"range": False, "instant": True, "format": "table"}
+
+    def panel_options(self):
+        return {"showHeader": True, "cellHeight": "sm"}
+
+
+DEVICE_SLOTS = now("pagetide_device_blocks")
+SWAP_SLOTS = now("pagetide_swap_blocks")
+STATES = {"used": "blue", "shared": "purple", "cached": "yellow", "free": "green", "draining": "red"}
+REQUEST_STATES = {"running": "green", "waiting": "yellow", "swapped": "blue"}
+
+ROWS = [
+    (
+        "Overview",
+        [
+            Figure(
+                "Servers up",
+                "Chosen servers whose last scrape succeeded. Fewer than you run: the process is gone, does not answer, "
+                "or asks for another key (see Prometheus' page Targets).",
+                ("up", 'sum(up{job="pagetide",instance=~"$instance"})'),
+                bad=None,
+            ),
+            Figure(
+                "Alerts firing",
+                "Alerts of dashboards/prometheus/rules/alerts.yml that fire now, on any server. Each says what to do; "
+                "docs/monitoring.md says more.",
+                ("alerts", 'count(ALERTS{alertname=~"Pagetide.*",alertstate="firing"}) or vector(0)'),
+                warn=1,
+                bad=3,
+            ),
+            Figure(
+                "Requests per second",
+                "Requests that ended. Where it falls while requests wait, steps have become slow or memory scarce: look at "
+                "the memory tier and at step time.",
+                ("requests", total("pagetide_requests_total")),
+                unit="reqps",
+            ),
+            Figure(
+                "Output tokens per second",
+                "Tokens generated, of all requests together: what the server is worth.",
+                ("tokens", total("pagetide_generated_tokens_total")),
+            ),
+            Figure(
+                "First token, p99",
+                "Ninety-nine of a hundred requests got their first token within this. High with a queue: not enough "
+                "capacity. High without one: long prompts, or scheduler.inter_token_target_ms holds prompts back.",
+                ("p99", quantile(0.99, "pagetide_time_to_first_token_seconds")),
+                unit="s",
+                warn=1,
+                bad=2.5,
+            ),
+            Figure(
+                "Between tokens, p99",
+                "The gap that ninety-nine of a hundred tokens stay below. High while preemptions happen: sequences are "
+                "paused. High without: steps are long; lower scheduler.inter_token_target_ms or scheduler.max_num_seqs.",
+                ("p99", quantile(0.99, "pagetide_inter_token_seconds")),
+                unit="s",
+                warn=0.1,
+                bad=0.2,
+            ),
+            Figure(
+                "Device blocks in use",
+                "Part of the device's KV blocks that sequences hold. Near 100 % is how a busy server should look; it is "
+                "trouble only together with preemptions or a queue.",
+                ("used", share(now("pagetide_device_blocks", 'state="used"'), DEVICE_SLOTS)),
+                unit="percentunit",
+                warn=0.9,
+            ),
+            Figure(
+                "Preemptions per minute",
+                "Sequences that had to give their blocks away, to come back later. A few are fine. Many: see the row on "
+                "the memory tier.",
+                ("preemptions", f"60 * {total('pagetide_preemptions_total')}"),
+                warn=6,
+                bad=60,
+            ),
+            Lines(
+                "Requests held",
+                "Where the requests are. Waiting that grows: more comes than is served. Swapped: they yielded their "
+                "device blocks and wait in CPU memory to go on.",
+                ("{{state}}", now("pagetide_requests", by="state")),
+                stacked=True,
+                colours=REQUEST_STATES,
+            ),
+            Lines(
+                "How requests end",
+                "Per second, by outcome. failed should be 0: the engine failed, and the log says why. cancelled: clients "
+                "went away, often because they had waited too long.",
+                ("{{outcome}}", total("pagetide_requests_total", by="outcome")),
+                unit="reqps",
+                colours={"stop": "green", "length": "blue", "cancelled": "yellow", "failed": "red"},
+            ),
+            Lines(
+                "Requests refused",
+                "Per second, by reason. queue_full: server.max_requests are held already; clients are told when to come "
+                "back. invalid and too_long are the clients' mistakes. draining: the server is stopping.",
+                ("{{reason}}", total("pagetide_rejected_total", by="reason")),
+                unit="reqps",
+                colours={"queue_full": "red", "too_long": "yellow", "invalid": "blue", "draining": "purple"},
+            ),
+            Lines(
+                "Tokens per second",
+                "Prompt tokens that were computed and those that the prefix cache had, and tokens generated.",
+                (
+                    "prompt, computed",
+                    f"{total('pagetide_prompt_tokens_total')} - {total('pagetide_cached_tokens_total')}",
+                ),
+                ("prompt, cached", total("pagetide_cached_tokens_total")),
+                ("generated", total("pagetide_generated_tokens_total")),
+                width=12,
+            ),
+            Table(
+                "What runs",
+                "Version, model, device and type of each server, as said at its start.",
+                ("", series("pagetide_build_info")),
+                width=12,
+            ),
+        ],
+    ),
+    (
+        "Latency",
+        [
+            Lines(
+                "Time to first token",
+                "From arrival to the first token, queue included. Compare with the queue beside it: what is not queue is "
+                "the prompt's computing.",
+                *quantiles("pagetide_time_to_first_token_seconds"),
+                unit="s",
+            ),
+            Lines(
+                "Time in the queue",
+                "From arrival to the first step. Above zero for long: the server is full; add capacity, or a larger KV pool if "
+                "its blocks are all used.",
+                *quantiles("pagetide_queue_seconds"),
+                unit="s",
+            ),
+            Lines(
+                "Between two tokens",
+                "What a reader of a stream feels. The p99 shows prompts of others in the same step, and pauses by "
+                "preemption.",
+                *quantiles("pagetide_inter_token_seconds"),
+                unit="s",
+            ),
+            Lines(
+                "Whole requests",
+                "From arrival to the end. It depends on how much was asked for: watch its changes, not its value.",
+                *quantiles("pagetide_e2e_seconds"),
+                unit="s",
+            ),
+            Heat(
+                "First tokens, all of them",
+                "Every request's time to first token. Two bands are two kinds of requests (cached and not, short and "
+                "long), which no percentile shows.",
+                ("{{le}}", f"sum by (le) (increase({series('pagetide_time_to_first_token_seconds_bucket')}[$__rate_interval]))"),
+                unit="s",
+            ),
+            Lines(
+                "Error budget burnt",
+                "How fast the budget of each latency objective is used up: at 1 it lasts for exactly its 30 days, at 14.4 "
+                "for two. The alerts PagetideLatencyBurn* go by this; objectives are in rules/recording.yml.",
+                ("{{objective}}, 5 min", f"max by (objective) ({series('pagetide:slo_errors:burn5m')})"),
+                ("{{objective}}, 1 h", f"max by (objective) ({series('pagetide:slo_errors:burn1h')})"),
+            ),
+        ],
+    ),
+    (
+        "Memory tier",
+        [
+            Lines(
+                "Device blocks",
+                "used: held by sequences. cached: kept for prompts that begin the same, and given away when needed. No free "
+                "and no cached ones left: the next sequence that grows makes another yield.",
+                ("{{state}}", now("pagetide_device_blocks", by="state")),
+                stacked=True,
+                colours=STATES,
+            ),
+            Lines(
+                "Swap pool",
+                "CPU memory: used by sequences that yielded (or copied ahead for those that may), cached prefixes that the "
+                "device gave away, free. All used: further victims are recomputed; raise swap.space_gib, it takes effect at "
+                "once on SIGHUP. draining: held beyond a size that was lowered.",
+                ("{{state}}", now("pagetide_swap_blocks", by="state")),
+                stacked=True,
+                colours=STATES,
+            ),
+            Lines(
+                "Preemptions",
+                "Sequences that yielded, per second: swapped out, or to be recomputed. Many for long: too many sequences for "
+                "the pool. Lower scheduler.max_num_seqs, or add blocks.",
+                ("{{mode}}", total("pagetide_preemptions_total", by="mode")),
+                colours={"swap": "blue", "recompute": "red"},
+            ),
+            Lines(
+                "Swap traffic",
+                "Bytes per second: to the device upwards, to the swap pool downwards. Out without preemptions is "
+                "write-behind and the cache's second level.",
+                ("in", total("pagetide_swap_in_bytes_total")),
+                ("out", total("pagetide_swap_out_bytes_total")),
+                unit="Bps",
+                below=("out",),
+                colours={"in": "green", "out": "blue"},
+            ),
+            Lines(
+                "Arbiter's decisions",
+                "What scheduler.preemption_mode = auto chose, per second: all blocks to the swap pool, the full ones, or "
+                "none. It follows the copy times beside it. Nothing here where the mode is fixed.",
+                ("{{choice}}", total("pagetide_arbiter_decisions_total", by="choice")),
+            ),
+            Lines(
+                "Time to copy a block",
+                "As the arbiter has learned it. A jump: something else uses the memory bus, or the host swaps.",
+                ("{{direction}}", f"max by (direction) ({series('pagetide_copy_seconds')})"),
+                unit="s",
+            ),
+            Lines(
+                "Blocks waiting to be copied",
+                "The copies' queue. It should fall to zero between bursts; if it only grows, copies are slower than what "
+                "causes them.",
+                ("blocks", now("pagetide_copy_queue_blocks")),
+            ),
+            Lines(
+                "Tokens computed twice",
+                "Of all tokens that steps computed, those that had been computed before a preemption. Above a tenth for long, "
+                "memory pressure costs more than it brings: the alert PagetideRecomputing is at a fifth.",
+                (
+                    "recomputed",
+                    share(total("pagetide_recomputed_tokens_total"), total("pagetide_step_tokens_sum")),
+                ),
+                unit="percentunit",
+            ),
+            Lines(
+                "KV waste",
+                "Slots of used blocks that hold no token. Half a block for each sequence is normal; much more with short "
+                "sequences: a smaller cache.block_size.",
+                (
+                    "empty slots",
+                    share(total("pagetide_kv_empty_slot_steps_total"), total("pagetide_kv_slot_steps_total")),
+                ),
+                unit="percentunit",
+            ),
+        ],
+    ),
+    (
+        "Prefix cache",
+        [
+            Lines(
+                "Prompt tokens found",
+                "Part of the prompt tokens that did not have to be computed, by the tier that had them. A fall after a change "
+                "of clients: their prompts no longer begin the same (a date or an id at the front is enough).",
+                (
+                    "{{tier}}",
+                    f"{total('pagetide_prefix_cache_hits_total', by='tier')} / ignoring (tier) group_left "
+                    f"{total('pagetide_prefix_cache_queries_total')}",
+                ),
+                unit="percentunit",
+                stacked=True,
+                width=12,
+            ),
+            Lines(
+                "Tokens looked up and found",
+                "Per second. Little is found although prompts repeat: the cache is too small (see its blocks), or requests "
+                "come with different keys or salts, which share nothing.",
+                ("looked up", total("pagetide_prefix_cache_queries_total")),
+                ("found on the {{tier}}", total("pagetide_prefix_cache_hits_total", by="tier")),
+                width=12,
+            ),
+            Lines(
+                "Cached blocks",
+                "Blocks that nobody holds and that are kept for what may come, on either tier. Near zero on the device under "
+                "load is normal; near zero on both, the cache helps only running requests.",
+                ("device", now("pagetide_device_blocks", 'state="cached"')),
+                ("swap pool", now("pagetide_swap_blocks", 'state="cached"')),
+                width=12,
+            ),
+            Lines(
+                "Size of the pools",
+                "All blocks of each tier. The swap pool's changes with swap.space_gib while the server runs.",
+                ("device", DEVICE_SLOTS),
+                ("swap pool", SWAP_SLOTS),
+                width=12,
+            ),
+        ],
+    ),
+    (
+        "Scheduler and step time",
+        [
+            Lines(
+                "Where a step's time goes",
+                "Mean seconds of a step: planning, the forward pass with its copies, sampling. Planning should be invisible "
+                "here.",
+                ("{{phase}}", mean("pagetide_step_seconds", by="phase")),
+                unit="s",
+                stacked=True,
+            ),
+            Lines(
+                "Time between steps",
+                "How long the device waited for the host between two steps. On a GPU with scheduler.overlap it should be "
+                "near zero; where it is not, the host is short of processors.",
+                ("p50", quantile(0.5, "pagetide_step_gap_seconds")),
+                ("p99", quantile(0.99, "pagetide_step_gap_seconds")),
+                unit="s",
+            ),
+            Lines(
+                "How busy the device is",
+                "Part of the time that it computes. Below 1 with requests waiting is a bug worth reporting.",
+                (
+                    "busy",
+                    f'sum by (instance) ({rate("pagetide_step_seconds_sum", "phase=~%sexecute|sample%s" % (chr(34), chr(34)))})',
+                ),
+                unit="percentunit",
+            ),
+            Lines(
+                "Sequences in a step",
+                "The batch. At scheduler.max_num_seqs with requests waiting, raise that, if the gaps between tokens allow it.",
+                ("p50", quantile(0.5, "pagetide_batch_sequences")),
+                ("p99", quantile(0.99, "pagetide_batch_sequences")),
+            ),
+            Lines(
+                "Tokens in a step",
+                "Of prompts and decoding together, at most scheduler.max_num_batched_tokens.",
+                ("mean", mean("pagetide_step_tokens")),
+                ("p99", quantile(0.99, "pagetide_step_tokens")),
+            ),
+            Lines(
+                "Room for prompts in a step",
+                "Prompt tokens that the latest step could have had beside its decodes. Small for long: prompts trickle, and "
+                "first tokens are late; raise scheduler.inter_token_target_ms.",
+                ("{{instance}}", series("pagetide_prompt_limit_tokens")),
+            ),
+            Lines(
+                "What admission counts with",
+                "Tokens that an output is expected to get, and for how many steps blocks had to suffice for whoever was "
+                "considered last. A high horizon means that preempting is dear here, so that fewer are let in.",
+                ("expected output, {{instance}}", series("pagetide_expected_output_tokens")),
+                ("horizon, {{instance}}", series("pagetide_admission_horizon_tokens")),
+            ),
+            Lines(
+                "What the scheduler expects",
+                "Seconds that the decodes of the latest step take by themselves: by this it keeps to "
+                "scheduler.inter_token_target_ms.",
+                ("decodes, {{instance}}", series("pagetide_expected_seconds", 'of="decodes"')),
+                ("a prompt token, {{instance}}", series("pagetide_expected_seconds", 'of="prompt_token"')),
+                unit="s",
+            ),
+            Lines(
+                "Restarts and changes",
+                "Each step up is one. Executor restarts: the device failed and the requests running then with it; the log says "
+                "why. Changes refused: somebody's configuration is not in force.",
+                ("executor restarts", f"sum(increase({series('pagetide_executor_restarts_total')}[$__rate_interval]))"),
+                (
+                    "settings {{result}}",
+                    f"sum by (result) (increase({series('pagetide_config_changes_total')}[$__rate_interval]))",
+                ),
+            ),
+        ],
+    ),
+    (
+        "Per tenant",
+        [
+            Lines(
+                "Requests held, by key",
+                "A tenant is an API key, named by a fingerprint. One with many waiting and few running has met its quota, "
+                "or sends more than its share.",
+                ("{{tenant}} {{state}}", now("pagetide_tenant_requests", by="tenant, state")),
+            ),
+            Lines(
+                "Tokens per second, by key",
+                "Who uses the server. generated tokens cost a step each; prompt tokens are computed many at a time, or "
+                "found in the cache.",
+                ("{{tenant}} {{kind}}", total("pagetide_tenant_tokens_total", by="tenant, kind")),
+            ),
+            Lines(
+                "Requests ended, by key",
+                "Per second. Many that are cancelled from one key: its clients' time-outs are shorter than its answers.",
+                ("{{tenant}} {{outcome}}", total("pagetide_tenant_requests_total", by="tenant, outcome")),
+                unit="reqps",
+            ),
+            Lines(
+                "Blocks held, by key",
+                "On the device and in the swap pool. Blocks that several sequences share count for each. One key with "
+                "nearly all: set cache.max_share_per_key.",
+                ("{{tenant}} {{tier}}", now("pagetide_tenant_blocks", by="tenant, tier")),
+                stacked=True,
+            ),
+            Lines(
+                "Quotas met, by key",
+                "Times per second that a quota stood in the way: a request had to wait for others of its key (device), a "
+                "sequence was to be recomputed instead of swapped (swap).",
+                ("{{tenant}} {{tier}}", total("pagetide_tenant_quota_total", by="tenant, tier")),
+            ),
+            Lines(
+                "Requests refused, by key",
+                "Per second, by reason. invalid from one key: tell its owner.",
+                ("{{tenant}} {{reason}}", total("pagetide_tenant_rejected_total", by="tenant, reason")),
+                unit="reqps",
+            ),
+        ],
+    ),
+    (
+        "HTTP",
+        [
+            Lines(
+                "Answers by status",
+                "Per second. 429: refused for want of room. 5xx: look at the log; requests have an id there and in the header "
+                "x-request-id. A stream that fails later still has 200.",
+                ("{{status}}", total("pagetide_http_requests_total", by="status")),
+                unit="reqps",
+                width=12,
+            ),
+            Lines(
+                "Answers by path",
+                "Per second; a path that does not exist is other.",
+                ("{{path}}", total("pagetide_http_requests_total", by="path")),
+                unit="reqps",
+                width=12,
+            ),
+        ],
+    ),
+]
+
+
+def panels() -> list:
+    """Rows and panels with their places, from left to right and from top to bottom."""
+    models, y = [], 0
+    for title, row in ROWS:
+        models.append(
+            {
+                "id": len(models) + 1,
+                "type": "row",
+                "title": title,
+                "collapsed": False,
+                "gridPos": {"x": 0, "y": y, "w": WIDTH, "h": 1},
+                "panels": [],
+            }
+        )
+        x, y, line_height = 0, y + 1, 0
+        for panel in row:
+            if x + panel.width > WIDTH:
+                x, y, line_height = 0, y + line_height, 0
+            place = {"x": x, "y": y, "w": panel.width, "h": panel.height}
+            models.append(panel.model(place, len(models) + 1))
+            x, line_height = x + panel.width, max(line_height, panel.height)
+        y += line_height
+    return models
+
+
+def variable(name: str, label: str, query: str) -> dict:
+    return {
+        "type": "query",
+        "name": name,
+        "label": label,
+        "datasource": PROMETHEUS,
+        "query": {"query": query, "refId": "variable"},
+        "refresh": 2,
+        "sort": 1,
+        "multi": True,
+        "includeAll": True,
+        "current": {"text": ["All"], "value": ["$__all"]},
+    }
+
+
+def dashboard() -> dict:
+    return {
+        "uid": "pagetide",
+        "title": "Pagetide",
+        "description": "An LLM server: what it does, how fast, and what its KV memory goes through.",
+        "tags": ["pagetide", "llm"],
+        "schemaVersion": 41,
+        "editable": True,
+        "graphTooltip": 1,
+        "refresh": "10s",
+        "time": {"from": "now-1h", "to": "now"},
+        "timezone": "browser",
+        "templating": {
+            "list": [
+                {
+                    "type": "datasource",
+                    "name": "datasource",
+                    "label": "Data source",
+                    "query": "prometheus",
+                    "refresh": 1,
+                },
+                variable("model", "Model", "label_values(pagetide_build_info, model)"),
+                variable("instance", "Server", 'label_values(pagetide_build_info{model=~"$model"}, instance)'),
+            ]
+        },
+        "annotations": {
+            "list": [
+                {
+                    "name": "Alerts",
+                    "datasource": PROMETHEUS,
+                    "enable": True,
+                    "iconColor": "red",
+                    "target": {
+                        "refId": "alerts",
+                        "expr": 'ALERTS{alertname=~"Pagetide.*",alertstate="firing"}',
+                        "legendFormat": "{{alertname}} {{instance}}",
+                    },
+                }
+            ]
+        },
+        "panels": panels(),
+    }
+
+
+def text() -> str:
+    return json.dumps(dashboard(), indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    OUT.write_text(text())

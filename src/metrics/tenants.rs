@@ -1,0 +1,178 @@
+//! Series of their own for those who hold API keys.
+//!
+//! A tenant is labelled by what [`register`] was given for it, never by its key. The first [`MAX_LABELS`] labels have
+//! series of their own and all others share [`OTHERS`], so that the page stays small whatever keys come and go. Requests
+//! without a key ([`Tenant::default`]) are in none.
+
+use super::{Outcome, REGISTRY, Registry, Rejection, table};
+use crate::engine::bill::{Holding, QuotaTier, Tenant};
+use crate::ids::IdMap;
+use metrics::{Counter, Gauge, Label};
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// Labels that there are at most in a process's life, beside [`OTHERS`].
+pub const MAX_LABELS: usize = 32;
+/// Whoever comes after those.
+pub const OTHERS: &str = "other";
+
+/// What is counted for one label. All of it can be counted from any thread.
+pub struct TenantMetrics {
+    outcomes: [Counter; 4],
+    rejections: [Counter; 4],
+    prompt_tokens: Counter,
+    generated_tokens: Counter,
+    /// In the order of [`Holding::sequences`].
+    sequences: [Gauge; 3],
+    /// In the order of [`Holding::blocks`].
+    blocks: [Gauge; 2],
+    /// In the order of [`QuotaTier`].
+    quota: [Counter; 2],
+}
+
+impl TenantMetrics {
+    pub fn prompt_tokens(&self, tokens: usize) {
+        self.prompt_tokens.increment(tokens as u64);
+    }
+
+    pub fn generated_token(&self) {
+        self.generated_tokens.increment(1);
+    }
+
+    pub(super) fn ended(&self, outcome: Outcome) {
+        self.outcomes[outcome as usize].increment(1);
+    }
+
+    fn set_holding(&self, holding: &Holding) {
+        self.sequences.iter().zip(holding.sequences).for_each(|(gauge, count)| gauge.set(count as f64));
+        self.blocks.iter().zip(holding.blocks).for_each(|(gauge, count)| gauge.set(count as f64));
+    }
+}
+
+/// Names a tenant, before its first request. Naming it again changes nothing.
+pub fn register(tenant: Tenant, label: &str) {
+    if let Some(registry) = REGISTRY.get() {
+        let mut tenants = TENANTS.write().unwrap_or_else(PoisonError::into_inner);
+        tenants.register(tenant, label, |label| TenantMetrics::new(registry, label));
+    }
+}
+
+/// What counts for a tenant; `None` for nobody's requests, and where nothing is recorded.
+pub fn of(tenant: Tenant) -> Option<Arc<TenantMetrics>> {
+    TENANTS.read().unwrap_or_else(PoisonError::into_inner).of(tenant).cloned()
+}
+
+/// Whether somebody is labelled: [`set_holdings`] has something to do.
+pub fn any() -> bool {
+    !TENANTS.read().unwrap_or_else(PoisonError::into_inner).labels.is_empty()
+}
+
+/// What each tenant has in the engine now; who is not among them has nothing.
+pub fn set_holdings(held: &IdMap<Tenant, Holding>) {
+    let tenants = TENANTS.read().unwrap_or_else(PoisonError::into_inner);
+    for (metrics, holding) in tenants.sums(held) {
+        metrics.set_holding(&holding);
+    }
+}
+
+/// A quota stood in the way of one of a tenant's sequences.
+pub fn quota_refused(tenant: Tenant, tier: QuotaTier) {
+    if let Some(metrics) = of(tenant) {
+        metrics.quota[tier as usize].increment(1);
+    }
+}
+
+pub(super) fn rejected(tenant: Tenant, reason: Rejection) {
+    if let Some(metrics) = of(tenant) {
+        metrics.rejections[reason as usize].increment(1);
+    }
+}
+
+static TENANTS: RwLock<Tenants<Arc<TenantMetrics>>> = RwLock::new(Tenants { labels: Vec::new(), places: Vec::new() });
+
+/// Who has which label.
+struct Tenants<M> {
+    labels: Vec<(String, M)>,
+    /// Of each tenant, its place in `labels`.
+    places: Vec<(Tenant, usize)>,
+}
+
+impl Tenants<Arc<TenantMetrics>> {
+    fn of(&self, tenant: Tenant) -> Option<&Arc<TenantMetrics>> {
+        self.place(tenant).map(|place| &self.labels[place].1)
+    }
+
+    /// Of each label, what all its tenants hold.
+    fn sums(&self, held: &IdMap<Tenant, Holding>) -> impl Iterator<Item = (&TenantMetrics, Holding)> {
+        let mut sums = vec![Holding::default(); self.labels.len()];
+        for (tenant, holding) in held {
+            if let Some(place) = self.place(*tenant) {
+                sums[place] += *holding;
+            }
+        }
+        self.labels.iter().map(|(_, metrics)| &**metrics).zip(sums)
+    }
+
+    fn register(&mut self, tenant: Tenant, label: &str, make: impl Fn(&str) -> TenantMetrics) {
+        self.place_or_insert(tenant, label, |label| Arc::new(make(label)));
+    }
+}
+
+impl<M> Tenants<M> {
+    fn place(&self, tenant: Tenant) -> Option<usize> {
+        self.places.iter().find(|(known, _)| *known == tenant).map(|(_, place)| *place)
+    }
+
+    fn place_or_insert(&mut self, tenant: Tenant, label: &str, make: impl Fn(&str) -> M) -> usize {
+        if let Some(place) = self.place(tenant) {
+            return place;
+        }
+        let find = |labels: &[(String, M)], label: &str| labels.iter().position(|(known, _)| known == label);
+        let label = match find(&self.labels, label) {
+            None if self.labels.len() >= MAX_LABELS => OTHERS,
+            _ => label,
+        };
+        let place = find(&self.labels, label).unwrap_or_else(|| {
+            self.labels.push((label.to_owned(), make(label)));
+            self.labels.len() - 1
+        });
+        self.places.push((tenant, place));
+        place
+    }
+}
+
+impl TenantMetrics {
+    fn new(registry: &Registry, tenant: &str) -> Self {
+        let labels = |metric: &'static table::Metric, value: &'static str| {
+            let (name, _) = metric.labels[1];
+            vec![Label::new("tenant", tenant.to_owned()), Label::from_static_parts(name, value)]
+        };
+        let counter = |metric, value| registry.counter(metric, labels(metric, value));
+        let gauge = |metric, value| registry.gauge(metric, labels(metric, value));
+        Self {
+            outcomes: super::OUTCOMES.map(|value| counter(&table::TENANT_REQUESTS_TOTAL, value)),
+            rejections: super::REJECTIONS.map(|value| counter(&table::TENANT_REJECTED, value)),
+            prompt_tokens: counter(&table::TENANT_TOKENS, "prompt"),
+            generated_tokens: counter(&table::TENANT_TOKENS, "generated"),
+            sequences: ["waiting", "running", "swapped"].map(|value| gauge(&table::TENANT_REQUESTS, value)),
+            blocks: ["device", "swap"].map(|value| gauge(&table::TENANT_BLOCKS, value)),
+            quota: ["device", "swap"].map(|value| counter(&table::TENANT_QUOTA, value)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_few_whatever_keys_come() {
+        let mut tenants = Tenants { labels: Vec::new(), places: Vec::new() };
+        let mut place = |id: u32, label: &str| tenants.place_or_insert(Tenant(id), label, |_| ());
+        for id in 1..=MAX_LABELS as u32 {
+            assert_eq!(place(id, &format!("key-{id}")), id as usize - 1);
+        }
+        assert_eq!([place(3, "another name"), place(90, "key-7")], [2, 6], "known by number, or by label");
+        assert_eq!([place(100, "a"), place(101, "b"), place(100, "c")], [MAX_LABELS; 3]);
+        assert_eq!((tenants.labels.len(), tenants.labels[MAX_LABELS].0.as_str()), (MAX_LABELS + 1, OTHERS));
+    }
+}
