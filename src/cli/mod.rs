@@ -5,6 +5,7 @@ mod config;
 mod doctor;
 mod generate;
 mod log;
+mod manual;
 pub mod options;
 mod progress;
 mod serve;
@@ -12,15 +13,30 @@ mod signals;
 
 use crate::error::StartError;
 use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use options::ConfigOptions;
 use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  pagetide                                            the demo model, on http://127.0.0.1:8000
+  pagetide serve --model Qwen/Qwen2.5-1.5B-Instruct   a model of the hub, fetched once
+  pagetide serve --model DIR --swap-space-gib 16      one of your own, with room for the tide
+  pagetide doctor --model DIR                         what would stop it from starting
+  pagetide config show                                every setting, its value, and where it comes from
+  pagetide bench serve --url http://host:8000         how fast a server is";
 
 /// A serving runtime for large language models: PagedAttention, continuous batching, and KV memory that swaps.
 ///
 /// Without a command, 'pagetide' serves the demo model on http://127.0.0.1:8000.
 #[derive(Parser)]
-#[command(name = "pagetide", version, arg_required_else_help = false, max_term_width = 110)]
+#[command(
+    name = "pagetide",
+    version,
+    arg_required_else_help = false,
+    max_term_width = 110,
+    after_help = EXAMPLES
+)]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
@@ -53,6 +69,14 @@ enum Command {
     /// Opens the GPU that a start would use, and measures its copies. Says where the model is, and asks no network for
     /// it. Exit status 1 if the configured device cannot be used or there is no such model.
     Doctor(doctor::DoctorArgs),
+    /// Print what lets a shell complete commands
+    ///
+    /// For bash: pagetide completions bash > ~/.local/share/bash-completion/completions/pagetide
+    Completions(manual::CompletionsArgs),
+    /// Print the manual page, or write all of them
+    ///
+    /// To read it at once: pagetide man | man -l -
+    Man(manual::ManArgs),
 }
 
 /// Runs the program on its command line. Exit status: 0 done, 1 a failure that has been reported, 2 a wrong command
@@ -74,6 +98,8 @@ pub fn run() -> ExitCode {
         Some(Command::Bench(command)) => bench::run(command),
         Some(Command::Config(command)) => config::run(&command),
         Some(Command::Doctor(args)) => doctor::run(&args),
+        Some(Command::Completions(args)) => manual::completions(&args, Cli::command()),
+        Some(Command::Man(args)) => manual::man(&args, Cli::command()),
     };
     match done {
         Ok(code) => code,
@@ -87,7 +113,6 @@ pub fn run() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_well_formed() {
@@ -118,6 +143,8 @@ mod tests {
             "pagetide config show --port 1",
             "pagetide config check f.toml",
             "pagetide doctor --json --device cuda",
+            "pagetide completions fish",
+            "pagetide man --out DIR",
         ] {
             Cli::try_parse_from(line.split_whitespace()).unwrap_or_else(|error| panic!("{line}: {error}"));
         }

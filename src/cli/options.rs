@@ -2,8 +2,11 @@
 
 use crate::config::layers::{Resolved, Sources, read_file, resolve};
 use crate::config::settings::{SETTINGS, Setting};
+use crate::config::value::Kind;
 use crate::error::StartError;
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use std::ffi::OsStr;
 use std::path::PathBuf;
 
 /// What the command line says about the configuration.
@@ -65,8 +68,32 @@ fn flag(setting: &'static Setting, (name, value_name): (&'static str, &'static s
         .value_name(value_name)
         .action(ArgAction::Append)
         .allow_hyphen_values(true)
+        .value_parser(Known(match setting.kind {
+            Kind::Choice(words) => words,
+            Kind::Bool => &["true", "false"],
+            _ => &[],
+        }))
+        .hide_possible_values(true) // the value's name says them
         .help(help)
         .help_heading(setting.section_about())
+}
+
+/// The words that a setting takes, for shells to complete. Any text is accepted here: the configuration says what is wrong
+/// with it, beside everything else that is.
+#[derive(Clone)]
+struct Known(&'static [&'static str]);
+
+impl TypedValueParser for Known {
+    type Value = String;
+
+    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<String, clap::Error> {
+        StringValueParser::new().parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        let words = (!self.0.is_empty()).then(|| self.0.iter().map(PossibleValue::new))?;
+        Some(Box::new(words))
+    }
 }
 
 impl FromArgMatches for ConfigOptions {

@@ -1,6 +1,7 @@
 //! The program as a user meets it: the binary, its exit status, its files, its signals. All with the demo model.
 
 mod live;
+mod manual;
 
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};

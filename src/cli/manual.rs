@@ -1,0 +1,56 @@
+//! What the command line says of itself: completions for shells, and manual pages.
+
+use crate::error::StartError;
+use clap::{Args, Command, ValueHint};
+use clap_complete::Shell;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+#[derive(Args)]
+pub struct CompletionsArgs {
+    /// The shell that is to complete commands
+    shell: Shell,
+}
+
+#[derive(Args)]
+pub struct ManArgs {
+    /// Write a page for every command (pagetide.1, pagetide-serve.1, ...) into this folder, instead of printing the first
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    out: Option<PathBuf>,
+}
+
+pub fn completions(args: &CompletionsArgs, mut program: Command) -> Result<ExitCode, StartError> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut program, "pagetide", &mut script);
+    print(&script)
+}
+
+pub fn man(args: &ManArgs, program: Command) -> Result<ExitCode, StartError> {
+    match &args.out {
+        Some(folder) => {
+            let cannot = |error: std::io::Error| {
+                StartError::new(format!("--out {}: {error}: expected a folder that can be written", folder.display()))
+            };
+            std::fs::create_dir_all(folder).map_err(cannot)?;
+            clap_mangen::generate_to(program, Path::new(folder)).map_err(cannot)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        None => {
+            let mut page = Vec::new();
+            let written = clap_mangen::Man::new(program).render(&mut page);
+            written.map_err(|error| StartError::new(format!("the manual page cannot be written: {error}")))?;
+            print(&page)
+        }
+    }
+}
+
+/// To standard output; who reads it may have gone.
+fn print(text: &[u8]) -> Result<ExitCode, StartError> {
+    match std::io::stdout().write_all(text) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(StartError::new(format!("cannot write to standard output: {error}")))
+        }
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}
