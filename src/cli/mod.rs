@@ -4,11 +4,13 @@ pub mod bench;
 mod config;
 mod doctor;
 mod generate;
+mod health;
 mod log;
 pub mod options;
 mod progress;
 mod serve;
 mod signals;
+mod supervisor;
 
 use crate::error::StartError;
 use clap::error::ErrorKind;
@@ -45,6 +47,10 @@ enum Command {
     /// Measure throughput, latency, memory, or a server
     #[command(subcommand)]
     Bench(bench::BenchCommand),
+    /// Ask a running server whether it is there
+    ///
+    /// Finds it as 'serve' with the same settings would listen. Exit status 1 if it does not answer, or not well.
+    Health(health::HealthArgs),
     /// Show or check the configuration
     #[command(subcommand)]
     Config(config::ConfigCommand),
@@ -74,6 +80,7 @@ pub fn run() -> ExitCode {
         Some(Command::Bench(command)) => bench::run(command),
         Some(Command::Config(command)) => config::run(&command),
         Some(Command::Doctor(args)) => doctor::run(&args),
+        Some(Command::Health(args)) => health::run(&args),
     };
     match done {
         Ok(code) => code,
@@ -118,6 +125,7 @@ mod tests {
             "pagetide config show --port 1",
             "pagetide config check f.toml",
             "pagetide doctor --json --device cuda",
+            "pagetide health --ready --port 9",
         ] {
             Cli::try_parse_from(line.split_whitespace()).unwrap_or_else(|error| panic!("{line}: {error}"));
         }

@@ -1,6 +1,7 @@
 //! The program as a user meets it: the binary, its exit status, its files, its signals. All with the demo model.
 
 mod live;
+mod operate;
 
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -233,6 +234,7 @@ fn the_drain_timeout_ends_what_still_runs() {
     let mut rest = String::new();
     let _ = stream.read_to_string(&mut rest);
     assert!(!rest.contains("\"finish_reason\":\"length\""), "it was cut off");
+    assert!(rest.contains("\"code\":\"shut_down\""), "and told why: {rest}");
     assert_eq!(server.wait().code(), Some(0));
 }
 
