@@ -4,7 +4,7 @@
 use crate::actors::live::LiveServer;
 use crate::actors::messages::{AskSwapPool, Tune};
 use crate::actors::runtime::configured_scheduler;
-use crate::config::Config;
+use crate::config::{Config, ConsoleConfig};
 use crate::config::layers::{Origin, Problems, Resolved};
 use crate::config::live::needs_restart;
 use crate::config::settings::{SETTINGS, Setting};
@@ -73,6 +73,11 @@ impl Tuner {
     /// The configuration as it is now.
     pub async fn now(&self) -> Resolved {
         self.0.now.lock().await.clone()
+    }
+
+    /// What the console goes by.
+    pub async fn console(&self) -> ConsoleConfig {
+        self.0.now.lock().await.config.console
     }
 
     /// The swap pool as it is now.

@@ -75,6 +75,7 @@ pub const SECTIONS: &[(&str, &str)] = &[
     ("intake", "Between HTTP and the scheduler"),
     ("log", "Logs, on standard error"),
     ("metrics", "Prometheus metrics"),
+    ("console", "The page at /: chat, and the memory as it moves"),
 ];
 
 macro_rules! settings {
@@ -287,6 +288,16 @@ settings! {
     metrics.vllm_names: Kind::Bool, "", None,
         "The same facts under vLLM's names too (vllm:num_requests_running, ...), with its labels and its histograms' bounds.",
         "Dashboards, autoscalers or inference gateways that read vLLM are to read this server unchanged.";
+
+    console.enabled: Kind::Bool, "", None,
+        "Serve the console: the page at /, and what it shows at /console/events. Where api_keys are set, what it shows is for who has admin_key, or where that is not set, for who has any of them.",
+        "Nobody is to see the page, or how many requests there are and how large they are.";
+    console.max_rate_hz: Kind::Float { min: 1.0, or_equal: true, max: 60.0, auto: false }, "Hz", None,
+        "Snapshots of the engine that are taken a second while somebody watches: one for all who do. Fewer where pools are so large that a snapshot takes more than 1/200 of the time in between.",
+        "Lower where every microsecond between two steps counts.";
+    console.max_watchers: int(0, 1000), "clients", None,
+        "Who may watch at once; one more is answered with 429. 0: nobody, and the page is there to chat.",
+        "Many people look at the same server.";
 }
 
 fn any_text(_: &str) -> Result<(), String> {

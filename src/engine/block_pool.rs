@@ -213,6 +213,25 @@ impl BlockPool {
         self.references[block.index()] > 0
     }
 
+    /// What each block is, for who watches: its reference count, [`BlockPool::FREE`], [`BlockPool::CACHED`] or
+    /// [`BlockPool::RETIRED`]. Linear in the pool.
+    pub fn view(&self) -> Vec<u16> {
+        let mut view: Vec<u16> =
+            self.references.iter().map(|count| (*count).min(u32::from(Self::MAX_SHOWN)) as u16).collect();
+        self.cache.mark_idle(&mut view, Self::CACHED);
+        self.retired.iter().for_each(|block| view[block.index()] = Self::RETIRED);
+        view
+    }
+
+    /// In a [`BlockPool::view`]: a free block, ...
+    pub const FREE: u16 = 0;
+    /// ... a cached one, ...
+    pub const CACHED: u16 = u16::MAX;
+    /// ... one that has left the pool, ...
+    pub const RETIRED: u16 = u16::MAX - 1;
+    /// ... and a used one with as many references, or more.
+    pub const MAX_SHOWN: u16 = u16::MAX - 2;
+
     /// Names the content of a full block in use. False where another block already carries the name, or this block
     /// has one.
     pub fn publish(&mut self, block: BlockId, hash: BlockHash) -> bool {

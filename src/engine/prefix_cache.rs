@@ -205,6 +205,15 @@ impl PrefixCache {
         Some((block, hash))
     }
 
+    /// Writes `mark` at the place of each idle block; `marks` has a place for each block, 0 where no table holds it.
+    pub fn mark_idle(&self, marks: &mut [u16], mark: u16) {
+        if self.num_idle > 0 {
+            // What has a name and no holder is idle.
+            let places = marks.iter_mut().zip(&self.names);
+            places.filter(|(place, name)| **place == 0 && name.is_some()).for_each(|(place, _)| *place = mark);
+        }
+    }
+
     fn is_idle(&self, block: BlockId) -> bool {
         match &self.order {
             Order::Adaptive(adaptive) => adaptive.is_idle(block),

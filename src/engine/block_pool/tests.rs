@@ -204,3 +204,23 @@ fn operate(pool: &mut BlockPool, naive: &mut Naive, policy: EvictionPolicy, rand
         }
     }
 }
+
+#[test]
+fn a_view_says_what_each_block_is() {
+    let mut pool = BlockPool::new(6, true);
+    let blocks: Vec<BlockId> = (0..4).map(|_| pool.allocate().unwrap()).collect();
+    assert!(pool.publish(blocks[0], hash(1)) && pool.publish(blocks[1], hash(2)));
+    pool.retain(blocks[1]);
+    pool.release(blocks[0]);
+    pool.release(blocks[2]);
+    pool.resize(5);
+    let view = pool.view();
+    let at = |block: BlockId| view[block.index()];
+    assert_eq!(blocks.iter().map(|block| at(*block)).collect::<Vec<_>>(), [BlockPool::CACHED, 2, BlockPool::FREE, 1]);
+    assert_eq!(view.iter().filter(|state| **state == BlockPool::RETIRED).count(), 1);
+    let PoolStats { used, cached, free, .. } = pool.stats();
+    let count = |is: &dyn Fn(u16) -> bool| view.iter().filter(|state| is(**state)).count();
+    assert_eq!(count(&|state| state == BlockPool::CACHED), cached);
+    assert_eq!(count(&|state| state == BlockPool::FREE), free);
+    assert_eq!(count(&|state| (1..=BlockPool::MAX_SHOWN).contains(&state)), used);
+}
