@@ -22,8 +22,10 @@ async function chat(page) {
 /** In the middle of a load, with blocks on their way. */
 async function underLoad(page) {
   await startLoad(page, 160, 512);
-  await page.waitForFunction(() => Number(document.getElementById("tide-in").textContent) > 0, null, { timeout: 120_000 });
-  await page.waitForTimeout(4000);
+  const isMoving = () => Number(document.getElementById("tide-out").textContent) > 40
+    && Number(/(\d+) swapped/.exec(document.getElementById("requests-figure").textContent)?.[1]) > 8;
+  await page.waitForFunction(isMoving, null, { timeout: 120_000 });
+  await page.waitForTimeout(300);
 }
 
 const pictures = [
@@ -32,7 +34,7 @@ const pictures = [
   ["console-phone", { colorScheme: "light", width: 360, height: 740 }],
 ];
 for (const [name, options] of pictures) {
-  const [page, heard] = await open(browser, url, { width: 1360, height: 900, ...options });
+  const [page, heard] = await open(browser, url, { width: 1240, height: 860, ...options });
   await chat(page);
   if (options.width) await page.click("#tab-memory");
   await underLoad(page);

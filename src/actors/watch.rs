@@ -129,11 +129,7 @@ mod tests {
 
     fn plan(blocks: u32) -> StepPlan {
         let pairs: Vec<_> = (0..blocks).map(|block| (BlockId(block), BlockId(block + 1))).collect();
-        StepPlan {
-            swap_out: pairs.clone(),
-            swap_in: vec![SwapIn { id: CopyId(1), pairs }],
-            ..StepPlan::default()
-        }
+        StepPlan { swap_out: pairs.clone(), swap_in: vec![SwapIn { id: CopyId(1), pairs }], ..StepPlan::default() }
     }
 
     #[test]

@@ -114,7 +114,7 @@ settings! {
         "The model's name in the API; auto is its name on the hub, or the last part of its path.",
         "Clients ask for a fixed name whatever is behind it.";
     server.api_keys: Kind::List, "", Some(("api-key", "KEY")),
-        "Bearer keys that clients may use; with none, no key is asked for. /health, /docs and /openapi.json are always open.",
+        "Bearer keys that clients may use; with none, no key is asked for. /health, /docs, /openapi.json and the console's page are always open.",
         "The server can be reached by others. Prefer file or environment: a flag shows in the process list.";
     server.admin_key: Kind::Text { auto: false, check: any_text }, "", None,
         "Bearer key of /admin/config, where settings are seen and changed while the server runs; none of api_keys is good there, and this one nowhere else. Empty: nobody may.",
@@ -213,7 +213,7 @@ settings! {
         "Tokens in a KV block.",
         "Smaller wastes fewer slots and shares shorter prefixes; larger has less overhead per token.";
     cache.num_device_blocks: int_or_auto(1, u32::MAX as u64), "blocks", Some(("num-device-blocks", "N")),
-        "KV blocks on the device; auto is what fits in device.memory_utilization.",
+        "KV blocks on the device; auto is what fits in device.memory_utilization, and for the demo model 2048 at most.",
         "To fix the pool's size, in tests and comparisons.";
     cache.enable_prefix_caching: Kind::Bool, "", Some(("enable-prefix-caching", "true|false")),
         "Keep blocks of finished requests and use them for prompts that begin the same.",

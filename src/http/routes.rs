@@ -87,7 +87,10 @@ const fn admin(path: ApiPath) -> ApiPath {
 /// Every path that is served. Where a path has several methods, they stand together.
 pub static PATHS: [ApiPath; 25] = [
     open(get("/", || web::to(console::page), console::describe_page)),
-    ApiPath { access: Access::Watcher, ..get("/console/events", || web::to(console::events), console::describe_events) },
+    ApiPath {
+        access: Access::Watcher,
+        ..get("/console/events", || web::to(console::events), console::describe_events)
+    },
     open(get("/console/{file}", || web::to(console::file), console::describe_file)),
     post("/v1/chat/completions", || web::to(chat_completions), chat::describe),
     post("/v1/completions", || web::to(completions), completion::describe),

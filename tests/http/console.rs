@@ -53,18 +53,34 @@ async fn the_page_and_its_files_are_open_and_load_nothing_from_elsewhere() {
         assert_eq!(response.headers()["x-content-type-options"], "nosniff");
         let text = response.text().await.unwrap();
         // What names another host is there to be shown, not to be loaded.
-        let is_elsewhere = |text: &str| text.contains("src=\"http") || text.contains("url(http") || text.contains("from \"http");
+        let is_elsewhere =
+            |text: &str| text.contains("src=\"http") || text.contains("url(http") || text.contains("from \"http");
         assert!(!is_elsewhere(&text), "{path}");
         assert!(!text.contains("innerHTML") && !text.contains("eval("), "{path}");
         if kind.starts_with("text/javascript") {
-            wanted.extend(quoted(&text, "./").into_iter().map(|name| name.replacen("./", "console/", 1)).filter(|path| !seen.contains(path)));
+            wanted.extend(
+                quoted(&text, "./")
+                    .into_iter()
+                    .map(|name| name.replacen("./", "console/", 1))
+                    .filter(|path| !seen.contains(path)),
+            );
         }
         seen.push(path);
     }
     assert!(seen.len() > 10, "{seen:?}");
     let again = server.client.get(format!("{}/", server.url)).header("If-None-Match", tag).send().await.unwrap();
     assert_eq!((again.status().as_u16(), again.text().await.unwrap().len()), (304, 0));
-    assert_eq!(server.client.get(format!("{}/console/none.js", server.url)).bearer_auth("a-client").send().await.unwrap().status(), 404);
+    assert_eq!(
+        server
+            .client
+            .get(format!("{}/console/none.js", server.url))
+            .bearer_auth("a-client")
+            .send()
+            .await
+            .unwrap()
+            .status(),
+        404
+    );
 }
 
 /// What is between quotes and begins so.
@@ -158,7 +174,10 @@ async fn what_all_hold_is_for_the_admin_or_where_there_is_none_for_who_has_a_key
 
 #[actix_web::test]
 async fn switched_off_there_is_no_console() {
-    let server = TestServer::with_console(&ServerConfig::default(), ConsoleConfig { enabled: false, ..ConsoleConfig::default() });
+    let server = TestServer::with_console(
+        &ServerConfig::default(),
+        ConsoleConfig { enabled: false, ..ConsoleConfig::default() },
+    );
     for path in ["/", "/console/app.js", "/console/events"] {
         assert_eq!(server.get(path).await.status(), 404, "{path}");
     }

@@ -55,7 +55,10 @@ fn those_who_wait_are_shown_as_far_as_is_asked_for() {
     world.wait_for_steps(1);
     let waiting = |most| {
         let seqs = block_on(world.handle.look(most)).unwrap().seqs;
-        seqs.iter().filter(|seq| seq.view.phase == Phase::Waiting).map(|seq| seq.view.rank.request.0).collect::<Vec<_>>()
+        seqs.iter()
+            .filter(|seq| seq.view.phase == Phase::Waiting)
+            .map(|seq| seq.view.rank.request.0)
+            .collect::<Vec<_>>()
     };
     wait_until("all have arrived", || waiting(10).len() == 2);
     assert_eq!(waiting(1), [2]);

@@ -13,8 +13,7 @@ use std::collections::HashMap;
 pub fn frame(new: &Frame, old: Option<&Frame>) -> Value {
     let empty = Vec::new();
     let (device, swap) = old.map_or((&empty, &empty), |old| (&old.device, &old.swap));
-    let before: HashMap<u64, &Row> =
-        old.iter().flat_map(|old| &old.rows).map(|row| (row.seq, row)).collect();
+    let before: HashMap<u64, &Row> = old.iter().flat_map(|old| &old.rows).map(|row| (row.seq, row)).collect();
     let changed = new.rows.iter().filter(|row| before.get(&row.seq) != Some(row)).map(row).collect::<Vec<_>>();
     let gone: Vec<u64> = {
         let there: std::collections::HashSet<u64> = new.rows.iter().map(|row| row.seq).collect();
@@ -51,8 +50,20 @@ fn row(row: &Row) -> Value {
     };
     let cached = row.cached_tokens.map_or(-1, |tokens| tokens as i64);
     json!([
-        row.seq, row.request.0, row.sample, phase, row.priority, row.num_prompt, row.num_computed, row.num_output,
-        row.max_output, cached, row.preemptions, row.device_blocks, row.swap_blocks, row.arrived_ms
+        row.seq,
+        row.request.0,
+        row.sample,
+        phase,
+        row.priority,
+        row.num_prompt,
+        row.num_computed,
+        row.num_output,
+        row.max_output,
+        cached,
+        row.preemptions,
+        row.device_blocks,
+        row.swap_blocks,
+        row.arrived_ms
     ])
 }
 

@@ -34,7 +34,10 @@ struct Watching {
     tuner: Data<Tuner>,
     feed: Data<Feed>,
     rate_hz: f64,
+    /// That it was told of.
     last: Option<Arc<Frame>>,
+    /// Number of the latest that it has looked at.
+    seen: u64,
     /// When the last event went out.
     said: Instant,
     due: Instant,
@@ -61,7 +64,7 @@ pub async fn events(
     })?;
     let seat = feed.take_seat(config.max_watchers)?;
     let now = Instant::now();
-    let watching = Watching { handle, tuner, feed, rate_hz, last: None, said: now, due: now, _seat: seat };
+    let watching = Watching { handle, tuner, feed, rate_hz, last: None, seen: 0, said: now, due: now, _seat: seat };
     let frames = unfold(Some(watching), |watching| async {
         let (bytes, watching) = watching?.next().await?;
         Some((Ok::<_, Infallible>(bytes), watching))
@@ -85,8 +88,7 @@ impl Watching {
                 return None;
             }
             let shortest = Duration::from_secs_f64(1.0 / config.max_rate_hz);
-            let after = self.last.as_ref().map_or(0, |last| last.number);
-            let frame = match self.feed.next(&self.handle, after, shortest).await {
+            let frame = match self.feed.next(&self.handle, self.seen, shortest).await {
                 Ok(frame) => frame,
                 Err(error) => {
                     let mut out = Vec::new();
@@ -94,7 +96,10 @@ impl Watching {
                     return Some((out.into(), None));
                 }
             };
-            self.due = Instant::now() + Duration::from_secs_f64(1.0 / self.rate_hz.min(config.max_rate_hz)) - shortest / 2;
+            self.seen = frame.number;
+            // Who wants all there are comes early and waits for the next; whoever wants fewer leaves some out.
+            let period = Duration::from_secs_f64(1.0 / self.rate_hz);
+            self.due = Instant::now() + if period > shortest { period } else { shortest / 2 };
             let is_news = self.last.as_ref().is_none_or(|last| differ(last, &frame));
             if !is_news && self.said.elapsed() < IDLE {
                 continue;

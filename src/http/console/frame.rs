@@ -171,7 +171,8 @@ mod tests {
     }
 
     fn snapshot(seqs: Vec<Watched>, device: Vec<u16>, swap: Vec<u16>) -> Snapshot {
-        let (population, totals, moves, cost) = (Population::default(), Totals::default(), Moves::default(), Duration::ZERO);
+        let (population, totals, moves, cost) =
+            (Population::default(), Totals::default(), Moves::default(), Duration::ZERO);
         Snapshot { seqs, population, block_size: 4, block_bytes: 1, device, swap, totals, moves, cost }
     }
 
