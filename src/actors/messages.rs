@@ -11,7 +11,7 @@ use crate::actors::places::Place;
 use crate::actors::watch::Snapshot;
 use crate::engine::allocation::{Demand, Find, Grant, SwapDemand, SwapGrant};
 use crate::engine::bill::{KvBill, Tenant, Terms};
-use crate::engine::block_pool::PoolStats;
+use crate::engine::block_pool::{PoolStats, PoolView};
 use crate::engine::plan::{CopyReport, StepOutput, StepPlan};
 use crate::engine::policy::{Arrival, Tuning};
 use crate::error::ApiError;
@@ -278,9 +278,7 @@ pub struct Look {
     pub most_waiting: usize,
 }
 
-/// scheduler → both pools, for who watches: [`BlockPool::view`].
-///
-/// [`BlockPool::view`]: crate::engine::block_pool::BlockPool::view
+/// scheduler → both pools, for who watches.
 #[derive(Clone, Copy, Debug, actix::Message)]
-#[rtype(result = "Vec<u16>")]
+#[rtype(result = "PoolView")]
 pub struct ViewPool;

@@ -1,6 +1,7 @@
 //! What the engine shows of itself to who watches: the console. Nothing is collected while nobody looks, but for a few
 //! sums.
 
+use crate::engine::block_pool::PoolView;
 use crate::engine::plan::StepPlan;
 use crate::engine::policy::{Population, SeqView, StepStats};
 use crate::ids::BlockId;
@@ -20,11 +21,8 @@ pub struct Snapshot {
     pub block_size: usize,
     /// Bytes of a block.
     pub block_bytes: usize,
-    /// Each block of a pool, as [`BlockPool::view`] has them.
-    ///
-    /// [`BlockPool::view`]: crate::engine::block_pool::BlockPool::view
-    pub device: Vec<u16>,
-    pub swap: Vec<u16>,
+    pub device: PoolView,
+    pub swap: PoolView,
     pub totals: Totals,
     pub moves: Moves,
     /// What it took on the engine's thread.

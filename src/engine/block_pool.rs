@@ -1,8 +1,11 @@
 //! A pool of KV blocks: who holds which, and what is cached. The device pool and the swap pool are both one.
 
+mod view;
+
 use crate::engine::prefix_cache::{BlockHash, EvictionPolicy, PrefixCache};
 use crate::ids::BlockId;
 use std::collections::VecDeque;
+pub use view::{BlockState, PoolView};
 
 /// Fixed-size blocks with reference counts.
 ///
@@ -213,24 +216,11 @@ impl BlockPool {
         self.references[block.index()] > 0
     }
 
-    /// What each block is, for who watches: its reference count, [`BlockPool::FREE`], [`BlockPool::CACHED`] or
-    /// [`BlockPool::RETIRED`]. Linear in the pool.
-    pub fn view(&self) -> Vec<u16> {
-        let mut view: Vec<u16> =
-            self.references.iter().map(|count| (*count).min(u32::from(Self::MAX_SHOWN)) as u16).collect();
-        self.cache.mark_idle(&mut view, Self::CACHED);
-        self.retired.iter().for_each(|block| view[block.index()] = Self::RETIRED);
-        view
+    /// What each block is, for who watches.
+    pub fn view(&self) -> PoolView {
+        let (references, named) = (self.references.clone(), self.cache.named().to_vec());
+        PoolView { references, named, retired: self.retired.clone() }
     }
-
-    /// In a [`BlockPool::view`]: a free block, ...
-    pub const FREE: u16 = 0;
-    /// ... a cached one, ...
-    pub const CACHED: u16 = u16::MAX;
-    /// ... one that has left the pool, ...
-    pub const RETIRED: u16 = u16::MAX - 1;
-    /// ... and a used one with as many references, or more.
-    pub const MAX_SHOWN: u16 = u16::MAX - 2;
 
     /// Names the content of a full block in use. False where another block already carries the name, or this block
     /// has one.

@@ -10,7 +10,7 @@ use pagetide::actors::watch::{Moves, Snapshot, Totals};
 use pagetide::backend::{DType, KvLayout};
 use pagetide::config::{Config, ConsoleConfig, ServerConfig};
 use pagetide::engine::bill::{KvBill, Tenant, Terms};
-use pagetide::engine::block_pool::PoolStats;
+use pagetide::engine::block_pool::{BlockPool, PoolStats};
 use pagetide::engine::policy::{Population, Tuning};
 use pagetide::error::ApiError;
 use pagetide::http::server::{listen, serve};
@@ -235,13 +235,17 @@ impl Handler<Look> for FakeIntake {
 
     fn handle(&mut self, _: Look, _: &mut Self::Context) -> Self::Result {
         let looks = 1 + self.looks.fetch_add(1, Ordering::SeqCst);
+        let mut device = BlockPool::new(4, true);
+        for _ in 0..looks.min(4) {
+            device.allocate().expect("a block is free");
+        }
         Ok(Snapshot {
             seqs: Vec::new(),
             population: Population::default(),
             block_size: 16,
             block_bytes: BLOCK_BYTES,
-            device: (0..4).map(|block| u16::from(block < looks)).collect(),
-            swap: vec![0; 2],
+            device: device.view(),
+            swap: BlockPool::new(2, true).view(),
             totals: Totals::default(),
             moves: Moves::default(),
             cost: Duration::from_micros(7),

@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::actors::watch::Snapshot;
-use crate::engine::block_pool::BlockPool;
+use crate::engine::block_pool::BlockState;
 use crate::engine::policy::Phase;
+use crate::ids::BlockId;
 
 fn look(world: &World) -> Snapshot {
     block_on(world.handle.look(100)).unwrap()
@@ -14,8 +15,11 @@ fn the_policy_and_the_pools_are_seen_at_one_moment() {
     for overlap in BOTH_LOOPS {
         let world = World::start(overlap);
         let empty = look(&world);
-        assert_eq!((empty.seqs.len(), empty.device.len(), empty.swap.len()), (0, NUM_BLOCKS, 8));
-        assert!(empty.device.iter().chain(&empty.swap).all(|state| *state == BlockPool::FREE));
+        assert!(empty.seqs.is_empty());
+        assert_eq!(
+            (empty.device.states(), empty.swap.states()),
+            (vec![BlockState::Free; NUM_BLOCKS], vec![BlockState::Free; 8])
+        );
         let hold = world.hold();
         // Each needs 6 blocks in the end, and there are 8.
         let senior = world.submit(vec![1; 9], 16).unwrap();
@@ -25,11 +29,13 @@ fn the_policy_and_the_pools_are_seen_at_one_moment() {
         while world.places.num_taken() > 0 {
             let snapshot = look(&world);
             moved += snapshot.moves.out.len() + snapshot.moves.back.len();
+            let is_used = |pool: &[BlockState], block: &BlockId| matches!(pool[block.index()], BlockState::Used(_));
+            let (device, swap) = (snapshot.device.states(), snapshot.swap.states());
             for seq in &snapshot.seqs {
                 let view = &seq.view;
                 assert!(seq.arrived <= Instant::now());
-                assert!(view.table.iter().all(|block| snapshot.device[block.index()] >= 1), "{snapshot:?}");
-                assert!(view.swapped.iter().chain(&view.backing).all(|block| snapshot.swap[block.index()] >= 1));
+                assert!(view.table.iter().all(|block| is_used(&device, block)), "{snapshot:?}");
+                assert!(view.swapped.iter().chain(&view.backing).all(|block| is_used(&swap, block)));
                 assert_eq!(view.phase == Phase::Swapped, view.table.is_empty() && !view.swapped.is_empty());
                 phases.push(view.phase);
             }

@@ -214,13 +214,13 @@ fn a_view_says_what_each_block_is() {
     pool.release(blocks[0]);
     pool.release(blocks[2]);
     pool.resize(5);
-    let view = pool.view();
-    let at = |block: BlockId| view[block.index()];
-    assert_eq!(blocks.iter().map(|block| at(*block)).collect::<Vec<_>>(), [BlockPool::CACHED, 2, BlockPool::FREE, 1]);
-    assert_eq!(view.iter().filter(|state| **state == BlockPool::RETIRED).count(), 1);
+    let states = pool.view().states();
+    let seen: Vec<BlockState> = blocks.iter().map(|block| states[block.index()]).collect();
+    assert_eq!(seen, [BlockState::Cached, BlockState::Used(2), BlockState::Free, BlockState::Used(1)]);
     let PoolStats { used, cached, free, .. } = pool.stats();
-    let count = |is: &dyn Fn(u16) -> bool| view.iter().filter(|state| is(**state)).count();
-    assert_eq!(count(&|state| state == BlockPool::CACHED), cached);
-    assert_eq!(count(&|state| state == BlockPool::FREE), free);
-    assert_eq!(count(&|state| (1..=BlockPool::MAX_SHOWN).contains(&state)), used);
+    let count = |is: &dyn Fn(BlockState) -> bool| states.iter().filter(|state| is(**state)).count();
+    assert_eq!(count(&|state| state == BlockState::Retired), 1);
+    assert_eq!(count(&|state| state == BlockState::Cached), cached);
+    assert_eq!(count(&|state| state == BlockState::Free), free);
+    assert_eq!(count(&|state| matches!(state, BlockState::Used(_))), used);
 }

@@ -107,7 +107,7 @@ fn changes(new: &[Cell], old: &[Cell]) -> Vec<u8> {
         let is_next = |at: &usize| new.get(*at) == Some(cell) && old.get(*at).copied().unwrap_or_default() != *cell;
         let end = (place + 1..).find(|at| !is_next(at)).expect("the range has no end, and the pool has one");
         let length = end - place;
-        let references = u16::from(cell.owner != 0);
+        let references = u32::from(cell.owner != 0);
         let head = cell.kind as u8
             | u8::from(skipped > 0) << 3
             | u8::from(length > 1) << 4
@@ -148,7 +148,7 @@ mod tests {
 
     const KINDS: [Kind; 6] = [Kind::Free, Kind::Cached, Kind::Used, Kind::Moving, Kind::Copy, Kind::Retired];
 
-    fn cell(kind: Kind, owner: u64, references: u16) -> Cell {
+    fn cell(kind: Kind, owner: u64, references: u32) -> Cell {
         Cell { owner, references, kind }
     }
 
@@ -177,7 +177,7 @@ mod tests {
             let references = number(32, u64::MAX);
             let difference = number(64, 0);
             owner = (owner as i64 + ((difference >> 1) as i64 ^ -((difference & 1) as i64))) as u64;
-            let references = if references == u64::MAX { u16::from(owner != 0) } else { references as u16 };
+            let references = if references == u64::MAX { u32::from(owner != 0) } else { references as u32 };
             cells[place..place + length].fill(cell(KINDS[usize::from(head & 7)], owner, references));
             place += length;
         }
@@ -197,7 +197,7 @@ mod tests {
             for _ in 0..random(20) {
                 let (place, length) = (random(new.len() as u64 - 20) as usize, random(20) as usize);
                 let owner = [0, 1, 5, 1 << 20, 1 << 40][random(5) as usize];
-                new[place..place + length].fill(cell(KINDS[random(6) as usize], owner, random(300) as u16));
+                new[place..place + length].fill(cell(KINDS[random(6) as usize], owner, random(300) as u32));
             }
             apply(&mut seen, new.len(), &changes(&new, &old));
             assert_eq!(seen, new, "round {round}");

@@ -1,7 +1,7 @@
 //! A snapshot as the page has it: which block is whose.
 
 use crate::actors::watch::{Snapshot, Totals, Watched};
-use crate::engine::block_pool::BlockPool;
+use crate::engine::block_pool::BlockState;
 use crate::engine::policy::{Phase, Population};
 use crate::ids::{BlockId, RequestId};
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ pub struct Cell {
     /// The sequence that holds it, the most senior where there are several; 0 where nobody is known to.
     pub owner: u64,
     /// Tables that hold it.
-    pub references: u16,
+    pub references: u32,
     pub kind: Kind,
 }
 
@@ -82,17 +82,8 @@ pub struct Frame {
 impl Frame {
     pub fn new(number: u64, began: Instant, snapshot: Snapshot) -> Self {
         let Snapshot { seqs, population, block_size, block_bytes, device, swap, totals, moves, cost } = snapshot;
-        let (mut device, mut swap) = (cells(&device), cells(&swap));
-        for Watched { view, .. } in &seqs {
-            let owner = view.rank.seq.0;
-            let first = if view.phase == Phase::Returning { view.first_returning } else { usize::MAX };
-            for (place, block) in view.table.iter().enumerate() {
-                hold(&mut device, *block, owner, if place < first { Kind::Used } else { Kind::Moving });
-            }
-            let kind = if view.phase == Phase::Returning { Kind::Moving } else { Kind::Used };
-            view.swapped.iter().for_each(|block| hold(&mut swap, *block, owner, kind));
-            view.backing.iter().for_each(|block| hold(&mut swap, *block, owner, Kind::Copy));
-        }
+        let (mut device, mut swap) = (cells(&device.states()), cells(&swap.states()));
+        own(&seqs, &mut device, &mut swap);
         let rows = seqs.iter().take(MAX_ROWS).map(|seq| row(seq, began)).collect();
         let time = began.elapsed();
         let (out, back) = (moves.out, moves.back);
@@ -100,14 +91,28 @@ impl Frame {
     }
 }
 
-fn cells(view: &[u16]) -> Vec<Cell> {
-    let cell = |state: &u16| match *state {
-        BlockPool::FREE => Cell::default(),
-        BlockPool::CACHED => Cell { kind: Kind::Cached, ..Cell::default() },
-        BlockPool::RETIRED => Cell { kind: Kind::Retired, ..Cell::default() },
-        references => Cell { kind: Kind::Used, references, owner: 0 },
+fn cells(states: &[BlockState]) -> Vec<Cell> {
+    let cell = |state: &BlockState| match *state {
+        BlockState::Free => Cell::default(),
+        BlockState::Cached => Cell { kind: Kind::Cached, ..Cell::default() },
+        BlockState::Retired => Cell { kind: Kind::Retired, ..Cell::default() },
+        BlockState::Used(references) => Cell { kind: Kind::Used, references, owner: 0 },
     };
-    view.iter().map(cell).collect()
+    states.iter().map(cell).collect()
+}
+
+/// Says whose the blocks are.
+fn own(seqs: &[Watched], device: &mut [Cell], swap: &mut [Cell]) {
+    for Watched { view, .. } in seqs {
+        let owner = view.rank.seq.0;
+        let first = if view.phase == Phase::Returning { view.first_returning } else { usize::MAX };
+        for (place, block) in view.table.iter().enumerate() {
+            hold(device, *block, owner, if place < first { Kind::Used } else { Kind::Moving });
+        }
+        let kind = if view.phase == Phase::Returning { Kind::Moving } else { Kind::Used };
+        view.swapped.iter().for_each(|block| hold(swap, *block, owner, kind));
+        view.backing.iter().for_each(|block| hold(swap, *block, owner, Kind::Copy));
+    }
 }
 
 /// The first who is asked is the most senior. Where a table is ahead of its pool (blocks that are given up with the next
@@ -144,7 +149,6 @@ fn row(Watched { view, arrived }: &Watched, began: Instant) -> Row {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::actors::watch::Moves;
     use crate::engine::policy::SeqView;
     use crate::engine::sequence::Rank;
     use crate::ids::SeqId;
@@ -170,12 +174,6 @@ mod tests {
         Watched { view, arrived: Instant::now() }
     }
 
-    fn snapshot(seqs: Vec<Watched>, device: Vec<u16>, swap: Vec<u16>) -> Snapshot {
-        let (population, totals, moves, cost) =
-            (Population::default(), Totals::default(), Moves::default(), Duration::ZERO);
-        Snapshot { seqs, population, block_size: 4, block_bytes: 1, device, swap, totals, moves, cost }
-    }
-
     #[test]
     fn a_block_is_its_most_senior_holders() {
         let seqs = vec![
@@ -183,8 +181,10 @@ mod tests {
             seq(2, Phase::Returning, &[0, 3], &[0], &[]),
             seq(3, Phase::Swapped, &[], &[1], &[]),
         ];
-        let device = vec![2, 1, BlockPool::CACHED, 1, 1, 0];
-        let frame = Frame::new(1, Instant::now(), snapshot(seqs, device, vec![1, 1, 1, BlockPool::RETIRED]));
+        use BlockState::{Cached, Free, Retired, Used};
+        let mut device = cells(&[Used(2), Used(1), Cached, Used(1), Used(1), Free]);
+        let mut swap = cells(&[Used(1), Used(1), Used(1), Retired]);
+        own(&seqs, &mut device, &mut swap);
         let cell = |owner, references, kind| Cell { owner, references, kind };
         let expected = [
             cell(1, 2, Kind::Used),
@@ -195,11 +195,11 @@ mod tests {
             cell(0, 1, Kind::Used),
             cell(0, 0, Kind::Free),
         ];
-        assert_eq!(frame.device, expected);
+        assert_eq!(device, expected);
         let expected =
             [cell(2, 1, Kind::Moving), cell(3, 1, Kind::Used), cell(1, 1, Kind::Copy), cell(0, 0, Kind::Retired)];
-        assert_eq!(frame.swap, expected);
-        let row = frame.rows[2];
+        assert_eq!(swap, expected);
+        let row = row(&seqs[2], Instant::now());
         assert_eq!((row.request, row.device_blocks, row.swap_blocks), (RequestId(30), 0, 1));
     }
 }
