@@ -4,7 +4,7 @@ use crate::actors::block_allocator::BlockAllocator;
 use crate::actors::executor::ModelExecutor;
 use crate::actors::intake::{Limits, RequestIntake};
 use crate::actors::live::LiveServer;
-use crate::actors::messages::{Accepted, AskSwapPool, Caller, Submit, Tune};
+use crate::actors::messages::{Accepted, AskSwapPool, Caller, Look, Submit, Tune};
 pub use crate::actors::model_info::ModelInfo;
 use crate::actors::observer::RequestObserver;
 use crate::actors::phase::{LivePhase, Phase};
@@ -13,6 +13,7 @@ use crate::actors::scheduler::{self, SchedulerActor};
 use crate::actors::swap_pool::SwapPool;
 use crate::actors::text_files::Text;
 use crate::actors::tuner::{Engine, Tuner};
+use crate::actors::watch::Snapshot;
 use crate::actors::workers::Workers;
 use crate::backend::profile::Profile;
 use crate::config::layers::Resolved;
@@ -36,6 +37,7 @@ use tokio::sync::watch;
 #[derive(Clone)]
 pub struct RuntimeHandle {
     intake: Recipient<Submit>,
+    scheduler: Recipient<Look>,
     model: Arc<ModelInfo>,
     phase: LivePhase,
     caller: Caller,
@@ -43,8 +45,13 @@ pub struct RuntimeHandle {
 }
 
 impl RuntimeHandle {
-    pub fn new(intake: Recipient<Submit>, model: Arc<ModelInfo>, phase: LivePhase) -> Self {
-        Self { intake, model, phase, caller: Caller::default(), observer: None }
+    pub fn new(
+        intake: Recipient<Submit>,
+        scheduler: Recipient<Look>,
+        model: Arc<ModelInfo>,
+        phase: LivePhase,
+    ) -> Self {
+        Self { intake, scheduler, model, phase, caller: Caller::default(), observer: None }
     }
 
     /// The same engine, for requests of `caller`.
@@ -94,6 +101,14 @@ impl RuntimeHandle {
     /// How far the server's end has come.
     pub fn phase(&self) -> &LivePhase {
         &self.phase
+    }
+
+
+    /// The engine as it is, whoever asks: with what all requests hold, and with the first `most_waiting` of those that
+    /// wait and hold nothing.
+    pub async fn look(&self, most_waiting: usize) -> Result<Snapshot, ApiError> {
+        let stopped = |_| ApiError::engine("the engine has stopped");
+        self.scheduler.send(Look { most_waiting }).await.map_err(stopped)?
     }
 
     /// Nothing new is admitted.
@@ -206,8 +221,8 @@ impl Runtime {
             places: places.clone(),
             executor,
         };
-        let Started { system, intake, tune, swap_pool, alive, thread } = wiring.start()?;
-        let handle = RuntimeHandle::new(intake, model, LivePhase::default());
+        let Started { system, intake, look, tune, swap_pool, alive, thread } = wiring.start()?;
+        let handle = RuntimeHandle::new(intake, look, model, LivePhase::default());
         let (loaded, thread) = (Arc::new(loaded), Some(thread));
         Ok(Self { handle, loaded, places, tune, swap_pool, system, alive, thread })
     }
@@ -278,6 +293,7 @@ pub(super) struct Wiring {
 pub(super) struct Started {
     pub(super) system: System,
     pub(super) intake: Recipient<Submit>,
+    pub(super) look: Recipient<Look>,
     pub(super) tune: Recipient<Tune>,
     pub(super) swap_pool: Recipient<AskSwapPool>,
     pub(super) alive: watch::Receiver<()>,
@@ -294,7 +310,7 @@ impl Wiring {
             let _alive = alive;
             let system = System::new();
             let SchedulerConfig { num_device_blocks, num_swap_blocks, block_size, prefix_caching, .. } = self.scheduler;
-            let (intake, swap_pool) = system.block_on(async move {
+            let (intake, look, swap_pool) = system.block_on(async move {
                 let restart = self.executor.restart();
                 let executor = self.executor.start();
                 let swap_pool = SwapPool::new(num_swap_blocks, prefix_caching, self.eviction).start();
@@ -311,12 +327,13 @@ impl Wiring {
                 let workers = self.workers.clone();
                 let scheduler = SchedulerActor::new(policy, allocator, swap_pool.clone(), executor, workers, settings);
                 let scheduler = scheduler.start();
+                let look = scheduler.clone().recipient();
                 let Self { model, limits, places, workers, .. } = self;
                 let make_intake = move |_: &mut _| RequestIntake::new(model, limits, places, workers, scheduler);
-                (RequestIntake::start_in_arbiter(&Arbiter::new().handle(), make_intake), swap_pool)
+                (RequestIntake::start_in_arbiter(&Arbiter::new().handle(), make_intake), look, swap_pool)
             });
             let (tune, submit) = (intake.clone().recipient(), intake.recipient());
-            if send.send((System::current(), submit, tune, swap_pool.recipient())).is_err() {
+            if send.send((System::current(), submit, look, tune, swap_pool.recipient())).is_err() {
                 return; // whoever started us has gone
             }
             if let Err(error) = system.run() {
@@ -324,9 +341,9 @@ impl Wiring {
             }
         };
         let thread = std::thread::Builder::new().name("pagetide-engine".into()).spawn(run)?;
-        let (system, intake, tune, swap_pool) =
+        let (system, intake, look, tune, swap_pool) =
             receive.recv().map_err(|_| StartError::new("the engine's thread died at its start"))?;
-        Ok(Started { system, intake, tune, swap_pool, alive: watch_alive, thread })
+        Ok(Started { system, intake, look, tune, swap_pool, alive: watch_alive, thread })
     }
 }
 

@@ -37,6 +37,9 @@ pub const LIVE: &[&str] = &[
     "scheduler.non_preemptible_share",
     "log.level",
     "log.slow_request_s",
+    "console.enabled",
+    "console.max_rate_hz",
+    "console.max_watchers",
 ];
 
 /// Why others may not: of a key, or of a whole section.

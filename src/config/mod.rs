@@ -27,6 +27,7 @@ pub struct Config {
     pub log: LogConfig,
     pub metrics: MetricsConfig,
     pub tracing: TracingConfig,
+    pub console: ConsoleConfig,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -192,6 +193,16 @@ pub struct TracingConfig {
     /// Of requests that come without a trace of their own.
     pub sample_ratio: f64,
     pub service_name: String,
+}
+
+/// The page at `/`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ConsoleConfig {
+    pub enabled: bool,
+    /// Snapshots of the engine a second, while somebody watches.
+    pub max_rate_hz: f64,
+    /// Who may watch at once.
+    pub max_watchers: usize,
 }
 
 impl Default for ServerConfig {
@@ -374,6 +385,12 @@ impl Default for TracingConfig {
 impl Default for MetricsConfig {
     fn default() -> Self {
         Self { enabled: true, vllm_names: false }
+    }
+}
+
+impl Default for ConsoleConfig {
+    fn default() -> Self {
+        Self { enabled: true, max_rate_hz: 10.0, max_watchers: 8 }
     }
 }
 

@@ -9,6 +9,7 @@ use crate::http::account::{Account, AccountedBody, Closing, Reporter};
 use crate::http::anthropic;
 use crate::http::auth::Keys;
 use crate::http::compression::{encodings, without_identity};
+use crate::http::console::Feed;
 use crate::http::cors::cors;
 use crate::http::openai::response::new_id;
 use crate::http::routes::{Access, access_to, configure, is_open_to_all_ports, is_private, metrics_path};
@@ -96,6 +97,7 @@ pub fn serve(
     });
     let admin_addr = admin.as_ref().map(TcpListener::local_addr).transpose()?;
     let (handle, tuner, server_config) = (Data::new(handle), Data::new(tuner), config.server.clone());
+    let feed = Data::new(Feed::default());
     let app = move || {
         let (keys, live, reporter) = (keys.clone(), handle.model().server.clone(), reporter.clone());
         // The last is the outermost.
@@ -103,6 +105,7 @@ pub fn serve(
             .app_data(handle.clone())
             .app_data(tuner.clone())
             .app_data(keys.clone())
+            .app_data(feed.clone())
             .wrap(from_fn(encodings))
             .wrap(Compress::default())
             .wrap(from_fn(without_identity))
