@@ -161,6 +161,32 @@ impl ApiError {
         }
     }
 
+    /// 429: more than a limit lets in. Without `retry_after_s` it never is.
+    pub fn rate_limited(message: String, retry_after_s: Option<u64>) -> Self {
+        Self { retry_after_s, ..Self::new(429, "rate_limit_error", Some("rate_limit_exceeded"), message) }
+    }
+
+    /// 408: the body did not come in time.
+    pub fn body_timeout(seconds: u64) -> Self {
+        let message = format!("the request body was not here within {seconds} s (server.body_timeout_s)");
+        Self::new(408, "invalid_request_error", Some("body_timeout"), message)
+    }
+
+    /// 504, or in a stream: the answer was not complete in time.
+    pub fn timed_out(seconds: u64) -> Self {
+        let message = format!("the answer was not complete within {seconds} s (server.request_timeout_s)");
+        Self::new(504, "server_error", Some("request_timeout"), message)
+    }
+
+    /// 503, or in a stream: the server stops and waits no longer.
+    pub fn cut_off(drain_timeout_s: u64) -> Self {
+        let message = format!(
+            "the server shuts down, and this answer was not complete within {drain_timeout_s} s \
+             (server.drain_timeout_s)"
+        );
+        Self { retry_after_s: Some(5), ..Self::new(503, "service_unavailable", Some("shut_down"), message) }
+    }
+
     /// 503: the server is stopping.
     pub fn draining() -> Self {
         Self {

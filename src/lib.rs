@@ -2,7 +2,7 @@
 //!
 //! A request's way: `http` → intake → scheduler → (block allocator, swap pool) → executor → scheduler → stream.
 //! The actors are in [`actors`], the decisions they carry in [`engine`], the forward pass in [`model`], the device
-//! in [`backend`]. Imports point down: `cli` › `http` › `actors` › `model`, `text` › `engine`, `backend` ›
+//! in [`backend`]. Imports point down: `cli` › `http` › `actors`, `telemetry` › `model`, `text` › `engine`, `backend` ›
 //! `sampling` › `ids`, `config`, `error`, `metrics`; `engine` and `backend` never meet.
 
 pub mod actors;
@@ -17,4 +17,5 @@ pub mod metrics;
 pub mod model;
 pub mod offline;
 pub mod sampling;
+pub mod telemetry;
 pub mod text;

@@ -137,6 +137,7 @@ async fn generate_one(
         grammar: None,
         terms: Terms::default(),
         tenant: Tenant::default(),
+        observer: None,
     };
     let Accepted { prompt_tokens, mut events, .. } = handle.submit(submit).await?;
     let new_text = || OutputText::new(handle.model().tokenizer.clone(), &prompt_tokens, &params.output);

@@ -112,6 +112,7 @@ fn a_grammar_is_followed() {
         cache_salt: None,
         terms: Terms::default(),
         tenant: Tenant::default(),
+        observer: None,
         grammar: Some(grammar),
     };
     let handle = engine.handle();

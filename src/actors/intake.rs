@@ -128,7 +128,8 @@ impl Handler<Submit> for RequestIntake {
                 return Err(ApiError::overloaded(server.max_requests, server.retry_after_s));
             };
             let Submit { prompt, truncation, prompt_param, mut params, ignore_eos, seed, n, priority, .. } = submit;
-            let Submit { cache_salt, grammar, terms, tenant, .. } = submit;
+            let Submit { cache_salt, grammar, terms, tenant, observer, .. } = submit;
+            let wanted = (params.max_tokens > 0).then_some(params.max_tokens as usize);
             let accepted = async {
                 if n == 0 {
                     return Err(ApiError::invalid("n", "must be at least 1, got 0"));
@@ -143,6 +144,10 @@ impl Handler<Submit> for RequestIntake {
                     Some(grammar) => Some(shared.constrain(grammar, &prompt, &params).await?),
                     None => None,
                 };
+                if let Some(observer) = &observer {
+                    let num_seqs = params.beam.as_ref().map_or(n, |beam| beam.width) as usize;
+                    observer.admit(prompt.len(), wanted.map(|each| each * num_seqs))?;
+                }
                 Ok((Arc::new(prompt), Arc::new(params), constraint))
             };
             let (prompt, params, constraint) = accepted.await.inspect_err(|error| count_rejection(error, tenant))?;
@@ -154,13 +159,20 @@ impl Handler<Submit> for RequestIntake {
             let (sender, events) = EventStream::channel(id, cancel, stop);
             let (prompt_tokens, shared_params) = (prompt.clone(), params.clone());
             let arrival = Arrival { id, prompt, params, n, priority, cache_salt, constraint, terms, tenant };
-            scheduler.do_send(Arrive { arrival, events: sender, arrived, place });
+            if let Some(observer) = &observer {
+                observer.accepted(id, prompt_tokens.len());
+            }
+            let events = events.observed_by(observer.clone());
+            scheduler.do_send(Arrive { arrival, events: sender, arrived, place, observer });
             Ok(Accepted { id, prompt_tokens, params: shared_params, events })
         })
     }
 }
 
 fn count_rejection(error: &ApiError, tenant: Tenant) {
+    if error.status == 429 {
+        return; // whoever refused it has counted it
+    }
     let too_long = error.code == Some("context_length_exceeded");
     metrics::request_rejected(if too_long { Rejection::TooLong } else { Rejection::Invalid }, tenant);
 }

@@ -5,6 +5,7 @@
 //!
 //! and for settings that change: tuner → [`Tune`] → intake → scheduler → ([`Resize`] → swap pool)
 
+use crate::actors::observer::RequestObserver;
 use crate::actors::places::Place;
 use crate::engine::allocation::{Demand, Find, Grant, SwapDemand, SwapGrant};
 use crate::engine::bill::{KvBill, Tenant, Terms};
@@ -62,6 +63,8 @@ pub struct Submit {
     ///
     /// [`RuntimeHandle::on_behalf_of`]: crate::actors::runtime::RuntimeHandle::on_behalf_of
     pub tenant: Tenant,
+    /// Whoever follows it: filled in there too.
+    pub observer: Option<Arc<dyn RequestObserver>>,
 }
 
 /// Whom requests are submitted for.
@@ -139,6 +142,7 @@ pub struct EventStream {
     receiver: mpsc::UnboundedReceiver<Event>,
     cancel: actix::Recipient<Cancel>,
     stop_sample: actix::Recipient<StopSample>,
+    observer: Option<Arc<dyn RequestObserver>>,
 }
 
 impl EventStream {
@@ -149,33 +153,54 @@ impl EventStream {
         stop_sample: actix::Recipient<StopSample>,
     ) -> (mpsc::UnboundedSender<Event>, Self) {
         let (sender, receiver) = mpsc::unbounded_channel();
-        (sender, Self { id, receiver, cancel, stop_sample })
+        (sender, Self { id, receiver, cancel, stop_sample, observer: None })
+    }
+
+    /// Tells `observer` whatever comes out of it from now on.
+    pub fn observed_by(mut self, observer: Option<Arc<dyn RequestObserver>>) -> Self {
+        self.observer = observer;
+        self
+    }
+
+    fn heard(&self, event: Option<Event>) -> Option<Event> {
+        if let (Some(observer), Some(event)) = (&self.observer, &event) {
+            observer.heard(self.id, event);
+        }
+        event
     }
 
     /// The next event; `None` after the last.
     pub async fn next(&mut self) -> Option<Event> {
-        self.receiver.recv().await
+        let event = self.receiver.recv().await;
+        self.heard(event)
     }
 
     /// [`EventStream::next`] for those who merge several streams.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
-        self.receiver.poll_recv(cx)
+        self.receiver.poll_recv(cx).map(|event| self.heard(event))
     }
 
     /// An event that is already there, without waiting.
     pub fn try_next(&mut self) -> Option<Event> {
-        self.receiver.try_recv().ok()
+        let event = self.receiver.try_recv().ok();
+        self.heard(event)
     }
 
     /// Ends sample `index` early (a stop string matched); the others go on. Tokens that were already under way may
     /// still arrive.
     pub fn stop_sample(&self, index: u32) {
+        if let Some(observer) = &self.observer {
+            observer.stopped(self.id);
+        }
         self.stop_sample.do_send(StopSample(self.id, index));
     }
 }
 
 impl Drop for EventStream {
     fn drop(&mut self) {
+        if let Some(observer) = &self.observer {
+            observer.left(self.id);
+        }
         self.cancel.do_send(Cancel(self.id));
     }
 }
@@ -199,6 +224,7 @@ pub struct Arrive {
     pub events: mpsc::UnboundedSender<Event>,
     pub arrived: Instant,
     pub place: Place,
+    pub observer: Option<Arc<dyn RequestObserver>>,
 }
 
 /// scheduler → swap pool: which blocks of those who may start it holds. None on a step where nobody may.

@@ -6,6 +6,8 @@ use crate::actors::intake::{Limits, RequestIntake};
 use crate::actors::live::LiveServer;
 use crate::actors::messages::{Accepted, AskSwapPool, Caller, Submit, Tune};
 pub use crate::actors::model_info::ModelInfo;
+use crate::actors::observer::RequestObserver;
+use crate::actors::phase::{LivePhase, Phase};
 use crate::actors::places::Places;
 use crate::actors::scheduler::{self, SchedulerActor};
 use crate::actors::swap_pool::SwapPool;
@@ -35,18 +37,24 @@ use tokio::sync::watch;
 pub struct RuntimeHandle {
     intake: Recipient<Submit>,
     model: Arc<ModelInfo>,
-    draining: Arc<AtomicBool>,
+    phase: LivePhase,
     caller: Caller,
+    observer: Option<Arc<dyn RequestObserver>>,
 }
 
 impl RuntimeHandle {
-    pub fn new(intake: Recipient<Submit>, model: Arc<ModelInfo>, draining: Arc<AtomicBool>) -> Self {
-        Self { intake, model, draining, caller: Caller::default() }
+    pub fn new(intake: Recipient<Submit>, model: Arc<ModelInfo>, phase: LivePhase) -> Self {
+        Self { intake, model, phase, caller: Caller::default(), observer: None }
     }
 
     /// The same engine, for requests of `caller`.
     pub fn on_behalf_of(&self, caller: Caller) -> Self {
         Self { caller, ..self.clone() }
+    }
+
+    /// The same engine, for requests that `observer` follows.
+    pub fn observed_by(self, observer: Arc<dyn RequestObserver>) -> Self {
+        Self { observer: Some(observer), ..self }
     }
 
     /// Requests that the engine holds at once (`server.max_requests`): one more is refused until another ends.
@@ -71,15 +79,26 @@ impl RuntimeHandle {
         }
         submit.tenant = self.caller.tenant;
         submit.cache_salt = self.caller.cache_salt(submit.cache_salt);
+        submit.observer = self.observer.clone();
         match self.intake.send(submit).await {
             Ok(answer) => answer,
             Err(_) => Err(ApiError::engine("the engine has stopped")),
         }
     }
 
-    /// True from the first SIGTERM on: nothing new is admitted.
+    /// Whoever follows its requests.
+    pub fn observer(&self) -> Option<&Arc<dyn RequestObserver>> {
+        self.observer.as_ref()
+    }
+
+    /// How far the server's end has come.
+    pub fn phase(&self) -> &LivePhase {
+        &self.phase
+    }
+
+    /// Nothing new is admitted.
     pub fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire)
+        self.phase.get() >= Phase::Draining
     }
 }
 
@@ -188,7 +207,7 @@ impl Runtime {
             executor,
         };
         let Started { system, intake, tune, swap_pool, alive, thread } = wiring.start()?;
-        let handle = RuntimeHandle::new(intake, model, Arc::default());
+        let handle = RuntimeHandle::new(intake, model, LivePhase::default());
         let (loaded, thread) = (Arc::new(loaded), Some(thread));
         Ok(Self { handle, loaded, places, tune, swap_pool, system, alive, thread })
     }
@@ -217,7 +236,7 @@ impl Runtime {
 
     /// Admits nothing new and waits until what runs has ended; false where `timeout` came first.
     pub async fn drain(&self, timeout: Duration) -> bool {
-        self.handle.draining.store(true, Ordering::Release);
+        self.handle.phase.advance(Phase::Draining);
         let deadline = Instant::now() + timeout;
         while self.places.num_taken() > 0 {
             if Instant::now() >= deadline {

@@ -305,6 +305,9 @@ impl SchedulerActor {
                 client.queued = Some(queued);
                 metrics::queue_time(queued);
                 client.tenant.iter().for_each(|tenant| tenant.prompt_tokens(admission.prompt_tokens));
+                if let Some(observer) = &client.observer {
+                    observer.started(admission.request);
+                }
             }
         }
         for (tenant, tier) in self.policy().take_quota_refusals() {
@@ -414,7 +417,7 @@ impl Handler<Arrive> for SchedulerActor {
     type Result = ();
 
     fn handle(&mut self, arrive: Arrive, ctx: &mut Self::Context) {
-        let Arrive { arrival, events, arrived, place } = arrive;
+        let Arrive { arrival, events, arrived, place, observer } = arrive;
         let Arrival { id, n, tenant, .. } = arrival;
         let client = Client {
             events,
@@ -429,6 +432,7 @@ impl Handler<Arrive> for SchedulerActor {
             ended_by_length: false,
             bill: KvBill::default(),
             pauses: vec![Pause::default(); n as usize],
+            observer,
             _place: place,
         };
         self.clients.insert(id, client);

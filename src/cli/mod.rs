@@ -4,12 +4,14 @@ pub mod bench;
 mod config;
 mod doctor;
 mod generate;
+mod health;
 mod log;
 mod manual;
 pub mod options;
 mod progress;
 mod serve;
 mod signals;
+mod supervisor;
 
 use crate::error::StartError;
 use clap::error::ErrorKind;
@@ -61,6 +63,10 @@ enum Command {
     /// Measure throughput, latency, memory, or a server
     #[command(subcommand)]
     Bench(bench::BenchCommand),
+    /// Ask a running server whether it is there
+    ///
+    /// Finds it as 'serve' with the same settings would listen. Exit status 1 if it does not answer, or not well.
+    Health(health::HealthArgs),
     /// Show or check the configuration
     #[command(subcommand)]
     Config(config::ConfigCommand),
@@ -100,6 +106,7 @@ pub fn run() -> ExitCode {
         Some(Command::Doctor(args)) => doctor::run(&args),
         Some(Command::Completions(args)) => manual::completions(&args, Cli::command()),
         Some(Command::Man(args)) => manual::man(&args, Cli::command()),
+        Some(Command::Health(args)) => health::run(&args),
     };
     match done {
         Ok(code) => code,
@@ -145,6 +152,7 @@ mod tests {
             "pagetide doctor --json --device cuda",
             "pagetide completions fish",
             "pagetide man --out DIR",
+            "pagetide health --ready --port 9",
         ] {
             Cli::try_parse_from(line.split_whitespace()).unwrap_or_else(|error| panic!("{line}: {error}"));
         }

@@ -2,23 +2,25 @@
 
 use super::options::ConfigOptions;
 use super::signals::{HangUp, HangUps, StopSignals};
+use super::supervisor::Supervisor;
 use super::{log, progress};
+use crate::actors::phase::Phase;
 use crate::actors::runtime::{ModelInfo, Runtime};
 use crate::actors::tuner::{Reloaded, Tuner};
-use crate::config::{Config, LogFormat};
+use crate::config::{Config, LogFormat, ServerConfig};
 use crate::error::StartError;
-use crate::http::server;
+use crate::http::server::{self, LAST_WORDS, Listeners};
 use crate::metrics::{self, vllm::ServedModel};
 use crate::model::loader::LoadedModel;
+use crate::telemetry::trace::Tracer;
 use crate::text::chat_output::ChatFormat;
+use actix_web::dev::ServerHandle;
 use std::fmt::Write;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
-
-/// Time for the last answers of an engine that has stopped by itself.
-const LAST_WORDS: Duration = Duration::from_secs(5);
 
 pub fn run(options: &ConfigOptions) -> Result<ExitCode, StartError> {
     let resolved = options.resolve()?;
@@ -31,22 +33,31 @@ pub fn run(options: &ConfigOptions) -> Result<ExitCode, StartError> {
     // Not once the model is loaded: until then the signal would end the process.
     let hang_ups = system.block_on(async { HangUps::listen() })?;
     // Better said before a large model is loaded than after.
-    let listener = server::listen(&config.server)?;
+    let listeners = server::listen(config)?;
     let runtime = Runtime::start(config, progress::loading())?;
     let loaded = runtime.loaded();
-    metrics::build_info(&runtime.handle().model().served_name, &loaded.device, loaded.dtype.name());
+    let model = runtime.handle().model().served_name.clone();
+    metrics::build_info(&model, &loaded.device, loaded.dtype.name());
     if config.metrics.enabled && config.metrics.vllm_names {
         metrics::vllm::install(&served_model(&runtime, config));
     }
+    let tracer = Tracer::start(&config.tracing, &model)?.map(Arc::new);
     let tuner = runtime.tuner(resolved.clone());
     tuner.on_change(move |config| log_level.set(&config.log.level));
-    system.block_on(async {
-        let reloads = actix_web::rt::spawn(reload_on_hang_up(hang_ups, options.clone(), tuner.clone()));
+    let supervisor = Supervisor::of_environment();
+    let ended = system.block_on(async {
+        let reloads = reload_on_hang_up(hang_ups, options.clone(), tuner.clone(), supervisor.clone());
+        let reloads = actix_web::rt::spawn(reloads);
         let stopper = reloads.abort_handle();
-        let ended = serve(runtime, tuner, config, listener, reloads).await;
+        let serving = Serving { runtime, tuner, listeners, tracer: tracer.clone(), supervisor };
+        let ended = serving.serve(config, reloads).await;
         stopper.abort();
         ended
-    })
+    });
+    if let Some(tracer) = tracer {
+        tracer.shut_down();
+    }
+    ended
 }
 
 /// What vLLM's names say of it.
@@ -69,9 +80,11 @@ fn served_model(runtime: &Runtime, config: &Config) -> ServedModel {
 
 /// Reads the configuration again at each SIGHUP, and changes what may change; until one comes because the terminal has
 /// gone.
-async fn reload_on_hang_up(mut hang_ups: HangUps, options: ConfigOptions, tuner: Tuner) {
+async fn reload_on_hang_up(mut hang_ups: HangUps, options: ConfigOptions, tuner: Tuner, supervisor: Supervisor) {
     while hang_ups.next().await == HangUp::ReadConfig {
+        supervisor.reloading();
         reload(&options, &tuner).await;
+        supervisor.ready();
     }
 }
 
@@ -94,61 +107,84 @@ async fn reload(options: &ConfigOptions, tuner: &Tuner) {
     }
 }
 
-/// Serves until a signal, or until `reloads` ends for lack of a terminal, then finishes what runs.
-async fn serve(
+/// What a server is made of.
+struct Serving {
     runtime: Runtime,
     tuner: Tuner,
-    config: &Config,
-    listener: TcpListener,
-    reloads: JoinHandle<()>,
-) -> Result<ExitCode, StartError> {
-    let mut signals = StopSignals::listen()?;
-    let addr = listener.local_addr()?;
-    let server = server::serve(runtime.handle(), tuner, listener)?;
-    announce(runtime.handle().model(), runtime.loaded(), addr, config);
-    let stopper = server.handle();
-    tokio::pin!(server);
+    listeners: Listeners,
+    tracer: Option<Arc<Tracer>>,
+    supervisor: Supervisor,
+}
 
-    tokio::select! {
-        ended = &mut server => {
-            let why = ended.map_or_else(|error| error.to_string(), |()| "it stopped by itself".into());
-            return Err(StartError::new(format!("the HTTP server ended: {why}")));
+impl Serving {
+    /// Serves until a signal, or until `reloads` ends for lack of a terminal, then finishes what runs.
+    async fn serve(self, config: &Config, reloads: JoinHandle<()>) -> Result<ExitCode, StartError> {
+        let Self { runtime, tuner, listeners, tracer, supervisor } = self;
+        let mut signals = StopSignals::listen()?;
+        let (url, admin) = (listeners.url()?, listeners.admin_addr()?);
+        let server = server::serve(runtime.handle(), tuner.clone(), config, listeners, tracer)?;
+        let stopper = server.handle();
+        let mut server = actix_web::rt::spawn(server);
+        announce(runtime.handle().model(), runtime.loaded(), &url, admin, config);
+        supervisor.ready();
+        let watched = actix_web::rt::spawn(supervisor.clone().prove_alive(tuner));
+
+        tokio::select! {
+            ended = &mut server => {
+                let why = match ended {
+                    Ok(Ok(())) => "it stopped by itself".into(),
+                    Ok(Err(error)) => error.to_string(),
+                    Err(error) => error.to_string(),
+                };
+                return Err(StartError::new(format!("the HTTP server ended: {why}")));
+            }
+            () = runtime.ended() => {
+                end_for_certain();
+                // The requests' errors are on their way to the clients.
+                let _ = actix_web::rt::time::timeout(LAST_WORDS, stopper.stop(true)).await;
+                return Err(StartError::new("the engine has stopped; the reason is in the log above"));
+            }
+            _ = signals.next() => {}
+            _ = reloads => {}
         }
-        () = runtime.ended() => {
-            end_for_certain();
-            // The requests' errors are on their way to the clients.
-            let stop = async { tokio::join!(stopper.stop(true), &mut server) };
-            let _ = actix_web::rt::time::timeout(LAST_WORDS, stop).await;
-            return Err(StartError::new("the engine has stopped; the reason is in the log above"));
+        supervisor.stopping();
+        tokio::select! {
+            // The server answers on while the engine drains.
+            () = drain(&runtime, &stopper) => {}
+            signal = signals.next() => {
+                tracing::warn!("a second signal: ending at once");
+                std::process::exit(128 + signal);
+            }
         }
-        _ = signals.next() => {}
-        _ = reloads => {}
+        watched.abort();
+        drop(runtime);
+        tracing::info!("stopped");
+        Ok(ExitCode::SUCCESS)
     }
-    let timeout_s = runtime.handle().model().server.get().drain_timeout_s;
+}
+
+/// Stops in order: first only `/ready` says so, then nothing new is taken, then what still runs ends with an error.
+async fn drain(runtime: &Runtime, stopper: &ServerHandle) {
+    let handle = runtime.handle();
+    let ServerConfig { drain_delay_s, drain_timeout_s, .. } = *handle.model().server.get();
+    handle.phase().advance(Phase::Leaving);
+    if drain_delay_s > 0 {
+        tracing::info!("stopping: /ready says no, and requests are still taken for {drain_delay_s} s");
+        actix_web::rt::time::sleep(Duration::from_secs(drain_delay_s)).await;
+    }
     tracing::info!(
-        "stopping: nothing new is admitted; running requests have {timeout_s} s; a second signal ends at once"
+        "stopping: nothing new is admitted; running requests have {drain_timeout_s} s; a second signal ends at once"
     );
-    let drain = async {
-        let drained = runtime.drain(Duration::from_secs(timeout_s)).await;
-        if !drained {
-            tracing::warn!(
-                "requests were still running after server.drain_timeout_s = {timeout_s} s: they are cut off"
-            );
-        }
-        // A graceful stop lets the last bytes out; it would wait for unfinished answers as long again.
-        stopper.stop(drained).await;
-    };
-    tokio::select! {
-        // The server answers on while the engine drains.
-        _ = async { tokio::join!(drain, &mut server) } => {}
-        signal = signals.next() => {
-            tracing::warn!("a second signal: ending at once");
-            std::process::exit(128 + signal);
-        }
+    let deadline = Instant::now() + Duration::from_secs(drain_timeout_s);
+    if !runtime.drain(Duration::from_secs(drain_timeout_s)).await {
+        tracing::warn!(
+            "requests were still running after server.drain_timeout_s = {drain_timeout_s} s: they are cut off"
+        );
+        handle.phase().advance(Phase::Over);
     }
-    drop(runtime);
-    tracing::info!("stopped");
-    Ok(ExitCode::SUCCESS)
+    // Clients may read what is there for them, and those who do not are not waited for.
+    let rest = deadline.saturating_duration_since(Instant::now()).max(LAST_WORDS);
+    let _ = actix_web::rt::time::timeout(rest, stopper.stop(true)).await;
 }
 
 /// Aborts the process where it has not ended some seconds after the last answers: a device that hangs can make its
@@ -165,9 +201,9 @@ fn end_for_certain() {
 }
 
 /// Says what is served, where and with what: people get a block of text, log collectors an event.
-fn announce(model: &ModelInfo, loaded: &LoadedModel, addr: SocketAddr, config: &Config) {
+fn announce(model: &ModelInfo, loaded: &LoadedModel, url: &str, admin: Option<SocketAddr>, config: &Config) {
     match config.log.format {
-        LogFormat::Human => println!("{}", start_block(&model.served_name, model.chat_format, loaded, addr)),
+        LogFormat::Human => println!("{}", start_block(&model.served_name, model.chat_format, loaded, url, admin)),
         LogFormat::Json => tracing::info!(
             version = env!("CARGO_PKG_VERSION"),
             model = model.served_name,
@@ -177,13 +213,14 @@ fn announce(model: &ModelInfo, loaded: &LoadedModel, addr: SocketAddr, config: &
             block_size = loaded.pools.layout.block_size,
             num_device_blocks = loaded.pools.num_device_blocks,
             num_swap_blocks = loaded.pools.num_swap_blocks,
-            url = format!("http://{addr}"),
+            url,
+            admin = admin.map(tracing::field::display),
             "serving"
         ),
     }
 }
 
-fn start_block(model: &str, chat: ChatFormat, loaded: &LoadedModel, addr: SocketAddr) -> String {
+fn start_block(model: &str, chat: ChatFormat, loaded: &LoadedModel, url: &str, admin: Option<SocketAddr>) -> String {
     let layout = &loaded.pools.layout;
     let pool = |num_blocks: usize| {
         let gib = (num_blocks * layout.block_bytes()) as f64 / f64::from(1 << 30);
@@ -201,10 +238,11 @@ fn start_block(model: &str, chat: ChatFormat, loaded: &LoadedModel, addr: Socket
         ("dtype", loaded.dtype.name().into()),
         ("KV cache", format!("{}, {} tokens a block", pool(loaded.pools.num_device_blocks), layout.block_size)),
         ("swap", swap),
-        ("listening", format!("http://{addr}")),
+        ("listening", url.to_owned()),
     ];
+    let admin = admin.map(|addr| ("admin", format!("http://{addr}")));
     let mut block = format!("Pagetide {}", env!("CARGO_PKG_VERSION"));
-    for (name, value) in rows {
+    for (name, value) in rows.into_iter().chain(admin) {
         write!(block, "\n  {name:<10} {value}").expect("writing to a String");
     }
     block
@@ -234,7 +272,7 @@ mod tests {
             pools: PoolSizes { layout, num_device_blocks: 2048, num_swap_blocks: 0, max_swap_blocks: 0 },
         };
         let chat = ChatFormat { tools: Some(ToolFormat::Llama3Json), reasoning: None };
-        let block = start_block("llama", chat, &loaded, "127.0.0.1:8000".parse().unwrap());
+        let block = start_block("llama", chat, &loaded, "http://127.0.0.1:8000", "127.0.0.1:9000".parse().ok());
         let lines: Vec<&str> = block.lines().skip(1).collect();
         assert_eq!(
             lines,
@@ -246,6 +284,7 @@ mod tests {
                 "  KV cache   2048 blocks, 32768 tokens, 2.00 GiB, 16 tokens a block",
                 "  swap       none",
                 "  listening  http://127.0.0.1:8000",
+                "  admin      http://127.0.0.1:9000",
             ]
         );
     }

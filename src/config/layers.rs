@@ -2,7 +2,7 @@
 //! mistake is reported, not only the first.
 
 use super::settings::{ENV_PREFIX, SECTIONS, SETTINGS, Setting, find};
-use super::value::Value;
+use super::value::{Kind, Value};
 use super::{Config, PreemptionMode, SwapConfig};
 use crate::error::StartError;
 use std::fmt;
@@ -180,8 +180,8 @@ impl Layers {
                 let index = SETTINGS.iter().position(|other| std::ptr::eq(setting, other));
                 self.resolved.origins[index.expect("settings live in the table")] = origin;
             }
-            // Not with the message that shows what was given: this one goes to logs.
-            Err(_) if setting.is_secret() => {
+            // Not with the message that shows what was given: this one goes to logs. That of keys shows none.
+            Err(_) if setting.is_secret() && !matches!(setting.kind, Kind::Keys) => {
                 self.problem(origin, setting.key, format!("what is given is not {}", setting.kind.expected()));
             }
             Err(message) => self.problem(origin, setting.key, message),
@@ -221,7 +221,10 @@ impl Layers {
             for (name, item) in keys(table) {
                 let origin = at(span_of(name, item));
                 let key = format!("{section}.{}", name.get());
-                match (find(&key), item.as_value()) {
+                // Several tables are a list of them.
+                let tables = item.as_array_of_tables().map(|_| item.clone().into_value());
+                let tables = tables.and_then(Result::ok);
+                match (find(&key), item.as_value().or(tables.as_ref())) {
                     (Some(setting), Some(value)) => self.set(setting, setting.kind.read(value), origin),
                     (Some(setting), None) => {
                         let message = format!("a table is not {}", setting.kind.expected());
@@ -256,7 +259,7 @@ impl Layers {
     }
 
     fn add_flags(&mut self, flags: &[(String, String, String)]) {
-        let mut lists: Vec<(&str, Vec<String>)> = Vec::new();
+        let mut lists: Vec<(&str, Value)> = Vec::new();
         for (flag, key, text) in flags {
             let origin = Origin::Flag(flag.clone());
             let Some(setting) = find(key) else {
@@ -265,13 +268,11 @@ impl Layers {
             };
             let value = match setting.kind.parse(text) {
                 // Of a list, each flag adds to those before it.
-                Ok(Value::List(texts)) => {
-                    if !lists.iter().any(|(known, _)| known == key) {
-                        lists.push((key, Vec::new()));
-                    }
-                    let (_, list) = lists.iter_mut().find(|(known, _)| known == key).expect("pushed above");
-                    list.extend(texts);
-                    Ok(Value::List(list.clone()))
+                Ok(value @ (Value::List(_) | Value::Keys(_))) => {
+                    let before = lists.iter().position(|(known, _)| known == key).map(|place| lists.remove(place));
+                    let all = before.map_or(value.clone(), |(_, before)| before.and(value));
+                    lists.push((key, all.clone()));
+                    Ok(all)
                 }
                 value => value,
             };
@@ -305,7 +306,7 @@ impl Layers {
             let keys = &["swap.space_gib", "swap.max_space_gib"];
             broken.push((keys, format!("{space_gib} is more than swap.max_space_gib = {most} ({})", origin(keys[1]))));
         }
-        if server.api_keys.contains(&server.admin_key) && !server.admin_key.is_empty() {
+        if server.api_keys.iter().any(|key| key.key == server.admin_key) && !server.admin_key.is_empty() {
             let keys = &["server.admin_key", "server.api_keys"];
             broken.push((keys, "it is one of server.api_keys: clients are not to change settings".into()));
         }
@@ -313,8 +314,16 @@ impl Layers {
             let why = format!("'{wrong}' is not an origin: write https://HOST, https://HOST:PORT, or * for any");
             broken.push((&["server.cors_allowed_origins"], why));
         }
-        if server.api_keys.iter().any(String::is_empty) {
+        if server.api_keys.iter().any(|key| key.key.is_empty()) {
             broken.push((&["server.api_keys"], "a key must not be empty".into()));
+        }
+        for (keys, one, other) in [
+            (&["server.tls_cert", "server.tls_key"], &server.tls_cert, &server.tls_key),
+            (&["server.tls_key", "server.tls_cert"], &server.tls_key, &server.tls_cert),
+        ] {
+            if !one.is_empty() && other.is_empty() {
+                broken.push((keys, format!("TLS needs {} too", keys[1])));
+            }
         }
         let wrong: Vec<String> = self.problems.iter().map(|problem| problem.key.clone()).collect();
         for (keys, message) in broken {

@@ -11,9 +11,17 @@ pub const LIVE: &[&str] = &[
     "server.pause_comments",
     "server.max_requests",
     "server.retry_after_s",
+    "server.drain_delay_s",
     "server.drain_timeout_s",
     "server.max_body_bytes",
+    "server.body_timeout_s",
+    "server.request_timeout_s",
     "server.trust_request_chat_template",
+    "limits.requests_per_minute",
+    "limits.tokens_per_minute",
+    "limits.key_requests_per_minute",
+    "limits.key_tokens_per_minute",
+    "limits.key_max_requests",
     "cache.max_share_per_key",
     "swap.space_gib",
     "swap.high_watermark",
@@ -28,6 +36,7 @@ pub const LIVE: &[&str] = &[
     "scheduler.watermark",
     "scheduler.non_preemptible_share",
     "log.level",
+    "log.slow_request_s",
 ];
 
 /// Why others may not: of a key, or of a whole section.
@@ -37,6 +46,13 @@ const REASONS: &[(&str, &str)] = &[
     ("server.served_model_name", "clients know the model by it"),
     ("server.cors_allowed_origins", "the HTTP threads are given it at the start"),
     ("server.cors_allow_credentials", "the HTTP threads are given it at the start"),
+    ("server.header_timeout_s", "the HTTP threads are given it at the start"),
+    ("server.write_timeout_s", "the sockets are given it at the start"),
+    ("server.keep_alive_s", "the HTTP threads are given it at the start"),
+    ("server.tls_cert", "whether the port speaks TLS is decided at the start; the file itself is read again"),
+    ("server.tls_key", "whether the port speaks TLS is decided at the start; the file itself is read again"),
+    ("server.admin_listen", "the address is bound at the start"),
+    ("limits.max_connections", "the HTTP threads are given it at the start"),
     ("server.workers", "the HTTP threads are started at the start"),
     ("model", "the model is loaded at the start"),
     ("device", "the device is opened and set up at the start"),
@@ -45,6 +61,7 @@ const REASONS: &[(&str, &str)] = &[
     ("scheduler.overlap", "the kind of loop is chosen at the start"),
     ("intake", "the threads are started at the start"),
     ("log.format", "the log is opened at the start"),
+    ("tracing", "the exporter is started at the start"),
     ("metrics", "recording is switched on at the start, for the whole process"),
 ];
 

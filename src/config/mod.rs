@@ -4,17 +4,20 @@
 //! ([`layers`]); the one table of settings ([`settings`]) says what each key is. [`Option`] stands for "auto": resolved by whoever
 //! knows the model or the device, through the methods here.
 
+pub mod keys;
 pub mod layers;
 pub mod live;
 pub mod settings;
 pub mod value;
 
+pub use keys::ApiKeyConfig;
 use std::fmt;
 use std::str::FromStr;
 
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Config {
     pub server: ServerConfig,
+    pub limits: LimitsConfig,
     pub model: ModelConfig,
     pub device: DeviceConfig,
     pub cache: CacheConfig,
@@ -23,6 +26,7 @@ pub struct Config {
     pub intake: IntakeConfig,
     pub log: LogConfig,
     pub metrics: MetricsConfig,
+    pub tracing: TracingConfig,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -33,7 +37,7 @@ pub struct ServerConfig {
     /// `None`: the model's own name.
     pub served_model_name: Option<String>,
     /// Empty: no key is asked for.
-    pub api_keys: Vec<String>,
+    pub api_keys: Vec<ApiKeyConfig>,
     /// Of `/admin/config`. Empty: it is closed.
     pub admin_key: String,
     /// Origins whose pages may ask, `*` for any; empty: none may.
@@ -47,11 +51,37 @@ pub struct ServerConfig {
     /// Requests held at once, queued and running; one more gets a 429.
     pub max_requests: usize,
     pub retry_after_s: u64,
+    /// How long `/ready` says no before requests are refused.
+    pub drain_delay_s: u64,
     pub drain_timeout_s: u64,
     pub max_body_bytes: usize,
+    /// 0: none; so for the other time-outs.
+    pub header_timeout_s: u64,
+    pub body_timeout_s: u64,
+    pub request_timeout_s: u64,
+    pub write_timeout_s: u64,
+    pub keep_alive_s: u64,
+    /// Empty: plain HTTP.
+    pub tls_cert: String,
+    pub tls_key: String,
+    /// Empty: `/metrics` and `/admin` are served beside everything else.
+    pub admin_listen: String,
     pub trust_request_chat_template: bool,
     /// 0: see [`ServerConfig::num_workers`].
     pub workers: usize,
+}
+
+/// How much is taken in. 0 is any number.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct LimitsConfig {
+    pub max_connections: usize,
+    /// Of all requests together.
+    pub requests_per_minute: u64,
+    pub tokens_per_minute: u64,
+    /// Of each API key that says nothing else.
+    pub key_requests_per_minute: u64,
+    pub key_tokens_per_minute: u64,
+    pub key_max_requests: u64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -143,6 +173,8 @@ pub struct LogConfig {
     /// A level, or filters by module as in `info,pagetide=debug`.
     pub level: String,
     pub format: LogFormat,
+    /// 0: none is called slow.
+    pub slow_request_s: f64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -150,6 +182,16 @@ pub struct MetricsConfig {
     pub enabled: bool,
     /// Under vLLM's names too.
     pub vllm_names: bool,
+}
+
+/// Traces to a collector that speaks OTLP.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TracingConfig {
+    /// Base URL. Empty: nothing is traced.
+    pub otlp_endpoint: String,
+    /// Of requests that come without a trace of their own.
+    pub sample_ratio: f64,
+    pub service_name: String,
 }
 
 impl Default for ServerConfig {
@@ -167,8 +209,18 @@ impl Default for ServerConfig {
             pause_comments: false,
             max_requests: 1024,
             retry_after_s: 1,
+            drain_delay_s: 0,
             drain_timeout_s: 30,
             max_body_bytes: 32 << 20,
+            header_timeout_s: 10,
+            body_timeout_s: 60,
+            request_timeout_s: 0,
+            write_timeout_s: 60,
+            // Longer than a load balancer's usual minute, so that it is not us who closes one just as a request comes.
+            keep_alive_s: 75,
+            tls_cert: String::new(),
+            tls_key: String::new(),
+            admin_listen: String::new(),
             trust_request_chat_template: false,
             workers: 0,
         }
@@ -309,7 +361,13 @@ impl Default for IntakeConfig {
 
 impl Default for LogConfig {
     fn default() -> Self {
-        Self { level: "info".into(), format: LogFormat::Human }
+        Self { level: "info".into(), format: LogFormat::Human, slow_request_s: 0.0 }
+    }
+}
+
+impl Default for TracingConfig {
+    fn default() -> Self {
+        Self { otlp_endpoint: String::new(), sample_ratio: 1.0, service_name: "pagetide".into() }
     }
 }
 

@@ -67,6 +67,7 @@ pub fn find(key: &str) -> Option<&'static Setting> {
 /// The sections in the order of the table, each with what it is about.
 pub const SECTIONS: &[(&str, &str)] = &[
     ("server", "The HTTP server"),
+    ("limits", "How much is taken in, beside server.max_requests; 0 is any number"),
     ("model", "What is served"),
     ("device", "What it runs on"),
     ("cache", "KV blocks on the device"),
@@ -75,6 +76,7 @@ pub const SECTIONS: &[(&str, &str)] = &[
     ("intake", "Between HTTP and the scheduler"),
     ("log", "Logs, on standard error"),
     ("metrics", "Prometheus metrics"),
+    ("tracing", "Traces of requests, sent to a collector"),
 ];
 
 macro_rules! settings {
@@ -112,8 +114,8 @@ settings! {
     server.served_model_name: Kind::Text { auto: true, check: not_empty }, "", Some(("served-model-name", "NAME")),
         "The model's name in the API; auto is its name on the hub, or the last part of its path.",
         "Clients ask for a fixed name whatever is behind it.";
-    server.api_keys: Kind::List, "", Some(("api-key", "KEY")),
-        "Bearer keys that clients may use; with none, no key is asked for. /health, /docs and /openapi.json are always open.",
+    server.api_keys: Kind::Keys, "", Some(("api-key", "KEY")),
+        "Bearer keys that clients may use; with none, no key is asked for. /health, /docs and /openapi.json are always open. As a table a key has a name, for logs and traces, and limits of its own in place of limits.key_*.",
         "The server can be reached by others. Prefer file or environment: a flag shows in the process list.";
     server.admin_key: Kind::Text { auto: false, check: any_text }, "", None,
         "Bearer key of /admin/config, where settings are seen and changed while the server runs; none of api_keys is good there, and this one nowhere else. Empty: nobody may.",
@@ -139,18 +141,64 @@ settings! {
     server.retry_after_s: int(0, 3600), "s", None,
         "What a 429 tells the client in Retry-After.",
         "Clients come back too soon or too late.";
+    server.drain_delay_s: int(0, 3600), "s", None,
+        "After SIGINT or SIGTERM, how long requests are still taken while /ready says 503 already.",
+        "A load balancer goes by /ready: a little longer than it takes to notice.";
     server.drain_timeout_s: int(0, 86_400), "s", None,
-        "After SIGINT or SIGTERM, time for running requests to finish.",
+        "After that, time for running requests to finish; what still runs then ends with an error.",
         "Answers take longer than this; stay below the supervisor's own limit.";
     server.max_body_bytes: int(1024, 1 << 30), "bytes", None,
         "Largest request body; a larger one is answered with 413.",
         "Prompts are longer, or clients are not trusted.";
+    server.header_timeout_s: int(0, 3600), "s", None,
+        "Time for a client to send a request's head, and to finish a TLS handshake; 0 is any.",
+        "Clients are far away, or hold connections open on purpose (lower).";
+    server.body_timeout_s: int(0, 3600), "s", None,
+        "Time for a client to send a request's body; 408 after that. 0 is any.",
+        "Large prompts over slow lines (higher).";
+    server.request_timeout_s: int(0, 86_400), "s", None,
+        "Time for a whole answer from when its request has been read, waiting included; then it ends with an error, 504 where nothing has been sent. 0 is any.",
+        "Nobody waits longer than this for an answer anyway.";
+    server.write_timeout_s: int(0, 3600), "s", None,
+        "A client that takes nothing of what is ready for it for this long is cut off, and its request cancelled; 0 is never.",
+        "Clients stop reading for longer on purpose.";
+    server.keep_alive_s: int(1, 3600), "s", None,
+        "How long a connection without requests stays open.",
+        "A load balancer keeps its own longer: more than that, so that none is closed just as a request comes.";
+    server.tls_cert: Kind::Text { auto: false, check: any_text }, "", None,
+        "File with the server's certificate and those between it and its root (PEM); empty is no TLS. Read again at SIGHUP.",
+        "Clients come over a network, and nothing in between speaks TLS for this server.";
+    server.tls_key: Kind::Text { auto: false, check: any_text }, "", None,
+        "File with the certificate's private key (PEM). Read again at SIGHUP.",
+        "With tls_cert.";
+    server.admin_listen: Kind::Text { auto: false, check: socket_address }, "", None,
+        "Address and port (127.0.0.1:9000) that /metrics and /admin are served on, without TLS, and no longer on server.port; /health and /ready are on both. Empty: on server.port.",
+        "Everybody can reach server.port.";
     server.trust_request_chat_template: Kind::Bool, "", None,
         "Requests may bring a chat_template of their own.",
         "Clients are trusted: a template is a program, and one that was written to can use up the memory.";
     server.workers: int(0, 1024), "threads", None,
         "Threads for HTTP; 0 is one for each core, at most 4.",
         "Thousands of streams at once.";
+
+    limits.max_connections: int(0, 1_000_000), "connections", None,
+        "Connections open at once; more of them wait until one closes. Divided evenly among server.workers.",
+        "Below the limit of open files (ulimit -n), with room for models and logs.";
+    limits.requests_per_minute: int(0, 1_000_000_000), "requests", None,
+        "Requests that generate, of all clients together: so many at once, and as many more a minute. Beyond: 429.",
+        "What is behind this server, or its price, is to be bounded.";
+    limits.tokens_per_minute: int(0, 1_000_000_000_000), "tokens", None,
+        "Tokens of prompts and outputs, of all clients together. A request is charged with its prompt and max_tokens when it comes, and gets back what it has not used.",
+        "As before, where requests differ in length.";
+    limits.key_requests_per_minute: int(0, 1_000_000_000), "requests", None,
+        "The same for each of server.api_keys that says nothing else.",
+        "One client should not use up what is there for all.";
+    limits.key_tokens_per_minute: int(0, 1_000_000_000_000), "tokens", None,
+        "The same for each of server.api_keys that says nothing else.",
+        "One client should not use up what is there for all.";
+    limits.key_max_requests: int(0, 1_000_000), "requests", None,
+        "Requests at once of each of server.api_keys that says nothing else.",
+        "One client should not fill the queue (server.max_requests).";
 
     model.path: NAME, "", Some(("model", "DIR|OWNER/NAME|demo")),
         "Directory of a Hugging Face checkpoint, name of a model on the hub (Qwen/Qwen2.5-1.5B-Instruct), or demo for the small model inside the program.",
@@ -280,6 +328,9 @@ settings! {
     log.format: Kind::Choice(LogFormat::NAMES), "", None,
         "Lines for people, or one JSON object a line.",
         "json where a log collector reads them.";
+    log.slow_request_s: Kind::Float { min: 0.0, or_equal: true, max: 86400.0, auto: false }, "s", None,
+        "A request that takes longer is logged as a warning, with where its time went; 0 is none.",
+        "Somebody looks after slow requests.";
 
     metrics.enabled: Kind::Bool, "", None,
         "Record metrics and serve them on /metrics.",
@@ -287,6 +338,16 @@ settings! {
     metrics.vllm_names: Kind::Bool, "", None,
         "The same facts under vLLM's names too (vllm:num_requests_running, ...), with its labels and its histograms' bounds.",
         "Dashboards, autoscalers or inference gateways that read vLLM are to read this server unchanged.";
+
+    tracing.otlp_endpoint: Kind::Text { auto: false, check: http_url }, "", None,
+        "Base URL of a collector that takes OTLP over HTTP (http://localhost:4318; /v1/traces is added); empty traces nothing.",
+        "There is a collector: Jaeger, Tempo, OpenTelemetry's own.";
+    tracing.sample_ratio: Kind::Float { min: 0.0, or_equal: true, max: 1.0, auto: false }, "fraction", None,
+        "Part of the requests that are traced; one that comes as part of a trace (traceparent) is traced where that says so.",
+        "Traces cost too much where they are kept.";
+    tracing.service_name: NAME, "", None,
+        "service.name of the traces.",
+        "Several servers send to one collector.";
 }
 
 fn any_text(_: &str) -> Result<(), String> {
@@ -295,6 +356,21 @@ fn any_text(_: &str) -> Result<(), String> {
 
 fn not_empty(text: &str) -> Result<(), String> {
     if text.is_empty() { Err("must not be empty".into()) } else { Ok(()) }
+}
+
+fn socket_address(text: &str) -> Result<(), String> {
+    match text.is_empty() || text.parse::<std::net::SocketAddr>().is_ok() {
+        true => Ok(()),
+        false => Err(format!("'{text}' is not an address with a port, as in 127.0.0.1:9000 or [::1]:9000")),
+    }
+}
+
+fn http_url(text: &str) -> Result<(), String> {
+    let is_one = reqwest::Url::parse(text).is_ok_and(|url| ["http", "https"].contains(&url.scheme()) && url.has_host());
+    match text.is_empty() || is_one {
+        true => Ok(()),
+        false => Err(format!("'{text}' is not an http:// or https:// URL")),
+    }
 }
 
 fn revision(text: &str) -> Result<(), String> {

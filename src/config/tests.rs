@@ -195,7 +195,9 @@ fn show_says_where_each_value_came_from_and_hides_secrets() {
 #[test]
 fn secrets_are_not_in_errors() {
     let problems = problems_of(from_file("[server]\napi_keys = \"hush\"\nadmin_key = 3"));
-    let shown = ["api_keys: what is given is not a list of texts", "admin_key: what is given is not text"];
+    let keys = "api_keys: what is given is not a list of texts, or of tables {key, name, requests_per_minute, \
+                tokens_per_minute, max_requests}";
+    let shown = [keys, "admin_key: what is given is not text"];
     assert_eq!(problems.len(), 2);
     assert!(problems.iter().zip(shown).all(|(problem, shown)| problem.ends_with(shown)), "{problems:?}");
 }
@@ -236,7 +238,7 @@ fn the_table_agrees_with_the_struct() {
         (setting.store)(&mut config, default.clone());
         assert_eq!(config, Config::default(), "{}", setting.key);
         let text = match &default {
-            Value::List(_) => String::new(),
+            Value::List(_) | Value::Keys(_) => String::new(),
             Value::Text(text) => text.clone(),
             Value::Auto => "auto".into(),
             other => other.to_string(),
@@ -250,6 +252,7 @@ fn the_table_agrees_with_the_struct() {
             Kind::Choice(words) => words.iter().map(|word| Value::Text(word.to_string())).collect(),
             Kind::Text { .. } => vec![Value::Text("x".into())],
             Kind::List => vec![Value::List(vec!["x".into()])],
+            Kind::Keys => vec![Value::Keys(vec!["x".into(), bobs_key()])],
         };
         for value in others {
             (setting.store)(&mut config, value.clone());
@@ -268,4 +271,58 @@ fn the_reference_file_is_the_defaults() {
     for setting in SETTINGS {
         assert!(matches!(resolved.origin(setting.key), Origin::File { .. }), "{} is in the file", setting.key);
     }
+}
+
+fn bobs_key() -> ApiKeyConfig {
+    ApiKeyConfig {
+        name: Some("bob".into()),
+        requests_per_minute: Some(60),
+        max_requests: Some(0),
+        ..ApiKeyConfig::from("b")
+    }
+}
+
+#[test]
+fn an_api_key_is_a_text_or_a_table_with_a_name_and_limits() {
+    let table = "{ key = \"b\", name = \"bob\", requests_per_minute = 60, max_requests = 0 }";
+    let config = from_file(&format!("[server]\napi_keys = [\"a\", {table}]")).unwrap().config;
+    assert_eq!(config.server.api_keys, [ApiKeyConfig::from("a"), bobs_key()]);
+    // The same in TOML's other way, and as it is written out.
+    let tables = "[[server.api_keys]]\nkey = \"b\"\nname = \"bob\"\nrequests_per_minute = 60\nmax_requests = 0\n";
+    let resolved = from_file(tables).unwrap();
+    assert_eq!(resolved.config.server.api_keys, [bobs_key()]);
+    let shown = resolved.show();
+    let line = shown.lines().find(|line| line.starts_with("api_keys")).unwrap();
+    let hidden = table.replace("\"b\"", "\"(secret)\"");
+    assert!(line.starts_with(&format!("api_keys = [{hidden}]")), "{line}");
+    let value = Value::Keys(vec!["a".into(), bobs_key()]);
+    assert_eq!(find("server.api_keys").unwrap().kind.read_json(&value.json()), Ok(value));
+    for wrong in [
+        "3",
+        "{name = \"bob\"}",
+        "{key = 3}",
+        "{key = \"b\", nmae = \"bob\"}",
+        "{key = \"b\", name = \"two words\"}",
+        "{key = \"b\", max_requests = -1}",
+        "{key = \"b\", max_requests = \"1\"}",
+    ] {
+        let problems = problems_of(from_file(&format!("[server]\napi_keys = [{wrong}]"))).concat();
+        assert!(problems.contains("server.api_keys"), "{wrong}: {problems}");
+        assert_eq!(problems.contains("nmae"), wrong.contains("nmae"), "{problems}");
+        assert!(!problems.contains("\"b\""), "{problems}");
+    }
+}
+
+#[test]
+fn tls_needs_both_files_and_an_address_is_one() {
+    for (text, key) in [
+        ("[server]\ntls_cert = \"a.pem\"", "server.tls_cert: TLS needs server.tls_key too"),
+        ("[server]\ntls_key = \"a.pem\"", "server.tls_key: TLS needs server.tls_cert too"),
+        ("[server]\nadmin_listen = \"9000\"", "'9000' is not an address with a port"),
+        ("[tracing]\notlp_endpoint = \"localhost:4318\"", "is not an http:// or https:// URL"),
+    ] {
+        let problems = problems_of(from_file(text)).concat();
+        assert!(problems.contains(key), "{problems}");
+    }
+    from_file("[server]\ntls_cert = \"a\"\ntls_key = \"b\"\nadmin_listen = \"[::1]:0\"").unwrap();
 }

@@ -1,5 +1,6 @@
 //! A setting's value before it is a field of [`Config`](super::Config): its type and range, and how it is read.
 
+use super::keys::ApiKeyConfig;
 use std::fmt;
 
 /// What a setting may be.
@@ -12,6 +13,8 @@ pub enum Kind {
     },
     /// Several texts. On the command line the flag is repeated, in the environment commas separate them.
     List,
+    /// Several keys of clients, each a text or a table; given like a list.
+    Keys,
     Bool,
     Int {
         min: u64,
@@ -35,6 +38,7 @@ pub enum Value {
     Auto,
     Text(String),
     List(Vec<String>),
+    Keys(Vec<ApiKeyConfig>),
     Bool(bool),
     Int(u64),
     Float(f64),
@@ -47,9 +51,19 @@ impl Value {
             Value::Auto => "auto".into(),
             Value::Text(text) => text.as_str().into(),
             Value::List(texts) => texts.as_slice().into(),
+            Value::Keys(keys) => keys.iter().map(ApiKeyConfig::as_json).collect(),
             Value::Bool(value) => (*value).into(),
             Value::Int(value) => (*value).into(),
             Value::Float(value) => (*value).into(),
+        }
+    }
+
+    /// The elements of this list, and after them those of `more`, a list of the same kind.
+    pub(super) fn and(self, more: Value) -> Self {
+        match (self, more) {
+            (Value::List(texts), Value::List(more)) => Value::List([texts, more].concat()),
+            (Value::Keys(keys), Value::Keys(more)) => Value::Keys([keys, more].concat()),
+            (one, other) => unreachable!("{one:?} and {other:?} are not lists of one kind"),
         }
     }
 
@@ -59,6 +73,7 @@ impl Value {
         match self {
             Value::Text(text) if !text.is_empty() => Value::Text(SECRET.into()),
             Value::List(texts) => Value::List(vec![SECRET.into(); texts.len()]),
+            Value::Keys(keys) => Value::Keys(keys.into_iter().map(|key| key.hidden(SECRET)).collect()),
             value => value,
         }
     }
@@ -71,6 +86,7 @@ impl fmt::Display for Value {
             Value::Auto => f.write_str("\"auto\""),
             Value::Text(text) => toml_edit::Value::from(text.as_str()).fmt(f),
             Value::List(texts) => texts.iter().collect::<toml_edit::Array>().fmt(f),
+            Value::Keys(keys) => keys.iter().map(ApiKeyConfig::as_toml).collect::<toml_edit::Array>().fmt(f),
             Value::Bool(value) => value.fmt(f),
             Value::Int(value) => value.fmt(f),
             Value::Float(value) => write!(f, "{value:?}"),
@@ -85,6 +101,9 @@ impl Kind {
         match *self {
             Kind::Text { auto, .. } => format!("text{}", or_auto(auto)),
             Kind::List => "a list of texts".into(),
+            Kind::Keys => {
+                "a list of texts, or of tables {key, name, requests_per_minute, tokens_per_minute, max_requests}".into()
+            }
             Kind::Bool => "true or false".into(),
             Kind::Int { min, max, auto } if max == u64::MAX => {
                 format!("a whole number, at least {min}{}", or_auto(auto))
@@ -105,8 +124,8 @@ impl Kind {
         let found = || format!("'{text}'");
         match self {
             Kind::Text { .. } | Kind::Choice(_) => self.check_text(text),
-            Kind::List if text.is_empty() => Ok(Value::List(Vec::new())),
-            Kind::List => Ok(Value::List(text.split(',').map(|part| part.trim().to_owned()).collect())),
+            Kind::List => Ok(Value::List(parts(text).map(str::to_owned).collect())),
+            Kind::Keys => Ok(Value::Keys(parts(text).map(ApiKeyConfig::from).collect())),
             _ if text == "auto" && self.has_auto() => Ok(Value::Auto),
             Kind::Bool => match text {
                 "true" => Ok(Value::Bool(true)),
@@ -133,6 +152,11 @@ impl Kind {
                 let texts: Option<Vec<String>> = array.iter().map(|item| item.as_str().map(str::to_owned)).collect();
                 texts.map(Value::List).ok_or_else(|| self.mismatch("a list that holds something else"))
             }
+            (Kind::Keys, Toml::Array(array)) => {
+                let keys: Result<Vec<_>, _> = array.iter().map(ApiKeyConfig::read).collect();
+                keys.map(Value::Keys).map_err(|found| self.mismatch(&found))
+            }
+            (Kind::Keys, _) => Err(self.mismatch("what is given")),
             (Kind::Bool, Toml::Boolean(value)) => Ok(Value::Bool(*value.value())),
             (Kind::Int { .. }, Toml::Integer(number)) => self.check_int(i128::from(*number.value())),
             (Kind::Float { .. }, Toml::Float(number)) => self.check_float(*number.value()),
@@ -144,7 +168,7 @@ impl Kind {
 
     /// Reads a value of a JSON body, which is written as in TOML.
     pub fn read_json(&self, value: &serde_json::Value) -> Result<Value, String> {
-        match as_toml(value) {
+        match as_toml(value).filter(|toml| !toml.is_inline_table()) {
             Some(toml) => self.read(&toml),
             None => Err(self.mismatch(&value.to_string())),
         }
@@ -186,6 +210,11 @@ impl Kind {
     }
 }
 
+/// What commas separate; nothing is none.
+fn parts(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').map(str::trim).filter(move |_| !text.is_empty())
+}
+
 /// `None`: TOML has no such value, or no setting is one.
 fn as_toml(value: &serde_json::Value) -> Option<toml_edit::Value> {
     use serde_json::Value as Json;
@@ -194,7 +223,11 @@ fn as_toml(value: &serde_json::Value) -> Option<toml_edit::Value> {
         Json::Bool(value) => Some((*value).into()),
         Json::Number(number) => number.as_i64().map(Into::into).or(number.as_f64().map(Into::into)),
         Json::Array(items) => items.iter().map(as_toml).collect::<Option<toml_edit::Array>>().map(Into::into),
-        Json::Null | Json::Object(_) => None,
+        Json::Object(fields) => {
+            let fields = fields.iter().map(|(name, value)| Some((name.as_str(), as_toml(value)?)));
+            fields.collect::<Option<toml_edit::InlineTable>>().map(Into::into)
+        }
+        Json::Null => None,
     }
 }
 

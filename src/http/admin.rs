@@ -177,6 +177,7 @@ fn schema_of(kind: &Kind) -> Value {
     let (schema, has_auto) = match *kind {
         Kind::Text { auto, .. } => (json!({"type": "string"}), auto),
         Kind::List => (json!({"type": "array", "items": {"type": "string"}}), false),
+        Kind::Keys => (keys_schema(), false),
         Kind::Bool => (json!({"type": "boolean"}), false),
         Kind::Int { min, max, auto } => (json!({"type": "integer", "minimum": min, "maximum": max}), auto),
         Kind::Float { min, or_equal: true, max, auto } => {
@@ -191,4 +192,16 @@ fn schema_of(kind: &Kind) -> Value {
         true => json!({"oneOf": [schema, {"type": "string", "enum": ["auto"]}, {"type": "null"}]}),
         false => schema,
     }
+}
+
+fn keys_schema() -> Value {
+    let limit = json!({"type": "integer", "minimum": 0});
+    let properties = json!({
+        "key": {"type": "string"}, "name": {"type": "string"}, "requests_per_minute": limit,
+        "tokens_per_minute": limit, "max_requests": limit,
+    });
+    let table = json!({
+        "type": "object", "properties": properties, "required": ["key"], "additionalProperties": false,
+    });
+    json!({"type": "array", "items": {"anyOf": [{"type": "string"}, table]}})
 }

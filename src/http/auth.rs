@@ -1,9 +1,10 @@
 //! API keys: `Authorization: Bearer KEY`, and `X-API-Key: KEY` as Anthropic's clients send it.
 
 use crate::actors::messages::Caller;
-use crate::config::{CacheIsolation, ServerConfig};
+use crate::config::{ApiKeyConfig, CacheIsolation, Config};
 use crate::engine::bill::Tenant;
 use crate::error::ApiError;
+use crate::http::limits::{Limiter, Rates};
 use crate::metrics::tenants;
 use actix_web::http::header::{AUTHORIZATION, HeaderMap, HeaderName};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -22,9 +23,8 @@ const LABEL_DIGITS: usize = 8;
 pub struct Keys(Arc<RwLock<Arc<(ApiKeys, AdminKey)>>>);
 
 impl Keys {
-    pub fn new(config: &ServerConfig) -> Self {
-        let api_keys = ApiKeys::new(&config.api_keys, config.cache_isolation);
-        Self(Arc::new(RwLock::new(Arc::new((api_keys, AdminKey::new(&config.admin_key))))))
+    pub fn new(config: &Config) -> Self {
+        Self(Arc::new(RwLock::new(Arc::new((ApiKeys::new(config), AdminKey::new(&config.server.admin_key))))))
     }
 
     pub fn get(&self) -> Arc<(ApiKeys, AdminKey)> {
@@ -33,10 +33,9 @@ impl Keys {
     }
 
     /// From now on those of `config`; requests that were let in go on.
-    pub fn renew(&self, config: &ServerConfig) {
+    pub fn renew(&self, config: &Config) {
         let mut keys = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let api_keys = keys.0.renewed(&config.api_keys, config.cache_isolation);
-        *keys = Arc::new((api_keys, AdminKey::new(&config.admin_key)));
+        *keys = Arc::new((keys.0.renewed(config), AdminKey::new(&config.server.admin_key)));
     }
 }
 
@@ -48,48 +47,71 @@ pub struct ApiKeys {
     keys: Vec<ApiKey>,
     /// Tenants that there have been.
     num_tenants: u32,
+    /// What is counted of all requests together.
+    all: Arc<Limiter>,
 }
 
 struct ApiKey {
     hash: KeyHash,
     caller: Caller,
+    keyed: Keyed,
+}
+
+/// What a key says beside whose requests they are.
+#[derive(Clone, Debug, Default)]
+pub struct Keyed {
+    /// What logs call whoever has it; never the key. `None`: nobody.
+    pub name: Option<Arc<str>>,
+    pub tenant: Tenant,
+    /// What counts for its requests: its own limits, if it is a key, and those of all.
+    pub limiters: Vec<Arc<Limiter>>,
 }
 
 impl ApiKeys {
     /// No keys: every request is let in, and is nobody's.
-    pub fn new(keys: &[String], isolation: CacheIsolation) -> Self {
-        Self { keys: Vec::new(), num_tenants: 0 }.renewed(keys, isolation)
+    fn new(config: &Config) -> Self {
+        let all = Arc::new(Limiter::of_all(Rates::of_all(&config.limits)));
+        Self { keys: Vec::new(), num_tenants: 0, all }.renewed(config)
     }
 
-    /// Other keys. One that is still there is the same tenant, and a new one is another than there has been: what runs
-    /// counts for those who asked for it.
-    fn renewed(&self, keys: &[String], isolation: CacheIsolation) -> Self {
+    /// Other keys. One that is still there is the same tenant and has used up what it has used up, and a new one is
+    /// another than there has been: what runs counts for those who asked for it.
+    fn renewed(&self, config: &Config) -> Self {
+        self.all.set(Rates::of_all(&config.limits));
         let mut num_tenants = self.num_tenants;
-        let mut key = |key: &String| {
-            let hash = hash(key.as_bytes());
-            let known = self.keys.iter().find(|known| known.hash == hash).map(|known| known.caller.tenant);
-            let tenant = known.unwrap_or_else(|| {
+        let is_apart = config.server.cache_isolation == CacheIsolation::PerKey;
+        let mut key = |key: &ApiKeyConfig| {
+            let hash = hash(key.key.as_bytes());
+            let known = self.keys.iter().find(|known| known.hash == hash);
+            let tenant = known.map(|known| known.caller.tenant).unwrap_or_else(|| {
                 num_tenants += 1;
-                tenants::register(Tenant(num_tenants), &tenant_label(key));
+                tenants::register(Tenant(num_tenants), &name_of(key));
                 Tenant(num_tenants)
             });
             // Of the key itself: it stays the same whatever other keys come and go.
-            let salt = || blake3::Hash::from(blake3::derive_key(SALT_CONTEXT, key.as_bytes())).to_hex();
-            let is_apart = isolation == CacheIsolation::PerKey;
-            ApiKey { hash, caller: Caller { tenant, salt: is_apart.then(|| salt().as_str().into()) } }
+            let salt = || blake3::Hash::from(blake3::derive_key(SALT_CONTEXT, key.key.as_bytes())).to_hex();
+            let caller = Caller { tenant, salt: is_apart.then(|| salt().as_str().into()) };
+            let rates = Rates::of_key(key, &config.limits);
+            let own = known.map(|known| known.keyed.limiters[0].clone());
+            let own = own.unwrap_or_else(|| Arc::new(Limiter::of_key(rates)));
+            own.set(rates);
+            let name = name_of(key);
+            let keyed = Keyed { name: Some(name.into()), tenant, limiters: vec![own, self.all.clone()] };
+            ApiKey { hash, caller, keyed }
         };
-        let keys = keys.iter().map(&mut key).collect();
-        Self { keys, num_tenants }
+        let keys = config.server.api_keys.iter().map(&mut key).collect();
+        Self { keys, num_tenants, all: self.all.clone() }
     }
 
     /// Who asks; `None`: nobody who may. Where both headers have a key, the first goes before the other.
-    pub fn caller(&self, headers: &HeaderMap) -> Option<Caller> {
+    pub fn who(&self, headers: &HeaderMap) -> Option<(Caller, Keyed)> {
         if self.keys.is_empty() {
-            return Some(Caller::default());
+            return Some((Caller::default(), Keyed { limiters: vec![self.all.clone()], ..Keyed::default() }));
         }
         let mut places = sent_keys(headers).map(|key| key.map_or(0, |key| self.place(key))).into_iter();
         let place = places.find(|place| *place > 0)?;
-        Some(self.keys[place as usize - 1].caller.clone())
+        let key = &self.keys[place as usize - 1];
+        Some((key.caller.clone(), key.keyed.clone()))
     }
 
     /// Which key this is, from 1 on; 0: none.
@@ -117,7 +139,12 @@ impl AdminKey {
     }
 }
 
-/// How metrics name whoever holds a key: a fingerprint of it, the same after a restart and in every server.
+/// How metrics, logs and traces name whoever holds a key.
+fn name_of(key: &ApiKeyConfig) -> String {
+    key.name.clone().unwrap_or_else(|| tenant_label(&key.key))
+}
+
+/// A name for who has been given none: a fingerprint of the key, the same after a restart and in every server.
 pub fn tenant_label(key: &str) -> String {
     let hash = blake3::Hash::from(blake3::derive_key(LABEL_CONTEXT, key.as_bytes())).to_hex();
     format!("key-{}", &hash[..LABEL_DIGITS])
@@ -142,6 +169,8 @@ fn bearer_key(value: &[u8]) -> Option<&[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::ServerConfig;
+    use crate::http::limits::Ticket;
     use actix_web::http::header::HeaderValue;
 
     fn admits(keys: &[&str], header: Option<&'static str>) -> bool {
@@ -153,12 +182,18 @@ mod tests {
     }
 
     fn caller(keys: &[&str], isolation: CacheIsolation, sent: &[(HeaderName, &'static str)]) -> Option<Caller> {
-        let keys: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
+        let mut config = config(keys);
+        config.server.cache_isolation = isolation;
         let mut headers = HeaderMap::new();
         for (name, value) in sent {
             headers.insert(name.clone(), HeaderValue::from_static(value));
         }
-        ApiKeys::new(&keys, isolation).caller(&headers)
+        ApiKeys::new(&config).who(&headers).map(|(caller, _)| caller)
+    }
+
+    fn config(keys: &[&str]) -> Config {
+        let api_keys = keys.iter().copied().map(ApiKeyConfig::from).collect();
+        Config { server: ServerConfig { api_keys, ..ServerConfig::default() }, ..Config::default() }
     }
 
     #[test]
@@ -231,14 +266,10 @@ mod tests {
 
     #[test]
     fn a_key_that_stays_is_the_same_tenant() {
-        let config = |keys: &[&str]| ServerConfig {
-            api_keys: keys.iter().map(|key| key.to_string()).collect(),
-            ..ServerConfig::default()
-        };
         let keys = Keys::new(&config(&["a-key", "b-key"]));
         let caller = |sent: &'static str| {
             let headers = HeaderMap::from_iter([(X_API_KEY, HeaderValue::from_static(sent))]);
-            keys.get().0.caller(&headers)
+            keys.get().0.who(&headers).map(|(caller, _)| caller)
         };
         let (a, b) = (caller("a-key").unwrap(), caller("b-key").unwrap());
         keys.renew(&config(&["c-key", "b-key"]));
@@ -246,5 +277,29 @@ mod tests {
         assert_eq!(caller("c-key").unwrap().tenant, Tenant(3), "what runs for the first counts for nobody else");
         keys.renew(&config(&["a-key"]));
         assert_eq!(caller("a-key").unwrap().salt, a.salt);
+    }
+
+    #[test]
+    fn a_key_has_a_name_that_is_not_the_key_and_keeps_what_it_has_used_up() {
+        let mut config = config(&["a-key", "b-key"]);
+        config.server.api_keys[1].name = Some("bob".into());
+        config.server.api_keys[1].requests_per_minute = Some(1);
+        config.limits.key_requests_per_minute = 2;
+        let keys = Keys::new(&config);
+        let keyed = |sent: &'static str| {
+            let headers = HeaderMap::from_iter([(X_API_KEY, HeaderValue::from_static(sent))]);
+            keys.get().0.who(&headers).unwrap().1
+        };
+        let enter = |sent| Ticket::enter(Tenant::default(), keyed(sent).limiters);
+        assert_eq!((keyed("a-key").name.as_deref(), keyed("b-key").name.as_deref()), (Some(tenant_label("a-key").as_str()), Some("bob")));
+        enter("b-key").unwrap();
+        enter("b-key").unwrap_err();
+        config.server.api_keys.reverse();
+        config.server.api_keys[0].name = None;
+        keys.renew(&config);
+        assert_eq!(keyed("b-key").name.as_deref(), Some(tenant_label("b-key").as_str()));
+        enter("b-key").unwrap_err();
+        (0..2).for_each(|_| drop(enter("a-key").unwrap()));
+        enter("a-key").unwrap_err();
     }
 }

@@ -7,6 +7,7 @@ use crate::actors::messages::{Accepted, Event, EventStream, Prompt};
 use crate::actors::runtime::RuntimeHandle;
 use crate::engine::bill::KvBill;
 use crate::error::ApiError;
+use crate::http::deadline::Deadline;
 use crate::http::openai::response::{KvUsage, Usage};
 use crate::http::openai::{AnswerOptions, Request};
 use crate::ids::TokenId;
@@ -113,6 +114,7 @@ pub struct Generation {
     n: u32,
     /// The run to look at first, so that none is starved.
     next_run: usize,
+    deadline: Deadline,
 }
 
 impl Generation {
@@ -124,14 +126,15 @@ impl Generation {
             let message = format!("a batch may have at most {most} prompts on this server, got {num_prompts}");
             return Err(ApiError::invalid("prompt", message));
         }
+        let mut deadline = Deadline::new(handle);
         let mut runs = Vec::with_capacity(num_prompts);
         for (index, prompt) in std::mem::take(&mut request.prompts).into_iter().enumerate() {
             let text = echoed(&prompt, request);
-            let accepted = handle.submit(request.submit(prompt)).await?;
+            let accepted = deadline.or(handle.submit(request.submit(prompt))).await?;
             let first_choice = index as u32 * request.num_samples();
             runs.push(PromptRun::new(first_choice, request, &handle.model().tokenizer, accepted, text)?);
         }
-        Ok(Self { runs, n: request.num_samples(), next_run: 0 })
+        Ok(Self { runs, n: request.num_samples(), next_run: 0, deadline })
     }
 
     /// The next delta; `None` when every choice is complete. Nothing follows an error.
@@ -140,6 +143,12 @@ impl Generation {
     }
 
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Delta, ApiError>>> {
+        if self.runs.iter().any(|run| run.events.is_some())
+            && let Poll::Ready(error) = self.deadline.poll(cx)
+        {
+            self.runs.clear();
+            return Poll::Ready(Some(Err(error)));
+        }
         let mut all_done = true;
         for i in 0..self.runs.len() {
             let index = (self.next_run + i) % self.runs.len();

@@ -4,18 +4,23 @@
 //! engine's events into text) → [`complete`] (one JSON answer) or [`stream`] (server-sent events). [`responses`] and
 //! [`anthropic`] make a chat request of theirs ([`translate`]) and write what the chat says in their own shapes.
 
+pub mod account;
 pub mod admin;
 pub mod anthropic;
 pub mod auth;
 pub mod complete;
 pub mod compression;
 pub mod cors;
+pub mod deadline;
 pub mod generation;
 pub mod items;
+pub mod limits;
 pub mod openai;
 pub mod openapi;
 pub mod responses;
 pub mod routes;
 pub mod server;
 pub mod stream;
+pub mod timeouts;
+pub mod tls;
 pub mod translate;

@@ -1,15 +1,19 @@
 //! The paths. A handler parses, submits, streams.
 
 use crate::actors::messages::Caller;
+use crate::actors::phase::Phase;
 use crate::actors::runtime::RuntimeHandle;
 use crate::actors::tuner::Tuner;
 use crate::error::ApiError;
+use crate::http::account::Account;
 use crate::http::admin::Admin;
+use crate::http::auth::Keyed;
 use crate::http::openai::stream::Chunks;
 use crate::http::openai::{Endpoint, Request, chat, check_model, completion, embeddings, tokenize, whole_numbers};
 use crate::http::openapi::answers::{ModelCard, ModelList, Status, Version};
 use crate::http::openapi::{self, Operation, Tag};
 use crate::http::stream::EventBody;
+use crate::http::timeouts::is_timeout;
 use crate::http::{admin, anthropic, complete, responses};
 use crate::metrics;
 use actix_web::dev::Payload;
@@ -18,8 +22,9 @@ use actix_web::http::{Method, StatusCode};
 use actix_web::web::{self, Bytes, Data, Path, ServiceConfig};
 use actix_web::{FromRequest, HttpMessage, HttpRequest, HttpResponse, Resource, ResponseError, Route, guard};
 use serde_json::{Value, json};
-use std::future::Ready;
+use std::future::{Ready, ready};
 use std::ops::Deref;
+use std::sync::Arc;
 
 /// The methods there are. HEAD goes with GET.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,7 +105,7 @@ pub static PATHS: [ApiPath; 22] = [
     post("/tokenize", || web::to(tokenize), tokenize::describe_tokenize),
     post("/detokenize", || web::to(detokenize), tokenize::describe_detokenize),
     open(get("/health", || web::to(health), describe_health)),
-    get("/ready", || web::to(ready), describe_ready),
+    get("/ready", || web::to(is_ready), describe_ready),
     get("/version", || web::to(version), describe_version),
     get("/metrics", || web::to(prometheus), describe_metrics),
     admin(get("/admin/config", || web::to(config), admin::describe_config)),
@@ -112,6 +117,16 @@ pub static PATHS: [ApiPath; 22] = [
 /// Whom a path answers; one that there is not is no different from others.
 pub fn access_to(path: &str) -> Access {
     PATHS.iter().find(|known| known.path == path).map_or(Access::Key, |known| known.access)
+}
+
+/// Whether a path is for the operator: where `server.admin_listen` is set, it is found there only.
+pub fn is_private(path: &str) -> bool {
+    path == "/metrics" || path.starts_with("/admin/")
+}
+
+/// Whether a path is found at `server.admin_listen` as well.
+pub fn is_open_to_all_ports(path: &str) -> bool {
+    path == "/health" || path == "/ready"
 }
 
 /// How metrics name the path of a matched route; what a client made up is `other`.
@@ -147,11 +162,11 @@ fn resource(methods: &'static [ApiPath]) -> Resource {
         if let Ok(value) = allowed.parse() {
             response.headers_mut().insert(ALLOW, value);
         }
-        std::future::ready(response)
+        ready(response)
     }))
 }
 
-/// The engine, speaking for whoever sent the request.
+/// The engine, speaking for whoever sent the request, who has not used up its limits.
 struct Engine(RuntimeHandle);
 
 impl FromRequest for Engine {
@@ -160,8 +175,15 @@ impl FromRequest for Engine {
 
     fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
         let handle: &Data<RuntimeHandle> = request.app_data().expect("every app is made with a handle");
-        let caller = request.extensions().get::<Caller>().cloned().unwrap_or_default();
-        std::future::ready(Ok(Self(handle.on_behalf_of(caller))))
+        let extensions = request.extensions();
+        let caller = extensions.get::<Caller>().cloned().unwrap_or_default();
+        let handle = handle.on_behalf_of(caller);
+        let (Some(account), Some(keyed)) = (extensions.get::<Arc<Account>>(), extensions.get::<Keyed>()) else {
+            return ready(Ok(Self(handle)));
+        };
+        // What is refused in any case uses up no limit.
+        let entered = if handle.is_draining() { Ok(()) } else { account.enter(keyed) };
+        ready(entered.map(|()| Self(handle.observed_by(account.clone()))))
     }
 }
 
@@ -308,8 +330,8 @@ async fn health() -> HttpResponse {
 }
 
 /// The model is loaded (before that nothing listens) and requests are admitted.
-async fn ready(handle: Data<RuntimeHandle>) -> Result<HttpResponse, ApiError> {
-    if handle.is_draining() {
+async fn is_ready(handle: Data<RuntimeHandle>) -> Result<HttpResponse, ApiError> {
+    if handle.phase().get() != Phase::Serving {
         return Err(ApiError::draining());
     }
     Ok(HttpResponse::Ok().json(json!({"status": "ready"})))
@@ -354,6 +376,7 @@ type Body = Result<Bytes, actix_web::Error>;
 fn json_body(body: Body, handle: &RuntimeHandle) -> Result<Value, ApiError> {
     let body = body.map_err(|error| match error.as_response_error().status_code() {
         StatusCode::PAYLOAD_TOO_LARGE => ApiError::body_too_large(handle.model().server.get().max_body_bytes),
+        _ if is_timeout(&error) => ApiError::body_timeout(handle.model().server.get().body_timeout_s),
         _ => ApiError::bad_request(format!("the request body cannot be read: {error}")),
     })?;
     let mut body: Value = serde_json::from_slice(&body)

@@ -3,50 +3,101 @@
 use crate::actors::live::LiveServer;
 use crate::actors::runtime::RuntimeHandle;
 use crate::actors::tuner::Tuner;
-use crate::config::ServerConfig;
+use crate::config::Config;
 use crate::error::{ApiError, StartError};
+use crate::http::account::{Account, AccountedBody, Closing, Reporter};
 use crate::http::anthropic;
 use crate::http::auth::Keys;
 use crate::http::compression::{encodings, without_identity};
 use crate::http::cors::cors;
 use crate::http::openai::response::new_id;
-use crate::http::routes::{Access, access_to, configure, metrics_path};
+use crate::http::routes::{Access, access_to, configure, is_open_to_all_ports, is_private, metrics_path};
+use crate::http::timeouts::{end_stalled_connections, timed_body};
+use crate::http::tls::Certificate;
 use crate::metrics;
+use crate::telemetry::trace::Tracer;
 use actix_web::body::MessageBody;
 use actix_web::dev::{Extensions, Server, ServiceRequest, ServiceResponse};
+use actix_web::http::ConnectionType;
 use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
 use actix_web::middleware::{Compress, Next, from_fn};
 use actix_web::web::{Data, PayloadConfig};
 use actix_web::{App, Error, HttpMessage, HttpServer, ResponseError};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
+use tracing::Instrument;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Time for what is written when the server ends.
+pub const LAST_WORDS: Duration = Duration::from_secs(5);
 /// A client's own request id is echoed up to this length.
 const MAX_REQUEST_ID_BYTES: usize = 256;
-/// Idle connections are kept for this long: longer than a load balancer's usual minute, so that it is not us who
-/// closes one just as a request comes.
-const KEEP_ALIVE: Duration = Duration::from_secs(75);
 
-/// Opens the configured address.
-pub fn listen(config: &ServerConfig) -> Result<TcpListener, StartError> {
-    TcpListener::bind((config.host.as_str(), config.port)).map_err(|error| {
-        StartError::new(format!("cannot listen on {}:{} (server.host, server.port): {error}", config.host, config.port))
-    })
+/// Where the server listens, and as whom.
+pub struct Listeners {
+    public: TcpListener,
+    /// For `/metrics` and `/admin` alone.
+    admin: Option<TcpListener>,
+    certificate: Option<Certificate>,
 }
 
-/// Serves on `listener` until the returned server's handle is told to stop: a graceful stop lets answers under way
+impl Listeners {
+    /// Where clients find it.
+    pub fn url(&self) -> std::io::Result<String> {
+        let scheme = if self.certificate.is_some() { "https" } else { "http" };
+        Ok(format!("{scheme}://{}", self.public.local_addr()?))
+    }
+
+    pub fn admin_addr(&self) -> std::io::Result<Option<SocketAddr>> {
+        self.admin.as_ref().map(TcpListener::local_addr).transpose()
+    }
+}
+
+/// Opens the configured addresses, and reads the certificate if there is one.
+pub fn listen(config: &Config) -> Result<Listeners, StartError> {
+    let server = &config.server;
+    let public = TcpListener::bind((server.host.as_str(), server.port)).map_err(|error| {
+        StartError::new(format!("cannot listen on {}:{} (server.host, server.port): {error}", server.host, server.port))
+    })?;
+    let bind = |addr: &String| {
+        let failed = |error| StartError::new(format!("cannot listen on {addr} (server.admin_listen): {error}"));
+        TcpListener::bind(addr).map_err(failed)
+    };
+    let admin = Some(&server.admin_listen).filter(|addr| !addr.is_empty()).map(bind).transpose()?;
+    if server.write_timeout_s > 0 {
+        for listener in std::iter::once(&public).chain(&admin) {
+            end_stalled_connections(listener, Duration::from_secs(server.write_timeout_s))?;
+        }
+    }
+    Ok(Listeners { public, admin, certificate: Certificate::read(server)? })
+}
+
+/// Serves on `listeners` until the returned server's handle is told to stop: a graceful stop lets answers under way
 /// end, for `server.drain_timeout_s` at most. The server runs while it is awaited or spawned. `tuner` changes the settings
-/// of `handle`'s engine, and those here.
-pub fn serve(handle: RuntimeHandle, tuner: Tuner, listener: TcpListener) -> Result<Server, StartError> {
-    let config = handle.model().server.get();
-    let keys = Keys::new(&config);
-    let renewed = keys.clone();
-    tuner.on_change(move |config| renewed.renew(&config.server));
-    let (handle, tuner, server_config) = (Data::new(handle), Data::new(tuner), config.clone());
+/// of `handle`'s engine, and those here; `config` is what they are at the start.
+pub fn serve(
+    handle: RuntimeHandle,
+    tuner: Tuner,
+    config: &Config,
+    listeners: Listeners,
+    tracer: Option<Arc<Tracer>>,
+) -> Result<Server, StartError> {
+    let Listeners { public, admin, certificate } = listeners;
+    let (keys, reporter) = (Keys::new(config), Arc::new(Reporter::new(config, tracer)));
+    let (renewed_keys, renewed_reporter, renewed_certificate) = (keys.clone(), reporter.clone(), certificate.clone());
+    tuner.on_change(move |config| {
+        renewed_keys.renew(config);
+        renewed_reporter.renew(config);
+        if let Some(certificate) = &renewed_certificate {
+            certificate.renew(&config.server);
+        }
+    });
+    let admin_addr = admin.as_ref().map(TcpListener::local_addr).transpose()?;
+    let (handle, tuner, server_config) = (Data::new(handle), Data::new(tuner), config.server.clone());
     let app = move || {
-        let (keys, live) = (keys.clone(), handle.model().server.clone());
+        let (keys, live, reporter) = (keys.clone(), handle.model().server.clone(), reporter.clone());
         // The last is the outermost.
         App::new()
             .app_data(handle.clone())
@@ -57,31 +108,70 @@ pub fn serve(handle: RuntimeHandle, tuner: Tuner, listener: TcpListener) -> Resu
             .wrap(from_fn(without_identity))
             .wrap(from_fn(move |request, next| with_limit(live.clone(), request, next)))
             .wrap(from_fn(move |request, next| with_key(keys.clone(), request, next)))
+            .wrap(from_fn(move |request, next| on_its_port(admin_addr, request, next)))
             .wrap(cors(&server_config))
-            .wrap(from_fn(around))
+            .wrap(from_fn(move |request, next| around(reporter.clone(), request, next)))
             .configure(configure)
     };
-    let server = HttpServer::new(app)
-        .workers(config.num_workers())
-        .keep_alive(KEEP_ALIVE)
+    let (server_config, limits) = (&config.server, &config.limits);
+    let num_workers = server_config.num_workers();
+    let mut server = HttpServer::new(app)
+        .workers(num_workers)
+        .keep_alive(Duration::from_secs(server_config.keep_alive_s))
+        .client_request_timeout(Duration::from_secs(server_config.header_timeout_s))
         .tcp_nodelay(true)
         // A client that closes its side is gone: its request is dropped, which cancels it.
         .h1_allow_half_closed(false)
-        .shutdown_timeout(config.drain_timeout_s)
-        .disable_signals()
-        .listen(listener)?;
+        .shutdown_timeout(server_config.drain_timeout_s.max(LAST_WORDS.as_secs()))
+        .disable_signals();
+    if limits.max_connections > 0 {
+        server = server.max_connections(limits.max_connections.div_ceil(num_workers));
+    }
+    if server_config.header_timeout_s > 0 {
+        server = server.tls_handshake_timeout(Duration::from_secs(server_config.header_timeout_s));
+    }
+    server = match certificate {
+        Some(certificate) => server.listen_rustls_0_23(public, certificate.server_config()?)?,
+        None => server.listen(public)?,
+    };
+    if let Some(admin) = admin {
+        server = server.listen(admin)?;
+    }
     Ok(server.run())
 }
 
-/// Bounds the request's body.
+/// Where the admin has an address of its own, lets each path be found on its own only.
+async fn on_its_port(
+    admin: Option<SocketAddr>,
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse, Error> {
+    if let Some(admin) = admin {
+        let is_admins = request.app_config().local_addr() == admin;
+        // As the router reads it: no way of writing a path leads around this.
+        let path = request.match_info().as_str();
+        if is_private(path) != is_admins && !is_open_to_all_ports(path) {
+            let error = ApiError::not_found(path);
+            return Ok(request.into_response(error.error_response()));
+        }
+    }
+    Ok(next.call(request).await?.map_into_boxed_body())
+}
+
+/// Bounds the request's body, and the time that it takes to come.
 async fn with_limit(
     server: LiveServer,
     mut request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<impl MessageBody>, Error> {
     let mut data = Extensions::new();
-    data.insert(PayloadConfig::new(server.get().max_body_bytes));
+    let config = server.get();
+    data.insert(PayloadConfig::new(config.max_body_bytes));
     request.add_data_container(Rc::new(data));
+    if config.body_timeout_s > 0 {
+        let payload = request.take_payload();
+        request.set_payload(timed_body(payload, Duration::from_secs(config.body_timeout_s)));
+    }
     next.call(request).await
 }
 
@@ -91,36 +181,49 @@ async fn with_key(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse, Error> {
-    let caller = keys.get().0.caller(request.headers());
+    let who = keys.get().0.who(request.headers());
     // Handlers of the admin's paths look at the key themselves.
-    if caller.is_none() && access_to(request.path()) == Access::Key {
+    if who.is_none() && access_to(request.path()) == Access::Key {
         return Ok(request.into_response(ApiError::unauthorized().error_response()));
     }
-    request.extensions_mut().insert(caller.unwrap_or_default());
+    let (caller, keyed) = who.unwrap_or_default();
+    if let Some(account) = request.extensions().get::<Arc<Account>>() {
+        account.set_key(&keyed);
+    }
+    request.extensions_mut().insert(caller);
+    request.extensions_mut().insert(keyed);
     Ok(next.call(request).await?.map_into_boxed_body())
 }
 
-/// What is done to every request: request ids, counting, the log.
-async fn around(request: ServiceRequest, next: Next<impl MessageBody + 'static>) -> Result<ServiceResponse, Error> {
-    let started = Instant::now();
+/// What is done to every request: its id, its account, counting.
+async fn around(
+    reporter: Arc<Reporter>,
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse, Error> {
     let id = request_id(request.headers());
+    let shown_id = id.to_str().unwrap_or_default();
+    let account = Account::open(reporter, shown_id, request.method().as_str(), request.headers());
+    // Closed too where the client goes before there is an answer.
+    let closing = Closing(account.clone());
+    request.extensions_mut().insert(account.clone());
+    let handle: Data<RuntimeHandle> = request.app_data::<Data<RuntimeHandle>>().expect("every app has one").clone();
     let is_anthropics = anthropic::is_spoken(request.path(), request.headers());
-    let mut answer = next.call(request).await?.map_into_boxed_body();
+    let span = tracing::info_span!("request", id = shown_id);
+    let mut answer = next.call(request).instrument(span).await?.map_into_boxed_body();
     if is_anthropics {
         answer = anthropic::error::in_its_format(answer, &id);
     }
-    answer.headers_mut().insert(REQUEST_ID, id.clone());
-    let status = answer.status().as_u16();
-    metrics::http_request(metrics_path(answer.request().match_pattern().as_deref()), status);
-    tracing::debug!(
-        method = %answer.request().method(),
-        path = answer.request().path(),
-        status,
-        elapsed_ms = started.elapsed().as_millis() as u64,
-        request_id = id.to_str().unwrap_or_default(),
-        "answered"
-    );
-    Ok(answer)
+    let (path, status) = (metrics_path(answer.request().match_pattern().as_deref()), answer.status().as_u16());
+    let head = answer.response_mut().head_mut();
+    head.headers_mut().insert(REQUEST_ID, id.clone());
+    account.answered(path, status, head.headers_mut());
+    if handle.is_draining() || status == 408 {
+        // The next one has to go elsewhere; of a body that never came, the rest may still come.
+        head.set_connection_type(ConnectionType::Close);
+    }
+    metrics::http_request(path, status);
+    Ok(answer.map_body(|_, body| AccountedBody::new(body, closing)).map_into_boxed_body())
 }
 
 /// The client's own id, or a new one.

@@ -4,14 +4,18 @@ use crate::actors::runtime::RuntimeHandle;
 use crate::error::ApiError;
 use crate::http::generation::{Delta, Generation, PauseNotice};
 use crate::http::openai::Request;
+use crate::metrics;
 use actix_web::HttpResponse;
 use actix_web::http::header::CACHE_CONTROL;
 use actix_web::web::Bytes;
 use futures_util::Stream;
 use serde::Serialize;
-use std::convert::Infallible;
+use std::cell::RefCell;
 use std::pin::Pin;
+use std::rc::{Rc, Weak};
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+use tokio::task::AbortHandle;
 
 /// One write takes everything that is ready, up to about this much, so that a client that reads slowly holds us back
 /// here and not in the socket's buffers.
@@ -53,11 +57,25 @@ fn write_pause(out: &mut Vec<u8>, PauseNotice { choice, after }: PauseNotice, nu
 
 /// Events of one request. Dropped by the server when the client goes away, which cancels the request.
 pub struct EventBody<W> {
+    events: Rc<RefCell<Events<W>>>,
+    /// Looks after a client that takes nothing.
+    watch: Option<AbortHandle>,
+}
+
+struct Events<W> {
     writer: W,
     /// `None` when all has been written.
     generation: Option<Generation>,
     buffer: Vec<u8>,
+    /// Since when the client has been given something and has not come for more.
+    given: Option<Instant>,
+    is_cut: bool,
 }
+
+/// The client took nothing for `server.write_timeout_s`.
+#[derive(Debug, thiserror::Error)]
+#[error("the client does not read")]
+pub struct SlowClient;
 
 impl<W: WriteEvents> EventBody<W> {
     /// Submits the request; what the intake refuses is refused before the stream begins.
@@ -65,7 +83,12 @@ impl<W: WriteEvents> EventBody<W> {
         let generation = Generation::start(handle, &mut request).await?;
         let mut buffer = Vec::new();
         writer.begin(&mut buffer, &generation);
-        Ok(Self { writer, generation: Some(generation), buffer })
+        let events = Events { writer, generation: Some(generation), buffer, given: None, is_cut: false };
+        let events = Rc::new(RefCell::new(events));
+        let timeout = Duration::from_secs(handle.model().server.get().write_timeout_s);
+        let watch = (!timeout.is_zero())
+            .then(|| actix_web::rt::spawn(cut_if_not_read(Rc::downgrade(&events), timeout)).abort_handle());
+        Ok(Self { events, watch })
     }
 
     pub fn into_response(self) -> HttpResponse {
@@ -76,7 +99,38 @@ impl<W: WriteEvents> EventBody<W> {
             .insert_header(("X-Accel-Buffering", "no"))
             .streaming(self)
     }
+}
 
+impl<W> Drop for EventBody<W> {
+    fn drop(&mut self) {
+        if let Some(watch) = &self.watch {
+            watch.abort();
+        }
+    }
+}
+
+/// Ends a stream whose client takes nothing for `timeout`. The server asks a body for more only when there is room for
+/// it, so the body cannot see to that itself; and what the engine says meanwhile would be kept for nobody.
+async fn cut_if_not_read<W>(events: Weak<RefCell<Events<W>>>, timeout: Duration) {
+    let mut rest = timeout;
+    loop {
+        actix_web::rt::time::sleep(rest).await;
+        let Some(events) = events.upgrade() else { return };
+        let mut events = events.borrow_mut();
+        rest = timeout.saturating_sub(events.given.map_or(Duration::ZERO, |given| given.elapsed()));
+        if rest.is_zero() {
+            events.is_cut = true;
+            events.buffer = Vec::new();
+            if events.generation.take().is_some() {
+                metrics::slow_client_cut();
+                tracing::info!("a client took nothing for {} s: its stream is cut off", timeout.as_secs());
+            }
+            return;
+        }
+    }
+}
+
+impl<W: WriteEvents> Events<W> {
     /// Writes what is ready; false if that was nothing.
     fn fill(&mut self, cx: &mut Context<'_>) -> bool {
         while self.buffer.len() < MAX_WRITE_BYTES
@@ -103,14 +157,20 @@ impl<W: WriteEvents> EventBody<W> {
 }
 
 impl<W: WriteEvents> Stream for EventBody<W> {
-    type Item = Result<Bytes, Infallible>;
+    type Item = Result<Bytes, SlowClient>;
 
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if self.fill(cx) {
-            let bytes = Bytes::copy_from_slice(&self.buffer);
-            self.buffer.clear();
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let mut events = self.events.borrow_mut();
+        if events.is_cut {
+            return Poll::Ready(Some(Err(SlowClient)));
+        }
+        if events.fill(cx) {
+            let bytes = Bytes::copy_from_slice(&events.buffer);
+            events.buffer.clear();
+            events.given = Some(Instant::now());
             return Poll::Ready(Some(Ok(bytes)));
         }
-        if self.generation.is_some() { Poll::Pending } else { Poll::Ready(None) }
+        events.given = None;
+        if events.generation.is_some() { Poll::Pending } else { Poll::Ready(None) }
     }
 }

@@ -36,12 +36,18 @@ pub enum Rejection {
     TooLong,
     Invalid,
     Draining,
+    /// More requests a minute than a limit lets in.
+    RequestLimit,
+    TokenLimit,
+    /// More requests at once.
+    ConcurrencyLimit,
 }
 
 /// As labels say them, in the order of [`Outcome`].
 const OUTCOMES: [&str; 4] = ["stop", "length", "cancelled", "failed"];
 /// The same of [`Rejection`].
-const REJECTIONS: [&str; 4] = ["queue_full", "too_long", "invalid", "draining"];
+const REJECTIONS: [&str; 7] =
+    ["queue_full", "too_long", "invalid", "draining", "request_limit", "token_limit", "concurrency_limit"];
 
 /// A request that has ended. Times are from its arrival.
 #[derive(Clone, Default)]
@@ -280,6 +286,11 @@ pub fn config_changed(is_applied: bool) {
     with(|m| m.config_changes[usize::from(is_applied)].increment(1));
 }
 
+/// A client that took nothing of its stream was cut off.
+pub fn slow_client_cut() {
+    with(|m| m.slow_clients.increment(1));
+}
+
 pub fn executor_restarted() {
     with(|m| m.executor_restarts.increment(1));
 }
@@ -317,7 +328,7 @@ struct Handles {
     requests_running: Gauge,
     requests_swapped: Gauge,
     outcomes: [Counter; 4],
-    rejections: [Counter; 4],
+    rejections: [Counter; 7],
     queue: Histogram,
     first_token: Histogram,
     inter_token: Histogram,
@@ -361,6 +372,7 @@ struct Handles {
     arbiter: [Counter; 3],
     config_changes: [Counter; 2],
     executor_restarts: Counter,
+    slow_clients: Counter,
 }
 
 const METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
@@ -469,6 +481,7 @@ impl Handles {
             copy_queue: recorder.register_gauge(&key(&table::COPY_QUEUE, None), &METADATA),
             config_changes: ["refused", "applied"].map(|v| counter_of(&table::CONFIG_CHANGES, v)),
             executor_restarts: counter(&table::EXECUTOR_RESTARTS),
+            slow_clients: counter(&table::SLOW_CLIENTS),
         }
     }
 }

@@ -67,8 +67,10 @@ metrics! {
         "Requests held now: waiting for blocks (new, or to be recomputed), running, or in the swap pool. A request with several samples counts as one until its prompt is computed, and each of its samples from then on.";
     REQUESTS_TOTAL = "pagetide_requests_total" Counter "requests" ["outcome": "stop, length, cancelled, failed"] &[],
         "Requests that ended: at an end token, stop token or stop string; at max_tokens or the model's length; because the client went away; because the engine failed.";
-    REJECTED = "pagetide_rejected_total" Counter "requests" ["reason": "queue_full, too_long, invalid, draining"] &[],
-        "Requests refused: the queue was full (429); prompt and output can never fit (400); anything else wrong with the request (400); the server was stopping (503).";
+    REJECTED = "pagetide_rejected_total" Counter "requests" ["reason": "queue_full, too_long, invalid, draining, request_limit, token_limit, concurrency_limit"] &[],
+        "Requests refused: the queue was full (429); prompt and output can never fit (400); anything else wrong with the request (400); the server was stopping (503); a limit on requests a minute, tokens a minute or requests at once, of the key or of all (429).";
+    SLOW_CLIENTS = "pagetide_slow_clients_total" Counter "requests" [] &[],
+        "Streams cut off because the client took nothing of them for server.write_timeout_s.";
     QUEUE_SECONDS = "pagetide_queue_seconds" Histogram "seconds" [] REQUEST_BOUNDS,
         "From arrival to the first step that worked on the request.";
     TIME_TO_FIRST_TOKEN = "pagetide_time_to_first_token_seconds" Histogram "seconds" [] REQUEST_BOUNDS,
@@ -131,11 +133,11 @@ metrics! {
         "Prompt tokens looked up in the prefix cache, both levels.";
     PREFIX_HITS = "pagetide_prefix_cache_hits_total" Counter "tokens" ["tier": "device, cpu"] &[],
         "Prompt tokens found there: on the device, or in the swap pool alone.";
-    TENANT_REQUESTS = "pagetide_tenant_requests" Gauge "requests" ["tenant": "fingerprint of an API key, or other", "state": "waiting, running, swapped"] &[],
+    TENANT_REQUESTS = "pagetide_tenant_requests" Gauge "requests" ["tenant": "name of an API key, or its fingerprint, or other", "state": "waiting, running, swapped"] &[],
         "pagetide_requests of each API key.";
     TENANT_REQUESTS_TOTAL = "pagetide_tenant_requests_total" Counter "requests" ["tenant": "as above", "outcome": "stop, length, cancelled, failed"] &[],
         "pagetide_requests_total of each API key.";
-    TENANT_REJECTED = "pagetide_tenant_rejected_total" Counter "requests" ["tenant": "as above", "reason": "queue_full, too_long, invalid, draining"] &[],
+    TENANT_REJECTED = "pagetide_tenant_rejected_total" Counter "requests" ["tenant": "as above", "reason": "queue_full, too_long, invalid, draining, request_limit, token_limit, concurrency_limit"] &[],
         "pagetide_rejected_total of each API key.";
     TENANT_TOKENS = "pagetide_tenant_tokens_total" Counter "tokens" ["tenant": "as above", "kind": "prompt, generated"] &[],
         "pagetide_prompt_tokens_total and pagetide_generated_tokens_total of each API key.";

@@ -14,7 +14,7 @@ const ADMIN: &str = "the-admin";
 const SCARCE: [&str; 2] = ["--num-device-blocks", "60"];
 const TOKENS: u32 = 600;
 
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     for _ in 0..3000 {
         if is_so() {
             return;

@@ -2,6 +2,7 @@
 
 mod live;
 mod manual;
+mod operate;
 
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -234,6 +235,7 @@ fn the_drain_timeout_ends_what_still_runs() {
     let mut rest = String::new();
     let _ = stream.read_to_string(&mut rest);
     assert!(!rest.contains("\"finish_reason\":\"length\""), "it was cut off");
+    assert!(rest.contains("\"code\":\"shut_down\""), "and told why: {rest}");
     assert_eq!(server.wait().code(), Some(0));
 }
 

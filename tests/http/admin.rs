@@ -65,7 +65,7 @@ async fn only_the_admin_key_opens_it_and_it_opens_nothing_else() {
 
 #[actix_web::test]
 async fn without_an_admin_key_it_is_closed_to_everybody() {
-    for keys in [vec![], vec!["a-client".to_string()]] {
+    for keys in [vec![], vec!["a-client".into()]] {
         let server = TestServer::configured(&ServerConfig { api_keys: keys, ..ServerConfig::default() });
         for (method, key) in [(Method::GET, None), (Method::POST, Some("a-client")), (Method::GET, Some(""))] {
             let (status, answer) = send(&server, method, key, PATH, &json!({})).await;

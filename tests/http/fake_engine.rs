@@ -4,6 +4,7 @@
 use actix::{Actor, Context, Handler, MessageResult};
 use pagetide::actors::live::LiveServer;
 use pagetide::actors::messages::{Accepted, AskSwapPool, Cancel, Event, EventStream, StopSample, Submit, Tune};
+use pagetide::actors::phase::{LivePhase, Phase};
 use pagetide::actors::runtime::{ModelInfo, RuntimeHandle};
 use pagetide::actors::tuner::{Engine, Tuner};
 use pagetide::backend::{DType, KvLayout};
@@ -19,13 +20,13 @@ use pagetide::model::runner::PoolSizes;
 use pagetide::sampling::params::{
     FinishReason, Pooling, PositionLogprobs, SamplingDefaults, SamplingParams, TokenLogprob,
 };
+use pagetide::telemetry::trace::Tracer;
 use pagetide::text::chat_output::{ChatFormat, ReasoningFormat, ToolFormat};
 use pagetide::text::chat_template::ChatTemplate;
 use pagetide::text::grammar::GrammarRequest;
 use pagetide::text::tokenizer::Tokenizer;
 use pagetide::text::truncation::Truncation;
 use serde_json::{Map, Value, json};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -199,6 +200,13 @@ impl Handler<Submit> for FakeIntake {
         let id = RequestId(self.next_id);
         let scheduler = FakeScheduler(self.notices.clone()).start();
         let (events, stream) = EventStream::channel(id, scheduler.clone().recipient(), scheduler.recipient());
+        let stream = stream.observed_by(submit.observer.clone());
+        if let Some(observer) = &submit.observer {
+            let wanted = submit.params.max_tokens as usize;
+            observer.admit(prompt.len(), (wanted > 0).then_some(wanted * submit.n as usize))?;
+            observer.accepted(id, prompt.len());
+            observer.started(id);
+        }
         let running = Running { submit, id, events };
         match &self.script {
             Script::Reply(reply) => running.play(reply, &prompt, &params),
@@ -259,11 +267,14 @@ impl Handler<StopSample> for FakeScheduler {
 /// A listening server before a fake engine.
 pub struct TestServer {
     pub url: String,
+    /// Of `server.admin_listen`.
+    pub admin_url: Option<String>,
+    pub tuner: Tuner,
     pub client: reqwest::Client,
     pub notices: UnboundedReceiver<Notice>,
     submits: Arc<Mutex<Vec<Seen>>>,
     tuned: Arc<Mutex<Vec<Tuning>>>,
-    draining: Arc<AtomicBool>,
+    pub phase: LivePhase,
     pub server: actix_web::dev::ServerHandle,
 }
 
@@ -318,8 +329,24 @@ impl TestServer {
         Self::configured(&ServerConfig { trust_request_chat_template: true, ..ServerConfig::default() })
     }
 
+    /// As [`TestServer::by_hand`], with all of the settings, and traces.
+    pub fn by_hand_with_all(config: &Config, tracer: Option<Arc<Tracer>>) -> (Self, UnboundedReceiver<Running>) {
+        let (to, requests) = unbounded_channel();
+        (Self::start_with(Script::HandOver(to), config, model_info(), tracer), requests)
+    }
+
+    /// As [`TestServer::saying`], with all of the settings.
+    pub fn saying_with_all(text: &str, config: &Config) -> Self {
+        Self::start_with(Script::Reply(text.bytes().map(TokenId::from).collect()), config, model_info(), None)
+    }
+
     fn start(script: Script, config: &ServerConfig, model: ModelInfo) -> Self {
-        let config = ServerConfig { port: 0, workers: 1, max_requests: MAX_REQUESTS, ..config.clone() };
+        Self::start_with(script, &Config { server: config.clone(), ..Config::default() }, model, None)
+    }
+
+    fn start_with(script: Script, all: &Config, model: ModelInfo, tracer: Option<Arc<Tracer>>) -> Self {
+        let config = ServerConfig { port: 0, workers: 1, max_requests: MAX_REQUESTS, ..all.server.clone() };
+        let all = Config { server: config.clone(), ..all.clone() };
         let server = LiveServer::new(config.clone());
         let model = Arc::new(ModelInfo { server: server.clone(), ..model });
         let (to_test, notices) = unbounded_channel();
@@ -332,22 +359,23 @@ impl TestServer {
             next_id: 0,
             tuned: Arc::clone(&tuned),
         };
-        let draining = Arc::new(AtomicBool::new(false));
+        let phase = LivePhase::default();
         let intake = intake.start();
         let (tune, swap_pool, loaded) = (intake.clone().recipient(), intake.clone().recipient(), Arc::new(loaded()));
-        let resolved = Config { server: config.clone(), ..Config::default() }.into();
-        let tuner = Tuner::new(resolved, Engine { tune, swap_pool, server, loaded });
-        let handle = RuntimeHandle::new(intake.recipient(), model, Arc::clone(&draining));
-        let listener = listen(&config).unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let server = serve(handle, tuner, listener).unwrap();
+        let tuner = Tuner::new(all.clone().into(), Engine { tune, swap_pool, server, loaded });
+        let handle = RuntimeHandle::new(intake.recipient(), model, phase.clone());
+        let listeners = listen(&all).unwrap();
+        let (url, admin_url) = (listeners.url().unwrap(), listeners.admin_addr().unwrap());
+        let admin_url = admin_url.map(|addr| format!("http://{addr}"));
+        let server = serve(handle, tuner.clone(), &all, listeners, tracer).unwrap();
         let server_handle = server.handle();
         actix_web::rt::spawn(server);
-        Self { url, client: reqwest::Client::new(), notices, submits, tuned, draining, server: server_handle }
+        let client = reqwest::Client::new();
+        Self { url, admin_url, client, tuner, notices, submits, tuned, phase, server: server_handle }
     }
 
     pub fn drain(&self) {
-        self.draining.store(true, Ordering::Release);
+        self.phase.advance(Phase::Draining);
     }
 
     pub async fn get(&self, path: &str) -> reqwest::Response {

@@ -94,9 +94,9 @@ impl Served {
         config.server.port = 0;
         config.server.workers = 1;
         let runtime = Runtime::start(&config, Box::new(|_, _, _| {})).unwrap();
-        let listener = listen(&config.server).unwrap();
-        let url = format!("http://{}/v1/completions", listener.local_addr().unwrap());
-        let server = serve(runtime.handle(), runtime.tuner(config.clone().into()), listener).unwrap();
+        let listeners = listen(&config).unwrap();
+        let url = format!("{}/v1/completions", listeners.url().unwrap());
+        let server = serve(runtime.handle(), runtime.tuner(config.clone().into()), &config, listeners, None).unwrap();
         let stopper = server.handle();
         actix_web::rt::spawn(server);
         Self { url, stopper, _runtime: runtime }

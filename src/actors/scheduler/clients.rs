@@ -2,6 +2,7 @@
 
 use super::SchedulerActor;
 use crate::actors::messages::Event;
+use crate::actors::observer::RequestObserver;
 use crate::actors::pause::Pause;
 use crate::actors::places::Place;
 use crate::engine::bill::KvBill;
@@ -38,6 +39,7 @@ pub(super) struct Client {
     pub bill: KvBill,
     /// Of each sample.
     pub pauses: Vec<Pause>,
+    pub observer: Option<Arc<dyn RequestObserver>>,
     /// The request's place at the intake, given back when it ends.
     pub _place: Place,
 }

@@ -139,7 +139,7 @@ impl World {
             executor,
         };
         let Started { system, intake, tune, alive, .. } = wiring.start().unwrap();
-        let handle = RuntimeHandle::new(intake, model, Arc::default());
+        let handle = RuntimeHandle::new(intake, model, Default::default());
         Self { handle, places, tune, tuning, device: controls, system, alive }
     }
 
@@ -180,6 +180,7 @@ fn submit(prompt: Vec<TokenId>, params: SamplingParams) -> Submit {
         grammar: None,
         terms: Terms::default(),
         tenant: Tenant::default(),
+        observer: None,
     }
 }
 

@@ -161,6 +161,7 @@ async fn submit(handle: &RuntimeHandle, item: &WorkItem, max_tokens: u32) -> Out
         grammar: None,
         terms: Terms::default(),
         tenant: Tenant::default(),
+        observer: None,
     };
     let mut accepted = match handle.submit(submit).await {
         Ok(accepted) => accepted,

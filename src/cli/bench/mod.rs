@@ -172,7 +172,7 @@ fn start(args: &CommonArgs, config: &Config) -> Result<(Runtime, Option<Roofline
 fn serve(args: &ServeArgs) -> Result<ExitCode, StartError> {
     let resolved = resolve(&args.common)?;
     let keep_alive = !args.no_keepalive;
-    let api_key = resolved.config.server.api_keys.first().cloned();
+    let api_key = resolved.config.server.api_keys.first().map(|key| key.key.clone());
     match &args.url {
         Some(url) => actix_web::rt::System::new().block_on(async {
             let named = *resolved.origin("model.path") != Origin::Default;
@@ -199,9 +199,9 @@ fn serve_own(
     let (vocab_size, model) = (handle.model().vocab_size, handle.model().served_name.clone());
     let subject = subject_in_process(&runtime);
     let code = actix_web::rt::System::new().block_on(async {
-        let listener = server::listen(&config.server)?;
-        let url = format!("http://{}", listener.local_addr()?);
-        let server = server::serve(handle, runtime.tuner(config.clone().into()), listener)?;
+        let listeners = server::listen(&config)?;
+        let url = listeners.url()?;
+        let server = server::serve(handle, runtime.tuner(config.clone().into()), &config, listeners, None)?;
         let stopper = server.handle();
         let running = actix_web::rt::spawn(server);
         let target = HttpTarget::connect(&url, Some(model), api_key, keep_alive).await?;

@@ -8,6 +8,7 @@ use crate::actors::messages::{Accepted, Event, Prompt, Submit};
 use crate::actors::runtime::{ModelInfo, RuntimeHandle};
 use crate::engine::bill::{KvBill, Tenant, Terms};
 use crate::error::ApiError;
+use crate::http::deadline::Deadline;
 use crate::http::openapi::{Operation, Tag};
 use crate::sampling::params::{Pooling, SamplingParams};
 use crate::text::truncation::Truncation;
@@ -169,6 +170,7 @@ impl Request {
             grammar: None,
             terms: self.terms,
             tenant: Tenant::default(),
+            observer: None,
         }
     }
 }
@@ -183,15 +185,16 @@ pub async fn embeddings(handle: &RuntimeHandle, body: &Value) -> Result<Embeddin
         let message = format!("a batch may have at most {most} inputs on this server, got {}", prompts.len());
         return Err(ApiError::invalid("input", message));
     }
+    let mut deadline = Deadline::new(handle);
     let mut accepted = Vec::with_capacity(prompts.len());
     for prompt in prompts {
-        accepted.push(handle.submit(request.submit(prompt)).await?);
+        accepted.push(deadline.or(handle.submit(request.submit(prompt))).await?);
     }
     let mut usage = EmbeddingUsage::default();
     let mut data = Vec::with_capacity(accepted.len());
     for (index, accepted) in accepted.into_iter().enumerate() {
         usage.prompt_tokens += accepted.prompt_tokens.len();
-        let (mut values, bill) = embedding(accepted).await?;
+        let (mut values, bill) = deadline.or(embedding(accepted)).await?;
         if let Some(block_bytes) = request.kv_block_bytes {
             usage.kv = Some(usage.kv.unwrap_or_default() + KvUsage::new(&bill, block_bytes));
         }

@@ -156,6 +156,7 @@ impl Request {
             grammar: self.grammar.clone(),
             terms: self.terms,
             tenant: Tenant::default(),
+            observer: None,
         }
     }
 }

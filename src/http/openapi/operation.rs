@@ -92,7 +92,7 @@ impl Operation {
     /// A JSON body, `name` in generated clients; [`Operation::fields`] says what is in it. A path may have several.
     pub fn body(mut self, name: &'static str) -> Self {
         self.request.push(Form { name, properties: Map::new(), required: Vec::new() });
-        self.errors.extend([400, 404, 413, 415]);
+        self.errors.extend([400, 404, 408, 413, 415]);
         self
     }
 
@@ -203,7 +203,7 @@ impl Operation {
 
     /// What every request to the engine can meet.
     pub fn generates(self) -> Self {
-        self.fails(&[429, 500, 503])
+        self.fails(&[429, 500, 503, 504])
     }
 
     /// The operation in the document; the schemas it names go to `schemas`.
@@ -280,11 +280,15 @@ fn error(status: u16, schema: &str) -> Value {
         401 => "No key, or a wrong one.",
         403 => "The server has no server.admin_key: nobody may.",
         404 => "No such model, or nothing of this name.",
+        408 => "The body did not come within server.body_timeout_s.",
         413 => "The body is longer than server.max_body_bytes.",
         415 => "The body has a Content-Encoding that is not known.",
-        429 => "The server holds as many requests as it may. Retry-After says when to try again.",
+        429 => {
+            "The server holds as many requests as it may, or a limit of the key or of all is used up. Retry-After says when to try again."
+        }
         500 => "The engine failed under this request.",
         503 => "The server is shutting down.",
+        504 => "The answer was not complete within server.request_timeout_s.",
         other => unreachable!("no path fails with {other}"),
     };
     let mut headers = request_id_header();

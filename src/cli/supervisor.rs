@@ -1,0 +1,85 @@
+//! What systemd is told: that the server is ready, reads its configuration again, stops, and is alive.
+//!
+//! The protocol is a datagram of `NAME=value` lines to the socket in `NOTIFY_SOCKET` (sd_notify(3)): less than the crates
+//! for it would be.
+
+use crate::actors::tuner::Tuner;
+use std::os::unix::net::UnixDatagram;
+use std::time::Duration;
+
+/// Whoever started the process and wants to know; or nobody, and then nothing is said.
+#[derive(Clone, Debug, Default)]
+pub struct Supervisor {
+    socket: Option<String>,
+    /// It wants to hear of us this often.
+    watchdog: Option<Duration>,
+}
+
+impl Supervisor {
+    /// As `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID` say.
+    pub fn of_environment() -> Self {
+        let var = |name| std::env::var(name).ok();
+        let is_ours = var("WATCHDOG_PID").is_none_or(|id| id == std::process::id().to_string());
+        let watchdog = var("WATCHDOG_USEC").filter(|_| is_ours).and_then(|time| time.parse().ok());
+        let watchdog = watchdog.filter(|time| *time > 0).map(Duration::from_micros);
+        Self { socket: var("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()), watchdog }
+    }
+
+    /// Requests are taken.
+    pub fn ready(&self) {
+        self.tell("READY=1");
+    }
+
+    /// The configuration is read again; [`Supervisor::ready`] follows.
+    pub fn reloading(&self) {
+        self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={}", monotonic_usec()));
+    }
+
+    pub fn stopping(&self) {
+        self.tell("STOPPING=1");
+    }
+
+    /// Says twice in each of the supervisor's intervals that the process is alive, as long as the engine answers.
+    pub async fn prove_alive(self, tuner: Tuner) {
+        let Some(interval) = self.watchdog else { return };
+        while tuner.swap_pool().await.is_ok() {
+            self.tell("WATCHDOG=1");
+            actix_web::rt::time::sleep(interval / 2).await;
+        }
+    }
+
+    fn tell(&self, state: &str) {
+        let Some(socket) = &self.socket else { return };
+        if let Err(error) = send(socket, state) {
+            tracing::warn!("NOTIFY_SOCKET {socket} cannot be told {state:?}: {error}");
+        }
+    }
+}
+
+fn send(socket: &str, state: &str) -> std::io::Result<()> {
+    let ours = UnixDatagram::unbound()?;
+    match socket.strip_prefix('@') {
+        None => ours.send_to(state.as_bytes(), socket).map(drop),
+        Some(name) => send_abstract(&ours, name, state),
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn send_abstract(ours: &UnixDatagram, name: &str, state: &str) -> std::io::Result<()> {
+    use std::os::linux::net::SocketAddrExt;
+    let addr = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
+    ours.send_to_addr(state.as_bytes(), &addr).map(drop)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn send_abstract(_: &UnixDatagram, _: &str, _: &str) -> std::io::Result<()> {
+    Err(std::io::Error::from(std::io::ErrorKind::Unsupported))
+}
+
+/// systemd tells the order of events by it.
+fn monotonic_usec() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: it writes to `now`, and nothing else.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000
+}

@@ -1,0 +1,141 @@
+//! `server.api_keys`: each a text, or a table of the key, its name and its limits.
+
+use super::value::{Field, Value};
+use std::fmt;
+use toml_edit::{InlineTable, Value as Toml};
+
+/// One of `server.api_keys`. What is `None` is not said.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct ApiKeyConfig {
+    pub key: String,
+    /// What logs and traces call whoever has it.
+    pub name: Option<String>,
+    /// 0: any number.
+    pub requests_per_minute: Option<u64>,
+    /// Of prompts and outputs together; 0: any number.
+    pub tokens_per_minute: Option<u64>,
+    /// At once; 0: any number.
+    pub max_requests: Option<u64>,
+}
+
+/// The limits that a table may have, as they are called in it.
+const LIMITS: [&str; 3] = ["requests_per_minute", "tokens_per_minute", "max_requests"];
+const MAX_LIMIT: i64 = 1_000_000_000_000;
+/// Names stand in logs and in headers of traces.
+const MAX_NAME_BYTES: usize = 64;
+
+impl From<&str> for ApiKeyConfig {
+    fn from(key: &str) -> Self {
+        Self { key: key.into(), ..Self::default() }
+    }
+}
+
+impl PartialEq<&str> for ApiKeyConfig {
+    fn eq(&self, key: &&str) -> bool {
+        *self == Self::from(*key)
+    }
+}
+
+/// Without the key: what is shown may end up in a log.
+impl fmt::Debug for ApiKeyConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.clone().hidden("(secret)").as_toml().fmt(f)
+    }
+}
+
+impl ApiKeyConfig {
+    /// Reads an element of the list.
+    pub(super) fn read(value: &Toml) -> Result<Self, String> {
+        match value {
+            Toml::String(key) => Ok(key.value().as_str().into()),
+            Toml::InlineTable(table) => Self::read_table(table),
+            _ => Err("a list that holds something else".into()),
+        }
+    }
+
+    fn read_table(table: &InlineTable) -> Result<Self, String> {
+        let mut read = Self::default();
+        for (field, value) in table.iter() {
+            match (field, value) {
+                ("key", Toml::String(key)) => read.key = key.value().clone(),
+                ("name", Toml::String(name)) => read.name = Some(checked_name(name.value())?),
+                ("key" | "name", _) => return Err(format!("a table whose {field} is no text")),
+                (field, value) => *read.limit(field)? = Some(checked_limit(field, value)?),
+            }
+        }
+        if read.key.is_empty() { Err("a table without a key".into()) } else { Ok(read) }
+    }
+
+    fn limit(&mut self, field: &str) -> Result<&mut Option<u64>, String> {
+        match field {
+            "requests_per_minute" => Ok(&mut self.requests_per_minute),
+            "tokens_per_minute" => Ok(&mut self.tokens_per_minute),
+            "max_requests" => Ok(&mut self.max_requests),
+            _ => Err(format!("a table with '{field}', which is none of key, name, {}", LIMITS.join(", "))),
+        }
+    }
+
+    pub(super) fn hidden(self, secret: &str) -> Self {
+        Self { key: secret.into(), ..self }
+    }
+
+    fn limits(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let values = [self.requests_per_minute, self.tokens_per_minute, self.max_requests];
+        LIMITS.into_iter().zip(values).filter_map(|(name, value)| Some((name, value?)))
+    }
+
+    /// A text where there is no more than the key.
+    pub(super) fn as_toml(&self) -> Toml {
+        if self.name.is_none() && self.limits().next().is_none() {
+            return self.key.as_str().into();
+        }
+        let mut table = InlineTable::new();
+        table.insert("key", self.key.as_str().into());
+        if let Some(name) = &self.name {
+            table.insert("name", name.as_str().into());
+        }
+        for (name, value) in self.limits() {
+            table.insert(name, (value as i64).into());
+        }
+        table.into()
+    }
+
+    pub(super) fn as_json(&self) -> serde_json::Value {
+        if self.name.is_none() && self.limits().next().is_none() {
+            return self.key.as_str().into();
+        }
+        let mut object = serde_json::Map::new();
+        object.insert("key".into(), self.key.as_str().into());
+        if let Some(name) = &self.name {
+            object.insert("name".into(), name.as_str().into());
+        }
+        object.extend(self.limits().map(|(name, value)| (name.into(), value.into())));
+        object.into()
+    }
+}
+
+fn checked_name(name: &str) -> Result<String, String> {
+    let is_plain = |c: char| c.is_ascii_graphic();
+    match (1..=MAX_NAME_BYTES).contains(&name.len()) && name.chars().all(is_plain) {
+        true => Ok(name.into()),
+        false => Err(format!("a table whose name is not 1 to {MAX_NAME_BYTES} letters, digits and signs of ASCII")),
+    }
+}
+
+fn checked_limit(field: &str, value: &Toml) -> Result<u64, String> {
+    let limit = value.as_integer().filter(|limit| (0..=MAX_LIMIT).contains(limit));
+    limit.map(|limit| limit as u64).ok_or(format!("a table whose {field} is no whole number from 0 to {MAX_LIMIT}"))
+}
+
+impl Field for Vec<ApiKeyConfig> {
+    fn store(&mut self, value: Value) {
+        match value {
+            Value::Keys(keys) => *self = keys,
+            other => unreachable!("keys are no {other:?}"),
+        }
+    }
+
+    fn load(&self) -> Value {
+        Value::Keys(self.clone())
+    }
+}

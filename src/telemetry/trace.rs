@@ -1,0 +1,171 @@
+//! Spans of requests, sent to a collector by OTLP over HTTP.
+//!
+//! A request is a span from its first byte to its last, part of the trace that its `traceparent` names or the first of a new
+//! one. At its end it gets a child for each stage of each prompt: queue, prefill, decode, and each pause.
+
+use crate::config::TracingConfig;
+use crate::error::StartError;
+use crate::telemetry::report::Report;
+use opentelemetry::propagation::{Extractor, TextMapPropagator};
+use opentelemetry::trace::{
+    Span as _, SpanContext, SpanKind, Status, TraceContextExt, Tracer as _, TracerProvider as _,
+};
+use opentelemetry::{Context, KeyValue};
+use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
+use opentelemetry_otlp::{Protocol, WithExportConfig, WithHttpConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider, Span};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+/// For the collector's answer to a batch.
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Begins spans, and sends them from a thread of its own.
+#[derive(Debug)]
+pub struct Tracer {
+    provider: SdkTracerProvider,
+    tracer: SdkTracer,
+    model: String,
+}
+
+/// The trace that a request comes as part of; one that cannot be read is none.
+pub fn parent_of(headers: &dyn Extractor) -> Context {
+    TraceContextPropagator::new().extract_with_context(&Context::new(), headers)
+}
+
+/// The id of that trace, if there is one.
+pub fn trace_id(context: &SpanContext) -> Option<String> {
+    context.is_valid().then(|| context.trace_id().to_string())
+}
+
+impl Tracer {
+    /// `None` where nothing is to be traced. Not to be called by a thread that runs futures: the exporter's client
+    /// blocks.
+    pub fn start(config: &TracingConfig, model: &str) -> Result<Option<Self>, StartError> {
+        if config.otlp_endpoint.is_empty() {
+            return Ok(None);
+        }
+        let wrong = |error: &dyn std::fmt::Display| StartError::new(format!("cannot start tracing: {error}"));
+        let client = reqwest::blocking::Client::builder().timeout(EXPORT_TIMEOUT).build().map_err(|e| wrong(&e))?;
+        let exporter = opentelemetry_otlp::SpanExporter::builder()
+            .with_http()
+            .with_http_client(Client { client, is_failing: AtomicBool::new(false) })
+            .with_endpoint(format!("{}/v1/traces", config.otlp_endpoint.trim_end_matches('/')))
+            .with_protocol(Protocol::HttpBinary)
+            .with_timeout(EXPORT_TIMEOUT)
+            .build()
+            .map_err(|e| wrong(&e))?;
+        let resource = Resource::builder()
+            .with_service_name(config.service_name.clone())
+            .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
+            .build();
+        let provider = SdkTracerProvider::builder()
+            .with_batch_exporter(exporter)
+            .with_sampler(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(config.sample_ratio))))
+            .with_resource(resource)
+            .build();
+        let tracer = provider.tracer("pagetide");
+        Ok(Some(Self { provider, tracer, model: model.to_owned() }))
+    }
+
+    /// A request's span.
+    pub fn begin(&self, parent: &Context, started: SystemTime) -> Span {
+        let builder = self.tracer.span_builder("request").with_kind(SpanKind::Server).with_start_time(started);
+        builder.start_with_context(&self.tracer, parent)
+    }
+
+    /// Ends it, with what is known now. `started`: the time of `report.arrived`.
+    pub fn end(&self, mut span: Span, report: &Report, started: SystemTime) {
+        let time = |at: Instant| started + at.saturating_duration_since(report.arrived);
+        span.update_name(format!("{} {}", report.method, report.path));
+        span.set_attributes(self.attributes(report));
+        if report.status >= 500 || report.cut.is_some() || report.finish() == "failed" {
+            span.set_status(Status::error(report.finish()));
+        }
+        let context = Context::new().with_remote_span_context(span.span_context().clone());
+        for (place, run) in report.runs.iter().enumerate() {
+            for interval in run.intervals(report.arrived, report.ended) {
+                let builder = self.tracer.span_builder(interval.stage.name()).with_start_time(time(interval.begin));
+                let mut stage = builder.start_with_context(&self.tracer, &context);
+                stage.set_attribute(KeyValue::new("pagetide.prompt", place as i64));
+                stage.end_with_timestamp(time(interval.end));
+            }
+        }
+        span.end_with_timestamp(time(report.ended));
+    }
+
+    fn attributes(&self, report: &Report) -> Vec<KeyValue> {
+        let mut attributes = vec![
+            KeyValue::new("http.request.method", report.method.clone()),
+            KeyValue::new("http.route", report.path),
+            KeyValue::new("http.response.status_code", i64::from(report.status)),
+            KeyValue::new("pagetide.request_id", report.request_id.clone()),
+        ];
+        attributes.extend(report.key.clone().map(|key| KeyValue::new("pagetide.key", key)));
+        if !report.runs.is_empty() {
+            let count = |tokens: usize| tokens as i64;
+            attributes.extend([
+                KeyValue::new("gen_ai.request.model", self.model.clone()),
+                KeyValue::new("gen_ai.usage.input_tokens", count(report.prompt_tokens())),
+                KeyValue::new("gen_ai.usage.output_tokens", count(report.output_tokens())),
+                KeyValue::new("gen_ai.response.finish_reason", report.finish()),
+                KeyValue::new("pagetide.cached_tokens", count(report.cached_tokens())),
+                KeyValue::new("pagetide.preemptions", count(report.preemptions())),
+            ]);
+        }
+        attributes
+    }
+
+    /// Sends what has not been sent. Blocks, for some seconds at most.
+    pub fn shut_down(&self) {
+        if let Err(error) = self.provider.shutdown() {
+            tracing::warn!("the last traces may not have been sent: {error}");
+        }
+    }
+}
+
+/// The exporter's client, called by its thread only. It says once that the collector does not take what it is sent.
+#[derive(Debug)]
+struct Client {
+    client: reqwest::blocking::Client,
+    is_failing: AtomicBool,
+}
+
+impl Client {
+    fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        let url = request.uri().to_string();
+        let sent = self.client.execute(request.try_into()?).and_then(|answer| {
+            let status = answer.status();
+            answer.bytes().map(|body| (status, body))
+        });
+        let why = match &sent {
+            Ok((status, _)) if status.is_success() => None,
+            Ok((status, _)) => Some(status.to_string()),
+            Err(error) => Some(format!("{error:#}")),
+        };
+        match (self.is_failing.swap(why.is_some(), Ordering::Relaxed), why) {
+            (false, Some(why)) => tracing::warn!("{url} takes no traces, and some are lost: {why}"),
+            (true, None) => tracing::info!("{url} takes traces again"),
+            _ => {}
+        }
+        let (status, body) = sent?;
+        Ok(Response::builder().status(status.as_u16()).body(body)?)
+    }
+}
+
+/// What `#[async_trait]` makes of the trait's method.
+impl HttpClient for Client {
+    fn send_bytes<'client, 'sent>(
+        &'client self,
+        request: Request<Bytes>,
+    ) -> Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'sent>>
+    where
+        'client: 'sent,
+        Self: 'sent,
+    {
+        Box::pin(async move { self.send(request) })
+    }
+}

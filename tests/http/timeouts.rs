@@ -1,0 +1,173 @@
+//! Clients and answers that take too long, and the server's end.
+
+use crate::fake_engine::{EOS, Notice, TestServer, events_of};
+use pagetide::actors::phase::Phase;
+use pagetide::config::ServerConfig;
+use pagetide::sampling::params::FinishReason;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+const PATH: &str = "/v1/completions";
+const SOON: Duration = Duration::from_secs(10);
+
+async fn connect(server: &TestServer) -> TcpStream {
+    TcpStream::connect(server.url.strip_prefix("http://").unwrap()).await.unwrap()
+}
+
+/// What the server says until it closes the connection.
+async fn rest(connection: &mut TcpStream) -> String {
+    let mut answer = Vec::new();
+    let _ = timeout(SOON, connection.read_to_end(&mut answer)).await.expect("it closes the connection");
+    String::from_utf8(answer).unwrap()
+}
+
+#[actix_web::test]
+async fn a_head_or_a_body_that_does_not_come_is_given_up() {
+    let config = ServerConfig { header_timeout_s: 1, body_timeout_s: 1, ..ServerConfig::default() };
+    let server = TestServer::configured(&config);
+    let started = Instant::now();
+    let mut connection = connect(&server).await;
+    connection.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n").await.unwrap();
+    assert!(rest(&mut connection).await.starts_with("HTTP/1.1 408"));
+    assert!(started.elapsed() >= Duration::from_secs(1));
+
+    let mut connection = connect(&server).await;
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{\"prompt\":";
+    connection.write_all(head.as_bytes()).await.unwrap();
+    let answer = rest(&mut connection).await;
+    assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
+    assert!(answer.contains("\"code\":\"body_timeout\"") && answer.contains("within 1 s"), "{answer}");
+    assert!(answer.to_lowercase().contains("connection: close"), "{answer}");
+}
+
+#[actix_web::test]
+async fn a_head_that_is_too_long_is_refused() {
+    let server = TestServer::saying("x");
+    let mut connection = connect(&server).await;
+    let head = format!("GET /health HTTP/1.1\r\nhost: x\r\nx-long: {}\r\n\r\n", "a".repeat(300 << 10));
+    let _ = connection.write_all(head.as_bytes()).await;
+    let answer = rest(&mut connection).await;
+    assert!(answer.starts_with("HTTP/1.1 4") || answer.is_empty(), "{answer}");
+    assert_eq!(server.get("/health").await.status(), 200, "the others are served");
+}
+
+#[actix_web::test]
+async fn an_answer_that_takes_too_long_ends_with_an_error() {
+    let config = ServerConfig { request_timeout_s: 1, ..ServerConfig::default() };
+    let (mut server, mut requests) = TestServer::by_hand_with(&config);
+    let body = json!({"prompt": "h"});
+    let (whole, running) = tokio::join!(server.refused(PATH, &body), requests.recv());
+    assert_eq!((whole.0, whole.1["code"].as_str()), (504, Some("request_timeout")));
+    assert_eq!(server.notices.recv().await, Some(Notice::Cancelled(running.unwrap().id)));
+    for path in ["/v1/embeddings", "/v1/responses"] {
+        let body = json!({"input": "h"});
+        let (late, _running) = tokio::join!(server.refused(path, &body), requests.recv());
+        assert_eq!((late.0, late.1["code"].as_str()), (504, Some("request_timeout")), "{path}");
+    }
+    // A stream has begun: the error is its last event.
+    let streaming = json!({"prompt": "h", "stream": true});
+    let (response, running) = tokio::join!(server.post(PATH, &streaming), requests.recv());
+    let running = running.unwrap();
+    running.text(0, "ab");
+    let events = events_of(&response.text().await.unwrap());
+    let error: Value = events.iter().filter_map(|event| serde_json::from_str(event).ok()).next_back().unwrap();
+    assert_eq!(error["error"]["code"], "request_timeout", "{events:?}");
+}
+
+#[actix_web::test]
+async fn whoever_is_still_answered_when_the_server_ends_is_told() {
+    let (server, mut requests) = TestServer::by_hand();
+    let (whole, streaming) = (json!({"prompt": "h"}), json!({"prompt": "h", "stream": true}));
+    let end = async {
+        let first = requests.recv().await.unwrap();
+        first.text(0, "a");
+        let _second = requests.recv().await.unwrap();
+        server.phase.advance(Phase::Leaving);
+        assert_eq!(server.get("/ready").await.status(), 503);
+        // Whoever has not noticed yet is served.
+        let (taken, running) = tokio::join!(server.post(PATH, &streaming), requests.recv());
+        assert_eq!(taken.status(), 200);
+        let running = running.unwrap();
+        running.token(0, EOS);
+        running.finish(0, FinishReason::Eos);
+        server.phase.advance(Phase::Draining);
+        let refused = server.post(PATH, &whole).await;
+        assert_eq!(refused.status(), 503);
+        assert!(refused.headers().contains_key("retry-after"));
+        assert_eq!(refused.headers()["connection"], "close");
+        server.phase.advance(Phase::Over);
+    };
+    let stream = async {
+        let response = server.post(PATH, &streaming).await;
+        assert_eq!(response.status(), 200);
+        response.text().await.unwrap()
+    };
+    let whole_answer = async {
+        // Second, so that the test knows which is which.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        server.refused(PATH, &whole).await
+    };
+    let (events, (status, error), ()) = tokio::join!(stream, whole_answer, end);
+    assert_eq!((status, error["code"].as_str()), (503, Some("shut_down")));
+    let events = events_of(&events);
+    let last: Value = events.iter().filter_map(|event| serde_json::from_str(event).ok()).next_back().unwrap();
+    assert_eq!(last["error"]["code"], "shut_down", "{events:?}");
+}
+
+/// The resident memory of this process, in bytes.
+#[cfg(target_os = "linux")]
+fn resident_bytes() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}
+
+#[actix_web::test]
+#[cfg(target_os = "linux")]
+async fn a_client_that_does_not_read_is_cut_off_and_holds_up_nobody() {
+    pagetide::metrics::install();
+    let config = ServerConfig { write_timeout_s: 1, ..ServerConfig::default() };
+    let (mut server, mut requests) = TestServer::by_hand_with(&config);
+    let mut stalled = connect(&server).await;
+    // Much to write for each token.
+    let body = json!({"prompt": "h", "stream": true, "logprobs": 5, "max_tokens": 10_000_000}).to_string();
+    let head = format!(
+        "POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stalled.write_all(head.as_bytes()).await.unwrap();
+    let running = requests.recv().await.unwrap();
+    let before = resident_bytes();
+    let mut written = 0;
+    let started = Instant::now();
+    // The engine says more than any socket takes, until it is told to stop.
+    let cancelled = loop {
+        for _ in 0..200 {
+            running.text(0, "abcdefgh");
+            written += 8;
+        }
+        match timeout(Duration::from_millis(5), server.notices.recv()).await {
+            Ok(notice) => break notice,
+            Err(_) => assert!(started.elapsed() < SOON, "it was not cut off"),
+        }
+        if written % 64_000 == 0 {
+            // On the same thread as the stalled one.
+            assert_eq!(timeout(SOON, server.get("/health")).await.unwrap().status(), 200);
+        }
+    };
+    assert_eq!(cancelled, Some(Notice::Cancelled(running.id)));
+    assert!(started.elapsed() >= Duration::from_secs(1), "not before its time");
+    let grown = resident_bytes().saturating_sub(before);
+    assert!(grown < 200 << 20, "{grown} bytes for {written} tokens");
+    // The connection is gone too, after what its socket had taken.
+    let closed = async {
+        let mut piece = vec![0; 1 << 16];
+        while stalled.read(&mut piece).await.is_ok_and(|count| count > 0) {}
+    };
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    timeout(SOON, closed).await.expect("its connection ends");
+    let page = server.get("/metrics").await.text().await.unwrap();
+    assert!(!page.contains("pagetide_slow_clients_total 0\n"), "{page}");
+}
