@@ -291,7 +291,10 @@ mod tests {
             keys.get().0.who(&headers).unwrap().1
         };
         let enter = |sent| Ticket::enter(Tenant::default(), keyed(sent).limiters);
-        assert_eq!((keyed("a-key").name.as_deref(), keyed("b-key").name.as_deref()), (Some(tenant_label("a-key").as_str()), Some("bob")));
+        assert_eq!(
+            (keyed("a-key").name.as_deref(), keyed("b-key").name.as_deref()),
+            (Some(tenant_label("a-key").as_str()), Some("bob"))
+        );
         enter("b-key").unwrap();
         enter("b-key").unwrap_err();
         config.server.api_keys.reverse();

@@ -269,7 +269,6 @@ pub struct TestServer {
     pub url: String,
     /// Of `server.admin_listen`.
     pub admin_url: Option<String>,
-    pub tuner: Tuner,
     pub client: reqwest::Client,
     pub notices: UnboundedReceiver<Notice>,
     submits: Arc<Mutex<Vec<Seen>>>,
@@ -367,11 +366,11 @@ impl TestServer {
         let listeners = listen(&all).unwrap();
         let (url, admin_url) = (listeners.url().unwrap(), listeners.admin_addr().unwrap());
         let admin_url = admin_url.map(|addr| format!("http://{addr}"));
-        let server = serve(handle, tuner.clone(), &all, listeners, tracer).unwrap();
+        let server = serve(handle, tuner, &all, listeners, tracer).unwrap();
         let server_handle = server.handle();
         actix_web::rt::spawn(server);
         let client = reqwest::Client::new();
-        Self { url, admin_url, client, tuner, notices, submits, tuned, phase, server: server_handle }
+        Self { url, admin_url, client, notices, submits, tuned, phase, server: server_handle }
     }
 
     pub fn drain(&self) {
