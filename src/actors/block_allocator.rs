@@ -1,6 +1,6 @@
 //! Owns the device's blocks and the prefix cache.
 
-use crate::actors::messages::{Reset, Serve, ViewPool};
+use crate::actors::messages::{ClonePool, Reset, Serve, ViewPool};
 use crate::engine::allocation::serve;
 use crate::engine::block_pool::BlockPool;
 use crate::engine::prefix_cache::EvictionPolicy;
@@ -49,6 +49,14 @@ impl Handler<ViewPool> for BlockAllocator {
 
     fn handle(&mut self, _: ViewPool, _: &mut Self::Context) -> Self::Result {
         MessageResult(self.pool.view())
+    }
+}
+
+impl Handler<ClonePool> for BlockAllocator {
+    type Result = MessageResult<ClonePool>;
+
+    fn handle(&mut self, _: ClonePool, _: &mut Self::Context) -> Self::Result {
+        MessageResult(self.pool.clone())
     }
 }
 

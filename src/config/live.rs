@@ -65,6 +65,7 @@ const REASONS: &[(&str, &str)] = &[
     ("intake", "the threads are started at the start"),
     ("log.format", "the log is opened at the start"),
     ("tracing", "the exporter is started at the start"),
+    ("recorder", "the recorder is set up at the start"),
     ("metrics", "recording is switched on at the start, for the whole process"),
 ];
 

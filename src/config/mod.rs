@@ -28,6 +28,7 @@ pub struct Config {
     pub metrics: MetricsConfig,
     pub tracing: TracingConfig,
     pub console: ConsoleConfig,
+    pub recorder: RecorderConfig,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -205,6 +206,17 @@ pub struct ConsoleConfig {
     pub max_watchers: usize,
 }
 
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecorderConfig {
+    /// 0: nothing is recorded.
+    pub minutes: u64,
+    pub max_mib: usize,
+    /// Where recordings are written.
+    pub dir: String,
+    /// They hold the tokens of prompts and outputs.
+    pub tokens: bool,
+}
+
 impl Default for ServerConfig {
     fn default() -> Self {
         Self {
@@ -379,6 +391,12 @@ impl Default for LogConfig {
 impl Default for TracingConfig {
     fn default() -> Self {
         Self { otlp_endpoint: String::new(), sample_ratio: 1.0, service_name: "pagetide".into() }
+    }
+}
+
+impl Default for RecorderConfig {
+    fn default() -> Self {
+        Self { minutes: 5, max_mib: 128, dir: ".".into(), tokens: false }
     }
 }
 

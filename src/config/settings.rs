@@ -78,6 +78,7 @@ pub const SECTIONS: &[(&str, &str)] = &[
     ("metrics", "Prometheus metrics"),
     ("tracing", "Traces of requests, sent to a collector"),
     ("console", "The page at /: chat, and the memory as it moves"),
+    ("recorder", "The flight recorder: the engine's last decisions, for 'pagetide replay'"),
 ];
 
 macro_rules! settings {
@@ -358,6 +359,18 @@ settings! {
     console.max_watchers: int(0, 1000), "clients", None,
         "Who may watch at once; one more is answered with 429. 0: nobody, and the page is there to chat.",
         "Many people look at the same server.";
+    recorder.minutes: int(0, 1440), "min", None,
+        "How many of the last minutes of scheduling are kept in memory, to be written to a file by POST /admin/recording or when the executor fails; 0 records nothing.",
+        "Longer, to see what led to something that is noticed late.";
+    recorder.max_mib: int(1, 65_536), "MiB", None,
+        "Memory for them at most: under load it may hold less than recorder.minutes. The log says if it is too little for an engine of this size.",
+        "pagetide_recorder_seconds stays below recorder.minutes, and memory is free.";
+    recorder.dir: Kind::Text { auto: false, check: not_empty }, "", None,
+        "Folder of the recordings, made when the first is written; a relative one is in the working directory.",
+        "The working directory cannot be written, or is not where files should be.";
+    recorder.tokens: Kind::Bool, "", None,
+        "Recordings hold the tokens of prompts and outputs, and so their text; otherwise only lengths and which prefixes are equal.",
+        "To look for an error that depends on the texts, where they may be kept.";
 }
 
 fn any_text(_: &str) -> Result<(), String> {

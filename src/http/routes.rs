@@ -90,7 +90,7 @@ const fn admin(path: ApiPath) -> ApiPath {
 }
 
 /// Every path that is served. Where a path has several methods, they stand together.
-pub static PATHS: [ApiPath; 25] = [
+pub static PATHS: [ApiPath; 26] = [
     open(get("/", || web::to(console::page), console::describe_page)),
     ApiPath {
         access: Access::Watcher,
@@ -118,6 +118,7 @@ pub static PATHS: [ApiPath; 25] = [
     get("/metrics", || web::to(prometheus), describe_metrics),
     admin(get("/admin/config", || web::to(config), admin::describe_config)),
     admin(post("/admin/config", || web::to(change_config), admin::describe_change)),
+    admin(post("/admin/recording", || web::to(record), admin::describe_recording)),
     open(get("/openapi.json", || web::to(openapi_json), describe_openapi)),
     open(get("/docs", || web::to(docs), describe_docs)),
 ];
@@ -366,6 +367,10 @@ async fn change_config(
     body: Body,
 ) -> Result<HttpResponse, ApiError> {
     Ok(HttpResponse::Ok().json(admin::change(&tuner, &json_body(body, &handle)?).await?))
+}
+
+async fn record(_: Admin, tuner: Data<Tuner>) -> Result<HttpResponse, ApiError> {
+    Ok(HttpResponse::Ok().json(admin::RecordingWritten::from(tuner.recordings().write().await?)))
 }
 
 async fn openapi_json() -> HttpResponse {

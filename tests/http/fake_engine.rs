@@ -3,21 +3,26 @@
 
 use actix::{Actor, Context, Handler, MessageResult};
 use pagetide::actors::live::LiveServer;
-use pagetide::actors::messages::{Accepted, AskSwapPool, Cancel, Event, EventStream, Look, StopSample, Submit, Tune};
+use pagetide::actors::messages::{
+    Accepted, AskSwapPool, Cancel, Event, EventStream, Look, StopSample, Submit, TakeRecording, Tune,
+};
 use pagetide::actors::phase::{LivePhase, Phase};
-use pagetide::actors::runtime::{ModelInfo, RuntimeHandle};
+use pagetide::actors::recordings::Recordings;
+use pagetide::actors::runtime::{ModelInfo, RuntimeHandle, configured_scheduler};
 use pagetide::actors::tuner::{Engine, Tuner};
 use pagetide::actors::watch::{Moves, Snapshot, Totals};
 use pagetide::backend::{DType, KvLayout};
-use pagetide::config::{Config, ConsoleConfig, ServerConfig};
+use pagetide::config::{Config, ConsoleConfig, RecorderConfig, ServerConfig};
 use pagetide::engine::bill::{KvBill, Tenant, Terms};
 use pagetide::engine::block_pool::{BlockPool, PoolStats};
 use pagetide::engine::policy::{Population, Tuning};
+use pagetide::engine::prefix_cache::EvictionPolicy;
 use pagetide::error::ApiError;
 use pagetide::http::server::{listen, serve};
 use pagetide::ids::{RequestId, TokenId};
 use pagetide::model::loader::LoadedModel;
 use pagetide::model::runner::PoolSizes;
+use pagetide::recorder::{Limits, Recorder};
 use pagetide::sampling::params::{
     FinishReason, Pooling, PositionLogprobs, SamplingDefaults, SamplingParams, TokenLogprob,
 };
@@ -230,6 +235,19 @@ impl Handler<Tune> for FakeIntake {
     }
 }
 
+/// A recorder that has heard of one thing, where it records.
+impl Handler<TakeRecording> for FakeIntake {
+    type Result = MessageResult<TakeRecording>;
+
+    fn handle(&mut self, _: TakeRecording, _: &mut Self::Context) -> Self::Result {
+        let scheduler = configured_scheduler(&Config::default(), 100, 0, false);
+        let limits = Limits { length: Duration::from_secs(60), max_bytes: 1 << 20 };
+        let mut recorder = Recorder::new(limits, &scheduler, EvictionPolicy::default());
+        recorder.cancel(RequestId(1));
+        MessageResult(recorder.take().filter(|_| self.model.served_name == MODEL))
+    }
+}
+
 impl Handler<AskSwapPool> for FakeIntake {
     type Result = MessageResult<AskSwapPool>;
 
@@ -303,6 +321,7 @@ pub struct TestServer {
     pub phase: LivePhase,
     looks: Arc<AtomicUsize>,
     pub server: actix_web::dev::ServerHandle,
+    pub recordings_dir: tempfile::TempDir,
 }
 
 impl Drop for TestServer {
@@ -351,6 +370,12 @@ impl TestServer {
         Self::start(Script::Reply(reply), &ServerConfig::default(), model)
     }
 
+    /// Its engine has no recorder.
+    pub fn start_recording_nothing(config: &ServerConfig) -> Self {
+        let model = ModelInfo { served_name: "not recorded".into(), ..model_info() };
+        Self::start(Script::Reply(vec![EOS]), config, model)
+    }
+
     /// Renders the chat templates of requests.
     pub fn trusting_templates() -> Self {
         Self::configured(&ServerConfig { trust_request_chat_template: true, ..ServerConfig::default() })
@@ -395,7 +420,10 @@ impl TestServer {
         let phase = LivePhase::default();
         let intake = intake.start();
         let (tune, swap_pool, loaded) = (intake.clone().recipient(), intake.clone().recipient(), Arc::new(loaded()));
-        let tuner = Tuner::new(all.clone().into(), Engine { tune, swap_pool, server, loaded });
+        let recordings_dir = tempfile::tempdir().unwrap();
+        let dir = recordings_dir.path().join("new").to_str().unwrap().to_owned();
+        let recordings = Recordings::new(intake.clone().recipient(), RecorderConfig { dir, ..Default::default() });
+        let tuner = Tuner::new(all.clone().into(), Engine { tune, swap_pool, server, loaded, recordings });
         let handle = RuntimeHandle::new(intake.clone().recipient(), intake.recipient(), model, phase.clone());
         let listeners = listen(&all).unwrap();
         let (url, admin_url) = (listeners.url().unwrap(), listeners.admin_addr().unwrap());
@@ -404,7 +432,8 @@ impl TestServer {
         let server_handle = server.handle();
         actix_web::rt::spawn(server);
         let client = reqwest::Client::new();
-        Self { url, admin_url, client, notices, submits, tuned, phase, looks, server: server_handle }
+        let server = server_handle;
+        Self { url, admin_url, client, notices, submits, tuned, phase, looks, server, recordings_dir }
     }
 
     pub fn drain(&self) {

@@ -13,6 +13,7 @@ use crate::engine::allocation::Admit;
 use crate::engine::bill::most_blocks;
 use crate::engine::sequence::{Rank, Sequence};
 use crate::ids::RequestId;
+use serde::{Deserialize, Serialize};
 
 impl Scheduler {
     /// Tells the time, in seconds since some moment, before a demand.
@@ -65,7 +66,7 @@ impl Scheduler {
 }
 
 /// Of a request that must not yield.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Reserved {
     pub num_blocks: usize,
     /// Beams that its search may have at once; they come and go.

@@ -18,6 +18,7 @@ use crate::engine::plan::{CopyReport, StepPlan, SwapIn};
 use crate::engine::prefix_cache::BlockHash;
 use crate::engine::sequence::{Rank, SeqState, Sequence, SwapInUnderWay};
 use crate::ids::{BlockId, CopyId, IdMap, SeqId};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// Blocks that wait to be copied, at most, where more are copied ahead of need ...
@@ -27,7 +28,7 @@ const MAX_QUEUED_BLOCKS: usize = 64;
 const MAX_QUEUED_FOR_CACHE: usize = 256;
 
 /// What the swap pool was asked for, until it has answered; an entry for each of the demand's.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Moving {
     storing: Vec<SeqId>,
     taking: Vec<SeqId>,

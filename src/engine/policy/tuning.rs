@@ -5,9 +5,10 @@ use crate::engine::bill::Quota;
 use crate::engine::block_pool::PoolStats;
 use crate::engine::sequence::Sequence;
 use crate::sampling::params::SamplingParams;
+use serde::{Deserialize, Serialize};
 
 /// The part of a [`SchedulerConfig`] that may change.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Tuning {
     pub num_swap_blocks: usize,
     pub max_num_seqs: usize,
@@ -44,7 +45,7 @@ impl From<&SchedulerConfig> for Tuning {
 }
 
 /// Steps become as small as this when those have ended who have seats.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct WantedSize {
     max_num_seqs: usize,
     max_num_batched_tokens: usize,

@@ -294,6 +294,7 @@ fn error(status: u16, schema: &str) -> Value {
         403 => "The server has no server.admin_key: nobody may.",
         404 => "No such model, or nothing of this name.",
         408 => "The body did not come within server.body_timeout_s.",
+        409 => "Nothing is recorded (recorder.minutes).",
         413 => "The body is longer than server.max_body_bytes.",
         415 => "The body has a Content-Encoding that is not known.",
         429 => {

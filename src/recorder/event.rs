@@ -1,0 +1,236 @@
+//! What a recording consists of: what went into the scheduler, in order, with a summary of what was decided.
+
+use super::summary::{PlanSummary, Told};
+use crate::engine::bill::{Tenant, Terms};
+use crate::engine::plan::{CopyReport, SeqOutput, StepOutput, StepTiming};
+use crate::engine::policy::{Arrival, Foretold, SearchStep, Tuning};
+use crate::engine::prefix_cache::BlockHash;
+use crate::ids::{RequestId, SeqId, TokenId};
+use crate::sampling::params::{
+    BeamParams, EarlyStopping, FinishReason, Pooling, PositionLogprobs, Sampled, SamplingParams,
+};
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+/// An event, and when it was.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Timed {
+    /// Since the event before it, in µs.
+    pub after_us: u64,
+    pub event: Event,
+}
+
+/// A call of the scheduler, with what came of it where that is a decision.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Event {
+    Arrive(Box<Arrived>),
+    Cancel(RequestId),
+    StopSample(RequestId, u32),
+    /// A step was to be planned at `now`, in the scheduler's time. `None`: it wanted to see results first.
+    Plan {
+        now: f64,
+        plan: Option<Box<PlanSummary>>,
+    },
+    Commit(Box<Committed>),
+    Copied(CopyReport),
+    /// The executor failed, and these requests with it.
+    Failed(Vec<RequestId>),
+    Tune(Tuning),
+}
+
+/// A prompt, or only how long it is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Prompt {
+    Tokens(Vec<TokenId>),
+    Length(usize),
+}
+
+/// A request, as far as decisions depend on it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Arrived {
+    pub id: RequestId,
+    pub prompt: Prompt,
+    /// Of the prompt's full blocks. Empty until the recording is written.
+    pub names: Vec<BlockHash>,
+    /// In the process's memory only: what the names come from.
+    pub salt: Option<String>,
+    pub max_tokens: u32,
+    pub min_tokens: u32,
+    /// Tokens that end an output: the model's, and the client's.
+    pub ends: [Vec<TokenId>; 2],
+    pub pooling: Option<Pooling>,
+    pub beam_width: Option<u32>,
+    pub has_prompt_logprobs: bool,
+    pub n: u32,
+    pub priority: i32,
+    pub terms: Terms,
+    pub tenant: Tenant,
+    /// Its output follows rules.
+    pub has_rules: bool,
+}
+
+impl Arrived {
+    pub fn new(arrival: &Arrival) -> Self {
+        let params = &arrival.params;
+        Self {
+            id: arrival.id,
+            prompt: Prompt::Tokens(arrival.prompt.to_vec()),
+            names: Vec::new(),
+            salt: arrival.cache_salt.clone(),
+            max_tokens: params.max_tokens,
+            min_tokens: params.min_tokens,
+            ends: [params.eos_token_ids.clone(), params.stop_token_ids.clone()],
+            pooling: params.pooling,
+            beam_width: params.beam.as_ref().map(|beam| beam.width),
+            has_prompt_logprobs: params.prompt_logprobs.is_some(),
+            n: arrival.n,
+            priority: arrival.priority,
+            terms: arrival.terms,
+            tenant: arrival.tenant,
+            has_rules: arrival.constraint.is_some() || !params.bad_words.is_empty(),
+        }
+    }
+
+    pub fn num_prompt_tokens(&self) -> usize {
+        match &self.prompt {
+            Prompt::Tokens(tokens) => tokens.len(),
+            Prompt::Length(len) => *len,
+        }
+    }
+
+    pub fn params(&self) -> SamplingParams {
+        let [eos_token_ids, stop_token_ids] = self.ends.clone();
+        let beam =
+            |width| BeamParams { width, length_penalty: 1.0, early_stopping: EarlyStopping::default(), logprobs: None };
+        SamplingParams {
+            max_tokens: self.max_tokens,
+            min_tokens: self.min_tokens,
+            eos_token_ids,
+            stop_token_ids,
+            pooling: self.pooling,
+            beam: self.beam_width.map(beam),
+            prompt_logprobs: self.has_prompt_logprobs.then_some(0),
+            ..SamplingParams::default()
+        }
+    }
+
+    /// Forgets tokens.
+    pub fn redact(&mut self) {
+        let params = self.params().redacted();
+        self.prompt = Prompt::Length(self.num_prompt_tokens());
+        self.ends = [params.eos_token_ids, params.stop_token_ids];
+    }
+}
+
+/// What a step said for one sequence. Sequences are given by how much larger their ids are than those before them:
+/// mostly by 1.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Output {
+    Token(i64, TokenId),
+    Other { after: i64, tokens: Vec<TokenId>, num_prompt_logprobs: usize, is_beam: bool },
+}
+
+/// A step's results, and what they changed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Committed {
+    pub timing: StepTiming,
+    pub copies: CopyReport,
+    pub outputs: Vec<Output>,
+    /// What rules left: the tokens that had to come, or `None` where they failed.
+    pub rules: Vec<(SeqId, Option<Vec<TokenId>>)>,
+    pub searches: Vec<SearchStep>,
+    /// Names of full blocks whose tokens are all known since. Empty until the recording is written.
+    pub names: Vec<(SeqId, Vec<BlockHash>)>,
+    pub told: Told,
+}
+
+impl Committed {
+    pub fn new(output: &StepOutput, rules: Vec<(SeqId, Option<Vec<TokenId>>)>) -> Self {
+        let mut last = 0;
+        let of = |seq: &SeqOutput| {
+            let after = seq.seq.0.wrapping_sub(std::mem::replace(&mut last, seq.seq.0)) as i64;
+            match &seq.sampled[..] {
+                [Sampled { token, logprobs: None }] if seq.prompt_logprobs.is_empty() => Output::Token(after, *token),
+                sampled => Output::Other {
+                    after,
+                    tokens: sampled.iter().map(|sampled| sampled.token).collect(),
+                    num_prompt_logprobs: seq.prompt_logprobs.len(),
+                    is_beam: sampled.iter().any(|sampled| sampled.logprobs.is_some()),
+                },
+            }
+        };
+        Self {
+            outputs: output.seqs.iter().map(of).collect(),
+            timing: output.timing,
+            copies: output.copies.clone(),
+            rules,
+            searches: Vec::new(),
+            names: Vec::new(),
+            told: Told::default(),
+        }
+    }
+
+    /// The results as the scheduler takes them, without log-probabilities and embeddings.
+    pub fn output(&self) -> StepOutput {
+        let sampled = |tokens: &[TokenId], has_logprobs: bool| {
+            let logprobs = || has_logprobs.then(|| Box::new(PositionLogprobs::unknown()));
+            tokens.iter().map(|token| Sampled { token: *token, logprobs: logprobs() }).collect::<SmallVec<_>>()
+        };
+        let seqs = self.seqs().map(|(seq, output)| match output {
+            Output::Token(_, token) => SeqOutput { sampled: sampled(&[*token], false), ..SeqOutput::of(seq) },
+            Output::Other { tokens, num_prompt_logprobs, is_beam, .. } => SeqOutput {
+                sampled: sampled(tokens, *is_beam),
+                prompt_logprobs: vec![PositionLogprobs::unknown(); *num_prompt_logprobs],
+                ..SeqOutput::of(seq)
+            },
+        });
+        StepOutput { seqs: seqs.collect(), timing: self.timing, copies: self.copies.clone() }
+    }
+
+    pub fn foretold(&self) -> Foretold {
+        let rules = self.rules.iter().map(|(seq, forced)| {
+            let forced = forced.clone().ok_or_else(|| "the rules of its output failed".to_owned());
+            (*seq, forced)
+        });
+        Foretold { rules: rules.collect(), searches: self.searches.clone() }
+    }
+
+    fn seqs(&self) -> impl Iterator<Item = (SeqId, &Output)> {
+        let mut last = 0u64;
+        self.outputs.iter().map(move |output| {
+            let (Output::Token(after, _) | Output::Other { after, .. }) = output;
+            last = last.wrapping_add(*after as u64);
+            (SeqId(last), output)
+        })
+    }
+
+    /// Gives each token the label that it has by the parameters of its sequence, or request.
+    pub fn redact<'a>(
+        &mut self,
+        of_seq: impl Fn(SeqId) -> Option<&'a SamplingParams>,
+        of_request: impl Fn(RequestId) -> Option<&'a SamplingParams>,
+    ) {
+        let label = |params: Option<&SamplingParams>, token: TokenId| params.map_or(0, |params| params.label(token));
+        let seqs: Vec<SeqId> = self.seqs().map(|(seq, _)| seq).collect();
+        for (seq, output) in seqs.into_iter().zip(&mut self.outputs) {
+            match output {
+                Output::Token(_, token) => *token = label(of_seq(seq), *token),
+                Output::Other { tokens, .. } => {
+                    tokens.iter_mut().for_each(|token| *token = label(of_seq(seq), *token));
+                }
+            }
+        }
+        for (seq, forced) in &mut self.rules {
+            forced.iter_mut().flatten().for_each(|token| *token = label(of_seq(*seq), *token));
+        }
+        for step in &mut self.searches {
+            let params = of_request(step.request);
+            step.beams.iter_mut().for_each(|(_, token)| *token = label(params, *token));
+            for (_, reason) in &mut step.results {
+                if let FinishReason::StopToken(token) = reason {
+                    *token = label(params, *token);
+                }
+            }
+        }
+    }
+}
