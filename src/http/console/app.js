@@ -106,14 +106,16 @@ function startKeys() {
     setKey($("key").value.trim());
     if (await meet()) {
       $("key-ask").hidden = true;
-      view.restart();
+      view.rest();
+      watchOrRest();
       $("input").focus();
     }
   });
   $("watch-ask").addEventListener("submit", (event) => {
     event.preventDefault();
     setWatchKey($("watch-key").value.trim());
-    view.restart();
+    view.rest();
+    watchOrRest();
   });
 }
 
@@ -146,4 +148,4 @@ startChat({ onKeyNeeded: () => askKey() });
 startLoad({ onKeyNeeded: () => askKey() });
 startTabs();
 document.addEventListener("visibilitychange", watchOrRest);
-if (!(await meet()) && !$("key-ask").hidden) view.rest();
+await meet();

@@ -130,8 +130,7 @@ function figures({ usage, seconds, first, finish, stopped, pauses }) {
   if (stopped) found.push("stopped");
   if (finish === "length") found.push("cut at the most tokens");
   if (usage) {
-    const speed = seconds > first ? ` (${Math.round((usage.completion_tokens - 1) / (seconds - first))}/s)` : "";
-    found.push(`${whole.format(usage.prompt_tokens)} + ${whole.format(usage.completion_tokens)} tokens${speed}`);
+    found.push(`${whole.format(usage.prompt_tokens)} + ${whole.format(usage.completion_tokens)} tokens in ${duration(seconds)}`);
     const { kv } = usage;
     const cached = kv ? kv.cached_tokens.device + kv.cached_tokens.cpu : 0;
     if (cached > 0) found.push(`${whole.format(cached)} cached${kv.cached_tokens.cpu > 0 ? `, ${whole.format(kv.cached_tokens.cpu)} of them from CPU memory` : ""}`);

@@ -86,9 +86,6 @@ export class EngineView extends EventTarget {
     this.#tell("resting");
   }
 
-  /** With another key. */
-  restart() { this.rest(); this.start(); }
-
   #tell(state, error) {
     this.state = state;
     this.dispatchEvent(new CustomEvent("state", { detail: { state, error } }));
