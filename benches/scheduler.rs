@@ -12,7 +12,9 @@ use pagetide::engine::plan::{CopyReport, SeqOutput, StepOutput, StepPlan, StepTi
 use pagetide::engine::policy::{
     AdmissionPolicy, Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy,
 };
+use pagetide::engine::prefix_cache::{BlockHash, EvictionPolicy};
 use pagetide::ids::{RequestId, TokenId};
+use pagetide::recorder::{Limits, PlanSummary, Recorder};
 use pagetide::sampling::params::{Sampled, SamplingParams};
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -52,6 +54,7 @@ struct Load {
     num_arrived: u64,
     preempted: usize,
     cached_tokens: usize,
+    recorder: Option<Recorder>,
 }
 
 fn config(max_num_seqs: usize, num_device_blocks: usize) -> SchedulerConfig {
@@ -91,6 +94,7 @@ impl Load {
             num_arrived: 0,
             preempted: 0,
             cached_tokens: 0,
+            recorder: None,
         };
         (0..running).for_each(|_| load.arrive());
         while load.step().1 < running {}
@@ -138,16 +142,28 @@ impl Load {
     }
 
     fn plan(&mut self) -> Option<StepPlan> {
-        let mut demand = self.scheduler.demand()?;
+        let Some(mut demand) = self.scheduler.demand() else {
+            self.recorder.iter_mut().for_each(|recorder| recorder.no_demand(0.0));
+            return None;
+        };
         let finds = self.scheduler.finds(&demand);
         self.scheduler.found(&mut demand, find(&self.swap_pool, &finds));
         let grant = serve(&mut self.device_pool, BLOCK_SIZE, demand);
+        let mut summary = self.recorder.is_some().then(|| Box::new(PlanSummary::new(&grant)));
         let swap_demand = self.scheduler.reserve(&grant);
         let swap_grant = match swap_demand.is_empty() {
             true => Default::default(),
             false => serve_swap(&mut self.swap_pool, swap_demand),
         };
-        Some(self.scheduler.plan(grant, swap_grant))
+        if let Some(summary) = &mut summary {
+            summary.add_swap(&swap_grant);
+        }
+        let plan = self.scheduler.plan(grant, swap_grant);
+        if let (Some(mut summary), Some(recorder)) = (summary, &mut self.recorder) {
+            summary.add_plan(&plan, self.scheduler.decisions());
+            recorder.plan(0.0, summary, &plan);
+        }
+        Some(plan)
     }
 
     /// A plan, and the commit of the oldest where as many are in flight as may be. Returns the scheduler's time, and how
@@ -165,7 +181,11 @@ impl Load {
         let Some(output) = self.in_flight.pop_front() else { return (time, 0) };
         let num_sampled = output.seqs.iter().filter(|seq| !seq.sampled.is_empty()).count();
         let started = Instant::now();
+        let results = self.recorder.as_mut().map(|recorder| recorder.results(&output));
         let deliveries = self.scheduler.commit(output);
+        if let (Some(recorder), Some(results)) = (&mut self.recorder, results) {
+            recorder.commit(results, self.scheduler.take_searched(), &deliveries);
+        }
         time += started.elapsed();
         drop(deliveries);
         self.preempted += self.scheduler.take_stats().preempted_swap;
@@ -214,6 +234,8 @@ fn decode(criterion: &mut Criterion) {
     bench(criterion, "256 decode", make, all_decode);
     let make = || Load::decoding(SchedulerConfig { overlap: true, ..config(256, 60_000) }, CHAT, 256).with_queue();
     bench(criterion, "256 decode, overlapped loop", make, all_decode);
+    let make = || Load { recorder: Some(recorder()), ..Load::decoding(config(256, 60_000), CHAT, 256).with_queue() };
+    bench(criterion, "256 decode, with the flight recorder", make, all_decode);
     // There are seats, but not the blocks for the first in the queue.
     let make = || {
         let mut load = Load::decoding(config(1024, 60_000), CHAT, 256);
@@ -265,6 +287,29 @@ fn queue(criterion: &mut Criterion) {
     });
 }
 
+fn recorder() -> Recorder {
+    let limits = Limits { length: Duration::from_secs(300), max_bytes: 1 << 30 };
+    Recorder::new(limits, &config(256, 60_000), EvictionPolicy::default())
+}
+
+/// What the flight recorder's keyframes cost: the states, with nothing in them that is not.
+fn keyframe(criterion: &mut Criterion) {
+    let load = Load::decoding(config(256, 60_000), CHAT, 256).with_queue();
+    let mut group = criterion.benchmark_group("keyframe");
+    group.bench_function("scheduler, 256 run and 10,000 wait", |bencher| {
+        bencher.iter_with_large_drop(|| load.scheduler.clone());
+    });
+    // All blocks cached, and as many remembered as may be.
+    let mut pool = BlockPool::new(100_000, true);
+    for name in 0..600_000 {
+        let block = pool.allocate().expect("nobody holds a block");
+        pool.publish(block, BlockHash::of_number(name));
+        pool.release(block);
+    }
+    pool.take_evicted();
+    group.bench_function("pool of 100,000 blocks", |bencher| bencher.iter_with_large_drop(|| pool.clone()));
+}
+
 fn main() {
     let mut criterion = Criterion::default()
         .sample_size(10)
@@ -274,5 +319,6 @@ fn main() {
     decode(&mut criterion);
     mixed(&mut criterion);
     queue(&mut criterion);
+    keyframe(&mut criterion);
     criterion.final_summary();
 }

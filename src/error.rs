@@ -71,6 +71,17 @@ impl ApiError {
         Self::new(403, "permission_error", Some("admin_closed"), message)
     }
 
+    /// 409: there is nothing to write.
+    pub fn not_recording() -> Self {
+        let message = "nothing is recorded on this server: recorder.minutes is 0, or recorder.max_mib is too small for it";
+        Self::new(409, "invalid_request_error", Some("not_recording"), message)
+    }
+
+    /// 500: a recording could not be written.
+    pub fn recording_failed(why: &str) -> Self {
+        Self::new(500, "server_error", Some("recording_failed"), format!("the recording was not written: {why}"))
+    }
+
     /// 400: settings that cannot be what was asked for, each with the reason. The first is the field at fault.
     pub fn invalid_settings(mut problems: Vec<(String, String)>) -> Self {
         if problems.is_empty() {

@@ -3,7 +3,8 @@
 //! A request's way: `http` → intake → scheduler → (block allocator, swap pool) → executor → scheduler → stream.
 //! The actors are in [`actors`], the decisions they carry in [`engine`], the forward pass in [`model`], the device
 //! in [`backend`]. Imports point down: `cli` › `http` › `actors` › `model`, `text` › `engine`, `backend` ›
-//! `sampling` › `ids`, `config`, `error`, `metrics`; `engine` and `backend` never meet.
+//! `sampling` › `ids`, `config`, `error`, `metrics`; `engine` and `backend` never meet. What the engine was told and decided is kept
+//! by [`recorder`], between `actors` and `engine`.
 
 pub mod actors;
 pub mod backend;
@@ -16,5 +17,6 @@ pub mod ids;
 pub mod metrics;
 pub mod model;
 pub mod offline;
+pub mod recorder;
 pub mod sampling;
 pub mod text;

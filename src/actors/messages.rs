@@ -8,11 +8,12 @@
 use crate::actors::places::Place;
 use crate::engine::allocation::{Demand, Find, Grant, SwapDemand, SwapGrant};
 use crate::engine::bill::{KvBill, Tenant, Terms};
-use crate::engine::block_pool::PoolStats;
+use crate::engine::block_pool::{BlockPool, PoolStats};
 use crate::engine::plan::{CopyReport, StepOutput, StepPlan};
 use crate::engine::policy::{Arrival, Tuning};
 use crate::error::ApiError;
 use crate::ids::{RequestId, TokenId};
+use crate::recorder::RawRecording;
 use crate::sampling::params::{FinishReason, PositionLogprobs, SamplingParams};
 pub use crate::text::chat_template::ChatPrompt;
 use crate::text::grammar::GrammarRequest;
@@ -262,6 +263,16 @@ pub struct Tune(pub Tuning);
 #[derive(Clone, Copy, Debug, actix::Message)]
 #[rtype(result = "PoolStats")]
 pub struct Resize(pub usize);
+
+/// scheduler → both pools, between two steps: their states as they are.
+#[derive(Clone, Copy, Debug, actix::Message)]
+#[rtype(result = "BlockPool")]
+pub struct ClonePool;
+
+/// anyone → scheduler: what the flight recorder holds; `None`: nothing.
+#[derive(Clone, Copy, Debug, actix::Message)]
+#[rtype(result = "Option<RawRecording>")]
+pub struct TakeRecording;
 
 /// tuner → swap pool: how it is.
 #[derive(Clone, Copy, Debug, actix::Message)]

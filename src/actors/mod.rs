@@ -8,6 +8,7 @@ pub mod messages;
 pub mod model_info;
 mod pause;
 pub mod places;
+pub mod recordings;
 pub mod runtime;
 pub mod scheduler;
 pub mod swap_pool;

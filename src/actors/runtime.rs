@@ -4,9 +4,10 @@ use crate::actors::block_allocator::BlockAllocator;
 use crate::actors::executor::ModelExecutor;
 use crate::actors::intake::{Limits, RequestIntake};
 use crate::actors::live::LiveServer;
-use crate::actors::messages::{Accepted, AskSwapPool, Caller, Submit, Tune};
+use crate::actors::messages::{Accepted, AskSwapPool, Caller, Submit, TakeRecording, Tune};
 pub use crate::actors::model_info::ModelInfo;
 use crate::actors::places::Places;
+use crate::actors::recordings::{self, Recordings};
 use crate::actors::scheduler::{self, SchedulerActor};
 use crate::actors::swap_pool::SwapPool;
 use crate::actors::text_files::Text;
@@ -14,7 +15,7 @@ use crate::actors::tuner::{Engine, Tuner};
 use crate::actors::workers::Workers;
 use crate::backend::profile::Profile;
 use crate::config::layers::Resolved;
-use crate::config::{self, Config, OnFailure};
+use crate::config::{self, Config, OnFailure, RecorderConfig};
 use crate::engine::bill::{Quota, Tenant};
 use crate::engine::policy::{AdmissionPolicy, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy};
 use crate::engine::prefix_cache::EvictionPolicy;
@@ -23,6 +24,7 @@ use crate::metrics::{self, Rejection};
 use crate::model::files::ModelFiles;
 use crate::model::loader::{self, LoadedModel};
 use crate::model::spec::ModelSpec;
+use crate::recorder::Recorder;
 use actix::{Actor, Arbiter, Recipient, System};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -91,6 +93,8 @@ pub struct Runtime {
     places: Places,
     tune: Recipient<Tune>,
     swap_pool: Recipient<AskSwapPool>,
+    recording: Recipient<TakeRecording>,
+    recorder: RecorderConfig,
     system: System,
     /// Closed when the engine's thread ends.
     alive: watch::Receiver<()>,
@@ -185,12 +189,14 @@ impl Runtime {
             step_timeout: Some(Duration::from_secs(config.device.step_timeout_s)).filter(|timeout| !timeout.is_zero()),
             model: model.clone(),
             places: places.clone(),
+            recorder: config.recorder.clone(),
             executor,
         };
-        let Started { system, intake, tune, swap_pool, alive, thread } = wiring.start()?;
+        let Started { system, intake, tune, swap_pool, recording, alive, thread } = wiring.start()?;
         let handle = RuntimeHandle::new(intake, model, Arc::default());
         let (loaded, thread) = (Arc::new(loaded), Some(thread));
-        Ok(Self { handle, loaded, places, tune, swap_pool, system, alive, thread })
+        let recorder = config.recorder.clone();
+        Ok(Self { handle, loaded, places, tune, swap_pool, recording, recorder, system, alive, thread })
     }
 
     pub fn handle(&self) -> RuntimeHandle {
@@ -205,7 +211,8 @@ impl Runtime {
     pub fn tuner(&self, now: Resolved) -> Tuner {
         let Self { handle, loaded, tune, swap_pool, .. } = self;
         let (server, loaded) = (handle.model.server.clone(), loaded.clone());
-        Tuner::new(now, Engine { tune: tune.clone(), swap_pool: swap_pool.clone(), server, loaded })
+        let recordings = Recordings::new(self.recording.clone(), self.recorder.clone());
+        Tuner::new(now, Engine { tune: tune.clone(), swap_pool: swap_pool.clone(), server, loaded, recordings })
     }
 
     /// Completes when the engine has stopped by itself, for a reason that is in the log: a device that hangs, or that
@@ -252,6 +259,7 @@ pub(super) struct Wiring {
     pub(super) step_timeout: Option<Duration>,
     pub(super) model: Arc<ModelInfo>,
     pub(super) places: Places,
+    pub(super) recorder: RecorderConfig,
     pub(super) executor: ModelExecutor,
 }
 
@@ -261,6 +269,7 @@ pub(super) struct Started {
     pub(super) intake: Recipient<Submit>,
     pub(super) tune: Recipient<Tune>,
     pub(super) swap_pool: Recipient<AskSwapPool>,
+    pub(super) recording: Recipient<TakeRecording>,
     pub(super) alive: watch::Receiver<()>,
     pub(super) thread: JoinHandle<()>,
 }
@@ -275,12 +284,14 @@ impl Wiring {
             let _alive = alive;
             let system = System::new();
             let SchedulerConfig { num_device_blocks, num_swap_blocks, block_size, prefix_caching, .. } = self.scheduler;
-            let (intake, swap_pool) = system.block_on(async move {
+            let (intake, swap_pool, recording) = system.block_on(async move {
                 let restart = self.executor.restart();
                 let executor = self.executor.start();
                 let swap_pool = SwapPool::new(num_swap_blocks, prefix_caching, self.eviction).start();
                 let allocator =
                     BlockAllocator::new(num_device_blocks, block_size, prefix_caching, self.eviction).start();
+                let limits = recordings::limits(&self.recorder);
+                let recorder = limits.map(|limits| Recorder::new(limits, &self.scheduler, self.eviction));
                 let policy = Scheduler::new(self.scheduler);
                 let settings = scheduler::Settings {
                     block_size,
@@ -288,16 +299,19 @@ impl Wiring {
                     on_failure: self.on_failure,
                     step_timeout: self.step_timeout,
                     restart,
+                    recorder: self.recorder,
                 };
                 let workers = self.workers.clone();
-                let scheduler = SchedulerActor::new(policy, allocator, swap_pool.clone(), executor, workers, settings);
+                let scheduler =
+                    SchedulerActor::new(policy, allocator, swap_pool.clone(), executor, workers, recorder, settings);
                 let scheduler = scheduler.start();
+                let recording = scheduler.clone().recipient();
                 let Self { model, limits, places, workers, .. } = self;
                 let make_intake = move |_: &mut _| RequestIntake::new(model, limits, places, workers, scheduler);
-                (RequestIntake::start_in_arbiter(&Arbiter::new().handle(), make_intake), swap_pool)
+                (RequestIntake::start_in_arbiter(&Arbiter::new().handle(), make_intake), swap_pool, recording)
             });
             let (tune, submit) = (intake.clone().recipient(), intake.recipient());
-            if send.send((System::current(), submit, tune, swap_pool.recipient())).is_err() {
+            if send.send((System::current(), submit, tune, swap_pool.recipient(), recording)).is_err() {
                 return; // whoever started us has gone
             }
             if let Err(error) = system.run() {
@@ -305,9 +319,9 @@ impl Wiring {
             }
         };
         let thread = std::thread::Builder::new().name("pagetide-engine".into()).spawn(run)?;
-        let (system, intake, tune, swap_pool) =
+        let (system, intake, tune, swap_pool, recording) =
             receive.recv().map_err(|_| StartError::new("the engine's thread died at its start"))?;
-        Ok(Started { system, intake, tune, swap_pool, alive: watch_alive, thread })
+        Ok(Started { system, intake, tune, swap_pool, recording, alive: watch_alive, thread })
     }
 }
 

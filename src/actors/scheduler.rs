@@ -2,6 +2,7 @@
 //! requests' owners.
 
 mod clients;
+mod recording;
 mod tuning;
 
 use crate::actors::block_allocator::BlockAllocator;
@@ -13,7 +14,7 @@ use crate::actors::pause::Pause;
 use crate::actors::runtime::stop_system;
 use crate::actors::swap_pool::SwapPool;
 use crate::actors::workers::Workers;
-use crate::config::OnFailure;
+use crate::config::{OnFailure, RecorderConfig};
 use crate::engine::allocation::{Demand, SwapGrant};
 use crate::engine::bill::KvBill;
 use crate::engine::plan::{CopyReport, Delivery, StepOutput, StepPlan};
@@ -21,9 +22,11 @@ use crate::engine::policy::{Arrival, Forecast, Scheduler};
 use crate::error::ApiError;
 use crate::ids::RequestId;
 use crate::metrics::{self, Outcome, Preemption, StepMetrics, tenants};
+use crate::recorder::{PlanSummary, Recorder};
 use actix::dev::Request;
 use actix::{Actor, ActorFutureExt, Addr, AsyncContext, Context, Handler, MailboxError, WrapFuture};
 use clients::{Client, News};
+use recording::Recording;
 use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
 use std::time::{Duration, Instant};
@@ -42,6 +45,7 @@ pub struct Settings {
     /// A step that takes longer has hung.
     pub step_timeout: Option<Duration>,
     pub restart: Restart,
+    pub recorder: RecorderConfig,
 }
 
 pub struct SchedulerActor {
@@ -67,6 +71,7 @@ pub struct SchedulerActor {
     awaits_copies: bool,
     /// The policy's time begins then.
     started: Instant,
+    recording: Recording,
 }
 
 /// A planned step on its way, and what the metrics want to know of it.
@@ -74,6 +79,10 @@ struct Planned {
     plan: StepPlan,
     used_blocks: usize,
     schedule: Duration,
+    /// In the policy's time.
+    now: f64,
+    /// Where it is recorded.
+    summary: Option<Box<PlanSummary>>,
 }
 
 /// A step at the executor.
@@ -92,9 +101,11 @@ impl SchedulerActor {
         swap_pool: Addr<SwapPool>,
         executor: Addr<ModelExecutor>,
         workers: Workers,
+        recorder: Option<Recorder>,
         settings: Settings,
     ) -> Self {
         Self {
+            recording: Recording::new(recorder, settings.recorder.clone()),
             policy: Some(Box::new(policy)),
             allocator,
             swap_pool,
@@ -121,11 +132,13 @@ impl SchedulerActor {
         let started = Instant::now();
         let since_start = (started - self.started).as_secs_f64();
         self.policy().set_time(since_start);
-        if self.policy().has_work()
-            && let Some(demand) = self.policy().demand()
-        {
-            self.plan(demand, started, ctx);
+        if self.policy().has_work() {
+            match self.policy().demand() {
+                Some(demand) => return self.plan(demand, started, ctx),
+                None => self.recording.hear(|recorder| recorder.no_demand(since_start)),
+            }
         }
+        self.note_state(ctx);
     }
 
     /// [`SchedulerActor::wake`] once the messages that are there have been handled. Not from within their handlers: what
@@ -139,6 +152,8 @@ impl SchedulerActor {
     fn plan(&mut self, mut demand: Demand, started: Instant, ctx: &mut Context<Self>) {
         let mut policy = self.policy.take().expect("no message is handled while a step is planned");
         let (allocator, swap_pool) = (self.allocator.clone(), self.swap_pool.clone());
+        let now = (started - self.started).as_secs_f64();
+        let is_recorded = self.recording.recorder.is_some();
         let planning = async move {
             let finds = policy.finds(&demand);
             if !finds.is_empty() {
@@ -146,17 +161,25 @@ impl SchedulerActor {
             }
             let grant = allocator.send(Serve(demand)).await?;
             let used_blocks = grant.stats.used;
+            let mut summary = is_recorded.then(|| Box::new(PlanSummary::new(&grant)));
             let swap_demand = policy.reserve(&grant);
             let swap_grant = match swap_demand.is_empty() {
                 true => SwapGrant::default(),
                 false => swap_pool.send(Reserve(swap_demand)).await?,
             };
+            if let Some(summary) = &mut summary {
+                summary.add_swap(&swap_grant);
+            }
             let plan = policy.plan(grant, swap_grant);
-            Ok((policy, Planned { plan, used_blocks, schedule: started.elapsed() }))
+            if let Some(summary) = &mut summary {
+                summary.add_plan(&plan, policy.decisions());
+            }
+            Ok((policy, Planned { plan, used_blocks, schedule: started.elapsed(), now, summary }))
         };
         ctx.wait(planning.into_actor(self).map(|planned: Result<_, MailboxError>, this, ctx| match planned {
-            Ok((policy, planned)) => {
+            Ok((policy, mut planned)) => {
                 this.policy = Some(policy);
+                this.recording.planned(planned.now, &mut planned);
                 this.execute(planned, ctx);
             }
             Err(_) => stop_system("a pool's actor is gone"),
@@ -164,7 +187,7 @@ impl SchedulerActor {
     }
 
     fn execute(&mut self, planned: Planned, ctx: &mut Context<Self>) {
-        let Planned { plan, used_blocks, schedule } = planned;
+        let Planned { plan, used_blocks, schedule, .. } = planned;
         self.report_plan(used_blocks);
         if plan.is_empty() {
             // Blocks went back, no more; what is in flight has to end before there is something else to do.
@@ -234,6 +257,7 @@ impl SchedulerActor {
             match answer {
                 Ok(_) if this.failures != failures => {} // of pools that are gone
                 Ok(Ok(report)) => {
+                    this.recording.hear(|recorder| recorder.copied(&report));
                     this.policy().copied(&report);
                     this.report_copies(&report);
                     this.wake(ctx);
@@ -274,8 +298,12 @@ impl SchedulerActor {
     fn commit(&mut self, output: StepOutput) {
         self.report_copies(&output.copies);
         self.tell();
-        let policy = self.policy();
+        let results = self.recording.recorder.as_mut().map(|recorder| recorder.results(&output));
+        let policy = self.policy.as_mut().expect("no message is handled while a step is planned");
         let deliveries = policy.commit(output);
+        if let (Some(recorder), Some(results)) = (&mut self.recording.recorder, results) {
+            recorder.commit(results, policy.take_searched(), &deliveries);
+        }
         let ends = |(request, delivery): &(RequestId, Delivery)| {
             matches!(delivery, Delivery::Finished { .. }) && !policy.has_request(*request)
         };
@@ -292,6 +320,7 @@ impl SchedulerActor {
             (0..count).for_each(|_| metrics::preempted(kind));
         }
         self.idle = self.policy().num_requests() == 0;
+        self.recording.report();
         self.report_population();
     }
 
@@ -349,6 +378,8 @@ impl SchedulerActor {
             return self.end(&error, &format!("a step failed, and device.on_failure is exit: {}", failure.message));
         }
         let failed = self.policy().fail_running();
+        self.recording.hear(|recorder| recorder.fail(&failed));
+        self.recording.write_beside();
         tracing::error!(requests = failed.len(), "a step failed, its requests with it: {}", failure.message);
         metrics::executor_restarted();
         for request in failed {
@@ -373,6 +404,7 @@ impl SchedulerActor {
         for request in self.clients.keys().copied().collect::<Vec<_>>() {
             self.fail_client(request, error);
         }
+        self.recording.write_now();
         stop_system(why);
     }
 
@@ -432,6 +464,7 @@ impl Handler<Arrive> for SchedulerActor {
             _place: place,
         };
         self.clients.insert(id, client);
+        self.recording.hear(|recorder| recorder.arrive(&arrival));
         self.policy().arrive(arrival);
         self.report_population();
         self.wake_soon(ctx);
@@ -443,6 +476,7 @@ impl Handler<Cancel> for SchedulerActor {
 
     fn handle(&mut self, Cancel(request): Cancel, ctx: &mut Self::Context) {
         self.tell();
+        self.recording.hear(|recorder| recorder.cancel(request));
         self.policy().cancel(request);
         self.close(request, Outcome::Cancelled);
         self.wake_soon(ctx);
@@ -454,6 +488,7 @@ impl Handler<StopSample> for SchedulerActor {
 
     fn handle(&mut self, StopSample(request, sample): StopSample, ctx: &mut Self::Context) {
         self.tell();
+        self.recording.hear(|recorder| recorder.stop_sample(request, sample));
         self.policy().stop_sample(request, sample);
         if !self.policy().has_request(request) {
             self.close(request, Outcome::Stop);

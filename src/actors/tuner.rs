@@ -3,6 +3,7 @@
 
 use crate::actors::live::LiveServer;
 use crate::actors::messages::{AskSwapPool, Tune};
+use crate::actors::recordings::Recordings;
 use crate::actors::runtime::configured_scheduler;
 use crate::config::Config;
 use crate::config::layers::{Origin, Problems, Resolved};
@@ -37,6 +38,7 @@ pub struct Engine {
     pub server: LiveServer,
     /// Says what there is memory for.
     pub loaded: Arc<LoadedModel>,
+    pub recordings: Recordings,
 }
 
 /// A setting that has another value now. What is secret is left out.
@@ -59,6 +61,11 @@ impl Tuner {
     /// `now` is what `engine` was started with.
     pub fn new(now: Resolved, engine: Engine) -> Self {
         Self(Arc::new(Inner { now: Mutex::new(now), engine, listeners: Default::default() }))
+    }
+
+    /// Of the same engine.
+    pub fn recordings(&self) -> &Recordings {
+        &self.0.engine.recordings
     }
 
     /// Calls `listener` with the configuration after each change.

@@ -8,6 +8,7 @@ mod log;
 mod manual;
 pub mod options;
 mod progress;
+mod replay;
 mod serve;
 mod signals;
 
@@ -61,6 +62,12 @@ enum Command {
     /// Measure throughput, latency, memory, or a server
     #[command(subcommand)]
     Bench(bench::BenchCommand),
+    /// Make the decisions of a recording again: check them, see why a request waited, draw a timeline
+    ///
+    /// A recording is what the flight recorder of a server has written: docs/recorder.md. The same scheduler decides again
+    /// on what went in then, without a model, and each decision is compared with what was recorded. Exit status 1 if the
+    /// file cannot be read or, with --check, at the first decision that differs.
+    Replay(replay::ReplayArgs),
     /// Show or check the configuration
     #[command(subcommand)]
     Config(config::ConfigCommand),
@@ -96,6 +103,7 @@ pub fn run() -> ExitCode {
         Some(Command::Serve { options }) => serve::run(&options),
         Some(Command::Generate(args)) => generate::run(&args),
         Some(Command::Bench(command)) => bench::run(command),
+        Some(Command::Replay(args)) => replay::run(&args),
         Some(Command::Config(command)) => config::run(&command),
         Some(Command::Doctor(args)) => doctor::run(&args),
         Some(Command::Completions(args)) => manual::completions(&args, Cli::command()),
@@ -140,6 +148,8 @@ mod tests {
             "pagetide bench replay --simulate t.jsonl --capacity 1%,5%,4000 --cache-only",
             "pagetide bench replay --simulate t.jsonl --num-device-blocks 900 --block-size 256 --repeat 9 --step-ms 5",
             "pagetide bench memory --out DIR --only waste,second-level --pools 1/3,4096t --modes auto,oracle --hide-lengths",
+            "pagetide replay a.recording --check",
+            "pagetide replay a.recording --why r12 --svg a.svg --trace a.json",
             "pagetide config show --port 1",
             "pagetide config check f.toml",
             "pagetide doctor --json --device cuda",

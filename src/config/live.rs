@@ -45,6 +45,7 @@ const REASONS: &[(&str, &str)] = &[
     ("scheduler.overlap", "the kind of loop is chosen at the start"),
     ("intake", "the threads are started at the start"),
     ("log.format", "the log is opened at the start"),
+    ("recorder", "the recorder is set up at the start"),
     ("metrics", "recording is switched on at the start, for the whole process"),
 ];
 

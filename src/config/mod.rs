@@ -23,6 +23,7 @@ pub struct Config {
     pub intake: IntakeConfig,
     pub log: LogConfig,
     pub metrics: MetricsConfig,
+    pub recorder: RecorderConfig,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -150,6 +151,17 @@ pub struct MetricsConfig {
     pub enabled: bool,
     /// Under vLLM's names too.
     pub vllm_names: bool,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecorderConfig {
+    /// 0: nothing is recorded.
+    pub minutes: u64,
+    pub max_mib: usize,
+    /// Where recordings are written.
+    pub dir: String,
+    /// They hold the tokens of prompts and outputs.
+    pub tokens: bool,
 }
 
 impl Default for ServerConfig {
@@ -310,6 +322,12 @@ impl Default for IntakeConfig {
 impl Default for LogConfig {
     fn default() -> Self {
         Self { level: "info".into(), format: LogFormat::Human }
+    }
+}
+
+impl Default for RecorderConfig {
+    fn default() -> Self {
+        Self { minutes: 5, max_mib: 128, dir: ".".into(), tokens: false }
     }
 }
 

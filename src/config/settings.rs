@@ -75,6 +75,7 @@ pub const SECTIONS: &[(&str, &str)] = &[
     ("intake", "Between HTTP and the scheduler"),
     ("log", "Logs, on standard error"),
     ("metrics", "Prometheus metrics"),
+    ("recorder", "The flight recorder: the engine's last decisions, for 'pagetide replay'"),
 ];
 
 macro_rules! settings {
@@ -287,6 +288,19 @@ settings! {
     metrics.vllm_names: Kind::Bool, "", None,
         "The same facts under vLLM's names too (vllm:num_requests_running, ...), with its labels and its histograms' bounds.",
         "Dashboards, autoscalers or inference gateways that read vLLM are to read this server unchanged.";
+
+    recorder.minutes: int(0, 1440), "min", None,
+        "How many of the last minutes of scheduling are kept in memory, to be written to a file by POST /admin/recording or when the executor fails; 0 records nothing.",
+        "Longer, to see what led to something that is noticed late.";
+    recorder.max_mib: int(1, 65_536), "MiB", None,
+        "Memory for them at most: under load it may hold less than recorder.minutes. The log says if it is too little for an engine of this size.",
+        "pagetide_recorder_seconds stays below recorder.minutes, and memory is free.";
+    recorder.dir: Kind::Text { auto: false, check: not_empty }, "", None,
+        "Folder of the recordings, made when the first is written; a relative one is in the working directory.",
+        "The working directory cannot be written, or is not where files should be.";
+    recorder.tokens: Kind::Bool, "", None,
+        "Recordings hold the tokens of prompts and outputs, and so their text; otherwise only lengths and which prefixes are equal.",
+        "To look for an error that depends on the texts, where they may be kept.";
 }
 
 fn any_text(_: &str) -> Result<(), String> {

@@ -9,8 +9,10 @@ use crate::engine::block_pool::{BlockPool, PoolStats};
 use crate::engine::expected::{Expected, Life};
 use crate::engine::prefix_cache::BlockHash;
 use crate::ids::{BlockId, SeqId};
+use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::iter::Peekable;
 use std::sync::Arc;
 use std::vec::IntoIter;
@@ -19,7 +21,7 @@ use std::vec::IntoIter;
 pub type BlockTable = Arc<Vec<BlockId>>;
 
 /// scheduler → device pool, applied in the order of the fields.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Demand {
     /// Tables that one more sequence holds now: a fork's.
     pub forks: Vec<BlockTable>,
@@ -52,7 +54,7 @@ pub struct Demand {
     pub reserve: usize,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Grow {
     pub seq: SeqId,
     pub new_blocks: usize,
@@ -69,7 +71,7 @@ impl Grow {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Victim {
     pub seq: SeqId,
     pub table: BlockTable,
@@ -81,7 +83,7 @@ pub struct Victim {
     pub promised: usize,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Admit {
     pub seq: SeqId,
     /// Names of the leading full blocks that may be taken from the cache.
@@ -110,10 +112,47 @@ pub struct Grant {
     pub grown: Vec<Grown>,
     /// Their blocks are released.
     pub preempted: Vec<SeqId>,
+    /// For each of them, who needed blocks or a seat: it may be itself.
+    pub causes: Vec<SeqId>,
+    /// Who asked first for what there was not enough of.
+    pub refused: Option<(SeqId, Lack)>,
     pub admitted: Vec<Admitted>,
     /// Cached blocks that were given away, and what they hold until this step writes them.
     pub evicted: Vec<(BlockId, BlockHash)>,
     pub stats: PoolStats,
+}
+
+/// What a sequence that wants to start has to wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lack {
+    /// Places in a step.
+    Seats { wanted: usize, free: usize },
+    /// Blocks, with those that are promised to others or kept free.
+    Blocks { wanted: usize, available: usize },
+    /// Blocks for what those who run are expected to need in so many steps.
+    Expected { horizon: usize },
+    /// Tokens that the step may still compute.
+    Tokens,
+    /// Others have to yield in this step, or somebody has to come back first: nobody starts then.
+    Yielding,
+}
+
+impl fmt::Display for Lack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Lack::Seats { wanted, free } => {
+                write!(f, "for places in a step (scheduler.max_num_seqs): {free} free, {wanted} wanted")
+            }
+            Lack::Blocks { wanted, available } => {
+                write!(f, "for device blocks: {available} available, {wanted} wanted (with those promised to others)")
+            }
+            Lack::Expected { horizon } => {
+                write!(f, "for device blocks: those that run are expected to need them in the next {horizon} steps")
+            }
+            Lack::Tokens => write!(f, "for prompt tokens that a step may compute"),
+            Lack::Yielding => write!(f, "for a step in which nobody has to yield"),
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -169,10 +208,17 @@ pub fn serve(pool: &mut BlockPool, block_size: usize, demand: Demand) -> Grant {
     if room.grant.preempted.is_empty() && all_came {
         room.expected = demand.expected;
         for admit in &demand.admit {
-            if room.budget == 0 || !room.try_admit(pool, admit, demand.watermark) {
+            let admitted = match room.budget {
+                0 => Err(Lack::Tokens),
+                _ => room.try_admit(pool, admit, demand.watermark),
+            };
+            if let Err(lack) = admitted {
+                room.grant.refused = Some((admit.seq, lack));
                 break;
             }
         }
+    } else {
+        room.grant.refused = demand.admit.first().map(|first| (first.seq, Lack::Yielding));
     }
     let mut grant = room.grant;
     pool.evict_ahead(demand.reserve);
@@ -194,11 +240,12 @@ struct Room {
 }
 
 impl Room {
-    fn yields(&mut self, pool: &mut BlockPool, victim: &Victim) {
+    fn yields(&mut self, pool: &mut BlockPool, victim: &Victim, cause: SeqId) {
         victim.table.iter().rev().for_each(|block| pool.release_to_copy(*block));
         self.promised -= victim.promised;
         self.seats += victim.seats;
         self.grant.preempted.push(victim.seq);
+        self.grant.causes.push(cause);
     }
 
     /// Admits, if need be with others yielding: as few as it takes, or none where that would not help. `kept` blocks are
@@ -210,7 +257,7 @@ impl Room {
         kept: usize,
         victims: &mut Peekable<IntoIter<Victim>>,
     ) -> bool {
-        if self.try_admit(pool, admit, kept) {
+        if self.try_admit(pool, admit, kept).is_ok() {
             return true;
         }
         let needed = admit.num_tokens.div_ceil(self.block_size) + self.promised + kept;
@@ -234,9 +281,9 @@ impl Room {
             return false;
         }
         for victim in victims.by_ref().take(num_yielding) {
-            self.yields(pool, &victim);
+            self.yields(pool, &victim, admit.seq);
         }
-        self.try_admit(pool, admit, kept)
+        self.try_admit(pool, admit, kept).is_ok()
     }
 
     /// The blocks of the running, in the opposite order of yielding: who yields has not been given any in this step.
@@ -266,7 +313,7 @@ impl Room {
                 let is_itself = victim.seq == grow.seq;
                 // Its promise has been counted as kept.
                 self.promised += if is_itself { grow.promised } else { 0 };
-                self.yields(pool, &victim);
+                self.yields(pool, &victim, grow.seq);
                 if is_itself {
                     break;
                 }
@@ -278,9 +325,9 @@ impl Room {
 
     /// Admits if there is a seat, and blocks for all tokens beside those promised and `watermark`, and, where that counts,
     /// for what is expected to come.
-    fn try_admit(&mut self, pool: &mut BlockPool, admit: &Admit, watermark: usize) -> bool {
+    fn try_admit(&mut self, pool: &mut BlockPool, admit: &Admit, watermark: usize) -> Result<(), Lack> {
         if admit.seats > self.seats {
-            return false;
+            return Err(Lack::Seats { wanted: admit.seats, free: self.seats });
         }
         let keep = self.promised + watermark;
         let life = Life { num_tokens: admit.num_tokens, steps: admit.steps, seats: admit.seats };
@@ -290,7 +337,7 @@ impl Room {
             let expected = self.expected.as_mut();
             expected.is_none_or(|expected| expected.fits(life, num_new, admit.horizon, num_used, num_blocks))
         };
-        let Some(admitted) = try_admit(pool, self.block_size, admit, keep, self.budget, fits) else { return false };
+        let admitted = try_admit(pool, self.block_size, admit, keep, self.budget, fits)?;
         if let Some(expected) = &mut self.expected {
             expected.push(life);
         }
@@ -298,7 +345,7 @@ impl Room {
         self.budget -= admitted.num_new_tokens;
         self.promised += admit.num_tokens.div_ceil(self.block_size) - admitted.table.len();
         self.grant.admitted.push(admitted);
-        true
+        Ok(())
     }
 }
 
@@ -338,7 +385,7 @@ fn try_admit(
     keep: usize,
     budget: usize,
     fits: impl FnOnce(usize) -> bool,
-) -> Option<Admitted> {
+) -> Result<Admitted, Lack> {
     let usable = &admit.hashes[..admit.usable_hashes];
     let cached = |place: usize| usable.get(place).and_then(|hash| pool.lookup(hash));
     let source = |place| match cached(place) {
@@ -356,8 +403,11 @@ fn try_admit(
     let num_idle = sources.iter().filter(is_idle).count();
     let num_cached = sources.iter().filter(|source| matches!(source, Source::Cached(_))).count();
     let num_new = admit.num_tokens.div_ceil(block_size) - num_cached + num_idle;
-    if pool.available() < num_new + keep || !fits(num_new) {
-        return None;
+    if pool.available() < num_new + keep {
+        return Err(Lack::Blocks { wanted: num_new + keep, available: pool.available() });
+    }
+    if !fits(num_new) {
+        return Err(Lack::Expected { horizon: admit.horizon });
     }
     let num_computed = if partial.is_some() { admit.num_held_tokens } else { sources.len() * block_size };
     assert!(num_computed < admit.num_tokens, "{}: nothing is left to compute", admit.seq);
@@ -382,7 +432,7 @@ fn try_admit(
     };
     let num_blocks = (num_computed + num_new_tokens).div_ceil(block_size);
     table.extend((table.len()..num_blocks).map(|_| allocate(pool)));
-    Some(Admitted { seq: admit.seq, table, swap_in, num_computed, num_new_tokens })
+    Ok(Admitted { seq: admit.seq, table, swap_in, num_computed, num_new_tokens })
 }
 
 fn allocate(pool: &mut BlockPool) -> BlockId {
@@ -404,7 +454,7 @@ pub fn find(pool: &BlockPool, finds: &[Find]) -> Vec<Vec<bool>> {
 }
 
 /// scheduler → swap pool, applied in the order of the fields.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct SwapDemand {
     /// Names of blocks that are copied to the device, for each sequence. Before others let go of them: where the pool
     /// drains, a block that nobody holds is gone.
@@ -432,8 +482,17 @@ impl SwapDemand {
     }
 }
 
+impl SwapDemand {
+    /// Gives all content another name.
+    pub fn rename(&mut self, rename: impl Fn(BlockHash) -> BlockHash) {
+        let stored = self.store.iter_mut().map(|store| &mut store.hashes);
+        let lists = self.take.iter_mut().chain(&mut self.back).chain(stored);
+        lists.flatten().chain(&mut self.keep).for_each(|name| *name = rename(*name));
+    }
+}
+
 /// A preempted sequence that wants its KV kept.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Store {
     pub seq: SeqId,
     /// Blocks that hold computed tokens.

@@ -7,12 +7,13 @@
 use crate::engine::plan::{CopiesDone, CopyReport};
 use crate::engine::step_time::StepTimeModel;
 use crate::ids::RequestId;
+use serde::{Deserialize, Serialize};
 
 /// Of a block's cost, what is kept with each block that is copied after it: some hundred of the last count.
 const MEMORY: f64 = 0.99;
 
 /// What becomes of a victim's KV.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Choice {
     /// All of it goes to the swap pool.
     Swap,
@@ -32,7 +33,7 @@ pub struct Victim {
 }
 
 /// What was decided, and why: seconds that each way was expected to take.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
     pub request: RequestId,
     pub choice: Choice,
@@ -43,14 +44,14 @@ pub struct Decision {
 }
 
 /// What copies cost.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct CopyCosts {
     /// To the swap pool, and to the device.
     directions: [Seconds; 2],
     queued_blocks: usize,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Seconds {
     sum: f64,
     weight: f64,

@@ -7,10 +7,11 @@
 
 use crate::ids::TokenId;
 use crate::sampling::params::{EarlyStopping, FinishReason, PositionLogprobs, SamplingParams};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// What a beam has beside its tokens.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Beam {
     /// Sum of the log-probabilities of its output.
     pub score: f32,
@@ -28,7 +29,7 @@ pub struct Open<'a> {
 }
 
 /// An output that may be among the request's.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Hypothesis {
     pub score: f32,
     pub output: Vec<TokenId>,
@@ -46,7 +47,7 @@ pub struct Continuation {
 }
 
 /// The state of a request's search beside its open beams.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BeamSearch {
     params: Arc<SamplingParams>,
     /// Tokens that the model has room for.
@@ -113,6 +114,19 @@ impl BeamSearch {
     /// The results, best first.
     pub fn results(self) -> Vec<Hypothesis> {
         self.results
+    }
+
+    /// What it has found, from whoever knows.
+    pub fn set_results(&mut self, results: Vec<Hypothesis>) {
+        self.results = results;
+    }
+
+    /// Forgets what it has found.
+    pub fn redact(&mut self, keep_tokens: bool) {
+        self.results.clear();
+        if !keep_tokens {
+            self.params = Arc::new(self.params.redacted());
+        }
     }
 
     fn early_stopping(&self) -> EarlyStopping {

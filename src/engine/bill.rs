@@ -1,10 +1,11 @@
 //! What memory pressure does to a request: what it has cost it, what it may, and whose the request is.
 
+use serde::{Deserialize, Serialize};
 use std::ops::AddAssign;
 use std::time::Duration;
 
 /// What memory pressure has cost a request so far, all its samples (or beams) together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvBill {
     /// Prompt tokens whose KV the device's prefix cache held when the request first ran.
     pub cached_device_tokens: usize,
@@ -24,7 +25,7 @@ pub struct KvBill {
 }
 
 /// What a request wants to be kept from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Terms {
     /// It may have to give its device blocks up. Where it may not, all the blocks that it could ever need count
     /// against the part of the pool that such requests may hold ([`SchedulerConfig::non_preemptible_blocks`]).
@@ -49,7 +50,7 @@ pub fn most_blocks(block_size: usize, num_prompt: usize, num_tokens: usize, num_
 }
 
 /// Whose request it is: one API key's, as a number. 0 is nobody's: no keys are set, or it did not come over HTTP.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Tenant(pub u32);
 
 /// What the requests of one tenant have in the engine.
@@ -76,7 +77,7 @@ pub enum QuotaTier {
 }
 
 /// What the requests of one tenant may hold, in blocks; `None`: whatever there is. Nobody's are not counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quota {
     /// A new request waits while the tenant's others would hold more than this together with it. What runs may grow
     /// beyond.

@@ -2,6 +2,7 @@
 
 use crate::engine::prefix_cache::{BlockHash, EvictionPolicy, PrefixCache};
 use crate::ids::BlockId;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Fixed-size blocks with reference counts.
@@ -16,7 +17,7 @@ use std::collections::VecDeque;
 ///
 /// A hash is published only for a full block, which is never written again; so a block may be written by its holder
 /// exactly if its reference count is 1.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BlockPool {
     /// Of all blocks that there have ever been.
     references: Vec<u32>,
@@ -36,7 +37,7 @@ pub struct BlockPool {
 }
 
 /// A pool at a glance, in blocks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolStats {
     pub used: usize,
     pub cached: usize,
@@ -67,6 +68,23 @@ impl BlockPool {
             num_evicted: 0,
             evicted: Vec::new(),
         }
+    }
+
+    /// An empty one of this size, with nothing that this one has learned: after a failure, which leaves nothing in the
+    /// blocks.
+    pub fn renewed(&self) -> Self {
+        Self::with_eviction(self.num_blocks(), self.keep_cached, self.cache.policy())
+    }
+
+    /// Gives all content another name.
+    pub fn rename(&mut self, rename: impl Fn(BlockHash) -> BlockHash + Copy) {
+        self.cache.rename(rename);
+        self.evicted.iter_mut().for_each(|(_, name)| *name = rename(*name));
+    }
+
+    /// About how many bytes of memory it takes.
+    pub fn num_bytes(&self) -> usize {
+        self.references.len() * (size_of::<u32>() + size_of::<BlockId>()) + self.cache.num_bytes()
     }
 
     /// Its size; while blocks drain, more are used.

@@ -2,6 +2,7 @@
 
 use crate::ids::TokenId;
 use crate::sampling::params::{SamplingParams, TokenLimits, TokenMask};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -50,9 +51,28 @@ impl Guide {
         Self { source, state: Arc::new(Mutex::new(State { constraint, num_seen: 0 })) }
     }
 
+    /// Rules that are not here to be asked: what they left is told ([`NextToken::told`]).
+    pub fn unknown() -> Self {
+        Self::start(None)
+    }
+
     /// For another sample.
     pub fn fork(&self) -> Self {
         Self::start(self.source.clone())
+    }
+}
+
+/// Only that there are rules: they are code, and what they do is in the results that a recording has.
+impl Serialize for Guide {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        // Not a unit: an option of one cannot be told from none.
+        to.serialize_bool(true)
+    }
+}
+
+impl<'de> Deserialize<'de> for Guide {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        bool::deserialize(from).map(|_| Self::unknown())
     }
 }
 
@@ -86,6 +106,11 @@ impl NextToken {
     pub fn new(guide: &Guide, params: Arc<SamplingParams>, output: Arc<Vec<TokenId>>, room: usize) -> Self {
         let work = Work { state: guide.state.clone(), params, output, room };
         Self { work: Mutex::new(Some(work)), next: OnceLock::new() }
+    }
+
+    /// What the rules have left, from whoever knows.
+    pub fn told(next: Result<Next, String>) -> Self {
+        Self { work: Mutex::new(None), next: OnceLock::from(next) }
     }
 
     /// The limits of the next token, and what is sure to come. Waits where another thread is computing them.

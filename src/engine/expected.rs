@@ -5,8 +5,10 @@
 //! Serving under SLA Guarantees", ASPLOS 2025, section 4). When they end is expected ([`crate::engine::lengths`]), or
 //! known.
 
+use serde::{Deserialize, Serialize};
+
 /// What a sequence needs, from now until it ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Life {
     /// Tokens that it has slots for, or was promised.
     pub num_tokens: usize,
@@ -23,7 +25,7 @@ impl Life {
 }
 
 /// Those who run.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Expected {
     block_size: usize,
     /// Who ends first comes first, once somebody has asked.

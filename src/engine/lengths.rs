@@ -5,6 +5,9 @@
 //! nothing about where they would have ended (Kaplan and Meier, "Nonparametric Estimation from Incomplete Observations",
 //! 1958). What has not been seen is taken from a prior with a heavy tail.
 
+use crate::engine::arrays;
+use serde::{Deserialize, Serialize};
+
 /// Buckets in each doubling of the length.
 const PARTS: usize = 4;
 /// Up to 2^29 tokens.
@@ -19,7 +22,7 @@ const PRIOR_WEIGHT: f64 = 0.1;
 const MIN_SURVIVAL: f64 = 1e-6;
 
 /// What has been seen of a bucket, by its weight.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Seen {
     /// Outputs that got there. One that was cut off within it counts for the part that it has seen.
     reached: f64,
@@ -29,17 +32,21 @@ struct Seen {
 }
 
 /// Of outputs of one kind.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct OutputLengths {
+    #[serde(with = "arrays")]
     seen: [Seen; NUM_BUCKETS],
     /// Outputs may end before they have to.
     may_end: bool,
     /// Of the next observation: those before count for less by counting this one for more.
     weight: f64,
     /// Of the outputs, the part that gets to a bucket, and tokens that an output has before it, on average.
+    #[serde(with = "arrays")]
     survival: [f64; NUM_BUCKETS + 1],
+    #[serde(with = "arrays")]
     before: [f64; NUM_BUCKETS + 1],
     /// Tokens in a bucket of an output that gets there.
+    #[serde(with = "arrays")]
     mean_tokens: [f64; NUM_BUCKETS],
 }
 

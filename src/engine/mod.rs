@@ -3,6 +3,7 @@
 
 pub mod allocation;
 pub mod arbiter;
+mod arrays;
 pub mod beam;
 pub mod bill;
 pub mod block_pool;

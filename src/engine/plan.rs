@@ -6,6 +6,7 @@ use crate::engine::constraint::NextToken;
 use crate::error::StartError;
 use crate::ids::{BlockId, CopyId, RequestId, SeqId, TokenId};
 use crate::sampling::params::{FinishReason, PositionLogprobs, Sampled, SamplingParams};
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
@@ -51,7 +52,7 @@ pub struct SwapIn {
 }
 
 /// What has become of copies between the tiers since the last report.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CopyReport {
     /// Swap-ins that have ended, and whether the content is there.
     pub arrived: Vec<(CopyId, bool)>,
@@ -64,7 +65,7 @@ pub struct CopyReport {
 }
 
 /// Copies in one direction.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CopiesDone {
     pub blocks: usize,
     /// Time in which a copy was under way.
@@ -209,7 +210,7 @@ impl StepRunner for Box<dyn StepRunner> {
 pub const MAX_STEPS_IN_FLIGHT: usize = 2;
 
 /// Where a step's time went, in seconds.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepTiming {
     pub swap_s: f64,
     pub forward_s: f64,
@@ -217,7 +218,7 @@ pub struct StepTiming {
 }
 
 /// What a request's owner is told after a step.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Delivery {
     /// What memory pressure has cost the request so far, whenever that has changed: before what else the step tells it,
     /// so that who has heard the end has heard all of it. A request that it has cost nothing hears nothing.

@@ -41,12 +41,14 @@ mod check;
 mod commit;
 mod contracts;
 mod expectation;
+mod foretold;
 mod quota;
 mod running;
 mod tiers;
 mod told;
 mod tuning;
 mod waiting;
+mod waits;
 #[cfg(test)]
 mod world;
 
@@ -68,16 +70,20 @@ use admission::Refusal;
 use batch::grow;
 use contracts::Reserved;
 use running::Running;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use tiers::Moving;
+pub use foretold::{Foretold, SearchStep};
 pub use told::{Admission, Forecast, Population, StepStats};
 pub use tuning::Tuning;
 use tuning::WantedSize;
+pub use waits::Wait;
 use waiting::Waiting;
+use waits::Waits;
 
 /// What becomes of the KV of a preempted sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PreemptionMode {
     /// Whatever is expected to be done sooner, for each victim: see [`crate::engine::arbiter`].
     Auto,
@@ -88,7 +94,7 @@ pub enum PreemptionMode {
 }
 
 /// What a sequence has to find room for before it runs, beside those that do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AdmissionPolicy {
     /// What all of them are expected to need, by the lengths of outputs that have ended, for as many steps as make
     /// another preemption worth while.
@@ -99,7 +105,7 @@ pub enum AdmissionPolicy {
     Prompt,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SchedulingPolicy {
     /// First come, first served.
     Fcfs,
@@ -107,7 +113,7 @@ pub enum SchedulingPolicy {
     Priority,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SchedulerConfig {
     /// Tokens a block.
     pub block_size: usize,
@@ -137,7 +143,8 @@ pub struct SchedulerConfig {
     pub prefix_caching: bool,
     /// Plan a step while the one before it is in flight.
     pub overlap: bool,
-    /// Secret of the block hashes.
+    /// Secret of the block hashes: never written down.
+    #[serde(skip)]
     pub hash_key: [u8; 32],
 }
 
@@ -172,7 +179,7 @@ pub struct Arrival {
 }
 
 /// A plan in flight.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct InFlight {
     /// In order of rank.
     parts: Vec<Part>,
@@ -182,7 +189,7 @@ struct InFlight {
 }
 
 /// A sequence's part of a plan.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Part {
     rank: Rank,
     num_tokens: usize,
@@ -191,7 +198,7 @@ struct Part {
 }
 
 /// Owns every sequence. A sequence is in exactly one of `running` and `waiting`, under its rank.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Scheduler {
     config: SchedulerConfig,
     /// Where the steps are still larger than was asked for.
@@ -225,6 +232,7 @@ pub struct Scheduler {
     reserved: IdMap<RequestId, Reserved>,
     next_copy: u64,
     costs: CopyCosts,
+    #[serde(skip)]
     decisions: Vec<Decision>,
     /// The plans that were made and whose results have not been taken in, oldest first.
     in_flight: VecDeque<InFlight>,
@@ -239,15 +247,28 @@ pub struct Scheduler {
     refusal: Option<Refusal>,
     forecast: Forecast,
     empty_slots: usize,
+    #[serde(skip)]
     stats: StepStats,
+    #[serde(skip)]
     admissions: Vec<Admission>,
+    #[serde(skip)]
     quota_refusals: Vec<(Tenant, QuotaTier)>,
     /// Of requests that memory pressure has cost something.
     bills: IdMap<RequestId, KvBill>,
     /// Requests whose bill has changed since they were told.
     billed: Vec<RequestId>,
     /// Since the last [`Scheduler::take_pauses`].
+    #[serde(skip)]
     pauses: Deliveries,
+    /// Who was kept from starting when the last plan was made.
+    #[serde(skip)]
+    waits: Waits,
+    /// What the searches of the last results did.
+    #[serde(skip)]
+    searched: Vec<SearchStep>,
+    /// Said for the next results by a recording.
+    #[serde(skip)]
+    foretold: Foretold,
 }
 
 impl Scheduler {
@@ -289,6 +310,9 @@ impl Scheduler {
             bills: IdMap::default(),
             billed: Vec::new(),
             pauses: Vec::new(),
+            waits: Waits::default(),
+            searched: Vec::new(),
+            foretold: Foretold::default(),
             wanted_size: None,
             config,
         }
@@ -483,6 +507,9 @@ impl Scheduler {
         let mut answers = self.plan_copies(swap, &mut plan);
         let has_changed = !grant.admitted.is_empty() || !grant.preempted.is_empty();
         self.note_refusal(has_changed);
+        if let Some((seq, lack)) = grant.refused {
+            self.waits.first = Some((self.ranks[&seq], Wait::Lack(lack)));
+        }
         for seq in &grant.preempted {
             self.preempt(self.ranks[seq], answers.stored.remove(seq), &mut plan);
         }

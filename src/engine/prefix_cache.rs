@@ -9,14 +9,42 @@ mod lists;
 use crate::ids::{BlockId, IdMap, TokenId};
 use adaptive::Adaptive;
 use lists::Lists;
+use serde::de::{Error, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use smallvec::SmallVec;
 use std::collections::hash_map::Entry;
+use std::fmt;
 use std::hash::{Hash, Hasher};
 
 /// 128 bits of a keyed BLAKE3. Keyed with a secret of the process, so that no client can construct a collision and
 /// read another's cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
 pub struct BlockHash([u8; 16]);
+
+/// As bytes: a file can hold millions.
+impl Serialize for BlockHash {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_bytes(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for BlockHash {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Bytes;
+        impl Visitor<'_> for Bytes {
+            type Value = BlockHash;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("16 bytes")
+            }
+
+            fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<BlockHash, E> {
+                bytes.try_into().map(BlockHash).map_err(|_| E::invalid_length(bytes.len(), &self))
+            }
+        }
+        from.deserialize_bytes(Bytes)
+    }
+}
 
 /// A part of it is a hash by itself.
 impl Hash for BlockHash {
@@ -27,6 +55,12 @@ impl Hash for BlockHash {
 }
 
 impl BlockHash {
+    /// Another name for the same content, by whoever has `key`: equal names stay equal, and no others become so. Without
+    /// the key, nobody comes from one to the other.
+    pub fn renamed(self, key: &[u8; 32]) -> Self {
+        truncate(blake3::keyed_hash(key, &self.0))
+    }
+
     /// Of content that has a number already, as in a trace. Whoever can choose the number can name any content so: not
     /// for what clients send.
     pub fn of_number(number: u128) -> Self {
@@ -35,8 +69,9 @@ impl BlockHash {
 }
 
 /// Computes block hashes for one block size.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BlockHasher {
+    #[serde(skip)]
     key: [u8; 32],
     block_size: usize,
 }
@@ -77,7 +112,7 @@ fn truncate(hash: blake3::Hash) -> BlockHash {
 /// while it is indexed but no table holds it.
 ///
 /// All operations take constant time, some of them on average.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PrefixCache {
     index: IdMap<BlockHash, BlockId>,
     names: Vec<Option<BlockHash>>,
@@ -86,7 +121,7 @@ pub struct PrefixCache {
 }
 
 /// Which idle block is given away first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EvictionPolicy {
     /// The one whose kind (how often it was used, and how long ago) has been worth least lately.
     #[default]
@@ -96,7 +131,7 @@ pub enum EvictionPolicy {
 }
 
 /// The idle blocks, as a policy has them.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 enum Order {
     Adaptive(Box<Adaptive>),
     Lru(Lists<1>),
@@ -203,6 +238,33 @@ impl PrefixCache {
         let hash = self.names[block.index()].expect("an idle block has a name");
         self.remove(block);
         Some((block, hash))
+    }
+
+    /// How it was made.
+    pub fn policy(&self) -> EvictionPolicy {
+        match &self.order {
+            Order::Adaptive(_) => EvictionPolicy::Adaptive,
+            Order::Lru(_) => EvictionPolicy::Lru,
+        }
+    }
+
+    /// Gives all content another name.
+    pub fn rename(&mut self, rename: impl Fn(BlockHash) -> BlockHash) {
+        self.names.iter_mut().flatten().for_each(|name| *name = rename(*name));
+        self.index = self.index.iter().map(|(name, block)| (rename(*name), *block)).collect();
+        if let Order::Adaptive(adaptive) = &mut self.order {
+            adaptive.rename(rename);
+        }
+    }
+
+    /// About how many bytes of memory it takes.
+    pub fn num_bytes(&self) -> usize {
+        let index = self.index.capacity() * size_of::<(BlockHash, BlockId)>();
+        let order = match &self.order {
+            Order::Adaptive(adaptive) => adaptive.num_bytes(),
+            Order::Lru(lists) => lists.num_bytes(),
+        };
+        index + self.names.len() * size_of::<Option<BlockHash>>() + order
     }
 
     fn is_idle(&self, block: BlockId) -> bool {

@@ -5,6 +5,7 @@
 //! of coming in bursts that everybody who decodes waits for.
 
 use crate::engine::step_time::StepLoad;
+use serde::{Deserialize, Serialize};
 
 /// Prompts get this many times what they have lately taken on average. Where that is too little it doubles with what it
 /// allows, until prompts keep up.
@@ -14,7 +15,7 @@ const MEMORY: f64 = 0.99;
 /// Tokens that a step gets at least: at fewer, the work around them counts.
 const MIN_TOKENS: usize = 32;
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PromptPace {
     /// Of steps with decodes, the later the more.
     prompt_tokens: f64,

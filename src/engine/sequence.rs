@@ -9,12 +9,13 @@ use crate::engine::policy::Arrival;
 use crate::engine::prefix_cache::{BlockHash, BlockHasher};
 use crate::ids::{BlockId, CopyId, RequestId, SeqId, TokenId};
 use crate::sampling::params::{FinishReason, Pooling, PositionLogprobs, SamplingParams};
+use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 /// Order of precedence: who is admitted first and preempted last. Under FCFS all priorities are equal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Rank {
     pub priority: i32,
     pub request: RequestId,
@@ -24,7 +25,7 @@ pub struct Rank {
 /// Where a sequence's KV is.
 ///
 /// `Waiting → Running → (Waiting | Swapped) → Running → …`; a sequence ends by being dropped.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SeqState {
     /// Nowhere: new, or preempted for recomputation. No blocks.
     Waiting,
@@ -35,7 +36,7 @@ pub enum SeqState {
 }
 
 /// KV that comes back to the device. Until it is there, nothing of the sequence is planned.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SwapInUnderWay {
     pub id: CopyId,
     /// Held in the swap pool: what comes, after the blocks before `first_place`.
@@ -49,7 +50,7 @@ pub struct SwapInUnderWay {
 }
 
 /// The hidden states of a prompt's tokens, as far as they are known and wanted.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pooled {
     sum: Vec<f64>,
     pub num_rows: usize,
@@ -72,7 +73,7 @@ impl Pooled {
 
 /// The tokens of an output. Where others read them (penalties, rules, beams), they are shared, and copied where somebody
 /// has them still when the next token comes.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Output {
     Own(Vec<TokenId>),
     Shared(Arc<Vec<TokenId>>),
@@ -115,7 +116,7 @@ impl Deref for Output {
 ///   one that it samples, is *pending*.
 // A step goes several times through all running sequences, and they are more than the first cache holds: what it looks
 // at comes first, side by side.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[repr(C, align(64))]
 pub struct Sequence {
     pub rank: Rank,
@@ -167,6 +168,7 @@ pub struct Sequence {
     /// Rules for the output that depend on what it is so far.
     pub guide: Option<Guide>,
     /// What the rules leave for the token that the plan in flight samples.
+    #[serde(skip)]
     pub next: Option<Arc<NextToken>>,
     /// Of a beam search: the outputs that are wanted.
     pub num_results: u32,
@@ -409,6 +411,43 @@ impl Sequence {
         } else {
             None
         }
+    }
+
+    /// Forgets the state of its rules, but not that it has some.
+    pub fn forget_rules(&mut self) {
+        self.guide = self.guide.take().map(|_| Guide::unknown());
+        self.next = None;
+    }
+
+    /// See [`Scheduler::redact`].
+    ///
+    /// [`Scheduler::redact`]: crate::engine::policy::Scheduler::redact
+    pub fn redact(&mut self, keep_tokens: bool, rename: impl Fn(BlockHash) -> BlockHash) {
+        self.forget_rules();
+        if !keep_tokens {
+            self.prompt = Arc::new(vec![0; self.prompt.len()]);
+            let tokens: Vec<TokenId> = self.output.iter().map(|token| self.params.label(*token)).collect();
+            self.output = match self.output {
+                Output::Own(_) => Output::Own(tokens),
+                Output::Shared(_) => Output::Shared(Arc::new(tokens)),
+            };
+            self.params = Arc::new(self.params.redacted());
+        }
+        self.prompt_logprobs.iter_mut().for_each(|logprobs| *logprobs = PositionLogprobs::unknown());
+        self.pooled.sum.clear();
+        self.beam = Beam::default();
+        self.hashes = Arc::new(self.hashes.iter().map(|name| rename(*name)).collect());
+        self.root = rename(self.root);
+    }
+
+    /// About how many bytes of memory it takes.
+    pub fn num_bytes(&self) -> usize {
+        let Self { prompt, output, table, hashes, backing, pooled, prompt_logprobs, .. } = self;
+        size_of::<Self>()
+            + size_of::<TokenId>() * (prompt.len() + output.len() + table.len() + backing.len())
+            + size_of::<BlockHash>() * hashes.len()
+            + size_of::<f64>() * pooled.sum.len()
+            + size_of::<PositionLogprobs>() * prompt_logprobs.len()
     }
 
     /// Gives its device blocks up; the KV stays in the swap pool, if it was stored there. Returns the table.

@@ -4,8 +4,10 @@
 //! read once a step, each row of a decode or a prompt costs its part of the matrix products, and attention costs what it
 //! reads. No clock: times come in with the results.
 
+use serde::{Deserialize, Serialize};
+
 /// What a step computes, as far as its time depends on it.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepLoad {
     /// Sequences with one token.
     pub num_decodes: usize,
@@ -57,7 +59,7 @@ const SWEEPS: usize = 8;
 
 /// Weighted least squares with coefficients that are never negative, by coordinate descent. What the loads seen lately
 /// do not tell apart stays as it was.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct StepTimeModel {
     /// Seconds for each term.
     seconds: [f64; TERMS],

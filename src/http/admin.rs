@@ -1,5 +1,6 @@
 //! `/admin/config`: settings are seen and changed while the server runs, by who has the key for it.
 
+use crate::actors::recordings::Written;
 use crate::actors::tuner::Tuner;
 use crate::config::layers::unknown_key;
 use crate::config::live::{LIVE, needs_restart};
@@ -113,6 +114,36 @@ pub fn describe_change() -> Operation {
         .described_fields(live_fields())
         .fails(&[403])
         .answers::<AdminConfigChanged>("They have changed, for every step and request from now on.")
+}
+
+/// A recording of the engine's last minutes, in a file of the server's.
+#[derive(Serialize, ToSchema)]
+pub struct RecordingWritten {
+    /// Its path, on the machine of the server.
+    file: String,
+    bytes: u64,
+    /// From its beginning to its end.
+    seconds: f64,
+    /// Steps that were planned.
+    steps: u64,
+    /// Requests that arrived.
+    requests: u64,
+    /// Where it could not be made to the end: why.
+    ends_early: Option<String>,
+}
+
+impl From<Written> for RecordingWritten {
+    fn from(written: Written) -> Self {
+        let Written { file, bytes, seconds, steps, requests, ends_early } = written;
+        Self { file: file.display().to_string(), bytes, seconds, steps, requests, ends_early }
+    }
+}
+
+pub fn describe_recording() -> Operation {
+    Operation::new(Tag::Server, "record", "Write the last minutes of scheduling to a file")
+        .about("The file is in recorder.dir, for 'pagetide replay'. The engine goes on meanwhile. No body is asked for.")
+        .fails(&[403, 409, 500])
+        .answers::<RecordingWritten>("It is written.")
 }
 
 pub async fn config(tuner: &Tuner) -> Result<AdminConfig, ApiError> {

@@ -83,7 +83,7 @@ const fn admin(path: ApiPath) -> ApiPath {
 }
 
 /// Every path that is served. Where a path has several methods, they stand together.
-pub static PATHS: [ApiPath; 22] = [
+pub static PATHS: [ApiPath; 23] = [
     post("/v1/chat/completions", || web::to(chat_completions), chat::describe),
     post("/v1/completions", || web::to(completions), completion::describe),
     post("/v1/responses", || web::to(create_response), responses::describe::create),
@@ -105,6 +105,7 @@ pub static PATHS: [ApiPath; 22] = [
     get("/metrics", || web::to(prometheus), describe_metrics),
     admin(get("/admin/config", || web::to(config), admin::describe_config)),
     admin(post("/admin/config", || web::to(change_config), admin::describe_change)),
+    admin(post("/admin/recording", || web::to(record), admin::describe_recording)),
     open(get("/openapi.json", || web::to(openapi_json), describe_openapi)),
     open(get("/docs", || web::to(docs), describe_docs)),
 ];
@@ -335,6 +336,10 @@ async fn change_config(
     body: Body,
 ) -> Result<HttpResponse, ApiError> {
     Ok(HttpResponse::Ok().json(admin::change(&tuner, &json_body(body, &handle)?).await?))
+}
+
+async fn record(_: Admin, tuner: Data<Tuner>) -> Result<HttpResponse, ApiError> {
+    Ok(HttpResponse::Ok().json(admin::RecordingWritten::from(tuner.recordings().write().await?)))
 }
 
 async fn openapi_json() -> HttpResponse {

@@ -280,6 +280,19 @@ pub fn config_changed(is_applied: bool) {
     with(|m| m.config_changes[usize::from(is_applied)].increment(1));
 }
 
+/// What the flight recorder holds.
+pub fn recorder(bytes: usize, length: Duration) {
+    with(|m| {
+        m.recorder_bytes.set(bytes as f64);
+        m.recorder_seconds.set(length.as_secs_f64());
+    });
+}
+
+/// What it held was written to a file: by itself after a failure, or because somebody asked.
+pub fn recording_written(after_failure: bool) {
+    with(|m| m.recordings[usize::from(after_failure)].increment(1));
+}
+
 pub fn executor_restarted() {
     with(|m| m.executor_restarts.increment(1));
 }
@@ -361,6 +374,9 @@ struct Handles {
     arbiter: [Counter; 3],
     config_changes: [Counter; 2],
     executor_restarts: Counter,
+    recorder_bytes: Gauge,
+    recorder_seconds: Gauge,
+    recordings: [Counter; 2],
 }
 
 const METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
@@ -469,6 +485,9 @@ impl Handles {
             copy_queue: recorder.register_gauge(&key(&table::COPY_QUEUE, None), &METADATA),
             config_changes: ["refused", "applied"].map(|v| counter_of(&table::CONFIG_CHANGES, v)),
             executor_restarts: counter(&table::EXECUTOR_RESTARTS),
+            recorder_bytes: recorder.register_gauge(&key(&table::RECORDER_BYTES, None), &METADATA),
+            recorder_seconds: recorder.register_gauge(&key(&table::RECORDER_SECONDS, None), &METADATA),
+            recordings: ["asked", "failure"].map(|v| counter_of(&table::RECORDINGS, v)),
         }
     }
 }

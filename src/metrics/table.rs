@@ -149,6 +149,12 @@ metrics! {
         "Times that settings were to change while the server ran, on SIGHUP or by POST /admin/config, and whether they did.";
     EXECUTOR_RESTARTS = "pagetide_executor_restarts_total" Counter "restarts" [] &[],
         "Times the model executor failed and was rebuilt; the requests running then have failed.";
+    RECORDER_BYTES = "pagetide_recorder_bytes" Gauge "bytes" [] &[],
+        "Memory that the flight recorder holds (recorder.max_mib).";
+    RECORDER_SECONDS = "pagetide_recorder_seconds" Gauge "seconds" [] &[],
+        "How far back a recording would begin now (recorder.minutes).";
+    RECORDINGS = "pagetide_recordings_total" Counter "files" ["cause": "asked, failure"] &[],
+        "Recordings written: because somebody asked (POST /admin/recording), or because the executor failed.";
     BUILD_INFO = "pagetide_build_info" Gauge "none" ["version": "of the program", "model": "as served", "device": "as said at the start", "dtype": "of weights and KV cache"] &[],
         "Always 1; its labels say what is running.";
 }

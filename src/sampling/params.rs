@@ -96,6 +96,29 @@ impl SamplingParams {
         self.eos_token_ids.iter().chain(&self.stop_token_ids).copied()
     }
 
+    /// The same for who must not know tokens: what an engine's decisions depend on, with [`SamplingParams::label`]s for
+    /// tokens.
+    pub fn redacted(&self) -> Self {
+        let (num_eos, num_stop) = (self.eos_token_ids.len() as TokenId, self.stop_token_ids.len() as TokenId);
+        Self {
+            max_tokens: self.max_tokens,
+            min_tokens: self.min_tokens,
+            pooling: self.pooling,
+            beam: self.beam.clone(),
+            eos_token_ids: (1..=num_eos).collect(),
+            stop_token_ids: (num_eos + 1..=num_eos + num_stop).collect(),
+            logprobs: self.logprobs,
+            prompt_logprobs: self.prompt_logprobs,
+            ..Self::default()
+        }
+    }
+
+    /// What stands for a token where tokens must not be known: 0, or from 1 on the place among the tokens that end an
+    /// output.
+    pub fn label(&self, token: TokenId) -> TokenId {
+        self.end_tokens().position(|end| end == token).map_or(0, |place| place as TokenId + 1)
+    }
+
     /// Whether anything changes the logits before the draw.
     pub fn changes_logits(&self, limits: &TokenLimits) -> bool {
         limits.excludes_any() || !self.logit_bias.is_empty() || self.has_penalties()
@@ -229,8 +252,15 @@ pub struct PositionLogprobs {
     pub top: Vec<TokenLogprob>,
 }
 
+impl PositionLogprobs {
+    /// Where somebody has to know that there are some, and not what they say.
+    pub fn unknown() -> Self {
+        Self { chosen: TokenLogprob { token: 0, logprob: 0.0, rank: 0 }, top: Vec::new() }
+    }
+}
+
 /// One sampled token.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampled {
     pub token: TokenId,
     /// Where the request asked for log-probabilities.

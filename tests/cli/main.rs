@@ -2,6 +2,7 @@
 
 mod live;
 mod manual;
+mod recording;
 
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -407,10 +408,17 @@ fn a_step_that_takes_too_long_is_told_and_ends_the_process() {
     std::fs::write(model.path().join("config.json"), config.to_string()).unwrap();
     let mut args = vec!["--model", model.path().to_str().unwrap(), "--load-format", "dummy"];
     args.extend(["--set", "device.isa=portable", "--set", "device.threads=1", "--max-num-batched-tokens", "4096"]);
-    args.extend(["--set", "device.step_timeout_s=1"]);
+    let recordings = tempfile::tempdir().unwrap();
+    let dir = format!("recorder.dir={}", recordings.path().display());
+    args.extend(["--set", "device.step_timeout_s=1", "--set", &dir]);
     let server = Server::start(&args);
     let body = json!({"prompt": vec![5; 3500], "max_tokens": 1}).to_string();
     let answer = server.answer("POST", "/v1/completions", &body);
     assert!(answer.contains("500 Internal Server Error") && answer.contains("device.step_timeout_s"), "{answer}");
     assert_eq!(server.wait().code(), Some(1));
+    let files: Vec<_> = std::fs::read_dir(&recordings).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let [file] = &files[..] else { panic!("one recording: {files:?}") };
+    let replayed = output(&["replay", file.to_str().unwrap(), "--check"]);
+    assert_eq!(replayed.status.code(), Some(0), "{}", text(&replayed.stderr));
+    assert!(text(&replayed.stdout).contains("1 requests, 1 steps"), "{}", text(&replayed.stdout));
 }

@@ -4,6 +4,7 @@ use crate::fake_engine::{EOS, NUM_SWAP_BLOCKS, TestServer};
 use crate::openapi::{document, mismatch};
 use pagetide::config::ServerConfig;
 use pagetide::engine::policy::{PreemptionMode, SchedulingPolicy};
+use pagetide::recorder::Recording;
 use pagetide::sampling::params::FinishReason;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -61,6 +62,33 @@ async fn only_the_admin_key_opens_it_and_it_opens_nothing_else() {
     for path in ["/v1/models", "/metrics", "/ready"] {
         assert_eq!(send(&server, Method::GET, Some("the-admin"), path, &json!({})).await.0, 401, "{path}");
     }
+}
+
+#[actix_web::test]
+async fn a_recording_is_written_for_the_admin_alone() {
+    let server = TestServer::configured(&admin());
+    let path = "/admin/recording";
+    for key in [None, Some("a-client")] {
+        assert_eq!(send(&server, Method::POST, key, path, &json!({})).await.0, 401);
+    }
+    assert_eq!(std::fs::read_dir(server.recordings_dir.path()).unwrap().count(), 0);
+    let mut files = Vec::new();
+    for _ in 0..2 {
+        let (status, answer) = send(&server, Method::POST, Some("the-admin"), path, &json!({})).await;
+        assert_eq!(status, 200, "{answer}");
+        assert_eq!((&answer["requests"], &answer["steps"], &answer["ends_early"]), (&json!(0), &json!(0), &Value::Null));
+        let document = document(&server).await;
+        let schema = &document["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]["schema"];
+        assert_eq!(mismatch(&answer, schema, &document), None);
+        let bytes = std::fs::read(answer["file"].as_str().unwrap()).unwrap();
+        assert_eq!(answer["bytes"], bytes.len());
+        assert_eq!(Recording::read(&bytes).unwrap().header().num_events, 1);
+        files.push(answer["file"].clone());
+    }
+    assert_ne!(files[0], files[1], "the first one stays");
+    let server = TestServer::start_recording_nothing(&admin());
+    let (status, answer) = send(&server, Method::POST, Some("the-admin"), path, &json!({})).await;
+    assert_eq!((status.as_u16(), &answer["error"]["code"]), (409, &json!("not_recording")), "{answer}");
 }
 
 #[actix_web::test]

@@ -3,19 +3,24 @@
 
 use actix::{Actor, Context, Handler, MessageResult};
 use pagetide::actors::live::LiveServer;
-use pagetide::actors::messages::{Accepted, AskSwapPool, Cancel, Event, EventStream, StopSample, Submit, Tune};
-use pagetide::actors::runtime::{ModelInfo, RuntimeHandle};
+use pagetide::actors::messages::{
+    Accepted, AskSwapPool, Cancel, Event, EventStream, StopSample, Submit, TakeRecording, Tune,
+};
+use pagetide::actors::recordings::Recordings;
+use pagetide::actors::runtime::{ModelInfo, RuntimeHandle, configured_scheduler};
 use pagetide::actors::tuner::{Engine, Tuner};
 use pagetide::backend::{DType, KvLayout};
-use pagetide::config::{Config, ServerConfig};
+use pagetide::config::{Config, RecorderConfig, ServerConfig};
 use pagetide::engine::bill::{KvBill, Tenant, Terms};
 use pagetide::engine::block_pool::PoolStats;
 use pagetide::engine::policy::Tuning;
+use pagetide::engine::prefix_cache::EvictionPolicy;
 use pagetide::error::ApiError;
 use pagetide::http::server::{listen, serve};
 use pagetide::ids::{RequestId, TokenId};
 use pagetide::model::loader::LoadedModel;
 use pagetide::model::runner::PoolSizes;
+use pagetide::recorder::{Limits, Recorder};
 use pagetide::sampling::params::{
     FinishReason, Pooling, PositionLogprobs, SamplingDefaults, SamplingParams, TokenLogprob,
 };
@@ -219,6 +224,19 @@ impl Handler<Tune> for FakeIntake {
     }
 }
 
+/// A recorder that has heard of one thing, where it records.
+impl Handler<TakeRecording> for FakeIntake {
+    type Result = MessageResult<TakeRecording>;
+
+    fn handle(&mut self, _: TakeRecording, _: &mut Self::Context) -> Self::Result {
+        let scheduler = configured_scheduler(&Config::default(), 100, 0, false);
+        let limits = Limits { length: Duration::from_secs(60), max_bytes: 1 << 20 };
+        let mut recorder = Recorder::new(limits, &scheduler, EvictionPolicy::default());
+        recorder.cancel(RequestId(1));
+        MessageResult(recorder.take().filter(|_| self.model.served_name == MODEL))
+    }
+}
+
 impl Handler<AskSwapPool> for FakeIntake {
     type Result = MessageResult<AskSwapPool>;
 
@@ -265,6 +283,7 @@ pub struct TestServer {
     tuned: Arc<Mutex<Vec<Tuning>>>,
     draining: Arc<AtomicBool>,
     pub server: actix_web::dev::ServerHandle,
+    pub recordings_dir: tempfile::TempDir,
 }
 
 impl Drop for TestServer {
@@ -313,6 +332,12 @@ impl TestServer {
         Self::start(Script::Reply(reply), &ServerConfig::default(), model)
     }
 
+    /// Its engine has no recorder.
+    pub fn start_recording_nothing(config: &ServerConfig) -> Self {
+        let model = ModelInfo { served_name: "not recorded".into(), ..model_info() };
+        Self::start(Script::Reply(vec![EOS]), config, model)
+    }
+
     /// Renders the chat templates of requests.
     pub fn trusting_templates() -> Self {
         Self::configured(&ServerConfig { trust_request_chat_template: true, ..ServerConfig::default() })
@@ -336,14 +361,17 @@ impl TestServer {
         let intake = intake.start();
         let (tune, swap_pool, loaded) = (intake.clone().recipient(), intake.clone().recipient(), Arc::new(loaded()));
         let resolved = Config { server: config.clone(), ..Config::default() }.into();
-        let tuner = Tuner::new(resolved, Engine { tune, swap_pool, server, loaded });
+        let recordings_dir = tempfile::tempdir().unwrap();
+        let dir = recordings_dir.path().join("new").to_str().unwrap().to_owned();
+        let recordings = Recordings::new(intake.clone().recipient(), RecorderConfig { dir, ..Default::default() });
+        let tuner = Tuner::new(resolved, Engine { tune, swap_pool, server, loaded, recordings });
         let handle = RuntimeHandle::new(intake.recipient(), model, Arc::clone(&draining));
         let listener = listen(&config).unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let server = serve(handle, tuner, listener).unwrap();
         let server_handle = server.handle();
         actix_web::rt::spawn(server);
-        Self { url, client: reqwest::Client::new(), notices, submits, tuned, draining, server: server_handle }
+        Self { url, client: reqwest::Client::new(), notices, submits, tuned, draining, server: server_handle, recordings_dir }
     }
 
     pub fn drain(&self) {

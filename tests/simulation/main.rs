@@ -11,6 +11,7 @@
 mod device;
 mod model;
 mod pressure;
+mod recording;
 mod settings;
 mod world;
 

@@ -11,6 +11,7 @@ use pagetide::engine::constraint::ConstraintSource;
 use pagetide::engine::plan::{Delivery, StepOutput, StepPlan};
 use pagetide::engine::policy::{Arrival, Scheduler, SchedulerConfig, StepStats};
 use pagetide::ids::{BlockId, RequestId, TokenId};
+use pagetide::recorder::{PlanSummary, Recorder};
 use pagetide::sampling::params::*;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -69,6 +70,8 @@ pub struct World {
     pub tuned: usize,
     pub shrunk: usize,
     pub drained: usize,
+    /// Hears of everything.
+    pub recorder: Option<Recorder>,
 }
 
 impl World {
@@ -113,8 +116,15 @@ impl World {
             tuned: 0,
             shrunk: 0,
             drained: 0,
+            recorder: None,
             random,
             config,
+        }
+    }
+
+    pub fn record(&mut self, tell: impl FnOnce(&mut Recorder)) {
+        if let Some(recorder) = &mut self.recorder {
+            tell(recorder);
         }
     }
 
@@ -194,6 +204,7 @@ impl World {
             stopped: vec![false; n],
         };
         self.open.insert(arrival.id, heard);
+        self.record(|recorder| recorder.arrive(&arrival));
         self.scheduler.arrive(arrival);
     }
 
@@ -232,6 +243,7 @@ impl World {
     pub fn cancel(&mut self) {
         let Some(id) = self.some_request() else { return };
         if self.random.one_in(2) {
+            self.record(|recorder| recorder.cancel(id));
             self.scheduler.cancel(id);
             self.open.remove(&id);
             return;
@@ -240,6 +252,7 @@ impl World {
         let sample = self.random.below(u64::from(heard.arrival.n)) as usize;
         if !heard.outputs[sample].is_empty() && heard.finished[sample].is_none() {
             heard.stopped[sample] = true;
+            self.record(|recorder| recorder.stop_sample(id, sample as u32));
             self.scheduler.stop_sample(id, sample as u32);
             self.close_if_done(id);
         }
@@ -250,6 +263,7 @@ impl World {
         if self.scheduler.waits_for_copies() && self.random.one_in(3) {
             let report = self.device.copy_some();
             self.lost_copies += report.lost.len() + report.arrived.iter().filter(|(_, is_there)| !is_there).count();
+            self.record(|recorder| recorder.copied(&report));
             self.scheduler.copied(&report);
         }
         let waits = !self.in_flight.is_empty() && self.random.one_in(4);
@@ -271,20 +285,29 @@ impl World {
 
     /// False where the scheduler wants to see results first.
     pub fn plan(&mut self) -> bool {
-        self.scheduler.set_time(self.operations as f64 / 100.0);
-        let Some(mut demand) = self.scheduler.demand() else { return false };
+        let now = self.operations as f64 / 100.0;
+        self.scheduler.set_time(now);
+        let Some(mut demand) = self.scheduler.demand() else {
+            self.record(|recorder| recorder.no_demand(now));
+            return false;
+        };
         self.urgent += demand.urgent.len();
         let finds = self.scheduler.finds(&demand);
         self.scheduler.found(&mut demand, find(&self.swap_pool, &finds));
         let is_ahead = !self.in_flight.is_empty();
         let grant = serve(&mut self.device_pool, self.config.block_size, demand);
+        let mut summary = PlanSummary::new(&grant);
         let swap_demand = self.scheduler.reserve(&grant);
         let draining = self.swap_pool.stats().draining;
         let swap_grant = serve_swap(&mut self.swap_pool, swap_demand);
         self.drained += draining - self.swap_pool.stats().draining;
         assert!(!is_ahead || grant.preempted.is_empty(), "a plan made ahead preempts");
         let stats = grant.stats;
+        summary.add_swap(&swap_grant);
         let plan = self.scheduler.plan(grant, swap_grant);
+        summary.add_plan(&plan, self.scheduler.decisions());
+        self.scheduler.take_decisions();
+        self.record(|recorder| recorder.plan(now, Box::new(summary), &plan));
         for (request, delivery) in self.scheduler.take_pauses() {
             *self.yields.entry(request).or_default() += usize::from(matches!(delivery, Delivery::Paused { .. }));
             let is_kept = self.open.get(&request).is_some_and(|heard| !heard.arrival.terms.preemptible);
@@ -373,7 +396,9 @@ impl World {
     pub fn fail(&mut self) {
         self.failures[0] += 1;
         self.failures[1] += usize::from(self.in_flight.len() > 1);
-        for id in self.scheduler.fail_running() {
+        let failed = self.scheduler.fail_running();
+        self.record(|recorder| recorder.fail(&failed));
+        for id in failed {
             assert!(self.open.remove(&id).is_some());
         }
         let swap_blocks = self.swap_pool.num_blocks();
@@ -386,7 +411,12 @@ impl World {
     }
 
     pub fn hear(&mut self, output: StepOutput) {
-        for (id, delivery) in self.scheduler.commit(output) {
+        let results = self.recorder.as_mut().map(|recorder| recorder.results(&output));
+        let deliveries = self.scheduler.commit(output);
+        if let (Some(recorder), Some(results)) = (&mut self.recorder, results) {
+            recorder.commit(results, self.scheduler.take_searched(), &deliveries);
+        }
+        for (id, delivery) in deliveries {
             let heard = self.open.get_mut(&id).expect("only open requests hear anything");
             match delivery {
                 Delivery::Started { cached_tokens } => {
@@ -459,6 +489,12 @@ impl World {
     }
 
     pub fn run(&mut self, operations: usize) {
+        self.run_for(operations);
+        self.drain();
+    }
+
+    /// Until so many operations are done.
+    pub fn run_for(&mut self, operations: usize) {
         while self.operations < operations {
             match self.random.below(10) {
                 0 if self.random.one_in(10) => self.tune(),
@@ -468,7 +504,6 @@ impl World {
             }
             self.operations += 1;
         }
-        self.drain();
     }
 
     /// Every request ends, and every block comes back.

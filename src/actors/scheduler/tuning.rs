@@ -26,6 +26,7 @@ impl SchedulerActor {
         let resized = self.swap_pool.send(Resize(tuning.num_swap_blocks));
         ctx.wait(resized.into_actor(self).map(move |stats, this, ctx| match stats {
             Ok(stats) => {
+                this.recording.hear(|recorder| recorder.tune(&tuning));
                 this.policy().tune(&tuning, stats);
                 // Whoever asked may have gone; the settings are in force all the same.
                 let _ = answer.send(stats);

@@ -2,15 +2,17 @@
 //! ever.
 
 use super::device::{Controls, FakeDevice, LATE_POISON, NONSENSE, POISON, QUICKSAND};
-use super::{BOTH_LOOPS, Settings, World, count, events, tokens};
+use super::{BOTH_LOOPS, Settings, World, count, events, tokens, wait_until};
 use crate::actors::executor::ModelExecutor;
 use crate::actors::messages::{Event, Execute, Executed, ExecutorFailed};
-use crate::config::OnFailure;
+use crate::config::{OnFailure, RecorderConfig};
 use crate::engine::plan::{PlannedSeq, StepPlan};
 use crate::error::ApiError;
 use crate::ids::{SeqId, TokenId};
+use crate::recorder::{Cause, Event as Recorded, Header, Recording, Replayer};
 use actix::{Actor, System};
 use futures_executor::block_on;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -53,6 +55,58 @@ fn a_failed_step_fails_what_ran_and_nothing_else() {
         let whole = events(world.submit(vec![5; 30], 3).unwrap());
         assert_eq!(tokens(&whole), [30, 31, 32]);
         world.wait_until_idle();
+    }
+}
+
+/// Applies all that a file in `folder` holds, the only one there is.
+fn replay_only_file(folder: &Path) -> (Header, Vec<Recorded>) {
+    let files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let [file] = &files[..] else { panic!("one recording, and nothing half done: {files:?}") };
+    let recording = Recording::read(&std::fs::read(file).unwrap()).unwrap();
+    let mut replayer = Replayer::new(recording.keyframe());
+    let events: Vec<Recorded> = recording.events().map(|timed| timed.unwrap().event).collect();
+    for (place, event) in events.iter().enumerate() {
+        if let Err(difference) = replayer.apply(event) {
+            panic!("event {place}, {event:?}: {difference}");
+        }
+    }
+    (recording.header().clone(), events)
+}
+
+#[test]
+fn a_failure_leaves_a_recording_that_replays() {
+    for (overlap, on_failure) in [(false, OnFailure::Restart), (true, OnFailure::Restart), (true, OnFailure::Exit)] {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("recordings");
+        let recorder = RecorderConfig { dir: dir.to_str().unwrap().into(), ..RecorderConfig::default() };
+        let mut world = World::recording(Settings { on_failure, ..Settings::new(overlap) }, recorder);
+        // Together they want 9 of the 8 blocks: somebody has to yield before it fails.
+        let hold = world.hold();
+        let streams: Vec<_> = (0..3).map(|_| world.submit(vec![1, 2], 11).unwrap()).collect();
+        drop(hold);
+        streams.into_iter().for_each(|stream| drop(events(stream)));
+        assert!(failure(&events(world.submit(vec![LATE_POISON], 8).unwrap())).message.contains("choked late"));
+        if on_failure == OnFailure::Exit {
+            assert_ended(&mut world);
+        }
+        wait_until("the recording is there", || {
+            let mut files = std::fs::read_dir(&dir).into_iter().flatten().flatten().map(|entry| entry.file_name());
+            files.any(|name| name.to_string_lossy().ends_with(".recording"))
+        });
+        wait_until("nothing half done is left", || std::fs::read_dir(&dir).unwrap().count() == 1);
+        let (header, all) = replay_only_file(&dir);
+        assert_eq!((header.cause, header.num_requests, header.ends_early), (Cause::Failure, 4, None));
+        let preempts = |event: &&Recorded| matches!(event, Recorded::Plan { plan: Some(plan), .. } if !plan.preempted.is_empty());
+        assert!(all.iter().filter(preempts).count() > 0, "nobody had to yield");
+        let failed = |event: &Recorded| matches!(event, Recorded::Failed(failed) if failed.len() == 1);
+        // Where the engine ends, it ends before it says who fails.
+        assert_eq!(all.last().is_some_and(failed), on_failure == OnFailure::Restart, "{all:?}");
+        if on_failure == OnFailure::Restart {
+            // What fails again and again fills no disk.
+            assert!(failure(&events(world.submit(vec![POISON], 8).unwrap())).message.contains("choked"));
+            assert_eq!(tokens(&events(world.submit(vec![1, 2], 2).unwrap())), [2, 3]);
+            assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1);
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::actors::messages::{Accepted, Event, Prompt, Submit};
 use crate::actors::places::Places;
 use crate::actors::runtime::{ModelInfo, RuntimeHandle, Started, Wiring};
 use crate::actors::workers::Workers;
-use crate::config::{OnFailure, ServerConfig};
+use crate::config::{OnFailure, RecorderConfig, ServerConfig};
 use crate::engine::bill::{Quota, Tenant, Terms};
 use crate::engine::policy::{AdmissionPolicy, PreemptionMode, SchedulerConfig, SchedulingPolicy, Tuning};
 use crate::engine::prefix_cache::EvictionPolicy;
@@ -72,6 +72,10 @@ impl World {
     }
 
     fn with(settings: Settings) -> Self {
+        Self::recording(settings, RecorderConfig { minutes: 0, ..RecorderConfig::default() })
+    }
+
+    fn recording(settings: Settings, recorder: RecorderConfig) -> Self {
         let controls: Arc<Controls> = Arc::default();
         let device = FakeDevice::new(controls.clone());
         let load = move || {
@@ -136,6 +140,7 @@ impl World {
             step_timeout: settings.step_timeout,
             model: model.clone(),
             places: places.clone(),
+            recorder,
             executor,
         };
         let Started { system, intake, tune, alive, .. } = wiring.start().unwrap();

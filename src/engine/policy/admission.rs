@@ -1,8 +1,10 @@
 //! Who comes in: new requests, and those that had yielded.
 
+use serde::{Deserialize, Serialize};
 use super::running::Running;
+use super::waits::{Wait, Waits};
 use super::{Scheduler, SchedulerConfig};
-use crate::engine::allocation::{Admit, Admitted, Demand};
+use crate::engine::allocation::{Admit, Admitted, Demand, Lack};
 use crate::engine::plan::StepPlan;
 use crate::engine::policy::Admission;
 use crate::engine::prefix_cache::BlockHasher;
@@ -13,7 +15,7 @@ use std::sync::Arc;
 
 /// Nobody was admitted, so nobody need ask again for some steps, unless something is given back or somebody comes who
 /// goes before.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Refusal {
     /// Who asked first.
     pub first: Rank,
@@ -51,6 +53,7 @@ impl Scheduler {
         let released: usize = demand.release.iter().map(|table| table.len()).sum();
         let mut room = self.available + released;
         let most = demand.seats.min(demand.token_budget);
+        let mut waits = Waits::default();
         let block_size = self.config.block_size;
         let mut admit = Vec::new();
         let mut holdings = self.device_holdings();
@@ -71,12 +74,14 @@ impl Scheduler {
             // The first may have more than there is for them: it did fit when it came, perhaps under another limit.
             has_waiting_contract |= reserved > 0 && reserved + wanted > self.config.non_preemptible_blocks;
             if wanted > 0 && has_waiting_contract {
+                waits.passed.push((seq.rank, Wait::NonPreemptible));
                 walk.leave_line();
                 continue;
             }
             if is_new && !holdings.take(seq.tenant, seq.num_tokens().div_ceil(block_size)) {
                 holdings.close(seq.tenant);
                 kept_waiting.push(seq.rank);
+                waits.passed.push((seq.rank, Wait::Quota));
                 walk.leave_line();
                 continue;
             }
@@ -84,6 +89,7 @@ impl Scheduler {
             // The prompt of a search comes in like any other.
             let is_one_of_many = seq.is_beam() && self.requests[&seq.rank.request].len() > 1;
             if is_one_of_many && !may_join(seq, &self.running, &self.requests, block_size) {
+                waits.first = Some((seq.rank, Wait::Beams));
                 break;
             }
             // Beams that wait for another have room for it.
@@ -99,6 +105,11 @@ impl Scheduler {
                 break;
             }
         }
+        if most == 0 {
+            let lack = if demand.seats == 0 { Lack::Seats { wanted: 1, free: 0 } } else { Lack::Tokens };
+            waits.first = waiting.iter().next().map(|seq| (seq.rank, Wait::Lack(lack)));
+        }
+        self.waits = waits;
         self.waiting = waiting;
         kept_waiting.into_iter().for_each(|rank| self.meet_quota(rank));
         admit

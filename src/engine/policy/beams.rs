@@ -4,7 +4,7 @@
 //! their blocks and wait for it. Nothing else waits for them: should it come to where only waiting beams run and nobody
 //! can be admitted beside them, all of them give their blocks up (`unblock`).
 
-use super::Scheduler;
+use super::{Scheduler, SearchStep};
 use crate::engine::beam::{Beam, BeamSearch, Continuation, Open};
 use crate::engine::plan::{Deliveries, Delivery};
 use crate::engine::sequence::{Rank, Sequence};
@@ -67,13 +67,19 @@ impl Scheduler {
         let Some(first) = parents.first() else { return };
         let room = (first.params.max_tokens as usize).min(self.config.max_model_len - first.prompt.len());
         let (n, cached_tokens) = (first.num_results, first.cached_tokens.unwrap_or(0));
-        let search = self.searches.entry(request).or_insert_with(|| BeamSearch::new(first.params.clone(), room));
+        let mut search =
+            self.searches.remove(&request).unwrap_or_else(|| BeamSearch::new(first.params.clone(), room));
         if first.output.is_empty() {
             deliveries.push((request, Delivery::Started { cached_tokens }));
         }
         let open: Vec<Open<'_>> =
             parents.iter().map(|seq| Open { beam: &seq.beam, output: &seq.output, next: &next[&seq.rank] }).collect();
-        let beams = search.step(&open);
+        let beams = match self.told_step(request, &mut search) {
+            Some(told) => told,
+            None => search.step(&open),
+        };
+        self.searches.insert(request, search);
+        self.searched.push(SearchStep::of(request, &beams));
         let has_children = |place| beams.iter().any(|beam| beam.parent == place);
         // Who ends first leaves its seat.
         for (_, parent) in parents.iter().enumerate().filter(|(place, _)| !has_children(*place)) {
@@ -111,6 +117,9 @@ impl Scheduler {
 
     fn deliver_results(&mut self, request: RequestId, n: u32, deliveries: &mut Deliveries) {
         let results = self.searches.remove(&request).map(BeamSearch::results).unwrap_or_default();
+        if let Some(step) = self.searched.last_mut() {
+            step.results = results.iter().map(|result| (result.output.len(), result.reason)).collect();
+        }
         for (sample, result) in (0..n).zip(results) {
             let mut logprobs = result.logprobs.into_iter();
             for token in result.output {

@@ -1,6 +1,6 @@
 //! The second half of a step: what its results, or its failure, change.
 
-use super::{InFlight, Scheduler};
+use super::{Foretold, InFlight, Scheduler};
 use crate::engine::allocation::{Demand, SwapDemand};
 use crate::engine::block_pool::PoolStats;
 use crate::engine::constraint::NextToken;
@@ -19,6 +19,7 @@ impl Scheduler {
         self.step_times.observe(&load, output.timing.forward_s + output.timing.sample_s);
         self.prompt_pace.observe(&load);
         self.copied(&output.copies);
+        self.searched.clear();
         let mut deliveries = Vec::with_capacity(parts.len());
         self.tell_bills(&mut deliveries);
         let mut beams = BTreeMap::new();
@@ -57,6 +58,7 @@ impl Scheduler {
         for (request, next) in beams {
             self.advance_beams(request, &next, &mut deliveries);
         }
+        self.foretold = Foretold::default();
         deliveries
     }
 

@@ -7,6 +7,7 @@
 //! A sequence whose pauses are limited yields after those whose are not, and when it has been paused for half of that time
 //! it comes back before all others, who yield to it. The other half is for a step that runs, and for the copies.
 
+use serde::{Deserialize, Serialize};
 use super::Scheduler;
 use super::admission::{ask, may_join};
 use crate::engine::allocation::Admit;
@@ -65,7 +66,7 @@ impl Scheduler {
 }
 
 /// Of a request that must not yield.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Reserved {
     pub num_blocks: usize,
     /// Beams that its search may have at once; they come and go.

@@ -1,10 +1,11 @@
 //! The running sequences.
 
 use crate::engine::sequence::{Rank, Sequence};
+use serde::{Deserialize, Serialize};
 use std::ops::Index;
 
 /// Sequences in order of rank. A step goes through all of them, so they lie in a row; and few come and go in a step.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Running {
     #[expect(clippy::vec_box, reason = "who comes or goes moves the places behind it, not the sequences")]
     seqs: Vec<Box<Sequence>>,

@@ -8,6 +8,7 @@
 //! have to (*write-behind*), so that their preemption moves no more than a tail, and those that the device's prefix cache
 //! gives away. Under its name a block is there once, whichever way it came, and found by all three.
 
+use serde::{Deserialize, Serialize};
 use super::commit::publish;
 use super::quota::Holdings;
 use super::{PreemptionMode, Scheduler};
@@ -27,7 +28,7 @@ const MAX_QUEUED_BLOCKS: usize = 64;
 const MAX_QUEUED_FOR_CACHE: usize = 256;
 
 /// What the swap pool was asked for, until it has answered; an entry for each of the demand's.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Moving {
     storing: Vec<SeqId>,
     taking: Vec<SeqId>,

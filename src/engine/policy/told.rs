@@ -1,10 +1,12 @@
 //! What the scheduler tells of itself and of its requests.
 
+use serde::{Deserialize, Serialize};
 use super::{Scheduler, SchedulerConfig};
+use crate::engine::arbiter::Decision;
 use crate::ids::RequestId;
 
 /// What has happened since the last [`Scheduler::take_stats`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepStats {
     pub preempted_swap: usize,
     pub preempted_recompute: usize,
@@ -14,7 +16,7 @@ pub struct StepStats {
 }
 
 /// A request's first sequence got its first blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Admission {
     pub request: RequestId,
     pub prompt_tokens: usize,
@@ -25,7 +27,7 @@ pub struct Admission {
 }
 
 /// What the scheduler thought of the last step that it planned.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Forecast {
     /// Prompt tokens that it could have had beside its decodes.
     pub prompt_limit: usize,
@@ -59,6 +61,11 @@ impl Scheduler {
         self.requests.contains_key(&request)
     }
 
+    /// Requests that have not ended, in any order.
+    pub fn requests(&self) -> impl Iterator<Item = RequestId> {
+        self.requests.keys().copied()
+    }
+
     /// Requests that have not ended.
     pub fn num_requests(&self) -> usize {
         self.requests.len()
@@ -70,6 +77,11 @@ impl Scheduler {
             waiting: self.waiting.len() - self.num_swapped,
             swapped: self.num_swapped,
         }
+    }
+
+    /// Of the arbiter, since they were last taken.
+    pub fn decisions(&self) -> &[Decision] {
+        &self.decisions
     }
 
     pub fn take_stats(&mut self) -> StepStats {

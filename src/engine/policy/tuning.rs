@@ -1,5 +1,6 @@
 //! What may change while requests run: between two steps, and none of them is dropped for it.
 
+use serde::{Deserialize, Serialize};
 use super::{AdmissionPolicy, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy};
 use crate::engine::bill::Quota;
 use crate::engine::block_pool::PoolStats;
@@ -7,7 +8,7 @@ use crate::engine::sequence::Sequence;
 use crate::sampling::params::SamplingParams;
 
 /// The part of a [`SchedulerConfig`] that may change.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Tuning {
     pub num_swap_blocks: usize,
     pub max_num_seqs: usize,
@@ -44,7 +45,7 @@ impl From<&SchedulerConfig> for Tuning {
 }
 
 /// Steps become as small as this when those have ended who have seats.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct WantedSize {
     max_num_seqs: usize,
     max_num_batched_tokens: usize,

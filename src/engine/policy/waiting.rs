@@ -2,6 +2,7 @@
 
 use crate::engine::bill::Tenant;
 use crate::engine::sequence::{Rank, Sequence};
+use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::btree_map::Iter;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -11,7 +12,7 @@ use std::ops::Index;
 
 /// Sequences by rank, and in lines: where the first of a line may not start yet, nobody behind it may, and a step need not
 /// look at them.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Waiting {
     seqs: BTreeMap<Rank, Box<Sequence>>,
     lines: BTreeSet<(Line, Rank)>,
@@ -21,7 +22,7 @@ pub(super) struct Waiting {
 
 /// New sequences of one tenant, those that must not yield apart from the others; or all that have run before, which no
 /// quota holds back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct Line {
     tenant: Tenant,
     preemptible: bool,

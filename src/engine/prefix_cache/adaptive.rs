@@ -11,8 +11,10 @@
 //! time. Worth never falls with uses and never grows with age (where the figures say so, they are levelled), and a block
 //! is used whenever one behind it in its prefix is: so no block goes before those behind it.
 
+use serde::{Deserialize, Serialize};
 use super::BlockHash;
 use super::lists::{Ghosts, Lists};
+use crate::engine::arrays;
 use crate::ids::BlockId;
 
 /// Of uses: one for each factor of two.
@@ -29,7 +31,7 @@ const ENOUGH: f64 = 20.0;
 /// Worth is found anew after as many blocks as the pool has, but no sooner: it takes thousands of operations.
 const LEAST_PERIOD: u64 = 256;
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Adaptive {
     lists: Lists<CLASSES>,
     blocks: Vec<Seen>,
@@ -44,7 +46,7 @@ pub struct Adaptive {
 }
 
 /// What is known of a block.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Seen {
     /// At least 1 of a named block.
     uses: u32,
@@ -59,12 +61,15 @@ impl Seen {
 }
 
 /// Blocks of one class, by age.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Kind {
     /// Used again at this age.
+    #[serde(with = "arrays")]
     reused: [f64; BUCKETS],
     /// Not used until this age, and forgotten then.
+    #[serde(with = "arrays")]
     lost: [f64; BUCKETS],
+    #[serde(with = "arrays")]
     worth: [f64; BUCKETS],
 }
 
@@ -175,6 +180,18 @@ impl Adaptive {
             let fewer = &fewer[class - 1].worth;
             more[0].worth.iter_mut().zip(fewer).for_each(|(worth, least)| *worth = worth.max(*least));
         }
+    }
+
+    pub fn rename(&mut self, rename: impl Fn(BlockHash) -> BlockHash) {
+        self.ghosts.rename(rename);
+    }
+
+    /// About how many bytes of memory it takes.
+    pub fn num_bytes(&self) -> usize {
+        size_of::<Self>()
+            + self.lists.num_bytes()
+            + self.blocks.len() * size_of::<Seen>()
+            + self.ghosts.num_bytes()
     }
 
     pub fn check(&self) {

@@ -1,24 +1,27 @@
 //! Doubly linked lists through the blocks of a pool, and a bounded memory of those that were evicted.
 
+use serde::{Deserialize, Serialize};
 use super::BlockHash;
+use crate::engine::arrays;
 use crate::ids::{BlockId, IdMap};
 use std::collections::VecDeque;
 
 /// `N` lists; a block is in at most one. All operations take constant time.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Lists<const N: usize> {
     links: Vec<Link>,
+    #[serde(with = "arrays")]
     ends: [Ends; N],
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Link {
     list: Option<usize>,
     older: Option<BlockId>,
     newer: Option<BlockId>,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Ends {
     oldest: Option<BlockId>,
     newest: Option<BlockId>,
@@ -73,6 +76,11 @@ impl<const N: usize> Lists<N> {
         ends.len -= 1;
     }
 
+    /// About how many bytes of memory they take.
+    pub fn num_bytes(&self) -> usize {
+        self.links.len() * size_of::<Link>()
+    }
+
     /// Asserts every invariant; linear in the number of blocks.
     pub fn check(&self) {
         for (list, ends) in self.ends.iter().enumerate() {
@@ -94,7 +102,7 @@ impl<const N: usize> Lists<N> {
 }
 
 /// What is remembered of evicted blocks, under their names: no more of them than `capacity`, oldest forgotten first.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ghosts<T> {
     capacity: usize,
     index: IdMap<BlockHash, (u64, T)>,
@@ -129,6 +137,17 @@ impl<T> Ghosts<T> {
     /// A block of this name is there again.
     pub fn remove(&mut self, hash: &BlockHash) -> Option<T> {
         self.index.remove(hash).map(|(_, ghost)| ghost)
+    }
+
+    pub fn rename(&mut self, rename: impl Fn(BlockHash) -> BlockHash) {
+        self.index = self.index.drain().map(|(name, ghost)| (rename(name), ghost)).collect();
+        self.order.iter_mut().for_each(|(_, name)| *name = rename(*name));
+    }
+
+    /// About how many bytes of memory they take.
+    pub fn num_bytes(&self) -> usize {
+        self.index.capacity() * size_of::<(BlockHash, (u64, T))>()
+            + self.order.capacity() * size_of::<(u64, BlockHash)>()
     }
 
     pub fn check(&self) {

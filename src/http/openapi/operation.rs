@@ -280,6 +280,7 @@ fn error(status: u16, schema: &str) -> Value {
         401 => "No key, or a wrong one.",
         403 => "The server has no server.admin_key: nobody may.",
         404 => "No such model, or nothing of this name.",
+        409 => "Nothing is recorded (recorder.minutes).",
         413 => "The body is longer than server.max_body_bytes.",
         415 => "The body has a Content-Encoding that is not known.",
         429 => "The server holds as many requests as it may. Retry-After says when to try again.",

@@ -1,0 +1,134 @@
+//! Recordings are taken from the engine and written to files: when somebody asks, and when the executor has failed.
+
+use crate::actors::messages::TakeRecording;
+use crate::config::RecorderConfig;
+use crate::error::{ApiError, StartError};
+use crate::metrics;
+use crate::recorder::{Cause, Limits, RawRecording};
+use actix::Recipient;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use time::OffsetDateTime;
+use time::macros::format_description;
+
+/// What recordings' names end with.
+const EXTENSION: &str = "recording";
+
+/// A cheap clone that writes what an engine has recorded.
+#[derive(Clone)]
+pub struct Recordings {
+    take: Recipient<TakeRecording>,
+    config: RecorderConfig,
+}
+
+/// A recording in a file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Written {
+    /// Absolute.
+    pub file: PathBuf,
+    pub bytes: u64,
+    /// From its beginning to its end.
+    pub seconds: f64,
+    pub steps: u64,
+    pub requests: u64,
+    /// Where it could not be made to the end: why.
+    pub ends_early: Option<String>,
+}
+
+impl Recordings {
+    pub fn new(take: Recipient<TakeRecording>, config: RecorderConfig) -> Self {
+        Self { take, config }
+    }
+
+    /// Writes what has been recorded so far. Errors: nothing is recorded, or the file cannot be written.
+    pub async fn write(&self) -> Result<Written, ApiError> {
+        let raw = self.take.send(TakeRecording).await.map_err(|_| ApiError::engine("the engine has stopped"))?;
+        let raw = raw.ok_or_else(ApiError::not_recording)?;
+        let (sender, written) = tokio::sync::oneshot::channel();
+        let config = self.config.clone();
+        let write = move || drop(sender.send(write(raw, Cause::Asked, &config)));
+        let thread = std::thread::Builder::new().name("pagetide-recording".into()).spawn(write);
+        thread.map_err(|error| ApiError::recording_failed(&error.to_string()))?;
+        let written = written.await.map_err(|_| ApiError::recording_failed("its thread panicked; see the log"))?;
+        written.map_err(|StartError(why)| ApiError::recording_failed(&why))
+    }
+}
+
+/// What an engine keeps in memory; `None`: nothing.
+pub fn limits(config: &RecorderConfig) -> Option<Limits> {
+    let length = Duration::from_secs(60 * config.minutes);
+    (config.minutes > 0).then_some(Limits { length, max_bytes: config.max_mib << 20 })
+}
+
+/// Writes a recording into `recorder.dir`, and says so in the log.
+pub fn write(raw: RawRecording, cause: Cause, config: &RecorderConfig) -> Result<Written, StartError> {
+    let recording = raw.redacted(cause, config.tokens)?;
+    let folder = std::path::absolute(&config.dir)?;
+    let failed = |error: io::Error| {
+        StartError::new(format!("{}: {error}; recorder.dir says where recordings go", folder.display()))
+    };
+    fs::create_dir_all(&folder).map_err(failed)?;
+    // Nobody finds half a recording.
+    let unfinished = folder.join(format!(".{}.part", std::process::id()));
+    let file = write_to(&unfinished, |to| recording.write(to)).and_then(|()| give_name(&unfinished, &folder));
+    let file = file.map_err(|error| {
+        // Only so that nothing is left behind: the first error is the one that is reported.
+        drop(fs::remove_file(&unfinished));
+        failed(error)
+    })?;
+    let header = recording.header();
+    let written = Written {
+        bytes: fs::metadata(&file).map_err(failed)?.len(),
+        file,
+        seconds: header.seconds,
+        steps: header.num_plans,
+        requests: header.num_requests,
+        ends_early: header.ends_early.clone(),
+    };
+    metrics::recording_written(cause == Cause::Failure);
+    tracing::info!(
+        steps = written.steps,
+        requests = written.requests,
+        bytes = written.bytes,
+        "the last {:.0} s were written to {}: see them with 'pagetide replay'",
+        written.seconds,
+        written.file.display()
+    );
+    if let Some(why) = &written.ends_early {
+        tracing::warn!("the recording ends early: {why}");
+    }
+    Ok(written)
+}
+
+/// Only its owner may read what is in it.
+fn write_to(file: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let mut to = BufWriter::new(options.open(file)?);
+    write(&mut to)?;
+    to.flush()
+}
+
+/// Named by the time; two in one second get numbers.
+fn give_name(unfinished: &Path, folder: &Path) -> io::Result<PathBuf> {
+    let format = format_description!("[year][month][day]-[hour][minute][second]");
+    let now = OffsetDateTime::now_utc().format(format).map_err(io::Error::other)?;
+    for number in 1u32.. {
+        let more = if number > 1 { format!("-{number}") } else { String::new() };
+        let file = folder.join(format!("pagetide-{now}{more}.{EXTENSION}"));
+        match fs::hard_link(unfinished, &file) {
+            Ok(()) => {
+                fs::remove_file(unfinished)?;
+                return Ok(file);
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            // A file system without links.
+            Err(_) => return fs::rename(unfinished, &file).map(|()| file),
+        }
+    }
+    unreachable!("a second has fewer recordings than there are numbers")
+}

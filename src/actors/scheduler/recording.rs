@@ -1,0 +1,112 @@
+//! What the flight recorder hears of the scheduler's calls.
+
+use super::{Planned, SchedulerActor};
+use crate::actors::messages::{ClonePool, TakeRecording};
+use crate::actors::recordings;
+use crate::actors::runtime::stop_system;
+use crate::config::RecorderConfig;
+use crate::metrics;
+use crate::recorder::{Cause, RawRecording, Recorder, State};
+use actix::{ActorFutureExt, AsyncContext, Context, Handler, MailboxError, MessageResult, WrapFuture};
+use std::time::{Duration, Instant};
+
+/// After a failure, the next recording by itself comes no sooner: what fails again and again fills no disk.
+const LEAST_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The recorder, where there is one.
+pub(super) struct Recording {
+    pub recorder: Option<Box<Recorder>>,
+    config: RecorderConfig,
+    /// By itself.
+    last_written: Option<Instant>,
+}
+
+impl Recording {
+    pub fn new(recorder: Option<Recorder>, config: RecorderConfig) -> Self {
+        Self { recorder: recorder.map(Box::new), config, last_written: None }
+    }
+
+    /// Tells the recorder, if there is one.
+    pub fn hear(&mut self, tell: impl FnOnce(&mut Recorder)) {
+        if let Some(recorder) = &mut self.recorder {
+            tell(recorder);
+        }
+    }
+
+    /// A step was planned, or not, at this time of the scheduler's.
+    pub fn planned(&mut self, now: f64, planned: &mut Planned) {
+        if let (Some(recorder), Some(summary)) = (&mut self.recorder, planned.summary.take()) {
+            recorder.plan(now, summary, &planned.plan);
+        }
+    }
+
+    pub fn report(&self) {
+        if let Some(recorder) = &self.recorder {
+            metrics::recorder(recorder.num_bytes(), recorder.length());
+        }
+    }
+
+    fn take_after_failure(&mut self) -> Option<RawRecording> {
+        let is_soon = self.last_written.is_some_and(|last| last.elapsed() < LEAST_INTERVAL);
+        let raw = self.recorder.as_ref().filter(|_| !is_soon)?.take()?;
+        self.last_written = Some(Instant::now());
+        Some(raw)
+    }
+
+    /// The executor has failed, and the engine goes on.
+    pub fn write_beside(&mut self) {
+        let Some(raw) = self.take_after_failure() else { return };
+        let config = self.config.clone();
+        let write = move || write(raw, &config);
+        if let Err(error) = std::thread::Builder::new().name("pagetide-recording".into()).spawn(write) {
+            tracing::error!("there is no recording of the failure: no thread for it: {error}");
+        }
+    }
+
+    /// The engine ends: nobody waits for it any more.
+    pub fn write_now(&mut self) {
+        if let Some(raw) = self.take_after_failure() {
+            write(raw, &self.config);
+        }
+    }
+}
+
+fn write(raw: RawRecording, config: &RecorderConfig) {
+    if let Err(error) = recordings::write(raw, Cause::Failure, config) {
+        tracing::error!("there is no recording of the failure: {error}");
+    }
+}
+
+impl SchedulerActor {
+    /// Nothing can be planned now: if it is time for it, the states are noted. Nothing is handled meanwhile.
+    pub(super) fn note_state(&mut self, ctx: &mut Context<Self>) {
+        if !self.recording.recorder.as_ref().is_some_and(|recorder| recorder.wants_keyframe()) {
+            return;
+        }
+        let pools = (self.allocator.send(ClonePool), self.swap_pool.send(ClonePool));
+        let pools = async { Ok((pools.0.await?, pools.1.await?)) };
+        ctx.wait(pools.into_actor(self).map(|pools: Result<_, MailboxError>, this, _| match pools {
+            Ok((device, swap)) => {
+                let state = State { scheduler: this.policy().clone(), device, swap };
+                this.recording.hear(|recorder| {
+                    if let Err(too_large) = recorder.keyframe(state) {
+                        tracing::warn!(
+                            "recording ends: the state of this engine takes {} MiB, and recorder.max_mib has to be more \
+                             than three times that",
+                            too_large.keyframe_bytes.div_ceil(1 << 20)
+                        );
+                    }
+                });
+            }
+            Err(_) => stop_system("a pool's actor is gone"),
+        }));
+    }
+}
+
+impl Handler<TakeRecording> for SchedulerActor {
+    type Result = MessageResult<TakeRecording>;
+
+    fn handle(&mut self, _: TakeRecording, _: &mut Self::Context) -> Self::Result {
+        MessageResult(self.recording.recorder.as_ref().and_then(|recorder| recorder.take()))
+    }
+}

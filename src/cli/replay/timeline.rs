@@ -1,0 +1,215 @@
+//! What happened when: for pictures.
+
+use super::Observer;
+use crate::engine::block_pool::PoolStats;
+use crate::engine::plan::Delivery;
+use crate::ids::RequestId;
+use crate::recorder::{Event, Outcome, Planned, Replayer};
+use std::collections::{BTreeMap, VecDeque};
+
+/// What a request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    Waiting,
+    Prompt,
+    Decoding,
+    /// It has yielded.
+    Paused,
+}
+
+impl Phase {
+    pub const ALL: [Phase; 4] = [Phase::Waiting, Phase::Prompt, Phase::Decoding, Phase::Paused];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Waiting => "waiting",
+            Phase::Prompt => "prompt",
+            Phase::Decoding => "decoding",
+            Phase::Paused => "paused",
+        }
+    }
+}
+
+pub struct Span {
+    pub phase: Phase,
+    pub from_us: u64,
+    pub to_us: u64,
+}
+
+/// A step at the executor.
+pub struct Step {
+    pub from_us: u64,
+    pub to_us: u64,
+    pub num_seqs: usize,
+    pub num_tokens: usize,
+    pub swap_out: usize,
+    pub swap_in: usize,
+}
+
+/// Someone had to yield.
+pub struct Yield {
+    pub at_us: u64,
+    pub request: RequestId,
+    /// For whom.
+    pub cause: Option<RequestId>,
+}
+
+/// The pools, after a plan.
+pub struct Level {
+    pub at_us: u64,
+    pub device: PoolStats,
+    pub swap: PoolStats,
+    pub running: usize,
+    pub waiting: usize,
+    pub swapped: usize,
+}
+
+#[derive(Default)]
+pub struct Timeline {
+    pub requests: BTreeMap<RequestId, Vec<Span>>,
+    pub steps: Vec<Step>,
+    pub yields: Vec<Yield>,
+    pub levels: Vec<Level>,
+    /// When the executor failed.
+    pub failures: Vec<u64>,
+    pub until_us: u64,
+    open: BTreeMap<RequestId, Open>,
+    in_flight: VecDeque<Step>,
+}
+
+/// A request that is there.
+struct Open {
+    phase: Phase,
+    since_us: u64,
+    /// Its first token has come.
+    has_started: bool,
+    /// Samples that have yielded and not come back.
+    num_paused: usize,
+}
+
+impl Timeline {
+    fn enter(&mut self, request: RequestId, at_us: u64, phase: Phase) {
+        let has_started = phase == Phase::Decoding;
+        self.open.insert(request, Open { phase, since_us: at_us, has_started, num_paused: 0 });
+    }
+
+    fn change(&mut self, request: RequestId, at_us: u64, change: impl FnOnce(&mut Open) -> Phase) {
+        let Some(open) = self.open.get_mut(&request) else { return };
+        let (before, since_us) = (open.phase, open.since_us);
+        let phase = change(open);
+        if phase != before {
+            (open.phase, open.since_us) = (phase, at_us);
+            self.add(request, before, since_us, at_us);
+        }
+    }
+
+    fn add(&mut self, request: RequestId, phase: Phase, from_us: u64, to_us: u64) {
+        self.requests.entry(request).or_default().push(Span { phase, from_us, to_us });
+    }
+
+    fn leave(&mut self, request: RequestId, at_us: u64) {
+        if let Some(Open { phase, since_us, .. }) = self.open.remove(&request) {
+            self.add(request, phase, since_us, at_us);
+        }
+    }
+
+    fn see_plan(&mut self, at_us: u64, planned: &Planned, replayer: &Replayer) {
+        let Planned { plan, preempted, admissions, pauses, .. } = planned;
+        let scheduler = replayer.scheduler();
+        for admission in admissions {
+            self.change(admission.request, at_us, |_| Phase::Prompt);
+        }
+        for (seq, cause) in preempted {
+            let cause = scheduler.request_of(*cause);
+            self.yields.extend(scheduler.request_of(*seq).map(|request| Yield { at_us, request, cause }));
+        }
+        for (request, delivery) in pauses {
+            self.change(*request, at_us, |open| {
+                match delivery {
+                    Delivery::Paused { .. } => open.num_paused += 1,
+                    _ => open.num_paused = open.num_paused.saturating_sub(1),
+                }
+                open.running()
+            });
+        }
+        let (population, [device, swap]) = (scheduler.population(), replayer.pools());
+        let (running, waiting, swapped) = (population.running, population.waiting, population.swapped);
+        self.levels.push(Level { at_us, device, swap, running, waiting, swapped });
+        if !plan.is_empty() {
+            self.in_flight.push_back(Step {
+                from_us: at_us,
+                to_us: at_us,
+                num_seqs: plan.batch.len(),
+                num_tokens: plan.num_tokens(),
+                swap_out: plan.swap_out.len(),
+                swap_in: plan.swap_in.iter().map(|swap_in| swap_in.pairs.len()).sum(),
+            });
+        }
+    }
+}
+
+impl Open {
+    /// What it does now that it has run.
+    fn running(&self) -> Phase {
+        match self.num_paused {
+            0 if self.has_started => Phase::Decoding,
+            0 => Phase::Prompt,
+            _ => Phase::Paused,
+        }
+    }
+}
+
+impl Observer for Timeline {
+    fn begin(&mut self, replayer: &Replayer) {
+        let scheduler = replayer.scheduler();
+        for request in scheduler.requests() {
+            self.enter(request, 0, if scheduler.wait_of(request).is_some() { Phase::Waiting } else { Phase::Decoding });
+        }
+    }
+
+    fn see(&mut self, at_us: u64, event: &Event, outcome: &Outcome, replayer: &Replayer) {
+        match outcome {
+            Outcome::Planned(planned) => self.see_plan(at_us, planned, replayer),
+            Outcome::Committed(deliveries) => {
+                if let Some(step) = self.in_flight.pop_front() {
+                    // It began when the one before it had ended, or when it was planned.
+                    let from_us = self.steps.last().map_or(0, |last| last.to_us).max(step.from_us);
+                    self.steps.push(Step { from_us, to_us: at_us, ..step });
+                }
+                for (request, delivery) in deliveries {
+                    if matches!(delivery, Delivery::Started { .. }) {
+                        self.change(*request, at_us, |open| {
+                            open.has_started = true;
+                            open.running()
+                        });
+                    }
+                    if matches!(delivery, Delivery::Finished { .. } | Delivery::Failed { .. })
+                        && !replayer.scheduler().has_request(*request)
+                    {
+                        self.leave(*request, at_us);
+                    }
+                }
+            }
+            Outcome::Done => {}
+        }
+        match event {
+            Event::Arrive(arrived) => self.enter(arrived.id, at_us, Phase::Waiting),
+            Event::Cancel(request) => self.leave(*request, at_us),
+            Event::StopSample(request, _) if !replayer.scheduler().has_request(*request) => {
+                self.leave(*request, at_us);
+            }
+            Event::Failed(failed) => {
+                self.failures.push(at_us);
+                self.in_flight.clear();
+                failed.iter().for_each(|request| self.leave(*request, at_us));
+            }
+            _ => {}
+        }
+    }
+
+    fn end(&mut self, at_us: u64) {
+        self.until_us = at_us;
+        let open: Vec<RequestId> = self.open.keys().copied().collect();
+        open.into_iter().for_each(|request| self.leave(request, at_us));
+    }
+}

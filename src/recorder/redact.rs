@@ -1,0 +1,145 @@
+//! From what the process knows to what may be in a file.
+
+use super::event::{Event, Timed};
+use super::file::{Header, Recording};
+use super::replayer::Replayer;
+use super::ring::RawRecording;
+use super::state::Keyframe;
+use crate::engine::policy::Scheduler;
+use crate::engine::prefix_cache::BlockHash;
+use crate::error::StartError;
+use serde::{Deserialize, Serialize};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::UNIX_EPOCH;
+
+/// Why a recording was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// Somebody asked for it.
+    Asked,
+    /// The executor failed.
+    Failure,
+}
+
+/// Another name for content.
+#[derive(Clone, Copy)]
+struct Names([u8; 32]);
+
+impl Names {
+    fn rename(&self, name: BlockHash) -> BlockHash {
+        name.renamed(&self.0)
+    }
+}
+
+impl RawRecording {
+    /// What may be in a file, with tokens or without. Takes about as long as all the planning that was recorded: not for the
+    /// engine's thread. Fails only where there are no random numbers.
+    pub fn redacted(self, cause: Cause, keep_tokens: bool) -> Result<Recording, StartError> {
+        let mut key = [0; 32];
+        getrandom::fill(&mut key).map_err(|error| StartError::new(format!("no random numbers: {error}")))?;
+        let names = Names(key);
+        let rename = move |name| names.rename(name);
+        let keyframe = match &*self.keyframe {
+            Keyframe::Start { config, eviction } => Keyframe::Start { config: config.clone(), eviction: *eviction },
+            Keyframe::State(state) => {
+                let mut state = state.clone();
+                state.scheduler.name_blocks();
+                state.redact(keep_tokens, rename);
+                Keyframe::State(state)
+            }
+        };
+        let mut replayer = Replayer::new(&self.keyframe);
+        replayer.state.scheduler.name_blocks();
+        let header = Header {
+            pagetide: env!("CARGO_PKG_VERSION").into(),
+            cause,
+            until_unix_s: self.until.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64()),
+            seconds: self.length.as_secs_f64(),
+            has_tokens: keep_tokens,
+            is_from_start: matches!(keyframe, Keyframe::Start { .. }),
+            num_events: 0,
+            num_plans: 0,
+            num_requests: 0,
+            ends_early: None,
+            settings: keyframe.config().clone(),
+        };
+        let mut recording = Recording::new(header, keyframe);
+        for chunk in &self.chunks {
+            let mut rest = &chunk[..];
+            while !rest.is_empty() {
+                let (timed, after): (Timed, _) = match postcard::take_from_bytes(rest) {
+                    Ok(taken) => taken,
+                    Err(error) => return Ok(recording.ending_early(format!("an event cannot be read: {error}"))),
+                };
+                rest = after;
+                // What went wrong in the engine goes wrong here too, a panic included: the recording has all before it.
+                let event = catch_unwind(AssertUnwindSafe(|| redact(&mut replayer, &timed.event, keep_tokens, names)));
+                match event {
+                    Ok((event, differs)) => {
+                        recording.push(&Timed { event, ..timed });
+                        if let Err(difference) = differs {
+                            return Ok(recording.ending_early(difference));
+                        }
+                    }
+                    Err(_) => {
+                        recording.push(&Timed { event: without_names(timed.event, keep_tokens), ..timed });
+                        return Ok(recording.ending_early("the scheduler panics on the last event".into()));
+                    }
+                }
+            }
+        }
+        Ok(recording)
+    }
+}
+
+/// Applies an event; what of it may be in a file, and how what came of it differs from what was recorded.
+fn redact(
+    replayer: &mut Replayer,
+    event: &Event,
+    keep_tokens: bool,
+    names: Names,
+) -> (Event, Result<(), String>) {
+    let mut redacted = event.clone();
+    if let (Event::Commit(committed), false) = (&mut redacted, keep_tokens) {
+        // By parameters that may be gone afterwards.
+        let scheduler: &Scheduler = replayer.scheduler();
+        committed.redact(|seq| scheduler.params_of(seq), |request| scheduler.params_of_request(request));
+    }
+    let applied = replayer.apply(event).map(drop);
+    let named = match event {
+        Event::Arrive(_) | Event::Commit(_) => replayer.state.scheduler.name_blocks(),
+        _ => Vec::new(),
+    };
+    let rename = |hashes: Vec<BlockHash>| hashes.into_iter().map(|name| names.rename(name)).collect::<Vec<_>>();
+    match &mut redacted {
+        Event::Arrive(arrived) => {
+            arrived.salt = None;
+            // There is no other whose tokens have become known.
+            arrived.names = named.into_iter().flat_map(|(_, hashes)| rename(hashes)).collect();
+            if !keep_tokens {
+                arrived.redact();
+            }
+        }
+        Event::Commit(committed) => {
+            committed.names = named.into_iter().map(|(seq, hashes)| (seq, rename(hashes))).collect();
+        }
+        _ => {}
+    }
+    (redacted, applied)
+}
+
+/// Of an event that could not be applied.
+fn without_names(mut event: Event, keep_tokens: bool) -> Event {
+    match &mut event {
+        Event::Arrive(arrived) => {
+            arrived.salt = None;
+            if !keep_tokens {
+                arrived.redact();
+            }
+        }
+        Event::Commit(committed) if !keep_tokens => committed.redact(|_| None, |_| None),
+        _ => {}
+    }
+    event
+}

@@ -1,0 +1,255 @@
+//! The last minutes, in memory.
+
+use super::event::{Arrived, Committed, Event, PlanSummary, Timed, Told};
+use super::state::{Keyframe, State};
+use crate::engine::constraint::NextToken;
+use crate::engine::plan::{CopyReport, Deliveries, StepOutput, StepPlan};
+use crate::engine::policy::{Arrival, SchedulerConfig, SearchStep, Tuning};
+use crate::engine::prefix_cache::EvictionPolicy;
+use crate::ids::{RequestId, SeqId};
+use postcard::ser_flavors::Flavor;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+/// How much is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    pub length: Duration,
+    pub max_bytes: usize,
+}
+
+/// A keyframe each time that this part of the length, or of the bytes, has been filled.
+const PARTS: u32 = 4;
+/// Events come in pieces of about so many bytes: what is taken shares all pieces but the last.
+const CHUNK_BYTES: usize = 64 << 10;
+
+/// Hears of everything that goes into a scheduler, and keeps the last of it in bounded memory.
+///
+/// `sum of the segments' bytes ≤ max_bytes`, but for the last keyframe and the event at hand. What begins the ring is
+/// always a keyframe: the state of the scheduler and of both pools at that moment.
+pub struct Recorder {
+    limits: Limits,
+    started: Instant,
+    last: Instant,
+    /// Oldest first; the last one is being filled. Empty: what has happened since the last keyframe is not known, and
+    /// nothing is kept until the next.
+    segments: VecDeque<Segment>,
+    /// Of each plan in flight: what rules leave for its sequences.
+    rules: VecDeque<Vec<(SeqId, Arc<NextToken>)>>,
+    /// The last keyframe was too large.
+    is_too_large: bool,
+}
+
+/// From one keyframe to the next.
+struct Segment {
+    keyframe: Arc<Keyframe>,
+    keyframe_bytes: usize,
+    from: Instant,
+    chunks: Vec<Arc<Vec<u8>>>,
+    /// The last of them, not full yet.
+    chunk: Vec<u8>,
+    event_bytes: usize,
+}
+
+impl Segment {
+    fn new(keyframe: Keyframe, from: Instant) -> Self {
+        let keyframe_bytes = keyframe.num_bytes();
+        let (chunks, chunk) = (Vec::new(), Vec::new());
+        Self { keyframe: Arc::new(keyframe), keyframe_bytes, from, chunks, chunk, event_bytes: 0 }
+    }
+
+    fn num_bytes(&self) -> usize {
+        self.keyframe_bytes + self.event_bytes
+    }
+
+    fn push(&mut self, event: &Timed) {
+        let before = self.chunk.len();
+        let appended = postcard::serialize_with_flavor(event, Append(&mut self.chunk));
+        appended.expect("memory takes everything, and events have no part that cannot be written");
+        self.event_bytes += self.chunk.len() - before;
+        if self.chunk.len() >= CHUNK_BYTES {
+            self.chunks.push(Arc::new(std::mem::take(&mut self.chunk)));
+            self.chunk.reserve(CHUNK_BYTES + before);
+        }
+    }
+}
+
+/// Appends to a vector.
+struct Append<'a>(&'a mut Vec<u8>);
+
+impl Flavor for Append<'_> {
+    type Output = ();
+
+    fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
+        self.0.push(byte);
+        Ok(())
+    }
+
+    fn try_extend(&mut self, bytes: &[u8]) -> postcard::Result<()> {
+        self.0.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn finalize(self) -> postcard::Result<()> {
+        Ok(())
+    }
+}
+
+/// What the ring held at some moment, with everything that the process knows: see [`RawRecording::redacted`].
+///
+/// [`RawRecording::redacted`]: super::RawRecording::redacted
+pub struct RawRecording {
+    pub(super) keyframe: Arc<Keyframe>,
+    pub(super) chunks: Vec<Arc<Vec<u8>>>,
+    pub(super) length: Duration,
+    pub(super) until: SystemTime,
+}
+
+/// What is noted of a step's results before they are taken in.
+pub struct Results(Box<Committed>);
+
+impl Recorder {
+    /// Of a scheduler and pools that are made now.
+    pub fn new(limits: Limits, config: &SchedulerConfig, eviction: EvictionPolicy) -> Self {
+        let now = Instant::now();
+        let start = Keyframe::Start { config: config.clone(), eviction };
+        Self {
+            limits,
+            started: now,
+            last: now,
+            segments: VecDeque::from([Segment::new(start, now)]),
+            rules: VecDeque::new(),
+            is_too_large: false,
+        }
+    }
+
+    fn push(&mut self, event: Event) {
+        let now = Instant::now();
+        let Some(open) = self.segments.back_mut() else { return };
+        // From one whole µs to the next, so that the sum of all is off by less than one.
+        let since_start = |at: Instant| (at - self.started).as_micros() as u64;
+        open.push(&Timed { after_us: since_start(now) - since_start(self.last), event });
+        self.last = now;
+        while self.num_bytes() > self.limits.max_bytes {
+            self.segments.pop_front();
+        }
+    }
+
+    pub fn arrive(&mut self, arrival: &Arrival) {
+        self.push(Event::Arrive(Box::new(Arrived::new(arrival))));
+    }
+
+    pub fn cancel(&mut self, request: RequestId) {
+        self.push(Event::Cancel(request));
+    }
+
+    pub fn stop_sample(&mut self, request: RequestId, sample: u32) {
+        self.push(Event::StopSample(request, sample));
+    }
+
+    /// A demand was asked for at `now`, in the scheduler's time, and there was none.
+    pub fn no_demand(&mut self, now: f64) {
+        self.push(Event::Plan { now, plan: None });
+    }
+
+    /// A step was planned.
+    pub fn plan(&mut self, now: f64, summary: Box<PlanSummary>, plan: &StepPlan) {
+        if !plan.is_empty() {
+            let rules = plan.batch.iter().filter_map(|seq| Some((seq.seq, seq.sample.as_ref()?.next.clone()?)));
+            self.rules.push_back(rules.collect());
+        }
+        self.push(Event::Plan { now, plan: Some(summary) });
+    }
+
+    /// Before a step's results are taken in.
+    pub fn results(&mut self, output: &StepOutput) -> Results {
+        let rules = self.rules.pop_front().unwrap_or_default().into_iter().map(|(seq, next)| {
+            let forced = next.get().as_ref().ok().map(|next| next.forced.clone());
+            (seq, forced)
+        });
+        Results(Box::new(Committed::new(output, rules.collect())))
+    }
+
+    /// They have been taken in.
+    pub fn commit(&mut self, Results(mut results): Results, searched: Vec<SearchStep>, deliveries: &Deliveries) {
+        results.searches = searched;
+        results.told = Told::new(deliveries);
+        self.push(Event::Commit(results));
+    }
+
+    pub fn copied(&mut self, report: &CopyReport) {
+        self.push(Event::Copied(report.clone()));
+    }
+
+    /// The executor has failed, and these requests with it.
+    pub fn fail(&mut self, failed: &[RequestId]) {
+        self.rules.clear();
+        self.push(Event::Failed(failed.to_vec()));
+    }
+
+    pub fn tune(&mut self, tuning: &Tuning) {
+        self.push(Event::Tune(tuning.clone()));
+    }
+
+    /// Whether it is time for the next keyframe.
+    pub fn wants_keyframe(&self) -> bool {
+        if self.is_too_large {
+            return false;
+        }
+        let Some(open) = self.segments.back() else { return true };
+        let is_old = open.from.elapsed() >= self.limits.length / PARTS;
+        open.event_bytes > 0 && (is_old || open.event_bytes >= self.limits.max_bytes / PARTS as usize)
+    }
+
+    /// The state as it is now: no step is being planned. An error says that no keyframe fits into what may be kept: then
+    /// recording ends with what there is.
+    pub fn keyframe(&mut self, state: State) -> Result<(), TooLarge> {
+        let now = Instant::now();
+        let segment = Segment::new(Keyframe::State(Box::new(state.without_rules())), now);
+        // Beside it there has to be room for events, and for the keyframe before it.
+        if segment.keyframe_bytes > self.limits.max_bytes / 3 {
+            self.is_too_large = true;
+            return Err(TooLarge { keyframe_bytes: segment.keyframe_bytes });
+        }
+        self.last = if self.segments.is_empty() { now } else { self.last };
+        self.segments.push_back(segment);
+        while self.segments.get(1).is_some_and(|next| next.from.elapsed() >= self.limits.length) {
+            self.segments.pop_front();
+        }
+        while self.segments.len() > 1 && self.num_bytes() > self.limits.max_bytes {
+            self.segments.pop_front();
+        }
+        Ok(())
+    }
+
+    pub fn num_bytes(&self) -> usize {
+        self.segments.iter().map(Segment::num_bytes).sum()
+    }
+
+    /// How long ago the oldest event may be.
+    pub fn length(&self) -> Duration {
+        self.segments.front().map_or(Duration::ZERO, |first| first.from.elapsed())
+    }
+
+    /// What it holds. Takes microseconds: nothing large is copied. `None` where it holds nothing.
+    pub fn take(&self) -> Option<RawRecording> {
+        let first = self.segments.front()?;
+        let full = self.segments.iter().flat_map(|segment| {
+            let open = (!segment.chunk.is_empty()).then(|| Arc::new(segment.chunk.clone()));
+            segment.chunks.iter().cloned().chain(open)
+        });
+        Some(RawRecording {
+            keyframe: first.keyframe.clone(),
+            chunks: full.collect(),
+            length: self.length(),
+            until: SystemTime::now(),
+        })
+    }
+}
+
+/// A keyframe does not fit into what a recorder may keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooLarge {
+    pub keyframe_bytes: usize,
+}

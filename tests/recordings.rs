@@ -1,0 +1,29 @@
+//! Every recording in `tests/data/recordings` gives the decisions again that were recorded: one from production, put there, is
+//! a regression test. How to take one: `docs/recorder.md`.
+
+use pagetide::recorder::{Event, Recording, Replayer};
+use std::path::Path;
+
+#[test]
+fn recordings_give_the_decisions_that_were_recorded() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/recordings");
+    let (mut files, mut preempted, mut swapped_in) = (0, 0, 0);
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let file = entry.unwrap().path();
+        let name = file.display();
+        let recording = Recording::read(&std::fs::read(&file).unwrap()).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let mut replayer = Replayer::new(recording.keyframe());
+        for (place, timed) in recording.events().enumerate() {
+            let event = timed.unwrap_or_else(|error| panic!("{name}: {error}")).event;
+            if let Err(difference) = replayer.apply(&event) {
+                panic!("{name}, event {place}: {difference}");
+            }
+            if let Event::Plan { plan: Some(plan), .. } = event {
+                preempted += plan.preempted.len();
+                swapped_in += plan.swap_in.len();
+            }
+        }
+        files += 1;
+    }
+    assert!(files > 0 && preempted > 0 && swapped_in > 0, "{files} files, {preempted} preemptions, {swapped_in} swap-ins");
+}

@@ -1,0 +1,193 @@
+//! A recording of whatever happens gives the same decisions again, from whichever keyframe it begins, and tells of no text.
+
+use crate::model::Random;
+use crate::setting;
+use crate::world::World;
+use pagetide::engine::policy::SchedulerConfig;
+use pagetide::engine::prefix_cache::EvictionPolicy;
+use pagetide::recorder::{Cause, Event, Keyframe, Limits, Output, Prompt, Recorder, Recording, Replayer, State};
+use std::time::Duration;
+
+/// What was seen of recordings.
+#[derive(Debug, Default)]
+struct Seen {
+    recordings: usize,
+    from_start: usize,
+    events: usize,
+    in_flight: usize,
+    preemptions: usize,
+    swapped_in: usize,
+    rules: usize,
+    searches: usize,
+    failures: usize,
+    tunes: usize,
+}
+
+impl World {
+    fn state(&self) -> State {
+        let (scheduler, device, swap) = (self.scheduler.clone(), self.device_pool.clone(), self.swap_pool.clone());
+        State { scheduler, device, swap }
+    }
+
+    /// Runs with a recorder that is given keyframes, and is asked for recordings, at random.
+    fn run_recorded(&mut self, operations: usize, random: &mut Random, mut look: impl FnMut(Recording)) {
+        // With no length, each keyframe drops what was before.
+        let length = Duration::from_secs(if random.one_in(3) { 3600 } else { 0 });
+        let limits = Limits { length, max_bytes: 64 << 20 };
+        self.recorder = Some(Recorder::new(limits, &self.config, EvictionPolicy::default()));
+        let mut done = 0;
+        while done < operations {
+            done += random.range(1, 400) as usize;
+            self.run_for(done);
+            if random.one_in(2) {
+                let state = self.state();
+                self.record(|recorder| recorder.keyframe(state).unwrap());
+            } else {
+                let raw = self.recorder.as_ref().unwrap().take().unwrap();
+                look(raw.redacted(Cause::Asked, random.one_in(4)).unwrap());
+            }
+        }
+        self.drain();
+        let raw = self.recorder.as_ref().unwrap().take().unwrap();
+        look(raw.redacted(Cause::Asked, false).unwrap());
+    }
+}
+
+/// Written, read, and replayed.
+fn check(recording: &Recording, seen: &mut Seen) {
+    assert_eq!(recording.header().ends_early, None);
+    let mut bytes = Vec::new();
+    recording.write(&mut bytes).unwrap();
+    let recording = Recording::read(&bytes).unwrap();
+    let mut replayer = Replayer::new(recording.keyframe());
+    seen.recordings += 1;
+    seen.in_flight += usize::from(replayer.scheduler().num_in_flight() > 0);
+    seen.from_start += usize::from(recording.header().is_from_start);
+    for (place, timed) in recording.events().enumerate() {
+        let event = timed.unwrap().event;
+        if let Err(difference) = replayer.apply(&event) {
+            panic!("event {place}, {event:?}: {difference}");
+        }
+        replayer.scheduler().check();
+        seen.events += 1;
+        match &event {
+            Event::Plan { plan: Some(plan), .. } => {
+                seen.preemptions += plan.preempted.len();
+                seen.swapped_in += plan.swap_in.len();
+            }
+            Event::Commit(committed) => {
+                seen.rules += committed.rules.len();
+                seen.searches += committed.searches.len();
+            }
+            Event::Failed(_) => seen.failures += 1,
+            Event::Tune(_) => seen.tunes += 1,
+            _ => {}
+        }
+        if !recording.header().has_tokens {
+            assert_tells_nothing(&event);
+        }
+    }
+}
+
+/// Tokens of the simulated world are up to 40; here there is one that ends an output, at most.
+fn assert_tells_nothing(event: &Event) {
+    match event {
+        Event::Arrive(arrived) => {
+            assert!(matches!(arrived.prompt, Prompt::Length(_)) && arrived.salt.is_none());
+            assert!(arrived.ends.concat().iter().all(|end| *end == 1), "{:?}", arrived.ends);
+        }
+        Event::Commit(committed) => {
+            for output in &committed.outputs {
+                match output {
+                    Output::Token(_, token) => assert!(*token <= 1),
+                    Output::Other { tokens, .. } => assert!(tokens.iter().all(|token| *token <= 1)),
+                }
+            }
+            let forced = committed.rules.iter().flat_map(|(_, forced)| forced.iter().flatten());
+            let beams = committed.searches.iter().flat_map(|step| step.beams.iter().map(|(_, token)| token));
+            assert!(forced.chain(beams).all(|token| *token <= 1));
+        }
+        _ => {}
+    }
+}
+
+fn check_random_recordings(overlap: bool) {
+    let operations = setting("PAGETIDE_SIM_OPERATIONS").unwrap_or(40_000) as usize;
+    let seeds: Vec<u64> = match setting("PAGETIDE_SIM_SEED") {
+        Some(seed) => vec![seed],
+        None => (0..40).collect(),
+    };
+    let per_seed = operations / seeds.len();
+    let mut seen = Seen::default();
+    for seed in seeds {
+        eprintln!("PAGETIDE_SIM_SEED={seed}");
+        let mut random = Random(seed ^ 0x5eed);
+        let mut world = World::new(seed, overlap);
+        world.run_recorded(per_seed, &mut random, |recording| check(&recording, &mut seen));
+    }
+    eprintln!("{seen:?}");
+    if setting("PAGETIDE_SIM_SEED").is_none() {
+        let Seen { recordings, from_start, in_flight, preemptions, swapped_in, .. } = seen;
+        assert!(recordings > 100 && (10..recordings - 50).contains(&from_start) && in_flight > 20);
+        assert!(preemptions > 1000 && swapped_in > 100 && seen.rules > 1000 && seen.searches > 1000);
+        assert!(seen.failures > 10 && seen.tunes > 100);
+    }
+}
+
+#[test]
+fn recordings_give_the_same_decisions() {
+    check_random_recordings(false);
+}
+
+#[test]
+fn so_do_those_of_steps_planned_ahead() {
+    check_random_recordings(true);
+}
+
+/// A recording of a world where sequences have to yield.
+fn recorded(seed: u64) -> Recording {
+    let mut last = None;
+    World::new(seed, false).run_recorded(600, &mut Random(seed), |recording| last = Some(recording));
+    last.unwrap()
+}
+
+fn first_difference(keyframe: &Keyframe, recording: &Recording) -> Option<String> {
+    let mut replayer = Replayer::new(keyframe);
+    recording.events().find_map(|timed| replayer.apply(&timed.unwrap().event).err())
+}
+
+#[test]
+fn another_decision_is_seen() {
+    let (mut from_start, mut other_admission) = (0, 0);
+    for recording in (0..20).map(recorded).filter(|recording| recording.header().is_from_start) {
+        let Keyframe::Start { config, eviction } = recording.keyframe() else { unreachable!("they were looked for") };
+        assert_eq!(first_difference(recording.keyframe(), &recording), None);
+        let with = |config| first_difference(&Keyframe::Start { config, eviction: *eviction }, &recording);
+        let smaller = SchedulerConfig { num_device_blocks: config.num_device_blocks - 1, ..config.clone() };
+        assert!(with(smaller).is_some());
+        let greedy = SchedulerConfig { watermark_blocks: config.watermark_blocks + 3, ..config.clone() };
+        other_admission += usize::from(with(greedy).is_some_and(|difference| difference.contains("it admits")));
+        from_start += 1;
+    }
+    assert!(from_start >= 4 && other_admission >= 2, "{from_start} recordings, {other_admission} with others admitted");
+}
+
+#[test]
+fn what_is_no_recording_or_half_of_one_is_told() {
+    let mut bytes = Vec::new();
+    recorded(3).write(&mut bytes).unwrap();
+    let error = |bytes: &[u8]| Recording::read(bytes).unwrap_err().to_string();
+    assert_eq!(error(b"{}"), "it is not a recording of Pagetide");
+    assert_eq!(error(b""), "it is not a recording of Pagetide");
+    for len in (20..bytes.len()).step_by(bytes.len() / 37) {
+        let error = error(&bytes[..len]);
+        assert!(error.contains("it is cut off"), "{len} bytes: {error}");
+    }
+    let mut other = bytes.clone();
+    other[19] = 99;
+    assert!(error(&other).contains("its format is 99, and this program"), "{}", error(&other));
+    let mut damaged = bytes.clone();
+    let last = damaged.len() - 9;
+    damaged[last] ^= 1;
+    assert_eq!(error(&damaged), "it is damaged: its content is not what was written");
+}
