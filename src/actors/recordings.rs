@@ -9,6 +9,7 @@ use actix::Recipient;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use time::OffsetDateTime;
 use time::macros::format_description;
@@ -70,8 +71,10 @@ pub fn write(raw: RawRecording, cause: Cause, config: &RecorderConfig) -> Result
         StartError::new(format!("{}: {error}; recorder.dir says where recordings go", folder.display()))
     };
     fs::create_dir_all(&folder).map_err(failed)?;
-    // Nobody finds half a recording.
-    let unfinished = folder.join(format!(".{}.part", std::process::id()));
+    // Nobody finds half a recording, and two that are written at once are two.
+    static NUM_WRITTEN: AtomicU64 = AtomicU64::new(0);
+    let number = NUM_WRITTEN.fetch_add(1, Ordering::Relaxed);
+    let unfinished = folder.join(format!(".{}-{number}.part", std::process::id()));
     let file = write_to(&unfinished, |to| recording.write(to)).and_then(|()| give_name(&unfinished, &folder));
     let file = file.map_err(|error| {
         // Only so that nothing is left behind: the first error is the one that is reported.
