@@ -73,7 +73,8 @@ impl ApiError {
 
     /// 409: there is nothing to write.
     pub fn not_recording() -> Self {
-        let message = "nothing is recorded on this server: recorder.minutes is 0, or recorder.max_mib is too small for it";
+        let message =
+            "nothing is recorded on this server: recorder.minutes is 0, or recorder.max_mib is too small for it";
         Self::new(409, "invalid_request_error", Some("not_recording"), message)
     }
 

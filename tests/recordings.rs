@@ -11,7 +11,8 @@ fn recordings_give_the_decisions_that_were_recorded() {
     for entry in std::fs::read_dir(folder).unwrap() {
         let file = entry.unwrap().path();
         let name = file.display();
-        let recording = Recording::read(&std::fs::read(&file).unwrap()).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let recording =
+            Recording::read(&std::fs::read(&file).unwrap()).unwrap_or_else(|error| panic!("{name}: {error}"));
         let mut replayer = Replayer::new(recording.keyframe());
         for (place, timed) in recording.events().enumerate() {
             let event = timed.unwrap_or_else(|error| panic!("{name}: {error}")).event;
@@ -25,5 +26,8 @@ fn recordings_give_the_decisions_that_were_recorded() {
         }
         files += 1;
     }
-    assert!(files > 0 && preempted > 0 && swapped_in > 0, "{files} files, {preempted} preemptions, {swapped_in} swap-ins");
+    assert!(
+        files > 0 && preempted > 0 && swapped_in > 0,
+        "{files} files, {preempted} preemptions, {swapped_in} swap-ins"
+    );
 }

@@ -7,7 +7,9 @@ pub fn serialize<T: Serialize, S: Serializer, const N: usize>(array: &[T; N], to
     array.as_slice().serialize(to)
 }
 
-pub fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>, const N: usize>(from: D) -> Result<[T; N], D::Error> {
+pub fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>, const N: usize>(
+    from: D,
+) -> Result<[T; N], D::Error> {
     let entries = Vec::<T>::deserialize(from)?;
     let len = entries.len();
     entries.try_into().map_err(|_| D::Error::custom(format!("{len} entries where there are {N}")))

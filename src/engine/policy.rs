@@ -69,17 +69,17 @@ use crate::sampling::params::SamplingParams;
 use admission::Refusal;
 use batch::grow;
 use contracts::Reserved;
+pub use foretold::{Foretold, SearchStep};
 use running::Running;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use tiers::Moving;
-pub use foretold::{Foretold, SearchStep};
 pub use told::{Admission, Forecast, Population, StepStats};
 pub use tuning::Tuning;
 use tuning::WantedSize;
-pub use waits::Wait;
 use waiting::Waiting;
+pub use waits::Wait;
 use waits::Waits;
 
 /// What becomes of the KV of a preempted sequence.

@@ -141,7 +141,9 @@ impl From<Written> for RecordingWritten {
 
 pub fn describe_recording() -> Operation {
     Operation::new(Tag::Server, "record", "Write the last minutes of scheduling to a file")
-        .about("The file is in recorder.dir, for 'pagetide replay'. The engine goes on meanwhile. No body is asked for.")
+        .about(
+            "The file is in recorder.dir, for 'pagetide replay'. The engine goes on meanwhile. No body is asked for.",
+        )
         .fails(&[403, 409, 500])
         .answers::<RecordingWritten>("It is written.")
 }

@@ -1,18 +1,16 @@
-//! What a recording consists of: what went into the scheduler, in order, and enough of what came out to compare.
+//! What a recording consists of: what went into the scheduler, in order, with a summary of what was decided.
 
-use crate::engine::allocation::{Grant, SwapBlock, SwapGrant};
-use crate::engine::arbiter::Decision;
-use crate::engine::bill::{KvBill, Tenant, Terms};
-use crate::engine::plan::{CopyReport, Deliveries, Delivery, SeqOutput, StepOutput, StepPlan, StepTiming};
+use super::summary::{PlanSummary, Told};
+use crate::engine::bill::{Tenant, Terms};
+use crate::engine::plan::{CopyReport, SeqOutput, StepOutput, StepTiming};
 use crate::engine::policy::{Arrival, Foretold, SearchStep, Tuning};
 use crate::engine::prefix_cache::BlockHash;
-use crate::ids::{BlockId, CopyId, RequestId, SeqId, TokenId};
+use crate::ids::{RequestId, SeqId, TokenId};
 use crate::sampling::params::{
     BeamParams, EarlyStopping, FinishReason, Pooling, PositionLogprobs, Sampled, SamplingParams,
 };
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
-use std::fmt::{self, Display};
 
 /// An event, and when it was.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -102,12 +100,8 @@ impl Arrived {
 
     pub fn params(&self) -> SamplingParams {
         let [eos_token_ids, stop_token_ids] = self.ends.clone();
-        let beam = |width| BeamParams {
-            width,
-            length_penalty: 1.0,
-            early_stopping: EarlyStopping::default(),
-            logprobs: None,
-        };
+        let beam =
+            |width| BeamParams { width, length_penalty: 1.0, early_stopping: EarlyStopping::default(), logprobs: None };
         SamplingParams {
             max_tokens: self.max_tokens,
             min_tokens: self.min_tokens,
@@ -238,220 +232,5 @@ impl Committed {
                 }
             }
         }
-    }
-}
-
-/// Of what was decided, in any order that does not change.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Digest(u64);
-
-impl Digest {
-    fn add(&mut self, number: u64) {
-        self.0 = (self.0.rotate_left(5) ^ number).wrapping_mul(0x517c_c1b7_2722_0a95);
-    }
-
-    fn add_all(&mut self, numbers: impl IntoIterator<Item = usize>) {
-        numbers.into_iter().for_each(|number| self.add(number as u64));
-    }
-
-    /// A list, which ends where the next begins.
-    fn add_blocks(&mut self, blocks: &[BlockId]) {
-        self.add(blocks.len() as u64);
-        blocks.iter().for_each(|block| self.add(u64::from(block.0)));
-    }
-
-    fn add_pairs(&mut self, pairs: &[(BlockId, BlockId)]) {
-        self.add(pairs.len() as u64);
-        pairs.iter().for_each(|(from, to)| self.add(u64::from(from.0) << 32 | u64::from(to.0)));
-    }
-
-    fn add_swap_blocks(&mut self, blocks: &[SwapBlock]) {
-        self.add(blocks.len() as u64);
-        blocks.iter().for_each(|swap| self.add(u64::from(swap.block.0) << 1 | u64::from(swap.copy)));
-    }
-}
-
-/// A plan, and what the pools granted for it: what people ask about, and a digest of all of it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct PlanSummary {
-    pub num_seqs: usize,
-    pub num_tokens: usize,
-    /// Sequences with more than one token: prompts.
-    pub pieces: Vec<(SeqId, usize)>,
-    /// Who was admitted, with so many tokens that need not be computed.
-    pub admitted: Vec<(SeqId, usize)>,
-    /// Who had to yield, and for whom.
-    pub preempted: Vec<(SeqId, SeqId)>,
-    /// Blocks that go to the swap pool.
-    pub swap_out: usize,
-    /// Blocks that come back.
-    pub swap_in: Vec<(CopyId, usize)>,
-    pub digest: Digest,
-}
-
-impl PlanSummary {
-    /// Of what the device pool granted.
-    pub fn new(grant: &Grant) -> Self {
-        let mut digest = Digest::default();
-        for grown in &grant.grown {
-            digest.add(grown.seq.0);
-            digest.add_blocks(&grown.blocks);
-            if let Some((place, from, to)) = grown.copy {
-                digest.add_all([place, from.index(), to.index()]);
-            }
-        }
-        for admitted in &grant.admitted {
-            digest.add(admitted.seq.0);
-            digest.add_blocks(&admitted.table);
-            digest.add_all(admitted.swap_in.iter().copied().chain([admitted.num_computed, admitted.num_new_tokens]));
-        }
-        // Not under which name: that is another in the recording.
-        digest.add_all(grant.evicted.iter().map(|(block, _)| block.index()));
-        let stats = &grant.stats;
-        digest.add_all([stats.used, stats.cached, stats.free]);
-        Self {
-            admitted: grant.admitted.iter().map(|admitted| (admitted.seq, admitted.num_computed)).collect(),
-            preempted: grant.preempted.iter().copied().zip(grant.causes.iter().copied()).collect(),
-            digest,
-            ..Self::default()
-        }
-    }
-
-    /// Adds what the swap pool granted.
-    pub fn add_swap(&mut self, swap: &SwapGrant) {
-        let digest = &mut self.digest;
-        swap.taken.iter().for_each(|blocks| digest.add_blocks(blocks));
-        for stored in &swap.stored {
-            digest.add_swap_blocks(stored.as_deref().unwrap_or(&[]));
-        }
-        swap.backed.iter().for_each(|blocks| digest.add_swap_blocks(blocks));
-        digest.add_all(swap.kept.iter().map(|block| block.map_or(usize::MAX, BlockId::index)));
-    }
-
-    /// Adds the plan, and what the arbiter decided for it.
-    pub fn add_plan(&mut self, plan: &StepPlan, decisions: &[Decision]) {
-        let digest = &mut self.digest;
-        digest.add_pairs(&plan.swap_out);
-        digest.add_pairs(&plan.copy);
-        for swap_in in &plan.swap_in {
-            digest.add(swap_in.id.0);
-            digest.add_pairs(&swap_in.pairs);
-        }
-        for seq in &plan.batch {
-            let samples = seq.sample.as_ref().map_or(0, |sample| 1 + sample.num_samples as usize);
-            digest.add(seq.seq.0);
-            digest.add((seq.num_computed as u64) << 1 | u64::from(seq.pending));
-            digest.add((seq.tokens.len() as u64) << 32 | samples as u64);
-        }
-        for decision in decisions {
-            digest.add(decision.request.0 << 2 | decision.choice as u64);
-            let seconds = [decision.swap_s, decision.swap_full_s, decision.recompute_s];
-            seconds.into_iter().for_each(|seconds| digest.add(seconds.to_bits()));
-        }
-        self.num_seqs = plan.batch.len();
-        self.num_tokens = plan.num_tokens();
-        let pieces = plan.batch.iter().filter(|seq| seq.tokens.len() > 1);
-        self.pieces = pieces.map(|seq| (seq.seq, seq.tokens.len())).collect();
-        self.swap_out = plan.swap_out.len();
-        self.swap_in = plan.swap_in.iter().map(|swap_in| (swap_in.id, swap_in.pairs.len())).collect();
-    }
-
-    /// How another plan in its place differs; `None`: not at all.
-    pub fn difference(&self, other: &Self) -> Option<String> {
-        if self == other {
-            return None;
-        }
-        let parts = [
-            differ("it preempts", &Pairs(&self.preempted, "for"), &Pairs(&other.preempted, "for")),
-            differ("it admits", &Pairs(&self.admitted, "with tokens"), &Pairs(&other.admitted, "with tokens")),
-            differ("prompts get", &Pairs(&self.pieces, "tokens"), &Pairs(&other.pieces, "tokens")),
-            differ("blocks to the swap pool", &self.swap_out, &other.swap_out),
-            differ("blocks back", &Pairs(&self.swap_in, "blocks"), &Pairs(&other.swap_in, "blocks")),
-            differ("sequences", &self.num_seqs, &other.num_seqs),
-            differ("tokens", &self.num_tokens, &other.num_tokens),
-        ];
-        let parts: Vec<String> = parts.into_iter().flatten().collect();
-        Some(match parts.is_empty() {
-            true => "other blocks, other sequences that decode, or other costs that the arbiter weighed".into(),
-            false => parts.join("; "),
-        })
-    }
-}
-
-/// A list of pairs as people read it.
-struct Pairs<'a, A, B>(&'a [(A, B)], &'static str);
-
-impl<A: Display, B: Display> Display for Pairs<'_, A, B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() {
-            return f.write_str("none");
-        }
-        for (place, (a, b)) in self.0.iter().enumerate() {
-            write!(f, "{}{a} ({} {b})", if place > 0 { ", " } else { "" }, self.1)?;
-        }
-        Ok(())
-    }
-}
-
-fn differ(what: &str, recorded: &impl Display, replayed: &impl Display) -> Option<String> {
-    let (recorded, replayed) = (recorded.to_string(), replayed.to_string());
-    (recorded != replayed).then(|| format!("{what}: {recorded} in the recording, {replayed} now"))
-}
-
-/// What owners were told after a step: who ended, and a digest of all of it but tokens.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Told {
-    pub num: usize,
-    /// Samples that ended.
-    pub finished: Vec<(RequestId, u32)>,
-    digest: Digest,
-}
-
-impl Told {
-    pub fn new(deliveries: &Deliveries) -> Self {
-        let mut told = Self { num: deliveries.len(), ..Self::default() };
-        for (request, delivery) in deliveries {
-            let (kind, number) = match delivery {
-                Delivery::Bill(bill) => (0, told.add_bill(bill)),
-                Delivery::Paused { sample } => (1, *sample as usize),
-                Delivery::Resumed { sample } => (2, *sample as usize),
-                Delivery::Started { cached_tokens } => (3, *cached_tokens),
-                Delivery::PromptLogprobs(logprobs) => (4, logprobs.len()),
-                Delivery::Embedding(_) => (5, 0),
-                Delivery::Token { sample, .. } => (6, *sample as usize),
-                Delivery::Finished { sample, reason } => {
-                    told.finished.push((*request, *sample));
-                    let kind = match reason {
-                        FinishReason::Eos => 7,
-                        FinishReason::StopToken(_) => 8,
-                        FinishReason::Length => 9,
-                    };
-                    (kind, *sample as usize)
-                }
-                Delivery::Failed { .. } => (10, 0),
-            };
-            told.digest.add(request.0);
-            told.digest.add_all([kind, number]);
-        }
-        told
-    }
-
-    fn add_bill(&mut self, bill: &KvBill) -> usize {
-        let KvBill { cached_device_tokens, cached_swap_tokens, preemptions, swapped_out_blocks, .. } = *bill;
-        self.digest.add_all([cached_device_tokens, cached_swap_tokens, preemptions, swapped_out_blocks]);
-        self.digest.add_all([bill.swapped_in_blocks, bill.recomputed_tokens]);
-        0
-    }
-
-    /// How another one in its place differs; `None`: not at all.
-    pub fn difference(&self, other: &Self) -> Option<String> {
-        let ends = |told: &Self| {
-            let ends: Vec<String> = told.finished.iter().map(|(request, sample)| format!("{request}.{sample}")).collect();
-            if ends.is_empty() { "none".to_owned() } else { ends.join(", ") }
-        };
-        (self != other).then(|| match differ("samples that end", &ends(self), &ends(other)) {
-            Some(difference) => difference,
-            None => format!("what requests are told: {} things in the recording, {} now", self.num, other.num),
-        })
     }
 }

@@ -37,10 +37,12 @@ mod redact;
 mod replayer;
 mod ring;
 mod state;
+mod summary;
 
-pub use event::{Arrived, Committed, Event, Output, PlanSummary, Prompt, Timed, Told};
+pub use event::{Arrived, Committed, Event, Output, Prompt, Timed};
 pub use file::{FORMAT, FileError, Header, Recording};
 pub use redact::Cause;
 pub use replayer::{Outcome, Planned, Replayer};
 pub use ring::{Limits, RawRecording, Recorder, Results, TooLarge};
 pub use state::{Keyframe, State};
+pub use summary::{PlanSummary, Told};

@@ -65,14 +65,16 @@ impl RawRecording {
             settings: keyframe.config().clone(),
         };
         let mut recording = Recording::new(header, keyframe);
+        let mut lead_us = self.lead.as_micros() as u64;
         for chunk in &self.chunks {
             let mut rest = &chunk[..];
             while !rest.is_empty() {
-                let (timed, after): (Timed, _) = match postcard::take_from_bytes(rest) {
+                let (mut timed, after): (Timed, _) = match postcard::take_from_bytes(rest) {
                     Ok(taken) => taken,
                     Err(error) => return Ok(recording.ending_early(format!("an event cannot be read: {error}"))),
                 };
                 rest = after;
+                timed.after_us = timed.after_us.saturating_sub(std::mem::take(&mut lead_us));
                 // What went wrong in the engine goes wrong here too, a panic included: the recording has all before it.
                 let event = catch_unwind(AssertUnwindSafe(|| redact(&mut replayer, &timed.event, keep_tokens, names)));
                 match event {
@@ -94,12 +96,7 @@ impl RawRecording {
 }
 
 /// Applies an event; what of it may be in a file, and how what came of it differs from what was recorded.
-fn redact(
-    replayer: &mut Replayer,
-    event: &Event,
-    keep_tokens: bool,
-    names: Names,
-) -> (Event, Result<(), String>) {
+fn redact(replayer: &mut Replayer, event: &Event, keep_tokens: bool, names: Names) -> (Event, Result<(), String>) {
     let mut redacted = event.clone();
     if let (Event::Commit(committed), false) = (&mut redacted, keep_tokens) {
         // By parameters that may be gone afterwards.

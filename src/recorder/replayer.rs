@@ -1,7 +1,8 @@
 //! The same scheduler and pools, driven by a recording: no model, no clock, no actors.
 
-use super::event::{Arrived, Committed, Event, PlanSummary, Prompt, Told};
+use super::event::{Arrived, Committed, Event, Prompt};
 use super::state::{Keyframe, State};
+use super::summary::{PlanSummary, Told};
 use crate::engine::allocation::{SwapGrant, find, resize_swap, serve, serve_swap};
 use crate::engine::arbiter::Decision;
 use crate::engine::block_pool::PoolStats;
@@ -107,7 +108,9 @@ impl Replayer {
         let plan = scheduler.plan(grant, swap_grant);
         let decisions = scheduler.take_decisions();
         summary.add_plan(&plan, &decisions);
+        // Of no use here, and to be taken all the same.
         scheduler.take_stats();
+        scheduler.take_quota_refusals();
         if let Some(difference) = recorded.difference(&summary) {
             return Err(difference);
         }

@@ -1,7 +1,8 @@
 //! The last minutes, in memory.
 
-use super::event::{Arrived, Committed, Event, PlanSummary, Timed, Told};
+use super::event::{Arrived, Committed, Event, Timed};
 use super::state::{Keyframe, State};
+use super::summary::{PlanSummary, Told};
 use crate::engine::constraint::NextToken;
 use crate::engine::plan::{CopyReport, Deliveries, StepOutput, StepPlan};
 use crate::engine::policy::{Arrival, SchedulerConfig, SearchStep, Tuning};
@@ -46,6 +47,8 @@ struct Segment {
     keyframe: Arc<Keyframe>,
     keyframe_bytes: usize,
     from: Instant,
+    /// Since the event before it: the first one counts from there.
+    lead: Duration,
     chunks: Vec<Arc<Vec<u8>>>,
     /// The last of them, not full yet.
     chunk: Vec<u8>,
@@ -53,10 +56,10 @@ struct Segment {
 }
 
 impl Segment {
-    fn new(keyframe: Keyframe, from: Instant) -> Self {
+    fn new(keyframe: Keyframe, from: Instant, lead: Duration) -> Self {
         let keyframe_bytes = keyframe.num_bytes();
         let (chunks, chunk) = (Vec::new(), Vec::new());
-        Self { keyframe: Arc::new(keyframe), keyframe_bytes, from, chunks, chunk, event_bytes: 0 }
+        Self { keyframe: Arc::new(keyframe), keyframe_bytes, from, lead, chunks, chunk, event_bytes: 0 }
     }
 
     fn num_bytes(&self) -> usize {
@@ -102,6 +105,8 @@ impl Flavor for Append<'_> {
 pub struct RawRecording {
     pub(super) keyframe: Arc<Keyframe>,
     pub(super) chunks: Vec<Arc<Vec<u8>>>,
+    /// To be taken off the time of the first event.
+    pub(super) lead: Duration,
     pub(super) length: Duration,
     pub(super) until: SystemTime,
 }
@@ -118,7 +123,7 @@ impl Recorder {
             limits,
             started: now,
             last: now,
-            segments: VecDeque::from([Segment::new(start, now)]),
+            segments: VecDeque::from([Segment::new(start, now, Duration::ZERO)]),
             rules: VecDeque::new(),
             is_too_large: false,
         }
@@ -206,13 +211,13 @@ impl Recorder {
     /// recording ends with what there is.
     pub fn keyframe(&mut self, state: State) -> Result<(), TooLarge> {
         let now = Instant::now();
-        let segment = Segment::new(Keyframe::State(Box::new(state.without_rules())), now);
+        self.last = if self.segments.is_empty() { now } else { self.last };
+        let segment = Segment::new(Keyframe::State(Box::new(state.without_rules())), now, now - self.last);
         // Beside it there has to be room for events, and for the keyframe before it.
         if segment.keyframe_bytes > self.limits.max_bytes / 3 {
             self.is_too_large = true;
             return Err(TooLarge { keyframe_bytes: segment.keyframe_bytes });
         }
-        self.last = if self.segments.is_empty() { now } else { self.last };
         self.segments.push_back(segment);
         while self.segments.get(1).is_some_and(|next| next.from.elapsed() >= self.limits.length) {
             self.segments.pop_front();
@@ -242,6 +247,7 @@ impl Recorder {
         Some(RawRecording {
             keyframe: first.keyframe.clone(),
             chunks: full.collect(),
+            lead: first.lead,
             length: self.length(),
             until: SystemTime::now(),
         })

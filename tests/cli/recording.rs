@@ -60,15 +60,20 @@ fn a_recording_of_a_server_replays_and_says_why_a_request_waited() {
         assert!(said.contains(&all) && said.contains("without text"), "{said}");
 
         let [svg, trace] = ["a.svg", "a.json"].map(|name| folder.path().join(name).to_str().unwrap().to_owned());
-        let stories: Vec<String> = (0..5).filter_map(|number| {
-            let told = output(&["replay", file, "--why", &format!("r{number}"), "--svg", &svg, "--trace", &trace]);
-            (told.status.code() == Some(0)).then(|| text(&told.stdout))
-        }).collect();
+        let stories: Vec<String> = (0..5)
+            .filter_map(|number| {
+                let told = output(&["replay", file, "--why", &format!("r{number}"), "--svg", &svg, "--trace", &trace]);
+                (told.status.code() == Some(0)).then(|| text(&told.stdout))
+            })
+            .collect();
         assert_eq!(stories.len(), 4, "each request has a story");
         let yielded: Vec<&String> = stories.iter().filter(|story| story.contains("  yields to ")).collect();
         assert!(!yielded.is_empty(), "{stories:?}");
         for story in yielded {
-            assert!(story.contains("waits ") && story.contains("device blocks") && story.contains("goes on"), "{story}");
+            assert!(
+                story.contains("waits ") && story.contains("device blocks") && story.contains("goes on"),
+                "{story}"
+            );
             assert_eq!(mode == "auto", story.contains("the arbiter: "), "{story}");
         }
         let svg = std::fs::read_to_string(svg).unwrap();

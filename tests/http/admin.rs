@@ -76,7 +76,10 @@ async fn a_recording_is_written_for_the_admin_alone() {
     for _ in 0..2 {
         let (status, answer) = send(&server, Method::POST, Some("the-admin"), path, &json!({})).await;
         assert_eq!(status, 200, "{answer}");
-        assert_eq!((&answer["requests"], &answer["steps"], &answer["ends_early"]), (&json!(0), &json!(0), &Value::Null));
+        assert_eq!(
+            (&answer["requests"], &answer["steps"], &answer["ends_early"]),
+            (&json!(0), &json!(0), &Value::Null)
+        );
         let document = document(&server).await;
         let schema = &document["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]["schema"];
         assert_eq!(mismatch(&answer, schema, &document), None);

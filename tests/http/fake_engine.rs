@@ -371,7 +371,16 @@ impl TestServer {
         let server = serve(handle, tuner, listener).unwrap();
         let server_handle = server.handle();
         actix_web::rt::spawn(server);
-        Self { url, client: reqwest::Client::new(), notices, submits, tuned, draining, server: server_handle, recordings_dir }
+        Self {
+            url,
+            client: reqwest::Client::new(),
+            notices,
+            submits,
+            tuned,
+            draining,
+            server: server_handle,
+            recordings_dir,
+        }
     }
 
     pub fn drain(&self) {

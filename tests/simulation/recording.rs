@@ -2,9 +2,11 @@
 
 use crate::model::Random;
 use crate::setting;
+use crate::settings::plain_config;
 use crate::world::World;
 use pagetide::engine::policy::SchedulerConfig;
 use pagetide::engine::prefix_cache::EvictionPolicy;
+use pagetide::ids::RequestId;
 use pagetide::recorder::{Cause, Event, Keyframe, Limits, Output, Prompt, Recorder, Recording, Replayer, State};
 use std::time::Duration;
 
@@ -190,4 +192,39 @@ fn what_is_no_recording_or_half_of_one_is_told() {
     let last = damaged.len() - 9;
     damaged[last] ^= 1;
     assert_eq!(error(&damaged), "it is damaged: its content is not what was written");
+}
+
+#[test]
+fn memory_is_bounded_whatever_happens() {
+    let config = plain_config(4, 1_000);
+    let limits = Limits { length: Duration::from_secs(3600), max_bytes: 1 << 20 };
+    let new = || Recorder::new(limits, &config, EvictionPolicy::default());
+    let state = |num_blocks| State::new(plain_config(4, num_blocks), EvictionPolicy::default());
+    let fill = |recorder: &mut Recorder, bytes: usize| {
+        // A thousand bytes each.
+        for _ in 0..bytes / 1_000 + 1 {
+            recorder.fail(&[RequestId(u64::MAX); 100]);
+            assert!(recorder.num_bytes() <= limits.max_bytes);
+        }
+    };
+    // With keyframes in time, what is dropped is the oldest part; without, everything, until the next.
+    let mut recorder = new();
+    for _ in 0..20 {
+        assert!(!recorder.wants_keyframe(), "there is one, and little after it");
+        fill(&mut recorder, limits.max_bytes / 4 + 1);
+        assert!(recorder.wants_keyframe() && recorder.take().is_some());
+        recorder.keyframe(state(1_000)).unwrap();
+    }
+    assert!(recorder.num_bytes() > limits.max_bytes / 2);
+    fill(&mut recorder, limits.max_bytes);
+    assert!(recorder.take().is_none() && recorder.num_bytes() == 0 && recorder.wants_keyframe());
+    recorder.keyframe(state(1_000)).unwrap();
+    recorder.cancel(RequestId(1));
+    assert!(recorder.take().is_some());
+    // Where the state is too large by itself, that is said once.
+    let mut recorder = new();
+    let too_large = recorder.keyframe(state(100_000)).unwrap_err();
+    assert!(too_large.keyframe_bytes > limits.max_bytes / 3);
+    fill(&mut recorder, limits.max_bytes + 1);
+    assert!(recorder.take().is_none() && !recorder.wants_keyframe());
 }

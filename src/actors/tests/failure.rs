@@ -96,7 +96,8 @@ fn a_failure_leaves_a_recording_that_replays() {
         wait_until("nothing half done is left", || std::fs::read_dir(&dir).unwrap().count() == 1);
         let (header, all) = replay_only_file(&dir);
         assert_eq!((header.cause, header.num_requests, header.ends_early), (Cause::Failure, 4, None));
-        let preempts = |event: &&Recorded| matches!(event, Recorded::Plan { plan: Some(plan), .. } if !plan.preempted.is_empty());
+        let preempts =
+            |event: &&Recorded| matches!(event, Recorded::Plan { plan: Some(plan), .. } if !plan.preempted.is_empty());
         assert!(all.iter().filter(preempts).count() > 0, "nobody had to yield");
         let failed = |event: &Recorded| matches!(event, Recorded::Failed(failed) if failed.len() == 1);
         // Where the engine ends, it ends before it says who fails.

@@ -149,7 +149,8 @@ fn summary(recording: &Recording) -> String {
     let header = recording.header();
     let settings = &header.settings;
     let until = time::OffsetDateTime::from_unix_timestamp(header.until_unix_s as i64);
-    let until = until.map_or_else(|_| "an unknown time".to_owned(), |until| format!("{} {}", until.date(), until.time()));
+    let until =
+        until.map_or_else(|_| "an unknown time".to_owned(), |until| format!("{} {}", until.date(), until.time()));
     let beginning = if header.is_from_start { "from the server's start" } else { "from its state then" };
     let mut text = format!(
         "pagetide {}, {:.1} s until {until} UTC, {beginning}\n\

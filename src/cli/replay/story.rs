@@ -136,7 +136,10 @@ impl Story {
                         0 => String::new(),
                         steps => format!("; {steps} more had no tokens left for it"),
                     };
-                    self.say(at_us, format!("its prompt is there: {tokens} tokens were computed in {steps} steps{without}"));
+                    self.say(
+                        at_us,
+                        format!("its prompt is there: {tokens} tokens were computed in {steps} steps{without}"),
+                    );
                 }
                 Delivery::Finished { sample, .. } => self.say(at_us, format!("sample {sample} ends")),
                 Delivery::Failed { .. } => self.say(at_us, "fails by its rules"),
@@ -222,7 +225,10 @@ impl fmt::Display for Weighed<'_> {
         };
         let ms = [swap_s, swap_full_s, recompute_s].map(|seconds| 1e3 * seconds);
         let [swap, full, recompute] = ms;
-        write!(f, "{choice}, for {num_tokens} tokens ({swap:.2} ms to swap all, {full:.2} full ones, {recompute:.2} to compute)")
+        write!(
+            f,
+            "{choice}, for {num_tokens} tokens ({swap:.2} ms to swap all, {full:.2} full ones, {recompute:.2} to compute)"
+        )
     }
 }
 

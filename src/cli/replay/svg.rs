@@ -106,12 +106,7 @@ pub fn draw(timeline: &Timeline) -> String {
 }
 
 /// Used blocks, and cached ones above them, as parts of the pool.
-fn pool(
-    timeline: &Timeline,
-    top: f64,
-    x: &impl Fn(u64) -> f64,
-    blocks: fn(&Level) -> (usize, usize, usize),
-) -> String {
+fn pool(timeline: &Timeline, top: f64, x: &impl Fn(u64) -> f64, blocks: fn(&Level) -> (usize, usize, usize)) -> String {
     let area = |part: &dyn Fn((usize, usize, usize)) -> usize, fill: &str| {
         let mut path = format!("M{MARGIN} {:.1}", top + POOL_HEIGHT);
         let mut last = top + POOL_HEIGHT;

@@ -8,9 +8,7 @@ const ENGINE: u32 = 1;
 const REQUESTS: u32 = 2;
 
 pub fn write(timeline: &Timeline) -> String {
-    let name = |pid: u32, tid: u64, what: &str, name: String| {
-        json!({"ph": "M", "pid": pid, "tid": tid, "name": what, "args": {"name": name}})
-    };
+    let name = |pid: u32, tid: u64, what: &str, name: String| json!({"ph": "M", "pid": pid, "tid": tid, "name": what, "args": {"name": name}});
     let mut events: Vec<Value> = vec![
         name(ENGINE, 0, "process_name", "engine".into()),
         name(ENGINE, 0, "thread_name", "steps".into()),
@@ -26,11 +24,10 @@ pub fn write(timeline: &Timeline) -> String {
         }));
     }
     for level in &timeline.levels {
-        let counter = |name: &str, args: Value| {
-            json!({"ph": "C", "pid": ENGINE, "tid": 0, "name": name, "ts": level.at_us, "args": args})
-        };
+        let counter = |name: &str, args: Value| json!({"ph": "C", "pid": ENGINE, "tid": 0, "name": name, "ts": level.at_us, "args": args});
         let (device, swap) = (&level.device, &level.swap);
-        events.push(counter("device blocks", json!({"used": device.used, "cached": device.cached, "free": device.free})));
+        events
+            .push(counter("device blocks", json!({"used": device.used, "cached": device.cached, "free": device.free})));
         events.push(counter("swap blocks", json!({"used": swap.used, "cached": swap.cached, "free": swap.free})));
         let sequences = json!({"running": level.running, "waiting": level.waiting, "swapped": level.swapped});
         events.push(counter("sequences", sequences));

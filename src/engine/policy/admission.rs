@@ -1,6 +1,5 @@
 //! Who comes in: new requests, and those that had yielded.
 
-use serde::{Deserialize, Serialize};
 use super::running::Running;
 use super::waits::{Wait, Waits};
 use super::{Scheduler, SchedulerConfig};
@@ -11,6 +10,7 @@ use crate::engine::prefix_cache::BlockHasher;
 use crate::engine::sequence::{Rank, SeqState, Sequence};
 use crate::ids::{BlockId, IdMap, RequestId};
 use crate::sampling::params::Pooling;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// Nobody was admitted, so nobody need ask again for some steps, unless something is given back or somebody comes who

@@ -67,8 +67,7 @@ impl Scheduler {
         let Some(first) = parents.first() else { return };
         let room = (first.params.max_tokens as usize).min(self.config.max_model_len - first.prompt.len());
         let (n, cached_tokens) = (first.num_results, first.cached_tokens.unwrap_or(0));
-        let mut search =
-            self.searches.remove(&request).unwrap_or_else(|| BeamSearch::new(first.params.clone(), room));
+        let mut search = self.searches.remove(&request).unwrap_or_else(|| BeamSearch::new(first.params.clone(), room));
         if first.output.is_empty() {
             deliveries.push((request, Delivery::Started { cached_tokens }));
         }

@@ -7,13 +7,13 @@
 //! A sequence whose pauses are limited yields after those whose are not, and when it has been paused for half of that time
 //! it comes back before all others, who yield to it. The other half is for a step that runs, and for the copies.
 
-use serde::{Deserialize, Serialize};
 use super::Scheduler;
 use super::admission::{ask, may_join};
 use crate::engine::allocation::Admit;
 use crate::engine::bill::most_blocks;
 use crate::engine::sequence::{Rank, Sequence};
 use crate::ids::RequestId;
+use serde::{Deserialize, Serialize};
 
 impl Scheduler {
     /// Tells the time, in seconds since some moment, before a demand.

@@ -130,4 +130,3 @@ impl Scheduler {
         self.running.iter().chain(self.waiting.iter()).map(|seq| seq.num_bytes()).sum()
     }
 }
-

@@ -8,7 +8,6 @@
 //! have to (*write-behind*), so that their preemption moves no more than a tail, and those that the device's prefix cache
 //! gives away. Under its name a block is there once, whichever way it came, and found by all three.
 
-use serde::{Deserialize, Serialize};
 use super::commit::publish;
 use super::quota::Holdings;
 use super::{PreemptionMode, Scheduler};
@@ -19,6 +18,7 @@ use crate::engine::plan::{CopyReport, StepPlan, SwapIn};
 use crate::engine::prefix_cache::BlockHash;
 use crate::engine::sequence::{Rank, SeqState, Sequence, SwapInUnderWay};
 use crate::ids::{BlockId, CopyId, IdMap, SeqId};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// Blocks that wait to be copied, at most, where more are copied ahead of need ...

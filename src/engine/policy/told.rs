@@ -1,9 +1,9 @@
 //! What the scheduler tells of itself and of its requests.
 
-use serde::{Deserialize, Serialize};
 use super::{Scheduler, SchedulerConfig};
 use crate::engine::arbiter::Decision;
 use crate::ids::RequestId;
+use serde::{Deserialize, Serialize};
 
 /// What has happened since the last [`Scheduler::take_stats`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,11 +1,11 @@
 //! What may change while requests run: between two steps, and none of them is dropped for it.
 
-use serde::{Deserialize, Serialize};
 use super::{AdmissionPolicy, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy};
 use crate::engine::bill::Quota;
 use crate::engine::block_pool::PoolStats;
 use crate::engine::sequence::Sequence;
 use crate::sampling::params::SamplingParams;
+use serde::{Deserialize, Serialize};
 
 /// The part of a [`SchedulerConfig`] that may change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -65,7 +65,8 @@ impl Scheduler {
     fn wait_in_queue(&self, seq: &Sequence) -> Wait {
         let line = |seq: &Sequence| (seq.cached_tokens.is_some(), seq.tenant, seq.terms.preemptible);
         let is_behind = |(rank, _): &&(Rank, Wait)| {
-            *rank == seq.rank || *rank < seq.rank && self.waiting.get(rank).is_some_and(|other| line(other) == line(seq))
+            *rank == seq.rank
+                || *rank < seq.rank && self.waiting.get(rank).is_some_and(|other| line(other) == line(seq))
         };
         let is_first = |(rank, _): &&(Rank, Wait)| *rank <= seq.rank;
         let Waits { first, passed } = &self.waits;

@@ -11,11 +11,11 @@
 //! time. Worth never falls with uses and never grows with age (where the figures say so, they are levelled), and a block
 //! is used whenever one behind it in its prefix is: so no block goes before those behind it.
 
-use serde::{Deserialize, Serialize};
 use super::BlockHash;
 use super::lists::{Ghosts, Lists};
 use crate::engine::arrays;
 use crate::ids::BlockId;
+use serde::{Deserialize, Serialize};
 
 /// Of uses: one for each factor of two.
 const CLASSES: usize = 6;
@@ -188,10 +188,7 @@ impl Adaptive {
 
     /// About how many bytes of memory it takes.
     pub fn num_bytes(&self) -> usize {
-        size_of::<Self>()
-            + self.lists.num_bytes()
-            + self.blocks.len() * size_of::<Seen>()
-            + self.ghosts.num_bytes()
+        size_of::<Self>() + self.lists.num_bytes() + self.blocks.len() * size_of::<Seen>() + self.ghosts.num_bytes()
     }
 
     pub fn check(&self) {

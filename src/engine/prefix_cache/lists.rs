@@ -1,9 +1,9 @@
 //! Doubly linked lists through the blocks of a pool, and a bounded memory of those that were evicted.
 
-use serde::{Deserialize, Serialize};
 use super::BlockHash;
 use crate::engine::arrays;
 use crate::ids::{BlockId, IdMap};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// `N` lists; a block is in at most one. All operations take constant time.
