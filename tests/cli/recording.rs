@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::Path;
 
 const ADMIN: &str = "the-admin";
-const TOKENS: u32 = 300;
+const TOKENS: u32 = 400;
 
 /// A server in which three streams want twice the blocks that there are.
 fn pressed(dir: &Path, more: &[&str]) -> Server {
@@ -69,11 +69,9 @@ fn a_recording_of_a_server_replays_and_says_why_a_request_waited() {
         assert_eq!(stories.len(), 4, "each request has a story");
         let yielded: Vec<&String> = stories.iter().filter(|story| story.contains("  yields to ")).collect();
         assert!(!yielded.is_empty(), "{stories:?}");
+        assert!(stories.iter().any(|story| story.contains(" s for device blocks: ")), "{stories:?}");
         for story in yielded {
-            assert!(
-                story.contains("waits ") && story.contains("device blocks") && story.contains("goes on"),
-                "{story}"
-            );
+            assert!(story.contains("waits ") && story.contains("goes on"), "{story}");
             assert_eq!(mode == "auto", story.contains("the arbiter: "), "{story}");
         }
         let svg = std::fs::read_to_string(svg).unwrap();
