@@ -1,6 +1,7 @@
 //! The timeline as a picture: a line for each request, and what the pools held.
 
 use super::timeline::{Level, Phase, Timeline, Yield};
+use crate::engine::block_pool::PoolStats;
 use std::fmt::Write;
 
 const WIDTH: f64 = 1200.0;
@@ -45,15 +46,12 @@ pub fn draw(timeline: &Timeline) -> String {
         left += 90.0;
     }
     put(format!("<text x=\"{left}\" y=\"16\" fill=\"#c02020\">| had to yield</text>"));
-    let pools: [(&str, fn(&Level) -> (usize, usize, usize)); 2] = [
-        ("device", |level| (level.device.used, level.device.cached, level.device.free)),
-        ("swap", |level| (level.swap.used, level.swap.cached, level.swap.free)),
-    ];
-    for (place, (name, blocks)) in pools.into_iter().enumerate() {
+    let pools: [(&str, PoolOf); 2] = [("device", |level| &level.device), ("swap", |level| &level.swap)];
+    for (place, (name, stats)) in pools.into_iter().enumerate() {
         let top = GAP + place as f64 * (POOL_HEIGHT + GAP) + 8.0;
         put(format!("<text x=\"4\" y=\"{}\">{name}</text>", top + 12.0));
         put(format!("<text x=\"4\" y=\"{}\" fill=\"#777\">blocks</text>", top + 26.0));
-        put(pool(timeline, top, &x, blocks));
+        put(pool(timeline, top, &x, stats));
     }
     for tick in 0..=10u64 {
         let us = timeline.until_us * tick / 10;
@@ -105,15 +103,18 @@ pub fn draw(timeline: &Timeline) -> String {
     svg
 }
 
+/// One of the two pools.
+type PoolOf = fn(&Level) -> &PoolStats;
+
 /// Used blocks, and cached ones above them, as parts of the pool.
-fn pool(timeline: &Timeline, top: f64, x: &impl Fn(u64) -> f64, blocks: fn(&Level) -> (usize, usize, usize)) -> String {
-    let area = |part: &dyn Fn((usize, usize, usize)) -> usize, fill: &str| {
+fn pool(timeline: &Timeline, top: f64, x: &impl Fn(u64) -> f64, stats: PoolOf) -> String {
+    let area = |part: fn(&PoolStats) -> usize, fill: &str| {
         let mut path = format!("M{MARGIN} {:.1}", top + POOL_HEIGHT);
         let mut last = top + POOL_HEIGHT;
         for level in &timeline.levels {
-            let (used, cached, free) = blocks(level);
-            let share = part((used, cached, free)) as f64 / (used + cached + free).max(1) as f64;
-            let y = top + POOL_HEIGHT * (1.0 - share);
+            let stats = stats(level);
+            let num_blocks = stats.used + stats.cached + stats.free;
+            let y = top + POOL_HEIGHT * (1.0 - part(stats) as f64 / num_blocks.max(1) as f64);
             // Steps that change nothing to see are left out.
             if (y - last).abs() >= 0.25 {
                 let x = x(level.at_us);
@@ -128,7 +129,7 @@ fn pool(timeline: &Timeline, top: f64, x: &impl Fn(u64) -> f64, blocks: fn(&Leve
         "<rect x=\"{MARGIN}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{POOL_HEIGHT}\" fill=\"#f4f5f7\"/>",
         WIDTH - MARGIN - 10.0
     );
-    let cached = area(&|(used, cached, _)| used + cached, "#c9d9ee");
-    let used = area(&|(used, _, _)| used, "#3f7fd0");
+    let cached = area(|stats| stats.used + stats.cached, "#c9d9ee");
+    let used = area(|stats| stats.used, "#3f7fd0");
     format!("{frame}\n{cached}\n{used}")
 }
