@@ -1,6 +1,6 @@
 //! Owns the device's blocks and the prefix cache.
 
-use crate::actors::messages::{Reset, Serve};
+use crate::actors::messages::{Reset, Serve, ViewPool};
 use crate::engine::allocation::serve;
 use crate::engine::block_pool::BlockPool;
 use crate::engine::prefix_cache::EvictionPolicy;
@@ -41,6 +41,14 @@ impl Handler<Serve> for BlockAllocator {
         let grant = serve(&mut self.pool, self.block_size, demand);
         self.report();
         MessageResult(grant)
+    }
+}
+
+impl Handler<ViewPool> for BlockAllocator {
+    type Result = MessageResult<ViewPool>;
+
+    fn handle(&mut self, _: ViewPool, _: &mut Self::Context) -> Self::Result {
+        MessageResult(self.pool.view())
     }
 }
 

@@ -4,11 +4,14 @@
 //!      → ([`Reserve`] → swap pool) → [`Execute`] → executor → scheduler → [`Event`] → http
 //!
 //! and for settings that change: tuner → [`Tune`] → intake → scheduler → ([`Resize`] → swap pool)
+//!
+//! and for who watches: http → [`Look`] → scheduler → ([`ViewPool`] → both pools)
 
 use crate::actors::places::Place;
+use crate::actors::watch::Snapshot;
 use crate::engine::allocation::{Demand, Find, Grant, SwapDemand, SwapGrant};
 use crate::engine::bill::{KvBill, Tenant, Terms};
-use crate::engine::block_pool::PoolStats;
+use crate::engine::block_pool::{PoolStats, PoolView};
 use crate::engine::plan::{CopyReport, StepOutput, StepPlan};
 use crate::engine::policy::{Arrival, Tuning};
 use crate::error::ApiError;
@@ -267,3 +270,15 @@ pub struct Resize(pub usize);
 #[derive(Clone, Copy, Debug, actix::Message)]
 #[rtype(result = "PoolStats")]
 pub struct AskSwapPool;
+
+/// http → scheduler: everything at one moment, with the first `most_waiting` of those who wait without blocks.
+#[derive(Clone, Copy, Debug, actix::Message)]
+#[rtype(result = "Result<Snapshot, ApiError>")]
+pub struct Look {
+    pub most_waiting: usize,
+}
+
+/// scheduler → both pools, for who watches.
+#[derive(Clone, Copy, Debug, actix::Message)]
+#[rtype(result = "PoolView")]
+pub struct ViewPool;

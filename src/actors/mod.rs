@@ -13,6 +13,7 @@ pub mod scheduler;
 pub mod swap_pool;
 mod text_files;
 pub mod tuner;
+pub mod watch;
 pub mod workers;
 
 #[cfg(test)]

@@ -4,13 +4,14 @@ use crate::actors::block_allocator::BlockAllocator;
 use crate::actors::executor::ModelExecutor;
 use crate::actors::intake::{Limits, RequestIntake};
 use crate::actors::live::LiveServer;
-use crate::actors::messages::{Accepted, AskSwapPool, Caller, Submit, Tune};
+use crate::actors::messages::{Accepted, AskSwapPool, Caller, Look, Submit, Tune};
 pub use crate::actors::model_info::ModelInfo;
 use crate::actors::places::Places;
 use crate::actors::scheduler::{self, SchedulerActor};
 use crate::actors::swap_pool::SwapPool;
 use crate::actors::text_files::Text;
 use crate::actors::tuner::{Engine, Tuner};
+use crate::actors::watch::Snapshot;
 use crate::actors::workers::Workers;
 use crate::backend::profile::Profile;
 use crate::config::layers::Resolved;
@@ -34,14 +35,20 @@ use tokio::sync::watch;
 #[derive(Clone)]
 pub struct RuntimeHandle {
     intake: Recipient<Submit>,
+    scheduler: Recipient<Look>,
     model: Arc<ModelInfo>,
     draining: Arc<AtomicBool>,
     caller: Caller,
 }
 
 impl RuntimeHandle {
-    pub fn new(intake: Recipient<Submit>, model: Arc<ModelInfo>, draining: Arc<AtomicBool>) -> Self {
-        Self { intake, model, draining, caller: Caller::default() }
+    pub fn new(
+        intake: Recipient<Submit>,
+        scheduler: Recipient<Look>,
+        model: Arc<ModelInfo>,
+        draining: Arc<AtomicBool>,
+    ) -> Self {
+        Self { intake, scheduler, model, draining, caller: Caller::default() }
     }
 
     /// The same engine, for requests of `caller`.
@@ -75,6 +82,13 @@ impl RuntimeHandle {
             Ok(answer) => answer,
             Err(_) => Err(ApiError::engine("the engine has stopped")),
         }
+    }
+
+    /// The engine as it is, whoever asks: with what all requests hold, and with the first `most_waiting` of those that
+    /// wait and hold nothing.
+    pub async fn look(&self, most_waiting: usize) -> Result<Snapshot, ApiError> {
+        let stopped = |_| ApiError::engine("the engine has stopped");
+        self.scheduler.send(Look { most_waiting }).await.map_err(stopped)?
     }
 
     /// True from the first SIGTERM on: nothing new is admitted.
@@ -187,8 +201,8 @@ impl Runtime {
             places: places.clone(),
             executor,
         };
-        let Started { system, intake, tune, swap_pool, alive, thread } = wiring.start()?;
-        let handle = RuntimeHandle::new(intake, model, Arc::default());
+        let Started { system, intake, look, tune, swap_pool, alive, thread } = wiring.start()?;
+        let handle = RuntimeHandle::new(intake, look, model, Arc::default());
         let (loaded, thread) = (Arc::new(loaded), Some(thread));
         Ok(Self { handle, loaded, places, tune, swap_pool, system, alive, thread })
     }
@@ -259,6 +273,7 @@ pub(super) struct Wiring {
 pub(super) struct Started {
     pub(super) system: System,
     pub(super) intake: Recipient<Submit>,
+    pub(super) look: Recipient<Look>,
     pub(super) tune: Recipient<Tune>,
     pub(super) swap_pool: Recipient<AskSwapPool>,
     pub(super) alive: watch::Receiver<()>,
@@ -275,7 +290,7 @@ impl Wiring {
             let _alive = alive;
             let system = System::new();
             let SchedulerConfig { num_device_blocks, num_swap_blocks, block_size, prefix_caching, .. } = self.scheduler;
-            let (intake, swap_pool) = system.block_on(async move {
+            let (intake, look, swap_pool) = system.block_on(async move {
                 let restart = self.executor.restart();
                 let executor = self.executor.start();
                 let swap_pool = SwapPool::new(num_swap_blocks, prefix_caching, self.eviction).start();
@@ -292,12 +307,13 @@ impl Wiring {
                 let workers = self.workers.clone();
                 let scheduler = SchedulerActor::new(policy, allocator, swap_pool.clone(), executor, workers, settings);
                 let scheduler = scheduler.start();
+                let look = scheduler.clone().recipient();
                 let Self { model, limits, places, workers, .. } = self;
                 let make_intake = move |_: &mut _| RequestIntake::new(model, limits, places, workers, scheduler);
-                (RequestIntake::start_in_arbiter(&Arbiter::new().handle(), make_intake), swap_pool)
+                (RequestIntake::start_in_arbiter(&Arbiter::new().handle(), make_intake), look, swap_pool)
             });
             let (tune, submit) = (intake.clone().recipient(), intake.recipient());
-            if send.send((System::current(), submit, tune, swap_pool.recipient())).is_err() {
+            if send.send((System::current(), submit, look, tune, swap_pool.recipient())).is_err() {
                 return; // whoever started us has gone
             }
             if let Err(error) = system.run() {
@@ -305,9 +321,9 @@ impl Wiring {
             }
         };
         let thread = std::thread::Builder::new().name("pagetide-engine".into()).spawn(run)?;
-        let (system, intake, tune, swap_pool) =
+        let (system, intake, look, tune, swap_pool) =
             receive.recv().map_err(|_| StartError::new("the engine's thread died at its start"))?;
-        Ok(Started { system, intake, tune, swap_pool, alive: watch_alive, thread })
+        Ok(Started { system, intake, look, tune, swap_pool, alive: watch_alive, thread })
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod clients;
 mod tuning;
+mod watching;
 
 use crate::actors::block_allocator::BlockAllocator;
 use crate::actors::executor::{ModelExecutor, Restart};
@@ -12,6 +13,7 @@ use crate::actors::messages::{
 use crate::actors::pause::Pause;
 use crate::actors::runtime::stop_system;
 use crate::actors::swap_pool::SwapPool;
+use crate::actors::watch::{MoveLog, Totals};
 use crate::actors::workers::Workers;
 use crate::config::OnFailure;
 use crate::engine::allocation::{Demand, SwapGrant};
@@ -67,6 +69,9 @@ pub struct SchedulerActor {
     awaits_copies: bool,
     /// The policy's time begins then.
     started: Instant,
+    /// For who watches, like the copies.
+    totals: Totals,
+    moves: MoveLog,
 }
 
 /// A planned step on its way, and what the metrics want to know of it.
@@ -109,6 +114,8 @@ impl SchedulerActor {
             idle: true,
             awaits_copies: false,
             started: Instant::now(),
+            totals: Totals::default(),
+            moves: MoveLog::default(),
         }
     }
 
@@ -166,6 +173,7 @@ impl SchedulerActor {
     fn execute(&mut self, planned: Planned, ctx: &mut Context<Self>) {
         let Planned { plan, used_blocks, schedule } = planned;
         self.report_plan(used_blocks);
+        self.moves.add(&plan);
         if plan.is_empty() {
             // Blocks went back, no more; what is in flight has to end before there is something else to do.
             self.report_population();
@@ -282,6 +290,7 @@ impl SchedulerActor {
         let ended = deliveries.iter().filter(|told| ends(told)).map(|(request, _)| *request).collect();
         self.news = Some(News { deliveries, ended, at: Instant::now() });
         let stats = self.policy().take_stats();
+        self.totals.add_step(&stats);
         let block_bytes = self.settings.block_bytes;
         metrics::recomputed_tokens(stats.recomputed_tokens);
         metrics::swapped_out(stats.blocks_out, stats.blocks_out * block_bytes);
@@ -299,6 +308,8 @@ impl SchedulerActor {
         self.report_decisions();
         for admission in self.policy().take_admissions() {
             metrics::prompt_tokens(admission.prompt_tokens, admission.cached_tokens);
+            self.totals.prompt_tokens += admission.prompt_tokens as u64;
+            self.totals.cached_tokens += admission.cached_tokens as u64;
             metrics::prefix_cache(admission.prompt_tokens, admission.cached_tokens, admission.swapped_tokens);
             if let Some(client) = self.clients.get_mut(&admission.request) {
                 let queued = client.arrived.elapsed();

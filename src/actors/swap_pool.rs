@@ -1,6 +1,6 @@
 //! Owns the swap tier's blocks, in host memory: those of swapped sequences, and a second level of the prefix cache.
 
-use crate::actors::messages::{AskSwapPool, FindHeld, Reserve, Reset, Resize};
+use crate::actors::messages::{AskSwapPool, FindHeld, Reserve, Reset, Resize, ViewPool};
 use crate::engine::allocation::{find, resize_swap, serve_swap};
 use crate::engine::block_pool::{BlockPool, PoolStats};
 use crate::engine::prefix_cache::EvictionPolicy;
@@ -65,6 +65,14 @@ impl Handler<AskSwapPool> for SwapPool {
 
     fn handle(&mut self, _: AskSwapPool, _: &mut Self::Context) -> Self::Result {
         MessageResult(self.pool.stats())
+    }
+}
+
+impl Handler<ViewPool> for SwapPool {
+    type Result = MessageResult<ViewPool>;
+
+    fn handle(&mut self, _: ViewPool, _: &mut Self::Context) -> Self::Result {
+        MessageResult(self.pool.view())
     }
 }
 

@@ -4,11 +4,11 @@
 use crate::actors::live::LiveServer;
 use crate::actors::messages::{AskSwapPool, Tune};
 use crate::actors::runtime::configured_scheduler;
-use crate::config::Config;
 use crate::config::layers::{Origin, Problems, Resolved};
 use crate::config::live::needs_restart;
 use crate::config::settings::{SETTINGS, Setting};
 use crate::config::value::Value;
+use crate::config::{Config, ConsoleConfig};
 use crate::engine::block_pool::PoolStats;
 use crate::engine::policy::Tuning;
 use crate::error::ApiError;
@@ -73,6 +73,11 @@ impl Tuner {
     /// The configuration as it is now.
     pub async fn now(&self) -> Resolved {
         self.0.now.lock().await.clone()
+    }
+
+    /// What the console goes by.
+    pub async fn console(&self) -> ConsoleConfig {
+        self.0.now.lock().await.config.console
     }
 
     /// The swap pool as it is now.

@@ -1,8 +1,11 @@
 //! A pool of KV blocks: who holds which, and what is cached. The device pool and the swap pool are both one.
 
+mod view;
+
 use crate::engine::prefix_cache::{BlockHash, EvictionPolicy, PrefixCache};
 use crate::ids::BlockId;
 use std::collections::VecDeque;
+pub use view::{BlockState, PoolView};
 
 /// Fixed-size blocks with reference counts.
 ///
@@ -211,6 +214,12 @@ impl BlockPool {
     /// Whether a table holds the block.
     pub fn is_used(&self, block: BlockId) -> bool {
         self.references[block.index()] > 0
+    }
+
+    /// What each block is, for who watches.
+    pub fn view(&self) -> PoolView {
+        let (references, named) = (self.references.clone(), self.cache.named().to_vec());
+        PoolView { references, named, retired: self.retired.clone() }
     }
 
     /// Names the content of a full block in use. False where another block already carries the name, or this block

@@ -46,6 +46,7 @@ mod running;
 mod tiers;
 mod told;
 mod tuning;
+mod view;
 mod waiting;
 #[cfg(test)]
 mod world;
@@ -74,6 +75,7 @@ use tiers::Moving;
 pub use told::{Admission, Forecast, Population, StepStats};
 pub use tuning::Tuning;
 use tuning::WantedSize;
+pub use view::{Phase, SeqView};
 use waiting::Waiting;
 
 /// What becomes of the KV of a preempted sequence.

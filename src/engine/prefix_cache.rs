@@ -81,6 +81,8 @@ fn truncate(hash: blake3::Hash) -> BlockHash {
 pub struct PrefixCache {
     index: IdMap<BlockHash, BlockId>,
     names: Vec<Option<BlockHash>>,
+    /// A bit for each block: it has a name.
+    named: Vec<u64>,
     num_idle: usize,
     order: Order,
 }
@@ -107,6 +109,7 @@ impl PrefixCache {
         Self {
             index: IdMap::default(),
             names: vec![None; num_blocks],
+            named: vec![0; num_blocks.div_ceil(64)],
             num_idle: 0,
             order: match policy {
                 EvictionPolicy::Adaptive => Order::Adaptive(Box::new(Adaptive::new(num_blocks))),
@@ -118,6 +121,7 @@ impl PrefixCache {
     /// There are so many blocks now, more than before.
     pub fn grow(&mut self, num_blocks: usize) {
         self.names.resize(num_blocks, None);
+        self.named.resize(num_blocks.div_ceil(64), 0);
         match &mut self.order {
             Order::Adaptive(adaptive) => adaptive.grow(num_blocks),
             Order::Lru(lists) => lists.grow(num_blocks),
@@ -143,6 +147,7 @@ impl PrefixCache {
         let Entry::Vacant(entry) = self.index.entry(hash) else { return false };
         entry.insert(block);
         self.names[block.index()] = Some(hash);
+        self.named[block.index() / 64] |= 1 << (block.index() % 64);
         if let Order::Adaptive(adaptive) = &mut self.order {
             adaptive.insert(block, &hash);
         }
@@ -179,6 +184,7 @@ impl PrefixCache {
     pub fn remove(&mut self, block: BlockId) {
         assert!(!self.is_idle(block), "{block} is idle: unpark it first");
         if let Some(hash) = self.names[block.index()].take() {
+            self.named[block.index() / 64] &= !(1 << (block.index() % 64));
             self.index.remove(&hash);
         }
     }
@@ -205,6 +211,11 @@ impl PrefixCache {
         Some((block, hash))
     }
 
+    /// A bit for each block, 64 in a number, the lowest first: it has a name.
+    pub fn named(&self) -> &[u64] {
+        &self.named
+    }
+
     fn is_idle(&self, block: BlockId) -> bool {
         match &self.order {
             Order::Adaptive(adaptive) => adaptive.is_idle(block),
@@ -223,6 +234,8 @@ impl PrefixCache {
         assert_eq!(idle.len(), self.num_idle, "idle blocks and their number differ");
         assert!(idle.iter().all(|block| self.names[block.index()].is_some()), "a block without a name is idle");
         assert_eq!(self.names.iter().flatten().count(), self.index.len());
+        let is_named = |place: usize| self.named[place / 64] >> (place % 64) & 1 == 1;
+        assert!(self.names.iter().enumerate().all(|(place, name)| is_named(place) == name.is_some()));
         for (hash, block) in &self.index {
             assert_eq!(self.names[block.index()], Some(*hash), "the index and {block} disagree");
         }

@@ -70,7 +70,9 @@ impl SchedulerActor {
     pub(super) fn tell(&mut self) {
         let Some(News { deliveries, ended, at }) = self.news.take() else { return };
         let is_token = |delivery: &Delivery| matches!(delivery, Delivery::Token { .. });
-        metrics::generated_tokens(deliveries.iter().filter(|(_, delivery)| is_token(delivery)).count());
+        let num_tokens = deliveries.iter().filter(|(_, delivery)| is_token(delivery)).count();
+        metrics::generated_tokens(num_tokens);
+        self.totals.generated_tokens += num_tokens as u64;
         for (request, delivery) in deliveries {
             self.deliver(request, delivery, at);
         }
@@ -87,6 +89,7 @@ impl SchedulerActor {
                 let waited = now - client.arrived;
                 client.first_token = Some(waited);
                 metrics::first_token(waited);
+                self.totals.first_token.add(waited);
                 Event::Started { cached_tokens: cached_tokens as u32 }
             }
             Delivery::Bill(bill) => {
@@ -108,6 +111,7 @@ impl SchedulerActor {
             Delivery::Token { sample, sampled } => {
                 if let Some(last) = client.last_token[sample as usize].replace(now) {
                     metrics::inter_token(now - last);
+                    self.totals.inter_token.add(now - last);
                 }
                 client.generated[sample as usize] += 1;
                 client.tenant.iter().for_each(|tenant| tenant.generated_token());
@@ -145,6 +149,7 @@ impl SchedulerActor {
                 max_tokens: client.max_tokens,
                 generated: client.generated,
             });
+            self.totals.ended += 1;
         }
     }
 

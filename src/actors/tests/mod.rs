@@ -4,6 +4,7 @@ mod device;
 mod failure;
 mod memory;
 mod tuning;
+mod watching;
 
 use crate::actors::executor::ModelExecutor;
 use crate::actors::intake::Limits;
@@ -26,7 +27,7 @@ use device::{Controls, FakeDevice};
 use futures_executor::block_on;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 const MAX_REQUESTS: usize = 4;
@@ -138,8 +139,8 @@ impl World {
             places: places.clone(),
             executor,
         };
-        let Started { system, intake, tune, alive, .. } = wiring.start().unwrap();
-        let handle = RuntimeHandle::new(intake, model, Arc::default());
+        let Started { system, intake, look, tune, alive, .. } = wiring.start().unwrap();
+        let handle = RuntimeHandle::new(intake, look, model, Arc::default());
         Self { handle, places, tune, tuning, device: controls, system, alive }
     }
 

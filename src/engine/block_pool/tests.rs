@@ -204,3 +204,23 @@ fn operate(pool: &mut BlockPool, naive: &mut Naive, policy: EvictionPolicy, rand
         }
     }
 }
+
+#[test]
+fn a_view_says_what_each_block_is() {
+    let mut pool = BlockPool::new(6, true);
+    let blocks: Vec<BlockId> = (0..4).map(|_| pool.allocate().unwrap()).collect();
+    assert!(pool.publish(blocks[0], hash(1)) && pool.publish(blocks[1], hash(2)));
+    pool.retain(blocks[1]);
+    pool.release(blocks[0]);
+    pool.release(blocks[2]);
+    pool.resize(5);
+    let states = pool.view().states();
+    let seen: Vec<BlockState> = blocks.iter().map(|block| states[block.index()]).collect();
+    assert_eq!(seen, [BlockState::Cached, BlockState::Used(2), BlockState::Free, BlockState::Used(1)]);
+    let PoolStats { used, cached, free, .. } = pool.stats();
+    let count = |is: &dyn Fn(BlockState) -> bool| states.iter().filter(|state| is(**state)).count();
+    assert_eq!(count(&|state| state == BlockState::Retired), 1);
+    assert_eq!(count(&|state| state == BlockState::Cached), cached);
+    assert_eq!(count(&|state| state == BlockState::Free), free);
+    assert_eq!(count(&|state| matches!(state, BlockState::Used(_))), used);
+}

@@ -1,0 +1,47 @@
+//! Shows the engine to who watches.
+
+use super::SchedulerActor;
+use crate::actors::messages::{Look, ViewPool};
+use crate::actors::runtime::stop_system;
+use crate::actors::watch::{Snapshot, Watched};
+use crate::error::ApiError;
+use actix::{ActorFutureExt, AsyncContext, Context, Handler, MailboxError, ResponseFuture, WrapFuture};
+use std::time::Instant;
+use tokio::sync::oneshot;
+
+impl Handler<Look> for SchedulerActor {
+    type Result = ResponseFuture<Result<Snapshot, ApiError>>;
+
+    fn handle(&mut self, look: Look, ctx: &mut Self::Context) -> Self::Result {
+        let (answer, snapshot) = oneshot::channel();
+        // Not from within a handler: see `wake_soon`.
+        ctx.spawn(actix::fut::ready(()).map(move |(), this: &mut Self, ctx| this.look(look, answer, ctx)));
+        Box::pin(async move { snapshot.await.map_err(|_| ApiError::engine("the engine has stopped")) })
+    }
+}
+
+impl SchedulerActor {
+    /// The policy and both pools at one moment: nothing else is handled meanwhile, and no step is being planned.
+    fn look(&mut self, Look { most_waiting }: Look, answer: oneshot::Sender<Snapshot>, ctx: &mut Context<Self>) {
+        let started = Instant::now();
+        let views = self.policy().view(most_waiting);
+        let population = self.policy().population();
+        // A client that is gone has its request cancelled with the next message.
+        let arrived = |request| self.clients.get(&request).map_or(started, |client| client.arrived);
+        let seqs = views.into_iter().map(|view| Watched { arrived: arrived(view.rank.request), view }).collect();
+        let (block_size, block_bytes) = (self.settings.block_size, self.settings.block_bytes);
+        let (totals, moves) = (self.totals, self.moves.take(started));
+        let (allocator, swap_pool) = (self.allocator.clone(), self.swap_pool.clone());
+        let pools = async move { Ok((allocator.send(ViewPool).await?, swap_pool.send(ViewPool).await?)) };
+        ctx.wait(pools.into_actor(self).map(move |pools: Result<_, MailboxError>, _, _| match pools {
+            Ok((device, swap)) => {
+                let cost = started.elapsed();
+                let snapshot =
+                    Snapshot { seqs, population, block_size, block_bytes, device, swap, totals, moves, cost };
+                // Whoever looked may have gone.
+                let _ = answer.send(snapshot);
+            }
+            Err(_) => stop_system("a pool's actor is gone"),
+        }));
+    }
+}
