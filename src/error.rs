@@ -161,6 +161,19 @@ impl ApiError {
         }
     }
 
+    /// 429: nobody else may watch.
+    pub fn too_many_watchers(limit: usize) -> Self {
+        Self {
+            retry_after_s: Some(30),
+            ..Self::new(
+                429,
+                "rate_limit_error",
+                Some("too_many_watchers"),
+                format!("{limit} clients watch already, as many as may (console.max_watchers); try again later"),
+            )
+        }
+    }
+
     /// 503: the server is stopping.
     pub fn draining() -> Self {
         Self {

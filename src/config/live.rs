@@ -28,6 +28,9 @@ pub const LIVE: &[&str] = &[
     "scheduler.watermark",
     "scheduler.non_preemptible_share",
     "log.level",
+    "console.enabled",
+    "console.max_rate_hz",
+    "console.max_watchers",
 ];
 
 /// Why others may not: of a key, or of a whole section.

@@ -23,6 +23,7 @@ pub struct Config {
     pub intake: IntakeConfig,
     pub log: LogConfig,
     pub metrics: MetricsConfig,
+    pub console: ConsoleConfig,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -150,6 +151,16 @@ pub struct MetricsConfig {
     pub enabled: bool,
     /// Under vLLM's names too.
     pub vllm_names: bool,
+}
+
+/// The page at `/`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ConsoleConfig {
+    pub enabled: bool,
+    /// Snapshots of the engine a second, while somebody watches.
+    pub max_rate_hz: f64,
+    /// Who may watch at once.
+    pub max_watchers: usize,
 }
 
 impl Default for ServerConfig {
@@ -316,6 +327,12 @@ impl Default for LogConfig {
 impl Default for MetricsConfig {
     fn default() -> Self {
         Self { enabled: true, vllm_names: false }
+    }
+}
+
+impl Default for ConsoleConfig {
+    fn default() -> Self {
+        Self { enabled: true, max_rate_hz: 10.0, max_watchers: 8 }
     }
 }
 

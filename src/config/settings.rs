@@ -75,6 +75,7 @@ pub const SECTIONS: &[(&str, &str)] = &[
     ("intake", "Between HTTP and the scheduler"),
     ("log", "Logs, on standard error"),
     ("metrics", "Prometheus metrics"),
+    ("console", "The page at /: chat, and the memory as it moves"),
 ];
 
 macro_rules! settings {
@@ -113,7 +114,7 @@ settings! {
         "The model's name in the API; auto is its name on the hub, or the last part of its path.",
         "Clients ask for a fixed name whatever is behind it.";
     server.api_keys: Kind::List, "", Some(("api-key", "KEY")),
-        "Bearer keys that clients may use; with none, no key is asked for. /health, /docs and /openapi.json are always open.",
+        "Bearer keys that clients may use; with none, no key is asked for. /health, /docs, /openapi.json and the console's page are always open.",
         "The server can be reached by others. Prefer file or environment: a flag shows in the process list.";
     server.admin_key: Kind::Text { auto: false, check: any_text }, "", None,
         "Bearer key of /admin/config, where settings are seen and changed while the server runs; none of api_keys is good there, and this one nowhere else. Empty: nobody may.",
@@ -212,7 +213,7 @@ settings! {
         "Tokens in a KV block.",
         "Smaller wastes fewer slots and shares shorter prefixes; larger has less overhead per token.";
     cache.num_device_blocks: int_or_auto(1, u32::MAX as u64), "blocks", Some(("num-device-blocks", "N")),
-        "KV blocks on the device; auto is what fits in device.memory_utilization.",
+        "KV blocks on the device; auto is what fits in device.memory_utilization, and for the demo model 2048 at most.",
         "To fix the pool's size, in tests and comparisons.";
     cache.enable_prefix_caching: Kind::Bool, "", Some(("enable-prefix-caching", "true|false")),
         "Keep blocks of finished requests and use them for prompts that begin the same.",
@@ -287,6 +288,16 @@ settings! {
     metrics.vllm_names: Kind::Bool, "", None,
         "The same facts under vLLM's names too (vllm:num_requests_running, ...), with its labels and its histograms' bounds.",
         "Dashboards, autoscalers or inference gateways that read vLLM are to read this server unchanged.";
+
+    console.enabled: Kind::Bool, "", None,
+        "Serve the console: the page at /, and what it shows at /console/events. Where api_keys are set, what it shows is for who has admin_key, or where that is not set, for who has any of them.",
+        "Nobody is to see the page, or how many requests there are and how large they are.";
+    console.max_rate_hz: Kind::Float { min: 1.0, or_equal: true, max: 60.0, auto: false }, "Hz", None,
+        "Snapshots of the engine that are taken a second while somebody watches: one for all who do. Fewer where pools are so large that a snapshot takes more than 1/200 of the time in between.",
+        "Lower where every microsecond between two steps counts.";
+    console.max_watchers: int(0, 1000), "clients", None,
+        "Who may watch at once; one more is answered with 429. 0: nobody, and the page is there to chat.",
+        "Many people look at the same server.";
 }
 
 fn any_text(_: &str) -> Result<(), String> {

@@ -84,12 +84,17 @@ impl ApiKeys {
 
     /// Who asks; `None`: nobody who may. Where both headers have a key, the first goes before the other.
     pub fn caller(&self, headers: &HeaderMap) -> Option<Caller> {
-        if self.keys.is_empty() {
+        if self.is_empty() {
             return Some(Caller::default());
         }
         let mut places = sent_keys(headers).map(|key| key.map_or(0, |key| self.place(key))).into_iter();
         let place = places.find(|place| *place > 0)?;
         Some(self.keys[place as usize - 1].caller.clone())
+    }
+
+    /// No key is asked for.
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
     }
 
     /// Which key this is, from 1 on; 0: none.
@@ -106,6 +111,10 @@ pub struct AdminKey(Option<KeyHash>);
 impl AdminKey {
     fn new(key: &str) -> Self {
         Self((!key.is_empty()).then(|| hash(key.as_bytes())))
+    }
+
+    pub fn is_set(&self) -> bool {
+        self.0.is_some()
     }
 
     /// Whether one who sends these headers may; 403 where nobody may, 401 where another may.

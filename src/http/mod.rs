@@ -9,6 +9,7 @@ pub mod anthropic;
 pub mod auth;
 pub mod complete;
 pub mod compression;
+pub mod console;
 pub mod cors;
 pub mod generation;
 pub mod items;

@@ -10,7 +10,7 @@ use crate::http::openai::{Endpoint, Request, chat, check_model, completion, embe
 use crate::http::openapi::answers::{ModelCard, ModelList, Status, Version};
 use crate::http::openapi::{self, Operation, Tag};
 use crate::http::stream::EventBody;
-use crate::http::{admin, anthropic, complete, responses};
+use crate::http::{admin, anthropic, complete, console, responses};
 use crate::metrics;
 use actix_web::dev::Payload;
 use actix_web::http::header::{ALLOW, ContentType, RETRY_AFTER};
@@ -48,6 +48,8 @@ pub enum Access {
     Key,
     /// Who has `server.admin_key`.
     Admin,
+    /// Who may see what all requests hold: [`console::Watcher`].
+    Watcher,
 }
 
 /// A path: its method, who answers, and what the API's description says of it.
@@ -83,7 +85,13 @@ const fn admin(path: ApiPath) -> ApiPath {
 }
 
 /// Every path that is served. Where a path has several methods, they stand together.
-pub static PATHS: [ApiPath; 22] = [
+pub static PATHS: [ApiPath; 25] = [
+    open(get("/", || web::to(console::page), console::describe_page)),
+    ApiPath {
+        access: Access::Watcher,
+        ..get("/console/events", || web::to(console::events), console::describe_events)
+    },
+    open(get("/console/{file}", || web::to(console::file), console::describe_file)),
     post("/v1/chat/completions", || web::to(chat_completions), chat::describe),
     post("/v1/completions", || web::to(completions), completion::describe),
     post("/v1/responses", || web::to(create_response), responses::describe::create),
@@ -111,7 +119,8 @@ pub static PATHS: [ApiPath; 22] = [
 
 /// Whom a path answers; one that there is not is no different from others.
 pub fn access_to(path: &str) -> Access {
-    PATHS.iter().find(|known| known.path == path).map_or(Access::Key, |known| known.access)
+    let known = PATHS.iter().find(|known| known.path == path).map(|known| known.access);
+    known.unwrap_or(if console::is_file(path) { Access::Open } else { Access::Key })
 }
 
 /// How metrics name the path of a matched route; what a client made up is `other`.

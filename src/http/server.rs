@@ -8,6 +8,7 @@ use crate::error::{ApiError, StartError};
 use crate::http::anthropic;
 use crate::http::auth::Keys;
 use crate::http::compression::{encodings, without_identity};
+use crate::http::console::Feed;
 use crate::http::cors::cors;
 use crate::http::openai::response::new_id;
 use crate::http::routes::{Access, access_to, configure, metrics_path};
@@ -45,6 +46,7 @@ pub fn serve(handle: RuntimeHandle, tuner: Tuner, listener: TcpListener) -> Resu
     let renewed = keys.clone();
     tuner.on_change(move |config| renewed.renew(&config.server));
     let (handle, tuner, server_config) = (Data::new(handle), Data::new(tuner), config.clone());
+    let feed = Data::new(Feed::default());
     let app = move || {
         let (keys, live) = (keys.clone(), handle.model().server.clone());
         // The last is the outermost.
@@ -52,6 +54,7 @@ pub fn serve(handle: RuntimeHandle, tuner: Tuner, listener: TcpListener) -> Resu
             .app_data(handle.clone())
             .app_data(tuner.clone())
             .app_data(keys.clone())
+            .app_data(feed.clone())
             .wrap(from_fn(encodings))
             .wrap(Compress::default())
             .wrap(from_fn(without_identity))

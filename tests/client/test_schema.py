@@ -17,7 +17,8 @@ def test_the_server_does_what_its_description_says(tmp_path):
         command = [program, "--config-file", HERE / "schemathesis.toml", "run", f"{server.url}/openapi.json"]
         command += ["--header", f"Authorization: Bearer {KEY}"]
         # Settings at random would make another server of it; tests/http/admin.rs looks at those paths.
-        command += ["--exclude-path-regex", "^/admin/"]
+        # The console's events do not end; tests/http/console.rs and test_console.py look at those.
+        command += ["--exclude-path-regex", "^/(admin|console)/"]
         limits = ["--seed", "1", "--max-examples", "30", "--workers", "1"]
         env = os.environ | {"SCHEMATHESIS_HOOKS": "hooks", "PYTHONPATH": str(HERE)}
         run = subprocess.run([*command, *limits], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)

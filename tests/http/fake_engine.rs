@@ -3,14 +3,15 @@
 
 use actix::{Actor, Context, Handler, MessageResult};
 use pagetide::actors::live::LiveServer;
-use pagetide::actors::messages::{Accepted, AskSwapPool, Cancel, Event, EventStream, StopSample, Submit, Tune};
+use pagetide::actors::messages::{Accepted, AskSwapPool, Cancel, Event, EventStream, Look, StopSample, Submit, Tune};
 use pagetide::actors::runtime::{ModelInfo, RuntimeHandle};
 use pagetide::actors::tuner::{Engine, Tuner};
+use pagetide::actors::watch::{Moves, Snapshot, Totals};
 use pagetide::backend::{DType, KvLayout};
-use pagetide::config::{Config, ServerConfig};
+use pagetide::config::{Config, ConsoleConfig, ServerConfig};
 use pagetide::engine::bill::{KvBill, Tenant, Terms};
-use pagetide::engine::block_pool::PoolStats;
-use pagetide::engine::policy::Tuning;
+use pagetide::engine::block_pool::{BlockPool, PoolStats};
+use pagetide::engine::policy::{Population, Tuning};
 use pagetide::error::ApiError;
 use pagetide::http::server::{listen, serve};
 use pagetide::ids::{RequestId, TokenId};
@@ -25,7 +26,7 @@ use pagetide::text::grammar::GrammarRequest;
 use pagetide::text::tokenizer::Tokenizer;
 use pagetide::text::truncation::Truncation;
 use serde_json::{Map, Value, json};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -144,6 +145,7 @@ struct FakeIntake {
     notices: UnboundedSender<Notice>,
     next_id: u64,
     tuned: Arc<Mutex<Vec<Tuning>>>,
+    looks: Arc<AtomicUsize>,
 }
 
 /// What of a [`Submit`] a test asks about.
@@ -227,6 +229,30 @@ impl Handler<AskSwapPool> for FakeIntake {
     }
 }
 
+/// Four blocks on the device, of which the first look finds one used, the second two, and so on; and two beside them.
+impl Handler<Look> for FakeIntake {
+    type Result = Result<Snapshot, ApiError>;
+
+    fn handle(&mut self, _: Look, _: &mut Self::Context) -> Self::Result {
+        let looks = 1 + self.looks.fetch_add(1, Ordering::SeqCst);
+        let mut device = BlockPool::new(4, true);
+        for _ in 0..looks.min(4) {
+            device.allocate().expect("a block is free");
+        }
+        Ok(Snapshot {
+            seqs: Vec::new(),
+            population: Population::default(),
+            block_size: 16,
+            block_bytes: BLOCK_BYTES,
+            device: device.view(),
+            swap: BlockPool::new(2, true).view(),
+            totals: Totals::default(),
+            moves: Moves::default(),
+            cost: Duration::from_micros(7),
+        })
+    }
+}
+
 impl FakeIntake {
     fn swap_pool(&self) -> PoolStats {
         let most = self.tuned.lock().unwrap().last().map_or(NUM_SWAP_BLOCKS, |tuning| tuning.num_swap_blocks);
@@ -264,6 +290,7 @@ pub struct TestServer {
     submits: Arc<Mutex<Vec<Seen>>>,
     tuned: Arc<Mutex<Vec<Tuning>>>,
     draining: Arc<AtomicBool>,
+    looks: Arc<AtomicUsize>,
     pub server: actix_web::dev::ServerHandle,
 }
 
@@ -318,12 +345,20 @@ impl TestServer {
         Self::configured(&ServerConfig { trust_request_chat_template: true, ..ServerConfig::default() })
     }
 
+    pub fn with_console(config: &ServerConfig, console: ConsoleConfig) -> Self {
+        Self::start_with(Script::Reply(vec![b'x'.into()]), config, console, model_info())
+    }
+
     fn start(script: Script, config: &ServerConfig, model: ModelInfo) -> Self {
+        Self::start_with(script, config, ConsoleConfig::default(), model)
+    }
+
+    fn start_with(script: Script, config: &ServerConfig, console: ConsoleConfig, model: ModelInfo) -> Self {
         let config = ServerConfig { port: 0, workers: 1, max_requests: MAX_REQUESTS, ..config.clone() };
         let server = LiveServer::new(config.clone());
         let model = Arc::new(ModelInfo { server: server.clone(), ..model });
         let (to_test, notices) = unbounded_channel();
-        let (submits, tuned) = (Arc::new(Mutex::new(Vec::new())), Arc::default());
+        let (submits, tuned, looks) = (Arc::new(Mutex::new(Vec::new())), Arc::default(), Arc::default());
         let intake = FakeIntake {
             model: Arc::clone(&model),
             script,
@@ -331,19 +366,20 @@ impl TestServer {
             notices: to_test,
             next_id: 0,
             tuned: Arc::clone(&tuned),
+            looks: Arc::clone(&looks),
         };
         let draining = Arc::new(AtomicBool::new(false));
         let intake = intake.start();
         let (tune, swap_pool, loaded) = (intake.clone().recipient(), intake.clone().recipient(), Arc::new(loaded()));
-        let resolved = Config { server: config.clone(), ..Config::default() }.into();
+        let resolved = Config { server: config.clone(), console, ..Config::default() }.into();
         let tuner = Tuner::new(resolved, Engine { tune, swap_pool, server, loaded });
-        let handle = RuntimeHandle::new(intake.recipient(), model, Arc::clone(&draining));
+        let handle = RuntimeHandle::new(intake.clone().recipient(), intake.recipient(), model, Arc::clone(&draining));
         let listener = listen(&config).unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let server = serve(handle, tuner, listener).unwrap();
         let server_handle = server.handle();
         actix_web::rt::spawn(server);
-        Self { url, client: reqwest::Client::new(), notices, submits, tuned, draining, server: server_handle }
+        Self { url, client: reqwest::Client::new(), notices, submits, tuned, draining, looks, server: server_handle }
     }
 
     pub fn drain(&self) {
@@ -406,6 +442,11 @@ impl TestServer {
     /// What the engine was told last to go by.
     pub fn last_tuning(&self) -> Option<Tuning> {
         self.tuned.lock().unwrap().last().cloned()
+    }
+
+    /// How often somebody has looked at the engine.
+    pub fn num_looks(&self) -> usize {
+        self.looks.load(Ordering::SeqCst)
     }
 
     pub fn submits(&self) -> Vec<Seen> {

@@ -6,7 +6,7 @@ use pagetide::sampling::params::FinishReason;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-const PATHS: [(&str, &str); 13] = [
+const PATHS: [(&str, &str); 15] = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/responses"),
@@ -20,6 +20,8 @@ const PATHS: [(&str, &str); 13] = [
     ("GET", "/metrics"),
     ("GET", "/openapi.json"),
     ("GET", "/docs"),
+    ("GET", "/"),
+    ("GET", "/console/app.js"),
 ];
 
 #[actix_web::test]
@@ -34,7 +36,7 @@ async fn keys_cover_everything_but_health_and_the_description() {
     for (method, path) in PATHS.into_iter().chain([("GET", "/no/such/path")]) {
         for key in [None, Some("firs"), Some("firstsecond")] {
             let response = send(method, path, key).await;
-            if ["/health", "/openapi.json", "/docs"].contains(&path) {
+            if ["/health", "/openapi.json", "/docs", "/", "/console/app.js"].contains(&path) {
                 assert_eq!(response.status(), 200);
                 continue;
             }
@@ -52,7 +54,7 @@ async fn keys_cover_everything_but_health_and_the_description() {
 async fn an_unknown_path_is_404_and_a_wrong_method_405() {
     pagetide::metrics::install();
     let server = TestServer::saying("x");
-    for path in ["/", "/v1", "/v1/edits", "/v1/completions/", "/v1/models/"] {
+    for path in ["/v1", "/v1/edits", "/v1/completions/", "/v1/models/"] {
         let response = server.get(path).await;
         assert_eq!(response.status(), 404, "{path}");
         let error: Value = response.json().await.unwrap();

@@ -56,6 +56,8 @@ pub struct Operation {
     /// Forms of the request body.
     request: Vec<Form>,
     path_parameters: Vec<(&'static str, &'static str)>,
+    /// Names with what they are and their schemas.
+    query_parameters: Vec<(&'static str, &'static str, Value)>,
     /// Media types of the answer with their schemas.
     answer: Map<String, Value>,
     answer_about: &'static str,
@@ -75,6 +77,7 @@ impl Operation {
             about: String::new(),
             request: Vec::new(),
             path_parameters: Vec::new(),
+            query_parameters: Vec::new(),
             answer: Map::new(),
             answer_about: "Done.",
             errors: Vec::new(),
@@ -140,6 +143,12 @@ impl Operation {
     pub fn path_parameter(mut self, name: &'static str, about: &'static str) -> Self {
         self.path_parameters.push((name, about));
         self.errors.push(404);
+        self
+    }
+
+    /// One that may be left out.
+    pub fn query_parameter(mut self, name: &'static str, about: &'static str, schema: Value) -> Self {
+        self.query_parameters.push((name, about, schema));
         self
     }
 
@@ -218,6 +227,7 @@ impl Operation {
             Access::Open => json!([]),
             Access::Key => json!([{"key": []}]),
             Access::Admin => json!([{"admin_key": []}]),
+            Access::Watcher => json!([{"key": []}, {"admin_key": []}]),
         };
         if path.access != Access::Open {
             self.errors.push(401);
@@ -244,12 +254,15 @@ impl Operation {
         if !self.about.is_empty() {
             operation["description"] = self.about.into();
         }
-        if !self.path_parameters.is_empty() {
-            let parameter = |(name, about): &(&str, &str)| {
-                json!({"name": name, "in": "path", "required": true, "description": about,
-                       "schema": {"type": "string"}})
-            };
-            operation["parameters"] = self.path_parameters.iter().map(parameter).collect();
+        let in_path = self.path_parameters.iter().map(|(name, about)| {
+            json!({"name": name, "in": "path", "required": true, "description": about, "schema": {"type": "string"}})
+        });
+        let in_query = self.query_parameters.iter().map(|(name, about, schema)| {
+            json!({"name": name, "in": "query", "required": false, "description": about, "schema": schema})
+        });
+        let parameters: Vec<Value> = in_path.chain(in_query).collect();
+        if !parameters.is_empty() {
+            operation["parameters"] = parameters.into();
         }
         if let [first, others @ ..] = &self.request[..] {
             for form in &self.request {

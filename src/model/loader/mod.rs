@@ -7,7 +7,7 @@ mod null;
 use crate::backend::cuda::driver;
 use crate::backend::profile::Profile;
 use crate::backend::{DType, KvLayout};
-use crate::config::{Config, DeviceKind, DtypeChoice, LoadFormat};
+use crate::config::{Config, DEMO_MODEL, DeviceKind, DtypeChoice, LoadFormat};
 use crate::engine::plan::StepRunner;
 use crate::error::StartError;
 use crate::model::checkpoint::Checkpoint;
@@ -98,8 +98,12 @@ fn checkpoint(config: &Config, files: &ModelFiles) -> Result<Option<Checkpoint>,
     }
 }
 
+/// Device blocks of the demo model where no number is given: so few that a load which its user can make fills them, and the
+/// tide is seen to move. They hold 16 sequences of full length.
+const MAX_DEMO_BLOCKS: usize = 2048;
+
 /// With no number given, the device pool takes `budget` bytes, which are a share of some memory as `share_of` says, and
-/// never more than all sequences at full length could use. The swap pool may become `spare_swap_bytes` large, where the
+/// never more than all sequences at full length could use; the demo model takes [`MAX_DEMO_BLOCKS`] at most. The swap pool may become `spare_swap_bytes` large, where the
 /// configuration does not say.
 fn pool_sizes(
     config: &Config,
@@ -115,7 +119,9 @@ fn pool_sizes(
         None => {
             let (budget, share_of) = budget()?;
             let useful = config.scheduler.max_num_seqs as usize * max_model_len.div_ceil(layout.block_size);
-            let blocks = (budget / block_bytes).min(useful);
+            let is_demo = config.model.path == DEMO_MODEL && config.model.load_format == LoadFormat::Auto;
+            let most = if is_demo { MAX_DEMO_BLOCKS } else { usize::MAX };
+            let blocks = (budget / block_bytes).min(useful).min(most);
             if blocks == 0 {
                 return Err(StartError::new(format!(
                     "no KV block of {block_bytes} bytes fits into {share_of} ({budget} bytes): \

@@ -1,0 +1,58 @@
+//! Takes snapshots for all who watch, and none for nobody.
+
+use super::frame::{Frame, MAX_ROWS};
+use crate::actors::places::{Place, Places};
+use crate::actors::runtime::RuntimeHandle;
+use crate::error::ApiError;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::Mutex;
+
+/// A snapshot may take at most this part of the engine's thread: where pools are huge, frames are rarer.
+const MAX_SHARE: u32 = 200;
+
+/// What all watchers share.
+pub struct Feed {
+    seats: Places,
+    began: Instant,
+    latest: Mutex<Option<Taken>>,
+}
+
+struct Taken {
+    frame: Arc<Frame>,
+    at: Instant,
+}
+
+impl Default for Feed {
+    fn default() -> Self {
+        Self { seats: Places::default(), began: Instant::now(), latest: Mutex::default() }
+    }
+}
+
+impl Feed {
+    /// A place among `most` watchers, until it is dropped.
+    pub fn take_seat(&self, most: usize) -> Result<Place, ApiError> {
+        self.seats.try_take(most).ok_or_else(|| ApiError::too_many_watchers(most))
+    }
+
+    /// A frame behind number `after`: the latest, or a new one, which is taken not sooner than `interval` after the one
+    /// before.
+    pub async fn next(&self, handle: &RuntimeHandle, after: u64, interval: Duration) -> Result<Arc<Frame>, ApiError> {
+        // Who comes later waits here, and has the same frame.
+        let mut latest = self.latest.lock().await;
+        let mut number = 1;
+        if let Some(Taken { frame, at }) = &*latest {
+            let due = *at + interval.max(frame.cost * MAX_SHARE);
+            if frame.number > after && Instant::now() < due {
+                return Ok(frame.clone());
+            }
+            number = frame.number + 1;
+            tokio::time::sleep_until(due.into()).await;
+        }
+        let snapshot = handle.look(MAX_ROWS).await?;
+        let at = Instant::now();
+        let frame = Arc::new(Frame::new(number, self.began, snapshot));
+        *latest = Some(Taken { frame: frame.clone(), at });
+        Ok(frame)
+    }
+}
