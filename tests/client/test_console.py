@@ -1,0 +1,48 @@
+"""What somebody sees who opens the console in a browser: Debian's Chromium, driven by tests/client/node/console.mjs."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+from conftest import serving
+
+NODE = pathlib.Path(__file__).parent / "node"
+TESTS = [
+    "chat_streams_and_chats_are_kept",
+    "what_a_model_writes_is_never_html",
+    "blocks_fill_and_say_whose_they_are",
+    "a_load_makes_the_tide_move",
+    "a_key_is_asked_for_and_kept_in_the_tab",
+    "it_fits_a_phone",
+    "it_is_accessible_in_both_themes",
+]
+
+
+@pytest.fixture(scope="module")
+def results():
+    if not (shutil.which("node") and (NODE / "node_modules").exists()):
+        pytest.fail(f"Node.js and its packages are needed: npm ci, in {NODE}")
+    chromium = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+    if not shutil.which(chromium):
+        pytest.fail("Chromium is needed: Debian's package chromium, or CHROMIUM names the program")
+    small = ["--num-device-blocks", "96", "--swap-space-gib", "0.01"]
+    locked = ["--api-key", "a-client", "--set", "server.admin_key=the-admin"]
+    with serving() as free, serving(*small) as narrow, serving(*locked) as closed:
+        urls = {"open": free.url, "small": narrow.url, "locked": closed.url}
+        command = ["node", NODE / "console.mjs", json.dumps(urls)]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=240)
+        assert run.returncode == 0, run.stderr
+        return json.loads(run.stdout)
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_the_console(results, test):
+    assert results[test] == "ok", results[test]
+
+
+def test_all_are_named(results):
+    assert sorted(results) == sorted(TESTS)
