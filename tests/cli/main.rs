@@ -281,11 +281,53 @@ fn bench_measures_the_engine_and_a_server() {
         }
         assert!(!result.to_string().contains("\"secret\""));
     }
+    a_sweep_is_reported_and_compared(
+        &["serve", "--url", &url, "--api-key", "secret", "--vocab", "1000"],
+        folder.path(),
+    );
+    let plain = ["--plain", "--chat", "--fixed", "20:5", "--num", "3", "--json", json];
+    let run = output(&[&["bench", "serve", "--url", &url, "--api-key", "secret"] as &[&str], &plain].concat());
+    assert_eq!(run.status.code(), Some(0), "{}", text(&run.stderr));
+    assert!(text(&run.stdout).contains("\napproximate: "), "{}", text(&run.stdout));
+    let result: Value = serde_json::from_str(&std::fs::read_to_string(&result).unwrap()).unwrap();
+    assert_eq!((&result["work"], &result["result"]["failed"]), (&json!("approximate"), &json!(0)));
     let wrong_key = output(&["bench", "serve", "--url", &url, "--api-key", "wrong", "--fixed", "4:4"]);
     assert_eq!(wrong_key.status.code(), Some(1));
     assert!(text(&wrong_key.stderr).contains("401"), "{}", text(&wrong_key.stderr));
     server.signal(libc::SIGTERM);
     assert_eq!(server.wait().code(), Some(0));
+}
+
+/// Two loads in two rounds, a page with their charts, and a comparison with the same.
+fn a_sweep_is_reported_and_compared(server: &[&str], folder: &Path) {
+    let paths = ["sweep.json", "sweep.html", "compare.html"].map(|name| folder.join(name));
+    let [json, html, compared] = paths.each_ref().map(|path| path.to_str().unwrap());
+    let work =
+        ["--fixed", "24:6", "--num", "4", "--concurrency", "1,2", "--rounds", "2", "--json", json, "--html", html];
+    let run = output(&[&["bench"], server, &work].concat());
+    assert_eq!(run.status.code(), Some(0), "{}", text(&run.stderr));
+    let table = text(&run.stdout);
+    assert!(table.contains("\nconcurrency 1 ") && table.contains("\nconcurrency 2 "), "{table}");
+    let sweep: Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
+    assert_eq!((&sweep["result"], &sweep["work"]), (&Value::Null, &json!("exact")));
+    for (level, concurrency) in sweep["levels"].as_array().unwrap().iter().zip([1, 2]) {
+        assert_eq!(level["sending"], json!({ "concurrency": concurrency }));
+        assert_eq!(level["rounds"].as_array().unwrap().len(), 2);
+        assert_eq!((&level["all"]["requests"], &level["all"]["output_tokens"]), (&json!(8), &json!(48)));
+        assert_eq!(level["all"]["cached_tokens"], 0, "each run has prompts of its own");
+        assert_eq!(level["distribution"]["ttft_ms"].as_array().unwrap().len(), 101);
+        assert!(level["samples"][0]["device_used"].is_number(), "the server's memory was looked at: {level}");
+    }
+    let charts = |path: &str| std::fs::read_to_string(path).unwrap().matches("<svg").count();
+    assert_eq!(charts(html), 8);
+    let run = output(&["bench", "compare", json, json, "--html", compared]);
+    assert_eq!(run.status.code(), Some(0), "{}", text(&run.stderr));
+    let table = text(&run.stdout);
+    assert_eq!((table.matches("within the noise").count(), table.matches("1.000").count()), (16, 16), "{table}");
+    assert_eq!(charts(compared), 6);
+    let wrong = output(&["bench", "compare", json, html]);
+    assert_eq!(wrong.status.code(), Some(1));
+    assert!(text(&wrong.stderr).contains("sweep.html: not a result"), "{}", text(&wrong.stderr));
 }
 
 /// The cells of the row of a Markdown table that begins with `name`.

@@ -7,12 +7,12 @@ use crate::actors::runtime::RuntimeHandle;
 use crate::cli::progress::RequestProgress;
 use crate::engine::bill::{KvBill, Tenant, Terms};
 use crate::error::StartError;
+use crate::ids::TokenId;
 use crate::sampling::params::SamplingParams;
 use futures_util::StreamExt;
 use futures_util::stream::{self, FuturesUnordered};
 use memchr::memchr;
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -28,13 +28,23 @@ pub enum Target {
     Http(HttpTarget),
 }
 
-/// A server's `POST /v1/completions`.
+/// What a server is asked in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Dialect {
+    /// OpenAI's API alone: prompts are words, and an output may end before it is as long as it should.
+    pub plain: bool,
+    /// Chat completions instead of completions; plain ones.
+    pub chat: bool,
+}
+
+/// A server's `POST /v1/completions`, or `/v1/chat/completions`.
 pub struct HttpTarget {
     pub client: reqwest::Client,
     /// Without a trailing slash: `http://127.0.0.1:8000`.
     pub url: String,
     pub model: String,
     pub api_key: Option<String>,
+    pub dialect: Dialect,
 }
 
 /// When requests are sent.
@@ -107,6 +117,11 @@ impl Clock {
             Some(_) => self.gaps.push(now - self.last),
         }
         self.last = now;
+    }
+
+    /// How often tokens came.
+    fn num_deliveries(&self) -> usize {
+        self.gaps.len() + usize::from(self.ttft.is_some())
     }
 
     fn outcome(self, item: &WorkItem, output_tokens: usize, cached_tokens: usize, error: Option<String>) -> Outcome {
@@ -200,7 +215,7 @@ impl HttpTarget {
         let client =
             builder.build().map_err(|error| StartError::new(format!("cannot make an HTTP client: {error}")))?;
         let url = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
-        let mut target = Self { client, url, model: String::new(), api_key };
+        let mut target = Self { client, url, model: String::new(), api_key, dialect: Dialect::default() };
         target.model = match model {
             Some(model) => model,
             None => target.first_model().await?,
@@ -225,26 +240,114 @@ impl HttpTarget {
     }
 
     async fn complete(&self, item: &WorkItem) -> Outcome {
-        let body = json!({
+        let Dialect { plain, chat } = self.dialect;
+        let mut body = json!({
             "model": self.model,
-            "prompt": item.prompt,
             "max_tokens": item.output_tokens,
             "temperature": 0.0,
-            "ignore_eos": true,
             "stream": true,
             "stream_options": {"include_usage": true},
         });
+        match (plain, chat) {
+            (false, _) => {
+                body["prompt"] = json!(item.prompt);
+                body["ignore_eos"] = json!(true);
+            }
+            (true, false) => body["prompt"] = json!(words(&item.prompt)),
+            (true, true) => body["messages"] = json!([{"role": "user", "content": words(&item.prompt)}]),
+        }
+        let path = if chat { "/v1/chat/completions" } else { "/v1/completions" };
         let mut clock = Clock::start();
-        let mut answer = StreamedAnswer::default();
-        let request = self.authorised(self.client.post(format!("{}/v1/completions", self.url)).json(&body));
+        let mut answer = StreamedAnswer { only_text: plain, ..StreamedAnswer::default() };
+        let request = self.authorised(self.client.post(format!("{}{path}", self.url)).json(&body));
         let error = match request.send().await {
             Ok(response) => answer.read(response, &mut clock).await.err(),
             Err(error) => Some(causes(&error)),
         };
-        let usage = |field: &str| answer.usage[field].as_u64().unwrap_or(0) as usize;
+        let usage = |field: &str| answer.usage[field].as_u64().map(|tokens| tokens as usize);
         let cached = answer.usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0) as usize;
-        clock.outcome(item, usage("completion_tokens"), cached, error)
+        if !plain {
+            return clock.outcome(item, usage("completion_tokens").unwrap_or(0), cached, error);
+        }
+        let prompt_tokens = usage("prompt_tokens").unwrap_or(item.prompt.len());
+        let output_tokens = usage("completion_tokens").unwrap_or(clock.num_deliveries());
+        let error = error.or_else(|| (output_tokens == 0).then(|| "no token came".to_owned()));
+        // It wants what has come.
+        let item = WorkItem { output_tokens: output_tokens as u32, ..item.clone() };
+        Outcome { prompt_tokens, ..clock.outcome(&item, output_tokens, cached, error) }
     }
+}
+
+/// A word for each token, the same for the same: equal prefixes stay equal. Most tokenizers have each as one token.
+fn words(prompt: &[TokenId]) -> String {
+    const WORDS: [&str; 64] = [
+        "time",
+        "year",
+        "people",
+        "way",
+        "day",
+        "man",
+        "thing",
+        "woman",
+        "life",
+        "child",
+        "world",
+        "school",
+        "state",
+        "family",
+        "student",
+        "group",
+        "country",
+        "problem",
+        "hand",
+        "part",
+        "place",
+        "case",
+        "week",
+        "company",
+        "system",
+        "program",
+        "question",
+        "work",
+        "government",
+        "number",
+        "night",
+        "point",
+        "home",
+        "water",
+        "room",
+        "mother",
+        "area",
+        "money",
+        "story",
+        "fact",
+        "month",
+        "lot",
+        "right",
+        "study",
+        "book",
+        "eye",
+        "job",
+        "word",
+        "business",
+        "issue",
+        "side",
+        "kind",
+        "head",
+        "house",
+        "service",
+        "friend",
+        "father",
+        "power",
+        "hour",
+        "game",
+        "line",
+        "end",
+        "member",
+        "law",
+    ];
+    let words: Vec<&str> = prompt.iter().map(|token| WORDS[*token as usize % WORDS.len()]).collect();
+    words.join(" ")
 }
 
 /// The error with what caused it: reqwest's own text stops at "error sending request".
@@ -264,6 +367,8 @@ struct StreamedAnswer {
     usage: Value,
     /// The beginning of a line whose end has not come.
     buffer: Vec<u8>,
+    /// Only what has text in it is a token: others announce the role or the end in events of their own.
+    only_text: bool,
 }
 
 /// What counts of an event. The rest is read over and not kept: the client shares the processors with what it measures.
@@ -271,7 +376,57 @@ struct StreamedAnswer {
 struct Chunk {
     error: Option<Value>,
     usage: Option<Value>,
-    choices: Option<Vec<IgnoredAny>>,
+    choices: Option<Vec<Choice>>,
+}
+
+/// Whether there is text in it: of a completion, or of a chat, thoughts too.
+#[derive(Deserialize)]
+struct Choice {
+    text: Option<Text>,
+    delta: Option<Delta>,
+}
+
+#[derive(Deserialize)]
+struct Delta {
+    content: Option<Text>,
+    reasoning_content: Option<Text>,
+    reasoning: Option<Text>,
+}
+
+impl Choice {
+    fn has_text(&self) -> bool {
+        let delta = self.delta.as_ref();
+        let texts = [
+            self.text.as_ref(),
+            delta.and_then(|delta| delta.content.as_ref()),
+            delta.and_then(|delta| delta.reasoning_content.as_ref()),
+            delta.and_then(|delta| delta.reasoning.as_ref()),
+        ];
+        texts.into_iter().flatten().any(|text| text.is_some)
+    }
+}
+
+/// A text that is read over.
+struct Text {
+    is_some: bool,
+}
+
+impl<'de> Deserialize<'de> for Text {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Length;
+        impl serde::de::Visitor<'_> for Length {
+            type Value = Text;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a text")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Text, E> {
+                Ok(Text { is_some: !text.is_empty() })
+            }
+        }
+        deserializer.deserialize_str(Length)
+    }
 }
 
 impl StreamedAnswer {
@@ -310,7 +465,11 @@ impl StreamedAnswer {
         if let Some(usage) = event.usage {
             self.usage = usage;
         }
-        if event.choices.is_some_and(|choices| !choices.is_empty()) {
+        let is_token = |choices: &[Choice]| match self.only_text {
+            true => choices.iter().any(Choice::has_text),
+            false => !choices.is_empty(),
+        };
+        if event.choices.is_some_and(|choices| is_token(&choices)) {
             clock.tokens();
         }
         Ok(false)
@@ -355,6 +514,29 @@ mod tests {
         HttpResponse::Ok().content_type("text/event-stream").streaming(halves)
     }
 
+    /// A server that knows OpenAI's API and nothing else: it refuses other fields, and token ids, and says little.
+    async fn plain_chat(body: web::Json<Value>) -> HttpResponse {
+        let known = ["model", "messages", "max_tokens", "temperature", "stream", "stream_options"];
+        let unknown = body.as_object().unwrap().keys().any(|key| !known.contains(&key.as_str()));
+        let content = body["messages"][0]["content"].as_str();
+        if unknown || content.is_none() {
+            return HttpResponse::BadRequest().body("unknown field");
+        }
+        let delta = |delta: Value| json!({"choices": [{"delta": delta, "finish_reason": null}]}).to_string();
+        let events = [
+            delta(json!({"role": "assistant", "content": ""})),
+            delta(json!({"content": "one"})),
+            delta(json!({"reasoning_content": null, "content": " two"})),
+            json!({"choices": [{"delta": {}, "finish_reason": "stop"}]}).to_string(),
+            "[DONE]".into(),
+        ];
+        let stream = stream::iter(events).then(|event| async move {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            Ok::<_, std::io::Error>(web::Bytes::from(format!("data: {event}\n\n")))
+        });
+        HttpResponse::Ok().content_type("text/event-stream").streaming(stream)
+    }
+
     fn with_server(test: impl AsyncFn(HttpTarget)) {
         actix_web::rt::System::new().block_on(async {
             let models = || async { web::Json(json!({"data": [{"id": "served"}]})) };
@@ -362,6 +544,7 @@ mod tests {
                 App::new()
                     .route("/v1/models", web::get().to(models))
                     .route("/v1/completions", web::post().to(completions))
+                    .route("/v1/chat/completions", web::post().to(plain_chat))
             };
             let server =
                 HttpServer::new(app).workers(1).tcp_nodelay(true).disable_signals().bind("127.0.0.1:0").unwrap();
@@ -393,6 +576,20 @@ mod tests {
             assert!(outcome.ttft.unwrap() >= Duration::from_millis(5), "{outcome:?}");
             assert!(outcome.e2e >= outcome.ttft.unwrap() + outcome.gaps.iter().sum::<Duration>());
         });
+    }
+
+    #[test]
+    fn a_server_without_extensions_is_asked_in_words() {
+        with_server(async |mut target| {
+            target.dialect = Dialect { plain: true, chat: true };
+            let outcome = target.complete(&item(0, 50)).await;
+            assert_eq!(outcome.error, None, "an output may be shorter than it should be");
+            assert_eq!((outcome.prompt_tokens, outcome.output_tokens), (3, 2), "words and pieces, without a usage");
+            assert_eq!(outcome.gaps.len(), 1, "neither the role nor the end is a token");
+            // The role came 5 ms before.
+            assert!(outcome.ttft.unwrap() >= Duration::from_millis(10), "{outcome:?}");
+        });
+        assert_eq!(words(&[0, 64, 1]), "time time year");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::engine::bill::KvBill;
 use crate::ids::TokenId;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ impl Outcome {
 
 /// Exact figures of a set of times, in milliseconds. A percentile is the smallest measured value that at least so many
 /// percent do not exceed (nearest rank).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Times {
     pub mean: f64,
     pub p50: f64,
@@ -63,7 +63,7 @@ impl Times {
 }
 
 /// A benchmark's result. Tokens and times are those of the requests that did not fail.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
     pub requests: usize,
     pub failed: usize,

@@ -6,7 +6,6 @@
 
 mod allocators;
 mod beams;
-mod chart;
 mod lengths;
 mod load;
 mod model;
@@ -87,7 +86,7 @@ pub fn run(args: &MemoryArgs) -> Result<ExitCode, StartError> {
     let config = args.options.resolve()?.config;
     log::init(&config.log)?;
     let experiments = if args.only.is_empty() { Experiment::value_variants() } else { &args.only };
-    let mut folder = Folder::create(&args.out, super::command_line(std::env::args()))?;
+    let mut folder = Folder::create(&args.out, super::result::command_line(std::env::args()))?;
     for experiment in experiments {
         let section = args.measure(*experiment, &config)?;
         println!("{section}");

@@ -1,6 +1,6 @@
 //! What an experiment has to say, and the folder that it goes into.
 
-use super::chart::Chart;
+use crate::cli::bench::chart::Chart;
 use crate::error::StartError;
 use serde_json::{Map, Value, json};
 use std::fmt::{self, Write};

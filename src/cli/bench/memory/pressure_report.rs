@@ -1,8 +1,8 @@
 //! What [`super::pressure`] measured, for people.
 
-use super::chart::{Chart, Kind, Series};
 use super::output::{Part, Section, Table, percent};
 use super::pressure::{Mode, Run};
+use crate::cli::bench::chart::{Chart, Kind, Series};
 use serde::Serialize;
 use serde_json::json;
 

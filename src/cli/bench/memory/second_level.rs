@@ -3,10 +3,10 @@
 use super::super::client::Target;
 use super::super::report::Outcome;
 use super::super::workload::{Stream, TokenSource, WorkItem};
-use super::chart::{Chart, Kind, Series};
 use super::model::{self, ModelFacts};
 use super::output::{Part, Section, Table, median, percent};
 use crate::actors::runtime::Runtime;
+use crate::cli::bench::chart::{Chart, Kind, Series};
 use crate::cli::progress::{self, RequestProgress};
 use crate::config::Config;
 use crate::error::StartError;

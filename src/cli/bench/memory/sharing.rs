@@ -3,11 +3,11 @@
 use super::super::planner::{Planner, made_up_output};
 use super::super::workload::{Stream, TokenSource};
 use super::beams::{self, Beams, WIDTHS};
-use super::chart::{Chart, Kind, Series};
 use super::lengths::{ABOUT, ALPACA, Dataset, Lengths, SHAREGPT};
 use super::load::{self, Arrivals, Job};
 use super::model::{self, Model};
 use super::output::{Part, Section, Table, percent};
+use crate::cli::bench::chart::{Chart, Kind, Series};
 use crate::config::Config;
 use crate::engine::plan::{StepOutput, StepPlan};
 use crate::error::StartError;

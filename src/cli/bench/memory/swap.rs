@@ -1,9 +1,9 @@
 //! Swapping a sequence against computing it again, by block size: section 7.3 of the paper (its figure 19).
 
 use super::super::workload::{Stream, TokenSource};
-use super::chart::{Chart, Kind, Series};
 use super::model::{self, Model};
 use super::output::{Part, Section, Table, median};
+use crate::cli::bench::chart::{Chart, Kind, Series};
 use crate::config::Config;
 use crate::engine::plan::{PlannedSeq, SamplePlan, StepPlan, SwapIn};
 use crate::error::StartError;

@@ -3,10 +3,10 @@
 
 use super::super::planner::{Planner, made_up_output};
 use super::allocators::{Allocator, Buddy, FirstFit, Piece};
-use super::chart::{Chart, Kind, Series};
 use super::lengths::Lengths;
 use super::load::{self, Arrivals, Job};
 use super::output::{Part, Section, Table, fine_percent, percent};
+use crate::cli::bench::chart::{Chart, Kind, Series};
 use crate::engine::plan::StepPlan;
 use crate::error::StartError;
 use crate::sampling::params::SamplingParams;

@@ -1,7 +1,9 @@
-//! Charts as SVG: bars or lines over a few named places, with axes and a legend.
+//! Charts as SVG: bars or lines over a few named places here, lines over numbers in [`xy`], with axes and a legend.
 //!
 //! The colours follow the reader's light or dark theme, the background is the page's own, and the letters are the
 //! system's: a file needs nothing beside it.
+
+pub mod xy;
 
 use std::fmt::Write;
 
@@ -56,11 +58,11 @@ const BARS_SHARE: f64 = 0.72;
 const WIDE_ENOUGH: f64 = 22.0;
 
 /// Told apart by people who see colours differently, too: hues and lightness differ (after Okabe and Ito).
-const STYLE: &str = "\
+pub const STYLE: &str = "\
 <style>
-text { font: 13px system-ui, sans-serif; fill: #1f2328; }
-.title { font-size: 15px; font-weight: 600; }
-.value { font-size: 11px; }
+svg text { font: 13px system-ui, sans-serif; fill: #1f2328; }
+svg .title { font-size: 15px; font-weight: 600; }
+svg .value { font-size: 11px; }
 .grid { stroke: #d1d9e0; stroke-width: 1; }
 .axis { stroke: #59636e; stroke-width: 1; }
 .line { fill: none; stroke-width: 2.5; stroke-linejoin: round; }
@@ -68,7 +70,7 @@ text { font: 13px system-ui, sans-serif; fill: #1f2328; }
 .fill { fill: var(--c); }
 .line { stroke: var(--c); }
 @media (prefers-color-scheme: dark) {
-text { fill: #e6edf3; }
+svg text { fill: #e6edf3; }
 .grid { stroke: #3d444d; }
 .axis { stroke: #9198a1; }
 .c0 { --c: #56b4e9; } .c1 { --c: #ff8c42; } .c2 { --c: #2ec799; } .c3 { --c: #d98cc0; } .c4 { --c: #e3c84b; } .c5 { --c: #a0a8b1; }
@@ -80,14 +82,9 @@ const NUM_COLOURS: usize = 6;
 impl Chart {
     /// A whole SVG document.
     pub fn svg(&self) -> String {
-        let legend = self.legend();
+        let legend = legend(self.series.iter().map(|series| series.name.as_str()));
         let plot = Plot::new(self, LEGEND_Y + legend.1 + 6.0);
-        let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" \
-             height=\"{HEIGHT}\" role=\"img\">\n<title>{}</title>\n{STYLE}",
-            escape(&self.title)
-        );
-        text(&mut svg, (LEFT, TITLE_Y), "start", "title", &self.title);
+        let mut svg = beginning(&self.title, STYLE);
         svg += &legend.0;
         plot.axes(&mut svg, self);
         match self.kind {
@@ -95,29 +92,6 @@ impl Chart {
             Kind::Lines => plot.lines(&mut svg, self),
         }
         svg + "</svg>\n"
-    }
-
-    /// A square and a name for each series, in as many rows as it takes; and their height.
-    fn legend(&self) -> (String, f64) {
-        let (mut svg, mut x, mut row) = (String::new(), LEFT, 0.0);
-        for (index, series) in self.series.iter().enumerate() {
-            let width = 16.0 + LETTER * series.name.chars().count() as f64 + 18.0;
-            if x + width > WIDTH - RIGHT && x > LEFT {
-                (x, row) = (LEFT, row + 1.0);
-            }
-            let y = LEGEND_Y + row * LEGEND_ROW;
-            let colour = colour(index);
-            push(
-                &mut svg,
-                format_args!(
-                    "<rect class=\"fill {colour}\" x=\"{x:.1}\" y=\"{:.1}\" width=\"11\" height=\"11\" rx=\"2\"/>",
-                    y - 10.0
-                ),
-            );
-            text(&mut svg, (x + 16.0, y), "start", "", &series.name);
-            x += width;
-        }
-        (svg, (row + 1.0) * LEGEND_ROW)
     }
 
     /// The largest value that is drawn.
@@ -129,6 +103,52 @@ impl Chart {
         };
         (0..self.places.len()).map(of_place).fold(0.0, f64::max)
     }
+}
+
+/// The element, with its title.
+fn beginning(title: &str, style: &str) -> String {
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" \
+         height=\"{HEIGHT}\" role=\"img\">\n<title>{}</title>\n{style}",
+        escape(title)
+    );
+    text(&mut svg, (LEFT, TITLE_Y), "start", "title", title);
+    svg
+}
+
+/// A square and a name for each series, in as many rows as it takes; and their height.
+fn legend<'a>(names: impl Iterator<Item = &'a str>) -> (String, f64) {
+    let (mut svg, mut x, mut row) = (String::new(), LEFT, 0.0);
+    for (index, name) in names.enumerate() {
+        let width = 16.0 + LETTER * name.chars().count() as f64 + 18.0;
+        if x + width > WIDTH - RIGHT && x > LEFT {
+            (x, row) = (LEFT, row + 1.0);
+        }
+        let y = LEGEND_Y + row * LEGEND_ROW;
+        let colour = colour(index);
+        push(
+            &mut svg,
+            format_args!(
+                "<rect class=\"fill {colour}\" x=\"{x:.1}\" y=\"{:.1}\" width=\"11\" height=\"11\" rx=\"2\"/>",
+                y - 10.0
+            ),
+        );
+        text(&mut svg, (x + 16.0, y), "start", "", name);
+        x += width;
+    }
+    (svg, (row + 1.0) * LEGEND_ROW)
+}
+
+/// What the vertical axis says.
+fn y_label(svg: &mut String, top: f64, label: &str) {
+    let (x, y) = (18.0, (top + HEIGHT - BOTTOM) / 2.0);
+    let label = escape(label);
+    push(
+        svg,
+        format_args!(
+            "<text x=\"{x}\" y=\"{y:.1}\" text-anchor=\"middle\" transform=\"rotate(-90 {x} {y:.1})\">{label}</text>"
+        ),
+    );
 }
 
 /// Where values are drawn.
@@ -173,14 +193,7 @@ impl Plot {
             text(svg, (self.middle(place), bottom + 18.0), "middle", "", name);
         }
         text(svg, ((LEFT + right) / 2.0, HEIGHT - 14.0), "middle", "", &chart.x_label);
-        let (x, y) = (18.0, (self.top + bottom) / 2.0);
-        let label = escape(&chart.y_label);
-        push(
-            svg,
-            format_args!(
-                "<text x=\"{x}\" y=\"{y:.1}\" text-anchor=\"middle\" transform=\"rotate(-90 {x} {y:.1})\">{label}</text>"
-            ),
-        );
+        y_label(svg, self.top, &chart.y_label);
     }
 
     fn bars(&self, svg: &mut String, chart: &Chart) {
@@ -247,7 +260,7 @@ fn scale(most: f64) -> (f64, f64) {
 }
 
 /// With three digits that count.
-fn number(value: f64) -> String {
+pub fn number(value: f64) -> String {
     let decimals = match value.abs() {
         value if value == 0.0 || value >= 100.0 => 0,
         value if value >= 10.0 => 1,
@@ -274,7 +287,8 @@ fn push(svg: &mut String, line: std::fmt::Arguments<'_>) {
     writeln!(svg, "{line}").expect("writing to a String");
 }
 
-fn escape(text: &str) -> String {
+/// For XML and HTML.
+pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
@@ -292,7 +306,7 @@ mod tests {
     }
 
     /// Every element is closed by itself or in order, attributes are quoted, and text has no bare `<` or `&`.
-    fn assert_well_formed(svg: &str) {
+    pub(super) fn assert_well_formed(svg: &str) {
         let mut open: Vec<&str> = Vec::new();
         let mut rest = svg;
         while let Some(start) = rest.find('<') {

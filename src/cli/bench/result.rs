@@ -1,0 +1,179 @@
+//! What a benchmark has to say, printed and in files.
+
+use super::CommonArgs;
+use super::html;
+use super::levels::{Level, Summary};
+use super::report::{PhaseReport, Report};
+use super::roofline::RooflineReport;
+use crate::error::StartError;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// What is measured, and how.
+pub struct Setup {
+    pub subject: Value,
+    /// Whether requests are exactly those of the workload, or as near as the server allows.
+    pub is_exact: bool,
+}
+
+pub struct Measured {
+    pub levels: Vec<Level>,
+    pub phases: Option<PhaseReport>,
+    pub roofline: Option<RooflineReport>,
+}
+
+/// A file of `--json`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ResultFile {
+    pub command: String,
+    pub version: String,
+    pub date: String,
+    pub subject: Value,
+    pub workload: Value,
+    /// `exact`, or `approximate` where prompts were words and outputs ended where the model ended them.
+    pub work: String,
+    /// Of the only level and all its rounds; of several there is none.
+    pub sending: Value,
+    pub result: Option<Report>,
+    pub levels: Vec<Level>,
+    pub phases: Value,
+    pub roofline: Value,
+}
+
+/// What approximate means.
+pub const APPROXIMATE: &str = "The server was asked for what OpenAI's API has and no more: prompts are words, so that their \
+    tokens are about those of the workload, and outputs end where the model ends them, at the workload's length at the \
+    latest. Tokens are those that the server counts, or pieces of text where it does not.";
+
+impl ResultFile {
+    pub fn new(args: &CommonArgs, measured: &Measured, setup: &Setup, command: String) -> Self {
+        let now = time::OffsetDateTime::now_utc();
+        let levels = &measured.levels;
+        let only = (levels.len() == 1).then(|| &levels[0]);
+        let value = |value: Result<Value, _>| value.expect("what is measured can be written");
+        Self {
+            command,
+            version: env!("CARGO_PKG_VERSION").into(),
+            date: now.format(&time::format_description::well_known::Rfc3339).expect("the year has four digits"),
+            subject: setup.subject.clone(),
+            workload: value(serde_json::to_value(&args.workload)),
+            work: if setup.is_exact { "exact" } else { "approximate" }.into(),
+            sending: only.map_or(Value::Null, |level| level.sending.clone()),
+            result: only.map(|level| level.all.clone()),
+            levels: levels.clone(),
+            phases: value(serde_json::to_value(measured.phases)),
+            roofline: value(serde_json::to_value(&measured.roofline)),
+        }
+    }
+
+    pub fn read(path: &Path) -> Result<Self, StartError> {
+        let wrong = |what: String| StartError::new(format!("{}: {what}", path.display()));
+        let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+        let what = "not a result of bench serve, throughput or latency, written by --json";
+        serde_json::from_str(&text).map_err(|error| wrong(format!("{what}: {error}")))
+    }
+
+    /// What was measured, in a few words.
+    pub fn subject_line(&self) -> String {
+        let text = |key: &str| self.subject[key].as_str().map(str::to_owned);
+        [text("model"), text("device"), text("url")].into_iter().flatten().collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Prints the result, and writes it where `--json` and `--html` say. Exits with 1 if a request failed.
+pub fn finish(args: &CommonArgs, measured: &Measured, setup: &Setup) -> Result<ExitCode, StartError> {
+    let Measured { levels, phases, roofline } = measured;
+    match &levels[..] {
+        [level] => print!("{}", level.all),
+        levels => print!("{}", Summary(levels)),
+    }
+    if let [Level { rounds, .. }] = &levels[..]
+        && rounds.len() > 1
+    {
+        let speeds: Vec<String> = rounds.iter().map(|round| format!("{:.1}", round.out_tok_per_s)).collect();
+        println!("\noutput tok/s of each round: {}", speeds.join(", "));
+    }
+    if !setup.is_exact {
+        println!("\napproximate: {APPROXIMATE}");
+    }
+    if let Some(phases) = phases {
+        print!("\n{phases}");
+    }
+    if let Some(roofline) = roofline {
+        print!("\n{roofline}");
+    }
+    let file = ResultFile::new(args, measured, setup, command_line(std::env::args()));
+    if let Some(path) = &args.json {
+        write_json(path, &serde_json::to_value(&file).expect("what is measured can be written"))?;
+    }
+    if let Some(path) = &args.html {
+        write_file("--html", path, &html::report(&file))?;
+    }
+    let failed = levels.iter().any(|level| level.all.failed > 0);
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Where `--json` says.
+pub fn write_json(path: &Path, result: &Value) -> Result<(), StartError> {
+    let text = serde_json::to_string_pretty(result).expect("a Value can be written") + "\n";
+    write_file("--json", path, &text)
+}
+
+pub fn write_file(flag: &str, path: &Path, text: &str) -> Result<(), StartError> {
+    std::fs::write(path, text).map_err(|error| StartError::new(format!("{flag} {}: {error}", path.display())))
+}
+
+/// The command as it was given, without keys.
+pub fn command_line(args: impl Iterator<Item = String>) -> String {
+    let mut secret_follows = false;
+    let shown = args.map(|arg| {
+        let secret = std::mem::replace(&mut secret_follows, arg == "--api-key");
+        let with_key = arg.starts_with("--api-key=") || arg.starts_with("server.api_keys=");
+        match arg.split_once('=') {
+            _ if secret => "(secret)".into(),
+            Some((flag, _)) if with_key || arg.starts_with("--set=server.api_keys") => format!("{flag}=(secret)"),
+            _ => arg,
+        }
+    });
+    shown.collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::report::Outcome;
+    use super::super::{BenchCommand, levels::LevelInProgress, tests::parse};
+    use super::*;
+    use serde_json::json;
+    use std::time::Duration;
+
+    #[test]
+    fn the_json_says_what_was_run_and_keeps_no_key() {
+        let Ok(BenchCommand::Throughput { common }) = parse("throughput --fixed 8:2 --num 3") else { panic!() };
+        let line = "pagetide bench serve --api-key k1 --api-key=k2 --set server.api_keys=k3 --port 1";
+        let command = command_line(line.split(' ').map(str::to_owned));
+        let mut level = LevelInProgress::new(json!({"batch": 1}));
+        level.add_round(vec![Outcome { output_tokens: 2, ..Outcome::default() }], Duration::from_secs(1), Vec::new());
+        let measured = Measured { levels: vec![level.done()], phases: None, roofline: None };
+        let setup = Setup { subject: json!({"model": "m"}), is_exact: true };
+        let file = ResultFile::new(&common, &measured, &setup, command);
+        let result = serde_json::to_value(&file).unwrap();
+        assert_eq!(
+            result["command"],
+            "pagetide bench serve --api-key (secret) --api-key=(secret) --set server.api_keys=(secret) --port 1"
+        );
+        assert_eq!(result["workload"]["fixed"], json!([8, 2]));
+        assert_eq!((&result["result"]["out_tok_per_s"], &result["subject"]["model"]), (&json!(2.0), &json!("m")));
+        assert_eq!(result["sending"]["batch"], 1);
+        let date = result["date"].as_str().unwrap();
+        assert!(date.starts_with("20") && date.ends_with('Z'), "{date}");
+        assert_eq!((&result["version"], &result["work"]), (&json!(env!("CARGO_PKG_VERSION")), &json!("exact")));
+        // What is written is read again.
+        let path = tempfile::NamedTempFile::new().unwrap();
+        write_json(path.path(), &result).unwrap();
+        assert_eq!(serde_json::to_value(ResultFile::read(path.path()).unwrap()).unwrap(), result);
+        std::fs::write(path.path(), "{}").unwrap();
+        assert!(ResultFile::read(path.path()).unwrap_err().to_string().contains("not a result of bench"));
+    }
+}

@@ -1,0 +1,118 @@
+//! What a server tells of its memory on `/metrics` while it is measured.
+
+use super::client::HttpTarget;
+use serde::{Deserialize, Serialize};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// Between two looks.
+const INTERVAL: Duration = Duration::from_millis(250);
+
+/// Shares are of the tier's blocks, 0 to 1; `None`: the server does not say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Seconds since the benchmark's first request.
+    pub t_s: f64,
+    pub device_used: Option<f64>,
+    pub device_cached: Option<f64>,
+    pub swap_used: Option<f64>,
+    pub running: Option<f64>,
+    /// Swapped ones too.
+    pub waiting: Option<f64>,
+}
+
+impl Sample {
+    /// From a page of Pagetide's, or one with vLLM's names; `None` where it says nothing of memory.
+    fn of_page(page: &str, t_s: f64) -> Option<Self> {
+        let sum = |series: &dyn Fn(&str) -> bool| {
+            let lines = page.lines().filter(|line| series(line));
+            let values: Vec<f64> = lines.filter_map(|line| line.rsplit(' ').next()?.parse().ok()).collect();
+            (!values.is_empty()).then(|| values.iter().sum::<f64>())
+        };
+        // A name with its brace, or with the space of a series without labels.
+        let named = |line: &str, name: &str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
+        let all = |name: &str| sum(&|line| named(line, name));
+        let of = |name: &str, label: &str| sum(&|line| named(line, name) && line.contains(label));
+        let share = |name: &str, state: &str| {
+            let all = all(name).filter(|all| *all > 0.0)?;
+            Some(of(name, &format!("state=\"{state}\""))? / all)
+        };
+        let add = |one: Option<f64>, other: Option<f64>| Some(one? + other.unwrap_or(0.0));
+        let state = |state: &str| of("pagetide_requests", &format!("state=\"{state}\""));
+        let sample = Self {
+            t_s,
+            device_used: share("pagetide_device_blocks", "used").or_else(|| all("vllm:kv_cache_usage_perc")),
+            device_cached: share("pagetide_device_blocks", "cached"),
+            swap_used: share("pagetide_swap_blocks", "used"),
+            running: state("running").or_else(|| all("vllm:num_requests_running")),
+            waiting: add(state("waiting"), state("swapped")).or_else(|| all("vllm:num_requests_waiting")),
+        };
+        sample.device_used.map(|_| sample)
+    }
+}
+
+/// Looks at the page again and again until it is dropped or asked for what it has seen.
+pub struct Sampler {
+    seen: Rc<RefCell<Vec<Sample>>>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Sampler {
+    /// `began`: when the benchmark did. A server without the page, or that wants another key for it, gives no samples.
+    pub fn start(target: &HttpTarget, began: Instant) -> Self {
+        let seen = Rc::new(RefCell::new(Vec::new()));
+        let (samples, client) = (seen.clone(), target.client.clone());
+        let (url, key) = (format!("{}/metrics", target.url), target.api_key.clone());
+        let task = actix_web::rt::spawn(async move {
+            loop {
+                let request = client.get(&url).timeout(Duration::from_secs(5));
+                let request = if let Some(key) = &key { request.bearer_auth(key) } else { request };
+                let Ok(answer) = request.send().await else { return };
+                if !answer.status().is_success() {
+                    return;
+                }
+                let t_s = began.elapsed().as_secs_f64();
+                let Ok(page) = answer.text().await else { return };
+                let Some(sample) = Sample::of_page(&page, t_s) else { return };
+                samples.borrow_mut().push(sample);
+                actix_web::rt::time::sleep(INTERVAL).await;
+            }
+        });
+        Self { seen, task }
+    }
+
+    pub fn stop(self) -> Vec<Sample> {
+        self.task.abort();
+        self.seen.take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_of_both_kinds_are_read() {
+        let ours = "# TYPE pagetide_device_blocks gauge\n\
+                    pagetide_device_blocks{state=\"used\"} 6\npagetide_device_blocks{state=\"cached\"} 3\n\
+                    pagetide_device_blocks{state=\"free\"} 3\npagetide_swap_blocks{state=\"used\"} 0\n\
+                    pagetide_requests{state=\"running\"} 4\npagetide_requests{state=\"waiting\"} 2\n\
+                    pagetide_requests{state=\"swapped\"} 1\npagetide_requests_total{outcome=\"stop\"} 9\n";
+        let expected = Sample {
+            t_s: 1.5,
+            device_used: Some(0.5),
+            device_cached: Some(0.25),
+            swap_used: None,
+            running: Some(4.0),
+            waiting: Some(3.0),
+        };
+        assert_eq!(Sample::of_page(ours, 1.5), Some(expected), "no swap pool has no share");
+        let theirs = "vllm:kv_cache_usage_perc{model_name=\"m\",engine=\"0\"} 0.25\n\
+                      vllm:num_requests_running{model_name=\"m\"} 7.0\nvllm:num_requests_waiting{model_name=\"m\"} 1.0\n\
+                      vllm:num_requests_waiting_by_reason{model_name=\"m\",reason=\"capacity\"} 1.0\n";
+        let sample = Sample::of_page(theirs, 0.0).unwrap();
+        assert_eq!((sample.device_used, sample.running, sample.waiting), (Some(0.25), Some(7.0), Some(1.0)));
+        assert_eq!(Sample::of_page("up 1\n", 0.0), None);
+    }
+}

@@ -1,0 +1,178 @@
+//! `pagetide bench serve`: a server over HTTP, under one load or several.
+
+use super::client::{Arrivals, Dialect, HttpTarget, Target, drive};
+use super::levels::LevelInProgress;
+use super::result::{Measured, Setup, finish};
+use super::roofline::Roofline;
+use super::samples::Sampler;
+use super::workload::{WorkItem, WorkloadArgs, parse_positive, poisson_arrivals};
+use super::{CommonArgs, resolve, start, subject_in_process, warm_up};
+use crate::cli::progress::RequestProgress;
+use crate::config::Config;
+use crate::config::layers::Origin;
+use crate::error::StartError;
+use crate::http::server;
+use crate::metrics;
+use clap::Args;
+use serde_json::{Value, json};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+#[derive(Args)]
+pub struct ServeArgs {
+    /// Measure this server instead of starting one; --model is then the model's name there [default: its first], and
+    /// --api-key the key to send
+    #[arg(long, value_name = "URL", conflicts_with = "roofline")]
+    url: Option<String>,
+    /// Requests in flight at all times; several, as in 1,4,16, are measured one after the other [default: 16]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
+    concurrency: Vec<u32>,
+    /// Send requests at random, R a second on average (Poisson), whatever is in flight; several are measured one after the
+    /// other
+    #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "concurrency", value_parser = parse_positive)]
+    rate: Vec<f64>,
+    /// Send requests at the times of the trace
+    #[arg(long, requires = "trace", conflicts_with_all = ["concurrency", "rate"])]
+    replay_timestamps: bool,
+    /// Go through all loads so many times, each time with other prompts of the same lengths: bench compare then knows how
+    /// much chance there is in them
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// The server knows OpenAI's API and no more: prompts are words instead of token ids, and outputs end where the model
+    /// ends them. What is measured is then approximate
+    #[arg(long, requires = "url")]
+    plain: bool,
+    /// Ask for chat completions; prompts are words then too
+    #[arg(long, requires = "plain")]
+    chat: bool,
+    /// Token ids of prompts are below this [default: the model's own; with --url 30000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    vocab: Option<u32>,
+    /// Open a new connection for each request
+    #[arg(long)]
+    no_keepalive: bool,
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
+/// How requests are sent.
+#[derive(Clone, Debug, PartialEq)]
+enum Load {
+    Concurrency(u32),
+    Rate(f64),
+    Timestamps,
+}
+
+impl Load {
+    fn describe(&self) -> Value {
+        match self {
+            Load::Concurrency(concurrency) => json!({ "concurrency": concurrency }),
+            Load::Rate(rate) => json!({ "rate_per_s": rate }),
+            Load::Timestamps => json!("timestamps"),
+        }
+    }
+
+    fn arrivals(&self, work: &[WorkItem], seed: u64) -> Arrivals {
+        match self {
+            Load::Concurrency(concurrency) => Arrivals::Concurrency(*concurrency as usize),
+            Load::Rate(rate) => Arrivals::At(poisson_arrivals(work.len(), *rate, seed)),
+            Load::Timestamps => Arrivals::At(work.iter().map(|item| item.timestamp).collect()),
+        }
+    }
+}
+
+impl ServeArgs {
+    fn loads(&self) -> Vec<Load> {
+        match (&self.concurrency[..], &self.rate[..]) {
+            _ if self.replay_timestamps => vec![Load::Timestamps],
+            ([], []) => vec![Load::Concurrency(16)],
+            ([], rates) => rates.iter().copied().map(Load::Rate).collect(),
+            (concurrencies, _) => concurrencies.iter().copied().map(Load::Concurrency).collect(),
+        }
+    }
+}
+
+pub fn run(args: &ServeArgs) -> Result<ExitCode, StartError> {
+    let resolved = resolve(&args.common)?;
+    let keep_alive = !args.no_keepalive;
+    let api_key = resolved.config.server.api_keys.first().cloned();
+    match &args.url {
+        Some(url) => actix_web::rt::System::new().block_on(async {
+            let named = *resolved.origin("model.path") != Origin::Default;
+            let model = named.then(|| resolved.config.model.path.clone());
+            let dialect = Dialect { plain: args.plain, chat: args.chat };
+            let target = HttpTarget { dialect, ..HttpTarget::connect(url, model, api_key, keep_alive).await? };
+            let subject = json!({"model": target.model, "url": target.url});
+            measure_server(args, target, args.vocab.unwrap_or(30_000), subject, None).await
+        }),
+        None => serve_own(args, resolved.config, api_key, keep_alive),
+    }
+}
+
+/// Starts a server on a free port, measures it, and stops it.
+fn serve_own(
+    args: &ServeArgs,
+    mut config: Config,
+    api_key: Option<String>,
+    keep_alive: bool,
+) -> Result<ExitCode, StartError> {
+    config.server.host = "127.0.0.1".into();
+    config.server.port = 0;
+    if config.metrics.enabled {
+        metrics::install();
+    }
+    let (runtime, roofline) = start(&args.common, &config)?;
+    let handle = runtime.handle();
+    let (vocab_size, model) = (handle.model().vocab_size, handle.model().served_name.clone());
+    let subject = subject_in_process(&runtime);
+    let code = actix_web::rt::System::new().block_on(async {
+        let listener = server::listen(&config.server)?;
+        let url = format!("http://{}", listener.local_addr()?);
+        let server = server::serve(handle, runtime.tuner(config.clone().into()), listener)?;
+        let stopper = server.handle();
+        let running = actix_web::rt::spawn(server);
+        let target = HttpTarget::connect(&url, Some(model), api_key, keep_alive).await?;
+        let vocab_size = args.vocab.unwrap_or(vocab_size);
+        let code = measure_server(args, target, vocab_size, subject, roofline.as_ref()).await;
+        stopper.stop(false).await;
+        running.abort();
+        code
+    });
+    drop(runtime);
+    code
+}
+
+async fn measure_server(
+    args: &ServeArgs,
+    target: HttpTarget,
+    vocab_size: u32,
+    subject: Value,
+    roofline: Option<&Roofline>,
+) -> Result<ExitCode, StartError> {
+    let setup = Setup { subject, is_exact: !args.plain };
+    let loads = args.loads();
+    let mut levels: Vec<LevelInProgress> = loads.iter().map(|load| LevelInProgress::new(load.describe())).collect();
+    // Each run has prompts of its own: those of another would be found in the prefix cache.
+    let work_of = |run: usize| {
+        let seed = args.common.workload.seed.wrapping_add(run as u64);
+        let workload = WorkloadArgs { seed, ..args.common.workload.clone() };
+        Ok::<_, StartError>((workload.build(64, vocab_size)?, seed))
+    };
+    let target = Target::Http(target);
+    let Target::Http(server) = &target else { unreachable!("it was made here") };
+    warm_up(&target, args.common.warmup, &work_of(0)?.0).await?;
+    roofline.into_iter().for_each(Roofline::reset);
+    let (began, mut wall) = (Instant::now(), Duration::ZERO);
+    for run in 0..args.rounds as usize * loads.len() {
+        let (work, seed) = work_of(run)?;
+        let load = &loads[run % loads.len()];
+        let sampler = Sampler::start(server, began);
+        let mut progress = RequestProgress::new(work.len() as u64);
+        let (outcomes, took) = drive(&target, &work, &load.arrivals(&work, seed), &mut progress).await;
+        levels[run % loads.len()].add_round(outcomes, took, sampler.stop());
+        wall += took;
+    }
+    let levels = levels.into_iter().map(LevelInProgress::done).collect();
+    let roofline = roofline.map(|roofline| roofline.report(wall.as_secs_f64()));
+    finish(&args.common, &Measured { levels, phases: None, roofline }, &setup)
+}
