@@ -22,6 +22,10 @@ def rate(metric: str, *labels: str) -> str:
     return f"rate({series(metric, *labels)}[$__rate_interval])"
 
 
+def increase(metric: str) -> str:
+    return f"increase({series(metric)}[$__rate_interval])"
+
+
 def total(metric: str, *labels: str, by: str = "") -> str:
     """A rate per second over all chosen servers, or one for each value of a label."""
     return f"sum{f' by ({by})' if by else ''} ({rate(metric, *labels)})"
@@ -196,7 +200,7 @@ class Table(Panel):
 
 DEVICE_SLOTS = now("pagetide_device_blocks")
 SWAP_SLOTS = now("pagetide_swap_blocks")
-STATES = {"used": "blue", "shared": "purple", "cached": "yellow", "free": "green", "draining": "red"}
+STATES = {"used": "blue", "cached": "yellow", "free": "green", "draining": "red"}
 REQUEST_STATES = {"running": "green", "waiting": "yellow", "swapped": "blue"}
 
 ROWS = [
@@ -205,23 +209,23 @@ ROWS = [
         [
             Figure(
                 "Servers up",
-                "Chosen servers whose last scrape succeeded. Fewer than you run: the process is gone, does not answer, "
-                "or asks for another key (see Prometheus' page Targets).",
+                "Chosen servers whose last scrape succeeded. Fewer than you run: the process is gone, does not "
+                "answer, or asks for another key (see Prometheus' page Targets).",
                 ("up", 'sum(up{job="pagetide",instance=~"$instance"})'),
                 bad=None,
             ),
             Figure(
                 "Alerts firing",
-                "Alerts of dashboards/prometheus/rules/alerts.yml that fire now, on any server. Each says what to do; "
-                "docs/monitoring.md says more.",
+                "Alerts of dashboards/prometheus/rules/alerts.yml that fire now, on any server. Each says what to "
+                "do; docs/monitoring.md says more.",
                 ("alerts", 'count(ALERTS{alertname=~"Pagetide.*",alertstate="firing"}) or vector(0)'),
                 warn=1,
                 bad=3,
             ),
             Figure(
                 "Requests per second",
-                "Requests that ended. Where it falls while requests wait, steps have become slow or memory scarce: look at "
-                "the memory tier and at step time.",
+                "Requests that ended. Where it falls while requests wait, steps have become slow or memory scarce: "
+                "look at the memory tier and at step time.",
                 ("requests", total("pagetide_requests_total")),
                 unit="reqps",
             ),
@@ -241,8 +245,9 @@ ROWS = [
             ),
             Figure(
                 "Between tokens, p99",
-                "The gap that ninety-nine of a hundred tokens stay below. High while preemptions happen: sequences are "
-                "paused. High without: steps are long; lower scheduler.inter_token_target_ms or scheduler.max_num_seqs.",
+                "The gap that ninety-nine of a hundred tokens stay below. High while preemptions happen: sequences "
+                "are paused. High without: steps are long; lower scheduler.inter_token_target_ms or "
+                "scheduler.max_num_seqs.",
                 ("p99", quantile(0.99, "pagetide_inter_token_seconds")),
                 unit="s",
                 warn=0.1,
@@ -250,16 +255,16 @@ ROWS = [
             ),
             Figure(
                 "Device blocks in use",
-                "Part of the device's KV blocks that sequences hold. Near 100 % is how a busy server should look; it is "
-                "trouble only together with preemptions or a queue.",
+                "Part of the device's KV blocks that sequences hold. Near 100 % is how a busy server should look; it "
+                "is trouble only together with preemptions or a queue.",
                 ("used", share(now("pagetide_device_blocks", 'state="used"'), DEVICE_SLOTS)),
                 unit="percentunit",
                 warn=0.9,
             ),
             Figure(
                 "Preemptions per minute",
-                "Sequences that had to give their blocks away, to come back later. A few are fine. Many: see the row on "
-                "the memory tier.",
+                "Sequences that had to give their blocks away, to come back later. A few are fine. Many: see the row "
+                "on the memory tier.",
                 ("preemptions", f"60 * {total('pagetide_preemptions_total')}"),
                 warn=6,
                 bad=60,
@@ -274,16 +279,16 @@ ROWS = [
             ),
             Lines(
                 "How requests end",
-                "Per second, by outcome. failed should be 0: the engine failed, and the log says why. cancelled: clients "
-                "went away, often because they had waited too long.",
+                "Per second, by outcome. failed should be 0: the engine failed, and the log says why. cancelled: "
+                "clients went away, often because they had waited too long.",
                 ("{{outcome}}", total("pagetide_requests_total", by="outcome")),
                 unit="reqps",
                 colours={"stop": "green", "length": "blue", "cancelled": "yellow", "failed": "red"},
             ),
             Lines(
                 "Requests refused",
-                "Per second, by reason. queue_full: server.max_requests are held already; clients are told when to come "
-                "back. invalid and too_long are the clients' mistakes. draining: the server is stopping.",
+                "Per second, by reason. queue_full: server.max_requests are held already; clients are told when to "
+                "come back. invalid and too_long are the clients' mistakes. draining: the server is stopping.",
                 ("{{reason}}", total("pagetide_rejected_total", by="reason")),
                 unit="reqps",
                 colours={"queue_full": "red", "too_long": "yellow", "invalid": "blue", "draining": "purple"},
@@ -312,15 +317,15 @@ ROWS = [
         [
             Lines(
                 "Time to first token",
-                "From arrival to the first token, queue included. Compare with the queue beside it: what is not queue is "
-                "the prompt's computing.",
+                "From arrival to the first token, queue included. Compare with the queue beside it: what is not "
+                "queue is the prompt's computing.",
                 *quantiles("pagetide_time_to_first_token_seconds"),
                 unit="s",
             ),
             Lines(
                 "Time in the queue",
-                "From arrival to the first step. Above zero for long: the server is full; add capacity, or a larger KV pool if "
-                "its blocks are all used.",
+                "From arrival to the first step. Above zero for long: the server is full; add capacity, or a larger "
+                "KV pool if its blocks are all used.",
                 *quantiles("pagetide_queue_seconds"),
                 unit="s",
             ),
@@ -341,13 +346,13 @@ ROWS = [
                 "First tokens, all of them",
                 "Every request's time to first token. Two bands are two kinds of requests (cached and not, short and "
                 "long), which no percentile shows.",
-                ("{{le}}", f"sum by (le) (increase({series('pagetide_time_to_first_token_seconds_bucket')}[$__rate_interval]))"),
+                ("{{le}}", f"sum by (le) ({increase('pagetide_time_to_first_token_seconds_bucket')})"),
                 unit="s",
             ),
             Lines(
                 "Error budget burnt",
-                "How fast the budget of each latency objective is used up: at 1 it lasts for exactly its 30 days, at 14.4 "
-                "for two. The alerts PagetideLatencyBurn* go by this; objectives are in rules/recording.yml.",
+                "How fast the budget of each latency objective is used up: at 1 it lasts for exactly its 30 days, at "
+                "14.4 for two. The alerts PagetideLatencyBurn* go by this; objectives are in rules/recording.yml.",
                 ("{{objective}}, 5 min", f"max by (objective) ({series('pagetide:slo_errors:burn5m')})"),
                 ("{{objective}}, 1 h", f"max by (objective) ({series('pagetide:slo_errors:burn1h')})"),
             ),
@@ -358,25 +363,25 @@ ROWS = [
         [
             Lines(
                 "Device blocks",
-                "used: held by sequences. cached: kept for prompts that begin the same, and given away when needed. No free "
-                "and no cached ones left: the next sequence that grows makes another yield.",
+                "used: held by sequences. cached: kept for prompts that begin the same, and given away when needed. "
+                "No free and no cached ones left: the next sequence that grows makes another yield.",
                 ("{{state}}", now("pagetide_device_blocks", by="state")),
                 stacked=True,
                 colours=STATES,
             ),
             Lines(
                 "Swap pool",
-                "CPU memory: used by sequences that yielded (or copied ahead for those that may), cached prefixes that the "
-                "device gave away, free. All used: further victims are recomputed; raise swap.space_gib, it takes effect at "
-                "once on SIGHUP. draining: held beyond a size that was lowered.",
+                "CPU memory: used by sequences that yielded (or copied ahead for those that may), cached prefixes "
+                "that the device gave away, free. All used: further victims are recomputed; raise swap.space_gib, it "
+                "takes effect at once on SIGHUP. draining: held beyond a size that was lowered.",
                 ("{{state}}", now("pagetide_swap_blocks", by="state")),
                 stacked=True,
                 colours=STATES,
             ),
             Lines(
                 "Preemptions",
-                "Sequences that yielded, per second: swapped out, or to be recomputed. Many for long: too many sequences for "
-                "the pool. Lower scheduler.max_num_seqs, or add blocks.",
+                "Sequences that yielded, per second: swapped out, or to be recomputed. Many for long: too many "
+                "sequences for the pool. Lower scheduler.max_num_seqs, or add blocks.",
                 ("{{mode}}", total("pagetide_preemptions_total", by="mode")),
                 colours={"swap": "blue", "recompute": "red"},
             ),
@@ -392,8 +397,8 @@ ROWS = [
             ),
             Lines(
                 "Arbiter's decisions",
-                "What scheduler.preemption_mode = auto chose, per second: all blocks to the swap pool, the full ones, or "
-                "none. It follows the copy times beside it. Nothing here where the mode is fixed.",
+                "What scheduler.preemption_mode = auto chose, per second: all blocks to the swap pool, the full "
+                "ones, or none. It follows the copy times beside it. Nothing here where the mode is fixed.",
                 ("{{choice}}", total("pagetide_arbiter_decisions_total", by="choice")),
             ),
             Lines(
@@ -404,14 +409,14 @@ ROWS = [
             ),
             Lines(
                 "Blocks waiting to be copied",
-                "The copies' queue. It should fall to zero between bursts; if it only grows, copies are slower than what "
-                "causes them.",
+                "The copies' queue. It should fall to zero between bursts; if it only grows, copies are slower than "
+                "what causes them.",
                 ("blocks", now("pagetide_copy_queue_blocks")),
             ),
             Lines(
                 "Tokens computed twice",
-                "Of all tokens that steps computed, those that had been computed before a preemption. Above a tenth for long, "
-                "memory pressure costs more than it brings: the alert PagetideRecomputing is at a fifth.",
+                "Of all tokens that steps computed, those that had been computed before a preemption. Above a tenth "
+                "for long, memory pressure costs more than it brings: the alert PagetideRecomputing is at a fifth.",
                 (
                     "recomputed",
                     share(total("pagetide_recomputed_tokens_total"), total("pagetide_step_tokens_sum")),
@@ -420,8 +425,8 @@ ROWS = [
             ),
             Lines(
                 "KV waste",
-                "Slots of used blocks that hold no token. Half a block for each sequence is normal; much more with short "
-                "sequences: a smaller cache.block_size.",
+                "Slots of used blocks that hold no token. Half a block for each sequence is normal; much more with "
+                "short sequences: a smaller cache.block_size.",
                 (
                     "empty slots",
                     share(total("pagetide_kv_empty_slot_steps_total"), total("pagetide_kv_slot_steps_total")),
@@ -435,8 +440,9 @@ ROWS = [
         [
             Lines(
                 "Prompt tokens found",
-                "Part of the prompt tokens that did not have to be computed, by the tier that had them. A fall after a change "
-                "of clients: their prompts no longer begin the same (a date or an id at the front is enough).",
+                "Part of the prompt tokens that did not have to be computed, by the tier that had them. A fall after "
+                "a change of clients: their prompts no longer begin the same (a date or an id at the front is "
+                "enough).",
                 (
                     "{{tier}}",
                     f"{total('pagetide_prefix_cache_hits_total', by='tier')} / ignoring (tier) group_left "
@@ -448,16 +454,16 @@ ROWS = [
             ),
             Lines(
                 "Tokens looked up and found",
-                "Per second. Little is found although prompts repeat: the cache is too small (see its blocks), or requests "
-                "come with different keys or salts, which share nothing.",
+                "Per second. Little is found although prompts repeat: the cache is too small (see its blocks), or "
+                "requests come with different keys or salts, which share nothing.",
                 ("looked up", total("pagetide_prefix_cache_queries_total")),
                 ("found on the {{tier}}", total("pagetide_prefix_cache_hits_total", by="tier")),
                 width=12,
             ),
             Lines(
                 "Cached blocks",
-                "Blocks that nobody holds and that are kept for what may come, on either tier. Near zero on the device under "
-                "load is normal; near zero on both, the cache helps only running requests.",
+                "Blocks that nobody holds and that are kept for what may come, on either tier. Near zero on the "
+                "device under load is normal; near zero on both, the cache helps only running requests.",
                 ("device", now("pagetide_device_blocks", 'state="cached"')),
                 ("swap pool", now("pagetide_swap_blocks", 'state="cached"')),
                 width=12,
@@ -476,16 +482,16 @@ ROWS = [
         [
             Lines(
                 "Where a step's time goes",
-                "Mean seconds of a step: planning, the forward pass with its copies, sampling. Planning should be invisible "
-                "here.",
+                "Mean seconds of a step: planning, the forward pass with its copies, sampling. Planning should be "
+                "invisible here.",
                 ("{{phase}}", mean("pagetide_step_seconds", by="phase")),
                 unit="s",
                 stacked=True,
             ),
             Lines(
                 "Time between steps",
-                "How long the device waited for the host between two steps. On a GPU with scheduler.overlap it should be "
-                "near zero; where it is not, the host is short of processors.",
+                "How long the device waited for the host between two steps. On a GPU with scheduler.overlap it "
+                "should be near zero; where it is not, the host is short of processors.",
                 ("p50", quantile(0.5, "pagetide_step_gap_seconds")),
                 ("p99", quantile(0.99, "pagetide_step_gap_seconds")),
                 unit="s",
@@ -495,13 +501,14 @@ ROWS = [
                 "Part of the time that it computes. Below 1 with requests waiting is a bug worth reporting.",
                 (
                     "busy",
-                    f'sum by (instance) ({rate("pagetide_step_seconds_sum", "phase=~%sexecute|sample%s" % (chr(34), chr(34)))})',
+                    total("pagetide_step_seconds_sum", 'phase=~"execute|sample"', by="instance"),
                 ),
                 unit="percentunit",
             ),
             Lines(
                 "Sequences in a step",
-                "The batch. At scheduler.max_num_seqs with requests waiting, raise that, if the gaps between tokens allow it.",
+                "The batch. At scheduler.max_num_seqs with requests waiting, raise that, if the gaps between "
+                "tokens allow it.",
                 ("p50", quantile(0.5, "pagetide_batch_sequences")),
                 ("p99", quantile(0.99, "pagetide_batch_sequences")),
             ),
@@ -513,14 +520,14 @@ ROWS = [
             ),
             Lines(
                 "Room for prompts in a step",
-                "Prompt tokens that the latest step could have had beside its decodes. Small for long: prompts trickle, and "
-                "first tokens are late; raise scheduler.inter_token_target_ms.",
+                "Prompt tokens that the latest step could have had beside its decodes. Small for long: prompts "
+                "trickle, and first tokens are late; raise scheduler.inter_token_target_ms.",
                 ("{{instance}}", series("pagetide_prompt_limit_tokens")),
             ),
             Lines(
                 "What admission counts with",
-                "Tokens that an output is expected to get, and for how many steps blocks had to suffice for whoever was "
-                "considered last. A high horizon means that preempting is dear here, so that fewer are let in.",
+                "Tokens that an output is expected to get, and for how many steps blocks had to suffice for whoever "
+                "was considered last. A high horizon means that preempting is dear here, so that fewer are let in.",
                 ("expected output, {{instance}}", series("pagetide_expected_output_tokens")),
                 ("horizon, {{instance}}", series("pagetide_admission_horizon_tokens")),
             ),
@@ -534,13 +541,10 @@ ROWS = [
             ),
             Lines(
                 "Restarts and changes",
-                "Each step up is one. Executor restarts: the device failed and the requests running then with it; the log says "
-                "why. Changes refused: somebody's configuration is not in force.",
-                ("executor restarts", f"sum(increase({series('pagetide_executor_restarts_total')}[$__rate_interval]))"),
-                (
-                    "settings {{result}}",
-                    f"sum by (result) (increase({series('pagetide_config_changes_total')}[$__rate_interval]))",
-                ),
+                "Each step up is one. Executor restarts: the device failed and the requests running then with it; "
+                "the log says why. Changes refused: somebody's configuration is not in force.",
+                ("executor restarts", f"sum({increase('pagetide_executor_restarts_total')})"),
+                ("settings {{result}}", f"sum by (result) ({increase('pagetide_config_changes_total')})"),
             ),
         ],
     ),
@@ -549,14 +553,14 @@ ROWS = [
         [
             Lines(
                 "Requests held, by key",
-                "A tenant is an API key, named by a fingerprint. One with many waiting and few running has met its quota, "
-                "or sends more than its share.",
+                "A tenant is an API key, named by a fingerprint. One with many waiting and few running has met its "
+                "quota, or sends more than its share.",
                 ("{{tenant}} {{state}}", now("pagetide_tenant_requests", by="tenant, state")),
             ),
             Lines(
                 "Tokens per second, by key",
-                "Who uses the server. generated tokens cost a step each; prompt tokens are computed many at a time, or "
-                "found in the cache.",
+                "Who uses the server. generated tokens cost a step each; prompt tokens are computed many at a time, "
+                "or found in the cache.",
                 ("{{tenant}} {{kind}}", total("pagetide_tenant_tokens_total", by="tenant, kind")),
             ),
             Lines(
@@ -567,15 +571,15 @@ ROWS = [
             ),
             Lines(
                 "Blocks held, by key",
-                "On the device and in the swap pool. Blocks that several sequences share count for each. One key with "
-                "nearly all: set cache.max_share_per_key.",
+                "On the device and in the swap pool. Blocks that several sequences share count for each. One key "
+                "with nearly all: set cache.max_share_per_key.",
                 ("{{tenant}} {{tier}}", now("pagetide_tenant_blocks", by="tenant, tier")),
                 stacked=True,
             ),
             Lines(
                 "Quotas met, by key",
-                "Times per second that a quota stood in the way: a request had to wait for others of its key (device), a "
-                "sequence was to be recomputed instead of swapped (swap).",
+                "Times per second that a quota stood in the way: a request had to wait for others of its key "
+                "(device), a sequence was to be recomputed instead of swapped (swap).",
                 ("{{tenant}} {{tier}}", total("pagetide_tenant_quota_total", by="tenant, tier")),
             ),
             Lines(
@@ -591,8 +595,8 @@ ROWS = [
         [
             Lines(
                 "Answers by status",
-                "Per second. 429: refused for want of room. 5xx: look at the log; requests have an id there and in the header "
-                "x-request-id. A stream that fails later still has 200.",
+                "Per second. 429: refused for want of room. 5xx: look at the log; requests have an id there and in "
+                "the header x-request-id. A stream that fails later still has 200.",
                 ("{{status}}", total("pagetide_http_requests_total", by="status")),
                 unit="reqps",
                 width=12,

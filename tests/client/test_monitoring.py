@@ -27,7 +27,7 @@ DASHBOARD = DASHBOARDS / "grafana/pagetide.json"
 CONFIG = DASHBOARDS / "prometheus/prometheus.yml"
 NODE = ROOT / "tests/client/node"
 
-KEYS = {"first": "a-key", "second": "b-key", "impatient": "c-key"}
+KEYS = {"first": "sk-one", "second": "sk-two", "impatient": "sk-three"}
 SCRAPE_KEY = "prometheus-key"
 # Requests of up to 200 tokens, 14 at a time, in a pool for three or four of them; both quotas are met, and some swapped
 # sequences find the swap pool full.
@@ -152,8 +152,8 @@ async def load(url: str) -> dict:
 
 
 class Scraped:
-    def __init__(self, prometheus, times, used):
-        self.prometheus, self.times, self.used = prometheus, times, used
+    def __init__(self, prometheus, times, used, page):
+        self.prometheus, self.times, self.used, self.page = prometheus, times, used, page
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,10 @@ def scraped(tmp_path_factory):
         end = time.time()
         ended = 'sum(pagetide_requests) == 0 and sum(rate(pagetide_generated_tokens_total[3s])) == 0'
         wait_for(lambda: prometheus.query(ended))
-        yield Scraped(prometheus, (start, end), used)
+        request = urllib.request.Request(f"{server.url}/metrics", headers={"Authorization": f"Bearer {SCRAPE_KEY}"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            page = answer.read().decode()
+        yield Scraped(prometheus, (start, end), used, page)
 
 
 def panels() -> list:
@@ -262,8 +265,9 @@ def test_tenants_are_told_apart_and_their_keys_are_not_told(scraped):
     # To the token: what the clients were told, however often their sequences were paused and computed again.
     assert scraped.used["first"] in counted and scraped.used["second"] in counted
     assert [0, 0] in counted, "Prometheus' own key has asked for nothing"
-    outcomes = "sum by (outcome) (pagetide_tenant_requests_total) == ignoring(tenant) sum by (outcome) (pagetide_requests_total)"
-    assert len(scraped.prometheus.query(outcomes)) == 4, "every request had a key"
+    assert not any(key in scraped.page for key in [*KEYS.values(), SCRAPE_KEY])
+    outcomes = [f"sum by (outcome) (pagetide_{of}requests_total)" for of in ("tenant_", "")]
+    assert len(scraped.prometheus.query(" == ".join(outcomes))) == 4, "every request had a key"
 
 
 # The queries of vLLM's Grafana dashboard (examples/observability/prometheus_grafana in its repository), put together
