@@ -4,7 +4,7 @@ use super::chart::xy::{Line, Scale, XyChart};
 use super::chart::{STYLE, escape};
 use super::compare::{Comparison, Verdict};
 use super::levels::{Distribution, Level, SUMMARY_COLUMNS};
-use super::report::{Report, Times};
+use super::report::{Figure, Report, Times};
 use super::result::{APPROXIMATE, ResultFile};
 use super::samples::Sample;
 
@@ -184,7 +184,7 @@ fn against_latency(files: &[(&str, &ResultFile)]) -> Vec<XyChart> {
     }
     let chart = |title: &str, of: fn(&Report) -> Option<Times>| {
         let mut lines = Vec::new();
-        let percentiles: [(&str, fn(Times) -> f64); 2] = [("p50", |times| times.p50), ("p99", |times| times.p99)];
+        let percentiles: [(&str, Figure); 2] = [("p50", |times| times.p50), ("p99", |times| times.p99)];
         for (name, file) in files {
             for (percentile, value) in percentiles {
                 let measured = file.levels.iter().filter_map(|level| Some((level, value(of(&level.all)?))));
@@ -241,6 +241,9 @@ fn distributions(files: &[(&str, &ResultFile)]) -> Vec<XyChart> {
     all.into_iter().filter(|chart| !chart.lines.is_empty()).collect()
 }
 
+/// A line over time: its name, a factor, and what of a sample.
+type Told = (&'static str, f64, fn(&Sample) -> Option<f64>);
+
 /// What the server told of itself; nothing where it did not.
 fn over_time(levels: &[Level]) -> Vec<XyChart> {
     let mut samples: Vec<&Sample> = levels.iter().flat_map(|level| &level.samples).collect();
@@ -255,7 +258,7 @@ fn over_time(levels: &[Level]) -> Vec<XyChart> {
         });
         marks.extend(starts.map(|(_, sample)| (sample.t_s, level.short_name())));
     }
-    let chart = |title: &str, y_label: &str, lines: &[(&str, f64, fn(&Sample) -> Option<f64>)]| {
+    let chart = |title: &str, y_label: &str, lines: &[Told]| {
         let of = |factor: f64, value: fn(&Sample) -> Option<f64>| {
             samples.iter().filter_map(|sample| Some((sample.t_s, factor * value(sample)?))).collect::<Vec<_>>()
         };

@@ -62,6 +62,9 @@ impl Times {
     }
 }
 
+/// One of the figures.
+pub type Figure = fn(Times) -> f64;
+
 /// A benchmark's result. Tokens and times are those of the requests that did not fail.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {

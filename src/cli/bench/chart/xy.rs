@@ -149,7 +149,7 @@ impl Axis {
             Scale::Log if value > 0.0 => (value / self.from).ln() / (self.to / self.from).ln(),
             Scale::Log => return None,
         };
-        share.is_finite().then(|| self.pixels.0 + (self.pixels.1 - self.pixels.0) * share)
+        share.is_finite().then_some(self.pixels.0 + (self.pixels.1 - self.pixels.0) * share)
     }
 
     /// Round values, and their pixels.
