@@ -47,12 +47,7 @@ pub struct RuntimeHandle {
 }
 
 impl RuntimeHandle {
-    pub fn new(
-        intake: Recipient<Submit>,
-        scheduler: Recipient<Look>,
-        model: Arc<ModelInfo>,
-        phase: LivePhase,
-    ) -> Self {
+    pub fn new(intake: Recipient<Submit>, scheduler: Recipient<Look>, model: Arc<ModelInfo>, phase: LivePhase) -> Self {
         Self { intake, scheduler, model, phase, caller: Caller::default(), observer: None }
     }
 
@@ -104,7 +99,6 @@ impl RuntimeHandle {
     pub fn phase(&self) -> &LivePhase {
         &self.phase
     }
-
 
     /// The engine as it is, whoever asks: with what all requests hold, and with the first `most_waiting` of those that
     /// wait and hold nothing.
