@@ -32,7 +32,9 @@ impl From<&str> for ApiKeyConfig {
 
 impl PartialEq<&str> for ApiKeyConfig {
     fn eq(&self, key: &&str) -> bool {
-        *self == Self::from(*key)
+        let Self { key: own, name, requests_per_minute, tokens_per_minute, max_requests } = self;
+        let limits = [requests_per_minute, tokens_per_minute, max_requests];
+        own == key && name.is_none() && limits.into_iter().all(Option::is_none)
     }
 }
 

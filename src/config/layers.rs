@@ -222,8 +222,7 @@ impl Layers {
                 let origin = at(span_of(name, item));
                 let key = format!("{section}.{}", name.get());
                 // Several tables are a list of them.
-                let tables = item.as_array_of_tables().map(|_| item.clone().into_value());
-                let tables = tables.and_then(Result::ok);
+                let tables = item.as_array_of_tables().map(|tables| tables.clone().into_array().into());
                 match (find(&key), item.as_value().or(tables.as_ref())) {
                     (Some(setting), Some(value)) => self.set(setting, setting.kind.read(value), origin),
                     (Some(setting), None) => {

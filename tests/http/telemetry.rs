@@ -27,7 +27,7 @@ fn collector() -> (String, Batches) {
     let data = Data::new(batches.clone());
     let take = |batches: Data<Batches>, body: Bytes| async move {
         batches.lock().unwrap().push(ExportTraceServiceRequest::decode(body).unwrap());
-        HttpResponse::Ok()
+        HttpResponse::Ok().finish()
     };
     let server = HttpServer::new(move || App::new().app_data(data.clone()).route("/v1/traces", web::post().to(take)));
     let server = server.workers(1).disable_signals().bind("127.0.0.1:0").unwrap();
