@@ -1,9 +1,9 @@
 //! The console: a page at `/` where one chats with the model and watches its memory, and the stream of events that the
 //! page shows.
 //!
-//! The page is a few files inside the program ([`files`]); it chats, and makes its demonstration load, through the public
+//! The page is a few files inside the program (`files`); it chats, and makes its demonstration load, through the public
 //! API. What the engine shows of itself goes: scheduler → [`Feed`] (one snapshot for all who watch, and none for nobody) →
-//! [`frame`] (which block is whose) → [`encode`] (what has changed since the watcher's last frame) → [`events`].
+//! `frame` (which block is whose) → `encode` (what has changed since the watcher's last frame) → `events`.
 
 mod encode;
 mod events;
