@@ -96,8 +96,12 @@ impl Server {
     }
 
     fn begin_stream_of(&self, key: &str, tokens: u32) -> BufReader<TcpStream> {
+        self.begin_stream_on("Once", key, tokens)
+    }
+
+    fn begin_stream_on(&self, prompt: &str, key: &str, tokens: u32) -> BufReader<TcpStream> {
         let body = json!({
-            "prompt": "Once", "max_tokens": tokens, "ignore_eos": true, "stream": true, "temperature": 0,
+            "prompt": prompt, "max_tokens": tokens, "ignore_eos": true, "stream": true, "temperature": 0,
         });
         let mut stream = BufReader::new(self.send(key, "POST", "/v1/completions", &body.to_string()));
         let mut line = String::new();

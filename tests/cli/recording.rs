@@ -17,9 +17,10 @@ fn pressed(dir: &Path, more: &[&str]) -> Server {
 }
 
 impl Server {
-    /// All that they say; they run together.
+    /// They run together, and have no block in common: who has to yield does not find its own with another.
     fn run_streams(&self, count: usize) {
-        let streams: Vec<_> = (0..count).map(|_| self.begin_stream(TOKENS)).collect();
+        let begin = |number: usize| self.begin_stream_on(&format!("{number} times"), "none", TOKENS);
+        let streams: Vec<_> = (0..count).map(begin).collect();
         for mut stream in streams {
             let mut rest = String::new();
             stream.read_to_string(&mut rest).expect("the stream ends well");
