@@ -29,7 +29,9 @@ def results():
     chromium = os.environ.get("CHROMIUM", "/usr/bin/chromium")
     if not shutil.which(chromium):
         pytest.fail("Chromium is needed: Debian's package chromium, or CHROMIUM names the program")
-    small = ["--num-device-blocks", "96", "--swap-space-gib", "0.01"]
+    # Whoever comes is let in, and somebody has to yield: what the page is to show must happen on any machine.
+    small = ["--num-device-blocks", "96", "--swap-space-gib", "0.01", "--preemption-mode", "swap"]
+    small += ["--set", "scheduler.admission=prompt"]
     locked = ["--api-key", "a-client", "--set", "server.admin_key=the-admin"]
     with serving() as free, serving(*small) as narrow, serving(*locked) as closed:
         urls = {"open": free.url, "small": narrow.url, "locked": closed.url}
