@@ -498,9 +498,10 @@ ROWS = [
             ),
             Lines(
                 "How busy the device is",
-                "Part of the time that it computes. Below 1 with requests waiting is a bug worth reporting.",
+                "Part of the time that it computes. Well below 1 with requests waiting, and no tenant over its "
+                "quota, is a bug worth reporting.",
                 (
-                    "busy",
+                    "{{instance}}",
                     total("pagetide_step_seconds_sum", 'phase=~"execute|sample"', by="instance"),
                 ),
                 unit="percentunit",

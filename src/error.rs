@@ -71,6 +71,12 @@ impl ApiError {
         Self::new(403, "permission_error", Some("admin_closed"), message)
     }
 
+    /// 403: not on this server.
+    pub fn debug_closed() -> Self {
+        let message = "server.debug_endpoints is false on this server: nobody may let its steps fail";
+        Self::new(403, "permission_error", Some("debug_closed"), message)
+    }
+
     /// 409: there is nothing to write.
     pub fn not_recording() -> Self {
         let message =

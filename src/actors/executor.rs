@@ -1,6 +1,6 @@
 //! Owns the device, on a thread of its own: starting a step and waiting for it block, an actor must not.
 
-use crate::actors::messages::{AwaitCopies, Execute, Executed, ExecutorFailed};
+use crate::actors::messages::{AwaitCopies, Execute, Executed, ExecutorFailed, FailNextStep};
 use crate::engine::plan::{CopyReport, MAX_STEPS_IN_FLIGHT, StepPlan, StepRunner};
 use crate::error::StartError;
 use actix::{Actor, Context, Handler, ResponseFuture};
@@ -21,6 +21,9 @@ type CopiesAnswer = Result<CopyReport, ExecutorFailed>;
 const SPIN: Duration = Duration::from_millis(1);
 /// From then on, this long between two looks at the step. A plan is noticed at once.
 const PAUSE: Duration = Duration::from_micros(50);
+
+/// What the requests hear whose step was made to fail.
+const FAILURE_ON_PURPOSE: &str = "a failure was asked for (POST /admin/debug/fail_step)";
 
 /// Starts each plan as soon as it comes, up to [`MAX_STEPS_IN_FLIGHT`] at once.
 pub struct ModelExecutor {
@@ -71,6 +74,7 @@ impl<T> Loading<T> {
 enum Job {
     Step { plan: StepPlan, failures: u64, answer: oneshot::Sender<Answer> },
     AwaitCopies(oneshot::Sender<CopiesAnswer>),
+    FailNextStep,
 }
 
 impl ModelExecutor {
@@ -115,13 +119,24 @@ struct Steps<R> {
     /// The oldest step's end is being waited for since then.
     waiting_since: Instant,
     failures: u64,
+    /// Somebody wants to see what a failure does.
+    next_fails: bool,
     is_restarting: Arc<AtomicBool>,
 }
 
 impl<R: StepRunner> Steps<R> {
     fn new(runner: R, is_restarting: Arc<AtomicBool>) -> Self {
         let (in_flight, waiting_since) = (VecDeque::new(), Instant::now());
-        Self { runner, in_flight, awaits_copies: None, last_done: None, waiting_since, failures: 0, is_restarting }
+        Self {
+            runner,
+            in_flight,
+            awaits_copies: None,
+            last_done: None,
+            waiting_since,
+            failures: 0,
+            next_fails: false,
+            is_restarting,
+        }
     }
 
     /// Until the scheduler is gone.
@@ -149,6 +164,7 @@ impl<R: StepRunner> Steps<R> {
                     self.awaits_copies = Some(answer);
                     self.waiting_since = Instant::now();
                 }
+                Ok(Job::FailNextStep) => self.next_fails = true,
                 Err(RecvTimeoutError::Timeout) => std::thread::yield_now(),
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -184,7 +200,11 @@ impl<R: StepRunner> Steps<R> {
         let is_only = self.in_flight.is_empty();
         let gap = self.last_done.filter(|_| is_only).map_or(Duration::ZERO, |done| done.elapsed());
         self.in_flight.push_back((answer, gap));
-        self.guard(|runner| runner.submit(plan));
+        let fails = std::mem::take(&mut self.next_fails);
+        self.guard(|runner| {
+            assert!(!fails, "{FAILURE_ON_PURPOSE}");
+            runner.submit(plan);
+        });
         if is_only {
             self.waiting_since = Instant::now();
         }
@@ -262,6 +282,15 @@ impl Handler<AwaitCopies> for ModelExecutor {
 
     fn handle(&mut self, _: AwaitCopies, _: &mut Self::Context) -> Self::Result {
         self.ask(Job::AwaitCopies)
+    }
+}
+
+impl Handler<FailNextStep> for ModelExecutor {
+    type Result = ();
+
+    fn handle(&mut self, _: FailNextStep, _: &mut Self::Context) {
+        // Where the thread is gone there is no step that could fail, and the scheduler hears of it.
+        drop(self.jobs.send(Job::FailNextStep));
     }
 }
 

@@ -256,6 +256,11 @@ pub struct Execute {
     pub failures: u64,
 }
 
+/// tuner → executor, to see what a failure of the device does: its next step fails as if the device had.
+#[derive(Clone, Copy, Debug, actix::Message)]
+#[rtype(result = "()")]
+pub struct FailNextStep;
+
 /// scheduler → executor, where everything that runs waits for copies between the tiers: the answer comes when some have
 /// ended, or before the next step is begun.
 #[derive(Debug, actix::Message)]

@@ -4,7 +4,7 @@ use crate::actors::block_allocator::BlockAllocator;
 use crate::actors::executor::ModelExecutor;
 use crate::actors::intake::{Limits, RequestIntake};
 use crate::actors::live::LiveServer;
-use crate::actors::messages::{Accepted, AskSwapPool, Caller, Look, Submit, TakeRecording, Tune};
+use crate::actors::messages::{Accepted, AskSwapPool, Caller, FailNextStep, Look, Submit, TakeRecording, Tune};
 pub use crate::actors::model_info::ModelInfo;
 use crate::actors::observer::RequestObserver;
 use crate::actors::phase::{LivePhase, Phase};
@@ -122,6 +122,7 @@ pub struct Runtime {
     tune: Recipient<Tune>,
     swap_pool: Recipient<AskSwapPool>,
     recording: Recipient<TakeRecording>,
+    fail: Recipient<FailNextStep>,
     recorder: RecorderConfig,
     system: System,
     /// Closed when the engine's thread ends.
@@ -220,11 +221,11 @@ impl Runtime {
             recorder: config.recorder.clone(),
             executor,
         };
-        let Started { system, intake, look, tune, swap_pool, recording, alive, thread } = wiring.start()?;
+        let Started { system, intake, look, tune, swap_pool, recording, fail, alive, thread } = wiring.start()?;
         let handle = RuntimeHandle::new(intake, look, model, LivePhase::default());
         let (loaded, thread) = (Arc::new(loaded), Some(thread));
         let recorder = config.recorder.clone();
-        Ok(Self { handle, loaded, places, tune, swap_pool, recording, recorder, system, alive, thread })
+        Ok(Self { handle, loaded, places, tune, swap_pool, recording, fail, recorder, system, alive, thread })
     }
 
     pub fn handle(&self) -> RuntimeHandle {
@@ -237,10 +238,15 @@ impl Runtime {
 
     /// What changes settings while the engine runs, which began with `now`.
     pub fn tuner(&self, now: Resolved) -> Tuner {
-        let Self { handle, loaded, tune, swap_pool, .. } = self;
-        let (server, loaded) = (handle.model.server.clone(), loaded.clone());
-        let recordings = Recordings::new(self.recording.clone(), self.recorder.clone());
-        Tuner::new(now, Engine { tune: tune.clone(), swap_pool: swap_pool.clone(), server, loaded, recordings })
+        let engine = Engine {
+            tune: self.tune.clone(),
+            swap_pool: self.swap_pool.clone(),
+            fail: self.fail.clone(),
+            server: self.handle.model.server.clone(),
+            loaded: self.loaded.clone(),
+            recordings: Recordings::new(self.recording.clone(), self.recorder.clone()),
+        };
+        Tuner::new(now, engine)
     }
 
     /// Completes when the engine has stopped by itself, for a reason that is in the log: a device that hangs, or that
@@ -299,6 +305,7 @@ pub(super) struct Started {
     pub(super) tune: Recipient<Tune>,
     pub(super) swap_pool: Recipient<AskSwapPool>,
     pub(super) recording: Recipient<TakeRecording>,
+    pub(super) fail: Recipient<FailNextStep>,
     pub(super) alive: watch::Receiver<()>,
     pub(super) thread: JoinHandle<()>,
 }
@@ -313,9 +320,10 @@ impl Wiring {
             let _alive = alive;
             let system = System::new();
             let SchedulerConfig { num_device_blocks, num_swap_blocks, block_size, prefix_caching, .. } = self.scheduler;
-            let (intake, look, swap_pool, recording) = system.block_on(async move {
+            let (intake, look, swap_pool, recording, fail) = system.block_on(async move {
                 let restart = self.executor.restart();
                 let executor = self.executor.start();
+                let fail = executor.clone().recipient();
                 let swap_pool = SwapPool::new(num_swap_blocks, prefix_caching, self.eviction).start();
                 let allocator =
                     BlockAllocator::new(num_device_blocks, block_size, prefix_caching, self.eviction).start();
@@ -338,10 +346,10 @@ impl Wiring {
                 let Self { model, limits, places, workers, .. } = self;
                 let make_intake = move |_: &mut _| RequestIntake::new(model, limits, places, workers, scheduler);
                 let intake = RequestIntake::start_in_arbiter(&Arbiter::new().handle(), make_intake);
-                (intake, look, swap_pool, recording)
+                (intake, look, swap_pool, recording, fail)
             });
             let (tune, submit) = (intake.clone().recipient(), intake.recipient());
-            if send.send((System::current(), submit, look, tune, swap_pool.recipient(), recording)).is_err() {
+            if send.send((System::current(), submit, look, tune, swap_pool.recipient(), recording, fail)).is_err() {
                 return; // whoever started us has gone
             }
             if let Err(error) = system.run() {
@@ -349,9 +357,9 @@ impl Wiring {
             }
         };
         let thread = std::thread::Builder::new().name("pagetide-engine".into()).spawn(run)?;
-        let (system, intake, look, tune, swap_pool, recording) =
+        let (system, intake, look, tune, swap_pool, recording, fail) =
             receive.recv().map_err(|_| StartError::new("the engine's thread died at its start"))?;
-        Ok(Started { system, intake, look, tune, swap_pool, recording, alive: watch_alive, thread })
+        Ok(Started { system, intake, look, tune, swap_pool, recording, fail, alive: watch_alive, thread })
     }
 }
 

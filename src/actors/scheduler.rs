@@ -71,6 +71,8 @@ pub struct SchedulerActor {
     idle: bool,
     /// The executor has been asked to tell when copies end.
     awaits_copies: bool,
+    /// When it told last, others were on their way.
+    is_copying: bool,
     /// The policy's time begins then.
     started: Instant,
     /// For who watches, like the copies.
@@ -124,6 +126,7 @@ impl SchedulerActor {
             failures: 0,
             idle: true,
             awaits_copies: false,
+            is_copying: false,
             started: Instant::now(),
             totals: Totals::default(),
             moves: MoveLog::default(),
@@ -144,6 +147,9 @@ impl SchedulerActor {
                 Some(demand) => return self.plan(demand, started, ctx),
                 None => self.recording.hear(|recorder| recorder.no_demand(since_start)),
             }
+        } else if self.is_copying && self.policy().num_in_flight() == 0 {
+            // No step will tell of their end.
+            self.await_copies(ctx);
         }
         self.note_state(ctx);
     }
@@ -254,7 +260,7 @@ impl SchedulerActor {
         }));
     }
 
-    /// Nothing runs until a copy has ended.
+    /// Hears when a copy has ended, while nothing runs.
     fn await_copies(&mut self, ctx: &mut Context<Self>) {
         if std::mem::replace(&mut self.awaits_copies, true) {
             return;
@@ -284,6 +290,7 @@ impl SchedulerActor {
                 "copies between the device and the swap pool failed: what they held is computed again"
             );
         }
+        self.is_copying = report.queued_blocks > 0;
         let [out, back] = self.policy().copy_seconds();
         metrics::copies(out, back, report.queued_blocks);
     }
@@ -384,6 +391,7 @@ impl SchedulerActor {
         self.settings.restart.end();
         self.behind.clear();
         self.oldest_since = None;
+        self.is_copying = false;
         let error = ApiError::engine(format!("the engine failed while this request ran: {}", failure.message));
         if !failure.restarted {
             return self.end(&error, &format!("a step failed: {}", failure.message));

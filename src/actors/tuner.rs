@@ -2,7 +2,7 @@
 //! for.
 
 use crate::actors::live::LiveServer;
-use crate::actors::messages::{AskSwapPool, Tune};
+use crate::actors::messages::{AskSwapPool, FailNextStep, Tune};
 use crate::actors::recordings::Recordings;
 use crate::actors::runtime::configured_scheduler;
 use crate::config::layers::{Origin, Problems, Resolved};
@@ -35,6 +35,7 @@ type Listener = Box<dyn Fn(&Config) + Send + Sync>;
 pub struct Engine {
     pub tune: Recipient<Tune>,
     pub swap_pool: Recipient<AskSwapPool>,
+    pub fail: Recipient<FailNextStep>,
     pub server: LiveServer,
     /// Says what there is memory for.
     pub loaded: Arc<LoadedModel>,
@@ -90,6 +91,11 @@ impl Tuner {
     /// The swap pool as it is now.
     pub async fn swap_pool(&self) -> Result<PoolStats, ApiError> {
         self.0.engine.swap_pool.send(AskSwapPool).await.map_err(|_| stopped())
+    }
+
+    /// Lets the executor's next step fail, as if the device had.
+    pub async fn fail_next_step(&self) -> Result<(), ApiError> {
+        self.0.engine.fail.send(FailNextStep).await.map_err(|_| stopped())
     }
 
     /// Changes all of these settings; or none, where one may not change, or there is no memory for it, or they do not go

@@ -69,6 +69,8 @@ pub struct ServerConfig {
     /// Empty: `/metrics` and `/admin` are served beside everything else.
     pub admin_listen: String,
     pub trust_request_chat_template: bool,
+    /// The admin may let a step fail.
+    pub debug_endpoints: bool,
     /// 0: see [`ServerConfig::num_workers`].
     pub workers: usize,
 }
@@ -245,6 +247,7 @@ impl Default for ServerConfig {
             tls_key: String::new(),
             admin_listen: String::new(),
             trust_request_chat_template: false,
+            debug_endpoints: false,
             workers: 0,
         }
     }

@@ -179,6 +179,9 @@ settings! {
     server.trust_request_chat_template: Kind::Bool, "", None,
         "Requests may bring a chat_template of their own.",
         "Clients are trusted: a template is a program, and one that was written to can use up the memory.";
+    server.debug_endpoints: Kind::Bool, "", None,
+        "Serve POST /admin/debug/fail_step, with which whoever has admin_key lets a step fail as if the device had.",
+        "On a server for trials, to see what a failure does: alerts, recordings, clients' retries.";
     server.workers: int(0, 1024), "threads", None,
         "Threads for HTTP; 0 is one for each core, at most 4.",
         "Thousands of streams at once.";

@@ -9,6 +9,7 @@ use crate::config::value::Kind;
 use crate::engine::block_pool::PoolStats;
 use crate::error::ApiError;
 use crate::http::auth::Keys;
+use crate::http::openapi::answers::Status;
 use crate::http::openapi::{Operation, Tag};
 use actix_web::dev::Payload;
 use actix_web::{FromRequest, HttpRequest};
@@ -146,6 +147,16 @@ pub fn describe_recording() -> Operation {
         )
         .fails(&[403, 409, 500])
         .answers::<RecordingWritten>("It is written.")
+}
+
+pub fn describe_failure() -> Operation {
+    Operation::new(Tag::Server, "fail_step", "Let the next step fail")
+        .about(
+            "As if the device had failed: the requests of that step end with an error, the executor restarts, and \
+             recordings, metrics and alerts say so. Served where server.debug_endpoints is true. No body is asked for.",
+        )
+        .fails(&[403])
+        .answers::<Status>("The next step fails.")
 }
 
 pub async fn config(tuner: &Tuner) -> Result<AdminConfig, ApiError> {

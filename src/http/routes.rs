@@ -90,7 +90,7 @@ const fn admin(path: ApiPath) -> ApiPath {
 }
 
 /// Every path that is served. Where a path has several methods, they stand together.
-pub static PATHS: [ApiPath; 26] = [
+pub static PATHS: [ApiPath; 27] = [
     open(get("/", || web::to(console::page), console::describe_page)),
     ApiPath {
         access: Access::Watcher,
@@ -118,6 +118,7 @@ pub static PATHS: [ApiPath; 26] = [
     get("/metrics", || web::to(prometheus), describe_metrics),
     admin(get("/admin/config", || web::to(config), admin::describe_config)),
     admin(post("/admin/config", || web::to(change_config), admin::describe_change)),
+    admin(post("/admin/debug/fail_step", || web::to(fail_step), admin::describe_failure)),
     admin(post("/admin/recording", || web::to(record), admin::describe_recording)),
     open(get("/openapi.json", || web::to(openapi_json), describe_openapi)),
     open(get("/docs", || web::to(docs), describe_docs)),
@@ -371,6 +372,14 @@ async fn change_config(
 
 async fn record(_: Admin, tuner: Data<Tuner>) -> Result<HttpResponse, ApiError> {
     Ok(HttpResponse::Ok().json(admin::RecordingWritten::from(tuner.recordings().write().await?)))
+}
+
+async fn fail_step(_: Admin, handle: Data<RuntimeHandle>, tuner: Data<Tuner>) -> Result<HttpResponse, ApiError> {
+    if !handle.model().server.get().debug_endpoints {
+        return Err(ApiError::debug_closed());
+    }
+    tuner.fail_next_step().await?;
+    Ok(HttpResponse::Ok().json(json!({"status": "the next step fails"})))
 }
 
 async fn openapi_json() -> HttpResponse {

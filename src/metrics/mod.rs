@@ -15,7 +15,7 @@ use crate::engine::bill::Tenant;
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, Unit};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tenants::TenantMetrics;
 
 /// How a request ended.
@@ -412,6 +412,8 @@ impl Registry {
         }
         let handle = recorder.handle();
         let handles = Handles::new(&recorder);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        recorder.register_gauge(&Key::from_name(table::START_TIME.name), &METADATA).set(now.as_secs_f64());
         Self { recorder, handle, handles }
     }
 

@@ -157,6 +157,8 @@ metrics! {
         "How far back a recording would begin now (recorder.minutes).";
     RECORDINGS = "pagetide_recordings_total" Counter "files" ["cause": "asked, failure"] &[],
         "Recordings written: because somebody asked (POST /admin/recording), or because the executor failed.";
+    START_TIME = "process_start_time_seconds" Gauge "seconds" [] &[],
+        "When the process started, in seconds since 1970.";
     BUILD_INFO = "pagetide_build_info" Gauge "none" ["version": "of the program", "model": "as served", "device": "as said at the start", "dtype": "of weights and KV cache"] &[],
         "Always 1; its labels say what is running.";
 }

@@ -28,6 +28,8 @@ fn what_is_recorded_is_on_the_page() {
         }
     }
     assert_eq!(value(&page, "pagetide_requests_total{outcome=\"stop\"}"), 0.0);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+    assert!((now - value(&page, "process_start_time_seconds")).abs() < 60.0);
 
     request_ended(&ended(Outcome::Stop, 1));
     request_ended(&ended(Outcome::Failed, 3));
@@ -119,7 +121,9 @@ fn what_is_recorded_is_on_the_page() {
 #[test]
 fn names_follow_the_conventions() {
     for metric in METRICS {
-        assert!(metric.name.starts_with("pagetide_"), "{}", metric.name);
+        // One has the name that it has with every program.
+        let is_ours = metric.name.starts_with("pagetide_") || metric.name == "process_start_time_seconds";
+        assert!(is_ours, "{}", metric.name);
         assert_eq!(metric.name.ends_with("_total"), metric.kind == Kind::Counter, "{}", metric.name);
         assert_eq!(metric.name.ends_with("_seconds"), metric.unit == "seconds", "{}", metric.name);
         assert_eq!(metric.buckets.is_empty(), metric.kind != Kind::Histogram, "{}", metric.name);

@@ -52,6 +52,15 @@ impl Report {
         self.runs.iter().max_by_key(|run| run.ended(self.ended))
     }
 
+    /// The engine's numbers of its prompts, as recordings have them: `r12`, or `r12 and 3 more`.
+    pub fn engine_requests(&self) -> String {
+        match self.runs.as_slice() {
+            [] => String::new(),
+            [run] => run.request.to_string(),
+            [first, more @ ..] => format!("{} and {} more", first.request, more.len()),
+        }
+    }
+
     /// `stop`, `length`, `cancelled` (the client has gone), `failed`, or why it was cut; empty where nothing was asked of
     /// the engine.
     pub fn finish(&self) -> &'static str {
@@ -98,6 +107,7 @@ impl Report {
             method = self.method,
             path = self.path,
             status = self.status,
+            engine_requests = self.engine_requests(),
             prompt_tokens = self.prompt_tokens(),
             cached_tokens = self.cached_tokens(),
             output_tokens = self.output_tokens(),
@@ -113,6 +123,7 @@ impl Report {
                 trace_id,
                 key,
                 path = self.path,
+                engine_requests = self.engine_requests(),
                 duration_ms,
                 queue_ms = ms(queue),
                 prefill_ms = ms(prefill),

@@ -108,6 +108,7 @@ impl Tracer {
         if !report.runs.is_empty() {
             let count = |tokens: usize| tokens as i64;
             attributes.extend([
+                KeyValue::new("pagetide.engine_requests", report.engine_requests()),
                 KeyValue::new("gen_ai.request.model", self.model.clone()),
                 KeyValue::new("gen_ai.usage.input_tokens", count(report.prompt_tokens())),
                 KeyValue::new("gen_ai.usage.output_tokens", count(report.output_tokens())),

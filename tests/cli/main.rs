@@ -36,6 +36,15 @@ struct Server {
     addr: String,
 }
 
+impl Drop for Server {
+    /// No test leaves a server behind, also where it fails.
+    fn drop(&mut self) {
+        // Errors: it has ended already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
 impl Server {
     fn start(args: &[&str]) -> Self {
         Self::start_telling(args, Stdio::null())

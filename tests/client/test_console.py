@@ -14,6 +14,9 @@ NODE = pathlib.Path(__file__).parent / "node"
 TESTS = [
     "chat_streams_and_chats_are_kept",
     "what_a_model_writes_is_never_html",
+    "nothing_that_was_said_is_lost",
+    "any_text_is_rendered_in_time",
+    "who_comes_when_the_seats_are_taken_is_told_so_and_waits",
     "blocks_fill_and_say_whose_they_are",
     "a_load_makes_the_tide_move",
     "a_key_is_asked_for_and_kept_in_the_tab",
@@ -33,8 +36,13 @@ def results():
     small = ["--num-device-blocks", "96", "--swap-space-gib", "0.01", "--preemption-mode", "swap"]
     small += ["--set", "scheduler.admission=prompt"]
     locked = ["--api-key", "a-client", "--set", "server.admin_key=the-admin"]
-    with serving() as free, serving(*small) as narrow, serving(*locked) as closed:
-        urls = {"open": free.url, "small": narrow.url, "locked": closed.url}
+    with (
+        serving() as free,
+        serving(*small) as narrow,
+        serving(*locked) as closed,
+        serving("--set", "console.max_watchers=1") as single,
+    ):
+        urls = {"open": free.url, "small": narrow.url, "locked": closed.url, "single": single.url}
         command = ["node", NODE / "console.mjs", json.dumps(urls)]
         run = subprocess.run(command, capture_output=True, text=True, timeout=240)
         assert run.returncode == 0, run.stderr

@@ -1,16 +1,11 @@
-"""A real Prometheus reads a real server under memory pressure: what dashboards/ asks of it gets an answer.
-
-Prometheus and promtool are taken from the PATH, or from target/ci/prometheus, where .ci/run unpacks Debian's package.
-"""
+"""A real Prometheus reads a real server under memory pressure: what dashboards/ asks of it gets an answer."""
 
 import asyncio
-import contextlib
 import itertools
 import json
 import math
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -20,15 +15,13 @@ import urllib.request
 import openai
 import pytest
 import yaml
-from conftest import ROOT, free_port, serving, start_and_cancel, wait_for
+from conftest import ROOT, serving, start_and_cancel, wait_for
+from prometheus import CONFIG, DASHBOARDS, SCRAPE_KEY, scraping, tool
 
-DASHBOARDS = ROOT / "dashboards"
 DASHBOARD = DASHBOARDS / "grafana/pagetide.json"
-CONFIG = DASHBOARDS / "prometheus/prometheus.yml"
 NODE = ROOT / "tests/client/node"
 
 KEYS = {"first": "sk-one", "second": "sk-two", "impatient": "sk-three"}
-SCRAPE_KEY = "prometheus-key"
 # Requests of up to 200 tokens, 14 at a time, in a pool for three or four of them; both quotas are met, and some swapped
 # sequences find the swap pool full.
 PRESSURE = (
@@ -41,75 +34,9 @@ LOAD_S = 12
 AT_ONCE = 7
 
 
-def tool(name: str) -> str:
-    unpacked = ROOT / "target/ci/prometheus/usr/bin" / name
-    found = shutil.which(name) or (str(unpacked) if unpacked.exists() else None)
-    assert found, f"there is no {name}: .ci/run unpacks Debian's package prometheus into target/ci/prometheus"
-    return found
-
-
 def promtool(*command) -> None:
     result = subprocess.run([tool("promtool"), *map(str, command)], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
-
-
-class Prometheus:
-    def __init__(self, url: str):
-        self.url = url
-
-    def api(self, path: str, **parameters):
-        query = urllib.parse.urlencode(parameters, doseq=True)
-        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=30) as answer:
-            return json.load(answer)["data"]
-
-    def query(self, expression: str, **parameters) -> list:
-        return self.api("query", query=expression, **parameters)["result"]
-
-    def value(self, expression: str) -> float:
-        (series,) = self.query(expression)
-        return float(series["value"][1])
-
-    def has_data(self, expression: str, times: tuple) -> bool:
-        """Whether some series has a number at some time."""
-        start, end = times
-        found = self.api("query_range", query=expression, start=start, end=end, step=1)["result"]
-        return any(math.isfinite(float(value)) for series in found for _, value in series["values"])
-
-
-@contextlib.contextmanager
-def scraping(server_url: str, folder: pathlib.Path):
-    """Prometheus with the configuration that is shipped, but for intervals, target and key."""
-    config = yaml.safe_load(CONFIG.read_text())
-    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    config["rule_files"] = [str(CONFIG.parent / "rules/*.yml")]
-    (job,) = config["scrape_configs"]
-    job["static_configs"] = [{"targets": [server_url.removeprefix("http://")]}]
-    job["authorization"] = {"credentials": SCRAPE_KEY}
-    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    port = free_port()
-    command = [
-        tool("prometheus"),
-        f"--config.file={folder}/prometheus.yml",
-        f"--storage.tsdb.path={folder}/data",
-        f"--web.listen-address=127.0.0.1:{port}",
-        "--log.level=warn",
-    ]
-    with subprocess.Popen(command) as process:
-        try:
-            prometheus = Prometheus(f"http://127.0.0.1:{port}")
-            wait_for(lambda: answers(prometheus.url))
-            yield prometheus
-        finally:
-            process.terminate()
-            process.wait(timeout=20)
-
-
-def answers(url: str) -> bool:
-    try:
-        urllib.request.urlopen(f"{url}/-/ready", timeout=5).close()
-        return True
-    except OSError:
-        return False
 
 
 async def load(url: str) -> dict:
@@ -238,6 +165,9 @@ def test_what_happened_is_what_is_told(scraped):
     # Something of everything has happened, so that no panel was right by showing nothing.
     for happened in [
         "sum(pagetide_preemptions_total)",
+        'pagetide_preemptions_total{mode="recompute"}',
+        "pagetide_recomputed_tokens_total",
+        "pagetide_cached_tokens_total",
         'pagetide_preemptions_total{mode="swap"}',
         "pagetide_swap_out_bytes_total",
         "pagetide_swap_in_bytes_total",
@@ -252,6 +182,7 @@ def test_what_happened_is_what_is_told(scraped):
     assert value('pagetide_requests_total{outcome="cancelled"}') == 1
     assert value('pagetide_rejected_total{reason="invalid"}') == 1
     assert value("sum(pagetide_device_blocks)") == 40
+    assert value("pagetide_copy_queue_blocks") == 0, "copies end, and that is told, when nothing runs"
     assert value("sum(pagetide_tenant_blocks)") == 0, "nothing is held when nothing runs"
 
 

@@ -1,6 +1,6 @@
 //! Settings that are seen and changed while the server runs.
 
-use crate::fake_engine::{EOS, NUM_SWAP_BLOCKS, TestServer};
+use crate::fake_engine::{EOS, NUM_SWAP_BLOCKS, Notice, TestServer};
 use crate::openapi::{document, mismatch};
 use pagetide::config::ServerConfig;
 use pagetide::engine::policy::{PreemptionMode, SchedulingPolicy};
@@ -239,6 +239,25 @@ async fn what_the_server_itself_goes_by_changes_with_the_next_request() {
     change(&server, json!({"server.admin_key": "a-new-one"})).await;
     assert_eq!(send(&server, Method::GET, Some("the-admin"), PATH, &json!({})).await.0, 401);
     assert_eq!(send(&server, Method::GET, Some("a-new-one"), PATH, &json!({})).await.0, 200);
+}
+
+#[actix_web::test]
+async fn a_step_fails_only_for_the_admin_of_a_server_that_is_for_trials() {
+    let path = "/admin/debug/fail_step";
+    let mut server = TestServer::configured(&ServerConfig { debug_endpoints: true, ..admin() });
+    assert_eq!(send(&server, Method::POST, Some("a-client"), path, &json!({})).await.0, 401);
+    assert!(server.notices.try_recv().is_err());
+    let (status, answer) = send(&server, Method::POST, Some("the-admin"), path, &json!({})).await;
+    assert_eq!((status.as_u16(), answer), (200, json!({"status": "the next step fails"})));
+    assert_eq!(server.notices.recv().await, Some(Notice::ToFail));
+
+    let mut server = TestServer::configured(&admin());
+    let (status, answer) = send(&server, Method::POST, Some("the-admin"), path, &json!({})).await;
+    assert_eq!((status.as_u16(), &answer["error"]["code"]), (403, &json!("debug_closed")));
+    // Nor does its key open it.
+    let error = refused(&server, json!({"server.debug_endpoints": true})).await;
+    assert_eq!((&error["code"], &error["param"]), (&json!("needs_restart"), &json!("server.debug_endpoints")));
+    assert!(server.notices.try_recv().is_err());
 }
 
 #[actix_web::test]

@@ -4,7 +4,7 @@
 use actix::{Actor, Context, Handler, MessageResult};
 use pagetide::actors::live::LiveServer;
 use pagetide::actors::messages::{
-    Accepted, AskSwapPool, Cancel, Event, EventStream, Look, StopSample, Submit, TakeRecording, Tune,
+    Accepted, AskSwapPool, Cancel, Event, EventStream, FailNextStep, Look, StopSample, Submit, TakeRecording, Tune,
 };
 use pagetide::actors::phase::{LivePhase, Phase};
 use pagetide::actors::recordings::Recordings;
@@ -71,6 +71,7 @@ pub const MAX_REQUESTS: usize = 100;
 pub enum Notice {
     Cancelled(RequestId),
     SampleStopped(RequestId, u32),
+    ToFail,
 }
 
 /// A request in the hands of the test.
@@ -248,6 +249,14 @@ impl Handler<TakeRecording> for FakeIntake {
     }
 }
 
+impl Handler<FailNextStep> for FakeIntake {
+    type Result = ();
+
+    fn handle(&mut self, _: FailNextStep, _: &mut Self::Context) {
+        let _ = self.notices.send(Notice::ToFail);
+    }
+}
+
 impl Handler<AskSwapPool> for FakeIntake {
     type Result = MessageResult<AskSwapPool>;
 
@@ -419,11 +428,15 @@ impl TestServer {
         };
         let phase = LivePhase::default();
         let intake = intake.start();
-        let (tune, swap_pool, loaded) = (intake.clone().recipient(), intake.clone().recipient(), Arc::new(loaded()));
+        let (tune, swap_pool, fail) =
+            (intake.clone().recipient(), intake.clone().recipient(), intake.clone().recipient());
         let recordings_dir = tempfile::tempdir().unwrap();
         let dir = recordings_dir.path().join("new").to_str().unwrap().to_owned();
         let recordings = Recordings::new(intake.clone().recipient(), RecorderConfig { dir, ..Default::default() });
-        let tuner = Tuner::new(all.clone().into(), Engine { tune, swap_pool, server, loaded, recordings });
+        let tuner = Tuner::new(
+            all.clone().into(),
+            Engine { tune, swap_pool, fail, server, loaded: Arc::new(loaded()), recordings },
+        );
         let handle = RuntimeHandle::new(intake.clone().recipient(), intake.recipient(), model, phase.clone());
         let listeners = listen(&all).unwrap();
         let (url, admin_url) = (listeners.url().unwrap(), listeners.admin_addr().unwrap());

@@ -105,6 +105,7 @@ async fn a_collector_gets_a_requests_span_with_its_stages() {
         ("gen_ai.response.finish_reason", "stop"),
         ("pagetide.cached_tokens", "2"),
         ("pagetide.key", "ann"),
+        ("pagetide.engine_requests", "r1"),
         ("pagetide.request_id", "req-7"),
     ] {
         assert_eq!(text(&root.attributes, key), value, "{key}");

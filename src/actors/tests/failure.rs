@@ -4,7 +4,7 @@
 use super::device::{Controls, FakeDevice, LATE_POISON, NONSENSE, POISON, QUICKSAND};
 use super::{BOTH_LOOPS, Settings, World, count, events, tokens, wait_until};
 use crate::actors::executor::ModelExecutor;
-use crate::actors::messages::{Event, Execute, Executed, ExecutorFailed};
+use crate::actors::messages::{Event, Execute, Executed, ExecutorFailed, FailNextStep};
 use crate::config::{OnFailure, RecorderConfig};
 use crate::engine::plan::{PlannedSeq, StepPlan};
 use crate::error::ApiError;
@@ -123,6 +123,21 @@ fn two_steps_in_flight_fail_as_one_and_what_waits_goes_on() {
     assert_eq!(tokens(&events(waiting)), [30, 31, 32]);
     assert_eq!(count(&world.device.resets), 1);
     world.wait_until_idle();
+}
+
+#[test]
+fn a_step_fails_when_somebody_wants_to_see_it() {
+    for overlap in BOTH_LOOPS {
+        let world = World::start(overlap);
+        assert_eq!(tokens(&events(world.submit(vec![1, 2], 3).unwrap())), [2, 3, 4]);
+        block_on(world.fail.send(FailNextStep)).unwrap();
+        let failed = events(world.submit(vec![1, 2], 3).unwrap());
+        assert!(failure(&failed).message.contains("POST /admin/debug/fail_step"), "{failed:?}");
+        // Once.
+        assert_eq!(tokens(&events(world.submit(vec![1, 2], 3).unwrap())), [2, 3, 4]);
+        assert_eq!(count(&world.device.resets), 1);
+        world.wait_until_idle();
+    }
 }
 
 #[test]

@@ -9,8 +9,7 @@ mod watching;
 use crate::actors::executor::ModelExecutor;
 use crate::actors::intake::Limits;
 use crate::actors::live::LiveServer;
-use crate::actors::messages::Tune;
-use crate::actors::messages::{Accepted, Event, Prompt, Submit};
+use crate::actors::messages::{Accepted, Event, FailNextStep, Prompt, Submit, Tune};
 use crate::actors::places::Places;
 use crate::actors::runtime::{ModelInfo, RuntimeHandle, Started, Wiring};
 use crate::actors::workers::Workers;
@@ -39,6 +38,7 @@ struct World {
     handle: RuntimeHandle,
     places: Places,
     tune: Recipient<Tune>,
+    fail: Recipient<FailNextStep>,
     /// As it was started.
     tuning: Tuning,
     device: Arc<Controls>,
@@ -144,9 +144,9 @@ impl World {
             recorder,
             executor,
         };
-        let Started { system, intake, look, tune, alive, .. } = wiring.start().unwrap();
+        let Started { system, intake, look, tune, fail, alive, .. } = wiring.start().unwrap();
         let handle = RuntimeHandle::new(intake, look, model, Default::default());
-        Self { handle, places, tune, tuning, device: controls, system, alive }
+        Self { handle, places, tune, tuning, fail, device: controls, system, alive }
     }
 
     fn submit(&self, prompt: Vec<TokenId>, max_tokens: u32) -> Result<Accepted, ApiError> {

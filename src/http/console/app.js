@@ -89,7 +89,13 @@ function startState() {
     say($("link-text"), STATES[state]);
     const isAdmins = error?.code === "invalid_admin_key";
     $("watch-ask").hidden = !isAdmins;
-    if (state === "forbidden" && !isAdmins) askKey(false);
+    const isRefused = isAdmins && $("watch-key").value !== "";
+    say($("watch-hint"), isRefused ? "That is not the admin key (server.admin_key)." : "server.admin_key. It is kept in this tab until it is closed.");
+    if (state === "forbidden" && !isAdmins) {
+      // Where there is no admin key any more, one that was kept is in the way.
+      setWatchKey("");
+      askKey(false);
+    }
     $("watch-notice").hidden = !["full", "off"].includes(state);
     say($("watch-notice"), error?.message ?? "");
   });

@@ -7,7 +7,7 @@ import { KIND, PHASES } from "./engine.js";
 
 const LARGEST = 15;
 const SMALLEST = 4;
-/** Pools up to here are shown whole; of larger ones the part that was ever used. */
+/** Pools up to here are shown whole; of larger ones the part that has been used. */
 const WHOLE = 4096;
 const LEAST_SHOWN = 1024;
 /** What says most about a cell of several blocks. */
@@ -73,7 +73,7 @@ export class BlockMap {
       this.#canvas.height = Math.max(1, Math.round(rows * size * ratio));
       this.#canvas.style.height = `${rows * size}px`;
       const rest = pool.size - shown;
-      const note = [each > 1 ? `Each cell stands for ${each} blocks.` : "", rest > 0 ? `${whole.format(rest)} more blocks have never been used.` : ""];
+      const note = [each > 1 ? `Each cell stands for ${each} blocks.` : "", rest > 0 ? `${whole.format(rest)} more blocks are free.` : ""];
       const element = $(`${this.#name}-rest`);
       say(element, note.filter(Boolean).join(" "));
       element.hidden = element.textContent === "";
@@ -90,6 +90,8 @@ export class BlockMap {
     context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
     this.colours = palette();
     const last = Math.ceil(shown / each);
+    // The cell that was pointed at is elsewhere now.
+    if (this.#cursor !== null && (isNew || this.#cursor >= last)) this.leave();
     if (isNew || !changed) {
       context.clearRect(0, 0, this.#canvas.width, this.#canvas.height);
       for (let cell = 0; cell < last; cell += 1) this.#cell(cell);

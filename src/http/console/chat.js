@@ -3,7 +3,7 @@
 import { ApiError, events, post } from "./api.js";
 import { $, copy, duration, h, say, whole } from "./dom.js";
 import { render } from "./markdown.js";
-import { chats, newChat, remove, save, titleOf } from "./store.js";
+import { chats, forget, newChat, remove, save, titleOf } from "./store.js";
 
 const NUMBERS = ["temperature", "top_p", "top_k", "max_tokens", "seed", "frequency_penalty"];
 const IDEAS = ["What is Pagetide?", "How do I limit the KV cache?", "Tell me a story about a lighthouse."];
@@ -34,6 +34,11 @@ export function startChat({ onKeyNeeded }) {
   input.addEventListener("input", grow);
   $("settings").addEventListener("submit", (event) => event.preventDefault());
   $("settings").addEventListener("input", readSettings);
+  addEventListener("pagehide", () => {
+    if (!answering) return;
+    answering.message.stopped = true;
+    save(answering.chat);
+  });
   show(open);
 }
 
@@ -62,7 +67,7 @@ function readSettings() {
     if (field.value !== "" && field.validity.valid) settings[name] = Number(field.value);
   }
   open.settings = settings;
-  save();
+  save(open);
 }
 
 function show(chat) {
@@ -105,7 +110,7 @@ function element(message, place) {
   made.append(text);
   if (isUser) text.textContent = message.content;
   else render(text, message.content);
-  if (message.error) made.append(h("p", { class: "error", role: "alert" }, message.error));
+  if (message.error) made.append(h("p", { class: "error" }, message.error));
   const foot = h("div", { class: "foot" });
   made.append(foot);
   if (!isUser && message !== answering?.message) {
@@ -148,18 +153,21 @@ function submit() {
   grow();
   if (!open.title) open.title = content.length > 60 ? `${content.slice(0, 57)}…` : content;
   open.messages.push({ role: "user", content });
+  save(open);
   answer(open);
 }
 
 function regenerate() {
   if (answering || open.messages.at(-1)?.role !== "assistant") return;
-  open.messages.pop();
-  answer(open);
+  answer(open, open.messages.pop());
 }
 
 function request(chat) {
   const { system, ...numbers } = chat.settings ?? {};
-  const said = chat.messages.filter((message) => message.content).map(({ role, content }) => ({ role, content }));
+  // A question that got no answer is left out: the templates of some models want turns that alternate.
+  const counts = ({ role, content }, place, all) =>
+    content && (role !== "user" || place === all.length - 1 || all[place + 1].content);
+  const said = chat.messages.filter(counts).map(({ role, content }) => ({ role, content }));
   return {
     messages: system ? [{ role: "system", content: system }, ...said] : said,
     ...numbers,
@@ -170,7 +178,8 @@ function request(chat) {
   };
 }
 
-async function answer(chat) {
+/** `before`: the answer that this one takes the place of, once there is something of it. */
+async function answer(chat, before) {
   const body = request(chat);
   const message = { role: "assistant", content: "" };
   chat.messages.push(message);
@@ -195,13 +204,18 @@ async function answer(chat) {
   }
   message.seconds = since();
   answering = null;
-  save();
-  if (needsKey) {
+  const isInPlace = before && message.error && !message.content;
+  if (isInPlace) chat.messages[chat.messages.length - 1] = { ...before, error: message.error };
+  if (needsKey && !isInPlace) {
     // The question waits for the key.
     chat.messages.splice(-1);
-    const asked = chat.messages.pop();
+    $("input").value = chat.messages.pop().content;
+    grow();
+  }
+  if (chat.messages.length > 0) save(chat);
+  else forget(chat);
+  if (needsKey) {
     show(chat);
-    $("input").value = asked.content;
     return askKey();
   }
   if (open === chat) show(chat);
@@ -276,5 +290,5 @@ function speakPart(message) {
 
 function speakRest(message) {
   const from = spoken.message === message ? spoken.length : 0;
-  speak(message.error ? "" : message.content.slice(from) || "The answer is empty.");
+  speak(message.error ?? (message.content.slice(from) || "The answer is empty."));
 }

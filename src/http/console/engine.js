@@ -108,7 +108,7 @@ export class EngineView extends EventTarget {
         if (error.status === 429) this.#tell("full", error);
       }
       if (signal.aborted) return;
-      if (this.state === "live" || this.#failures > 0) this.#tell("lost");
+      if (this.state !== "full" && (this.state === "live" || this.#failures > 0)) this.#tell("lost");
       const wait = this.state === "full" ? 10_000 : RETRY_MS[Math.min(this.#failures, RETRY_MS.length - 1)];
       this.#failures += 1;
       await new Promise((done) => setTimeout(done, wait));

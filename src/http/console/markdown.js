@@ -3,11 +3,12 @@
 
 import { copy, h } from "./dom.js";
 
-const FENCE = /^( {0,3})(`{3,}|~{3,})\s*([^\s`]*)[^`]*$/;
-const HEADING = /^ {0,3}(#{1,6})(?:\s+(.*?))?(?:\s+#+)?\s*$/;
+// Each line is tried against these with every piece of an answer that comes: none may take longer than in proportion to it.
+const FENCE = /^ {0,3}(?:(`{3,})([^`]*)|(~{3,})(.*))$/;
+const HEADING = /^ {0,3}(#{1,6})(?:\s(.*))?$/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
-const ROW_LINE = /^\s*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$/;
+const ROW_LINE = /^\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?$/;
 const MAX_DEPTH = 8;
 
 /** Cuts a text into blocks, each of which stands by itself: `{kind, source}`. */
@@ -19,11 +20,10 @@ export function blocks(text) {
   while (at < lines.length) {
     const line = lines[at], start = at;
     if (line.trim() === "") { at += 1; continue; }
-    const fence = FENCE.exec(line);
+    const fence = fenceOf(line);
     if (fence) {
-      const closes = (other) => other.trim().startsWith(fence[2]) && other.trim().replaceAll(fence[2][0], "") === "";
       at += 1;
-      while (at < lines.length && !closes(lines[at])) at += 1;
+      while (at < lines.length && !fence.isClosedBy(lines[at])) at += 1;
       at += 1;
       take("code", start, at);
     } else if (HEADING.test(line)) { at += 1; take("heading", start, at); }
@@ -35,7 +35,7 @@ export function blocks(text) {
       const inList = () => ITEM.test(lines[at]) || /^\s{2,}\S/.test(lines[at]) || isGap(lines, at);
       while (at < lines.length && inList()) at += 1;
       take("list", start, at);
-    } else if (line.includes("|") && at + 1 < lines.length && lines[at + 1].includes("-") && ROW_LINE.test(lines[at + 1])) {
+    } else if (line.includes("|") && at + 1 < lines.length && lines[at + 1].includes("-") && ROW_LINE.test(lines[at + 1].trim())) {
       while (at < lines.length && lines[at].includes("|")) at += 1;
       take("table", start, at);
     } else {
@@ -44,6 +44,16 @@ export function blocks(text) {
     }
   }
   return found;
+}
+
+/** The beginning of code, or null. */
+function fenceOf(line) {
+  const found = FENCE.exec(line);
+  if (!found) return null;
+  const [, ticks, ticksInfo, tildes, tildesInfo] = found;
+  const marks = ticks ?? tildes;
+  const isClosedBy = (other) => other.trim().startsWith(marks) && other.trim().replaceAll(marks[0], "") === "";
+  return { language: (ticksInfo ?? tildesInfo).trim().split(/\s/, 1)[0], isClosedBy };
 }
 
 /** An empty line that an item, or more of the last one, follows. */
@@ -74,8 +84,10 @@ function made({ kind, source }, depth) {
     case "rule": return h("hr");
     case "heading": {
       const [, marks, text = ""] = HEADING.exec(source);
+      // Signs may close it.
+      const words = text.trim().replace(/(?:^|\s)#+$/, "").trim();
       // The page has two levels of its own.
-      return h(`h${Math.min(6, marks.length + 2)}`, {}, ...inline(text));
+      return h(`h${Math.min(6, marks.length + 2)}`, {}, ...inline(words));
     }
     case "quote": return nested(h("blockquote"), lines.map((line) => line.replace(/^ {0,3}> ?/, "")).join("\n"), depth);
     case "list": return list(lines, depth);
@@ -91,9 +103,8 @@ function nested(element, text, depth) {
 }
 
 function code(lines) {
-  const [, , fence, language] = FENCE.exec(lines[0]);
-  const last = lines.at(-1).trim();
-  const isClosed = lines.length > 1 && last.startsWith(fence) && last.replaceAll(fence[0], "") === "";
+  const { language, isClosedBy } = fenceOf(lines[0]);
+  const isClosed = lines.length > 1 && isClosedBy(lines.at(-1));
   const text = lines.slice(1, isClosed ? -1 : undefined).join("\n");
   const button = h("button", { type: "button", class: "quiet", onclick: async () => {
     await copy(text);
@@ -143,12 +154,13 @@ function table([head, , ...rows]) {
 // In the order in which they are looked for at a place.
 const INLINE = [
   [/^\\([\\`*_{}[\]()#+\-.!|>~])/, ([, sign]) => sign],
-  [/^(`+)([\s\S]*?[^`])\1(?!`)/, ([, , text]) => h("code", {}, text.replace(/^ (.*) $/, "$1"))],
+  [/^(`+)(?!`)([\s\S]*?[^`])\1(?!`)/, ([, , text]) => h("code", {}, text.replace(/^ (.*) $/, "$1"))],
   [/^!?\[((?:[^\[\]\\]|\\.)*)\]\(\s*<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*)*)>?(?:\s+["'(][^"')]*["')])?\s*\)/,
     ([all, text, target], depth) => link(target, inline(text || target, depth + 1), all)],
   [/^<(https?:\/\/[^\s<>]+)>/, ([all, target]) => link(target, [target], all)],
   [/^https?:\/\/[^\s<>"')\]]*[^\s<>"')\].,;:!?*_~]/, ([target]) => link(target, [target], target)],
-  [/^(\*\*|__)(?=\S)([\s\S]*?\S)\1/, ([, , text], depth) => h("strong", {}, ...inline(text, depth + 1))],
+  [/^\*\*(?=\S)([\s\S]*?\S)\*\*(?!\*)/, ([, text], depth) => h("strong", {}, ...inline(text, depth + 1))],
+  [/^__(?=\S)([\s\S]*?\S)__(?!_)/, ([, text], depth) => h("strong", {}, ...inline(text, depth + 1))],
   [/^~~(?=\S)([\s\S]*?\S)~~/, ([, text], depth) => h("del", {}, ...inline(text, depth + 1))],
   [/^\*(?=[^\s*])([\s\S]*?[^\s*])\*(?!\*)/, ([, text], depth) => h("em", {}, ...inline(text, depth + 1))],
   [/^_(?=[^\s_])([\s\S]*?[^\s_])_(?![\w_])/, ([, text], depth) => h("em", {}, ...inline(text, depth + 1))],
@@ -164,7 +176,13 @@ export function inline(text, depth = 0) {
     const rest = text.slice(at, at + 4096);
     const isInWord = at > 0 && /\w/.test(text[at - 1]);
     const found = /[\\`![<h*_~ ]/.test(text[at]) && !(isInWord && /[_h]/.test(text[at])) ? match(rest, depth) : null;
-    if (!found) { plain += text[at]; at += 1; continue; }
+    if (!found) {
+      // What does not begin at the first of several does not begin at the others.
+      const run = /^(?:`+| +)/.exec(rest)?.[0] ?? text[at];
+      plain += run;
+      at += run.length;
+      continue;
+    }
     if (plain) { parts.push(plain); plain = ""; }
     parts.push(found.made);
     at += found.length;

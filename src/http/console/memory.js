@@ -46,6 +46,8 @@ function figures(view, blockBytes) {
     const held = pool.count(KIND.used, KIND.moving, KIND.copy), cached = pool.count(KIND.cached);
     const size = pool.size - pool.count(KIND.retired);
     say($(`${name}-figure`), `${whole.format(held)} of ${whole.format(size)} blocks used, ${whole.format(cached)} cached · ${bytes(size * blockBytes)}`);
+    // What has the focus is not named anew all the time: a screen reader would say nothing else.
+    if (document.activeElement === $(name)) return;
     $(name).setAttribute("aria-label", `${label}: ${whole.format(held)} of ${whole.format(size)} used, ${whole.format(cached)} cached`);
   };
   tell("device", view.device, "Blocks on the device");

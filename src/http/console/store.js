@@ -21,12 +21,26 @@ export function newChat(settings = {}) {
 
 export function remove(chat) {
   chats.splice(chats.indexOf(chat), 1);
-  save();
+  forget(chat);
 }
 
-/** Keeps all chats that have something in them; where there is no room, all but the oldest. */
-export function save() {
-  const kept = chats.filter((chat) => chat.messages.length > 0);
+/** It is kept no longer. */
+export function forget(chat) {
+  write(read().filter(({ id }) => id !== chat.id));
+}
+
+/** Keeps a chat that has something in it. Those that other tabs have kept meanwhile stay as they are. */
+export function save(chat) {
+  if (chat.messages.length === 0) return;
+  const kept = read();
+  const place = kept.findIndex(({ id }) => id === chat.id);
+  if (place < 0) kept.unshift(chat);
+  else kept[place] = chat;
+  write(kept.slice(0, MAX_CHATS));
+}
+
+/** Where there is no room for all, the oldest go. */
+function write(kept) {
   while (true) {
     try {
       localStorage.setItem(NAME, JSON.stringify(kept));

@@ -115,6 +115,95 @@ const tests = {
     } finally { front.close(); }
   },
 
+  async nothing_that_was_said_is_lost(heard) {
+    const front = await proxy(servers.open, [chunk("half an answer"), 60_000]);
+    try {
+      const [page, its] = await open(browser, front.url);
+      const said = async (selector) => (await page.locator(selector).allTextContents()).join("|");
+      // A page that goes away in the middle.
+      await ask(page, "First question");
+      await page.locator(".message.assistant .text >> text=half an answer").waitFor();
+      await page.reload();
+      assert.equal(await said(".message .text"), "First question|half an answer");
+      assert.match(await text(page, ".message.assistant .foot"), /stopped/);
+      // Another tab writes in a chat of its own; this one changes a setting after that.
+      const other = await page.context().newPage();
+      await other.goto(`${front.url}/`);
+      await other.click("#new-chat");
+      await ask(other, "Asked elsewhere");
+      await other.locator(".message.assistant .text >> text=half").waitFor();
+      await other.close({ runBeforeUnload: true });
+      await page.click("#show-settings");
+      await page.fill("#set-temperature", "0.5");
+      await page.reload();
+      await page.click("#show-chats");
+      assert.equal(await said("#chat-list .open"), "Asked elsewhere|First question");
+      await page.click("#chat-list .open >> nth=1");
+      // An answer that is asked for again and does not come leaves the one that there is.
+      await page.route("**/v1/chat/completions", (route) => route.abort());
+      await page.click("text=Regenerate");
+      await page.locator(".message .error >> text=cannot be reached").waitFor();
+      assert.equal(await said(".message.assistant .text"), "half an answer");
+      // A question without an answer is not sent again: turns alternate.
+      await ask(page, "Second question");
+      await page.locator(".message .error >> nth=1").waitFor();
+      const sent = page.waitForRequest("**/v1/chat/completions");
+      await ask(page, "Third question");
+      const turns = (await sent).postDataJSON().messages.map(({ role, content }) => `${role}: ${content}`);
+      assert.deepEqual(turns, ["user: First question", "assistant: half an answer", "user: Third question"]);
+      await page.click("#show-chats");
+      await page.click("#chat-list button[aria-label='Delete chat: First question']");
+      await page.reload();
+      await page.click("#show-chats");
+      assert.equal(await said("#chat-list .open"), "Asked elsewhere");
+      its.errors = its.errors.filter((error) => !error.includes("ERR_FAILED"));
+      heard.push(its);
+    } finally { front.close(); }
+  },
+
+  async any_text_is_rendered_in_time(heard) {
+    const [page, its] = await open(browser, servers.open);
+    heard.push(its);
+    const shown = await page.evaluate(async () => {
+      const { render } = await import("/console/markdown.js");
+      const made = (text) => { const element = document.createElement("div"); render(element, text); return element; };
+      const many = (text, count) => text.repeat(count);
+      // Each of these took a pattern seconds to hours, or would if it went back and forth.
+      const lengths = ["x " + many("`", 20_000), "```" + many("a", 20_000) + "`", "``` " + many(" ", 20_000) + "`", "a | b\n---" + many(" ", 20_000) + "x",
+        "# a" + many(" ", 20_000) + "b", "# " + many("#", 20_000) + "b", many("*", 20_000), many("**a ", 3_000), many("[", 5_000), many("a ", 10_000) + many(" ", 10_000),
+        many("~~a ", 3_000), "- " + many(" ", 20_000) + "x", many("> ", 5_000)].map((text) => made(text).textContent.length);
+      return { lengths, html: ["***x***", "**a** and __b__", "``a ` b`` c", "# Title ##", "~~~js\na`b\n~~~", "```js\nx\n```"].map((text) => made(text).innerHTML) };
+    });
+    assert.ok(shown.lengths.every((length) => length > 0), shown.lengths.join());
+    assert.deepEqual(shown.html.slice(0, 4), ["<p><strong><em>x</em></strong></p>", "<p><strong>a</strong> and <strong>b</strong></p>",
+      "<p><code>a ` b</code> c</p>", "<h3>Title</h3>"]);
+    assert.match(shown.html[4], /<span>js<\/span>.*<code>a`b<\/code>/);
+    assert.match(shown.html[5], /<span>js<\/span>.*<code>x<\/code>/);
+  },
+
+  async who_comes_when_the_seats_are_taken_is_told_so_and_waits(heard) {
+    const impatient = () => {
+      const later = window.setTimeout;
+      window.setTimeout = (call, ms, ...more) => later(call, ms >= 10_000 ? 100 : ms, ...more);
+    };
+    const [first] = await open(browser, servers.single);
+    await first.locator("#link-text >> text=live").waitFor();
+    const [page, its] = await open(browser, servers.single);
+    await page.context().addInitScript(impatient);
+    await page.reload();
+    let refused = 0;
+    const states = [];
+    page.on("response", (response) => { if (response.status() === 429) refused += 1; });
+    await until("it has been refused a few times", async () => { states.push(await text(page, "#link-text")); return refused >= 4; });
+    assert.ok(!states.includes("no connection"), states.join());
+    assert.match(await text(page, "#watch-notice"), /\w/);
+    await first.context().close();
+    await page.locator("#link-text >> text=live").waitFor();
+    assert.ok(await page.locator("#watch-notice").isHidden());
+    its.errors = its.errors.filter((error) => !error.includes("429"));
+    heard.push(its);
+  },
+
   async blocks_fill_and_say_whose_they_are(heard) {
     const [page, its] = await open(browser, servers.small);
     heard.push(its);

@@ -1,0 +1,111 @@
+"""A device that fails in the middle of the night: one alert, one recording, and a server that goes on."""
+
+import concurrent.futures
+import json
+import pathlib
+import subprocess
+import urllib.error
+import urllib.request
+
+import openai
+import pytest
+from conftest import RUNNING, program, serving, wait_for
+from prometheus import scraping
+
+ADMIN = "the-admin"
+RESTARTS = "pagetide_executor_restarts_total"
+# Sequences of up to 200 tokens in a pool for two of them: somebody yields before the failure.
+OPTIONS = (
+    *("--num-device-blocks", "28", "--block-size", "16", "--swap-space-gib", "0.01"),
+    *("--set", "scheduler.admission=prompt", "--set", f"server.admin_key={ADMIN}"),
+    *("--set", "server.debug_endpoints=true"),
+)
+
+
+def fail_next_step(url: str) -> dict:
+    request = urllib.request.Request(
+        f"{url}/admin/debug/fail_step", method="POST", headers={"Authorization": f"Bearer {ADMIN}"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+def replay(*arguments) -> str:
+    run = subprocess.run([program(), "replay", *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+class Failed:
+    """What was there after the failure."""
+
+    def __init__(self, server, prometheus, folder: pathlib.Path, errors: list, survivor: str):
+        self.server, self.prometheus, self.folder = server, prometheus, folder
+        self.errors, self.survivor = errors, survivor
+
+    def recordings(self) -> list:
+        return sorted(self.folder.iterdir())
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory):
+    folder, recordings = tmp_path_factory.mktemp("prometheus"), tmp_path_factory.mktemp("recordings")
+    with serving(*OPTIONS, "--set", f"recorder.dir={recordings}") as server, scraping(server.url, folder) as prometheus:
+        client = server.client()
+        model = client.models.list().data[0].id
+
+        def ask(start: int, count: int) -> str:
+            options = {"ignore_eos": True}
+            prompt = list(range(start, start + 32))
+            answer = client.completions.create(
+                model=model, prompt=prompt, max_tokens=count, temperature=0, extra_body=options
+            )
+            return answer.choices[0].text
+
+        before = ask(100, 20)
+        # Whoever looks at an increase has to have seen it at nothing.
+        wait_for(lambda: prometheus.query(f"{RESTARTS} == 0"))
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            asked = [pool.submit(ask, 40 * number, 160) for number in range(4)]
+            [one.result() for one in asked]
+            assert server.metric('pagetide_preemptions_total{mode="swap"}') > 0
+            asked = [pool.submit(ask, 40 * number, 400) for number in range(2)]
+            wait_for(lambda: server.metric(RUNNING) > 0)
+            fail_next_step(server.url)
+            errors = [one.exception() for one in asked]
+        assert ask(100, 20) == before, "it goes on, with the same words"
+        wait_for(lambda: prometheus.query(f"{RESTARTS} == 1"))
+        yield Failed(server, prometheus, recordings, errors, before)
+
+
+def test_requests_of_the_step_hear_of_it_and_the_server_goes_on(failed):
+    told = [error for error in failed.errors if error]
+    assert told and all(isinstance(error, openai.InternalServerError) for error in told), failed.errors
+    assert all("a failure was asked for" in error.body["message"] for error in told)
+    assert json.loads(failed.server.get("/ready")) == {"status": "ready"}
+    assert failed.server.metric(RUNNING) == 0
+    assert failed.server.metric('pagetide_requests_total{outcome="failed"}') == len(told)
+
+
+def test_there_is_one_alert(failed):
+    def firing() -> list:
+        return [alert for alert in failed.prometheus.api("alerts")["alerts"] if alert["state"] == "firing"]
+
+    wait_for(firing)
+    assert [alert["labels"]["alertname"] for alert in firing()] == ["PagetideExecutorRestarted"]
+
+
+def test_there_is_one_recording_which_replays_to_the_same_decisions(failed):
+    wait_for(lambda: [file.suffix for file in failed.recordings()] == [".recording"])
+    (recording,) = failed.recordings()
+    assert failed.server.metric('pagetide_recordings_total{cause="failure"}') == 1
+    told = replay(recording, "--check")
+    print(told)
+    assert "failure" in told
+
+
+def test_without_the_setting_nobody_fails_a_step():
+    with serving("--set", f"server.admin_key={ADMIN}") as server:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            fail_next_step(server.url)
+        assert refused.value.code == 403
