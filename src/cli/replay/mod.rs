@@ -7,7 +7,7 @@ mod trace;
 
 use crate::error::StartError;
 use crate::ids::RequestId;
-use crate::recorder::{Event, Outcome, Recording, Replayer};
+use crate::recorder::{Cause, Event, Outcome, Recording, Replayer};
 use clap::Args;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -154,7 +154,7 @@ fn summary(recording: &Recording) -> String {
     let beginning = if header.is_from_start { "from the server's start" } else { "from its state then" };
     let mut text = format!(
         "pagetide {}, {:.1} s until {until} UTC, {beginning}\n\
-         {} requests, {} steps, {} events; {}\n\
+         {} requests, {} steps, {} events; {}, {}\n\
          {} device blocks and {} swap blocks of {} tokens, {} sequences and {} tokens a step, preemption {:?}, admission {:?}\n",
         header.pagetide,
         header.seconds,
@@ -162,6 +162,10 @@ fn summary(recording: &Recording) -> String {
         header.num_plans,
         header.num_events,
         if header.has_tokens { "with the tokens of prompts and outputs" } else { "without text" },
+        match header.cause {
+            Cause::Failure => "written when the executor failed",
+            Cause::Asked => "written because somebody asked",
+        },
         settings.num_device_blocks,
         settings.num_swap_blocks,
         settings.block_size,

@@ -49,15 +49,8 @@ const tests = {
     await page.click("#show-settings");
     await page.fill("#set-temperature", "0");
     await page.fill("#set-max_tokens", "60");
-    await page.evaluate(() => {
-      window.lengths = new Set();
-      new MutationObserver(() => window.lengths.add(document.querySelector(".message.assistant .text")?.textContent.length))
-        .observe(document.getElementById("log"), { childList: true, subtree: true, characterData: true });
-    });
     await ask(page, "What is Pagetide?");
     await page.locator(".message.assistant .foot >> text=tokens").waitFor();
-    const pieces = await page.evaluate(() => window.lengths.size);
-    assert.ok(pieces >= 3, `it came in ${pieces} pieces`);
     const first = await page.locator(".message.assistant .text").textContent();
     assert.match(first, /^Pagetide is a server/);
     assert.match(await text(page, ".message.assistant .foot"), /\d+ \+ \d+ tokens/);
@@ -90,13 +83,15 @@ const tests = {
       "[good](https://example.org/a) [bad](javascript:window.hacked=1) ![pic](https://example.org/x.png) <https://example.org/b>\n\n",
       `> quoted ${evil}\n`,
     ];
-    const front = await proxy(servers.open, [": paused\n\n", 700, ": resumed after 321 ms\n\n", 300, ...answer.map((part) => chunk(part)), chunk("", { finish_reason: "stop" })]);
+    const pieces = ["It ", 1000, "comes ", 1000, "piece by piece.\n\n", 1000, ...answer].map((part) => typeof part === "number" ? part : chunk(part));
+    const front = await proxy(servers.open, [": paused\n\n", 2500, ": resumed after 321 ms\n\n", 1500, ...pieces, chunk("", { finish_reason: "stop" })]);
     try {
       const [page, its] = await open(browser, front.url);
       heard.push(its);
       await ask(page, evil);
       await page.locator(".pause >> text=Paused: its memory is lent to others").waitFor();
       await page.locator(".pause >> text=went on after 321 ms").waitFor();
+      await page.locator(".message.assistant .text", { hasText: /^It\s*(comes\s*)?$/ }).waitFor();
       await answered(page);
       const shown = page.locator("#log");
       assert.equal(await shown.locator("img, script, iframe, b").count(), 0);
@@ -151,7 +146,6 @@ const tests = {
       await ask(page, "Third question");
       const turns = (await sent).postDataJSON().messages.map(({ role, content }) => `${role}: ${content}`);
       assert.deepEqual(turns, ["user: First question", "assistant: half an answer", "user: Third question"]);
-      await page.click("#show-chats");
       await page.click("#chat-list button[aria-label='Delete chat: First question']");
       await page.reload();
       await page.click("#show-chats");
@@ -170,7 +164,7 @@ const tests = {
       const many = (text, count) => text.repeat(count);
       // Each of these took a pattern seconds to hours, or would if it went back and forth.
       const lengths = ["x " + many("`", 20_000), "```" + many("a", 20_000) + "`", "``` " + many(" ", 20_000) + "`", "a | b\n---" + many(" ", 20_000) + "x",
-        "# a" + many(" ", 20_000) + "b", "# " + many("#", 20_000) + "b", many("*", 20_000), many("**a ", 3_000), many("[", 5_000), many("a ", 10_000) + many(" ", 10_000),
+        "# a" + many(" ", 20_000) + "b", "# " + many("#", 20_000) + "b", "x " + many("*", 20_000), many("**a ", 3_000), many("[", 5_000), many("a ", 10_000) + many(" ", 10_000),
         many("~~a ", 3_000), "- " + many(" ", 20_000) + "x", many("> ", 5_000)].map((text) => made(text).textContent.length);
       return { lengths, html: ["***x***", "**a** and __b__", "``a ` b`` c", "# Title ##", "~~~js\na`b\n~~~", "```js\nx\n```"].map((text) => made(text).innerHTML) };
     });
