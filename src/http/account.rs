@@ -328,8 +328,8 @@ mod tests {
 
     #[actix_web::test]
     async fn tokens_that_were_made_count_where_nobody_read_them() {
-        let (account, left) = counted(1000);
-        account.admit(10, 2, Some(100)).unwrap();
+        let (account, left) = counted(100);
+        account.admit(10, 2, Some(20)).unwrap();
         account.accepted(RequestId(1), 10);
         account.started(RequestId(1));
         let nobody = Nobody.start();
@@ -345,7 +345,7 @@ mod tests {
         drop(stream);
         account.close();
         let used = 10 + 2 + 2;
-        assert!((1000 - used..=1001 - used).contains(&left()), "{}", left());
+        assert!((100 - used..=101 - used).contains(&left()), "{}", left());
     }
 
     /// Says nothing, and remembers in which span it was asked.
@@ -385,41 +385,43 @@ mod tests {
 
     #[test]
     fn each_output_is_charged_for_where_nobody_has_said_how_long_it_becomes() {
-        let (account, left) = counted(100_000);
+        let (account, left) = counted(30_000);
         account.admit(10, 100, None).unwrap();
-        assert_eq!(left(), 100_000 - 10 - 100 * ASSUMED_OUTPUT_TOKENS as i64);
+        let expected = 30_000 - 10 - 100 * ASSUMED_OUTPUT_TOKENS as i64;
+        assert!((expected..expected + 1000).contains(&left()), "{}", left());
+        let (account, left) = counted(100);
         account.admit(10, 0, None).unwrap();
         account.admit(10, 2, Some(5)).unwrap();
-        assert_eq!(left(), 100_000 - 10 - 100 * ASSUMED_OUTPUT_TOKENS as i64 - 10 - 20);
+        assert!((70..=71).contains(&left()), "{}", left());
     }
 
     #[test]
     fn a_prompt_that_was_never_worked_on_costs_nothing() {
-        let (account, left) = counted(1000);
+        let (account, left) = counted(100);
         for id in [RequestId(1), RequestId(2)] {
-            account.admit(100, 1, Some(10)).unwrap();
-            account.accepted(id, 100);
+            account.admit(40, 1, Some(5)).unwrap();
+            account.accepted(id, 40);
         }
-        assert_eq!(left(), 780);
+        assert!((10..=11).contains(&left()), "{}", left());
         account.started(RequestId(2));
         account.heard(RequestId(2), &token());
         account.close();
-        assert!((898..=900).contains(&left()), "{}", left());
+        assert!((59..=60).contains(&left()), "{}", left());
     }
 
     #[test]
     fn what_is_cut_counts_no_longer_once_nothing_of_it_runs() {
-        let (account, left) = counted(1000);
-        account.admit(10, 1, Some(500)).unwrap();
+        let (account, left) = counted(100);
+        account.admit(10, 1, Some(80)).unwrap();
         account.accepted(RequestId(1), 10);
         account.started(RequestId(1));
         account.cut("request_timeout");
-        assert!(left() < 500, "its outputs may still come: {}", left());
+        assert!(left() < 15, "its outputs may still come: {}", left());
         account.heard(RequestId(1), &token());
         account.left(RequestId(1));
         account.cut("write_timeout");
-        assert!((988..=990).contains(&left()), "{}", left());
+        assert!((89..=90).contains(&left()), "{}", left());
         account.close();
-        assert!((988..=990).contains(&left()), "only once: {}", left());
+        assert!((89..=90).contains(&left()), "only once: {}", left());
     }
 }
