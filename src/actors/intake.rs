@@ -145,8 +145,12 @@ impl Handler<Submit> for RequestIntake {
                     None => None,
                 };
                 if let Some(observer) = &observer {
-                    let num_seqs = params.beam.as_ref().map_or(n, |beam| beam.width) as usize;
-                    observer.admit(prompt.len(), wanted.map(|each| each * num_seqs))?;
+                    let num_outputs = match (&params.pooling, &params.beam) {
+                        (Some(_), _) => 0,
+                        (None, Some(beam)) => beam.width as usize,
+                        (None, None) => n as usize,
+                    };
+                    observer.admit(prompt.len(), num_outputs, wanted)?;
                 }
                 Ok((Arc::new(prompt), Arc::new(params), constraint))
             };

@@ -22,6 +22,7 @@ use crate::sampling::params::{FinishReason, PositionLogprobs, SamplingParams};
 pub use crate::text::chat_template::ChatPrompt;
 use crate::text::grammar::GrammarRequest;
 use crate::text::truncation::Truncation;
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -147,6 +148,8 @@ pub struct EventStream {
     cancel: actix::Recipient<Cancel>,
     stop_sample: actix::Recipient<StopSample>,
     observer: Option<Arc<dyn RequestObserver>>,
+    /// Samples that their owner has ended.
+    stopped: RefCell<Vec<u32>>,
 }
 
 impl EventStream {
@@ -157,7 +160,7 @@ impl EventStream {
         stop_sample: actix::Recipient<StopSample>,
     ) -> (mpsc::UnboundedSender<Event>, Self) {
         let (sender, receiver) = mpsc::unbounded_channel();
-        (sender, Self { id, receiver, cancel, stop_sample, observer: None })
+        (sender, Self { id, receiver, cancel, stop_sample, observer: None, stopped: RefCell::default() })
     }
 
     /// Tells `observer` whatever comes out of it from now on.
@@ -196,6 +199,7 @@ impl EventStream {
         if let Some(observer) = &self.observer {
             observer.stopped(self.id);
         }
+        self.stopped.borrow_mut().push(index);
         self.stop_sample.do_send(StopSample(self.id, index));
     }
 }
@@ -203,6 +207,13 @@ impl EventStream {
 impl Drop for EventStream {
     fn drop(&mut self) {
         if let Some(observer) = &self.observer {
+            let stopped = self.stopped.get_mut();
+            // Tokens that were made for it count, whether or not its client was there to read them.
+            while let Ok(event) = self.receiver.try_recv() {
+                if matches!(&event, Event::Token { index, .. } if !stopped.contains(index)) {
+                    observer.heard(self.id, &event);
+                }
+            }
             observer.left(self.id);
         }
         self.cancel.do_send(Cancel(self.id));

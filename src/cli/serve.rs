@@ -30,11 +30,14 @@ pub fn run(options: &ConfigOptions) -> Result<ExitCode, StartError> {
         metrics::install();
     }
     let system = actix_web::rt::System::new();
-    // Not once the model is loaded: until then the signal would end the process.
-    let hang_ups = system.block_on(async { HangUps::listen() })?;
+    // Not once the model is loaded: until then SIGHUP would end the process, and as the first of a container it would not
+    // hear the others.
+    let (hang_ups, mut signals) =
+        system.block_on(async { Ok::<_, StartError>((HangUps::listen()?, StopSignals::listen()?)) })?;
+    raise_limit_of_open_files();
     // Better said before a large model is loaded than after.
     let listeners = server::listen(config)?;
-    let runtime = Runtime::start(config, progress::loading())?;
+    let Some(runtime) = system.block_on(load(config, &mut signals))? else { return Ok(ExitCode::SUCCESS) };
     let loaded = runtime.loaded();
     let model = runtime.handle().model().served_name.clone();
     metrics::build_info(&model, &loaded.device, loaded.dtype.name());
@@ -48,16 +51,48 @@ pub fn run(options: &ConfigOptions) -> Result<ExitCode, StartError> {
     let ended = system.block_on(async {
         let reloads = reload_on_hang_up(hang_ups, options.clone(), tuner.clone(), supervisor.clone());
         let reloads = actix_web::rt::spawn(reloads);
-        let stopper = reloads.abort_handle();
-        let serving = Serving { runtime, tuner, listeners, tracer: tracer.clone(), supervisor };
-        let ended = serving.serve(config, reloads).await;
-        stopper.abort();
-        ended
+        let serving = Serving { runtime, tuner, listeners, tracer: tracer.clone(), supervisor, signals };
+        serving.serve(config, reloads).await
     });
     if let Some(tracer) = tracer {
         tracer.shut_down();
     }
     ended
+}
+
+/// Loads the model; `None` where a signal came first.
+async fn load(config: &Config, signals: &mut StopSignals) -> Result<Option<Runtime>, StartError> {
+    let (tell, loaded) = tokio::sync::oneshot::channel();
+    let config = config.clone();
+    // Nobody is told where a signal came first.
+    let work = move || drop(tell.send(Runtime::start(&config, progress::loading())));
+    let thread = std::thread::Builder::new().name("pagetide-load".into()).spawn(work);
+    thread.map_err(|error| StartError::new(format!("cannot start a thread to load the model: {error}")))?;
+    tokio::select! {
+        loaded = loaded => match loaded {
+            Ok(loaded) => loaded.map(Some),
+            Err(_) => Err(StartError::new("loading the model failed; the reason is in the log above")),
+        },
+        _ = signals.next() => {
+            tracing::info!("stopped before the model was loaded");
+            Ok(None)
+        }
+    }
+}
+
+/// A connection is two open files, and shells often allow 1024 where the system allows many more.
+fn raise_limit_of_open_files() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: both calls read or write `limit`, and nothing else.
+    let raised = unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 && {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) == 0
+        }
+    };
+    if !raised {
+        tracing::debug!("the limit of open files stays as it is: {}", std::io::Error::last_os_error());
+    }
 }
 
 /// What vLLM's names say of it.
@@ -114,13 +149,13 @@ struct Serving {
     listeners: Listeners,
     tracer: Option<Arc<Tracer>>,
     supervisor: Supervisor,
+    signals: StopSignals,
 }
 
 impl Serving {
     /// Serves until a signal, or until `reloads` ends for lack of a terminal, then finishes what runs.
-    async fn serve(self, config: &Config, reloads: JoinHandle<()>) -> Result<ExitCode, StartError> {
-        let Self { runtime, tuner, listeners, tracer, supervisor } = self;
-        let mut signals = StopSignals::listen()?;
+    async fn serve(self, config: &Config, mut reloads: JoinHandle<()>) -> Result<ExitCode, StartError> {
+        let Self { runtime, tuner, listeners, tracer, supervisor, mut signals } = self;
         let (url, admin) = (listeners.url()?, listeners.admin_addr()?);
         let server = server::serve(runtime.handle(), tuner.clone(), config, listeners, tracer)?;
         let stopper = server.handle();
@@ -145,12 +180,14 @@ impl Serving {
                 return Err(StartError::new("the engine has stopped; the reason is in the log above"));
             }
             _ = signals.next() => {}
-            _ = reloads => {}
+            _ = &mut reloads => {}
         }
+        // A SIGHUP from now on would tell the supervisor that the server is ready.
+        reloads.abort();
         supervisor.stopping();
         tokio::select! {
             // The server answers on while the engine drains.
-            () = drain(&runtime, &stopper) => {}
+            () = drain(&runtime, &stopper, server) => {}
             signal = signals.next() => {
                 tracing::warn!("a second signal: ending at once");
                 std::process::exit(128 + signal);
@@ -164,7 +201,7 @@ impl Serving {
 }
 
 /// Stops in order: first only `/ready` says so, then nothing new is taken, then what still runs ends with an error.
-async fn drain(runtime: &Runtime, stopper: &ServerHandle) {
+async fn drain(runtime: &Runtime, stopper: &ServerHandle, server: JoinHandle<std::io::Result<()>>) {
     let handle = runtime.handle();
     let ServerConfig { drain_delay_s, drain_timeout_s, .. } = *handle.model().server.get();
     handle.phase().advance(Phase::Leaving);
@@ -184,7 +221,10 @@ async fn drain(runtime: &Runtime, stopper: &ServerHandle) {
     }
     // Clients may read what is there for them, and those who do not are not waited for.
     let rest = deadline.saturating_duration_since(Instant::now()).max(LAST_WORDS);
-    let _ = actix_web::rt::time::timeout(rest, stopper.stop(true)).await;
+    if actix_web::rt::time::timeout(rest, stopper.stop(true)).await.is_ok() {
+        // The admin's port has answered until now, and ends too.
+        let _ = actix_web::rt::time::timeout(LAST_WORDS, server).await;
+    }
 }
 
 /// Aborts the process where it has not ended some seconds after the last answers: a device that hangs can make its

@@ -16,10 +16,11 @@ pub struct ApiKeyConfig {
     pub tokens_per_minute: Option<u64>,
     /// At once; 0: any number.
     pub max_requests: Option<u64>,
+    pub max_connections: Option<u64>,
 }
 
 /// The limits that a table may have, as they are called in it.
-const LIMITS: [&str; 3] = ["requests_per_minute", "tokens_per_minute", "max_requests"];
+const LIMITS: [&str; 4] = ["requests_per_minute", "tokens_per_minute", "max_requests", "max_connections"];
 const MAX_LIMIT: i64 = 1_000_000_000_000;
 /// Names stand in logs and in headers of traces.
 const MAX_NAME_BYTES: usize = 64;
@@ -32,8 +33,8 @@ impl From<&str> for ApiKeyConfig {
 
 impl PartialEq<&str> for ApiKeyConfig {
     fn eq(&self, key: &&str) -> bool {
-        let Self { key: own, name, requests_per_minute, tokens_per_minute, max_requests } = self;
-        let limits = [requests_per_minute, tokens_per_minute, max_requests];
+        let Self { key: own, name, requests_per_minute, tokens_per_minute, max_requests, max_connections } = self;
+        let limits = [requests_per_minute, tokens_per_minute, max_requests, max_connections];
         own == key && name.is_none() && limits.into_iter().all(Option::is_none)
     }
 }
@@ -73,6 +74,7 @@ impl ApiKeyConfig {
             "requests_per_minute" => Ok(&mut self.requests_per_minute),
             "tokens_per_minute" => Ok(&mut self.tokens_per_minute),
             "max_requests" => Ok(&mut self.max_requests),
+            "max_connections" => Ok(&mut self.max_connections),
             _ => Err(format!("a table with '{field}', which is none of key, name, {}", LIMITS.join(", "))),
         }
     }
@@ -82,7 +84,7 @@ impl ApiKeyConfig {
     }
 
     fn limits(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let values = [self.requests_per_minute, self.tokens_per_minute, self.max_requests];
+        let values = [self.requests_per_minute, self.tokens_per_minute, self.max_requests, self.max_connections];
         LIMITS.into_iter().zip(values).filter_map(|(name, value)| Some((name, value?)))
     }
 

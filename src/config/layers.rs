@@ -316,6 +316,13 @@ impl Layers {
         if server.api_keys.iter().any(|key| key.key.is_empty()) {
             broken.push((&["server.api_keys"], "a key must not be empty".into()));
         }
+        let keys = &server.api_keys;
+        if let Some(place) = (1..keys.len()).find(|place| keys[..*place].iter().any(|key| key.key == keys[*place].key))
+        {
+            // Two names or limits: whose would hold?
+            let why = format!("the key in place {} stands there twice: each needs one of its own", place + 1);
+            broken.push((&["server.api_keys"], why));
+        }
         for (keys, one, other) in [
             (&["server.tls_cert", "server.tls_key"], &server.tls_cert, &server.tls_key),
             (&["server.tls_key", "server.tls_cert"], &server.tls_key, &server.tls_cert),

@@ -22,6 +22,7 @@ pub const LIVE: &[&str] = &[
     "limits.key_requests_per_minute",
     "limits.key_tokens_per_minute",
     "limits.key_max_requests",
+    "limits.key_max_connections",
     "cache.max_share_per_key",
     "swap.space_gib",
     "swap.high_watermark",

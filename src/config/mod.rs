@@ -86,6 +86,7 @@ pub struct LimitsConfig {
     pub key_requests_per_minute: u64,
     pub key_tokens_per_minute: u64,
     pub key_max_requests: u64,
+    pub key_max_connections: u64,
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -117,7 +117,7 @@ settings! {
         "The model's name in the API; auto is its name on the hub, or the last part of its path.",
         "Clients ask for a fixed name whatever is behind it.";
     server.api_keys: Kind::Keys, "", Some(("api-key", "KEY")),
-        "Bearer keys that clients may use; with none, no key is asked for. /health, /docs, /openapi.json and the console's page are always open. As a table a key has a name, for logs and traces, and limits of its own in place of limits.key_*.",
+        "Bearer keys that clients may use; with none, no key is asked for. /health, /ready, /docs, /openapi.json and the console's page are always open. As a table a key has a name, for logs and traces, and limits of its own in place of limits.key_*.",
         "The server can be reached by others. Prefer file or environment: a flag shows in the process list.";
     server.admin_key: Kind::Text { auto: false, check: any_text }, "", None,
         "Bearer key of /admin/config, where settings are seen and changed while the server runs; none of api_keys is good there, and this one nowhere else. Empty: nobody may.",
@@ -153,7 +153,7 @@ settings! {
         "Largest request body; a larger one is answered with 413.",
         "Prompts are longer, or clients are not trusted.";
     server.header_timeout_s: int(0, 3600), "s", None,
-        "Time for a client to send a request's head, and to finish a TLS handshake; 0 is any.",
+        "Time for a client to send the first request's head, and to finish a TLS handshake; 0 is any. A later head has this time and server.keep_alive_s together.",
         "Clients are far away, or hold connections open on purpose (lower).";
     server.body_timeout_s: int(0, 3600), "s", None,
         "Time for a client to send a request's body; 408 after that. 0 is any.",
@@ -187,8 +187,8 @@ settings! {
         "Thousands of streams at once.";
 
     limits.max_connections: int(0, 1_000_000), "connections", None,
-        "Connections open at once; more of them wait until one closes. Divided evenly among server.workers.",
-        "Below the limit of open files (ulimit -n), with room for models and logs.";
+        "Connections open at once on server.port; more of them wait until one closes. Divided evenly among server.workers, and rounded down to a multiple of them.",
+        "Below half of the limit of open files (ulimit -n), of which each takes two.";
     limits.requests_per_minute: int(0, 1_000_000_000), "requests", None,
         "Requests that generate, of all clients together: so many at once, and as many more a minute. Beyond: 429.",
         "What is behind this server, or its price, is to be bounded.";
@@ -204,6 +204,9 @@ settings! {
     limits.key_max_requests: int(0, 1_000_000), "requests", None,
         "Requests at once of each of server.api_keys that says nothing else.",
         "One client should not fill the queue (server.max_requests).";
+    limits.key_max_connections: int(0, 1_000_000), "connections", None,
+        "Connections at once of each of server.api_keys that says nothing else: a connection counts for the key that it was last used with. Beyond: 429, and the connection is closed.",
+        "One client should not use up limits.max_connections.";
 
     model.path: NAME, "", Some(("model", "DIR|OWNER/NAME|demo")),
         "Directory of a Hugging Face checkpoint, name of a model on the hub (Qwen/Qwen2.5-1.5B-Instruct), or demo for the small model inside the program.",

@@ -176,6 +176,15 @@ fn lists_add_up_over_flags_and_replace_lower_layers() {
 }
 
 #[test]
+fn a_key_stands_in_the_list_once() {
+    let file = "[server]\napi_keys = [\"hush\", \"b\", {key = \"hush\", name = \"ann\"}]";
+    let problems = problems_of(from_file(file));
+    let [problem] = &problems[..] else { panic!("{problems:?}") };
+    assert!(problem.contains("server.api_keys: the key in place 3 stands there twice"), "{problem}");
+    assert!(!problem.contains("hush"), "{problem}");
+}
+
+#[test]
 fn show_says_where_each_value_came_from_and_hides_secrets() {
     let env = [("PAGETIDE_SERVER__API_KEYS", "hush,hush2")];
     let shown = resolve(&sources("[swap]\nspace_gib = 2", &env, &[("--port", "server.port", "9")])).unwrap().show();
@@ -189,14 +198,15 @@ fn show_says_where_each_value_came_from_and_hides_secrets() {
     assert_eq!(line("api_keys"), "api_keys = [\"(secret)\", \"(secret)\"] # PAGETIDE_SERVER__API_KEYS");
     assert!(!shown.contains("hush"));
     // What is shown is a configuration file.
-    assert_eq!(from_file(&shown.replace("(secret)", "k")).unwrap().config.server.port, 9);
+    let file = shown.replacen("(secret)", "k", 1).replacen("(secret)", "l", 1);
+    assert_eq!(from_file(&file).unwrap().config.server.port, 9);
 }
 
 #[test]
 fn secrets_are_not_in_errors() {
     let problems = problems_of(from_file("[server]\napi_keys = \"hush\"\nadmin_key = 3"));
     let keys = "api_keys: what is given is not a list of texts, or of tables {key, name, requests_per_minute, \
-                tokens_per_minute, max_requests}";
+                tokens_per_minute, max_requests, max_connections}";
     let shown = [keys, "admin_key: what is given is not text"];
     assert_eq!(problems.len(), 2);
     assert!(problems.iter().zip(shown).all(|(problem, shown)| problem.ends_with(shown)), "{problems:?}");

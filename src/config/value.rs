@@ -102,7 +102,7 @@ impl Kind {
             Kind::Text { auto, .. } => format!("text{}", or_auto(auto)),
             Kind::List => "a list of texts".into(),
             Kind::Keys => {
-                "a list of texts, or of tables {key, name, requests_per_minute, tokens_per_minute, max_requests}".into()
+                "a list of texts, or of tables {key, name, requests_per_minute, tokens_per_minute, max_requests, max_connections}".into()
             }
             Kind::Bool => "true or false".into(),
             Kind::Int { min, max, auto } if max == u64::MAX => {

@@ -6,8 +6,11 @@ use crate::actors::observer::RequestObserver;
 use crate::config::Config;
 use crate::error::ApiError;
 use crate::http::auth::Keyed;
+use crate::http::connection::Busy;
 use crate::http::limits::{ASSUMED_OUTPUT_TOKENS, Limiter, Ticket, write_headers};
+use crate::http::routes::{Access, access_to};
 use crate::ids::RequestId;
+use crate::metrics;
 use crate::sampling::params::FinishReason;
 use crate::telemetry::report::Report;
 use crate::telemetry::timeline::Run;
@@ -23,6 +26,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant, SystemTime};
+
+/// The status of a request whose client left before there was an answer, as nginx has it. Nobody is sent it.
+pub const CLIENT_LEFT: u16 = 499;
 
 /// Where reports go; one for the server.
 #[derive(Debug, Default)]
@@ -67,6 +73,15 @@ struct Open {
     ticket: Option<Ticket>,
 }
 
+impl Open {
+    /// It counts no longer for its limits, but for what it has used.
+    fn leave_limits(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            ticket.set_used(self.report.used_tokens());
+        }
+    }
+}
+
 struct Headers<'a>(&'a HeaderMap);
 
 impl Extractor for Headers<'_> {
@@ -80,7 +95,14 @@ impl Extractor for Headers<'_> {
 }
 
 impl Account {
-    pub fn open(reporter: Arc<Reporter>, request_id: &str, method: &str, headers: &HeaderMap) -> Arc<Self> {
+    /// `path`: its route, as far as the path alone says.
+    pub fn open(
+        reporter: Arc<Reporter>,
+        request_id: &str,
+        method: &str,
+        path: &'static str,
+        headers: &HeaderMap,
+    ) -> Arc<Self> {
         let (started, arrived) = (SystemTime::now(), Instant::now());
         let parent = trace::parent_of(&Headers(headers));
         let span = reporter.tracer.as_ref().map(|tracer| tracer.begin(&parent, started));
@@ -93,8 +115,8 @@ impl Account {
             trace_id,
             key: None,
             method: method.into(),
-            path: "other",
-            status: 0,
+            path,
+            status: CLIENT_LEFT,
             arrived,
             ended: arrived,
             runs: Vec::new(),
@@ -138,12 +160,15 @@ impl Account {
 
     /// It is over. Only the first time counts.
     pub fn close(&self) {
-        let Some(Open { mut report, span, ticket, .. }) = self.now_open().take() else { return };
+        let Some(mut open) = self.now_open().take() else { return };
+        open.leave_limits();
+        let Open { mut report, span, .. } = open;
         report.ended = Instant::now();
-        if let Some(ticket) = ticket {
-            ticket.set_used(report.prompt_tokens() + report.output_tokens());
+        if report.status == CLIENT_LEFT {
+            metrics::http_request(report.path, CLIENT_LEFT);
         }
-        report.log(self.reporter.slow());
+        // Who watches stays as long as they like.
+        report.log(self.reporter.slow().filter(|_| access_to(report.path) != Access::Watcher));
         if let (Some(tracer), Some(span)) = (&self.reporter.tracer, span) {
             tracer.end(span, &report, self.started);
         }
@@ -162,10 +187,10 @@ impl Account {
 }
 
 impl RequestObserver for Account {
-    fn admit(&self, prompt_tokens: usize, output_tokens: Option<usize>) -> Result<(), ApiError> {
+    fn admit(&self, prompt_tokens: usize, num_outputs: usize, max_tokens: Option<usize>) -> Result<(), ApiError> {
         match &*self.now_open() {
             Some(Open { ticket: Some(ticket), .. }) => {
-                ticket.take_tokens(prompt_tokens + output_tokens.unwrap_or(ASSUMED_OUTPUT_TOKENS))
+                ticket.take_tokens(prompt_tokens + num_outputs * max_tokens.unwrap_or(ASSUMED_OUTPUT_TOKENS))
             }
             _ => Ok(()),
         }
@@ -203,6 +228,10 @@ impl RequestObserver for Account {
     fn cut(&self, why: &'static str) {
         if let Some(open) = &mut *self.now_open() {
             open.report.cut = Some(why);
+            // Its answer may stay for a while, with a client that does not take it.
+            if open.report.runs.iter().all(Run::has_ended) {
+                open.leave_limits();
+            }
         }
     }
 
@@ -211,12 +240,21 @@ impl RequestObserver for Account {
     }
 }
 
-/// Closes an account when it is dropped.
-pub struct Closing(pub Arc<Account>);
+/// Closes an account when it is dropped; then its connection is free for another request.
+pub struct Closing {
+    account: Arc<Account>,
+    _busy: Option<Busy>,
+}
+
+impl Closing {
+    pub fn new(account: Arc<Account>, busy: Option<Busy>) -> Self {
+        Self { account, _busy: busy }
+    }
+}
 
 impl Drop for Closing {
     fn drop(&mut self) {
-        self.0.close();
+        self.account.close();
     }
 }
 
@@ -225,11 +263,13 @@ pub struct AccountedBody {
     // Dropped first: what it still holds of the engine's is told to the account.
     body: BoxBody,
     _closing: Closing,
+    /// The request's, for what is logged while the answer is made.
+    span: tracing::Span,
 }
 
 impl AccountedBody {
-    pub fn new(body: BoxBody, closing: Closing) -> Self {
-        Self { body, _closing: closing }
+    pub fn new(body: BoxBody, closing: Closing, span: tracing::Span) -> Self {
+        Self { body, _closing: closing, span }
     }
 }
 
@@ -241,6 +281,147 @@ impl MessageBody for AccountedBody {
     }
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Self::Error>>> {
-        Pin::new(&mut self.body).poll_next(cx)
+        let this = &mut *self;
+        let _entered = this.span.enter();
+        Pin::new(&mut this.body).poll_next(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::actors::messages::{Cancel, EventStream, StopSample};
+    use crate::engine::bill::Tenant;
+    use crate::http::limits::Rates;
+    use actix::{Actor, Context, Handler};
+    use std::task::Context as TaskContext;
+
+    /// An account of a request that is counted, and what is left of its tokens a minute.
+    fn counted(tokens_per_minute: u64) -> (Arc<Account>, impl Fn() -> i64) {
+        let limiter = Arc::new(Limiter::of_key(Rates { tokens_per_minute, ..Rates::default() }));
+        let account = Account::open(Arc::default(), "id", "POST", "other", &HeaderMap::new());
+        let key = Keyed { name: None, tenant: Tenant(1), limiters: vec![limiter.clone()] };
+        account.enter(&key).unwrap();
+        let left = move || {
+            let mut headers = HeaderMap::new();
+            write_headers(std::slice::from_ref(&limiter), &mut headers);
+            headers.get("x-ratelimit-remaining-tokens").unwrap().to_str().unwrap().parse().unwrap()
+        };
+        (account, left)
+    }
+
+    struct Nobody;
+
+    impl Actor for Nobody {
+        type Context = Context<Self>;
+    }
+
+    impl Handler<Cancel> for Nobody {
+        type Result = ();
+        fn handle(&mut self, _: Cancel, _: &mut Self::Context) {}
+    }
+
+    impl Handler<StopSample> for Nobody {
+        type Result = ();
+        fn handle(&mut self, _: StopSample, _: &mut Self::Context) {}
+    }
+
+    #[actix_web::test]
+    async fn tokens_that_were_made_count_where_nobody_read_them() {
+        let (account, left) = counted(100);
+        account.admit(10, 2, Some(20)).unwrap();
+        account.accepted(RequestId(1), 10);
+        account.started(RequestId(1));
+        let nobody = Nobody.start();
+        let (events, mut stream) = EventStream::channel(RequestId(1), nobody.clone().recipient(), nobody.recipient());
+        stream = stream.observed_by(Some(account.clone()));
+        for index in [0, 1, 0, 0, 1] {
+            events.send(Event::Token { index, token: 7, logprobs: None }).unwrap();
+        }
+        stream.next().await.unwrap();
+        stream.next().await.unwrap();
+        // What comes after a stop string is no part of the answer.
+        stream.stop_sample(1);
+        drop(stream);
+        account.close();
+        let used = 10 + 2 + 2;
+        assert!((100 - used..=101 - used).contains(&left()), "{}", left());
+    }
+
+    /// Says nothing, and remembers in which span it was asked.
+    struct AskedIn(Arc<Mutex<Option<tracing::Id>>>);
+
+    impl MessageBody for AskedIn {
+        type Error = std::convert::Infallible;
+
+        fn size(&self) -> BodySize {
+            BodySize::Stream
+        }
+
+        fn poll_next(self: Pin<&mut Self>, _: &mut TaskContext<'_>) -> Poll<Option<Result<Bytes, Self::Error>>> {
+            *self.0.lock().unwrap() = tracing::Span::current().id();
+            Poll::Ready(None)
+        }
+    }
+
+    #[test]
+    fn what_an_answers_body_logs_is_in_its_requests_span() {
+        tracing::subscriber::with_default(tracing_subscriber::registry(), || {
+            let (account, _) = counted(1000);
+            let asked = Arc::default();
+            let span = tracing::info_span!("request");
+            let body = BoxBody::new(AskedIn(Arc::clone(&asked)));
+            let mut body = AccountedBody::new(body, Closing::new(account, None), span.clone());
+            let mut cx = TaskContext::from_waker(std::task::Waker::noop());
+            assert!(Pin::new(&mut body).poll_next(&mut cx).is_ready());
+            assert!(span.id().is_some());
+            assert_eq!(*asked.lock().unwrap(), span.id());
+        });
+    }
+
+    fn token() -> Event {
+        Event::Token { index: 0, token: 7, logprobs: None }
+    }
+
+    #[test]
+    fn each_output_is_charged_for_where_nobody_has_said_how_long_it_becomes() {
+        let (account, left) = counted(30_000);
+        account.admit(10, 100, None).unwrap();
+        let expected = 30_000 - 10 - 100 * ASSUMED_OUTPUT_TOKENS as i64;
+        assert!((expected..expected + 1000).contains(&left()), "{}", left());
+        let (account, left) = counted(100);
+        account.admit(10, 0, None).unwrap();
+        account.admit(10, 2, Some(5)).unwrap();
+        assert!((70..=71).contains(&left()), "{}", left());
+    }
+
+    #[test]
+    fn a_prompt_that_was_never_worked_on_costs_nothing() {
+        let (account, left) = counted(100);
+        for id in [RequestId(1), RequestId(2)] {
+            account.admit(40, 1, Some(5)).unwrap();
+            account.accepted(id, 40);
+        }
+        assert!((10..=11).contains(&left()), "{}", left());
+        account.started(RequestId(2));
+        account.heard(RequestId(2), &token());
+        account.close();
+        assert!((59..=60).contains(&left()), "{}", left());
+    }
+
+    #[test]
+    fn what_is_cut_counts_no_longer_once_nothing_of_it_runs() {
+        let (account, left) = counted(100);
+        account.admit(10, 1, Some(80)).unwrap();
+        account.accepted(RequestId(1), 10);
+        account.started(RequestId(1));
+        account.cut("request_timeout");
+        assert!(left() < 15, "its outputs may still come: {}", left());
+        account.heard(RequestId(1), &token());
+        account.left(RequestId(1));
+        account.cut("write_timeout");
+        assert!((89..=90).contains(&left()), "{}", left());
+        account.close();
+        assert!((89..=90).contains(&left()), "only once: {}", left());
     }
 }

@@ -23,12 +23,13 @@ pub struct Rates {
     pub requests_per_minute: u64,
     pub tokens_per_minute: u64,
     pub max_requests: u64,
+    pub max_connections: u64,
 }
 
 impl Rates {
     pub fn of_all(limits: &LimitsConfig) -> Self {
         let LimitsConfig { requests_per_minute, tokens_per_minute, .. } = *limits;
-        Self { requests_per_minute, tokens_per_minute, max_requests: 0 }
+        Self { requests_per_minute, tokens_per_minute, ..Self::default() }
     }
 
     pub fn of_key(key: &ApiKeyConfig, limits: &LimitsConfig) -> Self {
@@ -36,6 +37,7 @@ impl Rates {
             requests_per_minute: key.requests_per_minute.unwrap_or(limits.key_requests_per_minute),
             tokens_per_minute: key.tokens_per_minute.unwrap_or(limits.key_tokens_per_minute),
             max_requests: key.max_requests.unwrap_or(limits.key_max_requests),
+            max_connections: key.max_connections.unwrap_or(limits.key_max_connections),
         }
     }
 }
@@ -84,6 +86,8 @@ struct State {
     tokens: Bucket,
     max_requests: u64,
     num_requests: u64,
+    max_connections: u64,
+    num_connections: u64,
 }
 
 /// What counts for one key, or for all.
@@ -116,7 +120,8 @@ impl Limiter {
         let now = Instant::now();
         let (requests, tokens) =
             (Bucket::new(rates.requests_per_minute, now), Bucket::new(rates.tokens_per_minute, now));
-        let state = State { requests, tokens, max_requests: rates.max_requests, num_requests: 0 };
+        let Rates { max_requests, max_connections, .. } = rates;
+        let state = State { requests, tokens, max_requests, num_requests: 0, max_connections, num_connections: 0 };
         Self { whose, state: Mutex::new(state) }
     }
 
@@ -127,6 +132,7 @@ impl Limiter {
         state.requests.set(rates.requests_per_minute, now);
         state.tokens.set(rates.tokens_per_minute, now);
         state.max_requests = rates.max_requests;
+        state.max_connections = rates.max_connections;
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -157,15 +163,37 @@ impl Limiter {
         self.state().num_requests -= 1;
     }
 
-    fn take_tokens(&self, tokens: u64, now: Instant) -> Result<(), Refusal> {
+    /// Another limit has refused the request that [`Limiter::enter`] let in.
+    fn undo_enter(&self) {
+        let mut state = self.state();
+        state.num_requests -= 1;
+        state.requests.level = (state.requests.level + 1.0).min(state.requests.per_minute as f64);
+    }
+
+    fn connect(&self) -> Result<(), Refusal> {
+        let mut state = self.state();
+        if state.max_connections > 0 && state.num_connections >= state.max_connections {
+            let message =
+                format!("{} may have {} connections at once, and has them", self.whose, state.max_connections);
+            return Err(Refusal { reason: Rejection::ConnectionLimit, message, wait: Some(Duration::ZERO) });
+        }
+        state.num_connections += 1;
+        Ok(())
+    }
+
+    /// `taken`: what the request has taken already, and gives back where it is refused.
+    fn take_tokens(&self, tokens: u64, taken: u64, now: Instant) -> Result<(), Refusal> {
         let mut state = self.state();
         state.tokens.refill(now);
-        let wait = state.tokens.wait_for(tokens);
+        let whole = taken + tokens;
+        // What is too much as a whole is never let in, however much is left for its last part.
+        let wait = state.tokens.wait_for(whole).and(state.tokens.wait_for(tokens));
         if wait != Some(Duration::ZERO) {
             let Bucket { per_minute, level, .. } = state.tokens;
+            let level = (level + taken as f64).min(per_minute as f64);
             let message = format!(
                 "{} may have {per_minute} tokens a minute, prompts and outputs together: {} of them are left, and the \
-                 request asks for {tokens}",
+                 request asks for {whole}",
                 self.whose,
                 level.max(0.0) as u64
             );
@@ -214,18 +242,19 @@ impl Ticket {
         let now = Instant::now();
         for (place, limiter) in limiters.iter().enumerate() {
             if let Err(refusal) = limiter.enter(now) {
-                limiters[..place].iter().for_each(|entered| entered.leave());
+                limiters[..place].iter().for_each(|entered| entered.undo_enter());
                 return Err(refusal.into_error(tenant));
             }
         }
         Ok(Self { tenant, limiters, taken: AtomicU64::new(0), used: AtomicU64::new(0) })
     }
 
-    /// Takes what a prompt and its outputs may need. An error is a 429.
+    /// Takes what a prompt and its outputs may need; a request of several prompts takes that for each of them. An error is
+    /// a 429, and refuses the request as a whole.
     pub fn take_tokens(&self, tokens: usize) -> Result<(), ApiError> {
-        let (tokens, now) = (tokens as u64, Instant::now());
+        let (tokens, taken, now) = (tokens as u64, self.taken.load(Ordering::Relaxed), Instant::now());
         for (place, limiter) in self.limiters.iter().enumerate() {
-            if let Err(refusal) = limiter.take_tokens(tokens, now) {
+            if let Err(refusal) = limiter.take_tokens(tokens, taken, now) {
                 self.limiters[..place].iter().for_each(|taken| taken.charge_tokens(-(tokens as i64)));
                 return Err(refusal.into_error(self.tenant));
             }
@@ -237,6 +266,28 @@ impl Ticket {
     /// The request has used so many tokens in all; what it has taken beyond is put back when it ends.
     pub fn set_used(&self, tokens: usize) {
         self.used.store(tokens as u64, Ordering::Relaxed);
+    }
+}
+
+/// A connection that counts for a key, until it is dropped.
+#[derive(Debug)]
+pub struct Seat(Arc<Limiter>);
+
+impl Seat {
+    /// An error is a 429.
+    pub fn take(tenant: Tenant, limiter: &Arc<Limiter>) -> Result<Self, ApiError> {
+        limiter.connect().map_err(|refusal| refusal.into_error(tenant))?;
+        Ok(Self(limiter.clone()))
+    }
+
+    pub fn is_of(&self, limiter: &Arc<Limiter>) -> bool {
+        Arc::ptr_eq(&self.0, limiter)
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.state().num_connections -= 1;
     }
 }
 
@@ -295,7 +346,8 @@ mod tests {
     use super::*;
 
     fn limiter(requests_per_minute: u64, tokens_per_minute: u64, max_requests: u64) -> Arc<Limiter> {
-        Arc::new(Limiter::of_key(Rates { requests_per_minute, tokens_per_minute, max_requests }))
+        let rates = Rates { requests_per_minute, tokens_per_minute, max_requests, ..Rates::default() };
+        Arc::new(Limiter::of_key(rates))
     }
 
     #[test]
@@ -343,6 +395,38 @@ mod tests {
         let refused = Ticket::enter(Tenant(1), vec![wide.clone(), narrow]).unwrap_err();
         assert!(refused.retry_after_s.is_some_and(|s| (50..=60).contains(&s)), "{refused:?}");
         assert_eq!(wide.state().num_requests, 1);
+        let level = wide.state().requests.level;
+        assert!((level - 9.0).abs() < 0.5, "one was let in: {level}");
+    }
+
+    #[test]
+    fn a_request_of_several_prompts_is_refused_for_good_where_the_whole_never_fits() {
+        let one = limiter(0, 100, 0);
+        let ticket = Ticket::enter(Tenant(1), vec![one.clone()]).unwrap();
+        ticket.take_tokens(40).unwrap();
+        ticket.take_tokens(40).unwrap();
+        let refused = ticket.take_tokens(40).unwrap_err();
+        assert_eq!(refused.retry_after_s, None, "{refused:?}");
+        assert!(refused.message.contains("asks for 120"), "{}", refused.message);
+        drop(ticket);
+        assert!((one.state().tokens.level - 100.0).abs() < 1.0);
+        // What fits, though not now, may come again.
+        one.charge_tokens(50);
+        let ticket = Ticket::enter(Tenant(1), vec![one.clone()]).unwrap();
+        ticket.take_tokens(40).unwrap();
+        assert!(ticket.take_tokens(40).unwrap_err().retry_after_s.is_some());
+    }
+
+    #[test]
+    fn connections_at_once_are_counted_until_they_end() {
+        let one = Arc::new(Limiter::of_key(Rates { max_connections: 2, ..Rates::default() }));
+        let take = || Seat::take(Tenant(1), &one);
+        let (first, _second) = (take().unwrap(), take().unwrap());
+        let refused = take().unwrap_err();
+        assert_eq!((refused.status, refused.retry_after_s), (429, Some(1)));
+        assert!(refused.message.contains("2 connections at once"), "{}", refused.message);
+        drop(first);
+        assert!(take().is_ok());
     }
 
     #[test]
@@ -352,9 +436,11 @@ mod tests {
         let ticket = Ticket::enter(Tenant(1), vec![one.clone()]).unwrap();
         ticket.take_tokens(900).unwrap();
         assert!((level() - 100.0).abs() < 2.0);
-        let refused = ticket.take_tokens(600).unwrap_err();
+        let other = Ticket::enter(Tenant(1), vec![one.clone()]).unwrap();
+        let refused = other.take_tokens(600).unwrap_err();
         assert_eq!(refused.retry_after_s, Some(30), "500 of 1000 a minute are missing: {refused:?}");
-        assert_eq!(ticket.take_tokens(1001).unwrap_err().retry_after_s, None);
+        assert_eq!(other.take_tokens(1001).unwrap_err().retry_after_s, None);
+        drop(other);
         ticket.set_used(300);
         drop(ticket);
         assert!((level() - 700.0).abs() < 2.0);

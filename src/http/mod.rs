@@ -10,6 +10,7 @@ pub mod anthropic;
 pub mod auth;
 pub mod complete;
 pub mod compression;
+pub mod connection;
 pub mod console;
 pub mod cors;
 pub mod deadline;

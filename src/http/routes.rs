@@ -113,7 +113,7 @@ pub static PATHS: [ApiPath; 27] = [
     post("/tokenize", || web::to(tokenize), tokenize::describe_tokenize),
     post("/detokenize", || web::to(detokenize), tokenize::describe_detokenize),
     open(get("/health", || web::to(health), describe_health)),
-    get("/ready", || web::to(is_ready), describe_ready),
+    open(get("/ready", || web::to(is_ready), describe_ready)),
     get("/version", || web::to(version), describe_version),
     get("/metrics", || web::to(prometheus), describe_metrics),
     admin(get("/admin/config", || web::to(config), admin::describe_config)),
@@ -340,7 +340,7 @@ async fn health() -> HttpResponse {
     HttpResponse::Ok().json(json!({"status": "ok"}))
 }
 
-/// The model is loaded (before that nothing listens) and requests are admitted.
+/// The model is loaded (before that nothing is answered) and requests are admitted.
 async fn is_ready(handle: Data<RuntimeHandle>) -> Result<HttpResponse, ApiError> {
     if handle.phase().get() != Phase::Serving {
         return Err(ApiError::draining());

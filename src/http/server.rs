@@ -3,12 +3,13 @@
 use crate::actors::live::LiveServer;
 use crate::actors::runtime::RuntimeHandle;
 use crate::actors::tuner::Tuner;
-use crate::config::Config;
+use crate::config::{Config, ServerConfig};
 use crate::error::{ApiError, StartError};
 use crate::http::account::{Account, AccountedBody, Closing, Reporter};
 use crate::http::anthropic;
 use crate::http::auth::Keys;
 use crate::http::compression::{encodings, without_identity};
+use crate::http::connection::Connection;
 use crate::http::console::Feed;
 use crate::http::cors::cors;
 use crate::http::openai::response::new_id;
@@ -18,21 +19,27 @@ use crate::http::tls::Certificate;
 use crate::metrics;
 use crate::telemetry::trace::Tracer;
 use actix_web::body::MessageBody;
-use actix_web::dev::{Extensions, Server, ServiceRequest, ServiceResponse};
+use actix_web::dev::{Extensions, Server, ServerHandle, ServiceRequest, ServiceResponse};
 use actix_web::http::ConnectionType;
 use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
 use actix_web::middleware::{Compress, Next, from_fn};
 use actix_web::web::{Data, PayloadConfig};
 use actix_web::{App, Error, HttpMessage, HttpServer, ResponseError};
 use std::net::{SocketAddr, TcpListener};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 use tracing::Instrument;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Time for what is written when the server ends.
 pub const LAST_WORDS: Duration = Duration::from_secs(5);
+/// How long answers may take when a server ends gracefully: whoever drains it knows how long, and ends it before that.
+const CUT_BY_DRAIN: Duration = Duration::from_secs(2 * 86_400);
+/// For a TLS handshake without a limit: actix has a short one where none is said.
+const ANY_TIME: Duration = Duration::from_secs(86_400);
 /// A client's own request id is echoed up to this length.
 const MAX_REQUEST_ID_BYTES: usize = 256;
 
@@ -75,16 +82,54 @@ pub fn listen(config: &Config) -> Result<Listeners, StartError> {
     Ok(Listeners { public, admin, certificate: Certificate::read(server)? })
 }
 
-/// Serves on `listeners` until the returned server's handle is told to stop: a graceful stop lets answers under way
-/// end, for `server.drain_timeout_s` at most. The server runs while it is awaited or spawned. `tuner` changes the settings
-/// of `handle`'s engine, and those here; `config` is what they are at the start.
+/// The servers on both ports. They run while this is awaited or spawned, and end together: the admin's when the public
+/// one has, so that it answers until then.
+#[must_use = "the servers run while this is awaited or spawned"]
+pub struct Servers {
+    handle: ServerHandle,
+    run: Pin<Box<dyn Future<Output = std::io::Result<()>>>>,
+}
+
+impl Servers {
+    fn new(public: Server, admin: Option<Server>) -> Self {
+        let handle = public.handle();
+        let run = async move {
+            let Some(mut admin) = admin else { return public.await };
+            let stopper = admin.handle();
+            tokio::select! {
+                ended = public => {
+                    let (_, _) = tokio::join!(stopper.stop(true), admin);
+                    ended
+                }
+                ended = &mut admin => ended,
+            }
+        };
+        Self { handle, run: Box::pin(run) }
+    }
+
+    /// Stops both. A graceful stop lets answers under way on the public port end, however long they take.
+    pub fn handle(&self) -> ServerHandle {
+        self.handle.clone()
+    }
+}
+
+impl Future for Servers {
+    type Output = std::io::Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.run.as_mut().poll(cx)
+    }
+}
+
+/// Serves on `listeners` until the returned servers' handle is told to stop. `tuner` changes the settings of `handle`'s
+/// engine, and those here; `config` is what they are at the start.
 pub fn serve(
     handle: RuntimeHandle,
     tuner: Tuner,
     config: &Config,
     listeners: Listeners,
     tracer: Option<Arc<Tracer>>,
-) -> Result<Server, StartError> {
+) -> Result<Servers, StartError> {
     let Listeners { public, admin, certificate } = listeners;
     let (keys, reporter) = (Keys::new(config), Arc::new(Reporter::new(config, tracer)));
     let (renewed_keys, renewed_reporter, renewed_certificate) = (keys.clone(), reporter.clone(), certificate.clone());
@@ -116,31 +161,39 @@ pub fn serve(
             .wrap(from_fn(move |request, next| around(reporter.clone(), request, next)))
             .configure(configure)
     };
-    let (server_config, limits) = (&config.server, &config.limits);
-    let num_workers = server_config.num_workers();
-    let mut server = HttpServer::new(app)
-        .workers(num_workers)
-        .keep_alive(Duration::from_secs(server_config.keep_alive_s))
-        .client_request_timeout(Duration::from_secs(server_config.header_timeout_s))
-        .tcp_nodelay(true)
-        // A client that closes its side is gone: its request is dropped, which cancels it.
-        .h1_allow_half_closed(false)
-        .shutdown_timeout(server_config.drain_timeout_s.max(LAST_WORDS.as_secs()))
-        .disable_signals();
-    if limits.max_connections > 0 {
-        server = server.max_connections(limits.max_connections.div_ceil(num_workers));
-    }
-    if server_config.header_timeout_s > 0 {
-        server = server.tls_handshake_timeout(Duration::from_secs(server_config.header_timeout_s));
-    }
-    server = match certificate {
+    let ServerConfig { header_timeout_s, keep_alive_s, .. } = config.server;
+    let most_idle = (header_timeout_s > 0).then(|| Duration::from_secs(keep_alive_s + header_timeout_s));
+    let new_server = |shutdown_timeout: Duration| {
+        HttpServer::new(app.clone())
+            .keep_alive(Duration::from_secs(keep_alive_s))
+            .client_request_timeout(Duration::from_secs(header_timeout_s))
+            .tls_handshake_timeout(if header_timeout_s > 0 { Duration::from_secs(header_timeout_s) } else { ANY_TIME })
+            .on_connect(move |io, data| Connection::open(io, data, most_idle))
+            .tcp_nodelay(true)
+            // A client that closes its side is gone: its request is dropped, which cancels it.
+            .h1_allow_half_closed(false)
+            .shutdown_timeout(shutdown_timeout.as_secs())
+            .disable_signals()
+    };
+    let (num_workers, max_connections) = shares(config.limits.max_connections, config.server.num_workers());
+    let server = new_server(CUT_BY_DRAIN).workers(num_workers).max_connections(max_connections);
+    let server = match certificate {
         Some(certificate) => server.listen_rustls_0_23(public, certificate.server_config()?)?,
         None => server.listen(public)?,
     };
-    if let Some(admin) = admin {
-        server = server.listen(admin)?;
+    // One of its own, so that clients who take all connections do not keep the operator out.
+    let on_admins = |admin| new_server(LAST_WORDS).workers(1).max_connections(usize::MAX).listen(admin);
+    let admin = admin.map(on_admins).transpose()?;
+    Ok(Servers::new(server.run(), admin.map(HttpServer::run)))
+}
+
+/// Workers, and connections of each, which counts for itself: together as many as may be, or somewhat fewer.
+fn shares(max_connections: usize, num_workers: usize) -> (usize, usize) {
+    if max_connections == 0 {
+        return (num_workers, usize::MAX);
     }
-    Ok(server.run())
+    let num_workers = num_workers.min(max_connections);
+    (num_workers, max_connections / num_workers)
 }
 
 /// Where the admin has an address of its own, lets each path be found on its own only.
@@ -190,6 +243,13 @@ async fn with_key(
         return Ok(request.into_response(ApiError::unauthorized().error_response()));
     }
     let (caller, keyed) = who.unwrap_or_default();
+    if let Some(connection) = connection_of(&request)
+        && let Err(error) = connection.belong_to(&keyed)
+    {
+        let mut refused = error.error_response();
+        refused.head_mut().set_connection_type(ConnectionType::Close);
+        return Ok(request.into_response(refused));
+    }
     if let Some(account) = request.extensions().get::<Arc<Account>>() {
         account.set_key(&keyed);
     }
@@ -206,14 +266,16 @@ async fn around(
 ) -> Result<ServiceResponse, Error> {
     let id = request_id(request.headers());
     let shown_id = id.to_str().unwrap_or_default();
-    let account = Account::open(reporter, shown_id, request.method().as_str(), request.headers());
+    let path = metrics_path(request.match_pattern().as_deref());
+    let account = Account::open(reporter, shown_id, request.method().as_str(), path, request.headers());
+    let connection = connection_of(&request);
     // Closed too where the client goes before there is an answer.
-    let closing = Closing(account.clone());
+    let closing = Closing::new(account.clone(), connection.as_ref().map(Connection::begin_request));
     request.extensions_mut().insert(account.clone());
     let handle: Data<RuntimeHandle> = request.app_data::<Data<RuntimeHandle>>().expect("every app has one").clone();
     let is_anthropics = anthropic::is_spoken(request.path(), request.headers());
     let span = tracing::info_span!("request", id = shown_id);
-    let mut answer = next.call(request).instrument(span).await?.map_into_boxed_body();
+    let mut answer = next.call(request).instrument(span.clone()).await?.map_into_boxed_body();
     if is_anthropics {
         answer = anthropic::error::in_its_format(answer, &id);
     }
@@ -225,8 +287,16 @@ async fn around(
         // The next one has to go elsewhere; of a body that never came, the rest may still come.
         head.set_connection_type(ConnectionType::Close);
     }
+    if let Some(connection) = connection.filter(|_| head.connection_type() == ConnectionType::Close) {
+        connection.end_with_answer();
+    }
     metrics::http_request(path, status);
-    Ok(answer.map_body(|_, body| AccountedBody::new(body, closing)).map_into_boxed_body())
+    Ok(answer.map_body(|_, body| AccountedBody::new(body, closing, span)).map_into_boxed_body())
+}
+
+/// None where a request came on no connection: in a test.
+fn connection_of(request: &ServiceRequest) -> Option<Rc<Connection>> {
+    request.conn_data::<Rc<Connection>>().cloned()
 }
 
 /// The client's own id, or a new one.
@@ -236,4 +306,17 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
     usable
         .cloned()
         .unwrap_or_else(|| HeaderValue::try_from(new_id("req")).expect("an id has only letters, digits and a hyphen"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_are_never_more_than_may_be() {
+        assert_eq!(shares(1, 4), (1, 1));
+        assert_eq!(shares(3, 4), (3, 1));
+        assert_eq!(shares(10, 4), (4, 2));
+        assert_eq!(shares(0, 4), (4, usize::MAX));
+    }
 }

@@ -1,5 +1,6 @@
 //! Answers as server-sent events, in the words of whichever API was asked.
 
+use crate::actors::observer::RequestObserver;
 use crate::actors::runtime::RuntimeHandle;
 use crate::error::ApiError;
 use crate::http::generation::{Delta, Generation, PauseNotice};
@@ -13,9 +14,11 @@ use serde::Serialize;
 use std::cell::RefCell;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
+use tracing::Instrument;
 
 /// One write takes everything that is ready, up to about this much, so that a client that reads slowly holds us back
 /// here and not in the socket's buffers.
@@ -86,8 +89,10 @@ impl<W: WriteEvents> EventBody<W> {
         let events = Events { writer, generation: Some(generation), buffer, given: None, is_cut: false };
         let events = Rc::new(RefCell::new(events));
         let timeout = Duration::from_secs(handle.model().server.get().write_timeout_s);
-        let watch = (!timeout.is_zero())
-            .then(|| actix_web::rt::spawn(cut_if_not_read(Rc::downgrade(&events), timeout)).abort_handle());
+        let watch = (!timeout.is_zero()).then(|| {
+            let watch = cut_if_not_read(Rc::downgrade(&events), timeout, handle.observer().cloned());
+            actix_web::rt::spawn(watch.in_current_span()).abort_handle()
+        });
         Ok(Self { events, watch })
     }
 
@@ -111,7 +116,11 @@ impl<W> Drop for EventBody<W> {
 
 /// Ends a stream whose client takes nothing for `timeout`. The server asks a body for more only when there is room for
 /// it, so the body cannot see to that itself; and what the engine says meanwhile would be kept for nobody.
-async fn cut_if_not_read<W>(events: Weak<RefCell<Events<W>>>, timeout: Duration) {
+async fn cut_if_not_read<W>(
+    events: Weak<RefCell<Events<W>>>,
+    timeout: Duration,
+    observer: Option<Arc<dyn RequestObserver>>,
+) {
     let mut rest = timeout;
     loop {
         actix_web::rt::time::sleep(rest).await;
@@ -121,10 +130,12 @@ async fn cut_if_not_read<W>(events: Weak<RefCell<Events<W>>>, timeout: Duration)
         if rest.is_zero() {
             events.is_cut = true;
             events.buffer = Vec::new();
-            if events.generation.take().is_some() {
-                metrics::slow_client_cut();
-                tracing::info!("a client took nothing for {} s: its stream is cut off", timeout.as_secs());
+            drop(events.generation.take());
+            if let Some(observer) = &observer {
+                observer.cut("write_timeout");
             }
+            metrics::slow_client_cut();
+            tracing::info!("a client took nothing for {} s: its stream is cut off", timeout.as_secs());
             return;
         }
     }

@@ -41,13 +41,23 @@ pub enum Rejection {
     TokenLimit,
     /// More requests at once.
     ConcurrencyLimit,
+    /// More connections at once.
+    ConnectionLimit,
 }
 
 /// As labels say them, in the order of [`Outcome`].
 const OUTCOMES: [&str; 4] = ["stop", "length", "cancelled", "failed"];
 /// The same of [`Rejection`].
-const REJECTIONS: [&str; 7] =
-    ["queue_full", "too_long", "invalid", "draining", "request_limit", "token_limit", "concurrency_limit"];
+const REJECTIONS: [&str; 8] = [
+    "queue_full",
+    "too_long",
+    "invalid",
+    "draining",
+    "request_limit",
+    "token_limit",
+    "concurrency_limit",
+    "connection_limit",
+];
 
 /// A request that has ended. Times are from its arrival.
 #[derive(Clone, Default)]
@@ -341,7 +351,7 @@ struct Handles {
     requests_running: Gauge,
     requests_swapped: Gauge,
     outcomes: [Counter; 4],
-    rejections: [Counter; 7],
+    rejections: [Counter; REJECTIONS.len()],
     queue: Histogram,
     first_token: Histogram,
     inter_token: Histogram,

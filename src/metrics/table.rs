@@ -67,8 +67,8 @@ metrics! {
         "Requests held now: waiting for blocks (new, or to be recomputed), running, or in the swap pool. A request with several samples counts as one until its prompt is computed, and each of its samples from then on.";
     REQUESTS_TOTAL = "pagetide_requests_total" Counter "requests" ["outcome": "stop, length, cancelled, failed"] &[],
         "Requests that ended: at an end token, stop token or stop string; at max_tokens or the model's length; because the client went away; because the engine failed.";
-    REJECTED = "pagetide_rejected_total" Counter "requests" ["reason": "queue_full, too_long, invalid, draining, request_limit, token_limit, concurrency_limit"] &[],
-        "Requests refused: the queue was full (429); prompt and output can never fit (400); anything else wrong with the request (400); the server was stopping (503); a limit on requests a minute, tokens a minute or requests at once, of the key or of all (429).";
+    REJECTED = "pagetide_rejected_total" Counter "requests" ["reason": "queue_full, too_long, invalid, draining, request_limit, token_limit, concurrency_limit, connection_limit"] &[],
+        "Requests refused: the queue was full (429); prompt and output can never fit (400); anything else wrong with the request (400); the server was stopping (503); a limit on requests a minute, tokens a minute, requests at once or connections, of the key or of all (429).";
     SLOW_CLIENTS = "pagetide_slow_clients_total" Counter "requests" [] &[],
         "Streams cut off because the client took nothing of them for server.write_timeout_s.";
     QUEUE_SECONDS = "pagetide_queue_seconds" Histogram "seconds" [] REQUEST_BOUNDS,
@@ -137,7 +137,7 @@ metrics! {
         "pagetide_requests of each API key.";
     TENANT_REQUESTS_TOTAL = "pagetide_tenant_requests_total" Counter "requests" ["tenant": "as above", "outcome": "stop, length, cancelled, failed"] &[],
         "pagetide_requests_total of each API key.";
-    TENANT_REJECTED = "pagetide_tenant_rejected_total" Counter "requests" ["tenant": "as above", "reason": "queue_full, too_long, invalid, draining, request_limit, token_limit, concurrency_limit"] &[],
+    TENANT_REJECTED = "pagetide_tenant_rejected_total" Counter "requests" ["tenant": "as above", "reason": "queue_full, too_long, invalid, draining, request_limit, token_limit, concurrency_limit, connection_limit"] &[],
         "pagetide_rejected_total of each API key.";
     TENANT_TOKENS = "pagetide_tenant_tokens_total" Counter "tokens" ["tenant": "as above", "kind": "prompt, generated"] &[],
         "pagetide_prompt_tokens_total and pagetide_generated_tokens_total of each API key.";
@@ -146,7 +146,7 @@ metrics! {
     TENANT_QUOTA = "pagetide_tenant_quota_total" Counter "decisions" ["tenant": "as above", "tier": "device, swap"] &[],
         "Times that an API key's quota stood in the way: its next request had to wait because its others held cache.max_share_per_key, counted once; a preempted sequence was to be computed again, because its others held swap.max_share_per_key.";
     HTTP_REQUESTS = "pagetide_http_requests_total" Counter "requests" ["path": "the route, or other", "status": "HTTP status"] &[],
-        "Answers of the HTTP server.";
+        "Answers of the HTTP server; 499 where the client left before there was one.";
     CONFIG_CHANGES = "pagetide_config_changes_total" Counter "changes" ["result": "applied, refused"] &[],
         "Times that settings were to change while the server ran, on SIGHUP or by POST /admin/config, and whether they did.";
     EXECUTOR_RESTARTS = "pagetide_executor_restarts_total" Counter "restarts" [] &[],

@@ -18,7 +18,7 @@ pub const OTHERS: &str = "other";
 /// What is counted for one label. All of it can be counted from any thread.
 pub struct TenantMetrics {
     outcomes: [Counter; 4],
-    rejections: [Counter; 7],
+    rejections: [Counter; super::REJECTIONS.len()],
     prompt_tokens: Counter,
     generated_tokens: Counter,
     /// In the order of [`Holding::sequences`].

@@ -17,6 +17,7 @@ pub struct Report {
     pub method: String,
     /// The route.
     pub path: &'static str,
+    /// 499 where the client left before there was one.
     pub status: u16,
     pub arrived: Instant,
     pub ended: Instant,
@@ -41,6 +42,12 @@ impl Report {
 
     pub fn output_tokens(&self) -> usize {
         self.runs.iter().map(|run| run.output_tokens).sum()
+    }
+
+    /// What it has cost: all that was made, and the prompts that were worked on.
+    pub fn used_tokens(&self) -> usize {
+        let prompts = self.runs.iter().filter(|run| run.has_started()).map(|run| run.prompt_tokens);
+        prompts.sum::<usize>() + self.output_tokens()
     }
 
     pub fn preemptions(&self) -> usize {
@@ -77,12 +84,19 @@ impl Report {
         Some(first.saturating_duration_since(self.arrived))
     }
 
+    /// What never came to the engine was read, or made by the HTTP server, all the time: that is told as its queue.
     pub fn stages(&self) -> Stages {
-        self.longest().map_or(Stages::default(), |run| run.stages(self.arrived, self.ended))
+        let unheard = Stages { queue: self.duration(), ..Stages::default() };
+        self.longest().map_or(unheard, |run| run.stages(self.arrived, self.ended))
     }
 
     /// One line: a request to the engine at info, any other at debug; and a warning where it took longer than `slow`.
     pub fn log(&self, slow: Option<Duration>) {
+        self.log_answer();
+        self.log_slow(slow);
+    }
+
+    fn log_answer(&self) {
         let (trace_id, key) = (self.trace_id.as_deref(), self.key.as_deref());
         let duration_ms = ms(self.duration());
         if self.runs.is_empty() {
@@ -116,6 +130,11 @@ impl Report {
             duration_ms,
             "answered"
         );
+    }
+
+    fn log_slow(&self, slow: Option<Duration>) {
+        let (trace_id, key) = (self.trace_id.as_deref(), self.key.as_deref());
+        let duration_ms = ms(self.duration());
         if slow.is_some_and(|slow| self.duration() > slow) {
             let Stages { queue, prefill, decode, paused } = self.stages();
             tracing::warn!(

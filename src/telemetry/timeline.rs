@@ -108,6 +108,16 @@ impl Run {
         self.ended.get_or_insert(now);
     }
 
+    /// A step has worked on it.
+    pub fn has_started(&self) -> bool {
+        self.started.is_some()
+    }
+
+    /// Nobody listens to it any more.
+    pub fn has_ended(&self) -> bool {
+        self.ended.is_some()
+    }
+
     /// When it ended, or `now`.
     pub fn ended(&self, now: Instant) -> Instant {
         self.ended.unwrap_or(now)

@@ -45,7 +45,7 @@ fn systemd_hears_of_the_start_the_reload_and_the_stop() {
     let path = folder.path().join("notify");
     let socket = UnixDatagram::bind(&path).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    let process = pagetide(&["serve", "--port", "0", "--num-device-blocks", "64"])
+    let process = pagetide(&["serve", "--port", "0", "--num-device-blocks", "64", "--set", "server.drain_delay_s=1"])
         .env("NOTIFY_SOCKET", &path)
         .env("WATCHDOG_USEC", "200000")
         .env_remove("WATCHDOG_PID")
@@ -78,7 +78,34 @@ fn systemd_hears_of_the_start_the_reload_and_the_stop() {
     until("READY=1");
     server.signal(libc::SIGTERM);
     until("STOPPING=1");
+    // It is not ready again, whatever comes now.
+    server.signal(libc::SIGHUP);
     assert_eq!(server.wait().code(), Some(0));
+    socket.set_nonblocking(true).unwrap();
+    let mut told = [0; 256];
+    while let Ok(length) = socket.recv(&mut told) {
+        assert_eq!(text(&told[..length]), "WATCHDOG=1", "after STOPPING");
+    }
+}
+
+/// The first process of a container hears no signal that it does not listen for.
+#[test]
+fn a_stop_while_the_model_is_loaded_ends_the_process() {
+    let folder = tempfile::tempdir().unwrap();
+    // A hub that says nothing.
+    let hub = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let process = pagetide(&["serve", "--port", "0", "--model", "nobody/nothing"])
+        .env("HF_ENDPOINT", format!("http://{}", hub.local_addr().unwrap()))
+        .env("HF_HOME", folder.path())
+        .env_remove("HF_HUB_OFFLINE")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the binary runs");
+    let server = Server { process, addr: String::new() };
+    let _asked = hub.accept().unwrap();
+    server.signal(libc::SIGTERM);
+    assert_eq!(server.wait().code(), Some(0), "it ends by itself");
 }
 
 #[test]
@@ -87,10 +114,22 @@ fn health_asks_a_running_server() {
     let port = server.addr.rsplit(':').next().unwrap().to_owned();
     let health = |args: &[&str]| pagetide(&[&["health", "--port", &port], args].concat()).output().unwrap();
     assert!(text(&health(&[]).stdout).contains("ok"));
-    assert!(text(&health(&["--ready", "--api-key", "the-key"]).stdout).contains("ready"));
-    let refused = health(&["--ready", "--api-key", "another"]);
-    assert_eq!(refused.status.code(), Some(1));
-    assert!(text(&refused.stderr).contains("401"), "{}", text(&refused.stderr));
+    // Whoever asks needs no key, and shows none.
+    for args in [&["--ready"][..], &["--ready", "--api-key", "another"]] {
+        assert!(text(&health(args).stdout).contains("ready"), "{args:?}");
+    }
+    let asked = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let its_port = asked.local_addr().unwrap().port().to_string();
+    let told = std::thread::spawn(move || {
+        let mut head = [0; 4096];
+        let mut connection = asked.accept().unwrap().0;
+        let length = connection.read(&mut head).unwrap();
+        text(&head[..length])
+    });
+    let args = ["health", "--ready", "--port", &its_port, "--api-key", "the-key", "--timeout", "2"];
+    assert_eq!(pagetide(&args).output().unwrap().status.code(), Some(1));
+    let told = told.join().unwrap();
+    assert!(told.starts_with("GET /ready ") && !told.contains("the-key"), "{told}");
     server.signal(libc::SIGTERM);
     assert_eq!(server.wait().code(), Some(0));
     assert_eq!(health(&["--timeout", "2"]).status.code(), Some(1));
@@ -146,6 +185,13 @@ fn the_log_has_a_line_for_each_request_and_says_where_slow_ones_spent_their_time
     let sum: u64 = ["queue_ms", "prefill_ms", "decode_ms", "paused_ms"].into_iter().map(ms).sum();
     // Each of the four is cut to a whole number; what follows the last token is not among them.
     assert!(sum <= ms("duration_ms") && ms("duration_ms") <= sum + 4 + 50, "{slow}");
+    // What never comes to the engine can be slow too.
+    let body = json!({"prompt": "Sesame"}).to_string();
+    assert!(server.answer_to("hush-hush", "POST", "/tokenize", &body).starts_with("HTTP/1.1 200"));
+    let of_tokenize = || lines("a slow request").into_iter().find(|line| line["path"] == "/tokenize");
+    wait_until("the other is in the log", || of_tokenize().is_some());
+    let slow = of_tokenize().unwrap();
+    assert_eq!((&slow["prompts"], &slow["queue_ms"]), (&json!(0), &slow["duration_ms"]), "{slow}");
     server.signal(libc::SIGTERM);
     assert_eq!(server.wait().code(), Some(0));
     let whole = std::fs::read_to_string(&log).unwrap();

@@ -212,7 +212,8 @@ impl Handler<Submit> for FakeIntake {
         let stream = stream.observed_by(submit.observer.clone());
         if let Some(observer) = &submit.observer {
             let wanted = submit.params.max_tokens as usize;
-            observer.admit(prompt.len(), (wanted > 0).then_some(wanted * submit.n as usize))?;
+            let num_outputs = if submit.params.pooling.is_some() { 0 } else { submit.n as usize };
+            observer.admit(prompt.len(), num_outputs, (wanted > 0).then_some(wanted))?;
             observer.accepted(id, prompt.len());
             observer.started(id);
         }

@@ -85,6 +85,71 @@ async fn a_request_is_charged_with_what_it_may_use_and_gets_the_rest_back() {
 }
 
 #[actix_web::test]
+async fn who_is_refused_by_the_servers_limit_has_used_up_nothing_of_the_keys() {
+    let limits = LimitsConfig { requests_per_minute: 1, key_requests_per_minute: 10, ..LimitsConfig::default() };
+    let server = TestServer::saying_with_all("x", &config(vec!["a".into(), "b".into()], limits));
+    let body = || json!({"prompt": "a", "max_tokens": 1});
+    assert_eq!(ask(&server, "a", PATH, body()).await.status(), 200);
+    for _ in 0..12 {
+        let refused = ask(&server, "b", PATH, body()).await;
+        assert_eq!(refused.status(), 429);
+        assert!(refused.text().await.unwrap().contains("this server"), "it is not the key that has had too many");
+    }
+}
+
+#[actix_web::test]
+async fn a_batch_that_never_fits_is_refused_for_good() {
+    let limits = LimitsConfig { tokens_per_minute: 100, ..LimitsConfig::default() };
+    let server = TestServer::saying_with_all("x", &config(Vec::new(), limits));
+    // 31 tokens and one of output each.
+    let batch = |num: usize| json!({"prompt": vec!["a".repeat(30); num], "max_tokens": 1});
+    let refused = ask(&server, "none", PATH, batch(4)).await;
+    assert_eq!((refused.status().as_u16(), header(&refused, "retry-after")), (429, ""));
+    let error: Value = refused.json().await.unwrap();
+    assert!(error["error"]["message"].as_str().unwrap().contains("asks for 128"), "{error}");
+}
+
+#[actix_web::test]
+async fn connections_of_a_key_are_counted_until_they_close() {
+    pagetide::metrics::install();
+    let one = ApiKeyConfig { max_connections: Some(1), ..ApiKeyConfig::from("one") };
+    let server = TestServer::saying_with_all("x", &config(vec![one, "any".into()], LimitsConfig::default()));
+    let get = |key: &'static str| {
+        let client = reqwest::Client::new();
+        let request = client.get(format!("{}/v1/models", server.url)).bearer_auth(key);
+        async move { (request.send().await.unwrap(), client) }
+    };
+    let (first, client) = get("one").await;
+    assert_eq!(first.status(), 200);
+    first.bytes().await.unwrap();
+    // The same connection may go on, and others may have theirs.
+    let again = client.get(format!("{}/v1/models", server.url)).bearer_auth("one").send().await.unwrap();
+    assert_eq!(again.status(), 200);
+    again.bytes().await.unwrap();
+    let (_, _others) = (get("any").await, get("any").await);
+    let (refused, _) = get("one").await;
+    assert_eq!((refused.status().as_u16(), header(&refused, "connection")), (429, "close"));
+    assert_eq!(header(&refused, "retry-after"), "1");
+    let error: Value = refused.json().await.unwrap();
+    assert!(error["error"]["message"].as_str().unwrap().contains("1 connections at once"), "{error}");
+    // One that is used with another key from now on is that one's.
+    let moved = client.get(format!("{}/v1/models", server.url)).bearer_auth("any").send().await.unwrap();
+    assert_eq!(moved.status(), 200);
+    moved.bytes().await.unwrap();
+    let (free, client) = get("one").await;
+    assert_eq!(free.status(), 200);
+    drop((free, client));
+    // The server hears of it a moment later.
+    for _ in 0..500 {
+        if get("one").await.0.status() == 200 {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    panic!("a connection that is closed still counts");
+}
+
+#[actix_web::test]
 async fn requests_at_once_are_free_again_when_they_end_or_their_clients_go() {
     let limits = LimitsConfig { key_max_requests: 1, ..LimitsConfig::default() };
     let (server, mut requests) = TestServer::by_hand_with_all(&config(vec!["a".into(), "b".into()], limits), None);

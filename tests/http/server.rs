@@ -25,7 +25,7 @@ const PATHS: [(&str, &str); 15] = [
 ];
 
 #[actix_web::test]
-async fn keys_cover_everything_but_health_and_the_description() {
+async fn keys_cover_everything_but_readiness_and_the_description() {
     let config = ServerConfig { api_keys: vec!["first".into(), "second".into()], ..ServerConfig::default() };
     let server = TestServer::configured(&config);
     let send = |method: &str, path: &str, key: Option<&str>| {
@@ -36,7 +36,7 @@ async fn keys_cover_everything_but_health_and_the_description() {
     for (method, path) in PATHS.into_iter().chain([("GET", "/no/such/path")]) {
         for key in [None, Some("firs"), Some("firstsecond")] {
             let response = send(method, path, key).await;
-            if ["/health", "/openapi.json", "/docs", "/", "/console/app.js"].contains(&path) {
+            if ["/health", "/ready", "/openapi.json", "/docs", "/", "/console/app.js"].contains(&path) {
                 assert_eq!(response.status(), 200);
                 continue;
             }

@@ -138,3 +138,31 @@ async fn what_is_traced_is_for_the_caller_to_say_and_then_for_the_ratio() {
     let traced: Vec<_> = spans.iter().map(|span| (span.name.as_str(), hex(&span.trace_id))).collect();
     assert_eq!(traced, [("GET /version", TRACE.to_owned())]);
 }
+
+#[actix_web::test]
+async fn who_leaves_before_there_is_an_answer_is_traced_by_its_path() {
+    pagetide::metrics::install();
+    let (url, batches) = collector();
+    let tracer = tracer(TracingConfig { otlp_endpoint: url, ..TracingConfig::default() }).await;
+    let (mut server, mut requests) = TestServer::by_hand_with_all(&Config::default(), Some(tracer.clone()));
+    let request = server.client.post(format!("{}/v1/completions", server.url)).json(&json!({"prompt": "a"}));
+    let _running = tokio::select! {
+        answer = request.send() => panic!("{answer:?}"),
+        running = requests.recv() => running.unwrap(),
+    };
+    server.notices.recv().await.expect("it is cancelled");
+    let count = "pagetide_http_requests_total{path=\"/v1/completions\",status=\"499\"} ";
+    let mut page = String::new();
+    for _ in 0..500 {
+        page = server.get("/metrics").await.text().await.unwrap();
+        if page.contains(count) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(page.contains(count), "{page}");
+    let (_, spans) = sent(tracer, &batches).await;
+    let root = spans.iter().find(|span| span.name == "POST /v1/completions").unwrap_or_else(|| panic!("{spans:#?}"));
+    assert_eq!(text(&root.attributes, "http.response.status_code"), "499");
+    assert_eq!(text(&root.attributes, "gen_ai.response.finish_reason"), "cancelled");
+}

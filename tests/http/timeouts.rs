@@ -2,7 +2,7 @@
 
 use crate::fake_engine::{EOS, Notice, TestServer, events_of};
 use pagetide::actors::phase::Phase;
-use pagetide::config::ServerConfig;
+use pagetide::config::{ApiKeyConfig, ServerConfig};
 use pagetide::sampling::params::FinishReason;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -41,6 +41,32 @@ async fn a_head_or_a_body_that_does_not_come_is_given_up() {
     assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
     assert!(answer.contains("\"code\":\"body_timeout\"") && answer.contains("within 1 s"), "{answer}");
     assert!(answer.to_lowercase().contains("connection: close"), "{answer}");
+}
+
+#[actix_web::test]
+async fn a_connection_that_stops_in_the_middle_of_a_later_head_is_ended() {
+    let config = ServerConfig { header_timeout_s: 1, keep_alive_s: 1, ..ServerConfig::default() };
+    let server = TestServer::configured(&config);
+    let mut connection = connect(&server).await;
+    connection.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let mut answer = vec![0; 4096];
+    let length = connection.read(&mut answer).await.unwrap();
+    assert!(answer[..length].starts_with(b"HTTP/1.1 200"));
+    let started = Instant::now();
+    connection.write_all(b"G").await.unwrap();
+    assert_eq!(rest(&mut connection).await, "");
+    assert!(started.elapsed() >= Duration::from_secs(1), "a head has its time: {:?}", started.elapsed());
+}
+
+#[actix_web::test]
+async fn a_body_in_chunks_that_stops_ends_its_connection() {
+    let config = ServerConfig { body_timeout_s: 1, api_keys: vec!["key".into()], ..ServerConfig::default() };
+    let server = TestServer::configured(&config);
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n";
+    let mut connection = connect(&server).await;
+    connection.write_all(format!("{head}x-api-key: key\r\n\r\n10\r\n{{\"pro").as_bytes()).await.unwrap();
+    let answer = rest(&mut connection).await;
+    assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
 }
 
 #[actix_web::test]
@@ -128,15 +154,14 @@ fn resident_bytes() -> usize {
 #[cfg(target_os = "linux")]
 async fn a_client_that_does_not_read_is_cut_off_and_holds_up_nobody() {
     pagetide::metrics::install();
-    let config = ServerConfig { write_timeout_s: 1, ..ServerConfig::default() };
+    let key = ApiKeyConfig { max_requests: Some(1), ..ApiKeyConfig::from("key") };
+    let config = ServerConfig { write_timeout_s: 1, api_keys: vec![key], ..ServerConfig::default() };
     let (mut server, mut requests) = TestServer::by_hand_with(&config);
     let mut stalled = connect(&server).await;
     // Much to write for each token.
     let body = json!({"prompt": "h", "stream": true, "logprobs": 5, "max_tokens": 10_000_000}).to_string();
-    let head = format!(
-        "POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
-    );
+    let head =
+        format!("POST {PATH} HTTP/1.1\r\nhost: x\r\nx-api-key: key\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     stalled.write_all(head.as_bytes()).await.unwrap();
     let running = requests.recv().await.unwrap();
     let before = resident_bytes();
@@ -161,13 +186,28 @@ async fn a_client_that_does_not_read_is_cut_off_and_holds_up_nobody() {
     assert!(started.elapsed() >= Duration::from_secs(1), "not before its time");
     let grown = resident_bytes().saturating_sub(before);
     assert!(grown < 200 << 20, "{grown} bytes for {written} tokens");
-    // The connection is gone too, after what its socket had taken.
-    let closed = async {
-        let mut piece = vec![0; 1 << 16];
-        while stalled.read(&mut piece).await.is_ok_and(|count| count > 0) {}
+    // Its key may ask again while it still reads nothing.
+    let ask = |path: &str| server.client.post(format!("{}{path}", server.url)).header("x-api-key", "key");
+    let again = async {
+        let answer = ask(PATH).json(&json!({"prompt": "h"})).send();
+        let play = async {
+            let running = requests.recv().await.unwrap();
+            running.token(0, EOS);
+            running.finish(0, FinishReason::Eos);
+        };
+        tokio::join!(answer, play).0.unwrap().status()
     };
+    assert_eq!(timeout(SOON, again).await.expect("it counts no longer"), 200);
+    // The connection is gone too, without the client having read anything: what it sends comes to nobody.
     tokio::time::sleep(Duration::from_millis(2500)).await;
-    timeout(SOON, closed).await.expect("its connection ends");
-    let page = server.get("/metrics").await.text().await.unwrap();
-    assert!(!page.contains("pagetide_slow_clients_total 0\n"), "{page}");
+    let ended = async {
+        while stalled.write_all(b"x").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(SOON, ended).await.expect("its connection ends");
+    let page = server.client.get(format!("{}/metrics", server.url)).header("x-api-key", "key").send().await.unwrap();
+    let page = page.text().await.unwrap();
+    let count = page.lines().find_map(|line| line.strip_prefix("pagetide_slow_clients_total "));
+    assert!(count.expect("it is a metric").parse::<u64>().unwrap() >= 1, "{page}");
 }

@@ -1,7 +1,7 @@
 //! TLS with certificates of the tests' own, and the admin's port.
 
 use crate::fake_engine::TestServer;
-use pagetide::config::{Config, ServerConfig};
+use pagetide::config::{Config, LimitsConfig, ServerConfig};
 use pagetide::http::tls::Certificate;
 use reqwest::{Client, StatusCode};
 use rustls::crypto::ring;
@@ -9,10 +9,11 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use serde_json::{Value, json};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Writes a new certificate for this machine; what a client has to trust.
 fn write_certificate(folder: &Path) -> reqwest::Certificate {
@@ -61,32 +62,62 @@ async fn a_server_speaks_tls_and_takes_a_new_certificate_while_it_runs() {
     assert_eq!(new.get(&health).send().await.unwrap().status(), StatusCode::OK);
 }
 
-/// A server that is offered both, takes HTTP/2 and speaks it.
+/// A client that offers both gets the protocol whose requests are cancelled, timed and drained.
 #[actix_web::test]
-async fn http_2_is_spoken_over_tls() {
+async fn http_1_1_is_spoken_over_tls_whatever_else_is_offered() {
     let folder = tempfile::tempdir().unwrap();
     write_certificate(folder.path());
     let server = TestServer::configured(&config(folder.path()));
     let addr = server.url.strip_prefix("https://").unwrap().to_owned();
     let pem = folder.path().join("cert.pem");
     let talk = move || {
-        let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_file(pem).unwrap()).unwrap();
-        let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
-        let builder = builder.with_safe_default_protocol_versions().unwrap().with_root_certificates(roots);
-        let mut config = builder.with_no_client_auth();
-        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        let name = ServerName::try_from("127.0.0.1").unwrap();
-        let connection = ClientConnection::new(Arc::new(config), name).unwrap();
-        let mut stream = StreamOwned::new(connection, TcpStream::connect(addr).unwrap());
-        // The preface, and settings that change nothing.
-        stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap();
-        let mut frame = [0; 9];
-        stream.read_exact(&mut frame).unwrap();
-        (stream.conn.alpn_protocol().map(<[u8]>::to_vec), frame[3])
+        let mut stream = connect(&addr, &pem, &[b"h2", b"http/1.1"]);
+        stream.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        (stream.conn.alpn_protocol().map(<[u8]>::to_vec), answer)
     };
-    let settings = 4;
-    assert_eq!(actix_web::web::block(talk).await.unwrap(), (Some(b"h2".to_vec()), settings));
+    let (protocol, answer) = actix_web::web::block(talk).await.unwrap();
+    assert_eq!(protocol.as_deref(), Some(&b"http/1.1"[..]));
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+/// Who stops in the middle of a second head is cut off with TLS as without.
+#[actix_web::test]
+async fn a_second_head_that_does_not_come_over_tls_ends_the_connection() {
+    let folder = tempfile::tempdir().unwrap();
+    write_certificate(folder.path());
+    let server =
+        TestServer::configured(&ServerConfig { header_timeout_s: 1, keep_alive_s: 1, ..config(folder.path()) });
+    let addr = server.url.strip_prefix("https://").unwrap().to_owned();
+    let pem = folder.path().join("cert.pem");
+    let talk = move || {
+        let mut stream = connect(&addr, &pem, &[]);
+        stream.sock.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+        let mut answer = [0; 4096];
+        let length = stream.read(&mut answer).unwrap();
+        stream.write_all(b"G").unwrap();
+        // It is ended below TLS, which takes that for a cut.
+        let ended = stream.read_to_end(&mut Vec::new()).map_err(|error| error.kind());
+        (answer[..length].starts_with(b"HTTP/1.1 200"), ended.err())
+    };
+    let (is_answered, error) = actix_web::web::block(talk).await.unwrap();
+    assert!(is_answered);
+    assert!(!matches!(error, Some(ErrorKind::WouldBlock | ErrorKind::TimedOut)), "it stays open");
+}
+
+/// A connection that trusts the certificate in `pem` and offers these protocols.
+fn connect(addr: &str, pem: &Path, protocols: &[&[u8]]) -> StreamOwned<ClientConnection, TcpStream> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(pem).unwrap()).unwrap();
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let builder = builder.with_safe_default_protocol_versions().unwrap().with_root_certificates(roots);
+    let mut config = builder.with_no_client_auth();
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
+    let name = ServerName::try_from("127.0.0.1").unwrap();
+    let connection = ClientConnection::new(Arc::new(config), name).unwrap();
+    StreamOwned::new(connection, TcpStream::connect(addr).unwrap())
 }
 
 #[test]
@@ -103,6 +134,61 @@ fn what_is_wrong_with_a_certificate_is_said_at_the_start() {
     assert!(error(&config).contains("server.tls_key"), "they do not belong together: {}", error(&config));
     std::fs::write(folder.path().join("cert.pem"), "").unwrap();
     assert!(error(&config).contains("there is no certificate"), "{}", error(&config));
+}
+
+/// actix' own limit of 3 s is not ours.
+#[actix_web::test]
+async fn a_handshake_may_take_any_time_where_there_is_no_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    write_certificate(folder.path());
+    let server = TestServer::configured(&ServerConfig { header_timeout_s: 0, ..config(folder.path()) });
+    let addr = server.url.strip_prefix("https://").unwrap().to_owned();
+    let pem = folder.path().join("cert.pem");
+    let talk = move || {
+        let mut stream = connect(&addr, &pem, &[]);
+        std::thread::sleep(Duration::from_millis(3500));
+        stream.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let answer = actix_web::web::block(talk).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+#[actix_web::test]
+async fn clients_cannot_take_the_admins_connections_and_its_port_ends_last() {
+    pagetide::metrics::install();
+    let server = ServerConfig { admin_listen: "127.0.0.1:0".into(), ..ServerConfig::default() };
+    let limits = LimitsConfig { max_connections: 2, ..LimitsConfig::default() };
+    let config = Config { server, limits, ..Config::default() };
+    let (server, mut requests) = TestServer::by_hand_with_all(&config, None);
+    let admin = server.admin_url.clone().unwrap();
+    let ask = |url: String| async move {
+        let client = Client::builder().pool_max_idle_per_host(0).timeout(Duration::from_secs(10)).build().unwrap();
+        client.get(url).send().await.map(|answer| answer.status().as_u16())
+    };
+    let streaming = json!({"prompt": "a", "stream": true});
+    let (first, _first) = tokio::join!(server.post("/v1/completions", &streaming), requests.recv());
+    let (second, _second) = tokio::join!(server.post("/v1/completions", &streaming), requests.recv());
+    let late = tokio::time::timeout(Duration::from_millis(500), ask(format!("{}/health", server.url))).await;
+    assert!(late.is_err(), "there is no place for a third: {late:?}");
+    for path in ["/ready", "/metrics"] {
+        assert_eq!(ask(format!("{admin}{path}")).await.unwrap(), 200, "{path}");
+    }
+    // It answers while the public port drains.
+    let mut stopped = std::pin::pin!(server.server.stop(true));
+    assert!(tokio::time::timeout(Duration::from_millis(200), &mut stopped).await.is_err(), "two streams go on");
+    assert_eq!(ask(format!("{admin}/ready")).await.unwrap(), 200);
+    drop((first, second));
+    stopped.await;
+    for _ in 0..500 {
+        if ask(format!("{admin}/ready")).await.is_err() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("the admin's port still answers");
 }
 
 #[actix_web::test]
