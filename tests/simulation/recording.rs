@@ -45,9 +45,9 @@ impl World {
         while done < operations {
             done += random.range(1, 400) as usize;
             self.run_for(done);
+            let state = self.state();
+            known.extend(byte_strings(&state));
             if random.one_in(2) {
-                let state = self.state();
-                known.extend(byte_strings(&state));
                 self.record(|recorder| recorder.keyframe(state).unwrap());
             } else {
                 let raw = self.recorder.as_ref().unwrap().take().unwrap();
