@@ -147,7 +147,10 @@ impl Recording {
 
     pub fn read(bytes: &[u8]) -> Result<Self, FileError> {
         let mut rest = bytes.strip_prefix(MAGIC).ok_or(FileError::Foreign)?;
-        let cut_off = |more: usize| FileError::Truncated { found: bytes.len(), expected: bytes.len().saturating_add(more) as u64 };
+        let cut_off = |more: usize| FileError::Truncated {
+            found: bytes.len(),
+            expected: bytes.len().saturating_add(more) as u64,
+        };
         let mut take = |len: usize| {
             let (taken, after) = rest.split_at_checked(len).ok_or_else(|| cut_off(len - rest.len()))?;
             rest = after;

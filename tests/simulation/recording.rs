@@ -35,7 +35,12 @@ impl World {
     }
 
     /// Runs with a recorder that is given keyframes, and is asked for recordings, at random.
-    fn run_recorded(&mut self, operations: usize, random: &mut Random, mut look: impl FnMut(Recording, &HashSet<Vec<u8>>)) {
+    fn run_recorded(
+        &mut self,
+        operations: usize,
+        random: &mut Random,
+        mut look: impl FnMut(Recording, &HashSet<Vec<u8>>),
+    ) {
         // With no length, each keyframe drops what was before.
         let length = Duration::from_secs(if random.one_in(3) { 3600 } else { 0 });
         let limits = Limits { length, max_bytes: 64 << 20 };

@@ -478,7 +478,8 @@ impl StreamedAnswer {
             self.usage = usage;
         }
         let choices = event.choices.as_deref().unwrap_or_default();
-        self.is_finished |= choices.iter().any(|choice| choice.finish_reason.as_ref().is_some_and(|reason| reason.is_some));
+        self.is_finished |=
+            choices.iter().any(|choice| choice.finish_reason.as_ref().is_some_and(|reason| reason.is_some));
         let is_token = match self.only_text {
             true => choices.iter().any(Choice::has_text),
             false => !choices.is_empty(),
@@ -552,11 +553,12 @@ mod tests {
             Some(54) => (5, ""),
             _ => (5, "\n\n"),
         };
-        let stream = stream::iter(events.into_iter().take(num_events).enumerate()).then(move |(place, event)| async move {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-            let end = if place + 1 == num_events { end } else { "\n\n" };
-            Ok::<_, std::io::Error>(web::Bytes::from(format!("data: {event}{end}")))
-        });
+        let stream =
+            stream::iter(events.into_iter().take(num_events).enumerate()).then(move |(place, event)| async move {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                let end = if place + 1 == num_events { end } else { "\n\n" };
+                Ok::<_, std::io::Error>(web::Bytes::from(format!("data: {event}{end}")))
+            });
         HttpResponse::Ok().content_type("text/event-stream").streaming(stream)
     }
 

@@ -185,7 +185,10 @@ mod tests {
             "pagetide bench serve --api-key (secret) --api-key=(secret) --set server.api_keys=(secret) --port 1"
         );
         for (given, shown) in [
-            ("--set server.admin_key=S --set=server.admin_key=S", "--set server.admin_key=(secret) --set=server.admin_key=(secret)"),
+            (
+                "--set server.admin_key=S --set=server.admin_key=S",
+                "--set server.admin_key=(secret) --set=server.admin_key=(secret)",
+            ),
             ("--set=server.api_keys=a=b --set x.y=z", "--set=server.api_keys=(secret) --set x.y=z"),
             ("--url https://user:pa@ss@host:1/v1?a=b@c", "--url https://(secret)@host:1/v1?a=b@c"),
             ("--url=http://user@host --url http://host/a@b", "--url=http://(secret)@host --url http://host/a@b"),

@@ -88,9 +88,9 @@ impl Scheduler {
 mod tests {
     use super::*;
     use crate::engine::bill::Terms;
+    use crate::engine::plan::Delivery;
     use crate::engine::policy::world::{World, arrival, config};
     use crate::engine::policy::{Arrival, SchedulerConfig};
-    use crate::engine::plan::Delivery;
     use std::time::Duration;
 
     /// The others must not yield, so it cannot come back in the time that it was promised.
