@@ -7,7 +7,7 @@ use std::path::Path;
 #[test]
 fn recordings_give_the_decisions_that_were_recorded() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/recordings");
-    let (mut files, mut preempted, mut swapped_in) = (0, 0, 0);
+    let (mut from_start, mut from_state, mut preempted, mut swapped_in) = (0, 0, 0, 0);
     for entry in std::fs::read_dir(folder).unwrap() {
         let file = entry.unwrap().path();
         let name = file.display();
@@ -24,10 +24,11 @@ fn recordings_give_the_decisions_that_were_recorded() {
                 swapped_in += plan.swap_in.len();
             }
         }
-        files += 1;
+        *(if recording.header().is_from_start { &mut from_start } else { &mut from_state }) += 1;
     }
+    // Another format of states is noticed by one that begins with a state.
     assert!(
-        files > 0 && preempted > 0 && swapped_in > 0,
-        "{files} files, {preempted} preemptions, {swapped_in} swap-ins"
+        from_start > 0 && from_state > 0 && preempted > 0 && swapped_in > 0,
+        "{from_start} files from the start, {from_state} from a state, {preempted} preemptions, {swapped_in} swap-ins"
     );
 }

@@ -9,7 +9,6 @@ use actix::Recipient;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use time::OffsetDateTime;
 use time::macros::format_description;
@@ -72,10 +71,8 @@ pub fn write(raw: RawRecording, cause: Cause, config: &RecorderConfig) -> Result
     };
     fs::create_dir_all(&folder).map_err(failed)?;
     // Nobody finds half a recording, and two that are written at once are two.
-    static NUM_WRITTEN: AtomicU64 = AtomicU64::new(0);
-    let number = NUM_WRITTEN.fetch_add(1, Ordering::Relaxed);
-    let unfinished = folder.join(format!(".{}-{number}.part", std::process::id()));
-    let file = write_to(&unfinished, |to| recording.write(to)).and_then(|()| give_name(&unfinished, &folder));
+    let (unfinished, to) = create_unfinished(&folder).map_err(failed)?;
+    let file = finish(to, |to| recording.write(to)).and_then(|()| give_name(&unfinished, &folder, hard_link));
     let file = file.map_err(|error| {
         // Only so that nothing is left behind: the first error is the one that is reported.
         drop(fs::remove_file(&unfinished));
@@ -105,33 +102,91 @@ pub fn write(raw: RawRecording, cause: Cause, config: &RecorderConfig) -> Result
     Ok(written)
 }
 
-/// Only its owner may read what is in it.
-fn write_to(file: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
+/// A name that nobody can know beforehand: other servers may write into the same folder, and have the same process id in
+/// their containers.
+fn create_unfinished(folder: &Path) -> io::Result<(PathBuf, File)> {
+    let mut random = [0; 8];
+    getrandom::fill(&mut random).map_err(io::Error::other)?;
+    let file = folder.join(format!(".{:016x}.part", u64::from_le_bytes(random)));
+    let created = create(&file)?;
+    Ok((file, created))
+}
+
+/// A file that was not there. Only its owner may read what is in it.
+fn create(file: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true);
+    options.write(true).create_new(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let mut to = BufWriter::new(options.open(file)?);
+    options.open(file)
+}
+
+fn finish(to: File, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
+    let mut to = BufWriter::new(to);
     write(&mut to)?;
     to.flush()
 }
 
-/// Named by the time; two in one second get numbers.
-fn give_name(unfinished: &Path, folder: &Path) -> io::Result<PathBuf> {
+type Link = fn(&Path, &Path) -> io::Result<()>;
+
+fn hard_link(from: &Path, to: &Path) -> io::Result<()> {
+    fs::hard_link(from, to)
+}
+
+/// Named by the time; two in one second get numbers. `link` makes a hard link, which fails where the name is taken.
+fn give_name(unfinished: &Path, folder: &Path, link: Link) -> io::Result<PathBuf> {
     let format = format_description!("[year][month][day]-[hour][minute][second]");
     let now = OffsetDateTime::now_utc().format(format).map_err(io::Error::other)?;
     for number in 1u32.. {
         let more = if number > 1 { format!("-{number}") } else { String::new() };
         let file = folder.join(format!("pagetide-{now}{more}.{EXTENSION}"));
-        match fs::hard_link(unfinished, &file) {
+        match link(unfinished, &file) {
             Ok(()) => {
                 fs::remove_file(unfinished)?;
                 return Ok(file);
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            // A file system without links.
+            // A file system without links. There, a new name replaces what has it.
+            Err(_) if file.symlink_metadata().is_ok() => {}
             Err(_) => return fs::rename(unfinished, &file).map(|()| file),
         }
     }
     unreachable!("a second has fewer recordings than there are numbers")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_file_is_written_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let (first, second) = (create_unfinished(folder.path()).unwrap(), create_unfinished(folder.path()).unwrap());
+        assert_ne!(first.0, second.0);
+        assert_eq!(create(&first.0).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        #[cfg(unix)]
+        {
+            let (link, elsewhere) = (folder.path().join("link"), folder.path().join("elsewhere"));
+            std::os::unix::fs::symlink(&elsewhere, &link).unwrap();
+            assert!(create(&link).is_err() && !elsewhere.exists(), "a link is not followed");
+        }
+    }
+
+    #[test]
+    fn recordings_of_one_second_have_names_of_their_own_with_links_and_without() {
+        let none = |_: &Path, _: &Path| Err(io::Error::from(io::ErrorKind::Unsupported));
+        for link in [hard_link as Link, none] {
+            let folder = tempfile::tempdir().unwrap();
+            let write = |text: String| {
+                let (unfinished, to) = create_unfinished(folder.path()).unwrap();
+                finish(to, |to| to.write_all(text.as_bytes())).unwrap();
+                give_name(&unfinished, folder.path(), link).unwrap()
+            };
+            let files: Vec<PathBuf> = (0..5).map(|number| write(number.to_string())).collect();
+            for (number, file) in files.iter().enumerate() {
+                assert_eq!(fs::read_to_string(file).unwrap(), number.to_string());
+            }
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 5, "nothing half done is left");
+        }
+    }
 }

@@ -369,7 +369,7 @@ settings! {
         "How many of the last minutes of scheduling are kept in memory, to be written to a file by POST /admin/recording or when the executor fails; 0 records nothing.",
         "Longer, to see what led to something that is noticed late.";
     recorder.max_mib: int(1, 65_536), "MiB", None,
-        "Memory for them at most: under load it may hold less than recorder.minutes. The log says if it is too little for an engine of this size.",
+        "Memory for them at most: under load it may hold less than recorder.minutes. Where the state of the engine takes more than a third of it, recording pauses until it takes less, and the log says so.",
         "pagetide_recorder_seconds stays below recorder.minutes, and memory is free.";
     recorder.dir: Kind::Text { auto: false, check: not_empty }, "", None,
         "Folder of the recordings, made when the first is written; a relative one is in the working directory.",

@@ -116,6 +116,8 @@ pub struct Grant {
     pub causes: Vec<SeqId>,
     /// Who asked first for what there was not enough of.
     pub refused: Option<(SeqId, Lack)>,
+    /// Who has to come back now, and could not even with others yielding.
+    pub late: Vec<(SeqId, Lack)>,
     pub admitted: Vec<Admitted>,
     /// Cached blocks that were given away, and what they hold until this step writes them.
     pub evicted: Vec<(BlockId, BlockHash)>,
@@ -123,7 +125,7 @@ pub struct Grant {
 }
 
 /// What a sequence that wants to start has to wait for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Lack {
     /// Places in a step.
     Seats { wanted: usize, free: usize },
@@ -200,12 +202,13 @@ pub fn serve(pool: &mut BlockPool, block_size: usize, demand: Demand) -> Grant {
     // What those take in this step who need not yield.
     let must_grow = demand.grow.iter().filter(|grow| !yields_at.contains_key(&grow.seq));
     let kept: usize = must_grow.map(|grow| grow.most_blocks() - grow.promised).sum();
-    let mut all_came = true;
     for admit in &demand.urgent {
-        all_came &= room.admit_urgent(pool, admit, kept, &mut victims);
+        if let Err(lack) = room.admit_urgent(pool, admit, kept, &mut victims) {
+            room.grant.late.push((admit.seq, lack));
+        }
     }
     room.grow(pool, demand.grow, &yields_at, &mut victims);
-    if room.grant.preempted.is_empty() && all_came {
+    if room.grant.preempted.is_empty() && room.grant.late.is_empty() {
         room.expected = demand.expected;
         for admit in &demand.admit {
             let admitted = match room.budget {
@@ -249,17 +252,15 @@ impl Room {
     }
 
     /// Admits, if need be with others yielding: as few as it takes, or none where that would not help. `kept` blocks are
-    /// left. False where it has to wait.
+    /// left. An error says what there is too little of while nobody yields.
     fn admit_urgent(
         &mut self,
         pool: &mut BlockPool,
         admit: &Admit,
         kept: usize,
         victims: &mut Peekable<IntoIter<Victim>>,
-    ) -> bool {
-        if self.try_admit(pool, admit, kept).is_ok() {
-            return true;
-        }
+    ) -> Result<(), Lack> {
+        let Err(lack) = self.try_admit(pool, admit, kept) else { return Ok(()) };
         let needed = admit.num_tokens.div_ceil(self.block_size) + self.promised + kept;
         let (mut room, mut seats, mut num_yielding) = (pool.available(), self.seats, 0);
         let mut given_up: HashMap<BlockId, u32> = HashMap::new();
@@ -278,12 +279,12 @@ impl Room {
             num_yielding += 1;
         }
         if room < needed || seats < admit.seats {
-            return false;
+            return Err(lack);
         }
         for victim in victims.by_ref().take(num_yielding) {
             self.yields(pool, &victim, admit.seq);
         }
-        self.try_admit(pool, admit, kept).is_ok()
+        self.try_admit(pool, admit, kept)
     }
 
     /// The blocks of the running, in the opposite order of yielding: who yields has not been given any in this step.

@@ -124,9 +124,7 @@ impl BeamSearch {
     /// Forgets what it has found.
     pub fn redact(&mut self, keep_tokens: bool) {
         self.results.clear();
-        if !keep_tokens {
-            self.params = Arc::new(self.params.redacted());
-        }
+        self.params = Arc::new(if keep_tokens { self.params.decisive() } else { self.params.redacted() });
     }
 
     fn early_stopping(&self) -> EarlyStopping {

@@ -51,7 +51,7 @@ mod view;
 mod waiting;
 mod waits;
 #[cfg(test)]
-mod world;
+pub mod world;
 
 use crate::engine::allocation::{Demand, Grant, Grown, SwapDemand, SwapGrant};
 use crate::engine::arbiter::{CopyCosts, Decision};
@@ -263,7 +263,6 @@ pub struct Scheduler {
     #[serde(skip)]
     pauses: Deliveries,
     /// Who was kept from starting when the last plan was made.
-    #[serde(skip)]
     waits: Waits,
     /// What the searches of the last results did.
     #[serde(skip)]
@@ -512,6 +511,7 @@ impl Scheduler {
         if let Some((seq, lack)) = grant.refused {
             self.waits.first = Some((self.ranks[&seq], Wait::Lack(lack)));
         }
+        self.waits.late = grant.late.iter().map(|(seq, lack)| (self.ranks[seq], Wait::Lack(*lack))).collect();
         for seq in &grant.preempted {
             self.preempt(self.ranks[seq], answers.stored.remove(seq), &mut plan);
         }

@@ -11,6 +11,7 @@ use crate::ids::{BlockId, CopyId, RequestId, SeqId, TokenId};
 use crate::sampling::params::{FinishReason, Pooling, PositionLogprobs, SamplingParams};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
@@ -431,8 +432,8 @@ impl Sequence {
                 Output::Own(_) => Output::Own(tokens),
                 Output::Shared(_) => Output::Shared(Arc::new(tokens)),
             };
-            self.params = Arc::new(self.params.redacted());
         }
+        self.params = Arc::new(if keep_tokens { self.params.decisive() } else { self.params.redacted() });
         self.prompt_logprobs.iter_mut().for_each(|logprobs| *logprobs = PositionLogprobs::unknown());
         self.pooled.sum.clear();
         self.beam = Beam::default();
@@ -440,12 +441,16 @@ impl Sequence {
         self.root = rename(self.root);
     }
 
-    /// About how many bytes of memory it takes.
-    pub fn num_bytes(&self) -> usize {
+    /// About how many bytes of memory it takes beside what `counted` has already: forks share much.
+    pub fn num_bytes(&self, counted: &mut HashSet<*const ()>) -> usize {
         let Self { prompt, output, table, hashes, backing, pooled, prompt_logprobs, .. } = self;
+        let mut once = |place: *const (), num_bytes| if counted.insert(place) { num_bytes } else { 0 };
         size_of::<Self>()
-            + size_of::<TokenId>() * (prompt.len() + output.len() + table.len() + backing.len())
-            + size_of::<BlockHash>() * hashes.len()
+            + once(Arc::as_ptr(prompt).cast(), size_of::<TokenId>() * prompt.len())
+            + once(Arc::as_ptr(table).cast(), size_of::<BlockId>() * table.len())
+            + once(Arc::as_ptr(hashes).cast(), size_of::<BlockHash>() * hashes.len())
+            + size_of::<TokenId>() * output.len()
+            + size_of::<BlockId>() * backing.len()
             + size_of::<f64>() * pooled.sum.len()
             + size_of::<PositionLogprobs>() * prompt_logprobs.len()
     }

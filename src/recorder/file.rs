@@ -22,7 +22,12 @@ use thiserror::Error;
 
 const MAGIC: &[u8] = b"pagetide recording\n";
 /// Of the body. Another one for each change to what events, or the states of keyframes, consist of.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
+
+/// No body is larger: what else claims to be would fill the memory.
+const MAX_BODY_BYTES: u64 = 4 << 30;
+/// The same of a pool, which is as large as its number of blocks.
+const MAX_BLOCKS: usize = 1 << 27;
 
 /// What there is to know of a recording beforehand.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -62,8 +67,12 @@ pub struct Recording {
 pub enum FileError {
     #[error("it is not a recording of Pagetide")]
     Foreign,
-    #[error("its format is {found}, and this program (pagetide {}) reads {FORMAT}: replay it with the one that wrote it", env!("CARGO_PKG_VERSION"))]
-    Format { found: u32 },
+    #[error("its format is {found}, written by pagetide {by}, and this program (pagetide {}) reads {FORMAT}: replay it with the one that wrote it", env!("CARGO_PKG_VERSION"))]
+    Format {
+        found: u32,
+        /// The version that wrote it.
+        by: String,
+    },
     #[error("it is cut off: it has {found} bytes of {expected}, or fewer")]
     Truncated { found: usize, expected: u64 },
     #[error("it is damaged: {0}")]
@@ -138,18 +147,21 @@ impl Recording {
 
     pub fn read(bytes: &[u8]) -> Result<Self, FileError> {
         let mut rest = bytes.strip_prefix(MAGIC).ok_or(FileError::Foreign)?;
-        let cut_off = |more: usize| FileError::Truncated { found: bytes.len(), expected: (bytes.len() + more) as u64 };
+        let cut_off = |more: usize| FileError::Truncated {
+            found: bytes.len(),
+            expected: bytes.len().saturating_add(more) as u64,
+        };
         let mut take = |len: usize| {
             let (taken, after) = rest.split_at_checked(len).ok_or_else(|| cut_off(len - rest.len()))?;
             rest = after;
             Ok::<&[u8], FileError>(taken)
         };
         let format = u32::from_le_bytes(fixed(take(4)?));
-        if format != FORMAT {
-            return Err(FileError::Format { found: format });
-        }
         let header_len = u32::from_le_bytes(fixed(take(4)?)) as usize;
         let header = take(header_len)?;
+        if format != FORMAT {
+            return Err(FileError::Format { found: format, by: writer(header) });
+        }
         let damaged = |what: &str, error: &dyn std::fmt::Display| FileError::Damaged(format!("{what}: {error}"));
         let header: Header = serde_json::from_slice(header).map_err(|error| damaged("its header", &error))?;
         let body_len = u64::from_le_bytes(fixed(take(8)?));
@@ -158,18 +170,85 @@ impl Recording {
         if *blake3::hash(body).as_bytes() != hash {
             return Err(FileError::Damaged("its content is not what was written".into()));
         }
-        let mut inflated = Vec::new();
-        ZlibDecoder::new(body).read_to_end(&mut inflated).map_err(|error| damaged("its body", &error))?;
+        let inflated = inflate(body, MAX_BODY_BYTES)?;
         let (len, after) = inflated.split_at_checked(8).ok_or_else(|| damaged("its body", &"it is empty"))?;
         let len = usize::try_from(u64::from_le_bytes(fixed(len))).unwrap_or(usize::MAX);
         let (keyframe, events) =
             after.split_at_checked(len).ok_or_else(|| damaged("its keyframe", &"it is longer than the body"))?;
-        let keyframe = ciborium::from_reader(keyframe).map_err(|error| damaged("its keyframe", &error))?;
+        let keyframe: Keyframe = ciborium::from_reader(keyframe).map_err(|error| damaged("its keyframe", &error))?;
+        let SchedulerConfig { num_device_blocks, num_swap_blocks, .. } = *keyframe.config();
+        if num_device_blocks.max(num_swap_blocks) > MAX_BLOCKS {
+            let pools = format!("pools of {num_device_blocks} and {num_swap_blocks} blocks");
+            return Err(damaged("its keyframe", &format!("{pools}, and at most {MAX_BLOCKS} are allowed")));
+        }
         Ok(Self { header, keyframe, events: events.to_vec() })
+    }
+}
+
+/// The version that a header of any format names.
+fn writer(header: &[u8]) -> String {
+    let header: Option<serde_json::Value> = serde_json::from_slice(header).ok();
+    let version = header.as_ref().and_then(|header| header["pagetide"].as_str());
+    version.unwrap_or("of an unknown version").to_owned()
+}
+
+/// A body of at most so many bytes.
+fn inflate(body: &[u8], most: u64) -> Result<Vec<u8>, FileError> {
+    let mut inflated = Vec::new();
+    let mut decoder = ZlibDecoder::new(body).take(most + 1);
+    decoder.read_to_end(&mut inflated).map_err(|error| FileError::Damaged(format!("its body: {error}")))?;
+    match inflated.len() as u64 > most {
+        true => Err(FileError::Damaged(format!("its body has more than {most} bytes"))),
+        false => Ok(inflated),
     }
 }
 
 /// Of a slice of this length.
 fn fixed<const N: usize>(bytes: &[u8]) -> [u8; N] {
     bytes.try_into().expect("so many bytes were taken")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::policy::world::config;
+    use crate::engine::prefix_cache::EvictionPolicy;
+
+    fn empty(config: SchedulerConfig) -> Recording {
+        let header = Header {
+            pagetide: env!("CARGO_PKG_VERSION").into(),
+            cause: Cause::Asked,
+            until_unix_s: 0.0,
+            seconds: 0.0,
+            has_tokens: false,
+            is_from_start: true,
+            num_events: 0,
+            num_plans: 0,
+            num_requests: 0,
+            ends_early: None,
+            settings: config.clone(),
+        };
+        Recording::new(header, Keyframe::Start { config, eviction: EvictionPolicy::default() })
+    }
+
+    #[test]
+    fn what_would_fill_the_memory_is_refused() {
+        for (num_device_blocks, num_swap_blocks, is_good) in
+            [(16, 16, true), (MAX_BLOCKS + 1, 0, false), (1, usize::MAX, false)]
+        {
+            let mut bytes = Vec::new();
+            empty(SchedulerConfig { num_device_blocks, num_swap_blocks, ..config() }).write(&mut bytes).unwrap();
+            match Recording::read(&bytes) {
+                Ok(_) => assert!(is_good),
+                Err(error) => {
+                    assert!(!is_good && error.to_string().contains("its keyframe: pools of "), "{error}");
+                }
+            }
+        }
+        let mut body = ZlibEncoder::new(Vec::new(), Compression::default());
+        body.write_all(&[0; 1000]).unwrap();
+        let body = body.finish().unwrap();
+        assert_eq!(inflate(&body, 1000).unwrap(), [0; 1000]);
+        assert_eq!(inflate(&body, 999).unwrap_err().to_string(), "it is damaged: its body has more than 999 bytes");
+    }
 }

@@ -38,8 +38,8 @@ pub struct Recorder {
     segments: VecDeque<Segment>,
     /// Of each plan in flight: what rules leave for its sequences.
     rules: VecDeque<Vec<(SeqId, Arc<NextToken>)>>,
-    /// The last keyframe was too large.
-    is_too_large: bool,
+    /// When the last keyframe was too large, if it was: how large a state is depends on the load.
+    too_large_at: Option<Instant>,
 }
 
 /// From one keyframe to the next.
@@ -125,7 +125,7 @@ impl Recorder {
             last: now,
             segments: VecDeque::from([Segment::new(start, now, Duration::ZERO)]),
             rules: VecDeque::new(),
-            is_too_large: false,
+            too_large_at: None,
         }
     }
 
@@ -199,7 +199,7 @@ impl Recorder {
 
     /// Whether it is time for the next keyframe.
     pub fn wants_keyframe(&self) -> bool {
-        if self.is_too_large {
+        if self.too_large_at.is_some_and(|at| at.elapsed() < self.limits.length / PARTS) {
             return false;
         }
         let Some(open) = self.segments.back() else { return true };
@@ -207,17 +207,18 @@ impl Recorder {
         open.event_bytes > 0 && (is_old || open.event_bytes >= self.limits.max_bytes / PARTS as usize)
     }
 
-    /// The state as it is now: no step is being planned. An error says that no keyframe fits into what may be kept: then
-    /// recording ends with what there is.
+    /// The state as it is now: no step is being planned. An error says that it does not fit into what may be kept: then
+    /// recording goes on from the keyframe before for as long as there is room, and the next one is wanted after a while.
     pub fn keyframe(&mut self, state: State) -> Result<(), TooLarge> {
         let now = Instant::now();
         self.last = if self.segments.is_empty() { now } else { self.last };
         let segment = Segment::new(Keyframe::State(Box::new(state.without_rules())), now, now - self.last);
         // Beside it there has to be room for events, and for the keyframe before it.
         if segment.keyframe_bytes > self.limits.max_bytes / 3 {
-            self.is_too_large = true;
-            return Err(TooLarge { keyframe_bytes: segment.keyframe_bytes });
+            let is_first = self.too_large_at.replace(now).is_none();
+            return Err(TooLarge { keyframe_bytes: segment.keyframe_bytes, is_first });
         }
+        self.too_large_at = None;
         self.segments.push_back(segment);
         while self.segments.get(1).is_some_and(|next| next.from.elapsed() >= self.limits.length) {
             self.segments.pop_front();
@@ -258,4 +259,6 @@ impl Recorder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLarge {
     pub keyframe_bytes: usize,
+    /// The one before it did fit.
+    pub is_first: bool,
 }

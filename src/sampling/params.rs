@@ -96,20 +96,28 @@ impl SamplingParams {
         self.eos_token_ids.iter().chain(&self.stop_token_ids).copied()
     }
 
-    /// The same for who must not know tokens: what an engine's decisions depend on, with [`SamplingParams::label`]s for
-    /// tokens.
-    pub fn redacted(&self) -> Self {
-        let (num_eos, num_stop) = (self.eos_token_ids.len() as TokenId, self.stop_token_ids.len() as TokenId);
+    /// What an engine's decisions depend on, as long as somebody else samples: no seed, no rules, nothing of the draw.
+    pub fn decisive(&self) -> Self {
         Self {
             max_tokens: self.max_tokens,
             min_tokens: self.min_tokens,
             pooling: self.pooling,
             beam: self.beam.clone(),
-            eos_token_ids: (1..=num_eos).collect(),
-            stop_token_ids: (num_eos + 1..=num_eos + num_stop).collect(),
+            eos_token_ids: self.eos_token_ids.clone(),
+            stop_token_ids: self.stop_token_ids.clone(),
             logprobs: self.logprobs,
             prompt_logprobs: self.prompt_logprobs,
             ..Self::default()
+        }
+    }
+
+    /// The same for who must not know tokens: with [`SamplingParams::label`]s for them.
+    pub fn redacted(&self) -> Self {
+        let (num_eos, num_stop) = (self.eos_token_ids.len() as TokenId, self.stop_token_ids.len() as TokenId);
+        Self {
+            eos_token_ids: (1..=num_eos).collect(),
+            stop_token_ids: (num_eos + 1..=num_eos + num_stop).collect(),
+            ..self.decisive()
         }
     }
 

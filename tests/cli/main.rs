@@ -279,7 +279,18 @@ fn bench_measures_the_engine_and_a_server() {
     for args in [
         &["throughput", "--num-device-blocks", "512"] as &[&str],
         &["latency", "--batch", "2", "--num-device-blocks", "512"],
-        &["serve", "--concurrency", "1", "--num-device-blocks", "512"],
+        // Its own server needs no certificate.
+        &[
+            "serve",
+            "--concurrency",
+            "1",
+            "--num-device-blocks",
+            "512",
+            "--set",
+            "server.tls_cert=a",
+            "--set",
+            "server.tls_key=b",
+        ],
         &["serve", "--concurrency", "1", "--url", &url, "--api-key", "secret", "--vocab", "1000"],
     ] {
         let run = output(&[&["bench"], args, &work].concat());

@@ -4,11 +4,14 @@ use crate::model::Random;
 use crate::setting;
 use crate::settings::plain_config;
 use crate::world::World;
+use ciborium::Value;
 use pagetide::engine::policy::SchedulerConfig;
 use pagetide::engine::prefix_cache::EvictionPolicy;
 use pagetide::ids::RequestId;
 use pagetide::recorder::{Cause, Event, Keyframe, Limits, Output, Prompt, Recorder, Recording, Replayer, State};
-use std::time::Duration;
+use serde::Serialize;
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
 
 /// What was seen of recordings.
 #[derive(Debug, Default)]
@@ -32,41 +35,51 @@ impl World {
     }
 
     /// Runs with a recorder that is given keyframes, and is asked for recordings, at random.
-    fn run_recorded(&mut self, operations: usize, random: &mut Random, mut look: impl FnMut(Recording)) {
+    fn run_recorded(
+        &mut self,
+        operations: usize,
+        random: &mut Random,
+        mut look: impl FnMut(Recording, &HashSet<Vec<u8>>),
+    ) {
         // With no length, each keyframe drops what was before.
         let length = Duration::from_secs(if random.one_in(3) { 3600 } else { 0 });
         let limits = Limits { length, max_bytes: 64 << 20 };
+        let mut known = HashSet::new();
         self.recorder = Some(Recorder::new(limits, &self.config, EvictionPolicy::default()));
         let mut done = 0;
         while done < operations {
             done += random.range(1, 400) as usize;
             self.run_for(done);
+            let state = self.state();
+            known.extend(byte_strings(&state));
             if random.one_in(2) {
-                let state = self.state();
                 self.record(|recorder| recorder.keyframe(state).unwrap());
             } else {
                 let raw = self.recorder.as_ref().unwrap().take().unwrap();
-                look(raw.redacted(Cause::Asked, random.one_in(4)).unwrap());
+                look(raw.redacted(Cause::Asked, random.one_in(4)).unwrap(), &known);
             }
         }
         self.drain();
         let raw = self.recorder.as_ref().unwrap().take().unwrap();
-        look(raw.redacted(Cause::Asked, false).unwrap());
+        look(raw.redacted(Cause::Asked, false).unwrap(), &known);
     }
 }
 
 /// Written, read, and replayed.
-fn check(recording: &Recording, seen: &mut Seen) {
+fn check(recording: &Recording, known: &HashSet<Vec<u8>>, seen: &mut Seen) {
     assert_eq!(recording.header().ends_early, None);
     let mut bytes = Vec::new();
     recording.write(&mut bytes).unwrap();
     let recording = Recording::read(&bytes).unwrap();
     let mut replayer = Replayer::new(recording.keyframe());
+    Leaks { has_tokens: recording.header().has_tokens, known }.look_into(recording.keyframe());
     seen.recordings += 1;
     seen.in_flight += usize::from(replayer.scheduler().num_in_flight() > 0);
     seen.from_start += usize::from(recording.header().is_from_start);
     for (place, timed) in recording.events().enumerate() {
         let event = timed.unwrap().event;
+        let names = byte_strings(&event);
+        assert!(names.iter().all(|name| !known.contains(name)), "a name of the process in {event:?}");
         if let Err(difference) = replayer.apply(&event) {
             panic!("event {place}, {event:?}: {difference}");
         }
@@ -88,6 +101,77 @@ fn check(recording: &Recording, seen: &mut Seen) {
         if !recording.header().has_tokens {
             assert_tells_nothing(&event);
         }
+    }
+}
+
+fn value(of: &impl Serialize) -> Value {
+    Value::serialized(of).unwrap()
+}
+
+/// Names of blocks, and whatever else is bytes.
+fn byte_strings(of: &impl Serialize) -> Vec<Vec<u8>> {
+    fn add(value: Value, to: &mut Vec<Vec<u8>>) {
+        match value {
+            Value::Bytes(bytes) => to.push(bytes),
+            Value::Array(all) => all.into_iter().for_each(|value| add(value, to)),
+            Value::Map(all) => all.into_iter().for_each(|(key, value)| {
+                add(key, to);
+                add(value, to);
+            }),
+            _ => {}
+        }
+    }
+    let mut all = Vec::new();
+    add(value(of), &mut all);
+    all
+}
+
+/// Looks for what must not be in a file.
+struct Leaks<'a> {
+    has_tokens: bool,
+    /// Names that the process knows blocks by.
+    known: &'a HashSet<Vec<u8>>,
+}
+
+impl Leaks<'_> {
+    fn look_into(&self, keyframe: &Keyframe) {
+        self.look("", &value(keyframe));
+    }
+
+    /// At what is under `key`.
+    fn look(&self, key: &str, value: &Value) {
+        let is_empty = match value {
+            Value::Null => true,
+            Value::Array(all) => all.is_empty(),
+            Value::Integer(number) => *number == 0.into(),
+            _ => false,
+        };
+        match key {
+            "bad_words" | "logit_bias" | "allowed_tokens" | "seed" => assert!(is_empty, "{key}: {value:?}"),
+            "prompt" | "output" if !self.has_tokens => assert_at_most_1(key, value),
+            _ => {}
+        }
+        match value {
+            Value::Bytes(bytes) => assert!(!self.known.contains(bytes), "{key} has a name of the process"),
+            Value::Array(all) => all.iter().for_each(|value| self.look(key, value)),
+            Value::Map(all) => {
+                for (key, value) in all {
+                    self.look(key.as_text().unwrap_or_default(), value);
+                    self.look("", key);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Tokens of the simulated world are up to 40; here there is one that ends an output, at most.
+fn assert_at_most_1(key: &str, value: &Value) {
+    match value {
+        Value::Integer(number) => assert!((0..=1).contains(&i128::from(*number)), "{key}: {number:?}"),
+        Value::Array(all) => all.iter().for_each(|value| assert_at_most_1(key, value)),
+        Value::Map(all) => all.iter().for_each(|(_, value)| assert_at_most_1(key, value)),
+        _ => {}
     }
 }
 
@@ -125,7 +209,7 @@ fn check_random_recordings(overlap: bool) {
         eprintln!("PAGETIDE_SIM_SEED={seed}");
         let mut random = Random(seed ^ 0x5eed);
         let mut world = World::new(seed, overlap);
-        world.run_recorded(per_seed, &mut random, |recording| check(&recording, &mut seen));
+        world.run_recorded(per_seed, &mut random, |recording, known| check(&recording, known, &mut seen));
     }
     eprintln!("{seen:?}");
     if setting("PAGETIDE_SIM_SEED").is_none() {
@@ -149,7 +233,7 @@ fn so_do_those_of_steps_planned_ahead() {
 /// A recording of a world where sequences have to yield.
 fn recorded(seed: u64) -> Recording {
     let mut last = None;
-    World::new(seed, false).run_recorded(600, &mut Random(seed), |recording| last = Some(recording));
+    World::new(seed, false).run_recorded(600, &mut Random(seed), |recording, _| last = Some(recording));
     last.unwrap()
 }
 
@@ -187,7 +271,12 @@ fn what_is_no_recording_or_half_of_one_is_told() {
     }
     let mut other = bytes.clone();
     other[19] = 99;
-    assert!(error(&other).contains("its format is 99, and this program"), "{}", error(&other));
+    let by = format!("its format is 99, written by pagetide {}, and this program", env!("CARGO_PKG_VERSION"));
+    assert!(error(&other).contains(&by), "{}", error(&other));
+    let header_len = u32::from_le_bytes(bytes[23..27].try_into().unwrap()) as usize;
+    let mut endless = bytes.clone();
+    endless[27 + header_len..][..8].fill(0xff);
+    assert!(error(&endless).contains("it is cut off"), "{}", error(&endless));
     let mut damaged = bytes.clone();
     let last = damaged.len() - 9;
     damaged[last] ^= 1;
@@ -221,10 +310,49 @@ fn memory_is_bounded_whatever_happens() {
     recorder.keyframe(state(1_000)).unwrap();
     recorder.cancel(RequestId(1));
     assert!(recorder.take().is_some());
-    // Where the state is too large by itself, that is said once.
+    // Where the state is too large by itself, that is said once, and not tried again at each step.
     let mut recorder = new();
     let too_large = recorder.keyframe(state(100_000)).unwrap_err();
-    assert!(too_large.keyframe_bytes > limits.max_bytes / 3);
+    assert!(too_large.keyframe_bytes > limits.max_bytes / 3 && too_large.is_first);
+    assert!(!recorder.keyframe(state(100_000)).unwrap_err().is_first);
     fill(&mut recorder, limits.max_bytes + 1);
     assert!(recorder.take().is_none() && !recorder.wants_keyframe());
+}
+
+/// How large a state is depends on the load.
+#[test]
+fn a_state_that_was_too_large_is_looked_at_again() {
+    let limits = Limits { length: Duration::from_millis(40), max_bytes: 1 << 20 };
+    let state = |num_blocks| State::new(plain_config(4, num_blocks), EvictionPolicy::default());
+    let mut recorder = Recorder::new(limits, &plain_config(4, 1_000), EvictionPolicy::default());
+    for _ in 0..2 {
+        assert!(recorder.keyframe(state(100_000)).unwrap_err().is_first);
+        while recorder.take().is_some() {
+            recorder.fail(&[RequestId(u64::MAX); 100]);
+        }
+        let begin = Instant::now();
+        while !recorder.wants_keyframe() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "it has given up");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        recorder.keyframe(state(1_000)).unwrap();
+        recorder.cancel(RequestId(1));
+        assert!(recorder.take().is_some());
+    }
+}
+
+/// Samples of one prompt hold it together.
+#[test]
+fn what_samples_share_counts_once() {
+    let num_bytes = |n| {
+        let config = SchedulerConfig { max_num_batched_tokens: 4_000, ..plain_config(4, 2_000) };
+        let mut world = World::calm(config);
+        world.ask_for(n, vec![1; 4_000], 20);
+        (0..3).for_each(|_| world.step());
+        assert_eq!(world.scheduler.population().running, n as usize);
+        world.scheduler.num_bytes()
+    };
+    let more = num_bytes(5) - num_bytes(1);
+    // A table has 1000 blocks of 4 bytes.
+    assert!((4 * 4_000..4 * 8_000).contains(&more), "{more} bytes for four more samples");
 }

@@ -147,8 +147,19 @@ impl World {
         self.ask_on(prompt, params, priority, Terms::default());
     }
 
+    /// A request for several.
+    pub fn ask_for(&mut self, n: u32, prompt: Vec<TokenId>, max_tokens: u32) {
+        let arrival = self.arrival(prompt, tokens(max_tokens), 0, Terms::default());
+        self.submit(Arrival { n, ..arrival });
+    }
+
     fn ask_on(&mut self, prompt: Vec<TokenId>, params: SamplingParams, priority: i32, terms: Terms) {
-        self.submit(Arrival {
+        let arrival = self.arrival(prompt, params, priority, terms);
+        self.submit(arrival);
+    }
+
+    fn arrival(&self, prompt: Vec<TokenId>, params: SamplingParams, priority: i32, terms: Terms) -> Arrival {
+        Arrival {
             id: RequestId(self.next_request),
             prompt: Arc::new(prompt),
             params: Arc::new(params),
@@ -158,7 +169,7 @@ impl World {
             terms,
             tenant: Tenant::default(),
             constraint: None,
-        });
+        }
     }
 
     fn arrive_with(&mut self, params: SamplingParams, terms: Terms) {

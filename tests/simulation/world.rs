@@ -155,6 +155,8 @@ impl World {
             eos_token_ids: if random.one_in(3) { vec![] } else { vec![EOS] },
             prompt_logprobs: (!is_search && random.one_in(6)).then_some(0),
             // Changes no fingerprint, but plans then carry the tokens before.
+            logit_bias: vec![(3, 0.0)],
+            seed: 1 + self.next_request,
             presence_penalty: if max_tokens.is_multiple_of(3) { 0.5 } else { 0.0 },
             ..SamplingParams::default()
         };

@@ -6,12 +6,16 @@ use crate::actors::recordings;
 use crate::actors::runtime::stop_system;
 use crate::config::RecorderConfig;
 use crate::metrics;
-use crate::recorder::{Cause, RawRecording, Recorder, State};
+use crate::recorder::{Cause, RawRecording, Recorder, State, TooLarge};
 use actix::{ActorFutureExt, AsyncContext, Context, Handler, MailboxError, MessageResult, WrapFuture};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// After a failure, the next recording by itself comes no sooner: what fails again and again fills no disk.
 const LEAST_INTERVAL: Duration = Duration::from_secs(60);
+
+/// That the end of an engine waits for its recording: supervisors restart a process that says nothing for long.
+const MAX_WAIT: Duration = Duration::from_secs(20);
 
 /// The recorder, where there is one.
 pub(super) struct Recording {
@@ -63,12 +67,31 @@ impl Recording {
         }
     }
 
-    /// The engine ends: nobody waits for it any more.
+    /// The engine ends, and the process with it: it waits for the file, but not for long.
     pub fn write_now(&mut self) {
-        if let Some(raw) = self.take_after_failure() {
-            write(raw, &self.config);
-        }
+        let Some(raw) = self.take_after_failure() else { return };
+        let config = self.config.clone();
+        within(MAX_WAIT, move || write(raw, &config));
     }
+}
+
+/// Runs it on a thread of its own and waits for it so long. False where that was not long enough.
+fn within(most: Duration, write: impl FnOnce() + Send + 'static) -> bool {
+    let (done, is_done) = mpsc::channel();
+    let write = move || {
+        write();
+        // Nobody may wait any more.
+        let _ = done.send(());
+    };
+    if let Err(error) = std::thread::Builder::new().name("pagetide-recording".into()).spawn(write) {
+        tracing::error!("there is no recording of the failure: no thread for it: {error}");
+        return false;
+    }
+    let in_time = is_done.recv_timeout(most).is_ok();
+    if !in_time {
+        tracing::error!("there may be no recording of the failure: it is not written after {} s", most.as_secs());
+    }
+    in_time
 }
 
 fn write(raw: RawRecording, config: &RecorderConfig) {
@@ -89,11 +112,11 @@ impl SchedulerActor {
             Ok((device, swap)) => {
                 let state = State { scheduler: this.policy().clone(), device, swap };
                 this.recording.hear(|recorder| {
-                    if let Err(too_large) = recorder.keyframe(state) {
+                    if let Err(TooLarge { keyframe_bytes, is_first: true }) = recorder.keyframe(state) {
                         tracing::warn!(
-                            "recording ends: the state of this engine takes {} MiB, and recorder.max_mib has to be more \
-                             than three times that",
-                            too_large.keyframe_bytes.div_ceil(1 << 20)
+                            "recording pauses when its memory is full, until the state of this engine is smaller: it takes \
+                             {} MiB now, and recorder.max_mib has to be more than three times that",
+                            keyframe_bytes.div_ceil(1 << 20)
                         );
                     }
                 });
@@ -108,5 +131,20 @@ impl Handler<TakeRecording> for SchedulerActor {
 
     fn handle(&mut self, _: TakeRecording, _: &mut Self::Context) -> Self::Result {
         MessageResult(self.recording.recorder.as_ref().and_then(|recorder| recorder.take()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_an_engine_waits_for_its_recording_but_not_for_long() {
+        let (sender, written) = mpsc::channel();
+        assert!(within(Duration::from_secs(60), move || sender.send(1).unwrap()));
+        assert_eq!(written.try_recv(), Ok(1), "it was waited for");
+        let (release, hang) = mpsc::channel::<()>();
+        assert!(!within(Duration::from_millis(10), move || hang.recv().unwrap_or(())));
+        drop(release);
     }
 }

@@ -1,6 +1,7 @@
 //! Who answers a benchmark's requests: the engine in this process, or any OpenAI-compatible server.
 
 use super::report::Outcome;
+use super::result::without_password;
 use super::workload::WorkItem;
 use crate::actors::messages::{Event, Prompt, Submit};
 use crate::actors::runtime::RuntimeHandle;
@@ -226,7 +227,9 @@ impl HttpTarget {
 
     async fn first_model(&self) -> Result<String, StartError> {
         let url = format!("{}/v1/models", self.url);
-        let wrong = |what: String| StartError::new(format!("cannot ask {url} for its model (or give --model): {what}"));
+        let shown = without_password(&url);
+        let wrong =
+            |what: String| StartError::new(format!("cannot ask {shown} for its model (or give --model): {what}"));
         let response = self.authorised(self.client.get(&url)).send().await.map_err(|error| wrong(causes(&error)))?;
         let status = response.status();
         let body: Value = response.json().await.map_err(|error| wrong(format!("{status}, {}", causes(&error))))?;
@@ -370,6 +373,8 @@ struct StreamedAnswer {
     buffer: Vec<u8>,
     /// Only what has text in it is a token: others announce the role or the end in events of their own.
     only_text: bool,
+    /// A choice has said why it ended: some servers say nothing after that.
+    is_finished: bool,
 }
 
 /// What counts of an event. The rest is read over and not kept: the client shares the processors with what it measures.
@@ -385,6 +390,7 @@ struct Chunk {
 struct Choice {
     text: Option<Text>,
     delta: Option<Delta>,
+    finish_reason: Option<Text>,
 }
 
 #[derive(Deserialize)]
@@ -450,6 +456,11 @@ impl StreamedAnswer {
             }
             self.buffer.extend_from_slice(rest);
         }
+        // The last line may have no end.
+        let last = std::mem::take(&mut self.buffer);
+        if self.line(&last, clock)? || self.only_text && self.is_finished {
+            return Ok(());
+        }
         Err("the stream ended before [DONE]".into())
     }
 
@@ -466,11 +477,14 @@ impl StreamedAnswer {
         if let Some(usage) = event.usage {
             self.usage = usage;
         }
-        let is_token = |choices: &[Choice]| match self.only_text {
+        let choices = event.choices.as_deref().unwrap_or_default();
+        self.is_finished |=
+            choices.iter().any(|choice| choice.finish_reason.as_ref().is_some_and(|reason| reason.is_some));
+        let is_token = match self.only_text {
             true => choices.iter().any(Choice::has_text),
             false => !choices.is_empty(),
         };
-        if event.choices.is_some_and(|choices| is_token(&choices)) {
+        if is_token {
             clock.tokens();
         }
         Ok(false)
@@ -531,10 +545,20 @@ mod tests {
             json!({"choices": [{"delta": {}, "finish_reason": "stop"}]}).to_string(),
             "[DONE]".into(),
         ];
-        let stream = stream::iter(events).then(|event| async move {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-            Ok::<_, std::io::Error>(web::Bytes::from(format!("data: {event}\n\n")))
-        });
+        // The number of tokens says how it ends: at all, with the end of a line, without, and cut off.
+        let (num_events, end) = match body["max_tokens"].as_u64() {
+            Some(51) => (4, "\n\n"),
+            Some(52) => (4, ""),
+            Some(53) => (3, "\n\n"),
+            Some(54) => (5, ""),
+            _ => (5, "\n\n"),
+        };
+        let stream =
+            stream::iter(events.into_iter().take(num_events).enumerate()).then(move |(place, event)| async move {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                let end = if place + 1 == num_events { end } else { "\n\n" };
+                Ok::<_, std::io::Error>(web::Bytes::from(format!("data: {event}{end}")))
+            });
         HttpResponse::Ok().content_type("text/event-stream").streaming(stream)
     }
 
@@ -589,6 +613,14 @@ mod tests {
             assert_eq!(outcome.gaps.len(), 1, "neither the role nor the end is a token");
             // The role came 5 ms before.
             assert!(outcome.ttft.unwrap() >= Duration::from_millis(10), "{outcome:?}");
+        });
+        with_server(async |mut target| {
+            target.dialect = Dialect { plain: true, chat: true };
+            for whole in [51, 52, 54] {
+                assert_eq!(target.complete(&item(0, whole)).await.error, None, "{whole}");
+            }
+            let error = target.complete(&item(0, 53)).await.error.unwrap();
+            assert!(error.contains("the stream ended before [DONE]"), "{error}");
         });
         assert_eq!(words(&[0, 64, 1]), "time time year");
     }

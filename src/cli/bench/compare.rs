@@ -119,6 +119,14 @@ impl Comparison {
                 self.warnings.push(format!("{name}, {}: {failed} of {all} requests failed", level.name()));
             }
         }
+        let [a, b] = [base, other].map(|level| cached_percent(&level.all));
+        if (a - b).abs() > MAX_CACHED_DIFFERENCE {
+            self.warnings.push(format!(
+                "{}: {a:.0} % of A's prompt tokens were cached, and {b:.0} % of B's: send prompts that the server has not \
+                 seen (--seed), or restart it",
+                base.name()
+            ));
+        }
         for measure in &MEASURES {
             let of = |level: &Level| level.rounds.iter().filter_map(measure.of).collect::<Vec<f64>>();
             let (a, b) = (of(base), of(other));
@@ -131,6 +139,13 @@ impl Comparison {
             self.rows.push(row);
         }
     }
+}
+
+/// Per cent of the prompt tokens.
+const MAX_CACHED_DIFFERENCE: f64 = 5.0;
+
+fn cached_percent(report: &Report) -> f64 {
+    100.0 * report.cached_tokens as f64 / report.prompt_tokens.max(1) as f64
 }
 
 fn warnings(base: &ResultFile, other: &ResultFile) -> Vec<String> {

@@ -1,5 +1,7 @@
 //! A result, or two, as one HTML file: tables and charts, light or dark as the reader has it, and nothing from a network.
 
+mod phases;
+
 use super::chart::xy::{Line, Scale, XyChart};
 use super::chart::{STYLE, escape};
 use super::compare::{Comparison, Verdict};
@@ -54,6 +56,8 @@ pub fn report(file: &ResultFile) -> String {
         push(&mut page, "</tr>\n");
     }
     push(&mut page, "</table></div>\n");
+    phases::phases(&mut page, &file.phases);
+    phases::roofline(&mut page, &file.roofline);
     let one = [("", file)];
     charts(&mut page, "Throughput against latency", &against_latency(&one));
     charts(&mut page, "Distributions", &distributions(&one));
@@ -359,12 +363,55 @@ mod tests {
         plain.work = "approximate".into();
         let page = report(&plain);
         assert!(page.contains("Approximate.") && !page.contains("Memory over time"));
+        assert!(!page.contains("Prefill and decoding") && !page.contains("what the machine can do"));
+    }
+
+    #[test]
+    fn a_report_has_the_phases_and_the_roofline() {
+        let times = json!({"mean": 1.0, "p50": 12.345, "p90": 2.0, "p99": 3.0, "max": 4.0});
+        let mut latency = file(vec![level(1, 20)]);
+        latency.phases = json!({
+            "prefill_ms": times, "prefill_tok_per_s": 678.9, "decode_step_ms": null, "decode_tok_per_s": 0.0,
+        });
+        let line = json!({
+            "phase": "up <", "calls": 3, "seconds": 0.5, "share": 0.25, "gb_per_s": 10.0, "share_of_reads": 0.2,
+            "tflop_per_s": 0.125, "share_of_peak": 0.5, "floor_s": 0.25,
+        });
+        latency.roofline = json!({
+            "machine": {"isa": "avx2", "threads": 2, "read_gb_per_s": 50.0, "tflop_per_s": 0.5}, "wall_s": 2.5, "steps_s": 2.0,
+            "kinds": [{"kind": "decode", "steps": 7, "rows": 14, "seconds": 2.0, "floor_s": 0.0, "phases": [line]}],
+        });
+        let page = report(&latency);
+        assert_stands_alone(&page);
+        for told in [
+            "<td>678.9</td><td>12.35</td><td>2.00</td><td>3.00</td><td>4.00</td>",
+            "<td>0.0</td><td>-</td><td>-</td><td>-</td><td>-</td>",
+            "2 threads, avx2: reads 50.0 GB/s, multiplies 0.500 TFLOP/s. Steps took 2.000 s of 2.500 s.",
+            "decode: 7 steps of 14 rows in all",
+            "<td>up &lt;</td><td>3</td><td>0.500</td><td>25.0 %</td><td>10.0</td><td>20.0 %</td><td>0.125</td>\
+             <td>50.0 %</td><td>0.250</td><td>2.00</td>",
+            "<td>all</td><td></td><td>2.000</td><td></td><td></td><td></td><td></td><td></td><td>0.000</td><td>-</td>",
+        ] {
+            assert!(page.contains(told), "{told}: {page}");
+        }
     }
 
     #[test]
     fn a_comparison_says_what_differs_and_by_how_much() {
         let (base, mut other) = (file(vec![level(1, 20), level(4, 90)]), file(vec![level(1, 10), level(8, 90)]));
         other.workload = json!({"fixed": [8, 2], "seed": 2});
+        other.levels[0].all.prompt_tokens = 1000;
+        other.levels[0].all.cached_tokens = 50;
+        assert_eq!(Comparison::new(&base, &other).warnings.len(), 2, "5 % more cached is nothing");
+        other.levels[0].all.cached_tokens = 510;
+        let warnings = Comparison::new(&base, &other).warnings;
+        assert!(
+            warnings.iter().any(|warning| {
+                warning.starts_with("concurrency 1: 0 % of A's prompt tokens were cached, and 51 % of B's")
+            }),
+            "{warnings:?}"
+        );
+        other.levels[0].all.cached_tokens = 0;
         let compared = Comparison::new(&base, &other);
         assert_eq!(compared.warnings, ["concurrency 4 is in A alone", "concurrency 8 is in B alone"]);
         let row = compared.rows.iter().find(|row| row.measure == "first token p50, ms").unwrap();

@@ -5,6 +5,7 @@ use super::html;
 use super::levels::{Level, Summary};
 use super::report::{PhaseReport, Report};
 use super::roofline::RooflineReport;
+use crate::config::settings::SETTINGS;
 use crate::error::StartError;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -125,19 +126,39 @@ pub fn write_file(flag: &str, path: &Path, text: &str) -> Result<(), StartError>
     std::fs::write(path, text).map_err(|error| StartError::new(format!("{flag} {}: {error}", path.display())))
 }
 
-/// The command as it was given, without keys.
+/// The command as it was given, without keys and passwords.
 pub fn command_line(args: impl Iterator<Item = String>) -> String {
     let mut secret_follows = false;
     let shown = args.map(|arg| {
-        let secret = std::mem::replace(&mut secret_follows, arg == "--api-key");
-        let with_key = arg.starts_with("--api-key=") || arg.starts_with("server.api_keys=");
-        match arg.split_once('=') {
-            _ if secret => "(secret)".into(),
-            Some((flag, _)) if with_key || arg.starts_with("--set=server.api_keys") => format!("{flag}=(secret)"),
-            _ => arg,
+        if std::mem::replace(&mut secret_follows, arg == "--api-key") {
+            return "(secret)".into();
+        }
+        let (set, assigned) = match arg.strip_prefix("--set=") {
+            Some(assigned) => ("--set=", assigned),
+            None => ("", arg.as_str()),
+        };
+        match assigned.split_once('=') {
+            Some((key, _)) if key == "--api-key" || is_secret(key) => format!("{set}{key}=(secret)"),
+            _ => without_password(&arg),
         }
     });
     shown.collect::<Vec<_>>().join(" ")
+}
+
+/// Whether a setting, or a part of one, is nobody's business.
+fn is_secret(key: &str) -> bool {
+    let key = key.trim();
+    SETTINGS.iter().filter(|setting| setting.is_secret()).any(|setting| key.starts_with(setting.key))
+}
+
+/// The same with what is in front of a URL's host hidden, wherever it stands in the text.
+pub fn without_password(text: &str) -> String {
+    let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    match rest[..end].rfind('@') {
+        Some(at) => format!("{scheme}://(secret){}", &rest[at..]),
+        None => text.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -163,6 +184,17 @@ mod tests {
             result["command"],
             "pagetide bench serve --api-key (secret) --api-key=(secret) --set server.api_keys=(secret) --port 1"
         );
+        for (given, shown) in [
+            (
+                "--set server.admin_key=S --set=server.admin_key=S",
+                "--set server.admin_key=(secret) --set=server.admin_key=(secret)",
+            ),
+            ("--set=server.api_keys=a=b --set x.y=z", "--set=server.api_keys=(secret) --set x.y=z"),
+            ("--url https://user:pa@ss@host:1/v1?a=b@c", "--url https://(secret)@host:1/v1?a=b@c"),
+            ("--url=http://user@host --url http://host/a@b", "--url=http://(secret)@host --url http://host/a@b"),
+        ] {
+            assert_eq!(command_line(given.split(' ').map(str::to_owned)), shown);
+        }
         assert_eq!(result["workload"]["fixed"], json!([8, 2]));
         assert_eq!((&result["result"]["out_tok_per_s"], &result["subject"]["model"]), (&json!(2.0), &json!("m")));
         assert_eq!(result["sending"]["batch"], 1);

@@ -25,14 +25,19 @@ pub struct Sample {
 impl Sample {
     /// From a page of Pagetide's, or one with vLLM's names; `None` where it says nothing of memory.
     fn of_page(page: &str, t_s: f64) -> Option<Self> {
-        let sum = |series: &dyn Fn(&str) -> bool| {
+        let values = |series: &dyn Fn(&str) -> bool| {
             let lines = page.lines().filter(|line| series(line));
             let values: Vec<f64> = lines.filter_map(|line| line.rsplit(' ').next()?.parse().ok()).collect();
-            (!values.is_empty()).then(|| values.iter().sum::<f64>())
+            (!values.is_empty()).then_some(values)
         };
+        let sum = |series: &dyn Fn(&str) -> bool| Some(values(series)?.iter().sum::<f64>());
         // A name with its brace, or with the space of a series without labels.
         let named = |line: &str, name: &str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
         let all = |name: &str| sum(&|line| named(line, name));
+        let mean = |name: &str| {
+            let values = values(&|line| named(line, name))?;
+            Some(values.iter().sum::<f64>() / values.len() as f64)
+        };
         let of = |name: &str, label: &str| sum(&|line| named(line, name) && line.contains(label));
         let share = |name: &str, state: &str| {
             let all = all(name).filter(|all| *all > 0.0)?;
@@ -42,7 +47,8 @@ impl Sample {
         let state = |state: &str| of("pagetide_requests", &format!("state=\"{state}\""));
         let sample = Self {
             t_s,
-            device_used: share("pagetide_device_blocks", "used").or_else(|| all("vllm:kv_cache_usage_perc")),
+            // A share of each of its engines' blocks, which have as many.
+            device_used: share("pagetide_device_blocks", "used").or_else(|| mean("vllm:kv_cache_usage_perc")),
             device_cached: share("pagetide_device_blocks", "cached"),
             swap_used: share("pagetide_swap_blocks", "used"),
             running: state("running").or_else(|| all("vllm:num_requests_running")),
@@ -59,7 +65,8 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// `began`: when the benchmark did. A server without the page, or that wants another key for it, gives no samples.
+    /// `began`: when the benchmark did. A server without the page, or that wants another key for it, gives no samples; where
+    /// a look fails, for the load or otherwise, the next one may not.
     pub fn start(target: &HttpTarget, began: Instant) -> Self {
         let seen = Rc::new(RefCell::new(Vec::new()));
         let (samples, client) = (seen.clone(), target.client.clone());
@@ -68,14 +75,16 @@ impl Sampler {
             loop {
                 let request = client.get(&url).timeout(Duration::from_secs(5));
                 let request = if let Some(key) = &key { request.bearer_auth(key) } else { request };
-                let Ok(answer) = request.send().await else { return };
-                if !answer.status().is_success() {
-                    return;
+                if let Ok(answer) = request.send().await {
+                    if !answer.status().is_success() {
+                        return;
+                    }
+                    let t_s = began.elapsed().as_secs_f64();
+                    if let Ok(page) = answer.text().await {
+                        let Some(sample) = Sample::of_page(&page, t_s) else { return };
+                        samples.borrow_mut().push(sample);
+                    }
                 }
-                let t_s = began.elapsed().as_secs_f64();
-                let Ok(page) = answer.text().await else { return };
-                let Some(sample) = Sample::of_page(&page, t_s) else { return };
-                samples.borrow_mut().push(sample);
                 actix_web::rt::time::sleep(INTERVAL).await;
             }
         });
@@ -91,6 +100,7 @@ impl Sampler {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
 
     #[test]
     fn pages_of_both_kinds_are_read() {
@@ -113,6 +123,39 @@ mod tests {
                       vllm:num_requests_waiting_by_reason{model_name=\"m\",reason=\"capacity\"} 1.0\n";
         let sample = Sample::of_page(theirs, 0.0).unwrap();
         assert_eq!((sample.device_used, sample.running, sample.waiting), (Some(0.25), Some(7.0), Some(1.0)));
+        let two = "vllm:kv_cache_usage_perc{engine=\"0\"} 0.5\nvllm:kv_cache_usage_perc{engine=\"1\"} 1.0\n\
+                   vllm:num_requests_running{engine=\"0\"} 2\nvllm:num_requests_running{engine=\"1\"} 3\n";
+        let sample = Sample::of_page(two, 0.0).unwrap();
+        assert_eq!((sample.device_used, sample.running), (Some(0.75), Some(5.0)), "two engines");
         assert_eq!(Sample::of_page("up 1\n", 0.0), None);
+    }
+
+    #[test]
+    fn a_look_that_fails_is_not_the_last() {
+        actix_web::rt::System::new().block_on(async {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let url = format!("http://{}", listener.local_addr().unwrap());
+            let server = std::thread::spawn(move || {
+                let page = "pagetide_device_blocks{state=\"used\"} 1\n";
+                // Closed without an answer, cut off in the middle of one, and whole.
+                for (page, len) in [("", 0), ("page", 99), (page, page.len())] {
+                    let (mut connection, _) = listener.accept().unwrap();
+                    let _ = connection.read(&mut [0; 4096]);
+                    if len > 0 {
+                        let head = format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {len}\r\n\r\n");
+                        let _ = connection.write_all((head + page).as_bytes());
+                    }
+                }
+            });
+            let target = HttpTarget::connect(&url, Some("m".into()), None, false).await.unwrap();
+            let sampler = Sampler::start(&target, Instant::now());
+            let begin = Instant::now();
+            while sampler.seen.borrow().is_empty() {
+                assert!(begin.elapsed() < Duration::from_secs(60), "it has given up");
+                actix_web::rt::time::sleep(Duration::from_millis(5)).await;
+            }
+            server.join().unwrap();
+            assert_eq!(sampler.stop()[0].device_used, Some(1.0));
+        });
     }
 }

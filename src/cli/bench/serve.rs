@@ -2,7 +2,7 @@
 
 use super::client::{Arrivals, Dialect, HttpTarget, Target, drive};
 use super::levels::LevelInProgress;
-use super::result::{Measured, Setup, finish};
+use super::result::{Measured, Setup, finish, without_password};
 use super::roofline::Roofline;
 use super::samples::Sampler;
 use super::workload::{WorkItem, WorkloadArgs, parse_positive, poisson_arrivals};
@@ -102,7 +102,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode, StartError> {
             let model = named.then(|| resolved.config.model.path.clone());
             let dialect = Dialect { plain: args.plain, chat: args.chat };
             let target = HttpTarget { dialect, ..HttpTarget::connect(url, model, api_key, keep_alive).await? };
-            let subject = json!({"model": target.model, "url": target.url});
+            let subject = json!({"model": target.model, "url": without_password(&target.url)});
             measure_server(args, target, args.vocab.unwrap_or(30_000), subject, None).await
         }),
         None => serve_own(args, resolved.config, api_key, keep_alive),
@@ -118,6 +118,8 @@ fn serve_own(
 ) -> Result<ExitCode, StartError> {
     config.server.host = "127.0.0.1".into();
     config.server.port = 0;
+    // A certificate is for a name, and its own server has none; what is measured is the engine.
+    (config.server.tls_cert, config.server.tls_key) = Default::default();
     if config.metrics.enabled {
         metrics::install();
     }
@@ -142,6 +144,11 @@ fn serve_own(
     code
 }
 
+/// Of a run. Those of a benchmark with another seed nearby are others: a server may still cache what it was sent.
+fn seed_of(seed: u64, run: usize) -> u64 {
+    seed.wrapping_add((run as u64) << 32)
+}
+
 async fn measure_server(
     args: &ServeArgs,
     target: HttpTarget,
@@ -154,7 +161,7 @@ async fn measure_server(
     let mut levels: Vec<LevelInProgress> = loads.iter().map(|load| LevelInProgress::new(load.describe())).collect();
     // Each run has prompts of its own: those of another would be found in the prefix cache.
     let work_of = |run: usize| {
-        let seed = args.common.workload.seed.wrapping_add(run as u64);
+        let seed = seed_of(args.common.workload.seed, run);
         let workload = WorkloadArgs { seed, ..args.common.workload.clone() };
         Ok::<_, StartError>((workload.build(64, vocab_size)?, seed))
     };
@@ -175,4 +182,17 @@ async fn measure_server(
     let levels = levels.into_iter().map(LevelInProgress::done).collect();
     let roofline = roofline.map(|roofline| roofline.report(wall.as_secs_f64()));
     finish(&args.common, &Measured { levels, phases: None, roofline }, &setup)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn no_run_of_another_seed_has_the_same_prompts() {
+        let seeds: HashSet<u64> = (0..100).flat_map(|seed| (0..100).map(move |run| seed_of(seed, run))).collect();
+        assert_eq!(seeds.len(), 100 * 100);
+        assert_eq!(seed_of(7, 0), 7, "one run is what --seed says");
+    }
 }

@@ -2,6 +2,8 @@
 
 mod story;
 mod svg;
+#[cfg(test)]
+mod tests;
 mod timeline;
 mod trace;
 
@@ -119,7 +121,7 @@ fn replay(recording: &Recording, observers: &mut [&mut dyn Observer], progress: 
     for timed in recording.events() {
         let timed = timed.map_err(|error| error.to_string())?;
         progress.num_events += 1;
-        progress.at_us += timed.after_us;
+        progress.at_us = progress.at_us.saturating_add(timed.after_us);
         let outcome = replayer.apply(&timed.event)?;
         progress.num_plans += u64::from(matches!(outcome, Outcome::Planned(_)));
         for observer in observers.iter_mut() {

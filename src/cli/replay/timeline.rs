@@ -74,7 +74,10 @@ pub struct Timeline {
     pub failures: Vec<u64>,
     pub until_us: u64,
     open: BTreeMap<RequestId, Open>,
-    in_flight: VecDeque<Step>,
+    /// Steps at the executor, oldest first; `None`: one that was planned before the recording begins.
+    in_flight: VecDeque<Option<Step>>,
+    /// When the last step ended.
+    stepped_us: u64,
 }
 
 /// A request that is there.
@@ -88,9 +91,9 @@ struct Open {
 }
 
 impl Timeline {
-    fn enter(&mut self, request: RequestId, at_us: u64, phase: Phase) {
-        let has_started = phase == Phase::Decoding;
-        self.open.insert(request, Open { phase, since_us: at_us, has_started, num_paused: 0 });
+    fn arrive(&mut self, request: RequestId, at_us: u64) {
+        let open = Open { phase: Phase::Waiting, since_us: at_us, has_started: false, num_paused: 0 };
+        self.open.insert(request, open);
     }
 
     fn change(&mut self, request: RequestId, at_us: u64, change: impl FnOnce(&mut Open) -> Phase) {
@@ -136,14 +139,14 @@ impl Timeline {
         let (running, waiting, swapped) = (population.running, population.waiting, population.swapped);
         self.levels.push(Level { at_us, device, swap, running, waiting, swapped });
         if !plan.is_empty() {
-            self.in_flight.push_back(Step {
+            self.in_flight.push_back(Some(Step {
                 from_us: at_us,
                 to_us: at_us,
                 num_seqs: plan.batch.len(),
                 num_tokens: plan.num_tokens(),
                 swap_out: plan.swap_out.len(),
                 swap_in: plan.swap_in.iter().map(|swap_in| swap_in.pairs.len()).sum(),
-            });
+            }));
         }
     }
 }
@@ -162,8 +165,16 @@ impl Open {
 impl Observer for Timeline {
     fn begin(&mut self, replayer: &Replayer) {
         let scheduler = replayer.scheduler();
-        for request in scheduler.requests() {
-            self.enter(request, 0, if scheduler.wait_of(request).is_some() { Phase::Waiting } else { Phase::Decoding });
+        self.in_flight.extend((0..scheduler.num_in_flight()).map(|_| None));
+        for seq in scheduler.view(usize::MAX) {
+            let waiting = Open { phase: Phase::Waiting, since_us: 0, has_started: false, num_paused: 0 };
+            let open = self.open.entry(seq.rank.request).or_insert(waiting);
+            open.has_started |= seq.num_output > 0;
+            open.num_paused += usize::from(seq.paused);
+            // It has been admitted.
+            if seq.cached_tokens.is_some() {
+                open.phase = open.running();
+            }
         }
     }
 
@@ -171,10 +182,10 @@ impl Observer for Timeline {
         match outcome {
             Outcome::Planned(planned) => self.see_plan(at_us, planned, replayer),
             Outcome::Committed(deliveries) => {
-                if let Some(step) = self.in_flight.pop_front() {
-                    // It began when the one before it had ended, or when it was planned.
-                    let from_us = self.steps.last().map_or(0, |last| last.to_us).max(step.from_us);
-                    self.steps.push(Step { from_us, to_us: at_us, ..step });
+                // It began when the one before it had ended, or when it was planned.
+                let ended_us = std::mem::replace(&mut self.stepped_us, at_us);
+                if let Some(step) = self.in_flight.pop_front().flatten() {
+                    self.steps.push(Step { from_us: ended_us.max(step.from_us), to_us: at_us, ..step });
                 }
                 for (request, delivery) in deliveries {
                     if matches!(delivery, Delivery::Started { .. }) {
@@ -193,7 +204,7 @@ impl Observer for Timeline {
             Outcome::Done => {}
         }
         match event {
-            Event::Arrive(arrived) => self.enter(arrived.id, at_us, Phase::Waiting),
+            Event::Arrive(arrived) => self.arrive(arrived.id, at_us),
             Event::Cancel(request) => self.leave(*request, at_us),
             Event::StopSample(request, _) if !replayer.scheduler().has_request(*request) => {
                 self.leave(*request, at_us);

@@ -109,7 +109,7 @@ impl Scheduler {
             let lack = if demand.seats == 0 { Lack::Seats { wanted: 1, free: 0 } } else { Lack::Tokens };
             waits.first = waiting.iter().next().map(|seq| (seq.rank, Wait::Lack(lack)));
         }
-        self.waits = waits;
+        self.waits = Waits { late: std::mem::take(&mut self.waits.late), ..waits };
         self.waiting = waiting;
         kept_waiting.into_iter().for_each(|rank| self.meet_quota(rank));
         admit

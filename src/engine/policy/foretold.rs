@@ -8,6 +8,7 @@ use crate::engine::prefix_cache::BlockHash;
 use crate::ids::{RequestId, SeqId, TokenId};
 use crate::sampling::params::{FinishReason, SamplingParams};
 use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// What is known of the next results beside what the model said.
@@ -127,6 +128,7 @@ impl Scheduler {
 
     /// About how many bytes of memory its sequences take.
     pub fn num_bytes(&self) -> usize {
-        self.running.iter().chain(self.waiting.iter()).map(|seq| seq.num_bytes()).sum()
+        let mut counted = HashSet::new();
+        self.running.iter().chain(self.waiting.iter()).map(|seq| seq.num_bytes(&mut counted)).sum()
     }
 }

@@ -34,6 +34,8 @@ pub struct SeqView {
     /// Prompt tokens that the cache held; `None` until it has been admitted.
     pub cached_tokens: Option<usize>,
     pub preemptions: u32,
+    /// It has yielded, and has not come back.
+    pub paused: bool,
     pub table: BlockTable,
     /// Returning: place in the table from which on the content has to come.
     pub first_returning: usize,
@@ -85,6 +87,7 @@ impl SeqView {
             max_output: seq.output.len() + seq.room(),
             cached_tokens: seq.cached_tokens,
             preemptions: seq.preemptions,
+            paused: seq.paused,
             table: seq.table.clone(),
             first_returning,
             swapped,

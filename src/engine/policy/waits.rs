@@ -4,10 +4,11 @@ use super::Scheduler;
 use crate::engine::allocation::Lack;
 use crate::engine::sequence::{Rank, Sequence};
 use crate::ids::RequestId;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Why a request does not run, as of the last plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Wait {
     /// Nobody has looked at it yet.
     NotAsked,
@@ -40,12 +41,14 @@ impl fmt::Display for Wait {
 }
 
 /// Who was kept from starting when the last plan was made.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Waits {
     /// Who ends admission, and why.
     pub first: Option<(Rank, Wait)>,
     /// Who was passed over, and with them those in their lines behind them.
     pub passed: Vec<(Rank, Wait)>,
+    /// Who has to come back before all others, and why it could not.
+    pub late: Vec<(Rank, Wait)>,
 }
 
 impl Scheduler {
@@ -69,11 +72,48 @@ impl Scheduler {
                 || *rank < seq.rank && self.waiting.get(rank).is_some_and(|other| line(other) == line(seq))
         };
         let is_first = |(rank, _): &&(Rank, Wait)| *rank <= seq.rank;
-        let Waits { first, passed } = &self.waits;
+        let Waits { first, passed, late } = &self.waits;
+        if let Some((_, wait)) = late.iter().find(|(rank, _)| *rank == seq.rank) {
+            return *wait;
+        }
         match passed.iter().find(is_behind).or(first.as_ref().filter(is_first)) {
             Some((rank, wait)) if rank.request == seq.rank.request => *wait,
             Some((rank, _)) => Wait::Behind(rank.request),
             None => Wait::NotAsked,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::bill::Terms;
+    use crate::engine::plan::Delivery;
+    use crate::engine::policy::world::{World, arrival, config};
+    use crate::engine::policy::{Arrival, SchedulerConfig};
+    use std::time::Duration;
+
+    /// The others must not yield, so it cannot come back in the time that it was promised.
+    #[test]
+    fn who_is_late_is_told_what_there_is_too_little_of() {
+        let mut world = World::new(SchedulerConfig { non_preemptible_blocks: 12, ..config() });
+        let limited = Terms { max_pause: Some(Duration::from_secs(2)), ..Terms::default() };
+        let kept = Terms { preemptible: false, ..Terms::default() };
+        world.scheduler.arrive(Arrival { terms: limited, ..arrival(1, 20, 40) });
+        world.scheduler.arrive(Arrival { terms: kept, ..arrival(2, 4, 44) });
+        let (mut paused_at, mut told) = (None, Vec::new());
+        for second in 0..40 {
+            world.scheduler.set_time(f64::from(second));
+            let plan = world.plan();
+            let is_pause = |(_, pause): &(RequestId, Delivery)| matches!(pause, Delivery::Paused { .. });
+            if world.scheduler.take_pauses().iter().any(is_pause) {
+                paused_at = Some(second);
+            }
+            told.extend(paused_at.filter(|at| second > *at).map(|_| world.scheduler.wait_of(RequestId(1))));
+            world.commit(&plan);
+        }
+        assert!(told.len() > 5, "it had to yield at {paused_at:?}");
+        let lacks = |wait: &Option<Wait>| matches!(wait, Some(Wait::Lack(Lack::Blocks { wanted, available })) if wanted > available);
+        assert!(told.iter().all(lacks), "{told:?}");
     }
 }

@@ -166,6 +166,7 @@ mod tests {
             max_output: 8,
             cached_tokens: None,
             preemptions: 1,
+            paused: false,
             table: Arc::new(blocks(table)),
             first_returning: 1,
             swapped: blocks(swapped),

@@ -1,0 +1,102 @@
+//! The figures that are not those of requests: prefill and decoding apart, and each phase beside what the machine can do.
+
+use super::push;
+use crate::cli::bench::chart::escape;
+use serde_json::Value;
+
+/// A figure, with so many decimals; of what is not there, a dash.
+fn figure(value: &Value, decimals: usize) -> String {
+    value.as_f64().map_or("-".into(), |number| format!("{number:.decimals$}"))
+}
+
+fn percent(share: &Value) -> String {
+    share.as_f64().map_or("-".into(), |share| format!("{:.1} %", 100.0 * share))
+}
+
+fn row(page: &mut String, cell: &str, cells: &[String]) {
+    push(page, "<tr>");
+    cells.iter().for_each(|text| push(page, &format!("<{cell}>{}</{cell}>", escape(text))));
+    push(page, "</tr>\n");
+}
+
+/// Of `bench latency`; nothing of the others.
+pub fn phases(page: &mut String, phases: &Value) {
+    if phases.is_null() {
+        return;
+    }
+    push(page, "<h2>Prefill and decoding</h2>\n<div class=\"wide\"><table>\n");
+    row(page, "th", &["times in ms", "tok/s", "p50", "p90", "p99", "max"].map(String::from));
+    for (name, rate, times) in [
+        ("prefill, of a batch", "prefill_tok_per_s", "prefill_ms"),
+        ("decoding, of a step", "decode_tok_per_s", "decode_step_ms"),
+    ] {
+        let of = |percentile: &str| figure(&phases[times][percentile], 2);
+        let cells = [name.into(), figure(&phases[rate], 1), of("p50"), of("p90"), of("p99"), of("max")];
+        row(page, "td", &cells);
+    }
+    push(page, "</table></div>\n");
+}
+
+/// Of `--roofline`; nothing without it.
+pub fn roofline(page: &mut String, roofline: &Value) {
+    let Some(kinds) = roofline["kinds"].as_array() else { return };
+    let machine = &roofline["machine"];
+    push(
+        page,
+        &format!(
+            "<h2>Beside what the machine can do</h2>\n<p class=\"dim\">{} threads, {}: reads {} GB/s, multiplies {} TFLOP/s. \
+             Steps took {} s of {} s.</p>\n<div class=\"wide\"><table>\n",
+            machine["threads"],
+            escape(machine["isa"].as_str().unwrap_or_default()),
+            figure(&machine["read_gb_per_s"], 1),
+            figure(&machine["tflop_per_s"], 3),
+            figure(&roofline["steps_s"], 3),
+            figure(&roofline["wall_s"], 3),
+        ),
+    );
+    let columns = ["phase", "calls", "s", "of step", "GB/s", "of reads", "TFLOP/s", "of peak", "floor s", "x floor"];
+    row(page, "th", &columns.map(String::from));
+    for kind in kinds {
+        let name = escape(kind["kind"].as_str().unwrap_or_default());
+        push(
+            page,
+            &format!(
+                "<tr><td class=\"load\" colspan=\"{}\">{name}: {} steps of {} rows in all</td></tr>\n",
+                columns.len(),
+                kind["steps"],
+                kind["rows"]
+            ),
+        );
+        for line in kind["phases"].as_array().into_iter().flatten() {
+            let seconds = &line["seconds"];
+            row(
+                page,
+                "td",
+                &[
+                    line["phase"].as_str().unwrap_or_default().into(),
+                    line["calls"].to_string(),
+                    figure(seconds, 3),
+                    percent(&line["share"]),
+                    figure(&line["gb_per_s"], 1),
+                    percent(&line["share_of_reads"]),
+                    figure(&line["tflop_per_s"], 3),
+                    percent(&line["share_of_peak"]),
+                    figure(&line["floor_s"], 3),
+                    times_floor(seconds, &line["floor_s"]),
+                ],
+            );
+        }
+        let all = ["all".into(), String::new(), figure(&kind["seconds"], 3)];
+        let rest = [figure(&kind["floor_s"], 3), times_floor(&kind["seconds"], &kind["floor_s"])];
+        row(page, "td", &[&all[..], &vec![String::new(); 5], &rest].concat());
+    }
+    push(page, "</table></div>\n");
+}
+
+/// What needs neither memory nor arithmetic has no floor.
+fn times_floor(seconds: &Value, floor_s: &Value) -> String {
+    match (seconds.as_f64(), floor_s.as_f64()) {
+        (Some(seconds), Some(floor)) if floor > 0.0 => format!("{:.2}", seconds / floor),
+        _ => "-".into(),
+    }
+}
