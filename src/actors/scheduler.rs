@@ -2,15 +2,15 @@
 //! requests' owners.
 
 mod clients;
+mod copies;
+mod failure;
 mod recording;
 mod tuning;
 mod watching;
 
 use crate::actors::block_allocator::BlockAllocator;
 use crate::actors::executor::{ModelExecutor, Restart};
-use crate::actors::messages::{
-    Arrive, AwaitCopies, Cancel, Execute, Executed, ExecutorFailed, FindHeld, Reserve, Reset, Serve, StopSample,
-};
+use crate::actors::messages::{Arrive, Cancel, Execute, Executed, FindHeld, Reserve, Serve, StopSample};
 use crate::actors::pause::Pause;
 use crate::actors::runtime::stop_system;
 use crate::actors::swap_pool::SwapPool;
@@ -19,9 +19,8 @@ use crate::actors::workers::Workers;
 use crate::config::{OnFailure, RecorderConfig};
 use crate::engine::allocation::{Demand, SwapGrant};
 use crate::engine::bill::KvBill;
-use crate::engine::plan::{CopyReport, Delivery, StepOutput, StepPlan};
+use crate::engine::plan::{Delivery, StepOutput, StepPlan};
 use crate::engine::policy::{Arrival, Forecast, Scheduler};
-use crate::error::ApiError;
 use crate::ids::RequestId;
 use crate::metrics::{self, Outcome, Preemption, StepMetrics, tenants};
 use crate::recorder::{PlanSummary, Recorder};
@@ -260,41 +259,6 @@ impl SchedulerActor {
         }));
     }
 
-    /// Hears when a copy has ended, while nothing runs.
-    fn await_copies(&mut self, ctx: &mut Context<Self>) {
-        if std::mem::replace(&mut self.awaits_copies, true) {
-            return;
-        }
-        let (answer, failures) = (self.executor.send(AwaitCopies), self.failures);
-        ctx.spawn(answer.into_actor(self).map(move |answer, this, ctx| {
-            this.awaits_copies = false;
-            match answer {
-                Ok(_) if this.failures != failures => {} // of pools that are gone
-                Ok(Ok(report)) => {
-                    this.recording.hear(|recorder| recorder.copied(&report));
-                    this.policy().copied(&report);
-                    this.report_copies(&report);
-                    this.wake(ctx);
-                }
-                Ok(Err(failure)) => this.fail(&failure, ctx),
-                Err(_) => stop_system("the executor's actor is gone"),
-            }
-        }));
-    }
-
-    fn report_copies(&mut self, report: &CopyReport) {
-        let lost = report.lost.len() + report.arrived.iter().filter(|(_, is_there)| !is_there).count();
-        if lost > 0 {
-            tracing::warn!(
-                lost,
-                "copies between the device and the swap pool failed: what they held is computed again"
-            );
-        }
-        self.is_copying = report.queued_blocks > 0;
-        let [out, back] = self.policy().copy_seconds();
-        metrics::copies(out, back, report.queued_blocks);
-    }
-
     fn report_decisions(&mut self) {
         for decision in self.policy().take_decisions() {
             metrics::arbiter_decided(decision.choice);
@@ -381,65 +345,6 @@ impl SchedulerActor {
         metrics::set_requests(population.waiting, population.running, population.swapped);
         if tenants::any() {
             tenants::set_holdings(&self.policy().holdings());
-        }
-    }
-
-    /// The executor has lost all KV, and every step that it had: what ran fails, what waits goes on with empty pools.
-    fn fail(&mut self, failure: &ExecutorFailed, ctx: &mut Context<Self>) {
-        self.tell();
-        self.failures += 1;
-        self.settings.restart.end();
-        self.behind.clear();
-        self.oldest_since = None;
-        self.is_copying = false;
-        let error = ApiError::engine(format!("the engine failed while this request ran: {}", failure.message));
-        if !failure.restarted {
-            return self.end(&error, &format!("a step failed: {}", failure.message));
-        }
-        if self.settings.on_failure == OnFailure::Exit {
-            return self.end(&error, &format!("a step failed, and device.on_failure is exit: {}", failure.message));
-        }
-        let failed = self.policy().fail_running();
-        self.recording.hear(|recorder| recorder.fail(&failed));
-        self.recording.write_beside();
-        tracing::error!(requests = failed.len(), "a step failed, its requests with it: {}", failure.message);
-        metrics::executor_restarted();
-        for request in failed {
-            self.fail_client(request, &error);
-        }
-        self.idle = true;
-        self.report_population();
-        let (allocator, swap_pool) = (self.allocator.clone(), self.swap_pool.clone());
-        let reset = async move {
-            allocator.send(Reset).await?;
-            swap_pool.send(Reset).await
-        };
-        ctx.wait(reset.into_actor(self).map(|done: Result<_, MailboxError>, this, ctx| match done {
-            Ok(()) => this.wake(ctx),
-            Err(_) => stop_system("a pool's actor is gone"),
-        }));
-    }
-
-    /// The engine cannot go on: all requests fail.
-    fn end(&mut self, error: &ApiError, why: &str) {
-        self.tell();
-        for request in self.clients.keys().copied().collect::<Vec<_>>() {
-            self.fail_client(request, error);
-        }
-        self.recording.write_now();
-        stop_system(why);
-    }
-
-    /// A device that hangs cannot be restarted: its thread never comes back.
-    fn look_for_hung_step(&mut self, timeout: Duration) {
-        let allowance = self.settings.restart.allowance();
-        if self.oldest_since.take_if(|since| since.elapsed() >= timeout + allowance).is_some() {
-            let seconds = timeout.as_secs_f64();
-            let why = match allowance {
-                Duration::ZERO => format!("the device has not finished a step for {seconds} s (device.step_timeout_s)"),
-                _ => "a step has failed, and the executor does not come back".into(),
-            };
-            self.end(&ApiError::engine(format!("the engine hangs: {why}")), &why);
         }
     }
 }

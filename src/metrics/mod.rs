@@ -4,6 +4,7 @@
 //! functions take plain values and hold their handles: recording is an atomic operation, no lookup, except for
 //! [`http_request`] and [`build_info`].
 
+mod registry;
 mod table;
 pub mod tenants;
 pub mod vllm;
@@ -12,10 +13,11 @@ pub use table::{Kind, METRICS, Metric};
 
 use crate::engine::arbiter::Choice;
 use crate::engine::bill::Tenant;
-use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, Unit};
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use metrics::Label;
+use metrics_exporter_prometheus::PrometheusHandle;
+use registry::{Handles, Registry};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use tenants::TenantMetrics;
 
 /// How a request ended.
@@ -336,184 +338,6 @@ static REGISTRY: OnceLock<Registry> = OnceLock::new();
 fn with(record: impl FnOnce(&Handles)) {
     if let Some(registry) = REGISTRY.get() {
         record(&registry.handles);
-    }
-}
-
-struct Registry {
-    recorder: PrometheusRecorder,
-    handle: PrometheusHandle,
-    handles: Handles,
-}
-
-/// A handle for each series whose labels are known beforehand, so that each is on the page from the start.
-struct Handles {
-    requests_waiting: Gauge,
-    requests_running: Gauge,
-    requests_swapped: Gauge,
-    outcomes: [Counter; 4],
-    rejections: [Counter; REJECTIONS.len()],
-    queue: Histogram,
-    first_token: Histogram,
-    inter_token: Histogram,
-    e2e: Histogram,
-    prompt_tokens: Counter,
-    generated_tokens: Counter,
-    cached_tokens: Counter,
-    recomputed_tokens: Counter,
-    batch_sequences: Histogram,
-    step_tokens: Histogram,
-    step_schedule: Histogram,
-    step_execute: Histogram,
-    step_sample: Histogram,
-    step_gap: Histogram,
-    prompt_limit: Gauge,
-    expected_decodes: Gauge,
-    expected_prompt_token: Gauge,
-    expected_output: Gauge,
-    admission_horizon: Gauge,
-    device_used: Gauge,
-    device_cached: Gauge,
-    device_free: Gauge,
-    swap_used: Gauge,
-    swap_cached: Gauge,
-    swap_free: Gauge,
-    swap_draining: Gauge,
-    kv_waste: Gauge,
-    kv_slot_steps: Counter,
-    kv_empty_slot_steps: Counter,
-    swap_in_blocks: Counter,
-    swap_out_blocks: Counter,
-    swap_in_bytes: Counter,
-    swap_out_bytes: Counter,
-    preemptions: [Counter; 2],
-    prefix_queries: Counter,
-    prefix_hits_device: Counter,
-    prefix_hits_cpu: Counter,
-    copy_out: Gauge,
-    copy_in: Gauge,
-    copy_queue: Gauge,
-    arbiter: [Counter; 3],
-    config_changes: [Counter; 2],
-    executor_restarts: Counter,
-    slow_clients: Counter,
-    recorder_bytes: Gauge,
-    recorder_seconds: Gauge,
-    recordings: [Counter; 2],
-}
-
-const METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
-
-impl Registry {
-    fn new() -> Self {
-        let mut builder = PrometheusBuilder::new();
-        for metric in METRICS.iter().filter(|metric| metric.kind == Kind::Histogram) {
-            builder = builder
-                .set_buckets_for_metric(Matcher::Full(metric.name.into()), metric.buckets)
-                .expect("the table gives every histogram buckets");
-        }
-        let recorder = builder.build_recorder();
-        for metric in METRICS {
-            let (name, unit, help) = (metric.name.into(), unit(metric.unit), metric.help.into());
-            match metric.kind {
-                Kind::Counter => recorder.describe_counter(name, unit, help),
-                Kind::Gauge => recorder.describe_gauge(name, unit, help),
-                Kind::Histogram => recorder.describe_histogram(name, unit, help),
-            }
-        }
-        let handle = recorder.handle();
-        let handles = Handles::new(&recorder);
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        recorder.register_gauge(&Key::from_name(table::START_TIME.name), &METADATA).set(now.as_secs_f64());
-        Self { recorder, handle, handles }
-    }
-
-    fn counter(&self, metric: &'static Metric, labels: Vec<Label>) -> Counter {
-        self.recorder.register_counter(&Key::from_parts(metric.name, labels), &METADATA)
-    }
-
-    fn gauge(&self, metric: &'static Metric, labels: Vec<Label>) -> Gauge {
-        self.recorder.register_gauge(&Key::from_parts(metric.name, labels), &METADATA)
-    }
-}
-
-fn unit(name: &str) -> Option<Unit> {
-    match name {
-        "seconds" => Some(Unit::Seconds),
-        "bytes" => Some(Unit::Bytes),
-        _ => None,
-    }
-}
-
-impl Handles {
-    fn new(recorder: &PrometheusRecorder) -> Self {
-        let key = |metric: &'static Metric, value: Option<&'static str>| match value {
-            Some(value) => {
-                let (label, values) = metric.labels[0];
-                assert!(values.split(", ").any(|known| known == value), "{}: {label}={value}", metric.name);
-                Key::from_parts(metric.name, vec![Label::from_static_parts(label, value)])
-            }
-            None => Key::from_static_name(metric.name),
-        };
-        let counter = |metric| recorder.register_counter(&key(metric, None), &METADATA);
-        let counter_of = |metric, value| recorder.register_counter(&key(metric, Some(value)), &METADATA);
-        let gauge_of = |metric, value| recorder.register_gauge(&key(metric, Some(value)), &METADATA);
-        let histogram = |metric| recorder.register_histogram(&key(metric, None), &METADATA);
-        let step_phase = |phase| recorder.register_histogram(&key(&table::STEP_SECONDS, Some(phase)), &METADATA);
-        Self {
-            requests_waiting: gauge_of(&table::REQUESTS, "waiting"),
-            requests_running: gauge_of(&table::REQUESTS, "running"),
-            requests_swapped: gauge_of(&table::REQUESTS, "swapped"),
-            outcomes: OUTCOMES.map(|v| counter_of(&table::REQUESTS_TOTAL, v)),
-            rejections: REJECTIONS.map(|v| counter_of(&table::REJECTED, v)),
-            // In the order of `Preemption`, `Choice`.
-            preemptions: ["swap", "recompute"].map(|v| counter_of(&table::PREEMPTIONS, v)),
-            arbiter: ["swap", "swap_full", "recompute"].map(|v| counter_of(&table::ARBITER, v)),
-            queue: histogram(&table::QUEUE_SECONDS),
-            first_token: histogram(&table::TIME_TO_FIRST_TOKEN),
-            inter_token: histogram(&table::INTER_TOKEN),
-            e2e: histogram(&table::E2E),
-            prompt_tokens: counter(&table::PROMPT_TOKENS),
-            generated_tokens: counter(&table::GENERATED_TOKENS),
-            cached_tokens: counter(&table::CACHED_TOKENS),
-            recomputed_tokens: counter(&table::RECOMPUTED_TOKENS),
-            batch_sequences: histogram(&table::BATCH_SEQUENCES),
-            step_tokens: histogram(&table::STEP_TOKENS),
-            step_schedule: step_phase("schedule"),
-            step_execute: step_phase("execute"),
-            step_sample: step_phase("sample"),
-            step_gap: histogram(&table::STEP_GAP),
-            prompt_limit: recorder.register_gauge(&key(&table::PROMPT_LIMIT, None), &METADATA),
-            expected_decodes: gauge_of(&table::EXPECTED_SECONDS, "decodes"),
-            expected_prompt_token: gauge_of(&table::EXPECTED_SECONDS, "prompt_token"),
-            expected_output: recorder.register_gauge(&key(&table::EXPECTED_OUTPUT, None), &METADATA),
-            admission_horizon: recorder.register_gauge(&key(&table::ADMISSION_HORIZON, None), &METADATA),
-            device_used: gauge_of(&table::DEVICE_BLOCKS, "used"),
-            device_cached: gauge_of(&table::DEVICE_BLOCKS, "cached"),
-            device_free: gauge_of(&table::DEVICE_BLOCKS, "free"),
-            swap_used: gauge_of(&table::SWAP_BLOCKS, "used"),
-            swap_cached: gauge_of(&table::SWAP_BLOCKS, "cached"),
-            swap_free: gauge_of(&table::SWAP_BLOCKS, "free"),
-            swap_draining: gauge_of(&table::SWAP_BLOCKS, "draining"),
-            kv_waste: recorder.register_gauge(&key(&table::KV_WASTE, None), &METADATA),
-            kv_slot_steps: counter(&table::KV_SLOT_STEPS),
-            kv_empty_slot_steps: counter(&table::KV_EMPTY_SLOT_STEPS),
-            swap_in_blocks: counter(&table::SWAP_IN_BLOCKS),
-            swap_out_blocks: counter(&table::SWAP_OUT_BLOCKS),
-            swap_in_bytes: counter(&table::SWAP_IN_BYTES),
-            swap_out_bytes: counter(&table::SWAP_OUT_BYTES),
-            prefix_queries: counter(&table::PREFIX_QUERIES),
-            prefix_hits_device: counter_of(&table::PREFIX_HITS, "device"),
-            prefix_hits_cpu: counter_of(&table::PREFIX_HITS, "cpu"),
-            copy_out: gauge_of(&table::COPY_SECONDS, "out"),
-            copy_in: gauge_of(&table::COPY_SECONDS, "in"),
-            copy_queue: recorder.register_gauge(&key(&table::COPY_QUEUE, None), &METADATA),
-            config_changes: ["refused", "applied"].map(|v| counter_of(&table::CONFIG_CHANGES, v)),
-            executor_restarts: counter(&table::EXECUTOR_RESTARTS),
-            slow_clients: counter(&table::SLOW_CLIENTS),
-            recorder_bytes: recorder.register_gauge(&key(&table::RECORDER_BYTES, None), &METADATA),
-            recorder_seconds: recorder.register_gauge(&key(&table::RECORDER_SECONDS, None), &METADATA),
-            recordings: ["asked", "failure"].map(|v| counter_of(&table::RECORDINGS, v)),
-        }
     }
 }
 

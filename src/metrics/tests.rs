@@ -1,6 +1,7 @@
 use super::*;
 use crate::engine::bill::{Holding, QuotaTier};
 use crate::ids::IdMap;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The value of a series on the page.
 fn value(page: &str, series: &str) -> f64 {
