@@ -29,6 +29,8 @@ pub struct Controls {
     pub pending: AtomicUsize,
     pub resets: AtomicUsize,
     pub reset_fails: AtomicBool,
+    /// A step takes this long.
+    pub step_ms: AtomicU64,
     /// A reset takes this long.
     pub reset_ms: AtomicU64,
 }
@@ -84,6 +86,7 @@ impl StepRunner for FakeDevice {
     }
 
     fn finish(&mut self) -> StepOutput {
+        std::thread::sleep(Duration::from_millis(self.controls.step_ms.load(Ordering::SeqCst)));
         drop(self.controls.gate.lock());
         let (mut output, fails) = self.in_flight.pop_front().expect("a plan was submitted");
         output.copies = self.take_copies();

@@ -5,6 +5,7 @@ use crate::actors::watch::Snapshot;
 use crate::engine::block_pool::BlockState;
 use crate::engine::policy::Phase;
 use crate::ids::BlockId;
+use std::sync::atomic::Ordering;
 
 fn look(world: &World) -> Snapshot {
     block_on(world.handle.look(100)).unwrap()
@@ -14,6 +15,8 @@ fn look(world: &World) -> Snapshot {
 fn the_policy_and_the_pools_are_seen_at_one_moment() {
     for overlap in BOTH_LOOPS {
         let world = World::start(overlap);
+        // Long enough to be seen.
+        world.device.step_ms.store(10, Ordering::SeqCst);
         let empty = look(&world);
         assert!(empty.seqs.is_empty());
         assert_eq!(
