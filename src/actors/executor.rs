@@ -1,8 +1,9 @@
 //! Owns the device, on a thread of its own: starting a step and waiting for it block, an actor must not.
 
-use crate::actors::messages::{AwaitCopies, Execute, Executed, ExecutorFailed, FailNextStep};
+use crate::actors::messages::{AwaitCopies, Discard, Execute, Executed, ExecutorFailed, FailNextStep};
 use crate::engine::plan::{CopyReport, MAX_STEPS_IN_FLIGHT, StepPlan, StepRunner};
 use crate::error::StartError;
+use crate::ids::BlockId;
 use actix::{Actor, Context, Handler, ResponseFuture};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded, unbounded};
 use std::any::Any;
@@ -74,6 +75,7 @@ impl<T> Loading<T> {
 enum Job {
     Step { plan: StepPlan, failures: u64, answer: oneshot::Sender<Answer> },
     AwaitCopies(oneshot::Sender<CopiesAnswer>),
+    Discard(Vec<BlockId>),
     FailNextStep,
 }
 
@@ -164,6 +166,7 @@ impl<R: StepRunner> Steps<R> {
                     self.awaits_copies = Some(answer);
                     self.waiting_since = Instant::now();
                 }
+                Ok(Job::Discard(blocks)) => drop(self.guard(|runner| runner.discard_swapped(&blocks))),
                 Ok(Job::FailNextStep) => self.next_fails = true,
                 Err(RecvTimeoutError::Timeout) => std::thread::yield_now(),
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -282,6 +285,15 @@ impl Handler<AwaitCopies> for ModelExecutor {
 
     fn handle(&mut self, _: AwaitCopies, _: &mut Self::Context) -> Self::Result {
         self.ask(Job::AwaitCopies)
+    }
+}
+
+impl Handler<Discard> for ModelExecutor {
+    type Result = ();
+
+    fn handle(&mut self, Discard(blocks): Discard, _: &mut Self::Context) {
+        // Where the thread is gone, so is the pool.
+        drop(self.jobs.send(Job::Discard(blocks)));
     }
 }
 

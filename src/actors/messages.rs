@@ -4,6 +4,7 @@
 //!      → ([`Reserve`] → swap pool) → [`Execute`] → executor → scheduler → [`Event`] → http
 //!
 //! and for settings that change: tuner → [`Tune`] → intake → scheduler → ([`Resize`] → swap pool)
+//! → ([`Discard`] → executor)
 //!
 //! and for who watches: http → [`Look`] → scheduler → ([`ViewPool`] → both pools)
 
@@ -16,7 +17,7 @@ use crate::engine::block_pool::{BlockPool, PoolStats, PoolView};
 use crate::engine::plan::{CopyReport, StepOutput, StepPlan};
 use crate::engine::policy::{Arrival, Tuning};
 use crate::error::ApiError;
-use crate::ids::{RequestId, TokenId};
+use crate::ids::{BlockId, RequestId, TokenId};
 use crate::recorder::RawRecording;
 use crate::sampling::params::{FinishReason, PositionLogprobs, SamplingParams};
 pub use crate::text::chat_template::ChatPrompt;
@@ -308,6 +309,12 @@ pub struct Tune(pub Tuning);
 #[derive(Clone, Copy, Debug, actix::Message)]
 #[rtype(result = "PoolStats")]
 pub struct Resize(pub usize);
+
+/// swap pool → executor: blocks that have left the pool, and hold nothing that anybody needs. They come back, if they do,
+/// only by plans that are sent after this.
+#[derive(Clone, Debug, actix::Message)]
+#[rtype(result = "()")]
+pub struct Discard(pub Vec<BlockId>);
 
 /// scheduler → both pools, between two steps: their states as they are.
 #[derive(Clone, Copy, Debug, actix::Message)]

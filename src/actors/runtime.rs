@@ -324,7 +324,8 @@ impl Wiring {
                 let restart = self.executor.restart();
                 let executor = self.executor.start();
                 let fail = executor.clone().recipient();
-                let swap_pool = SwapPool::new(num_swap_blocks, prefix_caching, self.eviction).start();
+                let discards = executor.clone().recipient();
+                let swap_pool = SwapPool::new(num_swap_blocks, prefix_caching, self.eviction, discards).start();
                 let allocator =
                     BlockAllocator::new(num_device_blocks, block_size, prefix_caching, self.eviction).start();
                 let limits = recordings::limits(&self.recorder);

@@ -1,21 +1,37 @@
 //! Owns the swap tier's blocks, in host memory: those of swapped sequences, and a second level of the prefix cache.
 
-use crate::actors::messages::{AskSwapPool, ClonePool, FindHeld, Reserve, Reset, Resize, ViewPool};
+use crate::actors::messages::{AskSwapPool, ClonePool, Discard, FindHeld, Reserve, Reset, Resize, ViewPool};
 use crate::engine::allocation::{find, resize_swap, serve_swap};
 use crate::engine::block_pool::{BlockPool, PoolStats};
 use crate::engine::prefix_cache::EvictionPolicy;
 use crate::metrics;
-use actix::{Actor, Context, Handler, MessageResult};
+use actix::{Actor, Context, Handler, MessageResult, Recipient};
 
 pub struct SwapPool {
     pool: BlockPool,
     prefix_caching: bool,
     eviction: EvictionPolicy,
+    /// Has the blocks' memory.
+    executor: Recipient<Discard>,
 }
 
 impl SwapPool {
-    pub fn new(num_blocks: usize, prefix_caching: bool, eviction: EvictionPolicy) -> Self {
-        Self { pool: BlockPool::with_eviction(num_blocks, prefix_caching, eviction), prefix_caching, eviction }
+    pub fn new(
+        num_blocks: usize,
+        prefix_caching: bool,
+        eviction: EvictionPolicy,
+        executor: Recipient<Discard>,
+    ) -> Self {
+        let pool = BlockPool::with_eviction(num_blocks, prefix_caching, eviction);
+        Self { pool, prefix_caching, eviction, executor }
+    }
+
+    /// What has left the pool takes no memory. Copies into it were planned before, and the executor has these plans.
+    fn discard_retired(&mut self) {
+        let retired = self.pool.take_retired();
+        if !retired.is_empty() {
+            self.executor.do_send(Discard(retired));
+        }
     }
 
     fn report(&self) {
@@ -45,6 +61,7 @@ impl Handler<Reserve> for SwapPool {
 
     fn handle(&mut self, Reserve(demand): Reserve, _: &mut Self::Context) -> Self::Result {
         let grant = serve_swap(&mut self.pool, demand);
+        self.discard_retired();
         self.report();
         MessageResult(grant)
     }
@@ -55,6 +72,7 @@ impl Handler<Resize> for SwapPool {
 
     fn handle(&mut self, Resize(num_blocks): Resize, _: &mut Self::Context) -> Self::Result {
         let stats = resize_swap(&mut self.pool, num_blocks);
+        self.discard_retired();
         self.report();
         MessageResult(stats)
     }

@@ -520,6 +520,9 @@ pub trait Backend {
     fn swap_out(&mut self, pairs: &[(BlockId, BlockId)]) -> bool;
     /// The same, `(swap block, device block)`.
     fn swap_in(&mut self, pairs: &[(BlockId, BlockId)]) -> bool;
+    /// Nobody needs what these swap blocks hold once the copies that were started have ended: their memory may go back to
+    /// the system, and comes again when they are written. A backend whose memory is pinned keeps it.
+    fn discard_swap_blocks(&mut self, _: &[BlockId]) {}
     /// Calls of [`Backend::swap_out`] and [`Backend::swap_in`] that were started and have ended since the last time: those
     /// of one direction in their order.
     fn finished_copies(&mut self) -> Vec<FinishedCopy>;

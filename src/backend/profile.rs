@@ -359,6 +359,9 @@ impl<B: Countable> Backend for Profiled<B> {
     fn swap_in(&mut self, pairs: &[(BlockId, BlockId)]) -> bool {
         self.inner.swap_in(pairs)
     }
+    fn discard_swap_blocks(&mut self, blocks: &[BlockId]) {
+        self.inner.discard_swap_blocks(blocks);
+    }
     fn finished_copies(&mut self) -> Vec<FinishedCopy> {
         self.inner.finished_copies()
     }

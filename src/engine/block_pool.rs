@@ -24,8 +24,11 @@ pub use view::{BlockState, PoolView};
 pub struct BlockPool {
     /// Of all blocks that there have ever been.
     references: Vec<u32>,
-    /// Blocks that have left the pool; they come back when it grows.
+    /// Blocks that have left the pool, the last one last; they come back when it grows.
     retired: Vec<BlockId>,
+    /// How many of them [`BlockPool::take_retired`] has told.
+    #[serde(skip)]
+    num_told: usize,
     /// Used blocks that leave the pool when they are given back: how many, whichever they are.
     draining: usize,
     /// Given out from the front. What became free last is there, so that no more memory is touched than is needed; but
@@ -64,6 +67,7 @@ impl BlockPool {
         Self {
             references: vec![0; num_blocks],
             retired: Vec::new(),
+            num_told: 0,
             draining: 0,
             free: (0..last).map(BlockId).collect(),
             cache: PrefixCache::new(num_blocks, policy),
@@ -118,6 +122,7 @@ impl BlockPool {
     fn add_blocks(&mut self, count: usize) {
         let from_retired = count.min(self.retired.len());
         self.free.extend(self.retired.drain(self.retired.len() - from_retired..));
+        self.num_told = self.num_told.min(self.retired.len());
         let (before, total) = (self.references.len(), self.references.len() + count - from_retired);
         if total > before {
             self.references.resize(total, 0);
@@ -126,6 +131,13 @@ impl BlockPool {
                 |block: usize| u32::try_from(block).expect("block ids are 32 bits: the configuration bounds the pool");
             self.free.extend((before..total).map(|block| BlockId(id(block))));
         }
+    }
+
+    /// Blocks that have left the pool since the last call, and have not come back.
+    pub fn take_retired(&mut self) -> Vec<BlockId> {
+        let retired = self.retired[self.num_told..].to_vec();
+        self.num_told = self.retired.len();
+        retired
     }
 
     /// Blocks that [`BlockPool::allocate`] can give: free ones, and cached ones by eviction.

@@ -170,6 +170,10 @@ pub trait StepRunner {
     /// Whether [`StepRunner::take_copies`] will still have something to tell.
     fn is_copying(&self) -> bool;
 
+    /// Nobody needs what these blocks of the swap pool hold once all that was started has ended: their memory may go back
+    /// to the system. They can be written again.
+    fn discard_swapped(&mut self, _: &[BlockId]) {}
+
     /// Whether the oldest plan that was started is done.
     fn is_done(&mut self) -> bool;
 
@@ -191,6 +195,10 @@ impl StepRunner for Box<dyn StepRunner> {
 
     fn is_copying(&self) -> bool {
         (**self).is_copying()
+    }
+
+    fn discard_swapped(&mut self, blocks: &[BlockId]) {
+        (**self).discard_swapped(blocks);
     }
 
     fn is_done(&mut self) -> bool {

@@ -240,6 +240,10 @@ impl<B: Backend> StepRunner for ModelRunner<B> {
         !self.failed.is_empty() || self.copying.iter().any(|copies| !copies.is_empty())
     }
 
+    fn discard_swapped(&mut self, blocks: &[BlockId]) {
+        self.backend.discard_swap_blocks(blocks);
+    }
+
     fn is_done(&mut self) -> bool {
         self.backend.is_step_done()
     }

@@ -109,6 +109,14 @@ impl Device {
         self.take_report()
     }
 
+    /// Once the copies under way have ended, these swap blocks hold nothing.
+    pub fn discard(&mut self, blocks: &[BlockId]) {
+        self.copy_up_to(|copying| blocks.contains(&copying.swap));
+        for block in blocks {
+            self.swap[block.index()] = vec![NOTHING; self.block_size];
+        }
+    }
+
     fn take_report(&mut self) -> CopyReport {
         self.report.queued_blocks = self.copying.len();
         std::mem::take(&mut self.report)

@@ -36,7 +36,7 @@ fn check_random_loads(overlap: bool) {
     let (mut total, mut hit_tokens, mut finished, mut failures) = (StepStats::default(), 0, 0, [0; 2]);
     let (mut pending, mut fed_after_end) = (0, 0);
     let (mut lost_copies, mut hit_swapped, mut urgent) = (0, 0, 0);
-    let (mut tuned, mut shrunk, mut drained) = (0, 0, 0);
+    let (mut tuned, mut shrunk, mut drained, mut discarded) = (0, 0, 0, 0);
     let (mut ruled, mut failed, mut searched, mut embedded, mut limited) = (0, 0, 0, 0, 0);
     for seed in seeds {
         eprintln!("PAGETIDE_SIM_SEED={seed}");
@@ -60,6 +60,7 @@ fn check_random_loads(overlap: bool) {
         tuned += world.tuned;
         shrunk += world.shrunk;
         drained += world.drained;
+        discarded += world.discarded;
         (failures[0], failures[1]) = (failures[0] + world.failures[0], failures[1] + world.failures[1]);
     }
     eprintln!(
@@ -67,14 +68,15 @@ fn check_random_loads(overlap: bool) {
          tokens, {pending} pending tokens, {fed_after_end} ends with a plan behind, {ruled} samples by rules, \
          {failed} rules failed, {searched} results of searches, {embedded} embeddings, {limited} steps kept short, \
          {lost_copies} copies failed, {hit_swapped} tokens from the second level, {urgent} urgent, \
-         {tuned} changes of settings ({shrunk} after which {drained} swap blocks drained), {total:?}"
+         {tuned} changes of settings ({shrunk} after which {drained} swap blocks drained; \
+         {discarded} left the pool), {total:?}"
     );
     if setting("PAGETIDE_SIM_SEED").is_none() {
         // The simulation is worth something only while it reaches everything.
         assert!(total.preempted_swap > 1000 && total.preempted_recompute > 1000);
         assert!(hit_tokens > 10_000 && total.blocks_in > 1000 && failures[0] > 50);
         assert!(lost_copies > 100 && hit_swapped > 1000 && urgent > 100);
-        assert!(tuned > 500 && shrunk > 100 && drained > 500);
+        assert!(tuned > 500 && shrunk > 100 && drained > 500 && discarded > 2 * drained);
         assert!(limited > 1000 && ruled > 1000 && failed > 50 && searched > 1000 && embedded > 1000);
         assert_eq!(failures[1] > 10, overlap);
         assert_eq!(pending > 1000, overlap);

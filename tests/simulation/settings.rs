@@ -98,6 +98,7 @@ impl World {
             tuning = Tuning { num_swap_blocks, ..Tuning::from(self.scheduler.config()) };
         }
         let stats = resize_swap(&mut self.swap_pool, tuning.num_swap_blocks);
+        self.discard_retired();
         self.record(|recorder| recorder.tune(&tuning));
         self.scheduler.tune(&tuning, stats);
         self.tuned += 1;

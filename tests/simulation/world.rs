@@ -35,6 +35,10 @@ pub struct World {
     pub swap_pool: BlockPool,
     pub device: Device,
     pub in_flight: VecDeque<StepPlan>,
+    /// Blocks that have left the swap pool, behind the plan in flight that was the last then.
+    discards: VecDeque<Vec<BlockId>>,
+    /// How many of them there have been.
+    pub discarded: usize,
     pub open: HashMap<RequestId, Heard>,
     pub next_request: u64,
     pub prefixes: Vec<Vec<TokenId>>,
@@ -92,6 +96,8 @@ impl World {
             swap_pool: BlockPool::new(num_swap_blocks, prefix_caching),
             device: Device::new(&config, num_swap_blocks.max(MOST_SWAP_BLOCKS as usize)),
             in_flight: VecDeque::new(),
+            discards: VecDeque::new(),
+            discarded: 0,
             open: HashMap::new(),
             next_request: 0,
             prefixes,
@@ -303,6 +309,7 @@ impl World {
         let draining = self.swap_pool.stats().draining;
         let swap_grant = serve_swap(&mut self.swap_pool, swap_demand);
         self.drained += draining - self.swap_pool.stats().draining;
+        self.discard_retired();
         assert!(!is_ahead || grant.preempted.is_empty(), "a plan made ahead preempts");
         let stats = grant.stats;
         summary.add_swap(&swap_grant);
@@ -330,9 +337,20 @@ impl World {
         if !is_empty {
             self.num_steps += 1;
             self.in_flight.push_back(plan);
+            self.discards.push_back(Vec::new());
         }
         assert_eq!(self.in_flight.len(), self.scheduler.num_in_flight());
         !(is_ahead && is_empty)
+    }
+
+    /// The device gets what was planned before, and then this.
+    pub fn discard_retired(&mut self) {
+        let retired = self.swap_pool.take_retired();
+        self.discarded += retired.len();
+        match self.discards.back_mut() {
+            Some(discards) => discards.extend(retired),
+            None => self.device.discard(&retired),
+        }
     }
 
     pub fn check_plan(&mut self, plan: &StepPlan) {
@@ -378,6 +396,7 @@ impl World {
         }
         let plan = self.in_flight.pop_front().expect("a plan is in flight");
         let mut output = self.device.execute(&plan);
+        self.device.discard(&self.discards.pop_front().expect("there is an entry for each plan"));
         output.timing.forward_s = self.seconds(&plan);
         if !self.is_calm && self.random.one_in(10) {
             self.cancel(); // while the step runs
@@ -410,6 +429,7 @@ impl World {
         self.device = Device::new(&self.config, self.device.swap.len());
         self.device.failing = failing;
         self.in_flight.clear();
+        self.discards.clear();
     }
 
     pub fn hear(&mut self, output: StepOutput) {

@@ -2,10 +2,10 @@
 
 use crate::engine::plan::{CopyReport, PlannedSeq, SeqOutput, StepOutput, StepPlan, StepRunner, StepTiming};
 use crate::error::StartError;
-use crate::ids::TokenId;
+use crate::ids::{BlockId, TokenId};
 use crate::sampling::params::Sampled;
 use smallvec::smallvec;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -27,6 +27,8 @@ pub struct Controls {
     pub submitted: AtomicUsize,
     /// Pending tokens that were fed.
     pub pending: AtomicUsize,
+    /// Blocks of the swap pool whose memory has gone back, and that were not written since then.
+    pub discarded: Mutex<BTreeSet<BlockId>>,
     pub resets: AtomicUsize,
     pub reset_fails: AtomicBool,
     /// A step takes this long.
@@ -64,6 +66,11 @@ impl StepRunner for FakeDevice {
         let forward_s = if begins_with(NONSENSE) { -1.0 } else { 0.0 };
         let timing = StepTiming { forward_s, ..StepTiming::default() };
         let seqs = plan.batch.iter().map(answer).collect();
+        let mut discarded = self.controls.discarded.lock().unwrap();
+        discarded.retain(|block| plan.swap_out.iter().all(|(_, swap)| swap != block));
+        let is_there = |(swap, _): &(BlockId, BlockId)| !discarded.contains(swap);
+        let back = plan.swap_in.iter().flat_map(|swap_in| &swap_in.pairs);
+        assert!(back.into_iter().all(is_there), "what comes back has been discarded");
         // Copies take no time here.
         self.copies.arrived.extend(plan.swap_in.iter().map(|swap_in| (swap_in.id, true)));
         let output = StepOutput { seqs, timing, copies: CopyReport::default() };
@@ -79,6 +86,10 @@ impl StepRunner for FakeDevice {
 
     fn is_copying(&self) -> bool {
         !self.copies.is_empty()
+    }
+
+    fn discard_swapped(&mut self, blocks: &[BlockId]) {
+        self.controls.discarded.lock().unwrap().extend(blocks);
     }
 
     fn is_done(&mut self) -> bool {

@@ -66,7 +66,9 @@ fn the_swap_pool_drains_as_sequences_come_back() {
                 world.tune(Tuning { num_swap_blocks: 0, ..world.tuning.clone() })
                     == PoolStats { evicted: stats.evicted, ..PoolStats::default() }
             });
-            assert_eq!(world.tune(world.tuning.clone()).free, world.tuning.num_swap_blocks);
+            let num_blocks = world.tuning.num_swap_blocks;
+            wait_until("nothing of it is kept", || world.device.discarded.lock().unwrap().len() == num_blocks);
+            assert_eq!(world.tune(world.tuning.clone()).free, num_blocks);
             stats.draining > 0
         };
         // The junior may have come back by the time that it is heard of.

@@ -3,7 +3,7 @@
 //! Copies are numbered block by block and done in that order, so those that touch one block of the swap pool need
 //! nothing else to keep them apart. What a step reads or writes on the device waits for the last copy that is in its way.
 
-use super::memory::Shared;
+use super::memory::{Shared, give_back};
 use crate::backend::FinishedCopy;
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use std::io;
@@ -31,12 +31,16 @@ struct LastUse {
     write: u64,
 }
 
-/// One call of swap-out or swap-in.
-struct Job {
-    /// Addresses of blocks.
-    pairs: Vec<(Shared<u8>, Shared<u8>)>,
-    block_bytes: usize,
-    to_device: bool,
+enum Job {
+    /// One call of swap-out or swap-in.
+    Copy {
+        /// Addresses of blocks.
+        pairs: Vec<(Shared<u8>, Shared<u8>)>,
+        block_bytes: usize,
+        to_device: bool,
+    },
+    /// Addresses and bytes that nobody needs any more.
+    Discard(Vec<(Shared<u8>, usize)>),
 }
 
 /// Blocks that are copied.
@@ -104,8 +108,21 @@ impl Copier {
             *(if to_device { &mut last.write } else { &mut last.read }) = self.num_enqueued;
             pairs.push((from, to));
         }
+        self.send(Job::Copy { pairs, block_bytes, to_device });
+    }
+
+    /// Gives memory of the swap pool back to the system once the copies before this have ended: for each range its start
+    /// and its bytes.
+    ///
+    /// # Safety
+    /// The ranges live until the copier is dropped, and nobody but copies after this uses what is in them.
+    pub unsafe fn discard(&self, ranges: Vec<(Shared<u8>, usize)>) {
+        self.send(Job::Discard(ranges));
+    }
+
+    fn send(&self, job: Job) {
         let jobs = self.jobs.as_ref().expect("it is taken when the copier is dropped");
-        jobs.send(Job { pairs, block_bytes, to_device }).expect("the thread ends when the copier is dropped");
+        jobs.send(job).expect("the thread ends when the copier is dropped");
     }
 
     /// Until these blocks of the device pool hold what was copied into them.
@@ -150,7 +167,15 @@ impl Drop for Copier {
 }
 
 fn serve(inbox: &Receiver<Job>, outbox: &Sender<FinishedCopy>, progress: &Progress) {
-    for Job { pairs, block_bytes, to_device } in inbox {
+    for job in inbox {
+        let (pairs, block_bytes, to_device) = match job {
+            Job::Copy { pairs, block_bytes, to_device } => (pairs, block_bytes, to_device),
+            Job::Discard(ranges) => {
+                // SAFETY: the caller of `discard` promised that nobody needs what is in them.
+                ranges.into_iter().for_each(|(start, bytes)| unsafe { give_back(start.get(), bytes) });
+                continue;
+            }
+        };
         let started = Instant::now();
         for (from, to) in pairs {
             // SAFETY: the caller of `copy` promised that both are blocks of that size, which nobody else uses before

@@ -51,6 +51,27 @@ fn map(bytes: usize) -> std::io::Result<(Shared<u8>, Arc<MmapMut>)> {
     Ok((Shared::new(map.as_mut_ptr().wrapping_add(offset)), Arc::new(map)))
 }
 
+/// Gives the pages that lie wholly within `bytes` from `start` back to the system; they are zero when they are next read.
+/// Systems other than Linux keep them.
+///
+/// # Safety
+/// The range is of a mapping by [`map`], and nobody else uses it meanwhile, or needs what it holds.
+#[cfg_attr(not(target_os = "linux"), expect(unused_variables, reason = "kept"))]
+pub(super) unsafe fn give_back(start: *mut u8, bytes: usize) {
+    #[cfg(target_os = "linux")]
+    {
+        // SAFETY: it only asks.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+        let skipped = start.align_offset(page);
+        let whole = bytes.saturating_sub(skipped) / page * page;
+        if whole > 0 {
+            // Where the system refuses, the memory stays, no more.
+            // SAFETY: whole pages of an anonymous private mapping, which the caller vouches for.
+            unsafe { libc::madvise(start.wrapping_add(skipped).cast(), whole, libc::MADV_DONTNEED) };
+        }
+    }
+}
+
 /// `len` numbers and the slack, in bytes.
 fn bytes_of<T>(len: usize) -> Option<usize> {
     len.checked_mul(size_of::<T>())?.checked_add(SLACK_BYTES)
@@ -229,6 +250,18 @@ impl KvPools {
         })
     }
 
+    /// The memory of these blocks of the swap pool: where each run of neighbours begins, and its bytes.
+    pub fn swap_ranges(&mut self, blocks: &[BlockId]) -> Vec<(Shared<u8>, usize)> {
+        let bytes = self.layout.block_bytes();
+        let mut blocks = blocks.to_vec();
+        blocks.sort_unstable();
+        let runs = blocks.chunk_by(|a, b| a.0 + 1 == b.0);
+        let offset = |run: &[BlockId]| self.block_offset(run[0], self.num_swap_blocks);
+        let ranges: Vec<_> = runs.map(|run| (offset(run), run.len() * bytes)).collect();
+        let pool = self.swap.as_mut_ptr();
+        ranges.into_iter().map(|(offset, bytes)| (Shared::new(pool.wrapping_add(offset)), bytes)).collect()
+    }
+
     /// Byte offset of K (`value = false`) or V of a head within a block.
     pub fn head_offset(&self, layer: usize, value: bool, kv_head: usize) -> usize {
         let KvLayout { num_kv_heads, head_dim, block_size, dtype, .. } = self.layout;
@@ -264,6 +297,29 @@ mod tests {
         let middle = pools.block_offset(BlockId(256), 512);
         pools.device.as_mut_slice()[middle] = 1;
         assert!(resident_bytes(&pools.device) <= 2 << 20, "a huge page at most");
+    }
+
+    #[test]
+    fn swap_blocks_that_are_given_back_cost_nothing_and_can_be_written_again() {
+        // Blocks of a page and a half.
+        let layout = KvLayout { num_layers: 3, num_kv_heads: 1, head_dim: 32, block_size: 16, dtype: DType::BF16 };
+        assert_eq!(layout.block_bytes(), 6_144);
+        let mut pools = KvPools::new(layout, false, 1, 2_000).unwrap();
+        pools.swap.as_mut_slice().fill(7);
+        let all = resident_bytes(&pools.swap);
+        let given: Vec<BlockId> = (500..1_500).rev().chain([3, 1, 1_700]).map(BlockId).collect();
+        let ranges = pools.swap_ranges(&given);
+        assert_eq!(ranges.iter().map(|range| range.1 / layout.block_bytes()).collect::<Vec<_>>(), [1, 1, 1_000, 1]);
+        // SAFETY: ranges of the pool, which nobody else uses.
+        ranges.iter().for_each(|(start, bytes)| unsafe { give_back(start.get(), *bytes) });
+        let freed = all - resident_bytes(&pools.swap);
+        assert!(freed >= given.len() * layout.block_bytes() - 4 * 2 * 4_096, "{freed} bytes");
+        let block = |block: u32| pools.block_offset(BlockId(block), 2_000);
+        let [kept, gone] = [block(499), block(500)];
+        let bytes = pools.swap.as_mut_slice();
+        assert!(bytes[kept..gone].iter().all(|byte| *byte == 7), "a neighbour has lost something");
+        bytes[gone] = 9;
+        assert_eq!(bytes[gone], 9);
     }
 
     #[test]

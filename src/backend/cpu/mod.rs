@@ -619,6 +619,15 @@ impl Backend for CpuBackend {
         true
     }
 
+    fn discard_swap_blocks(&mut self, blocks: &[BlockId]) {
+        let kv = self.kv.as_mut().expect("the KV pools are allocated before they are used");
+        let ranges = kv.swap_ranges(blocks);
+        let copier = self.copier.as_mut().expect("it is there when the pools are");
+        // SAFETY: the pools are dropped after the copier, and whoever uses these blocks again does so by copies that are
+        // started after this.
+        unsafe { copier.discard(ranges) };
+    }
+
     fn finished_copies(&mut self) -> Vec<FinishedCopy> {
         self.copier().take_finished()
     }

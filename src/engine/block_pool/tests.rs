@@ -224,3 +224,23 @@ fn a_view_says_what_each_block_is() {
     assert_eq!(count(&|state| state == BlockState::Free), free);
     assert_eq!(count(&|state| matches!(state, BlockState::Used(_))), used);
 }
+
+#[test]
+fn a_block_that_has_left_is_told_once_and_again_when_it_has_come_back() {
+    let mut pool = BlockPool::new(6, true);
+    let held = [pool.allocate().unwrap(), pool.allocate().unwrap()];
+    pool.resize(1);
+    let left = pool.take_retired();
+    assert_eq!((left.len(), pool.take_retired().len()), (4, 0));
+    pool.release(held[0]);
+    assert_eq!(pool.take_retired(), [held[0]]);
+    // Two come back, and go again; the others are gone all the time.
+    pool.resize(3);
+    assert_eq!(pool.take_retired(), []);
+    pool.resize(1);
+    assert_eq!(pool.take_retired().len(), 2);
+    // Come and gone between two looks: none that is there is told.
+    pool.resize(0);
+    pool.resize(6);
+    assert_eq!(pool.take_retired(), []);
+}
