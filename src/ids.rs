@@ -1,7 +1,7 @@
 //! Names for the things the runtime counts. Newtypes where two kinds of number could be mixed up.
 
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -49,6 +49,9 @@ impl BlockId {
 /// A map by an id, or by something else that no client can choose: it trusts its keys to be spread.
 pub type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<IdHasher>>;
 
+/// As [`IdMap`].
+pub type IdSet<K> = HashSet<K, BuildHasherDefault<IdHasher>>;
+
 /// Of keys that are one number, each next one apart from those before it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct IdHasher(u64);
@@ -57,6 +60,10 @@ impl Hasher for IdHasher {
     fn write_u64(&mut self, number: u64) {
         // Odd, so that no two numbers meet; and ids in a row differ in the high bits too.
         self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.write_u64(number.into());
     }
 
     fn write(&mut self, bytes: &[u8]) {

@@ -8,10 +8,9 @@
 use crate::engine::block_pool::{BlockPool, PoolStats};
 use crate::engine::expected::{Expected, Life};
 use crate::engine::prefix_cache::BlockHash;
-use crate::ids::{BlockId, SeqId};
+use crate::ids::{BlockId, IdMap, IdSet, SeqId};
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
-use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::iter::Peekable;
 use std::sync::Arc;
@@ -197,7 +196,7 @@ pub fn serve(pool: &mut BlockPool, block_size: usize, demand: Demand) -> Grant {
         expected: None,
         grant: Grant::default(),
     };
-    let yields_at: HashMap<SeqId, usize> = demand.victims.iter().map(|victim| victim.seq).zip(0..).collect();
+    let yields_at: IdMap<SeqId, usize> = demand.victims.iter().map(|victim| victim.seq).zip(0..).collect();
     let mut victims = demand.victims.into_iter().peekable();
     // What those take in this step who need not yield.
     let must_grow = demand.grow.iter().filter(|grow| !yields_at.contains_key(&grow.seq));
@@ -263,7 +262,7 @@ impl Room {
         let Err(lack) = self.try_admit(pool, admit, kept) else { return Ok(()) };
         let needed = admit.num_tokens.div_ceil(self.block_size) + self.promised + kept;
         let (mut room, mut seats, mut num_yielding) = (pool.available(), self.seats, 0);
-        let mut given_up: HashMap<BlockId, u32> = HashMap::new();
+        let mut given_up: IdMap<BlockId, u32> = IdMap::default();
         for victim in victims.clone().take_while(|victim| victim.yields_to_urgent) {
             if room >= needed && seats >= admit.seats {
                 break;
@@ -292,7 +291,7 @@ impl Room {
         &mut self,
         pool: &mut BlockPool,
         grow: Vec<Grow>,
-        yields_at: &HashMap<SeqId, usize>,
+        yields_at: &IdMap<SeqId, usize>,
         victims: &mut Peekable<IntoIter<Victim>>,
     ) {
         let mut grow: Vec<(usize, Grow)> = grow.into_iter().enumerate().collect();
@@ -546,7 +545,7 @@ pub fn serve_swap(pool: &mut BlockPool, demand: SwapDemand) -> SwapGrant {
     };
     let mut kept: Vec<Option<BlockId>> = demand.keep.iter().map(keep).collect();
     // A block that was given to one and then to another is the other's: no two copies go to it.
-    let mut given = HashSet::new();
+    let mut given = IdSet::default();
     kept.iter_mut().rev().for_each(|block| *block = block.filter(|block| given.insert(*block)));
     pool.take_evicted(); // below this tier there is none
     SwapGrant { taken, stored, backed, kept, stats: Some(pool.stats()) }

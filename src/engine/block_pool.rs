@@ -182,7 +182,7 @@ impl BlockPool {
 
     /// The content of a block is not what its name says: nobody finds it any more.
     pub fn forget(&mut self, block: BlockId) {
-        if self.cache.hash_of(block).is_none() {
+        if !self.cache.is_named(block) {
             return;
         }
         if self.is_used(block) {
@@ -222,7 +222,7 @@ impl BlockPool {
             self.cache.remove(block);
             self.draining -= 1;
             self.retired.push(block);
-        } else if self.cache.hash_of(block).is_none() {
+        } else if !self.cache.is_named(block) {
             add(&mut self.free, block);
         } else if self.keep_cached {
             self.cache.park(block);
@@ -256,7 +256,7 @@ impl BlockPool {
     /// has one.
     pub fn publish(&mut self, block: BlockId, hash: BlockHash) -> bool {
         assert!(self.is_used(block), "{block} is not in use");
-        self.cache.hash_of(block).is_none() && self.cache.insert(block, hash)
+        !self.cache.is_named(block) && self.cache.insert(block, hash)
     }
 
     /// The block that holds this content, in use or cached; its reference count is unchanged.
@@ -287,7 +287,7 @@ impl BlockPool {
         for block in self.free.iter().chain(&self.retired) {
             assert!(!std::mem::replace(&mut is_idle[block.index()], true), "{block} is free, or gone, twice");
             assert!(!self.is_used(*block), "{block} is free, or gone, and held");
-            assert!(self.cache.hash_of(*block).is_none(), "{block} is free, or gone, and published");
+            assert!(!self.cache.is_named(*block), "{block} is free, or gone, and published");
         }
         let used = self.references.iter().filter(|count| **count > 0).count();
         let there = used + self.cache.num_idle() + self.free.len();

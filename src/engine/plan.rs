@@ -8,11 +8,63 @@ use crate::ids::{BlockId, CopyId, RequestId, SeqId, TokenId};
 use crate::sampling::params::{FinishReason, PositionLogprobs, Sampled, SamplingParams};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-/// Tokens that a step feeds: mostly one.
-pub type FedTokens = SmallVec<[TokenId; 4]>;
+/// Tokens that a step feeds of a sequence: mostly one; or a piece of its prompt, which stays where it is.
+#[derive(Clone, Debug)]
+pub enum FedTokens {
+    Own(SmallVec<[TokenId; 4]>),
+    Prompt(Arc<Vec<TokenId>>, Range<usize>),
+}
+
+impl FedTokens {
+    /// None yet.
+    pub fn new() -> Self {
+        Self::Own(SmallVec::new())
+    }
+
+    pub fn push(&mut self, token: TokenId) {
+        self.own().push(token);
+    }
+
+    pub fn extend_from_slice(&mut self, tokens: &[TokenId]) {
+        self.own().extend_from_slice(tokens);
+    }
+
+    fn own(&mut self) -> &mut SmallVec<[TokenId; 4]> {
+        if let Self::Prompt(..) = self {
+            *self = Self::Own(SmallVec::from_slice(self));
+        }
+        match self {
+            Self::Own(tokens) => tokens,
+            Self::Prompt(..) => unreachable!("it was made its own above"),
+        }
+    }
+}
+
+impl Default for FedTokens {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl FromIterator<TokenId> for FedTokens {
+    fn from_iter<I: IntoIterator<Item = TokenId>>(tokens: I) -> Self {
+        Self::Own(tokens.into_iter().collect())
+    }
+}
+
+impl Deref for FedTokens {
+    type Target = [TokenId];
+
+    fn deref(&self) -> &[TokenId] {
+        match self {
+            Self::Own(tokens) => tokens,
+            Self::Prompt(prompt, places) => &prompt[places.clone()],
+        }
+    }
+}
 
 /// What a step samples for a sequence: mostly one token.
 pub type SampledTokens = SmallVec<[Sampled; 1]>;

@@ -75,7 +75,7 @@ use running::Running;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
-use tiers::Moving;
+use tiers::{LikelyVictims, Moving};
 pub use told::{Admission, Forecast, Population, StepStats};
 pub use tuning::Tuning;
 use tuning::WantedSize;
@@ -224,6 +224,8 @@ pub struct Scheduler {
     /// As of its last answer.
     swap_stats: PoolStats,
     moving: Moving,
+    #[serde(default)]
+    likely_victims: LikelyVictims,
     /// Whose blocks are on their way to the device.
     swap_ins: IdMap<CopyId, Rank>,
     /// Seconds since some moment.
@@ -246,6 +248,9 @@ pub struct Scheduler {
     decode_s: f64,
     /// Who is first to ask for admission in the step being planned.
     asks: Option<Rank>,
+    /// How many of those who asked last were admitted.
+    #[serde(default)]
+    num_admitted: usize,
     refusal: Option<Refusal>,
     forecast: Forecast,
     empty_slots: usize,
@@ -289,6 +294,7 @@ impl Scheduler {
             available: config.num_device_blocks,
             swap_stats: PoolStats { free: config.num_swap_blocks, ..PoolStats::default() },
             moving: Moving::default(),
+            likely_victims: LikelyVictims::default(),
             swap_ins: IdMap::default(),
             now: 0.0,
             limited: BTreeSet::new(),
@@ -302,6 +308,7 @@ impl Scheduler {
             lengths: [false, true].map(OutputLengths::new),
             decode_s: 0.0,
             asks: None,
+            num_admitted: 0,
             refusal: None,
             forecast: Forecast::default(),
             empty_slots: 0,
@@ -507,6 +514,9 @@ impl Scheduler {
         let mut plan = StepPlan::default();
         let mut answers = self.plan_copies(swap, &mut plan);
         let has_changed = !grant.admitted.is_empty() || !grant.preempted.is_empty();
+        if self.asks.is_some() {
+            self.num_admitted = grant.admitted.len();
+        }
         self.note_refusal(has_changed);
         if let Some((seq, lack)) = grant.refused {
             self.waits.first = Some((self.ranks[&seq], Wait::Lack(lack)));

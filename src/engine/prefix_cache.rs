@@ -6,13 +6,14 @@
 mod adaptive;
 mod lists;
 
-use crate::ids::{BlockId, IdMap, TokenId};
+use crate::ids::{BlockId, IdHasher, TokenId};
 use adaptive::Adaptive;
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
 use lists::Lists;
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use smallvec::SmallVec;
-use std::collections::hash_map::Entry;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
@@ -55,6 +56,13 @@ impl Hash for BlockHash {
 }
 
 impl BlockHash {
+    /// Where it lies in a table.
+    fn spread(&self) -> u64 {
+        let mut hasher = IdHasher::default();
+        self.hash(&mut hasher);
+        hasher.finish()
+    }
+
     /// Another name for the same content, by whoever has `key`: equal names stay equal, and no others become so. Without
     /// the key, nobody comes from one to the other.
     pub fn renamed(self, key: &[u8; 32]) -> Self {
@@ -113,13 +121,38 @@ fn truncate(hash: blake3::Hash) -> BlockHash {
 ///
 /// All operations take constant time, some of them on average.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(try_from = "SavedCache")]
 pub struct PrefixCache {
-    index: IdMap<BlockHash, BlockId>,
-    names: Vec<Option<BlockHash>>,
+    /// The blocks that have a name, by that: found where it is in `names`.
+    #[serde(skip)]
+    index: HashTable<BlockId>,
+    /// Of each block; means nothing where `named` does not say that it has one.
+    names: Vec<BlockHash>,
     /// A bit for each block: it has a name.
     named: Vec<u64>,
     num_idle: usize,
     order: Order,
+}
+
+#[derive(Deserialize)]
+struct SavedCache {
+    names: Vec<BlockHash>,
+    named: Vec<u64>,
+    num_idle: usize,
+    order: Order,
+}
+
+impl TryFrom<SavedCache> for PrefixCache {
+    type Error = String;
+
+    fn try_from(SavedCache { names, named, num_idle, order }: SavedCache) -> Result<Self, String> {
+        if named.len() != names.len().div_ceil(64) {
+            return Err(format!("{} times 64 bits say which of {} blocks have a name", named.len(), names.len()));
+        }
+        let mut cache = Self { index: HashTable::new(), names, named, num_idle, order };
+        cache.fill_index();
+        Ok(cache)
+    }
 }
 
 /// Which idle block is given away first.
@@ -142,8 +175,8 @@ enum Order {
 impl PrefixCache {
     pub fn new(num_blocks: usize, policy: EvictionPolicy) -> Self {
         Self {
-            index: IdMap::default(),
-            names: vec![None; num_blocks],
+            index: HashTable::with_capacity(num_blocks),
+            names: vec![BlockHash([0; 16]); num_blocks],
             named: vec![0; num_blocks.div_ceil(64)],
             num_idle: 0,
             order: match policy {
@@ -155,7 +188,7 @@ impl PrefixCache {
 
     /// There are so many blocks now, more than before.
     pub fn grow(&mut self, num_blocks: usize) {
-        self.names.resize(num_blocks, None);
+        self.names.resize(num_blocks, BlockHash([0; 16]));
         self.named.resize(num_blocks.div_ceil(64), 0);
         match &mut self.order {
             Order::Adaptive(adaptive) => adaptive.grow(num_blocks),
@@ -169,19 +202,25 @@ impl PrefixCache {
     }
 
     pub fn get(&self, hash: &BlockHash) -> Option<BlockId> {
-        self.index.get(hash).copied()
+        self.index.find(hash.spread(), |block| self.names[block.index()] == *hash).copied()
     }
 
     pub fn hash_of(&self, block: BlockId) -> Option<BlockHash> {
-        self.names[block.index()]
+        self.is_named(block).then(|| self.names[block.index()])
+    }
+
+    pub fn is_named(&self, block: BlockId) -> bool {
+        self.named[block.index() / 64] >> (block.index() % 64) & 1 == 1
     }
 
     /// Names a block's content. False, and no change, where another block already carries the name.
     pub fn insert(&mut self, block: BlockId, hash: BlockHash) -> bool {
-        assert!(self.names[block.index()].is_none(), "{block} is already published");
-        let Entry::Vacant(entry) = self.index.entry(hash) else { return false };
+        assert!(!self.is_named(block), "{block} is already published");
+        let (is_it, spread) =
+            (|block: &BlockId| self.names[block.index()] == hash, |block: &BlockId| self.names[block.index()].spread());
+        let Entry::Vacant(entry) = self.index.entry(hash.spread(), is_it, spread) else { return false };
         entry.insert(block);
-        self.names[block.index()] = Some(hash);
+        self.names[block.index()] = hash;
         self.named[block.index() / 64] |= 1 << (block.index() % 64);
         if let Order::Adaptive(adaptive) = &mut self.order {
             adaptive.insert(block, &hash);
@@ -191,7 +230,7 @@ impl PrefixCache {
 
     /// No table holds the published block any more: it may be evicted. Of the blocks of a prefix, the last comes first.
     pub fn park(&mut self, block: BlockId) {
-        assert!(self.names[block.index()].is_some(), "{block} is not published");
+        assert!(self.is_named(block), "{block} is not published");
         match &mut self.order {
             Order::Adaptive(adaptive) => adaptive.park(block),
             Order::Lru(lists) => lists.push(0, block),
@@ -218,9 +257,10 @@ impl PrefixCache {
     /// Forgets a block's content; it must not be idle.
     pub fn remove(&mut self, block: BlockId) {
         assert!(!self.is_idle(block), "{block} is idle: unpark it first");
-        if let Some(hash) = self.names[block.index()].take() {
+        if let Some(hash) = self.hash_of(block) {
             self.named[block.index() / 64] &= !(1 << (block.index() % 64));
-            self.index.remove(&hash);
+            let entry = self.index.find_entry(hash.spread(), |other| *other == block);
+            entry.expect("a block that has a name is found by it").remove();
         }
     }
 
@@ -241,7 +281,7 @@ impl PrefixCache {
             Order::Lru(lists) => lists.oldest(0).inspect(|block| lists.remove(*block))?,
         };
         self.num_idle -= 1;
-        let hash = self.names[block.index()].expect("an idle block has a name");
+        let hash = self.names[block.index()];
         self.remove(block);
         Some((block, hash))
     }
@@ -261,21 +301,31 @@ impl PrefixCache {
 
     /// Gives all content another name.
     pub fn rename(&mut self, rename: impl Fn(BlockHash) -> BlockHash) {
-        self.names.iter_mut().flatten().for_each(|name| *name = rename(*name));
-        self.index = self.index.iter().map(|(name, block)| (rename(*name), *block)).collect();
+        // Those too that blocks had once: nobody is to see them.
+        self.names.iter_mut().for_each(|name| *name = rename(*name));
+        self.fill_index();
         if let Order::Adaptive(adaptive) = &mut self.order {
             adaptive.rename(rename);
         }
     }
 
+    fn fill_index(&mut self) {
+        self.index = HashTable::with_capacity(self.names.len());
+        for block in (0..self.names.len()).map(|block| BlockId(block as u32)) {
+            if self.is_named(block) {
+                let spread = |block: &BlockId| self.names[block.index()].spread();
+                self.index.insert_unique(spread(&block), block, spread);
+            }
+        }
+    }
+
     /// About how many bytes of memory it takes.
     pub fn num_bytes(&self) -> usize {
-        let index = self.index.capacity() * size_of::<(BlockHash, BlockId)>();
         let order = match &self.order {
             Order::Adaptive(adaptive) => adaptive.num_bytes(),
             Order::Lru(lists) => lists.num_bytes(),
         };
-        index + self.names.len() * size_of::<Option<BlockHash>>() + order
+        self.index.allocation_size() + self.names.len() * size_of::<BlockHash>() + order
     }
 
     fn is_idle(&self, block: BlockId) -> bool {
@@ -294,12 +344,11 @@ impl PrefixCache {
         let blocks = (0..self.names.len()).map(|block| BlockId(block as u32));
         let idle: Vec<BlockId> = blocks.filter(|block| self.is_idle(*block)).collect();
         assert_eq!(idle.len(), self.num_idle, "idle blocks and their number differ");
-        assert!(idle.iter().all(|block| self.names[block.index()].is_some()), "a block without a name is idle");
-        assert_eq!(self.names.iter().flatten().count(), self.index.len());
-        let is_named = |place: usize| self.named[place / 64] >> (place % 64) & 1 == 1;
-        assert!(self.names.iter().enumerate().all(|(place, name)| is_named(place) == name.is_some()));
-        for (hash, block) in &self.index {
-            assert_eq!(self.names[block.index()], Some(*hash), "the index and {block} disagree");
+        assert!(idle.iter().all(|block| self.is_named(*block)), "a block without a name is idle");
+        let named = (0..self.names.len()).map(|block| BlockId(block as u32)).filter(|block| self.is_named(*block));
+        assert_eq!(named.clone().count(), self.index.len());
+        for block in named {
+            assert_eq!(self.get(&self.names[block.index()]), Some(block), "the index and {block} disagree");
         }
     }
 }

@@ -374,6 +374,9 @@ impl Sequence {
             // Decodes leave the prompt alone.
             Some(_) if positions.is_empty() => {}
             Some(place) if positions.len() == 1 => tokens.push(self.output[place]),
+            None if tokens.is_empty() && positions.len() > 1 && positions.end <= self.num_prompt => {
+                *tokens = FedTokens::Prompt(self.prompt.clone(), positions);
+            }
             _ => tokens.extend_from_slice(&tokens_at(&self.prompt, &self.output, positions)),
         }
     }

@@ -22,7 +22,7 @@ use thiserror::Error;
 
 const MAGIC: &[u8] = b"pagetide recording\n";
 /// Of the body. Another one for each change to what events, or the states of keyframes, consist of.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 
 /// No body is larger: what else claims to be would fill the memory.
 const MAX_BODY_BYTES: u64 = 4 << 30;

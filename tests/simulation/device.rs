@@ -157,7 +157,7 @@ impl Device {
 
     pub fn run(&mut self, planned: &PlannedSeq) -> SeqOutput {
         let mut prompt_logprobs = Vec::new();
-        let mut tokens = planned.tokens.clone();
+        let mut tokens = planned.tokens.to_vec();
         if planned.pending {
             *tokens.last_mut().expect("it feeds a token") = self.last_samples[&planned.seq];
         }

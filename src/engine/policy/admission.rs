@@ -25,6 +25,9 @@ pub(super) struct Refusal {
 /// What a step by itself may change, names of blocks and expectations, is looked at again after so many.
 const REFUSED_STEPS: u32 = 8;
 
+/// See [`Scheduler::num_asked`].
+const MIN_ASKED: usize = 32;
+
 impl Scheduler {
     /// Whether it is known that nobody can be admitted in this step.
     pub(super) fn is_refused(&mut self) -> bool {
@@ -48,11 +51,17 @@ impl Scheduler {
         };
     }
 
+    /// How many may ask for admission in this step. Each takes time, whether it is admitted or not: mostly the step's
+    /// tokens are soon gone, and where they are not, twice as many ask in the next step.
+    fn num_asked(&self) -> usize {
+        MIN_ASKED.max(2 * self.num_admitted)
+    }
+
     /// The head of the queue, as long as it might fit.
     pub(super) fn candidates(&mut self, demand: &Demand) -> Vec<Admit> {
         let released: usize = demand.release.iter().map(|table| table.len()).sum();
         let mut room = self.available + released;
-        let most = demand.seats.min(demand.token_budget);
+        let most = demand.seats.min(demand.token_budget).min(self.num_asked());
         let mut waits = Waits::default();
         let block_size = self.config.block_size;
         let mut admit = Vec::new();
@@ -265,5 +274,19 @@ mod tests {
         assert_eq!(step_tokens(&mut world, 3), 4);
         world.scheduler.arrive(arrival(4, 36, 1));
         assert_eq!(step_tokens(&mut world, 4), 36, "nobody has waited since");
+    }
+
+    #[test]
+    fn as_many_ask_as_may_well_be_admitted() {
+        let seats = SchedulerConfig { num_device_blocks: 1_000, max_num_seqs: 500, ..config() };
+        let mut world = World::new(SchedulerConfig { max_num_batched_tokens: 500, ..seats });
+        (1..=400).for_each(|id| world.scheduler.arrive(arrival(id, 1, 20)));
+        let asked: Vec<usize> = (0..5).map(|_| step(&mut world).len()).collect();
+        assert_eq!(asked, [32, 64, 128, 176, 0], "all were admitted");
+        // 30 of 16 tokens fill a step.
+        let mut world = World::new(SchedulerConfig { max_num_batched_tokens: 500, ..seats });
+        (1..=400).for_each(|id| world.scheduler.arrive(arrival(id, 16, 20)));
+        let asked: Vec<usize> = (0..3).map(|_| step(&mut world).len()).collect();
+        assert_eq!(asked, [32, 64, 58], "as the tokens allow, which others take too");
     }
 }

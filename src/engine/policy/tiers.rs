@@ -27,6 +27,20 @@ const MAX_QUEUED_BLOCKS: usize = 64;
 /// would wait behind them.
 const MAX_QUEUED_FOR_CACHE: usize = 256;
 
+/// For whom blocks are copied ahead of need: who would have yielded first some steps ago. To know that takes a look at what
+/// each that runs would cost.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct LikelyVictims {
+    /// First to yield first.
+    order: Vec<Rank>,
+    /// Of so many that ran.
+    of: usize,
+    steps_left: u32,
+}
+
+/// Steps after which [`LikelyVictims`] are looked for again though nobody has come or gone.
+const LIKELY_FOR_STEPS: u32 = 8;
+
 /// What the swap pool was asked for, until it has answered; an entry for each of the demand's.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Moving {
@@ -159,12 +173,12 @@ impl Scheduler {
         if room == 0 || self.running.iter().all(|seq| seq.num_published <= seq.num_backed + max_tail) {
             return;
         }
-        let order: Vec<Rank> = self.yield_order().into_iter().map(|seq| seq.rank).collect();
-        for rank in order.into_iter().filter(|rank| !grant.preempted.contains(&rank.seq)) {
+        self.update_likely_victims();
+        for rank in self.likely_victims.order.iter().filter(|rank| !grant.preempted.contains(&rank.seq)) {
             if short == 0 || room == 0 {
                 return;
             }
-            let seq = self.running.get_mut(&rank).expect("who may yield runs");
+            let Some(seq) = self.running.get_mut(rank) else { continue };
             short = short.saturating_sub(seq.table.len());
             let places = seq.num_backed..seq.num_published.min(seq.num_backed + room);
             if seq.num_published > seq.num_backed + max_tail {
@@ -173,6 +187,18 @@ impl Scheduler {
                 self.moving.backing.push((seq.rank.seq, seq.table[places].to_vec()));
             }
         }
+    }
+
+    /// Looks at who would yield first, if that may have changed.
+    fn update_likely_victims(&mut self) {
+        let num_running = self.running.len();
+        let LikelyVictims { steps_left, of, .. } = &mut self.likely_victims;
+        if *steps_left > 0 && *of == num_running {
+            *steps_left -= 1;
+            return;
+        }
+        let order = self.yield_order().into_iter().map(|seq| seq.rank).collect();
+        self.likely_victims = LikelyVictims { order, of: num_running, steps_left: LIKELY_FOR_STEPS };
     }
 
     /// Takes the swap pool's answers into the plan; what it stores for victims and has taken for those who start.

@@ -16,13 +16,14 @@ use super::lists::{Ghosts, Lists};
 use crate::engine::arrays;
 use crate::ids::BlockId;
 use serde::{Deserialize, Serialize};
+use std::num::NonZeroU32;
 
 /// Of uses: one for each factor of two.
 const CLASSES: usize = 6;
 /// Of ages: two for each factor of two, up to some 10 million blocks.
 const BUCKETS: usize = 48;
 /// Blocks are mostly used again long after a pool that keeps them all has evicted them: to see it, more are remembered
-/// than the pool has. A ghost takes some 80 bytes, a block at least a thousand times as much.
+/// than the pool has. A ghost takes some 50 bytes, a block at least a thousand times as much.
 const GHOSTS_PER_BLOCK: usize = 4;
 /// What of its count each observation keeps when worth is found anew.
 const MEMORY: f64 = 0.9;
@@ -35,7 +36,7 @@ const LEAST_PERIOD: u64 = 256;
 pub struct Adaptive {
     lists: Lists<CLASSES>,
     blocks: Vec<Seen>,
-    ghosts: Ghosts<Seen>,
+    ghosts: Ghosts<Ghost>,
     kinds: [Kind; CLASSES],
     /// Blocks named so far.
     clock: u64,
@@ -56,8 +57,19 @@ struct Seen {
 
 impl Seen {
     fn class(&self) -> usize {
-        (self.uses.max(1).ilog2() as usize).min(CLASSES - 1)
+        class(self.uses)
     }
+}
+
+/// What is known of a block that was evicted.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Ghost {
+    uses: NonZeroU32,
+    parked_at: u64,
+}
+
+fn class(uses: u32) -> usize {
+    (uses.max(1).ilog2() as usize).min(CLASSES - 1)
 }
 
 /// Blocks of one class, by age.
@@ -106,8 +118,8 @@ impl Adaptive {
         self.clock += 1;
         let uses = match self.ghosts.remove(hash) {
             Some(ghost) => {
-                self.kinds[ghost.class()].reused[self.age_bucket(&ghost)] += 1.0;
-                ghost.uses.saturating_add(1)
+                self.kinds[class(ghost.uses.get())].reused[self.age_bucket(ghost.parked_at)] += 1.0;
+                ghost.uses.get().saturating_add(1)
             }
             None => 1,
         };
@@ -128,7 +140,7 @@ impl Adaptive {
     pub fn unpark(&mut self, block: BlockId) {
         self.lists.remove(block);
         let seen = self.blocks[block.index()];
-        self.kinds[seen.class()].reused[self.age_bucket(&seen)] += 1.0;
+        self.kinds[seen.class()].reused[self.age_bucket(seen.parked_at)] += 1.0;
         self.share(block);
     }
 
@@ -148,27 +160,28 @@ impl Adaptive {
     }
 
     /// Takes out the block that is worth least, of equal ones the one that was released first. `names` is of all blocks.
-    pub fn evict(&mut self, names: &[Option<BlockHash>]) -> Option<BlockId> {
+    pub fn evict(&mut self, names: &[BlockHash]) -> Option<BlockId> {
         let oldest = (0..CLASSES).filter_map(|class| self.lists.oldest(class));
         let block = oldest.min_by(|a, b| {
             let order = |block: &BlockId| self.blocks[block.index()].order;
             self.worth(*a).total_cmp(&self.worth(*b)).then(order(a).cmp(&order(b)))
         })?;
         self.lists.remove(block);
-        let hash = names[block.index()].expect("only named blocks are idle");
-        if let Some(lost) = self.ghosts.add(hash, self.blocks[block.index()]) {
-            self.kinds[lost.class()].lost[self.age_bucket(&lost)] += 1.0;
+        let Seen { uses, parked_at, .. } = self.blocks[block.index()];
+        let ghost = Ghost { uses: NonZeroU32::new(uses).unwrap_or(NonZeroU32::MIN), parked_at };
+        if let Some(lost) = self.ghosts.add(names[block.index()], ghost) {
+            self.kinds[class(lost.uses.get())].lost[self.age_bucket(lost.parked_at)] += 1.0;
         }
         Some(block)
     }
 
     fn worth(&self, block: BlockId) -> f64 {
         let seen = &self.blocks[block.index()];
-        self.kinds[seen.class()].worth[self.age_bucket(seen)]
+        self.kinds[seen.class()].worth[self.age_bucket(seen.parked_at)]
     }
 
-    fn age_bucket(&self, seen: &Seen) -> usize {
-        bucket(self.clock - seen.parked_at)
+    fn age_bucket(&self, parked_at: u64) -> usize {
+        bucket(self.clock - parked_at)
     }
 
     fn learn(&mut self) {
@@ -278,12 +291,15 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
+    /// The name of no content.
+    const NONE: BlockHash = BlockHash([0xff; 16]);
+
     /// Chains of blocks through a cache of `num_blocks`, as a pool has them: the leading ones that are there are taken up,
     /// the others named, and all released, last first. After each, what was evicted is compared with what a look at all
     /// idle blocks says.
     struct World {
         adaptive: Adaptive,
-        names: Vec<Option<BlockHash>>,
+        names: Vec<BlockHash>,
         free: Vec<BlockId>,
     }
 
@@ -291,13 +307,13 @@ mod tests {
         fn new(num_blocks: u32) -> Self {
             Self {
                 adaptive: Adaptive::new(num_blocks as usize),
-                names: vec![None; num_blocks as usize],
+                names: vec![NONE; num_blocks as usize],
                 free: (0..num_blocks).map(BlockId).collect(),
             }
         }
 
         fn find(&self, name: u64) -> Option<BlockId> {
-            let hash = Some(BlockHash::of_number(name.into()));
+            let hash = BlockHash::of_number(name.into());
             self.names.iter().position(|name| *name == hash).map(|block| BlockId(block as u32))
         }
 
@@ -311,7 +327,7 @@ mod tests {
             let block = self.adaptive.evict(&self.names);
             assert_eq!(block, expected);
             let block = block.expect("a request holds less than the pool");
-            self.names[block.index()] = None;
+            self.names[block.index()] = NONE;
             block
         }
 
@@ -324,7 +340,7 @@ mod tests {
                 assert_eq!(self.find(*name), None, "a block outlived one before it");
                 let block = self.free.pop().unwrap_or_else(|| self.evict());
                 let hash = BlockHash::of_number((*name).into());
-                self.names[block.index()] = Some(hash);
+                self.names[block.index()] = hash;
                 self.adaptive.insert(block, &hash);
                 table.push(block);
             }

@@ -2,7 +2,8 @@
 
 use super::BlockHash;
 use crate::engine::arrays;
-use crate::ids::{BlockId, IdMap};
+use crate::ids::BlockId;
+use hashbrown::HashTable;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
@@ -14,64 +15,77 @@ pub struct Lists<const N: usize> {
     ends: [Ends; N],
 }
 
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+/// Small, for there is one for each block of a pool.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Link {
-    list: Option<usize>,
-    older: Option<BlockId>,
-    newer: Option<BlockId>,
+    /// Or [`NO_LIST`].
+    list: u8,
+    /// Or [`NO_BLOCK`].
+    older: BlockId,
+    newer: BlockId,
 }
 
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+const NO_LIST: u8 = u8::MAX;
+/// A pool has no more than `u32::MAX` blocks, so that no block has this number.
+const NO_BLOCK: BlockId = BlockId(u32::MAX);
+const UNLINKED: Link = Link { list: NO_LIST, older: NO_BLOCK, newer: NO_BLOCK };
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Ends {
-    oldest: Option<BlockId>,
-    newest: Option<BlockId>,
+    /// Or [`NO_BLOCK`].
+    oldest: BlockId,
+    newest: BlockId,
     len: usize,
 }
 
 impl<const N: usize> Lists<N> {
     pub fn new(num_blocks: usize) -> Self {
-        Self { links: vec![Link::default(); num_blocks], ends: [Ends::default(); N] }
+        const { assert!(N <= NO_LIST as usize) };
+        let empty = Ends { oldest: NO_BLOCK, newest: NO_BLOCK, len: 0 };
+        Self { links: vec![UNLINKED; num_blocks], ends: [empty; N] }
     }
 
     /// There are so many blocks now, more than before.
     pub fn grow(&mut self, num_blocks: usize) {
-        self.links.resize(num_blocks, Link::default());
+        self.links.resize(num_blocks, UNLINKED);
     }
 
     /// The list that a block is in.
     pub fn list_of(&self, block: BlockId) -> Option<usize> {
-        self.links[block.index()].list
+        let list = self.links[block.index()].list;
+        (list != NO_LIST).then_some(list.into())
     }
 
     pub fn oldest(&self, list: usize) -> Option<BlockId> {
-        self.ends[list].oldest
+        Some(self.ends[list].oldest).filter(|block| *block != NO_BLOCK)
     }
 
     /// Puts a block that is in no list at the new end of one.
     pub fn push(&mut self, list: usize, block: BlockId) {
         let older = self.ends[list].newest;
         let link = &mut self.links[block.index()];
-        assert!(link.list.is_none(), "{block} is in a list");
-        *link = Link { list: Some(list), older, newer: None };
+        assert_eq!(link.list, NO_LIST, "{block} is in a list");
+        *link = Link { list: list as u8, older, newer: NO_BLOCK };
         match older {
-            Some(older) => self.links[older.index()].newer = Some(block),
-            None => self.ends[list].oldest = Some(block),
+            NO_BLOCK => self.ends[list].oldest = block,
+            older => self.links[older.index()].newer = block,
         }
-        self.ends[list].newest = Some(block);
+        self.ends[list].newest = block;
         self.ends[list].len += 1;
     }
 
     /// Takes a block out of its list.
     pub fn remove(&mut self, block: BlockId) {
-        let Link { list, older, newer } = std::mem::take(&mut self.links[block.index()]);
-        let ends = &mut self.ends[list.expect("only a block of a list is removed")];
+        let Link { list, older, newer } = std::mem::replace(&mut self.links[block.index()], UNLINKED);
+        assert_ne!(list, NO_LIST, "only a block of a list is removed");
+        let ends = &mut self.ends[usize::from(list)];
         match older {
-            Some(older) => self.links[older.index()].newer = newer,
-            None => ends.oldest = newer,
+            NO_BLOCK => ends.oldest = newer,
+            older => self.links[older.index()].newer = newer,
         }
         match newer {
-            Some(newer) => self.links[newer.index()].older = older,
-            None => ends.newest = older,
+            NO_BLOCK => ends.newest = older,
+            newer => self.links[newer.index()].older = older,
         }
         ends.len -= 1;
     }
@@ -84,15 +98,15 @@ impl<const N: usize> Lists<N> {
     /// Asserts every invariant; linear in the number of blocks.
     pub fn check(&self) {
         for (list, ends) in self.ends.iter().enumerate() {
-            let (mut older, mut at, mut len) = (None, ends.oldest, 0);
-            while let Some(block) = at {
-                let link = &self.links[block.index()];
-                assert_eq!((link.list, link.older), (Some(list), older), "broken link at {block}");
+            let (mut older, mut at, mut len) = (NO_BLOCK, ends.oldest, 0);
+            while at != NO_BLOCK {
+                let link = &self.links[at.index()];
+                assert_eq!((usize::from(link.list), link.older), (list, older), "broken link at {at}");
                 (older, at, len) = (at, link.newer, len + 1);
             }
             assert_eq!((ends.newest, ends.len), (older, len), "the end or the length of list {list} is wrong");
         }
-        let in_lists = self.links.iter().filter(|link| link.list.is_some()).count();
+        let in_lists = self.links.iter().filter(|link| link.list != NO_LIST).count();
         assert_eq!(
             in_lists,
             self.ends.iter().map(|ends| ends.len).sum::<usize>(),
@@ -102,59 +116,114 @@ impl<const N: usize> Lists<N> {
 }
 
 /// What is remembered of evicted blocks, under their names: no more of them than `capacity`, oldest forgotten first.
+///
+/// They lie in the order of their eviction, and a table of their numbers finds them by their names: of what a step touches of
+/// it, most lies in a row.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(from = "SavedGhosts<T>")]
 pub struct Ghosts<T> {
     capacity: usize,
-    index: IdMap<BlockHash, (u64, T)>,
-    /// In order of eviction; a name that came back, and perhaps went again, is here still, with another number.
-    order: VecDeque<(u64, BlockHash)>,
-    next: u64,
+    /// `None` where a block of this name is there again.
+    evicted: VecDeque<(BlockHash, Option<T>)>,
+    /// The number of the first of them; the others follow, and wrap around.
+    first: u32,
+    /// The numbers of those that are remembered.
+    #[serde(skip)]
+    numbers: HashTable<u32>,
+}
+
+#[derive(Deserialize)]
+struct SavedGhosts<T> {
+    capacity: usize,
+    evicted: VecDeque<(BlockHash, Option<T>)>,
+    first: u32,
+}
+
+impl<T> From<SavedGhosts<T>> for Ghosts<T> {
+    fn from(SavedGhosts { capacity, evicted, first }: SavedGhosts<T>) -> Self {
+        let mut ghosts = Self { capacity, evicted, first, numbers: HashTable::new() };
+        ghosts.number();
+        ghosts
+    }
 }
 
 impl<T> Ghosts<T> {
     pub fn new(capacity: usize) -> Self {
-        Self { capacity, index: IdMap::default(), order: VecDeque::new(), next: 0 }
+        // Numbers of 32 bits tell so many apart.
+        let capacity = capacity.min(u32::MAX as usize);
+        Self { capacity, evicted: VecDeque::new(), first: 0, numbers: HashTable::new() }
     }
 
     /// So many are remembered from now on, more than before.
     pub fn grow(&mut self, capacity: usize) {
-        self.capacity = capacity;
+        self.capacity = capacity.min(u32::MAX as usize);
     }
 
-    /// Remembers an evicted block. What is forgotten for it is returned.
+    /// Remembers an evicted block, whose name is not remembered. What is forgotten for it is returned.
     pub fn add(&mut self, hash: BlockHash, ghost: T) -> Option<T> {
-        self.next += 1;
-        self.index.insert(hash, (self.next, ghost));
-        self.order.push_back((self.next, hash));
-        if self.order.len() <= self.capacity {
+        let Self { evicted, first, numbers, .. } = self;
+        if evicted.len() < self.capacity {
+            evicted.push_back((hash, Some(ghost)));
+            insert(numbers, evicted, *first, evicted.len() - 1);
             return None;
         }
-        let (number, hash) = self.order.pop_front().expect("one was just added");
-        let is_current = self.index.get(&hash).is_some_and(|(current, _)| *current == number);
-        if is_current { self.index.remove(&hash).map(|(_, ghost)| ghost) } else { None }
+        let Some((name, forgotten)) = evicted.pop_front() else { return Some(ghost) };
+        if forgotten.is_some()
+            && let Ok(entry) = numbers.find_entry(name.spread(), |number| number == first)
+        {
+            entry.remove();
+        }
+        *first = first.wrapping_add(1);
+        evicted.push_back((hash, Some(ghost)));
+        insert(numbers, evicted, *first, evicted.len() - 1);
+        forgotten
     }
 
     /// A block of this name is there again.
     pub fn remove(&mut self, hash: &BlockHash) -> Option<T> {
-        self.index.remove(hash).map(|(_, ghost)| ghost)
+        let Self { evicted, first, numbers, .. } = self;
+        let is_it = |number: &u32| evicted[place(*number, *first)].0 == *hash;
+        let (number, _) = numbers.find_entry(hash.spread(), is_it).ok()?.remove();
+        evicted[place(number, *first)].1.take()
     }
 
     pub fn rename(&mut self, rename: impl Fn(BlockHash) -> BlockHash) {
-        self.index = self.index.drain().map(|(name, ghost)| (rename(name), ghost)).collect();
-        self.order.iter_mut().for_each(|(_, name)| *name = rename(*name));
+        self.evicted.iter_mut().for_each(|(name, _)| *name = rename(*name));
+        self.number();
+    }
+
+    /// Fills the table anew.
+    fn number(&mut self) {
+        let Self { evicted, first, numbers, .. } = self;
+        numbers.clear();
+        let remembered = (0..evicted.len()).filter(|place| evicted[*place].1.is_some());
+        remembered.for_each(|place| insert(numbers, evicted, *first, place));
     }
 
     /// About how many bytes of memory they take.
     pub fn num_bytes(&self) -> usize {
-        self.index.capacity() * size_of::<(BlockHash, (u64, T))>()
-            + self.order.capacity() * size_of::<(u64, BlockHash)>()
+        self.evicted.capacity() * size_of::<(BlockHash, Option<T>)>() + self.numbers.allocation_size()
     }
 
     pub fn check(&self) {
-        assert!(self.order.len() <= self.capacity && self.index.len() <= self.order.len(), "ghosts are not bounded");
-        let current = self.order.iter().filter(|(number, hash)| self.index.get(hash).is_some_and(|it| it.0 == *number));
-        assert_eq!(current.count(), self.index.len(), "a ghost would never be forgotten");
+        assert!(self.evicted.len() <= self.capacity, "ghosts are not bounded");
+        let remembered = self.evicted.iter().filter(|(_, ghost)| ghost.is_some());
+        assert_eq!(remembered.count(), self.numbers.len(), "a ghost is not found, or more often than once");
+        for number in &self.numbers {
+            let (name, ghost) = &self.evicted[place(*number, self.first)];
+            let found = self.numbers.find(name.spread(), |other| self.evicted[place(*other, self.first)].0 == *name);
+            assert!(ghost.is_some() && found == Some(number), "a ghost is found under another's name");
+        }
     }
+}
+
+fn place(number: u32, first: u32) -> usize {
+    number.wrapping_sub(first) as usize
+}
+
+fn insert<T>(numbers: &mut HashTable<u32>, evicted: &VecDeque<(BlockHash, Option<T>)>, first: u32, at: usize) {
+    let spread = |number: &u32| evicted[place(*number, first)].0.spread();
+    numbers.insert_unique(evicted[at].0.spread(), first.wrapping_add(at as u32), spread);
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use super::super::options::ConfigOptions;
 use super::report::Times;
 use crate::actors::runtime::{configured_scheduler, eviction_policy};
 use crate::config::Config;
+use crate::config::layers::Origin;
 use crate::engine::policy::SchedulerConfig;
 use crate::error::StartError;
 use cache_only::CacheRow;
@@ -97,7 +98,8 @@ impl Capacity {
 }
 
 pub fn run(args: &ReplayArgs) -> Result<ExitCode, StartError> {
-    let config = args.options.resolve()?.config;
+    let resolved = args.options.resolve()?;
+    let config = &resolved.config;
     let trace = Trace::read(&args.simulate, args.hash_block as usize, args.num.map(|num| num as usize))?;
     let mut capacities = args.capacity.clone();
     if capacities.is_empty() {
@@ -109,7 +111,11 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, StartError> {
     let started = Instant::now();
     let (text, result) = match args.cache_only {
         true => cache_only(&trace, &capacities),
-        false => simulated(args, &config, &trace, &capacities)?,
+        false => {
+            let is_given = *resolved.origin("cache.block_size") != Origin::Default;
+            let block_size = block_size(is_given, config, &capacities, &trace);
+            simulated(args, config, &trace, &capacities, block_size)?
+        }
     };
     print!("{text}");
     eprintln!("in {:.1} s", started.elapsed().as_secs_f64());
@@ -128,6 +134,12 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, StartError> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Tokens a block: those of the trace's blocks, within which it tells nothing, unless something speaks of other blocks.
+fn block_size(is_given: bool, config: &Config, capacities: &[Capacity], trace: &Trace) -> usize {
+    let counts_blocks = capacities.iter().any(|capacity| matches!(capacity, Capacity::Blocks(_)));
+    if is_given || counts_blocks { config.cache.block_size as usize } else { trace.tokens_per_block }
+}
+
 fn cache_only(trace: &Trace, capacities: &[Capacity]) -> (String, serde_json::Value) {
     let size = trace.tokens_per_block;
     let rows = on_own_threads(capacities, |capacity| CacheRow::new(trace, capacity.blocks(trace, size)));
@@ -139,8 +151,8 @@ fn simulated(
     config: &Config,
     trace: &Trace,
     capacities: &[Capacity],
+    block_size: usize,
 ) -> Result<(String, serde_json::Value), StartError> {
-    let block_size = config.cache.block_size as usize;
     if !trace.tokens_per_block.is_multiple_of(block_size) {
         return Err(StartError::new(format!(
             "cache.block_size: {block_size} does not divide --hash-block, the {} tokens that a trace's id stands for",
@@ -155,6 +167,8 @@ fn simulated(
         // One plan at a time: here the host takes no time.
         let scheduler = SchedulerConfig {
             overlap: false,
+            block_size,
+            max_model_len: num_device_blocks * block_size,
             ..configured_scheduler(config, num_device_blocks, num_swap_blocks, true)
         };
         let eviction = eviction_policy(config);
@@ -261,6 +275,7 @@ fn details(result: &Simulated) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: String| writeln!(text, "{name:<26}{value:>16}").expect("writing to a String");
     let gb = |bytes: u64| format!("{:.2} GB", bytes as f64 / 1e9);
+    line("tokens a block", result.block_size.to_string());
     line("device blocks", result.num_device_blocks.to_string());
     line("swap blocks", result.num_swap_blocks.to_string());
     line("requests", result.requests.to_string());
@@ -305,5 +320,13 @@ mod tests {
         assert_eq!(Capacity::Share(0.5).blocks(&trace, 256), 4);
         assert_eq!(Capacity::Share(0.0001).blocks(&trace, 512), 1);
         assert_eq!(Capacity::Blocks(7).blocks(&trace, 256), 7);
+    }
+
+    #[test]
+    fn blocks_are_the_traces_unless_others_are_meant() {
+        let (config, trace) = (Config::default(), trace::tests::trace_of(&[&[1, 2]]));
+        let of = |is_given, capacity| block_size(is_given, &config, &[Capacity::Share(0.1), capacity], &trace);
+        assert_eq!([of(false, Capacity::Share(0.2)), of(false, Capacity::Blocks(9))], [512, 16]);
+        assert_eq!(of(true, Capacity::Share(0.2)), 16);
     }
 }

@@ -29,6 +29,8 @@ pub struct Setup<'a> {
 /// What came of it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Simulated {
+    /// Tokens.
+    pub block_size: usize,
     pub num_device_blocks: usize,
     pub num_swap_blocks: usize,
     /// Requests that came to their end.
@@ -95,8 +97,9 @@ pub fn simulate(setup: &Setup) -> Simulated {
 
 impl<'a> Simulation<'a> {
     fn new(setup: &'a Setup<'a>) -> Self {
-        let SchedulerConfig { num_device_blocks, num_swap_blocks, .. } = setup.scheduler;
+        let SchedulerConfig { block_size, num_device_blocks, num_swap_blocks, .. } = setup.scheduler;
         let result = Simulated {
+            block_size,
             num_device_blocks,
             num_swap_blocks,
             requests: 0,
