@@ -31,6 +31,10 @@ impl StepLoad {
         }
     }
 
+    pub fn num_tokens(&self) -> usize {
+        self.num_decodes + self.prompt_tokens
+    }
+
     /// Terms of about the same size. Of several that explain a time equally well, the first does: so the first step,
     /// which is a prompt's, tells what prompts cost.
     fn terms(&self) -> [f64; TERMS] {

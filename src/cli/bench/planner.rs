@@ -2,7 +2,7 @@
 
 use crate::engine::allocation::{SwapGrant, find, serve, serve_swap};
 use crate::engine::block_pool::BlockPool;
-use crate::engine::plan::{PlannedSeq, SeqOutput, StepOutput, StepPlan};
+use crate::engine::plan::{PlannedSeq, SampledTokens, SeqOutput, StepOutput, StepPlan};
 use crate::engine::policy::{Scheduler, SchedulerConfig};
 use crate::engine::prefix_cache::EvictionPolicy;
 use crate::ids::TokenId;
@@ -50,10 +50,8 @@ impl Planner {
 pub fn made_up_output(plan: &StepPlan) -> StepOutput {
     let output = |seq: &PlannedSeq| {
         let num_samples = seq.sample.as_ref()?.num_samples as usize;
-        let mut output = SeqOutput::of(seq.seq);
         let sampled = Sampled { token: seq.seq.0 as TokenId, logprobs: None };
-        output.sampled.extend(std::iter::repeat_n(sampled, num_samples));
-        Some(output)
+        Some(SeqOutput { sampled: SampledTokens::from_elem(sampled, num_samples), ..SeqOutput::of(seq.seq) })
     };
     StepOutput { seqs: plan.batch.iter().filter_map(output).collect(), ..StepOutput::default() }
 }

@@ -2,6 +2,7 @@
 
 use super::{Scheduler, SchedulerConfig};
 use crate::engine::arbiter::Decision;
+use crate::engine::step_time::StepLoad;
 use crate::ids::RequestId;
 use serde::{Deserialize, Serialize};
 
@@ -101,5 +102,10 @@ impl Scheduler {
 
     pub fn forecast(&self) -> Forecast {
         self.forecast
+    }
+
+    /// What the plan that was made last computes, while it is in flight.
+    pub fn planned_load(&self) -> StepLoad {
+        self.in_flight.back().map(|plan| plan.load).unwrap_or_default()
     }
 }

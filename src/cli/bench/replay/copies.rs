@@ -1,7 +1,7 @@
 //! Copies between the tiers, by the simulated clock.
 
 use crate::engine::plan::{CopiesDone, CopyReport, StepPlan};
-use crate::ids::{BlockId, CopyId, IdMap};
+use crate::ids::{BlockId, CopyId};
 use std::collections::VecDeque;
 
 /// Copies go on beside the steps, one after the other whichever way they go.
@@ -11,8 +11,8 @@ pub struct Copies {
     under_way: VecDeque<Copy>,
     /// When the last of them ends.
     end_s: f64,
-    /// Device blocks that are copied out, and when that ends: who writes them waits.
-    leaving: IdMap<u64, f64>,
+    /// For each device block, when its last copy out ends: who writes it waits.
+    left_s: Vec<f64>,
 }
 
 #[derive(Debug)]
@@ -29,14 +29,18 @@ impl Copies {
     pub fn start(&mut self, plan: &StepPlan, now_s: f64, block_s: f64, block_size: usize) -> f64 {
         for (device, _) in &plan.swap_out {
             let end_s = self.push(None, 1, now_s, block_s);
-            self.leaving.insert(u64::from(device.0), end_s);
+            if device.index() >= self.left_s.len() {
+                self.left_s.resize(device.index() + 1, 0.0);
+            }
+            self.left_s[device.index()] = end_s;
         }
         let mut start_s = now_s;
-        if !self.leaving.is_empty() {
-            let written = |block: &BlockId| self.leaving.get(&u64::from(block.0)).copied().unwrap_or(now_s);
+        // Copies out end with the last copy, or before.
+        if self.end_s > now_s {
+            let left = |block: &BlockId| self.left_s.get(block.index()).copied().unwrap_or(0.0);
             let tables = plan.batch.iter().flat_map(|seq| &seq.table[seq.num_computed / block_size..]);
             let copied = plan.copy.iter().map(|(_, to)| to);
-            start_s = tables.chain(copied).map(written).fold(now_s, f64::max);
+            start_s = tables.chain(copied).map(left).fold(now_s, f64::max);
         }
         for swap_in in &plan.swap_in {
             self.push(Some(swap_in.id), swap_in.pairs.len(), now_s, block_s);
@@ -64,9 +68,6 @@ impl Copies {
             let CopiesDone { blocks, seconds } = &mut report.done[usize::from(copy.id.is_some())];
             (*blocks, *seconds) = (*blocks + copy.num_blocks, *seconds + copy.seconds);
             report.arrived.extend(copy.id.map(|id| (id, true)));
-        }
-        if self.under_way.is_empty() {
-            self.leaving.clear();
         }
         report.queued_blocks = self.under_way.iter().map(|copy| copy.num_blocks).sum();
         report

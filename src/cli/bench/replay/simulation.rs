@@ -209,11 +209,12 @@ impl<'a> Simulation<'a> {
         if plan.is_empty() {
             return false;
         }
-        let forward_s = self.setup.timing.forward_s(&plan);
+        let load = self.planner.scheduler.planned_load();
+        let forward_s = self.setup.timing.forward_s(&load);
         let block_s = self.setup.timing.block_copy_s(block_size);
         self.now_s = self.copies.start(&plan, self.now_s, block_s, block_size) + forward_s;
         self.result.steps += 1;
-        self.result.computed_tokens += plan.num_tokens() as u64;
+        self.result.computed_tokens += load.num_tokens() as u64;
         let mut output = made_up_output(&plan);
         output.timing.forward_s = forward_s;
         output.copies = self.copies.report(self.now_s);

@@ -1,7 +1,6 @@
 //! How long a step takes on a device that is not there.
 
 use crate::cli::bench::workload::parse_positive;
-use crate::engine::plan::StepPlan;
 use crate::engine::step_time::StepLoad;
 use clap::Args;
 use serde::Serialize;
@@ -37,14 +36,11 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// Seconds of a plan's forward pass.
-    pub fn forward_s(&self, plan: &StepPlan) -> f64 {
-        let mut load = StepLoad::default();
-        plan.batch.iter().for_each(|seq| load.add(seq.tokens.len(), seq.num_computed));
-        if plan.batch.is_empty() { 0.0 } else { self.load_s(&load) }
-    }
-
-    fn load_s(&self, load: &StepLoad) -> f64 {
+    /// Seconds of a forward pass; of one that computes nothing, none.
+    pub fn forward_s(&self, load: &StepLoad) -> f64 {
+        if load.num_tokens() == 0 {
+            return 0.0;
+        }
         let us = load.num_decodes as f64 * self.decode_us + load.prompt_tokens as f64 * self.prompt_token_us;
         let ns =
             load.decode_context as f64 * self.decode_context_ns + load.prompt_context as f64 * self.prompt_context_ns;
@@ -84,9 +80,9 @@ mod tests {
         load.add(1, 500);
         load.add(100, 1_000);
         let expected = 5e-3 + 10e-6 + 500.0 * 2e-9 + 100.0 * 20e-6 + 105_000.0 * 1e-9;
-        assert!((timing.load_s(&load) - expected).abs() < 1e-12);
+        assert!((timing.forward_s(&load) - expected).abs() < 1e-12);
         assert!((timing.block_copy_s(16) - 16_000.0 / 2e9).abs() < 1e-12);
-        assert_eq!(timing.forward_s(&StepPlan::default()), 0.0);
+        assert_eq!(timing.forward_s(&StepLoad::default()), 0.0);
         for wrong in ["--step-ms=-1", "--decode-us=nan", "--copy-gb-per-s=0", "--kv-bytes-per-token=0"] {
             assert!(Line::try_parse_from(["x", wrong]).is_err(), "{wrong}");
         }
