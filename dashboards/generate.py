@@ -408,10 +408,13 @@ ROWS = [
                 unit="s",
             ),
             Lines(
-                "Blocks waiting to be copied",
-                "The copies' queue. It should fall to zero between bursts; if it only grows, copies are slower than "
-                "what causes them.",
-                ("blocks", now("pagetide_copy_queue_blocks")),
+                "Blocks to be copied",
+                "The copies' queue: it should fall to zero between bursts; if it only grows, copies are slower than "
+                "what causes them. And what a preemption leaves to be copied: more than a block above the bound, and "
+                "copies ahead do not keep up: lower swap.high_watermark.",
+                ("waiting", now("pagetide_copy_queue_blocks")),
+                ("by a preemption, p99", quantile(0.99, "pagetide_preemption_blocks")),
+                ("its bound", f"max({series('pagetide_max_tail_blocks')})"),
             ),
             Lines(
                 "Tokens computed twice",

@@ -39,6 +39,9 @@ fn what_is_recorded_is_on_the_page() {
     request_ended(&ended(Outcome::Failed, 3));
     request_rejected(Rejection::Draining, Tenant(7));
     preempted(Preemption::Recompute);
+    preemption_copies(3);
+    preemption_copies(20);
+    set_max_tail_blocks(4);
     set_requests(3, 2, 1);
     let tenant = tenants::of(Tenant(7)).unwrap();
     assert!(tenants::of(Tenant::default()).is_none(), "nobody's requests have no label");
@@ -74,6 +77,9 @@ fn what_is_recorded_is_on_the_page() {
         ("pagetide_rejected_total{reason=\"draining\"}", 1.0),
         ("pagetide_preemptions_total{mode=\"recompute\"}", 1.0),
         ("pagetide_preemptions_total{mode=\"swap\"}", 0.0),
+        ("pagetide_preemption_blocks_sum", 23.0),
+        ("pagetide_preemption_blocks_bucket{le=\"5\"}", 1.0),
+        ("pagetide_max_tail_blocks", 4.0),
         ("pagetide_tenant_requests_total{tenant=\"key-7\",outcome=\"failed\"}", 1.0),
         ("pagetide_tenant_rejected_total{tenant=\"key-7\",reason=\"draining\"}", 1.0),
         ("pagetide_tenant_tokens_total{tenant=\"key-7\",kind=\"prompt\"}", 5.0),

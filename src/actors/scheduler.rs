@@ -274,6 +274,11 @@ impl SchedulerActor {
         }
     }
 
+    fn report_preemptions(&mut self) {
+        self.policy().take_preemption_copies().into_iter().for_each(metrics::preemption_copies);
+        metrics::set_max_tail_blocks(self.policy().config().max_tail_blocks);
+    }
+
     fn commit(&mut self, output: StepOutput) {
         self.report_copies(&output.copies);
         self.tell();
@@ -306,6 +311,7 @@ impl SchedulerActor {
 
     fn report_plan(&mut self, used_blocks: usize) {
         self.report_decisions();
+        self.report_preemptions();
         for admission in self.policy().take_admissions() {
             metrics::prompt_tokens(admission.prompt_tokens, admission.cached_tokens);
             self.totals.prompt_tokens += admission.prompt_tokens as u64;

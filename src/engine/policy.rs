@@ -238,6 +238,9 @@ pub struct Scheduler {
     costs: CopyCosts,
     #[serde(skip)]
     decisions: Vec<Decision>,
+    /// Blocks that each sequence which had to yield left to be copied, since they were last taken.
+    #[serde(skip)]
+    preemption_copies: Vec<usize>,
     /// The plans that were made and whose results have not been taken in, oldest first.
     in_flight: VecDeque<InFlight>,
     step_times: StepTimeModel,
@@ -302,6 +305,7 @@ impl Scheduler {
             next_copy: 0,
             costs: CopyCosts::default(),
             decisions: Vec::new(),
+            preemption_copies: Vec::new(),
             in_flight: VecDeque::new(),
             step_times: StepTimeModel::default(),
             prompt_pace: PromptPace::default(),

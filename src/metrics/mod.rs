@@ -262,6 +262,15 @@ pub fn preempted(kind: Preemption) {
     vllm::preempted();
 }
 
+/// A sequence that had to yield left this many blocks to be copied.
+pub fn preemption_copies(num_blocks: usize) {
+    with(|m| m.preemption_blocks.record(num_blocks as f64));
+}
+
+pub fn set_max_tail_blocks(num_blocks: usize) {
+    with(|m| m.max_tail.set(num_blocks as f64));
+}
+
 /// Prompt tokens looked up in the prefix cache, how many were there, and how many of these in the swap pool alone.
 pub fn prefix_cache(queried: usize, hit: usize, swapped: usize) {
     with(|m| {

@@ -41,6 +41,7 @@ const GAP_BOUNDS: &[f64] =
 const STEP_BOUNDS: &[f64] =
     &[1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5];
 const SEQUENCE_BOUNDS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
+const BLOCK_BOUNDS: &[f64] = &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
 const TOKEN_BOUNDS: &[f64] =
     &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0];
 
@@ -129,6 +130,10 @@ metrics! {
         "Bytes copied from the device to the swap pool.";
     PREEMPTIONS = "pagetide_preemptions_total" Counter "sequences" ["mode": "swap, recompute"] &[],
         "Sequences that had to give their device blocks away.";
+    PREEMPTION_BLOCKS = "pagetide_preemption_blocks" Histogram "blocks" [] BLOCK_BOUNDS,
+        "Blocks that a preemption to the swap pool had to copy: those that had not been copied ahead. Times pagetide_copy_seconds, what it cost to leave.";
+    MAX_TAIL = "pagetide_max_tail_blocks" Gauge "blocks" [] &[],
+        "The most full blocks that likely victims are to have beside those copied ahead (swap.max_tail_blocks): with the partly filled one, the bound on pagetide_preemption_blocks while copies keep up.";
     PREFIX_QUERIES = "pagetide_prefix_cache_queries_total" Counter "tokens" [] &[],
         "Prompt tokens looked up in the prefix cache, both levels.";
     PREFIX_HITS = "pagetide_prefix_cache_hits_total" Counter "tokens" ["tier": "device, cpu"] &[],

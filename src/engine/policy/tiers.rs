@@ -237,7 +237,9 @@ impl Scheduler {
             let copies = table.iter().zip(&stored).filter(|(_, swap)| swap.copy);
             let before = plan.swap_out.len();
             plan.swap_out.extend(copies.map(|(device, swap)| (*device, swap.block)));
-            self.bill(rank.request).swapped_out_blocks += plan.swap_out.len() - before;
+            let num_copies = plan.swap_out.len() - before;
+            self.bill(rank.request).swapped_out_blocks += num_copies;
+            self.preemption_copies.push(num_copies);
             self.num_swapped += 1;
             self.stats.preempted_swap += 1;
         } else {
@@ -382,6 +384,11 @@ impl Scheduler {
     /// What the arbiter has decided since the last call.
     pub fn take_decisions(&mut self) -> Vec<Decision> {
         std::mem::take(&mut self.decisions)
+    }
+
+    /// For each sequence that was swapped since the last call, the blocks that had not been copied ahead.
+    pub fn take_preemption_copies(&mut self) -> Vec<usize> {
+        std::mem::take(&mut self.preemption_copies)
     }
 
     /// Seconds that a block's copy takes, to the swap pool and to the device.
