@@ -39,10 +39,12 @@ mod beams;
 mod billing;
 mod check;
 mod commit;
+mod config;
 mod contracts;
 mod expectation;
 mod foretold;
 mod quota;
+mod requests;
 mod running;
 mod tiers;
 mod told;
@@ -56,19 +58,20 @@ pub mod world;
 use crate::engine::allocation::{Demand, Grant, Grown, SwapDemand, SwapGrant};
 use crate::engine::arbiter::{CopyCosts, Decision};
 use crate::engine::beam::BeamSearch;
-use crate::engine::bill::{KvBill, Quota, QuotaTier, Tenant, Terms};
+use crate::engine::bill::{KvBill, QuotaTier, Tenant, Terms};
 use crate::engine::block_pool::PoolStats;
 use crate::engine::constraint::ConstraintSource;
 use crate::engine::lengths::OutputLengths;
 use crate::engine::plan::{Deliveries, MAX_STEPS_IN_FLIGHT, StepPlan};
-use crate::engine::prefix_cache::{BlockHash, BlockHasher};
+use crate::engine::prefix_cache::BlockHasher;
 use crate::engine::prompt_pace::PromptPace;
-use crate::engine::sequence::{Rank, SeqState, Sequence};
+use crate::engine::sequence::Rank;
 use crate::engine::step_time::{PromptBudget, StepLoad, StepTimeModel};
 use crate::ids::{CopyId, IdMap, RequestId, SeqId, TokenId};
 use crate::sampling::params::SamplingParams;
 use admission::Refusal;
 use batch::grow;
+pub use config::{AdmissionPolicy, PreemptionMode, SchedulerConfig, SchedulingPolicy};
 use contracts::Reserved;
 pub use foretold::{Foretold, SearchStep};
 use running::Running;
@@ -83,84 +86,6 @@ pub use view::{Phase, SeqView};
 use waiting::Waiting;
 pub use waits::Wait;
 use waits::Waits;
-
-/// What becomes of the KV of a preempted sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum PreemptionMode {
-    /// Whatever is expected to be done sooner, for each victim: see [`crate::engine::arbiter`].
-    Auto,
-    /// To the swap pool; dropped where that is full.
-    Swap,
-    /// Dropped, and computed again when the sequence comes back.
-    Recompute,
-}
-
-/// What a sequence has to find room for before it runs, beside those that do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum AdmissionPolicy {
-    /// What all of them are expected to need, by the lengths of outputs that have ended, for as many steps as make
-    /// another preemption worth while.
-    Expected,
-    /// All that they may need: nothing is ever preempted for want of blocks.
-    MaxTokens,
-    /// The tokens that it has.
-    Prompt,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum SchedulingPolicy {
-    /// First come, first served.
-    Fcfs,
-    /// Lower priority values first, then first come.
-    Priority,
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct SchedulerConfig {
-    /// Tokens a block.
-    pub block_size: usize,
-    pub num_device_blocks: usize,
-    pub num_swap_blocks: usize,
-    pub max_num_seqs: usize,
-    /// Tokens a step; at least `max_num_seqs`, so that every decode fits.
-    pub max_num_batched_tokens: usize,
-    /// Seconds that a step should take while somebody waits for a next token: how much of a prompt goes into it follows
-    /// from the steps before. `None`: as much as `max_num_batched_tokens` allows.
-    pub inter_token_target: Option<f64>,
-    pub max_model_len: usize,
-    pub policy: SchedulingPolicy,
-    pub preemption_mode: PreemptionMode,
-    pub admission: AdmissionPolicy,
-    /// Blocks that an admission leaves available while something runs.
-    pub watermark_blocks: usize,
-    /// With fewer device blocks available, those who would yield first have their full blocks copied ahead of need ...
-    pub write_behind_blocks: usize,
-    /// ... but for so many.
-    pub max_tail_blocks: usize,
-    /// Blocks that requests which are not preemptible may hold together, at most.
-    pub non_preemptible_blocks: usize,
-    /// Of each tenant.
-    pub quota: Quota,
-    /// Off: requests share nothing, only the samples of one request do.
-    pub prefix_caching: bool,
-    /// Plan a step while the one before it is in flight.
-    pub overlap: bool,
-    /// Secret of the block hashes: never written down.
-    #[serde(skip)]
-    pub hash_key: [u8; 32],
-}
-
-impl SchedulerConfig {
-    /// Blocks that a step may take at most, or a part of the pool: they are kept free, so that what was in them has been
-    /// copied away before they are written. None where there is nowhere to copy to.
-    fn reserve_blocks(&self) -> usize {
-        let step = self.max_num_batched_tokens.div_ceil(self.block_size) + self.max_num_seqs;
-        if self.num_swap_blocks == 0 { 0 } else { step.min(self.num_device_blocks / MAX_RESERVE_PART) }
-    }
-}
-
-/// See [`SchedulerConfig::reserve_blocks`].
-const MAX_RESERVE_PART: usize = 16;
 
 /// A request as the intake hands it over: valid, and small enough to run alone.
 #[derive(Clone, Debug)]
@@ -327,101 +252,6 @@ impl Scheduler {
             foretold: Foretold::default(),
             wanted_size: None,
             config,
-        }
-    }
-
-    pub fn arrive(&mut self, arrival: Arrival) {
-        self.arrive_named(arrival, Vec::new());
-    }
-
-    /// The same, of a prompt whose leading full blocks have these names: nobody has to compute them, or look at its
-    /// tokens. Blocks behind them get names as ever.
-    pub fn arrive_named(&mut self, arrival: Arrival, names: Vec<BlockHash>) {
-        assert!(
-            names.len() <= arrival.prompt.len() / self.config.block_size,
-            "only full blocks of a prompt have names"
-        );
-        let priority = match self.config.policy {
-            SchedulingPolicy::Fcfs => 0,
-            SchedulingPolicy::Priority => arrival.priority,
-        };
-        let rank = Rank { priority, request: arrival.id, seq: self.new_seq_id() };
-        let salt = match (self.config.prefix_caching, &arrival.cache_salt) {
-            (true, None) => Vec::new(),
-            (true, Some(salt)) => salt.clone().into_bytes(),
-            (false, _) => arrival.id.0.to_le_bytes().to_vec(),
-        };
-        self.make_room_for_beams(&arrival.params);
-        self.requests.insert(arrival.id, vec![rank]);
-        let mut seq = Sequence::new(rank, arrival, self.config.max_model_len, &self.hasher, &salt);
-        seq.hashes = Arc::new(names);
-        self.ranks.insert(rank.seq, rank);
-        self.refusal = self.refusal.filter(|refusal| refusal.first < rank);
-        self.waiting.insert(Box::new(seq));
-    }
-
-    fn new_seq_id(&mut self) -> SeqId {
-        self.next_seq += 1;
-        SeqId(self.next_seq)
-    }
-
-    /// Drops a request, wherever it is. Nothing happens where it is not there (any more).
-    pub fn cancel(&mut self, request: RequestId) {
-        for rank in self.requests.get(&request).cloned().unwrap_or_default() {
-            self.learn_length(rank, false);
-        }
-        self.drop_request(request);
-    }
-
-    fn drop_request(&mut self, request: RequestId) {
-        self.searches.remove(&request);
-        for rank in self.requests.get(&request).cloned().unwrap_or_default() {
-            self.drop_seq(rank);
-        }
-    }
-
-    /// Drops one sample of a request.
-    pub fn stop_sample(&mut self, request: RequestId, sample: u32) {
-        let ranks = self.requests.get(&request).cloned().unwrap_or_default();
-        let is_it = |seq: &Sequence| seq.sample == sample && seq.forks == 0 && !seq.is_beam();
-        let is_it = |rank: &Rank| self.seq(*rank).is_some_and(is_it);
-        if let Some(rank) = ranks.into_iter().find(is_it) {
-            self.learn_length(rank, false);
-            self.drop_seq(rank);
-        }
-    }
-
-    fn seq(&self, rank: Rank) -> Option<&Sequence> {
-        self.running.get(&rank).or_else(|| self.waiting.get(&rank))
-    }
-
-    /// Forgets a sequence; its blocks are released with the next demands.
-    fn drop_seq(&mut self, rank: Rank) {
-        let seq = self.running.remove(&rank).or_else(|| self.waiting.remove(&rank));
-        let mut seq = seq.expect("a request's ranks are those of its living sequences");
-        self.refusal = None;
-        self.limited.remove(&rank);
-        self.give_backing_up(&mut seq);
-        if let Some(coming) = seq.swap_in.take() {
-            self.swap_ins.remove(&coming.id);
-            self.pending_swap.release.push(coming.from);
-        }
-        match seq.state {
-            SeqState::Running => self.pending.release.push(seq.table),
-            SeqState::Swapped(blocks) => {
-                self.num_swapped -= 1;
-                self.pending_swap.release.push(blocks);
-            }
-            SeqState::Waiting => {}
-        }
-        self.ranks.remove(&rank.seq);
-        if let Some(ranks) = self.requests.get_mut(&rank.request) {
-            ranks.retain(|other| *other != rank);
-            if ranks.is_empty() {
-                self.requests.remove(&rank.request);
-                self.bills.remove(&rank.request);
-                self.reserved.remove(&rank.request);
-            }
         }
     }
 
