@@ -27,7 +27,7 @@ fn setting(name: &str) -> Option<u64> {
 }
 
 fn check_random_loads(overlap: bool) {
-    let operations = setting("PAGETIDE_SIM_OPERATIONS").unwrap_or(250_000) as usize;
+    let operations = setting("PAGETIDE_SIM_OPERATIONS").unwrap_or(500_000) as usize;
     let seeds: Vec<u64> = match setting("PAGETIDE_SIM_SEED") {
         Some(seed) => vec![seed],
         None => (0..100).collect(),
