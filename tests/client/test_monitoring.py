@@ -25,7 +25,7 @@ KEYS = {"first": "sk-one", "second": "sk-two", "impatient": "sk-three"}
 # Requests of up to 200 tokens, 14 at a time, in a pool for three or four of them; both quotas are met, and some swapped
 # sequences find the swap pool full.
 PRESSURE = (
-    *("--num-device-blocks", "40", "--block-size", "16", "--swap-space-gib", "0.002"),
+    *("--num-device-blocks", "40", "--block-size", "16", "--swap-space-gib", "0.0005"),
     *("--set", "scheduler.inter_token_target_ms=0", "--set", "scheduler.admission=prompt"),
     *("--set", "cache.max_share_per_key=0.6", "--set", "metrics.vllm_names=true"),
     *itertools.chain.from_iterable(("--api-key", key) for key in [*KEYS.values(), SCRAPE_KEY]),
