@@ -44,6 +44,19 @@ impl ApiError {
         }
     }
 
+    /// 400: a prompt's text is longer than `intake.max_prompt_bytes`.
+    pub fn prompt_too_long(param: impl Into<String>, got_bytes: usize, max_bytes: usize) -> Self {
+        let message = format!(
+            "the prompt's text has {got_bytes} bytes; this server takes at most {max_bytes} (intake.max_prompt_bytes)"
+        );
+        Self::context_length(param, message)
+    }
+
+    /// 400: a field would cause more work than one request may.
+    pub fn too_complex(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { code: Some("too_complex"), ..Self::invalid(param, message) }
+    }
+
     /// 400, mostly in a stream that has begun: what the client demands of the output cannot be kept up.
     pub fn constraint_failed(why: &str) -> Self {
         Self::bad_request(format!("the output cannot follow the constraint (structured output) any further: {why}"))
@@ -227,6 +240,24 @@ impl ApiError {
                 "service_unavailable",
                 Some("draining"),
                 "the server is shutting down and admits nothing new",
+            )
+        }
+    }
+
+    /// 499: nobody hears it.
+    pub fn abandoned() -> Self {
+        Self::new(499, "server_error", Some("client_left"), "the client has gone")
+    }
+
+    /// 503: jobs that do not come back hold all threads that read requests.
+    pub fn intake_stuck() -> Self {
+        Self {
+            retry_after_s: Some(5),
+            ..Self::new(
+                503,
+                "service_unavailable",
+                Some("intake_stuck"),
+                "all threads that read requests (intake.tokenizer_threads) have been busy for more than 10 s",
             )
         }
     }

@@ -8,6 +8,7 @@
 
 pub mod actors;
 pub mod backend;
+pub mod budget;
 pub mod cli;
 pub mod config;
 pub mod engine;

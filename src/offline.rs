@@ -138,6 +138,7 @@ async fn generate_one(
         terms: Terms::default(),
         tenant: Tenant::default(),
         observer: None,
+        abandoned: None,
     };
     let Accepted { prompt_tokens, mut events, .. } = handle.submit(submit).await?;
     let new_text = || OutputText::new(handle.model().tokenizer.clone(), &prompt_tokens, &params.output);

@@ -113,6 +113,7 @@ fn a_grammar_is_followed() {
         terms: Terms::default(),
         tenant: Tenant::default(),
         observer: None,
+        abandoned: None,
         grammar: Some(grammar),
     };
     let handle = engine.handle();

@@ -1,10 +1,11 @@
 //! The way in: bounds what the engine holds, tokenises off the HTTP workers, and refuses what can never run.
 
-use crate::actors::messages::{Accepted, Arrive, Cancel, EventStream, Prompt, StopSample, Submit, Tune};
+use crate::actors::messages::{Abandoned, Accepted, Arrive, Cancel, EventStream, Prompt, StopSample, Submit, Tune};
 use crate::actors::places::Places;
 use crate::actors::runtime::{ModelInfo, stop_system};
 use crate::actors::scheduler::SchedulerActor;
-use crate::actors::workers::Workers;
+use crate::actors::workers::{Weight, Workers};
+use crate::budget::Budget;
 use crate::engine::bill::Tenant;
 use crate::engine::block_pool::PoolStats;
 use crate::engine::constraint::ConstraintSource;
@@ -14,6 +15,7 @@ use crate::error::ApiError;
 use crate::ids::{RequestId, TokenId};
 use crate::metrics::{self, Rejection};
 use crate::sampling::params::SamplingParams;
+use crate::text::grammar::sandbox::GrammarLimits;
 use crate::text::grammar::{GrammarCompiler, GrammarRequest};
 use crate::text::truncation::{Side, Truncation};
 use actix::{Actor, Addr, Context, Handler, Recipient, ResponseFuture};
@@ -91,10 +93,11 @@ impl RequestIntake {
         limits: Limits,
         places: Places,
         workers: Workers,
+        grammars: GrammarLimits,
         scheduler: Addr<SchedulerActor>,
     ) -> Self {
         let tokenizer = model.tokenizer.clone();
-        let grammars = GrammarCompiler::new(tokenizer, model.vocab_size as usize, &model.eos_token_ids);
+        let grammars = GrammarCompiler::new(tokenizer, model.vocab_size as usize, &model.eos_token_ids, grammars);
         let grammars = Arc::new(grammars);
         let (limits, next_id) = (Cell::new(limits), AtomicU64::new(1));
         Self { shared: Rc::new(Shared { model, limits, workers, grammars, scheduler, next_id }), places }
@@ -117,11 +120,12 @@ impl Actor for RequestIntake {
 impl Handler<Submit> for RequestIntake {
     type Result = ResponseFuture<Result<Accepted, ApiError>>;
 
-    fn handle(&mut self, submit: Submit, _: &mut Self::Context) -> Self::Result {
+    fn handle(&mut self, mut submit: Submit, _: &mut Self::Context) -> Self::Result {
         let arrived = Instant::now();
         let shared = self.shared.clone();
         let server = shared.model.server.get();
         let place = self.places.try_take(server.max_requests);
+        let abandoned = submit.abandoned.take();
         Box::pin(async move {
             let Some(place) = place else {
                 metrics::request_rejected(Rejection::QueueFull, submit.tenant);
@@ -154,7 +158,13 @@ impl Handler<Submit> for RequestIntake {
                 }
                 Ok((Arc::new(prompt), Arc::new(params), constraint))
             };
-            let (prompt, params, constraint) = accepted.await.inspect_err(|error| count_rejection(error, tenant))?;
+            let accepted = tokio::select! {
+                biased;
+                accepted = accepted => accepted.inspect_err(|error| count_rejection(error, tenant)),
+                // Its jobs on the text threads end with it, and so does its place.
+                () = is_abandoned(abandoned) => Err(ApiError::abandoned()),
+            };
+            let (prompt, params, constraint) = accepted?;
             // No await from here on: ids reach the scheduler in their order.
             let id = RequestId(shared.next_id.fetch_add(1, Ordering::Relaxed));
             let scheduler = &shared.scheduler;
@@ -170,6 +180,17 @@ impl Handler<Submit> for RequestIntake {
             scheduler.do_send(Arrive { arrival, events: sender, arrived, place, observer });
             Ok(Accepted { id, prompt_tokens, params: shared_params, events })
         })
+    }
+}
+
+/// Completes when nobody waits for the request any more.
+async fn is_abandoned(abandoned: Option<Abandoned>) {
+    match abandoned {
+        Some(abandoned) => match abandoned.await {
+            Ok(never) => match never {},
+            Err(_) => {}
+        },
+        None => std::future::pending().await,
     }
 }
 
@@ -215,11 +236,12 @@ impl Shared {
             (Prompt::Tokens(tokens), None) => tokens,
             (prompt, cut) => {
                 let model = self.model.clone();
-                let encode = move || match cut {
-                    None => model.encode(&prompt, param),
-                    Some((keep, side)) => model.encode_truncated(&prompt, keep, side, param),
+                let weight = Weight::of_bytes(prompt.num_bytes());
+                let encode = move |budget: &Budget| match cut {
+                    None => model.encode(&prompt, param, budget),
+                    Some((keep, side)) => model.encode_truncated(&prompt, keep, side, param, budget),
                 };
-                self.workers.run(encode).await?
+                self.workers.run(weight, encode).await?
             }
         };
         if tokens.is_empty() {
@@ -251,8 +273,13 @@ impl Shared {
             // The prompt has gone beyond it: a chat template can end with reasoning that is empty.
             grammar.starts_after = None;
         }
-        let grammars = self.grammars.clone();
-        self.workers.run(move || grammars.compile(&grammar)).await
+        let (known, grammars, grammar) = (self.grammars.clone(), self.grammars.clone(), Arc::new(grammar));
+        let asked = grammar.clone();
+        // Grammars that others are compiling must not hold up one that is known.
+        if let Some(known) = self.workers.run(Weight::Light, move |_| Ok(known.known(&asked))).await? {
+            return Ok(known);
+        }
+        self.workers.run(Weight::Heavy, move |budget| grammars.compile(&grammar, budget)).await
     }
 
     /// Fills in what the client left open, and refuses what the model or the memory can never hold.

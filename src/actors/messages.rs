@@ -71,7 +71,12 @@ pub struct Submit {
     pub tenant: Tenant,
     /// Whoever follows it: filled in there too.
     pub observer: Option<Arc<dyn RequestObserver>>,
+    /// Ends when nobody waits for the answer any more: filled in there too. `None`: somebody does until there is one.
+    pub abandoned: Option<Abandoned>,
 }
+
+/// Resolves, to an error, when its sender is dropped.
+pub type Abandoned = tokio::sync::oneshot::Receiver<std::convert::Infallible>;
 
 /// Whom requests are submitted for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -79,6 +84,17 @@ pub struct Caller {
     pub tenant: Tenant,
     /// Where its prefix cache is its own: put before its requests' salts. All of one length.
     pub salt: Option<Arc<str>>,
+}
+
+impl Prompt {
+    /// Bytes of text that have to be tokenised.
+    pub fn num_bytes(&self) -> usize {
+        match self {
+            Prompt::Text { text, .. } => text.len(),
+            Prompt::Tokens(_) => 0,
+            Prompt::Chat(chat) => chat.num_bytes(),
+        }
+    }
 }
 
 impl Caller {

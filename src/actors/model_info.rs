@@ -2,6 +2,7 @@
 
 use crate::actors::live::LiveServer;
 use crate::actors::messages::Prompt;
+use crate::budget::Budget;
 use crate::error::ApiError;
 use crate::ids::TokenId;
 use crate::sampling::params::{Pooling, SamplingDefaults};
@@ -33,6 +34,8 @@ pub struct ModelInfo {
     pub default_sampling: SamplingDefaults,
     /// Bytes of a KV block.
     pub kv_block_bytes: usize,
+    /// Bytes of a prompt's text at most (`intake.max_prompt_bytes`).
+    pub max_prompt_bytes: usize,
     /// What requests may ask for, and what they get where they do not say.
     pub server: LiveServer,
 }
@@ -40,17 +43,40 @@ pub struct ModelInfo {
 impl ModelInfo {
     /// A prompt's tokens, its chat rendered; `param` names the prompt's field in errors. Takes as long as the text
     /// is: not for a thread that must not block.
-    pub fn encode(&self, prompt: &Prompt, param: &str) -> Result<Vec<TokenId>, ApiError> {
+    pub fn encode(&self, prompt: &Prompt, param: &str, budget: &Budget) -> Result<Vec<TokenId>, ApiError> {
+        self.encode_within(self.max_prompt_bytes, prompt, param, budget)
+    }
+
+    /// [`ModelInfo::encode`] for a text of at most `max_bytes`.
+    fn encode_within(
+        &self,
+        max_bytes: usize,
+        prompt: &Prompt,
+        param: &str,
+        budget: &Budget,
+    ) -> Result<Vec<TokenId>, ApiError> {
+        let encode = |text: &str, add_special_tokens| {
+            if text.len() > max_bytes {
+                return Err(ApiError::prompt_too_long(param, text.len(), max_bytes));
+            }
+            // From here on nothing can stop it.
+            budget.look().map_err(|why| why.in_param(param))?;
+            self.tokenizer.encode(text, add_special_tokens)
+        };
         match prompt {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
-            Prompt::Text { text, add_special_tokens } => self.tokenizer.encode(text, *add_special_tokens),
+            Prompt::Text { text, add_special_tokens } => encode(text, *add_special_tokens),
             Prompt::Chat(chat) => {
+                let num_bytes = chat.num_bytes();
+                if num_bytes > max_bytes {
+                    return Err(ApiError::prompt_too_long(param, num_bytes, max_bytes));
+                }
                 let text = match (&chat.template, &self.chat_template) {
                     (Some(source), _) => ChatTemplate::of_request(source, self.special_tokens())?.render_chat(chat)?,
                     (None, Some(template)) => template.render_chat(chat)?,
                     (None, None) => return Err(ApiError::invalid(param, NO_TEMPLATE)),
                 };
-                self.tokenizer.encode(&text, chat.add_special_tokens)
+                encode(&text, chat.add_special_tokens)
             }
         }
     }
@@ -71,14 +97,18 @@ impl ModelInfo {
         keep: usize,
         side: Option<Side>,
         param: &str,
+        budget: &Budget,
     ) -> Result<Vec<TokenId>, ApiError> {
         let text = match prompt {
             Prompt::Text { text, add_special_tokens: true } => Some((&*self.tokenizer, text.as_str())),
             _ => None,
         };
-        truncate(self.encode(prompt, param)?, keep, side, text)
+        let max_bytes = self.max_prompt_bytes.saturating_mul(CUT_FACTOR);
+        truncate(self.encode_within(max_bytes, prompt, param, budget)?, keep, side, text)
     }
 }
 
+/// How much longer than others a prompt may be that is cut to fit.
+const CUT_FACTOR: usize = 4;
 const NO_TEMPLATE: &str =
     "this model has no chat template: use /v1/completions, or add chat_template.jinja to the model";

@@ -28,12 +28,13 @@ use crate::model::files::ModelFiles;
 use crate::model::loader::{self, LoadedModel};
 use crate::model::spec::ModelSpec;
 use crate::recorder::Recorder;
+use crate::text::grammar::sandbox::GrammarLimits;
 use actix::{Actor, Arbiter, Recipient, System};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 /// A cheap clone that submits requests to the engine from any thread, for one [`Caller`].
 #[derive(Clone)]
@@ -41,14 +42,27 @@ pub struct RuntimeHandle {
     intake: Recipient<Submit>,
     scheduler: Recipient<Look>,
     model: Arc<ModelInfo>,
+    text: Workers,
     phase: LivePhase,
     caller: Caller,
     observer: Option<Arc<dyn RequestObserver>>,
 }
 
 impl RuntimeHandle {
-    pub fn new(intake: Recipient<Submit>, scheduler: Recipient<Look>, model: Arc<ModelInfo>, phase: LivePhase) -> Self {
-        Self { intake, scheduler, model, phase, caller: Caller::default(), observer: None }
+    /// `text`: the threads that the intake uses too.
+    pub fn new(
+        intake: Recipient<Submit>,
+        scheduler: Recipient<Look>,
+        model: Arc<ModelInfo>,
+        text: Workers,
+        phase: LivePhase,
+    ) -> Self {
+        Self { intake, scheduler, model, text, phase, caller: Caller::default(), observer: None }
+    }
+
+    /// Threads for work on a request that would hold up others.
+    pub fn text(&self) -> &Workers {
+        &self.text
     }
 
     /// The same engine, for requests of `caller`.
@@ -75,7 +89,7 @@ impl RuntimeHandle {
         self.caller.tenant
     }
 
-    /// Validates, tokenises and queues a request.
+    /// Validates, tokenises and queues a request. Dropping the future gives it up, and the place that it holds.
     pub async fn submit(&self, mut submit: Submit) -> Result<Accepted, ApiError> {
         if self.is_draining() {
             metrics::request_rejected(Rejection::Draining, self.caller.tenant);
@@ -84,6 +98,8 @@ impl RuntimeHandle {
         submit.tenant = self.caller.tenant;
         submit.cache_salt = self.caller.cache_salt(submit.cache_salt);
         submit.observer = self.observer.clone();
+        let (_waiting, abandoned) = oneshot::channel();
+        submit.abandoned = Some(abandoned);
         match self.intake.send(submit).await {
             Ok(answer) => answer,
             Err(_) => Err(ApiError::engine("the engine has stopped")),
@@ -205,13 +221,17 @@ impl Runtime {
             pooling,
             default_sampling,
             kv_block_bytes: loaded.pools.layout.block_bytes(),
+            max_prompt_bytes: config.intake.max_prompt_bytes(loaded.max_model_len),
             server: LiveServer::new(config.server.clone()),
         });
         let places = Places::default();
+        let job_timeout = Duration::from_secs(config.intake.job_timeout_s);
+        let workers = Workers::start(config.intake.tokenizer_threads, job_timeout)?;
         let wiring = Wiring {
             scheduler: scheduler_config(config, &loaded)?,
             limits: limits(config, &loaded),
-            workers: Workers::start(config.intake.tokenizer_threads)?,
+            grammars: grammar_limits(config),
+            workers: workers.clone(),
             eviction: eviction_policy(config),
             block_bytes: loaded.pools.layout.block_bytes(),
             on_failure: config.device.on_failure,
@@ -222,7 +242,7 @@ impl Runtime {
             executor,
         };
         let Started { system, intake, look, tune, swap_pool, recording, fail, alive, thread } = wiring.start()?;
-        let handle = RuntimeHandle::new(intake, look, model, LivePhase::default());
+        let handle = RuntimeHandle::new(intake, look, model, workers, LivePhase::default());
         let (loaded, thread) = (Arc::new(loaded), Some(thread));
         let recorder = config.recorder.clone();
         Ok(Self { handle, loaded, places, tune, swap_pool, recording, fail, recorder, system, alive, thread })
@@ -284,6 +304,8 @@ impl Drop for Runtime {
 pub(super) struct Wiring {
     pub(super) scheduler: SchedulerConfig,
     pub(super) limits: Limits,
+    /// Of compiling a request's grammar.
+    pub(super) grammars: GrammarLimits,
     pub(super) workers: Workers,
     /// Of both pools.
     pub(super) eviction: EvictionPolicy,
@@ -344,8 +366,9 @@ impl Wiring {
                     SchedulerActor::new(policy, allocator, swap_pool.clone(), executor, workers, recorder, settings);
                 let scheduler = scheduler.start();
                 let (look, recording) = (scheduler.clone().recipient(), scheduler.clone().recipient());
-                let Self { model, limits, places, workers, .. } = self;
-                let make_intake = move |_: &mut _| RequestIntake::new(model, limits, places, workers, scheduler);
+                let Self { model, limits, grammars, places, workers, .. } = self;
+                let make_intake =
+                    move |_: &mut _| RequestIntake::new(model, limits, places, workers, grammars, scheduler);
                 let intake = RequestIntake::start_in_arbiter(&Arbiter::new().handle(), make_intake);
                 (intake, look, swap_pool, recording, fail)
             });
@@ -433,6 +456,11 @@ pub fn eviction_policy(config: &Config) -> EvictionPolicy {
         config::Eviction::Adaptive => EvictionPolicy::Adaptive,
         config::Eviction::Lru => EvictionPolicy::Lru,
     }
+}
+
+fn grammar_limits(config: &Config) -> GrammarLimits {
+    let cpu = Duration::from_secs_f64(config.intake.grammar_cpu_s);
+    GrammarLimits { cpu, memory_bytes: config.intake.grammar_memory_mib << 20 }
 }
 
 fn limits(config: &Config, loaded: &LoadedModel) -> Limits {

@@ -15,6 +15,7 @@ mod signals;
 mod supervisor;
 
 use crate::error::StartError;
+use crate::text::grammar::sandbox;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use options::ConfigOptions;
@@ -82,6 +83,9 @@ enum Command {
     /// Opens the GPU that a start would use, and measures its copies. Says where the model is, and asks no network for
     /// it. Exit status 1 if the configured device cannot be used or there is no such model.
     Doctor(doctor::DoctorArgs),
+    /// Compile what the server sends on standard input: started by 'serve' itself
+    #[command(name = sandbox::COMMAND, hide = true)]
+    GrammarHelper,
     /// Print what lets a shell complete commands
     ///
     /// For bash: pagetide completions bash > ~/.local/share/bash-completion/completions/pagetide
@@ -104,6 +108,10 @@ pub fn run() -> ExitCode {
             return if asked_for { ExitCode::SUCCESS } else { ExitCode::from(2) };
         }
     };
+    if matches!(cli.command, Some(Command::GrammarHelper)) {
+        return sandbox::run();
+    }
+    use_this_program();
     let done = match cli.command {
         None => serve::run(&ConfigOptions::default()),
         Some(Command::Serve { options }) => serve::run(&options),
@@ -115,6 +123,7 @@ pub fn run() -> ExitCode {
         Some(Command::Completions(args)) => manual::completions(&args, Cli::command()),
         Some(Command::Man(args)) => manual::man(&args, Cli::command()),
         Some(Command::Health(args)) => health::run(&args),
+        Some(Command::GrammarHelper) => unreachable!("it has been run above"),
     };
     match done {
         Ok(code) => code,
@@ -122,6 +131,18 @@ pub fn run() -> ExitCode {
             eprintln!("pagetide: {message}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Lets grammars be compiled in processes of this program.
+fn use_this_program() {
+    // On Linux this is what runs, also when its file has been replaced by a newer one.
+    let itself = std::path::Path::new("/proc/self/exe");
+    match std::env::current_exe() {
+        _ if itself.exists() => sandbox::use_program(itself),
+        Ok(program) => sandbox::use_program(program),
+        // Reported when a grammar comes.
+        Err(_) => {}
     }
 }
 

@@ -174,6 +174,18 @@ pub struct SchedulerConfig {
 #[derive(Clone, Debug, PartialEq)]
 pub struct IntakeConfig {
     pub tokenizer_threads: usize,
+    pub job_timeout_s: u64,
+    pub max_prompt_bytes: Option<usize>,
+    /// Of compiling a client's grammar.
+    pub grammar_cpu_s: f64,
+    pub grammar_memory_mib: usize,
+}
+
+impl IntakeConfig {
+    /// Bytes of a prompt's text at most, for a model of so many tokens.
+    pub fn max_prompt_bytes(&self, max_model_len: usize) -> usize {
+        self.max_prompt_bytes.unwrap_or((16 * max_model_len).max(256 << 10))
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -385,7 +397,13 @@ impl SchedulerConfig {
 
 impl Default for IntakeConfig {
     fn default() -> Self {
-        Self { tokenizer_threads: 2 }
+        Self {
+            tokenizer_threads: 2,
+            job_timeout_s: 10,
+            max_prompt_bytes: None,
+            grammar_cpu_s: 2.0,
+            grammar_memory_mib: 128,
+        }
     }
 }
 

@@ -330,6 +330,19 @@ settings! {
         "Threads that render chat templates and tokenise prompts.",
         "Long prompts at a high rate: time to first token grows while the device idles.";
 
+    intake.job_timeout_s: int(1, 3600), "s", None,
+        "Time for one job on a text thread (parsing a large body, a chat template, tokenising, a grammar), from when it begins; then its request is refused.",
+        "Prompts of millions of tokens on a slow machine.";
+    intake.max_prompt_bytes: int_or_auto(1024, 1 << 30), "bytes", None,
+        "Largest text of a prompt, and of what /tokenize takes; a larger one is refused before it is tokenised. auto is 16 bytes for each of max_model_len tokens, at least 256 KiB. A prompt that may be cut (truncate_prompt_tokens) may have four times as many.",
+        "Prompts have more than 16 bytes a token and yet fit the model: long runs of spaces, say.";
+    intake.grammar_cpu_s: Kind::Float { min: 0.1, or_equal: true, max: 600.0, auto: false }, "s", None,
+        "Processor time that compiling a client's grammar, JSON schema or regular expression may take; more is refused. It is compiled in a process of its own first, and in the server only where that ended well.",
+        "Clients are trusted, and their schemas large.";
+    intake.grammar_memory_mib: int(16, 65_536), "MiB", None,
+        "Memory that compiling one may take.",
+        "As before.";
+
     log.level: Kind::Text { auto: false, check: log_filter }, "", None,
         "error, warn, info, debug or trace; or by module: info,pagetide::actors=debug.",
         "To look into something.";

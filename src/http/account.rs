@@ -71,13 +71,15 @@ struct Open {
     /// What counts for it, where it is counted.
     limiters: Vec<Arc<Limiter>>,
     ticket: Option<Ticket>,
+    /// Tokens of texts that were made into tokens, or of tokens made into texts, and no more.
+    converted_tokens: usize,
 }
 
 impl Open {
     /// It counts no longer for its limits, but for what it has used.
     fn leave_limits(&mut self) {
         if let Some(ticket) = self.ticket.take() {
-            ticket.set_used(self.report.used_tokens());
+            ticket.set_used(self.report.used_tokens() + self.converted_tokens);
         }
     }
 }
@@ -125,7 +127,7 @@ impl Account {
         Arc::new(Self {
             reporter,
             started,
-            open: Mutex::new(Some(Open { report, span, limiters: Vec::new(), ticket: None })),
+            open: Mutex::new(Some(Open { report, span, limiters: Vec::new(), ticket: None, converted_tokens: 0 })),
         })
     }
 
@@ -146,6 +148,17 @@ impl Account {
         if let Some(open) = &mut *self.now_open() {
             open.limiters = key.limiters.clone();
             open.ticket = Some(Ticket::enter(key.tenant, key.limiters.clone())?);
+        }
+        Ok(())
+    }
+
+    /// Its text was made into so many tokens, or made of them, and it wants no more. An error is a 429.
+    pub fn convert(&self, tokens: usize) -> Result<(), ApiError> {
+        if let Some(open) = &mut *self.now_open()
+            && let Some(ticket) = &open.ticket
+        {
+            ticket.take_tokens(tokens)?;
+            open.converted_tokens += tokens;
         }
         Ok(())
     }

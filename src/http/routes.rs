@@ -2,8 +2,10 @@
 
 use crate::actors::messages::Caller;
 use crate::actors::phase::Phase;
-use crate::actors::runtime::RuntimeHandle;
+use crate::actors::runtime::{ModelInfo, RuntimeHandle};
 use crate::actors::tuner::Tuner;
+use crate::actors::workers::Weight;
+use crate::budget::Budget;
 use crate::error::ApiError;
 use crate::http::account::Account;
 use crate::http::admin::Admin;
@@ -17,10 +19,11 @@ use crate::http::timeouts::is_timeout;
 use crate::http::{admin, anthropic, complete, console, responses};
 use crate::metrics;
 use actix_web::dev::Payload;
-use actix_web::http::header::{ALLOW, ContentType, RETRY_AFTER};
+use actix_web::http::header::{ALLOW, CONTENT_LENGTH, ContentType, RETRY_AFTER};
 use actix_web::http::{Method, StatusCode};
 use actix_web::web::{self, Bytes, Data, Path, ServiceConfig};
 use actix_web::{FromRequest, HttpMessage, HttpRequest, HttpResponse, Resource, ResponseError, Route, guard};
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::future::{Ready, ready};
 use std::ops::Deref;
@@ -237,10 +240,8 @@ async fn messages(handle: Engine, body: Body) -> Result<HttpResponse, ApiError> 
     anthropic::create(&handle, &json_body(body, &handle)?).await
 }
 
-async fn count_tokens(handle: Data<RuntimeHandle>, body: Body) -> Result<HttpResponse, ApiError> {
-    let body = json_body(body, &handle)?;
-    let counted = blocking(move || anthropic::count_tokens(&body, handle.model())).await?;
-    Ok(HttpResponse::Ok().json(counted))
+async fn count_tokens(handle: Engine, request: HttpRequest, body: Body) -> Result<HttpResponse, ApiError> {
+    convert(&handle, &request, json_body(body, &handle)?, anthropic::count_tokens).await
 }
 
 fn describe_models() -> Operation {
@@ -285,27 +286,39 @@ async fn embed(handle: Engine, body: Body) -> Result<HttpResponse, ApiError> {
     Ok(HttpResponse::Ok().json(embeddings::embeddings(&handle, &body).await?))
 }
 
-async fn tokenize(handle: Data<RuntimeHandle>, body: Body) -> Result<HttpResponse, ApiError> {
+async fn tokenize(handle: Engine, request: HttpRequest, body: Body) -> Result<HttpResponse, ApiError> {
     let body = json_body(body, &handle)?;
     check_model(&body, handle.model())?;
-    let tokenized = blocking(move || tokenize::tokenize(&body, handle.model())).await?;
-    Ok(HttpResponse::Ok().json(tokenized))
+    convert(&handle, &request, body, tokenize::tokenize).await
 }
 
-async fn detokenize(handle: Data<RuntimeHandle>, body: Body) -> Result<HttpResponse, ApiError> {
+async fn detokenize(handle: Engine, request: HttpRequest, body: Body) -> Result<HttpResponse, ApiError> {
     let body = json_body(body, &handle)?;
     check_model(&body, handle.model())?;
-    let detokenized = blocking(move || tokenize::detokenize(&body, handle.model())).await?;
-    Ok(HttpResponse::Ok().json(detokenized))
+    convert(&handle, &request, body, tokenize::detokenize).await
 }
 
-/// Runs what would hold up the other requests of this worker.
-async fn blocking<T, F>(work: F) -> Result<T, ApiError>
-where
-    T: Send + 'static,
-    F: FnOnce() -> Result<T, ApiError> + Send + 'static,
-{
-    web::block(work).await.map_err(|_| ApiError::draining())?
+/// Answers a request for a text's tokens, or for the text of tokens: `convert` gives the answer, and how many tokens there
+/// were, for which the request is charged.
+async fn convert<T: Serialize + Send + 'static>(
+    handle: &Engine,
+    request: &HttpRequest,
+    body: Value,
+    convert: fn(&Value, &ModelInfo, &Budget) -> Result<(T, usize), ApiError>,
+) -> Result<HttpResponse, ApiError> {
+    let weight = Weight::of_bytes(request_bytes(request));
+    let model = handle.model().clone();
+    let (answer, num_tokens) = handle.text().run(weight, move |budget| convert(&body, &model, budget)).await?;
+    if let Some(account) = request.extensions().get::<Arc<Account>>() {
+        account.convert(num_tokens)?;
+    }
+    Ok(HttpResponse::Ok().json(answer))
+}
+
+/// Of the body, as its head says; one that does not say may be long.
+fn request_bytes(request: &HttpRequest) -> usize {
+    let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    length.unwrap_or(usize::MAX)
 }
 
 fn describe_health() -> Operation {
@@ -340,10 +353,13 @@ async fn health() -> HttpResponse {
     HttpResponse::Ok().json(json!({"status": "ok"}))
 }
 
-/// The model is loaded (before that nothing is answered) and requests are admitted.
+/// The model is loaded (before that nothing is answered) and requests are admitted and read.
 async fn is_ready(handle: Data<RuntimeHandle>) -> Result<HttpResponse, ApiError> {
     if handle.phase().get() != Phase::Serving {
         return Err(ApiError::draining());
+    }
+    if handle.text().is_stuck() {
+        return Err(ApiError::intake_stuck());
     }
     Ok(HttpResponse::Ok().json(json!({"status": "ready"})))
 }
@@ -352,7 +368,8 @@ async fn version() -> HttpResponse {
     HttpResponse::Ok().json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
-async fn prometheus(request: HttpRequest) -> Result<HttpResponse, ApiError> {
+async fn prometheus(handle: Data<RuntimeHandle>, request: HttpRequest) -> Result<HttpResponse, ApiError> {
+    handle.text().report();
     let page = metrics::render().ok_or_else(|| ApiError::not_found(request.path()))?;
     Ok(HttpResponse::Ok().content_type("text/plain; version=0.0.4; charset=utf-8").body(page))
 }

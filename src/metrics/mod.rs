@@ -215,6 +215,20 @@ pub fn expectation(output_tokens: usize, horizon: usize) {
     });
 }
 
+/// A job of the text threads has ended.
+pub fn text_job(is_heavy: bool, took: Duration) {
+    with(|m| m.text_job_seconds[usize::from(is_heavy)].record(took));
+}
+
+/// Jobs of the text threads now; `oldest`: for how long the oldest of those that run has run.
+pub fn text_jobs(waiting: usize, running: usize, oldest: Duration) {
+    with(|m| {
+        m.text_jobs_waiting.set(waiting as f64);
+        m.text_jobs_running.set(running as f64);
+        m.text_job_oldest.set(oldest.as_secs_f64());
+    });
+}
+
 pub fn set_device_blocks(used: usize, cached: usize, free: usize) {
     with(|m| {
         m.device_used.set(used as f64);

@@ -63,6 +63,11 @@ pub struct Handles {
     pub copy_in: Gauge,
     pub copy_queue: Gauge,
     pub arbiter: [Counter; 3],
+    pub text_jobs_waiting: Gauge,
+    pub text_jobs_running: Gauge,
+    /// Of light jobs, of heavy ones.
+    pub text_job_seconds: [Histogram; 2],
+    pub text_job_oldest: Gauge,
     pub config_changes: [Counter; 2],
     pub executor_restarts: Counter,
     pub slow_clients: Counter,
@@ -128,6 +133,7 @@ impl Handles {
         let counter_of = |metric, value| recorder.register_counter(&key(metric, Some(value)), &METADATA);
         let gauge_of = |metric, value| recorder.register_gauge(&key(metric, Some(value)), &METADATA);
         let histogram = |metric| recorder.register_histogram(&key(metric, None), &METADATA);
+        let histogram_of = |metric, value| recorder.register_histogram(&key(metric, Some(value)), &METADATA);
         let step_phase = |phase| recorder.register_histogram(&key(&table::STEP_SECONDS, Some(phase)), &METADATA);
         Self {
             requests_waiting: gauge_of(&table::REQUESTS, "waiting"),
@@ -179,6 +185,10 @@ impl Handles {
             copy_out: gauge_of(&table::COPY_SECONDS, "out"),
             copy_in: gauge_of(&table::COPY_SECONDS, "in"),
             copy_queue: recorder.register_gauge(&key(&table::COPY_QUEUE, None), &METADATA),
+            text_jobs_waiting: gauge_of(&table::TEXT_JOBS, "waiting"),
+            text_jobs_running: gauge_of(&table::TEXT_JOBS, "running"),
+            text_job_seconds: ["light", "heavy"].map(|v| histogram_of(&table::TEXT_JOB_SECONDS, v)),
+            text_job_oldest: recorder.register_gauge(&key(&table::TEXT_JOB_OLDEST, None), &METADATA),
             config_changes: ["refused", "applied"].map(|v| counter_of(&table::CONFIG_CHANGES, v)),
             executor_restarts: counter(&table::EXECUTOR_RESTARTS),
             slow_clients: counter(&table::SLOW_CLIENTS),

@@ -152,6 +152,12 @@ metrics! {
         "Times that an API key's quota stood in the way: its next request had to wait because its others held cache.max_share_per_key, counted once; a preempted sequence was to be computed again, because its others held swap.max_share_per_key.";
     HTTP_REQUESTS = "pagetide_http_requests_total" Counter "requests" ["path": "the route, or other", "status": "HTTP status"] &[],
         "Answers of the HTTP server; 499 where the client left before there was one.";
+    TEXT_JOBS = "pagetide_text_jobs" Gauge "jobs" ["state": "waiting, running"] &[],
+        "Jobs of the text threads (intake.tokenizer_threads) when this page was made: parsing large bodies, chat templates, tokenising, grammars.";
+    TEXT_JOB_SECONDS = "pagetide_text_job_seconds" Histogram "seconds" ["weight": "light, heavy"] REQUEST_BOUNDS,
+        "What a job of the text threads took. Heavy jobs leave a thread free for light ones.";
+    TEXT_JOB_OLDEST = "pagetide_text_oldest_job_seconds" Gauge "seconds" [] &[],
+        "For how long the oldest job that runs on a text thread has run, when this page was made. Far above intake.job_timeout_s: a job does not come back. /ready answers 503 while all text threads have been busy for 10 s and light jobs wait.";
     CONFIG_CHANGES = "pagetide_config_changes_total" Counter "changes" ["result": "applied, refused"] &[],
         "Times that settings were to change while the server ran, on SIGHUP or by POST /admin/config, and whether they did.";
     EXECUTOR_RESTARTS = "pagetide_executor_restarts_total" Counter "restarts" [] &[],

@@ -28,9 +28,27 @@ pub struct ChatPrompt {
 }
 
 impl ChatPrompt {
+    /// Bytes of the texts in it, about: what rendering and tokenising it takes grows with them.
+    pub fn num_bytes(&self) -> usize {
+        let messages: usize = self.messages.iter().map(num_bytes).sum();
+        let tools = self.tools.as_ref().map_or(0, num_bytes);
+        let kwargs: usize = self.kwargs.iter().map(|(name, value)| name.len() + num_bytes(value)).sum();
+        messages + tools + kwargs
+    }
+
     /// The text of the last message.
     pub fn last_text(&self) -> String {
         self.messages.last().and_then(|message| message.get("content")).map(content_text).unwrap_or_default()
+    }
+}
+
+/// Of the strings in a value, and a byte for everything else.
+fn num_bytes(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(num_bytes).sum(),
+        Value::Object(fields) => fields.iter().map(|(name, value)| name.len() + num_bytes(value)).sum(),
+        _ => 1,
     }
 }
 

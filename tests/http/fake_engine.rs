@@ -11,7 +11,9 @@ use pagetide::actors::recordings::Recordings;
 use pagetide::actors::runtime::{ModelInfo, RuntimeHandle, configured_scheduler};
 use pagetide::actors::tuner::{Engine, Tuner};
 use pagetide::actors::watch::{Moves, Snapshot, Totals};
+use pagetide::actors::workers::Workers;
 use pagetide::backend::{DType, KvLayout};
+use pagetide::budget::Budget;
 use pagetide::config::{Config, ConsoleConfig, RecorderConfig, ServerConfig};
 use pagetide::engine::bill::{KvBill, Tenant, Terms};
 use pagetide::engine::block_pool::{BlockPool, PoolStats};
@@ -180,10 +182,10 @@ impl Handler<Submit> for FakeIntake {
 
     fn handle(&mut self, submit: Submit, _: &mut Self::Context) -> Self::Result {
         let prompt = match submit.truncation {
-            None => self.model.encode(&submit.prompt, submit.prompt_param)?,
+            None => self.model.encode(&submit.prompt, submit.prompt_param, &Budget::steps(1))?,
             Some(Truncation { keep, side }) => {
                 let keep = keep.unwrap_or(MAX_MODEL_LEN - submit.params.max_tokens.max(1)) as usize;
-                self.model.encode_truncated(&submit.prompt, keep, side, submit.prompt_param)?
+                self.model.encode_truncated(&submit.prompt, keep, side, submit.prompt_param, &Budget::steps(1))?
             }
         };
         self.submits.lock().unwrap().push(Seen {
@@ -438,7 +440,8 @@ impl TestServer {
             all.clone().into(),
             Engine { tune, swap_pool, fail, server, loaded: Arc::new(loaded()), recordings },
         );
-        let handle = RuntimeHandle::new(intake.clone().recipient(), intake.recipient(), model, phase.clone());
+        let text = Workers::start(2, Duration::from_secs(600)).unwrap();
+        let handle = RuntimeHandle::new(intake.clone().recipient(), intake.recipient(), model, text, phase.clone());
         let listeners = listen(&all).unwrap();
         let (url, admin_url) = (listeners.url().unwrap(), listeners.admin_addr().unwrap());
         let admin_url = admin_url.map(|addr| format!("http://{addr}"));
@@ -557,6 +560,7 @@ fn model_info() -> ModelInfo {
         pooling: Pooling::Last,
         default_sampling: SamplingDefaults::default(),
         kv_block_bytes: BLOCK_BYTES,
+        max_prompt_bytes: 1 << 20,
         server: LiveServer::default(),
     }
 }

@@ -20,10 +20,12 @@ use crate::engine::prefix_cache::EvictionPolicy;
 use crate::error::ApiError;
 use crate::ids::TokenId;
 use crate::sampling::params::{FinishReason, Pooling, SamplingDefaults, SamplingParams};
+use crate::text::grammar::sandbox::GrammarLimits;
 use crate::text::tokenizer::Tokenizer;
 use actix::{Recipient, System};
 use device::{Controls, FakeDevice};
 use futures_executor::block_on;
+use futures_util::FutureExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
@@ -98,6 +100,7 @@ impl World {
             pooling: Pooling::Last,
             default_sampling: SamplingDefaults::default(),
             kv_block_bytes: 1,
+            max_prompt_bytes: 1 << 20,
             server: LiveServer::new(ServerConfig {
                 max_requests: MAX_REQUESTS,
                 retry_after_s: 7,
@@ -126,6 +129,7 @@ impl World {
             hash_key: [1; 32],
         };
         let tuning = Tuning::from(&scheduler);
+        let workers = Workers::start(1, Duration::from_secs(600)).unwrap();
         let wiring = Wiring {
             scheduler,
             limits: Limits {
@@ -134,7 +138,8 @@ impl World {
                 num_device_blocks: NUM_BLOCKS,
                 non_preemptible_blocks: NUM_BLOCKS / 2,
             },
-            workers: Workers::start(1).unwrap(),
+            grammars: GrammarLimits { cpu: Duration::from_secs(600), memory_bytes: 1 << 30 },
+            workers: workers.clone(),
             eviction: EvictionPolicy::default(),
             block_bytes: 1,
             on_failure: settings.on_failure,
@@ -145,7 +150,7 @@ impl World {
             executor,
         };
         let Started { system, intake, look, tune, fail, alive, .. } = wiring.start().unwrap();
-        let handle = RuntimeHandle::new(intake, look, model, Default::default());
+        let handle = RuntimeHandle::new(intake, look, model, workers, Default::default());
         Self { handle, places, tune, tuning, fail, device: controls, system, alive }
     }
 
@@ -187,6 +192,7 @@ fn submit(prompt: Vec<TokenId>, params: SamplingParams) -> Submit {
         terms: Terms::default(),
         tenant: Tenant::default(),
         observer: None,
+        abandoned: None,
     }
 }
 
@@ -372,6 +378,27 @@ fn what_can_never_fit_is_refused_with_the_numbers() {
     // Not given: as many as fit.
     assert_eq!(tokens(&events(world.submit(vec![1; 30], 0).unwrap())).len(), 3);
     world.wait_until_idle();
+}
+
+/// A text thread that does not come back holds no place for a client that has gone.
+#[test]
+fn a_request_that_is_given_up_while_its_text_waits_leaves_its_place() {
+    let world = World::start(false);
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let held = Arc::new(std::sync::Mutex::new(held));
+    for _ in 0..2 {
+        let held = held.clone();
+        // Ends with an error when it is released.
+        world.handle.text().spawn(move || _ = held.lock().unwrap().recv());
+    }
+    let prompt = Prompt::Text { text: "a".into(), add_special_tokens: false };
+    let mut waiting = Box::pin(world.handle.submit(Submit { prompt, ..submit(vec![], SamplingParams::default()) }));
+    assert!((&mut waiting).now_or_never().is_none());
+    wait_until("it holds a place", || world.places.num_taken() == 1);
+    drop(waiting);
+    world.wait_until_idle();
+    drop(release);
+    events(world.submit(vec![1], 1).unwrap());
 }
 
 #[test]

@@ -180,6 +180,7 @@ async fn submit(handle: &RuntimeHandle, item: &WorkItem, max_tokens: u32) -> Out
         terms: Terms::default(),
         tenant: Tenant::default(),
         observer: None,
+        abandoned: None,
     };
     let mut accepted = match handle.submit(submit).await {
         Ok(accepted) => accepted,

@@ -10,6 +10,7 @@ pub mod request;
 pub mod stream;
 
 use crate::actors::runtime::{ModelInfo, RuntimeHandle};
+use crate::budget::Budget;
 use crate::error::ApiError;
 use crate::http::generation::Generation;
 use crate::http::openai::Request;
@@ -60,11 +61,11 @@ async fn whole(handle: &RuntimeHandle, mut chat: Request, mut message: Message) 
 }
 
 /// Tokens of the prompt that `/v1/messages` would make of `body`.
-pub fn count_tokens(body: &Value, model: &ModelInfo) -> Result<Value, ApiError> {
+pub fn count_tokens(body: &Value, model: &ModelInfo, budget: &Budget) -> Result<(Value, usize), ApiError> {
     let (chat, names) = request::counted(body, model)?;
-    let tokens = chat.prompts.iter().map(|prompt| model.encode(prompt, "messages").map(|tokens| tokens.len()));
+    let tokens = chat.prompts.iter().map(|prompt| model.encode(prompt, "messages", budget).map(|tokens| tokens.len()));
     match tokens.sum::<Result<usize, _>>() {
-        Ok(tokens) => Ok(json!({ "input_tokens": tokens })),
+        Ok(tokens) => Ok((json!({ "input_tokens": tokens }), tokens)),
         Err(error) => Err(names.in_clients_words(error)),
     }
 }

@@ -157,6 +157,7 @@ impl Request {
             terms: self.terms,
             tenant: Tenant::default(),
             observer: None,
+            abandoned: None,
         }
     }
 }

@@ -4,6 +4,7 @@ use super::tools::{ToolFields, Tools};
 use super::{ModelField, chat, null_as_default, parse_fields, token_id};
 use crate::actors::messages::Prompt;
 use crate::actors::runtime::ModelInfo;
+use crate::budget::Budget;
 use crate::error::ApiError;
 use crate::http::openapi::{Operation, Tag};
 use crate::ids::TokenId;
@@ -77,8 +78,8 @@ pub fn describe_detokenize() -> Operation {
         .answers::<Detokenized>("The text.")
 }
 
-/// Token ids of `prompt`, or of `messages` through the chat template.
-pub fn tokenize(body: &Value, model: &ModelInfo) -> Result<Tokenized, ApiError> {
+/// Token ids of `prompt`, or of `messages` through the chat template, and how many there are.
+pub fn tokenize(body: &Value, model: &ModelInfo, budget: &Budget) -> Result<(Tokenized, usize), ApiError> {
     let fields: TokenizeFields = parse_fields(body)?;
     let returns: ReturnFields = parse_fields(body)?;
     let (prompt, param) = match (fields.prompt, body.get("messages")) {
@@ -89,24 +90,28 @@ pub fn tokenize(body: &Value, model: &ModelInfo) -> Result<Tokenized, ApiError> 
         (None, Some(_)) => (Prompt::Chat(chat::chat_prompt(body, &Tools::read(body)?, model)?), "messages"),
         (None, None) => return Err(ApiError::invalid("prompt", "prompt or messages is required")),
     };
-    let tokens = model.encode(&prompt, param)?;
+    let tokens = model.encode(&prompt, param, budget)?;
     let strings = || tokens.iter().map(|token| model.tokenizer.token_name(*token)).collect();
-    Ok(Tokenized {
-        count: tokens.len(),
-        max_model_len: model.max_model_len,
-        token_strs: returns.return_token_strs.then(strings),
-        tokens,
-    })
+    let count = tokens.len();
+    let token_strs = returns.return_token_strs.then(strings);
+    Ok((Tokenized { count, max_model_len: model.max_model_len, token_strs, tokens }, count))
 }
 
-/// Text of `tokens`, special tokens included.
-pub fn detokenize(body: &Value, model: &ModelInfo) -> Result<Detokenized, ApiError> {
+/// Text of `tokens`, special tokens included, and how many these are.
+pub fn detokenize(body: &Value, model: &ModelInfo, budget: &Budget) -> Result<(Detokenized, usize), ApiError> {
     let fields: DetokenizeFields = parse_fields(body)?;
     let tokens = fields.tokens.ok_or_else(|| ApiError::invalid("tokens", "tokens is required"))?;
+    // Nobody has more than a model can take; what was cut from that is shorter.
+    let most = model.max_prompt_bytes;
+    if tokens.len() > most {
+        let message = format!("tokens must have at most {most} ids (intake.max_prompt_bytes), got {}", tokens.len());
+        return Err(ApiError::invalid("tokens", message));
+    }
     let tokens: Vec<TokenId> = tokens
         .iter()
         .enumerate()
         .map(|(i, id)| token_id(format_args!("tokens[{i}]"), *id, model.vocab_size))
         .collect::<Result<_, _>>()?;
-    Ok(Detokenized { prompt: model.tokenizer.decode(&tokens, false)? })
+    budget.look().map_err(|why| why.in_param("tokens"))?;
+    Ok((Detokenized { prompt: model.tokenizer.decode(&tokens, false)? }, tokens.len()))
 }

@@ -79,12 +79,15 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::Budget;
     use crate::engine::constraint::ConstraintSource;
     use crate::text::chat_output::{ChatFormat, ChatParser, ChatPiece, ChatReading};
+    use crate::text::grammar::sandbox::GrammarLimits;
     use crate::text::grammar::{GrammarCompiler, GrammarRequest, GrammarSpec};
     use serde_json::json;
     use std::path::Path;
     use std::sync::Arc;
+    use std::time::Duration;
 
     const END: u32 = 2;
 
@@ -135,11 +138,13 @@ mod tests {
             (ToolFormat::Mistral, &["[TOOL_CALLS]", "[ARGS]"]),
         ] {
             let tokenizer = tokenizer(special);
-            let compiler = GrammarCompiler::new(tokenizer.clone(), tokenizer.vocab_size(), &[END]);
+            let limits = GrammarLimits { cpu: Duration::from_secs(1), memory_bytes: 1 << 28 };
+            let compiler = GrammarCompiler::new(tokenizer.clone(), tokenizer.vocab_size(), &[END], limits);
             for several in [false, true] {
                 let lark = calls(format, &functions, several, &tokenizer).unwrap();
                 let request = GrammarRequest::new(GrammarSpec::Lark(lark.clone()), "tools");
-                let source = compiler.compile(&request).unwrap_or_else(|error| panic!("{error}\n{lark}"));
+                let source =
+                    compiler.compile(&request, &Budget::steps(1)).unwrap_or_else(|error| panic!("{error}\n{lark}"));
                 let texts: Vec<String> = (0..60).filter_map(|_| walk(&*source, &tokenizer, &mut random)).collect();
                 assert!(texts.len() > 30, "{format:?} {special:?}: only {} of 60 have ended", texts.len());
                 let counts: Vec<u32> = texts.iter().map(|text| check(format, text, &weather, &tokenizer)).collect();

@@ -1,9 +1,11 @@
 //! Grammars to constraints, and those that were compiled lately.
 
 use super::constraint::{CompiledGrammar, brief};
+use super::sandbox::{GrammarLimits, Sandbox};
 use super::schema;
 use super::vocabulary::Vocabulary;
 use super::{GrammarRequest, GrammarSpec, gbnf};
+use crate::budget::{Budget, Cancelled};
 use crate::engine::constraint::ConstraintSource;
 use crate::error::ApiError;
 use crate::ids::TokenId;
@@ -14,6 +16,7 @@ use llguidance::toktrie::InferenceCapabilities;
 use llguidance::{ParserFactory, TokenParser, regex_to_lark};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 /// Bytes at most of a schema, of all choices, of a grammar, and of a regular expression.
 const MAX_SCHEMA_BYTES: usize = 1 << 19;
@@ -22,6 +25,8 @@ const MAX_REGEX_BYTES: usize = 1 << 13;
 /// Lines of a grammar: each can define a rule that the one before needs, and llguidance goes down by recursion (16 kB
 /// of stack a rule; see [`Workers`](crate::actors::workers::Workers)).
 const MAX_GRAMMAR_LINES: usize = 3000;
+/// Time for finding the part of a schema that is at fault.
+const EXPLAIN: Duration = Duration::from_millis(500);
 /// Compiled grammars that are kept, and how long their texts may be together.
 const MAX_CACHED: usize = 64;
 const MAX_CACHED_BYTES: usize = 4 << 20;
@@ -49,44 +54,59 @@ pub struct GrammarCompiler {
     vocab_size: usize,
     /// Of the model, the tokenizer's own first.
     end_tokens: Vec<TokenId>,
-    engine: OnceLock<Result<Engine, String>>,
+    limits: GrammarLimits,
+    engine: OnceLock<Result<Sandboxed, String>>,
     cache: Mutex<Cache>,
 }
 
+/// llguidance, and where it is tried first.
+struct Sandboxed {
+    engine: Engine,
+    /// `None`: whoever writes the grammars is trusted.
+    sandbox: Option<Sandbox>,
+}
+
 /// llguidance, knowing the vocabulary.
-struct Engine {
+pub(super) struct Engine {
     vocabulary: Arc<Vocabulary>,
     factory: ParserFactory,
 }
 
 impl GrammarCompiler {
-    /// `vocab_size`: the model's, which may have more rows than there are tokens, or fewer.
-    pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize, end_tokens: &[TokenId]) -> Self {
+    /// `vocab_size`: the model's, which may have more rows than there are tokens, or fewer. `limits`: what compiling a
+    /// grammar may take, where there is a [`sandbox`](super::sandbox).
+    pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize, end_tokens: &[TokenId], limits: GrammarLimits) -> Self {
         let own = tokenizer.special_tokens().eos.as_ref().map(|token| token.id);
         let mut end_tokens = end_tokens.to_vec();
         // What ends a turn in a chat's template is a better end than the others.
         end_tokens.sort_by_key(|token| Some(*token) != own);
-        Self { tokenizer, vocab_size, end_tokens, engine: OnceLock::new(), cache: Mutex::default() }
+        Self { tokenizer, vocab_size, end_tokens, limits, engine: OnceLock::new(), cache: Mutex::default() }
     }
 
-    /// Takes from microseconds (a grammar that is known) to a second: not for a thread that must not block.
+    /// The constraint of a grammar that was compiled lately.
+    pub fn known(&self, request: &GrammarRequest) -> Option<Arc<dyn ConstraintSource>> {
+        self.cache().get(&key(request))
+    }
+
+    /// Takes from microseconds (a grammar that is known) to seconds: not for a thread that must not block. It ends early,
+    /// with an error, where `budget` is used up.
     ///
     /// # Errors
     /// 400, with the field of the request and, for a schema, the place in it.
-    pub fn compile(&self, request: &GrammarRequest) -> Result<Arc<dyn ConstraintSource>, ApiError> {
-        let source = Source::new(request)?;
-        let key = source.key(request);
+    pub fn compile(&self, request: &GrammarRequest, budget: &Budget) -> Result<Arc<dyn ConstraintSource>, ApiError> {
+        let key = key(request);
         if let Some(known) = self.cache().get(&key) {
             return Ok(known);
         }
         let invalid = |message: String| ApiError::invalid(&request.param, format!("{}: {message}", request.param));
         let engine = self.engine.get_or_init(|| self.make_engine()).as_ref().map_err(|error| invalid(error.clone()))?;
-        let parser = engine.parser(source.grammar()).map_err(|message| engine.explain(request, &source, message))?;
-        let starts_after = request.starts_after.as_deref().filter(|text| !text.is_empty());
-        let compiled = Arc::new(CompiledGrammar::new(parser, engine.vocabulary.clone(), starts_after));
-        // A vocabulary may have no way to write the very first character.
-        compiled.check_start().map_err(invalid)?;
-        self.cache().insert(key, source.len(), compiled.clone());
+        let Sandboxed { engine, sandbox } = engine;
+        if let Some(sandbox) = sandbox {
+            sandbox.check(request, budget)?;
+        }
+        budget.look().map_err(|why| why.in_param(&request.param))?;
+        let compiled = Arc::new(engine.compile(request)?);
+        self.cache().insert(key, request.spec.len(), compiled.clone());
         Ok(compiled)
     }
 
@@ -94,17 +114,40 @@ impl GrammarCompiler {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn make_engine(&self) -> Result<Engine, String> {
-        let vocabulary = Vocabulary::new(self.tokenizer.clone(), self.vocab_size, &self.end_tokens)
-            .ok_or("structured output needs a model with an end token, and this one has none")?;
-        let vocabulary = Arc::new(vocabulary);
-        let env: llguidance::toktrie::TokEnv = vocabulary.clone();
-        let slices = SlicedBiasComputer::general_slices();
-        let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
-            .map_err(|error| format!("structured output is not available for this vocabulary: {error}"))?;
-        factory.quiet();
-        *factory.limits_mut() = limits();
-        Ok(Engine { vocabulary, factory })
+    fn make_engine(&self) -> Result<Sandboxed, String> {
+        let vocabulary = Vocabulary::new(self.tokenizer.clone(), self.vocab_size, &self.end_tokens);
+        let engine = Engine::new(vocabulary)?;
+        let Engine { vocabulary, .. } = &engine;
+        let sandbox = Sandbox::new(self.limits, vocabulary.words(), vocabulary.ends());
+        if sandbox.is_none() {
+            tracing::warn!(
+                "grammars and schemas are compiled in this process alone, which one that was written to can end: \
+                 only for clients that are trusted (pagetide::text::grammar::sandbox::use_program)"
+            );
+        }
+        Ok(Sandboxed { engine, sandbox })
+    }
+}
+
+/// Equal for equal constraints.
+fn key(request: &GrammarRequest) -> blake3::Hash {
+    let GrammarRequest { spec, param: _, starts_after, whitespace } = request;
+    let mut hasher = blake3::Hasher::new();
+    // In a form that no two share. A hasher never fails to be written to.
+    let written = serde_json::to_writer(&mut hasher, &(spec, starts_after, whitespace));
+    written.expect("a grammar is made of strings and JSON, which JSON can say");
+    hasher.finalize()
+}
+
+impl GrammarSpec {
+    /// Bytes of its text, about.
+    fn len(&self) -> usize {
+        match self {
+            GrammarSpec::JsonObject => 0,
+            GrammarSpec::JsonSchema(schema) => schema.to_string().len(),
+            GrammarSpec::Choice(choices) => choices.iter().map(String::len).sum(),
+            GrammarSpec::Regex(text) | GrammarSpec::Grammar(text) | GrammarSpec::Lark(text) => text.len(),
+        }
     }
 }
 
@@ -168,25 +211,6 @@ impl Source {
             Source::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
         }
     }
-
-    fn len(&self) -> usize {
-        match self {
-            Source::Json(schema) => schema.to_string().len(),
-            Source::Lark(lark) => lark.len(),
-        }
-    }
-
-    /// Equal for equal constraints.
-    fn key(&self, request: &GrammarRequest) -> blake3::Hash {
-        let mut hasher = blake3::Hasher::new();
-        let (kind, text) = match self {
-            Source::Json(schema) => (b"json", &schema.to_string()),
-            Source::Lark(lark) => (b"lark", lark),
-        };
-        hasher.update(kind).update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
-        hasher.update(request.starts_after.as_deref().unwrap_or_default().as_bytes());
-        hasher.finalize()
-    }
 }
 
 /// The anchors of a regular expression that matches from the beginning to the end anyway.
@@ -208,6 +232,32 @@ pub(super) fn lark_string(text: &str) -> String {
 }
 
 impl Engine {
+    /// `None`: the model has no end token.
+    pub fn new(vocabulary: Option<Vocabulary>) -> Result<Self, String> {
+        let none = "structured output needs a model with an end token, and this one has none";
+        let vocabulary = Arc::new(vocabulary.ok_or(none)?);
+        let env: llguidance::toktrie::TokEnv = vocabulary.clone();
+        let slices = SlicedBiasComputer::general_slices();
+        let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
+            .map_err(|error| format!("structured output is not available for this vocabulary: {error}"))?;
+        factory.quiet();
+        *factory.limits_mut() = limits();
+        Ok(Self { vocabulary, factory })
+    }
+
+    /// # Errors
+    /// As [`GrammarCompiler::compile`].
+    pub fn compile(&self, request: &GrammarRequest) -> Result<CompiledGrammar, ApiError> {
+        let source = Source::new(request)?;
+        let parser = self.parser(source.grammar()).map_err(|message| self.explain(request, &source, message))?;
+        let starts_after = request.starts_after.as_deref().filter(|text| !text.is_empty());
+        let compiled = CompiledGrammar::new(parser, self.vocabulary.clone(), starts_after);
+        // A vocabulary may have no way to write the very first character.
+        let invalid = |message: String| ApiError::invalid(&request.param, format!("{}: {message}", request.param));
+        compiled.check_start().map_err(invalid)?;
+        Ok(compiled)
+    }
+
     fn parser(&self, grammar: TopLevelGrammar) -> Result<TokenParser, String> {
         self.factory.create_parser(grammar).map_err(|error| format!("{error:#}"))
     }
@@ -218,7 +268,9 @@ impl Engine {
         let message = brief(&message);
         match source {
             Source::Json(schema) => {
+                let budget = Budget::time(EXPLAIN, Cancelled::default());
                 let error_of = |part: Value| {
+                    budget.look().ok()?;
                     let refused = self.parser(TopLevelGrammar::from_json_schema(part)).err();
                     refused.map(|error| brief(&error))
                 };

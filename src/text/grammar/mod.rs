@@ -4,11 +4,13 @@
 //! [`ConstraintSource`](crate::engine::constraint::ConstraintSource) of it, for the model's vocabulary. llguidance does
 //! the parsing of the text as it grows; here is what stands between it and a client: schemas are checked and errors
 //! get a place (`schema`), llama.cpp's grammars are translated (`gbnf`), the tokenizer is made known
-//! (`vocabulary`), and compiled grammars are kept and shared (`compiler`).
+//! (`vocabulary`), compiled grammars are kept and shared (`compiler`), and what a client sends is compiled in another process
+//! first (`sandbox`).
 
 pub mod compiler;
 mod constraint;
 mod gbnf;
+pub mod sandbox;
 mod schema;
 mod vocabulary;
 
@@ -19,10 +21,11 @@ pub use compiler::GrammarCompiler;
 pub use schema::{check_regex, close_objects};
 
 use crate::error::ApiError;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 /// What the output has to be.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum GrammarSpec {
     /// Any JSON object.
     JsonObject,
@@ -39,7 +42,7 @@ pub enum GrammarSpec {
 }
 
 /// A constraint on the text of a request's outputs.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GrammarRequest {
     pub spec: GrammarSpec,
     /// The field that it came in, for errors: `response_format.json_schema.schema`.
@@ -60,7 +63,7 @@ impl GrammarRequest {
 
 /// White space between the parts of JSON. Never without a bound: a model can like white space so much that it writes
 /// nothing else.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Whitespace {
     /// Where JSON allows it, nothing, a space, or a line break and an indentation, whichever the model writes.
     #[default]

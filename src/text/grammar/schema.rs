@@ -5,6 +5,7 @@
 //! that does restrict values and cannot be kept is refused: an output is valid or there is none.
 
 use super::Whitespace;
+use crate::budget::{Budget, Exhausted};
 use crate::error::ApiError;
 use llguidance::derivre::{RegexAst, RegexBuilder};
 use llguidance::regex_to_lark;
@@ -19,6 +20,10 @@ const MAX_MEMBERS: usize = 2000;
 const MAX_PATTERN_BYTES: usize = 4096;
 /// Each pair is looked at.
 const MAX_ONE_OF: usize = 300;
+/// Comparisons of two schemas, in search of what tells the options of a oneOf apart: 1 to 10 µs each.
+const MAX_COMPARISONS: u64 = 100_000;
+/// The largest number that may bound values or be one: llguidance computes with 64 bits, and -2⁶³ ends its process.
+const MAX_NUMBER: f64 = 9.2e18;
 /// Parts of a refused schema that are tried alone, in search of the one at fault.
 const MAX_TRIED_PARTS: usize = 200;
 
@@ -131,7 +136,9 @@ pub fn prepare(schema: &Value, whitespace: &Whitespace) -> Checked<Value> {
         let message = format!("must have references to at most {MAX_MEMBERS} schemas, got {num_references}");
         return Err(SchemaError::new("", message));
     }
-    let checker = Checker { root: &root.clone() };
+    let given = root.clone();
+    let has_one_of_targets = references.iter().any(|reference| reference.contains("/oneOf/"));
+    let checker = Checker { root: &given, has_one_of_targets, budget: Budget::steps(MAX_COMPARISONS) };
     checker.schema(&mut root, "", 0)?;
     checker.targets(&mut root, references)?;
     root.as_object_mut().expect("it is an object").insert("x-guidance".into(), whitespace.options());
@@ -207,6 +214,10 @@ fn children<'a>(schema: &'a Value, place: &str) -> Vec<(String, &'a Value)> {
 struct Checker<'a> {
     /// As the client sent it, for references.
     root: &'a Value,
+    /// Some reference goes into a oneOf.
+    has_one_of_targets: bool,
+    /// Of comparing schemas.
+    budget: Budget,
 }
 
 impl Checker<'_> {
@@ -278,9 +289,12 @@ impl Checker<'_> {
                 let Some(whole) = whole else { return wrong("an integer from 0 to 999999999") };
                 *value = (whole as u64).into();
             }
-            "minimum" | "maximum" if !value.is_number() => return wrong("a number"),
-            "exclusiveMinimum" | "exclusiveMaximum" if !value.is_number() && !value.is_boolean() => {
-                return wrong("a number");
+            "minimum" | "maximum" if !is_moderate(value) => return wrong("a number from -9.2e18 to 9.2e18"),
+            "exclusiveMinimum" | "exclusiveMaximum" if !is_moderate(value) && !value.is_boolean() => {
+                return wrong("a number from -9.2e18 to 9.2e18");
+            }
+            "const" | "enum" if !has_moderate_numbers(value) => {
+                return Err(SchemaError::new(place, "numbers must be from -9.2e18 to 9.2e18"));
             }
             "multipleOf" if value.as_f64().is_none_or(|number| number <= 0.0) => return wrong("a number above 0"),
             "pattern" => match value.as_str() {
@@ -349,7 +363,10 @@ impl Checker<'_> {
         let Some(Value::Array(options)) = fields.get("oneOf") else { return Ok(()) };
         for (i, a) in options.iter().enumerate() {
             for (j, b) in options.iter().enumerate().skip(i + 1) {
-                if !self.are_disjoint(a, b, 0) {
+                if !self
+                    .are_disjoint(a, b, 0)
+                    .map_err(|why| SchemaError::new(below(place, "oneOf"), why.to_string()))?
+                {
                     let message = format!(
                         "oneOf is supported where its options visibly exclude each other (by their types, or by a \
                          required property with different values), and [{i}] and [{j}] do not; use anyOf"
@@ -360,7 +377,7 @@ impl Checker<'_> {
         }
         let options = Value::Array(options.clone());
         // References into the list must find it where it is.
-        if self.root.to_string().contains("/oneOf/") {
+        if self.has_one_of_targets {
             return Ok(());
         }
         if fields.contains_key("anyOf") {
@@ -378,44 +395,60 @@ impl Checker<'_> {
     }
 
     /// Whether it is plain that no value is valid for both.
-    fn are_disjoint(&self, a: &Value, b: &Value, depth: usize) -> bool {
+    fn are_disjoint(&self, a: &Value, b: &Value, depth: usize) -> Result<bool, Exhausted> {
+        self.budget.spend(1)?;
         if depth > 8 {
-            return false;
+            return Ok(false);
         }
         let (a, b) = (self.resolved(a), self.resolved(b));
         let (Value::Object(left), Value::Object(right)) = (a, b) else {
-            return *a == Value::Bool(false) || *b == Value::Bool(false);
+            return Ok(*a == Value::Bool(false) || *b == Value::Bool(false));
         };
         for (schema, other) in [(left, b), (right, a)] {
             for key in ["anyOf", "oneOf"] {
-                if let Some(Value::Array(options)) = schema.get(key)
-                    && options.iter().all(|option| self.are_disjoint(option, other, depth + 1))
-                {
-                    return true;
+                let Some(Value::Array(options)) = schema.get(key) else { continue };
+                if self.all(options, |option| self.are_disjoint(option, other, depth + 1))? {
+                    return Ok(true);
                 }
             }
             if let Some(Value::Array(parts)) = schema.get("allOf")
-                && parts.iter().any(|part| self.are_disjoint(part, other, depth + 1))
+                && !self.all(parts, |part| Ok(!self.are_disjoint(part, other, depth + 1)?))?
             {
-                return true;
+                return Ok(true);
             }
         }
         let (left_types, right_types) = (types(left), types(right));
         let common: Vec<&str> = left_types.intersection(&right_types).copied().collect();
-        if let (Some(left), Some(right)) = (values(left), values(right))
-            && !left.iter().any(|value| right.iter().any(|other| equal(value, other)))
-        {
-            return true;
+        if let (Some(left), Some(right)) = (values(left), values(right)) {
+            self.budget.spend(left.len() as u64 * right.len() as u64 / 64)?;
+            if !left.iter().any(|value| right.iter().any(|other| equal(value, other))) {
+                return Ok(true);
+            }
         }
         match common[..] {
-            [] => true,
+            [] => Ok(true),
             ["object"] => self.are_objects_disjoint(left, right, depth),
-            _ => false,
+            _ => Ok(false),
         }
     }
 
+    /// Whether `is_so` of each; stops at the first of which it is not.
+    fn all(&self, values: &[Value], is_so: impl Fn(&Value) -> Result<bool, Exhausted>) -> Result<bool, Exhausted> {
+        for value in values {
+            if !is_so(value)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// A property that one of them requires, and that cannot be right for both.
-    fn are_objects_disjoint(&self, left: &Map<String, Value>, right: &Map<String, Value>, depth: usize) -> bool {
+    fn are_objects_disjoint(
+        &self,
+        left: &Map<String, Value>,
+        right: &Map<String, Value>,
+        depth: usize,
+    ) -> Result<bool, Exhausted> {
         fn property<'v>(schema: &'v Map<String, Value>, name: &str) -> Option<&'v Value> {
             schema.get("properties")?.get(name)
         }
@@ -425,14 +458,18 @@ impl Checker<'_> {
                 && property(schema, name).is_none()
         };
         let required = [left, right].into_iter().filter_map(|schema| schema.get("required")?.as_array()).flatten();
-        required.filter_map(Value::as_str).any(|name| {
-            is_closed(left, name)
-                || is_closed(right, name)
-                || match (property(left, name), property(right, name)) {
-                    (Some(a), Some(b)) => self.are_disjoint(a, b, depth + 1),
-                    _ => false,
-                }
-        })
+        for name in required.filter_map(Value::as_str) {
+            self.budget.spend(1)?;
+            if is_closed(left, name) || is_closed(right, name) {
+                return Ok(true);
+            }
+            if let (Some(a), Some(b)) = (property(left, name), property(right, name))
+                && self.are_disjoint(a, b, depth + 1)?
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Follows a reference that stands alone, or with annotations.
@@ -500,6 +537,21 @@ fn replace_exclusive_bounds(fields: &mut Map<String, Value>) {
             let inside = (bound.abs().max(1.0) * 1e-9).min(0.5);
             fields.insert(key.into(), (bound + sign * inside).into());
         }
+    }
+}
+
+/// A number that llguidance can compute with.
+fn is_moderate(value: &Value) -> bool {
+    value.as_f64().is_some_and(|number| number.abs() <= MAX_NUMBER)
+}
+
+/// Of all numbers in a value.
+fn has_moderate_numbers(value: &Value) -> bool {
+    match value {
+        Value::Number(_) => is_moderate(value),
+        Value::Array(items) => items.iter().all(has_moderate_numbers),
+        Value::Object(fields) => fields.values().all(has_moderate_numbers),
+        _ => true,
     }
 }
 

@@ -1,12 +1,18 @@
 //! Random walks: at each step any allowed token comes, and the text at the end is what was asked for.
 
+use super::sandbox::GrammarLimits;
 use super::*;
+use crate::budget::Budget;
 use crate::engine::constraint::{Constraint, ConstraintSource};
 use crate::ids::TokenId;
 use crate::text::tokenizer::Tokenizer;
 use serde_json::Map;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// For a sandbox that these tests have not.
+const LIMITS: GrammarLimits = GrammarLimits { cpu: Duration::from_secs(1), memory_bytes: 1 << 28 };
 
 struct Model {
     name: &'static str,
@@ -27,7 +33,7 @@ fn model(name: &'static str) -> Model {
     let special = tokenizer.special_tokens();
     let ends: Vec<TokenId> = [&special.eos, &special.bos].into_iter().flatten().map(|token| token.id).collect();
     // A model's logits are padded.
-    let compiler = GrammarCompiler::new(tokenizer.clone(), tokenizer.vocab_size() + 100, &ends);
+    let compiler = GrammarCompiler::new(tokenizer.clone(), tokenizer.vocab_size() + 100, &ends, LIMITS);
     Model { name, tokenizer, ends, compiler }
 }
 
@@ -49,11 +55,13 @@ impl Random {
 
 impl Model {
     fn compile(&self, spec: GrammarSpec) -> Arc<dyn ConstraintSource> {
-        self.compiler.compile(&GrammarRequest::new(spec, "grammar")).unwrap_or_else(|error| panic!("{error}"))
+        self.compiler
+            .compile(&GrammarRequest::new(spec, "grammar"), &Budget::steps(1))
+            .unwrap_or_else(|error| panic!("{error}"))
     }
 
     fn error(&self, spec: GrammarSpec) -> ApiError {
-        self.compiler.compile(&GrammarRequest::new(spec, "grammar")).unwrap_err()
+        self.compiler.compile(&GrammarRequest::new(spec, "grammar"), &Budget::steps(1)).unwrap_err()
     }
 
     /// The tokens that may come next; all are tokens of the vocabulary.
@@ -171,7 +179,7 @@ fn white_space_is_as_asked_for() {
     let accepts = |whitespace: Whitespace, text: &str| {
         let spec = GrammarSpec::JsonSchema(schema.clone());
         let request = GrammarRequest { whitespace, ..GrammarRequest::new(spec, "schema") };
-        model.accepts(&*model.compiler.compile(&request).unwrap(), text)
+        model.accepts(&*model.compiler.compile(&request, &Budget::steps(1)).unwrap(), text)
     };
     assert!(accepts(Whitespace::Limited, "{\"a\": 1}") && accepts(Whitespace::Limited, "{\"a\":1}"));
     assert!(accepts(Whitespace::Compact, "{\"a\":1}") && !accepts(Whitespace::Compact, "{\"a\": 1}"));
@@ -213,7 +221,7 @@ fn what_leaves_no_choice_is_forced_in_the_tokenizer_s_own_tokens() {
     for model in all_models() {
         let spec = GrammarSpec::JsonSchema(schema.clone());
         let request = GrammarRequest { whitespace: Whitespace::Compact, ..GrammarRequest::new(spec, "schema") };
-        let source = model.compiler.compile(&request).unwrap();
+        let source = model.compiler.compile(&request, &Budget::steps(1)).unwrap();
         let mut state = source.start();
         let mut forced = Vec::new();
         loop {
@@ -250,7 +258,7 @@ fn a_grammar_can_start_behind_a_marker() {
             starts_after: Some("</think>".into()),
             ..GrammarRequest::new(GrammarSpec::Choice(vec!["yes".into()]), "choice")
         };
-        let source = model.compiler.compile(&request).unwrap();
+        let source = model.compiler.compile(&request, &Budget::steps(1)).unwrap();
         assert!(model.accepts(&*source, "I think, a </thin> yes, </think>yes"), "{}", model.name);
         assert!(!model.accepts(&*source, "yes"), "{}", model.name);
         assert!(!model.accepts(&*source, "</think>no"), "{}", model.name);
@@ -276,7 +284,7 @@ fn what_is_compiled_once_is_kept() {
         starts_after: Some("b".into()),
         ..GrammarRequest::new(GrammarSpec::Regex("a+".into()), "regex")
     };
-    assert!(!Arc::ptr_eq(&first, &model.compiler.compile(&other).unwrap()));
+    assert!(!Arc::ptr_eq(&first, &model.compiler.compile(&other, &Budget::steps(1)).unwrap()));
     for i in 0..100 {
         model.compile(GrammarSpec::Regex(format!("a{{{i},}}")));
     }
@@ -561,4 +569,39 @@ fn the_longest_chains_fit_on_the_stack() {
         specs.into_iter().for_each(|spec| drop(model.compile(spec)));
     };
     std::thread::Builder::new().stack_size(32 << 20).spawn(compile).unwrap().join().unwrap();
+}
+
+/// Each of these overflowed the stack, took minutes, or took gigabytes.
+#[test]
+fn what_takes_too_much_is_refused() {
+    let model = model("demo");
+    let one_of = |schemas: Vec<Value>| json!({ "oneOf": schemas });
+    let nested = |depth: usize| (0..depth).fold(json!({"type": "object"}), |inner, _| json!({"anyOf": vec![inner; 2]}));
+    let schemas = [
+        (json!({"const": i64::MIN}), "numbers must be from"),
+        (json!({"enum": ["a", [{"b": -9.3e18}]]}), "numbers must be from"),
+        (json!({"properties": {"x": {"items": {"const": i64::MIN}}}}), "numbers must be from"),
+        (json!({"type": "integer", "minimum": -1e30, "maximum": -1e29}), "must be a number from"),
+        (json!({"type": "number", "exclusiveMaximum": 1e19}), "must be a number from"),
+        (one_of(vec![nested(8), nested(8)]), "more than 100000 steps"),
+    ];
+    for (schema, says) in schemas {
+        let error = model.error(GrammarSpec::JsonSchema(schema));
+        assert_eq!(error.status, 400);
+        assert!(error.message.contains(says), "{says}: {error}");
+    }
+    for mark in ["?", "*", "+", "{2}"] {
+        let error = model.error(GrammarSpec::Grammar("root ::= \"a\"".to_owned() + &mark.repeat(15_000)));
+        assert!(error.message.contains("more than 8 repetitions of one part"), "{error}");
+    }
+}
+
+/// A rule that comes to itself at the end of thousands of options, behind a long beginning: neither is written twice for
+/// each of the other.
+#[test]
+fn a_loop_does_not_grow_by_the_product_of_its_parts() {
+    let beginning = "\"a\" ".repeat(4000);
+    let options = vec!["\"b\" root"; 4000].join(" | ");
+    let lark = gbnf::to_lark(&format!("root ::= {beginning} ({options})?")).unwrap();
+    assert!(lark.len() < 200_000, "{}", lark.len());
 }

@@ -15,7 +15,8 @@ const ANCHOR: &str = "\u{2}";
 const PROBE: &str = "{\"name\": [1, true]}";
 
 pub struct Vocabulary {
-    tokenizer: Arc<Tokenizer>,
+    /// `None` where grammars are only compiled.
+    tokenizer: Option<Arc<Tokenizer>>,
     trie: TokTrie,
     /// Text can be turned into the tokens that the model would use. Where it cannot (word pieces, say), nothing is
     /// forced and the model chooses among all ways to write a text.
@@ -40,10 +41,25 @@ impl Vocabulary {
             })
             .collect();
         let ends: Vec<TokenId> = end_tokens.iter().copied().filter(|id| (*id as usize) < size).collect();
-        let trie = TokTrie::from(&TokRxInfo::new(size as u32, *ends.first()?), &words).with_eos_tokens(&ends);
-        let mut vocabulary = Self { tokenizer, trie, is_canonical: true };
+        let mut vocabulary = Self { tokenizer: Some(tokenizer), is_canonical: true, ..Self::of_words(words, ends)? };
         vocabulary.is_canonical = vocabulary.encode(PROBE).is_some();
         Some(vocabulary)
+    }
+
+    /// As [`Vocabulary::words`] and [`Vocabulary::ends`] of another say it, which knows a tokenizer.
+    pub fn of_words(words: Vec<Vec<u8>>, ends: Vec<TokenId>) -> Option<Self> {
+        let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, *ends.first()?), &words).with_eos_tokens(&ends);
+        Some(Self { tokenizer: None, trie, is_canonical: false })
+    }
+
+    /// Each token's bytes, as the trie has them.
+    pub fn words(&self) -> Vec<Vec<u8>> {
+        (0..self.len() as TokenId).map(|token| self.trie.token(token).to_vec()).collect()
+    }
+
+    /// The end tokens; the first is [`Vocabulary::end_token`].
+    pub fn ends(&self) -> Vec<TokenId> {
+        self.trie.eos_tokens().to_vec()
     }
 
     pub fn is_canonical(&self) -> bool {
@@ -74,12 +90,13 @@ impl Vocabulary {
 
     /// The model's own tokens of `text`, if together they are exactly `text`.
     fn encode(&self, text: &str) -> Option<Vec<TokenId>> {
-        let tokens = self.tokenizer.encode(text, false).ok()?;
+        let tokenizer = self.tokenizer.as_ref()?;
+        let tokens = tokenizer.encode(text, false).ok()?;
         if self.is_text(&tokens, text) {
             return Some(tokens);
         }
         // A tokenizer that puts a space before a text puts it before this.
-        let tokens = self.tokenizer.encode(&format!("{ANCHOR}{text}"), false).ok()?;
+        let tokens = tokenizer.encode(&format!("{ANCHOR}{text}"), false).ok()?;
         let mut before = Vec::new();
         for (i, token) in tokens.iter().enumerate() {
             before.extend(self.trie.token(*token));

@@ -84,46 +84,44 @@ fn without_tail_recursion(node: &Node, rule: usize) -> Option<Node> {
     if !node.mentions(rule) {
         return None;
     }
-    let Tails { again, end } = tails(node, rule)?;
-    let again = Node::Repeat(Box::new(Node::Alt(again)), 0, None);
-    Some(if end.is_empty() { return None } else { Node::Seq(vec![again, Node::Alt(end)]) })
+    let Tails { again: Some(again), end: Some(end) } = tails(node, rule)? else { return None };
+    Some(Node::Seq(vec![Node::Repeat(Box::new(again), 0, None), end]))
 }
 
-/// What a node is: one of `again` with the rule behind it, or one of `end`.
+/// What a node is: `again` with the rule behind it, or `end`; at least one of them.
 struct Tails {
-    again: Vec<Node>,
-    end: Vec<Node>,
+    again: Option<Node>,
+    end: Option<Node>,
 }
 
+/// Each node is copied twice at most, however deep it stands.
 fn tails(node: &Node, rule: usize) -> Option<Tails> {
     match node {
-        node if !node.mentions(rule) => Some(Tails { again: Vec::new(), end: vec![node.clone()] }),
-        Node::Rule(_) => Some(Tails { again: vec![Node::empty()], end: Vec::new() }),
+        node if !node.mentions(rule) => Some(Tails { again: None, end: Some(node.clone()) }),
+        Node::Rule(_) => Some(Tails { again: Some(Node::empty()), end: None }),
         Node::Alt(options) => {
-            let mut all = Tails { again: Vec::new(), end: Vec::new() };
+            let (mut again, mut end) = (Vec::new(), Vec::new());
             for option in options {
-                let Tails { again, end } = tails(option, rule)?;
-                all.again.extend(again);
-                all.end.extend(end);
+                let tails = tails(option, rule)?;
+                again.extend(tails.again);
+                end.extend(tails.end);
             }
-            Some(all)
+            let one_of = |nodes: Vec<Node>| (!nodes.is_empty()).then_some(Node::Alt(nodes));
+            Some(Tails { again: one_of(again), end: one_of(end) })
         }
         Node::Seq(items) => {
             let (last, before) = items.split_last()?;
             if before.iter().any(|item| item.mentions(rule)) {
                 return None;
             }
-            let behind = |nodes: Vec<Node>| {
-                let seq = |node| Node::Seq(before.iter().cloned().chain([node]).collect());
-                nodes.into_iter().map(seq).collect()
-            };
+            let behind = |node: Node| Node::Seq(before.iter().cloned().chain([node]).collect());
             let Tails { again, end } = tails(last, rule)?;
-            Some(Tails { again: behind(again), end: behind(end) })
+            Some(Tails { again: again.map(behind), end: end.map(behind) })
         }
         Node::Repeat(inner, 0, Some(1)) => {
-            let Tails { again, mut end } = tails(inner, rule)?;
-            end.push(Node::empty());
-            Some(Tails { again, end })
+            let Tails { again, end } = tails(inner, rule)?;
+            let end = Node::Alt(end.into_iter().chain([Node::empty()]).collect());
+            Some(Tails { again, end: Some(end) })
         }
         _ => None,
     }

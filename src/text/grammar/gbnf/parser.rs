@@ -5,6 +5,8 @@ use std::collections::HashMap;
 
 /// Groups inside groups.
 const MAX_DEPTH: usize = 100;
+/// Marks of repetition (`*`, `{2,3}`) behind one part.
+const MAX_MARKS: usize = 8;
 const MAX_REPETITIONS: u32 = 100_000;
 
 type Parsed<T> = Result<T, GbnfError>;
@@ -199,19 +201,22 @@ impl Parser {
         }))
     }
 
-    fn repetition(&mut self, item: Node) -> Parsed<Node> {
-        let (min, max) = match self.peek() {
-            Some('*') => (0, None),
-            Some('+') => (1, None),
-            Some('?') => (0, Some(1)),
-            Some('{') => return self.counted(item),
-            _ => return Ok(item),
-        };
-        self.at += 1;
-        self.repetition(Node::Repeat(Box::new(item), min, max))
+    fn repetition(&mut self, mut item: Node) -> Parsed<Node> {
+        for _ in 0..MAX_MARKS {
+            let (min, max) = match self.peek() {
+                Some('{') => self.count()?,
+                _ if self.take('*') => (0, None),
+                _ if self.take('+') => (1, None),
+                _ if self.take('?') => (0, Some(1)),
+                _ => return Ok(item),
+            };
+            item = Node::Repeat(Box::new(item), min, max);
+        }
+        Err(self.error(format!("more than {MAX_MARKS} repetitions of one part")))
     }
 
-    fn counted(&mut self, item: Node) -> Parsed<Node> {
+    /// `{2}`, `{2,}`, `{,3}`, `{2,3}`.
+    fn count(&mut self) -> Parsed<(u32, Option<u32>)> {
         let start = self.at;
         self.at += 1;
         self.skip_space();
@@ -232,7 +237,7 @@ impl Parser {
         if max.is_some_and(|max| max < min) {
             return Err(self.error_at(start, "the most repetitions are fewer than the fewest"));
         }
-        self.repetition(Node::Repeat(Box::new(item), min, max))
+        Ok((min, max))
     }
 
     fn number(&mut self) -> Parsed<Option<u32>> {

@@ -1,0 +1,121 @@
+//! The helper's side: compiles what it is told, and ends where that takes too much.
+
+use super::protocol::{Job, Verdict, Words, receive, send};
+use crate::text::grammar::compiler::Engine;
+use crate::text::grammar::vocabulary::Vocabulary;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::Duration;
+
+/// Three quarters of what the server's own threads have: what compiles here does so there.
+const STACK_BYTES: usize = crate::actors::workers::STACK_BYTES / 4 * 3;
+/// Between two looks at what has been used.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// Serves whoever is on the other side of standard input, a socket, until that side closes it.
+pub fn run() -> ExitCode {
+    match serve() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Mostly a person who tries the command by hand.
+            eprintln!("pagetide: the grammar helper is started by 'pagetide serve', not by hand: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve() -> io::Result<()> {
+    let mut stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    no_core_dumps();
+    let Some(words) = receive::<Words>(&mut stream)? else { return Ok(()) };
+    let (jobs, from_here) = mpsc::channel();
+    let (to_here, verdicts) = mpsc::channel();
+    let compile = move || compile_all(words, &from_here, &to_here);
+    std::thread::Builder::new().stack_size(STACK_BYTES).spawn(compile)?;
+    // Before this, the vocabulary has been read.
+    let engine_gone = || io::Error::other("the compiler's thread has ended");
+    verdicts.recv().map_err(|_| engine_gone())?;
+    let at_start = used()?;
+    while let Some(job) = receive::<Job>(&mut stream)? {
+        let (cpu, memory_bytes) = (job.cpu(), job.memory_bytes);
+        let begin = used()?;
+        jobs.send(job).map_err(|_| engine_gone())?;
+        let verdict = loop {
+            match verdicts.recv_timeout(LOOK_EVERY) {
+                Ok(verdict) => break verdict,
+                Err(RecvTimeoutError::Disconnected) => return Err(engine_gone()),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            let now = used()?;
+            let is_too_large = now.peak_bytes.saturating_sub(at_start.peak_bytes) > memory_bytes;
+            if is_too_large || now.cpu.saturating_sub(begin.cpu) > cpu {
+                let verdict = if is_too_large { Verdict::TooMuchMemory } else { Verdict::TooMuchTime };
+                send(&mut stream, &verdict)?;
+                // Nothing else stops the compiler.
+                std::process::exit(0);
+            }
+        };
+        send(&mut stream, &verdict)?;
+    }
+    Ok(())
+}
+
+/// The compiler's thread. Its first verdict says that it is ready.
+fn compile_all(words: Words, jobs: &Receiver<Job>, verdicts: &Sender<Verdict>) {
+    let engine = Engine::new(Vocabulary::of_words(words.words, words.ends));
+    if verdicts.send(Verdict::Compiled).is_err() {
+        return;
+    }
+    for job in jobs {
+        let compiled = catch_unwind(AssertUnwindSafe(|| compile(&engine, &job)));
+        if verdicts.send(compiled.unwrap_or(Verdict::Panicked)).is_err() {
+            return;
+        }
+    }
+}
+
+fn compile(engine: &Result<Engine, String>, job: &Job) -> Verdict {
+    let request = match job.request() {
+        Ok(request) => request,
+        Err(error) => return Verdict::Refused { param: String::new(), message: error.to_string() },
+    };
+    let refused = |param: String, message: String| Verdict::Refused { param, message };
+    match engine {
+        Ok(engine) => match engine.compile(&request) {
+            Ok(_) => Verdict::Compiled,
+            Err(error) => refused(error.param.unwrap_or_default(), error.message),
+        },
+        Err(error) => refused(request.param.clone(), format!("{}: {error}", request.param)),
+    }
+}
+
+/// What this process has used so far.
+struct Used {
+    cpu: Duration,
+    /// Of resident memory.
+    peak_bytes: u64,
+}
+
+fn used() -> io::Result<Used> {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: it writes one `rusage` and nothing else; one of zeros is valid, should it fail.
+    let (failed, usage) = unsafe { (libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) != 0, usage.assume_init()) };
+    if failed {
+        return Err(io::Error::last_os_error());
+    }
+    let time = |time: libc::timeval| Duration::new(time.tv_sec as u64, 1000 * time.tv_usec as u32);
+    // Linux counts it in KiB, macOS in bytes.
+    let unit = if cfg!(target_os = "macos") { 1 } else { 1024 };
+    Ok(Used { cpu: time(usage.ru_utime) + time(usage.ru_stime), peak_bytes: usage.ru_maxrss as u64 * unit })
+}
+
+/// To overflow its stack is a part of what this process is for.
+fn no_core_dumps() {
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: it reads `none`, and nothing else. Where it fails, a dump is written.
+    unsafe { libc::setrlimit(libc::RLIMIT_CORE, &none) };
+}

@@ -1,0 +1,232 @@
+//! A process of its own in which a client's grammar is compiled first.
+//!
+//! A grammar is a program for llguidance's compiler. One that was written to can overflow its stack, which no caller can
+//! catch, or take any amount of time and memory. So each new grammar is compiled in a helper process with limits, and in
+//! the server only where that ended well: the same input takes the same way there. The helper is this program, started with
+//! the command [`COMMAND`]; it knows the model's vocabulary and nothing else of the server.
+
+mod helper;
+mod protocol;
+
+pub use helper::run;
+
+use super::GrammarRequest;
+use crate::budget::Budget;
+use crate::error::ApiError;
+use protocol::{Job, Verdict, Words, encode, receive, send};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// The program's hidden command that is the helper.
+pub const COMMAND: &str = "grammar-helper";
+
+/// Between two looks at whether somebody still waits.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+
+/// Says which program is `pagetide`, so that helpers can be started. Until then grammars are compiled in this process
+/// alone, which only those should do who trust whoever writes them. Calling it again changes nothing.
+pub fn use_program(program: impl Into<PathBuf>) {
+    PROGRAM.get_or_init(|| program.into());
+}
+
+/// What compiling a grammar may take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GrammarLimits {
+    /// Processor time.
+    pub cpu: Duration,
+    pub memory_bytes: usize,
+}
+
+/// Helpers for one vocabulary.
+pub struct Sandbox {
+    program: PathBuf,
+    limits: GrammarLimits,
+    /// What a helper is told first: the vocabulary.
+    greeting: Vec<u8>,
+    idle: Mutex<Vec<Helper>>,
+}
+
+impl Sandbox {
+    /// `None` where [`use_program`] has not been called. `words`, `ends`: each token's bytes, and the end tokens, the
+    /// first of which is the one that ends a complete output.
+    pub fn new(limits: GrammarLimits, words: Vec<Vec<u8>>, ends: Vec<u32>) -> Option<Self> {
+        let program = PROGRAM.get()?.clone();
+        let greeting = encode(&Words { words, ends }).expect("a vocabulary of gigabytes would not have been loaded");
+        Some(Self { program, limits, greeting, idle: Mutex::default() })
+    }
+
+    /// Whether `request` compiles within the limits. Blocks until a helper has tried, `budget` is used up, or nobody waits
+    /// any more.
+    ///
+    /// # Errors
+    /// 400 where the grammar is wrong or needs too much, 500 where no helper can be started.
+    pub fn check(&self, request: &GrammarRequest, budget: &Budget) -> Result<(), ApiError> {
+        let param = &request.param;
+        let too_complex = |why: String| ApiError::too_complex(param, format!("{param} is too complex: {why}"));
+        let job = Job::new(request, self.limits).map_err(|error| ApiError::engine(error.to_string()))?;
+        loop {
+            let known = self.idle().pop();
+            let is_fresh = known.is_none();
+            let helper = known.map_or_else(|| Helper::start(&self.program, &self.greeting), Ok);
+            let mut helper = helper.map_err(|error| {
+                let message =
+                    format!("structured output needs a process of its own, and none could be started: {error}");
+                ApiError::engine(message)
+            })?;
+            let verdict = helper.ask(&job, budget);
+            match verdict {
+                Ok(Some(verdict @ (Verdict::Compiled | Verdict::Refused { .. } | Verdict::Panicked))) => {
+                    self.idle().push(helper);
+                    return match verdict {
+                        Verdict::Refused { param, message } => Err(ApiError::invalid(param, message)),
+                        Verdict::Panicked => Err(too_complex("it cannot be compiled".into())),
+                        _ => Ok(()),
+                    };
+                }
+                Ok(None) => {
+                    let why = budget.look().err().map_or_else(String::new, |why| why.to_string());
+                    return Err(too_complex(why));
+                }
+                // What others have left in it, or done to it, is not this grammar's fault.
+                Ok(Some(Verdict::TooMuchMemory)) | Err(_) if !is_fresh => {}
+                Ok(Some(Verdict::TooMuchMemory)) => {
+                    let most = self.limits.memory_bytes >> 20;
+                    return Err(too_complex(format!(
+                        "compiling it takes more than {most} MiB, this server's limit (intake.grammar_memory_mib)"
+                    )));
+                }
+                Ok(Some(Verdict::TooMuchTime)) => {
+                    let most = self.limits.cpu.as_secs_f64();
+                    return Err(too_complex(format!(
+                        "compiling it takes more than {most} s of processor time, this server's limit \
+                         (intake.grammar_cpu_s)"
+                    )));
+                }
+                Err(error) => {
+                    tracing::debug!("a grammar ended the process that compiled it: {error}");
+                    return Err(too_complex("the process that compiled it did not survive".into()));
+                }
+            }
+        }
+    }
+
+    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Helper>> {
+        // A vector of processes is whole whenever somebody panics.
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Sandbox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sandbox").field("limits", &self.limits).finish_non_exhaustive()
+    }
+}
+
+/// A helper process, which ends when this is dropped.
+struct Helper {
+    child: Child,
+    stream: UnixStream,
+}
+
+impl Helper {
+    fn start(program: &PathBuf, greeting: &[u8]) -> io::Result<Self> {
+        let (stream, theirs) = UnixStream::pair()?;
+        let child = Command::new(program)
+            .arg(COMMAND)
+            // It needs nothing from there, and there may be keys.
+            .env_clear()
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            // A terminal's Ctrl-C is the server's to handle.
+            .process_group(0)
+            .spawn()?;
+        let mut helper = Self { child, stream };
+        helper.stream.set_write_timeout(Some(Duration::from_secs(60)))?;
+        helper.stream.set_read_timeout(Some(LOOK_EVERY))?;
+        helper.stream.write_all(greeting)?;
+        Ok(helper)
+    }
+
+    /// `None`: nobody waits any more, or no longer; the helper is of no more use then. An error: it has died.
+    fn ask(&mut self, job: &Job, budget: &Budget) -> io::Result<Option<Verdict>> {
+        send(&mut self.stream, job)?;
+        let mut first = [0];
+        loop {
+            match self.stream.read(&mut first) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(_) => break,
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+            if budget.look().is_err() {
+                return Ok(None);
+            }
+        }
+        // The rest is there: an answer is written at once.
+        self.stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+        let verdict = receive(&mut first.chain(&self.stream))?;
+        self.stream.set_read_timeout(Some(LOOK_EVERY))?;
+        verdict.map(Some).ok_or_else(|| ErrorKind::UnexpectedEof.into())
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        // An error is a process that has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::budget::Cancelled;
+    use crate::text::grammar::GrammarSpec;
+
+    const LIMITS: GrammarLimits = GrammarLimits { cpu: Duration::from_secs(2), memory_bytes: 1 << 28 };
+
+    fn sandbox(program: &str) -> Sandbox {
+        let greeting = encode(&Words { words: vec![b"a".to_vec()], ends: vec![0] }).unwrap();
+        Sandbox { program: program.into(), limits: LIMITS, greeting, idle: Mutex::default() }
+    }
+
+    fn check(sandbox: &Sandbox, budget: &Budget) -> ApiError {
+        sandbox
+            .check(&GrammarRequest::new(GrammarSpec::Regex("a".into()), "structured_outputs.regex"), budget)
+            .unwrap_err()
+    }
+
+    #[test]
+    fn no_helper_is_an_error_of_the_server() {
+        let error = check(&sandbox("/nowhere/pagetide"), &Budget::steps(1));
+        assert_eq!(error.status, 500, "{error}");
+        assert!(error.message.contains("none could be started"), "{error}");
+    }
+
+    /// Programs that are no helpers: one that ends at once, and one that never answers.
+    #[test]
+    fn a_helper_that_dies_or_hangs_refuses_the_grammar() {
+        let error = check(&sandbox("/bin/false"), &Budget::steps(1));
+        assert_eq!((error.status, error.code), (400, Some("too_complex")), "{error}");
+        assert!(error.message.contains("did not survive") || error.message.contains("none could be"), "{error}");
+        let hangs = sandbox("/usr/bin/yes");
+        let error = check(&hangs, &Budget::time(Duration::from_millis(100), Cancelled::default()));
+        assert!(error.message.contains("intake.job_timeout_s"), "{error}");
+        let gone = Cancelled::default();
+        gone.set();
+        let error = check(&hangs, &Budget::time(Duration::from_secs(3600), gone));
+        assert!(error.message.contains("the client has gone"), "{error}");
+        assert!(hangs.idle().is_empty(), "what hangs is not used again");
+    }
+}

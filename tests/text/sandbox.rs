@@ -1,0 +1,84 @@
+//! Grammars that end, or hold, whatever compiles them: the helper process does, and this process goes on.
+
+use pagetide::budget::{Budget, Cancelled};
+use pagetide::engine::constraint::ConstraintSource;
+use pagetide::error::ApiError;
+use pagetide::text::grammar::sandbox::{self, GrammarLimits};
+use pagetide::text::grammar::{GrammarCompiler, GrammarRequest, GrammarSpec};
+use pagetide::text::tokenizer::Tokenizer;
+use serde_json::json;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Generous in time, for slow machines.
+const LIMITS: GrammarLimits = GrammarLimits { cpu: Duration::from_secs(20), memory_bytes: 128 << 20 };
+
+fn compiler(limits: GrammarLimits) -> GrammarCompiler {
+    sandbox::use_program(env!("CARGO_BIN_EXE_pagetide"));
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
+    let read = |file: &str| std::fs::read_to_string(folder.join(file)).unwrap();
+    let tokenizer = Tokenizer::from_json(&read("tokenizer.json"), Some(&read("tokenizer_config.json"))).unwrap();
+    let end = tokenizer.special_tokens().eos.as_ref().unwrap().id;
+    let vocab_size = tokenizer.vocab_size();
+    GrammarCompiler::new(Arc::new(tokenizer), vocab_size, &[end], limits)
+}
+
+fn compile(compiler: &GrammarCompiler, spec: GrammarSpec) -> Result<Arc<dyn ConstraintSource>, ApiError> {
+    let budget = Budget::time(Duration::from_secs(600), Cancelled::default());
+    compiler.compile(&GrammarRequest::new(spec, "grammar"), &budget)
+}
+
+fn still_works(compiler: &GrammarCompiler) {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
+    compile(compiler, GrammarSpec::JsonSchema(schema)).unwrap();
+    let error = compile(compiler, GrammarSpec::Regex("(".into())).unwrap_err();
+    assert!(error.message.contains("is not supported"), "{error}");
+}
+
+#[test]
+fn a_stack_overflow_ends_the_helper_alone() {
+    let compiler = compiler(LIMITS);
+    still_works(&compiler);
+    // Past our own checks: a schema in a client's Lark.
+    for schema in [
+        json!({"const": i64::MIN}),
+        json!({"properties": {"a": {"enum": [1, i64::MIN]}}}),
+        json!({"type": "integer", "minimum": -1e30, "maximum": -1e29}),
+    ] {
+        let error = compile(&compiler, GrammarSpec::Grammar(format!("start: %json {schema}"))).unwrap_err();
+        assert_eq!((error.status, error.code), (400, Some("too_complex")), "{error}");
+        // Where the compiler's own arithmetic is checked, it panics before it can recurse.
+        let says = if cfg!(debug_assertions) { "cannot be compiled" } else { "did not survive" };
+        assert!(error.message.contains(says), "{error}");
+        still_works(&compiler);
+    }
+}
+
+#[test]
+fn what_takes_too_much_is_refused_with_the_limit_and_its_setting() {
+    let patterns: Vec<_> = (1..=30).map(|i| json!({"pattern": format!("^(.*a.{{{i}}})*$")})).collect();
+    let patterns = GrammarSpec::JsonSchema(json!({ "type": "string", "allOf": patterns }));
+    let parts: Vec<String> = (0..8000).map(|i| format!("\"{i:x}\"")).collect();
+    let terminal = GrammarSpec::Grammar(format!("start: T\nT: ({})+", parts.join("|")));
+    let little = GrammarLimits { cpu: Duration::from_millis(100), memory_bytes: 16 << 20 };
+    for (limits, specs) in [(LIMITS, vec![patterns.clone()]), (little, vec![patterns, terminal])] {
+        let compiler = compiler(limits);
+        for spec in specs {
+            let error = compile(&compiler, spec).unwrap_err();
+            let names = ["intake.grammar_cpu_s", "intake.grammar_memory_mib", "lexer"];
+            assert!(names.iter().any(|name| error.message.contains(name)), "{error}");
+        }
+    }
+}
+
+/// What one grammar has left in the helper is not the next one's fault.
+#[test]
+fn a_helper_is_used_again_and_replaced_where_it_has_grown() {
+    let compiler = compiler(GrammarLimits { memory_bytes: 24 << 20, ..LIMITS });
+    for i in 0..40 {
+        let properties: serde_json::Map<_, _> =
+            (0..100).map(|j| (format!("p{i}_{j}"), json!({"type": "string", "pattern": "^[a-z]{3,9}$"}))).collect();
+        compile(&compiler, GrammarSpec::JsonSchema(json!({ "properties": properties }))).unwrap();
+    }
+}
