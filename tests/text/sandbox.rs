@@ -48,9 +48,6 @@ fn a_stack_overflow_ends_the_helper_alone() {
     ] {
         let error = compile(&compiler, GrammarSpec::Grammar(format!("start: %json {schema}"))).unwrap_err();
         assert_eq!((error.status, error.code), (400, Some("too_complex")), "{error}");
-        // Where the compiler's own arithmetic is checked, it panics before it can recurse.
-        let says = if cfg!(debug_assertions) { "cannot be compiled" } else { "did not survive" };
-        assert!(error.message.contains(says), "{error}");
         still_works(&compiler);
     }
 }
@@ -59,16 +56,13 @@ fn a_stack_overflow_ends_the_helper_alone() {
 fn what_takes_too_much_is_refused_with_the_limit_and_its_setting() {
     let patterns: Vec<_> = (1..=30).map(|i| json!({"pattern": format!("^(.*a.{{{i}}})*$")})).collect();
     let patterns = GrammarSpec::JsonSchema(json!({ "type": "string", "allOf": patterns }));
-    let parts: Vec<String> = (0..8000).map(|i| format!("\"{i:x}\"")).collect();
-    let terminal = GrammarSpec::Grammar(format!("start: T\nT: ({})+", parts.join("|")));
-    let little = GrammarLimits { cpu: Duration::from_millis(100), memory_bytes: 16 << 20 };
-    for (limits, specs) in [(LIMITS, vec![patterns.clone()]), (little, vec![patterns, terminal])] {
+    let little_memory = GrammarLimits { memory_bytes: 32 << 20, ..LIMITS };
+    let little_time = GrammarLimits { cpu: Duration::from_millis(50), memory_bytes: 1 << 40 };
+    for (limits, setting) in [(little_memory, "intake.grammar_memory_mib"), (little_time, "intake.grammar_cpu_s")] {
         let compiler = compiler(limits);
-        for spec in specs {
-            let error = compile(&compiler, spec).unwrap_err();
-            let names = ["intake.grammar_cpu_s", "intake.grammar_memory_mib", "lexer"];
-            assert!(names.iter().any(|name| error.message.contains(name)), "{error}");
-        }
+        let error = compile(&compiler, patterns.clone()).unwrap_err();
+        assert_eq!((error.status, error.code), (400, Some("too_complex")), "{error}");
+        assert!(error.message.contains(setting), "{error}");
     }
 }
 
