@@ -11,6 +11,7 @@ import os
 import pathlib
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -20,6 +21,7 @@ import openai
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts"))
 START_TIMEOUT_S = 60
 
 

@@ -1,0 +1,66 @@
+"""What one client sends does not hurt others: each bomb twice at once, beside streams and short prompts.
+
+PAGETIDE_VICTIMS names a part of the bombs (as pytest's -k does), PAGETIDE_VICTIMS_REPORT a file for the figures.
+"""
+
+import os
+import pathlib
+
+import pytest
+from attack import Target
+from bombs import BOMBS
+
+# Times are those of a machine that may be busy: what was late three times in a row is late.
+ATTEMPTS = 3
+HEAD = "| bomb | body, kB | answers | after, s | gap, s (quiet) | short prompt, s (quiet) | memory, MB | |\n|---|---|---|---|---|---|---|---|"
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    log = tmp_path_factory.mktemp("victims") / "server.log"
+    made = Target(log, "--set", "server.workers=2", "--set", "log.level=warn")
+    yield made
+    if made.server.alive():
+        assert made.server.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def rows():
+    made = [HEAD]
+    yield made
+    print("\n".join(["", *made]))
+    if report := os.environ.get("PAGETIDE_VICTIMS_REPORT"):
+        pathlib.Path(report).write_text("\n".join(made) + "\n")
+
+
+def row(name: str, seen, wrong: list) -> str:
+    answers = ", ".join(map(str, seen.answers)) or "none"
+    return (
+        f"| {name} | {seen.bytes / 1e3:.0f} | {answers} | {seen.answered_s:.1f} | {seen.gap_s:.2f} ({seen.quiet_gap_s:.2f}) "
+        f"| {seen.prompt_s:.2f} ({seen.quiet_prompt_s:.2f}) | {seen.memory_mb:.0f} | {'; '.join(wrong) or 'holds'} |"
+    )
+
+
+@pytest.mark.parametrize("bomb", BOMBS, ids=lambda bomb: bomb.name)
+def test_nobody_else_is_hurt_by(bomb, target, rows):
+    check(bomb, target, rows)
+
+
+# Whose clients do not stay to hear what becomes of them.
+LEFT = ["20 times 20 options, eight deep", "30 patterns that all hold", "a message of spaces", "GBNF with 60,000 ?",
+        "embeddings of one-token prompts", "tokenize of spaces"]
+
+
+@pytest.mark.parametrize("bomb", [bomb for bomb in BOMBS if bomb.name in LEFT], ids=lambda bomb: bomb.name)
+def test_work_ends_with_its_client(bomb, target, rows):
+    check(bomb, target, rows, leave_after_s=0.3)
+
+
+def check(bomb, target, rows, **options):
+    for _ in range(ATTEMPTS):
+        seen = target.ready().attack(bomb, **options)
+        if seen.wrong or not seen.late():
+            break
+    wrong = seen.wrong + seen.late()
+    rows.append(row(bomb.name + (", and away" if options else ""), seen, wrong))
+    assert not wrong
