@@ -118,8 +118,13 @@ bomb("least integer, Lark's %json, with escapes", CHAT,
 
 # Schemas that grow when they are compiled.
 bomb("20 times 20 options, eight deep", CHAT, lambda _: schema({
-    "$defs": {str(depth): {"oneOf": [{"$ref": f"#/$defs/{depth + 1}"}] * 20} for depth in range(8)} | {"8": {"type": "integer"}},
+    "$defs": {str(depth): {"anyOf": [{"$ref": f"#/$defs/{depth + 1}"}] * 20} for depth in range(8)} | {"8": {"type": "integer"}},
     "oneOf": [{"$ref": "#/$defs/0"}, {"type": "string"}]}))
+bomb("20 options of objects, four deep", CHAT, lambda _: schema({
+    "$defs": {str(depth): {"type": "object", "properties": {"a": {"anyOf": [{"$ref": f"#/$defs/{depth + 1}"}] * 20}},
+                           "required": ["a"]} for depth in range(4)} | {"4": {"type": "integer"}},
+    "oneOf": [{"$ref": "#/$defs/0"}, nested(4, {"type": "string"}, lambda inner: {
+        "type": "object", "properties": {"a": inner}, "required": ["a"]})]}))
 bomb("20 options that are written out, three deep", CHAT, lambda _: schema(nested(
     3, {"type": "integer"}, lambda inner: {"oneOf": [inner] * 20 + [{"type": "string"}]})))
 bomb("30 patterns that all hold", CHAT,

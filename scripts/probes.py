@@ -113,9 +113,10 @@ class Server:
 
     def start(self):
         out = open(self.log, "ab") if self.log else subprocess.DEVNULL
+        # Without backtraces: for the first of them 200 MB of symbols are read.
         try:
             self.process = subprocess.Popen(
-                self.command, stdout=out, stderr=out, env={**os.environ, **(self.env or {})}, preexec_fn=self.before
+                self.command, stdout=out, stderr=out, env={**os.environ, "RUST_BACKTRACE": "0", **(self.env or {})}, preexec_fn=self.before
             )
         finally:
             if self.log:
@@ -231,7 +232,7 @@ class MemoryWatch:
 
     def __init__(self, proc: Proc, most: int = 4 << 30):
         self.proc, self.most = proc, most
-        self.helpers = 0
+        self.helpers, self.too_much = 0, False
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._sample, daemon=True)
 
@@ -249,6 +250,7 @@ class MemoryWatch:
                 for proc in self.proc.all():
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(proc.pid, signal.SIGKILL)
+                self.too_much = True
                 return
 
     def __exit__(self, *_):

@@ -78,18 +78,22 @@ class Load:
     def _client(self, number: int):
         client = Client(self, random.Random(self.seed * 1000 + number))
         while not self.stopping.is_set():
-            self.gate.wait()
-            if self.stopping.is_set():
-                break
+            self.act(client.act)
+
+    def act(self, what):
+        """Does something as soon as there is to be load. What goes wrong with it is told: a client that ended silently
+        would make the load smaller and the report better."""
+        self.gate.wait()
+        with self.lock:
+            self.inside += 1
+        try:
+            if self.gate.is_set() and not self.stopping.is_set():
+                what()
+        except Exception as error:
+            self.note("error", f"{error!r}")
+        finally:
             with self.lock:
-                self.inside += 1
-            try:
-                client.act()
-            except Exception as error:  # a client that ends silently would make the load smaller and the report better
-                self.note("error", f"{error!r}")
-            finally:
-                with self.lock:
-                    self.inside -= 1
+                self.inside -= 1
 
     def may_fail(self, started: float) -> bool:
         """Whether a request that began at `started` can have been in a step that was told to fail."""
@@ -288,11 +292,7 @@ class Operator(threading.Thread):
 
     def run(self):
         while not self.load.stopping.wait(self.rng.random() * 4):
-            self.load.gate.wait()
-            try:
-                self._act()
-            except Exception as error:
-                self.load.note("error", f"the operator: {error!r}")
+            self.load.act(self._act)
 
     def _act(self):
         what = self.rng.random()

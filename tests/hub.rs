@@ -1,5 +1,6 @@
 //! Models of the hub: the program against a small hub on this machine that answers as the real one does.
 
+use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, SHA256, digest};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashSet};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -113,13 +114,13 @@ impl Hub {
     }
 }
 
-fn hash(bytes: &[u8]) -> String {
-    blake3::hash(bytes).to_hex().to_string()
-}
-
-/// The name of a file's blob, as long as the hub's: SHA-256 in large file storage, SHA-1 in git.
+/// The name of a file's blob: its SHA-256 in large file storage, the SHA-1 of its blob in git.
 fn etag(name: &str, bytes: &[u8]) -> String {
-    if name.ends_with(".safetensors") { hash(bytes) } else { hash(bytes)[..40].into() }
+    let hash = match name.ends_with(".safetensors") {
+        true => digest(&SHA256, bytes),
+        false => digest(&SHA1_FOR_LEGACY_USE_ONLY, &[format!("blob {}\0", bytes.len()).as_bytes(), bytes].concat()),
+    };
+    hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn answer(connection: TcpStream, port: u16, shared: &(Mutex<State>, Condvar)) -> std::io::Result<()> {
@@ -374,13 +375,9 @@ fn large_model() -> Hub {
 
 /// Waits until the part of the weights that has been fetched, and noted as such, is `bytes` long.
 fn wait_for_part(user: &User, hub: &Hub, bytes: u64) {
-    let length = hub.state().files["model.safetensors"].len();
     let blob = etag("model.safetensors", &hub.state().files["model.safetensors"]);
-    let part = user.cache().join("blobs").join(format!("{blob}.sync.part"));
-    wait_until(|| {
-        let noted = std::fs::read(&part).ok().and_then(|part| part.get(length..)?.try_into().ok());
-        noted.map(u64::from_le_bytes) == Some(bytes)
-    });
+    let part = user.cache().join("blobs").join(format!("{blob}.part"));
+    wait_until(|| std::fs::metadata(&part).is_ok_and(|part| part.len() == bytes));
 }
 
 fn wait_until(condition: impl Fn() -> bool) {

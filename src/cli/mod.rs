@@ -99,6 +99,7 @@ enum Command {
 /// Runs the program on its command line. Exit status: 0 done, 1 a failure that has been reported, 2 a wrong command
 /// line.
 pub fn run() -> ExitCode {
+    signals::survive_file_size_limits();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

@@ -8,6 +8,14 @@ fn listen(kind: SignalKind) -> Result<Signal, StartError> {
     signal(kind).map_err(|error| StartError::new(format!("cannot listen for signals: {error}")))
 }
 
+/// A file that may not become larger (`RLIMIT_FSIZE`, systemd's `LimitFSIZE`) is an error of who writes it, as a full disk
+/// is. The signal that the kernel sends besides would end the process.
+pub fn survive_file_size_limits() {
+    // SAFETY: no handler is installed, so no code of ours ever runs in a signal's context. It is the first thing that the
+    // program does, before it has other threads.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
 /// The signals that ask the program to stop.
 pub struct StopSignals {
     interrupt: Signal,

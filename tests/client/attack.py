@@ -181,6 +181,8 @@ class Target:
                 seen.gap_s, seen.prompt_s = self._measure(victims, drop, seen)
                 seen.answered_s = time.monotonic() - started
             seen.memory_mb = memory.above() / 1e6
+            if memory.too_much:
+                seen.wrong = ["far too much memory: killed"]
         finally:
             for victim in victims:
                 victim.leave()
@@ -235,7 +237,7 @@ class Target:
     def _check(self, seen: Seen):
         """Afterwards nothing is left of it."""
         if not self.server.alive():
-            if not any("process ended" in wrong for wrong in seen.wrong):
+            if not any("killed" in wrong or "process ended" in wrong for wrong in seen.wrong):
                 seen.wrong.append(f"the process ended with {self.server.process.wait()}")
             return
         allowed = 200 + 10 * seen.bytes / 1e6

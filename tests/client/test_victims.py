@@ -47,7 +47,7 @@ def test_nobody_else_is_hurt_by(bomb, target, rows):
 
 
 # Whose clients do not stay to hear what becomes of them.
-LEFT = ["20 times 20 options, eight deep", "30 patterns that all hold", "a message of spaces", "GBNF with 60,000 ?",
+LEFT = ["20 times 20 options, eight deep", "20 options of objects, four deep", "30 patterns that all hold", "a message of spaces", "GBNF with 60,000 ?",
         "embeddings of one-token prompts", "tokenize of spaces"]
 
 

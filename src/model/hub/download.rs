@@ -1,26 +1,26 @@
 //! The hub's answers: what a model holds, and its files.
 
+use super::file::{Source, client, is_etag};
 use super::{Access, DownloadProgress, Failure, Place};
-use hf_hub::api::tokio::{Api, ApiBuilder, Progress};
+use hf_hub::api::tokio::{Api, ApiBuilder};
 use hf_hub::{Cache, Repo, RepoType};
+use reqwest::Client;
 use serde::Deserialize;
 use std::fs;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// For an answer that is no file.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// A download that brings nothing for so long has lost its connection.
-const STALL: Duration = Duration::from_secs(60);
+/// A listing of more is none: real ones have a few megabytes at most.
+const MAX_LISTING_BYTES: usize = 64 << 20;
 /// Times that a file is asked for again without having come any farther.
 const MAX_TRIES: u32 = 5;
-/// Pieces of a file that come side by side.
-const NUM_CONNECTIONS: usize = 4;
-/// A piece. It is kept once it is whole, and held in memory until then. Each is a request to the hub, which counts
+/// A piece of a file. It is kept once it is whole, and held in memory until then. Each is a request to the hub, which counts
 /// them: not too small.
-const PIECE_BYTES: usize = 16 << 20;
+const PIECE_BYTES: u64 = 16 << 20;
 /// Where the connection keeps breaking.
-const MIN_PIECE_BYTES: usize = 1 << 20;
+const MIN_PIECE_BYTES: u64 = 1 << 20;
 
 /// A model on the hub.
 pub struct Hub {
@@ -40,7 +40,7 @@ pub struct Listing {
 
 struct RemoteFile {
     name: String,
-    /// Names its blob in the cache.
+    /// Names its blob in the cache: a hash.
     etag: Option<String>,
     bytes: Option<u64>,
 }
@@ -99,13 +99,11 @@ impl Hub {
         Place::new(&self.access, &self.model, &self.revision)
     }
 
-    fn api(&self, piece_bytes: usize) -> Result<Api, Failure> {
+    fn api(&self) -> Result<Api, Failure> {
         let builder = ApiBuilder::from_cache(Cache::new(self.access.cache.clone()))
             .with_endpoint(self.access.endpoint.clone())
             .with_token(self.access.token.clone())
             .with_user_agent("pagetide", env!("CARGO_PKG_VERSION"))
-            .with_max_files(NUM_CONNECTIONS)
-            .with_chunk_size(Some(piece_bytes))
             .with_progress(false);
         builder.build().map_err(Failure::of_download)
     }
@@ -133,13 +131,19 @@ impl Hub {
     }
 
     async fn ask(&self, revision: &str) -> Result<Listing, Failure> {
-        let request = self.api(PIECE_BYTES)?.repo(self.repo(revision)).info_request();
-        let answer = request.query(&[("blobs", "true")]).timeout(ANSWER_TIMEOUT).send().await?;
+        let request = self.api()?.repo(self.repo(revision)).info_request();
+        let mut answer = request.query(&[("blobs", "true")]).timeout(ANSWER_TIMEOUT).send().await?;
         if !answer.status().is_success() {
             let header = |name: &str| Some(answer.headers().get(name)?.to_str().ok()?.to_owned());
             return Err(Failure::of_answer(answer.status(), header));
         }
-        let text = answer.bytes().await?;
+        let mut text = Vec::new();
+        while let Some(bytes) = answer.chunk().await? {
+            if text.len() + bytes.len() > MAX_LISTING_BYTES {
+                return Err(Failure::Answer(format!("a model's listing of more than {} MiB", MAX_LISTING_BYTES >> 20)));
+            }
+            text.extend_from_slice(&bytes);
+        }
         let info: RepoInfo =
             serde_json::from_slice(&text).map_err(|error| Failure::Answer(format!("a model's listing: {error}")))?;
         if !super::is_revision(&info.sha) {
@@ -157,25 +161,35 @@ impl Hub {
                 missing.push(file);
             }
         }
-        let total = missing.iter().filter_map(|file| file.bytes).sum();
-        let meter = Meter::new(total, self.progress.clone());
-        for file in missing {
-            self.fetch_file(&listing.commit, file, &meter)?;
-            meter.file_done();
+        if missing.is_empty() {
+            return Ok(());
         }
-        // The crate notes each commit as if it were a branch.
-        if self.revision != listing.commit {
-            let _ = fs::remove_file(place.root.join("refs").join(&listing.commit));
+        let total = missing.iter().filter_map(|file| file.bytes).fold(0, u64::saturating_add);
+        let meter = Meter::new(total, self.progress.clone());
+        let client = client()?;
+        for file in missing {
+            let file = self.fetch_file(&client, place, &listing.commit, file, &meter)?;
+            meter.file_done();
+            if !link_blob(place, &listing.commit, &file)? {
+                return Err(Failure::Answer(format!("{} is gone from the cache again", file.name)));
+            }
         }
         Ok(())
     }
 
-    fn fetch_file(&self, commit: &str, file: &RemoteFile, meter: &Meter) -> Result<(), Failure> {
+    fn fetch_file(
+        &self,
+        client: &Client,
+        place: &Place,
+        commit: &str,
+        file: &RemoteFile,
+        meter: &Meter,
+    ) -> Result<RemoteFile, Failure> {
         let (mut tries, mut farthest) = (0, 0);
         loop {
             let piece_bytes = (PIECE_BYTES >> (2 * tries)).max(MIN_PIECE_BYTES);
-            let failure = match run(async || self.try_file(commit, file, piece_bytes, meter).await) {
-                Ok(()) => return Ok(()),
+            let failure = match run(async || self.try_file(client, place, commit, file, piece_bytes, meter).await) {
+                Ok(file) => return Ok(file),
                 Err(failure) => failure,
             };
             let reached = meter.state().file_bytes;
@@ -191,27 +205,38 @@ impl Hub {
         }
     }
 
-    /// Goes on where the last try ended.
+    /// Goes on where the last try ended. The file, with what its listing did not say.
     async fn try_file(
         &self,
+        client: &Client,
+        place: &Place,
         commit: &str,
         file: &RemoteFile,
-        piece_bytes: usize,
+        piece_bytes: u64,
         meter: &Meter,
-    ) -> Result<(), Failure> {
-        let repo = self.api(piece_bytes)?.repo(self.repo(commit));
-        meter.state().last = Instant::now();
-        let download = repo.download_with_progress(&file.name, meter.clone());
-        tokio::pin!(download);
-        loop {
-            tokio::select! {
-                done = &mut download => return done.map(drop).map_err(Failure::of_download),
-                () = tokio::time::sleep(Duration::from_secs(1)) => {
-                    if meter.state().last.elapsed() > STALL {
-                        return Err(Failure::Network(format!("nothing came for {} s", STALL.as_secs())));
-                    }
-                }
-            }
+    ) -> Result<RemoteFile, Failure> {
+        let url = self.api()?.repo(self.repo(commit)).url(&file.name);
+        let (etag, bytes) = match (&file.etag, file.bytes) {
+            (Some(etag), Some(bytes)) => (etag.clone(), bytes),
+            _ => self.ask_for(&url).await?,
+        };
+        let source = Source { client, access: &self.access, url, etag: &etag, bytes };
+        source.fetch(&place.blob(&etag), piece_bytes, meter).await?;
+        Ok(RemoteFile { name: file.name.clone(), etag: Some(etag), bytes: Some(bytes) })
+    }
+
+    /// A file's hash and size, from a mirror whose listings do not say them.
+    async fn ask_for(&self, url: &str) -> Result<(String, u64), Failure> {
+        let asked = tokio::time::timeout(ANSWER_TIMEOUT, async {
+            self.api()?.metadata(url).await.map_err(Failure::of_download)
+        });
+        let told = asked.await.unwrap_or_else(|_| Err(Failure::Network("no answer".into())))?;
+        match is_etag(told.etag()) {
+            true => Ok((told.etag().to_owned(), told.size() as u64)),
+            false => Err(Failure::Answer(format!(
+                "{url}: '{}' is no name of a file in the cache",
+                told.etag().escape_debug()
+            ))),
         }
     }
 }
@@ -253,7 +278,7 @@ fn run<T: Send>(request: impl AsyncFnOnce() -> Result<T, Failure> + Send) -> Res
 
 /// Counts the bytes of a few files, one after the other.
 #[derive(Clone)]
-struct Meter {
+pub struct Meter {
     state: Arc<Mutex<MeterState>>,
     report: DownloadProgress,
 }
@@ -264,14 +289,11 @@ struct MeterState {
     /// Of the file that is being fetched, with what earlier tries brought.
     file_bytes: u64,
     total: u64,
-    /// When bytes came.
-    last: Instant,
 }
 
 impl Meter {
     fn new(total: u64, report: DownloadProgress) -> Self {
-        let state = MeterState { done: 0, file_bytes: 0, total, last: Instant::now() };
-        Self { state: Arc::new(Mutex::new(state)), report }
+        Self { state: Arc::new(Mutex::new(MeterState { done: 0, file_bytes: 0, total })), report }
     }
 
     fn state(&self) -> MutexGuard<'_, MeterState> {
@@ -282,25 +304,22 @@ impl Meter {
         let mut state = self.state();
         state.done += std::mem::take(&mut state.file_bytes);
     }
-}
 
-impl Progress for Meter {
-    async fn init(&mut self, size: usize, _filename: &str) {
+    /// A try for a file of so many bytes, of which some are there.
+    pub fn begin_file(&self, bytes: u64, have: u64) {
         let mut state = self.state();
-        state.file_bytes = 0;
+        state.file_bytes = have;
         // A mirror may not have told it before.
-        state.total = state.total.max(state.done + size as u64);
+        state.total = state.total.max(state.done.saturating_add(bytes));
     }
 
-    async fn update(&mut self, size: usize) {
+    /// Bytes of the file that is being fetched.
+    pub fn came(&self, bytes: u64) {
         let (done, total) = {
             let mut state = self.state();
-            state.file_bytes += size as u64;
-            state.last = Instant::now();
+            state.file_bytes += bytes;
             (state.done + state.file_bytes, state.total)
         };
         (self.report)(done, total);
     }
-
-    async fn finish(&mut self) {}
 }

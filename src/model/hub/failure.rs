@@ -179,7 +179,7 @@ impl From<reqwest::Error> for Failure {
     fn from(error: reqwest::Error) -> Self {
         match error.status() {
             Some(status) => Self::Status(status),
-            None if error.is_builder() => Self::Answer(causes(&error)),
+            None if error.is_builder() || error.is_redirect() => Self::Answer(causes(&error)),
             None => Self::Network(causes(&error)),
         }
     }

@@ -8,6 +8,7 @@
 mod access;
 mod download;
 mod failure;
+mod file;
 
 use crate::error::StartError;
 pub use access::Access;
