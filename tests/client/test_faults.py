@@ -6,6 +6,7 @@ PAGETIDE_LONG=1 runs the long form: 1,000 failed steps, 100 times kill -9.
 import concurrent.futures
 import json
 import os
+import pathlib
 import random
 import resource
 import signal
@@ -16,7 +17,7 @@ import time
 
 import pytest
 from attack import SHORT, Victim
-from conftest import program
+from conftest import ROOT, program
 from probes import Proc, Server, send, wait
 from soak_answers import Stream, known_requests, may_stream, what_it_says
 from soak_load import BROKEN, settings
@@ -249,6 +250,38 @@ def ignoring(what):
         what()
     except OSError:
         pass
+
+
+# Clocks.
+
+
+def faketime() -> str:
+    name = "usr/lib/*/faketime/libfaketime.so.1"
+    found = [*pathlib.Path("/").glob(name), *(ROOT / "target/ci/faketime").glob(name)]
+    assert found, "there is no libfaketime: .ci/run unpacks Debian's package into target/ci/faketime"
+    return str(found[0])
+
+
+def test_a_clock_that_jumps_changes_nothing(tmp_path):
+    """By decades, back and forth: only dates go by that clock, and what is measured by the monotonic one."""
+    jumps = tmp_path / "jumps"
+    jumps.write_text("+0\n")
+    env = {"LD_PRELOAD": faketime(), "FAKETIME_TIMESTAMP_FILE": str(jumps), "FAKETIME_NO_CACHE": "1",
+           "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    options = ("--set", f"recorder.dir={tmp_path}", "--set", "server.request_timeout_s=600", "--set", "server.keep_alive_s=5",
+               "--set", "limits.requests_per_minute=100000", "--set", "log.slow_request_s=3600")
+    known = known_requests(8, 16)
+    with Server(program(), *options, env=env, log=tmp_path / "log") as server:
+        right = [ask(server, *request, False) for request in known]
+        for jump, year in [("+40y", "206"), ("-30y", "199"), ("+0", ""), ("-20y", "200"), ("-1d", "")]:
+            jumps.write_text(f"{jump}\n")
+            # The date of answers is computed twice a second.
+            assert wait(lambda: f" {year}" in server.ask("GET", "/health").headers["date"], 30), "it is seen"
+            assert [ask(server, *request, True) for request in known] == right
+            assert server.ask("POST", "/admin/recording").status == 200
+            assert server.ask("GET", "/ready").status == 200
+        assert server.wait_idle() and server.stop() == 0
+    assert "took" not in (tmp_path / "log").read_text(), "no request is taken for one of decades"
 
 
 # Steps.

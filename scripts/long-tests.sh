@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# The tests that take too long for every change: all bombs, 1,000 failed steps, 100 times kill -9, ten minutes of soak.
+# Some three quarters of an hour on two cores. PAGETIDE_BIN names the program (default: target/release/pagetide), PYTHON a
+# Python with tests/client/requirements.txt (default: that of .ci/run). Reports go to target/long-tests.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+binary=$(realpath "${PAGETIDE_BIN:-target/release/pagetide}")
+python=${PYTHON:-target/ci/client-venv/bin/python}
+reports=target/long-tests
+mkdir -p "$reports"
+
+failed=0
+run() {
+    echo "== $1 (after ${SECONDS} s)"
+    shift
+    "$@" || failed=1
+}
+
+run "victims" env PAGETIDE_BIN="$binary" PAGETIDE_LONG=1 PAGETIDE_VICTIMS_REPORT="$reports/victims.md" \
+    "$python" -m pytest -q -p no:cacheprovider --tb=short tests/client/test_victims.py
+run "faults" env PAGETIDE_BIN="$binary" PAGETIDE_LONG=1 \
+    "$python" -m pytest -q -p no:cacheprovider --tb=short tests/client/test_faults.py tests/client/test_hub_lies.py
+run "soak" python3 scripts/soak.py --minutes "${SOAK_MINUTES:-10}" --binary "$binary" --report "$reports/soak"
+exit "$failed"
