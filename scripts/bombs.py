@@ -176,6 +176,21 @@ bomb("Lark 20,000 deep", CHAT, lambda _: guided(grammar="start: " + "(" * 20_000
 bomb("100,000 choices", CHAT, lambda _: guided(choice=[f"choice {i}" for i in range(100_000)]))
 bomb("choices of a megabyte", CHAT, lambda size: guided(choice=["ab" * (size // 20), "ba" * (size // 20)]))
 
+# What costs with each token.
+bomb("masks of an expression that looks back", CHAT,
+     lambda _: guided(regex="(.*a.{500})*(.*b.{499})*") | {"max_tokens": 100})
+bomb("masks of a grammar that can be read in every way", CHAT,
+     lambda _: guided(grammar='root ::= root root | [a-z ] | ""') | {"max_tokens": 100})
+bomb("masks of many options", CHAT, lambda _: guided(choice=[f"{i:03} of many" * 4 for i in range(900)]) | {"n": 16})
+bomb("100 streams in one, with log-probabilities", CHAT,
+     lambda _: chat(n=100, max_tokens=30, logprobs=True, top_logprobs=20, stream=True))
+bomb("log-probabilities of a long prompt", COMPLETION,
+     lambda _: {"prompt": [7] * 2000, "max_tokens": 4, "prompt_logprobs": 20, "echo": True, "logprobs": 20, "n": 8})
+bomb("beams as wide and long as may be", COMPLETION,
+     lambda _: {"prompt": "Hi", "max_tokens": 200, "use_beam_search": True, "n": 16, "ignore_eos": True})
+bomb("stop strings that almost match, in a stream", COMPLETION, lambda size: {
+    "prompt": [7] * 20, "max_tokens": 300, "stream": True, "ignore_eos": True, "stop": ["a" * (size // 40) + "b"] * 16})
+
 # Bodies that are much larger in memory than as text, or long to go through.
 bomb("embeddings of one-token prompts", EMBEDDING, lambda size: fill(size, '{"input":[', "[1]", "]}"))
 bomb("embeddings of empty prompts", EMBEDDING, lambda size: fill(size, '{"input":[', "[]", "]}"))
@@ -246,7 +261,7 @@ bomb("stop_token_ids of millions", CHAT,
      lambda size: fill(size, json.dumps(chat())[:-1] + ',"stop_token_ids":[', "1", "]}"))
 bomb("n of four thousand million", COMPLETION, lambda _: {"prompt": "Hi", "max_tokens": 4, "n": 2**32 - 1})
 bomb("max_tokens beyond every integer", CHAT, lambda _: chat(max_tokens=2**64))
-bomb("128 answers with log-probabilities", CHAT, lambda _: chat(n=128, max_tokens=60, logprobs=True, top_logprobs=20))
+bomb("100 answers with log-probabilities", CHAT, lambda _: chat(n=100, max_tokens=60, logprobs=True, top_logprobs=20))
 bomb("temperature of a million digits", CHAT, lambda _: raw(chat(temperature="HERE"), "0." + "1" * 10**6))
 bomb("max_tokens of a million digits", CHAT, lambda _: raw(chat(max_tokens="HERE"), "1" * 10**6))
 bomb("an exponent of a million digits", CHAT, lambda _: raw(chat(temperature="HERE"), "1e-" + "9" * 10**6))

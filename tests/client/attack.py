@@ -268,6 +268,8 @@ class Target:
 
 def unlike_the_api(path: str, answer):
     """What is wrong with an answer's format, if something is."""
+    if answer.status == 200 and answer.headers.get("content-type", "").startswith("text/event-stream"):
+        return None if b"data: [DONE]" in answer.body[-100:] else f"a stream without its end: {answer.body[-100:]}"
     try:
         body = answer.json()
     except ValueError:
