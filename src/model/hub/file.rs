@@ -82,6 +82,9 @@ impl Source<'_> {
         let mut answer = in_time(request.send()).await?;
         self.check(&answer, start, end)?;
         let length = (end - start) as usize;
+        if let Some(told) = answer.content_length().filter(|told| *told != length as u64) {
+            return Err(Failure::Answer(format!("{}: {told} bytes come where {length} were asked for", self.url)));
+        }
         let mut piece = Vec::with_capacity(length);
         while let Some(bytes) = in_time(answer.chunk()).await? {
             if piece.len() + bytes.len() > length {
