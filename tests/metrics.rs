@@ -2,6 +2,7 @@
 
 use pagetide::engine::arbiter::Choice;
 use pagetide::engine::bill::{Holding, QuotaTier, Tenant};
+use pagetide::engine::policy::{Foresight, TailCopies};
 use pagetide::ids::IdMap;
 use pagetide::metrics::*;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -39,8 +40,9 @@ fn what_is_recorded_is_on_the_page() {
     request_ended(&ended(Outcome::Failed, 3));
     request_rejected(Rejection::Draining, Tenant(7));
     preempted(Preemption::Recompute);
-    preemption_copies(3);
-    preemption_copies(20);
+    let copies = |num_blocks, foresight| TailCopies { num_blocks, foresight };
+    preemption_copies(copies(3, Foresight::Foreseen { num_filled: 0 }), 4);
+    preemption_copies(copies(20, Foresight::Unforeseen), 4);
     set_max_tail_blocks(4);
     set_requests(3, 2, 1);
     let tenant = tenants::of(Tenant(7)).unwrap();
@@ -80,6 +82,8 @@ fn what_is_recorded_is_on_the_page() {
         ("pagetide_preemption_blocks_sum", 23.0),
         ("pagetide_preemption_blocks_bucket{le=\"5\"}", 1.0),
         ("pagetide_max_tail_blocks", 4.0),
+        ("pagetide_preemptions_over_tail_total{reason=\"unforeseen\"}", 1.0),
+        ("pagetide_preemptions_over_tail_total{reason=\"filled\"}", 0.0),
         ("pagetide_tenant_requests_total{tenant=\"key-7\",outcome=\"failed\"}", 1.0),
         ("pagetide_tenant_rejected_total{tenant=\"key-7\",reason=\"draining\"}", 1.0),
         ("pagetide_tenant_tokens_total{tenant=\"key-7\",kind=\"prompt\"}", 5.0),

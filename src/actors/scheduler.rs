@@ -275,8 +275,11 @@ impl SchedulerActor {
     }
 
     fn report_preemptions(&mut self) {
-        self.policy().take_preemption_copies().into_iter().for_each(metrics::preemption_copies);
-        metrics::set_max_tail_blocks(self.policy().config().max_tail_blocks);
+        let max_tail_blocks = self.policy().config().max_tail_blocks;
+        for copies in self.policy().take_preemption_copies() {
+            metrics::preemption_copies(copies, max_tail_blocks);
+        }
+        metrics::set_max_tail_blocks(max_tail_blocks);
     }
 
     fn commit(&mut self, output: StepOutput) {

@@ -46,6 +46,7 @@ mod foretold;
 mod quota;
 mod requests;
 mod running;
+mod tail;
 mod tiers;
 mod told;
 mod tuning;
@@ -78,6 +79,7 @@ use running::Running;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
+pub use tail::{Foresight, Tail, TailCopies, TailExcess};
 use tiers::{LikelyVictims, Moving};
 pub use told::{Admission, Forecast, Population, StepStats};
 pub use tuning::Tuning;
@@ -151,6 +153,9 @@ pub struct Scheduler {
     moving: Moving,
     #[serde(default)]
     likely_victims: LikelyVictims,
+    /// Calls of [`Scheduler::reserve`]: how old a [`Tail`] is.
+    #[serde(default)]
+    looks: u32,
     /// Whose blocks are on their way to the device.
     swap_ins: IdMap<CopyId, Rank>,
     /// Seconds since some moment.
@@ -163,9 +168,9 @@ pub struct Scheduler {
     costs: CopyCosts,
     #[serde(skip)]
     decisions: Vec<Decision>,
-    /// Blocks that each sequence which had to yield left to be copied, since they were last taken.
+    /// What each sequence that had to yield left to be copied, since they were last taken.
     #[serde(skip)]
-    preemption_copies: Vec<usize>,
+    preemption_copies: Vec<TailCopies>,
     /// The plans that were made and whose results have not been taken in, oldest first.
     in_flight: VecDeque<InFlight>,
     step_times: StepTimeModel,
@@ -223,6 +228,7 @@ impl Scheduler {
             swap_stats: PoolStats { free: config.num_swap_blocks, ..PoolStats::default() },
             moving: Moving::default(),
             likely_victims: LikelyVictims::default(),
+            looks: 0,
             swap_ins: IdMap::default(),
             now: 0.0,
             limited: BTreeSet::new(),

@@ -5,7 +5,7 @@ use crate::engine::beam::Beam;
 use crate::engine::bill::{Tenant, Terms};
 use crate::engine::constraint::{Guide, NextToken};
 use crate::engine::plan::FedTokens;
-use crate::engine::policy::Arrival;
+use crate::engine::policy::{Arrival, Tail};
 use crate::engine::prefix_cache::{BlockHash, BlockHasher};
 use crate::ids::{BlockId, CopyId, RequestId, SeqId, TokenId};
 use crate::sampling::params::{FinishReason, Pooling, PositionLogprobs, SamplingParams};
@@ -153,6 +153,9 @@ pub struct Sequence {
     pub swap_in: Option<Box<SwapInUnderWay>>,
     /// Leading full blocks that were offered to the swap pool ahead of need.
     pub num_backed: usize,
+    /// What was last seen of the others.
+    #[serde(default)]
+    pub tail: Tail,
     /// Its first token has been delivered.
     pub started: bool,
     /// It has yielded, and has not come back.
@@ -233,6 +236,7 @@ impl Sequence {
             tail_shared: false,
             swap_in: None,
             num_backed: 0,
+            tail: Tail::default(),
             num_published: 0,
             started: false,
             paused: false,
@@ -268,6 +272,7 @@ impl Sequence {
             next: None,
             backing,
             num_backed,
+            tail: Tail::default(),
             ..self.clone()
         }
     }
@@ -470,7 +475,7 @@ impl Sequence {
             }
         };
         (self.scheduled, self.num_published, self.admitted_tokens, self.tail_shared) = (0, 0, 0, false);
-        self.num_backed = 0;
+        (self.num_backed, self.tail) = (0, Tail::default());
         self.preemptions += 1;
         std::mem::take(&mut self.table)
     }

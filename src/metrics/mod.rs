@@ -13,6 +13,7 @@ pub use table::{Kind, METRICS, Metric};
 
 use crate::engine::arbiter::Choice;
 use crate::engine::bill::Tenant;
+use crate::engine::policy::TailCopies;
 use metrics::Label;
 use metrics_exporter_prometheus::PrometheusHandle;
 use registry::{Handles, Registry};
@@ -276,9 +277,14 @@ pub fn preempted(kind: Preemption) {
     vllm::preempted();
 }
 
-/// A sequence that had to yield left this many blocks to be copied.
-pub fn preemption_copies(num_blocks: usize) {
-    with(|m| m.preemption_blocks.record(num_blocks as f64));
+/// What a sequence that had to yield left to be copied, where so many full blocks are the bound.
+pub fn preemption_copies(copies: TailCopies, max_tail_blocks: usize) {
+    with(|m| {
+        m.preemption_blocks.record(copies.num_blocks as f64);
+        if let Some(excess) = copies.excess(max_tail_blocks) {
+            m.tail_excesses[excess as usize].increment(1);
+        }
+    });
 }
 
 pub fn set_max_tail_blocks(num_blocks: usize) {

@@ -55,6 +55,8 @@ pub struct Handles {
     pub swap_out_bytes: Counter,
     pub preemptions: [Counter; 2],
     pub preemption_blocks: Histogram,
+    /// In the order of [`TailExcess`](crate::engine::policy::TailExcess).
+    pub tail_excesses: [Counter; 5],
     pub max_tail: Gauge,
     pub prefix_queries: Counter,
     pub prefix_hits_device: Counter,
@@ -143,6 +145,8 @@ impl Handles {
             rejections: REJECTIONS.map(|v| counter_of(&table::REJECTED, v)),
             // In the order of `Preemption`, `Choice`.
             preemptions: ["swap", "recompute"].map(|v| counter_of(&table::PREEMPTIONS, v)),
+            tail_excesses: ["filled", "unforeseen", "queue_full", "no_room", "off"]
+                .map(|v| counter_of(&table::TAIL_EXCESSES, v)),
             arbiter: ["swap", "swap_full", "recompute"].map(|v| counter_of(&table::ARBITER, v)),
             queue: histogram(&table::QUEUE_SECONDS),
             first_token: histogram(&table::TIME_TO_FIRST_TOKEN),

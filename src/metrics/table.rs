@@ -132,8 +132,10 @@ metrics! {
         "Sequences that had to give their device blocks away.";
     PREEMPTION_BLOCKS = "pagetide_preemption_blocks" Histogram "blocks" [] BLOCK_BOUNDS,
         "Blocks that a preemption to the swap pool had to copy: those that had not been copied ahead. Times pagetide_copy_seconds, what it cost to leave.";
+    TAIL_EXCESSES = "pagetide_preemptions_over_tail_total" Counter "sequences" ["reason": "filled, unforeseen, queue_full, no_room, off"] &[],
+        "Preemptions to the swap pool that copied more than pagetide_max_tail_blocks and the partly filled block, by the reason: its last steps had filled blocks (filled); it was not among those expected to yield first, or had just come, or a copy had failed (unforeseen); copies of others were waited for (queue_full); the swap pool had no room for copies ahead (no_room); nothing is copied ahead, as swap.high_watermark is 1 (off).";
     MAX_TAIL = "pagetide_max_tail_blocks" Gauge "blocks" [] &[],
-        "The most full blocks that likely victims are to have beside those copied ahead (swap.max_tail_blocks): with the partly filled one, the bound on pagetide_preemption_blocks while copies keep up.";
+        "The most full blocks that likely victims are to have beside those copied ahead (swap.max_tail_blocks): with the partly filled one, the bound on pagetide_preemption_blocks for preemptions that were foreseen; pagetide_preemptions_over_tail_total counts the others.";
     PREFIX_QUERIES = "pagetide_prefix_cache_queries_total" Counter "tokens" [] &[],
         "Prompt tokens looked up in the prefix cache, both levels.";
     PREFIX_HITS = "pagetide_prefix_cache_hits_total" Counter "tokens" ["tier": "device, cpu"] &[],

@@ -20,7 +20,7 @@ use pagetide::engine::beam::num_candidates;
 use pagetide::engine::policy::{PreemptionMode, SchedulerConfig, SchedulingPolicy, StepStats};
 use pagetide::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
 use settings::plain_config;
-use world::{World, random_tokens};
+use world::{Tails, World, random_tokens};
 
 fn setting(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
@@ -38,6 +38,7 @@ fn check_random_loads(overlap: bool) {
     let (mut lost_copies, mut hit_swapped, mut urgent) = (0, 0, 0);
     let (mut tuned, mut shrunk, mut drained, mut discarded) = (0, 0, 0, 0);
     let (mut ruled, mut failed, mut searched, mut embedded, mut limited) = (0, 0, 0, 0, 0);
+    let mut tails = Tails::default();
     for seed in seeds {
         eprintln!("PAGETIDE_SIM_SEED={seed}");
         let mut world = World::new(seed, overlap);
@@ -61,6 +62,7 @@ fn check_random_loads(overlap: bool) {
         shrunk += world.shrunk;
         drained += world.drained;
         discarded += world.discarded;
+        tails += world.tails;
         (failures[0], failures[1]) = (failures[0] + world.failures[0], failures[1] + world.failures[1]);
     }
     eprintln!(
@@ -69,12 +71,13 @@ fn check_random_loads(overlap: bool) {
          {failed} rules failed, {searched} results of searches, {embedded} embeddings, {limited} steps kept short, \
          {lost_copies} copies failed, {hit_swapped} tokens from the second level, {urgent} urgent, \
          {tuned} changes of settings ({shrunk} after which {drained} swap blocks drained; \
-         {discarded} left the pool), {total:?}"
+         {discarded} left the pool), {total:?}, {tails:?}"
     );
     if setting("PAGETIDE_SIM_SEED").is_none() {
         // The simulation is worth something only while it reaches everything.
         assert!(total.preempted_swap > 1000 && total.preempted_recompute > 1000);
         assert!(hit_tokens > 10_000 && total.blocks_in > 1000 && failures[0] > 50);
+        assert!(tails.foreseen > 500 && tails.over > 100 && tails.no_room > 10, "{tails:?}");
         assert!(lost_copies > 100 && hit_swapped > 1000 && urgent > 100);
         assert!(tuned > 500 && shrunk > 100 && drained > 500 && discarded > 2 * drained);
         assert!(limited > 1000 && ruled > 1000 && failed > 50 && searched > 1000 && embedded > 1000);

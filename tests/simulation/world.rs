@@ -9,11 +9,12 @@ use pagetide::engine::bill::{Tenant, Terms, most_blocks};
 use pagetide::engine::block_pool::BlockPool;
 use pagetide::engine::constraint::ConstraintSource;
 use pagetide::engine::plan::{Delivery, StepOutput, StepPlan};
-use pagetide::engine::policy::{Arrival, Scheduler, SchedulerConfig, StepStats};
-use pagetide::ids::{BlockId, RequestId, TokenId};
+use pagetide::engine::policy::{Arrival, Foresight, Scheduler, SchedulerConfig, StepStats, TailExcess};
+use pagetide::ids::{BlockId, RequestId, SeqId, TokenId};
 use pagetide::recorder::{PlanSummary, Recorder};
 use pagetide::sampling::params::*;
 use std::collections::{HashMap, VecDeque};
+use std::ops::AddAssign;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +25,29 @@ pub struct Heard {
     pub outputs: Vec<Vec<TokenId>>,
     pub finished: Vec<Option<FinishReason>>,
     pub stopped: Vec<bool>,
+}
+
+/// Preemptions to the swap pool, by what they left to be copied.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tails {
+    pub all: usize,
+    /// Whose copies ahead had been made, as far as `max_tail_blocks` asks.
+    pub foreseen: usize,
+    /// For whom there was no room in the swap pool.
+    pub no_room: usize,
+    /// Of more blocks than that and the partly filled one; and those of them that nothing had foretold.
+    pub over: usize,
+    pub unforeseen_over: usize,
+}
+
+impl AddAssign for Tails {
+    fn add_assign(&mut self, more: Self) {
+        self.all += more.all;
+        self.foreseen += more.foreseen;
+        self.no_room += more.no_room;
+        self.over += more.over;
+        self.unforeseen_over += more.unforeseen_over;
+    }
 }
 
 pub struct World {
@@ -74,6 +98,10 @@ pub struct World {
     pub tuned: usize,
     pub shrunk: usize,
     pub drained: usize,
+    /// Preemptions to the swap pool.
+    pub tails: Tails,
+    /// What the last plans fed: of as many as may have been made since blocks were last copied ahead.
+    last_fed: VecDeque<Vec<(SeqId, usize)>>,
     /// Hears of everything.
     pub recorder: Option<Recorder>,
 }
@@ -122,6 +150,8 @@ impl World {
             tuned: 0,
             shrunk: 0,
             drained: 0,
+            tails: Tails::default(),
+            last_fed: VecDeque::new(),
             recorder: None,
             random,
             config,
@@ -314,6 +344,7 @@ impl World {
         let stats = grant.stats;
         summary.add_swap(&swap_grant);
         let plan = self.scheduler.plan(grant, swap_grant);
+        self.check_tails(&plan);
         summary.add_plan(&plan, self.scheduler.decisions());
         self.scheduler.take_decisions();
         self.record(|recorder| recorder.plan(now, Box::new(summary), &plan));
@@ -341,6 +372,40 @@ impl World {
         }
         assert_eq!(self.in_flight.len(), self.scheduler.num_in_flight());
         !(is_ahead && is_empty)
+    }
+
+    /// What a preemption that was foreseen leaves to be copied is bounded; and no other is said to have been.
+    fn check_tails(&mut self, plan: &StepPlan) {
+        let SchedulerConfig { max_tail_blocks, write_behind_blocks, block_size, .. } = *self.scheduler.config();
+        let all = self.scheduler.take_preemption_copies();
+        let num_copies: usize = all.iter().map(|copies| copies.num_blocks).sum();
+        assert!(num_copies <= plan.swap_out.len(), "{all:?} of {} copies", plan.swap_out.len());
+        // Since the plan before the last was made: two where steps are planned ahead.
+        let last = self.last_fed.iter().flatten().map(|(_, num_tokens)| *num_tokens);
+        let most_filled = last.max().unwrap_or(0).div_ceil(block_size) * self.last_fed.len();
+        for copies in all {
+            match copies.foresight {
+                Foresight::Foreseen { num_filled } => {
+                    let bound = max_tail_blocks + num_filled + 1;
+                    assert!(copies.num_blocks <= bound, "{copies:?} with max_tail_blocks {max_tail_blocks}");
+                    assert!(num_filled <= most_filled, "{copies:?}: {most_filled} blocks can have been filled");
+                    self.tails.foreseen += 1;
+                }
+                Foresight::Off => assert_eq!(write_behind_blocks, 0),
+                Foresight::NoRoom => self.tails.no_room += 1,
+                Foresight::Unforeseen | Foresight::QueueFull => {}
+            }
+            let excess = copies.excess(max_tail_blocks);
+            assert_eq!(excess.is_some(), copies.num_blocks > max_tail_blocks + 1);
+            self.tails.all += 1;
+            self.tails.over += usize::from(excess.is_some());
+            self.tails.unforeseen_over += usize::from(excess == Some(TailExcess::Unforeseen));
+        }
+        let fed = plan.batch.iter().map(|seq| (seq.seq, seq.tokens.len())).collect();
+        self.last_fed.push_back(fed);
+        if self.last_fed.len() > 1 + usize::from(self.config.overlap) {
+            self.last_fed.pop_front();
+        }
     }
 
     /// The device gets what was planned before, and then this.

@@ -10,6 +10,7 @@
 
 use super::commit::publish;
 use super::quota::Holdings;
+use super::tail::{Foresight, Tail, TailCopies};
 use super::{PreemptionMode, Scheduler};
 use crate::engine::allocation::{Admitted, Demand, Find, Grant, Store, SwapBlock, SwapDemand, SwapGrant};
 use crate::engine::arbiter::{Choice, Decision, Victim};
@@ -44,7 +45,7 @@ const LIKELY_FOR_STEPS: u32 = 8;
 /// What the swap pool was asked for, until it has answered; an entry for each of the demand's.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Moving {
-    storing: Vec<SeqId>,
+    storing: Vec<(SeqId, Foresight)>,
     taking: Vec<SeqId>,
     /// And the device's blocks.
     backing: Vec<(SeqId, Vec<BlockId>)>,
@@ -83,12 +84,14 @@ impl Scheduler {
     pub fn reserve(&mut self, grant: &Grant) -> SwapDemand {
         let mut demand = std::mem::take(&mut self.pending_swap);
         self.moving = Moving::default();
+        self.looks = self.looks.wrapping_add(1);
         let mut holdings: Option<Holdings> = None;
         for seq in &grant.preempted {
             let Some(store) = self.store(*seq) else { continue };
             let tenant = self.running[&self.ranks[seq]].tenant;
             if holdings.get_or_insert_with(|| self.swap_holdings()).take(tenant, store.num_blocks) {
-                self.moving.storing.push(*seq);
+                let foresight = self.foresight(&self.running[&self.ranks[seq]]);
+                self.moving.storing.push((*seq, foresight));
                 demand.store.push(store);
             } else {
                 self.quota_refusals.push((tenant, QuotaTier::Swap));
@@ -141,6 +144,14 @@ impl Scheduler {
         Some(Store { seq: seq.rank.seq, num_blocks, hashes })
     }
 
+    /// Whether what a victim now leaves to be copied was bounded in the step before.
+    fn foresight(&self, seq: &Sequence) -> Foresight {
+        match self.config.write_behind_blocks {
+            0 => Foresight::Off,
+            _ => seq.tail.foresight(self.looks, seq.num_computed / self.config.block_size),
+        }
+    }
+
     /// Where victims need more room than there is, running sequences give up what was copied ahead for them.
     fn make_room(&mut self, grant: &Grant, demand: &mut SwapDemand) {
         let needed: usize = demand.store.iter().map(|store| store.num_blocks).sum();
@@ -152,7 +163,7 @@ impl Scheduler {
             }
             room += seq.backing.len();
             demand.release.push(std::mem::take(&mut seq.backing));
-            seq.num_backed = 0;
+            (seq.num_backed, seq.tail) = (0, Tail::no_room(self.looks));
         }
     }
 
@@ -169,19 +180,38 @@ impl Scheduler {
             return;
         }
         let mut room = MAX_QUEUED_BLOCKS.saturating_sub(self.costs.queued_blocks());
-        let max_tail = config.max_tail_blocks;
-        if room == 0 || self.running.iter().all(|seq| seq.num_published <= seq.num_backed + max_tail) {
+        let (max_tail, look) = (config.max_tail_blocks, self.looks);
+        let mut has_all = true;
+        for seq in self.running.iter_mut() {
+            let has_them = seq.num_published <= seq.num_backed + max_tail;
+            has_all &= has_them;
+            // What is still to come has no blocks to look at.
+            if has_them && seq.swap_in.is_none() {
+                seq.tail = Tail::copied(look, seq.num_published);
+            }
+        }
+        if has_all {
             return;
         }
-        self.update_likely_victims();
+        if room > 0 {
+            self.update_likely_victims();
+        }
         for rank in self.likely_victims.order.iter().filter(|rank| !grant.preempted.contains(&rank.seq)) {
-            if short == 0 || room == 0 {
+            if short == 0 {
                 return;
             }
             let Some(seq) = self.running.get_mut(rank) else { continue };
             short = short.saturating_sub(seq.table.len());
+            if seq.num_published <= seq.num_backed + max_tail {
+                continue;
+            }
             let places = seq.num_backed..seq.num_published.min(seq.num_backed + room);
-            if seq.num_published > seq.num_backed + max_tail {
+            // As it will be if the swap pool takes all of them.
+            seq.tail = match seq.num_published <= places.end + max_tail {
+                true => Tail::copied(look, seq.num_published),
+                false => Tail::queue_full(look),
+            };
+            if !places.is_empty() {
                 room -= places.len();
                 demand.back.push(seq.hashes[places.clone()].to_vec());
                 self.moving.backing.push((seq.rank.seq, seq.table[places].to_vec()));
@@ -207,6 +237,9 @@ impl Scheduler {
         for ((seq, blocks), backed) in moving.backing.into_iter().zip(swap.backed) {
             let seq = self.running.get_mut(&self.ranks[&seq]).expect("only running sequences are copied ahead");
             seq.num_backed += backed.len();
+            if backed.len() < blocks.len() {
+                seq.tail = Tail::no_room(self.looks);
+            }
             seq.backing.extend(backed.iter().map(|swap| swap.block));
             let request = seq.rank.request;
             let copies = blocks.into_iter().zip(backed).filter(|(_, swap)| swap.copy);
@@ -220,18 +253,16 @@ impl Scheduler {
         plan.swap_out.extend(kept.filter_map(|(device, swap)| Some((device, swap?))));
         self.swap_stats = swap.stats.unwrap_or(self.swap_stats);
         let stored = moving.storing.into_iter().zip(swap.stored);
-        Answers {
-            stored: stored.filter_map(|(seq, blocks)| Some((seq, blocks?))).collect(),
-            taken: moving.taking.into_iter().zip(swap.taken).collect(),
-        }
+        let stored = stored.filter_map(|((seq, foresight), blocks)| Some((seq, Stored { blocks: blocks?, foresight })));
+        Answers { stored: stored.collect(), taken: moving.taking.into_iter().zip(swap.taken).collect() }
     }
 
     /// A running sequence gives its blocks up.
-    pub(super) fn preempt(&mut self, rank: Rank, stored: Option<Vec<SwapBlock>>, plan: &mut StepPlan) {
+    pub(super) fn preempt(&mut self, rank: Rank, stored: Option<Stored>, plan: &mut StepPlan) {
         let mut seq = self.running.remove(&rank).expect("only running sequences are preempted");
         if let Some(coming) = seq.swap_in.take() {
             self.turn_back(&mut seq, *coming);
-        } else if let Some(stored) = stored {
+        } else if let Some(Stored { blocks: stored, foresight }) = stored {
             seq.num_computed = seq.num_computed.min(stored.len() * self.config.block_size);
             let table = seq.preempt(Some(stored.iter().map(|swap| swap.block).collect()));
             let copies = table.iter().zip(&stored).filter(|(_, swap)| swap.copy);
@@ -239,7 +270,7 @@ impl Scheduler {
             plan.swap_out.extend(copies.map(|(device, swap)| (*device, swap.block)));
             let num_copies = plan.swap_out.len() - before;
             self.bill(rank.request).swapped_out_blocks += num_copies;
-            self.preemption_copies.push(num_copies);
+            self.preemption_copies.push(TailCopies { num_blocks: num_copies, foresight });
             self.num_swapped += 1;
             self.stats.preempted_swap += 1;
         } else {
@@ -371,7 +402,7 @@ impl Scheduler {
         for seq in self.running.iter_mut() {
             if seq.backing.iter().any(|block| lost.contains(block)) {
                 self.pending_swap.release.push(std::mem::take(&mut seq.backing));
-                seq.num_backed = 0;
+                (seq.num_backed, seq.tail) = (0, Tail::default());
             }
         }
     }
@@ -386,8 +417,8 @@ impl Scheduler {
         std::mem::take(&mut self.decisions)
     }
 
-    /// For each sequence that was swapped since the last call, the blocks that had not been copied ahead.
-    pub fn take_preemption_copies(&mut self) -> Vec<usize> {
+    /// For each sequence that was swapped since the last call, the blocks that had not been copied ahead, and why.
+    pub fn take_preemption_copies(&mut self) -> Vec<TailCopies> {
         std::mem::take(&mut self.preemption_copies)
     }
 
@@ -397,8 +428,14 @@ impl Scheduler {
     }
 }
 
+/// What it has given a victim.
+pub(super) struct Stored {
+    blocks: Vec<SwapBlock>,
+    foresight: Foresight,
+}
+
 /// What the swap pool has given.
 pub(super) struct Answers {
-    pub stored: IdMap<SeqId, Vec<SwapBlock>>,
+    pub stored: IdMap<SeqId, Stored>,
     pub taken: IdMap<SeqId, Vec<BlockId>>,
 }

@@ -1,6 +1,6 @@
 //! What may change while requests run: between two steps, and none of them is dropped for it.
 
-use super::{AdmissionPolicy, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy};
+use super::{AdmissionPolicy, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy, Tail};
 use crate::engine::bill::Quota;
 use crate::engine::block_pool::PoolStats;
 use crate::engine::sequence::Sequence;
@@ -72,6 +72,8 @@ impl Scheduler {
             ..self.config
         };
         self.refusal = None;
+        // What was promised with other settings holds no longer.
+        self.looks = self.looks.wrapping_add(1);
         self.wanted_size = Some(WantedSize { max_num_seqs, max_num_batched_tokens });
         self.settle_size();
         self.swap_stats = swap;
@@ -93,7 +95,7 @@ impl Scheduler {
             if !seq.backing.is_empty() {
                 too_many = too_many.saturating_sub(seq.backing.len());
                 self.pending_swap.release.push(std::mem::take(&mut seq.backing));
-                seq.num_backed = 0;
+                (seq.num_backed, seq.tail) = (0, Tail::default());
             }
         }
     }
