@@ -74,6 +74,7 @@ fn config(max_num_seqs: usize, num_device_blocks: usize) -> SchedulerConfig {
         max_tail_blocks: 4,
         non_preemptible_blocks: 0,
         quota: Quota::default(),
+        key_turns: false,
         prefix_caching: true,
         overlap: false,
         hash_key: [0; 32],

@@ -192,6 +192,15 @@ impl ApiError {
         }
     }
 
+    /// 429: one API key's requests have taken the places that they may have.
+    pub fn key_overloaded(limit: usize, all: usize, retry_after_s: u64) -> Self {
+        let message = format!(
+            "this API key already has {limit} requests in the server, its part of {all} (server.max_share_per_key); try \
+             again in {retry_after_s} s"
+        );
+        Self { retry_after_s: Some(retry_after_s), ..Self::new(429, "rate_limit_error", Some("queue_full"), message) }
+    }
+
     /// 429: more than a limit lets in. Without `retry_after_s` it never is.
     pub fn rate_limited(message: String, retry_after_s: Option<u64>) -> Self {
         Self { retry_after_s, ..Self::new(429, "rate_limit_error", Some("rate_limit_exceeded"), message) }

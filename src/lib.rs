@@ -20,5 +20,6 @@ pub mod model;
 pub mod offline;
 pub mod recorder;
 pub mod sampling;
+mod sync;
 pub mod telemetry;
 pub mod text;

@@ -1,7 +1,7 @@
 //! The way in: bounds what the engine holds, tokenises off the HTTP workers, and refuses what can never run.
 
 use crate::actors::messages::{Abandoned, Accepted, Arrive, Cancel, EventStream, Prompt, StopSample, Submit, Tune};
-use crate::actors::places::Places;
+use crate::actors::places::{NoPlace, Places};
 use crate::actors::runtime::{ModelInfo, stop_system};
 use crate::actors::scheduler::SchedulerActor;
 use crate::actors::workers::{Weight, Workers};
@@ -124,13 +124,17 @@ impl Handler<Submit> for RequestIntake {
         let arrived = Instant::now();
         let shared = self.shared.clone();
         let server = shared.model.server.get();
-        let place = self.places.try_take(server.max_requests);
+        let (most, most_of_key) = (server.max_requests, server.max_requests_of_key());
+        let place = self.places.try_take(submit.tenant, most, most_of_key);
         let abandoned = submit.abandoned.take();
         Box::pin(async move {
-            let Some(place) = place else {
+            let place = place.map_err(|reason| {
                 metrics::request_rejected(Rejection::QueueFull, submit.tenant);
-                return Err(ApiError::overloaded(server.max_requests, server.retry_after_s));
-            };
+                match reason {
+                    NoPlace::Full => ApiError::overloaded(most, server.retry_after_s),
+                    NoPlace::TenantFull => ApiError::key_overloaded(most_of_key, most, server.retry_after_s),
+                }
+            })?;
             let Submit { prompt, truncation, prompt_param, mut params, ignore_eos, seed, n, priority, .. } = submit;
             let Submit { cache_salt, grammar, terms, tenant, observer, .. } = submit;
             let wanted = (params.max_tokens > 0).then_some(params.max_tokens as usize);

@@ -1,32 +1,78 @@
-//! How many requests the engine holds.
+//! How many requests the engine holds, and of whom.
 
+use crate::engine::bill::Tenant;
+use crate::ids::IdMap;
+use crate::sync::{Mutex, MutexGuard, PoisonError};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Counts the requests from the intake to their end; all clones count the same.
 #[derive(Clone, Debug, Default)]
-pub struct Places(Arc<AtomicUsize>);
+pub struct Places(Arc<Mutex<Taken>>);
+
+#[derive(Debug, Default)]
+struct Taken {
+    all: usize,
+    /// Of those who have some. Nobody's are not counted.
+    of: IdMap<Tenant, usize>,
+}
+
+/// Why there is no place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoPlace {
+    /// All are taken.
+    Full,
+    /// The tenant has as many as it may have.
+    TenantFull,
+}
 
 impl Places {
-    /// A place, if fewer than `most` are taken. `most` may be another each time.
-    pub fn try_take(&self, most: usize) -> Option<Place> {
-        let one_more = |taken| (taken < most).then_some(taken + 1);
-        self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).ok()?;
-        Some(Place(self.0.clone()))
+    /// A place, if fewer than `most` are taken, and fewer than `most_of_one` by this tenant. Both may be others each time.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn try_take(&self, tenant: Tenant, most: usize, most_of_one: usize) -> Result<Place, NoPlace> {
+        let mut taken = self.taken();
+        if taken.all >= most {
+            return Err(NoPlace::Full);
+        }
+        if tenant != Tenant::default() {
+            let of_one = taken.of.get(&tenant).copied().unwrap_or(0);
+            if of_one >= most_of_one {
+                return Err(NoPlace::TenantFull);
+            }
+            taken.of.insert(tenant, of_one + 1);
+        }
+        taken.all += 1;
+        Ok(Place { places: self.clone(), tenant })
     }
 
     pub fn num_taken(&self) -> usize {
-        self.0.load(Ordering::Acquire)
+        self.taken().all
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        // Numbers only: nothing is left in between by who panicked.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A request's place, given back when it is dropped.
 #[derive(Debug)]
-pub struct Place(Arc<AtomicUsize>);
+pub struct Place {
+    places: Places,
+    tenant: Tenant,
+}
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        let mut taken = self.places.taken();
+        taken.all -= 1;
+        if let Some(of_one) = taken.of.get_mut(&self.tenant) {
+            *of_one -= 1;
+            if *of_one == 0 {
+                taken.of.remove(&self.tenant);
+            }
+        }
     }
 }
 
@@ -37,14 +83,29 @@ mod tests {
     #[test]
     fn places_come_back_and_their_number_may_change() {
         let places = Places::default();
-        let (first, second) = (places.try_take(2).unwrap(), places.try_take(2).unwrap());
-        assert!(places.try_take(2).is_none());
-        let third = places.try_take(3).unwrap();
+        let take = |most| places.try_take(Tenant::default(), most, 1);
+        let (first, second) = (take(2).unwrap(), take(2).unwrap());
+        assert_eq!(take(2).unwrap_err(), NoPlace::Full);
+        let third = take(3).unwrap();
         // Fewer than are taken: those stay, and nobody comes until there is room again.
         drop(first);
-        assert!(places.try_take(2).is_none());
+        assert!(take(2).is_err());
         drop((second, third));
         assert_eq!(places.num_taken(), 0);
-        assert!(places.try_take(1).is_some());
+        assert!(take(1).is_ok());
+    }
+
+    #[test]
+    fn one_tenant_leaves_places_for_others() {
+        let places = Places::default();
+        let take = |tenant| places.try_take(Tenant(tenant), 4, 3);
+        let held: Vec<_> = (0..3).map(|_| take(1).unwrap()).collect();
+        assert_eq!(take(1).unwrap_err(), NoPlace::TenantFull);
+        let other = take(2).unwrap();
+        assert_eq!(take(2).unwrap_err(), NoPlace::Full);
+        drop(other);
+        assert_eq!(take(1).unwrap_err(), NoPlace::TenantFull);
+        drop(held);
+        assert!(places.taken().of.is_empty() && take(1).is_ok());
     }
 }

@@ -75,9 +75,11 @@ impl RuntimeHandle {
         Self { observer: Some(observer), ..self }
     }
 
-    /// Requests that the engine holds at once (`server.max_requests`): one more is refused until another ends.
+    /// Requests of its caller that the engine holds at once (`server.max_requests`, and a key's part of it): one more is
+    /// refused until another ends.
     pub fn max_requests(&self) -> usize {
-        self.model.server.get().max_requests
+        let server = self.model.server.get();
+        if self.caller.tenant == Tenant::default() { server.max_requests } else { server.max_requests_of_key() }
     }
 
     pub fn model(&self) -> &Arc<ModelInfo> {
@@ -444,6 +446,7 @@ pub fn configured_scheduler(
             (config.cache.max_share_per_key, num_device_blocks),
             (config.swap.max_share_per_key, num_swap_blocks),
         ),
+        key_turns: config.scheduler.key_turns,
         prefix_caching: config.cache.enable_prefix_caching,
         overlap: config.scheduler.overlaps(is_gpu),
         hash_key: [0; 32],

@@ -34,6 +34,21 @@ pub struct Config {
     pub recorder: RecorderConfig,
 }
 
+/// What one of several API keys may take of what all share, where the configuration does not say: the rest is there for the
+/// others, however greedy one is.
+const SHARE_OF_SEVERAL: f64 = 0.75;
+
+impl Config {
+    /// Connections at once of each API key that says nothing else. 0: any number.
+    pub fn key_max_connections(&self) -> u64 {
+        let most = self.limits.max_connections as f64;
+        self.limits.key_max_connections.unwrap_or(match self.server.api_keys.len() {
+            0 | 1 => 0,
+            _ => (SHARE_OF_SEVERAL * most).ceil() as u64,
+        })
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServerConfig {
     pub host: String,
@@ -55,6 +70,8 @@ pub struct ServerConfig {
     pub pause_comments: bool,
     /// Requests held at once, queued and running; one more gets a 429.
     pub max_requests: usize,
+    /// `None`: see [`ServerConfig::max_requests_of_key`].
+    pub max_share_per_key: Option<f64>,
     pub retry_after_s: u64,
     /// How long `/ready` says no before requests are refused.
     pub drain_delay_s: u64,
@@ -89,7 +106,8 @@ pub struct LimitsConfig {
     pub key_requests_per_minute: u64,
     pub key_tokens_per_minute: u64,
     pub key_max_requests: u64,
-    pub key_max_connections: u64,
+    /// `None`: see [`Config::key_max_connections`].
+    pub key_max_connections: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -168,6 +186,8 @@ pub struct SchedulerConfig {
     pub watermark: f64,
     /// Fraction of the device blocks that requests which are not preemptible may hold.
     pub non_preemptible_share: f64,
+    /// Several API keys that wait take turns.
+    pub key_turns: bool,
     pub overlap: Overlap,
 }
 
@@ -249,6 +269,7 @@ impl Default for ServerConfig {
             include_kv_usage: false,
             pause_comments: false,
             max_requests: 1024,
+            max_share_per_key: None,
             retry_after_s: 1,
             drain_delay_s: 0,
             drain_timeout_s: 30,
@@ -270,6 +291,12 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
+    /// Of `max_requests`, how many the requests of one API key may take.
+    pub fn max_requests_of_key(&self) -> usize {
+        let share = self.max_share_per_key.unwrap_or(if self.api_keys.len() > 1 { SHARE_OF_SEVERAL } else { 1.0 });
+        ((share * self.max_requests as f64) as usize).clamp(1, self.max_requests)
+    }
+
     /// Threads that parse and write HTTP. A few are plenty: the work is in the engine.
     pub fn num_workers(&self) -> usize {
         if self.workers > 0 { self.workers } else { num_cores().min(4) }
@@ -364,6 +391,7 @@ impl Default for SchedulerConfig {
             policy: SchedulingPolicy::Fcfs,
             watermark: 0.01,
             non_preemptible_share: 0.25,
+            key_turns: true,
             overlap: Overlap::Auto,
         }
     }

@@ -140,6 +140,9 @@ settings! {
     server.max_requests: int(1, 1_000_000), "requests", None,
         "Requests held at once, queued and running; one more is answered with 429.",
         "Lower, to turn clients away sooner instead of letting them wait; higher for bursts.";
+    server.max_share_per_key: Kind::Float { min: 0.0, or_equal: false, max: 1.0, auto: true }, "fraction", None,
+        "Part of max_requests that requests of one of the api_keys may take together, each prompt of a batch for itself; one more is refused (429). auto is 0.75 where there are two keys or more, and 1 for one alone.",
+        "1 where all keys are one client's; lower where there are many.";
     server.retry_after_s: int(0, 3600), "s", None,
         "What a 429 tells the client in Retry-After.",
         "Clients come back too soon or too late.";
@@ -203,10 +206,10 @@ settings! {
         "One client should not use up what is there for all.";
     limits.key_max_requests: int(0, 1_000_000), "requests", None,
         "Requests at once of each of server.api_keys that says nothing else.",
-        "One client should not fill the queue (server.max_requests).";
-    limits.key_max_connections: int(0, 1_000_000), "connections", None,
-        "Connections at once of each of server.api_keys that says nothing else: a connection counts for the key that it was last used with. Beyond: 429, and the connection is closed.",
-        "One client should not use up limits.max_connections.";
+        "One client's queue should be short.";
+    limits.key_max_connections: int_or_auto(0, 1_000_000), "connections", None,
+        "Connections at once of each of server.api_keys that says nothing else: a connection counts for the key that it was last used with. Beyond: 429, and the connection is closed. auto is three quarters of limits.max_connections where there are two keys or more, and no limit for one alone or where max_connections is 0.",
+        "0 where all keys are one client's, or come through one gateway.";
 
     model.path: NAME, "", Some(("model", "DIR|OWNER/NAME|demo")),
         "Directory of a Hugging Face checkpoint, name of a model on the hub (Qwen/Qwen2.5-1.5B-Instruct), or demo for the small model inside the program.",
@@ -292,7 +295,7 @@ settings! {
         "Part of the device blocks in use above which full blocks of the sequences that would yield first are copied ahead of need (write-behind); 1 is never.",
         "Lower if preemptions come in bursts; higher if pagetide_swap_out_blocks_total grows where nothing is preempted.";
     swap.max_tail_blocks: int(0, 65_536), "blocks", None,
-        "Full blocks that such a sequence may have beside those copied ahead: a bound on what its preemption copies.",
+        "Full blocks that such a sequence may have beside those copied ahead. Its preemption copies so many, those that its last step has filled (two steps, with scheduler.overlap) and the partly filled one. It is no bound for a preemption that was not foreseen, or where copies wait or the swap tier is full: pagetide_preemptions_over_tail_total counts these.",
         "Lower for shorter preemptions; higher for fewer copies.";
     swap.max_share_per_key: Kind::Float { min: 0.0, or_equal: false, max: 1.0, auto: false }, "fraction", None,
         "Part of that memory for preempted sequences of one of the api_keys; more of them are computed again instead. 1 is no quota.",
@@ -322,6 +325,9 @@ settings! {
     scheduler.non_preemptible_share: Kind::Float { min: 0.0, or_equal: true, max: 1.0, auto: false }, "fraction", None,
         "Part of the device blocks that requests with preemptible: false may hold together, with room for all their max_tokens; 0 refuses such requests.",
         "Higher, for more or longer requests that are never paused; what they hold is kept from the others.";
+    scheduler.key_turns: Kind::Bool, "", None,
+        "Where requests of several server.api_keys wait, the key whose running requests have least of the device blocks and of max_num_seqs goes first, and requests of a key that has more than an equal part yield first; priorities go before that. false: whoever came first.",
+        "All keys are one client's, and the order in which requests came counts.";
     scheduler.overlap: Kind::Choice(Overlap::NAMES), "", Some(("overlap", "auto|on|off")),
         "Plan each step while the one before it runs, so that the device never waits for the host; auto is on for a GPU, and off for the CPU, which does both.",
         "To compare, or to look for an error. Outputs are the same either way.";

@@ -336,3 +336,19 @@ fn tls_needs_both_files_and_an_address_is_one() {
     }
     from_file("[server]\ntls_cert = \"a\"\ntls_key = \"b\"\nadmin_listen = \"[::1]:0\"").unwrap();
 }
+
+#[test]
+fn one_of_several_keys_leaves_a_part_to_the_others() {
+    let parts = |num_keys: usize, share, connections| {
+        let mut config = Config::default();
+        config.server.api_keys = (0..num_keys).map(|key| ApiKeyConfig::from(format!("k{key}").as_str())).collect();
+        (config.server.max_requests, config.server.max_share_per_key) = (100, share);
+        (config.limits.max_connections, config.limits.key_max_connections) = (30, connections);
+        (config.server.max_requests_of_key(), config.key_max_connections())
+    };
+    assert_eq!([0, 1].map(|num_keys| parts(num_keys, None, None)), [(100, 0); 2]);
+    assert_eq!(parts(2, None, None), (75, 23));
+    assert_eq!(parts(2, Some(1.0), Some(0)), (100, 0));
+    assert_eq!(parts(3, Some(0.001), Some(7)), (1, 7));
+    assert_eq!(Config::default().key_max_connections(), 0, "there is no limit to have a part of");
+}

@@ -27,7 +27,8 @@
 //! 2. A sequence is admitted only when all its known tokens fit, and what all who run are expected to need for a while
 //!    ([`AdmissionPolicy`]): so who yields does not come back only to yield again. Blocks are allocated as they are
 //!    filled, and the rest of its prompt is promised to it.
-//! 3. Admission is in order of rank, without overtaking, and not in a step that preempts. Who waits for its tenant's
+//! 3. Admission is in order of rank, without overtaking, and not in a step that preempts. Where several tenants wait,
+//!    they take turns, and each one's requests go in order of rank ([`SchedulerConfig::key_turns`]). Who waits for its tenant's
 //!    quota, or for the part of the pool kept for those who must not yield, is passed by others, but not by those who want
 //!    the same.
 //! 4. Every running sequence with one token to feed (decode) is in the step; the rest of `max_num_batched_tokens`, or
@@ -50,6 +51,7 @@ mod tail;
 mod tiers;
 mod told;
 mod tuning;
+mod turns;
 mod view;
 mod waiting;
 mod waits;

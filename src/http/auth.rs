@@ -91,7 +91,7 @@ impl ApiKeys {
             // Of the key itself: it stays the same whatever other keys come and go.
             let salt = || blake3::Hash::from(blake3::derive_key(SALT_CONTEXT, key.key.as_bytes())).to_hex();
             let caller = Caller { tenant, salt: is_apart.then(|| salt().as_str().into()) };
-            let rates = Rates::of_key(key, &config.limits);
+            let rates = Rates::of_key(key, config);
             let own = known.map(|known| known.keyed.limiters[0].clone());
             let own = own.unwrap_or_else(|| Arc::new(Limiter::of_key(rates)));
             own.set(rates);

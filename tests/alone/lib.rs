@@ -8,3 +8,5 @@ pub mod error;
 pub mod ids;
 #[path = "../../src/sampling/mod.rs"]
 pub mod sampling;
+#[path = "../../src/sync.rs"]
+mod sync;

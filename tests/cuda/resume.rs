@@ -80,6 +80,7 @@ impl Engine {
             max_tail_blocks: 1,
             non_preemptible_blocks: 0,
             quota: Quota::default(),
+            key_turns: false,
             prefix_caching: true,
             overlap,
             hash_key: [7; 32],

@@ -13,6 +13,7 @@ mod model;
 mod pressure;
 mod recording;
 mod settings;
+mod tenants;
 mod world;
 
 use model::{Random, VOCAB};

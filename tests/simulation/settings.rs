@@ -63,6 +63,7 @@ pub fn random_config(random: &mut Random, seed: u64, overlap: bool) -> Scheduler
         max_tail_blocks: random.below(3) as usize,
         non_preemptible_blocks: random.below(num_device_blocks as u64) as usize,
         quota: if random.one_in(3) { quota(random) } else { Quota::default() },
+        key_turns: random.one_in(2),
         prefix_caching: !random.one_in(4),
         overlap,
         hash_key: [seed as u8; 32],
@@ -129,6 +130,7 @@ pub fn plain_config(block_size: usize, num_device_blocks: usize) -> SchedulerCon
         max_tail_blocks: 0,
         non_preemptible_blocks: 0,
         quota: Quota::default(),
+        key_turns: false,
         prefix_caching: false,
         overlap: false,
         hash_key: [0; 32],
@@ -159,7 +161,7 @@ impl World {
         self.submit(arrival);
     }
 
-    fn arrival(&self, prompt: Vec<TokenId>, params: SamplingParams, priority: i32, terms: Terms) -> Arrival {
+    pub fn arrival(&self, prompt: Vec<TokenId>, params: SamplingParams, priority: i32, terms: Terms) -> Arrival {
         Arrival {
             id: RequestId(self.next_request),
             prompt: Arc::new(prompt),

@@ -1,7 +1,6 @@
 //! What requests hear of memory pressure, what they may hold, and whose cache is whose.
 
 use super::*;
-use crate::actors::messages::Caller;
 use crate::engine::bill::KvBill;
 
 fn under(preemption_mode: PreemptionMode, overlap: bool) -> World {

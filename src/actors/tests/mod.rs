@@ -9,11 +9,11 @@ mod watching;
 use crate::actors::executor::ModelExecutor;
 use crate::actors::intake::Limits;
 use crate::actors::live::LiveServer;
-use crate::actors::messages::{Accepted, Event, FailNextStep, Prompt, Submit, Tune};
+use crate::actors::messages::{Accepted, Caller, Event, FailNextStep, Prompt, Submit, Tune};
 use crate::actors::places::Places;
 use crate::actors::runtime::{ModelInfo, RuntimeHandle, Started, Wiring};
 use crate::actors::workers::Workers;
-use crate::config::{OnFailure, RecorderConfig, ServerConfig};
+use crate::config::{ApiKeyConfig, OnFailure, RecorderConfig, ServerConfig};
 use crate::engine::bill::{Quota, Tenant, Terms};
 use crate::engine::policy::{AdmissionPolicy, PreemptionMode, SchedulerConfig, SchedulingPolicy, Tuning};
 use crate::engine::prefix_cache::EvictionPolicy;
@@ -124,6 +124,7 @@ impl World {
             watermark_blocks: 0,
             non_preemptible_blocks: NUM_BLOCKS / 2,
             quota: Quota::default(),
+            key_turns: false,
             prefix_caching: true,
             overlap: settings.overlap,
             hash_key: [1; 32],
@@ -355,6 +356,37 @@ fn a_full_intake_refuses_and_recovers() {
     }
     world.wait_until_idle();
     world.submit(vec![1], 2).unwrap();
+}
+
+#[test]
+fn one_key_leaves_places_for_others() {
+    let world = World::start(true);
+    let submit_as = |tenant| {
+        let handle = world.handle.on_behalf_of(Caller { tenant: Tenant(tenant), salt: None });
+        let params = SamplingParams { max_tokens: 2, ..SamplingParams::default() };
+        block_on(handle.submit(submit(vec![1], params)))
+    };
+    let hold = world.hold();
+    let server = &world.handle.model().server;
+    let keys = |keys: &[&str]| keys.iter().copied().map(ApiKeyConfig::from).collect();
+    server.set(ServerConfig { api_keys: keys(&["a", "b"]), ..(*server.get()).clone() });
+    let mut held: Vec<_> = (0..3).map(|_| submit_as(1).unwrap()).collect();
+    let refused = submit_as(1).unwrap_err();
+    assert_eq!((refused.status, refused.retry_after_s), (429, Some(7)));
+    let words = "3 requests in the server, its part of 4 (server.max_share_per_key)";
+    assert!(refused.message.contains(words), "{}", refused.message);
+    // The rest is for others; and alone a key may have all.
+    server.set(ServerConfig { api_keys: keys(&["a"]), ..(*server.get()).clone() });
+    held.push(submit_as(1).unwrap());
+    drop(held.pop());
+    wait_until("its place is back", || world.places.num_taken() == 3);
+    server.set(ServerConfig { api_keys: keys(&["a", "b"]), ..(*server.get()).clone() });
+    held.push(submit_as(2).unwrap());
+    drop(hold);
+    for accepted in held {
+        assert_eq!(tokens(&events(accepted)), [1, 2]);
+    }
+    world.wait_until_idle();
 }
 
 #[test]

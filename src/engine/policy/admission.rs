@@ -66,12 +66,16 @@ impl Scheduler {
         let block_size = self.config.block_size;
         let mut admit = Vec::new();
         let mut holdings = self.device_holdings();
+        let mut turns = self.turns();
         let mut reserved = self.num_reserved_blocks();
         let (mut has_waiting_contract, mut kept_waiting) = (false, Vec::new());
         let mut waiting = std::mem::take(&mut self.waiting);
         let mut walk = waiting.walk();
         while admit.len() < most
-            && let Some(seq) = walk.next()
+            && let Some(seq) = match &turns {
+                Some(shares) => walk.next_in_turn(|tenant| shares.of(tenant)),
+                None => walk.next(),
+            }
         {
             if demand.urgent.iter().any(|urgent| urgent.seq == seq.rank.seq) {
                 continue;
@@ -106,6 +110,9 @@ impl Scheduler {
             let asked = ask(seq, &self.hasher, &self.config, is_one_of_many);
             admit.push(Admit { steps, horizon, ..asked });
             let blocks = seq.num_tokens().div_ceil(block_size);
+            if let Some(shares) = &mut turns {
+                shares.add(seq.tenant, blocks, seq.seats());
+            }
             if blocks > room {
                 break; // only cached blocks could make it fit: ask for this one, and no further
             }

@@ -60,6 +60,10 @@ pub struct SchedulerConfig {
     pub non_preemptible_blocks: usize,
     /// Of each tenant.
     pub quota: Quota,
+    /// Of several tenants that wait, the one that has least goes first, and who has more than an equal part yields first;
+    /// off, it counts who came first.
+    #[serde(default)]
+    pub key_turns: bool,
     /// Off: requests share nothing, only the samples of one request do.
     pub prefix_caching: bool,
     /// Plan a step while the one before it is in flight.

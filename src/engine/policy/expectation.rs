@@ -13,6 +13,10 @@ const MAX_PREEMPTION_SHARE: f64 = 0.1;
 /// A sequence that had to yield comes back for so many times as long as the last time, in powers of two.
 const HORIZON_DOUBLINGS: u32 = 2;
 
+/// Who has yielded so often does so no more because of its tenant's part: a tenant with one request larger than that would
+/// never get on.
+const SPARED_FROM: u32 = 3;
+
 impl Scheduler {
     /// Takes in how long an output has become: it has ended, or, `was_cut`, is as long as it may.
     pub(super) fn learn_length(&mut self, rank: Rank, was_cut: bool) {
@@ -101,17 +105,21 @@ impl Scheduler {
     /// Running sequences, first to yield first; nobody who need not.
     ///
     /// The most senior is last, so that it always advances, and before it those whose pauses were limited. The others go
-    /// by priority; by whether they are about to end, and give their blocks back anyway; by how often they have yielded;
+    /// by priority; by whether their tenant has more than its part, where tenants take turns and it has not cost them dear
+    /// already; by whether they are about to end, and give their blocks back anyway; by how often they have yielded;
     /// by what a block of theirs costs, within a factor of two; and by age, the youngest first.
     pub(super) fn yield_order(&self) -> Vec<&Sequence> {
         let first = self.running.iter().next().map(|seq| seq.rank);
+        let parts = self.parts();
         let mut seqs: Vec<&Sequence> = self.running.iter().filter(|seq| seq.terms.preemptible).collect();
         seqs.sort_by_cached_key(|seq| {
             let ends_soon = self.expected_steps(seq) < self.steps_worth_preempting(seq);
+            let is_small = parts.as_ref().is_some_and(|(shares, num)| !shares.is_large(seq.tenant, *num));
+            let is_spared = parts.is_some() && seq.preemptions >= SPARED_FROM;
             let block_s = self.yield_seconds(seq, seq.num_computed) / seq.table.len().max(1) as f64;
             (
                 (Some(seq.rank) == first, seq.terms.max_pause.is_some()),
-                (Reverse(seq.rank.priority), ends_soon, seq.preemptions),
+                (Reverse(seq.rank.priority), is_spared, is_small, ends_soon, seq.preemptions),
                 (binary_exponent(block_s), Reverse(seq.rank)),
             )
         });

@@ -1,6 +1,7 @@
 //! Requests that come, and that go before they have ended.
 
 use super::{Arrival, Scheduler, SchedulingPolicy};
+use crate::engine::bill::Tenant;
 use crate::engine::prefix_cache::BlockHash;
 use crate::engine::sequence::{Rank, SeqState, Sequence};
 use crate::ids::{RequestId, SeqId};
@@ -30,11 +31,19 @@ impl Scheduler {
         };
         self.make_room_for_beams(&arrival.params);
         self.requests.insert(arrival.id, vec![rank]);
+        let tenant = arrival.tenant;
         let mut seq = Sequence::new(rank, arrival, self.config.max_model_len, &self.hasher, &salt);
         seq.hashes = Arc::new(names);
         self.ranks.insert(rank.seq, rank);
-        self.refusal = self.refusal.filter(|refusal| refusal.first < rank);
+        self.refusal =
+            self.refusal.filter(|refusal| refusal.first < rank && !self.may_have_turn(tenant, refusal.first));
         self.waiting.insert(Box::new(seq));
+    }
+
+    /// Whether a tenant, of whom somebody comes, could now go before `first`, who asked and was refused.
+    fn may_have_turn(&self, tenant: Tenant, first: Rank) -> bool {
+        let is_others = self.waiting.get(&first).is_none_or(|first| first.tenant != tenant);
+        self.config.key_turns && is_others && !self.waiting.tenants().any(|waiting| waiting == tenant)
     }
 
     pub(super) fn new_seq_id(&mut self) -> SeqId {

@@ -13,28 +13,44 @@ use std::ops::Index;
 /// Sequences by rank, and in lines: where the first of a line may not start yet, nobody behind it may, and a step need not
 /// look at them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(from = "Written")]
 pub(super) struct Waiting {
     seqs: BTreeMap<Rank, Box<Sequence>>,
+    #[serde(skip)]
     lines: BTreeSet<(Line, Rank)>,
     /// Whose turn it is in each line.
+    #[serde(skip)]
     heads: BTreeMap<Rank, Line>,
 }
 
-/// New sequences of one tenant, those that must not yield apart from the others; or all that have run before, which no
-/// quota holds back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+/// What is written of them: the rest follows from it.
+#[derive(Deserialize)]
+struct Written {
+    seqs: BTreeMap<Rank, Box<Sequence>>,
+}
+
+impl From<Written> for Waiting {
+    fn from(written: Written) -> Self {
+        let mut waiting = Self::default();
+        written.seqs.into_values().for_each(|seq| waiting.insert(seq));
+        waiting
+    }
+}
+
+/// New sequences of one tenant, those that must not yield apart from the others; or its sequences that have run before,
+/// which no quota holds back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Line {
     tenant: Tenant,
     preemptible: bool,
+    has_run: bool,
 }
 
 impl Line {
     /// It changes only while a sequence runs.
     fn of(seq: &Sequence) -> Self {
-        match seq.cached_tokens {
-            None => Self { tenant: seq.tenant, preemptible: seq.terms.preemptible },
-            Some(_) => Self { tenant: Tenant::default(), preemptible: true },
-        }
+        let has_run = seq.cached_tokens.is_some();
+        Self { tenant: seq.tenant, preemptible: has_run || seq.terms.preemptible, has_run }
     }
 }
 
@@ -88,10 +104,21 @@ impl Waiting {
         Some(seq)
     }
 
+    /// Of whom sequences wait, some more than once.
+    pub fn tenants(&self) -> impl Iterator<Item = Tenant> {
+        self.heads.values().map(|line| line.tenant)
+    }
+
+    pub fn is_of_several(&self) -> bool {
+        let mut tenants = self.tenants();
+        tenants.next().is_some_and(|first| tenants.any(|tenant| tenant != first))
+    }
+
     /// Goes through them, most senior first. Takes time for those that it comes to, and for no others.
     pub fn walk(&mut self) -> Walk<'_> {
         let Self { seqs, lines, heads } = self;
-        Walk { seqs, lines, heads: heads.iter().peekable(), entered: BinaryHeap::new(), last: None }
+        let (entered, turns) = (BinaryHeap::new(), BinaryHeap::new());
+        Walk { seqs, lines, heads: heads.iter().peekable(), entered, turns, last: None }
     }
 
     pub fn check(&self) {
@@ -128,6 +155,8 @@ pub(super) struct Walk<'a> {
     heads: Peekable<Iter<'a, Rank, Line>>,
     /// Where the others go on.
     entered: BinaryHeap<Reverse<(Rank, Line)>>,
+    /// Who is next in each line, where tenants take turns: by priority, and then by what the tenant has.
+    turns: BinaryHeap<Reverse<(i32, u64, Rank, Line)>>,
     last: Option<(Rank, Line)>,
 }
 
@@ -149,6 +178,19 @@ impl Walk<'_> {
         }
         self.last = Some(next);
         self.seqs.get_mut(&next.0).map(|seq| &mut **seq)
+    }
+
+    /// The next, where of several tenants the one that has least goes first; `share` says what it has by now. A walk goes
+    /// one way or the other.
+    pub fn next_in_turn(&mut self, share: impl Fn(Tenant) -> u64) -> Option<&mut Sequence> {
+        let turn = |rank: Rank, line: Line| Reverse((rank.priority, share(line.tenant), rank, line));
+        self.turns.extend(self.heads.by_ref().map(|(rank, line)| turn(*rank, *line)));
+        if let Some((rank, line)) = self.last.take() {
+            self.turns.extend(next_of(self.lines, line, rank).map(|next| turn(next, line)));
+        }
+        let Reverse((_, _, rank, line)) = self.turns.pop()?;
+        self.last = Some((rank, line));
+        self.seqs.get_mut(&rank).map(|seq| &mut **seq)
     }
 
     /// Passes over all behind the last one in its line.
@@ -207,7 +249,7 @@ mod tests {
         assert_eq!(walk(&mut waiting, |_| false), [1, 2, 3, 4, 5, 6, 7, 8]);
         assert_eq!(walk(&mut waiting, |id| id == 2), [1, 2, 3, 4, 6, 7, 8]);
         assert_eq!(walk(&mut waiting, |id| id == 3), [1, 2, 3, 4, 5, 7, 8]);
-        assert_eq!(walk(&mut waiting, |_| true), [1, 2, 3, 7]);
+        assert_eq!(walk(&mut waiting, |_| true), [1, 2, 3, 4, 7]);
         for id in [2, 1, 7, 3, 8, 4, 6, 5] {
             let rank = Rank { priority: 0, request: RequestId(id), seq: SeqId(id) };
             assert!(waiting.remove(&rank).is_some() && waiting.remove(&rank).is_none());

@@ -71,7 +71,9 @@ impl Scheduler {
             *rank == seq.rank
                 || *rank < seq.rank && self.waiting.get(rank).is_some_and(|other| line(other) == line(seq))
         };
-        let is_first = |(rank, _): &&(Rank, Wait)| *rank <= seq.rank;
+        // Of another tenant, it may go before though it came later.
+        let is_others = |rank: &Rank| self.waiting.get(rank).is_some_and(|first| first.tenant != seq.tenant);
+        let is_first = |(rank, _): &&(Rank, Wait)| *rank <= seq.rank || self.config.key_turns && is_others(rank);
         let Waits { first, passed, late } = &self.waits;
         if let Some((_, wait)) = late.iter().find(|(rank, _)| *rank == seq.rank) {
             return *wait;

@@ -34,6 +34,7 @@ pub fn config() -> SchedulerConfig {
         max_tail_blocks: 0,
         non_preemptible_blocks: 0,
         quota: Quota::default(),
+        key_turns: false,
         prefix_caching: false,
         overlap: false,
         hash_key: [0; 32],

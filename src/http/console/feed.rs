@@ -3,6 +3,7 @@
 use super::frame::{Frame, MAX_ROWS};
 use crate::actors::places::{Place, Places};
 use crate::actors::runtime::RuntimeHandle;
+use crate::engine::bill::Tenant;
 use crate::error::ApiError;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,7 +33,8 @@ impl Default for Feed {
 impl Feed {
     /// A place among `most` watchers, until it is dropped.
     pub fn take_seat(&self, most: usize) -> Result<Place, ApiError> {
-        self.seats.try_take(most).ok_or_else(|| ApiError::too_many_watchers(most))
+        let seat = self.seats.try_take(Tenant::default(), most, most);
+        seat.map_err(|_| ApiError::too_many_watchers(most))
     }
 
     /// A frame behind number `after`: the latest, or a new one, which is taken not sooner than `interval` after the one

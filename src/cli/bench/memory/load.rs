@@ -46,6 +46,7 @@ pub fn planner(
         max_tail_blocks: 0,
         non_preemptible_blocks: 0,
         quota: Quota::default(),
+        key_turns: false,
         prefix_caching,
         overlap: false,
         hash_key: [0; 32],

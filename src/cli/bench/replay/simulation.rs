@@ -311,6 +311,7 @@ mod tests {
             max_tail_blocks: 1,
             non_preemptible_blocks: 0,
             quota: Quota::default(),
+            key_turns: false,
             prefix_caching: true,
             overlap: false,
             hash_key: [0; 32],

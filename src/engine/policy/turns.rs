@@ -1,0 +1,154 @@
+//! Whose turn it is where requests of several tenants wait.
+//!
+//! Of the tenants that wait, the one that has least of the engine goes first: of device blocks or of places in a step,
+//! whichever it has the larger part of (its *dominant share*), counting what it was given in the step being planned. So a
+//! thousand requests of one tenant do not stand before the first of another. A tenant's own requests keep their order,
+//! priorities go before all this, and nothing is kept free for anybody: who is alone may have everything.
+//!
+//! Who holds more than an equal part yields before those who do not.
+
+use super::Scheduler;
+use crate::engine::bill::Tenant;
+use crate::engine::sequence::Sequence;
+use crate::ids::IdMap;
+
+/// What each tenant has.
+pub(super) struct Shares {
+    num_blocks: u64,
+    num_seats: u64,
+    /// Blocks and seats.
+    held: IdMap<Tenant, [u64; 2]>,
+}
+
+impl Shares {
+    /// The larger of both parts, in units of which there are [`Shares::whole`].
+    pub fn of(&self, tenant: Tenant) -> u64 {
+        let [blocks, seats] = self.held.get(&tenant).copied().unwrap_or_default();
+        (blocks * self.num_seats).max(seats * self.num_blocks)
+    }
+
+    fn whole(&self) -> u64 {
+        self.num_blocks * self.num_seats
+    }
+
+    pub fn add(&mut self, tenant: Tenant, num_blocks: usize, num_seats: usize) {
+        let [blocks, seats] = self.held.entry(tenant).or_default();
+        *blocks += num_blocks as u64;
+        *seats += num_seats as u64;
+    }
+
+    /// Whether a tenant has more than each of `num_tenants` would have of equal parts.
+    pub fn is_large(&self, tenant: Tenant, num_tenants: usize) -> bool {
+        self.of(tenant) * num_tenants as u64 > self.whole()
+    }
+}
+
+impl Scheduler {
+    /// What runs, by tenants, where requests of several wait and they take turns.
+    pub(super) fn turns(&self) -> Option<Shares> {
+        (self.config.key_turns && self.waiting.is_of_several()).then(|| self.shares())
+    }
+
+    /// The same where those who run and wait are of several tenants, and how many these are.
+    pub(super) fn parts(&self) -> Option<(Shares, usize)> {
+        let mut tenants = self.running.iter().map(|seq| seq.tenant);
+        let first = tenants.next()?;
+        // Where all that run are of one, it makes no difference.
+        if !self.config.key_turns || tenants.all(|tenant| tenant == first) {
+            return None;
+        }
+        let shares = self.shares();
+        let others = self.waiting.tenants().filter(|tenant| !shares.held.contains_key(tenant));
+        let mut others: Vec<Tenant> = others.collect();
+        others.sort_unstable();
+        others.dedup();
+        let num_tenants = shares.held.len() + others.len();
+        Some((shares, num_tenants))
+    }
+
+    fn shares(&self) -> Shares {
+        let config = &self.config;
+        let mut shares = Shares {
+            num_blocks: config.num_device_blocks as u64,
+            num_seats: config.max_num_seqs as u64,
+            held: IdMap::default(),
+        };
+        let blocks = |seq: &Sequence| seq.table.len() + seq.promised_blocks(config.block_size);
+        self.running.iter().for_each(|seq| shares.add(seq.tenant, blocks(seq), seq.seats()));
+        shares
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::engine::bill::Tenant;
+    use crate::engine::policy::world::{World, arrival, config, seqs};
+    use crate::engine::policy::{Arrival, SchedulerConfig, SchedulingPolicy};
+    use crate::ids::{RequestId, SeqId};
+
+    fn arrive(world: &mut World, id: u64, tenant: u32, prompt: usize, max_tokens: u32) {
+        world.scheduler.arrive(Arrival { tenant: Tenant(tenant), ..arrival(id, prompt, max_tokens) });
+    }
+
+    #[test]
+    fn who_has_least_goes_first() {
+        for key_turns in [false, true] {
+            let mut world = World::new(SchedulerConfig { key_turns, max_num_seqs: 3, ..config() });
+            // 3 blocks each: all places are the first one's, who has more waiting.
+            (1..=6).for_each(|id| arrive(&mut world, id, 1, 9, 3));
+            let plan = world.plan();
+            assert_eq!(seqs(&plan), [1, 2, 3].map(SeqId));
+            world.commit(&plan);
+            (7..=8).for_each(|id| arrive(&mut world, id, 2, 9, 30));
+            world.scheduler.cancel(RequestId(1));
+            let plan = world.plan();
+            assert_eq!(seqs(&plan), [2, 3, if key_turns { 7 } else { 4 }].map(SeqId), "{key_turns}");
+            world.commit(&plan);
+            world.scheduler.cancel(RequestId(2));
+            let plan = world.plan();
+            assert_eq!(seqs(&plan)[..2], [3, 4].map(SeqId), "each has one: who came first goes");
+        }
+    }
+
+    #[test]
+    fn a_tenants_own_keep_their_order_and_priorities_go_before_turns() {
+        let policy = SchedulingPolicy::Priority;
+        let mut world = World::new(SchedulerConfig { key_turns: true, policy, max_num_seqs: 2, ..config() });
+        for (id, tenant, priority) in [(1, 1, 1), (2, 1, 0), (3, 2, 1), (4, 2, 1)] {
+            let tenant = Tenant(tenant);
+            world.scheduler.arrive(Arrival { tenant, priority, ..arrival(id, 4, 2) });
+        }
+        let mut started = Vec::new();
+        for _ in 0..12 {
+            let plan = world.plan();
+            started.extend(seqs(&plan).into_iter().filter(|seq| !started.contains(seq)).collect::<Vec<_>>());
+            world.commit(&plan);
+        }
+        assert_eq!(started, [2, 3, 1, 4].map(SeqId));
+    }
+
+    #[test]
+    fn alone_a_tenant_has_all_places() {
+        let mut world = World::new(SchedulerConfig { key_turns: true, ..config() });
+        (1..=8).for_each(|id| arrive(&mut world, id, 1, 4, 3));
+        assert_eq!(world.plan().batch.len(), 8);
+    }
+
+    /// The youngest yields, unless another tenant has more than its part.
+    #[test]
+    fn who_has_more_than_its_part_yields_first() {
+        for key_turns in [false, true] {
+            let mut world = World::new(SchedulerConfig { key_turns, ..config() });
+            for (id, tenant) in [(1, 1), (2, 1), (3, 1), (4, 2)] {
+                arrive(&mut world, id, tenant, 12, 40);
+            }
+            let order =
+                |world: &World| world.scheduler.yield_order().iter().map(|seq| seq.rank.seq.0).collect::<Vec<_>>();
+            let plan = world.plan();
+            assert_eq!(plan.batch.len(), 4);
+            world.commit(&plan);
+            let expected = if key_turns { [3, 2, 4, 1] } else { [4, 3, 2, 1] };
+            assert_eq!(order(&world), expected, "{key_turns}");
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Locks, atomics, channels and threads of the code whose orders of execution are explored: `tests/interleavings` compiles
+//! the same sources with shuttle's in the place of these.
+
+pub use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use std::time::{Duration, Instant};
+
+pub mod atomic {
+    pub use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+}
+
+pub mod channel {
+    pub use crossbeam::channel::{Receiver, Sender, unbounded};
+}
+
+pub mod thread {
+    pub use std::thread::{Builder, JoinHandle, Thread, current, park};
+}
+
+/// Spins until `done`, for `most` at most; whether it was done in time.
+pub fn spin_until(most: Duration, done: impl Fn() -> bool) -> bool {
+    let start = Instant::now();
+    loop {
+        // The clock costs as much as a few dozen looks.
+        for _ in 0..64 {
+            if done() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        if start.elapsed() >= most {
+            return false;
+        }
+    }
+}
