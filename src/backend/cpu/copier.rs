@@ -5,11 +5,12 @@
 
 use super::memory::{Shared, give_back};
 use crate::backend::FinishedCopy;
-use crossbeam::channel::{Receiver, Sender, unbounded};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::channel::{Receiver, Sender, unbounded};
+use crate::sync::thread::{Builder, JoinHandle};
+use crate::sync::{Condvar, Mutex, PoisonError};
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(super) struct Copier {
@@ -85,7 +86,7 @@ impl Copier {
             num_enqueued: 0,
             last_uses: vec![LastUse::default(); num_device_blocks],
             waited: Duration::ZERO,
-            thread: Some(std::thread::Builder::new().name("pagetide-copier".into()).spawn(run)?),
+            thread: Some(Builder::new().name("pagetide-copier".into()).spawn(run)?),
         })
     }
 
@@ -167,7 +168,7 @@ impl Drop for Copier {
 }
 
 fn serve(inbox: &Receiver<Job>, outbox: &Sender<FinishedCopy>, progress: &Progress) {
-    for job in inbox {
+    for job in inbox.iter() {
         let (pairs, block_bytes, to_device) = match job {
             Job::Copy { pairs, block_bytes, to_device } => (pairs, block_bytes, to_device),
             Job::Discard(ranges) => {
@@ -186,5 +187,43 @@ fn serve(inbox: &Receiver<Job>, outbox: &Sender<FinishedCopy>, progress: &Progre
         let seconds = started.elapsed().as_secs_f64();
         // Nobody listens when the copier is being dropped.
         let _ = outbox.send(FinishedCopy { to_device, seconds });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Block = [u8; 8];
+
+    /// Blocks go out and come back into others, each in front of the next.
+    #[test]
+    fn who_waits_reads_what_was_copied() {
+        let (mut device, mut swap) = ([[0u8; 8]; 4], [[0u8; 8]; 4]);
+        // Both threads use the pools by these addresses alone.
+        let (device, swap): (*mut Block, *mut Block) = (device.as_mut_ptr(), swap.as_mut_ptr());
+        let at = |pool: *mut Block, place: usize| Shared::new(pool.wrapping_add(place).cast::<u8>());
+        let mut copier = Copier::start(4).unwrap();
+        for round in 0..20u8 {
+            let (block, other) = (round as usize % 4, (round as usize + 1) % 4);
+            copier.wait_to_write([block, other].into_iter());
+            // SAFETY: nothing is copied into or out of the block, as has just been waited for.
+            unsafe { device.wrapping_add(block).write([round; 8]) };
+            let out = (block, at(device, block), at(swap, block));
+            let back = (other, at(swap, block), at(device, other));
+            // SAFETY: the pools outlive the copier, and blocks of the device are touched behind the waits alone.
+            unsafe {
+                copier.copy([out].into_iter(), 8, false);
+                copier.copy([back].into_iter(), 8, true);
+            }
+            copier.wait_to_read([other].into_iter());
+            // SAFETY: it has come, and nobody writes it meanwhile.
+            assert_eq!(unsafe { device.wrapping_add(other).read() }, [round; 8]);
+        }
+        drop(copier);
+        for place in 0..4 {
+            // SAFETY: nobody else has the pool any more.
+            assert_eq!(unsafe { swap.wrapping_add(place).read() }, [16 + place as u8; 8]);
+        }
     }
 }

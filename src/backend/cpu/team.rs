@@ -3,13 +3,14 @@
 //! A decode step is a hundred operations of tens of microseconds each, so threads that sleep between two of them
 //! would cost more than the work. Members spin for [`SPIN`] after an operation and park only then.
 
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::thread::{self, JoinHandle, Thread};
+use crate::sync::{Mutex, MutexGuard, PoisonError, TryLockError, spin_until};
 use crossbeam::utils::CachePadded;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
-use std::thread::{self, JoinHandle, Thread};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// How long a member waits awake for the next operation.
 const SPIN: Duration = Duration::from_micros(50);
@@ -209,7 +210,7 @@ impl Shared {
     /// Lets nobody in any more and waits until those inside have left.
     fn close(&self) {
         let entered = Gate(self.gate.fetch_or(Gate::CLOSED, Ordering::SeqCst)).entered();
-        if spin_until(|| self.left.load(Ordering::Acquire) == entered) {
+        if spin_until(SPIN, || self.left.load(Ordering::Acquire) == entered) {
             return;
         }
         *lock(&self.waiter) = Some(thread::current());
@@ -257,7 +258,7 @@ impl Shared {
     /// The number of the latest operation, once it is not `seen`.
     fn await_operation_after(&self, seen: u64, parked: &AtomicBool) -> u64 {
         let latest = || Gate(self.gate.load(Ordering::Acquire)).operation();
-        if spin_until(|| latest() != seen) {
+        if spin_until(SPIN, || latest() != seen) {
             return latest();
         }
         loop {
@@ -273,31 +274,15 @@ impl Shared {
     }
 }
 
-/// Spins until `done`, for [`SPIN`] at most; whether it was done in time.
-fn spin_until(done: impl Fn() -> bool) -> bool {
-    let start = Instant::now();
-    loop {
-        // The clock costs as much as a few dozen looks.
-        for _ in 0..64 {
-            if done() {
-                return true;
-            }
-            std::hint::spin_loop();
-        }
-        if start.elapsed() >= SPIN {
-            return false;
-        }
-    }
-}
-
 /// No code that can panic runs under these locks, so a poisoned one holds good data.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::thread;
 
     #[test]
     fn every_task_runs_once_also_after_parking() {

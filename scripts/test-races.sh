@@ -1,0 +1,29 @@
+#!/bin/sh
+# Data races and undefined behaviour, where a nightly toolchain can be had: the copier, the thread team and the sampler, from
+# the same sources as the program's (tests/alone), in Miri and under ThreadSanitizer. `tsan` or `miri` runs one of them.
+set -eu
+cd "$(dirname "$0")/.."
+what=${1:-all}
+toolchain=${PAGETIDE_NIGHTLY:-nightly}
+host=$(rustc "+$toolchain" -vV | sed -n 's/^host: //p')
+
+need() {
+    rustup component list --toolchain "$toolchain" --installed | grep -q "^$1" || rustup component add "$1" --toolchain "$toolchain"
+}
+
+need rust-src
+if [ "$what" != tsan ]; then
+    need miri
+    # Each seed is another order of the threads, and other values that a load may see. Kernels for vector instructions are not for
+    # an interpreter: without them the portable ones are chosen. The copier's memory is mapped, and the clock is read.
+    MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-many-seeds=0..${PAGETIDE_MIRI_SEEDS:-8}" \
+        cargo "+$toolchain" miri test --locked --package pagetide-kernels-alone --target-dir target/miri --lib -- team:: copier::
+    MIRIFLAGS="-Zmiri-disable-isolation" \
+        cargo "+$toolchain" miri test --locked --package pagetide-kernels-alone --target-dir target/miri --lib -- sampler::
+fi
+if [ "$what" != miri ]; then
+    # The standard library too, or its locks would look like races.
+    RUSTFLAGS="-Zsanitizer=thread" TSAN_OPTIONS="halt_on_error=1" \
+        cargo "+$toolchain" test --locked --package pagetide-kernels-alone --target-dir target/tsan --target "$host" \
+        -Zbuild-std --lib --test kernels -- team:: copier:: blocks::
+fi

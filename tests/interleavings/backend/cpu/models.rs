@@ -1,0 +1,132 @@
+//! What may happen in any order, and what must hold whichever it is. Each function is one run.
+
+use super::copier::Copier;
+use super::memory::Shared;
+use super::team::Team;
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::sync::atomic::{AtomicUsize, Ordering};
+
+/// Bytes of a block.
+const BLOCK: usize = 4;
+
+/// Two pools of blocks of equal bytes.
+struct Pools {
+    device: Vec<[u8; BLOCK]>,
+    swap: Vec<[u8; BLOCK]>,
+}
+
+impl Pools {
+    fn device(&mut self, block: usize) -> Shared<u8> {
+        Shared::new(self.device[block].as_mut_ptr())
+    }
+
+    fn swap(&mut self, block: usize) -> Shared<u8> {
+        Shared::new(self.swap[block].as_mut_ptr())
+    }
+}
+
+/// Blocks go out and come back while others are written: who waits as the backend does reads what it should.
+pub fn copies_are_there_for_who_waits() {
+    let mut pools = Pools { device: vec![[0; BLOCK]; 3], swap: vec![[0; BLOCK]; 3] };
+    // What each block of the swap pool holds once the copies before have ended.
+    let mut swapped = [0u8; 3];
+    let mut copier = Copier::start(3).unwrap();
+    let mut num_calls = 0;
+    for round in 1..=4u8 {
+        // A step writes a block, which waits for the copies that read it or write it.
+        let block = thread_rng().gen_range(0..3usize);
+        copier.wait_to_write(std::iter::once(block));
+        pools.device[block] = [round; BLOCK];
+        // It goes out, and the block is given away at once: whoever writes it waits.
+        let to = thread_rng().gen_range(0..3usize);
+        let pair = (block, pools.device(block), pools.swap(to));
+        // SAFETY: the pools live until the copier is dropped; blocks of the device are touched behind the waits, those of the
+        // swap pool behind its end.
+        unsafe { copier.copy(std::iter::once(pair), BLOCK, false) };
+        swapped[to] = round;
+        if thread_rng().gen_bool(0.5) {
+            copier.wait_to_write(std::iter::once(block));
+            pools.device[block] = [100 + round; BLOCK];
+        }
+        // One comes back, into another block, and is read.
+        let (from, into) = (thread_rng().gen_range(0..3usize), thread_rng().gen_range(0..3usize));
+        copier.wait_to_write(std::iter::once(into));
+        let pair = (into, pools.swap(from), pools.device(into));
+        // SAFETY: as above.
+        unsafe { copier.copy(std::iter::once(pair), BLOCK, true) };
+        num_calls += 2;
+        copier.wait_to_read(std::iter::once(into));
+        assert_eq!(pools.device[into], [swapped[from]; BLOCK], "round {round}: it is not there yet");
+    }
+    copier.wait_to_write(0..3);
+    let mut finished = copier.take_finished().len();
+    while finished < num_calls {
+        shuttle::thread::yield_now();
+        finished += copier.take_finished().len();
+    }
+    assert_eq!(finished, num_calls, "each call is told of once");
+    drop(copier);
+    for (block, holds) in pools.swap.iter().zip(swapped) {
+        assert_eq!(*block, [holds; BLOCK]);
+    }
+}
+
+/// A copier that is dropped has ended what it was given, discards included.
+pub fn a_copier_ends_what_it_was_given() {
+    let mut pools = Pools { device: vec![[7; BLOCK]; 2], swap: vec![[0; BLOCK]; 2] };
+    let mut copier = Copier::start(2).unwrap();
+    let pairs: Vec<_> = (0..2).map(|block| (block, pools.device(block), pools.swap(block))).collect();
+    let gone = pools.swap(1);
+    // SAFETY: nobody else touches the pools until the copier is gone.
+    unsafe {
+        copier.copy(pairs.into_iter(), BLOCK, false);
+        copier.discard(vec![(gone, BLOCK)]);
+    }
+    drop(copier);
+    assert_eq!(pools.swap, [[7; BLOCK], [0; BLOCK]]);
+}
+
+/// Each task of each operation runs once, all of them before the call returns, whoever came in time.
+pub fn every_task_runs_once() {
+    let team = Team::new(3).unwrap();
+    for num_tasks in [2, 4, 3] {
+        let counts: Vec<AtomicUsize> = (0..num_tasks).map(|_| AtomicUsize::new(0)).collect();
+        team.for_each(num_tasks, |task| {
+            counts[task].fetch_add(1, Ordering::Relaxed);
+        });
+        assert!(counts.into_iter().all(|count| count.into_inner() == 1));
+    }
+}
+
+/// As above, with runs of neighbours, and the caller's own stack as what the tasks write.
+pub fn tasks_write_what_the_caller_reads() {
+    let team = Team::new(3).unwrap();
+    for _ in 0..2 {
+        let sum = AtomicUsize::new(0);
+        team.for_each_in_runs(5, |_, task| {
+            sum.fetch_add(task + 1, Ordering::Relaxed);
+        });
+        assert_eq!(sum.into_inner(), 15);
+    }
+}
+
+/// Two callers at once: one has the team, the other does its tasks alone; and a team that is dropped ends its workers.
+pub fn two_callers_share_a_team() {
+    let team = std::sync::Arc::new(Team::new(2).unwrap());
+    let other = {
+        let team = team.clone();
+        shuttle::thread::spawn(move || {
+            let count = AtomicUsize::new(0);
+            team.for_each(3, |_| {
+                count.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(count.into_inner(), 3);
+        })
+    };
+    let count = AtomicUsize::new(0);
+    team.for_each(3, |_| {
+        count.fetch_add(1, Ordering::Relaxed);
+    });
+    assert_eq!(count.into_inner(), 3);
+    other.join().unwrap();
+}
