@@ -88,6 +88,23 @@ fn check_random_loads(overlap: bool) {
     }
 }
 
+/// Steps that fail again and again: what runs fails with them, and nothing else does, then or later.
+#[test]
+fn hundreds_of_failed_steps_leave_nothing_behind() {
+    for overlap in [false, true] {
+        let (mut failures, mut finished) = (0, 0);
+        for seed in 0..20 {
+            let mut world = World::new(1_000 + seed, overlap);
+            world.fails_one_in = 20;
+            world.run(2_000);
+            failures += world.failures[0];
+            finished += world.finished;
+        }
+        eprintln!("{failures} failed steps, {finished} samples finished");
+        assert!(failures > 500 && finished > 500, "{failures} failed steps, {finished} samples finished");
+    }
+}
+
 /// Beams that had to yield need no more memory when they come back: they share what they shared before.
 #[test]
 fn beams_come_back_to_the_blocks_they_shared() {

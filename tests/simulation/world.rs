@@ -68,6 +68,8 @@ pub struct World {
     pub prefixes: Vec<Vec<TokenId>>,
     /// Nobody cancels, nothing fails.
     pub is_calm: bool,
+    /// One in so many steps fails.
+    pub fails_one_in: u64,
     pub operations: usize,
     pub total: StepStats,
     pub hit_tokens: usize,
@@ -130,6 +132,7 @@ impl World {
             next_request: 0,
             prefixes,
             is_calm: false,
+            fails_one_in: 400,
             operations: 0,
             total: StepStats::default(),
             hit_tokens: 0,
@@ -456,7 +459,7 @@ impl World {
     }
 
     pub fn finish(&mut self) {
-        if !self.is_calm && self.random.one_in(400) {
+        if !self.is_calm && self.random.one_in(self.fails_one_in) {
             return self.fail();
         }
         let plan = self.in_flight.pop_front().expect("a plan is in flight");

@@ -3,6 +3,7 @@
 mod device;
 mod failure;
 mod memory;
+mod storm;
 mod tuning;
 mod watching;
 
