@@ -1,6 +1,7 @@
 //! Owns the device, on a thread of its own: starting a step and waiting for it block, an actor must not.
 
 use crate::actors::messages::{AwaitCopies, Discard, Execute, Executed, ExecutorFailed, FailNextStep};
+use crate::actors::workers::STACK_BYTES;
 use crate::engine::plan::{CopyReport, MAX_STEPS_IN_FLIGHT, StepPlan, StepRunner};
 use crate::error::StartError;
 use crate::ids::BlockId;
@@ -93,7 +94,9 @@ impl ModelExecutor {
         let is_under_way = is_restarting.clone();
         let (jobs, inbox) = unbounded();
         let (loaded, wait_loaded) = bounded(1);
-        std::thread::Builder::new().name("pagetide-executor".into()).spawn(move || match make() {
+        // It runs what grammars allow, where the text workers have not come to it.
+        let builder = std::thread::Builder::new().name("pagetide-executor".into()).stack_size(STACK_BYTES);
+        builder.spawn(move || match make() {
             Ok((runner, info)) => {
                 if loaded.send(Ok((info, Instant::now()))).is_ok() {
                     Steps::new(runner, is_restarting).serve(&inbox);

@@ -7,6 +7,10 @@ use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock};
 
+/// Tokens that one step forces at most: each may take as long as a mask, and the step waits for all of them. What is
+/// forced behind them is found to be so in the next step.
+const MAX_FORCED: usize = 64;
+
 /// What may come next in one sample's output, given its tokens so far.
 pub trait Constraint: Debug + Send {
     /// The tokens that may come next, the model's end tokens among them where the output may end here; `None`: any
@@ -138,7 +142,7 @@ impl Work {
             while let Some(token) = only {
                 forced.push(token);
                 output.push(token);
-                if self.params.end_tokens().any(|end| end == token) || forced.len() == self.room {
+                if self.params.end_tokens().any(|end| end == token) || forced.len() == self.room.min(MAX_FORCED) {
                     break;
                 }
                 state.advance(&[token])?;

@@ -1,6 +1,7 @@
 //! Grammars to constraints, and those that were compiled lately.
 
 use super::constraint::{CompiledGrammar, brief};
+use super::lexers::LexerMemory;
 use super::sandbox::{GrammarLimits, Sandbox};
 use super::schema;
 use super::vocabulary::Vocabulary;
@@ -319,7 +320,11 @@ impl Cache {
         // Two workers may have compiled the same.
         self.entries.retain(|entry| entry.key != key);
         self.entries.push(Entry { key, bytes, grammar });
-        while self.entries.len() > MAX_CACHED || self.bytes() > MAX_CACHED_BYTES {
+        let memory = LexerMemory::of_process();
+        while self.entries.len() > MAX_CACHED
+            || self.bytes() > MAX_CACHED_BYTES
+            || self.entries.len() > 1 && memory.is_over()
+        {
             self.entries.remove(0);
         }
     }

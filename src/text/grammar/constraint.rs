@@ -1,5 +1,6 @@
 //! A compiled grammar, and one output's way through it.
 
+use super::lexers::{LexerMemory, Lexers, SharedLexer};
 use super::vocabulary::Vocabulary;
 use crate::engine::constraint::{Constraint, ConstraintSource};
 use crate::ids::TokenId;
@@ -7,13 +8,7 @@ use crate::sampling::params::TokenMask;
 use llguidance::{Matcher, TokenParser};
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-
-/// Outputs of one grammar share what its lexer has learnt, in so many groups: those of a group wait for each other.
-const NUM_LEXERS: usize = 4;
-/// States (of 1 to 2 kB each) from which on a lexer is too big to be given to more outputs.
-const MAX_SHARED_STATES: usize = 20_000;
+use std::sync::Arc;
 
 /// In llguidance's messages about a limit that was reached.
 const TOO_COMPLEX: [&str; 5] =
@@ -22,25 +17,15 @@ const TOO_COMPLEX: [&str; 5] =
 /// A grammar for one vocabulary.
 pub struct CompiledGrammar {
     vocabulary: Arc<Vocabulary>,
-    /// Has seen no token; its lexer knows nothing yet.
-    fresh: Mutex<TokenParser>,
-    lexers: [Mutex<Option<SharedLexer>>; NUM_LEXERS],
-    next_lexer: AtomicUsize,
+    lexers: Arc<Lexers>,
     starts_after: Option<Arc<Marker>>,
-}
-
-struct SharedLexer {
-    /// Has seen no token. Its clones share its lexer.
-    parser: TokenParser,
-    /// One of the clones failed, perhaps in the middle of a change to the lexer.
-    is_broken: Arc<AtomicBool>,
 }
 
 impl CompiledGrammar {
     pub fn new(parser: TokenParser, vocabulary: Arc<Vocabulary>, starts_after: Option<&str>) -> Self {
         let starts_after = starts_after.map(|text| Arc::new(Marker::new(text.as_bytes(), &vocabulary)));
-        let next_lexer = AtomicUsize::new(0);
-        Self { vocabulary, fresh: Mutex::new(parser), lexers: Default::default(), next_lexer, starts_after }
+        let lexers = Lexers::new(parser, LexerMemory::of_process());
+        Self { vocabulary, lexers, starts_after }
     }
 
     /// Whether an output can begin.
@@ -49,25 +34,8 @@ impl CompiledGrammar {
     }
 
     fn start_grammar(&self) -> GrammarState {
-        let index = self.next_lexer.fetch_add(1, Ordering::Relaxed) % NUM_LEXERS;
-        let mut slot = self.lexers[index].lock().unwrap_or_else(PoisonError::into_inner);
-        if slot.as_ref().is_none_or(SharedLexer::is_spent) {
-            let fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
-            *slot = Some(SharedLexer { parser: fresh.deep_clone(), is_broken: Arc::default() });
-        }
-        let lexer = slot.as_ref().expect("it has just been filled");
-        GrammarState {
-            vocabulary: self.vocabulary.clone(),
-            matcher: Matcher::new(Ok(lexer.parser.clone())),
-            forced: VecDeque::new(),
-            is_lexer_broken: lexer.is_broken.clone(),
-        }
-    }
-}
-
-impl SharedLexer {
-    fn is_spent(&self) -> bool {
-        self.is_broken.load(Ordering::Relaxed) || self.parser.parser.lexer_stats().num_states > MAX_SHARED_STATES
+        let (vocabulary, lexers) = (self.vocabulary.clone(), self.lexers.clone());
+        GrammarState { vocabulary, lexers, started: None, forced: VecDeque::new() }
     }
 }
 
@@ -90,15 +58,25 @@ impl ConstraintSource for CompiledGrammar {
 /// Where an output stands in its grammar.
 struct GrammarState {
     vocabulary: Arc<Vocabulary>,
-    matcher: Matcher,
+    lexers: Arc<Lexers>,
+    /// Not before it is asked something: that may copy a lexer, and an output begins on the engine's thread.
+    started: Option<(Matcher, Arc<SharedLexer>)>,
     /// Tokens that come next, one after the other, because the text leaves no choice.
     forced: VecDeque<TokenId>,
-    is_lexer_broken: Arc<AtomicBool>,
 }
 
 impl GrammarState {
+    fn matcher(&mut self) -> &mut Matcher {
+        &mut self.started.get_or_insert_with(|| self.lexers.start()).0
+    }
+
+    fn is_complete(&mut self) -> bool {
+        let matcher = self.matcher();
+        matcher.is_stopped() && matcher.stop_reason().is_ok()
+    }
+
     fn failed(&self, error: &impl fmt::Display) -> String {
-        self.is_lexer_broken.store(true, Ordering::Relaxed);
+        self.started.iter().for_each(|(_, lexer)| lexer.set_broken());
         let error = error.to_string();
         let why = match () {
             () if error.contains("NoExtensionBias") => "no token of this model's vocabulary can come next",
@@ -112,17 +90,20 @@ impl GrammarState {
 
 impl Constraint for GrammarState {
     fn allowed(&mut self) -> Result<Option<TokenMask>, String> {
-        if self.forced.is_empty() && !self.matcher.is_stopped() && self.vocabulary.is_canonical() {
-            self.forced = self.matcher.compute_ff_tokens().into();
+        if self.forced.is_empty() && !self.matcher().is_stopped() && self.vocabulary.is_canonical() {
+            self.forced = self.matcher().compute_ff_tokens().into();
         }
         if let Some(token) = self.forced.front() {
             return Ok(Some(TokenMask::new([*token])));
         }
         // Several end tokens would be a choice that says nothing.
-        if self.matcher.is_stopped() && self.matcher.stop_reason().is_ok() {
+        if self.is_complete() {
             return Ok(Some(TokenMask::new([self.vocabulary.end_token()])));
         }
-        let mask = self.matcher.compute_mask().map_err(|error| self.failed(&error))?;
+        let mask = self.matcher().compute_mask().map_err(|error| self.failed(&error))?;
+        if let Some((_, lexer)) = &self.started {
+            lexer.measure().map_err(|why| format!("structured output: {why}"))?;
+        }
         Ok(Some(TokenMask::from_words(mask.as_slice().to_vec())))
     }
 
@@ -133,10 +114,10 @@ impl Constraint for GrammarState {
             self.forced.clear();
         }
         // The text is complete; with `ignore_eos`, end tokens come again and again.
-        if self.matcher.is_stopped() && self.matcher.stop_reason().is_ok() && self.vocabulary.is_end_token(token) {
+        if self.is_complete() && self.vocabulary.is_end_token(token) {
             return Ok(());
         }
-        self.matcher.consume_token(token).map_err(|error| self.failed(&error))
+        self.matcher().consume_token(token).map_err(|error| self.failed(&error))
     }
 }
 

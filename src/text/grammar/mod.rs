@@ -10,6 +10,7 @@
 pub mod compiler;
 mod constraint;
 mod gbnf;
+mod lexers;
 pub mod sandbox;
 mod schema;
 mod vocabulary;
