@@ -142,6 +142,10 @@ async fn end_when_written(connection: Weak<Connection>) {
     loop {
         sleep(LINGER).await;
         let Some(connection) = connection.upgrade() else { return };
+        if connection.num_busy.get() > 0 {
+            // Another came at the same time, in HTTP/2 or right behind: the end of that one's answer is the end.
+            return;
+        }
         if !connection.is_writing() {
             return connection.shut_down();
         }

@@ -248,6 +248,7 @@ async fn with_key(
     {
         let mut refused = error.error_response();
         refused.head_mut().set_connection_type(ConnectionType::Close);
+        connection.end_with_answer();
         return Ok(request.into_response(refused));
     }
     if let Some(account) = request.extensions().get::<Arc<Account>>() {
@@ -274,6 +275,9 @@ async fn around(
     request.extensions_mut().insert(account.clone());
     let handle: Data<RuntimeHandle> = request.app_data::<Data<RuntimeHandle>>().expect("every app has one").clone();
     let is_anthropics = anthropic::is_spoken(request.path(), request.headers());
+    // Of the request alone. An answer's head cannot say: actix-http reuses heads and leaves the version of the answer
+    // before in them, so that each that was used for HTTP/1.0 would seem to end its connection for ever.
+    let is_clients_last = request.head().connection_type() == ConnectionType::Close;
     let span = tracing::info_span!("request", id = shown_id);
     let mut answer = next.call(request).instrument(span.clone()).await?.map_into_boxed_body();
     if is_anthropics {
@@ -283,11 +287,12 @@ async fn around(
     let head = answer.response_mut().head_mut();
     head.headers_mut().insert(REQUEST_ID, id.clone());
     account.answered(path, status, head.headers_mut());
-    if handle.is_draining() || status == 408 {
-        // The next one has to go elsewhere; of a body that never came, the rest may still come.
+    // The next one has to go elsewhere; of a body that never came, the rest may still come.
+    let is_servers_last = handle.is_draining() || status == 408;
+    if is_servers_last {
         head.set_connection_type(ConnectionType::Close);
     }
-    if let Some(connection) = connection.filter(|_| head.connection_type() == ConnectionType::Close) {
+    if let Some(connection) = connection.filter(|_| is_clients_last || is_servers_last) {
         connection.end_with_answer();
     }
     metrics::http_request(path, status);

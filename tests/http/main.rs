@@ -7,6 +7,7 @@ mod console;
 mod embeddings;
 mod fake_engine;
 mod goldens;
+mod keep_alive;
 mod limits;
 mod memory;
 mod openapi;
