@@ -84,6 +84,20 @@ impl ApiError {
         Self::new(403, "permission_error", Some("admin_closed"), message)
     }
 
+    /// 401 of what is told of all requests: clients' keys are not good there.
+    pub fn not_watcher() -> Self {
+        let message = "missing or wrong key: this path wants server.metrics_key or server.admin_key as \
+                       'Authorization: Bearer KEY' or 'X-API-Key: KEY'; keys of clients are not good here";
+        Self::new(401, "authentication_error", Some("invalid_metrics_key"), message)
+    }
+
+    /// 403: nobody may see what is told of all requests.
+    pub fn metrics_closed() -> Self {
+        let message = "/metrics and /console/events tell of the requests of all clients, and keys of clients are not good \
+                       here: set server.metrics_key to open them for whoever has that key";
+        Self::new(403, "permission_error", Some("metrics_closed"), message)
+    }
+
     /// 403: not on this server.
     pub fn debug_closed() -> Self {
         let message = "server.debug_endpoints is false on this server: nobody may let its steps fail";

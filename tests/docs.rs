@@ -148,6 +148,7 @@ fn the_api_page_lists_every_endpoint_and_parameter() {
             let key = match operation["security"].as_array().expect("a list").first() {
                 None => "no",
                 Some(scheme) if scheme.get("admin_key").is_some() => "admin",
+                Some(scheme) if scheme.get("metrics_key").is_some() => "metrics",
                 Some(_) => "yes",
             };
             let summary = operation["summary"].as_str().expect("a summary");

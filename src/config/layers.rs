@@ -305,9 +305,18 @@ impl Layers {
             let keys = &["swap.space_gib", "swap.max_space_gib"];
             broken.push((keys, format!("{space_gib} is more than swap.max_space_gib = {most} ({})", origin(keys[1]))));
         }
-        if server.api_keys.iter().any(|key| key.key == server.admin_key) && !server.admin_key.is_empty() {
+        let is_clients = |own: &str| !own.is_empty() && server.api_keys.iter().any(|key| key.key == own);
+        if is_clients(&server.admin_key) {
             let keys = &["server.admin_key", "server.api_keys"];
             broken.push((keys, "it is one of server.api_keys: clients are not to change settings".into()));
+        }
+        if is_clients(&server.metrics_key) {
+            let keys = &["server.metrics_key", "server.api_keys"];
+            broken.push((keys, "it is one of server.api_keys: clients are not to see what others ask".into()));
+        }
+        if !server.metrics_key.is_empty() && server.metrics_key == server.admin_key {
+            let keys = &["server.metrics_key", "server.admin_key"];
+            broken.push((keys, "it is server.admin_key: who reads metrics is not to change settings".into()));
         }
         if let Some(wrong) = server.cors_allowed_origins.iter().find(|origin| !is_origin(origin)) {
             let why = format!("'{wrong}' is not an origin: write https://HOST, https://HOST:PORT, or * for any");

@@ -6,6 +6,7 @@ use super::settings::Setting;
 pub const LIVE: &[&str] = &[
     "server.api_keys",
     "server.admin_key",
+    "server.metrics_key",
     "server.cache_isolation",
     "server.include_kv_usage",
     "server.pause_comments",

@@ -60,6 +60,8 @@ pub struct ServerConfig {
     pub api_keys: Vec<ApiKeyConfig>,
     /// Of `/admin/config`. Empty: it is closed.
     pub admin_key: String,
+    /// Of `/metrics` and the console's events, beside `admin_key`. Empty: of `admin_key` alone, where clients have keys.
+    pub metrics_key: String,
     /// Origins whose pages may ask, `*` for any; empty: none may.
     pub cors_allowed_origins: Vec<String>,
     pub cors_allow_credentials: bool,
@@ -263,6 +265,7 @@ impl Default for ServerConfig {
             served_model_name: None,
             api_keys: Vec::new(),
             admin_key: String::new(),
+            metrics_key: String::new(),
             cors_allowed_origins: Vec::new(),
             cors_allow_credentials: false,
             cache_isolation: CacheIsolation::PerKey,

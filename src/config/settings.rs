@@ -49,7 +49,7 @@ impl Setting {
 
     /// Its value is never shown.
     pub fn is_secret(&self) -> bool {
-        matches!(self.key, "server.api_keys" | "server.admin_key")
+        matches!(self.key, "server.api_keys" | "server.admin_key" | "server.metrics_key")
     }
 
     pub fn default(&self) -> Value {
@@ -120,8 +120,11 @@ settings! {
         "Bearer keys that clients may use; with none, no key is asked for. /health, /ready, /docs, /openapi.json and the console's page are always open. As a table a key has a name, for logs and traces, and limits of its own in place of limits.key_*.",
         "The server can be reached by others. Prefer file or environment: a flag shows in the process list.";
     server.admin_key: Kind::Text { auto: false, check: any_text }, "", None,
-        "Bearer key of /admin/config, where settings are seen and changed while the server runs; none of api_keys is good there, and this one nowhere else. Empty: nobody may.",
+        "Bearer key of /admin/config, where settings are seen and changed while the server runs; none of api_keys is good there. It reads /metrics and the console's events too, and is good for nothing else. Empty: nobody may.",
         "Settings are to be changed without a restart. In a file or the environment: a flag shows in the process list.";
+    server.metrics_key: Kind::Text { auto: false, check: any_text }, "", None,
+        "Bearer key of /metrics and of what the console shows, which tell of the requests of all clients; admin_key is good there too, and none of api_keys. Empty: where api_keys are set, admin_key alone; where none are, no key is asked for.",
+        "Prometheus reads a server that has api_keys: a key of its own. In a file or the environment: a flag shows in the process list.";
     server.cors_allowed_origins: Kind::List, "", None,
         "Origins (https://chat.example.org) whose web pages may use this server; \"*\" is any, none is none.",
         "A page in a browser talks to this server without one in between.";
@@ -360,7 +363,7 @@ settings! {
         "Somebody looks after slow requests.";
 
     metrics.enabled: Kind::Bool, "", None,
-        "Record metrics and serve them on /metrics.",
+        "Record metrics and serve them on /metrics, to whoever has server.metrics_key or server.admin_key; where neither server.api_keys nor server.metrics_key is set, to all.",
         "Hardly ever: they cost next to nothing.";
     metrics.vllm_names: Kind::Bool, "", None,
         "The same facts under vLLM's names too (vllm:num_requests_running, ...), with its labels and its histograms' bounds.",
@@ -376,7 +379,7 @@ settings! {
         "service.name of the traces.",
         "Several servers send to one collector.";
     console.enabled: Kind::Bool, "", None,
-        "Serve the console: the page at /, and what it shows at /console/events. Where api_keys are set, what it shows is for who has admin_key, or where that is not set, for who has any of them.",
+        "Serve the console: the page at /, and what it shows at /console/events. Where api_keys or metrics_key are set, what it shows is for who has metrics_key or admin_key.",
         "Nobody is to see the page, or how many requests there are and how large they are.";
     console.max_rate_hz: Kind::Float { min: 1.0, or_equal: true, max: 60.0, auto: false }, "Hz", None,
         "Snapshots of the engine that are taken a second while somebody watches: one for all who do. Fewer where pools are so large that a snapshot takes more than 1/200 of the time in between.",

@@ -28,7 +28,7 @@ impl FromRequest for Admin {
 
     fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
         let keys: &Keys = request.app_data().expect("every app is made with keys");
-        ready(keys.get().1.check(request.headers()).map(|()| Self))
+        ready(keys.get().operators.check_admin(request.headers()).map(|()| Self))
     }
 }
 

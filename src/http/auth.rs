@@ -1,12 +1,15 @@
 //! API keys: `Authorization: Bearer KEY`, and `X-API-Key: KEY` as Anthropic's clients send it.
 
 use crate::actors::messages::Caller;
-use crate::config::{ApiKeyConfig, CacheIsolation, Config};
+use crate::config::{ApiKeyConfig, CacheIsolation, Config, ServerConfig};
 use crate::engine::bill::Tenant;
 use crate::error::ApiError;
 use crate::http::limits::{Limiter, Rates};
 use crate::metrics::tenants;
+use actix_web::dev::Payload;
 use actix_web::http::header::{AUTHORIZATION, HeaderMap, HeaderName};
+use actix_web::{FromRequest, HttpRequest};
+use std::future::{Ready, ready};
 use std::sync::{Arc, PoisonError, RwLock};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
@@ -20,14 +23,21 @@ const LABEL_DIGITS: usize = 8;
 
 /// The keys as they are now; all clones say the same.
 #[derive(Clone)]
-pub struct Keys(Arc<RwLock<Arc<(ApiKeys, AdminKey)>>>);
+pub struct Keys(Arc<RwLock<Arc<AllKeys>>>);
+
+/// Who may what.
+pub struct AllKeys {
+    pub clients: ApiKeys,
+    pub operators: OperatorKeys,
+}
 
 impl Keys {
     pub fn new(config: &Config) -> Self {
-        Self(Arc::new(RwLock::new(Arc::new((ApiKeys::new(config), AdminKey::new(&config.server.admin_key))))))
+        let keys = AllKeys { clients: ApiKeys::new(config), operators: OperatorKeys::new(&config.server) };
+        Self(Arc::new(RwLock::new(Arc::new(keys))))
     }
 
-    pub fn get(&self) -> Arc<(ApiKeys, AdminKey)> {
+    pub fn get(&self) -> Arc<AllKeys> {
         // Nothing panics while it is held, and nothing would be left in between.
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -35,7 +45,8 @@ impl Keys {
     /// From now on those of `config`; requests that were let in go on.
     pub fn renew(&self, config: &Config) {
         let mut keys = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        *keys = Arc::new((keys.0.renewed(config), AdminKey::new(&config.server.admin_key)));
+        let clients = keys.clients.renewed(config);
+        *keys = Arc::new(AllKeys { clients, operators: OperatorKeys::new(&config.server) });
     }
 }
 
@@ -127,24 +138,63 @@ impl ApiKeys {
     }
 }
 
-/// The key of whoever may change settings; kept and compared like the others.
-pub struct AdminKey(Option<KeyHash>);
+/// The keys of who runs the server; kept and compared like the others.
+pub struct OperatorKeys {
+    /// Changes settings.
+    admin: Option<KeyHash>,
+    /// Reads what is told of all requests.
+    metrics: Option<KeyHash>,
+    /// Clients have keys: what is told of all requests is not for everybody.
+    has_clients: bool,
+}
 
-impl AdminKey {
-    fn new(key: &str) -> Self {
-        Self((!key.is_empty()).then(|| hash(key.as_bytes())))
+impl OperatorKeys {
+    fn new(config: &ServerConfig) -> Self {
+        let of = |key: &str| (!key.is_empty()).then(|| hash(key.as_bytes()));
+        Self {
+            admin: of(&config.admin_key),
+            metrics: of(&config.metrics_key),
+            has_clients: !config.api_keys.is_empty(),
+        }
     }
 
-    pub fn is_set(&self) -> bool {
-        self.0.is_some()
+    /// Whether one who sends these headers may change settings; 403 where nobody may, 401 where another may.
+    pub fn check_admin(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+        let Some(known) = &self.admin else { return Err(ApiError::admin_closed()) };
+        if is_sent(headers, &[known]) { Ok(()) } else { Err(ApiError::not_admin()) }
     }
 
-    /// Whether one who sends these headers may; 403 where nobody may, 401 where another may.
-    pub fn check(&self, headers: &HeaderMap) -> Result<(), ApiError> {
-        let Some(known) = &self.0 else { return Err(ApiError::admin_closed()) };
-        let is_it = |key: Option<&[u8]>| key.map_or(Choice::from(0), |key| known.ct_eq(&hash(key)));
-        let [bearer, plain] = sent_keys(headers).map(is_it);
-        if bool::from(bearer | plain) { Ok(()) } else { Err(ApiError::not_admin()) }
+    /// Whether they may see how many requests everybody has and how long they are: all, where nobody asks for keys.
+    pub fn check_watcher(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+        if self.metrics.is_none() && !self.has_clients {
+            return Ok(());
+        }
+        let known: Vec<&KeyHash> = self.metrics.iter().chain(&self.admin).collect();
+        if known.is_empty() {
+            return Err(ApiError::metrics_closed());
+        }
+        if is_sent(headers, &known) { Ok(()) } else { Err(ApiError::not_watcher()) }
+    }
+}
+
+/// Whether one of these keys is sent. All are compared, in constant time.
+fn is_sent(headers: &HeaderMap, known: &[&KeyHash]) -> bool {
+    let sent = sent_keys(headers).into_iter().flatten().map(hash);
+    let is_known = |sent: KeyHash| known.iter().fold(Choice::from(0), |found, known| found | known.ct_eq(&sent));
+    bool::from(sent.fold(Choice::from(0), |found, sent| found | is_known(sent)))
+}
+
+/// Whoever sent the request may see what is told of all requests together: their number, their lengths, whose they are.
+/// Handlers ask for it, so that no way of writing a path leads around it.
+pub struct Watcher;
+
+impl FromRequest for Watcher {
+    type Error = ApiError;
+    type Future = Ready<Result<Self, ApiError>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        let keys: &Keys = request.app_data().expect("every app is made with keys");
+        ready(keys.get().operators.check_watcher(request.headers()).map(|()| Self))
     }
 }
 
@@ -178,7 +228,6 @@ fn bearer_key(value: &[u8]) -> Option<&[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ServerConfig;
     use crate::http::limits::Ticket;
     use actix_web::http::header::HeaderValue;
 
@@ -268,6 +317,30 @@ mod tests {
     }
 
     #[test]
+    fn what_is_told_of_all_requests_is_for_operators_where_clients_have_keys() {
+        let code = |api_keys: &[&str], admin_key: &str, metrics_key: &str, sent: Option<&'static str>| {
+            let mut config = config(api_keys);
+            (config.server.admin_key, config.server.metrics_key) = (admin_key.into(), metrics_key.into());
+            let headers = HeaderMap::from_iter(sent.map(|key| (X_API_KEY, HeaderValue::from_static(key))));
+            OperatorKeys::new(&config.server).check_watcher(&headers).err().and_then(|error| error.code)
+        };
+        for (admin_key, sent) in [("", None), ("the-admin", None), ("the-admin", Some("any"))] {
+            assert_eq!(code(&[], admin_key, "", sent), None, "nobody asks for keys");
+        }
+        for sent in [None, Some("a"), Some("the-admin")] {
+            assert_eq!(code(&["a"], "", "", sent), Some("metrics_closed"));
+        }
+        for (api_keys, admin_key, metrics_key) in [(&["a"][..], "the-admin", ""), (&["a"], "", "m"), (&[], "", "m")] {
+            for sent in [None, Some("a"), Some("the-admi"), Some("")] {
+                assert_eq!(code(api_keys, admin_key, metrics_key, sent), Some("invalid_metrics_key"), "{sent:?}");
+            }
+        }
+        for sent in ["the-admin", "m"] {
+            assert_eq!(code(&["a"], "the-admin", "m", Some(sent)), None, "{sent}");
+        }
+    }
+
+    #[test]
     fn without_keys_everyone_is_admitted() {
         assert!(admits(&[], None));
         assert!(admits(&[], Some("Bearer anything")));
@@ -278,7 +351,7 @@ mod tests {
         let keys = Keys::new(&config(&["a-key", "b-key"]));
         let caller = |sent: &'static str| {
             let headers = HeaderMap::from_iter([(X_API_KEY, HeaderValue::from_static(sent))]);
-            keys.get().0.who(&headers).map(|(caller, _)| caller)
+            keys.get().clients.who(&headers).map(|(caller, _)| caller)
         };
         let (a, b) = (caller("a-key").unwrap(), caller("b-key").unwrap());
         keys.renew(&config(&["c-key", "b-key"]));
@@ -297,7 +370,7 @@ mod tests {
         let keys = Keys::new(&config);
         let keyed = |sent: &'static str| {
             let headers = HeaderMap::from_iter([(X_API_KEY, HeaderValue::from_static(sent))]);
-            keys.get().0.who(&headers).unwrap().1
+            keys.get().clients.who(&headers).unwrap().1
         };
         let enter = |sent| Ticket::enter(Tenant::default(), keyed(sent).limiters);
         assert_eq!(

@@ -9,7 +9,7 @@ use crate::budget::Budget;
 use crate::error::ApiError;
 use crate::http::account::Account;
 use crate::http::admin::Admin;
-use crate::http::auth::Keyed;
+use crate::http::auth::{Keyed, Watcher};
 use crate::http::openai::stream::Chunks;
 use crate::http::openai::{Endpoint, Request, chat, check_model, completion, embeddings, tokenize, whole_numbers};
 use crate::http::openapi::answers::{ModelCard, ModelList, Status, Version};
@@ -56,7 +56,7 @@ pub enum Access {
     Key,
     /// Who has `server.admin_key`.
     Admin,
-    /// Who may see what all requests hold: [`console::Watcher`].
+    /// Who may see what is told of all requests: [`Watcher`].
     Watcher,
 }
 
@@ -92,13 +92,14 @@ const fn admin(path: ApiPath) -> ApiPath {
     ApiPath { access: Access::Admin, ..path }
 }
 
+const fn watcher(path: ApiPath) -> ApiPath {
+    ApiPath { access: Access::Watcher, ..path }
+}
+
 /// Every path that is served. Where a path has several methods, they stand together.
 pub static PATHS: [ApiPath; 27] = [
     open(get("/", || web::to(console::page), console::describe_page)),
-    ApiPath {
-        access: Access::Watcher,
-        ..get("/console/events", || web::to(console::events), console::describe_events)
-    },
+    watcher(get("/console/events", || web::to(console::events), console::describe_events)),
     open(get("/console/{file}", || web::to(console::file), console::describe_file)),
     post("/v1/chat/completions", || web::to(chat_completions), chat::describe),
     post("/v1/completions", || web::to(completions), completion::describe),
@@ -118,7 +119,7 @@ pub static PATHS: [ApiPath; 27] = [
     open(get("/health", || web::to(health), describe_health)),
     open(get("/ready", || web::to(is_ready), describe_ready)),
     get("/version", || web::to(version), describe_version),
-    get("/metrics", || web::to(prometheus), describe_metrics),
+    watcher(get("/metrics", || web::to(prometheus), describe_metrics)),
     admin(get("/admin/config", || web::to(config), admin::describe_config)),
     admin(post("/admin/config", || web::to(change_config), admin::describe_change)),
     admin(post("/admin/debug/fail_step", || web::to(fail_step), admin::describe_failure)),
@@ -335,8 +336,11 @@ fn describe_version() -> Operation {
 
 fn describe_metrics() -> Operation {
     Operation::new(Tag::Server, "metrics", "Prometheus metrics")
-        .about("404 where metrics.enabled is false.")
-        .fails(&[404])
+        .about(
+            "404 where metrics.enabled is false. Where server.api_keys or server.metrics_key is set, this path wants \
+             server.metrics_key or server.admin_key.",
+        )
+        .fails(&[403, 404])
         .answers_text("text/plain", "The metrics.")
 }
 
@@ -368,7 +372,11 @@ async fn version() -> HttpResponse {
     HttpResponse::Ok().json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
-async fn prometheus(handle: Data<RuntimeHandle>, request: HttpRequest) -> Result<HttpResponse, ApiError> {
+async fn prometheus(
+    _: Watcher,
+    handle: Data<RuntimeHandle>,
+    request: HttpRequest,
+) -> Result<HttpResponse, ApiError> {
     handle.text().report();
     let page = metrics::render().ok_or_else(|| ApiError::not_found(request.path()))?;
     Ok(HttpResponse::Ok().content_type("text/plain; version=0.0.4; charset=utf-8").body(page))

@@ -237,7 +237,7 @@ async fn with_key(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse, Error> {
-    let who = keys.get().0.who(request.headers());
+    let who = keys.get().clients.who(request.headers());
     // Handlers of the admin's paths look at the key themselves.
     if who.is_none() && access_to(request.path()) == Access::Key {
         return Ok(request.into_response(ApiError::unauthorized().error_response()));

@@ -59,7 +59,7 @@ async fn only_the_admin_key_opens_it_and_it_opens_nothing_else() {
         let in_header = server.client.request(method, format!("{}{PATH}", server.url)).json(&json!({}));
         assert_eq!(in_header.header("X-API-Key", "the-admin").send().await.unwrap().status(), 200);
     }
-    for path in ["/v1/models", "/metrics"] {
+    for path in ["/v1/models", "/version"] {
         assert_eq!(send(&server, Method::GET, Some("the-admin"), path, &json!({})).await.0, 401, "{path}");
     }
 }
@@ -171,6 +171,8 @@ async fn a_wrong_change_changes_nothing_and_names_the_field() {
         ("server.api_keys", json!({"a": 1}), "{\"a\":1} is not a list of texts"),
         ("server.api_keys", json!([""]), "a key must not be empty"),
         ("server.admin_key", json!("a-client"), "it is one of server.api_keys"),
+        ("server.metrics_key", json!("a-client"), "it is one of server.api_keys"),
+        ("server.metrics_key", json!("the-admin"), "it is server.admin_key"),
         ("swap.spce_gib", json!(1), "unknown key; did you mean 'swap.space_gib'?"),
         ("scheduler.max_num_batched_tokens", json!(100), "100 is less than scheduler.max_num_seqs = 256 (default)"),
         ("log.level", json!("loud"), "'loud' is neither one of"),

@@ -3,7 +3,7 @@
 use crate::fake_engine::TestServer;
 use futures_util::StreamExt;
 use pagetide::config::{ConsoleConfig, ServerConfig};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 /// Reads a stream until it has so many events: their names and data.
@@ -149,13 +149,13 @@ async fn no_more_watch_than_may_and_at_no_other_rate() {
 }
 
 #[actix_web::test]
-async fn what_all_hold_is_for_the_admin_or_where_there_is_none_for_who_has_a_key() {
+async fn what_all_hold_is_for_operators_where_clients_have_keys() {
     let cases: [(&[&str], &str, Option<&str>, u16); 9] = [
         (&[], "", None, 200),
         (&[], "the-admin", None, 200),
-        (&["a"], "", None, 401),
-        (&["a"], "", Some("b"), 401),
-        (&["a"], "", Some("a"), 200),
+        (&["a"], "", None, 403),
+        (&["a"], "", Some("b"), 403),
+        (&["a"], "", Some("a"), 403),
         (&["a"], "the-admin", None, 401),
         (&["a"], "the-admin", Some("a"), 401),
         (&["a"], "the-admin", Some("the-admin"), 200),
@@ -165,10 +165,12 @@ async fn what_all_hold_is_for_the_admin_or_where_there_is_none_for_who_has_a_key
         let server = TestServer::configured(&keys(api_keys, admin_key));
         let (code, error) = status(&server, key).await;
         assert_eq!(code, expected, "{api_keys:?} {admin_key} {key:?}: {error}");
-        if code == 401 {
-            let wanted = if admin_key.is_empty() { "invalid_api_key" } else { "invalid_admin_key" };
-            assert_eq!(error["code"], wanted);
-        }
+        let wanted = match code {
+            401 => json!("invalid_metrics_key"),
+            403 => json!("metrics_closed"),
+            _ => Value::Null,
+        };
+        assert_eq!(error["code"], wanted);
     }
 }
 

@@ -36,6 +36,11 @@ async fn keys_cover_everything_but_readiness_and_the_description() {
     for (method, path) in PATHS.into_iter().chain([("GET", "/no/such/path")]) {
         for key in [None, Some("firs"), Some("firstsecond")] {
             let response = send(method, path, key).await;
+            if path == "/metrics" {
+                // Another key, which there is none of here.
+                assert_eq!(response.status(), 403, "{key:?}");
+                continue;
+            }
             if ["/health", "/ready", "/openapi.json", "/docs", "/", "/console/app.js"].contains(&path) {
                 assert_eq!(response.status(), 200);
                 continue;
@@ -44,7 +49,7 @@ async fn keys_cover_everything_but_readiness_and_the_description() {
             let error: Value = response.json().await.unwrap();
             assert_eq!(error["error"]["code"], "invalid_api_key");
         }
-        for key in ["first", "second"] {
+        for key in ["first", "second"].into_iter().filter(|_| path != "/metrics") {
             assert_ne!(send(method, path, Some(key)).await.status(), 401, "{method} {path}");
         }
     }
@@ -141,6 +146,56 @@ async fn every_answer_has_a_request_id() {
     }
     let (first, second) = (server.get("/health").await, server.get("/health").await);
     assert_ne!(first.headers()["x-request-id"], second.headers()["x-request-id"]);
+}
+
+/// Lengths of what others ask can be read off them.
+#[actix_web::test]
+async fn metrics_are_for_operators_where_clients_have_keys() {
+    pagetide::metrics::install();
+    let api_keys = || vec!["ann".into(), "bob".into()];
+    let closed = ServerConfig { api_keys: api_keys(), ..ServerConfig::default() };
+    let open = ServerConfig { api_keys: api_keys(), metrics_key: "prom".into(), ..ServerConfig::default() };
+    let admins = ServerConfig { api_keys: api_keys(), admin_key: "admin".into(), ..ServerConfig::default() };
+    let alone = ServerConfig { metrics_key: "prom".into(), ..ServerConfig::default() };
+    for (config, key, expected) in [
+        (&closed, Some("ann"), Err((403, "metrics_closed"))),
+        (&closed, None, Err((403, "metrics_closed"))),
+        (&open, Some("ann"), Err((401, "invalid_metrics_key"))),
+        (&open, None, Err((401, "invalid_metrics_key"))),
+        (&open, Some("prom"), Ok(())),
+        (&admins, Some("bob"), Err((401, "invalid_metrics_key"))),
+        (&admins, Some("admin"), Ok(())),
+        (&alone, None, Err((401, "invalid_metrics_key"))),
+        (&alone, Some("prom"), Ok(())),
+    ] {
+        let server = TestServer::configured(config);
+        for path in ["/metrics", "/%6Detrics", "/console/events"] {
+            let request = server.client.get(format!("{}{path}", server.url));
+            let request = if let Some(key) = key { request.bearer_auth(key) } else { request };
+            let answer = request.send().await.unwrap();
+            let status = answer.status().as_u16();
+            // The events go on for ever.
+            if let Err(expected) = expected {
+                let error: Value = answer.json().await.unwrap();
+                let code = error["error"]["code"].as_str().unwrap();
+                // The path is not known to the check of clients' keys, which comes first.
+                let is_other = path == "/%6Detrics" && code == "invalid_api_key" && status == 401;
+                assert!(is_other || (status, code) == expected, "{path} {key:?}: {status} {code}");
+                assert!(is_other || error["error"]["message"].as_str().unwrap().contains("server.metrics_key"));
+            } else if path != "/%6Detrics" {
+                assert_eq!(status, 200, "{path} {key:?}");
+            }
+        }
+        // It is good for nothing else.
+        if let Some(key @ ("prom" | "admin")) = key.filter(|_| !config.api_keys.is_empty()) {
+            let models = server.client.get(format!("{}/v1/models", server.url)).bearer_auth(key).send().await.unwrap();
+            assert_eq!(models.status(), 401, "{key}");
+        }
+        if let Some("prom") = key {
+            let config = server.client.get(format!("{}/admin/config", server.url)).bearer_auth("prom");
+            assert_eq!(config.send().await.unwrap().status(), 403);
+        }
+    }
 }
 
 #[actix_web::test]

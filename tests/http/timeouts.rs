@@ -155,7 +155,8 @@ fn resident_bytes() -> usize {
 async fn a_client_that_does_not_read_is_cut_off_and_holds_up_nobody() {
     pagetide::metrics::install();
     let key = ApiKeyConfig { max_requests: Some(1), ..ApiKeyConfig::from("key") };
-    let config = ServerConfig { write_timeout_s: 1, api_keys: vec![key], ..ServerConfig::default() };
+    let metrics_key = "metrics".into();
+    let config = ServerConfig { write_timeout_s: 1, api_keys: vec![key], metrics_key, ..ServerConfig::default() };
     let (mut server, mut requests) = TestServer::by_hand_with(&config);
     let mut stalled = connect(&server).await;
     // Much to write for each token.
@@ -206,7 +207,7 @@ async fn a_client_that_does_not_read_is_cut_off_and_holds_up_nobody() {
         }
     };
     timeout(SOON, ended).await.expect("its connection ends");
-    let page = server.client.get(format!("{}/metrics", server.url)).header("x-api-key", "key").send().await.unwrap();
+    let page = server.client.get(format!("{}/metrics", server.url)).bearer_auth("metrics").send().await.unwrap();
     let page = page.text().await.unwrap();
     let count = page.lines().find_map(|line| line.strip_prefix("pagetide_slow_clients_total "));
     assert!(count.expect("it is a metric").parse::<u64>().unwrap() >= 1, "{page}");

@@ -47,6 +47,8 @@ pub struct HttpTarget {
     pub url: String,
     pub model: String,
     pub api_key: Option<String>,
+    /// For what the server tells of its memory, where that is another key than clients have.
+    pub metrics_key: Option<String>,
     pub dialect: Dialect,
 }
 
@@ -220,7 +222,8 @@ impl HttpTarget {
         let client =
             builder.build().map_err(|error| StartError::new(format!("cannot make an HTTP client: {error}")))?;
         let url = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
-        let mut target = Self { client, url, model: String::new(), api_key, dialect: Dialect::default() };
+        let mut target =
+            Self { client, url, model: String::new(), api_key, metrics_key: None, dialect: Dialect::default() };
         target.model = match model {
             Some(model) => model,
             None => target.first_model().await?,

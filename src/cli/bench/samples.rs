@@ -70,7 +70,7 @@ impl Sampler {
     pub fn start(target: &HttpTarget, began: Instant) -> Self {
         let seen = Rc::new(RefCell::new(Vec::new()));
         let (samples, client) = (seen.clone(), target.client.clone());
-        let (url, key) = (format!("{}/metrics", target.url), target.api_key.clone());
+        let (url, key) = (format!("{}/metrics", target.url), target.metrics_key.clone().or(target.api_key.clone()));
         let task = actix_web::rt::spawn(async move {
             loop {
                 let request = client.get(&url).timeout(Duration::from_secs(5));

@@ -8,9 +8,10 @@ use super::samples::Sampler;
 use super::workload::{WorkItem, WorkloadArgs, parse_positive, poisson_arrivals};
 use super::{CommonArgs, resolve, start, subject_in_process, warm_up};
 use crate::cli::progress::RequestProgress;
-use crate::config::Config;
 use crate::config::layers::Origin;
+use crate::config::{Config, ServerConfig};
 use crate::error::StartError;
+use crate::http::openai::response::new_id;
 use crate::http::server;
 use crate::metrics;
 use clap::Args;
@@ -20,8 +21,8 @@ use std::time::{Duration, Instant};
 
 #[derive(Args)]
 pub struct ServeArgs {
-    /// Measure this server instead of starting one; --model is then the model's name there [default: its first], and
-    /// --api-key the key to send
+    /// Measure this server instead of starting one; --model is then the model's name there [default: its first],
+    /// --api-key the key to send, and server.metrics_key the one for its metrics
     #[arg(long, value_name = "URL", conflicts_with = "roofline")]
     url: Option<String>,
     /// Requests in flight at all times; several, as in 1,4,16, are measured one after the other [default: 16]
@@ -96,16 +97,19 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode, StartError> {
     let resolved = resolve(&args.common)?;
     let keep_alive = !args.no_keepalive;
     let api_key = resolved.config.server.api_keys.first().map(|key| key.key.clone());
+    let ServerConfig { metrics_key, admin_key, .. } = &resolved.config.server;
+    let metrics_key = [metrics_key, admin_key].into_iter().find(|key| !key.is_empty()).cloned();
     match &args.url {
         Some(url) => actix_web::rt::System::new().block_on(async {
             let named = *resolved.origin("model.path") != Origin::Default;
             let model = named.then(|| resolved.config.model.path.clone());
             let dialect = Dialect { plain: args.plain, chat: args.chat };
-            let target = HttpTarget { dialect, ..HttpTarget::connect(url, model, api_key, keep_alive).await? };
+            let target = HttpTarget::connect(url, model, api_key, keep_alive).await?;
+            let target = HttpTarget { dialect, metrics_key, ..target };
             let subject = json!({"model": target.model, "url": without_password(&target.url)});
             measure_server(args, target, args.vocab.unwrap_or(30_000), subject, None).await
         }),
-        None => serve_own(args, resolved.config, api_key, keep_alive),
+        None => serve_own(args, resolved.config, (api_key, metrics_key), keep_alive),
     }
 }
 
@@ -113,13 +117,18 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode, StartError> {
 fn serve_own(
     args: &ServeArgs,
     mut config: Config,
-    api_key: Option<String>,
+    (api_key, metrics_key): (Option<String>, Option<String>),
     keep_alive: bool,
 ) -> Result<ExitCode, StartError> {
     config.server.host = "127.0.0.1".into();
     config.server.port = 0;
     // A certificate is for a name, and its own server has none; what is measured is the engine.
     (config.server.tls_cert, config.server.tls_key) = Default::default();
+    // Its memory is looked at while it is measured, whoever else may not.
+    let metrics_key = metrics_key.unwrap_or_else(|| {
+        config.server.metrics_key = new_id("metrics");
+        config.server.metrics_key.clone()
+    });
     if config.metrics.enabled {
         metrics::install();
     }
@@ -134,6 +143,7 @@ fn serve_own(
         let stopper = server.handle();
         let running = actix_web::rt::spawn(server);
         let target = HttpTarget::connect(&url, Some(model), api_key, keep_alive).await?;
+        let target = HttpTarget { metrics_key: Some(metrics_key), ..target };
         let vocab_size = args.vocab.unwrap_or(vocab_size);
         let code = measure_server(args, target, vocab_size, subject, roofline.as_ref()).await;
         stopper.stop(false).await;

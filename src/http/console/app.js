@@ -87,16 +87,14 @@ function startState() {
   view.addEventListener("state", ({ detail: { state, error } }) => {
     $("link-state").dataset.state = state;
     say($("link-text"), STATES[state]);
-    const isAdmins = error?.code === "invalid_admin_key";
-    $("watch-ask").hidden = !isAdmins;
-    const isRefused = isAdmins && $("watch-key").value !== "";
-    say($("watch-hint"), isRefused ? "That is not the admin key (server.admin_key)." : "server.admin_key. It is kept in this tab until it is closed.");
-    if (state === "forbidden" && !isAdmins) {
-      // Where there is no admin key any more, one that was kept is in the way.
-      setWatchKey("");
-      askKey(false);
-    }
-    $("watch-notice").hidden = !["full", "off"].includes(state);
+    const isAsked = error?.code === "invalid_metrics_key";
+    $("watch-ask").hidden = !isAsked;
+    const isRefused = isAsked && $("watch-key").value !== "";
+    say($("watch-hint"), isRefused ? "That is neither server.metrics_key nor server.admin_key." : "server.metrics_key or server.admin_key. It is kept in this tab until it is closed.");
+    // Nobody may, for there is no such key: one that was kept is of no use any more.
+    const isClosed = error?.code === "metrics_closed";
+    if (isClosed) setWatchKey("");
+    $("watch-notice").hidden = !isClosed && !["full", "off"].includes(state);
     say($("watch-notice"), error?.message ?? "");
   });
 }

@@ -1,11 +1,12 @@
 //! `/console/events`: the frames as server-sent events.
 
 use super::frame::Frame;
-use super::{Feed, Watcher, check_enabled, encode};
+use super::{Feed, check_enabled, encode};
 use crate::actors::places::Place;
 use crate::actors::runtime::RuntimeHandle;
 use crate::actors::tuner::Tuner;
 use crate::error::ApiError;
+use crate::http::auth::Watcher;
 use crate::http::stream::write_named_event;
 use actix_web::http::header::CACHE_CONTROL;
 use actix_web::web::{Bytes, Data, Query};

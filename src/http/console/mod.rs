@@ -17,31 +17,8 @@ pub use files::{file, is_file, page};
 
 use crate::config::ConsoleConfig;
 use crate::error::ApiError;
-use crate::http::auth::Keys;
 use crate::http::openapi::{Operation, Tag};
-use actix_web::dev::Payload;
-use actix_web::{FromRequest, HttpRequest};
 use serde_json::json;
-use std::future::{Ready, ready};
-
-/// Whoever sent the request may see what all requests hold: where keys are asked for, who has the admin's; and where there
-/// is none, who has any. Handlers ask for it, so that no way of writing a path leads around it.
-pub struct Watcher;
-
-impl FromRequest for Watcher {
-    type Error = ApiError;
-    type Future = Ready<Result<Self, ApiError>>;
-
-    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
-        let keys: &Keys = request.app_data().expect("every app is made with keys");
-        let (api_keys, admin_key) = &*keys.get();
-        ready(match (api_keys.is_empty(), admin_key.is_set()) {
-            (true, _) => Ok(Self),
-            (false, true) => admin_key.check(request.headers()).map(|()| Self),
-            (false, false) => api_keys.who(request.headers()).map(|_| Self).ok_or_else(ApiError::unauthorized),
-        })
-    }
-}
 
 /// Refuses where the console is switched off.
 fn check_enabled(config: &ConsoleConfig, path: &str) -> Result<(), ApiError> {
@@ -66,11 +43,11 @@ pub fn describe_events() -> Operation {
     Operation::new(Tag::Server, "console_events", "What the engine holds, as it changes: for the console's page")
         .about(
             "Server-sent events, until the client leaves: hello, then a frame whenever something has changed, and one a \
-             second otherwise. There are no texts and no tokens in them. Where keys are asked for, this path wants \
-             server.admin_key; where that is not set, any key. At most console.max_watchers may watch at once. The \
+             second otherwise. There are no texts and no tokens in them. Where server.api_keys or server.metrics_key is \
+             set, this path wants server.metrics_key or server.admin_key. At most console.max_watchers may watch at once. The \
              format is the page's own and may change.",
         )
         .query_parameter("rate", "Frames a second at most; console.max_rate_hz is a bound on it, and the default.", rate)
-        .fails(&[400, 404, 429, 500, 503])
+        .fails(&[400, 403, 404, 429, 500, 503])
         .answers_text("text/event-stream", "The events.")
 }

@@ -55,6 +55,11 @@ pub fn document() -> Value {
                     "scheme": "bearer",
                     "description": "One of server.api_keys; where none are set, no key is asked for.",
                 },
+                "metrics_key": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "server.metrics_key. Where neither it nor server.api_keys is set, no key is asked for.",
+                },
                 "admin_key": {
                     "type": "http",
                     "scheme": "bearer",

@@ -227,7 +227,7 @@ impl Operation {
             Access::Open => json!([]),
             Access::Key => json!([{"key": []}]),
             Access::Admin => json!([{"admin_key": []}]),
-            Access::Watcher => json!([{"key": []}, {"admin_key": []}]),
+            Access::Watcher => json!([{"metrics_key": []}, {"admin_key": []}]),
         };
         if path.access != Access::Open {
             self.errors.push(401);
@@ -291,7 +291,10 @@ fn error(status: u16, schema: &str) -> Value {
     let about = match status {
         400 => "A field is missing, or has a wrong type or value; param names it.",
         401 => "No key, or a wrong one.",
-        403 => "The server has no server.admin_key, or does not do this (server.debug_endpoints): nobody may.",
+        403 => {
+            "The server has no key for it (server.admin_key, server.metrics_key), or does not do this \
+             (server.debug_endpoints): nobody may."
+        }
         404 => "No such model, or nothing of this name.",
         408 => "The body did not come within server.body_timeout_s.",
         409 => "Nothing is recorded (recorder.minutes).",
