@@ -1,11 +1,11 @@
 //! `pagetide config`
 
 use super::options::ConfigOptions;
+use super::output;
 use crate::config::layers::{Problems, Sources, read_file, resolve};
 use crate::config::settings::reference_file;
 use crate::error::StartError;
 use clap::Subcommand;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -28,8 +28,8 @@ pub enum ConfigCommand {
 
 pub fn run(command: &ConfigCommand) -> Result<ExitCode, StartError> {
     match command {
-        ConfigCommand::Show { reference: true, .. } => print(&reference_file()),
-        ConfigCommand::Show { options, .. } => print(&options.resolve()?.show()),
+        ConfigCommand::Show { reference: true, .. } => output::print(reference_file()),
+        ConfigCommand::Show { options, .. } => output::print(options.resolve()?.show()),
         ConfigCommand::Check { file } => check(file),
     }
 }
@@ -37,20 +37,12 @@ pub fn run(command: &ConfigCommand) -> Result<ExitCode, StartError> {
 /// Checks the file alone: the environment of whoever checks it is not that of the server.
 fn check(path: &Path) -> Result<ExitCode, StartError> {
     match resolve(&Sources { file: Some(read_file(path)?), ..Default::default() }) {
-        Ok(_) => print(&format!("{} is right\n", path.display())),
+        Ok(_) => output::print(format!("{} is right\n", path.display())),
         Err(problems) => {
             let Problems(list) = &problems;
             let count = if list.len() == 1 { "1 problem".into() } else { format!("{} problems", list.len()) };
-            print(&format!("{problems}\n{count} in {}\n", path.display()))?;
+            output::print(format!("{problems}\n{count} in {}\n", path.display()))?;
             Ok(ExitCode::FAILURE)
         }
-    }
-}
-
-/// Prints to standard output; a reader that has seen enough (`| head`) is no failure.
-fn print(text: &str) -> Result<ExitCode, StartError> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(ExitCode::SUCCESS),
     }
 }

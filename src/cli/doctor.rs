@@ -1,6 +1,7 @@
 //! `pagetide doctor`: what this machine has, and what would stop a start.
 
 use super::options::ConfigOptions;
+use super::output;
 use crate::backend::cpu::Isa;
 use crate::backend::cuda::device::{
     Copy, Device, DeviceBuffer, DeviceInfo, DeviceResult, Matmul, ModuleSource, PinnedBuffer, Stream,
@@ -13,7 +14,6 @@ use crate::model::files;
 use clap::Args;
 use serde::Serialize;
 use std::fmt::{self, Display};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -36,10 +36,7 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode, StartError> {
     } else {
         report.to_string()
     };
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => return Err(error.into()),
-        _ => {}
-    }
+    output::print(text)?;
     Ok(if report.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

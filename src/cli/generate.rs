@@ -1,8 +1,8 @@
 //! `pagetide generate`: a file of requests in, a file of results out, in the format of OpenAI's batch API.
 
-use super::log;
 use super::options::ConfigOptions;
 use super::progress::{self, RequestProgress};
+use super::{log, open_files, output};
 use crate::actors::runtime::Runtime;
 use crate::error::{ApiError, StartError};
 use crate::http::complete::complete;
@@ -36,6 +36,7 @@ pub struct GenerateArgs {
 pub fn run(args: &GenerateArgs) -> Result<ExitCode, StartError> {
     let config = args.options.resolve()?.config;
     log::init(&config.log)?;
+    open_files::ensure(0)?;
     let lines = read_lines(&args.input)?;
     let mut output = open_output(&args.input, &args.output)?;
     let limit = config.server.max_requests;
@@ -48,7 +49,8 @@ pub fn run(args: &GenerateArgs) -> Result<ExitCode, StartError> {
     let failed = actix_web::rt::System::new().block_on(work)?;
     drop(runtime);
     if failed > 0 {
-        eprintln!("pagetide: {failed} of {} requests failed; see their lines in {}", lines.len(), args.output);
+        let all = lines.len();
+        output::complain(&format!("pagetide: {failed} of {all} requests failed; see their lines in {}", args.output));
     }
     Ok(if failed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

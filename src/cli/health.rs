@@ -1,6 +1,7 @@
 //! `pagetide health`: for containers, whose images have no other HTTP client.
 
 use super::options::ConfigOptions;
+use super::output;
 use crate::config::Config;
 use crate::error::StartError;
 use clap::Args;
@@ -36,8 +37,7 @@ pub fn run(args: &HealthArgs) -> Result<ExitCode, StartError> {
     let answer = client.get(&url).send().map_err(failed)?;
     let (status, text) = (answer.status(), answer.text().map_err(failed)?);
     if status.is_success() {
-        println!("{text}");
-        return Ok(ExitCode::SUCCESS);
+        return output::print(text + "\n");
     }
     Err(StartError::new(format!("{url}: {status}: {text}")))
 }

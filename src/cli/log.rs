@@ -1,8 +1,18 @@
-//! Logs go to standard error, so that standard output stays free for results.
+//! Logs go to standard error, so that standard output stays free for results; and by way of a queue, so that nobody is held
+//! up where standard error takes nothing.
+
+mod lines;
 
 use crate::config::{LogConfig, LogFormat};
 use crate::error::StartError;
+use lines::{Lines, Patient};
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::fs::File;
 use std::io::IsTerminal;
+use std::os::fd::AsFd;
+use std::panic::PanicHookInfo;
+use std::sync::OnceLock;
+use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
 use tracing_subscriber::reload::Handle;
@@ -20,13 +30,61 @@ impl LogLevel {
     }
 }
 
+/// The lines of this program's log, once it has been started.
+static LINES: OnceLock<Lines> = OnceLock::new();
+/// For what is still to be written when the program ends.
+const LAST_LINES: Duration = Duration::from_secs(1);
+
+/// Writes a line as it is, behind what has been logged; the line itself where no log has been started.
+pub fn write_line(line: Vec<u8>) -> Result<(), Vec<u8>> {
+    let Some(lines) = LINES.get() else { return Err(line) };
+    lines.push(line);
+    Ok(())
+}
+
+/// Gives the last lines some time to be written. Whoever ends the program calls it.
+pub fn finish() {
+    if let Some(lines) = LINES.get() {
+        lines.flush(LAST_LINES);
+    }
+}
+
+/// Starts the thread that writes.
+fn start() -> Result<Lines, StartError> {
+    let failed = |error: std::io::Error| StartError::new(format!("cannot start logging: {error}"));
+    // Not the library's own standard error: others who write there would wait for its lock.
+    let stderr = File::from(std::io::stderr().as_fd().try_clone_to_owned().map_err(failed)?);
+    let lines = LINES.get_or_init(Lines::default).clone();
+    let writer = lines.clone();
+    let write = move || writer.write_all_to(Patient(stderr));
+    std::thread::Builder::new().name("pagetide-log".into()).spawn(write).map_err(failed)?;
+    std::panic::set_hook(Box::new(log_panic));
+    Ok(lines)
+}
+
+/// In the log as anything else, for the usual way is to write to standard error and wait.
+fn log_panic(panic: &PanicHookInfo<'_>) {
+    let thread = std::thread::current();
+    let name = thread.name().unwrap_or("without a name");
+    let place = panic.location().map(ToString::to_string).unwrap_or_default();
+    let message = panic.payload_as_str().unwrap_or("no message");
+    let backtrace = Backtrace::capture();
+    let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
+    tracing::error!(backtrace, "thread '{name}' panicked at {place}: {message}");
+    if name == "main" {
+        // Nobody else comes to it.
+        finish();
+    }
+}
+
 /// Starts logging as configured.
 pub fn init(config: &LogConfig) -> Result<LogLevel, StartError> {
     let filter = filter(&config.level)
         .map_err(|error| StartError::new(format!("log.level: '{}' is not a log filter: {error}", config.level)))?;
     // What cannot be written is not complained of in the same place: that would end the program, for want of a log.
+    let lines = start()?;
     let logs =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).log_internal_errors(false);
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || lines.clone()).log_internal_errors(false);
     let started = match config.format {
         LogFormat::Human => {
             let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();

@@ -1,9 +1,9 @@
 //! What the command line says of itself: completions for shells, and manual pages.
 
+use super::output;
 use crate::error::StartError;
 use clap::{Args, Command, ValueHint};
 use clap_complete::Shell;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -23,7 +23,7 @@ pub struct ManArgs {
 pub fn completions(args: &CompletionsArgs, mut program: Command) -> Result<ExitCode, StartError> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut program, "pagetide", &mut script);
-    print(&script)
+    output::print(&script)
 }
 
 pub fn man(args: &ManArgs, program: Command) -> Result<ExitCode, StartError> {
@@ -40,17 +40,7 @@ pub fn man(args: &ManArgs, program: Command) -> Result<ExitCode, StartError> {
             let mut page = Vec::new();
             let written = clap_mangen::Man::new(program).render(&mut page);
             written.map_err(|error| StartError::new(format!("the manual page cannot be written: {error}")))?;
-            print(&page)
+            output::print(&page)
         }
-    }
-}
-
-/// To standard output; who reads it may have gone.
-fn print(text: &[u8]) -> Result<ExitCode, StartError> {
-    match std::io::stdout().write_all(text) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(StartError::new(format!("cannot write to standard output: {error}")))
-        }
-        _ => Ok(ExitCode::SUCCESS),
     }
 }

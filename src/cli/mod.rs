@@ -7,7 +7,9 @@ mod generate;
 mod health;
 mod log;
 mod manual;
+mod open_files;
 pub mod options;
+mod output;
 mod progress;
 mod replay;
 mod serve;
@@ -126,13 +128,12 @@ pub fn run() -> ExitCode {
         Some(Command::Health(args)) => health::run(&args),
         Some(Command::GrammarHelper) => unreachable!("it has been run above"),
     };
-    match done {
-        Ok(code) => code,
-        Err(StartError(message)) => {
-            eprintln!("pagetide: {message}");
-            ExitCode::FAILURE
-        }
-    }
+    let code = done.unwrap_or_else(|StartError(message)| {
+        output::complain(&format!("pagetide: {message}"));
+        ExitCode::FAILURE
+    });
+    log::finish();
+    code
 }
 
 /// Lets grammars be compiled in processes of this program.

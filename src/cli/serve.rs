@@ -3,7 +3,7 @@
 use super::options::ConfigOptions;
 use super::signals::{HangUp, HangUps, StopSignals};
 use super::supervisor::Supervisor;
-use super::{log, progress};
+use super::{log, open_files, output, progress};
 use crate::actors::phase::Phase;
 use crate::actors::runtime::{ModelInfo, Runtime};
 use crate::actors::tuner::{Reloaded, Tuner};
@@ -26,6 +26,7 @@ pub fn run(options: &ConfigOptions) -> Result<ExitCode, StartError> {
     let resolved = options.resolve()?;
     let config = &resolved.config;
     let log_level = log::init(&config.log)?;
+    open_files::ensure(config.server.num_workers())?;
     if config.metrics.enabled {
         metrics::install();
     }
@@ -34,7 +35,6 @@ pub fn run(options: &ConfigOptions) -> Result<ExitCode, StartError> {
     // hear the others.
     let (hang_ups, mut signals) =
         system.block_on(async { Ok::<_, StartError>((HangUps::listen()?, StopSignals::listen()?)) })?;
-    raise_limit_of_open_files();
     // Better said before a large model is loaded than after.
     let listeners = server::listen(config)?;
     let Some(runtime) = system.block_on(load(config, &mut signals))? else { return Ok(ExitCode::SUCCESS) };
@@ -77,21 +77,6 @@ async fn load(config: &Config, signals: &mut StopSignals) -> Result<Option<Runti
             tracing::info!("stopped before the model was loaded");
             Ok(None)
         }
-    }
-}
-
-/// A connection is two open files, and shells often allow 1024 where the system allows many more.
-fn raise_limit_of_open_files() {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: both calls read or write `limit`, and nothing else.
-    let raised = unsafe {
-        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 && {
-            limit.rlim_cur = limit.rlim_max;
-            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) == 0
-        }
-    };
-    if !raised {
-        tracing::debug!("the limit of open files stays as it is: {}", std::io::Error::last_os_error());
     }
 }
 
@@ -190,6 +175,7 @@ impl Serving {
             () = drain(&runtime, &stopper, server) => {}
             signal = signals.next() => {
                 tracing::warn!("a second signal: ending at once");
+                log::finish();
                 std::process::exit(128 + signal);
             }
         }
@@ -243,7 +229,9 @@ fn end_for_certain() {
 /// Says what is served, where and with what: people get a block of text, log collectors an event.
 fn announce(model: &ModelInfo, loaded: &LoadedModel, url: &str, admin: Option<SocketAddr>, config: &Config) {
     match config.log.format {
-        LogFormat::Human => println!("{}", start_block(&model.served_name, model.chat_format, loaded, url, admin)),
+        LogFormat::Human => {
+            output::print_aside(start_block(&model.served_name, model.chat_format, loaded, url, admin));
+        }
         LogFormat::Json => tracing::info!(
             version = env!("CARGO_PKG_VERSION"),
             model = model.served_name,

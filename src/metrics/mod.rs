@@ -332,6 +332,11 @@ pub fn slow_client_cut() {
     with(|m| m.slow_clients.increment(1));
 }
 
+/// A line of the log could not be written.
+pub fn log_line_dropped() {
+    with(|m| m.log_dropped.increment(1));
+}
+
 /// What the flight recorder holds.
 pub fn recorder(bytes: usize, length: Duration) {
     with(|m| {

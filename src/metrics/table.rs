@@ -160,6 +160,8 @@ metrics! {
         "What a job of the text threads took. Heavy jobs leave a thread free for light ones.";
     TEXT_JOB_OLDEST = "pagetide_text_oldest_job_seconds" Gauge "seconds" [] &[],
         "For how long the oldest job that runs on a text thread has run, when this page was made. Far above intake.job_timeout_s: a job does not come back. /ready answers 503 while all text threads have been busy for 10 s and light jobs wait.";
+    LOG_DROPPED = "pagetide_log_dropped_lines_total" Counter "lines" [] &[],
+        "Lines of the log that were dropped: standard error took nothing (a pipe that nobody reads, a full disk), and too many waited or writing failed.";
     CONFIG_CHANGES = "pagetide_config_changes_total" Counter "changes" ["result": "applied, refused"] &[],
         "Times that settings were to change while the server ran, on SIGHUP or by POST /admin/config, and whether they did.";
     EXECUTOR_RESTARTS = "pagetide_executor_restarts_total" Counter "restarts" [] &[],

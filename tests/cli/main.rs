@@ -3,6 +3,7 @@
 mod live;
 mod manual;
 mod operate;
+mod output;
 mod recording;
 
 use serde_json::{Value, json};

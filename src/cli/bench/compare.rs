@@ -4,6 +4,7 @@ use super::html;
 use super::levels::Level;
 use super::report::Report;
 use super::result::{ResultFile, write_file};
+use crate::cli::output;
 use crate::error::StartError;
 use clap::Args;
 use std::fmt;
@@ -26,7 +27,7 @@ pub struct CompareArgs {
 pub fn run(args: &CompareArgs) -> Result<ExitCode, StartError> {
     let (base, other) = (ResultFile::read(&args.base)?, ResultFile::read(&args.other)?);
     let comparison = Comparison::new(&base, &other);
-    print!("{comparison}");
+    output::print(comparison.to_string())?;
     if let Some(path) = &args.html {
         write_file("--html", path, &html::comparison(&comparison, &base, &other))?;
     }

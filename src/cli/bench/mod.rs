@@ -16,9 +16,9 @@ mod samples;
 mod serve;
 mod workload;
 
-use super::log;
 use super::options::ConfigOptions;
 use super::progress::{self, RequestProgress};
+use super::{log, open_files};
 use crate::actors::runtime::Runtime;
 use crate::config::Config;
 use crate::config::layers::Resolved;
@@ -168,6 +168,7 @@ fn start(args: &CommonArgs, config: &Config) -> Result<(Runtime, Option<Roofline
 fn resolve(args: &CommonArgs) -> Result<Resolved, StartError> {
     let resolved = args.options.resolve()?;
     log::init(&resolved.config.log)?;
+    open_files::ensure(resolved.config.server.num_workers())?;
     Ok(resolved)
 }
 

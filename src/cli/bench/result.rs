@@ -5,6 +5,7 @@ use super::html;
 use super::levels::{Level, Summary};
 use super::report::{PhaseReport, Report};
 use super::roofline::RooflineReport;
+use crate::cli::output;
 use crate::config::settings::SETTINGS;
 use crate::error::StartError;
 use serde::{Deserialize, Serialize};
@@ -86,25 +87,26 @@ impl ResultFile {
 /// Prints the result, and writes it where `--json` and `--html` say. Exits with 1 if a request failed.
 pub fn finish(args: &CommonArgs, measured: &Measured, setup: &Setup) -> Result<ExitCode, StartError> {
     let Measured { levels, phases, roofline } = measured;
-    match &levels[..] {
-        [level] => print!("{}", level.all),
-        levels => print!("{}", Summary(levels)),
-    }
+    let mut text = match &levels[..] {
+        [level] => level.all.to_string(),
+        levels => Summary(levels).to_string(),
+    };
     if let [Level { rounds, .. }] = &levels[..]
         && rounds.len() > 1
     {
         let speeds: Vec<String> = rounds.iter().map(|round| format!("{:.1}", round.out_tok_per_s)).collect();
-        println!("\noutput tok/s of each round: {}", speeds.join(", "));
+        text += &format!("\noutput tok/s of each round: {}\n", speeds.join(", "));
     }
     if !setup.is_exact {
-        println!("\napproximate: {APPROXIMATE}");
+        text += &format!("\napproximate: {APPROXIMATE}\n");
     }
     if let Some(phases) = phases {
-        print!("\n{phases}");
+        text += &format!("\n{phases}");
     }
     if let Some(roofline) = roofline {
-        print!("\n{roofline}");
+        text += &format!("\n{roofline}");
     }
+    output::print(text)?;
     let file = ResultFile::new(args, measured, setup, command_line(std::env::args()));
     if let Some(path) = &args.json {
         write_json(path, &serde_json::to_value(&file).expect("what is measured can be written"))?;

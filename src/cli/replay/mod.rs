@@ -7,11 +7,11 @@ mod tests;
 mod timeline;
 mod trace;
 
+use crate::cli::output;
 use crate::error::StartError;
 use crate::ids::RequestId;
 use crate::recorder::{Cause, Event, Outcome, Recording, Replayer};
 use clap::Args;
-use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -102,12 +102,13 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, StartError> {
         Err(difference) => {
             let Progress { num_events, num_plans, at_us } = progress;
             let at_s = at_us as f64 / 1e6;
-            eprintln!("pagetide: event {num_events}, after {num_plans} steps, at {at_s:.6} s: {difference}");
+            output::complain(&format!(
+                "pagetide: event {num_events}, after {num_plans} steps, at {at_s:.6} s: {difference}"
+            ));
             true
         }
     };
-    // A closed pipe is no failure.
-    let _ = std::io::stdout().write_all(out.as_bytes());
+    output::print(out)?;
     if story.is_some_and(|story| !story.is_known()) {
         return Err(StartError::new("there is no such request in the recording"));
     }

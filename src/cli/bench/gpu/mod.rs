@@ -10,6 +10,7 @@ use crate::backend::cuda::device::{Device, DeviceResult};
 use crate::backend::cuda::driver;
 use crate::cli::log;
 use crate::cli::options::ConfigOptions;
+use crate::cli::output;
 use crate::error::StartError;
 use clap::Args;
 use serde::Serialize;
@@ -167,16 +168,18 @@ pub fn run(args: &GpuArgs) -> Result<ExitCode, StartError> {
         sizes.model = None;
     }
     let mut figures = Vec::new();
-    println!("{HEADER}");
+    let mut printed = output::print(format!("{HEADER}\n"));
     measure(&gpu.opener(), &sizes, &mut |figure| {
-        println!("{figure}");
+        if printed.is_ok() {
+            printed = output::print(format!("{figure}\n"));
+        }
         figures.push(figure);
     })?;
     if let Some(path) = &args.json {
         let text = serde_json::to_string_pretty(&figures).expect("figures can be written") + "\n";
         std::fs::write(path, text).map_err(|error| StartError::new(format!("--json {}: {error}", path.display())))?;
     }
-    Ok(ExitCode::SUCCESS)
+    printed
 }
 
 /// What opens the device: each part of the measurements begins with an empty one.

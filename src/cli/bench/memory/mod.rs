@@ -85,11 +85,12 @@ const BEAM_REQUESTS: usize = 32;
 pub fn run(args: &MemoryArgs) -> Result<ExitCode, StartError> {
     let config = args.options.resolve()?.config;
     log::init(&config.log)?;
+    crate::cli::open_files::ensure(0)?;
     let experiments = if args.only.is_empty() { Experiment::value_variants() } else { &args.only };
     let mut folder = Folder::create(&args.out, super::result::command_line(std::env::args()))?;
     for experiment in experiments {
         let section = args.measure(*experiment, &config)?;
-        println!("{section}");
+        crate::cli::output::print(format!("{section}\n"))?;
         folder.add(&section)?;
     }
     Ok(ExitCode::SUCCESS)

@@ -10,6 +10,7 @@ mod timing;
 mod trace;
 
 use super::super::options::ConfigOptions;
+use super::super::output;
 use super::report::Times;
 use crate::actors::runtime::{configured_scheduler, eviction_policy};
 use crate::config::Config;
@@ -117,8 +118,8 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, StartError> {
             simulated(args, config, &trace, &capacities, block_size)?
         }
     };
-    print!("{text}");
-    eprintln!("in {:.1} s", started.elapsed().as_secs_f64());
+    output::print(text)?;
+    output::complain(&format!("in {:.1} s", started.elapsed().as_secs_f64()));
     if let Some(path) = &args.json {
         let result = json!({
             "command": super::result::command_line(std::env::args()),

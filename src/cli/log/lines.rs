@@ -1,0 +1,221 @@
+//! Lines on their way to standard error: a queue with a bound, and a thread that writes.
+//!
+//! Standard error may be a pipe that nobody reads, a full disk or a terminal that is stopped. Whoever logs is never held up
+//! by it: a line that finds no room is dropped and counted, and the log says how many there were when it can be written
+//! again. A crate for this, tracing-appender, writes to standard error itself when the program ends and its thread does not
+//! answer, which holds the program up in the very case that this is for; and it does not count lines that could not be
+//! written.
+
+use crate::metrics;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{ErrorKind, Write};
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Bytes of lines that wait: some ten thousand lines.
+pub const MAX_BYTES: usize = 4 << 20;
+
+#[derive(Clone, Default)]
+pub struct Lines(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// There is a line to write, or one has been written.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Vec<u8>>,
+    num_bytes: usize,
+    is_writing: bool,
+    /// Since the log last said so.
+    num_dropped: u64,
+}
+
+impl Lines {
+    /// Writes `line` soon, or drops it where too many wait.
+    pub fn push(&self, line: Vec<u8>) {
+        let mut state = self.state();
+        if state.num_bytes + line.len() > MAX_BYTES {
+            return state.drop_line();
+        }
+        state.num_bytes += line.len();
+        state.waiting.push_back(line);
+        self.0.changed.notify_all();
+    }
+
+    /// Waits until all is written, or for `most`.
+    pub fn flush(&self, most: Duration) {
+        let is_busy = |state: &mut State| state.is_writing || !state.waiting.is_empty();
+        // Whether it was in time makes no difference any more.
+        drop(self.0.changed.wait_timeout_while(self.state(), most, is_busy));
+    }
+
+    /// Writes what comes to `out`, as long as the program runs.
+    pub fn write_all_to(&self, mut out: impl Write) {
+        loop {
+            let line = self.take();
+            let written = out.write_all(&line);
+            let num_dropped = self.wrote(written.is_ok());
+            if num_dropped > 0 {
+                tracing::warn!(
+                    lines = num_dropped,
+                    "lines of this log were dropped: standard error took none, and too many waited"
+                );
+            }
+        }
+    }
+
+    /// The next line, when there is one.
+    fn take(&self) -> Vec<u8> {
+        let is_empty = |state: &mut State| state.waiting.is_empty();
+        let waited = self.0.changed.wait_while(self.state(), is_empty);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        let line = state.waiting.pop_front().unwrap_or_default();
+        state.num_bytes -= line.len();
+        state.is_writing = true;
+        line
+    }
+
+    /// How many dropped lines the log is to tell of now.
+    fn wrote(&self, is_done: bool) -> u64 {
+        let mut state = self.state();
+        state.is_writing = false;
+        if !is_done {
+            state.drop_line();
+        }
+        self.0.changed.notify_all();
+        // Not for each line that a slow reader has taken, and not where there is no room to say it.
+        let can_tell = is_done && state.num_bytes <= MAX_BYTES / 2;
+        if can_tell { std::mem::take(&mut state.num_dropped) } else { 0 }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing in here panics between two changes.
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn drop_line(&mut self) {
+        self.num_dropped += 1;
+        metrics::log_line_dropped();
+    }
+}
+
+/// The writer that `tracing` is given: it writes one line at a time.
+impl Write for Lines {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        self.push(line.to_vec());
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A file that waits for room where whoever shares it has made it refuse to.
+pub struct Patient(pub File);
+
+impl Write for Patient {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        loop {
+            match self.0.write(bytes) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait(),
+                written => return written,
+            }
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.0.flush()
+    }
+}
+
+impl Patient {
+    fn wait(&self) {
+        let mut asked = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+        // SAFETY: the file is open, and the call writes to `asked` alone. Whatever it answers, writing is tried again.
+        let _ = unsafe { libc::poll(&raw mut asked, 1, 1000) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+    const SOON: Duration = Duration::from_secs(60);
+
+    /// Takes a line when somebody receives it; the first ones fail.
+    struct Slow(SyncSender<Vec<u8>>, u32);
+
+    impl Write for Slow {
+        fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+            self.0.send(line.to_vec()).expect("the test receives");
+            if self.1 > 0 {
+                self.1 -= 1;
+                return Err(ErrorKind::StorageFull.into());
+            }
+            Ok(line.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn slow(num_failures: u32) -> (Lines, Receiver<Vec<u8>>) {
+        let (lines, (to, taken)) = (Lines::default(), sync_channel(0));
+        let writer = lines.clone();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer({
+            let lines = lines.clone();
+            move || lines.clone()
+        });
+        std::thread::spawn(move || {
+            tracing::subscriber::with_default(subscriber.finish(), || writer.write_all_to(Slow(to, num_failures)));
+        });
+        (lines, taken)
+    }
+
+    #[test]
+    fn what_finds_no_room_is_dropped_and_told_when_there_is_room_again() {
+        let (lines, taken) = slow(0);
+        let line = vec![b'x'; MAX_BYTES / 4];
+        lines.push(b"first".to_vec());
+        let is_taken = |state: &mut State| !state.is_writing;
+        drop(lines.0.changed.wait_while(lines.state(), is_taken));
+        // Nobody reads: four fit, and nobody waits for the others.
+        for _ in 0..7 {
+            lines.push(line.clone());
+        }
+        lines.flush(Duration::from_millis(1));
+        assert_eq!(lines.state().num_dropped, 3);
+        assert_eq!(taken.recv_timeout(SOON).unwrap(), b"first");
+        for _ in 0..4 {
+            assert_eq!(taken.recv_timeout(SOON).unwrap().len(), line.len());
+        }
+        let told = String::from_utf8(taken.recv_timeout(SOON).unwrap()).unwrap();
+        assert!(told.contains("WARN") && told.contains("lines=3"), "{told}");
+        lines.push(b"last".to_vec());
+        assert_eq!(taken.recv_timeout(SOON).unwrap(), b"last");
+        lines.flush(SOON);
+        assert_eq!(lines.state().num_bytes, 0);
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_counted_too() {
+        let (lines, taken) = slow(2);
+        for line in ["a", "b", "c"] {
+            lines.push(line.into());
+            taken.recv_timeout(SOON).unwrap();
+        }
+        let told = String::from_utf8(taken.recv_timeout(SOON).unwrap()).unwrap();
+        assert!(told.contains("lines=2"), "{told}");
+    }
+}

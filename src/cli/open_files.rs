@@ -1,0 +1,46 @@
+//! The limit of open files (`ulimit -n`).
+
+use crate::error::StartError;
+
+/// For the standard streams, the engine's threads, the listeners, and files of the model.
+const OF_PROGRAM: u64 = 64;
+/// A thread of the HTTP server waits for events, for signals and for others to wake it.
+const OF_THREAD: u64 = 8;
+
+/// Raises the limit as far as the system lets it, since shells often allow 1024 where the system allows many more and each
+/// connection takes two files; and refuses where what remains is too little for a program with so many threads for HTTP.
+/// The runtimes of these threads panic where they find none.
+pub fn ensure(http_threads: usize) -> Result<(), StartError> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the call writes to `limit`, and nothing else.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
+        tracing::debug!("the limit of open files is not known: {}", std::io::Error::last_os_error());
+        return Ok(());
+    }
+    let raised = libc::rlimit { rlim_cur: limit.rlim_max, ..limit };
+    // SAFETY: the call reads `raised`, and nothing else.
+    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised) } == 0 {
+        limit = raised;
+    } else {
+        tracing::debug!("the limit of open files stays as it is: {}", std::io::Error::last_os_error());
+    }
+    // `rlim_t` is not u64 everywhere.
+    #[allow(clippy::useless_conversion)]
+    let most = u64::from(limit.rlim_cur);
+    let num_open = num_open().unwrap_or(0);
+    let needed = num_open + OF_PROGRAM + OF_THREAD * http_threads as u64;
+    if most >= needed {
+        return Ok(());
+    }
+    Err(StartError::new(format!(
+        "the limit of open files (ulimit -n) is {most}, and {needed} are needed here, {num_open} of which are open already; \
+         each connection takes two more"
+    )))
+}
+
+/// `None` where the system does not say.
+fn num_open() -> Option<u64> {
+    let open = std::fs::read_dir("/proc/self/fd").ok()?;
+    // One of them is the folder itself.
+    Some((open.count() as u64).saturating_sub(1))
+}
