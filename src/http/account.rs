@@ -230,7 +230,9 @@ impl RequestObserver for Account {
             Event::Finished { reason: FinishReason::Length, .. } => run.finish = Some("length"),
             Event::Finished { .. } => run.finish = Some("stop"),
             Event::Failed(_) => run.finish = Some("failed"),
-            Event::PromptLogprobs(_) | Event::Embedding(_) => {}
+            // The whole answer: nobody listens to what follows.
+            Event::Embedding(_) => run.finish = Some("stop"),
+            Event::PromptLogprobs(_) => {}
         });
     }
 

@@ -171,6 +171,13 @@ fn the_log_has_a_line_for_each_request_and_says_where_slow_ones_spent_their_time
     assert!(line["prompt_tokens"].as_u64().unwrap() > 0 && line["first_token_ms"].is_u64(), "{line}");
     assert!(line["request_id"].as_str().unwrap().starts_with("req-"), "{line}");
     assert!(lines("a slow request").is_empty());
+    // An embedding is an answer like another: nobody has gone.
+    let embed = server.answer_to("hush-hush", "POST", "/v1/embeddings", "{\"input\": [\"Sesame\", \"Sesame\"]}");
+    assert!(embed.starts_with("HTTP/1.1 200"), "{embed}");
+    let of_embedding = || lines("answered").into_iter().find(|line| line["path"] == "/v1/embeddings");
+    wait_until("the embedding is in the log", || of_embedding().is_some());
+    let line = of_embedding().unwrap();
+    assert_eq!((&line["finish"], &line["output_tokens"]), (&json!("stop"), &json!(0)), "{line}");
 
     // From now on every request is slow.
     config("0.000001");
