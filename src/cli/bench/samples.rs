@@ -91,7 +91,11 @@ impl Sampler {
         Self { seen, task }
     }
 
-    pub fn stop(self) -> Vec<Sample> {
+    /// What was seen: a run that was over before the first look had an answer waits for that one.
+    pub async fn stop(self) -> Vec<Sample> {
+        while self.seen.borrow().is_empty() && !self.task.is_finished() {
+            actix_web::rt::time::sleep(Duration::from_millis(1)).await;
+        }
         self.task.abort();
         self.seen.take()
     }
@@ -155,7 +159,7 @@ mod tests {
                 actix_web::rt::time::sleep(Duration::from_millis(5)).await;
             }
             server.join().unwrap();
-            assert_eq!(sampler.stop()[0].device_used, Some(1.0));
+            assert_eq!(sampler.stop().await[0].device_used, Some(1.0));
         });
     }
 }

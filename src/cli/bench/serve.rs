@@ -186,7 +186,7 @@ async fn measure_server(
         let sampler = Sampler::start(server, began);
         let mut progress = RequestProgress::new(work.len() as u64);
         let (outcomes, took) = drive(&target, &work, &load.arrivals(&work, seed), &mut progress).await;
-        levels[run % loads.len()].add_round(outcomes, took, sampler.stop());
+        levels[run % loads.len()].add_round(outcomes, took, sampler.stop().await);
         wall += took;
     }
     let levels = levels.into_iter().map(LevelInProgress::done).collect();
