@@ -40,9 +40,9 @@ fn what_is_recorded_is_on_the_page() {
     request_ended(&ended(Outcome::Failed, 3));
     request_rejected(Rejection::Draining, Tenant(7));
     preempted(Preemption::Recompute);
-    let copies = |num_blocks, foresight| TailCopies { num_blocks, foresight };
-    preemption_copies(copies(3, Foresight::Foreseen { num_filled: 0 }), 4);
-    preemption_copies(copies(20, Foresight::Unforeseen), 4);
+    let left = |num_blocks, foresight| TailCopies { num_blocks, foresight };
+    preemption_copies(left(3, Foresight::Foreseen { num_filled: 0 }), 4);
+    preemption_copies(left(20, Foresight::Unforeseen), 4);
     set_max_tail_blocks(4);
     set_requests(3, 2, 1);
     let tenant = tenants::of(Tenant(7)).unwrap();

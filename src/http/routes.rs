@@ -372,11 +372,7 @@ async fn version() -> HttpResponse {
     HttpResponse::Ok().json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
-async fn prometheus(
-    _: Watcher,
-    handle: Data<RuntimeHandle>,
-    request: HttpRequest,
-) -> Result<HttpResponse, ApiError> {
+async fn prometheus(_: Watcher, handle: Data<RuntimeHandle>, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     handle.text().report();
     let page = metrics::render().ok_or_else(|| ApiError::not_found(request.path()))?;
     Ok(HttpResponse::Ok().content_type("text/plain; version=0.0.4; charset=utf-8").body(page))

@@ -1,6 +1,6 @@
 //! Limits of keys and of all, as clients meet them.
 
-use crate::fake_engine::{EOS, TestServer};
+use crate::fake_engine::{EOS, MODEL, TestServer};
 use pagetide::actors::messages::Event;
 use pagetide::config::{ApiKeyConfig, Config, LimitsConfig, ServerConfig};
 use pagetide::sampling::params::FinishReason;
@@ -49,13 +49,33 @@ async fn requests_a_minute_are_counted_by_key_and_refused_in_openais_form() {
         let message = error["error"]["message"].as_str().unwrap();
         assert!(message.contains("2 requests a minute") && !message.contains("slow"), "{message}");
     }
-    assert_eq!(ask(&server, "slow", "/tokenize", json!({"prompt": "a"})).await.status(), 200);
+    // What only makes tokens of texts, or texts of tokens, is work too.
+    let chat = json!({"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]});
+    for (path, body) in [
+        ("/tokenize", json!({"prompt": "a"})),
+        ("/detokenize", json!({"tokens": [97]})),
+        ("/v1/messages/count_tokens", chat),
+    ] {
+        assert_eq!(ask(&server, "slow", path, body.clone()).await.status(), 429, "{path}");
+        assert_eq!(ask(&server, "fast", path, body).await.status(), 200, "{path}");
+    }
     let fast = ask(&server, "fast", PATH, body()).await;
-    assert_eq!((fast.status().as_u16(), header(&fast, "x-ratelimit-remaining-requests")), (200, "99"));
+    assert_eq!((fast.status().as_u16(), header(&fast, "x-ratelimit-remaining-requests")), (200, "96"));
     let page = server.client.get(format!("{}/metrics", server.url)).bearer_auth("the-admin").send().await.unwrap();
     let page = page.text().await.unwrap();
     let refused = "pagetide_rejected_total{reason=\"request_limit\"} ";
     assert!(page.lines().any(|line| line.strip_prefix(refused).is_some_and(|count| count != "0")), "{page}");
+}
+
+#[actix_web::test]
+async fn tokens_that_are_only_counted_are_charged_too() {
+    let limits = LimitsConfig { tokens_per_minute: 100, ..LimitsConfig::default() };
+    let server = TestServer::saying_with_all("xyz", &config(Vec::new(), limits));
+    let text = "a".repeat(60);
+    assert_eq!(ask(&server, "none", "/tokenize", json!({"prompt": text})).await.status(), 200);
+    let refused = ask(&server, "none", "/tokenize", json!({"prompt": text})).await;
+    assert_eq!(refused.status(), 429);
+    assert_eq!(ask(&server, "none", "/detokenize", json!({"tokens": [97, 98]})).await.status(), 200);
 }
 
 #[actix_web::test]

@@ -64,7 +64,7 @@ fn modest_steps(greed: Greed, key_turns: bool, overlap: bool) -> Vec<usize> {
     };
     let mut world = World::calm(config);
     let Greed { num_requests, prompt, max_tokens, n } = greed;
-    (0..num_requests).for_each(|_| drop(world.ask_as(GREEDY, prompt, max_tokens, n)));
+    (0..num_requests).for_each(|_| _ = world.ask_as(GREEDY, prompt, max_tokens, n));
     (0..20).for_each(|_| world.step());
     let steps = (0..10).map(|_| {
         let request = world.ask_as(MODEST, 24, 8, 1);
@@ -103,7 +103,7 @@ fn two_greedy_tenants_get_equal_parts() {
     for overlap in [false, true] {
         let config = SchedulerConfig { key_turns: true, overlap, max_num_seqs: 16, ..plain_config(8, 128) };
         let mut world = World::calm(config);
-        (0..400).for_each(|_| drop(world.ask_as(GREEDY, 30, 20, 1)));
+        (0..400).for_each(|_| _ = world.ask_as(GREEDY, 30, 20, 1));
         let few: Vec<RequestId> = (0..100).map(|_| world.ask_as(MODEST, 30, 20, 1)).collect();
         while few.iter().any(|request| world.open.contains_key(request)) {
             world.step();
