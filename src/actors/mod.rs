@@ -10,6 +10,7 @@ pub mod observer;
 mod pause;
 pub mod phase;
 pub mod places;
+pub mod preflight;
 pub mod recordings;
 pub mod runtime;
 pub mod scheduler;

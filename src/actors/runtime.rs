@@ -199,7 +199,7 @@ impl Runtime {
             loader::load(&settings, &model_files, spec, profile, &mut report)
         };
         let loading = ModelExecutor::start_loading(load)?;
-        let text = match Text::load(config, &files) {
+        let text = match Text::load(config, &files, vocab_size) {
             Ok(text) => text,
             Err(error) => {
                 stopped.store(true, Ordering::Relaxed);

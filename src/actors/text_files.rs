@@ -3,7 +3,7 @@
 use crate::config::{self, Config, LoadFormat};
 use crate::error::StartError;
 use crate::model::files::ModelFiles;
-use crate::sampling::params::{Pooling, SamplingDefaults};
+use crate::sampling::params::{MAX_REPETITION_PENALTY, MAX_TEMPERATURE, Pooling, SamplingDefaults};
 use crate::text::chat_output::ChatFormat;
 use crate::text::chat_template::ChatTemplate;
 use crate::text::tokenizer::Tokenizer;
@@ -19,13 +19,30 @@ pub(super) struct Text {
 }
 
 impl Text {
-    pub fn load(config: &Config, files: &ModelFiles) -> Result<Self, StartError> {
+    /// `vocab_size`: the model's, which its tokenizer is to fit.
+    pub fn load(config: &Config, files: &ModelFiles, vocab_size: usize) -> Result<Self, StartError> {
         let (tokenizer, chat_template) = load_text(&text_files(config, files)?)?;
+        if config.model.load_format == LoadFormat::Auto {
+            check_vocabulary(tokenizer.vocab_size(), vocab_size)?;
+        }
         let (tool_parser, reasoning_parser) = (config.model.tool_call_parser, config.model.reasoning_parser);
         let chat_format = ChatFormat::choose(tool_parser, reasoning_parser, chat_template.as_ref());
         let (default_sampling, pooling) = (load_sampling_defaults(files)?, load_pooling(files)?);
         Ok(Self { tokenizer, chat_template, chat_format, default_sampling, pooling })
     }
+}
+
+/// Tokenizers know some tokens that their model does not: a request that has one is refused. One that knows many times
+/// as many is another model's.
+fn check_vocabulary(of_tokenizer: usize, of_model: usize) -> Result<(), StartError> {
+    let most = 2 * of_model + (1 << 16);
+    if of_tokenizer <= most {
+        return Ok(());
+    }
+    Err(StartError::new(format!(
+        "tokenizer.json: token ids go up to {}, but the model's vocab_size is {of_model}: it belongs to another model",
+        of_tokenizer - 1
+    )))
 }
 
 /// Where tokenizer and chat template are: beside the weights, or, for a model without weights of its own that has none,
@@ -65,7 +82,26 @@ fn load_pooling(files: &ModelFiles) -> Result<Pooling, StartError> {
 }
 
 fn load_sampling_defaults(files: &ModelFiles) -> Result<SamplingDefaults, StartError> {
-    let Some(text) = files.read_text("generation_config.json")? else { return Ok(SamplingDefaults::default()) };
-    serde_json::from_str(&text)
-        .map_err(|error| StartError::new(format!("{}: {error}", files.path("generation_config.json"))))
+    const FILE: &str = "generation_config.json";
+    let Some(text) = files.read_text(FILE)? else { return Ok(SamplingDefaults::default()) };
+    let wrong = |error: String| StartError::new(format!("{}: {error}", files.path(FILE)));
+    let defaults: SamplingDefaults = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+    check_sampling(&defaults).map_err(wrong)?;
+    Ok(defaults)
+}
+
+/// A default is held to the same range as what a request says.
+fn check_sampling(defaults: &SamplingDefaults) -> Result<(), String> {
+    let numbers = [
+        ("temperature", defaults.temperature, MAX_TEMPERATURE),
+        ("top_p", defaults.top_p, 1.0),
+        ("min_p", defaults.min_p, 1.0),
+        ("repetition_penalty", defaults.repetition_penalty, MAX_REPETITION_PENALTY),
+    ];
+    for (name, value, largest) in numbers {
+        if let Some(value) = value.filter(|value| !(0.0..=largest).contains(&f64::from(*value))) {
+            return Err(format!("{name}: {value} is not between 0 and {largest}"));
+        }
+    }
+    Ok(())
 }

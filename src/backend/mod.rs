@@ -66,6 +66,15 @@ impl<'a> HostTensor<'a> {
         Err(StartError::new(format!("a tensor [{rows}, {cols}] of {} has {} bytes", dtype.name(), bytes.len())))
     }
 
+    /// The bytes of the transposed tensor.
+    #[cfg(not(kernels_alone))]
+    fn transposed(&self) -> Vec<u8> {
+        let HostTensor { dtype, rows, cols, bytes } = *self;
+        let size = dtype.size_bytes();
+        let at = |row: usize, col: usize| &bytes[(row * cols + col) * size..][..size];
+        (0..cols).flat_map(|col| (0..rows).flat_map(move |row| at(row, col).iter().copied())).collect()
+    }
+
     /// The elements in float32.
     pub fn elements(&self) -> impl Iterator<Item = f32> + 'a {
         elements(self.bytes, self.dtype)
@@ -312,7 +321,13 @@ impl Rope {
                 self.rotary_dim
             )));
         }
-        Ok(vec![0.0; self.max_positions * self.rotary_dim])
+        let len = self.max_positions.saturating_mul(self.rotary_dim);
+        let mut table = Vec::new();
+        table.try_reserve_exact(len).map_err(|error| {
+            StartError::new(format!("the rotary table of {} positions does not fit: {error}", self.max_positions))
+        })?;
+        table.resize(len, 0.0);
+        Ok(table)
     }
 
     /// A position's row of [`Rope::table`].
@@ -349,6 +364,15 @@ pub trait Backend {
 
     /// Packs `[n, k]`, the rows of `parts` one after the other (a fused QKV is three parts), converted to `dtype`.
     fn matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<Self::Matrix, StartError>;
+    /// [`Backend::matrix`] of parts that are stored as `[k, n]`.
+    #[cfg(not(kernels_alone))]
+    fn transposed_matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<Self::Matrix, StartError> {
+        let turned: Vec<_> = parts.iter().map(HostTensor::transposed).collect();
+        let both = parts.iter().zip(&turned);
+        let tensors: Vec<_> =
+            both.map(|(part, bytes)| HostTensor { rows: part.cols, cols: part.rows, bytes, ..*part }).collect();
+        self.matrix(&tensors, dtype)
+    }
     /// A matrix of random numbers, uniform, with standard deviation 0.02; the same for the same seed.
     fn random_matrix(&self, n: usize, k: usize, dtype: DType, seed: u64) -> Result<Self::Matrix, StartError>;
     /// [`Backend::matrix`] for [`Backend::gated_linear`]: half of the rows are of the gate, half of up.

@@ -2,6 +2,7 @@
 
 use super::options::ConfigOptions;
 use super::output;
+use crate::actors::preflight;
 use crate::backend::cpu::Isa;
 use crate::backend::cuda::device::{
     Copy, Device, DeviceBuffer, DeviceInfo, DeviceResult, Matmul, ModuleSource, PinnedBuffer, Stream,
@@ -11,6 +12,7 @@ use crate::backend::{DType, cuda};
 use crate::config::{self, Config, DeviceConfig, DeviceKind};
 use crate::error::StartError;
 use crate::model::files;
+use crate::model::loader::Target;
 use clap::Args;
 use serde::Serialize;
 use std::fmt::{self, Display};
@@ -28,7 +30,7 @@ pub struct DoctorArgs {
     options: ConfigOptions,
 }
 
-/// Exit status: 1 if the configured device cannot be used, or there is no such model.
+/// Exit status: 1 if the configured device cannot be used, or the model's files are not there or would be refused.
 pub fn run(args: &DoctorArgs) -> Result<ExitCode, StartError> {
     let report = Report::new(&args.options.resolve()?.config);
     let text = if args.json {
@@ -164,7 +166,11 @@ impl Report {
         };
         let no_device = runs_on.as_ref().err().map(|why| format!("device.kind = {}: {why}", device.kind));
         let model = files::whereabouts(&config.model);
-        let no_model = model.as_ref().err().map(ToString::to_string);
+        let no_model = match &model {
+            Ok(_) => preflight::check_model(config, Target::of(config)).err(),
+            Err(error) => Some(StartError::new(error.to_string())),
+        };
+        let no_model = no_model.map(|error| error.to_string());
         Self {
             version: env!("CARGO_PKG_VERSION"),
             device_kind: device.kind.name(),

@@ -67,6 +67,9 @@ struct Entry {
     range: Range<usize>,
 }
 
+/// Each is a mapping, of which a process may have some 65,000. Published checkpoints have a few hundred.
+const MAX_SHARDS: usize = 10_000;
+
 impl Checkpoint {
     pub(super) fn open_single(files: &ModelFiles, name: &str, bytes: Bytes) -> Result<Self, StartError> {
         let mut checkpoint = Self { files: Vec::new(), tensors: HashMap::new() };
@@ -87,10 +90,13 @@ impl Checkpoint {
         let mut opened = HashSet::new();
         for (tensor, file) in weight_map {
             let file = file.as_str().ok_or_else(|| wrong(format!("weight_map.{tensor}: not a file name")))?;
-            if file.contains(['/', '\\']) {
+            if file.contains(['/', '\\']) || file.is_empty() {
                 return Err(wrong(format!("weight_map.{tensor}: '{file}' lies outside the model's directory")));
             }
             if opened.insert(file) {
+                if opened.len() > MAX_SHARDS {
+                    return Err(wrong(format!("weight_map: names more than {MAX_SHARDS} files")));
+                }
                 let bytes = files.map(file)?.ok_or_else(|| wrong(format!("the shard {file} is missing")))?;
                 checkpoint.add_file(files, file, bytes)?;
             }

@@ -6,7 +6,7 @@ use crate::model::checkpoint::{Bytes, Checkpoint};
 use crate::model::hub::{self, Access, DEFAULT_REVISION, DownloadProgress, HubModel};
 use serde_json::{Map, Value};
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -119,6 +119,23 @@ impl ModelFiles {
         Self::find(&config, Arc::new(|_, _| {}))
     }
 
+    /// The files of a configuration's model as far as they are here; `None` for a model of the hub that a start would
+    /// have to fetch. The hub is not asked.
+    pub fn find_here(config: &ModelConfig) -> Result<Option<Self>, StartError> {
+        let source = match Location::of(config)? {
+            Location::Program => Source::Embedded(DEMO_FILES),
+            Location::Directory(directory) => Source::Directory(directory),
+            Location::Hub => {
+                let revision = config.revision.as_deref().unwrap_or(DEFAULT_REVISION);
+                match HubModel::cached(&Access::from_env(), &config.path, revision) {
+                    Some(snapshot) => Source::Directory(snapshot),
+                    None => return Ok(None),
+                }
+            }
+        };
+        Ok(Some(Self { source }))
+    }
+
     /// Opens the model of a configuration. `progress` hears of files that are fetched from the hub: the small ones
     /// now, the weights when [`ModelFiles::checkpoint`] is called.
     pub fn find(config: &ModelConfig, progress: DownloadProgress) -> Result<Self, StartError> {
@@ -164,13 +181,13 @@ impl ModelFiles {
         }
     }
 
-    /// A text file's contents; `None` if there is no such file.
+    /// A text file's contents; `None` if there is no such file. One that is larger than its kind ever is, or no regular
+    /// file, is refused before it is read.
     pub fn read_text(&self, name: &str) -> Result<Option<String>, StartError> {
         let bytes = match self.place() {
-            Place::Directory(directory) => match fs::read(directory.join(name)) {
-                Ok(bytes) => bytes,
-                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-                Err(error) => return Err(self.error(name, error)),
+            Place::Directory(_) => match self.open_file(name)? {
+                Some(file) => self.read_up_to(name, file, largest_text(name))?,
+                None => return Ok(None),
             },
             Place::Embedded(files) => match embedded(files, name) {
                 Some(bytes) => bytes.to_vec(),
@@ -221,16 +238,60 @@ impl ModelFiles {
     pub(super) fn map(&self, name: &str) -> Result<Option<Bytes>, StartError> {
         match self.place() {
             Place::Embedded(files) => Ok(embedded(files, name).map(Bytes::Embedded)),
-            Place::Directory(directory) => match fs::File::open(directory.join(name)) {
-                Ok(file) => Bytes::map(&file).map(Some).map_err(|error| self.error(name, error)),
-                Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-                Err(error) => Err(self.error(name, error)),
+            Place::Directory(_) => match self.open_file(name)? {
+                Some(file) => Bytes::map(&file).map(Some).map_err(|error| self.error(name, error)),
+                None => Ok(None),
             },
         }
     }
 
+    /// A file of the model's directory; `None` if there is none of that name. Only a regular file (or a link to one,
+    /// as in the hub's cache) is opened: a pipe would be waited for without end, and a device has no end.
+    fn open_file(&self, name: &str) -> Result<Option<fs::File>, StartError> {
+        let path = match self.place() {
+            Place::Directory(directory) => directory.join(name),
+            Place::Embedded(_) => return Ok(None),
+        };
+        let mut options = fs::OpenOptions::new();
+        options.read(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
+        let file = match options.open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(self.error(name, error)),
+        };
+        match file.metadata() {
+            Ok(metadata) if metadata.is_file() => Ok(Some(file)),
+            Ok(metadata) if metadata.is_dir() => Err(self.error(name, "a directory, where a file is expected")),
+            Ok(_) => Err(self.error(name, "not a regular file")),
+            Err(error) => Err(self.error(name, error)),
+        }
+    }
+
+    fn read_up_to(&self, name: &str, file: fs::File, largest: u64) -> Result<Vec<u8>, StartError> {
+        let mut bytes = Vec::new();
+        // One byte more tells a file that is too large, also one that grows meanwhile.
+        file.take(largest + 1).read_to_end(&mut bytes).map_err(|error| self.error(name, error))?;
+        if bytes.len() as u64 > largest {
+            return Err(self.error(name, format!("larger than {} MiB, the most that is read of it", largest >> 20)));
+        }
+        Ok(bytes)
+    }
+
     pub(super) fn error(&self, name: &str, problem: impl std::fmt::Display) -> StartError {
         StartError::new(format!("{}: {problem}", self.path(name)))
+    }
+}
+
+/// Bytes of a text file at most. Those of published models are a tenth of this or less.
+fn largest_text(name: &str) -> u64 {
+    const MIB: u64 = 1 << 20;
+    match name {
+        "tokenizer.json" => 512 * MIB,
+        "model.safetensors.index.json" => 64 * MIB,
+        "tokenizer_config.json" => 32 * MIB,
+        _ => 8 * MIB,
     }
 }
 
@@ -285,6 +346,33 @@ mod tests {
         assert!(error(files.read_json("config.json")).contains("not valid JSON"));
         fs::write(folder.path().join("config.json"), b"\xff").unwrap();
         assert!(error(files.read_text("config.json")).contains("not UTF-8"));
+    }
+
+    #[test]
+    fn reads_regular_files_of_a_sane_size() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| folder.path().join(name);
+        fs::write(file("config.json"), "{}").unwrap();
+        let files = ModelFiles::open(folder.path().to_str().unwrap()).unwrap();
+
+        fs::create_dir(file("generation_config.json")).unwrap();
+        assert!(error(files.read_text("generation_config.json")).contains("a directory, where a file is expected"));
+        fs::create_dir(file("model.safetensors")).unwrap();
+        assert!(error(files.checkpoint()).contains("a directory, where a file is expected"));
+
+        // Nobody ever writes into the pipe: opening it must not wait.
+        let pipe = std::ffi::CString::new(file("tokenizer.json").to_str().unwrap()).unwrap();
+        // SAFETY: the path ends with a zero.
+        assert_eq!(unsafe { libc::mkfifo(pipe.as_ptr(), 0o600) }, 0);
+        assert!(error(files.read_text("tokenizer.json")).contains("not a regular file"));
+        std::os::unix::fs::symlink("/dev/zero", file("tokenizer_config.json")).unwrap();
+        assert!(error(files.read_text("tokenizer_config.json")).contains("not a regular file"));
+        std::os::unix::fs::symlink("config.json", file("link.json")).unwrap();
+        assert_eq!(files.read_text("link.json").unwrap().as_deref(), Some("{}"));
+
+        // Takes no room on the disk.
+        fs::File::create(file("config.json")).unwrap().set_len((8 << 20) + 1).unwrap();
+        assert!(error(files.read_text("config.json")).contains("larger than 8 MiB"));
     }
 
     #[test]

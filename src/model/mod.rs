@@ -2,6 +2,7 @@
 
 pub mod checkpoint;
 pub mod decoder;
+pub mod dry;
 pub mod families;
 pub mod files;
 pub mod hub;

@@ -174,6 +174,17 @@ pub enum NormPlacement {
     Both,
 }
 
+/// Layers of a model at most. Here and below: some ten times what the largest published models have, and little enough
+/// that no product of sizes leaves 64 bits and no list of this length is a burden.
+pub const MAX_LAYERS: usize = 4096;
+const MAX_VOCAB: usize = 1 << 24;
+const MAX_HIDDEN: usize = 1 << 20;
+const MAX_INTERMEDIATE: usize = 1 << 24;
+const MAX_EXPERTS: usize = 1 << 16;
+/// `num_heads · head_dim`.
+const MAX_HEADS_WIDTH: usize = 1 << 24;
+const MAX_PARAMETERS: u128 = 1 << 50;
+
 impl ModelSpec {
     /// Reads `config.json` and `generation_config.json`; the precision, where they name none, is that of the weights.
     pub fn load(files: &ModelFiles) -> Result<Self, StartError> {
@@ -193,7 +204,40 @@ impl ModelSpec {
             ids.extend(spec.eos_token_ids.iter().filter(|id| !ids.contains(id)).copied().collect::<Vec<_>>());
             spec.eos_token_ids = ids;
         }
+        // What the model cannot sample ends nothing, and a set of tokens is as large as its highest id.
+        spec.eos_token_ids.retain(|id| (*id as usize) < spec.vocab_size);
+        spec.check_sizes().map_err(in_config)?;
         Ok(spec)
+    }
+
+    /// Refuses what no model is, before memory is taken for it.
+    pub(crate) fn check_sizes(&self) -> Result<(), StartError> {
+        let AttentionSpec { num_heads, head_dim, .. } = self.attention;
+        let (num_experts, expert_width) =
+            self.experts.as_ref().map_or((1, 1), |experts| (experts.num_experts, experts.intermediate_size));
+        let heads_width = num_heads.saturating_mul(head_dim);
+        let sizes = [
+            ("layers", self.num_layers(), MAX_LAYERS),
+            ("vocabulary", self.vocab_size, MAX_VOCAB),
+            ("hidden size", self.hidden_size, MAX_HIDDEN),
+            ("embedding size", self.embed_size, MAX_HIDDEN),
+            ("intermediate size", self.mlp.intermediate_size, MAX_INTERMEDIATE),
+            ("experts' intermediate size", expert_width, MAX_INTERMEDIATE),
+            ("experts", num_experts, MAX_EXPERTS),
+            ("attention heads times head size", heads_width, MAX_HEADS_WIDTH),
+        ];
+        if let Some((what, size, largest)) = sizes.into_iter().find(|(_, size, largest)| !(1..=*largest).contains(size))
+        {
+            return Err(StartError::new(format!("{what}: {size} is not between 1 and {largest}, what is supported")));
+        }
+        let (matrices, vectors) = self.parameter_counts();
+        if matrices + vectors > MAX_PARAMETERS {
+            return Err(StartError::new(format!(
+                "its sizes make {} parameters: at most {MAX_PARAMETERS} are supported",
+                matrices + vectors
+            )));
+        }
+        Ok(())
     }
 
     pub fn num_layers(&self) -> usize {
@@ -267,19 +311,20 @@ impl ModelSpec {
     /// Learned numbers, a tied embedding counted once.
     pub fn num_parameters(&self) -> u64 {
         let (matrices, vectors) = self.parameter_counts();
-        matrices + vectors
+        // At most `MAX_PARAMETERS` in what was loaded.
+        (matrices + vectors) as u64
     }
 
     /// Memory of the weights when matrices are held in `dtype`; norms and biases are float32.
     pub fn weights_bytes(&self, dtype: DType) -> u64 {
         let (matrices, vectors) = self.parameter_counts();
-        matrices * dtype.size_bytes() as u64 + vectors * 4
+        matrices as u64 * dtype.size_bytes() as u64 + vectors as u64 * 4
     }
 
-    /// Elements in matrices, and in vectors (norms, biases).
-    fn parameter_counts(&self) -> (u64, u64) {
-        let only = |condition: bool, count: usize| if condition { count } else { 0 };
-        let hidden = self.hidden_size;
+    /// Elements in matrices, and in vectors (norms, biases). In 128 bits, which hold whatever config.json says.
+    fn parameter_counts(&self) -> (u128, u128) {
+        let only = |condition: bool, count: u128| if condition { count } else { 0 };
+        let hidden = self.hidden_size as u128;
         let vectors_per_norm = match self.norm.kind {
             NormKind::Rms { .. } => 1,
             NormKind::Layer { .. } => 2,
@@ -287,11 +332,12 @@ impl ModelSpec {
         let norm = only(self.norm.affine, hidden * vectors_per_norm);
         let norms = norm * if self.norm.placement == NormPlacement::Both { 4 } else { 2 };
 
-        let embeddings = self.vocab_size * self.embed_size * if self.tied_embeddings { 1 } else { 2 };
-        let projections = only(self.embed_size != hidden, 2 * self.embed_size * hidden);
+        let (vocab, embed) = (self.vocab_size as u128, self.embed_size as u128);
+        let embeddings = vocab * embed * if self.tied_embeddings { 1 } else { 2 };
+        let projections = only(embed != hidden, 2 * embed * hidden);
         let positions = match self.positions {
             Positions::Rope(_) => 0,
-            Positions::Learned { offset } => (self.max_position_embeddings + offset) * hidden,
+            Positions::Learned { offset } => (self.max_position_embeddings + offset) as u128 * hidden,
         };
         let (mut matrices, mut vectors) = (embeddings + projections + positions, only(self.norm.is_final, norm));
         for layer in 0..self.num_layers() {
@@ -299,26 +345,28 @@ impl ModelSpec {
             matrices += attention.0 + mlp.0;
             vectors += attention.1 + mlp.1 + norms;
         }
-        (matrices as u64, vectors as u64)
+        (matrices, vectors)
     }
 
-    fn attention_counts(&self) -> (usize, usize) {
+    fn attention_counts(&self) -> (u128, u128) {
         let AttentionSpec { num_heads, num_kv_heads, head_dim, qkv_bias, out_bias, qk_norm, .. } = self.attention;
-        let hidden = self.hidden_size;
-        let qkv = (num_heads + 2 * num_kv_heads) * head_dim;
-        let vectors = [(qkv_bias, qkv), (out_bias, hidden), (qk_norm, 2 * head_dim)];
+        let [hidden, heads, kv_heads, dim] =
+            [self.hidden_size, num_heads, num_kv_heads, head_dim].map(|size| size as u128);
+        let qkv = (heads + 2 * kv_heads) * dim;
+        let vectors = [(qkv_bias, qkv), (out_bias, hidden), (qk_norm, 2 * dim)];
         let vectors = vectors.into_iter().filter(|(has, _)| *has).map(|(_, len)| len).sum();
-        (qkv * hidden + hidden * num_heads * head_dim, vectors)
+        (qkv * hidden + hidden * heads * dim, vectors)
     }
 
-    fn mlp_counts(&self, layer: usize) -> (usize, usize) {
-        let (MlpSpec { intermediate_size, gated, bias, .. }, hidden) = (&self.mlp, self.hidden_size);
+    fn mlp_counts(&self, layer: usize) -> (u128, u128) {
+        let (MlpSpec { intermediate_size, gated, bias, .. }, hidden) = (&self.mlp, self.hidden_size as u128);
         if let Some(experts) = self.experts.as_ref().filter(|experts| experts.layers[layer]) {
-            let per_expert = 3 * experts.intermediate_size * hidden;
-            return (experts.num_experts * (hidden + per_expert), 0);
+            let per_expert = 3 * experts.intermediate_size as u128 * hidden;
+            return (experts.num_experts as u128 * (hidden + per_expert), 0);
         }
-        let up = intermediate_size * if *gated { 2 } else { 1 };
-        (up * hidden + hidden * intermediate_size, if *bias { up + hidden } else { 0 })
+        let width = *intermediate_size as u128;
+        let up = width * if *gated { 2 } else { 1 };
+        (up * hidden + hidden * width, if *bias { up + hidden } else { 0 })
     }
 }
 

@@ -307,13 +307,7 @@ impl<'a, B: Backend> Loader<'a, B> {
             .zip(&names)
             .map(|((_, rows), name)| checkpoint.tensor(name, &[cols, *rows]))
             .collect::<Result<Vec<_>, _>>()?;
-        let turned: Vec<_> = stored.iter().map(transpose).collect();
-        let tensors: Vec<_> = stored
-            .iter()
-            .zip(&turned)
-            .map(|(stored, bytes)| HostTensor { rows: stored.cols, cols: stored.rows, bytes, ..*stored })
-            .collect();
-        let matrix = self.backend.matrix(&tensors, self.dtype)?;
+        let matrix = self.backend.transposed_matrix(&stored, self.dtype)?;
         self.finish_tensors(checkpoint, names)?;
         Ok(matrix)
     }
@@ -409,12 +403,4 @@ impl<'a, B: Backend> Loader<'a, B> {
         }
         (self.progress)(self.total_bytes, self.total_bytes)
     }
-}
-
-/// The bytes of the transposed tensor.
-fn transpose(tensor: &HostTensor<'_>) -> Vec<u8> {
-    let HostTensor { dtype, rows, cols, bytes } = *tensor;
-    let size = dtype.size_bytes();
-    let at = |row: usize, col: usize| &bytes[(row * cols + col) * size..][..size];
-    (0..cols).flat_map(|col| (0..rows).flat_map(move |row| at(row, col).iter().copied())).collect()
 }

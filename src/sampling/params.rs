@@ -233,6 +233,10 @@ impl TokenMask {
     }
 }
 
+/// What a temperature and a repetition penalty may be, of a request and of a model's defaults.
+pub const MAX_TEMPERATURE: f64 = 100.0;
+pub const MAX_REPETITION_PENALTY: f64 = 100.0;
+
 /// Sampling a model's authors recommend (`generation_config.json`): used where a request does not say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]

@@ -10,6 +10,9 @@ use serde_json::Value;
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::{Decoder, Tokenizer as Vocabulary};
 
+/// Ids without a token that a small vocabulary may have.
+const MAX_GAPS: usize = 1 << 20;
+
 const PRESENT: u8 = 1;
 const SPECIAL: u8 = 2;
 const BYTE: u8 = 4;
@@ -185,6 +188,15 @@ impl Pieces {
         let added = vocabulary.get_added_tokens_decoder();
         let highest = names.values().chain(added.keys()).max();
         let len = highest.map_or(0, |id| *id as usize + 1);
+        // Tables are as long as the highest id.
+        let most = MAX_GAPS + 2 * (names.len() + added.len());
+        if len > most {
+            return Err(StartError::new(format!(
+                "tokenizer.json: the highest token id is {}, but there are only {} tokens: ids up to {most} are supported",
+                len - 1,
+                names.len()
+            )));
+        }
         let mut by_id: Vec<Option<&str>> = vec![None; len];
         for (name, id) in &names {
             by_id[*id as usize] = Some(name);

@@ -5,7 +5,10 @@ use crate::error::{ApiError, StartError};
 use crate::ids::TokenId;
 use crate::text::detokenizer::clean_up_spaces;
 use crate::text::pieces::Pieces;
+use serde::Deserialize;
 use serde_json::{Map, Value};
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokenizers::models::ModelWrapper;
 use tokenizers::{AddedToken, Tokenizer as Vocabulary};
 
@@ -47,6 +50,16 @@ impl Tokenizer {
     /// Reads the two files' text. Truncation and padding that `tokenizer.json` may carry are settings of training
     /// and are dropped.
     pub fn from_json(tokenizer_json: &str, tokenizer_config_json: Option<&str>) -> Result<Self, StartError> {
+        check_growth(tokenizer_json)?;
+        // The crate trusts what it reads: indices within the file are followed, and regular expressions are compiled.
+        let load = || Self::load(tokenizer_json, tokenizer_config_json);
+        catch_unwind(load).unwrap_or_else(|panic| {
+            let why = panic_text(&*panic);
+            Err(StartError::new(format!("tokenizer.json: it cannot be used: {why}")))
+        })
+    }
+
+    fn load(tokenizer_json: &str, tokenizer_config_json: Option<&str>) -> Result<Self, StartError> {
         let config = parse_config(tokenizer_config_json)?;
         let mut vocabulary: Vocabulary =
             tokenizer_json.parse().map_err(|error| StartError::new(format!("tokenizer.json: {error}")))?;
@@ -67,19 +80,29 @@ impl Tokenizer {
     /// begins one): `tokenizer.json`'s post-processor says what. As in transformers 5, `add_bos_token` and
     /// `add_eos_token` of the configuration do not change it. Special tokens written out in `text` are recognised either way.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, ApiError> {
-        let encoding = self
-            .vocabulary
-            .encode_fast(text, add_special_tokens)
-            .map_err(|error| ApiError::bad_request(format!("the text cannot be tokenized: {error}")))?;
-        Ok(encoding.get_ids().to_vec())
+        let encode = || self.vocabulary.encode_fast(text, add_special_tokens);
+        match catch_unwind(AssertUnwindSafe(encode)) {
+            Ok(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
+            Ok(Err(error)) => Err(ApiError::bad_request(format!("the text cannot be tokenized: {error}"))),
+            Err(panic) => {
+                let why = panic_text(&*panic);
+                Err(ApiError::bad_request(format!("the text cannot be tokenized: tokenizer.json is at fault: {why}")))
+            }
+        }
     }
 
     /// Text of `ids`, taken as the beginning of a text. Ids that name no token give nothing.
     pub fn decode(&self, ids: &[TokenId], skip_special_tokens: bool) -> Result<String, ApiError> {
-        let text = self
-            .vocabulary
-            .decode(ids, skip_special_tokens)
-            .map_err(|error| ApiError::bad_request(format!("the tokens cannot be decoded: {error}")))?;
+        let decode = || self.vocabulary.decode(ids, skip_special_tokens);
+        let text = match catch_unwind(AssertUnwindSafe(decode)) {
+            Ok(Ok(text)) => text,
+            Ok(Err(error)) => return Err(ApiError::bad_request(format!("the tokens cannot be decoded: {error}"))),
+            Err(panic) => {
+                let why = panic_text(&*panic);
+                let message = format!("the tokens cannot be decoded: tokenizer.json is at fault: {why}");
+                return Err(ApiError::bad_request(message));
+            }
+        };
         Ok(if self.cleans_up { clean_up_spaces(&text) } else { text })
     }
 
@@ -144,6 +167,50 @@ impl Tokenizer {
     pub(super) fn first_piece(&self, id: TokenId) -> Option<String> {
         self.vocabulary.id_to_token(id).map(|name| self.pieces.first_text(&name))
     }
+}
+
+/// What a panic said.
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it fails without a reason")
+}
+
+/// A text may become this many times as long while it is normalised or decoded. Published tokenizers stay at 3, for a
+/// space that becomes `▁`.
+const MAX_GROWTH: f64 = 1000.0;
+
+/// Refuses chains of replacements each of which makes a text longer: forty of `a` by `aa` are a terabyte for one
+/// letter, and loading applies them already.
+fn check_growth(tokenizer_json: &str) -> Result<(), StartError> {
+    #[derive(Deserialize)]
+    struct Chains {
+        normalizer: Option<Value>,
+        decoder: Option<Value>,
+    }
+    // What is not JSON is for the crate to say.
+    let Ok(Chains { normalizer, decoder }) = serde_json::from_str(tokenizer_json) else { return Ok(()) };
+    for (name, chain) in [("normalizer", normalizer), ("decoder", decoder)] {
+        let growth = chain.as_ref().map_or(1.0, growth);
+        if growth > MAX_GROWTH {
+            return Err(StartError::new(format!(
+                "tokenizer.json: {name}: its steps may make a text {growth:.0} times as long: at most {MAX_GROWTH} \
+                 times is supported"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// How many times as long a step, or a chain of them, may make a text.
+fn growth(step: &Value) -> f64 {
+    let steps = ["normalizers", "decoders"].into_iter().filter_map(|key| step.get(key)?.as_array());
+    let inner: f64 = steps.flatten().map(growth).product();
+    let own = step.get("content").and_then(Value::as_str).map_or(1.0, |content| {
+        let pattern = step.get("pattern").and_then(|pattern| pattern.get("String")).and_then(Value::as_str);
+        // A regular expression may match at every letter, and an empty one between any two.
+        content.len() as f64 / pattern.map_or(1.0, |pattern| pattern.len().max(1) as f64)
+    });
+    inner * own.max(1.0)
 }
 
 pub(super) fn parse_config(json: Option<&str>) -> Result<Map<String, Value>, StartError> {

@@ -216,6 +216,21 @@ pub(super) struct KvPools {
     pub swap: Buffer<u8>,
 }
 
+/// Whether the CPU's attention can work on blocks of this shape.
+pub fn check_layout(layout: &KvLayout) -> Result<(), StartError> {
+    if !(1..=256).contains(&layout.block_size) {
+        return Err(StartError::new(format!("block size {}: must be from 1 to 256", layout.block_size)));
+    }
+    if layout.head_dim == 0 || !layout.head_dim.is_multiple_of(8) || layout.head_dim > super::attention::MAX_HEAD_DIM {
+        return Err(StartError::new(format!(
+            "head size {}: the CPU backend supports multiples of 8 up to {}",
+            layout.head_dim,
+            super::attention::MAX_HEAD_DIM
+        )));
+    }
+    Ok(())
+}
+
 impl KvPools {
     pub fn new(
         layout: KvLayout,
@@ -223,19 +238,7 @@ impl KvPools {
         num_device_blocks: usize,
         num_swap_blocks: usize,
     ) -> Result<Self, StartError> {
-        if !(1..=256).contains(&layout.block_size) {
-            return Err(StartError::new(format!("block size {}: must be from 1 to 256", layout.block_size)));
-        }
-        if layout.head_dim == 0
-            || !layout.head_dim.is_multiple_of(8)
-            || layout.head_dim > super::attention::MAX_HEAD_DIM
-        {
-            return Err(StartError::new(format!(
-                "head size {}: the CPU backend supports multiples of 8 up to {}",
-                layout.head_dim,
-                super::attention::MAX_HEAD_DIM
-            )));
-        }
+        check_layout(&layout)?;
         let pool = |num_blocks: usize, what: &str| {
             let what = format!("{num_blocks} {what} blocks");
             Buffer::zeroed(num_blocks.saturating_mul(layout.block_bytes()), &what)

@@ -33,6 +33,7 @@ pub use elementwise::CpuRopeTable;
 pub use experts::CpuExpertsWorkspace;
 pub use isa::Isa;
 pub use limits::Limits;
+pub use memory::check_layout;
 pub use pack::CpuMatrix;
 use tensors::Values;
 pub use tensors::{CpuTensor, CpuVector};

@@ -4,7 +4,7 @@ use super::accepted::one_of;
 use super::{AnswerOptions, StreamOptions, in_range, null_as_default, shown, token_id};
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
-use crate::sampling::params::{SamplingParams, TokenMask};
+use crate::sampling::params::{MAX_REPETITION_PENALTY, MAX_TEMPERATURE, SamplingParams, TokenMask};
 use crate::text::output::OutputOptions;
 use crate::text::truncation::{Side, Truncation};
 use serde::Deserialize;
@@ -24,8 +24,6 @@ const MAX_CACHE_SALT: usize = 1024;
 /// Every token is compared with the ends of these.
 const MAX_BAD_WORDS: usize = 256;
 const MAX_BAD_WORD_CHARS: usize = 256;
-const MAX_TEMPERATURE: f64 = 100.0;
-const MAX_REPETITION_PENALTY: f64 = 100.0;
 
 /// As they stand in the body. Numbers are wide, so that a value out of range reaches the message that says the range.
 #[derive(Debug, Default, Deserialize, ToSchema)]

@@ -2,7 +2,23 @@
 
 use crate::error::StartError;
 use crate::ids::TokenId;
+use crate::model::spec::MAX_LAYERS;
 use serde_json::{Map, Value};
+
+/// Also in float32, which is what it is computed with.
+fn is_positive(number: f64) -> bool {
+    number > 0.0 && (f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX)).contains(&number)
+}
+
+/// A value for an error's text, which is not to become as long as the file.
+fn excerpt(value: &Value) -> String {
+    const LONGEST: usize = 80;
+    let text = value.to_string();
+    match text.char_indices().nth(LONGEST) {
+        Some((cut, _)) => format!("{}…", &text[..cut]),
+        None => text,
+    }
+}
 
 /// A JSON object's members, read with errors that name the key. `null` is as good as absent.
 pub(super) struct Fields<'a> {
@@ -27,7 +43,7 @@ impl<'a> Fields<'a> {
         read: impl FnOnce(&'a Value) -> Option<T>,
     ) -> Result<Option<T>, StartError> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        read(value).map(Some).ok_or_else(|| self.error(key, format!("{value} is not {expected}")))
+        read(value).map(Some).ok_or_else(|| self.error(key, format!("{} is not {expected}", excerpt(value))))
     }
 
     fn required<T>(&self, key: &str, value: Option<T>) -> Result<T, StartError> {
@@ -49,10 +65,23 @@ impl<'a> Fields<'a> {
 
     /// Sizes end at 2³¹: products of two fit a `usize`.
     pub fn optional_size(&self, key: &str) -> Result<Option<usize>, StartError> {
-        self.typed(key, "a whole number from 1 to 2147483647", |value| {
-            let size = value.as_u64().filter(|size| (1..1 << 31).contains(size))?;
-            usize::try_from(size).ok()
+        self.optional_size_to(key, (1 << 31) - 1)
+    }
+
+    /// A size that may be `largest`.
+    fn optional_size_to(&self, key: &str, largest: usize) -> Result<Option<usize>, StartError> {
+        self.typed(key, &format!("a whole number from 1 to {largest}"), |value| {
+            usize::try_from(value.as_u64()?).ok().filter(|size| (1..=largest).contains(size))
         })
+    }
+
+    /// A number of layers: lists of this length are made before anything else of the model is looked at.
+    pub fn layers(&self, key: &str) -> Result<usize, StartError> {
+        self.optional_layers(key).and_then(|layers| self.required(key, layers))
+    }
+
+    pub fn optional_layers(&self, key: &str) -> Result<Option<usize>, StartError> {
+        self.optional_size_to(key, MAX_LAYERS)
     }
 
     pub fn size(&self, key: &str) -> Result<usize, StartError> {
@@ -84,9 +113,9 @@ impl<'a> Fields<'a> {
 
     /// A list of numbers above 0.
     pub fn factors(&self, key: &str, len: usize) -> Result<Vec<f64>, StartError> {
-        let number = |value: &Value| value.as_f64().filter(|number| *number > 0.0);
+        let number = |value: &Value| value.as_f64().filter(|number| is_positive(*number));
         let read = |value: &Value| value.as_array().and_then(|list| list.iter().map(number).collect());
-        let factors: Vec<f64> = self.required(key, self.typed(key, "a list of numbers above 0", read)?)?;
+        let factors: Vec<f64> = self.required(key, self.typed(key, "a list of numbers above 0 (in float32)", read)?)?;
         if factors.len() != len {
             return Err(self.error(key, format!("{} numbers where {len} are needed", factors.len())));
         }
@@ -105,8 +134,14 @@ impl<'a> Fields<'a> {
         Ok(self.number(key)?.unwrap_or(default))
     }
 
+    /// What is added under the root of a norm.
+    pub fn epsilon_or(&self, key: &str, default: f64) -> Result<f32, StartError> {
+        let read = |value: &Value| value.as_f64().filter(|epsilon| (0.0..=1.0).contains(epsilon));
+        Ok(self.typed(key, "a number from 0 to 1", read)?.unwrap_or(default) as f32)
+    }
+
     pub fn optional_positive(&self, key: &str) -> Result<Option<f64>, StartError> {
-        self.typed(key, "a number above 0", |value| value.as_f64().filter(|number| *number > 0.0))
+        self.typed(key, "a number above 0 (in float32)", |value| value.as_f64().filter(|number| is_positive(*number)))
     }
 
     pub fn positive(&self, key: &str) -> Result<f64, StartError> {

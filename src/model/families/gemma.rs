@@ -63,7 +63,7 @@ pub(super) fn gemma(config: &Fields, family: Family, dtype: DType) -> Result<Mod
 }
 
 fn windows(config: &Fields, family: Family) -> Result<Vec<Option<usize>>, StartError> {
-    let num_layers = config.size_or("num_hidden_layers", 26)?;
+    let num_layers = config.optional_layers("num_hidden_layers")?.unwrap_or(26);
     let window = config.nullable_size("sliding_window", Some(4096))?;
     let window = window.ok_or_else(|| config.error("sliding_window", "null, but some layers have a window"))?;
     // Every second or, of the third, every sixth layer sees everything.

@@ -117,7 +117,7 @@ fn family(config: &Fields) -> Result<Family, StartError> {
 /// Llama, Mistral, Mixtral, Qwen2 and Qwen3: RMSNorm before, RoPE, a gated MLP or experts.
 fn llama_like(config: &Fields, family: Family, dtype: DType) -> Result<ModelSpec, StartError> {
     let hidden_size = config.size("hidden_size")?;
-    let num_layers = config.size("num_hidden_layers")?;
+    let num_layers = config.layers("num_hidden_layers")?;
     let max_position_embeddings = config.size_or(
         "max_position_embeddings",
         match family {
@@ -180,7 +180,7 @@ fn llama_like(config: &Fields, family: Family, dtype: DType) -> Result<ModelSpec
 
 fn rms_norm(config: &Fields, eps: f64) -> Result<NormSpec, StartError> {
     Ok(NormSpec {
-        kind: NormKind::Rms { eps: config.number_or("rms_norm_eps", eps)? as f32 },
+        kind: NormKind::Rms { eps: config.epsilon_or("rms_norm_eps", eps)? },
         affine: true,
         weight_offset: 0.0,
         placement: NormPlacement::Before,

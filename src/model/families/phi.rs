@@ -31,7 +31,7 @@ pub(super) fn phi3(config: &Fields, dtype: DType) -> Result<ModelSpec, StartErro
         },
         experts: None,
         norm: rms_norm(config, 1e-5)?,
-        windows: vec![window; config.size("num_hidden_layers")?],
+        windows: vec![window; config.layers("num_hidden_layers")?],
         max_position_embeddings,
         dtype,
         bos_token_id: config.token_ids_or("bos_token_id", Some(1))?.first().copied(),

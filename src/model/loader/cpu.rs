@@ -15,7 +15,7 @@ use crate::model::weights::Progress;
 use sysinfo::System;
 
 /// Rows of logits in host memory at once.
-const MAX_LOGIT_ROWS: usize = 64;
+pub(super) const MAX_LOGIT_ROWS: usize = 64;
 
 pub(super) fn load(
     config: &Config,
@@ -97,6 +97,27 @@ pub(super) fn available_memory_budget(config: &Config) -> impl FnOnce() -> Resul
 /// What the swap pool may become while requests run, in bytes. What is not touched of it costs nothing.
 pub(super) fn spare_swap_bytes() -> usize {
     available_memory() as usize / 2
+}
+
+/// Whether this machine, or this container, could hold a model of `needed` bytes if nothing else were running. What
+/// others have taken comes and goes, so that is left to the system.
+pub(super) fn check_memory(needed: u128) -> Result<(), StartError> {
+    let mut system = System::new();
+    system.refresh_memory();
+    let machine = system.total_memory().saturating_add(system.total_swap());
+    let total = system
+        .cgroup_limits()
+        .map_or(machine, |limits| machine.min(limits.total_memory.saturating_add(limits.free_swap)));
+    if needed <= u128::from(total) {
+        return Ok(());
+    }
+    let gib = |bytes: u128| bytes as f64 / (1u64 << 30) as f64;
+    Err(StartError::new(format!(
+        "the model needs {:.1} GiB for weights and workspace, and this machine has {:.1} GiB of memory: use a smaller \
+         model or a smaller --dtype, or lower --max-num-batched-tokens or --max-model-len",
+        gib(needed),
+        gib(total.into())
+    )))
 }
 
 /// Bytes that this process can still take: the machine's, or the container's where that is less.

@@ -1,5 +1,6 @@
 //! From a configuration to a model that is ready to run: device, weights, and how many KV blocks fit beside them.
 
+mod check;
 mod cpu;
 mod cuda;
 mod null;
@@ -15,6 +16,7 @@ use crate::model::files::ModelFiles;
 use crate::model::runner::PoolSizes;
 use crate::model::spec::{Family, ModelSpec};
 use crate::model::weights::Progress;
+pub use check::{Target, check};
 pub use cpu::backend as cpu_backend;
 pub use cuda::{GpuRunner, OpenDevice, load_on_gpu};
 
@@ -64,6 +66,7 @@ pub fn load(
     if dtype(config, &spec) == DType::F16 && matches!(spec.family, Family::Gemma2 | Family::Gemma3) {
         tracing::warn!("Gemma's activations may outgrow float16: use --dtype bfloat16 or float32");
     }
+    check(config, files, &spec, if gpu.is_some() { Target::Gpu } else { Target::Cpu })?;
     match gpu {
         Some(_) if profile.is_some() => Err(StartError::new(
             "no roofline of a GPU: its operations go on after they have been called; \
@@ -132,7 +135,8 @@ fn pool_sizes(
         }
     };
     let limit = u32::MAX as usize / layout.block_size;
-    let max_swap_blocks = config.swap.max_space_bytes(spare_swap_bytes.min(limit * block_bytes)) / block_bytes;
+    let max_swap_blocks =
+        config.swap.max_space_bytes(spare_swap_bytes.min(limit.saturating_mul(block_bytes))) / block_bytes;
     let largest = num_device_blocks.max(max_swap_blocks);
     if largest > limit {
         return Err(StartError::new(format!(
