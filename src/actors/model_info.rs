@@ -7,7 +7,7 @@ use crate::error::ApiError;
 use crate::ids::TokenId;
 use crate::sampling::params::{Pooling, SamplingDefaults};
 use crate::text::chat_output::ChatFormat;
-use crate::text::chat_template::ChatTemplate;
+use crate::text::chat_template::{ChatTemplate, render_by_request};
 use crate::text::tokenizer::{SpecialToken, SpecialTokens, Tokenizer};
 use crate::text::truncation::{Side, truncate};
 use serde_json::{Map, Value};
@@ -72,7 +72,7 @@ impl ModelInfo {
                     return Err(ApiError::prompt_too_long(param, num_bytes, max_bytes));
                 }
                 let text = match (&chat.template, &self.chat_template) {
-                    (Some(source), _) => ChatTemplate::of_request(source, self.special_tokens())?.render_chat(chat)?,
+                    (Some(source), _) => render_by_request(source, self.special_tokens(), chat)?,
                     (None, Some(template)) => template.render_chat(chat)?,
                     (None, None) => return Err(ApiError::invalid(param, NO_TEMPLATE)),
                 };

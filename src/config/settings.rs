@@ -184,7 +184,7 @@ settings! {
         "Everybody can reach server.port.";
     server.trust_request_chat_template: Kind::Bool, "", None,
         "Requests may bring a chat_template of their own.",
-        "Clients are trusted: a template is a program, and one that was written to can use up the memory.";
+        "Clients may say all of the prompt: a template writes it. What it may cost is bounded.";
     server.debug_endpoints: Kind::Bool, "", None,
         "Serve POST /admin/debug/fail_step, with which whoever has admin_key lets a step fail as if the device had.",
         "On a server for trials, to see what a failure does: alerts, recordings, clients' retries.";

@@ -1,5 +1,6 @@
 //! The few things of Python's standard library that chat templates see: `json.dumps` and `strftime`.
 
+use crate::text::chat_template::meter;
 use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Error, ErrorKind, Value};
 use std::fmt::Write as _;
@@ -13,7 +14,12 @@ struct JsonStyle {
     item_separator: String,
     key_separator: String,
     sort_keys: bool,
+    /// Bytes of the text at most.
+    most: u64,
 }
+
+/// Characters of an indent or a separator at most.
+const MAX_FILL: usize = 64;
 
 /// The filter `tojson` as chat templates know it: `json.dumps(value, ensure_ascii=False)`, with the arguments
 /// `ensure_ascii`, `indent`, `separators` and `sort_keys` by place or by name. (Jinja's own escapes HTML.)
@@ -43,14 +49,23 @@ pub fn tojson(args: Rest<ValueOrKwargs>) -> Result<String, Error> {
         item_separator,
         key_separator,
         sort_keys: argument(3, "sort_keys")?.is_some_and(|value| value.is_true()),
+        most: meter::room(),
     };
     kwargs.assert_all_used()?;
+    let fills = [style.indent.as_deref().unwrap_or_default(), &style.item_separator, &style.key_separator];
+    if let Some(fill) = fills.into_iter().find(|fill| fill.len() > MAX_FILL) {
+        let message = format!("tojson: an indent or a separator of {} bytes is longer than {MAX_FILL}", fill.len());
+        return Err(Error::new(ErrorKind::InvalidOperation, message));
+    }
     let mut out = String::new();
     write_json(&mut out, &value, &style, 0)?;
     Ok(out)
 }
 
 fn write_json(out: &mut String, value: &Value, style: &JsonStyle, depth: usize) -> Result<(), Error> {
+    if out.len() as u64 > style.most {
+        meter::make(out.len() as u64)?;
+    }
     match value.kind() {
         ValueKind::None => out.push_str("null"),
         ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),

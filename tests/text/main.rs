@@ -1,5 +1,6 @@
 //! Tokenizers, detokenizing and chat templates against transformers. The data is made by `scripts/make_*_goldens.py`.
 
+mod bounds;
 mod sandbox;
 mod templates;
 mod tokenizers;

@@ -1,10 +1,20 @@
 //! Chat templates: from a conversation to the prompt's text, as transformers' `apply_chat_template` renders it.
+//!
+//! A template is a program that somebody else wrote: a model's authors, or a client. What a rendering may cost is
+//! bounded: [`meter`] counts, and [`rewrite`] puts it around every operation.
+
+mod builtins;
+pub(super) mod meter;
+mod rewrite;
 
 use crate::error::{ApiError, StartError};
 use crate::text::python;
 use crate::text::tokenizer::{named_special_tokens, parse_config};
+use meter::{Exceeded, MAX_PROBE_STEPS, MAX_STEPS};
+use minijinja::machinery::{eval, make_string_output};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
+use rewrite::Program;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use time::OffsetDateTime;
@@ -52,12 +62,15 @@ fn num_bytes(value: &Value) -> usize {
     }
 }
 
-/// A checkpoint's chat template, compiled.
+/// A checkpoint's chat template.
+pub type ChatTemplate = Template<'static>;
+
+/// A chat template, compiled: the checkpoint's own, or a request's.
 #[derive(Debug)]
-pub struct ChatTemplate {
-    environment: Environment<'static>,
-    /// Names of the templates in the environment.
-    names: Vec<String>,
+pub struct Template<'s> {
+    environment: Environment<'s>,
+    /// Each with its name.
+    programs: Vec<(&'s str, Program<'s>)>,
     /// `bos_token` and the like: variables of every rendering.
     special_tokens: Map<String, Value>,
     content: ContentForm,
@@ -74,17 +87,24 @@ enum ContentForm {
     Parts,
 }
 
+/// Of a checkpoint. Published ones have two or three.
+const MAX_TEMPLATES: usize = 16;
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 /// Marks the end of the message to be continued. Its trailing space tells whether the template trims content.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
-/// Steps that a request's template may take: enough for thousands of messages, and a fraction of a second.
-const REQUEST_FUEL: u64 = 5_000_000;
+/// Bytes of what a template says of its own accord (`raise_exception`), which goes to the client.
+const MAX_RAISED: usize = 4096;
+
+/// A template for as long as the process lives, as the model's is: it is loaded once.
+fn kept(source: &str) -> &'static str {
+    Box::leak(without_generation_tags(source).into_boxed_str())
+}
 
 impl ChatTemplate {
-    /// A template by its source, with `special_tokens` (`bos_token`, …) as variables.
+    /// A template by its source, with `special_tokens` (`bos_token`, …) as variables. The source stays in memory.
     pub fn new(source: &str, special_tokens: Map<String, Value>) -> Result<Self, StartError> {
-        Self::with_named(&[(DEFAULT, source)], special_tokens, None)
+        Self::with_named(vec![(DEFAULT, kept(source))], special_tokens)
     }
 
     /// The checkpoint's template: `chat_template.jinja` if there is one, else `chat_template` of
@@ -112,44 +132,55 @@ impl ChatTemplate {
                 let named: Option<Vec<(String, String)>> =
                     list.iter().map(|entry| Some((text(entry, "name")?, text(entry, "template")?))).collect();
                 let named = named.ok_or_else(wrong)?;
-                let named: Vec<(&str, &str)> = named.iter().map(|(name, source)| (&**name, &**source)).collect();
-                Self::with_named(&named, special_tokens, None).map(Some)
+                if named.len() > MAX_TEMPLATES {
+                    let message = format!("tokenizer_config.json: chat_template: more than {MAX_TEMPLATES} templates");
+                    return Err(StartError::new(message));
+                }
+                let keep = |(name, source): (String, String)| -> (&'static str, _) { (name.leak(), kept(&source)) };
+                Self::with_named(named.into_iter().map(keep).collect(), special_tokens).map(Some)
             }
             Some(_) => Err(wrong()),
         }
     }
+}
 
-    /// `fuel`: steps that a rendering may take.
-    fn with_named(
-        named: &[(&str, &str)],
-        special_tokens: Map<String, Value>,
-        fuel: Option<u64>,
-    ) -> Result<Self, StartError> {
-        let mut environment = environment()?;
-        environment.set_fuel(fuel);
-        for (name, source) in named {
-            environment
-                .add_template_owned((*name).to_owned(), without_generation_tags(source))
+/// Renders a conversation by a request's own template. `special_tokens`: as for [`ChatTemplate::new`].
+pub fn render_by_request(
+    source: &str,
+    special_tokens: Map<String, Value>,
+    prompt: &ChatPrompt,
+) -> Result<String, ApiError> {
+    let source = without_generation_tags(source);
+    let mut template = Template::with_named(vec![(DEFAULT, &*source)], special_tokens)
+        .map_err(|error| ApiError::invalid("chat_template", error.to_string()))?;
+    template.param = "chat_template";
+    template.render_chat(prompt)
+}
+
+impl<'s> Template<'s> {
+    fn with_named(named: Vec<(&'s str, &'s str)>, special_tokens: Map<String, Value>) -> Result<Self, StartError> {
+        let (environment, syntax) = environment()?;
+        let compile = |(name, source)| {
+            let program = rewrite::compile(name, source, &syntax)
                 .map_err(|error| StartError::new(format!("chat template: {}", describe(&error))))?;
-        }
-        let names = named.iter().map(|(name, _)| (*name).to_owned()).collect();
-        let mut template = Self { environment, names, special_tokens, content: ContentForm::Text, param: "messages" };
+            Ok((name, program))
+        };
+        let programs = named.into_iter().map(compile).collect::<Result<_, StartError>>()?;
+        let mut template =
+            Self { environment, programs, special_tokens, content: ContentForm::Text, param: "messages" };
+        template.environment.set_fuel(Some(MAX_PROBE_STEPS));
         template.content = template.content_form();
-        Ok(template)
-    }
-
-    /// A request's own template, which gets only so many steps. `special_tokens`: as for [`ChatTemplate::new`].
-    pub fn of_request(source: &str, special_tokens: Map<String, Value>) -> Result<Self, ApiError> {
-        let wrong = |error: StartError| ApiError::invalid("chat_template", error.to_string());
-        let named = [(DEFAULT, source)];
-        let mut template = Self::with_named(&named, special_tokens, Some(REQUEST_FUEL)).map_err(wrong)?;
-        template.param = "chat_template";
+        template.environment.set_fuel(Some(MAX_STEPS));
         Ok(template)
     }
 
     /// Whether this text stands in the template.
     pub fn mentions(&self, text: &str) -> bool {
-        self.environment.templates().any(|(_, template)| template.source().contains(text))
+        self.programs.iter().any(|(_, program)| program.instructions.source().contains(text))
+    }
+
+    fn program(&self, name: &str) -> Option<&Program<'s>> {
+        self.programs.iter().find(|(other, _)| *other == name).map(|(_, program)| program)
     }
 
     /// The message with its content in the form that the template takes.
@@ -204,12 +235,11 @@ impl ChatTemplate {
             ));
         }
         let has_tools = prompt.tools.as_ref().is_some_and(|tools| !tools.is_null());
-        let name = if has_tools && self.names.iter().any(|name| name == TOOL_USE) { TOOL_USE } else { DEFAULT };
-        let template = self.environment.get_template(name).map_err(|_| {
-            ApiError::invalid(
-                "messages",
-                format!("the model has no default chat template, only: {}", self.names.join(", ")),
-            )
+        let for_tools = self.program(TOOL_USE).filter(|_| has_tools);
+        let program = for_tools.or_else(|| self.program(DEFAULT)).ok_or_else(|| {
+            let names: Vec<&str> = self.programs.iter().map(|(name, _)| *name).collect();
+            let message = format!("the model has no default chat template, only: {}", names.join(", "));
+            ApiError::invalid("messages", message)
         })?;
         let (messages, continued) = if prompt.continue_final_message {
             let (messages, content) = tag_final_message(&prompt.messages)?;
@@ -226,9 +256,16 @@ impl ChatTemplate {
             ("add_generation_prompt", prompt.add_generation_prompt.into()),
         ];
         // Of equal names the last counts.
-        let text = template
-            .render(minijinja::Value::from_pairs([("documents", ().into())].into_iter().chain(given).chain(own)))
-            .map_err(|error| ApiError::invalid(self.param, describe(&error)))?;
+        let variables = minijinja::Value::from_pairs([("documents", ().into())].into_iter().chain(given).chain(own));
+        let input = messages.iter().chain(&prompt.tools).chain(prompt.kwargs.values()).map(num_bytes).sum::<usize>();
+        let render = || {
+            let mut text = String::new();
+            let (instructions, blocks) = (&program.instructions, &program.blocks);
+            let mut out = make_string_output(&mut text);
+            eval(&self.environment, instructions, variables, blocks, &mut out, AutoEscape::None)?;
+            Ok(text)
+        };
+        let text = meter::run(input as u64, render).map_err(|error| ApiError::invalid(self.param, describe(&error)))?;
         match continued {
             Some(content) => cut_at_tag(text, &content),
             None => Ok(text),
@@ -248,27 +285,31 @@ fn content_text(content: &Value) -> String {
     }
 }
 
-fn environment() -> Result<Environment<'static>, StartError> {
+fn environment<'s>() -> Result<(Environment<'s>, SyntaxConfig), StartError> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder()
         .trim_blocks(true)
         .lstrip_blocks(true)
         .build()
         .map_err(|error| StartError::new(format!("chat template syntax: {error}")))?;
-    environment.set_syntax(syntax);
-    environment.set_auto_escape_callback(|_| AutoEscape::None);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.add_filter("tojson", python::tojson);
-    environment.add_function("raise_exception", |message: String| -> Result<String, Error> {
+    meter::install(&mut environment);
+    builtins::install(&mut environment);
+    environment.add_function("raise_exception", |mut message: String| -> Result<String, Error> {
+        message.truncate(message.floor_char_boundary(MAX_RAISED));
         Err(Error::new(ErrorKind::InvalidOperation, RAISED).with_source(Raised(message)))
     });
     set_clock(&mut environment, OffsetDateTime::now_utc);
-    Ok(environment)
+    Ok((environment, syntax))
 }
 
 /// `strftime_now` gives UTC: what a server's prompt says does not depend on where the machine stands.
-fn set_clock(environment: &mut Environment<'static>, clock: fn() -> OffsetDateTime) {
-    environment.add_function("strftime_now", move |format: String| python::strftime(&format, clock()));
+fn set_clock(environment: &mut Environment<'_>, clock: fn() -> OffsetDateTime) {
+    // A directive of two letters becomes a date and a time.
+    const LONGEST: u64 = 16;
+    environment.add_function("strftime_now", move |format: String| -> Result<String, Error> {
+        meter::make((format.len() as u64).saturating_mul(LONGEST))?;
+        Ok(python::strftime(&format, clock()))
+    });
 }
 
 /// JSON as a template's value, keys in their order.
@@ -310,7 +351,13 @@ fn describe(error: &Error) -> String {
         if let Some(Raised(message)) = error.downcast_ref() {
             return message.clone();
         }
+        if let Some(limit) = error.downcast_ref::<Exceeded>() {
+            return format!("the chat template does too much: {limit}");
+        }
         source = error.source();
+    }
+    if error.kind() == ErrorKind::OutOfFuel {
+        return format!("the chat template does too much: it takes more than {MAX_STEPS} steps");
     }
     format!("the chat template failed: {error}")
 }
@@ -322,7 +369,8 @@ fn without_generation_tags(source: &str) -> String {
     while let Some(start) = rest.find("{%") {
         out.push_str(&rest[..start]);
         rest = &rest[start..];
-        let Some(end) = rest.find("%}") else { break };
+        // Behind the opening: in `{%}` it shares its percent sign with what only looks like the end.
+        let Some(end) = rest[2..].find("%}").map(|end| end + 2) else { break };
         let tag = &rest[..end + 2];
         let word = tag[2..end].trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
         match word {
