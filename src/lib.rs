@@ -13,6 +13,8 @@ pub mod cli;
 pub mod config;
 pub mod engine;
 pub mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod http;
 pub mod ids;
 pub mod metrics;

@@ -1,7 +1,7 @@
 //! `pagetide bench`: how fast the engine, or any OpenAI-compatible server, does a given work.
 
 pub mod chart;
-mod client;
+pub(crate) mod client;
 mod compare;
 pub mod gpu;
 mod html;

@@ -176,6 +176,11 @@ impl Request {
     }
 }
 
+/// Whether a body would be taken.
+pub(crate) fn check(body: &Value, model: &ModelInfo) -> Result<(), ApiError> {
+    Request::parse(body, model).map(drop)
+}
+
 /// Answers `body`. Dropping the future cancels what has not been computed.
 pub async fn embeddings(handle: &RuntimeHandle, body: &Value) -> Result<EmbeddingList, ApiError> {
     let model = handle.model();

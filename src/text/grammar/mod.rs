@@ -9,7 +9,7 @@
 
 pub mod compiler;
 mod constraint;
-mod gbnf;
+pub(crate) mod gbnf;
 mod lexers;
 pub mod sandbox;
 mod schema;

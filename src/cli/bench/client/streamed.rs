@@ -90,17 +90,30 @@ impl StreamedAnswer {
         }
         let mut chunks = response.bytes_stream();
         while let Some(chunk) = chunks.next().await {
-            let mut buffer = std::mem::take(&mut self.buffer);
-            buffer.extend_from_slice(&chunk.map_err(|error| causes(&error))?);
-            let mut rest = buffer.as_slice();
-            while let Some(end) = memchr(b'\n', rest) {
-                if self.line(&rest[..end], clock)? {
-                    return Ok(());
-                }
-                rest = &rest[end + 1..];
+            if self.feed(&chunk.map_err(|error| causes(&error))?, clock)? {
+                return Ok(());
             }
-            self.buffer.extend_from_slice(rest);
         }
+        self.end(clock)
+    }
+
+    /// The next bytes of the stream. True at its end.
+    pub fn feed(&mut self, bytes: &[u8], clock: &mut Clock) -> Result<bool, String> {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.extend_from_slice(bytes);
+        let mut rest = buffer.as_slice();
+        while let Some(end) = memchr(b'\n', rest) {
+            if self.line(&rest[..end], clock)? {
+                return Ok(true);
+            }
+            rest = &rest[end + 1..];
+        }
+        self.buffer.extend_from_slice(rest);
+        Ok(false)
+    }
+
+    /// There are no more bytes.
+    pub fn end(&mut self, clock: &mut Clock) -> Result<(), String> {
         // The last line may have no end.
         let last = std::mem::take(&mut self.buffer);
         if self.line(&last, clock)? || self.only_text && self.is_finished {

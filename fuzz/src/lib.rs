@@ -1,0 +1,25 @@
+//! libFuzzer around the functions of `pagetide::fuzzing`.
+
+pub use libfuzzer_sys;
+use std::panic;
+
+/// Lets panics that are caught be: libFuzzer's own hook ends the process at any.
+pub fn begin() {
+    panic::set_hook(Box::new(|panic| eprintln!("{panic}")));
+}
+
+/// Calls a target by its name.
+pub fn run(target: &str, data: &[u8]) {
+    let Some(run) = pagetide::fuzzing::target(target) else {
+        eprintln!("there is no target '{target}'");
+        std::process::exit(2);
+    };
+    run(data);
+}
+
+#[macro_export]
+macro_rules! fuzz {
+    ($target:expr) => {
+        $crate::libfuzzer_sys::fuzz_target!(init: $crate::begin(), |data: &[u8]| { $crate::run($target, data) });
+    };
+}

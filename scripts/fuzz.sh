@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Fuzzes everything that reads bytes of somebody else's:
+#
+#     scripts/fuzz.sh [--seconds N] [--timeout N] [TARGET...]
+#
+# Each target runs for N seconds (default 60), with 2 GiB of memory and 5 seconds for an input (--timeout: more, where
+# others use the machine). Without TARGET all of them but grammar_compile, which tests the grammar engine itself. An
+# hour each: --seconds 3600. What is found lies in target/fuzz/artifacts/TARGET: mend it, and keep the input as
+# fuzz/corpus/TARGET/regression-NAME, which `cargo test --test fuzz_corpus` replays.
+#
+# It needs a Rust toolchain and a C++ compiler. Only Pagetide is instrumented, and dependencies come from `target` as
+# they are where they are there: `cargo fuzz run TARGET` instruments them too, and takes much longer to build.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+seconds=60
+timeout=5
+targets=()
+while [ $# -gt 0 ]; do
+    case $1 in
+        --seconds) seconds=$2; shift 2 ;;
+        --timeout) timeout=$2; shift 2 ;;
+        --help | -h) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit ;;
+        -*) echo "$0: there is no option $1" >&2; exit 2 ;;
+        *) targets+=("$1"); shift ;;
+    esac
+done
+if [ ${#targets[@]} -eq 0 ]; then
+    for folder in fuzz/corpus/*/; do
+        name=$(basename "$folder")
+        [ "$name" = grammar_compile ] || targets+=("$name")
+    done
+fi
+
+# Names of this repository's own build, whoever calls.
+export CARGO_TARGET_DIR=$PWD/target CARGO_INCREMENTAL=0 RUSTC_WRAPPER=$PWD/fuzz/instrument.sh
+started=$SECONDS
+cargo build --quiet --locked --manifest-path fuzz/Cargo.toml --bin all
+echo "built in $((SECONDS - started)) s"
+
+failed=()
+for target in "${targets[@]}"; do
+    if [ ! -d "fuzz/corpus/$target" ]; then
+        echo "$0: there is no target '$target'; there are: $(ls fuzz/corpus | tr '\n' ' ')" >&2
+        exit 2
+    fi
+    # What is new goes into the first folder, which is nobody's but this machine's.
+    found=target/fuzz/corpus/$target artifacts=target/fuzz/artifacts/$target/ log=target/fuzz/$target.log
+    mkdir -p "$found" "$artifacts"
+    dictionary=()
+    [ -f "fuzz/dictionaries/$target.dict" ] && dictionary=(-dict="fuzz/dictionaries/$target.dict")
+    if PAGETIDE_FUZZ_TARGET=$target nice target/debug/all "$found" "fuzz/corpus/$target" "${dictionary[@]}" \
+        -max_total_time="$seconds" -timeout="$timeout" -rss_limit_mb=2048 -max_len=65536 -artifact_prefix="$artifacts" \
+        -print_final_stats=1 >"$log" 2>&1; then
+        runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
+        covered=$(sed -n 's/.* cov: \([0-9]*\) .*/\1/p' "$log" | tail -1)
+        peak=$(sed -n 's/^stat::peak_rss_mb: *//p' "$log")
+        echo "$target: ${runs:-?} inputs, ${covered:-?} edges, ${peak:-?} MiB at most"
+    else
+        failed+=("$target")
+        echo "$target: FAILED; the end of $log:"
+        tail -25 "$log"
+        ls -l "$artifacts"
+    fi
+done
+if [ ${#failed[@]} -gt 0 ]; then
+    echo "failed: ${failed[*]}" >&2
+    exit 1
+fi

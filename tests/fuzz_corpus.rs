@@ -1,0 +1,40 @@
+//! The fuzzer's inputs that are kept, replayed without a fuzzer: what was found once stays found. `scripts/fuzz.sh`
+//! makes new ones.
+
+use pagetide::fuzzing::TARGETS;
+use std::fs;
+use std::path::Path;
+
+fn corpus() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus")
+}
+
+#[test]
+fn every_kept_input_is_taken_or_refused() {
+    for (name, run) in TARGETS {
+        let folder = corpus().join(name);
+        let mut files: Vec<_> = fs::read_dir(&folder).expect(name).map(|entry| entry.expect("a file").path()).collect();
+        files.sort();
+        assert!(!files.is_empty(), "{name} has inputs to begin with");
+        for file in files {
+            let data = fs::read(&file).expect("a file");
+            // Seen in the output of a test that fails or hangs.
+            println!("{}", file.display());
+            run(&data);
+        }
+        run(b"");
+    }
+}
+
+#[test]
+fn every_folder_and_every_program_has_its_target() {
+    let names: Vec<&str> = TARGETS.iter().map(|(name, _)| *name).collect();
+    for entry in fs::read_dir(corpus()).expect("the corpus") {
+        let name = entry.expect("a folder").file_name();
+        assert!(names.contains(&name.to_str().unwrap()), "{name:?} is of no target");
+    }
+    for name in names {
+        let program = corpus().join("../fuzz_targets").join(name).with_extension("rs");
+        assert!(program.is_file(), "{} is missing", program.display());
+    }
+}
