@@ -26,11 +26,18 @@ def target(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rows():
-    made = [HEAD]
-    yield made
+    """Keeps a line of the table for each bomb, in the file as soon as it is known."""
+    report = os.environ.get("PAGETIDE_VICTIMS_REPORT")
+    made = []
+
+    def add(line: str):
+        made.append(line)
+        if report:
+            pathlib.Path(report).write_text("\n".join(made) + "\n")
+
+    add(HEAD)
+    yield add
     print("\n".join(["", *made]))
-    if report := os.environ.get("PAGETIDE_VICTIMS_REPORT"):
-        pathlib.Path(report).write_text("\n".join(made) + "\n")
 
 
 def row(name: str, seen, wrong: list) -> str:
@@ -62,5 +69,5 @@ def check(bomb, target, rows, **options):
         if seen.wrong or not seen.late():
             break
     wrong = seen.wrong + seen.late()
-    rows.append(row(bomb.name + (", and away" if options else ""), seen, wrong))
+    rows(row(bomb.name + (", and away" if options else ""), seen, wrong))
     assert not wrong
