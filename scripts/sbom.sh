@@ -14,7 +14,7 @@ command -v cargo-cyclonedx >/dev/null || cargo install --locked cargo-cyclonedx
 target=$(rustc -vV | sed -n 's/^host: //p')
 # It writes beside each manifest of the workspace.
 name=pagetide-sbom-$$
-trap 'rm -f "$name.json" "tests/alone/$name.json"' EXIT
+trap 'find . -name "$name.json" -not -path "./target/*" -delete' EXIT
 cargo cyclonedx --quiet --format json --spec-version 1.5 --target "$target" --override-filename "$name"
 mkdir -p "$(dirname "$file")"
 # Where it was built is nobody's business.
