@@ -287,7 +287,7 @@ fn chat_output(data: &[u8]) {
     let mut pieces = Vec::new();
     let mut rest = text;
     while !rest.is_empty() {
-        let cut = rest.ceil_char_boundary(step.min(rest.len()));
+        let cut = (step..rest.len()).find(|cut| rest.is_char_boundary(*cut)).unwrap_or(rest.len());
         pieces.push(&rest[..cut]);
         rest = &rest[cut..];
     }

@@ -93,7 +93,7 @@ const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 /// Marks the end of the message to be continued. Its trailing space tells whether the template trims content.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
-/// Bytes of what a template says of its own accord (`raise_exception`), which goes to the client.
+/// Characters of what a template says of its own accord (`raise_exception`), which goes to the client.
 const MAX_RAISED: usize = 4096;
 
 /// A template for as long as the process lives, as the model's is: it is loaded once.
@@ -295,7 +295,9 @@ fn environment<'s>() -> Result<(Environment<'s>, SyntaxConfig), StartError> {
     meter::install(&mut environment);
     builtins::install(&mut environment);
     environment.add_function("raise_exception", |mut message: String| -> Result<String, Error> {
-        message.truncate(message.floor_char_boundary(MAX_RAISED));
+        if let Some((cut, _)) = message.char_indices().nth(MAX_RAISED) {
+            message.truncate(cut);
+        }
         Err(Error::new(ErrorKind::InvalidOperation, RAISED).with_source(Raised(message)))
     });
     set_clock(&mut environment, OffsetDateTime::now_utc);

@@ -252,10 +252,8 @@ impl Rewrite {
                 through(SLICED, Expr::Slice(spanned(slice, node.span())))
             }
             Expr::UnaryOp(node) => {
-                let op = match node.op {
-                    UnaryOpKind::Not => UnaryOpKind::Not,
-                    UnaryOpKind::Neg => UnaryOpKind::Neg,
-                };
+                let is_not = matches!(node.op, UnaryOpKind::Not);
+                let op = if is_not { UnaryOpKind::Not } else { UnaryOpKind::Neg };
                 Expr::UnaryOp(spanned(ast::UnaryOp { op, expr: self.expr(&node.expr)? }, node.span()))
             }
             Expr::BinOp(node) => {
