@@ -106,7 +106,12 @@ class Server:
         self.port, self.admin_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.command = [binary, "serve", "--model", model, "--port", str(self.port)]
-        self.command += ["--set", f"server.admin_key={ADMIN}", "--set", f"server.admin_listen=127.0.0.1:{self.admin_port}"]
+        self.command += [
+            "--set",
+            f"server.admin_key={ADMIN}",
+            "--set",
+            f"server.admin_listen=127.0.0.1:{self.admin_port}",
+        ]
         self.command += options
         self.log, self.env, self.before = log, env, before
         self.process = None
@@ -116,7 +121,11 @@ class Server:
         # Without backtraces: for the first of them 200 MB of symbols are read.
         try:
             self.process = subprocess.Popen(
-                self.command, stdout=out, stderr=out, env={**os.environ, "RUST_BACKTRACE": "0", **(self.env or {})}, preexec_fn=self.before
+                self.command,
+                stdout=out,
+                stderr=out,
+                env={**os.environ, "RUST_BACKTRACE": "0", **(self.env or {})},
+                preexec_fn=self.before,
             )
         finally:
             if self.log:

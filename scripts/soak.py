@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Hours of mixed traffic against one server, with little memory and much trouble; nothing may be lost, hang or grow.
 
-Clients ask all endpoints, whole answers and streams, and compare each with the one of a server that has nothing else to
-do; others leave at any moment, send rubbish and small bombs. An operator sends SIGHUP with changed and broken files, lets
-steps fail and takes recordings. The pool is a tenth of what the clients want. Each minute the load pauses, and what must
-hold then is looked at. Needs only Python, and Linux.
+Clients ask all endpoints, whole answers and streams, and compare each with the one of a server that has nothing else
+to do; others leave at any moment, send rubbish and small bombs. An operator sends SIGHUP with changed and broken files,
+lets steps fail and takes recordings. The pool is a tenth of what the clients want. Each minute the load pauses, and
+what must hold then is looked at. Needs only Python, and Linux.
 
   scripts/soak.py --minutes 10
   scripts/soak.py --hours 2 --report soak-report          soak-report.md and soak-report.json
@@ -40,14 +40,18 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hours", type=float, default=0.0)
     parser.add_argument("--minutes", type=float, default=0.0)
-    parser.add_argument("--binary", help="default: target/release/pagetide, or else target/debug/pagetide; built if there is none")
+    parser.add_argument(
+        "--binary", help="default: target/release/pagetide, or else target/debug/pagetide; built if there is none"
+    )
     parser.add_argument("--clients", type=int, default=24)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--quiet-every", type=float, default=60.0, help="seconds between two looks at what must hold")
     parser.add_argument("--fail-every", type=float, default=20.0, help="seconds between two failed steps, about")
     parser.add_argument("--no-bombs", action="store_true", help="no requests that cost far more than others")
     parser.add_argument("--report", help="where the report goes, without .md and .json")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="further settings of the server")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="further settings of the server"
+    )
     args = parser.parse_args()
     args.seconds = 3600 * args.hours + 60 * args.minutes
     if args.seconds <= 0:
@@ -75,11 +79,18 @@ class Trial:
         blocks = max(args.clients * BLOCKS_WANTED // 10, LEAST_BLOCKS)
         own = [option for setting in args.set for option in ("--set", setting)]
         self.server = Server(
-            binary(args), "--config", str(self.config), "--block-size", str(BLOCK_SIZE),
+            binary(args),
+            "--config",
+            str(self.config),
+            "--block-size",
+            str(BLOCK_SIZE),
             *("--num-device-blocks", str(blocks), "--set", "server.debug_endpoints=true"),
             # It grows until it is full, or until its first minutes are over.
             *("--set", "recorder.max_mib=8"),
-            *("--set", f"recorder.dir={self.recordings}"), *own, log=self.log)
+            *("--set", f"recorder.dir={self.recordings}"),
+            *own,
+            log=self.log,
+        )
         self.load = Load(self.server, args.seed, args.clients, not args.no_bombs)
         self.samples, self.missed = [], []
 
@@ -128,7 +139,9 @@ class Trial:
         try:
             if not self.server.wait_idle(60):
                 metrics = self.server.metrics()
-                self.miss(f"left behind: { {name: metrics[name] for name in (USED, SWAPPED, *STATES) if metrics[name]} }")
+                self.miss(
+                    f"left behind: { {name: metrics[name] for name in (USED, SWAPPED, *STATES) if metrics[name]} }"
+                )
             if self.server.ask("GET", "/ready").status != 200:
                 self.miss("the server is not ready")
             self.look("quiet")
@@ -146,16 +159,29 @@ class Trial:
         for _ in range(5):
             time.sleep(0.3)
             resident.append((proc.resident() + sum(helper.own() for helper in proc.helpers())) / 1e6)
-        sample = {"minute": round(self.elapsed() / 60, 2), "when": when, "resident_mb": min(resident),
-                  "peak_mb": proc.peak() / 1e6, "threads": proc.threads(), "files": proc.files(), "helpers": len(proc.helpers()),
-                  "tokens": metrics["pagetide_generated_tokens_total"], "restarts": metrics[RESTARTS],
-                  "recorder_mb": metrics["pagetide_recorder_bytes"] / 1e6,
-                  "preemptions": sum(value for name, value in metrics.items() if name.startswith("pagetide_preemptions_total"))}
+        sample = {
+            "minute": round(self.elapsed() / 60, 2),
+            "when": when,
+            "resident_mb": min(resident),
+            "peak_mb": proc.peak() / 1e6,
+            "threads": proc.threads(),
+            "files": proc.files(),
+            "helpers": len(proc.helpers()),
+            "tokens": metrics["pagetide_generated_tokens_total"],
+            "restarts": metrics[RESTARTS],
+            "recorder_mb": metrics["pagetide_recorder_bytes"] / 1e6,
+            "preemptions": sum(
+                value for name, value in metrics.items() if name.startswith("pagetide_preemptions_total")
+            ),
+        }
         self.samples.append(sample)
         with self.load.lock:
             outcomes = dict(self.load.outcomes)
-        print(f"{sample['minute']:7.2f} min: {sample['resident_mb']:.1f} MB, {sample['threads']} threads, "
-              f"{sample['files']} files; {json.dumps(outcomes)}", flush=True)
+        print(
+            f"{sample['minute']:7.2f} min: {sample['resident_mb']:.1f} MB, {sample['threads']} threads, "
+            f"{sample['files']} files; {json.dumps(outcomes)}",
+            flush=True,
+        )
 
     def end(self):
         outcomes = self.load.outcomes
@@ -187,7 +213,11 @@ def panics_in(log: pathlib.Path) -> list:
     found, before = [], ""
     with open(log, errors="replace") as lines:
         for line in lines:
-            if re.search("panicked at", before) and "a failure was asked for" not in line or "overflowed its stack" in line:
+            if (
+                re.search("panicked at", before)
+                and "a failure was asked for" not in line
+                or "overflowed its stack" in line
+            ):
                 found.append((before + line).strip()[:400])
             before = line
             if len(found) == 20:
@@ -203,7 +233,7 @@ def warm(samples: list) -> list:
 
 
 def slope(samples: list):
-    """Of resident memory by least squares, and its standard error, in MB an hour: an allocator's memory goes up and down."""
+    """Of resident memory by least squares, and its standard error, in MB an hour."""
     if len(samples) < 4:
         return None
     hours = [sample["minute"] / 60 for sample in samples]
@@ -219,22 +249,34 @@ def markdown(trial: Trial) -> str:
     first, last = trial.samples[0], trial.samples[-1]
     outcomes = trial.load.outcomes
     answers = sum(outcomes[name] for name in ("right", "wrong"))
-    grows = "too short to say" if trial.slope is None else "{:.2f} MB an hour (standard error {:.2f})".format(*trial.slope)
+    grows = (
+        "too short to say" if trial.slope is None else "{:.2f} MB an hour (standard error {:.2f})".format(*trial.slope)
+    )
     lines = [
-        f"{trial.elapsed() / 3600:.2f} hours, {trial.args.clients} clients, seed {trial.args.seed}.", "",
-        "| what | seen | goal |", "|---|---|---|",
+        f"{trial.elapsed() / 3600:.2f} hours, {trial.args.clients} clients, seed {trial.args.seed}.",
+        "",
+        "| what | seen | goal |",
+        "|---|---|---|",
         f"| answers compared, of which wrong | {answers}, {outcomes['wrong']} | 0 wrong |",
         f"| without an answer in {180} s | {outcomes['hung']} | 0 |",
         f"| broken connections and streams | {outcomes['broken']} | 0 |",
         f"| unexpected errors | {outcomes['error']} | 0 |",
-        f"| resident memory after warm-up | {grows}, {last['resident_mb']:.0f} MB at the end | at most {SLOPE_GOAL_MB_H} MB an hour |",
-        f"| threads, files: start, end | {first['threads']}, {first['files']}; {last['threads']}, {last['files']} | stable |",
+        f"| resident memory after warm-up grows by | {grows} | at most {SLOPE_GOAL_MB_H} MB an hour |",
+        f"| resident memory at the end | {last['resident_mb']:.0f} MB | |",
+        f"| threads: start, end | {first['threads']}, {last['threads']} | stable |",
+        f"| files: start, end | {first['files']}, {last['files']} | stable |",
         f"| steps that failed, as told | {last['restarts']:.0f}, {trial.load.failures} | equal |",
         f"| tokens generated | {last['tokens']:.0f} | |",
         f"| preemptions | {last['preemptions']:.0f} | |",
-        *(f"| {name} | {outcomes[name]} | |" for name in sorted(outcomes) if name not in ("right", "wrong", "hung", "broken", "error")),
-        "", "All goals are met." if not trial.missed else "Missed:",
-        *(f"- {what}" for what in trial.missed), *(f"- {note}" for note in trial.load.notes),
+        *(
+            f"| {name} | {outcomes[name]} | |"
+            for name in sorted(outcomes)
+            if name not in ("right", "wrong", "hung", "broken", "error")
+        ),
+        "",
+        "All goals are met." if not trial.missed else "Missed:",
+        *(f"- {what}" for what in trial.missed),
+        *(f"- {note}" for note in trial.load.notes),
     ]
     return "\n".join(lines) + "\n"
 
@@ -253,8 +295,16 @@ def main():
         base = pathlib.Path(args.report)
         base.parent.mkdir(parents=True, exist_ok=True)
         base.with_name(base.name + ".md").write_text(report)
-        data = {"seconds": trial.elapsed(), "seed": args.seed, "clients": args.clients, "outcomes": dict(trial.load.outcomes),
-                "slope_mb_h": trial.slope, "missed": trial.missed, "notes": trial.load.notes, "samples": trial.samples}
+        data = {
+            "seconds": trial.elapsed(),
+            "seed": args.seed,
+            "clients": args.clients,
+            "outcomes": dict(trial.load.outcomes),
+            "slope_mb_h": trial.slope,
+            "missed": trial.missed,
+            "notes": trial.load.notes,
+            "samples": trial.samples,
+        }
         base.with_name(base.name + ".json").write_text(json.dumps(data, indent=1) + "\n")
     sys.exit(1 if trial.missed else 0)
 

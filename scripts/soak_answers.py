@@ -7,20 +7,45 @@ CHAT, COMPLETION, EMBEDDING = "/v1/chat/completions", "/v1/completions", "/v1/em
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 SCHEMA = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 99},
-                   "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 1, "maxItems": 3}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 1, "maxItems": 3},
+    },
     "required": ["name", "age", "tags"],
     "additionalProperties": False,
 }
-QUESTIONS = ["What is Pagetide?", "Tell me a story about a lighthouse.", "Hi", "How do I set the block size?",
-             "What is a KV cache?", "Who wrote you?"]
+QUESTIONS = [
+    "What is Pagetide?",
+    "Tell me a story about a lighthouse.",
+    "Hi",
+    "How do I set the block size?",
+    "What is a KV cache?",
+    "Who wrote you?",
+]
 
 
 def known_requests(seed: int, count: int) -> list:
     """Paths and bodies; each has one right answer, whatever else the server does."""
     rng = random.Random(seed)
-    makers = [greedy, greedy, sampled, several, best, beams, chat, chat, structured, structured, called, embedded, counted,
-              responded, anthropic, scored]
+    makers = [
+        greedy,
+        greedy,
+        sampled,
+        several,
+        best,
+        beams,
+        chat,
+        chat,
+        structured,
+        structured,
+        called,
+        embedded,
+        counted,
+        responded,
+        anthropic,
+        scored,
+    ]
     return [makers[number % len(makers)](rng) for number in range(count)]
 
 
@@ -61,16 +86,24 @@ def chat(rng):
 
 
 def structured(rng):
-    ways = [{"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
-            {"structured_outputs": {"regex": "[a-z]{3,8}(, [a-z]{3,8}){1,4}"}},
-            {"structured_outputs": {"choice": ["yes", "no", "perhaps"]}},
-            {"structured_outputs": {"grammar": 'root ::= "(" [0-9]{1,6} ("," [0-9]{1,6}){0,9} ")"'}}]
+    ways = [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+        {"structured_outputs": {"regex": "[a-z]{3,8}(, [a-z]{3,8}){1,4}"}},
+        {"structured_outputs": {"choice": ["yes", "no", "perhaps"]}},
+        {"structured_outputs": {"grammar": 'root ::= "(" [0-9]{1,6} ("," [0-9]{1,6}){0,9} ")"'}},
+    ]
     return CHAT, {"messages": asked(rng), "max_tokens": 80, "temperature": 0, **rng.choice(ways)}
 
 
 def called(rng):
     tool = {"type": "function", "function": {"name": "note", "parameters": SCHEMA}}
-    return CHAT, {"messages": asked(rng), "max_tokens": 90, "temperature": 0, "tools": [tool], "tool_choice": "required"}
+    return CHAT, {
+        "messages": asked(rng),
+        "max_tokens": 90,
+        "temperature": 0,
+        "tools": [tool],
+        "tool_choice": "required",
+    }
 
 
 def embedded(rng):
@@ -78,9 +111,13 @@ def embedded(rng):
 
 
 def counted(rng):
-    return rng.choice([("/tokenize", {"prompt": " ".join(rng.choices(QUESTIONS, k=9))}),
-                       ("/detokenize", {"tokens": ids(rng)}),
-                       ("/v1/messages/count_tokens", {"messages": asked(rng)})])
+    return rng.choice(
+        [
+            ("/tokenize", {"prompt": " ".join(rng.choices(QUESTIONS, k=9))}),
+            ("/detokenize", {"tokens": ids(rng)}),
+            ("/v1/messages/count_tokens", {"messages": asked(rng)}),
+        ]
+    )
 
 
 def responded(rng):
@@ -101,8 +138,10 @@ def what_it_says(path: str, answer: dict):
     if path == COMPLETION:
         return [[choice["text"], choice["finish_reason"]] for choice in answer["choices"]]
     if path == CHAT:
-        return [[choice["message"].get("content") or "", calls(choice["message"]), choice["finish_reason"]]
-                for choice in answer["choices"]]
+        return [
+            [choice["message"].get("content") or "", calls(choice["message"]), choice["finish_reason"]]
+            for choice in answer["choices"]
+        ]
     if path == RESPONSES:
         text = [part["text"] for item in answer["output"] for part in item.get("content", [])]
         return ["".join(text), answer["status"]]
@@ -161,5 +200,7 @@ class Stream:
         chosen = [self.choices[index] for index in sorted(self.choices)]
         if self.path == COMPLETION:
             return [[choice["text"], choice["end"]] for choice in chosen]
-        joined = [[["".join(part) for part in call] for _, call in sorted(choice["calls"].items())] for choice in chosen]
+        joined = [
+            [["".join(part) for part in call] for _, call in sorted(choice["calls"].items())] for choice in chosen
+        ]
         return [[choice["text"], called, choice["end"]] for choice, called in zip(chosen, joined)]

@@ -20,19 +20,27 @@ BOMB_BYTES = 50_000
 KEPT_NOTES = 50
 
 BAD = [
-    ("/v1/completions", b"{"), ("/v1/completions", b"[]"), ("/v1/chat/completions", b'{"messages":[]}'),
-    ("/v1/chat/completions", b'{"messages":[{"role":"user","content":7}]}'), ("/v1/nothing", b"{}"),
-    ("/v1/completions", b'{"prompt":"Hi","temperature":-1}'), ("/v1/completions", b'{"prompt":[99999999]}'),
-    ("/v1/completions", b'{"prompt":"Hi","max_tokens":1000000}'), ("/v1/embeddings", b'{"input":[[]]}'),
-    ("/v1/messages", b'{"messages":[{"role":"user","content":"Hi"}]}'), ("/v1/responses", b'{"input":7}'),
+    ("/v1/completions", b"{"),
+    ("/v1/completions", b"[]"),
+    ("/v1/chat/completions", b'{"messages":[]}'),
+    ("/v1/chat/completions", b'{"messages":[{"role":"user","content":7}]}'),
+    ("/v1/nothing", b"{}"),
+    ("/v1/completions", b'{"prompt":"Hi","temperature":-1}'),
+    ("/v1/completions", b'{"prompt":[99999999]}'),
+    ("/v1/completions", b'{"prompt":"Hi","max_tokens":1000000}'),
+    ("/v1/embeddings", b'{"input":[[]]}'),
+    ("/v1/messages", b'{"messages":[{"role":"user","content":"Hi"}]}'),
+    ("/v1/responses", b'{"input":7}'),
     ("/v1/chat/completions", b'{"messages":[{"role":"user","content":"Hi"}],"structured_outputs":{"regex":"("}}'),
-    ("/v1/completions", b'{"prompt":"Hi","model":"another"}'), ("/tokenize", b'{"prompt":7}'),
-    ("/v1/completions", b"\xff\xfe"), ("/v1/completions", b'{"prompt":"Hi","n":0}'),
+    ("/v1/completions", b'{"prompt":"Hi","model":"another"}'),
+    ("/tokenize", b'{"prompt":7}'),
+    ("/v1/completions", b"\xff\xfe"),
+    ("/v1/completions", b'{"prompt":"Hi","n":0}'),
 ]
 
 
 class Load:
-    """What the clients share: what is right, what has happened, and the gate at which they wait when it is to be quiet."""
+    """What the clients share: what is right, what has happened, the gate at which they wait when it is to be quiet."""
 
     def __init__(self, server: Server, seed: int, num_clients: int, with_bombs: bool):
         self.server, self.seed = server, seed
@@ -44,7 +52,9 @@ class Load:
         # When a step was last told to fail, and how often: who was there then has a reason to fail.
         self.failed_at, self.failures = 0.0, 0
         self.bombs = [bomb for bomb in BOMBS if len(bomb.make(BOMB_BYTES)) <= BOMB_BYTES] if with_bombs else []
-        self.clients = [threading.Thread(target=self._client, args=(number,), daemon=True) for number in range(num_clients)]
+        self.clients = [
+            threading.Thread(target=self._client, args=(number,), daemon=True) for number in range(num_clients)
+        ]
 
     def learn(self, server: Server):
         """The right answers, from a server that has nothing else to do."""
@@ -114,9 +124,17 @@ class Client:
         self.connection = None
 
     def act(self):
-        actions = [(self.ask, 30), (self.stream, 36), (self.leave, 12), (self.bad, 10), (self.look, 6), (self.old_probe, 3),
-                   (self.slow, 2), (self.bomb, 4 if self.load.bombs else 0)]
-        action, = self.rng.choices([action for action, _ in actions], [weight for _, weight in actions])
+        actions = [
+            (self.ask, 30),
+            (self.stream, 36),
+            (self.leave, 12),
+            (self.bad, 10),
+            (self.look, 6),
+            (self.old_probe, 3),
+            (self.slow, 2),
+            (self.bomb, 4 if self.load.bombs else 0),
+        ]
+        (action,) = self.rng.choices([action for action, _ in actions], [weight for _, weight in actions])
         action()
 
     def _pick(self, streamed: bool):
@@ -185,7 +203,9 @@ class Client:
         if says == right:
             self.load.note("right")
         else:
-            self.load.note("wrong", f"{path} {json.dumps(body)[:200]}: {json.dumps(says)[-150:]} not {json.dumps(right)[-150:]}")
+            self.load.note(
+                "wrong", f"{path} {json.dumps(body)[:200]}: {json.dumps(says)[-150:]} not {json.dumps(right)[-150:]}"
+            )
 
     def stream(self, slow_s: float = 0.0):
         path, body, right = self._pick(True)
@@ -240,7 +260,9 @@ class Client:
             return self._broken(started, f"bad request to {path}", error)
         # Before the reason is looked for there may be no place.
         told = answer.status in (400, 404, 429) and answer.json().get("error")
-        self.load.note("refused" if told else "error", "" if told else f"a bad request to {path}: {answer.status} {answer.body}")
+        self.load.note(
+            "refused" if told else "error", "" if told else f"a bad request to {path}: {answer.status} {answer.body}"
+        )
 
     def bomb(self):
         bomb = self.rng.choice(self.load.bombs)
@@ -259,7 +281,9 @@ class Client:
             answer = self.load.server.ask("GET", path, timeout=HUNG_S)
         except OSError as error:
             return self._broken(started, path, error)
-        self.load.note("looked" if answer.status == 200 else "error", "" if answer.status == 200 else f"{path}: {answer.status}")
+        self.load.note(
+            "looked" if answer.status == 200 else "error", "" if answer.status == 200 else f"{path}: {answer.status}"
+        )
 
     def old_probe(self):
         """A health check as HAProxy sends it."""
@@ -268,18 +292,33 @@ class Client:
             read = b""
             while piece := connection.recv(4096):
                 read += piece
-        self.load.note("looked" if b" 200 " in read[:16] else "error", "" if b" 200 " in read[:16] else f"HTTP/1.0: {read[:80]}")
+        self.load.note(
+            "looked" if b" 200 " in read[:16] else "error", "" if b" 200 " in read[:16] else f"HTTP/1.0: {read[:80]}"
+        )
 
 
 SETTINGS = [
-    ("scheduler", "max_num_seqs", [8, 16, 64, 256]), ("scheduler", "policy", ["fcfs", "priority"]),
-    ("scheduler", "preemption_mode", ["auto", "swap", "recompute"]), ("scheduler", "watermark", [0.0, 0.01, 0.1]),
-    ("scheduler", "admission", ["expected", "prompt", "max_tokens"]), ("scheduler", "inter_token_target_ms", [0, 20, 100]),
-    ("swap", "high_watermark", [0.5, 0.8, 1.0]), ("swap", "max_tail_blocks", [0, 4]),
-    ("swap", "space_gib", [0.0005, 0.001, 0.002]), ("server", "max_requests", [24, 32, 64]),
-    ("server", "pause_comments", [True, False]), ("log", "level", ["warn", "error"]),
+    ("scheduler", "max_num_seqs", [8, 16, 64, 256]),
+    ("scheduler", "policy", ["fcfs", "priority"]),
+    ("scheduler", "preemption_mode", ["auto", "swap", "recompute"]),
+    ("scheduler", "watermark", [0.0, 0.01, 0.1]),
+    ("scheduler", "admission", ["expected", "prompt", "max_tokens"]),
+    ("scheduler", "inter_token_target_ms", [0, 20, 100]),
+    ("swap", "high_watermark", [0.5, 0.8, 1.0]),
+    ("swap", "max_tail_blocks", [0, 4]),
+    ("swap", "space_gib", [0.0005, 0.001, 0.002]),
+    ("server", "max_requests", [24, 32, 64]),
+    ("server", "pause_comments", [True, False]),
+    ("log", "level", ["warn", "error"]),
 ]
-BROKEN = ["[server", "server = 7", '[scheduler]\nmax_num_seqs = "many"', "[scheduler]\nmax_num_seqs = 0", "\x00", "[nothing]\na = 1"]
+BROKEN = [
+    "[server",
+    "server = 7",
+    '[scheduler]\nmax_num_seqs = "many"',
+    "[scheduler]\nmax_num_seqs = 0",
+    "\x00",
+    "[nothing]\na = 1",
+]
 
 
 class Operator(threading.Thread):
@@ -300,12 +339,16 @@ class Operator(threading.Thread):
             # Before it happens, so that nobody hears of it too early.
             self.load.failed_at, self.load.failures = time.monotonic(), self.load.failures + 1
             answer = self.load.server.ask("POST", "/admin/debug/fail_step")
-            self.load.note("step told to fail" if answer.status == 200 else "error", "" if answer.status == 200 else str(answer))
+            self.load.note(
+                "step told to fail" if answer.status == 200 else "error", "" if answer.status == 200 else str(answer)
+            )
         elif what < 0.85:
             self._change()
         else:
             answer = self.load.server.ask("POST", "/admin/recording", timeout=HUNG_S)
-            self.load.note("recording" if answer.status == 200 else "error", "" if answer.status == 200 else str(answer))
+            self.load.note(
+                "recording" if answer.status == 200 else "error", "" if answer.status == 200 else str(answer)
+            )
             # The one that the metrics and the disk would otherwise have hundreds of.
             for file in self.recordings.iterdir():
                 file.unlink(missing_ok=True)

@@ -1,7 +1,6 @@
 """What other clients notice while somebody attacks a server."""
 
 import dataclasses
-import http.client
 import json
 import socket
 import threading
@@ -258,6 +257,7 @@ class Target:
 
     def at_rest(self) -> bool:
         """Whether nothing computes: less than a half of a core, over some time."""
+
         def spent():
             return sum(proc.cpu_seconds() for proc in self.server.proc.all())
 

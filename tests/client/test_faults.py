@@ -38,14 +38,17 @@ def answers(server: Server) -> bool:
 
 
 def run(*arguments: str, before=None, stdin: str = "", **options) -> subprocess.CompletedProcess:
-    return subprocess.run([program(), *arguments], input=stdin, capture_output=True, text=True, timeout=120,
-                          preexec_fn=before, **options)
+    return subprocess.run(
+        [program(), *arguments], input=stdin, capture_output=True, text=True, timeout=120, preexec_fn=before, **options
+    )
 
 
 # Disks.
 
 
-@pytest.mark.parametrize("fault", ["a file instead of a folder", "a file size that is limited", "a folder of the kernel"])
+@pytest.mark.parametrize(
+    "fault", ["a file instead of a folder", "a file size that is limited", "a folder of the kernel"]
+)
 def test_a_recording_that_cannot_be_written_is_an_error_of_who_asked(fault, tmp_path):
     (tmp_path / "file").write_text("")
     folder = {"a file instead of a folder": tmp_path / "file/recordings", "a folder of the kernel": "/proc/recordings"}
@@ -78,7 +81,9 @@ def test_a_log_that_cannot_be_written_costs_only_the_log():
 
 
 def test_a_log_file_that_may_not_grow_costs_only_the_log(tmp_path):
-    with Server(program(), "--set", "log.level=debug", log=tmp_path / "log", before=limit(resource.RLIMIT_FSIZE, 2048)) as server:
+    with Server(
+        program(), "--set", "log.level=debug", log=tmp_path / "log", before=limit(resource.RLIMIT_FSIZE, 2048)
+    ) as server:
         assert all(answers(server) for _ in range(20))
         assert server.stop() == 0
 
@@ -171,13 +176,19 @@ def test_a_storm_of_hang_ups_cuts_no_stream(tmp_path):
         stormy.start()
         try:
             with concurrent.futures.ThreadPoolExecutor(8) as pool:
-                told = list(pool.map(lambda number: ask(server, *known[number % 32], number % 2 == 0), range(64 * (10 if LONG else 1))))
+                told = list(
+                    pool.map(
+                        lambda number: ask(server, *known[number % 32], number % 2 == 0),
+                        range(64 * (10 if LONG else 1)),
+                    )
+                )
         finally:
             over.set()
             stormy.join()
         # max_requests changes too, down to 24, and there are 8 clients.
         assert [(number % 32, says) for number, says in enumerate(told)] == [
-            (number % 32, ("right", right[number % 32])) for number in range(len(told))]
+            (number % 32, ("right", right[number % 32])) for number in range(len(told))
+        ]
         config.write_text("[server]\nmax_requests = 77\n")
         server.process.send_signal(signal.SIGHUP)
         live = lambda: server.ask("GET", "/admin/config").json()["live"]  # noqa: E731
@@ -220,7 +231,9 @@ def test_killed_and_started_again_it_says_the_same(tmp_path):
             for victim in victims:
                 victim.start()
             time.sleep(rng.random() * 0.5)
-            asking = threading.Thread(target=lambda: ignoring(lambda: server.ask("POST", "/admin/recording")), daemon=True)
+            asking = threading.Thread(
+                target=lambda: ignoring(lambda: server.ask("POST", "/admin/recording")), daemon=True
+            )
             asking.start()
             time.sleep(rng.random() * 0.02)
             server.kill()
@@ -266,10 +279,24 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path):
     """By decades, back and forth: only dates go by that clock, and what is measured by the monotonic one."""
     jumps = tmp_path / "jumps"
     jumps.write_text("+0\n")
-    env = {"LD_PRELOAD": faketime(), "FAKETIME_TIMESTAMP_FILE": str(jumps), "FAKETIME_NO_CACHE": "1",
-           "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-    options = ("--set", f"recorder.dir={tmp_path}", "--set", "server.request_timeout_s=600", "--set", "server.keep_alive_s=5",
-               "--set", "limits.requests_per_minute=100000", "--set", "log.slow_request_s=3600")
+    env = {
+        "LD_PRELOAD": faketime(),
+        "FAKETIME_TIMESTAMP_FILE": str(jumps),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+    options = (
+        "--set",
+        f"recorder.dir={tmp_path}",
+        "--set",
+        "server.request_timeout_s=600",
+        "--set",
+        "server.keep_alive_s=5",
+        "--set",
+        "limits.requests_per_minute=100000",
+        "--set",
+        "log.slow_request_s=3600",
+    )
     known = known_requests(8, 16)
     with Server(program(), *options, env=env, log=tmp_path / "log") as server:
         right = [ask(server, *request, False) for request in known]
@@ -292,8 +319,16 @@ def test_failed_steps_hang_nobody_and_change_no_answer(tmp_path):
     known = [request for request in known_requests(6, 32) if request[0] in (CHAT, COMPLETION)]
     with Server(program()) as alone:
         right = [ask(alone, *request, False) for request in known]
-    options = ("--num-device-blocks", "40", "--swap-space-gib", "0.001", "--set", "scheduler.admission=prompt",
-               "--set", "recorder.minutes=0")
+    options = (
+        "--num-device-blocks",
+        "40",
+        "--swap-space-gib",
+        "0.001",
+        "--set",
+        "scheduler.admission=prompt",
+        "--set",
+        "recorder.minutes=0",
+    )
     most, told = (1000 if LONG else 20), []
     with Server(program(), *DEBUG, *options, log=tmp_path / "log") as server:
         over = threading.Event()
@@ -335,7 +370,9 @@ def test_failed_steps_hang_nobody_and_change_no_answer(tmp_path):
 @pytest.mark.parametrize("mib", [64, 160, 256, 400, 600, 900, 1400, 2500])
 def test_too_little_address_space_for_a_start_is_said(mib, tmp_path):
     """It starts, or says what it had no memory for; an abort says nothing."""
-    server = Server(program(), "--swap-space-gib", "0.25", log=tmp_path / "log", before=limit(resource.RLIMIT_AS, mib << 20))
+    server = Server(
+        program(), "--swap-space-gib", "0.25", log=tmp_path / "log", before=limit(resource.RLIMIT_AS, mib << 20)
+    )
     try:
         server.start()
         assert answers(server)
@@ -355,7 +392,11 @@ def test_too_little_memory_for_a_request_is_not_the_servers_end(tmp_path):
         most = size + (300 << 20)
         resource.prlimit(server.process.pid, resource.RLIMIT_AS, (most, most))
         body = json.dumps({"prompt": " " * 8_000_000, "max_tokens": 4}).encode()
-        for path, data in [(COMPLETION, body), ("/tokenize", body), ("/v1/embeddings", b'{"input":[' + b"[1]," * 10**6 + b"[1]]}")]:
+        for path, data in [
+            (COMPLETION, body),
+            ("/tokenize", body),
+            ("/v1/embeddings", b'{"input":[' + b"[1]," * 10**6 + b"[1]]}"),
+        ]:
             with concurrent.futures.ThreadPoolExecutor(4) as pool:
                 sent = [pool.submit(send, server.port, "POST", path, data, {}, 120) for _ in range(4)]
                 assert all(one.result().status in (200, 400, 413, 429, 503) for one in sent), path

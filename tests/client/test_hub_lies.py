@@ -13,26 +13,55 @@ from lying_hub import MODEL, lying, tree, wait_for_requests
 
 LONG = os.environ.get("PAGETIDE_LONG", "0") != "0"
 LIES = [
-    "HTML instead of JSON", "JSON of another kind", "a listing as deep as it is long", "a listing without an end",
-    "redirects without an end", "a file's redirects without an end", "a commit outside of its folder",
-    "sizes beyond every disk", "another hash", "a name outside of the cache", "an absolute name",
-    "a commit of files outside of its folder", "a file beyond every disk", "more than was said", "HTML instead of a file",
-    "no ranges", "another range", "a shard outside of its folder",
+    "HTML instead of JSON",
+    "JSON of another kind",
+    "a listing as deep as it is long",
+    "a listing without an end",
+    "redirects without an end",
+    "a file's redirects without an end",
+    "a commit outside of its folder",
+    "sizes beyond every disk",
+    "another hash",
+    "a name outside of the cache",
+    "an absolute name",
+    "a commit of files outside of its folder",
+    "a file beyond every disk",
+    "more than was said",
+    "HTML instead of a file",
+    "no ranges",
+    "another range",
+    "a shard outside of its folder",
     # A connection that breaks is tried again, for half a minute.
     *(["less than was said"] if LONG else []),
 ]
-REQUEST = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions",
-                      "body": {"prompt": [3, 4, 5], "max_tokens": 4, "temperature": 0, "ignore_eos": True}})
+REQUEST = json.dumps(
+    {
+        "custom_id": "a",
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": {"prompt": [3, 4, 5], "max_tokens": 4, "temperature": 0, "ignore_eos": True},
+    }
+)
 
 
 def start(hub, home, before=None, **variables) -> subprocess.Popen:
     names = ("PAGETIDE_", "HF_", "HUGGING", "TRANSFORMERS_", "XDG_")
-    env = {name: value for name, value in os.environ.items()
-           if not name.startswith(names) and not name.lower().endswith("_proxy")}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(names) and not name.lower().endswith("_proxy")
+    }
     env |= {"HOME": str(home), "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", **variables}
     command = [program(), "generate", "--input", "-", "--output", "-", "--num-device-blocks", "64", "--model", MODEL]
-    process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               text=True, preexec_fn=before)
+    process = subprocess.Popen(
+        command,
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=before,
+    )
     try:
         process.stdin.write(REQUEST + "\n")
         process.stdin.close()
@@ -82,7 +111,11 @@ def test_a_lie_is_found_out(lie, right, tmp_path):
         assert "127.0.0.1" in error or "model" in error, error
     else:
         assert text_of((code, out, error)) == right, "an answer is the right one"
-    outside = {path for path in tree(tmp_path) if not path.startswith("a/b/c/d/home/.cache/huggingface/hub") and "outside" in path}
+    outside = {
+        path
+        for path in tree(tmp_path)
+        if not path.startswith("a/b/c/d/home/.cache/huggingface/hub") and "outside" in path
+    }
     assert not outside, f"nothing is written outside of the model's folder: {outside}"
     in_model = {path for path in tree(home) if "outside" in path}
     assert not in_model, in_model
@@ -112,8 +145,10 @@ def test_a_slow_hub_is_waited_for_and_a_killed_download_goes_on(right, tmp_path)
 @pytest.mark.parametrize("fault", ["a limited file", "a file instead of a folder", "a folder of the kernel"])
 def test_a_cache_that_cannot_be_written_is_said(fault, right, tmp_path):
     (tmp_path / "file").write_text("")
-    variables = {"a file instead of a folder": {"HF_HUB_CACHE": str(tmp_path / "file/hub")},
-                 "a folder of the kernel": {"HF_HUB_CACHE": "/proc/hub"}}.get(fault, {})
+    variables = {
+        "a file instead of a folder": {"HF_HUB_CACHE": str(tmp_path / "file/hub")},
+        "a folder of the kernel": {"HF_HUB_CACHE": "/proc/hub"},
+    }.get(fault, {})
     before = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))) if fault == "a limited file" else None
     with lying("nothing", tmp_path / "x") as hub:
         code, _, error = finish(start(hub, tmp_path, before=before, **variables))

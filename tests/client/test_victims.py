@@ -1,6 +1,6 @@
 """What one client sends does not hurt others: each bomb twice at once, beside streams and short prompts.
 
-PAGETIDE_VICTIMS names a part of the bombs (as pytest's -k does), PAGETIDE_VICTIMS_REPORT a file for the figures.
+PAGETIDE_LONG=1: all of them. PAGETIDE_VICTIMS_REPORT: a file for the figures.
 """
 
 import os
@@ -10,9 +10,12 @@ import pytest
 from attack import Target
 from bombs import BOMBS
 
+LONG = os.environ.get("PAGETIDE_LONG", "0") != "0"
+TRIED = [bomb for bomb in BOMBS if LONG or not bomb.long]
 # Times are those of a machine that may be busy: what was late three times in a row is late.
 ATTEMPTS = 3
-HEAD = "| bomb | body, kB | answers | after, s | gap, s (quiet) | short prompt, s (quiet) | memory, MB | |\n|---|---|---|---|---|---|---|---|"
+COLUMNS = ["bomb", "body, kB", "answers", "after, s", "gap, s (quiet)", "short prompt, s (quiet)", "memory, MB", ""]
+HEAD = "| " + " | ".join(COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|"
 
 
 @pytest.fixture(scope="module")
@@ -42,23 +45,33 @@ def rows():
 
 def row(name: str, seen, wrong: list) -> str:
     answers = ", ".join(map(str, seen.answers)) or "none"
-    return (
-        f"| {name} | {seen.bytes / 1e3:.0f} | {answers} | {seen.answered_s:.1f} | {seen.gap_s:.2f} ({seen.quiet_gap_s:.2f}) "
-        f"| {seen.prompt_s:.2f} ({seen.quiet_prompt_s:.2f}) | {seen.memory_mb:.0f} | {'; '.join(wrong) or 'holds'} |"
-    )
+    cells = [
+        *(name, f"{seen.bytes / 1e3:.0f}", answers, f"{seen.answered_s:.1f}"),
+        f"{seen.gap_s:.2f} ({seen.quiet_gap_s:.2f})",
+        f"{seen.prompt_s:.2f} ({seen.quiet_prompt_s:.2f})",
+        *(f"{seen.memory_mb:.0f}", "; ".join(wrong) or "holds"),
+    ]
+    return "| " + " | ".join(cells) + " |"
 
 
-@pytest.mark.parametrize("bomb", BOMBS, ids=lambda bomb: bomb.name)
+@pytest.mark.parametrize("bomb", TRIED, ids=lambda bomb: bomb.name)
 def test_nobody_else_is_hurt_by(bomb, target, rows):
     check(bomb, target, rows)
 
 
 # Whose clients do not stay to hear what becomes of them.
-LEFT = ["20 times 20 options, eight deep", "20 options of objects, four deep", "30 patterns that all hold", "a message of spaces", "GBNF with 60,000 ?",
-        "embeddings of one-token prompts", "tokenize of spaces"]
+LEFT = [
+    "20 times 20 options, eight deep",
+    "20 options of objects, four deep",
+    "30 patterns that all hold",
+    "a message of spaces",
+    "GBNF with 60,000 ?",
+    "embeddings of one-token prompts",
+    "tokenize of spaces",
+]
 
 
-@pytest.mark.parametrize("bomb", [bomb for bomb in BOMBS if bomb.name in LEFT], ids=lambda bomb: bomb.name)
+@pytest.mark.parametrize("bomb", [bomb for bomb in TRIED if bomb.name in LEFT], ids=lambda bomb: bomb.name)
 def test_work_ends_with_its_client(bomb, target, rows):
     check(bomb, target, rows, leave_after_s=0.3)
 
