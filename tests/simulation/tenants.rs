@@ -71,7 +71,7 @@ fn modest_steps(greed: Greed, key_turns: bool, overlap: bool) -> Vec<usize> {
         world.steps_until_end(request)
     });
     let steps = steps.collect();
-    assert!(world.scheduler.num_requests() > 0, "the greedy one has more");
+    assert!(!key_turns || world.scheduler.num_requests() > 0, "the greedy one has more");
     world.drain();
     steps
 }
@@ -82,8 +82,9 @@ fn a_modest_tenant_is_served_beside_a_greedy_one() {
     for overlap in [false, true] {
         for greed in GREEDS {
             let steps = modest_steps(greed, true, overlap);
-            // What runs goes on to its end: some prompts in pieces, and an output; then its own 8 tokens.
-            let bound = 8 + greed.max_tokens as usize + 16 * greed.prompt.div_ceil(64) + 16;
+            // What runs goes on to its end, and what was paused comes back before: some prompts in pieces, and three outputs;
+            // then its own 8 tokens. All that the greedy one asks for takes more than 1,000 steps.
+            let bound = 8 + 3 * greed.max_tokens as usize + 16 * greed.prompt.div_ceil(64) + 16;
             eprintln!("{greed:?}, {overlap}: {steps:?} steps, bound {bound}");
             assert!(steps.iter().all(|steps| *steps <= bound), "{greed:?}, {overlap}: {steps:?}, bound {bound}");
         }

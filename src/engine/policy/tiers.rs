@@ -382,6 +382,10 @@ impl Scheduler {
         seq.num_published = coming.first_place;
         self.pending.release.push(Arc::new(rest));
         self.pending_swap.forget.extend(&coming.from);
+        // Others that rely on these copies would make them anew.
+        for seq in self.running.iter_mut().filter(|seq| seq.backing.iter().any(|block| coming.from.contains(block))) {
+            seq.tail = Tail::default();
+        }
         self.pending_swap.release.push(coming.from);
         self.resume(rank);
     }

@@ -2,8 +2,9 @@
 //!
 //! Of the tenants that wait, the one that has least of the engine goes first: of device blocks or of places in a step,
 //! whichever it has the larger part of (its *dominant share*), counting what it was given in the step being planned. So a
-//! thousand requests of one tenant do not stand before the first of another. A tenant's own requests keep their order,
-//! priorities go before all this, and nothing is kept free for anybody: who is alone may have everything.
+//! thousand requests of one tenant do not stand before the first of another. A tenant's own requests keep their order.
+//! Priorities go before all this, and so do those that had to yield: they come back, by age, before anybody new. Nothing is
+//! kept free for anybody: who is alone may have everything.
 //!
 //! Who holds more than an equal part yields before those who do not.
 

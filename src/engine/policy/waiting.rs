@@ -147,6 +147,9 @@ fn next_of(lines: &BTreeSet<(Line, Rank)>, line: Line, rank: Rank) -> Option<Ran
     behind.filter(|(other, _)| *other == line).map(|(_, rank)| *rank)
 }
 
+/// In what order sequences go where tenants take turns: by priority, whether they are new, what their tenant has, and rank.
+type Turn = (i32, bool, u64, Rank);
+
 /// See [`Waiting::walk`].
 pub(super) struct Walk<'a> {
     seqs: &'a mut BTreeMap<Rank, Box<Sequence>>,
@@ -155,8 +158,8 @@ pub(super) struct Walk<'a> {
     heads: Peekable<Iter<'a, Rank, Line>>,
     /// Where the others go on.
     entered: BinaryHeap<Reverse<(Rank, Line)>>,
-    /// Who is next in each line, where tenants take turns: by priority, and then by what the tenant has.
-    turns: BinaryHeap<Reverse<(i32, u64, Rank, Line)>>,
+    /// Who is next in each line, where tenants take turns: see [`Turn`].
+    turns: BinaryHeap<Reverse<(Turn, Line)>>,
     last: Option<(Rank, Line)>,
 }
 
@@ -180,15 +183,19 @@ impl Walk<'_> {
         self.seqs.get_mut(&next.0).map(|seq| &mut **seq)
     }
 
-    /// The next, where of several tenants the one that has least goes first; `share` says what it has by now. A walk goes
-    /// one way or the other.
+    /// The next, where of several tenants the one that has least goes first; `share` says what it has by now. Who has run
+    /// before goes before that, most senior first: others wait for it with memory (beams), and hear nothing meanwhile. A walk
+    /// goes one way or the other.
     pub fn next_in_turn(&mut self, share: impl Fn(Tenant) -> u64) -> Option<&mut Sequence> {
-        let turn = |rank: Rank, line: Line| Reverse((rank.priority, share(line.tenant), rank, line));
+        let turn = |rank: Rank, line: Line| {
+            let share = if line.has_run { 0 } else { share(line.tenant) };
+            Reverse(((rank.priority, !line.has_run, share, rank), line))
+        };
         self.turns.extend(self.heads.by_ref().map(|(rank, line)| turn(*rank, *line)));
         if let Some((rank, line)) = self.last.take() {
             self.turns.extend(next_of(self.lines, line, rank).map(|next| turn(next, line)));
         }
-        let Reverse((_, _, rank, line)) = self.turns.pop()?;
+        let Reverse(((_, _, _, rank), line)) = self.turns.pop()?;
         self.last = Some((rank, line));
         self.seqs.get_mut(&rank).map(|seq| &mut **seq)
     }
