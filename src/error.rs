@@ -177,8 +177,32 @@ impl ApiError {
             413,
             "invalid_request_error",
             Some("body_too_large"),
-            format!("the request body is longer than {limit_bytes} bytes, this server's limit"),
+            format!("the request body is longer than {limit_bytes} bytes, this server's limit (server.max_body_bytes)"),
         )
+    }
+
+    /// 400: it would take too much memory.
+    pub fn too_many_values(most: usize) -> Self {
+        Self::bad_request(format!(
+            "the request body has too many JSON values: this server reads up to limits.max_body_values = {most}, token ids \
+             of prompts not counted"
+        ))
+    }
+
+    /// 429: large bodies of others are being read.
+    pub fn parsing_full(limit_bytes: usize) -> Self {
+        Self {
+            retry_after_s: Some(1),
+            ..Self::new(
+                429,
+                "rate_limit_error",
+                Some("parsing_full"),
+                format!(
+                    "large request bodies are being read, and with this one they would be longer than {limit_bytes} bytes \
+                     together, this server's limit (limits.max_parsing_bytes); try again"
+                ),
+            )
+        }
     }
 
     /// 415: the body is compressed in a way that is not known.

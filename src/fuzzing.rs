@@ -10,7 +10,8 @@ use crate::backend::DType;
 use crate::budget::Budget;
 use crate::cli::bench::client::read_streamed;
 use crate::config::layers::{Sources, resolve};
-use crate::http::openai::{Endpoint, Request, completion, embeddings, tokenize, whole_numbers};
+use crate::http::body::json::{Bounds, Json};
+use crate::http::openai::{Endpoint, Request, embeddings, tokenize, whole_numbers};
 use crate::http::{anthropic, responses};
 use crate::model::families;
 use crate::model::files::ModelFiles;
@@ -204,26 +205,33 @@ fn budget() -> Budget {
     Budget::steps(1 << 30)
 }
 
-/// A request's body, to each endpoint that takes one. Its prompts are made into tokens; its grammar is not compiled.
+/// A request's body, to each endpoint that takes one, read as the server reads it. Its prompts are made into tokens; its
+/// grammar is not compiled.
 fn request_body(data: &[u8]) {
-    let Ok(mut body) = serde_json::from_slice::<Value>(data) else { return };
-    whole_numbers(&mut body);
     let model = model();
-    for endpoint in [Endpoint::Chat, Endpoint::Completion] {
-        if let Ok(request) = Request::parse(endpoint, &body, model) {
+    let bounds = Bounds { max_values: 10_000, max_prompts: 64 };
+    let read = |ids| {
+        let mut json = Json::read(data, &|_| true, ids, bounds).ok()?;
+        whole_numbers(&mut json.value);
+        Some(json)
+    };
+    for (endpoint, ids) in [(Endpoint::Chat, None), (Endpoint::Completion, Some("prompt"))] {
+        let Some(body) = read(ids) else { return };
+        if let Ok(request) = Request::of_body(endpoint, body, model) {
             for prompt in &request.prompts {
                 let _ = model.encode(prompt, "messages", &budget());
                 let _ = model.encode_truncated(prompt, 8, None, "messages", &budget());
             }
         }
     }
-    let _ = responses::request::ResponsesRequest::parse(&body, model);
-    let _ = anthropic::request::message(&body, model);
-    let _ = anthropic::count_tokens(&body, model, &budget());
-    let _ = embeddings::check(&body, model);
-    let _ = tokenize::tokenize(&body, model, &budget());
-    let _ = tokenize::detokenize(&body, model, &budget());
-    let _ = completion::prompts("prompt", body.get("prompt"), true, model.vocab_size);
+    if let Some(body) = read(None) {
+        let _ = responses::request::ResponsesRequest::parse(&body.value, model);
+        let _ = anthropic::request::message(&body.value, model);
+        let _ = anthropic::count_tokens(body, model, &budget());
+    }
+    read(Some("input")).map(|body| embeddings::Request::parse(body, model).map(drop));
+    read(None).map(|body| tokenize::tokenize(body, model, &budget()).map(drop));
+    read(Some("tokens")).map(|body| tokenize::detokenize(body, model, &budget()).map(drop));
 }
 
 /// A configuration file.

@@ -305,6 +305,16 @@ impl Layers {
             let keys = &["swap.space_gib", "swap.max_space_gib"];
             broken.push((keys, format!("{space_gib} is more than swap.max_space_gib = {most} ({})", origin(keys[1]))));
         }
+        let limits = &self.resolved.config.limits;
+        if limits.max_parsing_bytes != 0 && limits.max_parsing_bytes < server.max_body_bytes {
+            let keys = &["limits.max_parsing_bytes", "server.max_body_bytes"];
+            let (most, largest) = (limits.max_parsing_bytes, server.max_body_bytes);
+            let why = format!(
+                "{most} is less than server.max_body_bytes = {largest} ({}): such a body would never be read",
+                origin(keys[1])
+            );
+            broken.push((keys, why));
+        }
         let is_clients = |own: &str| !own.is_empty() && server.api_keys.iter().any(|key| key.key == own);
         if is_clients(&server.admin_key) {
             let keys = &["server.admin_key", "server.api_keys"];

@@ -59,6 +59,8 @@ const REASONS: &[(&str, &str)] = &[
     ("server.tls_key", "whether the port speaks TLS is decided at the start; the file itself is read again"),
     ("server.admin_listen", "the address is bound at the start"),
     ("limits.max_connections", "the HTTP threads are given it at the start"),
+    ("limits.max_body_values", "the HTTP threads are given it at the start"),
+    ("limits.max_parsing_bytes", "the HTTP threads are given it at the start"),
     ("server.debug_endpoints", "whoever has the admin key shall not open them alone"),
     ("server.workers", "the HTTP threads are started at the start"),
     ("model", "the model is loaded at the start"),

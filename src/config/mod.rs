@@ -98,7 +98,7 @@ pub struct ServerConfig {
 }
 
 /// How much is taken in. 0 is any number.
-#[derive(Clone, Debug, PartialEq, Default)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LimitsConfig {
     pub max_connections: usize,
     /// Of all requests together.
@@ -110,6 +110,25 @@ pub struct LimitsConfig {
     pub key_max_requests: u64,
     /// `None`: see [`Config::key_max_connections`].
     pub key_max_connections: Option<u64>,
+    pub max_body_values: usize,
+    pub max_parsing_bytes: usize,
+}
+
+impl Default for LimitsConfig {
+    fn default() -> Self {
+        Self {
+            max_connections: 0,
+            requests_per_minute: 0,
+            tokens_per_minute: 0,
+            key_requests_per_minute: 0,
+            key_tokens_per_minute: 0,
+            key_max_requests: 0,
+            key_max_connections: None,
+            // A value takes up to a kilobyte until its request has been made.
+            max_body_values: 100_000,
+            max_parsing_bytes: 64 << 20,
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -276,7 +295,8 @@ impl Default for ServerConfig {
             retry_after_s: 1,
             drain_delay_s: 0,
             drain_timeout_s: 30,
-            max_body_bytes: 32 << 20,
+            // Some two million tokens of text, or one million token ids.
+            max_body_bytes: 8 << 20,
             header_timeout_s: 10,
             body_timeout_s: 60,
             request_timeout_s: 0,

@@ -156,8 +156,8 @@ settings! {
         "After that, time for running requests to finish; what still runs then ends with an error.",
         "Answers take longer than this; stay below the supervisor's own limit.";
     server.max_body_bytes: int(1024, 1 << 30), "bytes", None,
-        "Largest request body; a larger one is answered with 413.",
-        "Prompts are longer, or clients are not trusted.";
+        "Largest request body; a larger one is answered with 413. The default is some two million tokens of text; reading a body takes up to ten times its size.",
+        "Prompts are longer (higher), or clients are not trusted (lower).";
     server.header_timeout_s: int(0, 3600), "s", None,
         "Time for a client to send the first request's head, and to finish a TLS handshake; 0 is any. A later head has this time and server.keep_alive_s together.",
         "Clients are far away, or hold connections open on purpose (lower).";
@@ -213,6 +213,13 @@ settings! {
     limits.key_max_connections: int_or_auto(0, 1_000_000), "connections", None,
         "Connections at once of each of server.api_keys that says nothing else: a connection counts for the key that it was last used with. Beyond: 429, and the connection is closed. auto is three quarters of limits.max_connections where there are two keys or more, and no limit for one alone or where max_connections is 0.",
         "0 where all keys are one client's, or come through one gateway.";
+
+    limits.max_body_values: int(0, 1_000_000_000), "values", None,
+        "JSON values in a request's body, those in arrays and objects counted too; token ids of prompts and fields that are not known are not. Beyond: 400.",
+        "Requests have very large schemas, tools or lists (higher).";
+    limits.max_parsing_bytes: int(0, 1 << 40), "bytes", None,
+        "Bytes of request bodies above 16 KiB that are read at once, of all clients together. Beyond: 429.",
+        "Many clients send long prompts at the same time (higher), or memory is short (lower).";
 
     model.path: NAME, "", Some(("model", "DIR|OWNER/NAME|demo")),
         "Directory of a Hugging Face checkpoint, name of a model on the hub (Qwen/Qwen2.5-1.5B-Instruct), or demo for the small model inside the program.",

@@ -1,15 +1,29 @@
 //! One request from its JSON body to the whole answer: what HTTP and `pagetide generate` share.
 
-use crate::actors::runtime::RuntimeHandle;
+use crate::actors::runtime::{ModelInfo, RuntimeHandle};
 use crate::error::ApiError;
 use crate::http::generation::{Delta, Generation};
 use crate::http::openai::response::Answer;
-use crate::http::openai::{Endpoint, Request};
+use crate::http::openai::{AnswerOptions, Endpoint, Request};
 use serde_json::Value;
 
 /// Answers `body` as `endpoint` does without `stream`. Dropping the future cancels the request.
 pub async fn complete(handle: &RuntimeHandle, endpoint: Endpoint, body: &Value) -> Result<Value, ApiError> {
     answer(handle, Request::parse(endpoint, body, handle.model())?).await
+}
+
+/// About how many values there will be in its answer, beside its texts.
+pub fn num_values(request: &Request, model: &ModelInfo) -> usize {
+    let AnswerOptions { logprobs, prompt_logprobs, echo, return_token_ids, .. } = request.answer;
+    let of_token = logprobs.map_or(0, |top| 4 * (1 + top as usize)) + usize::from(return_token_ids);
+    let of_prompt = prompt_logprobs.map_or(0, |top| 4 * (1 + top as usize)) + if echo { of_token } else { 0 };
+    let (prompts, len) = (request.prompts.len(), model.max_model_len as usize);
+    let max_tokens = match request.params.max_tokens {
+        0 => len,
+        most => len.min(most as usize),
+    };
+    let outputs = prompts * request.n as usize * max_tokens;
+    outputs * of_token + prompts * len * of_prompt + prompts * request.n as usize
 }
 
 /// The whole answer to a request, whether it asked for a stream or not.

@@ -8,6 +8,7 @@ use crate::actors::runtime::RuntimeHandle;
 use crate::engine::bill::KvBill;
 use crate::error::ApiError;
 use crate::http::deadline::Deadline;
+use crate::http::openai::completion::too_many;
 use crate::http::openai::response::{KvUsage, Usage};
 use crate::http::openai::{AnswerOptions, Request};
 use crate::ids::TokenId;
@@ -122,9 +123,7 @@ impl Generation {
     pub async fn start(handle: &RuntimeHandle, request: &mut Request) -> Result<Self, ApiError> {
         let (num_prompts, most) = (request.prompts.len(), handle.max_requests());
         if num_prompts > most {
-            // Not a 429: trying again would not help.
-            let message = format!("a batch may have at most {most} prompts on this server, got {num_prompts}");
-            return Err(ApiError::invalid("prompt", message));
+            return Err(too_many("prompt", most, num_prompts));
         }
         let mut deadline = Deadline::new(handle);
         let mut runs = Vec::with_capacity(num_prompts);

@@ -8,6 +8,7 @@ pub mod account;
 pub mod admin;
 pub mod anthropic;
 pub mod auth;
+pub mod body;
 pub mod complete;
 pub mod compression;
 pub mod connection;

@@ -4,24 +4,26 @@ use crate::actors::messages::Caller;
 use crate::actors::phase::Phase;
 use crate::actors::runtime::{ModelInfo, RuntimeHandle};
 use crate::actors::tuner::Tuner;
-use crate::actors::workers::Weight;
 use crate::budget::Budget;
 use crate::error::ApiError;
 use crate::http::account::Account;
 use crate::http::admin::Admin;
 use crate::http::auth::{Keyed, Watcher};
+use crate::http::body::json::Json;
+use crate::http::body::{self, Body, Wants};
 use crate::http::openai::stream::Chunks;
-use crate::http::openai::{Endpoint, Request, chat, check_model, completion, embeddings, tokenize, whole_numbers};
+use crate::http::openai::{Endpoint, Request, chat, check_model, completion, embeddings, tokenize};
 use crate::http::openapi::answers::{ModelCard, ModelList, Status, Version};
 use crate::http::openapi::{self, Operation, Tag};
+use crate::http::responses::request::ResponsesRequest;
 use crate::http::stream::EventBody;
-use crate::http::timeouts::is_timeout;
+use crate::http::translate::count_refused;
 use crate::http::{admin, anthropic, complete, console, responses};
 use crate::metrics;
 use actix_web::dev::Payload;
-use actix_web::http::header::{ALLOW, CONTENT_LENGTH, ContentType, RETRY_AFTER};
+use actix_web::http::header::{ALLOW, ContentType, RETRY_AFTER};
 use actix_web::http::{Method, StatusCode};
-use actix_web::web::{self, Bytes, Data, Path, ServiceConfig};
+use actix_web::web::{self, Data, Path, ServiceConfig};
 use actix_web::{FromRequest, HttpMessage, HttpRequest, HttpResponse, Resource, ResponseError, Route, guard};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -211,25 +213,32 @@ impl Deref for Engine {
 }
 
 async fn chat_completions(handle: Engine, body: Body) -> Result<HttpResponse, ApiError> {
-    generate(&handle, Endpoint::Chat, &json_body(body, &handle)?).await
+    generate(&handle, Endpoint::Chat, Wants::default(), body).await
 }
 
 async fn completions(handle: Engine, body: Body) -> Result<HttpResponse, ApiError> {
-    generate(&handle, Endpoint::Completion, &json_body(body, &handle)?).await
+    generate(&handle, Endpoint::Completion, Wants::ids("prompt"), body).await
 }
 
-async fn generate(handle: &RuntimeHandle, endpoint: Endpoint, body: &Value) -> Result<HttpResponse, ApiError> {
-    let request = Request::parse(endpoint, body, handle.model())
-        .inspect_err(|_| metrics::request_rejected(metrics::Rejection::Invalid, handle.tenant()))?;
+async fn generate(
+    handle: &RuntimeHandle,
+    endpoint: Endpoint,
+    wants: Wants,
+    body: Body,
+) -> Result<HttpResponse, ApiError> {
+    let parsed = body.parse(handle, wants, move |body, model| Ok(Request::of_body(endpoint, body, model))).await?;
+    let request = count_refused(parsed, handle)?;
     if request.stream.is_none() {
-        return Ok(HttpResponse::Ok().json(complete::answer(handle, request).await?));
+        let num_values = complete::num_values(&request, handle.model());
+        return body::answer(handle, complete::answer(handle, request).await?, num_values).await;
     }
     let chunks = Chunks::new(&request, handle.model());
     Ok(EventBody::start(handle, request, chunks).await?.into_response())
 }
 
 async fn create_response(handle: Engine, body: Body) -> Result<HttpResponse, ApiError> {
-    responses::create(&handle, &json_body(body, &handle)?).await
+    let parse = |body: Json, model: &ModelInfo| Ok(ResponsesRequest::parse(&body.value, model));
+    responses::create(&handle, body.parse(&handle, Wants::default(), parse).await?).await
 }
 
 /// Nothing is stored, so there is nothing to get, list, cancel or delete.
@@ -238,11 +247,12 @@ async fn stored_response(id: Path<String>) -> HttpResponse {
 }
 
 async fn messages(handle: Engine, body: Body) -> Result<HttpResponse, ApiError> {
-    anthropic::create(&handle, &json_body(body, &handle)?).await
+    let parse = |body: Json, model: &ModelInfo| Ok(anthropic::request::message(&body.value, model));
+    anthropic::create(&handle, body.parse(&handle, Wants::default(), parse).await?).await
 }
 
 async fn count_tokens(handle: Engine, request: HttpRequest, body: Body) -> Result<HttpResponse, ApiError> {
-    convert(&handle, &request, json_body(body, &handle)?, anthropic::count_tokens).await
+    convert(&handle, &request, Wants::default(), body, anthropic::count_tokens).await
 }
 
 fn describe_models() -> Operation {
@@ -282,44 +292,37 @@ fn model_card(handle: &RuntimeHandle) -> Value {
 }
 
 async fn embed(handle: Engine, body: Body) -> Result<HttpResponse, ApiError> {
-    let body = json_body(body, &handle)?;
-    check_model(&body, handle.model())?;
-    Ok(HttpResponse::Ok().json(embeddings::embeddings(&handle, &body).await?))
+    let request = body.parse(&handle, Wants::ids("input"), embeddings::Request::parse).await?;
+    let num_values = request.num_prompts() * handle.model().embedding_size as usize;
+    body::answer(&handle, embeddings::embeddings(&handle, request).await?, num_values).await
 }
 
 async fn tokenize(handle: Engine, request: HttpRequest, body: Body) -> Result<HttpResponse, ApiError> {
-    let body = json_body(body, &handle)?;
-    check_model(&body, handle.model())?;
-    convert(&handle, &request, body, tokenize::tokenize).await
+    convert(&handle, &request, Wants::default(), body, tokenize::tokenize).await
 }
 
 async fn detokenize(handle: Engine, request: HttpRequest, body: Body) -> Result<HttpResponse, ApiError> {
-    let body = json_body(body, &handle)?;
-    check_model(&body, handle.model())?;
-    convert(&handle, &request, body, tokenize::detokenize).await
+    convert(&handle, &request, Wants::ids("tokens"), body, tokenize::detokenize).await
 }
 
 /// Answers a request for a text's tokens, or for the text of tokens: `convert` gives the answer, and how many tokens there
 /// were, for which the request is charged.
-async fn convert<T: Serialize + Send + 'static>(
+async fn convert<T: Serialize + 'static>(
     handle: &Engine,
     request: &HttpRequest,
-    body: Value,
-    convert: fn(&Value, &ModelInfo, &Budget) -> Result<(T, usize), ApiError>,
+    wants: Wants,
+    body: Body,
+    convert: fn(Json, &ModelInfo, &Budget) -> Result<(T, usize), ApiError>,
 ) -> Result<HttpResponse, ApiError> {
-    let weight = Weight::of_bytes(request_bytes(request));
-    let model = handle.model().clone();
-    let (answer, num_tokens) = handle.text().run(weight, move |budget| convert(&body, &model, budget)).await?;
+    let work = move |body: Json, model: &ModelInfo, budget: &Budget| {
+        let (answer, num_tokens) = convert(body, model, budget)?;
+        Ok((body::written(&answer)?, num_tokens))
+    };
+    let (answer, num_tokens) = body.work(handle, wants, work).await?;
     if let Some(account) = request.extensions().get::<Arc<Account>>() {
         account.convert(num_tokens)?;
     }
-    Ok(HttpResponse::Ok().json(answer))
-}
-
-/// Of the body, as its head says; one that does not say may be long.
-fn request_bytes(request: &HttpRequest) -> usize {
-    let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    length.unwrap_or(usize::MAX)
+    Ok(body::written_answer(answer))
 }
 
 fn describe_health() -> Operation {
@@ -388,7 +391,8 @@ async fn change_config(
     tuner: Data<Tuner>,
     body: Body,
 ) -> Result<HttpResponse, ApiError> {
-    Ok(HttpResponse::Ok().json(admin::change(&tuner, &json_body(body, &handle)?).await?))
+    let settings = body.parse(&handle, Wants::all(), |body, _| Ok(body.value)).await?;
+    Ok(HttpResponse::Ok().json(admin::change(&tuner, &settings).await?))
 }
 
 async fn record(_: Admin, tuner: Data<Tuner>) -> Result<HttpResponse, ApiError> {
@@ -413,20 +417,6 @@ async fn docs() -> HttpResponse {
 
 async fn not_found(request: HttpRequest) -> HttpResponse {
     ApiError::not_found(request.path()).error_response()
-}
-
-type Body = Result<Bytes, actix_web::Error>;
-
-fn json_body(body: Body, handle: &RuntimeHandle) -> Result<Value, ApiError> {
-    let body = body.map_err(|error| match error.as_response_error().status_code() {
-        StatusCode::PAYLOAD_TOO_LARGE => ApiError::body_too_large(handle.model().server.get().max_body_bytes),
-        _ if is_timeout(&error) => ApiError::body_timeout(handle.model().server.get().body_timeout_s),
-        _ => ApiError::bad_request(format!("the request body cannot be read: {error}")),
-    })?;
-    let mut body: Value = serde_json::from_slice(&body)
-        .map_err(|error| ApiError::bad_request(format!("the request body is not JSON: {error}")))?;
-    whole_numbers(&mut body);
-    Ok(body)
 }
 
 impl ResponseError for ApiError {

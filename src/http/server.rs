@@ -8,6 +8,7 @@ use crate::error::{ApiError, StartError};
 use crate::http::account::{Account, AccountedBody, Closing, Reporter};
 use crate::http::anthropic;
 use crate::http::auth::Keys;
+use crate::http::body::Parsing;
 use crate::http::compression::{encodings, without_identity};
 use crate::http::connection::Connection;
 use crate::http::console::Feed;
@@ -19,11 +20,11 @@ use crate::http::tls::Certificate;
 use crate::metrics;
 use crate::telemetry::trace::Tracer;
 use actix_web::body::MessageBody;
-use actix_web::dev::{Extensions, Server, ServerHandle, ServiceRequest, ServiceResponse};
+use actix_web::dev::{Server, ServerHandle, ServiceRequest, ServiceResponse};
 use actix_web::http::ConnectionType;
 use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
 use actix_web::middleware::{Compress, Next, from_fn};
-use actix_web::web::{Data, PayloadConfig};
+use actix_web::web::Data;
 use actix_web::{App, Error, HttpMessage, HttpServer, ResponseError};
 use std::net::{SocketAddr, TcpListener};
 use std::pin::Pin;
@@ -143,6 +144,7 @@ pub fn serve(
     let admin_addr = admin.as_ref().map(TcpListener::local_addr).transpose()?;
     let (handle, tuner, server_config) = (Data::new(handle), Data::new(tuner), config.server.clone());
     let feed = Data::new(Feed::default());
+    let parsing = Data::new(Parsing::new(&config.limits));
     let app = move || {
         let (keys, live, reporter) = (keys.clone(), handle.model().server.clone(), reporter.clone());
         // The last is the outermost.
@@ -151,6 +153,7 @@ pub fn serve(
             .app_data(tuner.clone())
             .app_data(keys.clone())
             .app_data(feed.clone())
+            .app_data(parsing.clone())
             .wrap(from_fn(encodings))
             .wrap(Compress::default())
             .wrap(from_fn(without_identity))
@@ -214,16 +217,13 @@ async fn on_its_port(
     Ok(next.call(request).await?.map_into_boxed_body())
 }
 
-/// Bounds the request's body, and the time that it takes to come.
+/// Bounds the time that a body takes to come.
 async fn with_limit(
     server: LiveServer,
     mut request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<impl MessageBody>, Error> {
-    let mut data = Extensions::new();
     let config = server.get();
-    data.insert(PayloadConfig::new(config.max_body_bytes));
-    request.add_data_container(Rc::new(data));
     if config.body_timeout_s > 0 {
         let payload = request.take_payload();
         request.set_payload(timed_body(payload, Duration::from_secs(config.body_timeout_s)));

@@ -17,12 +17,8 @@ pub fn timed_body(payload: Payload, timeout: Duration) -> Payload {
 }
 
 /// Whether it is this that a body could not be read for.
-pub fn is_timeout(error: &actix_web::Error) -> bool {
-    let io = |error: &PayloadError| match error {
-        PayloadError::Io(error) => error.kind() == ErrorKind::TimedOut,
-        _ => false,
-    };
-    error.as_error::<PayloadError>().is_some_and(io)
+pub fn is_timeout(error: &PayloadError) -> bool {
+    matches!(error, PayloadError::Io(error) if error.kind() == ErrorKind::TimedOut)
 }
 
 struct TimedBody {

@@ -274,7 +274,7 @@ fn bench_measures_the_engine_and_a_server() {
     std::fs::write(&trace, [row.as_str(); 4].join("\n")).unwrap();
     let result = folder.path().join("result.json");
     let (trace, json) = (trace.to_str().unwrap(), result.to_str().unwrap());
-    let server = Server::start(&["--api-key", "secret"]);
+    let server = Server::start(&["--api-key", "secret", "--set", "server.metrics_key=metrics"]);
     let url = format!("http://{}", server.addr);
     let work = ["--trace", trace, "--json", json, "--scale", "0.5"];
     for args in [
@@ -310,7 +310,7 @@ fn bench_measures_the_engine_and_a_server() {
         assert!(!result.to_string().contains("\"secret\""));
     }
     a_sweep_is_reported_and_compared(
-        &["serve", "--url", &url, "--api-key", "secret", "--vocab", "1000"],
+        &["serve", "--url", &url, "--api-key", "secret", "--vocab", "1000", "--set", "server.metrics_key=metrics"],
         folder.path(),
     );
     let plain = ["--plain", "--chat", "--fixed", "20:5", "--num", "3", "--json", json];

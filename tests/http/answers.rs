@@ -237,7 +237,13 @@ async fn a_batch_that_can_never_be_held_is_refused_for_good() {
     let server = TestServer::saying("a");
     let (status, error) = server.refused(COMPLETION, &json!({"prompt": vec!["a"; MAX_REQUESTS + 1]})).await;
     assert_eq!((status, error["param"].as_str()), (400, Some("prompt")));
-    assert!(error["message"].as_str().unwrap().contains("at most 100 prompts on this server, got 101"), "{error}");
+    assert!(
+        error["message"]
+            .as_str()
+            .unwrap()
+            .contains("at most 100 prompts on this server (server.max_requests), got 101"),
+        "{error}"
+    );
     assert_eq!(server.ok(COMPLETION, &json!({"prompt": vec!["a"; 3]})).await["choices"].as_array().unwrap().len(), 3);
 }
 

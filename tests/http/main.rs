@@ -3,6 +3,7 @@
 mod admin;
 mod answers;
 mod anthropic;
+mod bodies;
 mod console;
 mod embeddings;
 mod fake_engine;

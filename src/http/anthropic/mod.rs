@@ -12,10 +12,11 @@ pub mod stream;
 use crate::actors::runtime::{ModelInfo, RuntimeHandle};
 use crate::budget::Budget;
 use crate::error::ApiError;
+use crate::http::body::json::Json;
 use crate::http::generation::Generation;
 use crate::http::openai::Request;
 use crate::http::stream::EventBody;
-use crate::http::translate::count_refused;
+use crate::http::translate::{FieldNames, count_refused};
 use actix_web::HttpResponse;
 use actix_web::http::header::HeaderMap;
 use answer::Message;
@@ -40,9 +41,12 @@ pub fn has_version(headers: &HeaderMap) -> bool {
     headers.contains_key(VERSION)
 }
 
-/// Answers the body of `/v1/messages`.
-pub async fn create(handle: &RuntimeHandle, body: &Value) -> Result<HttpResponse, ApiError> {
-    let (chat, names) = count_refused(request::message(body, handle.model()), handle)?;
+/// Answers the body of `/v1/messages`, of which `parsed` is what it asks for.
+pub async fn create(
+    handle: &RuntimeHandle,
+    parsed: Result<(Request, FieldNames), ApiError>,
+) -> Result<HttpResponse, ApiError> {
+    let (chat, names) = count_refused(parsed, handle)?;
     let message = Message::new(handle.model());
     let answered = if chat.stream.is_some() {
         EventBody::start(handle, chat, Events::new(message)).await.map(EventBody::into_response)
@@ -61,8 +65,8 @@ async fn whole(handle: &RuntimeHandle, mut chat: Request, mut message: Message) 
 }
 
 /// Tokens of the prompt that `/v1/messages` would make of `body`.
-pub fn count_tokens(body: &Value, model: &ModelInfo, budget: &Budget) -> Result<(Value, usize), ApiError> {
-    let (chat, names) = request::counted(body, model)?;
+pub fn count_tokens(body: Json, model: &ModelInfo, budget: &Budget) -> Result<(Value, usize), ApiError> {
+    let (chat, names) = request::counted(&body.value, model)?;
     let tokens = chat.prompts.iter().map(|prompt| model.encode(prompt, "messages", budget).map(|tokens| tokens.len()));
     match tokens.sum::<Result<usize, _>>() {
         Ok(tokens) => Ok((json!({ "input_tokens": tokens }), tokens)),

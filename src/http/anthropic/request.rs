@@ -11,6 +11,9 @@ use utoipa::ToSchema;
 
 const MIN_THINKING_TOKENS: i64 = 1024;
 
+/// Fields that ask for something that this server does not run.
+pub const UNSUPPORTED: &[(&str, &str)] = &[("container", "containers"), ("mcp_servers", "servers of tools")];
+
 /// Any object, for the description.
 type Object = Map<String, Value>;
 
@@ -135,10 +138,10 @@ fn fields(body: &Value) -> Result<MessagesFields, ApiError> {
     if !body.is_object() {
         return Err(not_an_object());
     }
-    for (name, what) in [("container", "containers"), ("mcp_servers", "servers of tools")] {
-        let asked = body.get(name).is_some_and(|value| !value.is_null() && *value != json!([]));
+    for (name, what) in UNSUPPORTED {
+        let asked = body.get(*name).is_some_and(|value| !value.is_null() && *value != json!([]));
         if asked {
-            return Err(ApiError::invalid(name, format!("{name} is not supported: this server runs no {what}")));
+            return Err(ApiError::invalid(*name, format!("{name} is not supported: this server runs no {what}")));
         }
     }
     parse_fields(body)

@@ -8,6 +8,7 @@ use super::{AnswerOptions, Endpoint, ModelField, Request, null_as_default, parse
 use crate::actors::messages::Prompt;
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
+use crate::http::body::ids::{Ids, OneOf};
 use crate::http::openapi::answers::TextCompletion;
 use crate::http::openapi::{Operation, Tag};
 use crate::ids::TokenId;
@@ -66,12 +67,17 @@ pub fn describe() -> Operation {
         .generates()
 }
 
-pub fn parse(body: &Value, model: &ModelInfo) -> Result<Request, ApiError> {
+/// `ids`: the prompt, where it has been read as an array already.
+pub fn parse(body: &Value, ids: Option<Ids>, model: &ModelInfo) -> Result<Request, ApiError> {
     let shared: SamplingFields = parse_fields(body)?;
     let memory: MemoryFields = parse_fields(body)?;
     let own: CompletionFields = parse_fields(body)?;
     parse_fields::<AcceptedFields>(body)?.check()?;
-    let prompts = prompts("prompt", own.prompt.as_ref(), own.add_special_tokens.unwrap_or(true), model.vocab_size)?;
+    let add_special_tokens = own.add_special_tokens.unwrap_or(true);
+    let prompts = match ids {
+        Some(ids) => batch("prompt", ids, add_special_tokens, model.vocab_size)?,
+        None => prompts("prompt", own.prompt.as_ref(), add_special_tokens, model.vocab_size)?,
+    };
     let mut params = shared.params(model)?;
     let mut answer = shared.answer(&params)?;
     answer.kv_block_bytes = memory.usage_block_bytes(model);
@@ -145,6 +151,35 @@ pub fn prompts(
     }
 }
 
+/// The same of an array that has been read already.
+pub fn batch(param: &str, ids: Ids, add_special_tokens: bool, vocab_size: u32) -> Result<Vec<Prompt>, ApiError> {
+    let (prompts, num) = match ids {
+        Ids::One(list) if list.is_empty() => {
+            return Err(ApiError::invalid(param, format!("{param} must not be an empty array")));
+        }
+        Ids::One(list) => return Ok(vec![Prompt::Tokens(list.prompt(param, vocab_size)?)]),
+        Ids::Several { prompts, num } => (prompts, num),
+    };
+    let most = prompts.len();
+    let read = prompts.into_iter().enumerate().map(|(i, prompt)| match prompt {
+        OneOf::Text(text) => Ok(Prompt::Text { text, add_special_tokens }),
+        OneOf::Ids(list) => list.prompt(&format!("{param}[{i}]"), vocab_size).map(Prompt::Tokens),
+        OneOf::Other(other) => Err(wrong_prompt(&format!("{param}[{i}]"), &other)),
+    });
+    let read = read.collect::<Result<Vec<_>, _>>()?;
+    if num > most {
+        // The others have not been kept.
+        return Err(too_many(param, most, num));
+    }
+    Ok(read)
+}
+
+/// Not a 429: trying again would not help.
+pub fn too_many(param: &str, most: usize, got: usize) -> ApiError {
+    let message = format!("a batch may have at most {most} {param}s on this server (server.max_requests), got {got}");
+    ApiError::invalid(param, message)
+}
+
 fn wrong_prompt(param: &str, got: &Value) -> ApiError {
     let message = format!("{param} must be a string, an array of token ids, or an array of either, got {}", shown(got));
     ApiError::invalid(param, message)
@@ -169,10 +204,44 @@ fn tokens(param: &str, ids: &[Value], vocab_size: u32) -> Result<Vec<TokenId>, A
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::body::json::{Bounds, Json};
     use serde_json::json;
 
     fn parsed(prompt: Value) -> Result<Vec<Prompt>, ApiError> {
         prompts("prompt", Some(&prompt), true, 100)
+    }
+
+    /// As a request's body is read.
+    fn read(prompt: &Value) -> Result<Vec<Prompt>, ApiError> {
+        let body = json!({"prompt": prompt}).to_string();
+        let bounds = Bounds { max_values: 100, max_prompts: 3 };
+        let body = Json::read(body.as_bytes(), &|_| false, Some("prompt"), bounds)?;
+        batch("prompt", body.ids.expect("it is an array"), true, 100)
+    }
+
+    #[test]
+    fn prompts_are_the_same_whether_read_from_a_value_or_from_the_bytes() {
+        for prompt in [
+            json!(["a", "b", "c"]),
+            json!([1, 2.0, 99]),
+            json!([[1], [2, 3.0]]),
+            json!([[1], "a"]),
+            json!([[1, [2, 3]]]),
+            json!([1, [2, 3]]),
+            json!([1, {"a": 1}]),
+            json!([[], 1]),
+            json!([[1, 1e300]]),
+            json!([u64::MAX]),
+            json!([[i64::MIN]]),
+            json!([[1], true]),
+        ] {
+            let mut body = json!({ "prompt": prompt });
+            crate::http::openai::whole_numbers(&mut body);
+            let expected = format!("{:?}", parsed(body["prompt"].take()));
+            assert_eq!(format!("{:?}", read(&prompt)), expected, "{prompt}");
+        }
+        let many = read(&json!([[1], [2], [3], [4], [5]])).unwrap_err();
+        assert!(many.message.contains("at most 3 prompts") && many.message.contains("got 5"), "{many}");
     }
 
     #[test]
@@ -201,6 +270,9 @@ mod tests {
         ] {
             let error = parsed(prompt.clone()).unwrap_err();
             assert_eq!(error.param.as_deref(), Some(param), "{prompt}");
+            if prompt.is_array() {
+                assert_eq!(read(&prompt).unwrap_err(), error, "{prompt}");
+            }
         }
         assert_eq!(prompts("prompt", None, true, 100).unwrap_err().message, "prompt is required");
     }

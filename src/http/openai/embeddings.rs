@@ -3,11 +3,12 @@
 use super::accepted::AcceptedFields;
 use super::memory::MemoryFields;
 use super::response::{KvUsage, new_id};
-use super::{ModelField, completion, in_range, parse_fields, shown};
+use super::{ModelField, check_model, completion, in_range, parse_fields, shown};
 use crate::actors::messages::{Accepted, Event, Prompt, Submit};
 use crate::actors::runtime::{ModelInfo, RuntimeHandle};
 use crate::engine::bill::{KvBill, Tenant, Terms};
 use crate::error::ApiError;
+use crate::http::body::json::Json;
 use crate::http::deadline::Deadline;
 use crate::http::openapi::{Operation, Tag};
 use crate::sampling::params::{Pooling, SamplingParams};
@@ -98,7 +99,7 @@ struct EmbeddingUsage {
     kv: Option<KvUsage>,
 }
 
-struct Request {
+pub struct Request {
     prompts: Vec<Prompt>,
     params: SamplingParams,
     truncation: Option<Truncation>,
@@ -123,12 +124,22 @@ pub fn describe() -> Operation {
 }
 
 impl Request {
-    fn parse(body: &Value, model: &ModelInfo) -> Result<Self, ApiError> {
+    pub fn num_prompts(&self) -> usize {
+        self.prompts.len()
+    }
+
+    /// Of a body.
+    pub fn parse(Json { value: body, ids }: Json, model: &ModelInfo) -> Result<Self, ApiError> {
+        let body = &body;
+        check_model(body, model)?;
         let fields: EmbeddingFields = parse_fields(body)?;
         let memory: MemoryFields = parse_fields(body)?;
         parse_fields::<AcceptedFields>(body)?.check()?;
         let add_special_tokens = fields.add_special_tokens.unwrap_or(true);
-        let prompts = completion::prompts("input", fields.input.as_ref(), add_special_tokens, model.vocab_size)?;
+        let prompts = match ids {
+            Some(ids) => completion::batch("input", ids, add_special_tokens, model.vocab_size)?,
+            None => completion::prompts("input", fields.input.as_ref(), add_special_tokens, model.vocab_size)?,
+        };
         if let Some(dimensions) = fields.dimensions {
             let size = i64::from(model.embedding_size);
             in_range("dimensions", dimensions, size..=size)?;
@@ -176,20 +187,12 @@ impl Request {
     }
 }
 
-/// Whether a body would be taken.
-pub(crate) fn check(body: &Value, model: &ModelInfo) -> Result<(), ApiError> {
-    Request::parse(body, model).map(drop)
-}
-
-/// Answers `body`. Dropping the future cancels what has not been computed.
-pub async fn embeddings(handle: &RuntimeHandle, body: &Value) -> Result<EmbeddingList, ApiError> {
+/// Answers a request. Dropping the future cancels what has not been computed.
+pub async fn embeddings(handle: &RuntimeHandle, mut request: Request) -> Result<EmbeddingList, ApiError> {
     let model = handle.model();
-    let mut request = Request::parse(body, model)?;
     let prompts = std::mem::take(&mut request.prompts);
     if prompts.len() > handle.max_requests() {
-        let most = handle.max_requests();
-        let message = format!("a batch may have at most {most} inputs on this server, got {}", prompts.len());
-        return Err(ApiError::invalid("input", message));
+        return Err(completion::too_many("input", handle.max_requests(), prompts.len()));
     }
     let mut deadline = Deadline::new(handle);
     let mut accepted = Vec::with_capacity(prompts.len());

@@ -25,6 +25,8 @@ use crate::actors::messages::{Prompt, Submit};
 use crate::actors::runtime::ModelInfo;
 use crate::engine::bill::{Tenant, Terms};
 use crate::error::ApiError;
+use crate::http::body::ids::Ids;
+use crate::http::body::json::Json;
 use crate::sampling::params::SamplingParams;
 use crate::text::chat_output::ChatReading;
 use crate::text::grammar::GrammarRequest;
@@ -122,6 +124,15 @@ pub struct StreamOptions {
 
 impl Request {
     pub fn parse(endpoint: Endpoint, body: &Value, model: &ModelInfo) -> Result<Self, ApiError> {
+        Self::checked(endpoint, body, None, model)
+    }
+
+    /// The same of a body whose token ids have been read already.
+    pub fn of_body(endpoint: Endpoint, body: Json, model: &ModelInfo) -> Result<Self, ApiError> {
+        Self::checked(endpoint, &body.value, body.ids, model)
+    }
+
+    fn checked(endpoint: Endpoint, body: &Value, ids: Option<Ids>, model: &ModelInfo) -> Result<Self, ApiError> {
         if !body.is_object() {
             return Err(ApiError::bad_request("the request body must be a JSON object"));
         }
@@ -129,7 +140,7 @@ impl Request {
         unsupported::refuse(body)?;
         match endpoint {
             Endpoint::Chat => chat::parse(body, model),
-            Endpoint::Completion => completion::parse(body, model),
+            Endpoint::Completion => completion::parse(body, ids, model),
         }
     }
 
@@ -212,7 +223,7 @@ pub fn parse_fields<'a, T: Deserialize<'a> + ToSchema>(body: &'a Value) -> Resul
 }
 
 /// serde's "invalid type: string "x", expected i64" in the words of JSON.
-fn type_error(message: &str) -> String {
+pub(in crate::http) fn type_error(message: &str) -> String {
     let parts = message.split_once(": ").and_then(|(_, rest)| rest.split_once(", expected "));
     let Some((got, expected)) = parts else { return format!("is wrong: {message}") };
     format!("must be {}, got {}", json_type(expected), shortened(json_type(got)))

@@ -1,15 +1,17 @@
 //! `POST /tokenize` and `/detokenize`, as vLLM has them.
 
 use super::tools::{ToolFields, Tools};
-use super::{ModelField, chat, null_as_default, parse_fields, token_id};
+use super::{ModelField, chat, check_model, null_as_default, parse_fields};
 use crate::actors::messages::Prompt;
 use crate::actors::runtime::ModelInfo;
 use crate::budget::Budget;
 use crate::error::ApiError;
+use crate::http::body::ids::{Ids, OneOf};
+use crate::http::body::json::Json;
 use crate::http::openapi::{Operation, Tag};
 use crate::ids::TokenId;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 #[derive(Default, Deserialize, ToSchema)]
@@ -44,6 +46,7 @@ pub struct Tokenized {
 #[serde(default)]
 struct DetokenizeFields {
     /// Token ids.
+    #[allow(dead_code, reason = "read straight from the body, but for a wrong type")]
     tokens: Option<Vec<i64>>,
 }
 
@@ -79,7 +82,9 @@ pub fn describe_detokenize() -> Operation {
 }
 
 /// Token ids of `prompt`, or of `messages` through the chat template, and how many there are.
-pub fn tokenize(body: &Value, model: &ModelInfo, budget: &Budget) -> Result<(Tokenized, usize), ApiError> {
+pub fn tokenize(body: Json, model: &ModelInfo, budget: &Budget) -> Result<(Tokenized, usize), ApiError> {
+    let body = &body.value;
+    check_model(body, model)?;
     let fields: TokenizeFields = parse_fields(body)?;
     let returns: ReturnFields = parse_fields(body)?;
     let (prompt, param) = match (fields.prompt, body.get("messages")) {
@@ -98,20 +103,29 @@ pub fn tokenize(body: &Value, model: &ModelInfo, budget: &Budget) -> Result<(Tok
 }
 
 /// Text of `tokens`, special tokens included, and how many these are.
-pub fn detokenize(body: &Value, model: &ModelInfo, budget: &Budget) -> Result<(Detokenized, usize), ApiError> {
-    let fields: DetokenizeFields = parse_fields(body)?;
-    let tokens = fields.tokens.ok_or_else(|| ApiError::invalid("tokens", "tokens is required"))?;
+pub fn detokenize(body: Json, model: &ModelInfo, budget: &Budget) -> Result<(Detokenized, usize), ApiError> {
+    let Json { value, ids } = body;
+    check_model(&value, model)?;
+    let list = match ids {
+        Some(Ids::One(list)) => list,
+        // What the first element is when it is no number.
+        Some(Ids::Several { prompts, .. }) => {
+            let first = prompts.into_iter().next().map_or(Value::Null, OneOf::into_value);
+            parse_fields::<DetokenizeFields>(&json!({ "tokens": [first] }))?;
+            return Err(ApiError::invalid("tokens[0]", "tokens[0] must be an integer"));
+        }
+        None => {
+            parse_fields::<DetokenizeFields>(&value)?;
+            return Err(ApiError::invalid("tokens", "tokens is required"));
+        }
+    };
     // Nobody has more than a model can take; what was cut from that is shorter.
-    let most = model.max_prompt_bytes;
-    if tokens.len() > most {
-        let message = format!("tokens must have at most {most} ids (intake.max_prompt_bytes), got {}", tokens.len());
+    let (most, got) = (model.max_prompt_bytes, list.len());
+    if got > most {
+        let message = format!("tokens must have at most {most} ids (intake.max_prompt_bytes), got {got}");
         return Err(ApiError::invalid("tokens", message));
     }
-    let tokens: Vec<TokenId> = tokens
-        .iter()
-        .enumerate()
-        .map(|(i, id)| token_id(format_args!("tokens[{i}]"), *id, model.vocab_size))
-        .collect::<Result<_, _>>()?;
+    let tokens: Vec<TokenId> = list.tokens("tokens", model.vocab_size)?;
     budget.look().map_err(|why| why.in_param("tokens"))?;
     Ok((Detokenized { prompt: model.tokenizer.decode(&tokens, false)? }, tokens.len()))
 }

@@ -215,6 +215,11 @@ impl Operation {
         self.fails(&[429, 500, 503, 504])
     }
 
+    /// The fields that a body may have.
+    pub fn body_fields(&self) -> Vec<String> {
+        self.request.iter().flat_map(|form| form.properties.keys().cloned()).collect()
+    }
+
     /// The operation in the document; the schemas it names go to `schemas`.
     pub(super) fn json(mut self, path: &ApiPath, schemas: &mut Map<String, Value>) -> Value {
         let mut responses = Map::new();

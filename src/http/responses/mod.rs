@@ -19,9 +19,11 @@ use request::ResponsesRequest;
 use serde_json::Value;
 use stream::Events;
 
-/// Answers a request's body.
-pub async fn create(handle: &RuntimeHandle, body: &Value) -> Result<HttpResponse, ApiError> {
-    let parsed = ResponsesRequest::parse(body, handle.model());
+/// Answers a request's body, of which `parsed` is what it asks for.
+pub async fn create(
+    handle: &RuntimeHandle,
+    parsed: Result<ResponsesRequest, ApiError>,
+) -> Result<HttpResponse, ApiError> {
     let ResponsesRequest { chat, names, settings } = count_refused(parsed, handle)?;
     let response = Response::new(settings, &chat, handle.model());
     let answered = if chat.stream.is_some() {

@@ -23,6 +23,13 @@ const INCLUDABLE: [&str; 8] = [
     "web_search_call.results",
 ];
 
+/// Fields that name something stored, and what to do instead.
+pub const STORED: &[(&str, &str)] = &[
+    ("previous_response_id", "send the whole conversation as input"),
+    ("conversation", "send the whole conversation as input"),
+    ("prompt", "send the prompt's text as instructions and input"),
+];
+
 /// Any object, for the description.
 type Object = Map<String, Value>;
 
@@ -232,14 +239,10 @@ fn shortest(value: f32) -> Option<f64> {
 
 /// Refuses what needs something stored.
 fn refuse_stored(body: &Value) -> Result<(), ApiError> {
-    for (name, instead) in [
-        ("previous_response_id", "send the whole conversation as input"),
-        ("conversation", "send the whole conversation as input"),
-        ("prompt", "send the prompt's text as instructions and input"),
-    ] {
-        if body.get(name).is_some_and(|value| !value.is_null()) {
+    for (name, instead) in STORED {
+        if body.get(*name).is_some_and(|value| !value.is_null()) {
             let message = format!("{name} is not supported: this server stores nothing; {instead}");
-            return Err(ApiError::invalid(name, message));
+            return Err(ApiError::invalid(*name, message));
         }
     }
     Ok(())

@@ -1,0 +1,216 @@
+//! Bodies of requests, from the bytes of a connection to what a handler asks for.
+//!
+//! Threads for HTTP write everybody's streams, so they read small bodies alone. A larger one is parsed elsewhere, is turned
+//! into the request there and dropped there, and what all of them hold together is bounded (`limits.max_parsing_bytes`).
+
+pub mod ids;
+pub mod json;
+mod known;
+
+use crate::actors::runtime::{ModelInfo, RuntimeHandle};
+use crate::actors::workers::Weight;
+use crate::budget::Budget;
+use crate::config::{LimitsConfig, ServerConfig};
+use crate::error::ApiError;
+use crate::http::openai::whole_numbers;
+use crate::http::timeouts::is_timeout;
+use actix_web::dev::{Decompress, Payload};
+use actix_web::error::PayloadError;
+use actix_web::http::header::{CONTENT_LENGTH, ContentType};
+use actix_web::web::{Bytes, BytesMut, Data};
+use actix_web::{FromRequest, HttpRequest, HttpResponse};
+use futures_util::StreamExt;
+use futures_util::future::LocalBoxFuture;
+use json::{Bounds, Json};
+use serde::Serialize;
+use std::future::ready;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Up to this a body is parsed where it comes in: that takes less time than asking another thread.
+pub const SMALL_BYTES: usize = 16 << 10;
+/// Up to so many values an answer is written where it goes out.
+const SMALL_ANSWER: usize = 4096;
+
+/// What bodies may make the server hold; one for the server.
+#[derive(Clone, Debug)]
+pub struct Parsing {
+    /// Bytes of large bodies, each from its first part until it has been parsed.
+    held: Arc<AtomicUsize>,
+    limits: LimitsConfig,
+}
+
+impl Parsing {
+    pub fn new(limits: &LimitsConfig) -> Self {
+        known::prepare();
+        Self { held: Arc::default(), limits: limits.clone() }
+    }
+
+    /// Holds so many bytes more, where there is room for them.
+    fn take(&self, num_bytes: usize) -> Result<(), ApiError> {
+        let most = self.limits.max_parsing_bytes;
+        let add = |held: usize| Some(held + num_bytes).filter(|held| most == 0 || *held <= most);
+        let taken = self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        taken.map(drop).map_err(|_| ApiError::parsing_full(most))
+    }
+}
+
+/// What one body holds.
+#[derive(Debug)]
+struct Held {
+    parsing: Parsing,
+    num_bytes: usize,
+}
+
+impl Held {
+    /// Holds what a body of `length` needs, where it is a large one.
+    fn grow_to(&mut self, length: usize) -> Result<(), ApiError> {
+        if length > SMALL_BYTES {
+            self.parsing.take(length - self.num_bytes)?;
+            self.num_bytes = length;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.parsing.held.fetch_sub(self.num_bytes, Ordering::Relaxed);
+    }
+}
+
+/// A body that is here; or why it is not, which is said after what is wrong with the rest of its request.
+pub struct Body(Result<(Bytes, Held), ApiError>);
+
+impl FromRequest for Body {
+    type Error = ApiError;
+    type Future = LocalBoxFuture<'static, Result<Self, ApiError>>;
+
+    fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
+        let handle: &Data<RuntimeHandle> = request.app_data().expect("every app is made with a handle");
+        let parsing: &Data<Parsing> = request.app_data().expect("every app is made with one");
+        let (server, held) = (handle.model().server.get(), Held { parsing: parsing.get_ref().clone(), num_bytes: 0 });
+        let announced = request.headers().get(CONTENT_LENGTH);
+        let announced = announced.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+        if announced.is_some_and(|length| length > server.max_body_bytes) {
+            return Box::pin(ready(Ok(Self(Err(ApiError::body_too_large(server.max_body_bytes))))));
+        }
+        let payload = Decompress::from_headers(payload.take(), request.headers());
+        Box::pin(async move { Ok(Self(receive(payload, held, &server).await)) })
+    }
+}
+
+async fn receive(
+    mut payload: Decompress<Payload>,
+    mut held: Held,
+    server: &ServerConfig,
+) -> Result<(Bytes, Held), ApiError> {
+    let mut body = BytesMut::new();
+    while let Some(part) = payload.next().await {
+        let part = part.map_err(|error| unreadable(&error, server))?;
+        let length = body.len() + part.len();
+        if length > server.max_body_bytes {
+            return Err(ApiError::body_too_large(server.max_body_bytes));
+        }
+        // As they come: who announces much and sends nothing is in nobody's way.
+        held.grow_to(length)?;
+        body.extend_from_slice(&part);
+    }
+    Ok((body.freeze(), held))
+}
+
+fn unreadable(error: &PayloadError, server: &ServerConfig) -> ApiError {
+    if is_timeout(error) {
+        return ApiError::body_timeout(server.body_timeout_s);
+    }
+    ApiError::bad_request(format!("the request body cannot be read: {error}"))
+}
+
+/// What an endpoint wants of its body.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wants {
+    /// The field that may be an array of token ids.
+    ids: Option<&'static str>,
+    /// Fields that no endpoint knows too.
+    unknown: bool,
+}
+
+impl Wants {
+    /// `field` may be an array of token ids.
+    pub const fn ids(field: &'static str) -> Self {
+        Self { ids: Some(field), unknown: false }
+    }
+
+    /// All there is, whatever it is called.
+    pub const fn all() -> Self {
+        Self { ids: None, unknown: true }
+    }
+}
+
+impl Body {
+    /// The body as JSON, made into what the endpoint works on by `parse`: here where it is small, and elsewhere, with all
+    /// that comes of it, where it is large.
+    pub async fn parse<T: Send + 'static>(
+        self,
+        handle: &RuntimeHandle,
+        wants: Wants,
+        parse: impl FnOnce(Json, &ModelInfo) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let (bytes, held) = self.0?;
+        if bytes.len() <= SMALL_BYTES {
+            return parse(read(&bytes, wants, &held, handle.model())?, handle.model());
+        }
+        let model = handle.model().clone();
+        let work = move |_: &Budget| {
+            let json = read(&bytes, wants, &held, &model)?;
+            drop(bytes);
+            parse(json, &model)
+        };
+        handle.text().run(Weight::Heavy, work).await
+    }
+
+    /// As [`Body::parse`], for what takes time however small the body is.
+    pub async fn work<T: Send + 'static>(
+        self,
+        handle: &RuntimeHandle,
+        wants: Wants,
+        work: impl FnOnce(Json, &ModelInfo, &Budget) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let ((bytes, held), model) = (self.0?, handle.model().clone());
+        let weight = Weight::of_bytes(bytes.len());
+        let work = move |budget: &Budget| work(read(&bytes, wants, &held, &model)?, &model, budget);
+        handle.text().run(weight, work).await
+    }
+}
+
+fn read(bytes: &[u8], wants: Wants, held: &Held, model: &ModelInfo) -> Result<Json, ApiError> {
+    let bounds =
+        Bounds { max_values: held.parsing.limits.max_body_values, max_prompts: model.server.get().max_requests };
+    let is_known = |name: &str| wants.unknown || known::is_known(name);
+    let mut json = Json::read(bytes, &is_known, wants.ids, bounds)?;
+    whole_numbers(&mut json.value);
+    Ok(json)
+}
+
+/// Answers with `value`. Where it is long (`num_values` is about how many there are in it), it is written elsewhere, and
+/// dropped there.
+pub async fn answer(
+    handle: &RuntimeHandle,
+    value: impl Serialize + Send + 'static,
+    num_values: usize,
+) -> Result<HttpResponse, ApiError> {
+    let written = match num_values <= SMALL_ANSWER {
+        true => written(&value)?,
+        false => handle.text().run(Weight::Heavy, move |_| written(&value)).await?,
+    };
+    Ok(written_answer(written))
+}
+
+/// `value` as JSON.
+pub fn written(value: &impl Serialize) -> Result<Vec<u8>, ApiError> {
+    serde_json::to_vec(value).map_err(|error| ApiError::engine(format!("the answer cannot be written: {error}")))
+}
+
+pub fn written_answer(json: Vec<u8>) -> HttpResponse {
+    HttpResponse::Ok().content_type(ContentType::json()).body(json)
+}
