@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Fuzzes everything that reads bytes of somebody else's:
 #
-#     scripts/fuzz.sh [--seconds N] [--timeout N] [TARGET...]
+#     scripts/fuzz.sh [--seconds N] [--inputs N] [--timeout N] [TARGET...]
 #
 # Each target runs for N seconds (default 60), with 2 GiB of memory and 5 seconds for an input (--timeout: more, where
-# others use the machine). Without TARGET all of them but grammar_compile, which tests the grammar engine itself. An
+# others use the machine). With --inputs each gets so many inputs at most, the same ones every time. Without TARGET all of them but grammar_compile, which tests the grammar engine itself. An
 # hour each: --seconds 3600. What is found lies in target/fuzz/artifacts/TARGET: mend it, and keep the input as
 # fuzz/corpus/TARGET/regression-NAME, which `cargo test --test fuzz_corpus` replays.
 #
@@ -15,10 +15,12 @@ cd "$(dirname "$0")/.."
 
 seconds=60
 timeout=5
+same=()
 targets=()
 while [ $# -gt 0 ]; do
     case $1 in
         --seconds) seconds=$2; shift 2 ;;
+        --inputs) same=("-runs=$2" -seed=1); shift 2 ;;
         --timeout) timeout=$2; shift 2 ;;
         --help | -h) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit ;;
         -*) echo "$0: there is no option $1" >&2; exit 2 ;;
@@ -50,7 +52,7 @@ for target in "${targets[@]}"; do
     dictionary=()
     [ -f "fuzz/dictionaries/$target.dict" ] && dictionary=(-dict="fuzz/dictionaries/$target.dict")
     if PAGETIDE_FUZZ_TARGET=$target nice target/debug/all "$found" "fuzz/corpus/$target" "${dictionary[@]}" \
-        -max_total_time="$seconds" -timeout="$timeout" -rss_limit_mb=2048 -max_len=65536 -artifact_prefix="$artifacts" \
+        "${same[@]}" -max_total_time="$seconds" -timeout="$timeout" -rss_limit_mb=2048 -max_len=65536 -artifact_prefix="$artifacts" \
         -print_final_stats=1 >"$log" 2>&1; then
         runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
         covered=$(sed -n 's/.* cov: \([0-9]*\) .*/\1/p' "$log" | tail -1)
