@@ -128,7 +128,8 @@ impl Generation {
         let mut deadline = Deadline::new(handle);
         let mut runs = Vec::with_capacity(num_prompts);
         for (index, prompt) in std::mem::take(&mut request.prompts).into_iter().enumerate() {
-            let text = echoed(&prompt, request);
+            // A copy, which may be long: only where it is asked for.
+            let text = request.answer.echo.then(|| echoed(&prompt, request)).flatten();
             let accepted = deadline.or(handle.submit(request.submit(prompt))).await?;
             let first_choice = index as u32 * request.num_samples();
             runs.push(PromptRun::new(first_choice, request, &handle.model().tokenizer, accepted, text)?);

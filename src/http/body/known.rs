@@ -39,7 +39,7 @@ mod tests {
             }
             let text = std::fs::read_to_string(&path).unwrap();
             let code = text.split("#[cfg(test)]").next().unwrap();
-            for asking in ["body.get(\"", "copy(body, \"", "given_field(body, \"", "body[\"", "(client, \""] {
+            for asking in ["body.get(\"", "copy(body, \"", "given_field(body, \"", "(client, \""] {
                 let words = code.split(asking).skip(1).filter_map(|rest| rest.split('"').next());
                 found.extend(words.map(str::to_owned));
             }
