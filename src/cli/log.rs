@@ -67,7 +67,9 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("without a name");
     let place = panic.location().map(ToString::to_string).unwrap_or_default();
-    let message = panic.payload_as_str().unwrap_or("no message");
+    let payload = panic.payload();
+    let owned = payload.downcast_ref::<String>().map(String::as_str);
+    let message = owned.or(payload.downcast_ref::<&str>().copied()).unwrap_or("no message");
     let backtrace = Backtrace::capture();
     let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
     tracing::error!(backtrace, "thread '{name}' panicked at {place}: {message}");

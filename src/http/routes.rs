@@ -305,14 +305,16 @@ async fn detokenize(handle: Engine, request: HttpRequest, body: Body) -> Result<
     convert(&handle, &request, Wants::ids("tokens"), body, tokenize::detokenize).await
 }
 
-/// Answers a request for a text's tokens, or for the text of tokens: `convert` gives the answer, and how many tokens there
-/// were, for which the request is charged.
+/// Gives an answer, and how many tokens were made of text for it, or text of them.
+type Convert<T> = fn(Json, &ModelInfo, &Budget) -> Result<(T, usize), ApiError>;
+
+/// Answers a request for a text's tokens, or for the text of tokens, and charges it for them.
 async fn convert<T: Serialize + 'static>(
     handle: &Engine,
     request: &HttpRequest,
     wants: Wants,
     body: Body,
-    convert: fn(Json, &ModelInfo, &Budget) -> Result<(T, usize), ApiError>,
+    convert: Convert<T>,
 ) -> Result<HttpResponse, ApiError> {
     let work = move |body: Json, model: &ModelInfo, budget: &Budget| {
         let (answer, num_tokens) = convert(body, model, budget)?;

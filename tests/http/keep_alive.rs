@@ -87,7 +87,7 @@ async fn health_checks_in_http_1_0_cut_no_other_clients_stream() {
             let mut num_whole = 0;
             for _ in 0..STREAMS_OF_EACH {
                 num_whole += usize::from(stream(&mut connection, TOKENS_OF_EACH).await);
-                if place % 2 == 0 {
+                if place.is_multiple_of(2) {
                     sleep(IDLE).await;
                 }
             }
