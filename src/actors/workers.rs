@@ -117,7 +117,7 @@ impl Workers {
         }
     }
 
-    /// Light jobs wait, and for [`STUCK_AFTER`] no thread has been free for them.
+    /// Light jobs wait, and for 10 s no thread has been free for them.
     pub fn is_stuck(&self) -> bool {
         !self.light.is_empty() && self.state.busy_for() > STUCK_AFTER
     }

@@ -382,10 +382,7 @@ impl Scheduler {
         seq.num_published = coming.first_place;
         self.pending.release.push(Arc::new(rest));
         self.pending_swap.forget.extend(&coming.from);
-        // Others that rely on these copies would make them anew.
-        for seq in self.running.iter_mut().filter(|seq| seq.backing.iter().any(|block| coming.from.contains(block))) {
-            seq.tail = Tail::default();
-        }
+        self.forget_backing(&coming.from);
         self.pending_swap.release.push(coming.from);
         self.resume(rank);
     }
@@ -403,8 +400,14 @@ impl Scheduler {
                 self.num_swapped -= 1;
             }
         }
+        self.forget_backing(lost);
+    }
+
+    /// Running sequences rely on none of these blocks of the swap pool any more: what was copied ahead for them would not be
+    /// found when they are preempted.
+    fn forget_backing(&mut self, blocks: &[BlockId]) {
         for seq in self.running.iter_mut() {
-            if seq.backing.iter().any(|block| lost.contains(block)) {
+            if seq.backing.iter().any(|block| blocks.contains(block)) {
                 self.pending_swap.release.push(std::mem::take(&mut seq.backing));
                 (seq.num_backed, seq.tail) = (0, Tail::default());
             }

@@ -1,7 +1,7 @@
 //! Chat templates: from a conversation to the prompt's text, as transformers' `apply_chat_template` renders it.
 //!
 //! A template is a program that somebody else wrote: a model's authors, or a client. What a rendering may cost is
-//! bounded: [`meter`] counts, and [`rewrite`] puts it around every operation.
+//! bounded: `meter` counts, and `rewrite` puts it around every operation.
 
 mod builtins;
 pub(super) mod meter;
