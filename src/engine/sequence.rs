@@ -48,6 +48,9 @@ pub struct SwapInUnderWay {
     pub num_tokens: usize,
     /// `from` is all of a swapped sequence; otherwise parts that the swap pool had cached.
     pub was_swapped: bool,
+    /// Some of `from` has lost its name since then.
+    #[serde(default)]
+    pub is_nameless: bool,
 }
 
 /// The hidden states of a prompt's tokens, as far as they are known and wanted.

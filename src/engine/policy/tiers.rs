@@ -330,7 +330,9 @@ impl Scheduler {
         self.stats.blocks_in += pairs.len();
         self.bill(seq.rank.request).swapped_in_blocks += pairs.len();
         let (first_place, num_tokens) = (admitted.swap_in[0], admitted.num_computed);
-        seq.swap_in = Some(Box::new(SwapInUnderWay { id, from, first_place, num_tokens, was_swapped }));
+        let is_nameless = false;
+        let coming = SwapInUnderWay { id, from, first_place, num_tokens, was_swapped, is_nameless };
+        seq.swap_in = Some(Box::new(coming));
         self.swap_ins.insert(id, seq.rank);
         plan.swap_in.push(SwapIn { id, pairs });
     }
@@ -362,7 +364,8 @@ impl Scheduler {
         // Full blocks do not change any more, so the copies stay good for the next time, where there is room for them.
         let mut from = coming.from;
         let num_full = if coming.was_swapped { coming.num_tokens / block_size } else { from.len() };
-        let num_full = if is_draining { 0 } else { num_full };
+        // What others have found to hold nothing has no name: nobody would find it again.
+        let num_full = if is_draining || coming.is_nameless { 0 } else { num_full };
         let tail = from.split_off(num_full.min(from.len()));
         if !tail.is_empty() {
             self.pending_swap.release.push(tail);
@@ -381,8 +384,7 @@ impl Scheduler {
         seq.num_computed = coming.first_place * self.config.block_size;
         seq.num_published = coming.first_place;
         self.pending.release.push(Arc::new(rest));
-        self.pending_swap.forget.extend(&coming.from);
-        self.forget_backing(&coming.from);
+        self.lose(&coming.from);
         self.pending_swap.release.push(coming.from);
         self.resume(rank);
     }
@@ -400,14 +402,11 @@ impl Scheduler {
                 self.num_swapped -= 1;
             }
         }
-        self.forget_backing(lost);
-    }
-
-    /// Running sequences rely on none of these blocks of the swap pool any more: what was copied ahead for them would not be
-    /// found when they are preempted.
-    fn forget_backing(&mut self, blocks: &[BlockId]) {
         for seq in self.running.iter_mut() {
-            if seq.backing.iter().any(|block| blocks.contains(block)) {
+            if let Some(coming) = &mut seq.swap_in {
+                coming.is_nameless |= coming.from.iter().any(|block| lost.contains(block));
+            }
+            if seq.backing.iter().any(|block| lost.contains(block)) {
                 self.pending_swap.release.push(std::mem::take(&mut seq.backing));
                 (seq.num_backed, seq.tail) = (0, Tail::default());
             }
