@@ -16,11 +16,11 @@ use crate::http::openai::whole_numbers;
 use crate::http::timeouts::is_timeout;
 use actix_web::dev::{Decompress, Payload};
 use actix_web::error::PayloadError;
-use actix_web::http::header::{CONTENT_LENGTH, ContentType};
+use actix_web::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, ContentType};
 use actix_web::web::{Bytes, BytesMut, Data};
 use actix_web::{FromRequest, HttpRequest, HttpResponse};
-use futures_util::StreamExt;
 use futures_util::future::LocalBoxFuture;
+use futures_util::{StreamExt, stream};
 use json::{Bounds, Json};
 use serde::Serialize;
 use std::future::ready;
@@ -29,6 +29,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Up to this a body is parsed where it comes in: that takes less time than asking another thread.
 pub const SMALL_BYTES: usize = 16 << 10;
+/// Bytes of a compressed body that are unpacked at once: gzip makes a thousand times as many of them at most.
+const COMPRESSED_SLICE: usize = 1024;
 /// Up to so many values an answer is written where it goes out.
 const SMALL_ANSWER: usize = 4096;
 
@@ -95,9 +97,27 @@ impl FromRequest for Body {
         if announced.is_some_and(|length| length > server.max_body_bytes) {
             return Box::pin(ready(Ok(Self(Err(ApiError::body_too_large(server.max_body_bytes))))));
         }
-        let payload = Decompress::from_headers(payload.take(), request.headers());
+        let payload = match request.headers().contains_key(CONTENT_ENCODING) {
+            true => in_slices(payload.take()),
+            false => payload.take(),
+        };
+        let payload = Decompress::from_headers(payload, request.headers());
         Box::pin(async move { Ok(Self(receive(payload, held, &server).await)) })
     }
+}
+
+/// The same body in slices, so that what one of them unpacks to can be looked at before the next.
+fn in_slices(payload: Payload) -> Payload {
+    let slices = |part: Result<Bytes, PayloadError>| {
+        let (mut rest, error) = match part {
+            Ok(part) => (part, None),
+            Err(error) => (Bytes::new(), Some(Err(error))),
+        };
+        let slices =
+            std::iter::from_fn(move || (!rest.is_empty()).then(|| Ok(rest.split_to(rest.len().min(COMPRESSED_SLICE)))));
+        stream::iter(slices.chain(error))
+    };
+    Payload::Stream { payload: Box::pin(payload.flat_map(slices)) }
 }
 
 async fn receive(
