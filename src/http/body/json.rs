@@ -47,6 +47,26 @@ impl Json {
     }
 }
 
+/// JSON in the strings of a body: of all of it together there may be [`Bounds::max_values`].
+pub struct Inner(Count);
+
+impl Inner {
+    pub fn new(bounds: Bounds) -> Self {
+        Self(Count { bounds, num_values: Cell::new(0), refused: RefCell::new(None) })
+    }
+
+    /// The value that `text` is; `None` where it is no JSON.
+    ///
+    /// # Errors
+    /// There are too many values.
+    pub fn read(&self, text: &str) -> Result<Option<Value>, ApiError> {
+        let mut deserializer = serde_json::Deserializer::from_str(text);
+        let read = ValueSeed(&self.0).deserialize(&mut deserializer);
+        let read = read.and_then(|value| deserializer.end().map(|()| value)).ok();
+        self.0.refused.take().map_or(Ok(read), Err)
+    }
+}
+
 /// What has been read so far.
 pub(super) struct Count {
     pub(super) bounds: Bounds,
@@ -248,6 +268,15 @@ mod tests {
         let body = read(&format!("{{\"other\": [{many}2], \"known\": 3, \"others\": {{\"known\": 4}}}}")).unwrap();
         assert_eq!(body.value, json!({"known": 3}));
         assert!(read("{\"other\": [1, 2, \"known\": 3}").unwrap_err().message.contains("not JSON"));
+    }
+
+    #[test]
+    fn json_in_strings_is_counted_together() {
+        let inner = Inner::new(BOUNDS);
+        assert_eq!(inner.read("{\"a\": [1, 2]}").unwrap(), Some(json!({"a": [1, 2]})));
+        assert_eq!(inner.read("{x").unwrap(), None);
+        assert_eq!(inner.read("[1] 2").unwrap(), None);
+        assert!(inner.read("[1, 2, 3, 4, 5]").is_err());
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::{Endpoint, ModelField, Request, null_as_default, parse_fields, shown,
 use crate::actors::messages::{ChatPrompt, Prompt};
 use crate::actors::runtime::ModelInfo;
 use crate::error::ApiError;
+use crate::http::body::json::{Bounds, Inner};
 use crate::http::openapi::answers::{ChatCompletion, ChatCompletionChunk};
 use crate::http::openapi::{Operation, Tag};
 use crate::text::chat_output::{ChatFormat, ChatReading, ReasoningStart};
@@ -17,6 +18,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
+/// JSON values in the arguments of all calls of a conversation.
+const MAX_ARGUMENT_VALUES: usize = 100_000;
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
 #[derive(Default, Deserialize, ToSchema)]
@@ -260,7 +263,7 @@ pub fn chat_prompt(body: &Value, tools: &Tools, model: &ModelInfo) -> Result<Cha
         set_effort(&effort, &mut kwargs)?;
     }
     Ok(ChatPrompt {
-        messages: messages.into_iter().enumerate().map(|(i, m)| message(i, m)).collect::<Result<_, _>>()?,
+        messages: checked_messages(messages)?,
         tools: tools.for_template(),
         add_generation_prompt: fields.add_generation_prompt.unwrap_or(!fields.continue_final_message),
         continue_final_message: fields.continue_final_message,
@@ -278,9 +281,15 @@ fn set_effort(effort: &str, kwargs: &mut Map<String, Value>) -> Result<(), ApiEr
     Ok(())
 }
 
+fn checked_messages(messages: Vec<Value>) -> Result<Vec<Value>, ApiError> {
+    // What calls have as arguments is JSON in a string.
+    let inner = Inner::new(Bounds { max_values: MAX_ARGUMENT_VALUES, max_prompts: 0 });
+    messages.into_iter().enumerate().map(|(i, m)| message(i, m, &inner)).collect()
+}
+
 /// A message as the template wants it: a known role, and content that is a string or parts of text. Other fields go
 /// through as they are.
-fn message(index: usize, message: Value) -> Result<Value, ApiError> {
+fn message(index: usize, message: Value, inner: &Inner) -> Result<Value, ApiError> {
     let param = format!("messages[{index}]");
     let Value::Object(mut message) = message else {
         return Err(ApiError::invalid(&param, format!("{param} must be an object, got {}", shown(&message))));
@@ -300,7 +309,7 @@ fn message(index: usize, message: Value) -> Result<Value, ApiError> {
     let has_calls = match message.get_mut("tool_calls") {
         Some(Value::Array(calls)) if role == "assistant" && !calls.is_empty() => {
             for (i, call) in calls.iter_mut().enumerate() {
-                tool_call(&format!("{param}.tool_calls[{i}]"), call)?;
+                tool_call(&format!("{param}.tool_calls[{i}]"), call, inner)?;
             }
             true
         }
@@ -369,7 +378,7 @@ fn part_text<'a>(param: &str, part: &'a Value) -> Result<&'a str, ApiError> {
 
 /// A call of the history. Clients send its arguments as JSON in a string; templates write them out as JSON, so they want
 /// the object. As in vLLM, what is no object becomes an empty one: a model's slip must not end the conversation.
-fn tool_call(param: &str, call: &mut Value) -> Result<(), ApiError> {
+fn tool_call(param: &str, call: &mut Value, inner: &Inner) -> Result<(), ApiError> {
     let wrong = |param: String, expected: &str, got: Option<&Value>| {
         let got = got.map_or("nothing".into(), shown);
         Err(ApiError::invalid(&param, format!("{param} must be {expected}, got {got}")))
@@ -385,7 +394,10 @@ fn tool_call(param: &str, call: &mut Value) -> Result<(), ApiError> {
     }
     let arguments = match function.get("arguments") {
         Some(Value::Object(arguments)) => arguments.clone(),
-        Some(Value::String(text)) => serde_json::from_str(text).unwrap_or_default(),
+        Some(Value::String(text)) => match inner.read(text).map_err(|_| too_many_values(param))? {
+            Some(Value::Object(arguments)) => arguments,
+            _ => Map::new(),
+        },
         None | Some(Value::Null) => Map::new(),
         Some(other) => return wrong(format!("{param}.function.arguments"), "JSON in a string", Some(other)),
     };
@@ -393,13 +405,29 @@ fn tool_call(param: &str, call: &mut Value) -> Result<(), ApiError> {
     Ok(())
 }
 
+fn too_many_values(param: &str) -> ApiError {
+    let param = format!("{param}.function.arguments");
+    let message =
+        format!("{param}: the arguments of all calls may have {MAX_ARGUMENT_VALUES} JSON values, and have more");
+    ApiError::too_complex(param, message)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn messages_of(messages: Value) -> Result<Vec<Value>, ApiError> {
-        let messages: Vec<Value> = serde_json::from_value(messages).unwrap();
-        messages.into_iter().enumerate().map(|(i, m)| message(i, m)).collect()
+        checked_messages(serde_json::from_value(messages).unwrap())
+    }
+
+    #[test]
+    fn arguments_of_calls_are_bounded_together() {
+        let text = format!("{{\"a\": [{}1]}}", "[1],".repeat(MAX_ARGUMENT_VALUES / 4));
+        let call = json!({"type": "function", "function": {"name": "f", "arguments": text}});
+        let calls = |num: usize| json!([{"role": "assistant", "tool_calls": vec![call.clone(); num]}]);
+        messages_of(calls(1)).unwrap();
+        let error = messages_of(calls(3)).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("messages[0].tool_calls[1].function.arguments"), "{error}");
     }
 
     #[test]
