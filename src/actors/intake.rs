@@ -25,6 +25,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+/// Log-probabilities of a request's prompt.
+const MAX_PROMPT_LOGPROBS: usize = 200_000;
+
 /// What a request may ask for at most.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -148,6 +151,7 @@ impl Handler<Submit> for RequestIntake {
                     shared.fit_non_preemptible(&mut params, prompt.len(), n)?;
                 }
                 let params = shared.resolve(params, &prompt, prompt_param, ignore_eos, seed)?;
+                check_num_logprobs(&params, prompt.len(), n)?;
                 let constraint = match grammar {
                     Some(grammar) => Some(shared.constrain(grammar, &prompt, &params).await?),
                     None => None,
@@ -185,6 +189,20 @@ impl Handler<Submit> for RequestIntake {
             Ok(Accepted { id, prompt_tokens, params: shared_params, events })
         })
     }
+}
+
+/// Refuses a prompt whose log-probabilities would not fit into the memory of an answer: each takes a kilobyte there.
+fn check_num_logprobs(params: &SamplingParams, prompt_tokens: usize, n: u32) -> Result<(), ApiError> {
+    let Some(top) = params.prompt_logprobs else { return Ok(()) };
+    let num = prompt_tokens.saturating_mul(top as usize + 1).saturating_mul(n as usize);
+    if num <= MAX_PROMPT_LOGPROBS {
+        return Ok(());
+    }
+    let message = format!(
+        "the answer would have {num} log-probabilities of the prompt: {prompt_tokens} tokens, each with {top} others, for each of \
+         {n} outputs; at most {MAX_PROMPT_LOGPROBS} are allowed"
+    );
+    Err(ApiError::too_complex("prompt_logprobs", message))
 }
 
 /// Completes when nobody waits for the request any more.
