@@ -453,7 +453,7 @@ impl Default for IntakeConfig {
             job_timeout_s: 10,
             max_prompt_bytes: None,
             grammar_cpu_s: 2.0,
-            grammar_memory_mib: 128,
+            grammar_memory_mib: 64,
         }
     }
 }

@@ -13,7 +13,7 @@ const NUM_LEXERS: usize = 4;
 /// States (of 1 to 2 kB each) from which on a lexer is too big to be given to more outputs.
 const MAX_SHARED_STATES: usize = 20_000;
 /// Of the lexers of all grammars in this process, in bytes.
-const MAX_BYTES: usize = 1 << 30;
+const MAX_BYTES: usize = 128 << 20;
 
 /// What lexers take, all together.
 #[derive(Debug)]
