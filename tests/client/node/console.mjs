@@ -240,10 +240,10 @@ const tests = {
     const free = await pixels(page, "swap");
     await startLoad(page, 24, 256);
     await until("blocks go out", async () => (await figure(page, "#tide-sum")) > 0);
-    await page.locator("#rows .state >> text=swapped out").first().waitFor({ timeout: 20_000 });
-    assert.ok((await figure(page, "#swap-figure")) > 0);
-    const used = await pixels(page, "swap");
-    assert.ok(Object.keys(used).some((colour) => !(colour in free)), "the swap pool shows them");
+    // Each for a moment only, and not at the same one: what is swapped out comes back within some steps.
+    await until("a sequence is swapped out", async () => (await page.locator("#rows .state >> text=swapped out").count()) > 0, 60_000);
+    await until("the swap pool holds blocks", async () => (await figure(page, "#swap-figure")) > 0, 60_000);
+    await until("it shows them", async () => Object.keys(await pixels(page, "swap")).some((colour) => !(colour in free)), 60_000);
     await until("blocks come back", async () => Number((await text(page, "#tide-sum")).match(/([\d,]+) back/)[1].replace(",", "")) > 0, 30_000);
     await page.click("#load-start");
     await page.locator("#load-state >> text=Stopped.").waitFor();
