@@ -40,7 +40,7 @@ fn limits() -> ParserLimits {
         max_grammar_size: 200_000,
         // An object's optional properties, or the options of an anyOf, are 2 each.
         max_items_in_row: 10_000,
-        step_lexer_fuel: 200_000,
+        step_lexer_fuel: 40_000,
         step_max_items: 50_000,
         max_lexer_states: 50_000,
         precompute_large_lexemes: true,

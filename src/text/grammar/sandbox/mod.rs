@@ -140,6 +140,8 @@ impl Helper {
     fn start(program: &PathBuf, greeting: &[u8]) -> io::Result<Self> {
         let (stream, theirs) = UnixStream::pair()?;
         let child = Command::new(program)
+            // As it shows in lists of processes, whatever the program is found by.
+            .arg0("pagetide")
             .arg(COMMAND)
             // It needs nothing from there, and there may be keys.
             .env_clear()
