@@ -86,7 +86,9 @@ def test_comments_are_between_events(small):
         *_, usage, done, end = events
         assert (done, end) == ("data: [DONE]", "")
         kv = json.loads(usage.removeprefix("data: "))["usage"]["kv"]
-        assert len(comments) == 2 * kv["preemptions"]
+        # A request may have to yield again before its KV has come back, within the same pause.
+        assert len(comments) % 2 == 0 and len(comments) <= 2 * kv["preemptions"]
+        assert bool(comments) == bool(kv["preemptions"])
         paused += len(comments)
     assert paused > 0
 

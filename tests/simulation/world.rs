@@ -25,6 +25,8 @@ pub struct Heard {
     pub outputs: Vec<Vec<TokenId>>,
     pub finished: Vec<Option<FinishReason>>,
     pub stopped: Vec<bool>,
+    /// Of each sample: its sequences that are paused. Beams tell as sample 0.
+    pub paused: Vec<usize>,
 }
 
 /// Preemptions to the swap pool, by what they left to be copied.
@@ -243,6 +245,7 @@ impl World {
             outputs: vec![vec![]; n],
             finished: vec![None; n],
             stopped: vec![false; n],
+            paused: vec![0; n],
         };
         self.open.insert(arrival.id, heard);
         self.record(|recorder| recorder.arrive(&arrival));
@@ -352,13 +355,20 @@ impl World {
         self.scheduler.take_decisions();
         self.record(|recorder| recorder.plan(now, Box::new(summary), &plan));
         for (request, delivery) in self.scheduler.take_pauses() {
-            *self.yields.entry(request).or_default() += usize::from(matches!(delivery, Delivery::Paused { .. }));
-            let is_kept = self.open.get(&request).is_some_and(|heard| !heard.arrival.terms.preemptible);
-            assert!(
-                !(is_kept && matches!(delivery, Delivery::Paused { .. })),
-                "{request} had to yield: {:?}",
-                self.open[&request].arrival
-            );
+            let Some(Heard { arrival, paused, .. }) = self.open.get_mut(&request) else { continue };
+            match delivery {
+                Delivery::Paused { sample } => {
+                    assert!(arrival.terms.preemptible, "{request} had to yield: {arrival:?}");
+                    paused[sample as usize] += 1;
+                    let most = if arrival.params.beam.is_some() { usize::MAX } else { 1 };
+                    assert!(paused[sample as usize] <= most, "{request} was told twice that it is paused");
+                }
+                Delivery::Resumed { sample } => {
+                    let goes_on = paused[sample as usize].checked_sub(1);
+                    paused[sample as usize] = goes_on.expect("only what was paused goes on");
+                }
+                other => panic!("{other:?} is no pause"),
+            }
         }
         self.scheduler.check();
         self.scheduler.check_against(stats);
@@ -513,10 +523,15 @@ impl World {
                     assert!(!std::mem::replace(&mut heard.started, true));
                     assert!(cached_tokens < heard.arrival.prompt.len());
                 }
-                Delivery::Bill(_) | Delivery::Paused { .. } | Delivery::Resumed { .. } => {}
+                Delivery::Bill(bill) if bill.preemptions > 0 => {
+                    self.yields.insert(id, bill.preemptions);
+                }
+                Delivery::Bill(_) => {}
+                Delivery::Paused { .. } | Delivery::Resumed { .. } => panic!("pauses are told with the plan"),
                 Delivery::PromptLogprobs(logprobs) => check_prompt_logprobs(&heard.arrival, &logprobs),
                 Delivery::Token { sample, sampled } => {
                     assert!(heard.started && heard.finished[sample as usize].is_none());
+                    assert_eq!(heard.paused[sample as usize], 0, "{id} goes on, and is said to be paused");
                     heard.outputs[sample as usize].push(sampled.token);
                 }
                 Delivery::Failed { message } => {

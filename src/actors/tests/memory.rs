@@ -40,7 +40,7 @@ fn who_yields_is_told_and_what_it_cost() {
             assert_eq!(tokens(&junior), (10..24).collect::<Vec<_>>());
             assert_eq!(paid(&senior), (KvBill::default(), vec![]), "{senior:?}");
             let (bill, pauses) = paid(&junior);
-            assert!(bill.preemptions > 0 && pauses.len() == 2 * bill.preemptions, "{junior:?}");
+            assert!((1..=bill.preemptions).contains(&(pauses.len() / 2)), "{junior:?}");
             assert!(pauses.chunks(2).all(|pause| pause[0].is_none() && pause[1].is_some()), "{pauses:?}");
             assert_eq!(pauses.iter().flatten().sum::<Duration>(), bill.paused);
             assert!(bill.paused > Duration::ZERO);
@@ -91,7 +91,7 @@ fn a_client_that_ends_its_sample_has_heard_what_it_cost() {
         junior.stop_sample(0);
     });
     let (bill, pauses) = paid(&heard);
-    assert!(bill.preemptions > 0 && bill.swapped_in_blocks > 0 && pauses.len() == 2 * bill.preemptions, "{heard:?}");
+    assert!(bill.swapped_in_blocks > 0 && (1..=bill.preemptions).contains(&(pauses.len() / 2)), "{heard:?}");
     events(senior);
     world.wait_until_idle();
 }

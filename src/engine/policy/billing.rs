@@ -13,13 +13,16 @@ impl Scheduler {
         std::mem::take(&mut self.pauses)
     }
 
-    /// It has yielded.
+    /// It has yielded. Where its KV had not come back since it yielded before, it is the same pause that goes on.
     pub(super) fn pause(&mut self, seq: &mut Sequence) {
-        (seq.paused, seq.paused_at) = (true, self.now);
+        self.bill(seq.rank.request).preemptions += 1;
+        if std::mem::replace(&mut seq.paused, true) {
+            return;
+        }
+        seq.paused_at = self.now;
         if seq.terms.max_pause.is_some() {
             self.limited.insert(seq.rank);
         }
-        self.bill(seq.rank.request).preemptions += 1;
         self.pauses.push((seq.rank.request, Delivery::Paused { sample: seq.sample }));
     }
 
