@@ -49,13 +49,7 @@ def results():
         return json.loads(run.stdout)
 
 
-# Open: on two fast cores no row showed a swapped-out sequence within a minute. The engine swaps as before; such a load is over
-# in a second, and the page seldom looks while one is out. The load has to be one that lasts.
-OPEN = {"a_load_makes_the_tide_move"}
-CASES = [pytest.param(test, marks=pytest.mark.xfail(reason="open on two cores, see above")) if test in OPEN else test for test in TESTS]
-
-
-@pytest.mark.parametrize("test", CASES)
+@pytest.mark.parametrize("test", TESTS)
 def test_the_console(results, test):
     assert results[test] == "ok", results[test]
 

@@ -238,7 +238,8 @@ const tests = {
     heard.push(its);
     await page.locator("#link-text >> text=live").waitFor();
     const free = await pixels(page, "swap");
-    await startLoad(page, 24, 256);
+    // More than ten times the pool: it lasts until it is stopped, however fast the machine is.
+    await startLoad(page, 64, 1024);
     await until("blocks go out", async () => (await figure(page, "#tide-sum")) > 0);
     // Each for a moment only, and not at the same one: what is swapped out comes back within some steps.
     await until("a sequence is swapped out", async () => (await page.locator("#rows .state >> text=swapped out").count()) > 0, 60_000);
