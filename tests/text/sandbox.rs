@@ -67,6 +67,19 @@ fn what_takes_too_much_is_refused_with_the_limit_and_its_setting() {
     }
 }
 
+/// A process begins with the peak of whoever started it, by one of the system's counts: here that has no say.
+#[test]
+fn a_large_server_has_no_larger_helpers() {
+    let large = vec![1_u8; 512 << 20];
+    let compiler = compiler(GrammarLimits { memory_bytes: 4 << 20, ..LIMITS });
+    let properties: serde_json::Map<_, _> = (0..1500)
+        .map(|i| (format!("p{i}"), json!({"type": "string", "pattern": format!("^[a-z]{{3,{}}}$", 9 + i % 50)})))
+        .collect();
+    let error = compile(&compiler, GrammarSpec::JsonSchema(json!({ "properties": properties }))).unwrap_err();
+    assert!(error.message.contains("intake.grammar_memory_mib"), "{error}");
+    assert_eq!(large[large.len() / 2], 1);
+}
+
 /// What one grammar has left in the helper is not the next one's fault.
 #[test]
 fn a_helper_is_used_again_and_replaced_where_it_has_grown() {

@@ -1,6 +1,6 @@
 //! The helper's side: compiles what it is told, and ends where that takes too much.
 
-use super::protocol::{Job, Verdict, Words, receive, send};
+use super::protocol::{Job, Reply, Verdict, Words, receive, send};
 use crate::text::grammar::compiler::Engine;
 use crate::text::grammar::vocabulary::Vocabulary;
 use std::io;
@@ -51,15 +51,21 @@ fn serve() -> io::Result<()> {
                 Err(RecvTimeoutError::Timeout) => {}
             }
             let now = used()?;
-            let is_too_large = now.peak_bytes.saturating_sub(at_start.peak_bytes) > memory_bytes;
+            let is_too_large = now.resident_bytes.saturating_sub(at_start.resident_bytes) > memory_bytes;
             if is_too_large || now.cpu.saturating_sub(begin.cpu) > cpu {
                 let verdict = if is_too_large { Verdict::TooMuchMemory } else { Verdict::TooMuchTime };
-                send(&mut stream, &verdict)?;
+                send(&mut stream, &Reply { verdict, is_last: true })?;
                 // Nothing else stops the compiler.
                 std::process::exit(0);
             }
         };
-        send(&mut stream, &verdict)?;
+        // What one job has left behind counts for the next.
+        let left = used()?.resident_bytes.saturating_sub(at_start.resident_bytes);
+        let is_last = left > memory_bytes / 4;
+        send(&mut stream, &Reply { verdict, is_last })?;
+        if is_last {
+            std::process::exit(0);
+        }
     }
     Ok(())
 }
@@ -96,8 +102,8 @@ fn compile(engine: &Result<Engine, String>, job: &Job) -> Verdict {
 /// What this process has used so far.
 struct Used {
     cpu: Duration,
-    /// Of resident memory.
-    peak_bytes: u64,
+    /// Now.
+    resident_bytes: u64,
 }
 
 fn used() -> io::Result<Used> {
@@ -108,9 +114,24 @@ fn used() -> io::Result<Used> {
         return Err(io::Error::last_os_error());
     }
     let time = |time: libc::timeval| Duration::new(time.tv_sec as u64, 1000 * time.tv_usec as u32);
-    // Linux counts it in KiB, macOS in bytes.
-    let unit = if cfg!(target_os = "macos") { 1 } else { 1024 };
-    Ok(Used { cpu: time(usage.ru_utime) + time(usage.ru_stime), peak_bytes: usage.ru_maxrss as u64 * unit })
+    Ok(Used { cpu: time(usage.ru_utime) + time(usage.ru_stime), resident_bytes: resident_bytes(&usage)? })
+}
+
+/// Not `ru_maxrss`, which on Linux begins with the peak of the process that started this one: the server, with its model.
+#[cfg(target_os = "linux")]
+fn resident_bytes(_: &libc::rusage) -> io::Result<u64> {
+    let pages = std::fs::read_to_string("/proc/self/statm")?;
+    let pages = pages.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
+    let pages = pages.ok_or_else(|| io::Error::other("/proc/self/statm has another form"))?;
+    // SAFETY: it reads a number, and nothing else.
+    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    Ok(pages * page_bytes as u64)
+}
+
+/// The peak, in bytes.
+#[cfg(not(target_os = "linux"))]
+fn resident_bytes(usage: &libc::rusage) -> io::Result<u64> {
+    Ok(usage.ru_maxrss as u64)
 }
 
 /// To overflow its stack is a part of what this process is for.

@@ -13,7 +13,7 @@ pub use helper::run;
 use super::GrammarRequest;
 use crate::budget::Budget;
 use crate::error::ApiError;
-use protocol::{Job, Verdict, Words, encode, receive, send};
+use protocol::{Job, Reply, Verdict, Words, encode, receive, send};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -81,40 +81,44 @@ impl Sandbox {
                     format!("structured output needs a process of its own, and none could be started: {error}");
                 ApiError::engine(message)
             })?;
-            let verdict = helper.ask(&job, budget);
-            match verdict {
-                Ok(Some(verdict @ (Verdict::Compiled | Verdict::Refused { .. } | Verdict::Panicked))) => {
-                    self.idle().push(helper);
-                    return match verdict {
-                        Verdict::Refused { param, message } => Err(ApiError::invalid(param, message)),
-                        Verdict::Panicked => Err(too_complex("it cannot be compiled".into())),
-                        _ => Ok(()),
-                    };
+            let verdict = match helper.ask(&job, budget) {
+                Ok(Some(Reply { verdict, is_last })) => {
+                    if !is_last {
+                        self.idle().push(helper);
+                    }
+                    verdict
                 }
                 Ok(None) => {
                     let why = budget.look().err().map_or_else(String::new, |why| why.to_string());
                     return Err(too_complex(why));
                 }
-                // What others have left in it, or done to it, is not this grammar's fault.
-                Ok(Some(Verdict::TooMuchMemory)) | Err(_) if !is_fresh => {}
-                Ok(Some(Verdict::TooMuchMemory)) => {
-                    let most = self.limits.memory_bytes >> 20;
-                    return Err(too_complex(format!(
-                        "compiling it takes more than {most} MiB, this server's limit (intake.grammar_memory_mib)"
-                    )));
-                }
-                Ok(Some(Verdict::TooMuchTime)) => {
-                    let most = self.limits.cpu.as_secs_f64();
-                    return Err(too_complex(format!(
-                        "compiling it takes more than {most} s of processor time, this server's limit \
-                         (intake.grammar_cpu_s)"
-                    )));
-                }
+                // What others have done to it is not this grammar's fault.
+                Err(_) if !is_fresh => continue,
                 Err(error) => {
                     tracing::debug!("a grammar ended the process that compiled it: {error}");
                     return Err(too_complex("the process that compiled it did not survive".into()));
                 }
-            }
+            };
+            return match verdict {
+                Verdict::Compiled => Ok(()),
+                Verdict::Refused { param, message } => Err(ApiError::invalid(param, message)),
+                Verdict::Panicked => Err(too_complex("it cannot be compiled".into())),
+                // Nor what they have left in it.
+                Verdict::TooMuchMemory if !is_fresh => continue,
+                Verdict::TooMuchMemory => {
+                    let most = self.limits.memory_bytes >> 20;
+                    Err(too_complex(format!(
+                        "compiling it takes more than {most} MiB, this server's limit (intake.grammar_memory_mib)"
+                    )))
+                }
+                Verdict::TooMuchTime => {
+                    let most = self.limits.cpu.as_secs_f64();
+                    Err(too_complex(format!(
+                        "compiling it takes more than {most} s of processor time, this server's limit \
+                         (intake.grammar_cpu_s)"
+                    )))
+                }
+            };
         }
     }
 
@@ -159,7 +163,7 @@ impl Helper {
     }
 
     /// `None`: nobody waits any more, or no longer; the helper is of no more use then. An error: it has died.
-    fn ask(&mut self, job: &Job, budget: &Budget) -> io::Result<Option<Verdict>> {
+    fn ask(&mut self, job: &Job, budget: &Budget) -> io::Result<Option<Reply>> {
         send(&mut self.stream, job)?;
         let mut first = [0];
         loop {
@@ -176,9 +180,9 @@ impl Helper {
         }
         // The rest is there: an answer is written at once.
         self.stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-        let verdict = receive(&mut first.chain(&self.stream))?;
+        let reply = receive(&mut first.chain(&self.stream))?;
         self.stream.set_read_timeout(Some(LOOK_EVERY))?;
-        verdict.map(Some).ok_or_else(|| ErrorKind::UnexpectedEof.into())
+        reply.map(Some).ok_or_else(|| ErrorKind::UnexpectedEof.into())
     }
 }
 

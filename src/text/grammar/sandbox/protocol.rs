@@ -43,7 +43,15 @@ impl Job {
     }
 }
 
-/// What came of it.
+/// The helper's answer to a job.
+#[derive(Serialize, Deserialize)]
+pub struct Reply {
+    pub verdict: Verdict,
+    /// It has ended, or ends now: it has become large.
+    pub is_last: bool,
+}
+
+/// What came of a job.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
     Compiled,
