@@ -33,6 +33,11 @@ impl CompiledGrammar {
         self.start_grammar().allowed().map(|_| ())
     }
 
+    #[cfg(test)]
+    pub fn lexer_bytes(&self) -> usize {
+        self.lexers.num_bytes()
+    }
+
     fn start_grammar(&self) -> GrammarState {
         let (vocabulary, lexers) = (self.vocabulary.clone(), self.lexers.clone());
         GrammarState { vocabulary, lexers, started: None, forced: VecDeque::new() }
@@ -75,6 +80,12 @@ impl GrammarState {
         matcher.is_stopped() && matcher.stop_reason().is_ok()
     }
 
+    /// Counts what the lexer has learnt.
+    fn measure(&self) -> Result<(), String> {
+        let Some((_, lexer)) = &self.started else { return Ok(()) };
+        lexer.measure().map_err(|why| format!("structured output: {why}"))
+    }
+
     fn failed(&self, error: &impl fmt::Display) -> String {
         self.started.iter().for_each(|(_, lexer)| lexer.set_broken());
         let error = error.to_string();
@@ -92,6 +103,7 @@ impl Constraint for GrammarState {
     fn allowed(&mut self) -> Result<Option<TokenMask>, String> {
         if self.forced.is_empty() && !self.matcher().is_stopped() && self.vocabulary.is_canonical() {
             self.forced = self.matcher().compute_ff_tokens().into();
+            self.measure()?;
         }
         if let Some(token) = self.forced.front() {
             return Ok(Some(TokenMask::new([*token])));
@@ -101,9 +113,7 @@ impl Constraint for GrammarState {
             return Ok(Some(TokenMask::new([self.vocabulary.end_token()])));
         }
         let mask = self.matcher().compute_mask().map_err(|error| self.failed(&error))?;
-        if let Some((_, lexer)) = &self.started {
-            lexer.measure().map_err(|why| format!("structured output: {why}"))?;
-        }
+        self.measure()?;
         Ok(Some(TokenMask::from_words(mask.as_slice().to_vec())))
     }
 

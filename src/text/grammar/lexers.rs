@@ -4,6 +4,8 @@
 //! What all of them have is counted after each mask. Where it is too much, those that no output uses are let go of; and
 //! where that is not enough, an output fails whose lexer has more than its part.
 
+use llguidance::earley::{BiasComputer, ParserRecognizer};
+use llguidance::toktrie::{SimpleVob, TokEnv, TokTrie};
 use llguidance::{Matcher, TokenParser};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -91,6 +93,19 @@ impl Drop for Part {
     }
 }
 
+/// Allows no token, and looks at none: a mask that is done when it begins.
+struct NoBias(TokEnv);
+
+impl BiasComputer for NoBias {
+    fn compute_bias(&self, _: &mut ParserRecognizer<'_>, _: &[u8]) -> SimpleVob {
+        self.trie().alloc_token_set()
+    }
+
+    fn trie(&self) -> &TokTrie {
+        self.0.tok_trie()
+    }
+}
+
 /// Of one grammar.
 pub struct Lexers {
     /// Has seen no token; its lexer knows nothing yet.
@@ -102,12 +117,24 @@ pub struct Lexers {
 }
 
 impl Lexers {
-    pub fn new(parser: TokenParser, memory: Arc<LexerMemory>) -> Arc<Self> {
+    pub fn new(mut parser: TokenParser, memory: Arc<LexerMemory>) -> Arc<Self> {
+        // A lexer begins with what is left of its fuel for compiling, 25 times that of a step, until the first mask. Text
+        // that leaves no choice is worked out before that mask, and it may be without an end.
+        parser.parser.compute_bias(&NoBias(parser.token_env.clone()), &[]);
+        parser.invalidate_bias_cache();
         let _fresh_part = Part::new(memory.clone(), &parser);
         let (slots, next_slot) = (Default::default(), AtomicUsize::new(0));
         let lexers = Arc::new(Self { fresh: Mutex::new(parser), _fresh_part, slots, next_slot, memory });
         lock(&lexers.memory.all).push(Arc::downgrade(&lexers));
         lexers
+    }
+
+    #[cfg(test)]
+    pub fn num_bytes(&self) -> usize {
+        let of = |slot: &Mutex<Option<Arc<SharedLexer>>>| {
+            lock(slot).as_ref().map_or(0, |lexer| lexer.part.bytes.load(Ordering::Relaxed))
+        };
+        self.slots.iter().map(of).sum()
     }
 
     /// For an output that begins. Copies a lexer where there is none to share: not for a thread that must not block.

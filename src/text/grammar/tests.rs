@@ -1,6 +1,8 @@
 //! Random walks: at each step any allowed token comes, and the text at the end is what was asked for.
 
+use super::compiler::Engine;
 use super::sandbox::GrammarLimits;
+use super::vocabulary::Vocabulary;
 use super::*;
 use crate::budget::Budget;
 use crate::engine::constraint::{Constraint, ConstraintSource};
@@ -604,4 +606,25 @@ fn a_loop_does_not_grow_by_the_product_of_its_parts() {
     let options = vec!["\"b\" root"; 4000].join(" | ");
     let lark = gbnf::to_lark(&format!("root ::= {beginning} ({options})?")).unwrap();
     assert!(lark.len() < 200_000, "{}", lark.len());
+}
+
+/// Text that leaves no choice is worked out ahead, and here it has no end.
+#[test]
+fn forced_text_without_an_end_takes_little_memory() {
+    let model = model("demo");
+    let vocabulary = Vocabulary::new(model.tokenizer.clone(), model.tokenizer.vocab_size(), &model.ends);
+    let engine = Engine::new(vocabulary).unwrap();
+    for beginning in ["", "[ab] [cd]"] {
+        let spec = GrammarSpec::Grammar(format!("root ::= {beginning} ((\"a\"{{1000}}){{1000}}){{1000}}"));
+        let compiled = engine.compile(&GrammarRequest::new(spec, "grammar")).unwrap();
+        let mut output = compiled.start();
+        for _ in 0..5 {
+            let Ok(Some(mask)) = output.allowed() else { break };
+            assert!(compiled.lexer_bytes() < 32 << 20, "{} bytes", compiled.lexer_bytes());
+            let token = (0..model.tokenizer.vocab_size() as TokenId).find(|token| mask.contains(*token)).unwrap();
+            if output.advance(token).is_err() {
+                break;
+            }
+        }
+    }
 }
