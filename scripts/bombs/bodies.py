@@ -186,6 +186,30 @@ bomb(
 bomb("n of four thousand million", COMPLETION, lambda _: {"prompt": "Hi", "max_tokens": 4, "n": 2**32 - 1}, long=True)
 bomb("max_tokens beyond every integer", CHAT, lambda _: chat(max_tokens=2**64), long=True)
 bomb("100 answers with log-probabilities", CHAT, lambda _: chat(n=100, max_tokens=60, logprobs=True, top_logprobs=20))
+bomb(
+    "long answers with log-probabilities",
+    CHAT,
+    lambda _: chat(n=64, max_tokens=1800, ignore_eos=True, logprobs=True, top_logprobs=20),
+)
+bomb(
+    "long completions with log-probabilities",
+    COMPLETION,
+    lambda _: {"prompt": ["Hi"] * 60, "max_tokens": 300, "ignore_eos": True, "logprobs": 20, "return_token_ids": True},
+    long=True,
+)
+bomb(
+    "a response with log-probabilities",
+    RESPONSES,
+    lambda _: {
+        "input": "Hi",
+        "max_output_tokens": 1900,
+        "ignore_eos": True,
+        "top_logprobs": 20,
+        "include": ["message.output_text.logprobs"],
+        "stream": True,
+    },
+    long=True,
+)
 bomb("temperature of a million digits", CHAT, lambda _: raw(chat(temperature="HERE"), "0." + "1" * 10**6))
 bomb("max_tokens of a million digits", CHAT, lambda _: raw(chat(max_tokens="HERE"), "1" * 10**6), long=True)
 bomb("an exponent of a million digits", CHAT, lambda _: raw(chat(temperature="HERE"), "1e-" + "9" * 10**6), long=True)

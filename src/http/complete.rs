@@ -3,13 +3,17 @@
 use crate::actors::runtime::{ModelInfo, RuntimeHandle};
 use crate::error::ApiError;
 use crate::http::generation::{Delta, Generation};
-use crate::http::openai::response::Answer;
+use crate::http::openai::response::{Answer, WholeAnswer};
 use crate::http::openai::{AnswerOptions, Endpoint, Request};
 use serde_json::Value;
 
+/// Log-probabilities of a whole answer: some 100 bytes of JSON each.
+const MAX_LOGPROBS: usize = 400_000;
+
 /// Answers `body` as `endpoint` does without `stream`. Dropping the future cancels the request.
 pub async fn complete(handle: &RuntimeHandle, endpoint: Endpoint, body: &Value) -> Result<Value, ApiError> {
-    answer(handle, Request::parse(endpoint, body, handle.model())?).await
+    let whole = answer(handle, Request::parse(endpoint, body, handle.model())?).await?;
+    serde_json::to_value(&whole).map_err(|error| ApiError::engine(format!("the answer cannot be written: {error}")))
 }
 
 /// About how many values there will be in its answer, beside its texts.
@@ -27,16 +31,17 @@ pub fn num_values(request: &Request, model: &ModelInfo) -> usize {
 }
 
 /// The whole answer to a request, whether it asked for a stream or not.
-pub async fn answer(handle: &RuntimeHandle, mut request: Request) -> Result<Value, ApiError> {
+pub async fn answer(handle: &RuntimeHandle, mut request: Request) -> Result<WholeAnswer, ApiError> {
     let answer = Answer::new(&request, handle.model());
     let mut generation = Generation::start(handle, &mut request).await?;
+    generation.keep_logprobs(MAX_LOGPROBS);
     let mut choices: Vec<Delta> =
         (0..generation.num_choices() as u32).map(|choice| Delta { choice, ..Delta::default() }).collect();
     while let Some(delta) = generation.next().await {
         let delta = delta?;
         choices[delta.choice as usize].append(delta);
     }
-    Ok(answer.whole(&best(choices, &request), &generation))
+    Ok(answer.whole(best(choices, &request), generation))
 }
 
 /// The `n` best samples of each prompt, best first, by the mean of their log-probabilities; all, as they are, where no

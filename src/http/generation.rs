@@ -116,6 +116,20 @@ pub struct Generation {
     /// The run to look at first, so that none is starved.
     next_run: usize,
     deadline: Deadline,
+    logprobs: LogprobsKept,
+}
+
+/// Log-probabilities that whoever reads the answer keeps until its end.
+struct LogprobsKept {
+    most: usize,
+    left: usize,
+}
+
+/// A prompt and what the engine says of it.
+pub struct AnsweredPrompt {
+    pub tokens: Arc<Vec<TokenId>>,
+    /// From its second token on; empty unless they were asked for.
+    pub logprobs: Vec<PositionLogprobs>,
 }
 
 impl Generation {
@@ -134,7 +148,13 @@ impl Generation {
             let first_choice = index as u32 * request.num_samples();
             runs.push(PromptRun::new(first_choice, request, &handle.model().tokenizer, accepted, text)?);
         }
-        Ok(Self { runs, n: request.num_samples(), next_run: 0, deadline })
+        let logprobs = LogprobsKept { most: usize::MAX, left: usize::MAX };
+        Ok(Self { runs, n: request.num_samples(), next_run: 0, deadline, logprobs })
+    }
+
+    /// Fails where the answer has more log-probabilities than `most`: for those who keep them to its end.
+    pub fn keep_logprobs(&mut self, most: usize) {
+        self.logprobs = LogprobsKept { most, left: most };
     }
 
     /// The next delta; `None` when every choice is complete. Nothing follows an error.
@@ -156,6 +176,10 @@ impl Generation {
                 Poll::Ready(None) => {}
                 Poll::Pending => all_done = false,
                 Poll::Ready(Some(Ok(delta))) => {
+                    if let Err(error) = self.logprobs.take(&delta) {
+                        self.runs.clear();
+                        return Poll::Ready(Some(Err(error)));
+                    }
                     self.next_run = (index + 1) % self.runs.len();
                     return Poll::Ready(Some(Ok(delta)));
                 }
@@ -193,13 +217,36 @@ impl Generation {
         &self.run_of(choice).prompt_tokens
     }
 
-    /// Log-probabilities of that prompt, from its second token on; empty unless they were asked for.
-    pub fn prompt_logprobs(&self, choice: u32) -> &[PositionLogprobs] {
-        &self.run_of(choice).prompt_logprobs
+    /// Samples of each prompt.
+    pub fn num_samples(&self) -> u32 {
+        self.n
+    }
+
+    /// What is left when the answer is complete.
+    pub fn into_prompts(self) -> Vec<AnsweredPrompt> {
+        let prompt = |run: PromptRun| AnsweredPrompt { tokens: run.prompt_tokens, logprobs: run.prompt_logprobs };
+        self.runs.into_iter().map(prompt).collect()
     }
 
     fn run_of(&self, choice: u32) -> &PromptRun {
         &self.runs[(choice / self.n) as usize]
+    }
+}
+
+impl LogprobsKept {
+    fn take(&mut self, delta: &Delta) -> Result<(), ApiError> {
+        let of_position = |position: &Position| position.logprobs.as_ref().map_or(0, |logprobs| 1 + logprobs.top.len());
+        let num = delta.positions.iter().map(of_position).sum();
+        self.left = self.left.checked_sub(num).ok_or_else(|| {
+            let message = format!(
+                "the answer has more than {} log-probabilities, the most that an answer can have which is kept to its end: \
+                 ask for fewer tokens, outputs or log-probabilities of each token, or for a stream of chat completions or \
+                 completions, which has no such limit",
+                self.most
+            );
+            ApiError::too_complex("logprobs", message)
+        })?;
+        Ok(())
     }
 }
 

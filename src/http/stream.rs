@@ -26,6 +26,9 @@ const MAX_WRITE_BYTES: usize = 64 << 10;
 
 /// How an API writes the events of one answer.
 pub trait WriteEvents: Unpin + 'static {
+    /// The most log-probabilities that an answer may have, where they are kept to its end.
+    const MAX_LOGPROBS: usize = usize::MAX;
+
     /// The request has been accepted.
     fn begin(&mut self, _out: &mut Vec<u8>, _generation: &Generation) {}
     fn delta(&mut self, out: &mut Vec<u8>, delta: Delta, generation: &Generation);
@@ -83,7 +86,8 @@ pub struct SlowClient;
 impl<W: WriteEvents> EventBody<W> {
     /// Submits the request; what the intake refuses is refused before the stream begins.
     pub async fn start(handle: &RuntimeHandle, mut request: Request, mut writer: W) -> Result<Self, ApiError> {
-        let generation = Generation::start(handle, &mut request).await?;
+        let mut generation = Generation::start(handle, &mut request).await?;
+        generation.keep_logprobs(W::MAX_LOGPROBS);
         let mut buffer = Vec::new();
         writer.begin(&mut buffer, &generation);
         let events = Events { writer, generation: Some(generation), buffer, given: None, is_cut: false };

@@ -4,7 +4,7 @@ use crate::http::generation::Position;
 use crate::ids::TokenId;
 use crate::sampling::params::{PositionLogprobs, TokenLogprob};
 use crate::text::tokenizer::Tokenizer;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 use utoipa::ToSchema;
@@ -58,7 +58,8 @@ pub struct CompletionLogprobs {
 impl Logprobs {
     /// `num_top` most likely tokens of each position.
     pub fn chat(tokenizer: &Tokenizer, positions: &[Position], num_top: u32) -> Self {
-        Logprobs::Chat(ChatLogprobs { content: chat_positions(tokenizer, positions, num_top) })
+        let known = positions.iter().filter_map(|at| at.logprobs.as_ref());
+        Logprobs::Chat(ChatLogprobs { content: known.map(|at| chat_position(tokenizer, at, num_top)).collect() })
     }
 
     /// `num_top` most likely tokens of each position, and one more where the token itself is not among them.
@@ -78,36 +79,41 @@ impl Logprobs {
     }
 }
 
-/// `num_top` most likely tokens of each position, as chat and Responses write them.
-pub fn chat_positions(tokenizer: &Tokenizer, positions: &[Position], num_top: u32) -> Vec<ChatPosition> {
+/// A token and the `num_top` most likely ones in its place, as chat and Responses write them.
+pub fn chat_position(tokenizer: &Tokenizer, at: &PositionLogprobs, num_top: u32) -> ChatPosition {
     let token = |of: &TokenLogprob| ChatToken {
         token: tokenizer.token_text(of.token),
         logprob: json_logprob(of),
         bytes: tokenizer.token_bytes(of.token),
     };
-    let position = |at: &PositionLogprobs| ChatPosition {
-        chosen: token(&at.chosen),
-        top_logprobs: at.top.iter().take(num_top as usize).map(token).collect(),
-    };
-    positions.iter().filter_map(|at| at.logprobs.as_ref()).map(position).collect()
+    ChatPosition { chosen: token(&at.chosen), top_logprobs: at.top.iter().take(num_top as usize).map(token).collect() }
 }
 
 /// vLLM's `prompt_logprobs`: for each token of the prompt the token itself and the most likely ones by id; null for
 /// the first.
-pub fn prompt_logprobs(tokenizer: &Tokenizer, logprobs: &[PositionLogprobs], num_top: u32) -> Value {
-    let entry = |of: &TokenLogprob| {
-        let value = json!({
-            "logprob": json_logprob(of),
-            "rank": of.rank,
-            "decoded_token": tokenizer.token_text(of.token),
-        });
-        (of.token.to_string(), value)
-    };
-    let position = |at: &PositionLogprobs| {
-        let tokens = std::iter::once(&at.chosen).chain(at.top.iter().take(num_top as usize));
-        Value::Object(tokens.map(entry).collect())
-    };
-    std::iter::once(Value::Null).chain(logprobs.iter().map(position)).collect()
+pub struct PromptLogprobs<'a> {
+    pub tokenizer: &'a Tokenizer,
+    /// From the second token on.
+    pub logprobs: &'a [PositionLogprobs],
+    pub num_top: u32,
+}
+
+impl Serialize for PromptLogprobs<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let entry = |of: &TokenLogprob| {
+            let value = json!({
+                "logprob": json_logprob(of),
+                "rank": of.rank,
+                "decoded_token": self.tokenizer.token_text(of.token),
+            });
+            (of.token.to_string(), value)
+        };
+        let position = |at: &PositionLogprobs| {
+            let tokens = std::iter::once(&at.chosen).chain(at.top.iter().take(self.num_top as usize));
+            Some(tokens.map(entry).collect::<Map<String, Value>>())
+        };
+        serializer.collect_seq(std::iter::once(None).chain(self.logprobs.iter().map(position)))
+    }
 }
 
 /// A token's text; for what is not UTF-8 by itself its bytes, as OpenAI writes them (`bytes:\xe2\x82`), so that two

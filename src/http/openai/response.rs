@@ -1,14 +1,14 @@
 //! The answer's JSON, whole and as stream chunks.
 
-use super::logprobs::{Logprobs, prompt_logprobs};
+use super::logprobs::{Logprobs, PromptLogprobs};
 use super::message::{Message, MessageDelta};
 use super::{AnswerOptions, Endpoint, Request};
 use crate::actors::runtime::ModelInfo;
 use crate::engine::bill::KvBill;
-use crate::http::generation::{Delta, Generation, StopReason};
+use crate::http::generation::{AnsweredPrompt, Delta, Generation, StopReason};
 use crate::ids::TokenId;
 use crate::text::tokenizer::Tokenizer;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::Value;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -176,16 +176,7 @@ struct Head<'a> {
     system_fingerprint: &'static str,
 }
 
-/// A whole answer.
-#[derive(Serialize)]
-struct Whole<'a> {
-    #[serde(flatten)]
-    head: Head<'a>,
-    #[serde(flatten)]
-    body: Body<'a>,
-}
-
-/// What comes behind the head.
+/// What comes behind the head of a chunk.
 #[derive(Default, Serialize)]
 struct Body<'a> {
     choices: &'a [Choice<'a>],
@@ -193,7 +184,82 @@ struct Body<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<Usage>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_logprobs: Option<Value>,
+    prompt_token_ids: Option<&'a [TokenId]>,
+}
+
+/// A whole answer, made into JSON as it is written: its log-probabilities are large, and no two choices' are there at once.
+pub struct WholeAnswer {
+    answer: Answer,
+    /// All that each choice gained, in the order of the answer.
+    choices: Vec<Delta>,
+    prompts: Vec<AnsweredPrompt>,
+    /// Choices of each prompt, those that are not in the answer included.
+    num_samples: u32,
+    usage: Usage,
+}
+
+impl Serialize for WholeAnswer {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Whole<'a, C> {
+            #[serde(flatten)]
+            head: Head<'a>,
+            choices: C,
+            usage: Usage,
+            #[serde(flatten)]
+            prompt: PromptFields<'a>,
+        }
+        let Self { answer, choices, usage, .. } = self;
+        let is_chat = answer.endpoint == Endpoint::Chat;
+        let choice = |(delta, index)| self.choice(delta, index);
+        let whole = Whole {
+            head: answer.head(if is_chat { "chat.completion" } else { "text_completion" }),
+            choices: Lazily(|| choices.iter().zip(0..).map(choice)),
+            usage: *usage,
+            prompt: if is_chat { self.prompt_fields(0) } else { PromptFields::default() },
+        };
+        whole.serialize(serializer)
+    }
+}
+
+impl WholeAnswer {
+    fn choice<'a>(&'a self, delta: &'a Delta, index: u32) -> Choice<'a> {
+        let (content, prompt) = match self.answer.endpoint {
+            Endpoint::Chat => (Content::Message(Message::new(&delta.pieces)), PromptFields::default()),
+            Endpoint::Completion => (Content::Text(&delta.text), self.prompt_fields(delta.choice)),
+        };
+        Choice { index, content, prompt, ..self.answer.choice(delta) }
+    }
+
+    fn prompt_fields(&self, choice: u32) -> PromptFields<'_> {
+        let Answer { options, tokenizer, .. } = &self.answer;
+        let prompt = &self.prompts[(choice / self.num_samples) as usize];
+        let logprobs = |num_top| PromptLogprobs { tokenizer, logprobs: &prompt.logprobs, num_top };
+        PromptFields {
+            prompt_logprobs: options.prompt_logprobs.map(logprobs),
+            prompt_token_ids: options.return_token_ids.then_some(&prompt.tokens),
+        }
+    }
+}
+
+/// A list whose items are made when they are written.
+struct Lazily<F>(F);
+
+impl<F, I> Serialize for Lazily<F>
+where
+    F: Fn() -> I,
+    I: Iterator<Item: Serialize>,
+{
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq((self.0)())
+    }
+}
+
+/// What an answer says of a prompt: of a chat's once, of a completion's in each choice.
+#[derive(Default, Serialize)]
+struct PromptFields<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<PromptLogprobs<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<&'a [TokenId]>,
 }
@@ -208,10 +274,8 @@ struct Choice<'a> {
     stop_reason: Option<&'a StopReason>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<&'a [TokenId]>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_logprobs: Option<Value>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_token_ids: Option<&'a [TokenId]>,
+    #[serde(flatten)]
+    prompt: PromptFields<'a>,
 }
 
 #[derive(Serialize)]
@@ -258,36 +322,9 @@ impl Answer {
     }
 
     /// The whole answer. `choices`: all that each choice gained, in the order of the answer.
-    pub fn whole(&self, choices: &[Delta], generation: &Generation) -> Value {
-        let is_chat = self.endpoint == Endpoint::Chat;
-        let prompt_logprobs = |choice: u32| {
-            let num_top = self.options.prompt_logprobs?;
-            Some(prompt_logprobs(&self.tokenizer, generation.prompt_logprobs(choice), num_top))
-        };
-        let prompt_token_ids =
-            |choice: u32| self.options.return_token_ids.then(|| generation.prompt_tokens(choice).as_slice());
-        let written: Vec<Choice> = choices
-            .iter()
-            .zip(0..)
-            .map(|(delta, index)| Choice {
-                index,
-                content: match self.endpoint {
-                    Endpoint::Completion => Content::Text(&delta.text),
-                    Endpoint::Chat => Content::Message(Message::new(&delta.pieces)),
-                },
-                prompt_logprobs: if is_chat { None } else { prompt_logprobs(delta.choice) },
-                prompt_token_ids: if is_chat { None } else { prompt_token_ids(delta.choice) },
-                ..self.choice(delta)
-            })
-            .collect();
-        let body = Body {
-            choices: &written,
-            usage: Some(Some(generation.usage())),
-            prompt_logprobs: if is_chat { prompt_logprobs(0) } else { None },
-            prompt_token_ids: if is_chat { prompt_token_ids(0) } else { None },
-        };
-        let head = self.head(if is_chat { "chat.completion" } else { "text_completion" });
-        serde_json::to_value(&Whole { head, body }).expect(PLAIN)
+    pub fn whole(self, choices: Vec<Delta>, generation: Generation) -> WholeAnswer {
+        let (usage, num_samples) = (generation.usage(), generation.num_samples());
+        WholeAnswer { answer: self, choices, prompts: generation.into_prompts(), num_samples, usage }
     }
 
     /// Whether a choice's first chunk says its role.
@@ -318,7 +355,10 @@ impl Answer {
                 Endpoint::Completion => Content::Text(&delta.text),
                 Endpoint::Chat => Content::Delta(self.message_delta(delta)),
             },
-            prompt_token_ids: with_prompt_ids.then(|| generation.prompt_tokens(delta.choice).as_slice()),
+            prompt: PromptFields {
+                prompt_token_ids: with_prompt_ids.then(|| generation.prompt_tokens(delta.choice).as_slice()),
+                ..PromptFields::default()
+            },
             ..self.choice(delta)
         };
         self.write(out, &Body { choices: &[written], usage, ..Body::default() });

@@ -6,9 +6,10 @@ use crate::error::ApiError;
 use crate::http::generation::{Delta, Position};
 use crate::http::items::{Change, Item, Items};
 use crate::http::openai::Request;
-use crate::http::openai::logprobs::{ChatPosition, chat_positions};
+use crate::http::openai::logprobs::chat_position;
 use crate::http::openai::response::{Usage, random_hex, unix_time_s};
 use crate::text::tokenizer::Tokenizer;
+use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -70,20 +71,20 @@ impl Response {
     }
 
     /// Before the first item.
-    pub fn in_progress(&self) -> Value {
-        self.object("in_progress", &[], Value::Null, Value::Null)
+    pub fn in_progress(&self) -> ResponseJson<'_> {
+        self.json("in_progress", vec![], Value::Null, Value::Null)
     }
 
     /// When all is said. `usage`: of the request.
-    pub fn ended(&self, usage: Usage) -> Value {
+    pub fn ended(&self, usage: Usage) -> ResponseJson<'_> {
         let status = item_status(self.incomplete);
-        self.object(status, &self.output(status), Value::Null, Self::usage(usage))
+        self.json(status, self.output(status), Value::Null, Self::usage(usage))
     }
 
     /// After the engine's error.
-    pub fn failed(&self, error: &ApiError) -> Value {
+    pub fn failed(&self, error: &ApiError) -> ResponseJson<'_> {
         let error = json!({"code": "server_error", "message": error.message});
-        self.object("failed", &self.output("incomplete"), error, Value::Null)
+        self.json("failed", self.output("incomplete"), error, Value::Null)
     }
 
     pub fn is_incomplete(&self) -> bool {
@@ -91,7 +92,7 @@ impl Response {
     }
 
     /// The items, the last of which has `status`.
-    fn output(&self, status: &str) -> Vec<Value> {
+    fn output(&self, status: &'static str) -> Vec<ItemJson<'_>> {
         let items = self.items.list();
         let outputs = items.iter().zip(&self.ids).enumerate().map(|(index, (item, id))| {
             let status = if index + 1 == items.len() { status } else { "completed" };
@@ -114,12 +115,12 @@ impl Response {
         }))
     }
 
-    fn object(&self, status: &str, output: &[Value], error: Value, usage: Value) -> Value {
+    fn json<'a>(&'a self, status: &str, output: Vec<ItemJson<'a>>, error: Value, usage: Value) -> ResponseJson<'a> {
         let settings = &self.settings;
         let ended = matches!(status, "completed" | "incomplete");
         let incomplete_details =
             if status == "incomplete" { json!({"reason": "max_output_tokens"}) } else { Value::Null };
-        json!({
+        let fields = json!({
             "id": self.id,
             "object": "response",
             "created_at": self.created_s,
@@ -133,7 +134,7 @@ impl Response {
             "max_tool_calls": settings.max_tool_calls,
             "metadata": settings.metadata,
             "model": self.model,
-            "output": output,
+            OUTPUT: null,
             "parallel_tool_calls": settings.parallel_tool_calls,
             "previous_response_id": null,
             "prompt_cache_key": settings.prompt_cache_key,
@@ -150,7 +151,65 @@ impl Response {
             "truncation": settings.truncation,
             "usage": usage,
             "user": settings.user,
-        })
+        });
+        ResponseJson { fields, output }
+    }
+}
+
+const OUTPUT: &str = "output";
+
+/// The response object. Its items become JSON as they are written: their log-probabilities are large.
+pub struct ResponseJson<'a> {
+    /// An object in which [`OUTPUT`] is null.
+    fields: Value,
+    output: Vec<ItemJson<'a>>,
+}
+
+impl Serialize for ResponseJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        #[serde(untagged)]
+        enum Field<'a> {
+            Output(&'a [ItemJson<'a>]),
+            Other(&'a Value),
+        }
+        let field = |(name, value): (&'_ String, _)| match name == OUTPUT {
+            true => (name.clone(), Field::Output(&self.output)),
+            false => (name.clone(), Field::Other(value)),
+        };
+        serializer.collect_map(self.fields.as_object().into_iter().flatten().map(field))
+    }
+}
+
+/// An output item.
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ItemJson<'a> {
+    Reasoning { id: &'a str, summary: [(); 0], content: Vec<PartJson<'a>>, status: &'static str },
+    Message { id: &'a str, role: &'static str, content: Vec<PartJson<'a>>, status: &'static str },
+    FunctionCall { id: &'a str, call_id: &'a str, name: &'a str, arguments: &'a str, status: &'static str },
+}
+
+/// An item's content.
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum PartJson<'a> {
+    ReasoningText { text: &'a str },
+    OutputText { text: &'a str, annotations: [(); 0], logprobs: LogprobsJson<'a> },
+}
+
+/// Log-probabilities of a text's tokens; none where none were asked for.
+pub struct LogprobsJson<'a> {
+    writer: &'a ItemWriter,
+    positions: &'a [Position],
+}
+
+impl Serialize for LogprobsJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let ItemWriter { tokenizer, logprobs } = self.writer;
+        let asked = logprobs.iter().flat_map(|num_top| self.positions.iter().map(move |position| (*num_top, position)));
+        let known = asked.filter_map(|(num_top, position)| Some((num_top, position.logprobs.as_ref()?)));
+        serializer.collect_seq(known.map(|(num_top, at)| chat_position(tokenizer, at, num_top)))
     }
 }
 
@@ -176,34 +235,30 @@ pub struct ItemWriter {
 
 impl ItemWriter {
     /// The item as it stands. One that has just begun has no parts.
-    pub fn item(&self, OutputItem { id, item, .. }: &OutputItem<'_>, status: &str) -> Value {
-        let parts = || if status == "in_progress" { json!([]) } else { json!([self.part(item)]) };
+    pub fn item<'a>(&'a self, at: &OutputItem<'a>, status: &'static str) -> ItemJson<'a> {
+        let OutputItem { id, item, .. } = *at;
+        let content = || if status == "in_progress" { vec![] } else { self.part(item).into_iter().collect() };
         match item {
-            Item::Reasoning { .. } => {
-                json!({"id": id, "type": "reasoning", "summary": [], "content": parts(), "status": status})
+            Item::Reasoning { .. } => ItemJson::Reasoning { id, summary: [], content: content(), status },
+            Item::Text { .. } => ItemJson::Message { id, role: "assistant", content: content(), status },
+            Item::Call { id: call_id, name, arguments } => {
+                ItemJson::FunctionCall { id, call_id, name, arguments, status }
             }
-            Item::Text { .. } => {
-                json!({"id": id, "type": "message", "role": "assistant", "content": parts(), "status": status})
-            }
-            Item::Call { id: call_id, name, arguments } => json!({
-                "id": id, "type": "function_call", "call_id": call_id, "name": name, "arguments": arguments,
-                "status": status,
-            }),
         }
     }
 
     /// The content part of an item that has one.
-    pub fn part(&self, item: &Item) -> Value {
+    pub fn part<'a>(&'a self, item: &'a Item) -> Option<PartJson<'a>> {
         match item {
-            Item::Reasoning { text } => json!({"type": "reasoning_text", "text": text}),
-            Item::Text { text, positions } => json!({
-                "type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs(positions),
-            }),
-            Item::Call { .. } => Value::Null,
+            Item::Reasoning { text } => Some(PartJson::ReasoningText { text }),
+            Item::Text { text, positions } => {
+                Some(PartJson::OutputText { text, annotations: [], logprobs: self.logprobs(positions) })
+            }
+            Item::Call { .. } => None,
         }
     }
 
-    pub fn logprobs(&self, positions: &[Position]) -> Vec<ChatPosition> {
-        self.logprobs.map(|num_top| chat_positions(&self.tokenizer, positions, num_top)).unwrap_or_default()
+    pub fn logprobs<'a>(&'a self, positions: &'a [Position]) -> LogprobsJson<'a> {
+        LogprobsJson { writer: self, positions }
     }
 }

@@ -9,15 +9,21 @@ pub mod stream;
 
 use crate::actors::runtime::RuntimeHandle;
 use crate::error::ApiError;
+use crate::http::body;
+use crate::http::complete;
 use crate::http::generation::Generation;
 use crate::http::openai::Request;
+use crate::http::openai::response::Usage;
 use crate::http::stream::EventBody;
 use crate::http::translate::count_refused;
 use actix_web::HttpResponse;
 use answer::Response;
 use request::ResponsesRequest;
-use serde_json::Value;
+use serde::{Serialize, Serializer};
 use stream::Events;
+
+/// Log-probabilities of an answer. A stream says them five times, four of them when the text has ended.
+const MAX_LOGPROBS: usize = 50_000;
 
 /// Answers a request's body, of which `parsed` is what it asks for.
 pub async fn create(
@@ -29,15 +35,30 @@ pub async fn create(
     let answered = if chat.stream.is_some() {
         EventBody::start(handle, chat, Events::new(response)).await.map(EventBody::into_response)
     } else {
-        whole(handle, chat, response).await.map(|whole| HttpResponse::Ok().json(whole))
+        whole(handle, chat, response).await
     };
     answered.map_err(|error| names.in_clients_words(error))
 }
 
-async fn whole(handle: &RuntimeHandle, mut chat: Request, mut response: Response) -> Result<Value, ApiError> {
+async fn whole(handle: &RuntimeHandle, mut chat: Request, mut response: Response) -> Result<HttpResponse, ApiError> {
+    let num_values = complete::num_values(&chat, handle.model());
     let mut generation = Generation::start(handle, &mut chat).await?;
+    generation.keep_logprobs(MAX_LOGPROBS);
     while let Some(delta) = generation.next().await {
         response.push(delta?, |_, _, _, _| {});
     }
-    Ok(response.ended(generation.usage()))
+    let usage = generation.usage();
+    body::answer(handle, WholeResponse { response, usage }, num_values).await
+}
+
+/// A response whose output is complete.
+struct WholeResponse {
+    response: Response,
+    usage: Usage,
+}
+
+impl Serialize for WholeResponse {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.response.ended(self.usage).serialize(serializer)
+    }
 }

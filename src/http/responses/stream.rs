@@ -1,11 +1,12 @@
 //! The answer as Responses' events.
 
-use super::answer::{ItemWriter, OutputItem, Response};
+use super::MAX_LOGPROBS;
+use super::answer::{ItemJson, ItemWriter, LogprobsJson, OutputItem, PartJson, Response, ResponseJson};
 use crate::error::ApiError;
 use crate::http::generation::{Delta, Generation};
 use crate::http::items::{Change, Item};
 use crate::http::stream::{WriteEvents, write_named_event};
-use serde_json::{Value, json};
+use serde::Serialize;
 
 pub struct Events {
     response: Response,
@@ -16,17 +17,20 @@ impl Events {
     pub fn new(response: Response) -> Self {
         Self { response, next: 0 }
     }
+}
 
-    fn lifecycle(&mut self, out: &mut Vec<u8>, kind: &str, response: Value) {
-        write(out, &mut self.next, kind, json!({ "response": response }));
-    }
+#[derive(Serialize)]
+struct Lifecycle<'a> {
+    response: ResponseJson<'a>,
 }
 
 impl WriteEvents for Events {
+    const MAX_LOGPROBS: usize = MAX_LOGPROBS;
+
     fn begin(&mut self, out: &mut Vec<u8>, _: &Generation) {
-        let response = self.response.in_progress();
-        self.lifecycle(out, "response.created", response.clone());
-        self.lifecycle(out, "response.in_progress", response);
+        for kind in ["response.created", "response.in_progress"] {
+            write(out, &mut self.next, kind, Lifecycle { response: self.response.in_progress() });
+        }
     }
 
     fn delta(&mut self, out: &mut Vec<u8>, delta: Delta, _: &Generation) {
@@ -39,74 +43,101 @@ impl WriteEvents for Events {
     }
 
     fn error(&mut self, out: &mut Vec<u8>, error: &ApiError) {
-        let response = self.response.failed(error);
-        self.lifecycle(out, "response.failed", response);
+        write(out, &mut self.next, "response.failed", Lifecycle { response: self.response.failed(error) });
     }
 
     fn end(&mut self, out: &mut Vec<u8>, generation: &Generation) {
         let kind = if self.response.is_incomplete() { "response.incomplete" } else { "response.completed" };
-        let response = self.response.ended(generation.usage());
-        self.lifecycle(out, kind, response);
+        write(out, &mut self.next, kind, Lifecycle { response: self.response.ended(generation.usage()) });
     }
 }
 
 /// Adds `event` with its type and number.
-fn write(out: &mut Vec<u8>, next: &mut u64, kind: &str, mut event: Value) {
-    event["type"] = kind.into();
-    event["sequence_number"] = (*next).into();
+fn write(out: &mut Vec<u8>, next: &mut u64, kind: &'static str, event: impl Serialize) {
+    #[derive(Serialize)]
+    struct Numbered<E> {
+        #[serde(flatten)]
+        event: E,
+        r#type: &'static str,
+        sequence_number: u64,
+    }
+    write_named_event(out, kind, &Numbered { event, r#type: kind, sequence_number: *next });
     *next += 1;
-    write_named_event(out, kind, &event);
+}
+
+/// An event about an item.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum ItemEvent<'a> {
+    Whole {
+        output_index: usize,
+        item: ItemJson<'a>,
+    },
+    Within {
+        item_id: &'a str,
+        output_index: usize,
+        /// Of an item that has parts: it has one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        content_index: Option<usize>,
+        #[serde(flatten)]
+        what: Within<'a>,
+    },
+}
+
+/// What an event says of an item's inside.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Within<'a> {
+    Part { part: Option<PartJson<'a>> },
+    TextDelta { delta: &'a str, logprobs: LogprobsJson<'a> },
+    Delta { delta: &'a str },
+    Text { text: &'a str, logprobs: LogprobsJson<'a> },
+    Reasoning { text: &'a str },
+    Call { name: &'a str, arguments: &'a str },
 }
 
 /// What a change of an item is in events, in their order.
-fn item_events(
-    writer: &ItemWriter,
-    at: &OutputItem<'_>,
-    change: Change<'_>,
-    status: &str,
-) -> Vec<(&'static str, Value)> {
-    // Of the item, or of its one part.
-    let of_item = || json!({"output_index": at.index, "item": writer.item(at, status)});
-    let within = |more: Value| {
-        let mut event = json!({"item_id": at.id, "output_index": at.index});
-        if !matches!(at.item, Item::Call { .. }) {
-            event["content_index"] = 0.into();
-        }
-        if let (Value::Object(event), Value::Object(more)) = (&mut event, more) {
-            event.extend(more);
-        }
-        event
+fn item_events<'a>(
+    writer: &'a ItemWriter,
+    at: &OutputItem<'a>,
+    change: Change<'a>,
+    status: &'static str,
+) -> Vec<(&'static str, ItemEvent<'a>)> {
+    let item = at.item;
+    let has_parts = !matches!(item, Item::Call { .. });
+    let of_item = || ItemEvent::Whole { output_index: at.index, item: writer.item(at, status) };
+    let within = |what| {
+        let content_index = has_parts.then_some(0);
+        ItemEvent::Within { item_id: at.id, output_index: at.index, content_index, what }
     };
-    let part = || within(json!({"part": writer.part(at.item)}));
-    let has_parts = !matches!(at.item, Item::Call { .. });
+    let part = || within(Within::Part { part: writer.part(item) });
     let mut events = Vec::new();
-    match (&change, at.item) {
+    match (change, item) {
         (Change::Begin, _) => {
             events.push(("response.output_item.added", of_item()));
             if has_parts {
                 events.push(("response.content_part.added", part()));
             }
         }
-        (Change::More(more, _), Item::Reasoning { .. }) => {
-            events.push(("response.reasoning_text.delta", within(json!({ "delta": more }))));
+        (Change::More(delta, _), Item::Reasoning { .. }) => {
+            events.push(("response.reasoning_text.delta", within(Within::Delta { delta })));
         }
-        (Change::More(more, positions), Item::Text { .. }) => {
-            let event = within(json!({"delta": more, "logprobs": writer.logprobs(positions)}));
-            events.push(("response.output_text.delta", event));
+        (Change::More(delta, positions), Item::Text { .. }) => {
+            let delta = Within::TextDelta { delta, logprobs: writer.logprobs(positions) };
+            events.push(("response.output_text.delta", within(delta)));
         }
-        (Change::More(more, _), Item::Call { .. }) => {
-            events.push(("response.function_call_arguments.delta", within(json!({ "delta": more }))));
+        (Change::More(delta, _), Item::Call { .. }) => {
+            events.push(("response.function_call_arguments.delta", within(Within::Delta { delta })));
         }
-        (Change::End { .. }, item) => {
+        (Change::End { .. }, _) => {
             events.push(match item {
-                Item::Reasoning { text } => ("response.reasoning_text.done", within(json!({ "text": text }))),
+                Item::Reasoning { text } => ("response.reasoning_text.done", within(Within::Reasoning { text })),
                 Item::Text { text, positions } => {
-                    let event = within(json!({"text": text, "logprobs": writer.logprobs(positions)}));
-                    ("response.output_text.done", event)
+                    let text = Within::Text { text, logprobs: writer.logprobs(positions) };
+                    ("response.output_text.done", within(text))
                 }
                 Item::Call { name, arguments, .. } => {
-                    let event = within(json!({"name": name, "arguments": arguments}));
-                    ("response.function_call_arguments.done", event)
+                    ("response.function_call_arguments.done", within(Within::Call { name, arguments }))
                 }
             });
             if has_parts {
