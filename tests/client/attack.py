@@ -274,7 +274,9 @@ class Target:
 def unlike_the_api(path: str, answer):
     """What is wrong with an answer's format, if something is."""
     if answer.status == 200 and answer.headers.get("content-type", "").startswith("text/event-stream"):
-        return None if b"data: [DONE]" in answer.body[-100:] else f"a stream without its end: {answer.body[-100:]}"
+        last = answer.body.rstrip().rsplit(b"\n\n", 1)[-1]
+        ends = (b"data: [DONE]", b"event: response.completed", b"event: response.incomplete", b"event: message_stop")
+        return None if last.startswith(ends) else f"a stream without its end: {last[-100:]}"
     try:
         body = answer.json()
     except ValueError:
