@@ -204,6 +204,11 @@ impl EventStream {
         self.receiver.poll_recv(cx).map(|event| self.heard(event))
     }
 
+    /// Events that are there and were not read.
+    pub fn num_unread(&self) -> usize {
+        self.receiver.len()
+    }
+
     /// An event that is already there, without waiting.
     pub fn try_next(&mut self) -> Option<Event> {
         let event = self.receiver.try_recv().ok();

@@ -12,7 +12,7 @@ use crate::http::openai::completion::too_many;
 use crate::http::openai::response::{KvUsage, Usage};
 use crate::http::openai::{AnswerOptions, Request};
 use crate::ids::TokenId;
-use crate::sampling::params::{FinishReason, PositionLogprobs, SamplingParams};
+use crate::sampling::params::{FinishReason, PositionLogprobs, SamplingParams, TokenLogprob};
 use crate::text::chat_output::{self, ChatParser, ChatPiece};
 use crate::text::detokenizer::Detokenizer;
 use crate::text::output::{OutputText, Piece};
@@ -215,6 +215,16 @@ impl Generation {
     /// The prompt that a choice answers.
     pub fn prompt_tokens(&self, choice: u32) -> &Arc<Vec<TokenId>> {
         &self.run_of(choice).prompt_tokens
+    }
+
+    /// Memory of what the engine has said and nobody has read, about.
+    pub fn unread_bytes(&self) -> usize {
+        let of_run = |run: &PromptRun| {
+            let events = run.events.as_ref().map_or(0, EventStream::num_unread);
+            let top = run.params.logprobs.map_or(0, |top| 1 + top as usize);
+            events * (size_of::<Event>() + top * size_of::<TokenLogprob>())
+        };
+        self.runs.iter().map(of_run).sum()
     }
 
     /// Samples of each prompt.

@@ -24,6 +24,11 @@ use tracing::Instrument;
 /// here and not in the socket's buffers.
 const MAX_WRITE_BYTES: usize = 64 << 10;
 
+/// Of one request's answer, as the engine says it: a client that lets so much wait is cut off.
+const MAX_UNREAD_BYTES: usize = 64 << 20;
+/// Between two looks at how much waits, and for how long.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
 /// How an API writes the events of one answer.
 pub trait WriteEvents: Unpin + 'static {
     /// The most log-probabilities that an answer may have, where they are kept to its end.
@@ -64,8 +69,8 @@ fn write_pause(out: &mut Vec<u8>, PauseNotice { choice, after }: PauseNotice, nu
 /// Events of one request. Dropped by the server when the client goes away, which cancels the request.
 pub struct EventBody<W> {
     events: Rc<RefCell<Events<W>>>,
-    /// Looks after a client that takes nothing.
-    watch: Option<AbortHandle>,
+    /// Looks after a client that takes nothing, or too little.
+    watch: AbortHandle,
 }
 
 struct Events<W> {
@@ -93,10 +98,9 @@ impl<W: WriteEvents> EventBody<W> {
         let events = Events { writer, generation: Some(generation), buffer, given: None, is_cut: false };
         let events = Rc::new(RefCell::new(events));
         let timeout = Duration::from_secs(handle.model().server.get().write_timeout_s);
-        let watch = (!timeout.is_zero()).then(|| {
-            let watch = cut_if_not_read(Rc::downgrade(&events), timeout, handle.observer().cloned());
-            actix_web::rt::spawn(watch.in_current_span()).abort_handle()
-        });
+        let timeout = Some(timeout).filter(|timeout| !timeout.is_zero());
+        let watch = cut_if_not_read(Rc::downgrade(&events), timeout, handle.observer().cloned());
+        let watch = actix_web::rt::spawn(watch.in_current_span()).abort_handle();
         Ok(Self { events, watch })
     }
 
@@ -112,36 +116,42 @@ impl<W: WriteEvents> EventBody<W> {
 
 impl<W> Drop for EventBody<W> {
     fn drop(&mut self) {
-        if let Some(watch) = &self.watch {
-            watch.abort();
-        }
+        self.watch.abort();
     }
 }
 
-/// Ends a stream whose client takes nothing for `timeout`. The server asks a body for more only when there is room for
-/// it, so the body cannot see to that itself; and what the engine says meanwhile would be kept for nobody.
+/// Ends a stream whose client takes nothing for `timeout`, or so little that more than [`MAX_UNREAD_BYTES`] wait for it.
+/// The server asks a body for more only when there is room for it, so the body cannot see to that itself; and what the
+/// engine says meanwhile would be kept for nobody.
 async fn cut_if_not_read<W>(
     events: Weak<RefCell<Events<W>>>,
-    timeout: Duration,
+    timeout: Option<Duration>,
     observer: Option<Arc<dyn RequestObserver>>,
 ) {
-    let mut rest = timeout;
     loop {
-        actix_web::rt::time::sleep(rest).await;
+        actix_web::rt::time::sleep(LOOK_EVERY.min(timeout.unwrap_or(LOOK_EVERY))).await;
         let Some(events) = events.upgrade() else { return };
         let mut events = events.borrow_mut();
-        rest = timeout.saturating_sub(events.given.map_or(Duration::ZERO, |given| given.elapsed()));
-        if rest.is_zero() {
-            events.is_cut = true;
-            events.buffer = Vec::new();
-            drop(events.generation.take());
-            if let Some(observer) = &observer {
-                observer.cut("write_timeout");
+        let taken_nothing_for = events.given.map_or(Duration::ZERO, |given| given.elapsed());
+        let unread = events.generation.as_ref().map_or(0, Generation::unread_bytes);
+        let why = match timeout {
+            _ if unread > MAX_UNREAD_BYTES => {
+                format!("a client reads more slowly than its answer comes, and {} MiB of it wait", unread >> 20)
             }
-            metrics::slow_client_cut();
-            tracing::info!("a client took nothing for {} s: its stream is cut off", timeout.as_secs());
-            return;
+            Some(timeout) if taken_nothing_for >= timeout => {
+                format!("a client took nothing for {} s", timeout.as_secs())
+            }
+            _ => continue,
+        };
+        events.is_cut = true;
+        events.buffer = Vec::new();
+        drop(events.generation.take());
+        if let Some(observer) = &observer {
+            observer.cut("write_timeout");
         }
+        metrics::slow_client_cut();
+        tracing::info!("{why}: its stream is cut off");
+        return;
     }
 }
 

@@ -212,3 +212,28 @@ async fn a_client_that_does_not_read_is_cut_off_and_holds_up_nobody() {
     let count = page.lines().find_map(|line| line.strip_prefix("pagetide_slow_clients_total "));
     assert!(count.expect("it is a metric").parse::<u64>().unwrap() >= 1, "{page}");
 }
+
+/// It reads all the time, a little: no time-out ends it, and what waits for it grows.
+#[actix_web::test]
+async fn a_client_that_reads_too_slowly_is_cut_off() {
+    let config = ServerConfig { write_timeout_s: 0, ..ServerConfig::default() };
+    let (mut server, mut requests) = TestServer::by_hand_with(&config);
+    let mut slow = connect(&server).await;
+    let body = json!({"prompt": "h", "stream": true, "logprobs": 20, "max_tokens": 10_000_000}).to_string();
+    let head = format!("POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    slow.write_all(head.as_bytes()).await.unwrap();
+    let running = requests.recv().await.unwrap();
+    let started = Instant::now();
+    let cancelled = loop {
+        for _ in 0..5000 {
+            running.token(0, 100);
+        }
+        let mut some = [0; 1024];
+        assert!(timeout(SOON, slow.read(&mut some)).await.expect("there is enough").unwrap() > 0);
+        match timeout(Duration::from_millis(5), server.notices.recv()).await {
+            Ok(notice) => break notice,
+            Err(_) => assert!(started.elapsed() < SOON, "it was not cut off"),
+        }
+    };
+    assert_eq!(cancelled, Some(Notice::Cancelled(running.id)));
+}
