@@ -260,6 +260,25 @@ bomb(
     ),
     long=True,
 )
+bomb(
+    "64 outputs of a GBNF that can be read in every way",
+    CHAT,
+    lambda _: {**guided(grammar='root ::= root root | "a" | "b" | ""'), "n": 64, "max_tokens": 200},
+)
+bomb(
+    "64 outputs that learn a state for each text",
+    CHAT,
+    lambda _: {**guided(regex="([ab]*a[ab]{13}c)*"), "n": 64, "max_tokens": 200},
+)
+bomb(
+    "64 outputs of many options",
+    CHAT,
+    lambda _: {
+        **guided(grammar="\n".join(["root ::= (" + " | ".join(f"r{i}" for i in range(300)) + ")*", *(f'r{i} ::= "a"* "b"? [a-z]{{1,9}} r{(i * 7) % 300}?' for i in range(300))])),
+        "n": 64,
+        "max_tokens": 100,
+    },
+)
 bomb("GBNF that can be read in every way", CHAT, lambda _: guided(grammar='root ::= root root | "a" | ""'))
 bomb("a Lark terminal of 12,000 parts", CHAT, lambda _: guided(grammar="start: A\nA: " + " ".join(["/[ab]/"] * 12_000)))
 bomb(
@@ -302,6 +321,11 @@ bomb(
     "masks of a grammar that can be read in every way",
     CHAT,
     lambda _: guided(grammar='root ::= root root | [a-z ] | ""') | {"max_tokens": 100},
+)
+bomb(
+    "64 outputs with such masks",
+    CHAT,
+    lambda _: guided(grammar='root ::= root root | [a-z ] | ""') | {"max_tokens": 100, "n": 64},
 )
 bomb(
     "masks of many options",

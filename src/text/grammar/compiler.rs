@@ -1,6 +1,6 @@
 //! Grammars to constraints, and those that were compiled lately.
 
-use super::constraint::{CompiledGrammar, brief};
+use super::constraint::{CompiledGrammar, RequestGrammar, brief};
 use super::lexers::LexerMemory;
 use super::sandbox::{GrammarLimits, Sandbox};
 use super::schema;
@@ -86,7 +86,7 @@ impl GrammarCompiler {
 
     /// The constraint of a grammar that was compiled lately.
     pub fn known(&self, request: &GrammarRequest) -> Option<Arc<dyn ConstraintSource>> {
-        self.cache().get(&key(request))
+        self.cache().get(&key(request)).map(|known| -> Arc<dyn ConstraintSource> { RequestGrammar::new(known) })
     }
 
     /// Takes from microseconds (a grammar that is known) to seconds: not for a thread that must not block. It ends early,
@@ -97,7 +97,7 @@ impl GrammarCompiler {
     pub fn compile(&self, request: &GrammarRequest, budget: &Budget) -> Result<Arc<dyn ConstraintSource>, ApiError> {
         let key = key(request);
         if let Some(known) = self.cache().get(&key) {
-            return Ok(known);
+            return Ok(RequestGrammar::new(known));
         }
         let invalid = |message: String| ApiError::invalid(&request.param, format!("{}: {message}", request.param));
         let engine = self.engine.get_or_init(|| self.make_engine()).as_ref().map_err(|error| invalid(error.clone()))?;
@@ -108,7 +108,7 @@ impl GrammarCompiler {
         budget.look().map_err(|why| why.in_param(&request.param))?;
         let compiled = Arc::new(engine.compile(request)?);
         self.cache().insert(key, request.spec.len(), compiled.clone());
-        Ok(compiled)
+        Ok(RequestGrammar::new(compiled))
     }
 
     fn cache(&self) -> std::sync::MutexGuard<'_, Cache> {
@@ -308,7 +308,7 @@ struct Entry {
 }
 
 impl Cache {
-    fn get(&mut self, key: &blake3::Hash) -> Option<Arc<dyn ConstraintSource>> {
+    fn get(&mut self, key: &blake3::Hash) -> Option<Arc<CompiledGrammar>> {
         let index = self.entries.iter().position(|entry| entry.key == *key)?;
         let entry = self.entries.remove(index);
         let grammar = entry.grammar.clone();

@@ -5,10 +5,12 @@ use super::vocabulary::Vocabulary;
 use crate::engine::constraint::{Constraint, ConstraintSource};
 use crate::ids::TokenId;
 use crate::sampling::params::TokenMask;
+use llguidance::earley::ParserStats;
 use llguidance::{Matcher, TokenParser};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 /// In llguidance's messages about a limit that was reached.
 const TOO_COMPLEX: [&str; 5] =
@@ -30,7 +32,7 @@ impl CompiledGrammar {
 
     /// Whether an output can begin.
     pub fn check_start(&self) -> Result<(), String> {
-        self.start_grammar().allowed().map(|_| ())
+        self.start_grammar(Arc::default()).allowed().map(|_| ())
     }
 
     #[cfg(test)]
@@ -38,9 +40,62 @@ impl CompiledGrammar {
         self.lexers.num_bytes()
     }
 
-    fn start_grammar(&self) -> GrammarState {
+    fn start_grammar(&self, effort: Arc<Effort>) -> GrammarState {
         let (vocabulary, lexers) = (self.vocabulary.clone(), self.lexers.clone());
-        GrammarState { vocabulary, lexers, started: None, forced: VecDeque::new() }
+        GrammarState { vocabulary, lexers, effort, started: None, forced: VecDeque::new() }
+    }
+}
+
+/// Work on the masks of one request's outputs, all together. A step waits for its masks, and so do all who run: a request
+/// whose masks take too long fails. It is counted in items of the parser (a microsecond or some) and not timed, so that
+/// the same request always fails, or never.
+#[derive(Debug)]
+struct Effort {
+    left: AtomicI64,
+}
+
+impl Effort {
+    /// At once: where a text has come to a place with thousands of ways to go on.
+    const MOST: i64 = 50_000;
+    /// For each token. Most masks take less than a tenth of it.
+    const PER_TOKEN: i64 = 500;
+    /// Fuel of the lexer, and nodes of the vocabulary's trie, that take as long as an item.
+    const LEXER_FUEL: u64 = 10;
+    const TRIE_NODES: usize = 100;
+
+    fn spend(&self, mask: &ParserStats) {
+        let lexer = (mask.lexer_cost / Self::LEXER_FUEL) as usize;
+        let units = mask.all_items.saturating_add(lexer).saturating_add(mask.trie_nodes_walked / Self::TRIE_NODES);
+        self.left.fetch_sub(units.min(1 << 40) as i64, Ordering::Relaxed);
+    }
+
+    fn has_token(&self) {
+        let add = |left: i64| Some((left + Self::PER_TOKEN).min(Self::MOST));
+        // It never fails: `add` always gives a value.
+        let _ = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+    }
+
+    fn is_spent(&self) -> bool {
+        self.left.load(Ordering::Relaxed) < 0
+    }
+}
+
+impl Default for Effort {
+    fn default() -> Self {
+        Self { left: AtomicI64::new(Self::MOST) }
+    }
+}
+
+/// A grammar for the outputs of one request.
+#[derive(Debug)]
+pub struct RequestGrammar {
+    grammar: Arc<CompiledGrammar>,
+    effort: Arc<Effort>,
+}
+
+impl RequestGrammar {
+    pub fn new(grammar: Arc<CompiledGrammar>) -> Arc<Self> {
+        Arc::new(Self { grammar, effort: Arc::default() })
     }
 }
 
@@ -50,10 +105,10 @@ impl fmt::Debug for CompiledGrammar {
     }
 }
 
-impl ConstraintSource for CompiledGrammar {
+impl ConstraintSource for RequestGrammar {
     fn start(&self) -> Box<dyn Constraint> {
-        let grammar = self.start_grammar();
-        match &self.starts_after {
+        let grammar = self.grammar.start_grammar(self.effort.clone());
+        match &self.grammar.starts_after {
             None => Box::new(grammar),
             Some(marker) => Box::new(AfterMarker { marker: marker.clone(), tail: Vec::new(), is_past: false, grammar }),
         }
@@ -64,6 +119,7 @@ impl ConstraintSource for CompiledGrammar {
 struct GrammarState {
     vocabulary: Arc<Vocabulary>,
     lexers: Arc<Lexers>,
+    effort: Arc<Effort>,
     /// Not before it is asked something: that may copy a lexer, and an output begins on the engine's thread.
     started: Option<(Matcher, Arc<SharedLexer>)>,
     /// Tokens that come next, one after the other, because the text leaves no choice.
@@ -112,12 +168,21 @@ impl Constraint for GrammarState {
         if self.is_complete() {
             return Ok(Some(TokenMask::new([self.vocabulary.end_token()])));
         }
+        if self.effort.is_spent() {
+            let why = "structured output: the grammar is too complex here (each token takes more work than this server allows)";
+            return Err(why.into());
+        }
         let mask = self.matcher().compute_mask().map_err(|error| self.failed(&error))?;
+        if let Ok(stats) = self.matcher().last_step_stats() {
+            let stats = stats.clone();
+            self.effort.spend(&stats);
+        }
         self.measure()?;
         Ok(Some(TokenMask::from_words(mask.as_slice().to_vec())))
     }
 
     fn advance(&mut self, token: TokenId) -> Result<(), String> {
+        self.effort.has_token();
         if self.forced.front() == Some(&token) {
             self.forced.pop_front();
         } else {

@@ -1,6 +1,7 @@
 //! Random walks: at each step any allowed token comes, and the text at the end is what was asked for.
 
 use super::compiler::Engine;
+use super::constraint::RequestGrammar;
 use super::sandbox::GrammarLimits;
 use super::vocabulary::Vocabulary;
 use super::*;
@@ -280,17 +281,16 @@ fn a_grammar_can_start_behind_a_marker() {
 #[test]
 fn what_is_compiled_once_is_kept() {
     let model = model("demo");
-    let first = model.compile(GrammarSpec::Regex("a+".into()));
-    assert!(Arc::ptr_eq(&first, &model.compile(GrammarSpec::Regex("a+".into()))));
-    let other = GrammarRequest {
-        starts_after: Some("b".into()),
-        ..GrammarRequest::new(GrammarSpec::Regex("a+".into()), "regex")
-    };
-    assert!(!Arc::ptr_eq(&first, &model.compiler.compile(&other, &Budget::steps(1)).unwrap()));
+    let request = || GrammarRequest::new(GrammarSpec::Regex("a+".into()), "regex");
+    let other = GrammarRequest { starts_after: Some("b".into()), ..request() };
+    let is_known = |request: &GrammarRequest| model.compiler.known(request).is_some();
+    assert!(!is_known(&request()));
+    model.compile(GrammarSpec::Regex("a+".into()));
+    assert!(is_known(&request()) && !is_known(&other));
     for i in 0..100 {
         model.compile(GrammarSpec::Regex(format!("a{{{i},}}")));
     }
-    assert!(!Arc::ptr_eq(&first, &model.compile(GrammarSpec::Regex("a+".into()))), "the cache has a bound");
+    assert!(!is_known(&request()), "the cache has a bound");
 }
 
 #[test]
@@ -617,7 +617,8 @@ fn forced_text_without_an_end_takes_little_memory() {
     for beginning in ["", "[ab] [cd]"] {
         let spec = GrammarSpec::Grammar(format!("root ::= {beginning} ((\"a\"{{1000}}){{1000}}){{1000}}"));
         let compiled = engine.compile(&GrammarRequest::new(spec, "grammar")).unwrap();
-        let mut output = compiled.start();
+        let compiled = Arc::new(compiled);
+        let mut output = RequestGrammar::new(compiled.clone()).start();
         for _ in 0..5 {
             let Ok(Some(mask)) = output.allowed() else { break };
             assert!(compiled.lexer_bytes() < 32 << 20, "{} bytes", compiled.lexer_bytes());
@@ -627,4 +628,21 @@ fn forced_text_without_an_end_takes_little_memory() {
             }
         }
     }
+}
+
+/// A step waits for the masks of all outputs: what takes long with each token ends its request, and no other.
+#[test]
+fn masks_that_take_long_end_their_request() {
+    let model = model("demo");
+    let grammar = || model.compile(GrammarSpec::Grammar("root ::= root root | [a-z ] | \"\"".into()));
+    let source = grammar();
+    let letters: Vec<TokenId> = model.tokenizer.encode("many small words in a row ", false).unwrap();
+    let mut output = source.start();
+    let error = letters.iter().cycle().take(2000).find_map(|letter| {
+        let allowed = output.allowed().err();
+        allowed.or_else(|| output.advance(*letter).err())
+    });
+    assert!(error.unwrap().contains("more work than this server allows"));
+    assert!(source.start().allowed().is_err(), "its other outputs have spent the same");
+    grammar().start().allowed().unwrap();
 }
