@@ -210,6 +210,51 @@ bomb(
     },
     long=True,
 )
+bomb(
+    "128 outputs with every parameter",
+    CHAT,
+    lambda _: chat(
+        n=128,
+        max_tokens=400,
+        ignore_eos=True,
+        logprobs=True,
+        top_logprobs=1,
+        bad_words=[f"word {i} of many" for i in range(256)],
+        logit_bias={str(i): -1.5 for i in range(2000)},
+        stop=[f"{i}" * 200 for i in range(16)],
+        stop_token_ids=list(range(1700, 1956)),
+        repetition_penalty=1.1,
+        frequency_penalty=0.5,
+        presence_penalty=0.5,
+        top_k=100,
+        top_p=0.9,
+        min_p=0.01,
+    ),
+)
+bomb(
+    "128 outputs of a schema, with bad words",
+    CHAT,
+    lambda _: {
+        **schema({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(200)}}),
+        "n": 128,
+        "max_tokens": 300,
+        "bad_words": [f"word {i} of many" for i in range(256)],
+    },
+)
+bomb(
+    "beams of a whole context",
+    COMPLETION,
+    lambda _: {"prompt": "Hi", "use_beam_search": True, "n": 16, "best_of": 16, "max_tokens": 1900, "ignore_eos": True},
+)
+for name, text in [
+    ("letters", "".join(chr(97 + i * i % 26) for i in range(26 * 26)) * 380),
+    ("one letter", "a" * 250_000),
+    ("digits", "0123456789" * 25_000),
+    ("marks", "!?.-" * 60_000),
+    ("accents", "e\u0301\u0302" * 50_000),
+    ("controls", "\x00\x01\x7f" * 80_000),
+]:
+    bomb(f"a word of {name}, as long as a prompt may be", COMPLETION, lambda _, text=text: {"prompt": text[:250_000], "max_tokens": 1}, long=True)
 bomb("temperature of a million digits", CHAT, lambda _: raw(chat(temperature="HERE"), "0." + "1" * 10**6))
 bomb("max_tokens of a million digits", CHAT, lambda _: raw(chat(max_tokens="HERE"), "1" * 10**6), long=True)
 bomb("an exponent of a million digits", CHAT, lambda _: raw(chat(temperature="HERE"), "1e-" + "9" * 10**6), long=True)

@@ -9,8 +9,8 @@ use llguidance::earley::ParserStats;
 use llguidance::{Matcher, TokenParser};
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// In llguidance's messages about a limit that was reached.
 const TOO_COMPLEX: [&str; 5] =
@@ -21,18 +21,23 @@ pub struct CompiledGrammar {
     vocabulary: Arc<Vocabulary>,
     lexers: Arc<Lexers>,
     starts_after: Option<Arc<Marker>>,
+    /// The tokens that an output can begin with: all its outputs ask for them in one step.
+    first: OnceLock<TokenMask>,
 }
 
 impl CompiledGrammar {
     pub fn new(parser: TokenParser, vocabulary: Arc<Vocabulary>, starts_after: Option<&str>) -> Self {
         let starts_after = starts_after.map(|text| Arc::new(Marker::new(text.as_bytes(), &vocabulary)));
         let lexers = Lexers::new(parser, LexerMemory::of_process());
-        Self { vocabulary, lexers, starts_after }
+        Self { vocabulary, lexers, starts_after, first: OnceLock::new() }
     }
 
     /// Whether an output can begin.
     pub fn check_start(&self) -> Result<(), String> {
-        self.start_grammar(Arc::default()).allowed().map(|_| ())
+        if let Some(first) = self.start_grammar(Arc::default()).allowed()? {
+            self.first.get_or_init(|| first);
+        }
+        Ok(())
     }
 
     #[cfg(test)]
@@ -42,13 +47,14 @@ impl CompiledGrammar {
 
     fn start_grammar(&self, effort: Arc<Effort>) -> GrammarState {
         let (vocabulary, lexers) = (self.vocabulary.clone(), self.lexers.clone());
-        GrammarState { vocabulary, lexers, effort, started: None, forced: VecDeque::new() }
+        let first = self.first.get().cloned();
+        GrammarState { vocabulary, lexers, effort, first, started: None, forced: VecDeque::new() }
     }
 }
 
 /// Work on the masks of one request's outputs, all together. A step waits for its masks, and so do all who run: a request
-/// whose masks take too long fails. It is counted in items of the parser (a microsecond or some) and not timed, so that
-/// the same request always fails, or never.
+/// whose masks take too long fails. It is counted in items of the parser (a microsecond or some) and not timed: how busy
+/// the machine is makes no difference.
 #[derive(Debug)]
 struct Effort {
     left: AtomicI64,
@@ -120,6 +126,8 @@ struct GrammarState {
     vocabulary: Arc<Vocabulary>,
     lexers: Arc<Lexers>,
     effort: Arc<Effort>,
+    /// Where it is known: what is allowed before the first token.
+    first: Option<TokenMask>,
     /// Not before it is asked something: that may copy a lexer, and an output begins on the engine's thread.
     started: Option<(Matcher, Arc<SharedLexer>)>,
     /// Tokens that come next, one after the other, because the text leaves no choice.
@@ -157,6 +165,9 @@ impl GrammarState {
 
 impl Constraint for GrammarState {
     fn allowed(&mut self) -> Result<Option<TokenMask>, String> {
+        if let Some(first) = &self.first {
+            return Ok(Some(first.clone()));
+        }
         if self.forced.is_empty() && !self.matcher().is_stopped() && self.vocabulary.is_canonical() {
             self.forced = self.matcher().compute_ff_tokens().into();
             self.measure()?;
@@ -183,6 +194,7 @@ impl Constraint for GrammarState {
 
     fn advance(&mut self, token: TokenId) -> Result<(), String> {
         self.effort.has_token();
+        self.first = None;
         if self.forced.front() == Some(&token) {
             self.forced.pop_front();
         } else {
