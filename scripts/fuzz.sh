@@ -4,8 +4,8 @@
 #     scripts/fuzz.sh [--seconds N] [--inputs N] [--timeout N] [TARGET...]
 #
 # Each target runs for N seconds (default 60), with 2 GiB of memory and 5 seconds for an input (--timeout: more, where
-# others use the machine). With --inputs each gets so many inputs at most, the same ones every time. Without TARGET all of them but grammar_compile, which tests the grammar engine itself. An
-# hour each: --seconds 3600. What is found lies in target/fuzz/artifacts/TARGET: mend it, and keep the input as
+# others use the machine). With --inputs each gets so many inputs at most, the same ones every time. Without TARGET all of
+# them. An hour each: --seconds 3600. What is found lies in target/fuzz/artifacts/TARGET: mend it, and keep the input as
 # fuzz/corpus/TARGET/regression-NAME, which `cargo test --test fuzz_corpus` replays.
 #
 # It needs a Rust toolchain and a C++ compiler. Only Pagetide is instrumented, and dependencies come from `target` as
@@ -29,8 +29,7 @@ while [ $# -gt 0 ]; do
 done
 if [ ${#targets[@]} -eq 0 ]; then
     for folder in fuzz/corpus/*/; do
-        name=$(basename "$folder")
-        [ "$name" = grammar_compile ] || targets+=("$name")
+        targets+=("$(basename "$folder")")
     done
 fi
 

@@ -13,6 +13,7 @@ use crate::config::layers::{Sources, resolve};
 use crate::http::body::json::{Bounds, Json};
 use crate::http::openai::{Endpoint, Request, embeddings, tokenize, whole_numbers};
 use crate::http::{anthropic, responses};
+use crate::ids::TokenId;
 use crate::model::families;
 use crate::model::files::ModelFiles;
 use crate::model::rope;
@@ -324,8 +325,9 @@ fn grammar_text(data: &[u8]) {
     }
 }
 
-/// A grammar to its end. The first byte says of which kind. A server has it compiled in another process first
-/// ([`crate::text::grammar::sandbox`]); here what the engine itself does wrong shows.
+/// A grammar to its end, and the beginning of an output. The first byte says of which kind. It is compiled as a server
+/// compiles it, in another process first, where whoever calls has said which program that is
+/// ([`sandbox::use_program`](crate::text::grammar::sandbox::use_program)).
 fn grammar_compile(data: &[u8]) {
     let Some((kind, data)) = data.split_first() else { return };
     let Ok(text) = std::str::from_utf8(data) else { return };
@@ -339,8 +341,17 @@ fn grammar_compile(data: &[u8]) {
     };
     static COMPILER: LazyLock<GrammarCompiler> = LazyLock::new(|| {
         let model = model();
-        let limits = GrammarLimits { cpu: Duration::from_secs(2), memory_bytes: 128 << 20 };
+        let limits = GrammarLimits { cpu: Duration::from_secs(2), memory_bytes: 64 << 20 };
         GrammarCompiler::new(model.tokenizer.clone(), model.vocab_size as usize, &model.eos_token_ids, limits)
     });
-    let _ = COMPILER.compile(&GrammarRequest::new(spec, "grammar"), &budget());
+    let Ok(grammar) = COMPILER.compile(&GrammarRequest::new(spec, "grammar"), &budget()) else { return };
+    let mut output = grammar.start();
+    for step in 0..32 {
+        let Ok(Some(mask)) = output.allowed() else { return };
+        let tokens: Vec<TokenId> = mask.iter().collect();
+        let Some(token) = tokens.get(step * 7919 % tokens.len().max(1)) else { panic!("nothing is allowed, and no error") };
+        if output.advance(*token).is_err() {
+            return;
+        }
+    }
 }

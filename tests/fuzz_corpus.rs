@@ -2,6 +2,7 @@
 //! makes new ones.
 
 use pagetide::fuzzing::TARGETS;
+use pagetide::text::grammar::sandbox;
 use std::fs;
 use std::path::Path;
 
@@ -11,6 +12,7 @@ fn corpus() -> std::path::PathBuf {
 
 #[test]
 fn every_kept_input_is_taken_or_refused() {
+    sandbox::use_program(env!("CARGO_BIN_EXE_pagetide"));
     for (name, run) in TARGETS {
         let folder = corpus().join(name);
         let mut files: Vec<_> = fs::read_dir(&folder).expect(name).map(|entry| entry.expect("a file").path()).collect();
