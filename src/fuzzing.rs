@@ -349,7 +349,9 @@ fn grammar_compile(data: &[u8]) {
     for step in 0..32 {
         let Ok(Some(mask)) = output.allowed() else { return };
         let tokens: Vec<TokenId> = mask.iter().collect();
-        let Some(token) = tokens.get(step * 7919 % tokens.len().max(1)) else { panic!("nothing is allowed, and no error") };
+        let Some(token) = tokens.get(step * 7919 % tokens.len().max(1)) else {
+            panic!("nothing is allowed, and no error")
+        };
         if output.advance(*token).is_err() {
             return;
         }

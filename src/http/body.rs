@@ -11,9 +11,11 @@ use crate::actors::runtime::{ModelInfo, RuntimeHandle};
 use crate::actors::workers::Weight;
 use crate::budget::Budget;
 use crate::config::{LimitsConfig, ServerConfig};
+use crate::engine::bill::Tenant;
 use crate::error::ApiError;
 use crate::http::openai::whole_numbers;
 use crate::http::timeouts::is_timeout;
+use crate::metrics::{self, Rejection};
 use actix_web::dev::{Decompress, Payload};
 use actix_web::error::PayloadError;
 use actix_web::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, ContentType};
@@ -53,7 +55,10 @@ impl Parsing {
         let most = self.limits.max_parsing_bytes;
         let add = |held: usize| Some(held + num_bytes).filter(|held| most == 0 || *held <= most);
         let taken = self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
-        taken.map(drop).map_err(|_| ApiError::parsing_full(most))
+        taken.map(drop).map_err(|_| {
+            metrics::request_rejected(Rejection::ParsingFull, Tenant::default());
+            ApiError::parsing_full(most)
+        })
     }
 }
 

@@ -46,12 +46,14 @@ pub enum Rejection {
     ConcurrencyLimit,
     /// More connections at once.
     ConnectionLimit,
+    /// More bytes of large bodies at once.
+    ParsingFull,
 }
 
 /// As labels say them, in the order of [`Outcome`].
 const OUTCOMES: [&str; 4] = ["stop", "length", "cancelled", "failed"];
 /// The same of [`Rejection`].
-const REJECTIONS: [&str; 8] = [
+const REJECTIONS: [&str; 9] = [
     "queue_full",
     "too_long",
     "invalid",
@@ -60,6 +62,7 @@ const REJECTIONS: [&str; 8] = [
     "token_limit",
     "concurrency_limit",
     "connection_limit",
+    "parsing_full",
 ];
 
 /// A request that has ended. Times are from its arrival.

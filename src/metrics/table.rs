@@ -68,10 +68,10 @@ metrics! {
         "Requests held now: waiting for blocks (new, or to be recomputed), running, or in the swap pool. A request with several samples counts as one until its prompt is computed, and each of its samples from then on.";
     REQUESTS_TOTAL = "pagetide_requests_total" Counter "requests" ["outcome": "stop, length, cancelled, failed"] &[],
         "Requests that ended: at an end token, stop token or stop string; at max_tokens or the model's length; because the client went away; because the engine failed.";
-    REJECTED = "pagetide_rejected_total" Counter "requests" ["reason": "queue_full, too_long, invalid, draining, request_limit, token_limit, concurrency_limit, connection_limit"] &[],
-        "Requests refused: the queue was full (429); prompt and output can never fit (400); anything else wrong with the request (400); the server was stopping (503); a limit on requests a minute, tokens a minute, requests at once or connections, of the key or of all (429).";
+    REJECTED = "pagetide_rejected_total" Counter "requests" ["reason": "queue_full, too_long, invalid, draining, request_limit, token_limit, concurrency_limit, connection_limit, parsing_full"] &[],
+        "Requests refused: the queue was full (429); prompt and output can never fit (400); anything else wrong with the request (400); the server was stopping (503); a limit on requests a minute, tokens a minute, requests at once or connections, of the key or of all (429); too many bytes of large bodies were being read (429, counted for no key).";
     SLOW_CLIENTS = "pagetide_slow_clients_total" Counter "requests" [] &[],
-        "Streams cut off because the client took nothing of them for server.write_timeout_s.";
+        "Streams cut off because the client took nothing of them for server.write_timeout_s, or so little that 64 MiB waited.";
     QUEUE_SECONDS = "pagetide_queue_seconds" Histogram "seconds" [] REQUEST_BOUNDS,
         "From arrival to the first step that worked on the request.";
     TIME_TO_FIRST_TOKEN = "pagetide_time_to_first_token_seconds" Histogram "seconds" [] REQUEST_BOUNDS,
@@ -144,7 +144,7 @@ metrics! {
         "pagetide_requests of each API key.";
     TENANT_REQUESTS_TOTAL = "pagetide_tenant_requests_total" Counter "requests" ["tenant": "as above", "outcome": "stop, length, cancelled, failed"] &[],
         "pagetide_requests_total of each API key.";
-    TENANT_REJECTED = "pagetide_tenant_rejected_total" Counter "requests" ["tenant": "as above", "reason": "queue_full, too_long, invalid, draining, request_limit, token_limit, concurrency_limit, connection_limit"] &[],
+    TENANT_REJECTED = "pagetide_tenant_rejected_total" Counter "requests" ["tenant": "as above", "reason": "queue_full, too_long, invalid, draining, request_limit, token_limit, concurrency_limit, connection_limit, parsing_full"] &[],
         "pagetide_rejected_total of each API key.";
     TENANT_TOKENS = "pagetide_tenant_tokens_total" Counter "tokens" ["tenant": "as above", "kind": "prompt, generated"] &[],
         "pagetide_prompt_tokens_total and pagetide_generated_tokens_total of each API key.";
