@@ -463,7 +463,8 @@ pub fn eviction_policy(config: &Config) -> EvictionPolicy {
 
 fn grammar_limits(config: &Config) -> GrammarLimits {
     let cpu = Duration::from_secs_f64(config.intake.grammar_cpu_s);
-    GrammarLimits { cpu, memory_bytes: config.intake.grammar_memory_mib << 20 }
+    let config::IntakeConfig { grammar_memory_mib, grammar_work_per_token, .. } = config.intake;
+    GrammarLimits { cpu, memory_bytes: grammar_memory_mib << 20, work_per_token: grammar_work_per_token }
 }
 
 fn limits(config: &Config, loaded: &LoadedModel) -> Limits {

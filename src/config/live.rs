@@ -18,6 +18,8 @@ pub const LIVE: &[&str] = &[
     "server.max_body_bytes",
     "server.body_timeout_s",
     "server.request_timeout_s",
+    "server.max_unread_mib",
+    "server.max_answer_logprobs",
     "server.trust_request_chat_template",
     "limits.requests_per_minute",
     "limits.tokens_per_minute",

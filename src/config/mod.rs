@@ -84,6 +84,10 @@ pub struct ServerConfig {
     pub body_timeout_s: u64,
     pub request_timeout_s: u64,
     pub write_timeout_s: u64,
+    /// 0: any.
+    pub max_unread_mib: usize,
+    /// 0: any.
+    pub max_answer_logprobs: usize,
     pub keep_alive_s: u64,
     /// Empty: plain HTTP.
     pub tls_cert: String,
@@ -220,6 +224,8 @@ pub struct IntakeConfig {
     /// Of compiling a client's grammar.
     pub grammar_cpu_s: f64,
     pub grammar_memory_mib: usize,
+    /// Of its outputs' masks.
+    pub grammar_work_per_token: u32,
 }
 
 impl IntakeConfig {
@@ -301,6 +307,8 @@ impl Default for ServerConfig {
             body_timeout_s: 60,
             request_timeout_s: 0,
             write_timeout_s: 60,
+            max_unread_mib: 64,
+            max_answer_logprobs: 400_000,
             // Longer than a load balancer's usual minute, so that it is not us who closes one just as a request comes.
             keep_alive_s: 75,
             tls_cert: String::new(),
@@ -454,6 +462,7 @@ impl Default for IntakeConfig {
             max_prompt_bytes: None,
             grammar_cpu_s: 2.0,
             grammar_memory_mib: 64,
+            grammar_work_per_token: 500,
         }
     }
 }

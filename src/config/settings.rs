@@ -170,6 +170,12 @@ settings! {
     server.write_timeout_s: int(0, 3600), "s", None,
         "A client that takes nothing of what is ready for it for this long is cut off, and its request cancelled; 0 is never.",
         "Clients stop reading for longer on purpose.";
+    server.max_unread_mib: int(0, 1 << 20), "MiB", None,
+        "A client whose stream comes faster than it reads is cut off, and its request cancelled, when so much of the answer waits for it; 0 is any.",
+        "Clients read slowly on purpose, and there is memory for what waits.";
+    server.max_answer_logprobs: int(0, 1_000_000_000), "log-probabilities", None,
+        "Log-probabilities of the output that an answer may have which is not a stream, those of the most likely tokens counted; an eighth of it for /v1/responses, whose streams repeat them at the end. A request whose answer gets more ends with an error. 0 is any.",
+        "Clients ask for whole answers of many thousand tokens with many top_logprobs (each takes 100 bytes).";
     server.keep_alive_s: int(1, 3600), "s", None,
         "How long a connection without requests stays open.",
         "A load balancer keeps its own longer: more than that, so that none is closed just as a request comes.";
@@ -358,6 +364,9 @@ settings! {
     intake.grammar_memory_mib: int(16, 65_536), "MiB", None,
         "Memory that compiling one may take.",
         "As before.";
+    intake.grammar_work_per_token: int(10, 1_000_000), "units", None,
+        "Work that each token of a request with a grammar adds to what its outputs may take, up to a hundred times as much at once. A unit takes about a microsecond; the masks of most grammars and schemas take 1 to 70 for a token, and every request of the step waits for them. A request that takes more ends with an error.",
+        "Grammars that can be read in many ways are wanted, and the other requests may wait for them.";
 
     log.level: Kind::Text { auto: false, check: log_filter }, "", None,
         "error, warn, info, debug or trace; or by module: info,pagetide::actors=debug.",

@@ -7,9 +7,6 @@ use crate::http::openai::response::{Answer, WholeAnswer};
 use crate::http::openai::{AnswerOptions, Endpoint, Request};
 use serde_json::Value;
 
-/// Log-probabilities of a whole answer: some 100 bytes of JSON each.
-const MAX_LOGPROBS: usize = 400_000;
-
 /// Answers `body` as `endpoint` does without `stream`. Dropping the future cancels the request.
 pub async fn complete(handle: &RuntimeHandle, endpoint: Endpoint, body: &Value) -> Result<Value, ApiError> {
     let whole = answer(handle, Request::parse(endpoint, body, handle.model())?).await?;
@@ -34,7 +31,7 @@ pub fn num_values(request: &Request, model: &ModelInfo) -> usize {
 pub async fn answer(handle: &RuntimeHandle, mut request: Request) -> Result<WholeAnswer, ApiError> {
     let answer = Answer::new(&request, handle.model());
     let mut generation = Generation::start(handle, &mut request).await?;
-    generation.keep_logprobs(MAX_LOGPROBS);
+    generation.keep_logprobs(1);
     let mut choices: Vec<Delta> =
         (0..generation.num_choices() as u32).map(|choice| Delta { choice, ..Delta::default() }).collect();
     while let Some(delta) = generation.next().await {

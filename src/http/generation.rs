@@ -116,6 +116,7 @@ pub struct Generation {
     /// The run to look at first, so that none is starved.
     next_run: usize,
     deadline: Deadline,
+    max_answer_logprobs: usize,
     logprobs: LogprobsKept,
 }
 
@@ -149,11 +150,15 @@ impl Generation {
             runs.push(PromptRun::new(first_choice, request, &handle.model().tokenizer, accepted, text)?);
         }
         let logprobs = LogprobsKept { most: usize::MAX, left: usize::MAX };
-        Ok(Self { runs, n: request.num_samples(), next_run: 0, deadline, logprobs })
+        let max_answer_logprobs = handle.model().server.get().max_answer_logprobs;
+        Ok(Self { runs, n: request.num_samples(), next_run: 0, deadline, max_answer_logprobs, logprobs })
     }
 
-    /// Fails where the answer has more log-probabilities than `most`: for those who keep them to its end.
-    pub fn keep_logprobs(&mut self, most: usize) {
+    /// Fails where the answer has more log-probabilities than `server.max_answer_logprobs`: for answers that keep them to
+    /// their end, in so many copies.
+    pub fn keep_logprobs(&mut self, copies: usize) {
+        let most =
+            Some(self.max_answer_logprobs).filter(|most| *most > 0).map_or(usize::MAX, |most| most / copies.max(1));
         self.logprobs = LogprobsKept { most, left: most };
     }
 
@@ -249,9 +254,9 @@ impl LogprobsKept {
         let num = delta.positions.iter().map(of_position).sum();
         self.left = self.left.checked_sub(num).ok_or_else(|| {
             let message = format!(
-                "the answer has more than {} log-probabilities, the most that an answer can have which is kept to its end: \
-                 ask for fewer tokens, outputs or log-probabilities of each token, or for a stream of chat completions or \
-                 completions, which has no such limit",
+                "the answer has more than {} log-probabilities, this server's limit for answers that are kept to their end \
+                 (server.max_answer_logprobs): ask for fewer tokens, outputs or log-probabilities of each token, or for a \
+                 stream of chat completions or completions",
                 self.most
             );
             ApiError::too_complex("logprobs", message)

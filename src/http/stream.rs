@@ -24,15 +24,13 @@ use tracing::Instrument;
 /// here and not in the socket's buffers.
 const MAX_WRITE_BYTES: usize = 64 << 10;
 
-/// Of one request's answer, as the engine says it: a client that lets so much wait is cut off.
-const MAX_UNREAD_BYTES: usize = 64 << 20;
 /// Between two looks at how much waits, and for how long.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// How an API writes the events of one answer.
 pub trait WriteEvents: Unpin + 'static {
-    /// The most log-probabilities that an answer may have, where they are kept to its end.
-    const MAX_LOGPROBS: usize = usize::MAX;
+    /// How often log-probabilities are in the answer, where they are kept to its end; 0 where they are not kept.
+    const LOGPROBS_COPIES: usize = 0;
 
     /// The request has been accepted.
     fn begin(&mut self, _out: &mut Vec<u8>, _generation: &Generation) {}
@@ -92,14 +90,17 @@ impl<W: WriteEvents> EventBody<W> {
     /// Submits the request; what the intake refuses is refused before the stream begins.
     pub async fn start(handle: &RuntimeHandle, mut request: Request, mut writer: W) -> Result<Self, ApiError> {
         let mut generation = Generation::start(handle, &mut request).await?;
-        generation.keep_logprobs(W::MAX_LOGPROBS);
+        if W::LOGPROBS_COPIES > 0 {
+            generation.keep_logprobs(W::LOGPROBS_COPIES);
+        }
         let mut buffer = Vec::new();
         writer.begin(&mut buffer, &generation);
         let events = Events { writer, generation: Some(generation), buffer, given: None, is_cut: false };
         let events = Rc::new(RefCell::new(events));
-        let timeout = Duration::from_secs(handle.model().server.get().write_timeout_s);
-        let timeout = Some(timeout).filter(|timeout| !timeout.is_zero());
-        let watch = cut_if_not_read(Rc::downgrade(&events), timeout, handle.observer().cloned());
+        let server = handle.model().server.get();
+        let timeout = Some(Duration::from_secs(server.write_timeout_s)).filter(|timeout| !timeout.is_zero());
+        let max_unread = Some(server.max_unread_mib << 20).filter(|most| *most > 0);
+        let watch = cut_if_not_read(Rc::downgrade(&events), timeout, max_unread, handle.observer().cloned());
         let watch = actix_web::rt::spawn(watch.in_current_span()).abort_handle();
         Ok(Self { events, watch })
     }
@@ -120,28 +121,34 @@ impl<W> Drop for EventBody<W> {
     }
 }
 
-/// Ends a stream whose client takes nothing for `timeout`, or so little that more than [`MAX_UNREAD_BYTES`] wait for it.
+/// Ends a stream whose client takes nothing for `timeout`, or so little that more than `max_unread` bytes wait for it.
 /// The server asks a body for more only when there is room for it, so the body cannot see to that itself; and what the
 /// engine says meanwhile would be kept for nobody.
 async fn cut_if_not_read<W>(
     events: Weak<RefCell<Events<W>>>,
     timeout: Option<Duration>,
+    max_unread: Option<usize>,
     observer: Option<Arc<dyn RequestObserver>>,
 ) {
+    let mut rest = timeout;
     loop {
-        actix_web::rt::time::sleep(LOOK_EVERY.min(timeout.unwrap_or(LOOK_EVERY))).await;
+        actix_web::rt::time::sleep(rest.map_or(LOOK_EVERY, |rest| rest.min(LOOK_EVERY))).await;
         let Some(events) = events.upgrade() else { return };
         let mut events = events.borrow_mut();
         let taken_nothing_for = events.given.map_or(Duration::ZERO, |given| given.elapsed());
         let unread = events.generation.as_ref().map_or(0, Generation::unread_bytes);
         let why = match timeout {
-            _ if unread > MAX_UNREAD_BYTES => {
-                format!("a client reads more slowly than its answer comes, and {} MiB of it wait", unread >> 20)
+            _ if max_unread.is_some_and(|most| unread > most) => {
+                let mib = unread >> 20;
+                format!("a client reads more slowly than its answer comes, and {mib} MiB wait (server.max_unread_mib)")
             }
             Some(timeout) if taken_nothing_for >= timeout => {
                 format!("a client took nothing for {} s", timeout.as_secs())
             }
-            _ => continue,
+            _ => {
+                rest = timeout.map(|timeout| timeout - taken_nothing_for);
+                continue;
+            }
         };
         events.is_cut = true;
         events.buffer = Vec::new();

@@ -71,7 +71,7 @@ metrics! {
     REJECTED = "pagetide_rejected_total" Counter "requests" ["reason": "queue_full, too_long, invalid, draining, request_limit, token_limit, concurrency_limit, connection_limit, parsing_full"] &[],
         "Requests refused: the queue was full (429); prompt and output can never fit (400); anything else wrong with the request (400); the server was stopping (503); a limit on requests a minute, tokens a minute, requests at once or connections, of the key or of all (429); too many bytes of large bodies were being read (429, counted for no key).";
     SLOW_CLIENTS = "pagetide_slow_clients_total" Counter "requests" [] &[],
-        "Streams cut off because the client took nothing of them for server.write_timeout_s, or so little that 64 MiB waited.";
+        "Streams cut off because the client took nothing of them for server.write_timeout_s, or so little that server.max_unread_mib waited.";
     QUEUE_SECONDS = "pagetide_queue_seconds" Histogram "seconds" [] REQUEST_BOUNDS,
         "From arrival to the first step that worked on the request.";
     TIME_TO_FIRST_TOKEN = "pagetide_time_to_first_token_seconds" Histogram "seconds" [] REQUEST_BOUNDS,

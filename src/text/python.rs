@@ -226,12 +226,10 @@ pub fn strftime(format: &str, at: OffsetDateTime) -> String {
                 Some(directive) => match strftime_field(directive, at) {
                     Some(field) => {
                         let short = field.trim_start_matches('0');
-                        let zero = short.is_empty() || !short.starts_with(|c: char| c.is_ascii_digit());
-                        out.push_str(if zero {
-                            field.get(field.len() - short.len() - 1..).unwrap_or(&field)
-                        } else {
-                            short
-                        });
+                        // A zero stays where no digit follows it.
+                        let has_digit = short.starts_with(|c: char| c.is_ascii_digit());
+                        let num_zeros = field.len() - short.len();
+                        out.push_str(&field[if has_digit { num_zeros } else { num_zeros.saturating_sub(1) }..]);
                     }
                     None => out.extend(['%', '-', directive]),
                 },
@@ -283,4 +281,16 @@ fn strftime_field(directive: char, at: OffsetDateTime) -> Option<String> {
         '%' => "%".to_owned(),
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use time::macros::datetime;
+
+    #[test]
+    fn directives_without_padding_keep_a_last_zero() {
+        let at = datetime!(2024-01-05 00:07:00 UTC);
+        assert_eq!(strftime("%-d.%-m. %-H:%-M:%-S %-j %-p %-% %-", at), "5.1. 0:7:0 5 AM % %-");
+    }
 }

@@ -1,6 +1,7 @@
 //! Whole answers: text, finish reasons, log-probabilities, counts.
 
 use crate::fake_engine::{A_AND_HALF, CACHED_TOKENS, HALF_AND_B, MAX_REQUESTS, MODEL, TestServer};
+use pagetide::config::{Config, ServerConfig};
 use pagetide::error::ApiError;
 use pagetide::sampling::params::FinishReason;
 use serde_json::{Value, json};
@@ -259,4 +260,40 @@ async fn the_intakes_refusal_is_the_clients() {
     let (status, error) = server.refused(COMPLETION, &json!({"prompt": "a"})).await;
     assert_eq!((status, error["code"].as_str()), (400, Some("context_length_exceeded")));
     assert_eq!(error["param"], "prompt");
+}
+
+#[actix_web::test]
+async fn answers_that_are_kept_have_so_many_log_probabilities() {
+    // Each token has its own and one other: 8 tokens and the end token are 18.
+    let text = "12345678";
+    for (most, is_refused) in [(17, true), (18, false), (0, false)] {
+        let server = ServerConfig { max_answer_logprobs: most, ..ServerConfig::default() };
+        let server = TestServer::saying_with_all(text, &Config { server, ..Config::default() });
+        for (path, body) in [
+            (CHAT, chat(json!({"logprobs": true, "top_logprobs": 1}))),
+            (COMPLETION, json!({"prompt": "h", "logprobs": 1})),
+        ] {
+            if is_refused {
+                let (status, error) = server.refused(path, &body).await;
+                assert_eq!((status, &error["code"], &error["param"]), (400, &json!("too_complex"), &json!("logprobs")));
+                assert!(error["message"].as_str().unwrap().contains("server.max_answer_logprobs"), "{error}");
+            } else {
+                server.ok(path, &body).await;
+            }
+            // A stream keeps none.
+            let mut streamed = body.clone();
+            streamed["stream"] = true.into();
+            assert!(server.stream(path, &streamed).await.len() > 8);
+        }
+        // Responses say them several times, in a stream too.
+        let body = json!({"input": "h", "include": ["message.output_text.logprobs"], "top_logprobs": 1});
+        if most == 18 {
+            let (status, error) = server.refused("/v1/responses", &body).await;
+            assert_eq!((status, &error["code"]), (400, &json!("too_complex")), "{error}");
+            let mut streamed = body.clone();
+            streamed["stream"] = true.into();
+            let events = server.named_events("/v1/responses", &streamed).await;
+            assert_eq!(events.last().unwrap().0, "response.failed", "{events:?}");
+        }
+    }
 }

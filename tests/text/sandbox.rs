@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Generous in time, for slow machines.
-const LIMITS: GrammarLimits = GrammarLimits { cpu: Duration::from_secs(20), memory_bytes: 128 << 20 };
+const LIMITS: GrammarLimits =
+    GrammarLimits { cpu: Duration::from_secs(20), memory_bytes: 128 << 20, work_per_token: 500 };
 
 fn compiler(limits: GrammarLimits) -> GrammarCompiler {
     sandbox::use_program(env!("CARGO_BIN_EXE_pagetide"));
@@ -58,7 +59,7 @@ fn what_takes_too_much_is_refused_with_the_limit_and_its_setting() {
     let patterns: Vec<_> = (1..=30).map(|i| json!({"pattern": format!("^(.*a.{{{i}}})*$")})).collect();
     let patterns = GrammarSpec::JsonSchema(json!({ "type": "string", "allOf": patterns }));
     let little_memory = GrammarLimits { memory_bytes: 32 << 20, ..LIMITS };
-    let little_time = GrammarLimits { cpu: Duration::from_millis(50), memory_bytes: 1 << 40 };
+    let little_time = GrammarLimits { cpu: Duration::from_millis(50), memory_bytes: 1 << 40, ..LIMITS };
     for (limits, setting) in [(little_memory, "intake.grammar_memory_mib"), (little_time, "intake.grammar_cpu_s")] {
         let compiler = compiler(limits);
         let error = compile(&compiler, patterns.clone()).unwrap_err();

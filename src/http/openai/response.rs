@@ -337,7 +337,7 @@ impl Answer {
         let content = Content::Delta(MessageDelta::begin());
         let written = Choice { index: choice, content, ..Choice::default() };
         let prompt_token_ids = self.options.return_token_ids.then(|| generation.prompt_tokens(choice).as_slice());
-        self.write(out, &Body { choices: &[written], usage, prompt_token_ids, ..Body::default() });
+        self.write(out, &Body { choices: &[written], usage, prompt_token_ids });
     }
 
     /// A chunk. `first`: the choice had none before.

@@ -22,8 +22,8 @@ use request::ResponsesRequest;
 use serde::{Serialize, Serializer};
 use stream::Events;
 
-/// Log-probabilities of an answer. A stream says them five times, four of them when the text has ended.
-const MAX_LOGPROBS: usize = 50_000;
+/// A stream says log-probabilities five times, four of them when the text has ended.
+const LOGPROBS_COPIES: usize = 8;
 
 /// Answers a request's body, of which `parsed` is what it asks for.
 pub async fn create(
@@ -43,7 +43,7 @@ pub async fn create(
 async fn whole(handle: &RuntimeHandle, mut chat: Request, mut response: Response) -> Result<HttpResponse, ApiError> {
     let num_values = complete::num_values(&chat, handle.model());
     let mut generation = Generation::start(handle, &mut chat).await?;
-    generation.keep_logprobs(MAX_LOGPROBS);
+    generation.keep_logprobs(LOGPROBS_COPIES);
     while let Some(delta) = generation.next().await {
         response.push(delta?, |_, _, _, _| {});
     }

@@ -1,6 +1,6 @@
 //! The answer as Responses' events.
 
-use super::MAX_LOGPROBS;
+use super::LOGPROBS_COPIES;
 use super::answer::{ItemJson, ItemWriter, LogprobsJson, OutputItem, PartJson, Response, ResponseJson};
 use crate::error::ApiError;
 use crate::http::generation::{Delta, Generation};
@@ -25,7 +25,7 @@ struct Lifecycle<'a> {
 }
 
 impl WriteEvents for Events {
-    const MAX_LOGPROBS: usize = MAX_LOGPROBS;
+    const LOGPROBS_COPIES: usize = LOGPROBS_COPIES;
 
     fn begin(&mut self, out: &mut Vec<u8>, _: &Generation) {
         for kind in ["response.created", "response.in_progress"] {

@@ -86,7 +86,8 @@ impl GrammarCompiler {
 
     /// The constraint of a grammar that was compiled lately.
     pub fn known(&self, request: &GrammarRequest) -> Option<Arc<dyn ConstraintSource>> {
-        self.cache().get(&key(request)).map(|known| -> Arc<dyn ConstraintSource> { RequestGrammar::new(known) })
+        let known = self.cache().get(&key(request))?;
+        Some(RequestGrammar::new(known, self.limits.work_per_token))
     }
 
     /// Takes from microseconds (a grammar that is known) to seconds: not for a thread that must not block. It ends early,
@@ -97,7 +98,7 @@ impl GrammarCompiler {
     pub fn compile(&self, request: &GrammarRequest, budget: &Budget) -> Result<Arc<dyn ConstraintSource>, ApiError> {
         let key = key(request);
         if let Some(known) = self.cache().get(&key) {
-            return Ok(RequestGrammar::new(known));
+            return Ok(RequestGrammar::new(known, self.limits.work_per_token));
         }
         let invalid = |message: String| ApiError::invalid(&request.param, format!("{}: {message}", request.param));
         let engine = self.engine.get_or_init(|| self.make_engine()).as_ref().map_err(|error| invalid(error.clone()))?;
@@ -108,7 +109,7 @@ impl GrammarCompiler {
         budget.look().map_err(|why| why.in_param(&request.param))?;
         let compiled = Arc::new(engine.compile(request)?);
         self.cache().insert(key, request.spec.len(), compiled.clone());
-        Ok(RequestGrammar::new(compiled))
+        Ok(RequestGrammar::new(compiled, self.limits.work_per_token))
     }
 
     fn cache(&self) -> std::sync::MutexGuard<'_, Cache> {

@@ -34,7 +34,7 @@ impl CompiledGrammar {
 
     /// Whether an output can begin.
     pub fn check_start(&self) -> Result<(), String> {
-        if let Some(first) = self.start_grammar(Arc::default()).allowed()? {
+        if let Some(first) = self.start_grammar(Arc::new(Effort::new(u32::MAX))).allowed()? {
             self.first.get_or_init(|| first);
         }
         Ok(())
@@ -58,16 +58,20 @@ impl CompiledGrammar {
 #[derive(Debug)]
 struct Effort {
     left: AtomicI64,
+    per_token: u32,
 }
 
 impl Effort {
-    /// At once: where a text has come to a place with thousands of ways to go on.
-    const MOST: i64 = 50_000;
-    /// For each token. Most masks take less than a tenth of it.
-    const PER_TOKEN: i64 = 500;
+    /// What may be taken at once, as where a text has come to a place with thousands of ways to go on, is worth so many
+    /// tokens.
+    const BURST_TOKENS: i64 = 100;
     /// Fuel of the lexer, and nodes of the vocabulary's trie, that take as long as an item.
     const LEXER_FUEL: u64 = 10;
     const TRIE_NODES: usize = 100;
+
+    fn new(per_token: u32) -> Self {
+        Self { left: AtomicI64::new(Self::BURST_TOKENS * i64::from(per_token)), per_token }
+    }
 
     fn spend(&self, mask: &ParserStats) {
         let lexer = (mask.lexer_cost / Self::LEXER_FUEL) as usize;
@@ -76,19 +80,14 @@ impl Effort {
     }
 
     fn has_token(&self) {
-        let add = |left: i64| Some((left + Self::PER_TOKEN).min(Self::MOST));
+        let per_token = i64::from(self.per_token);
+        let add = |left: i64| Some((left + per_token).min(Self::BURST_TOKENS * per_token));
         // It never fails: `add` always gives a value.
         let _ = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 
     fn is_spent(&self) -> bool {
         self.left.load(Ordering::Relaxed) < 0
-    }
-}
-
-impl Default for Effort {
-    fn default() -> Self {
-        Self { left: AtomicI64::new(Self::MOST) }
     }
 }
 
@@ -100,8 +99,9 @@ pub struct RequestGrammar {
 }
 
 impl RequestGrammar {
-    pub fn new(grammar: Arc<CompiledGrammar>) -> Arc<Self> {
-        Arc::new(Self { grammar, effort: Arc::default() })
+    /// `work_per_token`: of its masks, in units of about a microsecond.
+    pub fn new(grammar: Arc<CompiledGrammar>, work_per_token: u32) -> Arc<Self> {
+        Arc::new(Self { grammar, effort: Arc::new(Effort::new(work_per_token)) })
     }
 }
 
@@ -180,8 +180,11 @@ impl Constraint for GrammarState {
             return Ok(Some(TokenMask::new([self.vocabulary.end_token()])));
         }
         if self.effort.is_spent() {
-            let why = "structured output: the grammar is too complex here (each token takes more work than this server allows)";
-            return Err(why.into());
+            return Err(format!(
+                "structured output: the grammar is too complex here: its outputs take more work than {} units for each \
+                 token, this server's limit (intake.grammar_work_per_token)",
+                self.effort.per_token
+            ));
         }
         let mask = self.matcher().compute_mask().map_err(|error| self.failed(&error))?;
         if let Ok(stats) = self.matcher().last_step_stats() {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// For a sandbox that these tests have not.
-const LIMITS: GrammarLimits = GrammarLimits { cpu: Duration::from_secs(1), memory_bytes: 1 << 28 };
+const LIMITS: GrammarLimits = GrammarLimits { cpu: Duration::from_secs(1), memory_bytes: 1 << 28, work_per_token: 500 };
 
 struct Model {
     name: &'static str,
@@ -618,7 +618,7 @@ fn forced_text_without_an_end_takes_little_memory() {
         let spec = GrammarSpec::Grammar(format!("root ::= {beginning} ((\"a\"{{1000}}){{1000}}){{1000}}"));
         let compiled = engine.compile(&GrammarRequest::new(spec, "grammar")).unwrap();
         let compiled = Arc::new(compiled);
-        let mut output = RequestGrammar::new(compiled.clone()).start();
+        let mut output = RequestGrammar::new(compiled.clone(), LIMITS.work_per_token).start();
         for _ in 0..5 {
             let Ok(Some(mask)) = output.allowed() else { break };
             assert!(compiled.lexer_bytes() < 32 << 20, "{} bytes", compiled.lexer_bytes());
@@ -649,7 +649,7 @@ fn masks_that_take_long_end_their_request() {
     };
     let source = grammar();
     let (first, error) = walk(&source);
-    assert!(error.contains("more work than this server allows"), "{error}");
+    assert!(error.contains("intake.grammar_work_per_token"), "{error}");
     let (others, _) = walk(&source);
     assert!(others < first, "its other outputs have less: {others}, {first}");
     assert!(walk(&grammar()).0 >= first, "another request has as much");

@@ -37,12 +37,14 @@ pub fn use_program(program: impl Into<PathBuf>) {
     PROGRAM.get_or_init(|| program.into());
 }
 
-/// What compiling a grammar may take.
+/// What a grammar may take.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GrammarLimits {
     /// Processor time.
     pub cpu: Duration,
     pub memory_bytes: usize,
+    /// Of its outputs' masks, in units of about a microsecond.
+    pub work_per_token: u32,
 }
 
 /// Helpers for one vocabulary.
@@ -200,7 +202,8 @@ mod tests {
     use crate::budget::Cancelled;
     use crate::text::grammar::GrammarSpec;
 
-    const LIMITS: GrammarLimits = GrammarLimits { cpu: Duration::from_secs(2), memory_bytes: 1 << 28 };
+    const LIMITS: GrammarLimits =
+        GrammarLimits { cpu: Duration::from_secs(2), memory_bytes: 1 << 28, work_per_token: 500 };
 
     fn sandbox(program: &str) -> Sandbox {
         let greeting = encode(&Words { words: vec![b"a".to_vec()], ends: vec![0] }).unwrap();
