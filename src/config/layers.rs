@@ -6,6 +6,7 @@ use super::value::{Kind, Value};
 use super::{Config, PreemptionMode, SwapConfig};
 use crate::error::StartError;
 use std::fmt;
+use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 use toml_edit::{Document, Item, Key, TableLike};
 
@@ -193,9 +194,17 @@ impl Layers {
             let before = &text.as_bytes()[..offset.min(text.len())];
             Origin::File { path: path.to_owned(), line: 1 + before.iter().filter(|byte| **byte == b'\n').count() }
         };
-        let document = match Document::parse(text) {
-            Ok(document) => document,
-            Err(error) => {
+        // toml_edit panics at some keys that are there twice, behind another mistake.
+        let document = match catch_unwind(|| Document::parse(text)) {
+            Ok(Ok(document)) => document,
+            Err(_) => {
+                return self.problem(
+                    at(0),
+                    "",
+                    "not TOML: it has several mistakes, one of them a key that is there twice",
+                );
+            }
+            Ok(Err(error)) => {
                 let offset = error.span().map_or(0, |span| span.start);
                 let column = 1 + text[..offset].rsplit('\n').next().map_or(0, |line| line.chars().count());
                 self.problem(

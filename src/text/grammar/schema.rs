@@ -11,6 +11,7 @@ use llguidance::derivre::{RegexAst, RegexBuilder};
 use llguidance::regex_to_lark;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
+use std::panic::catch_unwind;
 
 /// Schemas inside schemas, at most so deep.
 const MAX_DEPTH: usize = 100;
@@ -572,11 +573,13 @@ fn check_pattern(pattern: &str, place: &str) -> Checked<()> {
 
 /// Whether llguidance can match this expression, and why not.
 pub fn check_regex(regex: &str) -> Result<(), String> {
+    let unsupported = |why: &str| format!("the regular expression {} is not supported: {why}", shown(&regex.into()));
     let ast = RegexAst::SearchRegex(regex_to_lark(regex, "dw"));
-    RegexBuilder::new().mk(&ast).map(|_| ()).map_err(|error| {
+    // derivre panics at some expressions with options that are equal and empty.
+    let made = catch_unwind(|| RegexBuilder::new().mk(&ast).map(|_| ()));
+    made.map_err(|_| unsupported("it cannot be read"))?.map_err(|error| {
         let error = error.to_string();
-        let said = error.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default().trim();
-        format!("the regular expression {} is not supported: {said}", shown(&regex.into()))
+        unsupported(error.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default().trim())
     })
 }
 
