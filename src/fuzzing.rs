@@ -341,7 +341,7 @@ fn grammar_compile(data: &[u8]) {
     };
     static COMPILER: LazyLock<GrammarCompiler> = LazyLock::new(|| {
         let model = model();
-        let limits = GrammarLimits { cpu: Duration::from_secs(2), memory_bytes: 64 << 20, work_per_token: 500 };
+        let limits = GrammarLimits { cpu: Duration::from_secs(2), memory_bytes: 64 << 20, work_per_token: None };
         GrammarCompiler::new(model.tokenizer.clone(), model.vocab_size as usize, &model.eos_token_ids, limits)
     });
     let Ok(grammar) = COMPILER.compile(&GrammarRequest::new(spec, "grammar"), &budget()) else { return };

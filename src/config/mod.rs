@@ -224,8 +224,8 @@ pub struct IntakeConfig {
     /// Of compiling a client's grammar.
     pub grammar_cpu_s: f64,
     pub grammar_memory_mib: usize,
-    /// Of its outputs' masks.
-    pub grammar_work_per_token: u32,
+    /// Of its outputs' masks. `None`: by the vocabulary.
+    pub grammar_work_per_token: Option<u32>,
 }
 
 impl IntakeConfig {
@@ -462,7 +462,7 @@ impl Default for IntakeConfig {
             max_prompt_bytes: None,
             grammar_cpu_s: 2.0,
             grammar_memory_mib: 64,
-            grammar_work_per_token: 500,
+            grammar_work_per_token: None,
         }
     }
 }

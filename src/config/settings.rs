@@ -364,8 +364,8 @@ settings! {
     intake.grammar_memory_mib: int(16, 65_536), "MiB", None,
         "Memory that compiling one may take.",
         "As before.";
-    intake.grammar_work_per_token: int(10, 1_000_000), "units", None,
-        "Work that each token of a request with a grammar adds to what its outputs may take, up to a hundred times as much at once. A unit takes about a microsecond; the masks of most grammars and schemas take 1 to 70 for a token, and every request of the step waits for them. A request that takes more ends with an error.",
+    intake.grammar_work_per_token: int_or_auto(10, 1_000_000), "units", None,
+        "Work that each token of a request with a grammar adds to what its masks may take, up to a hundred times as much at once. A unit takes about half a microsecond, and all requests of a step wait for its masks. A request that takes more ends with an error. auto is 500 and one for each 16 tokens of the vocabulary: some ten times what large schemas and patterns take.",
         "Grammars that can be read in many ways are wanted, and the other requests may wait for them.";
 
     log.level: Kind::Text { auto: false, check: log_filter }, "", None,

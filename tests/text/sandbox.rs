@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// Generous in time, for slow machines.
 const LIMITS: GrammarLimits =
-    GrammarLimits { cpu: Duration::from_secs(20), memory_bytes: 128 << 20, work_per_token: 500 };
+    GrammarLimits { cpu: Duration::from_secs(20), memory_bytes: 128 << 20, work_per_token: None };
 
 fn compiler(limits: GrammarLimits) -> GrammarCompiler {
     sandbox::use_program(env!("CARGO_BIN_EXE_pagetide"));

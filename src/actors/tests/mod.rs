@@ -140,7 +140,7 @@ impl World {
                 num_device_blocks: NUM_BLOCKS,
                 non_preemptible_blocks: NUM_BLOCKS / 2,
             },
-            grammars: GrammarLimits { cpu: Duration::from_secs(600), memory_bytes: 1 << 30, work_per_token: 500 },
+            grammars: GrammarLimits { cpu: Duration::from_secs(600), memory_bytes: 1 << 30, work_per_token: None },
             workers: workers.clone(),
             eviction: EvictionPolicy::default(),
             block_bytes: 1,

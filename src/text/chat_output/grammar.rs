@@ -138,7 +138,7 @@ mod tests {
             (ToolFormat::Mistral, &["[TOOL_CALLS]", "[ARGS]"]),
         ] {
             let tokenizer = tokenizer(special);
-            let limits = GrammarLimits { cpu: Duration::from_secs(1), memory_bytes: 1 << 28, work_per_token: 500 };
+            let limits = GrammarLimits { cpu: Duration::from_secs(1), memory_bytes: 1 << 28, work_per_token: None };
             let compiler = GrammarCompiler::new(tokenizer.clone(), tokenizer.vocab_size(), &[END], limits);
             for several in [false, true] {
                 let lark = calls(format, &functions, several, &tokenizer).unwrap();

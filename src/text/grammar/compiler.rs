@@ -87,7 +87,7 @@ impl GrammarCompiler {
     /// The constraint of a grammar that was compiled lately.
     pub fn known(&self, request: &GrammarRequest) -> Option<Arc<dyn ConstraintSource>> {
         let known = self.cache().get(&key(request))?;
-        Some(RequestGrammar::new(known, self.limits.work_per_token))
+        Some(RequestGrammar::new(known, self.work_per_token()))
     }
 
     /// Takes from microseconds (a grammar that is known) to seconds: not for a thread that must not block. It ends early,
@@ -98,7 +98,7 @@ impl GrammarCompiler {
     pub fn compile(&self, request: &GrammarRequest, budget: &Budget) -> Result<Arc<dyn ConstraintSource>, ApiError> {
         let key = key(request);
         if let Some(known) = self.cache().get(&key) {
-            return Ok(RequestGrammar::new(known, self.limits.work_per_token));
+            return Ok(RequestGrammar::new(known, self.work_per_token()));
         }
         let invalid = |message: String| ApiError::invalid(&request.param, format!("{}: {message}", request.param));
         let engine = self.engine.get_or_init(|| self.make_engine()).as_ref().map_err(|error| invalid(error.clone()))?;
@@ -109,7 +109,12 @@ impl GrammarCompiler {
         budget.look().map_err(|why| why.in_param(&request.param))?;
         let compiled = Arc::new(engine.compile(request)?);
         self.cache().insert(key, request.spec.len(), compiled.clone());
-        Ok(RequestGrammar::new(compiled, self.limits.work_per_token))
+        Ok(RequestGrammar::new(compiled, self.work_per_token()))
+    }
+
+    /// A mask is found by a walk through the vocabulary: the more tokens there are, the longer it takes.
+    fn work_per_token(&self) -> u32 {
+        self.limits.work_per_token.unwrap_or(500 + self.vocab_size as u32 / 16)
     }
 
     fn cache(&self) -> std::sync::MutexGuard<'_, Cache> {

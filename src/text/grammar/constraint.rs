@@ -53,7 +53,7 @@ impl CompiledGrammar {
 }
 
 /// Work on the masks of one request's outputs, all together. A step waits for its masks, and so do all who run: a request
-/// whose masks take too long fails. It is counted in items of the parser (a microsecond or some) and not timed: how busy
+/// whose masks take too long fails. It is counted in items of the parser (half a microsecond or more) and not timed: how busy
 /// the machine is makes no difference.
 #[derive(Debug)]
 struct Effort {
@@ -99,7 +99,7 @@ pub struct RequestGrammar {
 }
 
 impl RequestGrammar {
-    /// `work_per_token`: of its masks, in units of about a microsecond.
+    /// `work_per_token`: of its masks.
     pub fn new(grammar: Arc<CompiledGrammar>, work_per_token: u32) -> Arc<Self> {
         Arc::new(Self { grammar, effort: Arc::new(Effort::new(work_per_token)) })
     }

@@ -43,8 +43,8 @@ pub struct GrammarLimits {
     /// Processor time.
     pub cpu: Duration,
     pub memory_bytes: usize,
-    /// Of its outputs' masks, in units of about a microsecond.
-    pub work_per_token: u32,
+    /// Of its outputs' masks, in units of about half a microsecond. `None`: by the vocabulary.
+    pub work_per_token: Option<u32>,
 }
 
 /// Helpers for one vocabulary.
@@ -203,7 +203,7 @@ mod tests {
     use crate::text::grammar::GrammarSpec;
 
     const LIMITS: GrammarLimits =
-        GrammarLimits { cpu: Duration::from_secs(2), memory_bytes: 1 << 28, work_per_token: 500 };
+        GrammarLimits { cpu: Duration::from_secs(2), memory_bytes: 1 << 28, work_per_token: None };
 
     fn sandbox(program: &str) -> Sandbox {
         let greeting = encode(&Words { words: vec![b"a".to_vec()], ends: vec![0] }).unwrap();
