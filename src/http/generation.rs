@@ -154,8 +154,8 @@ impl Generation {
         Ok(Self { runs, n: request.num_samples(), next_run: 0, deadline, max_answer_logprobs, logprobs })
     }
 
-    /// Fails where the answer has more log-probabilities than `server.max_answer_logprobs`: for answers that keep them to
-    /// their end, in so many copies.
+    /// Limits the answer's log-probabilities to `server.max_answer_logprobs`, divided by `copies`. For answers that keep
+    /// them to their end.
     pub fn keep_logprobs(&mut self, copies: usize) {
         let most =
             Some(self.max_answer_logprobs).filter(|most| *most > 0).map_or(usize::MAX, |most| most / copies.max(1));

@@ -146,8 +146,8 @@ async fn large_bodies_share_a_number_of_bytes_and_small_ones_need_none() {
         (status, retry, answer.json::<Value>().await.unwrap()["error"]["code"].take())
     };
     assert_eq!(ask().await.0, 200);
-    // Somebody sends most of a large body, and no more. Where the server has not yet read all that was sent, the other body
-    // may be the first, and this one is refused.
+    // Somebody sends most of a large body, and no more. Where the server has not yet read all of it when the other body
+    // comes, this one may be refused instead.
     let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 80000\r\n\r\n";
     let started = Instant::now();
     let mut slow = loop {

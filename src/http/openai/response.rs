@@ -187,7 +187,7 @@ struct Body<'a> {
     prompt_token_ids: Option<&'a [TokenId]>,
 }
 
-/// A whole answer, made into JSON as it is written: its log-probabilities are large, and no two choices' are there at once.
+/// A whole answer. It becomes JSON as it is written, one choice after the other: log-probabilities are large.
 pub struct WholeAnswer {
     answer: Answer,
     /// All that each choice gained, in the order of the answer.

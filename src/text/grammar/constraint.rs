@@ -52,9 +52,9 @@ impl CompiledGrammar {
     }
 }
 
-/// Work on the masks of one request's outputs, all together. A step waits for its masks, and so do all who run: a request
-/// whose masks take too long fails. It is counted in items of the parser (half a microsecond or more) and not timed: how busy
-/// the machine is makes no difference.
+/// Work on the masks of all outputs of one request. A step waits for its masks, and with it every request that runs: a
+/// request whose masks take too much work fails. Work is counted in items of the parser (half a microsecond or more) and
+/// not timed, so a busy machine makes no difference.
 #[derive(Debug)]
 struct Effort {
     left: AtomicI64,
