@@ -9,10 +9,10 @@ use pagetide::engine::allocation::{find, serve, serve_swap};
 use pagetide::engine::bill::{Quota, Tenant, Terms};
 use pagetide::engine::block_pool::BlockPool;
 use pagetide::engine::plan::{CopyReport, SeqOutput, StepOutput, StepPlan, StepTiming};
-use pagetide::engine::policy::{
+use pagetide::engine::prefix_cache::{BlockHash, EvictionPolicy};
+use pagetide::engine::scheduler::{
     AdmissionPolicy, Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy,
 };
-use pagetide::engine::prefix_cache::{BlockHash, EvictionPolicy};
 use pagetide::ids::{RequestId, TokenId};
 use pagetide::recorder::{Limits, PlanSummary, Recorder};
 use pagetide::sampling::params::{Sampled, SamplingParams};

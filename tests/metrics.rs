@@ -2,7 +2,7 @@
 
 use pagetide::engine::arbiter::Choice;
 use pagetide::engine::bill::{Holding, QuotaTier, Tenant};
-use pagetide::engine::policy::{Foresight, TailCopies};
+use pagetide::engine::scheduler::{Foresight, TailCopies};
 use pagetide::ids::IdMap;
 use pagetide::metrics::*;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

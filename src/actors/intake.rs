@@ -9,7 +9,7 @@ use crate::budget::Budget;
 use crate::engine::bill::Tenant;
 use crate::engine::block_pool::PoolStats;
 use crate::engine::constraint::ConstraintSource;
-use crate::engine::policy::{Arrival, Tuning};
+use crate::engine::scheduler::{Arrival, Tuning};
 use crate::engine::{beam, bill};
 use crate::error::ApiError;
 use crate::ids::{RequestId, TokenId};

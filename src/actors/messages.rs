@@ -15,7 +15,7 @@ use crate::engine::allocation::{Demand, Find, Grant, SwapDemand, SwapGrant};
 use crate::engine::bill::{KvBill, Tenant, Terms};
 use crate::engine::block_pool::{BlockPool, PoolStats, PoolView};
 use crate::engine::plan::{CopyReport, StepOutput, StepPlan};
-use crate::engine::policy::{Arrival, Tuning};
+use crate::engine::scheduler::{Arrival, Tuning};
 use crate::error::ApiError;
 use crate::ids::{BlockId, RequestId, TokenId};
 use crate::recorder::RawRecording;

@@ -20,7 +20,7 @@ use crate::config::{OnFailure, RecorderConfig};
 use crate::engine::allocation::{Demand, SwapGrant};
 use crate::engine::bill::KvBill;
 use crate::engine::plan::{Delivery, StepOutput, StepPlan};
-use crate::engine::policy::{Arrival, Forecast, Scheduler};
+use crate::engine::scheduler::{Arrival, Forecast, Scheduler};
 use crate::ids::RequestId;
 use crate::metrics::{self, Outcome, Preemption, StepMetrics, tenants};
 use crate::recorder::{PlanSummary, Recorder};

@@ -11,7 +11,7 @@ use crate::config::settings::{SETTINGS, Setting};
 use crate::config::value::Value;
 use crate::config::{Config, ConsoleConfig};
 use crate::engine::block_pool::PoolStats;
-use crate::engine::policy::Tuning;
+use crate::engine::scheduler::Tuning;
 use crate::error::ApiError;
 use crate::metrics;
 use crate::model::loader::LoadedModel;

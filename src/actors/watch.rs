@@ -3,7 +3,7 @@
 
 use crate::engine::block_pool::PoolView;
 use crate::engine::plan::StepPlan;
-use crate::engine::policy::{Population, SeqView, StepStats};
+use crate::engine::scheduler::{Population, SeqView, StepStats};
 use crate::ids::BlockId;
 use std::time::{Duration, Instant};
 

@@ -30,7 +30,7 @@ pub struct Terms {
     /// It may have to give its device blocks up. Where it may not, all the blocks that it could ever need count
     /// against the part of the pool that such requests may hold ([`SchedulerConfig::non_preemptible_blocks`]).
     ///
-    /// [`SchedulerConfig::non_preemptible_blocks`]: crate::engine::policy::SchedulerConfig::non_preemptible_blocks
+    /// [`SchedulerConfig::non_preemptible_blocks`]: crate::engine::scheduler::SchedulerConfig::non_preemptible_blocks
     pub preemptible: bool,
     /// The longest that a sample should be paused at a time.
     pub max_pause: Option<Duration>,

@@ -5,8 +5,8 @@ use crate::engine::beam::Beam;
 use crate::engine::bill::{Tenant, Terms};
 use crate::engine::constraint::{Guide, NextToken};
 use crate::engine::plan::FedTokens;
-use crate::engine::policy::{Arrival, Tail};
 use crate::engine::prefix_cache::{BlockHash, BlockHasher};
+use crate::engine::scheduler::{Arrival, Tail};
 use crate::ids::{BlockId, CopyId, RequestId, SeqId, TokenId};
 use crate::sampling::params::{FinishReason, Pooling, PositionLogprobs, SamplingParams};
 use serde::{Deserialize, Serialize};
@@ -433,7 +433,7 @@ impl Sequence {
 
     /// See [`Scheduler::redact`].
     ///
-    /// [`Scheduler::redact`]: crate::engine::policy::Scheduler::redact
+    /// [`Scheduler::redact`]: crate::engine::scheduler::Scheduler::redact
     pub fn redact(&mut self, keep_tokens: bool, rename: impl Fn(BlockHash) -> BlockHash) {
         self.forget_rules();
         if !keep_tokens {

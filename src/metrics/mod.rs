@@ -13,7 +13,7 @@ pub use table::{Kind, METRICS, Metric};
 
 use crate::engine::arbiter::Choice;
 use crate::engine::bill::Tenant;
-use crate::engine::policy::TailCopies;
+use crate::engine::scheduler::TailCopies;
 use metrics::Label;
 use metrics_exporter_prometheus::PrometheusHandle;
 use registry::{Handles, Registry};

@@ -55,7 +55,7 @@ pub struct Handles {
     pub swap_out_bytes: Counter,
     pub preemptions: [Counter; 2],
     pub preemption_blocks: Histogram,
-    /// In the order of [`TailExcess`](crate::engine::policy::TailExcess).
+    /// In the order of [`TailExcess`](crate::engine::scheduler::TailExcess).
     pub tail_excesses: [Counter; 5],
     pub max_tail: Gauge,
     pub prefix_queries: Counter,

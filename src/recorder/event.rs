@@ -3,8 +3,8 @@
 use super::summary::{PlanSummary, Told};
 use crate::engine::bill::{Tenant, Terms};
 use crate::engine::plan::{CopyReport, SeqOutput, StepOutput, StepTiming};
-use crate::engine::policy::{Arrival, Foretold, SearchStep, Tuning};
 use crate::engine::prefix_cache::BlockHash;
+use crate::engine::scheduler::{Arrival, Foretold, SearchStep, Tuning};
 use crate::ids::{RequestId, SeqId, TokenId};
 use crate::sampling::params::{
     BeamParams, EarlyStopping, FinishReason, Pooling, PositionLogprobs, Sampled, SamplingParams,

@@ -12,7 +12,7 @@
 use super::event::{Event, Timed};
 use super::redact::Cause;
 use super::state::Keyframe;
-use crate::engine::policy::SchedulerConfig;
+use crate::engine::scheduler::SchedulerConfig;
 use flate2::Compression;
 use flate2::read::ZlibDecoder;
 use flate2::write::ZlibEncoder;
@@ -211,8 +211,8 @@ fn fixed<const N: usize>(bytes: &[u8]) -> [u8; N] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::policy::world::config;
     use crate::engine::prefix_cache::EvictionPolicy;
+    use crate::engine::scheduler::world::config;
 
     fn empty(config: SchedulerConfig) -> Recording {
         let header = Header {

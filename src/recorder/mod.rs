@@ -29,7 +29,7 @@
 //!
 //! [`BlockHash`]: crate::engine::prefix_cache::BlockHash
 //! [`SamplingParams::label`]: crate::sampling::params::SamplingParams::label
-//! [`Foretold`]: crate::engine::policy::Foretold
+//! [`Foretold`]: crate::engine::scheduler::Foretold
 
 mod event;
 mod file;

@@ -8,7 +8,7 @@ use crate::engine::arbiter::Decision;
 use crate::engine::block_pool::PoolStats;
 use crate::engine::constraint::{Constraint, ConstraintSource};
 use crate::engine::plan::{Deliveries, StepPlan};
-use crate::engine::policy::{Admission, Arrival, Scheduler};
+use crate::engine::scheduler::{Admission, Arrival, Scheduler};
 use crate::ids::{SeqId, TokenId};
 use crate::sampling::params::TokenMask;
 use std::sync::Arc;

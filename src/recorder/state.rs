@@ -1,8 +1,8 @@
 //! The state that a recording starts from.
 
 use crate::engine::block_pool::BlockPool;
-use crate::engine::policy::{Scheduler, SchedulerConfig};
 use crate::engine::prefix_cache::{BlockHash, EvictionPolicy};
+use crate::engine::scheduler::{Scheduler, SchedulerConfig};
 use serde::{Deserialize, Serialize};
 
 /// The scheduler and both pools, between two events.

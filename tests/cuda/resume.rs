@@ -11,7 +11,7 @@ use pagetide::engine::allocation::{find, serve, serve_swap};
 use pagetide::engine::bill::{Quota, Tenant, Terms};
 use pagetide::engine::block_pool::BlockPool;
 use pagetide::engine::plan::{Delivery, StepRunner};
-use pagetide::engine::policy::{
+use pagetide::engine::scheduler::{
     AdmissionPolicy, Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy, StepStats,
 };
 use pagetide::ids::RequestId;

@@ -3,7 +3,7 @@
 use crate::fake_engine::{EOS, NUM_SWAP_BLOCKS, Notice, TestServer};
 use crate::openapi::{document, mismatch};
 use pagetide::config::ServerConfig;
-use pagetide::engine::policy::{PreemptionMode, SchedulingPolicy};
+use pagetide::engine::scheduler::{PreemptionMode, SchedulingPolicy};
 use pagetide::recorder::Recording;
 use pagetide::sampling::params::FinishReason;
 use reqwest::{Method, StatusCode};

@@ -4,7 +4,7 @@ use crate::model::Random;
 use crate::model::{fingerprint, logprob_of, sample, state_of};
 use pagetide::engine::constraint::NextToken;
 use pagetide::engine::plan::{CopyReport, PlannedSeq, SeqOutput, StepOutput, StepPlan};
-use pagetide::engine::policy::SchedulerConfig;
+use pagetide::engine::scheduler::SchedulerConfig;
 use pagetide::ids::{BlockId, CopyId, SeqId, TokenId};
 use std::collections::{HashMap, HashSet, VecDeque};
 

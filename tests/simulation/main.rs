@@ -18,7 +18,7 @@ mod world;
 
 use model::{Random, VOCAB};
 use pagetide::engine::beam::num_candidates;
-use pagetide::engine::policy::{PreemptionMode, SchedulerConfig, SchedulingPolicy, StepStats};
+use pagetide::engine::scheduler::{PreemptionMode, SchedulerConfig, SchedulingPolicy, StepStats};
 use pagetide::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
 use settings::plain_config;
 use world::{Tails, World, random_tokens};

@@ -2,7 +2,7 @@
 
 use pagetide::engine::beam::{Beam, BeamSearch, Open};
 use pagetide::engine::constraint::{Constraint, ConstraintSource};
-use pagetide::engine::policy::Arrival;
+use pagetide::engine::scheduler::Arrival;
 use pagetide::ids::TokenId;
 use pagetide::sampling::params::*;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 use crate::model::*;
 use crate::settings::plain_config;
 use crate::world::*;
-use pagetide::engine::policy::{AdmissionPolicy, PreemptionMode, SchedulerConfig};
+use pagetide::engine::scheduler::{AdmissionPolicy, PreemptionMode, SchedulerConfig};
 use pagetide::ids::RequestId;
 use pagetide::sampling::params::SamplingParams;
 

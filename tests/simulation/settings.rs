@@ -5,7 +5,9 @@ use crate::world::World;
 use pagetide::engine::allocation::resize_swap;
 use pagetide::engine::beam::num_candidates;
 use pagetide::engine::bill::{Quota, Tenant, Terms};
-use pagetide::engine::policy::{AdmissionPolicy, Arrival, PreemptionMode, SchedulerConfig, SchedulingPolicy, Tuning};
+use pagetide::engine::scheduler::{
+    AdmissionPolicy, Arrival, PreemptionMode, SchedulerConfig, SchedulingPolicy, Tuning,
+};
 use pagetide::ids::{RequestId, TokenId};
 use pagetide::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
 use std::sync::Arc;

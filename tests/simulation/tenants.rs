@@ -3,7 +3,7 @@
 use crate::settings::plain_config;
 use crate::world::World;
 use pagetide::engine::bill::{Tenant, Terms};
-use pagetide::engine::policy::{AdmissionPolicy, Arrival, SchedulerConfig};
+use pagetide::engine::scheduler::{AdmissionPolicy, Arrival, SchedulerConfig};
 use pagetide::ids::RequestId;
 use pagetide::sampling::params::SamplingParams;
 

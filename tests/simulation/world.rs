@@ -9,7 +9,7 @@ use pagetide::engine::bill::{Tenant, Terms, most_blocks};
 use pagetide::engine::block_pool::BlockPool;
 use pagetide::engine::constraint::ConstraintSource;
 use pagetide::engine::plan::{Delivery, StepOutput, StepPlan};
-use pagetide::engine::policy::{Arrival, Foresight, Scheduler, SchedulerConfig, StepStats, TailExcess};
+use pagetide::engine::scheduler::{Arrival, Foresight, Scheduler, SchedulerConfig, StepStats, TailExcess};
 use pagetide::ids::{BlockId, RequestId, SeqId, TokenId};
 use pagetide::recorder::{PlanSummary, Recorder};
 use pagetide::sampling::params::*;

@@ -4,7 +4,7 @@ use super::SchedulerActor;
 use crate::actors::messages::{Resize, Tune};
 use crate::actors::runtime::stop_system;
 use crate::engine::block_pool::PoolStats;
-use crate::engine::policy::Tuning;
+use crate::engine::scheduler::Tuning;
 use crate::error::ApiError;
 use actix::{ActorFutureExt, AsyncContext, Context, Handler, ResponseFuture, WrapFuture};
 use tokio::sync::oneshot;

@@ -3,7 +3,7 @@
 use super::*;
 use crate::actors::watch::Snapshot;
 use crate::engine::block_pool::BlockState;
-use crate::engine::policy::Phase;
+use crate::engine::scheduler::Phase;
 use crate::ids::BlockId;
 use std::sync::atomic::Ordering;
 

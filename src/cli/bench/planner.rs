@@ -3,8 +3,8 @@
 use crate::engine::allocation::{SwapGrant, find, serve, serve_swap};
 use crate::engine::block_pool::BlockPool;
 use crate::engine::plan::{PlannedSeq, SampledTokens, SeqOutput, StepOutput, StepPlan};
-use crate::engine::policy::{Scheduler, SchedulerConfig};
 use crate::engine::prefix_cache::EvictionPolicy;
+use crate::engine::scheduler::{Scheduler, SchedulerConfig};
 use crate::ids::TokenId;
 use crate::sampling::params::Sampled;
 

@@ -4,7 +4,7 @@ use super::Observer;
 use crate::engine::allocation::Lack;
 use crate::engine::arbiter::{Choice, Decision};
 use crate::engine::plan::{Deliveries, Delivery};
-use crate::engine::policy::{Scheduler, Wait};
+use crate::engine::scheduler::{Scheduler, Wait};
 use crate::ids::{RequestId, SeqId};
 use crate::recorder::{Event, Outcome, Planned, Replayer};
 use std::collections::BTreeMap;

@@ -2,7 +2,7 @@
 
 use super::frame::{Cell, Frame, Row};
 use crate::actors::watch::Totals;
-use crate::engine::policy::Phase;
+use crate::engine::scheduler::Phase;
 use crate::ids::BlockId;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

@@ -2,7 +2,7 @@
 
 use crate::actors::watch::{Snapshot, Totals, Watched};
 use crate::engine::block_pool::BlockState;
-use crate::engine::policy::{Phase, Population};
+use crate::engine::scheduler::{Phase, Population};
 use crate::ids::{BlockId, RequestId};
 use std::time::{Duration, Instant};
 
@@ -149,7 +149,7 @@ fn row(Watched { view, arrived }: &Watched, began: Instant) -> Row {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::policy::SeqView;
+    use crate::engine::scheduler::SeqView;
     use crate::engine::sequence::Rank;
     use crate::ids::SeqId;
     use std::sync::Arc;

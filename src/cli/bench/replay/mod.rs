@@ -15,7 +15,7 @@ use super::report::Times;
 use crate::actors::runtime::{configured_scheduler, eviction_policy};
 use crate::config::Config;
 use crate::config::layers::Origin;
-use crate::engine::policy::SchedulerConfig;
+use crate::engine::scheduler::SchedulerConfig;
 use crate::error::StartError;
 use cache_only::CacheRow;
 use clap::Args;

@@ -8,8 +8,8 @@ use super::timing::Timing;
 use super::trace::Trace;
 use crate::engine::bill::{Tenant, Terms};
 use crate::engine::plan::{Delivery, StepOutput};
-use crate::engine::policy::{Arrival, SchedulerConfig};
 use crate::engine::prefix_cache::EvictionPolicy;
+use crate::engine::scheduler::{Arrival, SchedulerConfig};
 use crate::ids::{IdMap, RequestId, TokenId};
 use crate::sampling::params::SamplingParams;
 use serde::Serialize;
@@ -282,7 +282,7 @@ mod tests {
     use super::*;
     use crate::cli::bench::replay::trace::tests::trace_of;
     use crate::engine::bill::Quota;
-    use crate::engine::policy::{AdmissionPolicy, PreemptionMode, SchedulingPolicy};
+    use crate::engine::scheduler::{AdmissionPolicy, PreemptionMode, SchedulingPolicy};
 
     const TIMING: Timing = Timing {
         step_ms: 10.0,

@@ -83,8 +83,8 @@ impl Scheduler {
 #[cfg(test)]
 mod tests {
     use crate::engine::bill::Tenant;
-    use crate::engine::policy::world::{World, arrival, config, seqs};
-    use crate::engine::policy::{Arrival, SchedulerConfig, SchedulingPolicy};
+    use crate::engine::scheduler::world::{World, arrival, config, seqs};
+    use crate::engine::scheduler::{Arrival, SchedulerConfig, SchedulingPolicy};
     use crate::ids::{RequestId, SeqId};
 
     fn arrive(world: &mut World, id: u64, tenant: u32, prompt: usize, max_tokens: u32) {

@@ -77,8 +77,8 @@ pub(super) struct Reserved {
 mod tests {
     use crate::engine::bill::{Tenant, Terms};
     use crate::engine::plan::Delivery;
-    use crate::engine::policy::world::{World, arrival, config, seqs};
-    use crate::engine::policy::{Arrival, SchedulerConfig, SchedulingPolicy};
+    use crate::engine::scheduler::world::{World, arrival, config, seqs};
+    use crate::engine::scheduler::{Arrival, SchedulerConfig, SchedulingPolicy};
     use crate::ids::{RequestId, SeqId};
     use crate::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
     use std::sync::Arc;

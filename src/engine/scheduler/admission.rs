@@ -5,8 +5,8 @@ use super::waits::{Wait, Waits};
 use super::{Scheduler, SchedulerConfig};
 use crate::engine::allocation::{Admit, Admitted, Demand, Lack};
 use crate::engine::plan::StepPlan;
-use crate::engine::policy::Admission;
 use crate::engine::prefix_cache::BlockHasher;
+use crate::engine::scheduler::Admission;
 use crate::engine::sequence::{Rank, SeqState, Sequence};
 use crate::ids::{BlockId, IdMap, RequestId};
 use crate::sampling::params::Pooling;
@@ -223,8 +223,8 @@ pub(super) fn may_join(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::policy::world::{World, arrival, config};
-    use crate::engine::policy::{Arrival, SchedulingPolicy};
+    use crate::engine::scheduler::world::{World, arrival, config};
+    use crate::engine::scheduler::{Arrival, SchedulingPolicy};
     use crate::ids::SeqId;
 
     /// Makes a step; who asked for admission in it.

@@ -148,8 +148,8 @@ fn binary_exponent(number: f64) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::policy::world::{World, arrival, config, seqs};
-    use crate::engine::policy::{Arrival, SchedulerConfig, SchedulingPolicy};
+    use crate::engine::scheduler::world::{World, arrival, config, seqs};
+    use crate::engine::scheduler::{Arrival, SchedulerConfig, SchedulingPolicy};
     use crate::ids::SeqId;
 
     /// Whether a prompt that fits starts beside a sequence that will need the last blocks in four steps.

@@ -99,8 +99,8 @@ impl Quota {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::policy::world::{World, arrival, config, seqs};
-    use crate::engine::policy::{Arrival, SchedulerConfig};
+    use crate::engine::scheduler::world::{World, arrival, config, seqs};
+    use crate::engine::scheduler::{Arrival, SchedulerConfig};
     use crate::ids::{RequestId, SeqId};
 
     /// One request of each of `tenants`, in their order.

@@ -210,9 +210,9 @@ impl Walk<'_> {
 mod tests {
     use super::*;
     use crate::engine::bill::Terms;
-    use crate::engine::policy::Arrival;
-    use crate::engine::policy::world::arrival;
     use crate::engine::prefix_cache::BlockHasher;
+    use crate::engine::scheduler::Arrival;
+    use crate::engine::scheduler::world::arrival;
     use crate::ids::{RequestId, SeqId};
 
     fn seq(id: u64, tenant: u32, preemptible: bool, has_run: bool) -> Box<Sequence> {

@@ -91,8 +91,8 @@ mod tests {
     use super::*;
     use crate::engine::bill::Terms;
     use crate::engine::plan::Delivery;
-    use crate::engine::policy::world::{World, arrival, config};
-    use crate::engine::policy::{Arrival, SchedulerConfig};
+    use crate::engine::scheduler::world::{World, arrival, config};
+    use crate::engine::scheduler::{Arrival, SchedulerConfig};
     use std::time::Duration;
 
     /// The others must not yield, so it cannot come back in the time that it was promised.
