@@ -1,20 +1,19 @@
-//! A step of the scheduler and its pools, without a device: demand, the device pool's answer, reserve, the swap pool's
-//! answer, plan, and later commit. 10,000 requests wait.
+//! A step of the scheduler and its pools, without a device: its plan, and later its commit. 10,000 requests wait.
 //!
 //! `cargo bench --bench scheduler`. What a device does (it takes the plan, drops it, and says a token for each sequence)
 //! and what clients do (new requests keep the queue as long as it is) is not timed.
 
 use criterion::Criterion;
-use pagetide::engine::allocation::{find, serve, serve_swap};
 use pagetide::engine::bill::{Quota, Tenant, Terms};
 use pagetide::engine::block_pool::BlockPool;
 use pagetide::engine::plan::{CopyReport, SeqOutput, StepOutput, StepPlan, StepTiming};
 use pagetide::engine::prefix_cache::{BlockHash, EvictionPolicy};
 use pagetide::engine::scheduler::{
-    AdmissionPolicy, Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy,
+    AdmissionPolicy, Arrival, PlannedStep, PreemptionMode, SchedulerConfig, SchedulingPolicy,
 };
+use pagetide::engine::state::EngineState;
 use pagetide::ids::{RequestId, TokenId};
-use pagetide::recorder::{Limits, PlanSummary, Recorder};
+use pagetide::recorder::{Limits, Recorder};
 use pagetide::sampling::params::{Sampled, SamplingParams};
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -42,9 +41,7 @@ struct Requests {
 const CHAT: Requests = Requests { prompt_tokens: 500..=2_000, shared_tokens: 0, max_tokens: 10_000 };
 
 struct Load {
-    scheduler: Scheduler,
-    device_pool: BlockPool,
-    swap_pool: BlockPool,
+    engine: EngineState,
     requests: Requests,
     /// Of the requests that arrive.
     tenant: Tenant,
@@ -85,10 +82,8 @@ impl Load {
     /// `running` requests decode, all in each step, and no other waits.
     fn decoding(config: SchedulerConfig, requests: Requests, running: usize) -> Self {
         let mut load = Self {
-            device_pool: BlockPool::new(config.num_device_blocks, config.prefix_caching),
-            swap_pool: BlockPool::new(config.num_swap_blocks, config.prefix_caching),
             depth: if config.overlap { 2 } else { 1 },
-            scheduler: Scheduler::new(config),
+            engine: EngineState::new(config, EvictionPolicy::default()),
             requests,
             tenant: Tenant::default(),
             in_flight: VecDeque::new(),
@@ -113,13 +108,13 @@ impl Load {
     }
 
     fn fill_queue(&mut self) {
-        let population = self.scheduler.population();
+        let population = self.engine.scheduler.population();
         (population.waiting + population.swapped..WAITING).for_each(|_| self.arrive());
     }
 
     fn arrive(&mut self) {
         let arrival = self.next_arrival();
-        self.scheduler.arrive(arrival);
+        self.engine.scheduler.arrive(arrival);
     }
 
     fn next_arrival(&mut self) -> Arrival {
@@ -142,38 +137,28 @@ impl Load {
         }
     }
 
-    fn plan(&mut self) -> Option<StepPlan> {
-        let Some(mut demand) = self.scheduler.demand() else {
-            self.recorder.iter_mut().for_each(|recorder| recorder.no_demand(0.0));
-            return None;
-        };
-        let finds = self.scheduler.finds(&demand);
-        self.scheduler.found(&mut demand, find(&self.swap_pool, &finds));
-        let grant = serve(&mut self.device_pool, BLOCK_SIZE, demand);
-        let mut summary = self.recorder.is_some().then(|| Box::new(PlanSummary::new(&grant)));
-        let swap_demand = self.scheduler.reserve(&grant);
-        let swap_grant = match swap_demand.is_empty() {
-            true => Default::default(),
-            false => serve_swap(&mut self.swap_pool, swap_demand),
-        };
-        if let Some(summary) = &mut summary {
-            summary.add_swap(&swap_grant);
+    fn plan(&mut self) -> Option<PlannedStep> {
+        let mut planned = self.engine.plan(0.0);
+        if let Some(recorder) = &mut self.recorder {
+            match &mut planned {
+                Some(planned) => recorder.plan(0.0, planned),
+                None => recorder.awaits_results(0.0),
+            }
         }
-        let plan = self.scheduler.plan(grant, swap_grant);
-        if let (Some(mut summary), Some(recorder)) = (summary, &mut self.recorder) {
-            summary.add_plan(&plan, self.scheduler.decisions());
-            recorder.plan(0.0, summary, &plan);
-        }
-        Some(plan)
+        planned
     }
 
     /// A plan, and the commit of the oldest where as many are in flight as may be. Returns the scheduler's time, and how
     /// many sequences got a token.
     fn step(&mut self) -> (Duration, usize) {
         let started = Instant::now();
-        let plan = self.plan();
+        let planned = self.plan();
         let mut time = started.elapsed();
-        if let Some(plan) = plan.filter(|plan| !plan.is_empty()) {
+        if let Some(PlannedStep { report, .. }) = &planned {
+            self.preempted += report.stats.preempted_swap;
+            self.cached_tokens += report.admissions.iter().map(|it| it.cached_tokens).sum::<usize>();
+        }
+        if let Some(PlannedStep { plan, .. }) = planned.filter(|planned| !planned.plan.is_empty()) {
             self.in_flight.push_back(execute(plan));
             if self.in_flight.len() < self.depth {
                 return (time, 0);
@@ -183,14 +168,12 @@ impl Load {
         let num_sampled = output.seqs.iter().filter(|seq| !seq.sampled.is_empty()).count();
         let started = Instant::now();
         let results = self.recorder.as_mut().map(|recorder| recorder.results(&output));
-        let deliveries = self.scheduler.commit(output);
+        let mut report = self.engine.scheduler.commit(output);
         if let (Some(recorder), Some(results)) = (&mut self.recorder, results) {
-            recorder.commit(results, self.scheduler.take_searched(), &deliveries);
+            recorder.commit(results, &mut report);
         }
         time += started.elapsed();
-        drop(deliveries);
-        self.preempted += self.scheduler.take_stats().preempted_swap;
-        self.cached_tokens += self.scheduler.take_admissions().iter().map(|it| it.cached_tokens).sum::<usize>();
+        drop(report);
         (time, num_sampled)
     }
 }
@@ -217,7 +200,7 @@ fn bench(criterion: &mut Criterion, name: &str, make: impl Fn() -> Load, is_righ
             let mut time = Duration::ZERO;
             for _ in 0..steps {
                 if num_steps == STEPS {
-                    assert!(is_right(&load), "{name}: {:?}", load.scheduler.population());
+                    assert!(is_right(&load), "{name}: {:?}", load.engine.scheduler.population());
                     (load, num_steps) = (make(), 0);
                 }
                 time += load.step().0;
@@ -230,12 +213,16 @@ fn bench(criterion: &mut Criterion, name: &str, make: impl Fn() -> Load, is_righ
 }
 
 fn decode(criterion: &mut Criterion) {
-    let all_decode = |load: &Load| load.scheduler.population().running == 256 && load.preempted == 0;
+    let all_decode = |load: &Load| load.engine.scheduler.population().running == 256 && load.preempted == 0;
     let make = || Load::decoding(config(256, 60_000), CHAT, 256).with_queue();
     bench(criterion, "256 decode", make, all_decode);
     let make = || Load::decoding(SchedulerConfig { overlap: true, ..config(256, 60_000) }, CHAT, 256).with_queue();
     bench(criterion, "256 decode, overlapped loop", make, all_decode);
-    let make = || Load { recorder: Some(recorder()), ..Load::decoding(config(256, 60_000), CHAT, 256).with_queue() };
+    let make = || {
+        let mut load = Load::decoding(config(256, 60_000), CHAT, 256).with_queue();
+        load.engine.scheduler.summarise_plans();
+        Load { recorder: Some(recorder()), ..load }
+    };
     bench(criterion, "256 decode, with the flight recorder", make, all_decode);
     // There are seats, but not the blocks for the first in the queue.
     let make = || {
@@ -266,7 +253,7 @@ fn mixed(criterion: &mut Criterion) {
         load.requests = CHAT;
         load.with_queue()
     };
-    bench(criterion, "63 decode, a prompt in chunks", make, |load| load.scheduler.population().running == 64);
+    bench(criterion, "63 decode, a prompt in chunks", make, |load| load.engine.scheduler.population().running == 64);
     let short = Requests { prompt_tokens: 1_050..=1_150, shared_tokens: 1_024, max_tokens: 32 };
     let make = || Load::decoding(config(64, 60_000), short.clone(), 0).with_queue();
     bench(criterion, "64 running, two come from the cache", make, |load| load.cached_tokens > 300 * 1024);
@@ -282,8 +269,8 @@ fn queue(criterion: &mut Criterion) {
     let arrival = load.next_arrival();
     criterion.benchmark_group("queue").bench_function("a request comes and goes", |bencher| {
         bencher.iter(|| {
-            load.scheduler.arrive(arrival.clone());
-            load.scheduler.cancel(arrival.id);
+            load.engine.scheduler.arrive(arrival.clone());
+            load.engine.scheduler.cancel(arrival.id);
         });
     });
 }
@@ -298,7 +285,7 @@ fn keyframe(criterion: &mut Criterion) {
     let load = Load::decoding(config(256, 60_000), CHAT, 256).with_queue();
     let mut group = criterion.benchmark_group("keyframe");
     group.bench_function("scheduler, 256 run and 10,000 wait", |bencher| {
-        bencher.iter_with_large_drop(|| load.scheduler.clone());
+        bencher.iter_with_large_drop(|| load.engine.scheduler.clone());
     });
     // All blocks cached, and as many remembered as may be.
     let mut pool = BlockPool::new(100_000, true);

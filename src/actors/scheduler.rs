@@ -1,33 +1,34 @@
-//! Drives the steps: carries the policy's demands to the pools, its plans to the executor, and the results to the
+//! Drives the steps: carries the scheduler's questions to the pools, its plans to the executor, and the results to the
 //! requests' owners.
 
 mod clients;
 mod copies;
 mod failure;
 mod recording;
+mod reporting;
 mod tuning;
 mod watching;
 
 use crate::actors::block_allocator::BlockAllocator;
 use crate::actors::executor::{ModelExecutor, Restart};
-use crate::actors::messages::{Arrive, Cancel, Execute, Executed, FindHeld, Reserve, Serve, StopSample};
+use crate::actors::messages::{Arrive, Cancel, Execute, FindHeld, Reserve, Serve, StopSample};
 use crate::actors::pause::Pause;
 use crate::actors::runtime::stop_system;
 use crate::actors::swap_pool::SwapPool;
 use crate::actors::watch::{MoveLog, Totals};
 use crate::actors::workers::Workers;
 use crate::config::{OnFailure, RecorderConfig};
-use crate::engine::allocation::{Demand, SwapGrant};
 use crate::engine::bill::KvBill;
-use crate::engine::plan::{Delivery, StepOutput, StepPlan};
-use crate::engine::scheduler::{Arrival, Forecast, Scheduler};
+use crate::engine::plan::StepOutput;
+use crate::engine::scheduler::{Arrival, CommitReport, Forecast, NextStep, PlannedStep, Scheduler};
 use crate::ids::RequestId;
-use crate::metrics::{self, Outcome, Preemption, StepMetrics, tenants};
-use crate::recorder::{PlanSummary, Recorder};
+use crate::metrics::{self, Outcome, StepMetrics, tenants};
+use crate::recorder::Recorder;
 use actix::dev::Request;
 use actix::{Actor, ActorFutureExt, Addr, AsyncContext, Context, Handler, MailboxError, WrapFuture};
 use clients::{Client, News};
 use recording::Recording;
+use reporting::report_step;
 use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
 use std::time::{Duration, Instant};
@@ -50,8 +51,8 @@ pub struct Settings {
 }
 
 pub struct SchedulerActor {
-    /// Out only while a step is planned, when the actor handles no message.
-    policy: Option<Box<Scheduler>>,
+    /// `None` only while a step is planned, when the actor handles no message.
+    scheduler: Option<Box<Scheduler>>,
     allocator: Addr<BlockAllocator>,
     swap_pool: Addr<SwapPool>,
     executor: Addr<ModelExecutor>,
@@ -61,7 +62,7 @@ pub struct SchedulerActor {
     clients: HashMap<RequestId, Client>,
     news: Option<News>,
     /// The executor's steps behind the oldest, whose answer is awaited, in order.
-    behind: VecDeque<Step>,
+    behind: VecDeque<SubmittedStep>,
     /// Since when the oldest step has been waited for.
     oldest_since: Option<Instant>,
     /// Of the executor.
@@ -80,19 +81,8 @@ pub struct SchedulerActor {
     recording: Recording,
 }
 
-/// A planned step on its way, and what the metrics want to know of it.
-struct Planned {
-    plan: StepPlan,
-    used_blocks: usize,
-    schedule: Duration,
-    /// In the policy's time.
-    now: f64,
-    /// Where it is recorded.
-    summary: Option<Box<PlanSummary>>,
-}
-
-/// A step at the executor.
-struct Step {
+/// A step that the executor has.
+struct SubmittedStep {
     metrics: StepMetrics,
     forecast: Forecast,
     /// It is the first after a time without work.
@@ -102,7 +92,7 @@ struct Step {
 
 impl SchedulerActor {
     pub fn new(
-        policy: Scheduler,
+        mut scheduler: Scheduler,
         allocator: Addr<BlockAllocator>,
         swap_pool: Addr<SwapPool>,
         executor: Addr<ModelExecutor>,
@@ -110,9 +100,12 @@ impl SchedulerActor {
         recorder: Option<Recorder>,
         settings: Settings,
     ) -> Self {
+        if recorder.is_some() {
+            scheduler.summarise_plans();
+        }
         Self {
             recording: Recording::new(recorder, settings.recorder.clone()),
-            policy: Some(Box::new(policy)),
+            scheduler: Some(Box::new(scheduler)),
             allocator,
             swap_pool,
             executor,
@@ -132,81 +125,72 @@ impl SchedulerActor {
         }
     }
 
-    fn policy(&mut self) -> &mut Scheduler {
-        self.policy.as_mut().expect("no message is handled while a step is planned")
+    fn scheduler(&mut self) -> &mut Scheduler {
+        self.scheduler.as_mut().expect("no message is handled while a step is planned")
     }
 
-    /// Plans a step if there is something to do and the policy lets a plan be made now.
+    /// Plans a step if there is something to do and a plan can be made now.
     fn wake(&mut self, ctx: &mut Context<Self>) {
         let started = Instant::now();
-        let since_start = (started - self.started).as_secs_f64();
-        self.policy().set_time(since_start);
-        if self.policy().has_work() {
-            match self.policy().demand() {
-                Some(demand) => return self.plan(demand, started, ctx),
-                None => self.recording.hear(|recorder| recorder.no_demand(since_start)),
+        let now = (started - self.started).as_secs_f64();
+        match self.scheduler().next_step(now) {
+            NextStep::Idle => {
+                if self.is_copying && self.scheduler().num_in_flight() == 0 {
+                    // No step will tell when the copies end.
+                    self.await_copies(ctx);
+                }
             }
-        } else if self.is_copying && self.policy().num_in_flight() == 0 {
-            // No step will tell of their end.
-            self.await_copies(ctx);
+            NextStep::AwaitResults => self.recording.hear(|recorder| recorder.awaits_results(now)),
+            question => return self.plan(question, started, now, ctx),
         }
         self.note_state(ctx);
     }
 
-    /// [`SchedulerActor::wake`] once the messages that are there have been handled. Not from within their handlers: what
-    /// is waited for there does not keep an answer from being handled in between, unlike here.
+    /// [`SchedulerActor::wake`] once the messages that are there have been handled. Message handlers call this and not
+    /// `wake`: what is waited for within a handler does not keep other messages from being handled meanwhile.
     fn wake_soon(&self, ctx: &mut Context<Self>) {
         ctx.spawn(actix::fut::ready(()).map(|(), this: &mut Self, ctx| this.wake(ctx)));
     }
 
-    /// The first half of a step: over in microseconds, and nothing else is handled meanwhile. While the executor
-    /// works, requests come and go.
-    fn plan(&mut self, mut demand: Demand, started: Instant, ctx: &mut Context<Self>) {
-        let mut policy = self.policy.take().expect("no message is handled while a step is planned");
+    /// Asks the pools what the scheduler wants to know, until there is a plan. That takes microseconds, and no other
+    /// message is handled meanwhile.
+    fn plan(&mut self, question: NextStep, started: Instant, now: f64, ctx: &mut Context<Self>) {
+        let mut scheduler = self.scheduler.take().expect("no message is handled while a step is planned");
         let (allocator, swap_pool) = (self.allocator.clone(), self.swap_pool.clone());
-        let now = (started - self.started).as_secs_f64();
-        let is_recorded = self.recording.recorder.is_some();
         let planning = async move {
-            let finds = policy.finds(&demand);
-            if !finds.is_empty() {
-                policy.found(&mut demand, swap_pool.send(FindHeld(finds)).await?);
+            let mut next = question;
+            loop {
+                next = match next {
+                    NextStep::Find(finds) => scheduler.found(swap_pool.send(FindHeld(finds)).await?),
+                    NextStep::Serve(demand) => scheduler.granted(allocator.send(Serve(demand)).await?),
+                    NextStep::Reserve(demand) => scheduler.reserved(swap_pool.send(Reserve(demand)).await?),
+                    NextStep::Execute(planned) => return Ok((scheduler, planned)),
+                    NextStep::AwaitResults | NextStep::Idle => unreachable!("a question leads to a plan"),
+                }
             }
-            let grant = allocator.send(Serve(demand)).await?;
-            let used_blocks = grant.stats.used;
-            let mut summary = is_recorded.then(|| Box::new(PlanSummary::new(&grant)));
-            let swap_demand = policy.reserve(&grant);
-            let swap_grant = match swap_demand.is_empty() {
-                true => SwapGrant::default(),
-                false => swap_pool.send(Reserve(swap_demand)).await?,
-            };
-            if let Some(summary) = &mut summary {
-                summary.add_swap(&swap_grant);
-            }
-            let plan = policy.plan(grant, swap_grant);
-            if let Some(summary) = &mut summary {
-                summary.add_plan(&plan, policy.decisions());
-            }
-            Ok((policy, Planned { plan, used_blocks, schedule: started.elapsed(), now, summary }))
         };
-        ctx.wait(planning.into_actor(self).map(|planned: Result<_, MailboxError>, this, ctx| match planned {
-            Ok((policy, mut planned)) => {
-                this.policy = Some(policy);
-                this.recording.planned(planned.now, &mut planned);
-                this.execute(planned, ctx);
+        ctx.wait(planning.into_actor(self).map(move |planned: Result<_, MailboxError>, this, ctx| match planned {
+            Ok((scheduler, mut planned)) => {
+                this.scheduler = Some(scheduler);
+                this.recording.hear(|recorder| recorder.plan(now, &mut planned));
+                this.execute(planned, started.elapsed(), ctx);
             }
             Err(_) => stop_system("a pool's actor is gone"),
         }));
     }
 
-    fn execute(&mut self, planned: Planned, ctx: &mut Context<Self>) {
-        let Planned { plan, used_blocks, schedule, .. } = planned;
-        self.report_plan(used_blocks);
+    /// Hands a plan to the executor. `schedule`: how long it took to make. While the executor works, requests come and
+    /// go, and the next step may be planned.
+    fn execute(&mut self, planned: PlannedStep, schedule: Duration, ctx: &mut Context<Self>) {
+        let PlannedStep { plan, report } = planned;
+        let forecast = report.forecast;
+        self.report_plan(report);
         self.moves.add(&plan);
         if plan.is_empty() {
-            // Blocks went back, no more; what is in flight has to end before there is something else to do.
+            // Blocks were given back, and no more. What is in flight has to end before there is something else to do.
             self.report_population();
-            if self.policy().num_in_flight() == 0 {
-                match self.policy().waits_for_copies() {
+            if self.scheduler().num_in_flight() == 0 {
+                match self.scheduler().waits_for_copies() {
                     true => self.await_copies(ctx),
                     false => self.wake(ctx),
                 }
@@ -222,8 +206,7 @@ impl SchedulerActor {
         }
         let after_idle = std::mem::take(&mut self.idle);
         let answer = Box::pin(self.executor.send(Execute { plan, failures: self.failures }));
-        let forecast = self.policy().forecast();
-        self.behind.push_back(Step { metrics, forecast, after_idle, answer });
+        self.behind.push_back(SubmittedStep { metrics, forecast, after_idle, answer });
         if self.oldest_since.is_none() {
             self.await_oldest(ctx);
         }
@@ -234,23 +217,13 @@ impl SchedulerActor {
     /// commits come in the order of the plans.
     fn await_oldest(&mut self, ctx: &mut Context<Self>) {
         self.oldest_since = None;
-        let Some(Step { mut metrics, forecast, after_idle, answer }) = self.behind.pop_front() else { return };
+        let Some(SubmittedStep { metrics, forecast, after_idle, answer }) = self.behind.pop_front() else { return };
         self.oldest_since = Some(Instant::now());
         ctx.spawn(answer.into_actor(self).map(move |answer, this, ctx| match answer {
-            Ok(Ok(Executed { output, gap })) => {
-                metrics.execute = Duration::from_secs_f64(output.timing.forward_s + output.timing.swap_s);
-                metrics.sample = Duration::from_secs_f64(output.timing.sample_s);
-                metrics.gap = Some(gap).filter(|_| !after_idle);
-                metrics::step(&metrics);
-                tracing::debug!(
-                    sequences = metrics.sequences,
-                    tokens = metrics.tokens,
-                    seconds = (metrics.execute + metrics.sample).as_secs_f64(),
-                    ?forecast,
-                    "a step has ended"
-                );
+            Ok(Ok(executed)) => {
+                report_step(metrics, forecast, after_idle, &executed);
                 this.await_oldest(ctx);
-                this.commit(output);
+                this.commit(executed.output);
                 this.wake(ctx);
                 this.tell_soon(ctx);
             }
@@ -259,102 +232,22 @@ impl SchedulerActor {
         }));
     }
 
-    fn report_decisions(&mut self) {
-        for decision in self.policy().take_decisions() {
-            metrics::arbiter_decided(decision.choice);
-            tracing::debug!(
-                request = %decision.request,
-                choice = ?decision.choice,
-                tokens = decision.num_tokens,
-                swap_s = decision.swap_s,
-                swap_full_s = decision.swap_full_s,
-                recompute_s = decision.recompute_s,
-                "a sequence yields"
-            );
-        }
-    }
-
-    fn report_preemptions(&mut self) {
-        let max_tail_blocks = self.policy().config().max_tail_blocks;
-        for copies in self.policy().take_preemption_copies() {
-            metrics::preemption_copies(copies, max_tail_blocks);
-        }
-        metrics::set_max_tail_blocks(max_tail_blocks);
-    }
-
+    /// Takes the results of the oldest step. Its requests' owners hear of them a little later: [`SchedulerActor::tell`].
     fn commit(&mut self, output: StepOutput) {
         self.report_copies(&output.copies);
         self.tell();
         let results = self.recording.recorder.as_mut().map(|recorder| recorder.results(&output));
-        let policy = self.policy.as_mut().expect("no message is handled while a step is planned");
-        let deliveries = policy.commit(output);
+        let mut report = self.scheduler().commit(output);
         if let (Some(recorder), Some(results)) = (&mut self.recording.recorder, results) {
-            recorder.commit(results, policy.take_searched(), &deliveries);
+            recorder.commit(results, &mut report);
         }
-        let ends = |(request, delivery): &(RequestId, Delivery)| {
-            matches!(delivery, Delivery::Finished { .. }) && !policy.has_request(*request)
-        };
-        let ended = deliveries.iter().filter(|told| ends(told)).map(|(request, _)| *request).collect();
+        let CommitReport { deliveries, ended, recomputed_tokens, .. } = report;
         self.news = Some(News { deliveries, ended, at: Instant::now() });
-        let stats = self.policy().take_stats();
-        self.totals.add_step(&stats);
-        let block_bytes = self.settings.block_bytes;
-        metrics::recomputed_tokens(stats.recomputed_tokens);
-        metrics::swapped_out(stats.blocks_out, stats.blocks_out * block_bytes);
-        metrics::swapped_in(stats.blocks_in, stats.blocks_in * block_bytes);
-        for (kind, count) in
-            [(Preemption::Swap, stats.preempted_swap), (Preemption::Recompute, stats.preempted_recompute)]
-        {
-            (0..count).for_each(|_| metrics::preempted(kind));
-        }
-        self.idle = self.policy().num_requests() == 0;
+        metrics::recomputed_tokens(recomputed_tokens);
+        self.totals.recomputed_tokens += recomputed_tokens as u64;
+        self.idle = self.scheduler().num_requests() == 0;
         self.recording.report();
         self.report_population();
-    }
-
-    fn report_plan(&mut self, used_blocks: usize) {
-        self.report_decisions();
-        self.report_preemptions();
-        for admission in self.policy().take_admissions() {
-            metrics::prompt_tokens(admission.prompt_tokens, admission.cached_tokens);
-            self.totals.prompt_tokens += admission.prompt_tokens as u64;
-            self.totals.cached_tokens += admission.cached_tokens as u64;
-            metrics::prefix_cache(admission.prompt_tokens, admission.cached_tokens, admission.swapped_tokens);
-            if let Some(client) = self.clients.get_mut(&admission.request) {
-                let queued = client.arrived.elapsed();
-                client.queued = Some(queued);
-                metrics::queue_time(queued);
-                client.tenant.iter().for_each(|tenant| tenant.prompt_tokens(admission.prompt_tokens));
-                if let Some(observer) = &client.observer {
-                    observer.started(admission.request);
-                }
-            }
-        }
-        for (tenant, tier) in self.policy().take_quota_refusals() {
-            tenants::quota_refused(tenant, tier);
-        }
-        let now = Instant::now();
-        for (request, delivery) in self.policy().take_pauses() {
-            match &mut self.news {
-                // Behind what the step before has said.
-                Some(news) => news.deliveries.push((request, delivery)),
-                None => self.deliver(request, delivery, now),
-            }
-        }
-        let forecast = self.policy().forecast();
-        metrics::forecast(forecast.prompt_limit, forecast.decodes_s, forecast.prompt_token_s);
-        metrics::expectation(forecast.output_tokens, forecast.horizon);
-        // Samples that share a partly filled block count it once each.
-        let empty_slots = self.policy().empty_slots();
-        metrics::kv_waste(empty_slots, used_blocks * self.settings.block_size);
-    }
-
-    fn report_population(&mut self) {
-        let population = self.policy().population();
-        metrics::set_requests(population.waiting, population.running, population.swapped);
-        if tenants::any() {
-            tenants::set_holdings(&self.policy().holdings());
-        }
     }
 }
 
@@ -402,7 +295,7 @@ impl Handler<Arrive> for SchedulerActor {
         };
         self.clients.insert(id, client);
         self.recording.hear(|recorder| recorder.arrive(&arrival));
-        self.policy().arrive(arrival);
+        self.scheduler().arrive(arrival);
         self.report_population();
         self.wake_soon(ctx);
     }
@@ -414,7 +307,7 @@ impl Handler<Cancel> for SchedulerActor {
     fn handle(&mut self, Cancel(request): Cancel, ctx: &mut Self::Context) {
         self.tell();
         self.recording.hear(|recorder| recorder.cancel(request));
-        self.policy().cancel(request);
+        self.scheduler().cancel(request);
         self.close(request, Outcome::Cancelled);
         self.wake_soon(ctx);
     }
@@ -426,8 +319,8 @@ impl Handler<StopSample> for SchedulerActor {
     fn handle(&mut self, StopSample(request, sample): StopSample, ctx: &mut Self::Context) {
         self.tell();
         self.recording.hear(|recorder| recorder.stop_sample(request, sample));
-        self.policy().stop_sample(request, sample);
-        if !self.policy().has_request(request) {
+        self.scheduler().stop_sample(request, sample);
+        if !self.scheduler().has_request(request) {
             self.close(request, Outcome::Stop);
         }
         self.wake_soon(ctx);

@@ -3,7 +3,7 @@
 
 use crate::engine::block_pool::PoolView;
 use crate::engine::plan::StepPlan;
-use crate::engine::scheduler::{Population, SeqView, StepStats};
+use crate::engine::scheduler::{PlanStats, Population, SeqView};
 use crate::ids::BlockId;
 use std::time::{Duration, Instant};
 
@@ -58,8 +58,7 @@ pub struct Totals {
 }
 
 impl Totals {
-    pub fn add_step(&mut self, stats: &StepStats) {
-        self.recomputed_tokens += stats.recomputed_tokens as u64;
+    pub fn add_plan(&mut self, stats: &PlanStats) {
         self.preempted_swap += stats.preempted_swap as u64;
         self.preempted_recompute += stats.preempted_recompute as u64;
         self.blocks_out += stats.blocks_out as u64;

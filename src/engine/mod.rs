@@ -15,4 +15,5 @@ pub mod prefix_cache;
 pub mod prompt_pace;
 pub mod scheduler;
 pub mod sequence;
+pub mod state;
 pub mod step_time;

@@ -1,17 +1,10 @@
 //! The scheduler: who runs, who yields, who waits. Pure and deterministic.
 //!
-//! A step is four calls, with the pools and the executor answering in between:
+//! [`step`] has the protocol by which a step is planned; [`commit`] takes its results. The outcome of copies between the
+//! tiers ([`Scheduler::copied`]) comes with the results, or by itself.
 //!
-//! ```text
-//! demand → (device pool) → reserve → (swap pool) → plan → (executor) → commit
-//! ```
-//!
-//! and one more, `finds` and `found`, before the device pool gets a demand by which somebody may start. What has become
-//! of copies between the tiers ([`Scheduler::copied`]) comes with the results, or by itself.
-//!
-//! In the simple loop, one step follows the other. In the overlapped one ([`SchedulerConfig::overlap`]), the first
-//! three calls for the next step may come while the executor works on a step: a plan is made *ahead*. What is not known
-//! then:
+//! In the simple loop, one step follows the other. In the overlapped one ([`SchedulerConfig::overlap`]), the next step
+//! may be planned while the executor works on a step: a plan is made *ahead*. What is not known then:
 //! - the token that the step in flight samples for a sequence. The next plan feeds it as *pending*: its place is
 //!   known, its id only to the device. Where the sequence then turns out to have ended, what came of it is dropped.
 //! - the samples that fork off a prompt. The sequence pauses for a plan.
@@ -45,9 +38,14 @@ mod contracts;
 mod expectation;
 mod foretold;
 mod quota;
+mod report;
 mod requests;
 mod running;
+mod step;
+pub mod summary;
 mod tail;
+#[cfg(test)]
+pub mod test_engine;
 mod tiers;
 mod told;
 mod tuning;
@@ -55,17 +53,15 @@ mod turns;
 mod view;
 mod waiting;
 mod waits;
-#[cfg(test)]
-pub mod world;
 
-use crate::engine::allocation::{Demand, Grant, Grown, SwapDemand, SwapGrant};
-use crate::engine::arbiter::{CopyCosts, Decision};
+use crate::engine::allocation::{Demand, SwapDemand};
+use crate::engine::arbiter::CopyCosts;
 use crate::engine::beam::BeamSearch;
-use crate::engine::bill::{KvBill, QuotaTier, Tenant, Terms};
+use crate::engine::bill::{KvBill, Tenant, Terms};
 use crate::engine::block_pool::PoolStats;
 use crate::engine::constraint::ConstraintSource;
 use crate::engine::lengths::OutputLengths;
-use crate::engine::plan::{Deliveries, MAX_STEPS_IN_FLIGHT, StepPlan};
+use crate::engine::plan::MAX_STEPS_IN_FLIGHT;
 use crate::engine::prefix_cache::BlockHasher;
 use crate::engine::prompt_pace::PromptPace;
 use crate::engine::sequence::Rank;
@@ -77,18 +73,21 @@ use batch::grow;
 pub use config::{AdmissionPolicy, PreemptionMode, SchedulerConfig, SchedulingPolicy};
 use contracts::Reserved;
 pub use foretold::{Foretold, SearchStep};
+pub use report::{Admission, CommitReport, Forecast, PlanReport, PlanStats};
 use running::Running;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
+use step::Planning;
+pub use step::{NextStep, PlannedStep};
 pub use tail::{Foresight, Tail, TailCopies, TailExcess};
 use tiers::{LikelyVictims, Moving};
-pub use told::{Admission, Forecast, Population, StepStats};
+pub use told::Population;
 pub use tuning::Tuning;
 use tuning::WantedSize;
 pub use view::{Phase, SeqView};
 use waiting::Waiting;
-pub use waits::Wait;
+pub use waits::WaitReason;
 use waits::Waits;
 
 /// A request as the intake hands it over: valid, and small enough to run alone.
@@ -168,11 +167,6 @@ pub struct Scheduler {
     reserved: IdMap<RequestId, Reserved>,
     next_copy: u64,
     costs: CopyCosts,
-    #[serde(skip)]
-    decisions: Vec<Decision>,
-    /// What each sequence that had to yield left to be copied, since they were last taken.
-    #[serde(skip)]
-    preemption_copies: Vec<TailCopies>,
     /// The plans that were made and whose results have not been taken in, oldest first.
     in_flight: VecDeque<InFlight>,
     step_times: StepTimeModel,
@@ -188,28 +182,23 @@ pub struct Scheduler {
     num_admitted: usize,
     refusal: Option<Refusal>,
     forecast: Forecast,
-    empty_slots: usize,
-    #[serde(skip)]
-    stats: StepStats,
-    #[serde(skip)]
-    admissions: Vec<Admission>,
-    #[serde(skip)]
-    quota_refusals: Vec<(Tenant, QuotaTier)>,
     /// Of requests that memory pressure has cost something.
     bills: IdMap<RequestId, KvBill>,
     /// Requests whose bill has changed since they were told.
     billed: Vec<RequestId>,
-    /// Since the last [`Scheduler::take_pauses`].
-    #[serde(skip)]
-    pauses: Deliveries,
     /// Who was kept from starting when the last plan was made.
     waits: Waits,
-    /// What the searches of the last results did.
-    #[serde(skip)]
-    searched: Vec<SearchStep>,
     /// Said for the next results by a recording.
     #[serde(skip)]
     foretold: Foretold,
+    /// Of the next plan.
+    #[serde(skip)]
+    report: PlanReport,
+    #[serde(skip)]
+    planning: Planning,
+    /// Plans carry a summary.
+    #[serde(skip)]
+    summarises: bool,
 }
 
 impl Scheduler {
@@ -237,8 +226,6 @@ impl Scheduler {
             reserved: IdMap::default(),
             next_copy: 0,
             costs: CopyCosts::default(),
-            decisions: Vec::new(),
-            preemption_copies: Vec::new(),
             in_flight: VecDeque::new(),
             step_times: StepTimeModel::default(),
             prompt_pace: PromptPace::default(),
@@ -248,16 +235,13 @@ impl Scheduler {
             num_admitted: 0,
             refusal: None,
             forecast: Forecast::default(),
-            empty_slots: 0,
-            stats: StepStats::default(),
-            admissions: Vec::new(),
-            quota_refusals: Vec::new(),
             bills: IdMap::default(),
             billed: Vec::new(),
-            pauses: Vec::new(),
             waits: Waits::default(),
-            searched: Vec::new(),
             foretold: Foretold::default(),
+            report: PlanReport::default(),
+            planning: Planning::default(),
+            summarises: false,
             wanted_size: None,
             config,
         }
@@ -276,9 +260,8 @@ impl Scheduler {
             || !self.pending_swap.is_empty()
     }
 
-    /// First call of a step: what it needs of the device pool. `None` where no step may be planned before the next
-    /// commit: the loop is the simple one, or blocks could run out, or as many plans as may be are in flight.
-    pub fn demand(&mut self) -> Option<Demand> {
+    /// What a step needs of the device pool; `None`: see [`NextStep::AwaitResults`].
+    fn demand(&mut self) -> Option<Demand> {
         let most = if self.config.overlap { MAX_STEPS_IN_FLIGHT } else { 1 };
         if self.in_flight.len() >= most || self.in_flight.iter().any(|plan| plan.decides) {
             return None;
@@ -349,62 +332,5 @@ impl Scheduler {
         let expects = goes_on || self.running.is_empty();
         demand.expected = if expects && !demand.admit.is_empty() { self.expected() } else { None };
         Some(demand)
-    }
-
-    /// Third call: the step itself. An empty plan is done: it is not in flight, and no commit follows it.
-    pub fn plan(&mut self, grant: Grant, swap: SwapGrant) -> StepPlan {
-        let mut plan = StepPlan::default();
-        let mut answers = self.plan_copies(swap, &mut plan);
-        let has_changed = !grant.admitted.is_empty() || !grant.preempted.is_empty();
-        if self.asks.is_some() {
-            self.num_admitted = grant.admitted.len();
-        }
-        self.note_refusal(has_changed);
-        if let Some((seq, lack)) = grant.refused {
-            self.waits.first = Some((self.ranks[&seq], Wait::Lack(lack)));
-        }
-        self.waits.late = grant.late.iter().map(|(seq, lack)| (self.ranks[seq], Wait::Lack(*lack))).collect();
-        for seq in &grant.preempted {
-            self.preempt(self.ranks[seq], answers.stored.remove(seq), &mut plan);
-        }
-        self.hold_back_others(&grant.preempted);
-        self.extend_tables(grant.grown, &mut plan);
-        for admitted in grant.admitted {
-            let rank = self.ranks[&admitted.seq];
-            let mut seq = self.waiting.remove(&rank).expect("only waiting sequences are admitted");
-            let taken = answers.taken.remove(&admitted.seq);
-            let is_here = admitted.swap_in.is_empty();
-            self.admit(&mut seq, admitted, taken, &mut plan);
-            self.running.insert(seq);
-            if is_here {
-                self.resume(rank);
-            }
-        }
-        let num_in: usize = plan.swap_in.iter().map(|swap_in| swap_in.pairs.len()).sum();
-        self.costs.enqueue(plan.swap_out.len() + num_in);
-        self.stats.blocks_out += plan.swap_out.len();
-        self.available = grant.stats.free + grant.stats.cached;
-        let in_flight = self.plan_batch(&mut plan.batch);
-        if !plan.is_empty() {
-            self.in_flight.push_back(in_flight);
-        } else if self.in_flight.is_empty() && !has_changed && self.swap_ins.is_empty() {
-            self.unblock();
-        }
-        plan
-    }
-
-    /// `grown`: most senior first, as they asked.
-    fn extend_tables(&mut self, grown: Vec<Grown>, plan: &mut StepPlan) {
-        let mut running = self.running.iter_mut();
-        for grown in grown {
-            let seq = running.find(|seq| seq.rank.seq == grown.seq).expect("only running sequences grow");
-            let table = Arc::make_mut(&mut seq.table);
-            if let Some((place, from, to)) = grown.copy {
-                assert_eq!(std::mem::replace(&mut table[place], to), from, "the pool copied another block");
-                plan.copy.push((from, to));
-            }
-            table.extend(grown.blocks);
-            seq.tail_shared = false;
-        }
     }
 }

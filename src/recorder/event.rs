@@ -1,9 +1,10 @@
 //! What a recording consists of: what went into the scheduler, in order, with a summary of what was decided.
 
-use super::summary::{PlanSummary, Told};
+use super::told::Told;
 use crate::engine::bill::{Tenant, Terms};
 use crate::engine::plan::{CopyReport, SeqOutput, StepOutput, StepTiming};
 use crate::engine::prefix_cache::BlockHash;
+use crate::engine::scheduler::summary::PlanSummary;
 use crate::engine::scheduler::{Arrival, Foretold, SearchStep, Tuning};
 use crate::ids::{RequestId, SeqId, TokenId};
 use crate::sampling::params::{

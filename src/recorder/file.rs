@@ -10,8 +10,8 @@
 //! ```
 
 use super::event::{Event, Timed};
+use super::keyframe::Keyframe;
 use super::redact::Cause;
-use super::state::Keyframe;
 use crate::engine::scheduler::SchedulerConfig;
 use flate2::Compression;
 use flate2::read::ZlibDecoder;
@@ -212,7 +212,7 @@ fn fixed<const N: usize>(bytes: &[u8]) -> [u8; N] {
 mod tests {
     use super::*;
     use crate::engine::prefix_cache::EvictionPolicy;
-    use crate::engine::scheduler::world::config;
+    use crate::engine::scheduler::test_engine::config;
 
     fn empty(config: SchedulerConfig) -> Recording {
         let header = Header {

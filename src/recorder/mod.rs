@@ -33,16 +33,16 @@
 
 mod event;
 mod file;
+mod keyframe;
 mod redact;
 mod replayer;
 mod ring;
-mod state;
-mod summary;
+mod told;
 
 pub use event::{Arrived, Committed, Event, Output, Prompt, Timed};
 pub use file::{FORMAT, FileError, Header, Recording};
+pub use keyframe::Keyframe;
 pub use redact::Cause;
-pub use replayer::{Outcome, Planned, Replayer};
+pub use replayer::{Outcome, Replayer};
 pub use ring::{Limits, RawRecording, Recorder, Results, TooLarge};
-pub use state::{Keyframe, State};
-pub use summary::{PlanSummary, Told};
+pub use told::Told;

@@ -2,11 +2,12 @@
 
 use super::event::{Event, Timed};
 use super::file::{Header, Recording};
+use super::keyframe::Keyframe;
 use super::replayer::Replayer;
 use super::ring::RawRecording;
-use super::state::Keyframe;
 use crate::engine::prefix_cache::BlockHash;
 use crate::engine::scheduler::Scheduler;
+use crate::engine::state::EngineState;
 use crate::error::StartError;
 use serde::{Deserialize, Serialize};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -45,7 +46,7 @@ impl RawRecording {
             Keyframe::State(state) => {
                 let mut state = state.clone();
                 state.scheduler.name_blocks();
-                state.redact(keep_tokens, rename);
+                redact_state(&mut state, keep_tokens, rename);
                 Keyframe::State(state)
             }
         };
@@ -93,6 +94,14 @@ impl RawRecording {
         }
         Ok(recording)
     }
+}
+
+/// Gives all content other block hashes, and forgets tokens, unless they are to be kept, and everything that tells of
+/// them. What the scheduler decides from then on does not change, as long as results are foretold.
+fn redact_state(state: &mut EngineState, keep_tokens: bool, rename: impl Fn(BlockHash) -> BlockHash + Copy) {
+    state.scheduler.redact(keep_tokens, rename);
+    state.device.rename(rename);
+    state.swap.rename(rename);
 }
 
 /// Applies an event; what of it may be in a file, and how what came of it differs from what was recorded.

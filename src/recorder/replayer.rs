@@ -1,21 +1,21 @@
 //! The same scheduler and pools, driven by a recording: no model, no clock, no actors.
 
 use super::event::{Arrived, Committed, Event, Prompt};
-use super::state::{Keyframe, State};
-use super::summary::{PlanSummary, Told};
-use crate::engine::allocation::{SwapGrant, find, resize_swap, serve, serve_swap};
-use crate::engine::arbiter::Decision;
+use super::keyframe::Keyframe;
+use super::told::Told;
 use crate::engine::block_pool::PoolStats;
 use crate::engine::constraint::{Constraint, ConstraintSource};
-use crate::engine::plan::{Deliveries, StepPlan};
-use crate::engine::scheduler::{Admission, Arrival, Scheduler};
-use crate::ids::{SeqId, TokenId};
+use crate::engine::plan::Deliveries;
+use crate::engine::scheduler::summary::PlanSummary;
+use crate::engine::scheduler::{Arrival, PlannedStep, Scheduler};
+use crate::engine::state::EngineState;
+use crate::ids::TokenId;
 use crate::sampling::params::TokenMask;
 use std::sync::Arc;
 
 /// Applies events one by one.
 pub struct Replayer {
-    pub(super) state: State,
+    pub(super) state: EngineState,
 }
 
 /// What came of an event.
@@ -23,25 +23,15 @@ pub struct Replayer {
 pub enum Outcome {
     /// Nothing that anybody is told.
     Done,
-    Planned(Box<Planned>),
+    Planned(Box<PlannedStep>),
     Committed(Deliveries),
-}
-
-/// A step as it was planned again.
-#[derive(Debug)]
-pub struct Planned {
-    pub plan: StepPlan,
-    /// Who had to yield, and for whom.
-    pub preempted: Vec<(SeqId, SeqId)>,
-    pub admissions: Vec<Admission>,
-    pub decisions: Vec<Decision>,
-    /// Who was paused and who came back.
-    pub pauses: Deliveries,
 }
 
 impl Replayer {
     pub fn new(keyframe: &Keyframe) -> Self {
-        Self { state: keyframe.state() }
+        let mut state = keyframe.state();
+        state.scheduler.summarise_plans();
+        Self { state }
     }
 
     pub fn scheduler(&self) -> &Scheduler {
@@ -56,19 +46,17 @@ impl Replayer {
     /// Applies the next event. An error says how what was decided differs from what was recorded; then the recording
     /// cannot be gone on with.
     pub fn apply(&mut self, event: &Event) -> Result<Outcome, String> {
-        let State { scheduler, device, swap } = &mut self.state;
+        let scheduler = &mut self.state.scheduler;
         match event {
             Event::Arrive(arrived) => scheduler.arrive_named(arrival(arrived), arrived.names.clone()),
             Event::Cancel(request) => scheduler.cancel(*request),
             Event::StopSample(request, sample) => scheduler.stop_sample(*request, *sample),
             Event::Copied(report) => scheduler.copied(report),
             Event::Tune(tuning) => {
-                let stats = resize_swap(swap, tuning.num_swap_blocks);
-                scheduler.tune(tuning, stats);
+                self.state.tune(tuning);
             }
             Event::Failed(recorded) => {
-                let failed = scheduler.fail_running();
-                (*device, *swap) = (device.renewed(), swap.renewed());
+                let failed = self.state.fail_running();
                 if failed != *recorded {
                     return Err(format!(
                         "requests that fail with the executor: {recorded:?} in the recording, {failed:?} now"
@@ -82,51 +70,24 @@ impl Replayer {
     }
 
     fn plan(&mut self, now: f64, recorded: Option<&PlanSummary>) -> Result<Outcome, String> {
-        let State { scheduler, device, swap } = &mut self.state;
-        scheduler.set_time(now);
-        let Some(mut demand) = scheduler.demand() else {
-            return match recorded {
-                None => Ok(Outcome::Done),
-                Some(_) => Err("a plan was made in the recording, and now results are waited for".into()),
-            };
-        };
-        let Some(recorded) = recorded else {
-            return Err("results were waited for in the recording, and now a plan is made".into());
-        };
-        let finds = scheduler.finds(&demand);
-        if !finds.is_empty() {
-            scheduler.found(&mut demand, find(swap, &finds));
+        let planned = self.state.plan(now);
+        match (recorded, planned) {
+            (None, None) => Ok(Outcome::Done),
+            (Some(_), None) => Err("a plan was made in the recording, and now results are waited for".into()),
+            (None, Some(_)) => Err("results were waited for in the recording, and now a plan is made".into()),
+            (Some(recorded), Some(planned)) => {
+                match planned.report.summary.as_deref().and_then(|now| recorded.difference(now)) {
+                    Some(difference) => Err(difference),
+                    None => Ok(Outcome::Planned(Box::new(planned))),
+                }
+            }
         }
-        let grant = serve(device, scheduler.config().block_size, demand);
-        let mut summary = PlanSummary::new(&grant);
-        let swap_demand = scheduler.reserve(&grant);
-        let swap_grant = match swap_demand.is_empty() {
-            true => SwapGrant::default(),
-            false => serve_swap(swap, swap_demand),
-        };
-        summary.add_swap(&swap_grant);
-        let plan = scheduler.plan(grant, swap_grant);
-        let decisions = scheduler.take_decisions();
-        summary.add_plan(&plan, &decisions);
-        // Of no use here, and to be taken all the same.
-        scheduler.take_stats();
-        scheduler.take_quota_refusals();
-        if let Some(difference) = recorded.difference(&summary) {
-            return Err(difference);
-        }
-        Ok(Outcome::Planned(Box::new(Planned {
-            plan,
-            preempted: summary.preempted,
-            admissions: scheduler.take_admissions(),
-            decisions,
-            pauses: scheduler.take_pauses(),
-        })))
     }
 
     fn commit(&mut self, committed: &Committed) -> Result<Outcome, String> {
         let scheduler = &mut self.state.scheduler;
         scheduler.foretell(committed.foretold());
-        let deliveries = scheduler.commit(committed.output());
+        let deliveries = scheduler.commit(committed.output()).deliveries;
         for (seq, names) in &committed.names {
             scheduler.add_names(*seq, names);
         }

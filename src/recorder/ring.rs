@@ -1,12 +1,13 @@
 //! The last minutes, in memory.
 
 use super::event::{Arrived, Committed, Event, Timed};
-use super::state::{Keyframe, State};
-use super::summary::{PlanSummary, Told};
+use super::keyframe::Keyframe;
+use super::told::Told;
 use crate::engine::constraint::NextToken;
-use crate::engine::plan::{CopyReport, Deliveries, StepOutput, StepPlan};
+use crate::engine::plan::{CopyReport, StepOutput};
 use crate::engine::prefix_cache::EvictionPolicy;
-use crate::engine::scheduler::{Arrival, SchedulerConfig, SearchStep, Tuning};
+use crate::engine::scheduler::{Arrival, CommitReport, PlannedStep, SchedulerConfig, Tuning};
+use crate::engine::state::EngineState;
 use crate::ids::{RequestId, SeqId};
 use postcard::ser_flavors::Flavor;
 use std::collections::VecDeque;
@@ -153,17 +154,19 @@ impl Recorder {
         self.push(Event::StopSample(request, sample));
     }
 
-    /// A demand was asked for at `now`, in the scheduler's time, and there was none.
-    pub fn no_demand(&mut self, now: f64) {
+    /// A step was to be planned at `now`, in the scheduler's time, and the scheduler waits for results.
+    pub fn awaits_results(&mut self, now: f64) {
         self.push(Event::Plan { now, plan: None });
     }
 
-    /// A step was planned.
-    pub fn plan(&mut self, now: f64, summary: Box<PlanSummary>, plan: &StepPlan) {
+    /// A step was planned at `now`, in the scheduler's time. Takes the report's summary.
+    pub fn plan(&mut self, now: f64, planned: &mut PlannedStep) {
+        let PlannedStep { plan, report } = planned;
         if !plan.is_empty() {
             let rules = plan.batch.iter().filter_map(|seq| Some((seq.seq, seq.sample.as_ref()?.next.clone()?)));
             self.rules.push_back(rules.collect());
         }
+        let summary = report.summary.take().expect("the scheduler has been asked to summarise plans");
         self.push(Event::Plan { now, plan: Some(summary) });
     }
 
@@ -176,10 +179,10 @@ impl Recorder {
         Results(Box::new(Committed::new(output, rules.collect())))
     }
 
-    /// They have been taken in.
-    pub fn commit(&mut self, Results(mut results): Results, searched: Vec<SearchStep>, deliveries: &Deliveries) {
-        results.searches = searched;
-        results.told = Told::new(deliveries);
+    /// They have been taken in. Takes what the report says of searches.
+    pub fn commit(&mut self, Results(mut results): Results, report: &mut CommitReport) {
+        results.searches = std::mem::take(&mut report.searches);
+        results.told = Told::new(&report.deliveries);
         self.push(Event::Commit(results));
     }
 
@@ -209,10 +212,12 @@ impl Recorder {
 
     /// The state as it is now: no step is being planned. An error says that it does not fit into what may be kept: then
     /// recording goes on from the keyframe before for as long as there is room, and the next one is wanted after a while.
-    pub fn keyframe(&mut self, state: State) -> Result<(), TooLarge> {
+    pub fn keyframe(&mut self, mut state: EngineState) -> Result<(), TooLarge> {
         let now = Instant::now();
         self.last = if self.segments.is_empty() { now } else { self.last };
-        let segment = Segment::new(Keyframe::State(Box::new(state.without_rules())), now, now - self.last);
+        // The rules of outputs are code, with a state that the running engine goes on with.
+        state.scheduler.forget_rules();
+        let segment = Segment::new(Keyframe::State(Box::new(state)), now, now - self.last);
         // Beside it there has to be room for events, and for the keyframe before it.
         if segment.keyframe_bytes > self.limits.max_bytes / 3 {
             let is_first = self.too_large_at.replace(now).is_none();

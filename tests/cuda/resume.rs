@@ -7,13 +7,13 @@ use crate::support::*;
 use pagetide::backend::DType;
 use pagetide::backend::cuda::CudaBackend;
 use pagetide::backend::cuda::device::Device;
-use pagetide::engine::allocation::{find, serve, serve_swap};
 use pagetide::engine::bill::{Quota, Tenant, Terms};
-use pagetide::engine::block_pool::BlockPool;
 use pagetide::engine::plan::{Delivery, StepRunner};
+use pagetide::engine::prefix_cache::EvictionPolicy;
 use pagetide::engine::scheduler::{
-    AdmissionPolicy, Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy, StepStats,
+    AdmissionPolicy, Arrival, PlanStats, PlannedStep, PreemptionMode, SchedulerConfig, SchedulingPolicy,
 };
+use pagetide::engine::state::EngineState;
 use pagetide::ids::RequestId;
 use pagetide::model::runner::{ModelRunner, PoolSizes};
 use pagetide::sampling::params::{Sampled, SamplingParams};
@@ -36,19 +36,16 @@ struct Setting {
 }
 
 /// An engine without actors: scheduler, pools and runner in one loop.
-struct Engine {
-    scheduler: Scheduler,
-    device_pool: BlockPool,
-    swap_pool: BlockPool,
-    block_size: usize,
+struct EmulatedEngine {
+    state: EngineState,
     runner: ModelRunner<CudaBackend>,
     outputs: BTreeMap<(RequestId, u32), Vec<Sampled>>,
-    stats: StepStats,
+    stats: PlanStats,
     /// Pending tokens that were fed.
     num_pending: usize,
 }
 
-impl Engine {
+impl EmulatedEngine {
     fn new(device: &Rc<dyn Device>, setting: &Setting) -> Self {
         Self::with(device, setting, true)
     }
@@ -86,58 +83,46 @@ impl Engine {
             hash_key: [7; 32],
         };
         Self {
-            scheduler: Scheduler::new(config),
-            device_pool: BlockPool::new(num_device_blocks, true),
-            swap_pool: BlockPool::new(num_swap_blocks, true),
-            block_size,
+            state: EngineState::new(config, EvictionPolicy::default()),
             runner: runner.unwrap(),
             outputs: BTreeMap::new(),
-            stats: StepStats::default(),
+            stats: PlanStats::default(),
             num_pending: 0,
         }
     }
 
     /// Submits a plan, if one may be made now; else takes the results of the oldest in.
     fn step(&mut self) {
-        let Some(mut demand) = self.scheduler.demand() else { return self.finish() };
-        let finds = self.scheduler.finds(&demand);
-        self.scheduler.found(&mut demand, find(&self.swap_pool, &finds));
-        let is_ahead = self.scheduler.num_in_flight() > 0;
-        let grant = serve(&mut self.device_pool, self.block_size, demand);
-        let swap_demand = self.scheduler.reserve(&grant);
-        let swap_grant = serve_swap(&mut self.swap_pool, swap_demand);
-        let plan = self.scheduler.plan(grant, swap_grant);
+        let is_ahead = self.state.scheduler.num_in_flight() > 0;
+        let Some(PlannedStep { plan, report }) = self.state.plan(0.0) else { return self.finish() };
+        self.stats += report.stats;
         if !plan.is_empty() {
             self.num_pending += plan.batch.iter().filter(|seq| seq.pending).count();
             self.runner.submit(&plan);
         } else if is_ahead {
             self.finish();
-        } else if self.scheduler.waits_for_copies() {
+        } else if self.state.scheduler.waits_for_copies() {
             let report = self.runner.take_copies();
-            self.scheduler.copied(&report);
+            self.state.scheduler.copied(&report);
         }
     }
 
     fn finish(&mut self) {
         let output = self.runner.finish();
-        for (request, delivery) in self.scheduler.commit(output) {
+        for (request, delivery) in self.state.scheduler.commit(output).deliveries {
             if let Delivery::Token { sample, sampled } = delivery {
                 self.outputs.entry((request, sample)).or_default().push(sampled);
             }
         }
-        let stats = self.scheduler.take_stats();
-        self.stats.preempted_swap += stats.preempted_swap;
-        self.stats.preempted_recompute += stats.preempted_recompute;
-        self.stats.blocks_in += stats.blocks_in;
     }
 
     fn run(&mut self, requests: Vec<Arrival>) {
         // Half at once, the others as it goes.
         let mut late = requests.into_iter();
-        late.by_ref().take(5).for_each(|request| self.scheduler.arrive(request));
+        late.by_ref().take(5).for_each(|request| self.state.scheduler.arrive(request));
         loop {
-            late.next().into_iter().for_each(|request| self.scheduler.arrive(request));
-            if !self.scheduler.has_work() && self.scheduler.num_in_flight() == 0 {
+            late.next().into_iter().for_each(|request| self.state.scheduler.arrive(request));
+            if !self.state.scheduler.has_work() && self.state.scheduler.num_in_flight() == 0 {
                 return;
             }
             self.step();
@@ -179,11 +164,11 @@ fn requests(num: usize) -> Vec<Arrival> {
 fn expected(setting: &Setting, num: usize) -> BTreeMap<(RequestId, u32), Vec<Sampled>> {
     let device: Rc<dyn Device> = device(0);
     let roomy = Setting { num_device_blocks: 400, num_swap_blocks: 0, overlap: false, ..*setting };
-    let mut engine = Engine::new(&device, &roomy);
+    let mut engine = EmulatedEngine::new(&device, &roomy);
     for request in requests(num) {
         engine.run(vec![request]);
     }
-    assert_eq!(engine.stats, StepStats::default(), "nothing is preempted");
+    assert_eq!(engine.stats, PlanStats::default(), "nothing is preempted");
     engine.outputs
 }
 
@@ -237,9 +222,9 @@ fn same_tokens_under_pressure() {
 }
 
 fn check_under_pressure(setting: &Setting, seed: u64, expected: &BTreeMap<(RequestId, u32), Vec<Sampled>>) {
-    let mut engine = Engine::new(&lazy(seed, false), setting);
+    let mut engine = EmulatedEngine::new(&lazy(seed, false), setting);
     engine.run(requests(NUM_REQUESTS));
-    let StepStats { preempted_swap, preempted_recompute, .. } = engine.stats;
+    let PlanStats { preempted_swap, preempted_recompute, .. } = engine.stats;
     let Setting { mode, block_size, overlap, .. } = setting;
     let what = format!("{mode:?}, block size {block_size}, overlap {overlap}, streams {seed}");
     match mode {
@@ -260,7 +245,7 @@ fn a_missing_wait_shows() {
         let setting = Setting { overlap, ..setting(PreemptionMode::Swap) };
         let expected = expected(&setting, NUM_REQUESTS);
         let caught = (0..3).filter(|seed| {
-            let mut engine = Engine::new(&lazy(*seed, true), &setting);
+            let mut engine = EmulatedEngine::new(&lazy(*seed, true), &setting);
             engine.run(requests(NUM_REQUESTS));
             engine.outputs != expected
         });
@@ -275,7 +260,7 @@ fn graphs_change_nothing() {
         let (setting, mut outputs) = (Setting { model, ..setting(PreemptionMode::Swap) }, Vec::new());
         for graphs in [false, true] {
             let device = Rc::new(EmulatedDevice::new(EmulatedOptions::default()));
-            let mut engine = Engine::with(&(device.clone() as Rc<dyn Device>), &setting, graphs);
+            let mut engine = EmulatedEngine::with(&(device.clone() as Rc<dyn Device>), &setting, graphs);
             engine.run(requests(NUM_REQUESTS));
             outputs.push(engine.outputs);
             let replays = device.num_graph_launches.get();
@@ -291,7 +276,7 @@ fn a_lost_device_is_named() {
     let setting = setting(PreemptionMode::Swap);
     for operations in [1, 40, 200, 600] {
         let device = Rc::new(EmulatedDevice::new(EmulatedOptions::default()));
-        let mut engine = Engine::new(&(device.clone() as Rc<dyn Device>), &setting);
+        let mut engine = EmulatedEngine::new(&(device.clone() as Rc<dyn Device>), &setting);
         device.fail_after(operations);
         let run = AssertUnwindSafe(|| engine.run(requests(NUM_REQUESTS)));
         let panic = std::panic::catch_unwind(run).expect_err("the device is lost");

@@ -18,7 +18,7 @@ mod world;
 
 use model::{Random, VOCAB};
 use pagetide::engine::beam::num_candidates;
-use pagetide::engine::scheduler::{PreemptionMode, SchedulerConfig, SchedulingPolicy, StepStats};
+use pagetide::engine::scheduler::{PlanStats, PreemptionMode, SchedulerConfig, SchedulingPolicy};
 use pagetide::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
 use settings::plain_config;
 use world::{Tails, World, random_tokens};
@@ -34,7 +34,7 @@ fn check_random_loads(overlap: bool) {
         None => (0..100).collect(),
     };
     let per_seed = operations / seeds.len();
-    let (mut total, mut hit_tokens, mut finished, mut failures) = (StepStats::default(), 0, 0, [0; 2]);
+    let (mut total, mut hit_tokens, mut finished, mut failures) = (PlanStats::default(), 0, 0, [0; 2]);
     let (mut pending, mut fed_after_end) = (0, 0);
     let (mut lost_copies, mut hit_swapped, mut urgent) = (0, 0, 0);
     let (mut tuned, mut shrunk, mut drained, mut discarded) = (0, 0, 0, 0);
@@ -44,10 +44,8 @@ fn check_random_loads(overlap: bool) {
         eprintln!("PAGETIDE_SIM_SEED={seed}");
         let mut world = World::new(seed, overlap);
         world.run(per_seed);
-        total.preempted_swap += world.total.preempted_swap;
-        total.preempted_recompute += world.total.preempted_recompute;
+        total += world.total.plans;
         hit_tokens += world.hit_tokens;
-        total.blocks_in += world.total.blocks_in;
         finished += world.finished;
         pending += world.pending;
         fed_after_end += world.fed_after_end;
@@ -132,8 +130,8 @@ fn beams_come_back_to_the_blocks_they_shared() {
         // Comes while there is room, and then grows into that of the beams.
         arrive(&mut world, 11, urgent, 0);
         world.drain();
-        assert!(world.total.preempted_swap >= 2, "the beams had to yield: {:?}", world.total);
-        assert_eq!(world.total.preempted_recompute, 0, "and could go on from where they were");
+        assert!(world.total.plans.preempted_swap >= 2, "the beams had to yield: {:?}", world.total);
+        assert_eq!(world.total.plans.preempted_recompute, 0, "and could go on from where they were");
         assert_eq!(world.searched, 1);
     }
 }

@@ -7,8 +7,9 @@ use crate::world::World;
 use ciborium::Value;
 use pagetide::engine::prefix_cache::EvictionPolicy;
 use pagetide::engine::scheduler::SchedulerConfig;
+use pagetide::engine::state::EngineState;
 use pagetide::ids::RequestId;
-use pagetide::recorder::{Cause, Event, Keyframe, Limits, Output, Prompt, Recorder, Recording, Replayer, State};
+use pagetide::recorder::{Cause, Event, Keyframe, Limits, Output, Prompt, Recorder, Recording, Replayer};
 use serde::Serialize;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -29,9 +30,8 @@ struct Seen {
 }
 
 impl World {
-    fn state(&self) -> State {
-        let (scheduler, device, swap) = (self.scheduler.clone(), self.device_pool.clone(), self.swap_pool.clone());
-        State { scheduler, device, swap }
+    fn state(&self) -> EngineState {
+        self.engine.clone()
     }
 
     /// Runs with a recorder that is given keyframes, and is asked for recordings, at random.
@@ -45,6 +45,7 @@ impl World {
         let length = Duration::from_secs(if random.one_in(3) { 3600 } else { 0 });
         let limits = Limits { length, max_bytes: 64 << 20 };
         let mut known = HashSet::new();
+        self.engine.scheduler.summarise_plans();
         self.recorder = Some(Recorder::new(limits, &self.config, EvictionPolicy::default()));
         let mut done = 0;
         while done < operations {
@@ -288,7 +289,7 @@ fn memory_is_bounded_whatever_happens() {
     let config = plain_config(4, 1_000);
     let limits = Limits { length: Duration::from_secs(3600), max_bytes: 1 << 20 };
     let new = || Recorder::new(limits, &config, EvictionPolicy::default());
-    let state = |num_blocks| State::new(plain_config(4, num_blocks), EvictionPolicy::default());
+    let state = |num_blocks| EngineState::new(plain_config(4, num_blocks), EvictionPolicy::default());
     let fill = |recorder: &mut Recorder, bytes: usize| {
         // A thousand bytes each.
         for _ in 0..bytes / 1_000 + 1 {
@@ -323,7 +324,7 @@ fn memory_is_bounded_whatever_happens() {
 #[test]
 fn a_state_that_was_too_large_is_looked_at_again() {
     let limits = Limits { length: Duration::from_millis(40), max_bytes: 1 << 20 };
-    let state = |num_blocks| State::new(plain_config(4, num_blocks), EvictionPolicy::default());
+    let state = |num_blocks| EngineState::new(plain_config(4, num_blocks), EvictionPolicy::default());
     let mut recorder = Recorder::new(limits, &plain_config(4, 1_000), EvictionPolicy::default());
     for _ in 0..2 {
         assert!(recorder.keyframe(state(100_000)).unwrap_err().is_first);
@@ -349,8 +350,8 @@ fn what_samples_share_counts_once() {
         let mut world = World::calm(config);
         world.ask_for(n, vec![1; 4_000], 20);
         (0..3).for_each(|_| world.step());
-        assert_eq!(world.scheduler.population().running, n as usize);
-        world.scheduler.num_bytes()
+        assert_eq!(world.engine.scheduler.population().running, n as usize);
+        world.engine.scheduler.num_bytes()
     };
     let more = num_bytes(5) - num_bytes(1);
     // A table has 1000 blocks of 4 bytes.

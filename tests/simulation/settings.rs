@@ -2,7 +2,6 @@
 
 use crate::model::Random;
 use crate::world::World;
-use pagetide::engine::allocation::resize_swap;
 use pagetide::engine::beam::num_candidates;
 use pagetide::engine::bill::{Quota, Tenant, Terms};
 use pagetide::engine::scheduler::{
@@ -96,17 +95,16 @@ impl World {
         };
         if random.one_in(2) {
             // The pool alone, often by little.
-            let blocks = self.swap_pool.num_blocks() + random.below(9) as usize;
+            let blocks = self.engine.swap.num_blocks() + random.below(9) as usize;
             let num_swap_blocks = blocks.saturating_sub(4).min(MOST_SWAP_BLOCKS as usize);
-            tuning = Tuning { num_swap_blocks, ..Tuning::from(self.scheduler.config()) };
+            tuning = Tuning { num_swap_blocks, ..Tuning::from(self.engine.scheduler.config()) };
         }
-        let stats = resize_swap(&mut self.swap_pool, tuning.num_swap_blocks);
+        let stats = self.engine.tune(&tuning);
         self.discard_retired();
         self.record(|recorder| recorder.tune(&tuning));
-        self.scheduler.tune(&tuning, stats);
         self.tuned += 1;
         self.shrunk += usize::from(stats.draining > 0);
-        self.scheduler.check();
+        self.engine.scheduler.check();
     }
 }
 
@@ -184,13 +182,13 @@ impl World {
     /// Steps of two sequences at most, and nothing kept for those who must not yield.
     fn make_small(&mut self) {
         let (max_num_seqs, max_num_batched_tokens, non_preemptible_blocks) = (2, 4, 0);
-        let now = Tuning::from(self.scheduler.config());
+        let now = Tuning::from(self.engine.scheduler.config());
         let tuning = Tuning { max_num_seqs, max_num_batched_tokens, non_preemptible_blocks, ..now };
-        self.scheduler.tune(&tuning, self.swap_pool.stats());
+        self.engine.tune(&tuning);
     }
 
     fn step_size(&self) -> (usize, usize) {
-        (self.scheduler.config().max_num_seqs, self.scheduler.config().max_num_batched_tokens)
+        (self.engine.scheduler.config().max_num_seqs, self.engine.scheduler.config().max_num_batched_tokens)
     }
 }
 
@@ -203,14 +201,14 @@ fn steps_become_smaller_as_those_that_run_end() {
     let mut world = roomy();
     (1..7).for_each(|i| world.arrive_with(tokens(10 * i), Terms::default()));
     (0..6).for_each(|_| world.step());
-    let mut running = world.scheduler.population().running;
+    let mut running = world.engine.scheduler.population().running;
     assert_eq!(running, 6);
     world.make_small();
     assert_eq!(world.step_size(), (6, 6), "nobody has to leave");
     (0..3).for_each(|_| world.arrive_with(tokens(5), Terms::default()));
-    while world.scheduler.num_requests() > 0 {
+    while world.engine.scheduler.num_requests() > 0 {
         world.step();
-        let now = world.scheduler.population().running;
+        let now = world.engine.scheduler.population().running;
         assert!(now <= running.max(2), "{now} run, and {running} did before");
         running = now;
     }

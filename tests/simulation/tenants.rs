@@ -71,7 +71,7 @@ fn modest_steps(greed: Greed, key_turns: bool, overlap: bool) -> Vec<usize> {
         world.steps_until_end(request)
     });
     let steps = steps.collect();
-    assert!(!key_turns || world.scheduler.num_requests() > 0, "the greedy one has more");
+    assert!(!key_turns || world.engine.scheduler.num_requests() > 0, "the greedy one has more");
     world.drain();
     steps
 }
@@ -109,7 +109,7 @@ fn two_greedy_tenants_get_equal_parts() {
         while few.iter().any(|request| world.open.contains_key(request)) {
             world.step();
         }
-        let served = 500 - world.scheduler.num_requests();
+        let served = 500 - world.engine.scheduler.num_requests();
         eprintln!("{served} served when the 100 are");
         assert!((180..=240).contains(&served), "{served} requests were served with the 100");
         world.drain();

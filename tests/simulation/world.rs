@@ -3,15 +3,17 @@
 use crate::device::Device;
 use crate::model::*;
 use crate::settings::{MOST_SWAP_BLOCKS, random_config};
-use pagetide::engine::allocation::{find, serve, serve_swap};
 use pagetide::engine::beam::num_candidates;
 use pagetide::engine::bill::{Tenant, Terms, most_blocks};
-use pagetide::engine::block_pool::BlockPool;
 use pagetide::engine::constraint::ConstraintSource;
 use pagetide::engine::plan::{Delivery, StepOutput, StepPlan};
-use pagetide::engine::scheduler::{Arrival, Foresight, Scheduler, SchedulerConfig, StepStats, TailExcess};
+use pagetide::engine::prefix_cache::EvictionPolicy;
+use pagetide::engine::scheduler::{
+    Arrival, Forecast, Foresight, PlanStats, PlannedStep, SchedulerConfig, TailCopies, TailExcess,
+};
+use pagetide::engine::state::EngineState;
 use pagetide::ids::{BlockId, RequestId, SeqId, TokenId};
-use pagetide::recorder::{PlanSummary, Recorder};
+use pagetide::recorder::Recorder;
 use pagetide::sampling::params::*;
 use std::collections::{HashMap, VecDeque};
 use std::ops::AddAssign;
@@ -52,13 +54,18 @@ impl AddAssign for Tails {
     }
 }
 
+/// What all plans and commits have reported.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Totals {
+    pub plans: PlanStats,
+    pub recomputed_tokens: usize,
+}
+
 pub struct World {
     pub random: Random,
     /// As it was at the start: nothing becomes larger than that but the swap pool.
     pub config: SchedulerConfig,
-    pub scheduler: Scheduler,
-    pub device_pool: BlockPool,
-    pub swap_pool: BlockPool,
+    pub engine: EngineState,
     pub device: Device,
     pub in_flight: VecDeque<StepPlan>,
     /// Blocks that have left the swap pool, behind the plan in flight that was the last then.
@@ -73,7 +80,7 @@ pub struct World {
     /// One in so many steps fails.
     pub fails_one_in: u64,
     pub operations: usize,
-    pub total: StepStats,
+    pub total: Totals,
     pub hit_tokens: usize,
     pub finished: usize,
     /// Samples that followed rules to their end, requests whose rules failed, results of beam searches.
@@ -120,13 +127,10 @@ impl World {
     }
 
     pub fn of(config: SchedulerConfig, mut random: Random) -> Self {
-        let SchedulerConfig { num_device_blocks, num_swap_blocks, prefix_caching, .. } = config;
         let prefixes = (0..3).map(|_| random_tokens(&mut random, 30)).collect();
         Self {
-            scheduler: Scheduler::new(config.clone()),
-            device_pool: BlockPool::new(num_device_blocks, prefix_caching),
-            swap_pool: BlockPool::new(num_swap_blocks, prefix_caching),
-            device: Device::new(&config, num_swap_blocks.max(MOST_SWAP_BLOCKS as usize)),
+            engine: EngineState::new(config.clone(), EvictionPolicy::default()),
+            device: Device::new(&config, config.num_swap_blocks.max(MOST_SWAP_BLOCKS as usize)),
             in_flight: VecDeque::new(),
             discards: VecDeque::new(),
             discarded: 0,
@@ -136,7 +140,7 @@ impl World {
             is_calm: false,
             fails_one_in: 400,
             operations: 0,
-            total: StepStats::default(),
+            total: Totals::default(),
             hit_tokens: 0,
             finished: 0,
             ruled: 0,
@@ -249,7 +253,7 @@ impl World {
         };
         self.open.insert(arrival.id, heard);
         self.record(|recorder| recorder.arrive(&arrival));
-        self.scheduler.arrive(arrival);
+        self.engine.scheduler.arrive(arrival);
     }
 
     /// Makes `params` those of a search that could run alone, if there is room for two beams; the results wanted of it.
@@ -288,7 +292,7 @@ impl World {
         let Some(id) = self.some_request() else { return };
         if self.random.one_in(2) {
             self.record(|recorder| recorder.cancel(id));
-            self.scheduler.cancel(id);
+            self.engine.scheduler.cancel(id);
             self.open.remove(&id);
             return;
         }
@@ -297,18 +301,18 @@ impl World {
         if !heard.outputs[sample].is_empty() && heard.finished[sample].is_none() {
             heard.stopped[sample] = true;
             self.record(|recorder| recorder.stop_sample(id, sample as u32));
-            self.scheduler.stop_sample(id, sample as u32);
+            self.engine.scheduler.stop_sample(id, sample as u32);
             self.close_if_done(id);
         }
     }
 
     /// Mostly plans where that is possible, else ends the oldest plan.
     pub fn step(&mut self) {
-        if self.scheduler.waits_for_copies() && self.random.one_in(3) {
+        if self.engine.scheduler.waits_for_copies() && self.random.one_in(3) {
             let report = self.device.copy_some();
             self.lost_copies += report.lost.len() + report.arrived.iter().filter(|(_, is_there)| !is_there).count();
             self.record(|recorder| recorder.copied(&report));
-            self.scheduler.copied(&report);
+            self.engine.scheduler.copied(&report);
         }
         let waits = !self.in_flight.is_empty() && self.random.one_in(4);
         if (waits || !self.plan()) && !self.in_flight.is_empty() {
@@ -327,34 +331,32 @@ impl World {
         plan
     }
 
-    /// False where the scheduler wants to see results first.
+    /// False where no step can be planned before results are taken in.
     pub fn plan(&mut self) -> bool {
         let now = self.operations as f64 / 100.0;
-        self.scheduler.set_time(now);
-        let Some(mut demand) = self.scheduler.demand() else {
-            self.record(|recorder| recorder.no_demand(now));
+        let is_ahead = !self.in_flight.is_empty();
+        let draining = self.engine.swap.stats().draining;
+        let has_work = self.engine.scheduler.has_work();
+        let mut num_urgent = 0;
+        let Some(mut planned) = self.engine.plan_seen(now, |demand| num_urgent = demand.urgent.len()) else {
+            if has_work {
+                self.record(|recorder| recorder.awaits_results(now));
+            }
             return false;
         };
-        self.urgent += demand.urgent.len();
-        let finds = self.scheduler.finds(&demand);
-        self.scheduler.found(&mut demand, find(&self.swap_pool, &finds));
-        let is_ahead = !self.in_flight.is_empty();
-        let grant = serve(&mut self.device_pool, self.config.block_size, demand);
-        let mut summary = PlanSummary::new(&grant);
-        let swap_demand = self.scheduler.reserve(&grant);
-        let draining = self.swap_pool.stats().draining;
-        let swap_grant = serve_swap(&mut self.swap_pool, swap_demand);
-        self.drained += draining - self.swap_pool.stats().draining;
+        self.urgent += num_urgent;
+        self.drained += draining - self.engine.swap.stats().draining;
         self.discard_retired();
-        assert!(!is_ahead || grant.preempted.is_empty(), "a plan made ahead preempts");
-        let stats = grant.stats;
-        summary.add_swap(&swap_grant);
-        let plan = self.scheduler.plan(grant, swap_grant);
-        self.check_tails(&plan);
-        summary.add_plan(&plan, self.scheduler.decisions());
-        self.scheduler.take_decisions();
-        self.record(|recorder| recorder.plan(now, Box::new(summary), &plan));
-        for (request, delivery) in self.scheduler.take_pauses() {
+        self.record(|recorder| recorder.plan(now, &mut planned));
+        let PlannedStep { plan, report } = planned;
+        assert!(!is_ahead || report.preempted.is_empty(), "a plan made ahead preempts");
+        self.total.plans += report.stats;
+        for admission in &report.admissions {
+            self.hit_tokens += admission.cached_tokens;
+            self.hit_swapped += admission.swapped_tokens;
+        }
+        self.check_tails(&plan, report.preemption_copies);
+        for (request, delivery) in report.pauses {
             let Some(Heard { arrival, paused, .. }) = self.open.get_mut(&request) else { continue };
             match delivery {
                 Delivery::Paused { sample } => {
@@ -370,27 +372,26 @@ impl World {
                 other => panic!("{other:?} is no pause"),
             }
         }
-        self.scheduler.check();
-        self.scheduler.check_against(stats);
-        let (device_tables, swap_tables) = self.scheduler.tables();
-        self.device_pool.check(device_tables.into_iter());
+        self.engine.scheduler.check();
+        self.engine.scheduler.check_against(self.engine.device.stats());
+        let (device_tables, swap_tables) = self.engine.scheduler.tables();
+        self.engine.device.check(device_tables.into_iter());
         // What this step copies in is released with the next demand.
-        self.swap_pool.check(swap_tables.into_iter());
-        self.check_plan(&plan);
+        self.engine.swap.check(swap_tables.into_iter());
+        self.check_plan(&plan, &report.forecast);
         let is_empty = plan.is_empty();
         if !is_empty {
             self.num_steps += 1;
             self.in_flight.push_back(plan);
             self.discards.push_back(Vec::new());
         }
-        assert_eq!(self.in_flight.len(), self.scheduler.num_in_flight());
+        assert_eq!(self.in_flight.len(), self.engine.scheduler.num_in_flight());
         !(is_ahead && is_empty)
     }
 
     /// What a preemption that was foreseen leaves to be copied is bounded; and no other is said to have been.
-    fn check_tails(&mut self, plan: &StepPlan) {
-        let SchedulerConfig { max_tail_blocks, write_behind_blocks, block_size, .. } = *self.scheduler.config();
-        let all = self.scheduler.take_preemption_copies();
+    fn check_tails(&mut self, plan: &StepPlan, all: Vec<TailCopies>) {
+        let SchedulerConfig { max_tail_blocks, write_behind_blocks, block_size, .. } = *self.engine.scheduler.config();
         let num_copies: usize = all.iter().map(|copies| copies.num_blocks).sum();
         assert!(num_copies <= plan.swap_out.len(), "{all:?} of {} copies", plan.swap_out.len());
         // Since the plan before the last was made: two where steps are planned ahead.
@@ -423,7 +424,7 @@ impl World {
 
     /// The device gets what was planned before, and then this.
     pub fn discard_retired(&mut self) {
-        let retired = self.swap_pool.take_retired();
+        let retired = self.engine.swap.take_retired();
         self.discarded += retired.len();
         match self.discards.back_mut() {
             Some(discards) => discards.extend(retired),
@@ -431,12 +432,12 @@ impl World {
         }
     }
 
-    pub fn check_plan(&mut self, plan: &StepPlan) {
+    pub fn check_plan(&mut self, plan: &StepPlan, forecast: &Forecast) {
         let num_decodes = plan.batch.iter().filter(|seq| seq.tokens.len() == 1).count();
         let num_prompt_tokens = plan.num_tokens() - num_decodes;
-        let most = self.scheduler.config().max_num_batched_tokens;
+        let most = self.engine.scheduler.config().max_num_batched_tokens;
         assert!(plan.num_tokens() <= most && most <= self.config.max_num_batched_tokens);
-        let has_budget = most - num_decodes > self.scheduler.forecast().prompt_limit;
+        let has_budget = most - num_decodes > forecast.prompt_limit;
         self.limited += usize::from(has_budget && num_prompt_tokens > 0);
         let mut written: Vec<BlockId> = {
             let coming = plan.swap_in.iter().flat_map(|swap_in| &swap_in.pairs);
@@ -465,7 +466,7 @@ impl World {
                 assert!(may_go_on, "a token is fed that is the last");
             }
         }
-        assert!(written.into_iter().all(|block| !self.device_pool.is_shared(block)), "a shared block is written");
+        assert!(written.into_iter().all(|block| !self.engine.device.is_shared(block)), "a shared block is written");
     }
 
     pub fn finish(&mut self) {
@@ -480,7 +481,7 @@ impl World {
             self.cancel(); // while the step runs
         }
         self.hear(output);
-        self.scheduler.check();
+        self.engine.scheduler.check();
     }
 
     /// What a step takes: as long as its tokens say, or, where it is not calm, sometimes anything.
@@ -495,15 +496,12 @@ impl World {
     pub fn fail(&mut self) {
         self.failures[0] += 1;
         self.failures[1] += usize::from(self.in_flight.len() > 1);
-        let failed = self.scheduler.fail_running();
+        let failed = self.engine.fail_running();
         self.record(|recorder| recorder.fail(&failed));
         for id in failed {
             assert!(self.open.remove(&id).is_some());
         }
-        let swap_blocks = self.swap_pool.num_blocks();
         let failing = self.device.failing;
-        self.device_pool = BlockPool::new(self.config.num_device_blocks, self.config.prefix_caching);
-        self.swap_pool = BlockPool::new(swap_blocks, self.config.prefix_caching);
         self.device = Device::new(&self.config, self.device.swap.len());
         self.device.failing = failing;
         self.in_flight.clear();
@@ -512,11 +510,12 @@ impl World {
 
     pub fn hear(&mut self, output: StepOutput) {
         let results = self.recorder.as_mut().map(|recorder| recorder.results(&output));
-        let deliveries = self.scheduler.commit(output);
+        let mut report = self.engine.scheduler.commit(output);
         if let (Some(recorder), Some(results)) = (&mut self.recorder, results) {
-            recorder.commit(results, self.scheduler.take_searched(), &deliveries);
+            recorder.commit(results, &mut report);
         }
-        for (id, delivery) in deliveries {
+        self.total.recomputed_tokens += report.recomputed_tokens;
+        for (id, delivery) in report.deliveries {
             let heard = self.open.get_mut(&id).expect("only open requests hear anything");
             match delivery {
                 Delivery::Started { cached_tokens } => {
@@ -575,15 +574,9 @@ impl World {
                 }
             }
         }
-        let stats = self.scheduler.take_stats();
-        self.total.preempted_swap += stats.preempted_swap;
-        self.total.preempted_recompute += stats.preempted_recompute;
-        self.total.recomputed_tokens += stats.recomputed_tokens;
-        for admission in self.scheduler.take_admissions() {
-            self.hit_tokens += admission.cached_tokens;
-            self.hit_swapped += admission.swapped_tokens;
+        for id in report.ended {
+            assert!(!self.open.contains_key(&id), "{id} has ended, and a sample of it has not");
         }
-        self.total.blocks_in += stats.blocks_in;
     }
 
     pub fn close_if_done(&mut self, id: RequestId) {
@@ -613,18 +606,18 @@ impl World {
 
     /// Every request ends, and every block comes back.
     pub fn drain(&mut self) {
-        let most = self.scheduler.num_requests() * 5 * (self.config.max_model_len + 2) * 4 + 100;
+        let most = self.engine.scheduler.num_requests() * 5 * (self.config.max_model_len + 2) * 4 + 100;
         let mut steps = 0;
-        while self.scheduler.has_work() || !self.in_flight.is_empty() {
+        while self.engine.scheduler.has_work() || !self.in_flight.is_empty() {
             self.step();
             steps += 1;
-            assert!(steps < most, "no progress: {:?}", self.scheduler.population());
+            assert!(steps < most, "no progress: {:?}", self.engine.scheduler.population());
         }
         assert!(self.open.is_empty(), "a request never ended");
-        assert_eq!(self.device_pool.stats().used, 0);
-        let swap = self.swap_pool.stats();
+        assert_eq!(self.engine.device.stats().used, 0);
+        let swap = self.engine.swap.stats();
         assert_eq!((swap.used, swap.draining), (0, 0));
-        assert_eq!(swap.cached + swap.free, self.scheduler.config().num_swap_blocks);
+        assert_eq!(swap.cached + swap.free, self.engine.scheduler.config().num_swap_blocks);
     }
 }
 

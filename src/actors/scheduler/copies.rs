@@ -20,7 +20,7 @@ impl SchedulerActor {
                 Ok(_) if this.failures != failures => {} // of pools that are gone
                 Ok(Ok(report)) => {
                     this.recording.hear(|recorder| recorder.copied(&report));
-                    this.policy().copied(&report);
+                    this.scheduler().copied(&report);
                     this.report_copies(&report);
                     this.wake(ctx);
                 }
@@ -39,7 +39,7 @@ impl SchedulerActor {
             );
         }
         self.is_copying = report.queued_blocks > 0;
-        let [out, back] = self.policy().copy_seconds();
+        let [out, back] = self.scheduler().copy_seconds();
         metrics::copies(out, back, report.queued_blocks);
     }
 }

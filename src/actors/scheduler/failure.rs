@@ -25,7 +25,7 @@ impl SchedulerActor {
         if self.settings.on_failure == OnFailure::Exit {
             return self.end(&error, &format!("a step failed, and device.on_failure is exit: {}", failure.message));
         }
-        let failed = self.policy().fail_running();
+        let failed = self.scheduler().fail_running();
         self.recording.hear(|recorder| recorder.fail(&failed));
         self.recording.write_beside();
         tracing::error!(requests = failed.len(), "a step failed, its requests with it: {}", failure.message);

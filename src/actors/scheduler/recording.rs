@@ -1,12 +1,13 @@
 //! What the flight recorder hears of the scheduler's calls.
 
-use super::{Planned, SchedulerActor};
+use super::SchedulerActor;
 use crate::actors::messages::{ClonePool, TakeRecording};
 use crate::actors::recordings;
 use crate::actors::runtime::stop_system;
 use crate::config::RecorderConfig;
+use crate::engine::state::EngineState;
 use crate::metrics;
-use crate::recorder::{Cause, RawRecording, Recorder, State, TooLarge};
+use crate::recorder::{Cause, RawRecording, Recorder, TooLarge};
 use actix::{ActorFutureExt, AsyncContext, Context, Handler, MailboxError, MessageResult, WrapFuture};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -34,13 +35,6 @@ impl Recording {
     pub fn hear(&mut self, tell: impl FnOnce(&mut Recorder)) {
         if let Some(recorder) = &mut self.recorder {
             tell(recorder);
-        }
-    }
-
-    /// A step was planned, or not, at this time of the scheduler's.
-    pub fn planned(&mut self, now: f64, planned: &mut Planned) {
-        if let (Some(recorder), Some(summary)) = (&mut self.recorder, planned.summary.take()) {
-            recorder.plan(now, summary, &planned.plan);
         }
     }
 
@@ -110,7 +104,7 @@ impl SchedulerActor {
         let pools = async { Ok((pools.0.await?, pools.1.await?)) };
         ctx.wait(pools.into_actor(self).map(|pools: Result<_, MailboxError>, this, _| match pools {
             Ok((device, swap)) => {
-                let state = State { scheduler: this.policy().clone(), device, swap };
+                let state = EngineState { scheduler: this.scheduler().clone(), device, swap };
                 this.recording.hear(|recorder| {
                     if let Err(TooLarge { keyframe_bytes, is_first: true }) = recorder.keyframe(state) {
                         tracing::warn!(

@@ -27,7 +27,7 @@ impl SchedulerActor {
         ctx.wait(resized.into_actor(self).map(move |stats, this, ctx| match stats {
             Ok(stats) => {
                 this.recording.hear(|recorder| recorder.tune(&tuning));
-                this.policy().tune(&tuning, stats);
+                this.scheduler().tune(&tuning, stats);
                 // Whoever asked may have gone; the settings are in force all the same.
                 let _ = answer.send(stats);
                 this.wake(ctx);

@@ -24,8 +24,8 @@ impl SchedulerActor {
     /// The policy and both pools at one moment: nothing else is handled meanwhile, and no step is being planned.
     fn look(&mut self, Look { most_waiting }: Look, answer: oneshot::Sender<Snapshot>, ctx: &mut Context<Self>) {
         let started = Instant::now();
-        let views = self.policy().view(most_waiting);
-        let population = self.policy().population();
+        let views = self.scheduler().view(most_waiting);
+        let population = self.scheduler().population();
         // A client that is gone has its request cancelled with the next message.
         let arrived = |request| self.clients.get(&request).map_or(started, |client| client.arrived);
         let seqs = views.into_iter().map(|view| Watched { arrived: arrived(view.rank.request), view }).collect();

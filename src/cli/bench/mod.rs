@@ -7,13 +7,14 @@ pub mod gpu;
 mod html;
 mod levels;
 mod memory;
-mod planner;
+
 mod replay;
 mod report;
 mod result;
 mod roofline;
 mod samples;
 mod serve;
+mod simulated;
 mod workload;
 
 use super::options::ConfigOptions;

@@ -4,9 +4,10 @@ use super::Observer;
 use crate::engine::allocation::Lack;
 use crate::engine::arbiter::{Choice, Decision};
 use crate::engine::plan::{Deliveries, Delivery};
-use crate::engine::scheduler::{Scheduler, Wait};
+use crate::engine::scheduler::PlannedStep;
+use crate::engine::scheduler::{Scheduler, WaitReason};
 use crate::ids::{RequestId, SeqId};
-use crate::recorder::{Event, Outcome, Planned, Replayer};
+use crate::recorder::{Event, Outcome, Replayer};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::mem::{Discriminant, discriminant};
@@ -16,7 +17,7 @@ pub struct Story {
     request: RequestId,
     lines: Vec<Line>,
     /// What it waits for, and since when.
-    waiting: Option<(Wait, u64)>,
+    waiting: Option<(WaitReason, u64)>,
     /// µs for each kind of wait.
     waited: BTreeMap<&'static str, u64>,
     /// Since when it has been there.
@@ -64,8 +65,8 @@ impl Story {
     }
 
     /// What it waits for from now on.
-    fn wait(&mut self, at_us: u64, wait: Option<Wait>) {
-        let is_same = |a: &Wait, b: &Wait| kind(a) == kind(b);
+    fn wait(&mut self, at_us: u64, wait: Option<WaitReason>) {
+        let is_same = |a: &WaitReason, b: &WaitReason| kind(a) == kind(b);
         match (&self.waiting, &wait) {
             (Some((before, _)), Some(now)) if is_same(before, now) => return,
             _ => {}
@@ -85,10 +86,11 @@ impl Story {
         self.until_us = Some(at_us);
     }
 
-    fn see_plan(&mut self, at_us: u64, planned: &Planned, scheduler: &Scheduler) {
+    fn see_plan(&mut self, at_us: u64, planned: &PlannedStep, scheduler: &Scheduler) {
         let own = self.request;
         let is_its = |seq: &SeqId| scheduler.request_of(*seq) == Some(own);
-        let yields: Vec<(SeqId, SeqId)> = planned.preempted.iter().copied().filter(|(seq, _)| is_its(seq)).collect();
+        let yields: Vec<(SeqId, SeqId)> =
+            planned.report.preempted.iter().copied().filter(|(seq, _)| is_its(seq)).collect();
         for (seq, cause) in yields {
             self.wait(at_us, None);
             let cause = match scheduler.request_of(cause) {
@@ -96,11 +98,11 @@ impl Story {
                 Some(request) => format!("{request}, which needs blocks or a place"),
                 None => cause.to_string(),
             };
-            let decision = planned.decisions.iter().find(|decision| decision.request == self.request);
+            let decision = planned.report.decisions.iter().find(|decision| decision.request == self.request);
             let decision = decision.map_or(String::new(), |decision| format!("; the arbiter: {}", Weighed(decision)));
             self.say(at_us, format!("yields to {cause}{decision}"));
         }
-        if let Some(admission) = planned.admissions.iter().find(|admission| admission.request == self.request) {
+        if let Some(admission) = planned.report.admissions.iter().find(|admission| admission.request == self.request) {
             self.wait(at_us, None);
             let (cached, swapped) = (admission.cached_tokens, admission.swapped_tokens);
             self.say(at_us, format!("starts; {cached} prompt tokens are cached, {swapped} of them in the swap pool"));
@@ -112,7 +114,7 @@ impl Story {
             self.prompt.steps += usize::from(tokens > 0);
             self.prompt.steps_without += usize::from(tokens == 0 && self.prompt.steps > 0);
         }
-        self.see_pauses(at_us, &planned.pauses);
+        self.see_pauses(at_us, &planned.report.pauses);
     }
 
     fn see_pauses(&mut self, at_us: u64, pauses: &Deliveries) {
@@ -233,27 +235,27 @@ impl fmt::Display for Weighed<'_> {
 }
 
 /// Waits of one kind follow each other as one: how many blocks there are changes with each step.
-fn kind(wait: &Wait) -> (Discriminant<Wait>, Option<Discriminant<Lack>>, Option<RequestId>) {
+fn kind(wait: &WaitReason) -> (Discriminant<WaitReason>, Option<Discriminant<Lack>>, Option<RequestId>) {
     match wait {
-        Wait::Lack(lack) => (discriminant(wait), Some(discriminant(lack)), None),
-        Wait::Behind(request) => (discriminant(wait), None, Some(*request)),
+        WaitReason::Lack(lack) => (discriminant(wait), Some(discriminant(lack)), None),
+        WaitReason::Behind(request) => (discriminant(wait), None, Some(*request)),
         _ => (discriminant(wait), None, None),
     }
 }
 
-fn name(wait: &Wait) -> &'static str {
+fn name(wait: &WaitReason) -> &'static str {
     match wait {
-        Wait::NotAsked => "for the next step to be planned",
-        Wait::Behind(_) => "in the queue behind others",
-        Wait::Quota => "quota of its tenant",
-        Wait::NonPreemptible => "share of requests that must not yield",
-        Wait::Beams => "other beams of its search",
-        Wait::Lack(Lack::Seats { .. }) => "places in a step",
-        Wait::Lack(Lack::Blocks { .. }) => "device blocks",
-        Wait::Lack(Lack::Expected { .. }) => "device blocks that others are expected to need",
-        Wait::Lack(Lack::Tokens) => "prompt tokens of a step",
-        Wait::Lack(Lack::Yielding) => "steps in which others had to yield",
-        Wait::SwapIn { .. } => "copies from the swap pool",
+        WaitReason::NotAsked => "for the next step to be planned",
+        WaitReason::Behind(_) => "in the queue behind others",
+        WaitReason::Quota => "quota of its tenant",
+        WaitReason::NonPreemptible => "share of requests that must not yield",
+        WaitReason::Beams => "other beams of its search",
+        WaitReason::Lack(Lack::Seats { .. }) => "places in a step",
+        WaitReason::Lack(Lack::Blocks { .. }) => "device blocks",
+        WaitReason::Lack(Lack::Expected { .. }) => "device blocks that others are expected to need",
+        WaitReason::Lack(Lack::Tokens) => "prompt tokens of a step",
+        WaitReason::Lack(Lack::Yielding) => "steps in which others had to yield",
+        WaitReason::SwapIn { .. } => "copies from the swap pool",
     }
 }
 

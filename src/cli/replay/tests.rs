@@ -3,20 +3,20 @@
 use super::story::Story;
 use super::timeline::{Phase, Timeline};
 use super::{Observer, longest_waits};
-use crate::engine::allocation::{find, serve, serve_swap};
 use crate::engine::plan::{CopyReport, SeqOutput, StepOutput, StepPlan};
 use crate::engine::prefix_cache::EvictionPolicy;
-use crate::engine::scheduler::world::{arrival, config};
-use crate::engine::scheduler::{PreemptionMode, SchedulerConfig};
+use crate::engine::scheduler::test_engine::{arrival, config};
+use crate::engine::scheduler::{PlannedStep, PreemptionMode, SchedulerConfig};
+use crate::engine::state::EngineState;
 use crate::ids::RequestId;
-use crate::recorder::{Arrived, Committed, Event, Keyframe, PlanSummary, Replayer, State, Told};
+use crate::recorder::{Arrived, Committed, Event, Keyframe, Replayer, Told};
 use crate::sampling::params::Sampled;
 use smallvec::smallvec;
 use std::collections::VecDeque;
 
 /// An engine, and what was recorded of it since its state was noted.
-struct Engine {
-    state: State,
+struct RecordedEngine {
+    state: EngineState,
     in_flight: VecDeque<StepPlan>,
     noted: Keyframe,
     events: Vec<Event>,
@@ -25,10 +25,12 @@ struct Engine {
 /// Between two events.
 const TICK_US: u64 = 1000;
 
-impl Engine {
+impl RecordedEngine {
     fn new(config: SchedulerConfig) -> Self {
         let noted = Keyframe::Start { config, eviction: EvictionPolicy::default() };
-        Self { state: noted.state(), in_flight: VecDeque::new(), noted, events: Vec::new() }
+        let mut state = noted.state();
+        state.scheduler.summarise_plans();
+        Self { state, in_flight: VecDeque::new(), noted, events: Vec::new() }
     }
 
     /// The recording begins now.
@@ -49,25 +51,16 @@ impl Engine {
 
     /// False where results are wanted first.
     fn plan(&mut self) -> bool {
-        let State { scheduler, device, swap } = &mut self.state;
-        scheduler.set_time(0.0);
-        let Some(mut demand) = scheduler.demand() else {
-            self.events.push(Event::Plan { now: 0.0, plan: None });
-            return false;
-        };
-        let finds = scheduler.finds(&demand);
-        scheduler.found(&mut demand, find(swap, &finds));
-        let grant = serve(device, scheduler.config().block_size, demand);
-        let mut summary = PlanSummary::new(&grant);
-        let granted = serve_swap(swap, scheduler.reserve(&grant));
-        summary.add_swap(&granted);
-        let plan = scheduler.plan(grant, granted);
-        summary.add_plan(&plan, &scheduler.take_decisions());
-        self.events.push(Event::Plan { now: 0.0, plan: Some(Box::new(summary)) });
-        if !plan.is_empty() {
-            self.in_flight.push_back(plan);
-        }
-        true
+        let planned = self.state.plan(0.0);
+        let plan = planned.map(|PlannedStep { plan, mut report }| {
+            if !plan.is_empty() {
+                self.in_flight.push_back(plan);
+            }
+            report.summary.take().expect("plans are summarised")
+        });
+        let has_planned = plan.is_some();
+        self.events.push(Event::Plan { now: 0.0, plan });
+        has_planned
     }
 
     fn commit(&mut self) {
@@ -79,7 +72,7 @@ impl Engine {
         let copies = CopyReport { arrived, ..CopyReport::default() };
         let output = StepOutput { seqs: seqs.collect(), copies, ..StepOutput::default() };
         let committed = Committed::new(&output, Vec::new());
-        let told = Told::new(&self.state.scheduler.commit(output));
+        let told = Told::new(&self.state.scheduler.commit(output).deliveries);
         self.events.push(Event::Commit(Box::new(Committed { told, ..committed })));
     }
 
@@ -120,7 +113,7 @@ fn phases(timeline: &Timeline, request: u64) -> Vec<Phase> {
 
 #[test]
 fn steps_that_were_under_way_when_a_recording_begins_are_not_mistaken_for_later_ones() {
-    let mut engine = Engine::new(SchedulerConfig { overlap: true, ..config() });
+    let mut engine = RecordedEngine::new(SchedulerConfig { overlap: true, ..config() });
     engine.arrive(1, 4, 20);
     assert!(engine.plan() && engine.plan(), "two at once");
     engine.note();
@@ -139,7 +132,7 @@ fn steps_that_were_under_way_when_a_recording_begins_are_not_mistaken_for_later_
 #[test]
 fn what_requests_do_when_a_recording_begins_is_known() {
     let preemption_mode = PreemptionMode::Recompute;
-    let mut engine = Engine::new(SchedulerConfig { preemption_mode, max_num_batched_tokens: 40, ..config() });
+    let mut engine = RecordedEngine::new(SchedulerConfig { preemption_mode, max_num_batched_tokens: 40, ..config() });
     // They need 19 blocks at their ends, and there are 16.
     engine.arrive(1, 16, 20);
     engine.arrive(2, 16, 24);
@@ -162,7 +155,7 @@ fn what_requests_do_when_a_recording_begins_is_known() {
 
 #[test]
 fn why_requests_wait_when_a_recording_begins_is_known() {
-    let mut engine = Engine::new(config());
+    let mut engine = RecordedEngine::new(config());
     engine.arrive(1, 40, 20);
     engine.arrive(2, 40, 20);
     engine.arrive(3, 4, 20);

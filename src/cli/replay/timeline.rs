@@ -3,8 +3,9 @@
 use super::Observer;
 use crate::engine::block_pool::PoolStats;
 use crate::engine::plan::Delivery;
+use crate::engine::scheduler::{PlanReport, PlannedStep};
 use crate::ids::RequestId;
-use crate::recorder::{Event, Outcome, Planned, Replayer};
+use crate::recorder::{Event, Outcome, Replayer};
 use std::collections::{BTreeMap, VecDeque};
 
 /// What a request does.
@@ -116,8 +117,9 @@ impl Timeline {
         }
     }
 
-    fn see_plan(&mut self, at_us: u64, planned: &Planned, replayer: &Replayer) {
-        let Planned { plan, preempted, admissions, pauses, .. } = planned;
+    fn see_plan(&mut self, at_us: u64, planned: &PlannedStep, replayer: &Replayer) {
+        let PlannedStep { plan, report } = planned;
+        let PlanReport { preempted, admissions, pauses, .. } = report;
         let scheduler = replayer.scheduler();
         for admission in admissions {
             self.change(admission.request, at_us, |_| Phase::Prompt);

@@ -297,13 +297,13 @@ mod tests {
     /// Chains of blocks through a cache of `num_blocks`, as a pool has them: the leading ones that are there are taken up,
     /// the others named, and all released, last first. After each, what was evicted is compared with what a look at all
     /// idle blocks says.
-    struct World {
+    struct TestEngine {
         adaptive: Adaptive,
         names: Vec<BlockHash>,
         free: Vec<BlockId>,
     }
 
-    impl World {
+    impl TestEngine {
         fn new(num_blocks: u32) -> Self {
             Self {
                 adaptive: Adaptive::new(num_blocks as usize),
@@ -358,7 +358,7 @@ mod tests {
     fn what_is_evicted_is_worth_least_and_ends_its_prefix() {
         for seed in 0..4 {
             let mut state = seed;
-            let mut world = World::new(60);
+            let mut engine = TestEngine::new(60);
             let mut next = 0;
             let mut chains: Vec<Vec<u64>> = vec![vec![]];
             for turn in 0..1_500 {
@@ -375,26 +375,26 @@ mod tests {
                     chain.push(next);
                 }
                 chain.truncate(40);
-                world.request(&chain);
+                engine.request(&chain);
                 chains.push(chain);
                 if turn % 100 == 0 {
-                    world.adaptive.check();
+                    engine.adaptive.check();
                 }
             }
-            assert!(world.adaptive.learned_at > 0, "nothing was learned");
+            assert!(engine.adaptive.learned_at > 0, "nothing was learned");
         }
     }
 
     #[test]
     fn a_scan_does_not_push_out_what_is_used_again() {
         let mut state = 7;
-        let mut world = World::new(100);
+        let mut engine = TestEngine::new(100);
         let templates: Vec<Vec<u64>> = (0..6).map(|template| (0..10).map(|i| template * 10 + i).collect()).collect();
         let mut next = 1_000;
         let (mut hits, mut asked) = (0, 0);
         for turn in 0..2_000 {
             let template = &templates[random(&mut state, 6) as usize];
-            let num_hits = world.request(template);
+            let num_hits = engine.request(template);
             if turn >= 1_000 {
                 (hits, asked) = (hits + num_hits, asked + template.len());
             }
@@ -402,7 +402,7 @@ mod tests {
             for _ in 0..3 {
                 let scan: Vec<u64> = (next..next + 10).collect();
                 next += 10;
-                world.request(&scan);
+                engine.request(&scan);
             }
         }
         assert!(hits * 10 > asked * 9, "{hits} of {asked}: LRU would have none of most");
@@ -410,20 +410,20 @@ mod tests {
 
     #[test]
     fn what_is_of_use_no_more_goes_after_all() {
-        let mut world = World::new(64);
+        let mut engine = TestEngine::new(64);
         let old: Vec<u64> = (0..20).collect();
         for _ in 0..200 {
-            world.request(&old);
+            engine.request(&old);
         }
         // Requests that come twice or three times, and then never again.
         let mut seen = HashSet::new();
         for turn in 0..6_000u64 {
             let chain: Vec<u64> = (0..5).map(|i| 100 + turn / 3 % 2_000 * 5 + i).collect();
             seen.extend(chain.iter().copied());
-            world.request(&chain);
+            engine.request(&chain);
         }
         assert!(seen.len() > 9_000);
-        assert_eq!(world.find(19), None, "a block that nobody has used for long is kept for what it once was");
+        assert_eq!(engine.find(19), None, "a block that nobody has used for long is kept for what it once was");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Who comes in: new requests, and those that had yielded.
 
 use super::running::Running;
-use super::waits::{Wait, Waits};
+use super::waits::{WaitReason, Waits};
 use super::{Scheduler, SchedulerConfig};
 use crate::engine::allocation::{Admit, Admitted, Demand, Lack};
 use crate::engine::plan::StepPlan;
@@ -87,14 +87,14 @@ impl Scheduler {
             // The first may have more than there is for them: it did fit when it came, perhaps under another limit.
             has_waiting_contract |= reserved > 0 && reserved + wanted > self.config.non_preemptible_blocks;
             if wanted > 0 && has_waiting_contract {
-                waits.passed.push((seq.rank, Wait::NonPreemptible));
+                waits.passed.push((seq.rank, WaitReason::NonPreemptible));
                 walk.leave_line();
                 continue;
             }
             if is_new && !holdings.take(seq.tenant, seq.num_tokens().div_ceil(block_size)) {
                 holdings.close(seq.tenant);
                 kept_waiting.push(seq.rank);
-                waits.passed.push((seq.rank, Wait::Quota));
+                waits.passed.push((seq.rank, WaitReason::Quota));
                 walk.leave_line();
                 continue;
             }
@@ -102,7 +102,7 @@ impl Scheduler {
             // The prompt of a search comes in like any other.
             let is_one_of_many = seq.is_beam() && self.requests[&seq.rank.request].len() > 1;
             if is_one_of_many && !may_join(seq, &self.running, &self.requests, block_size) {
-                waits.first = Some((seq.rank, Wait::Beams));
+                waits.first = Some((seq.rank, WaitReason::Beams));
                 break;
             }
             // Beams that wait for another have room for it.
@@ -123,7 +123,7 @@ impl Scheduler {
         }
         if most == 0 {
             let lack = if demand.seats == 0 { Lack::Seats { wanted: 1, free: 0 } } else { Lack::Tokens };
-            waits.first = waiting.iter().next().map(|seq| (seq.rank, Wait::Lack(lack)));
+            waits.first = waiting.iter().next().map(|seq| (seq.rank, WaitReason::Lack(lack)));
         }
         self.waits = Waits { late: std::mem::take(&mut self.waits.late), ..waits };
         self.waiting = waiting;
@@ -148,7 +148,12 @@ impl Scheduler {
         if seq.cached_tokens.is_none() {
             let (request, prompt_tokens) = (seq.rank.request, seq.prompt.len());
             let swapped_tokens = admitted.swap_in.len() * self.config.block_size;
-            self.admissions.push(Admission { request, prompt_tokens, cached_tokens: num_computed, swapped_tokens });
+            self.report.admissions.push(Admission {
+                request,
+                prompt_tokens,
+                cached_tokens: num_computed,
+                swapped_tokens,
+            });
             seq.cached_tokens = Some(num_computed);
             seq.high_water = num_computed;
             if num_computed > 0 {
@@ -223,77 +228,76 @@ pub(super) fn may_join(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::scheduler::world::{World, arrival, config};
+    use crate::engine::scheduler::test_engine::{TestEngine, arrival, config};
     use crate::engine::scheduler::{Arrival, SchedulingPolicy};
     use crate::ids::SeqId;
 
     /// Makes a step; who asked for admission in it.
-    fn step(world: &mut World) -> Vec<u64> {
-        let demand = world.scheduler.demand().unwrap();
-        let asked = demand.admit.iter().map(|admit| admit.seq.0).collect();
-        let plan = world.plan_on(demand);
-        world.commit(&plan);
+    fn step(engine: &mut TestEngine) -> Vec<u64> {
+        let mut asked = Vec::new();
+        let planned = engine.plan_seen(0.0, |demand| asked.extend(demand.admit.iter().map(|admit| admit.seq.0)));
+        engine.commit(&planned.unwrap().plan);
         asked
     }
 
     #[test]
     fn who_was_refused_asks_again_when_something_has_changed_or_after_a_while() {
         let policy = SchedulingPolicy::Priority;
-        let mut world = World::new(SchedulerConfig { policy, ..config() });
+        let mut engine = TestEngine::new(SchedulerConfig { policy, ..config() });
         // Two of 4 blocks and more later, one of 10, and there are 16.
         for (id, prompt) in [(1, 16), (2, 16), (3, 40)] {
-            world.scheduler.arrive(Arrival { priority: 1, ..arrival(id, prompt, 20) });
+            engine.scheduler.arrive(Arrival { priority: 1, ..arrival(id, prompt, 20) });
         }
-        assert_eq!(step(&mut world), [1, 2, 3]);
-        assert_eq!(step(&mut world), [3]);
-        assert!((0..REFUSED_STEPS).all(|_| step(&mut world).is_empty()), "nothing has changed");
-        assert_eq!(step(&mut world), [3], "after a while");
-        world.scheduler.arrive(Arrival { priority: 1, ..arrival(4, 4, 20) });
-        assert!(step(&mut world).is_empty(), "who came behind it waits with it");
-        world.scheduler.arrive(Arrival { priority: 0, ..arrival(5, 4, 1) });
-        assert_eq!(step(&mut world)[0], 5, "it goes before");
-        world.scheduler.cancel(RequestId(1));
-        assert_eq!(step(&mut world), [3], "something was given back, and is not enough");
-        world.scheduler.cancel(RequestId(2));
-        assert!(step(&mut world).contains(&3));
-        assert!(world.scheduler.running.get(&world.scheduler.ranks[&SeqId(3)]).is_some());
+        assert_eq!(step(&mut engine), [1, 2, 3]);
+        assert_eq!(step(&mut engine), [3]);
+        assert!((0..REFUSED_STEPS).all(|_| step(&mut engine).is_empty()), "nothing has changed");
+        assert_eq!(step(&mut engine), [3], "after a while");
+        engine.scheduler.arrive(Arrival { priority: 1, ..arrival(4, 4, 20) });
+        assert!(step(&mut engine).is_empty(), "who came behind it waits with it");
+        engine.scheduler.arrive(Arrival { priority: 0, ..arrival(5, 4, 1) });
+        assert_eq!(step(&mut engine)[0], 5, "it goes before");
+        engine.scheduler.cancel(RequestId(1));
+        assert_eq!(step(&mut engine), [3], "something was given back, and is not enough");
+        engine.scheduler.cancel(RequestId(2));
+        assert!(step(&mut engine).contains(&3));
+        assert!(engine.scheduler.running.get(&engine.scheduler.ranks[&SeqId(3)]).is_some());
     }
 
     /// Tokens of the sequence in the next step, which is made.
-    fn step_tokens(world: &mut World, seq: u64) -> usize {
-        let plan = world.plan();
+    fn step_tokens(engine: &mut TestEngine, seq: u64) -> usize {
+        let plan = engine.plan();
         let tokens = plan.batch.iter().find(|planned| planned.seq.0 == seq).map_or(0, |planned| planned.tokens.len());
-        world.commit(&plan);
+        engine.commit(&plan);
         tokens
     }
 
     #[test]
     fn prompts_come_in_small_pieces_while_somebody_waits_for_blocks() {
-        let mut world = World::new(SchedulerConfig { inter_token_target: Some(1.0), ..config() });
-        world.scheduler.arrive(arrival(1, 4, 40));
-        step_tokens(&mut world, 1);
-        world.scheduler.arrive(arrival(2, 40, 20));
-        assert_eq!(step_tokens(&mut world, 2), 40, "there are blocks for everybody");
-        world.scheduler.arrive(arrival(3, 36, 1));
-        assert_eq!(step_tokens(&mut world, 3), 0, "there are none");
-        world.scheduler.cancel(RequestId(2));
-        assert_eq!(step_tokens(&mut world, 3), 32, "who waited for them has time");
-        assert_eq!(step_tokens(&mut world, 3), 4);
-        world.scheduler.arrive(arrival(4, 36, 1));
-        assert_eq!(step_tokens(&mut world, 4), 36, "nobody has waited since");
+        let mut engine = TestEngine::new(SchedulerConfig { inter_token_target: Some(1.0), ..config() });
+        engine.scheduler.arrive(arrival(1, 4, 40));
+        step_tokens(&mut engine, 1);
+        engine.scheduler.arrive(arrival(2, 40, 20));
+        assert_eq!(step_tokens(&mut engine, 2), 40, "there are blocks for everybody");
+        engine.scheduler.arrive(arrival(3, 36, 1));
+        assert_eq!(step_tokens(&mut engine, 3), 0, "there are none");
+        engine.scheduler.cancel(RequestId(2));
+        assert_eq!(step_tokens(&mut engine, 3), 32, "who waited for them has time");
+        assert_eq!(step_tokens(&mut engine, 3), 4);
+        engine.scheduler.arrive(arrival(4, 36, 1));
+        assert_eq!(step_tokens(&mut engine, 4), 36, "nobody has waited since");
     }
 
     #[test]
     fn as_many_ask_as_may_well_be_admitted() {
         let seats = SchedulerConfig { num_device_blocks: 1_000, max_num_seqs: 500, ..config() };
-        let mut world = World::new(SchedulerConfig { max_num_batched_tokens: 500, ..seats });
-        (1..=400).for_each(|id| world.scheduler.arrive(arrival(id, 1, 20)));
-        let asked: Vec<usize> = (0..5).map(|_| step(&mut world).len()).collect();
+        let mut engine = TestEngine::new(SchedulerConfig { max_num_batched_tokens: 500, ..seats });
+        (1..=400).for_each(|id| engine.scheduler.arrive(arrival(id, 1, 20)));
+        let asked: Vec<usize> = (0..5).map(|_| step(&mut engine).len()).collect();
         assert_eq!(asked, [32, 64, 128, 176, 0], "all were admitted");
         // 30 of 16 tokens fill a step.
-        let mut world = World::new(SchedulerConfig { max_num_batched_tokens: 500, ..seats });
-        (1..=400).for_each(|id| world.scheduler.arrive(arrival(id, 16, 20)));
-        let asked: Vec<usize> = (0..3).map(|_| step(&mut world).len()).collect();
+        let mut engine = TestEngine::new(SchedulerConfig { max_num_batched_tokens: 500, ..seats });
+        (1..=400).for_each(|id| engine.scheduler.arrive(arrival(id, 16, 20)));
+        let asked: Vec<usize> = (0..3).map(|_| step(&mut engine).len()).collect();
         assert_eq!(asked, [32, 64, 58], "as the tokens allow, which others take too");
     }
 }

@@ -31,7 +31,7 @@ impl Scheduler {
         let parts = Vec::with_capacity(self.running.len());
         let mut in_flight = InFlight { parts, load: StepLoad::default(), decides: false };
         batch.reserve(self.running.len());
-        self.empty_slots = 0;
+        self.report.empty_slots = 0;
         for seq in self.running.iter_mut() {
             if seq.scheduled > 0 {
                 in_flight.load.add(seq.scheduled, seq.num_planned());
@@ -43,7 +43,7 @@ impl Scheduler {
                 seq.sampling += usize::from(samples);
             }
             let num_filled = seq.swap_in.as_ref().map_or(seq.num_planned(), |coming| coming.num_tokens);
-            self.empty_slots += seq.table.len() * self.config.block_size - num_filled;
+            self.report.empty_slots += seq.table.len() * self.config.block_size - num_filled;
         }
         self.forecast.step_s = self.step_times.expect(&in_flight.load);
         in_flight

@@ -4,9 +4,9 @@
 //! their blocks and wait for it. Nothing else waits for them: should it come to where only waiting beams run and nobody
 //! can be admitted beside them, all of them give their blocks up (`unblock`).
 
-use super::{Scheduler, SearchStep};
+use super::{CommitReport, Scheduler, SearchStep};
 use crate::engine::beam::{Beam, BeamSearch, Continuation, Open};
-use crate::engine::plan::{Deliveries, Delivery};
+use crate::engine::plan::Delivery;
 use crate::engine::sequence::{Rank, Sequence};
 use crate::ids::{RequestId, SeqId, TokenId};
 use crate::sampling::params::{PositionLogprobs, Sampled};
@@ -49,7 +49,7 @@ impl Scheduler {
         for mut seq in self.running.take() {
             self.pending.release.push(seq.preempt(None));
             self.give_backing_up(&mut seq);
-            self.stats.preempted_recompute += 1;
+            self.report.stats.preempted_recompute += 1;
             self.pause(&mut seq);
             self.waiting.insert(seq);
         }
@@ -60,7 +60,7 @@ impl Scheduler {
         &mut self,
         request: RequestId,
         next: &BTreeMap<Rank, PositionLogprobs>,
-        deliveries: &mut Deliveries,
+        report: &mut CommitReport,
     ) {
         let ranks = self.requests[&request].clone();
         let parents: Vec<Sequence> = ranks.iter().map(|rank| self.running[rank].clone()).collect();
@@ -69,7 +69,7 @@ impl Scheduler {
         let (n, cached_tokens) = (first.num_results, first.cached_tokens.unwrap_or(0));
         let mut search = self.searches.remove(&request).unwrap_or_else(|| BeamSearch::new(first.params.clone(), room));
         if first.output.is_empty() {
-            deliveries.push((request, Delivery::Started { cached_tokens }));
+            report.deliveries.push((request, Delivery::Started { cached_tokens }));
         }
         let open: Vec<Open<'_>> =
             parents.iter().map(|seq| Open { beam: &seq.beam, output: &seq.output, next: &next[&seq.rank] }).collect();
@@ -78,7 +78,7 @@ impl Scheduler {
             None => search.step(&open),
         };
         self.searches.insert(request, search);
-        self.searched.push(SearchStep::of(request, &beams));
+        report.searches.push(SearchStep::of(request, &beams));
         let has_children = |place| beams.iter().any(|beam| beam.parent == place);
         // Who ends first leaves its seat.
         for (_, parent) in parents.iter().enumerate().filter(|(place, _)| !has_children(*place)) {
@@ -92,7 +92,7 @@ impl Scheduler {
             }
         }
         if beams.is_empty() {
-            self.deliver_results(request, n, deliveries);
+            self.deliver_results(request, n, report);
         }
     }
 
@@ -114,19 +114,20 @@ impl Scheduler {
         self.insert_fork(rank, Box::new(seq));
     }
 
-    fn deliver_results(&mut self, request: RequestId, n: u32, deliveries: &mut Deliveries) {
+    fn deliver_results(&mut self, request: RequestId, n: u32, report: &mut CommitReport) {
         let results = self.searches.remove(&request).map(BeamSearch::results).unwrap_or_default();
-        if let Some(step) = self.searched.last_mut() {
+        if let Some(step) = report.searches.last_mut() {
             step.results = results.iter().map(|result| (result.output.len(), result.reason)).collect();
         }
         for (sample, result) in (0..n).zip(results) {
             let mut logprobs = result.logprobs.into_iter();
             for token in result.output {
                 let sampled = Sampled { token, logprobs: logprobs.next().map(Box::new) };
-                deliveries.push((request, Delivery::Token { sample, sampled }));
+                report.deliveries.push((request, Delivery::Token { sample, sampled }));
             }
-            deliveries.push((request, Delivery::Finished { sample, reason: result.reason }));
+            report.deliveries.push((request, Delivery::Finished { sample, reason: result.reason }));
         }
+        self.note_end(request, report);
     }
 }
 

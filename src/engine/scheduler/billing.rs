@@ -7,12 +7,6 @@ use crate::engine::sequence::{Rank, Sequence};
 use crate::ids::RequestId;
 
 impl Scheduler {
-    /// Who was paused and who came back since the last call. It is known when a step is planned, and told then: it may
-    /// be long before the step ends.
-    pub fn take_pauses(&mut self) -> Deliveries {
-        std::mem::take(&mut self.pauses)
-    }
-
     /// It has yielded. Where its KV had not come back since it yielded before, it is the same pause that goes on.
     pub(super) fn pause(&mut self, seq: &mut Sequence) {
         self.bill(seq.rank.request).preemptions += 1;
@@ -23,7 +17,7 @@ impl Scheduler {
         if seq.terms.max_pause.is_some() {
             self.limited.insert(seq.rank);
         }
-        self.pauses.push((seq.rank.request, Delivery::Paused { sample: seq.sample }));
+        self.report.pauses.push((seq.rank.request, Delivery::Paused { sample: seq.sample }));
     }
 
     /// A running sequence has its KV, perhaps again.
@@ -31,7 +25,7 @@ impl Scheduler {
         let seq = self.running.get_mut(&rank).expect("it runs");
         if std::mem::take(&mut seq.paused) {
             self.limited.remove(&rank);
-            self.pauses.push((rank.request, Delivery::Resumed { sample: seq.sample }));
+            self.report.pauses.push((rank.request, Delivery::Resumed { sample: seq.sample }));
         }
     }
 

@@ -1,6 +1,6 @@
 //! The second half of a step: what its results, or its failure, change.
 
-use super::{Foretold, InFlight, Scheduler};
+use super::{CommitReport, Foretold, InFlight, Scheduler};
 use crate::engine::allocation::{Demand, SwapDemand};
 use crate::engine::block_pool::PoolStats;
 use crate::engine::constraint::NextToken;
@@ -13,15 +13,14 @@ use std::collections::BTreeMap;
 use std::iter::once_with;
 
 impl Scheduler {
-    /// Last call: takes the results of the oldest plan in flight in.
-    pub fn commit(&mut self, output: StepOutput) -> Deliveries {
+    /// Takes the results of the oldest plan in flight.
+    pub fn commit(&mut self, output: StepOutput) -> CommitReport {
         let InFlight { parts, load, decides: _ } = self.in_flight.pop_front().expect("a plan is in flight");
         self.step_times.observe(&load, output.timing.forward_s + output.timing.sample_s);
         self.prompt_pace.observe(&load);
         self.copied(&output.copies);
-        self.searched.clear();
-        let mut deliveries = Vec::with_capacity(parts.len());
-        self.tell_bills(&mut deliveries);
+        let mut report = CommitReport { deliveries: Vec::with_capacity(parts.len()), ..CommitReport::default() };
+        self.tell_bills(&mut report.deliveries);
         let mut beams = BTreeMap::new();
         let mut outputs = output.seqs.into_iter();
         // Parts and running sequences are both in order of rank.
@@ -42,13 +41,13 @@ impl Scheduler {
             publish(seq, &self.hasher, self.config.block_size, &mut self.pending.publish);
             let is_embedding = seq.pooling.is_some();
             if recomputed > 0 {
-                self.stats.recomputed_tokens += recomputed;
+                report.recomputed_tokens += recomputed;
                 self.bill(part.rank.request).recomputed_tokens += recomputed;
-                self.tell_bills(&mut deliveries);
+                self.tell_bills(&mut report.deliveries);
             }
             match output {
-                Some(output) if is_embedding => self.take_hidden(place, &output, part.hidden_rows, &mut deliveries),
-                Some(output) => self.take_output(place, output, &mut beams, &mut deliveries),
+                Some(output) if is_embedding => self.take_hidden(place, &output, part.hidden_rows, &mut report),
+                Some(output) => self.take_output(place, output, &mut beams, &mut report),
                 None => {}
             }
             // Where it ended, the next is in its place; where it forked, behind its forks.
@@ -56,23 +55,24 @@ impl Scheduler {
         }
         assert!(outputs.next().is_none(), "results come in the order of the plan");
         for (request, next) in beams {
-            self.advance_beams(request, &next, &mut deliveries);
+            self.advance_beams(request, &next, &mut report);
         }
         self.foretold = Foretold::default();
-        deliveries
+        report
     }
 
     /// The states of some tokens; with the last of them, the embedding is there.
-    fn take_hidden(&mut self, place: usize, output: &SeqOutput, num_rows: usize, deliveries: &mut Deliveries) {
+    fn take_hidden(&mut self, place: usize, output: &SeqOutput, num_rows: usize, report: &mut CommitReport) {
         let seq = self.running.at(place);
         seq.pooled.add(&output.hidden, num_rows);
         if seq.num_computed == seq.num_tokens() {
             let (rank, cached_tokens) = (seq.rank, seq.cached_tokens.unwrap_or(0));
             let request = rank.request;
-            deliveries.push((request, Delivery::Started { cached_tokens }));
-            deliveries.push((request, Delivery::Embedding(seq.pooled.mean())));
-            deliveries.push((request, Delivery::Finished { sample: 0, reason: FinishReason::Eos }));
+            report.deliveries.push((request, Delivery::Started { cached_tokens }));
+            report.deliveries.push((request, Delivery::Embedding(seq.pooled.mean())));
+            report.deliveries.push((request, Delivery::Finished { sample: 0, reason: FinishReason::Eos }));
             self.drop_seq(rank);
+            self.note_end(request, report);
         }
     }
 
@@ -82,8 +82,9 @@ impl Scheduler {
         place: usize,
         output: SeqOutput,
         beams: &mut BTreeMap<RequestId, BTreeMap<Rank, PositionLogprobs>>,
-        deliveries: &mut Deliveries,
+        report: &mut CommitReport,
     ) {
+        let deliveries = &mut report.deliveries;
         let seq = self.running.at(place);
         let rank = seq.rank;
         if !output.prompt_logprobs.is_empty() {
@@ -118,12 +119,23 @@ impl Scheduler {
             seq.tail_shared = !seq.num_computed.is_multiple_of(self.config.block_size);
             seq.clone()
         });
-        if let Some(reason) = push(seq, first, forced, deliveries) {
+        let end = push(seq, first, forced, deliveries);
+        if let Some(reason) = end {
             self.learn_length(rank, reason == FinishReason::Length);
             self.drop_seq(rank);
         }
         if let Some(parent) = parent {
             self.fork(&parent, others, forced, deliveries);
+        }
+        if end.is_some() {
+            self.note_end(rank.request, report);
+        }
+    }
+
+    /// A sample has finished: perhaps it was the last of its request.
+    pub(super) fn note_end(&self, request: RequestId, report: &mut CommitReport) {
+        if !self.has_request(request) {
+            report.ended.push(request);
         }
     }
 

@@ -16,11 +16,6 @@ use crate::ids::RequestId;
 use serde::{Deserialize, Serialize};
 
 impl Scheduler {
-    /// Tells the time, in seconds since some moment, before a demand.
-    pub fn set_time(&mut self, now: f64) {
-        self.now = now;
-    }
-
     /// Who has to come back now.
     pub(super) fn urgent(&mut self) -> Vec<Admit> {
         let ranks: Vec<Rank> = self.limited.iter().copied().collect();
@@ -77,8 +72,8 @@ pub(super) struct Reserved {
 mod tests {
     use crate::engine::bill::{Tenant, Terms};
     use crate::engine::plan::Delivery;
-    use crate::engine::scheduler::world::{World, arrival, config, seqs};
-    use crate::engine::scheduler::{Arrival, SchedulerConfig, SchedulingPolicy};
+    use crate::engine::scheduler::test_engine::{TestEngine, arrival, config, seqs};
+    use crate::engine::scheduler::{Arrival, PlannedStep, SchedulerConfig, SchedulingPolicy};
     use crate::ids::{RequestId, SeqId};
     use crate::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
     use std::sync::Arc;
@@ -86,27 +81,27 @@ mod tests {
 
     #[test]
     fn smaller_requests_do_not_overtake_one_that_waits_for_its_part_of_the_pool() {
-        let mut world = World::new(SchedulerConfig { non_preemptible_blocks: 4, ..config() });
+        let mut engine = TestEngine::new(SchedulerConfig { non_preemptible_blocks: 4, ..config() });
         let terms = Terms { preemptible: false, ..Terms::default() };
         // 2 blocks each, but for the second of them: 4.
         for (id, max_tokens, tenant) in [(1, 5, 1), (2, 13, 1), (3, 5, 1), (4, 5, 2)] {
             let tenant = Tenant(tenant);
-            world.scheduler.arrive(Arrival { terms, tenant, ..arrival(id, 4, max_tokens) });
+            engine.scheduler.arrive(Arrival { terms, tenant, ..arrival(id, 4, max_tokens) });
         }
-        world.scheduler.arrive(arrival(5, 4, 90));
-        let plan = world.plan();
+        engine.scheduler.arrive(arrival(5, 4, 90));
+        let plan = engine.plan();
         assert_eq!(seqs(&plan), [SeqId(1), SeqId(5)], "who may be preempted goes before");
-        world.commit(&plan);
+        engine.commit(&plan);
         // Small ones keep coming; as one ends, the large one's turn comes all the same.
         let mut started = None;
         for id in 6..30 {
             let tenant = Tenant(1 + id as u32 % 2);
-            world.scheduler.arrive(Arrival { terms, tenant, ..arrival(id, 4, 5) });
-            let plan = world.plan();
+            engine.scheduler.arrive(Arrival { terms, tenant, ..arrival(id, 4, 5) });
+            let plan = engine.plan();
             let second = seqs(&plan).contains(&SeqId(2));
             assert!(second || started.is_some() || !seqs(&plan).iter().any(|seq| (3..5).contains(&seq.0)), "{plan:?}");
             started = started.or(second.then_some(id));
-            world.commit(&plan);
+            engine.commit(&plan);
         }
         assert!(started.is_some_and(|id| id < 12), "it started in step {started:?}");
     }
@@ -114,7 +109,7 @@ mod tests {
     /// Beams that start over, because nobody could go on or the executor has failed, find the seats that were kept for them.
     #[test]
     fn seats_that_are_kept_for_beams_are_not_kept_from_them() {
-        let mut world = World::new(SchedulerConfig {
+        let mut engine = TestEngine::new(SchedulerConfig {
             max_num_seqs: 4,
             max_num_batched_tokens: 4,
             non_preemptible_blocks: 16,
@@ -123,32 +118,32 @@ mod tests {
         let beam = BeamParams { width: 4, length_penalty: 1.0, early_stopping: EarlyStopping::Never, logprobs: None };
         let params = Arc::new(SamplingParams { max_tokens: 5, beam: Some(beam), ..SamplingParams::default() });
         let terms = Terms { preemptible: false, ..Terms::default() };
-        world.scheduler.arrive(Arrival { terms, params, ..arrival(1, 12, 5) });
-        let plan = world.plan();
+        engine.scheduler.arrive(Arrival { terms, params, ..arrival(1, 12, 5) });
+        let plan = engine.plan();
         assert_eq!(seqs(&plan), [SeqId(1)]);
-        world.commit(&plan);
-        world.scheduler.unblock();
-        assert_eq!(seqs(&world.plan()), [SeqId(1)]);
+        engine.commit(&plan);
+        engine.scheduler.unblock();
+        assert_eq!(seqs(&engine.plan()), [SeqId(1)]);
     }
 
-    /// How long the second of two requests whose pauses are limited was paused, once it had yielded to the first and the
-    /// room went to another before it was free for the second.
+    /// Seconds for which the second of two requests whose pauses are limited was paused: it was preempted for the first,
+    /// and another request took the room before it was free for the second. The end of a pause is reported with the next
+    /// plan, a second later.
     fn pauses(most: Duration) -> Vec<u32> {
         let policy = SchedulingPolicy::Priority;
-        let mut world = World::new(SchedulerConfig { num_device_blocks: 12, policy, ..config() });
+        let mut engine = TestEngine::new(SchedulerConfig { num_device_blocks: 12, policy, ..config() });
         let terms = Terms { max_pause: Some(most), ..Terms::default() };
-        world.scheduler.arrive(arrival(1, 1, 90));
-        world.scheduler.arrive(Arrival { terms, priority: 1, ..arrival(2, 9, 10) });
-        world.scheduler.arrive(Arrival { terms, priority: 3, ..arrival(3, 9, 90) });
+        engine.scheduler.arrive(arrival(1, 1, 90));
+        engine.scheduler.arrive(Arrival { terms, priority: 1, ..arrival(2, 9, 10) });
+        engine.scheduler.arrive(Arrival { terms, priority: 3, ..arrival(3, 9, 90) });
         let (mut paused_at, mut pauses) = (None, Vec::new());
         for second in 0..20 {
             if second == 9 {
-                world.scheduler.arrive(Arrival { priority: 2, ..arrival(4, 20, 90) });
+                engine.scheduler.arrive(Arrival { priority: 2, ..arrival(4, 20, 90) });
             }
-            world.scheduler.set_time(f64::from(second));
-            let plan = world.plan();
-            world.commit(&plan);
-            for (request, pause) in world.scheduler.take_pauses() {
+            let PlannedStep { plan, report } = engine.plan_at(f64::from(second));
+            engine.commit(&plan);
+            for (request, pause) in report.pauses {
                 match pause {
                     Delivery::Paused { .. } if request == RequestId(3) => paused_at = Some(second),
                     Delivery::Resumed { .. } if request == RequestId(3) => {
@@ -165,8 +160,8 @@ mod tests {
 
     #[test]
     fn who_may_be_paused_for_so_long_is_back_when_half_of_it_is_over() {
-        assert_eq!(pauses(Duration::from_secs(10)), [5], "who came before it yields");
-        assert_eq!(pauses(Duration::from_secs(6)), [3]);
+        assert_eq!(pauses(Duration::from_secs(10)), [5 + 1], "the request that came before it is preempted");
+        assert_eq!(pauses(Duration::from_secs(6)), [3 + 1]);
         assert!(pauses(Duration::from_secs(100)).is_empty());
     }
 }

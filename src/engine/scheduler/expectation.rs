@@ -148,22 +148,22 @@ fn binary_exponent(number: f64) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::scheduler::world::{World, arrival, config, seqs};
+    use crate::engine::scheduler::test_engine::{TestEngine, arrival, config, seqs};
     use crate::engine::scheduler::{Arrival, SchedulerConfig, SchedulingPolicy};
     use crate::ids::SeqId;
 
     /// Whether a prompt that fits starts beside a sequence that will need the last blocks in four steps.
     fn starts(admission: AdmissionPolicy, priority: i32) -> bool {
         let policy = SchedulingPolicy::Priority;
-        let mut world = World::new(SchedulerConfig { admission, policy, ..config() });
-        world.scheduler.arrive(Arrival { priority: 1, ..arrival(1, 8, 50) });
+        let mut engine = TestEngine::new(SchedulerConfig { admission, policy, ..config() });
+        engine.scheduler.arrive(Arrival { priority: 1, ..arrival(1, 8, 50) });
         for _ in 0..40 {
-            let plan = world.plan();
-            world.commit(&plan);
+            let plan = engine.plan();
+            engine.commit(&plan);
         }
         // 12 of 16 blocks are taken, and each of the two needs another one soon.
-        world.scheduler.arrive(Arrival { priority, ..arrival(2, 12, 50) });
-        seqs(&world.plan()).contains(&SeqId(2))
+        engine.scheduler.arrive(Arrival { priority, ..arrival(2, 12, 50) });
+        seqs(&engine.plan()).contains(&SeqId(2))
     }
 
     #[test]
@@ -176,16 +176,17 @@ mod tests {
 
     #[test]
     fn the_cheapest_yield_first() {
-        let mut world = World::new(SchedulerConfig { policy: SchedulingPolicy::Priority, ..config() });
+        let mut engine = TestEngine::new(SchedulerConfig { policy: SchedulingPolicy::Priority, ..config() });
         for (id, max_tokens, priority) in [(1, 50, 0), (2, 3, 1), (3, 50, 1), (4, 50, 1), (5, 3, 2)] {
-            world.scheduler.arrive(Arrival { priority, ..arrival(id, 4, max_tokens) });
+            engine.scheduler.arrive(Arrival { priority, ..arrival(id, 4, max_tokens) });
         }
-        let plan = world.plan();
-        world.commit(&plan);
-        let order = |world: &World| world.scheduler.yield_order().iter().map(|seq| seq.rank.seq.0).collect::<Vec<_>>();
-        assert_eq!(order(&world), [5, 4, 3, 2, 1], "by priority; who is about to end later; the youngest first");
-        let rank = world.scheduler.ranks[&SeqId(4)];
-        world.scheduler.running.get_mut(&rank).unwrap().preemptions = 1;
-        assert_eq!(order(&world), [5, 3, 4, 2, 1], "who has yielded before goes later");
+        let plan = engine.plan();
+        engine.commit(&plan);
+        let order =
+            |engine: &TestEngine| engine.scheduler.yield_order().iter().map(|seq| seq.rank.seq.0).collect::<Vec<_>>();
+        assert_eq!(order(&engine), [5, 4, 3, 2, 1], "by priority; who is about to end later; the youngest first");
+        let rank = engine.scheduler.ranks[&SeqId(4)];
+        engine.scheduler.running.get_mut(&rank).unwrap().preemptions = 1;
+        assert_eq!(order(&engine), [5, 3, 4, 2, 1], "who has yielded before goes later");
     }
 }

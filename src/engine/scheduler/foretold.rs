@@ -67,11 +67,6 @@ impl Scheduler {
         Some(told.continuations())
     }
 
-    /// What the searches did in the last commit.
-    pub fn take_searched(&mut self) -> Vec<SearchStep> {
-        std::mem::take(&mut self.searched)
-    }
-
     /// Names all full blocks whose tokens are known. Those that had no name, for each sequence.
     pub fn name_blocks(&mut self) -> Vec<(SeqId, Vec<BlockHash>)> {
         let block_size = self.config.block_size;

@@ -59,13 +59,8 @@ impl Scheduler {
     pub(super) fn meet_quota(&mut self, rank: Rank) {
         let seq = self.waiting.get_mut(&rank).expect("only waiting sequences are candidates");
         if !std::mem::replace(&mut seq.met_quota, true) {
-            self.quota_refusals.push((seq.tenant, QuotaTier::Device));
+            self.report.quota_refusals.push((seq.tenant, QuotaTier::Device));
         }
-    }
-
-    /// Where quotas stood in the way since the last call.
-    pub fn take_quota_refusals(&mut self) -> Vec<(Tenant, QuotaTier)> {
-        std::mem::take(&mut self.quota_refusals)
     }
 
     /// What each tenant has here, nobody's requests too.
@@ -99,57 +94,57 @@ impl Quota {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::scheduler::world::{World, arrival, config, seqs};
-    use crate::engine::scheduler::{Arrival, SchedulerConfig};
+    use crate::engine::scheduler::test_engine::{TestEngine, arrival, config, seqs};
+    use crate::engine::scheduler::{Arrival, PlannedStep, SchedulerConfig};
     use crate::ids::{RequestId, SeqId};
 
     /// One request of each of `tenants`, in their order.
-    fn world_of(quota: Quota, tenants: &[u32], prompt: usize) -> World {
-        let mut world = World::new(SchedulerConfig { quota, ..config() });
+    fn world_of(quota: Quota, tenants: &[u32], prompt: usize) -> TestEngine {
+        let mut engine = TestEngine::new(SchedulerConfig { quota, ..config() });
         for (tenant, id) in tenants.iter().zip(1..) {
             let tenant = Tenant(*tenant);
-            world.scheduler.arrive(Arrival { tenant, ..arrival(id, prompt, 90) });
+            engine.scheduler.arrive(Arrival { tenant, ..arrival(id, prompt, 90) });
         }
-        world
+        engine
     }
 
     #[test]
     fn a_tenant_over_its_quota_waits_and_others_go_before_it() {
         let quota = Quota { device_blocks: Some(5), swap_blocks: None };
         // 3 blocks each.
-        let mut world = world_of(quota, &[1, 1, 1, 2, 2], 9);
-        let plan = world.plan();
+        let mut engine = world_of(quota, &[1, 1, 1, 2, 2], 9);
+        let PlannedStep { plan, report } = engine.plan_at(0.0);
         assert_eq!(seqs(&plan), [SeqId(1), SeqId(4)]);
         let refused = [1, 2].map(|tenant| (Tenant(tenant), QuotaTier::Device));
-        assert_eq!(world.scheduler.take_quota_refusals(), refused);
+        assert_eq!(report.quota_refusals, refused);
         let holding = |waiting| Holding { sequences: [waiting, 1, 0], blocks: [3, 0] };
         let held = IdMap::from_iter([(Tenant(1), holding(2)), (Tenant(2), holding(1))]);
-        assert_eq!(world.scheduler.holdings(), held);
-        world.commit(&plan);
-        let plan = world.plan();
-        assert_eq!(world.scheduler.take_quota_refusals(), [], "each is told once");
+        assert_eq!(engine.scheduler.holdings(), held);
+        engine.commit(&plan);
+        let PlannedStep { plan, report } = engine.plan_at(0.0);
+        assert_eq!(report.quota_refusals, [], "each is told once");
         assert_eq!(seqs(&plan), [SeqId(1), SeqId(4)]);
-        world.commit(&plan);
-        world.scheduler.cancel(RequestId(1));
-        assert_eq!(seqs(&world.plan()), [SeqId(2), SeqId(4)], "the next of its own, in their order");
+        engine.commit(&plan);
+        engine.scheduler.cancel(RequestId(1));
+        assert_eq!(seqs(&engine.plan()), [SeqId(2), SeqId(4)], "the next of its own, in their order");
     }
 
     #[test]
     fn a_smaller_request_does_not_overtake_another_of_its_tenant() {
         let quota = Quota { device_blocks: Some(6), swap_blocks: None };
         // 3 blocks, 4, and 2.
-        let mut world = world_of(quota, &[1], 9);
+        let mut engine = world_of(quota, &[1], 9);
         for (id, prompt) in [(2, 13), (3, 5)] {
-            world.scheduler.arrive(Arrival { tenant: Tenant(1), ..arrival(id, prompt, 90) });
+            engine.scheduler.arrive(Arrival { tenant: Tenant(1), ..arrival(id, prompt, 90) });
         }
-        assert_eq!(seqs(&world.plan()), [SeqId(1)]);
+        assert_eq!(seqs(&engine.plan()), [SeqId(1)]);
     }
 
     #[test]
     fn who_holds_nothing_may_start_whatever_it_needs() {
         let quota = Quota { device_blocks: Some(2), swap_blocks: None };
-        let mut world = world_of(quota, &[1, 1, 2], 9);
-        assert_eq!(seqs(&world.plan()), [SeqId(1), SeqId(3)]);
+        let mut engine = world_of(quota, &[1, 1, 2], 9);
+        assert_eq!(seqs(&engine.plan()), [SeqId(1), SeqId(3)]);
     }
 
     #[test]
@@ -170,19 +165,18 @@ mod tests {
         for (swap_blocks, swaps) in [(None, [true, true]), (Some(5), [true, false])] {
             let quota = Quota { device_blocks: None, swap_blocks };
             // 5 blocks each, and then one more: the two most junior yield.
-            let mut world = world_of(quota, &[2, 1, 1], 20);
-            let mut swapped = Vec::new();
+            let mut engine = world_of(quota, &[2, 1, 1], 20);
+            let (mut swapped, mut refused) = (Vec::new(), Vec::new());
             for _ in 0..60 {
-                let plan = world.plan();
-                let stats = world.scheduler.take_stats();
-                swapped.extend(std::iter::repeat_n(true, stats.preempted_swap));
-                swapped.extend(std::iter::repeat_n(false, stats.preempted_recompute));
-                world.commit(&plan);
+                let PlannedStep { plan, report } = engine.plan_at(0.0);
+                swapped.extend(std::iter::repeat_n(true, report.stats.preempted_swap));
+                swapped.extend(std::iter::repeat_n(false, report.stats.preempted_recompute));
+                refused.extend(report.quota_refusals);
+                engine.commit(&plan);
                 if swapped.len() == 2 {
                     break;
                 }
             }
-            let refused = world.scheduler.take_quota_refusals();
             assert_eq!(refused, vec![(Tenant(1), QuotaTier::Swap); usize::from(!swaps[1])]);
             assert_eq!(swapped, swaps, "{swap_blocks:?}");
         }

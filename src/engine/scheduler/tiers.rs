@@ -13,7 +13,7 @@ use super::quota::Holdings;
 use super::tail::{Foresight, Tail, TailCopies};
 use super::{PreemptionMode, Scheduler};
 use crate::engine::allocation::{Admitted, Demand, Find, Grant, Store, SwapBlock, SwapDemand, SwapGrant};
-use crate::engine::arbiter::{Choice, Decision, Victim};
+use crate::engine::arbiter::{Choice, Victim};
 use crate::engine::bill::QuotaTier;
 use crate::engine::plan::{CopyReport, StepPlan, SwapIn};
 use crate::engine::prefix_cache::BlockHash;
@@ -55,7 +55,7 @@ pub(super) struct Moving {
 impl Scheduler {
     /// What to ask the swap pool before the device pool gets the demand: an entry for each candidate, or nothing where it
     /// can have nothing of theirs.
-    pub fn finds(&self, demand: &Demand) -> Vec<Find> {
+    pub(super) fn finds(&self, demand: &Demand) -> Vec<Find> {
         let is_empty = self.swap_stats.used + self.swap_stats.cached == 0;
         // What is to be forgotten must not be found.
         if is_empty || !self.config.prefix_caching || !self.pending_swap.forget.is_empty() {
@@ -68,7 +68,7 @@ impl Scheduler {
     }
 
     /// Completes the demand by the swap pool's answers: what is sooner computed is not fetched.
-    pub fn found(&self, demand: &mut Demand, held: Vec<Vec<bool>>) {
+    pub(super) fn fetch_what_is_found(&self, demand: &mut Demand, held: Vec<Vec<bool>>) {
         for (admit, held) in demand.urgent.iter_mut().chain(&mut demand.admit).zip(held) {
             let num_held = held.iter().filter(|held| **held).count();
             let num_tokens = num_held * self.config.block_size;
@@ -80,8 +80,8 @@ impl Scheduler {
         }
     }
 
-    /// Second call: what the step needs of the swap pool. Empty on most steps, and then the call may be skipped.
-    pub fn reserve(&mut self, grant: &Grant) -> SwapDemand {
+    /// What the step needs of the swap pool; empty on most steps.
+    pub(super) fn reserve(&mut self, grant: &Grant) -> SwapDemand {
         let mut demand = std::mem::take(&mut self.pending_swap);
         self.moving = Moving::default();
         self.looks = self.looks.wrapping_add(1);
@@ -94,7 +94,7 @@ impl Scheduler {
                 self.moving.storing.push((*seq, foresight));
                 demand.store.push(store);
             } else {
-                self.quota_refusals.push((tenant, QuotaTier::Swap));
+                self.report.quota_refusals.push((tenant, QuotaTier::Swap));
             }
         }
         for admitted in &grant.admitted {
@@ -130,7 +130,7 @@ impl Scheduler {
                 let (num_tokens, num_backed) = (seq.num_computed, seq.num_backed);
                 let victim = Victim { num_tokens, block_size, num_backed };
                 let decision = self.costs.decide(rank.request, &victim, &self.step_times);
-                self.decisions.push(decision);
+                self.report.decisions.push(decision);
                 decision.choice
             }
         };
@@ -270,12 +270,12 @@ impl Scheduler {
             plan.swap_out.extend(copies.map(|(device, swap)| (*device, swap.block)));
             let num_copies = plan.swap_out.len() - before;
             self.bill(rank.request).swapped_out_blocks += num_copies;
-            self.preemption_copies.push(TailCopies { num_blocks: num_copies, foresight });
+            self.report.preemption_copies.push(TailCopies { num_blocks: num_copies, foresight });
             self.num_swapped += 1;
-            self.stats.preempted_swap += 1;
+            self.report.stats.preempted_swap += 1;
         } else {
             seq.preempt(None);
-            self.stats.preempted_recompute += 1;
+            self.report.stats.preempted_recompute += 1;
         }
         self.give_backing_up(&mut seq);
         self.pause(&mut seq);
@@ -288,11 +288,11 @@ impl Scheduler {
         if coming.was_swapped {
             seq.preempt(Some(coming.from));
             self.num_swapped += 1;
-            self.stats.preempted_swap += 1;
+            self.report.stats.preempted_swap += 1;
         } else {
             self.pending_swap.release.push(coming.from);
             seq.preempt(None);
-            self.stats.preempted_recompute += 1;
+            self.report.stats.preempted_recompute += 1;
         }
     }
 
@@ -327,7 +327,7 @@ impl Scheduler {
                 (from, pairs)
             }
         };
-        self.stats.blocks_in += pairs.len();
+        self.report.stats.blocks_in += pairs.len();
         self.bill(seq.rank.request).swapped_in_blocks += pairs.len();
         let (first_place, num_tokens) = (admitted.swap_in[0], admitted.num_computed);
         let is_nameless = false;
@@ -416,16 +416,6 @@ impl Scheduler {
     /// Whether sequences wait for copies and nothing else is planned: the next step may come with the next report.
     pub fn waits_for_copies(&self) -> bool {
         !self.swap_ins.is_empty()
-    }
-
-    /// What the arbiter has decided since the last call.
-    pub fn take_decisions(&mut self) -> Vec<Decision> {
-        std::mem::take(&mut self.decisions)
-    }
-
-    /// For each sequence that was swapped since the last call, the blocks that had not been copied ahead, and why.
-    pub fn take_preemption_copies(&mut self) -> Vec<TailCopies> {
-        std::mem::take(&mut self.preemption_copies)
     }
 
     /// Seconds that a block's copy takes, to the swap pool and to the device.

@@ -83,30 +83,30 @@ impl Scheduler {
 #[cfg(test)]
 mod tests {
     use crate::engine::bill::Tenant;
-    use crate::engine::scheduler::world::{World, arrival, config, seqs};
+    use crate::engine::scheduler::test_engine::{TestEngine, arrival, config, seqs};
     use crate::engine::scheduler::{Arrival, SchedulerConfig, SchedulingPolicy};
     use crate::ids::{RequestId, SeqId};
 
-    fn arrive(world: &mut World, id: u64, tenant: u32, prompt: usize, max_tokens: u32) {
-        world.scheduler.arrive(Arrival { tenant: Tenant(tenant), ..arrival(id, prompt, max_tokens) });
+    fn arrive(engine: &mut TestEngine, id: u64, tenant: u32, prompt: usize, max_tokens: u32) {
+        engine.scheduler.arrive(Arrival { tenant: Tenant(tenant), ..arrival(id, prompt, max_tokens) });
     }
 
     #[test]
     fn who_has_least_goes_first() {
         for key_turns in [false, true] {
-            let mut world = World::new(SchedulerConfig { key_turns, max_num_seqs: 3, ..config() });
+            let mut engine = TestEngine::new(SchedulerConfig { key_turns, max_num_seqs: 3, ..config() });
             // 3 blocks each: all places are the first one's, who has more waiting.
-            (1..=6).for_each(|id| arrive(&mut world, id, 1, 9, 3));
-            let plan = world.plan();
+            (1..=6).for_each(|id| arrive(&mut engine, id, 1, 9, 3));
+            let plan = engine.plan();
             assert_eq!(seqs(&plan), [1, 2, 3].map(SeqId));
-            world.commit(&plan);
-            (7..=8).for_each(|id| arrive(&mut world, id, 2, 9, 30));
-            world.scheduler.cancel(RequestId(1));
-            let plan = world.plan();
+            engine.commit(&plan);
+            (7..=8).for_each(|id| arrive(&mut engine, id, 2, 9, 30));
+            engine.scheduler.cancel(RequestId(1));
+            let plan = engine.plan();
             assert_eq!(seqs(&plan), [2, 3, if key_turns { 7 } else { 4 }].map(SeqId), "{key_turns}");
-            world.commit(&plan);
-            world.scheduler.cancel(RequestId(2));
-            let plan = world.plan();
+            engine.commit(&plan);
+            engine.scheduler.cancel(RequestId(2));
+            let plan = engine.plan();
             assert_eq!(seqs(&plan)[..2], [3, 4].map(SeqId), "each has one: who came first goes");
         }
     }
@@ -114,42 +114,43 @@ mod tests {
     #[test]
     fn a_tenants_own_keep_their_order_and_priorities_go_before_turns() {
         let policy = SchedulingPolicy::Priority;
-        let mut world = World::new(SchedulerConfig { key_turns: true, policy, max_num_seqs: 2, ..config() });
+        let mut engine = TestEngine::new(SchedulerConfig { key_turns: true, policy, max_num_seqs: 2, ..config() });
         for (id, tenant, priority) in [(1, 1, 1), (2, 1, 0), (3, 2, 1), (4, 2, 1)] {
             let tenant = Tenant(tenant);
-            world.scheduler.arrive(Arrival { tenant, priority, ..arrival(id, 4, 2) });
+            engine.scheduler.arrive(Arrival { tenant, priority, ..arrival(id, 4, 2) });
         }
         let mut started = Vec::new();
         while started.len() < 4 {
-            let plan = world.plan();
+            let plan = engine.plan();
             started.extend(seqs(&plan).into_iter().filter(|seq| !started.contains(seq)).collect::<Vec<_>>());
-            world.commit(&plan);
+            engine.commit(&plan);
         }
         assert_eq!(started, [2, 3, 1, 4].map(SeqId));
     }
 
     #[test]
     fn alone_a_tenant_has_all_places() {
-        let mut world = World::new(SchedulerConfig { key_turns: true, ..config() });
-        (1..=8).for_each(|id| arrive(&mut world, id, 1, 4, 3));
-        assert_eq!(world.plan().batch.len(), 8);
+        let mut engine = TestEngine::new(SchedulerConfig { key_turns: true, ..config() });
+        (1..=8).for_each(|id| arrive(&mut engine, id, 1, 4, 3));
+        assert_eq!(engine.plan().batch.len(), 8);
     }
 
     /// The youngest yields, unless another tenant has more than its part.
     #[test]
     fn who_has_more_than_its_part_yields_first() {
         for key_turns in [false, true] {
-            let mut world = World::new(SchedulerConfig { key_turns, ..config() });
+            let mut engine = TestEngine::new(SchedulerConfig { key_turns, ..config() });
             for (id, tenant) in [(1, 1), (2, 1), (3, 1), (4, 2)] {
-                arrive(&mut world, id, tenant, 12, 40);
+                arrive(&mut engine, id, tenant, 12, 40);
             }
-            let order =
-                |world: &World| world.scheduler.yield_order().iter().map(|seq| seq.rank.seq.0).collect::<Vec<_>>();
-            let plan = world.plan();
+            let order = |engine: &TestEngine| {
+                engine.scheduler.yield_order().iter().map(|seq| seq.rank.seq.0).collect::<Vec<_>>()
+            };
+            let plan = engine.plan();
             assert_eq!(plan.batch.len(), 4);
-            world.commit(&plan);
+            engine.commit(&plan);
             let expected = if key_turns { [3, 2, 4, 1] } else { [4, 3, 2, 1] };
-            assert_eq!(order(&world), expected, "{key_turns}");
+            assert_eq!(order(&engine), expected, "{key_turns}");
         }
     }
 }

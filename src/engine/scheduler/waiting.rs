@@ -212,7 +212,7 @@ mod tests {
     use crate::engine::bill::Terms;
     use crate::engine::prefix_cache::BlockHasher;
     use crate::engine::scheduler::Arrival;
-    use crate::engine::scheduler::world::arrival;
+    use crate::engine::scheduler::test_engine::arrival;
     use crate::ids::{RequestId, SeqId};
 
     fn seq(id: u64, tenant: u32, preemptible: bool, has_run: bool) -> Box<Sequence> {

@@ -1,6 +1,5 @@
 //! Beam search by a model, with the scheduler and the block pool in front of it, where somebody watches the blocks.
 
-use super::super::planner::Planner;
 use super::super::workload::{Stream, TokenSource};
 use super::lengths::Lengths;
 use super::load::{self, Arrivals, Job};
@@ -9,6 +8,7 @@ use super::sharing::Meter;
 use crate::config::Config;
 use crate::engine::beam;
 use crate::engine::plan::StepPlan;
+use crate::engine::state::EngineState;
 use crate::error::StartError;
 use crate::ids::TokenId;
 use crate::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
@@ -62,17 +62,17 @@ impl Beams {
         };
         let jobs: Vec<Job> = lengths.iter().zip(prompts).map(job).collect();
         let mut meter = Meter::default();
-        self.run(&jobs, |planner, plan| meter.look(planner, plan, width as usize));
+        self.run(&jobs, |engine, plan| meter.look(engine, plan, width as usize));
         meter.saved()
     }
 
-    fn run(&mut self, jobs: &[Job], mut look: impl FnMut(&Planner, &StepPlan)) -> Vec<Vec<TokenId>> {
+    fn run(&mut self, jobs: &[Job], mut look: impl FnMut(&EngineState, &StepPlan)) -> Vec<Vec<TokenId>> {
         let loaded = &self.model.loaded;
         let block_size = loaded.pools.layout.block_size;
-        let mut planner = load::planner(block_size, self.num_device_blocks, false, Some(loaded.max_num_batched_tokens));
-        load::run(&mut planner, jobs, Arrivals::UpTo(CONCURRENCY), &mut |planner, plan| {
-            look(planner, plan);
-            self.model.execute(plan)
+        let mut engine = load::engine(block_size, self.num_device_blocks, false, Some(loaded.max_num_batched_tokens));
+        load::run(&mut engine, jobs, Arrivals::UpTo(CONCURRENCY), &mut |engine, planned| {
+            look(engine, &planned.plan);
+            self.model.execute(&planned.plan)
         })
     }
 }

@@ -1,11 +1,14 @@
 //! A load through the real scheduler, block pool and prefix cache, step by step, where somebody watches the blocks.
 
-use super::super::planner::{MAX_IDLE_TURNS, Planner};
+use super::super::simulated::MAX_IDLE_TURNS;
 use crate::cli::progress::RequestProgress;
 use crate::engine::bill::{Quota, Tenant, Terms};
-use crate::engine::plan::{Delivery, StepOutput, StepPlan};
+use crate::engine::plan::{Delivery, StepOutput};
 use crate::engine::prefix_cache::EvictionPolicy;
-use crate::engine::scheduler::{AdmissionPolicy, Arrival, PreemptionMode, SchedulerConfig, SchedulingPolicy};
+use crate::engine::scheduler::{
+    AdmissionPolicy, Arrival, PlannedStep, PreemptionMode, SchedulerConfig, SchedulingPolicy,
+};
+use crate::engine::state::EngineState;
 use crate::ids::{RequestId, TokenId};
 use crate::sampling::params::SamplingParams;
 use std::sync::Arc;
@@ -19,14 +22,14 @@ pub struct Job {
     pub n: u32,
 }
 
-/// A scheduler of a pool of so many blocks, where nothing is swapped. Without a bound on the tokens of a step, every prompt
+/// An engine with a pool of so many blocks, where nothing is swapped. Without a bound on the tokens of a step, every prompt
 /// takes one.
-pub fn planner(
+pub fn engine(
     block_size: usize,
     num_device_blocks: usize,
     prefix_caching: bool,
     max_num_batched_tokens: Option<usize>,
-) -> Planner {
+) -> EngineState {
     let num_slots = block_size * num_device_blocks;
     let max_num_batched_tokens = max_num_batched_tokens.unwrap_or(num_slots);
     let config = SchedulerConfig {
@@ -51,7 +54,7 @@ pub fn planner(
         overlap: false,
         hash_key: [0; 32],
     };
-    Planner::new(config, EvictionPolicy::default())
+    EngineState::new(config, EvictionPolicy::default())
 }
 
 /// When requests come.
@@ -63,39 +66,39 @@ pub enum Arrivals {
 }
 
 /// Runs all of `jobs`, and returns what each one's first sample (or best beam) generated. `execute` is the device; it
-/// sees the planner between a step's plan and its results.
+/// sees the engine between a step's plan and its results.
 pub fn run(
-    planner: &mut Planner,
+    engine: &mut EngineState,
     jobs: &[Job],
     arrivals: Arrivals,
-    execute: &mut dyn FnMut(&Planner, &StepPlan) -> StepOutput,
+    execute: &mut dyn FnMut(&EngineState, &PlannedStep) -> StepOutput,
 ) -> Vec<Vec<TokenId>> {
     let mut progress = RequestProgress::new(jobs.len() as u64);
     let mut outputs = vec![Vec::new(); jobs.len()];
     let mut has_ended = vec![false; jobs.len()];
     let (mut coming, mut idle_turns) = (jobs.iter().enumerate(), 0);
-    while coming.len() > 0 || planner.scheduler.has_work() {
+    while coming.len() > 0 || engine.scheduler.has_work() {
         let num_arriving = match arrivals {
             Arrivals::AllAtOnce => coming.len(),
-            Arrivals::UpTo(most) => usize::from(planner.scheduler.num_requests() < most),
+            Arrivals::UpTo(most) => usize::from(engine.scheduler.num_requests() < most),
         };
         for (index, job) in coming.by_ref().take(num_arriving) {
-            planner.scheduler.arrive(arrival(index, job));
+            engine.scheduler.arrive(arrival(index, job));
         }
-        let plan = planner.plan();
-        if plan.is_empty() {
+        let planned = engine.plan(0.0).expect("the loop is the simple one, and there is work");
+        if planned.plan.is_empty() {
             idle_turns += 1;
-            assert!(idle_turns < MAX_IDLE_TURNS, "nothing happens: {:?}", planner.scheduler.population());
+            assert!(idle_turns < MAX_IDLE_TURNS, "nothing happens: {:?}", engine.scheduler.population());
             continue;
         }
         idle_turns = 0;
-        let output = execute(planner, &plan);
-        for (request, delivery) in planner.scheduler.commit(output) {
+        let output = execute(engine, &planned);
+        for (request, delivery) in engine.scheduler.commit(output).deliveries {
             let index = request.0 as usize;
             match delivery {
                 Delivery::Token { sample: 0, sampled } => outputs[index].push(sampled.token),
                 // Its samples may all end in this step.
-                Delivery::Finished { .. } if !planner.scheduler.has_request(request) && !has_ended[index] => {
+                Delivery::Finished { .. } if !engine.scheduler.has_request(request) && !has_ended[index] => {
                     has_ended[index] = true;
                     let job = &jobs[index];
                     progress.request_done(u64::from(job.n * job.params.max_tokens));

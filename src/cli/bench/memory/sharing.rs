@@ -1,6 +1,6 @@
 //! Blocks that sharing saves: sections 6.3 and 6.4 of the paper (its figures 15 and 16).
 
-use super::super::planner::{Planner, made_up_output};
+use super::super::simulated::made_up_output;
 use super::super::workload::{Stream, TokenSource};
 use super::beams::{self, Beams, WIDTHS};
 use super::lengths::{ABOUT, ALPACA, Dataset, Lengths, SHAREGPT};
@@ -10,6 +10,8 @@ use super::output::{Part, Section, Table, percent};
 use crate::cli::bench::chart::{Chart, Kind, Series};
 use crate::config::Config;
 use crate::engine::plan::{StepOutput, StepPlan};
+use crate::engine::scheduler::PlannedStep;
+use crate::engine::state::EngineState;
 use crate::error::StartError;
 use crate::ids::TokenId;
 use crate::sampling::params::SamplingParams;
@@ -46,9 +48,9 @@ pub struct Meter {
 
 impl Meter {
     /// `width`: sequences of a request, of which all but one fork off once the prompt is computed.
-    pub fn look(&mut self, planner: &Planner, plan: &StepPlan, width: usize) {
-        let used = planner.device_pool.stats().used;
-        let (tables, _) = planner.scheduler.tables();
+    pub fn look(&mut self, engine: &EngineState, plan: &StepPlan, width: usize) {
+        let used = engine.device.stats().used;
+        let (tables, _) = engine.scheduler.tables();
         let held: usize = tables.iter().map(|table| table.len()).sum();
         // Without sharing, each would have had a prompt of its own from the start.
         let is_first = |position| position == 0;
@@ -130,13 +132,13 @@ fn job(prompt: Vec<TokenId>, max_tokens: u32, n: u32) -> Job {
 fn simulate(jobs: &[Job], block_size: usize, width: usize, prefix_caching: bool) -> f64 {
     let longest = jobs.iter().map(|job| job.prompt.len() + job.params.max_tokens as usize).max().unwrap_or(1);
     let num_blocks = CONCURRENCY * width * (longest / block_size + 2);
-    let mut planner = load::planner(block_size, num_blocks, prefix_caching, None);
+    let mut engine = load::engine(block_size, num_blocks, prefix_caching, None);
     let mut meter = Meter::default();
-    let mut step = |planner: &Planner, plan: &StepPlan| -> StepOutput {
-        meter.look(planner, plan, width);
-        made_up_output(plan)
+    let mut step = |engine: &EngineState, planned: &PlannedStep| -> StepOutput {
+        meter.look(engine, &planned.plan, width);
+        made_up_output(&planned.plan)
     };
-    load::run(&mut planner, jobs, Arrivals::UpTo(CONCURRENCY), &mut step);
+    load::run(&mut engine, jobs, Arrivals::UpTo(CONCURRENCY), &mut step);
     meter.saved()
 }
 

@@ -1,13 +1,14 @@
 //! How much of the KV memory holds tokens, and how many requests fit, by system: sections 2 and 6.2 of the paper (its
 //! figures 2 and 13).
 
-use super::super::planner::{Planner, made_up_output};
+use super::super::simulated::made_up_output;
 use super::allocators::{Allocator, Buddy, FirstFit, Piece};
 use super::lengths::Lengths;
 use super::load::{self, Arrivals, Job};
 use super::output::{Part, Section, Table, fine_percent, percent};
 use crate::cli::bench::chart::{Chart, Kind, Series};
-use crate::engine::plan::StepPlan;
+use crate::engine::scheduler::PlannedStep;
+use crate::engine::state::EngineState;
 use crate::error::StartError;
 use crate::sampling::params::SamplingParams;
 use serde::Serialize;
@@ -110,7 +111,7 @@ pub fn contiguous(
 /// The scheduler and the block pool themselves, with blocks of `block_size` slots.
 pub fn paged(requests: &[Lengths], num_slots: usize, block_size: usize) -> Waste {
     let num_blocks = num_slots / block_size;
-    let mut planner = load::planner(block_size, num_blocks, false, None);
+    let mut engine = load::engine(block_size, num_blocks, false, None);
     let job = |lengths: &Lengths| Job {
         prompt: Arc::new(vec![0; lengths.prompt]),
         params: Arc::new(SamplingParams { max_tokens: lengths.output, ..SamplingParams::default() }),
@@ -118,16 +119,16 @@ pub fn paged(requests: &[Lengths], num_slots: usize, block_size: usize) -> Waste
     };
     let jobs: Vec<Job> = requests.iter().map(job).collect();
     let mut sums = Sums::default();
-    let mut step = |planner: &Planner, plan: &StepPlan| {
-        let population = planner.scheduler.population();
+    let mut step = |engine: &EngineState, planned: &PlannedStep| {
+        let population = engine.scheduler.population();
         if population.waiting > 0 {
-            let allocated = planner.device_pool.stats().used * block_size;
-            let tokens = allocated - planner.scheduler.empty_slots();
+            let allocated = engine.device.stats().used * block_size;
+            let tokens = allocated - planned.report.empty_slots;
             sums.add(tokens, 0, allocated, num_blocks * block_size, population.running);
         }
-        made_up_output(plan)
+        made_up_output(&planned.plan)
     };
-    load::run(&mut planner, &jobs, Arrivals::AllAtOnce, &mut step);
+    load::run(&mut engine, &jobs, Arrivals::AllAtOnce, &mut step);
     sums.waste(format!("paged, blocks of {block_size}"), num_blocks * block_size)
 }
 

@@ -1,7 +1,7 @@
 //! A trace through the real scheduler, pools and cache, with a clock that is told how long each step takes.
 
-use super::super::planner::{MAX_IDLE_TURNS, Planner, made_up_output};
 use super::super::report::Times;
+use super::super::simulated::{MAX_IDLE_TURNS, made_up_output};
 use super::copies::Copies;
 use super::spread::Spread;
 use super::timing::Timing;
@@ -9,7 +9,8 @@ use super::trace::Trace;
 use crate::engine::bill::{Tenant, Terms};
 use crate::engine::plan::{Delivery, StepOutput};
 use crate::engine::prefix_cache::EvictionPolicy;
-use crate::engine::scheduler::{Arrival, SchedulerConfig};
+use crate::engine::scheduler::{Arrival, PlanReport, PlannedStep, SchedulerConfig};
+use crate::engine::state::EngineState;
 use crate::ids::{IdMap, RequestId, TokenId};
 use crate::sampling::params::SamplingParams;
 use serde::Serialize;
@@ -74,7 +75,7 @@ struct Open {
 
 struct Simulation<'a> {
     setup: &'a Setup<'a>,
-    planner: Planner,
+    engine: EngineState,
     copies: Copies,
     now_s: f64,
     /// Of the trace, repeated.
@@ -125,7 +126,7 @@ impl<'a> Simulation<'a> {
             itl_ms: None,
         };
         Self {
-            planner: Planner::new(setup.scheduler.clone(), setup.eviction),
+            engine: EngineState::new(setup.scheduler.clone(), setup.eviction),
             copies: Copies::default(),
             now_s: 0.0,
             next_request: 0,
@@ -144,7 +145,7 @@ impl<'a> Simulation<'a> {
         let mut idle_turns = 0;
         loop {
             self.arrive();
-            if !self.planner.scheduler.has_work() {
+            if !self.engine.scheduler.has_work() {
                 if self.next_request == self.setup.num_requests {
                     break;
                 }
@@ -155,7 +156,7 @@ impl<'a> Simulation<'a> {
             assert!(
                 idle_turns < MAX_IDLE_TURNS,
                 "the scheduler has work and does nothing: {:?}",
-                self.planner.scheduler.population()
+                self.engine.scheduler.population()
             );
         }
         self.finish()
@@ -183,33 +184,33 @@ impl<'a> Simulation<'a> {
             let (n, priority, cache_salt, constraint) = (1, 0, None, None);
             let (terms, tenant) = (Terms::default(), Tenant::default());
             let arrival = Arrival { id, prompt, params, n, priority, cache_salt, constraint, terms, tenant };
-            self.planner.scheduler.arrive_named(arrival, names);
+            self.engine.scheduler.arrive_named(arrival, names);
             self.open.push_back(Open { arrival_s, last_token_s: None, has_ended: false });
         }
     }
 
     /// Nothing can run before a copy has ended, or a request has come. False where no copy is under way.
     fn await_copies(&mut self) -> bool {
-        let Some(end_s) = self.copies.next_end_s().filter(|_| self.planner.scheduler.waits_for_copies()) else {
+        let Some(end_s) = self.copies.next_end_s().filter(|_| self.engine.scheduler.waits_for_copies()) else {
             return false;
         };
         let has_next = self.next_request < self.setup.num_requests;
         let next_s = if has_next { self.setup.trace.get(self.next_request).1 } else { f64::INFINITY };
         self.now_s = self.now_s.max(end_s.min(next_s));
         let report = self.copies.report(self.now_s);
-        self.planner.scheduler.copied(&report);
+        self.engine.scheduler.copied(&report);
         true
     }
 
     /// False where there was nothing to compute or to copy: at most, blocks came back.
     fn step(&mut self) -> bool {
         let block_size = self.setup.scheduler.block_size;
-        let plan = self.planner.plan();
-        self.take_admissions();
+        let Some(PlannedStep { plan, report }) = self.engine.plan(0.0) else { return false };
+        self.count_plan(&report);
         if plan.is_empty() {
             return false;
         }
-        let load = self.planner.scheduler.planned_load();
+        let load = report.load;
         let forward_s = self.setup.timing.forward_s(&load);
         let block_s = self.setup.timing.block_copy_s(block_size);
         self.now_s = self.copies.start(&plan, self.now_s, block_s, block_size) + forward_s;
@@ -222,17 +223,25 @@ impl<'a> Simulation<'a> {
         true
     }
 
-    fn take_admissions(&mut self) {
-        for admission in self.planner.scheduler.take_admissions() {
+    fn count_plan(&mut self, report: &PlanReport) {
+        for admission in &report.admissions {
             self.result.prompt_tokens += admission.prompt_tokens as u64;
             self.result.device_hit_tokens += (admission.cached_tokens - admission.swapped_tokens) as u64;
             self.result.swap_hit_tokens += admission.swapped_tokens as u64;
         }
+        let stats = report.stats;
+        let block_bytes = self.setup.timing.kv_bytes_per_token * self.setup.scheduler.block_size as u64;
+        self.result.preempted_swap += stats.preempted_swap as u64;
+        self.result.preempted_recompute += stats.preempted_recompute as u64;
+        self.result.swapped_out_bytes += stats.blocks_out as u64 * block_bytes;
+        self.result.swapped_in_bytes += stats.blocks_in as u64 * block_bytes;
     }
 
     fn commit(&mut self, output: StepOutput) {
         let first_open = self.next_id - self.open.len() as u64;
-        for (id, delivery) in self.planner.scheduler.commit(output) {
+        let report = self.engine.scheduler.commit(output);
+        self.result.recomputed_tokens += report.recomputed_tokens as u64;
+        for (id, delivery) in report.deliveries {
             let open = &mut self.open[(id.0 - first_open) as usize];
             match delivery {
                 Delivery::Token { .. } => {
@@ -252,19 +261,12 @@ impl<'a> Simulation<'a> {
         while self.open.front().is_some_and(|open| open.has_ended) {
             self.open.pop_front();
         }
-        let stats = self.planner.scheduler.take_stats();
-        let block_bytes = self.setup.timing.kv_bytes_per_token * self.setup.scheduler.block_size as u64;
-        self.result.recomputed_tokens += stats.recomputed_tokens as u64;
-        self.result.preempted_swap += stats.preempted_swap as u64;
-        self.result.preempted_recompute += stats.preempted_recompute as u64;
-        self.result.swapped_out_bytes += stats.blocks_out as u64 * block_bytes;
-        self.result.swapped_in_bytes += stats.blocks_in as u64 * block_bytes;
     }
 
     fn finish(self) -> Simulated {
         let mut result = self.result;
         let per_s = |count: f64| if self.now_s > 0.0 { count / self.now_s } else { 0.0 };
-        result.evicted_blocks = self.planner.device_pool.stats().evicted;
+        result.evicted_blocks = self.engine.device.stats().evicted;
         result.simulated_s = self.now_s;
         let of_prompts = |tokens: u64| tokens as f64 / result.prompt_tokens.max(1) as f64;
         result.device_hit_rate = of_prompts(result.device_hit_tokens);

@@ -1,19 +1,19 @@
-//! The scheduler and two pools, for tests of what it decides.
+//! An engine without a device, for tests of what the scheduler decides.
 
-use super::{AdmissionPolicy, Arrival, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy};
-use crate::engine::allocation::{Demand, serve, serve_swap};
+use super::{AdmissionPolicy, Arrival, CommitReport, PlannedStep, PreemptionMode, SchedulerConfig, SchedulingPolicy};
 use crate::engine::bill::{Quota, Tenant, Terms};
-use crate::engine::block_pool::BlockPool;
-use crate::engine::plan::{CopyReport, Deliveries, SeqOutput, StepOutput, StepPlan};
+use crate::engine::plan::{CopyReport, SeqOutput, StepOutput, StepPlan};
+use crate::engine::prefix_cache::EvictionPolicy;
+use crate::engine::state::EngineState;
 use crate::ids::{RequestId, SeqId};
 use crate::sampling::params::{Sampled, SamplingParams};
 use smallvec::smallvec;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-pub struct World {
-    pub scheduler: Scheduler,
-    device: BlockPool,
-    swap: BlockPool,
+/// 4 tokens a block. A step gives every sequence the token 1.
+pub struct TestEngine {
+    engine: EngineState,
 }
 
 /// 16 blocks of 4 tokens on the device and as many beside it.
@@ -56,36 +56,44 @@ pub fn arrival(id: u64, prompt: usize, max_tokens: u32) -> Arrival {
     }
 }
 
-impl World {
+impl TestEngine {
     pub fn new(config: SchedulerConfig) -> Self {
-        let device = BlockPool::new(config.num_device_blocks, config.prefix_caching);
-        let swap = BlockPool::new(config.num_swap_blocks, config.prefix_caching);
-        Self { scheduler: Scheduler::new(config), device, swap }
+        Self { engine: EngineState::new(config, EvictionPolicy::default()) }
     }
 
     pub fn plan(&mut self) -> StepPlan {
-        let demand = self.scheduler.demand().unwrap();
-        self.plan_on(demand)
+        self.plan_at(0.0).plan
     }
 
-    /// The rest of planning a step.
-    pub fn plan_on(&mut self, demand: Demand) -> StepPlan {
-        let grant = serve(&mut self.device, 4, demand);
-        let swap = self.scheduler.reserve(&grant);
-        let swap = serve_swap(&mut self.swap, swap);
-        let plan = self.scheduler.plan(grant, swap);
+    /// Plans a step at a time in seconds.
+    pub fn plan_at(&mut self, now: f64) -> PlannedStep {
+        let planned = self.engine.plan(now).expect("nothing is in flight, and there is work");
         self.scheduler.check();
-        plan
+        planned
     }
 
     /// A token for each sequence, and the end of each copy.
-    pub fn commit(&mut self, plan: &StepPlan) -> Deliveries {
+    pub fn commit(&mut self, plan: &StepPlan) -> CommitReport {
         let sampled = || smallvec![Sampled { token: 1, logprobs: None }];
         let seqs = plan.batch.iter().filter(|seq| seq.sample.is_some());
         let seqs = seqs.map(|seq| SeqOutput { sampled: sampled(), ..SeqOutput::of(seq.seq) });
         let arrived = plan.swap_in.iter().map(|swap_in| (swap_in.id, true)).collect();
         let copies = CopyReport { arrived, ..CopyReport::default() };
         self.scheduler.commit(StepOutput { seqs: seqs.collect(), copies, ..StepOutput::default() })
+    }
+}
+
+impl Deref for TestEngine {
+    type Target = EngineState;
+
+    fn deref(&self) -> &EngineState {
+        &self.engine
+    }
+}
+
+impl DerefMut for TestEngine {
+    fn deref_mut(&mut self) -> &mut EngineState {
+        &mut self.engine
     }
 }
 

@@ -1,24 +1,22 @@
-//! What was decided, as far as it takes to compare and to say what differs.
+//! What a plan decided, in few bytes: enough to compare two plans, and to say how they differ.
 
 use crate::engine::allocation::{Grant, SwapBlock, SwapGrant};
 use crate::engine::arbiter::Decision;
-use crate::engine::bill::KvBill;
-use crate::engine::plan::{Deliveries, Delivery, StepPlan};
-use crate::ids::{BlockId, CopyId, RequestId, SeqId};
-use crate::sampling::params::FinishReason;
+use crate::engine::plan::StepPlan;
+use crate::ids::{BlockId, CopyId, SeqId};
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Display};
 
-/// Of what was decided, in any order that does not change.
+/// A checksum of decisions. It depends on their order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Digest(u64);
 
 impl Digest {
-    fn add(&mut self, number: u64) {
+    pub fn add(&mut self, number: u64) {
         self.0 = (self.0.rotate_left(5) ^ number).wrapping_mul(0x517c_c1b7_2722_0a95);
     }
 
-    fn add_all(&mut self, numbers: impl IntoIterator<Item = usize>) {
+    pub fn add_all(&mut self, numbers: impl IntoIterator<Item = usize>) {
         numbers.into_iter().for_each(|number| self.add(number as u64));
     }
 
@@ -161,66 +159,8 @@ impl<A: Display, B: Display> Display for Pairs<'_, A, B> {
     }
 }
 
-fn differ(what: &str, recorded: &impl Display, replayed: &impl Display) -> Option<String> {
+/// What is said of a thing that differs; `None` where it does not.
+pub fn differ(what: &str, recorded: &impl Display, replayed: &impl Display) -> Option<String> {
     let (recorded, replayed) = (recorded.to_string(), replayed.to_string());
     (recorded != replayed).then(|| format!("{what}: {recorded} in the recording, {replayed} now"))
-}
-
-/// What owners were told after a step: who ended, and a digest of all of it but tokens.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Told {
-    pub num: usize,
-    /// Samples that ended.
-    pub finished: Vec<(RequestId, u32)>,
-    digest: Digest,
-}
-
-impl Told {
-    pub fn new(deliveries: &Deliveries) -> Self {
-        let mut told = Self { num: deliveries.len(), ..Self::default() };
-        for (request, delivery) in deliveries {
-            let (kind, number) = match delivery {
-                Delivery::Bill(bill) => (0, told.add_bill(bill)),
-                Delivery::Paused { sample } => (1, *sample as usize),
-                Delivery::Resumed { sample } => (2, *sample as usize),
-                Delivery::Started { cached_tokens } => (3, *cached_tokens),
-                Delivery::PromptLogprobs(logprobs) => (4, logprobs.len()),
-                Delivery::Embedding(_) => (5, 0),
-                Delivery::Token { sample, .. } => (6, *sample as usize),
-                Delivery::Finished { sample, reason } => {
-                    told.finished.push((*request, *sample));
-                    let kind = match reason {
-                        FinishReason::Eos => 7,
-                        FinishReason::StopToken(_) => 8,
-                        FinishReason::Length => 9,
-                    };
-                    (kind, *sample as usize)
-                }
-                Delivery::Failed { .. } => (10, 0),
-            };
-            told.digest.add(request.0);
-            told.digest.add_all([kind, number]);
-        }
-        told
-    }
-
-    fn add_bill(&mut self, bill: &KvBill) -> usize {
-        let KvBill { cached_device_tokens, cached_swap_tokens, preemptions, swapped_out_blocks, .. } = *bill;
-        self.digest.add_all([cached_device_tokens, cached_swap_tokens, preemptions, swapped_out_blocks]);
-        self.digest.add_all([bill.swapped_in_blocks, bill.recomputed_tokens]);
-        0
-    }
-
-    /// How another one in its place differs; `None`: not at all.
-    pub fn difference(&self, other: &Self) -> Option<String> {
-        let ends = |told: &Self| {
-            let ends: Vec<String> =
-                told.finished.iter().map(|(request, sample)| format!("{request}.{sample}")).collect();
-            if ends.is_empty() { "none".to_owned() } else { ends.join(", ") }
-        };
-        (self != other).then(|| match differ("samples that end", &ends(self), &ends(other)) {
-            Some(difference) => difference,
-            None => format!("what requests are told: {} things in the recording, {} now", self.num, other.num),
-        })
-    }
 }
