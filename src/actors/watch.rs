@@ -3,7 +3,7 @@
 
 use crate::engine::block_pool::PoolView;
 use crate::engine::plan::StepPlan;
-use crate::engine::scheduler::{PlanStats, Population, SeqView};
+use crate::engine::scheduler::{PlanStats, Population, SeqSnapshot};
 use crate::ids::BlockId;
 use std::time::{Duration, Instant};
 
@@ -32,7 +32,7 @@ pub struct Snapshot {
 /// A sequence, and when its request arrived.
 #[derive(Clone, Debug)]
 pub struct Watched {
-    pub view: SeqView,
+    pub view: SeqSnapshot,
     pub arrived: Instant,
 }
 

@@ -158,6 +158,13 @@ impl fmt::Display for Lack {
     }
 }
 
+impl Grant {
+    /// Whether other sequences run than before: some were admitted, or preempted.
+    pub fn changes_who_runs(&self) -> bool {
+        !self.admitted.is_empty() || !self.preempted.is_empty()
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Grown {
     pub seq: SeqId,

@@ -121,10 +121,9 @@ impl BeamSearch {
         self.results = results;
     }
 
-    /// Forgets what it has found.
-    pub fn redact(&mut self, keep_tokens: bool) {
-        self.results.clear();
-        self.params = Arc::new(if keep_tokens { self.params.decisive() } else { self.params.redacted() });
+    /// The parameters of its request, to change what of them is written down.
+    pub fn params_mut(&mut self) -> &mut Arc<SamplingParams> {
+        &mut self.params
     }
 
     fn early_stopping(&self) -> EarlyStopping {

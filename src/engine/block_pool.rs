@@ -83,10 +83,10 @@ impl BlockPool {
         Self::with_eviction(self.num_blocks(), self.keep_cached, self.cache.policy())
     }
 
-    /// Gives all content another name.
-    pub fn rename(&mut self, rename: impl Fn(BlockHash) -> BlockHash + Copy) {
-        self.cache.rename(rename);
-        self.evicted.iter_mut().for_each(|(_, name)| *name = rename(*name));
+    /// Replaces the hashes of all blocks. `map` gives different hashes for different ones.
+    pub fn map_hashes(&mut self, map: impl Fn(BlockHash) -> BlockHash + Copy) {
+        self.cache.map_hashes(map);
+        self.evicted.iter_mut().for_each(|(_, hash)| *hash = map(*hash));
     }
 
     /// About how many bytes of memory it takes.

@@ -300,12 +300,12 @@ impl PrefixCache {
     }
 
     /// Gives all content another name.
-    pub fn rename(&mut self, rename: impl Fn(BlockHash) -> BlockHash) {
+    pub fn map_hashes(&mut self, map: impl Fn(BlockHash) -> BlockHash) {
         // Those too that blocks had once: nobody is to see them.
-        self.names.iter_mut().for_each(|name| *name = rename(*name));
+        self.names.iter_mut().for_each(|name| *name = map(*name));
         self.fill_index();
         if let Order::Adaptive(adaptive) = &mut self.order {
-            adaptive.rename(rename);
+            adaptive.map_hashes(map);
         }
     }
 

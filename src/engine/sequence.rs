@@ -70,6 +70,11 @@ impl Pooled {
         }
     }
 
+    /// Forgets the sum, but not how many states it has.
+    pub fn forget_values(&mut self) {
+        self.sum.clear();
+    }
+
     pub fn mean(&self) -> Vec<f32> {
         self.sum.iter().map(|sum| (sum / self.num_rows.max(1) as f64) as f32).collect()
     }
@@ -280,6 +285,11 @@ impl Sequence {
         }
     }
 
+    /// Whether its KV is in the swap pool, and none of it on the device.
+    pub fn is_swapped(&self) -> bool {
+        matches!(self.state, SeqState::Swapped(_))
+    }
+
     /// Whether it is one of the beams of a search.
     pub fn is_beam(&self) -> bool {
         self.is_beam
@@ -431,25 +441,10 @@ impl Sequence {
         self.next = None;
     }
 
-    /// See [`Scheduler::redact`].
-    ///
-    /// [`Scheduler::redact`]: crate::engine::scheduler::Scheduler::redact
-    pub fn redact(&mut self, keep_tokens: bool, rename: impl Fn(BlockHash) -> BlockHash) {
-        self.forget_rules();
-        if !keep_tokens {
-            self.prompt = Arc::new(vec![0; self.prompt.len()]);
-            let tokens: Vec<TokenId> = self.output.iter().map(|token| self.params.label(*token)).collect();
-            self.output = match self.output {
-                Output::Own(_) => Output::Own(tokens),
-                Output::Shared(_) => Output::Shared(Arc::new(tokens)),
-            };
-        }
-        self.params = Arc::new(if keep_tokens { self.params.decisive() } else { self.params.redacted() });
-        self.prompt_logprobs.iter_mut().for_each(|logprobs| *logprobs = PositionLogprobs::unknown());
-        self.pooled.sum.clear();
-        self.beam = Beam::default();
-        self.hashes = Arc::new(self.hashes.iter().map(|name| rename(*name)).collect());
-        self.root = rename(self.root);
+    /// Replaces the hashes of its blocks.
+    pub fn map_hashes(&mut self, map: impl Fn(BlockHash) -> BlockHash) {
+        self.hashes = Arc::new(self.hashes.iter().map(|hash| map(*hash)).collect());
+        self.root = map(self.root);
     }
 
     /// About how many bytes of memory it takes beside what `counted` has already: forks share much.

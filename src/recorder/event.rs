@@ -1,5 +1,6 @@
 //! What a recording consists of: what went into the scheduler, in order, with a summary of what was decided.
 
+use super::labels::{decisive_params, label};
 use super::told::Told;
 use crate::engine::bill::{Tenant, Terms};
 use crate::engine::plan::{CopyReport, SeqOutput, StepOutput, StepTiming};
@@ -117,7 +118,7 @@ impl Arrived {
 
     /// Forgets tokens.
     pub fn redact(&mut self) {
-        let params = self.params().redacted();
+        let params = decisive_params(&self.params(), false);
         self.prompt = Prompt::Length(self.num_prompt_tokens());
         self.ends = [params.eos_token_ids, params.stop_token_ids];
     }
@@ -211,7 +212,7 @@ impl Committed {
         of_seq: impl Fn(SeqId) -> Option<&'a SamplingParams>,
         of_request: impl Fn(RequestId) -> Option<&'a SamplingParams>,
     ) {
-        let label = |params: Option<&SamplingParams>, token: TokenId| params.map_or(0, |params| params.label(token));
+        let label = |params: Option<&SamplingParams>, token: TokenId| params.map_or(0, |params| label(params, token));
         let seqs: Vec<SeqId> = self.seqs().map(|(seq, _)| seq).collect();
         for (seq, output) in seqs.into_iter().zip(&mut self.outputs) {
             match output {

@@ -16,7 +16,7 @@
 //!   can compute the name of a text, in the server or in another file, or tell by a name what a block holds; equal names
 //!   are still equal. No token is hashed when a recording is replayed: every name is in it.
 //! - *Which tokens end an output*: a token is 0, or its place among those that end its request's output
-//!   ([`SamplingParams::label`]).
+//!   (`labels`).
 //! - *What follows rules and searches*: how many tokens had to come, which beams went on ([`Foretold`]). Grammars, scores
 //!   and log-probabilities are not in it.
 //!
@@ -28,12 +28,12 @@
 //! reads the file; where one differs, the file ends there, and its header says so.
 //!
 //! [`BlockHash`]: crate::engine::prefix_cache::BlockHash
-//! [`SamplingParams::label`]: crate::sampling::params::SamplingParams::label
 //! [`Foretold`]: crate::engine::scheduler::Foretold
 
 mod event;
 mod file;
 mod keyframe;
+mod labels;
 mod redact;
 mod replayer;
 mod ring;

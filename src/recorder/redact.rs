@@ -3,14 +3,20 @@
 use super::event::{Event, Timed};
 use super::file::{Header, Recording};
 use super::keyframe::Keyframe;
+use super::labels::{decisive_params, label};
 use super::replayer::Replayer;
 use super::ring::RawRecording;
+use crate::engine::beam::Beam;
 use crate::engine::prefix_cache::BlockHash;
 use crate::engine::scheduler::Scheduler;
+use crate::engine::sequence::{Output, Sequence};
 use crate::engine::state::EngineState;
 use crate::error::StartError;
+use crate::ids::TokenId;
+use crate::sampling::params::PositionLogprobs;
 use serde::{Deserialize, Serialize};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 /// Why a recording was written.
@@ -99,9 +105,33 @@ impl RawRecording {
 /// Gives all content other block hashes, and forgets tokens, unless they are to be kept, and everything that tells of
 /// them. What the scheduler decides from then on does not change, as long as results are foretold.
 fn redact_state(state: &mut EngineState, keep_tokens: bool, rename: impl Fn(BlockHash) -> BlockHash + Copy) {
-    state.scheduler.redact(keep_tokens, rename);
-    state.device.rename(rename);
-    state.swap.rename(rename);
+    let EngineState { scheduler, device, swap } = state;
+    scheduler.sequences_mut().for_each(|seq| redact_sequence(seq, keep_tokens, rename));
+    for search in scheduler.searches_mut() {
+        search.set_results(Vec::new());
+        let params = search.params_mut();
+        *params = Arc::new(decisive_params(params, keep_tokens));
+    }
+    scheduler.map_pending_hashes(rename);
+    device.map_hashes(rename);
+    swap.map_hashes(rename);
+}
+
+fn redact_sequence(seq: &mut Sequence, keep_tokens: bool, rename: impl Fn(BlockHash) -> BlockHash) {
+    seq.forget_rules();
+    if !keep_tokens {
+        seq.prompt = Arc::new(vec![0; seq.prompt.len()]);
+        let tokens: Vec<TokenId> = seq.output.iter().map(|token| label(&seq.params, *token)).collect();
+        seq.output = match seq.output {
+            Output::Own(_) => Output::Own(tokens),
+            Output::Shared(_) => Output::Shared(Arc::new(tokens)),
+        };
+    }
+    seq.params = Arc::new(decisive_params(&seq.params, keep_tokens));
+    seq.prompt_logprobs.iter_mut().for_each(|logprobs| *logprobs = PositionLogprobs::unknown());
+    seq.pooled.forget_values();
+    seq.beam = Beam::default();
+    seq.map_hashes(rename);
 }
 
 /// Applies an event; what of it may be in a file, and how what came of it differs from what was recorded.

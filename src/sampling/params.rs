@@ -96,37 +96,6 @@ impl SamplingParams {
         self.eos_token_ids.iter().chain(&self.stop_token_ids).copied()
     }
 
-    /// What an engine's decisions depend on, as long as somebody else samples: no seed, no rules, nothing of the draw.
-    pub fn decisive(&self) -> Self {
-        Self {
-            max_tokens: self.max_tokens,
-            min_tokens: self.min_tokens,
-            pooling: self.pooling,
-            beam: self.beam.clone(),
-            eos_token_ids: self.eos_token_ids.clone(),
-            stop_token_ids: self.stop_token_ids.clone(),
-            logprobs: self.logprobs,
-            prompt_logprobs: self.prompt_logprobs,
-            ..Self::default()
-        }
-    }
-
-    /// The same for who must not know tokens: with [`SamplingParams::label`]s for them.
-    pub fn redacted(&self) -> Self {
-        let (num_eos, num_stop) = (self.eos_token_ids.len() as TokenId, self.stop_token_ids.len() as TokenId);
-        Self {
-            eos_token_ids: (1..=num_eos).collect(),
-            stop_token_ids: (num_eos + 1..=num_eos + num_stop).collect(),
-            ..self.decisive()
-        }
-    }
-
-    /// What stands for a token where tokens must not be known: 0, or from 1 on the place among the tokens that end an
-    /// output.
-    pub fn label(&self, token: TokenId) -> TokenId {
-        self.end_tokens().position(|end| end == token).map_or(0, |place| place as TokenId + 1)
-    }
-
     /// Whether anything changes the logits before the draw.
     pub fn changes_logits(&self, limits: &TokenLimits) -> bool {
         limits.excludes_any() || !self.logit_bias.is_empty() || self.has_penalties()

@@ -4,6 +4,7 @@ use super::SchedulerActor;
 use crate::actors::messages::{Look, ViewPool};
 use crate::actors::runtime::stop_system;
 use crate::actors::watch::{Snapshot, Watched};
+use crate::engine::scheduler::SchedulerSnapshot;
 use crate::error::ApiError;
 use actix::{ActorFutureExt, AsyncContext, Context, Handler, MailboxError, ResponseFuture, WrapFuture};
 use std::time::Instant;
@@ -24,11 +25,10 @@ impl SchedulerActor {
     /// The policy and both pools at one moment: nothing else is handled meanwhile, and no step is being planned.
     fn look(&mut self, Look { most_waiting }: Look, answer: oneshot::Sender<Snapshot>, ctx: &mut Context<Self>) {
         let started = Instant::now();
-        let views = self.scheduler().view(most_waiting);
-        let population = self.scheduler().population();
+        let SchedulerSnapshot { population, seqs } = self.scheduler().snapshot(most_waiting);
         // A client that is gone has its request cancelled with the next message.
         let arrived = |request| self.clients.get(&request).map_or(started, |client| client.arrived);
-        let seqs = views.into_iter().map(|view| Watched { arrived: arrived(view.rank.request), view }).collect();
+        let seqs = seqs.into_iter().map(|view| Watched { arrived: arrived(view.rank.request), view }).collect();
         let (block_size, block_bytes) = (self.settings.block_size, self.settings.block_bytes);
         let (totals, moves) = (self.totals, self.moves.take(started));
         let (allocator, swap_pool) = (self.allocator.clone(), self.swap_pool.clone());

@@ -3,7 +3,7 @@
 use super::*;
 use crate::actors::watch::Snapshot;
 use crate::engine::block_pool::BlockState;
-use crate::engine::scheduler::Phase;
+use crate::engine::scheduler::SeqPhase;
 use crate::ids::BlockId;
 use std::sync::atomic::Ordering;
 
@@ -39,13 +39,13 @@ fn the_policy_and_the_pools_are_seen_at_one_moment() {
                 assert!(seq.arrived <= Instant::now());
                 assert!(view.table.iter().all(|block| is_used(&device, block)), "{snapshot:?}");
                 assert!(view.swapped.iter().chain(&view.backing).all(|block| is_used(&swap, block)));
-                assert_eq!(view.phase == Phase::Swapped, view.table.is_empty() && !view.swapped.is_empty());
+                assert_eq!(view.phase == SeqPhase::Swapped, view.table.is_empty() && !view.swapped.is_empty());
                 phases.push(view.phase);
             }
         }
         let (tokens_of_senior, bill) = (tokens(&events(senior)).len(), events(junior));
         assert_eq!((tokens_of_senior, tokens(&bill).len()), (16, 14));
-        assert!(phases.contains(&Phase::Decode), "{phases:?}");
+        assert!(phases.contains(&SeqPhase::Decode), "{phases:?}");
         wait_until("what has ended is counted", || look(&world).totals.ended == 2);
         let totals = look(&world).totals;
         assert_eq!((totals.prompt_tokens, totals.generated_tokens), (19, 30));
@@ -65,7 +65,7 @@ fn those_who_wait_are_shown_as_far_as_is_asked_for() {
     let waiting = |most| {
         let seqs = block_on(world.handle.look(most)).unwrap().seqs;
         seqs.iter()
-            .filter(|seq| seq.view.phase == Phase::Waiting)
+            .filter(|seq| seq.view.phase == SeqPhase::Waiting)
             .map(|seq| seq.view.rank.request.0)
             .collect::<Vec<_>>()
     };

@@ -16,7 +16,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use story::Story;
-use timeline::{Phase, Span, Timeline};
+use timeline::{Span, Timeline, TimelinePhase};
 
 /// Requests that are named for how long they waited.
 const SHOWN_WAITS: usize = 5;
@@ -135,7 +135,7 @@ fn replay(recording: &Recording, observers: &mut [&mut dyn Observer], progress: 
 /// Who waited longest, to start or to come back.
 fn longest_waits(timeline: &Timeline) -> String {
     let waited = |spans: &[Span]| -> u64 {
-        let waits = spans.iter().filter(|span| matches!(span.phase, Phase::Waiting | Phase::Paused));
+        let waits = spans.iter().filter(|span| matches!(span.phase, TimelinePhase::Waiting | TimelinePhase::Paused));
         waits.map(|span| span.to_us - span.from_us).sum()
     };
     let mut requests: Vec<_> = timeline.requests.iter().map(|(request, spans)| (waited(spans), *request)).collect();

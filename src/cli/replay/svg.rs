@@ -1,6 +1,6 @@
 //! The timeline as a picture: a line for each request, and what the pools held.
 
-use super::timeline::{Level, Phase, Timeline, Yield};
+use super::timeline::{Level, Timeline, TimelinePhase, Yield};
 use crate::engine::block_pool::PoolStats;
 use std::fmt::Write;
 
@@ -14,12 +14,12 @@ const MAX_ROW: f64 = 14.0;
 const MIN_ROW: f64 = 2.0;
 const ROWS_HEIGHT: f64 = 1600.0;
 
-fn colour(phase: Phase) -> &'static str {
+fn colour(phase: TimelinePhase) -> &'static str {
     match phase {
-        Phase::Waiting => "#b8bcc4",
-        Phase::Prompt => "#3f7fd0",
-        Phase::Decoding => "#3fa66b",
-        Phase::Paused => "#e08a2e",
+        TimelinePhase::Waiting => "#b8bcc4",
+        TimelinePhase::Prompt => "#3f7fd0",
+        TimelinePhase::Decoding => "#3fa66b",
+        TimelinePhase::Paused => "#e08a2e",
     }
 }
 
@@ -40,7 +40,7 @@ pub fn draw(timeline: &Timeline) -> String {
         svg.push('\n');
     };
     let mut left = MARGIN;
-    for phase in Phase::ALL {
+    for phase in TimelinePhase::ALL {
         put(format!("<rect x=\"{left}\" y=\"6\" width=\"12\" height=\"12\" fill=\"{}\"/>", colour(phase)));
         put(format!("<text x=\"{}\" y=\"16\">{}</text>", left + 16.0, phase.name()));
         left += 90.0;

@@ -1,7 +1,7 @@
 //! Recordings that begin in the middle of things.
 
 use super::story::Story;
-use super::timeline::{Phase, Timeline};
+use super::timeline::{Timeline, TimelinePhase};
 use super::{Observer, longest_waits};
 use crate::engine::plan::{CopyReport, SeqOutput, StepOutput, StepPlan};
 use crate::engine::prefix_cache::EvictionPolicy;
@@ -107,7 +107,7 @@ impl RecordedEngine {
 }
 
 /// What a request did, in order.
-fn phases(timeline: &Timeline, request: u64) -> Vec<Phase> {
+fn phases(timeline: &Timeline, request: u64) -> Vec<TimelinePhase> {
     timeline.requests[&RequestId(request)].iter().map(|span| span.phase).collect()
 }
 
@@ -146,7 +146,7 @@ fn what_requests_do_when_a_recording_begins_is_known() {
         engine.step();
     }
     let timeline = engine.timeline();
-    use Phase::{Decoding, Paused, Prompt, Waiting};
+    use TimelinePhase::{Decoding, Paused, Prompt, Waiting};
     assert_eq!(phases(&timeline, 1), [Decoding]);
     assert_eq!(phases(&timeline, 2), [Paused, Decoding]);
     assert_eq!(phases(&timeline, 3), [Waiting, Prompt, Decoding]);

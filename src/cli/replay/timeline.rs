@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// What a request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum TimelinePhase {
     Waiting,
     Prompt,
     Decoding,
@@ -18,21 +18,22 @@ pub enum Phase {
     Paused,
 }
 
-impl Phase {
-    pub const ALL: [Phase; 4] = [Phase::Waiting, Phase::Prompt, Phase::Decoding, Phase::Paused];
+impl TimelinePhase {
+    pub const ALL: [TimelinePhase; 4] =
+        [TimelinePhase::Waiting, TimelinePhase::Prompt, TimelinePhase::Decoding, TimelinePhase::Paused];
 
     pub fn name(self) -> &'static str {
         match self {
-            Phase::Waiting => "waiting",
-            Phase::Prompt => "prompt",
-            Phase::Decoding => "decoding",
-            Phase::Paused => "paused",
+            TimelinePhase::Waiting => "waiting",
+            TimelinePhase::Prompt => "prompt",
+            TimelinePhase::Decoding => "decoding",
+            TimelinePhase::Paused => "paused",
         }
     }
 }
 
 pub struct Span {
-    pub phase: Phase,
+    pub phase: TimelinePhase,
     pub from_us: u64,
     pub to_us: u64,
 }
@@ -83,7 +84,7 @@ pub struct Timeline {
 
 /// A request that is there.
 struct Open {
-    phase: Phase,
+    phase: TimelinePhase,
     since_us: u64,
     /// Its first token has come.
     has_started: bool,
@@ -93,11 +94,11 @@ struct Open {
 
 impl Timeline {
     fn arrive(&mut self, request: RequestId, at_us: u64) {
-        let open = Open { phase: Phase::Waiting, since_us: at_us, has_started: false, num_paused: 0 };
+        let open = Open { phase: TimelinePhase::Waiting, since_us: at_us, has_started: false, num_paused: 0 };
         self.open.insert(request, open);
     }
 
-    fn change(&mut self, request: RequestId, at_us: u64, change: impl FnOnce(&mut Open) -> Phase) {
+    fn change(&mut self, request: RequestId, at_us: u64, change: impl FnOnce(&mut Open) -> TimelinePhase) {
         let Some(open) = self.open.get_mut(&request) else { return };
         let (before, since_us) = (open.phase, open.since_us);
         let phase = change(open);
@@ -107,7 +108,7 @@ impl Timeline {
         }
     }
 
-    fn add(&mut self, request: RequestId, phase: Phase, from_us: u64, to_us: u64) {
+    fn add(&mut self, request: RequestId, phase: TimelinePhase, from_us: u64, to_us: u64) {
         self.requests.entry(request).or_default().push(Span { phase, from_us, to_us });
     }
 
@@ -122,7 +123,7 @@ impl Timeline {
         let PlanReport { preempted, admissions, pauses, .. } = report;
         let scheduler = replayer.scheduler();
         for admission in admissions {
-            self.change(admission.request, at_us, |_| Phase::Prompt);
+            self.change(admission.request, at_us, |_| TimelinePhase::Prompt);
         }
         for (seq, cause) in preempted {
             let cause = scheduler.request_of(*cause);
@@ -155,11 +156,11 @@ impl Timeline {
 
 impl Open {
     /// What it does now that it has run.
-    fn running(&self) -> Phase {
+    fn running(&self) -> TimelinePhase {
         match self.num_paused {
-            0 if self.has_started => Phase::Decoding,
-            0 => Phase::Prompt,
-            _ => Phase::Paused,
+            0 if self.has_started => TimelinePhase::Decoding,
+            0 => TimelinePhase::Prompt,
+            _ => TimelinePhase::Paused,
         }
     }
 }
@@ -168,8 +169,8 @@ impl Observer for Timeline {
     fn begin(&mut self, replayer: &Replayer) {
         let scheduler = replayer.scheduler();
         self.in_flight.extend((0..scheduler.num_in_flight()).map(|_| None));
-        for seq in scheduler.view(usize::MAX) {
-            let waiting = Open { phase: Phase::Waiting, since_us: 0, has_started: false, num_paused: 0 };
+        for seq in scheduler.snapshot(usize::MAX).seqs {
+            let waiting = Open { phase: TimelinePhase::Waiting, since_us: 0, has_started: false, num_paused: 0 };
             let open = self.open.entry(seq.rank.request).or_insert(waiting);
             open.has_started |= seq.num_output > 0;
             open.num_paused += usize::from(seq.paused);

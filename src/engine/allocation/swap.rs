@@ -51,11 +51,10 @@ impl SwapDemand {
 }
 
 impl SwapDemand {
-    /// Gives all content another name.
-    pub fn rename(&mut self, rename: impl Fn(BlockHash) -> BlockHash) {
+    pub fn hashes_mut(&mut self) -> impl Iterator<Item = &mut BlockHash> {
         let stored = self.store.iter_mut().map(|store| &mut store.hashes);
         let lists = self.take.iter_mut().chain(&mut self.back).chain(stored);
-        lists.flatten().chain(&mut self.keep).for_each(|name| *name = rename(*name));
+        lists.flatten().chain(&mut self.keep)
     }
 }
 

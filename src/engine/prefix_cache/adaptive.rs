@@ -195,8 +195,8 @@ impl Adaptive {
         }
     }
 
-    pub fn rename(&mut self, rename: impl Fn(BlockHash) -> BlockHash) {
-        self.ghosts.rename(rename);
+    pub fn map_hashes(&mut self, map: impl Fn(BlockHash) -> BlockHash) {
+        self.ghosts.map_hashes(map);
     }
 
     /// About how many bytes of memory it takes.

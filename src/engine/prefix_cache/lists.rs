@@ -187,8 +187,8 @@ impl<T> Ghosts<T> {
         evicted[place(number, *first)].1.take()
     }
 
-    pub fn rename(&mut self, rename: impl Fn(BlockHash) -> BlockHash) {
-        self.evicted.iter_mut().for_each(|(name, _)| *name = rename(*name));
+    pub fn map_hashes(&mut self, map: impl Fn(BlockHash) -> BlockHash) {
+        self.evicted.iter_mut().for_each(|(name, _)| *name = map(*name));
         self.number();
     }
 

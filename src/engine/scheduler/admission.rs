@@ -1,75 +1,31 @@
-//! Who comes in: new requests, and those that had yielded.
+//! Admission: which waiting sequences ask to run, new ones and preempted ones, and what becomes of those that are admitted.
 
-use super::running::Running;
+use super::queue::ask;
+use super::quota::Holdings;
+use super::turns::turns;
 use super::waits::{WaitReason, Waits};
-use super::{Scheduler, SchedulerConfig};
+use super::{Admission, Scheduler};
 use crate::engine::allocation::{Admit, Admitted, Demand, Lack};
+use crate::engine::bill::QuotaTier;
 use crate::engine::plan::StepPlan;
-use crate::engine::prefix_cache::BlockHasher;
-use crate::engine::scheduler::Admission;
 use crate::engine::sequence::{Rank, SeqState, Sequence};
-use crate::ids::{BlockId, IdMap, RequestId};
-use crate::sampling::params::Pooling;
-use serde::{Deserialize, Serialize};
+use crate::ids::BlockId;
 use std::sync::Arc;
 
-/// Nobody was admitted, so nobody need ask again for some steps, unless something is given back or somebody comes who
-/// goes before.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) struct Refusal {
-    /// Who asked first.
-    pub first: Rank,
-    steps_left: u32,
-}
-
-/// What a step by itself may change, names of blocks and expectations, is looked at again after so many.
-const REFUSED_STEPS: u32 = 8;
-
-/// See [`Scheduler::num_asked`].
-const MIN_ASKED: usize = 32;
-
 impl Scheduler {
-    /// Whether it is known that nobody can be admitted in this step.
-    pub(super) fn is_refused(&mut self) -> bool {
-        let Some(refusal) = &mut self.refusal else { return false };
-        refusal.steps_left -= 1;
-        if refusal.steps_left == 0 {
-            self.refusal = None;
-        }
-        true
-    }
-
-    /// `has_changed`: somebody was admitted, or had to yield.
-    pub(super) fn note_refusal(&mut self, has_changed: bool) {
-        let refused = self.asks.take().filter(|_| !has_changed);
-        self.refusal = match refused {
-            Some(first) => {
-                self.prompt_pace.refused();
-                Some(Refusal { first, steps_left: REFUSED_STEPS })
-            }
-            None => self.refusal.filter(|_| !has_changed),
-        };
-    }
-
-    /// How many may ask for admission in this step. Each takes time, whether it is admitted or not: mostly the step's
-    /// tokens are soon gone, and where they are not, twice as many ask in the next step.
-    fn num_asked(&self) -> usize {
-        MIN_ASKED.max(2 * self.num_admitted)
-    }
-
     /// The head of the queue, as long as it might fit.
     pub(super) fn candidates(&mut self, demand: &Demand) -> Vec<Admit> {
         let released: usize = demand.release.iter().map(|table| table.len()).sum();
-        let mut room = self.available + released;
-        let most = demand.seats.min(demand.token_budget).min(self.num_asked());
+        let mut room = self.device.available + released;
+        let most = demand.seats.min(demand.token_budget).min(self.admission.num_asked());
         let mut waits = Waits::default();
         let block_size = self.config.block_size;
         let mut admit = Vec::new();
-        let mut holdings = self.device_holdings();
-        let mut turns = self.turns();
-        let mut reserved = self.num_reserved_blocks();
+        let mut holdings = Holdings::of_device(&self.seqs, &self.config);
+        let mut turns = turns(&self.seqs, &self.config);
+        let mut reserved = self.contracts.num_reserved_blocks();
         let (mut has_waiting_contract, mut kept_waiting) = (false, Vec::new());
-        let mut waiting = std::mem::take(&mut self.waiting);
+        let mut waiting = std::mem::take(&mut self.seqs.waiting);
         let mut walk = waiting.walk();
         while admit.len() < most
             && let Some(seq) = match &turns {
@@ -80,10 +36,10 @@ impl Scheduler {
             if demand.urgent.iter().any(|urgent| urgent.seq == seq.rank.seq) {
                 continue;
             }
-            // Who has run before may come back: where beams wait for it, they hold blocks too.
+            // A sequence that has run before may come back: where beams wait for it, they hold blocks too.
             let is_new = seq.cached_tokens.is_none();
-            // Who waits for a part of the pool is not overtaken by others that want the same part.
-            let wanted = self.wants_reserved(seq).map_or(0, |wanted| wanted.num_blocks);
+            // A sequence that waits for a part of the pool is not overtaken by others that want the same part.
+            let wanted = self.contracts.wanted(seq, block_size).map_or(0, |wanted| wanted.num_blocks);
             // The first may have more than there is for them: it did fit when it came, perhaps under another limit.
             has_waiting_contract |= reserved > 0 && reserved + wanted > self.config.non_preemptible_blocks;
             if wanted > 0 && has_waiting_contract {
@@ -99,15 +55,15 @@ impl Scheduler {
                 continue;
             }
             reserved += wanted;
-            // The prompt of a search comes in like any other.
-            let is_one_of_many = seq.is_beam() && self.requests[&seq.rank.request].len() > 1;
-            if is_one_of_many && !may_join(seq, &self.running, &self.requests, block_size) {
+            let is_one_of_many = self.seqs.is_one_of_many_beams(seq);
+            if is_one_of_many && !self.seqs.may_join(seq, block_size) {
                 waits.first = Some((seq.rank, WaitReason::Beams));
                 break;
             }
+            let steps = self.estimates.expected_steps(seq, self.config.admission);
             // Beams that wait for another have room for it.
-            let (steps, horizon) = (self.expected_steps(seq), if is_one_of_many { 0 } else { self.horizon(seq) });
-            let asked = ask(seq, &self.hasher, &self.config, is_one_of_many);
+            let horizon = if is_one_of_many { 0 } else { self.victims().horizon(seq) };
+            let asked = ask(seq, &self.seqs.hasher, &self.config, is_one_of_many);
             admit.push(Admit { steps, horizon, ..asked });
             let blocks = seq.num_tokens().div_ceil(block_size);
             if let Some(shares) = &mut turns {
@@ -125,112 +81,75 @@ impl Scheduler {
             let lack = if demand.seats == 0 { Lack::Seats { wanted: 1, free: 0 } } else { Lack::Tokens };
             waits.first = waiting.iter().next().map(|seq| (seq.rank, WaitReason::Lack(lack)));
         }
-        self.waits = Waits { late: std::mem::take(&mut self.waits.late), ..waits };
-        self.waiting = waiting;
-        kept_waiting.into_iter().for_each(|rank| self.meet_quota(rank));
+        self.admission.waits = Waits { late: std::mem::take(&mut self.admission.waits.late), ..waits };
+        self.seqs.waiting = waiting;
+        kept_waiting.into_iter().for_each(|rank| self.report_quota(rank));
         admit
     }
 
-    /// Takes up a sequence with the blocks that it was given, in the swap pool too: `taken`.
-    pub(super) fn admit(
-        &mut self,
-        seq: &mut Sequence,
-        admitted: Admitted,
-        taken: Option<Vec<BlockId>>,
-        plan: &mut StepPlan,
-    ) {
-        let Admitted { num_computed, num_new_tokens, .. } = admitted;
-        if let Some(wanted) = self.wants_reserved(seq) {
-            self.reserved.insert(seq.rank.request, wanted);
+    /// A quota keeps a sequence from asking: reported once.
+    fn report_quota(&mut self, rank: Rank) {
+        let seq = self.seqs.waiting.get_mut(&rank).expect("only waiting sequences are candidates");
+        if !std::mem::replace(&mut seq.met_quota, true) {
+            self.planning.report.quota_refusals.push((seq.tenant, QuotaTier::Device));
+        }
+    }
+
+    /// Lets a waiting sequence run, with the blocks that it was given on the device and in the swap pool (`taken`).
+    pub(super) fn admit(&mut self, admitted: Admitted, taken: Option<Vec<BlockId>>, plan: &mut StepPlan) {
+        let rank = self.seqs.rank_of(admitted.seq);
+        let mut seq = self.seqs.waiting.remove(&rank).expect("only waiting sequences are admitted");
+        if let Some(wanted) = self.contracts.wanted(&seq, self.config.block_size) {
+            self.contracts.reserve(rank.request, wanted);
+        }
+        if seq.cached_tokens.is_none() {
+            self.report_first_admission(&mut seq, &admitted);
         }
         let state = std::mem::replace(&mut seq.state, SeqState::Running);
-        self.num_swapped -= usize::from(matches!(state, SeqState::Swapped(_)));
-        if seq.cached_tokens.is_none() {
-            let (request, prompt_tokens) = (seq.rank.request, seq.prompt.len());
-            let swapped_tokens = admitted.swap_in.len() * self.config.block_size;
-            self.report.admissions.push(Admission {
-                request,
-                prompt_tokens,
-                cached_tokens: num_computed,
-                swapped_tokens,
-            });
-            seq.cached_tokens = Some(num_computed);
-            seq.high_water = num_computed;
-            if num_computed > 0 {
-                let bill = self.bill(request);
-                bill.cached_device_tokens += num_computed - swapped_tokens;
-                bill.cached_swap_tokens += swapped_tokens;
-            }
-        }
         seq.admitted_tokens = seq.num_tokens();
-        if admitted.swap_in.is_empty() {
+        seq.scheduled = admitted.num_new_tokens;
+        let is_here = admitted.swap_in.is_empty();
+        if is_here {
             if let SeqState::Swapped(blocks) = state {
-                self.pending_swap.release.push(blocks); // the device still had all of it
+                self.tiers.pending.release.push(blocks); // the device still had all of it
             }
-            seq.num_computed = num_computed;
-            seq.num_published = num_computed / self.config.block_size;
+            seq.num_computed = admitted.num_computed;
+            seq.num_published = admitted.num_computed / self.config.block_size;
         } else {
-            self.start_swap_in(seq, state, taken, &admitted, plan);
+            let swap_in = self.tiers.start_swap_in(&mut seq, state, taken, &admitted);
+            self.planning.report.stats.blocks_in += swap_in.pairs.len();
+            self.ledger.bill(rank.request).swapped_in_blocks += swap_in.pairs.len();
+            plan.swap_in.push(swap_in);
         }
         seq.table = Arc::new(admitted.table);
-        seq.scheduled = num_new_tokens;
+        self.seqs.running.insert(seq);
+        if is_here {
+            self.resume(rank);
+        }
     }
-}
 
-/// What a waiting sequence asks for. `is_one_of_many`: it is one of several beams.
-pub(super) fn ask(seq: &mut Sequence, hasher: &BlockHasher, config: &SchedulerConfig, is_one_of_many: bool) -> Admit {
-    let (block_size, num_tokens) = (config.block_size, seq.num_tokens());
-    let (held, num_held_tokens) = match &seq.state {
-        SeqState::Swapped(blocks) => (vec![true; blocks.len()], seq.num_computed),
-        _ => (Vec::new(), 0),
-    };
-    let mut usable_hashes = (num_tokens - 1) / block_size;
-    if seq.params.prompt_logprobs.is_some() && seq.sample == 0 {
-        // The logits of every prompt token are wanted once.
-        let missing = seq.prompt_logprobs.len() + 1 < seq.prompt.len();
-        usable_hashes = if missing { seq.prompt_logprobs.len() / block_size } else { usable_hashes };
+    fn report_first_admission(&mut self, seq: &mut Sequence, admitted: &Admitted) {
+        let (request, cached_tokens) = (seq.rank.request, admitted.num_computed);
+        let swapped_tokens = admitted.swap_in.len() * self.config.block_size;
+        let prompt_tokens = seq.prompt.len();
+        self.planning.report.admissions.push(Admission { request, prompt_tokens, cached_tokens, swapped_tokens });
+        seq.cached_tokens = Some(cached_tokens);
+        seq.high_water = cached_tokens;
+        if cached_tokens > 0 {
+            let bill = self.ledger.bill(request);
+            bill.cached_device_tokens += cached_tokens - swapped_tokens;
+            bill.cached_swap_tokens += swapped_tokens;
+        }
     }
-    if seq.params.pooling == Some(Pooling::Mean) {
-        // So are the states of every token.
-        usable_hashes = usable_hashes.min(seq.pooled.num_rows / block_size);
-    }
-    seq.extend_hashes(hasher, block_size, usable_hashes);
-    Admit {
-        seq: seq.rank.seq,
-        hashes: seq.hashes.clone(),
-        usable_hashes,
-        num_tokens,
-        held,
-        num_held_tokens,
-        seats: seq.seats().min(config.max_num_seqs),
-        steps: 0,
-        horizon: 0,
-        // The last token of a beam waits for the other beams.
-        num_held_back: usize::from(is_one_of_many),
-    }
-}
-
-/// Whether a waiting beam can be admitted: one after the other, so that each finds the blocks that it shares with those
-/// before it under their names. Otherwise beams that have yielded could need more memory than they had.
-pub(super) fn may_join(
-    seq: &Sequence,
-    running: &Running,
-    requests: &IdMap<RequestId, Vec<Rank>>,
-    block_size: usize,
-) -> bool {
-    let mut others = requests[&seq.rank.request].iter().filter_map(|rank| running.get(rank));
-    let is_complete = |beam: &Sequence| {
-        beam.num_computed + 1 == beam.num_tokens() && beam.num_published == beam.num_computed / block_size
-    };
-    others.all(is_complete)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::queue::REFUSED_STEPS;
+    use crate::engine::scheduler::SchedulerConfig;
     use crate::engine::scheduler::test_engine::{TestEngine, arrival, config};
     use crate::engine::scheduler::{Arrival, SchedulingPolicy};
-    use crate::ids::SeqId;
+    use crate::ids::{RequestId, SeqId};
 
     /// Makes a step; who asked for admission in it.
     fn step(engine: &mut TestEngine) -> Vec<u64> {
@@ -260,7 +179,7 @@ mod tests {
         assert_eq!(step(&mut engine), [3], "something was given back, and is not enough");
         engine.scheduler.cancel(RequestId(2));
         assert!(step(&mut engine).contains(&3));
-        assert!(engine.scheduler.running.get(&engine.scheduler.ranks[&SeqId(3)]).is_some());
+        assert!(engine.scheduler.seqs.running.get(&engine.scheduler.seqs.rank_of(SeqId(3))).is_some());
     }
 
     /// Tokens of the sequence in the next step, which is made.

@@ -1,13 +1,11 @@
 //! The second half of a step: what its results, or its failure, change.
 
-use super::{CommitReport, Foretold, InFlight, Scheduler};
-use crate::engine::allocation::{Demand, SwapDemand};
-use crate::engine::block_pool::PoolStats;
+use super::plans::{PlanInFlight, publish};
+use super::{CommitReport, Scheduler};
 use crate::engine::constraint::NextToken;
 use crate::engine::plan::{Deliveries, Delivery, SeqOutput, StepOutput};
-use crate::engine::prefix_cache::{BlockHash, BlockHasher};
-use crate::engine::sequence::{Rank, SeqState, Sequence};
-use crate::ids::{BlockId, RequestId, TokenId};
+use crate::engine::sequence::{Rank, Sequence};
+use crate::ids::{RequestId, TokenId};
 use crate::sampling::params::{FinishReason, PositionLogprobs, Sampled};
 use std::collections::BTreeMap;
 use std::iter::once_with;
@@ -15,12 +13,11 @@ use std::iter::once_with;
 impl Scheduler {
     /// Takes the results of the oldest plan in flight.
     pub fn commit(&mut self, output: StepOutput) -> CommitReport {
-        let InFlight { parts, load, decides: _ } = self.in_flight.pop_front().expect("a plan is in flight");
-        self.step_times.observe(&load, output.timing.forward_s + output.timing.sample_s);
-        self.prompt_pace.observe(&load);
+        let PlanInFlight { parts, load, decides: _ } = self.in_flight.pop_front().expect("a plan is in flight");
+        self.estimates.observe_step(&load, output.timing.forward_s + output.timing.sample_s);
         self.copied(&output.copies);
         let mut report = CommitReport { deliveries: Vec::with_capacity(parts.len()), ..CommitReport::default() };
-        self.tell_bills(&mut report.deliveries);
+        self.ledger.deliver(&mut report.deliveries);
         let mut beams = BTreeMap::new();
         let mut outputs = output.seqs.into_iter();
         // Parts and running sequences are both in order of rank.
@@ -29,21 +26,21 @@ impl Scheduler {
             let has_output = outputs.as_slice().first().is_some_and(|output| output.seq == part.rank.seq);
             let output = if has_output { outputs.next() } else { None };
             // A sequence that has ended since the plan was made is gone: cancelled, or by a token that was pending then.
-            let Some(place) = self.running.place(next, &part.rank) else { continue };
-            let num_running = self.running.len();
-            let seq = self.running.at(place);
+            let Some(place) = self.seqs.running.place(next, &part.rank) else { continue };
+            let num_running = self.seqs.running.len();
+            let seq = self.seqs.running.at(place);
             let before = seq.num_computed;
             seq.num_computed += part.num_tokens;
             seq.computing -= part.num_tokens;
             seq.sampling -= usize::from(part.samples);
             let recomputed = seq.high_water.min(seq.num_computed).saturating_sub(before);
             seq.high_water = seq.high_water.max(seq.num_computed);
-            publish(seq, &self.hasher, self.config.block_size, &mut self.pending.publish);
+            publish(seq, &self.seqs.hasher, self.config.block_size, &mut self.device.pending.publish);
             let is_embedding = seq.pooling.is_some();
             if recomputed > 0 {
                 report.recomputed_tokens += recomputed;
-                self.bill(part.rank.request).recomputed_tokens += recomputed;
-                self.tell_bills(&mut report.deliveries);
+                self.ledger.bill(part.rank.request).recomputed_tokens += recomputed;
+                self.ledger.deliver(&mut report.deliveries);
             }
             match output {
                 Some(output) if is_embedding => self.take_hidden(place, &output, part.hidden_rows, &mut report),
@@ -51,19 +48,19 @@ impl Scheduler {
                 None => {}
             }
             // Where it ended, the next is in its place; where it forked, behind its forks.
-            next = (place + 1 + self.running.len()).saturating_sub(num_running);
+            next = (place + 1 + self.seqs.running.len()).saturating_sub(num_running);
         }
         assert!(outputs.next().is_none(), "results come in the order of the plan");
         for (request, next) in beams {
             self.advance_beams(request, &next, &mut report);
         }
-        self.foretold = Foretold::default();
+        self.searches.foretold.clear();
         report
     }
 
     /// The states of some tokens; with the last of them, the embedding is there.
     fn take_hidden(&mut self, place: usize, output: &SeqOutput, num_rows: usize, report: &mut CommitReport) {
-        let seq = self.running.at(place);
+        let seq = self.seqs.running.at(place);
         seq.pooled.add(&output.hidden, num_rows);
         if seq.num_computed == seq.num_tokens() {
             let (rank, cached_tokens) = (seq.rank, seq.cached_tokens.unwrap_or(0));
@@ -85,7 +82,7 @@ impl Scheduler {
         report: &mut CommitReport,
     ) {
         let deliveries = &mut report.deliveries;
-        let seq = self.running.at(place);
+        let seq = self.seqs.running.at(place);
         let rank = seq.rank;
         if !output.prompt_logprobs.is_empty() {
             seq.prompt_logprobs.extend(output.prompt_logprobs);
@@ -121,8 +118,8 @@ impl Scheduler {
         });
         let end = push(seq, first, forced, deliveries);
         if let Some(reason) = end {
-            self.learn_length(rank, reason == FinishReason::Length);
-            self.drop_seq(rank);
+            let seq = self.drop_seq(rank);
+            self.estimates.observe_length(&seq, reason == FinishReason::Length);
         }
         if let Some(parent) = parent {
             self.fork(&parent, others, forced, deliveries);
@@ -142,7 +139,7 @@ impl Scheduler {
     /// Makes the other samples of a request whose prompt has just been computed.
     fn fork(&mut self, parent: &Sequence, samples: &[Sampled], forced: &[TokenId], deliveries: &mut Deliveries) {
         for (sampled, sample) in samples.iter().zip(parent.sample + 1..) {
-            let rank = Rank { seq: self.new_seq_id(), ..parent.rank };
+            let rank = Rank { seq: self.seqs.new_id(), ..parent.rank };
             let mut seq = parent.fork(rank.seq, sample);
             if push(&mut seq, sampled.clone(), forced, deliveries).is_none() {
                 self.insert_fork(rank, Box::new(seq));
@@ -152,49 +149,14 @@ impl Scheduler {
 
     /// Takes up a sequence that shares its parent's blocks.
     pub(super) fn insert_fork(&mut self, rank: Rank, mut seq: Box<Sequence>) {
-        self.ranks.insert(rank.seq, rank);
-        self.requests.entry(rank.request).or_default().push(rank);
-        if self.running.len() < self.config.max_num_seqs {
-            self.pending.forks.push(seq.table.clone());
-            self.running.insert(seq);
+        self.seqs.register(rank);
+        if self.seqs.running.len() < self.config.max_num_seqs {
+            self.device.pending.forks.push(seq.table.clone());
+            self.seqs.running.insert(seq);
         } else {
             seq.preempt(None);
-            self.waiting.insert(seq);
+            self.seqs.waiting.insert(seq);
         }
-    }
-
-    /// The executor has lost all KV. Requests with a running sequence are dropped and returned; the others start
-    /// over when their turn comes. Both pools must be made anew.
-    pub fn fail_running(&mut self) -> Vec<RequestId> {
-        // Who waited for a copy had no part in it.
-        let waited: Vec<Rank> = self.swap_ins.drain().map(|(_, rank)| rank).collect();
-        for rank in waited {
-            let mut seq = self.running.remove(&rank).expect("who waits for a copy runs");
-            seq.swap_in = None;
-            seq.preempt(None);
-            self.waiting.insert(seq);
-        }
-        let mut failed: Vec<RequestId> = self.running.iter().map(|seq| seq.rank.request).collect();
-        failed.sort_unstable();
-        failed.dedup();
-        for request in &failed {
-            self.drop_request(*request);
-        }
-        for seq in self.waiting.iter_mut() {
-            seq.backing.clear();
-            if matches!(seq.state, SeqState::Swapped(_)) {
-                seq.state = SeqState::Waiting;
-                seq.num_computed = 0;
-            }
-        }
-        self.num_swapped = 0;
-        self.pending = Demand::default();
-        self.pending_swap = SwapDemand::default();
-        self.swap_stats = PoolStats { free: self.config.num_swap_blocks, ..PoolStats::default() };
-        self.costs.clear_queue();
-        self.in_flight.clear();
-        self.available = self.config.num_device_blocks;
-        failed
     }
 }
 
@@ -215,22 +177,4 @@ fn push_one(seq: &mut Sequence, sampled: Sampled, deliveries: &mut Deliveries) -
     deliveries.extend(once_with(|| (request, Delivery::Token { sample, sampled })));
     deliveries.extend(reason.map(|reason| (request, Delivery::Finished { sample, reason })));
     reason
-}
-
-/// Offers the blocks that have become full to the prefix cache.
-#[inline]
-pub(super) fn publish(
-    seq: &mut Sequence,
-    hasher: &BlockHasher,
-    block_size: usize,
-    publish: &mut Vec<(BlockId, BlockHash)>,
-) {
-    if seq.num_computed < (seq.num_published + 1) * block_size {
-        return;
-    }
-    let num_full = seq.num_computed / block_size;
-    seq.extend_hashes(hasher, block_size, num_full);
-    let new = seq.num_published..num_full;
-    publish.extend(seq.table[new.clone()].iter().copied().zip(seq.hashes[new].iter().copied()));
-    seq.num_published = num_full;
 }

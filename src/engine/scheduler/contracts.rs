@@ -1,71 +1,106 @@
-//! What requests are promised: that they need not yield, or not for long.
+//! What requests are promised: that they are not preempted, or not for long.
 //!
 //! A request that is not preemptible starts only when all the blocks that it may ever need fit into the part of the pool
-//! that such requests may hold; it is no victim then, and need not be: those who are hold the rest. While one waits for
-//! that, later ones that must not yield either wait behind it, however small they are; others go before it.
+//! that such requests may hold. It is no victim then, and need not be: the victims hold the rest. While one such request
+//! waits for room, later ones wait behind it, however small they are. Other requests go before it.
 //!
-//! A sequence whose pauses are limited yields after those whose are not, and when it has been paused for half of that time
-//! it comes back before all others, who yield to it. The other half is for a step that runs, and for the copies.
+//! A sequence whose pauses are limited is preempted after those whose pauses are not. When half of its limit has passed,
+//! it comes back before all others, which are preempted for it. The other half is for a step that runs, and for the copies.
 
-use super::Scheduler;
-use super::admission::{ask, may_join};
+use super::SchedulerConfig;
+use super::queue::ask;
+use super::sequences::Sequences;
 use crate::engine::allocation::Admit;
 use crate::engine::bill::most_blocks;
 use crate::engine::sequence::{Rank, Sequence};
-use crate::ids::RequestId;
+use crate::ids::{IdMap, RequestId};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
-impl Scheduler {
-    /// Who has to come back now.
-    pub(super) fn urgent(&mut self) -> Vec<Admit> {
-        let ranks: Vec<Rank> = self.limited.iter().copied().collect();
-        ranks.into_iter().filter_map(|rank| self.ask_if_urgent(rank)).collect()
+/// The promises that are in force.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Contracts {
+    /// Seconds since some moment.
+    pub now: f64,
+    /// Paused sequences whose pauses are limited.
+    limited: BTreeSet<Rank>,
+    /// What running requests that are not preemptible may need.
+    reserved: IdMap<RequestId, Reserved>,
+}
+
+/// The most that a request may need.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Reserved {
+    pub num_blocks: usize,
+    /// Beams that its search may have at once. They come and go.
+    pub num_beams: usize,
+}
+
+impl Contracts {
+    /// A sequence is paused from now on.
+    pub fn pause(&mut self, seq: &mut Sequence) {
+        seq.paused_at = self.now;
+        if seq.terms.max_pause.is_some() {
+            self.limited.insert(seq.rank);
+        }
     }
 
-    fn ask_if_urgent(&mut self, rank: Rank) -> Option<Admit> {
+    /// A sequence is not paused any more, or has ended.
+    pub fn resume(&mut self, rank: &Rank) {
+        self.limited.remove(rank);
+    }
+
+    /// Asks for the sequences that have to come back now.
+    pub fn urgent(&self, seqs: &mut Sequences, config: &SchedulerConfig) -> Vec<Admit> {
+        self.limited.iter().filter_map(|rank| self.ask_if_urgent(*rank, seqs, config)).collect()
+    }
+
+    fn ask_if_urgent(&self, rank: Rank, seqs: &mut Sequences, config: &SchedulerConfig) -> Option<Admit> {
         // It runs where its blocks are already on their way.
-        let seq = self.waiting.get_mut(&rank)?;
-        let paused = self.now - seq.paused_at;
-        let is_urgent = seq.terms.max_pause.is_some_and(|most| paused >= most.as_secs_f64() / 2.0);
-        let is_one_of_many = seq.is_beam() && self.requests[&rank.request].len() > 1;
-        let block_size = self.config.block_size;
-        let may_come = !is_one_of_many || may_join(seq, &self.running, &self.requests, block_size);
-        (is_urgent && may_come).then(|| ask(seq, &self.hasher, &self.config, is_one_of_many))
+        let seq = seqs.waiting.get(&rank)?;
+        let is_urgent = seq.terms.max_pause.is_some_and(|most| self.now - seq.paused_at >= most.as_secs_f64() / 2.0);
+        let is_one_of_many = seqs.is_one_of_many_beams(seq);
+        if !is_urgent || is_one_of_many && !seqs.may_join(seq, config.block_size) {
+            return None;
+        }
+        let seq = seqs.waiting.get_mut(&rank)?;
+        Some(ask(seq, &seqs.hasher, config, is_one_of_many))
     }
 
-    /// What a new request has to have reserved, if it must not yield.
-    pub(super) fn wants_reserved(&self, seq: &Sequence) -> Option<Reserved> {
+    /// What a new request has to have reserved if it is not preemptible.
+    pub fn wanted(&self, seq: &Sequence, block_size: usize) -> Option<Reserved> {
         let is_new = !self.reserved.contains_key(&seq.rank.request);
         (is_new && !seq.terms.preemptible).then(|| {
             // Its last token needs no slot.
             let num_tokens = seq.num_tokens() + seq.room() - 1;
             let num_seqs = seq.seats();
-            let num_blocks = most_blocks(self.config.block_size, seq.prompt.len(), num_tokens, num_seqs);
+            let num_blocks = most_blocks(block_size, seq.prompt.len(), num_tokens, num_seqs);
             Reserved { num_blocks, num_beams: if seq.is_beam() { num_seqs } else { 0 } }
         })
     }
 
-    pub(super) fn num_reserved_blocks(&self) -> usize {
+    pub fn reserve(&mut self, request: RequestId, reserved: Reserved) {
+        self.reserved.insert(request, reserved);
+    }
+
+    /// A request has ended.
+    pub fn end(&mut self, request: RequestId) {
+        self.reserved.remove(&request);
+    }
+
+    pub fn num_reserved_blocks(&self) -> usize {
         self.reserved.values().map(|reserved| reserved.num_blocks).sum()
     }
 
-    /// Seats that beams which must not yield do not take now, and may take again. What waits to be admitted takes seats
-    /// like any other: nothing is kept from it.
-    pub(super) fn num_reserved_seats(&self) -> usize {
+    /// Seats that beams of running requests do not take now, and may take again. A sequence that waits to be admitted
+    /// takes its seats like any other: none are kept from it.
+    pub fn num_reserved_seats(&self, seqs: &Sequences) -> usize {
         let unused = |(request, reserved): (&RequestId, &Reserved)| {
-            let seqs = self.requests.get(request).into_iter().flatten().filter_map(|rank| self.seq(*rank));
-            reserved.num_beams.saturating_sub(seqs.map(Sequence::seats).sum())
+            let beams = seqs.of_request(*request).iter().filter_map(|rank| seqs.get(*rank));
+            reserved.num_beams.saturating_sub(beams.map(Sequence::seats).sum())
         };
         self.reserved.iter().map(unused).sum()
     }
-}
-
-/// Of a request that must not yield.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) struct Reserved {
-    pub num_blocks: usize,
-    /// Beams that its search may have at once; they come and go.
-    pub num_beams: usize,
 }
 
 #[cfg(test)]

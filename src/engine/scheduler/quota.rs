@@ -1,8 +1,9 @@
 //! What one tenant may hold of the pools.
 
-use super::Scheduler;
-use crate::engine::bill::{Holding, Quota, QuotaTier, Tenant};
-use crate::engine::sequence::{Rank, SeqState, Sequence};
+use super::SchedulerConfig;
+use super::sequences::Sequences;
+use crate::engine::bill::{Quota, Tenant};
+use crate::engine::sequence::{SeqState, Sequence};
 use crate::ids::IdMap;
 
 /// What each tenant holds of a pool, as far as it has a quota there.
@@ -22,8 +23,23 @@ impl Holdings {
         holdings
     }
 
-    /// Gives a tenant more, if it may have it. Who holds nothing may have whatever it asks for.
-    pub(super) fn take(&mut self, tenant: Tenant, num_blocks: usize) -> bool {
+    /// Of the device pool: what running sequences hold, and what they were promised.
+    pub fn of_device(seqs: &Sequences, config: &SchedulerConfig) -> Self {
+        let held = |seq: &Sequence| seq.table.len() + seq.promised_blocks(config.block_size);
+        Self::new(config.quota.device_blocks, seqs.running.iter().map(|seq| (seq, held(seq))))
+    }
+
+    /// Of the swap pool.
+    pub fn of_swap(seqs: &Sequences, config: &SchedulerConfig) -> Self {
+        let swapped = seqs.waiting.iter().filter_map(|seq| match &seq.state {
+            SeqState::Swapped(blocks) => Some((seq, blocks.len())),
+            _ => None,
+        });
+        Self::new(config.quota.swap_blocks, swapped)
+    }
+
+    /// Gives a tenant more, if it may have it. A tenant that holds nothing may have whatever it asks for.
+    pub fn take(&mut self, tenant: Tenant, num_blocks: usize) -> bool {
         let Some(most) = self.most.filter(|_| tenant != Tenant::default()) else { return true };
         let held = self.held.entry(tenant).or_default();
         let may = *held == 0 || *held + num_blocks <= most;
@@ -31,55 +47,10 @@ impl Holdings {
         may
     }
 
-    /// Nothing more for a tenant: one of its own waits, and others would overtake it.
-    pub(super) fn close(&mut self, tenant: Tenant) {
+    /// Gives a tenant nothing more: one of its sequences waits, and others must not overtake it.
+    pub fn close(&mut self, tenant: Tenant) {
         let most = self.most.unwrap_or(0);
         self.held.entry(tenant).and_modify(|held| *held = most.max(*held)).or_insert(most);
-    }
-}
-
-impl Scheduler {
-    /// Of the device pool: what running sequences hold, and what they were promised.
-    pub(super) fn device_holdings(&self) -> Holdings {
-        let block_size = self.config.block_size;
-        let running = self.running.iter().map(|seq| (seq, seq.table.len() + seq.promised_blocks(block_size)));
-        Holdings::new(self.config.quota.device_blocks, running)
-    }
-
-    /// Of the swap pool.
-    pub(super) fn swap_holdings(&self) -> Holdings {
-        let swapped = self.waiting.iter().filter_map(|seq| match &seq.state {
-            SeqState::Swapped(blocks) => Some((seq, blocks.len())),
-            _ => None,
-        });
-        Holdings::new(self.config.quota.swap_blocks, swapped)
-    }
-
-    /// Its quota keeps a waiting sequence from being asked for: told once.
-    pub(super) fn meet_quota(&mut self, rank: Rank) {
-        let seq = self.waiting.get_mut(&rank).expect("only waiting sequences are candidates");
-        if !std::mem::replace(&mut seq.met_quota, true) {
-            self.report.quota_refusals.push((seq.tenant, QuotaTier::Device));
-        }
-    }
-
-    /// What each tenant has here, nobody's requests too.
-    pub fn holdings(&self) -> IdMap<Tenant, Holding> {
-        let mut held: IdMap<Tenant, Holding> = IdMap::default();
-        for seq in self.running.iter().chain(self.waiting.iter()) {
-            let (place, blocks) = match &seq.state {
-                SeqState::Waiting => (0, [0, 0]),
-                SeqState::Running => {
-                    let coming = seq.swap_in.as_ref().map_or(0, |coming| coming.from.len());
-                    (1, [seq.table.len(), seq.backing.len() + coming])
-                }
-                SeqState::Swapped(blocks) => (2, [0, blocks.len()]),
-            };
-            let mut holding = Holding { blocks, ..Holding::default() };
-            holding.sequences[place] = 1;
-            *held.entry(seq.tenant).or_default() += holding;
-        }
-        held
     }
 }
 
@@ -94,6 +65,7 @@ impl Quota {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::bill::{Holding, QuotaTier};
     use crate::engine::scheduler::test_engine::{TestEngine, arrival, config, seqs};
     use crate::engine::scheduler::{Arrival, PlannedStep, SchedulerConfig};
     use crate::ids::{RequestId, SeqId};

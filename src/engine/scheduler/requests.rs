@@ -1,10 +1,9 @@
 //! Requests that come, and that go before they have ended.
 
 use super::{Arrival, Scheduler, SchedulingPolicy};
-use crate::engine::bill::Tenant;
 use crate::engine::prefix_cache::BlockHash;
 use crate::engine::sequence::{Rank, SeqState, Sequence};
-use crate::ids::{RequestId, SeqId};
+use crate::ids::RequestId;
 use std::sync::Arc;
 
 impl Scheduler {
@@ -23,91 +22,67 @@ impl Scheduler {
             SchedulingPolicy::Fcfs => 0,
             SchedulingPolicy::Priority => arrival.priority,
         };
-        let rank = Rank { priority, request: arrival.id, seq: self.new_seq_id() };
+        let rank = Rank { priority, request: arrival.id, seq: self.seqs.new_id() };
         let salt = match (self.config.prefix_caching, &arrival.cache_salt) {
             (true, None) => Vec::new(),
             (true, Some(salt)) => salt.clone().into_bytes(),
             (false, _) => arrival.id.0.to_le_bytes().to_vec(),
         };
-        self.make_room_for_beams(&arrival.params);
-        self.requests.insert(arrival.id, vec![rank]);
+        self.resize.make_room_for_beams(&arrival.params, &mut self.config);
         let tenant = arrival.tenant;
-        let mut seq = Sequence::new(rank, arrival, self.config.max_model_len, &self.hasher, &salt);
+        let mut seq = Sequence::new(rank, arrival, self.config.max_model_len, &self.seqs.hasher, &salt);
         seq.hashes = Arc::new(names);
-        self.ranks.insert(rank.seq, rank);
-        self.refusal =
-            self.refusal.filter(|refusal| refusal.first < rank && !self.may_have_turn(tenant, refusal.first));
-        self.waiting.insert(Box::new(seq));
-    }
-
-    /// Whether a tenant, of whom somebody comes, could now go before `first`, who asked and was refused.
-    fn may_have_turn(&self, tenant: Tenant, first: Rank) -> bool {
-        let is_others = self.waiting.get(&first).is_none_or(|first| first.tenant != tenant);
-        self.config.key_turns && is_others && !self.waiting.tenants().any(|waiting| waiting == tenant)
-    }
-
-    pub(super) fn new_seq_id(&mut self) -> SeqId {
-        self.next_seq += 1;
-        SeqId(self.next_seq)
+        self.seqs.register(rank);
+        self.admission.arrive(rank, tenant, &self.seqs, self.config.key_turns);
+        self.seqs.waiting.insert(Box::new(seq));
     }
 
     /// Drops a request, wherever it is. Nothing happens where it is not there (any more).
     pub fn cancel(&mut self, request: RequestId) {
-        for rank in self.requests.get(&request).cloned().unwrap_or_default() {
-            self.learn_length(rank, false);
+        for rank in self.seqs.of_request(request) {
+            if let Some(seq) = self.seqs.get(*rank) {
+                self.estimates.observe_length(seq, false);
+            }
         }
         self.drop_request(request);
     }
 
     pub(super) fn drop_request(&mut self, request: RequestId) {
-        self.searches.remove(&request);
-        for rank in self.requests.get(&request).cloned().unwrap_or_default() {
+        self.searches.end(request);
+        for rank in self.seqs.of_request(request).to_vec() {
             self.drop_seq(rank);
         }
     }
 
     /// Drops one sample of a request.
     pub fn stop_sample(&mut self, request: RequestId, sample: u32) {
-        let ranks = self.requests.get(&request).cloned().unwrap_or_default();
-        let is_it = |seq: &Sequence| seq.sample == sample && seq.forks == 0 && !seq.is_beam();
-        let is_it = |rank: &Rank| self.seq(*rank).is_some_and(is_it);
-        if let Some(rank) = ranks.into_iter().find(is_it) {
-            self.learn_length(rank, false);
-            self.drop_seq(rank);
+        let is_it = |seq: &&Sequence| seq.sample == sample && seq.forks == 0 && !seq.is_beam();
+        let mut seqs = self.seqs.of_request(request).iter().filter_map(|rank| self.seqs.get(*rank));
+        if let Some(rank) = seqs.find(is_it).map(|seq| seq.rank) {
+            let seq = self.drop_seq(rank);
+            self.estimates.observe_length(&seq, false);
         }
     }
 
-    pub(super) fn seq(&self, rank: Rank) -> Option<&Sequence> {
-        self.running.get(&rank).or_else(|| self.waiting.get(&rank))
-    }
-
-    /// Forgets a sequence; its blocks are released with the next demands.
-    pub(super) fn drop_seq(&mut self, rank: Rank) {
-        let seq = self.running.remove(&rank).or_else(|| self.waiting.remove(&rank));
-        let mut seq = seq.expect("a request's ranks are those of its living sequences");
-        self.refusal = None;
-        self.limited.remove(&rank);
-        self.give_backing_up(&mut seq);
+    /// Forgets a sequence. Its blocks are released with the next demands.
+    pub(super) fn drop_seq(&mut self, rank: Rank) -> Box<Sequence> {
+        let mut seq = self.seqs.remove(rank);
+        self.admission.end_refusal();
+        self.contracts.resume(&rank);
+        self.tiers.release_backing(&mut seq);
         if let Some(coming) = seq.swap_in.take() {
-            self.swap_ins.remove(&coming.id);
-            self.pending_swap.release.push(coming.from);
+            self.tiers.end_swap_in(coming.id);
+            self.tiers.pending.release.push(coming.from);
         }
-        match seq.state {
-            SeqState::Running => self.pending.release.push(seq.table),
-            SeqState::Swapped(blocks) => {
-                self.num_swapped -= 1;
-                self.pending_swap.release.push(blocks);
-            }
+        match std::mem::replace(&mut seq.state, SeqState::Waiting) {
+            SeqState::Running => self.device.pending.release.push(std::mem::take(&mut seq.table)),
+            SeqState::Swapped(blocks) => self.tiers.pending.release.push(blocks),
             SeqState::Waiting => {}
         }
-        self.ranks.remove(&rank.seq);
-        if let Some(ranks) = self.requests.get_mut(&rank.request) {
-            ranks.retain(|other| *other != rank);
-            if ranks.is_empty() {
-                self.requests.remove(&rank.request);
-                self.bills.remove(&rank.request);
-                self.reserved.remove(&rank.request);
-            }
+        if !self.seqs.has_request(rank.request) {
+            self.ledger.end(rank.request);
+            self.contracts.end(rank.request);
         }
+        seq
     }
 }

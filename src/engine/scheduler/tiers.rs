@@ -1,64 +1,126 @@
-//! What moves between the device pool and the swap pool, and what follows from it.
+//! What moves between the device pool and the swap pool.
 //!
-//! Copies take their time beside the steps. A block that is copied out may be given away at once: whoever writes it next
+//! Copies take their time beside the steps. A block that is copied out may be given away at once: whatever writes it next
 //! waits for the copy, and free blocks are given out in the order in which they became free, so that this seldom happens.
-//! A sequence that comes back runs once its blocks are there ([`Scheduler::copied`]).
+//! A sequence that comes back runs once its blocks are there ([`Scheduler::copied`](super::Scheduler::copied)).
 //!
-//! Four kinds of blocks go down: those of a sequence that has to yield ([`Store`]), full ones of sequences that may soon
-//! have to (*write-behind*), so that their preemption moves no more than a tail, and those that the device's prefix cache
-//! gives away. Under its name a block is there once, whichever way it came, and found by all three.
+//! Blocks are copied out for three reasons: their sequence is preempted ([`Store`](crate::engine::allocation::Store));
+//! their sequence may soon be preempted, and then its preemption moves no more than a tail (*write-behind*); or the device's
+//! prefix cache gives them away. The swap pool holds a block hash once, whichever way the block came, and all three find it.
 
-use super::commit::publish;
-use super::quota::Holdings;
-use super::tail::{Foresight, Tail, TailCopies};
-use super::{PreemptionMode, Scheduler};
-use crate::engine::allocation::{Admitted, Demand, Find, Grant, Store, SwapBlock, SwapDemand, SwapGrant};
-use crate::engine::arbiter::{Choice, Victim};
-use crate::engine::bill::QuotaTier;
-use crate::engine::plan::{CopyReport, StepPlan, SwapIn};
+use super::ledger::Ledger;
+use super::report::PlanStats;
+use super::sequences::Sequences;
+use super::tail::{Foresight, Tail};
+use super::{PreemptionMode, SchedulerConfig};
+use crate::engine::allocation::{Admitted, Demand, Find, Grant, SwapBlock, SwapDemand, SwapGrant};
+use crate::engine::arbiter::CopyCosts;
+use crate::engine::block_pool::PoolStats;
+use crate::engine::plan::{StepPlan, SwapIn};
 use crate::engine::prefix_cache::BlockHash;
 use crate::engine::sequence::{Rank, SeqState, Sequence, SwapInUnderWay};
+use crate::engine::step_time::StepTimeModel;
 use crate::ids::{BlockId, CopyId, IdMap, SeqId};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Blocks that wait to be copied, at most, where more are copied ahead of need ...
+/// Blocks are copied ahead of need while fewer than this wait to be copied.
 const MAX_QUEUED_BLOCKS: usize = 64;
-/// ... and where more are kept that the device no longer caches. Beyond that they are given up: a sequence that comes back
-/// would wait behind them.
+/// Blocks that the device no longer caches are kept while fewer than this wait to be copied. Beyond that they are given up:
+/// a sequence that comes back would wait behind them.
 const MAX_QUEUED_FOR_CACHE: usize = 256;
 
-/// For whom blocks are copied ahead of need: who would have yielded first some steps ago. To know that takes a look at what
-/// each that runs would cost.
+/// Steps after which the [`LikelyVictims`] are looked for again though no sequence has come or gone.
+const LIKELY_FOR_STEPS: u32 = 8;
+
+/// The swap pool as the scheduler knows it, and the copies that are under way.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct LikelyVictims {
-    /// First to yield first.
+pub(super) struct Tiers {
+    /// For the next demand.
+    pub pending: SwapDemand,
+    /// As of the swap pool's last answer.
+    pub stats: PoolStats,
+    moving: Moving,
+    #[serde(default)]
+    likely_victims: LikelyVictims,
+    /// How often [`Tiers::begin_demand`] was called: the age of a [`Tail`].
+    #[serde(default)]
+    looks: u32,
+    /// Sequences whose blocks are on their way to the device.
+    swap_ins: IdMap<CopyId, Rank>,
+    last_copy: u64,
+    pub costs: CopyCosts,
+}
+
+/// The sequences for which blocks are copied ahead of need: those that would have been preempted first some steps ago. To
+/// find them, the cost of preempting each running sequence is looked at.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct LikelyVictims {
+    /// In the order in which they would be preempted.
     order: Vec<Rank>,
-    /// Of so many that ran.
-    of: usize,
+    /// The number of sequences that ran then.
+    num_running: usize,
     steps_left: u32,
 }
 
-/// Steps after which [`LikelyVictims`] are looked for again though nobody has come or gone.
-const LIKELY_FOR_STEPS: u32 = 8;
-
-/// What the swap pool was asked for, until it has answered; an entry for each of the demand's.
+/// What the swap pool was asked for, until it has answered: an entry for each of the demand's.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Moving {
+struct Moving {
     storing: Vec<(SeqId, Foresight)>,
     taking: Vec<SeqId>,
-    /// And the device's blocks.
+    /// With the device blocks to copy.
     backing: Vec<(SeqId, Vec<BlockId>)>,
     keeping: Vec<BlockId>,
 }
 
-impl Scheduler {
-    /// What to ask the swap pool before the device pool gets the demand: an entry for each candidate, or nothing where it
-    /// can have nothing of theirs.
-    pub(super) fn finds(&self, demand: &Demand) -> Vec<Find> {
-        let is_empty = self.swap_stats.used + self.swap_stats.cached == 0;
+/// Swap blocks for a victim's KV.
+pub(super) struct Stored {
+    pub blocks: Vec<SwapBlock>,
+    pub foresight: Foresight,
+}
+
+/// What the swap pool has given.
+pub(super) struct SwapAnswers {
+    pub stored: IdMap<SeqId, Stored>,
+    /// Blocks that were cached, for sequences that are admitted.
+    pub taken: IdMap<SeqId, Vec<BlockId>>,
+}
+
+impl Tiers {
+    pub fn new(num_swap_blocks: usize) -> Self {
+        let stats = PoolStats { free: num_swap_blocks, ..PoolStats::default() };
+        Self { stats, ..Self::default() }
+    }
+
+    /// Both pools are made anew: nothing is there, and nothing under way. What has been learned stays.
+    pub fn reset(&mut self, num_swap_blocks: usize) {
+        self.pending = SwapDemand::default();
+        self.stats = PoolStats { free: num_swap_blocks, ..PoolStats::default() };
+        self.swap_ins.clear();
+        self.costs.clear_queue();
+    }
+
+    /// Whether sequences wait for copies to the device.
+    pub fn has_swap_ins(&self) -> bool {
+        !self.swap_ins.is_empty()
+    }
+
+    /// Ends the wait for a copy. `None` where its sequence has been dropped or preempted since.
+    pub fn end_swap_in(&mut self, id: CopyId) -> Option<Rank> {
+        self.swap_ins.remove(&id)
+    }
+
+    /// The sequences that wait for copies.
+    pub fn swap_ins(&self) -> impl Iterator<Item = (&CopyId, &Rank)> {
+        self.swap_ins.iter()
+    }
+
+    /// What to ask the swap pool before the device pool gets the demand: an entry for each candidate, or nothing where the
+    /// swap pool can have nothing of theirs.
+    pub fn finds(&self, demand: &Demand, config: &SchedulerConfig) -> Vec<Find> {
+        let is_empty = self.stats.used + self.stats.cached == 0;
         // What is to be forgotten must not be found.
-        if is_empty || !self.config.prefix_caching || !self.pending_swap.forget.is_empty() {
+        if is_empty || !config.prefix_caching || !self.pending.forget.is_empty() {
             return Vec::new();
         }
         let find = |hashes: &Arc<Vec<BlockHash>>, usable_hashes| Find { hashes: hashes.clone(), usable_hashes };
@@ -67,97 +129,59 @@ impl Scheduler {
         admit.map(|admit| find(&admit.hashes, usable(!admit.held.is_empty(), admit.usable_hashes))).collect()
     }
 
-    /// Completes the demand by the swap pool's answers: what is sooner computed is not fetched.
-    pub(super) fn fetch_what_is_found(&self, demand: &mut Demand, held: Vec<Vec<bool>>) {
+    /// Completes the demand by the swap pool's answers. Blocks that are sooner computed are not fetched.
+    pub fn found(&self, demand: &mut Demand, held: Vec<Vec<bool>>, block_size: usize, step_times: &StepTimeModel) {
         for (admit, held) in demand.urgent.iter_mut().chain(&mut demand.admit).zip(held) {
             let num_held = held.iter().filter(|held| **held).count();
-            let num_tokens = num_held * self.config.block_size;
-            let compute_s = self.step_times.prompt_seconds(num_tokens, 0);
+            let compute_s = step_times.prompt_seconds(num_held * block_size, 0);
             if num_held > 0 && self.costs.swap_in_seconds(num_held) <= compute_s {
-                admit.num_held_tokens = held.len() * self.config.block_size;
+                admit.num_held_tokens = held.len() * block_size;
                 admit.held = held;
             }
         }
     }
 
-    /// What the step needs of the swap pool; empty on most steps.
-    pub(super) fn reserve(&mut self, grant: &Grant) -> SwapDemand {
-        let mut demand = std::mem::take(&mut self.pending_swap);
+    /// Begins the demand of a step.
+    pub fn begin_demand(&mut self) -> SwapDemand {
         self.moving = Moving::default();
         self.looks = self.looks.wrapping_add(1);
-        let mut holdings: Option<Holdings> = None;
-        for seq in &grant.preempted {
-            let Some(store) = self.store(*seq) else { continue };
-            let tenant = self.running[&self.ranks[seq]].tenant;
-            if holdings.get_or_insert_with(|| self.swap_holdings()).take(tenant, store.num_blocks) {
-                let foresight = self.foresight(&self.running[&self.ranks[seq]]);
-                self.moving.storing.push((*seq, foresight));
-                demand.store.push(store);
-            } else {
-                self.report.quota_refusals.push((tenant, QuotaTier::Swap));
-            }
-        }
+        std::mem::take(&mut self.pending)
+    }
+
+    /// A victim wants its KV stored.
+    pub fn ask_to_store(&mut self, seq: &Sequence, config: &SchedulerConfig) {
+        // Whether what it leaves to be copied was bounded in the step before.
+        let foresight = match config.write_behind_blocks {
+            0 => Foresight::Off,
+            _ => seq.tail.foresight(self.looks, seq.num_computed / config.block_size),
+        };
+        self.moving.storing.push((seq.rank.seq, foresight));
+    }
+
+    /// Sequences that are admitted take what the swap pool has cached of theirs.
+    pub fn take_cached(&mut self, grant: &Grant, seqs: &Sequences, demand: &mut SwapDemand) {
         for admitted in &grant.admitted {
-            let seq = &self.waiting[&self.ranks[&admitted.seq]];
+            let seq = &seqs.waiting[&seqs.rank_of(admitted.seq)];
             if !admitted.swap_in.is_empty() && seq.state == SeqState::Waiting {
                 self.moving.taking.push(admitted.seq);
                 demand.take.push(admitted.swap_in.iter().map(|place| seq.hashes[*place]).collect());
             }
         }
-        if self.config.num_swap_blocks > 0 {
-            self.make_room(grant, &mut demand);
-            self.write_behind(grant, &mut demand);
-            let room = MAX_QUEUED_FOR_CACHE.saturating_sub(self.costs.queued_blocks());
-            let (blocks, names): (Vec<_>, Vec<_>) = grant.evicted.iter().copied().take(room).unzip();
-            (self.moving.keeping, demand.keep) = (blocks, names);
-        }
-        demand
     }
 
-    /// What a victim leaves in the swap pool.
-    fn store(&mut self, seq: SeqId) -> Option<Store> {
-        let block_size = self.config.block_size;
-        let rank = self.ranks[&seq];
-        let seq = &self.running[&rank];
-        // What is still on its way is in the swap pool anyway.
-        if seq.swap_in.is_some() || seq.num_computed == 0 || self.config.num_swap_blocks == 0 {
-            return None;
-        }
-        let choice = match self.config.preemption_mode {
-            PreemptionMode::Swap => Choice::Swap,
-            PreemptionMode::Recompute => Choice::Recompute,
-            PreemptionMode::Auto => {
-                let (num_tokens, num_backed) = (seq.num_computed, seq.num_backed);
-                let victim = Victim { num_tokens, block_size, num_backed };
-                let decision = self.costs.decide(rank.request, &victim, &self.step_times);
-                self.report.decisions.push(decision);
-                decision.choice
-            }
-        };
-        let num_full = seq.num_computed / block_size;
-        let num_blocks = match choice {
-            Choice::Swap => seq.num_computed.div_ceil(block_size),
-            Choice::SwapFull => num_full,
-            Choice::Recompute => return None,
-        };
-        let hashes = seq.hashes[..num_full.min(seq.hashes.len())].to_vec();
-        Some(Store { seq: seq.rank.seq, num_blocks, hashes })
-    }
-
-    /// Whether what a victim now leaves to be copied was bounded in the step before.
-    fn foresight(&self, seq: &Sequence) -> Foresight {
-        match self.config.write_behind_blocks {
-            0 => Foresight::Off,
-            _ => seq.tail.foresight(self.looks, seq.num_computed / self.config.block_size),
-        }
+    /// Keeps blocks that the device's prefix cache has given away.
+    pub fn keep_evicted(&mut self, grant: &Grant, demand: &mut SwapDemand) {
+        let room = MAX_QUEUED_FOR_CACHE.saturating_sub(self.costs.queued_blocks());
+        let (blocks, hashes): (Vec<_>, Vec<_>) = grant.evicted.iter().copied().take(room).unzip();
+        (self.moving.keeping, demand.keep) = (blocks, hashes);
     }
 
     /// Where victims need more room than there is, running sequences give up what was copied ahead for them.
-    fn make_room(&mut self, grant: &Grant, demand: &mut SwapDemand) {
+    pub fn make_room(&mut self, grant: &Grant, seqs: &mut Sequences, demand: &mut SwapDemand) {
         let needed: usize = demand.store.iter().map(|store| store.num_blocks).sum();
         let released: usize = demand.release.iter().map(Vec::len).sum();
-        let mut room = self.swap_stats.free + self.swap_stats.cached + released;
-        for seq in self.running.iter_mut().filter(|seq| !grant.preempted.contains(&seq.rank.seq)) {
+        let mut room = self.stats.free + self.stats.cached + released;
+        for seq in seqs.running.iter_mut().filter(|seq| !grant.preempted.contains(&seq.rank.seq)) {
             if room >= needed {
                 return;
             }
@@ -167,49 +191,55 @@ impl Scheduler {
         }
     }
 
-    /// While device blocks are scarce, those who would yield first have all their full blocks but `max_tail_blocks`
-    /// copied ahead: as many of them as hold what would be short.
-    fn write_behind(&mut self, grant: &Grant, demand: &mut SwapDemand) {
-        let config = &self.config;
+    /// Whether blocks are to be copied ahead of need in this step, and how many device blocks are short.
+    pub fn num_short(&self, grant: &Grant, config: &SchedulerConfig) -> Option<usize> {
         let available = grant.stats.free + grant.stats.cached;
         let keeps_nothing = config.preemption_mode == PreemptionMode::Recompute;
-        let Some(mut short) = config.write_behind_blocks.checked_sub(available).filter(|_| !keeps_nothing) else {
-            return;
-        };
-        if self.is_draining() {
-            return;
-        }
-        let mut room = MAX_QUEUED_BLOCKS.saturating_sub(self.costs.queued_blocks());
-        let (max_tail, look) = (config.max_tail_blocks, self.looks);
+        config.write_behind_blocks.checked_sub(available).filter(|_| !keeps_nothing && !self.is_draining())
+    }
+
+    /// Notes which running sequences have all their full blocks but `max_tail_blocks` copied. True where all have.
+    pub fn note_tails(&self, seqs: &mut Sequences, max_tail_blocks: usize) -> bool {
         let mut has_all = true;
-        for seq in self.running.iter_mut() {
-            let has_them = seq.num_published <= seq.num_backed + max_tail;
+        for seq in seqs.running.iter_mut() {
+            let has_them = seq.num_published <= seq.num_backed + max_tail_blocks;
             has_all &= has_them;
             // What is still to come has no blocks to look at.
             if has_them && seq.swap_in.is_none() {
-                seq.tail = Tail::copied(look, seq.num_published);
+                seq.tail = Tail::copied(self.looks, seq.num_published);
             }
         }
-        if has_all {
-            return;
-        }
-        if room > 0 {
-            self.update_likely_victims();
-        }
+        has_all
+    }
+
+    /// Blocks that may be copied ahead of need in this step.
+    pub fn write_behind_room(&self) -> usize {
+        MAX_QUEUED_BLOCKS.saturating_sub(self.costs.queued_blocks())
+    }
+
+    /// Copies the full blocks of the likely victims ahead of need, all but `max_tail_blocks` of each: of as many victims as
+    /// hold the `short` blocks. `room`: how many may be copied.
+    pub fn write_behind(
+        &mut self,
+        (mut short, mut room, max_tail_blocks): (usize, usize, usize),
+        grant: &Grant,
+        seqs: &mut Sequences,
+        demand: &mut SwapDemand,
+    ) {
         for rank in self.likely_victims.order.iter().filter(|rank| !grant.preempted.contains(&rank.seq)) {
             if short == 0 {
                 return;
             }
-            let Some(seq) = self.running.get_mut(rank) else { continue };
+            let Some(seq) = seqs.running.get_mut(rank) else { continue };
             short = short.saturating_sub(seq.table.len());
-            if seq.num_published <= seq.num_backed + max_tail {
+            if seq.num_published <= seq.num_backed + max_tail_blocks {
                 continue;
             }
             let places = seq.num_backed..seq.num_published.min(seq.num_backed + room);
             // As it will be if the swap pool takes all of them.
-            seq.tail = match seq.num_published <= places.end + max_tail {
-                true => Tail::copied(look, seq.num_published),
-                false => Tail::queue_full(look),
+            seq.tail = match seq.num_published <= places.end + max_tail_blocks {
+                true => Tail::copied(self.looks, seq.num_published),
+                false => Tail::queue_full(self.looks),
             };
             if !places.is_empty() {
                 room -= places.len();
@@ -219,101 +249,68 @@ impl Scheduler {
         }
     }
 
-    /// Looks at who would yield first, if that may have changed.
-    fn update_likely_victims(&mut self) {
-        let num_running = self.running.len();
-        let LikelyVictims { steps_left, of, .. } = &mut self.likely_victims;
-        if *steps_left > 0 && *of == num_running {
-            *steps_left -= 1;
-            return;
-        }
-        let order = self.yield_order().into_iter().map(|seq| seq.rank).collect();
-        self.likely_victims = LikelyVictims { order, of: num_running, steps_left: LIKELY_FOR_STEPS };
+    /// Whether the likely victims may have changed, with so many sequences running.
+    pub fn wants_likely_victims(&mut self, num_running: usize) -> bool {
+        let LikelyVictims { steps_left, num_running: before, .. } = &mut self.likely_victims;
+        let may_have_changed = *steps_left == 0 || *before != num_running;
+        *steps_left -= u32::from(!may_have_changed);
+        may_have_changed
     }
 
-    /// Takes the swap pool's answers into the plan; what it stores for victims and has taken for those who start.
-    pub(super) fn plan_copies(&mut self, swap: SwapGrant, plan: &mut StepPlan) -> Answers {
+    /// The sequences that would be preempted now, in that order.
+    pub fn set_likely_victims(&mut self, order: Vec<Rank>, num_running: usize) {
+        self.likely_victims = LikelyVictims { order, num_running, steps_left: LIKELY_FOR_STEPS };
+    }
+
+    /// Takes the swap pool's answers into the plan.
+    pub fn plan_copies(
+        &mut self,
+        swap: SwapGrant,
+        seqs: &mut Sequences,
+        ledger: &mut Ledger,
+        plan: &mut StepPlan,
+    ) -> SwapAnswers {
         let moving = std::mem::take(&mut self.moving);
         for ((seq, blocks), backed) in moving.backing.into_iter().zip(swap.backed) {
-            let seq = self.running.get_mut(&self.ranks[&seq]).expect("only running sequences are copied ahead");
+            let rank = seqs.rank_of(seq);
+            let seq = seqs.running.get_mut(&rank).expect("only running sequences are copied ahead");
             seq.num_backed += backed.len();
             if backed.len() < blocks.len() {
                 seq.tail = Tail::no_room(self.looks);
             }
             seq.backing.extend(backed.iter().map(|swap| swap.block));
-            let request = seq.rank.request;
             let copies = blocks.into_iter().zip(backed).filter(|(_, swap)| swap.copy);
             let before = plan.swap_out.len();
             plan.swap_out.extend(copies.map(|(device, swap)| (device, swap.block)));
             if plan.swap_out.len() > before {
-                self.bill(request).swapped_out_blocks += plan.swap_out.len() - before;
+                ledger.bill(rank.request).swapped_out_blocks += plan.swap_out.len() - before;
             }
         }
         let kept = moving.keeping.into_iter().zip(swap.kept);
         plan.swap_out.extend(kept.filter_map(|(device, swap)| Some((device, swap?))));
-        self.swap_stats = swap.stats.unwrap_or(self.swap_stats);
+        self.stats = swap.stats.unwrap_or(self.stats);
         let stored = moving.storing.into_iter().zip(swap.stored);
         let stored = stored.filter_map(|((seq, foresight), blocks)| Some((seq, Stored { blocks: blocks?, foresight })));
-        Answers { stored: stored.collect(), taken: moving.taking.into_iter().zip(swap.taken).collect() }
+        SwapAnswers { stored: stored.collect(), taken: moving.taking.into_iter().zip(swap.taken).collect() }
     }
 
-    /// A running sequence gives its blocks up.
-    pub(super) fn preempt(&mut self, rank: Rank, stored: Option<Stored>, plan: &mut StepPlan) {
-        let mut seq = self.running.remove(&rank).expect("only running sequences are preempted");
-        if let Some(coming) = seq.swap_in.take() {
-            self.turn_back(&mut seq, *coming);
-        } else if let Some(Stored { blocks: stored, foresight }) = stored {
-            seq.num_computed = seq.num_computed.min(stored.len() * self.config.block_size);
-            let table = seq.preempt(Some(stored.iter().map(|swap| swap.block).collect()));
-            let copies = table.iter().zip(&stored).filter(|(_, swap)| swap.copy);
-            let before = plan.swap_out.len();
-            plan.swap_out.extend(copies.map(|(device, swap)| (*device, swap.block)));
-            let num_copies = plan.swap_out.len() - before;
-            self.bill(rank.request).swapped_out_blocks += num_copies;
-            self.report.preemption_copies.push(TailCopies { num_blocks: num_copies, foresight });
-            self.num_swapped += 1;
-            self.report.stats.preempted_swap += 1;
-        } else {
-            seq.preempt(None);
-            self.report.stats.preempted_recompute += 1;
-        }
-        self.give_backing_up(&mut seq);
-        self.pause(&mut seq);
-        self.waiting.insert(seq);
+    /// The copies of a plan go off.
+    pub fn enqueue(&mut self, plan: &StepPlan) {
+        let num_in: usize = plan.swap_in.iter().map(|swap_in| swap_in.pairs.len()).sum();
+        self.costs.enqueue(plan.swap_out.len() + num_in);
     }
 
-    /// It has to yield before its KV has come back: that is still in the swap pool.
-    fn turn_back(&mut self, seq: &mut Sequence, coming: SwapInUnderWay) {
-        self.swap_ins.remove(&coming.id);
-        if coming.was_swapped {
-            seq.preempt(Some(coming.from));
-            self.num_swapped += 1;
-            self.report.stats.preempted_swap += 1;
-        } else {
-            self.pending_swap.release.push(coming.from);
-            seq.preempt(None);
-            self.report.stats.preempted_recompute += 1;
-        }
-    }
-
-    pub(super) fn give_backing_up(&mut self, seq: &mut Sequence) {
-        if !seq.backing.is_empty() {
-            self.pending_swap.release.push(std::mem::take(&mut seq.backing));
-        }
-        seq.num_backed = 0;
-    }
-
-    /// Starts the copies that an admitted sequence waits for.
-    pub(super) fn start_swap_in(
+    /// Starts the copies that an admitted sequence waits for. `taken`: the blocks that were cached, where it was not
+    /// swapped out.
+    pub fn start_swap_in(
         &mut self,
         seq: &mut Sequence,
         state: SeqState,
         taken: Option<Vec<BlockId>>,
         admitted: &Admitted,
-        plan: &mut StepPlan,
-    ) {
-        self.next_copy += 1;
-        let id = CopyId(self.next_copy);
+    ) -> SwapIn {
+        self.last_copy += 1;
+        let id = CopyId(self.last_copy);
         let places = admitted.swap_in.iter().copied();
         let was_swapped = matches!(state, SeqState::Swapped(_));
         let (from, pairs): (_, Vec<_>) = match state {
@@ -327,111 +324,96 @@ impl Scheduler {
                 (from, pairs)
             }
         };
-        self.report.stats.blocks_in += pairs.len();
-        self.bill(seq.rank.request).swapped_in_blocks += pairs.len();
         let (first_place, num_tokens) = (admitted.swap_in[0], admitted.num_computed);
         let is_nameless = false;
         let coming = SwapInUnderWay { id, from, first_place, num_tokens, was_swapped, is_nameless };
         seq.swap_in = Some(Box::new(coming));
         self.swap_ins.insert(id, seq.rank);
-        plan.swap_in.push(SwapIn { id, pairs });
+        SwapIn { id, pairs }
     }
 
-    /// Takes in what has become of copies: to be called whenever a report is there, between plans.
-    pub fn copied(&mut self, report: &CopyReport) {
-        self.costs.observe(report);
-        if !report.lost.is_empty() {
-            self.lose(&report.lost);
-        }
-        for (id, is_there) in &report.arrived {
-            // A sequence that has been dropped since then, or had to yield, waits no more.
-            let Some(rank) = self.swap_ins.remove(id) else { continue };
-            let seq = self.running.get_mut(&rank).expect("who waits for a copy runs");
-            let coming = *seq.swap_in.take().expect("it waits for this copy");
-            self.refusal = None;
-            match is_there {
-                true => self.has_come(rank, coming),
-                false => self.compute_instead(rank, coming),
-            }
+    /// A sequence is preempted before its KV has come back: that is still in the swap pool.
+    pub fn turn_back(&mut self, seq: &mut Sequence, coming: SwapInUnderWay, stats: &mut PlanStats) {
+        self.swap_ins.remove(&coming.id);
+        if coming.was_swapped {
+            seq.preempt(Some(coming.from));
+            stats.preempted_swap += 1;
+        } else {
+            self.pending.release.push(coming.from);
+            seq.preempt(None);
+            stats.preempted_recompute += 1;
         }
     }
 
-    fn has_come(&mut self, rank: Rank, coming: SwapInUnderWay) {
-        let (block_size, is_draining) = (self.config.block_size, self.is_draining());
-        let seq = self.running.get_mut(&rank).expect("who waits for a copy runs");
-        seq.num_computed = coming.num_tokens;
-        publish(seq, &self.hasher, block_size, &mut self.pending.publish);
-        // Full blocks do not change any more, so the copies stay good for the next time, where there is room for them.
+    /// Releases the copies that were made ahead for a sequence.
+    pub fn release_backing(&mut self, seq: &mut Sequence) {
+        if !seq.backing.is_empty() {
+            self.pending.release.push(std::mem::take(&mut seq.backing));
+        }
+        seq.num_backed = 0;
+    }
+
+    /// Keeps the blocks that a swap-in came from, where there is room: full blocks do not change any more, so the copies
+    /// stay good for the next preemption.
+    pub fn keep_swapped_in(&mut self, seq: &mut Sequence, coming: SwapInUnderWay, block_size: usize) {
         let mut from = coming.from;
         let num_full = if coming.was_swapped { coming.num_tokens / block_size } else { from.len() };
-        // What others have found to hold nothing has no name: nobody would find it again.
-        let num_full = if is_draining || coming.is_nameless { 0 } else { num_full };
+        // Blocks that others have found to hold nothing have no hash: nobody would find them again.
+        let num_full = if self.is_draining() || coming.is_nameless { 0 } else { num_full };
         let tail = from.split_off(num_full.min(from.len()));
         if !tail.is_empty() {
-            self.pending_swap.release.push(tail);
+            self.pending.release.push(tail);
         }
         if coming.was_swapped {
             seq.num_backed = from.len();
         }
         seq.backing.extend(from);
-        self.resume(rank);
     }
 
-    /// What should have come has not: it is computed again, like everything behind it.
-    fn compute_instead(&mut self, rank: Rank, coming: SwapInUnderWay) {
-        let seq = self.running.get_mut(&rank).expect("who waits for a copy runs");
-        let rest = Arc::make_mut(&mut seq.table).split_off(coming.first_place);
-        seq.num_computed = coming.first_place * self.config.block_size;
-        seq.num_published = coming.first_place;
-        self.pending.release.push(Arc::new(rest));
-        self.lose(&coming.from);
-        self.pending_swap.release.push(coming.from);
-        self.resume(rank);
-    }
-
-    /// These blocks of the swap pool hold nothing. Who relied on them computes from there on.
-    fn lose(&mut self, lost: &[BlockId]) {
-        self.pending_swap.forget.extend(lost);
-        for seq in self.waiting.iter_mut() {
-            let SeqState::Swapped(blocks) = &mut seq.state else { continue };
-            let Some(first) = blocks.iter().position(|block| lost.contains(block)) else { continue };
-            self.pending_swap.release.push(blocks.split_off(first));
-            seq.num_computed = first * self.config.block_size;
+    /// These blocks of the swap pool hold nothing. Sequences that relied on them compute from there on.
+    pub fn lose(&mut self, lost: &[BlockId], seqs: &mut Sequences, block_size: usize) {
+        self.pending.forget.extend(lost);
+        seqs.waiting.lose_kv(|seq| {
+            let SeqState::Swapped(blocks) = &mut seq.state else { return };
+            let Some(first) = blocks.iter().position(|block| lost.contains(block)) else { return };
+            self.pending.release.push(blocks.split_off(first));
+            seq.num_computed = first * block_size;
             if first == 0 {
                 seq.state = SeqState::Waiting;
-                self.num_swapped -= 1;
             }
-        }
-        for seq in self.running.iter_mut() {
+        });
+        for seq in seqs.running.iter_mut() {
             if let Some(coming) = &mut seq.swap_in {
                 coming.is_nameless |= coming.from.iter().any(|block| lost.contains(block));
             }
             if seq.backing.iter().any(|block| lost.contains(block)) {
-                self.pending_swap.release.push(std::mem::take(&mut seq.backing));
+                self.pending.release.push(std::mem::take(&mut seq.backing));
                 (seq.num_backed, seq.tail) = (0, Tail::default());
             }
         }
     }
 
-    /// Whether sequences wait for copies and nothing else is planned: the next step may come with the next report.
-    pub fn waits_for_copies(&self) -> bool {
-        !self.swap_ins.is_empty()
+    /// The swap pool has another size, which it may still have to shrink to. What was promised with other settings holds
+    /// no longer.
+    pub fn resize(&mut self, stats: PoolStats, seqs: &mut Sequences) {
+        self.looks = self.looks.wrapping_add(1);
+        self.stats = stats;
+        // Copies that were made ahead are given up, as many as it takes.
+        let mut too_many = self.stats.draining;
+        for seq in seqs.running.iter_mut() {
+            if too_many == 0 {
+                return;
+            }
+            if !seq.backing.is_empty() {
+                too_many = too_many.saturating_sub(seq.backing.len());
+                self.pending.release.push(std::mem::take(&mut seq.backing));
+                (seq.num_backed, seq.tail) = (0, Tail::default());
+            }
+        }
     }
 
-    /// Seconds that a block's copy takes, to the swap pool and to the device.
-    pub fn copy_seconds(&self) -> [f64; 2] {
-        self.costs.block_seconds()
+    /// Whether the swap pool is smaller than what is used of it.
+    pub fn is_draining(&self) -> bool {
+        self.stats.draining > 0
     }
-}
-
-/// What it has given a victim.
-pub(super) struct Stored {
-    blocks: Vec<SwapBlock>,
-    foresight: Foresight,
-}
-
-/// What the swap pool has given.
-pub(super) struct Answers {
-    pub stored: IdMap<SeqId, Stored>,
-    pub taken: IdMap<SeqId, Vec<BlockId>>,
 }

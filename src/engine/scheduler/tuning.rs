@@ -1,10 +1,8 @@
-//! What may change while requests run: between two steps, and none of them is dropped for it.
+//! Settings that may change while requests run: between two steps, and no request is dropped for it.
 
-use super::{AdmissionPolicy, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy, Tail};
+use super::{AdmissionPolicy, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy};
 use crate::engine::bill::Quota;
 use crate::engine::block_pool::PoolStats;
-use crate::engine::sequence::Sequence;
-use crate::sampling::params::SamplingParams;
 use serde::{Deserialize, Serialize};
 
 /// The part of a [`SchedulerConfig`] that may change.
@@ -44,15 +42,8 @@ impl From<&SchedulerConfig> for Tuning {
     }
 }
 
-/// Steps become as small as this when those have ended who have seats.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) struct WantedSize {
-    max_num_seqs: usize,
-    max_num_batched_tokens: usize,
-}
-
 impl Scheduler {
-    /// From the next step on. `swap` is what the swap pool says after it has been given its new size. Neither
+    /// Changes settings, from the next step on. `swap` is what the swap pool says after it has been given its new size. Neither
     /// `max_num_seqs` nor `max_num_batched_tokens` may be more than the executor was made for.
     pub fn tune(&mut self, tuning: &Tuning, swap: PoolStats) {
         let Tuning { num_swap_blocks, max_num_seqs, max_num_batched_tokens, inter_token_target, .. } = *tuning;
@@ -71,60 +62,9 @@ impl Scheduler {
             quota: tuning.quota,
             ..self.config
         };
-        self.refusal = None;
-        // What was promised with other settings holds no longer.
-        self.looks = self.looks.wrapping_add(1);
-        self.wanted_size = Some(WantedSize { max_num_seqs, max_num_batched_tokens });
-        self.settle_size();
-        self.swap_stats = swap;
-        self.give_backing_up_to_drain();
+        self.admission.end_refusal();
+        self.resize.begin(max_num_seqs, max_num_batched_tokens);
+        self.resize.settle(&mut self.config, &self.seqs, &self.contracts);
+        self.tiers.resize(swap, &mut self.seqs);
     }
-
-    /// Whether the swap pool is smaller than what is used of it.
-    pub(super) fn is_draining(&self) -> bool {
-        self.swap_stats.draining > 0
-    }
-
-    /// Copies that were made ahead are given up for the swap pool to become as small as it should, as many as it takes.
-    fn give_backing_up_to_drain(&mut self) {
-        let mut too_many = self.swap_stats.draining;
-        for seq in self.running.iter_mut() {
-            if too_many == 0 {
-                return;
-            }
-            if !seq.backing.is_empty() {
-                too_many = too_many.saturating_sub(seq.backing.len());
-                self.pending_swap.release.push(std::mem::take(&mut seq.backing));
-                (seq.num_backed, seq.tail) = (0, Tail::default());
-            }
-        }
-    }
-
-    /// Makes steps as small as they should be, as far as nobody has to leave a seat for it: nobody new gets one meanwhile.
-    pub(super) fn settle_size(&mut self) {
-        let Some(WantedSize { max_num_seqs, max_num_batched_tokens }) = self.wanted_size else { return };
-        let taken: usize = self.running.iter().map(Sequence::seats).sum::<usize>() + self.num_reserved_seats();
-        // Beams go on together or not at all.
-        let all = self.running.iter().chain(self.waiting.iter());
-        let widest = all.filter(|seq| seq.is_beam()).map(|seq| num_beams(&seq.params)).max().unwrap_or(0);
-        self.config.max_num_seqs = max_num_seqs.max(taken).max(widest);
-        self.config.max_num_batched_tokens = max_num_batched_tokens.max(self.config.max_num_seqs);
-        let is_settled = self.config.max_num_seqs == max_num_seqs;
-        self.wanted_size = self.wanted_size.filter(|_| !is_settled);
-    }
-
-    /// A search that was accepted just before steps became smaller gets its seats all the same.
-    pub(super) fn make_room_for_beams(&mut self, params: &SamplingParams) {
-        let SchedulerConfig { max_num_seqs, max_num_batched_tokens, .. } = self.config;
-        if num_beams(params) > max_num_seqs {
-            self.wanted_size = self.wanted_size.or(Some(WantedSize { max_num_seqs, max_num_batched_tokens }));
-            self.config.max_num_seqs = num_beams(params);
-            self.config.max_num_batched_tokens = max_num_batched_tokens.max(self.config.max_num_seqs);
-        }
-    }
-}
-
-/// 0: it searches nothing.
-fn num_beams(params: &SamplingParams) -> usize {
-    params.beam.as_ref().map_or(0, |beam| beam.width as usize)
 }

@@ -1,16 +1,17 @@
-//! Whose turn it is where requests of several tenants wait.
+//! Which tenant's turn it is where requests of several tenants wait.
 //!
-//! Of the tenants that wait, the one that has least of the engine goes first: of device blocks or of places in a step,
-//! whichever it has the larger part of (its *dominant share*), counting what it was given in the step being planned. So a
-//! thousand requests of one tenant do not stand before the first of another. A tenant's own requests keep their order.
-//! Priorities go before all this, and so do those that had to yield: they come back, by age, before anybody new. Nothing is
-//! kept free for anybody: who is alone may have everything.
+//! Of the tenants that wait, the one that has least of the engine goes first: of device blocks or of seats in a step,
+//! whichever it has the larger part of (its *dominant share*: Ghodsi et al. 2011, "Dominant Resource Fairness"), counting
+//! what it was given in the step being planned. So a thousand requests of one tenant do not stand before the first of
+//! another. A tenant's own requests keep their order. Priorities go before all this, and so do sequences that were
+//! preempted: they come back, by age, before any new sequence. Nothing is kept free: a tenant that is alone may have
+//! everything.
 //!
-//! Who holds more than an equal part yields before those who do not.
+//! Sequences of a tenant that holds more than an equal part are preempted before those of others.
 
-use super::Scheduler;
+use super::SchedulerConfig;
+use super::sequences::Sequences;
 use crate::engine::bill::Tenant;
-use crate::engine::sequence::Sequence;
 use crate::ids::IdMap;
 
 /// What each tenant has.
@@ -22,6 +23,16 @@ pub(super) struct Shares {
 }
 
 impl Shares {
+    /// Of the sequences that run.
+    fn of_running(seqs: &Sequences, config: &SchedulerConfig) -> Self {
+        let (num_blocks, num_seats) = (config.num_device_blocks as u64, config.max_num_seqs as u64);
+        let mut shares = Self { num_blocks, num_seats, held: IdMap::default() };
+        for seq in seqs.running.iter() {
+            shares.add(seq.tenant, seq.table.len() + seq.promised_blocks(config.block_size), seq.seats());
+        }
+        shares
+    }
+
     /// The larger of both parts, in units of which there are [`Shares::whole`].
     pub fn of(&self, tenant: Tenant) -> u64 {
         let [blocks, seats] = self.held.get(&tenant).copied().unwrap_or_default();
@@ -44,40 +55,26 @@ impl Shares {
     }
 }
 
-impl Scheduler {
-    /// What runs, by tenants, where requests of several wait and they take turns.
-    pub(super) fn turns(&self) -> Option<Shares> {
-        (self.config.key_turns && self.waiting.is_of_several()).then(|| self.shares())
-    }
+/// What the tenants have, where requests of several wait and they take turns.
+pub(super) fn turns(seqs: &Sequences, config: &SchedulerConfig) -> Option<Shares> {
+    (config.key_turns && seqs.waiting.is_of_several()).then(|| Shares::of_running(seqs, config))
+}
 
-    /// The same where those who run and wait are of several tenants, and how many these are.
-    pub(super) fn parts(&self) -> Option<(Shares, usize)> {
-        let mut tenants = self.running.iter().map(|seq| seq.tenant);
-        let first = tenants.next()?;
-        // Where all that run are of one, it makes no difference.
-        if !self.config.key_turns || tenants.all(|tenant| tenant == first) {
-            return None;
-        }
-        let shares = self.shares();
-        let others = self.waiting.tenants().filter(|tenant| !shares.held.contains_key(tenant));
-        let mut others: Vec<Tenant> = others.collect();
-        others.sort_unstable();
-        others.dedup();
-        let num_tenants = shares.held.len() + others.len();
-        Some((shares, num_tenants))
+/// What the tenants have, where sequences of several run and they take turns, and the number of tenants that run or wait.
+pub(super) fn tenant_parts(seqs: &Sequences, config: &SchedulerConfig) -> Option<(Shares, usize)> {
+    let mut tenants = seqs.running.iter().map(|seq| seq.tenant);
+    let first = tenants.next()?;
+    // Where all that run are of one, it makes no difference.
+    if !config.key_turns || tenants.all(|tenant| tenant == first) {
+        return None;
     }
-
-    fn shares(&self) -> Shares {
-        let config = &self.config;
-        let mut shares = Shares {
-            num_blocks: config.num_device_blocks as u64,
-            num_seats: config.max_num_seqs as u64,
-            held: IdMap::default(),
-        };
-        let blocks = |seq: &Sequence| seq.table.len() + seq.promised_blocks(config.block_size);
-        self.running.iter().for_each(|seq| shares.add(seq.tenant, blocks(seq), seq.seats()));
-        shares
-    }
+    let shares = Shares::of_running(seqs, config);
+    let others = seqs.waiting.tenants().filter(|tenant| !shares.held.contains_key(tenant));
+    let mut others: Vec<Tenant> = others.collect();
+    others.sort_unstable();
+    others.dedup();
+    let num_tenants = shares.held.len() + others.len();
+    Some((shares, num_tenants))
 }
 
 #[cfg(test)]
@@ -144,7 +141,7 @@ mod tests {
                 arrive(&mut engine, id, tenant, 12, 40);
             }
             let order = |engine: &TestEngine| {
-                engine.scheduler.yield_order().iter().map(|seq| seq.rank.seq.0).collect::<Vec<_>>()
+                engine.scheduler.victims().order().iter().map(|seq| seq.rank.seq.0).collect::<Vec<_>>()
             };
             let plan = engine.plan();
             assert_eq!(plan.batch.len(), 4);

@@ -21,6 +21,8 @@ pub(super) struct Waiting {
     /// Whose turn it is in each line.
     #[serde(skip)]
     heads: BTreeMap<Rank, Line>,
+    #[serde(skip)]
+    num_swapped: usize,
 }
 
 /// What is written of them: the rest follows from it.
@@ -80,7 +82,19 @@ impl Waiting {
         self.seqs.values_mut().map(|seq| &mut **seq)
     }
 
+    /// How many of them have their KV in the swap pool.
+    pub fn num_swapped(&self) -> usize {
+        self.num_swapped
+    }
+
+    /// Lets sequences lose what they have in the swap pool, or a part of it.
+    pub fn lose_kv(&mut self, lose: impl FnMut(&mut Sequence)) {
+        self.iter_mut().for_each(lose);
+        self.num_swapped = self.iter().filter(|seq| seq.is_swapped()).count();
+    }
+
     pub fn insert(&mut self, seq: Box<Sequence>) {
+        self.num_swapped += usize::from(seq.is_swapped());
         let (line, rank) = (Line::of(&seq), seq.rank);
         let before = self.lines.range(..(line, rank)).next_back();
         if before.is_none_or(|(other, _)| *other != line) {
@@ -96,6 +110,7 @@ impl Waiting {
 
     pub fn remove(&mut self, rank: &Rank) -> Option<Box<Sequence>> {
         let seq = self.seqs.remove(rank)?;
+        self.num_swapped -= usize::from(seq.is_swapped());
         let line = Line::of(&seq);
         self.lines.remove(&(line, *rank));
         if self.heads.remove(rank).is_some() {
@@ -116,7 +131,7 @@ impl Waiting {
 
     /// Goes through them, most senior first. Takes time for those that it comes to, and for no others.
     pub fn walk(&mut self) -> Walk<'_> {
-        let Self { seqs, lines, heads } = self;
+        let Self { seqs, lines, heads, .. } = self;
         let (entered, turns) = (BinaryHeap::new(), BinaryHeap::new());
         Walk { seqs, lines, heads: heads.iter().peekable(), entered, turns, last: None }
     }
@@ -130,6 +145,7 @@ impl Waiting {
         }
         let heads: BTreeMap<_, _> = heads.into_iter().map(|(line, rank)| (rank, line)).collect();
         assert_eq!(self.heads, heads, "it is another's turn");
+        assert_eq!(self.num_swapped, self.iter().filter(|seq| seq.is_swapped()).count());
     }
 }
 

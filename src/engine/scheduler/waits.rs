@@ -1,6 +1,6 @@
-//! Why who waits has to wait: for the console, and for recordings.
+//! Why requests wait: for the console, and for the replay of recordings.
 
-use super::Scheduler;
+use super::sequences::Sequences;
 use crate::engine::allocation::Lack;
 use crate::engine::sequence::{Rank, Sequence};
 use crate::ids::RequestId;
@@ -10,13 +10,13 @@ use std::fmt;
 /// Why a request does not run, as of the last plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WaitReason {
-    /// Nobody has looked at it yet.
+    /// It has not asked for admission yet.
     NotAsked,
-    /// This one goes first, and waits itself.
+    /// This request goes first, and waits itself.
     Behind(RequestId),
-    /// Its tenant holds as much as it may.
+    /// Its tenant holds as much as its quota allows.
     Quota,
-    /// Requests that must not yield hold as much of the pool as they may, or the first of them waits for that.
+    /// Requests that are not preemptible hold as much of the pool as they may, or the first of them waits for that.
     NonPreemptible,
     /// The beams of its search come back one after the other.
     Beams,
@@ -33,7 +33,7 @@ impl fmt::Display for WaitReason {
             WaitReason::Behind(request) => write!(f, "in the queue behind {request}"),
             WaitReason::Quota => write!(f, "for its tenant's quota"),
             WaitReason::NonPreemptible => {
-                write!(f, "for the part of the pool that requests which must not yield may hold")
+                write!(f, "for the part of the pool that non-preemptible requests may hold")
             }
             WaitReason::Beams => write!(f, "for the beams of its search before it"),
             WaitReason::Lack(lack) => lack.fmt(f),
@@ -42,46 +42,47 @@ impl fmt::Display for WaitReason {
     }
 }
 
-/// Who was kept from starting when the last plan was made.
+/// The sequences that could not start when the last plan was made.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Waits {
-    /// Who ends admission, and why.
+    /// The sequence that ended admission.
     pub first: Option<(Rank, WaitReason)>,
-    /// Who was passed over, and with them those in their lines behind them.
+    /// Sequences that were passed over, and with them those behind them in their lines.
     pub passed: Vec<(Rank, WaitReason)>,
-    /// Who has to come back before all others, and why it could not.
+    /// Sequences that have to come back before all others, and could not.
     pub late: Vec<(Rank, WaitReason)>,
 }
 
-impl Scheduler {
-    /// Why a request does not run, or not with all its sequences; `None` where it does, or is not there.
-    pub fn wait_of(&self, request: RequestId) -> Option<WaitReason> {
-        let ranks = self.requests.get(&request)?;
-        match ranks.iter().filter_map(|rank| self.waiting.get(rank)).min_by_key(|seq| seq.rank) {
-            Some(seq) => Some(self.wait_in_queue(seq)),
+impl Waits {
+    /// Why a request does not run, or not with all its sequences; `None` where it does, or is not there. `key_turns`:
+    /// tenants take turns.
+    pub fn reason(&self, request: RequestId, seqs: &Sequences, key_turns: bool) -> Option<WaitReason> {
+        let ranks = seqs.of_request(request);
+        match ranks.iter().filter_map(|rank| seqs.waiting.get(rank)).min_by_key(|seq| seq.rank) {
+            Some(seq) => Some(self.reason_in_queue(seq, seqs, key_turns)),
             None => {
-                let coming = ranks.iter().filter_map(|rank| self.running.get(rank)?.swap_in.as_deref());
+                let coming = ranks.iter().filter_map(|rank| seqs.running.get(rank)?.swap_in.as_deref());
                 let blocks: usize = coming.map(|coming| coming.from.len()).sum();
                 (blocks > 0).then_some(WaitReason::SwapIn { blocks })
             }
         }
     }
 
-    fn wait_in_queue(&self, seq: &Sequence) -> WaitReason {
+    fn reason_in_queue(&self, seq: &Sequence, seqs: &Sequences, key_turns: bool) -> WaitReason {
         let line = |seq: &Sequence| (seq.cached_tokens.is_some(), seq.tenant, seq.terms.preemptible);
         let is_behind = |(rank, _): &&(Rank, WaitReason)| {
             *rank == seq.rank
-                || *rank < seq.rank && self.waiting.get(rank).is_some_and(|other| line(other) == line(seq))
+                || *rank < seq.rank && seqs.waiting.get(rank).is_some_and(|other| line(other) == line(seq))
         };
-        // Of another tenant, it may go before though it came later.
-        let is_others = |rank: &Rank| self.waiting.get(rank).is_some_and(|first| first.tenant != seq.tenant);
-        let is_first = |(rank, _): &&(Rank, WaitReason)| *rank <= seq.rank || self.config.key_turns && is_others(rank);
-        let Waits { first, passed, late } = &self.waits;
-        if let Some((_, wait)) = late.iter().find(|(rank, _)| *rank == seq.rank) {
-            return *wait;
+        // A sequence of another tenant may go before though it came later.
+        let is_others = |rank: &Rank| seqs.waiting.get(rank).is_some_and(|first| first.tenant != seq.tenant);
+        let is_first = |(rank, _): &&(Rank, WaitReason)| *rank <= seq.rank || key_turns && is_others(rank);
+        let Self { first, passed, late } = self;
+        if let Some((_, reason)) = late.iter().find(|(rank, _)| *rank == seq.rank) {
+            return *reason;
         }
         match passed.iter().find(is_behind).or(first.as_ref().filter(is_first)) {
-            Some((rank, wait)) if rank.request == seq.rank.request => *wait,
+            Some((rank, reason)) if rank.request == seq.rank.request => *reason,
             Some((rank, _)) => WaitReason::Behind(rank.request),
             None => WaitReason::NotAsked,
         }

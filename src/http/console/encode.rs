@@ -2,7 +2,7 @@
 
 use super::frame::{Cell, Frame, Row};
 use crate::actors::watch::Totals;
-use crate::engine::scheduler::Phase;
+use crate::engine::scheduler::SeqPhase;
 use crate::ids::BlockId;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -42,11 +42,11 @@ fn pairs(pairs: &[(BlockId, BlockId)]) -> Vec<u32> {
 /// In the page's order.
 fn row(row: &Row) -> Value {
     let phase = match row.phase {
-        Phase::Waiting => 0,
-        Phase::Prefill => 1,
-        Phase::Decode => 2,
-        Phase::Returning => 3,
-        Phase::Swapped => 4,
+        SeqPhase::Waiting => 0,
+        SeqPhase::Prefill => 1,
+        SeqPhase::Decode => 2,
+        SeqPhase::Returning => 3,
+        SeqPhase::Swapped => 4,
     };
     let cached = row.cached_tokens.map_or(-1, |tokens| tokens as i64);
     json!([

@@ -2,7 +2,7 @@
 
 use crate::actors::watch::{Snapshot, Totals, Watched};
 use crate::engine::block_pool::BlockState;
-use crate::engine::scheduler::{Phase, Population};
+use crate::engine::scheduler::{Population, SeqPhase};
 use crate::ids::{BlockId, RequestId};
 use std::time::{Duration, Instant};
 
@@ -43,7 +43,7 @@ pub struct Row {
     pub seq: u64,
     pub request: RequestId,
     pub sample: u32,
-    pub phase: Phase,
+    pub phase: SeqPhase,
     pub priority: i32,
     pub num_prompt: usize,
     pub num_computed: usize,
@@ -105,11 +105,11 @@ fn cells(states: &[BlockState]) -> Vec<Cell> {
 fn own(seqs: &[Watched], device: &mut [Cell], swap: &mut [Cell]) {
     for Watched { view, .. } in seqs {
         let owner = view.rank.seq.0;
-        let first = if view.phase == Phase::Returning { view.first_returning } else { usize::MAX };
+        let first = if view.phase == SeqPhase::Returning { view.first_returning } else { usize::MAX };
         for (place, block) in view.table.iter().enumerate() {
             hold(device, *block, owner, if place < first { Kind::Used } else { Kind::Moving });
         }
-        let kind = if view.phase == Phase::Returning { Kind::Moving } else { Kind::Used };
+        let kind = if view.phase == SeqPhase::Returning { Kind::Moving } else { Kind::Used };
         view.swapped.iter().for_each(|block| hold(swap, *block, owner, kind));
         view.backing.iter().for_each(|block| hold(swap, *block, owner, Kind::Copy));
     }
@@ -149,14 +149,14 @@ fn row(Watched { view, arrived }: &Watched, began: Instant) -> Row {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::scheduler::SeqView;
+    use crate::engine::scheduler::SeqSnapshot;
     use crate::engine::sequence::Rank;
     use crate::ids::SeqId;
     use std::sync::Arc;
 
-    fn seq(id: u64, phase: Phase, table: &[u32], swapped: &[u32], backing: &[u32]) -> Watched {
+    fn seq(id: u64, phase: SeqPhase, table: &[u32], swapped: &[u32], backing: &[u32]) -> Watched {
         let blocks = |ids: &[u32]| ids.iter().map(|id| BlockId(*id)).collect::<Vec<_>>();
-        let view = SeqView {
+        let view = SeqSnapshot {
             rank: Rank { priority: 0, request: RequestId(10 * id), seq: SeqId(id) },
             sample: 0,
             phase,
@@ -178,9 +178,9 @@ mod tests {
     #[test]
     fn a_block_is_its_most_senior_holders() {
         let seqs = vec![
-            seq(1, Phase::Decode, &[0, 1], &[], &[2]),
-            seq(2, Phase::Returning, &[0, 3], &[0], &[]),
-            seq(3, Phase::Swapped, &[], &[1], &[]),
+            seq(1, SeqPhase::Decode, &[0, 1], &[], &[2]),
+            seq(2, SeqPhase::Returning, &[0, 3], &[0], &[]),
+            seq(3, SeqPhase::Swapped, &[], &[1], &[]),
         ];
         use BlockState::{Cached, Free, Retired, Used};
         let mut device = cells(&[Used(2), Used(1), Cached, Used(1), Used(1), Free]);

@@ -1,58 +1,58 @@
-//! What of each running sequence goes into a step.
+//! The batch of a step, and the plans in flight.
 
-use super::{InFlight, Part, Scheduler};
+use super::sequences::Sequences;
 use crate::engine::allocation::Grow;
 use crate::engine::constraint::NextToken;
 use crate::engine::plan::{FedTokens, PlannedSeq, PromptLogprobsPlan, SampleHistory, SamplePlan};
-use crate::engine::sequence::Sequence;
+use crate::engine::prefix_cache::{BlockHash, BlockHasher};
+use crate::engine::sequence::{Rank, Sequence};
 use crate::engine::step_time::StepLoad;
+use crate::ids::BlockId;
+use serde::{Deserialize, Serialize};
 use std::iter::once_with;
 use std::sync::Arc;
 
-impl Scheduler {
-    /// Schedules all that running sequences have to compute, which is right for those with one token, and adds these up.
-    pub(super) fn schedule_decodes(&mut self) -> StepLoad {
-        let (mut decodes, mut has_beams) = (StepLoad::default(), false);
-        for seq in self.running.iter_mut() {
-            seq.scheduled = seq.remaining();
-            add_decode(&mut decodes, seq);
-            has_beams |= seq.is_beam();
-        }
-        if has_beams {
-            self.hold_beams_back();
-            decodes = StepLoad::default();
-            self.running.iter().for_each(|seq| add_decode(&mut decodes, seq));
-        }
-        decodes
-    }
+/// A plan in flight: made, and without results yet.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct PlanInFlight {
+    /// In order of rank.
+    pub parts: Vec<PlannedPart>,
+    pub load: StepLoad,
+    /// Nothing can be planned before its results are known.
+    pub decides: bool,
+}
 
-    /// The batch of what is scheduled.
-    pub(super) fn plan_batch(&mut self, batch: &mut Vec<PlannedSeq>) -> InFlight {
+/// A sequence's part of a plan.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct PlannedPart {
+    pub rank: Rank,
+    pub num_tokens: usize,
+    pub hidden_rows: usize,
+    pub samples: bool,
+}
+
+impl Sequences {
+    /// Makes the batch of what is scheduled. Returns also the slots in blocks of running sequences that hold no token even
+    /// when all plans in flight are done.
+    pub fn plan_batch(&mut self, block_size: usize, batch: &mut Vec<PlannedSeq>) -> (PlanInFlight, usize) {
         let parts = Vec::with_capacity(self.running.len());
-        let mut in_flight = InFlight { parts, load: StepLoad::default(), decides: false };
+        let mut in_flight = PlanInFlight { parts, ..PlanInFlight::default() };
         batch.reserve(self.running.len());
-        self.report.empty_slots = 0;
+        let mut empty_slots = 0;
         for seq in self.running.iter_mut() {
             if seq.scheduled > 0 {
                 in_flight.load.add(seq.scheduled, seq.num_planned());
                 let hidden_rows = seq.hidden_rows(seq.planned_end()).len();
                 let samples = plan_seq(seq, batch);
-                in_flight.parts.push(Part { rank: seq.rank, num_tokens: seq.scheduled, hidden_rows, samples });
+                in_flight.parts.push(PlannedPart { rank: seq.rank, num_tokens: seq.scheduled, hidden_rows, samples });
                 in_flight.decides |= samples && seq.decides();
                 seq.computing += std::mem::take(&mut seq.scheduled);
                 seq.sampling += usize::from(samples);
             }
             let num_filled = seq.swap_in.as_ref().map_or(seq.num_planned(), |coming| coming.num_tokens);
-            self.report.empty_slots += seq.table.len() * self.config.block_size - num_filled;
+            empty_slots += seq.table.len() * block_size - num_filled;
         }
-        self.forecast.step_s = self.step_times.expect(&in_flight.load);
-        in_flight
-    }
-}
-
-fn add_decode(decodes: &mut StepLoad, seq: &Sequence) {
-    if seq.scheduled == 1 {
-        decodes.add(1, seq.num_planned());
+        (in_flight, empty_slots)
     }
 }
 
@@ -122,4 +122,22 @@ fn prompt_logprobs(seq: &Sequence) -> Option<PromptLogprobsPlan> {
         targets: seq.prompt[first + 1..=last].to_vec(),
         num_top,
     })
+}
+
+/// Offers the blocks that have become full to the prefix cache.
+#[inline]
+pub(super) fn publish(
+    seq: &mut Sequence,
+    hasher: &BlockHasher,
+    block_size: usize,
+    publish: &mut Vec<(BlockId, BlockHash)>,
+) {
+    if seq.num_computed < (seq.num_published + 1) * block_size {
+        return;
+    }
+    let num_full = seq.num_computed / block_size;
+    seq.extend_hashes(hasher, block_size, num_full);
+    let new = seq.num_published..num_full;
+    publish.extend(seq.table[new.clone()].iter().copied().zip(seq.hashes[new].iter().copied()));
+    seq.num_published = num_full;
 }

@@ -1,0 +1,36 @@
+//! What memory pressure costs the requests, for their owners to hear.
+
+use crate::engine::bill::KvBill;
+use crate::engine::plan::{Deliveries, Delivery};
+use crate::ids::{IdMap, RequestId};
+use serde::{Deserialize, Serialize};
+
+/// The bills of all requests.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Ledger {
+    /// Of requests that memory pressure has cost something.
+    bills: IdMap<RequestId, KvBill>,
+    /// Requests whose bill has changed since it was last delivered.
+    changed: Vec<RequestId>,
+}
+
+impl Ledger {
+    /// What memory pressure has cost a request, to add to.
+    pub fn bill(&mut self, request: RequestId) -> &mut KvBill {
+        self.changed.push(request);
+        self.bills.entry(request).or_default()
+    }
+
+    /// Delivers the bills that have changed.
+    pub fn deliver(&mut self, deliveries: &mut Deliveries) {
+        self.changed.sort_unstable();
+        self.changed.dedup();
+        let bills = self.changed.drain(..).filter_map(|request| Some((request, *self.bills.get(&request)?)));
+        deliveries.extend(bills.map(|(request, bill)| (request, Delivery::Bill(Box::new(bill)))));
+    }
+
+    /// A request has ended.
+    pub fn end(&mut self, request: RequestId) {
+        self.bills.remove(&request);
+    }
+}

@@ -1,0 +1,89 @@
+//! What the flight recorder needs: block hashes and results from a recording, in place of tokens, rules and searches that it
+//! does not hold. See [`crate::recorder`].
+
+use super::Scheduler;
+use super::searches::SearchStep;
+use crate::engine::beam::BeamSearch;
+use crate::engine::constraint::{Next, NextToken};
+use crate::engine::prefix_cache::BlockHash;
+use crate::engine::sequence::Sequence;
+use crate::ids::{RequestId, SeqId, TokenId};
+use crate::sampling::params::SamplingParams;
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// What is known of the next results beside what the model said.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Foretold {
+    /// Of sequences with rules: the tokens that had to come whatever the model said, or why the rules failed.
+    pub rules: Vec<(SeqId, Result<Vec<TokenId>, String>)>,
+    pub searches: Vec<SearchStep>,
+}
+
+impl Scheduler {
+    /// Says before a commit what its rules and searches do: they are not asked then.
+    pub fn foretell(&mut self, told: Foretold) {
+        for (seq, forced) in &told.rules {
+            // It may have ended since its step was planned.
+            let Some(rank) = self.seqs.rank(*seq) else { continue };
+            if let Some(seq) = self.seqs.running.get_mut(&rank) {
+                let next = forced.clone().map(|forced| Next { forced, ..Next::default() });
+                seq.next = Some(Arc::new(NextToken::told(next)));
+            }
+        }
+        self.searches.foretold = told.searches;
+    }
+
+    /// Hashes all full blocks whose tokens are known. Returns the hashes that are new, for each sequence.
+    pub fn name_blocks(&mut self) -> Vec<(SeqId, Vec<BlockHash>)> {
+        self.seqs.hash_known_blocks(self.config.block_size)
+    }
+
+    /// Adds the hashes of a sequence's next blocks. Nothing happens where the sequence is not there.
+    pub fn add_names(&mut self, seq: SeqId, names: &[BlockHash]) {
+        if let Some(seq) = self.seqs.rank(seq).and_then(|rank| self.seqs.get_mut(rank)) {
+            Arc::make_mut(&mut seq.hashes).extend_from_slice(names);
+        }
+    }
+
+    /// The parameters of a sequence's request; `None` where the sequence is not there.
+    pub fn params_of(&self, seq: SeqId) -> Option<&SamplingParams> {
+        self.seqs.get(self.seqs.rank(seq)?).map(|seq| &*seq.params)
+    }
+
+    pub fn params_of_request(&self, request: RequestId) -> Option<&SamplingParams> {
+        self.seqs.get(*self.seqs.of_request(request).first()?).map(|seq| &*seq.params)
+    }
+
+    /// The request of a sequence; `None` where the sequence is not there.
+    pub fn request_of(&self, seq: SeqId) -> Option<RequestId> {
+        self.seqs.rank(seq).map(|rank| rank.request)
+    }
+
+    /// Forgets the rules of outputs: they are code, with a state that the running engine goes on with.
+    pub fn forget_rules(&mut self) {
+        self.seqs.iter_mut().for_each(|seq| seq.forget_rules());
+    }
+
+    /// All sequences, to change what of them is written down.
+    pub fn sequences_mut(&mut self) -> impl Iterator<Item = &mut Sequence> {
+        self.seqs.iter_mut()
+    }
+
+    /// The beam searches that are open, likewise.
+    pub fn searches_mut(&mut self) -> impl Iterator<Item = &mut BeamSearch> {
+        self.searches.iter_mut()
+    }
+
+    /// Replaces the block hashes that the pools have not been told of yet.
+    pub fn map_pending_hashes(&mut self, map: impl Fn(BlockHash) -> BlockHash) {
+        self.device.pending.publish.iter_mut().for_each(|(_, hash)| *hash = map(*hash));
+        self.tiers.pending.hashes_mut().for_each(|hash| *hash = map(*hash));
+    }
+
+    /// About how many bytes of memory its sequences take.
+    pub fn num_bytes(&self) -> usize {
+        let mut counted = HashSet::new();
+        self.seqs.iter().map(|seq| seq.num_bytes(&mut counted)).sum()
+    }
+}

@@ -1,0 +1,72 @@
+//! The beam searches, and what a recording says of them.
+
+use crate::engine::beam::{Beam, BeamSearch, Continuation, Hypothesis, Open};
+use crate::ids::{IdMap, RequestId, TokenId};
+use crate::sampling::params::{FinishReason, SamplingParams};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// The searches of requests whose beams have made a step.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Searches {
+    open: IdMap<RequestId, BeamSearch>,
+    /// What the searches of the next commit do, where a recording says so.
+    #[serde(skip)]
+    pub foretold: Vec<SearchStep>,
+}
+
+impl Searches {
+    /// One step of a request's search: what its beams are followed by. A new search has `room` for so many tokens.
+    pub fn step(
+        &mut self,
+        request: RequestId,
+        params: &Arc<SamplingParams>,
+        room: usize,
+        beams: &[Open<'_>],
+    ) -> Vec<Continuation> {
+        let search = self.open.entry(request).or_insert_with(|| BeamSearch::new(params.clone(), room));
+        match self.foretold.iter().find(|told| told.request == request) {
+            Some(told) => {
+                search.set_results(told.hypotheses());
+                told.continuations()
+            }
+            None => search.step(beams),
+        }
+    }
+
+    /// The results of a search that is over, best first.
+    pub fn end(&mut self, request: RequestId) -> Vec<Hypothesis> {
+        self.open.remove(&request).map(BeamSearch::results).unwrap_or_default()
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut BeamSearch> {
+        self.open.values_mut()
+    }
+}
+
+/// One step of a beam search.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SearchStep {
+    pub request: RequestId,
+    /// The beams of the next step, best first: each one's parent, by its place, and its token. None: it is over.
+    pub beams: Vec<(usize, TokenId)>,
+    /// Then: how many tokens each result has, and what ended it.
+    pub results: Vec<(usize, FinishReason)>,
+}
+
+impl SearchStep {
+    pub(super) fn of(request: RequestId, beams: &[Continuation]) -> Self {
+        Self { request, beams: beams.iter().map(|beam| (beam.parent, beam.token)).collect(), results: Vec::new() }
+    }
+
+    /// The same, without scores.
+    fn continuations(&self) -> Vec<Continuation> {
+        self.beams.iter().map(|&(parent, token)| Continuation { parent, token, beam: Beam::default() }).collect()
+    }
+
+    /// The results, but for what they say.
+    fn hypotheses(&self) -> Vec<Hypothesis> {
+        let of_length = |&(len, reason)| Hypothesis { score: 0.0, output: vec![0; len], logprobs: Vec::new(), reason };
+        self.results.iter().map(of_length).collect()
+    }
+}
