@@ -1,4 +1,5 @@
-//! Owns the device, on a thread of its own: starting a step and waiting for it block, an actor must not.
+//! Owns the device. It works on a thread of its own, because starting a step and waiting for it block, which an actor
+//! must not do.
 
 use crate::actors::messages::{AwaitCopies, Discard, Execute, Executed, ExecutorFailed, FailNextStep};
 use crate::actors::workers::STACK_BYTES;
@@ -18,37 +19,38 @@ use tokio::sync::oneshot;
 type Answer = Result<Executed, ExecutorFailed>;
 type CopiesAnswer = Result<CopyReport, ExecutorFailed>;
 
-/// While a step runs, its end and the next plan are looked for without a pause for this long: a wait that the system
-/// ends takes longer than the host's part of a short step.
+/// While a step runs, the thread spins for this long, looking for its end and for the next plan. Waking up from a
+/// system wait takes longer than the host's part of a short step.
 const SPIN: Duration = Duration::from_millis(1);
-/// From then on, this long between two looks at the step. A plan is noticed at once.
+/// After that, it sleeps this long between two looks at the step. A new plan wakes it at once.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// What the requests hear whose step was made to fail.
+/// The error of requests whose step was made to fail.
 const FAILURE_ON_PURPOSE: &str = "a failure was asked for (POST /admin/debug/fail_step)";
 
 /// Starts each plan as soon as it comes, up to [`MAX_STEPS_IN_FLIGHT`] at once.
 pub struct ModelExecutor {
-    /// Unbounded: the scheduler sends no more than it may have in flight, and after a failure once more.
+    /// Unbounded, because the scheduler sends no more plans than it may have in flight, and as many again after a
+    /// failure.
     jobs: Sender<Job>,
     restart: Restart,
 }
 
-/// What the watchdog knows of restarts.
+/// What the watchdog knows about restarts.
 #[derive(Clone, Debug)]
 pub struct Restart {
-    /// From a failure until the scheduler has heard of it, which is when the executor is there again.
+    /// True from a failure until the scheduler has received it, which is after the executor has restarted.
     is_under_way: Arc<AtomicBool>,
     load_time: Duration,
 }
 
 impl Restart {
-    /// How much longer than a step the executor may take now: a restart can load the model again.
+    /// How much longer than a step the executor may take now, because a restart can load the model again.
     pub fn allowance(&self) -> Duration {
         if self.is_under_way.load(Ordering::Acquire) { 2 * self.load_time } else { Duration::ZERO }
     }
 
-    /// The scheduler has heard of the failure.
+    /// The scheduler has received the failure.
     pub fn end(&self) {
         self.is_under_way.store(false, Ordering::Release);
     }
@@ -59,7 +61,7 @@ pub struct Loading<T> {
     jobs: Sender<Job>,
     is_under_way: Arc<AtomicBool>,
     started: Instant,
-    /// What there is to know of the model, and when it was there.
+    /// What `make` returned about the model, and when.
     loaded: Receiver<Result<(T, Instant), StartError>>,
 }
 
@@ -81,7 +83,7 @@ enum Job {
 }
 
 impl ModelExecutor {
-    /// Starts the thread; `make` loads the model there and also says what the caller wants to know of it. The thread
+    /// Starts the thread. `make` loads the model there and returns what the caller wants to know about it. The thread
     /// ends when the actor is dropped.
     pub fn start_loading<R, T, F>(make: F) -> Result<Loading<T>, StartError>
     where
@@ -94,7 +96,7 @@ impl ModelExecutor {
         let is_under_way = is_restarting.clone();
         let (jobs, inbox) = unbounded();
         let (loaded, wait_loaded) = bounded(1);
-        // It runs what grammars allow, where the text workers have not come to it.
+        // It computes masks of grammars that the text threads have not computed in time.
         let builder = std::thread::Builder::new().name("pagetide-executor".into()).stack_size(STACK_BYTES);
         builder.spawn(move || match make() {
             Ok((runner, info)) => {
@@ -102,7 +104,7 @@ impl ModelExecutor {
                     Steps::new(runner, is_restarting).serve(&inbox);
                 }
             }
-            // Nobody waits any more where the send fails.
+            // If the send fails, the caller no longer waits.
             Err(error) => drop(loaded.send(Err(error))),
         })?;
         Ok(Loading { jobs, is_under_way, started, loaded: wait_loaded })
@@ -113,18 +115,18 @@ impl ModelExecutor {
     }
 }
 
-/// The runner, and the steps that it has not finished.
+/// The runner, and the steps that are not finished.
 struct Steps<R> {
     runner: R,
-    /// Oldest first: who waits for each, and the gap before it.
+    /// Oldest first: where to send each answer, and the gap before the step.
     in_flight: VecDeque<(oneshot::Sender<Answer>, Duration)>,
-    /// Who waits for copies alone.
+    /// Where to send the answer to [`AwaitCopies`], if one is awaited.
     awaits_copies: Option<oneshot::Sender<CopiesAnswer>>,
     last_done: Option<Instant>,
-    /// The oldest step's end is being waited for since then.
+    /// Since when the end of the oldest step has been awaited.
     waiting_since: Instant,
     failures: u64,
-    /// Somebody wants to see what a failure does.
+    /// The next step is to fail, as a test.
     next_fails: bool,
     is_restarting: Arc<AtomicBool>,
 }
@@ -144,7 +146,7 @@ impl<R: StepRunner> Steps<R> {
         }
     }
 
-    /// Until the scheduler is gone.
+    /// Serves jobs until the scheduler is gone.
     fn serve(mut self, inbox: &Receiver<Job>) {
         loop {
             if self.finish_if_done() {
@@ -177,7 +179,7 @@ impl<R: StepRunner> Steps<R> {
         }
     }
 
-    /// Answers who waits for copies, if some have ended or none is under way.
+    /// Answers the wait for copies, if some have ended or none is in progress.
     fn tell_copies(&mut self) {
         if self.awaits_copies.is_none() {
             return;
@@ -230,12 +232,12 @@ impl<R: StepRunner> Steps<R> {
         if let Some(output) = self.guard(|runner| runner.finish()) {
             (self.last_done, self.waiting_since) = (Some(Instant::now()), Instant::now());
             let (answer, gap) = self.in_flight.pop_front().expect("a step that is done was in flight");
-            // Nobody waits where the scheduler has just gone; the inbox tells that too.
+            // The send fails if the scheduler has just gone; the inbox shows that too.
             drop(answer.send(Ok(Executed { output, gap })));
         }
     }
 
-    /// What `call` returns. Where it panics, the runner starts over, and all steps in flight have failed.
+    /// Returns the result of `call`. If it panics, all steps in flight fail and the runner starts over.
     fn guard<T>(&mut self, call: impl FnOnce(&mut R) -> T) -> Option<T> {
         let runner = &mut self.runner;
         let panic = match catch_unwind(AssertUnwindSafe(|| call(runner))) {
@@ -246,7 +248,7 @@ impl<R: StepRunner> Steps<R> {
         self.last_done = None;
         let message = panic_message(panic.as_ref());
         self.is_restarting.store(true, Ordering::Release);
-        // What the panic left half done is thrown away here, which makes the assertion of unwind safety true.
+        // The reset discards all state that the panic left half done, so the assertion of unwind safety holds.
         let failure = match catch_unwind(AssertUnwindSafe(|| self.runner.reset())) {
             Ok(Ok(())) => ExecutorFailed { message, restarted: true },
             Ok(Err(error)) => not_restarted(&message, &error.to_string()),
@@ -295,7 +297,7 @@ impl Handler<Discard> for ModelExecutor {
     type Result = ();
 
     fn handle(&mut self, Discard(blocks): Discard, _: &mut Self::Context) {
-        // Where the thread is gone, so is the pool.
+        // If the thread is gone, so is the pool.
         drop(self.jobs.send(Job::Discard(blocks)));
     }
 }
@@ -304,7 +306,7 @@ impl Handler<FailNextStep> for ModelExecutor {
     type Result = ();
 
     fn handle(&mut self, _: FailNextStep, _: &mut Self::Context) {
-        // Where the thread is gone there is no step that could fail, and the scheduler hears of it.
+        // If the thread is gone there is no step that could fail, and the scheduler notices.
         drop(self.jobs.send(Job::FailNextStep));
     }
 }

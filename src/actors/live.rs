@@ -1,10 +1,10 @@
-//! Settings of the server that may change while it runs, for all who go by them.
+//! Settings of the server that may change while it runs.
 
 use crate::config::ServerConfig;
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// The section `server` as it is now; all clones say the same. Whoever needs several of its values for one request gets
-/// them at once.
+/// The section `server` as it is now. All clones share it. To use several values for one request, get them with one
+/// call.
 #[derive(Clone, Debug, Default)]
 pub struct LiveServer(Arc<RwLock<Arc<ServerConfig>>>);
 
@@ -14,7 +14,7 @@ impl LiveServer {
     }
 
     pub fn get(&self) -> Arc<ServerConfig> {
-        // Nothing panics while it is held, and nothing would be left in between.
+        // Nothing panics while the lock is held, and the value would be consistent anyway.
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

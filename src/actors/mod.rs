@@ -1,4 +1,4 @@
-//! The five actors. They own state and call pure code; what they say to each other is in [`messages`].
+//! The five actors. They own state and call pure code. Their messages are in [`messages`].
 
 pub mod block_allocator;
 pub mod executor;

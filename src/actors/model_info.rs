@@ -1,4 +1,4 @@
-//! What is served.
+//! The model that is served.
 
 use crate::actors::live::LiveServer;
 use crate::actors::messages::Prompt;
@@ -13,7 +13,7 @@ use crate::text::truncation::{Side, truncate};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
-/// What is served, for those who format requests and answers.
+/// What the code that formats requests and answers needs to know about the model.
 pub struct ModelInfo {
     pub served_name: String,
     /// Unix time of the start.
@@ -26,23 +26,23 @@ pub struct ModelInfo {
     pub chat_format: ChatFormat,
     /// End tokens of generation, from `generation_config.json` and `config.json`.
     pub eos_token_ids: Vec<TokenId>,
-    /// Numbers of an embedding.
+    /// The dimensions of an embedding.
     pub embedding_size: u32,
-    /// How an embedding is made where a request does not say.
+    /// The pooling of embeddings if a request does not say.
     pub pooling: Pooling,
-    /// The model's own sampling, for what a request leaves out.
+    /// The model's sampling defaults, for parameters that a request leaves out.
     pub default_sampling: SamplingDefaults,
     /// Bytes of a KV block.
     pub kv_block_bytes: usize,
     /// Bytes of a prompt's text at most (`intake.max_prompt_bytes`).
     pub max_prompt_bytes: usize,
-    /// What requests may ask for, and what they get where they do not say.
+    /// The server's limits and defaults for requests.
     pub server: LiveServer,
 }
 
 impl ModelInfo {
-    /// A prompt's tokens, its chat rendered; `param` names the prompt's field in errors. Takes as long as the text
-    /// is: not for a thread that must not block.
+    /// Renders a chat and tokenises a prompt. `param` names the prompt's field in errors. The time grows with the text,
+    /// so it must not run on a thread that must not block.
     pub fn encode(&self, prompt: &Prompt, param: &str, budget: &Budget) -> Result<Vec<TokenId>, ApiError> {
         self.encode_within(self.max_prompt_bytes, prompt, param, budget)
     }
@@ -59,7 +59,7 @@ impl ModelInfo {
             if text.len() > max_bytes {
                 return Err(ApiError::prompt_too_long(param, text.len(), max_bytes));
             }
-            // From here on nothing can stop it.
+            // Tokenising cannot be interrupted from here on.
             budget.look().map_err(|why| why.in_param(param))?;
             self.tokenizer.encode(text, add_special_tokens)
         };
@@ -108,7 +108,7 @@ impl ModelInfo {
     }
 }
 
-/// How much longer than others a prompt may be that is cut to fit.
+/// A prompt that is truncated may be this many times longer than others.
 const CUT_FACTOR: usize = 4;
 const NO_TEMPLATE: &str =
     "this model has no chat template: use /v1/completions, or add chat_template.jinja to the model";

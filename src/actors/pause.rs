@@ -1,24 +1,24 @@
-//! How long memory pressure keeps a sample from going on.
+//! Measures how long samples are paused by memory pressure.
 
 use std::time::{Duration, Instant};
 
-/// Whether one sample is paused; all beams of a search are one.
+/// The pause of one sample. All beams of a search count as one sample.
 #[derive(Clone, Copy, Default)]
 pub struct Pause {
     /// Sequences that wait to come back.
     num_seqs: usize,
-    /// Since the first of them was paused.
+    /// When the first of them was paused.
     since: Option<Instant>,
 }
 
 impl Pause {
-    /// One more of its sequences is paused. True where it is the first.
+    /// One more of its sequences is paused. True if it is the first.
     pub fn begin(&mut self, now: Instant) -> bool {
         self.num_seqs += 1;
         self.since.replace(self.since.unwrap_or(now)).is_none()
     }
 
-    /// One of them has come back. With the last: how long the sample was paused.
+    /// One of them has come back. If it is the last: how long the sample was paused.
     pub fn end(&mut self, now: Instant) -> Option<Duration> {
         self.num_seqs = self.num_seqs.saturating_sub(1);
         let since = self.since.take_if(|_| self.num_seqs == 0)?;

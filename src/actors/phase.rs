@@ -1,22 +1,22 @@
-//! How far the server's end has come.
+//! The phases of a server's shutdown.
 
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// In this order, and never back.
+/// The phases in their order. A server never goes back.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Phase {
     #[default]
     Serving,
-    /// Whoever asks is told that this server goes; requests are still taken.
+    /// `/ready` says no, but requests are still accepted.
     Leaving,
-    /// Nothing new is taken. What runs goes on.
+    /// New requests are refused. Running ones continue.
     Draining,
-    /// What still runs ends with an error.
+    /// Requests that still run end with an error.
     Over,
 }
 
-/// The phase; all clones say the same.
+/// The current phase. All clones share it.
 #[derive(Clone, Default, Debug)]
 pub struct LivePhase(Arc<watch::Sender<Phase>>);
 
@@ -25,7 +25,7 @@ impl LivePhase {
         *self.0.borrow()
     }
 
-    /// Goes on to `phase`, if that is not behind already.
+    /// Advances to `phase`, unless the server is already beyond it.
     pub fn advance(&self, phase: Phase) {
         self.0.send_if_modified(|now| {
             let is_later = phase > *now;
@@ -34,7 +34,7 @@ impl LivePhase {
         });
     }
 
-    /// Completes when `phase` has come.
+    /// Completes when `phase` is reached.
     pub fn reached(&self, phase: Phase) -> impl Future<Output = ()> + use<> {
         let mut receiver = self.0.subscribe();
         let sender = self.0.clone();

@@ -1,35 +1,36 @@
-//! How many requests the engine holds, and of whom.
+//! Counts the requests in the engine, in total and for each tenant.
 
 use crate::engine::bill::Tenant;
 use crate::ids::IdMap;
 use crate::sync::{Mutex, MutexGuard, PoisonError};
 use std::sync::Arc;
 
-/// Counts the requests from the intake to their end; all clones count the same.
+/// Counts requests from the intake to their end. All clones share the counts.
 #[derive(Clone, Debug, Default)]
 pub struct Places(Arc<Mutex<Taken>>);
 
 #[derive(Debug, Default)]
 struct Taken {
     all: usize,
-    /// Of those who have some. Nobody's are not counted.
+    /// For each tenant that holds places. Requests without a tenant are not counted.
     of: IdMap<Tenant, usize>,
 }
 
-/// Why there is no place.
+/// Why a request gets no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoPlace {
     /// All are taken.
     Full,
-    /// The tenant has as many as it may have.
+    /// The tenant holds as many as it may.
     TenantFull,
 }
 
 impl Places {
-    /// A place, if fewer than `most` are taken, and fewer than `most_of_one` by this tenant. Both may be others each time.
+    /// Takes a place, if fewer than `most` are taken, and fewer than `most_of_one` by this tenant. Both limits may
+    /// differ between calls.
     ///
     /// # Errors
-    /// There is none.
+    /// No place is free.
     pub fn try_take(&self, tenant: Tenant, most: usize, most_of_one: usize) -> Result<Place, NoPlace> {
         let mut taken = self.taken();
         if taken.all >= most {
@@ -51,7 +52,7 @@ impl Places {
     }
 
     fn taken(&self) -> MutexGuard<'_, Taken> {
-        // Numbers only: nothing is left in between by who panicked.
+        // The lock guards only numbers, which are consistent even after a panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -87,7 +88,8 @@ mod tests {
         let (first, second) = (take(2).unwrap(), take(2).unwrap());
         assert_eq!(take(2).unwrap_err(), NoPlace::Full);
         let third = take(3).unwrap();
-        // Fewer than are taken: those stay, and nobody comes until there is room again.
+        // The limit is now below the number of taken places. Those stay, and no request gets a place until there is
+        // room.
         drop(first);
         assert!(take(2).is_err());
         drop((second, third));

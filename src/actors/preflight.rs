@@ -1,4 +1,4 @@
-//! What a start would find in a model's files, without taking memory for the model.
+//! Checks a model's files as a start does, without taking memory for the model.
 
 use crate::actors::text_files::Text;
 use crate::config::Config;
@@ -7,8 +7,8 @@ use crate::model::files::ModelFiles;
 use crate::model::loader::{self, Target};
 use crate::model::spec::ModelSpec;
 
-/// Reads the configured model's files as a start does, and fails where a start would. What lies on the hub and not in
-/// its cache is not looked at: a start would fetch it first.
+/// Reads the configured model's files as a start does, and fails if a start would. Files that are on the hub and not in
+/// its cache are skipped, because a start would download them first.
 pub fn check_model(config: &Config, target: Target) -> Result<(), StartError> {
     let Some(files) = ModelFiles::find_here(&config.model)? else { return Ok(()) };
     let spec = ModelSpec::load(&files)?;

@@ -1,4 +1,4 @@
-//! Recordings are taken from the engine and written to files: when somebody asks, and when the executor has failed.
+//! Takes recordings from the engine and writes them to files: on request, and after a failure of the executor.
 
 use crate::actors::messages::TakeRecording;
 use crate::config::RecorderConfig;
@@ -13,10 +13,10 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use time::macros::format_description;
 
-/// What recordings' names end with.
+/// The file name extension of recordings.
 const EXTENSION: &str = "recording";
 
-/// A cheap clone that writes what an engine has recorded.
+/// A handle that writes what an engine has recorded. Cloning is cheap.
 #[derive(Clone)]
 pub struct Recordings {
     take: Recipient<TakeRecording>,
@@ -29,11 +29,11 @@ pub struct Written {
     /// Absolute.
     pub file: PathBuf,
     pub bytes: u64,
-    /// From its beginning to its end.
+    /// The length of the recording.
     pub seconds: f64,
     pub steps: u64,
     pub requests: u64,
-    /// Where it could not be made to the end: why.
+    /// Why it ends early, if it does.
     pub ends_early: Option<String>,
 }
 
@@ -42,7 +42,7 @@ impl Recordings {
         Self { take, config }
     }
 
-    /// Writes what has been recorded so far. Errors: nothing is recorded, or the file cannot be written.
+    /// Writes what has been recorded so far. Fails if nothing is recorded, or if the file cannot be written.
     pub async fn write(&self) -> Result<Written, ApiError> {
         let raw = self.take.send(TakeRecording).await.map_err(|_| ApiError::engine("the engine has stopped"))?;
         let raw = raw.ok_or_else(ApiError::not_recording)?;
@@ -56,7 +56,7 @@ impl Recordings {
     }
 }
 
-/// What an engine keeps in memory; `None`: nothing.
+/// The limits of an engine's recorder. `None` if it records nothing.
 pub fn limits(config: &RecorderConfig) -> Option<Limits> {
     let length = Duration::from_secs(60 * config.minutes);
     (config.minutes > 0).then_some(Limits { length, max_bytes: config.max_mib << 20 })
@@ -70,11 +70,11 @@ pub fn write(raw: RawRecording, cause: Cause, config: &RecorderConfig) -> Result
         StartError::new(format!("{}: {error}; recorder.dir says where recordings go", folder.display()))
     };
     fs::create_dir_all(&folder).map_err(failed)?;
-    // Nobody finds half a recording, and two that are written at once are two.
+    // The file gets its name only when it is complete, and two recordings at once get two files.
     let (unfinished, to) = create_unfinished(&folder).map_err(failed)?;
     let file = finish(to, |to| recording.write(to)).and_then(|()| give_name(&unfinished, &folder, hard_link));
     let file = file.map_err(|error| {
-        // Only so that nothing is left behind: the first error is the one that is reported.
+        // Cleans up. The first error is the one that is reported.
         drop(fs::remove_file(&unfinished));
         failed(error)
     })?;
@@ -102,8 +102,8 @@ pub fn write(raw: RawRecording, cause: Cause, config: &RecorderConfig) -> Result
     Ok(written)
 }
 
-/// A name that nobody can know beforehand: other servers may write into the same folder, and have the same process id in
-/// their containers.
+/// Creates a file with an unpredictable name, because other servers may write into the same folder and have the same
+/// process id in their containers.
 fn create_unfinished(folder: &Path) -> io::Result<(PathBuf, File)> {
     let mut random = [0; 8];
     getrandom::fill(&mut random).map_err(io::Error::other)?;
@@ -112,7 +112,7 @@ fn create_unfinished(folder: &Path) -> io::Result<(PathBuf, File)> {
     Ok((file, created))
 }
 
-/// A file that was not there. Only its owner may read what is in it.
+/// Creates a file that must not exist yet, and that only its owner may read.
 fn create(file: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
@@ -133,7 +133,8 @@ fn hard_link(from: &Path, to: &Path) -> io::Result<()> {
     fs::hard_link(from, to)
 }
 
-/// Named by the time; two in one second get numbers. `link` makes a hard link, which fails where the name is taken.
+/// Gives the file a name with the time; two files in one second get numbers. `link` makes a hard link, which fails if
+/// the name is taken.
 fn give_name(unfinished: &Path, folder: &Path, link: Link) -> io::Result<PathBuf> {
     let format = format_description!("[year][month][day]-[hour][minute][second]");
     let now = OffsetDateTime::now_utc().format(format).map_err(io::Error::other)?;
@@ -146,7 +147,7 @@ fn give_name(unfinished: &Path, folder: &Path, link: Link) -> io::Result<PathBuf
                 return Ok(file);
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            // A file system without links. There, a new name replaces what has it.
+            // The file system has no hard links. Renaming replaces an existing file, so the name is checked first.
             Err(_) if file.symlink_metadata().is_ok() => {}
             Err(_) => return fs::rename(unfinished, &file).map(|()| file),
         }

@@ -1,4 +1,4 @@
-//! The running engine: wiring of the actors, and the handle that everything outside talks to.
+//! The running engine: the wiring of the actors, and the handle for all callers.
 
 use crate::actors::block_allocator::BlockAllocator;
 use crate::actors::executor::ModelExecutor;
@@ -60,23 +60,23 @@ impl RuntimeHandle {
         Self { intake, scheduler, model, text, phase, caller: Caller::default(), observer: None }
     }
 
-    /// Threads for work on a request that would hold up others.
+    /// The text threads, for work on a request that would delay others.
     pub fn text(&self) -> &Workers {
         &self.text
     }
 
-    /// The same engine, for requests of `caller`.
+    /// A handle to the same engine, for requests of `caller`.
     pub fn on_behalf_of(&self, caller: Caller) -> Self {
         Self { caller, ..self.clone() }
     }
 
-    /// The same engine, for requests that `observer` follows.
+    /// A handle to the same engine, for requests that `observer` observes.
     pub fn observed_by(self, observer: Arc<dyn RequestObserver>) -> Self {
         Self { observer: Some(observer), ..self }
     }
 
-    /// Requests of its caller that the engine holds at once (`server.max_requests`, and a key's part of it): one more is
-    /// refused until another ends.
+    /// The most requests of its caller that the engine holds at once (`server.max_requests`, and a key's part of it).
+    /// One more is refused until another ends.
     pub fn max_requests(&self) -> usize {
         let server = self.model.server.get();
         if self.caller.tenant == Tenant::default() { server.max_requests } else { server.max_requests_of_key() }
@@ -86,12 +86,12 @@ impl RuntimeHandle {
         &self.model
     }
 
-    /// Whom its requests are submitted for.
+    /// The tenant that its requests belong to.
     pub fn tenant(&self) -> Tenant {
         self.caller.tenant
     }
 
-    /// Validates, tokenises and queues a request. Dropping the future gives it up, and the place that it holds.
+    /// Validates, tokenises and queues a request. Dropping the future cancels it and releases its place.
     pub async fn submit(&self, mut submit: Submit) -> Result<Accepted, ApiError> {
         if self.is_draining() {
             metrics::request_rejected(Rejection::Draining, self.caller.tenant);
@@ -108,34 +108,34 @@ impl RuntimeHandle {
         }
     }
 
-    /// Whoever follows its requests.
+    /// The observer of its requests.
     pub fn observer(&self) -> Option<&Arc<dyn RequestObserver>> {
         self.observer.as_ref()
     }
 
-    /// How far the server's end has come.
+    /// The phase of the server's shutdown.
     pub fn phase(&self) -> &LivePhase {
         &self.phase
     }
 
-    /// The engine as it is, whoever asks: with what all requests hold, and with the first `most_waiting` of those that
-    /// wait and hold nothing.
+    /// A snapshot of the engine, with all requests that hold blocks and the first `most_waiting` of those that wait
+    /// without.
     pub async fn look(&self, most_waiting: usize) -> Result<Snapshot, ApiError> {
         let stopped = |_| ApiError::engine("the engine has stopped");
         self.scheduler.send(Look { most_waiting }).await.map_err(stopped)?
     }
 
-    /// Nothing new is admitted.
+    /// Whether new requests are refused.
     pub fn is_draining(&self) -> bool {
         self.phase.get() >= Phase::Draining
     }
 }
 
-/// The engine with its threads: one for the actors, one for the executor (and its team), a few for text.
+/// The engine with its threads: one for the actors, one for the executor (and its team), and a few for text.
 pub struct Runtime {
     handle: RuntimeHandle,
     loaded: Arc<LoadedModel>,
-    /// None is taken when nothing runs.
+    /// No place is taken when no request is left.
     places: Places,
     tune: Recipient<Tune>,
     swap_pool: Recipient<AskSwapPool>,
@@ -148,7 +148,7 @@ pub struct Runtime {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a start does that takes long.
+/// The slow phases of a start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LoadPhase {
     /// From the hub.
@@ -157,7 +157,7 @@ pub enum LoadPhase {
     Load,
 }
 
-/// Hears of bytes done and bytes in all. Downloads, if there are any, come first; there may be several.
+/// Receives the bytes done and the bytes in all. Downloads, if any, come first; there may be several.
 pub type LoadProgress = Box<dyn FnMut(LoadPhase, u64, u64) + Send>;
 
 impl Runtime {
@@ -166,7 +166,7 @@ impl Runtime {
         Self::launch(config, None, progress)
     }
 
-    /// [`Runtime::start`], with what every step does added to `profile`. Fails on a GPU.
+    /// [`Runtime::start`] that adds every step's work to `profile`. Fails on a GPU.
     pub fn start_profiled(config: &Config, profile: Profile, progress: LoadProgress) -> Result<Self, StartError> {
         Self::launch(config, Some(profile), progress)
     }
@@ -174,7 +174,7 @@ impl Runtime {
     fn launch(config: &Config, profile: Option<Profile>, progress: LoadProgress) -> Result<Self, StartError> {
         let progress = Arc::new(Mutex::new(progress));
         let report = move |phase, done, total| {
-            // Nothing is left in between by a report that panicked.
+            // A report that panicked leaves nothing inconsistent.
             let mut progress = progress.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             (*progress)(phase, done, total);
         };
@@ -185,7 +185,7 @@ impl Runtime {
         let (vocab_size, embed_size, eos_token_ids) = (spec.vocab_size, spec.embed_size, spec.eos_token_ids.clone());
         let served_name = config.server.served_model_name.clone().unwrap_or_else(|| files.name());
 
-        // A large tokenizer takes as long to read as some gigabytes of weights: both at once.
+        // A large tokenizer takes as long to read as some gigabytes of weights, so both are read at once.
         let (settings, model_files, stopped) = (config.clone(), files.clone(), Arc::new(AtomicBool::new(false)));
         let is_stopped = stopped.clone();
         let load = move || {
@@ -203,7 +203,8 @@ impl Runtime {
             Ok(text) => text,
             Err(error) => {
                 stopped.store(true, Ordering::Relaxed);
-                // Only so that nobody works on when the error is seen: it is the one that is reported.
+                // Waits so that no thread still works when the error is returned. This error is the one that is
+                // reported.
                 drop(loading.finish());
                 return Err(error);
             }
@@ -258,7 +259,7 @@ impl Runtime {
         &self.loaded
     }
 
-    /// What changes settings while the engine runs, which began with `now`.
+    /// The tuner, which changes settings while the engine runs. `now` is what the engine was started with.
     pub fn tuner(&self, now: Resolved) -> Tuner {
         let engine = Engine {
             tune: self.tune.clone(),
@@ -271,14 +272,14 @@ impl Runtime {
         Tuner::new(now, engine)
     }
 
-    /// Completes when the engine has stopped by itself, for a reason that is in the log: a device that hangs, or that
-    /// failed where that ends the process, or a bug that left no state to trust.
+    /// Completes when the engine has stopped by itself. The log has the reason: a device that hangs, a device failure
+    /// that ends the process, or a bug that left no state to trust.
     pub async fn ended(&self) {
         // Nothing is ever sent: an error is the only answer.
         let _ = self.alive.clone().changed().await;
     }
 
-    /// Admits nothing new and waits until what runs has ended; false where `timeout` came first.
+    /// Refuses new requests and waits until the others have ended. False if `timeout` came first.
     pub async fn drain(&self, timeout: Duration) -> bool {
         self.handle.phase.advance(Phase::Draining);
         let deadline = Instant::now() + timeout;
@@ -306,14 +307,14 @@ impl Drop for Runtime {
 pub(super) struct Wiring {
     pub(super) scheduler: SchedulerConfig,
     pub(super) limits: Limits,
-    /// Of compiling a request's grammar.
+    /// Limits of compiling a request's grammar.
     pub(super) grammars: GrammarLimits,
     pub(super) workers: Workers,
-    /// Of both pools.
+    /// The eviction policy of both pools.
     pub(super) eviction: EvictionPolicy,
     pub(super) block_bytes: usize,
     pub(super) on_failure: OnFailure,
-    /// A step that takes longer has hung.
+    /// A step that takes longer than this has hung.
     pub(super) step_timeout: Option<Duration>,
     pub(super) model: Arc<ModelInfo>,
     pub(super) places: Places,
@@ -335,8 +336,8 @@ pub(super) struct Started {
 }
 
 impl Wiring {
-    /// Starts the actors, last in the data path first: the scheduler and those it asks on one thread, where a
-    /// message costs less than a microsecond; the intake on another.
+    /// Starts the actors, the last of the data path first. The scheduler and the pools share a thread, where a message
+    /// costs less than a microsecond. The intake has another.
     pub(super) fn start(self) -> Result<Started, StartError> {
         let (alive, watch_alive) = watch::channel(());
         let (send, receive) = std::sync::mpsc::channel();
@@ -376,7 +377,7 @@ impl Wiring {
             });
             let (tune, submit) = (intake.clone().recipient(), intake.recipient());
             if send.send((System::current(), submit, look, tune, swap_pool.recipient(), recording, fail)).is_err() {
-                return; // whoever started us has gone
+                return; // the caller has gone
             }
             if let Err(error) = system.run() {
                 tracing::error!("the engine stopped: {error}");
@@ -407,8 +408,8 @@ fn scheduler_config(config: &Config, loaded: &LoadedModel) -> Result<SchedulerCo
     })
 }
 
-/// What the configuration says by itself of the scheduler of a device with such pools; the longest sequence is what the
-/// device's pool holds, and names are no secret.
+/// The scheduler's configuration for pools of these sizes, from the settings alone. The longest sequence is what the
+/// device pool holds, and block hashes have no secret key.
 pub fn configured_scheduler(
     config: &Config,
     num_device_blocks: usize,
@@ -453,7 +454,7 @@ pub fn configured_scheduler(
     }
 }
 
-/// Of both pools.
+/// The eviction policy of both pools.
 pub fn eviction_policy(config: &Config) -> EvictionPolicy {
     match config.cache.eviction {
         config::Eviction::Adaptive => EvictionPolicy::Adaptive,

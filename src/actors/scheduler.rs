@@ -33,12 +33,12 @@ use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
 use std::time::{Duration, Instant};
 
-/// The watchdog looks this many times in the time that a step may take, but not more often than ...
+/// How often the watchdog looks within the time that a step may take.
 const LOOKS_PER_TIMEOUT: u32 = 10;
-/// ... and not less often than this.
+/// The watchdog looks at least this often.
 const MAX_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What the actor has to know beside the policy's own settings.
+/// The actor's options, besides the scheduler's configuration.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub block_size: usize,
@@ -56,26 +56,26 @@ pub struct SchedulerActor {
     allocator: Addr<BlockAllocator>,
     swap_pool: Addr<SwapPool>,
     executor: Addr<ModelExecutor>,
-    /// Compute, while the device works, which tokens the constraints of a step's sequences allow.
+    /// Threads that compute, while the device works, which tokens the constraints of a step's sequences allow.
     workers: Workers,
     settings: Settings,
     clients: HashMap<RequestId, Client>,
     news: Option<News>,
-    /// The executor's steps behind the oldest, whose answer is awaited, in order.
+    /// The steps at the executor behind the oldest one, in order. The answer of the oldest is being awaited.
     behind: VecDeque<SubmittedStep>,
-    /// Since when the oldest step has been waited for.
+    /// Since when the oldest step has been awaited.
     oldest_since: Option<Instant>,
-    /// Of the executor.
+    /// The number of failures of the executor.
     failures: u64,
-    /// There was nothing to do when the last step had ended.
+    /// There was nothing to do when the last step ended.
     idle: bool,
     /// The executor has been asked to tell when copies end.
     awaits_copies: bool,
-    /// When it told last, others were on their way.
+    /// Its last report said that other copies were still in progress.
     is_copying: bool,
-    /// The policy's time begins then.
+    /// The scheduler's time starts here.
     started: Instant,
-    /// For who watches, like the copies.
+    /// Totals for the console.
     totals: Totals,
     moves: MoveLog,
     recording: Recording,
@@ -85,7 +85,7 @@ pub struct SchedulerActor {
 struct SubmittedStep {
     metrics: StepMetrics,
     forecast: Forecast,
-    /// It is the first after a time without work.
+    /// Whether it is the first step after a time without work.
     after_idle: bool,
     answer: Pin<Box<Request<ModelExecutor, Execute>>>,
 }
@@ -213,8 +213,8 @@ impl SchedulerActor {
         self.wake(ctx);
     }
 
-    /// Waits for the answer of the oldest step, if there is one. Only one answer is awaited at a time, so that
-    /// commits come in the order of the plans.
+    /// Waits for the answer of the oldest step, if there is one. Only one answer is awaited at a time, so that commits
+    /// are in the order of the plans.
     fn await_oldest(&mut self, ctx: &mut Context<Self>) {
         self.oldest_since = None;
         let Some(SubmittedStep { metrics, forecast, after_idle, answer }) = self.behind.pop_front() else { return };
@@ -251,7 +251,7 @@ impl SchedulerActor {
     }
 }
 
-/// The actor panicked: its requests' streams close, and the engine must not go on without it.
+/// Runs if the actor panicked. Its requests' streams close, and the engine must not go on.
 impl Drop for SchedulerActor {
     fn drop(&mut self) {
         if std::thread::panicking() {

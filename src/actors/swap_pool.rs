@@ -1,4 +1,4 @@
-//! Owns the swap tier's blocks, in host memory: those of swapped sequences, and a second level of the prefix cache.
+//! Owns the swap pool's blocks in host memory: those of swapped sequences, and the second level of the prefix cache.
 
 use crate::actors::messages::{AskSwapPool, ClonePool, Discard, FindHeld, Reserve, Reset, Resize, ViewPool};
 use crate::engine::allocation::{find, resize_swap, serve_swap};
@@ -11,7 +11,7 @@ pub struct SwapPool {
     pool: BlockPool,
     prefix_caching: bool,
     eviction: EvictionPolicy,
-    /// Has the blocks' memory.
+    /// The executor owns the blocks' memory.
     executor: Recipient<Discard>,
 }
 
@@ -26,7 +26,8 @@ impl SwapPool {
         Self { pool, prefix_caching, eviction, executor }
     }
 
-    /// What has left the pool takes no memory. Copies into it were planned before, and the executor has these plans.
+    /// Returns the memory of blocks that have left the pool. Copies into them were planned earlier, and the executor
+    /// already has these plans.
     fn discard_retired(&mut self) {
         let retired = self.pool.take_retired();
         if !retired.is_empty() {

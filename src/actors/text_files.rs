@@ -1,4 +1,4 @@
-//! What is read of a model's files beside its weights.
+//! Reads a model's files other than its weights.
 
 use crate::config::{self, Config, LoadFormat};
 use crate::error::StartError;
@@ -9,7 +9,7 @@ use crate::text::chat_template::ChatTemplate;
 use crate::text::tokenizer::Tokenizer;
 use serde_json::Value;
 
-/// Everything that is read of a model beside its weights.
+/// Everything that is read of a model besides its weights.
 pub(super) struct Text {
     pub tokenizer: Tokenizer,
     pub chat_template: Option<ChatTemplate>,
@@ -32,8 +32,8 @@ impl Text {
     }
 }
 
-/// Tokenizers know some tokens that their model does not: a request that has one is refused. One that knows many times
-/// as many is another model's.
+/// Tokenizers have some tokens that their model does not have; a request with one is refused. A tokenizer with many
+/// times as many tokens belongs to another model.
 fn check_vocabulary(of_tokenizer: usize, of_model: usize) -> Result<(), StartError> {
     let most = 2 * of_model + (1 << 16);
     if of_tokenizer <= most {
@@ -45,8 +45,8 @@ fn check_vocabulary(of_tokenizer: usize, of_model: usize) -> Result<(), StartErr
     )))
 }
 
-/// Where tokenizer and chat template are: beside the weights, or, for a model without weights of its own that has none,
-/// those of the demo. Its text means nothing either way.
+/// The files of tokenizer and chat template: beside the weights, or those of the demo model if a model with dummy
+/// weights has none. Its text is meaningless either way.
 fn text_files(config: &Config, files: &ModelFiles) -> Result<ModelFiles, StartError> {
     if config.model.load_format != LoadFormat::Auto && files.read_text("tokenizer.json")?.is_none() {
         return ModelFiles::open(config::DEMO_MODEL);
@@ -64,7 +64,7 @@ fn load_text(files: &ModelFiles) -> Result<(Tokenizer, Option<ChatTemplate>), St
     Ok((Tokenizer::from_json(&tokenizer, config.as_deref())?, chat_template))
 }
 
-/// As models for embeddings say it: sentence-transformers' file.
+/// Reads the pooling from the file of sentence-transformers, as models for embeddings have it.
 fn load_pooling(files: &ModelFiles) -> Result<Pooling, StartError> {
     const FILE: &str = "1_Pooling/config.json";
     let Some(text) = files.read_text(FILE)? else { return Ok(Pooling::Last) };
@@ -90,7 +90,7 @@ fn load_sampling_defaults(files: &ModelFiles) -> Result<SamplingDefaults, StartE
     Ok(defaults)
 }
 
-/// A default is held to the same range as what a request says.
+/// Defaults have to be in the same range as a request's parameters.
 fn check_sampling(defaults: &SamplingDefaults) -> Result<(), String> {
     let numbers = [
         ("temperature", defaults.temperature, MAX_TEMPERATURE),

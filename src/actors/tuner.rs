@@ -1,5 +1,5 @@
-//! Changes settings while the engine runs: those that [`crate::config::live`] names, and none to more than there is memory
-//! for.
+//! Changes settings while the engine runs: those that [`crate::config::live`] lists, within the memory that was taken
+//! at the start.
 
 use crate::actors::live::LiveServer;
 use crate::actors::messages::{AskSwapPool, FailNextStep, Tune};
@@ -19,7 +19,7 @@ use actix::Recipient;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use tokio::sync::Mutex;
 
-/// A cheap clone. Changes come one after the other, whoever makes them.
+/// A handle; cloning is cheap. Changes are made one after the other, even from several clones.
 #[derive(Clone)]
 pub struct Tuner(Arc<Inner>);
 
@@ -31,18 +31,18 @@ struct Inner {
 
 type Listener = Box<dyn Fn(&Config) + Send + Sync>;
 
-/// What goes by the settings.
+/// The parts of the engine that use the settings.
 pub struct Engine {
     pub tune: Recipient<Tune>,
     pub swap_pool: Recipient<AskSwapPool>,
     pub fail: Recipient<FailNextStep>,
     pub server: LiveServer,
-    /// Says what there is memory for.
+    /// Knows how much memory there is.
     pub loaded: Arc<LoadedModel>,
     pub recordings: Recordings,
 }
 
-/// A setting that has another value now. What is secret is left out.
+/// A setting with a new value. Secrets are left out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
     pub setting: &'static str,
@@ -50,11 +50,11 @@ pub struct Change {
     pub to: Value,
 }
 
-/// What came of a configuration that was read again.
+/// The result of reading the configuration again.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reloaded {
     pub changed: Vec<Change>,
-    /// Settings that it has otherwise and that stay as they are, each with the reason.
+    /// Settings that differ in the file and were not changed, each with the reason.
     pub refused: Vec<(&'static str, String)>,
 }
 
@@ -64,7 +64,7 @@ impl Tuner {
         Self(Arc::new(Inner { now: Mutex::new(now), engine, listeners: Default::default() }))
     }
 
-    /// Of the same engine.
+    /// The recordings of the same engine.
     pub fn recordings(&self) -> &Recordings {
         &self.0.engine.recordings
     }
@@ -83,7 +83,7 @@ impl Tuner {
         self.0.now.lock().await.clone()
     }
 
-    /// What the console goes by.
+    /// The console's settings as they are now.
     pub async fn console(&self) -> ConsoleConfig {
         self.0.now.lock().await.config.console
     }
@@ -93,16 +93,16 @@ impl Tuner {
         self.0.engine.swap_pool.send(AskSwapPool).await.map_err(|_| stopped())
     }
 
-    /// Lets the executor's next step fail, as if the device had.
+    /// Makes the executor's next step fail, as if the device had failed.
     pub async fn fail_next_step(&self) -> Result<(), ApiError> {
         self.0.engine.fail.send(FailNextStep).await.map_err(|_| stopped())
     }
 
-    /// Changes all of these settings; or none, where one may not change, or there is no memory for it, or they do not go
-    /// together. Answers with those that are other than before, and with the swap pool as it is then.
+    /// Changes all of these settings, or none if one may not change, needs too much memory, or contradicts another.
+    /// Returns the settings that changed, and the state of the swap pool after that.
     pub async fn change(&self, changes: Vec<(&'static Setting, Value)>) -> Result<(Vec<Change>, PoolStats), ApiError> {
         let tuner = self.clone();
-        // Whoever asked may go away in the middle; a change that has begun is carried out.
+        // The caller may go away in the middle. A change that has begun is completed.
         let changing = actix_rt::spawn(async move { tuner.change_to_end(changes).await });
         let done = changing.await.unwrap_or_else(|_| Err(stopped()));
         metrics::config_changed(done.is_ok());
@@ -129,8 +129,8 @@ impl Tuner {
         self.apply(&mut now, next).await
     }
 
-    /// Changes what is other in `read`, as far as it may change; the rest stays as it is. Nothing changes where what comes
-    /// of that does not go together.
+    /// Applies the settings that differ in `read` and may change. The others keep their values. Nothing changes if the
+    /// result would be inconsistent.
     pub async fn reload(&self, read: &Resolved) -> Result<Reloaded, String> {
         let done = self.try_reload(read).await;
         metrics::config_changed(done.is_ok());
@@ -155,7 +155,7 @@ impl Tuner {
         Ok(Reloaded { changed, refused })
     }
 
-    /// What memory was taken for at the start and is not enough now: the settings, and how much there is.
+    /// Settings that need more memory than was taken at the start, each with how much there is.
     fn too_large(&self, config: &Config) -> Vec<(&'static str, String)> {
         let LoadedModel { is_gpu, max_num_batched_tokens, max_num_seqs, pools, .. } = *self.0.engine.loaded;
         let buffers = |wanted: usize, most: usize, what: &str| {

@@ -1,5 +1,4 @@
-//! What the engine shows of itself to who watches: the console. Nothing is collected while nobody looks, but for a few
-//! sums.
+//! Snapshots of the engine for the console. While no client watches, only a few sums are collected.
 
 use crate::engine::block_pool::PoolView;
 use crate::engine::plan::StepPlan;
@@ -7,7 +6,7 @@ use crate::engine::scheduler::{PlanStats, Population, SeqSnapshot};
 use crate::ids::BlockId;
 use std::time::{Duration, Instant};
 
-/// Copies between the tiers that are kept for who looks next; further ones are only counted.
+/// The most copies between the tiers that are kept for the next look. Further ones are only counted.
 const MAX_MOVES: usize = 1024;
 /// For how long after a look copies are kept.
 const WATCHED_FOR: Duration = Duration::from_secs(5);
@@ -25,7 +24,7 @@ pub struct Snapshot {
     pub swap: PoolView,
     pub totals: Totals,
     pub moves: Moves,
-    /// What it took on the engine's thread.
+    /// The time that the snapshot took on the engine's thread.
     pub cost: Duration,
 }
 
@@ -36,14 +35,14 @@ pub struct Watched {
     pub arrived: Instant,
 }
 
-/// Since the start. Differences of two snapshots are what happened in between.
+/// Totals since the start. The difference of two snapshots is what happened between them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Totals {
-    /// Requests that have ended, however.
+    /// Requests that have ended, in any way.
     pub ended: u64,
     /// Of prompts that were admitted.
     pub prompt_tokens: u64,
-    /// Of those: found in the prefix cache.
+    /// The part of these that the prefix cache held.
     pub cached_tokens: u64,
     pub generated_tokens: u64,
     pub recomputed_tokens: u64,
@@ -89,7 +88,7 @@ pub struct Moves {
     pub back: Vec<(BlockId, BlockId)>,
 }
 
-/// Keeps copies while somebody looks.
+/// Collects copies while a client watches.
 #[derive(Debug, Default)]
 pub struct MoveLog {
     moves: Moves,
@@ -97,7 +96,7 @@ pub struct MoveLog {
 }
 
 impl MoveLog {
-    /// Copies from now on are kept for the next look.
+    /// Returns the copies since the last look, and keeps collecting for the next one.
     pub fn take(&mut self, now: Instant) -> Moves {
         self.until = Some(now + WATCHED_FOR);
         std::mem::take(&mut self.moves)

@@ -1,5 +1,5 @@
-//! A few threads for work that would block an actor or an HTTP worker: parsing large bodies, tokenising, chat templates,
-//! compiling grammars and what they allow.
+//! The text threads, for work that would block an actor or an HTTP worker: parsing large bodies, tokenising, rendering
+//! chat templates, compiling grammars and computing their masks.
 
 use crate::budget::{Budget, Cancelled};
 use crate::error::{ApiError, StartError};
@@ -13,18 +13,19 @@ use tokio::sync::oneshot;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Grammars are compiled by recursion: twice what the largest that is accepted has needed. Memory is used as the stack
-/// grows.
+/// The grammar compiler is recursive. This is twice what the largest accepted grammar needed. Memory is used only as
+/// the stack grows.
 pub const STACK_BYTES: usize = 64 << 20;
 /// After this time without a thread for light jobs, the intake is stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(10);
 
-/// How long a job may take.
+/// How long a job is expected to take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Weight {
     /// Milliseconds.
     Light,
-    /// Up to the whole time that a job has. One thread at least never takes a heavy job, so that light ones go on.
+    /// Up to the time limit of a job. At least one thread takes only light jobs, so that these are never stuck behind
+    /// heavy ones.
     Heavy,
 }
 
@@ -32,15 +33,15 @@ impl Weight {
     /// Bytes of text or JSON that are light work.
     const LIGHT_BYTES: usize = 32 << 10;
 
-    /// The weight of a job over so many bytes of text or JSON.
+    /// The weight of a job over `num_bytes` bytes of text or JSON.
     pub fn of_bytes(num_bytes: usize) -> Self {
         if num_bytes <= Self::LIGHT_BYTES { Weight::Light } else { Weight::Heavy }
     }
 }
 
-/// Runs jobs on a fixed number of threads, which end with the last clone: light jobs first, and each kind in the order
-/// that they come. The queues need no bound of their own: each job belongs to a request that holds a place at the intake, or
-/// to one that the HTTP server counts.
+/// Runs jobs on a fixed number of threads, which end with the last clone. Light jobs go first, and jobs of one kind run
+/// in order of arrival. The queues need no bound, because each job belongs to a request that holds a place at the
+/// intake or that the HTTP server counts.
 #[derive(Clone)]
 pub struct Workers {
     light: Sender<Job>,
@@ -55,15 +56,15 @@ struct State {
     threads: Vec<ThreadState>,
 }
 
-/// When the thread's job began, in microseconds after the start and never 0; 0: it has none.
+/// When the thread's job began, in microseconds after the start. 0 if it has no job.
 #[derive(Default)]
 struct ThreadState {
     since_us: AtomicU64,
 }
 
 impl Workers {
-    /// `num_threads`: at least 2 are started, one of them for light jobs alone. `job_timeout`: what a job may take,
-    /// where it looks at its budget.
+    /// Starts `num_threads` threads, but at least 2. One of them takes only light jobs. `job_timeout` bounds a job that
+    /// checks its budget.
     pub fn start(num_threads: usize, job_timeout: Duration) -> Result<Self, StartError> {
         let num_threads = num_threads.max(2);
         let threads = (0..num_threads).map(|_| ThreadState::default()).collect();
@@ -80,14 +81,14 @@ impl Workers {
         Ok(Self { light, heavy, job_timeout, state })
     }
 
-    /// Has a light `job` done at some time, if the threads live. It must not panic.
+    /// Runs a light `job` at some time, if the threads are alive. It must not panic.
     pub fn spawn(&self, job: impl FnOnce() + Send + 'static) {
-        // Without threads nobody gets an answer, and each finds that out by itself.
+        // Without threads no caller gets an answer, and each notices that itself.
         let _ = self.light.send(Box::new(job));
     }
 
-    /// What `job` returns. A job that panics is an error of its request and harms nothing else. Dropping the future
-    /// cancels the job: it is not begun, or its budget says so.
+    /// Runs `job` and returns its result. A job that panics fails only its own request. Dropping the future cancels the
+    /// job: it is not started, or its budget reports the cancellation.
     pub async fn run<T: Send + 'static>(
         &self,
         weight: Weight,
@@ -104,7 +105,7 @@ impl Workers {
             let began = Instant::now();
             let result = catch_unwind(AssertUnwindSafe(|| job(&budget)));
             metrics::text_job(weight == Weight::Heavy, began.elapsed());
-            // Nobody waits where the client has gone.
+            // The send fails if the client has gone.
             let _ = answer.send(result);
         };
         let queue = if weight == Weight::Light { &self.light } else { &self.heavy };
@@ -117,12 +118,12 @@ impl Workers {
         }
     }
 
-    /// Light jobs wait, and for 10 s no thread has been free for them.
+    /// Whether light jobs wait and no thread has been free for them for 10 s.
     pub fn is_stuck(&self) -> bool {
         !self.light.is_empty() && self.state.busy_for() > STUCK_AFTER
     }
 
-    /// Tells the metrics what waits and what runs.
+    /// Reports waiting and running jobs to the metrics.
     pub fn report(&self) {
         let running = self.state.running();
         let oldest = running.iter().max().copied().unwrap_or_default();
@@ -170,7 +171,7 @@ impl State {
     }
 }
 
-/// Somebody waits for a job's result.
+/// Marks that a caller waits for a job's result. Dropping it cancels the job.
 struct Waiting(Cancelled);
 
 impl Drop for Waiting {

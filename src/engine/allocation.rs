@@ -1,9 +1,9 @@
-//! What the scheduler and the two pools say to each other, and how a pool answers: pure code, carried by actors.
+//! The messages between the scheduler and the two pools, and how a pool answers. It is pure code that the actors call.
 //!
-//! One [`Demand`] a step goes to the device pool. It tells what has happened to the tables since the last one and
-//! asks for the next step's blocks; [`serve`] applies it in a fixed order and makes room by preempting sequences in
-//! the order the scheduler gives. Before it, where somebody may start, the swap pool is asked what it holds of them
-//! ([`find`]). One [`SwapDemand`] follows to the swap pool where something is copied between the tiers.
+//! Each step sends one [`Demand`] to the device pool. It reports what has happened to the block tables since the last
+//! demand, and asks for the next step's blocks. [`serve`] applies it in a fixed order, and makes room by preempting
+//! sequences in the order that the scheduler gives. If sequences may start, the swap pool is first asked which of their
+//! blocks it holds ([`find`]). If the step copies between the tiers, one [`SwapDemand`] follows to the swap pool.
 
 mod device;
 mod swap;
@@ -24,34 +24,34 @@ pub type BlockTable = Arc<Vec<BlockId>>;
 /// scheduler → device pool, applied in the order of the fields.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Demand {
-    /// Tables that one more sequence holds now: a fork's.
+    /// Tables of forks: one more sequence holds their blocks.
     pub forks: Vec<BlockTable>,
-    /// Blocks that have become full, with the name of their content.
+    /// Blocks that have become full, with their hashes.
     pub publish: Vec<(BlockId, BlockHash)>,
     /// Tables that a sequence no longer holds.
     pub release: Vec<BlockTable>,
     /// Running sequences that need blocks in this step, most senior first.
     pub grow: Vec<Grow>,
-    /// Who yields when blocks run out, first to yield first: all that run but those who need not. May be left empty where
-    /// nothing can run out and nobody is urgent.
+    /// The possible victims, in the order in which they are preempted: all running sequences but those that are never
+    /// preempted. May be empty if blocks cannot run out and no sequence is urgent.
     pub victims: Vec<Victim>,
-    /// Sequences that have to come back now, others yielding.
+    /// Sequences that have to come back now. Others are preempted for them.
     pub urgent: Vec<Admit>,
     /// Blocks promised to running sequences' prompts and not yet allocated, those of this step included.
     pub promised: usize,
-    /// Sequences that want to start or to come back, in order; the first that does not fit ends admission, and
-    /// nothing is admitted in a step that preempts.
+    /// Sequences that ask to start or to come back, in order. The first that does not fit ends admission, and no
+    /// sequence is admitted in a step that preempts.
     pub admit: Vec<Admit>,
-    /// Blocks that an admission leaves available.
+    /// Blocks that an admission has to leave available.
     pub watermark: usize,
-    /// What those who run are expected to need, where that decides who is admitted beside them.
+    /// What the running sequences are expected to need, if the admission policy uses it.
     pub expected: Option<Expected>,
-    /// Sequences that may still start.
+    /// Free seats.
     pub seats: usize,
-    /// Tokens that the admitted may compute in this step, in all.
+    /// Tokens that all admitted sequences together may compute in this step.
     pub token_budget: usize,
-    /// Blocks to have free, not only cached, for the steps to come: what is evicted for it is copied to the swap pool
-    /// before they need it.
+    /// Blocks to keep free, and not only cached, for the next steps. Blocks that are evicted for this are copied to the
+    /// swap pool before those steps need them.
     pub reserve: usize,
 }
 
@@ -66,7 +66,7 @@ pub struct Grow {
 }
 
 impl Grow {
-    /// With a copy, if what it writes into is shared.
+    /// With the copy that is needed if the partly filled block is shared.
     fn most_blocks(&self) -> usize {
         self.new_blocks + usize::from(self.writes_into.is_some())
     }
@@ -78,7 +78,7 @@ pub struct Victim {
     pub table: BlockTable,
     /// Sequences it is or will become.
     pub seats: usize,
-    /// It also yields to who is urgent.
+    /// Whether it may be preempted for an urgent sequence.
     pub yields_to_urgent: bool,
     /// Blocks promised to it and not yet allocated, those of this step included.
     pub promised: usize,
@@ -87,23 +87,23 @@ pub struct Victim {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Admit {
     pub seq: SeqId,
-    /// Names of the leading full blocks that may be taken from the cache.
+    /// Hashes of the leading full blocks that may be taken from the cache.
     pub hashes: Arc<Vec<BlockHash>>,
     /// How many of `hashes` may be used: at least one token is left to compute.
     pub usable_hashes: usize,
     /// Tokens of the sequence; all their blocks must be available.
     pub num_tokens: usize,
-    /// For each leading block, whether it is to come from the swap pool where the device has it not.
+    /// For each leading block: whether it is taken from the swap pool if the device does not have it.
     pub held: Vec<bool>,
-    /// Tokens in the leading blocks that `held` tells of.
+    /// Tokens in the leading blocks that `held` covers.
     pub num_held_tokens: usize,
     /// Sequences it will become.
     pub seats: usize,
     /// Steps that it is expected to run.
     pub steps: usize,
-    /// For so many steps, blocks are to suffice for all who run.
+    /// The number of steps for which blocks have to suffice for all running sequences.
     pub horizon: usize,
-    /// Tokens at its end that are not computed in the step that admits it.
+    /// Tokens at its end that are held back in the step that admits it.
     pub num_held_back: usize,
 }
 
@@ -113,30 +113,30 @@ pub struct Grant {
     pub grown: Vec<Grown>,
     /// Their blocks are released.
     pub preempted: Vec<SeqId>,
-    /// For each of them, who needed blocks or a seat: it may be itself.
+    /// For each preempted sequence: the sequence that needed blocks or a seat. It may be the same one.
     pub causes: Vec<SeqId>,
-    /// Who asked first for what there was not enough of.
+    /// The first sequence that was refused, and what was lacking.
     pub refused: Option<(SeqId, Lack)>,
-    /// Who has to come back now, and could not even with others yielding.
+    /// Urgent sequences that could not come back even by preempting others.
     pub late: Vec<(SeqId, Lack)>,
     pub admitted: Vec<Admitted>,
-    /// Cached blocks that were given away, and what they hold until this step writes them.
+    /// Evicted blocks, with the hash of what they hold until this step writes them.
     pub evicted: Vec<(BlockId, BlockHash)>,
     pub stats: PoolStats,
 }
 
-/// What a sequence that wants to start has to wait for.
+/// What a waiting sequence lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Lack {
-    /// Places in a step.
+    /// Seats.
     Seats { wanted: usize, free: usize },
-    /// Blocks, with those that are promised to others or kept free.
+    /// Device blocks, with those that are promised to others or kept free.
     Blocks { wanted: usize, available: usize },
-    /// Blocks for what those who run are expected to need in so many steps.
+    /// Blocks for what the running sequences are expected to need within `horizon` steps.
     Expected { horizon: usize },
     /// Tokens that the step may still compute.
     Tokens,
-    /// Others have to yield in this step, or somebody has to come back first: nobody starts then.
+    /// Sequences are preempted in this step, or an urgent one has to come back first. None starts then.
     Yielding,
 }
 
@@ -176,12 +176,13 @@ pub struct Grown {
 #[derive(Clone, Debug)]
 pub struct Admitted {
     pub seq: SeqId,
-    /// Enough for `num_computed` and `num_new_tokens` tokens.
+    /// Covers `num_computed` and `num_new_tokens` tokens.
     pub table: Vec<BlockId>,
-    /// Places of the table whose content comes from the swap pool. The leading ones besides were cached.
+    /// Indices in the table of blocks whose content comes from the swap pool. The other leading blocks were cached on
+    /// the device.
     pub swap_in: Vec<usize>,
-    /// Leading tokens that are there once it has come.
+    /// Leading tokens whose KV is there once that content has come.
     pub num_computed: usize,
-    /// Tokens to compute in this step; none where something has to come before.
+    /// Tokens to compute in this step. 0 if blocks have to be copied back first.
     pub num_new_tokens: usize,
 }

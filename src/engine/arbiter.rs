@@ -1,25 +1,26 @@
-//! Whether KV is sooner copied or sooner computed again: both costs are learned from what has been done.
+//! The arbiter: whether copying KV or computing it again takes less time. Both costs are learned from past steps and
+//! copies.
 //!
-//! A victim of preemption can leave its KV in the swap pool, or parts of it, or nothing. What that costs is what moves,
-//! out now and in later, with what waits in front of it, against the tokens that have to be computed again. The cost of a
-//! token is the scheduler's own estimate ([`StepTimeModel::prompt_seconds`]); that of a block is kept here.
+//! A victim can store all of its KV in the swap pool, a part of it, or nothing. The arbiter compares the time of the
+//! copies (out now and in later, behind the copies that are queued) with the time of computing tokens again. The cost
+//! of a token is the scheduler's estimate ([`StepTimeModel::prompt_seconds`]). The cost of a block is learned here.
 
 use crate::engine::plan::{CopiesDone, CopyReport};
 use crate::engine::step_time::StepTimeModel;
 use crate::ids::RequestId;
 use serde::{Deserialize, Serialize};
 
-/// Of a block's cost, what is kept with each block that is copied after it: some hundred of the last count.
+/// The weight of a measured block decays by this factor with each later block, so about the last hundred count.
 const MEMORY: f64 = 0.99;
 
-/// What becomes of a victim's KV.
+/// What happens to a victim's KV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Choice {
     /// All of it goes to the swap pool.
     Swap,
-    /// Its full blocks do; the tokens after them are computed again.
+    /// Its full blocks go to the swap pool. The tokens after them are computed again.
     SwapFull,
-    /// None of it does; what the caches still have when it comes back is used.
+    /// Nothing is stored. When it comes back, blocks that are still cached are used.
     Recompute,
 }
 
@@ -28,11 +29,11 @@ pub enum Choice {
 pub struct Victim {
     pub num_tokens: usize,
     pub block_size: usize,
-    /// Leading full blocks that the swap pool has already.
+    /// Leading full blocks of which the swap pool already holds a copy.
     pub num_backed: usize,
 }
 
-/// What was decided, and why: seconds that each way was expected to take.
+/// A decision, with the seconds that each way was expected to take.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
     pub request: RequestId,
@@ -71,12 +72,12 @@ impl CopyCosts {
         self.queued_blocks = report.queued_blocks;
     }
 
-    /// Blocks that go off to be copied.
+    /// Adds blocks to the copies that are queued.
     pub fn enqueue(&mut self, num_blocks: usize) {
         self.queued_blocks += num_blocks;
     }
 
-    /// After a failure: nothing is under way.
+    /// After a failure no copy is in progress.
     pub fn clear_queue(&mut self) {
         self.queued_blocks = 0;
     }
@@ -85,20 +86,20 @@ impl CopyCosts {
         self.queued_blocks
     }
 
-    /// Seconds a block, to the swap pool and to the device. What has not been seen yet is taken to be as the other
-    /// direction, and 0 where neither has: the first copies are tried.
+    /// Seconds to copy a block, to the swap pool and to the device. If one direction has not been measured, it has the
+    /// value of the other. If neither has, both are 0, so that the first copies are made.
     pub fn block_seconds(&self) -> [f64; 2] {
         let [out, back] = self.directions.map(|seconds| (seconds.weight > 0.0).then(|| seconds.sum / seconds.weight));
         [out.or(back).unwrap_or(0.0), back.or(out).unwrap_or(0.0)]
     }
 
-    /// Seconds until so many blocks more are on the device.
+    /// Seconds until `num_blocks` more blocks are on the device.
     pub fn swap_in_seconds(&self, num_blocks: usize) -> f64 {
         let [_, back] = self.block_seconds();
         (self.queued_blocks + num_blocks) as f64 * back
     }
 
-    /// Which way a victim's KV is back soonest. Equal costs swap.
+    /// Chooses the way that brings a victim's KV back soonest. With equal costs it swaps.
     pub fn decide(&self, request: RequestId, victim: &Victim, steps: &StepTimeModel) -> Decision {
         let Victim { num_tokens, block_size, num_backed } = *victim;
         let [out, back] = self.block_seconds();
@@ -110,7 +111,7 @@ impl CopyCosts {
         let swap_s = swap(num_tokens.div_ceil(block_size));
         let full_tokens = num_full * block_size;
         let swap_full_s = swap(num_full) + steps.prompt_seconds(num_tokens - full_tokens, full_tokens);
-        // What has been copied ahead is found again.
+        // Copies made ahead are found in the swap pool.
         let backed_tokens = num_backed.min(num_full) * block_size;
         let recompute_s = num_backed as f64 * back + steps.prompt_seconds(num_tokens - backed_tokens, backed_tokens);
         let choice = if swap_s <= swap_full_s.min(recompute_s) {
@@ -173,7 +174,7 @@ mod tests {
         // The last block has one token: 0.2 ms to move, 0.1 to compute.
         assert_eq!(choice(&costs, 1601, 0, 1e-4), Choice::SwapFull);
         assert_eq!(choice(&costs, 15, 0, 1e-6), Choice::Recompute, "no block is full");
-        // What waits in front of it counts.
+        // Queued copies count.
         assert_eq!(choice(&costs, 1600, 0, 2e-5), Choice::Swap);
         costs.enqueue(1000);
         assert_eq!(choice(&costs, 1600, 0, 2e-5), Choice::Recompute);

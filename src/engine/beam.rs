@@ -1,4 +1,4 @@
-//! Beam search: which of all continuations of a request's beams go on, and which are its results.
+//! Beam search: which continuations of a request's beams go on, and which become results.
 //!
 //! The rules, the order of their application and the scores are those of transformers' `generate(num_beams=…)`: of all
 //! continuations of all beams, the `(1 + ends) · width` with the largest sums of log-probabilities are looked at. Those
@@ -10,12 +10,12 @@ use crate::sampling::params::{EarlyStopping, FinishReason, PositionLogprobs, Sam
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// What a beam has beside its tokens.
+/// The state of a beam besides its tokens.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Beam {
     /// Sum of the log-probabilities of its output.
     pub score: f32,
-    /// Of each token of its output.
+    /// The log-probabilities of each token of its output.
     pub logprobs: Arc<Vec<PositionLogprobs>>,
 }
 
@@ -28,7 +28,7 @@ pub struct Open<'a> {
     pub next: &'a PositionLogprobs,
 }
 
-/// An output that may be among the request's.
+/// An output that may become one of the request's results.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Hypothesis {
     pub score: f32,
@@ -40,13 +40,13 @@ pub struct Hypothesis {
 /// One beam of the next step.
 #[derive(Clone, Debug)]
 pub struct Continuation {
-    /// The beam that it continues: its place among the open ones.
+    /// The index of the open beam that it continues.
     pub parent: usize,
     pub token: TokenId,
     pub beam: Beam,
 }
 
-/// The state of a request's search beside its open beams.
+/// The state of a request's search without its open beams.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BeamSearch {
     params: Arc<SamplingParams>,
@@ -54,25 +54,25 @@ pub struct BeamSearch {
     max_tokens: usize,
     /// Best first, at most as many as the beams.
     results: Vec<Hypothesis>,
-    /// False for good once no beam looked as if it could still become one of the best results.
+    /// False, permanently, once no beam could still become one of the best results.
     can_improve: bool,
 }
 
-/// Tokens after each beam that have to be known, for a search with these parameters.
+/// The number of candidate tokens that a search with these parameters needs after each beam.
 pub fn num_candidates(params: &SamplingParams) -> u32 {
     let ends = params.end_tokens().count() as u32;
     // Below `min_tokens`, ends do not count.
     num_kept(params) as u32 + if params.min_tokens > 0 { ends } else { 0 }
 }
 
-/// Continuations that are looked at in a step.
+/// Continuations that a step considers.
 fn num_kept(params: &SamplingParams) -> usize {
     let width = params.beam.as_ref().map_or(1, |beam| beam.width as usize);
     width * (1 + params.end_tokens().count()).max(2)
 }
 
 impl BeamSearch {
-    /// For outputs of at most `max_tokens` tokens. `params.beam` is there.
+    /// A search for outputs of at most `max_tokens` tokens. `params.beam` must be set.
     pub fn new(params: Arc<SamplingParams>, max_tokens: usize) -> Self {
         Self { params, max_tokens, results: Vec::new(), can_improve: true }
     }
@@ -81,7 +81,7 @@ impl BeamSearch {
         self.params.beam.as_ref().map_or(1, |beam| beam.width as usize)
     }
 
-    /// One step: the beams of the next, best first; none where the search is over.
+    /// One step. Returns the beams of the next step, best first, or none if the search has ended.
     pub fn step(&mut self, open: &[Open<'_>]) -> Vec<Continuation> {
         let length = open.first().map_or(0, |beam| beam.output.len()) + 1;
         let mut candidates = self.candidates(open);
@@ -116,7 +116,7 @@ impl BeamSearch {
         self.results
     }
 
-    /// What it has found, from whoever knows.
+    /// Sets the results, as a recording supplies them.
     pub fn set_results(&mut self, results: Vec<Hypothesis>) {
         self.results = results;
     }
@@ -134,8 +134,8 @@ impl BeamSearch {
         self.params.beam.as_ref().map_or(1.0, |beam| beam.length_penalty)
     }
 
-    /// All continuations, best first. Of equal ones, the order of their tokens decides, so that the result does not
-    /// depend on the order of the beams.
+    /// All continuations, best first. Ties are broken by the tokens, so that the result does not depend on the order of
+    /// the beams.
     fn candidates(&self, open: &[Open<'_>]) -> Vec<Candidate> {
         let mut all = Vec::new();
         for (parent, beam) in open.iter().enumerate() {

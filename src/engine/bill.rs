@@ -1,4 +1,4 @@
-//! What memory pressure does to a request: what it has cost it, what it may, and whose the request is.
+//! What memory pressure does to a request: its bill, its terms, and its tenant.
 
 use serde::{Deserialize, Serialize};
 use std::ops::AddAssign;
@@ -11,24 +11,24 @@ pub struct KvBill {
     pub cached_device_tokens: usize,
     /// Those that came from the swap pool then.
     pub cached_swap_tokens: usize,
-    /// Times that a sample had to give its device blocks up.
+    /// How often a sample was preempted.
     pub preemptions: usize,
-    /// Blocks copied out to the swap pool: those of which it held no copy yet.
+    /// Blocks copied to the swap pool, not counting those of which it already held a copy.
     pub swapped_out_blocks: usize,
     /// Blocks copied back.
     pub swapped_in_blocks: usize,
     /// Tokens computed again after their KV had been dropped.
     pub recomputed_tokens: usize,
-    /// How long samples were paused, added up, up to the last that came back. The policy leaves it zero: it has no
-    /// clock.
+    /// The time that samples were paused, added up over all pauses that have ended. The scheduler leaves it zero,
+    /// because it has no clock.
     pub paused: Duration,
 }
 
-/// What a request wants to be kept from.
+/// What a request asks to be spared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Terms {
-    /// It may have to give its device blocks up. Where it may not, all the blocks that it could ever need count
-    /// against the part of the pool that such requests may hold ([`SchedulerConfig::non_preemptible_blocks`]).
+    /// Whether it may be preempted. If not, all the blocks that it could ever need count against the part of the pool
+    /// that such requests may hold ([`SchedulerConfig::non_preemptible_blocks`]).
     ///
     /// [`SchedulerConfig::non_preemptible_blocks`]: crate::engine::scheduler::SchedulerConfig::non_preemptible_blocks
     pub preemptible: bool,
@@ -49,16 +49,17 @@ pub fn most_blocks(block_size: usize, num_prompt: usize, num_tokens: usize, num_
     shared + num_seqs * (num_tokens.div_ceil(block_size) - shared)
 }
 
-/// Whose request it is: one API key's, as a number. 0 is nobody's: no keys are set, or it did not come over HTTP.
+/// The owner of a request: an API key, as a number. 0 is no tenant: no keys are set, or the request did not come over
+/// HTTP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Tenant(pub u32);
 
-/// What the requests of one tenant have in the engine.
+/// What the requests of one tenant hold in the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holding {
-    /// That wait, run and are swapped.
+    /// Sequences that are waiting, running and swapped.
     pub sequences: [usize; 3],
-    /// On the device and in the swap pool. A block that several share counts for each.
+    /// Blocks on the device and in the swap pool. A block that several sequences share counts for each.
     pub blocks: [usize; 2],
 }
 
@@ -69,20 +70,20 @@ impl AddAssign for Holding {
     }
 }
 
-/// Where a quota stood in the way.
+/// The tier whose quota refused something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuotaTier {
     Device,
     Swap,
 }
 
-/// What the requests of one tenant may hold, in blocks; `None`: whatever there is. Nobody's are not counted.
+/// What the requests of one tenant may hold, in blocks. `None` is no quota. Requests without a tenant are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quota {
-    /// A new request waits while the tenant's others would hold more than this together with it. What runs may grow
-    /// beyond.
+    /// A new request waits while it and the tenant's other requests would hold more than this together. Running
+    /// requests may grow beyond it.
     pub device_blocks: Option<usize>,
-    /// A preempted sequence is computed again where the tenant's others would have more than this swapped out together
-    /// with it.
+    /// A preempted sequence is recomputed if it and the tenant's other sequences would have more than this swapped out
+    /// together.
     pub swap_blocks: Option<usize>,
 }

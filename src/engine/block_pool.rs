@@ -1,4 +1,4 @@
-//! A pool of KV blocks: who holds which, and what is cached. The device pool and the swap pool are both one.
+//! A pool of KV blocks: reference counts, and the cache. The device pool and the swap pool are both of this type.
 
 mod view;
 
@@ -15,30 +15,31 @@ pub use view::{BlockState, PoolView};
 /// - *cached*: no table holds it, its content has a hash and may be taken up again;
 /// - *free*: no table holds it and its content means nothing.
 ///
-/// `used + cached + free == num_blocks + draining` always: where the pool was made smaller ([`BlockPool::resize`]) than
-/// what is used, blocks *drain*, they leave it when they are given back. Until then nothing is cached and nothing free.
+/// `used + cached + free == num_blocks + draining` always holds. If the pool was made smaller than what is used
+/// ([`BlockPool::resize`]), blocks *drain*: they leave the pool when they are released. Until then no block is cached
+/// or free.
 ///
 /// A hash is published only for a full block, which is never written again; so a block may be written by its holder
 /// exactly if its reference count is 1.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BlockPool {
-    /// Of all blocks that there have ever been.
+    /// Reference counts of all blocks that there have ever been.
     references: Vec<u32>,
     /// Blocks that have left the pool, the last one last; they come back when it grows.
     retired: Vec<BlockId>,
-    /// How many of them [`BlockPool::take_retired`] has told.
+    /// How many of them [`BlockPool::take_retired`] has returned.
     #[serde(skip)]
     num_told: usize,
-    /// Used blocks that leave the pool when they are given back: how many, whichever they are.
+    /// The number of used blocks that leave the pool when they are released. Which ones is open.
     draining: usize,
-    /// Given out from the front. What became free last is there, so that no more memory is touched than is needed; but
-    /// where the content is still to be copied, a block goes to the end: then the copy has had the most time when it is
-    /// written again.
+    /// Free blocks, allocated from the front. A block that becomes free goes to the front, so that no more memory is
+    /// touched than needed. If its content is still to be copied, it goes to the end, so that the copy has the most
+    /// time before the block is written again.
     free: VecDeque<BlockId>,
     cache: PrefixCache,
     keep_cached: bool,
     num_evicted: u64,
-    /// Since [`BlockPool::take_evicted`].
+    /// Evictions since the last [`BlockPool::take_evicted`].
     evicted: Vec<(BlockId, BlockHash)>,
 }
 
@@ -48,9 +49,9 @@ pub struct PoolStats {
     pub used: usize,
     pub cached: usize,
     pub free: usize,
-    /// Of the used ones: how many there are beyond the pool's size.
+    /// Used blocks beyond the pool's size.
     pub draining: usize,
-    /// Cached blocks that were given away since the pool was made.
+    /// Blocks evicted since the pool was made.
     pub evicted: u64,
 }
 
@@ -61,7 +62,7 @@ impl BlockPool {
         Self::with_eviction(num_blocks, keep_cached, EvictionPolicy::default())
     }
 
-    /// The same, with a policy for which cached block is given away first.
+    /// The same, with an eviction policy.
     pub fn with_eviction(num_blocks: usize, keep_cached: bool, policy: EvictionPolicy) -> Self {
         let last = u32::try_from(num_blocks).expect("block ids are 32 bits: the configuration bounds the pool");
         Self {
@@ -77,7 +78,7 @@ impl BlockPool {
         }
     }
 
-    /// An empty one of this size, with nothing that this one has learned: after a failure, which leaves nothing in the
+    /// An empty pool of this size that has learned nothing. For use after a failure, which leaves no content in the
     /// blocks.
     pub fn renewed(&self) -> Self {
         Self::with_eviction(self.num_blocks(), self.keep_cached, self.cache.policy())
@@ -89,18 +90,18 @@ impl BlockPool {
         self.evicted.iter_mut().for_each(|(_, hash)| *hash = map(*hash));
     }
 
-    /// About how many bytes of memory it takes.
+    /// Its approximate memory in bytes.
     pub fn num_bytes(&self) -> usize {
         self.references.len() * (size_of::<u32>() + size_of::<BlockId>()) + self.cache.num_bytes()
     }
 
-    /// Its size; while blocks drain, more are used.
+    /// The pool's size. While blocks drain, more are used.
     pub fn num_blocks(&self) -> usize {
         self.references.len() - self.retired.len() - self.draining
     }
 
-    /// Makes the pool larger or smaller. What is too much leaves it: free blocks, then cached ones, and the rest as used
-    /// ones are given back. The blocks that are there keep their ids; one that comes back, or is new, means nothing.
+    /// Makes the pool larger or smaller. Free blocks leave it first, then cached ones, and then used ones as they are
+    /// released. The other blocks keep their ids. A block that is added has no content.
     pub fn resize(&mut self, num_blocks: usize) {
         let missing = num_blocks.saturating_sub(self.num_blocks());
         let stay = missing.min(self.draining);
@@ -110,7 +111,7 @@ impl BlockPool {
             if self.free.is_empty() {
                 self.evict_one();
             }
-            // From the end: what was not touched lately, or never.
+            // From the end, where the blocks are that were not touched lately, or never.
             match self.free.pop_back() {
                 Some(block) => self.retired.push(block),
                 None => self.draining += 1,
@@ -118,7 +119,7 @@ impl BlockPool {
         }
     }
 
-    /// Those that have left the pool come first, then new ones.
+    /// Adds blocks that had left the pool first, then new ones.
     fn add_blocks(&mut self, count: usize) {
         let from_retired = count.min(self.retired.len());
         self.free.extend(self.retired.drain(self.retired.len() - from_retired..));
@@ -133,7 +134,7 @@ impl BlockPool {
         }
     }
 
-    /// Blocks that have left the pool since the last call, and have not come back.
+    /// Blocks that have left the pool since the last call and have not come back.
     pub fn take_retired(&mut self) -> Vec<BlockId> {
         let retired = self.retired[self.num_told..].to_vec();
         self.num_told = self.retired.len();
@@ -151,7 +152,7 @@ impl BlockPool {
         PoolStats { used, cached, free, draining: self.draining, evicted: self.num_evicted }
     }
 
-    /// A block with reference count 1 and no meaning yet: a free one, else the cached one that is worth least.
+    /// Allocates a block with reference count 1 and no content: a free one, or else the cached one that is worth least.
     pub fn allocate(&mut self) -> Option<BlockId> {
         if self.free.is_empty() {
             self.evict_one();
@@ -162,7 +163,7 @@ impl BlockPool {
         Some(block)
     }
 
-    /// Evicts cached blocks until so many are free, or none is cached any more.
+    /// Evicts cached blocks until `num_free` are free, or none is cached.
     pub fn evict_ahead(&mut self, num_free: usize) {
         while self.free.len() < num_free && self.evict_one() {}
     }
@@ -180,7 +181,7 @@ impl BlockPool {
         std::mem::take(&mut self.evicted)
     }
 
-    /// The content of a block is not what its name says: nobody finds it any more.
+    /// Drops the hash of a block whose content is not what the hash says, so that it is no longer found.
     pub fn forget(&mut self, block: BlockId) {
         if !self.cache.is_named(block) {
             return;
@@ -206,7 +207,7 @@ impl BlockPool {
         self.give_back(block, VecDeque::push_front);
     }
 
-    /// The same of a block whose content is still to be copied.
+    /// The same, for a block whose content is still to be copied.
     pub fn release_to_copy(&mut self, block: BlockId) {
         self.give_back(block, VecDeque::push_back);
     }
@@ -246,14 +247,14 @@ impl BlockPool {
         self.references[block.index()] > 0
     }
 
-    /// What each block is, for who watches.
+    /// The state of each block, for the console.
     pub fn view(&self) -> PoolView {
         let (references, named) = (self.references.clone(), self.cache.named().to_vec());
         PoolView { references, named, retired: self.retired.clone() }
     }
 
-    /// Names the content of a full block in use. False where another block already carries the name, or this block
-    /// has one.
+    /// Publishes the hash of a full block in use. False if another block already has this hash, or if this block has
+    /// one.
     pub fn publish(&mut self, block: BlockId, hash: BlockHash) -> bool {
         assert!(self.is_used(block), "{block} is not in use");
         !self.cache.is_named(block) && self.cache.insert(block, hash)

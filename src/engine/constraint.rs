@@ -1,4 +1,4 @@
-//! Output that has to follow rules: which tokens may come next, and which one must.
+//! Constraints: which tokens may come next in an output, and which one must.
 
 use crate::ids::TokenId;
 use crate::sampling::params::{SamplingParams, TokenLimits, TokenMask};
@@ -7,17 +7,17 @@ use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// Tokens that one step forces at most: each may take as long as a mask, and the step waits for all of them. What is
-/// forced behind them is found to be so in the next step.
+/// The most tokens that one step forces. Each may take as long as a mask, and the step waits for all of them. The next
+/// step finds the forced tokens after them.
 const MAX_FORCED: usize = 64;
 
 /// What may come next in one sample's output, given its tokens so far.
 pub trait Constraint: Debug + Send {
-    /// The tokens that may come next, the model's end tokens among them where the output may end here; `None`: any
-    /// token. Never an empty set. An error is the request's: it fails with this message.
+    /// The tokens that may come next, with the model's end tokens if the output may end here. `None` is any token. The
+    /// set is never empty. An error fails the request with this message.
     fn allowed(&mut self) -> Result<Option<TokenMask>, String>;
 
-    /// Takes the token that came, which was allowed.
+    /// Advances by the next token, which must be allowed.
     fn advance(&mut self, token: TokenId) -> Result<(), String>;
 }
 
@@ -27,7 +27,7 @@ pub trait ConstraintSource: Debug + Send + Sync {
     fn start(&self) -> Box<dyn Constraint>;
 }
 
-/// One sample's constraint, and how much of its output it has seen.
+/// The constraint of one sample, and how many tokens of its output it has seen.
 #[derive(Debug)]
 struct State {
     /// `None`: only the parameters' own rules (`bad_words`).
@@ -35,8 +35,8 @@ struct State {
     num_seen: usize,
 }
 
-/// The rules that one sample's output follows, where they depend on the output so far. It belongs to one sequence,
-/// and to the computations of its next tokens.
+/// The rules of one sample's output, if they depend on the output so far. It is shared by the sequence and by the
+/// computations of its next tokens.
 #[derive(Clone, Debug)]
 pub struct Guide {
     source: Option<Arc<dyn ConstraintSource>>,
@@ -44,7 +44,7 @@ pub struct Guide {
 }
 
 impl Guide {
-    /// `None` where nothing depends on the output.
+    /// `None` if no rule depends on the output.
     pub fn of(source: Option<&Arc<dyn ConstraintSource>>, params: &SamplingParams) -> Option<Self> {
         let is_needed = source.is_some() || !params.bad_words.is_empty();
         is_needed.then(|| Self::start(source.cloned()))
@@ -55,7 +55,7 @@ impl Guide {
         Self { source, state: Arc::new(Mutex::new(State { constraint, num_seen: 0 })) }
     }
 
-    /// Rules that are not here to be asked: what they left is told ([`NextToken::told`]).
+    /// Rules that cannot be asked, because a recording supplies their results ([`NextToken::told`]).
     pub fn unknown() -> Self {
         Self::start(None)
     }
@@ -66,10 +66,10 @@ impl Guide {
     }
 }
 
-/// Only that there are rules: they are code, and what they do is in the results that a recording has.
+/// Serializes only that there are rules. They are code, and a recording has their results.
 impl Serialize for Guide {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        // Not a unit: an option of one cannot be told from none.
+        // Not a unit, because an option of a unit cannot be told from `None`.
         to.serialize_bool(true)
     }
 }
@@ -84,12 +84,12 @@ impl<'de> Deserialize<'de> for Guide {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Next {
     pub limits: TokenLimits,
-    /// Tokens that follow whatever the model says, beginning with the next one: at each place, no other was left.
+    /// The forced tokens, beginning with the next one: at each position only one token is allowed.
     pub forced: Vec<TokenId>,
 }
 
-/// What may follow one sample's output: computed once, by whoever needs it first or has time for it. The scheduler
-/// hands it to worker threads when it has planned a step, so that it is there when the forward pass is done.
+/// What may follow one sample's output. It is computed once, by the first thread that needs it or has time. The
+/// scheduler hands it to worker threads when it has planned a step, so that it is there when the forward pass is done.
 #[derive(Debug)]
 pub struct NextToken {
     work: Mutex<Option<Work>>,
@@ -112,17 +112,17 @@ impl NextToken {
         Self { work: Mutex::new(Some(work)), next: OnceLock::new() }
     }
 
-    /// What the rules have left, from whoever knows.
+    /// The result of the rules, as a recording supplies it.
     pub fn told(next: Result<Next, String>) -> Self {
         Self { work: Mutex::new(None), next: OnceLock::from(next) }
     }
 
-    /// The limits of the next token, and what is sure to come. Waits where another thread is computing them.
+    /// The limits of the next token, and the forced tokens. Waits if another thread is computing them.
     pub fn get(&self) -> &Result<Next, String> {
         self.next.get_or_init(|| {
             let work = self.work.lock().ok().and_then(|mut work| work.take());
             let compute = || work.ok_or_else(|| "its work is gone".to_owned())?.run();
-            // A constraint is code of others over a client's input: where it panics, that request fails.
+            // A constraint is third-party code that runs on a client's input. If it panics, that request fails.
             catch_unwind(AssertUnwindSafe(compute)).unwrap_or_else(|_| Err("the constraint panicked".into()))
         })
     }
@@ -135,7 +135,7 @@ impl Work {
         state.advance(unseen)?;
         let limits = state.limits(&self.params, &self.output)?;
         let mut forced = Vec::new();
-        // Where log-probabilities are wanted, each token needs its row of logits.
+        // If log-probabilities are wanted, each token needs its own row of logits.
         if self.params.logprobs.is_none() {
             let mut output = Vec::clone(&self.output);
             let mut only = limits.only();
@@ -162,8 +162,8 @@ impl State {
         }
     }
 
-    /// The constraint goes before `allowed_tokens`' and `min_tokens`' rules, and these before bad words: a rule that
-    /// would leave nothing does not hold.
+    /// The constraint takes precedence over `allowed_tokens` and `min_tokens`, and these over bad words. A rule that
+    /// would leave no token is ignored.
     fn limits(&mut self, params: &SamplingParams, output: &[TokenId]) -> Result<TokenLimits, String> {
         let mut limits = params.limits(output.len());
         if let Some(constraint) = &mut self.constraint
@@ -184,7 +184,7 @@ impl State {
     }
 }
 
-/// The last token of `word`, where `output` ends with all before it.
+/// The last token of `word`, if `output` ends with all tokens before it.
 fn completes(word: &[TokenId], output: &[TokenId]) -> Option<TokenId> {
     let (last, before) = word.split_last()?;
     output.ends_with(before).then_some(*last)

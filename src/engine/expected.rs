@@ -1,20 +1,20 @@
-//! How many blocks those who run will need, and whether another one fits beside them.
+//! How many blocks the running sequences will need, and whether another one fits beside them.
 //!
-//! Sequences that run together grow by a token a step each and give everything back when they end. So they need most just
-//! before one of them ends, and it is enough to look at these moments (Gong et al., "Past-Future Scheduler for LLM
-//! Serving under SLA Guarantees", ASPLOS 2025, section 4). When they end is expected ([`crate::engine::lengths`]), or
-//! known.
+//! Each running sequence grows by a token a step and releases everything when it ends. So the need is greatest just
+//! before one of them ends, and only these moments have to be checked (Gong et al., "Past-Future Scheduler for LLM
+//! Serving under SLA Guarantees", ASPLOS 2025, section 4). The moments are known, or are estimated by
+//! [`crate::engine::lengths`].
 
 use serde::{Deserialize, Serialize};
 
 /// What a sequence needs, from now until it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Life {
-    /// Tokens that it has slots for, or was promised.
+    /// Tokens that it has slots for, or promised blocks.
     pub num_tokens: usize,
-    /// Steps until it ends. It takes a slot more in each, but for the last token, which needs none.
+    /// Steps until it ends. Each takes one more slot; the last token needs none.
     pub steps: usize,
-    /// Sequences that it is, or will become: each grows.
+    /// The sequences that it is or will become. Each grows.
     pub seats: usize,
 }
 
@@ -24,11 +24,11 @@ impl Life {
     }
 }
 
-/// Those who run.
+/// The running sequences.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Expected {
     block_size: usize,
-    /// Who ends first comes first, once somebody has asked.
+    /// Sorted by their ends after the first query.
     lives: Vec<Life>,
     is_sorted: bool,
 }
@@ -43,8 +43,8 @@ impl Expected {
         self.is_sorted = false;
     }
 
-    /// Whether `life`, which takes `num_new` of the pool's blocks now, fits beside those who run for the next `horizon`
-    /// steps. They hold `num_used` blocks together, or were promised them, of `num_blocks`. Nobody running: it does.
+    /// Whether `life`, which takes `num_new` of the pool's blocks now, fits beside the running sequences for the next
+    /// `horizon` steps. These hold `num_used` of `num_blocks` blocks, with promised ones. If none is running, it fits.
     pub fn fits(&mut self, life: Life, num_new: usize, horizon: usize, num_used: usize, num_blocks: usize) -> bool {
         if !std::mem::replace(&mut self.is_sorted, true) {
             self.lives.sort_unstable_by_key(|life| life.steps);
@@ -73,7 +73,7 @@ impl Expected {
                 break;
             }
             growth.remove(life);
-            // Blocks that several hold come back with the last of them: each gives its share.
+            // Shared blocks come back when the last holder ends. Here each holder returns its share.
             given_back += match is_newcomer {
                 true => num_new,
                 false => life.num_blocks(block_size) * num_used.min(num_held) / num_held.max(1),
@@ -83,9 +83,8 @@ impl Expected {
     }
 }
 
-/// Blocks that sequences grow by, counted without looking at each: a sequence of `n` tokens has taken
-/// `⌊(n + t + block_size - 1) / block_size⌋` blocks after `t` steps, which is `t / block_size` more than now but for what
-/// the remainders add.
+/// Counts the blocks that sequences grow by without visiting each. A sequence of `n` tokens has `⌊(n + t + block_size -
+/// 1) / block_size⌋` blocks after `t` steps. That is `t / block_size` more than now, plus what the remainders add.
 struct Growth {
     block_size: usize,
     num_seqs: usize,

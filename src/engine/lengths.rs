@@ -1,9 +1,9 @@
-//! How long outputs become, learned from those that have ended.
+//! Estimates how long outputs become, from those that have ended.
 //!
-//! Lengths are told apart by buckets whose bounds grow in proportion. For each bucket, what counts is the part of the
-//! outputs that got there and went on: so an output that was cut off at its `max_tokens` tells how far outputs get, and
-//! nothing about where they would have ended (Kaplan and Meier, "Nonparametric Estimation from Incomplete Observations",
-//! 1958). What has not been seen is taken from a prior with a heavy tail.
+//! Lengths are divided into buckets whose bounds grow geometrically. Each bucket estimates which part of the outputs
+//! that reach it continue beyond it. So an output that was cut off at its `max_tokens` counts for how far outputs get,
+//! and not for where they end (Kaplan and Meier, "Nonparametric Estimation from Incomplete Observations", 1958).
+//! Without observations a prior with a heavy tail is used.
 
 use crate::engine::arrays;
 use serde::{Deserialize, Serialize};
@@ -12,35 +12,36 @@ use serde::{Deserialize, Serialize};
 const PARTS: usize = 4;
 /// Up to 2^29 tokens.
 const NUM_BUCKETS: usize = 28 * PARTS;
-/// Of an ended output's weight, what is kept with each one that ends after it: some thousand of the last count.
+/// The weight of an output decays by this factor with each later output, so about the last thousand count.
 const MEMORY: f64 = 0.999;
-/// In the prior, half of all outputs are longer than this; of those, half longer than three times this; and so on.
+/// In the prior, half of all outputs are longer than this, half of those are longer than three times this, and so on.
 const PRIOR_TOKENS: f64 = 128.0;
-/// Outputs that the prior counts for, in a bucket.
+/// The weight of the prior in a bucket, in outputs.
 const PRIOR_WEIGHT: f64 = 0.1;
-/// Some go on, whatever has been seen.
+/// The least part of outputs that continue, whatever was observed.
 const MIN_SURVIVAL: f64 = 1e-6;
 
-/// What has been seen of a bucket, by its weight.
+/// The weighted observations of a bucket.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Seen {
-    /// Outputs that got there. One that was cut off within it counts for the part that it has seen.
+    /// Outputs that reached it. An output that was cut off within the bucket counts for the part that it covered.
     reached: f64,
     ended: f64,
     /// Tokens that were generated there.
     tokens: f64,
 }
 
-/// Of outputs of one kind.
+/// The lengths of outputs of one kind.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct OutputLengths {
     #[serde(with = "arrays")]
     seen: [Seen; NUM_BUCKETS],
     /// Outputs may end before they have to.
     may_end: bool,
-    /// Of the next observation: those before count for less by counting this one for more.
+    /// The weight of the next observation. It grows, so that earlier observations count for less.
     weight: f64,
-    /// Of the outputs, the part that gets to a bucket, and tokens that an output has before it, on average.
+    /// For each bucket: the part of outputs that reach it, and the average number of tokens that an output has before
+    /// it.
     #[serde(with = "arrays")]
     survival: [f64; NUM_BUCKETS + 1],
     #[serde(with = "arrays")]
@@ -51,8 +52,8 @@ pub struct OutputLengths {
 }
 
 impl OutputLengths {
-    /// `may_end`: outputs have tokens that end them. Others are taken to become as long as they may, until some of them
-    /// have been stopped.
+    /// `may_end` says that outputs have tokens that end them. Other outputs are expected to reach their limit until
+    /// some of them have been stopped.
     pub fn new(may_end: bool) -> Self {
         let mut lengths = Self {
             seen: [Seen::default(); NUM_BUCKETS],
@@ -66,7 +67,8 @@ impl OutputLengths {
         lengths
     }
 
-    /// An output ended after so many tokens, at least 1; or it might have gone on, and was not allowed to.
+    /// An output ended after `num_tokens` tokens, at least 1. With `was_cut` it would have continued but reached its
+    /// limit.
     pub fn observe(&mut self, num_tokens: usize, was_cut: bool) {
         let last = bucket(num_tokens.saturating_sub(1));
         let weight = self.weight;
@@ -89,7 +91,7 @@ impl OutputLengths {
         self.sum_up();
     }
 
-    /// What has been seen, and what the prior says.
+    /// The observations of a bucket, with the prior.
     fn seen(&self, place: usize) -> Seen {
         let Seen { reached, ended, tokens } = self.seen[place];
         let (prior, goes_on) = match self.may_end {
@@ -113,12 +115,12 @@ impl OutputLengths {
         }
     }
 
-    /// Tokens that are still to come, on average, of an output that has `num_tokens` and may have at most `max_tokens`.
-    /// At least 1, where another may come.
+    /// The average number of tokens still to come for an output that has `num_tokens` and may have at most
+    /// `max_tokens`. At least 1, if another may come.
     pub fn remaining(&self, num_tokens: usize, max_tokens: usize) -> usize {
         let most = max_tokens.saturating_sub(num_tokens);
         let (place, last) = (bucket(num_tokens), bucket(max_tokens));
-        // A part of a bucket has that part of its tokens, and of those who end there.
+        // A part of a bucket has the same part of its tokens and of its ends.
         let part = |place: usize, end: usize| (end as f64 - bound(place)) / width(place);
         if place == last {
             let mean = self.mean_tokens[place] * most as f64 / width(place);
@@ -136,7 +138,8 @@ impl OutputLengths {
 
 /// The bucket of the token after `num_tokens` others.
 fn bucket(num_tokens: usize) -> usize {
-    // Up to 4 tokens, each has a bucket of its own; from there on, an eighth and the two bits behind its first one.
+    // Lengths up to 4 have a bucket each. From there on, a bucket is given by the binary exponent and the next two
+    // bits.
     if num_tokens < PARTS {
         return num_tokens;
     }
@@ -205,7 +208,7 @@ mod tests {
         assert!(lengths.remaining(60, 1000) > 900, "who got further goes on: {}", lengths.remaining(60, 1000));
     }
 
-    /// Geometric lengths have no memory: whatever has come, the same is still to come.
+    /// Geometric lengths are memoryless: the expected rest is the same after any length.
     #[test]
     fn the_mean_of_what_is_to_come_is_learned() {
         let mut lengths = OutputLengths::new(true);

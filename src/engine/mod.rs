@@ -1,5 +1,5 @@
-//! The pure core: sequences, block pools, the prefix cache, scheduling policy. Deterministic: no clock,
-//! no thread, no device, no text. Everything here can be driven by a seeded simulation (`tests/simulation.rs`).
+//! The pure core: sequences, block pools, the prefix cache and scheduling. It is deterministic and knows no clock,
+//! thread, device or text. A seeded simulation drives all of it (`tests/simulation`).
 
 pub mod allocation;
 pub mod arbiter;

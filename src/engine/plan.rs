@@ -1,4 +1,4 @@
-//! One step of the engine as data: what the executor does, and what it answers.
+//! One step of the engine as data: the plan for the executor, and the executor's output.
 
 use crate::engine::allocation::BlockTable;
 use crate::engine::bill::KvBill;
@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-/// Tokens that a step feeds of a sequence: mostly one; or a piece of its prompt, which stays where it is.
+/// The tokens of a sequence that a step feeds: mostly one, or a piece of its prompt, which is not copied.
 #[derive(Clone, Debug)]
 pub enum FedTokens {
     Own(SmallVec<[TokenId; 4]>),
@@ -69,16 +69,16 @@ impl Deref for FedTokens {
 /// What a step samples for a sequence: mostly one token.
 pub type SampledTokens = SmallVec<[Sampled; 1]>;
 
-/// scheduler → executor. The copies take effect before the forward pass, in the order of the fields and within a field in
-/// its order: a block may be copied away and written anew in one step. Copies between the tiers go on beside this plan
-/// and those after it, and only what touches their blocks waits for them.
+/// scheduler → executor. The copies take effect before the forward pass, in the order of the fields, and in order
+/// within each field. So a block may be copied away and written again in one step. Copies between the tiers run in
+/// parallel with this plan and later ones. Only work on their blocks waits for them.
 #[derive(Clone, Debug, Default)]
 pub struct StepPlan {
     /// `(device block, swap block)`
     pub swap_out: Vec<(BlockId, BlockId)>,
     /// `(from, to)` on the device: copy-on-write.
     pub copy: Vec<(BlockId, BlockId)>,
-    /// No plan reads what they bring before a [`CopyReport`] says that it is there.
+    /// No plan reads these blocks before a [`CopyReport`] says that their content is there.
     pub swap_in: Vec<SwapIn>,
     /// Most senior first.
     pub batch: Vec<PlannedSeq>,
@@ -95,7 +95,7 @@ impl StepPlan {
     }
 }
 
-/// Blocks that come back to the device together.
+/// Blocks that are copied back to the device together.
 #[derive(Clone, Debug)]
 pub struct SwapIn {
     pub id: CopyId,
@@ -103,16 +103,16 @@ pub struct SwapIn {
     pub pairs: Vec<(BlockId, BlockId)>,
 }
 
-/// What has become of copies between the tiers since the last report.
+/// The copies between the tiers that have ended since the last report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CopyReport {
-    /// Swap-ins that have ended, and whether the content is there.
+    /// Swap-ins that have ended, and whether they succeeded.
     pub arrived: Vec<(CopyId, bool)>,
-    /// Swap blocks whose swap-out failed: what they hold means nothing.
+    /// Swap blocks whose swap-out failed, so that they hold no content.
     pub lost: Vec<BlockId>,
-    /// Copies to the swap pool that have ended, and those to the device.
+    /// The copies to the swap pool that have ended, and those to the device.
     pub done: [CopiesDone; 2],
-    /// Blocks whose copies, either way, have not ended.
+    /// Blocks whose copies have not ended, in both directions.
     pub queued_blocks: usize,
 }
 
@@ -120,7 +120,7 @@ pub struct CopyReport {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CopiesDone {
     pub blocks: usize,
-    /// Time in which a copy was under way.
+    /// Time in which at least one copy was in progress.
     pub seconds: f64,
 }
 
@@ -138,32 +138,32 @@ pub struct PlannedSeq {
     /// Tokens whose KV is in the cache once the plans before this one are done; `tokens` come after them.
     pub num_computed: usize,
     pub tokens: FedTokens,
-    /// The last of `tokens` is what the plan before this one samples, whose output was not known when this plan was
-    /// made: its value here means nothing, and `sample.history` ends before it.
+    /// The last of `tokens` is the pending token, which the plan before this one samples. It was not known when this
+    /// plan was made, so its value here is meaningless, and `sample.history` ends before it.
     pub pending: bool,
-    /// Long enough for all of them.
+    /// Covers all of these tokens.
     pub table: BlockTable,
-    /// Present where `tokens` end with the sequence's last token.
+    /// Set if `tokens` end with the sequence's last token.
     pub sample: Option<SamplePlan>,
     pub prompt_logprobs: Option<Box<PromptLogprobsPlan>>,
-    /// Rows of this sequence's rows whose final hidden states are wanted.
+    /// Which of this sequence's rows need their final hidden states returned.
     pub hidden_rows: Range<usize>,
 }
 
-/// Draw the next token(s) from the logits of the sequence's last token.
+/// Sampling of the next token or tokens from the logits of the sequence's last token.
 #[derive(Clone, Debug)]
 pub struct SamplePlan {
     pub params: Arc<SamplingParams>,
     /// Tokens of the output before the one to be drawn, a pending one included.
     pub position: u32,
-    /// Where sampling reads it: see [`SamplingParams::has_penalties`].
+    /// Set if sampling reads it: see [`SamplingParams::has_penalties`].
     pub history: Option<Box<SampleHistory>>,
-    /// Samples `first_sample .. first_sample + num_samples` of the request, each with its own random numbers; more
-    /// than one where a prompt has just been computed for all of them.
+    /// Samples `first_sample .. first_sample + num_samples` of the request, each with its own random numbers. There is
+    /// more than one if a prompt has just been computed for all of them.
     pub first_sample: u32,
     pub num_samples: u32,
-    /// Where the output follows rules: what they leave for these samples. To be asked when the token is needed, or
-    /// before by whoever has time.
+    /// If the output follows rules: what they allow for these samples. It is computed when the token is needed, or
+    /// earlier by a thread that has time.
     pub next: Option<Arc<NextToken>>,
 }
 
@@ -183,12 +183,12 @@ pub struct PromptLogprobsPlan {
     pub num_top: u32,
 }
 
-/// executor → scheduler: one entry a sequence that has something to say, in the order of the plan.
+/// executor → scheduler: an entry for each sequence that samples or reports something, in the order of the plan.
 #[derive(Clone, Debug, Default)]
 pub struct StepOutput {
     pub seqs: Vec<SeqOutput>,
     pub timing: StepTiming,
-    /// Of this plan, and of others.
+    /// Copies that have ended, of this plan and of others.
     pub copies: CopyReport,
 }
 
@@ -208,22 +208,22 @@ impl SeqOutput {
     }
 }
 
-/// What carries plans out, in the order of their submission. Used on one thread, the executor's.
+/// Carries out plans in the order of their submission. It is used only on the executor's thread.
 ///
-/// All methods panic where the device fails; then only [`StepRunner::reset`] may be called.
+/// All methods panic if the device fails. After that only [`StepRunner::reset`] may be called.
 pub trait StepRunner {
-    /// Starts a plan: its copies, then its forward pass and samples. Up to [`MAX_STEPS_IN_FLIGHT`] may be started and
-    /// not finished. A runner without a device of its own does all the work here but the copies between the tiers.
+    /// Starts a plan: its copies, then its forward pass and samples. Up to [`MAX_STEPS_IN_FLIGHT`] plans may be started
+    /// and not finished. A CPU runner does all the work here except the copies between the tiers.
     fn submit(&mut self, plan: &StepPlan);
 
-    /// Copies between the tiers that have ended and that no output has told of.
+    /// Copies between the tiers that have ended and that no output has reported.
     fn take_copies(&mut self) -> CopyReport;
 
-    /// Whether [`StepRunner::take_copies`] will still have something to tell.
+    /// Whether [`StepRunner::take_copies`] will still have something to report.
     fn is_copying(&self) -> bool;
 
-    /// Nobody needs what these blocks of the swap pool hold once all that was started has ended: their memory may go back
-    /// to the system. They can be written again.
+    /// The content of these blocks of the swap pool is not needed once all started plans have ended. Their memory may
+    /// go back to the system. They can be written again.
     fn discard_swapped(&mut self, _: &[BlockId]) {}
 
     /// Whether the oldest plan that was started is done.
@@ -232,7 +232,7 @@ pub trait StepRunner {
     /// The oldest plan's output; waits for it.
     fn finish(&mut self) -> StepOutput;
 
-    /// After a panic: fresh, empty KV pools, and nothing in flight.
+    /// Starts over after a panic, with empty KV pools and no plan in flight.
     fn reset(&mut self) -> Result<(), StartError>;
 }
 
@@ -266,7 +266,7 @@ impl StepRunner for Box<dyn StepRunner> {
     }
 }
 
-/// Plans that are carried out at once: one that runs, and one behind it so that a device never waits for the host.
+/// The most plans in flight: one that runs, and one behind it, so that a device never waits for the host.
 pub const MAX_STEPS_IN_FLIGHT: usize = 2;
 
 /// Where a step's time went, in seconds.
@@ -277,26 +277,27 @@ pub struct StepTiming {
     pub sample_s: f64,
 }
 
-/// What a request's owner is told after a step.
+/// What a step delivers to a request's client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Delivery {
-    /// What memory pressure has cost the request so far, whenever that has changed: before what else the step tells it,
-    /// so that who has heard the end has heard all of it. A request that it has cost nothing hears nothing.
+    /// The request's bill, whenever it has changed. It comes before the other deliveries of the step, so that a client
+    /// that has received the end has received the whole bill. If memory pressure cost the request nothing, there is no
+    /// bill.
     Bill(Box<KvBill>),
-    /// A sample (or a beam, which tells as sample 0) has given its device blocks up, and waits to come back.
+    /// A sample was preempted and waits to come back. Beams report as sample 0.
     Paused {
         sample: u32,
     },
-    /// It has blocks again.
+    /// It has its blocks again.
     Resumed {
         sample: u32,
     },
-    /// Once a request, before its tokens: prompt tokens that the prefix cache held.
+    /// Once for each request, before its tokens: the prompt tokens that the prefix cache held.
     Started {
         cached_tokens: usize,
     },
     PromptLogprobs(Vec<PositionLogprobs>),
-    /// `[embed]`; nothing but the end follows.
+    /// The embedding, `[embed]`. Only the end follows.
     Embedding(Vec<f32>),
     Token {
         sample: u32,
@@ -306,7 +307,7 @@ pub enum Delivery {
         sample: u32,
         reason: FinishReason,
     },
-    /// The request has failed by itself, and has been dropped.
+    /// The request failed by itself and was dropped.
     Failed {
         message: String,
     },

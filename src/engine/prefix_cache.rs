@@ -1,4 +1,4 @@
-//! Names for KV content: a chained hash per full block, and the index from hash to block.
+//! Block hashes (a chained hash for each full block), and the index from hash to block.
 //!
 //! A block's KV depends on every token before it, so its hash covers its parent's hash and its own tokens. Equal
 //! hashes therefore mean an equal prefix, and a prefix is looked up block by block from the start.
@@ -22,7 +22,7 @@ use std::hash::{Hash, Hasher};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
 pub struct BlockHash([u8; 16]);
 
-/// As bytes: a file can hold millions.
+/// Serialized as bytes, because a file can hold millions.
 impl Serialize for BlockHash {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_bytes(&self.0)
@@ -47,7 +47,7 @@ impl<'de> Deserialize<'de> for BlockHash {
     }
 }
 
-/// A part of it is a hash by itself.
+/// A part of a block hash is used as its hash.
 impl Hash for BlockHash {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
@@ -56,21 +56,21 @@ impl Hash for BlockHash {
 }
 
 impl BlockHash {
-    /// Where it lies in a table.
+    /// The bits that hash tables use.
     fn spread(&self) -> u64 {
         let mut hasher = IdHasher::default();
         self.hash(&mut hasher);
         hasher.finish()
     }
 
-    /// Another name for the same content, by whoever has `key`: equal names stay equal, and no others become so. Without
-    /// the key, nobody comes from one to the other.
+    /// Another hash for the same content, made with `key`. Equal hashes stay equal and different ones stay different.
+    /// Without the key neither can be computed from the other.
     pub fn renamed(self, key: &[u8; 32]) -> Self {
         truncate(blake3::keyed_hash(key, &self.0))
     }
 
-    /// Of content that has a number already, as in a trace. Whoever can choose the number can name any content so: not
-    /// for what clients send.
+    /// The hash of content that is identified by a number, as in a trace. Whoever chooses the number chooses the hash,
+    /// so it must not be used for input of clients.
     pub fn of_number(number: u128) -> Self {
         Self(number.to_le_bytes())
     }
@@ -100,7 +100,7 @@ impl BlockHasher {
     /// Hash of a full block of `block_size` tokens that follows `parent`.
     pub fn block(&self, parent: BlockHash, tokens: &[TokenId]) -> BlockHash {
         assert_eq!(tokens.len(), self.block_size, "only full blocks have a hash");
-        // Room for the usual block sizes without an allocation.
+        // Large enough for the usual block sizes without an allocation.
         let mut bytes: SmallVec<[u8; 16 + 4 * 32]> = SmallVec::from_slice(&parent.0);
         bytes.resize(16 + 4 * tokens.len(), 0);
         for (bytes, token) in bytes[16..].chunks_exact_mut(4).zip(tokens) {
@@ -116,19 +116,19 @@ fn truncate(hash: blake3::Hash) -> BlockHash {
     BlockHash(out)
 }
 
-/// Which block holds the KV of which hash, and which of those that no table holds is given away first. A block is *idle*
-/// while it is indexed but no table holds it.
+/// The index from hash to block, and the order of eviction. A block is *idle* while it is indexed but no table holds
+/// it.
 ///
 /// All operations take constant time, some of them on average.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(try_from = "SavedCache")]
 pub struct PrefixCache {
-    /// The blocks that have a name, by that: found where it is in `names`.
+    /// The blocks that have a hash, by hash. The hash itself is in `names`.
     #[serde(skip)]
     index: HashTable<BlockId>,
-    /// Of each block; means nothing where `named` does not say that it has one.
+    /// The hash of each block. It is valid only if `named` says that the block has one.
     names: Vec<BlockHash>,
-    /// A bit for each block: it has a name.
+    /// A bit for each block: whether it has a hash.
     named: Vec<u64>,
     num_idle: usize,
     order: Order,
@@ -155,17 +155,17 @@ impl TryFrom<SavedCache> for PrefixCache {
     }
 }
 
-/// Which idle block is given away first.
+/// Which idle block is evicted first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EvictionPolicy {
-    /// The one whose kind (how often it was used, and how long ago) has been worth least lately.
+    /// The one that is worth least, by how often and how long ago it was used.
     #[default]
     Adaptive,
     /// The one that was released first.
     Lru,
 }
 
-/// The idle blocks, as a policy has them.
+/// The idle blocks, in the order of a policy.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Order {
     Adaptive(Box<Adaptive>),
@@ -186,7 +186,7 @@ impl PrefixCache {
         }
     }
 
-    /// There are so many blocks now, more than before.
+    /// Grows to `num_blocks` blocks.
     pub fn grow(&mut self, num_blocks: usize) {
         self.names.resize(num_blocks, BlockHash([0; 16]));
         self.named.resize(num_blocks.div_ceil(64), 0);
@@ -213,7 +213,7 @@ impl PrefixCache {
         self.named[block.index() / 64] >> (block.index() % 64) & 1 == 1
     }
 
-    /// Names a block's content. False, and no change, where another block already carries the name.
+    /// Sets a block's hash. If another block already has this hash, nothing changes and the result is false.
     pub fn insert(&mut self, block: BlockId, hash: BlockHash) -> bool {
         assert!(!self.is_named(block), "{block} is already published");
         let (is_it, spread) =
@@ -228,7 +228,8 @@ impl PrefixCache {
         true
     }
 
-    /// No table holds the published block any more: it may be evicted. Of the blocks of a prefix, the last comes first.
+    /// No table holds the published block any more, so it may be evicted. The blocks of a prefix have to come in
+    /// reverse order.
     pub fn park(&mut self, block: BlockId) {
         assert!(self.is_named(block), "{block} is not published");
         match &mut self.order {
@@ -238,7 +239,7 @@ impl PrefixCache {
         self.num_idle += 1;
     }
 
-    /// A table takes an idle block up again.
+    /// A table holds an idle block again.
     pub fn unpark(&mut self, block: BlockId) {
         match &mut self.order {
             Order::Adaptive(adaptive) => adaptive.unpark(block),
@@ -247,7 +248,7 @@ impl PrefixCache {
         self.num_idle -= 1;
     }
 
-    /// One more table takes up a block that others hold.
+    /// One more table holds a block that is not idle.
     pub fn share(&mut self, block: BlockId) {
         if let Order::Adaptive(adaptive) = &mut self.order {
             adaptive.share(block);
@@ -264,7 +265,7 @@ impl PrefixCache {
         }
     }
 
-    /// Forgets an idle block: nobody takes it up again, and it is not there for lack of room.
+    /// Drops an idle block that will not be used again. This is not an eviction for lack of room.
     pub fn discard(&mut self, block: BlockId) {
         match &mut self.order {
             Order::Adaptive(adaptive) => adaptive.discard(block),
@@ -274,7 +275,7 @@ impl PrefixCache {
         self.remove(block);
     }
 
-    /// Forgets the idle block that is worth least and gives it away, with its name.
+    /// Evicts the idle block that is worth least. Returns it with its hash.
     pub fn evict(&mut self) -> Option<(BlockId, BlockHash)> {
         let block = match &mut self.order {
             Order::Adaptive(adaptive) => adaptive.evict(&self.names)?,
@@ -286,12 +287,12 @@ impl PrefixCache {
         Some((block, hash))
     }
 
-    /// A bit for each block, 64 in a number, the lowest first: it has a name.
+    /// A bit for each block, 64 in a number, lowest first: whether it has a hash.
     pub fn named(&self) -> &[u64] {
         &self.named
     }
 
-    /// How it was made.
+    /// The policy that it was made with.
     pub fn policy(&self) -> EvictionPolicy {
         match &self.order {
             Order::Adaptive(_) => EvictionPolicy::Adaptive,
@@ -301,7 +302,7 @@ impl PrefixCache {
 
     /// Gives all content another name.
     pub fn map_hashes(&mut self, map: impl Fn(BlockHash) -> BlockHash) {
-        // Those too that blocks had once: nobody is to see them.
+        // Also hashes that blocks had earlier, which must not be visible.
         self.names.iter_mut().for_each(|name| *name = map(*name));
         self.fill_index();
         if let Order::Adaptive(adaptive) = &mut self.order {
@@ -319,7 +320,7 @@ impl PrefixCache {
         }
     }
 
-    /// About how many bytes of memory it takes.
+    /// Its approximate memory in bytes.
     pub fn num_bytes(&self) -> usize {
         let order = match &self.order {
             Order::Adaptive(adaptive) => adaptive.num_bytes(),

@@ -1,31 +1,30 @@
-//! How fast prompts are computed while it is blocks that others wait for.
+//! The pace of prompts while requests wait for blocks.
 //!
-//! Who waits for blocks waits for somebody's last token, not for the prompts in front of it: those may take their time. So
-//! they are spread over the steps, at a multiple of what has lately been needed for each token that was decoded, instead
-//! of coming in bursts that everybody who decodes waits for.
+//! A request that waits for blocks waits for another one to end, and not for the prompts before it. So those prompts
+//! need not be fast. They are spread over the steps, at a multiple of what prompts lately took for each decoded token.
+//! Otherwise they would come in bursts that delay all decodes.
 
 use crate::engine::step_time::StepLoad;
 use serde::{Deserialize, Serialize};
 
-/// Prompts get this many times what they have lately taken on average. Where that is too little it doubles with what it
-/// allows, until prompts keep up.
+/// Prompts get this many times their recent average. If that is too little, the average doubles until prompts keep up.
 const HEADROOM: f64 = 2.0;
-/// What of its weight a step keeps with each one after it: the last 100 or so count.
+/// The weight of a step decays by this factor with each later step, so about the last 100 count.
 const MEMORY: f64 = 0.99;
-/// Tokens that a step gets at least: at fewer, the work around them counts.
+/// The least tokens that a step gets. With fewer, the work around them dominates.
 const MIN_TOKENS: usize = 32;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PromptPace {
-    /// Of steps with decodes, the later the more.
+    /// Prompt tokens and decodes of the steps with decodes, weighted by recency.
     prompt_tokens: f64,
     decodes: f64,
-    /// Somebody was refused for want of blocks, and since then somebody has always waited.
+    /// A sequence was refused for lack of blocks, and since then sequences have always been waiting.
     is_short: bool,
 }
 
 impl PromptPace {
-    /// A step had this load. Steps in which nobody decodes delay nobody: they count for nothing.
+    /// Observes the load of a step. Steps without decodes delay no sequence and are ignored.
     pub fn observe(&mut self, load: &StepLoad) {
         if load.num_decodes > 0 {
             self.prompt_tokens = self.prompt_tokens * MEMORY + load.prompt_tokens as f64;
@@ -33,17 +32,17 @@ impl PromptPace {
         }
     }
 
-    /// There were no blocks for who waits first.
+    /// The first waiting sequence was refused for lack of blocks.
     pub fn refused(&mut self) {
         self.is_short = true;
     }
 
-    /// Nobody waits.
+    /// No sequence waits.
     pub fn all_run(&mut self) {
         self.is_short = false;
     }
 
-    /// Prompt tokens that a step with so many decodes may have. `None`: as many as fit.
+    /// Prompt tokens that a step with `num_decodes` decodes may have. `None`: as many as fit.
     pub fn limit(&self, num_decodes: usize) -> Option<usize> {
         let needed = self.prompt_tokens / self.decodes.max(1.0) * num_decodes as f64;
         (self.is_short && num_decodes > 0).then_some(((HEADROOM * needed) as usize).max(MIN_TOKENS))

@@ -1,31 +1,32 @@
-//! The scheduler: who runs, who yields, who waits. Pure and deterministic.
+//! The scheduler decides which sequences run, which are preempted and which wait. It is pure and deterministic.
 //!
 //! [`step`] has the protocol by which a step is planned; [`commit`] takes its results. The outcome of copies between the
 //! tiers ([`Scheduler::copied`]) comes with the results, or by itself.
 //!
 //! In the simple loop, one step follows the other. In the overlapped one ([`SchedulerConfig::overlap`]), the next step
 //! may be planned while the executor works on a step: a plan is made *ahead*. What is not known then:
-//! - the token that the step in flight samples for a sequence. The next plan feeds it as *pending*: its place is
-//!   known, its id only to the device. Where the sequence then turns out to have ended, what came of it is dropped.
-//! - the samples that fork off a prompt. The sequence pauses for a plan.
-//! - which blocks become full and get a name: only a commit tells that to the pool.
+//! - the token that the step in flight samples for a sequence. The next plan feeds it as *pending*: its position is
+//!   known, and only the device knows its id. If the sequence turns out to have ended, its results are dropped.
+//! - the samples that fork off a prompt. The sequence is left out of one plan.
+//! - which blocks become full and get a block hash: only a commit tells the pool.
 //!
-//! Plans take effect in their order, as if each began when the one before had ended. So blocks that are given up may
-//! go to a later plan while a plan in flight still uses them. No plan made ahead preempts: where blocks could run out,
-//! there is none ([`Scheduler::demand`]), and the next one is made when nothing is in flight.
+//! Plans take effect in their order, as if each began when the one before had ended. So released blocks may go to a
+//! later plan while a plan in flight still uses them. No plan made ahead preempts: if blocks could run out, no plan is
+//! made ahead ([`NextStep::AwaitResults`]), and the next one is made when nothing is in flight.
 //!
 //! Rules, in order of weight:
-//! 1. Running sequences go first, most senior first. When device blocks run out, others yield, in the order of
-//!    `Scheduler::yield_order`: the most senior last, so it always advances and every request ends.
-//! 2. A sequence is admitted only when all its known tokens fit, and what all who run are expected to need for a while
-//!    ([`AdmissionPolicy`]): so who yields does not come back only to yield again. Blocks are allocated as they are
-//!    filled, and the rest of its prompt is promised to it.
-//! 3. Admission is in order of rank, without overtaking, and not in a step that preempts. Where several tenants wait,
-//!    they take turns, and each one's requests go in order of rank ([`SchedulerConfig::key_turns`]). Who waits for its tenant's
-//!    quota, or for the part of the pool kept for those who must not yield, is passed by others, but not by those who want
-//!    the same.
-//! 4. Every running sequence with one token to feed (decode) is in the step; the rest of `max_num_batched_tokens`, or
-//!    of it what is expected to keep within `inter_token_target`, goes to prompts, most senior first (chunked prefill).
+//! 1. Running sequences go first, most senior first. When device blocks run out, sequences are preempted in the order
+//!    of `Victims::order`. The most senior comes last, so it always advances and every request ends.
+//! 2. A sequence is admitted only if blocks suffice for all its known tokens, and for what all running sequences are
+//!    expected to need for a while ([`AdmissionPolicy`]). So a preempted sequence does not come back only to be
+//!    preempted again. Blocks are allocated as they are filled, and the rest of its prompt is promised to it.
+//! 3. Admission is in order of rank, without overtaking, and never in a step that preempts. If several tenants have
+//!    waiting requests, they take turns, and each tenant's requests go in order of rank
+//!    ([`SchedulerConfig::key_turns`]). A request that waits for its tenant's quota, or for the part of the pool
+//!    reserved for non-preemptible requests, is overtaken by others, but not by those that wait for the same.
+//! 4. Every running sequence with one token to feed (decode) is in the step. Prompts get the rest of
+//!    `max_num_batched_tokens`, or as much of it as is expected to keep within `inter_token_target`, most senior first
+//!    (chunked prefill).
 
 mod admission;
 mod beams;
@@ -90,7 +91,7 @@ use tiers::Tiers;
 pub use tuning::Tuning;
 pub use waits::WaitReason;
 
-/// A request as the intake hands it over: valid, and small enough to run alone.
+/// A request from the intake. It is valid, and small enough to run alone.
 #[derive(Clone, Debug)]
 pub struct Arrival {
     /// Larger than all before it.
@@ -129,7 +130,7 @@ pub struct Scheduler {
     ledger: Ledger,
     /// The beam searches.
     searches: Searches,
-    /// The plans that were made and whose results have not been taken in, oldest first.
+    /// Plans whose results have not been committed, oldest first.
     in_flight: VecDeque<PlanInFlight>,
     /// The step that is being planned.
     #[serde(skip)]

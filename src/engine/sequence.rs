@@ -15,7 +15,7 @@ use std::collections::HashSet;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-/// Order of precedence: who is admitted first and preempted last. Under FCFS all priorities are equal.
+/// The order of precedence: a lower rank is admitted first and preempted last. Under FCFS all priorities are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Rank {
     pub priority: i32,
@@ -28,32 +28,32 @@ pub struct Rank {
 /// `Waiting → Running → (Waiting | Swapped) → Running → …`; a sequence ends by being dropped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SeqState {
-    /// Nowhere: new, or preempted for recomputation. No blocks.
+    /// New, or preempted for recomputation. It has no blocks.
     Waiting,
-    /// In device blocks, for `num_computed` tokens, or on the way to them ([`Sequence::swap_in`]).
+    /// Its KV is in device blocks, for `num_computed` tokens, or is being copied into them ([`Sequence::swap_in`]).
     Running,
-    /// In these blocks of the swap pool, for `num_computed` tokens. No device blocks.
+    /// Its KV is in these blocks of the swap pool, for `num_computed` tokens. It has no device blocks.
     Swapped(Vec<BlockId>),
 }
 
-/// KV that comes back to the device. Until it is there, nothing of the sequence is planned.
+/// KV that is being copied back to the device. Until it is there, the sequence is in no plan.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SwapInUnderWay {
     pub id: CopyId,
-    /// Held in the swap pool: what comes, after the blocks before `first_place`.
+    /// The swap blocks that are being copied. They follow the blocks before `first_place`.
     pub from: Vec<BlockId>,
-    /// Place in the table of the first block that comes.
+    /// The index in the table of the first block that is copied.
     pub first_place: usize,
-    /// Leading tokens that are there when it has come.
+    /// Leading tokens whose KV is there after the copy.
     pub num_tokens: usize,
-    /// `from` is all of a swapped sequence; otherwise parts that the swap pool had cached.
+    /// `from` is all of a swapped sequence. Otherwise it is blocks that the swap pool had cached.
     pub was_swapped: bool,
-    /// Some of `from` has lost its name since then.
+    /// Some block of `from` has lost its hash since then.
     #[serde(default)]
     pub is_nameless: bool,
 }
 
-/// The hidden states of a prompt's tokens, as far as they are known and wanted.
+/// The hidden states of a prompt's tokens that are wanted, as far as they are known.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pooled {
     sum: Vec<f64>,
@@ -61,7 +61,7 @@ pub struct Pooled {
 }
 
 impl Pooled {
-    /// Adds `num_rows` states, one after the other: the sum does not depend on how they came.
+    /// Adds `num_rows` states one after the other, so that the sum does not depend on how they were grouped.
     pub fn add(&mut self, hidden: &[f32], num_rows: usize) {
         self.num_rows += num_rows;
         for row in hidden.chunks_exact((hidden.len() / num_rows.max(1)).max(1)) {
@@ -80,8 +80,8 @@ impl Pooled {
     }
 }
 
-/// The tokens of an output. Where others read them (penalties, rules, beams), they are shared, and copied where somebody
-/// has them still when the next token comes.
+/// The tokens of an output. Penalties, rules and beams read them through a shared reference. If one still exists when
+/// the next token comes, the tokens are copied.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Output {
     Own(Vec<TokenId>),
@@ -97,7 +97,7 @@ impl Output {
         }
     }
 
-    /// The tokens as they are now, for others to keep.
+    /// A shared copy of the tokens as they are now.
     pub fn share(&self) -> Arc<Vec<TokenId>> {
         match self {
             Output::Own(tokens) => Arc::new(tokens.clone()),
@@ -119,95 +119,95 @@ impl Deref for Output {
 
 /// A prompt and what was generated after it. Owns all its state, its block table included.
 ///
-/// - `num_computed < num_tokens()`: at least one token is left to feed, whose logits give the next.
+/// - `num_computed < num_tokens()`: at least one token is left to feed, and its logits give the next.
 /// - Running: the table covers `num_planned()` tokens. Otherwise it is empty, and no plan in flight has the sequence.
 /// - When a plan is made, at most one is in flight, and all the tokens that it feeds are known: at most one token, the
 ///   one that it samples, is *pending*.
-// A step goes several times through all running sequences, and they are more than the first cache holds: what it looks
-// at comes first, side by side.
+// A step goes several times through all running sequences, which do not fit into the L1 cache. So the fields that it
+// reads come first, side by side.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[repr(C, align(64))]
 pub struct Sequence {
     pub rank: Rank,
     /// Tokens whose KV is in `table` (or in the swap pool).
     pub num_computed: usize,
-    /// Tokens after those that plans in flight compute.
+    /// Tokens after these that plans in flight compute.
     pub computing: usize,
-    /// Plans in flight that sample its next token (or, where it forks, its samples' first tokens).
+    /// The number of plans in flight that sample its next token (or, if it forks, the first tokens of its samples).
     pub sampling: usize,
     /// Tokens to compute in the step being planned.
     pub scheduled: usize,
     pub table: BlockTable,
     pub params: Arc<SamplingParams>,
     pub output: Output,
-    /// `prompt.len()`, at hand.
+    /// A copy of `prompt.len()`.
     num_prompt: usize,
     /// Tokens that its output may have at most.
     max_output: usize,
-    /// Tokens that it has at least, but for stop strings.
+    /// The least tokens that its output has, unless a stop string ends it.
     min_output: usize,
     /// Tokens whose blocks were promised at the last admission.
     pub admitted_tokens: usize,
     /// Leading blocks of the table whose content has been offered to the prefix cache.
     pub num_published: usize,
-    /// The most that `num_computed` has ever been: what is computed below it is computed again.
+    /// The most that `num_computed` has ever been. Tokens below it are recomputed.
     pub high_water: usize,
     pub sample: u32,
     /// Further samples that fork off once the prompt is computed.
     pub forks: u32,
-    /// The partly filled last block may be held by a fork too.
+    /// A fork may also hold the partly filled last block.
     pub tail_shared: bool,
-    /// Running: KV that has to come before anything is computed.
+    /// If running: KV that has to be copied back before anything is computed.
     pub swap_in: Option<Box<SwapInUnderWay>>,
-    /// Leading full blocks that were offered to the swap pool ahead of need.
+    /// Leading full blocks that were copied ahead, or offered for it.
     pub num_backed: usize,
-    /// What was last seen of the others.
+    /// How far its full blocks were copied ahead in the last step.
     #[serde(default)]
     pub tail: Tail,
     /// Its first token has been delivered.
     pub started: bool,
-    /// It has yielded, and has not come back.
+    /// It was preempted and has not come back.
     pub paused: bool,
-    /// When it had to, in the scheduler's time.
+    /// When it was preempted, in the scheduler's time.
     pub paused_at: f64,
     pub tenant: Tenant,
     pub terms: Terms,
-    // What each step asks of `params`, at hand: those lie elsewhere.
+    // Copies of the `params` that each step reads, which are stored elsewhere.
     pub pooling: Option<Pooling>,
     is_beam: bool,
     pub has_penalties: bool,
     has_end_tokens: bool,
     /// Rules for the output that depend on what it is so far.
     pub guide: Option<Guide>,
-    /// What the rules leave for the token that the plan in flight samples.
+    /// What the rules allow for the token that the plan in flight samples.
     #[serde(skip)]
     pub next: Option<Arc<NextToken>>,
-    /// Of a beam search: the outputs that are wanted.
+    /// For a beam search: the number of results wanted.
     pub num_results: u32,
-    /// Of a beam.
+    /// Set if the sequence is a beam.
     pub beam: Beam,
     pub prompt: Arc<Vec<TokenId>>,
     pub state: SeqState,
     /// Prompt tokens that the cache held at the first admission.
     pub cached_tokens: Option<usize>,
-    /// Blocks of the swap pool that hold copies of its full blocks, kept for its next preemption.
+    /// Swap blocks that hold copies of its full blocks, for its next preemption.
     pub backing: Vec<BlockId>,
-    /// Times it had to yield.
+    /// How often it was preempted.
     pub preemptions: u32,
-    /// Its tenant's quota has kept it waiting.
+    /// Its tenant's quota has already kept it waiting.
     pub met_quota: bool,
     /// Entry `i` is of prompt token `i + 1`.
     pub prompt_logprobs: Vec<PositionLogprobs>,
-    /// Of an embedding.
+    /// For an embedding.
     pub pooled: Pooled,
-    /// Names of the leading full blocks, as far as they were asked for.
+    /// Hashes of the leading full blocks, as far as they were needed.
     pub hashes: Arc<Vec<BlockHash>>,
     root: BlockHash,
 }
 
 impl Sequence {
-    /// The first sequence of a request, off which its other samples, or beams, will fork.
-    /// `max_model_len`: tokens of prompt and output together, at most.
+    /// The first sequence of a request. Its other samples or beams will fork off it. `max_model_len` bounds prompt and
+    /// output together, in tokens.
     pub fn new(rank: Rank, arrival: Arrival, max_model_len: usize, hasher: &BlockHasher, salt: &[u8]) -> Self {
         let Arrival { prompt, params, n, constraint, tenant, terms, .. } = arrival;
         assert!(!prompt.is_empty(), "intake refuses empty prompts");
@@ -269,7 +269,7 @@ impl Sequence {
         let guide = self.guide.as_ref().map(Guide::fork);
         let rank = Rank { seq, ..self.rank };
         assert!(self.swap_in.is_none(), "{} forks before its KV is there", self.rank.seq);
-        // Each gives back what it holds itself.
+        // Each sequence releases its own blocks.
         let (backing, num_backed) = (Vec::new(), 0);
         Self {
             rank,
@@ -300,12 +300,12 @@ impl Sequence {
         self.guide.is_some() || self.is_beam()
     }
 
-    /// Samples that the row after its last token gives.
+    /// How many samples are drawn from the logits of its last token.
     pub fn num_samples(&self) -> u32 {
         if self.is_beam() { 1 } else { 1 + self.forks }
     }
 
-    /// Rows of the next plan's rows, which end with token `end`, whose hidden states are wanted.
+    /// Which rows of the next plan, whose last token is `end`, need their hidden states returned.
     pub fn hidden_rows(&self, end: usize) -> Range<usize> {
         let first = self.num_planned();
         match self.pooling {
@@ -315,12 +315,12 @@ impl Sequence {
         }
     }
 
-    /// Whether a token, or its rules, may end it before it has to.
+    /// Whether a token or its rules may end it before its limit.
     pub fn may_end(&self) -> bool {
         self.has_end_tokens
     }
 
-    /// Tokens that are still to come for certain, unless it is stopped.
+    /// Tokens that will certainly come, unless it is stopped.
     pub fn certain(&self) -> usize {
         self.min_output.saturating_sub(self.output.len())
     }
@@ -338,7 +338,7 @@ impl Sequence {
     /// Blocks that its first `num_tokens` tokens need beside those in the table.
     pub fn missing_blocks(&self, num_tokens: usize, block_size: usize) -> usize {
         let room = self.table.len() * block_size;
-        // Mostly none, and then without a division.
+        // This is mostly 0, and then needs no division.
         if num_tokens <= room { 0 } else { (num_tokens - room).div_ceil(block_size) }
     }
 
@@ -346,12 +346,12 @@ impl Sequence {
         self.num_prompt + self.output.len()
     }
 
-    /// Tokens whose KV is there once all plans in flight are done.
+    /// Tokens whose KV is there after all plans in flight.
     pub fn num_planned(&self) -> usize {
         self.num_computed + self.computing
     }
 
-    /// Tokens whose KV is there once the step being planned is done too.
+    /// Tokens whose KV is there after all plans in flight and the step being planned.
     pub fn planned_end(&self) -> usize {
         self.num_planned() + self.scheduled
     }
@@ -366,7 +366,7 @@ impl Sequence {
         self.planned_end() >= self.num_tokens() && self.pooling.is_none()
     }
 
-    /// Tokens that the next plan can feed: those that are known and in no plan in flight, or the pending one.
+    /// Tokens that the next plan can feed: known tokens that are in no plan in flight, or the pending token.
     pub fn remaining(&self) -> usize {
         match self.sampling {
             0 if self.swap_in.is_some() => 0,
@@ -375,7 +375,8 @@ impl Sequence {
         }
     }
 
-    /// Whether its pending token can be fed: it does not fork there, and that token is not its last for its length.
+    /// Whether its pending token can be fed: the sequence does not fork there, and the token is not the last within its
+    /// limit.
     fn goes_on(&self) -> bool {
         self.forks == 0 && self.output.len() + 1 < self.max_output
     }
@@ -389,7 +390,7 @@ impl Sequence {
     #[inline]
     pub fn feed(&self, positions: Range<usize>, tokens: &mut FedTokens) {
         match positions.start.checked_sub(self.num_prompt) {
-            // Decodes leave the prompt alone.
+            // Decodes do not read the prompt.
             Some(_) if positions.is_empty() => {}
             Some(place) if positions.len() == 1 => tokens.push(self.output[place]),
             None if tokens.is_empty() && positions.len() > 1 && positions.end <= self.num_prompt => {
@@ -399,7 +400,7 @@ impl Sequence {
         }
     }
 
-    /// Makes sure that the names of the first `num_blocks` blocks are known; all must be full.
+    /// Computes the hashes of the first `num_blocks` blocks, if missing. All must be full.
     pub fn extend_hashes(&mut self, hasher: &BlockHasher, block_size: usize, num_blocks: usize) {
         if self.hashes.len() >= num_blocks {
             return;
@@ -413,7 +414,7 @@ impl Sequence {
         }
     }
 
-    /// Appends a sampled token. `Some` where it was the last one.
+    /// Appends a sampled token. `Some` if it was the last one.
     #[inline]
     pub fn push(&mut self, token: TokenId) -> Option<FinishReason> {
         self.output.push(token);
@@ -421,9 +422,9 @@ impl Sequence {
         end.or_else(|| (self.output.len() >= self.max_output).then_some(FinishReason::Length))
     }
 
-    /// What the output's last token ends it as.
+    /// Why the output's last token ends it, if it does.
     fn end(&self, token: TokenId) -> Option<FinishReason> {
-        // Rules let an end come early only where they leave nothing else.
+        // Rules allow an early end only if nothing else is allowed.
         if self.guide.is_none() && self.params.is_below_min_tokens(self.output.len()) {
             None
         } else if self.params.eos_token_ids.contains(&token) {
@@ -435,7 +436,7 @@ impl Sequence {
         }
     }
 
-    /// Forgets the state of its rules, but not that it has some.
+    /// Drops the state of its rules, but keeps that it has rules.
     pub fn forget_rules(&mut self) {
         self.guide = self.guide.take().map(|_| Guide::unknown());
         self.next = None;
@@ -447,7 +448,7 @@ impl Sequence {
         self.root = map(self.root);
     }
 
-    /// About how many bytes of memory it takes beside what `counted` has already: forks share much.
+    /// Its approximate memory in bytes, without what is already in `counted`, because forks share much.
     pub fn num_bytes(&self, counted: &mut HashSet<*const ()>) -> usize {
         let Self { prompt, output, table, hashes, backing, pooled, prompt_logprobs, .. } = self;
         let mut once = |place: *const (), num_bytes| if counted.insert(place) { num_bytes } else { 0 };
@@ -461,7 +462,7 @@ impl Sequence {
             + size_of::<PositionLogprobs>() * prompt_logprobs.len()
     }
 
-    /// Gives its device blocks up; the KV stays in the swap pool, if it was stored there. Returns the table.
+    /// Preempts it and returns its block table. If its KV was stored in the swap pool, it stays there.
     pub fn preempt(&mut self, stored: Option<Vec<BlockId>>) -> BlockTable {
         assert_eq!(self.state, SeqState::Running, "{} holds no device blocks", self.rank.seq);
         assert_eq!(self.computing, 0, "{} is in a plan in flight", self.rank.seq);
@@ -479,7 +480,7 @@ impl Sequence {
     }
 }
 
-/// The tokens at these positions of prompt and output; copied only where they are of both.
+/// The tokens at these positions of prompt and output. They are copied only if they span both.
 fn tokens_at<'a>(
     prompt: &'a [TokenId],
     output: &'a [TokenId],

@@ -1,4 +1,4 @@
-//! How long a step takes, learned from those before it, and how much of a prompt fits into one.
+//! Estimates how long a step takes, from earlier steps, and how much of a prompt fits into one.
 //!
 //! The time of a step is taken to be linear in its [`StepLoad`]. That is what both kinds of device show: weights are
 //! read once a step, each row of a decode or a prompt costs its part of the matrix products, and attention costs what it
@@ -13,7 +13,7 @@ pub struct StepLoad {
     pub num_decodes: usize,
     /// Tokens that these attend to, in all.
     pub decode_context: usize,
-    /// Tokens of longer pieces: prompts.
+    /// Tokens of prompts.
     pub prompt_tokens: usize,
     /// Tokens that these attend to, in all.
     pub prompt_context: usize,
@@ -35,8 +35,8 @@ impl StepLoad {
         self.num_decodes + self.prompt_tokens
     }
 
-    /// Terms of about the same size. Of several that explain a time equally well, the first does: so the first step,
-    /// which is a prompt's, tells what prompts cost.
+    /// The terms have about the same size. If several explain a time equally well, the first is used. So the first
+    /// step, which is a prompt's, gives the cost of prompts.
     fn terms(&self) -> [f64; TERMS] {
         [
             self.prompt_tokens as f64 * PROMPT_TOKEN,
@@ -52,29 +52,29 @@ const TERMS: usize = 5;
 const PROMPT_TOKEN: f64 = 1.0 / 512.0;
 const PROMPT_CONTEXT: f64 = 1.0 / 524_288.0;
 
-/// What of its weight an observation keeps with each one after it: the last 30 or so count.
+/// The weight of a step decays by this factor with each later step, so about the last 30 count.
 const MEMORY: f64 = 0.97;
-/// After this many observations, a step that took more than [`MAX_SURPRISE`] times what was expected is taken for that
-/// much: the machine did something else.
+/// After this many observations, a step counts for at most [`MAX_SURPRISE`] times the expected time, because the
+/// machine was busy with something else.
 const TRUSTED_AFTER: u64 = 16;
 const MAX_SURPRISE: f64 = 4.0;
-/// Steps towards the best fit with each observation; the next one goes on from there.
+/// Iterations of the fit for each observation. The next observation continues from there.
 const SWEEPS: usize = 8;
 
-/// Weighted least squares with coefficients that are never negative, by coordinate descent. What the loads seen lately
-/// do not tell apart stays as it was.
+/// Weighted least squares with non-negative coefficients, by coordinate descent. Coefficients that recent loads do not
+/// determine keep their values.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct StepTimeModel {
     /// Seconds for each term.
     seconds: [f64; TERMS],
-    /// Of the normal equations: `products · seconds = targets`.
+    /// The normal equations: `products · seconds = targets`.
     products: [[f64; TERMS]; TERMS],
     targets: [f64; TERMS],
     num_observed: u64,
 }
 
 impl StepTimeModel {
-    /// A step with this load took so many seconds.
+    /// Observes a step with this load that took `seconds`.
     pub fn observe(&mut self, load: &StepLoad, seconds: f64) {
         if !(seconds.is_finite() && seconds > 0.0) {
             return; // a device without a sense of time
@@ -83,7 +83,7 @@ impl StepTimeModel {
         let is_trusted = self.num_observed >= TRUSTED_AFTER && expected > 0.0;
         let seconds = if is_trusted { seconds.min(expected * MAX_SURPRISE) } else { seconds };
         self.num_observed += 1;
-        // An error counts as a part of the step's time: short steps tell as much as long ones.
+        // The error is relative to the step's time, so short steps count as much as long ones.
         let terms = load.terms();
         let weight = 1.0 / (seconds * seconds);
         for (row, x) in terms.iter().enumerate() {
@@ -127,19 +127,19 @@ impl StepTimeModel {
         if tokens.is_nan() { usize::MAX } else { tokens as usize }
     }
 
-    /// Seconds of the next token behind `context` others, and by how much each token makes the one after it dearer.
+    /// The cost of the next token behind `context` others, and by how much each token raises the cost of the one after
+    /// it.
     fn prompt_costs(&self, context: usize) -> (f64, f64) {
         let per_pair = self.seconds[3] * PROMPT_CONTEXT;
         (self.seconds[0] * PROMPT_TOKEN + per_pair * context as f64, per_pair)
     }
 }
 
-/// Prompts may add this many times what a step's decodes take by themselves, however short the target. Where decodes
-/// alone come near the target, prompts would otherwise take for ever, fewer sequences would decode, and those waiting
-/// would wait for all of it.
+/// Prompts may add this many times the time of a step's decodes, however short the target. If decodes alone come near
+/// the target, prompts would otherwise never finish, and fewer and fewer sequences would decode.
 const MIN_PROMPT_SHARE: f64 = 3.0;
-/// The tokens that a prompt gets at least in a step that has room for prompts at all; less is not worth the work around
-/// it.
+/// The least tokens that a prompt gets in a step that has room for prompts at all. Fewer are not worth the work around
+/// them.
 const MIN_CHUNK: usize = 32;
 
 /// What prompts may take of the step being planned.
@@ -154,8 +154,8 @@ pub struct PromptBudget<'a> {
 }
 
 impl<'a> PromptBudget<'a> {
-    /// Of a step with these decodes, which may take `target` seconds, and `tokens` tokens besides. Where nobody waits
-    /// for a next token, or there is no target, only the tokens count.
+    /// The budget of a step with these decodes, which may take `target` seconds and has room for `tokens` more tokens.
+    /// If no sequence decodes, or there is no target, only the tokens count.
     pub fn new(model: &'a StepTimeModel, decodes: &StepLoad, target: Option<f64>, tokens: usize) -> Self {
         let seconds = match target.filter(|_| decodes.num_decodes > 0) {
             None => f64::INFINITY,
@@ -190,7 +190,7 @@ impl<'a> PromptBudget<'a> {
 mod tests {
     use super::*;
 
-    /// Seconds of a device: weights, rows, attention; and a pseudo-random part of it.
+    /// The step times of a simulated device: weights, rows, attention, and pseudo-random noise.
     fn device(load: &StepLoad, noise: f64) -> f64 {
         let seconds = 0.008
             + load.num_decodes as f64 * 1e-4
@@ -206,7 +206,7 @@ mod tests {
         load
     }
 
-    /// As a server under load: decodes that come and go, and prompts in most steps.
+    /// The load of a busy server: decodes that come and go, and prompts in most steps.
     fn observe(model: &mut StepTimeModel, steps: usize, slower: f64) {
         for step in 0..steps {
             let mut pieces = vec![(1, 200 + step * 37 % 900); step * 7 % 32 + 1];

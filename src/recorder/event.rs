@@ -1,4 +1,4 @@
-//! What a recording consists of: what went into the scheduler, in order, with a summary of what was decided.
+//! The events of a recording: the scheduler's inputs in order, each with a summary of what was decided.
 
 use super::labels::{decisive_params, label};
 use super::told::Told;
@@ -14,33 +14,34 @@ use crate::sampling::params::{
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-/// An event, and when it was.
+/// An event with its time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Timed {
-    /// Since the event before it, in µs.
+    /// The time since the event before, in µs.
     pub after_us: u64,
     pub event: Event,
 }
 
-/// A call of the scheduler, with what came of it where that is a decision.
+/// A call of the scheduler, with the decision if it made one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Event {
     Arrive(Box<Arrived>),
     Cancel(RequestId),
     StopSample(RequestId, u32),
-    /// A step was to be planned at `now`, in the scheduler's time. `None`: it wanted to see results first.
+    /// A demand was asked for at `now`, in the scheduler's time. `plan` is `None` if the scheduler needed results
+    /// first.
     Plan {
         now: f64,
         plan: Option<Box<PlanSummary>>,
     },
     Commit(Box<Committed>),
     Copied(CopyReport),
-    /// The executor failed, and these requests with it.
+    /// The executor failed, and with it these requests.
     Failed(Vec<RequestId>),
     Tune(Tuning),
 }
 
-/// A prompt, or only how long it is.
+/// A prompt, or only its length.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Prompt {
     Tokens(Vec<TokenId>),
@@ -52,9 +53,9 @@ pub enum Prompt {
 pub struct Arrived {
     pub id: RequestId,
     pub prompt: Prompt,
-    /// Of the prompt's full blocks. Empty until the recording is written.
+    /// The hashes of the prompt's full blocks. Empty until the recording is written.
     pub names: Vec<BlockHash>,
-    /// In the process's memory only: what the names come from.
+    /// The salt of the block hashes. It is only in the process's memory and never in a file.
     pub salt: Option<String>,
     pub max_tokens: u32,
     pub min_tokens: u32,
@@ -67,7 +68,7 @@ pub struct Arrived {
     pub priority: i32,
     pub terms: Terms,
     pub tenant: Tenant,
-    /// Its output follows rules.
+    /// Whether its output follows rules.
     pub has_rules: bool,
 }
 
@@ -116,7 +117,7 @@ impl Arrived {
         }
     }
 
-    /// Forgets tokens.
+    /// Drops the tokens.
     pub fn redact(&mut self) {
         let params = decisive_params(&self.params(), false);
         self.prompt = Prompt::Length(self.num_prompt_tokens());
@@ -124,8 +125,8 @@ impl Arrived {
     }
 }
 
-/// What a step said for one sequence. Sequences are given by how much larger their ids are than those before them:
-/// mostly by 1.
+/// A step's output for one sequence. Sequences are stored as the difference of their ids to the one before, which is
+/// mostly 1.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Output {
     Token(i64, TokenId),
@@ -138,10 +139,10 @@ pub struct Committed {
     pub timing: StepTiming,
     pub copies: CopyReport,
     pub outputs: Vec<Output>,
-    /// What rules left: the tokens that had to come, or `None` where they failed.
+    /// The results of rules: the forced tokens, or `None` if the rules failed.
     pub rules: Vec<(SeqId, Option<Vec<TokenId>>)>,
     pub searches: Vec<SearchStep>,
-    /// Names of full blocks whose tokens are all known since. Empty until the recording is written.
+    /// The hashes of blocks that have become full. Empty until the recording is written.
     pub names: Vec<(SeqId, Vec<BlockHash>)>,
     pub told: Told,
 }
@@ -172,7 +173,7 @@ impl Committed {
         }
     }
 
-    /// The results as the scheduler takes them, without log-probabilities and embeddings.
+    /// The output for the scheduler, without log-probabilities and embeddings.
     pub fn output(&self) -> StepOutput {
         let sampled = |tokens: &[TokenId], has_logprobs: bool| {
             let logprobs = || has_logprobs.then(|| Box::new(PositionLogprobs::unknown()));
@@ -206,7 +207,7 @@ impl Committed {
         })
     }
 
-    /// Gives each token the label that it has by the parameters of its sequence, or request.
+    /// Replaces each token by its label under the parameters of its sequence or request.
     pub fn redact<'a>(
         &mut self,
         of_seq: impl Fn(SeqId) -> Option<&'a SamplingParams>,

@@ -21,15 +21,15 @@ use std::io::{self, Read, Write};
 use thiserror::Error;
 
 const MAGIC: &[u8] = b"pagetide recording\n";
-/// Of the body. Another one for each change to what events, or the states of keyframes, consist of.
-pub const FORMAT: u32 = 3;
+/// The version of the body's format. It changes with every change to events or to the states in keyframes.
+pub const FORMAT: u32 = 4;
 
-/// No body is larger: what else claims to be would fill the memory.
+/// The largest body. A file that claims to be larger would fill the memory.
 const MAX_BODY_BYTES: u64 = 4 << 30;
-/// The same of a pool, which is as large as its number of blocks.
+/// The largest pool, for the same reason.
 const MAX_BLOCKS: usize = 1 << 27;
 
-/// What there is to know of a recording beforehand.
+/// The header of a recording.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Header {
     /// The version of the program that wrote it.
@@ -37,20 +37,20 @@ pub struct Header {
     pub cause: Cause,
     /// When it ends, in seconds since 1970.
     pub until_unix_s: f64,
-    /// From its beginning to its end.
+    /// Its length.
     pub seconds: f64,
-    /// Tokens are in it.
+    /// Whether it contains tokens.
     pub has_tokens: bool,
-    /// It begins where the server did; otherwise with the state at that moment.
+    /// Whether it begins with the start of the server. Otherwise it begins with the state at that moment.
     pub is_from_start: bool,
     pub num_events: u64,
     /// Steps that were planned.
     pub num_plans: u64,
     /// Requests that arrived in it.
     pub num_requests: u64,
-    /// Where it could not be made to the end: why.
+    /// Why it ends early, if it does.
     pub ends_early: Option<String>,
-    /// At its beginning.
+    /// The settings at its beginning.
     pub settings: SchedulerConfig,
 }
 
@@ -185,14 +185,14 @@ impl Recording {
     }
 }
 
-/// The version that a header of any format names.
+/// The version of the program in a header of any format.
 fn writer(header: &[u8]) -> String {
     let header: Option<serde_json::Value> = serde_json::from_slice(header).ok();
     let version = header.as_ref().and_then(|header| header["pagetide"].as_str());
     version.unwrap_or("of an unknown version").to_owned()
 }
 
-/// A body of at most so many bytes.
+/// Decompresses a body of at most `most` bytes.
 fn inflate(body: &[u8], most: u64) -> Result<Vec<u8>, FileError> {
     let mut inflated = Vec::new();
     let mut decoder = ZlibDecoder::new(body).take(most + 1);

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// What a recording starts from.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Keyframe {
-    /// A scheduler and pools that have just been made.
+    /// A new scheduler and new pools.
     Start { config: SchedulerConfig, eviction: EvictionPolicy },
     /// A scheduler and pools at work, between two events.
     State(Box<EngineState>),

@@ -1,31 +1,31 @@
-//! The flight recorder: the last minutes of what the scheduler was told and what it decided, in bounded memory, and the same
-//! decisions made again from a file.
+//! The flight recorder keeps the last minutes of the scheduler's inputs and decisions in bounded memory. A replayer
+//! makes the same decisions again from a file.
 //!
-//! The scheduler and the pools are pure ([`crate::engine`]): what they decide follows from their state and from what goes in.
-//! So a recording is a state, the *keyframe*, and the [`Event`]s after it: arrivals, cancellations, when a step was to be
-//! planned, results with their times, copies, failures, settings that changed. With each plan and each result comes a digest
-//! of what was decided. A [`Replayer`] makes the same calls and compares.
+//! The scheduler and the pools are pure ([`crate::engine`]): their decisions follow from their state and their inputs.
+//! So a recording is a state, the *keyframe*, and the [`Event`]s after it: arrivals, cancellations, demands, results
+//! with their times, copies, failures, changed settings. Each plan and each result has a digest of what was decided. A
+//! [`Replayer`] makes the same calls and compares.
 //!
-//! **In memory** ([`Recorder`]) events are written one after the other as they come, some bytes for each token. A keyframe is a
-//! clone of the three states. There is one for each quarter of the time, and of the bytes, that are kept; what is oldest is
-//! dropped from one keyframe to the next.
+//! **In memory** ([`Recorder`]) events are appended as they come, with a few bytes for each token. A keyframe is a
+//! clone of the three states. There is one for each quarter of the time, and of the bytes, that are kept. The oldest
+//! part, from one keyframe to the next, is dropped first.
 //!
-//! **In a file** there is no text. What decisions depend on of tokens is kept, in other words:
-//! - *Which prefixes are equal*: by the names of full blocks ([`BlockHash`]), which are hashes with a secret of the process. A
-//!   file has names of its own: the process's, hashed with a key that is drawn for the file and never written. So nobody
-//!   can compute the name of a text, in the server or in another file, or tell by a name what a block holds; equal names
-//!   are still equal. No token is hashed when a recording is replayed: every name is in it.
+//! **A file** contains no text. What decisions depend on is kept in another form:
+//! - *Which prefixes are equal*: by the hashes of full blocks ([`BlockHash`]), which use a secret key of the process. A
+//!   file hashes them again with a key that is drawn for the file and never written. So nobody can compute the hash of
+//!   a text, in the server or in another file, or tell from a hash what a block holds. Equal hashes stay equal. A
+//!   replay hashes no tokens, because the file has every block hash.
 //! - *Which tokens end an output*: a token is 0, or its place among those that end its request's output
 //!   (`labels`).
-//! - *What follows rules and searches*: how many tokens had to come, which beams went on ([`Foretold`]). Grammars, scores
-//!   and log-probabilities are not in it.
+//! - *Results of rules and searches*: how many tokens were forced, and which beams went on ([`Foretold`]). A file
+//!   contains no grammars, scores or log-probabilities.
 //!
-//! Lengths are in it, times, priorities, and which requests are of the same API key (by a number). With `recorder.tokens` the
-//! tokens of prompts and outputs are too.
+//! A file contains lengths, times, priorities, and which requests have the same API key (as a number). With
+//! `recorder.tokens` it also contains the tokens of prompts and outputs.
 //!
-//! So a file is made by replaying: [`RawRecording::redacted`] runs the events through a scheduler of its own, on whatever
-//! thread writes the file, to know each token's sequence and each block's name. That compares every decision once before anybody
-//! reads the file; where one differs, the file ends there, and its header says so.
+//! To write a file, [`RawRecording::redacted`] replays the events with a scheduler of its own, on the thread that
+//! writes the file. This gives each token's sequence and each block's hash, and compares every decision once. If one
+//! differs, the file ends there and its header says so.
 //!
 //! [`BlockHash`]: crate::engine::prefix_cache::BlockHash
 //! [`Foretold`]: crate::engine::scheduler::Foretold

@@ -1,4 +1,4 @@
-//! From what the process knows to what may be in a file.
+//! Redaction: turns what the process has recorded into what a file may contain.
 
 use super::event::{Event, Timed};
 use super::file::{Header, Recording};
@@ -23,13 +23,13 @@ use std::time::UNIX_EPOCH;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
-    /// Somebody asked for it.
+    /// It was requested.
     Asked,
     /// The executor failed.
     Failure,
 }
 
-/// Another name for content.
+/// The key that replaces block hashes.
 #[derive(Clone, Copy)]
 struct Names([u8; 32]);
 
@@ -40,8 +40,9 @@ impl Names {
 }
 
 impl RawRecording {
-    /// What may be in a file, with tokens or without. Takes about as long as all the planning that was recorded: not for the
-    /// engine's thread. Fails only where there are no random numbers.
+    /// Makes the recording that may be written to a file, with or without tokens. It takes about as long as all the
+    /// planning that was recorded, so it must not run on the engine's thread. It fails only if the system has no random
+    /// numbers.
     pub fn redacted(self, cause: Cause, keep_tokens: bool) -> Result<Recording, StartError> {
         let mut key = [0; 32];
         getrandom::fill(&mut key).map_err(|error| StartError::new(format!("no random numbers: {error}")))?;
@@ -82,7 +83,7 @@ impl RawRecording {
                 };
                 rest = after;
                 timed.after_us = timed.after_us.saturating_sub(std::mem::take(&mut lead_us));
-                // What went wrong in the engine goes wrong here too, a panic included: the recording has all before it.
+                // A panic of the engine happens here too. The recording contains everything before it.
                 let event = catch_unwind(AssertUnwindSafe(|| redact(&mut replayer, &timed.event, keep_tokens, names)));
                 match event {
                     Ok((event, differs)) => {
@@ -134,11 +135,11 @@ fn redact_sequence(seq: &mut Sequence, keep_tokens: bool, rename: impl Fn(BlockH
     seq.map_hashes(rename);
 }
 
-/// Applies an event; what of it may be in a file, and how what came of it differs from what was recorded.
+/// Applies an event. Returns its redacted form, and whether the decision differs from the recorded one.
 fn redact(replayer: &mut Replayer, event: &Event, keep_tokens: bool, names: Names) -> (Event, Result<(), String>) {
     let mut redacted = event.clone();
     if let (Event::Commit(committed), false) = (&mut redacted, keep_tokens) {
-        // By parameters that may be gone afterwards.
+        // Uses parameters that may be gone after the event.
         let scheduler: &Scheduler = replayer.scheduler();
         committed.redact(|seq| scheduler.params_of(seq), |request| scheduler.params_of_request(request));
     }
@@ -151,7 +152,7 @@ fn redact(replayer: &mut Replayer, event: &Event, keep_tokens: bool, names: Name
     match &mut redacted {
         Event::Arrive(arrived) => {
             arrived.salt = None;
-            // There is no other whose tokens have become known.
+            // No other sequence has new known tokens.
             arrived.names = named.into_iter().flat_map(|(_, hashes)| rename(hashes)).collect();
             if !keep_tokens {
                 arrived.redact();
@@ -165,7 +166,7 @@ fn redact(replayer: &mut Replayer, event: &Event, keep_tokens: bool, names: Name
     (redacted, applied)
 }
 
-/// Of an event that could not be applied.
+/// Redacts an event that could not be applied.
 fn without_names(mut event: Event, keep_tokens: bool) -> Event {
     match &mut event {
         Event::Arrive(arrived) => {

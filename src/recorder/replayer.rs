@@ -1,4 +1,4 @@
-//! The same scheduler and pools, driven by a recording: no model, no clock, no actors.
+//! Drives the same scheduler and pools by a recording, without model, clock or actors.
 
 use super::event::{Arrived, Committed, Event, Prompt};
 use super::keyframe::Keyframe;
@@ -18,10 +18,10 @@ pub struct Replayer {
     pub(super) state: EngineState,
 }
 
-/// What came of an event.
+/// The outcome of an event.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Nothing that anybody is told.
+    /// Nothing to report.
     Done,
     Planned(Box<PlannedStep>),
     Committed(Deliveries),
@@ -43,8 +43,8 @@ impl Replayer {
         [self.state.device.stats(), self.state.swap.stats()]
     }
 
-    /// Applies the next event. An error says how what was decided differs from what was recorded; then the recording
-    /// cannot be gone on with.
+    /// Applies the next event. An error says how the decision differs from the recorded one. After an error the replay
+    /// cannot continue.
     pub fn apply(&mut self, event: &Event) -> Result<Outcome, String> {
         let scheduler = &mut self.state.scheduler;
         match event {
@@ -116,7 +116,7 @@ fn arrival(arrived: &Arrived) -> Arrival {
     }
 }
 
-/// There are rules. What they left is told with the results, so nobody asks them.
+/// A placeholder for rules. The recording supplies their results, so it is never asked.
 #[derive(Clone, Copy, Debug)]
 struct UnknownRules;
 

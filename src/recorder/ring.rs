@@ -1,4 +1,4 @@
-//! The last minutes, in memory.
+//! The recorder's ring buffer: the last minutes in memory.
 
 use super::event::{Arrived, Committed, Event, Timed};
 use super::keyframe::Keyframe;
@@ -21,25 +21,26 @@ pub struct Limits {
     pub max_bytes: usize,
 }
 
-/// A keyframe each time that this part of the length, or of the bytes, has been filled.
+/// There is a keyframe each time that one of this many parts of the length, or of the bytes, is filled.
 const PARTS: u32 = 4;
-/// Events come in pieces of about so many bytes: what is taken shares all pieces but the last.
+/// Events are stored in chunks of about this size. A recording that is taken shares all chunks but the last.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Hears of everything that goes into a scheduler, and keeps the last of it in bounded memory.
+/// Receives all inputs of a scheduler and keeps the latest in bounded memory.
 ///
-/// `sum of the segments' bytes ≤ max_bytes`, but for the last keyframe and the event at hand. What begins the ring is
-/// always a keyframe: the state of the scheduler and of both pools at that moment.
+/// The segments together hold at most `max_bytes`, not counting the last keyframe and the current event. The ring
+/// always begins with a keyframe: the state of the scheduler and of both pools at that moment.
 pub struct Recorder {
     limits: Limits,
     started: Instant,
     last: Instant,
-    /// Oldest first; the last one is being filled. Empty: what has happened since the last keyframe is not known, and
-    /// nothing is kept until the next.
+    /// Oldest first. The last one is being filled. If empty, the ring has lost events, and nothing is kept until the
+    /// next keyframe.
     segments: VecDeque<Segment>,
-    /// Of each plan in flight: what rules leave for its sequences.
+    /// For each plan in flight: what rules allow for its sequences.
     rules: VecDeque<Vec<(SeqId, Arc<NextToken>)>>,
-    /// When the last keyframe was too large, if it was: how large a state is depends on the load.
+    /// When the last keyframe was too large, if it was. It is tried again later, because the size of a state depends on
+    /// the load.
     too_large_at: Option<Instant>,
 }
 
@@ -48,7 +49,7 @@ struct Segment {
     keyframe: Arc<Keyframe>,
     keyframe_bytes: usize,
     from: Instant,
-    /// Since the event before it: the first one counts from there.
+    /// The time since the event before the segment.
     lead: Duration,
     chunks: Vec<Arc<Vec<u8>>>,
     /// The last of them, not full yet.
@@ -106,17 +107,17 @@ impl Flavor for Append<'_> {
 pub struct RawRecording {
     pub(super) keyframe: Arc<Keyframe>,
     pub(super) chunks: Vec<Arc<Vec<u8>>>,
-    /// To be taken off the time of the first event.
+    /// To be subtracted from the time of the first event.
     pub(super) lead: Duration,
     pub(super) length: Duration,
     pub(super) until: SystemTime,
 }
 
-/// What is noted of a step's results before they are taken in.
+/// What is recorded of a step's results before they are committed.
 pub struct Results(Box<Committed>);
 
 impl Recorder {
-    /// Of a scheduler and pools that are made now.
+    /// A recorder for a scheduler and pools that have just been made.
     pub fn new(limits: Limits, config: &SchedulerConfig, eviction: EvictionPolicy) -> Self {
         let now = Instant::now();
         let start = Keyframe::Start { config: config.clone(), eviction };
@@ -133,7 +134,7 @@ impl Recorder {
     fn push(&mut self, event: Event) {
         let now = Instant::now();
         let Some(open) = self.segments.back_mut() else { return };
-        // From one whole µs to the next, so that the sum of all is off by less than one.
+        // Rounds to whole µs since the start, so that the sum of all differences is off by less than one.
         let since_start = |at: Instant| (at - self.started).as_micros() as u64;
         open.push(&Timed { after_us: since_start(now) - since_start(self.last), event });
         self.last = now;
@@ -170,7 +171,7 @@ impl Recorder {
         self.push(Event::Plan { now, plan: Some(summary) });
     }
 
-    /// Before a step's results are taken in.
+    /// To be called before a step's results are committed.
     pub fn results(&mut self, output: &StepOutput) -> Results {
         let rules = self.rules.pop_front().unwrap_or_default().into_iter().map(|(seq, next)| {
             let forced = next.get().as_ref().ok().map(|next| next.forced.clone());
@@ -190,7 +191,7 @@ impl Recorder {
         self.push(Event::Copied(report.clone()));
     }
 
-    /// The executor has failed, and these requests with it.
+    /// The executor failed, and with it these requests.
     pub fn fail(&mut self, failed: &[RequestId]) {
         self.rules.clear();
         self.push(Event::Failed(failed.to_vec()));
@@ -210,15 +211,16 @@ impl Recorder {
         open.event_bytes > 0 && (is_old || open.event_bytes >= self.limits.max_bytes / PARTS as usize)
     }
 
-    /// The state as it is now: no step is being planned. An error says that it does not fit into what may be kept: then
-    /// recording goes on from the keyframe before for as long as there is room, and the next one is wanted after a while.
+    /// Adds a keyframe with the current state. No step may be in planning. An error says that it does not fit.
+    /// Recording then goes on from the keyframe before, as long as there is room, and another keyframe is wanted after
+    /// a while.
     pub fn keyframe(&mut self, mut state: EngineState) -> Result<(), TooLarge> {
         let now = Instant::now();
         self.last = if self.segments.is_empty() { now } else { self.last };
-        // The rules of outputs are code, with a state that the running engine goes on with.
+        // Drops the rules of outputs. They are code with a state that the running engine still uses.
         state.scheduler.forget_rules();
         let segment = Segment::new(Keyframe::State(Box::new(state)), now, now - self.last);
-        // Beside it there has to be room for events, and for the keyframe before it.
+        // There also has to be room for events, and for the keyframe before it.
         if segment.keyframe_bytes > self.limits.max_bytes / 3 {
             let is_first = self.too_large_at.replace(now).is_none();
             return Err(TooLarge { keyframe_bytes: segment.keyframe_bytes, is_first });
@@ -238,12 +240,13 @@ impl Recorder {
         self.segments.iter().map(Segment::num_bytes).sum()
     }
 
-    /// How long ago the oldest event may be.
+    /// The age of the oldest event that is kept.
     pub fn length(&self) -> Duration {
         self.segments.front().map_or(Duration::ZERO, |first| first.from.elapsed())
     }
 
-    /// What it holds. Takes microseconds: nothing large is copied. `None` where it holds nothing.
+    /// A recording of what it holds, or `None` if it holds nothing. It takes microseconds, because nothing large is
+    /// copied.
     pub fn take(&self) -> Option<RawRecording> {
         let first = self.segments.front()?;
         let full = self.segments.iter().flat_map(|segment| {
@@ -260,10 +263,10 @@ impl Recorder {
     }
 }
 
-/// A keyframe does not fit into what a recorder may keep.
+/// A keyframe is too large for the recorder's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLarge {
     pub keyframe_bytes: usize,
-    /// The one before it did fit.
+    /// Whether the keyframe before it did fit.
     pub is_first: bool,
 }

@@ -7,7 +7,7 @@ use crate::ids::RequestId;
 use crate::sampling::params::FinishReason;
 use serde::{Deserialize, Serialize};
 
-/// What owners were told after a step: who ended, and a digest of all of it but tokens.
+/// The deliveries of a step: the samples that ended, and a digest of everything but tokens.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Told {
     pub num: usize,
@@ -52,7 +52,7 @@ impl Told {
         0
     }
 
-    /// How another one in its place differs; `None`: not at all.
+    /// How `other` differs. `None` if it does not.
     pub fn difference(&self, other: &Self) -> Option<String> {
         let ends = |told: &Self| {
             let ends: Vec<String> =

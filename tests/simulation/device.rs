@@ -8,10 +8,10 @@ use pagetide::engine::scheduler::SchedulerConfig;
 use pagetide::ids::{BlockId, CopyId, SeqId, TokenId};
 use std::collections::{HashMap, HashSet, VecDeque};
 
-/// What a slot holds that was never written, or whose copy failed.
+/// The content of a slot that was never written, or whose copy failed.
 const NOTHING: u64 = u64::MAX;
 
-/// A block on its way from one pool to the other.
+/// A block that is being copied from one pool to the other.
 struct Copying {
     device: BlockId,
     swap: BlockId,
@@ -22,7 +22,7 @@ struct Copying {
     fails: bool,
 }
 
-/// The pools' memory. Copies between them are carried out in their order and as late as may be, or some time before.
+/// The memory of the pools. Copies between them are made in order, as late as possible or at a random earlier time.
 pub struct Device {
     pub block_size: usize,
     pub blocks: Vec<Vec<u64>>,
@@ -30,12 +30,12 @@ pub struct Device {
     /// The tokens that the last plan sampled.
     pub last_samples: HashMap<SeqId, TokenId>,
     random: Random,
-    /// One in so many copies fails.
+    /// One in this many copies fails.
     pub failing: Option<u64>,
     copying: VecDeque<Copying>,
-    /// Swap blocks that hold nothing.
+    /// Swap blocks without content.
     broken: HashSet<BlockId>,
-    /// Swap-ins of which a block has not come.
+    /// Swap-ins of which a block's copy failed.
     incomplete: HashSet<CopyId>,
     report: CopyReport,
 }
@@ -66,7 +66,7 @@ impl Device {
         self.copying.back_mut().expect("a call has pairs").is_last = true;
     }
 
-    /// Carries out the oldest copies up to the last one for which this holds.
+    /// Makes the oldest copies, up to the last one for which this holds.
     fn copy_up_to(&mut self, is_in_the_way: impl Fn(&Copying) -> bool) {
         let count = self.copying.iter().rposition(is_in_the_way).map_or(0, |last| last + 1);
         (0..count).for_each(|_| self.copy_one());
@@ -102,14 +102,14 @@ impl Device {
         }
     }
 
-    /// Some of the copies under way, at least one if there is one; and what there is to tell.
+    /// Makes some of the queued copies, at least one if there is one, and returns the report.
     pub fn copy_some(&mut self) -> CopyReport {
         let count = 1 + self.random.below(8) as usize;
         (0..count.min(self.copying.len())).for_each(|_| self.copy_one());
         self.take_report()
     }
 
-    /// Once the copies under way have ended, these swap blocks hold nothing.
+    /// After the queued copies, these swap blocks have no content.
     pub fn discard(&mut self, blocks: &[BlockId]) {
         self.copy_up_to(|copying| blocks.contains(&copying.swap));
         for block in blocks {
@@ -135,7 +135,8 @@ impl Device {
         }
         for seq in &plan.batch {
             let coming = |copying: &&Copying| copying.id.is_some() && seq.table.contains(&copying.device);
-            // Blocks that were on their way for another, who has gone since then, are written anew: that waits.
+            // The blocks may still be the target of a copy for a sequence that has gone. Writing them waits for that
+            // copy.
             let first_written = seq.num_computed / self.block_size;
             let is_read = |copying: &Copying| seq.table[..first_written].contains(&copying.device);
             assert!(!self.copying.iter().filter(coming).any(is_read), "{} reads what has not come", seq.seq);

@@ -1,12 +1,13 @@
-//! Seeded simulation of the engine: random arrivals, forks, cancels, preemptions, executor failures and changes of
-//! settings on tiny pools, in the simple and in the overlapped loop, against a model that generates each sample alone.
+//! Seeded simulation of the engine: random arrivals, forks, cancellations, preemptions, executor failures and changes
+//! of settings on tiny pools, in the simple and the overlapped loop. The outputs are compared with a model that
+//! generates each sample alone.
 //!
-//! The simulated device keeps, in every slot, a fingerprint of all tokens up to its own. The next token is a function
-//! of all fingerprints read through the block table, so a block that is lost, mixed up, reused too early, copied
-//! wrongly or cached under a wrong name changes the text. It carries a plan out as late as may be: when its results are
-//! taken in. After every plan all invariants are asserted.
+//! The simulated device keeps in every slot a fingerprint of all tokens up to this one. The next token is a function of
+//! all fingerprints that are read through the block table. So a block that is lost, mixed up, reused too early, copied
+//! wrongly or cached under a wrong hash changes the text. The device runs a plan as late as possible: when its results
+//! are committed. All invariants are asserted after every plan.
 //!
-//! `PAGETIDE_SIM_SEED=n` runs one seed, `PAGETIDE_SIM_OPERATIONS=n` sets how much is done.
+//! `PAGETIDE_SIM_SEED=n` runs one seed, `PAGETIDE_SIM_OPERATIONS=n` sets the number of operations.
 
 mod device;
 mod model;
@@ -73,7 +74,7 @@ fn check_random_loads(overlap: bool) {
          {discarded} left the pool), {total:?}, {tails:?}"
     );
     if setting("PAGETIDE_SIM_SEED").is_none() {
-        // The simulation is worth something only while it reaches everything.
+        // The simulation is useful only if it reaches every case.
         assert!(total.preempted_swap > 1000 && total.preempted_recompute > 1000);
         assert!(hit_tokens > 10_000 && total.blocks_in > 1000 && failures[0] > 50);
         assert!(tails.foreseen > 500 && tails.over > 100 && tails.no_room > 10, "{tails:?}");
@@ -86,7 +87,7 @@ fn check_random_loads(overlap: bool) {
     }
 }
 
-/// Steps that fail again and again: what runs fails with them, and nothing else does, then or later.
+/// If steps fail again and again, running requests fail with them, and no others, then or later.
 #[test]
 fn hundreds_of_failed_steps_leave_nothing_behind() {
     for overlap in [false, true] {
@@ -103,7 +104,7 @@ fn hundreds_of_failed_steps_leave_nothing_behind() {
     }
 }
 
-/// Beams that had to yield need no more memory when they come back: they share what they shared before.
+/// Preempted beams need no more memory when they come back, because they share the same blocks as before.
 #[test]
 fn beams_come_back_to_the_blocks_they_shared() {
     for overlap in [false, true] {
@@ -127,7 +128,7 @@ fn beams_come_back_to_the_blocks_they_shared() {
         };
         arrive(&mut world, 24, search, 1);
         (0..6).for_each(|_| world.step());
-        // Comes while there is room, and then grows into that of the beams.
+        // It arrives while there is room, and then grows into the beams' room.
         arrive(&mut world, 11, urgent, 0);
         world.drain();
         assert!(world.total.plans.preempted_swap >= 2, "the beams had to yield: {:?}", world.total);
@@ -136,7 +137,7 @@ fn beams_come_back_to_the_blocks_they_shared() {
     }
 }
 
-/// Prompts take what is left of the time that a step should take. Alone, a prompt takes what a step has.
+/// Prompts take the rest of a step's target time. Without decodes a prompt takes a whole step.
 #[test]
 fn prompts_come_in_pieces_that_keep_steps_short() {
     for overlap in [false, true] {
@@ -153,7 +154,7 @@ fn prompts_come_in_pieces_that_keep_steps_short() {
             let prompt = (0..prompt_len).map(|i| i % (VOCAB - 1) as u32 + 1).collect();
             world.ask(prompt, SamplingParams { max_tokens, ..SamplingParams::default() }, 0);
         };
-        // Decoding begins with what a prompt alone has taught.
+        // When decoding begins, only steps with a prompt have been measured.
         (0..4).for_each(|_| arrive(&mut world, 700, 200));
         let mut pieces = Vec::new();
         for step in 0..200 {

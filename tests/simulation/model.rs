@@ -1,4 +1,4 @@
-//! The simulated model: what it says after a context, and what a request gets that is alone.
+//! The simulated model: the next token after a context, and the output of a request that runs alone.
 
 use pagetide::engine::beam::{Beam, BeamSearch, Open};
 use pagetide::engine::constraint::{Constraint, ConstraintSource};
@@ -43,13 +43,13 @@ pub fn fingerprint(previous: u64, token: TokenId) -> u64 {
     mix(previous.wrapping_mul(31).wrapping_add(u64::from(token) + 1))
 }
 
-/// What the simulated model says after a context: sample 0's and the others' tokens differ.
+/// The next token after a context. Samples get different tokens.
 pub fn next_token(slots: impl Iterator<Item = u64>, sample: u32) -> TokenId {
     let all = slots.fold(u64::from(sample) + 1, |acc, slot| mix(acc ^ slot));
     (all % VOCAB) as TokenId
 }
 
-/// What the simulated model says where a search or rules want to know more: all tokens, best first.
+/// All tokens after a context, best first, for searches and rules.
 pub fn ranking(slots: impl Iterator<Item = u64>) -> Vec<TokenLogprob> {
     let all = slots.fold(7, |acc, slot| mix(acc ^ slot));
     let logprob = |token: u64| -((mix(all ^ token) % 10_000) as f32) / 1000.0;
@@ -59,7 +59,7 @@ pub fn ranking(slots: impl Iterator<Item = u64>) -> Vec<TokenLogprob> {
     ranking
 }
 
-/// The next token of a sample, and what a search wants to know.
+/// The next token of a sample, with the candidates that a search needs.
 pub fn sample(context: &[u64], sample: u32, limits: &TokenLimits, num_top: Option<u32>) -> Sampled {
     let is_left = |token: &TokenId| {
         limits.allowed.as_ref().is_none_or(|allowed| allowed.contains(*token)) && !limits.banned.contains(token)
@@ -75,8 +75,8 @@ pub fn sample(context: &[u64], sample: u32, limits: &TokenLimits, num_top: Optio
     Sampled { token, logprobs }
 }
 
-/// Rules that depend on everything before: sometimes none, sometimes a choice, often a single token; the end is
-/// allowed now and then. Some fail.
+/// Rules that depend on the whole output so far. They allow any token, a choice, or often a single token, and sometimes
+/// the end. Some fail.
 #[derive(Debug)]
 pub struct Rules {
     pub key: u64,
@@ -136,10 +136,10 @@ pub fn context(prompt: &[TokenId], output: &[TokenId]) -> Vec<u64> {
     slots
 }
 
-/// Where its rules end a request.
+/// The error of rules that fail.
 pub const FAILED: &str = "the rules failed";
 
-/// One sample generated alone: the truth.
+/// Generates one sample alone, as the reference.
 pub fn alone(
     arrival: &Arrival,
     sample_index: u32,
@@ -185,7 +185,7 @@ pub fn alone(
     }
 }
 
-/// A beam search alone: every beam's context is made anew from its tokens.
+/// Runs a beam search alone, as the reference. Every beam's context is computed from its tokens.
 pub fn beams_alone(arrival: &Arrival, max_model_len: usize) -> Vec<(Vec<TokenId>, FinishReason)> {
     let params = &arrival.params;
     let room = (params.max_tokens as usize).min(max_model_len - arrival.prompt.len());

@@ -1,4 +1,5 @@
-//! Loads that are known to make schedulers thrash: what is preempted, and comes back only to be preempted again.
+//! Loads that are known to make schedulers thrash: sequences that come back from a preemption only to be preempted
+//! again.
 
 use crate::model::*;
 use crate::settings::plain_config;
@@ -7,7 +8,7 @@ use pagetide::engine::scheduler::{AdmissionPolicy, PreemptionMode, SchedulerConf
 use pagetide::ids::RequestId;
 use pagetide::sampling::params::SamplingParams;
 
-/// Lengths of a request: its prompt, and the tokens that its output may have, and has at least.
+/// The lengths of a request: its prompt, and the most and the least tokens of its output.
 struct Request {
     prompt: usize,
     max_tokens: usize,
@@ -19,7 +20,7 @@ struct Load {
     name: &'static str,
     num_swap_blocks: usize,
     requests: Vec<Request>,
-    /// Preemptions of one request, at most, whose lengths are found out only as they end.
+    /// The most preemptions of one request, if lengths become known only as outputs end.
     most: usize,
 }
 
@@ -68,7 +69,7 @@ fn loads() -> Vec<Load> {
     ]
 }
 
-/// What a load came to.
+/// The result of a load.
 #[derive(Debug)]
 struct Course {
     steps: usize,
@@ -113,8 +114,8 @@ fn run(load: &Load, mode: PreemptionMode, admission: AdmissionPolicy, overlap: b
     }
 }
 
-/// Each request is preempted a few times at most, and the most senior never, whatever the load. Where all that counts is
-/// whether a prompt fits, the same loads are preempted much more often.
+/// Whatever the load, each request is preempted a few times at most, and the most senior never. If admission only
+/// checks that a prompt fits, the same loads are preempted much more often.
 #[test]
 fn pressure_does_not_become_thrash() {
     // Preemptions, and tokens computed again.
@@ -127,7 +128,7 @@ fn pressure_does_not_become_thrash() {
                 eprintln!("{} {mode:?} {overlap}:\n  {course:?}\n  {by_prompt:?}", load.name);
                 assert!(course.most <= load.most, "{}, {mode:?}: {course:?}", load.name);
                 assert!(!course.oldest_yielded, "{}, {mode:?}: {course:?}", load.name);
-                // Looking ahead leaves blocks free, but not many.
+                // Admission by expectations leaves some blocks free, but not many.
                 assert!(course.steps * 10 <= by_prompt.steps * 14, "{}, {mode:?}: {course:?}", load.name);
                 for (sums, course) in [(&mut expecting, course), (&mut greedy, by_prompt)] {
                     sums[0] += course.preemptions;
@@ -140,7 +141,7 @@ fn pressure_does_not_become_thrash() {
     assert!(is_half, "preemptions and tokens computed again: {expecting:?}, {greedy:?} by prompt");
 }
 
-/// Whoever has room for all that may come preempts nobody.
+/// If admission reserves room for all tokens that may come, nothing is preempted.
 #[test]
 fn with_room_for_all_tokens_nobody_yields() {
     for overlap in [false, true] {

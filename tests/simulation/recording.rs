@@ -1,4 +1,4 @@
-//! A recording of whatever happens gives the same decisions again, from whichever keyframe it begins, and tells of no text.
+//! A recording of a random load gives the same decisions again, from any keyframe, and contains no text.
 
 use crate::model::Random;
 use crate::setting;
@@ -14,7 +14,7 @@ use serde::Serialize;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-/// What was seen of recordings.
+/// What the recordings of a test contained.
 #[derive(Debug, Default)]
 struct Seen {
     recordings: usize,
@@ -34,14 +34,14 @@ impl World {
         self.engine.clone()
     }
 
-    /// Runs with a recorder that is given keyframes, and is asked for recordings, at random.
+    /// Runs with a recorder that gets keyframes and takes recordings at random times.
     fn run_recorded(
         &mut self,
         operations: usize,
         random: &mut Random,
         mut look: impl FnMut(Recording, &HashSet<Vec<u8>>),
     ) {
-        // With no length, each keyframe drops what was before.
+        // With length 0, each keyframe drops everything before it.
         let length = Duration::from_secs(if random.one_in(3) { 3600 } else { 0 });
         let limits = Limits { length, max_bytes: 64 << 20 };
         let mut known = HashSet::new();
@@ -66,7 +66,7 @@ impl World {
     }
 }
 
-/// Written, read, and replayed.
+/// Writes, reads and replays a recording.
 fn check(recording: &Recording, known: &HashSet<Vec<u8>>, seen: &mut Seen) {
     assert_eq!(recording.header().ends_early, None);
     let mut bytes = Vec::new();
@@ -109,7 +109,7 @@ fn value(of: &impl Serialize) -> Value {
     Value::serialized(of).unwrap()
 }
 
-/// Names of blocks, and whatever else is bytes.
+/// All byte strings, such as block hashes.
 fn byte_strings(of: &impl Serialize) -> Vec<Vec<u8>> {
     fn add(value: Value, to: &mut Vec<Vec<u8>>) {
         match value {
@@ -127,10 +127,10 @@ fn byte_strings(of: &impl Serialize) -> Vec<Vec<u8>> {
     all
 }
 
-/// Looks for what must not be in a file.
+/// Searches for data that must not be in a file.
 struct Leaks<'a> {
     has_tokens: bool,
-    /// Names that the process knows blocks by.
+    /// The block hashes of the process.
     known: &'a HashSet<Vec<u8>>,
 }
 
@@ -139,7 +139,7 @@ impl Leaks<'_> {
         self.look("", &value(keyframe));
     }
 
-    /// At what is under `key`.
+    /// Checks the value under `key`.
     fn look(&self, key: &str, value: &Value) {
         let is_empty = match value {
             Value::Null => true,
@@ -166,7 +166,7 @@ impl Leaks<'_> {
     }
 }
 
-/// Tokens of the simulated world are up to 40; here there is one that ends an output, at most.
+/// Tokens of the simulation go up to 40. In a recording there is at most token 1, the one that ends an output.
 fn assert_at_most_1(key: &str, value: &Value) {
     match value {
         Value::Integer(number) => assert!((0..=1).contains(&i128::from(*number)), "{key}: {number:?}"),
@@ -176,7 +176,7 @@ fn assert_at_most_1(key: &str, value: &Value) {
     }
 }
 
-/// Tokens of the simulated world are up to 40; here there is one that ends an output, at most.
+/// Tokens of the simulation go up to 40. In a recording there is at most token 1, the one that ends an output.
 fn assert_tells_nothing(event: &Event) {
     match event {
         Event::Arrive(arrived) => {
@@ -231,7 +231,7 @@ fn so_do_those_of_steps_planned_ahead() {
     check_random_recordings(true);
 }
 
-/// A recording of a world where sequences have to yield.
+/// A recording of a world with preemptions.
 fn recorded(seed: u64) -> Recording {
     let mut last = None;
     World::new(seed, false).run_recorded(600, &mut Random(seed), |recording, _| last = Some(recording));
@@ -297,7 +297,7 @@ fn memory_is_bounded_whatever_happens() {
             assert!(recorder.num_bytes() <= limits.max_bytes);
         }
     };
-    // With keyframes in time, what is dropped is the oldest part; without, everything, until the next.
+    // With regular keyframes, the oldest part is dropped. Without them, everything is dropped until the next one.
     let mut recorder = new();
     for _ in 0..20 {
         assert!(!recorder.wants_keyframe(), "there is one, and little after it");
@@ -311,7 +311,7 @@ fn memory_is_bounded_whatever_happens() {
     recorder.keyframe(state(1_000)).unwrap();
     recorder.cancel(RequestId(1));
     assert!(recorder.take().is_some());
-    // Where the state is too large by itself, that is said once, and not tried again at each step.
+    // If a state alone is too large, that is reported once, and not tried again at each step.
     let mut recorder = new();
     let too_large = recorder.keyframe(state(100_000)).unwrap_err();
     assert!(too_large.keyframe_bytes > limits.max_bytes / 3 && too_large.is_first);

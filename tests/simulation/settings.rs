@@ -1,4 +1,4 @@
-//! Settings at random, at the start and while requests run.
+//! Random settings, at the start and while requests run.
 
 use crate::model::Random;
 use crate::world::World;
@@ -11,7 +11,7 @@ use pagetide::ids::{RequestId, TokenId};
 use pagetide::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
 use std::sync::Arc;
 
-/// The swap pool may have so many blocks.
+/// The most blocks of the swap pool.
 pub const MOST_SWAP_BLOCKS: u64 = 60;
 
 fn quota(random: &mut Random) -> Quota {
@@ -36,7 +36,7 @@ fn preemption_mode(random: &mut Random) -> PreemptionMode {
 }
 
 fn admission_policy(random: &mut Random) -> AdmissionPolicy {
-    // Mostly without looking ahead: that is where sequences have to yield.
+    // Mostly admission by prompt, because that causes preemptions.
     match random.below(8) {
         0 => AdmissionPolicy::MaxTokens,
         1 | 2 => AdmissionPolicy::Expected,
@@ -72,8 +72,8 @@ pub fn random_config(random: &mut Random, seed: u64, overlap: bool) -> Scheduler
 }
 
 impl World {
-    /// Other settings from now on. Requests come as they did before: what was accepted under the settings at the start
-    /// must not be stuck.
+    /// Changes settings. Requests are drawn as before, because requests that were accepted under the first settings
+    /// must not get stuck.
     pub fn tune(&mut self) {
         let SchedulerConfig { num_device_blocks, max_num_seqs, max_num_batched_tokens, .. } = self.config;
         let random = &mut self.random;
@@ -112,7 +112,7 @@ fn roomy() -> World {
     World::calm(SchedulerConfig { max_num_seqs: 8, non_preemptible_blocks: 100, ..plain_config(4, 200) })
 }
 
-/// What a test of a few requests does not say itself: first come, first served, no second level, and steps one by one.
+/// Defaults for tests with a few requests: first come, first served, no swap pool, the simple loop.
 pub fn plain_config(block_size: usize, num_device_blocks: usize) -> SchedulerConfig {
     SchedulerConfig {
         block_size,
@@ -138,7 +138,7 @@ pub fn plain_config(block_size: usize, num_device_blocks: usize) -> SchedulerCon
 }
 
 impl World {
-    /// A world where nobody cancels and nothing fails.
+    /// A world without cancellations and failures.
     pub fn calm(config: SchedulerConfig) -> Self {
         let mut world = Self::of(config, Random(1));
         world.is_calm = true;
@@ -179,7 +179,7 @@ impl World {
         self.ask_on(vec![1; 5], params, 0, terms);
     }
 
-    /// Steps of two sequences at most, and nothing kept for those who must not yield.
+    /// Changes to steps of at most two sequences, and no blocks for non-preemptible requests.
     fn make_small(&mut self) {
         let (max_num_seqs, max_num_batched_tokens, non_preemptible_blocks) = (2, 4, 0);
         let now = Tuning::from(self.engine.scheduler.config());
@@ -216,7 +216,7 @@ fn steps_become_smaller_as_those_that_run_end() {
     assert_eq!((world.step_size(), world.finished), ((2, 4), 9));
 }
 
-/// What the intake had accepted when the settings changed ends, whatever they are now.
+/// Requests that were accepted before a change of settings always end.
 #[test]
 fn what_was_accepted_before_is_not_stuck() {
     let mut world = roomy();

@@ -1,4 +1,4 @@
-//! A greedy tenant beside a modest one, with what the program does unless it is told otherwise.
+//! A greedy tenant beside a modest one, with default settings.
 
 use crate::settings::plain_config;
 use crate::world::World;
@@ -10,7 +10,7 @@ use pagetide::sampling::params::SamplingParams;
 const GREEDY: Tenant = Tenant(1);
 const MODEST: Tenant = Tenant(2);
 
-/// What the greedy one asks for.
+/// The requests of the greedy tenant.
 #[derive(Clone, Copy, Debug)]
 struct Greed {
     num_requests: usize,
@@ -21,7 +21,7 @@ struct Greed {
 
 const GREEDS: [Greed; 4] = [
     Greed { num_requests: 500, prompt: 60, max_tokens: 40, n: 1 },
-    // Places in a step, and hardly a block.
+    // Many seats, and hardly any blocks.
     Greed { num_requests: 500, prompt: 2, max_tokens: 30, n: 1 },
     Greed { num_requests: 200, prompt: 30, max_tokens: 30, n: 4 },
     // Prompts that end with their first step: they hold nothing from one step to the next.
@@ -76,14 +76,14 @@ fn modest_steps(greed: Greed, key_turns: bool, overlap: bool) -> Vec<usize> {
     steps
 }
 
-/// Whoever asks for little waits for a place among those that run, and not behind all that another has asked for.
+/// The modest tenant waits until a seat or blocks are free, and not behind all requests of the greedy one.
 #[test]
 fn a_modest_tenant_is_served_beside_a_greedy_one() {
     for overlap in [false, true] {
         for greed in GREEDS {
             let steps = modest_steps(greed, true, overlap);
-            // What runs goes on to its end, and what was paused comes back before: some prompts in pieces, and three outputs;
-            // then its own 8 tokens. All that the greedy one asks for takes more than 1,000 steps.
+            // Running requests go on to their end, and paused ones come back first: some prompts in pieces and three
+            // outputs. Then come its own 8 tokens. All requests of the greedy tenant take more than 1,000 steps.
             let bound = 8 + 3 * greed.max_tokens as usize + 16 * greed.prompt.div_ceil(64) + 16;
             eprintln!("{greed:?}, {overlap}: {steps:?} steps, bound {bound}");
             assert!(steps.iter().all(|steps| *steps <= bound), "{greed:?}, {overlap}: {steps:?}, bound {bound}");
@@ -91,14 +91,14 @@ fn a_modest_tenant_is_served_beside_a_greedy_one() {
     }
 }
 
-/// By age alone it waits behind all of them.
+/// Without turns, the modest tenant waits behind all requests of the greedy one.
 #[test]
 fn without_turns_it_waits_for_all_that_came_before() {
     let steps = modest_steps(GREEDS[0], false, false);
     assert!(steps[0] > 1_000, "{steps:?}");
 }
 
-/// What both have asked for is served at the same pace, however much more one of them asks for.
+/// Both tenants are served at the same pace, even if one has many more requests.
 #[test]
 fn two_greedy_tenants_get_equal_parts() {
     for overlap in [false, true] {

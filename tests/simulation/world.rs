@@ -1,4 +1,4 @@
-//! Clients, the engine and the device, and what must hold at any time.
+//! The simulated world: clients, the engine and the device, with the invariants that must hold at any time.
 
 use crate::device::Device;
 use crate::model::*;
@@ -20,26 +20,26 @@ use std::ops::AddAssign;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a client has heard of one request.
+/// What a client has received of one request.
 pub struct Heard {
     pub arrival: Arrival,
     pub started: bool,
     pub outputs: Vec<Vec<TokenId>>,
     pub finished: Vec<Option<FinishReason>>,
     pub stopped: Vec<bool>,
-    /// Of each sample: its sequences that are paused. Beams tell as sample 0.
+    /// For each sample: how many of its sequences are paused. Beams report as sample 0.
     pub paused: Vec<usize>,
 }
 
-/// Preemptions to the swap pool, by what they left to be copied.
+/// Counts of preemptions to the swap pool, by what they still had to copy.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tails {
     pub all: usize,
-    /// Whose copies ahead had been made, as far as `max_tail_blocks` asks.
+    /// Preemptions that were foreseen.
     pub foreseen: usize,
-    /// For whom there was no room in the swap pool.
+    /// Preemptions whose copies ahead found no room in the swap pool.
     pub no_room: usize,
-    /// Of more blocks than that and the partly filled one; and those of them that nothing had foretold.
+    /// Preemptions that copied more than the bound; and those of them that were not foreseen.
     pub over: usize,
     pub unforeseen_over: usize,
 }
@@ -63,21 +63,21 @@ pub struct Totals {
 
 pub struct World {
     pub random: Random,
-    /// As it was at the start: nothing becomes larger than that but the swap pool.
+    /// The configuration at the start. Only the swap pool may become larger than this.
     pub config: SchedulerConfig,
     pub engine: EngineState,
     pub device: Device,
     pub in_flight: VecDeque<StepPlan>,
-    /// Blocks that have left the swap pool, behind the plan in flight that was the last then.
+    /// Blocks that left the swap pool, for each plan in flight: those that left after it.
     discards: VecDeque<Vec<BlockId>>,
     /// How many of them there have been.
     pub discarded: usize,
     pub open: HashMap<RequestId, Heard>,
     pub next_request: u64,
     pub prefixes: Vec<Vec<TokenId>>,
-    /// Nobody cancels, nothing fails.
+    /// Whether there are no cancellations and no failures.
     pub is_calm: bool,
-    /// One in so many steps fails.
+    /// One in this many steps fails.
     pub fails_one_in: u64,
     pub operations: usize,
     pub total: Totals,
@@ -92,18 +92,18 @@ pub struct World {
     pub failures: [usize; 2],
     /// Pending tokens that were fed.
     pub pending: usize,
-    /// Samples that ended with a plan behind.
+    /// Samples that ended while a further plan was in flight.
     pub fed_after_end: usize,
-    /// Steps with prompts that could have had more, had they not had to be short.
+    /// Steps whose prompts were cut to keep the step short.
     pub limited: usize,
     /// Copies between the pools that failed; cached tokens that came from the swap pool.
     pub lost_copies: usize,
-    /// Demands of sequences that had been paused for long.
+    /// Urgent sequences in demands.
     pub urgent: usize,
     pub hit_swapped: usize,
     /// Plans that were not empty.
     pub num_steps: usize,
-    /// How often a request had to yield.
+    /// The number of preemptions of each request.
     pub yields: HashMap<RequestId, usize>,
     /// Changes while requests ran; those after which the swap pool had to drain; its blocks that drained.
     pub tuned: usize,
@@ -111,9 +111,9 @@ pub struct World {
     pub drained: usize,
     /// Preemptions to the swap pool.
     pub tails: Tails,
-    /// What the last plans fed: of as many as may have been made since blocks were last copied ahead.
+    /// The tokens that the last plans fed, for as many plans as may have been made since blocks were last copied ahead.
     last_fed: VecDeque<Vec<(SeqId, usize)>>,
-    /// Hears of everything.
+    /// Records everything, if set.
     pub recorder: Option<Recorder>,
 }
 
@@ -173,7 +173,7 @@ impl World {
         }
     }
 
-    /// A request that could run alone, often with a known prefix.
+    /// Submits a request that could run alone, often with a known prefix.
     pub fn arrive(&mut self) {
         let random = &mut self.random;
         let limit = self.config.max_model_len as u64;
@@ -199,7 +199,7 @@ impl World {
             min_tokens: if random.one_in(3) { random.below(u64::from(max_tokens) + 1) as u32 } else { 0 },
             eos_token_ids: if random.one_in(3) { vec![] } else { vec![EOS] },
             prompt_logprobs: (!is_search && random.one_in(6)).then_some(0),
-            // Changes no fingerprint, but plans then carry the tokens before.
+            // This changes no fingerprint, but makes plans carry the history.
             logit_bias: vec![(3, 0.0)],
             seed: 1 + self.next_request,
             presence_penalty: if max_tokens.is_multiple_of(3) { 0.5 } else { 0.0 },
@@ -256,7 +256,8 @@ impl World {
         self.engine.scheduler.arrive(arrival);
     }
 
-    /// Makes `params` those of a search that could run alone, if there is room for two beams; the results wanted of it.
+    /// Turns `params` into those of a search that could run alone, if there is room for two beams. Returns the number
+    /// of results.
     pub fn make_search(&mut self, params: &mut SamplingParams, prompt_len: usize) -> u32 {
         let Self { random, config, .. } = self;
         let width = random.range(2, 5).min(config.max_num_seqs as u64) as usize;
@@ -306,7 +307,7 @@ impl World {
         }
     }
 
-    /// Mostly plans where that is possible, else ends the oldest plan.
+    /// Makes a plan if possible, in most cases; otherwise finishes the oldest plan.
     pub fn step(&mut self) {
         if self.engine.scheduler.waits_for_copies() && self.random.one_in(3) {
             let report = self.device.copy_some();
@@ -320,7 +321,7 @@ impl World {
         }
     }
 
-    /// A step, and the end of the oldest where no more may be in flight.
+    /// Makes a plan, and finishes the oldest one if no more may be in flight.
     pub fn plan_and_finish(&mut self) -> Option<StepPlan> {
         let before = self.in_flight.len();
         self.plan();
@@ -376,7 +377,7 @@ impl World {
         self.engine.scheduler.check_against(self.engine.device.stats());
         let (device_tables, swap_tables) = self.engine.scheduler.tables();
         self.engine.device.check(device_tables.into_iter());
-        // What this step copies in is released with the next demand.
+        // Swap blocks that this step copies in are released with the next demand.
         self.engine.swap.check(swap_tables.into_iter());
         self.check_plan(&plan, &report.forecast);
         let is_empty = plan.is_empty();
@@ -389,7 +390,7 @@ impl World {
         !(is_ahead && is_empty)
     }
 
-    /// What a preemption that was foreseen leaves to be copied is bounded; and no other is said to have been.
+    /// Checks that foreseen preemptions keep the bound, and that no other preemption is called foreseen.
     fn check_tails(&mut self, plan: &StepPlan, all: Vec<TailCopies>) {
         let SchedulerConfig { max_tail_blocks, write_behind_blocks, block_size, .. } = *self.engine.scheduler.config();
         let num_copies: usize = all.iter().map(|copies| copies.num_blocks).sum();
@@ -422,7 +423,7 @@ impl World {
         }
     }
 
-    /// The device gets what was planned before, and then this.
+    /// Blocks are discarded on the device only after the plans made before.
     pub fn discard_retired(&mut self) {
         let retired = self.engine.swap.take_retired();
         self.discarded += retired.len();
@@ -484,7 +485,7 @@ impl World {
         self.engine.scheduler.check();
     }
 
-    /// What a step takes: as long as its tokens say, or, where it is not calm, sometimes anything.
+    /// The time of a step: given by its tokens, or, unless the world is calm, sometimes random.
     pub fn seconds(&mut self, plan: &StepPlan) -> f64 {
         match self.random.below(10) {
             0 if !self.is_calm => 0.0,
@@ -591,7 +592,7 @@ impl World {
         self.drain();
     }
 
-    /// Until so many operations are done.
+    /// Runs until `operations` operations are done.
     pub fn run_for(&mut self, operations: usize) {
         while self.operations < operations {
             match self.random.below(10) {
@@ -604,7 +605,7 @@ impl World {
         }
     }
 
-    /// Every request ends, and every block comes back.
+    /// Runs until every request has ended, and checks that every block is released.
     pub fn drain(&mut self) {
         let most = self.engine.scheduler.num_requests() * 5 * (self.config.max_model_len + 2) * 4 + 100;
         let mut steps = 0;

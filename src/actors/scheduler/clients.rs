@@ -1,4 +1,4 @@
-//! The requests' owners, and what they hear.
+//! The clients of requests, and what they are sent.
 
 use super::SchedulerActor;
 use crate::actors::messages::Event;
@@ -19,14 +19,14 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// Who waits for a request.
+/// The client of a request.
 pub(super) struct Client {
     pub events: mpsc::UnboundedSender<Event>,
     pub tenant: Option<Arc<TenantMetrics>>,
     pub arrived: Instant,
-    /// How long it waited for its first step ...
+    /// The time from arrival to its first step.
     pub queued: Option<Duration>,
-    /// ... and for its first token.
+    /// The time from arrival to its first token.
     pub first_token: Option<Duration>,
     pub prompt_tokens: usize,
     pub max_tokens: usize,
@@ -35,7 +35,7 @@ pub(super) struct Client {
     /// Of each sample.
     pub last_token: Vec<Option<Instant>>,
     pub ended_by_length: bool,
-    /// As it was last told.
+    /// The bill that was last sent.
     pub bill: KvBill,
     /// Of each sample.
     pub pauses: Vec<Pause>,
@@ -44,7 +44,7 @@ pub(super) struct Client {
     pub _place: Place,
 }
 
-/// What the last commit said and the clients have not been told.
+/// The deliveries of the last commit that have not been sent to the clients.
 pub(super) struct News {
     pub deliveries: Deliveries,
     /// Requests that ended with it.
@@ -53,11 +53,11 @@ pub(super) struct News {
 }
 
 impl SchedulerActor {
-    /// [`SchedulerActor::tell`] once the step that has just been planned is with the executor: every client that hears
-    /// something wakes a thread, which may take the processor, and the device waits for none of them.
+    /// Calls [`SchedulerActor::tell`] after the step that was just planned has reached the executor. Every event wakes
+    /// a thread, which may take the processor, and the device must not wait for that.
     pub(super) fn tell_soon(&self, ctx: &mut Context<Self>) {
         let mut is_queued = false;
-        // The executor's actor is in this thread's queue: one turn later it has handed the step to its thread.
+        // The executor's actor is in this thread's queue. One turn later it has passed the step to its own thread.
         let turn = poll_fn(move |cx| match std::mem::replace(&mut is_queued, true) {
             true => Poll::Ready(()),
             false => {
@@ -68,7 +68,7 @@ impl SchedulerActor {
         ctx.spawn(turn.into_actor(self).map(|(), this, _| this.tell()));
     }
 
-    /// Tells the clients what the last commit said.
+    /// Sends the deliveries of the last commit to the clients.
     pub(super) fn tell(&mut self) {
         let Some(News { deliveries, ended, at }) = self.news.take() else { return };
         let is_token = |delivery: &Delivery| matches!(delivery, Delivery::Token { .. });
@@ -132,11 +132,11 @@ impl SchedulerActor {
                 Event::Finished { index: sample, reason }
             }
         };
-        // A closed channel is a client that has gone; its cancellation is on its way.
+        // A closed channel means that the client has gone. Its cancellation follows.
         let _ = client.events.send(event);
     }
 
-    /// The request has ended: its stream closes, its place at the intake is free.
+    /// The request has ended. Its stream closes and its place is released.
     pub(super) fn close(&mut self, request: RequestId, outcome: Outcome) {
         if let Some(client) = self.clients.remove(&request) {
             let last_token = client.last_token.iter().flatten().max();

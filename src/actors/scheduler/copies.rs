@@ -1,4 +1,4 @@
-//! Copies between the tiers that end while no step is under way, and what is told of all of them.
+//! Copies between the tiers that end while no step runs, and reports of all copies.
 
 use super::SchedulerActor;
 use crate::actors::messages::AwaitCopies;
@@ -8,7 +8,7 @@ use crate::metrics;
 use actix::{ActorFutureExt, AsyncContext, Context, WrapFuture};
 
 impl SchedulerActor {
-    /// Hears when a copy has ended, while nothing runs.
+    /// Waits for the end of a copy while no step runs.
     pub(super) fn await_copies(&mut self, ctx: &mut Context<Self>) {
         if std::mem::replace(&mut self.awaits_copies, true) {
             return;
@@ -17,7 +17,7 @@ impl SchedulerActor {
         ctx.spawn(answer.into_actor(self).map(move |answer, this, ctx| {
             this.awaits_copies = false;
             match answer {
-                Ok(_) if this.failures != failures => {} // of pools that are gone
+                Ok(_) if this.failures != failures => {} // these pools are gone
                 Ok(Ok(report)) => {
                     this.recording.hear(|recorder| recorder.copied(&report));
                     this.scheduler().copied(&report);

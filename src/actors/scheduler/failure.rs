@@ -1,4 +1,4 @@
-//! An executor that fails or hangs: who hears of it, and whether the engine goes on.
+//! Handles an executor that fails or hangs: which requests fail, and whether the engine goes on.
 
 use super::SchedulerActor;
 use crate::actors::messages::{ExecutorFailed, Reset};
@@ -10,7 +10,8 @@ use actix::{ActorFutureExt, AsyncContext, Context, MailboxError, WrapFuture};
 use std::time::Duration;
 
 impl SchedulerActor {
-    /// The executor has lost all KV, and every step that it had: what ran fails, what waits goes on with empty pools.
+    /// The executor has lost all KV and all steps in flight. Running requests fail. Waiting ones go on with empty
+    /// pools.
     pub(super) fn fail(&mut self, failure: &ExecutorFailed, ctx: &mut Context<Self>) {
         self.tell();
         self.failures += 1;
@@ -56,7 +57,7 @@ impl SchedulerActor {
         stop_system(why);
     }
 
-    /// A device that hangs cannot be restarted: its thread never comes back.
+    /// A device that hangs cannot be restarted, because its thread never comes back.
     pub(super) fn look_for_hung_step(&mut self, timeout: Duration) {
         let allowance = self.settings.restart.allowance();
         if self.oldest_since.take_if(|since| since.elapsed() >= timeout + allowance).is_some() {

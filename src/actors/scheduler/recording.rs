@@ -1,4 +1,4 @@
-//! What the flight recorder hears of the scheduler's calls.
+//! Reports the scheduler's calls to the flight recorder.
 
 use super::SchedulerActor;
 use crate::actors::messages::{ClonePool, TakeRecording};
@@ -12,17 +12,19 @@ use actix::{ActorFutureExt, AsyncContext, Context, Handler, MailboxError, Messag
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// After a failure, the next recording by itself comes no sooner: what fails again and again fills no disk.
+/// After a failure, the next automatic recording comes no sooner than this, so that a device that keeps failing does
+/// not fill the disk.
 const LEAST_INTERVAL: Duration = Duration::from_secs(60);
 
-/// That the end of an engine waits for its recording: supervisors restart a process that says nothing for long.
+/// The longest time that a stopping engine waits for its recording, because supervisors restart a process that is
+/// silent for too long.
 const MAX_WAIT: Duration = Duration::from_secs(20);
 
-/// The recorder, where there is one.
+/// The recorder, if recording is on.
 pub(super) struct Recording {
     pub recorder: Option<Box<Recorder>>,
     config: RecorderConfig,
-    /// By itself.
+    /// When a recording was last written automatically.
     last_written: Option<Instant>,
 }
 
@@ -31,7 +33,7 @@ impl Recording {
         Self { recorder: recorder.map(Box::new), config, last_written: None }
     }
 
-    /// Tells the recorder, if there is one.
+    /// Calls `tell` with the recorder, if there is one.
     pub fn hear(&mut self, tell: impl FnOnce(&mut Recorder)) {
         if let Some(recorder) = &mut self.recorder {
             tell(recorder);
@@ -51,7 +53,7 @@ impl Recording {
         Some(raw)
     }
 
-    /// The executor has failed, and the engine goes on.
+    /// Writes a recording in the background, after a failure of the executor that the engine survives.
     pub fn write_beside(&mut self) {
         let Some(raw) = self.take_after_failure() else { return };
         let config = self.config.clone();
@@ -61,7 +63,7 @@ impl Recording {
         }
     }
 
-    /// The engine ends, and the process with it: it waits for the file, but not for long.
+    /// Writes a recording and waits for it, within limits, because the process is about to end.
     pub fn write_now(&mut self) {
         let Some(raw) = self.take_after_failure() else { return };
         let config = self.config.clone();
@@ -69,12 +71,12 @@ impl Recording {
     }
 }
 
-/// Runs it on a thread of its own and waits for it so long. False where that was not long enough.
+/// Runs `write` on a thread of its own and waits for it. False if it takes longer than `most`.
 fn within(most: Duration, write: impl FnOnce() + Send + 'static) -> bool {
     let (done, is_done) = mpsc::channel();
     let write = move || {
         write();
-        // Nobody may wait any more.
+        // The caller may no longer wait.
         let _ = done.send(());
     };
     if let Err(error) = std::thread::Builder::new().name("pagetide-recording".into()).spawn(write) {
@@ -95,7 +97,7 @@ fn write(raw: RawRecording, config: &RecorderConfig) {
 }
 
 impl SchedulerActor {
-    /// Nothing can be planned now: if it is time for it, the states are noted. Nothing is handled meanwhile.
+    /// Takes a keyframe, if it is time for one. No step can be planned now, and no message is handled meanwhile.
     pub(super) fn note_state(&mut self, ctx: &mut Context<Self>) {
         if !self.recording.recorder.as_ref().is_some_and(|recorder| recorder.wants_keyframe()) {
             return;

@@ -51,7 +51,7 @@ impl SchedulerActor {
         let now = Instant::now();
         for (request, delivery) in report.pauses {
             match &mut self.news {
-                // Behind what the step before has said.
+                // After the deliveries of the step before.
                 Some(news) => news.deliveries.push((request, delivery)),
                 None => self.deliver(request, delivery, now),
             }
@@ -59,7 +59,7 @@ impl SchedulerActor {
         let Forecast { prompt_limit, decodes_s, prompt_token_s, output_tokens, horizon, .. } = report.forecast;
         metrics::forecast(prompt_limit, decodes_s, prompt_token_s);
         metrics::expectation(output_tokens, horizon);
-        // Samples that share a partly filled block count it once each.
+        // Samples that share a partly filled block each count its empty slots.
         metrics::kv_waste(report.empty_slots, report.used_blocks * self.settings.block_size);
     }
 

@@ -21,14 +21,15 @@ impl Handler<Tune> for SchedulerActor {
 }
 
 impl SchedulerActor {
-    /// The swap pool and the policy change at once: nothing else is handled meanwhile, and no step is being planned.
+    /// Changes the swap pool and the scheduler together. No other message is handled meanwhile, and no step is being
+    /// planned.
     fn tune(&mut self, tuning: Tuning, answer: oneshot::Sender<PoolStats>, ctx: &mut Context<Self>) {
         let resized = self.swap_pool.send(Resize(tuning.num_swap_blocks));
         ctx.wait(resized.into_actor(self).map(move |stats, this, ctx| match stats {
             Ok(stats) => {
                 this.recording.hear(|recorder| recorder.tune(&tuning));
                 this.scheduler().tune(&tuning, stats);
-                // Whoever asked may have gone; the settings are in force all the same.
+                // The caller may have gone. The settings are in force all the same.
                 let _ = answer.send(stats);
                 this.wake(ctx);
             }

@@ -1,4 +1,4 @@
-//! Shows the engine to who watches.
+//! Takes snapshots for the console.
 
 use super::SchedulerActor;
 use crate::actors::messages::{Look, ViewPool};
@@ -22,11 +22,12 @@ impl Handler<Look> for SchedulerActor {
 }
 
 impl SchedulerActor {
-    /// The policy and both pools at one moment: nothing else is handled meanwhile, and no step is being planned.
+    /// Takes a snapshot of the scheduler and both pools. No other message is handled meanwhile, and no step is being
+    /// planned.
     fn look(&mut self, Look { most_waiting }: Look, answer: oneshot::Sender<Snapshot>, ctx: &mut Context<Self>) {
         let started = Instant::now();
         let SchedulerSnapshot { population, seqs } = self.scheduler().snapshot(most_waiting);
-        // A client that is gone has its request cancelled with the next message.
+        // If a client has gone, the next message cancels its request.
         let arrived = |request| self.clients.get(&request).map_or(started, |client| client.arrived);
         let seqs = seqs.into_iter().map(|view| Watched { arrived: arrived(view.rank.request), view }).collect();
         let (block_size, block_bytes) = (self.settings.block_size, self.settings.block_bytes);
@@ -38,7 +39,7 @@ impl SchedulerActor {
                 let cost = started.elapsed();
                 let snapshot =
                     Snapshot { seqs, population, block_size, block_bytes, device, swap, totals, moves, cost };
-                // Whoever looked may have gone.
+                // The watcher may have gone.
                 let _ = answer.send(snapshot);
             }
             Err(_) => stop_system("a pool's actor is gone"),

@@ -80,7 +80,7 @@ fn a_failure_leaves_a_recording_that_replays() {
         let dir = folder.path().join("recordings");
         let recorder = RecorderConfig { dir: dir.to_str().unwrap().into(), ..RecorderConfig::default() };
         let mut world = World::recording(Settings { on_failure, ..Settings::new(overlap) }, recorder);
-        // Together they want 9 of the 8 blocks: somebody has to yield before it fails.
+        // Together they need 9 blocks and there are 8, so one is preempted before the step fails.
         let hold = world.hold();
         let streams: Vec<_> = (0..3).map(|_| world.submit(vec![1, 2], 11).unwrap()).collect();
         drop(hold);
@@ -100,7 +100,7 @@ fn a_failure_leaves_a_recording_that_replays() {
             |event: &&Recorded| matches!(event, Recorded::Plan { plan: Some(plan), .. } if !plan.preempted.is_empty());
         assert!(all.iter().filter(preempts).count() > 0, "nobody had to yield");
         let failed = |event: &Recorded| matches!(event, Recorded::Failed(failed) if failed.len() == 1);
-        // Where the engine ends, it ends before it says who fails.
+        // If the engine ends, it ends before the requests fail.
         assert_eq!(all.last().is_some_and(failed), on_failure == OnFailure::Restart, "{all:?}");
         if on_failure == OnFailure::Restart {
             // What fails again and again fills no disk.

@@ -71,7 +71,7 @@ fn a_bill_is_of_all_samples() {
         assert!(bill.preemptions >= 1 && bill.swapped_out_blocks > 0, "{bill:?}");
         let paused = |event: &Event| if let Event::Resumed { after, .. } = event { *after } else { Duration::ZERO };
         assert_eq!(all.iter().map(paused).sum::<Duration>(), bill.paused);
-        // The last to end is who paid.
+        // The sample that ends last is the one that was preempted.
         assert!(matches!(all.last(), Some(Event::Finished { index: 2, .. })), "{all:?}");
     }
 }

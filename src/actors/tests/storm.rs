@@ -120,7 +120,7 @@ fn hundreds_of_failed_steps_hang_nobody_and_leave_nothing_behind() {
                 let (world, ends, is_over) = (&world, &ends, &is_over);
                 scope.spawn(move || client(world, seed, ends, is_over));
             }
-            // In the middle of a step, at its end, and because somebody asked for it.
+            // In the middle of a step, at its end, and on request.
             let ways = [Some(POISON), Some(LATE_POISON), None];
             for way in ways.iter().cycle() {
                 if count(&world.device.resets) >= FAILURES {
@@ -130,7 +130,7 @@ fn hundreds_of_failed_steps_hang_nobody_and_leave_nothing_behind() {
                     Some(poison) => drop(world.submit(vec![*poison], 3).map(events)),
                     None => block_on(world.fail.send(FailNextStep)).unwrap(),
                 }
-                // What was asked for happens with the next step: somebody has to come.
+                // A requested failure happens with the next step, so a request has to arrive.
                 std::thread::sleep(Duration::from_millis(2));
             }
             is_over.store(true, Ordering::SeqCst);
@@ -146,7 +146,7 @@ fn hundreds_of_failed_steps_hang_nobody_and_leave_nothing_behind() {
             let states = snapshot.device.states().into_iter().chain(snapshot.swap.states());
             snapshot.seqs.is_empty() && states.filter(is_used).count() == 0
         });
-        // A failure that was asked for last may still be to come: it takes whoever is first.
+        // A failure that was requested last may still come. It hits the first request.
         drop(events(world.submit(vec![9; 3], 1).unwrap()));
         world.wait_until_idle();
         assert_eq!(answers(&world), before, "the same bytes as before");

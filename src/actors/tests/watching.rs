@@ -1,4 +1,4 @@
-//! What who watches sees.
+//! Tests of snapshots.
 
 use super::*;
 use crate::actors::watch::Snapshot;

@@ -29,7 +29,7 @@ pub fn serve(pool: &mut BlockPool, block_size: usize, demand: Demand) -> Grant {
     };
     let yields_at: IdMap<SeqId, usize> = demand.victims.iter().map(|victim| victim.seq).zip(0..).collect();
     let mut victims = demand.victims.into_iter().peekable();
-    // What those take in this step who need not yield.
+    // The blocks that sequences which are never preempted take in this step.
     let must_grow = demand.grow.iter().filter(|grow| !yields_at.contains_key(&grow.seq));
     let kept: usize = must_grow.map(|grow| grow.most_blocks() - grow.promised).sum();
     for admit in &demand.urgent {
@@ -60,7 +60,7 @@ pub fn serve(pool: &mut BlockPool, block_size: usize, demand: Demand) -> Grant {
     grant
 }
 
-/// What there still is in a step that is being served, and what has been granted.
+/// What is left in the step that is being served, and what has been granted.
 struct Room {
     block_size: usize,
     /// Of the pool's blocks.
@@ -81,8 +81,8 @@ impl Room {
         self.grant.causes.push(cause);
     }
 
-    /// Admits, if need be with others yielding: as few as it takes, or none where that would not help. `kept` blocks are
-    /// left. An error says what there is too little of while nobody yields.
+    /// Admits an urgent sequence, if necessary by preempting others: as few as possible, or none if that would not
+    /// help. `kept` blocks are left available. The error says what is lacking without preemptions.
     fn admit_urgent(
         &mut self,
         pool: &mut BlockPool,
@@ -98,7 +98,7 @@ impl Room {
             if room >= needed && seats >= admit.seats {
                 break;
             }
-            // What others hold too is not given back.
+            // Blocks that other sequences hold too are not released.
             for block in victim.table.iter() {
                 let count = given_up.entry(*block).or_default();
                 *count += 1;
@@ -117,7 +117,8 @@ impl Room {
         self.try_admit(pool, admit, kept)
     }
 
-    /// The blocks of the running, in the opposite order of yielding: who yields has not been given any in this step.
+    /// Allocates blocks to running sequences, in the reverse order of preemption. So a sequence that is preempted has
+    /// not been given blocks in this step.
     fn grow(
         &mut self,
         pool: &mut BlockPool,
@@ -142,7 +143,7 @@ impl Room {
                 }
                 let victim = victims.next().expect("victims name all who may have to yield when blocks may run out");
                 let is_itself = victim.seq == grow.seq;
-                // Its promise has been counted as kept.
+                // Its promised blocks were deducted above and are deducted again below.
                 self.promised += if is_itself { grow.promised } else { 0 };
                 self.yields(pool, &victim, grow.seq);
                 if is_itself {
@@ -154,8 +155,8 @@ impl Room {
         self.grant.grown = grown.into_iter().map(|(_, grown)| grown).collect();
     }
 
-    /// Admits if there is a seat, and blocks for all tokens beside those promised and `watermark`, and, where that counts,
-    /// for what is expected to come.
+    /// Admits a sequence if there is a seat and there are blocks for all its tokens in addition to promised ones and
+    /// `watermark`, and, if the policy uses it, for what is expected.
     fn try_admit(&mut self, pool: &mut BlockPool, admit: &Admit, watermark: usize) -> Result<(), Lack> {
         if admit.seats > self.seats {
             return Err(Lack::Seats { wanted: admit.seats, free: self.seats });
@@ -186,7 +187,7 @@ fn release(pool: &mut BlockPool, table: &BlockTable) {
     }
 }
 
-/// All the blocks that `grow` needs, or none. Leaves `keep` blocks available.
+/// Allocates all the blocks that `grow` needs, or none. Leaves `keep` blocks available.
 fn try_grow(pool: &mut BlockPool, grow: &Grow, keep: usize) -> Option<Grown> {
     let shared = grow.writes_into.filter(|(_, block)| pool.is_shared(*block));
     if pool.available() < grow.new_blocks + usize::from(shared.is_some()) + keep {
@@ -207,8 +208,8 @@ enum Source {
     SwappedIn,
 }
 
-/// What there is of `admit` on either tier, and the blocks for the tokens that follow, if all its tokens fit beside `keep`
-/// blocks, and so many more `fit`.
+/// Takes the cached blocks of `admit` on either tier, and allocates blocks for the tokens that follow. Does so only if
+/// all its tokens fit in addition to `keep` blocks, and `fit` accepts the number of new blocks.
 fn try_admit(
     pool: &mut BlockPool,
     block_size: usize,
@@ -224,7 +225,7 @@ fn try_admit(
         None => admit.held.get(place).filter(|held| **held).map(|_| Source::SwappedIn),
     };
     let mut sources: Vec<Source> = (0..).map_while(source).collect();
-    // A block that is swapped in partly filled is the last: what the cache has behind it does not follow it.
+    // A partly filled block that is swapped in is the last one: cached blocks after it do not continue it.
     let partial = (!admit.num_held_tokens.is_multiple_of(block_size)).then(|| admit.num_held_tokens / block_size);
     let partial = partial.filter(|place| matches!(sources.get(*place), Some(Source::SwappedIn)));
     if let Some(place) = partial {

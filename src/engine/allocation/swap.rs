@@ -1,4 +1,4 @@
-//! What is asked of the swap pool, and how it answers.
+//! What the swap pool is asked, and how it answers.
 
 use super::device::allocate;
 use crate::engine::block_pool::{BlockPool, PoolStats};
@@ -7,15 +7,15 @@ use crate::ids::{BlockId, IdSet, SeqId};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Which of a prompt's blocks the swap pool holds: what is asked for each sequence that may start.
+/// The question which of a prompt's blocks the swap pool holds, for a sequence that may start.
 #[derive(Clone, Debug)]
 pub struct Find {
     pub hashes: Arc<Vec<BlockHash>>,
-    /// How many of them count.
+    /// How many of `hashes` may be used.
     pub usable_hashes: usize,
 }
 
-/// Answers [`Find`]s, in their order.
+/// Answers a list of [`Find`]s in order.
 pub fn find(pool: &BlockPool, finds: &[Find]) -> Vec<Vec<bool>> {
     let held = |hash: &BlockHash| pool.lookup(hash).is_some();
     finds.iter().map(|find| find.hashes[..find.usable_hashes].iter().map(held).collect()).collect()
@@ -24,17 +24,17 @@ pub fn find(pool: &BlockPool, finds: &[Find]) -> Vec<Vec<bool>> {
 /// scheduler → swap pool, applied in the order of the fields.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct SwapDemand {
-    /// Names of blocks that are copied to the device, for each sequence. Before others let go of them: where the pool
-    /// drains, a block that nobody holds is gone.
+    /// Hashes of the blocks to copy to the device, for each sequence. This comes before releases, because a draining
+    /// pool drops blocks that no table holds.
     pub take: Vec<Vec<BlockHash>>,
-    /// Tables that nobody needs any more.
+    /// Tables that are no longer needed.
     pub release: Vec<Vec<BlockId>>,
-    /// Blocks that hold nothing: a copy failed.
+    /// Blocks whose copy failed, so that they hold no content.
     pub forget: Vec<BlockId>,
     pub store: Vec<Store>,
-    /// Names of full blocks of running sequences, for each of them: copied ahead of need, as far as there is room.
+    /// Hashes of full blocks to copy ahead, for each running sequence, as far as there is room.
     pub back: Vec<Vec<BlockHash>>,
-    /// Names of blocks that the device no longer caches.
+    /// Hashes of blocks that the device has evicted.
     pub keep: Vec<BlockHash>,
 }
 
@@ -58,35 +58,35 @@ impl SwapDemand {
     }
 }
 
-/// A preempted sequence that wants its KV kept.
+/// A preempted sequence whose KV is to be stored.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Store {
     pub seq: SeqId,
     /// Blocks that hold computed tokens.
     pub num_blocks: usize,
-    /// Names of the leading full ones; a block that the pool already holds under its name is stored once.
+    /// Hashes of the leading full blocks. A block whose hash the pool already holds is not stored again.
     pub hashes: Vec<BlockHash>,
 }
 
 /// swap pool → scheduler: an answer for each entry of the demand's lists, in their order.
 #[derive(Clone, Debug, Default)]
 pub struct SwapGrant {
-    /// Held for the sequence until it releases them.
+    /// The blocks of `take`, held for the sequence until it releases them.
     pub taken: Vec<Vec<BlockId>>,
-    /// The same; `None` where the pool is too full.
+    /// The blocks for each `Store`, held in the same way. `None` if the pool has no room.
     pub stored: Vec<Option<Vec<SwapBlock>>>,
-    /// The same, for as many of the names as there is room.
+    /// The blocks of `back`, held in the same way, for as many hashes as there is room.
     pub backed: Vec<Vec<SwapBlock>>,
-    /// Held by nobody; where it is to be copied to, if it is.
+    /// The block to copy each of `keep` to, if it is kept. No table holds it.
     pub kept: Vec<Option<BlockId>>,
-    /// `None`: it was not asked.
+    /// `None` if the pool was not asked.
     pub stats: Option<PoolStats>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwapBlock {
     pub block: BlockId,
-    /// False where the pool already holds the content.
+    /// False if the pool already holds the content.
     pub copy: bool,
 }
 
@@ -111,17 +111,17 @@ pub fn serve_swap(pool: &mut BlockPool, demand: SwapDemand) -> SwapGrant {
         copy.then_some(block)
     };
     let mut kept: Vec<Option<BlockId>> = demand.keep.iter().map(keep).collect();
-    // A block that was given to one and then to another is the other's: no two copies go to it.
+    // A block may be evicted and allocated again within this demand. Then only the last copy goes to it.
     let mut given = IdSet::default();
     kept.iter_mut().rev().for_each(|block| *block = block.filter(|block| given.insert(*block)));
-    pool.take_evicted(); // below this tier there is none
+    pool.take_evicted(); // there is no tier below this one
     SwapGrant { taken, stored, backed, kept, stats: Some(pool.stats()) }
 }
 
 /// Makes the swap pool larger or smaller, between two steps.
 pub fn resize_swap(pool: &mut BlockPool, num_blocks: usize) -> PoolStats {
     pool.resize(num_blocks);
-    pool.take_evicted(); // below this tier there is none
+    pool.take_evicted(); // there is no tier below this one
     pool.stats()
 }
 
@@ -134,7 +134,7 @@ fn try_store(pool: &mut BlockPool, store: &Store) -> Option<Vec<SwapBlock>> {
     }
     let named = store.hashes.iter().map(|hash| Some(*hash));
     let names: Vec<_> = named.chain(std::iter::repeat(None)).take(store.num_blocks).collect();
-    // First what is there: room is made by evicting what nobody holds.
+    // Take the blocks that exist first, because making room evicts blocks that no table holds.
     let mut blocks: Vec<Option<SwapBlock>> = names.iter().map(|hash| take_full(pool, &(*hash)?)).collect();
     for (block, hash) in blocks.iter_mut().zip(names).filter(|(block, _)| block.is_none()) {
         *block = Some(match hash {
@@ -145,14 +145,14 @@ fn try_store(pool: &mut BlockPool, store: &Store) -> Option<Vec<SwapBlock>> {
     Some(blocks.into_iter().flatten().collect())
 }
 
-/// The block of this name, if the pool has it: one more table holds it.
+/// Takes the block with this hash, if the pool has it.
 fn take_full(pool: &mut BlockPool, hash: &BlockHash) -> Option<SwapBlock> {
     let block = pool.lookup(hash)?;
     pool.take(block);
     Some(SwapBlock { block, copy: false })
 }
 
-/// A block of this name, if there is one or room for it: one more table holds it.
+/// Takes the block with this hash, or allocates one for it if there is room.
 fn try_store_full(pool: &mut BlockPool, hash: BlockHash) -> Option<SwapBlock> {
     take_full(pool, &hash).or_else(|| {
         let block = pool.allocate()?;

@@ -103,7 +103,7 @@ fn a_pool_grows_from_nothing_and_back() {
     }
 }
 
-/// What a pool with LRU has to be, without thought for time.
+/// A simple model of a pool with LRU.
 #[derive(Default)]
 struct Naive {
     /// Blocks of each table.
@@ -239,7 +239,7 @@ fn a_block_that_has_left_is_told_once_and_again_when_it_has_come_back() {
     assert_eq!(pool.take_retired(), []);
     pool.resize(1);
     assert_eq!(pool.take_retired().len(), 2);
-    // Come and gone between two looks: none that is there is told.
+    // Blocks that left and came back between two calls are not returned.
     pool.resize(0);
     pool.resize(6);
     assert_eq!(pool.take_retired(), []);

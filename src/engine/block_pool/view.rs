@@ -1,8 +1,8 @@
-//! What a pool's blocks are at a moment, for who watches.
+//! A snapshot of a pool's blocks, for the console.
 
 use crate::ids::BlockId;
 
-/// Copied as it lies, which is quick; [`PoolView::states`] makes sense of it, on whatever thread has time.
+/// A plain copy of the pool's arrays, which is fast. [`PoolView::states`] interprets it on another thread.
 #[derive(Clone, Debug, Default)]
 pub struct PoolView {
     pub(super) references: Vec<u32>,
@@ -16,14 +16,14 @@ pub struct PoolView {
 pub enum BlockState {
     Free,
     Cached,
-    /// So many tables hold it.
+    /// This many tables hold it.
     Used(u32),
     /// It has left the pool.
     Retired,
 }
 
 impl PoolView {
-    /// Of each block.
+    /// The state of each block.
     pub fn states(&self) -> Vec<BlockState> {
         let is_named = |place: usize| self.named[place / 64] >> (place % 64) & 1 == 1;
         let state = |(place, references): (usize, &u32)| match *references {

@@ -1,15 +1,15 @@
-//! Evicts the block that is worth least, by what blocks of its kind have been worth lately.
+//! The adaptive eviction policy: evicts the block that is worth least, by how blocks of its kind were used lately.
 //!
-//! Blocks are told apart by how often they were used (a class for once, for twice or three times, for 4 to 7, …) and by
-//! their *age*: how many blocks were named since nobody holds them. For each class, histograms over age count when idle blocks were used again
-//! and when they were not: those that were evicted are remembered for a while as ghosts, so that what was evicted too
-//! soon counts too. From them follows what a block is *worth*: the most uses for each block and unit of age that keeping
-//! it for some time yet would bring (the index of Gittins 1979, with a histogram for a distribution). A scan, which uses
-//! its blocks once, then has worth of its own class only, however large it is.
+//! Blocks are grouped into classes by how often they were used (once, 2 to 3 times, 4 to 7 times, …). Their *age* is
+//! the number of blocks published since no table holds them. For each class, histograms over age count when idle blocks
+//! were used again and when they were not. Evicted blocks are remembered for a while as *ghosts*, so that evictions
+//! that were too early count too. The *worth* of a block follows from the histograms: the most uses per block and unit
+//! of age that keeping it for some more time would bring (the index of Gittins 1979, with a histogram for a
+//! distribution). A scan uses its blocks once, so it only affects the worth of its own class, however large it is.
 //!
-//! Within a class, the order of release is the order of worth. So what is evicted is the oldest of one class: constant
-//! time. Worth never falls with uses and never grows with age (where the figures say so, they are levelled), and a block
-//! is used whenever one behind it in its prefix is: so no block goes before those behind it.
+//! Within a class, blocks are worth least that were released first. So the evicted block is the oldest of one class,
+//! which takes constant time. Worth never falls with uses and never grows with age; histograms that say otherwise are
+//! smoothed. A block is used whenever a later block of its prefix is, so no block is evicted before those after it.
 
 use super::BlockHash;
 use super::lists::{Ghosts, Lists};
@@ -18,18 +18,19 @@ use crate::ids::BlockId;
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
 
-/// Of uses: one for each factor of two.
+/// The classes: one for each doubling of uses.
 const CLASSES: usize = 6;
-/// Of ages: two for each factor of two, up to some 10 million blocks.
+/// The buckets of ages: two for each doubling, up to some 10 million blocks.
 const BUCKETS: usize = 48;
-/// Blocks are mostly used again long after a pool that keeps them all has evicted them: to see it, more are remembered
-/// than the pool has. A ghost takes some 50 bytes, a block at least a thousand times as much.
+/// Many blocks are used again long after they were evicted. To observe this, more ghosts are remembered than the pool
+/// has blocks. A ghost takes some 50 bytes, a block at least a thousand times as much.
 const GHOSTS_PER_BLOCK: usize = 4;
-/// What of its count each observation keeps when worth is found anew.
+/// The decay of observations each time that worth is computed.
 const MEMORY: f64 = 0.9;
-/// Observations of a class before it is judged by them.
+/// The number of observations from which on a class is judged by them.
 const ENOUGH: f64 = 20.0;
-/// Worth is found anew after as many blocks as the pool has, but no sooner: it takes thousands of operations.
+/// Worth is computed again after as many published blocks as the pool has, but not before this many, because it takes
+/// thousands of operations.
 const LEAST_PERIOD: u64 = 256;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -38,7 +39,7 @@ pub struct Adaptive {
     blocks: Vec<Seen>,
     ghosts: Ghosts<Ghost>,
     kinds: [Kind; CLASSES],
-    /// Blocks named so far.
+    /// Blocks published so far.
     clock: u64,
     /// Blocks released so far: their order.
     num_parked: u64,
@@ -46,10 +47,10 @@ pub struct Adaptive {
     learned_at: u64,
 }
 
-/// What is known of a block.
+/// What is known about a block.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Seen {
-    /// At least 1 of a named block.
+    /// At least 1 for a published block.
     uses: u32,
     parked_at: u64,
     order: u64,
@@ -61,7 +62,7 @@ impl Seen {
     }
 }
 
-/// What is known of a block that was evicted.
+/// What is remembered about an evicted block.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Ghost {
     uses: NonZeroU32,
@@ -78,7 +79,7 @@ struct Kind {
     /// Used again at this age.
     #[serde(with = "arrays")]
     reused: [f64; BUCKETS],
-    /// Not used until this age, and forgotten then.
+    /// Not used again until this age, and then forgotten.
     #[serde(with = "arrays")]
     lost: [f64; BUCKETS],
     #[serde(with = "arrays")]
@@ -87,7 +88,7 @@ struct Kind {
 
 impl Adaptive {
     pub fn new(num_blocks: usize) -> Self {
-        // Before anything is known: more with each use, and less with age.
+        // The initial values: they grow with uses and fall with age.
         let first = |class: usize| Kind {
             reused: [0.0; BUCKETS],
             lost: [0.0; BUCKETS],
@@ -105,7 +106,7 @@ impl Adaptive {
         }
     }
 
-    /// There are so many blocks now, more than before.
+    /// Grows to `num_blocks` blocks.
     pub fn grow(&mut self, num_blocks: usize) {
         self.lists.grow(num_blocks);
         self.blocks.resize(num_blocks, Seen::default());
@@ -113,7 +114,7 @@ impl Adaptive {
         self.period = period(num_blocks);
     }
 
-    /// A block has a name now, and a table holds it.
+    /// A block was published, and a table holds it.
     pub fn insert(&mut self, block: BlockId, hash: &BlockHash) {
         self.clock += 1;
         let uses = match self.ghosts.remove(hash) {
@@ -144,7 +145,7 @@ impl Adaptive {
         self.share(block);
     }
 
-    /// Takes out an idle block that nobody takes up.
+    /// Removes an idle block that will not be used again.
     pub fn discard(&mut self, block: BlockId) {
         self.lists.remove(block);
     }
@@ -159,7 +160,8 @@ impl Adaptive {
         self.lists.list_of(block).is_some()
     }
 
-    /// Takes out the block that is worth least, of equal ones the one that was released first. `names` is of all blocks.
+    /// Removes the block that is worth least; of equal ones, the one that was released first. `names` has the hashes of
+    /// all blocks.
     pub fn evict(&mut self, names: &[BlockHash]) -> Option<BlockId> {
         let oldest = (0..CLASSES).filter_map(|class| self.lists.oldest(class));
         let block = oldest.min_by(|a, b| {
@@ -223,7 +225,7 @@ fn num_ghosts(num_blocks: usize) -> usize {
     num_blocks.saturating_mul(GHOSTS_PER_BLOCK)
 }
 
-/// Blocks named until worth is found anew.
+/// Blocks to be published before worth is computed again.
 fn period(num_blocks: usize) -> u64 {
     LEAST_PERIOD.max(num_blocks as u64)
 }
@@ -233,7 +235,7 @@ impl Kind {
         let total: f64 = self.reused.iter().chain(&self.lost).sum();
         if total >= ENOUGH {
             self.worth = self.found_worth();
-            // Where it would grow with age, it is worth waiting for.
+            // Worth must not grow with age.
             for age in (1..BUCKETS).rev() {
                 self.worth[age - 1] = self.worth[age - 1].max(self.worth[age]);
             }
@@ -266,7 +268,7 @@ impl Kind {
     }
 }
 
-/// What worth is for an age, where that was never seen, of what it is for the one before.
+/// The worth at an age that was never observed, as a part of that at the age before.
 const BEYOND: f64 = 0.7;
 
 /// Two for each factor of two.
@@ -294,9 +296,9 @@ mod tests {
     /// The name of no content.
     const NONE: BlockHash = BlockHash([0xff; 16]);
 
-    /// Chains of blocks through a cache of `num_blocks`, as a pool has them: the leading ones that are there are taken up,
-    /// the others named, and all released, last first. After each, what was evicted is compared with what a look at all
-    /// idle blocks says.
+    /// Sends chains of blocks through a cache of `num_blocks`, as a pool does: cached leading blocks are shared, the
+    /// others are published, and all are released, last first. After each chain, the evictions are compared with those
+    /// of a search through all idle blocks.
     struct TestEngine {
         adaptive: Adaptive,
         names: Vec<BlockHash>,
@@ -331,7 +333,7 @@ mod tests {
             block
         }
 
-        /// Returns how many blocks were there.
+        /// Returns how many blocks were cached.
         fn request(&mut self, chain: &[u64]) -> usize {
             let mut table: Vec<BlockId> = chain.iter().map_while(|name| self.find(*name)).collect();
             let num_hits = table.len();
@@ -362,7 +364,8 @@ mod tests {
             let mut next = 0;
             let mut chains: Vec<Vec<u64>> = vec![vec![]];
             for turn in 0..1_500 {
-                // Goes on from a chain, mostly a recent one or one of the first few, anywhere in it.
+                // Continues an earlier chain from a random place. Mostly that is a recent chain or one of the first
+                // few.
                 let from = match random(&mut state, 3) {
                     0 => random(&mut state, 4.min(chains.len() as u64)) as usize,
                     _ => chains.len() - 1 - random(&mut state, 12.min(chains.len() as u64)) as usize,

@@ -1,4 +1,4 @@
-//! Doubly linked lists through the blocks of a pool, and a bounded memory of those that were evicted.
+//! Doubly linked lists of the blocks of a pool, and a bounded memory of evicted blocks.
 
 use super::BlockHash;
 use crate::engine::arrays;
@@ -15,7 +15,7 @@ pub struct Lists<const N: usize> {
     ends: [Ends; N],
 }
 
-/// Small, for there is one for each block of a pool.
+/// Kept small, because there is one for each block of a pool.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Link {
     /// Or [`NO_LIST`].
@@ -45,7 +45,7 @@ impl<const N: usize> Lists<N> {
         Self { links: vec![UNLINKED; num_blocks], ends: [empty; N] }
     }
 
-    /// There are so many blocks now, more than before.
+    /// Grows to `num_blocks` blocks.
     pub fn grow(&mut self, num_blocks: usize) {
         self.links.resize(num_blocks, UNLINKED);
     }
@@ -115,15 +115,15 @@ impl<const N: usize> Lists<N> {
     }
 }
 
-/// What is remembered of evicted blocks, under their names: no more of them than `capacity`, oldest forgotten first.
+/// What is remembered of evicted blocks, by hash: at most `capacity` entries, the oldest forgotten first.
 ///
-/// They lie in the order of their eviction, and a table of their numbers finds them by their names: of what a step touches of
-/// it, most lies in a row.
+/// Entries are stored in the order of eviction, and a table of their numbers finds them by hash. So most entries that a
+/// step touches are contiguous.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(from = "SavedGhosts<T>")]
 pub struct Ghosts<T> {
     capacity: usize,
-    /// `None` where a block of this name is there again.
+    /// `None` if a block with this hash is there again.
     evicted: VecDeque<(BlockHash, Option<T>)>,
     /// The number of the first of them; the others follow, and wrap around.
     first: u32,
@@ -149,17 +149,17 @@ impl<T> From<SavedGhosts<T>> for Ghosts<T> {
 
 impl<T> Ghosts<T> {
     pub fn new(capacity: usize) -> Self {
-        // Numbers of 32 bits tell so many apart.
+        // 32-bit numbers can tell this many apart.
         let capacity = capacity.min(u32::MAX as usize);
         Self { capacity, evicted: VecDeque::new(), first: 0, numbers: HashTable::new() }
     }
 
-    /// So many are remembered from now on, more than before.
+    /// Remembers up to `capacity` entries from now on, more than before.
     pub fn grow(&mut self, capacity: usize) {
         self.capacity = capacity.min(u32::MAX as usize);
     }
 
-    /// Remembers an evicted block, whose name is not remembered. What is forgotten for it is returned.
+    /// Remembers an evicted block whose hash is not remembered yet. Returns the entry that is forgotten for it.
     pub fn add(&mut self, hash: BlockHash, ghost: T) -> Option<T> {
         let Self { evicted, first, numbers, .. } = self;
         if evicted.len() < self.capacity {
@@ -179,7 +179,7 @@ impl<T> Ghosts<T> {
         forgotten
     }
 
-    /// A block of this name is there again.
+    /// A block with this hash is there again.
     pub fn remove(&mut self, hash: &BlockHash) -> Option<T> {
         let Self { evicted, first, numbers, .. } = self;
         let is_it = |number: &u32| evicted[place(*number, *first)].0 == *hash;

@@ -13,7 +13,7 @@ use crate::ids::BlockId;
 use std::sync::Arc;
 
 impl Scheduler {
-    /// The head of the queue, as long as it might fit.
+    /// The sequences at the head of the queue that might fit.
     pub(super) fn candidates(&mut self, demand: &Demand) -> Vec<Admit> {
         let released: usize = demand.release.iter().map(|table| table.len()).sum();
         let mut room = self.device.available + released;
@@ -40,7 +40,7 @@ impl Scheduler {
             let is_new = seq.cached_tokens.is_none();
             // A sequence that waits for a part of the pool is not overtaken by others that want the same part.
             let wanted = self.contracts.wanted(seq, block_size).map_or(0, |wanted| wanted.num_blocks);
-            // The first may have more than there is for them: it did fit when it came, perhaps under another limit.
+            // The first may exceed the reserved part, because the limit may have been larger when it arrived.
             has_waiting_contract |= reserved > 0 && reserved + wanted > self.config.non_preemptible_blocks;
             if wanted > 0 && has_waiting_contract {
                 waits.passed.push((seq.rank, WaitReason::NonPreemptible));
@@ -61,7 +61,7 @@ impl Scheduler {
                 break;
             }
             let steps = self.estimates.expected_steps(seq, self.config.admission);
-            // Beams that wait for another have room for it.
+            // Beams that wait for another beam hold room for it.
             let horizon = if is_one_of_many { 0 } else { self.victims().horizon(seq) };
             let asked = ask(seq, &self.seqs.hasher, &self.config, is_one_of_many);
             admit.push(Admit { steps, horizon, ..asked });
@@ -70,7 +70,7 @@ impl Scheduler {
                 shares.add(seq.tenant, blocks, seq.seats());
             }
             if blocks > room {
-                break; // only cached blocks could make it fit: ask for this one, and no further
+                break; // it fits only with cached blocks: this one asks, and none after it
             }
             room -= blocks;
             if is_one_of_many {
@@ -111,7 +111,7 @@ impl Scheduler {
         let is_here = admitted.swap_in.is_empty();
         if is_here {
             if let SeqState::Swapped(blocks) = state {
-                self.tiers.pending.release.push(blocks); // the device still had all of it
+                self.tiers.pending.release.push(blocks); // the device still had all blocks
             }
             seq.num_computed = admitted.num_computed;
             seq.num_published = admitted.num_computed / self.config.block_size;
@@ -151,7 +151,7 @@ mod tests {
     use crate::engine::scheduler::{Arrival, SchedulingPolicy};
     use crate::ids::{RequestId, SeqId};
 
-    /// Makes a step; who asked for admission in it.
+    /// Makes a step, and returns the sequences that asked for admission in it.
     fn step(engine: &mut TestEngine) -> Vec<u64> {
         let mut asked = Vec::new();
         let planned = engine.plan_seen(0.0, |demand| asked.extend(demand.admit.iter().map(|admit| admit.seq.0)));
@@ -182,7 +182,7 @@ mod tests {
         assert!(engine.scheduler.seqs.running.get(&engine.scheduler.seqs.rank_of(SeqId(3))).is_some());
     }
 
-    /// Tokens of the sequence in the next step, which is made.
+    /// Makes the next step, and returns the tokens of the sequence in it.
     fn step_tokens(engine: &mut TestEngine, seq: u64) -> usize {
         let plan = engine.plan();
         let tokens = plan.batch.iter().find(|planned| planned.seq.0 == seq).map_or(0, |planned| planned.tokens.len());

@@ -14,7 +14,7 @@ use crate::sampling::params::{PositionLogprobs, Sampled};
 use std::collections::BTreeMap;
 
 impl Scheduler {
-    /// One step of a request's search: what its beams are followed by.
+    /// Takes one step of a request's search: chooses the continuations of its beams.
     pub(super) fn advance_beams(
         &mut self,
         request: RequestId,
@@ -50,7 +50,7 @@ impl Scheduler {
         }
     }
 
-    /// The parent itself goes on as its first child.
+    /// The parent's sequence becomes its first child.
     fn continue_beam(&mut self, parent: &Sequence, child: &Continuation) {
         let block_size = self.config.block_size;
         let seq = self.seqs.running.get_mut(&parent.rank).expect("a parent runs until its children are made");

@@ -1,4 +1,4 @@
-//! What must hold, for tests.
+//! The scheduler's invariants, asserted in tests.
 
 use super::Scheduler;
 use crate::engine::block_pool::PoolStats;
@@ -51,7 +51,7 @@ impl Scheduler {
         (device.collect(), swapped.chain(backing).chain(coming).chain(released).collect())
     }
 
-    /// What the pools' answers are checked against: the scheduler's own count must be the device pool's.
+    /// The scheduler's own count of available device blocks, which tests compare with the pool's.
     pub fn check_against(&self, device: PoolStats) {
         assert_eq!(self.device.available, device.free + device.cached, "scheduler and allocator count differently");
     }

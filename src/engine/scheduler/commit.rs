@@ -1,4 +1,4 @@
-//! The second half of a step: what its results, or its failure, change.
+//! The second half of a step: takes in its results or its failure.
 
 use super::plans::{PlanInFlight, publish};
 use super::{CommitReport, Scheduler};
@@ -25,7 +25,8 @@ impl Scheduler {
         for part in &parts {
             let has_output = outputs.as_slice().first().is_some_and(|output| output.seq == part.rank.seq);
             let output = if has_output { outputs.next() } else { None };
-            // A sequence that has ended since the plan was made is gone: cancelled, or by a token that was pending then.
+            // The sequence may have ended since the plan was made: by cancellation, or by a token that was pending
+            // then.
             let Some(place) = self.seqs.running.place(next, &part.rank) else { continue };
             let num_running = self.seqs.running.len();
             let seq = self.seqs.running.at(place);
@@ -47,7 +48,7 @@ impl Scheduler {
                 Some(output) => self.take_output(place, output, &mut beams, &mut report),
                 None => {}
             }
-            // Where it ended, the next is in its place; where it forked, behind its forks.
+            // If it ended, the next sequence is now at its index. If it forked, the next one comes after its forks.
             next = (place + 1 + self.seqs.running.len()).saturating_sub(num_running);
         }
         assert!(outputs.next().is_none(), "results come in the order of the plan");
@@ -58,7 +59,7 @@ impl Scheduler {
         report
     }
 
-    /// The states of some tokens; with the last of them, the embedding is there.
+    /// Takes in the hidden states of some tokens. The last of them completes the embedding.
     fn take_hidden(&mut self, place: usize, output: &SeqOutput, num_rows: usize, report: &mut CommitReport) {
         let seq = self.seqs.running.at(place);
         seq.pooled.add(&output.hidden, num_rows);
@@ -73,7 +74,7 @@ impl Scheduler {
         }
     }
 
-    /// `beams`: where beams leave what follows them, until all of a request have.
+    /// `beams` collects the candidates of a request's beams until all of them have reported.
     fn take_output(
         &mut self,
         place: usize,
@@ -136,7 +137,7 @@ impl Scheduler {
         }
     }
 
-    /// Makes the other samples of a request whose prompt has just been computed.
+    /// Makes the other samples of a request when its prompt has been computed.
     fn fork(&mut self, parent: &Sequence, samples: &[Sampled], forced: &[TokenId], deliveries: &mut Deliveries) {
         for (sampled, sample) in samples.iter().zip(parent.sample + 1..) {
             let rank = Rank { seq: self.seqs.new_id(), ..parent.rank };
@@ -147,7 +148,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes up a sequence that shares its parent's blocks.
+    /// Adds a running sequence that shares its parent's blocks.
     pub(super) fn insert_fork(&mut self, rank: Rank, mut seq: Box<Sequence>) {
         self.seqs.register(rank);
         if self.seqs.running.len() < self.config.max_num_seqs {
@@ -160,7 +161,7 @@ impl Scheduler {
     }
 }
 
-/// Appends what came: the sampled token, or all those that had to come. `Some` where the sequence has ended.
+/// Appends the sampled token, or all forced tokens. `Some` if the sequence has ended.
 fn push(seq: &mut Sequence, sampled: Sampled, forced: &[TokenId], deliveries: &mut Deliveries) -> Option<FinishReason> {
     if forced.is_empty() {
         return push_one(seq, sampled, deliveries);
@@ -173,7 +174,7 @@ fn push(seq: &mut Sequence, sampled: Sampled, forced: &[TokenId], deliveries: &m
 fn push_one(seq: &mut Sequence, sampled: Sampled, deliveries: &mut Deliveries) -> Option<FinishReason> {
     let (request, sample) = (seq.rank.request, seq.sample);
     let reason = seq.push(sampled.token);
-    // Made in its place: what is made elsewhere is moved.
+    // Built in place, because building it elsewhere would move it.
     deliveries.extend(once_with(|| (request, Delivery::Token { sample, sampled })));
     deliveries.extend(reason.map(|reason| (request, Delivery::Finished { sample, reason })));
     reason

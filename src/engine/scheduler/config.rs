@@ -1,28 +1,28 @@
-//! What the scheduler is told of the pools and of the policy.
+//! The scheduler's configuration.
 
 use crate::engine::bill::Quota;
 use serde::{Deserialize, Serialize};
 
-/// What becomes of the KV of a preempted sequence.
+/// What happens to the KV of a preempted sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PreemptionMode {
-    /// Whatever is expected to be done sooner, for each victim: see [`crate::engine::arbiter`].
+    /// For each victim, the way that is expected to take less time: see [`crate::engine::arbiter`].
     Auto,
-    /// To the swap pool; dropped where that is full.
+    /// It goes to the swap pool. If that is full, it is dropped.
     Swap,
-    /// Dropped, and computed again when the sequence comes back.
+    /// It is dropped, and computed again when the sequence comes back.
     Recompute,
 }
 
-/// What a sequence has to find room for before it runs, beside those that do.
+/// What has to fit beside the running sequences before another one is admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AdmissionPolicy {
-    /// What all of them are expected to need, by the lengths of outputs that have ended, for as many steps as make
-    /// another preemption worth while.
+    /// What all sequences are expected to need until another preemption would be worth its cost. The expectation
+    /// follows from the lengths of earlier outputs.
     Expected,
-    /// All that they may need: nothing is ever preempted for want of blocks.
+    /// All that the sequences may ever need. Nothing is preempted for lack of blocks.
     MaxTokens,
-    /// The tokens that it has.
+    /// The tokens that the sequence already has.
     Prompt,
 }
 
@@ -43,8 +43,8 @@ pub struct SchedulerConfig {
     pub max_num_seqs: usize,
     /// Tokens a step; at least `max_num_seqs`, so that every decode fits.
     pub max_num_batched_tokens: usize,
-    /// Seconds that a step should take while somebody waits for a next token: how much of a prompt goes into it follows
-    /// from the steps before. `None`: as much as `max_num_batched_tokens` allows.
+    /// Seconds that a step should take while a sequence decodes. How much of a prompt goes into the step follows from
+    /// the times of earlier steps. `None`: as much as `max_num_batched_tokens` allows.
     pub inter_token_target: Option<f64>,
     pub max_model_len: usize,
     pub policy: SchedulingPolicy,
@@ -52,30 +52,30 @@ pub struct SchedulerConfig {
     pub admission: AdmissionPolicy,
     /// Blocks that an admission leaves available while something runs.
     pub watermark_blocks: usize,
-    /// With fewer device blocks available, those who would yield first have their full blocks copied ahead of need ...
+    /// While fewer device blocks than this are available, full blocks of likely victims are copied ahead.
     pub write_behind_blocks: usize,
-    /// ... but for so many.
+    /// How many full blocks of a likely victim are not copied ahead.
     pub max_tail_blocks: usize,
-    /// Blocks that requests which are not preemptible may hold together, at most.
+    /// The most blocks that non-preemptible requests may hold together.
     pub non_preemptible_blocks: usize,
-    /// Of each tenant.
+    /// The quota of each tenant.
     pub quota: Quota,
-    /// Of several tenants that wait, the one that has least goes first, and who has more than an equal part yields first;
-    /// off, it counts who came first.
+    /// If several tenants have waiting requests, the tenant that holds least goes first, and tenants with more than an
+    /// equal part are preempted first. If this is off, the order of arrival decides.
     #[serde(default)]
     pub key_turns: bool,
-    /// Off: requests share nothing, only the samples of one request do.
+    /// If this is off, only the samples of one request share blocks.
     pub prefix_caching: bool,
     /// Plan a step while the one before it is in flight.
     pub overlap: bool,
-    /// Secret of the block hashes: never written down.
+    /// The secret key of the block hashes. It is never written to a file.
     #[serde(skip)]
     pub hash_key: [u8; 32],
 }
 
 impl SchedulerConfig {
-    /// Blocks that a step may take at most, or a part of the pool: they are kept free, so that what was in them has been
-    /// copied away before they are written. None where there is nowhere to copy to.
+    /// The number of blocks that are kept free, so that their old content has been copied away before they are written:
+    /// the most that a step may take, but at most a part of the pool. 0 if there is no swap pool.
     pub(super) fn reserve_blocks(&self) -> usize {
         let step = self.max_num_batched_tokens.div_ceil(self.block_size) + self.max_num_seqs;
         if self.num_swap_blocks == 0 { 0 } else { step.min(self.num_device_blocks / MAX_RESERVE_PART) }

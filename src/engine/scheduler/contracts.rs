@@ -56,7 +56,7 @@ impl Contracts {
     }
 
     fn ask_if_urgent(&self, rank: Rank, seqs: &mut Sequences, config: &SchedulerConfig) -> Option<Admit> {
-        // It runs where its blocks are already on their way.
+        // If its blocks are already being copied back, it is running and not waiting.
         let seq = seqs.waiting.get(&rank)?;
         let is_urgent = seq.terms.max_pause.is_some_and(|most| self.now - seq.paused_at >= most.as_secs_f64() / 2.0);
         let is_one_of_many = seqs.is_one_of_many_beams(seq);
@@ -127,7 +127,7 @@ mod tests {
         let plan = engine.plan();
         assert_eq!(seqs(&plan), [SeqId(1), SeqId(5)], "who may be preempted goes before");
         engine.commit(&plan);
-        // Small ones keep coming; as one ends, the large one's turn comes all the same.
+        // Small requests keep arriving. When one ends, the large one is admitted all the same.
         let mut started = None;
         for id in 6..30 {
             let tenant = Tenant(1 + id as u32 % 2);
@@ -141,7 +141,8 @@ mod tests {
         assert!(started.is_some_and(|id| id < 12), "it started in step {started:?}");
     }
 
-    /// Beams that start over, because nobody could go on or the executor has failed, find the seats that were kept for them.
+    /// Beams that start over, because none could advance or because the executor failed, still have their reserved
+    /// seats.
     #[test]
     fn seats_that_are_kept_for_beams_are_not_kept_from_them() {
         let mut engine = TestEngine::new(SchedulerConfig {

@@ -16,7 +16,7 @@ pub(super) struct Estimates {
     pub prompt_pace: PromptPace,
     /// Of outputs that no token can end, and of those that a token can.
     lengths: [OutputLengths; 2],
-    /// Seconds of a decode step for each of its sequences.
+    /// Seconds that a decode step takes, divided by its sequences.
     pub decode_s: f64,
     /// Of the step that was planned last.
     pub forecast: Forecast,
@@ -72,13 +72,13 @@ impl Estimates {
         }
     }
 
-    /// Steps until a sequence is expected to end: it has then taken a slot for all its tokens but the last.
+    /// The steps until a sequence is expected to end. Each takes a slot, but the last token needs none.
     pub fn expected_steps(&self, seq: &Sequence, admission: AdmissionPolicy) -> usize {
         let most = seq.room();
         let num_tokens = match admission {
             _ if seq.pooling.is_some() => 0,
             AdmissionPolicy::MaxTokens => most,
-            // A search goes on until it has what it wants.
+            // The length of a search cannot be predicted.
             _ if seq.is_beam() => most,
             _ => {
                 let so_far = seq.output.len();
@@ -100,7 +100,7 @@ impl Estimates {
             let num_tokens = seq.num_tokens().max(seq.planned_end());
             let coming = seq.swap_in.as_ref().map_or(0, |coming| coming.num_tokens);
             let rest = seq.num_tokens().saturating_sub(seq.num_planned().max(coming));
-            // Prompts are computed one after the other before they grow: they are there for longer.
+            // Prompts are computed one after the other before they begin to grow, so they stay for longer.
             to_compute += if rest > 1 { rest } else { 0 };
             let delay = if rest > 1 { to_compute.div_ceil(prompt_limit) } else { 0 };
             Life { num_tokens, steps: self.expected_steps(seq, config.admission) + delay, seats: seq.seats() }

@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 /// The bills of all requests.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Ledger {
-    /// Of requests that memory pressure has cost something.
+    /// The bills of requests that memory pressure has cost something.
     bills: IdMap<RequestId, KvBill>,
     /// Requests whose bill has changed since it was last delivered.
     changed: Vec<RequestId>,
 }
 
 impl Ledger {
-    /// What memory pressure has cost a request, to add to.
+    /// The bill of a request, to add to it.
     pub fn bill(&mut self, request: RequestId) -> &mut KvBill {
         self.changed.push(request);
         self.bills.entry(request).or_default()

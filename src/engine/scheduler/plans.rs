@@ -18,7 +18,7 @@ pub(super) struct PlanInFlight {
     /// In order of rank.
     pub parts: Vec<PlannedPart>,
     pub load: StepLoad,
-    /// Nothing can be planned before its results are known.
+    /// No step can be planned before its results are known.
     pub decides: bool,
 }
 
@@ -56,7 +56,7 @@ impl Sequences {
     }
 }
 
-/// What a running sequence asks for in this step.
+/// The blocks that a running sequence needs in this step, if any.
 pub(super) fn grow(seq: &Sequence, block_size: usize) -> Option<Grow> {
     if seq.scheduled == 0 {
         return None;
@@ -72,14 +72,15 @@ pub(super) fn grow(seq: &Sequence, block_size: usize) -> Option<Grow> {
     })
 }
 
-/// Adds a sequence's part to the batch; whether it samples.
+/// Adds a sequence's part to the batch, and returns whether it samples.
 fn plan_seq(seq: &mut Sequence, batch: &mut Vec<PlannedSeq>) -> bool {
     let samples = seq.samples();
     let guide = seq.guide.as_ref().filter(|_| samples);
     let next = |guide| NextToken::new(guide, seq.params.clone(), seq.output.share(), seq.room());
     seq.next = guide.map(next).map(Arc::new);
     let seq = &*seq;
-    // Made in its place, what is rare or can fail after it: what is made elsewhere is moved.
+    // The entry is built in place, because building it elsewhere would move it. Fields that are rare or can fail are
+    // set after that.
     batch.extend(once_with(|| PlannedSeq {
         seq: seq.rank.seq,
         num_computed: seq.num_planned(),
@@ -112,7 +113,7 @@ fn plan_seq(seq: &mut Sequence, batch: &mut Vec<PlannedSeq>) -> bool {
     samples
 }
 
-/// Rows of this step that predict prompt tokens neither reported nor asked for.
+/// The rows of this step that predict prompt tokens whose log-probabilities were neither reported nor planned before.
 fn prompt_logprobs(seq: &Sequence) -> Option<PromptLogprobsPlan> {
     let num_top = seq.params.prompt_logprobs?;
     let first = seq.prompt_logprobs.len().max(seq.num_planned());
@@ -124,7 +125,7 @@ fn prompt_logprobs(seq: &Sequence) -> Option<PromptLogprobsPlan> {
     })
 }
 
-/// Offers the blocks that have become full to the prefix cache.
+/// Publishes the blocks that have become full.
 #[inline]
 pub(super) fn publish(
     seq: &mut Sequence,

@@ -44,11 +44,11 @@ impl Scheduler {
         demand
     }
 
-    /// What a victim leaves in the swap pool.
+    /// What a victim stores in the swap pool.
     fn store(&mut self, seq: SeqId) -> Option<Store> {
         let block_size = self.config.block_size;
         let seq = &self.seqs.running[&self.seqs.rank_of(seq)];
-        // What is still on its way is in the swap pool anyway.
+        // Blocks that are still being copied back are in the swap pool anyway.
         if seq.swap_in.is_some() || seq.num_computed == 0 || self.config.num_swap_blocks == 0 {
             return None;
         }
@@ -133,7 +133,7 @@ impl Scheduler {
         self.seqs.waiting.insert(seq);
     }
 
-    /// A running sequence has its KV, perhaps again.
+    /// The KV of a running sequence is there, perhaps again.
     pub(super) fn resume(&mut self, rank: Rank) {
         let seq = self.seqs.running.get_mut(&rank).expect("it runs");
         if std::mem::take(&mut seq.paused) {
@@ -169,7 +169,7 @@ impl Scheduler {
         self.tiers.keep_swapped_in(seq, coming, block_size);
     }
 
-    /// What should have come has not: it is computed again, like everything behind it.
+    /// A swap-in failed. Its tokens and all tokens after them are computed again.
     fn compute_instead(&mut self, rank: Rank, coming: SwapInUnderWay) {
         let block_size = self.config.block_size;
         let seq = self.seqs.running.get_mut(&rank).expect("a sequence that waits for a copy runs");
@@ -181,8 +181,8 @@ impl Scheduler {
         self.tiers.pending.release.push(coming.from);
     }
 
-    /// The executor has lost all KV. Requests with a running sequence are dropped and returned; the others start over when
-    /// their turn comes. Both pools must be made anew.
+    /// The executor has lost all KV. Requests with a running sequence are dropped and returned. The others start over
+    /// when they are admitted. The caller has to renew both pools.
     pub fn fail_running(&mut self) -> Vec<RequestId> {
         // Sequences that waited for a copy had no part in it.
         let waited: Vec<Rank> = self.tiers.swap_ins().map(|(_, rank)| *rank).collect();

@@ -31,14 +31,13 @@ pub(super) struct AdmissionQueue {
     /// The first sequence to ask for admission in the step being planned.
     asks: Option<Rank>,
     /// How many sequences were admitted when sequences last asked.
-    #[serde(default)]
     num_admitted: usize,
     refusal: Option<Refusal>,
     pub waits: Waits,
 }
 
 impl AdmissionQueue {
-    /// Whether it is known that nobody can be admitted in this step.
+    /// Whether it is known that no sequence can be admitted in this step.
     pub fn is_refused(&mut self) -> bool {
         let Some(refusal) = &mut self.refusal else { return false };
         refusal.steps_left -= 1;
@@ -94,7 +93,7 @@ impl AdmissionQueue {
     }
 }
 
-/// What a waiting sequence asks for. `is_one_of_many`: it is one of several beams.
+/// What a waiting sequence asks for. `is_one_of_many` says that it is one of several beams.
 pub(super) fn ask(seq: &mut Sequence, hasher: &BlockHasher, config: &SchedulerConfig, is_one_of_many: bool) -> Admit {
     let (block_size, num_tokens) = (config.block_size, seq.num_tokens());
     let (held, num_held_tokens) = match &seq.state {
@@ -103,12 +102,12 @@ pub(super) fn ask(seq: &mut Sequence, hasher: &BlockHasher, config: &SchedulerCo
     };
     let mut usable_hashes = (num_tokens - 1) / block_size;
     if seq.params.prompt_logprobs.is_some() && seq.sample == 0 {
-        // The logits of every prompt token are wanted once.
+        // Prompt log-probabilities need the logits of every prompt token once.
         let missing = seq.prompt_logprobs.len() + 1 < seq.prompt.len();
         usable_hashes = if missing { seq.prompt_logprobs.len() / block_size } else { usable_hashes };
     }
     if seq.params.pooling == Some(Pooling::Mean) {
-        // So are the states of every token.
+        // An embedding needs the hidden state of every token.
         usable_hashes = usable_hashes.min(seq.pooled.num_rows / block_size);
     }
     seq.extend_hashes(hasher, block_size, usable_hashes);
@@ -122,7 +121,7 @@ pub(super) fn ask(seq: &mut Sequence, hasher: &BlockHasher, config: &SchedulerCo
         seats: seq.seats().min(config.max_num_seqs),
         steps: 0,
         horizon: 0,
-        // The last token of a beam waits for the other beams.
+        // A beam holds its last token back until the other beams are there.
         num_held_back: usize::from(is_one_of_many),
     }
 }

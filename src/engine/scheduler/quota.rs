@@ -1,4 +1,4 @@
-//! What one tenant may hold of the pools.
+//! Quotas: what one tenant may hold of the pools.
 
 use super::SchedulerConfig;
 use super::sequences::Sequences;
@@ -6,7 +6,7 @@ use crate::engine::bill::{Quota, Tenant};
 use crate::engine::sequence::{SeqState, Sequence};
 use crate::ids::IdMap;
 
-/// What each tenant holds of a pool, as far as it has a quota there.
+/// What each tenant holds of a pool that has a quota.
 pub(super) struct Holdings {
     /// In blocks.
     most: Option<usize>,
@@ -23,7 +23,7 @@ impl Holdings {
         holdings
     }
 
-    /// Of the device pool: what running sequences hold, and what they were promised.
+    /// Holdings of the device pool: blocks of running sequences, and blocks promised to them.
     pub fn of_device(seqs: &Sequences, config: &SchedulerConfig) -> Self {
         let held = |seq: &Sequence| seq.table.len() + seq.promised_blocks(config.block_size);
         Self::new(config.quota.device_blocks, seqs.running.iter().map(|seq| (seq, held(seq))))
@@ -55,7 +55,7 @@ impl Holdings {
 }
 
 impl Quota {
-    /// Shares of pools of this many blocks; 1 is no quota.
+    /// Makes quotas from shares of pools of this many blocks. A share of 1 is no quota.
     pub fn of_shares(device: (f64, usize), swap: (f64, usize)) -> Self {
         let blocks = |(share, num_blocks): (f64, usize)| (share < 1.0).then_some((share * num_blocks as f64) as usize);
         Self { device_blocks: blocks(device), swap_blocks: blocks(swap) }
@@ -136,7 +136,7 @@ mod tests {
     fn beyond_its_part_of_the_swap_pool_a_tenant_recomputes() {
         for (swap_blocks, swaps) in [(None, [true, true]), (Some(5), [true, false])] {
             let quota = Quota { device_blocks: None, swap_blocks };
-            // 5 blocks each, and then one more: the two most junior yield.
+            // 5 blocks each, and then one more: the two most junior sequences are preempted.
             let mut engine = world_of(quota, &[2, 1, 1], 20);
             let (mut swapped, mut refused) = (Vec::new(), Vec::new());
             for _ in 0..60 {

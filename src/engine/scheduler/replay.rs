@@ -12,10 +12,10 @@ use crate::sampling::params::SamplingParams;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// What is known of the next results beside what the model said.
+/// What is known about the next results in addition to the model's output.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Foretold {
-    /// Of sequences with rules: the tokens that had to come whatever the model said, or why the rules failed.
+    /// For sequences with rules: the forced tokens, or why the rules failed.
     pub rules: Vec<(SeqId, Result<Vec<TokenId>, String>)>,
     pub searches: Vec<SearchStep>,
 }
@@ -81,7 +81,7 @@ impl Scheduler {
         self.tiers.pending.hashes_mut().for_each(|hash| *hash = map(*hash));
     }
 
-    /// About how many bytes of memory its sequences take.
+    /// The approximate memory of its sequences in bytes.
     pub fn num_bytes(&self) -> usize {
         let mut counted = HashSet::new();
         self.seqs.iter().map(|seq| seq.num_bytes(&mut counted)).sum()

@@ -1,4 +1,4 @@
-//! Requests that come, and that go before they have ended.
+//! Requests that arrive, and requests that are cancelled.
 
 use super::{Arrival, Scheduler, SchedulingPolicy};
 use crate::engine::prefix_cache::BlockHash;
@@ -11,8 +11,8 @@ impl Scheduler {
         self.arrive_named(arrival, Vec::new());
     }
 
-    /// The same, of a prompt whose leading full blocks have these names: nobody has to compute them, or look at its
-    /// tokens. Blocks behind them get names as ever.
+    /// The same for a prompt whose leading full blocks have these hashes, which then need not be computed. Later blocks
+    /// are hashed as usual.
     pub fn arrive_named(&mut self, arrival: Arrival, names: Vec<BlockHash>) {
         assert!(
             names.len() <= arrival.prompt.len() / self.config.block_size,
@@ -37,7 +37,7 @@ impl Scheduler {
         self.seqs.waiting.insert(Box::new(seq));
     }
 
-    /// Drops a request, wherever it is. Nothing happens where it is not there (any more).
+    /// Drops a request, whatever its state. An unknown request is ignored.
     pub fn cancel(&mut self, request: RequestId) {
         for rank in self.seqs.of_request(request) {
             if let Some(seq) = self.seqs.get(*rank) {

@@ -34,7 +34,7 @@ impl Resize {
         self.0 = self.0.filter(|_| config.max_num_seqs != max_num_seqs);
     }
 
-    /// A search that was accepted just before steps became smaller gets its seats all the same.
+    /// A search that was accepted before steps became smaller still gets its seats.
     pub fn make_room_for_beams(&mut self, params: &SamplingParams, config: &mut SchedulerConfig) {
         let SchedulerConfig { max_num_seqs, max_num_batched_tokens, .. } = *config;
         if num_beams(params) > max_num_seqs {
@@ -45,7 +45,7 @@ impl Resize {
     }
 }
 
-/// 0: it searches nothing.
+/// The number of beams. 0 if it is not a beam search.
 fn num_beams(params: &SamplingParams) -> usize {
     params.beam.as_ref().map_or(0, |beam| beam.width as usize)
 }

@@ -4,7 +4,8 @@ use crate::engine::sequence::{Rank, Sequence};
 use serde::{Deserialize, Serialize};
 use std::ops::Index;
 
-/// Sequences in order of rank. A step goes through all of them, so they lie in a row; and few come and go in a step.
+/// Sequences in order of rank. They are stored contiguously, because a step goes through all of them and few come or go
+/// in a step.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Running {
     #[expect(clippy::vec_box, reason = "who comes or goes moves the places behind it, not the sequences")]
@@ -24,7 +25,7 @@ impl Running {
         self.seqs.binary_search_by(|seq| seq.rank.cmp(rank))
     }
 
-    /// The place of a sequence, which may well be `guess`.
+    /// The index of a sequence. `guess` is tried first.
     pub fn place(&self, guess: usize, rank: &Rank) -> Option<usize> {
         match self.seqs.get(guess) {
             Some(seq) if seq.rank == *rank => Some(guess),

@@ -48,9 +48,10 @@ impl Searches {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SearchStep {
     pub request: RequestId,
-    /// The beams of the next step, best first: each one's parent, by its place, and its token. None: it is over.
+    /// The beams of the next step, best first: the index of each beam's parent, and its token. Empty if the search has
+    /// ended.
     pub beams: Vec<(usize, TokenId)>,
-    /// Then: how many tokens each result has, and what ended it.
+    /// If the search has ended: the number of tokens of each result, and what ended it.
     pub results: Vec<(usize, FinishReason)>,
 }
 
@@ -64,7 +65,7 @@ impl SearchStep {
         self.beams.iter().map(|&(parent, token)| Continuation { parent, token, beam: Beam::default() }).collect()
     }
 
-    /// The results, but for what they say.
+    /// The results without their tokens.
     fn hypotheses(&self) -> Vec<Hypothesis> {
         let of_length = |&(len, reason)| Hypothesis { score: 0.0, output: vec![0; len], logprobs: Vec::new(), reason };
         self.results.iter().map(of_length).collect()

@@ -11,7 +11,7 @@ use crate::ids::{IdMap, RequestId, SeqId};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// How many sequences are where.
+/// The number of sequences in each state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Population {
     pub running: usize,
@@ -19,7 +19,7 @@ pub struct Population {
     pub swapped: usize,
 }
 
-/// Owns every sequence. A sequence is in exactly one of `running` and `waiting`, under its rank.
+/// Owns all sequences. Each is in exactly one of `running` and `waiting`, by its rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Sequences {
     pub running: Running,

@@ -18,9 +18,9 @@ pub struct SchedulerSnapshot {
 /// What a sequence does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeqPhase {
-    /// It holds nothing: it is new, or what it had is to be computed again.
+    /// It holds no blocks: it is new, or will be recomputed.
     Waiting,
-    /// Its prompt is being computed, or what was dropped of it.
+    /// Its prompt is being computed, or KV that was dropped is being recomputed.
     Prefill,
     /// Its next token is being computed.
     Decode,
@@ -47,7 +47,7 @@ pub struct SeqSnapshot {
     /// It was preempted, and has not come back.
     pub paused: bool,
     pub table: BlockTable,
-    /// Returning: place in the table from which on the content has to come.
+    /// If it is returning: the index of the first block whose content is being copied back.
     pub first_returning: usize,
     /// Swap blocks with its KV, where it is swapped out or returns.
     pub swapped: Vec<BlockId>,
@@ -93,7 +93,7 @@ impl Scheduler {
         self.seqs.requests().len()
     }
 
-    /// Plans whose results have not been taken in.
+    /// The number of plans whose results have not been committed.
     pub fn num_in_flight(&self) -> usize {
         self.in_flight.len()
     }

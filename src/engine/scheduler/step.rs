@@ -12,7 +12,7 @@ impl Scheduler {
         self.planning.summarises = true;
     }
 
-    /// Whether a step has anything to do, if only giving blocks back.
+    /// Whether a step has anything to do, even if it only releases blocks.
     pub fn has_work(&self) -> bool {
         !self.seqs.running.is_empty()
             || !self.seqs.waiting.is_empty()
@@ -130,7 +130,7 @@ impl Scheduler {
         demand.seats = self.config.max_num_seqs.saturating_sub(seats);
         demand.token_budget = token_budget;
         demand.reserve = self.config.reserve_blocks();
-        // Where nothing goes on, nothing will need what the watermark keeps free.
+        // If no running sequence advances, none needs the blocks that the watermark keeps free.
         demand.watermark = if goes_on { self.config.watermark_blocks } else { 0 };
         if !goes_on || !self.admission.is_refused() {
             demand.admit = self.candidates(&demand);

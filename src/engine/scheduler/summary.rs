@@ -20,7 +20,7 @@ impl Digest {
         numbers.into_iter().for_each(|number| self.add(number as u64));
     }
 
-    /// A list, which ends where the next begins.
+    /// Adds a list with its length, so that lists cannot run into each other.
     fn add_blocks(&mut self, blocks: &[BlockId]) {
         self.add(blocks.len() as u64);
         blocks.iter().for_each(|block| self.add(u64::from(block.0)));
@@ -37,26 +37,26 @@ impl Digest {
     }
 }
 
-/// A plan, and what the pools granted for it: what people ask about, and a digest of all of it.
+/// A plan and what the pools granted for it: the parts that people ask about, and a digest of everything.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PlanSummary {
     pub num_seqs: usize,
     pub num_tokens: usize,
     /// Sequences with more than one token: prompts.
     pub pieces: Vec<(SeqId, usize)>,
-    /// Who was admitted, with so many tokens that need not be computed.
+    /// Admitted sequences, each with the number of tokens that need not be computed.
     pub admitted: Vec<(SeqId, usize)>,
-    /// Who had to yield, and for whom.
+    /// Preempted sequences, each with the sequence that caused it.
     pub preempted: Vec<(SeqId, SeqId)>,
-    /// Blocks that go to the swap pool.
+    /// Blocks copied to the swap pool.
     pub swap_out: usize,
-    /// Blocks that come back.
+    /// Blocks copied back.
     pub swap_in: Vec<(CopyId, usize)>,
     pub digest: Digest,
 }
 
 impl PlanSummary {
-    /// Of what the device pool granted.
+    /// The summary of the device pool's grant.
     pub fn new(grant: &Grant) -> Self {
         let mut digest = Digest::default();
         for grown in &grant.grown {
@@ -71,7 +71,7 @@ impl PlanSummary {
             digest.add_blocks(&admitted.table);
             digest.add_all(admitted.swap_in.iter().copied().chain([admitted.num_computed, admitted.num_new_tokens]));
         }
-        // Not under which name: that is another in the recording.
+        // Without the hash, which is different in the recording.
         digest.add_all(grant.evicted.iter().map(|(block, _)| block.index()));
         let stats = &grant.stats;
         digest.add_all([stats.used, stats.cached, stats.free]);
@@ -122,7 +122,7 @@ impl PlanSummary {
         self.swap_in = plan.swap_in.iter().map(|swap_in| (swap_in.id, swap_in.pairs.len())).collect();
     }
 
-    /// How another plan in its place differs; `None`: not at all.
+    /// How `other` differs. `None` if it does not.
     pub fn difference(&self, other: &Self) -> Option<String> {
         if self == other {
             return None;
@@ -144,7 +144,7 @@ impl PlanSummary {
     }
 }
 
-/// A list of pairs as people read it.
+/// Formats a list of pairs.
 struct Pairs<'a, A, B>(&'a [(A, B)], &'static str);
 
 impl<A: Display, B: Display> Display for Pairs<'_, A, B> {

@@ -1,21 +1,20 @@
-//! What a preemption leaves to be copied, and whether it was foreseen.
+//! The tail: what a preemption still has to copy, and whether the preemption was foreseen.
 //!
-//! While device blocks are scarce, those who would yield first have all their full blocks but `max_tail_blocks` copied
-//! ahead. That bounds what the preemption of such a sequence copies: so many full blocks, those that its last steps have
-//! filled, and the partly filled one. It is a bound for those who were foreseen and for nobody else, on purpose: to drop
-//! the blocks of the others beyond it, and compute these again, would cost many times what copying them does, and their
-//! copies hold nobody up, since they go on beside the steps. Who was not foreseen is told apart, with the reason.
+//! While device blocks are scarce, likely victims have all their full blocks but `max_tail_blocks` copied ahead. This
+//! bounds what the preemption of such a sequence copies: `max_tail_blocks` full blocks, those that its last steps have
+//! filled, and the partly filled one. The bound holds only for foreseen preemptions, on purpose. To drop the further
+//! blocks of other victims and compute them again would cost many times as much as copying them, and copies delay no
+//! one, because they run in parallel with the steps. Preemptions that were not foreseen are counted apart, with the
+//! reason.
 
 use serde::{Deserialize, Serialize};
 
-/// What [`Scheduler::reserve`] last saw of a running sequence's full blocks.
-///
-/// [`Scheduler::reserve`]: super::Scheduler::reserve
+/// How far a running sequence's full blocks were copied ahead when the swap pool was last asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tail {
-    /// In which look that was: 0 is none.
+    /// The number of that call. 0 is none.
     look: u32,
-    /// Full blocks that it had then.
+    /// The full blocks that the sequence had then.
     num_full: u32,
     state: TailState,
 }
@@ -24,11 +23,11 @@ pub struct Tail {
 enum TailState {
     #[default]
     NotLookedAt,
-    /// All but `max_tail_blocks` of them were in the swap pool, or on their way.
+    /// All but `max_tail_blocks` of them were in the swap pool or being copied there.
     Copied,
-    /// Too many copies waited.
+    /// Too many copies were queued.
     QueueFull,
-    /// The swap pool had no room for more, or took the room back.
+    /// The swap pool had no room for more, or took that room back.
     NoRoom,
 }
 
@@ -45,8 +44,9 @@ impl Tail {
         Self { look, num_full: 0, state: TailState::NoRoom }
     }
 
-    /// Of a victim with so many full blocks in the look that finds it a victim. The look before is what counts: whoever was
-    /// seen earlier has filled blocks since then, or others would have yielded first.
+    /// Whether the preemption of a victim with `num_full` full blocks was foreseen in the call before `look`. Only that
+    /// call counts: a sequence that was last seen earlier has filled blocks since then, or others would have been
+    /// preempted first.
     pub(super) fn foresight(&self, look: u32, num_full: usize) -> Foresight {
         match self.state {
             TailState::NotLookedAt => Foresight::Unforeseen,
@@ -61,11 +61,12 @@ impl Tail {
 /// Whether a victim's full blocks had been copied ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Foresight {
-    /// All but `max_tail_blocks` of those that it had a step before, since when it has filled so many more.
+    /// One step before, all its full blocks but `max_tail_blocks` had been copied. Since then it has filled
+    /// `num_filled`.
     Foreseen { num_filled: usize },
-    /// It was not among those who would have yielded first, or it has just come, or one of its copies has failed.
+    /// It was not a likely victim, had just started, or one of its copies failed.
     Unforeseen,
-    /// The copies of others had to be waited for.
+    /// Too many copies of other blocks were queued.
     QueueFull,
     /// The swap pool was too full.
     NoRoom,
@@ -73,7 +74,7 @@ pub enum Foresight {
     Off,
 }
 
-/// What a preemption to the swap pool left to be copied.
+/// What a preemption to the swap pool still had to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TailCopies {
     pub num_blocks: usize,
@@ -81,7 +82,7 @@ pub struct TailCopies {
 }
 
 impl TailCopies {
-    /// Why it was more than `max_tail_blocks` and the partly filled block; `None` where it was not.
+    /// Why it was more than `max_tail_blocks` and the partly filled block. `None` if it was not more.
     pub fn excess(&self, max_tail_blocks: usize) -> Option<TailExcess> {
         (self.num_blocks > max_tail_blocks.saturating_add(1)).then_some(match self.foresight {
             Foresight::Foreseen { .. } => TailExcess::Filled,
@@ -93,10 +94,10 @@ impl TailCopies {
     }
 }
 
-/// Why a preemption copied more than [`max_tail_blocks`](super::SchedulerConfig::max_tail_blocks) say.
+/// Why a preemption copied more than [`max_tail_blocks`](super::SchedulerConfig::max_tail_blocks).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TailExcess {
-    /// By its last steps, which filled blocks.
+    /// Its last steps had filled blocks.
     Filled,
     Unforeseen,
     QueueFull,

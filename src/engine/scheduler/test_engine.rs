@@ -41,7 +41,7 @@ pub fn config() -> SchedulerConfig {
     }
 }
 
-/// Nobody's, on no terms.
+/// An arrival without tenant and with default terms.
 pub fn arrival(id: u64, prompt: usize, max_tokens: u32) -> Arrival {
     Arrival {
         id: RequestId(id),

@@ -41,10 +41,8 @@ pub(super) struct Tiers {
     /// As of the swap pool's last answer.
     pub stats: PoolStats,
     moving: Moving,
-    #[serde(default)]
     likely_victims: LikelyVictims,
     /// How often [`Tiers::begin_demand`] was called: the age of a [`Tail`].
-    #[serde(default)]
     looks: u32,
     /// Sequences whose blocks are on their way to the device.
     swap_ins: IdMap<CopyId, Rank>,
@@ -79,7 +77,7 @@ pub(super) struct Stored {
     pub foresight: Foresight,
 }
 
-/// What the swap pool has given.
+/// The swap pool's answers, by sequence.
 pub(super) struct SwapAnswers {
     pub stored: IdMap<SeqId, Stored>,
     /// Blocks that were cached, for sequences that are admitted.
@@ -119,7 +117,7 @@ impl Tiers {
     /// swap pool can have nothing of theirs.
     pub fn finds(&self, demand: &Demand, config: &SchedulerConfig) -> Vec<Find> {
         let is_empty = self.stats.used + self.stats.cached == 0;
-        // What is to be forgotten must not be found.
+        // Blocks that are about to be forgotten must not be found.
         if is_empty || !config.prefix_caching || !self.pending.forget.is_empty() {
             return Vec::new();
         }
@@ -176,7 +174,7 @@ impl Tiers {
         (self.moving.keeping, demand.keep) = (blocks, hashes);
     }
 
-    /// Where victims need more room than there is, running sequences give up what was copied ahead for them.
+    /// If victims need more room than the swap pool has, running sequences give up their copies made ahead.
     pub fn make_room(&mut self, grant: &Grant, seqs: &mut Sequences, demand: &mut SwapDemand) {
         let needed: usize = demand.store.iter().map(|store| store.num_blocks).sum();
         let released: usize = demand.release.iter().map(Vec::len).sum();
@@ -204,7 +202,7 @@ impl Tiers {
         for seq in seqs.running.iter_mut() {
             let has_them = seq.num_published <= seq.num_backed + max_tail_blocks;
             has_all &= has_them;
-            // What is still to come has no blocks to look at.
+            // A sequence whose KV is being copied back has no blocks to copy out.
             if has_them && seq.swap_in.is_none() {
                 seq.tail = Tail::copied(self.looks, seq.num_published);
             }
@@ -236,7 +234,7 @@ impl Tiers {
                 continue;
             }
             let places = seq.num_backed..seq.num_published.min(seq.num_backed + room);
-            // As it will be if the swap pool takes all of them.
+            // This assumes that the swap pool takes all of them.
             seq.tail = match seq.num_published <= places.end + max_tail_blocks {
                 true => Tail::copied(self.looks, seq.num_published),
                 false => Tail::queue_full(self.looks),
@@ -393,8 +391,8 @@ impl Tiers {
         }
     }
 
-    /// The swap pool has another size, which it may still have to shrink to. What was promised with other settings holds
-    /// no longer.
+    /// The swap pool has another size, which it may still have to shrink to. Preemptions that were foreseen under the
+    /// old settings are not bounded any more.
     pub fn resize(&mut self, stats: PoolStats, seqs: &mut Sequences) {
         self.looks = self.looks.wrapping_add(1);
         self.stats = stats;
@@ -412,7 +410,7 @@ impl Tiers {
         }
     }
 
-    /// Whether the swap pool is smaller than what is used of it.
+    /// Whether more blocks of the swap pool are used than its size.
     pub fn is_draining(&self) -> bool {
         self.stats.draining > 0
     }

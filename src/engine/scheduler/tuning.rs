@@ -12,7 +12,7 @@ pub struct Tuning {
     pub max_num_seqs: usize,
     pub max_num_batched_tokens: usize,
     pub inter_token_target: Option<f64>,
-    /// For requests that arrive from now on: who is there keeps the rank that it has.
+    /// For requests that arrive from now on. Requests that are there keep their rank.
     pub policy: SchedulingPolicy,
     pub preemption_mode: PreemptionMode,
     pub admission: AdmissionPolicy,

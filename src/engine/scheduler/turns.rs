@@ -33,7 +33,7 @@ impl Shares {
         shares
     }
 
-    /// The larger of both parts, in units of which there are [`Shares::whole`].
+    /// The larger of both parts, in units of [`Shares::whole`].
     pub fn of(&self, tenant: Tenant) -> u64 {
         let [blocks, seats] = self.held.get(&tenant).copied().unwrap_or_default();
         (blocks * self.num_seats).max(seats * self.num_blocks)
@@ -49,7 +49,7 @@ impl Shares {
         *seats += num_seats as u64;
     }
 
-    /// Whether a tenant has more than each of `num_tenants` would have of equal parts.
+    /// Whether a tenant has more than an equal part among `num_tenants`.
     pub fn is_large(&self, tenant: Tenant, num_tenants: usize) -> bool {
         self.of(tenant) * num_tenants as u64 > self.whole()
     }
@@ -64,7 +64,7 @@ pub(super) fn turns(seqs: &Sequences, config: &SchedulerConfig) -> Option<Shares
 pub(super) fn tenant_parts(seqs: &Sequences, config: &SchedulerConfig) -> Option<(Shares, usize)> {
     let mut tenants = seqs.running.iter().map(|seq| seq.tenant);
     let first = tenants.next()?;
-    // Where all that run are of one, it makes no difference.
+    // If all running sequences are of one tenant, the parts make no difference.
     if !config.key_turns || tenants.all(|tenant| tenant == first) {
         return None;
     }
@@ -92,7 +92,7 @@ mod tests {
     fn who_has_least_goes_first() {
         for key_turns in [false, true] {
             let mut engine = TestEngine::new(SchedulerConfig { key_turns, max_num_seqs: 3, ..config() });
-            // 3 blocks each: all places are the first one's, who has more waiting.
+            // 3 blocks each: the first tenant has all seats, and more requests waiting.
             (1..=6).for_each(|id| arrive(&mut engine, id, 1, 9, 3));
             let plan = engine.plan();
             assert_eq!(seqs(&plan), [1, 2, 3].map(SeqId));
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(engine.plan().batch.len(), 8);
     }
 
-    /// The youngest yields, unless another tenant has more than its part.
+    /// The youngest sequence is preempted, unless another tenant has more than its part.
     #[test]
     fn who_has_more_than_its_part_yields_first() {
         for key_turns in [false, true] {

@@ -42,12 +42,12 @@ impl<'a> Victims<'a> {
         (self.steps_worth_preempting(seq) as f64 * factor) as usize
     }
 
-    /// Tokens that a sequence has to get for a preemption to be worth its cost.
+    /// The tokens that a sequence has to generate for a preemption to be worth its cost.
     fn steps_worth_preempting(&self, seq: &Sequence) -> usize {
         let block_size = self.config.block_size;
         let gain_s = self.estimates.decode_s * MAX_PREEMPTION_SHARE;
         let num_steps = self.preemption_seconds(seq, seq.num_tokens()) / gain_s;
-        // Before steps have been seen, and where they take no time.
+        // The estimate is not finite before steps have been measured, and if they take no time.
         if num_steps.is_finite() { (num_steps as usize).max(block_size) } else { block_size }
     }
 
@@ -130,7 +130,7 @@ mod tests {
             let plan = engine.plan();
             engine.commit(&plan);
         }
-        // 12 of 16 blocks are taken, and each of the two needs another one soon.
+        // 12 of 16 blocks are used, and each of the two sequences needs another one soon.
         engine.scheduler.arrive(Arrival { priority, ..arrival(2, 12, 50) });
         seqs(&engine.plan()).contains(&SeqId(2))
     }

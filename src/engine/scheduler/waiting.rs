@@ -1,4 +1,4 @@
-//! The sequences that wait: new ones, and those that had to yield.
+//! The waiting sequences: new ones and preempted ones.
 
 use crate::engine::bill::Tenant;
 use crate::engine::sequence::{Rank, Sequence};
@@ -10,22 +10,22 @@ use std::iter::Peekable;
 use std::ops::Bound::{Excluded, Unbounded};
 use std::ops::Index;
 
-/// Sequences by rank, and in lines: where the first of a line may not start yet, nobody behind it may, and a step need not
-/// look at them.
+/// Sequences by rank, and in lines. If the first sequence of a line may not start yet, none behind it may, and a step
+/// need not look at them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(from = "Written")]
 pub(super) struct Waiting {
     seqs: BTreeMap<Rank, Box<Sequence>>,
     #[serde(skip)]
     lines: BTreeSet<(Line, Rank)>,
-    /// Whose turn it is in each line.
+    /// The first sequence of each line, by turn.
     #[serde(skip)]
     heads: BTreeMap<Rank, Line>,
     #[serde(skip)]
     num_swapped: usize,
 }
 
-/// What is written of them: the rest follows from it.
+/// The serialized form. The rest follows from it.
 #[derive(Deserialize)]
 struct Written {
     seqs: BTreeMap<Rank, Box<Sequence>>,
@@ -39,8 +39,8 @@ impl From<Written> for Waiting {
     }
 }
 
-/// New sequences of one tenant, those that must not yield apart from the others; or its sequences that have run before,
-/// which no quota holds back.
+/// A line holds the new sequences of one tenant, with non-preemptible ones in a line of their own; or the tenant's
+/// sequences that have run before, which no quota holds back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Line {
     tenant: Tenant,
@@ -119,7 +119,7 @@ impl Waiting {
         Some(seq)
     }
 
-    /// Of whom sequences wait, some more than once.
+    /// The tenants of waiting sequences. A tenant may occur more than once.
     pub fn tenants(&self) -> impl Iterator<Item = Tenant> {
         self.heads.values().map(|line| line.tenant)
     }
@@ -129,7 +129,7 @@ impl Waiting {
         tenants.next().is_some_and(|first| tenants.any(|tenant| tenant != first))
     }
 
-    /// Goes through them, most senior first. Takes time for those that it comes to, and for no others.
+    /// Iterates over the sequences, most senior first. Sequences that are not reached cost no time.
     pub fn walk(&mut self) -> Walk<'_> {
         let Self { seqs, lines, heads, .. } = self;
         let (entered, turns) = (BinaryHeap::new(), BinaryHeap::new());
@@ -157,24 +157,25 @@ impl Index<&Rank> for Waiting {
     }
 }
 
-/// Who is behind `rank` in its line.
+/// The sequence behind `rank` in its line.
 fn next_of(lines: &BTreeSet<(Line, Rank)>, line: Line, rank: Rank) -> Option<Rank> {
     let behind = lines.range((Excluded((line, rank)), Unbounded)).next();
     behind.filter(|(other, _)| *other == line).map(|(_, rank)| *rank)
 }
 
-/// In what order sequences go where tenants take turns: by priority, whether they are new, what their tenant has, and rank.
+/// The order of sequences if tenants take turns: by priority, by whether they are new, by what their tenant holds, and
+/// by rank.
 type Turn = (i32, bool, u64, Rank);
 
 /// See [`Waiting::walk`].
 pub(super) struct Walk<'a> {
     seqs: &'a mut BTreeMap<Rank, Box<Sequence>>,
     lines: &'a BTreeSet<(Line, Rank)>,
-    /// Of lines of which nobody was looked at.
+    /// The first sequences of lines that have not been entered.
     heads: Peekable<Iter<'a, Rank, Line>>,
-    /// Where the others go on.
+    /// The next sequences of lines that have been entered.
     entered: BinaryHeap<Reverse<(Rank, Line)>>,
-    /// Who is next in each line, where tenants take turns: see [`Turn`].
+    /// The next sequence of each line, if tenants take turns: see [`Turn`].
     turns: BinaryHeap<Reverse<(Turn, Line)>>,
     last: Option<(Rank, Line)>,
 }
@@ -199,9 +200,9 @@ impl Walk<'_> {
         self.seqs.get_mut(&next.0).map(|seq| &mut **seq)
     }
 
-    /// The next, where of several tenants the one that has least goes first; `share` says what it has by now. Who has run
-    /// before goes before that, most senior first: others wait for it with memory (beams), and hear nothing meanwhile. A walk
-    /// goes one way or the other.
+    /// The next sequence, if tenants take turns. The tenant with the smallest `share` goes first. Sequences that have
+    /// run before come before all new ones, most senior first, because their clients receive nothing meanwhile and
+    /// other beams may hold memory while they wait for them. A walk uses either this or [`Walk::next`], not both.
     pub fn next_in_turn(&mut self, share: impl Fn(Tenant) -> u64) -> Option<&mut Sequence> {
         let turn = |rank: Rank, line: Line| {
             let share = if line.has_run { 0 } else { share(line.tenant) };
@@ -216,7 +217,7 @@ impl Walk<'_> {
         self.seqs.get_mut(&rank).map(|seq| &mut **seq)
     }
 
-    /// Passes over all behind the last one in its line.
+    /// Skips all sequences behind the last one in its line.
     pub fn leave_line(&mut self) {
         self.last = None;
     }
@@ -255,7 +256,7 @@ mod tests {
     #[test]
     fn a_line_is_left_at_whom_it_waits_for() {
         let mut waiting = Waiting::default();
-        // Out of order, as those come who had to yield.
+        // Out of order, as preempted sequences come.
         for (id, tenant, preemptible, has_run) in [
             (5, 1, true, false),
             (2, 1, true, false),

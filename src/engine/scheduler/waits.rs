@@ -20,9 +20,9 @@ pub enum WaitReason {
     NonPreemptible,
     /// The beams of its search come back one after the other.
     Beams,
-    /// The device pool, or the step, had too little.
+    /// The device pool or the step had too little room.
     Lack(Lack),
-    /// It has blocks, and its KV is on its way from the swap pool into so many of them.
+    /// It has device blocks, and its KV is being copied from the swap pool into `blocks` of them.
     SwapIn { blocks: usize },
 }
 
@@ -54,8 +54,8 @@ pub(super) struct Waits {
 }
 
 impl Waits {
-    /// Why a request does not run, or not with all its sequences; `None` where it does, or is not there. `key_turns`:
-    /// tenants take turns.
+    /// Why a request does not run with all its sequences. `None` if it does, or if it is unknown. `key_turns`: tenants
+    /// take turns.
     pub fn reason(&self, request: RequestId, seqs: &Sequences, key_turns: bool) -> Option<WaitReason> {
         let ranks = seqs.of_request(request);
         match ranks.iter().filter_map(|rank| seqs.waiting.get(rank)).min_by_key(|seq| seq.rank) {
@@ -98,7 +98,7 @@ mod tests {
     use crate::engine::scheduler::{Arrival, PlannedStep, SchedulerConfig};
     use std::time::Duration;
 
-    /// The others must not yield, so it cannot come back in the time that it was promised.
+    /// The others are non-preemptible, so it cannot come back within its limit.
     #[test]
     fn who_is_late_is_told_what_there_is_too_little_of() {
         let mut engine = TestEngine::new(SchedulerConfig { non_preemptible_blocks: 12, ..config() });
