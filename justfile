@@ -1,0 +1,70 @@
+# Recipes for https://just.systems. The commands of CI live in .ci/run alone; these recipes call it by the names of its
+# steps. Without just, run the same by hand: `.ci/run clippy tests`.
+
+# Lists the recipes.
+default:
+    @just --list --unsorted
+
+# Runs everything that has to hold before a change is merged.
+ci:
+    .ci/run
+
+# Runs the named steps of CI and what they need: `just steps clippy soak`.
+steps +names:
+    .ci/run {{ names }}
+
+# Checks format and lints, and builds the API docs: what to run before each commit.
+check:
+    .ci/run format clippy docs
+
+# Runs all of `cargo test`.
+test:
+    .ci/run tests
+
+# Fuzzes each target for a few seconds.
+fuzz:
+    .ci/run fuzz
+
+# Runs the multi-threaded code in thousands of interleavings.
+interleavings:
+    .ci/run interleavings
+
+# Runs the kernels under AddressSanitizer.
+asan:
+    .ci/run asan
+
+# Checks the program for aarch64, and its kernels in an emulator.
+aarch64:
+    .ci/run aarch64
+
+# Compiles every CUDA kernel with NVRTC and nvcc; needs no GPU.
+kernels:
+    .ci/run kernels
+
+# Runs a minute of mixed traffic against the program.
+soak:
+    .ci/run soak
+
+# Runs the tests with real clients, a browser and Prometheus.
+clients:
+    .ci/run clients
+
+# Formats the code.
+fmt:
+    cargo fmt --all
+
+# Serves the demo model: `just serve --port 9000`.
+serve *flags:
+    cargo run --release -- serve {{ flags }}
+
+# Runs the tests whose name contains NAME, with their output: `just one arbiter`.
+one name:
+    cargo test --locked {{ name }} -- --nocapture
+
+# Runs one seed of the simulation: `just seed 17`.
+seed number operations="5000":
+    PAGETIDE_SIM_SEED={{ number }} PAGETIDE_SIM_OPERATIONS={{ operations }} cargo test --locked --test simulation random -- --nocapture
+
+# Writes the generated pages and config/pagetide.toml anew from the code.
+pages:
+    UPDATE_DOCS=1 cargo test --locked --test docs
