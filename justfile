@@ -13,9 +13,9 @@ ci:
 steps +names:
     .ci/run {{ names }}
 
-# Checks format and lints, and builds the API docs: what to run before each commit.
+# Checks format, lints, links and the API docs: what to run before each commit.
 check:
-    .ci/run format clippy docs
+    .ci/run format clippy links docs
 
 # Runs all of `cargo test`.
 test:
@@ -61,9 +61,9 @@ serve *flags:
 one name:
     cargo test --locked {{ name }} -- --nocapture
 
-# Runs one seed of the simulation: `just seed 17`.
-seed number operations="5000":
-    PAGETIDE_SIM_SEED={{ number }} PAGETIDE_SIM_OPERATIONS={{ operations }} cargo test --locked --test simulation random -- --nocapture
+# Runs one seed of the simulation, in one test: `just seed 17 random_loads`.
+seed number test operations="5000":
+    PAGETIDE_SIM_SEED={{ number }} PAGETIDE_SIM_OPERATIONS={{ operations }} cargo test --locked --test simulation {{ test }} -- --nocapture
 
 # Writes the generated pages and config/pagetide.toml anew from the code.
 pages:
