@@ -29,7 +29,7 @@ fuzz:
 interleavings:
     .ci/run interleavings
 
-# Runs the kernels under AddressSanitizer.
+# Runs the CUDA kernels on the CPU, under AddressSanitizer.
 asan:
     .ci/run asan
 
