@@ -3,7 +3,7 @@
 
 Sends the first requests of a trace one by one to a server with ample memory, then all at once to servers whose device
 pool is a fraction of what they would need together, in each preemption mode. Every request must finish with the same
-text; afterwards every device block must be free or cached and the swap pool empty. Needs only Python.
+text. Afterwards every device block must be free or cached, and the swap pool empty. Needs only Python.
 
   scripts/check-pressure.py --trace azure.csv                      the demo model, 64 requests, a tenth of the memory
   scripts/check-pressure.py --model DIR --scale 0.25 --trace ...   a model of your own

@@ -5,16 +5,16 @@
         --pagetide target/release/pagetide --llama-server … --llama-bench … --vllm …/bin/vllm \\
         [--rows 135m-c1,1b-prefill-512] [--rounds 3] [--threads 4] [--isa avx2] [--json OUT] [--markdown OUT]
 
-A peer whose program is not given is left out. The engines' servers of a model run side by side, and one at a time has
-work: a machine whose speed changes from minute to minute is the same for all of them, since in a round each row goes
-through all engines before the next row comes, every other round in the opposite order. The client is `pagetide bench
-serve --url` for all of them; the servers get token ids and forced output lengths. What is quoted are medians over the
-rounds, and the median of the rounds' ratios to the better peer. `--list` shows the rows. With fewer threads than the machine has cores, everything, the client too,
-is kept on that many cores.
+A peer whose program is not given is left out. The servers of a model run side by side, and one at a time has work. In a
+round each row goes through all engines before the next row comes, and every other round runs in the opposite order. So a
+machine whose speed changes from minute to minute treats all of them alike. The client is `pagetide bench serve --url`
+for all engines; the servers get token ids and forced output lengths. The results are medians over the rounds, and the
+median of the rounds' ratios to the better peer. `--list` shows the rows. With `--threads` below the number of cores,
+everything, including the client, is kept on that many cores.
 
-Nothing else should run meanwhile: the load average before each run is in the JSON. On a virtual machine the
-host may give the cores to others: a row during which more than `--max-stolen` percent of their time went there is done
-again, with another seed, up to three times. What was taken from each run is in the JSON.
+Nothing else should run meanwhile: the load average before each run is in the JSON. On a virtual machine the host may give
+the cores to others. A row during which more than `--max-stolen` percent of their time went there is repeated with another
+seed, up to three times. The JSON has the part that was stolen from each run.
 """
 
 import argparse

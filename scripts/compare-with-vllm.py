@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 """Sends the same requests to vLLM and to Pagetide and says where the answers differ.
 
-Both serve the same model in float32. Compared are status, shape (which fields, of which types), text, tokens,
-log-probabilities (to 1e-3), finish reasons, usage, and the field that an error names; streams by what their chunks add
-up to. Differences that are meant stand in scripts/vllm_comparison/differences.toml, each with its reason; docs/api.md
-lists them. Any other difference, and an entry of that file that explains none, makes the exit status 1.
+Both serve the same model in float32. The script compares status, shape (which fields, of which types), text, tokens,
+log-probabilities (to 1e-3), finish reasons, usage, and the field that an error names. Streams are compared by the sum
+of their chunks. scripts/vllm_comparison/differences.toml lists the intended differences, each with its reason, and
+docs/api.md shows them. The exit status is 1 if there is another difference, or an entry of that file that explains none.
 
-  scripts/compare-with-vllm.py --vllm URL --pagetide URL --name NAME       servers that run
+  scripts/compare-with-vllm.py --vllm URL --pagetide URL --name NAME       uses running servers
   scripts/compare-with-vllm.py --model DIR --vllm-bin .../bin/vllm         starts both, one after the other for
                                                                            embeddings
 
-Needs Python 3.11, and vLLM (its CPU build will do) where it is to be started. models/demo does as the model; vLLM
-needs the flags of VLLM_FLAGS below.
+Needs Python 3.11, and vLLM (its CPU build is enough) if the script is to start it. models/demo can be the model; vLLM
+then needs the flags of VLLM_FLAGS below.
 """
 import argparse
 import json

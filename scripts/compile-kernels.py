@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Compiles every listed specialisation of the kernels with nvcc, as an ahead-of-time build would, and prints a table of
-their registers and shared memory. Fails where one does not compile, warns, or has an attention kernel that spills.
+their registers and shared memory. Fails if one does not compile, gives a warning, or has an attention kernel that spills.
 
 The list is target/tmp/specialisations.json, which `cargo test --test kernel_compile` writes.
 """

@@ -1,5 +1,6 @@
-// Makes the pictures of the console in docs/: node scripts/console-screenshots.mjs URL, of a server of the demo model that
-// nobody else uses. Needs Chromium (Debian's package; or CHROMIUM names the program) and npm ci in tests/client/node.
+// Makes the pictures of the console in docs/: node scripts/console-screenshots.mjs URL. The server at URL has to serve the
+// demo model and have no other clients. Needs Chromium (Debian's package; or CHROMIUM names the program) and npm ci in
+// tests/client/node.
 import path from "node:path";
 import { fileURLToPath } from "node:url";
 import { launch, open, startLoad } from "../tests/client/node/browser.mjs";

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Fuzzes everything that reads bytes of somebody else's:
+# Fuzzes everything that reads untrusted bytes:
 #
 #     scripts/fuzz.sh [--seconds N] [--inputs N] [--timeout N] [TARGET...]
 #
-# Each target runs for N seconds (default 60), with 2 GiB of memory and 5 seconds for an input (--timeout: more, where
-# others use the machine). With --inputs each gets so many inputs at most, the same ones every time. Without TARGET all of
-# them. An hour each: --seconds 3600. What is found lies in target/fuzz/artifacts/TARGET: mend it, and keep the input as
-# fuzz/corpus/TARGET/regression-NAME, which `cargo test --test fuzz_corpus` replays.
+# Each target runs for N seconds (default 60), with 2 GiB of memory. An input may take 5 seconds; on a busy machine give
+# more with --timeout. --inputs bounds the number of inputs of a target, which are then the same every time. Without
+# TARGET all targets run. Use --seconds 3600 for an hour each. Findings are in target/fuzz/artifacts/TARGET. Fix the bug
+# and keep the input as fuzz/corpus/TARGET/regression-NAME, which `cargo test --test fuzz_corpus` replays.
 #
-# It needs a Rust toolchain and a C++ compiler. Only Pagetide is instrumented, and dependencies come from `target` as
-# they are where they are there: `cargo fuzz run TARGET` instruments them too, and takes much longer to build.
+# It needs a Rust toolchain and a C++ compiler. Only Pagetide is instrumented; dependencies that were already built are
+# taken from `target`. `cargo fuzz run TARGET` instruments them too, and takes much longer to build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -33,7 +33,7 @@ if [ ${#targets[@]} -eq 0 ]; then
     done
 fi
 
-# Names of this repository's own build, whoever calls.
+# The settings of this build, whatever the caller has set.
 export CARGO_TARGET_DIR=$PWD/target CARGO_INCREMENTAL=0 RUSTC_WRAPPER=$PWD/fuzz/instrument.sh
 started=$SECONDS
 cargo build --quiet --locked --manifest-path fuzz/Cargo.toml --bin all
@@ -45,7 +45,7 @@ for target in "${targets[@]}"; do
         echo "$0: there is no target '$target'; there are: $(ls fuzz/corpus | tr '\n' ' ')" >&2
         exit 2
     fi
-    # What is new goes into the first folder, which is nobody's but this machine's.
+    # New inputs go into the first folder, which belongs to this machine alone.
     found=target/fuzz/corpus/$target artifacts=target/fuzz/artifacts/$target/ log=target/fuzz/$target.log
     mkdir -p "$found" "$artifacts"
     dictionary=()

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Everything about the CUDA backend that needs a GPU, in one call of less than nine minutes: one table of checks, and one
-# of measurements.
+# Runs everything about the CUDA backend that needs a GPU, in less than nine minutes, and prints one table of checks and
+# one of measurements.
 #
-#     scripts/gpu-check.sh pack     where the program is built: makes target/gpu-check/, which can be carried to a GPU
-#                                   machine together with the checkout
-#     scripts/gpu-check.sh          on the GPU machine: uses target/gpu-check/, or builds where that is missing
-#     scripts/gpu-check.sh dry      anywhere: what can be done of it without a GPU, over the emulation and the CPU
+#     scripts/gpu-check.sh pack     on the build machine: makes target/gpu-check/, which can be copied to a GPU machine
+#                                   together with the checkout
+#     scripts/gpu-check.sh          on the GPU machine: uses target/gpu-check/, or builds if that is missing
+#     scripts/gpu-check.sh dry      anywhere: the part that needs no GPU, on the emulation and the CPU
 #
-# Results go to the folder $OUT (target/gpu-check-results unless set): a log of each check, figures as JSON, table.md.
+# Results go to the folder $OUT (default target/gpu-check-results): a log of each check, figures as JSON, table.md.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 packed=target/gpu-check
@@ -47,17 +47,17 @@ fi
 chmod +x "$work"/*
 export work out pagetide=$work/pagetide
 export PAGETIDE_ROOT=$PWD PAGETIDE_TEST_DEVICE=$device RUST_BACKTRACE=0
-# Compiled kernels of one check serve the next; the first start of the server below is timed without them.
+# The checks share compiled kernels. The first start of the server below is timed without them.
 export XDG_CACHE_HOME=$work/cache
 
 rows=()
 failed=0
-# check NAME SECONDS COMMAND...: a row of the table, ok or not, with the last line that was printed.
+# check NAME SECONDS COMMAND...: adds a row to the table: ok or not, and the last line that was printed.
 check() {
     local name=$1 limit=$2 started=$SECONDS result
     shift 2
     local log=$out/${name// /-}.log
-    # Through a shell, which knows the functions below.
+    # A shell runs the command, because it knows the functions below.
     if timeout "$limit" bash -c '"$@"' _ "$@" >"$log" 2>&1; then
         result=ok
     else
@@ -75,7 +75,7 @@ tests() {
     "$work/cuda-tests" --test-threads 4 "$@"
 }
 
-# A start with an empty kernel cache, and one with a full one.
+# Times a start with an empty kernel cache, and one with a full cache.
 start_time() {
     local begun ended port=18473
     for cache in empty full; do
@@ -100,7 +100,7 @@ sanitize() {
 }
 
 export -f tests start_time sanitize
-# The others need the emulation.
+# The other tests need the emulation.
 resume=resume::
 [ $device = cuda ] && resume=resume::same_tokens
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What PyTorch, transformers and (where it is installed) FlashInfer do on this GPU, for the same work as `pagetide bench gpu`.
+"""Measures PyTorch, transformers and, if installed, FlashInfer on this GPU, with the same work as `pagetide bench gpu`.
 
     gpu_peers.py [--quick]      needs torch; transformers for whole models; flashinfer is optional
 

@@ -7,7 +7,7 @@
 searches[]  model, prompt (token ids), width, n, length_penalty, early_stopping, min_tokens, max_tokens, stop_token_ids
   results[]   tokens (with the one that ended it), score
 
-Everything is computed in float32. A search is taken only if float64 finds the same: then no choice in it was close.
+Everything is computed in float32. A search is kept only if float64 finds the same, because then no choice in it was close.
 """
 
 import argparse

@@ -5,17 +5,17 @@
     python scripts/make_goldens.py [--out tests/data/models] [--only NAME]
 
 Every model is a checkpoint as published (config.json, safetensors, tokenizer.json, tokenizer_config.json,
-generation_config.json) beside golden.json, computed in float32 with eager attention from the files as they were
-written:
+generation_config.json) with a golden.json beside it. golden.json is computed from the written files, in float32 with
+eager attention:
 
     max_model_len     length the dynamic rope scaling is fixed for
     prompts[]         text, tokens
-      prompt_logprobs   of tokens[1..], given what stands before each
+      prompt_logprobs   of tokens[1..], given the tokens before each
       logits[]          position, values[vocab]
       greedy[]          token, logprob: the continuation, end tokens treated as any other
 
-The script insists that the goldens bite: the greedy choice is never close, and every tensor of the checkpoint changes
-the answers when it is disturbed.
+The script checks that the goldens can find errors: the greedy choice is never close, and changing any tensor of the
+checkpoint changes the answers.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes tests/data/templates/: chat templates that use what published ones use, each with conversations and what
-transformers makes of them. Needs `transformers` (5.x) and `jinja2`.
+"""Writes tests/data/templates/: chat templates with the constructs of published ones, each with conversations and what
+transformers renders for them. Needs `transformers` (5.x) and `jinja2`.
 
     python scripts/make_template_goldens.py tests/data/templates
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/data/tokenizers/: small tokenizers of every kind that checkpoints have, with what transformers makes of
+"""Writes tests/data/tokenizers/: small tokenizers of every kind that checkpoints have, with what transformers makes of some
 texts and token ids. Needs `transformers` (5.x) and `tokenizers`.
 
     python scripts/make_tokenizer_goldens.py tests/data/tokenizers

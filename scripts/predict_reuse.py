@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""How well can it be told which blocks of a trace come again?
+"""Measures how well one can predict which blocks of a trace are used again.
 
-A classifier learns from the first half of a trace (Mooncake's format) which blocks are asked for again, by all that a cache
-could know of a block when it is named: its place in its prompt, the prompt's length, how much of the prompt was known, how
-often the block before was used, the length of the output, the time since the request before. What it says of the second half
-is printed: for blocks that were never seen before, and for those that were.
+A classifier learns from the first half of a trace (Mooncake's format) which blocks are asked for again. It knows all that a
+cache could know of a block when it is published: its place in its prompt, the prompt's length, how much of the prompt was
+cached, how often the block before was used, the length of the output, and the time since the request before. The script
+prints how good its predictions are for the second half, separately for blocks that are new and for others.
 
     pip install numpy scikit-learn
     scripts/predict_reuse.py mooncake_conversation.jsonl

@@ -1,6 +1,6 @@
-"""Starts the program for trials and looks at it from outside: its answers, metrics, memory, threads and files.
+"""Starts the program for tests and observes it from outside: its answers, metrics, memory, threads and files.
 
-Needs only Python, and Linux for what it reads from /proc. The trials are scripts/soak.py and those of tests/client.
+Needs only Python, and Linux for what it reads from /proc. scripts/soak.py and tests/client use it.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ADMIN = "the-admin"
 START_TIMEOUT_S = 60
-# What is read of one answer at most, so that no answer fills the memory of a trial.
+# At most so much of one answer is read, so that no answer fills the memory of a test.
 MOST_READ = 64 << 20
 USED, SWAPPED = 'pagetide_device_blocks{state="used"}', 'pagetide_swap_blocks{state="used"}'
 STATES = [f'pagetide_requests{{state="{state}"}}' for state in ("waiting", "running", "swapped")]

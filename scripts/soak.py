@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Hours of mixed traffic against one server, with little memory and much trouble; nothing may be lost, hang or grow.
+"""Sends hours of mixed traffic to one server that has little memory and many faults. Nothing may be lost, hang or grow.
 
-Clients ask all endpoints, whole answers and streams, and compare each with the one of a server that has nothing else
-to do; others leave at any moment, send rubbish and small bombs. An operator sends SIGHUP with changed and broken files,
-lets steps fail and takes recordings. The pool is a tenth of what the clients want. Each minute the load pauses, and
-what must hold then is looked at. Needs only Python, and Linux.
+Clients use all endpoints, with whole answers and streams, and compare each answer with the one of a server that has nothing
+else to do. Other clients leave at any moment, or send rubbish and small bombs. An operator sends SIGHUP with changed and
+broken files, makes steps fail and takes recordings. The pool is a tenth of what the clients want. Each minute the load
+pauses, and the script checks what must then hold. Needs only Python, and Linux.
 
   scripts/soak.py --minutes 10
   scripts/soak.py --hours 2 --report soak-report          soak-report.md and soak-report.json
 
-Exit status 1: a goal was missed.
+The exit status is 1 if a goal was missed.
 """
 
 import argparse

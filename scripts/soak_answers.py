@@ -1,4 +1,4 @@
-"""Requests whose answers are always the same, and how answers of every endpoint are read: whole ones and streams."""
+"""Requests whose answers are always the same, and readers for the answers of every endpoint, whole or streamed."""
 
 import json
 import random

@@ -13,9 +13,9 @@ from bombs import BOMBS
 from probes import Server, send
 from soak_answers import Stream, known_requests, may_stream, what_it_says
 
-# Who has no answer by then has none.
+# A client that has no answer by then will get none.
 HUNG_S = 180
-# Bombs of this size at most: the large ones are for the victim tests.
+# Larger bombs are for the victim tests.
 BOMB_BYTES = 50_000
 KEPT_NOTES = 50
 

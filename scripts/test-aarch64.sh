@@ -1,8 +1,8 @@
 #!/bin/sh
-# Tests for aarch64 on a machine that is none: cross-compiled, run in an emulator (QEMU). Without arguments clippy looks
-# at the whole program, and the CPU backend's tests run on NEON: what is cheap enough to be done always. With "all" the
-# whole program is built, and the goldens and exact resume run too.
-# On Debian or Ubuntu it installs what it needs.
+# Tests the program for aarch64 on another machine: cross-compiled, and run in an emulator (QEMU). Without arguments
+# clippy checks the whole program and the CPU backend's tests run on NEON, which is cheap enough for every change. With
+# "all" the whole program is built, and the goldens and exact resume run too.
+# On Debian and Ubuntu the script installs what it needs.
 set -eu
 cd "$(dirname "$0")/.."
 target=aarch64-unknown-linux-gnu
@@ -24,12 +24,11 @@ fi
 
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu"
-# What else the variables select is not under test, and the emulator needs no line numbers.
+# The emulator needs no line numbers.
 export CARGO_PROFILE_DEV_DEBUG=0
 
 cargo clippy --locked --lib --bins --target "$target" -- -D warnings
-# The emulator takes a few times longer for each instruction than a processor: fewer cases, and none of a kernel that
-# the machine underneath tests just as well.
+# The emulator is a few times slower than a processor. So there are fewer cases, and none that this machine tests as well.
 KERNEL_ISA=neon KERNEL_CASES=0..20 cargo test --locked --package pagetide-kernels-alone --target "$target" -- \
     --skip a_row_does_not_see_its_company
 if [ "${1:-}" = all ]; then

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Data races and undefined behaviour, where a nightly toolchain can be had: the copier, the thread team and the sampler, from
-# the same sources as the program's (tests/alone), in Miri and under ThreadSanitizer. `tsan` or `miri` runs one of them.
+# Looks for data races and undefined behaviour with Miri and ThreadSanitizer, in the copier, the thread team and the
+# sampler. It needs a nightly toolchain. `tsan` or `miri` runs one of the two.
 set -eu
 cd "$(dirname "$0")/.."
 what=${1:-all}
@@ -14,15 +14,15 @@ need() {
 need rust-src
 if [ "$what" != tsan ]; then
     need miri
-    # Each seed is another order of the threads, and other values that a load may see. Kernels for vector instructions are not for
-    # an interpreter: without them the portable ones are chosen. Threads read the clock.
+    # Each seed is another order of the threads, and other values that a load may see. Miri cannot interpret vector
+    # instructions, so the portable kernels are chosen. Isolation is off because threads read the clock.
     MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-many-seeds=0..${PAGETIDE_MIRI_SEEDS:-8}" \
         cargo "+$toolchain" miri test --locked --package pagetide-kernels-alone --target-dir target/miri --lib -- team:: copier::
     MIRIFLAGS="-Zmiri-disable-isolation" \
         cargo "+$toolchain" miri test --locked --package pagetide-kernels-alone --target-dir target/miri --lib -- sampler::row sampler::philox
 fi
 if [ "$what" != miri ]; then
-    # The standard library too, or its locks would look like races.
+    # The standard library is instrumented too. Otherwise its locks would look like races.
     RUSTFLAGS="-Zsanitizer=thread" TSAN_OPTIONS="halt_on_error=1" \
         cargo "+$toolchain" test --locked --package pagetide-kernels-alone --target-dir target/tsan --target "$host" \
         -Zbuild-std --lib --test kernels -- team:: copier:: blocks::
