@@ -65,6 +65,6 @@ one name:
 seed number test operations="5000":
     PAGETIDE_SIM_SEED={{ number }} PAGETIDE_SIM_OPERATIONS={{ operations }} cargo test --locked --test simulation {{ test }} -- --nocapture
 
-# Writes the generated pages and config/pagetide.toml anew from the code.
+# Updates the generated pages and config/pagetide.toml from the code.
 pages:
     UPDATE_DOCS=1 cargo test --locked --test docs
