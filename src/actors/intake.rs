@@ -1,9 +1,10 @@
 //! The way in: bounds what the engine holds, tokenises off the HTTP workers, and refuses what can never run.
 
 use crate::actors::messages::{Abandoned, Accepted, Arrive, Cancel, EventStream, Prompt, StopSample, Submit, Tune};
+use crate::actors::model_info::ModelInfo;
 use crate::actors::places::{NoPlace, Places};
-use crate::actors::runtime::{ModelInfo, stop_system};
 use crate::actors::scheduler::SchedulerActor;
+use crate::actors::stop::stop_system;
 use crate::actors::workers::{Weight, Workers};
 use crate::budget::Budget;
 use crate::engine::bill::Tenant;

@@ -1,6 +1,7 @@
 //! The five actors. They own state and call pure code. Their messages are in [`messages`].
 
 pub mod block_allocator;
+pub mod engine_config;
 pub mod executor;
 pub mod intake;
 pub mod live;
@@ -14,6 +15,7 @@ pub mod preflight;
 pub mod recordings;
 pub mod runtime;
 pub mod scheduler;
+mod stop;
 pub mod swap_pool;
 mod text_files;
 pub mod tuner;

@@ -4,8 +4,11 @@
 mod clients;
 mod copies;
 mod failure;
+mod keyframes;
 mod recording;
 mod reporting;
+mod submitted;
+mod telling;
 mod tuning;
 mod watching;
 
@@ -13,25 +16,23 @@ use crate::actors::block_allocator::BlockAllocator;
 use crate::actors::executor::{ModelExecutor, Restart};
 use crate::actors::messages::{Arrive, Cancel, Execute, FindHeld, Reserve, Serve, StopSample};
 use crate::actors::pause::Pause;
-use crate::actors::runtime::stop_system;
+use crate::actors::stop::stop_system;
 use crate::actors::swap_pool::SwapPool;
 use crate::actors::watch::{MoveLog, Totals};
 use crate::actors::workers::Workers;
 use crate::config::{OnFailure, RecorderConfig};
 use crate::engine::bill::KvBill;
 use crate::engine::plan::StepOutput;
-use crate::engine::scheduler::{Arrival, CommitReport, Forecast, NextStep, PlannedStep, Scheduler};
+use crate::engine::scheduler::{Arrival, CommitReport, NextStep, PlannedStep, Scheduler};
 use crate::ids::RequestId;
 use crate::metrics::{self, Outcome, StepMetrics, tenants};
 use crate::recorder::Recorder;
-use actix::dev::Request;
 use actix::{Actor, ActorFutureExt, Addr, AsyncContext, Context, Handler, MailboxError, WrapFuture};
 use clients::{Client, News};
 use recording::Recording;
-use reporting::report_step;
 use std::collections::{HashMap, VecDeque};
-use std::pin::Pin;
 use std::time::{Duration, Instant};
+use submitted::{SubmittedStep, report_step};
 
 /// How often the watchdog looks within the time that a step may take.
 const LOOKS_PER_TIMEOUT: u32 = 10;
@@ -79,15 +80,6 @@ pub struct SchedulerActor {
     totals: Totals,
     moves: MoveLog,
     recording: Recording,
-}
-
-/// A step that the executor has.
-struct SubmittedStep {
-    metrics: StepMetrics,
-    forecast: Forecast,
-    /// Whether it is the first step after a time without work.
-    after_idle: bool,
-    answer: Pin<Box<Request<ModelExecutor, Execute>>>,
 }
 
 impl SchedulerActor {

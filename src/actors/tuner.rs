@@ -1,10 +1,10 @@
 //! Changes settings while the engine runs: those that [`crate::config::live`] lists, within the memory that was taken
 //! at the start.
 
+use crate::actors::engine_config::configured_scheduler;
 use crate::actors::live::LiveServer;
 use crate::actors::messages::{AskSwapPool, FailNextStep, Tune};
 use crate::actors::recordings::Recordings;
-use crate::actors::runtime::configured_scheduler;
 use crate::config::layers::{Origin, Problems, Resolved};
 use crate::config::live::needs_restart;
 use crate::config::settings::{SETTINGS, Setting};

@@ -6,6 +6,7 @@ pub mod arbiter;
 mod arrays;
 pub mod beam;
 pub mod bill;
+mod block_hash;
 pub mod block_pool;
 pub mod constraint;
 pub mod expected;

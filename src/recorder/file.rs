@@ -11,7 +11,6 @@
 
 use super::event::{Event, Timed};
 use super::keyframe::Keyframe;
-use super::redact::Cause;
 use crate::engine::scheduler::SchedulerConfig;
 use flate2::Compression;
 use flate2::read::ZlibDecoder;
@@ -28,6 +27,16 @@ pub const FORMAT: u32 = 4;
 const MAX_BODY_BYTES: u64 = 4 << 30;
 /// The largest pool, for the same reason.
 const MAX_BLOCKS: usize = 1 << 27;
+
+/// Why a recording was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// It was requested.
+    Asked,
+    /// The executor failed.
+    Failure,
+}
 
 /// The header of a recording.
 #[derive(Clone, Debug, Serialize, Deserialize)]

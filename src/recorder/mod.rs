@@ -40,9 +40,8 @@ mod ring;
 mod told;
 
 pub use event::{Arrived, Committed, Event, Output, Prompt, Timed};
-pub use file::{FORMAT, FileError, Header, Recording};
+pub use file::{Cause, FORMAT, FileError, Header, Recording};
 pub use keyframe::Keyframe;
-pub use redact::Cause;
 pub use replayer::{Outcome, Replayer};
 pub use ring::{Limits, RawRecording, Recorder, Results, TooLarge};
 pub use told::Told;

@@ -1,7 +1,7 @@
 //! Redaction: turns what the process has recorded into what a file may contain.
 
 use super::event::{Event, Timed};
-use super::file::{Header, Recording};
+use super::file::{Cause, Header, Recording};
 use super::keyframe::Keyframe;
 use super::labels::{decisive_params, label};
 use super::replayer::Replayer;
@@ -14,20 +14,9 @@ use crate::engine::state::EngineState;
 use crate::error::StartError;
 use crate::ids::TokenId;
 use crate::sampling::params::PositionLogprobs;
-use serde::{Deserialize, Serialize};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
-
-/// Why a recording was written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Cause {
-    /// It was requested.
-    Asked,
-    /// The executor failed.
-    Failure,
-}
 
 /// The key that replaces block hashes.
 #[derive(Clone, Copy)]

@@ -2,13 +2,14 @@
 //! every sequence of tokens, cuts of characters and failures can be had, the same every time.
 
 use actix::{Actor, Context, Handler, MessageResult};
+use pagetide::actors::engine_config::configured_scheduler;
 use pagetide::actors::live::LiveServer;
 use pagetide::actors::messages::{
     Accepted, AskSwapPool, Cancel, Event, EventStream, FailNextStep, Look, StopSample, Submit, TakeRecording, Tune,
 };
 use pagetide::actors::phase::{LivePhase, Phase};
 use pagetide::actors::recordings::Recordings;
-use pagetide::actors::runtime::{ModelInfo, RuntimeHandle, configured_scheduler};
+use pagetide::actors::runtime::{ModelInfo, RuntimeHandle};
 use pagetide::actors::tuner::{Engine, Tuner};
 use pagetide::actors::watch::{Moves, Snapshot, Totals};
 use pagetide::actors::workers::Workers;

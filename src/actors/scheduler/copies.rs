@@ -2,7 +2,7 @@
 
 use super::SchedulerActor;
 use crate::actors::messages::AwaitCopies;
-use crate::actors::runtime::stop_system;
+use crate::actors::stop::stop_system;
 use crate::engine::plan::CopyReport;
 use crate::metrics;
 use actix::{ActorFutureExt, AsyncContext, Context, WrapFuture};

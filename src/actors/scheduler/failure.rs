@@ -2,7 +2,7 @@
 
 use super::SchedulerActor;
 use crate::actors::messages::{ExecutorFailed, Reset};
-use crate::actors::runtime::stop_system;
+use crate::actors::stop::stop_system;
 use crate::config::OnFailure;
 use crate::error::ApiError;
 use crate::metrics;

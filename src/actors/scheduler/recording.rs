@@ -1,14 +1,9 @@
 //! Reports the scheduler's calls to the flight recorder.
 
-use super::SchedulerActor;
-use crate::actors::messages::{ClonePool, TakeRecording};
 use crate::actors::recordings;
-use crate::actors::runtime::stop_system;
 use crate::config::RecorderConfig;
-use crate::engine::state::EngineState;
 use crate::metrics;
-use crate::recorder::{Cause, RawRecording, Recorder, TooLarge};
-use actix::{ActorFutureExt, AsyncContext, Context, Handler, MailboxError, MessageResult, WrapFuture};
+use crate::recorder::{Cause, RawRecording, Recorder};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -93,40 +88,6 @@ fn within(most: Duration, write: impl FnOnce() + Send + 'static) -> bool {
 fn write(raw: RawRecording, config: &RecorderConfig) {
     if let Err(error) = recordings::write(raw, Cause::Failure, config) {
         tracing::error!("there is no recording of the failure: {error}");
-    }
-}
-
-impl SchedulerActor {
-    /// Takes a keyframe, if it is time for one. No step can be planned now, and no message is handled meanwhile.
-    pub(super) fn note_state(&mut self, ctx: &mut Context<Self>) {
-        if !self.recording.recorder.as_ref().is_some_and(|recorder| recorder.wants_keyframe()) {
-            return;
-        }
-        let pools = (self.allocator.send(ClonePool), self.swap_pool.send(ClonePool));
-        let pools = async { Ok((pools.0.await?, pools.1.await?)) };
-        ctx.wait(pools.into_actor(self).map(|pools: Result<_, MailboxError>, this, _| match pools {
-            Ok((device, swap)) => {
-                let state = EngineState { scheduler: this.scheduler().clone(), device, swap };
-                this.recording.hear(|recorder| {
-                    if let Err(TooLarge { keyframe_bytes, is_first: true }) = recorder.keyframe(state) {
-                        tracing::warn!(
-                            "recording pauses when its memory is full, until the state of this engine is smaller: it takes \
-                             {} MiB now, and recorder.max_mib has to be more than three times that",
-                            keyframe_bytes.div_ceil(1 << 20)
-                        );
-                    }
-                });
-            }
-            Err(_) => stop_system("a pool's actor is gone"),
-        }));
-    }
-}
-
-impl Handler<TakeRecording> for SchedulerActor {
-    type Result = MessageResult<TakeRecording>;
-
-    fn handle(&mut self, _: TakeRecording, _: &mut Self::Context) -> Self::Result {
-        MessageResult(self.recording.recorder.as_ref().and_then(|recorder| recorder.take()))
     }
 }
 

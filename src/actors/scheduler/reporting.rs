@@ -1,28 +1,10 @@
 //! What the scheduler's reports say, as metrics, totals and log lines.
 
 use super::SchedulerActor;
-use crate::actors::messages::Executed;
 use crate::engine::arbiter::Decision;
 use crate::engine::scheduler::{Admission, Forecast, PlanReport, PlanStats};
-use crate::metrics::{self, Preemption, StepMetrics, tenants};
-use std::time::{Duration, Instant};
-
-/// Of a step that is done. `metrics` has what was known when it was planned; `after_idle`: it was the first after a time
-/// without work.
-pub(super) fn report_step(mut metrics: StepMetrics, forecast: Forecast, after_idle: bool, executed: &Executed) {
-    let Executed { output, gap } = executed;
-    metrics.execute = Duration::from_secs_f64(output.timing.forward_s + output.timing.swap_s);
-    metrics.sample = Duration::from_secs_f64(output.timing.sample_s);
-    metrics.gap = Some(*gap).filter(|_| !after_idle);
-    metrics::step(&metrics);
-    tracing::debug!(
-        sequences = metrics.sequences,
-        tokens = metrics.tokens,
-        seconds = (metrics.execute + metrics.sample).as_secs_f64(),
-        ?forecast,
-        "a step has ended"
-    );
-}
+use crate::metrics::{self, Preemption, tenants};
+use std::time::Instant;
 
 fn report_decision(decision: &Decision) {
     metrics::arbiter_decided(decision.choice);

@@ -2,7 +2,7 @@
 
 use super::SchedulerActor;
 use crate::actors::messages::{Resize, Tune};
-use crate::actors::runtime::stop_system;
+use crate::actors::stop::stop_system;
 use crate::engine::block_pool::PoolStats;
 use crate::engine::scheduler::Tuning;
 use crate::error::ApiError;

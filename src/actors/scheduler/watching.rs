@@ -2,7 +2,7 @@
 
 use super::SchedulerActor;
 use crate::actors::messages::{Look, ViewPool};
-use crate::actors::runtime::stop_system;
+use crate::actors::stop::stop_system;
 use crate::actors::watch::{Snapshot, Watched};
 use crate::engine::scheduler::SchedulerSnapshot;
 use crate::error::ApiError;

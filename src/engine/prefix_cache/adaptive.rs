@@ -11,9 +11,9 @@
 //! which takes constant time. Worth never falls with uses and never grows with age; histograms that say otherwise are
 //! smoothed. A block is used whenever a later block of its prefix is, so no block is evicted before those after it.
 
-use super::BlockHash;
 use super::lists::{Ghosts, Lists};
 use crate::engine::arrays;
+use crate::engine::block_hash::BlockHash;
 use crate::ids::BlockId;
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;

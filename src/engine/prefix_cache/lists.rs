@@ -1,7 +1,7 @@
 //! Doubly linked lists of the blocks of a pool, and a bounded memory of evicted blocks.
 
-use super::BlockHash;
 use crate::engine::arrays;
+use crate::engine::block_hash::BlockHash;
 use crate::ids::BlockId;
 use hashbrown::HashTable;
 use serde::{Deserialize, Serialize};

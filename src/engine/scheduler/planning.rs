@@ -18,10 +18,6 @@ use crate::engine::plan::StepPlan;
 
 /// What the scheduler needs next.
 #[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "it is made and taken apart at once, and a box would be an allocation a step"
-)]
 pub enum NextStep {
     /// Ask the swap pool ([`find`](crate::engine::allocation::find)); [`Scheduler::found`] takes the answer.
     Find(Vec<Find>),
@@ -58,7 +54,6 @@ pub(super) struct Planning {
 
 /// How far the step that is being planned has come.
 #[derive(Clone, Debug, Default)]
-#[expect(clippy::large_enum_variant, reason = "there is one, and a box would be an allocation a step")]
 pub(super) enum PlanningStage {
     #[default]
     NotBegun,

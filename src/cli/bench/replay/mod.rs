@@ -12,7 +12,7 @@ mod trace;
 use super::super::options::ConfigOptions;
 use super::super::output;
 use super::report::Times;
-use crate::actors::runtime::{configured_scheduler, eviction_policy};
+use crate::actors::engine_config::{configured_scheduler, eviction_policy};
 use crate::config::Config;
 use crate::config::layers::Origin;
 use crate::engine::scheduler::SchedulerConfig;
