@@ -79,7 +79,7 @@ pub struct Victim {
     /// Sequences it is or will become.
     pub seats: usize,
     /// Whether it may be preempted for an urgent sequence.
-    pub yields_to_urgent: bool,
+    pub may_be_preempted_for_urgent: bool,
     /// Blocks promised to it and not yet allocated, those of this step included.
     pub promised: usize,
 }
@@ -137,7 +137,7 @@ pub enum Lack {
     /// Tokens that the step may still compute.
     Tokens,
     /// Sequences are preempted in this step, or an urgent one has to come back first. None starts then.
-    Yielding,
+    Preemption,
 }
 
 impl fmt::Display for Lack {
@@ -153,7 +153,7 @@ impl fmt::Display for Lack {
                 write!(f, "for device blocks: those that run are expected to need them in the next {horizon} steps")
             }
             Lack::Tokens => write!(f, "for prompt tokens that a step may compute"),
-            Lack::Yielding => write!(f, "for a step in which nobody has to yield"),
+            Lack::Preemption => write!(f, "for a step that preempts no sequence"),
         }
     }
 }

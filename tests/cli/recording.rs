@@ -68,19 +68,19 @@ fn a_recording_of_a_server_replays_and_says_why_a_request_waited() {
             })
             .collect();
         assert_eq!(stories.len(), 4, "each request has a story");
-        let yielded: Vec<&String> = stories.iter().filter(|story| story.contains("  yields to ")).collect();
-        assert!(!yielded.is_empty(), "{stories:?}");
+        let preempted: Vec<&String> = stories.iter().filter(|story| story.contains("  is preempted for ")).collect();
+        assert!(!preempted.is_empty(), "{stories:?}");
         assert!(stories.iter().any(|story| story.contains(" s for device blocks: ")), "{stories:?}");
-        for story in yielded {
+        for story in preempted {
             assert!(story.contains("waits ") && story.contains("goes on"), "{story}");
             assert_eq!(mode == "auto", story.contains("the arbiter: "), "{story}");
         }
         let svg = std::fs::read_to_string(svg).unwrap();
-        assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>") && svg.contains("yields to r"));
+        assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>") && svg.contains("is preempted for r"));
         let trace: Value = serde_json::from_str(&std::fs::read_to_string(trace).unwrap()).unwrap();
         let events = trace["traceEvents"].as_array().unwrap();
         let count = |name: &str| events.iter().filter(|event| event["name"] == name).count();
-        assert!(count("step") > 300 && count("yields") > 0 && count("decoding") >= 4, "{}", events.len());
+        assert!(count("step") > 300 && count("preempted") > 0 && count("decoding") >= 4, "{}", events.len());
     }
 }
 

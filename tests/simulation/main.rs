@@ -131,7 +131,7 @@ fn beams_come_back_to_the_blocks_they_shared() {
         // It arrives while there is room, and then grows into the beams' room.
         arrive(&mut world, 11, urgent, 0);
         world.drain();
-        assert!(world.total.plans.preempted_swap >= 2, "the beams had to yield: {:?}", world.total);
+        assert!(world.total.plans.preempted_swap >= 2, "the beams were preempted: {:?}", world.total);
         assert_eq!(world.total.plans.preempted_recompute, 0, "and could go on from where they were");
         assert_eq!(world.searched, 1);
     }

@@ -77,7 +77,7 @@ struct Course {
     /// Of one request.
     most: usize,
     recomputed: usize,
-    oldest_yielded: bool,
+    oldest_preempted: bool,
 }
 
 fn run(load: &Load, mode: PreemptionMode, admission: AdmissionPolicy, overlap: bool) -> Course {
@@ -107,10 +107,10 @@ fn run(load: &Load, mode: PreemptionMode, admission: AdmissionPolicy, overlap: b
     world.drain();
     Course {
         steps: world.num_steps,
-        preemptions: world.yields.values().sum(),
-        most: world.yields.values().copied().max().unwrap_or(0),
+        preemptions: world.preemptions.values().sum(),
+        most: world.preemptions.values().copied().max().unwrap_or(0),
         recomputed: world.total.recomputed_tokens,
-        oldest_yielded: world.yields.contains_key(&RequestId(0)),
+        oldest_preempted: world.preemptions.contains_key(&RequestId(0)),
     }
 }
 
@@ -127,7 +127,7 @@ fn pressure_does_not_become_thrash() {
                 let by_prompt = run(&load, mode, AdmissionPolicy::Prompt, overlap);
                 eprintln!("{} {mode:?} {overlap}:\n  {course:?}\n  {by_prompt:?}", load.name);
                 assert!(course.most <= load.most, "{}, {mode:?}: {course:?}", load.name);
-                assert!(!course.oldest_yielded, "{}, {mode:?}: {course:?}", load.name);
+                assert!(!course.oldest_preempted, "{}, {mode:?}: {course:?}", load.name);
                 // Admission by expectations leaves some blocks free, but not many.
                 assert!(course.steps * 10 <= by_prompt.steps * 14, "{}, {mode:?}: {course:?}", load.name);
                 for (sums, course) in [(&mut expecting, course), (&mut greedy, by_prompt)] {
@@ -143,7 +143,7 @@ fn pressure_does_not_become_thrash() {
 
 /// If admission reserves room for all tokens that may come, nothing is preempted.
 #[test]
-fn with_room_for_all_tokens_nobody_yields() {
+fn with_room_for_all_tokens_no_sequence_is_preempted() {
     for overlap in [false, true] {
         for load in loads() {
             let course = run(&load, PreemptionMode::Auto, AdmissionPolicy::MaxTokens, overlap);

@@ -104,7 +104,7 @@ pub struct World {
     /// Plans that were not empty.
     pub num_steps: usize,
     /// The number of preemptions of each request.
-    pub yields: HashMap<RequestId, usize>,
+    pub preemptions: HashMap<RequestId, usize>,
     /// Changes while requests ran; those after which the swap pool had to drain; its blocks that drained.
     pub tuned: usize,
     pub shrunk: usize,
@@ -155,7 +155,7 @@ impl World {
             urgent: 0,
             hit_swapped: 0,
             num_steps: 0,
-            yields: HashMap::new(),
+            preemptions: HashMap::new(),
             tuned: 0,
             shrunk: 0,
             drained: 0,
@@ -361,7 +361,7 @@ impl World {
             let Some(Heard { arrival, paused, .. }) = self.open.get_mut(&request) else { continue };
             match delivery {
                 Delivery::Paused { sample } => {
-                    assert!(arrival.terms.preemptible, "{request} had to yield: {arrival:?}");
+                    assert!(arrival.terms.preemptible, "{request} was preempted: {arrival:?}");
                     paused[sample as usize] += 1;
                     let most = if arrival.params.beam.is_some() { usize::MAX } else { 1 };
                     assert!(paused[sample as usize] <= most, "{request} was told twice that it is paused");
@@ -524,7 +524,7 @@ impl World {
                     assert!(cached_tokens < heard.arrival.prompt.len());
                 }
                 Delivery::Bill(bill) if bill.preemptions > 0 => {
-                    self.yields.insert(id, bill.preemptions);
+                    self.preemptions.insert(id, bill.preemptions);
                 }
                 Delivery::Bill(_) => {}
                 Delivery::Paused { .. } | Delivery::Resumed { .. } => panic!("pauses are told with the plan"),

@@ -98,7 +98,7 @@ fn a_failure_leaves_a_recording_that_replays() {
         assert_eq!((header.cause, header.num_requests, header.ends_early), (Cause::Failure, 4, None));
         let preempts =
             |event: &&Recorded| matches!(event, Recorded::Plan { plan: Some(plan), .. } if !plan.preempted.is_empty());
-        assert!(all.iter().filter(preempts).count() > 0, "nobody had to yield");
+        assert!(all.iter().filter(preempts).count() > 0, "no sequence was preempted");
         let failed = |event: &Recorded| matches!(event, Recorded::Failed(failed) if failed.len() == 1);
         // If the engine ends, it ends before the requests fail.
         assert_eq!(all.last().is_some_and(failed), on_failure == OnFailure::Restart, "{all:?}");

@@ -26,7 +26,7 @@ fn paid(events: &[Event]) -> (KvBill, Vec<Option<Duration>>) {
 }
 
 #[test]
-fn who_yields_is_told_and_what_it_cost() {
+fn preempted_requests_are_told_and_what_it_cost() {
     for overlap in BOTH_LOOPS {
         for mode in [PreemptionMode::Swap, PreemptionMode::Recompute] {
             let world = under(mode, overlap);

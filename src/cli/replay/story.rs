@@ -89,18 +89,18 @@ impl Story {
     fn see_plan(&mut self, at_us: u64, planned: &PlannedStep, scheduler: &Scheduler) {
         let own = self.request;
         let is_its = |seq: &SeqId| scheduler.request_of(*seq) == Some(own);
-        let yields: Vec<(SeqId, SeqId)> =
+        let preempted: Vec<(SeqId, SeqId)> =
             planned.report.preempted.iter().copied().filter(|(seq, _)| is_its(seq)).collect();
-        for (seq, cause) in yields {
+        for (seq, cause) in preempted {
             self.wait(at_us, None);
             let cause = match scheduler.request_of(cause) {
-                _ if cause == seq => "itself: it needs a block, and is first to yield".to_owned(),
+                _ if cause == seq => "itself: it needs a block, and is the first victim".to_owned(),
                 Some(request) => format!("{request}, which needs blocks or a place"),
                 None => cause.to_string(),
             };
             let decision = planned.report.decisions.iter().find(|decision| decision.request == self.request);
             let decision = decision.map_or(String::new(), |decision| format!("; the arbiter: {}", Weighed(decision)));
-            self.say(at_us, format!("yields to {cause}{decision}"));
+            self.say(at_us, format!("is preempted for {cause}{decision}"));
         }
         if let Some(admission) = planned.report.admissions.iter().find(|admission| admission.request == self.request) {
             self.wait(at_us, None);
@@ -248,13 +248,13 @@ fn name(wait: &WaitReason) -> &'static str {
         WaitReason::NotAsked => "for the next step to be planned",
         WaitReason::Behind(_) => "in the queue behind others",
         WaitReason::Quota => "quota of its tenant",
-        WaitReason::NonPreemptible => "share of requests that must not yield",
+        WaitReason::NonPreemptible => "share of non-preemptible requests",
         WaitReason::Beams => "other beams of its search",
         WaitReason::Lack(Lack::Seats { .. }) => "places in a step",
         WaitReason::Lack(Lack::Blocks { .. }) => "device blocks",
         WaitReason::Lack(Lack::Expected { .. }) => "device blocks that others are expected to need",
         WaitReason::Lack(Lack::Tokens) => "prompt tokens of a step",
-        WaitReason::Lack(Lack::Yielding) => "steps in which others had to yield",
+        WaitReason::Lack(Lack::Preemption) => "steps that preempt others",
         WaitReason::SwapIn { .. } => "copies from the swap pool",
     }
 }

@@ -1,6 +1,6 @@
 //! The timeline as a picture: a line for each request, and what the pools held.
 
-use super::timeline::{Level, Timeline, TimelinePhase, Yield};
+use super::timeline::{Level, PreemptionMark, Timeline, TimelinePhase};
 use crate::engine::block_pool::PoolStats;
 use std::fmt::Write;
 
@@ -45,7 +45,7 @@ pub fn draw(timeline: &Timeline) -> String {
         put(format!("<text x=\"{}\" y=\"16\">{}</text>", left + 16.0, phase.name()));
         left += 90.0;
     }
-    put(format!("<text x=\"{left}\" y=\"16\" fill=\"#c02020\">| had to yield</text>"));
+    put(format!("<text x=\"{left}\" y=\"16\" fill=\"#c02020\">| preempted</text>"));
     let pools: [(&str, PoolOf); 2] = [("device", |level| &level.device), ("swap", |level| &level.swap)];
     for (place, (name, stats)) in pools.into_iter().enumerate() {
         let top = GAP + place as f64 * (POOL_HEIGHT + GAP) + 8.0;
@@ -80,16 +80,16 @@ pub fn draw(timeline: &Timeline) -> String {
             ));
         }
     }
-    let place_of = |yields: &Yield| timeline.requests.keys().position(|request| *request == yields.request);
-    for yields in &timeline.yields {
-        let Some(place) = place_of(yields) else { continue };
+    let place_of = |mark: &PreemptionMark| timeline.requests.keys().position(|request| *request == mark.request);
+    for mark in &timeline.preemptions {
+        let Some(place) = place_of(mark) else { continue };
         let top = rows_top + place as f64 * row;
-        let cause = yields.cause.map_or(String::new(), |cause| format!(" to {cause}"));
+        let cause = mark.cause.map_or(String::new(), |cause| format!(" for {cause}"));
         put(format!(
             "<rect x=\"{:.2}\" y=\"{top:.1}\" width=\"1.5\" height=\"{row:.1}\" fill=\"#c02020\">\
-             <title>{} yields{cause}</title></rect>",
-            x(yields.at_us),
-            yields.request
+             <title>{} is preempted{cause}</title></rect>",
+            x(mark.at_us),
+            mark.request
         ));
     }
     for failure in &timeline.failures {

@@ -14,7 +14,7 @@ pub enum TimelinePhase {
     Waiting,
     Prompt,
     Decoding,
-    /// It has yielded.
+    /// A sample was preempted, and has not come back.
     Paused,
 }
 
@@ -48,8 +48,8 @@ pub struct Step {
     pub swap_in: usize,
 }
 
-/// Someone had to yield.
-pub struct Yield {
+/// A sequence of a request was preempted.
+pub struct PreemptionMark {
     pub at_us: u64,
     pub request: RequestId,
     /// For whom.
@@ -70,7 +70,7 @@ pub struct Level {
 pub struct Timeline {
     pub requests: BTreeMap<RequestId, Vec<Span>>,
     pub steps: Vec<Step>,
-    pub yields: Vec<Yield>,
+    pub preemptions: Vec<PreemptionMark>,
     pub levels: Vec<Level>,
     /// When the executor failed.
     pub failures: Vec<u64>,
@@ -88,7 +88,7 @@ struct Open {
     since_us: u64,
     /// Its first token has come.
     has_started: bool,
-    /// Samples that have yielded and not come back.
+    /// Samples that were preempted and have not come back.
     num_paused: usize,
 }
 
@@ -127,7 +127,7 @@ impl Timeline {
         }
         for (seq, cause) in preempted {
             let cause = scheduler.request_of(*cause);
-            self.yields.extend(scheduler.request_of(*seq).map(|request| Yield { at_us, request, cause }));
+            self.preemptions.extend(scheduler.request_of(*seq).map(|request| PreemptionMark { at_us, request, cause }));
         }
         for (request, delivery) in pauses {
             self.change(*request, at_us, |open| {

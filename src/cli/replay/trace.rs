@@ -41,10 +41,10 @@ pub fn write(timeline: &Timeline) -> String {
             }));
         }
     }
-    for yields in &timeline.yields {
-        let cause = yields.cause.map_or("nobody".into(), |cause| cause.to_string());
+    for mark in &timeline.preemptions {
+        let cause = mark.cause.map_or("nobody".into(), |cause| cause.to_string());
         events.push(json!({
-            "ph": "i", "s": "t", "pid": REQUESTS, "tid": yields.request.0, "name": "yields", "ts": yields.at_us,
+            "ph": "i", "s": "t", "pid": REQUESTS, "tid": mark.request.0, "name": "preempted", "ts": mark.at_us,
             "args": {"to": cause},
         }));
     }

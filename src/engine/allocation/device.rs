@@ -27,17 +27,17 @@ pub fn serve(pool: &mut BlockPool, block_size: usize, demand: Demand) -> Grant {
         expected: None,
         grant: Grant::default(),
     };
-    let yields_at: IdMap<SeqId, usize> = demand.victims.iter().map(|victim| victim.seq).zip(0..).collect();
+    let victim_order: IdMap<SeqId, usize> = demand.victims.iter().map(|victim| victim.seq).zip(0..).collect();
     let mut victims = demand.victims.into_iter().peekable();
     // The blocks that sequences which are never preempted take in this step.
-    let must_grow = demand.grow.iter().filter(|grow| !yields_at.contains_key(&grow.seq));
+    let must_grow = demand.grow.iter().filter(|grow| !victim_order.contains_key(&grow.seq));
     let kept: usize = must_grow.map(|grow| grow.most_blocks() - grow.promised).sum();
     for admit in &demand.urgent {
         if let Err(lack) = room.admit_urgent(pool, admit, kept, &mut victims) {
             room.grant.late.push((admit.seq, lack));
         }
     }
-    room.grow(pool, demand.grow, &yields_at, &mut victims);
+    room.grow(pool, demand.grow, &victim_order, &mut victims);
     if room.grant.preempted.is_empty() && room.grant.late.is_empty() {
         room.expected = demand.expected;
         for admit in &demand.admit {
@@ -51,7 +51,7 @@ pub fn serve(pool: &mut BlockPool, block_size: usize, demand: Demand) -> Grant {
             }
         }
     } else {
-        room.grant.refused = demand.admit.first().map(|first| (first.seq, Lack::Yielding));
+        room.grant.refused = demand.admit.first().map(|first| (first.seq, Lack::Preemption));
     }
     let mut grant = room.grant;
     pool.evict_ahead(demand.reserve);
@@ -73,7 +73,7 @@ struct Room {
 }
 
 impl Room {
-    fn yields(&mut self, pool: &mut BlockPool, victim: &Victim, cause: SeqId) {
+    fn preempt(&mut self, pool: &mut BlockPool, victim: &Victim, cause: SeqId) {
         victim.table.iter().rev().for_each(|block| pool.release_to_copy(*block));
         self.promised -= victim.promised;
         self.seats += victim.seats;
@@ -92,9 +92,9 @@ impl Room {
     ) -> Result<(), Lack> {
         let Err(lack) = self.try_admit(pool, admit, kept) else { return Ok(()) };
         let needed = admit.num_tokens.div_ceil(self.block_size) + self.promised + kept;
-        let (mut room, mut seats, mut num_yielding) = (pool.available(), self.seats, 0);
+        let (mut room, mut seats, mut num_preempted) = (pool.available(), self.seats, 0);
         let mut given_up: IdMap<BlockId, u32> = IdMap::default();
-        for victim in victims.clone().take_while(|victim| victim.yields_to_urgent) {
+        for victim in victims.clone().take_while(|victim| victim.may_be_preempted_for_urgent) {
             if room >= needed && seats >= admit.seats {
                 break;
             }
@@ -106,13 +106,13 @@ impl Room {
             }
             room += victim.promised;
             seats += victim.seats;
-            num_yielding += 1;
+            num_preempted += 1;
         }
         if room < needed || seats < admit.seats {
             return Err(lack);
         }
-        for victim in victims.by_ref().take(num_yielding) {
-            self.yields(pool, &victim, admit.seq);
+        for victim in victims.by_ref().take(num_preempted) {
+            self.preempt(pool, &victim, admit.seq);
         }
         self.try_admit(pool, admit, kept)
     }
@@ -123,16 +123,16 @@ impl Room {
         &mut self,
         pool: &mut BlockPool,
         grow: Vec<Grow>,
-        yields_at: &IdMap<SeqId, usize>,
+        victim_order: &IdMap<SeqId, usize>,
         victims: &mut Peekable<IntoIter<Victim>>,
     ) {
         let mut grow: Vec<(usize, Grow)> = grow.into_iter().enumerate().collect();
-        if !yields_at.is_empty() {
-            grow.sort_by_key(|(_, grow)| Reverse(yields_at.get(&grow.seq).copied().unwrap_or(usize::MAX)));
+        if !victim_order.is_empty() {
+            grow.sort_by_key(|(_, grow)| Reverse(victim_order.get(&grow.seq).copied().unwrap_or(usize::MAX)));
         }
         let mut grown: Vec<(usize, Grown)> = Vec::with_capacity(grow.len());
         for (place, grow) in grow {
-            if !yields_at.is_empty() && self.grant.preempted.contains(&grow.seq) {
+            if !victim_order.is_empty() && self.grant.preempted.contains(&grow.seq) {
                 continue;
             }
             self.promised -= grow.promised;
@@ -141,11 +141,12 @@ impl Room {
                     grown.push((place, blocks));
                     break;
                 }
-                let victim = victims.next().expect("victims name all who may have to yield when blocks may run out");
+                let victim =
+                    victims.next().expect("victims name all sequences that may be preempted when blocks may run out");
                 let is_itself = victim.seq == grow.seq;
                 // Its promised blocks were deducted above and are deducted again below.
                 self.promised += if is_itself { grow.promised } else { 0 };
-                self.yields(pool, &victim, grow.seq);
+                self.preempt(pool, &victim, grow.seq);
                 if is_itself {
                     break;
                 }

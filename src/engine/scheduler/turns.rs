@@ -134,7 +134,7 @@ mod tests {
 
     /// The youngest sequence is preempted, unless another tenant has more than its part.
     #[test]
-    fn who_has_more_than_its_part_yields_first() {
+    fn tenants_with_more_than_their_part_are_preempted_first() {
         for key_turns in [false, true] {
             let mut engine = TestEngine::new(SchedulerConfig { key_turns, ..config() });
             for (id, tenant) in [(1, 1), (2, 1), (3, 1), (4, 2)] {

@@ -102,7 +102,7 @@ impl<'a> Victims<'a> {
             seq: seq.rank.seq,
             table: seq.table.clone(),
             seats: seq.seats(),
-            yields_to_urgent: Some(seq.rank) != first && seq.terms.max_pause.is_none(),
+            may_be_preempted_for_urgent: Some(seq.rank) != first && seq.terms.max_pause.is_none(),
             promised: seq.promised_blocks(self.config.block_size),
         };
         self.order().into_iter().map(victim).collect()
@@ -136,15 +136,18 @@ mod tests {
     }
 
     #[test]
-    fn who_would_have_to_yield_soon_does_not_start() {
+    fn a_sequence_that_would_soon_be_preempted_does_not_start() {
         assert!(starts(AdmissionPolicy::Prompt, 1));
         assert!(!starts(AdmissionPolicy::Expected, 1));
-        assert!(starts(AdmissionPolicy::Expected, 0), "the other one would yield");
-        assert!(!starts(AdmissionPolicy::MaxTokens, 1) && !starts(AdmissionPolicy::MaxTokens, 0), "nobody yields");
+        assert!(starts(AdmissionPolicy::Expected, 0), "the other one would be preempted");
+        assert!(
+            !starts(AdmissionPolicy::MaxTokens, 1) && !starts(AdmissionPolicy::MaxTokens, 0),
+            "no sequence is preempted"
+        );
     }
 
     #[test]
-    fn the_cheapest_yield_first() {
+    fn the_cheapest_are_preempted_first() {
         let mut engine = TestEngine::new(SchedulerConfig { policy: SchedulingPolicy::Priority, ..config() });
         for (id, max_tokens, priority) in [(1, 50, 0), (2, 3, 1), (3, 50, 1), (4, 50, 1), (5, 3, 2)] {
             engine.scheduler.arrive(Arrival { priority, ..arrival(id, 4, max_tokens) });
@@ -157,6 +160,6 @@ mod tests {
         assert_eq!(order(&engine), [5, 4, 3, 2, 1], "by priority; who is about to end later; the youngest first");
         let rank = engine.scheduler.seqs.rank_of(SeqId(4));
         engine.scheduler.seqs.running.get_mut(&rank).unwrap().preemptions = 1;
-        assert_eq!(order(&engine), [5, 3, 4, 2, 1], "who has yielded before goes later");
+        assert_eq!(order(&engine), [5, 3, 4, 2, 1], "a sequence that was preempted before goes later");
     }
 }

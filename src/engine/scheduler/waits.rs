@@ -116,7 +116,7 @@ mod tests {
             told.extend(paused_at.filter(|at| second > *at).map(|_| engine.scheduler.wait_of(RequestId(1))));
             engine.commit(&plan);
         }
-        assert!(told.len() > 5, "it had to yield at {paused_at:?}");
+        assert!(told.len() > 5, "it was preempted at {paused_at:?}");
         let lacks = |wait: &Option<WaitReason>| matches!(wait, Some(WaitReason::Lack(Lack::Blocks { wanted, available })) if wanted > available);
         assert!(told.iter().all(lacks), "{told:?}");
     }
