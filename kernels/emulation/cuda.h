@@ -1,10 +1,6 @@
 // CUDA's names for C++ on the CPU: what the kernels use of them, over `block.h`. Shared memory is dynamic alone.
 #pragma once
 #include "block.h"
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
 
 #define __device__
 #define __host__
@@ -45,77 +41,34 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 
 namespace emulation {
 
-// As the tests' host code fills it.
-struct Launch {
-    uint32_t grid[3];
-    uint32_t threads;
-    uint32_t shared_bytes;
-    uint32_t order;
-    uint64_t seed;
-};
-
-// Runs all blocks of a grid, one after the other; 0, or 1 with a message.
-inline int run(const Launch& launch, int max_threads, size_t params_bytes, void (*kernel)(const void*), const void* params,
-               size_t given_bytes, char* error, size_t error_bytes) {
-    auto fail = [&](const std::string& why) {
-        snprintf(error, error_bytes, "%s", why.c_str());
-        return 1;
-    };
-    if (given_bytes != params_bytes) {
-        return fail("the host gives " + std::to_string(given_bytes) + " bytes of parameters, the kernel takes " +
-                    std::to_string(params_bytes));
-    }
-    if (launch.threads == 0 || launch.threads > static_cast<uint32_t>(max_threads)) {
-        return fail(std::to_string(launch.threads) + " threads in a block: the kernel is made for up to " +
-                    std::to_string(max_threads));
-    }
-    if (launch.shared_bytes > MAX_SHARED_BYTES) {
-        return fail(std::to_string(launch.shared_bytes) + " bytes of shared memory are more than a block can have");
-    }
-    static thread_local std::unique_ptr<Block> runner = std::make_unique<Block>();
-    const uint64_t num_blocks = uint64_t(launch.grid[0]) * launch.grid[1] * launch.grid[2];
-    const Order order = static_cast<Order>(launch.order);
-    runner->grid_dim = dim3(launch.grid[0], launch.grid[1], launch.grid[2]);
-    runner->block_dim = dim3(launch.threads);
-    for (uint64_t n = 0; n < num_blocks; n++) {
-        const uint64_t i = order == Order::LastReady ? num_blocks - 1 - n : n;
-        runner->block_index = {unsigned(i % launch.grid[0]), unsigned(i / launch.grid[0] % launch.grid[1]),
-                               unsigned(i / launch.grid[0] / launch.grid[1])};
-        if (!runner->run(static_cast<int>(launch.threads), launch.shared_bytes, order, launch.seed + i, kernel, params)) {
-            return fail(runner->error);
-        }
-    }
-    return 0;
-}
-
-// Everyone of `mask` brings a value and gets that of lane `source`.
+// Each lane of `mask` brings a value and gets that of lane `source`.
 template <class T> inline T shuffle(const char* name, uint32_t mask, T value, int source) {
     static_assert(sizeof(T) <= 32, "an exchange carries up to 32 bytes");
-    Exchange& exchange = block->exchange(name, mask, &value, sizeof(T));
+    Exchange& all = exchange(name, mask, &value, sizeof(T));
     if ((mask >> source & 1) == 0) {
-        block->fail(std::string(name) + ": reads from a lane outside of its mask");
+        fail(name, ": reads from a lane outside of its mask");
     }
     T result;
-    memcpy(&result, exchange.brought[source], sizeof(T));
-    block->end_exchange(exchange);
+    memcpy(&result, all.brought[source], sizeof(T));
+    end_exchange(all);
     return result;
 }
 
 inline uint32_t ballot(const char* name, uint32_t mask, bool predicate) {
-    Exchange& exchange = block->exchange(name, mask, &predicate, sizeof predicate);
+    Exchange& all = exchange(name, mask, &predicate, sizeof predicate);
     uint32_t result = 0;
     for (int lane = 0; lane < WARP; lane++) {
-        if ((mask >> lane & 1) != 0 && exchange.brought[lane][0] != 0) {
+        if ((mask >> lane & 1) != 0 && all.brought[lane][0] != 0) {
             result |= 1u << lane;
         }
     }
-    block->end_exchange(exchange);
+    end_exchange(all);
     return result;
 }
 
 }  // namespace emulation
 
-// --- who and where
+// --- indices
 
 #define threadIdx (emulation::block->current->index)
 #define blockIdx (emulation::block->block_index)
@@ -124,17 +77,17 @@ inline uint32_t ballot(const char* name, uint32_t mask, bool predicate) {
 
 // --- barriers and exchanges
 
-inline void __syncthreads() { emulation::block->barrier(0, "__syncthreads"); }
+inline void __syncthreads() { emulation::barrier(0, "__syncthreads"); }
 inline int __syncthreads_or(int predicate) {
-    emulation::block->barrier(predicate, "__syncthreads_or");
+    emulation::barrier(predicate, "__syncthreads_or");
     return emulation::block->barrier_or;
 }
 inline int __syncthreads_and(int predicate) {
-    emulation::block->barrier(predicate, "__syncthreads_and");
+    emulation::barrier(predicate, "__syncthreads_and");
     return emulation::block->barrier_and;
 }
 inline int __syncthreads_count(int predicate) {
-    emulation::block->barrier(predicate, "__syncthreads_count");
+    emulation::barrier(predicate, "__syncthreads_count");
     return emulation::block->barrier_count;
 }
 inline void __syncwarp(uint32_t mask = ~0u) { emulation::ballot("__syncwarp", mask, false); }
@@ -176,12 +129,12 @@ template <class T> inline T atomicAdd(T* at, T value) {
 }
 template <class T> inline T atomicMax(T* at, T value) {
     const T old = *at;
-    *at = std::max(old, value);
+    *at = old < value ? value : old;
     return old;
 }
 template <class T> inline T atomicMin(T* at, T value) {
     const T old = *at;
-    *at = std::min(old, value);
+    *at = value < old ? value : old;
     return old;
 }
 template <class T> inline T atomicOr(T* at, T value) {
@@ -209,10 +162,10 @@ inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
-inline float __expf(float x) { return std::exp(x); }
+inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+inline float __expf(float x) { return expf(x); }
 inline float __fdividef(float a, float b) { return a / b; }
-inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }

@@ -27,13 +27,13 @@ inline uint16_t float_to_bf16(float x) {
 
 inline uint32_t pack_f16(float low, float high) { return float_to_f16(low) | uint32_t(float_to_f16(high)) << 16; }
 inline uint32_t pack_bf16(float low, float high) { return float_to_bf16(low) | uint32_t(float_to_bf16(high)) << 16; }
-inline float exp2_approx(float x) { return std::exp2(x); }
+inline float exp2_approx(float x) { return exp2f(x); }
 
 // --- memory
 
 template <int BYTES, class T> inline T* check_aligned(T* address) {
     if (reinterpret_cast<uintptr_t>(address) % BYTES != 0) {
-        emulation::block->fail("a vector access to a misaligned address");
+        emulation::fail("a vector access to a misaligned address");
     }
     return address;
 }
@@ -44,30 +44,12 @@ inline uint4 load_streaming(const void* from) {
 
 // The bytes land when the thread waits for them; until then the target is poisoned.
 inline void copy_async(void* shared, const void* global, bool valid) {
-    check_aligned<16>(shared);
-    check_aligned<16>(global);
-    memset(shared, emulation::POISON, 16);
-    emulation::block->current->open_group.push_back({shared, global, valid});
+    emulation::copy_async(check_aligned<16>(shared), check_aligned<16>(global), valid);
 }
 
-inline void copy_async_commit() {
-    emulation::Thread& thread = *emulation::block->current;
-    thread.groups.push_back(std::move(thread.open_group));
-    thread.open_group.clear();
-}
+inline void copy_async_commit() { emulation::copy_async_commit(); }
 
-template <int PENDING> inline void copy_async_wait() {
-    auto& groups = emulation::block->current->groups;
-    for (; groups.size() > PENDING; groups.pop_front()) {
-        for (const emulation::AsyncCopy& copy : groups.front()) {
-            if (copy.valid) {
-                memcpy(copy.to, copy.from, 16);
-            } else {
-                memset(copy.to, 0, 16);
-            }
-        }
-    }
-}
+template <int PENDING> inline void copy_async_wait() { emulation::copy_async_wait(PENDING); }
 
 // --- tensor cores
 
@@ -75,18 +57,18 @@ namespace emulation {
 
 template <bool TRANSPOSED> inline void load_matrix(uint32_t (&r)[4], const void* row) {
     check_aligned<16>(row);
-    Exchange& exchange = block->exchange("ldmatrix", ~0u, &row, sizeof row);
+    Exchange& all = exchange("ldmatrix", ~0u, &row, sizeof row);
     const int g = block->current->lane / 4, t = block->current->lane % 4;
     for (int matrix = 0; matrix < 4; matrix++) {
         auto number = [&](int i, int j) {
             const uint16_t* numbers;
-            memcpy(&numbers, exchange.brought[8 * matrix + i], sizeof numbers);
+            memcpy(&numbers, all.brought[8 * matrix + i], sizeof numbers);
             return uint32_t(numbers[j]);
         };
         r[matrix] = TRANSPOSED ? number(2 * t, g) | number(2 * t + 1, g) << 16
                                : number(g, 2 * t) | number(g, 2 * t + 1) << 16;
     }
-    block->end_exchange(exchange);
+    end_exchange(all);
 }
 
 // A lane's part of both operands of an mma.
@@ -100,10 +82,10 @@ template <class T> inline float half_of(uint32_t packed, int i) {
 
 template <class T> inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     const Fragments mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
-    Exchange& exchange = block->exchange("mma", ~0u, &mine, sizeof mine);
+    Exchange& brought = exchange("mma", ~0u, &mine, sizeof mine);
     Fragments all[WARP];
     for (int lane = 0; lane < WARP; lane++) {
-        memcpy(&all[lane], exchange.brought[lane], sizeof(Fragments));
+        memcpy(&all[lane], brought.brought[lane], sizeof(Fragments));
     }
     const int g = block->current->lane / 4, t = block->current->lane % 4;
     for (int i = 0; i < 4; i++) {
@@ -116,7 +98,7 @@ template <class T> inline void multiply(float (&c)[4], const uint32_t (&a)[4], u
         }
         c[i] = sum;
     }
-    block->end_exchange(exchange);
+    end_exchange(brought);
 }
 
 }  // namespace emulation

@@ -267,6 +267,13 @@ pub struct AttentionShape {
     pub window: Option<usize>,
 }
 
+impl AttentionShape {
+    /// Columns of a row of `qkv`.
+    pub fn qkv_cols(&self) -> usize {
+        (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+    }
+}
+
 /// What becomes of the heads that a product to Q, K and V gives.
 pub struct Heads<'a, B: Backend + ?Sized> {
     pub shape: &'a AttentionShape,

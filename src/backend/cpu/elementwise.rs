@@ -2,9 +2,9 @@
 //!
 //! Each function does one row, in an order that depends on the row's width alone.
 
-use super::for_rows;
-use super::isa::{Isa, Kernel};
-use super::simd::{LANES, Simd, bf16_bits};
+use super::isa::Isa;
+use super::rows::for_rows;
+use super::simd::{Kernel, LANES, Simd, bf16_bits};
 use super::team::Team;
 use crate::backend::{Activation, DType, NormKind, Rope};
 use crate::error::StartError;

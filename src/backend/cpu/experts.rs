@@ -4,11 +4,11 @@
 //! choose decides only which products run side by side.
 
 use super::elementwise;
-use super::for_rows;
 use super::gemm::{self, Linear, Sink, Source};
 use super::isa::Isa;
 use super::memory::Buffer;
 use super::pack::CpuMatrix;
+use super::rows::for_rows;
 use super::team::Team;
 use crate::backend::{Experts, ExpertsShape};
 use crate::error::StartError;

@@ -1,10 +1,10 @@
 //! What becomes of the heads of `[Q | K | V]`: norms, rotary embedding, and the write into the KV cache.
 
+use super::attention;
 use super::elementwise::{CpuRopeTable, NormParams, narrow_row};
-use super::isa::{Isa, Kernel};
-use super::memory::{KvPools, Shared};
-use super::simd::{LANES, Simd};
-use super::{attention, check_shape};
+use super::isa::Isa;
+use super::memory::{KvPools, MAX_HEAD_DIM, Shared};
+use super::simd::{Kernel, LANES, Simd};
 use crate::backend::{AttentionShape, Batch, KvLayout};
 use std::ops::Range;
 
@@ -33,7 +33,7 @@ impl<'a> Heads<'a> {
         cols: usize,
     ) -> Self {
         let pool = Shared::new(kv.device.as_mut_ptr());
-        check_shape(kv, shape, layer, cols);
+        kv.check_shape(shape, layer, cols);
         Self { batch, kv, pool, shape, norms, rope, layer }
     }
 
@@ -87,7 +87,7 @@ impl Kernel for Finish<'_> {
                     unsafe { attention::write_tiled(head, value, slot, last, pool.get().add(at)) };
                     continue;
                 }
-                // SAFETY: `Backend::begin` checked the slot, `check_shape` layer and heads; two rows never share a slot.
+                // SAFETY: `Backend::begin` checked the slot, `KvPools::check_shape` layer and heads; two rows never share a slot.
                 let to = unsafe { std::slice::from_raw_parts_mut(pool.get().add(at + slot * head_bytes), head_bytes) };
                 narrow_row(head, dtype, to).run(simd);
             }
@@ -105,7 +105,7 @@ fn ends_new_group(slots: &[u32], row: usize) -> bool {
 /// Norms a head in place.
 #[inline(always)]
 fn norm_head<S: Simd>(simd: S, norm: NormParams<'_>, head: &mut [f32]) {
-    let mut head_in = [0.0; attention::MAX_HEAD_DIM];
+    let mut head_in = [0.0; MAX_HEAD_DIM];
     let head_in = &mut head_in[..head.len()];
     head_in.copy_from_slice(head);
     norm.row(head_in, head).run(simd);

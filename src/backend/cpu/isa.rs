@@ -1,6 +1,7 @@
 //! Instruction sets: which one this processor has, and how a kernel is compiled for each.
 
-use super::simd::{Portable, Simd};
+use super::simd::{Kernel, Portable};
+use crate::backend::DType;
 use crate::error::StartError;
 use std::fmt;
 use std::str::FromStr;
@@ -54,7 +55,7 @@ impl Isa {
                     && is_x86_feature_detected!("avx512bf16")
             }
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx => Isa::Avx512.is_available() && super::gemm::amx::is_available(),
+            Isa::Amx => Isa::Avx512.is_available() && super::tile_registers::is_available(),
             #[cfg(not(target_arch = "aarch64"))]
             Isa::Neon => false,
             #[cfg(not(target_arch = "x86_64"))]
@@ -82,6 +83,12 @@ impl Isa {
         }
     }
 
+    /// Whether products with weights of this type run on tile registers.
+    #[inline]
+    pub(super) fn has_tiles_for(self, dtype: DType) -> bool {
+        self == Isa::Amx && dtype == DType::BF16
+    }
+
     /// Runs `kernel` compiled for this instruction set.
     #[inline]
     pub(super) fn run<K: Kernel>(self, kernel: K) -> K::Output {
@@ -103,14 +110,6 @@ impl Isa {
             Isa::Avx2 | Isa::Avx512 | Isa::Amx => unreachable!("{self} is never available on this architecture"),
         }
     }
-}
-
-/// Code written once over [`Simd`] and compiled for each instruction set. `run` and everything on its hot path must
-/// be `#[inline(always)]`, and no closure: only what is sure to be inlined into the entry point is compiled with its
-/// target features.
-pub(super) trait Kernel {
-    type Output;
-    fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
 impl fmt::Display for Isa {

@@ -4,9 +4,9 @@
 use super::CpuBackend;
 #[cfg(target_arch = "x86_64")]
 use super::gemm::amx;
-use super::isa::{Isa, Kernel};
+use super::isa::Isa;
 use super::memory::Buffer;
-use super::simd::{LANES, Simd};
+use super::simd::{Kernel, LANES, Simd};
 use crate::backend::DType;
 use crate::error::StartError;
 use std::hint::black_box;

@@ -4,7 +4,7 @@
 //! makes an untouched KV block free, and large enough for huge pages, without which a weight stream spends a good
 //! part of its time in page walks. Buffers that are smaller than a few huge pages share a mapping: see [`Arena`].
 
-use crate::backend::KvLayout;
+use crate::backend::{AttentionShape, KvLayout};
 use crate::error::StartError;
 use crate::ids::BlockId;
 use memmap2::{MmapMut, MmapOptions};
@@ -205,6 +205,9 @@ impl<'a> PerMember<'a> {
     }
 }
 
+/// The largest head size that attention works on.
+pub(super) const MAX_HEAD_DIM: usize = 256;
+
 /// The two pools of KV blocks. A block is `layout.block_bytes()` contiguous bytes.
 pub(super) struct KvPools {
     pub layout: KvLayout,
@@ -221,11 +224,10 @@ pub fn check_layout(layout: &KvLayout) -> Result<(), StartError> {
     if !(1..=256).contains(&layout.block_size) {
         return Err(StartError::new(format!("block size {}: must be from 1 to 256", layout.block_size)));
     }
-    if layout.head_dim == 0 || !layout.head_dim.is_multiple_of(8) || layout.head_dim > super::attention::MAX_HEAD_DIM {
+    if layout.head_dim == 0 || !layout.head_dim.is_multiple_of(8) || layout.head_dim > MAX_HEAD_DIM {
         return Err(StartError::new(format!(
             "head size {}: the CPU backend supports multiples of 8 up to {}",
-            layout.head_dim,
-            super::attention::MAX_HEAD_DIM
+            layout.head_dim, MAX_HEAD_DIM
         )));
     }
     Ok(())
@@ -251,6 +253,18 @@ impl KvPools {
             device: pool(num_device_blocks, "KV")?,
             swap: pool(num_swap_blocks, "swap")?,
         })
+    }
+
+    /// Panics unless `layer` and the heads of `shape` are those of the cache, and a row of Q, K and V has `cols` columns.
+    pub fn check_shape(&self, shape: &AttentionShape, layer: usize, cols: usize) {
+        let KvLayout { num_layers, num_kv_heads, head_dim, .. } = self.layout;
+        assert!(layer < num_layers, "layer {layer} of a KV cache of {num_layers}");
+        assert!(shape.num_kv_heads == num_kv_heads && shape.head_dim == head_dim, "the KV cache is of another shape");
+        assert!(
+            shape.num_heads > 0 && shape.num_heads.is_multiple_of(num_kv_heads),
+            "the query heads do not share KV heads evenly"
+        );
+        assert_eq!(cols, shape.qkv_cols(), "the QKV width");
     }
 
     /// The memory of these blocks of the swap pool: where each run of neighbours begins, and its bytes.

@@ -24,10 +24,13 @@ mod memory;
 #[cfg(target_os = "linux")]
 mod numa;
 mod pack;
+mod rows;
 mod sampling;
 mod simd;
 mod team;
 mod tensors;
+#[cfg(target_arch = "x86_64")]
+mod tile_registers;
 
 pub use elementwise::CpuRopeTable;
 pub use experts::CpuExpertsWorkspace;
@@ -51,6 +54,7 @@ use gemm::{Linear, Operand, Sink};
 use heads::NormHeads;
 use memory::{Arena, KvPools, Shared};
 use pack::{ColumnOrder, On};
+use rows::{ALONE_BELOW, for_rows, for_runs};
 use sampling::Sampling;
 use std::ops::Range;
 use team::{MAX_MEMBERS, Team};
@@ -181,7 +185,7 @@ impl CpuBackend {
                 operand.write(isa, rows, index, 0, values);
             }
         };
-        if rows * cols < gemm::ALONE_BELOW {
+        if rows * cols < ALONE_BELOW {
             (0..rows).for_each(|index| write(0, index));
         } else {
             for_runs(&self.team, rows, |member, rows| rows.for_each(|index| write(member, index)));
@@ -207,7 +211,7 @@ impl CpuBackend {
             // race; the callers check that there are none.
             unsafe { std::ptr::copy_nonoverlapping(from_address.get().add(source), to.0.get().add(target), bytes) };
         };
-        if pairs.len() * bytes < 4 * gemm::ALONE_BELOW {
+        if pairs.len() * bytes < 4 * ALONE_BELOW {
             (0..pairs.len()).for_each(copy);
         } else {
             self.team.for_each(pairs.len(), copy);
@@ -215,39 +219,10 @@ impl CpuBackend {
     }
 }
 
-/// Calls `row(index, its part of out)` for all rows of `out`, on the team if they are many.
-fn for_rows(team: &Team, cols: usize, out: &mut [f32], row: impl Fn(usize, &mut [f32]) + Sync) {
-    let rows = out.len().checked_div(cols).unwrap_or(0);
-    let out = Shared::new(out.as_mut_ptr());
-    let task = |index: usize| {
-        // SAFETY: rows do not overlap, each is one task, and `out` holds `rows` of them.
-        row(index, unsafe { std::slice::from_raw_parts_mut(out.get().add(index * cols), cols) });
-    };
-    if rows * cols < gemm::ALONE_BELOW {
-        (0..rows).for_each(task);
-    } else {
-        for_runs(team, rows, |_, rows| rows.for_each(&task));
-    }
-}
-
-/// Cuts `rows` into some runs for each member, and calls `run(member, rows)`: a task for each row would cost more than
-/// many a row's work.
-fn for_runs(team: &Team, rows: usize, run: impl Fn(usize, Range<usize>) + Sync) {
-    const RUNS_PER_MEMBER: usize = 4;
-    let per_run = rows.div_ceil(RUNS_PER_MEMBER * team.num_members()).max(1);
-    team.for_each_member(rows.div_ceil(per_run), |member, index| {
-        run(member, index * per_run..rows.min((index + 1) * per_run));
-    });
-}
-
 fn norm_params<'a>(norm: &'a Norm<CpuVector>, cols: usize) -> NormParams<'a> {
     let (weight, bias) = (norm.weight.as_slice(), norm.bias.as_ref().map(CpuVector::as_slice));
     assert!(weight.len() == cols && bias.is_none_or(|bias| bias.len() == cols), "a norm does not fit {cols} columns");
     NormParams { kind: norm.kind, weight, bias }
-}
-
-fn qkv_cols(shape: &AttentionShape) -> usize {
-    (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
 }
 
 impl Backend for CpuBackend {
@@ -478,7 +453,7 @@ impl Backend for CpuBackend {
     }
 
     fn qk_norm(&mut self, qkv: &mut CpuTensor, shape: &AttentionShape, q: &Norm<CpuVector>, k: &Norm<CpuVector>) {
-        assert_eq!(qkv.cols, qkv_cols(shape), "the QKV width");
+        assert_eq!(qkv.cols, shape.qkv_cols(), "the QKV width");
         let norms = [q, k].map(|norm| norm_params(norm, shape.head_dim));
         let isa = self.isa;
         self.for_rows(qkv, |_, row| isa.run(NormHeads { row, shape, norms }));
@@ -505,7 +480,7 @@ impl Backend for CpuBackend {
     fn attention(&mut self, qkv: &CpuTensor, shape: &AttentionShape, layer: usize, out: &mut CpuTensor) {
         let rows = self.num_rows();
         let kv = self.kv.as_ref().expect("the KV pools are allocated before they are used");
-        check_shape(kv, shape, layer, qkv.cols);
+        kv.check_shape(shape, layer, qkv.cols);
         assert_eq!(out.cols, shape.num_heads * shape.head_dim, "the attention output's width");
         assert!(shape.window != Some(0), "an attention window of 0 tokens");
         let call = Attention {
@@ -636,15 +611,4 @@ impl Backend for CpuBackend {
     fn waited_for_copies(&mut self) -> f64 {
         self.copier().take_waited().as_secs_f64()
     }
-}
-
-fn check_shape(kv: &KvPools, shape: &AttentionShape, layer: usize, cols: usize) {
-    let KvLayout { num_layers, num_kv_heads, head_dim, .. } = kv.layout;
-    assert!(layer < num_layers, "layer {layer} of a KV cache of {num_layers}");
-    assert!(shape.num_kv_heads == num_kv_heads && shape.head_dim == head_dim, "the KV cache is of another shape");
-    assert!(
-        shape.num_heads > 0 && shape.num_heads.is_multiple_of(num_kv_heads),
-        "the query heads do not share KV heads evenly"
-    );
-    assert_eq!(cols, qkv_cols(shape), "the QKV width");
 }

@@ -3,11 +3,11 @@
 // Indices name registers here: loops over them are unrolled, and iterators would hide which is which.
 #![allow(clippy::needless_range_loop)]
 
-use super::super::isa::{Isa, Kernel};
-use super::super::simd::{LANES, Simd};
+use super::super::isa::Isa;
+use super::super::simd::{Kernel, LANES, Simd};
 #[cfg(target_arch = "x86_64")]
 use super::tiles;
-use super::{Attention, PARTITION, TILE, Unit};
+use super::unit::{Attention, PARTITION, Part, TILE, Unit};
 use crate::backend::DType;
 
 /// What [`max_queries`] is where it is not that of tiles.
@@ -52,7 +52,7 @@ struct Scratch {
 /// Whether the tile registers do it.
 #[cfg(target_arch = "x86_64")]
 fn on_tiles(isa: Isa, call: &Attention<'_>) -> bool {
-    isa == Isa::Amx && call.kv.layout.dtype == DType::BF16
+    isa.has_tiles_for(call.kv.layout.dtype)
 }
 
 /// Queries (rows times heads of a group) of one unit of work, where a group alone is not more.
@@ -92,17 +92,6 @@ impl Scratch {
             Self { keys: at, values, weights, factors, partition, total }
         }
     }
-}
-
-/// What to compute of a unit.
-#[derive(Clone, Copy)]
-pub(super) enum Part {
-    /// The state of one partition, to be left at this address.
-    Partition(usize, *mut f32),
-    /// All partitions, and the output.
-    Whole,
-    /// The output from the partitions' states at this address.
-    Merge(*const f32),
 }
 
 /// Computes the state of one partition of a unit.

@@ -12,56 +12,25 @@
 mod kernel;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
+mod unit;
 
-use super::gemm::ALONE_BELOW;
 use super::isa::Isa;
-use super::memory::{Buffer, KvPools, PerMember, Shared};
-use super::simd::LANES;
+use super::memory::{Buffer, PerMember, Shared};
+use super::rows::ALONE_BELOW;
 use super::team::Team;
-use crate::backend::{AttentionShape, Batch, BatchSeq, KvLayout};
+use crate::backend::{BatchSeq, KvLayout};
 use crate::error::StartError;
 use std::cmp::Reverse;
 use std::ops::Range;
+pub(super) use unit::Attention;
+use unit::{PARTITION, Unit};
 
-/// The largest head size.
-pub(super) const MAX_HEAD_DIM: usize = 256;
-/// Positions per step of the online softmax.
-const TILE: usize = 2 * LANES;
-/// Positions per independent softmax; a multiple of [`TILE`].
-const PARTITION: usize = 1024;
 /// New tokens per sequence up to which its partitions may be spread over the team.
 const MAX_SPLIT_ROWS: usize = 8;
 /// Units per member that spread well enough without cutting them.
 const ENOUGH_UNITS_PER_MEMBER: usize = 4;
 /// Tasks per member that the units are gathered into, if they are more.
 const TASKS_PER_MEMBER: usize = 8;
-
-/// Query rows `first_row .. first_row + num_rows` of a sequence, counted within it, for one KV head.
-#[derive(Clone, Copy)]
-struct Unit {
-    seq: BatchSeq,
-    kv_head: usize,
-    first_row: usize,
-    num_rows: usize,
-    /// Partitions with a visible position.
-    first_partition: usize,
-    num_partitions: usize,
-    /// Where the states of its partitions are left, if they are computed apart: an offset into the partials.
-    partials: usize,
-}
-
-impl Unit {
-    /// Positions `.0 .. .1` that the row sees.
-    fn visible(&self, row: usize, window: Option<usize>) -> (usize, usize) {
-        let end = self.seq.num_computed + self.first_row + row + 1;
-        (window.map_or(0, |window| end.saturating_sub(window)), end)
-    }
-
-    /// Positions that any of its rows sees.
-    fn any_visible(&self, window: Option<usize>) -> (usize, usize) {
-        (self.visible(0, window).0, self.visible(self.num_rows - 1, window).1)
-    }
-}
 
 /// Whether the KV cache lies as tile products read it.
 pub(super) fn is_tiled(isa: Isa, layout: &KvLayout) -> bool {
@@ -100,43 +69,6 @@ pub(super) struct Workspace {
     /// `(unit, partition)` where partitions are computed apart.
     parts: Vec<(usize, usize)>,
     partials: Buffer<f32>,
-}
-
-/// One call's inputs.
-#[derive(Clone, Copy)]
-pub(super) struct Attention<'a> {
-    pub batch: &'a Batch,
-    pub kv: &'a KvPools,
-    pub layer: usize,
-    pub shape: AttentionShape,
-    /// `[rows, (num_heads + 2 * num_kv_heads) * head_dim]`
-    pub qkv: &'a [f32],
-    /// `[rows, num_heads * head_dim]`
-    pub out: Shared<f32>,
-}
-
-impl Attention<'_> {
-    fn group(&self) -> usize {
-        self.shape.num_heads / self.shape.num_kv_heads
-    }
-
-    /// Head size in whole vectors.
-    fn padded_dim(&self) -> usize {
-        self.shape.head_dim.next_multiple_of(LANES)
-    }
-
-    /// Floats of the state of one partition of a unit with `num_queries` queries: whole vectors of queries, by the head
-    /// size in whole vectors of bfloat16, a sum in a vector, and a maximum.
-    fn state_len(&self, num_queries: usize) -> usize {
-        num_queries.next_multiple_of(LANES) * (self.shape.head_dim.next_multiple_of(2 * LANES) + LANES + 1)
-    }
-
-    /// How long a unit takes, in numbers that compare: positions are read and laid out once, and then used by each
-    /// sixteen queries.
-    fn work(&self, unit: &Unit) -> usize {
-        let (from, to) = unit.any_visible(self.shape.window);
-        (to - from + TILE) * ((unit.num_rows * self.group()).div_ceil(LANES) + 2)
-    }
 }
 
 impl Workspace {

@@ -6,6 +6,7 @@
 //! Masked positions have weight 0, and V is a number there (see [`layout`]): neither changes a sum. So a query's result
 //! depends on what it sees alone, as long as V is finite.
 
+mod geometry;
 mod layout;
 mod products;
 mod vector;
@@ -13,8 +14,8 @@ mod vector;
 pub(super) use layout::{is_tiled, write_row};
 
 use super::super::simd::LANES;
-use super::kernel::Part;
-use super::{Attention, MAX_HEAD_DIM, PARTITION, Unit};
+use super::unit::{Attention, PARTITION, Part, Unit};
+use geometry::{CHUNK, GROUP, GROUPS, TILE, TILE_LEN, first_lanes};
 use products::{GROUPS_AT_ONCE, Products, Scored, Weighed};
 use std::arch::x86_64::*;
 use std::f32::consts::LOG2_E;
@@ -23,21 +24,9 @@ use vector::{exp2, factor, max_of_each, rough_exp2};
 
 /// Queries of a unit. The more they are, the less often K and V are read.
 pub(super) const MAX_QUERIES: usize = 128;
-/// Positions per step of the online softmax; [`PARTITION`] is a multiple of it.
-const TILE: usize = 128;
-/// Positions of one product.
-const GROUP: usize = LANES;
-const GROUPS: usize = TILE / GROUP;
+
 /// Positions whose weights are computed at once.
 const PAIR: usize = 2 * GROUP;
-/// Dimensions of one product of a tile of Q with a tile of K.
-const CHUNK: usize = 2 * LANES;
-/// Numbers of 32 bits in a tile register.
-const TILE_LEN: usize = LANES * LANES;
-/// Bytes of it.
-const TILE_BYTES: usize = 4 * TILE_LEN;
-/// Bytes of a tile of V: 8 rows.
-const GROUP_TILE_BYTES: usize = TILE_BYTES / 2;
 
 const _: () = assert!(PARTITION.is_multiple_of(TILE) && GROUPS.is_multiple_of(GROUPS_AT_ONCE));
 
@@ -182,11 +171,6 @@ impl Item {
         let start = self.start + pair * PAIR;
         self.common.start <= start && start + PAIR <= self.common.end
     }
-}
-
-/// The first `n` of 32 lanes.
-fn first_lanes(n: usize) -> u32 {
-    if n >= 32 { !0 } else { (1 << n) - 1 }
 }
 
 // SAFETY (all blocks in this impl): `run`'s contract. Blocks are below `num_blocks`, queries below `num_queries`, groups

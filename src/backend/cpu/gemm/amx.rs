@@ -10,10 +10,11 @@
 //! The compiler does not know tile registers here, so all that passes between instructions through them lies within
 //! one `asm!` block; only the tile configuration, which it does not touch either, outlives a block.
 
-use super::super::isa::{Isa, Kernel};
+use super::super::isa::Isa;
 use super::super::pack::BF16_K_BLOCK;
-use super::super::simd::{LANES, Simd};
-use super::kernel::{Panels, Part};
+use super::super::simd::{Kernel, LANES, Simd};
+use super::super::tile_registers::Tiles;
+use super::part::{Panels, Part};
 use std::arch::asm;
 use std::arch::x86_64::_rdtsc;
 use std::cell::Cell;
@@ -23,82 +24,6 @@ use std::ops::Range;
 const TILE_BYTES: usize = 1024;
 /// Floats of a tile of results.
 const TILE_LEN: usize = LANES * LANES;
-
-/// Whether processor and operating system have AMX with bfloat16, and let this process use it.
-#[cfg(target_os = "linux")]
-pub(in super::super) fn is_available() -> bool {
-    use std::sync::OnceLock;
-    static AVAILABLE: OnceLock<bool> = OnceLock::new();
-    *AVAILABLE.get_or_init(|| {
-        const AMX_BF16: u32 = 1 << 22;
-        const AMX_TILE: u32 = 1 << 24;
-        const ARCH_REQ_XCOMP_PERM: libc::c_ulong = 0x1023;
-        const XFEATURE_XTILEDATA: libc::c_ulong = 18;
-        let wanted = AMX_BF16 | AMX_TILE;
-        let features = std::arch::x86_64::__cpuid_count(7, 0).edx;
-        // SAFETY: the call takes two numbers and changes nothing but the process's permission to use tiles.
-        features & wanted == wanted
-            && unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) } == 0
-    })
-}
-
-/// Tiles need the operating system's permission, which is asked for in Linux's way only.
-#[cfg(not(target_os = "linux"))]
-pub(in super::super) fn is_available() -> bool {
-    false
-}
-
-/// The layout that `ldtilecfg` reads. Tiles 0–3 are results, 4 and 5 input, 6 and 7 weights.
-#[repr(C, align(64))]
-struct TileConfig {
-    palette: u8,
-    start_row: u8,
-    reserved: [u8; 14],
-    row_bytes: [u16; 16],
-    rows: [u8; 16],
-}
-
-/// The tile registers in use; released at the end, so that switching threads need not save them.
-pub(in super::super) struct Tiles;
-
-impl Tiles {
-    /// Rows of the first and of the second tile of input; with one tile of input, `second` is 0.
-    ///
-    /// # Safety
-    /// As for [`Tiles::of`].
-    pub(in super::super) unsafe fn configure(first: usize, second: usize) -> Self {
-        let results = if second == 0 { [first; 4] } else { [first, first, second, second] };
-        let mut shapes = [(LANES, 64); 8];
-        for (shape, rows) in shapes.iter_mut().zip(results.into_iter().chain([first, second.max(1)])) {
-            shape.0 = rows;
-        }
-        // SAFETY: the caller's.
-        unsafe { Self::of(shapes) }
-    }
-
-    /// Rows of each tile register, 1 to 16, and bytes of a row, up to 64.
-    ///
-    /// # Safety
-    /// AMX is available. No other `Tiles` of this thread is used after this one is made.
-    pub(in super::super) unsafe fn of(shapes: [(usize, usize); 8]) -> Self {
-        let mut config = TileConfig { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-        for (tile, (rows, row_bytes)) in shapes.into_iter().enumerate() {
-            debug_assert!((1..=LANES).contains(&rows) && row_bytes <= 64);
-            config.row_bytes[tile] = row_bytes as u16;
-            config.rows[tile] = rows as u8;
-        }
-        // SAFETY: AMX is available, and the configuration is valid.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, preserves_flags)) };
-        Self
-    }
-}
-
-impl Drop for Tiles {
-    fn drop(&mut self) {
-        // SAFETY: AMX is available, or there were no `Tiles`.
-        unsafe { asm!("tilerelease", options(nostack, preserves_flags)) };
-    }
-}
 
 /// Floating-point operations of one run of [`run_from_registers`].
 pub(in super::super) const PEAK_FLOPS: usize = 4 * 2 * LANES * LANES * BF16_K_BLOCK;

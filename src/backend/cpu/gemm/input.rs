@@ -1,13 +1,12 @@
 //! The left side of a product: rows rounded to the weights' type, laid out for the kernels.
 
 use super::super::elementwise::gate;
-use super::super::for_runs;
-use super::super::isa::{Isa, Kernel};
+use super::super::isa::Isa;
 use super::super::memory::{Arena, Buffer, Shared};
 use super::super::pack::{CpuMatrix, steps};
-use super::super::simd::{LANES, Simd, bf16_bits};
+use super::super::rows::{ALONE_BELOW, for_runs};
+use super::super::simd::{Kernel, LANES, Simd, bf16_bits};
 use super::super::team::Team;
-use super::{ALONE_BELOW, on_tiles};
 use crate::backend::{Activation, DType};
 use crate::error::StartError;
 use std::ops::Range;
@@ -28,7 +27,7 @@ impl Layout {
     /// That of a product of `rows` rows of width `k` with weights of `dtype`.
     pub fn of(isa: Isa, dtype: DType, rows: usize, k: usize) -> Self {
         let steps = steps(k, dtype);
-        if on_tiles(isa, dtype) { Self::tiles(rows, steps) } else { Self::rows(steps) }
+        if isa.has_tiles_for(dtype) { Self::tiles(rows, steps) } else { Self::rows(steps) }
     }
 
     /// Words of whole blocks of 32 rows.

@@ -9,17 +9,19 @@
 pub(super) mod amx;
 mod input;
 mod kernel;
+mod part;
 
 use super::isa::Isa;
 use super::memory::{Buffer, PerMember, Shared};
 use super::pack::{ColumnOrder, CpuMatrix};
+use super::rows::ALONE_BELOW;
 use super::simd::LANES;
 use super::team::Team;
-use crate::backend::{Activation, DType};
+use crate::backend::Activation;
 use crate::error::StartError;
 pub(super) use input::Operand;
 use input::{Input, Layout};
-use kernel::{Panels, Part, Target};
+use part::{Panels, Part, Target};
 use std::ops::Range;
 
 /// What a product needs besides its operands; it grows, and is used again.
@@ -28,9 +30,6 @@ pub(super) struct Workspace {
     /// Of each member: unfinished results on AMX, then the gate and up of some rows.
     scratch: Vec<Buffer<f32>>,
 }
-
-/// Elements below which one member does an operation alone.
-pub(super) const ALONE_BELOW: usize = 1 << 14;
 
 /// Rows of a gated product that are activated at once, and the panels of a task at most.
 const MAX_GATED_ROWS: usize = 256;
@@ -267,9 +266,4 @@ impl Cut {
         let first = task / self.row_blocks() * self.panels_per_task;
         first..self.num_panels.min(first + self.panels_per_task)
     }
-}
-
-/// Whether a product runs on tiles.
-fn on_tiles(isa: Isa, dtype: DType) -> bool {
-    isa == Isa::Amx && dtype == DType::BF16
 }

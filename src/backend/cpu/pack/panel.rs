@@ -1,7 +1,6 @@
 //! Sixteen rows of a matrix to a panel.
 
-use super::super::isa::Kernel;
-use super::super::simd::{LANES, Simd, bf16_bits};
+use super::super::simd::{Kernel, LANES, Simd, bf16_bits};
 use crate::backend::{DType, elements};
 
 /// Bytes of a row that are one vector.

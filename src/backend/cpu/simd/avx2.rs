@@ -1,7 +1,6 @@
 //! Sixteen lanes as two AVX registers.
 
-use super::super::isa::Kernel;
-use super::{LANES, Simd};
+use super::{Kernel, LANES, Simd};
 use std::arch::x86_64::*;
 
 /// Proof that AVX2, FMA and F16C are there.

@@ -1,7 +1,6 @@
 //! Sixteen lanes as one AVX-512 register, with BF16 dot products.
 
-use super::super::isa::Kernel;
-use super::{LANES, Simd};
+use super::{Kernel, LANES, Simd};
 use std::arch::x86_64::*;
 
 /// Proof that AVX-512 F, BW, DQ, VL and BF16 are there.

@@ -169,6 +169,14 @@ pub(super) trait Simd: Copy {
     }
 }
 
+/// Code written once over [`Simd`] and compiled for each instruction set. `run` and everything on its hot path must
+/// be `#[inline(always)]`, and no closure: only what is sure to be inlined into the entry point is compiled with its
+/// target features.
+pub(super) trait Kernel {
+    type Output;
+    fn run<S: Simd>(self, simd: S) -> Self::Output;
+}
+
 /// Rounds to bfloat16, to nearest even; a NaN stays one.
 #[inline(always)]
 pub(super) fn bf16_bits(x: f32) -> u16 {
@@ -180,7 +188,7 @@ pub(super) fn bf16_bits(x: f32) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::isa::{Isa, Kernel};
+    use super::super::isa::Isa;
     use super::*;
 
     struct Exp([f32; LANES]);

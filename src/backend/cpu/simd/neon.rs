@@ -1,7 +1,6 @@
 //! Sixteen lanes as four NEON registers.
 
-use super::super::isa::Kernel;
-use super::{LANES, Simd};
+use super::{Kernel, LANES, Simd};
 use std::arch::aarch64::*;
 use std::arch::asm;
 

@@ -5,7 +5,9 @@
 //! K, or eight of V, are a tile register. A KV cache of whole groups is written like this ([`is_tiled`]); of other block
 //! and head sizes each tile is laid out when it is read.
 
-use super::{CHUNK, GROUP, GROUPS, Positions, TILE, TILE_LEN, Work, first_lanes};
+use super::geometry::{CHUNK, GROUP, GROUPS, TILE, TILE_LEN, first_lanes};
+use super::{Positions, Work};
+use crate::backend::cpu::memory::MAX_HEAD_DIM;
 use crate::backend::cpu::simd::{LANES, transpose};
 use crate::backend::{DType, KvLayout};
 use std::arch::x86_64::*;
@@ -13,7 +15,7 @@ use std::ops::Range;
 
 const LINE_BYTES: usize = 64;
 /// What V is where nothing is seen.
-static ZEROS: [u16; super::MAX_HEAD_DIM] = [0; super::MAX_HEAD_DIM];
+static ZEROS: [u16; MAX_HEAD_DIM] = [0; MAX_HEAD_DIM];
 
 /// Whether the blocks of a KV cache for tile products are made up of groups.
 pub(in super::super) fn is_tiled(layout: &KvLayout) -> bool {

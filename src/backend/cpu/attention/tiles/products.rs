@@ -1,9 +1,9 @@
 //! The tile products of attention. The compiler has no use for tile registers, so what is in them stays there from one
 //! `asm!` block of a thread to the next.
 
-use super::{GROUP_TILE_BYTES, GROUPS, TILE, TILE_BYTES, TILE_LEN};
-use crate::backend::cpu::gemm::amx::Tiles;
+use super::geometry::{GROUP_TILE_BYTES, GROUPS, TILE, TILE_BYTES, TILE_LEN};
 use crate::backend::cpu::simd::LANES;
+use crate::backend::cpu::tile_registers::Tiles;
 use std::arch::asm;
 use std::ops::Range;
 

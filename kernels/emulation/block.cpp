@@ -1,0 +1,380 @@
+// Runs thread blocks on one processor: a block's threads are fibers that run until they wait for each other, in an order
+// that tests choose. A kernel's result must not depend on the order. What is an error under every order ends the launch
+// with a message.
+#include "block.h"
+#include "fiber.h"
+#include <algorithm>
+#include <cstdio>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace emulation {
+
+__thread Block* block = nullptr;
+
+namespace {
+
+// One copy of `cp.async`. It lands when its thread waits for it, and not earlier.
+struct AsyncCopy {
+    void* to;
+    const void* from;
+    bool valid;
+};
+
+using AsyncGroup = std::vector<AsyncCopy>;
+
+struct Warp;
+
+struct FiberThread : Thread {
+    Fiber fiber;
+    Warp* warp = nullptr;
+    bool done = false;
+    // Where it waits, for messages.
+    const char* waits_in = nullptr;
+    AsyncGroup open_group;
+    std::deque<AsyncGroup> groups;
+};
+
+struct WarpExchange : Exchange {
+    bool used = false;
+    // Some of its lanes have not arrived.
+    bool open = false;
+    const char* name = nullptr;
+    uint32_t mask = 0;
+    uint32_t arrived = 0;
+    int readers_left = 0;
+    std::vector<FiberThread*> waiting;
+};
+
+struct Warp {
+    uint32_t exited = 0;
+    // Lanes may split into groups that exchange at the same time. At most this many exchanges are in use at once.
+    WarpExchange exchanges[8];
+};
+
+class BlockRunner : public Block {
+public:
+    // Runs one block of `threads`. Returns false where it failed; `error` says why.
+    bool run(int num_threads, size_t shared_bytes, Order order, uint64_t seed, void (*kernel)(const void*),
+             const void* kernel_params);
+
+    std::string error;
+
+    // --- called by threads
+
+    FiberThread& me() { return *static_cast<FiberThread*>(current); }
+    void barrier(int predicate, const char* name);
+    Exchange& exchange(const char* name, uint32_t mask, const void* bytes, size_t size);
+    [[noreturn]] void fail(const std::string& why);
+
+private:
+    static void thread_main();
+
+    FiberThread* next_ready();
+    // Lets others run until one of them makes the current thread ready.
+    void wait(const char* where);
+    void release_barrier();
+    void make_ready(FiberThread* thread) { ready.push_back(thread); }
+    void leave_to_next();
+    bool guard_is_intact() const;
+
+    Fiber caller;
+    std::vector<std::unique_ptr<FiberThread>> threads;
+    std::vector<Warp> warps;
+    std::deque<FiberThread*> ready;
+    std::vector<FiberThread*> at_barrier;
+    int num_living = 0;
+    int arriving_or = 0, arriving_and = 1, arriving_count = 0;
+    Order order = Order::FirstReady;
+    uint64_t random = 0;
+    size_t shared_bytes = 0;
+    void (*kernel)(const void*) = nullptr;
+    const void* kernel_params = nullptr;
+};
+
+BlockRunner& runner() { return *static_cast<BlockRunner*>(block); }
+
+bool BlockRunner::run(int num_threads, size_t bytes, Order thread_order, uint64_t seed, void (*entry)(const void*),
+                       const void* params) {
+    order = thread_order;
+    random = seed;
+    shared_bytes = bytes;
+    kernel = entry;
+    kernel_params = params;
+    error.clear();
+    ready.clear();
+    at_barrier.clear();
+    arriving_or = arriving_count = 0;
+    arriving_and = 1;
+    num_living = num_threads;
+    memset(dynamic_shared, POISON, shared_bytes + SHARED_GUARD_BYTES);
+    warps.assign((num_threads + WARP - 1) / WARP, Warp());
+    while (static_cast<int>(threads.size()) < num_threads) {
+        threads.push_back(std::make_unique<FiberThread>());
+    }
+    for (int i = 0; i < num_threads; i++) {
+        FiberThread& thread = *threads[i];
+        const unsigned n = static_cast<unsigned>(i);
+        thread.index = {n % block_dim.x, n / block_dim.x % block_dim.y, n / (block_dim.x * block_dim.y)};
+        thread.lane = i % WARP;
+        thread.warp = &warps[i / WARP];
+        thread.done = false;
+        thread.waits_in = nullptr;
+        thread.open_group.clear();
+        thread.groups.clear();
+        thread.fiber.reset(thread_main);
+        make_ready(&thread);
+    }
+    if (num_threads % WARP != 0) {
+        warps.back().exited = ~0u << (num_threads % WARP);
+    }
+    block = this;
+    current = next_ready();
+    caller.switch_to(me().fiber);
+    block = nullptr;
+    current = nullptr;
+    if (!error.empty()) {
+        for (const std::unique_ptr<FiberThread>& thread : threads) {
+            thread->fiber.abandon();
+        }
+    }
+    if (error.empty() && !guard_is_intact()) {
+        error = "a write beyond the dynamic shared memory";
+    }
+    return error.empty();
+}
+
+void BlockRunner::thread_main() {
+    BlockRunner& self = runner();
+    self.me().fiber.entered();
+    self.kernel(self.kernel_params);
+    FiberThread* me = &self.me();
+    if (!me->groups.empty() || !me->open_group.empty()) {
+        self.fail("a thread exits and has not waited for its asynchronous copies");
+    }
+    me->done = true;
+    me->warp->exited |= 1u << me->lane;
+    for (const WarpExchange& exchange : me->warp->exchanges) {
+        if (exchange.used && exchange.open && (exchange.mask >> me->lane & 1) != 0) {
+            self.fail(std::string("a lane exits that others wait for in ") + exchange.name);
+        }
+    }
+    self.num_living--;
+    if (self.num_living > 0 && static_cast<int>(self.at_barrier.size()) == self.num_living) {
+        self.release_barrier();
+    }
+    self.leave_to_next();
+}
+
+// The current thread is done: never comes back.
+void BlockRunner::leave_to_next() {
+    FiberThread* me = &this->me();
+    if (num_living == 0) {
+        me->fiber.switch_to(caller);
+    }
+    FiberThread* next = next_ready();
+    if (next == nullptr) {
+        fail("deadlock: all threads wait");
+    }
+    current = next;
+    me->fiber.switch_to(next->fiber);
+}
+
+FiberThread* BlockRunner::next_ready() {
+    if (ready.empty()) {
+        return nullptr;
+    }
+    size_t place = 0;
+    if (order == Order::LastReady) {
+        place = ready.size() - 1;
+    } else if (order == Order::Random) {
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        place = (random >> 33) % ready.size();
+    }
+    std::swap(ready[place], place == 0 ? ready.front() : ready.back());
+    FiberThread* next = place == 0 ? ready.front() : ready.back();
+    place == 0 ? ready.pop_front() : ready.pop_back();
+    return next;
+}
+
+void BlockRunner::wait(const char* where) {
+    FiberThread* me = &this->me();
+    me->waits_in = where;
+    FiberThread* next = next_ready();
+    if (next == nullptr) {
+        fail("deadlock: all threads wait");
+    }
+    if (next != me) {
+        current = next;
+        me->fiber.switch_to(next->fiber);
+    }
+    me->waits_in = nullptr;
+}
+
+void BlockRunner::barrier(int predicate, const char* name) {
+    arriving_or |= predicate != 0;
+    arriving_and &= predicate != 0;
+    arriving_count += predicate != 0;
+    at_barrier.push_back(&me());
+    if (static_cast<int>(at_barrier.size()) == num_living) {
+        release_barrier();
+    }
+    wait(name);
+}
+
+void BlockRunner::release_barrier() {
+    barrier_or = arriving_or;
+    barrier_and = arriving_and;
+    barrier_count = arriving_count;
+    arriving_or = arriving_count = 0;
+    arriving_and = 1;
+    for (FiberThread* thread : at_barrier) {
+        make_ready(thread);
+    }
+    at_barrier.clear();
+}
+
+Exchange& BlockRunner::exchange(const char* name, uint32_t mask, const void* bytes, size_t size) {
+    Warp& warp = *me().warp;
+    const int lane = current->lane;
+    if ((mask >> lane & 1) == 0) {
+        fail(std::string(name) + ": the calling lane is not in its mask");
+    }
+    if ((mask & warp.exited) != 0) {
+        fail(std::string(name) + ": the mask names a lane that has exited or never was");
+    }
+    WarpExchange* found = nullptr;
+    for (WarpExchange& exchange : warp.exchanges) {
+        const bool overlaps = exchange.used && exchange.open && (exchange.mask & mask) != 0;
+        if (overlaps && exchange.mask == mask && strcmp(exchange.name, name) == 0) {
+            found = &exchange;
+        } else if (overlaps && (exchange.mask >> lane & 1) != 0) {
+            fail(std::string("lanes of one warp meet in ") + exchange.name + " and in " + name);
+        }
+    }
+    if (found == nullptr) {
+        found = std::find_if(std::begin(warp.exchanges), std::end(warp.exchanges),
+                             [](const WarpExchange& exchange) { return !exchange.used; });
+        if (found == std::end(warp.exchanges)) {
+            fail(std::string(name) + ": too many groups of one warp exchange at once");
+        }
+        found->used = found->open = true;
+        found->name = name;
+        found->mask = mask;
+        found->arrived = 0;
+        found->waiting.clear();
+    }
+    memcpy(found->brought[lane], bytes, size);
+    found->arrived |= 1u << lane;
+    if (found->arrived != mask) {
+        found->waiting.push_back(&me());
+        wait(name);
+        return *found;
+    }
+    found->open = false;
+    found->readers_left = __builtin_popcount(mask);
+    for (FiberThread* thread : found->waiting) {
+        make_ready(thread);
+    }
+    return *found;
+}
+
+void BlockRunner::fail(const std::string& why) {
+    char place[160];
+    const uint3 thread = current->index;
+    snprintf(place, sizeof place, " [block %u,%u,%u, thread %u,%u,%u]", block_index.x, block_index.y, block_index.z,
+             thread.x, thread.y, thread.z);
+    error = why + place;
+    int named = 0;
+    for (size_t i = 0; i < threads.size() && named < 8; i++) {
+        if (!threads[i]->done && threads[i]->waits_in != nullptr) {
+            error += "\n  thread " + std::to_string(i) + " waits in " + threads[i]->waits_in;
+            named++;
+        }
+    }
+    me().fiber.switch_to(caller);
+    abort();  // nobody switches to a thread of a block that has failed
+}
+
+bool BlockRunner::guard_is_intact() const {
+    const unsigned char* guard = dynamic_shared + shared_bytes;
+    return std::all_of(guard, guard + SHARED_GUARD_BYTES, [](unsigned char byte) { return byte == POISON; });
+}
+
+}  // namespace
+
+void barrier(int predicate, const char* name) { runner().barrier(predicate, name); }
+
+Exchange& exchange(const char* name, uint32_t mask, const void* bytes, size_t size) {
+    return runner().exchange(name, mask, bytes, size);
+}
+
+void end_exchange(Exchange& exchange) {
+    WarpExchange& ended = static_cast<WarpExchange&>(exchange);
+    if (--ended.readers_left == 0) {
+        ended.used = false;
+    }
+}
+
+void copy_async(void* to, const void* from, bool valid) {
+    memset(to, POISON, 16);
+    runner().me().open_group.push_back({to, from, valid});
+}
+
+void copy_async_commit() {
+    FiberThread& thread = runner().me();
+    thread.groups.push_back(std::move(thread.open_group));
+    thread.open_group.clear();
+}
+
+void copy_async_wait(size_t pending) {
+    auto& groups = runner().me().groups;
+    for (; groups.size() > pending; groups.pop_front()) {
+        for (const AsyncCopy& copy : groups.front()) {
+            if (copy.valid) {
+                memcpy(copy.to, copy.from, 16);
+            } else {
+                memset(copy.to, 0, 16);
+            }
+        }
+    }
+}
+
+void fail(const char* what, const char* why) { runner().fail(std::string(what) + why); }
+
+int run(const Launch& launch, int max_threads, size_t params_bytes, void (*kernel)(const void*), const void* params,
+        size_t given_bytes, char* error, size_t error_bytes) {
+    auto fail = [&](const std::string& why) {
+        snprintf(error, error_bytes, "%s", why.c_str());
+        return 1;
+    };
+    if (given_bytes != params_bytes) {
+        return fail("the host gives " + std::to_string(given_bytes) + " bytes of parameters, the kernel takes " +
+                    std::to_string(params_bytes));
+    }
+    if (launch.threads == 0 || launch.threads > static_cast<uint32_t>(max_threads)) {
+        return fail(std::to_string(launch.threads) + " threads in a block: the kernel is made for up to " +
+                    std::to_string(max_threads));
+    }
+    if (launch.shared_bytes > MAX_SHARED_BYTES) {
+        return fail(std::to_string(launch.shared_bytes) + " bytes of shared memory are more than a block can have");
+    }
+    static thread_local std::unique_ptr<BlockRunner> runner = std::make_unique<BlockRunner>();
+    const uint64_t num_blocks = uint64_t(launch.grid[0]) * launch.grid[1] * launch.grid[2];
+    const Order order = static_cast<Order>(launch.order);
+    runner->grid_dim = dim3(launch.grid[0], launch.grid[1], launch.grid[2]);
+    runner->block_dim = dim3(launch.threads);
+    for (uint64_t n = 0; n < num_blocks; n++) {
+        const uint64_t i = order == Order::LastReady ? num_blocks - 1 - n : n;
+        runner->block_index = {unsigned(i % launch.grid[0]), unsigned(i / launch.grid[0] % launch.grid[1]),
+                               unsigned(i / launch.grid[0] / launch.grid[1])};
+        if (!runner->run(static_cast<int>(launch.threads), launch.shared_bytes, order, launch.seed + i, kernel, params)) {
+            return fail(runner->error);
+        }
+    }
+    return 0;
+}
+
+}  // namespace emulation

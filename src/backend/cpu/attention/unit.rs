@@ -1,0 +1,86 @@
+//! What attention computes: a call, and the units of work that it is cut into.
+
+use super::super::memory::{KvPools, Shared};
+use super::super::simd::LANES;
+use crate::backend::{AttentionShape, Batch, BatchSeq};
+
+/// Positions per step of the online softmax.
+pub(super) const TILE: usize = 2 * LANES;
+
+/// Positions per independent softmax; a multiple of [`TILE`].
+pub(super) const PARTITION: usize = 1024;
+
+/// Query rows `first_row .. first_row + num_rows` of a sequence, counted within it, for one KV head.
+#[derive(Clone, Copy)]
+pub(super) struct Unit {
+    pub seq: BatchSeq,
+    pub kv_head: usize,
+    pub first_row: usize,
+    pub num_rows: usize,
+    /// Partitions with a visible position.
+    pub first_partition: usize,
+    pub num_partitions: usize,
+    /// Where the states of its partitions are left, if they are computed apart: an offset into the partials.
+    pub partials: usize,
+}
+
+impl Unit {
+    /// Positions `.0 .. .1` that the row sees.
+    pub(super) fn visible(&self, row: usize, window: Option<usize>) -> (usize, usize) {
+        let end = self.seq.num_computed + self.first_row + row + 1;
+        (window.map_or(0, |window| end.saturating_sub(window)), end)
+    }
+
+    /// Positions that any of its rows sees.
+    pub(super) fn any_visible(&self, window: Option<usize>) -> (usize, usize) {
+        (self.visible(0, window).0, self.visible(self.num_rows - 1, window).1)
+    }
+}
+
+/// One call's inputs.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Attention<'a> {
+    pub batch: &'a Batch,
+    pub kv: &'a KvPools,
+    pub layer: usize,
+    pub shape: AttentionShape,
+    /// `[rows, (num_heads + 2 * num_kv_heads) * head_dim]`
+    pub qkv: &'a [f32],
+    /// `[rows, num_heads * head_dim]`
+    pub out: Shared<f32>,
+}
+
+impl Attention<'_> {
+    pub(super) fn group(&self) -> usize {
+        self.shape.num_heads / self.shape.num_kv_heads
+    }
+
+    /// Head size in whole vectors.
+    pub(super) fn padded_dim(&self) -> usize {
+        self.shape.head_dim.next_multiple_of(LANES)
+    }
+
+    /// Floats of the state of one partition of a unit with `num_queries` queries: whole vectors of queries, by the head
+    /// size in whole vectors of bfloat16, a sum in a vector, and a maximum.
+    pub(super) fn state_len(&self, num_queries: usize) -> usize {
+        num_queries.next_multiple_of(LANES) * (self.shape.head_dim.next_multiple_of(2 * LANES) + LANES + 1)
+    }
+
+    /// How long a unit takes, in numbers that compare: positions are read and laid out once, and then used by each
+    /// sixteen queries.
+    pub(super) fn work(&self, unit: &Unit) -> usize {
+        let (from, to) = unit.any_visible(self.shape.window);
+        (to - from + TILE) * ((unit.num_rows * self.group()).div_ceil(LANES) + 2)
+    }
+}
+
+/// What to compute of a unit.
+#[derive(Clone, Copy)]
+pub(super) enum Part {
+    /// The state of one partition, to be left at this address.
+    Partition(usize, *mut f32),
+    /// All partitions, and the output.
+    Whole,
+    /// The output from the partitions' states at this address.
+    Merge(*const f32),
+}
