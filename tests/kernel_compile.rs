@@ -4,12 +4,11 @@
 
 use pagetide::backend::cuda::attention::{TileShape, merge_shared_bytes, simple_shared_bytes};
 use pagetide::backend::cuda::device::{DeviceError, DeviceInfo, ModuleSource};
-use pagetide::backend::cuda::driver::{NEWEST_CUDA, compiler, open_nvrtc};
+use pagetide::backend::cuda::driver::{DriverSettings, NEWEST_CUDA, compiler, open_nvrtc};
 use pagetide::backend::cuda::experts::PRODUCT_SHARED_BYTES;
 use pagetide::backend::cuda::sampling::SCRATCH_BYTES;
 use pagetide::backend::cuda::{CudaOptions, module_sources};
 use pagetide::backend::{DType, KvLayout};
-use pagetide::config::DeviceConfig;
 use serde_json::json;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -103,8 +102,8 @@ fn specialisations() -> Vec<Specialisation> {
 fn has_nvrtc() -> bool {
     let folder = std::env::var("PAGETIDE_TEST_NVRTC").ok();
     let is_wanted = folder.is_some();
-    let config = DeviceConfig { cuda_library_path: folder.into_iter().collect(), ..DeviceConfig::default() };
-    match open_nvrtc(&config, NEWEST_CUDA) {
+    let settings = DriverSettings { library_path: folder.into_iter().collect(), ..DriverSettings::default() };
+    match open_nvrtc(&settings, NEWEST_CUDA) {
         Ok(nvrtc) => {
             println!("NVRTC {} from {:?}", nvrtc.version, nvrtc.path);
             true

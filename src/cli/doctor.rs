@@ -12,7 +12,7 @@ use crate::backend::{DType, cuda};
 use crate::config::{self, Config, DeviceConfig, DeviceKind};
 use crate::error::StartError;
 use crate::model::files;
-use crate::model::loader::Target;
+use crate::model::loader::{Target, driver_settings};
 use clap::Args;
 use serde::Serialize;
 use std::fmt::{self, Display};
@@ -176,7 +176,9 @@ impl Report {
             device_kind: device.kind.name(),
             driver: Finding::new(driver(device)),
             nvrtc: Finding::new(nvrtc(device)),
-            cublaslt: Finding::new(driver::open_cublaslt(device, newest_cuda(device)).map(Library::from)),
+            cublaslt: Finding::new(
+                driver::open_cublaslt(&driver_settings(device), newest_cuda(device)).map(Library::from),
+            ),
             gpu: Finding::new(gpu.map(|(_, found)| found)),
             cpu,
             kernel_cache: cache(device),
@@ -189,7 +191,7 @@ impl Report {
 
 /// The GPU that a start would use, opened and tried: kernels compile and load, products and copies work.
 fn find_gpu(config: &DeviceConfig) -> Result<(DeviceInfo, OpenGpu), String> {
-    let gpu = driver::find(config).map_err(|why| why.to_string())?;
+    let gpu = driver::find(&driver_settings(config)).map_err(|why| why.to_string())?;
     let device = gpu.open().map_err(|error| error.to_string())?;
     let open = try_gpu(&device).map_err(|error| format!("{} fails: {error}", gpu.info().name))?;
     Ok((gpu.info().clone(), open))
@@ -244,7 +246,7 @@ fn measure_copies(device: &Rc<dyn Device>) -> DeviceResult<CopySpeeds> {
 }
 
 fn driver(config: &DeviceConfig) -> Result<Driver, driver::NoGpu> {
-    let driver = driver::probe(config)?;
+    let driver = driver::probe(&driver_settings(config))?;
     let (major, minor) = driver.cuda_version;
     let facts = |info: &DeviceInfo| GpuFacts {
         name: info.name.clone(),
@@ -259,13 +261,15 @@ fn driver(config: &DeviceConfig) -> Result<Driver, driver::NoGpu> {
 
 /// The newest release of CUDA's libraries that the driver can run; without one, that we know.
 fn newest_cuda(config: &DeviceConfig) -> u32 {
-    driver::probe(config).map_or(driver::NEWEST_CUDA, |driver| driver.cuda_version.0)
+    driver::probe(&driver_settings(config)).map_or(driver::NEWEST_CUDA, |driver| driver.cuda_version.0)
 }
 
 /// NVRTC needs no GPU: it compiles a kernel here and now.
 fn nvrtc(config: &DeviceConfig) -> Result<Nvrtc, String> {
-    let library = driver::open_nvrtc(config, newest_cuda(config)).map_err(|why| why.to_string())?;
-    let capability = driver::probe(config).ok().and_then(|driver| Some(driver.devices.first()?.compute_capability));
+    let library = driver::open_nvrtc(&driver_settings(config), newest_cuda(config)).map_err(|why| why.to_string())?;
+    let capability = driver::probe(&driver_settings(config))
+        .ok()
+        .and_then(|driver| Some(driver.devices.first()?.compute_capability));
     let architecture = compiler::architecture(capability.unwrap_or(driver::MIN_COMPUTE_CAPABILITY));
     let source: ModuleSource = cuda::sampling::source();
     let start = Instant::now();

@@ -2,10 +2,9 @@
 
 use crate::emulation::{EmulatedDevice, EmulatedOptions};
 use pagetide::backend::cuda::device::{Copy, Device, DeviceBuffer, PinnedBuffer, Stream};
-use pagetide::backend::cuda::driver;
+use pagetide::backend::cuda::driver::{self, DriverSettings};
 use pagetide::backend::cuda::{CudaBackend, CudaOptions, CudaTensor};
 use pagetide::backend::{DType, KvLayout};
-use pagetide::config::DeviceConfig;
 use pagetide::model::decoder::Decoder;
 use pagetide::model::files::ModelFiles;
 use pagetide::model::spec::ModelSpec;
@@ -30,8 +29,8 @@ pub fn on_gpu() -> bool {
 pub fn device(thread_order: u32) -> Rc<dyn Device> {
     if on_gpu() {
         // Products as exact resume needs them.
-        let config = DeviceConfig { batch_invariant: true, ..DeviceConfig::default() };
-        return driver::find(&config).unwrap().open().unwrap();
+        let settings = DriverSettings { batch_invariant: true, ..DriverSettings::default() };
+        return driver::find(&settings).unwrap().open().unwrap();
     }
     Rc::new(EmulatedDevice::new(EmulatedOptions { thread_order, ..EmulatedOptions::default() }))
 }

@@ -5,8 +5,8 @@ use super::device::{
     Device, DeviceBuffer, DeviceInfo, DevicePtr, DeviceResult, Grid, KernelId, ModuleId, ModuleSource,
 };
 use super::graphs::bucket;
+use super::options::{CudaOptions, scalar_defines};
 use super::rows::BatchRows;
-use super::{CudaOptions, scalar_defines};
 use crate::backend::{AttentionShape, Batch, DType};
 use bytemuck::NoUninit;
 use std::cmp::Reverse;

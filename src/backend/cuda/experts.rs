@@ -1,8 +1,9 @@
 //! Launches of `kernels/experts.cu`: layers of experts. Nothing that the router decides is known to the host.
 
 use super::device::{Device, DeviceBuffer, DevicePtr, DeviceResult, Grid, KernelId, Matmul, ModuleId, ModuleSource};
+use super::options::{CudaOptions, scalar_type};
 use super::rows::{BatchRows, activation_number};
-use super::{CudaMatrices, CudaMatrix, CudaOptions, CudaTensor, scalar_type};
+use super::{CudaMatrices, CudaMatrix, CudaTensor};
 use crate::backend::{DType, Experts, ExpertsShape};
 use crate::error::StartError;
 use bytemuck::NoUninit;

@@ -1,5 +1,6 @@
 //! The CUDA backend.
 //!
+//! - `options`: what it is made for.
 //! - `device`: what it asks of a GPU; `driver`: a real one.
 //! - `batch`: a step's input; `upload`: weights; `kv_pools`: the two pools of KV blocks and the copies between them.
 //! - `tensors`: what lies in device memory.
@@ -18,6 +19,7 @@ pub mod experts;
 mod graphs;
 mod hidden;
 mod kv_pools;
+mod options;
 pub mod rows;
 pub mod sampling;
 mod tensors;
@@ -40,6 +42,7 @@ use experts::{CudaExpertsWorkspace, ExpertKernels, ExpertsCall};
 use graphs::{GraphKey, Graphs, bucket};
 use hidden::HiddenRows;
 use kv_pools::KvPools;
+pub use options::CudaOptions;
 use rows::{BatchRows, RowKernels};
 use sampling::Sampling;
 use std::cell::RefCell;
@@ -62,52 +65,7 @@ impl From<DeviceError> for StartError {
     }
 }
 
-/// What the kernels are specialised and the buffers sized for.
-#[derive(Clone, Debug, PartialEq)]
-pub struct CudaOptions {
-    /// Type of weights, KV cache and activations.
-    pub dtype: DType,
-    pub num_heads: usize,
-    pub kv: KvLayout,
-    pub vocab_size: usize,
-    /// Rows and sequences of a step at most.
-    pub max_rows: usize,
-    pub max_seqs: usize,
-    /// Rows of logits at a time.
-    pub max_logit_rows: usize,
-    /// Record and replay decode steps.
-    pub graphs: bool,
-    /// A row's attention does not depend on what else is in the batch.
-    pub batch_invariant: bool,
-    /// Attention's scores are capped.
-    pub softcap: bool,
-    /// Some layers have experts.
-    pub experts: bool,
-}
-
 const MAX_HEAD_DIM: usize = 256;
-
-/// What the kernels call a type.
-fn scalar_type(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F32 => "f32",
-        DType::F16 => "f16",
-        DType::BF16 => "bf16",
-    }
-}
-
-/// The macros that all kernels over the model's tensors are specialised by.
-fn scalar_defines(options: &CudaOptions) -> Vec<(&'static str, String)> {
-    let CudaOptions { dtype, num_heads, kv, .. } = options;
-    vec![
-        ("DTYPE", scalar_type(*dtype).to_string()),
-        ("BLOCK_SIZE", kv.block_size.to_string()),
-        ("HEAD_DIM", kv.head_dim.to_string()),
-        ("NUM_HEADS", num_heads.to_string()),
-        ("NUM_KV_HEADS", kv.num_kv_heads.to_string()),
-        ("NUM_LAYERS", kv.num_layers.to_string()),
-    ]
-}
 
 /// The modules that a model needs on a device, in the order of `CudaBackend::new`.
 pub fn module_sources(options: &CudaOptions, info: &DeviceInfo) -> Vec<ModuleSource> {

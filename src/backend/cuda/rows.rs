@@ -1,7 +1,8 @@
 //! Launches of `kernels/rows.cu`: everything of a forward pass that is neither a matrix product nor attention.
 
+use super::CudaTensor;
 use super::device::{Device, DevicePtr, DeviceResult, Grid, KernelId, ModuleId, ModuleSource};
-use super::{CudaOptions, CudaTensor, scalar_defines};
+use super::options::{CudaOptions, scalar_defines};
 use crate::backend::{Activation, AttentionShape, DType, NormKind};
 use bytemuck::NoUninit;
 use std::rc::Rc;

@@ -8,6 +8,7 @@ use crate::error::StartError;
 use crate::model::decoder::Decoder;
 use crate::model::dry::DryBackend;
 use crate::model::files::ModelFiles;
+use crate::model::loader::cuda::driver_settings;
 use crate::model::spec::ModelSpec;
 use tracing::subscriber::{NoSubscriber, with_default};
 
@@ -27,7 +28,7 @@ impl Target {
             (LoadFormat::Null, _) => Self::Nowhere,
             (_, DeviceKind::Cpu) => Self::Cpu,
             (_, DeviceKind::Cuda) => Self::Gpu,
-            (_, DeviceKind::Auto) if driver::find(&config.device).is_ok() => Self::Gpu,
+            (_, DeviceKind::Auto) if driver::find(&driver_settings(&config.device)).is_ok() => Self::Gpu,
             (_, DeviceKind::Auto) => Self::Cpu,
         }
     }

@@ -2,9 +2,10 @@
 
 use super::{LoadedModel, checkpoint, dtype, max_model_len, pool_sizes};
 use crate::backend::cuda::device::Device;
+use crate::backend::cuda::driver::DriverSettings;
 use crate::backend::cuda::{CudaBackend, CudaOptions};
 use crate::backend::{Backend, Batch, BatchSeq, KvLayout, LogitsRequest, LogitsWant, NO_SOURCE};
-use crate::config::Config;
+use crate::config::{Config, DeviceConfig};
 use crate::engine::plan::{CopyReport, StepOutput, StepPlan, StepRunner};
 use crate::error::StartError;
 use crate::model::decoder::Decoder;
@@ -18,6 +19,15 @@ use std::rc::Rc;
 
 /// Rows of logits in device memory at once.
 const MAX_LOGIT_ROWS: usize = 256;
+
+/// What of the configuration the driver's side reads.
+pub fn driver_settings(device: &DeviceConfig) -> DriverSettings {
+    DriverSettings {
+        library_path: device.cuda_library_path.clone(),
+        kernel_cache: device.kernel_cache.clone(),
+        batch_invariant: device.batch_invariant,
+    }
+}
 
 /// Opens the device, for the first time or after it was lost.
 pub type OpenDevice = Box<dyn Fn() -> Result<Rc<dyn Device>, StartError>>;

@@ -18,7 +18,7 @@ use crate::model::spec::{Family, ModelSpec};
 use crate::model::weights::Progress;
 pub use check::{Target, check};
 pub use cpu::backend as cpu_backend;
-pub use cuda::{GpuRunner, OpenDevice, load_on_gpu};
+pub use cuda::{GpuRunner, OpenDevice, driver_settings, load_on_gpu};
 
 /// What was loaded, for the scheduler's sizes and for people.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,8 +54,8 @@ pub fn load(
     }
     let gpu = match config.device.kind {
         DeviceKind::Cpu => None,
-        DeviceKind::Cuda => Some(driver::find(&config.device)?),
-        DeviceKind::Auto => match driver::find(&config.device) {
+        DeviceKind::Cuda => Some(driver::find(&driver_settings(&config.device))?),
+        DeviceKind::Auto => match driver::find(&driver_settings(&config.device)) {
             Ok(gpu) => Some(gpu),
             Err(why) => {
                 tracing::info!("running on the CPU: {why}");

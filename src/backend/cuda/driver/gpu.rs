@@ -7,8 +7,8 @@ use super::super::device::{
 use super::compiler::{KernelCache, architecture};
 use super::context::Context;
 use super::events::{EventCalls, EventLog};
+use super::functions::{COPY_BATCH_FUNCTION, has_function};
 use super::matmul::Products;
-use super::{COPY_BATCH_FUNCTION, has_function};
 use cudarc::driver::sys::{self, CUresult};
 use std::cell::{Cell, RefCell};
 use std::ffi::{CString, c_void};

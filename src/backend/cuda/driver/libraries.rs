@@ -3,10 +3,12 @@
 //! cudarc opens libraries by name when the first function is called. A library that this module has opened by its path
 //! before is found by that name wherever it lies, so that no `LD_LIBRARY_PATH` is needed.
 
-use super::NEWEST_CUDA;
 use std::ffi::{CStr, OsStr, c_void};
 use std::fmt;
 use std::path::{Path, PathBuf};
+
+/// The newest release of CUDA that libraries are looked for of.
+pub const NEWEST_CUDA: u32 = 13;
 
 /// A library that the backend needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

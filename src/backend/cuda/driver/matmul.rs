@@ -10,16 +10,13 @@
 
 use super::super::device::{DeviceError, DevicePtr, DeviceResult, Matmul, Stream};
 use super::context::Context;
-use super::descriptors::{Descriptor, Layout, Preference, Timer};
+use super::descriptors::{Descriptor, Layout, Preference, Timer, WORKSPACE_BYTES};
 use crate::backend::DType;
 use cudarc::cublaslt::sys::{self as lt, cublasStatus_t};
 use cudarc::driver::sys;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
 use std::rc::Rc;
-
-/// What NVIDIA advises for Hopper; less is enough before.
-pub const WORKSPACE_BYTES: usize = 32 << 20;
 
 /// Algorithms that are measured against each other.
 const MAX_CANDIDATES: usize = 8;

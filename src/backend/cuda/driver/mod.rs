@@ -11,110 +11,39 @@ pub mod compiler;
 mod context;
 mod descriptors;
 mod events;
+mod functions;
 mod gpu;
 mod libraries;
 mod matmul;
 
 use super::device::{Device, DeviceInfo};
-use crate::config::DeviceConfig;
 use crate::error::StartError;
 use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
 use cudarc::{cublaslt, nvrtc};
+use functions::{
+    CUBLASLT_FUNCTIONS, DRIVER_FUNCTIONS, FIRST_DRIVER_FUNCTIONS, NVRTC_FUNCTIONS, address, driver_function,
+    has_function,
+};
 use gpu::{CudaDevice, CudaDeviceOptions};
+pub use libraries::NEWEST_CUDA;
 use libraries::{Found, Library, Places};
 use std::ffi::c_void;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-/// Functions of the driver that a device needs. They are looked up before the first is called: cudarc panics where one
-/// is missing.
-const DRIVER_FUNCTIONS: &[&str] = &[
-    "cuCtxCreate_v4",
-    "cuCtxDestroy_v2",
-    "cuCtxSetCurrent",
-    "cuDeviceGet",
-    "cuDeviceGetAttribute",
-    "cuDeviceGetCount",
-    "cuDeviceGetName",
-    "cuDeviceTotalMem_v2",
-    "cuDriverGetVersion",
-    "cuEventCreate",
-    "cuEventDestroy_v2",
-    "cuEventElapsedTime_v2",
-    "cuEventQuery",
-    "cuEventRecord",
-    "cuEventSynchronize",
-    "cuFuncGetParamInfo",
-    "cuFuncLoad",
-    "cuFuncSetAttribute",
-    "cuGraphDestroy",
-    "cuGraphExecDestroy",
-    "cuGraphInstantiateWithFlags",
-    "cuGraphLaunch",
-    "cuInit",
-    "cuLaunchKernel",
-    "cuMemAlloc_v2",
-    "cuMemFreeHost",
-    "cuMemFree_v2",
-    "cuMemGetInfo_v2",
-    "cuMemHostAlloc",
-    "cuMemcpyAsync",
-    "cuMemsetD8Async",
-    "cuModuleGetFunction",
-    "cuModuleLoadData",
-    "cuModuleUnload",
-    "cuStreamBeginCapture_v2",
-    "cuStreamCreate",
-    "cuStreamDestroy_v2",
-    "cuStreamEndCapture",
-    "cuStreamQuery",
-    "cuStreamSynchronize",
-    "cuStreamWaitEvent",
-];
-
-/// One that only newer drivers have, and that is done without.
-const COPY_BATCH_FUNCTION: &str = "cuMemcpyBatchAsync_v2";
-
-/// Those that are called before the driver is asked what it is.
-const FIRST_DRIVER_FUNCTIONS: &[&str] = &["cuInit", "cuDriverGetVersion", "cuDeviceGetCount"];
-
-const NVRTC_FUNCTIONS: &[&str] = &[
-    "nvrtcCompileProgram",
-    "nvrtcCreateProgram",
-    "nvrtcDestroyProgram",
-    "nvrtcGetCUBIN",
-    "nvrtcGetCUBINSize",
-    "nvrtcGetNumSupportedArchs",
-    "nvrtcGetProgramLog",
-    "nvrtcGetProgramLogSize",
-    "nvrtcGetSupportedArchs",
-    "nvrtcVersion",
-];
-
-const CUBLASLT_FUNCTIONS: &[&str] = &[
-    "cublasLtCreate",
-    "cublasLtDestroy",
-    "cublasLtGetVersion",
-    "cublasLtMatmul",
-    "cublasLtMatmulAlgoCheck",
-    "cublasLtMatmulAlgoConfigGetAttribute",
-    "cublasLtMatmulAlgoGetHeuristic",
-    "cublasLtMatmulDescCreate",
-    "cublasLtMatmulDescDestroy",
-    "cublasLtMatmulDescSetAttribute",
-    "cublasLtMatmulPreferenceCreate",
-    "cublasLtMatmulPreferenceDestroy",
-    "cublasLtMatmulPreferenceSetAttribute",
-    "cublasLtMatrixLayoutCreate",
-    "cublasLtMatrixLayoutDestroy",
-    "cublasLtMatrixLayoutSetAttribute",
-];
-
 /// The oldest devices that the kernels are written for.
 pub const MIN_COMPUTE_CAPABILITY: (u32, u32) = (8, 0);
 
-/// The newest release of CUDA that libraries are looked for of.
-pub const NEWEST_CUDA: u32 = 13;
+/// Where a GPU's libraries are looked for, and how it is used.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DriverSettings {
+    /// Folders of CUDA's libraries, besides those that the system knows.
+    pub library_path: Vec<String>,
+    /// The folder of compiled kernels. `None`: where the user's programs keep such files.
+    pub kernel_cache: Option<String>,
+    /// A matrix product's rows do not depend on how many rows there are.
+    pub batch_invariant: bool,
+}
 
 /// Why no GPU can be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -182,9 +111,9 @@ impl Gpu {
 }
 
 /// Whether a driver answers, and which devices it has. A driver without devices is an error, too.
-pub fn probe(config: &DeviceConfig) -> Result<DriverSummary, NoGpu> {
+pub fn probe(settings: &DriverSettings) -> Result<DriverSummary, NoGpu> {
     catch_panics(|| {
-        let places = Places::new(&config.cuda_library_path);
+        let places = Places::new(&settings.library_path);
         let opened = places.open(Library::Cuda, 0).map_err(|missing| NoGpu(missing.to_string()))?;
         // SAFETY: opening a library by name, as above.
         if !unsafe { sys::is_culib_present() } {
@@ -220,9 +149,9 @@ pub fn probe(config: &DeviceConfig) -> Result<DriverSummary, NoGpu> {
     })
 }
 
-/// The GPU that the configuration allows and the machine has: driver, device and libraries.
-pub fn find(config: &DeviceConfig) -> Result<Gpu, NoGpu> {
-    let driver = probe(config)?;
+/// The GPU that the settings allow and the machine has: driver, device and libraries.
+pub fn find(settings: &DriverSettings) -> Result<Gpu, NoGpu> {
+    let driver = probe(settings)?;
     let able = driver.devices.iter().position(|device| device.compute_capability >= MIN_COMPUTE_CAPABILITY);
     let Some(ordinal) = able else {
         let devices: Vec<String> = driver
@@ -237,20 +166,20 @@ pub fn find(config: &DeviceConfig) -> Result<Gpu, NoGpu> {
         )));
     };
     // NVRTC first: cuBLASLt may want it, and finds it by its name once it is open.
-    let nvrtc = open_nvrtc(config, driver.cuda_version.0)?;
-    let cublaslt = open_cublaslt(config, driver.cuda_version.0)?;
+    let nvrtc = open_nvrtc(settings, driver.cuda_version.0)?;
+    let cublaslt = open_cublaslt(settings, driver.cuda_version.0)?;
     let options = CudaDeviceOptions {
         ordinal: ordinal as u32,
-        kernel_cache: compiler::cache_folder(config.kernel_cache.as_deref()),
-        batch_invariant: config.batch_invariant,
+        kernel_cache: compiler::cache_folder(settings.kernel_cache.as_deref()),
+        batch_invariant: settings.batch_invariant,
     };
     Ok(Gpu { driver, nvrtc, cublaslt, options })
 }
 
 /// Opens NVRTC, of a release that a driver of CUDA `driver_major` can run the code of. No driver is needed.
-pub fn open_nvrtc(config: &DeviceConfig, driver_major: u32) -> Result<LibrarySummary, NoGpu> {
+pub fn open_nvrtc(settings: &DriverSettings, driver_major: u32) -> Result<LibrarySummary, NoGpu> {
     catch_panics(|| {
-        let opened = open(config, Library::Nvrtc, driver_major)?;
+        let opened = open(settings, Library::Nvrtc, driver_major)?;
         // SAFETY: opening a library by name.
         if !unsafe { nvrtc::sys::is_culib_present() } {
             return Err(NoGpu(format!("{opened:?} is open, but is no libnvrtc")));
@@ -266,9 +195,9 @@ pub fn open_nvrtc(config: &DeviceConfig, driver_major: u32) -> Result<LibrarySum
 }
 
 /// Opens cuBLASLt likewise.
-pub fn open_cublaslt(config: &DeviceConfig, driver_major: u32) -> Result<LibrarySummary, NoGpu> {
+pub fn open_cublaslt(settings: &DriverSettings, driver_major: u32) -> Result<LibrarySummary, NoGpu> {
     catch_panics(|| {
-        let opened = open(config, Library::CublasLt, driver_major)?;
+        let opened = open(settings, Library::CublasLt, driver_major)?;
         // SAFETY: opening a library by name.
         if !unsafe { cublaslt::sys::is_culib_present() } {
             return Err(NoGpu(format!("{opened:?} is open, but is no libcublasLt")));
@@ -286,8 +215,8 @@ pub fn open_cublaslt(config: &DeviceConfig, driver_major: u32) -> Result<Library
     })
 }
 
-fn open(config: &DeviceConfig, library: Library, driver_major: u32) -> Result<Found, NoGpu> {
-    let opened = Places::new(&config.cuda_library_path).open(library, driver_major);
+fn open(settings: &DriverSettings, library: Library, driver_major: u32) -> Result<Found, NoGpu> {
+    let opened = Places::new(&settings.library_path).open(library, driver_major);
     opened.map_err(|missing| NoGpu(missing.to_string()))
 }
 
@@ -314,20 +243,6 @@ fn path_of(opened: &Found, function: Option<*const c_void>) -> Result<Option<Pat
         ))),
         _ => Ok(loaded.or_else(|| opened.path.clone())),
     }
-}
-
-fn address<E>(symbol: Result<impl std::ops::Deref<Target = *const c_void>, E>) -> Option<*const c_void> {
-    symbol.ok().map(|symbol| *symbol)
-}
-
-fn driver_function(name: &str) -> Option<*const c_void> {
-    // SAFETY: the library is open, as `is_culib_present` said, and never closed; the address is not used as anything.
-    unsafe { address(sys::culib().get::<*const c_void>(name)) }
-}
-
-/// Whether the driver has a function.
-fn has_function(name: &str) -> bool {
-    driver_function(name).is_some()
 }
 
 fn require(who: &str, names: &[&str], has: impl Fn(&str) -> bool) -> Result<(), NoGpu> {
@@ -396,6 +311,7 @@ fn catch_panics<T>(run: impl FnOnce() -> Result<T, NoGpu>) -> Result<T, NoGpu> {
 
 #[cfg(test)]
 mod tests {
+    use super::functions::COPY_BATCH_FUNCTION;
     use super::*;
     use std::collections::BTreeSet;
     use std::path::Path;

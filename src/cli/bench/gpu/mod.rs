@@ -12,6 +12,7 @@ use crate::cli::log;
 use crate::cli::options::ConfigOptions;
 use crate::cli::output;
 use crate::error::StartError;
+use crate::model::loader::driver_settings;
 use clap::Args;
 use serde::Serialize;
 use std::fmt;
@@ -162,7 +163,7 @@ const HEADER: &str = "| measure | block size | value | at most | share | goal |\
 pub fn run(args: &GpuArgs) -> Result<ExitCode, StartError> {
     let config = args.options.resolve()?.config;
     log::init(&config.log)?;
-    let gpu = driver::find(&config.device)?;
+    let gpu = driver::find(&driver_settings(&config.device))?;
     let mut sizes = Sizes { block_sizes: args.block_sizes.clone(), ..Sizes::full() };
     if args.quick {
         sizes.model = None;

@@ -1,0 +1,102 @@
+//! The functions of CUDA's libraries that this program calls, and whether the libraries have them.
+
+use cudarc::driver::sys;
+use std::ffi::c_void;
+
+/// Functions of the driver that a device needs. They are looked up before the first is called: cudarc panics where one
+/// is missing.
+pub(super) const DRIVER_FUNCTIONS: &[&str] = &[
+    "cuCtxCreate_v4",
+    "cuCtxDestroy_v2",
+    "cuCtxSetCurrent",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetCount",
+    "cuDeviceGetName",
+    "cuDeviceTotalMem_v2",
+    "cuDriverGetVersion",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuEventElapsedTime_v2",
+    "cuEventQuery",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuFuncGetParamInfo",
+    "cuFuncLoad",
+    "cuFuncSetAttribute",
+    "cuGraphDestroy",
+    "cuGraphExecDestroy",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphLaunch",
+    "cuInit",
+    "cuLaunchKernel",
+    "cuMemAlloc_v2",
+    "cuMemFreeHost",
+    "cuMemFree_v2",
+    "cuMemGetInfo_v2",
+    "cuMemHostAlloc",
+    "cuMemcpyAsync",
+    "cuMemsetD8Async",
+    "cuModuleGetFunction",
+    "cuModuleLoadData",
+    "cuModuleUnload",
+    "cuStreamBeginCapture_v2",
+    "cuStreamCreate",
+    "cuStreamDestroy_v2",
+    "cuStreamEndCapture",
+    "cuStreamQuery",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+];
+
+/// One that only newer drivers have, and that is done without.
+pub(super) const COPY_BATCH_FUNCTION: &str = "cuMemcpyBatchAsync_v2";
+
+/// Those that are called before the driver is asked what it is.
+pub(super) const FIRST_DRIVER_FUNCTIONS: &[&str] = &["cuInit", "cuDriverGetVersion", "cuDeviceGetCount"];
+
+pub(super) const NVRTC_FUNCTIONS: &[&str] = &[
+    "nvrtcCompileProgram",
+    "nvrtcCreateProgram",
+    "nvrtcDestroyProgram",
+    "nvrtcGetCUBIN",
+    "nvrtcGetCUBINSize",
+    "nvrtcGetNumSupportedArchs",
+    "nvrtcGetProgramLog",
+    "nvrtcGetProgramLogSize",
+    "nvrtcGetSupportedArchs",
+    "nvrtcVersion",
+];
+
+pub(super) const CUBLASLT_FUNCTIONS: &[&str] = &[
+    "cublasLtCreate",
+    "cublasLtDestroy",
+    "cublasLtGetVersion",
+    "cublasLtMatmul",
+    "cublasLtMatmulAlgoCheck",
+    "cublasLtMatmulAlgoConfigGetAttribute",
+    "cublasLtMatmulAlgoGetHeuristic",
+    "cublasLtMatmulDescCreate",
+    "cublasLtMatmulDescDestroy",
+    "cublasLtMatmulDescSetAttribute",
+    "cublasLtMatmulPreferenceCreate",
+    "cublasLtMatmulPreferenceDestroy",
+    "cublasLtMatmulPreferenceSetAttribute",
+    "cublasLtMatrixLayoutCreate",
+    "cublasLtMatrixLayoutDestroy",
+    "cublasLtMatrixLayoutSetAttribute",
+];
+
+pub(super) fn address<E>(symbol: Result<impl std::ops::Deref<Target = *const c_void>, E>) -> Option<*const c_void> {
+    symbol.ok().map(|symbol| *symbol)
+}
+
+pub(super) fn driver_function(name: &str) -> Option<*const c_void> {
+    // SAFETY: the library is open, as `is_culib_present` said, and never closed; the address is not used as anything.
+    unsafe { address(sys::culib().get::<*const c_void>(name)) }
+}
+
+/// Whether the driver has a function.
+pub(super) fn has_function(name: &str) -> bool {
+    driver_function(name).is_some()
+}
