@@ -248,7 +248,7 @@ Exchange& BlockRunner::exchange(const char* name, uint32_t mask, const void* byt
     WarpExchange* found = nullptr;
     for (WarpExchange& exchange : warp.exchanges) {
         const bool overlaps = exchange.used && exchange.open && (exchange.mask & mask) != 0;
-        if (overlaps && exchange.mask == mask && strcmp(exchange.name, name) == 0) {
+        if (overlaps && exchange.mask == mask && (exchange.name == name || strcmp(exchange.name, name) == 0)) {
             found = &exchange;
         } else if (overlaps && (exchange.mask >> lane & 1) != 0) {
             fail(std::string("lanes of one warp meet in ") + exchange.name + " and in " + name);

@@ -62,6 +62,8 @@ private:
                 abort();
             }
             stack = static_cast<char*>(memory);
+            static thread_local unsigned num_stacks = 0;
+            color = num_stacks++ % 64 * COLOR_BYTES;
             abandon();
         }
     }
@@ -75,7 +77,12 @@ private:
 #endif
     }
 
+    // Stacks begin at different offsets within their pages. Otherwise the frames of all fibers would fall into the same
+    // few sets of the cache, and fibers that take turns would evict each other's.
+    static constexpr size_t COLOR_BYTES = 320;
+
     char* stack = nullptr;
+    size_t color = 0;
 #if defined(__x86_64__)
     void* stack_pointer = nullptr;
 #else
@@ -124,7 +131,7 @@ emulation_switch:
 
 inline void Fiber::reset(void (*entry)()) {
     make_stack();
-    void** top = reinterpret_cast<void**>(stack + STACK_BYTES);
+    void** top = reinterpret_cast<void**>(stack + STACK_BYTES - color);
     *--top = nullptr;  // as if somebody had called `entry`, which wants the stack at 8 modulo 16
     *--top = reinterpret_cast<void*>(entry);
     for (int saved_register = 0; saved_register < 6; saved_register++) {

@@ -82,23 +82,20 @@ template <class T> inline float half_of(uint32_t packed, int i) {
 
 template <class T> inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     const Fragments mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
-    Exchange& brought = exchange("mma", ~0u, &mine, sizeof mine);
-    Fragments all[WARP];
-    for (int lane = 0; lane < WARP; lane++) {
-        memcpy(&all[lane], brought.brought[lane], sizeof(Fragments));
-    }
+    Exchange& all = exchange("mma", ~0u, &mine, sizeof mine);
+    const auto of = [&](int lane) -> const Fragments& { return reinterpret_cast<const Fragments&>(all.brought[lane]); };
     const int g = block->current->lane / 4, t = block->current->lane % 4;
     for (int i = 0; i < 4; i++) {
         const int row = g + 8 * (i / 2), column = 2 * t + i % 2;
         float sum = c[i];
         for (int k = 0; k < 16; k++) {
-            const uint32_t x = all[row % 8 * 4 + k % 8 / 2].a[row / 8 + 2 * (k / 8)];
-            const uint32_t y = all[column * 4 + k % 8 / 2].b[k / 8];
+            const uint32_t x = of(row % 8 * 4 + k % 8 / 2).a[row / 8 + 2 * (k / 8)];
+            const uint32_t y = of(column * 4 + k % 8 / 2).b[k / 8];
             sum += half_of<T>(x, k % 2) * half_of<T>(y, k % 2);
         }
         c[i] = sum;
     }
-    end_exchange(brought);
+    end_exchange(all);
 }
 
 }  // namespace emulation

@@ -51,6 +51,10 @@ pub fn library(root: &Path, source: &ModuleSource) -> DeviceResult<PathBuf> {
 /// The library of one file, which links `linked`.
 fn compile(root: &Path, file: &str, defines: &[String], linked: Option<&Path>) -> DeviceResult<PathBuf> {
     let mut flags: Vec<&str> = FLAGS.to_vec();
+    if linked.is_some() {
+        // Kernels use C's headers alone, and those of C++ take longer to read than most kernels.
+        flags.push("-nostdinc++");
+    }
     flags.extend(defines.iter().map(String::as_str));
     if with_address_sanitizer() {
         // The compiler takes several times as long with it, most of that to optimise.
