@@ -6,7 +6,7 @@
 //! environment: `PAGETIDE_BENCH_THREADS` (default: all), `PAGETIDE_BENCH_ISA` (default: each).
 
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, measurement::WallTime};
-use pagetide::backend::cpu::{CpuBackend, CpuMatrix, CpuOptions, CpuTensor, CpuVector, Isa, Limits};
+use pagetide::backend::cpu::{CpuBackend, CpuMatrix, CpuOptions, CpuTensor, CpuVector, Isa, MachineLimits};
 use pagetide::backend::{
     Activation, AttentionShape, Backend, Batch, BatchSeq, DType, Experts, ExpertsShape, HostTensor, KvLayout,
     NO_SOURCE, Norm, NormKind, Rope, TensorRole,
@@ -107,7 +107,7 @@ fn time(mut call: impl FnMut()) -> Duration {
 }
 
 fn print_roofline(backend: &mut CpuBackend) {
-    let Limits { read_bytes_per_s, flops_per_s } = backend.measure_limits(DType::BF16).unwrap();
+    let MachineLimits { read_bytes_per_s, flops_per_s } = backend.measure_limits(DType::BF16).unwrap();
     let (threads, isa) = (backend.num_threads(), backend.isa());
     let (gbs, tflops) = (read_bytes_per_s / 1e9, flops_per_s / 1e12);
     println!("{threads} threads, {isa}: reads {gbs:.1} GB/s, multiplies {tflops:.3} TFLOP/s");

@@ -24,7 +24,7 @@ pub(crate) use tensors::{elements, matrix_shape};
 
 use crate::error::StartError;
 use crate::ids::BlockId;
-use profile::Phase;
+use profile::StepPhase;
 use std::ops::Range;
 
 /// What becomes of the heads that a product to Q, K and V gives.
@@ -111,7 +111,7 @@ pub trait Backend {
         body(self);
     }
     /// Says what the next [`Backend::linear`] is for, to a backend that counts ([`profile::Profiled`]).
-    fn mark(&mut self, _: Phase) {}
+    fn mark(&mut self, _: StepPhase) {}
 
     /// `out[row] = table[tokens[row]] * scale`; `table: [vocab, cols]`.
     fn embed(&mut self, table: &Self::Matrix, scale: f32, out: &mut Self::Tensor);

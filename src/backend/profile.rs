@@ -11,7 +11,7 @@
 
 mod totals;
 
-pub use totals::{Phase, Profile, StepKind, StepTotals, Totals, Work};
+pub use totals::{OperationWork, Profile, StepKind, StepPhase, StepTotals, Totals};
 
 use super::{
     Activation, AttentionShape, Backend, Batch, BatchSeq, DType, Experts, ExpertsShape, FinishedCopy, Heads,
@@ -37,14 +37,14 @@ pub struct Profiled<B: Backend> {
     inner: B,
     profile: Profile,
     /// What the next products are for.
-    product: Phase,
+    product: StepPhase,
     kv: Option<KvLayout>,
     seqs: Vec<BatchSeq>,
     rows: usize,
     vocab_size: usize,
     /// When the step at hand began.
     started: Option<Instant>,
-    step: [Totals; Phase::ALL.len()],
+    step: [Totals; StepPhase::ALL.len()],
 }
 
 impl<B: Countable> Profiled<B> {
@@ -53,7 +53,7 @@ impl<B: Countable> Profiled<B> {
         Self {
             inner,
             profile,
-            product: Phase::Between,
+            product: StepPhase::Between,
             kv: None,
             seqs: Vec::new(),
             rows: 0,
@@ -64,7 +64,7 @@ impl<B: Countable> Profiled<B> {
     }
 
     /// Does `call` and counts it. Whoever adds an operation to [`Backend`] adds a call of this here.
-    fn timed<T>(&mut self, phase: Phase, work: Work, call: impl FnOnce(&mut B) -> T) -> T {
+    fn timed<T>(&mut self, phase: StepPhase, work: OperationWork, call: impl FnOnce(&mut B) -> T) -> T {
         let started = Instant::now();
         self.started.get_or_insert(started);
         let result = call(&mut self.inner);
@@ -73,31 +73,31 @@ impl<B: Countable> Profiled<B> {
     }
 
     /// Work over whole rows of `tensors`, each read or written once.
-    fn rows_of<const N: usize>(&self, tensors: [&B::Tensor; N]) -> Work {
+    fn rows_of<const N: usize>(&self, tensors: [&B::Tensor; N]) -> OperationWork {
         let bytes = tensors.map(|tensor| {
             let (cols, element_bytes) = B::tensor_size(tensor);
             (self.rows * cols * element_bytes) as u64
         });
-        Work { activation_bytes: bytes.iter().sum(), ..Work::default() }
+        OperationWork { activation_bytes: bytes.iter().sum(), ..OperationWork::default() }
     }
 
     /// A product of `rows` rows with `w`, without activations.
-    fn product_of(rows: usize, w: &B::Matrix) -> Work {
+    fn product_of(rows: usize, w: &B::Matrix) -> OperationWork {
         let (n, k, bytes) = B::matrix_size(w);
-        Work { memory_bytes: bytes as u64, flops: 2 * (rows * n * k) as u64, ..Work::default() }
+        OperationWork { memory_bytes: bytes as u64, flops: 2 * (rows * n * k) as u64, ..OperationWork::default() }
     }
 
     /// A product of the batch's rows with `w`, which reads and writes `tensors`.
-    fn product<const N: usize>(&self, w: &B::Matrix, tensors: [&B::Tensor; N]) -> Work {
+    fn product<const N: usize>(&self, w: &B::Matrix, tensors: [&B::Tensor; N]) -> OperationWork {
         let mut work = Self::product_of(self.rows, w);
         work += self.rows_of(tensors);
         work
     }
 
     /// Rows of `table` that are looked up, one for each of the batch's.
-    fn looked_up(&self, table: &B::Matrix, out: &B::Tensor) -> Work {
+    fn looked_up(&self, table: &B::Matrix, out: &B::Tensor) -> OperationWork {
         let (n, _, bytes) = B::matrix_size(table);
-        Work { memory_bytes: (self.rows * bytes / n) as u64, ..self.rows_of([out]) }
+        OperationWork { memory_bytes: (self.rows * bytes / n) as u64, ..self.rows_of([out]) }
     }
 
     /// Bytes of K and V of one token in one layer.
@@ -110,7 +110,7 @@ impl<B: Countable> Profiled<B> {
         (self.rows * self.token_bytes()) as u64
     }
 
-    fn attended(&self, shape: &AttentionShape, qkv: &B::Tensor, out: &B::Tensor) -> Work {
+    fn attended(&self, shape: &AttentionShape, qkv: &B::Tensor, out: &B::Tensor) -> OperationWork {
         let (mut read, mut seen) = (0, 0);
         let window = shape.window.unwrap_or(usize::MAX);
         for seq in &self.seqs {
@@ -118,7 +118,7 @@ impl<B: Countable> Profiled<B> {
             read += len.min(window.saturating_add(seq.num_rows - 1));
             seen += (seq.num_computed + 1..=len).map(|len| len.min(window)).sum::<usize>();
         }
-        Work {
+        OperationWork {
             memory_bytes: (read * self.token_bytes()) as u64,
             // A product with K and one with V.
             flops: 4 * (seen * shape.num_heads * shape.head_dim) as u64,
@@ -126,9 +126,9 @@ impl<B: Countable> Profiled<B> {
         }
     }
 
-    fn blocks(&self, pairs: &[(BlockId, BlockId)]) -> Work {
+    fn blocks(&self, pairs: &[(BlockId, BlockId)]) -> OperationWork {
         let block_bytes = self.kv.map_or(0, |kv| kv.block_bytes());
-        Work { memory_bytes: 2 * (pairs.len() * block_bytes) as u64, ..Work::default() }
+        OperationWork { memory_bytes: 2 * (pairs.len() * block_bytes) as u64, ..OperationWork::default() }
     }
 }
 
@@ -194,29 +194,29 @@ impl<B: Countable> Backend for Profiled<B> {
         self.seqs.clone_from(&batch.seqs);
         self.inner.begin(batch);
     }
-    fn mark(&mut self, phase: Phase) {
+    fn mark(&mut self, phase: StepPhase) {
         self.product = phase;
     }
 
     fn embed(&mut self, table: &B::Matrix, scale: f32, out: &mut B::Tensor) {
         let work = self.looked_up(table, out);
-        self.timed(Phase::Embedding, work, |inner| inner.embed(table, scale, out));
+        self.timed(StepPhase::Embedding, work, |inner| inner.embed(table, scale, out));
     }
     fn add_position_embedding(&mut self, table: &B::Matrix, offset: usize, out: &mut B::Tensor) {
         let work = self.looked_up(table, out);
-        self.timed(Phase::Embedding, work, |inner| inner.add_position_embedding(table, offset, out));
+        self.timed(StepPhase::Embedding, work, |inner| inner.add_position_embedding(table, offset, out));
     }
     fn norm(&mut self, x: &B::Tensor, norm: &Norm<B::Vector>, out: &mut B::Tensor) {
         let work = self.rows_of([x, out]);
-        self.timed(Phase::Norms, work, |inner| inner.norm(x, norm, out));
+        self.timed(StepPhase::Norms, work, |inner| inner.norm(x, norm, out));
     }
     fn add_norm(&mut self, x: &mut B::Tensor, delta: &B::Tensor, norm: &Norm<B::Vector>, out: &mut B::Tensor) {
         let work = self.rows_of([x, x, delta, out]);
-        self.timed(Phase::Norms, work, |inner| inner.add_norm(x, delta, norm, out));
+        self.timed(StepPhase::Norms, work, |inner| inner.add_norm(x, delta, norm, out));
     }
     fn add(&mut self, x: &mut B::Tensor, delta: &B::Tensor) {
         let work = self.rows_of([x, x, delta]);
-        self.timed(Phase::Norms, work, |inner| inner.add(x, delta));
+        self.timed(StepPhase::Norms, work, |inner| inner.add(x, delta));
     }
     fn linear(&mut self, x: &B::Tensor, w: &B::Matrix, bias: Option<&B::Vector>, out: &mut B::Tensor) {
         let work = self.product(w, [x, out]);
@@ -261,7 +261,7 @@ impl<B: Countable> Backend for Profiled<B> {
     }
     fn qk_norm(&mut self, qkv: &mut B::Tensor, shape: &AttentionShape, q: &Norm<B::Vector>, k: &Norm<B::Vector>) {
         let work = self.rows_of([qkv, qkv]);
-        self.timed(Phase::Norms, work, |inner| inner.qk_norm(qkv, shape, q, k));
+        self.timed(StepPhase::Norms, work, |inner| inner.qk_norm(qkv, shape, q, k));
     }
     fn rope_and_write_kv(
         &mut self,
@@ -270,20 +270,20 @@ impl<B: Countable> Backend for Profiled<B> {
         rope: Option<&B::RopeTable>,
         layer: usize,
     ) {
-        let work = Work { memory_bytes: self.kv_written(), ..self.rows_of([qkv, qkv]) };
-        self.timed(Phase::RopeAndKv, work, |inner| inner.rope_and_write_kv(qkv, shape, rope, layer));
+        let work = OperationWork { memory_bytes: self.kv_written(), ..self.rows_of([qkv, qkv]) };
+        self.timed(StepPhase::RopeAndKv, work, |inner| inner.rope_and_write_kv(qkv, shape, rope, layer));
     }
     fn attention(&mut self, qkv: &B::Tensor, shape: &AttentionShape, layer: usize, out: &mut B::Tensor) {
         let work = self.attended(shape, qkv, out);
-        self.timed(Phase::Attention, work, |inner| inner.attention(qkv, shape, layer, out));
+        self.timed(StepPhase::Attention, work, |inner| inner.attention(qkv, shape, layer, out));
     }
     fn gated_activation(&mut self, gate_up: &B::Tensor, kind: Activation, out: &mut B::Tensor) {
         let work = self.rows_of([gate_up, out]);
-        self.timed(Phase::Activation, work, |inner| inner.gated_activation(gate_up, kind, out));
+        self.timed(StepPhase::Activation, work, |inner| inner.gated_activation(gate_up, kind, out));
     }
     fn activation(&mut self, x: &mut B::Tensor, kind: Activation) {
         let work = self.rows_of([x, x]);
-        self.timed(Phase::Activation, work, |inner| inner.activation(x, kind));
+        self.timed(StepPhase::Activation, work, |inner| inner.activation(x, kind));
     }
     fn mix_experts(
         &mut self,
@@ -293,7 +293,9 @@ impl<B: Countable> Backend for Profiled<B> {
         work: &mut B::ExpertsWorkspace,
         out: &mut B::Tensor,
     ) {
-        self.timed(Phase::Experts, Work::default(), |inner| inner.mix_experts(x, experts, shape, work, out));
+        self.timed(StepPhase::Experts, OperationWork::default(), |inner| {
+            inner.mix_experts(x, experts, shape, work, out)
+        });
         // Which experts were read is known only now.
         let mut counted = self.product(&experts.router, [x, out]);
         let (used, bytes) = B::experts_used(work, experts);
@@ -301,33 +303,36 @@ impl<B: Countable> Backend for Profiled<B> {
         // Gate, up and down of the experts that a row goes through.
         let of_row = shape.num_chosen * 3 * shape.intermediate_size * shape.hidden_size;
         counted.flops += 2 * (self.rows * of_row) as u64;
-        self.step[Phase::Experts as usize].work += counted;
+        self.step[StepPhase::Experts as usize].work += counted;
     }
     fn gather_rows(&mut self, x: &B::Tensor, first: usize, num_rows: usize, out: &mut B::Tensor) {
         let (cols, element_bytes) = B::tensor_size(x);
-        let work = Work { activation_bytes: 2 * (num_rows * cols * element_bytes) as u64, ..Work::default() };
-        self.timed(Phase::Copies, work, |inner| inner.gather_rows(x, first, num_rows, out));
+        let work = OperationWork {
+            activation_bytes: 2 * (num_rows * cols * element_bytes) as u64,
+            ..OperationWork::default()
+        };
+        self.timed(StepPhase::Copies, work, |inner| inner.gather_rows(x, first, num_rows, out));
     }
     fn logits(&mut self, x: &B::Tensor, num_rows: usize, w: &B::Matrix, bias: Option<&B::Vector>) {
         let ((n, k, _), (_, element_bytes)) = (B::matrix_size(w), B::tensor_size(x));
         self.vocab_size = n;
         let activation_bytes = (num_rows * (k * element_bytes + n * size_of::<f32>())) as u64;
-        let work = Work { activation_bytes, ..Self::product_of(num_rows, w) };
-        self.timed(Phase::Vocabulary, work, |inner| inner.logits(x, num_rows, w, bias));
+        let work = OperationWork { activation_bytes, ..Self::product_of(num_rows, w) };
+        self.timed(StepPhase::Vocabulary, work, |inner| inner.logits(x, num_rows, w, bias));
     }
     fn cap_logits(&mut self, cap: f32) {
-        self.timed(Phase::Vocabulary, Work::default(), |inner| inner.cap_logits(cap));
+        self.timed(StepPhase::Vocabulary, OperationWork::default(), |inner| inner.cap_logits(cap));
     }
     fn fetch_rows(&mut self, x: &B::Tensor, rows: Range<usize>) {
-        self.timed(Phase::Copies, Work::default(), |inner| inner.fetch_rows(x, rows));
+        self.timed(StepPhase::Copies, OperationWork::default(), |inner| inner.fetch_rows(x, rows));
     }
     fn read_logits(&mut self) -> Vec<f32> {
         self.inner.read_logits()
     }
     fn sample(&mut self, requests: &[LogitsRequest<'_>]) {
         let activation_bytes = (requests.len() * self.vocab_size * size_of::<f32>()) as u64;
-        let work = Work { activation_bytes, ..Work::default() };
-        self.timed(Phase::Sampling, work, |inner| inner.sample(requests));
+        let work = OperationWork { activation_bytes, ..OperationWork::default() };
+        self.timed(StepPhase::Sampling, work, |inner| inner.sample(requests));
     }
 
     fn end_step(&mut self) {
@@ -337,7 +342,8 @@ impl<B: Countable> Backend for Profiled<B> {
         let (Some(started), false) = (self.started.take(), self.seqs.is_empty()) else { return };
         let time = started.elapsed();
         let counted: Duration = step.iter().map(|totals| totals.time).sum();
-        step[Phase::Between as usize] += Totals { calls: 1, time: time.saturating_sub(counted), ..Totals::default() };
+        step[StepPhase::Between as usize] +=
+            Totals { calls: 1, time: time.saturating_sub(counted), ..Totals::default() };
         self.profile.add(StepKind::of(&self.seqs), self.rows, time, &step);
         self.seqs.clear();
     }
@@ -350,7 +356,7 @@ impl<B: Countable> Backend for Profiled<B> {
 
     fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]) {
         let work = self.blocks(pairs);
-        self.timed(Phase::Copies, work, |inner| inner.copy_blocks(pairs));
+        self.timed(StepPhase::Copies, work, |inner| inner.copy_blocks(pairs));
     }
     // Copies between the tiers go on beside the steps: what they take is not the steps'.
     fn swap_out(&mut self, pairs: &[(BlockId, BlockId)]) -> bool {

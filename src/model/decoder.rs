@@ -1,6 +1,6 @@
 //! The forward pass: the one decoder of all families.
 
-use crate::backend::profile::Phase;
+use crate::backend::profile::StepPhase;
 use crate::backend::{Backend, Batch, DType, ExpertsShape, Heads, KvLayout, Norm, TensorRole};
 use crate::error::StartError;
 use crate::model::checkpoint::Checkpoint;
@@ -146,7 +146,7 @@ impl<B: Backend> Decoder<B> {
         match (&weights.project_in, &mut self.work.embedding) {
             (Some(project_in), Some(embedding)) => {
                 backend.embed(&weights.embeddings, scale, embedding);
-                backend.mark(Phase::Embedding);
+                backend.mark(StepPhase::Embedding);
                 backend.linear(embedding, project_in, None, x);
             }
             _ => backend.embed(&weights.embeddings, scale, x),
@@ -168,10 +168,10 @@ impl<B: Backend> Decoder<B> {
             rope: windowed.or(self.rope.as_ref()),
             layer,
         };
-        backend.mark(Phase::Qkv);
+        backend.mark(StepPhase::Qkv);
         backend.qkv_linear(x, &weights.qkv.weight, weights.qkv.bias.as_ref(), &heads, qkv);
         backend.attention(qkv, &shape, layer, attended);
-        self.residual.add(backend, Phase::Output, attended, &weights.out);
+        self.residual.add(backend, StepPhase::Output, attended, &weights.out);
         self.residual.leave(backend, &weights.attention_norm, weights.attention_post_norm.as_ref());
     }
 
@@ -182,7 +182,7 @@ impl<B: Backend> Decoder<B> {
         let x = self.residual.enter(backend, &weights.mlp_norm);
         match (&weights.mlp, experts_work) {
             (Mlp::Dense { up, down }, _) => {
-                backend.mark(Phase::Up);
+                backend.mark(StepPhase::Up);
                 let activated = match gated {
                     Some(gated) => {
                         backend.gated_linear(x, &up.weight, up.bias.as_ref(), kind, up_out, gated);
@@ -194,7 +194,7 @@ impl<B: Backend> Decoder<B> {
                         up_out
                     }
                 };
-                self.residual.add(backend, Phase::Down, activated, down);
+                self.residual.add(backend, StepPhase::Down, activated, down);
             }
             (Mlp::Sparse(experts), Some((shape, work))) => {
                 let (x, delta) = self.residual.sublayer();
@@ -209,7 +209,7 @@ impl<B: Backend> Decoder<B> {
     fn finish(&mut self, backend: &mut B) {
         let x = self.residual.finish(backend, self.weights.final_norm.as_ref());
         if let (Some(project_out), Some(embedding)) = (&self.weights.project_out, &mut self.work.embedding) {
-            backend.mark(Phase::Vocabulary);
+            backend.mark(StepPhase::Vocabulary);
             backend.linear(x, project_out, None, embedding);
         }
     }
@@ -311,7 +311,7 @@ impl<B: Backend> Residual<B> {
     }
 
     /// The product at the end of a sublayer.
-    fn add(&mut self, backend: &mut B, phase: Phase, x: &B::Tensor, linear: &Linear<B>) {
+    fn add(&mut self, backend: &mut B, phase: StepPhase, x: &B::Tensor, linear: &Linear<B>) {
         let Linear { weight, bias } = linear;
         backend.mark(phase);
         self.delta_is_pending = match self.placement {

@@ -1,7 +1,8 @@
 //! Tiny models of every family against what transformers answered (`tests/data/models`), over the kernels.
 
 use crate::common::{Driver, Golden, Sequence, logprob};
-use crate::support::{cuda_model, device, parallel, root};
+use crate::model::cuda_model;
+use crate::support::{device, parallel, root};
 use pagetide::backend::DType;
 use pagetide::backend::cuda::CudaBackend;
 use std::fs;

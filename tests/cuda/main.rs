@@ -10,6 +10,7 @@ mod emulation;
 mod experts;
 mod goldens;
 mod loader;
+mod model;
 mod resume;
 mod rows;
 mod sampling;

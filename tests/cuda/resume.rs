@@ -3,6 +3,7 @@
 //! done.
 
 use crate::emulation::{Eagerness, EmulatedDevice, EmulatedOptions};
+use crate::model::cuda_model;
 use crate::support::*;
 use pagetide::backend::DType;
 use pagetide::backend::cuda::CudaBackend;

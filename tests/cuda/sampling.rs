@@ -3,7 +3,7 @@
 
 use crate::support::*;
 use pagetide::backend::cuda::device::Device;
-use pagetide::backend::cuda::sampling::{Sampling, source};
+use pagetide::backend::cuda::sampling::{SamplingKernels, source};
 use pagetide::backend::{DType, LogitsRequest, LogitsResult, LogitsWant};
 use pagetide::sampling::params::{PositionLogprobs, SamplingParams, TokenLimits, TokenMask};
 use pagetide::sampling::sampler::{Draw, History, Sampler};
@@ -144,7 +144,7 @@ fn check_on(seed: u64, device: &dyn Fn(u32) -> Rc<dyn Device>) {
     let vocab = random.pick(&[1, 2, 31, 64, 65, 300, 1000, 5000]);
     let device = device(random.below(thread_orders().len()) as u32);
     let modules = device.load_modules(&[source()]).unwrap();
-    let mut sampling = Sampling::new(&device, modules[0], vocab, 200).unwrap();
+    let mut sampling = SamplingKernels::new(&device, modules[0], vocab, 200).unwrap();
     let mut before: Option<Vec<u32>> = None;
     for step in 0..2 {
         let num_rows = random.range(1, 4);
@@ -211,7 +211,7 @@ fn many_requests_with_penalties() {
     let (vocab, num) = (100, 75);
     let device = device(0);
     let modules = device.load_modules(&[source()]).unwrap();
-    let mut sampling = Sampling::new(&device, modules[0], vocab, 200).unwrap();
+    let mut sampling = SamplingKernels::new(&device, modules[0], vocab, 200).unwrap();
     let random = &mut Random(3);
     let row = logits(random, vocab);
     let wants: Vec<Want> = (0..num).map(|_| want(random, vocab, None)).collect();

@@ -3,11 +3,8 @@
 use crate::emulation::{EmulatedDevice, EmulatedOptions};
 use pagetide::backend::cuda::device::{Copy, Device, DeviceBuffer, PinnedBuffer, Stream};
 use pagetide::backend::cuda::driver::{self, DriverSettings};
-use pagetide::backend::cuda::{CudaBackend, CudaOptions, CudaTensor};
+use pagetide::backend::cuda::{CudaOptions, CudaTensor};
 use pagetide::backend::{DType, KvLayout};
-use pagetide::model::decoder::Decoder;
-use pagetide::model::files::ModelFiles;
-use pagetide::model::spec::ModelSpec;
 use std::fs;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
@@ -151,49 +148,6 @@ pub fn tolerance(dtype: DType) -> f64 {
         DType::F16 => 1.5e-3,
         DType::BF16 => 1e-2,
     }
-}
-
-/// A model of `tests/data/models` on a device.
-pub fn cuda_model(
-    device: &Rc<dyn Device>,
-    directory: &str,
-    dtype: DType,
-    block_size: usize,
-    max_model_len: usize,
-    change: impl FnOnce(&mut CudaOptions),
-) -> (CudaBackend, Decoder<CudaBackend>) {
-    let files = ModelFiles::open(directory).unwrap();
-    let spec = ModelSpec::load(&files).unwrap();
-    let (max_rows, max_logit_rows) = (256, 7);
-    let mut options = CudaOptions {
-        dtype,
-        num_heads: spec.attention.num_heads,
-        kv: spec.kv_layout(block_size, dtype),
-        vocab_size: spec.vocab_size,
-        max_rows,
-        max_seqs: 64,
-        max_logit_rows,
-        graphs: true,
-        batch_invariant: false,
-        softcap: spec.attention.softcap.is_some(),
-        experts: spec.experts.is_some(),
-    };
-    change(&mut options);
-    let CudaOptions { max_rows, max_logit_rows, .. } = options;
-    let backend = CudaBackend::new(device.clone(), options).unwrap();
-    let checkpoint = files.checkpoint().unwrap();
-    let decoder = Decoder::load(
-        Some(&checkpoint),
-        spec,
-        dtype,
-        max_rows,
-        max_logit_rows,
-        max_model_len,
-        &backend,
-        &mut |_, _| Ok(()),
-    )
-    .unwrap();
-    (backend, decoder)
 }
 
 /// For a model that is nothing but these sizes.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 pub(super) struct Copier {
     /// Taken when the thread has to end.
-    jobs: Option<Sender<Job>>,
+    jobs: Option<Sender<CopyJob>>,
     finished: Receiver<FinishedCopy>,
     progress: Arc<Progress>,
     /// Blocks handed over so far: the number of the last one.
@@ -32,7 +32,7 @@ struct LastUse {
     write: u64,
 }
 
-enum Job {
+enum CopyJob {
     /// One call of swap-out or swap-in.
     Copy {
         /// Addresses of blocks.
@@ -109,7 +109,7 @@ impl Copier {
             *(if to_device { &mut last.write } else { &mut last.read }) = self.num_enqueued;
             pairs.push((from, to));
         }
-        self.send(Job::Copy { pairs, block_bytes, to_device });
+        self.send(CopyJob::Copy { pairs, block_bytes, to_device });
     }
 
     /// Gives memory of the swap pool back to the system once the copies before this have ended: for each range its start
@@ -118,10 +118,10 @@ impl Copier {
     /// # Safety
     /// The ranges live until the copier is dropped, and nobody but copies after this uses what is in them.
     pub unsafe fn discard(&self, ranges: Vec<(Shared<u8>, usize)>) {
-        self.send(Job::Discard(ranges));
+        self.send(CopyJob::Discard(ranges));
     }
 
-    fn send(&self, job: Job) {
+    fn send(&self, job: CopyJob) {
         let jobs = self.jobs.as_ref().expect("it is taken when the copier is dropped");
         jobs.send(job).expect("the thread ends when the copier is dropped");
     }
@@ -167,11 +167,11 @@ impl Drop for Copier {
     }
 }
 
-fn serve(inbox: &Receiver<Job>, outbox: &Sender<FinishedCopy>, progress: &Progress) {
+fn serve(inbox: &Receiver<CopyJob>, outbox: &Sender<FinishedCopy>, progress: &Progress) {
     for job in inbox.iter() {
         let (pairs, block_bytes, to_device) = match job {
-            Job::Copy { pairs, block_bytes, to_device } => (pairs, block_bytes, to_device),
-            Job::Discard(ranges) => {
+            CopyJob::Copy { pairs, block_bytes, to_device } => (pairs, block_bytes, to_device),
+            CopyJob::Discard(ranges) => {
                 // SAFETY: the caller of `discard` promised that nobody needs what is in them.
                 ranges.into_iter().for_each(|(start, bytes)| unsafe { give_back(start.get(), bytes) });
                 continue;

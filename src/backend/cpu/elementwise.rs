@@ -4,7 +4,7 @@
 
 use super::isa::Isa;
 use super::rows::for_rows;
-use super::simd::{Kernel, LANES, Simd, bf16_bits};
+use super::simd::{LANES, Simd, SimdKernel, bf16_bits};
 use super::team::Team;
 use crate::backend::{Activation, DType, NormKind, Rope};
 use crate::error::StartError;
@@ -18,7 +18,7 @@ pub(super) struct NormRow<'a> {
     bias: Option<&'a [f32]>,
 }
 
-impl Kernel for NormRow<'_> {
+impl SimdKernel for NormRow<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -92,7 +92,7 @@ impl<'n> NormParams<'n> {
 
 struct AddRow<'a>(&'a mut [f32], &'a [f32]);
 
-impl Kernel for AddRow<'_> {
+impl SimdKernel for AddRow<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -108,7 +108,7 @@ pub(super) fn add(isa: Isa, x: &mut [f32], delta: &[f32]) {
 
 struct AddScaledRow<'a>(&'a mut [f32], f32, &'a [f32]);
 
-impl Kernel for AddScaledRow<'_> {
+impl SimdKernel for AddScaledRow<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -127,7 +127,7 @@ struct CapRow<'a> {
     cap: f32,
 }
 
-impl Kernel for CapRow<'_> {
+impl SimdKernel for CapRow<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -156,7 +156,7 @@ struct ActivateRow<'a> {
     out: &'a mut [f32],
 }
 
-impl Kernel for ActivateRow<'_> {
+impl SimdKernel for ActivateRow<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -251,7 +251,7 @@ impl CpuRopeTable {
 
     /// What turns one head of a token at `position`.
     #[inline(always)]
-    pub(super) fn rotate<'a>(&'a self, head: &'a mut [f32], position: usize) -> impl Kernel<Output = ()> + use<'a> {
+    pub(super) fn rotate<'a>(&'a self, head: &'a mut [f32], position: usize) -> impl SimdKernel<Output = ()> + use<'a> {
         assert!(position < self.max_positions, "position {position} of a rotary table of {}", self.max_positions);
         assert!(self.rotary_dim <= head.len(), "{} rotary dimensions in a head of {}", self.rotary_dim, head.len());
         let row = &self.table[position * self.rotary_dim..][..self.rotary_dim];
@@ -268,7 +268,7 @@ struct Rotate<'a> {
     high: &'a mut [f32],
 }
 
-impl Kernel for Rotate<'_> {
+impl SimdKernel for Rotate<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -286,7 +286,7 @@ struct NarrowRow<'a> {
     out: &'a mut [u8],
 }
 
-impl Kernel for NarrowRow<'_> {
+impl SimdKernel for NarrowRow<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -307,7 +307,7 @@ impl Kernel for NarrowRow<'_> {
 
 /// What rounds `x` to `dtype`, to nearest even.
 #[inline(always)]
-pub(super) fn narrow_row<'a>(x: &'a [f32], dtype: DType, out: &'a mut [u8]) -> impl Kernel<Output = ()> + use<'a> {
+pub(super) fn narrow_row<'a>(x: &'a [f32], dtype: DType, out: &'a mut [u8]) -> impl SimdKernel<Output = ()> + use<'a> {
     assert_eq!(out.len(), x.len() * dtype.size_bytes());
     NarrowRow { x, dtype, out }
 }

@@ -78,7 +78,7 @@ impl CpuExpertsWorkspace {
 pub(super) struct Runner<'a> {
     pub isa: Isa,
     pub team: &'a Team,
-    pub products: &'a mut gemm::Workspace,
+    pub products: &'a mut gemm::ProductWorkspace,
 }
 
 impl Runner<'_> {

@@ -3,15 +3,15 @@
 use super::attention;
 use super::elementwise::{CpuRopeTable, NormParams, narrow_row};
 use super::isa::Isa;
-use super::memory::{KvPools, MAX_HEAD_DIM, Shared};
-use super::simd::{Kernel, LANES, Simd};
+use super::memory::{CpuKvPools, MAX_HEAD_DIM, Shared};
+use super::simd::{LANES, Simd, SimdKernel};
 use crate::backend::{AttentionShape, Batch, KvLayout};
 use std::ops::Range;
 
 /// The heads of a batch's rows.
-pub(super) struct Heads<'a> {
+pub(super) struct HeadFinish<'a> {
     batch: &'a Batch,
-    kv: &'a KvPools,
+    kv: &'a CpuKvPools,
     /// The device pool of `kv`.
     pool: Shared<u8>,
     shape: &'a AttentionShape,
@@ -21,11 +21,11 @@ pub(super) struct Heads<'a> {
     layer: usize,
 }
 
-impl<'a> Heads<'a> {
+impl<'a> HeadFinish<'a> {
     /// `cols` are those of `[Q | K | V]`.
     pub fn new(
         batch: &'a Batch,
-        kv: &'a mut KvPools,
+        kv: &'a mut CpuKvPools,
         shape: &'a AttentionShape,
         norms: Option<[NormParams<'a>; 2]>,
         rope: Option<&'a CpuRopeTable>,
@@ -47,18 +47,18 @@ impl<'a> Heads<'a> {
 }
 
 struct Finish<'a> {
-    heads: &'a Heads<'a>,
+    heads: &'a HeadFinish<'a>,
     qkv: *mut f32,
     rows: Range<usize>,
     columns: Range<usize>,
 }
 
-impl Kernel for Finish<'_> {
+impl SimdKernel for Finish<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Heads { batch, kv, pool, shape, norms, rope, layer } = *self.heads;
+        let HeadFinish { batch, kv, pool, shape, norms, rope, layer } = *self.heads;
         let KvLayout { head_dim, block_size, dtype, .. } = kv.layout;
         let (num_queries, num_kv_heads) = (shape.num_heads, shape.num_kv_heads);
         let cols = (num_queries + 2 * num_kv_heads) * head_dim;
@@ -67,7 +67,7 @@ impl Kernel for Finish<'_> {
             let slot = batch.slots[row] as usize;
             let (block, slot) = (slot / block_size * kv.layout.block_bytes(), slot % block_size);
             for index in self.columns.start / head_dim..self.columns.end / head_dim {
-                // SAFETY: `Heads::finish`'s contract.
+                // SAFETY: `HeadFinish::finish`'s contract.
                 let head =
                     unsafe { std::slice::from_raw_parts_mut(self.qkv.add(row * cols + index * head_dim), head_dim) };
                 if index < num_queries + num_kv_heads {
@@ -87,7 +87,7 @@ impl Kernel for Finish<'_> {
                     unsafe { attention::write_tiled(head, value, slot, last, pool.get().add(at)) };
                     continue;
                 }
-                // SAFETY: `Backend::begin` checked the slot, `KvPools::check_shape` layer and heads; two rows never share a slot.
+                // SAFETY: `Backend::begin` checked the slot, `CpuKvPools::check_shape` layer and heads; two rows never share a slot.
                 let to = unsafe { std::slice::from_raw_parts_mut(pool.get().add(at + slot * head_bytes), head_bytes) };
                 narrow_row(head, dtype, to).run(simd);
             }
@@ -118,7 +118,7 @@ pub(super) struct NormHeads<'a> {
     pub norms: [NormParams<'a>; 2],
 }
 
-impl Kernel for NormHeads<'_> {
+impl SimdKernel for NormHeads<'_> {
     type Output = ();
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! Instruction sets: which one this processor has, and how a kernel is compiled for each.
 
-use super::simd::{Kernel, Portable};
+use super::simd::{Portable, SimdKernel};
 use crate::backend::DType;
 use crate::error::StartError;
 use std::fmt;
@@ -91,7 +91,7 @@ impl Isa {
 
     /// Runs `kernel` compiled for this instruction set.
     #[inline]
-    pub(super) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+    pub(super) fn run<K: SimdKernel>(self, kernel: K) -> K::Output {
         debug_assert!(self.is_available());
         match self {
             Isa::Portable => kernel.run(Portable),

@@ -6,7 +6,7 @@ use super::CpuBackend;
 use super::gemm::amx;
 use super::isa::Isa;
 use super::memory::Buffer;
-use super::simd::{Kernel, LANES, Simd};
+use super::simd::{LANES, Simd, SimdKernel};
 use crate::backend::DType;
 use crate::error::StartError;
 use std::hint::black_box;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Measured, not read off a data sheet.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Limits {
+pub struct MachineLimits {
     pub read_bytes_per_s: f64,
     /// A multiplication and an addition are two.
     pub flops_per_s: f64,
@@ -33,8 +33,8 @@ const RUNS: usize = 1 << 14;
 impl CpuBackend {
     /// Measures for some seconds, with all threads; products are those of weights in `dtype`. Nothing else should
     /// run meanwhile. Fails where there is no memory to read, which is a GiB.
-    pub fn measure_limits(&self, dtype: DType) -> Result<Limits, StartError> {
-        Ok(Limits { read_bytes_per_s: self.measure_reads()?, flops_per_s: self.measure_products(dtype) })
+    pub fn measure_limits(&self, dtype: DType) -> Result<MachineLimits, StartError> {
+        Ok(MachineLimits { read_bytes_per_s: self.measure_reads()?, flops_per_s: self.measure_products(dtype) })
     }
 
     fn measure_reads(&self) -> Result<f64, StartError> {
@@ -105,7 +105,7 @@ struct Read<'a> {
     prefetch: bool,
 }
 
-impl Kernel for Read<'_> {
+impl SimdKernel for Read<'_> {
     type Output = f32;
 
     #[inline(always)]
@@ -131,7 +131,7 @@ impl Kernel for Read<'_> {
 /// `CHAINS` chains of multiply-adds, [`RUNS`] long.
 struct MulAdd<const CHAINS: usize>;
 
-impl<const CHAINS: usize> Kernel for MulAdd<CHAINS> {
+impl<const CHAINS: usize> SimdKernel for MulAdd<CHAINS> {
     type Output = ();
 
     #[inline(always)]
@@ -152,7 +152,7 @@ impl<const CHAINS: usize> Kernel for MulAdd<CHAINS> {
 /// `CHAINS` chains of dot products of pairs, [`RUNS`] long.
 struct DotPairs<const CHAINS: usize>;
 
-impl<const CHAINS: usize> Kernel for DotPairs<CHAINS> {
+impl<const CHAINS: usize> SimdKernel for DotPairs<CHAINS> {
     type Output = ();
 
     #[inline(always)]

@@ -12,10 +12,10 @@ use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Plain numbers: any bit pattern is a value, no padding, no drop.
-pub(super) trait Number: Copy + Send + Sync + 'static {}
-impl Number for u8 {}
-impl Number for u32 {}
-impl Number for f32 {}
+pub(super) trait PlainNumber: Copy + Send + Sync + 'static {}
+impl PlainNumber for u8 {}
+impl PlainNumber for u32 {}
+impl PlainNumber for f32 {}
 
 /// Bytes past the end of every buffer that a vector load may touch.
 const SLACK_BYTES: usize = 128;
@@ -85,7 +85,7 @@ fn too_large<T>(len: usize, what: &str, why: &dyn std::fmt::Display) -> StartErr
 
 const TOO_MANY: &str = "more than can be addressed";
 
-impl<T: Number> Buffer<T> {
+impl<T: PlainNumber> Buffer<T> {
     /// `what` names the buffer in the error.
     pub fn zeroed(len: usize, what: &str) -> Result<Self, StartError> {
         let bytes = bytes_of::<T>(len).ok_or_else(|| too_large::<T>(len, what, &TOO_MANY))?;
@@ -140,7 +140,7 @@ impl Arena {
     const BUFFERS_OF_CHUNK: usize = 4;
 
     /// As [`Buffer::zeroed`]. The memory is given back when all buffers of its mapping are.
-    pub fn zeroed<T: Number>(&self, len: usize, what: &str) -> Result<Buffer<T>, StartError> {
+    pub fn zeroed<T: PlainNumber>(&self, len: usize, what: &str) -> Result<Buffer<T>, StartError> {
         let bytes = bytes_of::<T>(len).ok_or_else(|| too_large::<T>(len, what, &TOO_MANY))?;
         if bytes > Self::LARGEST_CHUNK_BYTES / Self::BUFFERS_OF_CHUNK {
             return Buffer::zeroed(len, what);
@@ -209,7 +209,7 @@ impl<'a> PerMember<'a> {
 pub(super) const MAX_HEAD_DIM: usize = 256;
 
 /// The two pools of KV blocks. A block is `layout.block_bytes()` contiguous bytes.
-pub(super) struct KvPools {
+pub(super) struct CpuKvPools {
     pub layout: KvLayout,
     /// Whether the slots of a head are in the order of tile products, not rows `[block_size, head_dim]`.
     pub tiled: bool,
@@ -233,7 +233,7 @@ pub fn check_layout(layout: &KvLayout) -> Result<(), StartError> {
     Ok(())
 }
 
-impl KvPools {
+impl CpuKvPools {
     pub fn new(
         layout: KvLayout,
         tiled: bool,
@@ -309,7 +309,7 @@ mod tests {
     #[test]
     fn untouched_blocks_cost_nothing() {
         let layout = KvLayout { num_layers: 32, num_kv_heads: 8, head_dim: 128, block_size: 16, dtype: DType::BF16 };
-        let mut pools = KvPools::new(layout, false, 512, 512).unwrap();
+        let mut pools = CpuKvPools::new(layout, false, 512, 512).unwrap();
         assert_eq!((resident_bytes(&pools.device), resident_bytes(&pools.swap)), (0, 0));
         let middle = pools.block_offset(BlockId(256), 512);
         pools.device.as_mut_slice()[middle] = 1;
@@ -321,7 +321,7 @@ mod tests {
         // Blocks of a page and a half.
         let layout = KvLayout { num_layers: 3, num_kv_heads: 1, head_dim: 32, block_size: 16, dtype: DType::BF16 };
         assert_eq!(layout.block_bytes(), 6_144);
-        let mut pools = KvPools::new(layout, false, 1, 2_000).unwrap();
+        let mut pools = CpuKvPools::new(layout, false, 1, 2_000).unwrap();
         pools.swap.as_mut_slice().fill(7);
         let all = resident_bytes(&pools.swap);
         let given: Vec<BlockId> = (500..1_500).rev().chain([3, 1, 1_700]).map(BlockId).collect();

@@ -7,7 +7,7 @@ use crate::sampling::sampler::{History, Sampler};
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub(super) struct Sampling {
+pub(super) struct CpuSampling {
     /// One for each member of the team.
     workers: Vec<Mutex<Worker>>,
     /// Of the step under way, in the order of its requests.
@@ -28,7 +28,7 @@ struct Worker {
     output: Vec<TokenId>,
 }
 
-impl Sampling {
+impl CpuSampling {
     pub fn new(num_members: usize) -> Self {
         let workers = (0..num_members).map(|_| Mutex::default()).collect();
         Self { workers, results: Vec::new(), ended: VecDeque::new(), tokens: Vec::new() }

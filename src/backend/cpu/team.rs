@@ -16,7 +16,7 @@ use std::time::Duration;
 const SPIN: Duration = Duration::from_micros(50);
 
 /// What a member runs, given its number.
-type Job = dyn Fn(usize) + Sync;
+type TeamJob = dyn Fn(usize) + Sync;
 
 /// Members of a team at most.
 pub(super) const MAX_MEMBERS: usize = 1024;
@@ -28,13 +28,13 @@ const MAX_RUNS: usize = 32;
 /// An operation belongs to those who come: it is over when its tasks are done, whether or not every worker has taken
 /// part. So a worker that the system has put aside (a loaded machine) holds nobody up unless it is inside a task.
 pub(super) struct Team {
-    shared: Arc<Shared>,
+    shared: Arc<TeamState>,
     workers: Vec<JoinHandle<()>>,
     /// Held by the caller for the time of an operation.
     running: Mutex<()>,
 }
 
-struct Shared {
+struct TeamState {
     /// The number of the operation, whether it is closed, and how many workers have entered it: see [`Gate`].
     gate: AtomicU64,
     /// The open operation's job; valid for workers that have entered, until they have left.
@@ -76,7 +76,7 @@ impl Gate {
 }
 
 #[derive(Clone, Copy)]
-struct JobPointer(*const Job);
+struct JobPointer(*const TeamJob);
 
 // SAFETY: the pointee is `Sync`, and `Team::run` does not return before the last worker is done with it.
 unsafe impl Send for JobPointer {}
@@ -86,7 +86,7 @@ impl Team {
     pub fn new(num_members: usize) -> std::io::Result<Self> {
         assert!(num_members <= MAX_MEMBERS, "{num_members} members of a team: at most {MAX_MEMBERS}");
         let num_workers = num_members.max(1) - 1;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(TeamState {
             gate: AtomicU64::new(Gate::open(0).0 | Gate::CLOSED),
             job: Mutex::new(None),
             left: AtomicUsize::new(0),
@@ -193,7 +193,7 @@ impl Drop for Team {
     }
 }
 
-impl Shared {
+impl TeamState {
     fn gate(&self) -> Gate {
         Gate(self.gate.load(Ordering::SeqCst))
     }
@@ -201,7 +201,7 @@ impl Shared {
     /// Begins the next operation. The last one is closed and everyone has left it.
     fn open(&self, job: &(dyn Fn(usize) + Sync)) {
         // SAFETY: only the lifetime is erased; `Team::run` waits in `close` for every worker that uses the borrow.
-        let job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static Job>(job) };
+        let job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static TeamJob>(job) };
         *lock(&self.job) = Some(JobPointer(job));
         self.left.store(0, Ordering::SeqCst);
         self.gate.store(Gate::open(self.gate().operation() + 1).0, Ordering::SeqCst);

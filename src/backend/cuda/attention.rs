@@ -1,6 +1,6 @@
 //! Attention's kernels (`kernels/attention.cu`, `kernels/attention_rows.cu`): which rows go to which, and their launches.
 
-use super::batch::{Tile, Work};
+use super::batch::{BatchWork, Tile};
 use super::device::{
     Device, DeviceBuffer, DeviceInfo, DevicePtr, DeviceResult, Grid, KernelId, ModuleId, ModuleSource,
 };
@@ -120,7 +120,7 @@ enum Kernels {
 /// A step's attention: the work that goes with the batch, and what the launches need besides.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AttentionPlan {
-    pub work: Work,
+    pub work: BatchWork,
     /// Parts that a decode's tokens are cut into.
     pub partitions: usize,
 }
@@ -133,7 +133,7 @@ impl AttentionPlan {
     }
 }
 
-pub struct Attention {
+pub struct AttentionKernels {
     device: Rc<dyn Device>,
     num_heads: usize,
     num_kv_heads: usize,
@@ -143,7 +143,7 @@ pub struct Attention {
     kernels: Kernels,
 }
 
-/// What [`Attention`] is compiled from on this device.
+/// What [`AttentionKernels`] is compiled from on this device.
 pub fn source(options: &CudaOptions, info: &DeviceInfo) -> ModuleSource {
     let mut defines = scalar_defines(options);
     if options.softcap {
@@ -165,7 +165,7 @@ fn partitions(blocks: usize, wanted: usize, longest: usize) -> usize {
     longest.div_ceil(MIN_PARTITION).next_power_of_two().min(most)
 }
 
-impl Attention {
+impl AttentionKernels {
     pub fn new(device: &Rc<dyn Device>, options: &CudaOptions, module: ModuleId) -> DeviceResult<Self> {
         let head_dim = options.kv.head_dim;
         let kernel = |name, bytes: usize| device.kernel(module, name, bytes as u32);
@@ -205,7 +205,7 @@ impl Attention {
         DECODE_BLOCKS_PER_SM * self.device.info().num_sms as usize
     }
 
-    /// Results of partitions at most: see [`Attention::partitions`], which at most doubles what it wants.
+    /// Results of partitions at most: see [`AttentionKernels::partitions`], which at most doubles what it wants.
     fn max_partials(&self) -> usize {
         2 * self.wanted_decode_blocks() * self.num_heads.div_ceil(self.decode_blocks()).max(1)
     }
@@ -225,7 +225,7 @@ impl Attention {
     /// Who computes whose attention. Sequences with one row go to the decode kernel, unless rows must be computed the
     /// same way however they are batched.
     pub fn plan(&self, batch: &Batch) -> AttentionPlan {
-        let mut work = Work::default();
+        let mut work = BatchWork::default();
         let decodes_apart = matches!(self.kernels, Kernels::Tiled { .. }) && !self.batch_invariant;
         let mut longest = 0;
         for (place, seq) in batch.seqs.iter().enumerate() {

@@ -18,7 +18,7 @@ pub struct Tile {
 
 /// Who computes whose attention.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Work {
+pub struct BatchWork {
     /// Places in [`Batch::seqs`] of the sequences that the decode kernel takes, which have one row each.
     pub decode_seqs: Vec<u32>,
     pub prefill_tiles: Vec<Tile>,
@@ -56,7 +56,7 @@ impl BatchInput {
     /// Enqueues the copy of a batch to the device. True where the address has changed, which no recorded graph knows.
     ///
     /// Must not be called before the step [`MAX_STEPS_IN_FLIGHT`] before this one is done.
-    pub fn upload(&mut self, batch: &Batch, work: &Work) -> DeviceResult<bool> {
+    pub fn upload(&mut self, batch: &Batch, work: &BatchWork) -> DeviceResult<bool> {
         write(&mut self.words, batch, work);
         let bytes = 4 * self.words.len();
         let grows = bytes > self.on_device.bytes();
@@ -81,7 +81,7 @@ impl BatchInput {
 }
 
 /// The header and, behind it, its arrays.
-fn write(words: &mut Vec<u32>, batch: &Batch, work: &Work) {
+fn write(words: &mut Vec<u32>, batch: &Batch, work: &BatchWork) {
     words.clear();
     words.resize(HEADER_WORDS, 0);
     let mut append = |array: &mut dyn Iterator<Item = u32>| {
@@ -132,7 +132,7 @@ mod tests {
             block_tables: vec![5, 1, 0],
             logit_rows: vec![1, 2],
         };
-        let work = Work { decode_seqs: vec![1], prefill_tiles: vec![Tile { seq: 0, first_row: 0 }] };
+        let work = BatchWork { decode_seqs: vec![1], prefill_tiles: vec![Tile { seq: 0, first_row: 0 }] };
         let mut words = vec![99];
         write(&mut words, &batch, &work);
         let array = |field: usize, len: usize| &words[words[field] as usize..][..len];

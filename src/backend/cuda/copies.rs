@@ -6,16 +6,16 @@ use std::rc::Rc;
 
 /// Blocks that lie one after the other on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct BlockRun {
     pub from: u32,
     pub to: u32,
     pub num_blocks: u32,
 }
 
 /// The pairs `(from, to)` as runs, in order.
-pub fn runs(pairs: &[(BlockId, BlockId)]) -> impl Iterator<Item = Run> + '_ {
+pub fn runs(pairs: &[(BlockId, BlockId)]) -> impl Iterator<Item = BlockRun> + '_ {
     let follows = |a: &(BlockId, BlockId), b: &(BlockId, BlockId)| a.0.0 + 1 == b.0.0 && a.1.0 + 1 == b.1.0;
-    pairs.chunk_by(follows).map(|run| Run { from: run[0].0.0, to: run[0].1.0, num_blocks: run.len() as u32 })
+    pairs.chunk_by(follows).map(|run| BlockRun { from: run[0].0.0, to: run[0].1.0, num_blocks: run.len() as u32 })
 }
 
 /// Cuts pairs that happen in order into groups whose copies may happen at once: no block of a group is written twice, or

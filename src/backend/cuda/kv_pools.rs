@@ -38,7 +38,7 @@ struct SwapBlock {
 }
 
 /// The pools' memory and who is using it.
-pub struct KvPools {
+pub struct CudaKvPools {
     device: Rc<dyn Device>,
     layout: KvLayout,
     on_device: DeviceBuffer,
@@ -78,7 +78,7 @@ impl Waits {
     }
 }
 
-impl KvPools {
+impl CudaKvPools {
     pub fn new(
         device: &Rc<dyn Device>,
         layout: KvLayout,

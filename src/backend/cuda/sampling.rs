@@ -21,7 +21,7 @@ pub const SCRATCH_BYTES: u32 = 8 * 2048 + 8 * 32 + 8 + 8 * 32 + 4 * 32 + 4 * 32 
 /// `struct Request`
 #[derive(Clone, Copy, NoUninit, Zeroable)]
 #[repr(C)]
-struct Request {
+struct DeviceRequest {
     seed: u64,
     min_weight: u64,
     top_p_share: u64,
@@ -86,7 +86,7 @@ struct Expected {
 const RESULT_WORDS: usize = 4;
 const TOP_WORDS: usize = 2;
 
-pub struct Sampling {
+pub struct SamplingKernels {
     device: Rc<dyn Device>,
     vocab: usize,
     /// Requests of a step at most.
@@ -116,12 +116,12 @@ pub struct Sampling {
     words: Vec<u32>,
 }
 
-/// What [`Sampling`] is compiled from: nothing depends on the model.
+/// What [`SamplingKernels`] is compiled from: nothing depends on the model.
 pub fn source() -> ModuleSource {
     ModuleSource { file: "sampling.cu", defines: Vec::new() }
 }
 
-impl Sampling {
+impl SamplingKernels {
     /// For steps of up to `max_places` requests.
     pub fn new(device: &Rc<dyn Device>, module: ModuleId, vocab: usize, max_places: usize) -> DeviceResult<Self> {
         let kernel = |name| device.kernel(module, name, SCRATCH_BYTES);
@@ -135,8 +135,8 @@ impl Sampling {
             adjust: kernel("adjust_logits")?,
             sample: kernel("sample_tokens")?,
             logprobs: kernel("find_logprobs")?,
-            requests: on_device(size_of::<Request>() * MAX_REQUESTS)?,
-            staging: pinned(size_of::<Request>() * MAX_REQUESTS)?,
+            requests: on_device(size_of::<DeviceRequest>() * MAX_REQUESTS)?,
+            staging: pinned(size_of::<DeviceRequest>() * MAX_REQUESTS)?,
             staged: 0,
             sampled: on_device(4 * max_places)?,
             last_sampled: on_device(4 * max_places)?,
@@ -200,7 +200,7 @@ impl Sampling {
     ) -> DeviceResult<()> {
         let mut words = std::mem::take(&mut self.words);
         words.clear();
-        words.resize(requests.len() * size_of::<Request>() / 4, 0);
+        words.resize(requests.len() * size_of::<DeviceRequest>() / 4, 0);
         let (mut adjusts_any, mut logprobs_any, mut max_top, mut num_adjusted) = (false, false, 0, 0);
         for (i, request) in requests.iter().enumerate() {
             let row_bytes = 4 * self.vocab;
@@ -222,7 +222,7 @@ impl Sampling {
             logprobs_any |= entry.kind != SAMPLE;
             max_top = max_top.max(entry.num_top);
             let bytes = bytemuck::bytes_of(&entry);
-            let at = &mut words[i * size_of::<Request>() / 4..][..size_of::<Request>() / 4];
+            let at = &mut words[i * size_of::<DeviceRequest>() / 4..][..size_of::<DeviceRequest>() / 4];
             bytemuck::cast_slice_mut(at).copy_from_slice(bytes);
         }
         self.upload(&words)?;
@@ -251,9 +251,13 @@ impl Sampling {
     }
 
     /// A request as the kernels read it, with its lists appended to `words`; `counts` is 1 where it needs some.
-    fn entry(&mut self, request: &LogitsRequest<'_>, words: &mut Vec<u32>) -> Request {
-        let mut entry =
-            Request { row: request.row as u32, place: self.expected.len() as u32, pending: NONE, ..Request::zeroed() };
+    fn entry(&mut self, request: &LogitsRequest<'_>, words: &mut Vec<u32>) -> DeviceRequest {
+        let mut entry = DeviceRequest {
+            row: request.row as u32,
+            place: self.expected.len() as u32,
+            pending: NONE,
+            ..DeviceRequest::zeroed()
+        };
         match request.want {
             LogitsWant::PromptLogprobs { target, num_top } => {
                 entry.kind = PROMPT_LOGPROBS;
@@ -407,7 +411,7 @@ fn adjusts(want: &LogitsWant<'_>) -> bool {
 }
 
 /// Temperature and filters, as the integer arithmetic of the draw wants them.
-fn set_filters(entry: &mut Request, params: &SamplingParams) {
+fn set_filters(entry: &mut DeviceRequest, params: &SamplingParams) {
     entry.scale = if params.is_greedy() { 0.0 } else { inverse_temperature(params) };
     entry.top_k = params.top_k;
     entry.min_weight = weight_of_min_p(params.min_p);

@@ -46,7 +46,7 @@ fn layer<B: Backend<Tensor = CpuTensor>>(backend: &mut B, batch: &Batch) -> Vec<
     let w = backend.random_matrix(QKV, 32, DType::BF16, 3).unwrap();
     let (x, mut qkv, mut out) = (tensor(backend, 32), tensor(backend, QKV), tensor(backend, 32));
     backend.begin(batch);
-    backend.mark(Phase::Qkv);
+    backend.mark(StepPhase::Qkv);
     backend.linear(&x, &w, None, &mut qkv);
     backend.rope_and_write_kv(&mut qkv, &HEADS, None, 1);
     backend.attention(&qkv, &HEADS, 1, &mut out);
@@ -69,23 +69,23 @@ fn operations_are_done_and_counted_as_their_shapes_say() {
     let totals = profile.steps(StepKind::Prefill);
     assert_eq!((totals.steps, totals.rows), (1, 7));
     let work = |phase| (totals.phase(phase).calls, totals.phase(phase).work);
-    let product = |rows: u64| Work {
+    let product = |rows: u64| OperationWork {
         memory_bytes: 64 * 32 * 2,
         activation_bytes: rows * (64 + 32) * 4,
         flops: 2 * rows * 64 * 32,
     };
-    assert_eq!(work(Phase::Qkv), (1, product(7)));
-    assert_eq!(work(Phase::Vocabulary), (1, product(1)));
+    assert_eq!(work(StepPhase::Qkv), (1, product(7)));
+    assert_eq!(work(StepPhase::Vocabulary), (1, product(1)));
     // K and V of 2 heads of 8 in bfloat16 are 64 bytes of a token.
-    let written = Work { memory_bytes: 7 * 64, activation_bytes: 2 * 7 * 64 * 4, flops: 0 };
-    assert_eq!(work(Phase::RopeAndKv), (1, written));
+    let written = OperationWork { memory_bytes: 7 * 64, activation_bytes: 2 * 7 * 64 * 4, flops: 0 };
+    assert_eq!(work(StepPhase::RopeAndKv), (1, written));
     // Rows see 6, 7 and 8 tokens, and 1 to 4.
     let flops = 4 * (6 + 7 + 8 + 1 + 2 + 3 + 4) * 4 * 8;
-    let attended = Work { memory_bytes: (8 + 4) * 64, activation_bytes: 7 * (64 + 32) * 4, flops };
-    assert_eq!(work(Phase::Attention), (1, attended));
-    let counted: Duration = Phase::ALL.iter().map(|phase| totals.phase(*phase).time).sum();
+    let attended = OperationWork { memory_bytes: (8 + 4) * 64, activation_bytes: 7 * (64 + 32) * 4, flops };
+    assert_eq!(work(StepPhase::Attention), (1, attended));
+    let counted: Duration = StepPhase::ALL.iter().map(|phase| totals.phase(*phase).time).sum();
     assert_eq!(counted, totals.time, "what is in no phase is between them");
-    assert!(totals.phase(Phase::Qkv).time > Duration::ZERO);
+    assert!(totals.phase(StepPhase::Qkv).time > Duration::ZERO);
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn a_window_bounds_what_attention_reads() {
     backend.begin(&batch(&[(9, 2)]));
     backend.attention(&qkv, &AttentionShape { window: Some(3), ..HEADS }, 0, &mut out);
     backend.end_step();
-    let work = profile.steps(StepKind::Prefill).phase(Phase::Attention).work;
+    let work = profile.steps(StepKind::Prefill).phase(StepPhase::Attention).work;
     // Two rows see three tokens each, two of them together.
     assert_eq!((work.memory_bytes, work.flops), (4 * 64, 4 * (3 + 3) * 4 * 8));
 }
@@ -109,9 +109,9 @@ fn steps_are_told_apart_and_copies_belong_to_the_step_behind_them() {
     let [decode, prefill, mixed] = StepKind::ALL.map(|kind| profile.steps(kind));
     assert_eq!([decode.steps, prefill.steps, mixed.steps], [1, 0, 1]);
     assert_eq!([decode.rows, prefill.rows, mixed.rows], [2, 0, 3]);
-    let copied = decode.phase(Phase::Copies).work.memory_bytes;
+    let copied = decode.phase(StepPhase::Copies).work.memory_bytes;
     assert_eq!(copied, 2 * LAYOUT.block_bytes() as u64, "read and written");
-    assert_eq!(mixed.phase(Phase::Copies).calls, 0);
+    assert_eq!(mixed.phase(StepPhase::Copies).calls, 0);
     profile.reset();
     assert_eq!(profile.steps(StepKind::Decode), StepTotals::default());
 }
@@ -127,8 +127,8 @@ fn row_by_row_operations_count_activations_alone() {
     backend.add_norm(&mut x, &delta, &norm, &mut out);
     backend.norm(&x, &norm, &mut out);
     backend.end_step();
-    let norms = *profile.steps(StepKind::Prefill).phase(Phase::Norms);
-    let work = Work { activation_bytes: (4 + 2) * 5 * 32 * 4, ..Work::default() };
+    let norms = *profile.steps(StepKind::Prefill).phase(StepPhase::Norms);
+    let work = OperationWork { activation_bytes: (4 + 2) * 5 * 32 * 4, ..OperationWork::default() };
     assert_eq!((norms.calls, norms.work), (2, work));
 }
 
@@ -153,7 +153,7 @@ fn experts_count_those_that_were_chosen() {
     backend.begin(&batch(&[(0, 1)]));
     backend.mix_experts(&x, &experts, &shape, &mut work, &mut out);
     backend.end_step();
-    let counted = profile.steps(StepKind::Decode).phase(Phase::Experts).work;
+    let counted = profile.steps(StepKind::Decode).phase(StepPhase::Experts).work;
     let (router, of_expert) = (4 * 32, 32 * 32 + 32 * 16);
     assert_eq!(counted.memory_bytes, 2 * (router + 2 * of_expert), "one row reads two of the four");
     assert_eq!(counted.flops, 2 * (router + 2 * of_expert));
@@ -170,22 +170,24 @@ fn a_fused_operation_counts_as_its_parts_without_what_lies_between() {
     let (mut gate_up, mut delta) = (unfused(2 * 48), unfused(32));
     let mut activated = backend.tensor(16, 48, TensorRole::Operand(DType::BF16)).unwrap();
     backend.begin(&batch(&[(0, 5)]));
-    backend.mark(Phase::Qkv);
+    backend.mark(StepPhase::Qkv);
     let heads = Heads { shape: &HEADS, norms: None, rope: None, layer: 0 };
     backend.qkv_linear(&x, &qkv_weights, None, &heads, &mut qkv);
-    backend.mark(Phase::Up);
+    backend.mark(StepPhase::Up);
     backend.gated_linear(&x, &up, None, Activation::Silu, &mut gate_up, &mut activated);
-    backend.mark(Phase::Down);
+    backend.mark(StepPhase::Down);
     backend.residual_linear(&activated, &down, None, &mut stream, &mut delta);
     backend.end_step();
     let totals = profile.steps(StepKind::Prefill);
     let work = |phase| totals.phase(phase).work;
     let flops = |n: u64, k: u64| 2 * 5 * n * k;
-    let qkv = Work { memory_bytes: 64 * 32 * 2 + 5 * 64, activation_bytes: 5 * (32 + 64) * 4, flops: flops(64, 32) };
-    assert_eq!(work(Phase::Qkv), qkv, "the product, and K and V as they are written");
+    let qkv =
+        OperationWork { memory_bytes: 64 * 32 * 2 + 5 * 64, activation_bytes: 5 * (32 + 64) * 4, flops: flops(64, 32) };
+    assert_eq!(work(StepPhase::Qkv), qkv, "the product, and K and V as they are written");
     // What only a product reads is in bfloat16.
-    let up = Work { memory_bytes: 96 * 32 * 2, activation_bytes: 5 * (32 * 4 + 48 * 2), flops: flops(96, 32) };
-    assert_eq!(work(Phase::Up), up);
-    let down = Work { memory_bytes: 32 * 48 * 2, activation_bytes: 5 * (48 * 2 + 2 * 32 * 4), flops: flops(32, 48) };
-    assert_eq!(work(Phase::Down), down, "the stream is read and written");
+    let up = OperationWork { memory_bytes: 96 * 32 * 2, activation_bytes: 5 * (32 * 4 + 48 * 2), flops: flops(96, 32) };
+    assert_eq!(work(StepPhase::Up), up);
+    let down =
+        OperationWork { memory_bytes: 32 * 48 * 2, activation_bytes: 5 * (48 * 2 + 2 * 32 * 4), flops: flops(32, 48) };
+    assert_eq!(work(StepPhase::Down), down, "the stream is read and written");
 }

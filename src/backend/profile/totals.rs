@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// What a step does, in its order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum StepPhase {
     Embedding,
     Norms,
     /// The product to Q, K and V.
@@ -31,54 +31,54 @@ pub enum Phase {
     Between,
 }
 
-impl Phase {
-    pub const ALL: [Phase; 14] = [
-        Phase::Embedding,
-        Phase::Norms,
-        Phase::Qkv,
-        Phase::RopeAndKv,
-        Phase::Attention,
-        Phase::Output,
-        Phase::Up,
-        Phase::Activation,
-        Phase::Down,
-        Phase::Experts,
-        Phase::Vocabulary,
-        Phase::Sampling,
-        Phase::Copies,
-        Phase::Between,
+impl StepPhase {
+    pub const ALL: [StepPhase; 14] = [
+        StepPhase::Embedding,
+        StepPhase::Norms,
+        StepPhase::Qkv,
+        StepPhase::RopeAndKv,
+        StepPhase::Attention,
+        StepPhase::Output,
+        StepPhase::Up,
+        StepPhase::Activation,
+        StepPhase::Down,
+        StepPhase::Experts,
+        StepPhase::Vocabulary,
+        StepPhase::Sampling,
+        StepPhase::Copies,
+        StepPhase::Between,
     ];
 
     pub fn name(self) -> &'static str {
         match self {
-            Phase::Embedding => "embedding",
-            Phase::Norms => "norms",
-            Phase::Qkv => "qkv product",
-            Phase::RopeAndKv => "rope + kv write",
-            Phase::Attention => "attention",
-            Phase::Output => "output product",
-            Phase::Up => "up product",
-            Phase::Activation => "activation",
-            Phase::Down => "down product",
-            Phase::Experts => "experts",
-            Phase::Vocabulary => "vocabulary",
-            Phase::Sampling => "sampling",
-            Phase::Copies => "copies",
-            Phase::Between => "between",
+            StepPhase::Embedding => "embedding",
+            StepPhase::Norms => "norms",
+            StepPhase::Qkv => "qkv product",
+            StepPhase::RopeAndKv => "rope + kv write",
+            StepPhase::Attention => "attention",
+            StepPhase::Output => "output product",
+            StepPhase::Up => "up product",
+            StepPhase::Activation => "activation",
+            StepPhase::Down => "down product",
+            StepPhase::Experts => "experts",
+            StepPhase::Vocabulary => "vocabulary",
+            StepPhase::Sampling => "sampling",
+            StepPhase::Copies => "copies",
+            StepPhase::Between => "between",
         }
     }
 }
 
 /// The work of operations, as shapes tell it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Work {
+pub struct OperationWork {
     /// Of weights and of the KV cache.
     pub memory_bytes: u64,
     pub activation_bytes: u64,
     pub flops: u64,
 }
 
-impl AddAssign for Work {
+impl AddAssign for OperationWork {
     fn add_assign(&mut self, other: Self) {
         self.memory_bytes += other.memory_bytes;
         self.activation_bytes += other.activation_bytes;
@@ -91,7 +91,7 @@ impl AddAssign for Work {
 pub struct Totals {
     pub calls: u64,
     pub time: Duration,
-    pub work: Work,
+    pub work: OperationWork,
 }
 
 impl AddAssign for Totals {
@@ -141,11 +141,11 @@ pub struct StepTotals {
     pub rows: u64,
     /// From the first operation of each step to its end.
     pub time: Duration,
-    phases: [Totals; Phase::ALL.len()],
+    phases: [Totals; StepPhase::ALL.len()],
 }
 
 impl StepTotals {
-    pub fn phase(&self, phase: Phase) -> &Totals {
+    pub fn phase(&self, phase: StepPhase) -> &Totals {
         &self.phases[phase as usize]
     }
 }
@@ -166,7 +166,7 @@ impl Profile {
     }
 
     /// A step of `rows` rows.
-    pub(super) fn add(&self, kind: StepKind, rows: usize, time: Duration, phases: &[Totals; Phase::ALL.len()]) {
+    pub(super) fn add(&self, kind: StepKind, rows: usize, time: Duration, phases: &[Totals; StepPhase::ALL.len()]) {
         let kind = &mut self.kinds()[kind as usize];
         kind.steps += 1;
         kind.rows += rows as u64;

@@ -1,8 +1,8 @@
 //! `--roofline`: what each phase of a step took, beside what memory and arithmetic would have allowed.
 
 use crate::actors::runtime::{LoadProgress, Runtime};
-use crate::backend::cpu::Limits;
-use crate::backend::profile::{Phase, Profile, StepKind, StepTotals, Totals};
+use crate::backend::cpu::MachineLimits;
+use crate::backend::profile::{Profile, StepKind, StepPhase, StepTotals, Totals};
 use crate::config::Config;
 use crate::error::StartError;
 use crate::model::loader;
@@ -33,7 +33,7 @@ impl Roofline {
         let profile = Profile::default();
         let runtime = Runtime::start_profiled(config, profile.clone(), progress)?;
         let backend = loader::cpu_backend(config)?;
-        let Limits { read_bytes_per_s, flops_per_s } = backend.measure_limits(runtime.loaded().dtype)?;
+        let MachineLimits { read_bytes_per_s, flops_per_s } = backend.measure_limits(runtime.loaded().dtype)?;
         let machine = Machine {
             isa: backend.isa().name(),
             threads: backend.num_threads(),
@@ -109,7 +109,7 @@ impl RooflineReport {
 
 impl KindReport {
     fn new(machine: &Machine, kind: StepKind, totals: &StepTotals) -> Self {
-        let called = Phase::ALL.into_iter().filter(|phase| totals.phase(*phase).calls > 0);
+        let called = StepPhase::ALL.into_iter().filter(|phase| totals.phase(*phase).calls > 0);
         let line = |phase| PhaseLine::new(machine, phase, totals.phase(phase), totals.time);
         let phases: Vec<_> = called.map(line).collect();
         Self {
@@ -124,7 +124,7 @@ impl KindReport {
 }
 
 impl PhaseLine {
-    fn new(machine: &Machine, phase: Phase, totals: &Totals, of: Duration) -> Self {
+    fn new(machine: &Machine, phase: StepPhase, totals: &Totals, of: Duration) -> Self {
         let Totals { calls, time, work } = *totals;
         let seconds = time.as_secs_f64();
         let per_s = |amount: f64| if seconds > 0.0 { amount / seconds } else { 0.0 };
@@ -189,15 +189,15 @@ fn times_floor(seconds: f64, floor_s: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::profile::Work;
+    use crate::backend::profile::OperationWork;
 
     #[test]
     fn the_floor_is_the_longer_of_memory_and_arithmetic() {
         let machine = Machine { isa: "avx2", threads: 2, read_gb_per_s: 50.0, tflop_per_s: 0.5 };
         let line = |memory_bytes, activation_bytes, flops| {
-            let work = Work { memory_bytes, activation_bytes, flops };
+            let work = OperationWork { memory_bytes, activation_bytes, flops };
             let totals = Totals { calls: 3, time: Duration::from_millis(100), work };
-            PhaseLine::new(&machine, Phase::Up, &totals, Duration::from_millis(400))
+            PhaseLine::new(&machine, StepPhase::Up, &totals, Duration::from_millis(400))
         };
         let near = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-9;
         let decoding = line(1_000_000_000, 0, 1_000_000_000);

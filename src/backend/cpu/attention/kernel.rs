@@ -4,10 +4,10 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::super::isa::Isa;
-use super::super::simd::{Kernel, LANES, Simd};
+use super::super::simd::{LANES, Simd, SimdKernel};
 #[cfg(target_arch = "x86_64")]
 use super::tiles;
-use super::unit::{Attention, PARTITION, Part, TILE, Unit};
+use super::unit::{AttentionCall, AttentionUnit, PARTITION, TILE, UnitPart};
 use crate::backend::DType;
 
 /// What [`max_queries`] is where it is not that of tiles.
@@ -15,7 +15,7 @@ const MAX_QUERIES: usize = 64;
 
 /// Softmax of a unit's queries over some positions: running maximum, sum, and weighted sum of V.
 #[derive(Clone, Copy)]
-struct State {
+struct SoftmaxState {
     /// `[num_queries]` largest score.
     max: *mut f32,
     /// `[num_queries]` sum of `exp(score - max)`; 0: no position seen.
@@ -24,10 +24,10 @@ struct State {
     acc: *mut f32,
 }
 
-impl State {
+impl SoftmaxState {
     /// # Safety
     /// `call.state_len(…)` floats for the unit's queries lie at `at`.
-    unsafe fn at(at: *mut f32, call: &Attention<'_>, unit: &Unit) -> Self {
+    unsafe fn at(at: *mut f32, call: &AttentionCall<'_>, unit: &AttentionUnit) -> Self {
         let n = unit.num_rows * call.group();
         // SAFETY: the caller's.
         unsafe { Self { max: at, sum: at.add(n), acc: at.add(2 * n) } }
@@ -36,7 +36,7 @@ impl State {
 
 /// A member's scratch memory, cut up.
 #[derive(Clone, Copy)]
-struct Scratch {
+struct VectorScratch {
     /// `[padded_dim][TILE]`: K of a tile, transposed.
     keys: *mut f32,
     /// `[TILE][padded_dim]`
@@ -51,12 +51,12 @@ struct Scratch {
 
 /// Whether the tile registers do it.
 #[cfg(target_arch = "x86_64")]
-fn on_tiles(isa: Isa, call: &Attention<'_>) -> bool {
+fn on_tiles(isa: Isa, call: &AttentionCall<'_>) -> bool {
     isa.has_tiles_for(call.kv.layout.dtype)
 }
 
 /// Queries (rows times heads of a group) of one unit of work, where a group alone is not more.
-pub(super) fn max_queries(isa: Isa, call: &Attention<'_>) -> usize {
+pub(super) fn max_queries(isa: Isa, call: &AttentionCall<'_>) -> usize {
     #[cfg(target_arch = "x86_64")]
     if on_tiles(isa, call) {
         return tiles::MAX_QUERIES;
@@ -66,7 +66,7 @@ pub(super) fn max_queries(isa: Isa, call: &Attention<'_>) -> usize {
 }
 
 /// Floats of scratch memory that a member needs.
-pub(super) fn scratch_len(isa: Isa, call: &Attention<'_>) -> usize {
+pub(super) fn scratch_len(isa: Isa, call: &AttentionCall<'_>) -> usize {
     #[cfg(target_arch = "x86_64")]
     if on_tiles(isa, call) {
         return tiles::scratch_len(call);
@@ -77,10 +77,10 @@ pub(super) fn scratch_len(isa: Isa, call: &Attention<'_>) -> usize {
     2 * dim * TILE + queries * (TILE + 1) + 2 * call.state_len(queries) + 4 * LANES
 }
 
-impl Scratch {
+impl VectorScratch {
     /// # Safety
     /// `scratch_len(…)` floats lie at `at`.
-    unsafe fn at(at: *mut f32, call: &Attention<'_>) -> Self {
+    unsafe fn at(at: *mut f32, call: &AttentionCall<'_>) -> Self {
         let (dim, queries) = (call.padded_dim(), MAX_QUERIES.max(call.group()));
         // SAFETY: the caller's; the offsets add up to `scratch_len` at most.
         unsafe {
@@ -100,23 +100,23 @@ impl Scratch {
 /// `scratch` and `state` are large enough and nobody else's; the call's tensors and block tables fit its shape.
 pub(super) unsafe fn partition(
     isa: Isa,
-    call: &Attention<'_>,
-    unit: &Unit,
+    call: &AttentionCall<'_>,
+    unit: &AttentionUnit,
     partition: usize,
     scratch: *mut f32,
     state: *mut f32,
 ) {
     // SAFETY: the caller's.
-    unsafe { run(isa, call, std::slice::from_ref(unit), scratch, Part::Partition(partition, state)) }
+    unsafe { run(isa, call, std::slice::from_ref(unit), scratch, UnitPart::Partition(partition, state)) }
 }
 
 /// Computes the outputs of units one after the other.
 ///
 /// # Safety
 /// As for [`partition`]; the units' rows and heads of the output are nobody else's.
-pub(super) unsafe fn units(isa: Isa, call: &Attention<'_>, units: &[Unit], scratch: *mut f32) {
+pub(super) unsafe fn units(isa: Isa, call: &AttentionCall<'_>, units: &[AttentionUnit], scratch: *mut f32) {
     // SAFETY: the caller's.
-    unsafe { run(isa, call, units, scratch, Part::Whole) };
+    unsafe { run(isa, call, units, scratch, UnitPart::Whole) };
 }
 
 /// Computes a unit's output from the states of its partitions, which lie at `partials + unit.partials`.
@@ -125,38 +125,38 @@ pub(super) unsafe fn units(isa: Isa, call: &Attention<'_>, units: &[Unit], scrat
 /// As for [`units`].
 pub(super) unsafe fn merge_partials(
     isa: Isa,
-    call: &Attention<'_>,
-    unit: &Unit,
+    call: &AttentionCall<'_>,
+    unit: &AttentionUnit,
     partials: *const f32,
     scratch: *mut f32,
 ) {
     // SAFETY: the caller's.
-    unsafe { run(isa, call, std::slice::from_ref(unit), scratch, Part::Merge(partials.add(unit.partials))) }
+    unsafe { run(isa, call, std::slice::from_ref(unit), scratch, UnitPart::Merge(partials.add(unit.partials))) }
 }
 
 /// Does `part` of each of the units.
 ///
 /// # Safety
 /// As for [`units`].
-unsafe fn run(isa: Isa, call: &Attention<'_>, units: &[Unit], scratch: *mut f32, part: Part) {
+unsafe fn run(isa: Isa, call: &AttentionCall<'_>, units: &[AttentionUnit], scratch: *mut f32, part: UnitPart) {
     #[cfg(target_arch = "x86_64")]
     if on_tiles(isa, call) {
         // SAFETY: the caller's; AMX implies AVX-512, and the type of the KV cache was looked at.
         return unsafe { tiles::run(call, units, scratch, part) };
     }
     // SAFETY: the caller's.
-    let scratch = unsafe { Scratch::at(scratch, call) };
+    let scratch = unsafe { VectorScratch::at(scratch, call) };
     for unit in units {
         match call.kv.layout.dtype {
-            DType::F32 => isa.run(Work { call, unit, scratch, part, element: F32 }),
-            DType::F16 => isa.run(Work { call, unit, scratch, part, element: F16 }),
-            DType::BF16 => isa.run(Work { call, unit, scratch, part, element: Bf16 }),
+            DType::F32 => isa.run(UnitKernel { call, unit, scratch, part, element: CacheF32 }),
+            DType::F16 => isa.run(UnitKernel { call, unit, scratch, part, element: CacheF16 }),
+            DType::BF16 => isa.run(UnitKernel { call, unit, scratch, part, element: CacheBf16 }),
         }
     }
 }
 
 /// Element type of the KV cache.
-trait Element: Copy {
+trait CacheElement: Copy {
     const BYTES: usize;
     /// # Safety
     /// Sixteen elements can be read at `at`.
@@ -164,8 +164,8 @@ trait Element: Copy {
 }
 
 #[derive(Clone, Copy)]
-struct F32;
-impl Element for F32 {
+struct CacheF32;
+impl CacheElement for CacheF32 {
     const BYTES: usize = 4;
     #[inline(always)]
     unsafe fn widen<S: Simd>(self, simd: S, at: *const u8) -> S::V {
@@ -175,8 +175,8 @@ impl Element for F32 {
 }
 
 #[derive(Clone, Copy)]
-struct F16;
-impl Element for F16 {
+struct CacheF16;
+impl CacheElement for CacheF16 {
     const BYTES: usize = 2;
     #[inline(always)]
     unsafe fn widen<S: Simd>(self, simd: S, at: *const u8) -> S::V {
@@ -186,8 +186,8 @@ impl Element for F16 {
 }
 
 #[derive(Clone, Copy)]
-struct Bf16;
-impl Element for Bf16 {
+struct CacheBf16;
+impl CacheElement for CacheBf16 {
     const BYTES: usize = 2;
     #[inline(always)]
     unsafe fn widen<S: Simd>(self, simd: S, at: *const u8) -> S::V {
@@ -196,30 +196,30 @@ impl Element for Bf16 {
     }
 }
 
-struct Work<'a, E> {
-    call: &'a Attention<'a>,
-    unit: &'a Unit,
-    scratch: Scratch,
-    part: Part,
+struct UnitKernel<'a, E> {
+    call: &'a AttentionCall<'a>,
+    unit: &'a AttentionUnit,
+    scratch: VectorScratch,
+    part: UnitPart,
     element: E,
 }
 
-impl<E: Element> Kernel for Work<'_, E> {
+impl<E: CacheElement> SimdKernel for UnitKernel<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Unit { first_partition, num_partitions, .. } = *self.unit;
+        let AttentionUnit { first_partition, num_partitions, .. } = *self.unit;
         // SAFETY: `run`'s contract covers all reads and writes below.
         unsafe {
-            let own = State::at(self.scratch.partition, self.call, self.unit);
-            let total = State::at(self.scratch.total, self.call, self.unit);
+            let own = SoftmaxState::at(self.scratch.partition, self.call, self.unit);
+            let total = SoftmaxState::at(self.scratch.total, self.call, self.unit);
             let (from, state) = match self.part {
-                Part::Partition(partition, state) => {
-                    return self.partition(simd, partition, State::at(state, self.call, self.unit));
+                UnitPart::Partition(partition, state) => {
+                    return self.partition(simd, partition, SoftmaxState::at(state, self.call, self.unit));
                 }
-                Part::Whole => (None, own),
-                Part::Merge(partials) => (Some(partials), own),
+                UnitPart::Whole => (None, own),
+                UnitPart::Merge(partials) => (Some(partials), own),
             };
             self.clear(total);
             for i in 0..num_partitions {
@@ -230,7 +230,7 @@ impl<E: Element> Kernel for Work<'_, E> {
                     }
                     Some(partials) => {
                         let at = partials.add(i * self.call.state_len(self.num_queries())).cast_mut();
-                        self.merge(simd, State::at(at, self.call, self.unit), total);
+                        self.merge(simd, SoftmaxState::at(at, self.call, self.unit), total);
                     }
                 }
             }
@@ -242,14 +242,14 @@ impl<E: Element> Kernel for Work<'_, E> {
 // SAFETY (all blocks in this impl): `run`'s contract; indices of queries are below `num_queries`, of dimensions below
 // `padded_dim`, of positions in a tile below `TILE`, for which scratch memory and states have room. The KV pool and
 // the activations are followed by bytes that a vector load of a head's last, partial vector may touch.
-impl<E: Element> Work<'_, E> {
+impl<E: CacheElement> UnitKernel<'_, E> {
     #[inline(always)]
     fn num_queries(&self) -> usize {
         self.unit.num_rows * self.call.group()
     }
 
     #[inline(always)]
-    unsafe fn clear(&self, state: State) {
+    unsafe fn clear(&self, state: SoftmaxState) {
         let n = self.num_queries();
         unsafe {
             for i in 0..n {
@@ -262,7 +262,7 @@ impl<E: Element> Work<'_, E> {
 
     /// The softmax over the positions of one partition.
     #[inline(always)]
-    unsafe fn partition<S: Simd>(&self, simd: S, partition: usize, state: State) {
+    unsafe fn partition<S: Simd>(&self, simd: S, partition: usize, state: SoftmaxState) {
         let (from, to) = self.unit.any_visible(self.call.shape.window);
         let from = from.max(partition * PARTITION);
         let to = to.min((partition + 1) * PARTITION);
@@ -390,7 +390,7 @@ impl<E: Element> Work<'_, E> {
 
     /// Turns scores into weights, and moves maximum and sum on.
     #[inline(always)]
-    unsafe fn softmax<S: Simd>(&self, simd: S, tile: usize, state: State) {
+    unsafe fn softmax<S: Simd>(&self, simd: S, tile: usize, state: SoftmaxState) {
         let (scale, hidden) = (simd.splat(self.call.shape.scale), simd.splat(f32::NEG_INFINITY));
         let softcap = self.call.shape.softcap;
         for i in 0..self.num_queries() {
@@ -431,7 +431,7 @@ impl<E: Element> Work<'_, E> {
 
     /// `acc = acc * factor + weights · V`, each element one chain over the positions.
     #[inline(always)]
-    unsafe fn accumulate<S: Simd>(&self, simd: S, tile: usize, state: State) {
+    unsafe fn accumulate<S: Simd>(&self, simd: S, tile: usize, state: SoftmaxState) {
         let n = self.num_queries();
         let mut i = 0;
         while i < n {
@@ -463,7 +463,7 @@ impl<E: Element> Work<'_, E> {
         simd: S,
         first: usize,
         range: (usize, usize),
-        state: State,
+        state: SoftmaxState,
     ) {
         let dim = self.call.padded_dim();
         let mut d = 0;
@@ -490,7 +490,7 @@ impl<E: Element> Work<'_, E> {
         first: usize,
         d: usize,
         range: (usize, usize),
-        state: State,
+        state: SoftmaxState,
     ) {
         let dim = self.call.padded_dim();
         let mut acc = [[simd.splat(0.0); C]; R];
@@ -526,7 +526,7 @@ impl<E: Element> Work<'_, E> {
 
     /// Adds a partition's state to that of the partitions before it.
     #[inline(always)]
-    unsafe fn merge<S: Simd>(&self, simd: S, part: State, total: State) {
+    unsafe fn merge<S: Simd>(&self, simd: S, part: SoftmaxState, total: SoftmaxState) {
         let dim = self.call.padded_dim();
         for i in 0..self.num_queries() {
             unsafe {
@@ -551,7 +551,7 @@ impl<E: Element> Work<'_, E> {
     }
 
     #[inline(always)]
-    unsafe fn write<S: Simd>(&self, simd: S, total: State) {
+    unsafe fn write<S: Simd>(&self, simd: S, total: SoftmaxState) {
         let (dim, shape) = (self.call.padded_dim(), &self.call.shape);
         for i in 0..self.num_queries() {
             let (row, head) = self.row_and_head(i);

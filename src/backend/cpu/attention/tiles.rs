@@ -14,9 +14,9 @@ mod vector;
 pub(super) use layout::{is_tiled, write_row};
 
 use super::super::simd::LANES;
-use super::unit::{Attention, PARTITION, Part, Unit};
+use super::unit::{AttentionCall, AttentionUnit, PARTITION, UnitPart};
 use geometry::{CHUNK, GROUP, GROUPS, TILE, TILE_LEN, first_lanes};
-use products::{GROUPS_AT_ONCE, Products, Scored, Weighed};
+use products::{GROUPS_AT_ONCE, Scored, TileProducts, Weighed};
 use std::arch::x86_64::*;
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -32,7 +32,7 @@ const _: () = assert!(PARTITION.is_multiple_of(TILE) && GROUPS.is_multiple_of(GR
 
 /// Softmax of a unit's queries over some positions.
 #[derive(Clone, Copy)]
-struct State {
+struct TiledSoftmaxState {
     /// `[queries][dimensions]` weighted sum of V.
     acc: *mut f32,
     /// `[queries][16]` sum of the weights `2^(score - max)`, by position modulo 32.
@@ -42,7 +42,7 @@ struct State {
 }
 
 /// A member's scratch memory, cut up. All begins at 64-byte boundaries.
-struct Scratch {
+struct TileScratch {
     /// `[blocks][chunks][16 queries][32 dimensions]` bfloat16.
     queries: *mut u32,
     /// `[3 tiles][groups][chunks]` tiles, where K cannot be used as it lies in the cache.
@@ -63,12 +63,12 @@ struct Scratch {
     total: *mut f32,
 }
 
-fn num_chunks(call: &Attention<'_>) -> usize {
+fn num_chunks(call: &AttentionCall<'_>) -> usize {
     call.shape.head_dim.div_ceil(CHUNK)
 }
 
 /// What a member's scratch memory is cut into, in floats.
-fn scratch_parts(call: &Attention<'_>) -> [usize; 10] {
+fn scratch_parts(call: &AttentionCall<'_>) -> [usize; 10] {
     let queries = MAX_QUERIES.max(call.group()).next_multiple_of(LANES);
     let dim = num_chunks(call) * CHUNK;
     let gathered = if call.kv.tiled { 0 } else { 3 * TILE * dim / 2 };
@@ -78,14 +78,14 @@ fn scratch_parts(call: &Attention<'_>) -> [usize; 10] {
 }
 
 /// Floats of scratch memory that a member needs.
-pub(super) fn scratch_len(call: &Attention<'_>) -> usize {
+pub(super) fn scratch_len(call: &AttentionCall<'_>) -> usize {
     scratch_parts(call).iter().sum()
 }
 
-impl Scratch {
+impl TileScratch {
     /// # Safety
     /// `scratch_len(call)` floats lie at `at`.
-    unsafe fn at(at: *mut f32, call: &Attention<'_>) -> Self {
+    unsafe fn at(at: *mut f32, call: &AttentionCall<'_>) -> Self {
         let mut next = at;
         let [queries, keys, values, scores, weights, factors, products, visible, partition, total] =
             scratch_parts(call).map(|len| {
@@ -105,16 +105,16 @@ impl Scratch {
 /// AMX and all of AVX-512 that [`Isa`](super::Isa) names are available; the KV cache is bfloat16. `scratch` and what
 /// `part` points to are large enough and nobody else's; the call's tensors and block tables fit its shape.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) unsafe fn run(call: &Attention<'_>, units: &[Unit], scratch: *mut f32, part: Part) {
+pub(super) unsafe fn run(call: &AttentionCall<'_>, units: &[AttentionUnit], scratch: *mut f32, part: UnitPart) {
     let mut tiles = None;
     for unit in units {
         let num_queries = unit.num_rows * call.group();
         let num_blocks = num_queries.div_ceil(LANES);
         // SAFETY: the caller's.
-        let scratch = unsafe { Scratch::at(scratch, call) };
-        let work = Work { call, unit, scratch, num_queries, num_blocks, num_chunks: num_chunks(call) };
+        let scratch = unsafe { TileScratch::at(scratch, call) };
+        let work = TiledUnit { call, unit, scratch, num_queries, num_blocks, num_chunks: num_chunks(call) };
         let rows = num_queries.min(LANES);
-        if tiles.as_ref().is_none_or(|(of, _)| *of != rows) && !matches!(part, Part::Merge(_)) {
+        if tiles.as_ref().is_none_or(|(of, _)| *of != rows) && !matches!(part, UnitPart::Merge(_)) {
             drop(tiles.take());
             // SAFETY: the caller's; there are no others now.
             tiles = Some((rows, unsafe { products::configure(rows) }));
@@ -124,10 +124,10 @@ pub(super) unsafe fn run(call: &Attention<'_>, units: &[Unit], scratch: *mut f32
     }
 }
 
-struct Work<'a> {
-    call: &'a Attention<'a>,
-    unit: &'a Unit,
-    scratch: Scratch,
+struct TiledUnit<'a> {
+    call: &'a AttentionCall<'a>,
+    unit: &'a AttentionUnit,
+    scratch: TileScratch,
     num_queries: usize,
     /// Blocks of 16 queries.
     num_blocks: usize,
@@ -148,7 +148,7 @@ struct Positions {
 }
 
 /// A block of queries at a tile of positions.
-struct Item {
+struct TileItem {
     block: usize,
     /// First position of the tile.
     start: usize,
@@ -160,7 +160,7 @@ struct Item {
     place: usize,
 }
 
-impl Item {
+impl TileItem {
     /// Pairs of groups with one of [`Self::groups`].
     fn pairs(&self) -> Range<usize> {
         self.groups.start / 2..self.groups.end.div_ceil(2)
@@ -175,17 +175,17 @@ impl Item {
 
 // SAFETY (all blocks in this impl): `run`'s contract. Blocks are below `num_blocks`, queries below `num_queries`, groups
 // in a tile below `GROUPS`, for which scratch memory and states have room.
-impl Work<'_> {
-    unsafe fn run(&self, part: Part) {
+impl TiledUnit<'_> {
+    unsafe fn run(&self, part: UnitPart) {
         let (unit, state_len) = (self.unit, self.call.state_len(self.num_queries));
         unsafe {
             let (own, total) = (self.state(self.scratch.partition), self.state(self.scratch.total));
             match part {
-                Part::Partition(partition, state) => {
+                UnitPart::Partition(partition, state) => {
                     self.load_queries();
                     self.partition(partition, self.state(state));
                 }
-                Part::Whole => {
+                UnitPart::Whole => {
                     self.load_queries();
                     self.partition(unit.first_partition, total);
                     for partition in 1..unit.num_partitions {
@@ -194,7 +194,7 @@ impl Work<'_> {
                     }
                     self.write(total);
                 }
-                Part::Merge(partials) => {
+                UnitPart::Merge(partials) => {
                     let state = |i: usize| self.state(partials.add(i * state_len).cast_mut());
                     for i in 1..unit.num_partitions {
                         self.merge(state(i), state(0));
@@ -206,10 +206,10 @@ impl Work<'_> {
     }
 
     /// The state that lies at `at`.
-    fn state(&self, at: *mut f32) -> State {
+    fn state(&self, at: *mut f32) -> TiledSoftmaxState {
         let queries = self.num_blocks * LANES;
         let sum = at.wrapping_add(queries * self.dim());
-        State { acc: at, sum, max: sum.wrapping_add(queries * LANES) }
+        TiledSoftmaxState { acc: at, sum, max: sum.wrapping_add(queries * LANES) }
     }
 
     /// Head size in whole chunks.
@@ -222,15 +222,15 @@ impl Work<'_> {
         block * LANES..self.num_queries.min((block + 1) * LANES)
     }
 
-    fn scores_of(&self, item: &Item) -> *mut f32 {
+    fn scores_of(&self, item: &TileItem) -> *mut f32 {
         self.scratch.scores.wrapping_add(item.place * LANES * TILE)
     }
 
-    fn weights_of(&self, item: &Item) -> *mut u16 {
+    fn weights_of(&self, item: &TileItem) -> *mut u16 {
         self.scratch.weights.wrapping_add(item.place * LANES * TILE)
     }
 
-    fn factors_of(&self, item: &Item) -> *mut f32 {
+    fn factors_of(&self, item: &TileItem) -> *mut f32 {
         self.scratch.factors.wrapping_add(item.place * LANES)
     }
 
@@ -242,7 +242,7 @@ impl Work<'_> {
 
     /// The softmax over the positions of one partition.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    unsafe fn partition(&self, partition: usize, state: State) {
+    unsafe fn partition(&self, partition: usize, state: TiledSoftmaxState) {
         let queries = self.num_blocks * LANES;
         unsafe {
             state.acc.write_bytes(0, self.num_queries * self.dim());
@@ -291,9 +291,9 @@ impl Work<'_> {
     /// The products of two items: the weighted sum of V of one, and the scores of the other.
     unsafe fn products<'a>(
         &'a self,
-        weighed: Option<&(Item, &'a Positions)>,
-        scored: Option<&(Item, &'a Positions)>,
-    ) -> Products<'a> {
+        weighed: Option<&(TileItem, &'a Positions)>,
+        scored: Option<&(TileItem, &'a Positions)>,
+    ) -> TileProducts<'a> {
         let weighed = weighed.map(|(item, positions)| Weighed {
             weights: self.weights_of(item).wrapping_add(item.groups.start * GROUP),
             values: &positions.values[item.groups.clone()],
@@ -305,23 +305,23 @@ impl Work<'_> {
             groups: item.groups.clone(),
             out: self.scores_of(item),
         });
-        unsafe { Products::new(weighed, scored, self.num_chunks) }
+        unsafe { TileProducts::new(weighed, scored, self.num_chunks) }
     }
 
     /// Item `i` of a partition, unless its queries see nothing of its tile.
-    unsafe fn item(&self, i: usize, positions: &Positions) -> Option<Item> {
+    unsafe fn item(&self, i: usize, positions: &Positions) -> Option<TileItem> {
         let block = i % self.num_blocks;
         let queries = self.queries_of(block);
         let [first, last] = unsafe { [queries.start, queries.end - 1].map(|query| *self.scratch.visible.add(query)) };
         let (from, to) = (positions.from.max(first[0] as usize), positions.to.min(last[1] as usize));
         let groups = || (from - positions.start) / GROUP..(to - positions.start).div_ceil(GROUP);
         let common = last[0] as usize..first[1] as usize;
-        (from < to).then(|| Item { block, start: positions.start, groups: groups(), common, place: i % 2 })
+        (from < to).then(|| TileItem { block, start: positions.start, groups: groups(), common, place: i % 2 })
     }
 
     /// The positions of a pair of groups that a query sees, a bit each.
     #[inline]
-    unsafe fn mask(&self, query: usize, item: &Item, pair: usize) -> u32 {
+    unsafe fn mask(&self, query: usize, item: &TileItem, pair: usize) -> u32 {
         let start = item.start + pair * PAIR;
         let [from, to] = unsafe { *self.scratch.visible.add(query) };
         let within = |position: u32| (position as usize).saturating_sub(start).min(PAIR);
@@ -331,7 +331,7 @@ impl Work<'_> {
     /// Turns the scores of an item into weights; moves maximum and sum on. `between` is called once for each query.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    unsafe fn softmax(&self, item: &Item, state: State, mut between: impl FnMut()) {
+    unsafe fn softmax(&self, item: &TileItem, state: TiledSoftmaxState, mut between: impl FnMut()) {
         let queries = self.queries_of(item.block);
         unsafe {
             let scale = self.scale_scores(item);
@@ -354,7 +354,7 @@ impl Work<'_> {
     /// Returns the factor that turns what is in the scores' place into powers of 2. It is positive; what cannot be
     /// done by it is done here.
     #[target_feature(enable = "avx512f,avx512dq")]
-    unsafe fn scale_scores(&self, item: &Item) -> f32 {
+    unsafe fn scale_scores(&self, item: &TileItem) -> f32 {
         let scale = self.call.shape.scale;
         let softcap = self.call.shape.softcap;
         if softcap.is_none() && scale > 0.0 {
@@ -382,7 +382,7 @@ impl Work<'_> {
     /// A query's largest score, in some lane.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    unsafe fn max_score(&self, query: usize, item: &Item) -> __m512 {
+    unsafe fn max_score(&self, query: usize, item: &TileItem) -> __m512 {
         let scores = self.scores_of(item).wrapping_add(query % LANES * TILE);
         let mut max = _mm512_set1_ps(f32::NEG_INFINITY);
         for pair in item.pairs() {
@@ -403,7 +403,7 @@ impl Work<'_> {
     /// A query's weights, and their sum.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
-    unsafe fn weights(&self, query: usize, item: &Item, scale: f32, state: State) {
+    unsafe fn weights(&self, query: usize, item: &TileItem, scale: f32, state: TiledSoftmaxState) {
         /// Two bfloat16 of 1.
         const ONES: i32 = 0x3f80_3f80;
         let row = query % LANES * TILE;
@@ -434,7 +434,7 @@ impl Work<'_> {
 
     /// Adds what an item's weights and V gave to what was before it.
     #[target_feature(enable = "avx512f")]
-    unsafe fn add_products(&self, item: &Item, state: State) {
+    unsafe fn add_products(&self, item: &TileItem, state: TiledSoftmaxState) {
         for query in self.queries_of(item.block) {
             unsafe {
                 let factor = _mm512_set1_ps(*self.factors_of(item).add(query % LANES));
@@ -450,7 +450,7 @@ impl Work<'_> {
 
     /// Adds a partition's state to that of the partitions before it. An empty state changes nothing.
     #[target_feature(enable = "avx512f,avx512dq")]
-    unsafe fn merge(&self, part: State, total: State) {
+    unsafe fn merge(&self, part: TiledSoftmaxState, total: TiledSoftmaxState) {
         for query in 0..self.num_queries {
             unsafe {
                 let (part_max, total_max) = (*part.max.add(query), *total.max.add(query));
@@ -472,7 +472,7 @@ impl Work<'_> {
 
     /// The output: sums of V, divided by the sums of the weights.
     #[target_feature(enable = "avx512f")]
-    unsafe fn write(&self, total: State) {
+    unsafe fn write(&self, total: TiledSoftmaxState) {
         let shape = &self.call.shape;
         for query in 0..self.num_queries {
             let (row, head) = self.row_and_head(query);

@@ -1,6 +1,6 @@
 //! What attention computes: a call, and the units of work that it is cut into.
 
-use super::super::memory::{KvPools, Shared};
+use super::super::memory::{CpuKvPools, Shared};
 use super::super::simd::LANES;
 use crate::backend::{AttentionShape, Batch, BatchSeq};
 
@@ -12,7 +12,7 @@ pub(super) const PARTITION: usize = 1024;
 
 /// Query rows `first_row .. first_row + num_rows` of a sequence, counted within it, for one KV head.
 #[derive(Clone, Copy)]
-pub(super) struct Unit {
+pub(super) struct AttentionUnit {
     pub seq: BatchSeq,
     pub kv_head: usize,
     pub first_row: usize,
@@ -24,7 +24,7 @@ pub(super) struct Unit {
     pub partials: usize,
 }
 
-impl Unit {
+impl AttentionUnit {
     /// Positions `.0 .. .1` that the row sees.
     pub(super) fn visible(&self, row: usize, window: Option<usize>) -> (usize, usize) {
         let end = self.seq.num_computed + self.first_row + row + 1;
@@ -39,9 +39,9 @@ impl Unit {
 
 /// One call's inputs.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Attention<'a> {
+pub(in super::super) struct AttentionCall<'a> {
     pub batch: &'a Batch,
-    pub kv: &'a KvPools,
+    pub kv: &'a CpuKvPools,
     pub layer: usize,
     pub shape: AttentionShape,
     /// `[rows, (num_heads + 2 * num_kv_heads) * head_dim]`
@@ -50,7 +50,7 @@ pub(in super::super) struct Attention<'a> {
     pub out: Shared<f32>,
 }
 
-impl Attention<'_> {
+impl AttentionCall<'_> {
     pub(super) fn group(&self) -> usize {
         self.shape.num_heads / self.shape.num_kv_heads
     }
@@ -68,7 +68,7 @@ impl Attention<'_> {
 
     /// How long a unit takes, in numbers that compare: positions are read and laid out once, and then used by each
     /// sixteen queries.
-    pub(super) fn work(&self, unit: &Unit) -> usize {
+    pub(super) fn work(&self, unit: &AttentionUnit) -> usize {
         let (from, to) = unit.any_visible(self.shape.window);
         (to - from + TILE) * ((unit.num_rows * self.group()).div_ceil(LANES) + 2)
     }
@@ -76,7 +76,7 @@ impl Attention<'_> {
 
 /// What to compute of a unit.
 #[derive(Clone, Copy)]
-pub(super) enum Part {
+pub(super) enum UnitPart {
     /// The state of one partition, to be left at this address.
     Partition(usize, *mut f32),
     /// All partitions, and the output.

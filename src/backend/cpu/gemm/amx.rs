@@ -12,9 +12,9 @@
 
 use super::super::isa::Isa;
 use super::super::pack::BF16_K_BLOCK;
-use super::super::simd::{Kernel, LANES, Simd};
+use super::super::simd::{LANES, Simd, SimdKernel};
 use super::super::tile_registers::Tiles;
-use super::part::{Panels, Part};
+use super::part::{Product, ProductPart};
 use std::arch::asm;
 use std::arch::x86_64::_rdtsc;
 use std::cell::Cell;
@@ -73,7 +73,7 @@ const BLOCK_STEPS: usize = 64;
 /// # Safety
 /// AMX is available; the weights are bfloat16; the panels exist; the input has room for whole blocks of rows; the
 /// target is the caller's; `scratch` has [`SCRATCH_LEN`] floats, 64-byte-aligned, and is the caller's too.
-pub(super) unsafe fn run(part: &Part<'_>, scratch: *mut f32) {
+pub(super) unsafe fn run(part: &ProductPart<'_>, scratch: *mut f32) {
     let steps = part.product.w.steps() / (BF16_K_BLOCK / 2);
     let (rows, panels) = (&part.rows, &part.panels);
     assert!(rows.len() <= MAX_ROWS && panels.len() <= MAX_PANELS);
@@ -122,7 +122,7 @@ pub(super) unsafe fn run(part: &Part<'_>, scratch: *mut f32) {
 
 /// Where a block's results lie between blocks of steps.
 #[derive(Clone, Copy)]
-struct Results {
+struct TileResults {
     at: *mut f32,
     /// Floats from row to row.
     stride: usize,
@@ -144,14 +144,14 @@ struct Ahead {
 
 impl Ahead {
     /// Weights of the panels from `panel` on.
-    fn weights(product: &Panels<'_>, (panel, step): (usize, usize), steps: usize) -> Self {
+    fn weights(product: &Product<'_>, (panel, step): (usize, usize), steps: usize) -> Self {
         let run_to_run = product.w.panel_bytes();
         let run = product.w.as_ptr().wrapping_add(panel * run_to_run + step * TILE_BYTES);
         Self { run, run_to_run, in_run: 0, piece_bytes: steps * WEIGHTS_AHEAD, run_bytes: steps * TILE_BYTES }
     }
 
     /// Input of the rows from `row` on.
-    fn input(product: &Panels<'_>, (row, step): (usize, usize), steps: usize) -> Self {
+    fn input(product: &Product<'_>, (row, step): (usize, usize), steps: usize) -> Self {
         let run_to_run = 4 * product.layout.tile;
         let run = product.x.cast::<u8>().wrapping_add(row / LANES * run_to_run + step * TILE_BYTES);
         Self { run, run_to_run, in_run: 0, piece_bytes: steps * INPUT_AHEAD, run_bytes: steps * TILE_BYTES }
@@ -175,7 +175,7 @@ const WEIGHTS_AHEAD: usize = TILE_BYTES / 8;
 
 /// Rows and panels that are computed together: up to 32 by 2, or 16 by 4.
 struct Block<'a> {
-    part: &'a Part<'a>,
+    part: &'a ProductPart<'a>,
     row: usize,
     num_rows: usize,
     panel: usize,
@@ -352,7 +352,7 @@ macro_rules! two_by_block {
 impl Block<'_> {
     /// The first tile of input from `step` on.
     unsafe fn x(&self, step: usize) -> *const u32 {
-        let Panels { x, layout, .. } = *self.part.product;
+        let Product { x, layout, .. } = *self.part.product;
         // SAFETY: row and step exist.
         unsafe { x.add(self.row / LANES * layout.tile + step * layout.chunk) }
     }
@@ -367,7 +367,7 @@ impl Block<'_> {
 
     /// Where the results go: to the target itself if all of it is there and nothing else is to be done with them. A
     /// chain whose results are added to what is there begins with that.
-    unsafe fn begin(&self, max_panels: usize, scratch: *mut f32, first_step: usize) -> Results {
+    unsafe fn begin(&self, max_panels: usize, scratch: *mut f32, first_step: usize) -> TileResults {
         let (target, part) = (&self.part.target, self.part);
         let first = (self.panel - target.panel) * LANES;
         let go_on = first_step > 0 || target.adds;
@@ -375,12 +375,12 @@ impl Block<'_> {
             let at = target.at.get().add((self.row - target.row) * target.stride + first);
             let is_whole = self.num_panels == max_panels && first + max_panels * LANES <= target.cols;
             if is_whole && part.product.bias.is_none() {
-                return Results { at, stride: target.stride, go_on, apart: false };
+                return TileResults { at, stride: target.stride, go_on, apart: false };
             }
             let stride = max_panels * LANES;
             let block = (self.row - part.rows.start) / BLOCK_ROWS * part.panels.len().div_ceil(max_panels)
                 + (self.panel - part.panels.start) / max_panels;
-            let results = Results { at: scratch.add(block * 4 * TILE_LEN), stride, go_on, apart: true };
+            let results = TileResults { at: scratch.add(block * 4 * TILE_LEN), stride, go_on, apart: true };
             if target.adds && first_step == 0 {
                 let width = (target.cols - first).min(self.num_panels * LANES);
                 for row in 0..self.num_rows {
@@ -394,7 +394,7 @@ impl Block<'_> {
     }
 
     /// Writes results that lie apart to the target, with the bias.
-    unsafe fn end(&self, results: Results) {
+    unsafe fn end(&self, results: TileResults) {
         if results.apart {
             Isa::Amx.run(WriteBlock { block: self, results });
         }
@@ -402,7 +402,7 @@ impl Block<'_> {
 
     /// Two tiles of rows by up to two panels. `ahead` are addresses of input and weights from which some lines are
     /// asked for in each step.
-    unsafe fn two_by(&self, steps: Range<usize>, results: Results, ahead: [*const u8; 2]) {
+    unsafe fn two_by(&self, steps: Range<usize>, results: TileResults, ahead: [*const u8; 2]) {
         // SAFETY: see above.
         Pace::choose(steps.len(), |prefetches| unsafe {
             match prefetches {
@@ -420,7 +420,7 @@ impl Block<'_> {
 
     /// [`Block::two_by`] for weights that come from memory: they are asked for some tiles ahead, and at the end of the
     /// panels those of the panels behind them.
-    unsafe fn two_by_streamed(&self, steps: Range<usize>, results: Results) {
+    unsafe fn two_by_streamed(&self, steps: Range<usize>, results: TileResults) {
         const TILES_AHEAD: usize = 4;
         unsafe {
             let (x, w0, w1) = (self.x(steps.start), self.weights(0, steps.start), self.weights(1, steps.start));
@@ -459,7 +459,7 @@ impl Block<'_> {
     }
 
     /// One tile of rows by up to four panels: several streams from memory side by side.
-    unsafe fn one_by(&self, steps: Range<usize>, results: Results) {
+    unsafe fn one_by(&self, steps: Range<usize>, results: TileResults) {
         unsafe {
             asm!(
                 "tilezero tmm0",
@@ -516,10 +516,10 @@ impl Block<'_> {
 
 struct WriteBlock<'a> {
     block: &'a Block<'a>,
-    results: Results,
+    results: TileResults,
 }
 
-impl Kernel for WriteBlock<'_> {
+impl SimdKernel for WriteBlock<'_> {
     type Output = ();
 
     #[inline(always)]

@@ -5,7 +5,7 @@ use super::super::isa::Isa;
 use super::super::memory::{Arena, Buffer, Shared};
 use super::super::pack::{CpuMatrix, steps};
 use super::super::rows::{ALONE_BELOW, for_runs};
-use super::super::simd::{Kernel, LANES, Simd, bf16_bits};
+use super::super::simd::{LANES, Simd, SimdKernel, bf16_bits};
 use super::super::team::Team;
 use crate::backend::{Activation, DType};
 use crate::error::StartError;
@@ -14,7 +14,7 @@ use std::ops::Range;
 /// Where the rounded rows lie. A word is one step of the inner dimension: a float32, or a pair of bfloat16. Words of a
 /// row come in chunks of 16, a cache line.
 #[derive(Clone, Copy)]
-pub(super) struct Layout {
+pub(super) struct InputLayout {
     /// Words from chunk to chunk of a row.
     pub chunk: usize,
     /// Words from row to row, within 16 rows.
@@ -23,7 +23,7 @@ pub(super) struct Layout {
     pub tile: usize,
 }
 
-impl Layout {
+impl InputLayout {
     /// That of a product of `rows` rows of width `k` with weights of `dtype`.
     pub fn of(isa: Isa, dtype: DType, rows: usize, k: usize) -> Self {
         let steps = steps(k, dtype);
@@ -59,11 +59,11 @@ impl Layout {
 }
 
 /// The rounded rows of the product at hand; the memory is used again for the next one.
-pub(super) struct Input {
+pub(super) struct RoundedInput {
     words: Buffer<u32>,
 }
 
-impl Input {
+impl RoundedInput {
     pub fn new() -> Result<Self, StartError> {
         Ok(Self { words: Buffer::zeroed(0, "the rounded input of a linear layer")? })
     }
@@ -73,7 +73,7 @@ impl Input {
     }
 
     /// Rounds `x: [rows, k]` to the type of `w`. There is room for whole blocks of 32 rows.
-    pub fn fill(&mut self, isa: Isa, team: &Team, x: &[f32], rows: usize, w: &CpuMatrix, layout: Layout) {
+    pub fn fill(&mut self, isa: Isa, team: &Team, x: &[f32], rows: usize, w: &CpuMatrix, layout: InputLayout) {
         let len = layout.len(rows);
         if self.words.len() < len {
             self.words =
@@ -108,7 +108,7 @@ impl Operand {
     /// For up to `max_rows` rows of width `k`.
     pub fn new(arena: &Arena, isa: Isa, max_rows: usize, k: usize, dtype: DType) -> Result<Self, StartError> {
         // Of tiles the longest is that of the most rows; of rows every one is as long.
-        let len = Layout::of(isa, dtype, max_rows, k).len(max_rows);
+        let len = InputLayout::of(isa, dtype, max_rows, k).len(max_rows);
         Ok(Self { words: arena.zeroed(len, "activations")?, max_rows, k, dtype, isa })
     }
 
@@ -134,7 +134,7 @@ impl Operand {
     /// The row is below `rows`, and nobody else uses these elements.
     pub unsafe fn write(&self, isa: Isa, rows: usize, row: usize, first: usize, x: &[f32]) {
         let per_chunk = LANES * if self.dtype == DType::BF16 { 2 } else { 1 };
-        let layout = Layout::of(self.isa, self.dtype, rows, self.k);
+        let layout = InputLayout::of(self.isa, self.dtype, rows, self.k);
         let x = &x[..x.len().min(self.k - first)];
         let num_chunks = x.len().div_ceil(per_chunk);
         assert!(rows <= self.max_rows && row < rows && first.is_multiple_of(per_chunk), "columns of an operand");
@@ -160,7 +160,7 @@ impl Operand {
         stride: usize,
     ) {
         assert!(all_rows <= self.max_rows && rows.end <= all_rows && first < self.k, "rows of an operand");
-        let layout = Layout::of(self.isa, self.dtype, all_rows, self.k);
+        let layout = InputLayout::of(self.isa, self.dtype, all_rows, self.k);
         let words = self.words.as_ptr().cast_mut();
         self.isa.run(GatedRows { kind, dtype: self.dtype, rows, first, gate_up, stride, words, layout });
     }
@@ -174,10 +174,10 @@ struct GatedRows {
     gate_up: *const f32,
     stride: usize,
     words: *mut u32,
-    layout: Layout,
+    layout: InputLayout,
 }
 
-impl Kernel for GatedRows {
+impl SimdKernel for GatedRows {
     type Output = ();
 
     #[inline(always)]
@@ -222,7 +222,7 @@ struct RoundRow<'a> {
     chunk: usize,
 }
 
-impl Kernel for RoundRow<'_> {
+impl SimdKernel for RoundRow<'_> {
     type Output = ();
 
     #[inline(always)]

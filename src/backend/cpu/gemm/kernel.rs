@@ -4,12 +4,12 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::super::isa::Isa;
-use super::super::simd::{Kernel, LANES, Simd};
-use super::part::{Panels, Part};
+use super::super::simd::{LANES, Simd, SimdKernel};
+use super::part::{Product, ProductPart};
 use crate::backend::DType;
 use std::ops::Range;
 
-impl Part<'_> {
+impl ProductPart<'_> {
     /// Computes the part. `scratch` is what tiles need for unfinished results.
     ///
     /// # Safety
@@ -20,16 +20,16 @@ impl Part<'_> {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the panels exist, the instruction set was found available when it was chosen; the caller's.
             DType::BF16 if isa == Isa::Amx => unsafe { super::amx::run(self, scratch) },
-            DType::BF16 => isa.run(Task { part: self, format: Bf16 }),
-            DType::F16 => isa.run(Task { part: self, format: F16 }),
-            DType::F32 => isa.run(Task { part: self, format: F32 }),
+            DType::BF16 => isa.run(ProductKernel { part: self, format: WeightsBf16 }),
+            DType::F16 => isa.run(ProductKernel { part: self, format: WeightsF16 }),
+            DType::F32 => isa.run(ProductKernel { part: self, format: WeightsF32 }),
         }
         let _ = scratch; // unused where there are no tiles
     }
 }
 
 /// How one step of 16 columns is read and multiplied with one word of the input.
-trait Format: Copy {
+trait WeightsFormat: Copy {
     type Weights<S: Simd>: Copy;
     const STEP_BYTES: usize;
     /// # Safety
@@ -39,8 +39,8 @@ trait Format: Copy {
 }
 
 #[derive(Clone, Copy)]
-struct Bf16;
-impl Format for Bf16 {
+struct WeightsBf16;
+impl WeightsFormat for WeightsBf16 {
     type Weights<S: Simd> = S::Pairs;
     const STEP_BYTES: usize = 4 * LANES;
     #[inline(always)]
@@ -55,8 +55,8 @@ impl Format for Bf16 {
 }
 
 #[derive(Clone, Copy)]
-struct F16;
-impl Format for F16 {
+struct WeightsF16;
+impl WeightsFormat for WeightsF16 {
     type Weights<S: Simd> = S::V;
     const STEP_BYTES: usize = 2 * LANES;
     #[inline(always)]
@@ -71,8 +71,8 @@ impl Format for F16 {
 }
 
 #[derive(Clone, Copy)]
-struct F32;
-impl Format for F32 {
+struct WeightsF32;
+impl WeightsFormat for WeightsF32 {
     type Weights<S: Simd> = S::V;
     const STEP_BYTES: usize = 4 * LANES;
     #[inline(always)]
@@ -86,12 +86,12 @@ impl Format for F32 {
     }
 }
 
-struct Task<'a, F> {
-    part: &'a Part<'a>,
+struct ProductKernel<'a, F> {
+    part: &'a ProductPart<'a>,
     format: F,
 }
 
-impl<F: Format> Kernel for Task<'_, F> {
+impl<F: WeightsFormat> SimdKernel for ProductKernel<'_, F> {
     type Output = ();
 
     #[inline(always)]
@@ -99,7 +99,7 @@ impl<F: Format> Kernel for Task<'_, F> {
         let Range { start: mut panel, end } = self.part.panels;
         let width = if self.part.rows.len() == 1 { S::ROW_PANELS } else { S::TILE_PANELS };
         while panel < end {
-            // SAFETY: the panels exist (`Part::run`), and rows are taken up to the part's last.
+            // SAFETY: the panels exist (`ProductPart::run`), and rows are taken up to the part's last.
             unsafe {
                 if panel + width > end {
                     self.rows::<S, 1>(simd, panel);
@@ -117,7 +117,7 @@ impl<F: Format> Kernel for Task<'_, F> {
     }
 }
 
-impl<F: Format> Task<'_, F> {
+impl<F: WeightsFormat> ProductKernel<'_, F> {
     /// All rows of `P` panels.
     ///
     /// # Safety
@@ -160,7 +160,7 @@ impl<F: Format> Task<'_, F> {
     /// Rows `row .. row + M` and panels `panel .. panel + P` exist.
     #[inline(always)]
     unsafe fn tile<S: Simd, const M: usize, const P: usize>(&self, simd: S, row: usize, panel: usize) {
-        let Panels { w, x, layout, .. } = *self.part.product;
+        let Product { w, x, layout, .. } = *self.part.product;
         let (steps, panel_bytes) = (w.steps(), w.panel_bytes());
         let mut acc = [[simd.splat(0.0); P]; M];
         // SAFETY: a panel has `steps` steps of `STEP_BYTES`, a row of the input `steps` words.

@@ -3,24 +3,24 @@
 use super::super::memory::Shared;
 use super::super::pack::CpuMatrix;
 use super::super::simd::{LANES, Simd};
-use super::input::Layout;
+use super::input::InputLayout;
 use std::ops::Range;
 
 /// A product, to be cut by rows and panels of `w`.
-pub(super) struct Panels<'a> {
+pub(super) struct Product<'a> {
     pub w: &'a CpuMatrix,
     pub bias: Option<&'a [f32]>,
     /// `w.steps()` words of each row.
     pub x: *const u32,
-    pub layout: Layout,
+    pub layout: InputLayout,
 }
 
 // SAFETY: `x` is only read.
-unsafe impl Sync for Panels<'_> {}
+unsafe impl Sync for Product<'_> {}
 
 /// Where results go: `[rows, stride]`, from `row` and `panel` of the product on.
 #[derive(Clone, Copy)]
-pub(super) struct Target {
+pub(super) struct ProductTarget {
     pub at: Shared<f32>,
     pub stride: usize,
     pub row: usize,
@@ -32,18 +32,18 @@ pub(super) struct Target {
 }
 
 /// Rows and panels of a product, and where they go.
-pub(super) struct Part<'a> {
-    pub product: &'a Panels<'a>,
+pub(super) struct ProductPart<'a> {
+    pub product: &'a Product<'a>,
     pub rows: Range<usize>,
     pub panels: Range<usize>,
-    pub target: Target,
+    pub target: ProductTarget,
 }
 
-impl Part<'_> {
+impl ProductPart<'_> {
     /// Adds the bias, and what is there if the target wants it, and writes 16 columns of a row.
     ///
     /// # Safety
-    /// Row and panel are the part's; otherwise as for [`Part::run`].
+    /// Row and panel are the part's; otherwise as for [`ProductPart::run`].
     #[inline(always)]
     pub unsafe fn store<S: Simd>(&self, simd: S, row: usize, panel: usize, acc: S::V) {
         // SAFETY: the caller's.
@@ -70,7 +70,7 @@ impl Part<'_> {
     /// Where 16 columns of a row go, and how many of them there are.
     ///
     /// # Safety
-    /// As for [`Part::store`].
+    /// As for [`ProductPart::store`].
     #[inline(always)]
     pub unsafe fn at(&self, row: usize, panel: usize) -> (*mut f32, usize) {
         let target = &self.target;

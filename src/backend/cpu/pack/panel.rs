@@ -1,6 +1,6 @@
 //! Sixteen rows of a matrix to a panel.
 
-use super::super::simd::{Kernel, LANES, Simd, bf16_bits};
+use super::super::simd::{LANES, Simd, SimdKernel, bf16_bits};
 use crate::backend::{DType, elements};
 
 /// Bytes of a row that are one vector.
@@ -13,7 +13,7 @@ pub(super) struct Interleave<'a> {
     pub panel: &'a mut [u8],
 }
 
-impl Kernel for Interleave<'_> {
+impl SimdKernel for Interleave<'_> {
     type Output = ();
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! Sixteen lanes as two AVX registers.
 
-use super::{Kernel, LANES, Simd};
+use super::{LANES, Simd, SimdKernel};
 use std::arch::x86_64::*;
 
 /// Proof that AVX2, FMA and F16C are there.
@@ -10,7 +10,7 @@ pub(in super::super) struct Avx2(());
 /// # Safety
 /// The processor has the features named below.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in super::super) unsafe fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
+pub(in super::super) unsafe fn run_avx2<K: SimdKernel>(kernel: K) -> K::Output {
     kernel.run(Avx2(()))
 }
 

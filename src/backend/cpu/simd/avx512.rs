@@ -1,6 +1,6 @@
 //! Sixteen lanes as one AVX-512 register, with BF16 dot products.
 
-use super::{Kernel, LANES, Simd};
+use super::{LANES, Simd, SimdKernel};
 use std::arch::x86_64::*;
 
 /// Proof that AVX-512 F, BW, DQ, VL and BF16 are there.
@@ -10,7 +10,7 @@ pub(in super::super) struct Avx512(());
 /// # Safety
 /// The processor has the features named below.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-pub(in super::super) unsafe fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
+pub(in super::super) unsafe fn run_avx512<K: SimdKernel>(kernel: K) -> K::Output {
     kernel.run(Avx512(()))
 }
 

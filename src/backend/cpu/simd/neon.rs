@@ -1,6 +1,6 @@
 //! Sixteen lanes as four NEON registers.
 
-use super::{Kernel, LANES, Simd};
+use super::{LANES, Simd, SimdKernel};
 use std::arch::aarch64::*;
 use std::arch::asm;
 
@@ -11,7 +11,7 @@ pub(in super::super) struct Neon(());
 /// # Safety
 /// The processor has the features named below.
 #[target_feature(enable = "neon")]
-pub(in super::super) unsafe fn run_neon<K: Kernel>(kernel: K) -> K::Output {
+pub(in super::super) unsafe fn run_neon<K: SimdKernel>(kernel: K) -> K::Output {
     kernel.run(Neon(()))
 }
 

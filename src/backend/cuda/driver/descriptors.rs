@@ -65,9 +65,9 @@ impl Drop for Descriptor {
 }
 
 /// A matrix by columns, each right behind the last.
-pub struct Layout(pub lt::cublasLtMatrixLayout_t);
+pub struct MatrixLayout(pub lt::cublasLtMatrixLayout_t);
 
-impl Layout {
+impl MatrixLayout {
     pub fn new(context: &Context, dtype: DType, rows: usize, cols: usize) -> DeviceResult<Self> {
         let mut layout = std::ptr::null_mut();
         // SAFETY: it is ours to write.
@@ -88,7 +88,7 @@ impl Layout {
     }
 }
 
-impl Drop for Layout {
+impl Drop for MatrixLayout {
     fn drop(&mut self) {
         // SAFETY: it was created and is destroyed once.
         let _ = unsafe { lt::cublasLtMatrixLayoutDestroy(self.0) };

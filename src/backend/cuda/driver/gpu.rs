@@ -8,7 +8,7 @@ use super::compiler::{KernelCache, architecture};
 use super::context::Context;
 use super::events::{EventCalls, EventLog};
 use super::functions::{COPY_BATCH_FUNCTION, has_function};
-use super::matmul::Products;
+use super::matmul::Matmuls;
 use cudarc::driver::sys::{self, CUresult};
 use std::cell::{Cell, RefCell};
 use std::ffi::{CString, c_void};
@@ -32,17 +32,17 @@ pub struct CudaDevice {
     kernel_cache: KernelCache,
     events: RefCell<EventLog<sys::CUevent>>,
     modules: RefCell<Vec<sys::CUmodule>>,
-    kernels: RefCell<Vec<Kernel>>,
+    kernels: RefCell<Vec<LoadedKernel>>,
     graphs: RefCell<Vec<sys::CUgraphExec>>,
     /// Dropped before the context that it works in.
-    products: RefCell<Products>,
+    products: RefCell<Matmuls>,
     is_recording: Cell<bool>,
     /// False where the driver has no call for many copies at once.
     has_copy_batches: Cell<bool>,
     context: Rc<Context>,
 }
 
-struct Kernel {
+struct LoadedKernel {
     name: String,
     function: sys::CUfunction,
     params_bytes: usize,
@@ -72,7 +72,7 @@ impl CudaDevice {
             modules: RefCell::default(),
             kernels: RefCell::default(),
             graphs: RefCell::default(),
-            products: RefCell::new(Products::new(context.clone(), options.batch_invariant)?),
+            products: RefCell::new(Matmuls::new(context.clone(), options.batch_invariant)?),
             is_recording: Cell::new(false),
             has_copy_batches: Cell::new(has_function(COPY_BATCH_FUNCTION)),
             context,
@@ -312,14 +312,14 @@ impl Device for CudaDevice {
         let read = unsafe { sys::cuFuncGetParamInfo(function, 0, &mut offset, &mut params_bytes) };
         self.context.check(read, &call("cuFuncGetParamInfo"))?;
         let mut kernels = self.kernels.borrow_mut();
-        kernels.push(Kernel { name: name.into(), function, params_bytes });
+        kernels.push(LoadedKernel { name: name.into(), function, params_bytes });
         Ok(KernelId(kernels.len() - 1))
     }
 
     unsafe fn launch(&self, kernel: KernelId, grid: Grid, params: &[u8]) -> DeviceResult<()> {
         self.context.enter()?;
         let kernels = self.kernels.borrow();
-        let Kernel { name, function, params_bytes } = &kernels[kernel.0];
+        let LoadedKernel { name, function, params_bytes } = &kernels[kernel.0];
         assert!(
             params.len() == *params_bytes && params.len() <= MAX_PARAMS_BYTES,
             "{name} takes {params_bytes} bytes of parameters, not {}",

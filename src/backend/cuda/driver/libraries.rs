@@ -89,7 +89,7 @@ const DRIVER_FOLDERS: [&str; 4] =
     ["usr/local/nvidia/lib64", "usr/local/nvidia/lib", "usr/lib/wsl/lib", "run/opengl-driver/lib"];
 
 /// What the search depends on.
-pub struct Places {
+pub struct LibraryFolders {
     /// Where absolute paths begin: `/`.
     pub root: PathBuf,
     /// `device.cuda_library_path`
@@ -98,7 +98,7 @@ pub struct Places {
     pub variable: fn(&str) -> Option<PathBuf>,
 }
 
-impl Places {
+impl LibraryFolders {
     /// This machine's.
     pub fn new(configured: &[String]) -> Self {
         Self {
@@ -258,8 +258,8 @@ mod tests {
         None
     }
 
-    fn places(root: &Path) -> Places {
-        Places { root: root.into(), configured: Vec::new(), variable: nothing }
+    fn places(root: &Path) -> LibraryFolders {
+        LibraryFolders { root: root.into(), configured: Vec::new(), variable: nothing }
     }
 
     fn make(root: &Path, folders: &[&str]) {

@@ -10,7 +10,7 @@
 
 use super::super::device::{DeviceError, DevicePtr, DeviceResult, Matmul, Stream};
 use super::context::Context;
-use super::descriptors::{Descriptor, Layout, Preference, Timer, WORKSPACE_BYTES};
+use super::descriptors::{Descriptor, MatrixLayout, Preference, Timer, WORKSPACE_BYTES};
 use crate::backend::DType;
 use cudarc::cublaslt::sys::{self as lt, cublasStatus_t};
 use cudarc::driver::sys;
@@ -25,7 +25,7 @@ const MAX_CANDIDATES: usize = 8;
 const ANY_ROWS: [usize; 6] = [128, 1, 8, 64, 512, 8192];
 
 /// All products of a device.
-pub struct Products {
+pub struct Matmuls {
     context: Rc<Context>,
     handle: lt::cublasLtHandle_t,
     workspace: sys::CUdeviceptr,
@@ -46,9 +46,9 @@ struct Shape {
 /// Its descriptors, and the algorithms chosen so far.
 struct Product {
     descriptor: Descriptor,
-    w: Layout,
-    x: Layout,
-    out: Layout,
+    w: MatrixLayout,
+    x: MatrixLayout,
+    out: MatrixLayout,
     /// Rows that `x` and `out` are set to.
     num_rows: usize,
     /// The best one for so many rows, a power of two, as measured; batch-invariant: the one, under 0.
@@ -60,7 +60,7 @@ struct Product {
 /// `x`, `w`, `bias` and `out` of a product.
 type Operands = [DevicePtr; 4];
 
-impl Products {
+impl Matmuls {
     pub fn new(context: Rc<Context>, batch_invariant: bool) -> DeviceResult<Self> {
         let (handle, workspace, products) = (std::ptr::null_mut(), 0, HashMap::new());
         let mut all = Self { context, handle, workspace, batch_invariant, products };
@@ -287,7 +287,7 @@ impl Products {
     }
 }
 
-impl Drop for Products {
+impl Drop for Matmuls {
     fn drop(&mut self) {
         self.context.enter_to_free();
         self.products.clear();
@@ -332,9 +332,9 @@ impl Product {
         let Shape { n, k, dtype, out, bias } = shape;
         Ok(Self {
             descriptor: Descriptor::new(context, bias)?,
-            w: Layout::new(context, dtype, k, n)?,
-            x: Layout::new(context, dtype, k, 1)?,
-            out: Layout::new(context, out, n, 1)?,
+            w: MatrixLayout::new(context, dtype, k, n)?,
+            x: MatrixLayout::new(context, dtype, k, 1)?,
+            out: MatrixLayout::new(context, out, n, 1)?,
             num_rows: 1,
             measured: BTreeMap::new(),
             chosen: HashMap::new(),

@@ -6,7 +6,7 @@
 //! and head sizes each tile is laid out when it is read.
 
 use super::geometry::{CHUNK, GROUP, GROUPS, TILE, TILE_LEN, first_lanes};
-use super::{Positions, Work};
+use super::{Positions, TiledUnit};
 use crate::backend::cpu::memory::MAX_HEAD_DIM;
 use crate::backend::cpu::simd::{LANES, transpose};
 use crate::backend::{DType, KvLayout};
@@ -71,7 +71,7 @@ fn narrow(low: __m512, high: __m512) -> __m512i {
 
 // SAFETY (all blocks in this impl): `run`'s contract. Blocks are below `num_blocks`, chunks below `num_chunks`, positions
 // in a tile below `TILE`, for which scratch memory has room.
-impl Work<'_> {
+impl TiledUnit<'_> {
     /// Rounds the queries to bfloat16; notes what they see.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     pub(super) unsafe fn load_queries(&self) {

@@ -31,7 +31,7 @@ const TILES_AT_ONCE: usize = 4;
 ///
 /// First the weighted sum of V: `out = weights · V`, then scores: `Q · Kᵀ`. The sums are in tile registers from one
 /// [`Self::advance`] to the next, so there is one of these at a time.
-pub(super) struct Products<'a> {
+pub(super) struct TileProducts<'a> {
     pub weighed: Option<Weighed<'a>>,
     pub scored: Option<Scored<'a>>,
     /// Head size in chunks.
@@ -57,7 +57,7 @@ pub(super) struct Scored<'a> {
     pub out: *mut f32,
 }
 
-impl<'a> Products<'a> {
+impl<'a> TileProducts<'a> {
     /// # Safety
     /// Until this is dropped, [`configure`] is in force, all pointers are to as much as is said of them, and nobody uses
     /// what the results are written to.
@@ -104,7 +104,7 @@ impl Weighed<'_> {
     /// The products of a group with up to four tiles of V from `first` on.
     ///
     /// # Safety
-    /// `Products::new`'s contract; the groups are taken in order.
+    /// `TileProducts::new`'s contract; the groups are taken in order.
     #[inline]
     unsafe fn multiply(&self, (first, group): (usize, usize), num_tiles: usize) {
         let all = first + TILES_AT_ONCE <= num_tiles;
@@ -173,7 +173,7 @@ impl Scored<'_> {
     /// The products of a chunk of dimensions with a batch of groups.
     ///
     /// # Safety
-    /// `Products::new`'s contract; the chunks are taken in order.
+    /// `TileProducts::new`'s contract; the chunks are taken in order.
     #[inline]
     unsafe fn multiply(&self, (batch, chunk): (usize, usize), num_chunks: usize) {
         let key = |i: usize| self.keys[batch * GROUPS_AT_ONCE + i].wrapping_add(chunk * TILE_BYTES);

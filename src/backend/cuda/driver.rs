@@ -26,7 +26,7 @@ use functions::{
 };
 use gpu::{CudaDevice, CudaDeviceOptions};
 pub use libraries::NEWEST_CUDA;
-use libraries::{Found, Library, Places};
+use libraries::{Found, Library, LibraryFolders};
 use std::ffi::c_void;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -113,7 +113,7 @@ impl Gpu {
 /// Whether a driver answers, and which devices it has. A driver without devices is an error, too.
 pub fn probe(settings: &DriverSettings) -> Result<DriverSummary, NoGpu> {
     catch_panics(|| {
-        let places = Places::new(&settings.library_path);
+        let places = LibraryFolders::new(&settings.library_path);
         let opened = places.open(Library::Cuda, 0).map_err(|missing| NoGpu(missing.to_string()))?;
         // SAFETY: opening a library by name, as above.
         if !unsafe { sys::is_culib_present() } {
@@ -216,7 +216,7 @@ pub fn open_cublaslt(settings: &DriverSettings, driver_major: u32) -> Result<Lib
 }
 
 fn open(settings: &DriverSettings, library: Library, driver_major: u32) -> Result<Found, NoGpu> {
-    let opened = Places::new(&settings.library_path).open(library, driver_major);
+    let opened = LibraryFolders::new(&settings.library_path).open(library, driver_major);
     opened.map_err(|missing| NoGpu(missing.to_string()))
 }
 
@@ -316,12 +316,13 @@ mod tests {
     use std::collections::BTreeSet;
     use std::path::Path;
 
-    /// Functions of `sys` modules that the files of this folder call.
+    /// Functions of `sys` modules that this module and its parts call.
     fn called_functions() -> BTreeSet<String> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/backend/cuda/driver");
+        let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/backend/cuda/driver.rs");
+        let folder = std::fs::read_dir(module.with_extension("")).unwrap();
         let mut called = BTreeSet::new();
-        for entry in std::fs::read_dir(folder).unwrap() {
-            let text = std::fs::read_to_string(entry.unwrap().path()).unwrap();
+        for file in folder.map(|entry| entry.unwrap().path()).chain([module]) {
+            let text = std::fs::read_to_string(file).unwrap();
             for prefix in ["sys::cu", "sys::nvrtc", "lt::cublasLt"] {
                 for (start, _) in text.match_indices(prefix) {
                     let name = text[start..].split("::").nth(1).unwrap();

@@ -172,7 +172,7 @@ pub(super) trait Simd: Copy {
 /// Code written once over [`Simd`] and compiled for each instruction set. `run` and everything on its hot path must
 /// be `#[inline(always)]`, and no closure: only what is sure to be inlined into the entry point is compiled with its
 /// target features.
-pub(super) trait Kernel {
+pub(super) trait SimdKernel {
     type Output;
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     struct Exp([f32; LANES]);
-    impl Kernel for Exp {
+    impl SimdKernel for Exp {
         type Output = [f32; LANES];
         #[inline(always)]
         fn run<S: Simd>(self, simd: S) -> [f32; LANES] {
@@ -225,7 +225,7 @@ mod tests {
     }
 
     struct Halves([u16; LANES]);
-    impl Kernel for Halves {
+    impl SimdKernel for Halves {
         type Output = ([f32; LANES], [f32; LANES]);
         #[inline(always)]
         fn run<S: Simd>(self, simd: S) -> Self::Output {
@@ -261,7 +261,7 @@ mod tests {
     }
 
     struct Moves([[f32; LANES]; LANES]);
-    impl Kernel for Moves {
+    impl SimdKernel for Moves {
         type Output = ([[f32; LANES]; LANES], [f32; LANES], f32, f32);
         #[inline(always)]
         fn run<S: Simd>(self, simd: S) -> Self::Output {

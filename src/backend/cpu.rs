@@ -35,7 +35,7 @@ mod tile_registers;
 pub use elementwise::CpuRopeTable;
 pub use experts::CpuExpertsWorkspace;
 pub use isa::Isa;
-pub use limits::Limits;
+pub use limits::MachineLimits;
 pub use memory::check_layout;
 pub use pack::CpuMatrix;
 use tensors::Values;
@@ -47,15 +47,15 @@ use super::{
 };
 use crate::error::StartError;
 use crate::ids::BlockId;
-use attention::{Attention, Workspace};
+use attention::{AttentionCall, AttentionWorkspace};
 use copier::Copier;
 use elementwise::NormParams;
 use gemm::{Linear, Operand, Sink};
 use heads::NormHeads;
-use memory::{Arena, KvPools, Shared};
+use memory::{Arena, CpuKvPools, Shared};
 use pack::{ColumnOrder, On};
 use rows::{ALONE_BELOW, for_rows, for_runs};
-use sampling::Sampling;
+use sampling::CpuSampling;
 use std::ops::Range;
 use team::{MAX_MEMBERS, Team};
 
@@ -76,13 +76,13 @@ pub struct CpuBackend {
     batch: Batch,
     /// Before the pools: it is gone when they go.
     copier: Option<Copier>,
-    kv: Option<KvPools>,
-    products: gemm::Workspace,
-    attention: Workspace,
+    kv: Option<CpuKvPools>,
+    products: gemm::ProductWorkspace,
+    attention: AttentionWorkspace,
     /// `[num_rows, vocab_size]`
     logits: Vec<f32>,
     vocab_size: usize,
-    sampling: Sampling,
+    sampling: CpuSampling,
 }
 
 impl CpuBackend {
@@ -102,11 +102,11 @@ impl CpuBackend {
             batch: Batch::default(),
             copier: None,
             kv: None,
-            products: gemm::Workspace::new(team.num_members())?,
-            attention: Workspace::new(team.num_members())?,
+            products: gemm::ProductWorkspace::new(team.num_members())?,
+            attention: AttentionWorkspace::new(team.num_members())?,
             logits: Vec::new(),
             vocab_size: 0,
-            sampling: Sampling::new(team.num_members()),
+            sampling: CpuSampling::new(team.num_members()),
             team,
         })
     }
@@ -127,7 +127,7 @@ impl CpuBackend {
         &kv.device.as_slice()[start..start + kv.layout.block_bytes()]
     }
 
-    fn kv(&self) -> &KvPools {
+    fn kv(&self) -> &CpuKvPools {
         self.kv.as_ref().expect("the KV pools are allocated before they are used")
     }
 
@@ -302,9 +302,9 @@ impl Backend for CpuBackend {
         self.kv = None;
         // What a batch refers to was checked against the old pools.
         self.batch = Batch::default();
-        self.sampling = Sampling::new(self.team.num_members());
+        self.sampling = CpuSampling::new(self.team.num_members());
         let tiled = attention::is_tiled(self.isa, &layout);
-        self.kv = Some(KvPools::new(layout, tiled, num_device_blocks, num_swap_blocks)?);
+        self.kv = Some(CpuKvPools::new(layout, tiled, num_device_blocks, num_swap_blocks)?);
         self.copier = Some(Copier::start(num_device_blocks)?);
         Ok(())
     }
@@ -412,7 +412,7 @@ impl Backend for CpuBackend {
         let (isa, rows, cols) = (self.isa, self.num_rows(), qkv.cols);
         let norms = norms.map(|norms| norms.map(|norm| norm_params(norm, head_dim)));
         let kv = self.kv.as_mut().expect("the KV pools are allocated before they are used");
-        let heads = heads::Heads::new(&self.batch, kv, shape, norms, rope, layer, cols);
+        let heads = heads::HeadFinish::new(&self.batch, kv, shape, norms, rope, layer, cols);
         let out = qkv.rows_mut(rows);
         let at = Shared::new(out.as_mut_ptr());
         let finish = |rows: Range<usize>, columns: Range<usize>| {
@@ -468,7 +468,7 @@ impl Backend for CpuBackend {
     ) {
         let (isa, cols) = (self.isa, qkv.cols);
         let kv = self.kv.as_mut().expect("the KV pools are allocated before they are used");
-        let heads = heads::Heads::new(&self.batch, kv, shape, None, rope, layer, cols);
+        let heads = heads::HeadFinish::new(&self.batch, kv, shape, None, rope, layer, cols);
         let qkv = qkv.rows_mut(self.batch.num_rows());
         let at = Shared::new(qkv.as_mut_ptr());
         for_rows(&self.team, cols, qkv, |row, _| {
@@ -483,7 +483,7 @@ impl Backend for CpuBackend {
         kv.check_shape(shape, layer, qkv.cols);
         assert_eq!(out.cols, shape.num_heads * shape.head_dim, "the attention output's width");
         assert!(shape.window != Some(0), "an attention window of 0 tokens");
-        let call = Attention {
+        let call = AttentionCall {
             batch: &self.batch,
             kv,
             layer,

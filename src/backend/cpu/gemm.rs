@@ -20,13 +20,13 @@ use super::team::Team;
 use crate::backend::Activation;
 use crate::error::StartError;
 pub(super) use input::Operand;
-use input::{Input, Layout};
-use part::{Panels, Part, Target};
+use input::{InputLayout, RoundedInput};
+use part::{Product, ProductPart, ProductTarget};
 use std::ops::Range;
 
 /// What a product needs besides its operands; it grows, and is used again.
-pub(super) struct Workspace {
-    input: Input,
+pub(super) struct ProductWorkspace {
+    input: RoundedInput,
     /// Of each member: unfinished results on AMX, then the gate and up of some rows.
     scratch: Vec<Buffer<f32>>,
 }
@@ -42,15 +42,15 @@ const UNFINISHED_LEN: usize = 0;
 /// Floats of scratch memory that each member has at least.
 pub(super) const ROW_LEN: usize = MAX_GATED_ROWS * MAX_PANELS * LANES;
 
-impl Workspace {
+impl ProductWorkspace {
     pub fn new(num_members: usize) -> Result<Self, StartError> {
         let len = UNFINISHED_LEN + ROW_LEN;
         let scratch = |_| Buffer::zeroed(len, "unfinished results of a linear layer");
-        Ok(Self { input: Input::new()?, scratch: (0..num_members).map(scratch).collect::<Result<_, _>>()? })
+        Ok(Self { input: RoundedInput::new()?, scratch: (0..num_members).map(scratch).collect::<Result<_, _>>()? })
     }
 }
 
-impl Workspace {
+impl ProductWorkspace {
     /// Scratch memory of [`ROW_LEN`] floats for each member, for use between two products.
     pub fn scratch(&mut self) -> PerMember<'_> {
         PerMember::new(&mut self.scratch)
@@ -95,13 +95,13 @@ pub(super) enum Sink<'a> {
 }
 
 /// Computes the product and does with it what `sink` says.
-pub(super) fn linear(isa: Isa, team: &Team, workspace: &mut Workspace, layer: Linear<'_>, sink: Sink<'_>) {
+pub(super) fn linear(isa: Isa, team: &Team, workspace: &mut ProductWorkspace, layer: Linear<'_>, sink: Sink<'_>) {
     let Linear { x, rows, w, bias } = layer;
     assert!(bias.is_none_or(|bias| bias.len() == w.n), "a linear layer's bias does not fit");
     if rows == 0 {
         return;
     }
-    let layout = Layout::of(isa, w.dtype, rows, w.k);
+    let layout = InputLayout::of(isa, w.dtype, rows, w.k);
     let x = match x {
         Source::Rows(x) => {
             assert!(x.len() >= rows * w.k, "a linear layer's input is too small");
@@ -110,9 +110,9 @@ pub(super) fn linear(isa: Isa, team: &Team, workspace: &mut Workspace, layer: Li
         }
         Source::Operand(x) => x.words(rows, w.k, w.dtype),
     };
-    let call = Call { isa, product: Panels { w, bias, x, layout }, rows, sink: Results::new(sink, rows, w) };
+    let call = ProductCall { isa, product: Product { w, bias, x, layout }, rows, sink: SharedSink::new(sink, rows, w) };
     let scratch = PerMember::new(&mut workspace.scratch);
-    let cut = Cut::new(rows, w, call.sink.panels_together(), team.num_members());
+    let cut = TaskCut::new(rows, w, call.sink.panels_together(), team.num_members());
     let task = |member: usize, task: usize| {
         // SAFETY: parts do not overlap, and the scratch is the member's.
         unsafe { call.run(cut.rows(task), cut.panels(task), scratch.of(member)) };
@@ -125,13 +125,13 @@ pub(super) fn linear(isa: Isa, team: &Team, workspace: &mut Workspace, layer: Li
 }
 
 /// [`Sink`], to be shared by the members.
-enum Results<'a> {
+enum SharedSink<'a> {
     Direct { out: Shared<f32>, adds: bool },
     Finish { out: Shared<f32>, per_call: usize, finish: &'a (dyn Fn(Range<usize>, Range<usize>) + Sync) },
     Gated { kind: Activation, out: &'a Operand },
 }
 
-impl<'a> Results<'a> {
+impl<'a> SharedSink<'a> {
     fn new(sink: Sink<'a>, rows: usize, w: &CpuMatrix) -> Self {
         let checked = |out: &mut [f32]| {
             assert!(out.len() >= rows * w.n, "a linear layer's output is too small");
@@ -139,16 +139,16 @@ impl<'a> Results<'a> {
             Shared::new(out.as_mut_ptr())
         };
         match sink {
-            Sink::Store(out) => Results::Direct { out: checked(out), adds: false },
-            Sink::Add(out) => Results::Direct { out: checked(out), adds: true },
+            Sink::Store(out) => SharedSink::Direct { out: checked(out), adds: false },
+            Sink::Add(out) => SharedSink::Direct { out: checked(out), adds: true },
             Sink::Finish { out, per_call, finish } => {
                 assert!(per_call.is_multiple_of(LANES) && w.n.is_multiple_of(per_call), "columns that end in a panel");
-                Results::Finish { out: checked(out), per_call, finish }
+                SharedSink::Finish { out: checked(out), per_call, finish }
             }
             Sink::Gated { kind, out } => {
                 assert!(w.order == ColumnOrder::GateUp, "a gated product's columns are in turn");
                 out.reshape(rows, w.n / 2, w.dtype);
-                Results::Gated { kind, out }
+                SharedSink::Gated { kind, out }
             }
         }
     }
@@ -156,48 +156,51 @@ impl<'a> Results<'a> {
     /// Panels that one task must have together.
     fn panels_together(&self) -> usize {
         match self {
-            Results::Direct { .. } => 1,
-            Results::Finish { per_call, .. } => per_call / LANES,
+            SharedSink::Direct { .. } => 1,
+            SharedSink::Finish { per_call, .. } => per_call / LANES,
             // Gate and up of 32 columns, which are whole cache lines of the result.
-            Results::Gated { .. } => 4,
+            SharedSink::Gated { .. } => 4,
         }
     }
 }
 
 /// A product under way.
-struct Call<'a> {
+struct ProductCall<'a> {
     isa: Isa,
-    product: Panels<'a>,
+    product: Product<'a>,
     rows: usize,
-    sink: Results<'a>,
+    sink: SharedSink<'a>,
 }
 
-impl Call<'_> {
+impl ProductCall<'_> {
     /// Computes a part.
     ///
     /// # Safety
     /// Nobody else computes any of it now; `scratch` is the caller's.
     unsafe fn run(&self, rows: Range<usize>, panels: Range<usize>, scratch: *mut f32) {
         let n = self.product.w.n;
-        let part = |rows: Range<usize>, target: Target| {
-            let part = Part { product: &self.product, rows, panels: panels.clone(), target };
-            // SAFETY: the target is the whole output, or the rest of the scratch; see `Workspace::new`.
+        let part = |rows: Range<usize>, target: ProductTarget| {
+            let part = ProductPart { product: &self.product, rows, panels: panels.clone(), target };
+            // SAFETY: the target is the whole output, or the rest of the scratch; see `ProductWorkspace::new`.
             unsafe { part.run(self.isa, scratch) };
         };
-        let whole = |at: Shared<f32>, adds: bool| Target { at, stride: n, row: 0, panel: 0, cols: n, adds };
+        let whole = |at: Shared<f32>, adds: bool| ProductTarget { at, stride: n, row: 0, panel: 0, cols: n, adds };
         match &self.sink {
-            Results::Direct { out, adds } => part(rows, whole(*out, *adds)),
-            Results::Finish { out, finish, .. } => {
+            SharedSink::Direct { out, adds } => part(rows, whole(*out, *adds)),
+            SharedSink::Finish { out, finish, .. } => {
                 part(rows.clone(), whole(*out, false));
                 finish(rows, panels.start * LANES..n.min(panels.end * LANES));
             }
-            Results::Gated { kind, out } => {
+            SharedSink::Gated { kind, out } => {
                 let stride = panels.len() * LANES;
                 // SAFETY: the scratch has room behind the unfinished results.
                 let at = Shared::new(unsafe { scratch.add(UNFINISHED_LEN) });
                 for row in rows.clone().step_by(MAX_GATED_ROWS) {
                     let rows = row..rows.end.min(row + MAX_GATED_ROWS);
-                    part(rows.clone(), Target { at, stride, row, panel: panels.start, cols: stride, adds: false });
+                    part(
+                        rows.clone(),
+                        ProductTarget { at, stride, row, panel: panels.start, cols: stride, adds: false },
+                    );
                     // SAFETY: the rows have been written just now, and these elements of the result are this part's.
                     unsafe { out.write_gated(*kind, self.rows, rows, panels.start / 2 * LANES, at.get(), stride) };
                 }
@@ -207,14 +210,14 @@ impl Call<'_> {
 }
 
 /// How a product is cut into tasks: by rows and by panels.
-struct Cut {
+struct TaskCut {
     rows: usize,
     num_panels: usize,
     rows_per_task: usize,
     panels_per_task: usize,
 }
 
-impl Cut {
+impl TaskCut {
     /// Rows of a task at least, where they are cut at all.
     const MIN_ROWS: usize = 128;
     /// Rows and panels of a task at most: those panels stay in the second-level cache for all rows.

@@ -22,8 +22,8 @@ use crate::backend::{BatchSeq, KvLayout};
 use crate::error::StartError;
 use std::cmp::Reverse;
 use std::ops::Range;
-pub(super) use unit::Attention;
-use unit::{PARTITION, Unit};
+pub(super) use unit::AttentionCall;
+use unit::{AttentionUnit, PARTITION};
 
 /// New tokens per sequence up to which its partitions may be spread over the team.
 const MAX_SPLIT_ROWS: usize = 8;
@@ -59,11 +59,11 @@ pub(super) unsafe fn write_tiled(row: &[f32], value: bool, slot: usize, last: bo
 }
 
 /// Scratch memory of all members and the list of work; it grows, and is used again in every layer and step.
-pub(super) struct Workspace {
+pub(super) struct AttentionWorkspace {
     scratch: Vec<Buffer<f32>>,
     /// Indices of the batch's sequences, the longest work first.
     order: Vec<u32>,
-    units: Vec<Unit>,
+    units: Vec<AttentionUnit>,
     /// Units that one member computes one after the other: what is next can be fetched meanwhile.
     tasks: Vec<Range<usize>>,
     /// `(unit, partition)` where partitions are computed apart.
@@ -71,7 +71,7 @@ pub(super) struct Workspace {
     partials: Buffer<f32>,
 }
 
-impl Workspace {
+impl AttentionWorkspace {
     pub fn new(num_members: usize) -> Result<Self, StartError> {
         let empty = || Buffer::zeroed(0, "attention scratch");
         Ok(Self {
@@ -85,7 +85,7 @@ impl Workspace {
     }
 
     /// Attention of all rows of the batch.
-    pub fn run(&mut self, isa: Isa, team: &Team, call: &Attention<'_>) {
+    pub fn run(&mut self, isa: Isa, team: &Team, call: &AttentionCall<'_>) {
         self.list_units(call, kernel::max_queries(isa, call));
         self.gather_tasks(call, team.num_members());
         let scratch_len = kernel::scratch_len(isa, call);
@@ -113,7 +113,7 @@ impl Workspace {
                 unsafe { kernel::merge_partials(isa, call, unit, partials.get(), scratch.of(member)) };
             });
         } else {
-            let products = |unit: &Unit| unit.num_rows * call.group() * unit.any_visible(call.shape.window).1;
+            let products = |unit: &AttentionUnit| unit.num_rows * call.group() * unit.any_visible(call.shape.window).1;
             let products: usize = self.units.iter().map(products).sum();
             let compute = |member: usize, task: usize| {
                 let units = &self.units[self.tasks[task].clone()];
@@ -129,7 +129,7 @@ impl Workspace {
     }
 
     /// All units of the batch, long ones first, so that no long one is begun when the others are done.
-    fn list_units(&mut self, call: &Attention<'_>, max_queries: usize) {
+    fn list_units(&mut self, call: &AttentionCall<'_>, max_queries: usize) {
         let rows_per_unit = (max_queries / call.group()).max(1);
         let seqs = &call.batch.seqs;
         self.order.clear();
@@ -141,7 +141,7 @@ impl Workspace {
             for first_row in (0..seq.num_rows).step_by(rows_per_unit).rev() {
                 let num_rows = rows_per_unit.min(seq.num_rows - first_row);
                 for kv_head in 0..call.shape.num_kv_heads {
-                    let mut unit = Unit {
+                    let mut unit = AttentionUnit {
                         seq: *seq,
                         kv_head,
                         first_row,
@@ -160,7 +160,7 @@ impl Workspace {
     }
 
     /// Gathers small units into tasks.
-    fn gather_tasks(&mut self, call: &Attention<'_>, num_members: usize) {
+    fn gather_tasks(&mut self, call: &AttentionCall<'_>, num_members: usize) {
         let total: usize = self.units.iter().map(|unit| call.work(unit)).sum();
         let enough = total / (TASKS_PER_MEMBER * num_members);
         self.tasks.clear();
@@ -175,7 +175,7 @@ impl Workspace {
     }
 
     /// Few long units: lists their partitions as parts of their own. Whether it does shows in the time only.
-    fn plan_split(&mut self, call: &Attention<'_>, num_members: usize) -> bool {
+    fn plan_split(&mut self, call: &AttentionCall<'_>, num_members: usize) -> bool {
         let worthwhile = num_members > 1
             && self.units.len() < ENOUGH_UNITS_PER_MEMBER * num_members
             && self.units.iter().all(|unit| unit.seq.num_rows <= MAX_SPLIT_ROWS)

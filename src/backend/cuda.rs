@@ -31,7 +31,7 @@ use super::{
 };
 use crate::error::StartError;
 use crate::ids::BlockId;
-use attention::{Attention, AttentionPlan};
+use attention::{AttentionKernels, AttentionPlan};
 use batch::BatchInput;
 use copies::{CopyList, MAX_PAIRS, independent_groups};
 use device::{
@@ -41,10 +41,10 @@ use device::{
 use experts::{CudaExpertsWorkspace, ExpertKernels, ExpertsCall};
 use graphs::{GraphKey, Graphs, bucket};
 use hidden::HiddenRows;
-use kv_pools::KvPools;
+use kv_pools::CudaKvPools;
 pub use options::CudaOptions;
 use rows::{BatchRows, RowKernels};
-use sampling::Sampling;
+use sampling::SamplingKernels;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -81,16 +81,16 @@ pub struct CudaBackend {
     device: Rc<dyn Device>,
     options: CudaOptions,
     kernels: RowKernels,
-    attention: Attention,
-    sampling: Sampling,
+    attention: AttentionKernels,
+    sampling: SamplingKernels,
     /// Where the model has experts.
     experts: Option<ExpertKernels>,
     uploader: RefCell<Uploader>,
-    kv: Option<KvPools>,
+    kv: Option<CudaKvPools>,
     input: BatchInput,
     /// Copy-on-write pairs on their way to the device.
     copies: CopyList,
-    step: Step,
+    step: EnqueuedStep,
     /// Steps that were ended and not finished: where they end.
     ended: VecDeque<Event>,
     graphs: Graphs,
@@ -104,7 +104,7 @@ pub struct CudaBackend {
 
 /// The step being enqueued.
 #[derive(Default)]
-struct Step {
+struct EnqueuedStep {
     /// Rows that the operations work on; those beyond the batch's have no work.
     num_rows: usize,
     /// Rows of the batch whose logits are wanted.
@@ -145,15 +145,15 @@ impl CudaBackend {
         let modules = device.load_modules(&module_sources(&options, device.info()))?;
         Ok(Self {
             kernels: RowKernels::new(&device, &options, modules[0])?,
-            attention: Attention::new(&device, &options, modules[1])?,
-            sampling: Sampling::new(&device, modules[2], vocab_size, max_rows + max_seqs)?,
+            attention: AttentionKernels::new(&device, &options, modules[1])?,
+            sampling: SamplingKernels::new(&device, modules[2], vocab_size, max_rows + max_seqs)?,
             experts: options.experts.then(|| ExpertKernels::new(&device, &options, modules[3])).transpose()?,
             uploader: RefCell::new(Uploader::new(&device)?),
             kv: None,
             // Block tables come on top; they make room for themselves.
             input: BatchInput::new(&device, 8 * max_rows + 8 * max_seqs)?,
             copies: CopyList::new(&device)?,
-            step: Step::default(),
+            step: EnqueuedStep::default(),
             ended: VecDeque::new(),
             graphs: Graphs::new(&device),
             hidden: HiddenRows::new(&device),
@@ -167,15 +167,15 @@ impl CudaBackend {
 
     /// The KV pool's memory.
     pub fn kv_pool(&self) -> Option<&DeviceBuffer> {
-        self.kv.as_ref().map(KvPools::on_device)
+        self.kv.as_ref().map(CudaKvPools::on_device)
     }
 
-    fn kv(&mut self) -> &mut KvPools {
+    fn kv(&mut self) -> &mut CudaKvPools {
         self.kv.as_mut().expect("the KV pools are allocated before they are used")
     }
 
     fn rows(&self) -> BatchRows {
-        let Step { num_rows, graph, .. } = &self.step;
+        let EnqueuedStep { num_rows, graph, .. } = &self.step;
         BatchRows { header: self.input.ptr(), num_rows: *num_rows, is_replayed: graph.is_some() }
     }
 
@@ -307,7 +307,7 @@ impl Backend for CudaBackend {
         self.graphs.clear();
         self.sampling.clear();
         self.hidden.clear();
-        self.kv = Some(KvPools::new(&self.device, layout, num_device_blocks, num_swap_blocks)?);
+        self.kv = Some(CudaKvPools::new(&self.device, layout, num_device_blocks, num_swap_blocks)?);
         Ok(())
     }
 
@@ -320,7 +320,7 @@ impl Backend for CudaBackend {
         }
         // Products come in few sizes, so that few algorithms have to be found.
         let num_rows = graph.map_or(bucket(batch.num_rows(), self.options.max_rows), |key| key.num_rows);
-        self.step = Step { num_rows, num_logit_rows: batch.logit_rows.len(), attention, graph };
+        self.step = EnqueuedStep { num_rows, num_logit_rows: batch.logit_rows.len(), attention, graph };
     }
 
     fn replay(&mut self, body: &mut dyn FnMut(&mut Self)) {
