@@ -1,4 +1,4 @@
-//! The input of a step, what is wanted of its logits, and the shape of the KV cache.
+//! The input of a step, the requests about its logits, and the shape of the KV cache.
 
 use super::tensors::DType;
 use crate::ids::TokenId;
@@ -6,9 +6,9 @@ use crate::sampling::params::{PositionLogprobs, Sampled, SamplingParams, TokenLi
 use crate::sampling::sampler::Draw;
 use std::ops::Range;
 
-/// Shape of the KV cache. One block holds `block_size` tokens of every layer and is contiguous:
-/// `[num_layers, 2 (K, V), num_kv_heads, block_size, head_dim]` of `dtype`, so that moving a block is one copy. How the
-/// last two lie within a head's part is the backend's own matter.
+/// Shape of the KV cache. One block holds `block_size` tokens of every layer and is contiguous: `[num_layers, 2 (K, V),
+/// num_kv_heads, block_size, head_dim]` of `dtype`, so that moving a block is one copy. A backend may choose its own
+/// layout for the last two dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     pub num_layers: usize,
@@ -24,7 +24,8 @@ impl KvLayout {
     }
 }
 
-/// Steps that a device works on at once: one that runs, and one behind it so that the device never waits for the host.
+/// Steps that a device has at once: one that runs, and one that is queued behind it, so that the device never waits for
+/// the host.
 pub const MAX_STEPS_IN_FLIGHT: usize = 2;
 
 /// One sequence's part of a batch.
@@ -40,7 +41,7 @@ pub struct BatchSeq {
     pub num_blocks: usize,
 }
 
-/// Entry of [`Batch::token_sources`] where the token is known.
+/// The entry of [`Batch::token_sources`] for a token that the host knows.
 pub const NO_SOURCE: u32 = u32::MAX;
 
 /// A step's input: the new tokens of all its sequences, one row each.
@@ -48,15 +49,16 @@ pub const NO_SOURCE: u32 = u32::MAX;
 pub struct Batch {
     /// `[num_rows]`
     pub tokens: Vec<u32>,
-    /// `[num_rows]`: [`NO_SOURCE`], or the place among the requests of the step before (see [`Backend::sample`]) whose
-    /// sampled token is this row's, whatever `tokens` says: the host may not know it yet.
+    /// `[num_rows]`: [`NO_SOURCE`], or an index of a request of the previous step (see [`Backend::sample`]). In the
+    /// latter case the row's token is the one sampled for that request, which the host may not know yet, and the row's
+    /// entry of `tokens` is ignored.
     pub token_sources: Vec<u32>,
     /// `[num_rows]` position of each token in its sequence.
     pub positions: Vec<u32>,
-    /// `[num_rows]` where each token's K and V go: `block_id * block_size + offset`.
+    /// `[num_rows]` slots for each token's K and V: `block_id * block_size + offset`.
     pub slots: Vec<u32>,
     pub seqs: Vec<BatchSeq>,
-    /// Block tables of all sequences, one after the other.
+    /// Block tables of all sequences, concatenated.
     pub block_tables: Vec<u32>,
     /// Rows whose logits are wanted.
     pub logit_rows: Vec<u32>,
@@ -70,30 +72,31 @@ impl Batch {
     }
 }
 
-/// Something wanted of one row of logits.
+/// A request about one row of logits.
 #[derive(Clone, Copy, Debug)]
 pub struct LogitsRequest<'a> {
-    /// Row of the logits, counted from the first of the last [`Backend::logits`]. Several requests may have one row.
+    /// Row of the logits of the last [`Backend::logits`]. Several requests may name the same row.
     pub row: usize,
     pub want: LogitsWant<'a>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub enum LogitsWant<'a> {
-    /// The next token, as `sampling::sampler` says.
+    /// Sample the next token by the rules of `sampling::sampler`.
     Sample {
         params: &'a SamplingParams,
-        /// Where they are more than what `params` says.
+        /// Limits in addition to those of `params`.
         limits: Option<&'a TokenLimits>,
-        /// Of the parameters' penalties; where there are none, these may be empty.
+        /// The tokens that penalties count. They may be empty if the parameters have no penalties.
         prompt: &'a [TokenId],
         output: &'a [TokenId],
-        /// The last token of the output, where `output` lacks it because the host does not know it yet: the place
-        /// among the requests of the step before whose sampled token it is.
+        /// Set if the host does not know the last token of the output yet, so that `output` lacks it: the index of the
+        /// request of the previous step that sampled it.
         pending: Option<u32>,
         draw: Draw,
     },
-    /// The log-probabilities at a prompt's position: of `target`, which stands there, and of the most likely.
+    /// The log-probabilities at a position of a prompt: of `target`, the prompt's token there, and of the most likely
+    /// tokens.
     PromptLogprobs { target: TokenId, num_top: u32 },
 }
 
@@ -101,7 +104,7 @@ pub enum LogitsWant<'a> {
 pub enum LogitsResult {
     Sampled(Sampled),
     PromptLogprobs(PositionLogprobs),
-    /// Of [`Backend::fetch_rows`], `[rows, cols]`.
+    /// The rows of a [`Backend::fetch_rows`]: `[rows, cols]`.
     Rows(Vec<f32>),
 }
 
@@ -109,6 +112,6 @@ pub enum LogitsResult {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FinishedCopy {
     pub to_device: bool,
-    /// From when it was its turn to its end.
+    /// From the start of its first copy to the end of its last.
     pub seconds: f64,
 }

@@ -1,15 +1,16 @@
-//! The CPU backend: the default where there is no GPU, and the reference for every other one.
+//! The CPU backend: the default on a machine without a GPU, and the reference for every other backend.
 //!
-//! - `isa`: which instruction set is used; all kernels of a backend use the same.
-//! - `simd`: sixteen float32 lanes on each of them; kernels are written once over these.
-//! - `team`: the threads.
-//! - `pack`, `gemm`: weights and matrix products; `experts`; `heads`, `attention`; `elementwise`: everything else.
+//! - `isa`: the choice of instruction set. All kernels of a backend use the same one.
+//! - `simd`: sixteen float32 lanes on each instruction set. Kernels are written once over these.
+//! - `team`: the threads; `rows`: work that is split by rows.
+//! - `pack`, `gemm`: weights and matrix products; `experts`; `heads`, `attention`; `elementwise`: norms, activations
+//!   and the like.
 //! - `sampling`: from logits to tokens.
-//! - `countable`, `limits`: what a profile is made of.
+//! - `countable`, `limits`: what a profile needs to know.
 //! - `tensors`: activations; `memory`: buffers and the pools of KV blocks; `copier`: copies between these.
 //!
-//! Results do not depend on the number of threads: work is cut into tasks that own their outputs, and no output is
-//! summed up from several tasks in an order that could vary.
+//! Results do not depend on the number of threads. Work is split into tasks, each task owns its outputs, and no output
+//! is a sum over several tasks in an order that could vary.
 
 mod attention;
 mod copier;
@@ -59,10 +60,10 @@ use sampling::CpuSampling;
 use std::ops::Range;
 use team::{MAX_MEMBERS, Team};
 
-/// How the CPU backend runs; `None` leaves the choice to it.
+/// Options of the CPU backend. It chooses itself where an option is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuOptions {
-    /// Threads, the caller's included, from 1 to 1,024. Default: as many as the process may use.
+    /// Threads, including the caller's, from 1 to 1,024. Default: as many as the process may use.
     pub threads: Option<usize>,
     /// Default: the best one that the processor has.
     pub isa: Option<Isa>,
@@ -74,7 +75,7 @@ pub struct CpuBackend {
     team: Team,
     arena: Arena,
     batch: Batch,
-    /// Before the pools: it is gone when they go.
+    /// Declared before the pools, so that it is dropped before them.
     copier: Option<Copier>,
     kv: Option<CpuKvPools>,
     products: gemm::ProductWorkspace,
@@ -150,8 +151,8 @@ impl CpuBackend {
             false => (from.index(), block(device, *from), block(swap, *to)),
         });
         let copier = copier.as_mut().expect("it is there when the pools are");
-        // SAFETY: the pools are dropped after the copier; steps and copies within the device pool wait before they touch a
-        // block; and the swap pool is touched by nobody else.
+        // SAFETY: the pools are dropped after the copier. Steps and copies within the device pool wait before they
+        // touch a block. Nothing else touches the swap pool.
         unsafe { copier.copy(copies, kv.layout.block_bytes(), to_device) };
     }
 
@@ -163,12 +164,12 @@ impl CpuBackend {
         self.batch.num_rows()
     }
 
-    /// Calls `row(index, its part of out)` for the batch's rows, on the team if they are many.
+    /// Calls `row(index, its part of out)` for each row of the batch, on the whole team if there are many.
     fn for_rows(&self, out: &mut CpuTensor, row: impl Fn(usize, &mut [f32]) + Sync) {
         for_rows(&self.team, out.cols, out.rows_mut(self.batch.num_rows()), row);
     }
 
-    /// [`CpuBackend::for_rows`], each element being written, to a tensor that may be an operand.
+    /// As [`CpuBackend::for_rows`], for functions that write every element of a row. The tensor may be an operand.
     fn for_new_rows(&mut self, out: &mut CpuTensor, row: impl Fn(usize, &mut [f32]) + Sync) {
         let (isa, rows, cols) = (self.isa, self.num_rows(), out.cols);
         let operand = match &mut out.data {
@@ -178,7 +179,7 @@ impl CpuBackend {
         assert!(cols <= gemm::ROW_LEN, "a row of {cols}: at most {} are supported", gemm::ROW_LEN);
         let scratch = self.products.scratch();
         let write = |member: usize, index: usize| {
-            // SAFETY: the scratch is the member's, and longer; each row is one task's.
+            // SAFETY: the scratch memory is the member's own and is long enough. Each row belongs to one task.
             unsafe {
                 let values = std::slice::from_raw_parts_mut(scratch.of(member), cols);
                 row(index, values);
@@ -199,7 +200,8 @@ impl CpuBackend {
         gemm::linear(self.isa, &self.team, &mut self.products, layer, sink);
     }
 
-    /// Copies whole blocks `from[pair.0]` to `to[pair.1]`, addresses of pools with that many blocks each.
+    /// Copies the blocks `from[pair.0]` to `to[pair.1]`. `from` and `to` are the address of a pool and its number of
+    /// blocks.
     fn copy_pool_blocks(&self, pairs: &[(BlockId, BlockId)], from: (*const u8, usize), to: (Shared<u8>, usize)) {
         let kv = self.kv();
         let bytes = kv.layout.block_bytes();
@@ -207,8 +209,8 @@ impl CpuBackend {
         let copy = |pair: usize| {
             let (source, target) = pairs[pair];
             let (source, target) = (kv.block_offset(source, from.1), kv.block_offset(target, to.1));
-            // SAFETY: both blocks are within their pools. Blocks that are read and written in one call would be a
-            // race; the callers check that there are none.
+            // SAFETY: both blocks are within their pools. The callers check that no block is both read and written in
+            // one call, which would be a race.
             unsafe { std::ptr::copy_nonoverlapping(from_address.get().add(source), to.0.get().add(target), bytes) };
         };
         if pairs.len() * bytes < 4 * ALONE_BELOW {
@@ -297,10 +299,10 @@ impl Backend for CpuBackend {
         num_device_blocks: usize,
         num_swap_blocks: usize,
     ) -> Result<(), StartError> {
-        // The old pools go first: there may not be room for both.
+        // The old pools are freed first: there may not be room for both.
         self.copier = None;
         self.kv = None;
-        // What a batch refers to was checked against the old pools.
+        // The batch was checked against the old pools.
         self.batch = Batch::default();
         self.sampling = CpuSampling::new(self.team.num_members());
         let tiled = attention::is_tiled(self.isa, &layout);
@@ -310,7 +312,7 @@ impl Backend for CpuBackend {
     }
 
     fn begin(&mut self, batch: &Batch) {
-        // Field by field, into the memory that is there.
+        // Field by field, to reuse the memory.
         self.batch.tokens.clone_from(&batch.tokens);
         self.batch.token_sources.clone_from(&batch.token_sources);
         self.batch.positions.clone_from(&batch.positions);
@@ -416,7 +418,7 @@ impl Backend for CpuBackend {
         let out = qkv.rows_mut(rows);
         let at = Shared::new(out.as_mut_ptr());
         let finish = |rows: Range<usize>, columns: Range<usize>| {
-            // SAFETY: the product gives each element to one call of this, in whole heads, and writes it no more.
+            // SAFETY: the product passes each element to one call of this, in whole heads, and does not write it again.
             unsafe { heads.finish(isa, at.get(), rows, columns) };
         };
         let layer = Linear { x: x.source(rows), rows, w, bias: bias.map(CpuVector::as_slice) };
@@ -472,7 +474,7 @@ impl Backend for CpuBackend {
         let qkv = qkv.rows_mut(self.batch.num_rows());
         let at = Shared::new(qkv.as_mut_ptr());
         for_rows(&self.team, cols, qkv, |row, _| {
-            // SAFETY: each row is one task's.
+            // SAFETY: each row belongs to one task.
             unsafe { heads.finish(isa, at.get(), row..row + 1, 0..cols) };
         });
     }
@@ -599,8 +601,8 @@ impl Backend for CpuBackend {
         let kv = self.kv.as_mut().expect("the KV pools are allocated before they are used");
         let ranges = kv.swap_ranges(blocks);
         let copier = self.copier.as_mut().expect("it is there when the pools are");
-        // SAFETY: the pools are dropped after the copier, and whoever uses these blocks again does so by copies that are
-        // started after this.
+        // SAFETY: the pools are dropped after the copier. These blocks are used again only by copies that are started
+        // after this.
         unsafe { copier.discard(ranges) };
     }
 

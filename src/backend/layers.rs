@@ -1,4 +1,4 @@
-//! What the layers of a model are made of: shapes, norms, activations, rotary embeddings.
+//! The parts of a model's layers: shapes, norms, activations, rotary embeddings.
 
 use crate::error::StartError;
 
@@ -20,7 +20,7 @@ pub enum NormKind {
     Layer { eps: f32 },
 }
 
-/// A norm's parameters on the device: `weight: [cols]`, `bias: [cols]` where the kind has one.
+/// A norm's parameters on the device: `weight: [cols]`, and `bias: [cols]` if the kind has one.
 pub struct Norm<V> {
     pub kind: NormKind,
     pub weight: V,
@@ -31,13 +31,13 @@ pub struct Norm<V> {
 pub struct Experts<Matrix, Matrices> {
     /// `[num_experts, hidden]`
     pub router: Matrix,
-    /// Of each expert `[2 * intermediate, hidden]`: gate and up.
+    /// For each expert `[2 * intermediate, hidden]`: gate and up.
     pub up: Matrices,
-    /// Of each expert `[hidden, intermediate]`.
+    /// For each expert `[hidden, intermediate]`.
     pub down: Matrices,
 }
 
-/// Which rows and heads a fused `[Q | K | V]` projection holds: `qkv: [num_rows, (num_heads + 2 * num_kv_heads) * head_dim]`.
+/// The heads of a fused `[Q | K | V]` projection: `qkv: [num_rows, (num_heads + 2 * num_kv_heads) * head_dim]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionShape {
     pub num_heads: usize,
@@ -47,7 +47,7 @@ pub struct AttentionShape {
     pub scale: f32,
     /// Scores, after the factor, become `cap · tanh(score / cap)`.
     pub softcap: Option<f32>,
-    /// A token sees itself and the `window - 1` before it.
+    /// A token attends to itself and to the `window - 1` tokens before it.
     pub window: Option<usize>,
 }
 
@@ -58,35 +58,35 @@ impl AttentionShape {
     }
 }
 
-/// A layer of experts: for each row a router chooses some of several gated MLPs.
+/// A layer of experts: a router chooses some of several gated MLPs for each row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertsShape {
     pub num_experts: usize,
-    /// Experts that a row goes through.
+    /// Number of experts that a row goes through.
     pub num_chosen: usize,
     pub hidden_size: usize,
-    /// Width within an expert.
+    /// Width of an expert's hidden layer.
     pub intermediate_size: usize,
     pub activation: Activation,
-    /// The chosen experts' weights are divided by their sum.
+    /// Whether the chosen experts' weights are divided by their sum.
     pub renormalize: bool,
 }
 
-/// Rotary embedding in the half-split ("NeoX") layout: dimension `i` turns with `i + rotary_dim / 2`.
+/// Rotary embedding in the half-split ("NeoX") layout: dimension `i` is rotated with dimension `i + rotary_dim / 2`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// Leading dimensions of a head that turn; the rest pass through. Even.
+    /// Leading dimensions of a head that are rotated, an even number. The rest stay as they are.
     pub rotary_dim: usize,
-    /// `[rotary_dim / 2]` radians per position.
+    /// `[rotary_dim / 2]`, in radians per position.
     pub inv_freq: Vec<f32>,
-    /// Factor on cos and sin (YaRN's attention factor), else 1.
+    /// Factor on cos and sin: YaRN's attention factor, otherwise 1.
     pub attention_factor: f32,
-    /// Positions are below this.
+    /// All positions are below this.
     pub max_positions: usize,
 }
 
 impl Rope {
-    /// `[max_positions][cos, sin][rotary_dim / 2]`, with the factor.
+    /// `[max_positions][cos, sin][rotary_dim / 2]`, multiplied with the factor.
     #[cfg(not(kernels_alone))]
     pub(crate) fn table(&self) -> Result<Vec<f32>, StartError> {
         let mut table = self.empty_table()?;
@@ -94,7 +94,7 @@ impl Rope {
         Ok(table)
     }
 
-    /// [`Rope::table`], of zeros.
+    /// A table of zeros with the size of [`Rope::table`].
     pub(crate) fn empty_table(&self) -> Result<Vec<f32>, StartError> {
         let half = self.inv_freq.len();
         if self.rotary_dim != 2 * half || half == 0 {
@@ -112,11 +112,11 @@ impl Rope {
         Ok(table)
     }
 
-    /// A position's row of [`Rope::table`].
+    /// Writes the row of one position of [`Rope::table`].
     pub(crate) fn write_row(&self, position: usize, row: &mut [f32]) {
         let (cos, sin) = row.split_at_mut(self.inv_freq.len());
         for ((cos, sin), freq) in cos.iter_mut().zip(sin).zip(&self.inv_freq) {
-            // In float64: the angle grows with the position, and float32 would lose its fraction.
+            // Computed in float64: the angle grows with the position, and float32 would lose its fraction.
             let angle = position as f64 * f64::from(*freq);
             *cos = (angle.cos() * f64::from(self.attention_factor)) as f32;
             *sin = (angle.sin() * f64::from(self.attention_factor)) as f32;

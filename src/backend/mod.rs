@@ -1,11 +1,11 @@
-//! What a device does for the model: some twenty-five operations on its own tensors.
+//! What a device does for a model: about twenty-five operations on tensors that the device owns.
 //!
-//! The one forward pass (`model::decoder`) is written over this trait; a backend knows nothing of models, sequences
-//! or scheduling. The choice of backend is made here and nowhere else.
+//! The forward pass (`model::decoder`) is written once over the trait [`Backend`]. A backend knows nothing of models,
+//! sequences or scheduling.
 //!
-//! Contract of every backend: each output element is computed in an order that does not depend on the other rows of
-//! the batch, on how a prompt was cut into chunks, or on the number of threads. This is what makes a resumed or
-//! cached sequence return the same bytes. On a GPU it holds where `device.batch_invariant` asks for it.
+//! The contract of every backend: each output element is computed in an order that does not depend on the other rows of
+//! the batch, on how a prompt was cut into chunks, or on the number of threads. This is what makes a resumed or cached
+//! sequence return the same bytes. On a GPU it holds only with `device.batch_invariant`.
 
 mod batch;
 pub mod cpu;
@@ -27,23 +27,23 @@ use crate::ids::BlockId;
 use profile::StepPhase;
 use std::ops::Range;
 
-/// What becomes of the heads that a product to Q, K and V gives.
+/// What to do with the heads that the QKV projection computes.
 pub struct Heads<'a, B: Backend + ?Sized> {
     pub shape: &'a AttentionShape,
-    /// Of each head of Q, and of K.
+    /// The norms of each head of Q, and of each head of K.
     pub norms: Option<[&'a Norm<B::Vector>; 2]>,
     pub rope: Option<&'a B::RopeTable>,
     pub layer: usize,
 }
 
-/// The operations. Tensors are `[rows, cols]`; `rows` may be less than the tensor was made for. Shapes that do not fit
-/// are a programming error and panic; so does a device that fails.
+/// The operations. Tensors are `[rows, cols]`. `rows` may be less than the tensor was allocated for. Shapes that do not
+/// fit are a programming error: the operation panics. It also panics when the device fails.
 ///
-/// A step is `begin`, the forward pass, `logits` and `sample` (several times, where many logits are wanted) and
-/// `end_step`. All of these may return before they are done; `finish_step` waits, and gives the results. Up to
-/// [`MAX_STEPS_IN_FLIGHT`] steps may have been ended and not finished.
+/// A step is `begin`, the forward pass, `logits` and `sample` (several times if many logits are wanted) and `end_step`.
+/// Each of these may return before its work is done. `finish_step` waits for the work and returns the results. Up to
+/// [`MAX_STEPS_IN_FLIGHT`] steps may have been ended but not yet finished.
 pub trait Backend {
-    /// A weight matrix `[n, k]`, packed as the backend likes.
+    /// A weight matrix `[n, k]`, in the backend's own layout.
     type Matrix;
     /// A small float32 vector: a norm's weight, a bias.
     type Vector;
@@ -51,12 +51,13 @@ pub trait Backend {
     type Tensor;
     /// Prepared rotary tables.
     type RopeTable;
-    /// Several matrices of one shape, the same of each expert.
+    /// Matrices of one shape, one for each expert.
     type Matrices;
-    /// What layers of experts keep between their operations.
+    /// Memory that a layer of experts uses between its operations.
     type ExpertsWorkspace;
 
-    /// Packs `[n, k]`, the rows of `parts` one after the other (a fused QKV is three parts), converted to `dtype`.
+    /// Packs a matrix `[n, k]` and converts it to `dtype`. Its rows are those of `parts`, in order; a fused QKV has
+    /// three parts.
     fn matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<Self::Matrix, StartError>;
     /// [`Backend::matrix`] of parts that are stored as `[k, n]`.
     #[cfg(not(kernels_alone))]
@@ -67,9 +68,11 @@ pub trait Backend {
             both.map(|(part, bytes)| HostTensor { rows: part.cols, cols: part.rows, bytes, ..*part }).collect();
         self.matrix(&tensors, dtype)
     }
-    /// A matrix of random numbers, uniform, with standard deviation 0.02; the same for the same seed.
+    /// A matrix of uniformly distributed random numbers with standard deviation 0.02. The same seed gives the same
+    /// numbers.
     fn random_matrix(&self, n: usize, k: usize, dtype: DType, seed: u64) -> Result<Self::Matrix, StartError>;
-    /// [`Backend::matrix`] for [`Backend::gated_linear`]: half of the rows are of the gate, half of up.
+    /// [`Backend::matrix`] for [`Backend::gated_linear`]: the first half of the rows is the gate, the second half is
+    /// up.
     fn gate_up_matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<Self::Matrix, StartError> {
         self.matrix(parts, dtype)
     }
@@ -77,7 +80,7 @@ pub trait Backend {
     fn random_gate_up_matrix(&self, n: usize, k: usize, dtype: DType, seed: u64) -> Result<Self::Matrix, StartError> {
         self.random_matrix(n, k, dtype, seed)
     }
-    /// Packs `count` matrices `[n, k]`, each of as many of `parts`.
+    /// Packs `count` matrices `[n, k]`. Each is made of the same number of `parts`.
     fn matrices(&self, count: usize, parts: &[HostTensor<'_>], dtype: DType) -> Result<Self::Matrices, StartError>;
     /// As [`Backend::random_matrix`].
     fn random_matrices(
@@ -88,14 +91,14 @@ pub trait Backend {
         dtype: DType,
         seed: u64,
     ) -> Result<Self::Matrices, StartError>;
-    /// A float32 copy of all `parts`, one after the other.
+    /// A float32 copy of all `parts`, concatenated.
     fn vector(&self, parts: &[HostTensor<'_>]) -> Result<Self::Vector, StartError>;
     fn tensor(&self, max_rows: usize, cols: usize, role: TensorRole) -> Result<Self::Tensor, StartError>;
     fn rope_table(&self, rope: &Rope) -> Result<Self::RopeTable, StartError>;
     fn experts_workspace(&self, max_rows: usize, shape: &ExpertsShape) -> Result<Self::ExpertsWorkspace, StartError>;
 
-    /// Makes the two pools of KV blocks: on the device and, pinned, on the host. Called again after a failure, it
-    /// starts over with empty pools and no step in flight.
+    /// Allocates the two pools of KV blocks: one on the device, and a pinned one on the host. A second call, after a
+    /// failure, starts over with empty pools and no step in flight.
     fn allocate_kv(
         &mut self,
         layout: KvLayout,
@@ -103,14 +106,14 @@ pub trait Backend {
         num_swap_blocks: usize,
     ) -> Result<(), StartError>;
 
-    /// Starts a step: sets the batch that the following operations work on; `num_rows` of all tensors is the batch's.
+    /// Starts a step: sets the batch that the operations after it work on. All tensors have as many rows as the batch.
     fn begin(&mut self, batch: &Batch);
-    /// Does `body`, the operations between `begin` and the first `sample`. A device may record them and, for a later
-    /// batch of the same kind, replay the recording instead of calling `body`.
+    /// Runs `body`: the operations between `begin` and the first `sample`. A device may record them. For a later batch
+    /// of the same kind it may then replay the recording instead of calling `body`.
     fn replay(&mut self, body: &mut dyn FnMut(&mut Self)) {
         body(self);
     }
-    /// Says what the next [`Backend::linear`] is for, to a backend that counts ([`profile::Profiled`]).
+    /// Names the phase that the next [`Backend::linear`] belongs to. Only [`profile::Profiled`] uses it.
     fn mark(&mut self, _: StepPhase) {}
 
     /// `out[row] = table[tokens[row]] * scale`; `table: [vocab, cols]`.
@@ -131,8 +134,8 @@ pub trait Backend {
     fn add(&mut self, x: &mut Self::Tensor, delta: &Self::Tensor);
     /// `out = x · wᵀ + bias`; `w: [n, k]`, `x: [rows, k]`, `out: [rows, n]`. `x` is rounded to the weight's type.
     fn linear(&mut self, x: &Self::Tensor, w: &Self::Matrix, bias: Option<&Self::Vector>, out: &mut Self::Tensor);
-    /// The product to `qkv`, then [`Backend::qk_norm`] and [`Backend::rope_and_write_kv`]. Of `qkv` only Q is read
-    /// afterwards.
+    /// The QKV projection, then [`Backend::qk_norm`] and [`Backend::rope_and_write_kv`]. Afterwards only the Q part of
+    /// `qkv` may be read.
     fn qkv_linear(
         &mut self,
         x: &Self::Tensor,
@@ -161,9 +164,9 @@ pub trait Backend {
         self.linear(x, w, bias, gate_up);
         self.gated_activation(gate_up, kind, out);
     }
-    /// The product at the end of a sublayer: `stream += x · wᵀ + bias`, or, where the sum is sooner done together with
-    /// the norm that follows, only `delta = x · wᵀ + bias`. Returns whether `delta` has yet to be added; it is
-    /// [`TensorRole::Unfused`].
+    /// The product at the end of a sublayer. It computes either `stream += x · wᵀ + bias` and returns false, or only
+    /// `delta = x · wᵀ + bias` and returns true: then the caller still has to add `delta`, which a backend may do
+    /// faster together with the norm that follows. `delta` is [`TensorRole::Unfused`].
     fn residual_linear(
         &mut self,
         x: &Self::Tensor,
@@ -175,7 +178,7 @@ pub trait Backend {
         self.linear(x, w, bias, delta);
         true
     }
-    /// Normalises each head of Q and of K of `qkv` on its own (Qwen3): `weight: [head_dim]`.
+    /// Normalises each head of Q and K in `qkv` separately (Qwen3): `weight: [head_dim]`.
     fn qk_norm(
         &mut self,
         qkv: &mut Self::Tensor,
@@ -183,8 +186,8 @@ pub trait Backend {
         q: &Norm<Self::Vector>,
         k: &Norm<Self::Vector>,
     );
-    /// Turns Q and K of `qkv` by their positions (where there is a table) and writes K and V of `layer` into the KV
-    /// cache at the batch's slots. Q stays in `qkv`.
+    /// Rotates Q and K in `qkv` by their positions if there is a table. Writes K and V of `layer` into the KV cache at
+    /// the batch's slots. Q stays in `qkv`.
     fn rope_and_write_kv(
         &mut self,
         qkv: &mut Self::Tensor,
@@ -192,7 +195,7 @@ pub trait Backend {
         rope: Option<&Self::RopeTable>,
         layer: usize,
     );
-    /// Causal attention of every row's Q over its sequence's K and V of `layer`, read through the block table.
+    /// Causal attention of each row's Q over the K and V of its sequence in `layer`, read through the block table.
     /// `out: [rows, num_heads * head_dim]`. GQA: query head `h` reads KV head `h / (num_heads / num_kv_heads)`.
     fn attention(&mut self, qkv: &Self::Tensor, shape: &AttentionShape, layer: usize, out: &mut Self::Tensor);
     /// `out = act(gate) * up` for `gate_up: [rows, 2 * cols]` = `[gate | up]`.
@@ -200,8 +203,8 @@ pub trait Backend {
     /// `x = act(x)`.
     fn activation(&mut self, x: &mut Self::Tensor, kind: Activation);
     /// `out[row] = Σ weight · down(act(gate(x)) · up(x))` over the experts that the router chooses for this row. The
-    /// router's logits are `x · routerᵀ`, the weights their softmax over all experts. Only the chosen experts are
-    /// computed, and added in the order of their weights, the largest first.
+    /// router's logits are `x · routerᵀ`, and the weights are their softmax over all experts. Only the chosen experts
+    /// are computed. They are added in descending order of their weights.
     fn mix_experts(
         &mut self,
         x: &Self::Tensor,
@@ -212,37 +215,41 @@ pub trait Backend {
     );
     /// `out[i] = x[logit_rows[first + i]]` for `i < num_rows`.
     fn gather_rows(&mut self, x: &Self::Tensor, first: usize, num_rows: usize, out: &mut Self::Tensor);
-    /// `x[0..num_rows] · wᵀ`, `[num_rows, vocab]` float32, which stay on the device and replace those before.
+    /// Computes `x[0..num_rows] · wᵀ`, `[num_rows, vocab]` in float32. The logits stay on the device and replace the
+    /// previous ones.
     fn logits(&mut self, x: &Self::Tensor, num_rows: usize, w: &Self::Matrix, bias: Option<&Self::Vector>);
     /// The last logits become `cap · tanh(logit / cap)`.
     fn cap_logits(&mut self, cap: f32);
-    /// Has rows of `x` among the step's results, after those of all samples: [`LogitsResult::Rows`].
+    /// Adds rows of `x` to the step's results, after those of all samples: [`LogitsResult::Rows`].
     fn fetch_rows(&mut self, x: &Self::Tensor, rows: Range<usize>);
-    /// A copy of the last logits on the host, `[num_rows, vocab]`; waits for them.
+    /// Waits for the last logits and copies them to the host: `[num_rows, vocab]`.
     fn read_logits(&mut self) -> Vec<f32>;
-    /// Answers requests about the last logits. A request's place is counted over all calls of a step.
+    /// Answers requests about the last logits. A request's index counts the requests of all calls in a step.
     fn sample(&mut self, requests: &[LogitsRequest<'_>]);
 
     /// Ends the step.
     fn end_step(&mut self);
     /// Whether [`Backend::finish_step`] would return at once.
     fn is_step_done(&mut self) -> bool;
-    /// The results of the oldest step that was ended, in the order of its requests, then the rows that were fetched.
+    /// The results of the oldest step that was ended but not finished: first those of its requests, in order, then the
+    /// fetched rows.
     fn finish_step(&mut self) -> Vec<LogitsResult>;
 
-    /// Copy-on-write: `(from, to)` within the device pool.
+    /// Copies blocks within the device pool, for copy-on-write: pairs are `(from, to)`.
     fn copy_blocks(&mut self, pairs: &[(BlockId, BlockId)]);
-    /// Starts copies `(device block, swap block)`, at least one, which go on beside the steps. Whatever is started after
-    /// this and touches one of these blocks waits for its copy, and nothing else does. False where they could not be
-    /// started: then what the targets hold means nothing.
+    /// Starts to copy blocks from the device to the host: pairs are `(device block, swap block)`, at least one. The
+    /// copies run beside the steps. An operation that is started later and touches one of these blocks waits for that
+    /// block's copy; no other operation waits. Returns false if the copies could not be started: then the contents of
+    /// the targets are undefined.
     fn swap_out(&mut self, pairs: &[(BlockId, BlockId)]) -> bool;
-    /// The same, `(swap block, device block)`.
+    /// Starts to copy blocks back to the device: pairs are `(swap block, device block)`. Otherwise the same.
     fn swap_in(&mut self, pairs: &[(BlockId, BlockId)]) -> bool;
-    /// Nobody needs what these swap blocks hold once the copies that were started have ended: their memory may go back to
-    /// the system, and comes again when they are written. A backend whose memory is pinned keeps it.
+    /// Says that the contents of these swap blocks are not needed once the copies started so far have ended. The
+    /// backend may return their memory to the system until they are written again. A backend with pinned memory keeps
+    /// it.
     fn discard_swap_blocks(&mut self, _: &[BlockId]) {}
-    /// Calls of [`Backend::swap_out`] and [`Backend::swap_in`] that were started and have ended since the last time: those
-    /// of one direction in their order.
+    /// The calls of [`Backend::swap_out`] and [`Backend::swap_in`] that have ended since the last call of this. Those
+    /// of one direction are in order.
     fn finished_copies(&mut self) -> Vec<FinishedCopy>;
     /// Seconds that the host has waited for copies since the last call.
     fn waited_for_copies(&mut self) -> f64 {

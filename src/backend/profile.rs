@@ -1,13 +1,14 @@
-//! Where a step's time goes: a backend around another one that counts what each operation takes and moves.
+//! Profiles where a step's time goes: a backend that wraps another one and counts the time and the traffic of each
+//! operation.
 //!
-//! [`Profiled`] delegates every operation and adds up, by phase of a step, calls, time, bytes and floating-point
-//! operations, as far as shapes tell. It exists only where somebody asked for a profile; an engine without one has the
-//! bare backend. Times are those until an operation returns, so the wrapper is of use only around a backend that works
-//! in the caller's time, which [`Countable`] says.
+//! [`Profiled`] delegates every operation. For each phase of a step it adds up calls, time, and the bytes and
+//! floating-point operations that follow from the shapes. It is used only if a profile was asked for. An operation's
+//! time ends when the operation returns. So only a backend whose operations are done when they return can be profiled;
+//! the trait [`Countable`] marks such backends.
 //!
-//! Bytes are the least that an operation must move: weights once, and of the KV cache what it reads and writes. The
-//! activations are counted apart, because they need not leave the caches. Floating-point operations are those of
-//! matrix products and of attention.
+//! Bytes are the least that an operation must move: all weights once, and the part of the KV cache that it reads and
+//! writes. Activations are counted separately, because they may stay in the caches. Floating-point operations are those
+//! of matrix products and of attention.
 
 mod totals;
 
@@ -22,13 +23,14 @@ use crate::ids::BlockId;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// A backend whose operations are done when they return, and whose tensors tell their sizes.
+/// A backend whose operations are done when they return, and whose tensors know their sizes.
 pub trait Countable: Backend {
     /// `(n, k, bytes)` of a matrix `[n, k]`, without padding.
     fn matrix_size(matrix: &Self::Matrix) -> (usize, usize, usize);
     /// Columns, and bytes of an element.
     fn tensor_size(tensor: &Self::Tensor) -> (usize, usize);
-    /// Number of experts that some row of the last operation chose, and the bytes of all `experts` together.
+    /// The number of experts that at least one row of the last operation chose, and the bytes of all `experts`
+    /// together.
     fn experts_used(work: &Self::ExpertsWorkspace, experts: &Experts<Self::Matrix, Self::Matrices>) -> (usize, usize);
 }
 
@@ -36,13 +38,13 @@ pub trait Countable: Backend {
 pub struct Profiled<B: Backend> {
     inner: B,
     profile: Profile,
-    /// What the next products are for.
+    /// The phase that the next products belong to.
     product: StepPhase,
     kv: Option<KvLayout>,
     seqs: Vec<BatchSeq>,
     rows: usize,
     vocab_size: usize,
-    /// When the step at hand began.
+    /// When the current step began.
     started: Option<Instant>,
     step: [Totals; StepPhase::ALL.len()],
 }
@@ -63,7 +65,7 @@ impl<B: Countable> Profiled<B> {
         }
     }
 
-    /// Does `call` and counts it. Whoever adds an operation to [`Backend`] adds a call of this here.
+    /// Runs `call` and counts it. Every operation of [`Backend`] must be wrapped in this.
     fn timed<T>(&mut self, phase: StepPhase, work: OperationWork, call: impl FnOnce(&mut B) -> T) -> T {
         let started = Instant::now();
         self.started.get_or_insert(started);
@@ -94,7 +96,7 @@ impl<B: Countable> Profiled<B> {
         work
     }
 
-    /// Rows of `table` that are looked up, one for each of the batch's.
+    /// A lookup of one row of `table` for each row of the batch.
     fn looked_up(&self, table: &B::Matrix, out: &B::Tensor) -> OperationWork {
         let (n, _, bytes) = B::matrix_size(table);
         OperationWork { memory_bytes: (self.rows * bytes / n) as u64, ..self.rows_of([out]) }
@@ -105,7 +107,7 @@ impl<B: Countable> Profiled<B> {
         self.kv.map_or(0, |kv| kv.block_bytes() / kv.num_layers / kv.block_size)
     }
 
-    /// Bytes of K and V of the batch's rows.
+    /// Bytes of the K and V that the batch's rows write.
     fn kv_written(&self) -> u64 {
         (self.rows * self.token_bytes()) as u64
     }
@@ -120,7 +122,7 @@ impl<B: Countable> Profiled<B> {
         }
         OperationWork {
             memory_bytes: (read * self.token_bytes()) as u64,
-            // A product with K and one with V.
+            // One product with K and one with V.
             flops: 4 * (seen * shape.num_heads * shape.head_dim) as u64,
             ..self.rows_of([qkv, out])
         }
@@ -296,7 +298,7 @@ impl<B: Countable> Backend for Profiled<B> {
         self.timed(StepPhase::Experts, OperationWork::default(), |inner| {
             inner.mix_experts(x, experts, shape, work, out)
         });
-        // Which experts were read is known only now.
+        // Only now is it known which experts were read.
         let mut counted = self.product(&experts.router, [x, out]);
         let (used, bytes) = B::experts_used(work, experts);
         counted.memory_bytes += (bytes / shape.num_experts * used) as u64;
@@ -338,7 +340,7 @@ impl<B: Countable> Backend for Profiled<B> {
     fn end_step(&mut self) {
         self.inner.end_step();
         let mut step = std::mem::take(&mut self.step);
-        // A plan of copies alone is no step.
+        // A plan that only copies blocks is not a step.
         let (Some(started), false) = (self.started.take(), self.seqs.is_empty()) else { return };
         let time = started.elapsed();
         let counted: Duration = step.iter().map(|totals| totals.time).sum();
@@ -358,7 +360,7 @@ impl<B: Countable> Backend for Profiled<B> {
         let work = self.blocks(pairs);
         self.timed(StepPhase::Copies, work, |inner| inner.copy_blocks(pairs));
     }
-    // Copies between the tiers go on beside the steps: what they take is not the steps'.
+    // Copies between the tiers run beside the steps, so their time is not part of the steps.
     fn swap_out(&mut self, pairs: &[(BlockId, BlockId)]) -> bool {
         self.inner.swap_out(pairs)
     }

@@ -27,7 +27,7 @@ impl DType {
     }
 }
 
-/// A tensor as it lies in a checkpoint: row-major, little-endian, not necessarily aligned.
+/// A tensor as stored in a checkpoint: row-major, little-endian, not necessarily aligned.
 #[derive(Clone, Copy, Debug)]
 pub struct HostTensor<'a> {
     pub dtype: DType,
@@ -39,7 +39,7 @@ pub struct HostTensor<'a> {
 }
 
 impl<'a> HostTensor<'a> {
-    /// The number of bytes is as the shape says.
+    /// Checks that the number of bytes fits the shape.
     pub fn check_size(&self) -> Result<(), StartError> {
         let expected = self.rows.checked_mul(self.cols).and_then(|n| n.checked_mul(self.dtype.size_bytes()));
         if expected == Some(self.bytes.len()) {
@@ -73,7 +73,7 @@ pub(crate) fn elements(bytes: &[u8], dtype: DType) -> impl Iterator<Item = f32> 
     })
 }
 
-/// The rows of a matrix's parts: all of one width, in checkpoint order. Returns `(rows, cols)` of the whole.
+/// Checks that all parts of a matrix have the same width. Returns `(rows, cols)` of the whole matrix.
 pub(crate) fn matrix_shape(parts: &[HostTensor<'_>]) -> Result<(usize, usize), StartError> {
     let cols = parts.first().map_or(0, |part| part.cols);
     for part in parts {
@@ -89,15 +89,15 @@ pub(crate) fn matrix_shape(parts: &[HostTensor<'_>]) -> Result<(usize, usize), S
     Ok((rows, cols))
 }
 
-/// What a tensor is for. A device may hold activations in the weights' type.
+/// What a tensor is used for. A device may store activations in the weights' type.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TensorRole {
-    /// The residual stream: float32.
+    /// The residual stream, always in float32.
     Residual,
-    /// Between two operations of a layer.
+    /// The result of one operation of a layer and the input of another.
     Activation,
-    /// The same, where only products with weights of this type read it: in whatever order suits them.
+    /// An activation that only products with weights of this type read. A backend may lay it out for these products.
     Operand(DType),
-    /// Handed over between the parts of a fused operation. A backend that does them at once has no use for it.
+    /// Passed between the parts of a fused operation. A backend that does both parts at once does not use it.
     Unfused,
 }

@@ -1,13 +1,12 @@
 //! Paged attention.
 //!
-//! Softmax runs online over tiles of absolute positions ([`TILE`], more on AMX tiles), and in partitions of
-//! [`PARTITION`] positions that are merged in order. Both are counted from position 0 of the sequence, so what is added
-//! to what for a query does not depend on the block size, on how the prompt was cut into chunks, on the queries beside
-//! it, or on whether the partitions were computed by one member or by several.
+//! The softmax is computed online over tiles of [`TILE`] positions (more on AMX tiles), and in partitions of
+//! [`PARTITION`] positions that are merged in order. Both are counted from position 0 of the sequence. So the order of
+//! a query's sums does not depend on the block size, on how the prompt was cut into chunks, on the other queries, or on
+//! whether one member or several computed the partitions.
 //!
-//! A unit of work is one KV head with a tile of query rows: each tile of K and V is read through the block table
-//! once, widened to float32 where the products are not those of AMX tiles, and used by all these rows and by all query
-//! heads of the group.
+//! A unit of work is one KV head with a tile of query rows. Each tile of K and V is read once through the block table
+//! and used by all these rows and by all query heads of the group. Except on AMX tiles it is widened to float32.
 
 mod kernel;
 #[cfg(target_arch = "x86_64")]
@@ -25,14 +24,14 @@ use std::ops::Range;
 pub(super) use unit::AttentionCall;
 use unit::{AttentionUnit, PARTITION};
 
-/// New tokens per sequence up to which its partitions may be spread over the team.
+/// The partitions of a sequence may be spread over the team if it has at most this many new tokens.
 const MAX_SPLIT_ROWS: usize = 8;
-/// Units per member that spread well enough without cutting them.
+/// With this many units per member, units need not be split to keep all members busy.
 const ENOUGH_UNITS_PER_MEMBER: usize = 4;
-/// Tasks per member that the units are gathered into, if they are more.
+/// Tasks per member that the units are gathered into if there are more units.
 const TASKS_PER_MEMBER: usize = 8;
 
-/// Whether the KV cache lies as tile products read it.
+/// Whether the KV cache is stored in the layout that tile products read.
 pub(super) fn is_tiled(isa: Isa, layout: &KvLayout) -> bool {
     #[cfg(target_arch = "x86_64")]
     return isa == Isa::Amx && tiles::is_tiled(layout);
@@ -43,11 +42,12 @@ pub(super) fn is_tiled(isa: Isa, layout: &KvLayout) -> bool {
     }
 }
 
-/// Writes a position's K or V to slot `slot` of the head's part of a block of a cache that [`is_tiled`], at `head`. With
-/// `last`, it is the last one for now of a group of slots that is new.
+/// Writes the K or V of one position to slot `slot` of a head's part of a block, which lies at `head`. The cache
+/// [`is_tiled`]. `last` says that the slot is the last one written so far in a new group of slots.
 ///
 /// # Safety
-/// The head's part is there; nobody else uses its slot now, or with `last` those behind it.
+/// `head` points to the head's part of a block. Nothing else uses the slot now, nor, with `last`, the slots behind it
+/// in the group.
 pub(super) unsafe fn write_tiled(row: &[f32], value: bool, slot: usize, last: bool, head: *mut u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the caller's; `is_tiled` is true only where there is AMX, which implies AVX-512.
@@ -58,15 +58,15 @@ pub(super) unsafe fn write_tiled(row: &[f32], value: bool, slot: usize, last: bo
     unreachable!("no cache is tiled here: {row:?} {value} {slot} {last} {head:?}");
 }
 
-/// Scratch memory of all members and the list of work; it grows, and is used again in every layer and step.
+/// Scratch memory of all members and the list of work. It grows as needed and is reused in every layer and step.
 pub(super) struct AttentionWorkspace {
     scratch: Vec<Buffer<f32>>,
-    /// Indices of the batch's sequences, the longest work first.
+    /// Indices of the batch's sequences, those with the most work first.
     order: Vec<u32>,
     units: Vec<AttentionUnit>,
-    /// Units that one member computes one after the other: what is next can be fetched meanwhile.
+    /// Ranges of units. One member computes a range in order, so that the next unit's blocks can be prefetched.
     tasks: Vec<Range<usize>>,
-    /// `(unit, partition)` where partitions are computed apart.
+    /// `(unit, partition)` if partitions are computed separately.
     parts: Vec<(usize, usize)>,
     partials: Buffer<f32>,
 }
@@ -84,7 +84,7 @@ impl AttentionWorkspace {
         })
     }
 
-    /// Attention of all rows of the batch.
+    /// Computes the attention of all rows of the batch.
     pub fn run(&mut self, isa: Isa, team: &Team, call: &AttentionCall<'_>) {
         self.list_units(call, kernel::max_queries(isa, call));
         self.gather_tasks(call, team.num_members());
@@ -101,7 +101,8 @@ impl AttentionWorkspace {
                 let unit = &self.units[unit];
                 let state_len = call.state_len(unit.num_rows * call.group());
                 let offset = unit.partials + (partition - unit.first_partition) * state_len;
-                // SAFETY: `plan_split` gave every partition of every unit its own place; the scratch is the member's.
+                // SAFETY: `plan_split` gave each partition of each unit its own place. The scratch memory is the
+                // member's own.
                 unsafe {
                     let state = partials.get().add(offset);
                     kernel::partition(isa, call, unit, partition, scratch.of(member), state);
@@ -117,7 +118,7 @@ impl AttentionWorkspace {
             let products: usize = self.units.iter().map(products).sum();
             let compute = |member: usize, task: usize| {
                 let units = &self.units[self.tasks[task].clone()];
-                // SAFETY: the scratch is the member's, and no two units share rows and heads of the output.
+                // SAFETY: the scratch memory is the member's own, and no two units share rows and heads of the output.
                 unsafe { kernel::units(isa, call, units, scratch.of(member)) };
             };
             if products * call.padded_dim() < 16 * ALONE_BELOW {
@@ -128,7 +129,8 @@ impl AttentionWorkspace {
         }
     }
 
-    /// All units of the batch, long ones first, so that no long one is begun when the others are done.
+    /// Lists all units of the batch. Long ones come first, so that no member starts a long one when the others are
+    /// already done.
     fn list_units(&mut self, call: &AttentionCall<'_>, max_queries: usize) {
         let rows_per_unit = (max_queries / call.group()).max(1);
         let seqs = &call.batch.seqs;
@@ -174,7 +176,8 @@ impl AttentionWorkspace {
         }
     }
 
-    /// Few long units: lists their partitions as parts of their own. Whether it does shows in the time only.
+    /// If there are few long units, lists their partitions as separate parts and returns true. The results are the same
+    /// either way.
     fn plan_split(&mut self, call: &AttentionCall<'_>, num_members: usize) -> bool {
         let worthwhile = num_members > 1
             && self.units.len() < ENOUGH_UNITS_PER_MEMBER * num_members

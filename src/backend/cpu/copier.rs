@@ -1,7 +1,7 @@
-//! A thread that copies KV blocks between the two pools, beside the steps: what the copy engines of a GPU do.
+//! A thread that copies KV blocks between the two pools beside the steps, as the copy engines of a GPU do.
 //!
-//! Copies are numbered block by block and done in that order, so those that touch one block of the swap pool need
-//! nothing else to keep them apart. What a step reads or writes on the device waits for the last copy that is in its way.
+//! Copies are numbered block by block and run in that order, which is all that copies of the same swap block need. A
+//! step waits for the last copy that reads or writes a device block that the step uses.
 
 use super::memory::{Shared, give_back};
 use crate::backend::FinishedCopy;
@@ -14,13 +14,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(super) struct Copier {
-    /// Taken when the thread has to end.
+    /// `None` once the thread has to end.
     jobs: Option<Sender<CopyJob>>,
     finished: Receiver<FinishedCopy>,
     progress: Arc<Progress>,
-    /// Blocks handed over so far: the number of the last one.
+    /// Number of the last copy that was enqueued.
     num_enqueued: u64,
-    /// For each block of the device pool, the last copy that reads it and the last that writes it; 0 is none.
+    /// For each block of the device pool, the last copy that reads it and the last that writes it; 0 means none.
     last_uses: Vec<LastUse>,
     waited: Duration,
     thread: Option<JoinHandle<()>>,
@@ -40,15 +40,15 @@ enum CopyJob {
         block_bytes: usize,
         to_device: bool,
     },
-    /// Addresses and bytes that nobody needs any more.
+    /// Addresses and sizes of memory that is not needed any more.
     Discard(Vec<(Shared<u8>, usize)>),
 }
 
-/// Blocks that are copied.
+/// Progress of the thread.
 #[derive(Default)]
 struct Progress {
     num_done: AtomicU64,
-    /// Held while `num_done` is changed, or looked at by who then sleeps.
+    /// Held while `num_done` is changed, and while a thread reads it and then sleeps.
     lock: Mutex<()>,
     changed: Condvar,
 }
@@ -73,7 +73,7 @@ impl Progress {
 }
 
 impl Copier {
-    /// Starts the thread. The memory that it is given with [`Copier::copy`] has to outlive the copier.
+    /// Starts the thread.
     pub fn start(num_device_blocks: usize) -> io::Result<Self> {
         let ((jobs, inbox), (outbox, finished)) = (unbounded(), unbounded());
         let progress = Arc::<Progress>::default();
@@ -90,12 +90,12 @@ impl Copier {
         })
     }
 
-    /// Starts to copy blocks of `block_bytes` bytes: for each its index on the device, and from where to where.
+    /// Starts to copy blocks of `block_bytes` bytes: `copies` are `(index on the device, source, target)`.
     ///
     /// # Safety
-    /// The addresses are of blocks that live until the copier is dropped. Nobody else writes a source or touches a
-    /// target until [`Copier::wait_to_read`] or [`Copier::wait_to_write`] has returned for the block on the device, and
-    /// nobody else touches the other block at all.
+    /// The blocks live until the copier is dropped. Nothing else writes a source or touches a target until
+    /// [`Copier::wait_to_read`] or [`Copier::wait_to_write`] has returned for the device block. Nothing else ever
+    /// touches the swap block.
     pub unsafe fn copy(
         &mut self,
         copies: impl Iterator<Item = (usize, Shared<u8>, Shared<u8>)>,
@@ -112,11 +112,11 @@ impl Copier {
         self.send(CopyJob::Copy { pairs, block_bytes, to_device });
     }
 
-    /// Gives memory of the swap pool back to the system once the copies before this have ended: for each range its start
-    /// and its bytes.
+    /// Returns memory of the swap pool to the system once the copies enqueued before have ended. `ranges` are starts
+    /// and sizes in bytes.
     ///
     /// # Safety
-    /// The ranges live until the copier is dropped, and nobody but copies after this uses what is in them.
+    /// The ranges live until the copier is dropped, and only copies that are enqueued later use them.
     pub unsafe fn discard(&self, ranges: Vec<(Shared<u8>, usize)>) {
         self.send(CopyJob::Discard(ranges));
     }
@@ -126,13 +126,13 @@ impl Copier {
         jobs.send(job).expect("the thread ends when the copier is dropped");
     }
 
-    /// Until these blocks of the device pool hold what was copied into them.
+    /// Waits until all copies into these device blocks have ended.
     pub fn wait_to_read(&mut self, blocks: impl Iterator<Item = usize>) {
         let last = blocks.map(|block| self.last_uses[block].write).max();
         self.wait(last.unwrap_or(0));
     }
 
-    /// Until nothing is copied into or out of these blocks any more.
+    /// Waits until all copies into and out of these device blocks have ended.
     pub fn wait_to_write(&mut self, blocks: impl Iterator<Item = usize>) {
         let last = blocks.map(|block| self.last_uses[block].write.max(self.last_uses[block].read)).max();
         self.wait(last.unwrap_or(0));
@@ -146,7 +146,7 @@ impl Copier {
         }
     }
 
-    /// Time spent in waiting since the last call.
+    /// Time spent waiting since the last call.
     pub fn take_waited(&mut self) -> Duration {
         std::mem::take(&mut self.waited)
     }
@@ -161,7 +161,7 @@ impl Drop for Copier {
     fn drop(&mut self) {
         drop(self.jobs.take());
         if let Some(thread) = self.thread.take() {
-            // It only copies; a panic would have been reported.
+            // The thread only copies, and a panic would have been reported.
             let _ = thread.join();
         }
     }
@@ -172,20 +172,20 @@ fn serve(inbox: &Receiver<CopyJob>, outbox: &Sender<FinishedCopy>, progress: &Pr
         let (pairs, block_bytes, to_device) = match job {
             CopyJob::Copy { pairs, block_bytes, to_device } => (pairs, block_bytes, to_device),
             CopyJob::Discard(ranges) => {
-                // SAFETY: the caller of `discard` promised that nobody needs what is in them.
+                // SAFETY: the caller of `discard` promised that nothing needs their contents.
                 ranges.into_iter().for_each(|(start, bytes)| unsafe { give_back(start.get(), bytes) });
                 continue;
             }
         };
         let started = Instant::now();
         for (from, to) in pairs {
-            // SAFETY: the caller of `copy` promised that both are blocks of that size, which nobody else uses before
-            // `progress` says so; and a block of one pool does not overlap one of the other.
+            // SAFETY: the caller of `copy` promised that both are blocks of that size, and that nothing else uses them
+            // until `progress` says that the copy is done. Blocks of the two pools do not overlap.
             unsafe { std::ptr::copy_nonoverlapping(from.get().cast_const(), to.get(), block_bytes) };
             progress.advance();
         }
         let seconds = started.elapsed().as_secs_f64();
-        // Nobody listens when the copier is being dropped.
+        // There is no receiver while the copier is dropped.
         let _ = outbox.send(FinishedCopy { to_device, seconds });
     }
 }
@@ -196,33 +196,33 @@ mod tests {
 
     type Block = [u8; 8];
 
-    /// Blocks go out and come back into others, each in front of the next.
+    /// Blocks are copied out and come back into other blocks, each copy right before the next.
     #[test]
     fn who_waits_reads_what_was_copied() {
         let (mut device, mut swap) = ([[0u8; 8]; 4], [[0u8; 8]; 4]);
-        // Both threads use the pools by these addresses alone.
+        // Both threads use the pools only through these addresses.
         let (device, swap): (*mut Block, *mut Block) = (device.as_mut_ptr(), swap.as_mut_ptr());
         let at = |pool: *mut Block, place: usize| Shared::new(pool.wrapping_add(place).cast::<u8>());
         let mut copier = Copier::start(4).unwrap();
         for round in 0..20u8 {
             let (block, other) = (round as usize % 4, (round as usize + 1) % 4);
             copier.wait_to_write([block, other].into_iter());
-            // SAFETY: nothing is copied into or out of the block, as has just been waited for.
+            // SAFETY: the test has just waited for all copies of the block.
             unsafe { device.wrapping_add(block).write([round; 8]) };
             let out = (block, at(device, block), at(swap, block));
             let back = (other, at(swap, block), at(device, other));
-            // SAFETY: the pools outlive the copier, and blocks of the device are touched behind the waits alone.
+            // SAFETY: the pools outlive the copier, and device blocks are touched only after waiting for their copies.
             unsafe {
                 copier.copy([out].into_iter(), 8, false);
                 copier.copy([back].into_iter(), 8, true);
             }
             copier.wait_to_read([other].into_iter());
-            // SAFETY: it has come, and nobody writes it meanwhile.
+            // SAFETY: its copy has ended, and nothing writes it now.
             assert_eq!(unsafe { device.wrapping_add(other).read() }, [round; 8]);
         }
         drop(copier);
         for place in 0..4 {
-            // SAFETY: nobody else has the pool any more.
+            // SAFETY: the copier is gone, so nothing else uses the pool.
             assert_eq!(unsafe { swap.wrapping_add(place).read() }, [16 + place as u8; 8]);
         }
     }

@@ -1,6 +1,6 @@
 //! Operations on single rows: norms, residuals, activations, rotary embedding, the KV write.
 //!
-//! Each function does one row, in an order that depends on the row's width alone.
+//! Each function computes one row, in an order that depends only on the row's width.
 
 use super::isa::Isa;
 use super::rows::for_rows;
@@ -43,7 +43,7 @@ impl SimdKernel for NormRow<'_> {
     }
 }
 
-/// Sum over sixteen chains, then over the chains.
+/// Sums into sixteen chains, and then sums the chains.
 #[inline(always)]
 fn sum<S: Simd>(simd: S, x: &[f32]) -> f32 {
     let mut acc = simd.splat(0.0);
@@ -149,7 +149,7 @@ pub(super) fn cap(isa: Isa, x: &mut [f32], cap: f32) {
     isa.run(CapRow { x, cap });
 }
 
-/// `out = act(gate) * up`, or `out = act(out)` where there is no gate.
+/// `out = act(gate) * up`, or `out = act(out)` without a gate.
 struct ActivateRow<'a> {
     kind: Activation,
     gate_up: Option<(&'a [f32], &'a [f32])>,
@@ -213,7 +213,7 @@ fn normal_cdf<S: Simd>(simd: S, x: S::V) -> S::V {
     }
     // Half the complementary error function of |z|: the weight of the tail beyond |x|.
     let tail = simd.mul(simd.mul(p, simd.splat(0.5)), simd.exp(simd.sub(zero, simd.mul(z, z))));
-    // The tail below a negative x, the rest of 1 for a positive one.
+    // For a negative x the result is the tail, for a positive one it is 1 minus the tail.
     let upper = simd.sub(one, tail);
     simd.add(simd.zero_unless_ge(simd.sub(upper, tail), x, zero), tail)
 }
@@ -249,7 +249,7 @@ impl CpuRopeTable {
         Ok(Self { rotary_dim: rope.rotary_dim, max_positions: rope.max_positions, table })
     }
 
-    /// What turns one head of a token at `position`.
+    /// The rotation of one head of a token at `position`.
     #[inline(always)]
     pub(super) fn rotate<'a>(&'a self, head: &'a mut [f32], position: usize) -> impl SimdKernel<Output = ()> + use<'a> {
         assert!(position < self.max_positions, "position {position} of a rotary table of {}", self.max_positions);
@@ -305,7 +305,7 @@ impl SimdKernel for NarrowRow<'_> {
     }
 }
 
-/// What rounds `x` to `dtype`, to nearest even.
+/// Rounds a vector to `dtype`, to nearest even.
 #[inline(always)]
 pub(super) fn narrow_row<'a>(x: &'a [f32], dtype: DType, out: &'a mut [u8]) -> impl SimdKernel<Output = ()> + use<'a> {
     assert_eq!(out.len(), x.len() * dtype.size_bytes());

@@ -1,7 +1,7 @@
-//! Layers of experts: which rows go to which, and the products of the chosen experts alone.
+//! Layers of experts: which row goes to which expert, and the products of the chosen experts.
 //!
-//! A row goes through its experts by itself, and adds them up in the order in which it chose them: what other rows
-//! choose decides only which products run side by side.
+//! A row's experts are added up in the order in which the row chose them. The choices of other rows decide only which
+//! products run side by side.
 
 use super::elementwise;
 use super::gemm::{self, Linear, Sink, Source};
@@ -15,10 +15,11 @@ use crate::error::StartError;
 
 type CpuExperts = Experts<CpuMatrix, Vec<CpuMatrix>>;
 
-/// Rows that are taken at a time: enough for the products, and little enough memory.
+/// Rows that are computed at a time: enough for efficient products, few enough for little memory.
 const MAX_ROWS: usize = 512;
 
-/// What the rows at hand need. A choice is a pair of row and expert; their rows lie together by expert.
+/// The memory for the current rows. A choice is a pair of row and expert. The rows of all choices are stored together
+/// by expert.
 pub struct CpuExpertsWorkspace {
     /// `[rows, num_experts]`
     logits: Buffer<f32>,
@@ -31,16 +32,16 @@ pub struct CpuExpertsWorkspace {
     routes: Routes,
 }
 
-/// Who goes where.
+/// Which rows go to which experts.
 #[derive(Default)]
 struct Routes {
-    /// `[rows, num_chosen]`: expert and weight, the largest weight first.
+    /// `[rows, num_chosen]`: expert and weight, in descending order of weights.
     chosen: Vec<(usize, f32)>,
-    /// `[rows, num_chosen]`: the choice's place when they are ordered by expert.
+    /// `[rows, num_chosen]`: the index of each choice when choices are ordered by expert.
     places: Vec<usize>,
     /// `[rows, num_chosen]`: the choices in that order.
     order: Vec<usize>,
-    /// `[num_experts + 1]`: where an expert's choices begin in that order.
+    /// `[num_experts + 1]`: where each expert's choices begin in that order.
     first: Vec<usize>,
 }
 
@@ -68,13 +69,13 @@ impl CpuExpertsWorkspace {
         })
     }
 
-    /// Experts that the last rows chose.
+    /// The number of experts that the last rows chose.
     pub(super) fn num_used(&self) -> usize {
         self.routes.first.windows(2).filter(|range| range[0] < range[1]).count()
     }
 }
 
-/// What the products run on.
+/// The parts of the backend that the products use.
 pub(super) struct Runner<'a> {
     pub isa: Isa,
     pub team: &'a Team,
@@ -98,7 +99,7 @@ impl Runner<'_> {
         }
     }
 
-    /// Up to [`MAX_ROWS`] rows.
+    /// [`Runner::mix`] for up to [`MAX_ROWS`] rows.
     fn mix_some(
         &mut self,
         x: &[f32],
@@ -151,7 +152,7 @@ impl Runner<'_> {
 }
 
 impl Routes {
-    /// `logits: [rows, num_experts]`, which become probabilities.
+    /// Chooses the experts of each row. `logits: [rows, num_experts]` become probabilities.
     fn fill(&mut self, logits: &mut [f32], shape: &ExpertsShape) {
         let ExpertsShape { num_experts, num_chosen, renormalize, .. } = *shape;
         self.chosen.clear();
@@ -159,7 +160,7 @@ impl Routes {
             softmax(row);
             let first = self.chosen.len();
             for _ in 0..num_chosen {
-                // Of equal ones the first; what is not a number is never larger than another.
+                // Of equal ones the first wins. NaN is never larger than another number.
                 let best = (1..num_experts).fold(0, |best, i| if row[i] > row[best] { i } else { best });
                 self.chosen.push((best, row[best]));
                 row[best] = -1.0;

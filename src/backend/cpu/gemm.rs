@@ -1,9 +1,9 @@
-//! Matrix products `x · wᵀ + bias` over packed weights, and what is done with their results while they are in the
+//! Matrix products `x · wᵀ + bias` over packed weights, and the operations on their results while these are in the
 //! caches.
 //!
-//! Every output element is one chain of multiply-adds over the inner dimension, first to last, in float32. Register
-//! tiles, the cut of the work into tasks and the number of rows only decide which chains run side by side, so a row's
-//! result is the same alone and in any batch.
+//! Each output element is one chain of multiply-adds over the inner dimension, from first to last, in float32. Register
+//! tiles, the division into tasks and the number of rows only decide which chains run side by side. So a row's result
+//! is the same alone and in any batch.
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod amx;
@@ -24,14 +24,14 @@ use input::{InputLayout, RoundedInput};
 use part::{Product, ProductPart, ProductTarget};
 use std::ops::Range;
 
-/// What a product needs besides its operands; it grows, and is used again.
+/// The memory that a product needs besides its operands. It grows as needed and is reused.
 pub(super) struct ProductWorkspace {
     input: RoundedInput,
-    /// Of each member: unfinished results on AMX, then the gate and up of some rows.
+    /// For each member: unfinished results on AMX, then gate and up of some rows.
     scratch: Vec<Buffer<f32>>,
 }
 
-/// Rows of a gated product that are activated at once, and the panels of a task at most.
+/// Rows of a gated product that are activated at once, and the most panels of a task.
 const MAX_GATED_ROWS: usize = 256;
 const MAX_PANELS: usize = 16;
 #[cfg(target_arch = "x86_64")]
@@ -39,7 +39,7 @@ const UNFINISHED_LEN: usize = amx::SCRATCH_LEN;
 #[cfg(not(target_arch = "x86_64"))]
 const UNFINISHED_LEN: usize = 0;
 
-/// Floats of scratch memory that each member has at least.
+/// The least number of floats of scratch memory that each member has.
 pub(super) const ROW_LEN: usize = MAX_GATED_ROWS * MAX_PANELS * LANES;
 
 impl ProductWorkspace {
@@ -61,7 +61,7 @@ impl ProductWorkspace {
 #[derive(Clone, Copy)]
 pub(super) enum Source<'a> {
     Rows(&'a [f32]),
-    /// Rounded and laid out already.
+    /// Already rounded and laid out.
     Operand(&'a Operand),
 }
 
@@ -75,26 +75,26 @@ pub(super) struct Linear<'a> {
     pub bias: Option<&'a [f32]>,
 }
 
-/// What becomes of the results `[rows, n]`.
+/// What to do with the results `[rows, n]`.
 pub(super) enum Sink<'a> {
     Store(&'a mut [f32]),
-    /// Added to what is there.
+    /// Adds the results to the previous contents.
     Add(&'a mut [f32]),
-    /// Stored; then `finish(rows, columns)` is called for parts of `per_call` columns, or a multiple, each once. It may
-    /// write these elements, as long as `rows` and `columns` are what it touches.
+    /// Stores the results, and calls `finish(rows, columns)` once for each part, whose columns are a multiple of
+    /// `per_call`. `finish` may write the elements of these rows and columns, and no others.
     Finish {
         out: &'a mut [f32],
         per_call: usize,
         finish: &'a (dyn Fn(Range<usize>, Range<usize>) + Sync),
     },
-    /// `act(gate) * up` of a product with columns in the order [`ColumnOrder::GateUp`]: `[rows, n / 2]`.
+    /// Stores `act(gate) * up`, `[rows, n / 2]`, of a product with columns in the order [`ColumnOrder::GateUp`].
     Gated {
         kind: Activation,
         out: &'a mut Operand,
     },
 }
 
-/// Computes the product and does with it what `sink` says.
+/// Computes the product and passes the results to `sink`.
 pub(super) fn linear(isa: Isa, team: &Team, workspace: &mut ProductWorkspace, layer: Linear<'_>, sink: Sink<'_>) {
     let Linear { x, rows, w, bias } = layer;
     assert!(bias.is_none_or(|bias| bias.len() == w.n), "a linear layer's bias does not fit");
@@ -114,7 +114,7 @@ pub(super) fn linear(isa: Isa, team: &Team, workspace: &mut ProductWorkspace, la
     let scratch = PerMember::new(&mut workspace.scratch);
     let cut = TaskCut::new(rows, w, call.sink.panels_together(), team.num_members());
     let task = |member: usize, task: usize| {
-        // SAFETY: parts do not overlap, and the scratch is the member's.
+        // SAFETY: parts do not overlap, and the scratch memory is the member's own.
         unsafe { call.run(cut.rows(task), cut.panels(task), scratch.of(member)) };
     };
     if rows * w.n * w.k < 4 * ALONE_BELOW {
@@ -124,7 +124,7 @@ pub(super) fn linear(isa: Isa, team: &Team, workspace: &mut ProductWorkspace, la
     }
 }
 
-/// [`Sink`], to be shared by the members.
+/// A [`Sink`] that the members share.
 enum SharedSink<'a> {
     Direct { out: Shared<f32>, adds: bool },
     Finish { out: Shared<f32>, per_call: usize, finish: &'a (dyn Fn(Range<usize>, Range<usize>) + Sync) },
@@ -153,18 +153,18 @@ impl<'a> SharedSink<'a> {
         }
     }
 
-    /// Panels that one task must have together.
+    /// The number of neighbouring panels that must be in one task.
     fn panels_together(&self) -> usize {
         match self {
             SharedSink::Direct { .. } => 1,
             SharedSink::Finish { per_call, .. } => per_call / LANES,
-            // Gate and up of 32 columns, which are whole cache lines of the result.
+            // Gate and up of 32 columns: whole cache lines of the result.
             SharedSink::Gated { .. } => 4,
         }
     }
 }
 
-/// A product under way.
+/// A product in progress.
 struct ProductCall<'a> {
     isa: Isa,
     product: Product<'a>,
@@ -176,12 +176,12 @@ impl ProductCall<'_> {
     /// Computes a part.
     ///
     /// # Safety
-    /// Nobody else computes any of it now; `scratch` is the caller's.
+    /// No other thread computes any of the part now, and `scratch` is the caller's own.
     unsafe fn run(&self, rows: Range<usize>, panels: Range<usize>, scratch: *mut f32) {
         let n = self.product.w.n;
         let part = |rows: Range<usize>, target: ProductTarget| {
             let part = ProductPart { product: &self.product, rows, panels: panels.clone(), target };
-            // SAFETY: the target is the whole output, or the rest of the scratch; see `ProductWorkspace::new`.
+            // SAFETY: the target is the whole output, or the rest of the scratch memory; see `ProductWorkspace::new`.
             unsafe { part.run(self.isa, scratch) };
         };
         let whole = |at: Shared<f32>, adds: bool| ProductTarget { at, stride: n, row: 0, panel: 0, cols: n, adds };
@@ -193,7 +193,7 @@ impl ProductCall<'_> {
             }
             SharedSink::Gated { kind, out } => {
                 let stride = panels.len() * LANES;
-                // SAFETY: the scratch has room behind the unfinished results.
+                // SAFETY: the scratch memory has room behind the unfinished results.
                 let at = Shared::new(unsafe { scratch.add(UNFINISHED_LEN) });
                 for row in rows.clone().step_by(MAX_GATED_ROWS) {
                     let rows = row..rows.end.min(row + MAX_GATED_ROWS);
@@ -201,7 +201,7 @@ impl ProductCall<'_> {
                         rows.clone(),
                         ProductTarget { at, stride, row, panel: panels.start, cols: stride, adds: false },
                     );
-                    // SAFETY: the rows have been written just now, and these elements of the result are this part's.
+                    // SAFETY: the rows were just written, and these elements of the result belong to this part.
                     unsafe { out.write_gated(*kind, self.rows, rows, panels.start / 2 * LANES, at.get(), stride) };
                 }
             }
@@ -209,7 +209,7 @@ impl ProductCall<'_> {
     }
 }
 
-/// How a product is cut into tasks: by rows and by panels.
+/// How a product is split into tasks: by rows and by panels.
 struct TaskCut {
     rows: usize,
     num_panels: usize,
@@ -218,20 +218,21 @@ struct TaskCut {
 }
 
 impl TaskCut {
-    /// Rows of a task at least, where they are cut at all.
+    /// The fewest rows of a task, if rows are split at all.
     const MIN_ROWS: usize = 128;
-    /// Rows and panels of a task at most: those panels stay in the second-level cache for all rows.
+    /// The most rows of a task. Its panels stay in the second-level cache for all of them.
     const MAX_ROWS: usize = 512;
     const TASKS_PER_MEMBER: usize = 8;
-    /// Rows up to which weights come from memory as fast as it can give them.
+    /// Up to this many rows, the product is limited by the memory's bandwidth for weights.
     const FEW_ROWS: usize = 2 * LANES;
 
-    /// As large as may be, but several tasks for each member; `together` panels are never parted.
+    /// Tasks are as large as possible with several tasks for each member. `together` neighbouring panels are never
+    /// separated.
     fn new(rows: usize, w: &CpuMatrix, together: usize, num_members: usize) -> Self {
         let num_panels = w.num_panels();
-        // A multiple of them: heads of three panels must not be parted by tasks of four.
+        // Rounded to a multiple: tasks of four panels must not separate heads of three.
         let together = (if num_panels >= 16 * num_members { 4 } else { 2_usize }).next_multiple_of(together);
-        // It takes four panels to read from memory at full speed, as four streams.
+        // Reading from memory at full speed takes four streams, which are four panels.
         let (mut row_blocks, mut panels) = (rows.div_ceil(Self::MAX_ROWS), (MAX_PANELS / together).max(1) * together);
         let wanted = Self::TASKS_PER_MEMBER * num_members;
         while row_blocks * num_panels.div_ceil(panels) < wanted {

@@ -1,4 +1,4 @@
-//! What becomes of the heads of `[Q | K | V]`: norms, rotary embedding, and the write into the KV cache.
+//! What is done with the heads of `[Q | K | V]`: norms, rotary embedding, and the write into the KV cache.
 
 use super::attention;
 use super::elementwise::{CpuRopeTable, NormParams, narrow_row};
@@ -15,14 +15,14 @@ pub(super) struct HeadFinish<'a> {
     /// The device pool of `kv`.
     pool: Shared<u8>,
     shape: &'a AttentionShape,
-    /// Of each head of Q, and of K.
+    /// The norms of each head of Q, and of each head of K.
     norms: Option<[NormParams<'a>; 2]>,
     rope: Option<&'a CpuRopeTable>,
     layer: usize,
 }
 
 impl<'a> HeadFinish<'a> {
-    /// `cols` are those of `[Q | K | V]`.
+    /// `cols` are the columns of `[Q | K | V]`.
     pub fn new(
         batch: &'a Batch,
         kv: &'a mut CpuKvPools,
@@ -37,10 +37,10 @@ impl<'a> HeadFinish<'a> {
         Self { batch, kv, pool, shape, norms, rope, layer }
     }
 
-    /// Finishes the heads in `columns` of `rows`, which lie at `qkv`.
+    /// Finishes the heads in `columns` of `rows` of `qkv`.
     ///
     /// # Safety
-    /// `qkv` holds the batch's rows, `columns` are whole heads of it, and nobody else uses these elements now.
+    /// `qkv` holds the batch's rows, `columns` are whole heads of it, and nothing else uses these elements now.
     pub unsafe fn finish(&self, isa: Isa, qkv: *mut f32, rows: Range<usize>, columns: Range<usize>) {
         isa.run(Finish { heads: self, qkv, rows, columns });
     }
@@ -83,11 +83,12 @@ impl SimdKernel for Finish<'_> {
                 let at = block + kv.head_offset(layer, value, kv_head);
                 if kv.tiled {
                     let last = value && ends_new_group(&batch.slots, row);
-                    // SAFETY: as below. With `last`, the slots behind this one are nobody's yet.
+                    // SAFETY: as below. With `last`, the slots behind this one are not in use yet.
                     unsafe { attention::write_tiled(head, value, slot, last, pool.get().add(at)) };
                     continue;
                 }
-                // SAFETY: `Backend::begin` checked the slot, `CpuKvPools::check_shape` layer and heads; two rows never share a slot.
+                // SAFETY: `Backend::begin` checked the slot, and `CpuKvPools::check_shape` the layer and the heads. Two
+                // rows never share a slot.
                 let to = unsafe { std::slice::from_raw_parts_mut(pool.get().add(at + slot * head_bytes), head_bytes) };
                 narrow_row(head, dtype, to).run(simd);
             }
@@ -95,7 +96,7 @@ impl SimdKernel for Finish<'_> {
     }
 }
 
-/// Whether the row is the last one for now of a group of slots that this batch began.
+/// Whether the row's slot is the last one written so far in a group of slots that this batch began.
 fn ends_new_group(slots: &[u32], row: usize) -> bool {
     let slot = slots[row];
     let in_group = slot as usize % LANES;

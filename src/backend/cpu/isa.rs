@@ -1,4 +1,4 @@
-//! Instruction sets: which one this processor has, and how a kernel is compiled for each.
+//! Instruction sets: which ones this processor has, and how a kernel runs on each.
 
 use super::simd::{Portable, SimdKernel};
 use crate::backend::DType;
@@ -6,11 +6,11 @@ use crate::error::StartError;
 use std::fmt;
 use std::str::FromStr;
 
-/// The instruction set of all kernels of a backend. One instruction set is one arithmetic: results of two differ in
-/// rounding, results within one never.
+/// The instruction set of all kernels of a backend. Results of two instruction sets may differ in rounding. Results of
+/// the same instruction set never differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isa {
-    /// What every processor of the target has.
+    /// Plain Rust, which every processor of the target can run.
     Portable,
     /// NEON of aarch64.
     Neon,
@@ -35,7 +35,7 @@ impl Isa {
         }
     }
 
-    /// Whether this processor and its operating system let us use it.
+    /// Whether this processor and its operating system support it.
     pub fn is_available(self) -> bool {
         match self {
             Isa::Portable => true,
@@ -68,7 +68,7 @@ impl Isa {
         Self::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Isa::Portable)
     }
 
-    /// The one asked for, else the best.
+    /// The given one, or the best one if none is given.
     pub fn choose(wanted: Option<Isa>) -> Result<Self, StartError> {
         match wanted {
             None => Ok(Self::detect()),
@@ -95,7 +95,7 @@ impl Isa {
         debug_assert!(self.is_available());
         match self {
             Isa::Portable => kernel.run(Portable),
-            // SAFETY: an `Isa` other than portable only comes from `choose`, which has checked the processor.
+            // SAFETY: an `Isa` other than `Portable` comes only from `choose`, which checked the processor.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => unsafe { super::simd::run_avx2(kernel) },
             // SAFETY: as above.

@@ -1,5 +1,5 @@
-//! What the machine can do at most: how fast the backend's threads read memory, and how fast they multiply what is in
-//! registers. A profile is held against this.
+//! The limits of the machine: how fast the backend's threads read memory, and how fast they multiply numbers in
+//! registers. A profile is compared with these.
 
 use super::CpuBackend;
 #[cfg(target_arch = "x86_64")]
@@ -12,27 +12,27 @@ use crate::error::StartError;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// Measured, not read off a data sheet.
+/// Measured limits of the machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MachineLimits {
     pub read_bytes_per_s: f64,
-    /// A multiplication and an addition are two.
+    /// A multiply-add counts as two.
     pub flops_per_s: f64,
 }
 
 /// More than the caches hold.
 const READ_BYTES: usize = 1 << 30;
-/// Streams of a task, side by side as the weights' panels are, with their gaps: at powers of two they would compete for
-/// a few sets of the cache.
+/// Streams of a task, side by side like the panels of weights and with the same gaps. At distances of powers of two
+/// they would compete for a few sets of the cache.
 const STREAMS: usize = 4;
-/// What one way to do it is tried for.
+/// How long each variant is tried.
 const TRY_FOR: Duration = Duration::from_millis(200);
-/// Runs over all accumulators in one measurement: some tens of microseconds on anything.
+/// Runs over all accumulators in one measurement: some tens of microseconds on any processor.
 const RUNS: usize = 1 << 14;
 
 impl CpuBackend {
-    /// Measures for some seconds, with all threads; products are those of weights in `dtype`. Nothing else should
-    /// run meanwhile. Fails where there is no memory to read, which is a GiB.
+    /// Measures for some seconds with all threads. Products are those of weights in `dtype`. Nothing else should run
+    /// meanwhile. Fails if the GiB of memory that is read cannot be allocated.
     pub fn measure_limits(&self, dtype: DType) -> Result<MachineLimits, StartError> {
         Ok(MachineLimits { read_bytes_per_s: self.measure_reads()?, flops_per_s: self.measure_products(dtype) })
     }
@@ -41,7 +41,7 @@ impl CpuBackend {
         let mut data = Buffer::<u8>::zeroed(READ_BYTES, "measuring how fast it is read")?;
         data.as_mut_slice().fill(1);
         let data = data.as_slice();
-        // Which way is best, is the machine's.
+        // Which variant is fastest depends on the machine.
         let ways = [(65 << 10, true), (260 << 10, true), (65 << 10, false), (260 << 10, false)];
         let rates = ways.map(|(stream_bytes, prefetch)| {
             let parts = data.chunks_exact(STREAMS * stream_bytes);
@@ -67,7 +67,8 @@ impl CpuBackend {
             // SAFETY: the backend's instruction set is available.
             return rate(amx::PEAK_FLOPS * RUNS, &|| unsafe { amx::run_from_registers(RUNS) });
         }
-        // How many chains fill the pipelines depends on the processor, how many fit into registers on the instructions.
+        // The processor decides how many chains fill its pipelines, and the instruction set how many fit into
+        // registers.
         let mul_add = [
             rate(2 * LANES * 4 * RUNS, &|| self.isa.run(MulAdd::<4>)),
             rate(2 * LANES * 6 * RUNS, &|| self.isa.run(MulAdd::<6>)),
@@ -79,13 +80,14 @@ impl CpuBackend {
             rate(4 * LANES * 8 * RUNS, &|| self.isa.run(DotPairs::<8>)),
             rate(4 * LANES * 12 * RUNS, &|| self.isa.run(DotPairs::<12>)),
         ];
-        // Elsewhere a dot product is made of multiply-adds, and its constant operands would be half done beforehand.
+        // On the others a dot product is made of multiply-adds, and the compiler would do half of the work on its
+        // constant operands in advance.
         let rates = mul_add.iter().chain(dot.iter().filter(|_| has_dot_products));
         rates.copied().fold(0.0, f64::max)
     }
 }
 
-/// What the machine can do when nobody else wants it.
+/// The shortest time of several calls: that of a call that nothing else disturbed.
 fn shortest(mut call: impl FnMut()) -> Duration {
     call();
     let (begun, mut shortest) = (Instant::now(), Duration::MAX);

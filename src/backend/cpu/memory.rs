@@ -1,8 +1,9 @@
 //! Memory of the CPU backend: zeroed buffers and the two pools of KV blocks.
 //!
-//! Buffers are anonymous mappings: page-aligned (so 64-byte-aligned), zeroed by the kernel on first touch, which
-//! makes an untouched KV block free, and large enough for huge pages, without which a weight stream spends a good
-//! part of its time in page walks. Buffers that are smaller than a few huge pages share a mapping: see [`Arena`].
+//! Buffers are anonymous mappings. They are page-aligned and therefore 64-byte-aligned. The system zeroes a page on
+//! first touch, so an untouched KV block costs no memory. Large buffers get huge pages; without these a stream of
+//! weights would spend much of its time in page walks. Buffers that are smaller than a few huge pages share a mapping:
+//! see [`Arena`].
 
 use crate::backend::{AttentionShape, KvLayout};
 use crate::error::StartError;
@@ -11,15 +12,15 @@ use memmap2::{MmapMut, MmapOptions};
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Plain numbers: any bit pattern is a value, no padding, no drop.
+/// Plain numbers: any bit pattern is a value, and there is no padding and no drop.
 pub(super) trait PlainNumber: Copy + Send + Sync + 'static {}
 impl PlainNumber for u8 {}
 impl PlainNumber for u32 {}
 impl PlainNumber for f32 {}
 
-/// Bytes past the end of every buffer that a vector load may touch.
+/// Bytes behind every buffer that a vector load may read.
 const SLACK_BYTES: usize = 128;
-/// Below this a huge page would mostly be waste.
+/// For smaller buffers a huge page would mostly be wasted.
 const HUGE_PAGE_FROM_BYTES: usize = 4 << 20;
 pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Buffers of an arena begin at multiples of this.
@@ -29,21 +30,21 @@ const PAGE_BYTES: usize = 4096;
 pub(super) struct Buffer<T> {
     start: Shared<T>,
     len: usize,
-    /// Where `start` points into; other buffers may lie there too.
+    /// The mapping that `start` points into. Other buffers may be in it too.
     _map: Arc<MmapMut>,
 }
 
-/// Zeroed memory, in huge pages if it is large, that begins with one.
+/// Maps zeroed memory. If it is large, it is in huge pages and begins at the start of one.
 fn map(bytes: usize) -> std::io::Result<(Shared<u8>, Arc<MmapMut>)> {
     if bytes < HUGE_PAGE_FROM_BYTES {
         let mut map = MmapMut::map_anon(bytes)?;
         return Ok((Shared::new(map.as_mut_ptr()), Arc::new(map)));
     }
-    // What is not touched is not to count: much of a pool or an arena may never be.
+    // Without reserving swap space: much of a pool or an arena may never be touched.
     let mut map = MmapOptions::new().len(bytes + HUGE_PAGE_BYTES).no_reserve_swap().map_anon()?;
     #[cfg(target_os = "linux")]
     {
-        // Only advice: a kernel without huge pages is slower, not wrong.
+        // Only advice: without huge pages everything is slower but still right.
         let _ = map.advise(memmap2::Advice::HugePage);
         super::numa::interleave(map.as_mut_ptr(), bytes + HUGE_PAGE_BYTES);
     }
@@ -51,22 +52,22 @@ fn map(bytes: usize) -> std::io::Result<(Shared<u8>, Arc<MmapMut>)> {
     Ok((Shared::new(map.as_mut_ptr().wrapping_add(offset)), Arc::new(map)))
 }
 
-/// Gives the pages that lie wholly within `bytes` from `start` back to the system; they are zero when they are next read.
-/// Systems other than Linux keep them.
+/// Returns to the system the pages that lie entirely within `bytes` bytes from `start`. They are zero when they are
+/// next read. On systems other than Linux nothing happens.
 ///
 /// # Safety
-/// The range is of a mapping by [`map`], and nobody else uses it meanwhile, or needs what it holds.
+/// The range belongs to a mapping made by [`map`]. Nothing else uses it meanwhile, and its contents are not needed.
 #[cfg_attr(not(target_os = "linux"), expect(unused_variables, reason = "kept"))]
 pub(super) unsafe fn give_back(start: *mut u8, bytes: usize) {
     #[cfg(target_os = "linux")]
     {
-        // SAFETY: it only asks.
+        // SAFETY: the call has no preconditions.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
         let skipped = start.align_offset(page);
         let whole = bytes.saturating_sub(skipped) / page * page;
         if whole > 0 {
-            // Where the system refuses, the memory stays, no more.
-            // SAFETY: whole pages of an anonymous private mapping, which the caller vouches for.
+            // If the system refuses, the memory just stays.
+            // SAFETY: these are whole pages of an anonymous private mapping, as the caller promised.
             unsafe { libc::madvise(start.wrapping_add(skipped).cast(), whole, libc::MADV_DONTNEED) };
         }
     }
@@ -116,14 +117,15 @@ impl<T: PlainNumber> Buffer<T> {
     }
 }
 
-/// Buffers side by side in large mappings. On its own, a small matrix would lie in small pages, and a weight stream over
-/// those reaches a third of the memory's bandwidth; and of a larger one's last huge page half would be waste.
+/// Buffers side by side in large mappings. A small matrix in a mapping of its own would be in small pages, and a stream
+/// of weights from these reaches a third of the memory's bandwidth. A larger one would waste half of its last huge page
+/// on average.
 #[derive(Default)]
 pub(super) struct Arena {
     open: Mutex<Option<Chunk>>,
 }
 
-/// The mapping that the next buffers come from, and how much of it they have.
+/// The mapping that the next buffers come from, and how much of it is used.
 struct Chunk {
     start: Shared<u8>,
     map: Arc<MmapMut>,
@@ -133,13 +135,13 @@ struct Chunk {
 
 impl Arena {
     const SMALLEST_CHUNK_BYTES: usize = 32 << 20;
-    /// What is not used of a chunk is not resident, but a system may count it.
+    /// The unused part of a chunk is not resident, but a system may count it.
     const LARGEST_CHUNK_BYTES: usize = 1 << 30;
-    /// At least so many buffers of the size that opened it fit into a chunk; what is too large for that gets a mapping of
-    /// its own.
+    /// A chunk has room for at least this many buffers of the size of its first one. Larger buffers get a mapping of
+    /// their own.
     const BUFFERS_OF_CHUNK: usize = 4;
 
-    /// As [`Buffer::zeroed`]. The memory is given back when all buffers of its mapping are.
+    /// As [`Buffer::zeroed`]. The memory is freed when all buffers of its mapping are dropped.
     pub fn zeroed<T: PlainNumber>(&self, len: usize, what: &str) -> Result<Buffer<T>, StartError> {
         let bytes = bytes_of::<T>(len).ok_or_else(|| too_large::<T>(len, what, &TOO_MANY))?;
         if bytes > Self::LARGEST_CHUNK_BYTES / Self::BUFFERS_OF_CHUNK {
@@ -211,7 +213,7 @@ pub(super) const MAX_HEAD_DIM: usize = 256;
 /// The two pools of KV blocks. A block is `layout.block_bytes()` contiguous bytes.
 pub(super) struct CpuKvPools {
     pub layout: KvLayout,
-    /// Whether the slots of a head are in the order of tile products, not rows `[block_size, head_dim]`.
+    /// Whether the slots of a head are in the layout of tile products instead of rows `[block_size, head_dim]`.
     pub tiled: bool,
     pub num_device_blocks: usize,
     pub num_swap_blocks: usize,
@@ -219,7 +221,7 @@ pub(super) struct CpuKvPools {
     pub swap: Buffer<u8>,
 }
 
-/// Whether the CPU's attention can work on blocks of this shape.
+/// Checks that the CPU's attention supports blocks of this shape.
 pub fn check_layout(layout: &KvLayout) -> Result<(), StartError> {
     if !(1..=256).contains(&layout.block_size) {
         return Err(StartError::new(format!("block size {}: must be from 1 to 256", layout.block_size)));
@@ -267,7 +269,7 @@ impl CpuKvPools {
         assert_eq!(cols, shape.qkv_cols(), "the QKV width");
     }
 
-    /// The memory of these blocks of the swap pool: where each run of neighbours begins, and its bytes.
+    /// The memory of these blocks of the swap pool: the start and the bytes of each run of neighbouring blocks.
     pub fn swap_ranges(&mut self, blocks: &[BlockId]) -> Vec<(Shared<u8>, usize)> {
         let bytes = self.layout.block_bytes();
         let mut blocks = blocks.to_vec();
@@ -327,7 +329,7 @@ mod tests {
         let given: Vec<BlockId> = (500..1_500).rev().chain([3, 1, 1_700]).map(BlockId).collect();
         let ranges = pools.swap_ranges(&given);
         assert_eq!(ranges.iter().map(|range| range.1 / layout.block_bytes()).collect::<Vec<_>>(), [1, 1, 1_000, 1]);
-        // SAFETY: ranges of the pool, which nobody else uses.
+        // SAFETY: these are ranges of the pool, which nothing else uses.
         ranges.iter().for_each(|(start, bytes)| unsafe { give_back(start.get(), *bytes) });
         let freed = all - resident_bytes(&pools.swap);
         assert!(freed >= given.len() * layout.block_bytes() - 4 * 2 * 4_096, "{freed} bytes");

@@ -1,16 +1,17 @@
-//! Where memory lies on a machine with several NUMA nodes.
+//! Placement of memory on a machine with several NUMA nodes.
 //!
-//! Tasks go to whichever member of the team is free, so no node's threads own a part of the weights or of the KV cache.
-//! The system would put each page on the node of the thread that first touches it, one stream of weights on one node
-//! and the next on another; spread over all nodes, each stream comes through all memory controllers.
+//! Tasks go to whichever member of the team is free, so the threads of a node own no part of the weights or of the KV
+//! cache. By default the system puts each page on the node of the thread that first touches it, so that each stream of
+//! weights would be on one node. If pages are spread over all nodes, each stream uses all memory controllers.
 
 use std::sync::OnceLock;
 
 /// Nodes that a mask has room for.
 const MAX_NODES: usize = 1024;
 
-/// Asks for the pages of a mapping, none of them touched yet, to be spread over the nodes that this process may use.
-/// Nothing happens on one node, or where the user has chosen a policy (`numactl`); and it is only advice.
+/// Asks the system to spread the pages of a mapping over the nodes that this process may use. None of the pages may
+/// have been touched yet. Nothing happens on a machine with one node, or if the user chose a policy (`numactl`). The
+/// system may ignore it.
 ///
 /// `start` is the beginning of a page.
 pub(super) fn interleave(start: *mut u8, bytes: usize) {
@@ -46,12 +47,12 @@ fn has_default_policy() -> bool {
     result == 0 && policy == libc::MPOL_DEFAULT
 }
 
-/// Whether the system took the advice.
+/// Returns whether the system accepted the policy.
 fn bind(start: *mut u8, bytes: usize, nodes: &[usize]) -> bool {
     const BITS: usize = libc::c_ulong::BITS as usize;
     let mut mask = [0 as libc::c_ulong; MAX_NODES / BITS];
     nodes.iter().for_each(|node| mask[node / BITS] |= 1 << (node % BITS));
-    // SAFETY: the call changes where pages of the mapping will lie, not what is in them.
+    // SAFETY: the call changes where pages of the mapping will be, not their contents.
     let result =
         unsafe { libc::syscall(libc::SYS_mbind, start, bytes, libc::MPOL_INTERLEAVE, mask.as_ptr(), MAX_NODES + 1, 0) };
     result == 0

@@ -6,7 +6,8 @@
 //!   one AMX tile. `k` is padded to a multiple of 32.
 //! - float16 and float32: `[n / 16][k][16]`.
 //!
-//! `n` is padded to a multiple of 16 (of a gated MLP's matrix each half is); padding is zero. See [`CpuMatrix::panel_bytes`] for the gap between panels.
+//! `n` is padded with zeros to a multiple of 16; in the matrix of a gated MLP each half is. See
+//! [`CpuMatrix::panel_bytes`] for the gap between panels.
 
 mod panel;
 
@@ -29,21 +30,21 @@ pub struct CpuMatrix {
     pub(super) order: ColumnOrder,
     /// The first panel.
     panels: Shared<u8>,
-    /// What `panels` points into; other matrices may lie there too.
+    /// The buffer that `panels` points into. Other matrices may be in it too.
     _buffer: Arc<Buffer<u8>>,
 }
 
 /// Which columns a panel holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ColumnOrder {
-    /// 16 after the other.
+    /// Sixteen columns after the other.
     Plain,
-    /// Panels of the first and of the second half of the columns in turn, so that gate and up of the same columns are
-    /// side by side.
+    /// Panels of the first half of the columns alternate with panels of the second half, so that gate and up of the
+    /// same columns are side by side.
     GateUp,
 }
 
-/// Where matrices are made, and by whom.
+/// The parts of the backend that make matrices.
 #[derive(Clone, Copy)]
 pub(super) struct On<'a> {
     pub arena: &'a Arena,
@@ -53,11 +54,11 @@ pub(super) struct On<'a> {
 
 /// Inner dimension of one AMX tile.
 pub(super) const BF16_K_BLOCK: usize = 32;
-/// Matrices that share memory begin at multiples of this.
+/// Matrices that share a buffer begin at multiples of this.
 const PAGE_BYTES: usize = 4096;
 
 impl CpuMatrix {
-    /// Packs the rows of `parts`, one after the other, in parallel.
+    /// Packs the concatenated rows of `parts`, in parallel.
     pub(super) fn pack(
         parts: &[HostTensor<'_>],
         dtype: DType,
@@ -68,8 +69,8 @@ impl CpuMatrix {
         Ok(matrices.remove(0))
     }
 
-    /// `count` matrices, each of as many of `parts`, side by side in memory: each by itself may be too small for pages
-    /// of the size that a weight stream needs.
+    /// Packs `count` matrices, each made of the same number of `parts`, side by side in memory: a single one may be too
+    /// small for the huge pages that a stream of weights needs.
     pub(super) fn pack_several(
         count: usize,
         parts: &[HostTensor<'_>],
@@ -115,8 +116,8 @@ impl CpuMatrix {
         })
     }
 
-    /// `(count, n, k)`. `find(matrix, row, space)` gives a row in `dtype` where it lies, or writes it into the space and
-    /// gives none. It is called once for each row, in parallel.
+    /// Makes `count` matrices `[n, k]`. `find(matrix, row, space)` either returns a row in `dtype`, or writes it to
+    /// `space` and returns `None`. It is called once for each row, in parallel.
     fn from_rows<'r>(
         (count, n, k): (usize, usize, usize),
         dtype: DType,
@@ -129,8 +130,8 @@ impl CpuMatrix {
         let mut buffer = on.arena.zeroed::<u8>(count * stride, "a weight matrix")?;
         let data = Shared::new(buffer.as_mut_ptr());
         let row_bytes = k * dtype.size_bytes();
-        // For each member a row of zeros, and sixteen for what is made. Most matrices need none of it, and it costs
-        // nothing until it is touched.
+        // For each member a row of zeros, and sixteen rows for `find` to write to. Most matrices use none of this
+        // memory, and it costs nothing until it is touched.
         let space_bytes = (1 + LANES) * row_bytes;
         let mut spaces = Buffer::<u8>::zeroed(on.team.num_members() * space_bytes, "packing a weight matrix")?;
         let space_data = Shared::new(spaces.as_mut_ptr());
@@ -152,7 +153,7 @@ impl CpuMatrix {
         let panels = Runs { base: data.get().addr(), count, stride, num_panels, panel_bytes };
         let run_bytes = (count * stride / (2 * on.team.num_members())).clamp(1, HUGE_PAGE_BYTES);
         on.team.for_each_member(panels.num_runs(run_bytes), |member, run| {
-            // SAFETY: each member has its own space, and there is one for each.
+            // SAFETY: there is a space for each member.
             let space =
                 unsafe { std::slice::from_raw_parts_mut(space_data.get().add(member * space_bytes), space_bytes) };
             panels.run(run, run_bytes).for_each(|(index, panel)| pack(index, panel, space));
@@ -172,7 +173,7 @@ impl CpuMatrix {
 
     /// All panels.
     fn as_slice(&self) -> &[u8] {
-        // SAFETY: the buffer has room for all panels of each of its matrices, and nobody writes it any more.
+        // SAFETY: the buffer has room for all panels of each of its matrices, and nothing writes to it any more.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.num_panels() * self.panel_bytes()) }
     }
 
@@ -185,7 +186,7 @@ impl CpuMatrix {
         columns(self.n, self.order, panel)
     }
 
-    /// Steps of the inner loop: pairs for bfloat16, single elements else.
+    /// Steps of the inner loop: pairs of elements for bfloat16, otherwise single elements.
     pub(super) fn steps(&self) -> usize {
         steps(self.k, self.dtype)
     }
@@ -200,7 +201,7 @@ impl CpuMatrix {
         panel_bytes(self.k, self.dtype)
     }
 
-    /// Row `row` of the matrix as it was before packing, in float32: `out: [k]`. Passes each element to `write`.
+    /// Passes each element of row `row` of the unpacked matrix to `write`, in float32.
     pub(super) fn read_row(&self, row: usize, mut write: impl FnMut(usize, f32)) {
         assert!(row < self.n, "row {row} of a matrix of {} rows", self.n);
         assert!(self.order == ColumnOrder::Plain, "a table of rows");
@@ -269,8 +270,8 @@ fn step_bytes(dtype: DType) -> usize {
     }
 }
 
-/// Large panels are followed by a gap of up to 1/64: without it, at the usual sizes, the same step of many panels would
-/// compete for a few sets of the cache.
+/// Large panels are followed by a gap of up to 1/64 of their size. Without it, at the usual sizes, the same step of
+/// many panels would compete for a few sets of the cache.
 fn panel_bytes(k: usize, dtype: DType) -> usize {
     const GAP_UNIT: usize = 1024;
     let bytes = steps(k, dtype) * step_bytes(dtype);
@@ -287,9 +288,9 @@ fn find_row<'a, 'b>(parts: &'b [HostTensor<'a>], mut row: usize) -> (&'b HostTen
     unreachable!("the row is below the sum of the parts' rows")
 }
 
-/// The panels of `count` matrices, cut into runs at multiples of some number of bytes of address space: memory is zeroed
-/// a huge page at a time, by whoever touches it first, and where several threads do so at once, each zeroes a page and
-/// all but one throw theirs away.
+/// The panels of `count` matrices, split into runs at multiples of a number of bytes of address space. The system
+/// zeroes a huge page when a thread first touches it. If several threads touch it at once, each zeroes a page and all
+/// but one of these pages are thrown away. So each huge page belongs to one run.
 struct Runs {
     base: usize,
     count: usize,
@@ -311,7 +312,7 @@ impl Runs {
         (self.first_from(start)..self.first_from(end)).map(move |panel| (panel / num_panels, panel % num_panels))
     }
 
-    /// The first panel, counted over all matrices, that begins at `byte` or behind it.
+    /// The first panel, counted over all matrices, that begins at or after `byte`.
     fn first_from(&self, byte: usize) -> usize {
         let (matrix, byte) = (byte / self.stride, byte % self.stride);
         let panel = byte.div_ceil(self.panel_bytes).min(self.num_panels);

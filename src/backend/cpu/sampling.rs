@@ -1,4 +1,4 @@
-//! Answers to requests about logits, and what was sampled, until it is asked for.
+//! Answers requests about logits, and keeps the results until they are asked for.
 
 use super::team::Team;
 use crate::backend::{LogitsRequest, LogitsResult, LogitsWant, MAX_STEPS_IN_FLIGHT};
@@ -10,21 +10,21 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub(super) struct CpuSampling {
     /// One for each member of the team.
     workers: Vec<Mutex<Worker>>,
-    /// Of the step under way, in the order of its requests.
+    /// Results of the current step, in the order of its requests.
     results: Vec<LogitsResult>,
-    /// Of steps that were ended and not finished.
+    /// Results of steps that were ended but not finished.
     ended: VecDeque<Vec<LogitsResult>>,
-    /// What each request of the step before sampled.
+    /// The token that each request of the previous step sampled.
     tokens: Vec<Option<TokenId>>,
 }
 
-/// What a member of the team samples with.
+/// The sampler and buffers of a member of the team.
 #[derive(Default)]
 struct Worker {
     sampler: Sampler,
-    /// A row that is still needed after it was sampled from, which changes it.
+    /// A copy of a row of logits that is needed again: sampling changes the row.
     row: Vec<f32>,
-    /// An output with the token that its owner did not know yet.
+    /// An output, completed with the token that the host did not know yet.
     output: Vec<TokenId>,
 }
 
@@ -34,12 +34,12 @@ impl CpuSampling {
         Self { workers, results: Vec::new(), ended: VecDeque::new(), tokens: Vec::new() }
     }
 
-    /// The token that request `place` of the step before sampled.
+    /// The token that request `place` of the previous step sampled.
     pub fn token(&self, place: u32) -> TokenId {
         self.tokens[place as usize].expect("only a request that samples is a source of tokens")
     }
 
-    /// `logits: [_, vocab_size]` are changed. Requests for one row follow one another.
+    /// Answers requests. `logits: [_, vocab_size]` are changed. Requests for the same row are neighbours.
     pub fn sample(&mut self, team: &Team, logits: &mut [f32], vocab_size: usize, requests: &[LogitsRequest<'_>]) {
         assert!(requests.is_sorted_by_key(|request| request.row), "requests in the order of their rows");
         let mut rows = logits.chunks_exact_mut(vocab_size).enumerate();
@@ -49,7 +49,7 @@ impl CpuSampling {
         });
         let of_rows: Vec<_> = of_rows.collect();
         team.for_each_member(of_rows.len(), |member, task| {
-            // Nobody else wants either of them.
+            // Neither lock is ever contended.
             let (mut worker, mut of_row) = (lock(&self.workers[member]), lock(&of_rows[task]));
             let (requests, row, results) = &mut *of_row;
             for (i, request) in requests.iter().enumerate() {
@@ -112,7 +112,7 @@ impl CpuSampling {
     }
 }
 
-/// A panic under these locks ends the operation as a whole, which is reported where the team is called.
+/// A panic under these locks ends the whole operation, and the caller of the team reports it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

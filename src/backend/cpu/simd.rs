@@ -1,7 +1,7 @@
 //! Sixteen float32 lanes on every instruction set: kernels are written once over [`Simd`].
 //!
-//! A value of a [`Simd`] type is the proof that the processor has its instructions; it is made only by the entry
-//! points `run_*`, so its methods on values are safe. Loads and stores take raw pointers and are not.
+//! A value of a [`Simd`] type is the proof that the processor has its instructions, because only the entry points
+//! `run_*` make one. So its methods on values are safe. Loads and stores take raw pointers and are unsafe.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -31,9 +31,9 @@ pub(super) trait Simd: Copy {
     /// Rows and panels of the register tile of a matrix product with many rows.
     const TILE_ROWS: usize;
     const TILE_PANELS: usize;
-    /// Queries of an attention unit at once, and vectors of a head at once.
+    /// Queries of an attention unit that are computed at once, and vectors of a head at once.
     const QUERIES: usize;
-    /// Panels at once where there is a single row.
+    /// Panels that are computed at once if there is a single row.
     const ROW_PANELS: usize;
 
     fn splat(self, x: f32) -> Self::V;
@@ -43,7 +43,7 @@ pub(super) trait Simd: Copy {
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a * b + c`, fused where the instruction set fuses.
+    /// `a * b + c`, fused if the instruction set can.
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The bits of each lane moved left by 23, the place of the exponent.
     fn shift_to_exponent(self, a: Self::V) -> Self::V;
@@ -73,7 +73,7 @@ pub(super) trait Simd: Copy {
     /// # Safety
     /// Sixteen pairs of bfloat16 can be read at `from`, at any alignment.
     unsafe fn load_pairs(self, from: *const u32) -> Self::Pairs;
-    /// Asks for the cache line at `address`; any address will do.
+    /// Prefetches the cache line at `address`, which may be any address.
     fn prefetch(self, address: *const u8);
 
     #[inline(always)]
@@ -84,7 +84,7 @@ pub(super) trait Simd: Copy {
         array
     }
 
-    /// Sum of the lanes, halves onto halves: the same order on every instruction set.
+    /// Sum of the lanes. Halves are added to halves, in the same order on every instruction set.
     #[inline(always)]
     fn sum(self, v: Self::V) -> f32 {
         let mut array = self.to_array(v);
@@ -114,11 +114,11 @@ pub(super) trait Simd: Copy {
     #[inline(always)]
     unsafe fn load_first(self, from: *const f32, n: usize) -> Self::V {
         if n == LANES {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's promise.
             return unsafe { self.load(from) };
         }
         let mut array = [0.0f32; LANES];
-        // SAFETY: the caller's; `n` is below 16 here.
+        // SAFETY: the caller's promise; `n` is below 16 here.
         unsafe {
             std::ptr::copy_nonoverlapping(from, array.as_mut_ptr(), n.min(LANES));
             self.load(array.as_ptr())
@@ -132,11 +132,11 @@ pub(super) trait Simd: Copy {
     #[inline(always)]
     unsafe fn store_first(self, to: *mut f32, v: Self::V, n: usize) {
         if n == LANES {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's promise.
             return unsafe { self.store(to, v) };
         }
         let array = self.to_array(v);
-        // SAFETY: the caller's; `n` is below 16 here.
+        // SAFETY: the caller's promise; `n` is below 16 here.
         unsafe { std::ptr::copy_nonoverlapping(array.as_ptr(), to, n.min(LANES)) };
     }
 
@@ -169,15 +169,15 @@ pub(super) trait Simd: Copy {
     }
 }
 
-/// Code written once over [`Simd`] and compiled for each instruction set. `run` and everything on its hot path must
-/// be `#[inline(always)]`, and no closure: only what is sure to be inlined into the entry point is compiled with its
-/// target features.
+/// Code that is written once over [`Simd`] and compiled for each instruction set. `run` and everything on its hot path
+/// must be `#[inline(always)]` and must not be a closure: only code that is inlined into the entry point is compiled
+/// with its target features.
 pub(super) trait SimdKernel {
     type Output;
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
-/// Rounds to bfloat16, to nearest even; a NaN stays one.
+/// Rounds to bfloat16, to nearest even. A NaN stays a NaN.
 #[inline(always)]
 pub(super) fn bf16_bits(x: f32) -> u16 {
     let bits = x.to_bits();
@@ -274,7 +274,7 @@ mod tests {
         }
     }
 
-    /// Halves onto halves.
+    /// Adds halves to halves.
     fn sum_by_halves(lanes: &[f32; LANES]) -> f32 {
         let mut sums = lanes.to_vec();
         while sums.len() > 1 {
@@ -296,7 +296,7 @@ mod tests {
                 }
                 assert_eq!(masked[i], if (3..11).contains(&i) { matrix[0][i] } else { -1.0 }, "{isa} {i}");
             }
-            // The order of the sum is part of the promise: these numbers give another one in any other.
+            // The order of the sum is part of the contract. With these numbers any other order gives another sum.
             let expected = sum_by_halves(&matrix[0]);
             assert_eq!(sum.to_bits(), expected.to_bits(), "{isa}");
             assert_eq!(max, matrix[0].iter().copied().fold(0.0, f32::max));

@@ -1,7 +1,7 @@
 //! The thread team: persistent threads that do one operation together.
 //!
-//! A decode step is a hundred operations of tens of microseconds each, so threads that sleep between two of them
-//! would cost more than the work. Members spin for [`SPIN`] after an operation and park only then.
+//! A decode step is a hundred operations of tens of microseconds each. If threads slept between two operations, waking
+//! them would cost more than the work. So members spin for [`SPIN`] after an operation before they park.
 
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::thread::{self, JoinHandle, Thread};
@@ -15,35 +15,35 @@ use std::time::Duration;
 /// How long a member waits awake for the next operation.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// What a member runs, given its number.
+/// The function that a member runs with its number.
 type TeamJob = dyn Fn(usize) + Sync;
 
-/// Members of a team at most.
+/// The most members of a team.
 pub(super) const MAX_MEMBERS: usize = 1024;
-/// Runs that tasks are cut into at most.
+/// The most runs that tasks are split into.
 const MAX_RUNS: usize = 32;
 
-/// A fixed set of threads; the caller of an operation is member 0.
+/// A fixed set of threads. The caller of an operation is member 0.
 ///
-/// An operation belongs to those who come: it is over when its tasks are done, whether or not every worker has taken
-/// part. So a worker that the system has put aside (a loaded machine) holds nobody up unless it is inside a task.
+/// An operation is over when its tasks are done, whether or not every worker has taken part. So a worker that the
+/// system has descheduled delays the others only if it is inside a task.
 pub(super) struct Team {
     shared: Arc<TeamState>,
     workers: Vec<JoinHandle<()>>,
-    /// Held by the caller for the time of an operation.
+    /// Held by the caller during an operation.
     running: Mutex<()>,
 }
 
 struct TeamState {
     /// The number of the operation, whether it is closed, and how many workers have entered it: see [`Gate`].
     gate: AtomicU64,
-    /// The open operation's job; valid for workers that have entered, until they have left.
+    /// The job of the open operation. Workers that have entered may use it until they leave.
     job: Mutex<Option<JobPointer>>,
     /// Workers that have left the operation.
     left: AtomicUsize,
     /// Set while worker `i + 1` is parked or about to be.
     parked: Vec<AtomicBool>,
-    /// The caller, where it parked waiting for workers to leave.
+    /// The caller, if it is parked until workers have left.
     waiter: Mutex<Option<Thread>>,
     /// The first panic of a worker in this operation.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
@@ -69,7 +69,7 @@ impl Gate {
         self.0 & Self::CLOSED != 0
     }
 
-    /// At most 1,023: the team's size is bounded where it is configured.
+    /// At most 1,023, because the team's size is limited to [`MAX_MEMBERS`].
     fn entered(self) -> usize {
         (self.0 & 0xffff) as usize
     }
@@ -78,11 +78,11 @@ impl Gate {
 #[derive(Clone, Copy)]
 struct JobPointer(*const TeamJob);
 
-// SAFETY: the pointee is `Sync`, and `Team::run` does not return before the last worker is done with it.
+// SAFETY: the pointee is `Sync`, and `Team::run` returns only after the last worker has finished with it.
 unsafe impl Send for JobPointer {}
 
 impl Team {
-    /// A team of `num_members`, at least 1 and at most [`MAX_MEMBERS`].
+    /// A team of `num_members` members, from 1 to [`MAX_MEMBERS`].
     pub fn new(num_members: usize) -> std::io::Result<Self> {
         assert!(num_members <= MAX_MEMBERS, "{num_members} members of a team: at most {MAX_MEMBERS}");
         let num_workers = num_members.max(1) - 1;
@@ -108,14 +108,14 @@ impl Team {
         self.workers.len() + 1
     }
 
-    /// Runs `task(0) … task(num_tasks - 1)`, each once, on whichever member is free. Each task owns its output, so
-    /// that who runs it cannot show in a result. Where the team is busy (a call from another thread, or from within a
-    /// task) the caller does the work alone. A panic in any task is raised here, after all members have left.
+    /// Runs `task(0) … task(num_tasks - 1)` once each, on whichever member is free. Each task owns its output, so
+    /// results do not depend on which member runs it. If the team is busy (a call from another thread, or from within a
+    /// task), the caller does all the work alone. A panic in any task is raised here after all members have left.
     pub fn for_each(&self, num_tasks: usize, task: impl Fn(usize) + Sync) {
         self.for_each_member(num_tasks, |_, index| task(index));
     }
 
-    /// [`Team::for_each`], with `task(member, index)`: for tasks that need scratch memory.
+    /// [`Team::for_each`] with `task(member, index)`, for tasks that need scratch memory.
     pub fn for_each_member(&self, num_tasks: usize, task: impl Fn(usize, usize) + Sync) {
         if num_tasks <= 1 {
             return (0..num_tasks).for_each(|index| task(0, index));
@@ -132,8 +132,8 @@ impl Team {
         });
     }
 
-    /// [`Team::for_each_member`] for tasks whose neighbours read the same memory: each member begins with a run of
-    /// neighbours, in order, and then helps the others with theirs.
+    /// [`Team::for_each_member`] for tasks whose neighbours read the same memory. Each member first takes a run of
+    /// neighbouring tasks, in order, and then helps the others with theirs.
     pub fn for_each_in_runs(&self, num_tasks: usize, task: impl Fn(usize, usize) + Sync) {
         if num_tasks <= 1 {
             return (0..num_tasks).for_each(|index| task(0, index));
@@ -154,14 +154,14 @@ impl Team {
         });
     }
 
-    /// Runs `job(0)` here and `job(member)` on every worker that comes before that is done.
+    /// Runs `job(0)` here, and `job(member)` on every worker that enters before `job(0)` has returned.
     fn run(&self, job: impl Fn(usize) + Sync) {
         if self.workers.is_empty() {
             return job(0);
         }
         let _running = match self.running.try_lock() {
             Ok(guard) => guard,
-            // A panic passed through an earlier operation, which had finished by then.
+            // An earlier operation panicked, after it had finished its work.
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return job(0),
         };
@@ -187,7 +187,7 @@ impl Drop for Team {
         self.shared.gate.store(Gate::open(next).0 | Gate::CLOSED, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
             worker.thread().unpark();
-            // A worker catches its jobs' panics, so there is nothing to learn from the result.
+            // A worker catches the panics of its jobs, so the result says nothing.
             let _ = worker.join();
         }
     }
@@ -198,7 +198,7 @@ impl TeamState {
         Gate(self.gate.load(Ordering::SeqCst))
     }
 
-    /// Begins the next operation. The last one is closed and everyone has left it.
+    /// Opens the next operation. The previous one is closed and all workers have left it.
     fn open(&self, job: &(dyn Fn(usize) + Sync)) {
         // SAFETY: only the lifetime is erased; `Team::run` waits in `close` for every worker that uses the borrow.
         let job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static TeamJob>(job) };
@@ -207,7 +207,7 @@ impl TeamState {
         self.gate.store(Gate::open(self.gate().operation() + 1).0, Ordering::SeqCst);
     }
 
-    /// Lets nobody in any more and waits until those inside have left.
+    /// Lets no more workers in, and waits until those inside have left.
     fn close(&self) {
         let entered = Gate(self.gate.fetch_or(Gate::CLOSED, Ordering::SeqCst)).entered();
         if spin_until(SPIN, || self.left.load(Ordering::Acquire) == entered) {
@@ -220,7 +220,7 @@ impl TeamState {
         *lock(&self.waiter) = None;
     }
 
-    /// Takes part in operation `number`, unless it is closed by now.
+    /// Takes part in operation `number` unless it is already closed.
     fn enter(&self, number: u64) -> bool {
         let mut gate = self.gate();
         while gate.operation() == number && !gate.is_closed() {
@@ -255,7 +255,7 @@ impl TeamState {
         }
     }
 
-    /// The number of the latest operation, once it is not `seen`.
+    /// Waits for an operation after `seen`, and returns its number.
     fn await_operation_after(&self, seen: u64, parked: &AtomicBool) -> u64 {
         let latest = || Gate(self.gate.load(Ordering::Acquire)).operation();
         if spin_until(SPIN, || latest() != seen) {
@@ -263,7 +263,8 @@ impl TeamState {
         }
         loop {
             parked.store(true, Ordering::SeqCst);
-            // The caller opens the gate and then looks at `parked`: one of the two sees the other.
+            // The caller opens the gate and then reads `parked`; this thread sets `parked` and then reads the gate. So
+            // at least one of them sees the other.
             let now = self.gate().operation();
             if now != seen {
                 parked.store(false, Ordering::SeqCst);
@@ -274,7 +275,7 @@ impl TeamState {
     }
 }
 
-/// No code that can panic runs under these locks, so a poisoned one holds good data.
+/// No code that can panic runs under these locks, so even a poisoned one holds valid data.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -330,13 +331,13 @@ mod tests {
     #[test]
     fn a_worker_that_never_comes_is_not_waited_for() {
         let team = Team::new(2).unwrap();
-        // What a worker sees that was put aside before it could enter: the operation is over.
+        // A worker that was descheduled before it could enter finds the operation closed.
         let nothing = |_: usize| ();
         team.shared.open(&nothing);
         let number = team.shared.gate().operation();
         team.shared.close();
         assert!(!team.shared.enter(number));
-        // And the next one is done by the caller alone if need be.
+        // The caller can do the next operation alone.
         let count = AtomicUsize::new(0);
         team.for_each(1000, |_| {
             count.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What the backend's operations work on.
+//! The tensors that the backend's operations work on.
 
 use super::gemm::{Operand, Source};
 use super::memory::Buffer;
@@ -10,11 +10,11 @@ pub struct CpuTensor {
     pub(super) cols: usize,
 }
 
-/// How activations lie in memory.
+/// The layout of activations in memory.
 pub(super) enum Values {
     /// Row-major.
     F32(Buffer<f32>),
-    /// As products read them.
+    /// In the layout that products read.
     Operand(Operand),
 }
 

@@ -3,7 +3,7 @@
 use super::simd::LANES;
 use std::arch::asm;
 
-/// Whether processor and operating system have AMX with bfloat16, and let this process use it.
+/// Whether the processor and the operating system support AMX with bfloat16 and this process may use it.
 #[cfg(target_os = "linux")]
 pub(super) fn is_available() -> bool {
     use std::sync::OnceLock;
@@ -21,7 +21,7 @@ pub(super) fn is_available() -> bool {
     })
 }
 
-/// Tiles need the operating system's permission, which is asked for in Linux's way only.
+/// Tiles need the operating system's permission. Only Linux's way to ask for it is implemented.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn is_available() -> bool {
     false
@@ -37,7 +37,8 @@ struct TileConfig {
     rows: [u8; 16],
 }
 
-/// The tile registers in use; released at the end, so that switching threads need not save them.
+/// The configured tile registers. They are released on drop, so that the system need not save them when it switches
+/// threads.
 pub(super) struct Tiles;
 
 impl Tiles {
@@ -51,7 +52,7 @@ impl Tiles {
         for (shape, rows) in shapes.iter_mut().zip(results.into_iter().chain([first, second.max(1)])) {
             shape.0 = rows;
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { Self::of(shapes) }
     }
 
@@ -74,7 +75,7 @@ impl Tiles {
 
 impl Drop for Tiles {
     fn drop(&mut self) {
-        // SAFETY: AMX is available, or there were no `Tiles`.
+        // SAFETY: `Tiles` exists only if AMX is available.
         unsafe { asm!("tilerelease", options(nostack, preserves_flags)) };
     }
 }

@@ -1,23 +1,23 @@
-//! What is counted: phases of a step, their work and time, and the sums of many steps.
+//! The results of a profile: the phases of a step, their work and time, and the sums over many steps.
 
 use crate::backend::BatchSeq;
 use std::ops::AddAssign;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// What a step does, in its order.
+/// The phases of a step, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepPhase {
     Embedding,
     Norms,
-    /// The product to Q, K and V.
+    /// The QKV projection.
     Qkv,
     /// Rotary embedding, and writing K and V into the cache.
     RopeAndKv,
     Attention,
-    /// The product behind attention.
+    /// The output projection, after attention.
     Output,
-    /// The product to gate and up.
+    /// The product that gives gate and up.
     Up,
     Activation,
     Down,
@@ -25,9 +25,9 @@ pub enum StepPhase {
     Experts,
     Vocabulary,
     Sampling,
-    /// Of KV blocks and of rows.
+    /// Copies of KV blocks and of rows.
     Copies,
-    /// What a step does besides: preparing the batch, and the calls themselves.
+    /// Everything else: preparing the batch, and the calls themselves.
     Between,
 }
 
@@ -69,10 +69,10 @@ impl StepPhase {
     }
 }
 
-/// The work of operations, as shapes tell it.
+/// The work of operations, computed from shapes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OperationWork {
-    /// Of weights and of the KV cache.
+    /// Bytes of weights and of the KV cache.
     pub memory_bytes: u64,
     pub activation_bytes: u64,
     pub flops: u64,
@@ -86,7 +86,7 @@ impl AddAssign for OperationWork {
     }
 }
 
-/// What the operations of one phase came to.
+/// The sums over the operations of one phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     pub calls: u64,
@@ -102,12 +102,12 @@ impl AddAssign for Totals {
     }
 }
 
-/// What the sequences of a step do.
+/// The kind of a step: what its sequences do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepKind {
-    /// Each has one row.
+    /// Each sequence has one row.
     Decode,
-    /// Each has several.
+    /// Each sequence has several rows.
     Prefill,
     Mixed,
 }
@@ -137,7 +137,7 @@ impl StepKind {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepTotals {
     pub steps: u64,
-    /// Of all steps.
+    /// Rows of all steps together.
     pub rows: u64,
     /// From the first operation of each step to its end.
     pub time: Duration,
@@ -150,22 +150,22 @@ impl StepTotals {
     }
 }
 
-/// The sums of a [`Profiled`](super::Profiled) backend, shared with those who want to see them.
+/// The sums of a [`Profiled`](super::Profiled) backend, shared with its readers.
 #[derive(Clone, Debug, Default)]
 pub struct Profile(Arc<Mutex<[StepTotals; StepKind::ALL.len()]>>);
 
 impl Profile {
-    /// What all steps of a kind came to since the last [`Profile::reset`].
+    /// The sums over all steps of a kind since the last [`Profile::reset`].
     pub fn steps(&self, kind: StepKind) -> StepTotals {
         self.kinds()[kind as usize]
     }
 
-    /// Starts at nothing, with the next step.
+    /// Sets all sums to zero.
     pub fn reset(&self) {
         *self.kinds() = Default::default();
     }
 
-    /// A step of `rows` rows.
+    /// Adds a step of `rows` rows.
     pub(super) fn add(&self, kind: StepKind, rows: usize, time: Duration, phases: &[Totals; StepPhase::ALL.len()]) {
         let kind = &mut self.kinds()[kind as usize];
         kind.steps += 1;
@@ -174,7 +174,7 @@ impl Profile {
         kind.phases.iter_mut().zip(phases).for_each(|(sum, of_step)| *sum += *of_step);
     }
 
-    /// Sums are whole even where a step panicked: it is added as the last thing that is done.
+    /// The sums are complete even if a step panicked: a step is added only after everything else is done.
     fn kinds(&self) -> MutexGuard<'_, [StepTotals; StepKind::ALL.len()]> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,6 +1,6 @@
 //! The arithmetic of attention, written once over [`Simd`] and the type of the KV cache.
 
-// Indices name registers here: loops over them are unrolled, and iterators would hide which is which.
+// Indices name registers here. The loops over them are unrolled, and iterators would hide which register is which.
 #![allow(clippy::needless_range_loop)]
 
 use super::super::isa::Isa;
@@ -10,7 +10,7 @@ use super::tiles;
 use super::unit::{AttentionCall, AttentionUnit, PARTITION, TILE, UnitPart};
 use crate::backend::DType;
 
-/// What [`max_queries`] is where it is not that of tiles.
+/// [`max_queries`] without AMX tiles.
 const MAX_QUERIES: usize = 64;
 
 /// Softmax of a unit's queries over some positions: running maximum, sum, and weighted sum of V.
@@ -18,7 +18,7 @@ const MAX_QUERIES: usize = 64;
 struct SoftmaxState {
     /// `[num_queries]` largest score.
     max: *mut f32,
-    /// `[num_queries]` sum of `exp(score - max)`; 0: no position seen.
+    /// `[num_queries]` sum of `exp(score - max)`. It is 0 if no position was visible.
     sum: *mut f32,
     /// `[num_queries, padded_dim]`
     acc: *mut f32,
@@ -29,12 +29,12 @@ impl SoftmaxState {
     /// `call.state_len(…)` floats for the unit's queries lie at `at`.
     unsafe fn at(at: *mut f32, call: &AttentionCall<'_>, unit: &AttentionUnit) -> Self {
         let n = unit.num_rows * call.group();
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { Self { max: at, sum: at.add(n), acc: at.add(2 * n) } }
     }
 }
 
-/// A member's scratch memory, cut up.
+/// The parts of a member's scratch memory.
 #[derive(Clone, Copy)]
 struct VectorScratch {
     /// `[padded_dim][TILE]`: K of a tile, transposed.
@@ -43,19 +43,19 @@ struct VectorScratch {
     values: *mut f32,
     /// `[max_queries][TILE]`: `exp(score - max)`.
     weights: *mut f32,
-    /// `[max_queries]`: what the tile does to the sum so far.
+    /// `[max_queries]`: the factor of a tile on the sums so far.
     factors: *mut f32,
     partition: *mut f32,
     total: *mut f32,
 }
 
-/// Whether the tile registers do it.
+/// Whether the products of this call run on tile registers.
 #[cfg(target_arch = "x86_64")]
 fn on_tiles(isa: Isa, call: &AttentionCall<'_>) -> bool {
     isa.has_tiles_for(call.kv.layout.dtype)
 }
 
-/// Queries (rows times heads of a group) of one unit of work, where a group alone is not more.
+/// The most queries (rows times heads of a group) of one unit of work. A unit has more only if a single group has more.
 pub(super) fn max_queries(isa: Isa, call: &AttentionCall<'_>) -> usize {
     #[cfg(target_arch = "x86_64")]
     if on_tiles(isa, call) {
@@ -82,7 +82,7 @@ impl VectorScratch {
     /// `scratch_len(…)` floats lie at `at`.
     unsafe fn at(at: *mut f32, call: &AttentionCall<'_>) -> Self {
         let (dim, queries) = (call.padded_dim(), MAX_QUERIES.max(call.group()));
-        // SAFETY: the caller's; the offsets add up to `scratch_len` at most.
+        // SAFETY: the caller's promise. The offsets add up to at most `scratch_len`.
         unsafe {
             let values = at.add(dim * TILE);
             let weights = values.add(dim * TILE);
@@ -97,7 +97,8 @@ impl VectorScratch {
 /// Computes the state of one partition of a unit.
 ///
 /// # Safety
-/// `scratch` and `state` are large enough and nobody else's; the call's tensors and block tables fit its shape.
+/// `scratch` and `state` are large enough, and nothing else uses them. The call's tensors and block tables fit its
+/// shape.
 pub(super) unsafe fn partition(
     isa: Isa,
     call: &AttentionCall<'_>,
@@ -106,16 +107,16 @@ pub(super) unsafe fn partition(
     scratch: *mut f32,
     state: *mut f32,
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { run(isa, call, std::slice::from_ref(unit), scratch, UnitPart::Partition(partition, state)) }
 }
 
 /// Computes the outputs of units one after the other.
 ///
 /// # Safety
-/// As for [`partition`]; the units' rows and heads of the output are nobody else's.
+/// As for [`partition`]. Nothing else uses the units' rows and heads of the output.
 pub(super) unsafe fn units(isa: Isa, call: &AttentionCall<'_>, units: &[AttentionUnit], scratch: *mut f32) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { run(isa, call, units, scratch, UnitPart::Whole) };
 }
 
@@ -130,7 +131,7 @@ pub(super) unsafe fn merge_partials(
     partials: *const f32,
     scratch: *mut f32,
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { run(isa, call, std::slice::from_ref(unit), scratch, UnitPart::Merge(partials.add(unit.partials))) }
 }
 
@@ -141,10 +142,10 @@ pub(super) unsafe fn merge_partials(
 unsafe fn run(isa: Isa, call: &AttentionCall<'_>, units: &[AttentionUnit], scratch: *mut f32, part: UnitPart) {
     #[cfg(target_arch = "x86_64")]
     if on_tiles(isa, call) {
-        // SAFETY: the caller's; AMX implies AVX-512, and the type of the KV cache was looked at.
+        // SAFETY: the caller's promise. AMX implies AVX-512, and the type of the KV cache was checked.
         return unsafe { tiles::run(call, units, scratch, part) };
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     let scratch = unsafe { VectorScratch::at(scratch, call) };
     for unit in units {
         match call.kv.layout.dtype {
@@ -169,7 +170,7 @@ impl CacheElement for CacheF32 {
     const BYTES: usize = 4;
     #[inline(always)]
     unsafe fn widen<S: Simd>(self, simd: S, at: *const u8) -> S::V {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { simd.load(at.cast()) }
     }
 }
@@ -180,7 +181,7 @@ impl CacheElement for CacheF16 {
     const BYTES: usize = 2;
     #[inline(always)]
     unsafe fn widen<S: Simd>(self, simd: S, at: *const u8) -> S::V {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { simd.load_f16(at.cast()) }
     }
 }
@@ -191,7 +192,7 @@ impl CacheElement for CacheBf16 {
     const BYTES: usize = 2;
     #[inline(always)]
     unsafe fn widen<S: Simd>(self, simd: S, at: *const u8) -> S::V {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { simd.load_bf16(at.cast()) }
     }
 }
@@ -239,9 +240,9 @@ impl<E: CacheElement> SimdKernel for UnitKernel<'_, E> {
     }
 }
 
-// SAFETY (all blocks in this impl): `run`'s contract; indices of queries are below `num_queries`, of dimensions below
-// `padded_dim`, of positions in a tile below `TILE`, for which scratch memory and states have room. The KV pool and
-// the activations are followed by bytes that a vector load of a head's last, partial vector may touch.
+// SAFETY (all blocks in this impl): `run`'s contract. Indices of queries are below `num_queries`, those of dimensions
+// below `padded_dim`, and those of positions in a tile below `TILE`; scratch memory and states have room for these.
+// Behind the KV pool and the activations there are bytes that a load of a head's last, partial vector may touch.
 impl<E: CacheElement> UnitKernel<'_, E> {
     #[inline(always)]
     fn num_queries(&self) -> usize {
@@ -260,7 +261,7 @@ impl<E: CacheElement> UnitKernel<'_, E> {
         }
     }
 
-    /// The softmax over the positions of one partition.
+    /// Computes the softmax over the positions of one partition.
     #[inline(always)]
     unsafe fn partition<S: Simd>(&self, simd: S, partition: usize, state: SoftmaxState) {
         let (from, to) = self.unit.any_visible(self.call.shape.window);
@@ -277,8 +278,8 @@ impl<E: CacheElement> UnitKernel<'_, E> {
         }
     }
 
-    /// Reads K and V of a tile, positions `from..to` of it, as float32. Positions outside are filled with those
-    /// within; the masks keep them out.
+    /// Reads K and V of positions `from..to` of a tile as float32. The tile's other positions are filled with copies of
+    /// these; the masks exclude them.
     #[inline(always)]
     unsafe fn load_tile<S: Simd>(&self, simd: S, tile: usize, from: usize, to: usize) {
         let Self { call, unit, scratch, element, .. } = self;
@@ -316,7 +317,7 @@ impl<E: CacheElement> UnitKernel<'_, E> {
         }
     }
 
-    /// `weights[query][position] = q · k`, each one chain over the dimensions.
+    /// `weights[query][position] = q · k`. Each is one chain of multiply-adds over the dimensions.
     #[inline(always)]
     unsafe fn scores<S: Simd>(&self, simd: S) {
         let n = self.num_queries();
@@ -380,7 +381,7 @@ impl<E: CacheElement> UnitKernel<'_, E> {
         (self.unit.seq.first_row + self.unit.first_row + i / group, self.unit.kv_head * group + i % group)
     }
 
-    /// Positions of the tile that query `i` sees, counted from its start.
+    /// Positions of the tile that query `i` sees, counted from the tile's start.
     #[inline(always)]
     fn visible_in_tile(&self, i: usize, tile: usize) -> (usize, usize) {
         let (from, to) = self.unit.visible(i / self.call.group(), self.call.shape.window);
@@ -388,7 +389,7 @@ impl<E: CacheElement> UnitKernel<'_, E> {
         (from.saturating_sub(start).min(TILE), to.saturating_sub(start).min(TILE))
     }
 
-    /// Turns scores into weights, and moves maximum and sum on.
+    /// Turns scores into weights, and updates the maximum and the sum.
     #[inline(always)]
     unsafe fn softmax<S: Simd>(&self, simd: S, tile: usize, state: SoftmaxState) {
         let (scale, hidden) = (simd.splat(self.call.shape.scale), simd.splat(f32::NEG_INFINITY));
@@ -415,12 +416,12 @@ impl<E: CacheElement> UnitKernel<'_, E> {
                 let old_max = *state.max.add(i);
                 let tile_max = simd.max_lane(simd.max(scores[0], scores[1]));
                 let max = if tile_max > old_max { tile_max } else { old_max };
-                // No closure: it would be compiled without the instruction set.
+                // Not a closure: a closure would be compiled without the instruction set.
                 let max_lanes = simd.splat(max);
                 let weights = [simd.exp(simd.sub(scores[0], max_lanes)), simd.exp(simd.sub(scores[1], max_lanes))];
                 simd.store(at, weights[0]);
                 simd.store(at.add(LANES), weights[1]);
-                // Most tiles bring no new maximum, and exp(0) is exactly 1.
+                // Most tiles do not raise the maximum, and exp(0) is exactly 1.
                 let factor = if max == old_max { 1.0 } else { simd.to_array(simd.exp(simd.splat(old_max - max)))[0] };
                 *self.scratch.factors.add(i) = factor;
                 *state.max.add(i) = max;
@@ -429,7 +430,7 @@ impl<E: CacheElement> UnitKernel<'_, E> {
         }
     }
 
-    /// `acc = acc * factor + weights · V`, each element one chain over the positions.
+    /// `acc = acc * factor + weights · V`, with each element one chain of multiply-adds over the positions.
     #[inline(always)]
     unsafe fn accumulate<S: Simd>(&self, simd: S, tile: usize, state: SoftmaxState) {
         let n = self.num_queries();
@@ -440,7 +441,8 @@ impl<E: CacheElement> UnitKernel<'_, E> {
                 i += 1;
                 continue;
             }
-            // Ranges only grow and move on with the rows, so the ones between two equal ones are equal too.
+            // Visible ranges only grow or move forward from row to row. So if two are equal, all between them are equal
+            // too.
             let alike = |r: usize| i + r <= n && self.visible_in_tile(i + r - 1, tile) == range;
             unsafe {
                 if S::QUERIES == 4 && alike(4) {
@@ -524,13 +526,13 @@ impl<E: CacheElement> UnitKernel<'_, E> {
         }
     }
 
-    /// Adds a partition's state to that of the partitions before it.
+    /// Merges a partition's state into that of the partitions before it.
     #[inline(always)]
     unsafe fn merge<S: Simd>(&self, simd: S, part: SoftmaxState, total: SoftmaxState) {
         let dim = self.call.padded_dim();
         for i in 0..self.num_queries() {
             unsafe {
-                // A partition without a visible position must not touch the total.
+                // A partition without a visible position must not change the total.
                 if *part.sum.add(i) == 0.0 {
                     continue;
                 }

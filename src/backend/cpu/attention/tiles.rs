@@ -1,10 +1,11 @@
 //! Attention on AMX tiles, for a KV cache of bfloat16.
 //!
-//! Sixteen queries of a unit, a block, are the rows of `scores = Q · Kᵀ` and of `weights · V`. The weights are rounded to
-//! bfloat16, and a query's weights are added up as rounded, so that what is divided in the end is a true mean of V.
+//! A block is sixteen queries of a unit. They are the rows of `scores = Q · Kᵀ` and of `weights · V`. The weights are
+//! rounded to bfloat16, and the sum of a query's weights is that of the rounded weights, so that the result is a true
+//! mean of V.
 //!
-//! Masked positions have weight 0, and V is a number there (see [`layout`]): neither changes a sum. So a query's result
-//! depends on what it sees alone, as long as V is finite.
+//! Masked positions have weight 0, and V is finite there (see [`layout`]), so they do not change any sum. A query's
+//! result depends only on the positions that it sees, as long as V is finite.
 
 mod geometry;
 mod layout;
@@ -22,7 +23,7 @@ use std::f32::consts::LOG2_E;
 use std::ops::Range;
 use vector::{exp2, factor, max_of_each, rough_exp2};
 
-/// Queries of a unit. The more they are, the less often K and V are read.
+/// The most queries of a unit. With more queries, K and V are read less often.
 pub(super) const MAX_QUERIES: usize = 128;
 
 /// Positions whose weights are computed at once.
@@ -41,23 +42,23 @@ struct TiledSoftmaxState {
     max: *mut f32,
 }
 
-/// A member's scratch memory, cut up. All begins at 64-byte boundaries.
+/// The parts of a member's scratch memory. Each begins at a 64-byte boundary.
 struct TileScratch {
     /// `[blocks][chunks][16 queries][32 dimensions]` bfloat16.
     queries: *mut u32,
-    /// `[3 tiles][groups][chunks]` tiles, where K cannot be used as it lies in the cache.
+    /// `[3 tiles][groups][chunks]` tiles, used if K cannot be read directly from the cache.
     keys: *mut u32,
-    /// As many of V.
+    /// The same for V.
     values: *mut u32,
     /// `[2][16 queries][TILE]` scores of two items.
     scores: *mut f32,
     /// `[2][16 queries][TILE]` bfloat16: weights of two items.
     weights: *mut u16,
-    /// `[2][16 queries]`: what two items do to the sums before them.
+    /// `[2][16 queries]`: the factors of two items on the sums before them.
     factors: *mut f32,
     /// `[16 queries][dimensions]`: the weighted sum of an item.
     products: *mut f32,
-    /// `[queries]`: the positions from which and up to which a query sees.
+    /// `[queries]`: the range of positions that a query sees.
     visible: *mut [u32; 2],
     partition: *mut f32,
     total: *mut f32,
@@ -67,7 +68,7 @@ fn num_chunks(call: &AttentionCall<'_>) -> usize {
     call.shape.head_dim.div_ceil(CHUNK)
 }
 
-/// What a member's scratch memory is cut into, in floats.
+/// The sizes of the parts of a member's scratch memory, in floats.
 fn scratch_parts(call: &AttentionCall<'_>) -> [usize; 10] {
     let queries = MAX_QUERIES.max(call.group()).next_multiple_of(LANES);
     let dim = num_chunks(call) * CHUNK;
@@ -102,24 +103,25 @@ impl TileScratch {
 /// Does `part` of each of the units, one after the other.
 ///
 /// # Safety
-/// AMX and all of AVX-512 that [`Isa`](super::Isa) names are available; the KV cache is bfloat16. `scratch` and what
-/// `part` points to are large enough and nobody else's; the call's tensors and block tables fit its shape.
+/// AMX and the parts of AVX-512 that [`Isa`](super::Isa) names are available, and the KV cache is bfloat16. `scratch`
+/// and the memory that `part` points to are large enough, and nothing else uses them. The call's tensors and block
+/// tables fit its shape.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) unsafe fn run(call: &AttentionCall<'_>, units: &[AttentionUnit], scratch: *mut f32, part: UnitPart) {
     let mut tiles = None;
     for unit in units {
         let num_queries = unit.num_rows * call.group();
         let num_blocks = num_queries.div_ceil(LANES);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         let scratch = unsafe { TileScratch::at(scratch, call) };
         let work = TiledUnit { call, unit, scratch, num_queries, num_blocks, num_chunks: num_chunks(call) };
         let rows = num_queries.min(LANES);
         if tiles.as_ref().is_none_or(|(of, _)| *of != rows) && !matches!(part, UnitPart::Merge(_)) {
             drop(tiles.take());
-            // SAFETY: the caller's; there are no others now.
+            // SAFETY: the caller's promise; there are no other `Tiles` now.
             tiles = Some((rows, unsafe { products::configure(rows) }));
         }
-        // SAFETY: the caller's; the tiles are configured for the unit.
+        // SAFETY: the caller's promise; the tiles are configured for the unit.
         unsafe { work.run(part) };
     }
 }
@@ -135,33 +137,33 @@ struct TiledUnit<'a> {
     num_chunks: usize,
 }
 
-/// A tile of positions, and where the groups lie that the unit sees.
+/// A tile of positions, and the addresses of the groups that the unit sees.
 #[derive(Clone, Copy)]
 struct Positions {
     /// First position of the tile.
     start: usize,
-    /// Positions that some query of the unit sees, within the tile and the partition.
+    /// The range of positions within the tile and the partition that at least one query of the unit sees.
     from: usize,
     to: usize,
     keys: [*const u8; GROUPS],
     values: [*const u8; GROUPS],
 }
 
-/// A block of queries at a tile of positions.
+/// A block of queries together with a tile of positions.
 struct TileItem {
     block: usize,
     /// First position of the tile.
     start: usize,
-    /// Groups of the tile in which a query of the block sees something.
+    /// Groups of the tile of which at least one query of the block sees a position.
     groups: Range<usize>,
     /// Positions that all queries of the block see.
     common: Range<usize>,
-    /// Which of the places that items take in turns.
+    /// Index of the buffers that this item uses. Items take turns.
     place: usize,
 }
 
 impl TileItem {
-    /// Pairs of groups with one of [`Self::groups`].
+    /// Pairs of groups of which at least one is in [`Self::groups`].
     fn pairs(&self) -> Range<usize> {
         self.groups.start / 2..self.groups.end.div_ceil(2)
     }
@@ -173,8 +175,8 @@ impl TileItem {
     }
 }
 
-// SAFETY (all blocks in this impl): `run`'s contract. Blocks are below `num_blocks`, queries below `num_queries`, groups
-// in a tile below `GROUPS`, for which scratch memory and states have room.
+// SAFETY (all blocks in this impl): `run`'s contract. Blocks are below `num_blocks`, queries below `num_queries`, and
+// groups in a tile below `GROUPS`; scratch memory and states have room for these.
 impl TiledUnit<'_> {
     unsafe fn run(&self, part: UnitPart) {
         let (unit, state_len) = (self.unit, self.call.state_len(self.num_queries));
@@ -240,7 +242,7 @@ impl TiledUnit<'_> {
         (self.unit.seq.first_row + self.unit.first_row + i / group, self.unit.kv_head * group + i % group)
     }
 
-    /// The softmax over the positions of one partition.
+    /// Computes the softmax over the positions of one partition.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn partition(&self, partition: usize, state: TiledSoftmaxState) {
         let queries = self.num_blocks * LANES;
@@ -254,8 +256,8 @@ impl TiledUnit<'_> {
         let to = to.min((partition + 1) * PARTITION);
         let first_tile = from / TILE;
         let num_items = (to.div_ceil(TILE) - first_tile) * self.num_blocks;
-        // Products of one item beside the softmax of the one before it: the processor does both at once, and no tile is
-        // loaded that vectors have just stored.
+        // The products of one item are interleaved with the softmax of the item before it. The processor does both at
+        // once, and no tile is loaded from memory that vector instructions have just written.
         let mut tiles = [None; 3];
         for i in 0..num_items + 2 {
             unsafe {
@@ -308,7 +310,7 @@ impl TiledUnit<'_> {
         unsafe { TileProducts::new(weighed, scored, self.num_chunks) }
     }
 
-    /// Item `i` of a partition, unless its queries see nothing of its tile.
+    /// Item `i` of a partition, or `None` if its queries see nothing of its tile.
     unsafe fn item(&self, i: usize, positions: &Positions) -> Option<TileItem> {
         let block = i % self.num_blocks;
         let queries = self.queries_of(block);
@@ -319,7 +321,7 @@ impl TiledUnit<'_> {
         (from < to).then(|| TileItem { block, start: positions.start, groups: groups(), common, place: i % 2 })
     }
 
-    /// The positions of a pair of groups that a query sees, a bit each.
+    /// The positions of a pair of groups that a query sees, one bit each.
     #[inline]
     unsafe fn mask(&self, query: usize, item: &TileItem, pair: usize) -> u32 {
         let start = item.start + pair * PAIR;
@@ -328,7 +330,8 @@ impl TiledUnit<'_> {
         (((1u64 << within(to)) - 1) & !((1u64 << within(from)) - 1)) as u32
     }
 
-    /// Turns the scores of an item into weights; moves maximum and sum on. `between` is called once for each query.
+    /// Turns the scores of an item into weights, and updates the maximum and the sum. Calls `between` once for each
+    /// query.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn softmax(&self, item: &TileItem, state: TiledSoftmaxState, mut between: impl FnMut()) {
@@ -351,8 +354,8 @@ impl TiledUnit<'_> {
         }
     }
 
-    /// Returns the factor that turns what is in the scores' place into powers of 2. It is positive; what cannot be
-    /// done by it is done here.
+    /// Returns the positive factor that turns the stored scores into exponents of 2. Whatever a positive factor cannot
+    /// express (a softcap, a negative scale) is applied to the stored scores here.
     #[target_feature(enable = "avx512f,avx512dq")]
     unsafe fn scale_scores(&self, item: &TileItem) -> f32 {
         let scale = self.call.shape.scale;
@@ -379,7 +382,7 @@ impl TiledUnit<'_> {
         LOG2_E
     }
 
-    /// A query's largest score, in some lane.
+    /// A vector that holds a query's largest score in one of its lanes.
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn max_score(&self, query: usize, item: &TileItem) -> __m512 {
@@ -400,11 +403,11 @@ impl TiledUnit<'_> {
         max
     }
 
-    /// A query's weights, and their sum.
+    /// Computes a query's weights and their sum.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
     unsafe fn weights(&self, query: usize, item: &TileItem, scale: f32, state: TiledSoftmaxState) {
-        /// Two bfloat16 of 1.
+        /// Two bfloat16 ones.
         const ONES: i32 = 0x3f80_3f80;
         let row = query % LANES * TILE;
         unsafe {
@@ -432,7 +435,7 @@ impl TiledUnit<'_> {
         }
     }
 
-    /// Adds what an item's weights and V gave to what was before it.
+    /// Adds the products of an item's weights and V to the sums so far.
     #[target_feature(enable = "avx512f")]
     unsafe fn add_products(&self, item: &TileItem, state: TiledSoftmaxState) {
         for query in self.queries_of(item.block) {
@@ -448,7 +451,7 @@ impl TiledUnit<'_> {
         }
     }
 
-    /// Adds a partition's state to that of the partitions before it. An empty state changes nothing.
+    /// Merges a partition's state into that of the partitions before it. An empty state changes nothing.
     #[target_feature(enable = "avx512f,avx512dq")]
     unsafe fn merge(&self, part: TiledSoftmaxState, total: TiledSoftmaxState) {
         for query in 0..self.num_queries {
@@ -470,7 +473,7 @@ impl TiledUnit<'_> {
         }
     }
 
-    /// The output: sums of V, divided by the sums of the weights.
+    /// Writes the output: the sums of V divided by the sums of the weights.
     #[target_feature(enable = "avx512f")]
     unsafe fn write(&self, total: TiledSoftmaxState) {
         let shape = &self.call.shape;
@@ -481,7 +484,7 @@ impl TiledUnit<'_> {
                 let sum = _mm512_set1_ps(_mm512_reduce_add_ps(_mm512_load_ps(total.sum.add(query * LANES))));
                 for i in (0..shape.head_dim).step_by(LANES) {
                     let mean = _mm512_div_ps(_mm512_load_ps(total.acc.add(query * self.dim() + i)), sum);
-                    // The sign of a zero may tell of masked positions; there is no -0 after this.
+                    // Masked positions may change the sign of a zero. This turns -0 into 0.
                     let mean = _mm512_add_ps(mean, _mm512_setzero_ps());
                     _mm512_mask_storeu_ps(out.add(i), first_lanes(shape.head_dim - i) as u16, mean);
                 }

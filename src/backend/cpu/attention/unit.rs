@@ -1,4 +1,4 @@
-//! What attention computes: a call, and the units of work that it is cut into.
+//! A call of attention, and the units of work that it is split into.
 
 use super::super::memory::{CpuKvPools, Shared};
 use super::super::simd::LANES;
@@ -10,17 +10,18 @@ pub(super) const TILE: usize = 2 * LANES;
 /// Positions per independent softmax; a multiple of [`TILE`].
 pub(super) const PARTITION: usize = 1024;
 
-/// Query rows `first_row .. first_row + num_rows` of a sequence, counted within it, for one KV head.
+/// Query rows `first_row .. first_row + num_rows` of a sequence, counted from the sequence's first row, for one KV
+/// head.
 #[derive(Clone, Copy)]
 pub(super) struct AttentionUnit {
     pub seq: BatchSeq,
     pub kv_head: usize,
     pub first_row: usize,
     pub num_rows: usize,
-    /// Partitions with a visible position.
+    /// The partitions that have a visible position.
     pub first_partition: usize,
     pub num_partitions: usize,
-    /// Where the states of its partitions are left, if they are computed apart: an offset into the partials.
+    /// The offset of its partitions' states in the partials, if they are computed separately.
     pub partials: usize,
 }
 
@@ -31,13 +32,13 @@ impl AttentionUnit {
         (window.map_or(0, |window| end.saturating_sub(window)), end)
     }
 
-    /// Positions that any of its rows sees.
+    /// Positions `.0 .. .1` that at least one of its rows sees.
     pub(super) fn any_visible(&self, window: Option<usize>) -> (usize, usize) {
         (self.visible(0, window).0, self.visible(self.num_rows - 1, window).1)
     }
 }
 
-/// One call's inputs.
+/// The inputs and the output of one call.
 #[derive(Clone, Copy)]
 pub(in super::super) struct AttentionCall<'a> {
     pub batch: &'a Batch,
@@ -55,29 +56,29 @@ impl AttentionCall<'_> {
         self.shape.num_heads / self.shape.num_kv_heads
     }
 
-    /// Head size in whole vectors.
+    /// Head size, rounded up to whole vectors.
     pub(super) fn padded_dim(&self) -> usize {
         self.shape.head_dim.next_multiple_of(LANES)
     }
 
-    /// Floats of the state of one partition of a unit with `num_queries` queries: whole vectors of queries, by the head
-    /// size in whole vectors of bfloat16, a sum in a vector, and a maximum.
+    /// Floats of the state of one partition of a unit with `num_queries` queries: for each query, rounded up to whole
+    /// vectors of queries, the head size in whole vectors of bfloat16, a vector of sums, and a maximum.
     pub(super) fn state_len(&self, num_queries: usize) -> usize {
         num_queries.next_multiple_of(LANES) * (self.shape.head_dim.next_multiple_of(2 * LANES) + LANES + 1)
     }
 
-    /// How long a unit takes, in numbers that compare: positions are read and laid out once, and then used by each
-    /// sixteen queries.
+    /// An estimate of how long a unit takes, in arbitrary units: positions are read and laid out once and then used by
+    /// each sixteen queries.
     pub(super) fn work(&self, unit: &AttentionUnit) -> usize {
         let (from, to) = unit.any_visible(self.shape.window);
         (to - from + TILE) * ((unit.num_rows * self.group()).div_ceil(LANES) + 2)
     }
 }
 
-/// What to compute of a unit.
+/// The part of a unit to compute.
 #[derive(Clone, Copy)]
 pub(super) enum UnitPart {
-    /// The state of one partition, to be left at this address.
+    /// The state of one partition, to be written to this address.
     Partition(usize, *mut f32),
     /// All partitions, and the output.
     Whole,

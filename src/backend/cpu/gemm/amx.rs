@@ -1,14 +1,14 @@
 //! bfloat16 products on AMX tiles.
 //!
-//! A tile of weights is 16 pairs by 16 columns, which is how [`CpuMatrix`](super::CpuMatrix) lies in memory; a tile of
-//! the input is up to 16 rows of 16 pairs. The arithmetic of an output element is one chain of tile products over the
-//! inner dimension, whatever the number of rows: rows of a tile do not meet.
+//! A tile of weights is 16 pairs by 16 columns, which is the layout of [`CpuMatrix`](super::CpuMatrix) in memory. A
+//! tile of the input is up to 16 rows of 16 pairs. An output element is one chain of tile products over the inner
+//! dimension. The number of rows does not matter, because the rows of a tile do not affect each other.
 //!
-//! Many rows are cut into blocks of the inner dimension too, so that input and weights come from the caches; between
-//! two blocks the float32 results wait in memory, which changes nothing about the chain.
+//! With many rows the inner dimension is split into blocks too, so that input and weights come from the caches. Between
+//! two blocks the float32 results are stored in memory, which does not change the chain.
 //!
-//! The compiler does not know tile registers here, so all that passes between instructions through them lies within
-//! one `asm!` block; only the tile configuration, which it does not touch either, outlives a block.
+//! The compiler does not know about tile registers. So all instructions that pass values through them are within one
+//! `asm!` block. Only the tile configuration, which the compiler does not touch either, outlives a block.
 
 use super::super::isa::Isa;
 use super::super::pack::BF16_K_BLOCK;
@@ -28,12 +28,12 @@ const TILE_LEN: usize = LANES * LANES;
 /// Floating-point operations of one run of [`run_from_registers`].
 pub(in super::super) const PEAK_FLOPS: usize = 4 * 2 * LANES * LANES * BF16_K_BLOCK;
 
-/// Tile products that load and store nothing: the most that the tiles can do.
+/// Runs tile products that load and store nothing, which is the peak of the tile unit.
 ///
 /// # Safety
 /// AMX is available.
 pub(in super::super) unsafe fn run_from_registers(runs: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe {
         let _tiles = Tiles::configure(LANES, LANES);
         asm!(
@@ -58,21 +58,21 @@ pub(in super::super) unsafe fn run_from_registers(runs: usize) {
     }
 }
 
-/// Rows and panels of a part at most.
+/// The most rows and panels of a part.
 pub(super) const MAX_ROWS: usize = 512;
 pub(super) const MAX_PANELS: usize = 16;
 /// Floats of scratch memory that [`run`] needs.
 pub(super) const SCRATCH_LEN: usize = MAX_ROWS * MAX_PANELS * LANES;
 /// Rows of two tiles.
 const BLOCK_ROWS: usize = 2 * LANES;
-/// Steps of a block of the inner dimension: 16 panels of it stay in the second-level cache.
+/// Steps of a block of the inner dimension: 16 panels of this length stay in the second-level cache.
 const BLOCK_STEPS: usize = 64;
 
 /// Computes a part of a product.
 ///
 /// # Safety
-/// AMX is available; the weights are bfloat16; the panels exist; the input has room for whole blocks of rows; the
-/// target is the caller's; `scratch` has [`SCRATCH_LEN`] floats, 64-byte-aligned, and is the caller's too.
+/// AMX is available, the weights are bfloat16, the panels exist, and the input has room for whole blocks of rows.
+/// Nothing else uses the target or `scratch`, which has [`SCRATCH_LEN`] floats and is 64-byte-aligned.
 pub(super) unsafe fn run(part: &ProductPart<'_>, scratch: *mut f32) {
     let steps = part.product.w.steps() / (BF16_K_BLOCK / 2);
     let (rows, panels) = (&part.rows, &part.panels);
@@ -81,7 +81,7 @@ pub(super) unsafe fn run(part: &ProductPart<'_>, scratch: *mut f32) {
     let mut tiles = None;
     for first_step in (0..steps).step_by(block_steps) {
         let block_steps = first_step..steps.min(first_step + block_steps);
-        // Weights of the next block of steps; after the last one this member goes on with the panels that follow.
+        // Weights of the next block of steps. After the last block, this member continues with the next panels.
         let is_last = block_steps.end == steps;
         let next = if is_last { (panels.end, 0) } else { (panels.start, block_steps.end) };
         let mut next_weights = Ahead::weights(part.product, next, block_steps.len());
@@ -93,19 +93,20 @@ pub(super) unsafe fn run(part: &ProductPart<'_>, scratch: *mut f32) {
             if tiles.as_ref().is_none_or(|(configured, _)| *configured != num_rows) {
                 drop(tiles.take());
                 let (first, second) = (num_rows.min(LANES), num_rows.saturating_sub(LANES));
-                // SAFETY: the caller's; the `Tiles` of other rows have been dropped.
+                // SAFETY: the caller's promise; the `Tiles` of other rows have been dropped.
                 tiles = Some((num_rows, unsafe { Tiles::configure(first, second) }));
             }
-            // One tile of rows goes with four panels: as many streams from memory side by side.
+            // One tile of rows is combined with four panels: four streams from memory side by side.
             let max_panels = if num_rows > LANES { 2 } else { 4 };
             for panel in panels.clone().step_by(max_panels) {
                 let block = Block { part, row, num_rows, panel, num_panels: max_panels.min(panels.end - panel) };
-                // SAFETY: the caller's; there is scratch for blocks of 32 rows by 2 panels, or of 16 by 4.
+                // SAFETY: the caller's promise; the scratch memory has room for blocks of 32 rows by 2 panels, or of 16
+                // by 4.
                 unsafe {
                     let results = block.begin(max_panels, scratch, first_step);
                     match (num_rows > LANES, row == 0) {
                         (false, _) => block.one_by(block_steps.clone(), results),
-                        // The weights come from memory for the first rows, and for the others from the cache.
+                        // Weights come from memory for the first rows, and from the cache for the others.
                         (true, true) => block.two_by_streamed(block_steps.clone(), results),
                         (true, false) => {
                             block.two_by(block_steps.clone(), results, [next_x.advance(), next_weights.advance()]);
@@ -120,19 +121,19 @@ pub(super) unsafe fn run(part: &ProductPart<'_>, scratch: *mut f32) {
     }
 }
 
-/// Where a block's results lie between blocks of steps.
+/// Where a block's results are stored between blocks of steps.
 #[derive(Clone, Copy)]
 struct TileResults {
     at: *mut f32,
     /// Floats from row to row.
     stride: usize,
-    /// Chains begin with what is there.
+    /// Chains start with the stored results instead of zero.
     go_on: bool,
-    /// They are in scratch memory, and have to be written to the target at the end.
+    /// The results are in scratch memory and have to be written to the target at the end.
     apart: bool,
 }
 
-/// Tiles that will be needed soon, in pieces that one call of [`Block::two_by`] asks for. They come in runs of as many
+/// Tiles to prefetch, in pieces: one call of [`Block::two_by`] prefetches one piece. Tiles come in runs of as many
 /// tiles as the call has steps.
 struct Ahead {
     run: *const u8,
@@ -143,21 +144,21 @@ struct Ahead {
 }
 
 impl Ahead {
-    /// Weights of the panels from `panel` on.
+    /// Weights of the panels starting with `panel`.
     fn weights(product: &Product<'_>, (panel, step): (usize, usize), steps: usize) -> Self {
         let run_to_run = product.w.panel_bytes();
         let run = product.w.as_ptr().wrapping_add(panel * run_to_run + step * TILE_BYTES);
         Self { run, run_to_run, in_run: 0, piece_bytes: steps * WEIGHTS_AHEAD, run_bytes: steps * TILE_BYTES }
     }
 
-    /// Input of the rows from `row` on.
+    /// Input of the rows starting with `row`.
     fn input(product: &Product<'_>, (row, step): (usize, usize), steps: usize) -> Self {
         let run_to_run = 4 * product.layout.tile;
         let run = product.x.cast::<u8>().wrapping_add(row / LANES * run_to_run + step * TILE_BYTES);
         Self { run, run_to_run, in_run: 0, piece_bytes: steps * INPUT_AHEAD, run_bytes: steps * TILE_BYTES }
     }
 
-    /// The piece to ask for now. Past the end it is anywhere: an address that is only asked for need not exist.
+    /// The piece to prefetch now. Past the end the address is arbitrary: a prefetched address need not exist.
     fn advance(&mut self) -> *const u8 {
         let piece = self.run.wrapping_add(self.in_run);
         self.in_run += self.piece_bytes;
@@ -169,11 +170,11 @@ impl Ahead {
     }
 }
 
-/// Bytes of input and of weights that a step of [`Block::two_by`] asks for: parts of a tile.
+/// Bytes of input and of weights that a step of [`Block::two_by`] prefetches: parts of a tile.
 const INPUT_AHEAD: usize = TILE_BYTES / 4;
 const WEIGHTS_AHEAD: usize = TILE_BYTES / 8;
 
-/// Rows and panels that are computed together: up to 32 by 2, or 16 by 4.
+/// Rows and panels that are computed together: up to 32 rows by 2 panels, or 16 by 4.
 struct Block<'a> {
     part: &'a ProductPart<'a>,
     row: usize,
@@ -182,22 +183,22 @@ struct Block<'a> {
     num_panels: usize,
 }
 
-/// Whether asking for tiles some steps before they are loaded is worth it, which depends on what the processor's other
-/// hardware thread does: alone, a core overlaps loads and products, and the questions cost a quarter; beside a busy
-/// thread it does not, and without them it takes half as long again. So each thread tries the other way now and then,
-/// and keeps the better one.
+/// Whether to prefetch tiles some steps before they are loaded. The better choice depends on the core's other hardware
+/// thread. If it is idle, the core overlaps loads and products, and prefetches cost a quarter of the speed. If it is
+/// busy, the core does not overlap them, and without prefetches a product takes half as long again. So each thread
+/// tries the other choice from time to time and keeps the better one.
 #[derive(Clone, Copy)]
 struct Pace {
     prefetches: bool,
     calls: u32,
-    /// Of a step, in the call before a trial.
+    /// Ticks of a step in the call before a trial.
     ticks: f32,
 }
 
 impl Pace {
     const CALLS_PER_TRIAL: u32 = 64;
 
-    /// Calls `block(whether to prefetch)`, which runs `steps` steps.
+    /// Calls `block(prefetches)`, which runs `steps` steps.
     #[inline(always)]
     fn choose(steps: usize, block: impl Fn(bool)) {
         thread_local! {
@@ -222,7 +223,7 @@ impl Pace {
     }
 }
 
-/// Asks for the tile that lies some bytes behind an address.
+/// Prefetches the tile that lies some bytes behind an address.
 macro_rules! prefetch {
     ($address:literal, $bytes:literal) => {
         concat!(
@@ -237,7 +238,8 @@ macro_rules! prefetch {
     };
 }
 
-/// Sets the results of two tiles of rows by two panels to zero, or to what is at `out` if the chains go on.
+/// Sets the results of two tiles of rows by two panels to zero, or, if the chains continue, to the results stored at
+/// `out`.
 macro_rules! begin_two_by {
     () => {
         "tilezero tmm0
@@ -268,10 +270,11 @@ macro_rules! end_two_by {
     };
 }
 
-/// The loop of two tiles of rows by two panels. Tiles are loaded right after the last product that reads the register
-/// they go to: a processor that has few registers to rename tiles to, as one whose other hardware thread is busy, does
-/// not wait for a load then. The loads ask not to displace what the first-level cache holds: the blocks that come next
-/// read the same tiles from the second level, at 1.2 times the speed. `$x0`, `$w0`, `$x1`, `$w1` are put between the products, `$step` behind each step.
+/// The loop of two tiles of rows by two panels. A tile is loaded right after the last product that reads the same
+/// register. So a processor with few registers to rename tiles to (one whose other hardware thread is busy) does not
+/// wait for the load. The loads are non-temporal, so that they do not evict the contents of the first-level cache: the
+/// next blocks read the same tiles from the second level, which makes them 1.2 times as fast. `$x0`, `$w0`, `$x1`,
+/// `$w1` are inserted between the products, and `$step` after each step.
 macro_rules! two_by {
     ([$x0:expr, $w0:expr, $w1:expr, $x1:expr], [$($step:expr),*] ; $($operands:tt)*) => {
         asm!(
@@ -317,7 +320,7 @@ macro_rules! two_by {
     };
 }
 
-/// [`Block::two_by`] with something between the products.
+/// [`Block::two_by`] with instructions inserted between the products.
 macro_rules! two_by_block {
     ($block:expr, $steps:expr, $results:expr, $ahead:expr, $between:tt) => {
         two_by!(
@@ -346,18 +349,18 @@ macro_rules! two_by_block {
     };
 }
 
-// SAFETY (all blocks in this impl): AMX is available and configured for the block's rows; rows and panels exist, `x` has
-// whole tiles of pairs (`k` is padded), and a tile load touches no more than its configured rows. Results have room for
+// SAFETY (all blocks in this impl): AMX is available and configured for the block's rows. Rows and panels exist, `x`
+// has whole tiles of pairs (`k` is padded), and a tile load touches only its configured rows. The results have room for
 // these rows and all panels of the call.
 impl Block<'_> {
-    /// The first tile of input from `step` on.
+    /// The first tile of input, starting at `step`.
     unsafe fn x(&self, step: usize) -> *const u32 {
         let Product { x, layout, .. } = *self.part.product;
         // SAFETY: row and step exist.
         unsafe { x.add(self.row / LANES * layout.tile + step * layout.chunk) }
     }
 
-    /// Weights of panel `p` of the block from `step` on. Panels past the last one repeat it; their results are
+    /// Weights of panel `p` of the block, starting at `step`. Panels past the last one repeat it, and their results are
     /// dropped.
     unsafe fn weights(&self, p: usize, step: usize) -> *const u8 {
         let w = self.part.product.w;
@@ -365,8 +368,8 @@ impl Block<'_> {
         unsafe { w.as_ptr().add((self.panel + p.min(self.num_panels - 1)) * w.panel_bytes() + step * TILE_BYTES) }
     }
 
-    /// Where the results go: to the target itself if all of it is there and nothing else is to be done with them. A
-    /// chain whose results are added to what is there begins with that.
+    /// Chooses where the results are stored: in the target itself if it has room for whole tiles and the results need
+    /// no further work. A chain whose results are added to the target starts with the target's contents.
     unsafe fn begin(&self, max_panels: usize, scratch: *mut f32, first_step: usize) -> TileResults {
         let (target, part) = (&self.part.target, self.part);
         let first = (self.panel - target.panel) * LANES;
@@ -393,15 +396,15 @@ impl Block<'_> {
         }
     }
 
-    /// Writes results that lie apart to the target, with the bias.
+    /// Writes results from scratch memory to the target, with the bias.
     unsafe fn end(&self, results: TileResults) {
         if results.apart {
             Isa::Amx.run(WriteBlock { block: self, results });
         }
     }
 
-    /// Two tiles of rows by up to two panels. `ahead` are addresses of input and weights from which some lines are
-    /// asked for in each step.
+    /// Two tiles of rows by up to two panels. `ahead` are addresses of input and weights from which each step
+    /// prefetches some lines.
     unsafe fn two_by(&self, steps: Range<usize>, results: TileResults, ahead: [*const u8; 2]) {
         // SAFETY: see above.
         Pace::choose(steps.len(), |prefetches| unsafe {
@@ -418,8 +421,8 @@ impl Block<'_> {
         });
     }
 
-    /// [`Block::two_by`] for weights that come from memory: they are asked for some tiles ahead, and at the end of the
-    /// panels those of the panels behind them.
+    /// [`Block::two_by`] for weights that come from memory. They are prefetched some tiles ahead; at the end of the
+    /// panels, those of the next panels are.
     unsafe fn two_by_streamed(&self, steps: Range<usize>, results: TileResults) {
         const TILES_AHEAD: usize = 4;
         unsafe {

@@ -11,8 +11,8 @@ use crate::backend::{Activation, DType};
 use crate::error::StartError;
 use std::ops::Range;
 
-/// Where the rounded rows lie. A word is one step of the inner dimension: a float32, or a pair of bfloat16. Words of a
-/// row come in chunks of 16, a cache line.
+/// The layout of the rounded rows. A word is one step of the inner dimension: a float32, or a pair of bfloat16. The
+/// words of a row are stored in chunks of 16, which is a cache line.
 #[derive(Clone, Copy)]
 pub(super) struct InputLayout {
     /// Words from chunk to chunk of a row.
@@ -24,7 +24,7 @@ pub(super) struct InputLayout {
 }
 
 impl InputLayout {
-    /// That of a product of `rows` rows of width `k` with weights of `dtype`.
+    /// The layout for a product of `rows` rows of width `k` with weights of `dtype`.
     pub fn of(isa: Isa, dtype: DType, rows: usize, k: usize) -> Self {
         let steps = steps(k, dtype);
         if isa.has_tiles_for(dtype) { Self::tiles(rows, steps) } else { Self::rows(steps) }
@@ -40,16 +40,16 @@ impl InputLayout {
         row / LANES * self.tile + row % LANES * self.row + chunk * self.chunk
     }
 
-    /// Row after row, an odd number of cache lines apart, so that the rows of a register tile do not fall into the
-    /// same cache set.
+    /// Row after row, an odd number of cache lines apart, so that the rows of a register tile fall into different cache
+    /// sets.
     fn rows(steps: usize) -> Self {
         let lines = steps.div_ceil(LANES);
         let row = (lines + 1 - lines % 2) * LANES;
         Self { chunk: LANES, row, tile: LANES * row }
     }
 
-    /// AMX tiles of up to 16 rows by 16 words, one after the other along the inner dimension. From 16 rows to the next
-    /// it is an odd multiple of 16 KiB, so that the same 16 KiB of all rows spread evenly over the sets of the cache.
+    /// AMX tiles of up to 16 rows by 16 words, one after the other along the inner dimension. Groups of 16 rows are an
+    /// odd multiple of 16 KiB apart, so that the same 16 KiB of all rows are spread evenly over the sets of the cache.
     fn tiles(rows: usize, steps: usize) -> Self {
         const SPREAD: usize = (16 << 10) / size_of::<u32>();
         let chunk = rows.min(LANES) * LANES;
@@ -58,7 +58,7 @@ impl InputLayout {
     }
 }
 
-/// The rounded rows of the product at hand; the memory is used again for the next one.
+/// The rounded rows of the current product. The next product reuses the memory.
 pub(super) struct RoundedInput {
     words: Buffer<u32>,
 }
@@ -83,7 +83,7 @@ impl RoundedInput {
         let words = Shared::new(self.words.as_mut_ptr());
         let round = |row: usize| {
             let x = &x[row * k..][..k];
-            // SAFETY: there is room for `rows` rows of `num_chunks` chunks each; each row is one task's.
+            // SAFETY: there is room for `rows` rows of `num_chunks` chunks each, and each row belongs to one task.
             let out = unsafe { words.get().add(layout.at(row, 0)) };
             isa.run(RoundRow { x, dtype, num_chunks, out, chunk: layout.chunk });
         };
@@ -95,7 +95,8 @@ impl RoundedInput {
     }
 }
 
-/// Activations `[rows, k]` that products alone read: rounded to the weights' type and in their layout.
+/// Activations `[rows, k]` that only products read. They are rounded to the weights' type and in the layout of
+/// products.
 pub struct Operand {
     words: Buffer<u32>,
     max_rows: usize,
@@ -105,19 +106,19 @@ pub struct Operand {
 }
 
 impl Operand {
-    /// For up to `max_rows` rows of width `k`.
+    /// Room for up to `max_rows` rows of width `k`.
     pub fn new(arena: &Arena, isa: Isa, max_rows: usize, k: usize, dtype: DType) -> Result<Self, StartError> {
-        // Of tiles the longest is that of the most rows; of rows every one is as long.
+        // In tiles, the most rows take the most memory; in rows, every row takes the same.
         let len = InputLayout::of(isa, dtype, max_rows, k).len(max_rows);
         Ok(Self { words: arena.zeroed(len, "activations")?, max_rows, k, dtype, isa })
     }
 
-    /// Of one activation: a word holds a pair of bfloat16, or one number.
+    /// Bytes of one activation: a word holds a pair of bfloat16, or one number.
     pub fn element_bytes(&self) -> usize {
         if self.dtype == DType::BF16 { size_of::<u32>() / 2 } else { size_of::<u32>() }
     }
 
-    /// The operand is about to hold `rows` rows of width `k`.
+    /// Prepares the operand for `rows` rows of width `k`.
     pub fn reshape(&mut self, rows: usize, k: usize, dtype: DType) {
         assert!(rows <= self.max_rows && k == self.k && dtype == self.dtype, "an operand of another shape");
     }
@@ -127,11 +128,11 @@ impl Operand {
         self.words.as_ptr()
     }
 
-    /// Writes elements of a row from column `first` on, the first of a chunk; they end with a chunk or with the row.
-    /// `rows` is what the operand holds in all.
+    /// Writes elements of a row, starting at column `first`, which is the first of a chunk. They end with a chunk or
+    /// with the row. `rows` is the number of all rows of the operand.
     ///
     /// # Safety
-    /// The row is below `rows`, and nobody else uses these elements.
+    /// The row is below `rows`, and nothing else uses these elements.
     pub unsafe fn write(&self, isa: Isa, rows: usize, row: usize, first: usize, x: &[f32]) {
         let per_chunk = LANES * if self.dtype == DType::BF16 { 2 } else { 1 };
         let layout = InputLayout::of(self.isa, self.dtype, rows, self.k);
@@ -145,11 +146,12 @@ impl Operand {
 }
 
 impl Operand {
-    /// Writes `act(gate) * up` of `rows`, from column `first` on, the first of a chunk. `gate_up` has a row for each,
-    /// `stride` apart, with panels of 16 columns of gate and of up in turn. `all_rows` is what the operand holds.
+    /// Writes `act(gate) * up` for `rows`, starting at column `first`, which is the first of a chunk. `gate_up` has
+    /// these rows, `stride` apart; panels of 16 columns of gate alternate with those of up. `all_rows` is the number of
+    /// all rows of the operand.
     ///
     /// # Safety
-    /// `gate_up` is as long; the rows and columns exist, and nobody else uses these elements.
+    /// `gate_up` is long enough, the rows and columns exist, and nothing else uses these elements.
     pub unsafe fn write_gated(
         &self,
         kind: Activation,

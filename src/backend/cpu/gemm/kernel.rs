@@ -1,6 +1,6 @@
-//! The register tiles, written once over [`Simd`].
+//! Products on register tiles, written once over [`Simd`].
 
-// Indices name registers here: loops over them are unrolled, and iterators would hide which is which.
+// Indices name registers here. The loops over them are unrolled, and iterators would hide which register is which.
 #![allow(clippy::needless_range_loop)]
 
 use super::super::isa::Isa;
@@ -10,15 +10,15 @@ use crate::backend::DType;
 use std::ops::Range;
 
 impl ProductPart<'_> {
-    /// Computes the part. `scratch` is what tiles need for unfinished results.
+    /// Computes the part. AMX tiles use `scratch` for unfinished results.
     ///
     /// # Safety
-    /// The target has room for the part, and nobody else uses it; `scratch` has room, and is the caller's alone.
+    /// The target and `scratch` are large enough, and nothing else uses them.
     pub unsafe fn run(&self, isa: Isa, scratch: *mut f32) {
         assert!(self.panels.end <= self.product.w.num_panels());
         match self.product.w.dtype {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the panels exist, the instruction set was found available when it was chosen; the caller's.
+            // SAFETY: the caller's promise; the panels exist, and the instruction set was checked when it was chosen.
             DType::BF16 if isa == Isa::Amx => unsafe { super::amx::run(self, scratch) },
             DType::BF16 => isa.run(ProductKernel { part: self, format: WeightsBf16 }),
             DType::F16 => isa.run(ProductKernel { part: self, format: WeightsF16 }),
@@ -45,7 +45,7 @@ impl WeightsFormat for WeightsBf16 {
     const STEP_BYTES: usize = 4 * LANES;
     #[inline(always)]
     unsafe fn load<S: Simd>(self, simd: S, at: *const u8) -> S::Pairs {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { simd.load_pairs(at.cast()) }
     }
     #[inline(always)]
@@ -61,7 +61,7 @@ impl WeightsFormat for WeightsF16 {
     const STEP_BYTES: usize = 2 * LANES;
     #[inline(always)]
     unsafe fn load<S: Simd>(self, simd: S, at: *const u8) -> S::V {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { simd.load_f16(at.cast()) }
     }
     #[inline(always)]
@@ -77,7 +77,7 @@ impl WeightsFormat for WeightsF32 {
     const STEP_BYTES: usize = 4 * LANES;
     #[inline(always)]
     unsafe fn load<S: Simd>(self, simd: S, at: *const u8) -> S::V {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { simd.load(at.cast()) }
     }
     #[inline(always)]
@@ -99,7 +99,7 @@ impl<F: WeightsFormat> SimdKernel for ProductKernel<'_, F> {
         let Range { start: mut panel, end } = self.part.panels;
         let width = if self.part.rows.len() == 1 { S::ROW_PANELS } else { S::TILE_PANELS };
         while panel < end {
-            // SAFETY: the panels exist (`ProductPart::run`), and rows are taken up to the part's last.
+            // SAFETY: the panels exist (`ProductPart::run`), and no row is past the part's last.
             unsafe {
                 if panel + width > end {
                     self.rows::<S, 1>(simd, panel);
@@ -126,7 +126,7 @@ impl<F: WeightsFormat> ProductKernel<'_, F> {
     unsafe fn rows<S: Simd, const P: usize>(&self, simd: S, panel: usize) {
         let Range { start: mut row, end: rows } = self.part.rows;
         while row < rows {
-            // SAFETY: the caller's; no tile is taller than the rows that are left.
+            // SAFETY: the caller's promise; no tile is taller than the rows that are left.
             unsafe {
                 macro_rules! tile {
                     ($height:literal) => {{
@@ -192,5 +192,5 @@ impl<F: WeightsFormat> ProductKernel<'_, F> {
     }
 }
 
-/// How far ahead of its use a weight is asked for, where memory is the limit.
+/// How far ahead weights are prefetched where memory is the limit.
 const PREFETCH_BYTES: usize = 2048;

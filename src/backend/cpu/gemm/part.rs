@@ -6,7 +6,7 @@ use super::super::simd::{LANES, Simd};
 use super::input::InputLayout;
 use std::ops::Range;
 
-/// A product, to be cut by rows and panels of `w`.
+/// A product, which is split by rows and by panels of `w`.
 pub(super) struct Product<'a> {
     pub w: &'a CpuMatrix,
     pub bias: Option<&'a [f32]>,
@@ -18,16 +18,17 @@ pub(super) struct Product<'a> {
 // SAFETY: `x` is only read.
 unsafe impl Sync for Product<'_> {}
 
-/// Where results go: `[rows, stride]`, from `row` and `panel` of the product on.
+/// Where results go: `[rows, stride]`, starting with `row` and `panel` of the product.
 #[derive(Clone, Copy)]
 pub(super) struct ProductTarget {
     pub at: Shared<f32>,
     pub stride: usize,
     pub row: usize,
     pub panel: usize,
-    /// Columns there are, counted from the first of `panel`; a multiple of 16 where the rest may be written too.
+    /// The number of columns, counted from the first of `panel`. It is rounded up to a multiple of 16 if the rest may
+    /// be written too.
     pub cols: usize,
-    /// Results are added to what is there.
+    /// Whether results are added to the previous contents.
     pub adds: bool,
 }
 
@@ -40,13 +41,13 @@ pub(super) struct ProductPart<'a> {
 }
 
 impl ProductPart<'_> {
-    /// Adds the bias, and what is there if the target wants it, and writes 16 columns of a row.
+    /// Adds the bias, and the previous contents if the target adds, and writes 16 columns of a row.
     ///
     /// # Safety
-    /// Row and panel are the part's; otherwise as for [`ProductPart::run`].
+    /// As for [`ProductPart::run`], and the part has this row and panel.
     #[inline(always)]
     pub unsafe fn store<S: Simd>(&self, simd: S, row: usize, panel: usize, acc: S::V) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe {
             let (at, width) = self.at(row, panel);
             let sum = self.with_bias(simd, panel, acc);
@@ -55,10 +56,10 @@ impl ProductPart<'_> {
         }
     }
 
-    /// 16 columns and their bias.
+    /// Adds the bias to 16 columns.
     ///
     /// # Safety
-    /// The panel is the part's.
+    /// The part has this panel.
     #[inline(always)]
     pub unsafe fn with_bias<S: Simd>(&self, simd: S, panel: usize, sum: S::V) -> S::V {
         let Some(bias) = self.product.bias else { return sum };
@@ -67,7 +68,7 @@ impl ProductPart<'_> {
         unsafe { simd.add(sum, simd.load_first(bias.as_ptr().add(column), width)) }
     }
 
-    /// Where 16 columns of a row go, and how many of them there are.
+    /// The address of 16 columns of a row, and how many of them exist.
     ///
     /// # Safety
     /// As for [`ProductPart::store`].

@@ -1,4 +1,4 @@
-//! Sixteen rows of a matrix to a panel.
+//! Interleaves sixteen rows of a matrix into a panel.
 
 use super::super::simd::{LANES, Simd, SimdKernel, bf16_bits};
 use crate::backend::{DType, elements};
@@ -6,7 +6,7 @@ use crate::backend::{DType, elements};
 /// Bytes of a row that are one vector.
 const BLOCK_BYTES: usize = 4 * LANES;
 
-/// Writes rows of one length, which are of `dtype` already, into the lanes of a panel of zeros.
+/// Writes rows of the same length, which are already in `dtype`, into the lanes of a panel of zeros.
 pub(super) struct Interleave<'a> {
     pub rows: [&'a [u8]; LANES],
     pub dtype: DType,
@@ -21,7 +21,7 @@ impl SimdKernel for Interleave<'_> {
         let Self { rows, dtype, panel } = self;
         let row_bytes = rows[0].len();
         assert!(rows.iter().all(|row| row.len() == row_bytes), "rows differ in length");
-        // What 64 bytes of sixteen rows are in a panel of any type.
+        // For every type, a block of a panel is 64 bytes of each of the sixteen rows.
         let (blocks, rest) = (row_bytes / BLOCK_BYTES, row_bytes % BLOCK_BYTES);
         let (whole, last) = panel.split_at_mut(blocks * LANES * BLOCK_BYTES);
         for (block, out) in whole.chunks_exact_mut(LANES * BLOCK_BYTES).enumerate() {
@@ -42,14 +42,14 @@ impl SimdKernel for Interleave<'_> {
             }
             let mut padded = [0u8; LANES * BLOCK_BYTES];
             interleave(simd, &mut lanes, dtype, &mut padded);
-            // In bfloat16 an odd element has a zero for its other half.
+            // In bfloat16 a last single element is paired with a zero.
             let bytes = rest.next_multiple_of(if dtype == DType::BF16 { 4 } else { 1 }) * LANES;
             last[..bytes].copy_from_slice(&padded[..bytes]);
         }
     }
 }
 
-/// One block of each row: moved as numbers, which changes no bit.
+/// Interleaves one block of each row. Numbers are only moved, so that no bit changes.
 #[inline(always)]
 fn interleave<S: Simd>(simd: S, lanes: &mut [S::V; LANES], dtype: DType, out: &mut [u8]) {
     assert_eq!(out.len(), LANES * BLOCK_BYTES);
@@ -72,7 +72,7 @@ fn interleave<S: Simd>(simd: S, lanes: &mut [S::V; LANES], dtype: DType, out: &m
     }
 }
 
-/// Elements of another type as `to`.
+/// Converts elements of another type to `to`.
 pub(super) fn convert(row: &[u8], from: DType, to: DType, out: &mut [u8]) {
     match to {
         DType::F32 => put(elements(row, from).map(f32::to_le_bytes), out),
@@ -100,7 +100,7 @@ mod tests {
             .flat_map(|(isa, dtype)| [1, 2, 15, 16, 31, 32, 33, 64, 101].map(|k| (isa, dtype, k)))
         {
             let size = dtype.size_bytes();
-            // All bit patterns are moved as they are, those of signalling NaNs too.
+            // All bit patterns are moved unchanged, including those of signalling NaNs.
             let byte = |row: usize, i: usize| (((row * 1009 + i) * 0x9e37_79b9) >> 13) as u8;
             let rows: Vec<Vec<u8>> = (0..LANES).map(|row| (0..k * size).map(|i| byte(row, i)).collect()).collect();
             let mut panel = vec![0u8; panel_bytes(k, dtype)];

@@ -33,13 +33,13 @@ macro_rules! halves {
     }};
 }
 
-/// Sum of the lanes, halves onto halves.
+/// Sum of the lanes, adding halves to halves.
 ///
 /// # Safety
 /// The processor has AVX.
 #[inline(always)]
 pub(super) unsafe fn sum_of_eight(v: __m256) -> f32 {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe {
         let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
         let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
@@ -51,7 +51,7 @@ pub(super) unsafe fn sum_of_eight(v: __m256) -> f32 {
 /// The processor has AVX.
 #[inline(always)]
 pub(super) unsafe fn max_of_eight(v: __m256) -> f32 {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe {
         let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
         let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
@@ -65,7 +65,7 @@ pub(super) unsafe fn max_of_eight(v: __m256) -> f32 {
 /// The processor has AVX.
 #[inline(always)]
 unsafe fn transpose_8x8(r: [__m256; 8]) -> [__m256; 8] {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe {
         let mut t = r;
         for i in (0..8).step_by(2) {
@@ -87,7 +87,7 @@ unsafe fn transpose_8x8(r: [__m256; 8]) -> [__m256; 8] {
     }
 }
 
-// SAFETY (every block below): the instructions exist, or there were no value of `Avx2`; pointers are the caller's.
+// SAFETY (every block below): a value of `Avx2` proves that the instructions exist; the caller vouches for pointers.
 impl Simd for Avx2 {
     type V = Two;
     type Pairs = [__m256i; 2];
@@ -148,7 +148,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn dot_pairs(self, acc: Two, w: [__m256i; 2], x: u32) -> Two {
-        // Broadcast once and split in registers: two broadcasts would go through the one shuffle port.
+        // Broadcast once and split in registers: two broadcasts would compete for the single shuffle port.
         let odd = unsafe { _mm256_set1_epi32(0xffff_0000_u32 as i32) };
         let x = unsafe { _mm256_set1_epi32(x as i32) };
         let (x0, x1) =

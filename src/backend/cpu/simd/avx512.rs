@@ -14,7 +14,7 @@ pub(in super::super) unsafe fn run_avx512<K: SimdKernel>(kernel: K) -> K::Output
     kernel.run(Avx512(()))
 }
 
-// SAFETY (every block below): the instructions exist, or there were no value of `Avx512`; pointers are the caller's.
+// SAFETY (every block below): a value of `Avx512` proves that the instructions exist; the caller vouches for pointers.
 impl Simd for Avx512 {
     type V = __m512;
     type Pairs = __m512i;
@@ -138,7 +138,7 @@ impl Simd for Avx512 {
 #[inline(always)]
 pub(in super::super) unsafe fn transpose(rows: &mut [__m512; LANES]) {
     // Pairs of rows, then fours, each within 128-bit lanes; then the lanes themselves.
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe {
         let mut t = *rows;
         for i in (0..LANES).step_by(2) {

@@ -38,7 +38,7 @@ macro_rules! quarters {
 /// The processor has NEON.
 #[inline(always)]
 unsafe fn transpose_4x4(r: Four) -> Four {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe {
         let pairs = |a: float32x4_t, b: float32x4_t| {
             (vreinterpretq_f64_f32(vtrn1q_f32(a, b)), vreinterpretq_f64_f32(vtrn2q_f32(a, b)))
@@ -53,36 +53,36 @@ unsafe fn transpose_4x4(r: Four) -> Four {
     }
 }
 
-/// Four float16, in the low half of a register, as float32. In assembly, because the intrinsic is younger than the
-/// oldest compiler that this is built with.
+/// Widens four float16 in the low half of a register to float32. It is written in assembly because the oldest supported
+/// compiler does not have the intrinsic.
 ///
 /// # Safety
 /// The processor has NEON.
 #[inline(always)]
 unsafe fn widen_f16(bits: uint16x4_t) -> float32x4_t {
     let wide: float32x4_t;
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe {
         asm!("fcvtl {0:v}.4s, {1:v}.4h", lateout(vreg) wide, in(vreg) bits, options(pure, nomem, nostack, preserves_flags));
     }
     wide
 }
 
-/// To nearest even; as for [`widen_f16`].
+/// Rounds to nearest even. In assembly for the same reason as [`widen_f16`].
 ///
 /// # Safety
 /// The processor has NEON.
 #[inline(always)]
 unsafe fn narrow_f16(x: float32x4_t) -> uint16x4_t {
     let bits: uint16x4_t;
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe {
         asm!("fcvtn {0:v}.4h, {1:v}.4s", lateout(vreg) bits, in(vreg) x, options(pure, nomem, nostack, preserves_flags));
     }
     bits
 }
 
-// SAFETY (every block below): the instructions exist, or there were no value of `Neon`; pointers are the caller's.
+// SAFETY (every block below): a value of `Neon` proves that the instructions exist; the caller vouches for pointers.
 impl Simd for Neon {
     type V = Four;
     type Pairs = [uint32x4_t; 4];
@@ -113,7 +113,8 @@ impl Simd for Neon {
     fn div(self, a: Four, b: Four) -> Four {
         quarters!(i => vdivq_f32(a[i], b[i]))
     }
-    // Comparisons, not FMAX and FMIN: where a number meets a NaN, the second one is taken, as everywhere else.
+    // Comparisons instead of FMAX and FMIN: with a NaN the second operand is the result, as on the other instruction
+    // sets.
     #[inline(always)]
     fn max(self, a: Four, b: Four) -> Four {
         quarters!(i => vbslq_f32(vcgtq_f32(a[i], b[i]), a[i], b[i]))

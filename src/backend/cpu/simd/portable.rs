@@ -117,29 +117,29 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn load(self, from: *const f32) -> Self::V {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { from.cast::<Self::V>().read_unaligned() }
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32, v: Self::V) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { to.cast::<Self::V>().write_unaligned(v) }
     }
     #[inline(always)]
     unsafe fn load_bf16(self, from: *const u16) -> Self::V {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         let bits = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
         bits.map(|bits| f32::from_bits(u32::from(bits) << 16))
     }
     #[inline(always)]
     unsafe fn load_f16(self, from: *const u16) -> Self::V {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         let bits = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
         bits.map(widen_f16)
     }
     #[inline(always)]
     unsafe fn load_pairs(self, from: *const u32) -> Self::Pairs {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { from.cast::<Self::Pairs>().read_unaligned() }
     }
     #[inline(always)]

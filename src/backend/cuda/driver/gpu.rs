@@ -209,7 +209,7 @@ impl Device for CudaDevice {
         }
         let stream = self.context.stream(stream);
         // The driver tells host from device by the address.
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         let result = unsafe { sys::cuMemcpyAsync(copy.to.0, copy.from.0, copy.bytes, stream) };
         self.context.check(result, "cuMemcpyAsync")
     }
@@ -224,7 +224,7 @@ impl Device for CudaDevice {
                 return Ok(());
             }
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         copies.into_iter().try_for_each(|copy| unsafe { self.copy(stream, copy) })
     }
 
@@ -233,7 +233,7 @@ impl Device for CudaDevice {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         let result = unsafe { sys::cuMemsetD8Async(to.0, value, bytes, self.context.stream(stream)) };
         self.context.check(result, "cuMemsetD8Async")
     }
@@ -363,7 +363,7 @@ impl Device for CudaDevice {
         out: DevicePtr,
     ) -> DeviceResult<()> {
         self.context.enter()?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { self.products.borrow_mut().enqueue(matmul, [x, w, bias, out], !self.is_recording.get()) }
     }
 

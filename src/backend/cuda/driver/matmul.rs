@@ -89,10 +89,10 @@ impl Matmuls {
             None => Product::new(&self.context, shape)?,
         };
         let done = product.set_bias(&self.context, operands[2], bias).and_then(|()| {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's promise.
             let algorithm = unsafe { self.algorithm(&mut product, m, operands, may_measure)? };
             product.set_rows(&self.context, m)?;
-            // SAFETY: the caller's.
+            // SAFETY: the caller's promise.
             let status = unsafe { self.launch(&product, operands, &algorithm) };
             self.context.check_cublas(status, "cublasLtMatmul")
         });
@@ -181,7 +181,7 @@ impl Matmuls {
             let timer = Timer::new(&self.context)?;
             let mut best: Option<(f32, lt::cublasLtMatmulAlgo_t)> = None;
             for algorithm in self.candidates(product)? {
-                // SAFETY: the caller's.
+                // SAFETY: the caller's promise.
                 let time = unsafe { timer.time(|| self.launch(product, operands, &algorithm)) };
                 match time {
                     Ok(time) if best.is_none_or(|(least, _)| time < least) => best = Some((time, algorithm)),

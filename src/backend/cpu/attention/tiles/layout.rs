@@ -1,9 +1,9 @@
-//! K, V and Q as the tile products read them.
+//! The layout of K, V and Q that tile products read.
 //!
-//! A group is 16 positions of a head. Its K is `[head_dim / 2][16 positions][2 dimensions]`, its V is
-//! `[head_dim / 16][8][16 dimensions][2 positions]`: pairs of what a product adds up lie together, and sixteen rows of
-//! K, or eight of V, are a tile register. A KV cache of whole groups is written like this ([`is_tiled`]); of other block
-//! and head sizes each tile is laid out when it is read.
+//! A group is 16 positions of a head. Its K is `[head_dim / 2][16 positions][2 dimensions]`, its V is `[head_dim /
+//! 16][8][16 dimensions][2 positions]`: two numbers that a product adds up lie together, and sixteen rows of K, or
+//! eight of V, fill a tile register. A KV cache whose blocks are whole groups is written in this layout ([`is_tiled`]).
+//! With other block or head sizes each tile is laid out when it is read.
 
 use super::geometry::{CHUNK, GROUP, GROUPS, TILE, TILE_LEN, first_lanes};
 use super::{Positions, TiledUnit};
@@ -14,23 +14,24 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 const LINE_BYTES: usize = 64;
-/// What V is where nothing is seen.
+/// The V of positions that no query sees.
 static ZEROS: [u16; MAX_HEAD_DIM] = [0; MAX_HEAD_DIM];
 
-/// Whether the blocks of a KV cache for tile products are made up of groups.
+/// Whether the blocks of a KV cache are whole groups, so that the cache is written in the layout of tile products.
 pub(in super::super) fn is_tiled(layout: &KvLayout) -> bool {
     layout.dtype == DType::BF16 && layout.block_size.is_multiple_of(GROUP) && layout.head_dim.is_multiple_of(CHUNK)
 }
 
-/// Writes a position's K or V, rounded to bfloat16, to slot `slot` of the head's part of a block. `last` clears V of the
-/// group's slots behind it: what was there before may be anything, and even with a weight of 0 it must be a number.
+/// Writes a position's K or V, rounded to bfloat16, to slot `slot` of the head's part of a block. With `last`, it
+/// clears V in the group's slots behind it: these may hold anything, and V must be finite even where its weight is 0.
 ///
 /// # Safety
-/// The instructions are available. The block [`is_tiled`]; nobody else uses its slot now, or with `last` those behind it.
+/// The instructions are available. The cache [`is_tiled`]. Nothing else uses the slot now, nor, with `last`, the slots
+/// behind it.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(in super::super) unsafe fn write_row(row: &[f32], value: bool, slot: usize, last: bool, head: *mut u8) {
     let (group, slot) = (slot / GROUP, slot % GROUP);
-    // SAFETY (here and below): the caller's; a group is `2 * GROUP` bytes for each dimension.
+    // SAFETY (here and below): the caller's promise; a group is `2 * GROUP` bytes for each dimension.
     let group = unsafe { head.add(group * 2 * GROUP * row.len()) };
     if !value {
         let lines = _mm512_mullo_epi32(
@@ -65,14 +66,14 @@ pub(in super::super) unsafe fn write_row(row: &[f32], value: bool, slot: usize, 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 fn narrow(low: __m512, high: __m512) -> __m512i {
-    // SAFETY: the types differ in name only.
+    // SAFETY: the types differ only in name.
     unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
 }
 
-// SAFETY (all blocks in this impl): `run`'s contract. Blocks are below `num_blocks`, chunks below `num_chunks`, positions
-// in a tile below `TILE`, for which scratch memory has room.
+// SAFETY (all blocks in this impl): `run`'s contract. Blocks are below `num_blocks`, chunks below `num_chunks`, and
+// positions in a tile below `TILE`; scratch memory has room for these.
 impl TiledUnit<'_> {
-    /// Rounds the queries to bfloat16; notes what they see.
+    /// Rounds the queries to bfloat16, and stores the range of positions that each sees.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     pub(super) unsafe fn load_queries(&self) {
         let shape = &self.call.shape;
@@ -95,7 +96,7 @@ impl TiledUnit<'_> {
         }
     }
 
-    /// Finds K and V of the positions `from..to` of the tile that begins at `start`.
+    /// Finds K and V of positions `from..to` of the tile that begins at `start`.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     pub(super) unsafe fn positions(&self, start: usize, from: usize, to: usize) -> Positions {
         let (from, to) = (from.max(start), to.min(start + TILE));
@@ -109,7 +110,8 @@ impl TiledUnit<'_> {
                 unsafe { self.gather(first, from.max(first)..to.min(first + GROUP)) }
             };
         }
-        // Scores are computed of several groups at once, and those of such as nobody sees are not looked at.
+        // Scores are computed for several groups at once. Groups that no query sees get any valid address; their scores
+        // are not read.
         let any = keys[seen.start];
         keys[..seen.start].fill(any);
         keys[seen.end..].fill(any);
@@ -129,7 +131,7 @@ impl TiledUnit<'_> {
         (at(false), at(true))
     }
 
-    /// Lays out a group that lies in rows in the cache, of which `seen` are looked at.
+    /// Lays out a group that the cache stores in rows. Only the positions `seen` are read.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn gather(&self, first: usize, seen: Range<usize>) -> (*const u8, *const u8) {
         let Self { call, unit, .. } = self;
@@ -141,7 +143,7 @@ impl TiledUnit<'_> {
             let in_head = call.kv.head_offset(call.layer, value, unit.kv_head) + position % block_size * row_bytes;
             call.kv.device.as_ptr().wrapping_add(block + in_head)
         };
-        // Three tiles are at work at once.
+        // Three tiles are in use at once.
         let index = first / GROUP % (3 * GROUPS) * self.num_chunks * TILE_LEN;
         let (keys, values) = unsafe { (self.scratch.keys.add(index), self.scratch.values.add(index)) };
         for chunk in 0..self.num_chunks {

@@ -1,5 +1,5 @@
-//! The tile products of attention. The compiler has no use for tile registers, so what is in them stays there from one
-//! `asm!` block of a thread to the next.
+//! The tile products of attention. The compiler does not use tile registers, so their contents survive from one `asm!`
+//! block of a thread to the next.
 
 use super::geometry::{GROUP_TILE_BYTES, GROUPS, TILE, TILE_BYTES, TILE_LEN};
 use crate::backend::cpu::simd::LANES;
@@ -13,34 +13,34 @@ pub(super) const GROUPS_AT_ONCE: usize = 4;
 const SCORES_BYTES: usize = 4 * TILE;
 const WEIGHTS_BYTES: usize = 2 * TILE;
 
-/// Tile registers for blocks of `rows` queries: results, K, V, weights, Q.
+/// Configures the tile registers for blocks of `rows` queries: results, K, V, weights, Q.
 ///
 /// # Safety
 /// As for [`Tiles::of`].
 pub(super) unsafe fn configure(rows: usize) -> Tiles {
     let result = (rows, 64);
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { Tiles::of([result, result, result, result, (LANES, 64), (LANES / 2, 64), (rows, 32), (rows, 64)]) }
 }
 
 /// Tiles of V whose products are computed at once.
 const TILES_AT_ONCE: usize = 4;
 
-/// The products of a step of the softmax, a few at a time: between them the processor does other work, and does it while
-/// the tiles are busy.
+/// The products of a step of the softmax, a few at a time. The caller does other work between them, while the tile unit
+/// is busy.
 ///
-/// First the weighted sum of V: `out = weights · V`, then scores: `Q · Kᵀ`. The sums are in tile registers from one
-/// [`Self::advance`] to the next, so there is one of these at a time.
+/// First comes the weighted sum of V, `out = weights · V`, then the scores, `Q · Kᵀ`. The sums stay in tile registers
+/// from one [`Self::advance`] to the next, so only one `TileProducts` can exist at a time.
 pub(super) struct TileProducts<'a> {
     pub weighed: Option<Weighed<'a>>,
     pub scored: Option<Scored<'a>>,
     /// Head size in chunks.
     pub num_chunks: usize,
-    /// Where the next product is, of V or of K: first tiles or groups of those at once, then group or chunk.
+    /// The position of the next product: `(first tile, group)` for V, `(batch of groups, chunk)` for K.
     at: (usize, usize),
 }
 
-/// Weights of a block of queries, in rows of [`TILE`] numbers, and V of the groups they are for, at least one.
+/// Weights of a block of queries, in rows of [`TILE`] numbers, and V of their groups. There is at least one group.
 pub(super) struct Weighed<'a> {
     pub weights: *const u16,
     pub values: &'a [*const u8],
@@ -48,7 +48,7 @@ pub(super) struct Weighed<'a> {
     pub out: *mut f32,
 }
 
-/// Queries of a block and K; groups of which no one is in `groups` are left out.
+/// Queries of a block, and K. A batch of groups is skipped if none of them is in `groups`.
 pub(super) struct Scored<'a> {
     pub queries: *const u32,
     pub keys: &'a [*const u8; GROUPS],
@@ -59,13 +59,13 @@ pub(super) struct Scored<'a> {
 
 impl<'a> TileProducts<'a> {
     /// # Safety
-    /// Until this is dropped, [`configure`] is in force, all pointers are to as much as is said of them, and nobody uses
-    /// what the results are written to.
+    /// Until this is dropped, the registers are configured by [`configure`], all pointers point to as much memory as
+    /// documented, and nothing else uses the memory of the results.
     pub(super) unsafe fn new(weighed: Option<Weighed<'a>>, scored: Option<Scored<'a>>, num_chunks: usize) -> Self {
         Self { weighed, scored, num_chunks, at: (0, 0) }
     }
 
-    /// How often to advance until all is done.
+    /// How many calls of [`Self::advance`] all products take.
     pub(super) fn len(&self) -> usize {
         let weighed = self.weighed.as_ref().map_or(0, |weighed| weighed.values.len());
         let at_once = (2 * self.num_chunks).div_ceil(TILES_AT_ONCE);
@@ -73,7 +73,7 @@ impl<'a> TileProducts<'a> {
         weighed * at_once + scored * self.num_chunks
     }
 
-    /// Does the next products, if there are any left.
+    /// Computes the next products, if any are left.
     #[inline]
     pub(super) fn advance(&mut self) {
         // SAFETY (both): `new`'s contract.
@@ -101,7 +101,7 @@ impl<'a> TileProducts<'a> {
 }
 
 impl Weighed<'_> {
-    /// The products of a group with up to four tiles of V from `first` on.
+    /// Computes the products of a group with up to four tiles of V, starting at `first`.
     ///
     /// # Safety
     /// `TileProducts::new`'s contract; the groups are taken in order.
@@ -110,7 +110,7 @@ impl Weighed<'_> {
         let all = first + TILES_AT_ONCE <= num_tiles;
         let value = self.values[group].wrapping_add(first * GROUP_TILE_BYTES);
         let weights = self.weights.wrapping_add(group * LANES);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe {
             if group == 0 {
                 asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
@@ -170,14 +170,14 @@ impl Scored<'_> {
         self.groups.start / GROUPS_AT_ONCE..self.groups.end.div_ceil(GROUPS_AT_ONCE)
     }
 
-    /// The products of a chunk of dimensions with a batch of groups.
+    /// Computes the products of a chunk of dimensions with a batch of groups.
     ///
     /// # Safety
     /// `TileProducts::new`'s contract; the chunks are taken in order.
     #[inline]
     unsafe fn multiply(&self, (batch, chunk): (usize, usize), num_chunks: usize) {
         let key = |i: usize| self.keys[batch * GROUPS_AT_ONCE + i].wrapping_add(chunk * TILE_BYTES);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe {
             if chunk == 0 {
                 asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));

@@ -1,4 +1,4 @@
-//! What a softmax does with vectors.
+//! Vector functions of the softmax.
 
 use crate::backend::cpu::simd::LANES;
 use std::arch::x86_64::*;
@@ -16,35 +16,35 @@ fn power_of_2<const N: usize>(x: __m512, polynomial: [f32; N]) -> __m512 {
     _mm512_scalef_ps(p, x)
 }
 
-/// `2^x` to about 2 ulp: the best of the 5th degree that is 1 at 0 is off by 8.3e-8.
+/// `2^x` to about 2 ulp: the best polynomial of the 5th degree that is 1 at 0 has an error of 8.3e-8.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 pub(super) fn exp2(x: __m512) -> __m512 {
     power_of_2(x, [0.001_867_133_3, 0.009_017_023, 0.055_799_916, 0.240_164_44, 0.693_151_3, 1.0])
 }
 
-/// `2^x` for what is then rounded to bfloat16: the best of the 3rd degree is off by 8.6e-5, a twentieth of what rounding
-/// may add.
+/// `2^x` for a result that is then rounded to bfloat16: the best polynomial of the 3rd degree has an error of 8.6e-5, a
+/// twentieth of the largest rounding error.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 pub(super) fn rough_exp2(x: __m512) -> __m512 {
     power_of_2(x, [0.077_067_12, 0.227_644_9, 0.695_116_8, 1.0])
 }
 
-/// What a state is multiplied with when its maximum, `-∞` if it is empty, moves from `old` to `new`: exactly 1 where it
-/// does not move, 0 where nothing was seen.
+/// The factor on a state whose maximum changes from `old` to `new`. It is exactly 1 if the maximum does not change, and
+/// 0 if the state was empty (`old` is `-∞`).
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 pub(super) fn factor(old: __m512, new: __m512) -> __m512 {
-    // The second operand is taken where the first one is ∞ - ∞.
+    // `max` returns the second operand if the first one is ∞ - ∞.
     exp2(_mm512_max_ps(_mm512_sub_ps(old, new), _mm512_set1_ps(-1000.0)))
 }
 
-/// Lane `i` is the largest of `rows[i]`.
+/// A vector whose lane `i` is the largest of `rows[i]`.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) fn max_of_each(rows: &[__m512; LANES]) -> __m512 {
-    // Each step halves what is left of a row, and puts two rows into one register.
+    // Each step halves each row and puts two rows into one register.
     let halves = |a, b| _mm512_max_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
     let quarters = |a, b| _mm512_max_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
     let twos = |a, b| _mm512_max_ps(_mm512_shuffle_ps::<0x44>(a, b), _mm512_shuffle_ps::<0xee>(a, b));
