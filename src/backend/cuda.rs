@@ -1,14 +1,14 @@
 //! The CUDA backend.
 //!
-//! - `options`: what it is made for.
-//! - `device`: what it asks of a GPU; `driver`: a real one.
+//! - `options`: what a backend is made for.
+//! - `device`: the operations that it needs of a GPU; `driver`: a real GPU.
 //! - `batch`: a step's input; `upload`: weights; `kv_pools`: the two pools of KV blocks and the copies between them.
-//! - `tensors`: what lies in device memory.
-//! - `rows`, `attention`, `experts`, `sampling`: the kernels of `kernels/` and their launches; `graphs`: their recordings.
+//! - `tensors`: tensors in device memory.
+//! - `rows`, `attention`, `experts`, `sampling`: launches of the kernels in `kernels/`; `graphs`: recorded launches.
 //!
-//! Everything is enqueued: a step's operations return before they are done, and the host waits in `finish_step` alone.
-//! Decode steps are recorded as CUDA graphs and replayed: a batch of a bucket's size or less takes the bucket's graph,
-//! whose rows beyond the batch have no work.
+//! All work is enqueued: a step's operations return before they are done, and the host waits only in `finish_step`.
+//! Decode steps are recorded as CUDA graphs and replayed. Graphs are recorded for a few batch sizes, the buckets. A
+//! smaller batch uses the graph of the next larger bucket, in which the extra rows have no work.
 
 pub mod attention;
 pub mod batch;
@@ -83,44 +83,44 @@ pub struct CudaBackend {
     kernels: RowKernels,
     attention: AttentionKernels,
     sampling: SamplingKernels,
-    /// Where the model has experts.
+    /// `None` if the model has no experts.
     experts: Option<ExpertKernels>,
     uploader: RefCell<Uploader>,
     kv: Option<CudaKvPools>,
     input: BatchInput,
-    /// Copy-on-write pairs on their way to the device.
+    /// Copy-on-write pairs that are uploaded to the device.
     copies: CopyList,
     step: EnqueuedStep,
-    /// Steps that were ended and not finished: where they end.
+    /// The end of each step that was ended but not finished.
     ended: VecDeque<Event>,
     graphs: Graphs,
     hidden: HiddenRows,
     /// `[max_logit_rows, vocab_size]` float32.
     logits: DeviceBuffer,
     num_logit_rows: usize,
-    /// A float32 operand of a product, in the weights' type.
+    /// Memory for a float32 operand of a product, converted to the weights' type.
     narrow: RefCell<Option<DeviceBuffer>>,
 }
 
 /// The step being enqueued.
 #[derive(Default)]
 struct EnqueuedStep {
-    /// Rows that the operations work on; those beyond the batch's have no work.
+    /// Rows that the operations are launched for. Rows beyond the batch have no work.
     num_rows: usize,
     /// Rows of the batch whose logits are wanted.
     num_logit_rows: usize,
     attention: AttentionPlan,
-    /// Set where this step may be recorded and replayed.
+    /// Set if this step may be recorded and replayed.
     graph: Option<GraphKey>,
 }
 
-/// A device that fails ends the step: the executor reports it and starts over.
+/// Panics if the device has failed, which ends the step. The executor reports the failure and starts over.
 #[track_caller]
 fn must<T>(result: DeviceResult<T>) -> T {
     result.unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Whether a copy between the tiers is under way: one that is refused harms nothing but itself.
+/// Whether a copy between the tiers was started. If the device refuses it, only this copy fails.
 fn has_started(result: DeviceResult<()>) -> bool {
     match result {
         Err(DeviceError::Lost(_)) => must(result.map(|()| true)),
@@ -150,7 +150,7 @@ impl CudaBackend {
             experts: options.experts.then(|| ExpertKernels::new(&device, &options, modules[3])).transpose()?,
             uploader: RefCell::new(Uploader::new(&device)?),
             kv: None,
-            // Block tables come on top; they make room for themselves.
+            // Block tables need more; the input grows for these.
             input: BatchInput::new(&device, 8 * max_rows + 8 * max_seqs)?,
             copies: CopyList::new(&device)?,
             step: EnqueuedStep::default(),
@@ -165,7 +165,7 @@ impl CudaBackend {
         })
     }
 
-    /// The KV pool's memory.
+    /// The memory of the device pool.
     pub fn kv_pool(&self) -> Option<&DeviceBuffer> {
         self.kv.as_ref().map(CudaKvPools::on_device)
     }
@@ -186,17 +186,17 @@ impl CudaBackend {
         let operand = if x.dtype == w.dtype { x.ptr() } else { self.narrowed(x) };
         let matmul = Matmul { m: rows, n: w.n, k: w.k, dtype: w.dtype, out: out.1, bias: bias.is_some() };
         let bias = bias.map_or(DevicePtr::NULL, |bias| bias.of(out.1));
-        // SAFETY: all four hold what the product says: the tensors' sizes are checked, and what a matrix or a vector
-        // holds does not change.
+        // SAFETY: all four buffers are as large as the product says: the tensors' sizes are checked, and the sizes of
+        // matrices and vectors do not change.
         must(unsafe { self.device.matmul(matmul, operand, w.buffer.ptr(), bias, out.0) });
     }
 
-    /// `x`, which is float32, in the weights' type. Valid until the next call.
+    /// Converts `x` from float32 to the weights' type. The result is valid until the next call.
     fn narrowed(&self, x: &CudaTensor) -> DevicePtr {
         let bytes = x.max_rows * x.cols * self.options.dtype.size_bytes();
         let mut narrow = self.narrow.borrow_mut();
         if narrow.as_ref().is_none_or(|buffer| buffer.bytes() < bytes) {
-            // Steps are run once before one is recorded: this does not happen in a recording.
+            // This does not happen in a recording: a step is run once before it is recorded.
             *narrow = Some(must(DeviceBuffer::new(&self.device, bytes)));
         }
         let to = narrow.as_ref().expect("it was made above").ptr();
@@ -204,8 +204,8 @@ impl CudaBackend {
         to
     }
 
-    /// The kind of this batch's step, where steps of its kind are replayed: every sequence has one row, whose logits are
-    /// wanted.
+    /// The key of this batch's graph, if such steps are replayed: each sequence has one row, and the logits of each row
+    /// are wanted.
     fn graph_key(&self, batch: &Batch, plan: &AttentionPlan) -> Option<GraphKey> {
         let CudaOptions { graphs, max_seqs, max_logit_rows, .. } = self.options;
         let rows = batch.num_rows();
@@ -301,7 +301,7 @@ impl Backend for CudaBackend {
         num_swap_blocks: usize,
     ) -> Result<(), StartError> {
         assert_eq!(layout, self.options.kv, "the kernels are made for one KV layout");
-        // The old pools go first: there may not be room for both.
+        // The old pools are freed first: there may not be room for both.
         self.kv = None;
         self.ended.clear();
         self.graphs.clear();
@@ -318,7 +318,7 @@ impl Backend for CudaBackend {
         if must(self.input.upload(batch, &attention.work)) {
             self.graphs.clear();
         }
-        // Products come in few sizes, so that few algorithms have to be found.
+        // Numbers of rows are rounded up to a few sizes, so that few algorithms have to be found for products.
         let num_rows = graph.map_or(bucket(batch.num_rows(), self.options.max_rows), |key| key.num_rows);
         self.step = EnqueuedStep { num_rows, num_logit_rows: batch.logit_rows.len(), attention, graph };
     }
@@ -328,7 +328,7 @@ impl Backend for CudaBackend {
         let mut graphs = std::mem::replace(&mut self.graphs, Graphs::new(&self.device));
         must(graphs.step(key, || body(self)));
         self.graphs = graphs;
-        // What the body leaves behind, which a replay does not.
+        // Set here because a replay does not run the body.
         self.num_logit_rows = self.step.num_logit_rows;
     }
 
@@ -435,7 +435,7 @@ impl Backend for CudaBackend {
         assert!(rows.end <= self.step.num_rows, "rows beyond the batch");
         let row_bytes = x.cols * x.dtype.size_bytes();
         let (from, bytes) = (x.ptr() + rows.start * row_bytes, rows.len() * row_bytes);
-        // SAFETY: the rows are the tensor's, which lives as long as the model.
+        // SAFETY: the rows belong to the tensor, which lives as long as the model.
         must(unsafe { self.hidden.fetch(from, bytes, x.dtype, self.options.max_rows * row_bytes) });
     }
 
@@ -443,7 +443,7 @@ impl Backend for CudaBackend {
         let bytes = self.num_logit_rows * self.options.vocab_size * 4;
         let host = must(PinnedBuffer::new(&self.device, bytes));
         let copy = Copy { to: host.ptr(), from: self.logits.ptr(), bytes };
-        // SAFETY: both live until the device has done it.
+        // SAFETY: both live until the device has done the copy.
         must(unsafe { self.device.copy(Stream::Compute, copy) });
         must(self.device.synchronize());
         // SAFETY: the copy is done.

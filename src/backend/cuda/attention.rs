@@ -1,4 +1,5 @@
-//! Attention's kernels (`kernels/attention.cu`, `kernels/attention_rows.cu`): which rows go to which, and their launches.
+//! Attention's kernels (`kernels/attention.cu`, `kernels/attention_rows.cu`): which rows go to which kernel, and the
+//! launches.
 
 use super::batch::{BatchWork, Tile};
 use super::device::{
@@ -18,9 +19,10 @@ const SLICE: usize = 16;
 const PREFILL_WARPS: usize = 4;
 const MERGE_WARPS: usize = 4;
 const SIMPLE_WARPS: usize = 4;
-/// Fewer tokens are not worth a partition of their own.
+/// The smallest partition: fewer tokens are not worth one of their own.
 const MIN_PARTITION: usize = 256;
-/// Thread blocks that a decode launch should have for each multiprocessor, so that all are busy to the end.
+/// Thread blocks that a decode launch should have for each multiprocessor, so that all multiprocessors stay busy to the
+/// end.
 const DECODE_BLOCKS_PER_SM: usize = 8;
 const MAX_PARTITIONS: usize = 128;
 
@@ -40,7 +42,7 @@ struct AttentionParams {
     padding: u32,
 }
 
-/// How the kernels on tensor cores are cut for a model and a device.
+/// The tile sizes of the kernels on tensor cores for a model and a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TileShape {
     /// 16-row tiles of a warp of the prefill kernel.
@@ -52,7 +54,7 @@ pub struct TileShape {
 }
 
 impl TileShape {
-    /// `None` where tensor cores cannot take the numbers: float32, and head sizes that are no multiple of 16.
+    /// `None` if the kernels cannot run on tensor cores: with float32, or a head size that is not a multiple of 16.
     pub fn choose(dtype: DType, head_dim: usize, max_shared_bytes: usize) -> Option<Self> {
         if dtype == DType::F32 || !head_dim.is_multiple_of(16) {
             return None;
@@ -64,7 +66,8 @@ impl TileShape {
             decode_warps,
             decode_stages,
         };
-        // The more copies under way the better; and two thread blocks on a multiprocessor, where that leaves two stages.
+        // `(warps, stages, thread blocks on a multiprocessor)`, best first. More stages (copies in flight) are better,
+        // and two thread blocks on a multiprocessor are better than one if that leaves two stages.
         let candidates = [(4, 4, 2), (4, 3, 2), (4, 2, 2), (4, 4, 1), (4, 3, 1), (4, 2, 1), (2, 2, 1)];
         let fits = |(warps, stages, blocks): &(usize, usize, usize)| {
             blocks * (shape(*warps, *stages).decode_shared_bytes(head_dim) + 1024) <= max_shared_bytes + 1024
@@ -105,7 +108,7 @@ pub fn simple_shared_bytes(head_dim: usize) -> usize {
     SIMPLE_WARPS * head_dim * 4
 }
 
-/// Dynamic shared memory of the kernel that adds partitions up.
+/// Dynamic shared memory of the kernel that merges partitions.
 pub fn merge_shared_bytes(head_dim: usize) -> usize {
     MERGE_WARPS * (head_dim + 1) * 4
 }
@@ -117,16 +120,17 @@ enum Kernels {
     Simple { rows: KernelId },
 }
 
-/// A step's attention: the work that goes with the batch, and what the launches need besides.
+/// A step's attention: the work lists that are uploaded with the batch, and the other parameters of the launches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AttentionPlan {
     pub work: BatchWork,
-    /// Parts that a decode's tokens are cut into.
+    /// Partitions of a decode's tokens.
     pub partitions: usize,
 }
 
 impl AttentionPlan {
-    /// What tells steps of as many rows apart whose launches differ; `None` where the launches depend on more.
+    /// A number that differs between steps with the same number of rows if their launches differ. `None` if the
+    /// launches depend on more than that.
     pub fn graph_key(&self, batch: &Batch) -> Option<u32> {
         let decodes = batch.seqs.iter().all(|seq| seq.num_rows == 1);
         decodes.then_some(if self.work.decode_seqs.is_empty() { 0 } else { self.partitions as u32 })
@@ -143,7 +147,7 @@ pub struct AttentionKernels {
     kernels: Kernels,
 }
 
-/// What [`AttentionKernels`] is compiled from on this device.
+/// The source of [`AttentionKernels`] on this device.
 pub fn source(options: &CudaOptions, info: &DeviceInfo) -> ModuleSource {
     let mut defines = scalar_defines(options);
     if options.softcap {
@@ -158,8 +162,9 @@ pub fn source(options: &CudaOptions, info: &DeviceInfo) -> ModuleSource {
     }
 }
 
-/// Partitions for decodes over up to `longest` tokens, which have `blocks` thread blocks where `wanted` keep the device
-/// busy: as many as it takes, at most twice that, and none too small. A power of two, so that few graphs are recorded.
+/// The number of partitions for decodes over up to `longest` tokens. With one partition they have `blocks` thread
+/// blocks, and `wanted` thread blocks keep the device busy. The result is enough for that, at most twice as many, and
+/// no partition is too small. It is a power of two, so that few graphs are recorded.
 fn partitions(blocks: usize, wanted: usize, longest: usize) -> usize {
     let most = (wanted / blocks.max(1)).next_power_of_two().min(MAX_PARTITIONS);
     longest.div_ceil(MIN_PARTITION).next_power_of_two().min(most)
@@ -205,7 +210,7 @@ impl AttentionKernels {
         DECODE_BLOCKS_PER_SM * self.device.info().num_sms as usize
     }
 
-    /// Results of partitions at most: see [`AttentionKernels::partitions`], which at most doubles what it wants.
+    /// The most results of partitions. See [`partitions`], which at most doubles the wanted number of thread blocks.
     fn max_partials(&self) -> usize {
         2 * self.wanted_decode_blocks() * self.num_heads.div_ceil(self.decode_blocks()).max(1)
     }
@@ -222,8 +227,8 @@ impl AttentionKernels {
         }
     }
 
-    /// Who computes whose attention. Sequences with one row go to the decode kernel, unless rows must be computed the
-    /// same way however they are batched.
+    /// Chooses the kernel of each sequence. Sequences with one row go to the decode kernel, except with
+    /// `batch_invariant`: then rows must be computed the same way however they are batched.
     pub fn plan(&self, batch: &Batch) -> AttentionPlan {
         let mut work = BatchWork::default();
         let decodes_apart = matches!(self.kernels, Kernels::Tiled { .. }) && !self.batch_invariant;
@@ -237,7 +242,7 @@ impl AttentionKernels {
                 work.prefill_tiles.extend(tiles.map(|row| Tile { seq: place as u32, first_row: row as u32 }));
             }
         }
-        // Long tiles first: whoever starts last should have little to do.
+        // Long tiles first, so that the thread blocks that start last have little to do.
         let seen = |tile: &Tile| batch.seqs[tile.seq as usize].num_computed + tile.first_row as usize;
         work.prefill_tiles.sort_by_key(|tile| Reverse(seen(tile)));
         let partitions = self.partitions(work.decode_seqs.len(), longest);
@@ -259,7 +264,7 @@ impl AttentionKernels {
             Kernels::Simple { .. } => DevicePtr::NULL,
         };
         assert_eq!(shape.softcap.is_some(), self.softcap, "kernels are made with capped scores or without");
-        // With a cap, scores are made tanh(score / cap) first, and the factor is the cap.
+        // With a cap, the kernel first computes tanh(score / cap), and the factor on that is the cap.
         let (scale, cap_scale) = shape.softcap.map_or((shape.scale, 0.0), |cap| (cap, shape.scale / cap));
         let params = AttentionParams {
             batch: rows.header,
@@ -277,11 +282,11 @@ impl AttentionKernels {
         let launch = |kernel, blocks: [usize; 3], warps: usize, shared_bytes: usize| {
             let blocks = blocks.map(|blocks| blocks as u32);
             let grid = Grid { blocks, threads: (warps * WARP) as u32, shared_bytes: shared_bytes as u32 };
-            // SAFETY: the struct is the kernels' own; the caller's tensors, the pool and the partials live as long as
-            // the backend, and have room for what the plan's work says.
+            // SAFETY: the struct is the one that the kernels expect. The caller's tensors, the pool and the partials
+            // live as long as the backend and are large enough for the plan's work.
             unsafe { self.device.launch(kernel, grid, bytemuck::bytes_of(&params)) }
         };
-        // A step that is replayed has launches for as many rows as it may have, each of another sequence.
+        // A replayed step has launches for all rows of its bucket, each of another sequence.
         let padded = |len: usize| if rows.is_replayed && len > 0 { rows.num_rows } else { len };
         let (num_tiles, num_decodes) = (padded(plan.work.prefill_tiles.len()), padded(plan.work.decode_seqs.len()));
         match &self.kernels {

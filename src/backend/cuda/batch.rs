@@ -1,4 +1,4 @@
-//! A step's input on its way to device memory: `kernels/include/batch.cuh`, written word by word.
+//! Uploads a step's input to device memory, in the format of `kernels/include/batch.cuh`.
 
 use super::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, PinnedBuffer, Stream};
 use crate::backend::{Batch, MAX_STEPS_IN_FLIGHT};
@@ -7,36 +7,37 @@ use std::rc::Rc;
 /// Words of `BatchHeader`.
 const HEADER_WORDS: usize = 16;
 
-/// Query rows of one sequence that one thread block of the prefill kernel takes.
+/// Query rows of one sequence that one thread block of the prefill kernel computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
-    /// Place in [`Batch::seqs`].
+    /// Index in [`Batch::seqs`].
     pub seq: u32,
     /// Counted from the sequence's first row.
     pub first_row: u32,
 }
 
-/// Who computes whose attention.
+/// Which kernel computes the attention of which sequence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BatchWork {
-    /// Places in [`Batch::seqs`] of the sequences that the decode kernel takes, which have one row each.
+    /// Indices in [`Batch::seqs`] of the sequences that the decode kernel computes. Each has one row.
     pub decode_seqs: Vec<u32>,
     pub prefill_tiles: Vec<Tile>,
 }
 
-/// The device's copy of a step's input, and the staging memory that it comes through. The device's address changes
-/// only where a batch is larger than all before it.
+/// The device's copy of a step's input, and its staging memory. The device's address changes only if a batch is larger
+/// than all before it.
 pub struct BatchInput {
     device: Rc<dyn Device>,
     on_device: DeviceBuffer,
-    /// Used in turn: the copy out of one is done when its step is, and no more steps than these are in flight.
+    /// Used in turn. The copy from one of them is done when its step is done, and there are as many of them as steps in
+    /// flight.
     staging: [PinnedBuffer; MAX_STEPS_IN_FLIGHT],
     turn: usize,
     words: Vec<u32>,
 }
 
 impl BatchInput {
-    /// For batches of up to `words` words of arrays; a larger one makes room for itself.
+    /// Room for batches with up to `words` words of arrays. It grows for larger batches.
     pub fn new(device: &Rc<dyn Device>, words: usize) -> DeviceResult<Self> {
         let bytes = 4 * (HEADER_WORDS + words);
         Ok(Self {
@@ -53,22 +54,23 @@ impl BatchInput {
         self.on_device.ptr()
     }
 
-    /// Enqueues the copy of a batch to the device. True where the address has changed, which no recorded graph knows.
+    /// Enqueues the copy of a batch to the device. Returns true if the device's address has changed, so that recorded
+    /// graphs are invalid.
     ///
-    /// Must not be called before the step [`MAX_STEPS_IN_FLIGHT`] before this one is done.
+    /// Must not be called before the step that was [`MAX_STEPS_IN_FLIGHT`] steps earlier is done.
     pub fn upload(&mut self, batch: &Batch, work: &BatchWork) -> DeviceResult<bool> {
         write(&mut self.words, batch, work);
         let bytes = 4 * self.words.len();
         let grows = bytes > self.on_device.bytes();
         if grows {
-            // Dropping the old memory waits for what uses it.
+            // Dropping the old memory waits until nothing uses it.
             let larger = Self::new(&self.device, 2 * self.words.len())?;
             let old = std::mem::replace(self, larger);
             self.words = old.words;
         }
         self.turn = (self.turn + 1) % MAX_STEPS_IN_FLIGHT;
         let staging = &mut self.staging[self.turn];
-        // SAFETY: the last copy out of this memory was of a step that is done.
+        // SAFETY: the last copy from this memory belonged to a step that is done.
         let memory = unsafe { &mut staging.as_mut_slice()[..bytes] };
         for (to, word) in memory.as_chunks_mut::<4>().0.iter_mut().zip(&self.words) {
             *to = word.to_ne_bytes();

@@ -1,10 +1,10 @@
-//! Copies of KV blocks: runs of neighbours, and the list of copy-on-write pairs.
+//! Copies of KV blocks: runs of neighbouring blocks, and the list of copy-on-write pairs.
 
 use super::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, Event, PinnedBuffer, Stream};
 use crate::ids::BlockId;
 use std::rc::Rc;
 
-/// Blocks that lie one after the other on both sides.
+/// Blocks that are neighbours in both the source and the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockRun {
     pub from: u32,
@@ -12,14 +12,14 @@ pub struct BlockRun {
     pub num_blocks: u32,
 }
 
-/// The pairs `(from, to)` as runs, in order.
+/// Groups the pairs `(from, to)` into runs, in order.
 pub fn runs(pairs: &[(BlockId, BlockId)]) -> impl Iterator<Item = BlockRun> + '_ {
     let follows = |a: &(BlockId, BlockId), b: &(BlockId, BlockId)| a.0.0 + 1 == b.0.0 && a.1.0 + 1 == b.1.0;
     pairs.chunk_by(follows).map(|run| BlockRun { from: run[0].0.0, to: run[0].1.0, num_blocks: run.len() as u32 })
 }
 
-/// Cuts pairs that happen in order into groups whose copies may happen at once: no block of a group is written twice, or
-/// read and written.
+/// Splits a list of copies that happen in order into groups whose copies may happen at once: in a group no block is
+/// written twice, and none is both read and written.
 pub fn independent_groups(pairs: &[(BlockId, BlockId)]) -> Vec<&[(BlockId, BlockId)]> {
     let (mut groups, mut start) = (Vec::new(), 0);
     let (mut read, mut written) = (std::collections::HashSet::new(), std::collections::HashSet::new());
@@ -38,16 +38,16 @@ pub fn independent_groups(pairs: &[(BlockId, BlockId)]) -> Vec<&[(BlockId, Block
     groups
 }
 
-/// Pairs of blocks on their way to the device, for the copy kernel.
+/// Uploads pairs of blocks for the copy kernel.
 pub struct CopyList {
     device: Rc<dyn Device>,
     on_device: DeviceBuffer,
     staging: PinnedBuffer,
-    /// The last copy out of the staging memory.
+    /// The end of the last copy from the staging memory.
     copied: Option<Event>,
 }
 
-/// A grid's second dimension: pairs of one launch.
+/// The most pairs of one launch: they are a grid's second dimension.
 pub const MAX_PAIRS: usize = 4096;
 
 impl CopyList {
@@ -61,15 +61,15 @@ impl CopyList {
         })
     }
 
-    /// Enqueues the upload of up to [`MAX_PAIRS`] pairs; their address.
+    /// Enqueues the upload of up to [`MAX_PAIRS`] pairs, and returns their address.
     pub fn upload(&mut self, pairs: &[(BlockId, BlockId)]) -> DeviceResult<DevicePtr> {
         if let Some(copied) = self.copied {
-            // Long done, except where one step copies more than a list holds.
+            // It is done long ago, unless one step copies more pairs than a list holds.
             while !self.device.is_done(copied)? {
                 std::hint::spin_loop();
             }
         }
-        // SAFETY: the last copy out of this memory is done.
+        // SAFETY: the last copy from this memory is done.
         let memory = unsafe { self.staging.as_mut_slice() };
         for (to, (from, into)) in memory.as_chunks_mut::<8>().0.iter_mut().zip(pairs) {
             to[..4].copy_from_slice(&from.0.to_ne_bytes());

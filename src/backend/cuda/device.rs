@@ -1,10 +1,10 @@
 //! One GPU, as the backend uses it: memory, three streams, events, kernels, matrix products, graphs.
 //!
-//! The trait is as thin as the CUDA driver's own interface and has two implementations: `driver` talks to a GPU; the
-//! tests' emulation runs the same kernels on the CPU, with streams that run at random speeds. Everything above this
-//! line (batches, kernels' launches, swapping, graphs) is one code for both.
+//! The trait is as thin as the CUDA driver's own interface. It has two implementations: `driver` uses a GPU, and the
+//! tests' emulation runs the same kernels on the CPU, with streams that run at random speeds. Everything above the
+//! trait (batches, launches, swapping, graphs) is the same code for both.
 //!
-//! A device belongs to the thread that made it.
+//! A device may be used only on the thread that made it.
 
 use crate::backend::DType;
 use std::fmt;
@@ -24,13 +24,13 @@ impl DevicePtr {
 impl Add<usize> for DevicePtr {
     type Output = Self;
 
-    /// Moves by bytes.
+    /// The address `bytes` bytes further on.
     fn add(self, bytes: usize) -> Self {
         Self(self.0 + bytes as u64)
     }
 }
 
-/// What is enqueued on one stream happens in order; streams are ordered among each other by events alone.
+/// A stream. Work that is enqueued on one stream happens in order. Work on different streams is ordered only by events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Stream {
     /// Kernels, and the copies that belong to a step.
@@ -45,15 +45,15 @@ impl Stream {
     pub const ALL: [Self; 3] = [Self::Compute, Self::CopyOut, Self::CopyIn];
 }
 
-/// A point in a stream. Numbers start at 1 and grow along a stream, so that an event that is done says the same of all
-/// before it. A device forgets events that it knows to be done: to wait for one costs nothing.
+/// A point in a stream. Numbers start at 1 and grow along a stream, so if an event is done, all events before it are
+/// done too. A device forgets events that it knows to be done, and waiting for such an event costs nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct Event {
     pub stream: Stream,
     pub number: u64,
 }
 
-/// A compiled module, a kernel of it, and a recorded graph: names that the device has given out.
+/// A handle of a compiled module, of one of its kernels, or of a recorded graph.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct ModuleId(pub usize);
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -67,7 +67,8 @@ pub enum DeviceError {
     OutOfMemory { wanted: usize, free: usize, total: usize },
     #[error("out of pinned host memory: {wanted} bytes wanted")]
     OutOfPinnedMemory { wanted: usize },
-    /// The context and all its memory are lost: an illegal access, a hardware error, a device that has gone.
+    /// The context and all its memory are lost, because of an illegal access, a hardware error, or a device that is
+    /// gone.
     #[error("the GPU failed: {0}")]
     Lost(String),
     #[error("kernel {file} does not compile for {arch}: {log}")]
@@ -82,15 +83,15 @@ pub type DeviceResult<T> = Result<T, DeviceError>;
 pub struct DeviceInfo {
     /// `NVIDIA H100 80GB HBM3`
     pub name: String,
-    /// 9.0 is `(9, 0)`.
+    /// `(9, 0)` for 9.0.
     pub compute_capability: (u32, u32),
     pub num_sms: u32,
-    /// Most dynamic shared memory of a thread block, in bytes.
+    /// The most dynamic shared memory of a thread block, in bytes.
     pub max_shared_bytes: u32,
     pub total_memory: usize,
 }
 
-/// A file below `kernels/`, and the macros it is specialised by.
+/// A file in `kernels/`, and the macros that specialise it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ModuleSource {
     /// `attention.cu`
@@ -99,7 +100,7 @@ pub struct ModuleSource {
     pub defines: Vec<(&'static str, String)>,
 }
 
-/// A kernel's grid. All kernels take their parameters as one struct by value.
+/// The grid of a launch. All kernels take their parameters as one struct by value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     pub blocks: [u32; 3],
@@ -130,56 +131,56 @@ pub struct Copy {
     pub bytes: usize,
 }
 
-/// One GPU. Work is enqueued and done later; an error may be reported by a later call than the one it belongs to.
+/// One GPU. Work is enqueued and done later. An error may be reported by a later call than the one that caused it.
 pub trait Device {
     fn info(&self) -> &DeviceInfo;
     /// Free and total bytes.
     fn memory(&self) -> DeviceResult<(usize, usize)>;
 
-    /// At least 256-byte aligned. Use [`DeviceBuffer`].
+    /// Allocates device memory, aligned to at least 256 bytes. Use [`DeviceBuffer`] instead.
     fn allocate(&self, bytes: usize) -> DeviceResult<DevicePtr>;
     /// # Safety
-    /// `ptr` is of [`Device::allocate`], and nothing that is enqueued uses it.
+    /// `ptr` comes from [`Device::allocate`], and no enqueued work uses it.
     unsafe fn free(&self, ptr: DevicePtr);
-    /// Page-locked host memory that the host can also read fast; its address is its device address. Use
-    /// [`PinnedBuffer`].
+    /// Allocates page-locked host memory that the host can also read fast. Its address is also its device address. Use
+    /// [`PinnedBuffer`] instead.
     fn allocate_pinned(&self, bytes: usize) -> DeviceResult<NonNull<u8>>;
     /// # Safety
     /// As [`Device::free`].
     unsafe fn free_pinned(&self, ptr: NonNull<u8>);
 
     /// # Safety
-    /// Both ranges are allocated and stay so until the copy is done; nothing else writes them meanwhile.
+    /// Both ranges stay allocated until the copy is done, and nothing else writes them meanwhile.
     unsafe fn copy(&self, stream: Stream, copy: Copy) -> DeviceResult<()>;
-    /// The same, many at once, in any order.
+    /// Many copies at once, in any order.
     /// # Safety
-    /// As [`Device::copy`]; no range that is written overlaps another of the batch.
+    /// As [`Device::copy`]. No range that is written overlaps another range of the batch.
     unsafe fn copy_batch(&self, stream: Stream, copies: &[Copy]) -> DeviceResult<()>;
     /// Sets `bytes` bytes to `value`.
     /// # Safety
     /// As [`Device::copy`].
     unsafe fn fill(&self, stream: Stream, to: DevicePtr, value: u8, bytes: usize) -> DeviceResult<()>;
 
-    /// Marks what has been enqueued on `stream` so far.
+    /// Returns an event for all work that has been enqueued on `stream` so far.
     fn record(&self, stream: Stream) -> DeviceResult<Event>;
-    /// What is enqueued on `stream` from now on happens after `event`.
+    /// Makes all work that is enqueued on `stream` from now on wait for `event`.
     fn wait(&self, stream: Stream, event: Event) -> DeviceResult<()>;
     fn is_done(&self, event: Event) -> DeviceResult<bool>;
     /// Waits on the host until everything enqueued is done.
     fn synchronize(&self) -> DeviceResult<()>;
 
-    /// Compiles what the kernel cache does not hold, all sources at the same time.
+    /// Loads modules. Those that are not in the kernel cache are compiled, all at the same time.
     fn load_modules(&self, sources: &[ModuleSource]) -> DeviceResult<Vec<ModuleId>>;
-    /// The kernel `name` of a module, which will be launched with up to `shared_bytes` of dynamic shared memory.
+    /// The kernel `name` of a module. It may be launched with up to `shared_bytes` bytes of dynamic shared memory.
     fn kernel(&self, module: ModuleId, name: &str, shared_bytes: u32) -> DeviceResult<KernelId>;
     /// Launches on [`Stream::Compute`]. `params` is the kernel's parameter struct.
     /// # Safety
-    /// `params` is what the kernel expects, and all its addresses are good until the kernel is done.
+    /// `params` is the struct that the kernel expects, and its addresses stay valid until the kernel is done.
     unsafe fn launch(&self, kernel: KernelId, grid: Grid, params: &[u8]) -> DeviceResult<()>;
 
-    /// On [`Stream::Compute`].
+    /// Enqueues a product on [`Stream::Compute`].
     /// # Safety
-    /// The addresses hold what `matmul` says, 16-byte aligned, until it is done.
+    /// The operands are as `matmul` says, 16-byte aligned, and stay valid until it is done.
     unsafe fn matmul(
         &self,
         matmul: Matmul,
@@ -189,13 +190,13 @@ pub trait Device {
         out: DevicePtr,
     ) -> DeviceResult<()>;
 
-    /// What is enqueued on [`Stream::Compute`] from here to [`Device::end_capture`] is recorded instead of done:
-    /// launches, matrix products and copies, no events.
+    /// Work that is enqueued on [`Stream::Compute`] from here to [`Device::end_capture`] is recorded and not done. It
+    /// may be launches, matrix products and copies, but no events.
     fn begin_capture(&self) -> DeviceResult<()>;
     fn end_capture(&self) -> DeviceResult<GraphId>;
-    /// Does all that was recorded, with the same parameters, on [`Stream::Compute`].
+    /// Enqueues all recorded work, with the same parameters, on [`Stream::Compute`].
     /// # Safety
-    /// All addresses of the recording are still good.
+    /// All addresses of the recording are still valid.
     unsafe fn launch_graph(&self, graph: GraphId) -> DeviceResult<()>;
     /// Forgets all graphs.
     fn clear_graphs(&self);
@@ -226,9 +227,9 @@ impl DeviceBuffer {
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            // What is still enqueued may use it; where the device is lost nothing is.
+            // Enqueued work may still use it. On a lost device there is no such work.
             let _ = self.device.synchronize();
-            // SAFETY: it is ours, and nothing is enqueued.
+            // SAFETY: the memory is ours, and no work is enqueued.
             unsafe { self.device.free(self.ptr) };
         }
     }
@@ -265,14 +266,14 @@ impl PinnedBuffer {
     /// # Safety
     /// No copy that writes this memory is enqueued, and it has been written before.
     pub unsafe fn as_slice(&self) -> &[u8] {
-        // SAFETY: ours, of this length.
+        // SAFETY: the memory is ours and of this length.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.bytes) }
     }
 
     /// # Safety
     /// No copy that reads or writes this memory is enqueued.
     pub unsafe fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: ours, of this length.
+        // SAFETY: the memory is ours and of this length.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.bytes) }
     }
 }
@@ -281,7 +282,7 @@ impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         if self.bytes > 0 {
             let _ = self.device.synchronize();
-            // SAFETY: it is ours, and nothing is enqueued.
+            // SAFETY: the memory is ours, and no work is enqueued.
             unsafe { self.device.free_pinned(self.ptr) };
         }
     }

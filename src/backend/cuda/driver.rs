@@ -1,11 +1,12 @@
 //! A real GPU: [`Device`] over the CUDA driver, cuBLASLt and NVRTC.
 //!
-//! - `libraries`: where these lie; nothing of CUDA is needed to build or start the program.
-//! - `context`: a context with its streams, and what its errors mean; `events`: points of a stream.
-//! - `compiler`: kernels, and the cache of compiled ones; `matmul`: products.
+//! - `libraries`: finds these libraries; `functions`: the functions of these that are called. Building and starting the
+//!   program needs nothing of CUDA.
+//! - `context`: a context with its streams and the meaning of its errors; `events`: points of a stream.
+//! - `compiler`: kernels, and the cache of compiled kernels; `matmul`: products; `descriptors`: cuBLASLt's descriptors.
 //! - `gpu`: the device itself.
 //!
-//! [`find`] says whether a GPU can be used, or else why not; a [`Gpu`] opens it, as often as it must.
+//! [`find`] returns a GPU that can be used, or says why there is none. [`Gpu::open`] opens it, again after a failure.
 
 pub mod compiler;
 mod context;
@@ -31,13 +32,13 @@ use std::ffi::c_void;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-/// The oldest devices that the kernels are written for.
+/// The lowest compute capability that the kernels support.
 pub const MIN_COMPUTE_CAPABILITY: (u32, u32) = (8, 0);
 
-/// Where a GPU's libraries are looked for, and how it is used.
+/// Where a GPU's libraries are searched, and how the GPU is used.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DriverSettings {
-    /// Folders of CUDA's libraries, besides those that the system knows.
+    /// Folders of CUDA's libraries, in addition to those that the system knows.
     pub library_path: Vec<String>,
     /// The folder of compiled kernels. `None`: where the user's programs keep such files.
     pub kernel_cache: Option<String>,
@@ -56,12 +57,12 @@ impl From<NoGpu> for StartError {
     }
 }
 
-/// What the driver says.
+/// What the driver reports.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DriverSummary {
     /// `libcuda.so.1`, as far as known.
     pub library: Option<PathBuf>,
-    /// Release of CUDA that it runs: `(13, 0)`.
+    /// The release of CUDA that it supports: `(13, 0)`.
     pub cuda_version: (u32, u32),
     /// In the order of CUDA's ordinals.
     pub devices: Vec<DeviceInfo>,
@@ -89,8 +90,8 @@ impl Gpu {
         &self.driver.devices[self.options.ordinal as usize]
     }
 
-    /// Opens it in a context of its own. Again after the device was lost and dropped: the rest of the process goes on,
-    /// unless the driver wants it started again, which the error says then.
+    /// Opens the GPU in a context of its own. It may be opened again after the device was lost and dropped. The driver
+    /// may refuse that until the process is restarted; the error says so.
     pub fn open(&self) -> Result<Rc<dyn Device>, StartError> {
         let open = || CudaDevice::new(&self.options, self.info().clone());
         match catch_panics(|| Ok(open())) {
@@ -104,13 +105,13 @@ impl Gpu {
         }
     }
 
-    /// [`Gpu::open`], to be called where the device will be used.
+    /// [`Gpu::open`] as a function, to be called on the thread that will use the device.
     pub fn opener(self) -> Box<dyn Fn() -> Result<Rc<dyn Device>, StartError>> {
         Box::new(move || self.open())
     }
 }
 
-/// Whether a driver answers, and which devices it has. A driver without devices is an error, too.
+/// Asks the driver for its version and its devices. A driver without devices is an error too.
 pub fn probe(settings: &DriverSettings) -> Result<DriverSummary, NoGpu> {
     catch_panics(|| {
         let places = LibraryFolders::new(&settings.library_path);
@@ -149,7 +150,7 @@ pub fn probe(settings: &DriverSettings) -> Result<DriverSummary, NoGpu> {
     })
 }
 
-/// The GPU that the settings allow and the machine has: driver, device and libraries.
+/// Finds a GPU that can be used: driver, device and libraries.
 pub fn find(settings: &DriverSettings) -> Result<Gpu, NoGpu> {
     let driver = probe(settings)?;
     let able = driver.devices.iter().position(|device| device.compute_capability >= MIN_COMPUTE_CAPABILITY);
@@ -165,7 +166,7 @@ pub fn find(settings: &DriverSettings) -> Result<Gpu, NoGpu> {
             devices.join(", ")
         )));
     };
-    // NVRTC first: cuBLASLt may want it, and finds it by its name once it is open.
+    // NVRTC first: cuBLASLt may need it, and finds it by its name once it is open.
     let nvrtc = open_nvrtc(settings, driver.cuda_version.0)?;
     let cublaslt = open_cublaslt(settings, driver.cuda_version.0)?;
     let options = CudaDeviceOptions {
@@ -176,7 +177,7 @@ pub fn find(settings: &DriverSettings) -> Result<Gpu, NoGpu> {
     Ok(Gpu { driver, nvrtc, cublaslt, options })
 }
 
-/// Opens NVRTC, of a release that a driver of CUDA `driver_major` can run the code of. No driver is needed.
+/// Opens an NVRTC whose code a driver of CUDA `driver_major` can run. No driver is needed.
 pub fn open_nvrtc(settings: &DriverSettings, driver_major: u32) -> Result<LibrarySummary, NoGpu> {
     catch_panics(|| {
         let opened = open(settings, Library::Nvrtc, driver_major)?;
@@ -194,7 +195,7 @@ pub fn open_nvrtc(settings: &DriverSettings, driver_major: u32) -> Result<Librar
     })
 }
 
-/// Opens cuBLASLt likewise.
+/// Opens cuBLASLt in the same way.
 pub fn open_cublaslt(settings: &DriverSettings, driver_major: u32) -> Result<LibrarySummary, NoGpu> {
     catch_panics(|| {
         let opened = open(settings, Library::CublasLt, driver_major)?;
@@ -220,7 +221,7 @@ fn open(settings: &DriverSettings, library: Library, driver_major: u32) -> Resul
     opened.map_err(|missing| NoGpu(missing.to_string()))
 }
 
-/// The loader may know another release under a name that is tried first.
+/// Checks the library's release: the loader may have another release under the name that was tried first.
 fn check_release(name: &str, major: u32, driver_major: u32, path: Option<&std::path::Path>) -> Result<(), NoGpu> {
     if major <= driver_major {
         return Ok(());
@@ -229,8 +230,8 @@ fn check_release(name: &str, major: u32, driver_major: u32, path: Option<&std::p
     Err(NoGpu(format!("{name} {major}{path} is newer than the driver, which runs CUDA {driver_major}")))
 }
 
-/// The file that a library was loaded from. Where we opened it by its path, another file under the same name is an
-/// error: cudarc would use that one.
+/// The file that a library was loaded from. If we opened it by its path and another file is loaded under the same name,
+/// that is an error, because cudarc would use the other file.
 fn path_of(opened: &Found, function: Option<*const c_void>) -> Result<Option<PathBuf>, NoGpu> {
     let loaded = function.and_then(libraries::file_of);
     let real = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
@@ -281,7 +282,7 @@ fn device_info(ordinal: i32) -> Result<DeviceInfo, NoGpu> {
         Ok(value.max(0) as u32)
     };
     let mut name = [0u8; 256];
-    // SAFETY: the buffer is as long as is said.
+    // SAFETY: the buffer has the given length.
     let named = unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, device) };
     check(named, "cuDeviceGetName")?;
     let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -300,8 +301,8 @@ fn device_info(ordinal: i32) -> Result<DeviceInfo, NoGpu> {
     })
 }
 
-/// cudarc panics where a library or a function is missing. All that are called have been looked up before; should one
-/// have been forgotten, the program still starts on the CPU.
+/// cudarc panics if a library or a function is missing. All functions that are called are looked up first. If one was
+/// forgotten, the panic becomes an error, and the program still starts on the CPU.
 fn catch_panics<T>(run: impl FnOnce() -> Result<T, NoGpu>) -> Result<T, NoGpu> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
@@ -337,7 +338,7 @@ mod tests {
         called
     }
 
-    /// One that is not looked up would panic in a program that must not.
+    /// A function that is not looked up would panic when it is called.
     #[test]
     fn every_function_that_is_called_is_looked_up_first() {
         let lists = [DRIVER_FUNCTIONS, &[COPY_BATCH_FUNCTION], NVRTC_FUNCTIONS, CUBLASLT_FUNCTIONS];

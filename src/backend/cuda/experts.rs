@@ -1,4 +1,4 @@
-//! Launches of `kernels/experts.cu`: layers of experts. Nothing that the router decides is known to the host.
+//! Launches of `kernels/experts.cu`: layers of experts. The host does not know the router's decisions.
 
 use super::device::{Device, DeviceBuffer, DevicePtr, DeviceResult, Grid, KernelId, Matmul, ModuleId, ModuleSource};
 use super::options::{CudaOptions, scalar_type};
@@ -12,7 +12,7 @@ use std::rc::Rc;
 const WARP: usize = 32;
 const ROUTE_WARPS: usize = 4;
 const MAX_CHOSEN: usize = WARP;
-/// Of the router: its kernels keep some words for each expert in shared memory.
+/// A limit of the router's kernels, which keep some words for each expert in shared memory.
 const MAX_EXPERTS: usize = 2048;
 const GROUP_THREADS: usize = 1024;
 const TILE_ROWS: usize = 64;
@@ -20,7 +20,7 @@ const PRODUCT_WARPS: usize = 4;
 const WARP_COLS: usize = 8;
 const TILE_COLS: usize = PRODUCT_WARPS * 16;
 const ROW_THREADS: usize = 256;
-/// Rows that are taken at a time: enough to keep the device busy, and little enough memory.
+/// Rows that are computed at a time: enough to keep the device busy, few enough for little memory.
 const MAX_ROWS: usize = 2048;
 
 /// Dynamic shared memory of the product on tensor cores.
@@ -95,10 +95,10 @@ struct CombineParams {
     padding: u32,
 }
 
-/// Expert, first place, rows.
+/// Bytes of a tile's entry: expert, first index, rows.
 const TILE_BYTES: usize = 12;
 
-/// What the rows at hand need between the kernels. A choice is a pair of row and rank.
+/// The memory that the current rows need between kernels. A choice is a pair of row and rank.
 pub struct CudaExpertsWorkspace {
     /// `[max_rows, num_experts]` float32
     logits: DeviceBuffer,
@@ -131,13 +131,13 @@ pub(super) struct ExpertKernels {
     route: KernelId,
     group_choices: KernelId,
     product_rows: KernelId,
-    /// On tensor cores, for 16-bit types.
+    /// The product on tensor cores, for 16-bit types.
     product: Option<KernelId>,
     activation: KernelId,
     combine: KernelId,
 }
 
-/// What [`ExpertKernels`] are compiled from.
+/// The source of [`ExpertKernels`].
 pub(super) fn source(options: &CudaOptions) -> ModuleSource {
     let mut defines = vec![("DTYPE", scalar_type(options.dtype).to_string())];
     if options.dtype != DType::F32 {
@@ -190,7 +190,7 @@ impl CudaExpertsWorkspace {
     }
 }
 
-/// Tiles of a product at most: each expert may have one that is not full.
+/// The most tiles of a product: each expert may have one that is not full.
 fn max_tiles(choices: usize, num_experts: usize) -> usize {
     choices.min(choices / TILE_ROWS + num_experts)
 }
@@ -220,8 +220,8 @@ impl ExpertKernels {
     ) -> DeviceResult<()> {
         let blocks = [blocks[0] as u32, blocks[1] as u32, 1];
         let grid = Grid { blocks, threads: threads as u32, shared_bytes: shared_bytes as u32 };
-        // SAFETY: the structs are the kernels' own; `mix` passes addresses of tensors and of a workspace that live as
-        // long as the backend's graphs, and are of the sizes that the call's shape says.
+        // SAFETY: the structs are those that the kernels expect. `mix` passes addresses of tensors and of a workspace
+        // that live as long as the backend's graphs and have the sizes of the call's shape.
         unsafe { self.device.launch(kernel, grid, bytemuck::bytes_of(params)) }
     }
 
@@ -232,7 +232,7 @@ impl ExpertKernels {
         pieces.try_for_each(|first| self.mix_piece(rows, (first, MAX_ROWS.min(rows.num_rows - first)), call))
     }
 
-    /// The same for rows `first .. first + max_rows`.
+    /// [`Self::mix`] for rows `first .. first + max_rows`.
     fn mix_piece(
         &self,
         rows: BatchRows,
@@ -291,7 +291,7 @@ impl ExpertKernels {
     /// One of a layer's two products, for up to `choices` rows.
     fn product(&self, params: &ProductParams, shape: &ExpertsShape, choices: usize) -> DeviceResult<()> {
         let n = params.n as usize;
-        // Copies of 16 bytes need rows of whole ones.
+        // The kernel on tensor cores copies 16 bytes at a time, so rows must be a multiple of that.
         let is_aligned = shape.hidden_size.is_multiple_of(8) && shape.intermediate_size.is_multiple_of(8);
         match self.product.filter(|_| is_aligned) {
             Some(product) => {

@@ -7,16 +7,17 @@ use std::rc::Rc;
 /// Decode steps of one kind: their launches are the same.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct GraphKey {
-    /// Rows that the launches cover; those beyond the batch's have no work.
+    /// Rows that the launches cover. Rows beyond the batch have no work.
     pub num_rows: usize,
     /// [`AttentionPlan::graph_key`](super::attention::AttentionPlan::graph_key)
     pub attention: u32,
 }
 
-/// How far a kind of step has come.
+/// The state of a kind of step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Recording {
-    /// It has run once, so that whatever is loaded at first use is there: nothing may be loaded while recording.
+    /// It has run once. Everything that is loaded at first use is loaded now, because nothing may be loaded during a
+    /// recording.
     Warm,
     Ready(GraphId),
 }
@@ -32,7 +33,7 @@ impl Graphs {
         Self { device: device.clone(), recordings: HashMap::new() }
     }
 
-    /// Does a step of this kind: `run` enqueues it.
+    /// Runs a step of this kind, by a replay or by `run`, which enqueues it.
     pub fn step(&mut self, key: GraphKey, run: impl FnOnce()) -> DeviceResult<()> {
         let graph = match self.recordings.get(&key) {
             None => {
@@ -54,14 +55,14 @@ impl Graphs {
         unsafe { self.device.launch_graph(graph) }
     }
 
-    /// Forgets all recordings: an address in them is no longer good.
+    /// Forgets all recordings, because an address in them is no longer valid.
     pub fn clear(&mut self) {
         self.device.clear_graphs();
         self.recordings.clear();
     }
 }
 
-/// Rows that a graph is recorded for: few sizes, and not many more rows than needed.
+/// The number of rows that a graph is recorded for: one of a few sizes, not much larger than needed.
 pub fn bucket(num_rows: usize, max_rows: usize) -> usize {
     let bucket = match num_rows {
         0..=8 => num_rows.next_power_of_two(),

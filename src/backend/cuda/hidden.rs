@@ -1,4 +1,4 @@
-//! Hidden states on their way to the host, for embeddings.
+//! Copies hidden states to the host, for embeddings.
 
 use super::device::{Copy, Device, DevicePtr, DeviceResult, PinnedBuffer, Stream};
 use crate::backend::{DType, MAX_STEPS_IN_FLIGHT, elements};
@@ -6,18 +6,18 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Bytes of a step's memory, and their type, in the order in which they were asked for.
+/// The ranges of a step's memory and their types, in the order of the requests.
 type Asked = Vec<(Range<usize>, DType)>;
 
-/// Rows that were asked for, by step.
+/// The requested rows of each step.
 pub struct HiddenRows {
     device: Rc<dyn Device>,
-    /// Of the step being enqueued and of the one before; made when first needed.
+    /// Memory of the step being enqueued and of the one before. It is allocated when it is first needed.
     downloads: [Option<PinnedBuffer>; MAX_STEPS_IN_FLIGHT],
     turn: usize,
-    /// Of the step being enqueued.
+    /// The rows of the step being enqueued.
     asked: Asked,
-    /// Of the steps that were ended, with their place in `downloads`.
+    /// The rows of the steps that were ended, with their index in `downloads`.
     ended: VecDeque<(usize, Asked)>,
 }
 
@@ -32,7 +32,7 @@ impl HiddenRows {
         self.ended.clear();
     }
 
-    /// Enqueues the way of `bytes` bytes at `from` to the host. A step asks for at most `most` bytes.
+    /// Enqueues a copy of `bytes` bytes at `from` to the host. A step asks for at most `most` bytes.
     ///
     /// # Safety
     /// `from` holds as many bytes of `dtype`, and is not freed before the step is done.
@@ -45,7 +45,7 @@ impl HiddenRows {
         assert!(begin + bytes <= download.bytes(), "more rows than a step has");
         self.asked.push((begin..begin + bytes, dtype));
         let copy = Copy { to: download.ptr() + begin, from, bytes };
-        // SAFETY: as the caller says; the step that last came down to this memory is finished.
+        // SAFETY: the caller's promise; the step that last used this memory is finished.
         unsafe { self.device.copy(Stream::Compute, copy) }
     }
 
@@ -54,14 +54,14 @@ impl HiddenRows {
         self.turn = (self.turn + 1) % MAX_STEPS_IN_FLIGHT;
     }
 
-    /// The rows of the oldest step that was ended, which is done.
+    /// The rows of the oldest step that was ended. The step must be done.
     pub fn finish_step(&mut self) -> impl Iterator<Item = Vec<f32>> {
         let (turn, asked) = self.ended.pop_front().expect("a step was ended that is not finished");
         let download = &self.downloads[turn];
         asked.into_iter().map(move |(range, dtype)| {
             let download = download.as_ref().expect("it was made when the rows were asked for");
-            // SAFETY: the step is done, and with it the copies to this memory, which have been written as far as it is
-            // read.
+            // SAFETY: the step is done, so the copies to this memory are done, and they have written all that is read
+            // here.
             elements(&unsafe { download.as_slice() }[range], dtype).collect()
         })
     }

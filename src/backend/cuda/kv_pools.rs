@@ -1,15 +1,15 @@
 //! The two pools of KV blocks and the copies between them.
 //!
-//! Swap copies run on their own streams, beside the steps. What keeps them apart is told here once:
+//! Swap copies run on their own streams, beside the steps. These are the rules that keep them apart:
 //!
-//! - a step waits for the swap-in of every block that it reads, and for the swap-out of every block that it writes;
-//! - a swap-out waits for the last step and the last swap-in that touched its device block, and for the last swap-in
-//!   that read its swap block;
-//! - a swap-in waits for the last step and the last swap-out that touched its device block, and for the last swap-out
+//! - A step waits for the swap-in of every block that it reads, and for the swap-out of every block that it writes.
+//! - A swap-out waits for the last step and the last swap-in that touched its device block, and for the last swap-in
+//!   that read its swap block.
+//! - A swap-in waits for the last step and the last swap-out that touched its device block, and for the last swap-out
 //!   that wrote its swap block.
 //!
-//! Nothing else waits: a step that needs no block of a copy runs beside it, and a copy into blocks that no running
-//! step uses begins at once.
+//! Nothing else waits: a step that needs no block of a copy runs beside the copy, and a copy to blocks that no running
+//! step uses starts at once.
 
 use super::copies::runs;
 use super::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, Event, PinnedBuffer, Stream};
@@ -19,10 +19,11 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// A step that needs one block of a long series of copies waits for no more than this beyond it.
+/// An event is recorded after this many bytes of copies. So a step that needs one block of a long series of copies
+/// waits for at most this much more.
 const BYTES_PER_EVENT: usize = 16 << 20;
 
-/// When a block of the device pool was last used, on each stream: a step's number, and numbers of events. 0 is never.
+/// The last use of a device block on each stream: a step's number and numbers of events. 0 means never.
 #[derive(Clone, Copy, Debug, Default)]
 struct DeviceBlock {
     step: u64,
@@ -30,14 +31,14 @@ struct DeviceBlock {
     swapped_in: u64,
 }
 
-/// The same for a block of the swap pool, which no step touches.
+/// The last uses of a swap block. No step touches these.
 #[derive(Clone, Copy, Debug, Default)]
 struct SwapBlock {
     written: u64,
     read: u64,
 }
 
-/// The pools' memory and who is using it.
+/// The pools' memory and its users.
 pub struct CudaKvPools {
     device: Rc<dyn Device>,
     layout: KvLayout,
@@ -45,13 +46,13 @@ pub struct CudaKvPools {
     pinned: PinnedBuffer,
     device_blocks: Vec<DeviceBlock>,
     swap_blocks: Vec<SwapBlock>,
-    /// Steps are numbered from 1; `step` is the one being enqueued.
+    /// The number of the step being enqueued, counted from 1.
     step: u64,
-    /// Ends of the steps that may still run, the newest last: `(step, event)`.
+    /// Ends of the steps that may still run, `(step, event)`, the newest last.
     step_ends: VecDeque<(u64, Event)>,
-    /// Swap-outs and swap-ins whose end nobody has been told of.
+    /// Swap-outs and swap-ins whose end has not been reported.
     under_way: [VecDeque<UnderWay>; 2],
-    /// When the last copy of each direction was seen to have ended.
+    /// When the last copy in each direction was found to have ended.
     last_done: [Option<Instant>; 2],
 }
 
@@ -62,7 +63,7 @@ struct UnderWay {
     end: Event,
 }
 
-/// The newest event of each stream that something has to wait for; 0 is none.
+/// The newest event of each stream that something has to wait for. 0 means none.
 #[derive(Clone, Copy, Debug, Default)]
 struct Waits {
     step: u64,
@@ -109,7 +110,8 @@ impl CudaKvPools {
         self.on_device.ptr()
     }
 
-    /// Makes the step being enqueued wait for what it needs: it reads the batch's block tables and writes its slots.
+    /// Makes the step being enqueued wait for the copies of its blocks: it reads the batch's block tables and writes
+    /// its slots.
     pub fn begin_step(&mut self, batch: &Batch) -> DeviceResult<()> {
         let mut waits = Waits::default();
         for block in &batch.block_tables {
@@ -124,7 +126,7 @@ impl CudaKvPools {
         self.wait(Stream::Compute, waits)
     }
 
-    /// The step being enqueued copies these blocks, `(from, to)`, in order.
+    /// Makes the step being enqueued wait before it copies these blocks, `(from, to)`, in order.
     pub fn begin_copies(&mut self, pairs: &[(BlockId, BlockId)]) -> DeviceResult<()> {
         let mut waits = Waits::default();
         for (from, to) in pairs {
@@ -142,7 +144,7 @@ impl CudaKvPools {
     pub fn end_step(&mut self, end: Event) -> DeviceResult<()> {
         self.step_ends.push_back((self.step, end));
         self.step += 1;
-        // A step that is done holds nothing up.
+        // Nothing has to wait for steps that are done.
         while let Some((_, first)) = self.step_ends.front()
             && self.device.is_done(*first)?
         {
@@ -193,7 +195,8 @@ impl CudaKvPools {
         Ok(())
     }
 
-    /// Calls that have ended since the last time. What a copy took is as exact as this is asked often.
+    /// The calls that have ended since the last call of this. The more often it is called, the more exact the copies'
+    /// times are.
     pub fn finished(&mut self) -> DeviceResult<Vec<FinishedCopy>> {
         let mut finished = Vec::new();
         for (direction, calls) in self.under_way.iter_mut().enumerate() {
@@ -213,7 +216,7 @@ impl CudaKvPools {
         (BYTES_PER_EVENT / self.layout.block_bytes()).max(1)
     }
 
-    /// Enqueues the copies; the number of the event that follows them.
+    /// Enqueues the copies, and returns the number of the event behind them.
     fn copy(&self, stream: Stream, pairs: &[(BlockId, BlockId)], from: DevicePtr, to: DevicePtr) -> DeviceResult<u64> {
         let bytes = self.layout.block_bytes();
         let copies: Vec<Copy> = runs(pairs)
@@ -223,15 +226,15 @@ impl CudaKvPools {
                 bytes: run.num_blocks as usize * bytes,
             })
             .collect();
-        // SAFETY: block ids are below the pools' sizes (indexed by them above), the pools live as long as `self`, and
-        // the stream waits for whoever else uses these blocks.
+        // SAFETY: block ids are below the pools' sizes (they were used as indices above), the pools live as long as
+        // `self`, and the stream waits for all other users of these blocks.
         unsafe { self.device.copy_batch(stream, &copies)? };
         Ok(self.device.record(stream)?.number)
     }
 
     fn wait(&self, stream: Stream, waits: Waits) -> DeviceResult<()> {
         if waits.step == self.step {
-            // The step being enqueued has no end yet; what it has done so far is all that matters.
+            // The step being enqueued has no end yet, so wait for everything that it has enqueued so far.
             self.device.wait(stream, self.device.record(Stream::Compute)?)?;
         } else if let Some((_, end)) = self.step_ends.iter().find(|(step, _)| *step == waits.step) {
             self.device.wait(stream, *end)?;

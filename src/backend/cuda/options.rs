@@ -1,8 +1,8 @@
-//! What a CUDA backend is made for, and the macros that specialise its kernels for that.
+//! The options of a CUDA backend, and the macros that specialise its kernels.
 
 use crate::backend::{DType, KvLayout};
 
-/// What the kernels are specialised and the buffers sized for.
+/// The model and the sizes that kernels are specialised for and buffers allocated for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CudaOptions {
     /// Type of weights, KV cache and activations.
@@ -10,22 +10,22 @@ pub struct CudaOptions {
     pub num_heads: usize,
     pub kv: KvLayout,
     pub vocab_size: usize,
-    /// Rows and sequences of a step at most.
+    /// The most rows and sequences of a step.
     pub max_rows: usize,
     pub max_seqs: usize,
-    /// Rows of logits at a time.
+    /// The most rows of logits at a time.
     pub max_logit_rows: usize,
-    /// Record and replay decode steps.
+    /// Whether decode steps are recorded and replayed.
     pub graphs: bool,
-    /// A row's attention does not depend on what else is in the batch.
+    /// Whether a row's attention must not depend on the rest of the batch.
     pub batch_invariant: bool,
-    /// Attention's scores are capped.
+    /// Whether attention scores are capped.
     pub softcap: bool,
-    /// Some layers have experts.
+    /// Whether some layers have experts.
     pub experts: bool,
 }
 
-/// What the kernels call a type.
+/// The kernels' name of a type.
 pub(super) fn scalar_type(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "f32",
@@ -34,7 +34,7 @@ pub(super) fn scalar_type(dtype: DType) -> &'static str {
     }
 }
 
-/// The macros that all kernels over the model's tensors are specialised by.
+/// The macros that specialise all kernels that work on the model's tensors.
 pub(super) fn scalar_defines(options: &CudaOptions) -> Vec<(&'static str, String)> {
     let CudaOptions { dtype, num_heads, kv, .. } = options;
     vec![

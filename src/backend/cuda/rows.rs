@@ -1,4 +1,4 @@
-//! Launches of `kernels/rows.cu`: everything of a forward pass that is neither a matrix product nor attention.
+//! Launches of `kernels/rows.cu`: the operations of a forward pass that are neither matrix products nor attention.
 
 use super::CudaTensor;
 use super::device::{Device, DevicePtr, DeviceResult, Grid, KernelId, ModuleId, ModuleSource};
@@ -139,7 +139,7 @@ struct RandomParams {
     padding: u32,
 }
 
-/// A tensor of float32 or of the scalar type; the other address is null.
+/// The address of a tensor, in float32 or in the scalar type. The other field is null.
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
 struct FloatOrScalar {
@@ -148,7 +148,7 @@ struct FloatOrScalar {
 }
 
 impl FloatOrScalar {
-    /// Where the scalar type is float32, both kernels' ways are the same.
+    /// If the scalar type is float32, it does not matter which field is set.
     fn of(tensor: &CudaTensor) -> Self {
         match tensor.dtype {
             DType::F32 => Self { float: tensor.ptr(), scalar: DevicePtr::NULL },
@@ -157,14 +157,14 @@ impl FloatOrScalar {
     }
 }
 
-/// A step's batch, as the kernels see it.
+/// A step's batch, as passed to the kernels.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BatchRows {
     /// Address of the `BatchHeader`.
     pub header: DevicePtr,
-    /// Rows to launch for: the batch's, or more.
+    /// Rows to launch for: those of the batch, or more.
     pub num_rows: usize,
-    /// The launches may be repeated for another batch: one row for each sequence, and up to `num_rows` of them.
+    /// Whether the launches may be repeated for another batch, which has up to `num_rows` sequences of one row each.
     pub is_replayed: bool,
 }
 
@@ -188,12 +188,12 @@ pub(super) struct RowKernels {
     fill_random: KernelId,
 }
 
-/// What [`RowKernels`] are compiled from.
+/// The source of [`RowKernels`].
 pub(super) fn source(options: &CudaOptions) -> ModuleSource {
     ModuleSource { file: "rows.cu", defines: scalar_defines(options) }
 }
 
-/// Floats of shared memory that a block's reductions take.
+/// Bytes of shared memory that a block's reductions need.
 const REDUCE_BYTES: u32 = 32 * 4;
 
 impl RowKernels {
@@ -225,12 +225,12 @@ impl RowKernels {
         }
         let shared_bytes = if kernel == self.add_norm { REDUCE_BYTES } else { 0 };
         let grid = Grid { blocks: [grid[0] as u32, grid[1] as u32, 1], threads, shared_bytes };
-        // SAFETY: the structs are the kernels' own. The methods' callers pass addresses of tensors that live as long as
-        // the backend, and of the sizes that the methods state.
+        // SAFETY: the structs are those that the kernels expect. The callers of the methods pass addresses of tensors
+        // that live as long as the backend and have the sizes that the methods state.
         unsafe { self.device.launch(kernel, grid, bytemuck::bytes_of(params)) }
     }
 
-    /// `table: [vocab, cols]`, `out: [rows, cols]`; `sampled` by place among the requests of the step before.
+    /// `table: [vocab, cols]`, `out: [rows, cols]`. `sampled` are tokens by the index of the previous step's request.
     pub fn embed(
         &self,
         rows: BatchRows,
@@ -251,7 +251,7 @@ impl RowKernels {
         self.launch(self.add_position, [rows.num_rows, 1], ROW_THREADS, &params)
     }
 
-    /// `x += delta`, where there is one; `out = norm(x)`.
+    /// `x += delta` if there is a delta, then `out = norm(x)`.
     pub fn add_norm(
         &self,
         rows: BatchRows,
@@ -285,7 +285,7 @@ impl RowKernels {
         self.launch(self.add, [rows.num_rows, 1], ROW_THREADS, &params)
     }
 
-    /// Norms every head of Q and K; the weights are `[head_dim]` float32.
+    /// Normalises each head of Q and K. The weights are `[head_dim]` float32.
     pub fn head_norm(
         &self,
         rows: BatchRows,
@@ -320,7 +320,8 @@ impl RowKernels {
         self.launch(self.rope_and_write_kv, [rows.num_rows, heads], WARPS_PER_BLOCK * 32, &params)
     }
 
-    /// `out = act(x)`, or where `gated` `act(gate) * up` of `x = [gate | up]`. `out` may be `x` where it is not gated.
+    /// `out = act(x)`, or, if `gated`, `out = act(gate) * up` for `x = [gate | up]`. `out` may be `x` if it is not
+    /// gated.
     pub fn activation(
         &self,
         rows: BatchRows,
@@ -363,7 +364,7 @@ impl RowKernels {
         self.launch(self.narrow, [rows.num_rows, 1], ROW_THREADS, &params)
     }
 
-    /// Copies blocks of the pool; `pairs: [num_pairs][from, to]` on the device. None is both read and written.
+    /// Copies blocks of the pool; `pairs: [num_pairs][from, to]` on the device. No block is both read and written.
     pub fn copy_blocks(&self, pool: DevicePtr, pairs: DevicePtr, num_pairs: usize) -> DeviceResult<()> {
         let parts = self.block_bytes.div_ceil(COPY_BYTES_PER_BLOCK);
         self.launch(self.copy_blocks, [parts, num_pairs], ROW_THREADS, &CopyBlocksParams { pool, pairs })
@@ -378,7 +379,7 @@ impl RowKernels {
     }
 }
 
-/// As `kernels/include/activation.cuh` counts them.
+/// The number of an activation in `kernels/include/activation.cuh`.
 pub(super) fn activation_number(kind: Activation) -> u32 {
     match kind {
         Activation::Silu => 0,
@@ -388,7 +389,7 @@ pub(super) fn activation_number(kind: Activation) -> u32 {
     }
 }
 
-/// Q and K of one width, so that one kernel norms both.
+/// Checks that one kernel can normalise both Q and K, and returns its epsilon.
 pub(super) fn head_norm_eps(q: NormKind, k: NormKind) -> f32 {
     match (q, k) {
         (NormKind::Rms { eps }, NormKind::Rms { eps: other }) if eps == other => eps,
@@ -396,7 +397,7 @@ pub(super) fn head_norm_eps(q: NormKind, k: NormKind) -> f32 {
     }
 }
 
-/// The shape is the one that the kernels were compiled for.
+/// Checks that the shape is the one that the kernels were compiled for.
 pub(super) fn check_shape(options: &CudaOptions, shape: &AttentionShape) {
     let compiled = (options.num_heads, options.kv.num_kv_heads, options.kv.head_dim);
     assert_eq!((shape.num_heads, shape.num_kv_heads, shape.head_dim), compiled, "kernels are made for one shape");

@@ -1,4 +1,5 @@
-//! Sampling on the device (`kernels/sampling.cu`): requests go up, tokens and log-probabilities come down, logits stay.
+//! Sampling on the device (`kernels/sampling.cu`): requests are uploaded, tokens and log-probabilities are downloaded,
+//! and logits stay on the device.
 
 use super::device::{
     Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, Grid, KernelId, ModuleId, ModuleSource, PinnedBuffer, Stream,
@@ -10,9 +11,9 @@ use bytemuck::{NoUninit, Zeroable};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
-/// Requests of one launch whose logits are changed apart, each with a row of working memory.
+/// The most requests of one launch that change logits in a separate row of working memory.
 const MAX_ADJUSTED: usize = 32;
-/// Requests of one launch.
+/// The most requests of one launch.
 const MAX_REQUESTS: usize = 512;
 const NONE: u32 = u32::MAX;
 /// `struct Scratch`, in shared memory.
@@ -37,7 +38,7 @@ struct DeviceRequest {
     sample_index: u32,
     position: u32,
     top_k: u32,
-    /// Words of a set of tokens; none: all are allowed.
+    /// Words of the set of allowed tokens. If there are none, all tokens are allowed.
     allowed: List,
     banned: List,
     biases: List,
@@ -73,12 +74,12 @@ struct KernelParams {
     max_top: u32,
 }
 
-/// What a request of a step will be answered with.
+/// The kind of answer that a request of a step will get.
 #[derive(Clone, Copy, Debug)]
 struct Expected {
     kind: u32,
     num_top: usize,
-    /// Word of the results.
+    /// Index of a word of the results.
     top: usize,
 }
 
@@ -89,19 +90,19 @@ const TOP_WORDS: usize = 2;
 pub struct SamplingKernels {
     device: Rc<dyn Device>,
     vocab: usize,
-    /// Requests of a step at most.
+    /// The most requests of a step.
     max_places: usize,
     adjust: KernelId,
     sample: KernelId,
     logprobs: KernelId,
     requests: DeviceBuffer,
-    /// Of the step being enqueued and of the one before; `staged` bytes of it are used.
+    /// Staging memory of the step being enqueued and of the one before. `staged` bytes of it are used.
     staging: [PinnedBuffer; MAX_STEPS_IN_FLIGHT],
     staged: usize,
-    /// Tokens by place: of the step being enqueued, and of the one before.
+    /// Tokens by the request's index: of the step being enqueued, and of the one before.
     sampled: DeviceBuffer,
     last_sampled: DeviceBuffer,
-    /// `Result` by place, then the most likely tokens.
+    /// `Result` by the request's index, then the most likely tokens.
     results: DeviceBuffer,
     downloads: [PinnedBuffer; MAX_STEPS_IN_FLIGHT],
     candidates: DeviceBuffer,
@@ -109,14 +110,14 @@ pub struct SamplingKernels {
     adjusted: DeviceBuffer,
     counts: DeviceBuffer,
     turn: usize,
-    /// Of the step being enqueued.
+    /// The answers of the step being enqueued.
     expected: Vec<Expected>,
     result_words: usize,
     ended: VecDeque<(usize, Vec<Expected>)>,
     words: Vec<u32>,
 }
 
-/// What [`SamplingKernels`] is compiled from: nothing depends on the model.
+/// The source of [`SamplingKernels`]. It does not depend on the model.
 pub fn source() -> ModuleSource {
     ModuleSource { file: "sampling.cu", defines: Vec::new() }
 }
@@ -153,7 +154,7 @@ impl SamplingKernels {
         })
     }
 
-    /// `[max_places]` the tokens that the requests of the step before sampled.
+    /// `[max_places]`: the tokens that the requests of the previous step sampled.
     pub fn last_sampled(&self) -> DevicePtr {
         self.last_sampled.ptr()
     }
@@ -180,7 +181,7 @@ impl SamplingKernels {
         }
         let mut rest = requests;
         while !rest.is_empty() {
-            // As many as have working memory.
+            // As many requests as have working memory.
             let needs_row = |request: &&LogitsRequest<'_>| adjusts(&request.want);
             let fits = |n: &usize| rest[..*n].iter().filter(needs_row).count() <= MAX_ADJUSTED;
             let most = rest.len().min(MAX_REQUESTS);
@@ -207,7 +208,7 @@ impl SamplingKernels {
             let mut entry = self.entry(request, &mut words);
             if adjusts(&request.want) {
                 adjusts_any = true;
-                // In place, where nobody else wants the row.
+                // In place, if no other request wants the row.
                 let in_place = uses[&request.row] == 1 && entry.kind == SAMPLE;
                 let at = match in_place {
                     true => logits + request.row * row_bytes,
@@ -243,14 +244,14 @@ impl SamplingKernels {
         let grid = Grid { blocks: [requests.len() as u32, 1, 1], threads, shared_bytes: SCRATCH_BYTES };
         let kernels = [(self.adjust, adjusts_any), (self.sample, true), (self.logprobs, logprobs_any)];
         for (kernel, _) in kernels.into_iter().filter(|(_, wanted)| *wanted) {
-            // SAFETY: the struct is the kernels' own; the buffers live as long as `self`, and the logits as long as the
-            // backend.
+            // SAFETY: the struct is the one that the kernels expect. The buffers live as long as `self`, and the logits
+            // as long as the backend.
             unsafe { self.device.launch(kernel, grid, bytemuck::bytes_of(&params))? };
         }
         Ok(())
     }
 
-    /// A request as the kernels read it, with its lists appended to `words`; `counts` is 1 where it needs some.
+    /// A request in the kernels' format. Its lists are appended to `words`. `counts` is 1 if it needs counts.
     fn entry(&mut self, request: &LogitsRequest<'_>, words: &mut Vec<u32>) -> DeviceRequest {
         let mut entry = DeviceRequest {
             row: request.row as u32,
@@ -311,14 +312,14 @@ impl SamplingKernels {
             self.requests = DeviceBuffer::new(&self.device, 2 * bytes.len())?;
         }
         if self.staged + bytes.len() > self.staging[self.turn].bytes() {
-            // The old memory waits for its copies when it is dropped.
+            // Dropping the old memory waits for its copies.
             self.staging[self.turn] = PinnedBuffer::new(&self.device, 2 * (self.staged + bytes.len()))?;
             self.staged = 0;
         }
         let staging = &mut self.staging[self.turn];
         let start = self.staged;
-        // SAFETY: copies of this step out of this memory are out of what lies before `start`, and those of the step two
-        // before are done.
+        // SAFETY: this step copies only from the memory before `start`, and the copies of the step that last used this
+        // memory are done.
         unsafe { &mut staging.as_mut_slice()[start..start + bytes.len()] }.copy_from_slice(bytes);
         let copy = Copy { to: self.requests.ptr(), from: staging.ptr() + start, bytes: bytes.len() };
         self.staged += bytes.len();
@@ -326,7 +327,7 @@ impl SamplingKernels {
         unsafe { self.device.copy(Stream::Compute, copy) }
     }
 
-    /// Room for the most likely tokens.
+    /// Makes room for the most likely tokens.
     fn make_room(&mut self, max_top: usize, num_requests: usize) -> DeviceResult<()> {
         let bytes = 8 * max_top * num_requests;
         if bytes > self.candidates.bytes() {
@@ -334,7 +335,7 @@ impl SamplingKernels {
         }
         if 4 * self.result_words > self.results.bytes() {
             let larger = DeviceBuffer::new(&self.device, 8 * self.result_words)?;
-            // Earlier requests of the step have their results there.
+            // It holds the results of earlier requests of the step.
             let copy = Copy { to: larger.ptr(), from: self.results.ptr(), bytes: self.results.bytes() };
             // SAFETY: freeing the old buffer waits for the copy.
             unsafe { self.device.copy(Stream::Compute, copy)? };
@@ -343,7 +344,7 @@ impl SamplingKernels {
         Ok(())
     }
 
-    /// Enqueues the results' way to the host.
+    /// Enqueues the copy of the results to the host.
     pub fn end_step(&mut self) -> DeviceResult<()> {
         let num = self.expected.len();
         let tops = RESULT_WORDS * self.max_places..self.result_words;
@@ -359,8 +360,8 @@ impl SamplingKernels {
         });
         let last = Copy { to: self.last_sampled.ptr(), from: self.sampled.ptr(), bytes: 4 * num };
         for copy in down.chain((num > 0).then_some(last)) {
-            // SAFETY: all live as long as `self`, and freeing them waits for the device; the step that last came down to
-            // this memory is finished.
+            // SAFETY: all live as long as `self`, and freeing them waits for the device. The step that last used this
+            // memory is finished.
             unsafe { self.device.copy(Stream::Compute, copy)? };
         }
         self.ended.push_back((self.turn, std::mem::take(&mut self.expected)));
@@ -368,13 +369,13 @@ impl SamplingKernels {
         Ok(())
     }
 
-    /// The results of the oldest step that was ended, which is done.
+    /// The results of the oldest step that was ended. The step must be done.
     pub fn finish_step(&mut self) -> Vec<LogitsResult> {
         let (turn, expected) = self.ended.pop_front().expect("a step was ended that is not finished");
         if expected.is_empty() {
             return Vec::new();
         }
-        // SAFETY: the step is done, and with it the copy to this memory, which has been written as far as it is read.
+        // SAFETY: the step is done, so the copy to this memory is done, and it has written all that is read here.
         let words: &[u32] = bytemuck::cast_slice(unsafe { self.downloads[turn].as_slice() });
         expected.iter().enumerate().map(|(place, expected)| result_of(words, place, expected)).collect()
     }
@@ -399,7 +400,7 @@ fn result_of(words: &[u32], place: usize, expected: &Expected) -> LogitsResult {
     }
 }
 
-/// Whether the logits are changed before the draw.
+/// Whether the request changes logits before the draw.
 fn adjusts(want: &LogitsWant<'_>) -> bool {
     match want {
         LogitsWant::PromptLogprobs { .. } => false,
@@ -410,7 +411,7 @@ fn adjusts(want: &LogitsWant<'_>) -> bool {
     }
 }
 
-/// Temperature and filters, as the integer arithmetic of the draw wants them.
+/// Sets temperature and filters in the form that the draw's integer arithmetic needs.
 fn set_filters(entry: &mut DeviceRequest, params: &SamplingParams) {
     entry.scale = if params.is_greedy() { 0.0 } else { inverse_temperature(params) };
     entry.top_k = params.top_k;

@@ -1,4 +1,4 @@
-//! What the backend's operations work on, in device memory.
+//! The tensors that the backend's operations work on, in device memory.
 
 use super::device::{DeviceBuffer, DevicePtr};
 use crate::backend::DType;
@@ -27,7 +27,7 @@ pub struct CudaMatrices {
     pub(super) k: usize,
 }
 
-/// A small vector: norms read it in float32, products add it in the type of their results.
+/// A small vector. Norms read it in float32, and products add it in the type of their results.
 pub struct CudaVector {
     pub(super) float: DeviceBuffer,
     pub(super) scalar: DeviceBuffer,
@@ -68,7 +68,7 @@ impl CudaMatrix {
 }
 
 impl CudaVector {
-    /// Its elements as `dtype`.
+    /// The address of its elements in `dtype`.
     pub(super) fn of(&self, dtype: DType) -> DevicePtr {
         if dtype == DType::F32 { self.float.ptr() } else { self.scalar.ptr() }
     }

@@ -1,17 +1,17 @@
-//! Weights on their way to the device.
+//! Uploads weights to the device.
 
 use super::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, Event, PinnedBuffer, Stream};
 use crate::backend::{DType, HostTensor};
 use std::rc::Rc;
 
-/// Large enough for full speed over the bus, small enough to pin at once.
+/// Large enough for the bus's full speed, small enough to be pinned quickly.
 const CHUNK_BYTES: usize = 8 << 20;
 
 /// Copies host memory to the device through two pinned buffers: while one is being copied, the other is filled.
 pub struct Uploader {
     device: Rc<dyn Device>,
     staging: [PinnedBuffer; 2],
-    /// The copy out of each.
+    /// The last copy from each buffer.
     copied: [Option<Event>; 2],
     turn: usize,
 }
@@ -26,8 +26,8 @@ impl Uploader {
         })
     }
 
-    /// New device memory with the elements of `parts`, one after the other, as `dtype`. What is enqueued on the compute
-    /// stream from now on finds them there.
+    /// Allocates device memory and uploads the concatenated elements of `parts` as `dtype`. Work that is enqueued on
+    /// the compute stream from now on may use them.
     pub fn upload(&mut self, parts: &[HostTensor<'_>], dtype: DType) -> DeviceResult<DeviceBuffer> {
         let elements: usize = parts.iter().map(|part| part.rows * part.cols).sum();
         let buffer = DeviceBuffer::new(&self.device, elements * dtype.size_bytes())?;
@@ -43,7 +43,7 @@ impl Uploader {
         Ok(buffer)
     }
 
-    /// The address after the chunk.
+    /// Uploads a chunk, and returns the address behind it.
     fn upload_chunk(&mut self, to: DevicePtr, chunk: &[u8], from: DType, dtype: DType) -> DeviceResult<DevicePtr> {
         self.turn = 1 - self.turn;
         if let Some(copied) = self.copied[self.turn] {
@@ -53,7 +53,7 @@ impl Uploader {
         }
         let bytes = chunk.len() / from.size_bytes() * dtype.size_bytes();
         let staging = &mut self.staging[self.turn];
-        // SAFETY: the last copy out of this buffer is done.
+        // SAFETY: the last copy from this buffer is done.
         convert(chunk, from, dtype, unsafe { &mut staging.as_mut_slice()[..bytes] });
         let copy = Copy { to, from: staging.ptr(), bytes };
         // SAFETY: the target is ours; the staging buffer lives as long as `self`, and freeing it waits for the device.

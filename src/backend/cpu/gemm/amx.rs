@@ -272,7 +272,7 @@ macro_rules! end_two_by {
 
 /// The loop of two tiles of rows by two panels. A tile is loaded right after the last product that reads the same
 /// register. So a processor with few registers to rename tiles to (one whose other hardware thread is busy) does not
-/// wait for the load. The loads are non-temporal, so that they do not evict the contents of the first-level cache: the
+/// wait for the load. The loads carry a hint (`tileloaddt1`) not to evict the contents of the first-level cache: the
 /// next blocks read the same tiles from the second level, which makes them 1.2 times as fast. `$x0`, `$w0`, `$x1`,
 /// `$w1` are inserted between the products, and `$step` after each step.
 macro_rules! two_by {

@@ -1,7 +1,7 @@
-//! Kernels: their sources, which are part of the program, and NVRTC, which makes machine code of them.
+//! Compiles the kernels, whose sources are part of the program, with NVRTC.
 //!
-//! Compiled kernels are kept in files named by a hash of everything that they are made from, so that a start with the
-//! same model and configuration compiles nothing.
+//! Compiled kernels are kept in files that are named by a hash of everything that goes into them, so that a second
+//! start with the same model and configuration compiles nothing.
 
 use super::super::device::{DeviceError, DeviceResult, ModuleSource};
 use cudarc::nvrtc::sys;
@@ -21,7 +21,7 @@ macro_rules! files {
 /// The modules.
 const SOURCES: &[(&str, &str)] = files!["attention.cu", "attention_rows.cu", "experts.cu", "rows.cu", "sampling.cu"];
 
-/// What they include.
+/// The headers that they include.
 const HEADERS: &[(&str, &str)] = files![
     "include/activation.cuh",
     "include/attention.cuh",
@@ -33,7 +33,7 @@ const HEADERS: &[(&str, &str)] = files![
     "include/types.cuh",
 ];
 
-/// Machine code of a module, and what NVRTC said of it.
+/// Machine code of a module, and NVRTC's messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cubin {
     pub bytes: Vec<u8>,
@@ -41,14 +41,14 @@ pub struct Cubin {
     pub log: String,
 }
 
-/// NVRTC's name of the architecture of a device: with all instructions that only this one has.
+/// NVRTC's name of a device's architecture, in the form that allows architecture-specific instructions.
 pub fn architecture(compute_capability: (u32, u32)) -> String {
     let (major, minor) = compute_capability;
     let specific = if major >= 9 { "a" } else { "" };
     format!("sm_{major}{minor}{specific}")
 }
 
-/// Release of the NVRTC that is open.
+/// The release of the open NVRTC.
 pub fn nvrtc_version() -> DeviceResult<(i32, i32)> {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: both are ours to write.
@@ -62,7 +62,7 @@ fn supported_architectures() -> DeviceResult<Vec<i32>> {
     // SAFETY: `len` is ours to write.
     check(unsafe { sys::nvrtcGetNumSupportedArchs(&mut len) }, "nvrtcGetNumSupportedArchs")?;
     let mut supported = vec![0; len.max(0) as usize];
-    // SAFETY: it is as long as NVRTC asked for.
+    // SAFETY: the buffer is as long as NVRTC said.
     check(unsafe { sys::nvrtcGetSupportedArchs(supported.as_mut_ptr()) }, "nvrtcGetSupportedArchs")?;
     Ok(supported)
 }
@@ -80,7 +80,7 @@ pub fn compile(source: &ModuleSource, arch: &str) -> DeviceResult<Cubin> {
     Program::new(source.file, &text)?.compile(source, arch)
 }
 
-/// A module's text with everything that it includes in place, so that NVRTC looks for no file.
+/// A module's text with all its headers inserted, so that NVRTC does not look for files.
 fn text_of(source: &ModuleSource) -> DeviceResult<String> {
     let Some((path, text)) = SOURCES.iter().find(|(path, _)| *path == source.file) else {
         return Err(DeviceError::Other(format!("there is no kernel file {}", source.file)));
@@ -90,8 +90,8 @@ fn text_of(source: &ModuleSource) -> DeviceResult<String> {
     Ok(expanded)
 }
 
-/// Appends `text` to `to`, each of our headers once, where it is first included; other includes (the emulation's) stay,
-/// and are in no active branch. Headers are never included conditionally.
+/// Appends `text` to `to`, and inserts each of our headers where it is first included. Other includes (the emulation's)
+/// stay, but are in no active branch. Our headers are never included conditionally.
 fn expand(path: &str, text: &str, seen: &mut Vec<&'static str>, to: &mut String) {
     to.push_str(&format!("#line 1 \"{path}\"\n"));
     for (number, line) in (1..).zip(text.lines()) {
@@ -106,7 +106,7 @@ fn expand(path: &str, text: &str, seen: &mut Vec<&'static str>, to: &mut String)
                 expand(name, text, seen, to);
                 to.push_str(&format!("#line {} \"{path}\"\n", number + 1));
             }
-            // The text is in one file by now.
+            // All text is now in one file.
             None if line.trim() == "#pragma once" => to.push('\n'),
             None => {
                 to.push_str(line);
@@ -118,14 +118,14 @@ fn expand(path: &str, text: &str, seen: &mut Vec<&'static str>, to: &mut String)
 
 fn options(source: &ModuleSource, arch: &str) -> Vec<String> {
     let defines = source.defines.iter().map(|(name, value)| format!("--define-macro={name}={value}"));
-    // Lines for profilers and compute-sanitizer: no effect on the code.
+    // Line numbers for profilers and compute-sanitizer. They do not affect the code.
     let mut options: Vec<String> =
         vec![format!("--gpu-architecture={arch}"), "--std=c++17".into(), "--generate-line-info".into()];
     options.extend(defines);
     options
 }
 
-/// A program of NVRTC.
+/// A program object of NVRTC.
 struct Program(sys::nvrtcProgram);
 
 impl Program {
@@ -134,7 +134,7 @@ impl Program {
         let text = c_string(text)?;
         let mut program = std::ptr::null_mut();
         let (headers, names) = (std::ptr::null(), std::ptr::null());
-        // SAFETY: both strings end with a zero and live until the call returns: NVRTC copies them.
+        // SAFETY: both strings end with a zero and live until the call returns. NVRTC copies them.
         let created = unsafe { sys::nvrtcCreateProgram(&mut program, text.as_ptr(), name.as_ptr(), 0, headers, names) };
         check(created, "nvrtcCreateProgram")?;
         Ok(Self(program))
@@ -154,7 +154,7 @@ impl Program {
         // SAFETY: the program has been compiled, and `len` is ours to write.
         check(unsafe { sys::nvrtcGetCUBINSize(self.0, &mut len) }, "nvrtcGetCUBINSize")?;
         let mut bytes = vec![0u8; len];
-        // SAFETY: it is as long as NVRTC asked for.
+        // SAFETY: the buffer is as long as NVRTC said.
         check(unsafe { sys::nvrtcGetCUBIN(self.0, bytes.as_mut_ptr().cast()) }, "nvrtcGetCUBIN")?;
         if bytes.is_empty() {
             return Err(DeviceError::Other(format!("NVRTC made nothing of {} for {arch}", source.file)));
@@ -162,16 +162,16 @@ impl Program {
         Ok(Cubin { bytes, log })
     }
 
-    /// What NVRTC said: errors and warnings.
+    /// NVRTC's errors and warnings.
     fn log(&self) -> String {
         let mut len = 0;
-        // SAFETY: the program lives, and `len` is ours to write.
+        // SAFETY: the program exists, and `len` is ours to write.
         let sized = unsafe { sys::nvrtcGetProgramLogSize(self.0, &mut len) };
         if sized != sys::nvrtcResult::NVRTC_SUCCESS || len == 0 {
             return String::new();
         }
         let mut bytes = vec![0u8; len];
-        // SAFETY: it is as long as NVRTC asked for.
+        // SAFETY: the buffer is as long as NVRTC said.
         if unsafe { sys::nvrtcGetProgramLog(self.0, bytes.as_mut_ptr().cast()) } != sys::nvrtcResult::NVRTC_SUCCESS {
             return String::new();
         }
@@ -200,13 +200,13 @@ fn c_string(text: &str) -> DeviceResult<CString> {
 
 /// Compiled kernels on disk.
 pub struct KernelCache {
-    /// `None`: nothing is kept.
+    /// `None`: compiled kernels are not kept.
     folder: Option<PathBuf>,
-    /// A folder that cannot be written is reported once.
+    /// Whether it was reported that the folder cannot be written.
     warned: Cell<bool>,
 }
 
-/// `device.kernel_cache`, or where the user's programs keep such files.
+/// `device.kernel_cache`, or the user's usual cache folder.
 pub fn cache_folder(configured: Option<&str>) -> Option<PathBuf> {
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     match configured {
@@ -223,7 +223,7 @@ impl KernelCache {
         Self { folder, warned: Cell::new(false) }
     }
 
-    /// Machine code of all `sources`; those that are not kept are compiled at the same time.
+    /// Machine code of all `sources`. Those that are not in the cache are compiled, all at the same time.
     pub fn load(&self, sources: &[ModuleSource], arch: &str) -> DeviceResult<Vec<Vec<u8>>> {
         let version = nvrtc_version()?;
         let mut paths = Vec::with_capacity(sources.len());
@@ -251,7 +251,8 @@ impl KernelCache {
         Ok(kept.into_iter().flatten().collect())
     }
 
-    /// Writes beside and renames, so that nobody reads half a file. What cannot be kept is compiled again next time.
+    /// Writes a temporary file and renames it, so that no other process reads half a file. If that fails, the kernel is
+    /// compiled again next time.
     fn keep(&self, path: &Path, bytes: &[u8]) {
         let write = || -> std::io::Result<()> {
             let folder = path.parent().expect("it was joined to its folder");
@@ -282,14 +283,14 @@ impl KernelCache {
     }
 }
 
-/// The cubin of a cache file; `None` where there is none or it is damaged.
+/// The cubin of a cache file. `None` if there is no file or it is damaged.
 fn read(path: &Path) -> Option<Vec<u8>> {
     let file = std::fs::read(path).ok()?;
     let (hash, bytes) = file.split_at_checked(blake3::OUT_LEN)?;
     (blake3::hash(bytes).as_bytes() == hash).then(|| bytes.to_vec())
 }
 
-/// Named by a hash of everything that the machine code depends on.
+/// The name of a cache file: a hash of everything that the machine code depends on.
 fn file_name(source: &ModuleSource, arch: &str, nvrtc: (i32, i32)) -> DeviceResult<String> {
     let mut hasher = blake3::Hasher::new();
     let mut add = |text: &str| {

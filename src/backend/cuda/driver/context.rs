@@ -1,4 +1,4 @@
-//! A context of the driver's own: its streams, and what its errors mean.
+//! A context of the driver: its streams, and the meaning of its errors.
 
 use super::super::device::{DeviceError, DeviceResult, Stream};
 use cudarc::cublaslt::sys::cublasStatus_t;
@@ -7,10 +7,10 @@ use std::cell::RefCell;
 
 /// A context, current on the thread that made it, and its streams.
 ///
-/// An illegal access and its like end a context: every later call answers the same. A context of our own rather than
-/// the device's primary one can then be destroyed with all that it holds, whoever else in the process (cuBLASLt's
-/// runtime, say) might hold the primary one, and another be made. NVIDIA promises no success there (the process may
-/// have to be started again), so that whoever opens a device tries it first.
+/// Some errors, such as an illegal access, end a context: every later call returns the same error. This is a context of
+/// our own and not the device's primary one, which other parts of the process (such as cuBLASLt's runtime) might hold.
+/// So it can be destroyed with all its memory, and another one can be made. NVIDIA does not promise that this works
+/// (the process may have to be restarted), so a device is tried when it is opened.
 pub struct Context {
     handle: sys::CUcontext,
     streams: [sys::CUstream; Stream::ALL.len()],
@@ -28,7 +28,7 @@ impl Context {
         context.check(created, "cuCtxCreate")?;
         for i in 0..context.streams.len() {
             let mut stream = std::ptr::null_mut();
-            // Not in step with the legacy stream, which nobody here uses.
+            // Not synchronised with the legacy stream, which is not used here.
             let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
             // SAFETY: `stream` is ours to write, and the context is current.
             let created = unsafe { sys::cuStreamCreate(&mut stream, flags) };
@@ -42,7 +42,8 @@ impl Context {
         self.streams[stream as usize]
     }
 
-    /// Before any call: the context is alive, and current on this thread, where another one may have been used since.
+    /// To be called before any call of the driver: checks that the context is alive, and makes it current on this
+    /// thread, where another one may have been used since.
     pub fn enter(&self) -> DeviceResult<()> {
         if let Some(why) = &*self.lost.borrow() {
             return Err(DeviceError::Lost(why.clone()));
@@ -51,7 +52,7 @@ impl Context {
         self.check(unsafe { sys::cuCtxSetCurrent(self.handle) }, "cuCtxSetCurrent")
     }
 
-    /// The same where the context may be lost: what is freed then is gone already.
+    /// As [`Self::enter`], before memory is freed. If the context is lost, its memory is already gone.
     pub fn enter_to_free(&self) {
         // SAFETY: as above.
         let _ = unsafe { sys::cuCtxSetCurrent(self.handle) };
@@ -65,11 +66,11 @@ impl Context {
         if !ends_the_context(result) {
             return Err(DeviceError::Other(message));
         }
-        // The first error is the cause; later ones say that the context is gone.
+        // The first error is the cause. Later ones only say that the context is gone.
         Err(DeviceError::Lost(self.lost.borrow_mut().get_or_insert(message).clone()))
     }
 
-    /// cuBLASLt has errors of its own; the driver knows whether the context has ended.
+    /// cuBLASLt has its own errors. The driver knows whether the context has ended.
     pub fn check_cublas(&self, status: cublasStatus_t, call: &str) -> DeviceResult<()> {
         if status == cublasStatus_t::CUBLAS_STATUS_SUCCESS {
             return Ok(());
@@ -98,7 +99,7 @@ impl Drop for Context {
     }
 }
 
-/// Errors after which nothing works in a context any more.
+/// Whether an error ends the context: after it nothing works in the context any more.
 fn ends_the_context(result: CUresult) -> bool {
     use CUresult::*;
     matches!(

@@ -6,7 +6,7 @@ use crate::backend::DType;
 use cudarc::cublaslt::sys::{self as lt, cublasStatus_t};
 use cudarc::driver::sys::{self, CUresult};
 
-/// What NVIDIA advises for Hopper; less is enough before.
+/// The size that NVIDIA recommends for Hopper. Older devices need less.
 pub const WORKSPACE_BYTES: usize = 32 << 20;
 
 /// Alignment of all operands, in bytes.
@@ -20,14 +20,14 @@ fn data_type(dtype: DType) -> lt::cudaDataType_t {
     }
 }
 
-/// What is computed: `Wᵀ · X`, in float32, perhaps with a bias for each row of the result.
+/// The computation: `Wᵀ · X` in float32, optionally with a bias for each row of the result.
 pub struct Descriptor(pub lt::cublasLtMatmulDesc_t);
 
 impl Descriptor {
     pub fn new(context: &Context, bias: bool) -> DeviceResult<Self> {
         use lt::cublasLtMatmulDescAttributes_t::*;
         let mut descriptor = std::ptr::null_mut();
-        // Float32 operands are multiplied as such, not as TF32.
+        // Float32 operands are multiplied in float32, not in TF32.
         let (compute, scale) = (lt::cublasComputeType_t::CUBLAS_COMPUTE_32F, lt::cudaDataType_t::CUDA_R_32F);
         // SAFETY: it is ours to write.
         let created = unsafe { lt::cublasLtMatmulDescCreate(&mut descriptor, compute, scale) };
@@ -43,7 +43,7 @@ impl Descriptor {
         Ok(descriptor)
     }
 
-    /// `T` is of the attribute's size.
+    /// `T` has the attribute's size.
     pub fn set<T>(
         &self,
         context: &Context,
@@ -64,7 +64,7 @@ impl Drop for Descriptor {
     }
 }
 
-/// A matrix by columns, each right behind the last.
+/// A column-major matrix without gaps.
 pub struct MatrixLayout(pub lt::cublasLtMatrixLayout_t);
 
 impl MatrixLayout {
@@ -80,7 +80,7 @@ impl MatrixLayout {
 
     pub fn set_cols(&self, context: &Context, cols: usize) -> DeviceResult<()> {
         let (cols, attribute) = (cols as u64, lt::cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_COLS);
-        // SAFETY: the value is read before the call returns, and of the attribute's size.
+        // SAFETY: the value is read before the call returns, and it has the attribute's size.
         let set = unsafe {
             lt::cublasLtMatrixLayoutSetAttribute(self.0, attribute, (&raw const cols).cast(), size_of::<u64>())
         };
@@ -95,7 +95,7 @@ impl Drop for MatrixLayout {
     }
 }
 
-/// What a heuristic may propose.
+/// The limits on the algorithms that cuBLASLt's heuristic may propose.
 pub struct Preference(pub lt::cublasLtMatmulPreference_t);
 
 impl Preference {
@@ -108,11 +108,11 @@ impl Preference {
         context.check_cublas(created, "cublasLtMatmulPreferenceCreate")?;
         let preference = Self(preference);
         preference.set(context, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(WORKSPACE_BYTES as u64))?;
-        // Parts of a sum are never rounded to the type of the result.
+        // Partial sums are never rounded to the type of the result.
         let reduction =
             if batch_invariant { CUBLASLT_REDUCTION_SCHEME_NONE } else { CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE };
         preference.set(context, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &(reduction as u32))?;
-        // Without these it takes all operands for 256-byte aligned.
+        // Without these it assumes that all operands are 256-byte aligned.
         for operand in [
             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
@@ -124,7 +124,7 @@ impl Preference {
         Ok(preference)
     }
 
-    /// `T` is of the attribute's size.
+    /// `T` has the attribute's size.
     fn set<T>(
         &self,
         context: &Context,
@@ -145,7 +145,7 @@ impl Drop for Preference {
     }
 }
 
-/// Measures what is enqueued on the compute stream.
+/// Measures the time of work on the compute stream.
 pub struct Timer<'a> {
     context: &'a Context,
     start: sys::CUevent,
@@ -163,7 +163,7 @@ impl<'a> Timer<'a> {
         Ok(timer)
     }
 
-    /// Milliseconds that `launch` takes on the device, once it is warm.
+    /// Milliseconds that `launch` takes on the device after a warm-up.
     pub fn time(&self, launch: impl Fn() -> cublasStatus_t) -> DeviceResult<f32> {
         const TIMES: usize = 3;
         let stream = self.context.stream(Stream::Compute);

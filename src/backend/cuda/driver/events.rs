@@ -1,24 +1,23 @@
-//! Events by number: which of the driver's objects stands for which point of a stream, and which points are known to
-//! have been passed.
+//! Maps numbered events to the driver's event objects, and remembers which events are known to be done.
 
 use super::super::device::{DeviceResult, Event, Stream};
 use std::collections::VecDeque;
 
-/// What the driver does with an event object of type `E`.
+/// The driver's operations on an event object of type `E`.
 pub trait EventCalls<E> {
     fn create(&self) -> DeviceResult<E>;
     fn record(&self, event: E, stream: Stream) -> DeviceResult<()>;
     fn is_done(&self, event: E) -> DeviceResult<bool>;
 }
 
-/// Events of one stream. `pending[i]` is number `num_done + 1 + i`; all before are done.
+/// Events of one stream. `pending[i]` has number `num_done + 1 + i`. All events before are done.
 struct Line<E> {
     num_done: u64,
     pending: VecDeque<E>,
 }
 
 impl<E> Line<E> {
-    /// Place in `pending`; `None` where it is done.
+    /// Index in `pending`, or `None` if the event is done.
     fn place(&self, number: u64) -> Option<usize> {
         let last = self.num_done + self.pending.len() as u64;
         assert!((1..=last).contains(&number), "event {number} of a stream that has recorded {last}");
@@ -29,12 +28,13 @@ impl<E> Line<E> {
 /// The events of a device.
 pub struct EventLog<E> {
     lines: [Line<E>; Stream::ALL.len()],
-    /// Objects that stand for nothing: to be recorded again. A stream that was told to wait for an object waits for
-    /// what it stood for then.
+    /// Objects that are free to be recorded again. A stream that was told to wait for an object waits for what was
+    /// recorded at that time.
     free: Vec<E>,
 }
 
-/// Objects of a stream above which `record` looks for some that are done: nobody may ever ask for them.
+/// With more objects of a stream than this, `record` looks for some that are done, because nothing else may ever ask
+/// for them.
 const MANY: usize = 64;
 
 impl<E: Copy> EventLog<E> {
@@ -64,13 +64,13 @@ impl<E: Copy> EventLog<E> {
         }
     }
 
-    /// The object that stands for `event`; `None` where it is known to be done.
+    /// The object of `event`, or `None` if the event is known to be done.
     pub fn pending(&mut self, event: Event) -> Option<E> {
         let line = self.line(event.stream);
         line.place(event.number).map(|place| line.pending[place])
     }
 
-    /// Everything that was recorded has been passed.
+    /// Marks all recorded events as done.
     pub fn all_done(&mut self) {
         for line in &mut self.lines {
             line.num_done += line.pending.len() as u64;
@@ -78,13 +78,13 @@ impl<E: Copy> EventLog<E> {
         }
     }
 
-    /// All objects, to be destroyed.
+    /// Takes all objects, which the caller destroys.
     pub fn take(&mut self) -> Vec<E> {
         self.all_done();
         std::mem::take(&mut self.free)
     }
 
-    /// Where the event at `place` is done, so are all before it.
+    /// If the event at `place` is done, removes it and all before it.
     fn pop_if_done(&mut self, stream: Stream, place: usize, calls: &impl EventCalls<E>) -> DeviceResult<bool> {
         let object = self.line(stream).pending[place];
         let is_done = calls.is_done(object)?;
@@ -107,11 +107,11 @@ mod tests {
     use super::*;
     use std::cell::{Cell, RefCell};
 
-    /// Objects are numbers; `passed` holds what each stream has reached, in recordings.
+    /// A fake driver. Objects are numbers, and `passed` is the number of recordings that each stream has passed.
     #[derive(Default)]
     struct Fake {
         made: Cell<usize>,
-        /// Recordings of each stream: which object.
+        /// For each stream, the objects of its recordings.
         recorded: RefCell<[Vec<usize>; 3]>,
         passed: RefCell<[usize; 3]>,
         queries: Cell<usize>,
@@ -134,7 +134,7 @@ mod tests {
 
         fn is_done(&self, object: usize) -> DeviceResult<bool> {
             self.queries.set(self.queries.get() + 1);
-            // The last recording of an object is what it stands for.
+            // An object stands for its last recording.
             let recorded = self.recorded.borrow();
             let places = recorded
                 .iter()
@@ -167,7 +167,7 @@ mod tests {
         for round in 0..1000 {
             let event = log.record(Stream::CopyOut, &fake).unwrap();
             assert_eq!(event.number, round + 1);
-            // The stream keeps up, five behind; nobody asks.
+            // The stream is five recordings behind, and nothing asks for its events.
             fake.passed.borrow_mut()[Stream::CopyOut as usize] = (round as usize).saturating_sub(5);
         }
         assert!(fake.made.get() <= MANY + 1, "{} objects", fake.made.get());

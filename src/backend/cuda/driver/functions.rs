@@ -3,8 +3,8 @@
 use cudarc::driver::sys;
 use std::ffi::c_void;
 
-/// Functions of the driver that a device needs. They are looked up before the first is called: cudarc panics where one
-/// is missing.
+/// Functions of the driver that a device needs. They are looked up before the first one is called, because cudarc
+/// panics if one is missing.
 pub(super) const DRIVER_FUNCTIONS: &[&str] = &[
     "cuCtxCreate_v4",
     "cuCtxDestroy_v2",
@@ -49,10 +49,10 @@ pub(super) const DRIVER_FUNCTIONS: &[&str] = &[
     "cuStreamWaitEvent",
 ];
 
-/// One that only newer drivers have, and that is done without.
+/// An optional function that only newer drivers have.
 pub(super) const COPY_BATCH_FUNCTION: &str = "cuMemcpyBatchAsync_v2";
 
-/// Those that are called before the driver is asked what it is.
+/// The functions that are called before the driver's version is known.
 pub(super) const FIRST_DRIVER_FUNCTIONS: &[&str] = &["cuInit", "cuDriverGetVersion", "cuDeviceGetCount"];
 
 pub(super) const NVRTC_FUNCTIONS: &[&str] = &[
@@ -92,7 +92,7 @@ pub(super) fn address<E>(symbol: Result<impl std::ops::Deref<Target = *const c_v
 }
 
 pub(super) fn driver_function(name: &str) -> Option<*const c_void> {
-    // SAFETY: the library is open, as `is_culib_present` said, and never closed; the address is not used as anything.
+    // SAFETY: the library is open, as `is_culib_present` said, and is never closed. The address is only compared.
     unsafe { address(sys::culib().get::<*const c_void>(name)) }
 }
 

@@ -15,14 +15,14 @@ use std::ffi::{CString, c_void};
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-/// What a GPU is opened with.
+/// The options of an opened GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CudaDeviceOptions {
-    /// Of the devices that `CUDA_VISIBLE_DEVICES` shows.
+    /// Index among the devices that `CUDA_VISIBLE_DEVICES` shows.
     pub ordinal: u32,
-    /// Where compiled kernels are kept; `None`: nowhere.
+    /// The folder of compiled kernels. `None`: they are not kept.
     pub kernel_cache: Option<std::path::PathBuf>,
-    /// A matrix product's rows do not depend on how many there are.
+    /// Whether the rows of a matrix product must not depend on how many rows there are.
     pub batch_invariant: bool,
 }
 
@@ -37,7 +37,7 @@ pub struct CudaDevice {
     /// Dropped before the context that it works in.
     products: RefCell<Matmuls>,
     is_recording: Cell<bool>,
-    /// False where the driver has no call for many copies at once.
+    /// False if the driver has no call for many copies at once.
     has_copy_batches: Cell<bool>,
     context: Rc<Context>,
 }
@@ -48,11 +48,11 @@ struct LoadedKernel {
     params_bytes: usize,
 }
 
-/// Parameters of a launch, as aligned as a kernel may want them.
+/// Parameters of a launch, with the largest alignment that a kernel may need.
 #[repr(C, align(16))]
 struct Params([u8; MAX_PARAMS_BYTES]);
 
-/// What every architecture takes.
+/// The limit of all architectures.
 const MAX_PARAMS_BYTES: usize = 4096;
 
 impl CudaDevice {
@@ -81,10 +81,10 @@ impl CudaDevice {
         Ok(device)
     }
 
-    /// Memory, a stream and an event: in a process whose last context was lost they may fail at once.
+    /// Tries memory, a stream and an event: in a process whose last context was lost they may fail at once.
     fn try_out(&self) -> DeviceResult<()> {
         let ptr = self.allocate(256)?;
-        // SAFETY: it is ours, and freed when everything is done.
+        // SAFETY: the memory is ours, and is freed only when everything is done.
         let done = unsafe { self.fill(Stream::Compute, ptr, 0, 256) }
             .and_then(|()| self.record(Stream::Compute))
             .and_then(|event| self.wait(Stream::CopyOut, event))
@@ -98,12 +98,12 @@ impl CudaDevice {
         Calls(&self.context)
     }
 
-    /// One call for all copies; false where the driver does not take them.
+    /// Enqueues all copies with one call. Returns false if the driver does not accept them.
     fn copy_at_once(&self, stream: Stream, copies: &[Copy]) -> DeviceResult<bool> {
         let mut to: Vec<u64> = copies.iter().map(|copy| copy.to.0).collect();
         let mut from: Vec<u64> = copies.iter().map(|copy| copy.from.0).collect();
         let mut bytes: Vec<usize> = copies.iter().map(|copy| copy.bytes).collect();
-        // Hints for managed memory, which this is not.
+        // Hints that only matter for managed memory.
         let nowhere = sys::CUmemLocation { type_: sys::CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_INVALID, id: 0 };
         let mut attributes = sys::CUmemcpyAttributes {
             srcAccessOrder: sys::CUmemcpySrcAccessOrder_enum::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
@@ -111,9 +111,10 @@ impl CudaDevice {
             dstLocHint: nowhere,
             flags: sys::CUmemcpyFlags_enum::CU_MEMCPY_FLAG_DEFAULT as u32,
         };
-        // The attributes hold from copy 0 on.
+        // The attributes apply from copy 0 on.
         let mut first = 0;
-        // SAFETY: the arrays are as long as is said and read before the call returns; the ranges are the caller's.
+        // SAFETY: the arrays have the given lengths and are read before the call returns. The caller vouches for the
+        // ranges.
         let result = unsafe {
             sys::cuMemcpyBatchAsync_v2(
                 to.as_mut_ptr(),
@@ -136,7 +137,7 @@ impl CudaDevice {
         }
     }
 
-    /// Ends a recording that nobody will end: an operation of it has failed.
+    /// Ends a recording in which an operation has failed.
     fn abandon_recording(&self) {
         if self.is_recording.take() {
             let mut graph = std::ptr::null_mut();
@@ -179,14 +180,14 @@ impl Device for CudaDevice {
 
     unsafe fn free(&self, ptr: DevicePtr) {
         self.context.enter_to_free();
-        // SAFETY: the caller's; in a context that is lost it fails, and the memory goes with the context.
+        // SAFETY: the caller's promise. In a lost context the call fails, and the memory is freed with the context.
         let _ = unsafe { sys::cuMemFree_v2(ptr.0) };
     }
 
     fn allocate_pinned(&self, bytes: usize) -> DeviceResult<NonNull<u8>> {
         self.context.enter()?;
         let mut ptr = std::ptr::null_mut();
-        // No flags: not write-combined, which the host could not read fast.
+        // No flags, so not write-combined: the host could not read that fast.
         // SAFETY: `ptr` is ours to write.
         let result = unsafe { sys::cuMemHostAlloc(&mut ptr, bytes, 0) };
         if matches!(result, CUresult::CUDA_ERROR_OUT_OF_MEMORY | CUresult::CUDA_ERROR_OPERATING_SYSTEM) {
@@ -198,7 +199,7 @@ impl Device for CudaDevice {
 
     unsafe fn free_pinned(&self, ptr: NonNull<u8>) {
         self.context.enter_to_free();
-        // SAFETY: the caller's; as `free`.
+        // SAFETY: the caller's promise, as for `free`.
         let _ = unsafe { sys::cuMemFreeHost(ptr.as_ptr().cast()) };
     }
 
@@ -208,7 +209,7 @@ impl Device for CudaDevice {
             return Ok(());
         }
         let stream = self.context.stream(stream);
-        // The driver tells host from device by the address.
+        // The driver knows from an address whether it is host or device memory.
         // SAFETY: the caller's promise.
         let result = unsafe { sys::cuMemcpyAsync(copy.to.0, copy.from.0, copy.bytes, stream) };
         self.context.check(result, "cuMemcpyAsync")
@@ -247,7 +248,7 @@ impl Device for CudaDevice {
     fn wait(&self, stream: Stream, event: Event) -> DeviceResult<()> {
         self.context.enter()?;
         assert!(stream != Stream::Compute || !self.is_recording.get(), "events are not recorded");
-        // A stream's own events are in order anyway.
+        // A stream need not wait for its own events.
         let pending = if stream == event.stream { None } else { self.events.borrow_mut().pending(event) };
         let Some(object) = pending else { return Ok(()) };
         // SAFETY: stream and event are the context's.
@@ -262,7 +263,7 @@ impl Device for CudaDevice {
 
     fn synchronize(&self) -> DeviceResult<()> {
         self.context.enter()?;
-        // Only a step that failed in the middle of its recording gets here.
+        // Only reached after a step that failed during its recording.
         self.abandon_recording();
         for stream in Stream::ALL {
             // SAFETY: the stream is the context's.
@@ -278,7 +279,8 @@ impl Device for CudaDevice {
         let cubins = self.kernel_cache.load(sources, &architecture(self.info.compute_capability))?;
         let load = |cubin: Vec<u8>| {
             let mut module = std::ptr::null_mut();
-            // SAFETY: `module` is ours to write; the image is whole (it was just made, or has its hash) and copied.
+            // SAFETY: `module` is ours to write. The image is complete (it was just compiled, or its hash was checked),
+            // and the driver copies it.
             let result = unsafe { sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()) };
             self.context.check(result, "cuModuleLoadData")?;
             let mut modules = self.modules.borrow_mut();
@@ -297,18 +299,18 @@ impl Device for CudaDevice {
         // SAFETY: the module is loaded, and `function` is ours to write.
         let found = unsafe { sys::cuModuleGetFunction(&mut function, module, symbol.as_ptr()) };
         self.context.check(found, &call("cuModuleGetFunction"))?;
-        // Without this a kernel has the 48 KiB that all architectures have.
+        // Without this a kernel has only the 48 KiB that all architectures offer.
         if shared_bytes > 48 << 10 {
             let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: the function is the module's.
+            // SAFETY: the function belongs to the loaded module.
             let set = unsafe { sys::cuFuncSetAttribute(function, attribute, shared_bytes as i32) };
             self.context.check(set, &call(&format!("{shared_bytes} bytes of shared memory: cuFuncSetAttribute")))?;
         }
-        // Now, not at its first launch: that may be part of a recording.
-        // SAFETY: the function is the module's.
+        // Loaded now and not at the first launch, which may be part of a recording.
+        // SAFETY: the function belongs to the loaded module.
         self.context.check(unsafe { sys::cuFuncLoad(function) }, &call("cuFuncLoad"))?;
         let (mut offset, mut params_bytes) = (0, 0);
-        // SAFETY: the function is the module's; both numbers are ours to write.
+        // SAFETY: the function belongs to the loaded module, and both numbers are ours to write.
         let read = unsafe { sys::cuFuncGetParamInfo(function, 0, &mut offset, &mut params_bytes) };
         self.context.check(read, &call("cuFuncGetParamInfo"))?;
         let mut kernels = self.kernels.borrow_mut();
@@ -331,8 +333,8 @@ impl Device for CudaDevice {
         unsafe { std::ptr::copy_nonoverlapping(params.as_ptr(), copy.cast(), params.len()) };
         let mut pointers = [copy];
         let [x, y, z] = grid.blocks;
-        // SAFETY: the driver reads as many bytes as the kernel's one parameter has before the call returns; what they
-        // say is the caller's.
+        // SAFETY: before the call returns the driver reads as many bytes as the kernel's one parameter has. The caller
+        // vouches for their contents.
         let result = unsafe {
             sys::cuLaunchKernel(
                 *function,
@@ -370,8 +372,8 @@ impl Device for CudaDevice {
     fn begin_capture(&self) -> DeviceResult<()> {
         self.context.enter()?;
         assert!(!self.is_recording.get(), "a recording within a recording");
-        // Relaxed: other streams are asked and used meanwhile, and cuBLASLt may load a kernel. Nothing here uses the
-        // legacy stream, which the stricter modes guard.
+        // Relaxed, because other streams are used meanwhile and cuBLASLt may load a kernel. The stricter modes guard
+        // against the use of the legacy stream, which is not used here.
         let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is the context's.
         let begun = unsafe { sys::cuStreamBeginCapture_v2(self.context.stream(Stream::Compute), mode) };
@@ -387,7 +389,7 @@ impl Device for CudaDevice {
         // SAFETY: the stream is recording; `graph` is ours to write.
         let ended = unsafe { sys::cuStreamEndCapture(self.context.stream(Stream::Compute), &mut graph) };
         self.context.check(ended, "cuStreamEndCapture")?;
-        // SAFETY: the graph is whole, and destroyed once; what was made of it does not need it.
+        // SAFETY: the graph is complete and is destroyed once. The executable graph does not need it.
         let made = unsafe {
             let made = sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0);
             let _ = sys::cuGraphDestroy(graph);
@@ -402,13 +404,13 @@ impl Device for CudaDevice {
     unsafe fn launch_graph(&self, graph: GraphId) -> DeviceResult<()> {
         self.context.enter()?;
         let executable = self.graphs.borrow()[graph.0];
-        // SAFETY: the graph lives; its addresses are the caller's.
+        // SAFETY: the graph exists, and the caller vouches for its addresses.
         let result = unsafe { sys::cuGraphLaunch(executable, self.context.stream(Stream::Compute)) };
         self.context.check(result, "cuGraphLaunch")
     }
 
     fn clear_graphs(&self) {
-        // One of them may be running.
+        // A graph may be running.
         let _ = self.synchronize();
         self.context.enter_to_free();
         for executable in self.graphs.borrow_mut().drain(..) {
@@ -426,7 +428,7 @@ impl Drop for CudaDevice {
             let _ = unsafe { sys::cuEventDestroy_v2(event) };
         }
         for module in self.modules.borrow_mut().drain(..) {
-            // SAFETY: it was loaded and is unloaded once; nothing is enqueued that needs it.
+            // SAFETY: it was loaded and is unloaded once, and no enqueued work needs it.
             let _ = unsafe { sys::cuModuleUnload(module) };
         }
     }

@@ -1,19 +1,19 @@
-//! Where CUDA's libraries are, and opening them.
+//! Finds and opens CUDA's libraries.
 //!
-//! cudarc opens libraries by name when the first function is called. A library that this module has opened by its path
-//! before is found by that name wherever it lies, so that no `LD_LIBRARY_PATH` is needed.
+//! cudarc opens libraries by name when the first function is called. This module opens them by path first. The system
+//! then finds them by that name wherever they are, so no `LD_LIBRARY_PATH` is needed.
 
 use std::ffi::{CStr, OsStr, c_void};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// The newest release of CUDA that libraries are looked for of.
+/// The newest release of CUDA whose libraries are searched.
 pub const NEWEST_CUDA: u32 = 13;
 
 /// A library that the backend needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Library {
-    /// The driver's own.
+    /// The driver's library.
     Cuda,
     /// The compiler of kernels.
     Nvrtc,
@@ -22,7 +22,7 @@ pub enum Library {
 }
 
 impl Library {
-    /// File names, best first: those of releases that the driver cannot run are left out.
+    /// File names, best first, without those of releases that the driver cannot run.
     fn file_names(self, driver_major: u32) -> Vec<String> {
         let releases = |stem: &str| {
             let majors = [NEWEST_CUDA, 12].into_iter().filter(|major| *major <= driver_major);
@@ -48,17 +48,17 @@ impl Library {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Found {
     pub library: Library,
-    /// `None` where the system's loader found it and does not say where.
+    /// `None` if the system's loader found it and does not say where.
     pub path: Option<PathBuf>,
 }
 
-/// A library that is nowhere, or that cannot be opened.
+/// A library that was not found or cannot be opened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Missing {
     library: Library,
     names: Vec<String>,
     folders: Vec<PathBuf>,
-    /// Files that are there and could not be opened, and why.
+    /// Files that exist and could not be opened, and why.
     failures: Vec<String>,
 }
 
@@ -84,22 +84,22 @@ impl fmt::Display for Missing {
     }
 }
 
-/// Where `libcuda.so.1` lies on machines whose loader does not look there.
+/// Folders of `libcuda.so.1` that some machines' loaders do not search.
 const DRIVER_FOLDERS: [&str; 4] =
     ["usr/local/nvidia/lib64", "usr/local/nvidia/lib", "usr/lib/wsl/lib", "run/opengl-driver/lib"];
 
-/// What the search depends on.
+/// The folders that are searched.
 pub struct LibraryFolders {
-    /// Where absolute paths begin: `/`.
+    /// The root of absolute paths: `/`, except in tests.
     pub root: PathBuf,
     /// `device.cuda_library_path`
     pub configured: Vec<PathBuf>,
-    /// The environment.
+    /// Reads an environment variable.
     pub variable: fn(&str) -> Option<PathBuf>,
 }
 
 impl LibraryFolders {
-    /// This machine's.
+    /// The folders of this machine.
     pub fn new(configured: &[String]) -> Self {
         Self {
             root: "/".into(),
@@ -108,8 +108,8 @@ impl LibraryFolders {
         }
     }
 
-    /// Folders that exist, to be searched after the system's loader: for the driver where containers and WSL have it,
-    /// for the others CUDA's own, then those of pip's wheels.
+    /// The existing folders to search after the system's loader. For the driver these are its folders in containers and
+    /// WSL; for the other libraries CUDA's own folders and then those of pip's wheels.
     fn folders(&self, library: Library) -> Vec<PathBuf> {
         let mut found = match library {
             Library::Cuda => DRIVER_FOLDERS.map(|folder| self.root.join(folder)).into(),
@@ -126,14 +126,14 @@ impl LibraryFolders {
         let mut found = Vec::new();
         let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable);
         let mut installed = children(&self.root.join("usr/local"), "cuda");
-        // The newest first; `cuda`, which is the machine's choice, before all.
+        // The newest first. `cuda`, the machine's default, comes before all.
         installed.sort_by_key(|folder| std::cmp::Reverse(version(folder)));
         for toolkit in toolkits.chain(installed) {
             found.extend(["lib64", "targets/x86_64-linux/lib", "lib"].map(|lib| toolkit.join(lib)));
         }
         let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(variable);
         let mut prefixes: Vec<PathBuf> = environments.collect();
-        // Where `python3` is an environment's, that one.
+        // If `python3` belongs to a virtual environment, that one's folders.
         let path = variable("PATH").unwrap_or_default();
         let python = std::env::split_paths(&path).find(|folder| folder.join("python3").is_file());
         prefixes.extend(python.and_then(|folder| folder.parent().map(Path::to_path_buf)));
@@ -150,7 +150,7 @@ impl LibraryFolders {
         found
     }
 
-    /// Opens `library`, in a release that a driver of CUDA `driver_major` can run.
+    /// Opens `library` in a release that a driver of CUDA `driver_major` can run.
     pub fn open(&self, library: Library, driver_major: u32) -> Result<Found, Missing> {
         let names = library.file_names(driver_major);
         let mut failures = Vec::new();
@@ -186,15 +186,15 @@ impl LibraryFolders {
     }
 }
 
-/// Folders of shared libraries in pip's layout, below `site-packages/nvidia`: one for all (`cu13/lib`), or one for each
-/// package (`cublas/lib`).
+/// Folders of shared libraries in pip's layout, in `site-packages/nvidia`: one for all packages (`cu13/lib`), or one
+/// for each (`cublas/lib`).
 fn wheels(nvidia: &Path) -> Vec<PathBuf> {
     let mut packages = children(nvidia, "");
     packages.sort_by_key(|package| std::cmp::Reverse(version(package)));
     packages.into_iter().map(|package| package.join("lib")).collect()
 }
 
-/// The number at the end of `cuda-12.8` or `cu13`; a name without one comes first.
+/// The version at the end of `cuda-12.8` or `cu13`. A name without a version comes first.
 fn version(folder: &Path) -> (bool, u32, u32) {
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let digits = name.trim_start_matches(|c: char| !c.is_ascii_digit());
@@ -202,7 +202,7 @@ fn version(folder: &Path) -> (bool, u32, u32) {
     (digits.is_empty(), numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-/// What lies in `folder` and has a name that starts with `prefix`, in the order of names.
+/// The entries of `folder` whose names start with `prefix`, sorted by name.
 fn children(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = entries
@@ -213,15 +213,16 @@ fn children(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     paths
 }
 
-/// NVRTC opens its `libnvrtc-builtins` by name when it first compiles: this must be the one beside it.
+/// NVRTC opens its `libnvrtc-builtins` by name when it first compiles. This opens the one beside it, so that no other
+/// is used.
 fn open_builtins(nvrtc: &Path) {
     for builtins in nvrtc.parent().map_or(Vec::new(), |folder| children(folder, "libnvrtc-builtins.so.")) {
-        // Where this fails NVRTC says so itself, when it compiles.
+        // If this fails, NVRTC reports it when it compiles.
         let _ = open_for_good(builtins.as_os_str());
     }
 }
 
-/// Opens a library and never closes it, so that it is found by its name from now on.
+/// Opens a library and never closes it, so that later it is found by its name.
 fn open_for_good(name: &OsStr) -> Result<(), libloading::Error> {
     // SAFETY: the initializers of CUDA's libraries have no preconditions.
     let library = unsafe { libloading::Library::new(name)? };
@@ -232,7 +233,7 @@ fn open_for_good(name: &OsStr) -> Result<(), libloading::Error> {
 /// The file that the code at `address` comes from.
 pub fn file_of(address: *const c_void) -> Option<PathBuf> {
     let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: any address may be asked about, and a zeroed Dl_info is valid where nothing was written.
+    // SAFETY: any address may be passed, and a zeroed Dl_info is valid if nothing is written.
     let info = unsafe {
         if libc::dladdr(address, info.as_mut_ptr()) == 0 {
             return None;
@@ -251,7 +252,7 @@ pub fn file_of(address: *const c_void) -> Option<PathBuf> {
 mod tests {
     use super::*;
 
-    /// Of one test.
+    /// The PATH of one test.
     static PATH: std::sync::OnceLock<std::ffi::OsString> = std::sync::OnceLock::new();
 
     fn nothing(_: &str) -> Option<PathBuf> {
@@ -281,7 +282,7 @@ mod tests {
                 "usr/local/lib/python3.12/dist-packages/nvidia/cu13/lib",
                 "opt/any/lib/python3.11/site-packages/nvidia/cuda_nvrtc/lib",
                 "usr/local/nvidia/lib64",
-                // Not a library folder, and not a Python.
+                // Neither a folder of CUDA's libraries nor a Python.
                 "usr/local/lib/python3.12/dist-packages/numpy/lib",
                 "opt/any/lib/perl5/site-packages/nvidia/cu13/lib",
             ],
@@ -325,7 +326,7 @@ mod tests {
         std::fs::write(broken.join("libnvrtc.so.13"), "not a library").unwrap();
         let mut places = places(root.path());
         places.configured = vec![broken.clone(), root.path().join("empty")];
-        // A machine that has NVRTC where its loader looks finds that one.
+        // On a machine whose loader finds an NVRTC, that one is opened.
         if let Err(missing) = places.open(Library::Nvrtc, 13) {
             let message = missing.to_string();
             assert!(message.contains(&format!("{}: ", broken.join("libnvrtc.so.13").display())), "{message}");
@@ -337,7 +338,7 @@ mod tests {
     fn what_is_missing_is_named_with_the_folders_that_were_searched() {
         let root = tempfile::tempdir().unwrap();
         make(root.path(), &["usr/local/cuda/lib64"]);
-        // No driver runs libraries of this age: there is no name to look for, on any machine.
+        // No release is this old, so there is no name to look for on any machine.
         let missing = places(root.path()).open(Library::CublasLt, 11).unwrap_err();
         assert!(missing.names.is_empty());
         assert_eq!(missing.folders, [root.path().join("usr/local/cuda/lib64")]);

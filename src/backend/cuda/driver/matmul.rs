@@ -1,12 +1,12 @@
 //! Matrix products with cuBLASLt.
 //!
-//! cuBLASLt is column-major: a row-major `out[m, n] = x[m, k] · w[n, k]ᵀ` is, read by columns,
-//! `D[n, m] = Wᵀ · X` with `W: [k, n]` and `X: [k, m]`.
+//! cuBLASLt is column-major. The row-major product `out[m, n] = x[m, k] · w[n, k]ᵀ` is the column-major product `D[n,
+//! m] = Wᵀ · X` with `W: [k, n]` and `X: [k, m]`.
 //!
-//! Which of its algorithms is the fastest is measured, once for each product and for numbers of rows that are powers of
-//! two: the first time that a product has that many rows, with all smaller numbers, so that a start that runs a step at
-//! its largest measures everything. A product whose rows must not depend on how many there are has one algorithm for
-//! all, which does not split the sum over `k`.
+//! The fastest of its algorithms is measured, for each product and for each number of rows that is a power of two. When
+//! a product first has that many rows, all smaller powers of two are measured too. So the start, which runs a step of
+//! the largest size, measures everything. A batch-invariant product, whose rows must not depend on how many there are,
+//! has one algorithm for all numbers of rows, and this algorithm does not split the sum over `k`.
 
 use super::super::device::{DeviceError, DevicePtr, DeviceResult, Matmul, Stream};
 use super::context::Context;
@@ -18,10 +18,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
 use std::rc::Rc;
 
-/// Algorithms that are measured against each other.
+/// The most algorithms that are compared.
 const MAX_CANDIDATES: usize = 8;
 
-/// Numbers of rows that the one algorithm of a batch-invariant product must be able to do.
+/// Numbers of rows that the algorithm of a batch-invariant product must support.
 const ANY_ROWS: [usize; 6] = [128, 1, 8, 64, 512, 8192];
 
 /// All products of a device.
@@ -43,17 +43,17 @@ struct Shape {
     bias: bool,
 }
 
-/// Its descriptors, and the algorithms chosen so far.
+/// A product's descriptors, and the algorithms chosen so far.
 struct Product {
     descriptor: Descriptor,
     w: MatrixLayout,
     x: MatrixLayout,
     out: MatrixLayout,
-    /// Rows that `x` and `out` are set to.
+    /// The number of rows that the layouts of `x` and `out` are set to.
     num_rows: usize,
-    /// The best one for so many rows, a power of two, as measured; batch-invariant: the one, under 0.
+    /// The fastest algorithm by number of rows, a power of two. That of a batch-invariant product has the key 0.
     measured: BTreeMap<usize, lt::cublasLtMatmulAlgo_t>,
-    /// Those in use, by number of rows.
+    /// The algorithms in use, by number of rows.
     chosen: HashMap<usize, lt::cublasLtMatmulAlgo_t>,
 }
 
@@ -73,11 +73,12 @@ impl Matmuls {
         Ok(all)
     }
 
-    /// Enqueues a product. Algorithms are measured only where `may_measure`: it takes a while, and enqueues the product
-    /// many times.
+    /// Enqueues a product. Algorithms are measured only if `may_measure`, because that takes a while and enqueues the
+    /// product many times.
     ///
     /// # Safety
-    /// The addresses hold what `matmul` says, 16-byte aligned, until it is done; `out` is none of the others.
+    /// The operands are as `matmul` says, 16-byte aligned, and stay valid until it is done. `out` does not overlap the
+    /// others.
     pub unsafe fn enqueue(&mut self, matmul: Matmul, operands: Operands, may_measure: bool) -> DeviceResult<()> {
         let Matmul { m, n, k, dtype, out, bias } = matmul;
         if m == 0 {
@@ -127,7 +128,7 @@ impl Matmuls {
             return Ok(algorithm);
         }
         if may_measure {
-            // SAFETY: the caller's: fewer rows are there as well.
+            // SAFETY: the caller's promise, which covers fewer rows too.
             unsafe { self.measure(product, m, operands)? };
         }
         product.set_rows(&self.context, m)?;
@@ -137,7 +138,7 @@ impl Matmuls {
                 product.chosen.insert(m, algorithm);
                 Ok(algorithm)
             }
-            // Not measured, or only good for other numbers of rows.
+            // Not measured, or not usable for this number of rows.
             None => {
                 let best = self.candidates(product)?[0];
                 if may_measure {
@@ -170,7 +171,7 @@ impl Matmuls {
         Err(DeviceError::Other(why.into()))
     }
 
-    /// Measures the candidates for `m` rows, and for all powers of two below for which that was not done.
+    /// Measures the candidates for `m` rows, and for all smaller powers of two that have not been measured.
     ///
     /// # Safety
     /// As [`Self::enqueue`].
@@ -186,7 +187,7 @@ impl Matmuls {
                 match time {
                     Ok(time) if best.is_none_or(|(least, _)| time < least) => best = Some((time, algorithm)),
                     Err(DeviceError::Lost(why)) => return Err(DeviceError::Lost(why)),
-                    // One that cannot run, whatever the heuristic says.
+                    // This algorithm cannot run, although the heuristic proposed it.
                     Ok(_) | Err(_) => {}
                 }
             }
@@ -199,13 +200,13 @@ impl Matmuls {
         Ok(())
     }
 
-    /// Algorithms for the rows that are set, the likely best first; at least one.
+    /// Algorithms for the current number of rows, at least one. The heuristic puts the likely best first.
     fn candidates(&self, product: &Product) -> DeviceResult<Vec<lt::cublasLtMatmulAlgo_t>> {
         let preference = Preference::new(&self.context, self.batch_invariant)?;
-        // SAFETY: plain numbers, for which zero is good.
+        // SAFETY: the struct holds plain numbers, for which zero is valid.
         let mut results: [lt::cublasLtMatmulHeuristicResult_t; MAX_CANDIDATES] = unsafe { std::mem::zeroed() };
         let mut len = 0;
-        // SAFETY: all descriptors live; there is room for as many results as asked for.
+        // SAFETY: all descriptors exist, and there is room for the requested number of results.
         let status = unsafe {
             lt::cublasLtMatmulAlgoGetHeuristic(
                 self.handle,
@@ -233,11 +234,11 @@ impl Matmuls {
         Ok(found)
     }
 
-    /// Whether an algorithm can do as many rows as are set, with our workspace.
+    /// Whether an algorithm supports the current number of rows with our workspace.
     fn can_run(&self, product: &Product, algorithm: &lt::cublasLtMatmulAlgo_t) -> bool {
         // SAFETY: as above.
         let mut result: lt::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
-        // SAFETY: all descriptors live; the result is ours to write.
+        // SAFETY: all descriptors exist, and the result is ours to write.
         let status = unsafe {
             lt::cublasLtMatmulAlgoCheck(
                 self.handle,
@@ -254,7 +255,7 @@ impl Matmuls {
     }
 
     /// # Safety
-    /// As [`Self::enqueue`], for the rows that are set.
+    /// As [`Self::enqueue`], for the current number of rows.
     unsafe fn launch(
         &self,
         product: &Product,
@@ -263,7 +264,7 @@ impl Matmuls {
     ) -> cublasStatus_t {
         let [x, w, _, out] = operands.map(|ptr| ptr.0 as *mut c_void);
         let (one, zero) = (1f32, 0f32);
-        // SAFETY: the descriptors live and say what the operands are; the workspace is used on this stream alone.
+        // SAFETY: the descriptors exist and describe the operands. The workspace is used only on this stream.
         unsafe {
             lt::cublasLtMatmul(
                 self.handle,
@@ -291,7 +292,7 @@ impl Drop for Matmuls {
     fn drop(&mut self) {
         self.context.enter_to_free();
         self.products.clear();
-        // SAFETY: both were made, where they are not null, and are given back once; nothing is enqueued that uses them.
+        // SAFETY: both exist unless they are null, and are freed once. No enqueued work uses them.
         unsafe {
             if !self.handle.is_null() {
                 let _ = lt::cublasLtDestroy(self.handle);
@@ -303,7 +304,7 @@ impl Drop for Matmuls {
     }
 }
 
-/// Whether the sum over `k` is done by one thread block, in order.
+/// Whether one thread block computes the sum over `k`, in order.
 fn sums_in_one_piece(algorithm: &lt::cublasLtMatmulAlgo_t) -> bool {
     let get = |attribute| {
         let (mut value, mut written) = (0u32, 0);
@@ -322,7 +323,7 @@ fn sums_in_one_piece(algorithm: &lt::cublasLtMatmulAlgo_t) -> bool {
     use lt::cublasLtMatmulAlgoConfigAttributes_t::{
         CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, CUBLASLT_ALGO_CONFIG_SPLITK_NUM,
     };
-    // 0 and 1 both stand for no split.
+    // Both 0 and 1 mean no split.
     get(CUBLASLT_ALGO_CONFIG_SPLITK_NUM).is_none_or(|parts| parts <= 1)
         && get(CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME).is_none_or(|scheme| scheme == 0)
 }
