@@ -2,8 +2,8 @@
 //! vocabulary 32768) in bfloat16, on each instruction set that the processor has.
 //!
 //! `cargo bench --bench kernels [-- FILTER]` runs criterion's measurements, named `kernel/instruction set/case`. With
-//! `PAGETIDE_BENCH_ROOFLINE=1` it prints instead a table of the products beside what the machine can do. Other
-//! environment: `PAGETIDE_BENCH_THREADS` (default: all), `PAGETIDE_BENCH_ISA` (default: each).
+//! `PAGETIDE_BENCH_ROOFLINE=1` it instead prints a table of the products beside the machine's limits. Other environment
+//! variables: `PAGETIDE_BENCH_THREADS` (default: all), `PAGETIDE_BENCH_ISA` (default: each).
 
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, measurement::WallTime};
 use pagetide::backend::cpu::{CpuBackend, CpuMatrix, CpuOptions, CpuTensor, CpuVector, Isa, MachineLimits};
@@ -26,7 +26,7 @@ const PRODUCTS: [(&str, usize, usize); 5] = [
     ("vocabulary", 32768, HIDDEN),
 ];
 const ROWS: [usize; 6] = [1, 4, 8, 32, 128, 512];
-/// Copies of a matrix, used in turn, so that the weights come from memory and not from the cache.
+/// Bytes of the copies of a matrix. They are used in turn, so that the weights come from memory and not from the cache.
 const COLD_BYTES: usize = 1 << 30;
 const NUM_LAYERS: usize = 16;
 const BLOCK_SIZE: usize = 16;
@@ -93,7 +93,7 @@ impl Product {
     }
 }
 
-/// Shortest time of a call: what the machine can do when nobody else wants it.
+/// The shortest time of several calls: that of a call that nothing else disturbed.
 fn time(mut call: impl FnMut()) -> Duration {
     call();
     let start = Instant::now();
@@ -128,7 +128,7 @@ fn print_roofline(backend: &mut CpuBackend) {
 
 type Group<'a> = BenchmarkGroup<'a, WallTime>;
 
-/// The products that are smallest and whose inner dimension is longest: a slow instruction set has to end too.
+/// Only the smallest product and the one with the longest inner dimension, so that slow instruction sets finish too.
 fn products(group: &mut Group<'_>, backend: &mut CpuBackend) {
     for (name, n, k) in PRODUCTS.into_iter().filter(|(name, _, _)| ["qkv", "down"].contains(name)) {
         let mut product = Product::new(backend, n, k);
@@ -140,12 +140,12 @@ fn products(group: &mut Group<'_>, backend: &mut CpuBackend) {
     }
 }
 
-/// Begins a batch of `seqs` sequences with `rows` new tokens after `computed`, each with blocks of its own, which are
-/// allocated and filled. Several layers, so that decoding reads from memory as it does in a model.
+/// Begins a batch of `seqs` sequences with `rows` new tokens after `computed`, each with its own blocks, which are
+/// allocated and filled. There are several layers, so that decoding reads from memory as in a model.
 fn sequences(backend: &mut CpuBackend, seqs: usize, computed: usize, rows: usize) {
     let blocks = (computed + rows).div_ceil(BLOCK_SIZE);
     backend.allocate_kv(kv_layout(), seqs * blocks, 0).unwrap();
-    // Memory that was never written would all be one page of zeros.
+    // Memory that was never written would all be the same page of zeros.
     let everything = seqs * (computed + rows);
     begin(backend, seqs, 0, computed + rows);
     let mut qkv = tensor(backend, everything, QKV);
@@ -216,7 +216,7 @@ fn rope_and_kv(group: &mut Group<'_>, backend: &mut CpuBackend) {
     }
 }
 
-/// Norms, activations, embeddings: what works row by row.
+/// Norms, activations, embeddings: operations that work row by row.
 fn rows(group: &mut Group<'_>, backend: &mut CpuBackend) {
     let (norm, head_norm) = (rms_norm(backend, HIDDEN), rms_norm(backend, 64));
     let table = backend.random_matrix(32768, HIDDEN, DType::BF16, 1).unwrap();

@@ -1,7 +1,7 @@
 //! Sampling from one row of logits: `cargo bench --bench sampling`.
 //!
-//! The logits are normally distributed with a deviation of 3: with random weights a distribution is flatter, with trained
-//! ones mostly steeper. `copy` is what each measurement has in it besides: sampling changes its row.
+//! The logits are normally distributed with a deviation of 3. Those of random weights are flatter, and those of trained
+//! weights mostly steeper. `copy` is the part of each measurement that copies the row, because sampling changes it.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use pagetide::sampling::params::SamplingParams;
@@ -11,14 +11,14 @@ use std::hint::black_box;
 const PROMPT_TOKENS: u32 = 512;
 const OUTPUT_TOKENS: u32 = 256;
 
-/// The same numbers every time.
+/// The same numbers in every run.
 fn logits(vocab_size: usize) -> Vec<f32> {
     let mut state = 1_u64;
     let mut uniform = move || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 40) as f32 / (1 << 24) as f32
     };
-    // The sum of twelve has mean 6 and deviation 1.
+    // The sum of twelve uniform numbers has mean 6 and deviation 1.
     (0..vocab_size).map(|_| 3.0 * ((0..12).map(|_| uniform()).sum::<f32>() - 6.0)).collect()
 }
 
@@ -52,7 +52,7 @@ fn rows(criterion: &mut Criterion) {
         let row = logits(vocab_size);
         let mut copy = row.clone();
         group.bench_function("copy", |bencher| bencher.iter(|| black_box(&mut copy).copy_from_slice(&row)));
-        // Tokens all over the vocabulary, some of them more than once.
+        // Tokens from all of the vocabulary, some of them more than once.
         let spread = |count: u32, step: u32| (0..count).map(|i| i % 200 * step % vocab_size as u32).collect();
         let (prompt, output): (Vec<u32>, Vec<u32>) = (spread(PROMPT_TOKENS, 8_191), spread(OUTPUT_TOKENS, 12_289));
         let history = History { prompt: &prompt, output: &output };

@@ -4,7 +4,7 @@
 //   PREFILL_ROW_TILES  16-row tiles of a warp in the prefill kernel
 //   PREFILL_KV_TILE    tokens of K and V that its thread blocks hold at a time
 //   DECODE_WARPS       warps of a thread block of the decode kernel
-//   DECODE_STAGES      slices of K and V that each of them has under way
+//   DECODE_STAGES      slices of K and V that each of them has in flight
 #include "include/attention.cuh"
 
 // --- prefill: several rows of a sequence
@@ -13,7 +13,7 @@ constexpr int PREFILL_WARPS = 4;
 constexpr int PREFILL_THREADS = PREFILL_WARPS * WARP_SIZE;
 constexpr int WARP_ROWS = PREFILL_ROW_TILES * 16;
 constexpr int TILE_ROWS = PREFILL_WARPS * WARP_ROWS;
-// A tile's rows: TILE_TOKENS tokens of TILE_HEADS heads each. TILE_TOKENS is told to the host's planning.
+// A tile's rows: TILE_TOKENS tokens of TILE_HEADS heads each. The host plans with the same TILE_TOKENS.
 constexpr int TILE_HEADS = GROUP < TILE_ROWS ? GROUP : TILE_ROWS;
 constexpr int TILE_TOKENS = TILE_ROWS / TILE_HEADS;
 constexpr int TILES_PER_GROUP = (GROUP + TILE_HEADS - 1) / TILE_HEADS;
@@ -75,13 +75,14 @@ KERNEL_OCCUPANCY(PREFILL_THREADS, 2, attention_prefill, AttentionParams) {
     float o[PREFILL_ROW_TILES][HEAD_DIM / 8][4] = {};
     const auto load_q = [&](uint32_t(&a)[4], int r, int d) { load_left(a, q, warp * PREFILL_ROW_TILES + r, d); };
 
-    // Tiles start at multiples of their size, whatever the prompt's chunks: a row's sums are always cut the same way.
+    // Tiles start at multiples of their size however the prompt is chunked, so a row's sums are always split the same
+    // way.
     uint32_t first = first_visible(p, tile.first_position) / PREFILL_KV_TILE * PREFILL_KV_TILE;
     load_tokens<PREFILL_KV_TILE, PREFILL_THREADS>(k, k_head, table, first, end, thread);
     copy_async_commit();
     for (; first < end; first += PREFILL_KV_TILE) {
         copy_async_wait<0>();
-        __syncthreads();  // K is there, and nobody reads the V of before
+        __syncthreads();  // K is there, and no thread reads the previous V
         load_tokens<PREFILL_KV_TILE, PREFILL_THREADS>(v, v_head, table, first, end, thread);
         copy_async_commit();
 
@@ -93,7 +94,7 @@ KERNEL_OCCUPANCY(PREFILL_THREADS, 2, attention_prefill, AttentionParams) {
         }
 
         if (first < all_see_from || first + PREFILL_KV_TILE > all_see_to) {
-            // Read again: few iterations come here, and no register is left to keep it.
+            // Read again: few iterations get here, and there is no register left to keep it.
             const PrefillTile tile = prefill_tile(p.batch);
 #pragma unroll
             for (int r = 0; r < PREFILL_ROW_TILES; r++) {
@@ -117,7 +118,7 @@ KERNEL_OCCUPANCY(PREFILL_THREADS, 2, attention_prefill, AttentionParams) {
         }
 
         copy_async_wait<0>();
-        __syncthreads();  // V is there, and nobody reads this K
+        __syncthreads();  // V is there, and no thread reads this K any more
         if (first + PREFILL_KV_TILE < end) {
             load_tokens<PREFILL_KV_TILE, PREFILL_THREADS>(k, k_head, table, first + PREFILL_KV_TILE, end, thread);
         }
@@ -150,9 +151,9 @@ KERNEL_OCCUPANCY(PREFILL_THREADS, 2, attention_prefill, AttentionParams) {
 
 // --- decode: one row of a sequence
 //
-// A thread block takes one partition of a sequence's tokens for the heads of one group (PagedAttention's "v2" kernel;
-// with one partition it is the whole). Its warps take slices of 16 tokens in turn, each with its own pipeline of copies,
-// and add up at the end.
+// A thread block computes one partition of a sequence's tokens for the heads of one group (PagedAttention's "v2"
+// kernel). With one partition it computes the final result. Its warps take slices of 16 tokens in turn, each with its
+// own pipeline of copies, and add up their results at the end.
 
 constexpr int SLICE = 16;
 constexpr int DECODE_HEADS = GROUP < 16 ? GROUP : 16;
@@ -161,12 +162,12 @@ constexpr int STAGE_SIZE = 2 * SLICE * ROW_STRIDE;
 constexpr int WARP_STAGES = DECODE_STAGES * STAGE_SIZE;
 // A partition's result for one head: [HEAD_DIM] weighted sums of V, the maximum, the sum of weights.
 constexpr int PARTIAL_STRIDE = HEAD_DIM + 4;
-// The same in shared memory, of one warp.
+// The result of one warp in shared memory, of the same form.
 constexpr int RESULT_STRIDE = HEAD_DIM + 4;
 
 static_assert(DECODE_HEADS * RESULT_STRIDE * sizeof(float) <= WARP_STAGES * sizeof(scalar), "results fit");
 
-// A sequence's tokens are cut into as many equal parts as there are partitions, in whole rounds of all warps' slices.
+// A sequence's tokens are split into equal partitions, each of whole rounds of all warps' slices.
 struct Partition {
     uint32_t first, end;
     uint32_t num_with_tokens;
@@ -242,7 +243,7 @@ KERNEL(DECODE_WARPS * WARP_SIZE, attention_decode, AttentionParams) {
     int stage = 0;
     for (uint32_t first = part.first + warp * SLICE; first < part.end; first += step) {
         copy_async_wait<DECODE_STAGES - 2>();
-        __syncwarp();  // the slice is there, and no lane reads the one before, whose place the next one takes
+        __syncwarp();  // the slice is there, and no lane reads the previous one, which the next overwrites
         load_slice((stage + DECODE_STAGES - 1) % DECODE_STAGES, next);
         next += step;
 
@@ -263,7 +264,7 @@ KERNEL(DECODE_WARPS * WARP_SIZE, attention_decode, AttentionParams) {
     finish_sums(rows[0]);
     __syncwarp();
 
-    // The warps' results, where their slices were.
+    // The warps' results overwrite their slices.
     float* results = reinterpret_cast<float*>(stages);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -288,7 +289,7 @@ KERNEL(DECODE_WARPS * WARP_SIZE, attention_decode, AttentionParams) {
         const uint32_t head = i / HEAD_DIM, d = i % HEAD_DIM;
         constexpr uint32_t WARP_RESULTS = WARP_STAGES * sizeof(scalar) / sizeof(float);
         const float* result = reinterpret_cast<const float*>(q + SLICE * ROW_STRIDE) + head * RESULT_STRIDE;
-        // The first warp has at least one slice: its maximum is a number.
+        // The first warp has at least one slice, so its maximum is finite.
         float max = result[HEAD_DIM];
 #pragma unroll
         for (int w = 1; w < DECODE_WARPS; w++) {
@@ -321,8 +322,8 @@ constexpr int MERGE_WARPS = 4;
 // Partitions that a warp reads at once.
 constexpr int MERGE_UNROLL = 4;
 
-// Adds the partitions up; one thread block takes one head, its warps take partitions in turn.
-// grid: (decode_seqs, NUM_HEADS); dynamic shared memory: MERGE_WARPS * (HEAD_DIM + 1) floats
+// Merges the partitions. One thread block computes one head, and its warps take partitions in turn. grid: (decode_seqs,
+// NUM_HEADS); dynamic shared memory: MERGE_WARPS * (HEAD_DIM + 1) floats
 KERNEL(MERGE_WARPS * WARP_SIZE, attention_merge, AttentionParams) {
     if (blockIdx.x >= p.batch->num_decode_seqs) {
         return;
@@ -344,7 +345,7 @@ KERNEL(MERGE_WARPS * WARP_SIZE, attention_merge, AttentionParams) {
 #pragma unroll
         for (int u = 0; u < MERGE_UNROLL; u++) {
             const uint32_t part = first + u * MERGE_WARPS;
-            // All are read without a branch, so that their reads overlap; one that is not there counts for nothing.
+            // All are read without a branch, so that their reads overlap. Those that do not exist get weight 0.
             const float* partial = partials + min(part, num_parts - 1) * PARTIAL_STRIDE;
             const float weight = exp2_approx((partial[HEAD_DIM] - max) * p.scale_log2);
             const float factor = part < num_parts ? weight : 0.0f;

@@ -49,7 +49,8 @@ KERNEL_OCCUPANCY(WARPS * WARP_SIZE, 4, attention_rows, AttentionParams) {
 
     constexpr int DIMS = (HEAD_DIM + WARP_SIZE - 1) / WARP_SIZE;
     float out[DIMS] = {}, max = -INFINITY, sum = 0.0f;
-    // 32 tokens at a time, from multiples of 32 on: each lane has one token's score, and then some dimensions of all.
+    // 32 tokens at a time, starting at multiples of 32. Each lane first computes one token's score, and then some
+    // dimensions of all tokens.
     for (uint32_t first = seen_from / WARP_SIZE * WARP_SIZE; first <= position; first += WARP_SIZE) {
         const uint32_t mine = first + lane;
         float score = -INFINITY;

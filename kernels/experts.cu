@@ -1,9 +1,9 @@
-// Layers of experts: for each row a router chooses some of several MLPs. A choice is a pair of row and rank; choices are
-// ordered by expert on the device, and each expert's matrices are multiplied with the rows of its own choices alone. A
+// Layers of experts: for each row a router chooses some of several MLPs. A choice is a pair of row and rank. Choices
+// are ordered by expert on the device, and each expert's matrices are multiplied only with the rows that chose it. A
 // row's results do not depend on which other rows choose the same experts.
 //
-// Rows are taken in pieces of the batch; with few rows all of it is one piece. Sizes that depend on what is chosen are
-// known on the device alone: grids are as large as they may have to be, and thread blocks without work end at once.
+// The batch is computed in pieces of rows; a small batch is one piece. Only the device knows the sizes that depend on
+// the choices. So grids are as large as they may have to be, and thread blocks without work end at once.
 #include "include/activation.cuh"
 #include "include/batch.cuh"
 #include "include/reduce.cuh"
@@ -35,14 +35,14 @@ struct RouteParams {
 
 constexpr int ROUTE_WARPS = 4;
 
-// The larger one, of equal ones that of the lower index.
+// The larger of two candidates, or, if they are equal, the one with the lower index.
 struct Candidate {
     float value;
     uint32_t index;
 };
 
-// Softmax over all experts; the largest ones, WARP_SIZE at most, in order. One warp takes one row.
-// grid: rows / ROUTE_WARPS; dynamic shared memory: ROUTE_WARPS * num_experts floats
+// Computes the softmax over all experts and chooses the largest ones, at most WARP_SIZE, in order. One warp computes
+// one row. grid: rows / ROUTE_WARPS; dynamic shared memory: ROUTE_WARPS * num_experts floats
 KERNEL(ROUTE_WARPS * WARP_SIZE, route, RouteParams) {
     const uint32_t warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
     const uint32_t row = blockIdx.x * ROUTE_WARPS + warp;
@@ -68,7 +68,7 @@ KERNEL(ROUTE_WARPS * WARP_SIZE, route, RouteParams) {
     // Lane i keeps the choice of rank i.
     float mine = 0.0f, total = 0.0f;
     for (uint32_t rank = 0; rank < num_chosen; rank++) {
-        // Expert 0 stands where no number is larger than another: nothing else is read out of bounds.
+        // If no number is larger than another (all are NaN), expert 0 is chosen, so that nothing is read out of bounds.
         Candidate best = {-2.0f, 0};
         for (uint32_t i = lane; i < num_experts; i += WARP_SIZE) {
             if (weights[i] > best.value) {
@@ -96,10 +96,10 @@ KERNEL(ROUTE_WARPS * WARP_SIZE, route, RouteParams) {
     }
 }
 
-// Rows of one expert that one thread block of a product takes.
+// Rows of one expert that one thread block of a product computes.
 struct ExpertTile {
     uint32_t expert;
-    // Place of its first choice.
+    // Index of its first choice.
     uint32_t first;
     uint32_t num_rows;
 };
@@ -115,8 +115,8 @@ struct GroupParams {
 constexpr int GROUP_THREADS = 1024;
 constexpr int TILE_ROWS = 64;
 
-// Orders the choices by expert, and cuts each expert's into tiles. Within an expert any order will do. grid: 1; dynamic
-// shared memory: 3 * num_experts words
+// Orders the choices by expert, and splits each expert's choices into tiles. The order within an expert does not
+// matter. grid: 1; dynamic shared memory: 3 * num_experts words
 KERNEL(GROUP_THREADS, group_choices, GroupParams) {
     const uint32_t num_experts = p.piece.num_experts, num_choices = rows_of(p.piece) * p.piece.num_chosen;
     DYNAMIC_SHARED(shared);
@@ -166,8 +166,8 @@ struct ProductParams {
     scalar* out;      // rows of n
     uint32_t n;
     uint32_t k;
-    // 1: the choice at a place reads the row of x that made it, and writes row `place` of out; 0: reads row `place`,
-    // and writes the choice's row.
+    // 1: the choice at an index reads the row of x that made it, and writes the row of out at that index. 0: it reads
+    // the row of x at that index, and writes the choice's row of out.
     uint32_t gathers;
     uint32_t padding;
 };
@@ -183,8 +183,8 @@ __device__ __forceinline__ uint32_t out_row_of(const ProductParams& p, uint32_t 
 constexpr int PRODUCT_WARPS = 4;
 constexpr int WARP_COLS = 8;
 
-// Without tensor cores: for float32, and for widths that are no multiples of 8. One warp computes WARP_COLS columns of a
-// choice. grid: (choices, n / (PRODUCT_WARPS * WARP_COLS))
+// The product without tensor cores: for float32, and for widths that are not multiples of 8. One warp computes
+// WARP_COLS columns of a choice. grid: (choices, n / (PRODUCT_WARPS * WARP_COLS))
 KERNEL(PRODUCT_WARPS * WARP_SIZE, expert_product_rows, ProductParams) {
     const uint32_t place = blockIdx.x, warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
     if (place >= rows_of(p.piece) * p.piece.num_chosen) {
@@ -217,9 +217,9 @@ constexpr int STRIDE = TILE_K + 8;
 constexpr int TILE_CHUNKS = TILE_K / 8;
 constexpr int STAGE_SIZE = (TILE_ROWS + TILE_COLS) * STRIDE;
 
-// A thread block takes a tile's rows and TILE_COLS columns; each of its warps all rows and 16 columns. Each result is
-// summed over k from first to last, whatever the tile.
-// grid: (tiles, n / TILE_COLS); dynamic shared memory: STAGES * STAGE_SIZE scalars
+// A thread block computes a tile's rows and TILE_COLS columns, and each of its warps all rows and 16 columns. Each
+// result is summed over k from first to last, whatever the tile. grid: (tiles, n / TILE_COLS); dynamic shared memory:
+// STAGES * STAGE_SIZE scalars
 KERNEL(PRODUCT_THREADS, expert_product, ProductParams) {
     if (blockIdx.x >= *p.num_tiles) {
         return;
@@ -231,14 +231,14 @@ KERNEL(PRODUCT_THREADS, expert_product, ProductParams) {
     DYNAMIC_SHARED(shared);
     scalar* stages = reinterpret_cast<scalar*>(shared);
 
-    // The same chunk of a row for each of this thread's copies.
+    // This thread copies the same chunk of several rows.
     constexpr int ROWS_AT_A_TIME = PRODUCT_THREADS / TILE_CHUNKS;
     const uint32_t copied_row = thread / TILE_CHUNKS, copied_k = thread % TILE_CHUNKS * 8;
     const scalar* x[TILE_ROWS / ROWS_AT_A_TIME];
 #pragma unroll
     for (int i = 0; i < TILE_ROWS / ROWS_AT_A_TIME; i++) {
         const uint32_t row = copied_row + i * ROWS_AT_A_TIME;
-        // Rows beyond the tile's are not read; they need an address all the same.
+        // Rows beyond the tile are not read, but they need a valid address.
         x[i] = p.x + uint64_t(x_row_of(p, tile.first + min(row, tile.num_rows - 1))) * p.k;
     }
     const scalar* w = p.w + uint64_t(tile.expert) * p.n * p.k;
@@ -275,7 +275,7 @@ KERNEL(PRODUCT_THREADS, expert_product, ProductParams) {
     int stage = 0;
     for (uint32_t first = 0; first < p.k; first += TILE_K) {
         copy_async_wait<STAGES - 2>();
-        __syncthreads();  // the slice is there, and nobody reads the one before, whose place the next one takes
+        __syncthreads();  // the slice is there, and no thread reads the previous one, which the next overwrites
         load_slice((stage + STAGES - 1) % STAGES, first + (STAGES - 1) * TILE_K);
 
         const scalar* rows = stages + stage * STAGE_SIZE;
@@ -320,7 +320,7 @@ KERNEL(PRODUCT_THREADS, expert_product, ProductParams) {
 }
 #endif
 
-// --- what is between the products, and after them
+// --- between the products, and after them
 
 constexpr int ROW_THREADS = 256;
 
@@ -351,7 +351,7 @@ struct CombineParams {
     uint32_t padding;
 };
 
-// A row's experts, added in the order in which it chose them. grid: (rows, cols / ROW_THREADS)
+// Adds a row's experts in the order in which it chose them. grid: (rows, cols / ROW_THREADS)
 KERNEL(ROW_THREADS, combine_experts, CombineParams) {
     const uint32_t row = blockIdx.x, i = blockIdx.y * blockDim.x + threadIdx.x;
     if (row >= rows_of(p.piece) || i >= p.cols) {

@@ -1,5 +1,6 @@
-// Everything of the forward pass that is neither a matrix product nor attention. Each row is computed by itself, in an
-// order that does not depend on the others. Grids may be larger than the batch: rows beyond it have no work.
+// The operations of the forward pass that are neither matrix products nor attention. Each row is computed separately,
+// in an order that does not depend on the others. Grids may be larger than the batch. Rows beyond the batch have no
+// work.
 #include "include/activation.cuh"
 #include "include/batch.cuh"
 #include "include/kv_cache.cuh"
@@ -11,7 +12,7 @@ constexpr int ROW_THREADS = 256;
 
 struct EmbedParams {
     const BatchHeader* batch;
-    const uint32_t* sampled;  // tokens of the step before, by request
+    const uint32_t* sampled;  // tokens of the previous step, by request
     const scalar* table;      // [vocab, cols]
     float* out_float;         // [rows, cols], one of the two
     scalar* out_scalar;
@@ -28,7 +29,8 @@ KERNEL(ROW_THREADS, embed, EmbedParams) {
     }
     const uint32_t source = batch_words(p.batch, p.batch->token_sources)[row];
     uint32_t token = source == NONE ? batch_words(p.batch, p.batch->tokens)[row] : p.sampled[source];
-    // The host has checked its tokens; the sampler's are below the vocabulary's size, unless the device is failing.
+    // The host has checked its tokens. Those of the sampler are below the vocabulary's size unless the device is
+    // failing.
     token = min(token, p.vocab - 1);
     const scalar* from = p.table + uint64_t(token) * p.cols;
     for (uint32_t i = threadIdx.x; i < p.cols; i += blockDim.x) {
@@ -78,7 +80,7 @@ struct NormParams {
     NormKind kind;
 };
 
-// One row; `N` numbers at a time.
+// Normalises one row, `N` numbers at a time.
 template <int N> __device__ __forceinline__ void norm_row(const NormParams& p, uint32_t row, float* shared) {
     const uint64_t start = uint64_t(row) * p.cols;
     float* x = p.x + start;
@@ -185,7 +187,7 @@ struct HeadNormParams {
 
 constexpr int WARPS_PER_BLOCK = 4;
 
-// Every head of Q and of K is normed by itself, by one warp. grid: (rows, heads / WARPS_PER_BLOCK)
+// Normalises each head of Q and K separately. One warp computes one head. grid: (rows, heads / WARPS_PER_BLOCK)
 KERNEL(WARPS_PER_BLOCK * WARP_SIZE, head_norm, HeadNormParams) {
     const uint32_t row = blockIdx.x, lane = threadIdx.x % WARP_SIZE;
     const uint32_t head = blockIdx.y * WARPS_PER_BLOCK + threadIdx.x / WARP_SIZE;
@@ -210,13 +212,14 @@ KERNEL(WARPS_PER_BLOCK * WARP_SIZE, head_norm, HeadNormParams) {
 struct RopeParams {
     const BatchHeader* batch;
     scalar* qkv;         // [rows, QKV_COLS]
-    const float* table;  // [positions][cos, sin][rotary_dim / 2]; null: nothing turns
+    const float* table;  // [positions][cos, sin][rotary_dim / 2]; null: no rotation
     scalar* pool;        // the KV blocks
     uint32_t layer;
     uint32_t rotary_dim;
 };
 
-// Turns dimension i with i + rotary_dim / 2, `N` pairs at a time, on the way from `from` to `to`, which may be the same.
+// Rotates dimension i with dimension i + rotary_dim / 2, `N` pairs at a time, from `from` to `to`, which may be the
+// same.
 template <int N>
 __device__ __forceinline__ void turn_head(const scalar* from, scalar* to, const float* table, uint32_t rotary_dim) {
     const uint32_t half = rotary_dim / 2, lane = threadIdx.x % WARP_SIZE;
@@ -235,8 +238,8 @@ __device__ __forceinline__ void turn_head(const scalar* from, scalar* to, const 
     }
 }
 
-// Q turns in place; K turns on its way into the cache; V goes there as it is. One warp takes one head.
-// grid: (rows, (NUM_HEADS + 2 * NUM_KV_HEADS) / WARPS_PER_BLOCK)
+// Rotates Q in place, and writes the rotated K and the unchanged V into the cache. One warp computes one head. grid:
+// (rows, (NUM_HEADS + 2 * NUM_KV_HEADS) / WARPS_PER_BLOCK)
 KERNEL(WARPS_PER_BLOCK * WARP_SIZE, rope_and_write_kv, RopeParams) {
     const uint32_t row = blockIdx.x, lane = threadIdx.x % WARP_SIZE;
     const uint32_t head = blockIdx.y * WARPS_PER_BLOCK + threadIdx.x / WARP_SIZE;
@@ -274,7 +277,7 @@ KERNEL(WARPS_PER_BLOCK * WARP_SIZE, rope_and_write_kv, RopeParams) {
 struct ActivationParams {
     const BatchHeader* batch;
     const scalar* x;  // [rows, cols], or [rows, 2 * cols] = [gate | up]
-    scalar* out;      // [rows, cols], may be x where there is no gate
+    scalar* out;      // [rows, cols], may be x without a gate
     uint32_t cols;
     Activation kind;
     uint32_t gated;
@@ -374,8 +377,8 @@ struct RandomParams {
     float bound;
 };
 
-// Uniform between -bound and bound: element i is a hash of the seed and i, whatever the grid. (The finalizer of
-// SplitMix64.) grid: any
+// Uniform between -bound and bound. Element i is a hash of the seed and i (the finalizer of SplitMix64), whatever the
+// grid. grid: any
 KERNEL(ROW_THREADS, fill_random, RandomParams) {
     const uint64_t step = uint64_t(gridDim.x) * blockDim.x;
     for (uint64_t i = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < p.n; i += step) {

@@ -1,5 +1,5 @@
-// From logits to tokens and log-probabilities: `src/sampling/sampler.rs`, step by step, to the same bits (sums of
-// log-probabilities apart). One thread block takes one request.
+// From logits to tokens and log-probabilities: the same steps as `src/sampling/sampler.rs`, with the same bits except
+// for the sums of log-probabilities. One thread block computes one request.
 #include "include/batch.cuh"
 #include "include/sampling.cuh"
 
@@ -13,29 +13,29 @@ struct Request {
     uint64_t min_weight;   // by min_p; 1: off
     uint64_t top_p_share;  // top_p * 2^32; 2^32: off
     float* adjusted;       // [vocab] the logits after penalties and biases; null: nothing changes them
-    uint32_t* counts;      // [vocab] working memory, where there are penalties
+    uint32_t* counts;      // [vocab] working memory for penalties
     float scale;           // 1 / temperature; 0: greedy
     float repetition_penalty;
     float frequency_penalty;
     float presence_penalty;
     RequestKind kind;
-    uint32_t row;  // of the logits
-    uint32_t place;  // among the step's requests
+    uint32_t row;    // of the logits
+    uint32_t place;  // index among the step's requests
     uint32_t sample_index;
     uint32_t position;
     uint32_t top_k;  // 0: off
-    uint32_t allowed, num_allowed;  // words of a set of tokens; none: all are allowed
-    uint32_t banned, num_banned;    // tokens that may not come yet
+    uint32_t allowed, num_allowed;  // words of the set of allowed tokens; none: all are allowed
+    uint32_t banned, num_banned;    // tokens that are forbidden
     uint32_t biases, num_biases;    // pairs of token and bias
-    uint32_t prompt, num_prompt;    // tokens, where a penalty reads them
+    uint32_t prompt, num_prompt;    // tokens, if a penalty reads them
     uint32_t output, num_output;
-    uint32_t pending;  // place among the last step's requests of the output's last token, or NONE
+    uint32_t pending;  // index of the last step's request that sampled the output's last token, or NONE
     uint32_t target;   // of prompt log-probabilities
     uint32_t num_top;
-    uint32_t top;  // word of the results from which on the most likely tokens stand
+    uint32_t top;  // first word of the most likely tokens in the results
 };
 
-// What a request gets.
+// The result of a request.
 struct Result {
     uint32_t token;
     float logprob;
@@ -51,9 +51,9 @@ struct TopToken {
 struct SamplingParams {
     const float* logits;          // [rows, vocab]
     const uint32_t* requests;     // Request[num_requests], then their lists
-    const uint32_t* last_sampled;  // by place among the last step's requests
-    uint32_t* sampled;             // by place
-    uint32_t* results;             // Result by place, then the most likely tokens
+    const uint32_t* last_sampled;  // by index of the last step's requests
+    uint32_t* sampled;             // by the request's index
+    uint32_t* results;             // Result by the request's index, then the most likely tokens
     TopToken* candidates;          // [num_requests][most top tokens]
     uint32_t vocab;
     uint32_t max_top;
@@ -67,7 +67,8 @@ __device__ __forceinline__ const Request& request_of(const SamplingParams& p) {
 
 constexpr uint32_t IN_PROMPT = 0x80000000u;
 
-// The request's logits on their way to `adjusted`: a mask (of a grammar, say), biases, penalties. grid: requests
+// Writes the request's logits to `adjusted` with a mask (such as that of a grammar), biases and penalties. grid:
+// requests
 KERNEL(SAMPLE_THREADS, adjust_logits, SamplingParams) {
     const Request& request = request_of(p);
     if (request.adjusted == nullptr) {
@@ -194,13 +195,13 @@ __device__ __forceinline__ Best find_best(const float* row, uint32_t n, Scratch&
     return best;
 }
 
-// The k-th largest value of the row; -inf where there are no more than k. `of_thread`: the thread's largest value.
+// The k-th largest value of the row. -inf if there are no more than k. `of_thread`: the thread's largest value.
 __device__ __forceinline__ float kth_largest(const float* row, uint32_t n, uint32_t k, float of_thread,
                                              Scratch& scratch) {
     if (k >= n) {
         return -INFINITY;
     }
-    // The k-th largest of the threads' maxima is not above it, and few values reach that.
+    // The k-th largest of the threads' maxima is at most the k-th largest value, and few values reach it.
     uint32_t bound = 0;
     if (k <= min(n, blockDim.x)) {
         const auto maxima = [&](uint32_t) -> Item { return {order_key(of_thread), uint64_t(threadIdx.x < n)}; };
@@ -213,7 +214,7 @@ __device__ __forceinline__ float kth_largest(const float* row, uint32_t n, uint3
     return from_order_key(static_cast<uint32_t>(threshold<3>(values, n, k, scratch)));
 }
 
-// What is left of the distribution.
+// The remaining tokens of the distribution.
 struct Distribution {
     const float* row;
     float max, scale, least_logit;
@@ -229,7 +230,7 @@ struct Distribution {
     }
 };
 
-// Each warp sums up one part of the row, in order; the sums are `scratch.sums`. Returns the total.
+// Each warp sums one part of the row, in order, into `scratch.sums`. Returns the total.
 __device__ __forceinline__ uint64_t sum_parts(const Distribution& left, uint32_t n, Scratch& scratch) {
     const uint32_t warp = threadIdx.x / WARP_SIZE, num_warps = blockDim.x / WARP_SIZE;
     const uint32_t part = ceil_div(n, num_warps), end = min((warp + 1) * part, n);
@@ -250,8 +251,8 @@ __device__ __forceinline__ uint64_t sum_parts(const Distribution& left, uint32_t
     return total;
 }
 
-// The first index at which the running sum of the weights exceeds `point`, which is below their sum; `scratch.sums` are
-// of `sum_parts`.
+// The first index at which the running sum of the weights exceeds `point`, which is below their total. `scratch.sums`
+// must be those of `sum_parts`.
 __device__ __forceinline__ uint32_t index_at(const Distribution& left, uint32_t n, uint64_t point, Scratch& scratch) {
     const uint32_t num_warps = blockDim.x / WARP_SIZE, part = ceil_div(n, num_warps);
     uint32_t chosen = 0;
@@ -259,7 +260,7 @@ __device__ __forceinline__ uint32_t index_at(const Distribution& left, uint32_t 
         point -= scratch.sums[chosen];
     }
     __syncthreads();
-    // Within that part, each thread takes a few neighbours.
+    // Within that part, each thread takes a few neighbouring tokens.
     const uint32_t part_end = min((chosen + 1) * part, n), per_thread = ceil_div(part, blockDim.x);
     const uint32_t first = chosen * part + threadIdx.x * per_thread, end = min(first + per_thread, part_end);
     uint64_t sum = 0;
@@ -335,7 +336,7 @@ KERNEL(SAMPLE_THREADS, sample_tokens, SamplingParams) {
     }
 }
 
-// --- log-probabilities, of the logits as the model gave them
+// --- log-probabilities of the model's raw logits
 
 __device__ __forceinline__ float logprob_of(float logit, float max, double log_sum) {
     return logit == -INFINITY ? -INFINITY : float(double(__fsub_rn(logit, max)) - log_sum);
@@ -351,7 +352,7 @@ __device__ __forceinline__ void write_top(const SamplingParams& p, const Request
         above += sanitize(row[i]) > least;
     }
     above = reduce_block<Sum>(above, scratch.words);
-    // Of those equal to the least, the first ones.
+    // Of the tokens equal to the least one, the first ones.
     const auto equal = [&](uint32_t i) -> Item { return {uint64_t(~i), uint64_t(sanitize(row[i]) == least)}; };
     uint32_t last_equal = 0;
     if (n > above) {

@@ -1,8 +1,7 @@
 //! Budgets: how much work one request may cause before it is refused.
 //!
-//! Whoever does work that grows faster than its input, or that a client can make large, spends steps of a [`Budget`] while
-//! it works. It stops with an [`Exhausted`] when the steps are used up, when the time is, or when nobody waits for the
-//! result any more.
+//! Work that grows faster than its input, or that a client can make large, spends steps of a [`Budget`]. It stops with
+//! [`Exhausted`] when the steps or the time are used up, or when nobody waits for the result any more.
 
 use crate::error::ApiError;
 use std::cell::Cell;
@@ -11,10 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Steps between two looks at the clock and at whether the client has gone.
+/// Steps between two checks of the clock and of whether the client has gone.
 const STEPS_PER_LOOK: u64 = 256;
 
-/// What is left of a request's work on one thread.
+/// What is left of the work that one request may cause on one thread.
 #[derive(Debug)]
 pub struct Budget {
     max_steps: u64,
@@ -30,7 +29,7 @@ struct Time {
     end: Instant,
 }
 
-/// Set by whoever waits for a job when it waits no longer; clones share it.
+/// A flag that says that nobody waits for a job any more. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Cancelled(Arc<AtomicBool>);
 
@@ -47,34 +46,34 @@ impl Cancelled {
 /// Why work had to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exhausted {
-    /// It takes more steps than this.
+    /// The work takes more steps than this.
     Steps(u64),
-    /// It takes longer than this.
+    /// The work takes longer than this.
     Time(Duration),
-    /// Nobody waits for it.
+    /// Nobody waits for the result.
     Cancelled,
 }
 
 impl Budget {
-    /// A number of steps, and as much time as they take.
+    /// A budget of steps without a limit on time.
     pub fn steps(max_steps: u64) -> Self {
         let (left, until_look) = (Cell::new(max_steps), Cell::new(STEPS_PER_LOOK));
         Self { max_steps, left, until_look, time: None, cancelled: Cancelled::default() }
     }
 
-    /// A time, which begins now, for work that ends early where `cancelled` is set.
+    /// A budget of time, which starts now. The work ends early if `cancelled` is set.
     pub fn time(limit: Duration, cancelled: Cancelled) -> Self {
         let time = Time { limit, end: Instant::now() + limit };
         Self { time: Some(time), cancelled, ..Self::steps(u64::MAX) }
     }
 
-    /// The same time, and a number of steps for a part of the work.
+    /// A budget with the same time limit and a number of steps, for a part of the work.
     pub fn part(&self, max_steps: u64) -> Self {
         let time = self.time.as_ref().map(|Time { limit, end }| Time { limit: *limit, end: *end });
         Self { time, cancelled: self.cancelled.clone(), ..Self::steps(max_steps) }
     }
 
-    /// Takes `steps` of the budget; an error is for good.
+    /// Spends `steps` of the budget. After an error, all later calls fail too.
     pub fn spend(&self, steps: u64) -> Result<(), Exhausted> {
         let left = self.left.get().checked_sub(steps).ok_or(Exhausted::Steps(self.max_steps))?;
         self.left.set(left);
@@ -88,7 +87,8 @@ impl Budget {
         Ok(())
     }
 
-    /// Whether there is time left, and somebody waits: to be asked before a part of the work that cannot be stopped.
+    /// Checks that there is time left and that somebody waits for the result. Call it before work that cannot be
+    /// interrupted.
     pub fn look(&self) -> Result<(), Exhausted> {
         if self.cancelled.is_set() {
             return Err(Exhausted::Cancelled);
@@ -113,7 +113,7 @@ impl fmt::Display for Exhausted {
 }
 
 impl Exhausted {
-    /// The error of a request whose field `param` causes too much work.
+    /// The API error for a request whose field `param` causes too much work.
     pub fn in_param(self, param: &str) -> ApiError {
         ApiError::too_complex(param, format!("{param} is too complex: {self}"))
     }

@@ -1,11 +1,11 @@
-//! Names for the things the runtime counts. Newtypes where two kinds of number could be mixed up.
+//! Ids of the things that the runtime counts. They are newtypes where two kinds of number could be mixed up.
 
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A token's number in the model's vocabulary.
+/// A token's index in the model's vocabulary.
 pub type TokenId = u32;
 
 macro_rules! id {
@@ -24,7 +24,7 @@ macro_rules! id {
 }
 
 id!(
-    /// One request of a client; its samples share it. Ids grow in order of arrival.
+    /// One request of a client. Its samples share the id. Ids grow in order of arrival.
     RequestId, u64, "r"
 );
 id!(
@@ -32,7 +32,7 @@ id!(
     SeqId, u64, "s"
 );
 id!(
-    /// A KV block: an index into the device pool or into the swap pool, as the context says.
+    /// A KV block: an index into the device pool or into the swap pool, depending on the context.
     BlockId, u32, "b"
 );
 id!(
@@ -46,19 +46,20 @@ impl BlockId {
     }
 }
 
-/// A map by an id, or by something else that no client can choose: it trusts its keys to be spread.
+/// A map keyed by an id, or by another number that no client can choose. Its hash does not protect against keys that
+/// are chosen to collide.
 pub type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<IdHasher>>;
 
-/// As [`IdMap`].
+/// A set of keys, with the same limits as [`IdMap`].
 pub type IdSet<K> = HashSet<K, BuildHasherDefault<IdHasher>>;
 
-/// Of keys that are one number, each next one apart from those before it.
+/// A hasher for keys that are a single number, usually consecutive ones.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct IdHasher(u64);
 
 impl Hasher for IdHasher {
     fn write_u64(&mut self, number: u64) {
-        // Odd, so that no two numbers meet; and ids in a row differ in the high bits too.
+        // The factor is odd, so no two numbers collide, and consecutive ids also differ in the high bits.
         self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 

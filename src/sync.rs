@@ -1,5 +1,5 @@
-//! Locks, atomics, channels and threads of the code whose orders of execution are explored: `tests/interleavings` compiles
-//! the same sources with shuttle's in the place of these.
+//! Locks, atomics, channels and threads for code whose interleavings are tested: `tests/interleavings` compiles the
+//! same sources with shuttle's versions of these.
 
 pub use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 
@@ -17,11 +17,11 @@ pub mod thread {
     pub use std::thread::{Builder, JoinHandle, Thread, current, park};
 }
 
-/// Spins until `done`, for `most` at most; whether it was done in time.
+/// Spins until `done` returns true, for at most `most`. Returns whether it did.
 pub fn spin_until(most: Duration, done: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     loop {
-        // The clock costs as much as a few dozen looks.
+        // Reading the clock costs as much as a few dozen calls of `done`.
         for _ in 0..64 {
             if done() {
                 return true;

@@ -1,6 +1,6 @@
-//! Every kernel compiles with NVRTC, as a start on a GPU machine compiles it, for every kind of model and configuration
-//! that is shipped. No GPU and no driver are needed, only NVRTC: from `PAGETIDE_TEST_NVRTC`, the folder of
-//! `libnvrtc.so`, or from where the program looks. `scripts/compile-kernels.sh` gets it, and nvcc, from pip.
+//! Every kernel compiles with NVRTC for every supported kind of model and configuration, as at a start on a GPU
+//! machine. This needs no GPU and no driver, only NVRTC. It is taken from `PAGETIDE_TEST_NVRTC`, the folder of
+//! `libnvrtc.so`, or from where the program looks. `scripts/compile-kernels.sh` gets NVRTC and nvcc from pip.
 
 use pagetide::backend::cuda::attention::{TileShape, merge_shared_bytes, simple_shared_bytes};
 use pagetide::backend::cuda::device::{DeviceError, DeviceInfo, ModuleSource};
@@ -42,20 +42,20 @@ fn options(dtype: DType, head_dim: usize, group: usize, block_size: usize) -> Cu
         max_logit_rows: 256,
         graphs: true,
         batch_invariant: false,
-        // As Gemma 2, whose heads are of these sizes.
+        // Like Gemma 2, which has heads of these sizes.
         softcap: head_dim >= 128 && group == 1,
         experts: true,
     }
 }
 
-/// Modules, with the dynamic shared memory of their kernels.
+/// A module, with the dynamic shared memory of its kernels.
 struct Specialisation {
     arch: String,
     source: ModuleSource,
     shared_bytes: Vec<(&'static str, usize)>,
 }
 
-/// Every head size with every group, and each of both with every block size; the other types with every head size.
+/// Every head size with every group, each of both with every block size, and the other types with every head size.
 fn specialisations() -> Vec<Specialisation> {
     let mut all: Vec<Specialisation> = Vec::new();
     for info in [ampere(), hopper()] {
@@ -70,7 +70,7 @@ fn specialisations() -> Vec<Specialisation> {
                     let shape = TileShape::choose(dtype, head_dim, info.max_shared_bytes as usize);
                     for source in module_sources(&options, &info) {
                         let is_attention = source.file.starts_with("attention");
-                        // The others do not depend on the group, and hardly on the head size.
+                        // The other kernels do not depend on the group, and hardly on the head size.
                         let is_new = is_attention || j == i % GROUPS.len();
                         let is_listed = |other: &Specialisation| other.arch == arch && other.source == source;
                         if !is_new || all.iter().any(is_listed) {
@@ -98,7 +98,7 @@ fn specialisations() -> Vec<Specialisation> {
     all
 }
 
-/// False, and says so, where there is no NVRTC.
+/// Returns false, and prints why, if there is no NVRTC.
 fn has_nvrtc() -> bool {
     let folder = std::env::var("PAGETIDE_TEST_NVRTC").ok();
     let is_wanted = folder.is_some();
@@ -116,7 +116,7 @@ fn has_nvrtc() -> bool {
     }
 }
 
-/// The list is also what nvcc compiles: see `scripts/compile-kernels.py`.
+/// nvcc compiles the same list: see `scripts/compile-kernels.py`.
 #[test]
 fn the_list_of_specialisations_is_written_for_nvcc() {
     let list: Vec<_> = specialisations()
@@ -185,7 +185,7 @@ fn a_second_start_compiles_nothing() {
     let written = file.metadata().unwrap().modified().unwrap();
     assert_eq!(load(), compiled);
     assert_eq!(file.metadata().unwrap().modified().unwrap(), written);
-    // A damaged file is compiled anew.
+    // A damaged file is compiled again.
     std::fs::write(&file, "damaged").unwrap();
     assert_eq!(load(), compiled);
     assert_eq!(load(), compiled);

@@ -16,7 +16,7 @@ __thread Block* block = nullptr;
 
 namespace {
 
-// One copy of `cp.async`. It lands when its thread waits for it, and not earlier.
+// One copy of `cp.async`. It happens when its thread waits for it, and not earlier.
 struct AsyncCopy {
     void* to;
     const void* from;
@@ -168,7 +168,7 @@ void BlockRunner::thread_main() {
     self.leave_to_next();
 }
 
-// The current thread is done: never comes back.
+// The current thread is done. Never returns.
 void BlockRunner::leave_to_next() {
     FiberThread* me = &this->me();
     if (num_living == 0) {

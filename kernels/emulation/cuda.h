@@ -1,4 +1,4 @@
-// CUDA's names for C++ on the CPU: what the kernels use of them, over `block.h`. Shared memory is dynamic alone.
+// The parts of CUDA that the kernels use, in C++ on the CPU, over `block.h`. Only dynamic shared memory is supported.
 #pragma once
 #include "block.h"
 
@@ -9,7 +9,7 @@
 
 #define DYNAMIC_SHARED(name) unsigned char* name = emulation::block->dynamic_shared
 
-// A kernel is a function and, for tests, one that runs a whole grid of it.
+// A kernel is a function, and for tests another function that runs a whole grid of it.
 #define KERNEL(threads, name, Params)                                                                        \
     static void name(const Params& p);                                                                       \
     extern "C" int emulate_##name(const emulation::Launch* launch, const void* params, size_t params_bytes,  \
@@ -157,7 +157,7 @@ inline unsigned __float_as_uint(float value) {
 }
 inline float __int_as_float(int bits) { return __uint_as_float(static_cast<unsigned>(bits)); }
 inline int __float_as_int(float value) { return static_cast<int>(__float_as_uint(value)); }
-// The compiler is told not to fuse (see the tests' flags).
+// The tests' compiler flags forbid to fuse these.
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }

@@ -1,4 +1,4 @@
-// Fibers: stacks of their own that one operating-system thread switches between. Each CUDA thread of a block is one.
+// Fibers: separate stacks that one operating-system thread switches between. Each CUDA thread of a block is one.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -28,23 +28,23 @@ public:
         }
     }
 
-    // Makes it begin with `entry` when it is next switched to. `entry` never returns.
+    // Makes the next switch to this fiber start `entry`, which never returns.
     void reset(void (*entry)());
 
-    // It was left in the middle of something, and will be reset.
+    // Says that this fiber will not continue but be reset.
     void abandon() {
 #if defined(__SANITIZE_ADDRESS__)
-        // Its frames would stay poisoned, for whoever gets this memory next.
+        // Otherwise its frames would stay poisoned when the memory is used again.
         if (stack != nullptr) {
             __asan_unpoison_memory_region(stack, STACK_BYTES);
         }
 #endif
     }
 
-    // Leaves `this`, which runs, for `to`. Returns when somebody switches back.
+    // Switches from `this`, the running fiber, to `to`. Returns when another fiber switches back.
     void switch_to(Fiber& to);
 
-    // For `entry` to call first.
+    // The first thing that `entry` calls.
     void entered();
 
 private:
@@ -68,7 +68,7 @@ private:
         }
     }
 
-    // Tell AddressSanitizer of a switch: before it, on the stack that is left, and after it, on the other one.
+    // Tells AddressSanitizer of a switch, before it on the old stack and (in `entered`) after it on the new one.
     void leaving_for(Fiber& to) {
 #if defined(__SANITIZE_ADDRESS__)
         left() = this;
@@ -89,14 +89,14 @@ private:
     ucontext_t context;
 #endif
 #if defined(__SANITIZE_ADDRESS__)
-    // Who was left last on this thread.
+    // The fiber that was left last on this thread.
     static Fiber*& left() {
         static thread_local Fiber* fiber = nullptr;
         return fiber;
     }
 
     void* fake_stack = nullptr;
-    // Of a stack that is not ours.
+    // Bounds of a stack that is not ours.
     const void* bottom = nullptr;
     size_t size = 0;
 #endif
@@ -104,7 +104,7 @@ private:
 
 #if defined(__x86_64__)
 
-// Saves the registers that a function must keep on the stack, and the stack's pointer in `*from`; restores the others'.
+// Saves the callee-saved registers on the stack and the stack pointer in `*from`, and restores those of `to`.
 extern "C" void emulation_switch(void** from, void* to);
 asm(R"(
     .text

@@ -42,7 +42,7 @@ inline uint4 load_streaming(const void* from) {
     return *static_cast<const uint4*>(check_aligned<16>(from));
 }
 
-// The bytes land when the thread waits for them; until then the target is poisoned.
+// The copy happens when the thread waits for it. Until then the target is poisoned.
 inline void copy_async(void* shared, const void* global, bool valid) {
     emulation::copy_async(check_aligned<16>(shared), check_aligned<16>(global), valid);
 }

@@ -24,7 +24,8 @@ __device__ __forceinline__ float activate(Activation kind, float x) {
     }
 }
 
-// out = act(x), or where `gated` act(gate) * up of x = [gate | up]: `N` numbers of rows of `cols`, from column i on.
+// out = act(x), or, if `gated`, out = act(gate) * up for x = [gate | up]: `N` numbers of a row of `cols`, starting at
+// column i.
 template <int N>
 __device__ __forceinline__ void activate_vec(Activation kind, bool gated, const scalar* x, scalar* out, uint32_t cols,
                                              uint32_t i) {
@@ -49,7 +50,7 @@ __device__ __forceinline__ void activate_vec(Activation kind, bool gated, const 
     store(out + i, rounded);
 }
 
-// A thread's part of a row: VEC<scalar> numbers from column i on.
+// A thread's part of a row: VEC<scalar> numbers, starting at column i.
 __device__ __forceinline__ void activate_row(Activation kind, bool gated, const scalar* x, scalar* out, uint32_t cols,
                                              uint32_t i) {
     constexpr int N = VEC<scalar>;

@@ -1,7 +1,7 @@
-// What the attention kernels on tensor cores share: tiles of K and V in shared memory, S = Q·Kᵀ, the online softmax of
-// FlashAttention (Dao et al. 2022, algorithm 1), O += P·V.
+// Shared parts of the attention kernels on tensor cores: tiles of K and V in shared memory, S = Q·Kᵀ, the online
+// softmax of FlashAttention (Dao et al. 2022, algorithm 1), O += P·V.
 //
-// A tile's rows are pairs of token and query head: all heads that share a KV head read each K and V once.
+// A tile's rows are pairs of token and query head, so each K and V is read once for all heads that share a KV head.
 #pragma once
 #include "batch.cuh"
 #include "kv_cache.cuh"
@@ -14,7 +14,7 @@ struct AttentionParams {
     const scalar* qkv;   // [rows, QKV_COLS]
     const scalar* pool;  // the KV blocks
     scalar* out;         // [rows, NUM_HEADS * HEAD_DIM]
-    float* partials;     // [decode seqs][NUM_HEADS][partitions][PARTIAL_STRIDE], where there are several partitions
+    float* partials;     // [decode seqs][NUM_HEADS][partitions][PARTIAL_STRIDE], if there are several partitions
     uint32_t layer;
     uint32_t window;     // tokens that a token sees, itself included; 0: all before it
     uint32_t partitions;
@@ -23,7 +23,7 @@ struct AttentionParams {
 };
 
 // Elements from one row to the next in shared memory: an odd number of 16-byte chunks, so that eight rows of a matrix
-// lie in different banks.
+// are in different banks.
 constexpr int ROW_STRIDE = HEAD_DIM + 8;
 constexpr int CHUNKS = HEAD_DIM / 8;
 
@@ -37,13 +37,13 @@ __device__ __forceinline__ uint32_t first_visible(const AttentionParams& p, uint
     return p.window == 0 || position < p.window ? 0 : position + 1 - p.window;
 }
 
-// Starts the copy of `TOKENS` tokens from `first` on, a multiple of `TOKENS` and below `end`, by `THREADS` threads; zeros
-// from `end` on.
+// Starts to copy `TOKENS` tokens with `THREADS` threads, starting at `first`, which is a multiple of `TOKENS` and below
+// `end`. Tokens from `end` on are zeros.
 template <int TOKENS, int THREADS>
 __device__ __forceinline__ void load_tokens(scalar* shared, const scalar* head, const uint32_t* table, uint32_t first,
                                             uint32_t end, int thread) {
     constexpr int COPIES = TOKENS * CHUNKS;
-    // Then one look at the table is enough.
+    // Then one lookup in the block table is enough.
     constexpr bool IN_ONE_BLOCK = BLOCK_SIZE % TOKENS == 0;
     const uint32_t block_of_all = IN_ONE_BLOCK ? table[first / BLOCK_SIZE] : 0;
 #pragma unroll 4
@@ -103,7 +103,7 @@ __device__ __forceinline__ float tanh_approx(float x) {
     return 1.0f - 2.0f / (1.0f + exp2_approx(x * TWO_LOG2_E));
 }
 
-// Scores that do not grow beyond a cap (Gemma 2); what comes after multiplies by it.
+// Limits scores to a cap (Gemma 2). The softmax multiplies by the cap afterwards.
 template <int TOKENS> __device__ __forceinline__ void cap_scores(float (&s)[TOKENS / 8][4], float cap_scale) {
 #ifdef SOFTCAP
 #pragma unroll
@@ -119,7 +119,7 @@ template <int TOKENS> __device__ __forceinline__ void cap_scores(float (&s)[TOKE
 // A lane's part of 16 rows of the softmax: rows g (0) and g + 8 (1) of the accumulators' layout.
 struct SoftmaxRows {
     float max[2] = {-INFINITY, -INFINITY};
-    // Of this lane's columns alone.
+    // The sums of this lane's columns only.
     float sum[2] = {0.0f, 0.0f};
 };
 
@@ -140,7 +140,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[TOKENS / 8][4], uint32_t 
     }
 }
 
-// Scores become weights; what was summed before is scaled to the new maximum. A row that has seen nothing has maximum
+// Turns scores into weights, and scales the sums so far to the new maximum. A row that has seen no token has maximum
 // -inf and weights 0.
 template <int TOKENS>
 __device__ __forceinline__ void softmax(float (&s)[TOKENS / 8][4], SoftmaxRows& rows, float (&o)[HEAD_DIM / 8][4],
@@ -175,7 +175,7 @@ __device__ __forceinline__ void softmax(float (&s)[TOKENS / 8][4], SoftmaxRows& 
     }
 }
 
-// The rows' sums over all lanes.
+// Sums the rows' sums over all lanes.
 __device__ __forceinline__ void finish_sums(SoftmaxRows& rows) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {

@@ -1,5 +1,5 @@
-// Where K and V lie: a block holds `BLOCK_SIZE` tokens of all layers and is contiguous,
-// [NUM_LAYERS][K, V][NUM_KV_HEADS][BLOCK_SIZE][HEAD_DIM] of `scalar`.
+// The layout of K and V: a block holds `BLOCK_SIZE` tokens of all layers and is contiguous, [NUM_LAYERS][K,
+// V][NUM_KV_HEADS][BLOCK_SIZE][HEAD_DIM] of `scalar`.
 #pragma once
 #include "types.cuh"
 

@@ -1,4 +1,4 @@
-// The only file with inline PTX. Each wrapper has an emulated body of the same contract, in emulation/ptx.h.
+// The only file with inline PTX. emulation/ptx.h has an emulated body with the same contract for each wrapper.
 #pragma once
 
 #ifdef CUDA_EMULATION
@@ -49,14 +49,14 @@ DEVICE float exp2_approx(float x) {
 
 // --- memory
 
-// The emulation checks what the hardware would trap on.
+// The emulation checks the alignment, on which the hardware would trap.
 template <int BYTES, class T> DEVICE T* check_aligned(T* address) { return address; }
 
 DEVICE uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// 16 bytes that are read once: they need not stay in the first-level cache.
+// Loads 16 bytes that are read once and need not stay in the first-level cache.
 DEVICE uint4 load_streaming(const void* from) {
     uint4 v;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -65,8 +65,8 @@ DEVICE uint4 load_streaming(const void* from) {
     return v;
 }
 
-// Starts a copy of 16 bytes from global to shared memory, past the first-level cache; where `!valid` nothing is read
-// and zeros are written. Both addresses are multiples of 16.
+// Starts a copy of 16 bytes from global to shared memory that bypasses the first-level cache. If `!valid`, nothing is
+// read and zeros are written. Both addresses are multiples of 16.
 DEVICE void copy_async(void* shared, const void* global, bool valid) {
     const int bytes = valid ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
@@ -88,8 +88,8 @@ template <int PENDING> DEVICE void copy_async_wait() {
 //   b: column g, rows 2t, 2t + 1 (b[0]) and those + 8 (b[1])
 //   c: rows g (c[0], c[1]) and g + 8 (c[2], c[3]), columns 2t, 2t + 1
 
-// Four 8x8 matrices of 16-bit numbers: lane 8m + i gives the address of row i of matrix m, and gets of each matrix the
-// numbers 2t, 2t + 1 of row g.
+// Four 8x8 matrices of 16-bit numbers: lane 8m + i passes the address of row i of matrix m, and gets the numbers 2t, 2t
+// + 1 of row g of each matrix.
 DEVICE void load_matrix_x4(uint32_t (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

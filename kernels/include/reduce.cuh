@@ -1,4 +1,4 @@
-// Sums and maxima over a warp and over a thread block, in an order that depends on the number of threads alone.
+// Sums and maxima over a warp and over a thread block, in an order that depends only on the number of threads.
 #pragma once
 #include "types.cuh"
 

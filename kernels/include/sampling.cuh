@@ -1,12 +1,12 @@
-// Arithmetic of `src/sampling/sampler/row.rs`, to the bit: nothing is fused, and sums are of integers.
+// The arithmetic of `src/sampling/sampler/row.rs` with the same bits: nothing is fused, and sums are sums of integers.
 #pragma once
 #include "reduce.cuh"
 
 constexpr float LARGEST = 3.40282347e38f;
-// Adding 1.5 * 2^23 to a small number rounds it to an integer, which the low bits of the sum then hold.
+// Adding 1.5 * 2^23 to a small number rounds it to an integer, which is then in the low bits of the sum.
 constexpr float ROUND = 12582912.0f;
 
-// What is not a number counts as -inf, and +inf as the largest number.
+// NaN counts as -inf, and +inf as the largest number.
 __device__ __forceinline__ float sanitize(float x) { return x != x ? -INFINITY : fminf(x, LARGEST); }
 
 // Unsigned numbers in the order of the floats.
@@ -87,8 +87,8 @@ struct Item {
     uint64_t amount;
 };
 
-// The first warp finds the bin, from the highest on, in which the sum of the bins reaches `target`: `found`, and what
-// is missing before it, `found_target`. Bin 0 where no other one is.
+// The first warp adds up the bins from the highest on. `found` is the bin in which the sum reaches `target`, and
+// `found_target` is what the bins before it lack. It is bin 0 if no other bin reaches the target.
 __device__ __forceinline__ void find_bin(Scratch& scratch, uint64_t target) {
     if (threadIdx.x < WARP_SIZE) {
         constexpr int PER_LANE = BINS / WARP_SIZE;
@@ -119,8 +119,8 @@ __device__ __forceinline__ void find_bin(Scratch& scratch, uint64_t target) {
     __syncthreads();
 }
 
-// The largest t such that the amounts of the items with keys of at least t sum to `target` or more; there is one. A
-// radix select: `DIGITS` passes from the highest digit on. Every thread gets the result.
+// The largest t such that the amounts of the items with keys of at least t sum to `target` or more. There must be one.
+// This is a radix select with `DIGITS` passes from the highest digit on. Every thread gets the result.
 template <int DIGITS, class ItemAt>
 __device__ __forceinline__ uint64_t threshold(const ItemAt& item_at, uint32_t n, uint64_t target, Scratch& scratch) {
     uint64_t prefix = 0;
@@ -132,7 +132,7 @@ __device__ __forceinline__ uint64_t threshold(const ItemAt& item_at, uint32_t n,
         for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) {
             const Item item = item_at(i);
             const uint64_t digits = item.key >> shift;
-            // Bin 0, which may be where most items are, is what no other one is.
+            // Bin 0, which may have most items, is not counted: it is the result if no other bin is.
             if (item.amount != 0 && digits >> DIGIT_BITS == prefix && digits % BINS != 0) {
                 atomicAdd(&scratch.bins[digits % BINS], static_cast<unsigned long long>(item.amount));
             }

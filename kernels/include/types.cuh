@@ -1,4 +1,4 @@
-// Scalar types and vector accesses, without a header of the CUDA toolkit: NVRTC comes without any.
+// Scalar types and vector accesses. No header of the CUDA toolkit is used, because NVRTC comes without any.
 #pragma once
 
 #ifdef CUDA_EMULATION
@@ -64,12 +64,12 @@ template <class T> __device__ __forceinline__ uint32_t pack(float low, float hig
 template <> __device__ __forceinline__ uint32_t pack<bf16>(float low, float high) { return pack_bf16(low, high); }
 template <> __device__ __forceinline__ uint32_t pack<f16>(float low, float high) { return pack_f16(low, high); }
 
-// `N` numbers that are loaded and stored at once; 16 bytes at most.
+// `N` numbers that are loaded and stored at once, at most 16 bytes.
 template <class T, int N> struct alignas(sizeof(T) * N) Vec {
     T at[N];
 };
 
-// The widest.
+// The numbers of the widest vector.
 template <class T> constexpr int VEC = 16 / sizeof(T);
 
 template <int N, class T> __device__ __forceinline__ Vec<T, N> load(const T* from) {

@@ -1,5 +1,5 @@
-//! What a client asks of the next token, and how a row of logits becomes one: token ids only. The engine carries the
-//! parameters; devices follow [`sampler`], which is also what the CPU backend uses.
+//! Sampling: the parameters of a request, and how a row of logits becomes a token. Everything is in token ids; there is
+//! no text. All devices follow the rules of [`sampler`], and the CPU backend uses its code.
 
 pub mod params;
 pub mod sampler;

@@ -1,51 +1,52 @@
-//! What a client asks of one request, in token ids: the engine knows no text.
+//! The sampling parameters of one request, in token ids.
 
 use crate::ids::TokenId;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// How to pick the next token and when to stop. Validated at intake (`http::openai`); the ranges are stated here.
+/// How to pick the next token and when to stop. The API checks these values when a request arrives (`http::openai`).
+/// The ranges are documented here.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SamplingParams {
-    /// Tokens to generate at most, per sample; at least 1. (0 is answered without the engine, except with
-    /// `prompt_logprobs`, where one token is sampled and dropped.)
+    /// The most tokens to generate for each sample, at least 1. (A request for 0 tokens is answered without the engine,
+    /// except with `prompt_logprobs`: then one token is sampled and dropped.)
     pub max_tokens: u32,
-    /// No end token and no stop token before this many tokens; at most `max_tokens`.
+    /// End tokens and stop tokens are not sampled before this many tokens. At most `max_tokens`.
     pub min_tokens: u32,
-    /// 0 is greedy; at most 100 (OpenAI's own range ends at 2).
+    /// 0 means greedy. At most 100 (OpenAI's own range ends at 2).
     pub temperature: f32,
-    /// In (0, 1]; 1 switches it off.
+    /// In (0, 1]. 1 switches it off.
     pub top_p: f32,
     /// 0 switches it off.
     pub top_k: u32,
-    /// In [0, 1]; 0 switches it off.
+    /// In [0, 1]. 0 switches it off.
     pub min_p: f32,
-    /// In [-2, 2]; over generated tokens.
+    /// In [-2, 2], applied to generated tokens.
     pub presence_penalty: f32,
-    /// In [-2, 2]; over generated tokens.
+    /// In [-2, 2], applied to generated tokens.
     pub frequency_penalty: f32,
-    /// Above 0; over prompt and generated tokens; 1 switches it off.
+    /// Above 0, applied to tokens of the prompt and generated tokens. 1 switches it off.
     pub repetition_penalty: f32,
     /// Added to the logits, each in [-100, 100].
     pub logit_bias: Vec<(TokenId, f32)>,
-    /// No other token is sampled; at least one must be left.
+    /// The only tokens that may be sampled. At least one must be possible.
     pub allowed_tokens: Option<Arc<TokenMask>>,
-    /// None of these sequences of tokens comes in the output, except where nothing else may.
+    /// Sequences of tokens that must not occur in the output, unless no other token is possible.
     pub bad_words: Vec<Vec<TokenId>>,
-    /// An embedding of the prompt instead of output.
+    /// Set if the request wants an embedding of the prompt instead of output.
     pub pooling: Option<Pooling>,
-    /// Beam search instead of sampling.
+    /// Set for beam search instead of sampling.
     pub beam: Option<BeamParams>,
-    /// Seed of the random draws; the intake draws one where the client gave none.
+    /// Seed of the random draws. If the client gave none, the intake draws one.
     pub seed: u64,
-    /// End tokens of the model (empty with `ignore_eos`, which treats them as any other).
+    /// End tokens of the model. Empty with `ignore_eos`, which treats them like any other token.
     pub eos_token_ids: Vec<TokenId>,
     /// The client's `stop_token_ids`.
     pub stop_token_ids: Vec<TokenId>,
-    /// Number of most likely tokens to report with each generated token; `None`: no log-probabilities, `Some(0)`:
-    /// only the chosen token's. Log-probabilities are of the raw distribution.
+    /// Number of most likely tokens to report with each generated token. `None`: no log-probabilities; `Some(0)`: only
+    /// that of the chosen token. Log-probabilities are those of the raw distribution.
     pub logprobs: Option<u32>,
-    /// The same for prompt tokens (from the second on).
+    /// The same for the tokens of the prompt, starting with the second.
     pub prompt_logprobs: Option<u32>,
 }
 
@@ -80,12 +81,12 @@ impl SamplingParams {
         self.temperature == 0.0
     }
 
-    /// Whether end tokens and stop tokens may not come yet, after an output of this length.
+    /// Whether end tokens and stop tokens are still forbidden after an output of this length.
     pub fn is_below_min_tokens(&self, output_len: usize) -> bool {
         output_len < self.min_tokens as usize
     }
 
-    /// The limits that hold after every output of this length.
+    /// The limits after any output of this length.
     pub fn limits(&self, output_len: usize) -> TokenLimits {
         let ends = if self.is_below_min_tokens(output_len) { self.end_tokens().collect() } else { Vec::new() };
         TokenLimits { allowed: self.allowed_tokens.clone(), banned: ends }
@@ -96,7 +97,7 @@ impl SamplingParams {
         self.eos_token_ids.iter().chain(&self.stop_token_ids).copied()
     }
 
-    /// Whether anything changes the logits before the draw.
+    /// Whether the logits are changed before the draw.
     pub fn changes_logits(&self, limits: &TokenLimits) -> bool {
         limits.excludes_any() || !self.logit_bias.is_empty() || self.has_penalties()
     }
@@ -107,46 +108,47 @@ impl SamplingParams {
     }
 }
 
-/// Which of the prompt's final hidden states are its embedding.
+/// How the prompt's final hidden states become its embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pooling {
-    /// The last token's.
+    /// The state of the last token.
     Last,
-    /// The mean of all tokens'.
+    /// The mean of the states of all tokens.
     Mean,
 }
 
-/// Beam search (Kwon et al. 2023, section 4.4, for how its memory is shared).
+/// Beam search. Kwon et al. 2023, section 4.4, describes how beams share memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BeamParams {
-    /// Beams, 1 to 16; at least as many as the outputs that are wanted.
+    /// Number of beams, 1 to 16, at least the number of requested outputs.
     pub width: u32,
-    /// In [-10, 10]; a result's score is its sum of log-probabilities over its length to this power.
+    /// In [-10, 10]. A result's score is its sum of log-probabilities divided by its length to this power.
     pub length_penalty: f32,
     pub early_stopping: EarlyStopping,
-    /// What the client wants to know of each token; [`SamplingParams::logprobs`] is what the search itself needs.
+    /// The log-probabilities that the client asked for. Those in [`SamplingParams::logprobs`] are for the search
+    /// itself.
     pub logprobs: Option<u32>,
 }
 
-/// When a beam search ends that has as many results as beams.
+/// When a beam search ends once it has as many results as beams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EarlyStopping {
     /// At once.
     Yes,
-    /// When the best beam, at its present length, is no better than the worst result.
+    /// When the best beam at its current length is no better than the worst result.
     #[default]
     No,
-    /// When no beam can become better than the worst result, at whatever length.
+    /// When no beam can become better than the worst result at any length.
     Never,
 }
 
-/// Which tokens may be sampled at one place of an output.
+/// Which tokens may be sampled at one position of an output.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenLimits {
-    /// No other token; `None`: all.
+    /// The allowed tokens. `None`: all are allowed.
     pub allowed: Option<Arc<TokenMask>>,
-    /// None of these.
+    /// Forbidden tokens.
     pub banned: Vec<TokenId>,
 }
 
@@ -155,7 +157,7 @@ impl TokenLimits {
         self.allowed.is_some() || !self.banned.is_empty()
     }
 
-    /// The token that must come, where only one is left.
+    /// The only token that is allowed, if there is just one.
     pub fn only(&self) -> Option<TokenId> {
         let mut left = self.allowed.as_ref()?.iter().filter(|token| !self.banned.contains(token));
         let first = left.next()?;
@@ -182,7 +184,7 @@ impl TokenMask {
         self.0.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
     }
 
-    /// In ascending order.
+    /// The tokens in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = TokenId> {
         self.0.iter().enumerate().flat_map(|(i, word)| {
             let rest = |left: &u32| Some(left & (left - 1)).filter(|left| *left != 0);
@@ -191,7 +193,7 @@ impl TokenMask {
         })
     }
 
-    /// From its words.
+    /// The set that has these words.
     pub fn from_words(words: Vec<u32>) -> Self {
         Self(words)
     }
@@ -202,11 +204,11 @@ impl TokenMask {
     }
 }
 
-/// What a temperature and a repetition penalty may be, of a request and of a model's defaults.
+/// Limits of temperatures and repetition penalties, both of requests and of a model's defaults.
 pub const MAX_TEMPERATURE: f64 = 100.0;
 pub const MAX_REPETITION_PENALTY: f64 = 100.0;
 
-/// Sampling a model's authors recommend (`generation_config.json`): used where a request does not say.
+/// The sampling that a model's authors recommend (`generation_config.json`), used for what a request does not specify.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct SamplingDefaults {
@@ -226,7 +228,7 @@ pub struct TokenLogprob {
     pub rank: u32,
 }
 
-/// Log-probabilities at one position: the token that stands there, and the most likely ones, best first.
+/// Log-probabilities at one position: of the token at the position, and of the most likely tokens, best first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PositionLogprobs {
     pub chosen: TokenLogprob,
@@ -234,7 +236,7 @@ pub struct PositionLogprobs {
 }
 
 impl PositionLogprobs {
-    /// Where somebody has to know that there are some, and not what they say.
+    /// A placeholder that says only that there are log-probabilities.
     pub fn unknown() -> Self {
         Self { chosen: TokenLogprob { token: 0, logprob: 0.0, rank: 0 }, top: Vec::new() }
     }
@@ -244,11 +246,11 @@ impl PositionLogprobs {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampled {
     pub token: TokenId,
-    /// Where the request asked for log-probabilities.
+    /// Set if the request asked for log-probabilities.
     pub logprobs: Option<Box<PositionLogprobs>>,
 }
 
-/// Why a sequence ended by itself.
+/// Why a sequence ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {

@@ -1,20 +1,20 @@
 //! From one row of logits to the next token.
 //!
 //! The order of operations is vLLM's:
-//! 1. log-probabilities, of the logits as the model gave them;
+//! 1. log-probabilities, of the model's raw logits;
 //! 2. tokens that are not allowed, or banned, are excluded (`min_tokens` bans end and stop tokens);
 //! 3. `logit_bias`;
 //! 4. repetition, frequency and presence penalty;
-//! 5. greedy, if the temperature is 0: the largest logit, the lowest id of equal ones; else
-//! 6. temperature, `min_p`, `top_k`, `top_p` (over what is left of the distribution);
+//! 5. greedy, if the temperature is 0: the largest logit, and the lowest id of equal ones; otherwise
+//! 6. temperature, `min_p`, `top_k`, `top_p` (each over the remaining tokens);
 //! 7. the draw.
 //!
-//! Steps 6 and 7 work on integers, so that a device can reproduce them exactly in whatever order it adds: the weight
-//! of a token is `round(2⁴⁰ · exp((logit − max) · (1 / temperature)))` (`sampler/row.rs` says how `exp` is computed), all sums
-//! are of weights, and each filter keeps what reaches a threshold. Tokens tied at the threshold of `top_k` or `top_p`
-//! are all kept. The draw is the inverse of the cumulative distribution in order of token id, at 64 random bits of
-//! Philox4x32-10 under the request's seed, with position and sample as counter: it depends on nothing else that runs.
-//! Tokens less than 2⁻⁴¹ times as likely as the best are never drawn.
+//! Steps 6 and 7 work on integers, so that a device can reproduce them exactly in any order of addition. The weight of
+//! a token is `round(2⁴⁰ · exp((logit − max) · (1 / temperature)))` (`sampler/row.rs` says how `exp` is computed), all
+//! sums are sums of weights, and each filter keeps the tokens that reach a threshold. Tokens tied at the threshold of
+//! `top_k` or `top_p` are all kept. The draw inverts the cumulative distribution in order of token id, at 64 random
+//! bits of Philox4x32-10. The key is the request's seed, and the counter is made of position and sample, so a draw does
+//! not depend on other requests. Tokens less than 2⁻⁴¹ times as likely as the best one are never drawn.
 
 mod philox;
 mod row;
@@ -31,14 +31,14 @@ pub struct History<'a> {
     pub output: &'a [TokenId],
 }
 
-/// Names one random draw. Different draws of a run differ in some field.
+/// Identifies one random draw. Two draws of a run differ in at least one field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Draw {
     /// The request's seed.
     pub seed: u64,
-    /// Which of the request's samples.
+    /// Index of the sample within the request.
     pub sample_index: u32,
-    /// The place of the token in its output: 0 for the first.
+    /// Index of the token in its output, from 0.
     pub position: u32,
 }
 
@@ -51,20 +51,20 @@ impl Draw {
     }
 }
 
-/// Samples tokens; holds working memory, and nothing that changes a result.
+/// Samples tokens. It holds only working memory, so no earlier call affects a result.
 #[derive(Debug, Default)]
 pub struct Sampler {
     raw: Vec<f32>,
-    /// Of `kept`, or of all tokens where that is empty.
+    /// The weights of the tokens in `kept`, or of all tokens if `kept` is empty.
     weights: Vec<u64>,
-    /// The tokens that `top_k` leaves, in order of id, and their logits.
+    /// The tokens that `top_k` keeps, in order of id, and their logits.
     kept: Vec<TokenId>,
     kept_logits: Vec<f32>,
     candidates: row::Candidates,
     candidate_weights: Vec<u64>,
-    /// Per token: occurrences in the output. All zero between calls.
+    /// Occurrences of each token in the output. All are zero between calls.
     counts: Vec<u32>,
-    /// Per token: whether the repetition penalty has been applied. All false between calls.
+    /// Whether the repetition penalty has been applied to each token. All are false between calls.
     penalized: Vec<bool>,
 }
 
@@ -73,10 +73,10 @@ impl Sampler {
         Self::default()
     }
 
-    /// Picks the token that follows `history`, which may be empty where the parameters have no penalties. `logits: [vocab]`, not empty, are changed by the way. A logit that is
-    /// not a number counts as −∞, +∞ as the largest number; a row without any finite logit gives token 0. Token ids of
-    /// the parameters and of the history that lie outside the row are ignored. `limits` are those of the place where
-    /// they are more than what the parameters say ([`SamplingParams::limits`]).
+    /// Picks the token that follows `history`, which may be empty if the parameters have no penalties. `logits:
+    /// [vocab]` must not be empty, and are changed. A NaN counts as −∞, and +∞ as the largest number. A row without any
+    /// finite logit gives token 0. Token ids outside the row are ignored in the parameters and in the history. `limits`
+    /// are set if this position has more limits than the parameters imply ([`SamplingParams::limits`]).
     pub fn sample(
         &mut self,
         logits: &mut [f32],
@@ -122,14 +122,16 @@ impl Sampler {
         Sampled { token: token as TokenId, logprobs }
     }
 
-    /// Log-probabilities at a prompt's position: of `next_token`, which stands there, and of the `num_top` most likely.
-    /// `logits: [vocab]` are those of the token before. A token outside the row has log-probability −∞.
+    /// Log-probabilities at a position of a prompt: of `next_token`, the prompt's token there, and of the `num_top`
+    /// most likely tokens. `logits: [vocab]` are those of the previous token. A token outside the row has
+    /// log-probability −∞.
     pub fn prompt_logprobs(&mut self, logits: &mut [f32], next_token: TokenId, num_top: u32) -> PositionLogprobs {
         row::sanitize(logits);
         self.position_logprobs(logits, next_token as usize, num_top)
     }
 
-    /// Ranks follow the log-probability, and the id where it is equal: 1 is the token that greedy sampling takes.
+    /// Ranks are ordered by log-probability, and by id where that is equal. Rank 1 is the token that greedy sampling
+    /// takes.
     fn position_logprobs(&mut self, logits: &[f32], chosen: usize, num_top: u32) -> PositionLogprobs {
         let max = row::max(logits);
         let log_sum = row::log_sum_exp(logits, max);
@@ -148,7 +150,7 @@ impl Sampler {
             let least = row::kth_largest(logits, num_top, &mut self.candidates);
             row::indices_from(logits, least, &mut self.kept);
             top.extend(self.kept.iter().map(|token| *token as usize));
-            // Stable: equal logits stay in order of id, zeros of either sign too. All are numbers.
+            // A stable sort: equal logits, also zeros of either sign, stay in order of id. There are no NaNs.
             top.sort_by(|a, b| logits[*b].partial_cmp(&logits[*a]).unwrap_or(Ordering::Equal));
             top.truncate(num_top);
         }
@@ -197,8 +199,8 @@ impl Sampler {
         }
     }
 
-    /// Sets `self.weights` and `self.kept`; the tokens that can be drawn are those of at least `least`, whose sum is `total`:
-    /// `(least, total)`. The sum is 0 if no logit is finite.
+    /// Sets `self.weights` and `self.kept`. Returns `(least, total)`: the tokens that can be drawn are those with a
+    /// weight of at least `least`, and `total` is the sum of their weights. It is 0 if no logit is finite.
     fn distribution(&mut self, logits: &[f32], params: &SamplingParams) -> (u64, u64) {
         self.kept.clear();
         let max = row::max(logits);
@@ -228,17 +230,17 @@ impl Sampler {
     }
 }
 
-/// Factor on logits. The largest is finite, so that the best token's is 0 times a number.
+/// The factor on logits. It is always finite, so that the best token's exponent is 0.
 pub(crate) fn inverse_temperature(params: &SamplingParams) -> f32 {
     (1.0 / params.temperature).min(f32::MAX)
 }
 
-/// The least weight that `min_p` leaves.
+/// The least weight that `min_p` keeps.
 pub(crate) fn weight_of_min_p(min_p: f32) -> u64 {
     ((f64::from(min_p) * row::ONE as f64).ceil() as u64).clamp(1, row::ONE)
 }
 
-/// `top_p` in units of 2⁻³², so that the weight to reach is one integer product.
+/// `top_p` in units of 2⁻³², so that the weight to reach is an integer product.
 pub(crate) fn top_p_share(top_p: f32) -> u64 {
     (f64::from(top_p) * (1_u64 << 32) as f64).round() as u64
 }

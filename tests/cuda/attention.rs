@@ -1,5 +1,5 @@
 //! PagedAttention on the device against the CPU backend: every kind of kernel, head size, group, window and block size,
-//! over a pool that is not a number where nothing was written.
+//! over a pool that is NaN where nothing was written.
 
 use crate::support::*;
 use pagetide::backend::cpu::CpuBackend;
@@ -13,7 +13,7 @@ struct Case {
     dtype: DType,
     shape: AttentionShape,
     block_size: usize,
-    /// Of each sequence: tokens in the cache, and new ones.
+    /// For each sequence: tokens in the cache, and new tokens.
     seqs: Vec<(usize, usize)>,
     batch_invariant: bool,
     seed: u64,
@@ -42,7 +42,7 @@ impl Case {
             .collect();
         let window = random.one_in(3).then(|| random.range(1, 40));
         let scale = (head_dim as f32).powf(-0.5) * 2.0;
-        // Scores reach some way beyond it.
+        // Scores exceed it.
         let softcap = random.one_in(3).then_some(0.7);
         let shape = AttentionShape { num_heads: num_kv_heads * group, num_kv_heads, head_dim, scale, softcap, window };
         Self { dtype, shape, block_size, seqs, batch_invariant: random.one_in(4), seed }
@@ -57,7 +57,7 @@ impl Case {
         (self.shape.num_heads + 2 * self.shape.num_kv_heads) * self.shape.head_dim
     }
 
-    /// What comes before, and the new tokens, over block tables that are shuffled.
+    /// The batch of the tokens in the cache, and the batch of the new tokens, over shuffled block tables.
     fn batches(&self) -> (Batch, Batch, usize) {
         let random = &mut Random(self.seed ^ 1);
         let blocks_of = |(before, new): &(usize, usize)| (before + new).div_ceil(self.block_size);
@@ -160,7 +160,7 @@ fn check_on(case: &Case, device: &dyn Fn(u32) -> Rc<dyn Device>) {
     for order in thread_orders() {
         let found = on_cuda(case, &device(order));
         assert_close(&found, &expected, tolerance(case.dtype), &format!("{case:?}"));
-        // Threads that race show as results that depend on their order.
+        // A race between threads shows as a result that depends on their order.
         let first = first.get_or_insert_with(|| found.clone());
         assert_eq!(bits(&found), bits(first), "{case:?} under order {order}");
     }
@@ -193,7 +193,8 @@ fn every_head_size_and_type() {
     });
 }
 
-/// Around the edges of partitions, and of what gets some: results are merged, those without tokens not.
+/// Lengths around the edges of partitions, and around the length from which a decode is partitioned. Results are
+/// merged, except those without tokens.
 #[test]
 fn partitions_are_merged() {
     let lens = [255, 256, 257, 319, 320, 321, 511, 512, 513, 641, 767, 769, 1023, 1025, 1100];
@@ -201,13 +202,13 @@ fn partitions_are_merged() {
         let len = lens.get(i as usize).copied().unwrap_or(900);
         let window = [None, Some(700), Some(64)][(i as usize + 2).saturating_sub(lens.len() + 1)];
         let shape = AttentionShape { window, ..shape(2, 1, 16) };
-        // `len` tokens, the new one included.
+        // `len` tokens, including the new one.
         let seqs = vec![(len - 1, 1), (5, 1), (256, 1)];
         check(&Case { dtype: DType::BF16, shape, block_size: 16, seqs, batch_invariant: false, seed: i });
     });
 }
 
-/// With `batch_invariant`, a token's attention is the same bytes alone, in a chunk, and beside others.
+/// With `batch_invariant`, a token's attention has the same bytes alone, in a chunk, and beside other sequences.
 #[test]
 fn batch_invariant_attention() {
     for dtype in [DType::F32, DType::BF16] {
@@ -219,7 +220,7 @@ fn batch_invariant_attention() {
             batch_invariant: true,
             seed,
         };
-        // Sequence 0 is the first of the pool's numbers in each of these, with the same tokens.
+        // Sequence 0 has the same tokens in each of these.
         let whole = on_cuda(&case(&[(0, 90)], 4), &device(0));
         let (chunked, row) = (on_cuda(&case(&[(0, 90), (0, 1), (40, 30)], 4), &device(0)), 4 * 32);
         assert_eq!(bits(&whole), bits(&chunked[..90 * row]), "{dtype:?}: in company");

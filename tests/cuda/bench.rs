@@ -1,4 +1,4 @@
-//! `pagetide bench gpu` at sizes that the emulation can do: every figure is there and is a number.
+//! `pagetide bench gpu` at sizes that the emulation can do: every figure is there and is finite.
 
 use crate::support::device;
 use pagetide::cli::bench::gpu::{Sizes, measure};

@@ -1,9 +1,9 @@
-//! A GPU that is a CPU: the kernels' own source runs under `kernels/emulation`, memory is memory, and streams are lists
-//! of things to do.
+//! An emulated GPU: the kernels' own source runs under `kernels/emulation`, device memory is host memory, and streams
+//! are lists of pending operations.
 //!
-//! Nothing that is enqueued has to happen before somebody waits for it. Each stream is as lazy as the test says: what
-//! is read or reused before its copy is done goes wrong under one laziness or another, and always the same way for the
-//! same seed.
+//! An enqueued operation need not happen before something waits for it. A test chooses how eager each stream is. Memory
+//! that is read or reused before its copy is done goes wrong under one setting or another, and always in the same way
+//! for the same seed.
 
 pub mod compile;
 
@@ -20,8 +20,8 @@ use std::ffi::{c_char, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
-/// How eagerly a stream works: the chance, in percent, that what is enqueued is done at once rather than when somebody
-/// waits for it.
+/// How eager each stream is: the chance, in percent, that an operation is done when it is enqueued and not only when
+/// something waits for it.
 #[derive(Clone, Copy, Debug)]
 pub struct Eagerness {
     pub compute: u32,
@@ -40,7 +40,7 @@ pub struct EmulatedOptions {
     pub total_memory: usize,
     pub eagerness: Eagerness,
     pub seed: u64,
-    /// No stream waits for another one's events: what a careless backend would see.
+    /// Streams do not wait for each other's events, as if the backend had forgotten to ask for it.
     pub ignores_waits: bool,
     /// In which order threads run: 0, 1 or 2 (`Order` of the emulation).
     pub thread_order: u32,
@@ -59,7 +59,7 @@ impl Default for EmulatedOptions {
     }
 }
 
-/// `struct Launch` of `kernels/emulation/cuda.h`.
+/// `struct Launch` of `kernels/emulation/block.h`.
 #[repr(C)]
 struct Launch {
     grid: [u32; 3],
@@ -71,7 +71,7 @@ struct Launch {
 
 type Emulate = unsafe extern "C" fn(*const Launch, *const c_void, usize, *mut c_char, usize) -> i32;
 
-/// Something on a stream.
+/// An operation on a stream.
 #[derive(Clone, Debug)]
 enum Operation {
     Copies(Vec<Copy>),
@@ -90,7 +90,7 @@ struct StreamState {
     done: u64,
 }
 
-/// Bytes on both sides of an allocation that nobody may write.
+/// Guard bytes on both sides of an allocation. Nothing may write to them.
 const GUARD_BYTES: usize = 256;
 const POISON: u8 = 0xff;
 
@@ -106,9 +106,9 @@ pub struct EmulatedDevice {
     kernels: RefCell<Vec<(String, Emulate)>>,
     graphs: RefCell<Vec<Vec<Operation>>>,
     capturing: RefCell<Option<Vec<Operation>>>,
-    /// What every call answers once the device has failed.
+    /// The error that every call returns once the device has failed.
     failure: RefCell<Option<DeviceError>>,
-    /// Operations until it fails.
+    /// Operations until the device fails.
     fails_after: Cell<Option<u64>>,
     pub num_launches: Cell<u64>,
     pub num_graph_launches: Cell<u64>,
@@ -195,7 +195,7 @@ impl EmulatedDevice {
         Ok(())
     }
 
-    /// Does a stream's next operation; false where there is none.
+    /// Does a stream's next operation. Returns false if there is none.
     fn do_next(&self, stream: Stream) -> DeviceResult<bool> {
         let next = self.streams.borrow_mut().get_mut(&stream).expect("all streams are there").pending.pop_front();
         let Some(operation) = next else { return Ok(false) };
@@ -210,7 +210,7 @@ impl EmulatedDevice {
         Ok(true)
     }
 
-    /// Works until the event is done.
+    /// Does operations until the event is done.
     fn reach(&self, event: Event) -> DeviceResult<()> {
         while self.streams.borrow()[&event.stream].done < event.number {
             assert!(self.do_next(event.stream)?, "{event:?} is waited for and was never recorded");
@@ -243,7 +243,7 @@ impl EmulatedDevice {
 
     fn launch_now(&self, kernel: KernelId, grid: Grid, params: &[u8]) -> DeviceResult<()> {
         let (name, emulate) = self.kernels.borrow()[kernel.0].clone();
-        // Aligned as the kernel's struct may want it.
+        // With the largest alignment that a kernel's struct may need.
         let mut aligned = vec![0_u128; params.len().div_ceil(16)];
         // SAFETY: `aligned` has room, and both are plain bytes.
         unsafe { std::ptr::copy_nonoverlapping(params.as_ptr(), aligned.as_mut_ptr().cast(), params.len()) };
@@ -359,7 +359,7 @@ impl Device for EmulatedDevice {
 
     fn is_done(&self, event: Event) -> DeviceResult<bool> {
         self.check()?;
-        // Somebody who asks waits: let him wait for a while, but not for ever.
+        // The caller polls for the event: it has to wait for a while, but not forever.
         if self.streams.borrow()[&event.stream].done < event.number && self.chance(40) {
             self.reach(event)?;
         }
@@ -458,7 +458,7 @@ fn multiply(matmul: &Matmul, x: DevicePtr, w: DevicePtr, bias: DevicePtr, out: D
 }
 
 fn read(from: DevicePtr, len: usize, dtype: DType) -> Vec<f32> {
-    // SAFETY: whoever enqueued the operation promised the range.
+    // SAFETY: the caller that enqueued the operation promised the range.
     let bytes = unsafe { std::slice::from_raw_parts(from.0 as *const u8, len * dtype.size_bytes()) };
     super::support::floats(bytes, dtype)
 }

@@ -1,4 +1,4 @@
-//! Tiny models of every family against what transformers answered (`tests/data/models`), over the kernels.
+//! Tiny models of every family on the kernels, against the outputs of transformers (`tests/data/models`).
 
 use crate::common::{Driver, Golden, Sequence, logprob};
 use crate::model::cuda_model;
@@ -19,7 +19,7 @@ fn driver(model: &str, dtype: DType, block_size: usize, max_model_len: usize) ->
     Driver::over(backend, decoder, block_size)
 }
 
-/// Prompts in two chunks beside each other, then greedy decodes of all at once.
+/// Runs all prompts together in two chunks, and then greedy decodes of all at once.
 fn check(model: &str, dtype: DType, block_size: usize, tolerance: f32) {
     let golden = Golden::read(&models().join(model));
     let mut driver = driver(model, dtype, block_size, golden.max_model_len);
@@ -34,7 +34,7 @@ fn check(model: &str, dtype: DType, block_size: usize, tolerance: f32) {
             })
             .filter(|(_, rows)| *rows > 0)
             .collect();
-        // Prompts of up to three tokens are whole after the first chunk.
+        // Prompts of up to three tokens are complete after the first chunk.
         let places: Vec<usize> =
             (0..golden.prompts.len()).filter(|i| chunk == 3 || golden.prompts[*i].tokens.len() > 3).collect();
         for (place, new) in places.into_iter().zip(driver.step(&mut parts)) {
@@ -56,7 +56,7 @@ fn check(model: &str, dtype: DType, block_size: usize, tolerance: f32) {
             let found = logprob(logits, expected.token);
             let what = format!("{model}: greedy token {step}: {found}, {}", expected.logprob);
             assert!((found - expected.logprob).abs() <= tolerance, "{what}");
-            // The golden token is the likeliest, as far as numbers of this precision can tell.
+            // The golden token is the most likely one, within this precision.
             let best = (0..logits.len() as u32).map(|token| logprob(logits, token)).fold(f32::MIN, f32::max);
             assert!(best <= found + 2.0 * tolerance, "{what}, another one has {best}");
             sequence.tokens.push(expected.token);
@@ -82,7 +82,7 @@ fn every_family_in_float32() {
     parallel(0..names.len() as u64, |i| check(&names[i as usize], DType::F32, 5, 1e-4));
 }
 
-/// In half precision, on tensor cores where the head size allows it: the answers are near those in float32.
+/// In half precision, on tensor cores if the head size allows it, the answers are near those in float32.
 #[test]
 fn half_precision() {
     let cases = [

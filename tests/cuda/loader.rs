@@ -1,5 +1,4 @@
-//! Loading onto a device: the size of the KV pool, what is said where memory is short, and the way back from a lost
-//! device.
+//! Loading onto a device: the size of the KV pool, the errors if memory is short, and recovery from a lost device.
 
 use crate::emulation::{EmulatedDevice, EmulatedOptions};
 use crate::support::{device, options, root};
@@ -21,7 +20,7 @@ use std::sync::Arc;
 
 type Opened = Rc<RefCell<Vec<Rc<EmulatedDevice>>>>;
 
-/// Devices of this much memory; those that were opened so far.
+/// Loads onto devices with this much memory. Also returns the devices that were opened so far.
 fn load(total_memory: usize, change: impl FnOnce(&mut Config)) -> Result<(GpuRunner, LoadedModel, Opened), StartError> {
     let mut config = Config::default();
     config.scheduler.max_num_seqs = 4;
@@ -35,7 +34,7 @@ fn load(total_memory: usize, change: impl FnOnce(&mut Config)) -> Result<(GpuRun
     let open = {
         let opened = opened.clone();
         move || -> Result<Rc<dyn Device>, StartError> {
-            // One at a time, as on a GPU whose memory they would share.
+            // Only one at a time, as on a real GPU, where they would share its memory.
             assert!(opened.borrow().iter().all(|device| Rc::strong_count(device) == 1), "two devices are open");
             let device = Rc::new(EmulatedDevice::new(EmulatedOptions { total_memory, ..EmulatedOptions::default() }));
             opened.borrow_mut().push(device.clone());
@@ -126,7 +125,7 @@ fn a_lost_device_is_opened_again() {
     runner.reset().unwrap();
     assert_eq!(opened.borrow().len(), 2);
     assert_eq!(token(&mut runner), expected);
-    // A step that failed by itself costs the pools alone.
+    // After a failed step only the pools are lost.
     runner.reset().unwrap();
     assert_eq!(opened.borrow().len(), 2);
     assert_eq!(token(&mut runner), expected);

@@ -1,5 +1,5 @@
-//! The CUDA backend, whole, without a GPU: its kernels run on the CPU (`kernels/emulation`), its streams are as lazy as
-//! a test wants. With `PAGETIDE_TEST_DEVICE=cuda` the same tests run on the first GPU.
+//! The whole CUDA backend without a GPU: its kernels run on the CPU (`kernels/emulation`), and a test chooses how eager
+//! its streams are. With `PAGETIDE_TEST_DEVICE=cuda` the same tests run on the first GPU.
 
 mod attention;
 mod bench;

@@ -1,4 +1,4 @@
-//! What the tests of whole models share. The other tests need nothing but the backend.
+//! Shared by the tests of whole models. The other tests need only the backend.
 
 use pagetide::backend::DType;
 use pagetide::backend::cuda::device::Device;

@@ -1,6 +1,5 @@
-//! A request's tokens are the same bytes alone and under memory pressure, whatever the streams' speeds, one step after
-//! the other and with two in flight: swap copies run beside the steps, and no block is read or reused before its copy is
-//! done.
+//! A request has the same tokens, to the byte, alone and under memory pressure, at any speed of the streams, with one
+//! step or two in flight. So swap copies run beside the steps, and no block is read or reused before its copy is done.
 
 use crate::emulation::{Eagerness, EmulatedDevice, EmulatedOptions};
 use crate::model::cuda_model;
@@ -42,7 +41,7 @@ struct EmulatedEngine {
     runner: ModelRunner<CudaBackend>,
     outputs: BTreeMap<(RequestId, u32), Vec<Sampled>>,
     stats: PlanStats,
-    /// Pending tokens that were fed.
+    /// Number of rows whose token was still pending when they were submitted.
     num_pending: usize,
 }
 
@@ -92,7 +91,7 @@ impl EmulatedEngine {
         }
     }
 
-    /// Submits a plan, if one may be made now; else takes the results of the oldest in.
+    /// Submits a plan if one may be made now. Otherwise takes the results of the oldest step.
     fn step(&mut self) {
         let is_ahead = self.state.scheduler.num_in_flight() > 0;
         let Some(PlannedStep { plan, report }) = self.state.plan(0.0) else { return self.finish() };
@@ -118,7 +117,7 @@ impl EmulatedEngine {
     }
 
     fn run(&mut self, requests: Vec<Arrival>) {
-        // Half at once, the others as it goes.
+        // Some at once, the others step by step.
         let mut late = requests.into_iter();
         late.by_ref().take(5).for_each(|request| self.state.scheduler.arrive(request));
         loop {
@@ -161,7 +160,7 @@ fn requests(num: usize) -> Vec<Arrival> {
     (0..num).map(request).collect()
 }
 
-/// Each request alone, with room for all, on an eager device.
+/// The outputs of each request alone, with enough blocks, on an eager device.
 fn expected(setting: &Setting, num: usize) -> BTreeMap<(RequestId, u32), Vec<Sampled>> {
     let device: Rc<dyn Device> = device(0);
     let roomy = Setting { num_device_blocks: 400, num_swap_blocks: 0, overlap: false, ..*setting };
@@ -173,7 +172,7 @@ fn expected(setting: &Setting, num: usize) -> BTreeMap<(RequestId, u32), Vec<Sam
     engine.outputs
 }
 
-/// A GPU has streams of its own speed.
+/// An emulated device with lazy streams. A GPU's streams have their own speed.
 fn lazy(seed: u64, ignores_waits: bool) -> Rc<dyn Device> {
     if on_gpu() && !ignores_waits {
         return device(0);
@@ -239,7 +238,7 @@ fn check_under_pressure(setting: &Setting, seed: u64, expected: &BTreeMap<(Reque
     assert_eq!(engine.outputs.len(), expected.len());
 }
 
-/// The test above would see it: on a device whose streams do not wait for each other, tokens change.
+/// The test above would notice a missing wait: on a device whose streams do not wait for each other, tokens change.
 #[test]
 fn a_missing_wait_shows() {
     for overlap in [false, true] {
@@ -254,7 +253,7 @@ fn a_missing_wait_shows() {
     }
 }
 
-/// Decode steps that are replayed give what they gave when they were launched one by one.
+/// Replayed decode steps give the same results as steps that are launched kernel by kernel.
 #[test]
 fn graphs_change_nothing() {
     for model in ["llama-gqa-tied", "qwen3-moe-norm", "gemma2"] {
@@ -271,7 +270,7 @@ fn graphs_change_nothing() {
     }
 }
 
-/// A device that fails, whenever it does, ends a step with its own words; nothing hangs, and a new device goes on.
+/// A device that fails at any time ends the step with its own message, and nothing hangs.
 #[test]
 fn a_lost_device_is_named() {
     let setting = setting(PreemptionMode::Swap);

@@ -1,4 +1,4 @@
-//! The other operations on the device against the CPU backend: each on the same numbers, on both.
+//! The other operations on the device against the CPU backend, on the same numbers.
 
 use crate::support::*;
 use pagetide::backend::cpu::{CpuBackend, CpuTensor};
@@ -114,7 +114,7 @@ impl Case {
         AttentionShape { num_heads, num_kv_heads, head_dim: self.head_dim, scale: 1.0, softcap: None, window: None }
     }
 
-    /// Rows of one sequence each, at positions and slots all over.
+    /// Rows of one sequence each, at random positions and slots.
     fn batch(&self) -> Batch {
         let random = &mut Random(self.seed ^ 11);
         let mut slots: Vec<u32> = (0..(NUM_BLOCKS * self.block_size) as u32).collect();
@@ -141,7 +141,7 @@ impl Case {
     }
 }
 
-/// Every operation's results, by name.
+/// The results of every operation, with its name.
 fn run<H: Bench>(bench: &mut H, case: &Case) -> Vec<(&'static str, Vec<f32>)> {
     let Case { dtype, rows, cols, .. } = *case;
     let mut results = Vec::new();
@@ -191,7 +191,7 @@ fn run<H: Bench>(bench: &mut H, case: &Case) -> Vec<(&'static str, Vec<f32>)> {
         results.push(("the sum of add and add_norm", bench.values(&x, rows * cols)));
     }
 
-    // A width that products take: a multiple of 8.
+    // A width that products support: a multiple of 8.
     let (n, k) = (24, cols.next_multiple_of(8));
     let weights = matrix(bench, n, k, 9);
     let bias = vector(bench, n, 10);
@@ -238,7 +238,7 @@ fn run<H: Bench>(bench: &mut H, case: &Case) -> Vec<(&'static str, Vec<f32>)> {
     let (q, k) = (head_norm(bench, 17), head_norm(bench, 18));
     bench.backend().qk_norm(&mut qkv, &shape, &q, &k);
     results.push(("qk_norm", bench.values(&qkv, rows * qkv_cols)));
-    // Rounded again: what comes next is compared by itself.
+    // Rounded again, so that the next operation is compared separately.
     let rounded: Vec<f32> = bench.values(&qkv, rows * qkv_cols).iter().map(|x| round(*x, DType::F16)).collect();
     bench.fill(&mut qkv, &rounded);
 
@@ -249,13 +249,13 @@ fn run<H: Bench>(bench: &mut H, case: &Case) -> Vec<(&'static str, Vec<f32>)> {
         max_positions: 60,
     };
     let rope = bench.backend().rope_table(&rope).unwrap();
-    // K in the tensor means nothing after the second.
+    // After this operation K in the tensor is undefined.
     bench.backend().rope_and_write_kv(&mut qkv, &shape, None, 0);
     bench.backend().rope_and_write_kv(&mut qkv, &shape, Some(&rope), 1);
     let q_cols = shape.num_heads * shape.head_dim;
     let values = bench.values(&qkv, rows * qkv_cols);
     results.push(("rotated Q", values.chunks_exact(qkv_cols).flat_map(|row| row[..q_cols].to_vec()).collect()));
-    // Copies: a block that was written, onto one that nobody writes, and on from there.
+    // Copies of a written block to an unwritten one, and from there to another.
     let first = batch.slots[0] / case.block_size as u32;
     let spare: Vec<u32> = (0..NUM_BLOCKS as u32).filter(|block| !batch.block_tables.contains(block)).collect();
     let [a, b] = [spare[0], spare[1]];
@@ -267,7 +267,7 @@ fn run<H: Bench>(bench: &mut H, case: &Case) -> Vec<(&'static str, Vec<f32>)> {
     results
 }
 
-/// The K and V at the batch's slots, which alone are written.
+/// The K and V at the batch's slots. Only these are written.
 fn written<H: Bench>(bench: &mut H, case: &Case, batch: &Batch) -> Vec<f32> {
     let KvLayout { num_layers, num_kv_heads, head_dim, block_size, dtype } = case.layout();
     let mut values = Vec::new();
@@ -313,7 +313,7 @@ fn same_numbers_as_on_the_cpu() {
     parallel(0..24, |seed| check(seed * 97 + 3));
 }
 
-/// Random weights are the same for the same seed, spread as they should be, and other ones for another.
+/// Random weights are the same for the same seed, differ for another seed, and have the right deviation.
 #[test]
 fn random_matrices() {
     for dtype in DTYPES {

@@ -1,5 +1,5 @@
-//! Sampling on the device against `sampling::sampler`: the same tokens to the bit, the same log-probabilities to a unit
-//! in the last place.
+//! Sampling on the device against `sampling::sampler`: the same tokens exactly, and the same log-probabilities to a
+//! unit in the last place.
 
 use crate::support::*;
 use pagetide::backend::cuda::device::Device;
@@ -10,7 +10,7 @@ use pagetide::sampling::sampler::{Draw, History, Sampler};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Something wanted of a row, with all that it borrows.
+/// A request about a row, together with the data that it borrows.
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "there are few")]
 enum Want {
@@ -52,7 +52,7 @@ fn logits(random: &mut Random, vocab: usize) -> Vec<f32> {
 }
 
 fn tokens(random: &mut Random, vocab: usize, most: usize) -> Vec<u32> {
-    // Some outside of the vocabulary, which are ignored.
+    // Some are outside the vocabulary and are ignored.
     (0..random.below(most + 1)).map(|_| random.below(vocab + 2) as u32).collect()
 }
 
@@ -134,7 +134,7 @@ fn assert_logprobs(found: &PositionLogprobs, expected: &PositionLogprobs, what: 
     }
 }
 
-/// Two steps, the second of which refers to what the first one sampled.
+/// Two steps. The second one refers to the tokens that the first one sampled.
 fn check(seed: u64) {
     check_on(seed, &device);
 }
@@ -168,7 +168,7 @@ fn check_on(seed: u64, device: &dyn Fn(u32) -> Rc<dyn Device>) {
             },
         });
         let requests: Vec<_> = requests.collect();
-        // A step may come in several calls, each about rows of its own.
+        // A step may make several calls, each about other rows.
         sampling.sample(on_device.ptr(), &requests).unwrap();
         sampling.end_step().unwrap();
         device.synchronize().unwrap();
@@ -194,7 +194,7 @@ fn check_on(seed: u64, device: &dyn Fn(u32) -> Rc<dyn Device>) {
                 _ => panic!("{what}: another kind of result"),
             }
         }
-        // Only samples may be referred to.
+        // Only samples can be referred to.
         let all_sample = wants.iter().all(|(_, want)| matches!(want, Want::Sample { .. }));
         before = all_sample.then_some(sampled);
     }

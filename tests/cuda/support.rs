@@ -1,4 +1,4 @@
-//! What the kernels' tests share: a device, numbers, and the way to it and back.
+//! Shared by the kernels' tests: a device, random numbers, uploads and downloads.
 
 use crate::emulation::{EmulatedDevice, EmulatedOptions};
 use pagetide::backend::cuda::device::{Copy, Device, DeviceBuffer, PinnedBuffer, Stream};
@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// The repository: where this was compiled, or where `PAGETIDE_ROOT` says, on a machine that it was carried to.
+/// The repository: where this was compiled, or `PAGETIDE_ROOT` on a machine that the test program was copied to.
 pub fn root() -> PathBuf {
     std::env::var_os("PAGETIDE_ROOT").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
 }
@@ -22,17 +22,18 @@ pub fn on_gpu() -> bool {
     std::env::var_os("PAGETIDE_TEST_DEVICE").is_some_and(|kind| kind == "cuda")
 }
 
-/// The emulation; or, with `PAGETIDE_TEST_DEVICE=cuda`, the first GPU.
+/// The emulation, or, with `PAGETIDE_TEST_DEVICE=cuda`, the first GPU.
 pub fn device(thread_order: u32) -> Rc<dyn Device> {
     if on_gpu() {
-        // Products as exact resume needs them.
+        // Exact resume needs batch-invariant products.
         let settings = DriverSettings { batch_invariant: true, ..DriverSettings::default() };
         return driver::find(&settings).unwrap().open().unwrap();
     }
     Rc::new(EmulatedDevice::new(EmulatedOptions { thread_order, ..EmulatedOptions::default() }))
 }
 
-/// Thread orders to run everything under. A GPU has its own; out of bounds is the same under any.
+/// The thread orders that everything is run under. A GPU has its own order, and accesses out of bounds are the same
+/// under any order.
 pub fn thread_orders() -> std::ops::Range<u32> {
     if on_gpu() || std::env::var_os("PAGETIDE_KERNEL_SANITIZER").is_some() { 0..1 } else { 0..3 }
 }
@@ -53,7 +54,7 @@ impl Random {
         (self.bits() % n as u64) as usize
     }
 
-    /// Between `from` and `to`, both possible.
+    /// From `from` to `to`, both included.
     pub fn range(&mut self, from: usize, to: usize) -> usize {
         from + self.below(to - from + 1)
     }
@@ -71,7 +72,7 @@ impl Random {
         (self.bits() >> 40) as f32 / (1u32 << 23) as f32 - 1.0
     }
 
-    /// Numbers that `dtype` holds exactly.
+    /// Numbers that `dtype` represents exactly.
     pub fn floats(&mut self, n: usize, dtype: DType) -> Vec<f32> {
         (0..n).map(|_| round(self.float(), dtype)).collect()
     }
@@ -101,11 +102,11 @@ pub fn floats(bytes: &[u8], dtype: DType) -> Vec<f32> {
     }
 }
 
-/// Device memory with these bytes.
+/// Uploads bytes to new device memory.
 pub fn upload_bytes(device: &Rc<dyn Device>, bytes: &[u8]) -> DeviceBuffer {
     let buffer = DeviceBuffer::new(device, bytes.len()).unwrap();
     let mut staging = PinnedBuffer::new(device, bytes.len()).unwrap();
-    // SAFETY: nothing is enqueued that uses it.
+    // SAFETY: no enqueued operation uses it.
     unsafe { staging.as_mut_slice() }.copy_from_slice(bytes);
     let copy = Copy { to: buffer.ptr(), from: staging.ptr(), bytes: bytes.len() };
     // SAFETY: dropping `staging` waits for the device.
@@ -121,7 +122,7 @@ pub fn upload(device: &Rc<dyn Device>, values: &[f32], dtype: DType) -> DeviceBu
 pub fn download_bytes(device: &Rc<dyn Device>, buffer: &DeviceBuffer) -> Vec<u8> {
     let staging = PinnedBuffer::new(device, buffer.bytes()).unwrap();
     let copy = Copy { to: staging.ptr(), from: buffer.ptr(), bytes: buffer.bytes() };
-    // SAFETY: both live until the device has done it.
+    // SAFETY: both live until the device has done the copy.
     unsafe { device.copy(Stream::Compute, copy) }.unwrap();
     device.synchronize().unwrap();
     // SAFETY: the copy is done.
@@ -141,7 +142,7 @@ pub fn assert_close(got: &[f32], expected: &[f64], tolerance: f64, what: &str) {
     }
 }
 
-/// How far a result of this type may be from the exact one.
+/// The allowed error of a result of this type.
 pub fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F32 => 2e-6,
@@ -150,7 +151,7 @@ pub fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// For a model that is nothing but these sizes.
+/// Options for a model with these sizes.
 pub fn options(dtype: DType, num_heads: usize, kv: KvLayout) -> CudaOptions {
     CudaOptions {
         dtype,
@@ -174,7 +175,7 @@ pub fn set(device: &Rc<dyn Device>, tensor: &CudaTensor, values: &[f32]) {
     }
     let bytes = bytes(values, tensor.dtype());
     let mut staging = PinnedBuffer::new(device, bytes.len()).unwrap();
-    // SAFETY: nothing is enqueued that uses it.
+    // SAFETY: no enqueued operation uses it.
     unsafe { staging.as_mut_slice() }.copy_from_slice(&bytes);
     let copy = Copy { to: tensor.buffer().ptr(), from: staging.ptr(), bytes: bytes.len() };
     // SAFETY: dropping `staging` waits for the device.
@@ -188,12 +189,12 @@ pub fn get(device: &Rc<dyn Device>, tensor: &CudaTensor, len: usize) -> Vec<f32>
     values
 }
 
-/// Bits, so that NaN and -0 count too.
+/// The bits of the numbers, to compare NaN and -0 too.
 pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Runs a test for each of these, on as many threads as there are processors.
+/// Runs a test for each case, on as many threads as there are processors.
 pub fn parallel(cases: std::ops::Range<u64>, test: impl Fn(u64) + Sync) {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let next = std::sync::atomic::AtomicU64::new(cases.start);
@@ -212,8 +213,8 @@ pub fn parallel(cases: std::ops::Range<u64>, test: impl Fn(u64) + Sync) {
     });
 }
 
-/// The kernels with one piece of their text replaced must fail a check: a wrong result, a result that depends on the threads' order,
-/// or what the emulation refuses.
+/// Kernels with one piece of their text replaced must fail a check: by a wrong result, by a result that depends on the
+/// threads' order, or by an error of the emulation.
 pub fn breaks(file: &str, from: &str, to: &str, check: impl Fn(&dyn Fn(u32) -> Rc<dyn Device>)) {
     let folder = tempfile::tempdir().unwrap();
     copy_folder(&root().join("kernels"), folder.path());

@@ -49,14 +49,14 @@ impl Sequence {
         head
     }
 
-    /// `[len, num_heads * head_dim]`, K and V rounded to `dtype`, and Q if `isa` does so.
+    /// `[len, num_heads * head_dim]`, with K and V rounded to `dtype`, and Q too if `isa` rounds it.
     fn reference(&self, isa: Isa, dtype: DType) -> Vec<f64> {
         self.reference_of(0..self.len, isa, dtype)
     }
 
     /// `[tokens.len(), num_heads * head_dim]`: the output of these tokens.
     pub fn reference_of(&self, tokens: impl IntoIterator<Item = usize>, isa: Isa, dtype: DType) -> Vec<f64> {
-        // Tiles multiply bfloat16 with bfloat16.
+        // AMX tiles multiply bfloat16 with bfloat16.
         let q_dtype = if isa == Isa::Amx && dtype == DType::BF16 { dtype } else { DType::F32 };
         let AttentionShape { num_heads, num_kv_heads, scale, softcap, window, .. } = self.shape;
         let rounded_head = |token: usize, index: usize, dtype: DType| -> Vec<f64> {
@@ -113,7 +113,7 @@ impl Pool {
     }
 }
 
-/// Fills all slots of the pool with NaN, so that whatever is read and not masked shows.
+/// Fills all slots of the pool with NaN, so that any read that is not masked is visible.
 fn poison(backend: &mut CpuBackend, layout: KvLayout, num_blocks: usize) {
     let shape = AttentionShape {
         num_heads: layout.num_kv_heads,
@@ -183,7 +183,7 @@ pub fn shape(num_kv_heads: usize, group: usize, head_dim: usize, window: Option<
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Ragged batches, any block size, chunk by chunk, against the reference.
+    /// Ragged batches with any block size, chunk by chunk, against the reference.
     #[test]
     fn attention_is_right(
         num_kv_heads in 1usize..4, group in 1usize..6, dims in 1usize..18, block_size in 1usize..70,
@@ -202,7 +202,7 @@ proptest! {
             let pool = Pool::new(&mut backend, layout(&shape, block_size, dtype), &lens, seed);
             let outputs = run(&mut backend, &seqs, &pool, &steps);
             for (seq, output) in seqs.iter().zip(outputs) {
-                // A K (on tiles a Q or a weight) that lies halfway between two values of its type may round either way.
+                // A K (on tiles also a Q or a weight) halfway between two values of its type may be rounded either way.
                 let tolerance = match dtype { DType::F32 => 2e-5, DType::F16 => 2e-3, DType::BF16 => 1e-2 };
                 assert_close(&output, &seq.reference(isa, dtype), tolerance, &format!("{isa} {shape:?} {block_size}"));
             }
@@ -222,11 +222,11 @@ fn random_steps(lens: &[usize], numbers: &mut Numbers) -> Vec<Vec<usize>> {
     steps
 }
 
-/// The promise: the same bytes alone or in a batch, in one piece or in any, with any block size and team.
+/// The contract: the same bytes alone or in a batch, in any chunks, with any block size and team.
 #[test]
 fn a_query_does_not_see_how_it_is_served() {
     for isa in isas() {
-        // A head of 64 may be read where it lies, if the block size allows it.
+        // A head of 64 may be read directly from the cache if the block size allows it.
         for (head_dim, window, dtype) in
             [(40, None, DType::BF16), (64, Some(75), DType::BF16), (40, Some(75), DType::F16), (40, None, DType::F32)]
         {
@@ -259,7 +259,8 @@ fn a_query_does_not_see_how_it_is_served() {
     }
 }
 
-/// Past a partition: the team shares a decode's partitions, a prefill takes them one after the other.
+/// Contexts longer than a partition: the team shares a decode's partitions, and a prefill computes them one after the
+/// other.
 #[test]
 fn long_contexts_are_the_same_in_decode_and_prefill() {
     const LEN: usize = 2100;

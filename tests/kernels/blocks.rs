@@ -1,4 +1,4 @@
-//! The pools of KV blocks, and what may not be asked of the backend.
+//! The pools of KV blocks, and calls that the backend must refuse.
 
 use crate::support::*;
 use pagetide::backend::cpu::{CpuBackend, CpuOptions, Isa};
@@ -37,7 +37,7 @@ fn swapped_blocks_come_back_whole_wherever_they_go() {
     let before = contents(&mut backend, 40);
     let out: Vec<_> = (0..20).map(|i| (i, 39 - i)).collect();
     assert!(backend.swap_out(&pairs(&out)));
-    // Others take the blocks over.
+    // Other data overwrites the blocks.
     let overwrite: Vec<_> = (0..20).map(|i| (20 + i, i)).collect();
     backend.copy_blocks(&pairs(&overwrite));
     let after = contents(&mut backend, 40);

@@ -1,10 +1,10 @@
-//! Layers of experts against plain sums in float64, and the promise that a row does not see the others.
+//! Layers of experts against plain sums in float64, and the contract that a row does not depend on the others.
 
 use crate::support::*;
 use pagetide::backend::cpu::{CpuBackend, Isa};
 use pagetide::backend::{Activation, Backend, DType, Experts, ExpertsShape, TensorRole};
 
-/// Weights as `[rows][cols]`, in numbers that every type holds.
+/// Weights as `[rows][cols]`, in numbers that every type can represent.
 struct Layer {
     shape: ExpertsShape,
     router: Vec<f32>,
@@ -63,7 +63,7 @@ impl Layer {
         out.as_slice()[..x.len()].to_vec()
     }
 
-    /// What an expert makes of a row, rounded to `dtype` where the product takes it.
+    /// An expert's output for a row. The inputs of products are rounded to `dtype`.
     fn expert(&self, expert: usize, x: &[f32], dtype: DType) -> Vec<f64> {
         let (gate, up) = (product(&self.gate[expert], x), product(&self.up[expert], x));
         let activated = gate.iter().zip(&up).map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up);
@@ -113,7 +113,7 @@ fn experts_are_mixed_as_the_router_says() {
         let layer = Layer::new(shape(num_experts, num_chosen, renormalize), num_experts as u64);
         let x = layer.x(rows, 5);
         for (isa, dtype) in isas().flat_map(|isa| DTYPES.map(|dtype| (isa, dtype))) {
-            // An activation that lies halfway between two values of its type may round either way.
+            // An activation halfway between two values of its type may be rounded either way.
             let tolerance = match dtype {
                 DType::F32 => 1e-5,
                 DType::F16 => 2e-3,
@@ -125,7 +125,7 @@ fn experts_are_mixed_as_the_router_says() {
     }
 }
 
-/// The same bytes alone, in a batch of more rows than are taken at a time, and with any team.
+/// The same bytes alone, in a batch of more rows than are computed at a time, and with any team.
 #[test]
 fn a_row_does_not_see_the_others() {
     let layer = Layer::new(shape(6, 2, true), 1);

@@ -1,5 +1,5 @@
-//! Products fused with what follows them: the same bytes as the operations one after the other, for random shapes, one
-//! row at a time by one thread.
+//! Products fused with the operations after them give the same bytes as these operations one after the other, for
+//! random shapes, computed one row at a time by one thread.
 
 use crate::attention::{layout, rope, shape};
 use crate::random::{blank, company, for_cases, uneven, vector};
@@ -52,7 +52,7 @@ fn one_by_one(rows: usize) -> Vec<Range<usize>> {
     (0..rows).map(|row| row..row + 1).collect()
 }
 
-/// Compares what `fused` gives in random pieces on random teams with what `apart` gives row by row.
+/// Compares the results of `fused` in random pieces on random teams with those of `apart` row by row.
 fn check<T: PartialEq>(
     rows: usize,
     numbers: &mut Numbers,
@@ -70,7 +70,7 @@ fn check<T: PartialEq>(
     }
 }
 
-/// A product to Q, K and V, all of one sequence.
+/// A QKV projection of one sequence.
 struct Qkv {
     layer: Layer,
     x: Vec<f32>,
@@ -103,7 +103,7 @@ impl Qkv {
         }
     }
 
-    /// Q of all rows, and all blocks of the pool.
+    /// Returns Q of all rows, and all blocks of the pool.
     fn run(&self, mut backend: CpuBackend, pieces: &[Range<usize>], fused: bool) -> (Vec<u32>, Vec<Vec<u8>>) {
         let num_blocks = self.rows.div_ceil(self.block_size) as u32;
         backend.allocate_kv(layout(&self.shape, self.block_size, self.kv_dtype), num_blocks as usize, 0).unwrap();
@@ -222,7 +222,8 @@ fn residual_products_are_a_product_and_a_sum() {
             results
         };
         let what = format!("{k} to {n} in {}", layer.dtype.name());
-        // On tiles a chain of sums begins with what it is added to: another rounding, the same for each company.
+        // On tiles a chain of sums starts with the previous contents. This rounds differently, but equally in any
+        // batch.
         let on_tiles = |backend: &CpuBackend| backend.isa() == Isa::Amx && layer.dtype == DType::BF16;
         let expected = |backend: CpuBackend, pieces: &[Range<usize>]| {
             let fused = on_tiles(&backend);
@@ -239,7 +240,7 @@ fn residual_products_are_a_product_and_a_sum() {
     });
 }
 
-/// Chains that are longer than what is computed at once, for numbers of rows that leave few for the last block.
+/// Chains that are longer than a block of the inner dimension, for numbers of rows that leave few for the last block.
 #[test]
 fn long_chains_go_on_where_they_stopped() {
     const K: usize = 2 * 2048 + 40;

@@ -1,4 +1,4 @@
-//! Matrix products, the vocabulary product and the embedding, which share packed matrices.
+//! Matrix products, the vocabulary product and the embedding, which all use packed matrices.
 
 use crate::support::*;
 use pagetide::backend::cpu::{CpuBackend, Isa};
@@ -77,7 +77,7 @@ proptest! {
     }
 }
 
-/// A row's result is the same bytes alone and among others, whatever the number of threads.
+/// A row's result has the same bytes alone and in a batch, with any number of threads.
 #[test]
 fn a_row_does_not_see_its_company() {
     const ROWS: usize = 170;
@@ -102,7 +102,7 @@ fn a_row_does_not_see_its_company() {
     }
 }
 
-/// Infinities and NaN of one row stay there.
+/// Infinities and NaN of one row do not affect other rows.
 #[test]
 fn a_bad_row_spoils_no_other() {
     let case = Case::new(33, 64, false, 5);

@@ -1,5 +1,5 @@
 //! Every operation of the CPU backend against a straightforward float64 reference, on every instruction set of this
-//! machine, and the promise that a row's result is the same bytes in any company.
+//! machine, and the contract that a row's result has the same bytes in any batch.
 
 mod attention;
 mod blocks;

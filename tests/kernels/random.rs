@@ -1,8 +1,8 @@
-//! Random shapes in random company: each row of a product, an attention, a layer of experts or an operation on rows
-//! has the bytes that it has alone, on every instruction set, and they are near those of a float64 reference.
+//! Random shapes in random batches: each row of a product, an attention, a layer of experts or an operation on rows has
+//! the same bytes as alone, on every instruction set, and is near a float64 reference.
 //!
-//! Cases follow from their number, so that every run is the same. `KERNEL_CASES=300..400` runs other ones than the few
-//! of a usual run; a failure names its case.
+//! A case depends only on its number, so every run is the same. `KERNEL_CASES=300..400` runs other cases than the few
+//! of a usual run. A failure names its case.
 
 use crate::attention::{Pool, Sequence, layout, rope, run, shape};
 use crate::support::*;
@@ -23,23 +23,23 @@ pub fn for_cases(usual: Range<u64>, check: impl Fn(&mut Numbers)) {
         Err(_) => usual,
     };
     for case in cases {
-        // Shown where the test fails.
+        // Shown if the test fails.
         println!("case {case}");
         check(&mut Numbers::new(0xca5e ^ (case << 16)));
     }
 }
 
-/// How many rows are computed together: often one, or few.
+/// The number of rows that are computed together: often one, or few.
 pub fn company(numbers: &mut Numbers, max: usize) -> usize {
     if numbers.chance(3) { 1 } else { numbers.size(max) }
 }
 
-/// Rows of `x: [_, cols]`, one after the other.
+/// The given rows of `x: [_, cols]`, concatenated.
 fn pick(x: &[f32], cols: usize, rows: &[usize]) -> Vec<f32> {
     rows.iter().flat_map(|row| &x[row * cols..][..cols]).copied().collect()
 }
 
-/// Has `compute` take random rows of `x: [_, cols]` together, several times, and compares each row of the results with
+/// Calls `compute` several times with random rows of `x: [_, cols]` together, and compares each row of the results with
 /// the same row of `expected`.
 fn check_in_company(
     numbers: &mut Numbers,
@@ -78,7 +78,7 @@ struct Product {
 
 impl Product {
     fn new(numbers: &mut Numbers) -> Self {
-        // Now and then more rows and columns than one task of any kernel takes.
+        // Sometimes more rows and columns than one task of any kernel computes.
         let (most_n, most_rows, work) = if numbers.chance(6) { (900, 1100, 24_000_000) } else { (400, 140, 4_000_000) };
         let (n, rows) = (numbers.size(most_n), numbers.size(most_rows));
         let k = numbers.size((work / (n * rows)).clamp(8, 2500));
@@ -151,14 +151,14 @@ struct Heads {
 impl Heads {
     fn new(numbers: &mut Numbers) -> Self {
         let (head_dim, group) = (8 * numbers.between(1, 32), numbers.between(1, 8));
-        // Scores and sums of one head of one sequence.
+        // Multiply-adds of the scores and the sums of one head of one sequence.
         let products = |len: usize| len * len * head_dim * group;
         let longest = (1..400).rev().find(|len| products(*len) < 8_000_000).unwrap_or(1);
         let num_kv_heads = numbers.between(1, if longest < 150 { 1 } else { 3 });
         let mut lens: Vec<usize> = (0..numbers.between(1, 4)).map(|_| numbers.size(longest)).collect();
         let mut shape = shape(num_kv_heads, group, head_dim, None);
         if numbers.chance(4) {
-            // Past a partition.
+            // Longer than a partition.
             shape = self::shape(1, numbers.between(1, 3), 8 * numbers.between(1, 2), None);
             lens = vec![numbers.between(1, 40), numbers.between(1020, 1100)];
         }
@@ -199,7 +199,7 @@ impl Heads {
         }
     }
 
-    /// All sequences in one batch, cut anywhere.
+    /// Runs all sequences in one batch, in random chunks.
     fn check_in_company(&self, numbers: &mut Numbers, isa: Isa, seqs: &[Sequence], expected: &[Vec<f32>]) {
         let (threads, block_size) = (numbers.between(1, 4), numbers.size(256));
         let mut backend = backend(isa, threads);
@@ -244,7 +244,7 @@ fn attention() {
 
 type Operation = dyn Fn(&mut CpuBackend, &[f32]) -> Vec<f32>;
 
-/// An operation on rows by itself: `in_cols` numbers of a row become `out_cols`.
+/// An operation on single rows: `in_cols` numbers of a row become `out_cols` numbers.
 struct RowOperation {
     what: String,
     in_cols: usize,
@@ -255,7 +255,8 @@ struct RowOperation {
 impl RowOperation {
     fn norm(kind: NormKind, cols: usize, numbers: &mut Numbers) -> Self {
         let (weight, bias) = (numbers.vec(cols), numbers.vec(cols));
-        // A row is a row of the residual stream and what is added to it; results are the sum and its norm.
+        // An input row is a row of the residual stream and a row that is added to it. The results are the sum and its
+        // norm.
         let run = move |backend: &mut CpuBackend, rows: &[f32]| {
             let (x, delta) = halves(rows, cols);
             let bias = matches!(kind, NormKind::Layer { .. }).then(|| vector(backend, &bias));

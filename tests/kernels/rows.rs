@@ -21,7 +21,7 @@ fn norm_reference(x: &[f64], kind: NormKind, weight: &[f32], bias: Option<&[f32]
     x.iter().enumerate().map(|(i, x)| (x - mean) * scale * f64::from(weight[i]) + bias(i)).collect()
 }
 
-/// Logits stay within the cap, whatever they were, and small ones are hardly touched.
+/// All logits are within the cap afterwards, and small ones are hardly changed.
 #[test]
 fn logits_are_capped() {
     let values = [0.0, 1e-3, -0.5, 3.0, -7.5, 29.0, -31.0, 88.0, 1e4, -1e30, f32::INFINITY];
@@ -67,7 +67,7 @@ proptest! {
             backend.add_norm(&mut x_tensor, &delta, &norm, &mut out);
             assert_eq!(&x_tensor.as_slice()[..rows * cols], &sum[..]);
             assert_close(out.as_slice(), &reference(&sum), 1e-4, "add_norm");
-            // The last row by itself, by one thread.
+            // The last row alone, by one thread.
             let fused = out.as_slice()[(rows - 1) * cols..].to_vec();
             let last = tensor(&backend, &sum[(rows - 1) * cols..], cols);
             backend.begin(&plain_batch(1));

@@ -1,4 +1,4 @@
-//! What the tests share: seeded numbers, checkpoint tensors, batches.
+//! Shared by the tests: seeded numbers, checkpoint tensors, batches.
 
 use pagetide::backend::cpu::{CpuBackend, CpuOptions, CpuTensor, Isa};
 use pagetide::backend::{Backend, Batch, BatchSeq, DType, HostTensor, NO_SOURCE, TensorRole};
@@ -40,7 +40,7 @@ impl Numbers {
         low + self.below(high - low + 1)
     }
 
-    /// From 1 to `max`, small ones as often as large ones.
+    /// From 1 to `max`, with all orders of magnitude equally likely.
     pub fn size(&mut self, max: usize) -> usize {
         let fraction = (f64::from(self.next()) + 1.0) / 2.0;
         ((max as f64 + 1.0).powf(fraction) as usize).clamp(1, max)
@@ -67,7 +67,7 @@ pub fn round(x: f32, dtype: DType) -> f32 {
     }
 }
 
-/// A checkpoint's bytes, at an odd address.
+/// A tensor's bytes as in a checkpoint, at an odd address.
 pub struct Stored {
     bytes: Vec<u8>,
     dtype: DType,
@@ -93,7 +93,7 @@ impl Stored {
     }
 }
 
-/// A tensor holding `values: [rows, cols]`, with room for more rows, which hold NaN.
+/// A tensor with `values: [rows, cols]` and some more rows of NaN.
 pub fn tensor(backend: &CpuBackend, values: &[f32], cols: usize) -> CpuTensor {
     let rows = values.len() / cols;
     let mut tensor = backend.tensor(rows + 3, cols, TensorRole::Activation).unwrap();
@@ -113,7 +113,7 @@ pub fn plain_batch(rows: usize) -> Batch {
     }
 }
 
-/// New tokens of a sequence: `(num_computed, num_rows, block table)`.
+/// A sequence's part of a batch: `(num_computed, num_rows, block table)`.
 pub type Part<'a> = (usize, usize, &'a [u32]);
 
 pub fn batch(parts: &[Part<'_>], block_size: usize) -> Batch {
@@ -146,7 +146,7 @@ pub fn assert_close(got: &[f32], expected: &[f64], tolerance: f64, what: &str) {
     }
 }
 
-/// Bits, so that NaN and -0 count too.
+/// The bits of the numbers, to compare NaN and -0 too.
 pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }

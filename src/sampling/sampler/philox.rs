@@ -1,5 +1,5 @@
 //! Philox4x32-10, the counter-based generator of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC'11):
-//! the same counter and key give the same numbers anywhere, in any order, on a CPU or a GPU.
+//! the same counter and key give the same numbers in any order, on a CPU and on a GPU.
 
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 /// Added to the key each round: the golden ratio and √3 − 1.

@@ -4,11 +4,11 @@ use crate::ids::TokenId;
 
 const LANES: usize = 16;
 
-/// Weight of the most likely token: weights are `exp` in units of 2⁻⁴⁰.
+/// Weight of the most likely token. Weights are `exp` in units of 2⁻⁴⁰.
 pub const ONE: u64 = 1 << 40;
 
-/// Calls a function in the widest version that the processor has. All versions give the same bits: nothing is added
-/// in another order, and products and sums are not fused.
+/// Calls the version of a function for the widest vectors that the processor has. All versions give the same bits: they
+/// add in the same order and do not fuse products and sums.
 macro_rules! dispatch {
     ($function:ident($($name:ident: $type:ty),*) -> $result:ty) => {{
         #[cfg(target_arch = "x86_64")]
@@ -40,10 +40,10 @@ macro_rules! dispatch {
     }};
 }
 
-/// Adding 1.5 · 2²³ to a small number rounds it to an integer, which the low bits of the sum then hold.
+/// Adding 1.5 · 2²³ to a small number rounds it to an integer, which is then in the low bits of the sum.
 const ROUND: f32 = 12_582_912.0;
 
-/// Replaces what is not a number by −∞ and +∞ by the largest number, so that differences are numbers again.
+/// Replaces NaN by −∞, and +∞ by the largest number, so that differences are never NaN.
 pub fn sanitize(row: &mut [f32]) {
     dispatch!(sanitize_all(row: &mut [f32]) -> ());
 }
@@ -55,7 +55,7 @@ fn sanitize_all(row: &mut [f32]) {
     }
 }
 
-/// The largest value, past what is not a number; −∞ for an empty row.
+/// The largest value, ignoring NaN. −∞ for an empty row.
 pub fn max(row: &[f32]) -> f32 {
     dispatch!(largest(row: &[f32]) -> f32)
 }
@@ -72,8 +72,8 @@ fn largest(row: &[f32]) -> f32 {
     lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a })
 }
 
-/// The lowest index that holds the largest value, of a row that need not be sanitized: +∞ is the largest number, and
-/// what is not a number is no value. 0 where there is none.
+/// The lowest index of the largest value. The row need not be sanitized: +∞ counts as the largest number, and NaN is
+/// ignored. 0 if there is no value.
 pub fn argmax(row: &[f32]) -> usize {
     dispatch!(index_of_largest(row: &[f32]) -> usize)
 }
@@ -94,12 +94,12 @@ fn index_of_largest(row: &[f32]) -> usize {
     start + row[start..].iter().position(|value| *value >= best).unwrap_or(0)
 }
 
-/// `exp(x)` for `x <= 0`, within 2 units in the last place; at least `exp(-87)`. Only float32 additions and
-/// multiplications, each rounded: a device that does not fuse them computes the same bits.
+/// `exp(x)` for `x <= 0`, within 2 units in the last place; at least `exp(-87)`. It uses only float32 additions and
+/// multiplications, each of them rounded. A device that does not fuse them computes the same bits.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     const LOG2_E: f32 = std::f32::consts::LOG2_E;
-    // ln 2 in two parts; products of the first with small integers are exact.
+    // ln 2 in two parts. Products of the first one with small integers are exact.
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = (std::f64::consts::LN_2 - LN2_HIGH as f64) as f32;
     let x = if x > -87.0 { x } else { -87.0 };
@@ -130,7 +130,7 @@ fn sum_exp(row: &[f32], max: f32) -> f64 {
     let mut lanes = [0.0_f64; LANES];
     let (chunks, rest) = row.as_chunks::<LANES>();
     for chunk in chunks {
-        // Plain loops: what goes through a closure is not always compiled for the wider registers.
+        // Plain loops: the compiler does not always compile closures for the wider registers.
         for (lane, value) in lanes.iter_mut().zip(chunk) {
             *lane += f64::from(exp(value - max));
         }
@@ -142,8 +142,9 @@ fn sum_exp(row: &[f32], max: f32) -> f64 {
     sum
 }
 
-/// `x · 2⁴⁰` rounded to the nearest integer (to the even one at a tie), for `x` in [0, 1]: in two halves of 20 bits, by
-/// adding what leaves an integer in the low bits. Unlike a conversion, this has vector instructions everywhere.
+/// `x · 2⁴⁰` rounded to the nearest integer (to the even one at a tie), for `x` in [0, 1]: computed as two halves of 20
+/// bits, by adding a number that leaves an integer in the low bits. Unlike a conversion, this has vector instructions
+/// on every processor.
 #[inline(always)]
 fn to_weight(x: f32) -> u64 {
     const HALF: f32 = (1_u32 << 20) as f32;
@@ -200,13 +201,13 @@ fn sum_weights_from(weights: &[u64], least: u64) -> u64 {
     sum
 }
 
-/// The indices of the values that are at least `least`, in order, in place of what `indices` held.
+/// Replaces `indices` by the indices of the values that are at least `least`, in order.
 pub fn indices_from(row: &[f32], least: f32, indices: &mut Vec<TokenId>) {
     indices.clear();
     dispatch!(push_indices_from(row: &[f32], least: f32, indices: &mut Vec<TokenId>) -> ());
 }
 
-/// Few values are expected to be there: whole chunks are passed over.
+/// Few values are expected to match, so whole chunks are skipped.
 #[inline(always)]
 fn push_indices_from(row: &[f32], least: f32, indices: &mut Vec<TokenId>) {
     const CHUNK: usize = 64;
@@ -228,14 +229,14 @@ fn push_block_maxima(row: &[f32], block: usize, maxima: &mut Vec<f32>) {
     maxima.extend(row.chunks(block).map(largest));
 }
 
-/// Where [`kth_largest`] works.
+/// Working memory of [`kth_largest`].
 #[derive(Debug, Default)]
 pub struct Candidates {
     values: Vec<f32>,
     indices: Vec<TokenId>,
 }
 
-/// The `k`-th largest value (`k` from 1); −∞ where there are no more than `k`.
+/// The `k`-th largest value (`k` from 1). −∞ if there are no more than `k` values.
 pub fn kth_largest(row: &[f32], k: usize, scratch: &mut Candidates) -> f32 {
     debug_assert!(k > 0);
     if k >= row.len() {
@@ -244,7 +245,7 @@ pub fn kth_largest(row: &[f32], k: usize, scratch: &mut Candidates) -> f32 {
     let descending = |a: &f32, b: &f32| b.total_cmp(a);
     let Candidates { values, indices } = scratch;
     values.clear();
-    // The k-th largest of more than k blocks' maxima is not above the k-th largest value, and few values reach it.
+    // The k-th largest of the blocks' maxima is at most the k-th largest value, and few values reach it.
     let block = row.len() / (4 * k);
     if block >= 2 {
         dispatch!(push_block_maxima(row: &[f32], block: usize, values: &mut Vec<f32>) -> ());
@@ -258,16 +259,16 @@ pub fn kth_largest(row: &[f32], k: usize, scratch: &mut Candidates) -> f32 {
     *values.select_nth_unstable_by(k - 1, descending).1
 }
 
-/// The largest `t` such that the weights of at least `t` sum to `target` or more; `0 < target <= total`, their sum.
-/// A few halvings leave a narrow range; only the weights in it are ordered.
+/// The largest `t` such that the weights of at least `t` sum to `target` or more; `0 < target <= total`, their sum. A
+/// few bisections leave a narrow range, and only the weights in it are sorted.
 pub fn weight_threshold(weights: &[u64], total: u64, target: u64, scratch: &mut Vec<u64>) -> u64 {
     const HALVINGS: usize = 8;
-    // Weights below this sum to less than `total - target`: the threshold is not among them.
+    // Weights below this sum to less than `total - target`, so the threshold is not among them.
     let mut low = ((total - target) / weights.len() as u64).max(1);
     let mut high = ONE + 1;
     let mut above = 0;
     for _ in 0..HALVINGS {
-        // Halves the range of the logarithm.
+        // Bisects the range of the logarithm.
         let middle = ((low as f64 * high as f64).sqrt() as u64).clamp(low, high);
         let sum = sum_from(weights, middle);
         if sum >= target {
@@ -277,7 +278,7 @@ pub fn weight_threshold(weights: &[u64], total: u64, target: u64, scratch: &mut 
         }
     }
     scratch.clear();
-    // One comparison, that is hardly ever true: two would be mispredicted half of the time.
+    // A single comparison that is hardly ever true. Two comparisons would be mispredicted half of the time.
     scratch.extend(weights.iter().filter(|weight| weight.wrapping_sub(low) < high - low));
 
     let mut missing = target - above;
@@ -317,7 +318,7 @@ pub fn index_at(weights: &[u64], least: u64, point: u64) -> Option<usize> {
     None
 }
 
-/// How many values stand before `row[index]`: larger ones, and equal ones with a lower index.
+/// The number of values that rank before `row[index]`: larger ones, and equal ones with a lower index.
 pub fn rank(row: &[f32], index: usize) -> usize {
     let value = row[index];
     let (before, after) = (&row[..index], &row[index + 1..]);

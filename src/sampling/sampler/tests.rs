@@ -21,7 +21,7 @@ fn log_softmax(logits: &[f32]) -> Vec<f64> {
     logits.iter().map(|logit| f64::from(logit - max) - sum.ln()).collect()
 }
 
-/// The filtered distribution, straightforwardly: `None` where the sum is so near to `top_p` that rounding decides.
+/// The filtered distribution in a straightforward way. `None` if the sum is so near to `top_p` that rounding decides.
 fn reference(logits: &[f32], params: &SamplingParams) -> Option<Vec<f64>> {
     let scaled: Vec<f32> = logits.iter().map(|logit| logit / params.temperature).collect();
     let mut p: Vec<f64> = log_softmax(&scaled).into_iter().map(f64::exp).collect();
@@ -100,7 +100,7 @@ fn only_allowed_tokens_are_sampled() {
     let greedy = SamplingParams { allowed_tokens: allowed.clone(), logprobs: Some(1), ..greedy() };
     let sampled = sample(&logits, &greedy, History::default(), draw(0, 0));
     assert_eq!(sampled.token, 64);
-    // Of the distribution as the model gave it.
+    // The log-probabilities of the raw distribution.
     assert_eq!(sampled.logprobs.expect("asked for").top[0].token, 69);
     let random = SamplingParams { allowed_tokens: allowed, temperature: 50.0, ..SamplingParams::default() };
     let tokens: std::collections::BTreeSet<_> =
@@ -144,7 +144,7 @@ fn min_tokens_excludes_end_and_stop_tokens() {
     assert_eq!(after(&[]).token, 2);
     assert_eq!(after(&[2]).token, 2);
     assert_eq!(after(&[2, 2]).token, 0);
-    // Log-probabilities are of the raw distribution all the same.
+    // Log-probabilities are still those of the raw distribution.
     let logprobs = after(&[]).logprobs.expect("asked for");
     assert_eq!(logprobs.top[0].token, 0);
     assert_eq!(logprobs.chosen.rank, 3);
@@ -168,7 +168,7 @@ fn distribution_after_edits(logits: &[f32], params: &SamplingParams) -> Vec<f64>
     distribution(&logits, params)
 }
 
-/// The expected tokens were computed apart from this code, in exact integers and float64.
+/// The expected tokens were computed independently of this code, in exact integers and float64.
 #[test]
 fn the_draws_do_not_change() {
     let logits: Vec<f32> = (0..1000_u32).map(|i| ((i * 7919) % 1000) as f32 / 150.0).collect();
@@ -286,7 +286,7 @@ proptest! {
             ..greedy()
         };
         let mut sampler = Sampler::new();
-        // A second call finds the working memory clean.
+        // A second call must find the working memory clean.
         for _ in 0..2 {
             let mut changed = logits.clone();
             let sampled = sampler.sample(&mut changed, &params, None, History { prompt: &prompt, output: &output }, draw(0, 0));
@@ -330,7 +330,7 @@ proptest! {
             prop_assert_eq!(entry.rank, rank(entry.token as usize));
         }
 
-        // The same beside a sampled token, whatever changes the logits.
+        // The same together with a sampled token, with changed logits.
         let params = SamplingParams { logit_bias: vec![(token as TokenId, 100.0)], logprobs: Some(num_top), ..greedy() };
         let sampled = sample(&logits, &params, History::default(), draw(0, 0));
         prop_assert_eq!(sampled, Sampled { token: token as TokenId, logprobs: Some(Box::new(found)) });

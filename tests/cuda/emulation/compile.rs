@@ -1,7 +1,8 @@
-//! The kernels of `kernels/` as shared libraries for this processor.
+//! Compiles the kernels of `kernels/` to shared libraries for this processor.
 //!
-//! A library's name holds a hash of all that it is made from, so each is compiled once, by whichever test needs it first,
-//! and stays for later runs. What runs thread blocks (`emulation/block.cpp`) is a library of its own that all others link.
+//! A library's name contains a hash of everything that it is made from. So the first test that needs a library compiles
+//! it, and it is kept for later tests and runs. The runtime that runs thread blocks (`emulation/block.cpp`) is a
+//! library of its own, which all others link.
 
 use pagetide::backend::cuda::device::{DeviceError, DeviceResult, ModuleSource};
 use std::collections::hash_map::DefaultHasher;
@@ -18,9 +19,9 @@ const FLAGS: &[&str] = &[
     "-fPIC",
     "-shared",
     "-DCUDA_EMULATION",
-    // Kernels look at numbers as bytes and the other way round.
+    // Kernels read numbers as bytes and bytes as numbers.
     "-fno-strict-aliasing",
-    // A product and a sum are fused where a kernel says so.
+    // Products and sums are fused only where a kernel says so.
     "-ffp-contract=off",
     "-Wall",
     "-Werror",
@@ -36,28 +37,28 @@ pub fn kernels() -> PathBuf {
     crate::support::root().join("kernels")
 }
 
-/// True where `scripts/test-kernels-asan.sh` runs the tests: reads and writes out of bounds end the process.
+/// True if `scripts/test-kernels-asan.sh` runs the tests: then reads and writes out of bounds end the process.
 fn with_address_sanitizer() -> bool {
     std::env::var_os("PAGETIDE_KERNEL_SANITIZER").is_some_and(|value| value == "address")
 }
 
-/// The shared library of a module of the kernels in `root`, compiled unless an earlier run has done it.
+/// The shared library of a module of the kernels in `root`. It is compiled if it does not exist yet.
 pub fn library(root: &Path, source: &ModuleSource) -> DeviceResult<PathBuf> {
     let runtime = compile(root, RUNTIME, &[], None)?;
     let defines: Vec<String> = source.defines.iter().map(|(name, value)| format!("-D{name}={value}")).collect();
     compile(root, source.file, &defines, Some(&runtime))
 }
 
-/// The library of one file, which links `linked`.
+/// Compiles one file to a library that links `linked`.
 fn compile(root: &Path, file: &str, defines: &[String], linked: Option<&Path>) -> DeviceResult<PathBuf> {
     let mut flags: Vec<&str> = FLAGS.to_vec();
     if linked.is_some() {
-        // Kernels use C's headers alone, and those of C++ take longer to read than most kernels.
+        // Kernels use only C's headers. The C++ headers of the same names take longer to compile than most kernels.
         flags.push("-nostdinc++");
     }
     flags.extend(defines.iter().map(String::as_str));
     if with_address_sanitizer() {
-        // The compiler takes several times as long with it, most of that to optimise.
+        // The sanitizer makes the compiler several times as slow, mostly in optimisation.
         flags.extend(["-fsanitize=address", "-O1"]);
     }
     let path = root.join(file);
@@ -69,7 +70,7 @@ fn compile(root: &Path, file: &str, defines: &[String], linked: Option<&Path>) -
     if library.is_file() {
         return Ok(library);
     }
-    // Another process may compile the same: the last one to finish wins, and all are equal.
+    // Another process may compile the same library. The last one to finish wins, and all results are equal.
     let unfinished = library.with_extension(format!("{}.tmp", std::process::id()));
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
     let output = Command::new(&compiler)
@@ -90,9 +91,9 @@ fn compile(root: &Path, file: &str, defines: &[String], linked: Option<&Path>) -
     Ok(library)
 }
 
-/// The right to make a library. One thread at a time has it for each library, and as many threads as there are processors
-/// have it together: a compiler takes up to a gigabyte, and tests that each run a thread per processor would start enough
-/// of them to use up the machine's memory.
+/// The right to make a library. For each library one thread has it at a time, so that the others find the finished
+/// library. At most as many threads as there are processors have it at once: a compiler takes up to a gigabyte, and
+/// tests that each run a thread for each processor would otherwise use up the machine's memory.
 struct Compiling(PathBuf);
 
 static COMPILING: LazyLock<Mutex<HashSet<PathBuf>>> = LazyLock::new(Mutex::default);
@@ -117,7 +118,7 @@ impl Drop for Compiling {
     }
 }
 
-/// A file and what it includes of ours, by the paths within `root`.
+/// The texts of a file and of all files of ours that it includes, by their paths within `root`.
 fn texts(root: &Path, file: &str) -> BTreeMap<PathBuf, String> {
     let mut texts = BTreeMap::new();
     let mut to_read = vec![PathBuf::from(file)];
@@ -125,7 +126,7 @@ fn texts(root: &Path, file: &str) -> BTreeMap<PathBuf, String> {
         if texts.contains_key(&file) {
             continue;
         }
-        // One that is not there is the compiler's to complain about.
+        // The compiler will complain about a file that does not exist.
         let Ok(text) = fs::read_to_string(root.join(&file)) else { continue };
         let folder = file.parent().unwrap_or(Path::new(""));
         let included = text.lines().filter_map(|line| line.strip_prefix("#include \"")?.split('"').next());
