@@ -44,7 +44,7 @@ impl CpuSampling {
         assert!(requests.is_sorted_by_key(|request| request.row), "requests in the order of their rows");
         let mut rows = logits.chunks_exact_mut(vocab_size).enumerate();
         let of_rows = requests.chunk_by(|a, b| a.row == b.row).map(|requests| {
-            let row = rows.find(|(row, _)| *row == requests[0].row).expect("a request for a row that is not there").1;
+            let row = rows.find(|(row, _)| *row == requests[0].row).expect("a request for a row that does not exist").1;
             Mutex::new((requests, row, Vec::with_capacity(requests.len())))
         });
         let of_rows: Vec<_> = of_rows.collect();

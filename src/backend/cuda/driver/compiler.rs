@@ -74,7 +74,7 @@ pub fn compile(source: &ModuleSource, arch: &str) -> DeviceResult<Cubin> {
     let supported = supported_architectures()?;
     if !supported.contains(&number) {
         let (major, minor) = nvrtc_version()?;
-        let log = format!("NVRTC {major}.{minor} knows {supported:?}; a newer one may know {number}");
+        let log = format!("NVRTC {major}.{minor} compiles for {supported:?}; a newer one may compile for {number}");
         return Err(DeviceError::Compile { file: source.file.into(), arch: arch.into(), log });
     }
     Program::new(source.file, &text)?.compile(source, arch)
@@ -157,7 +157,7 @@ impl Program {
         // SAFETY: the buffer is as long as NVRTC said.
         check(unsafe { sys::nvrtcGetCUBIN(self.0, bytes.as_mut_ptr().cast()) }, "nvrtcGetCUBIN")?;
         if bytes.is_empty() {
-            return Err(DeviceError::Other(format!("NVRTC made nothing of {} for {arch}", source.file)));
+            return Err(DeviceError::Other(format!("NVRTC returned no code of {} for {arch}", source.file)));
         }
         Ok(Cubin { bytes, log })
     }

@@ -131,7 +131,7 @@ impl CudaDevice {
             Ok(()) => Ok(true),
             Err(DeviceError::Lost(why)) => Err(DeviceError::Lost(why)),
             Err(error) => {
-                tracing::warn!("copies go one by one from now on, which is slower: {error}");
+                tracing::warn!("copies are made one by one from now on, which is slower: {error}");
                 Ok(false)
             }
         }
