@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
-"""Finds circles of files: files of src/ that import each other, directly or through others.
+"""Finds circles of files: files of src/ that import each other, directly or through other files.
 
     scripts/import-circles.py             prints every circle
-    scripts/import-circles.py --check     the same, and fails where there is one
-    scripts/import-circles.py --max 3     fails where there are more than three
+    scripts/import-circles.py --check     the same, and fails if there is one
+    scripts/import-circles.py --max 3     the same, and fails if there are more than three
     scripts/import-circles.py --edges src/backend    prints the imports of these files
 
-File A depends on file B where code of A (tests aside) names an item that B defines: in a `use`, or by a path such as
+File A depends on file B if code of A, other than tests, names an item that B defines: in a `use`, or by a path such as
 `crate::ids::BlockId`. A name is followed through re-exports to the file that defines it, so `pub use child::Item` costs
 the files that use it nothing. A parent's `mod child;` and its re-exports of what its children define are no imports.
 Methods are not followed: `impl Parent` in a child's file may be called by the parent's.
 
-Needs nothing but Python 3. It reads Rust as tokens and knows modules, `use` and paths. Macros that make names are not
-expanded.
+It needs only Python 3. It reads Rust as tokens and understands modules, `use` and paths. It does not expand macros.
 """
 
 import argparse
@@ -264,14 +263,14 @@ class Crate:
                     continue
                 module.code += tokens[at:end]
                 at = end
-            elif tokens[at] == "use" and tokens[at - 1 : at] != ["+"] and at + 1 < len(tokens) and tokens[at + 1] != "<":
+            elif tokens[at] == "use" and tokens[at + 1 : at + 2] not in ([], ["<"]):
                 at = parse_use_tree(tokens, at + 1, [], False, module.uses)
             else:
                 module.code.append(tokens[at])
                 at += 1
 
     def resolve(self, module: Module, path: list[str], seen: frozenset = frozenset(), outermost: bool = True):
-        """The module that defines what the path names, or the module that it names; None where it is another crate's."""
+        """The module that the path names, or the one that defines what it names. None for a path of another crate."""
         if not path:
             return None
         first, rest = path[0], path[1:]
@@ -287,7 +286,7 @@ class Crate:
         if first in module.items:
             return module
         for use in module.uses:
-            # A `use` that leads back to itself is that of another crate: `use metrics::{self, counter}`.
+            # A `use` that leads back to itself names another crate: `use metrics::{self, counter}`.
             if use.name == first and id(use) not in seen:
                 return self.resolve(module, use.path + rest, seen | {id(use)}, True)
         for use in module.uses:
@@ -346,15 +345,15 @@ class Crate:
 
 
 def paths_in(tokens: list[str]):
-    """Paths of two segments or more."""
+    """Paths of two segments or more, without those of `pub(in path)`."""
     at = 0
     while at < len(tokens):
         if re.match(r"[A-Za-z_]", tokens[at]) and (at == 0 or tokens[at - 1] not in ("::", ".", "$")):
-            path = [tokens[at]]
+            start, path = at, [tokens[at]]
             while at + 2 < len(tokens) and tokens[at + 1] == "::" and re.match(r"[A-Za-z_]", tokens[at + 2]):
                 path.append(tokens[at + 2])
                 at += 2
-            if len(path) > 1:
+            if len(path) > 1 and tokens[start - 2 : start] != ["(", "in"]:
                 yield path
         at += 1
 
@@ -390,12 +389,19 @@ def circles(edges: dict) -> list[list]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="fail where there is a circle")
-    parser.add_argument("--max", type=int, metavar="N", help="fail where there are more circles than this")
+    parser.add_argument("--check", action="store_true", help="fail if there is a circle")
+    parser.add_argument("--max", type=int, metavar="N", help="fail if there are more circles than this")
     parser.add_argument("--edges", metavar="PREFIX", help="print the imports of the files whose path begins with this")
     parser.add_argument("--quiet", action="store_true", help="only the files of each circle, not what they import")
+    parser.add_argument(
+        "--repository",
+        type=pathlib.Path,
+        metavar="DIR",
+        default=pathlib.Path(__file__).resolve().parent.parent,
+        help="another checkout to look at",
+    )
     arguments = parser.parse_args()
-    repository = pathlib.Path(__file__).resolve().parent.parent
+    repository = arguments.repository.resolve()
     sys.setrecursionlimit(10_000)
 
     edges: dict = {}

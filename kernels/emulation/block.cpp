@@ -1,6 +1,6 @@
-// Runs thread blocks on one processor: a block's threads are fibers that run until they wait for each other, in an order
-// that tests choose. A kernel's result must not depend on the order. What is an error under every order ends the launch
-// with a message.
+// Runs thread blocks on one processor. A block's threads are fibers that run until they wait for each other, in an
+// order that tests choose. A kernel's result must not depend on the order. What is an error under every order ends the
+// launch with a message.
 #include "block.h"
 #include "fiber.h"
 #include <algorithm>
@@ -295,7 +295,7 @@ void BlockRunner::fail(const std::string& why) {
         }
     }
     me().fiber.switch_to(caller);
-    abort();  // nobody switches to a thread of a block that has failed
+    abort();  // no fiber switches to a thread of a block that has failed
 }
 
 bool BlockRunner::guard_is_intact() const {

@@ -132,7 +132,7 @@ emulation_switch:
 inline void Fiber::reset(void (*entry)()) {
     make_stack();
     void** top = reinterpret_cast<void**>(stack + STACK_BYTES - color);
-    *--top = nullptr;  // as if somebody had called `entry`, which wants the stack at 8 modulo 16
+    *--top = nullptr;  // as if `entry` had been called, which expects the stack at 8 modulo 16
     *--top = reinterpret_cast<void*>(entry);
     for (int saved_register = 0; saved_register < 6; saved_register++) {
         *--top = nullptr;

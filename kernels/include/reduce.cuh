@@ -22,7 +22,7 @@ template <class Op, class T> __device__ __forceinline__ T reduce_warp(T value) {
     return value;
 }
 
-// Every thread gets the result. The block has whole warps, at most 32 of them. `shared: [32]` may be used again at once.
+// Every thread gets the result. The block has whole warps, at most 32 of them. `shared: [32]` may be reused at once.
 template <class Op, class T> __device__ __forceinline__ T reduce_block(T value, T* shared) {
     const int warp = threadIdx.x / WARP_SIZE, num_warps = blockDim.x / WARP_SIZE;
     value = reduce_warp<Op>(value);

@@ -6,9 +6,9 @@ use crate::sampling::params::{PositionLogprobs, Sampled, SamplingParams, TokenLi
 use crate::sampling::sampler::Draw;
 use std::ops::Range;
 
-/// Shape of the KV cache. One block holds `block_size` tokens of every layer and is contiguous: `[num_layers, 2 (K, V),
-/// num_kv_heads, block_size, head_dim]` of `dtype`, so that moving a block is one copy. A backend may choose its own
-/// layout for the last two dimensions.
+/// The shape of the KV cache. One block holds `block_size` tokens of every layer and is contiguous:
+/// `[num_layers, 2 (K, V), num_kv_heads, block_size, head_dim]` of `dtype`, so that moving a block is one copy. A
+/// backend may choose its own layout for the last two dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     pub num_layers: usize,
@@ -49,7 +49,7 @@ pub const NO_SOURCE: u32 = u32::MAX;
 pub struct Batch {
     /// `[num_rows]`
     pub tokens: Vec<u32>,
-    /// `[num_rows]`: [`NO_SOURCE`], or an index of a request of the previous step (see [`Backend::sample`]). In the
+    /// `[num_rows]`: [`NO_SOURCE`], or an index of a request of the previous step (see `Backend::sample`). In the
     /// latter case the row's token is the one sampled for that request, which the host may not know yet, and the row's
     /// entry of `tokens` is ignored.
     pub token_sources: Vec<u32>,
@@ -75,7 +75,7 @@ impl Batch {
 /// A request about one row of logits.
 #[derive(Clone, Copy, Debug)]
 pub struct LogitsRequest<'a> {
-    /// Row of the logits of the last [`Backend::logits`]. Several requests may name the same row.
+    /// Row of the logits of the last `Backend::logits`. Several requests may name the same row.
     pub row: usize,
     pub want: LogitsWant<'a>,
 }
@@ -104,11 +104,11 @@ pub enum LogitsWant<'a> {
 pub enum LogitsResult {
     Sampled(Sampled),
     PromptLogprobs(PositionLogprobs),
-    /// The rows of a [`Backend::fetch_rows`]: `[rows, cols]`.
+    /// The rows of a `Backend::fetch_rows`: `[rows, cols]`.
     Rows(Vec<f32>),
 }
 
-/// A call of [`Backend::swap_out`] or [`Backend::swap_in`] that has ended.
+/// A call of `Backend::swap_out` or `Backend::swap_in` that has ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FinishedCopy {
     pub to_device: bool,

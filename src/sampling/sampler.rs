@@ -73,10 +73,11 @@ impl Sampler {
         Self::default()
     }
 
-    /// Picks the token that follows `history`, which may be empty if the parameters have no penalties. `logits:
-    /// [vocab]` must not be empty, and are changed. A NaN counts as −∞, and +∞ as the largest number. A row without any
-    /// finite logit gives token 0. Token ids outside the row are ignored in the parameters and in the history. `limits`
-    /// are set if this position has more limits than the parameters imply ([`SamplingParams::limits`]).
+    /// Picks the token that follows `history`, which may be empty if the parameters have no penalties.
+    /// `logits: [vocab]` must not be empty and are changed. A NaN counts as −∞, and +∞ as the largest number. A row
+    /// without any finite logit gives token 0. Token ids outside the row are ignored in the parameters and in the
+    /// history. `limits` are set if this position has more limits than the parameters imply
+    /// ([`SamplingParams::limits`]).
     pub fn sample(
         &mut self,
         logits: &mut [f32],

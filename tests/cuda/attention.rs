@@ -230,7 +230,7 @@ fn batch_invariant_attention() {
 #[test]
 fn broken_kernels_are_noticed() {
     if on_gpu() {
-        return; // It runs the program's own kernels.
+        return; // A GPU runs the kernels that are built into the program.
     }
     let tiled = Case {
         dtype: DType::BF16,

@@ -1,5 +1,5 @@
-//! Layers of experts on the device against the CPU backend: every kind of kernel, few rows and many, experts that
-//! everyone chooses and that nobody does.
+//! Layers of experts on the device against the CPU backend: every kind of kernel, few rows and many, experts that all
+//! rows choose and experts that no row chooses.
 
 use crate::support::*;
 use pagetide::backend::cpu::CpuBackend;
@@ -25,7 +25,7 @@ impl Case {
         let shape = ExpertsShape {
             num_experts,
             num_chosen: random.range(1, num_experts.min(9)),
-            // Some that tensor cores cannot take, and some that are no multiples of a tile.
+            // Some that tensor cores do not support, and some that are not multiples of a tile.
             hidden_size: random.pick(&[8, 24, 64, 72, 136, 13]),
             intermediate_size: random.pick(&[8, 16, 40, 64, 100]),
             activation: random.pick(&[Activation::Silu, Activation::GeluTanh]),
@@ -43,7 +43,7 @@ impl Case {
         Random(self.seed ^ 1).floats(self.rows * self.shape.hidden_size, self.dtype)
     }
 
-    /// Numbers in [-size, size) as a checkpoint has them.
+    /// Numbers in [-size, size), in a checkpoint's format.
     fn stored(&self, n: usize, size: f32, seed: u64) -> Vec<u8> {
         let numbers: Vec<f32> = Random(self.seed ^ seed << 8).floats(n, DType::F32).iter().map(|x| x * size).collect();
         bytes(&numbers, self.dtype)
@@ -74,7 +74,7 @@ fn experts<B: Backend>(backend: &B, case: &Case) -> Experts<B::Matrix, B::Matric
     let tensor = |rows, cols, bytes| HostTensor { dtype: case.dtype, rows, cols, bytes };
     let mut router = case.stored(num_experts * hidden, size(hidden), 2);
     if num_experts > 1 && case.seed.is_multiple_of(2) {
-        // Two that are always equal: the first one is chosen.
+        // Two experts with equal logits: the first one must be chosen.
         let row_bytes = router.len() / num_experts;
         router.copy_within(..row_bytes, row_bytes);
     }
@@ -154,7 +154,7 @@ fn shape(num_experts: usize, num_chosen: usize) -> ExpertsShape {
     }
 }
 
-/// More rows than are taken at a time, and more of one expert than a tile has.
+/// More rows than are computed at a time, and more rows of one expert than a tile has.
 #[test]
 fn rows_in_several_pieces() {
     let shape = ExpertsShape { hidden_size: 16, intermediate_size: 8, ..shape(3, 2) };
@@ -191,7 +191,7 @@ fn too_many_experts_are_refused() {
 #[test]
 fn broken_kernels_are_noticed() {
     if on_gpu() {
-        return; // It runs the program's own kernels.
+        return; // A GPU runs the kernels that are built into the program.
     }
     let tiled = Case { dtype: DType::BF16, rows: 200, shape: shape(4, 2), seed: 2 };
     let simple = Case { dtype: DType::F32, ..tiled.clone() };

@@ -336,7 +336,7 @@ fn random_matrices() {
 #[test]
 fn broken_kernels_are_noticed() {
     if on_gpu() {
-        return; // It runs the program's own kernels.
+        return; // A GPU runs the kernels that are built into the program.
     }
     let breakages = [
         ("rows.cu", "(v.at[j] - mean) * factor", "v.at[j] * factor"),

@@ -252,7 +252,7 @@ fn many_requests_with_penalties() {
 #[test]
 fn broken_kernels_are_noticed() {
     if on_gpu() {
-        return; // It runs the program's own kernels.
+        return; // A GPU runs the kernels that are built into the program.
     }
     let breakages = [
         ("sampling.cu", "!(value >= least_logit)", "!(value > least_logit)"),

@@ -26,7 +26,7 @@ struct SoftmaxState {
 
 impl SoftmaxState {
     /// # Safety
-    /// `call.state_len(…)` floats for the unit's queries lie at `at`.
+    /// `at` points to `call.state_len(…)` floats for the unit's queries.
     unsafe fn at(at: *mut f32, call: &AttentionCall<'_>, unit: &AttentionUnit) -> Self {
         let n = unit.num_rows * call.group();
         // SAFETY: the caller's promise.
@@ -79,7 +79,7 @@ pub(super) fn scratch_len(isa: Isa, call: &AttentionCall<'_>) -> usize {
 
 impl VectorScratch {
     /// # Safety
-    /// `scratch_len(…)` floats lie at `at`.
+    /// `at` points to `scratch_len(…)` floats.
     unsafe fn at(at: *mut f32, call: &AttentionCall<'_>) -> Self {
         let (dim, queries) = (call.padded_dim(), MAX_QUERIES.max(call.group()));
         // SAFETY: the caller's promise. The offsets add up to at most `scratch_len`.
@@ -120,7 +120,7 @@ pub(super) unsafe fn units(isa: Isa, call: &AttentionCall<'_>, units: &[Attentio
     unsafe { run(isa, call, units, scratch, UnitPart::Whole) };
 }
 
-/// Computes a unit's output from the states of its partitions, which lie at `partials + unit.partials`.
+/// Computes a unit's output from the states of its partitions, which are stored at `partials + unit.partials`.
 ///
 /// # Safety
 /// As for [`units`].

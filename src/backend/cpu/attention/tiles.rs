@@ -85,7 +85,7 @@ pub(super) fn scratch_len(call: &AttentionCall<'_>) -> usize {
 
 impl TileScratch {
     /// # Safety
-    /// `scratch_len(call)` floats lie at `at`.
+    /// `at` points to `scratch_len(call)` floats.
     unsafe fn at(at: *mut f32, call: &AttentionCall<'_>) -> Self {
         let mut next = at;
         let [queries, keys, values, scores, weights, factors, products, visible, partition, total] =
@@ -207,7 +207,7 @@ impl TiledUnit<'_> {
         }
     }
 
-    /// The state that lies at `at`.
+    /// The state at the address `at`.
     fn state(&self, at: *mut f32) -> TiledSoftmaxState {
         let queries = self.num_blocks * LANES;
         let sum = at.wrapping_add(queries * self.dim());

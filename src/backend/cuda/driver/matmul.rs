@@ -1,7 +1,7 @@
 //! Matrix products with cuBLASLt.
 //!
-//! cuBLASLt is column-major. The row-major product `out[m, n] = x[m, k] · w[n, k]ᵀ` is the column-major product `D[n,
-//! m] = Wᵀ · X` with `W: [k, n]` and `X: [k, m]`.
+//! cuBLASLt works on column-major matrices. The row-major product `out[m, n] = x[m, k] · w[n, k]ᵀ` is the column-major
+//! product `D[n, m] = Wᵀ · X` with `W: [k, n]` and `X: [k, m]`.
 //!
 //! The fastest of its algorithms is measured, for each product and for each number of rows that is a power of two. When
 //! a product first has that many rows, all smaller powers of two are measured too. So the start, which runs a step of

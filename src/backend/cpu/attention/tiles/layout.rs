@@ -1,9 +1,9 @@
 //! The layout of K, V and Q that tile products read.
 //!
-//! A group is 16 positions of a head. Its K is `[head_dim / 2][16 positions][2 dimensions]`, its V is `[head_dim /
-//! 16][8][16 dimensions][2 positions]`: two numbers that a product adds up lie together, and sixteen rows of K, or
-//! eight of V, fill a tile register. A KV cache whose blocks are whole groups is written in this layout ([`is_tiled`]).
-//! With other block or head sizes each tile is laid out when it is read.
+//! A group is 16 positions of one head. Its K is `[head_dim / 2][16 positions][2 dimensions]`, its V is
+//! `[head_dim / 16][8][16 dimensions][2 positions]`: two numbers that a product adds up lie together, and sixteen rows
+//! of K, or eight of V, fill a tile register. A KV cache whose blocks are whole groups is written in this layout
+//! ([`is_tiled`]). With other block or head sizes each tile is laid out when it is read.
 
 use super::geometry::{CHUNK, GROUP, GROUPS, TILE, TILE_LEN, first_lanes};
 use super::{Positions, TiledUnit};
@@ -118,7 +118,7 @@ impl TiledUnit<'_> {
         Positions { start, from, to, keys, values }
     }
 
-    /// Where K and V of a group lie in the cache.
+    /// The addresses of K and V of a group in the cache.
     fn group(&self, first: usize) -> (*const u8, *const u8) {
         let (kv, unit) = (self.call.kv, self.unit);
         let block_size = kv.layout.block_size;
