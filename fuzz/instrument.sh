@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# As RUSTC_WRAPPER: compiles Pagetide itself with what libFuzzer follows, and everything else as it is. These are
-# options of the stable compiler.
+# A RUSTC_WRAPPER that compiles Pagetide with the coverage instrumentation that libFuzzer needs, and other crates
+# unchanged. All options are those of the stable compiler.
 set -euo pipefail
 rustc=$1
 shift

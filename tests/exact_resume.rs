@@ -1,6 +1,6 @@
-//! The promise of exact resume: a request returns the same tokens alone, under load with a tiny pool and hundreds of
-//! preemptions, and from a warm prefix cache, whatever else runs, however the memory is cut, and whether steps are
-//! planned one by one or ahead.
+//! The promise of exact resume: a request always returns the same tokens. They are the same alone, under load with a
+//! tiny pool and hundreds of preemptions, and from a warm prefix cache. They do not depend on the other requests, on
+//! the block size, or on whether steps are planned ahead.
 
 use pagetide::backend::cpu::Isa;
 use pagetide::config::{AdmissionPolicy, Config, DtypeChoice, Overlap, PreemptionMode};
@@ -18,7 +18,7 @@ fn engine(change: impl FnOnce(&mut Config)) -> Engine {
     builder.configure(change).build().expect("the test model loads")
 }
 
-/// Prompts of varied length, many with a common beginning.
+/// Prompts of different lengths, many of which begin alike.
 fn prompts(count: usize) -> Vec<Vec<u32>> {
     let mut state = 1u32;
     let mut next = move || {
@@ -47,7 +47,7 @@ fn params(i: usize) -> GenerateParams {
     GenerateParams { sampling, n, seed: Some(i as u64), ignore_eos: true, ..GenerateParams::default() }
 }
 
-/// All requests at once, each with its own parameters, from as many threads.
+/// Runs all requests at the same time, each from its own thread and with its own parameters.
 fn run_all(engine: &Engine, count: usize) -> Vec<RequestOutput> {
     std::thread::scope(|scope| {
         let run = |(i, prompt): (usize, Vec<u32>)| scope.spawn(move || engine.generate([prompt], &params(i)).remove(0));
@@ -61,7 +61,7 @@ fn run_one_by_one(engine: &Engine, count: usize) -> Vec<RequestOutput> {
     prompts(count).into_iter().enumerate().map(one).collect()
 }
 
-/// Everything but what the cache saved.
+/// Compares everything except the number of cached tokens.
 fn assert_same(outputs: &[RequestOutput], expected: &[RequestOutput], what: &str) {
     for (i, (output, expected)) in outputs.iter().zip(expected).enumerate() {
         assert_eq!(output.samples, expected.samples, "{what}: request {i}");
@@ -69,12 +69,12 @@ fn assert_same(outputs: &[RequestOutput], expected: &[RequestOutput], what: &str
 }
 
 fn metric(series: &str) -> f64 {
-    let page = metrics::render().expect("installed");
+    let page = metrics::render().expect("metrics are installed");
     let line = page.lines().find(|line| line.rsplit_once(' ').is_some_and(|(name, _)| name == series));
     line.and_then(|line| line.rsplit_once(' ')?.1.parse().ok()).unwrap_or_else(|| panic!("no series {series}"))
 }
 
-/// How memory is cut, and how little there is of it.
+/// The settings that make memory short.
 #[derive(Clone, Copy)]
 struct Pressure {
     mode: PreemptionMode,
@@ -92,7 +92,7 @@ impl Pressure {
         config.scheduler.max_num_seqs = 64;
         config.scheduler.max_num_batched_tokens = Some(self.batched);
         config.scheduler.preemption_mode = self.mode;
-        // Who looks ahead avoids what is tested here.
+        // Other policies look ahead at admission and so avoid the preemptions that this test needs.
         config.scheduler.admission = AdmissionPolicy::Prompt;
         config.scheduler.overlap = self.overlap;
         config.device.threads = self.threads;
@@ -111,10 +111,11 @@ const fn pressure(
     Pressure { mode, block_size, blocks, threads, batched, overlap }
 }
 
-/// Metrics are the process's.
+/// Lets one test run at a time, because all engines of a process share its metrics.
 static ONE_TEST: Mutex<()> = Mutex::new(());
 
-/// `count` requests, alone and then all at once under each pressure. `device` sets what is the same in all of them.
+/// Runs `count` requests one by one, and then all at once under each pressure. `device` makes settings for all these
+/// runs.
 fn check(count: usize, device: &dyn Fn(&mut Config), pressures: &[Pressure]) {
     let _one_test = ONE_TEST.lock().unwrap_or_else(PoisonError::into_inner);
     metrics::install();
@@ -146,18 +147,19 @@ fn check(count: usize, device: &dyn Fn(&mut Config), pressures: &[Pressure]) {
         match mode {
             PreemptionMode::Recompute => assert!(recomputes > 20.0 && swaps == 0.0, "{what}: no pressure"),
             PreemptionMode::Swap => assert!(swaps > 20.0, "{what}: no pressure"),
-            // Which way is sooner depends on the machine.
+            // Which of the two is faster depends on the machine.
             PreemptionMode::Auto => {
                 let decided = decisions() - decided_before;
                 assert!(swaps + recomputes > 20.0 && decided > 20.0, "{what}: no pressure, {decided} decisions");
             }
         }
-        // A second time from a warm cache.
+        // Once more, with a warm cache.
         let warm = run_all(&tight, count);
         assert_same(&warm, &expected, &format!("{what}, warm"));
+        // Only full blocks are cached, and larger ones exceed most prompts.
         if block_size <= 16 {
             assert!(warm.iter().any(|output| output.cached_tokens > 0), "{what}: nothing was cached");
-        } // larger than most prompts: only full blocks are cached
+        }
         assert_all_free(blocks);
     }
 }
@@ -178,7 +180,7 @@ fn text_is_the_same_however_memory_is_short() {
     check(160, &|_| {}, &pressures);
 }
 
-/// In bfloat16, for which some have matrix products of their own.
+/// Uses bfloat16, because some instruction sets multiply matrices of this type with instructions of their own.
 #[test]
 fn every_instruction_set_gives_the_same_text() {
     let pressures = [
@@ -194,7 +196,7 @@ fn every_instruction_set_gives_the_same_text() {
     }
 }
 
-/// A prefix that the device had to give away is found in the swap pool, and copied back.
+/// A prefix that was evicted from the device is found in the swap pool and copied back.
 #[test]
 fn evicted_prefixes_come_back_from_the_swap_pool() {
     const BLOCKS: u32 = 16;
@@ -211,8 +213,12 @@ fn evicted_prefixes_come_back_from_the_swap_pool() {
         let ask = |prompt: Vec<u32>| engine.generate([prompt], &params(1)).remove(0).expect("an answer");
         let first = ask(prompt(0, 88));
         assert_eq!(first.cached_tokens, 0);
-        assert_eq!(ask(prompt(0, 88)).cached_tokens, 80, "all full blocks but one token's are on the device");
-        // Others need all of the device.
+        assert_eq!(
+            ask(prompt(0, 88)).cached_tokens,
+            80,
+            "the prompt's full blocks are on the device, except the one of its last token"
+        );
+        // Other requests fill the whole device.
         (1..4).for_each(|i| drop(ask(prompt(50 * i, 95))));
         let again = ask(prompt(0, 88));
         assert_eq!(again.samples, first.samples);
@@ -220,7 +226,7 @@ fn evicted_prefixes_come_back_from_the_swap_pool() {
     }
 }
 
-/// Blocks are given back with the step after the last one: wait for it.
+/// Waits until all blocks are given back, which happens in the step after the last one, and checks the counts.
 fn assert_all_free(blocks: u32) {
     let device = |state| metric(&format!("pagetide_device_blocks{{state=\"{state}\"}}"));
     for _ in 0..500 {

@@ -1,5 +1,5 @@
-//! The fuzzer's inputs that are kept, replayed without a fuzzer: what was found once stays found. `scripts/fuzz.sh`
-//! makes new ones.
+//! Runs every fuzz target over its kept inputs, without a fuzzer, so that bugs which the fuzzer has found cannot come
+//! back unnoticed. `scripts/fuzz.sh` finds new inputs.
 
 use pagetide::fuzzing::TARGETS;
 use pagetide::text::grammar::sandbox;
@@ -17,10 +17,10 @@ fn every_kept_input_is_taken_or_refused() {
         let folder = corpus().join(name);
         let mut files: Vec<_> = fs::read_dir(&folder).expect(name).map(|entry| entry.expect("a file").path()).collect();
         files.sort();
-        assert!(!files.is_empty(), "{name} has inputs to begin with");
+        assert!(!files.is_empty(), "{name} has no inputs to start from");
         for file in files {
             let data = fs::read(&file).expect("a file");
-            // Seen in the output of a test that fails or hangs.
+            // If the test fails or hangs, its output ends with the file at fault.
             println!("{}", file.display());
             run(&data);
         }
@@ -33,7 +33,7 @@ fn every_folder_and_every_program_has_its_target() {
     let names: Vec<&str> = TARGETS.iter().map(|(name, _)| *name).collect();
     for entry in fs::read_dir(corpus()).expect("the corpus") {
         let name = entry.expect("a folder").file_name();
-        assert!(names.contains(&name.to_str().unwrap()), "{name:?} is of no target");
+        assert!(names.contains(&name.to_str().unwrap()), "{name:?} belongs to no target");
     }
     for name in names {
         let program = corpus().join("../fuzz_targets").join(name).with_extension("rs");

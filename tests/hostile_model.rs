@@ -1,4 +1,4 @@
-//! A model's files that somebody made to do harm: a start refuses them, and `pagetide doctor` says the same.
+//! Model files made to do harm: the server refuses to start with them, and `pagetide doctor` gives the same error.
 
 use pagetide::actors::preflight::check_model;
 use pagetide::actors::runtime::Runtime;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// A copy of a small model, to be changed.
+/// A copy of a small model, which tests change.
 struct Model {
     folder: TempDir,
 }
@@ -41,7 +41,7 @@ impl Model {
         self
     }
 
-    /// With members put into a JSON file.
+    /// Adds members to the object in a JSON file.
     fn with(self, name: &str, members: Value) -> Self {
         let text = fs::read_to_string(self.file(name)).unwrap_or_else(|_| "{}".into());
         let mut json: Value = serde_json::from_str(&text).expect("JSON");
@@ -66,12 +66,12 @@ impl Model {
         config
     }
 
-    /// What a start says, and the doctor: the same.
+    /// What a start says about the model. The doctor must say the same.
     #[track_caller]
     fn says(&self, config: &Config, what: &str) -> Result<(), String> {
         let doctor = check_model(config, Target::of(config)).map_err(|error| error.to_string());
         let start = Runtime::start(config, Box::new(|_, _, _| {})).map(drop).map_err(|error| error.to_string());
-        assert_eq!(doctor, start, "{what}: the doctor, and a start");
+        assert_eq!(doctor, start, "{what}: the doctor and a start must say the same");
         start
     }
 }
@@ -95,7 +95,7 @@ fn unchanged_it_starts() {
 fn the_program_says_so_too() {
     let doctor = |model: &Model| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pagetide"));
-        // Settings of whoever runs the tests are not ours.
+        // The environment of whoever runs the tests must not change settings.
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("PAGETIDE_")) {
             command.env_remove(name);
         }
@@ -131,7 +131,7 @@ fn sizes_that_no_model_has() {
     refused(config(json!({"head_dim": 2_147_483_646})), "attention heads times head size");
     refused(config(json!({"head_dim": 7})), "head_dim: 7 is odd");
     refused(config(json!({"head_dim": 4098})), "shape");
-    // Each within its bounds, and all together not.
+    // Each number is within its bounds, but their product is not.
     let large =
         json!({"num_hidden_layers": 4096, "hidden_size": 1 << 20, "intermediate_size": 1 << 24, "head_dim": 1 << 10});
     refused(config(large), "parameters: at most");
@@ -149,7 +149,7 @@ fn sizes_that_no_model_has() {
 
 #[test]
 fn sizes_of_a_model_without_weights() {
-    // Terabytes of matrices, and of a rotary table.
+    // Matrices of terabytes, and a rotary table of terabytes.
     for members in [
         json!({"hidden_size": 1 << 20, "intermediate_size": 1 << 20, "head_dim": 16}),
         json!({"max_position_embeddings": 2_147_483_647, "head_dim": 256}),
@@ -200,7 +200,8 @@ fn files_that_are_no_files_of_a_model() {
     refused(device, "not a regular file");
 }
 
-/// A template that would hang where it is tried: a start goes on, and a request that needs it is refused.
+/// A template that would never finish when the start tries it. The server starts nevertheless, and refuses requests
+/// that need the template.
 #[test]
 fn a_template_that_hangs() {
     for source in
@@ -243,7 +244,7 @@ fn weights_that_are_not_what_they_say() {
         refused(weights(&with_header(&header, data)), "not a whole safetensors file");
     }
     refused(weights(&with_header("{}", 0)), "lacks the tensor");
-    // Data that does not begin at a multiple of a number's size is data all the same.
+    // Unaligned tensor data is accepted.
     let header_len = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
     let header = String::from_utf8(whole[8..8 + header_len].to_vec()).unwrap() + " ";
     let mut odd = with_header(&header, 0);

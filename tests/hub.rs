@@ -1,4 +1,5 @@
-//! Models of the hub: the program against a small hub on this machine that answers as the real one does.
+//! Models of the Hugging Face hub. The program runs against a small hub on this machine, which answers as the real one
+//! does.
 
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, SHA256, digest};
 use serde_json::{Value, json};
@@ -14,7 +15,8 @@ const MODEL: &str = "tide-org/Tiny-Llama.v1";
 const COMMIT: &str = "1111111111111111111111111111111111111111";
 const TOKEN: &str = "hf_of_the_test";
 
-/// A hub with one model. Small files are redirected to a path of its own, safetensors to another host.
+/// A hub with one model. It redirects small files to another path of its own, and safetensors to another host (the
+/// CDN).
 struct Hub {
     port: u16,
     shared: Arc<(Mutex<State>, Condvar)>,
@@ -24,14 +26,14 @@ struct Hub {
 struct State {
     commit: String,
     files: BTreeMap<String, Vec<u8>>,
-    /// Says no to whoever asks for files.
+    /// Refuses to send files unless the request has `TOKEN`.
     gated: bool,
     requests: Vec<Request>,
-    /// Of a file on the other host, nothing from here on is sent.
+    /// A file on the CDN is sent only up to this byte; then the connection stalls.
     stall_at: Option<usize>,
-    /// Counts up when connections that stall are to break.
+    /// Is counted up to break the connections that stall.
     breaks: usize,
-    /// Who is being answered.
+    /// Clients whose requests are being answered.
     open: HashSet<SocketAddr>,
 }
 
@@ -42,20 +44,20 @@ struct Request {
 }
 
 impl Request {
-    /// The first byte asked for, of a file on the other host.
+    /// The first byte that the request asks for.
     fn start(&self) -> Option<usize> {
         let range = self.headers.get("range")?.strip_prefix("bytes=")?;
         range.split('-').next()?.parse().ok()
     }
 
-    /// How large the file is, no more.
+    /// Whether the request only asks for the size of a file.
     fn is_probe(&self) -> bool {
         self.headers.get("range").is_some_and(|range| range == "bytes=0-0")
     }
 }
 
 impl Hub {
-    /// With the files of a model in `tests/data/models`, and others that nobody needs.
+    /// A hub with the files of a model in `tests/data/models`, and some that the program does not need.
     fn with(model: &str) -> Self {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/models").join(model);
         let mut files = BTreeMap::new();
@@ -76,7 +78,7 @@ impl Hub {
                 let ((connection, peer), shared) = (listener.accept().unwrap(), shared.clone());
                 shared.0.lock().unwrap().open.insert(peer);
                 std::thread::spawn(move || {
-                    // A client that is killed breaks its connections.
+                    // An error means that the client was killed.
                     let _ = answer(connection, port, &shared);
                     shared.0.lock().unwrap().open.remove(&peer);
                 });
@@ -94,17 +96,17 @@ impl Hub {
         self.shared.1.notify_all();
     }
 
-    /// Waits until all that has been sent so far is answered, by programs that have ended too.
+    /// Waits until every request sent so far has been answered, also those of programs that have ended.
     fn settle(&self) {
         let last = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
         let peer = last.local_addr().unwrap();
-        // Connections are taken up in their order.
+        // Connections are accepted in order, so all earlier ones are open or done by then.
         wait_until(|| self.state().open.contains(&peer));
         drop(last);
         wait_until(|| self.state().open.is_empty());
     }
 
-    /// What has been asked for since the last call.
+    /// The requests that came since the last call.
     fn take_requests(&self) -> Vec<Request> {
         std::mem::take(&mut self.state().requests)
     }
@@ -114,7 +116,7 @@ impl Hub {
     }
 }
 
-/// The name of a file's blob: its SHA-256 in large file storage, the SHA-1 of its blob in git.
+/// The name of a file's blob: the SHA-256 of a file in large file storage, git's SHA-1 of any other.
 fn etag(name: &str, bytes: &[u8]) -> String {
     let hash = match name.ends_with(".safetensors") {
         true => digest(&SHA256, bytes),
@@ -134,7 +136,7 @@ fn answer(connection: TcpStream, port: u16, shared: &(Mutex<State>, Condvar)) ->
         if reader.read_line(&mut line)? == 0 || line == "\r\n" {
             break;
         }
-        // Whoever sent it may have been killed in the middle.
+        // The client may have been killed in the middle of a line.
         let Some((name, value)) = line.split_once(':') else { return Ok(()) };
         headers.insert(name.to_lowercase(), value.trim().to_owned());
     }
@@ -152,7 +154,7 @@ fn answer(connection: TcpStream, port: u16, shared: &(Mutex<State>, Condvar)) ->
     if let Some(model) = path.strip_prefix("/api/models/") {
         let (model, revision) = model.split_once("/revision/").unwrap();
         if model != MODEL {
-            // As for a private model.
+            // The real hub answers this for a private model too.
             let headers = "x-error-code: RepoNotFound\r\nx-error-message: Repository not found\r\n";
             return send(401, headers, b"{\"error\": \"Invalid username or password.\"}");
         }
@@ -186,7 +188,7 @@ fn answer(connection: TcpStream, port: u16, shared: &(Mutex<State>, Condvar)) ->
     }
     let headers = format!("{file}etag: \"{}\"\r\n", etag(name, &bytes));
     if request.headers.get("accept-encoding").is_some_and(|accepted| accepted.contains("gzip")) {
-        // The real one then compresses, and knows no ranges.
+        // The real hub then compresses the file and ignores ranges.
         return send(200, &headers, &bytes);
     }
     let range = request.headers.get("range").and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
@@ -208,7 +210,7 @@ fn answer(connection: TcpStream, port: u16, shared: &(Mutex<State>, Condvar)) ->
     connection.shutdown(std::net::Shutdown::Both)
 }
 
-/// Somebody who runs the program, with a home of their own.
+/// A user who runs the program, with their own home directory.
 struct User {
     home: tempfile::TempDir,
     endpoint: String,
@@ -238,13 +240,13 @@ impl User {
         command
     }
 
-    /// Starts to answer one request with `model`.
+    /// Starts the program, which answers one request with `model`.
     fn start(&self, model: &str, args: &[&str]) -> Child {
         let common = ["generate", "--input", "-", "--output", "-", "--num-device-blocks", "64", "--model", model];
         let mut process = self.command(&[&common, args].concat()).spawn().unwrap();
         let body = json!({"prompt": [3, 4, 5], "max_tokens": 4, "temperature": 0, "ignore_eos": true});
         let request = json!({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body});
-        // A program that has failed already does not read it.
+        // Writing fails if the program has ended with an error already.
         let _ = writeln!(process.stdin.take().unwrap(), "{request}");
         process
     }
@@ -253,7 +255,7 @@ impl User {
         self.start(model, args).wait_with_output().unwrap()
     }
 
-    /// The answer, which must be one; and the log.
+    /// The answer and the log. The program must not fail.
     fn answer(&self, model: &str, args: &[&str]) -> (Value, String) {
         answer_of(&self.run(model, args))
     }
@@ -280,7 +282,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// The answer of the same model in a directory.
+/// The answer of the same model, loaded from a directory.
 fn expected(model: &str) -> Value {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/models").join(model);
     let nobody = User { home: tempfile::tempdir().unwrap(), endpoint: String::new(), variables: Vec::new() };
@@ -292,13 +294,14 @@ fn a_model_is_fetched_once_and_then_found_without_the_hub() {
     let hub = Hub::with("llama-bf16-sharded");
     let user = User::of(&hub).with("HF_TOKEN", TOKEN);
     let (first, log) = user.answer(MODEL, &[]);
-    assert_eq!(first["model"], MODEL, "it is called as on the hub");
+    assert_eq!(first["model"], MODEL, "the model has the name that it has on the hub");
     assert_eq!(first["choices"], expected("llama-bf16-sharded"));
     assert!(log.contains("downloading the model: "), "{log}");
 
     let requests = hub.take_requests();
     for request in &requests {
-        // The crate asks with it for a file's size, wherever the hub sends it; files come without.
+        // hf-hub sends the token also to the CDN when it asks for a file's size. The download itself sends it only to
+        // the hub.
         let token = request.headers.get("authorization").map(String::as_str);
         let expects_token = !request.path.starts_with("/cdn/") || request.is_probe();
         assert_eq!(token, expects_token.then_some("Bearer hf_of_the_test"), "{request:?}");
@@ -324,7 +327,11 @@ fn a_model_is_fetched_once_and_then_found_without_the_hub() {
     for file in &files {
         let bytes = hub.state().files[file].clone();
         let target = std::fs::read_link(snapshot.join(file)).unwrap();
-        assert_eq!(target, Path::new("../../blobs").join(etag(file, &bytes)), "as other clients lay it out");
+        assert_eq!(
+            target,
+            Path::new("../../blobs").join(etag(file, &bytes)),
+            "the cache has the layout of other clients"
+        );
         assert_eq!(std::fs::read(snapshot.join(file)).unwrap(), bytes, "{file}");
     }
     let refs: Vec<_> = std::fs::read_dir(user.cache().join("refs")).unwrap().map(|entry| entry.unwrap()).collect();
@@ -332,7 +339,7 @@ fn a_model_is_fetched_once_and_then_found_without_the_hub() {
     assert_eq!(std::fs::read_to_string(refs[0].path()).unwrap(), COMMIT);
 
     assert_eq!(user.answer(MODEL, &[]).0["choices"], first["choices"]);
-    assert!(hub.take_requests().is_empty(), "all of it was there");
+    assert!(hub.take_requests().is_empty(), "everything was in the cache");
     let offline = user.with("HF_HUB_OFFLINE", "1").with("HF_ENDPOINT", "http://127.0.0.1:9");
     assert_eq!(offline.answer(MODEL, &["--revision", COMMIT]).0["choices"], first["choices"]);
 }
@@ -349,7 +356,7 @@ fn a_new_commit_brings_what_has_changed() {
         state.files.insert("generation_config.json".into(), b"{\"eos_token_id\": 2, \"top_k\": 7}".to_vec());
     });
     user.answer(MODEL, &[]);
-    assert!(hub.take_requests().is_empty(), "main is what it was when it was fetched");
+    assert!(hub.take_requests().is_empty(), "a branch that is in the cache is not asked for again");
     user.answer(MODEL, &["--revision", "v1/release"]);
     let mut paths: Vec<String> = hub.take_requests().into_iter().map(|request| request.path).collect();
     paths.dedup();
@@ -373,7 +380,7 @@ fn large_model() -> Hub {
     hub
 }
 
-/// Waits until the part of the weights that has been fetched, and noted as such, is `bytes` long.
+/// Waits until the partial file of the weights is `bytes` long.
 fn wait_for_part(user: &User, hub: &Hub, bytes: u64) {
     let blob = etag("model.safetensors", &hub.state().files["model.safetensors"]);
     let part = user.cache().join("blobs").join(format!("{blob}.part"));
@@ -383,12 +390,12 @@ fn wait_for_part(user: &User, hub: &Hub, bytes: u64) {
 fn wait_until(condition: impl Fn() -> bool) {
     let started = Instant::now();
     while !condition() {
-        assert!(started.elapsed() < Duration::from_secs(60), "it does not come to that");
+        assert!(started.elapsed() < Duration::from_secs(60), "not within a minute");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// Where the pieces of files on the other host begin that have been asked for.
+/// The first bytes of the pieces that the program has asked the CDN for.
 fn pieces(state: &State) -> Vec<usize> {
     let files = state.requests.iter().filter(|request| request.path.starts_with("/cdn/") && !request.is_probe());
     let mut starts: Vec<usize> = files.filter_map(Request::start).collect();
@@ -401,7 +408,7 @@ fn an_interrupted_download_goes_on_where_it_was() {
     const MIB: usize = 1 << 20;
     let hub = large_model();
     let user = User::of(&hub);
-    // The connections break, and the program asks for what is missing.
+    // The connections break, and the program asks for the missing bytes.
     hub.change(|state| state.stall_at = Some(16 * MIB));
     let mut process = user.start(MODEL, &[]);
     wait_for_part(&user, &hub, 16 << 20);
@@ -413,9 +420,9 @@ fn an_interrupted_download_goes_on_where_it_was() {
     });
     wait_for_part(&user, &hub, 24 << 20);
     let again = pieces(&hub.state());
-    assert!(again.starts_with(&[16 * MIB, 20 * MIB]), "in smaller pieces: {again:?}");
+    assert!(again.starts_with(&[16 * MIB, 20 * MIB]), "the rest is fetched in smaller pieces: {again:?}");
 
-    // The program ends, and another one goes on.
+    // The program is killed, and another one continues the download.
     process.kill().unwrap();
     let log = text(&process.wait_with_output().unwrap().stderr);
     assert!(log.contains("model.safetensors broke off: "), "{log}");
@@ -429,7 +436,7 @@ fn an_interrupted_download_goes_on_where_it_was() {
     assert_eq!(answer["choices"], expected("llama-gqa-tied"));
     assert_eq!(pieces(&hub.state()), [24 * MIB, 40 * MIB]);
     let weights = std::fs::read(user.cache().join("snapshots").join(COMMIT).join("model.safetensors")).unwrap();
-    assert!(weights == hub.state().files["model.safetensors"], "the pieces make the file");
+    assert!(weights == hub.state().files["model.safetensors"], "the pieces do not make the file");
 }
 
 #[test]
@@ -446,7 +453,7 @@ fn two_processes_fetch_a_model_once() {
     let mut line = String::new();
     while !line.contains("another process is fetching this model") {
         line.clear();
-        assert!(log.read_line(&mut line).unwrap() > 0, "it waits");
+        assert!(log.read_line(&mut line).unwrap() > 0, "the second process does not wait");
     }
     let requests = hub.take_requests();
     assert!(requests.is_empty(), "{requests:?}");
@@ -490,7 +497,7 @@ fn what_is_wrong_is_said_with_what_to_do() {
         no_weights.contains("no model.safetensors, but ") && no_weights.contains("pytorch_model.bin"),
         "{no_weights}"
     );
-    // Random weights need none.
+    // With random weights no weights are needed.
     User::of(&hub).answer(MODEL, &["--load-format", "dummy"]);
 }
 
@@ -512,7 +519,7 @@ fn without_a_network_it_says_how_to_bring_the_model() {
     assert!(message.contains("HF_HUB_OFFLINE is set") && message.contains("hf download"), "{message}");
     assert!(hub.take_requests().is_empty());
 
-    // A shard that is missing is no reason to serve a part.
+    // A snapshot without one of its shards is not served.
     let user = User::of(&hub);
     user.answer(MODEL, &[]);
     let shard = user.cache().join("snapshots").join(COMMIT).join("model-00002-of-00003.safetensors");
@@ -520,7 +527,7 @@ fn without_a_network_it_says_how_to_bring_the_model() {
     let user = User { endpoint: "http://127.0.0.1:9".into(), ..user };
     let message = user.error(MODEL, &[]);
     assert!(message.contains("not whole, in the cache") && message.contains("cannot be reached"), "{message}");
-    // It comes alone.
+    // Only the missing shard is fetched.
     let user = User { endpoint: hub.endpoint(), ..user };
     hub.take_requests();
     user.answer(MODEL, &[]);
@@ -528,7 +535,8 @@ fn without_a_network_it_says_how_to_bring_the_model() {
     let mut files = requests.iter().filter(|request| request.path.contains("/resolve/"));
     assert!(files.all(|request| request.path.ends_with("model-00002-of-00003.safetensors")), "{requests:?}");
 
-    // A snapshot that another program fetched, without a file that a model may lack, does without the hub.
+    // A snapshot without an optional file, perhaps fetched by another program, is served even if the hub does not
+    // answer.
     std::fs::remove_file(user.cache().join("snapshots").join(COMMIT).join("tokenizer_config.json")).unwrap();
     let user = User { endpoint: "http://127.0.0.1:9".into(), ..user };
     let (_, log) = user.answer(MODEL, &[]);
@@ -551,7 +559,7 @@ fn the_server_and_the_doctor_know_a_hub_model() {
     let mut server = user.command(&serve).stderr(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(server.stdout.take().unwrap()).lines().map(|line| line.unwrap());
     let address = lines.find_map(|line| Some(line.trim().strip_prefix("listening  http://")?.to_owned()));
-    let mut connection = TcpStream::connect(address.expect("it listens")).unwrap();
+    let mut connection = TcpStream::connect(address.expect("the server says where it listens")).unwrap();
     connection.write_all(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
     let mut models = String::new();
     connection.read_to_string(&mut models).unwrap();

@@ -1,4 +1,4 @@
-//! `load_format = null`: a model that is none, whose answers are still a request's own.
+//! `load_format = null`: a model without weights. Its answers still depend on their request, and on nothing else.
 
 use pagetide::actors::messages::{Event, Prompt, Submit};
 use pagetide::config::{Config, LoadFormat, Overlap};
@@ -9,10 +9,10 @@ use pagetide::text::grammar::{GrammarRequest, GrammarSpec};
 use std::path::Path;
 use std::sync::Arc;
 
-/// 320 tokens, of which 1 is the end.
+/// Has a vocabulary of 320 tokens. Token 1 ends an answer.
 const MODEL: &str = "tests/data/models/llama-gqa-tied";
 
-/// From the model's config.json alone: its weights are not read.
+/// An engine of a directory that holds only the model's config.json, because weights are not read.
 fn engine(change: impl FnOnce(&mut Config)) -> Engine {
     let folder = tempfile::tempdir().unwrap();
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join(MODEL);
@@ -29,7 +29,7 @@ fn generate(engine: &Engine, sampling: SamplingParams, ignore_eos: bool) -> Requ
     engine.generate([vec![3, 4, 5, 6]], &params).remove(0).unwrap()
 }
 
-/// Sixty requests of three samples at once, each with its own seed.
+/// Runs sixty requests at the same time, each with three samples and its own seed.
 fn run_all(engine: &Engine) -> Vec<RequestOutput> {
     let one = |seed: u64| {
         let sampling = SamplingParams { max_tokens: 40 + seed as u32 % 20, ..SamplingParams::default() };

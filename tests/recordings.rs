@@ -1,5 +1,5 @@
-//! Every recording in `tests/data/recordings` gives the decisions again that were recorded: one from production, put there, is
-//! a regression test. How to take one: `docs/recorder.md`.
+//! Replays every recording in `tests/data/recordings`: the scheduler must make the recorded decisions again. A
+//! recording from production becomes a regression test when it is put there. `docs/recorder.md` says how to take one.
 
 use pagetide::recorder::{Event, Recording, Replayer};
 use std::path::Path;
@@ -26,7 +26,7 @@ fn recordings_give_the_decisions_that_were_recorded() {
         }
         *(if recording.header().is_from_start { &mut from_start } else { &mut from_state }) += 1;
     }
-    // Another format of states is noticed by one that begins with a state.
+    // At least one recording begins with a state, so that a change of the states' format is noticed.
     assert!(
         from_start > 0 && from_state > 0 && preempted > 0 && swapped_in > 0,
         "{from_start} files from the start, {from_state} from a state, {preempted} preemptions, {swapped_in} swap-ins"

@@ -1,11 +1,14 @@
-//! libFuzzer around the functions of `pagetide::fuzzing`.
+//! Runs the functions of `pagetide::fuzzing` under libFuzzer.
 
 pub use libfuzzer_sys;
 use pagetide::text::grammar::sandbox;
 use std::panic;
 
-/// Lets panics that are caught be: libFuzzer's own hook ends the process at any. Grammars are compiled in a process of
-/// their own first, as a server does it: this program, which then is no fuzzer.
+/// Prepares the process for fuzzing.
+///
+/// Replaces libFuzzer's panic hook, which would end the process even at panics that Pagetide catches. As in a server,
+/// grammars are first compiled in a process of their own. That process is this program too, started with another
+/// command.
 pub fn begin() {
     let mut args = std::env::args();
     if args.nth(1).as_deref() == Some(sandbox::COMMAND) {
@@ -16,7 +19,7 @@ pub fn begin() {
     panic::set_hook(Box::new(|panic| eprintln!("{panic}")));
 }
 
-/// Calls a target by its name.
+/// Runs the target with this name.
 pub fn run(target: &str, data: &[u8]) {
     let Some(run) = pagetide::fuzzing::target(target) else {
         eprintln!("there is no target '{target}'");

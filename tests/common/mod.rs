@@ -1,4 +1,5 @@
-//! Saved outputs, and a small driver over the decoder, without scheduler or actors: sequences with block tables, and steps over them.
+//! Golden outputs, and a small driver that runs a decoder without scheduler and actors. The driver keeps sequences with
+//! block tables and runs steps over them.
 
 use pagetide::backend::cpu::{CpuBackend, CpuOptions, Isa};
 use pagetide::backend::{Backend, Batch, BatchSeq, DType, NO_SOURCE};
@@ -11,7 +12,7 @@ use serde::Deserialize;
 use std::fs;
 use std::path::Path;
 
-/// What transformers answered: `tests/data/models/*/golden.json`, written by `scripts/make_goldens.py`.
+/// The outputs of Hugging Face's transformers: `tests/data/models/*/golden.json`, written by `scripts/make_goldens.py`.
 #[derive(Deserialize)]
 pub struct Golden {
     pub max_model_len: usize,
@@ -21,7 +22,7 @@ pub struct Golden {
 #[derive(Deserialize)]
 pub struct GoldenPrompt {
     pub tokens: Vec<u32>,
-    /// Of `tokens[1..]`.
+    /// The log-probabilities of `tokens[1..]`.
     pub prompt_logprobs: Vec<f32>,
     pub logits: Vec<GoldenLogits>,
     pub greedy: Vec<GoldenToken>,
@@ -81,7 +82,7 @@ pub struct Settings {
     pub dtype: DType,
     pub block_size: usize,
     pub num_threads: usize,
-    /// `None`: the best.
+    /// `None` takes the best instruction set of this CPU.
     pub isa: Option<Isa>,
     pub max_model_len: usize,
     pub max_rows: usize,
@@ -121,7 +122,7 @@ impl<B: Backend> Driver<B> {
     pub fn over(mut backend: B, decoder: Decoder<B>, block_size: usize) -> Self {
         const NUM_BLOCKS: u32 = 512;
         backend.allocate_kv(decoder.kv_layout(block_size), NUM_BLOCKS as usize, 0).unwrap();
-        // 173 and 512 have no common factor: every block once, neighbours far apart.
+        // 173 and 512 have no common factor, so each block comes once, and neighbours in a table lie far apart.
         let free_blocks = (0..NUM_BLOCKS).map(|i| i * 173 % NUM_BLOCKS).collect();
         Self { backend, decoder, block_size, free_blocks }
     }
@@ -130,8 +131,8 @@ impl<B: Backend> Driver<B> {
         &self.decoder
     }
 
-    /// Computes the next `num_rows` tokens of each of these sequences in one step; the logits of every one of them,
-    /// `[num_rows, vocab]` per sequence.
+    /// Computes the next `num_rows` tokens of each of these sequences in one step. Returns the logits of all of these
+    /// tokens: `[num_rows, vocab]` for each sequence.
     pub fn step(&mut self, parts: &mut [(&mut Sequence, usize)]) -> Vec<Vec<Vec<f32>>> {
         let mut batch = Batch::default();
         for (sequence, num_rows) in parts.iter_mut() {
@@ -143,7 +144,7 @@ impl<B: Backend> Driver<B> {
         self.decoder.forward(&mut self.backend, &batch, &mut |backend, rows| {
             assert_eq!(rows.start, logits.len(), "chunks come in order");
             logits.extend(backend.read_logits().chunks_exact(vocab).map(<[f32]>::to_vec));
-            assert_eq!(rows.end, logits.len(), "a row has logits");
+            assert_eq!(rows.end, logits.len(), "every row has logits");
         });
         self.backend.end_step();
         self.backend.finish_step();
@@ -176,7 +177,7 @@ impl<B: Backend> Driver<B> {
         sequence.num_computed = end;
     }
 
-    /// Gives a sequence's blocks back, for others to overwrite.
+    /// Frees a sequence's blocks, so that other sequences can overwrite them.
     pub fn free(&mut self, sequence: Sequence) {
         self.free_blocks.extend(sequence.blocks);
     }

@@ -1,12 +1,12 @@
-//! The parts of Pagetide where threads meet, from the same sources: see `Cargo.toml`. What they import is here too, as far
-//! as they need it.
+//! The parts of Pagetide that share data between threads, compiled from the program's own sources with shuttle's locks
+//! and threads (see `Cargo.toml`). This file has stand-ins for the modules that those parts import.
 
 #[path = "../../src/error.rs"]
 pub mod error;
 #[path = "../../src/ids.rs"]
 pub mod ids;
 
-/// In the place of `src/sync.rs`.
+/// Takes the place of `src/sync.rs`.
 mod sync {
     pub use shuttle::sync::{Condvar, Mutex, MutexGuard};
     pub use std::sync::{PoisonError, TryLockError};
@@ -23,7 +23,7 @@ mod sync {
         pub use shuttle::thread::{Builder, JoinHandle, Thread, current, park};
     }
 
-    /// Looks twice: so both happen, that it is done in time and that it is not.
+    /// Checks only twice, so that shuttle tries both cases: `done` becomes true in time, and it does not.
     pub fn spin_until(_most: std::time::Duration, done: impl Fn() -> bool) -> bool {
         let is_done = done();
         is_done || {
@@ -40,7 +40,7 @@ pub mod engine {
     pub use crate::bill;
 }
 
-/// Counts nothing.
+/// Metrics that count nothing.
 mod metrics {
     use crate::engine::bill::Tenant;
 
@@ -61,7 +61,7 @@ pub mod limiter;
 pub mod places;
 
 pub mod backend {
-    /// A call of the copier that has ended.
+    /// A finished call of the copier.
     #[derive(Clone, Copy, Debug)]
     pub struct FinishedCopy {
         pub to_device: bool,
@@ -70,11 +70,11 @@ pub mod backend {
 
     pub mod cpu {
         pub(crate) mod memory {
-            /// An address that threads may have.
+            /// An address that may be sent to other threads.
             #[derive(Clone, Copy)]
             pub struct Shared<T>(*mut T);
 
-            // SAFETY: whoever uses the address says why it may.
+            // SAFETY: sending an address is harmless. The code that dereferences it says why that is sound.
             unsafe impl<T> Send for Shared<T> {}
 
             impl<T> Shared<T> {
@@ -87,17 +87,17 @@ pub mod backend {
                 }
             }
 
-            /// Leaves zeros, as the system does.
+            /// Fills the range with zeros, as the system does with pages that are given back.
             ///
             /// # Safety
-            /// The range lives, and nobody else uses it meanwhile.
+            /// The range must be allocated, and nothing else may use it during the call.
             pub unsafe fn give_back(start: *mut u8, bytes: usize) {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller guarantees it.
                 unsafe { start.write_bytes(0, bytes) };
             }
         }
 
-        #[expect(dead_code, reason = "the backend's")]
+        #[expect(dead_code, reason = "only the backend uses all of it")]
         #[path = "../../../../src/backend/cpu/copier.rs"]
         pub(crate) mod copier;
         #[path = "../../../../src/backend/cpu/team.rs"]

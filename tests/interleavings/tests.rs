@@ -1,6 +1,7 @@
-//! Runs each model in thousands of orders: at random, and by shuttle's probabilistic search for orders that are rare.
+//! Runs each model under thousands of thread schedules. Half of the schedules are random; the other half come from
+//! shuttle's PCT scheduler, which finds rare ones.
 //!
-//! `PAGETIDE_INTERLEAVINGS=n` sets how many of each.
+//! `PAGETIDE_INTERLEAVINGS=n` sets the number of schedules of each kind.
 
 use pagetide_interleavings::backend::cpu::models;
 use pagetide_interleavings::engine::bill::Tenant;
@@ -43,7 +44,7 @@ fn two_callers_share_a_team() {
     check(models::two_callers_share_a_team);
 }
 
-/// Never more places than there are, nor more of one tenant than it may have; and all of them come back.
+/// No more places are taken than there are, and no more by one tenant than its limit. All of them are given back.
 #[test]
 fn places_are_given_back_once() {
     check(|| {
@@ -55,22 +56,22 @@ fn places_are_given_back_once() {
                     let first = places.try_take(Tenant(tenant), 3, 2);
                     let second = places.try_take(Tenant(tenant), 3, 2);
                     assert!(places.num_taken() <= 3);
-                    // In either order.
+                    // One tenant gives them back in this order, the other in reverse.
                     if tenant == 1 { drop((first, second)) } else { drop((second, first)) }
                 }
             })
         });
         takers.into_iter().for_each(|taker| taker.join().unwrap());
         assert_eq!(places.num_taken(), 0);
-        // Nothing is left of who had some.
+        // The tenants' counts are back at zero, so each gets its full share again.
         let all: Vec<_> = (0..2).map(|_| places.try_take(Tenant(1), 3, 2).unwrap()).collect();
         assert!(places.try_take(Tenant(1), 3, 2).is_err() && places.try_take(Tenant(2), 3, 2).is_ok());
         drop(all);
     });
 }
 
-/// Requests of two keys under their own limits and one of all: who is refused by one has nothing of the other, and when all
-/// have ended everything is as it was.
+/// Requests of two keys, each under its key's limit and under a common one. A request that one limit refuses takes
+/// nothing from the other limit. When all requests have ended, all limits are as before.
 #[test]
 fn limits_are_as_they_were_when_all_have_ended() {
     check(|| {
@@ -91,7 +92,7 @@ fn limits_are_as_they_were_when_all_have_ended() {
             })
         });
         clients.into_iter().for_each(|client| client.join().unwrap());
-        // Each limit lets in as many as it says, and no more.
+        // Each limit admits exactly as many requests as it says.
         let enter = |key: usize| Ticket::enter(Tenant(1), vec![keys[key].clone(), all.clone()]);
         let held = (enter(0).expect("a place of the first key"), enter(1).expect("a place of the second key"));
         assert!(enter(0).is_err() && enter(1).is_err());
@@ -102,8 +103,9 @@ fn limits_are_as_they_were_when_all_have_ended() {
     });
 }
 
-/// A request as its owner and the engine have it: the owner hears, stops or goes, the engine says tokens and ends, or hears
-/// of the end. Whatever comes first, its place and what it took of the limits come back once, and the stream closes.
+/// A request between its owner and the engine. The owner reads all tokens or leaves early; the engine sends tokens
+/// until it ends or notices that the owner has left. In every order, the request's place and its share of the limits
+/// are given back exactly once, and the stream closes.
 #[test]
 fn a_request_gives_back_what_it_took_whoever_ends_it() {
     check(|| {
@@ -111,12 +113,12 @@ fn a_request_gives_back_what_it_took_whoever_ends_it() {
         let limiter = Arc::new(Limiter::of_key(Rates { max_requests: 1, ..Rates::default() }));
         let (cancel, cancelled) = mpsc::channel::<()>();
         let (events, stream) = mpsc::channel::<u32>();
-        let place = places.try_take(Tenant(1), 1, 1).expect("it is the first");
-        let ticket = Ticket::enter(Tenant(1), vec![limiter.clone()]).expect("it is the first");
+        let place = places.try_take(Tenant(1), 1, 1).expect("nobody else has one");
+        let ticket = Ticket::enter(Tenant(1), vec![limiter.clone()]).expect("nobody else is limited");
         let engine = thread::spawn(move || {
             let _place = place;
             for token in 0..3 {
-                // Who has gone is heard of by the one or the other.
+                // An owner that has left shows up as a message or as a closed stream.
                 if cancelled.try_recv().is_ok() || events.send(token).is_err() {
                     return;
                 }
@@ -128,7 +130,7 @@ fn a_request_gives_back_what_it_took_whoever_ends_it() {
             let heard: Vec<u32> = if stays { stream.iter().collect() } else { stream.iter().take(1).collect() };
             assert!(heard.iter().copied().eq(0..heard.len() as u32) && (!stays || heard.len() == 3));
             drop(stream);
-            // The engine may have ended before.
+            // The engine may have ended already.
             let _ = cancel.send(());
         });
         (engine.join().unwrap(), owner.join().unwrap());
