@@ -1,4 +1,4 @@
-"""What other clients notice while somebody attacks a server."""
+"""Measures what other clients of a server notice during an attack."""
 
 import dataclasses
 import json
@@ -11,14 +11,14 @@ from bombs import MESSAGES, Bomb
 from conftest import ROOT, program  # noqa: F401  (its imports make scripts/ known)
 from probes import MemoryWatch, Server, send, wait
 
-# Nobody waits longer for the answer to a bomb.
+# The longest time to wait for the answer to a bomb.
 ANSWER_LIMIT_S = 60
 PROMPT = {"prompt": [10, 11, 12], "temperature": 0, "ignore_eos": True}
 SHORT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "temperature": 0}
 
 
 class Victim(threading.Thread):
-    """Reads one stream after the other on one connection, and when bytes came."""
+    """A client that reads one stream after the other on one connection, and keeps the longest gap between bytes."""
 
     def __init__(self, port: int, max_tokens: int = 1500):
         super().__init__(daemon=True)
@@ -32,11 +32,11 @@ class Victim(threading.Thread):
         self.forget()
 
     def forget(self):
-        """Gaps count from now on."""
+        """Forgets earlier gaps."""
         self.last, self.worst = time.monotonic(), 0.0
 
     def gap(self) -> float:
-        """The longest time without a token, one that still lasts too."""
+        """The longest time without a token, including the gap that lasts now."""
         if not self.streaming.is_set():
             return self.worst
         return max(self.worst, time.monotonic() - self.last)
@@ -58,7 +58,7 @@ class Victim(threading.Thread):
             now = time.monotonic()
             if not read or b'"error"' in read or (not end and not read.startswith(b"HTTP/1.1 200")):
                 raise ConnectionError(f"a stream broke: {(end + read)[-300:]}")
-            # From the first bytes on it is a stream: what was before is the time that its request took.
+            # The time before a stream's first bytes is not a gap; it is how long its request took to start.
             if self.streaming.is_set():
                 self.worst = max(self.worst, now - self.last)
             self.last = now
@@ -75,12 +75,12 @@ def with_shutdown(connection):
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:
-        pass  # the server was faster
+        pass  # the server has closed it already
     connection.close()
 
 
 class ShortPrompts(threading.Thread):
-    """Sends short prompts, one after the other on a connection each, and keeps the longest time that one took."""
+    """Sends short prompts one after the other, each on a new connection, and keeps the longest time that one took."""
 
     def __init__(self, port: int):
         super().__init__(daemon=True)
@@ -105,7 +105,7 @@ class ShortPrompts(threading.Thread):
 
 @dataclasses.dataclass
 class Seen:
-    """What one bomb, sent twice at once, has done."""
+    """The effects of one bomb, sent twice at the same time."""
 
     bytes: int = 0
     answers: list = dataclasses.field(default_factory=list)
@@ -115,13 +115,16 @@ class Seen:
     quiet_prompt_s: float = 0.0
     prompt_s: float = 0.0
     memory_mb: float = 0.0
-    # What went wrong, apart from times.
+    # Everything that went wrong, except times that were too long.
     wrong: list = dataclasses.field(default_factory=list)
 
     def late(self) -> list:
-        """Of times, what is beyond the goals. A machine that is busy with other things is slow without a bomb too, and
-        is given four times as much. Each change is tested with a debug build on a machine that others use: there the times
-        are such as only work without a bound takes."""
+        """The times that are longer than the goals.
+
+        A busy machine is slow without a bomb too, so four times the quiet time is added to each goal. Every change is
+        tested with a debug build on a shared machine. There the goals are five times as long, and only work without a
+        bound exceeds them.
+        """
         slack = 1 if os.environ.get("PAGETIDE_LONG") else 5
         found = []
         if self.gap_s > slack * (1 + 4 * self.quiet_gap_s):
@@ -132,7 +135,7 @@ class Seen:
 
 
 class Target:
-    """A server that is started again when an attack was too much for it."""
+    """A server that is restarted if an attack was too much for it."""
 
     def __init__(self, log, *options: str):
         self.server = Server(program(), *options, log=log)
@@ -144,12 +147,12 @@ class Target:
         self.server.start()
         live = self.server.ask("GET", "/admin/config").json()["live"]
         self.max_body = live["server.max_body_bytes"]["value"]
-        # The first of a kind loads what others find.
+        # The first request of a kind loads things that later ones find loaded.
         for body in (SHORT, {**SHORT, "response_format": {"type": "json_object"}}):
             assert self.server.post("/v1/chat/completions", body).status == 200
 
     def ready(self):
-        """Alive, and able to take a prompt; else started again."""
+        """Returns this target with its server able to answer. Restarts the server if necessary."""
         if self.server.alive():
             try:
                 if self.server.post("/v1/chat/completions", SHORT, timeout=5).status == 200 and self.server.idle():
@@ -161,7 +164,7 @@ class Target:
         return self
 
     def victims(self) -> list:
-        """Streams on every HTTP thread: connections are given to them by turns."""
+        """Starts streams on every HTTP thread. The server assigns connections to its threads in turn."""
         made = [Victim(self.server.port) for _ in range(2 * self.http_threads)]
         for victim in made:
             victim.start()
@@ -221,7 +224,7 @@ class Target:
                 if leave_after_s is None:
                     seen.wrong.append("a bomb got no answer")
             except OSError as error:
-                # A connection that ends without an answer is an answer to what is no HTTP only.
+                # Only bytes that are not HTTP may be answered by closing the connection.
                 seen.wrong.append(f"a bomb's connection broke: {error!r}")
 
         answers = []
@@ -237,31 +240,31 @@ class Target:
         seen.wrong += [told for told in (unlike_the_api(bomb.path, answer) for answer in answers) if told]
 
     def _check(self, seen: Seen):
-        """Afterwards nothing is left of it."""
+        """Checks that the attack leaves nothing behind."""
         if not self.server.alive():
             if not any("killed" in wrong or "process ended" in wrong for wrong in seen.wrong):
                 seen.wrong.append(f"the process ended with {self.server.process.wait()}")
             return
-        # A debug build is 200 MB of file, of which each helper process maps its part.
+        # The file of a debug build has 200 MB, and each helper process maps a part of it.
         slack = 1 if os.environ.get("PAGETIDE_LONG") else 2
         allowed = slack * (200 + 10 * seen.bytes / 1e6)
         if seen.memory_mb > allowed:
-            seen.wrong.append(f"{seen.memory_mb:.0f} MB of memory, {allowed:.0f} are allowed")
+            seen.wrong.append(f"{seen.memory_mb:.0f} MB of memory; {allowed:.0f} MB are allowed")
         try:
             if not self.server.wait_idle(20):
                 seen.wrong.append("blocks or requests are left")
             if self.server.post("/v1/chat/completions", SHORT, timeout=20).status != 200:
-                seen.wrong.append("a prompt afterwards is refused")
+                seen.wrong.append("a prompt is refused afterwards")
             if self.server.ask("GET", "/ready").status != 200:
                 seen.wrong.append("the server is not ready afterwards")
         except OSError as error:
             seen.wrong.append(f"no answers afterwards: {error!r}")
             return
         if not wait(self.at_rest, 20):
-            seen.wrong.append("it still works on something")
+            seen.wrong.append("the server is still computing")
 
     def at_rest(self) -> bool:
-        """Whether nothing computes: less than a half of a core, over some time."""
+        """Whether the server uses less than half a core for 0.2 seconds."""
 
         def spent():
             return sum(proc.cpu_seconds() for proc in self.server.proc.all())
@@ -272,15 +275,15 @@ class Target:
 
 
 def unlike_the_api(path: str, answer):
-    """What is wrong with an answer's format, if something is."""
+    """Says what is wrong with an answer's format, or returns None."""
     if answer.status == 200 and answer.headers.get("content-type", "").startswith("text/event-stream"):
         last = answer.body.rstrip().rsplit(b"\n\n", 1)[-1]
         ends = (b"data: [DONE]", b"event: response.completed", b"event: response.incomplete", b"event: message_stop")
-        return None if last.startswith(ends) else f"a stream without its end: {last[-100:]}"
+        return None if last.startswith(ends) else f"a stream without its last event: {last[-100:]}"
     try:
         body = answer.json()
     except ValueError:
-        return f"an answer {answer.status} that is no JSON: {answer.body[:100]}"
+        return f"an answer {answer.status} that is not JSON: {answer.body[:100]}"
     if answer.status == 200:
         known = {"choices", "data", "output", "content", "tokens", "prompt", "input_tokens", "count"}
         return None if known & body.keys() else f"an answer 200 without content: {answer.body[:100]}"

@@ -1,7 +1,7 @@
-"""Starts the program, once for the whole run, and gives clients for it.
+"""Starts the program once for the whole run, and provides clients for it.
 
-PAGETIDE_BIN names the program (default: target/release/pagetide, else target/debug/pagetide), PAGETIDE_MODEL what it
-serves (default: the model inside it).
+PAGETIDE_BIN is the program (default: target/release/pagetide, or else target/debug/pagetide). PAGETIDE_MODEL is the
+model that it serves (default: the demo model, which is built into it).
 """
 
 import asyncio
@@ -41,14 +41,14 @@ def free_port() -> int:
 
 
 class Server:
-    """A running program."""
+    """A running server process."""
 
     def __init__(self, url: str, process: subprocess.Popen):
         self.url = url
         self.process = process
 
     def client(self, api_key: str = "none", **options) -> openai.OpenAI:
-        # No retries: a test wants to see the first answer.
+        # Without retries, so that a test sees the first answer.
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=60, **options)
 
     def async_client(self, **options) -> openai.AsyncOpenAI:
@@ -70,7 +70,7 @@ class Server:
             return json.load(answer)
 
     def metric(self, series: str) -> float:
-        """Value of a series, as it stands on the page: `pagetide_requests{state="running"}`."""
+        """The value of a series, named as on the metrics page: `pagetide_requests{state="running"}`."""
         for line in self.get("/metrics").splitlines():
             if line.startswith(series + " "):
                 return float(line.rsplit(" ", 1)[1])
@@ -83,7 +83,7 @@ CANCELLED = 'pagetide_requests_total{outcome="cancelled"}'
 
 @contextlib.contextmanager
 def cancelling(server: Server):
-    """What happens inside cancels one request, and nothing is left of it."""
+    """Checks that the code inside cancels exactly one request, and that no request runs afterwards."""
     before = server.metric(CANCELLED)
     yield
     wait_for(lambda: server.metric(CANCELLED) == before + 1)
@@ -101,7 +101,7 @@ async def start_and_cancel(request):
 def wait_for(what, timeout_s=20):
     deadline = time.monotonic() + timeout_s
     while not what():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.02)
 
 

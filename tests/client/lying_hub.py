@@ -1,4 +1,4 @@
-"""A hub of one small model that lies in one way."""
+"""A Hugging Face hub with one small model. Its answers are wrong in one way, which a test chooses."""
 
 import contextlib
 import hashlib
@@ -30,7 +30,7 @@ class Hub(http.server.ThreadingHTTPServer):
             self.files["../../../../outside"] = b"outside"
 
     def handle_error(self, *_):
-        """A client that hangs up is what the tests expect."""
+        """Prints nothing, because tests expect clients that hang up."""
 
     def etag(self, name: str) -> str:
         data = self.files[name]
@@ -148,6 +148,6 @@ def tree(folder: pathlib.Path) -> set:
 
 
 def wait_for_requests(hub: Hub, count: int, process):
-    """Or for the end of the program that asks."""
+    """Waits for `count` requests, or until the program that sends them has ended."""
     while hub.asked < count and process.poll() is None:
         time.sleep(0.001)

@@ -1,6 +1,6 @@
-"""Starts a Prometheus that reads a server, with the rules that are shipped.
+"""Starts a Prometheus that scrapes a server and evaluates the rules in dashboards/.
 
-Prometheus and promtool are taken from the PATH, or from target/ci/prometheus, where .ci/run unpacks Debian's package.
+Prometheus and promtool come from the PATH, or from target/ci/prometheus, where .ci/run unpacks Debian's package.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ class Prometheus:
         return float(series["value"][1])
 
     def has_data(self, expression: str, times: tuple) -> bool:
-        """Whether some series has a number at some time."""
+        """Whether any series has a finite value at any time of the range."""
         start, end = times
         found = self.api("query_range", query=expression, start=start, end=end, step=1)["result"]
         return any(math.isfinite(float(value)) for series in found for _, value in series["values"])
@@ -52,7 +52,7 @@ class Prometheus:
 
 @contextlib.contextmanager
 def scraping(server_url: str, folder: pathlib.Path):
-    """Prometheus with the configuration that is shipped, but for intervals, target and key."""
+    """Runs Prometheus with the configuration in dashboards/, except for its intervals, target and key."""
     config = yaml.safe_load(CONFIG.read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(CONFIG.parent / "rules/*.yml")]

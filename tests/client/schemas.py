@@ -1,6 +1,6 @@
-"""JSON schemas of many features, each from a seed, and what a server makes of them.
+"""Makes JSON schemas with many features from seeds, and checks the outputs that a server generates for them.
 
-By hand, over more seeds than the tests take, against a server that runs:
+To try more seeds than the tests do, run it against a running server:
 
     python tests/client/schemas.py --url http://127.0.0.1:8000 --seeds 0:5000
 """
@@ -17,12 +17,12 @@ import urllib.request
 
 import jsonschema
 
-# Digits enough for what a model writes.
+# Enough digits for the numbers that a model writes.
 decimal.getcontext().prec = decimal.DefaultContext.prec = 400
 
 SAMPLES = 5
 MAX_TOKENS = 600
-# A recursive schema may be cut at MAX_TOKENS; then others are asked for.
+# Outputs of a recursive schema may be cut at MAX_TOKENS. Then more outputs are requested, at most this many times.
 MAX_ASKED = 8
 
 NAMES = ["id", "name", "größe", "名前", "a b", 'with "quotes"', "back\\slash", "x/y", "$ref", "type", "🦀", "émoji", "n", "tab\there"]
@@ -32,8 +32,10 @@ FORMATS = ["date", "time", "date-time", "duration", "email", "hostname", "ipv4",
 
 
 class Generator:
-    """Makes one schema; `features` says what is in it. Every value has a bound, but for recursion, which ends by
-    chance."""
+    """Makes one schema. `features` names the features that it uses.
+
+    Every value has a bounded length, except in a recursive schema: there the recursion ends by chance.
+    """
 
     def __init__(self, seed: int):
         self.random = random.Random(seed)
@@ -67,7 +69,7 @@ class Generator:
             return {"type": "string", "pattern": self.random.choice(PATTERNS)}
         if kind == 1:
             self.use("format")
-            # Some have parts without an end, such as the fraction of a second.
+            # Some formats have parts of unbounded length, such as the fraction of a second.
             return {"type": "string", "format": self.random.choice(FORMATS), "maxLength": 48}
         low = self.random.randrange(5)
         self.use("maxLength")
@@ -171,7 +173,7 @@ class Generator:
         return schema
 
     def closed_by_all_of(self) -> dict:
-        # The same said otherwise: no further properties.
+        # Two other ways to say that there are no further properties.
         return self.random.choice([{"additionalProperties": False}, {"additionalProperties": {"enum": [1], "type": "null"}}])
 
     def array(self, depth: int) -> dict:
@@ -240,7 +242,7 @@ class Generator:
         self.use("$ref", "recursion")
         name = f"Node{len(self.definitions)}"
         again = {"$ref": f"#/$defs/{name}"}
-        self.definitions[name] = {}  # its place
+        self.definitions[name] = {}  # reserves the name
         value = self.random.choice([self.integer, self.boolean, self.enum])(depth)
         if self.chance(0.5):
             properties = {"value": value, "next": {"anyOf": [{"type": "null"}, again]}}
@@ -261,13 +263,13 @@ def make(seed: int) -> tuple[dict, set[str]]:
 
 
 def exact(text: str):
-    """JSON with its numbers as they are written: 0.30 is no multiple of 0.1 in binary."""
+    """Parses JSON with decimal numbers, because 0.30 is not a multiple of 0.1 in binary."""
 
     def constant(name):
         raise ValueError(f"{name} is not JSON")
 
     def number(digits):
-        # Nothing computes with 1e99999; to most readers it is infinity.
+        # Decimal arithmetic fails for numbers like 1e99999, and most JSON parsers read them as infinity.
         value = float(digits)
         return decimal.Decimal(digits if 1e-300 < abs(value) < 1e300 else 0) if abs(value) < 1e300 else value
 
@@ -275,9 +277,9 @@ def exact(text: str):
 
 
 def check(schema: dict, text: str):
-    """Raises where `text` is not JSON that the schema accepts, formats included."""
+    """Raises an error if `text` is not JSON that the schema accepts. Formats are checked too."""
     kind = jsonschema.Draft202012Validator
-    # Without its formats: clients write references that are no URIs.
+    # The schema itself is checked without formats, because clients write references that are not URIs.
     kind.check_schema(schema, format_checker=jsonschema.FormatChecker(formats=()))
     kind(exact(json.dumps(schema)), format_checker=kind.FORMAT_CHECKER).validate(exact(text))
 
@@ -292,7 +294,7 @@ def post(url: str, path: str, body: dict) -> dict:
 
 
 def ask(url: str, schema: dict, seed: int) -> list[tuple[str, str]]:
-    """SAMPLES texts with their finish reasons. Every way to send a schema gets its turn."""
+    """Requests SAMPLES texts, and returns them with their finish reasons. The seed decides how the schema is sent."""
     common = {"max_tokens": MAX_TOKENS, "n": SAMPLES, "seed": seed, "temperature": 1}
     way = seed % 4
     if way == 0:
@@ -314,7 +316,10 @@ def ask(url: str, schema: dict, seed: int) -> list[tuple[str, str]]:
 
 
 def run(url: str, seed: int) -> tuple[set[str], int]:
-    """Asks until SAMPLES outputs have ended and checks each: the schema's features, and how many were cut."""
+    """Requests and checks outputs until SAMPLES of them are complete.
+
+    Returns the schema's features and the number of outputs that were cut.
+    """
     schema, features = make(seed)
     ended = cut = 0
     for attempt in range(MAX_ASKED):
@@ -333,7 +338,7 @@ def run(url: str, seed: int) -> tuple[set[str], int]:
 
 
 def run_all(url: str, seeds: range, jobs: int = 16, on_error=None) -> tuple[collections.Counter, int]:
-    """How many schemas have each feature, and how many outputs were cut."""
+    """Checks all seeds. Returns how many schemas have each feature, and how many outputs were cut."""
     counts, cut = collections.Counter(), 0
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         for future in [pool.submit(run, url, seed) for seed in seeds]:
@@ -352,7 +357,7 @@ def run_all(url: str, seeds: range, jobs: int = 16, on_error=None) -> tuple[coll
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--url", default="http://127.0.0.1:8000")
-    options.add_argument("--seeds", default="0:1000", help="first:last, the last left out")
+    options.add_argument("--seeds", default="0:1000", help="first:last, without the last one")
     options.add_argument("--jobs", type=int, default=16)
     given = options.parse_args()
     first, last = map(int, given.seeds.split(":"))

@@ -1,4 +1,4 @@
-"""What a user of the Vercel AI SDK sees."""
+"""Uses the server through the Vercel AI SDK."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""What a user of the anthropic package sees."""
+"""Uses the server through the anthropic package."""
 
 import asyncio
 import concurrent.futures
@@ -19,7 +19,7 @@ EVENT = pydantic.TypeAdapter(RawMessageStreamEvent)
 
 
 def checked(message):
-    """The SDK takes what comes; this does not."""
+    """Validates a message, because the SDK accepts anything."""
     Message.model_validate(message.to_dict())
     return message
 
@@ -204,7 +204,7 @@ def test_a_locked_full_and_narrow_server():
                 claude.messages.create(**ask)
         assert caught.value.type == "rate_limit_error"
         assert int(caught.value.response.headers["retry-after"]) >= 1
-        # As clients with a plain key send it.
+        # Some clients send their key in this header.
         headers = {"x-api-key": "s3cret", "Authorization": "Bearer none"}
         assert claude.messages.count_tokens(model="demo", messages=QUESTION, extra_headers=headers).input_tokens
 

@@ -1,4 +1,4 @@
-"""What somebody sees who opens the console in a browser: Debian's Chromium, driven by tests/client/node/console.mjs."""
+"""Opens the console in a browser: Debian's Chromium, driven by tests/client/node/console.mjs."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def results():
     chromium = os.environ.get("CHROMIUM", "/usr/bin/chromium")
     if not shutil.which(chromium):
         pytest.fail("Chromium is needed: Debian's package chromium, or CHROMIUM names the program")
-    # Whoever comes is let in, and somebody has to yield: what the page is to show must happen on any machine.
+    # Every request whose prompt fits is admitted, so that preemptions happen on any machine and the page can show them.
     small = ["--num-device-blocks", "96", "--swap-space-gib", "0.01", "--preemption-mode", "swap"]
     small += ["--set", "scheduler.admission=prompt"]
     locked = ["--api-key", "a-client", "--set", "server.admin_key=the-admin"]

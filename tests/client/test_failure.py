@@ -1,4 +1,4 @@
-"""A device that fails in the middle of the night: one alert, one recording, and a server that goes on."""
+"""A device fails while nobody watches: there is one alert and one recording, and the server continues."""
 
 import concurrent.futures
 import json
@@ -14,7 +14,7 @@ from prometheus import scraping
 
 ADMIN = "the-admin"
 RESTARTS = "pagetide_executor_restarts_total"
-# Sequences of up to 200 tokens in a pool for two of them: somebody yields before the failure.
+# Sequences have up to 200 tokens, and the pool holds two of them, so that there are preemptions before the failure.
 OPTIONS = (
     *("--num-device-blocks", "28", "--block-size", "16", "--swap-space-gib", "0.01"),
     *("--set", "scheduler.admission=prompt", "--set", f"server.admin_key={ADMIN}"),
@@ -37,7 +37,7 @@ def replay(*arguments) -> str:
 
 
 class Failed:
-    """What was there after the failure."""
+    """What can be seen after the failure."""
 
     def __init__(self, server, prometheus, folder: pathlib.Path, errors: list, survivor: str):
         self.server, self.prometheus, self.folder = server, prometheus, folder
@@ -63,7 +63,7 @@ def failed(tmp_path_factory):
             return answer.choices[0].text
 
         before = ask(100, 20)
-        # Whoever looks at an increase has to have seen it at nothing.
+        # Prometheus sees an increase only if it has seen the counter at 0 before.
         wait_for(lambda: prometheus.query(f"{RESTARTS} == 0"))
         with concurrent.futures.ThreadPoolExecutor() as pool:
             asked = [pool.submit(ask, 40 * number, 160) for number in range(4)]
@@ -73,7 +73,7 @@ def failed(tmp_path_factory):
             wait_for(lambda: server.metric(RUNNING) > 0)
             fail_next_step(server.url)
             errors = [one.exception() for one in asked]
-        assert ask(100, 20) == before, "it goes on, with the same words"
+        assert ask(100, 20) == before, "the server continues and gives the same text"
         wait_for(lambda: prometheus.query(f"{RESTARTS} == 1"))
         yield Failed(server, prometheus, recordings, errors, before)
 

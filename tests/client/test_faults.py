@@ -1,6 +1,6 @@
-"""Disks, files, signals and steps that fail: a clear error, and nobody else hears of it.
+"""Faults of disks, files, signals, clocks, steps and memory cause clear errors and do not affect other requests.
 
-PAGETIDE_LONG=1 runs the long form: 1,000 failed steps, 100 times kill -9.
+PAGETIDE_LONG=1 runs the long form, with 1,000 failed steps and 100 kills with SIGKILL.
 """
 
 import concurrent.futures
@@ -29,7 +29,7 @@ RESTARTS = "pagetide_executor_restarts_total"
 
 
 def limit(kind: int, value: int):
-    """For the program that is started: both of its limits."""
+    """A function that sets both the soft and the hard limit in the program that is started."""
     return lambda: resource.setrlimit(kind, (value, value))
 
 
@@ -60,12 +60,12 @@ def test_a_recording_that_cannot_be_written_is_an_error_of_who_asked(fault, tmp_
             refused = server.ask("POST", "/admin/recording")
             assert refused.status == 500 and refused.json()["error"]["code"] == "recording_failed", refused
             assert "recorder.dir" in refused.json()["error"]["message"]
-        # The one that is written by itself when a step has failed is only logged.
+        # After a failed step the server tries to write a recording by itself; that error is only logged.
         server.ask("POST", "/admin/debug/fail_step")
         assert server.post(CHAT, SHORT).status == 500
         assert answers(server) and server.wait_idle()
         assert server.stop() == 0
-    assert not [left for left in tmp_path.glob("*") if left.name != "file"], "nothing is left half-written"
+    assert not [left for left in tmp_path.glob("*") if left.name != "file"], "a half-written file is left"
 
 
 def test_a_log_that_cannot_be_written_costs_only_the_log():
@@ -93,7 +93,7 @@ def test_a_log_that_nobody_reads_stops_nobody():
     server.process = subprocess.Popen(server.command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
         assert wait(lambda: is_ready(server), 60)
-        # A pipe holds 64 KiB; a request is some hundred bytes of log at least.
+        # A pipe holds 64 KiB, and each request logs at least a hundred bytes.
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             told = list(pool.map(lambda _: server.ask("GET", "/v1/models", timeout=30).status, range(1000)))
         assert told == [200] * 1000 and answers(server)
@@ -136,14 +136,14 @@ def test_connections_beyond_the_limit_of_files_wait_and_the_server_recovers(tmp_
             for connection in crowd:
                 connection.close()
         assert wait(lambda: is_ready(server), 60) and answers(server)
-        assert wait(lambda: server.proc.files() <= before + 4, 60), "their files are closed"
+        assert wait(lambda: server.proc.files() <= before + 4, 60), "the files of closed connections are not closed"
         assert server.stop() == 0
-    assert (tmp_path / "log").stat().st_size < 1 << 20, "the log says so now and then, not for each attempt"
+    assert (tmp_path / "log").stat().st_size < 1 << 20, "the error is logged for each attempt, not just now and then"
 
 
 @pytest.mark.parametrize("most", [10, 16, 24, 32, 40, 64])
 def test_too_few_files_for_a_start_are_said(most, tmp_path):
-    """It starts, or says what is missing; a panic is neither."""
+    """The program either starts or says what is missing. It must not panic."""
     server = Server(program(), log=tmp_path / "log", before=limit(resource.RLIMIT_NOFILE, most))
     try:
         server.start()
@@ -185,19 +185,19 @@ def test_a_storm_of_hang_ups_cuts_no_stream(tmp_path):
         finally:
             over.set()
             stormy.join()
-        # max_requests changes too, down to 24, and there are 8 clients.
+        # max_requests changes too, but it stays at 24 or above, and there are only 8 clients.
         assert [(number % 32, says) for number, says in enumerate(told)] == [
             (number % 32, ("right", right[number % 32])) for number in range(len(told))
         ]
         config.write_text("[server]\nmax_requests = 77\n")
         server.process.send_signal(signal.SIGHUP)
         live = lambda: server.ask("GET", "/admin/config").json()["live"]  # noqa: E731
-        assert wait(lambda: live()["server.max_requests"]["value"] == 77, 30), "the last one counts"
+        assert wait(lambda: live()["server.max_requests"]["value"] == 77, 30), "the last file is not in force"
         assert server.wait_idle() and server.stop() == 0
 
 
 def ask(server: Server, path: str, body: dict, stream: bool):
-    """('right', what it says), ('failed', the message), or ('hung' or 'broken', why)."""
+    """Returns ('right', the answer), ('failed', the message), ('hung', the path) or ('broken', the reason)."""
     stream = stream and may_stream(path, body)
     try:
         answer = server.post(path, {**body, "stream": True} if stream else body, timeout=120)
@@ -239,9 +239,9 @@ def test_killed_and_started_again_it_says_the_same(tmp_path):
             server.kill()
             for victim in victims:
                 victim.join(30)
-                assert not victim.is_alive(), "a client hears that the server has gone"
+                assert not victim.is_alive(), "a client does not notice that the server is gone"
             asking.join(30)
-            # On the same port, with connections of the one before in the kernel's hands.
+            # On the same port, while the kernel still holds connections of the killed process.
             server.start()
             assert [ask(server, *request, False) for request in known] == right
             assert server.wait_idle()
@@ -251,7 +251,7 @@ def test_killed_and_started_again_it_says_the_same(tmp_path):
             assert replayed.returncode == 0, replayed.stdout + replayed.stderr
             for file in tmp_path.glob("*.recording"):
                 checked = run("replay", str(file), "--check")
-                assert checked.returncode == 0, f"a recording that has its name is whole: {checked.stderr}"
+                assert checked.returncode == 0, f"a recording with its final name is not complete: {checked.stderr}"
                 file.unlink()
         assert server.stop() == 0
     finally:
@@ -276,7 +276,7 @@ def faketime() -> str:
 
 
 def test_a_clock_that_jumps_changes_nothing(tmp_path):
-    """By decades, back and forth: only dates go by that clock, and what is measured by the monotonic one."""
+    """The clock jumps back and forth by decades. Only dates come from it; durations come from the monotonic clock."""
     jumps = tmp_path / "jumps"
     jumps.write_text("+0\n")
     env = {
@@ -303,19 +303,19 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path):
         for jump, year in [("+40y", "206"), ("-30y", "199"), ("+0", ""), ("-20y", "200"), ("-1d", "")]:
             jumps.write_text(f"{jump}\n")
             # The date of answers is computed twice a second.
-            assert wait(lambda: f" {year}" in server.ask("GET", "/health").headers["date"], 30), "it is seen"
+            assert wait(lambda: f" {year}" in server.ask("GET", "/health").headers["date"], 30), "no jump seen"
             assert [ask(server, *request, True) for request in known] == right
             assert server.ask("POST", "/admin/recording").status == 200
             assert server.ask("GET", "/ready").status == 200
         assert server.wait_idle() and server.stop() == 0
-    assert "took" not in (tmp_path / "log").read_text(), "no request is taken for one of decades"
+    assert "took" not in (tmp_path / "log").read_text(), "a request seems to have taken decades"
 
 
 # Steps.
 
 
 def test_failed_steps_hang_nobody_and_change_no_answer(tmp_path):
-    """1,000 in the long form: each request has an error or its full right answer."""
+    """Every request gets either an error or its complete, correct answer. The long form fails 1,000 steps."""
     known = [request for request in known_requests(6, 32) if request[0] in (CHAT, COMPLETION)]
     with Server(program()) as alone:
         right = [ask(alone, *request, False) for request in known]
@@ -345,7 +345,7 @@ def test_failed_steps_hang_nobody_and_change_no_answer(tmp_path):
             try:
                 for count in range(most):
                     assert server.ask("POST", "/admin/debug/fail_step").status == 200
-                    assert wait(lambda: server.metrics()[RESTARTS] == count + 1, 60), "a step fails"
+                    assert wait(lambda: server.metrics()[RESTARTS] == count + 1, 60), "no step has failed"
                     time.sleep(0.05)
             finally:
                 over.set()
@@ -358,8 +358,8 @@ def test_failed_steps_hang_nobody_and_change_no_answer(tmp_path):
             else:
                 assert says == right[which]
         assert outcomes.count("failed") > 0 and outcomes.count("right") > 0
-        assert server.wait_idle(), "no block is left"
-        assert [ask(server, *request, False) for request in known] == right, "0 wrong bytes afterwards"
+        assert server.wait_idle(), "blocks or requests are left"
+        assert [ask(server, *request, False) for request in known] == right, "an answer is wrong afterwards"
         assert server.metrics()[RESTARTS] == most
         assert server.stop() == 0
 
@@ -369,7 +369,7 @@ def test_failed_steps_hang_nobody_and_change_no_answer(tmp_path):
 
 @pytest.mark.parametrize("mib", [64, 160, 256, 400, 600, 900, 1400, 2500])
 def test_too_little_address_space_for_a_start_is_said(mib, tmp_path):
-    """It starts, or says what it had no memory for; an abort says nothing."""
+    """The program either starts or says what it had no memory for. It must not abort."""
     server = Server(
         program(), "--swap-space-gib", "0.25", log=tmp_path / "log", before=limit(resource.RLIMIT_AS, mib << 20)
     )

@@ -1,4 +1,4 @@
-"""A hub that lies: a clear error, nothing written outside of the cache, nothing wrong kept in it."""
+"""A hub with wrong answers causes a clear error. Nothing is written outside the cache, and the cache stays right."""
 
 import json
 import os
@@ -31,7 +31,7 @@ LIES = [
     "no ranges",
     "another range",
     "a shard outside of its folder",
-    # A connection that breaks is tried again, for half a minute.
+    # Only in the long form, because the program retries broken connections for half a minute.
     *(["less than was said"] if LONG else []),
 ]
 REQUEST = json.dumps(
@@ -66,7 +66,7 @@ def start(hub, home, before=None, **variables) -> subprocess.Popen:
         process.stdin.write(REQUEST + "\n")
         process.stdin.close()
     except BrokenPipeError:
-        pass  # it has failed already
+        pass  # the program has failed already
     process.stdin = None
     return process
 
@@ -82,7 +82,7 @@ def finish(process, timeout_s: float = 150) -> tuple:
 
 
 def few_bytes():
-    """So that what has no end fails the test and not the machine."""
+    """Limits the memory, so that an endless answer fails the test and does not exhaust the machine."""
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 
 
@@ -110,24 +110,24 @@ def test_a_lie_is_found_out(lie, right, tmp_path):
     if code == 1:
         assert "127.0.0.1" in error or "model" in error, error
     else:
-        assert text_of((code, out, error)) == right, "an answer is the right one"
+        assert text_of((code, out, error)) == right, "the answer is wrong"
     outside = {
         path
         for path in tree(tmp_path)
         if not path.startswith("a/b/c/d/home/.cache/huggingface/hub") and "outside" in path
     }
-    assert not outside, f"nothing is written outside of the model's folder: {outside}"
+    assert not outside, f"written outside the model's folder: {outside}"
     in_model = {path for path in tree(home) if "outside" in path}
     assert not in_model, in_model
     if lie == "a shard outside of its folder":
-        return  # the commit itself holds it, with the right hash: it stays as it is, and is refused each time
-    # What is left does not hurt when the hub tells the truth again.
+        return  # the commit contains this file with the right hash, so it stays in the cache and is refused each time
+    # What is left in the cache does no harm when the hub's answers are right again.
     with lying("nothing", tmp_path / "x") as hub:
         assert text_of(finish(start(hub, home))) == right
 
 
 def test_a_slow_hub_is_waited_for_and_a_killed_download_goes_on(right, tmp_path):
-    """kill -9 at any moment of a download."""
+    """The program is killed with SIGKILL at random moments of a download."""
     rng = random.Random(7)
     for count in range(100 if LONG else 3):
         home = tmp_path / str(count)

@@ -1,4 +1,4 @@
-"""What a client hears of memory pressure, and whose cached prefixes it finds."""
+"""What a client is told about memory pressure, and whose cached prefixes it can find."""
 
 import asyncio
 import concurrent.futures
@@ -9,7 +9,7 @@ import pytest
 
 from conftest import serving
 
-# Ten requests of some 130 tokens each want more than three times the pool, and start where their prompts fit.
+# Ten requests of about 130 tokens need more than three times the pool. Each starts as soon as its prompt fits.
 POOL = (
     *("--num-device-blocks", "24", "--block-size", "16"),
     *("--set", "scheduler.inter_token_target_ms=0", "--set", "scheduler.admission=prompt"),
@@ -17,7 +17,7 @@ POOL = (
 NUM_REQUESTS = 10
 
 
-# What the prefix cache sends down to the swap pool is on nobody's bill: without it, all copies are on one.
+# Copies that the prefix cache makes to the swap pool are on no request's bill. Without that cache, every copy is on one.
 @pytest.fixture(scope="module")
 def small():
     with serving(*POOL, "--enable-prefix-caching", "false") as running:
@@ -55,19 +55,19 @@ def test_streams_pause_and_say_what_it_cost(small):
     assert sum(kv["preemptions"] for _, kv in together) > 0
     assert sum(kv["paused_ms"] for _, kv in together) > 0
     assert all(kv["preemptions"] > 0 or kv["paused_ms"] == 0 for _, kv in together)
-    # The bills of all are what the server as a whole has paid.
+    # The bills add up to the server's metrics.
     for field, metric in [
         ("swapped_out_bytes", "pagetide_swap_out_bytes_total"),
         ("swapped_in_bytes", "pagetide_swap_in_bytes_total"),
         ("recomputed_tokens", "pagetide_recomputed_tokens_total"),
     ]:
         assert sum(kv[field] for _, kv in together) == small.metric(metric), field
-    # With the pool to itself a request pays nothing.
+    # A request that has the pool to itself is never preempted.
     assert all(answer.usage.model_extra["kv"]["preemptions"] == 0 for answer in alone)
 
 
 def test_comments_are_between_events(small):
-    """As they come over the wire; the client of the test before has skipped them."""
+    """Reads the raw stream, because the client in the test above skips comments."""
 
     def read(number):
         body = asked(number)
@@ -86,7 +86,7 @@ def test_comments_are_between_events(small):
         *_, usage, done, end = events
         assert (done, end) == ("data: [DONE]", "")
         kv = json.loads(usage.removeprefix("data: "))["usage"]["kv"]
-        # A request may have to yield again before its KV has come back, within the same pause.
+        # A request may be preempted again before its KV is back. That belongs to the same pause.
         assert len(comments) % 2 == 0 and len(comments) <= 2 * kv["preemptions"]
         assert bool(comments) == bool(kv["preemptions"])
         paused += len(comments)

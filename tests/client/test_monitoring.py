@@ -1,4 +1,4 @@
-"""A real Prometheus reads a real server under memory pressure: what dashboards/ asks of it gets an answer."""
+"""A real Prometheus scrapes a server under memory pressure, and every query in dashboards/ must return data."""
 
 import asyncio
 import itertools
@@ -22,8 +22,8 @@ DASHBOARD = DASHBOARDS / "grafana/pagetide.json"
 NODE = ROOT / "tests/client/node"
 
 KEYS = {"first": "sk-one", "second": "sk-two", "impatient": "sk-three"}
-# Requests of up to 200 tokens, 14 at a time, in a pool for three or four of them; both quotas are met, and some swapped
-# sequences find the swap pool full.
+# Up to 14 requests of up to 200 tokens run at the same time, and the pool holds three or four of them. Tenants reach
+# their quotas, and some victims find the swap pool full.
 PRESSURE = (
     *("--num-device-blocks", "40", "--block-size", "16", "--swap-space-gib", "0.0005"),
     *("--set", "scheduler.inter_token_target_ms=0", "--set", "scheduler.admission=prompt"),
@@ -41,7 +41,7 @@ def promtool(*command) -> None:
 
 
 async def load(url: str) -> dict:
-    """What the clients of each key were told that they used: prompt tokens and generated ones."""
+    """Puts load on the server. Returns how many prompt tokens and generated tokens each key's clients were told."""
     clients = {
         name: openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60)
         for name, key in KEYS.items()
@@ -56,7 +56,7 @@ async def load(url: str) -> dict:
         return dict(model=model, prompt=prompt, max_tokens=length, temperature=0, extra_body=options)
 
     async def ask(name: str, first: int, count: int):
-        # The same 32 tokens come first, and then others: some of every prompt but the first is cached.
+        # All prompts begin with the same 32 tokens, so that a part of every prompt but the first is cached.
         for number in itertools.count(first, count):
             prompt = [7] * 32 + [20 + number % 400] * (8 + number % 40)
             answer = await clients[name].completions.create(**request(number, prompt))
@@ -72,7 +72,7 @@ async def load(url: str) -> dict:
         with pytest.raises(openai.BadRequestError):
             await impatient.create(**request(0, [9]) | {"temperature": -1})
 
-    # More of the first, so that the two can be told apart.
+    # The first key sends more, so that the two can be told apart.
     askers = [ask("first", index, AT_ONCE) for index in range(AT_ONCE)]
     askers += [ask("second", 1000 + index, AT_ONCE - 2) for index in range(AT_ONCE - 2)]
     await asyncio.gather(*askers, others())
@@ -86,7 +86,7 @@ class Scraped:
 
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory):
-    """A server that has been under pressure, as Prometheus saw it."""
+    """A Prometheus that has scraped a server under pressure."""
     folder = tmp_path_factory.mktemp("prometheus")
     with serving(*PRESSURE) as server, scraping(server.url, folder) as prometheus:
         wait_for(lambda: prometheus.query("pagetide_build_info"))
@@ -106,7 +106,7 @@ def panels() -> list:
 
 
 def filled_in(expression: str) -> str:
-    """As Grafana would ask, with all servers chosen."""
+    """The query that Grafana would send with all servers chosen."""
     for variable, value in {"__rate_interval": "5s", "instance": ".+", "model": ".+"}.items():
         expression = expression.replace(f"${variable}", value)
     assert "$" not in expression, expression
@@ -119,9 +119,11 @@ def rules(file: str) -> list:
 
 
 def without_thresholds(expression: str) -> str:
-    """Every comparison gives 0 or 1 instead of leaving out what does not hold (PromQL's modifier bool), so that the
-    expression has a value exactly where all its parts have one with matching labels."""
-    # Labels and their matchers stay as they are. `or` and `unless` would hide a part that has no value.
+    """Makes every comparison return 0 or 1 (with PromQL's modifier `bool`) instead of dropping series.
+
+    The expression then has a value exactly where all its parts have values with matching labels.
+    """
+    # Label matchers stay as they are. `or` and `unless` would hide a part without a value.
     outside = re.split(r'(\{[^}]*\}|"[^"]*")', expression)
     assert not re.search(r"\b(or|unless)\b", "".join(outside[::2])), expression
     outside[::2] = [re.sub(r"(==|!=|>=|<=|>|<)", r"\1 bool", part) for part in outside[::2]]
@@ -145,7 +147,8 @@ def test_every_variable_and_annotation_has_values(scraped):
             metric, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"]).groups()
             assert scraped.prometheus.api(f"label/{label}/values", **{"match[]": filled_in(metric)})
     for annotation in dashboard["annotations"]["list"]:
-        scraped.prometheus.query(annotation["target"]["expr"])  # nothing fires; it is understood
+        # No alert fires here, so this only checks that the query is valid.
+        scraped.prometheus.query(annotation["target"]["expr"])
 
 
 def test_every_rule_has_data(scraped):
@@ -163,7 +166,7 @@ def test_every_rule_has_data(scraped):
 
 def test_what_happened_is_what_is_told(scraped):
     value = scraped.prometheus.value
-    # Something of everything has happened, so that no panel was right by showing nothing.
+    # All of this has happened, so no panel can pass by showing nothing.
     for happened in [
         "sum(pagetide_preemptions_total)",
         'pagetide_preemptions_total{mode="recompute"}',
@@ -183,8 +186,8 @@ def test_what_happened_is_what_is_told(scraped):
     assert value('pagetide_requests_total{outcome="cancelled"}') == 1
     assert value('pagetide_rejected_total{reason="invalid"}') == 1
     assert value("sum(pagetide_device_blocks)") == 40
-    assert value("pagetide_copy_queue_blocks") == 0, "copies end, and that is told, when nothing runs"
-    assert value("sum(pagetide_tenant_blocks)") == 0, "nothing is held when nothing runs"
+    assert value("pagetide_copy_queue_blocks") == 0, "copies have ended, and the metric says so"
+    assert value("sum(pagetide_tenant_blocks)") == 0, "no tenant holds blocks when nothing runs"
 
 
 def test_tenants_are_told_apart_and_their_keys_are_not_told(scraped):
@@ -194,15 +197,15 @@ def test_tenants_are_told_apart_and_their_keys_are_not_told(scraped):
         tokens.setdefault(labels["tenant"], {})[labels["kind"]] = int(series["value"][1])
     assert len(tokens) == len(KEYS) and all(re.fullmatch("key-[0-9a-f]{8}", tenant) for tenant in tokens)
     counted = [[tenant["prompt"], tenant["generated"]] for tenant in tokens.values()]
-    # To the token: what the clients were told, however often their sequences were paused and computed again.
+    # Exactly what the clients were told, however often their sequences were paused or computed again.
     assert scraped.used["first"] in counted and scraped.used["second"] in counted
     assert not any(key in scraped.page for key in [*KEYS.values(), SCRAPE_KEY])
     outcomes = [f"sum by (outcome) (pagetide_{of}requests_total)" for of in ("tenant_", "")]
     assert len(scraped.prometheus.query(" == ".join(outcomes))) == 4, "every request had a key"
 
 
-# The queries of vLLM's Grafana dashboard (examples/observability/prometheus_grafana in its repository), put together
-# from the names, labels and functions in them.
+# The queries of vLLM's Grafana dashboard (examples/observability/prometheus_grafana in its repository), rebuilt from
+# the names, labels and functions that they use.
 QUANTILES_OF_VLLM = ["e2e_request_latency_seconds", "inter_token_latency_seconds", "time_to_first_token_seconds"]
 RATES_OF_VLLM = [
     *("prompt_tokens_total", "generation_tokens_total", "request_queue_time_seconds_sum"),
@@ -216,16 +219,16 @@ OTHERS_OF_VLLM = [
     "sum by(le) (increase(vllm:request_prompt_tokens_bucket{model}[$__rate_interval]))",
     "sum by(le) (increase(vllm:request_generation_tokens_bucket{model}[$__rate_interval]))",
     "sum by(finished_reason) (increase(vllm:request_success_total{model}[$__rate_interval]))",
-    # Of older versions of it.
+    # From older versions of the dashboard.
     "vllm:gpu_cache_usage_perc{model}",
     "histogram_quantile(0.99, sum by(le) (rate(vllm:time_per_output_token_seconds_bucket{model}[$__rate_interval])))",
-    # What the Gateway API inference extension reads: its model server protocol.
+    # Read by the Gateway API inference extension, according to its model server protocol.
     'vllm:cache_config_info{block_size="16",num_gpu_blocks="40"}',
 ]
 
 
 def test_vllms_dashboard_has_data(scraped):
-    assert "demo" in scraped.prometheus.api("label/model_name/values"), "its variable model_name"
+    assert "demo" in scraped.prometheus.api("label/model_name/values"), "the dashboard's variable model_name"
     queries = [
         f"histogram_quantile({quantile}, sum by(le) (rate(vllm:{name}_bucket{{model}}[$__rate_interval])))"
         for name in QUANTILES_OF_VLLM
@@ -242,7 +245,7 @@ def test_vllms_dashboard_has_data(scraped):
 
 
 def test_vllms_names_say_the_same_as_ours(scraped):
-    """At the end, when nothing runs."""
+    """Compares the values at the end, when nothing runs."""
     value = scraped.prometheus.value
     for theirs, ours in [
         ("vllm:prompt_tokens_total", "pagetide_prompt_tokens_total"),
@@ -259,12 +262,12 @@ def test_vllms_names_say_the_same_as_ours(scraped):
         ("vllm:time_to_first_token_seconds_count", "pagetide_time_to_first_token_seconds_count"),
         ("vllm:inter_token_latency_seconds_sum", "pagetide_inter_token_seconds_sum"),
         ("vllm:request_prompt_tokens_count", 'pagetide_requests_total{outcome="length"}'),
-        # The answers have as many tokens as were asked for; the request that went away is in none of these.
+        # Answers have as many tokens as requested. The cancelled request is counted in neither metric.
         ("vllm:request_generation_tokens_sum", "vllm:request_params_max_tokens_sum"),
         ("vllm:num_requests_waiting", "0 * vllm:num_requests_running"),
     ]:
         assert value(theirs) == pytest.approx(value(ours), rel=1e-9), theirs
-    # A request's time is its queue, its prompt and its decoding, but for what comes before and after the engine.
+    # A request's time is its time in the queue, in prefill and in decode, plus a little outside the engine.
     parts = [f"vllm:request_{part}_time_seconds_sum" for part in ("queue", "prefill", "decode")]
     assert sum(map(value, parts)) == pytest.approx(value("vllm:e2e_request_latency_seconds_sum"), rel=0.02)
 
@@ -279,7 +282,7 @@ def test_rules_and_configuration_are_right():
     for rule in rules("alerts.yml"):
         assert {"summary", "description", "action"} <= rule["annotations"].keys() and "severity" in rule["labels"]
         outcomes = {bool(test["exp_alerts"]) for test in tried if test["alertname"] == rule["alert"]}
-        assert outcomes == {True, False}, f"{rule['alert']} is tested to fire, and not to"
+        assert outcomes == {True, False}, f"{rule['alert']} is not tested both to fire and not to fire"
 
 
 def test_the_dashboard_is_what_the_generator_writes_and_grafana_reads():

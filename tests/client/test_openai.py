@@ -1,4 +1,4 @@
-"""What a user of the openai package sees."""
+"""Uses the server through the openai package."""
 
 import asyncio
 import concurrent.futures
@@ -116,7 +116,7 @@ def test_log_probabilities_of_a_chat(client, model):
     assert len(content) == answer.usage.completion_tokens
     for entry in content:
         assert len(entry.top_logprobs) == 3
-        # Greedy: the token is the most likely one.
+        # At temperature 0 the most likely token is chosen.
         assert entry.token == entry.top_logprobs[0].token
         assert entry.logprob == entry.top_logprobs[0].logprob <= 0
         assert [t.logprob for t in entry.top_logprobs] == sorted((t.logprob for t in entry.top_logprobs), reverse=True)
@@ -154,7 +154,7 @@ def test_stop_strings(server, client, model):
     assert "".join(chunk.choices[0].delta.content for chunk in streamed) == text[: text.index(stop)]
     answer = client.chat.completions.create(**asked, stop=stop, extra_body={"include_stop_str_in_output": True})
     assert answer.choices[0].message.content.endswith(stop)
-    # An end like any other, not a client that went away.
+    # Metrics count a stop string as a normal end, not as a cancelled request.
     wait_for(lambda: (server.metric(stopped), server.metric(cancelled)) == (before[0] + 3, before[1]))
 
 
@@ -343,7 +343,7 @@ def test_embeddings(client):
 
 
 def np_free(values):
-    """The client decodes base64 to an array of numpy where that is installed."""
+    """Converts an embedding to a list, because the client returns a numpy array if numpy is installed."""
     return [float(x) for x in values]
 
 

@@ -1,4 +1,4 @@
-"""Reasoning and templates of requests, of a model that is told to reason by its template."""
+"""Reasoning, with chat templates from requests that make the model reason."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_the_prompt_begins_the_reasoning(thinker):
 
     choice, usage = ask(thinker, CHATML + "<think>\n")
     assert choice.message.content is None and choice.message.reasoning_content
-    # All but the token that ends the answer.
+    # Every token except perhaps the one that ends the answer.
     assert usage.completion_tokens - 1 <= usage.completion_tokens_details.reasoning_tokens <= usage.completion_tokens
     hidden, _ = ask(thinker, CHATML + "<think>\n", extra_body={"include_reasoning": False})
     assert not hidden.message.content and not hasattr(hidden.message, "reasoning_content")
@@ -38,7 +38,7 @@ def test_a_grammar_holds_from_behind_the_reasoning(thinker):
     yes_or_no = {"structured_outputs": {"choice": ["yes", "no"]}}
     choice, _ = ask(thinker, CHATML + "<think>\n\n</think>\n\n", extra_body=yes_or_no)
     assert choice.message.content in ("yes", "no") and choice.finish_reason == "stop"
-    # Inside the reasoning the model says what it likes, and has to come to its end.
+    # The grammar does not apply inside the reasoning. Here the reasoning does not end within max_tokens.
     for begun in ("<think>\n", ""):
         choice, _ = ask(thinker, CHATML + begun, extra_body=yes_or_no)
         assert choice.message.content is None and len(choice.message.reasoning_content) > 20

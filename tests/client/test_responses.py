@@ -1,4 +1,4 @@
-"""What a user of the openai package sees of the Responses API."""
+"""Uses the Responses API through the openai package."""
 
 import asyncio
 import concurrent.futures
@@ -19,7 +19,7 @@ EVENT = pydantic.TypeAdapter(ResponseStreamEvent)
 
 
 def checked(response):
-    """The SDK takes what comes; this does not."""
+    """Validates a response, because the SDK accepts anything."""
     Response.model_validate(response.to_dict())
     return response
 

@@ -1,4 +1,4 @@
-"""schemathesis makes requests from the description of the API, right ones and wrong ones, and holds the answers to it."""
+"""schemathesis makes valid and invalid requests from the API description, and checks the answers against it."""
 
 import os
 import pathlib
@@ -16,9 +16,9 @@ def test_the_server_does_what_its_description_says(tmp_path):
         program = pathlib.Path(sys.executable).parent / "schemathesis"
         command = [program, "--config-file", HERE / "schemathesis.toml", "run", f"{server.url}/openapi.json"]
         command += ["--header", f"Authorization: Bearer {KEY}"]
-        # Settings at random would make another server of it; tests/http/admin.rs looks at those paths.
-        # The console's events do not end; tests/http/console.rs and test_console.py look at those.
-        # Metrics want another key than the rest does; tests/http/server.rs looks at those.
+        # Random settings would change the server under test. tests/http/admin.rs tests the admin paths.
+        # The console's event streams do not end. tests/http/console.rs and test_console.py test them.
+        # Metrics need another key. tests/http/server.rs tests them.
         command += ["--exclude-path-regex", "^/((admin|console)/|metrics$)"]
         limits = ["--seed", "1", "--max-examples", "30", "--workers", "1"]
         env = os.environ | {"SCHEMATHESIS_HOOKS": "hooks", "PYTHONPATH": str(HERE)}

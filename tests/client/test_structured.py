@@ -1,4 +1,4 @@
-"""Structured output: what the SDK asks for and gets, and a corpus of schemas on a model of random weights."""
+"""Structured output: requests of the openai package, and a corpus of schemas on a model with random weights."""
 
 import json
 import os
@@ -11,11 +11,12 @@ import pydantic
 import pytest
 import schemas
 
-# Schemas of the corpus, SAMPLES outputs each.
+# The number of schemas in the corpus. SAMPLES outputs are checked for each.
 NUM_SCHEMAS = int(os.environ.get("PAGETIDE_SCHEMAS", 320))
 QUESTION = [{"role": "user", "content": "Tell me about a city."}]
 
-# Small enough to be fast, with the vocabulary of the demo's tokenizer, which is used where there is none.
+# Small enough to be fast. The vocabulary has the size of the demo model's, because a directory without a tokenizer gets
+# the demo model's tokenizer.
 RANDOM_MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -80,7 +81,7 @@ def test_an_output_that_is_cut_says_so(client, model):
 
 
 def test_forced_tokens_are_those_that_would_have_been_sampled(client, model):
-    # Log-probabilities need each token's own row of logits, so that nothing is forced.
+    # With log-probabilities every token needs its own row of logits, so no token is forced.
     schema = {
         "type": "object",
         "properties": {"a rather long name": {"enum": ["one", "two"]}, "another name": {"type": "boolean"}},

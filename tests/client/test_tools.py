@@ -1,6 +1,6 @@
-"""Tool calls as the openai package's user has them: called, answered, streamed, refused.
+"""Tool calls through the openai package: made, answered, streamed and refused.
 
-The model is too small to call a tool by itself, so calls are demanded; the grammar makes them right whatever it says.
+The model is too small to call a tool by itself, so the tests require calls. A grammar then makes the calls valid.
 """
 
 import json
@@ -48,7 +48,7 @@ def test_a_call_and_its_answer(caller):
     asked = dict(model="demo", messages=QUESTION, tools=[WEATHER, TIME], max_tokens=200, temperature=0)
     named = {"type": "function", "function": {"name": "get_weather"}}
     [choice] = caller.chat.completions.create(**asked, tool_choice=named).choices
-    # What OpenAI says of a call that the client has chosen.
+    # OpenAI gives this finish reason for a call that the client has chosen.
     assert choice.finish_reason == "stop"
     assert choice.message.content is None
     [call] = choice.message.tool_calls
@@ -89,7 +89,7 @@ def test_streamed_calls_are_the_same(caller):
     deltas = [event for event in events if event.type == "tool_calls.function.arguments.delta"]
     assert "".join(delta.arguments_delta for delta in deltas) == call.function.arguments
     if call.function.name == "get_weather":
-        assert len(deltas) > 1, "arguments come as they are written"
+        assert len(deltas) > 1, "arguments are not streamed"
 
 
 def test_without_a_choice_the_model_answers(caller):
@@ -101,7 +101,7 @@ def test_without_a_choice_the_model_answers(caller):
 
 
 def test_a_model_of_no_known_format(client, model):
-    """Only demanded calls, for the server knows no format to read others in."""
+    """Only required calls work, because the server does not know in which format this model writes others."""
     asked = dict(model=model, messages=QUESTION, tools=[WEATHER], max_tokens=200)
     [choice] = client.chat.completions.create(**asked, tool_choice="required", parallel_tool_calls=False).choices
     [call] = choice.message.tool_calls

@@ -1,6 +1,6 @@
-"""What one client sends does not hurt others: each bomb twice at once, beside streams and short prompts.
+"""No request of one client may harm other clients. Each bomb is sent twice at once, beside streams and short prompts.
 
-PAGETIDE_LONG=1: all of them. PAGETIDE_VICTIMS_REPORT: a file for the figures.
+PAGETIDE_LONG=1 tries all bombs. PAGETIDE_VICTIMS_REPORT names a file for the figures.
 """
 
 import os
@@ -12,7 +12,7 @@ from bombs import BOMBS
 
 LONG = os.environ.get("PAGETIDE_LONG", "0") != "0"
 TRIED = [bomb for bomb in BOMBS if LONG or not bomb.long]
-# Times are those of a machine that may be busy: what was late three times in a row is late.
+# The machine may be busy with other things, so a bomb fails the test only if times are too long in every attempt.
 ATTEMPTS = 3
 COLUMNS = ["bomb", "body, kB", "answers", "after, s", "gap, s (quiet)", "short prompt, s (quiet)", "memory, MB", ""]
 HEAD = "| " + " | ".join(COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|"
@@ -29,7 +29,7 @@ def target(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rows():
-    """Keeps a line of the table for each bomb, in the file as soon as it is known."""
+    """Collects a row of the table for each bomb, and writes it to the file at once."""
     report = os.environ.get("PAGETIDE_VICTIMS_REPORT")
     made = []
 
@@ -59,7 +59,7 @@ def test_nobody_else_is_hurt_by(bomb, target, rows):
     check(bomb, target, rows)
 
 
-# Whose clients do not stay to hear what becomes of them.
+# Bombs that are also sent by clients that disconnect before the answer.
 LEFT = [
     "20 times 20 options, eight deep",
     "20 options of objects, four deep",

@@ -1,4 +1,4 @@
-// Debian's Chromium, for the console's tests and pictures.
+// Runs Debian's Chromium for the console's tests and screenshots.
 import { chromium } from "playwright-core";
 
 export const launch = () => chromium.launch({
@@ -7,7 +7,7 @@ export const launch = () => chromium.launch({
     "--disable-component-update", "--disable-sync"],
 });
 
-/** A page of an empty profile at `url`; what it says to its console, and where it sends requests, is kept in `heard`. */
+/** Opens `url` with an empty profile. `heard` collects errors in the page's console, and requests to other hosts. */
 export async function open(browser, url, { width = 1280, height = 860, ...options } = {}) {
   const context = await browser.newContext({ viewport: { width, height }, ...options });
   const page = await context.newPage();

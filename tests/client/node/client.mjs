@@ -1,4 +1,4 @@
-// What a user of the Vercel AI SDK sees: node client.mjs URL MODEL. Prints a JSON object of what came, for the test.
+// Uses a server through the Vercel AI SDK: node client.mjs URL MODEL. Prints the results as a JSON object for the test.
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateText, streamText, tool } from "ai";
 import { z } from "zod";
@@ -21,7 +21,7 @@ async function chat() {
   };
 }
 
-// The call is demanded, so that any model makes it.
+// The call is required, so that any model makes it.
 async function toolCall() {
   const weather = tool({
     description: "The weather of a city",

@@ -1,5 +1,5 @@
-// What somebody sees who opens the console in a browser: node console.mjs JSON-OF-URLS. Prints a JSON object with an entry
-// for each thing that was tried: "ok", or what went wrong.
+// Tests the console in a browser: node console.mjs JSON-OF-URLS. Prints a JSON object with the result of each test:
+// "ok", or what went wrong.
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 import fs from "node:fs";
@@ -18,7 +18,7 @@ async function until(what, is, timeout = 20_000) {
   for (;;) {
     const found = await is();
     if (found) return found;
-    if (Date.now() > end) assert.fail(`${what}: it did not happen in ${timeout} ms`);
+    if (Date.now() > end) assert.fail(`${what}: not within ${timeout} ms`);
     await new Promise((done) => setTimeout(done, 40));
   }
 }
@@ -30,7 +30,7 @@ async function ask(page, question) {
 
 const answered = (page) => page.locator("#stop").waitFor({ state: "hidden" });
 
-/** How many pixels of a map have this colour. */
+/** The number of pixels of each colour in a map. */
 const pixels = (page, id) => page.evaluate((id) => {
   const canvas = document.getElementById(id);
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
@@ -115,13 +115,13 @@ const tests = {
     try {
       const [page, its] = await open(browser, front.url);
       const said = async (selector) => (await page.locator(selector).allTextContents()).join("|");
-      // A page that goes away in the middle.
+      // The page is reloaded in the middle of an answer.
       await ask(page, "First question");
       await page.locator(".message.assistant .text >> text=half an answer").waitFor();
       await page.reload();
       assert.equal(await said(".message .text"), "First question|half an answer");
       assert.match(await text(page, ".message.assistant .foot"), /stopped/);
-      // Another tab writes in a chat of its own; this one changes a setting after that.
+      // Another tab starts its own chat. Then this tab changes a setting, which must not overwrite that chat.
       const other = await page.context().newPage();
       await other.goto(`${front.url}/`);
       await other.click("#new-chat");
@@ -134,12 +134,12 @@ const tests = {
       await page.click("#show-chats");
       assert.equal(await said("#chat-list .open"), "Asked elsewhere|First question");
       await page.click("#chat-list .open >> nth=1");
-      // An answer that is asked for again and does not come leaves the one that there is.
+      // If an answer is regenerated and the request fails, the old answer stays.
       await page.route("**/v1/chat/completions", (route) => route.abort());
       await page.click("text=Regenerate");
       await page.locator(".message .error >> text=cannot be reached").waitFor();
       assert.equal(await said(".message.assistant .text"), "half an answer");
-      // A question without an answer is not sent again: turns alternate.
+      // A question without an answer is left out of later requests, so that turns alternate.
       await ask(page, "Second question");
       await page.locator(".message .error >> nth=1").waitFor();
       const sent = page.waitForRequest("**/v1/chat/completions");
@@ -162,7 +162,7 @@ const tests = {
       const { render } = await import("/console/markdown.js");
       const made = (text) => { const element = document.createElement("div"); render(element, text); return element; };
       const many = (text, count) => text.repeat(count);
-      // Each of these took a pattern seconds to hours, or would if it went back and forth.
+      // A regular expression that backtracks would need seconds or hours for each of these texts.
       const lengths = ["x " + many("`", 20_000), "```" + many("a", 20_000) + "`", "``` " + many(" ", 20_000) + "`", "a | b\n---" + many(" ", 20_000) + "x",
         "# a" + many(" ", 20_000) + "b", "# " + many("#", 20_000) + "b", "x " + many("*", 20_000), many("**a ", 3_000), many("[", 5_000), many("a ", 10_000) + many(" ", 10_000),
         many("~~a ", 3_000), "- " + many(" ", 20_000) + "x", many("> ", 5_000)].map((text) => made(text).textContent.length);
@@ -206,15 +206,15 @@ const tests = {
     const stop = new AbortController();
     const body = JSON.stringify({ prompt: "The lighthouse", max_tokens: 1200, ignore_eos: true });
     const running = (async () => {
-      // A fast machine is through with it before all has been looked at.
+      // Repeated, because a fast machine finishes one request before the test has seen everything.
       while (!stop.signal.aborted) await fetch(`${servers.small}/v1/completions`, { method: "POST", body, signal: stop.signal }).catch(() => {});
     })();
     const used = await until("blocks are used", () => figure(page, "#device-figure"));
     await until("more are", async () => (await figure(page, "#device-figure")) > used);
     const now = await pixels(page, "device");
-    assert.ok(Object.keys(now).some((colour) => !(colour in before)), "there is a colour that was not there");
+    assert.ok(Object.keys(now).some((colour) => !(colour in before)), "no new colour has appeared");
     await page.locator("#rows .state >> text=answering").waitFor();
-    // The first blocks are taken first: one of them is the request's.
+    // Blocks are allocated from the first one on, so one of the first is the request's.
     await page.locator("#device").focus();
     const spoken = await until("a block of a request", async () => {
       await page.keyboard.press("ArrowRight");
@@ -238,10 +238,10 @@ const tests = {
     heard.push(its);
     await page.locator("#link-text >> text=live").waitFor();
     const free = await pixels(page, "swap");
-    // More than ten times the pool: it lasts until it is stopped, however fast the machine is.
+    // The load needs more than ten times the pool, so it lasts until it is stopped, even on a fast machine.
     await startLoad(page, 64, 1024);
     await until("blocks go out", async () => (await figure(page, "#tide-sum")) > 0);
-    // Each for a moment only, and not at the same one: what is swapped out comes back within some steps.
+    // Each condition holds only for a moment, because swapped sequences come back within a few steps.
     await until("a sequence is swapped out", async () => (await page.locator("#rows .state >> text=swapped out").count()) > 0, 60_000);
     await until("the swap pool holds blocks", async () => (await figure(page, "#swap-figure")) > 0, 60_000);
     await until("it shows them", async () => Object.keys(await pixels(page, "swap")).some((colour) => !(colour in free)), 60_000);
@@ -274,7 +274,7 @@ const tests = {
     const kept = await page.evaluate(() => [JSON.stringify(localStorage), JSON.stringify(sessionStorage)]);
     assert.ok(!kept[0].includes("a-client") && !kept[0].includes("the-admin"));
     assert.ok(kept[1].includes("a-client") && kept[1].includes("the-admin"));
-    // That no key was right at first is what the browser tells; nothing else went wrong.
+    // The browser logs the 401 answers to the wrong keys. Other errors count.
     its.errors = its.errors.filter((error) => !error.includes("401"));
     heard.push(its);
   },
@@ -288,7 +288,7 @@ const tests = {
     await answered(page);
     await page.click("#show-settings");
     assert.ok((await width()) <= 360);
-    assert.notEqual(await text(page, "#link-text"), "live", "what is not seen is not watched");
+    assert.notEqual(await text(page, "#link-text"), "live", "a hidden map must not be updated");
     await page.tap("#tab-memory");
     await page.locator("#memory").waitFor();
     await until("it watches", async () => (await text(page, "#link-text")) === "live");
@@ -322,7 +322,7 @@ const tests = {
     assert.notEqual(day, night);
     await page.reload();
     assert.equal(await background(), night, "the choice is kept");
-    // From the head through the chat to the memory.
+    // The Tab key moves from the header through the chat to the memory maps.
     const order = [];
     for (let step = 0; step < 40; step += 1) {
       await page.keyboard.press("Tab");

@@ -1,6 +1,6 @@
-// Holds a dashboard's JSON against Grafana's own types: node dashboard.mjs FILE
+// Checks a dashboard's JSON against Grafana's own types: node dashboard.mjs FILE
 //
-// The compiler sees the JSON as it stands, so that names which Grafana does not know are errors too.
+// The JSON becomes a literal in TypeScript, so the compiler also reports names that Grafana does not know.
 
 import { execFileSync } from "node:child_process";
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
@@ -9,7 +9,7 @@ import { fileURLToPath } from "node:url";
 
 const here = path.dirname(fileURLToPath(import.meta.url));
 const dashboard = JSON.parse(readFileSync(process.argv[2], "utf8"));
-// What a query is beside its refId is its data source's business; those of panels may have any fields.
+// The other fields of a query depend on its data source. Grafana's types allow any in a panel but not in an annotation.
 for (const { target } of dashboard.annotations.list) {
   delete target.expr;
   delete target.legendFormat;
@@ -26,7 +26,7 @@ const source = `
 import type { Dashboard } from "@grafana/schema";
 ${kinds.map((kind) => `import type * as ${kind} from "${module(kind)}";`).join("\n")}
 
-// As JSON has it: a word where Grafana's code has the member of an enum.
+// JSON has a string where Grafana's code has a member of an enum.
 type Json<T> = T extends string ? \`\${T}\` : T extends object ? { [K in keyof T]: Json<T[K]> } : T;
 
 export const dashboard: Json<Dashboard> = ${JSON.stringify(dashboard, null, 1)};

@@ -1,7 +1,7 @@
-// In front of a server: chats get an answer that the test has written, everything else goes through.
+// A proxy in front of a server. It answers chats with text from the test, and forwards everything else.
 import http from "node:http";
 
-/** `script`: texts to write, one after the other; a number waits for so many milliseconds. */
+/** `script` is a list of texts to send, one after the other. A number in it is a wait in milliseconds. */
 export async function proxy(target, script) {
   const server = http.createServer(async (request, answer) => {
     if (request.url === "/v1/chat/completions") {

@@ -1,8 +1,8 @@
-"""Lets requests through to the model that would fail for what the schema cannot know, and looks at those that fail."""
+"""Drops fields whose valid values the schema cannot describe, and checks the errors of requests that are refused."""
 
 import schemathesis
 
-# Names and ids of another model; a template needs the server's trust.
+# Names and ids depend on the model. A request's template is accepted only if the server is configured to trust it.
 UNKNOWN = ("model", "chat_template", "logit_bias", "allowed_token_ids", "stop_token_ids", "truncate_prompt_tokens")
 
 
@@ -13,7 +13,7 @@ def before_call(context, case, kwargs):
 
 
 def is_right(case) -> bool:
-    """Whether the request is as the schema says."""
+    """Whether the request follows the schema."""
     return case.meta is not None and case.meta.generation.mode.is_positive
 
 
@@ -23,5 +23,5 @@ def a_refusal_names_the_field(context, response, case):
         return
     error = response.json()["error"]
     assert error["message"]
-    # Anthropic's errors have no field for it.
+    # Errors in Anthropic's format have no `param`.
     assert error.get("param") or "param" not in error, error
