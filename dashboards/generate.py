@@ -53,7 +53,7 @@ def share(part: str, whole: str) -> str:
 
 class Panel:
     def __init__(self, title, about, *queries, unit="short", width=8, height=7, **options):
-        """`queries`: a legend and an expression each."""
+        """`queries` are pairs of a legend and an expression."""
         self.title, self.about, self.queries = title, about, queries
         self.unit, self.width, self.height, self.options = unit, width, height, options
 

@@ -17,7 +17,7 @@ POOL = (
 NUM_REQUESTS = 10
 
 
-# Copies that the prefix cache makes to the swap pool are on no request's bill. Without that cache, every copy is on one.
+# Copies that the prefix cache makes to the swap pool are on no bill. Without that cache, every copy is on one.
 @pytest.fixture(scope="module")
 def small():
     with serving(*POOL, "--enable-prefix-caching", "false") as running:
