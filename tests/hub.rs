@@ -15,8 +15,7 @@ const MODEL: &str = "tide-org/Tiny-Llama.v1";
 const COMMIT: &str = "1111111111111111111111111111111111111111";
 const TOKEN: &str = "hf_of_the_test";
 
-/// A hub with one model. It redirects small files to another path of its own, and safetensors to another host (the
-/// CDN).
+/// A hub with one model. It redirects small files to another of its paths, and safetensors to another host, the CDN.
 struct Hub {
     port: u16,
     shared: Arc<(Mutex<State>, Condvar)>,

@@ -41,7 +41,7 @@ def promtool(*command) -> None:
 
 
 async def load(url: str) -> dict:
-    """Puts load on the server. Returns how many prompt tokens and generated tokens each key's clients were told."""
+    """Puts load on the server. Returns each key's prompt tokens and generated tokens, as its answers count them."""
     clients = {
         name: openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60)
         for name, key in KEYS.items()
@@ -197,7 +197,7 @@ def test_tenants_are_told_apart_and_their_keys_are_not_told(scraped):
         tokens.setdefault(labels["tenant"], {})[labels["kind"]] = int(series["value"][1])
     assert len(tokens) == len(KEYS) and all(re.fullmatch("key-[0-9a-f]{8}", tenant) for tenant in tokens)
     counted = [[tenant["prompt"], tenant["generated"]] for tenant in tokens.values()]
-    # Exactly what the clients were told, however often their sequences were paused or computed again.
+    # Metrics agree exactly with the answers, however often sequences were paused or computed again.
     assert scraped.used["first"] in counted and scraped.used["second"] in counted
     assert not any(key in scraped.page for key in [*KEYS.values(), SCRAPE_KEY])
     outcomes = [f"sum by (outcome) (pagetide_{of}requests_total)" for of in ("tenant_", "")]
