@@ -324,7 +324,10 @@ impl Backend for CpuBackend {
         let rows = tokens.len();
         let lengths = [token_sources.len(), positions.len(), slots.len()];
         assert!(lengths.iter().all(|len| *len == rows), "a batch's vectors differ in length");
-        assert!(logit_rows.iter().all(|row| (*row as usize) < rows), "logits are wanted of a row that is not in the batch");
+        assert!(
+            logit_rows.iter().all(|row| (*row as usize) < rows),
+            "logits are wanted of a row that is not in the batch"
+        );
         for (token, source) in self.batch.tokens.iter_mut().zip(token_sources) {
             if *source != NO_SOURCE {
                 *token = self.sampling.token(*source);

@@ -9,7 +9,7 @@ mod device;
 mod swap;
 
 use crate::engine::block_pool::PoolStats;
-use crate::engine::expected::Expected;
+use crate::engine::expected::ExpectedNeed;
 use crate::engine::prefix_cache::BlockHash;
 use crate::ids::{BlockId, SeqId};
 pub use device::serve;
@@ -45,7 +45,7 @@ pub struct Demand {
     /// Blocks that an admission has to leave available.
     pub watermark: usize,
     /// What the running sequences are expected to need, if the admission policy uses it.
-    pub expected: Option<Expected>,
+    pub expected: Option<ExpectedNeed>,
     /// Free seats.
     pub seats: usize,
     /// Tokens that all admitted sequences together may compute in this step.

@@ -26,7 +26,7 @@ pub enum Choice {
 
 /// A victim's KV.
 #[derive(Clone, Copy, Debug)]
-pub struct Victim {
+pub struct VictimKv {
     pub num_tokens: usize,
     pub block_size: usize,
     /// Leading full blocks of which the swap pool already holds a copy.
@@ -100,8 +100,8 @@ impl CopyCosts {
     }
 
     /// Chooses the way that brings a victim's KV back soonest. With equal costs it swaps.
-    pub fn decide(&self, request: RequestId, victim: &Victim, steps: &StepTimeModel) -> Decision {
-        let Victim { num_tokens, block_size, num_backed } = *victim;
+    pub fn decide(&self, request: RequestId, victim: &VictimKv, steps: &StepTimeModel) -> Decision {
+        let VictimKv { num_tokens, block_size, num_backed } = *victim;
         let [out, back] = self.block_seconds();
         let swap = |num_blocks: usize| {
             let num_out = num_blocks.saturating_sub(num_backed);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     fn choice(costs: &CopyCosts, num_tokens: usize, num_backed: usize, token_s: f64) -> Choice {
-        let victim = Victim { num_tokens, block_size: 16, num_backed };
+        let victim = VictimKv { num_tokens, block_size: 16, num_backed };
         costs.decide(RequestId(1), &victim, &steps(token_s)).choice
     }
 

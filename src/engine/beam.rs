@@ -21,7 +21,7 @@ pub struct Beam {
 
 /// A beam with the most likely tokens after it.
 #[derive(Clone, Copy, Debug)]
-pub struct Open<'a> {
+pub struct OpenBeam<'a> {
     pub beam: &'a Beam,
     pub output: &'a [TokenId],
     /// Best first; at least [`num_candidates`], or as many as there are.
@@ -82,7 +82,7 @@ impl BeamSearch {
     }
 
     /// One step. Returns the beams of the next step, best first, or none if the search has ended.
-    pub fn step(&mut self, open: &[Open<'_>]) -> Vec<Continuation> {
+    pub fn step(&mut self, open: &[OpenBeam<'_>]) -> Vec<Continuation> {
         let length = open.first().map_or(0, |beam| beam.output.len()) + 1;
         let mut candidates = self.candidates(open);
         candidates.truncate(num_kept(&self.params));
@@ -136,7 +136,7 @@ impl BeamSearch {
 
     /// All continuations, best first. Ties are broken by the tokens, so that the result does not depend on the order of
     /// the beams.
-    fn candidates(&self, open: &[Open<'_>]) -> Vec<Candidate> {
+    fn candidates(&self, open: &[OpenBeam<'_>]) -> Vec<Candidate> {
         let mut all = Vec::new();
         for (parent, beam) in open.iter().enumerate() {
             let no_end = self.params.is_below_min_tokens(beam.output.len());
@@ -162,7 +162,7 @@ impl BeamSearch {
         }
     }
 
-    fn add(&mut self, candidate: &Candidate, open: &[Open<'_>], reason: FinishReason) {
+    fn add(&mut self, candidate: &Candidate, open: &[OpenBeam<'_>], reason: FinishReason) {
         let Continuation { parent, token, beam } = candidate.continuation(open, &self.params);
         let mut output = open[parent].output.to_vec();
         output.push(token);
@@ -192,8 +192,8 @@ struct Candidate {
 }
 
 impl Candidate {
-    fn continuation(&self, open: &[Open<'_>], params: &SamplingParams) -> Continuation {
-        let Open { beam, next, .. } = &open[self.parent];
+    fn continuation(&self, open: &[OpenBeam<'_>], params: &SamplingParams) -> Continuation {
+        let OpenBeam { beam, next, .. } = &open[self.parent];
         let mut logprobs = Arc::clone(&beam.logprobs);
         if let Some(num_top) = params.beam.as_ref().and_then(|beam| beam.logprobs) {
             let top = next.top.iter().take(num_top as usize).cloned().collect();

@@ -29,7 +29,7 @@ pub trait ConstraintSource: Debug + Send + Sync {
 
 /// The constraint of one sample, and how many tokens of its output it has seen.
 #[derive(Debug)]
-struct State {
+struct RulesState {
     /// `None`: only the parameters' own rules (`bad_words`).
     constraint: Option<Box<dyn Constraint>>,
     num_seen: usize,
@@ -40,7 +40,7 @@ struct State {
 #[derive(Clone, Debug)]
 pub struct Guide {
     source: Option<Arc<dyn ConstraintSource>>,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<RulesState>>,
 }
 
 impl Guide {
@@ -52,7 +52,7 @@ impl Guide {
 
     fn start(source: Option<Arc<dyn ConstraintSource>>) -> Self {
         let constraint = source.as_ref().map(|source| source.start());
-        Self { source, state: Arc::new(Mutex::new(State { constraint, num_seen: 0 })) }
+        Self { source, state: Arc::new(Mutex::new(RulesState { constraint, num_seen: 0 })) }
     }
 
     /// Rules that cannot be asked, because a recording supplies their results ([`NextToken::told`]).
@@ -92,13 +92,13 @@ pub struct Next {
 /// scheduler hands it to worker threads when it has planned a step, so that it is there when the forward pass is done.
 #[derive(Debug)]
 pub struct NextToken {
-    work: Mutex<Option<Work>>,
+    work: Mutex<Option<RulesWork>>,
     next: OnceLock<Result<Next, String>>,
 }
 
 #[derive(Debug)]
-struct Work {
-    state: Arc<Mutex<State>>,
+struct RulesWork {
+    state: Arc<Mutex<RulesState>>,
     params: Arc<SamplingParams>,
     output: Arc<Vec<TokenId>>,
     /// Tokens that may still come, the next one included.
@@ -108,7 +108,7 @@ struct Work {
 impl NextToken {
     /// After `output`, which `room` more tokens may follow; at least 1.
     pub fn new(guide: &Guide, params: Arc<SamplingParams>, output: Arc<Vec<TokenId>>, room: usize) -> Self {
-        let work = Work { state: guide.state.clone(), params, output, room };
+        let work = RulesWork { state: guide.state.clone(), params, output, room };
         Self { work: Mutex::new(Some(work)), next: OnceLock::new() }
     }
 
@@ -128,7 +128,7 @@ impl NextToken {
     }
 }
 
-impl Work {
+impl RulesWork {
     fn run(self) -> Result<Next, String> {
         let mut state = self.state.lock().map_err(|_| "the constraint had panicked".to_owned())?;
         let unseen = &self.output[state.num_seen.min(self.output.len())..];
@@ -153,7 +153,7 @@ impl Work {
     }
 }
 
-impl State {
+impl RulesState {
     fn advance(&mut self, tokens: &[TokenId]) -> Result<(), String> {
         self.num_seen += tokens.len();
         match &mut self.constraint {

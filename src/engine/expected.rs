@@ -26,14 +26,14 @@ impl Life {
 
 /// The running sequences.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Expected {
+pub struct ExpectedNeed {
     block_size: usize,
     /// Sorted by their ends after the first query.
     lives: Vec<Life>,
     is_sorted: bool,
 }
 
-impl Expected {
+impl ExpectedNeed {
     pub fn new(block_size: usize, lives: Vec<Life>) -> Self {
         Self { block_size, lives, is_sorted: false }
     }
@@ -154,7 +154,7 @@ mod tests {
             let horizon = if below(2) == 0 { usize::MAX } else { below(60) };
             let num_used = lives.iter().map(|life| life.num_blocks(block_size)).sum();
             let num_new = newcomer.num_blocks(block_size);
-            let mut expected = Expected::new(block_size, lives.clone());
+            let mut expected = ExpectedNeed::new(block_size, lives.clone());
             lives.push(newcomer);
             let right = peak_by_steps(&lives, horizon, block_size);
             assert!(expected.fits(newcomer, num_new, horizon, num_used, right), "{lives:?}");
@@ -165,18 +165,18 @@ mod tests {
     #[test]
     fn who_ends_makes_room_for_who_grows() {
         // 10 tokens and 30 to come, beside 30 tokens and 10 to come.
-        let expected = Expected::new(1, vec![life(30, 10)]);
+        let expected = ExpectedNeed::new(1, vec![life(30, 10)]);
         assert_eq!(expected.peak(life(10, 30), 10, usize::MAX, 30), 60, "40 and 20 when the first ends");
         assert_eq!(expected.peak(life(10, 30), 10, 5, 30), 50, "35 and 15 after five steps");
-        let expected = Expected::new(1, vec![life(30, 30)]);
+        let expected = ExpectedNeed::new(1, vec![life(30, 30)]);
         assert_eq!(expected.peak(life(10, 30), 10, usize::MAX, 30), 100);
     }
 
     #[test]
     fn what_is_shared_counts_once() {
         // Ten sequences with 90 of 100 blocks in common; the newcomer needs ten of its own.
-        let expected = Expected::new(1, vec![life(100, 10); 10]);
+        let expected = ExpectedNeed::new(1, vec![life(100, 10); 10]);
         assert_eq!(expected.peak(life(100, 10), 10, 5, 190), 190 + 10 + 11 * 5);
-        assert!(Expected::new(1, Vec::new()).fits(life(1000, 1000), 1000, 1000, 0, 10), "nobody runs");
+        assert!(ExpectedNeed::new(1, Vec::new()).fits(life(1000, 1000), 1000, 1000, 0, 10), "nobody runs");
     }
 }

@@ -23,7 +23,7 @@ const MIN_SURVIVAL: f64 = 1e-6;
 
 /// The weighted observations of a bucket.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-struct Seen {
+struct SeenLengths {
     /// Outputs that reached it. An output that was cut off within the bucket counts for the part that it covered.
     reached: f64,
     ended: f64,
@@ -35,7 +35,7 @@ struct Seen {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct OutputLengths {
     #[serde(with = "arrays")]
-    seen: [Seen; NUM_BUCKETS],
+    seen: [SeenLengths; NUM_BUCKETS],
     /// Outputs may end before they have to.
     may_end: bool,
     /// The weight of the next observation. It grows, so that earlier observations count for less.
@@ -56,7 +56,7 @@ impl OutputLengths {
     /// some of them have been stopped.
     pub fn new(may_end: bool) -> Self {
         let mut lengths = Self {
-            seen: [Seen::default(); NUM_BUCKETS],
+            seen: [SeenLengths::default(); NUM_BUCKETS],
             may_end,
             weight: 1.0,
             survival: [1.0; NUM_BUCKETS + 1],
@@ -92,13 +92,13 @@ impl OutputLengths {
     }
 
     /// The observations of a bucket, with the prior.
-    fn seen(&self, place: usize) -> Seen {
-        let Seen { reached, ended, tokens } = self.seen[place];
+    fn seen(&self, place: usize) -> SeenLengths {
+        let SeenLengths { reached, ended, tokens } = self.seen[place];
         let (prior, goes_on) = match self.may_end {
             true => (PRIOR_WEIGHT * self.weight, (PRIOR_TOKENS + bound(place)) / (PRIOR_TOKENS + bound(place + 1))),
             false => (f64::MIN_POSITIVE, 1.0),
         };
-        Seen {
+        SeenLengths {
             reached: reached + prior,
             ended: ended + prior * (1.0 - goes_on),
             tokens: tokens + prior * width(place) * (1.0 + goes_on) / 2.0,
@@ -107,7 +107,7 @@ impl OutputLengths {
 
     fn sum_up(&mut self) {
         for place in 0..NUM_BUCKETS {
-            let Seen { reached, ended, tokens } = self.seen(place);
+            let SeenLengths { reached, ended, tokens } = self.seen(place);
             let goes_on = (1.0 - ended / reached).max(MIN_SURVIVAL);
             self.survival[place + 1] = (self.survival[place] * goes_on).max(f64::MIN_POSITIVE);
             self.mean_tokens[place] = tokens / reached;

@@ -58,8 +58,8 @@ mod tiers;
 mod tuning;
 mod turns;
 mod victims;
+mod wait_reason;
 mod waiting;
-mod waits;
 
 use crate::engine::allocation::Demand;
 use crate::engine::bill::{Tenant, Terms};
@@ -77,9 +77,9 @@ use plans::PlanInFlight;
 use queue::AdmissionQueue;
 pub use replay::Foretold;
 pub use report::{Admission, CommitReport, Forecast, PlanReport, PlanStats};
-use resize::Resize;
+use resize::StepResize;
+use searches::BeamSearches;
 pub use searches::SearchStep;
-use searches::Searches;
 pub use sequences::Population;
 use sequences::Sequences;
 use serde::{Deserialize, Serialize};
@@ -89,7 +89,7 @@ use std::sync::Arc;
 pub use tail::{Foresight, Tail, TailCopies, TailExcess};
 use tiers::Tiers;
 pub use tuning::Tuning;
-pub use waits::WaitReason;
+pub use wait_reason::WaitReason;
 
 /// A request from the intake. It is valid, and small enough to run alone.
 #[derive(Clone, Debug)]
@@ -115,7 +115,7 @@ pub struct Scheduler {
     /// The settings in force.
     config: SchedulerConfig,
     /// Where steps are still larger than was asked for.
-    resize: Resize,
+    resize: StepResize,
     seqs: Sequences,
     /// Who asks for admission, and why sequences wait.
     admission: AdmissionQueue,
@@ -129,7 +129,7 @@ pub struct Scheduler {
     /// What memory pressure has cost the requests.
     ledger: Ledger,
     /// The beam searches.
-    searches: Searches,
+    searches: BeamSearches,
     /// Plans whose results have not been committed, oldest first.
     in_flight: VecDeque<PlanInFlight>,
     /// The step that is being planned.
@@ -150,7 +150,7 @@ impl Scheduler {
     pub fn new(config: SchedulerConfig) -> Self {
         assert!(config.max_num_batched_tokens >= config.max_num_seqs, "every decode must fit into a step");
         Self {
-            resize: Resize::default(),
+            resize: StepResize::default(),
             seqs: Sequences::new(BlockHasher::new(config.hash_key, config.block_size)),
             admission: AdmissionQueue::default(),
             contracts: Contracts::default(),
@@ -158,7 +158,7 @@ impl Scheduler {
             device: DevicePool { pending: Demand::default(), available: config.num_device_blocks },
             tiers: Tiers::new(config.num_swap_blocks),
             ledger: Ledger::default(),
-            searches: Searches::default(),
+            searches: BeamSearches::default(),
             in_flight: VecDeque::new(),
             planning: Planning::default(),
             config,

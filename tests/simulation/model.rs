@@ -1,6 +1,6 @@
 //! The simulated model: the next token after a context, and the output of a request that runs alone.
 
-use pagetide::engine::beam::{Beam, BeamSearch, Open};
+use pagetide::engine::beam::{Beam, BeamSearch, OpenBeam};
 use pagetide::engine::constraint::{Constraint, ConstraintSource};
 use pagetide::engine::scheduler::Arrival;
 use pagetide::ids::TokenId;
@@ -197,8 +197,8 @@ pub fn beams_alone(arrival: &Arrival, max_model_len: usize) -> Vec<(Vec<TokenId>
             .map(|(_, output)| sample(&context(&arrival.prompt, output), 0, &TokenLimits::default(), params.logprobs))
             .map(|sampled| *sampled.logprobs.expect("a search asks for them"))
             .collect();
-        let beams: Vec<Open<'_>> =
-            open.iter().zip(&next).map(|((beam, output), next)| Open { beam, output, next }).collect();
+        let beams: Vec<OpenBeam<'_>> =
+            open.iter().zip(&next).map(|((beam, output), next)| OpenBeam { beam, output, next }).collect();
         let children = search.step(&beams);
         open = children
             .into_iter()

@@ -2,7 +2,7 @@
 
 use super::{Admit, Admitted, BlockTable, Demand, Grant, Grow, Grown, Lack, Victim};
 use crate::engine::block_pool::BlockPool;
-use crate::engine::expected::{Expected, Life};
+use crate::engine::expected::{ExpectedNeed, Life};
 use crate::ids::{BlockId, IdMap, SeqId};
 use std::cmp::Reverse;
 use std::iter::Peekable;
@@ -68,7 +68,7 @@ struct Room {
     seats: usize,
     /// Tokens that the admitted may compute.
     budget: usize,
-    expected: Option<Expected>,
+    expected: Option<ExpectedNeed>,
     grant: Grant,
 }
 
@@ -204,7 +204,7 @@ fn try_grow(pool: &mut BlockPool, grow: &Grow, keep: usize) -> Option<Grown> {
 }
 
 /// Where a leading block of a sequence comes from.
-enum Source {
+enum BlockSource {
     Cached(BlockId),
     SwappedIn,
 }
@@ -222,19 +222,19 @@ fn try_admit(
     let usable = &admit.hashes[..admit.usable_hashes];
     let cached = |place: usize| usable.get(place).and_then(|hash| pool.lookup(hash));
     let source = |place| match cached(place) {
-        Some(block) => Some(Source::Cached(block)),
-        None => admit.held.get(place).filter(|held| **held).map(|_| Source::SwappedIn),
+        Some(block) => Some(BlockSource::Cached(block)),
+        None => admit.held.get(place).filter(|held| **held).map(|_| BlockSource::SwappedIn),
     };
-    let mut sources: Vec<Source> = (0..).map_while(source).collect();
+    let mut sources: Vec<BlockSource> = (0..).map_while(source).collect();
     // A partly filled block that is swapped in is the last one: cached blocks after it do not continue it.
     let partial = (!admit.num_held_tokens.is_multiple_of(block_size)).then(|| admit.num_held_tokens / block_size);
-    let partial = partial.filter(|place| matches!(sources.get(*place), Some(Source::SwappedIn)));
+    let partial = partial.filter(|place| matches!(sources.get(*place), Some(BlockSource::SwappedIn)));
     if let Some(place) = partial {
         sources.truncate(place + 1);
     }
-    let is_idle = |source: &&Source| matches!(source, Source::Cached(block) if !pool.is_used(*block));
+    let is_idle = |source: &&BlockSource| matches!(source, BlockSource::Cached(block) if !pool.is_used(*block));
     let num_idle = sources.iter().filter(is_idle).count();
-    let num_cached = sources.iter().filter(|source| matches!(source, Source::Cached(_))).count();
+    let num_cached = sources.iter().filter(|source| matches!(source, BlockSource::Cached(_))).count();
     let num_new = admit.num_tokens.div_ceil(block_size) - num_cached + num_idle;
     if pool.available() < num_new + keep {
         return Err(Lack::Blocks { wanted: num_new + keep, available: pool.available() });
@@ -245,15 +245,15 @@ fn try_admit(
     let num_computed = if partial.is_some() { admit.num_held_tokens } else { sources.len() * block_size };
     assert!(num_computed < admit.num_tokens, "{}: nothing is left to compute", admit.seq);
     for source in &sources {
-        if let Source::Cached(block) = source {
+        if let BlockSource::Cached(block) = source {
             pool.take(*block);
         }
     }
     let (mut table, mut swap_in) = (Vec::with_capacity(sources.len()), Vec::new());
     for source in sources {
         table.push(match source {
-            Source::Cached(block) => block,
-            Source::SwappedIn => {
+            BlockSource::Cached(block) => block,
+            BlockSource::SwappedIn => {
                 swap_in.push(table.len());
                 allocate(pool)
             }

@@ -36,7 +36,7 @@ const LEAST_PERIOD: u64 = 256;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Adaptive {
     lists: Lists<CLASSES>,
-    blocks: Vec<Seen>,
+    blocks: Vec<BlockHistory>,
     ghosts: Ghosts<Ghost>,
     kinds: [Kind; CLASSES],
     /// Blocks published so far.
@@ -49,14 +49,14 @@ pub struct Adaptive {
 
 /// What is known about a block.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-struct Seen {
+struct BlockHistory {
     /// At least 1 for a published block.
     uses: u32,
     parked_at: u64,
     order: u64,
 }
 
-impl Seen {
+impl BlockHistory {
     fn class(&self) -> usize {
         class(self.uses)
     }
@@ -96,7 +96,7 @@ impl Adaptive {
         };
         Self {
             lists: Lists::new(num_blocks),
-            blocks: vec![Seen::default(); num_blocks],
+            blocks: vec![BlockHistory::default(); num_blocks],
             ghosts: Ghosts::new(num_ghosts(num_blocks)),
             kinds: std::array::from_fn(first),
             clock: 0,
@@ -109,7 +109,7 @@ impl Adaptive {
     /// Grows to `num_blocks` blocks.
     pub fn grow(&mut self, num_blocks: usize) {
         self.lists.grow(num_blocks);
-        self.blocks.resize(num_blocks, Seen::default());
+        self.blocks.resize(num_blocks, BlockHistory::default());
         self.ghosts.grow(num_ghosts(num_blocks));
         self.period = period(num_blocks);
     }
@@ -124,7 +124,7 @@ impl Adaptive {
             }
             None => 1,
         };
-        self.blocks[block.index()] = Seen { uses, ..Seen::default() };
+        self.blocks[block.index()] = BlockHistory { uses, ..BlockHistory::default() };
         if self.clock >= self.learned_at + self.period {
             self.learned_at = self.clock;
             self.learn();
@@ -169,7 +169,7 @@ impl Adaptive {
             self.worth(*a).total_cmp(&self.worth(*b)).then(order(a).cmp(&order(b)))
         })?;
         self.lists.remove(block);
-        let Seen { uses, parked_at, .. } = self.blocks[block.index()];
+        let BlockHistory { uses, parked_at, .. } = self.blocks[block.index()];
         let ghost = Ghost { uses: NonZeroU32::new(uses).unwrap_or(NonZeroU32::MIN), parked_at };
         if let Some(lost) = self.ghosts.add(names[block.index()], ghost) {
             self.kinds[class(lost.uses.get())].lost[self.age_bucket(lost.parked_at)] += 1.0;
@@ -203,7 +203,10 @@ impl Adaptive {
 
     /// About how many bytes of memory it takes.
     pub fn num_bytes(&self) -> usize {
-        size_of::<Self>() + self.lists.num_bytes() + self.blocks.len() * size_of::<Seen>() + self.ghosts.num_bytes()
+        size_of::<Self>()
+            + self.lists.num_bytes()
+            + self.blocks.len() * size_of::<BlockHistory>()
+            + self.ghosts.num_bytes()
     }
 
     pub fn check(&self) {
@@ -299,13 +302,13 @@ mod tests {
     /// Sends chains of blocks through a cache of `num_blocks`, as a pool does: cached leading blocks are shared, the
     /// others are published, and all are released, last first. After each chain, the evictions are compared with those
     /// of a search through all idle blocks.
-    struct TestEngine {
+    struct SimulatedCache {
         adaptive: Adaptive,
         names: Vec<BlockHash>,
         free: Vec<BlockId>,
     }
 
-    impl TestEngine {
+    impl SimulatedCache {
         fn new(num_blocks: u32) -> Self {
             Self {
                 adaptive: Adaptive::new(num_blocks as usize),
@@ -360,7 +363,7 @@ mod tests {
     fn what_is_evicted_is_worth_least_and_ends_its_prefix() {
         for seed in 0..4 {
             let mut state = seed;
-            let mut engine = TestEngine::new(60);
+            let mut engine = SimulatedCache::new(60);
             let mut next = 0;
             let mut chains: Vec<Vec<u64>> = vec![vec![]];
             for turn in 0..1_500 {
@@ -391,7 +394,7 @@ mod tests {
     #[test]
     fn a_scan_does_not_push_out_what_is_used_again() {
         let mut state = 7;
-        let mut engine = TestEngine::new(100);
+        let mut engine = SimulatedCache::new(100);
         let templates: Vec<Vec<u64>> = (0..6).map(|template| (0..10).map(|i| template * 10 + i).collect()).collect();
         let mut next = 1_000;
         let (mut hits, mut asked) = (0, 0);
@@ -413,7 +416,7 @@ mod tests {
 
     #[test]
     fn what_is_of_use_no_more_goes_after_all() {
-        let mut engine = TestEngine::new(64);
+        let mut engine = SimulatedCache::new(64);
         let old: Vec<u64> = (0..20).collect();
         for _ in 0..200 {
             engine.request(&old);

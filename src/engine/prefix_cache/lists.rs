@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 pub struct Lists<const N: usize> {
     links: Vec<Link>,
     #[serde(with = "arrays")]
-    ends: [Ends; N],
+    ends: [ListEnds; N],
 }
 
 /// Kept small, because there is one for each block of a pool.
@@ -31,7 +31,7 @@ const NO_BLOCK: BlockId = BlockId(u32::MAX);
 const UNLINKED: Link = Link { list: NO_LIST, older: NO_BLOCK, newer: NO_BLOCK };
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Ends {
+struct ListEnds {
     /// Or [`NO_BLOCK`].
     oldest: BlockId,
     newest: BlockId,
@@ -41,7 +41,7 @@ struct Ends {
 impl<const N: usize> Lists<N> {
     pub fn new(num_blocks: usize) -> Self {
         const { assert!(N <= NO_LIST as usize) };
-        let empty = Ends { oldest: NO_BLOCK, newest: NO_BLOCK, len: 0 };
+        let empty = ListEnds { oldest: NO_BLOCK, newest: NO_BLOCK, len: 0 };
         Self { links: vec![UNLINKED; num_blocks], ends: [empty; N] }
     }
 

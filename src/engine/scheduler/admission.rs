@@ -3,7 +3,7 @@
 use super::queue::ask;
 use super::quota::Holdings;
 use super::turns::turns;
-use super::waits::{WaitReason, Waits};
+use super::wait_reason::{KeptWaiting, WaitReason};
 use super::{Admission, Scheduler};
 use crate::engine::allocation::{Admit, Admitted, Demand, Lack};
 use crate::engine::bill::QuotaTier;
@@ -18,7 +18,7 @@ impl Scheduler {
         let released: usize = demand.release.iter().map(|table| table.len()).sum();
         let mut room = self.device.available + released;
         let most = demand.seats.min(demand.token_budget).min(self.admission.num_asked());
-        let mut waits = Waits::default();
+        let mut waits = KeptWaiting::default();
         let block_size = self.config.block_size;
         let mut admit = Vec::new();
         let mut holdings = Holdings::of_device(&self.seqs, &self.config);
@@ -81,7 +81,7 @@ impl Scheduler {
             let lack = if demand.seats == 0 { Lack::Seats { wanted: 1, free: 0 } } else { Lack::Tokens };
             waits.first = waiting.iter().next().map(|seq| (seq.rank, WaitReason::Lack(lack)));
         }
-        self.admission.waits = Waits { late: std::mem::take(&mut self.admission.waits.late), ..waits };
+        self.admission.waits = KeptWaiting { late: std::mem::take(&mut self.admission.waits.late), ..waits };
         self.seqs.waiting = waiting;
         kept_waiting.into_iter().for_each(|rank| self.report_quota(rank));
         admit

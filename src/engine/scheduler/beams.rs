@@ -6,7 +6,7 @@
 
 use super::searches::SearchStep;
 use super::{CommitReport, Scheduler};
-use crate::engine::beam::{Beam, Continuation, Open};
+use crate::engine::beam::{Beam, Continuation, OpenBeam};
 use crate::engine::plan::Delivery;
 use crate::engine::sequence::{Rank, Sequence};
 use crate::ids::{RequestId, TokenId};
@@ -29,8 +29,10 @@ impl Scheduler {
         if first.output.is_empty() {
             report.deliveries.push((request, Delivery::Started { cached_tokens }));
         }
-        let open: Vec<Open<'_>> =
-            parents.iter().map(|seq| Open { beam: &seq.beam, output: &seq.output, next: &next[&seq.rank] }).collect();
+        let open: Vec<OpenBeam<'_>> = parents
+            .iter()
+            .map(|seq| OpenBeam { beam: &seq.beam, output: &seq.output, next: &next[&seq.rank] })
+            .collect();
         let beams = self.searches.step(request, &first.params, room, &open);
         report.searches.push(SearchStep::of(request, &beams));
         let has_children = |place| beams.iter().any(|beam| beam.parent == place);

@@ -3,7 +3,7 @@
 use super::config::{AdmissionPolicy, SchedulerConfig};
 use super::report::Forecast;
 use super::sequences::Sequences;
-use crate::engine::expected::{Expected, Life};
+use crate::engine::expected::{ExpectedNeed, Life};
 use crate::engine::lengths::OutputLengths;
 use crate::engine::prompt_pace::PromptPace;
 use crate::engine::sequence::Sequence;
@@ -90,7 +90,7 @@ impl Estimates {
     }
 
     /// The blocks that running sequences are expected to need; `None` where that decides nothing.
-    pub fn expected_need(&self, seqs: &Sequences, config: &SchedulerConfig) -> Option<Expected> {
+    pub fn expected_need(&self, seqs: &Sequences, config: &SchedulerConfig) -> Option<ExpectedNeed> {
         if config.admission == AdmissionPolicy::Prompt {
             return None;
         }
@@ -105,6 +105,6 @@ impl Estimates {
             let delay = if rest > 1 { to_compute.div_ceil(prompt_limit) } else { 0 };
             Life { num_tokens, steps: self.expected_steps(seq, config.admission) + delay, seats: seq.seats() }
         };
-        Some(Expected::new(config.block_size, seqs.running.iter().map(life).collect()))
+        Some(ExpectedNeed::new(config.block_size, seqs.running.iter().map(life).collect()))
     }
 }

@@ -3,11 +3,11 @@
 use super::plans::publish;
 use super::quota::Holdings;
 use super::tail::TailCopies;
-use super::tiers::Stored;
+use super::tiers::StoredKv;
 use super::victims::Victims;
 use super::{PreemptionMode, Scheduler};
 use crate::engine::allocation::{Demand, Grant, Store, SwapDemand};
-use crate::engine::arbiter::{Choice, Victim};
+use crate::engine::arbiter::{Choice, VictimKv};
 use crate::engine::bill::QuotaTier;
 use crate::engine::plan::{CopyReport, Delivery, StepPlan};
 use crate::engine::sequence::{Rank, SeqState, Sequence, SwapInUnderWay};
@@ -56,7 +56,7 @@ impl Scheduler {
             PreemptionMode::Swap => Choice::Swap,
             PreemptionMode::Recompute => Choice::Recompute,
             PreemptionMode::Auto => {
-                let victim = Victim { num_tokens: seq.num_computed, block_size, num_backed: seq.num_backed };
+                let victim = VictimKv { num_tokens: seq.num_computed, block_size, num_backed: seq.num_backed };
                 let decision = self.tiers.costs.decide(seq.rank.request, &victim, &self.estimates.step_times);
                 self.planning.report.decisions.push(decision);
                 decision.choice
@@ -89,12 +89,12 @@ impl Scheduler {
     }
 
     /// A running sequence gives its blocks up. `stored`: swap blocks for its KV.
-    pub(super) fn preempt(&mut self, rank: Rank, stored: Option<Stored>, plan: &mut StepPlan) {
+    pub(super) fn preempt(&mut self, rank: Rank, stored: Option<StoredKv>, plan: &mut StepPlan) {
         let mut seq = self.seqs.running.remove(&rank).expect("only running sequences are preempted");
         let report = &mut self.planning.report;
         if let Some(coming) = seq.swap_in.take() {
             self.tiers.turn_back(&mut seq, *coming, &mut report.stats);
-        } else if let Some(Stored { blocks: stored, foresight }) = stored {
+        } else if let Some(StoredKv { blocks: stored, foresight }) = stored {
             seq.num_computed = seq.num_computed.min(stored.len() * self.config.block_size);
             let table = seq.preempt(Some(stored.iter().map(|swap| swap.block).collect()));
             let copies = table.iter().zip(&stored).filter(|(_, swap)| swap.copy);

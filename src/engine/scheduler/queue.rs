@@ -2,7 +2,7 @@
 
 use super::SchedulerConfig;
 use super::sequences::Sequences;
-use super::waits::{WaitReason, Waits};
+use super::wait_reason::{KeptWaiting, WaitReason};
 use crate::engine::allocation::{Admit, Grant, Lack};
 use crate::engine::bill::Tenant;
 use crate::engine::prefix_cache::BlockHasher;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// Nobody was admitted. So nobody need ask again for some steps, unless something is given back, or a sequence comes that
 /// goes before.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Refusal {
+struct AdmissionRefusal {
     /// The sequence that asked first.
     first: Rank,
     steps_left: u32,
@@ -32,8 +32,8 @@ pub(super) struct AdmissionQueue {
     asks: Option<Rank>,
     /// How many sequences were admitted when sequences last asked.
     num_admitted: usize,
-    refusal: Option<Refusal>,
-    pub waits: Waits,
+    refusal: Option<AdmissionRefusal>,
+    pub waits: KeptWaiting,
 }
 
 impl AdmissionQueue {
@@ -80,7 +80,7 @@ impl AdmissionQueue {
         self.waits.late = grant.late.iter().map(lack).collect();
         let refused = self.asks.take().filter(|_| !has_changed);
         self.refusal = match refused {
-            Some(first) => Some(Refusal { first, steps_left: REFUSED_STEPS }),
+            Some(first) => Some(AdmissionRefusal { first, steps_left: REFUSED_STEPS }),
             None => self.refusal.filter(|_| !has_changed),
         };
         refused.is_some()

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 /// Where steps are still larger than was asked for.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Resize(Option<StepSize>);
+pub(super) struct StepResize(Option<StepSize>);
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct StepSize {
@@ -18,7 +18,7 @@ struct StepSize {
     max_num_batched_tokens: usize,
 }
 
-impl Resize {
+impl StepResize {
     pub fn begin(&mut self, max_num_seqs: usize, max_num_batched_tokens: usize) {
         self.0 = Some(StepSize { max_num_seqs, max_num_batched_tokens });
     }

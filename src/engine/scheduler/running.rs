@@ -7,12 +7,12 @@ use std::ops::Index;
 /// Sequences in order of rank. They are stored contiguously, because a step goes through all of them and few come or go
 /// in a step.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Running {
+pub(super) struct RunningSeqs {
     #[expect(clippy::vec_box, reason = "who comes or goes moves the places behind it, not the sequences")]
     seqs: Vec<Box<Sequence>>,
 }
 
-impl Running {
+impl RunningSeqs {
     pub fn len(&self) -> usize {
         self.seqs.len()
     }
@@ -69,7 +69,7 @@ impl Running {
     }
 }
 
-impl Index<&Rank> for Running {
+impl Index<&Rank> for RunningSeqs {
     type Output = Sequence;
 
     fn index(&self, rank: &Rank) -> &Sequence {

@@ -1,6 +1,6 @@
 //! The beam searches, and what a recording says of them.
 
-use crate::engine::beam::{Beam, BeamSearch, Continuation, Hypothesis, Open};
+use crate::engine::beam::{Beam, BeamSearch, Continuation, Hypothesis, OpenBeam};
 use crate::ids::{IdMap, RequestId, TokenId};
 use crate::sampling::params::{FinishReason, SamplingParams};
 use serde::{Deserialize, Serialize};
@@ -8,21 +8,21 @@ use std::sync::Arc;
 
 /// The searches of requests whose beams have made a step.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Searches {
+pub(super) struct BeamSearches {
     open: IdMap<RequestId, BeamSearch>,
     /// What the searches of the next commit do, where a recording says so.
     #[serde(skip)]
     pub foretold: Vec<SearchStep>,
 }
 
-impl Searches {
+impl BeamSearches {
     /// One step of a request's search: what its beams are followed by. A new search has `room` for so many tokens.
     pub fn step(
         &mut self,
         request: RequestId,
         params: &Arc<SamplingParams>,
         room: usize,
-        beams: &[Open<'_>],
+        beams: &[OpenBeam<'_>],
     ) -> Vec<Continuation> {
         let search = self.open.entry(request).or_insert_with(|| BeamSearch::new(params.clone(), room));
         match self.foretold.iter().find(|told| told.request == request) {

@@ -1,7 +1,7 @@
 //! All sequences: those that run, those that wait, and the indices to find them.
 
-use super::running::Running;
-use super::waiting::Waiting;
+use super::running::RunningSeqs;
+use super::waiting::WaitingSeqs;
 use crate::engine::allocation::Grown;
 use crate::engine::plan::StepPlan;
 use crate::engine::prefix_cache::{BlockHash, BlockHasher};
@@ -22,9 +22,9 @@ pub struct Population {
 /// Owns all sequences. Each is in exactly one of `running` and `waiting`, by its rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Sequences {
-    pub running: Running,
+    pub running: RunningSeqs,
     /// New sequences, preempted ones, and among these the swapped.
-    pub waiting: Waiting,
+    pub waiting: WaitingSeqs,
     /// The sequences of each request that have not ended.
     of_request: IdMap<RequestId, Vec<Rank>>,
     ranks: IdMap<SeqId, Rank>,
@@ -36,8 +36,8 @@ pub(super) struct Sequences {
 impl Sequences {
     pub fn new(hasher: BlockHasher) -> Self {
         Self {
-            running: Running::default(),
-            waiting: Waiting::default(),
+            running: RunningSeqs::default(),
+            waiting: WaitingSeqs::default(),
             of_request: IdMap::default(),
             ranks: IdMap::default(),
             last_id: 0,

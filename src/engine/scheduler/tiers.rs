@@ -72,14 +72,14 @@ struct Moving {
 }
 
 /// Swap blocks for a victim's KV.
-pub(super) struct Stored {
+pub(super) struct StoredKv {
     pub blocks: Vec<SwapBlock>,
     pub foresight: Foresight,
 }
 
 /// The swap pool's answers, by sequence.
 pub(super) struct SwapAnswers {
-    pub stored: IdMap<SeqId, Stored>,
+    pub stored: IdMap<SeqId, StoredKv>,
     /// Blocks that were cached, for sequences that are admitted.
     pub taken: IdMap<SeqId, Vec<BlockId>>,
 }
@@ -288,7 +288,8 @@ impl Tiers {
         plan.swap_out.extend(kept.filter_map(|(device, swap)| Some((device, swap?))));
         self.stats = swap.stats.unwrap_or(self.stats);
         let stored = moving.storing.into_iter().zip(swap.stored);
-        let stored = stored.filter_map(|((seq, foresight), blocks)| Some((seq, Stored { blocks: blocks?, foresight })));
+        let stored =
+            stored.filter_map(|((seq, foresight), blocks)| Some((seq, StoredKv { blocks: blocks?, foresight })));
         SwapAnswers { stored: stored.collect(), taken: moving.taking.into_iter().zip(swap.taken).collect() }
     }
 

@@ -6,7 +6,7 @@ use super::estimates::Estimates;
 use super::sequences::Sequences;
 use super::turns::{Shares, tenant_parts};
 use crate::engine::allocation;
-use crate::engine::arbiter::{Choice, CopyCosts, Victim};
+use crate::engine::arbiter::{Choice, CopyCosts, VictimKv};
 use crate::engine::sequence::Sequence;
 use std::cmp::Reverse;
 
@@ -53,7 +53,7 @@ impl<'a> Victims<'a> {
 
     /// Seconds that are lost where a sequence is preempted with so many tokens computed.
     fn preemption_seconds(&self, seq: &Sequence, num_tokens: usize) -> f64 {
-        let victim = Victim { num_tokens, block_size: self.config.block_size, num_backed: seq.num_backed };
+        let victim = VictimKv { num_tokens, block_size: self.config.block_size, num_backed: seq.num_backed };
         let decision = self.copy_costs.decide(seq.rank.request, &victim, &self.estimates.step_times);
         match self.config.preemption_mode {
             _ if self.config.num_swap_blocks == 0 => decision.recompute_s,

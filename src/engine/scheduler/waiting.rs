@@ -13,26 +13,26 @@ use std::ops::Index;
 /// Sequences by rank, and in lines. If the first sequence of a line may not start yet, none behind it may, and a step
 /// need not look at them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(from = "Written")]
-pub(super) struct Waiting {
+#[serde(from = "SerializedWaiting")]
+pub(super) struct WaitingSeqs {
     seqs: BTreeMap<Rank, Box<Sequence>>,
     #[serde(skip)]
-    lines: BTreeSet<(Line, Rank)>,
+    lines: BTreeSet<(WaitingLine, Rank)>,
     /// The first sequence of each line, by turn.
     #[serde(skip)]
-    heads: BTreeMap<Rank, Line>,
+    heads: BTreeMap<Rank, WaitingLine>,
     #[serde(skip)]
     num_swapped: usize,
 }
 
 /// The serialized form. The rest follows from it.
 #[derive(Deserialize)]
-struct Written {
+struct SerializedWaiting {
     seqs: BTreeMap<Rank, Box<Sequence>>,
 }
 
-impl From<Written> for Waiting {
-    fn from(written: Written) -> Self {
+impl From<SerializedWaiting> for WaitingSeqs {
+    fn from(written: SerializedWaiting) -> Self {
         let mut waiting = Self::default();
         written.seqs.into_values().for_each(|seq| waiting.insert(seq));
         waiting
@@ -42,13 +42,13 @@ impl From<Written> for Waiting {
 /// A line holds the new sequences of one tenant, with non-preemptible ones in a line of their own; or the tenant's
 /// sequences that have run before, which no quota holds back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Line {
+struct WaitingLine {
     tenant: Tenant,
     preemptible: bool,
     has_run: bool,
 }
 
-impl Line {
+impl WaitingLine {
     /// It changes only while a sequence runs.
     fn of(seq: &Sequence) -> Self {
         let has_run = seq.cached_tokens.is_some();
@@ -56,7 +56,7 @@ impl Line {
     }
 }
 
-impl Waiting {
+impl WaitingSeqs {
     pub fn len(&self) -> usize {
         self.seqs.len()
     }
@@ -95,7 +95,7 @@ impl Waiting {
 
     pub fn insert(&mut self, seq: Box<Sequence>) {
         self.num_swapped += usize::from(seq.is_swapped());
-        let (line, rank) = (Line::of(&seq), seq.rank);
+        let (line, rank) = (WaitingLine::of(&seq), seq.rank);
         let before = self.lines.range(..(line, rank)).next_back();
         if before.is_none_or(|(other, _)| *other != line) {
             if let Some(next) = next_of(&self.lines, line, rank) {
@@ -111,7 +111,7 @@ impl Waiting {
     pub fn remove(&mut self, rank: &Rank) -> Option<Box<Sequence>> {
         let seq = self.seqs.remove(rank)?;
         self.num_swapped -= usize::from(seq.is_swapped());
-        let line = Line::of(&seq);
+        let line = WaitingLine::of(&seq);
         self.lines.remove(&(line, *rank));
         if self.heads.remove(rank).is_some() {
             self.heads.extend(next_of(&self.lines, line, *rank).map(|next| (next, line)));
@@ -130,14 +130,14 @@ impl Waiting {
     }
 
     /// Iterates over the sequences, most senior first. Sequences that are not reached cost no time.
-    pub fn walk(&mut self) -> Walk<'_> {
+    pub fn walk(&mut self) -> QueueWalk<'_> {
         let Self { seqs, lines, heads, .. } = self;
         let (entered, turns) = (BinaryHeap::new(), BinaryHeap::new());
-        Walk { seqs, lines, heads: heads.iter().peekable(), entered, turns, last: None }
+        QueueWalk { seqs, lines, heads: heads.iter().peekable(), entered, turns, last: None }
     }
 
     pub fn check(&self) {
-        let lines: BTreeSet<_> = self.iter().map(|seq| (Line::of(seq), seq.rank)).collect();
+        let lines: BTreeSet<_> = self.iter().map(|seq| (WaitingLine::of(seq), seq.rank)).collect();
         assert_eq!(self.lines, lines, "lines are not those of the waiting sequences");
         let mut heads = BTreeMap::new();
         for (line, rank) in lines.iter().rev() {
@@ -149,7 +149,7 @@ impl Waiting {
     }
 }
 
-impl Index<&Rank> for Waiting {
+impl Index<&Rank> for WaitingSeqs {
     type Output = Sequence;
 
     fn index(&self, rank: &Rank) -> &Sequence {
@@ -158,29 +158,29 @@ impl Index<&Rank> for Waiting {
 }
 
 /// The sequence behind `rank` in its line.
-fn next_of(lines: &BTreeSet<(Line, Rank)>, line: Line, rank: Rank) -> Option<Rank> {
+fn next_of(lines: &BTreeSet<(WaitingLine, Rank)>, line: WaitingLine, rank: Rank) -> Option<Rank> {
     let behind = lines.range((Excluded((line, rank)), Unbounded)).next();
     behind.filter(|(other, _)| *other == line).map(|(_, rank)| *rank)
 }
 
 /// The order of sequences if tenants take turns: by priority, by whether they are new, by what their tenant holds, and
 /// by rank.
-type Turn = (i32, bool, u64, Rank);
+type TurnOrder = (i32, bool, u64, Rank);
 
-/// See [`Waiting::walk`].
-pub(super) struct Walk<'a> {
+/// See [`WaitingSeqs::walk`].
+pub(super) struct QueueWalk<'a> {
     seqs: &'a mut BTreeMap<Rank, Box<Sequence>>,
-    lines: &'a BTreeSet<(Line, Rank)>,
+    lines: &'a BTreeSet<(WaitingLine, Rank)>,
     /// The first sequences of lines that have not been entered.
-    heads: Peekable<Iter<'a, Rank, Line>>,
+    heads: Peekable<Iter<'a, Rank, WaitingLine>>,
     /// The next sequences of lines that have been entered.
-    entered: BinaryHeap<Reverse<(Rank, Line)>>,
-    /// The next sequence of each line, if tenants take turns: see [`Turn`].
-    turns: BinaryHeap<Reverse<(Turn, Line)>>,
-    last: Option<(Rank, Line)>,
+    entered: BinaryHeap<Reverse<(Rank, WaitingLine)>>,
+    /// The next sequence of each line, if tenants take turns: see [`TurnOrder`].
+    turns: BinaryHeap<Reverse<(TurnOrder, WaitingLine)>>,
+    last: Option<(Rank, WaitingLine)>,
 }
 
-impl Walk<'_> {
+impl QueueWalk<'_> {
     pub fn next(&mut self) -> Option<&mut Sequence> {
         if let Some((rank, line)) = self.last.take() {
             self.entered.extend(next_of(self.lines, line, rank).map(|next| Reverse((next, line))));
@@ -202,9 +202,9 @@ impl Walk<'_> {
 
     /// The next sequence, if tenants take turns. The tenant with the smallest `share` goes first. Sequences that have
     /// run before come before all new ones, most senior first, because their clients receive nothing meanwhile and
-    /// other beams may hold memory while they wait for them. A walk uses either this or [`Walk::next`], not both.
+    /// other beams may hold memory while they wait for them. A walk uses either this or [`QueueWalk::next`], not both.
     pub fn next_in_turn(&mut self, share: impl Fn(Tenant) -> u64) -> Option<&mut Sequence> {
-        let turn = |rank: Rank, line: Line| {
+        let turn = |rank: Rank, line: WaitingLine| {
             let share = if line.has_run { 0 } else { share(line.tenant) };
             Reverse(((rank.priority, !line.has_run, share, rank), line))
         };
@@ -241,7 +241,7 @@ mod tests {
         seq
     }
 
-    fn walk(waiting: &mut Waiting, leaves: impl Fn(u64) -> bool) -> Vec<u64> {
+    fn walk(waiting: &mut WaitingSeqs, leaves: impl Fn(u64) -> bool) -> Vec<u64> {
         let (mut walk, mut ids) = (waiting.walk(), Vec::new());
         while let Some(seq) = walk.next() {
             let id = seq.rank.seq.0;
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_line_is_left_at_whom_it_waits_for() {
-        let mut waiting = Waiting::default();
+        let mut waiting = WaitingSeqs::default();
         // Out of order, as preempted sequences come.
         for (id, tenant, preemptible, has_run) in [
             (5, 1, true, false),

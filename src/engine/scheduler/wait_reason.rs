@@ -44,7 +44,7 @@ impl fmt::Display for WaitReason {
 
 /// The sequences that could not start when the last plan was made.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Waits {
+pub(super) struct KeptWaiting {
     /// The sequence that ended admission.
     pub first: Option<(Rank, WaitReason)>,
     /// Sequences that were passed over, and with them those behind them in their lines.
@@ -53,7 +53,7 @@ pub(super) struct Waits {
     pub late: Vec<(Rank, WaitReason)>,
 }
 
-impl Waits {
+impl KeptWaiting {
     /// Why a request does not run with all its sequences. `None` if it does, or if it is unknown. `key_turns`: tenants
     /// take turns.
     pub fn reason(&self, request: RequestId, seqs: &Sequences, key_turns: bool) -> Option<WaitReason> {
