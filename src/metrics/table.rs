@@ -65,61 +65,78 @@ macro_rules! metrics {
 
 metrics! {
     REQUESTS = "pagetide_requests" Gauge "requests" ["state": "waiting, running, swapped"] &[],
-        "Requests held now: waiting for blocks (new, or to be recomputed), running, or in the swap pool. A request with several samples counts as one until its prompt is computed, and each of its samples from then on.";
+        "Requests in the engine: waiting for KV blocks (new ones and those to be recomputed), running, or swapped \
+         out. A request with several samples counts once until its prompt is computed, then once per sample.";
     REQUESTS_TOTAL = "pagetide_requests_total" Counter "requests" ["outcome": "stop, length, cancelled, failed"] &[],
-        "Requests that ended: at an end token, stop token or stop string; at max_tokens or the model's length; because the client went away; because the engine failed.";
+        "Requests that have ended. stop: at an end token, stop token or stop string. length: at max_tokens or the \
+         model's maximum length. cancelled: the client disconnected. failed: the engine failed.";
     REJECTED = "pagetide_rejected_total" Counter "requests" ["reason": "queue_full, too_long, invalid, draining, request_limit, token_limit, concurrency_limit, connection_limit, parsing_full"] &[],
-        "Requests refused: the queue was full (429); prompt and output can never fit (400); anything else wrong with the request (400); the server was stopping (503); a limit on requests a minute, tokens a minute, requests at once or connections, of the key or of all (429); too many bytes of large bodies were being read (429, counted for no key).";
+        "Requests refused. queue_full: server.max_requests or the key's share of it is reached (429). too_long: \
+         prompt and output can never fit (400). invalid: any other mistake in the request (400). draining: the \
+         server is stopping (503). request_limit, token_limit, concurrency_limit, connection_limit: a limit of the \
+         API key or of all clients is reached (429). parsing_full: limits.max_parsing_bytes is reached (429); this \
+         counts for no API key.";
     SLOW_CLIENTS = "pagetide_slow_clients_total" Counter "requests" [] &[],
-        "Streams cut off because the client took nothing of them for server.write_timeout_s, or so little that server.max_unread_mib waited.";
+        "Streams closed because the client read nothing for server.write_timeout_s, or read so slowly that \
+         server.max_unread_mib waited.";
     QUEUE_SECONDS = "pagetide_queue_seconds" Histogram "seconds" [] REQUEST_BOUNDS,
-        "From arrival to the first step that worked on the request.";
+        "Time from the arrival of a request to its first step.";
     TIME_TO_FIRST_TOKEN = "pagetide_time_to_first_token_seconds" Histogram "seconds" [] REQUEST_BOUNDS,
-        "From arrival to the first generated token.";
+        "Time from the arrival of a request to its first generated token.";
     INTER_TOKEN = "pagetide_inter_token_seconds" Histogram "seconds" [] GAP_BOUNDS,
-        "Between two tokens of one sequence.";
+        "Time between two tokens of a sequence.";
     E2E = "pagetide_e2e_seconds" Histogram "seconds" [] REQUEST_BOUNDS,
-        "From arrival to the end of the request.";
+        "Time from the arrival of a request to its end.";
     PROMPT_TOKENS = "pagetide_prompt_tokens_total" Counter "tokens" [] &[],
-        "Prompt tokens of admitted requests, those found in the prefix cache included.";
+        "Prompt tokens of admitted requests, including tokens found in the prefix cache.";
     GENERATED_TOKENS = "pagetide_generated_tokens_total" Counter "tokens" [] &[],
-        "Tokens generated, of all samples.";
+        "Generated tokens of all samples.";
     CACHED_TOKENS = "pagetide_cached_tokens_total" Counter "tokens" [] &[],
-        "Prompt tokens that were not computed because the prefix cache had them.";
+        "Prompt tokens that were found in the prefix cache and not computed.";
     RECOMPUTED_TOKENS = "pagetide_recomputed_tokens_total" Counter "tokens" [] &[],
-        "Tokens computed a second time after a preemption had dropped their blocks.";
+        "Tokens computed again because a preemption had dropped their blocks.";
     BATCH_SEQUENCES = "pagetide_batch_sequences" Histogram "sequences" [] SEQUENCE_BOUNDS,
         "Sequences in a step.";
     STEP_TOKENS = "pagetide_step_tokens" Histogram "tokens" [] TOKEN_BOUNDS,
-        "Tokens computed in a step, of prompts and of decoding together.";
+        "Tokens computed in a step, prefill and decode together.";
     STEP_SECONDS = "pagetide_step_seconds" Histogram "seconds" ["phase": "schedule, execute, sample"] STEP_BOUNDS,
-        "Where a step's time goes: planning with the block pools, the forward pass with its copies, sampling.";
+        "Duration of the parts of a step. schedule: planning, with the block pools. execute: the forward pass and \
+         its copies. sample: sampling.";
     STEP_GAP = "pagetide_step_gap_seconds" Histogram "seconds" [] STEP_BOUNDS,
-        "From the end of a step to the start of the next, as the host sees it: 0 where that one had been submitted before. Times without work are not counted.";
+        "Time from the end of a step to the start of the next one, as the host sees it. It is 0 if the next step \
+         was already submitted. Idle times are not counted.";
     PROMPT_LIMIT = "pagetide_prompt_limit_tokens" Gauge "tokens" [] &[],
-        "Prompt tokens that the latest step could have had beside its decodes: what scheduler.max_num_batched_tokens left, or what was expected to keep within scheduler.inter_token_target_ms.";
+        "Maximum number of prompt tokens in the latest step beside its decodes: what \
+         scheduler.max_num_batched_tokens left, or the estimate for scheduler.inter_token_target_ms.";
     EXPECTED_SECONDS = "pagetide_expected_seconds" Gauge "seconds" ["of": "decodes, prompt_token"] &[],
-        "What the scheduler has learned from the steps so far: what the decodes of the latest step take by themselves; what a prompt token adds to a step.";
+        "The scheduler's estimates from earlier steps. decodes: the time of the latest step's decodes alone. \
+         prompt_token: the time that one more prompt token adds to a step.";
     EXPECTED_OUTPUT = "pagetide_expected_output_tokens" Gauge "tokens" [] &[],
-        "Tokens that an output which may end by itself is expected to get, learned from those that have ended.";
+        "Expected output length of a request that may end by itself, estimated from earlier outputs.";
     ADMISSION_HORIZON = "pagetide_admission_horizon_tokens" Gauge "tokens" [] &[],
-        "For how many steps, of a token for each sequence, blocks had to suffice for whoever was considered last for admission: until a preemption would be worth its cost.";
+        "Number of steps for which KV blocks had to suffice at the latest admission decision, with one token per \
+         sequence and step. After so many steps a preemption would be worth its cost.";
     DEVICE_BLOCKS = "pagetide_device_blocks" Gauge "blocks" ["state": "used, cached, free"] &[],
-        "KV blocks on the device: held by a sequence; held by nobody but still in the prefix cache; empty.";
+        "KV blocks on the device. used: held by a sequence. cached: in the prefix cache only. free: empty.";
     SWAP_BLOCKS = "pagetide_swap_blocks" Gauge "blocks" ["state": "used, cached, free, draining"] &[],
-        "KV blocks of the swap pool in CPU memory: of a swapped sequence, or copied ahead for a running one; held by nobody but still in the prefix cache's second level; empty; held beyond the size that the pool was given since (swap.space_gib), until they are given back.";
+        "KV blocks of the swap pool in CPU memory. used: of swapped sequences, and copied ahead for running ones. \
+         cached: in the second level of the prefix cache only. free: empty. draining: beyond the pool's new size \
+         after swap.space_gib was lowered, until they are released.";
     COPY_SECONDS = "pagetide_copy_seconds" Gauge "seconds" ["direction": "out, in"] &[],
-        "Seconds that copying a block takes, to the swap pool or to the device, learned from the last hundred or so: by these the arbiter decides.";
+        "Estimated time to copy a block to the swap pool (out) or to the device (in), from about the last hundred \
+         copies. The arbiter uses it.";
     COPY_QUEUE = "pagetide_copy_queue_blocks" Gauge "blocks" [] &[],
         "Blocks that wait to be copied between the device and the swap pool.";
     ARBITER = "pagetide_arbiter_decisions_total" Counter "decisions" ["choice": "swap, swap_full, recompute"] &[],
-        "What scheduler.preemption_mode = auto chose for sequences that had to yield: all blocks to the swap pool, the full ones, or none.";
+        "Decisions of scheduler.preemption_mode = auto. swap: all blocks of the victim are swapped. swap_full: its \
+         full blocks are swapped, and the rest is recomputed. recompute: all is recomputed.";
     KV_WASTE = "pagetide_kv_waste_ratio" Gauge "ratio" [] &[],
-        "Slots of used device blocks that hold no token, as a fraction of all slots of used blocks, in the latest step.";
+        "Fraction of the slots in used device blocks that hold no token, in the latest step.";
     KV_SLOT_STEPS = "pagetide_kv_slot_steps_total" Counter "slots" [] &[],
-        "Slots of used device blocks, summed over all steps.";
+        "Slots in used device blocks, summed over all steps.";
     KV_EMPTY_SLOT_STEPS = "pagetide_kv_empty_slot_steps_total" Counter "slots" [] &[],
-        "Slots of used device blocks that hold no token, summed over all steps: divided by pagetide_kv_slot_steps_total, the KV waste of a whole run.";
+        "Slots in used device blocks that hold no token, summed over all steps. Divided by \
+         pagetide_kv_slot_steps_total it is the KV waste of the whole run.";
     SWAP_IN_BLOCKS = "pagetide_swap_in_blocks_total" Counter "blocks" [] &[],
         "Blocks copied from the swap pool to the device.";
     SWAP_OUT_BLOCKS = "pagetide_swap_out_blocks_total" Counter "blocks" [] &[],
@@ -129,51 +146,64 @@ metrics! {
     SWAP_OUT_BYTES = "pagetide_swap_out_bytes_total" Counter "bytes" [] &[],
         "Bytes copied from the device to the swap pool.";
     PREEMPTIONS = "pagetide_preemptions_total" Counter "sequences" ["mode": "swap, recompute"] &[],
-        "Sequences that had to give their device blocks away.";
+        "Preempted sequences. swap: their blocks went to the swap pool. recompute: their blocks were dropped.";
     PREEMPTION_BLOCKS = "pagetide_preemption_blocks" Histogram "blocks" [] BLOCK_BOUNDS,
-        "Blocks that a preemption to the swap pool had to copy: those that had not been copied ahead. Times pagetide_copy_seconds, what it cost to leave.";
+        "Blocks that a preemption to the swap pool had to copy, without those copied ahead. Multiplied by \
+         pagetide_copy_seconds it is the time that the copies took.";
     TAIL_EXCESSES = "pagetide_preemptions_over_tail_total" Counter "sequences" ["reason": "filled, unforeseen, queue_full, no_room, off"] &[],
-        "Preemptions to the swap pool that copied more than pagetide_max_tail_blocks and the partly filled block, by the reason: its last steps had filled blocks (filled); it was not among those expected to yield first, or had just come, or a copy had failed (unforeseen); copies of others were waited for (queue_full); the swap pool had no room for copies ahead (no_room); nothing is copied ahead, as swap.high_watermark is 1 (off).";
+        "Preemptions to the swap pool that copied more than pagetide_max_tail_blocks and the partly filled block, \
+         by reason. filled: its last steps filled blocks. unforeseen: it was not among the likely victims, had just \
+         started, or a copy had failed. queue_full: copies of others were in the way. no_room: the swap pool had no \
+         room for copies ahead. off: swap.high_watermark is 1, so nothing is copied ahead.";
     MAX_TAIL = "pagetide_max_tail_blocks" Gauge "blocks" [] &[],
-        "The most full blocks that likely victims are to have beside those copied ahead (swap.max_tail_blocks): with the partly filled one, the bound on pagetide_preemption_blocks for preemptions that were foreseen; pagetide_preemptions_over_tail_total counts the others.";
+        "Maximum number of full blocks of a likely victim that are not copied ahead (swap.max_tail_blocks). With \
+         the partly filled block it bounds pagetide_preemption_blocks for preemptions that were foreseen. \
+         pagetide_preemptions_over_tail_total counts the others.";
     PREFIX_QUERIES = "pagetide_prefix_cache_queries_total" Counter "tokens" [] &[],
         "Prompt tokens looked up in the prefix cache, both levels.";
     PREFIX_HITS = "pagetide_prefix_cache_hits_total" Counter "tokens" ["tier": "device, cpu"] &[],
-        "Prompt tokens found there: on the device, or in the swap pool alone.";
+        "Prompt tokens found in the prefix cache. device: on the device. cpu: only in the swap pool.";
     TENANT_REQUESTS = "pagetide_tenant_requests" Gauge "requests" ["tenant": "name of an API key, or its fingerprint, or other", "state": "waiting, running, swapped"] &[],
-        "pagetide_requests of each API key.";
+        "pagetide_requests by API key.";
     TENANT_REQUESTS_TOTAL = "pagetide_tenant_requests_total" Counter "requests" ["tenant": "as above", "outcome": "stop, length, cancelled, failed"] &[],
-        "pagetide_requests_total of each API key.";
+        "pagetide_requests_total by API key.";
     TENANT_REJECTED = "pagetide_tenant_rejected_total" Counter "requests" ["tenant": "as above", "reason": "queue_full, too_long, invalid, draining, request_limit, token_limit, concurrency_limit, connection_limit, parsing_full"] &[],
-        "pagetide_rejected_total of each API key.";
+        "pagetide_rejected_total by API key.";
     TENANT_TOKENS = "pagetide_tenant_tokens_total" Counter "tokens" ["tenant": "as above", "kind": "prompt, generated"] &[],
-        "pagetide_prompt_tokens_total and pagetide_generated_tokens_total of each API key.";
+        "pagetide_prompt_tokens_total and pagetide_generated_tokens_total by API key.";
     TENANT_BLOCKS = "pagetide_tenant_blocks" Gauge "blocks" ["tenant": "as above", "tier": "device, swap"] &[],
-        "Blocks that the sequences of each API key hold, on the device and in the swap pool. One that several share counts for each, so that they can add up to more than there are.";
+        "KV blocks that sequences of the API key hold, on the device and in the swap pool. A block shared by \
+         several sequences counts for each, so the sum can exceed the pool.";
     TENANT_QUOTA = "pagetide_tenant_quota_total" Counter "decisions" ["tenant": "as above", "tier": "device, swap"] &[],
-        "Times that an API key's quota stood in the way: its next request had to wait because its others held cache.max_share_per_key, counted once; a preempted sequence was to be computed again, because its others held swap.max_share_per_key.";
+        "How often a quota of the API key took effect. device: a request had to wait because the key held \
+         cache.max_share_per_key; each request counts once. swap: a preempted sequence had to be recomputed because \
+         the key held swap.max_share_per_key.";
     HTTP_REQUESTS = "pagetide_http_requests_total" Counter "requests" ["path": "the route, or other", "status": "HTTP status"] &[],
-        "Answers of the HTTP server; 499 where the client left before there was one.";
+        "Answers of the HTTP server. Status 499: the client disconnected before there was an answer.";
     TEXT_JOBS = "pagetide_text_jobs" Gauge "jobs" ["state": "waiting, running"] &[],
-        "Jobs of the text threads (intake.tokenizer_threads) when this page was made: parsing large bodies, chat templates, tokenising, grammars.";
+        "Jobs of the text threads (intake.tokenizer_threads) at the time of the scrape: parsing large bodies, \
+         rendering chat templates, tokenising, compiling grammars.";
     TEXT_JOB_SECONDS = "pagetide_text_job_seconds" Histogram "seconds" ["weight": "light, heavy"] REQUEST_BOUNDS,
-        "What a job of the text threads took. Heavy jobs leave a thread free for light ones.";
+        "Duration of a job of the text threads. Heavy jobs leave one thread free for light ones.";
     TEXT_JOB_OLDEST = "pagetide_text_oldest_job_seconds" Gauge "seconds" [] &[],
-        "For how long the oldest job that runs on a text thread has run, when this page was made. Far above intake.job_timeout_s: a job does not come back. /ready answers 503 while all text threads have been busy for 10 s and light jobs wait.";
+        "Running time of the oldest job on a text thread at the time of the scrape. If it is far above \
+         intake.job_timeout_s, the job is stuck. /ready returns 503 when all text threads have been busy for 10 s \
+         and light jobs wait.";
     LOG_DROPPED = "pagetide_log_dropped_lines_total" Counter "lines" [] &[],
-        "Lines of the log that were dropped: standard error took nothing (a pipe that nobody reads, a full disk), and too many waited or writing failed.";
+        "Log lines that were dropped: standard error accepted none (a pipe without a reader, a full disk) and too \
+         many lines waited, or writing failed.";
     CONFIG_CHANGES = "pagetide_config_changes_total" Counter "changes" ["result": "applied, refused"] &[],
-        "Times that settings were to change while the server ran, on SIGHUP or by POST /admin/config, and whether they did.";
+        "Attempts to change settings while the server runs, by SIGHUP or POST /admin/config.";
     EXECUTOR_RESTARTS = "pagetide_executor_restarts_total" Counter "restarts" [] &[],
-        "Times the model executor failed and was rebuilt; the requests running then have failed.";
+        "Times that the model executor failed and was restarted. The requests that were running have failed.";
     RECORDER_BYTES = "pagetide_recorder_bytes" Gauge "bytes" [] &[],
-        "Memory that the flight recorder holds (recorder.max_mib).";
+        "Memory of the flight recorder (at most recorder.max_mib).";
     RECORDER_SECONDS = "pagetide_recorder_seconds" Gauge "seconds" [] &[],
-        "How far back a recording would begin now (recorder.minutes).";
+        "Time span that a recording written now would cover (at most recorder.minutes).";
     RECORDINGS = "pagetide_recordings_total" Counter "files" ["cause": "asked, failure"] &[],
-        "Recordings written: because somebody asked (POST /admin/recording), or because the executor failed.";
+        "Recordings written. asked: by POST /admin/recording. failure: because the executor failed.";
     START_TIME = "process_start_time_seconds" Gauge "seconds" [] &[],
-        "When the process started, in seconds since 1970.";
+        "Start time of the process, in seconds since 1970.";
     BUILD_INFO = "pagetide_build_info" Gauge "none" ["version": "of the program", "model": "as served", "device": "as said at the start", "dtype": "of weights and KV cache"] &[],
-        "Always 1; its labels say what is running.";
+        "Always 1. The labels describe the running program and model.";
 }

@@ -281,65 +281,68 @@ macro_rules! vllm_metrics {
 
 vllm_metrics! {
     RUNNING = "vllm:num_requests_running" Gauge "requests" [] &[],
-        "Sequences that run.";
+        "Running sequences.";
     WAITING = "vllm:num_requests_waiting" Gauge "requests" [] &[],
-        "Sequences that wait: new ones, and those that had to yield, swapped ones too.";
+        "Waiting sequences: new, preempted and swapped ones.";
     WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason" Gauge "requests" ["reason": "capacity, deferred"] &[],
-        "The same; all of them for capacity.";
+        "Waiting sequences by reason. All of them wait for capacity.";
     CACHE_USAGE = "vllm:kv_cache_usage_perc" Gauge "ratio" [] &[],
-        "Part of the device blocks that sequences hold, 0 to 1. Cached blocks that nobody holds count as free.";
+        "Fraction of the device blocks that sequences hold, 0 to 1. Blocks that are only in the prefix cache count \
+         as free.";
     OLD_CACHE_USAGE = "vllm:gpu_cache_usage_perc" Gauge "ratio" [] &[],
-        "The same by its older name.";
+        "vllm:kv_cache_usage_perc under its older name.";
     PREFIX_QUERIES = "vllm:prefix_cache_queries_total" Counter "tokens" [] &[],
         "Prompt tokens looked up in the prefix cache.";
     PREFIX_HITS = "vllm:prefix_cache_hits_total" Counter "tokens" [] &[],
-        "Prompt tokens found on the device.";
+        "Prompt tokens found in the prefix cache on the device.";
     EXTERNAL_PREFIX_QUERIES = "vllm:external_prefix_cache_queries_total" Counter "tokens" [] &[],
-        "Prompt tokens that the device did not have, looked up in the swap pool.";
+        "Prompt tokens that were not on the device and were looked up in the swap pool.";
     EXTERNAL_PREFIX_HITS = "vllm:external_prefix_cache_hits_total" Counter "tokens" [] &[],
-        "Prompt tokens found there.";
+        "Prompt tokens found in the swap pool only.";
     PREEMPTIONS = "vllm:num_preemptions_total" Counter "sequences" [] &[],
-        "Sequences that had to yield, in either way.";
+        "Preempted sequences, swapped and recomputed.";
     PROMPT_TOKENS = "vllm:prompt_tokens_total" Counter "tokens" [] &[],
-        "Prompt tokens, cached ones too, counted when a request starts; vLLM counts them when its prompt is done.";
+        "Prompt tokens, cached ones included. They count when a request starts; vLLM counts them at the end of the \
+         prefill.";
     PROMPT_TOKENS_BY_SOURCE = "vllm:prompt_tokens_by_source_total" Counter "tokens" ["source": "local_compute, local_cache_hit, external_kv_transfer"] &[],
-        "The same by where they came from: computed, found on the device, fetched from the swap pool.";
+        "Prompt tokens by source: computed, found on the device, or copied from the swap pool.";
     PROMPT_TOKENS_CACHED = "vllm:prompt_tokens_cached_total" Counter "tokens" [] &[],
-        "Those that either tier had.";
+        "Prompt tokens found on the device or in the swap pool.";
     GENERATION_TOKENS = "vllm:generation_tokens_total" Counter "tokens" [] &[],
-        "Tokens generated, of all samples.";
+        "Generated tokens of all samples.";
     REQUEST_SUCCESS = "vllm:request_success_total" Counter "requests" ["finished_reason": "stop, length, abort, error"] &[],
-        "Requests that ended; abort: the client went away; error: the engine failed.";
+        "Requests that have ended. abort: the client disconnected. error: the engine failed.";
     REQUEST_PROMPT_TOKENS = "vllm:request_prompt_tokens" Histogram "tokens" [] UP_TO_MODEL,
-        "Prompt tokens of a request. This and what follows of whole requests: of those that ended by stop or length.";
+        "Prompt tokens of a request. This and the following metrics of whole requests cover those that ended with \
+         stop or length.";
     REQUEST_GENERATION_TOKENS = "vllm:request_generation_tokens" Histogram "tokens" [] UP_TO_MODEL,
-        "Tokens generated for a request, all its samples together.";
+        "Generated tokens of a request, all samples together.";
     REQUEST_MAX_GENERATION_TOKENS = "vllm:request_max_num_generation_tokens" Histogram "tokens" [] UP_TO_MODEL,
-        "Tokens of its longest sample.";
+        "Generated tokens of a request's longest sample.";
     PARAMS_N = "vllm:request_params_n" Histogram "samples" [] &[1.0, 2.0, 5.0, 10.0, 20.0],
-        "Its parameter n.";
+        "Parameter n of a request.";
     PARAMS_MAX_TOKENS = "vllm:request_params_max_tokens" Histogram "tokens" [] UP_TO_MODEL,
-        "Its parameter max_tokens, or what there was room for.";
+        "Parameter max_tokens of a request, or the room for its output.";
     ITERATION_TOKENS = "vllm:iteration_tokens_total" Histogram "tokens" [] ITERATION_BOUNDS,
         "Tokens computed in a step.";
     TIME_TO_FIRST_TOKEN = "vllm:time_to_first_token_seconds" Histogram "seconds" [] FIRST_TOKEN_BOUNDS,
-        "From arrival to the first token.";
+        "Time from the arrival of a request to its first token.";
     INTER_TOKEN = "vllm:inter_token_latency_seconds" Histogram "seconds" [] TOKEN_TIME_BOUNDS,
-        "Between two tokens of one sequence.";
+        "Time between two tokens of a sequence.";
     OLD_INTER_TOKEN = "vllm:time_per_output_token_seconds" Histogram "seconds" [] TOKEN_TIME_BOUNDS,
-        "The same by its older name.";
+        "vllm:inter_token_latency_seconds under its older name.";
     REQUEST_TIME_PER_TOKEN = "vllm:request_time_per_output_token_seconds" Histogram "seconds" [] TOKEN_TIME_BOUNDS,
-        "The mean of those of a request.";
+        "Mean time between the tokens of a request.";
     E2E = "vllm:e2e_request_latency_seconds" Histogram "seconds" [] REQUEST_TIME_BOUNDS,
-        "From arrival to the end.";
+        "Time from the arrival of a request to its end.";
     QUEUE_TIME = "vllm:request_queue_time_seconds" Histogram "seconds" [] REQUEST_TIME_BOUNDS,
-        "From arrival to the first step.";
+        "Time from the arrival of a request to its first step.";
     INFERENCE_TIME = "vllm:request_inference_time_seconds" Histogram "seconds" [] REQUEST_TIME_BOUNDS,
-        "From the first step to the last token.";
+        "Time from a request's first step to its last token.";
     PREFILL_TIME = "vllm:request_prefill_time_seconds" Histogram "seconds" [] REQUEST_TIME_BOUNDS,
-        "From the first step to the first token.";
+        "Time from a request's first step to its first token.";
     DECODE_TIME = "vllm:request_decode_time_seconds" Histogram "seconds" [] REQUEST_TIME_BOUNDS,
-        "From the first token to the last, pauses included.";
+        "Time from a request's first token to its last one, pauses included.";
 }
 
 const CACHE_CONFIG: Metric = Metric {
