@@ -9,6 +9,7 @@
 pub mod actors;
 pub mod backend;
 pub mod budget;
+mod choice;
 pub mod cli;
 pub mod config;
 pub mod engine;

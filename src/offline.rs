@@ -39,7 +39,7 @@ impl EngineBuilder {
         self
     }
 
-    /// Any other setting, as in `config/pagetide.toml`.
+    /// Any other setting, as in `docs/configuration.md`.
     pub fn configure(mut self, change: impl FnOnce(&mut Config)) -> Self {
         change(&mut self.config);
         self

@@ -1,8 +1,11 @@
-//! The pages that list settings, metrics and the API, and `config/pagetide.toml`, agree with the code. To write them anew:
-//! `UPDATE_DOCS=1 cargo test --test docs`.
+//! Checks that `config/pagetide.toml` and the pages that list settings, metrics and the API agree with the code.
+//! `UPDATE_DOCS=1 cargo test --test docs` writes them again.
 
+use pagetide::config::Config;
+use pagetide::config::layers::{Sources, resolve};
 use pagetide::config::live::is_live;
-use pagetide::config::settings::{SECTIONS, SETTINGS, reference_file};
+use pagetide::config::reference::{common_file, reference_file};
+use pagetide::config::settings::{SECTIONS, SETTINGS};
 use pagetide::config::value::Value;
 use pagetide::http::openai::unsupported::REFUSED;
 use pagetide::http::openapi;
@@ -37,9 +40,22 @@ fn check(path: &str, markers: Option<(&str, &str)>, expected: &str) {
     panic!("{path} is out of date: run UPDATE_DOCS=1 cargo test --test docs\nexpected:\n{expected}");
 }
 
+fn config_of(file: String) -> Config {
+    resolve(&Sources { file: Some(("pagetide.toml".into(), file)), ..Sources::default() }).unwrap().config
+}
+
 #[test]
-fn the_configuration_file_holds_every_setting() {
-    check("config/pagetide.toml", None, &reference_file());
+fn the_configuration_file_holds_the_common_settings_at_their_defaults() {
+    check("config/pagetide.toml", None, &common_file());
+    let shipped = std::fs::read_to_string(in_repository("config/pagetide.toml")).unwrap();
+    assert_eq!(config_of(shipped), Config::default());
+}
+
+#[test]
+fn the_complete_configuration_file_is_the_defaults() {
+    let file = reference_file();
+    assert!(SETTINGS.iter().all(|setting| file.contains(&format!("\n{} = ", setting.name()))));
+    assert_eq!(config_of(file), Config::default());
 }
 
 #[test]
@@ -47,16 +63,20 @@ fn the_configuration_page_lists_every_setting() {
     let mut page = String::new();
     for (section, about) in SECTIONS {
         writeln!(page, "\n### `[{section}]`\n\n{about}.\n").unwrap();
-        writeln!(page, "| key | default | values | what it is | when to change it | live |\n|---|---|---|---|---|---|")
-            .unwrap();
+        writeln!(
+            page,
+            "| key | default | values | description | when to change it | live |\n|---|---|---|---|---|---|"
+        )
+        .unwrap();
         for setting in SETTINGS.iter().filter(|setting| setting.section() == *section) {
             let flag = setting.flag.map_or(String::new(), |(flag, _)| format!("<br>`--{flag}`"));
             let unit = if setting.unit.is_empty() { String::new() } else { format!(" {}", setting.unit) };
             let unit = if matches!(setting.default(), Value::Int(_) | Value::Float(_)) { unit } else { String::new() };
             writeln!(
                 page,
-                "| `{}`{flag} | `{}`{unit} | {} | {} | {} | {} |",
-                setting.name(),
+                "| {}{flag} | `{}`{unit} | {} | {} | {} | {} |",
+                // The common settings are bold.
+                if setting.is_common { format!("**`{}`**", setting.name()) } else { format!("`{}`", setting.name()) },
                 setting.default(),
                 setting.kind.expected(),
                 setting.doc,

@@ -69,7 +69,7 @@ impl Model {
     /// What a start says about the model. The doctor must say the same.
     #[track_caller]
     fn says(&self, config: &Config, what: &str) -> Result<(), String> {
-        let doctor = check_model(config, Target::of(config)).map_err(|error| error.to_string());
+        let doctor = check_model(config, Target::of(&config.load_options())).map_err(|error| error.to_string());
         let start = Runtime::start(config, Box::new(|_, _, _| {})).map(drop).map_err(|error| error.to_string());
         assert_eq!(doctor, start, "{what}: the doctor and a start must say the same");
         start

@@ -4,7 +4,7 @@
 
 use pagetide::backend::cuda::attention::{TileShape, merge_shared_bytes, simple_shared_bytes};
 use pagetide::backend::cuda::device::{DeviceError, DeviceInfo, ModuleSource};
-use pagetide::backend::cuda::driver::{DriverSettings, NEWEST_CUDA, compiler, open_nvrtc};
+use pagetide::backend::cuda::driver::{DriverOptions, NEWEST_CUDA, compiler, open_nvrtc};
 use pagetide::backend::cuda::experts::PRODUCT_SHARED_BYTES;
 use pagetide::backend::cuda::sampling::SCRATCH_BYTES;
 use pagetide::backend::cuda::{CudaOptions, module_sources};
@@ -102,8 +102,8 @@ fn specialisations() -> Vec<Specialisation> {
 fn has_nvrtc() -> bool {
     let folder = std::env::var("PAGETIDE_TEST_NVRTC").ok();
     let is_wanted = folder.is_some();
-    let settings = DriverSettings { library_path: folder.into_iter().collect(), ..DriverSettings::default() };
-    match open_nvrtc(&settings, NEWEST_CUDA) {
+    let config = DriverOptions { cuda_library_path: folder.into_iter().collect(), ..DriverOptions::default() };
+    match open_nvrtc(&config, NEWEST_CUDA) {
         Ok(nvrtc) => {
             println!("NVRTC {} from {:?}", nvrtc.version, nvrtc.path);
             true

@@ -10,8 +10,8 @@ use crate::model::spec::ModelSpec;
 /// Reads the configured model's files as a start does, and fails if a start would. Files that are on the hub and not in
 /// its cache are skipped, because a start would download them first.
 pub fn check_model(config: &Config, target: Target) -> Result<(), StartError> {
-    let Some(files) = ModelFiles::find_here(&config.model)? else { return Ok(()) };
+    let Some(files) = ModelFiles::find_here(&config.model.source())? else { return Ok(()) };
     let spec = ModelSpec::load(&files)?;
     Text::load(config, &files, spec.vocab_size)?;
-    loader::check(config, &files, &spec, target)
+    loader::check(&config.load_options(), &files, &spec, target)
 }

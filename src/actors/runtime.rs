@@ -181,13 +181,13 @@ impl Runtime {
         };
         let report_load = report.clone();
         let downloaded = move |done, total| report(LoadPhase::Download, done, total);
-        let files = ModelFiles::find(&config.model, Arc::new(downloaded))?;
+        let files = ModelFiles::find(&config.model.source(), Arc::new(downloaded))?;
         let spec = ModelSpec::load(&files)?;
         let (vocab_size, embed_size, eos_token_ids) = (spec.vocab_size, spec.embed_size, spec.eos_token_ids.clone());
         let served_name = config.server.served_model_name.clone().unwrap_or_else(|| files.name());
 
         // A large tokenizer takes as long to read as some gigabytes of weights, so both are read at once.
-        let (settings, model_files, stopped) = (config.clone(), files.clone(), Arc::new(AtomicBool::new(false)));
+        let (options, model_files, stopped) = (config.load_options(), files.clone(), Arc::new(AtomicBool::new(false)));
         let is_stopped = stopped.clone();
         let load = move || {
             let mut report = |done, total| {
@@ -197,7 +197,7 @@ impl Runtime {
                 report_load(LoadPhase::Load, done, total);
                 Ok(())
             };
-            loader::load(&settings, &model_files, spec, profile, &mut report)
+            loader::load(&options, &model_files, spec, profile, &mut report)
         };
         let loading = ModelExecutor::start_loading(load)?;
         let text = match Text::load(config, &files, vocab_size) {

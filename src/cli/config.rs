@@ -3,7 +3,7 @@
 use super::options::ConfigOptions;
 use super::output;
 use crate::config::layers::{Problems, Sources, read_file, resolve};
-use crate::config::settings::reference_file;
+use crate::config::reference::reference_file;
 use crate::error::StartError;
 use clap::Subcommand;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,17 @@ use std::process::ExitCode;
 
 #[derive(Subcommand)]
 pub enum ConfigCommand {
-    /// Print the effective configuration, and where each value came from
+    /// Print the effective configuration and where each value comes from
     Show {
-        /// Print a configuration file with every setting explained, at its default
+        /// Print what 'pagetide config defaults' prints
         #[arg(long)]
         reference: bool,
         #[command(flatten)]
         options: ConfigOptions,
     },
-    /// Report every problem of a configuration file
+    /// Print a configuration file with all settings, their descriptions and their defaults
+    Defaults,
+    /// Report every mistake in a configuration file
     Check {
         /// The TOML file
         file: PathBuf,
@@ -28,13 +30,13 @@ pub enum ConfigCommand {
 
 pub fn run(command: &ConfigCommand) -> Result<ExitCode, StartError> {
     match command {
-        ConfigCommand::Show { reference: true, .. } => output::print(reference_file()),
+        ConfigCommand::Defaults | ConfigCommand::Show { reference: true, .. } => output::print(reference_file()),
         ConfigCommand::Show { options, .. } => output::print(options.resolve()?.show()),
         ConfigCommand::Check { file } => check(file),
     }
 }
 
-/// Checks the file alone: the environment of whoever checks it is not that of the server.
+/// Checks the file alone, without environment variables: those of the server may differ from those here.
 fn check(path: &Path) -> Result<ExitCode, StartError> {
     match resolve(&Sources { file: Some(read_file(path)?), ..Default::default() }) {
         Ok(_) => output::print(format!("{} is right\n", path.display())),

@@ -7,9 +7,9 @@ use crate::backend::cpu::Isa;
 use crate::backend::cuda::device::{
     Copy, Device, DeviceBuffer, DeviceInfo, DeviceResult, Matmul, ModuleSource, PinnedBuffer, Stream,
 };
-use crate::backend::cuda::driver::{self, LibrarySummary, compiler};
+use crate::backend::cuda::driver::{self, DriverOptions, LibrarySummary, compiler};
 use crate::backend::{DType, cuda};
-use crate::config::{self, Config, DeviceConfig, DeviceKind};
+use crate::config::{Config, DeviceConfig, DeviceKind};
 use crate::error::StartError;
 use crate::model::files;
 use crate::model::loader::{Target, driver_settings};
@@ -150,7 +150,8 @@ impl Report {
     fn new(config: &Config) -> Self {
         let device = &config.device;
         let cpu = cpu(device);
-        let gpu = find_gpu(device);
+        let options = &device.driver_options();
+        let gpu = find_gpu(options);
         let cpu_name = match &cpu {
             Finding::Found(cpu) => Ok(format!("cpu ({}, {} threads)", cpu.isa, cpu.threads)),
             Finding::Error(error) => Err(error.clone()),
@@ -165,23 +166,21 @@ impl Report {
             DeviceKind::Auto => gpu_name.or(cpu_name),
         };
         let no_device = runs_on.as_ref().err().map(|why| format!("device.kind = {}: {why}", device.kind));
-        let model = files::whereabouts(&config.model);
+        let model = files::whereabouts(&config.model.source());
         let no_model = match &model {
-            Ok(_) => preflight::check_model(config, Target::of(config)).err(),
+            Ok(_) => preflight::check_model(config, Target::of(&config.load_options())).err(),
             Err(error) => Some(StartError::new(error.to_string())),
         };
         let no_model = no_model.map(|error| error.to_string());
         Self {
             version: env!("CARGO_PKG_VERSION"),
             device_kind: device.kind.name(),
-            driver: Finding::new(driver(device)),
-            nvrtc: Finding::new(nvrtc(device)),
-            cublaslt: Finding::new(
-                driver::open_cublaslt(&driver_settings(device), newest_cuda(device)).map(Library::from),
-            ),
+            driver: Finding::new(driver(options)),
+            nvrtc: Finding::new(nvrtc(options)),
+            cublaslt: Finding::new(driver::open_cublaslt(options, newest_cuda(options)).map(Library::from)),
             gpu: Finding::new(gpu.map(|(_, found)| found)),
             cpu,
-            kernel_cache: cache(device),
+            kernel_cache: cache(options),
             model: Finding::new(model),
             runs_on: runs_on.ok(),
             problems: no_device.into_iter().chain(no_model).collect(),
@@ -190,8 +189,8 @@ impl Report {
 }
 
 /// The GPU that a start would use, opened and tried: kernels compile and load, products and copies work.
-fn find_gpu(config: &DeviceConfig) -> Result<(DeviceInfo, OpenGpu), String> {
-    let gpu = driver::find(&driver_settings(config)).map_err(|why| why.to_string())?;
+fn find_gpu(options: &DriverOptions) -> Result<(DeviceInfo, OpenGpu), String> {
+    let gpu = driver::find(options).map_err(|why| why.to_string())?;
     let device = gpu.open().map_err(|error| error.to_string())?;
     let open = try_gpu(&device).map_err(|error| format!("{} fails: {error}", gpu.info().name))?;
     Ok((gpu.info().clone(), open))
@@ -245,8 +244,8 @@ fn measure_copies(device: &Rc<dyn Device>) -> DeviceResult<CopySpeeds> {
     })
 }
 
-fn driver(config: &DeviceConfig) -> Result<Driver, driver::NoGpu> {
-    let driver = driver::probe(&driver_settings(config))?;
+fn driver(options: &DriverOptions) -> Result<Driver, driver::NoGpu> {
+    let driver = driver::probe(options)?;
     let (major, minor) = driver.cuda_version;
     let facts = |info: &DeviceInfo| GpuFacts {
         name: info.name.clone(),
@@ -260,16 +259,14 @@ fn driver(config: &DeviceConfig) -> Result<Driver, driver::NoGpu> {
 }
 
 /// The newest release of CUDA's libraries that the driver can run; without one, that we know.
-fn newest_cuda(config: &DeviceConfig) -> u32 {
-    driver::probe(&driver_settings(config)).map_or(driver::NEWEST_CUDA, |driver| driver.cuda_version.0)
+fn newest_cuda(options: &DriverOptions) -> u32 {
+    driver::probe(options).map_or(driver::NEWEST_CUDA, |driver| driver.cuda_version.0)
 }
 
 /// NVRTC needs no GPU: it compiles a kernel here and now.
-fn nvrtc(config: &DeviceConfig) -> Result<Nvrtc, String> {
-    let library = driver::open_nvrtc(&driver_settings(config), newest_cuda(config)).map_err(|why| why.to_string())?;
-    let capability = driver::probe(&driver_settings(config))
-        .ok()
-        .and_then(|driver| Some(driver.devices.first()?.compute_capability));
+fn nvrtc(options: &DriverOptions) -> Result<Nvrtc, String> {
+    let library = driver::open_nvrtc(options, newest_cuda(options)).map_err(|why| why.to_string())?;
+    let capability = driver::probe(options).ok().and_then(|driver| Some(driver.devices.first()?.compute_capability));
     let architecture = compiler::architecture(capability.unwrap_or(driver::MIN_COMPUTE_CAPABILITY));
     let source: ModuleSource = cuda::sampling::source();
     let start = Instant::now();
@@ -278,17 +275,13 @@ fn nvrtc(config: &DeviceConfig) -> Result<Nvrtc, String> {
 }
 
 fn cpu(config: &DeviceConfig) -> Finding<Cpu> {
-    let wanted = match config.isa {
-        config::Isa::Auto => Ok(None),
-        isa => isa.name().parse().map(Some).map_err(StartError::new),
-    };
-    let isa = wanted.and_then(Isa::choose);
+    let isa = Isa::choose(config.isa.chosen());
     let available = Isa::ALL.into_iter().filter(|isa| isa.is_available()).map(Isa::name).collect();
     Finding::new(isa.map(|isa| Cpu { isa: isa.name(), available, threads: config.num_threads() }))
 }
 
-fn cache(config: &DeviceConfig) -> Finding<Cache> {
-    let Some(folder) = compiler::cache_folder(config.kernel_cache.as_deref()) else {
+fn cache(options: &DriverOptions) -> Finding<Cache> {
+    let Some(folder) = compiler::cache_folder(options.kernel_cache.as_deref()) else {
         return Finding::Error("there is no home folder to keep compiled kernels in: set device.kernel_cache".into());
     };
     let files = std::fs::read_dir(&folder).into_iter().flatten().flatten();

@@ -7,12 +7,12 @@ use super::{log, open_files, output, progress};
 use crate::actors::phase::Phase;
 use crate::actors::runtime::{ModelInfo, Runtime};
 use crate::actors::tuner::{Reloaded, Tuner};
-use crate::config::{Config, LogFormat, ServerConfig};
+use crate::config::{Config, LogFormat, ServerConfig, TracingConfig};
 use crate::error::StartError;
 use crate::http::server::{self, LAST_WORDS, Listeners};
 use crate::metrics::{self, vllm::ServedModel};
 use crate::model::loader::LoadedModel;
-use crate::telemetry::trace::Tracer;
+use crate::telemetry::trace::{TraceOptions, Tracer};
 use crate::text::chat_output::ChatFormat;
 use actix_web::dev::ServerHandle;
 use std::fmt::Write;
@@ -44,7 +44,8 @@ pub fn run(options: &ConfigOptions) -> Result<ExitCode, StartError> {
     if config.metrics.enabled && config.metrics.vllm_names {
         metrics::vllm::install(&served_model(&runtime, config));
     }
-    let tracer = Tracer::start(&config.tracing, &model)?.map(Arc::new);
+    let tracer =
+        trace_options(&config.tracing).map(|options| Tracer::start(&options, &model)).transpose()?.map(Arc::new);
     let tuner = runtime.tuner(resolved.clone());
     tuner.on_change(move |config| log_level.set(&config.log.level));
     let supervisor = Supervisor::of_environment();
@@ -125,6 +126,12 @@ async fn reload(options: &ConfigOptions, tuner: &Tuner) {
         }
         Err(why) => tracing::error!("SIGHUP: nothing has changed: {why}"),
     }
+}
+
+/// `None` if no collector is configured.
+fn trace_options(config: &TracingConfig) -> Option<TraceOptions> {
+    let TracingConfig { otlp_endpoint, sample_ratio, service_name } = config.clone();
+    (!otlp_endpoint.is_empty()).then_some(TraceOptions { otlp_endpoint, sample_ratio, service_name })
 }
 
 /// What a server is made of.

@@ -1,113 +1,14 @@
-//! Settings that are one of a few words.
+//! Settings whose value is one of a few words. Those of the layers below are defined there.
 
-use super::value;
-use std::fmt;
-use std::str::FromStr;
+use super::field::Field;
+use super::value::Value;
+use crate::choice::choice;
+pub use crate::model::options::{DeviceKind, DtypeChoice, LoadFormat};
+pub use crate::text::chat_output::format::{ReasoningParser, ToolCallParser};
 
-/// An enum written as one of a few words.
-macro_rules! choice {
-    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-        pub enum $name {
-            $($(#[$variant_doc])* $variant),+
-        }
-
-        impl $name {
-            /// The words, in the order of the variants.
-            pub const NAMES: &'static [&'static str] = &[$($word),+];
-
-            pub fn name(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $word),+
-                }
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.name())
-            }
-        }
-
-        impl value::Field for $name {
-            fn store(&mut self, value: value::Value) {
-                match value {
-                    value::Value::Text(word) => *self = word.parse().expect("the kind admits only NAMES"),
-                    other => unreachable!("a choice is text, not {other:?}"),
-                }
-            }
-
-            fn load(&self) -> value::Value {
-                value::Value::Text(self.name().into())
-            }
-        }
-
-        impl FromStr for $name {
-            type Err = String;
-
-            fn from_str(word: &str) -> Result<Self, String> {
-                match word {
-                    $($word => Ok(Self::$variant),)+
-                    _ => Err(format!("'{word}' is not one of {}", Self::NAMES.join(", "))),
-                }
-            }
-        }
-    };
-}
-
-choice!(
-    /// Type of weights and KV cache.
-    DtypeChoice {
-        /// The checkpoint's own.
-        Auto = "auto",
-        Float32 = "float32",
-        Float16 = "float16",
-        Bfloat16 = "bfloat16",
-    }
-);
-choice!(
-    /// Where the weights come from.
-    LoadFormat {
-        /// The checkpoint's safetensors files.
-        Auto = "auto",
-        /// Random numbers.
-        Dummy = "dummy",
-        /// Nowhere: there is no model.
-        Null = "null",
-    }
-);
-choice!(
-    /// In which words the model calls tools.
-    ToolCallParser {
-        /// As its chat template shows it.
-        Auto = "auto",
-        None = "none",
-        Hermes = "hermes",
-        Llama3Json = "llama3_json",
-        Mistral = "mistral",
-    }
-);
-choice!(
-    /// How the model marks its reasoning.
-    ReasoningParser {
-        /// As its chat template shows it.
-        Auto = "auto",
-        None = "none",
-        DeepseekR1 = "deepseek_r1",
-        Qwen3 = "qwen3",
-        Mistral = "mistral",
-    }
-);
-choice!(DeviceKind {
-    /// The GPU if there is one, else the CPU.
-    Auto = "auto",
-    Cpu = "cpu",
-    Cuda = "cuda",
-});
 choice!(
     /// Instruction set of the CPU kernels.
-    Isa {
+    IsaChoice {
         /// The best this machine has.
         Auto = "auto",
         Amx = "amx",
@@ -180,3 +81,37 @@ choice!(
     }
 );
 choice!(LogFormat { Human = "human", Json = "json" });
+
+macro_rules! choice_fields {
+    ($($name:ident),+ $(,)?) => {$(
+        impl Field for $name {
+            fn store(&mut self, value: Value) {
+                match value {
+                    Value::Text(word) => *self = word.parse().expect("the kind admits only NAMES"),
+                    other => unreachable!("a choice is text, not {other:?}"),
+                }
+            }
+
+            fn load(&self) -> Value {
+                Value::Text(self.name().into())
+            }
+        }
+    )+};
+}
+
+choice_fields!(
+    IsaChoice,
+    PreemptionMode,
+    AdmissionPolicy,
+    Eviction,
+    SchedulingPolicy,
+    Overlap,
+    OnFailure,
+    CacheIsolation,
+    LogFormat,
+    DeviceKind,
+    DtypeChoice,
+    LoadFormat,
+    ReasoningParser,
+    ToolCallParser,
+);

@@ -1,28 +1,27 @@
-//! `server.api_keys`: each a text, or a table of the key, its name and its limits.
+//! Entries of `server.api_keys`: each is a string, or a table with the key, its name and its limits.
 
-use super::value::{Field, Value};
 use std::fmt;
 use toml_edit::{InlineTable, Value as Toml};
 
-/// One of `server.api_keys`. What is `None` is not said.
+/// An entry of `server.api_keys`. `None` means that the entry does not say.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct ApiKeyConfig {
     pub key: String,
-    /// What logs and traces call whoever has it.
+    /// The name of its owner in logs and traces.
     pub name: Option<String>,
-    /// 0: any number.
+    /// 0 means no limit, as in the other limits.
     pub requests_per_minute: Option<u64>,
-    /// Of prompts and outputs together; 0: any number.
+    /// Prompt and output tokens together.
     pub tokens_per_minute: Option<u64>,
-    /// At once; 0: any number.
+    /// Requests at once.
     pub max_requests: Option<u64>,
     pub max_connections: Option<u64>,
 }
 
-/// The limits that a table may have, as they are called in it.
+/// The names of the limits in a table.
 const LIMITS: [&str; 4] = ["requests_per_minute", "tokens_per_minute", "max_requests", "max_connections"];
 const MAX_LIMIT: i64 = 1_000_000_000_000;
-/// Names stand in logs and in headers of traces.
+/// Names appear in logs and in headers of traces.
 const MAX_NAME_BYTES: usize = 64;
 
 impl From<&str> for ApiKeyConfig {
@@ -39,7 +38,7 @@ impl PartialEq<&str> for ApiKeyConfig {
     }
 }
 
-/// Without the key: what is shown may end up in a log.
+/// Without the key, because the output may end up in a log.
 impl fmt::Debug for ApiKeyConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.clone().hidden("(secret)").as_toml().fmt(f)
@@ -47,12 +46,12 @@ impl fmt::Debug for ApiKeyConfig {
 }
 
 impl ApiKeyConfig {
-    /// Reads an element of the list.
+    /// Reads an entry of the list. The error describes what was found instead.
     pub(super) fn read(value: &Toml) -> Result<Self, String> {
         match value {
             Toml::String(key) => Ok(key.value().as_str().into()),
             Toml::InlineTable(table) => Self::read_table(table),
-            _ => Err("a list that holds something else".into()),
+            _ => Err("a list with an entry of another type".into()),
         }
     }
 
@@ -62,7 +61,7 @@ impl ApiKeyConfig {
             match (field, value) {
                 ("key", Toml::String(key)) => read.key = key.value().clone(),
                 ("name", Toml::String(name)) => read.name = Some(checked_name(name.value())?),
-                ("key" | "name", _) => return Err(format!("a table whose {field} is no text")),
+                ("key" | "name", _) => return Err(format!("a table whose {field} is not a string")),
                 (field, value) => *read.limit(field)? = Some(checked_limit(field, value)?),
             }
         }
@@ -75,7 +74,7 @@ impl ApiKeyConfig {
             "tokens_per_minute" => Ok(&mut self.tokens_per_minute),
             "max_requests" => Ok(&mut self.max_requests),
             "max_connections" => Ok(&mut self.max_connections),
-            _ => Err(format!("a table with '{field}', which is none of key, name, {}", LIMITS.join(", "))),
+            _ => Err(format!("a table with the unknown field '{field}' (known: key, name, {})", LIMITS.join(", "))),
         }
     }
 
@@ -88,7 +87,7 @@ impl ApiKeyConfig {
         LIMITS.into_iter().zip(values).filter_map(|(name, value)| Some((name, value?)))
     }
 
-    /// A text where there is no more than the key.
+    /// A string if the entry has only a key, else a table.
     pub(super) fn as_toml(&self) -> Toml {
         if self.name.is_none() && self.limits().next().is_none() {
             return self.key.as_str().into();
@@ -122,24 +121,13 @@ fn checked_name(name: &str) -> Result<String, String> {
     let is_plain = |c: char| c.is_ascii_graphic();
     match (1..=MAX_NAME_BYTES).contains(&name.len()) && name.chars().all(is_plain) {
         true => Ok(name.into()),
-        false => Err(format!("a table whose name is not 1 to {MAX_NAME_BYTES} letters, digits and signs of ASCII")),
+        false => {
+            Err(format!("a table whose name is not 1 to {MAX_NAME_BYTES} printable ASCII characters without spaces"))
+        }
     }
 }
 
 fn checked_limit(field: &str, value: &Toml) -> Result<u64, String> {
     let limit = value.as_integer().filter(|limit| (0..=MAX_LIMIT).contains(limit));
-    limit.map(|limit| limit as u64).ok_or(format!("a table whose {field} is no whole number from 0 to {MAX_LIMIT}"))
-}
-
-impl Field for Vec<ApiKeyConfig> {
-    fn store(&mut self, value: Value) {
-        match value {
-            Value::Keys(keys) => *self = keys,
-            other => unreachable!("keys are no {other:?}"),
-        }
-    }
-
-    fn load(&self) -> Value {
-        Value::Keys(self.clone())
-    }
+    limit.map(|limit| limit as u64).ok_or(format!("a table whose {field} is not a whole number from 0 to {MAX_LIMIT}"))
 }

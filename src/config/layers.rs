@@ -1,5 +1,5 @@
-//! Flags over environment variables over a file over the defaults. Every value keeps where it came from, and every
-//! mistake is reported, not only the first.
+//! Resolves the configuration from its sources: flags take precedence over environment variables, these over the file,
+//! and the file over the defaults. Every value keeps its origin, and every mistake is reported, not only the first.
 
 use super::settings::{ENV_PREFIX, SECTIONS, SETTINGS, Setting, find};
 use super::value::{Kind, Value};
@@ -10,7 +10,7 @@ use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 use toml_edit::{Document, Item, Key, TableLike};
 
-/// Where a value came from.
+/// Where a value comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     Default,
@@ -37,7 +37,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// One mistake: where, which key (if it is about one), and what.
+/// One mistake: where it was made, in which key (empty if in none), and what is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub origin: Origin,
@@ -72,18 +72,18 @@ impl From<Problems> for StartError {
     }
 }
 
-/// What the user gave.
+/// The sources that the user controls.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
     /// Name and text of the configuration file.
     pub file: Option<(PathBuf, String)>,
-    /// The environment; what does not begin with `PAGETIDE_` is passed over.
+    /// The environment. Variables without the prefix `PAGETIDE_` are ignored.
     pub env: Vec<(String, String)>,
     /// Flag as given, key, value. A later one wins over an earlier one of the same key.
     pub flags: Vec<(String, String, String)>,
 }
 
-/// A valid configuration, and where each of its values came from.
+/// A valid configuration and the origin of each of its values.
 #[derive(Clone, Debug)]
 pub struct Resolved {
     pub config: Config,
@@ -91,7 +91,7 @@ pub struct Resolved {
     origins: Vec<Origin>,
 }
 
-/// All of it from nowhere but the program itself.
+/// Marks all values as defaults.
 impl From<Config> for Resolved {
     fn from(config: Config) -> Self {
         Self { config, origins: vec![Origin::Default; SETTINGS.len()] }
@@ -104,14 +104,14 @@ impl Resolved {
         &self.origins[index.unwrap_or_else(|| panic!("no such setting: {key}"))]
     }
 
-    /// A setting's value, without what is secret.
+    /// The value of a setting, with secrets replaced.
     pub fn shown(&self, setting: &Setting) -> Value {
         let value = (setting.load)(&self.config);
         if setting.is_secret() { value.hidden() } else { value }
     }
 
-    /// The same with some settings at other values. A problem is one of how the settings go together: each by itself is
-    /// right.
+    /// A copy with some settings changed. The values are already checked one by one, so a problem is a conflict between
+    /// settings.
     pub fn with(&self, changes: Vec<(&'static Setting, Value, Origin)>) -> Result<Self, Problems> {
         let mut layers = Layers { resolved: self.clone(), problems: Vec::new() };
         for (setting, value, origin) in changes {
@@ -120,7 +120,7 @@ impl Resolved {
         layers.finish()
     }
 
-    /// The configuration as a TOML file that says where each value came from; secrets are left out.
+    /// The configuration as a TOML file that gives the origin of each value. Secrets are replaced.
     pub fn show(&self) -> String {
         let lines = SETTINGS.iter().zip(&self.origins).map(|(setting, origin)| {
             (setting.section(), format!("{} = {}", setting.name(), self.shown(setting)), origin)
@@ -146,7 +146,7 @@ pub fn read_file(path: &Path) -> Result<(PathBuf, String), StartError> {
     }
 }
 
-/// Lays the sources over each other.
+/// Applies the sources in order of precedence.
 pub fn resolve(sources: &Sources) -> Result<Resolved, Problems> {
     let mut layers = Layers { resolved: Config::default().into(), problems: Vec::new() };
     if let Some((path, text)) = &sources.file {
@@ -181,9 +181,9 @@ impl Layers {
                 let index = SETTINGS.iter().position(|other| std::ptr::eq(setting, other));
                 self.resolved.origins[index.expect("settings live in the table")] = origin;
             }
-            // Not with the message that shows what was given: this one goes to logs. That of keys shows none.
+            // The message goes to logs, so it must not quote the secret. Messages about keys never do.
             Err(_) if setting.is_secret() && !matches!(setting.kind, Kind::Keys) => {
-                self.problem(origin, setting.key, format!("what is given is not {}", setting.kind.expected()));
+                self.problem(origin, setting.key, format!("the value is not {}", setting.kind.expected()));
             }
             Err(message) => self.problem(origin, setting.key, message),
         }
@@ -194,15 +194,11 @@ impl Layers {
             let before = &text.as_bytes()[..offset.min(text.len())];
             Origin::File { path: path.to_owned(), line: 1 + before.iter().filter(|byte| **byte == b'\n').count() }
         };
-        // toml_edit panics at some keys that are there twice, behind another mistake.
+        // toml_edit panics at some duplicate keys that follow another mistake.
         let document = match catch_unwind(|| Document::parse(text)) {
             Ok(Ok(document)) => document,
             Err(_) => {
-                return self.problem(
-                    at(0),
-                    "",
-                    "not TOML: it has several mistakes, one of them a key that is there twice",
-                );
+                return self.problem(at(0), "", "not TOML: there are several mistakes, one of them a duplicate key");
             }
             Ok(Err(error)) => {
                 let offset = error.span().map_or(0, |span| span.start);
@@ -230,7 +226,7 @@ impl Layers {
             for (name, item) in keys(table) {
                 let origin = at(span_of(name, item));
                 let key = format!("{section}.{}", name.get());
-                // Several tables are a list of them.
+                // [[section.key]] tables are a list of tables.
                 let tables = item.as_array_of_tables().map(|tables| tables.clone().into_array().into());
                 match (find(&key), item.as_value().or(tables.as_ref())) {
                     (Some(setting), Some(value)) => self.set(setting, setting.kind.read(value), origin),
@@ -248,7 +244,7 @@ impl Layers {
     }
 
     fn add_env(&mut self, name: &str, text: &str) {
-        // Names without "__" are not settings: Kubernetes, say, gives a service "pagetide" PAGETIDE_PORT.
+        // Names without "__" are not settings. Kubernetes sets PAGETIDE_PORT for a service named "pagetide".
         let Some((section, key)) = name.strip_prefix(ENV_PREFIX).and_then(|rest| rest.split_once("__")) else {
             return;
         };
@@ -275,7 +271,7 @@ impl Layers {
                 continue;
             };
             let value = match setting.kind.parse(text) {
-                // Of a list, each flag adds to those before it.
+                // A repeated flag appends to its list.
                 Ok(value @ (Value::List(_) | Value::Keys(_))) => {
                     let before = lists.iter().position(|(known, _)| known == key).map(|place| lists.remove(place));
                     let all = before.map_or(value.clone(), |(_, before)| before.and(value));
@@ -288,7 +284,7 @@ impl Layers {
         }
     }
 
-    /// What must hold between several settings; looked at only where each of them is right by itself.
+    /// Checks conditions between settings. A condition is skipped if one of its settings is already reported.
     fn check_relations(&mut self) {
         let Config { server, scheduler, swap, .. } = &self.resolved.config;
         let origin = |key| self.resolved.origin(key);
@@ -298,7 +294,7 @@ impl Layers {
         {
             let keys = &["scheduler.max_num_batched_tokens", "scheduler.max_num_seqs"];
             let message = format!(
-                "{tokens} is less than scheduler.max_num_seqs = {} ({}): each running sequence needs one token of a step",
+                "{tokens} is less than scheduler.max_num_seqs = {} ({}): each running sequence needs one token per step",
                 scheduler.max_num_seqs,
                 origin(keys[1])
             );
@@ -319,7 +315,7 @@ impl Layers {
             let keys = &["limits.max_parsing_bytes", "server.max_body_bytes"];
             let (most, largest) = (limits.max_parsing_bytes, server.max_body_bytes);
             let why = format!(
-                "{most} is less than server.max_body_bytes = {largest} ({}): such a body would never be read",
+                "{most} is less than server.max_body_bytes = {largest} ({}): a body of that size would never be accepted",
                 origin(keys[1])
             );
             broken.push((keys, why));
@@ -327,15 +323,15 @@ impl Layers {
         let is_clients = |own: &str| !own.is_empty() && server.api_keys.iter().any(|key| key.key == own);
         if is_clients(&server.admin_key) {
             let keys = &["server.admin_key", "server.api_keys"];
-            broken.push((keys, "it is one of server.api_keys: clients are not to change settings".into()));
+            broken.push((keys, "is also in server.api_keys: clients could change settings".into()));
         }
         if is_clients(&server.metrics_key) {
             let keys = &["server.metrics_key", "server.api_keys"];
-            broken.push((keys, "it is one of server.api_keys: clients are not to see what others ask".into()));
+            broken.push((keys, "is also in server.api_keys: clients could see the requests of others".into()));
         }
         if !server.metrics_key.is_empty() && server.metrics_key == server.admin_key {
             let keys = &["server.metrics_key", "server.admin_key"];
-            broken.push((keys, "it is server.admin_key: who reads metrics is not to change settings".into()));
+            broken.push((keys, "equals server.admin_key: the reader of metrics could change settings".into()));
         }
         if let Some(wrong) = server.cors_allowed_origins.iter().find(|origin| !is_origin(origin)) {
             let why = format!("'{wrong}' is not an origin: write https://HOST, https://HOST:PORT, or * for any");
@@ -347,8 +343,8 @@ impl Layers {
         let keys = &server.api_keys;
         if let Some(place) = (1..keys.len()).find(|place| keys[..*place].iter().any(|key| key.key == keys[*place].key))
         {
-            // Two names or limits: whose would hold?
-            let why = format!("the key in place {} stands there twice: each needs one of its own", place + 1);
+            // It would be unclear whose name and limits apply.
+            let why = format!("entry {} repeats the key of an earlier entry: keys must be unique", place + 1);
             broken.push((&["server.api_keys"], why));
         }
         for (keys, one, other) in [
@@ -356,7 +352,7 @@ impl Layers {
             (&["server.tls_key", "server.tls_cert"], &server.tls_key, &server.tls_cert),
         ] {
             if !one.is_empty() && other.is_empty() {
-                broken.push((keys, format!("TLS needs {} too", keys[1])));
+                broken.push((keys, format!("TLS also needs {}", keys[1])));
             }
         }
         let wrong: Vec<String> = self.problems.iter().map(|problem| problem.key.clone()).collect();
@@ -374,29 +370,29 @@ fn keys(table: &dyn TableLike) -> impl Iterator<Item = (&Key, &Item)> {
 }
 
 fn unknown_section(name: &str) -> String {
-    // A key on its own, outside of its section?
+    // Perhaps a key outside of its section.
     if let Some(setting) = SETTINGS.iter().find(|setting| setting.name() == name) {
         return format!("unknown section; did you mean '{}'?", setting.key);
     }
     let names = SECTIONS.iter().map(|(name, _)| *name);
     match closest(name, names.clone()) {
         Some(section) => format!("unknown section; did you mean [{section}]?"),
-        None => format!("unknown section; there are {}", names.collect::<Vec<_>>().join(", ")),
+        None => format!("unknown section; the sections are {}", names.collect::<Vec<_>>().join(", ")),
     }
 }
 
-/// What is said of a key that there is not.
+/// The error message for an unknown key.
 pub fn unknown_key(key: &str) -> String {
     match nearest(key) {
         Some(setting) => format!("unknown key; did you mean '{}'?", setting.key),
-        None => "unknown key; 'pagetide config show' lists them all".into(),
+        None => "unknown key; 'pagetide config show' lists all keys".into(),
     }
 }
 
-/// The setting that was most likely meant.
+/// The setting that was probably meant.
 fn nearest(key: &str) -> Option<&'static Setting> {
     let name = key.rsplit('.').next().unwrap_or(key);
-    // The right name in the wrong section, or none, before any spelling.
+    // A right name in a wrong section, or without one, is likelier than a misspelling.
     SETTINGS
         .iter()
         .find(|setting| setting.name() == name)
@@ -409,7 +405,7 @@ fn closest<'a>(word: &str, among: impl Iterator<Item = &'a str>) -> Option<&'a s
     (score >= 0.6).then_some(candidate)
 }
 
-/// `*`, or scheme, host and perhaps a port, as browsers write it.
+/// Whether `text` is `*`, or a scheme, a host and an optional port as browsers write them.
 fn is_origin(text: &str) -> bool {
     let rest = text.split_once("://").filter(|(scheme, _)| !scheme.is_empty()).map(|(_, rest)| rest);
     let is_host = |host: &str| !host.is_empty() && !host.contains(['/', '?', '#', '@', '*', ' ']);

@@ -1,8 +1,8 @@
-//! Which settings may change while the server runs (SIGHUP, `POST /admin/config`), and why the others may not.
+//! Which settings can change while the server runs (`SIGHUP`, `POST /admin/config`), and why the others cannot.
 
 use super::settings::Setting;
 
-/// Keys that may change.
+/// Keys of settings that can change while the server runs.
 pub const LIVE: &[&str] = &[
     "server.api_keys",
     "server.admin_key",
@@ -47,50 +47,50 @@ pub const LIVE: &[&str] = &[
     "console.max_watchers",
 ];
 
-/// Why others may not: of a key, or of a whole section.
+/// Why other settings cannot change, by key or by section.
 const REASONS: &[(&str, &str)] = &[
-    ("server.host", "the address is bound at the start"),
-    ("server.port", "the address is bound at the start"),
-    ("server.served_model_name", "clients know the model by it"),
-    ("server.cors_allowed_origins", "the HTTP threads are given it at the start"),
-    ("server.cors_allow_credentials", "the HTTP threads are given it at the start"),
-    ("server.header_timeout_s", "the HTTP threads are given it at the start"),
-    ("server.write_timeout_s", "the sockets are given it at the start"),
-    ("server.keep_alive_s", "the HTTP threads are given it at the start"),
-    ("server.tls_cert", "whether the port speaks TLS is decided at the start; the file itself is read again"),
-    ("server.tls_key", "whether the port speaks TLS is decided at the start; the file itself is read again"),
-    ("server.admin_listen", "the address is bound at the start"),
-    ("limits.max_connections", "the HTTP threads are given it at the start"),
-    ("limits.max_body_values", "the HTTP threads are given it at the start"),
-    ("limits.max_parsing_bytes", "the HTTP threads are given it at the start"),
-    ("server.debug_endpoints", "whoever has the admin key shall not open them alone"),
-    ("server.workers", "the HTTP threads are started at the start"),
-    ("model", "the model is loaded at the start"),
-    ("device", "the device is opened and set up at the start"),
-    ("cache", "the device's KV pool and its prefix cache are made at the start"),
-    ("swap.max_space_gib", "the memory, or the address space, for it is taken at the start"),
-    ("scheduler.key_turns", "the order in which requests wait is chosen at the start"),
-    ("scheduler.overlap", "the kind of loop is chosen at the start"),
-    ("intake", "the threads are started at the start"),
-    ("log.format", "the log is opened at the start"),
-    ("tracing", "the exporter is started at the start"),
-    ("recorder", "the recorder is set up at the start"),
-    ("metrics", "recording is switched on at the start, for the whole process"),
+    ("server.host", "the address is bound at startup"),
+    ("server.port", "the address is bound at startup"),
+    ("server.served_model_name", "clients know the model by this name"),
+    ("server.cors_allowed_origins", "the HTTP threads receive it at startup"),
+    ("server.cors_allow_credentials", "the HTTP threads receive it at startup"),
+    ("server.header_timeout_s", "the HTTP threads receive it at startup"),
+    ("server.write_timeout_s", "the sockets receive it at startup"),
+    ("server.keep_alive_s", "the HTTP threads receive it at startup"),
+    ("server.tls_cert", "whether the port uses TLS is decided at startup; SIGHUP reads the file itself again"),
+    ("server.tls_key", "whether the port uses TLS is decided at startup; SIGHUP reads the file itself again"),
+    ("server.admin_listen", "the address is bound at startup"),
+    ("limits.max_connections", "the HTTP threads receive it at startup"),
+    ("limits.max_body_values", "the HTTP threads receive it at startup"),
+    ("limits.max_parsing_bytes", "the HTTP threads receive it at startup"),
+    ("server.debug_endpoints", "the admin key alone must not be enough to enable them"),
+    ("server.workers", "the HTTP threads start at startup"),
+    ("model", "the model is loaded at startup"),
+    ("device", "the device is opened at startup"),
+    ("cache", "the KV cache on the device is created at startup"),
+    ("swap.max_space_gib", "its memory or address space is reserved at startup"),
+    ("scheduler.key_turns", "the order of waiting requests is chosen at startup"),
+    ("scheduler.overlap", "the kind of scheduler loop is chosen at startup"),
+    ("intake", "its threads start at startup"),
+    ("log.format", "the log is opened at startup"),
+    ("tracing", "the exporter starts at startup"),
+    ("recorder", "the recorder is created at startup"),
+    ("metrics", "metrics are enabled at startup, for the whole process"),
 ];
 
-/// Whether a setting may change while the server runs.
+/// Whether a setting can change while the server runs.
 pub fn is_live(key: &str) -> bool {
     LIVE.contains(&key)
 }
 
-/// Why a setting may not change while the server runs; `None`: it may.
+/// Why a setting cannot change while the server runs; `None` if it can.
 pub fn needs_restart(setting: &Setting) -> Option<&'static str> {
     if is_live(setting.key) {
         return None;
     }
     let is_of = |name: &str| name == setting.key || name == setting.section();
     let reason = REASONS.iter().find(|(name, _)| is_of(name));
-    Some(reason.map(|(_, why)| *why).expect("a test goes through all settings: each is live or has a reason"))
+    Some(reason.map(|(_, why)| *why).expect("a test checks that each setting is live or has a reason"))
 }
 
 #[cfg(test)]
@@ -99,15 +99,15 @@ mod tests {
     use crate::config::settings::{SETTINGS, find};
 
     #[test]
-    fn every_setting_may_change_or_has_a_reason() {
+    fn every_setting_can_change_or_has_a_reason() {
         for setting in SETTINGS {
             let reasons = REASONS.iter().filter(|(name, _)| *name == setting.key || *name == setting.section());
             assert_eq!(is_live(setting.key), needs_restart(setting).is_none(), "{}", setting.key);
             let most = if is_live(setting.key) { usize::from(setting.section() == "cache") } else { 1 };
-            assert!(reasons.count() <= most, "{} has two reasons, or one although it may change", setting.key);
+            assert!(reasons.count() <= most, "{} has two reasons, or one although it can change", setting.key);
         }
-        assert!(LIVE.iter().all(|key| find(key).is_some()), "a key in the table is no setting");
+        assert!(LIVE.iter().all(|key| find(key).is_some()), "a key in LIVE is not a setting");
         let is_something = |name: &str| SETTINGS.iter().any(|setting| setting.key == name || setting.section() == name);
-        assert!(REASONS.iter().all(|(name, _)| is_something(name)), "there is a reason for nothing");
+        assert!(REASONS.iter().all(|(name, _)| is_something(name)), "a reason names neither a setting nor a section");
     }
 }

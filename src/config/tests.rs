@@ -1,5 +1,6 @@
 use super::layers::{Origin, Problems, Resolved, Sources, resolve};
-use super::settings::{SECTIONS, SETTINGS, find, reference_file};
+use super::reference::{common_file, reference_file};
+use super::settings::{SECTIONS, SETTINGS, find};
 use super::value::{Kind, Value};
 use super::*;
 use std::path::PathBuf;
@@ -62,14 +63,14 @@ memory_utilization = 0
         [
             "p.toml:2: server.prot: unknown key; did you mean 'server.port'?",
             "p.toml:3: server.port: 70000 is out of range: a whole number from 0 to 65535",
-            "p.toml:4: server.host: 5 (a whole number) is not text",
+            "p.toml:4: server.host: 5 (a whole number) is not a string",
             "p.toml:6: cache.block_size: 512 is out of range: a whole number from 1 to 256",
-            "p.toml:7: cache.enable_prefix_caching: \"yes\" (text) is not true or false",
+            "p.toml:7: cache.enable_prefix_caching: \"yes\" (a string) is not true or false",
             "p.toml:9: schedular: unknown section; did you mean [scheduler]?",
             "p.toml:12: scheduler.policy: 'lifo' is not one of fcfs, priority",
             "p.toml:13: scheduler.watermark: 0.9 is out of range: a number from 0 to 0.5",
             "p.toml:14: scheduler.max_num_seqs: {} (a table) is not a whole number from 1 to 65536",
-            "p.toml:15: model.path: a table is not text",
+            "p.toml:15: model.path: a table is not a string",
             "p.toml:18: swap.space_gib: -1 is out of range: a number from 0 to 65536",
             "p.toml:20: device.memory_utilization: 0 is out of range: a number above 0, up to 1, or \"auto\"",
         ]
@@ -121,7 +122,7 @@ fn relations_between_settings_are_checked_across_layers() {
     assert_eq!(
         problems_of(resolve(&sources("[scheduler]\nmax_num_seqs = 200", &[], &flags))),
         ["--max-num-batched-tokens: scheduler.max_num_batched_tokens: 100 is less than scheduler.max_num_seqs = 200 \
-          (p.toml:2): each running sequence needs one token of a step"]
+          (p.toml:2): each running sequence needs one token per step"]
     );
     assert_eq!(
         problems_of(from_file("[swap]\nspace_gib = 0\n[scheduler]\npreemption_mode = \"swap\"")),
@@ -180,7 +181,7 @@ fn a_key_stands_in_the_list_once() {
     let file = "[server]\napi_keys = [\"hush\", \"b\", {key = \"hush\", name = \"ann\"}]";
     let problems = problems_of(from_file(file));
     let [problem] = &problems[..] else { panic!("{problems:?}") };
-    assert!(problem.contains("server.api_keys: the key in place 3 stands there twice"), "{problem}");
+    assert!(problem.contains("server.api_keys: entry 3 repeats the key"), "{problem}");
     assert!(!problem.contains("hush"), "{problem}");
 }
 
@@ -205,9 +206,9 @@ fn show_says_where_each_value_came_from_and_hides_secrets() {
 #[test]
 fn secrets_are_not_in_errors() {
     let problems = problems_of(from_file("[server]\napi_keys = \"hush\"\nadmin_key = 3"));
-    let keys = "api_keys: what is given is not a list of texts, or of tables {key, name, requests_per_minute, \
+    let keys = "api_keys: the value is not a list of strings, or of tables {key, name, requests_per_minute, \
                 tokens_per_minute, max_requests, max_connections}";
-    let shown = [keys, "admin_key: what is given is not text"];
+    let shown = [keys, "admin_key: the value is not a string"];
     assert_eq!(problems.len(), 2);
     assert!(problems.iter().zip(shown).all(|(problem, shown)| problem.ends_with(shown)), "{problems:?}");
 }
@@ -226,7 +227,7 @@ fn what_is_changed_later_has_to_go_together_with_the_rest() {
     for (key, value, says) in [
         ("swap.space_gib", serde_json::json!(2.5), "2.5 is more than swap.max_space_gib = 2 (p.toml:5)"),
         ("scheduler.preemption_mode", "swap".into(), "'swap' needs swap space"),
-        ("server.api_keys", serde_json::json!(["hush"]), "it is one of server.api_keys"),
+        ("server.api_keys", serde_json::json!(["hush"]), "is also in server.api_keys"),
     ] {
         let problems = problems_of(change(key, value));
         assert!(problems.len() == 1 && problems[0].contains(says), "{problems:?}");
@@ -275,11 +276,32 @@ fn the_table_agrees_with_the_struct() {
 }
 
 #[test]
-fn the_reference_file_is_the_defaults() {
+fn the_complete_file_is_the_defaults() {
     let resolved = from_file(&reference_file()).unwrap();
     assert_eq!(resolved.config, Config::default());
     for setting in SETTINGS {
         assert!(matches!(resolved.origin(setting.key), Origin::File { .. }), "{} is in the file", setting.key);
+    }
+}
+
+#[test]
+fn the_common_file_is_the_common_settings_at_their_defaults() {
+    let resolved = from_file(&common_file()).unwrap();
+    assert_eq!(resolved.config, Config::default());
+    for setting in SETTINGS {
+        let is_in = matches!(resolved.origin(setting.key), Origin::File { .. });
+        assert_eq!(is_in, setting.is_common, "{}", setting.key);
+    }
+    assert!((10..=20).contains(&SETTINGS.iter().filter(|setting| setting.is_common).count()));
+}
+
+#[test]
+fn every_description_is_made_of_sentences() {
+    for setting in SETTINGS {
+        for text in [setting.doc, setting.summary(), setting.when_to_change] {
+            assert!(text.ends_with('.') && !text.contains("  ") && !text.contains('\n'), "{}: {text}", setting.key);
+        }
+        assert!(!setting.is_common || setting.summary().len() < 180, "{}: {}", setting.key, setting.summary());
     }
 }
 
@@ -326,8 +348,8 @@ fn an_api_key_is_a_text_or_a_table_with_a_name_and_limits() {
 #[test]
 fn tls_needs_both_files_and_an_address_is_one() {
     for (text, key) in [
-        ("[server]\ntls_cert = \"a.pem\"", "server.tls_cert: TLS needs server.tls_key too"),
-        ("[server]\ntls_key = \"a.pem\"", "server.tls_key: TLS needs server.tls_cert too"),
+        ("[server]\ntls_cert = \"a.pem\"", "server.tls_cert: TLS also needs server.tls_key"),
+        ("[server]\ntls_key = \"a.pem\"", "server.tls_key: TLS also needs server.tls_cert"),
         ("[server]\nadmin_listen = \"9000\"", "'9000' is not an address with a port"),
         ("[tracing]\notlp_endpoint = \"localhost:4318\"", "is not an http:// or https:// URL"),
     ] {

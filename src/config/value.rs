@@ -1,19 +1,19 @@
-//! A setting's value before it is a field of [`Config`](super::Config): its type and range, and how it is read.
+//! Values of settings, their types and ranges, and how they are read from text, TOML and JSON.
 
 use super::keys::ApiKeyConfig;
 use std::fmt;
 
-/// What a setting may be.
+/// The type and range of a setting.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
-    /// Text that the function accepts; with `auto`, the word "auto" stands for no text.
+    /// A string that `check` accepts. With `auto`, the word "auto" is [`Value::Auto`].
     Text {
         auto: bool,
         check: fn(&str) -> Result<(), String>,
     },
-    /// Several texts. On the command line the flag is repeated, in the environment commas separate them.
+    /// A list of strings: a repeated flag on the command line, separated by commas in the environment.
     List,
-    /// Several keys of clients, each a text or a table; given like a list.
+    /// A list of API keys, each a string or a table. Flags and environment variables are those of a list.
     Keys,
     Bool,
     Int {
@@ -32,7 +32,7 @@ pub enum Kind {
     Choice(&'static [&'static str]),
 }
 
-/// A value of the kind's type, in its range.
+/// The value of a setting, of its kind's type and in its range.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     Auto,
@@ -45,7 +45,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// As a JSON body has it.
+    /// The value in a JSON body.
     pub fn json(&self) -> serde_json::Value {
         match self {
             Value::Auto => "auto".into(),
@@ -58,7 +58,7 @@ impl Value {
         }
     }
 
-    /// The elements of this list, and after them those of `more`, a list of the same kind.
+    /// Appends the elements of `more`, a list of the same kind.
     pub(super) fn and(self, more: Value) -> Self {
         match (self, more) {
             (Value::List(texts), Value::List(more)) => Value::List([texts, more].concat()),
@@ -67,7 +67,7 @@ impl Value {
         }
     }
 
-    /// The same with secrets left out.
+    /// A copy with the secrets replaced.
     pub fn hidden(self) -> Self {
         const SECRET: &str = "(secret)";
         match self {
@@ -79,7 +79,7 @@ impl Value {
     }
 }
 
-/// As TOML writes it.
+/// Writes the value as TOML.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -95,14 +95,14 @@ impl fmt::Display for Value {
 }
 
 impl Kind {
-    /// What is expected, as in "expected a whole number from 1 to 256".
+    /// The type and range in words, for "expected a whole number from 1 to 256".
     pub fn expected(&self) -> String {
         let or_auto = |auto: bool| if auto { ", or \"auto\"" } else { "" };
         match *self {
-            Kind::Text { auto, .. } => format!("text{}", or_auto(auto)),
-            Kind::List => "a list of texts".into(),
+            Kind::Text { auto, .. } => format!("a string{}", or_auto(auto)),
+            Kind::List => "a list of strings".into(),
             Kind::Keys => {
-                "a list of texts, or of tables {key, name, requests_per_minute, tokens_per_minute, max_requests, max_connections}".into()
+                "a list of strings, or of tables {key, name, requests_per_minute, tokens_per_minute, max_requests, max_connections}".into()
             }
             Kind::Bool => "true or false".into(),
             Kind::Int { min, max, auto } if max == u64::MAX => {
@@ -150,13 +150,13 @@ impl Kind {
             (Kind::Text { .. } | Kind::Choice(_), Toml::String(text)) => self.check_text(text.value()),
             (Kind::List, Toml::Array(array)) => {
                 let texts: Option<Vec<String>> = array.iter().map(|item| item.as_str().map(str::to_owned)).collect();
-                texts.map(Value::List).ok_or_else(|| self.mismatch("a list that holds something else"))
+                texts.map(Value::List).ok_or_else(|| self.mismatch("a list with an entry of another type"))
             }
             (Kind::Keys, Toml::Array(array)) => {
                 let keys: Result<Vec<_>, _> = array.iter().map(ApiKeyConfig::read).collect();
                 keys.map(Value::Keys).map_err(|found| self.mismatch(&found))
             }
-            (Kind::Keys, _) => Err(self.mismatch("what is given")),
+            (Kind::Keys, _) => Err(self.mismatch("the value")),
             (Kind::Bool, Toml::Boolean(value)) => Ok(Value::Bool(*value.value())),
             (Kind::Int { .. }, Toml::Integer(number)) => self.check_int(i128::from(*number.value())),
             (Kind::Float { .. }, Toml::Float(number)) => self.check_float(*number.value()),
@@ -166,7 +166,7 @@ impl Kind {
         }
     }
 
-    /// Reads a value of a JSON body, which is written as in TOML.
+    /// Reads a value of a JSON body. It has the same form as in TOML.
     pub fn read_json(&self, value: &serde_json::Value) -> Result<Value, String> {
         match as_toml(value).filter(|toml| !toml.is_inline_table()) {
             Some(toml) => self.read(&toml),
@@ -210,12 +210,12 @@ impl Kind {
     }
 }
 
-/// What commas separate; nothing is none.
+/// The parts between commas; none if `text` is empty.
 fn parts(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(move |_| !text.is_empty())
 }
 
-/// `None`: TOML has no such value, or no setting is one.
+/// `None` if TOML has no such value.
 fn as_toml(value: &serde_json::Value) -> Option<toml_edit::Value> {
     use serde_json::Value as Json;
     match value {
@@ -233,110 +233,12 @@ fn as_toml(value: &serde_json::Value) -> Option<toml_edit::Value> {
 
 fn toml_type(value: &toml_edit::Value) -> &'static str {
     match value {
-        toml_edit::Value::String(_) => "text",
+        toml_edit::Value::String(_) => "a string",
         toml_edit::Value::Integer(_) => "a whole number",
         toml_edit::Value::Float(_) => "a number",
-        toml_edit::Value::Boolean(_) => "a truth value",
+        toml_edit::Value::Boolean(_) => "a boolean",
         toml_edit::Value::Datetime(_) => "a date",
         toml_edit::Value::Array(_) => "a list",
         toml_edit::Value::InlineTable(_) => "a table",
-    }
-}
-
-/// A field of [`Config`](super::Config) that a [`Value`] goes into and comes out of. The table of settings gives each
-/// field a kind whose values fit it (a test goes through all of them).
-pub trait Field {
-    fn store(&mut self, value: Value);
-    fn load(&self) -> Value;
-}
-
-fn unfit(value: &Value) -> ! {
-    panic!("the table of settings gives a field a kind that does not fit it: {value:?}")
-}
-
-impl Field for String {
-    fn store(&mut self, value: Value) {
-        match value {
-            Value::Text(text) => *self = text,
-            other => unfit(&other),
-        }
-    }
-
-    fn load(&self) -> Value {
-        Value::Text(self.clone())
-    }
-}
-
-impl Field for Vec<String> {
-    fn store(&mut self, value: Value) {
-        match value {
-            Value::List(texts) => *self = texts,
-            other => unfit(&other),
-        }
-    }
-
-    fn load(&self) -> Value {
-        Value::List(self.clone())
-    }
-}
-
-impl Field for bool {
-    fn store(&mut self, value: Value) {
-        match value {
-            Value::Bool(value) => *self = value,
-            other => unfit(&other),
-        }
-    }
-
-    fn load(&self) -> Value {
-        Value::Bool(*self)
-    }
-}
-
-impl Field for f64 {
-    fn store(&mut self, value: Value) {
-        match value {
-            Value::Float(value) => *self = value,
-            other => unfit(&other),
-        }
-    }
-
-    fn load(&self) -> Value {
-        Value::Float(*self)
-    }
-}
-
-macro_rules! int_field {
-    ($($int:ty),+) => {$(
-        impl Field for $int {
-            fn store(&mut self, value: Value) {
-                *self = match value {
-                    Value::Int(number) => <$int>::try_from(number).unwrap_or_else(|_| unfit(&value)),
-                    other => unfit(&other),
-                }
-            }
-
-            fn load(&self) -> Value {
-                Value::Int(*self as u64)
-            }
-        }
-    )+};
-}
-int_field!(u16, u32, u64, usize);
-
-impl<T: Field + Default> Field for Option<T> {
-    fn store(&mut self, value: Value) {
-        *self = match value {
-            Value::Auto => None,
-            value => {
-                let mut field = T::default();
-                field.store(value);
-                Some(field)
-            }
-        };
-    }
-
-    fn load(&self) -> Value {
-        self.as_ref().map_or(Value::Auto, Field::load)
     }
 }

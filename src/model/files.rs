@@ -1,14 +1,17 @@
 //! Where a model's files lie: in a directory, in the cache of the Hugging Face hub, or inside the binary (the demo).
 
-use crate::config::{DEMO_MODEL as DEMO, ModelConfig};
 use crate::error::StartError;
 use crate::model::checkpoint::{Bytes, Checkpoint};
 use crate::model::hub::{self, Access, DEFAULT_REVISION, DownloadProgress, HubModel};
+use crate::model::options::ModelSource;
 use serde_json::{Map, Value};
 use std::fs;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// The path that stands for the model inside the program.
+pub const DEMO_MODEL: &str = "demo";
 
 macro_rules! demo_files {
     ($($name:literal),+ $(,)?) => {
@@ -57,10 +60,10 @@ enum Location {
 }
 
 impl Location {
-    fn of(config: &ModelConfig) -> Result<Self, StartError> {
-        let ModelConfig { path: model, revision, .. } = config;
+    fn of(source: &ModelSource) -> Result<Self, StartError> {
+        let ModelSource { path: model, revision } = source;
         let directory = Path::new(model);
-        let location = if model == DEMO {
+        let location = if model == DEMO_MODEL {
             Self::Program
         } else if directory.is_dir() {
             if !directory.join("config.json").is_file() {
@@ -84,10 +87,10 @@ impl Location {
     }
 }
 
-/// Where a configuration's model would come from, in words; `Err` if there is none. The hub is not asked.
-pub fn whereabouts(config: &ModelConfig) -> Result<String, StartError> {
-    let ModelConfig { path: model, revision, .. } = config;
-    Ok(match Location::of(config)? {
+/// Describes where a model would be loaded from; `Err` if it is nowhere. This does not contact the hub.
+pub fn whereabouts(source: &ModelSource) -> Result<String, StartError> {
+    let ModelSource { path: model, revision } = source;
+    Ok(match Location::of(source)? {
         Location::Program => format!("{model}, in the program"),
         Location::Directory(directory) => format!("{model}, in {}", directory.canonicalize()?.display()),
         Location::Hub => {
@@ -115,19 +118,18 @@ impl ModelFiles {
     /// `model` is `demo`, a directory, or a name of the hub, whose small files are fetched where they are missing.
     /// Fails if there is no such model or it holds no `config.json`.
     pub fn open(model: &str) -> Result<Self, StartError> {
-        let config = ModelConfig { path: model.into(), ..ModelConfig::default() };
-        Self::find(&config, Arc::new(|_, _| {}))
+        Self::find(&ModelSource { path: model.into(), revision: None }, Arc::new(|_, _| {}))
     }
 
-    /// The files of a configuration's model as far as they are here; `None` for a model of the hub that a start would
-    /// have to fetch. The hub is not asked.
-    pub fn find_here(config: &ModelConfig) -> Result<Option<Self>, StartError> {
-        let source = match Location::of(config)? {
+    /// Opens a model whose files are on this machine; `None` for a model on the hub that would have to be downloaded.
+    /// This does not contact the hub.
+    pub fn find_here(model: &ModelSource) -> Result<Option<Self>, StartError> {
+        let source = match Location::of(model)? {
             Location::Program => Source::Embedded(DEMO_FILES),
             Location::Directory(directory) => Source::Directory(directory),
             Location::Hub => {
-                let revision = config.revision.as_deref().unwrap_or(DEFAULT_REVISION);
-                match HubModel::cached(&Access::from_env(), &config.path, revision) {
+                let revision = model.revision.as_deref().unwrap_or(DEFAULT_REVISION);
+                match HubModel::cached(&Access::from_env(), &model.path, revision) {
                     Some(snapshot) => Source::Directory(snapshot),
                     None => return Ok(None),
                 }
@@ -136,16 +138,16 @@ impl ModelFiles {
         Ok(Some(Self { source }))
     }
 
-    /// Opens the model of a configuration. `progress` hears of files that are fetched from the hub: the small ones
-    /// now, the weights when [`ModelFiles::checkpoint`] is called.
-    pub fn find(config: &ModelConfig, progress: DownloadProgress) -> Result<Self, StartError> {
-        let source = match Location::of(config)? {
+    /// Opens a model. `progress` is told about downloads from the hub: of small files now, of the weights when
+    /// [`ModelFiles::checkpoint`] is called.
+    pub fn find(model: &ModelSource, progress: DownloadProgress) -> Result<Self, StartError> {
+        let source = match Location::of(model)? {
             Location::Program => Source::Embedded(DEMO_FILES),
             Location::Directory(directory) => Source::Directory(directory),
             Location::Hub => Source::Hub(Arc::new(HubModel::find(
                 Access::from_env(),
-                &config.path,
-                config.revision.as_deref().unwrap_or(DEFAULT_REVISION),
+                &model.path,
+                model.revision.as_deref().unwrap_or(DEFAULT_REVISION),
                 progress,
             )?)),
         };
@@ -155,7 +157,7 @@ impl ModelFiles {
     /// What to call the model: the directory's own name, the hub's name, or `demo`.
     pub fn name(&self) -> String {
         match &self.source {
-            Source::Embedded(_) => DEMO.to_string(),
+            Source::Embedded(_) => DEMO_MODEL.to_string(),
             Source::Hub(model) => model.name().to_string(),
             Source::Directory(path) => {
                 // `.` and `dir/..` have no last name of their own.
@@ -169,7 +171,7 @@ impl ModelFiles {
     pub fn path(&self, name: &str) -> String {
         match self.place() {
             Place::Directory(directory) => directory.join(name).display().to_string(),
-            Place::Embedded(_) => format!("{DEMO}:{name}"),
+            Place::Embedded(_) => format!("{DEMO_MODEL}:{name}"),
         }
     }
 
@@ -329,10 +331,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("config.json"), "{}").unwrap();
         for model in ["demo", folder.path().to_str().unwrap()] {
-            let config = ModelConfig { path: model.into(), revision: Some("v2".into()), ..ModelConfig::default() };
-            let message = error(ModelFiles::find(&config, Arc::new(|_, _| {})));
+            let source = ModelSource { path: model.into(), revision: Some("v2".into()) };
+            let message = error(ModelFiles::find(&source, Arc::new(|_, _| {})));
             assert!(message.starts_with("model.revision: ") && message.contains("'v2'"), "{message}");
-            assert!(whereabouts(&ModelConfig { revision: None, ..config }).is_ok());
+            assert!(whereabouts(&ModelSource { revision: None, ..source }).is_ok());
         }
     }
 

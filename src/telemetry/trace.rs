@@ -3,7 +3,6 @@
 //! A request is a span from its first byte to its last, part of the trace that its `traceparent` names or the first of a new
 //! one. At its end it gets a child for each stage of each prompt: queue, prefill, decode, and each pause.
 
-use crate::config::TracingConfig;
 use crate::error::StartError;
 use crate::telemetry::report::Report;
 use opentelemetry::propagation::{Extractor, TextMapPropagator};
@@ -22,6 +21,16 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// For the collector's answer to a batch.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Where traces are sent, and which.
+#[derive(Clone, Debug)]
+pub struct TraceOptions {
+    /// Base URL of a collector that takes OTLP over HTTP.
+    pub otlp_endpoint: String,
+    /// Fraction of the requests that are traced, without those that already belong to a trace.
+    pub sample_ratio: f64,
+    pub service_name: String,
+}
 
 /// Begins spans, and sends them from a thread of its own.
 #[derive(Debug)]
@@ -42,33 +51,29 @@ pub fn trace_id(context: &SpanContext) -> Option<String> {
 }
 
 impl Tracer {
-    /// `None` where nothing is to be traced. Not to be called by a thread that runs futures: the exporter's client
-    /// blocks.
-    pub fn start(config: &TracingConfig, model: &str) -> Result<Option<Self>, StartError> {
-        if config.otlp_endpoint.is_empty() {
-            return Ok(None);
-        }
+    /// Must not be called on a thread that runs futures, because the exporter's client blocks.
+    pub fn start(options: &TraceOptions, model: &str) -> Result<Self, StartError> {
         let wrong = |error: &dyn std::fmt::Display| StartError::new(format!("cannot start tracing: {error}"));
         let client = reqwest::blocking::Client::builder().timeout(EXPORT_TIMEOUT).build().map_err(|e| wrong(&e))?;
         let exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_http()
             .with_http_client(Client { client, is_failing: AtomicBool::new(false) })
-            .with_endpoint(format!("{}/v1/traces", config.otlp_endpoint.trim_end_matches('/')))
+            .with_endpoint(format!("{}/v1/traces", options.otlp_endpoint.trim_end_matches('/')))
             .with_protocol(Protocol::HttpBinary)
             .with_timeout(EXPORT_TIMEOUT)
             .build()
             .map_err(|e| wrong(&e))?;
         let resource = Resource::builder()
-            .with_service_name(config.service_name.clone())
+            .with_service_name(options.service_name.clone())
             .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
             .build();
         let provider = SdkTracerProvider::builder()
             .with_batch_exporter(exporter)
-            .with_sampler(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(config.sample_ratio))))
+            .with_sampler(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(options.sample_ratio))))
             .with_resource(resource)
             .build();
         let tracer = provider.tracer("pagetide");
-        Ok(Some(Self { provider, tracer, model: model.to_owned() }))
+        Ok(Self { provider, tracer, model: model.to_owned() })
     }
 
     /// A request's span.

@@ -156,9 +156,15 @@ fn a_wrong_configuration_file_is_reported_whole_with_exit_status_1() {
 }
 
 #[test]
-fn what_config_show_prints_for_reference_is_the_file_of_the_repository() {
-    let shipped = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("config/pagetide.toml")).unwrap();
-    assert_eq!(text(&output(&["config", "show", "--reference"]).stdout), shipped);
+fn config_defaults_prints_a_file_with_all_settings() {
+    let defaults = text(&output(&["config", "defaults"]).stdout);
+    assert_eq!(text(&output(&["config", "show", "--reference"]).stdout), defaults);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("pagetide.toml");
+    std::fs::write(&file, defaults).unwrap();
+    let shown = text(&output(&["config", "show", "--config", file.to_str().unwrap()]).stdout);
+    let values: Vec<&str> = shown.lines().filter(|line| line.contains(" = ")).collect();
+    assert!(values.len() > 90 && values.iter().all(|line| line.contains("pagetide.toml:")), "{shown}");
     let shown = text(&output(&["config", "show", "--port", "9"]).stdout);
     assert!(shown.lines().any(|line| line.starts_with("port = 9 ") && line.ends_with("# --port")), "{shown}");
 }

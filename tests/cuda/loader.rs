@@ -41,7 +41,7 @@ fn load(total_memory: usize, change: impl FnOnce(&mut Config)) -> Result<(GpuRun
             Ok(device)
         }
     };
-    let (runner, loaded) = load_on_gpu(Box::new(open), &config, &files, spec, &mut |_, _| Ok(()))?;
+    let (runner, loaded) = load_on_gpu(Box::new(open), &config.load_options(), &files, spec, &mut |_, _| Ok(()))?;
     Ok((runner, loaded, opened))
 }
 

@@ -2,9 +2,12 @@
 
 use crate::emulation::{EmulatedDevice, EmulatedOptions};
 use pagetide::backend::cuda::device::{Copy, Device, DeviceBuffer, PinnedBuffer, Stream};
-use pagetide::backend::cuda::driver::{self, DriverSettings};
-use pagetide::backend::cuda::{CudaOptions, CudaTensor};
+use pagetide::backend::cuda::driver::{self, DriverOptions};
+use pagetide::backend::cuda::{CudaBackend, CudaOptions, CudaTensor};
 use pagetide::backend::{DType, KvLayout};
+use pagetide::model::decoder::Decoder;
+use pagetide::model::files::ModelFiles;
+use pagetide::model::spec::ModelSpec;
 use std::fs;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
@@ -25,9 +28,9 @@ pub fn on_gpu() -> bool {
 /// The emulation, or, with `PAGETIDE_TEST_DEVICE=cuda`, the first GPU.
 pub fn device(thread_order: u32) -> Rc<dyn Device> {
     if on_gpu() {
-        // Exact resume needs batch-invariant products.
-        let settings = DriverSettings { batch_invariant: true, ..DriverSettings::default() };
-        return driver::find(&settings).unwrap().open().unwrap();
+        // Products as exact resume needs them.
+        let config = DriverOptions { batch_invariant: true, ..DriverOptions::default() };
+        return driver::find(&config).unwrap().open().unwrap();
     }
     Rc::new(EmulatedDevice::new(EmulatedOptions { thread_order, ..EmulatedOptions::default() }))
 }

@@ -1,7 +1,7 @@
 //! The libraries that stand for CUDA's, compiled once, and what they can be told and asked.
 
 use libloading::{Library, Symbol};
-use pagetide::backend::cuda::driver::{DriverSettings, Gpu, NoGpu, find};
+use pagetide::backend::cuda::driver::{DriverOptions, Gpu, NoGpu, find};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -74,8 +74,8 @@ impl Fake {
 
     pub fn find(&self, batch_invariant: bool) -> Result<Gpu, NoGpu> {
         let path = |path: PathBuf| path.to_str().expect("UTF-8").to_owned();
-        find(&DriverSettings {
-            library_path: vec![path(self.folder.clone())],
+        find(&DriverOptions {
+            cuda_library_path: vec![path(self.folder.clone())],
             kernel_cache: Some(path(self.folder.join("kernels"))),
             batch_invariant,
         })

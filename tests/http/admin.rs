@@ -115,7 +115,7 @@ async fn every_setting_is_shown_and_no_secret() {
     });
     assert_eq!(shown["live"]["swap.space_gib"], expected);
     let (port, keys) = (&shown["restart"]["server.port"], &shown["live"]["server.api_keys"]);
-    assert_eq!((&port["value"], &port["reason"]), (&json!(0), &json!("the address is bound at the start")));
+    assert_eq!((&port["value"], &port["reason"]), (&json!(0), &json!("the address is bound at startup")));
     assert_eq!(
         (&keys["value"], &shown["live"]["server.admin_key"]["value"]),
         (&json!(["(secret)"]), &json!("(secret)"))
@@ -164,15 +164,15 @@ async fn a_wrong_change_changes_nothing_and_names_the_field() {
     let good = ("scheduler.watermark", json!(0.2));
     for (key, value, says) in [
         ("swap.space_gib", json!(-1), "-1 is out of range: a number from 0 to 65536"),
-        ("swap.space_gib", json!("much"), "\"much\" (text) is not a number from 0 to 65536"),
+        ("swap.space_gib", json!("much"), "\"much\" (a string) is not a number from 0 to 65536"),
         ("swap.max_tail_blocks", json!(1.5), "1.5 (a number) is not a whole number from 0 to 65536"),
         ("scheduler.preemption_mode", json!("never"), "'never' is not one of auto, swap, recompute"),
-        ("server.api_keys", json!([1]), "is not a list of texts"),
-        ("server.api_keys", json!({"a": 1}), "{\"a\":1} is not a list of texts"),
+        ("server.api_keys", json!([1]), "is not a list of strings"),
+        ("server.api_keys", json!({"a": 1}), "{\"a\":1} is not a list of strings"),
         ("server.api_keys", json!([""]), "a key must not be empty"),
-        ("server.admin_key", json!("a-client"), "it is one of server.api_keys"),
-        ("server.metrics_key", json!("a-client"), "it is one of server.api_keys"),
-        ("server.metrics_key", json!("the-admin"), "it is server.admin_key"),
+        ("server.admin_key", json!("a-client"), "is also in server.api_keys"),
+        ("server.metrics_key", json!("a-client"), "is also in server.api_keys"),
+        ("server.metrics_key", json!("the-admin"), "equals server.admin_key"),
         ("swap.spce_gib", json!(1), "unknown key; did you mean 'swap.space_gib'?"),
         ("scheduler.max_num_batched_tokens", json!(100), "100 is less than scheduler.max_num_seqs = 256 (default)"),
         ("log.level", json!("loud"), "'loud' is neither one of"),
@@ -182,9 +182,9 @@ async fn a_wrong_change_changes_nothing_and_names_the_field() {
         assert!(error["message"].as_str().unwrap().contains(says), "{key}: {error}");
     }
     for (key, value, says) in [
-        ("server.port", json!(1), "a restart only: the address is bound at the start"),
-        ("cache.block_size", json!(32), "a restart only: the device's KV pool"),
-        ("swap.max_space_gib", json!(9), "a restart only: the memory, or the address space"),
+        ("server.port", json!(1), "a restart only: the address is bound at startup"),
+        ("cache.block_size", json!(32), "a restart only: the KV cache"),
+        ("swap.max_space_gib", json!(9), "a restart only: its memory or address space"),
         (
             "swap.space_gib",
             json!(2.5),

@@ -10,7 +10,7 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use pagetide::actors::messages::Event;
 use pagetide::config::{ApiKeyConfig, Config, ServerConfig, TracingConfig};
 use pagetide::sampling::params::FinishReason;
-use pagetide::telemetry::trace::Tracer;
+use pagetide::telemetry::trace::{TraceOptions, Tracer};
 use prost::Message;
 use serde_json::json;
 use std::sync::{Arc, Mutex};
@@ -38,7 +38,9 @@ fn collector() -> (String, Batches) {
 
 /// As at the program's start: not on a thread that runs futures.
 async fn tracer(config: TracingConfig) -> Arc<Tracer> {
-    let start = move || Arc::new(Tracer::start(&config, "a/model").unwrap().expect("there is a collector"));
+    let TracingConfig { otlp_endpoint, sample_ratio, service_name } = config;
+    let options = TraceOptions { otlp_endpoint, sample_ratio, service_name };
+    let start = move || Arc::new(Tracer::start(&options, "a/model").unwrap());
     web::block(start).await.unwrap()
 }
 

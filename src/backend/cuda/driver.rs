@@ -37,9 +37,9 @@ pub const MIN_COMPUTE_CAPABILITY: (u32, u32) = (8, 0);
 
 /// Where a GPU's libraries are searched, and how the GPU is used.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct DriverSettings {
+pub struct DriverOptions {
     /// Folders of CUDA's libraries, in addition to those that the system knows.
-    pub library_path: Vec<String>,
+    pub cuda_library_path: Vec<String>,
     /// The folder of compiled kernels. `None`: where the user's programs keep such files.
     pub kernel_cache: Option<String>,
     /// A matrix product's rows do not depend on how many rows there are.
@@ -112,9 +112,9 @@ impl Gpu {
 }
 
 /// Asks the driver for its version and its devices. A driver without devices is an error too.
-pub fn probe(settings: &DriverSettings) -> Result<DriverSummary, NoGpu> {
+pub fn probe(settings: &DriverOptions) -> Result<DriverSummary, NoGpu> {
     catch_panics(|| {
-        let places = LibraryFolders::new(&settings.library_path);
+        let places = LibraryFolders::new(&settings.cuda_library_path);
         let opened = places.open(Library::Cuda, 0).map_err(|missing| NoGpu(missing.to_string()))?;
         // SAFETY: opening a library by name, as above.
         if !unsafe { sys::is_culib_present() } {
@@ -151,7 +151,7 @@ pub fn probe(settings: &DriverSettings) -> Result<DriverSummary, NoGpu> {
 }
 
 /// Finds a GPU that can be used: driver, device and libraries.
-pub fn find(settings: &DriverSettings) -> Result<Gpu, NoGpu> {
+pub fn find(settings: &DriverOptions) -> Result<Gpu, NoGpu> {
     let driver = probe(settings)?;
     let able = driver.devices.iter().position(|device| device.compute_capability >= MIN_COMPUTE_CAPABILITY);
     let Some(ordinal) = able else {
@@ -178,7 +178,7 @@ pub fn find(settings: &DriverSettings) -> Result<Gpu, NoGpu> {
 }
 
 /// Opens an NVRTC whose code a driver of CUDA `driver_major` can run. No driver is needed.
-pub fn open_nvrtc(settings: &DriverSettings, driver_major: u32) -> Result<LibrarySummary, NoGpu> {
+pub fn open_nvrtc(settings: &DriverOptions, driver_major: u32) -> Result<LibrarySummary, NoGpu> {
     catch_panics(|| {
         let opened = open(settings, Library::Nvrtc, driver_major)?;
         // SAFETY: opening a library by name.
@@ -196,7 +196,7 @@ pub fn open_nvrtc(settings: &DriverSettings, driver_major: u32) -> Result<Librar
 }
 
 /// Opens cuBLASLt in the same way.
-pub fn open_cublaslt(settings: &DriverSettings, driver_major: u32) -> Result<LibrarySummary, NoGpu> {
+pub fn open_cublaslt(settings: &DriverOptions, driver_major: u32) -> Result<LibrarySummary, NoGpu> {
     catch_panics(|| {
         let opened = open(settings, Library::CublasLt, driver_major)?;
         // SAFETY: opening a library by name.
@@ -216,8 +216,8 @@ pub fn open_cublaslt(settings: &DriverSettings, driver_major: u32) -> Result<Lib
     })
 }
 
-fn open(settings: &DriverSettings, library: Library, driver_major: u32) -> Result<Found, NoGpu> {
-    let opened = LibraryFolders::new(&settings.library_path).open(library, driver_major);
+fn open(settings: &DriverOptions, library: Library, driver_major: u32) -> Result<Found, NoGpu> {
+    let opened = LibraryFolders::new(&settings.cuda_library_path).open(library, driver_major);
     opened.map_err(|missing| NoGpu(missing.to_string()))
 }
 

@@ -32,8 +32,8 @@ impl Roofline {
     pub fn start(config: &Config, progress: LoadProgress) -> Result<(Runtime, Self), StartError> {
         let profile = Profile::default();
         let runtime = Runtime::start_profiled(config, profile.clone(), progress)?;
-        let backend = loader::cpu_backend(config)?;
-        let MachineLimits { read_bytes_per_s, flops_per_s } = backend.measure_limits(runtime.loaded().dtype)?;
+        let backend = loader::cpu_backend(&config.load_options())?;
+        let Limits { read_bytes_per_s, flops_per_s } = backend.measure_limits(runtime.loaded().dtype)?;
         let machine = Machine {
             isa: backend.isa().name(),
             threads: backend.num_threads(),

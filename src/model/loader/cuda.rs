@@ -1,15 +1,15 @@
 //! Loading onto a GPU.
 
-use super::{LoadedModel, checkpoint, dtype, max_model_len, pool_sizes};
+use super::sizes::{LoadedModel, checkpoint, dtype, max_model_len, pool_sizes};
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::driver::DriverSettings;
 use crate::backend::cuda::{CudaBackend, CudaOptions};
 use crate::backend::{Backend, Batch, BatchSeq, KvLayout, LogitsRequest, LogitsWant, NO_SOURCE};
-use crate::config::{Config, DeviceConfig};
 use crate::engine::plan::{CopyReport, StepOutput, StepPlan, StepRunner};
 use crate::error::StartError;
 use crate::model::decoder::Decoder;
 use crate::model::files::ModelFiles;
+use crate::model::options::LoadOptions;
 use crate::model::runner::{ModelRunner, PoolSizes};
 use crate::model::spec::ModelSpec;
 use crate::model::weights::Progress;
@@ -43,7 +43,7 @@ pub struct GpuRunner {
 /// What a load needs.
 struct Loading {
     open: OpenDevice,
-    config: Config,
+    options: LoadOptions,
     files: ModelFiles,
     spec: ModelSpec,
 }
@@ -51,28 +51,28 @@ struct Loading {
 /// Loads the weights onto the device that `open` gives and sizes the KV pool by what a step at its largest leaves.
 pub fn load_on_gpu(
     open: OpenDevice,
-    config: &Config,
+    options: &LoadOptions,
     files: &ModelFiles,
     spec: ModelSpec,
     progress: &mut Progress<'_>,
 ) -> Result<(GpuRunner, LoadedModel), StartError> {
-    let (dtype, max_model_len) = (dtype(config, &spec), max_model_len(config, &spec));
+    let (dtype, max_model_len) = (dtype(options, &spec), max_model_len(options, &spec));
     let (num_parameters, weights_bytes) = (spec.num_parameters(), spec.weights_bytes(dtype));
-    let loading = Loading { open, config: config.clone(), files: files.clone(), spec };
+    let loading = Loading { open, options: options.clone(), files: files.clone(), spec };
     let device = (loading.open)()?;
     let (mut backend, mut decoder) = loading.model(&device, progress)?;
 
-    let layout = decoder.kv_layout(config.cache.block_size as usize);
+    let layout = decoder.kv_layout(options.block_size);
     run_at_its_largest(&mut backend, &mut decoder, layout, &loading)?;
     // Steps' buffers are made and kernels loaded: what is free now stays free.
     let (free, total) = device.memory()?;
-    let share = config.device.memory_fraction(true);
+    let share = options.memory_fraction.gpu;
     let used = total - free;
     let budget = (total as f64 * share) as usize;
     let share_of = format!(
         "what {share} of the GPU's {total} bytes leaves beside the {used} that are taken by weights, workspace and others"
     );
-    let pools = pool_sizes(config, layout, max_model_len, 0, || Ok((budget.saturating_sub(used), share_of)))?;
+    let pools = pool_sizes(options, layout, max_model_len, 0, || Ok((budget.saturating_sub(used), share_of)))?;
     let runner = make_runner(backend, decoder, pools)?;
 
     let loaded = LoadedModel {
@@ -110,11 +110,11 @@ fn make_runner(
 
 impl Loading {
     fn max_rows(&self) -> usize {
-        self.config.scheduler.batched_tokens(true) as usize
+        self.options.batched_tokens.gpu
     }
 
     fn max_seqs(&self) -> usize {
-        self.config.scheduler.max_num_seqs as usize
+        self.options.max_num_seqs
     }
 
     /// The weights, and all that a step needs but the KV pools.
@@ -123,30 +123,30 @@ impl Loading {
         device: &Rc<dyn Device>,
         progress: &mut Progress<'_>,
     ) -> Result<(CudaBackend, Decoder<CudaBackend>), StartError> {
-        let Self { config, files, spec, .. } = self;
-        let dtype = dtype(config, spec);
+        let Self { options, files, spec, .. } = self;
+        let dtype = dtype(options, spec);
         let max_logit_rows = self.max_seqs().min(MAX_LOGIT_ROWS);
-        let options = CudaOptions {
+        let cuda_options = CudaOptions {
             dtype,
             num_heads: spec.attention.num_heads,
-            kv: spec.kv_layout(config.cache.block_size as usize, dtype),
+            kv: spec.kv_layout(options.block_size, dtype),
             vocab_size: spec.vocab_size,
             max_rows: self.max_rows(),
             max_seqs: self.max_seqs(),
             max_logit_rows,
-            graphs: config.device.cuda_graphs,
-            batch_invariant: config.device.batch_invariant,
+            graphs: options.cuda_graphs,
+            batch_invariant: options.driver.batch_invariant,
             softcap: spec.attention.softcap.is_some(),
             experts: spec.experts.is_some(),
         };
-        let backend = CudaBackend::new(device.clone(), options)?;
+        let backend = CudaBackend::new(device.clone(), cuda_options)?;
         let decoder = Decoder::load(
-            checkpoint(config, files)?.as_ref(),
+            checkpoint(options, files)?.as_ref(),
             spec.clone(),
             dtype,
             self.max_rows(),
             max_logit_rows,
-            max_model_len(config, spec),
+            max_model_len(options, spec),
             &backend,
             progress,
         )?;
@@ -163,7 +163,7 @@ fn run_at_its_largest(
     loading: &Loading,
 ) -> Result<(), StartError> {
     backend.allocate_kv(layout, 1, 0)?;
-    let max_len = max_model_len(&loading.config, &loading.spec);
+    let max_len = max_model_len(&loading.options, &loading.spec);
     let full = |total: usize| (0..total).step_by(max_len).map(move |start| (0, max_len.min(total - start))).collect();
     let prefill: Vec<(usize, usize)> = full(loading.max_rows());
     // Their length costs time and no memory.

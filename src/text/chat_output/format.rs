@@ -1,9 +1,32 @@
 //! In which words a model marks its tool calls and its reasoning, and how that is known.
 
-use crate::config::{ReasoningParser, ToolCallParser};
+use crate::choice::choice;
 use crate::ids::TokenId;
 use crate::text::chat_template::ChatTemplate;
 use crate::text::tokenizer::Tokenizer;
+
+choice!(
+    /// In which words the model calls tools.
+    ToolCallParser {
+        /// As its chat template shows it.
+        Auto = "auto",
+        None = "none",
+        Hermes = "hermes",
+        Llama3Json = "llama3_json",
+        Mistral = "mistral",
+    }
+);
+choice!(
+    /// How the model marks its reasoning.
+    ReasoningParser {
+        /// As its chat template shows it.
+        Auto = "auto",
+        None = "none",
+        DeepseekR1 = "deepseek_r1",
+        Qwen3 = "qwen3",
+        Mistral = "mistral",
+    }
+);
 
 /// How a model writes tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

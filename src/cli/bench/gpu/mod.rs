@@ -163,7 +163,7 @@ const HEADER: &str = "| measure | block size | value | at most | share | goal |\
 pub fn run(args: &GpuArgs) -> Result<ExitCode, StartError> {
     let config = args.options.resolve()?.config;
     log::init(&config.log)?;
-    let gpu = driver::find(&driver_settings(&config.device))?;
+    let gpu = driver::find(&config.device.driver_options())?;
     let mut sizes = Sizes { block_sizes: args.block_sizes.clone(), ..Sizes::full() };
     if args.quick {
         sizes.model = None;

@@ -92,7 +92,7 @@ impl Steps {
         // The loader wants to be able to open the device again; here it is opened once.
         let device = open()?;
         let open = Box::new(move || Ok(Rc::clone(&device)));
-        let (runner, loaded) = load_on_gpu(open, &config, &files, spec, &mut |_, _| Ok(()))?;
+        let (runner, loaded) = load_on_gpu(open, &config.load_options(), &files, spec, &mut |_, _| Ok(()))?;
         let params = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
         let weights_read = loaded.weights_bytes - (table * loaded.dtype.size_bytes()) as u64;
         Ok(Self { runner, loaded, weights_read, params: Arc::new(params) })

@@ -46,7 +46,7 @@ fn find(config: &Config) -> Result<(ModelFiles, ModelSpec), StartError> {
         // Nothing is left in between by a report that panicked.
         (*report.lock().unwrap_or_else(PoisonError::into_inner))(LoadPhase::Download, done, total);
     };
-    let files = ModelFiles::find(&config.model, Arc::new(downloaded))?;
+    let files = ModelFiles::find(&config.model.source(), Arc::new(downloaded))?;
     let spec = ModelSpec::load(&files)?;
     Ok((files, spec))
 }
@@ -60,7 +60,7 @@ impl Model {
             report(LoadPhase::Load, done, total);
             Ok(())
         };
-        let (runner, loaded) = loader::load(config, &files, spec, None, &mut loading)?;
+        let (runner, loaded) = loader::load(&config.load_options(), &files, spec, None, &mut loading)?;
         Ok(Self { name: files.name(), vocab_size, loaded, runner })
     }
 

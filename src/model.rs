@@ -9,6 +9,7 @@ pub mod hub;
 pub mod loader;
 mod names;
 pub mod null;
+pub mod options;
 pub mod rope;
 pub mod runner;
 pub mod spec;

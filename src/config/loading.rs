@@ -1,0 +1,66 @@
+//! Conversions of the configuration to the options of the model and the device.
+
+use super::{Config, DeviceConfig, IsaChoice, ModelConfig};
+use crate::backend::cpu::Isa;
+use crate::backend::cuda::driver::DriverOptions;
+use crate::model::options::{LoadOptions, ModelSource, PerDevice};
+
+impl Config {
+    /// How to load the model.
+    pub fn load_options(&self) -> LoadOptions {
+        let Self { model, device, cache, swap, scheduler, .. } = self;
+        LoadOptions {
+            source: model.source(),
+            dtype: model.dtype,
+            load_format: model.load_format,
+            max_model_len: model.max_model_len.map(|len| len as usize),
+            device: device.kind,
+            threads: device.num_threads(),
+            isa: device.isa.chosen(),
+            driver: device.driver_options(),
+            cuda_graphs: device.cuda_graphs,
+            memory_fraction: PerDevice { cpu: device.memory_fraction(false), gpu: device.memory_fraction(true) },
+            batched_tokens: PerDevice {
+                cpu: scheduler.batched_tokens(false) as usize,
+                gpu: scheduler.batched_tokens(true) as usize,
+            },
+            max_num_seqs: scheduler.max_num_seqs as usize,
+            block_size: cache.block_size as usize,
+            num_device_blocks: cache.num_device_blocks.map(|blocks| blocks as usize),
+            swap_bytes: swap.space_bytes(),
+            max_swap_bytes: swap.max_space_bytes(),
+        }
+    }
+}
+
+impl ModelConfig {
+    /// Which model to open.
+    pub fn source(&self) -> ModelSource {
+        ModelSource { path: self.path.clone(), revision: self.revision.clone() }
+    }
+}
+
+impl DeviceConfig {
+    /// How to find the GPU and its libraries.
+    pub fn driver_options(&self) -> DriverOptions {
+        DriverOptions {
+            cuda_library_path: self.cuda_library_path.clone(),
+            kernel_cache: self.kernel_cache.clone(),
+            batch_invariant: self.batch_invariant,
+        }
+    }
+}
+
+impl IsaChoice {
+    /// `None` for the best instruction set of this machine.
+    pub fn chosen(self) -> Option<Isa> {
+        match self {
+            IsaChoice::Auto => None,
+            IsaChoice::Amx => Some(Isa::Amx),
+            IsaChoice::Avx512 => Some(Isa::Avx512),
+            IsaChoice::Avx2 => Some(Isa::Avx2),
+            IsaChoice::Neon => Some(Isa::Neon),
+            IsaChoice::Portable => Some(Isa::Portable),
+        }
+    }
+}

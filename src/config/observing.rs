@@ -1,0 +1,80 @@
+//! Settings of logs, metrics, traces, the console and the flight recorder.
+
+use super::LogFormat;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct LogConfig {
+    /// A level, or filters by module as in `info,pagetide=debug`.
+    pub level: String,
+    pub format: LogFormat,
+    /// 0: none is called slow.
+    pub slow_request_s: f64,
+}
+
+impl Default for LogConfig {
+    fn default() -> Self {
+        Self { level: "info".into(), format: LogFormat::Human, slow_request_s: 0.0 }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct MetricsConfig {
+    pub enabled: bool,
+    /// Under vLLM's names too.
+    pub vllm_names: bool,
+}
+
+impl Default for MetricsConfig {
+    fn default() -> Self {
+        Self { enabled: true, vllm_names: false }
+    }
+}
+
+/// Traces to a collector that speaks OTLP.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TracingConfig {
+    /// Base URL. Empty: nothing is traced.
+    pub otlp_endpoint: String,
+    /// Of requests that come without a trace of their own.
+    pub sample_ratio: f64,
+    pub service_name: String,
+}
+
+impl Default for TracingConfig {
+    fn default() -> Self {
+        Self { otlp_endpoint: String::new(), sample_ratio: 1.0, service_name: "pagetide".into() }
+    }
+}
+
+/// The page at `/`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ConsoleConfig {
+    pub enabled: bool,
+    /// Snapshots of the engine a second, while somebody watches.
+    pub max_rate_hz: f64,
+    /// Who may watch at once.
+    pub max_watchers: usize,
+}
+
+impl Default for ConsoleConfig {
+    fn default() -> Self {
+        Self { enabled: true, max_rate_hz: 10.0, max_watchers: 8 }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecorderConfig {
+    /// 0: nothing is recorded.
+    pub minutes: u64,
+    pub max_mib: usize,
+    /// Where recordings are written.
+    pub dir: String,
+    /// They hold the tokens of prompts and outputs.
+    pub tokens: bool,
+}
+
+impl Default for RecorderConfig {
+    fn default() -> Self {
+        Self { minutes: 5, max_mib: 128, dir: ".".into(), tokens: false }
+    }
+}

@@ -1,0 +1,173 @@
+//! Settings of the server, its limits and the request intake.
+
+use super::{ApiKeyConfig, CacheIsolation, SHARE_OF_SEVERAL, num_cores};
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServerConfig {
+    pub host: String,
+    /// 0 lets the system choose a free port.
+    pub port: u16,
+    /// `None`: the model's own name.
+    pub served_model_name: Option<String>,
+    /// Empty: no key is asked for.
+    pub api_keys: Vec<ApiKeyConfig>,
+    /// Of `/admin/config`. Empty: it is closed.
+    pub admin_key: String,
+    /// Of `/metrics` and the console's events, beside `admin_key`. Empty: of `admin_key` alone, where clients have keys.
+    pub metrics_key: String,
+    /// Origins whose pages may ask, `*` for any; empty: none may.
+    pub cors_allowed_origins: Vec<String>,
+    pub cors_allow_credentials: bool,
+    pub cache_isolation: CacheIsolation,
+    /// Usage has `kv` where a request does not say.
+    pub include_kv_usage: bool,
+    /// Streams say when they pause, where a request does not say.
+    pub pause_comments: bool,
+    /// Requests held at once, queued and running; one more gets a 429.
+    pub max_requests: usize,
+    /// `None`: see [`ServerConfig::max_requests_of_key`].
+    pub max_share_per_key: Option<f64>,
+    pub retry_after_s: u64,
+    /// How long `/ready` says no before requests are refused.
+    pub drain_delay_s: u64,
+    pub drain_timeout_s: u64,
+    pub max_body_bytes: usize,
+    /// 0: none; so for the other time-outs.
+    pub header_timeout_s: u64,
+    pub body_timeout_s: u64,
+    pub request_timeout_s: u64,
+    pub write_timeout_s: u64,
+    /// 0: any.
+    pub max_unread_mib: usize,
+    /// 0: any.
+    pub max_answer_logprobs: usize,
+    pub keep_alive_s: u64,
+    /// Empty: plain HTTP.
+    pub tls_cert: String,
+    pub tls_key: String,
+    /// Empty: `/metrics` and `/admin` are served beside everything else.
+    pub admin_listen: String,
+    pub trust_request_chat_template: bool,
+    /// The admin may let a step fail.
+    pub debug_endpoints: bool,
+    /// 0: see [`ServerConfig::num_workers`].
+    pub workers: usize,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            host: "127.0.0.1".into(),
+            port: 8000,
+            served_model_name: None,
+            api_keys: Vec::new(),
+            admin_key: String::new(),
+            metrics_key: String::new(),
+            cors_allowed_origins: Vec::new(),
+            cors_allow_credentials: false,
+            cache_isolation: CacheIsolation::PerKey,
+            include_kv_usage: false,
+            pause_comments: false,
+            max_requests: 1024,
+            max_share_per_key: None,
+            retry_after_s: 1,
+            drain_delay_s: 0,
+            drain_timeout_s: 30,
+            // Some two million tokens of text, or one million token ids.
+            max_body_bytes: 8 << 20,
+            header_timeout_s: 10,
+            body_timeout_s: 60,
+            request_timeout_s: 0,
+            write_timeout_s: 60,
+            max_unread_mib: 64,
+            max_answer_logprobs: 400_000,
+            // Longer than a load balancer's usual minute, so that it is not us who closes one just as a request comes.
+            keep_alive_s: 75,
+            tls_cert: String::new(),
+            tls_key: String::new(),
+            admin_listen: String::new(),
+            trust_request_chat_template: false,
+            debug_endpoints: false,
+            workers: 0,
+        }
+    }
+}
+
+impl ServerConfig {
+    /// Of `max_requests`, how many the requests of one API key may take.
+    pub fn max_requests_of_key(&self) -> usize {
+        let share = self.max_share_per_key.unwrap_or(if self.api_keys.len() > 1 { SHARE_OF_SEVERAL } else { 1.0 });
+        ((share * self.max_requests as f64) as usize).clamp(1, self.max_requests)
+    }
+
+    /// Threads that parse and write HTTP. A few are plenty: the work is in the engine.
+    pub fn num_workers(&self) -> usize {
+        if self.workers > 0 { self.workers } else { num_cores().min(4) }
+    }
+}
+
+/// How much is taken in. 0 is any number.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LimitsConfig {
+    pub max_connections: usize,
+    /// Of all requests together.
+    pub requests_per_minute: u64,
+    pub tokens_per_minute: u64,
+    /// Of each API key that says nothing else.
+    pub key_requests_per_minute: u64,
+    pub key_tokens_per_minute: u64,
+    pub key_max_requests: u64,
+    /// `None`: see [`Config::key_max_connections`].
+    pub key_max_connections: Option<u64>,
+    pub max_body_values: usize,
+    pub max_parsing_bytes: usize,
+}
+
+impl Default for LimitsConfig {
+    fn default() -> Self {
+        Self {
+            max_connections: 0,
+            requests_per_minute: 0,
+            tokens_per_minute: 0,
+            key_requests_per_minute: 0,
+            key_tokens_per_minute: 0,
+            key_max_requests: 0,
+            key_max_connections: None,
+            // A value takes up to a kilobyte until its request has been made.
+            max_body_values: 100_000,
+            max_parsing_bytes: 64 << 20,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct IntakeConfig {
+    pub tokenizer_threads: usize,
+    pub job_timeout_s: u64,
+    pub max_prompt_bytes: Option<usize>,
+    /// Of compiling a client's grammar.
+    pub grammar_cpu_s: f64,
+    pub grammar_memory_mib: usize,
+    /// Of its outputs' masks. `None`: by the vocabulary.
+    pub grammar_work_per_token: Option<u32>,
+}
+
+impl IntakeConfig {
+    /// Bytes of a prompt's text at most, for a model of so many tokens.
+    pub fn max_prompt_bytes(&self, max_model_len: usize) -> usize {
+        self.max_prompt_bytes.unwrap_or((16 * max_model_len).max(256 << 10))
+    }
+}
+
+impl Default for IntakeConfig {
+    fn default() -> Self {
+        Self {
+            tokenizer_threads: 2,
+            job_timeout_s: 10,
+            max_prompt_bytes: None,
+            grammar_cpu_s: 2.0,
+            grammar_memory_mib: 64,
+            grammar_work_per_token: None,
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Loads a model: chooses the device, reads the weights and allocates the KV pools.
+
+mod check;
+mod cpu;
+mod cuda;
+mod memory;
+mod null;
+mod sizes;
+
+use crate::backend::DType;
+use crate::backend::cuda::driver;
+use crate::backend::profile::Profile;
+use crate::engine::plan::StepRunner;
+use crate::error::StartError;
+use crate::model::files::ModelFiles;
+use crate::model::options::{DeviceKind, LoadFormat, LoadOptions};
+use crate::model::spec::{Family, ModelSpec};
+use crate::model::weights::Progress;
+pub use check::{Target, check};
+pub use cpu::backend as cpu_backend;
+pub use cuda::{GpuRunner, OpenDevice, load_on_gpu};
+pub use sizes::LoadedModel;
+use sizes::dtype;
+
+/// Loads the weights onto the configured device and allocates the KV pools. `profile` records the operations of steps; it
+/// works on the CPU only. `progress` is told the bytes read so far and in total.
+pub fn load(
+    options: &LoadOptions,
+    files: &ModelFiles,
+    spec: ModelSpec,
+    profile: Option<Profile>,
+    progress: &mut Progress<'_>,
+) -> Result<(Box<dyn StepRunner>, LoadedModel), StartError> {
+    if options.load_format == LoadFormat::Null {
+        if profile.is_some() {
+            return Err(StartError::new("no roofline of --load-format null: it computes nothing"));
+        }
+        let (runner, loaded) = null::load(options, &spec)?;
+        return Ok((Box::new(runner), loaded));
+    }
+    let gpu = match options.device {
+        DeviceKind::Cpu => None,
+        DeviceKind::Cuda => Some(driver::find(&options.driver)?),
+        DeviceKind::Auto => match driver::find(&options.driver) {
+            Ok(gpu) => Some(gpu),
+            Err(why) => {
+                tracing::info!("running on the CPU: {why}");
+                None
+            }
+        },
+    };
+    if dtype(options, &spec) == DType::F16 && matches!(spec.family, Family::Gemma2 | Family::Gemma3) {
+        tracing::warn!("Gemma's activations may outgrow float16: use --dtype bfloat16 or float32");
+    }
+    check(options, files, &spec, if gpu.is_some() { Target::Gpu } else { Target::Cpu })?;
+    match gpu {
+        Some(_) if profile.is_some() => Err(StartError::new(
+            "no roofline of a GPU: its operations go on after they have been called; \
+             `pagetide bench gpu` measures them, and --device cpu measures the CPU",
+        )),
+        Some(gpu) => {
+            let (runner, loaded) = load_on_gpu(gpu.opener(), options, files, spec, progress)?;
+            Ok((Box::new(runner), loaded))
+        }
+        None => cpu::load(options, files, spec, profile, progress),
+    }
+}

@@ -1,0 +1,78 @@
+//! The options that a model is loaded with.
+
+use crate::backend::cpu::Isa;
+use crate::backend::cuda::driver::DriverOptions;
+use crate::choice::choice;
+
+choice!(
+    /// Type of weights and KV cache.
+    DtypeChoice {
+        /// The checkpoint's own.
+        Auto = "auto",
+        Float32 = "float32",
+        Float16 = "float16",
+        Bfloat16 = "bfloat16",
+    }
+);
+choice!(
+    /// Where the weights come from.
+    LoadFormat {
+        /// The checkpoint's safetensors files.
+        Auto = "auto",
+        /// Random numbers.
+        Dummy = "dummy",
+        /// Nowhere: there is no model.
+        Null = "null",
+    }
+);
+choice!(DeviceKind {
+    /// The GPU if there is one, else the CPU.
+    Auto = "auto",
+    Cpu = "cpu",
+    Cuda = "cuda",
+});
+
+/// Which model to open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelSource {
+    /// A directory, a name on the Hugging Face hub, or [`DEMO_MODEL`](super::files::DEMO_MODEL).
+    pub path: String,
+    /// Branch, tag or commit of a hub model; `None` is its main branch.
+    pub revision: Option<String>,
+}
+
+/// How a model is loaded, and the size of its KV pools.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    pub source: ModelSource,
+    pub dtype: DtypeChoice,
+    pub load_format: LoadFormat,
+    /// `None`: the model's own limit.
+    pub max_model_len: Option<usize>,
+    pub device: DeviceKind,
+    /// Threads of the CPU backend.
+    pub threads: usize,
+    /// `None`: the best instruction set of this machine.
+    pub isa: Option<Isa>,
+    pub driver: DriverOptions,
+    pub cuda_graphs: bool,
+    /// Fraction of the memory for weights and KV blocks.
+    pub memory_fraction: PerDevice<f64>,
+    /// Maximum number of tokens in a step.
+    pub batched_tokens: PerDevice<usize>,
+    pub max_num_seqs: usize,
+    /// Tokens in a KV block.
+    pub block_size: usize,
+    /// `None`: as many as fit in the fraction of the memory.
+    pub num_device_blocks: Option<usize>,
+    pub swap_bytes: usize,
+    /// Maximum to which the swap pool can grow later. `None`: the loader decides.
+    pub max_swap_bytes: Option<usize>,
+}
+
+/// A value that depends on the kind of device.
+#[derive(Clone, Copy, Debug)]
+pub struct PerDevice<T> {
+    pub cpu: T,
+    pub gpu: T,
+}
