@@ -40,6 +40,11 @@ id!(
     CopyId, u64, "c"
 );
 
+/// The API key that a request belongs to, as a number. 0 is nobody: no keys are configured, or the request did not come
+/// over HTTP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Tenant(pub u32);
+
 impl BlockId {
     pub fn index(self) -> usize {
         self.0 as usize

@@ -1,9 +1,8 @@
 //! What is recorded, as Prometheus reads it.
 
-use pagetide::engine::arbiter::Choice;
-use pagetide::engine::bill::{Holding, QuotaTier, Tenant};
-use pagetide::engine::scheduler::{Foresight, TailCopies};
-use pagetide::ids::IdMap;
+use pagetide::engine::scheduler::{Foresight, TailCopies, TailExcess};
+use pagetide::ids::Tenant;
+use pagetide::metrics::tenants::TenantHeld;
 use pagetide::metrics::*;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -41,17 +40,19 @@ fn what_is_recorded_is_on_the_page() {
     request_rejected(Rejection::Draining, Tenant(7));
     preempted(Preemption::Recompute);
     let left = |num_blocks, foresight| TailCopies { num_blocks, foresight };
-    preemption_copies(left(3, Foresight::Foreseen { num_filled: 0 }), 4);
-    preemption_copies(left(20, Foresight::Unforeseen), 4);
+    assert_eq!(left(3, Foresight::Foreseen { num_filled: 0 }).excess(4), None);
+    preemption_copies(3, None);
+    assert_eq!(left(20, Foresight::Unforeseen).excess(4), Some(TailExcess::Unforeseen));
+    preemption_copies(20, Some(TailReason::Unforeseen));
     set_max_tail_blocks(4);
     set_requests(3, 2, 1);
     let tenant = tenants::of(Tenant(7)).unwrap();
     assert!(tenants::of(Tenant::default()).is_none(), "nobody's requests have no label");
     tenant.prompt_tokens(5);
     tenant.generated_token();
-    tenants::quota_refused(Tenant(7), QuotaTier::Swap);
-    let held = Holding { sequences: [1, 2, 3], blocks: [4, 5] };
-    tenants::set_holdings(&IdMap::from_iter([(Tenant(7), held), (Tenant::default(), held)]));
+    tenants::quota_refused(Tenant(7), QuotaOf::Swap);
+    let held = TenantHeld { sequences: [1, 2, 3], blocks: [4, 5] };
+    tenants::set_held([(Tenant(7), held), (Tenant::default(), held)].into_iter());
     prompt_tokens(10, 4);
     set_device_blocks(5, 6, 7);
     forecast(300, 0.02, 0.0005);
@@ -59,7 +60,7 @@ fn what_is_recorded_is_on_the_page() {
     kv_waste(3, 12);
     swapped_out(2, 4096);
     prefix_cache(40, 32, 16);
-    arbiter_decided(Choice::SwapFull);
+    arbiter_decided(ArbiterChoice::SwapFull);
     copies(0.001, 0.002, 7);
     set_swap_blocks(1, 2, 3, 4);
     config_changed(false);
@@ -126,7 +127,7 @@ fn what_is_recorded_is_on_the_page() {
         assert_eq!(value(&page, series), expected, "{series}");
     }
     assert!(page.contains("model=\"demo\""));
-    tenants::set_holdings(&IdMap::default());
+    tenants::set_held(std::iter::empty());
     assert_eq!(value(&render().unwrap(), "pagetide_tenant_blocks{tenant=\"key-7\",tier=\"device\"}"), 0.0);
     kv_waste(0, 0);
     assert_eq!(value(&render().unwrap(), "pagetide_kv_waste_ratio"), 0.0);

@@ -5,6 +5,7 @@ mod clients;
 mod copies;
 mod failure;
 mod keyframes;
+mod labels;
 mod recording;
 mod reporting;
 mod submitted;

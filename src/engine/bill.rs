@@ -1,5 +1,6 @@
 //! What memory pressure does to a request: its bill, its terms, and its tenant.
 
+pub use crate::ids::Tenant;
 use serde::{Deserialize, Serialize};
 use std::ops::AddAssign;
 use std::time::Duration;
@@ -48,11 +49,6 @@ pub fn most_blocks(block_size: usize, num_prompt: usize, num_tokens: usize, num_
     let shared = num_prompt / block_size;
     shared + num_seqs * (num_tokens.div_ceil(block_size) - shared)
 }
-
-/// The owner of a request: an API key, as a number. 0 is no tenant: no keys are set, or the request did not come over
-/// HTTP.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Tenant(pub u32);
 
 /// What the requests of one tenant hold in the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,12 +1,23 @@
 //! The series of all metrics that are known beforehand.
 
+use super::events::{ARBITER_CHOICES, OUTCOMES, PREEMPTIONS, REJECTIONS, TAIL_REASONS};
 use super::table::{self, Kind, METRICS, Metric};
-use super::{OUTCOMES, REJECTIONS};
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, Unit};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Where all metrics are.
+/// All metrics, once they are installed.
+pub static REGISTRY: OnceLock<Registry> = OnceLock::new();
+
+/// Records with the handles; does nothing before the metrics are installed.
+pub fn with(record: impl FnOnce(&Handles)) {
+    if let Some(registry) = REGISTRY.get() {
+        record(&registry.handles);
+    }
+}
+
+/// All metrics of the program.
 pub struct Registry {
     recorder: PrometheusRecorder,
     pub handle: PrometheusHandle,
@@ -55,7 +66,6 @@ pub struct Handles {
     pub swap_out_bytes: Counter,
     pub preemptions: [Counter; 2],
     pub preemption_blocks: Histogram,
-    /// In the order of [`TailExcess`](crate::engine::scheduler::TailExcess).
     pub tail_excesses: [Counter; 5],
     pub max_tail: Gauge,
     pub prefix_queries: Counter,
@@ -144,11 +154,9 @@ impl Handles {
             requests_swapped: gauge_of(&table::REQUESTS, "swapped"),
             outcomes: OUTCOMES.map(|v| counter_of(&table::REQUESTS_TOTAL, v)),
             rejections: REJECTIONS.map(|v| counter_of(&table::REJECTED, v)),
-            // In the order of `Preemption`, `Choice`.
-            preemptions: ["swap", "recompute"].map(|v| counter_of(&table::PREEMPTIONS, v)),
-            tail_excesses: ["filled", "unforeseen", "queue_full", "no_room", "off"]
-                .map(|v| counter_of(&table::TAIL_EXCESSES, v)),
-            arbiter: ["swap", "swap_full", "recompute"].map(|v| counter_of(&table::ARBITER, v)),
+            preemptions: PREEMPTIONS.map(|v| counter_of(&table::PREEMPTIONS, v)),
+            tail_excesses: TAIL_REASONS.map(|v| counter_of(&table::TAIL_EXCESSES, v)),
+            arbiter: ARBITER_CHOICES.map(|v| counter_of(&table::ARBITER, v)),
             queue: histogram(&table::QUEUE_SECONDS),
             first_token: histogram(&table::TIME_TO_FIRST_TOKEN),
             inter_token: histogram(&table::INTER_TOKEN),

@@ -4,9 +4,10 @@
 //! series of their own and all others share [`OTHERS`], so that the page stays small whatever keys come and go. Requests
 //! without a key ([`Tenant::default`]) are in none.
 
-use super::{Outcome, REGISTRY, Registry, Rejection, table};
-use crate::engine::bill::{Holding, QuotaTier, Tenant};
-use crate::ids::IdMap;
+use super::events::{OUTCOMES, Outcome, QuotaOf, REJECTIONS, Rejection};
+use super::registry::{REGISTRY, Registry};
+use super::table;
+use crate::ids::Tenant;
 use metrics::{Counter, Gauge, Label};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -18,14 +19,14 @@ pub const OTHERS: &str = "other";
 /// What is counted for one label. All of it can be counted from any thread.
 pub struct TenantMetrics {
     outcomes: [Counter; 4],
-    rejections: [Counter; super::REJECTIONS.len()],
+    rejections: [Counter; REJECTIONS.len()],
     prompt_tokens: Counter,
     generated_tokens: Counter,
-    /// In the order of [`Holding::sequences`].
+    /// Waiting, running, swapped.
     sequences: [Gauge; 3],
-    /// In the order of [`Holding::blocks`].
+    /// On the device, in the swap pool.
     blocks: [Gauge; 2],
-    /// In the order of [`QuotaTier`].
+    /// In the order of [`QuotaOf`].
     quota: [Counter; 2],
 }
 
@@ -42,9 +43,9 @@ impl TenantMetrics {
         self.outcomes[outcome as usize].increment(1);
     }
 
-    fn set_holding(&self, holding: &Holding) {
-        self.sequences.iter().zip(holding.sequences).for_each(|(gauge, count)| gauge.set(count as f64));
-        self.blocks.iter().zip(holding.blocks).for_each(|(gauge, count)| gauge.set(count as f64));
+    fn set_held(&self, held: &TenantHeld) {
+        self.sequences.iter().zip(held.sequences).for_each(|(gauge, count)| gauge.set(count as f64));
+        self.blocks.iter().zip(held.blocks).for_each(|(gauge, count)| gauge.set(count as f64));
     }
 }
 
@@ -61,21 +62,30 @@ pub fn of(tenant: Tenant) -> Option<Arc<TenantMetrics>> {
     TENANTS.read().unwrap_or_else(PoisonError::into_inner).of(tenant).cloned()
 }
 
-/// Whether somebody is labelled: [`set_holdings`] has something to do.
+/// Whether somebody is labelled: [`set_held`] has something to do.
 pub fn any() -> bool {
     !TENANTS.read().unwrap_or_else(PoisonError::into_inner).labels.is_empty()
 }
 
-/// What each tenant has in the engine now; who is not among them has nothing.
-pub fn set_holdings(held: &IdMap<Tenant, Holding>) {
+/// What a tenant's requests hold in the engine.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TenantHeld {
+    /// Waiting, running, swapped.
+    pub sequences: [usize; 3],
+    /// On the device, in the swap pool.
+    pub blocks: [usize; 2],
+}
+
+/// Sets what each tenant holds now. A tenant that is not in `held` holds nothing.
+pub fn set_held(held: impl Iterator<Item = (Tenant, TenantHeld)>) {
     let tenants = TENANTS.read().unwrap_or_else(PoisonError::into_inner);
-    for (metrics, holding) in tenants.sums(held) {
-        metrics.set_holding(&holding);
+    for (metrics, held) in tenants.sums(held) {
+        metrics.set_held(&held);
     }
 }
 
 /// A quota stood in the way of one of a tenant's sequences.
-pub fn quota_refused(tenant: Tenant, tier: QuotaTier) {
+pub fn quota_refused(tenant: Tenant, tier: QuotaOf) {
     if let Some(metrics) = of(tenant) {
         metrics.quota[tier as usize].increment(1);
     }
@@ -101,12 +111,17 @@ impl Tenants<Arc<TenantMetrics>> {
         self.place(tenant).map(|place| &self.labels[place].1)
     }
 
-    /// Of each label, what all its tenants hold.
-    fn sums(&self, held: &IdMap<Tenant, Holding>) -> impl Iterator<Item = (&TenantMetrics, Holding)> {
-        let mut sums = vec![Holding::default(); self.labels.len()];
-        for (tenant, holding) in held {
-            if let Some(place) = self.place(*tenant) {
-                sums[place] += *holding;
+    /// For each label, the sum over its tenants.
+    fn sums(
+        &self,
+        held: impl Iterator<Item = (Tenant, TenantHeld)>,
+    ) -> impl Iterator<Item = (&TenantMetrics, TenantHeld)> {
+        let mut sums = vec![TenantHeld::default(); self.labels.len()];
+        for (tenant, held) in held {
+            if let Some(place) = self.place(tenant) {
+                let sum = &mut sums[place];
+                sum.sequences.iter_mut().zip(held.sequences).for_each(|(sum, count)| *sum += count);
+                sum.blocks.iter_mut().zip(held.blocks).for_each(|(sum, count)| *sum += count);
             }
         }
         self.labels.iter().map(|(_, metrics)| &**metrics).zip(sums)
@@ -149,8 +164,8 @@ impl TenantMetrics {
         let counter = |metric, value| registry.counter(metric, labels(metric, value));
         let gauge = |metric, value| registry.gauge(metric, labels(metric, value));
         Self {
-            outcomes: super::OUTCOMES.map(|value| counter(&table::TENANT_REQUESTS_TOTAL, value)),
-            rejections: super::REJECTIONS.map(|value| counter(&table::TENANT_REJECTED, value)),
+            outcomes: OUTCOMES.map(|value| counter(&table::TENANT_REQUESTS_TOTAL, value)),
+            rejections: REJECTIONS.map(|value| counter(&table::TENANT_REJECTED, value)),
             prompt_tokens: counter(&table::TENANT_TOKENS, "prompt"),
             generated_tokens: counter(&table::TENANT_TOKENS, "generated"),
             sequences: ["waiting", "running", "swapped"].map(|value| gauge(&table::TENANT_REQUESTS, value)),

@@ -3,9 +3,10 @@
 //! Names, labels, units and the bounds of buckets are those of vLLM's V1 engine. Histograms are recorded a second time,
 //! since their bounds are others than ours; what vLLM counts otherwise than we do is said in [`VLLM_METRICS`].
 
+use super::ended::EndedRequest;
+use super::events::Outcome;
 use super::registry::{METADATA, unit};
 use super::table::{Kind, Metric};
-use super::{EndedRequest, Outcome};
 use metrics::{Counter, Gauge, Histogram, Key, Label, Recorder};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use std::sync::OnceLock;

@@ -1,13 +1,13 @@
 //! What the scheduler's reports say, as metrics, totals and log lines.
 
-use super::SchedulerActor;
+use super::{SchedulerActor, labels};
 use crate::engine::arbiter::Decision;
 use crate::engine::scheduler::{Admission, Forecast, PlanReport, PlanStats};
 use crate::metrics::{self, Preemption, tenants};
 use std::time::Instant;
 
 fn report_decision(decision: &Decision) {
-    metrics::arbiter_decided(decision.choice);
+    metrics::arbiter_decided(labels::arbiter_choice(decision.choice));
     tracing::debug!(
         request = %decision.request,
         choice = ?decision.choice,
@@ -23,12 +23,15 @@ impl SchedulerActor {
     pub(super) fn report_plan(&mut self, report: PlanReport) {
         let max_tail_blocks = self.scheduler().config().max_tail_blocks;
         report.decisions.iter().for_each(report_decision);
-        report.preemption_copies.into_iter().for_each(|copies| metrics::preemption_copies(copies, max_tail_blocks));
+        for copies in &report.preemption_copies {
+            let excess = copies.excess(max_tail_blocks).map(labels::tail_reason);
+            metrics::preemption_copies(copies.num_blocks, excess);
+        }
         metrics::set_max_tail_blocks(max_tail_blocks);
         self.report_stats(&report.stats);
         report.admissions.iter().for_each(|admission| self.report_admission(admission));
         for (tenant, tier) in report.quota_refusals {
-            tenants::quota_refused(tenant, tier);
+            tenants::quota_refused(tenant, labels::quota_of(tier));
         }
         let now = Instant::now();
         for (request, delivery) in report.pauses {
@@ -78,7 +81,8 @@ impl SchedulerActor {
         let population = self.scheduler().population();
         metrics::set_requests(population.waiting, population.running, population.swapped);
         if tenants::any() {
-            tenants::set_holdings(&self.scheduler().holdings());
+            let holdings = self.scheduler().holdings();
+            tenants::set_held(holdings.iter().map(|(tenant, holding)| (*tenant, labels::held(holding))));
         }
     }
 }

@@ -4,6 +4,8 @@
 //! functions take plain values and hold their handles: recording is an atomic operation, no lookup, except for
 //! [`http_request`] and [`build_info`].
 
+mod ended;
+mod events;
 mod registry;
 mod table;
 pub mod tenants;
@@ -11,83 +13,14 @@ pub mod vllm;
 
 pub use table::{Kind, METRICS, Metric};
 
-use crate::engine::arbiter::Choice;
-use crate::engine::bill::Tenant;
-use crate::engine::scheduler::TailCopies;
+use crate::ids::Tenant;
+pub use ended::EndedRequest;
+pub use events::{ArbiterChoice, Outcome, Preemption, QuotaOf, Rejection, TailReason};
 use metrics::Label;
 use metrics_exporter_prometheus::PrometheusHandle;
-use registry::{Handles, Registry};
-use std::sync::{Arc, OnceLock};
+use registry::{REGISTRY, Registry, with};
+use std::sync::OnceLock;
 use std::time::Duration;
-use tenants::TenantMetrics;
-
-/// How a request ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Outcome {
-    /// An end token, a stop token or a stop string.
-    #[default]
-    Stop,
-    Length,
-    Cancelled,
-    Failed,
-}
-
-/// Why a request was refused.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Rejection {
-    QueueFull,
-    TooLong,
-    Invalid,
-    Draining,
-    /// More requests a minute than a limit lets in.
-    RequestLimit,
-    TokenLimit,
-    /// More requests at once.
-    ConcurrencyLimit,
-    /// More connections at once.
-    ConnectionLimit,
-    /// More bytes of large bodies at once.
-    ParsingFull,
-}
-
-/// As labels say them, in the order of [`Outcome`].
-const OUTCOMES: [&str; 4] = ["stop", "length", "cancelled", "failed"];
-/// The same of [`Rejection`].
-const REJECTIONS: [&str; 9] = [
-    "queue_full",
-    "too_long",
-    "invalid",
-    "draining",
-    "request_limit",
-    "token_limit",
-    "concurrency_limit",
-    "connection_limit",
-    "parsing_full",
-];
-
-/// A request that has ended. Times are from its arrival.
-#[derive(Clone, Default)]
-pub struct EndedRequest {
-    pub outcome: Outcome,
-    pub tenant: Option<Arc<TenantMetrics>>,
-    pub e2e: Duration,
-    /// Its first step began; its first token came; its last. `None`: it never got so far.
-    pub queued: Option<Duration>,
-    pub first_token: Option<Duration>,
-    pub last_token: Option<Duration>,
-    pub prompt_tokens: usize,
-    /// That it could have generated, each sample.
-    pub max_tokens: usize,
-    /// Tokens of each sample.
-    pub generated: Vec<usize>,
-}
-
-/// What became of a preempted sequence's blocks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Preemption {
-    Swap,
-    Recompute,
-}
 
 /// One step of the engine.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -280,12 +213,12 @@ pub fn preempted(kind: Preemption) {
     vllm::preempted();
 }
 
-/// What a sequence that had to yield left to be copied, where so many full blocks are the bound.
-pub fn preemption_copies(copies: TailCopies, max_tail_blocks: usize) {
+/// A preemption to the swap pool copied `num_blocks` blocks. `excess` is the reason if that was over the bound.
+pub fn preemption_copies(num_blocks: usize, excess: Option<TailReason>) {
     with(|m| {
-        m.preemption_blocks.record(copies.num_blocks as f64);
-        if let Some(excess) = copies.excess(max_tail_blocks) {
-            m.tail_excesses[excess as usize].increment(1);
+        m.preemption_blocks.record(num_blocks as f64);
+        if let Some(reason) = excess {
+            m.tail_excesses[reason as usize].increment(1);
         }
     });
 }
@@ -313,7 +246,7 @@ pub fn copies(out_s: f64, in_s: f64, queued_blocks: usize) {
     });
 }
 
-pub fn arbiter_decided(choice: Choice) {
+pub fn arbiter_decided(choice: ArbiterChoice) {
     with(|m| m.arbiter[choice as usize].increment(1));
 }
 
@@ -367,14 +300,6 @@ pub fn build_info(model: &str, device: &str, dtype: &'static str) {
             Label::from_static_parts("dtype", dtype),
         ];
         registry.gauge(&table::BUILD_INFO, labels).set(1.0);
-    }
-}
-
-static REGISTRY: OnceLock<Registry> = OnceLock::new();
-
-fn with(record: impl FnOnce(&Handles)) {
-    if let Some(registry) = REGISTRY.get() {
-        record(&registry.handles);
     }
 }
 
