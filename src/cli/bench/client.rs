@@ -1,10 +1,11 @@
 //! Who answers a benchmark's requests: the engine in this process, or any OpenAI-compatible server.
 
 mod as_text;
+mod clock;
 mod streamed;
 
+use super::command_line::without_password;
 use super::report::Outcome;
-use super::result::without_password;
 use super::workload::WorkItem;
 use crate::actors::messages::{Event, Prompt, Submit};
 use crate::actors::runtime::RuntimeHandle;
@@ -13,11 +14,12 @@ use crate::engine::bill::{KvBill, Tenant, Terms};
 use crate::error::StartError;
 use crate::sampling::params::SamplingParams;
 use as_text::words;
+use clock::Clock;
 use futures_util::StreamExt;
 use futures_util::stream::{self, FuturesUnordered};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
-use streamed::StreamedAnswer;
+use streamed::{StreamedAnswer, causes};
 
 pub enum Target {
     InProcess(RuntimeHandle),
@@ -114,52 +116,6 @@ pub(crate) fn read_streamed(pieces: &[&[u8]], only_text: bool) -> (usize, Result
     };
     let result = read();
     (clock.num_deliveries(), result)
-}
-
-/// Notes when tokens come.
-struct Clock {
-    sent: Instant,
-    ttft: Option<Duration>,
-    last: Instant,
-    gaps: Vec<Duration>,
-}
-
-impl Clock {
-    fn start() -> Self {
-        let now = Instant::now();
-        Self { sent: now, ttft: None, last: now, gaps: Vec::new() }
-    }
-
-    fn tokens(&mut self) {
-        let now = Instant::now();
-        match self.ttft {
-            None => self.ttft = Some(now - self.sent),
-            Some(_) => self.gaps.push(now - self.last),
-        }
-        self.last = now;
-    }
-
-    /// How often tokens came.
-    fn num_deliveries(&self) -> usize {
-        self.gaps.len() + usize::from(self.ttft.is_some())
-    }
-
-    fn outcome(self, item: &WorkItem, output_tokens: usize, cached_tokens: usize, error: Option<String>) -> Outcome {
-        let short = || {
-            let wanted = item.output_tokens as usize;
-            (output_tokens != wanted).then(|| format!("{output_tokens} tokens came, {wanted} were asked for"))
-        };
-        Outcome {
-            error: error.or_else(short),
-            prompt_tokens: item.prompt.len(),
-            output_tokens,
-            cached_tokens,
-            ttft: self.ttft,
-            gaps: self.gaps,
-            e2e: self.sent.elapsed(),
-            ..Outcome::default()
-        }
-    }
 }
 
 impl Target {
@@ -304,16 +260,6 @@ impl HttpTarget {
 }
 
 /// The error with what caused it: reqwest's own text stops at "error sending request".
-fn causes(error: &reqwest::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text += &format!(": {cause}");
-        source = cause.source();
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,7 +4,7 @@ mod phases;
 
 use super::chart::xy::{Line, Scale, XyChart};
 use super::chart::{STYLE, escape};
-use super::compare::{Comparison, Verdict};
+use super::comparison::{Comparison, Verdict};
 use super::levels::{Distribution, Level, SUMMARY_COLUMNS};
 use super::report::{Figure, Report, Times};
 use super::result::{APPROXIMATE, ResultFile};

@@ -1,17 +1,13 @@
 //! What a benchmark has to say, printed and in files.
 
-use super::CommonArgs;
-use super::html;
-use super::levels::{Level, Summary};
+use super::levels::Level;
 use super::report::{PhaseReport, Report};
 use super::roofline::RooflineReport;
-use crate::cli::output;
-use crate::config::settings::SETTINGS;
+use super::workload::WorkloadArgs;
 use crate::error::StartError;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::path::Path;
-use std::process::ExitCode;
 
 /// What is measured, and how.
 pub struct Setup {
@@ -50,7 +46,7 @@ pub const APPROXIMATE: &str = "The server was asked for what OpenAI's API has an
     latest. Tokens are those that the server counts, or pieces of text where it does not.";
 
 impl ResultFile {
-    pub fn new(args: &CommonArgs, measured: &Measured, setup: &Setup, command: String) -> Self {
+    pub fn new(workload: &WorkloadArgs, measured: &Measured, setup: &Setup, command: String) -> Self {
         let now = time::OffsetDateTime::now_utc();
         let levels = &measured.levels;
         let only = (levels.len() == 1).then(|| &levels[0]);
@@ -60,7 +56,7 @@ impl ResultFile {
             version: env!("CARGO_PKG_VERSION").into(),
             date: now.format(&time::format_description::well_known::Rfc3339).expect("the year has four digits"),
             subject: setup.subject.clone(),
-            workload: value(serde_json::to_value(&args.workload)),
+            workload: value(serde_json::to_value(workload)),
             work: if setup.is_exact { "exact" } else { "approximate" }.into(),
             sending: only.map_or(Value::Null, |level| level.sending.clone()),
             result: only.map(|level| level.all.clone()),
@@ -84,40 +80,6 @@ impl ResultFile {
     }
 }
 
-/// Prints the result, and writes it where `--json` and `--html` say. Exits with 1 if a request failed.
-pub fn finish(args: &CommonArgs, measured: &Measured, setup: &Setup) -> Result<ExitCode, StartError> {
-    let Measured { levels, phases, roofline } = measured;
-    let mut text = match &levels[..] {
-        [level] => level.all.to_string(),
-        levels => Summary(levels).to_string(),
-    };
-    if let [Level { rounds, .. }] = &levels[..]
-        && rounds.len() > 1
-    {
-        let speeds: Vec<String> = rounds.iter().map(|round| format!("{:.1}", round.out_tok_per_s)).collect();
-        text += &format!("\noutput tok/s of each round: {}\n", speeds.join(", "));
-    }
-    if !setup.is_exact {
-        text += &format!("\napproximate: {APPROXIMATE}\n");
-    }
-    if let Some(phases) = phases {
-        text += &format!("\n{phases}");
-    }
-    if let Some(roofline) = roofline {
-        text += &format!("\n{roofline}");
-    }
-    output::print(text)?;
-    let file = ResultFile::new(args, measured, setup, command_line(std::env::args()));
-    if let Some(path) = &args.json {
-        write_json(path, &serde_json::to_value(&file).expect("what is measured can be written"))?;
-    }
-    if let Some(path) = &args.html {
-        write_file("--html", path, &html::report(&file))?;
-    }
-    let failed = levels.iter().any(|level| level.all.failed > 0);
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
-}
-
 /// Where `--json` says.
 pub fn write_json(path: &Path, result: &Value) -> Result<(), StartError> {
     let text = serde_json::to_string_pretty(result).expect("a Value can be written") + "\n";
@@ -128,43 +90,9 @@ pub fn write_file(flag: &str, path: &Path, text: &str) -> Result<(), StartError>
     std::fs::write(path, text).map_err(|error| StartError::new(format!("{flag} {}: {error}", path.display())))
 }
 
-/// The command as it was given, without keys and passwords.
-pub fn command_line(args: impl Iterator<Item = String>) -> String {
-    let mut secret_follows = false;
-    let shown = args.map(|arg| {
-        if std::mem::replace(&mut secret_follows, arg == "--api-key") {
-            return "(secret)".into();
-        }
-        let (set, assigned) = match arg.strip_prefix("--set=") {
-            Some(assigned) => ("--set=", assigned),
-            None => ("", arg.as_str()),
-        };
-        match assigned.split_once('=') {
-            Some((key, _)) if key == "--api-key" || is_secret(key) => format!("{set}{key}=(secret)"),
-            _ => without_password(&arg),
-        }
-    });
-    shown.collect::<Vec<_>>().join(" ")
-}
-
-/// Whether a setting, or a part of one, is nobody's business.
-fn is_secret(key: &str) -> bool {
-    let key = key.trim();
-    SETTINGS.iter().filter(|setting| setting.is_secret()).any(|setting| key.starts_with(setting.key))
-}
-
-/// The same with what is in front of a URL's host hidden, wherever it stands in the text.
-pub fn without_password(text: &str) -> String {
-    let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
-    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-    match rest[..end].rfind('@') {
-        Some(at) => format!("{scheme}://(secret){}", &rest[at..]),
-        None => text.to_owned(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::command_line::command_line;
     use super::super::report::Outcome;
     use super::super::{BenchCommand, levels::LevelInProgress, tests::parse};
     use super::*;
@@ -180,7 +108,7 @@ mod tests {
         level.add_round(vec![Outcome { output_tokens: 2, ..Outcome::default() }], Duration::from_secs(1), Vec::new());
         let measured = Measured { levels: vec![level.done()], phases: None, roofline: None };
         let setup = Setup { subject: json!({"model": "m"}), is_exact: true };
-        let file = ResultFile::new(&common, &measured, &setup, command);
+        let file = ResultFile::new(&common.workload, &measured, &setup, command);
         let result = serde_json::to_value(&file).unwrap();
         assert_eq!(
             result["command"],

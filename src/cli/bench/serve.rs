@@ -1,12 +1,14 @@
 //! `pagetide bench serve`: a server over HTTP, under one load or several.
 
 use super::client::{Arrivals, Dialect, HttpTarget, Target, drive};
+use super::command_line::without_password;
+use super::common::{CommonArgs, resolve, start, subject_in_process, warm_up};
+use super::finish::finish;
 use super::levels::LevelInProgress;
-use super::result::{Measured, Setup, finish, without_password};
+use super::result::{Measured, Setup};
 use super::roofline::Roofline;
 use super::samples::Sampler;
 use super::workload::{WorkItem, WorkloadArgs, parse_positive, poisson_arrivals};
-use super::{CommonArgs, resolve, start, subject_in_process, warm_up};
 use crate::cli::progress::RequestProgress;
 use crate::config::layers::Origin;
 use crate::config::{Config, ServerConfig};

@@ -1,6 +1,6 @@
 //! A streamed answer of the API: its tokens as they come, and its usage.
 
-use super::{Clock, causes};
+use super::clock::Clock;
 use futures_util::StreamExt;
 use memchr::memchr;
 use serde::Deserialize;
@@ -147,4 +147,15 @@ impl StreamedAnswer {
         }
         Ok(false)
     }
+}
+
+/// The error and all its causes.
+pub fn causes(error: &reqwest::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text += &format!(": {cause}");
+        source = cause.source();
+    }
+    text
 }

@@ -1,6 +1,6 @@
 //! Copies and attention by themselves.
 
-use super::{Bandwidths, Figure, Goal, Sizes, seconds};
+use super::figures::{Bandwidths, Figure, Goal, Sizes, seconds};
 use crate::backend::cuda::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, PinnedBuffer, Stream};
 use crate::backend::cuda::{CudaBackend, CudaOptions};
 use crate::backend::{AttentionShape, Backend, Batch, BatchSeq, DType, KvLayout, NO_SOURCE, TensorRole};

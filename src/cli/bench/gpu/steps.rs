@@ -1,6 +1,6 @@
 //! Whole steps of a model of random weights, through the step runner: what the scheduler would see.
 
-use super::{Bandwidths, Figure, Goal, Open, Sizes};
+use super::figures::{Bandwidths, Figure, Goal, Open, Sizes};
 use crate::config::{Config, DtypeChoice, LoadFormat};
 use crate::engine::plan::{PlannedSeq, SamplePlan, StepPlan, StepRunner, SwapIn};
 use crate::error::StartError;

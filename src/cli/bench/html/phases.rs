@@ -1,6 +1,5 @@
 //! The figures that are not those of requests: prefill and decoding apart, and each phase beside what the machine can do.
 
-use super::push;
 use crate::cli::bench::chart::escape;
 use serde_json::Value;
 
@@ -14,9 +13,9 @@ fn percent(share: &Value) -> String {
 }
 
 fn row(page: &mut String, cell: &str, cells: &[String]) {
-    push(page, "<tr>");
-    cells.iter().for_each(|text| push(page, &format!("<{cell}>{}</{cell}>", escape(text))));
-    push(page, "</tr>\n");
+    page.push_str("<tr>");
+    cells.iter().for_each(|text| page.push_str(&format!("<{cell}>{}</{cell}>", escape(text))));
+    page.push_str("</tr>\n");
 }
 
 /// Of `bench latency`; nothing of the others.
@@ -24,7 +23,7 @@ pub fn phases(page: &mut String, phases: &Value) {
     if phases.is_null() {
         return;
     }
-    push(page, "<h2>Prefill and decoding</h2>\n<div class=\"wide\"><table>\n");
+    page.push_str("<h2>Prefill and decoding</h2>\n<div class=\"wide\"><table>\n");
     row(page, "th", &["times in ms", "tok/s", "p50", "p90", "p99", "max"].map(String::from));
     for (name, rate, times) in [
         ("prefill, of a batch", "prefill_tok_per_s", "prefill_ms"),
@@ -34,16 +33,14 @@ pub fn phases(page: &mut String, phases: &Value) {
         let cells = [name.into(), figure(&phases[rate], 1), of("p50"), of("p90"), of("p99"), of("max")];
         row(page, "td", &cells);
     }
-    push(page, "</table></div>\n");
+    page.push_str("</table></div>\n");
 }
 
 /// Of `--roofline`; nothing without it.
 pub fn roofline(page: &mut String, roofline: &Value) {
     let Some(kinds) = roofline["kinds"].as_array() else { return };
     let machine = &roofline["machine"];
-    push(
-        page,
-        &format!(
+    page.push_str(&format!(
             "<h2>Beside what the machine can do</h2>\n<p class=\"dim\">{} threads, {}: reads {} GB/s, multiplies {} TFLOP/s. \
              Steps took {} s of {} s.</p>\n<div class=\"wide\"><table>\n",
             machine["threads"],
@@ -58,15 +55,12 @@ pub fn roofline(page: &mut String, roofline: &Value) {
     row(page, "th", &columns.map(String::from));
     for kind in kinds {
         let name = escape(kind["kind"].as_str().unwrap_or_default());
-        push(
-            page,
-            &format!(
-                "<tr><td class=\"load\" colspan=\"{}\">{name}: {} steps of {} rows in all</td></tr>\n",
-                columns.len(),
-                kind["steps"],
-                kind["rows"]
-            ),
-        );
+        page.push_str(&format!(
+            "<tr><td class=\"load\" colspan=\"{}\">{name}: {} steps of {} rows in all</td></tr>\n",
+            columns.len(),
+            kind["steps"],
+            kind["rows"]
+        ));
         for line in kind["phases"].as_array().into_iter().flatten() {
             let seconds = &line["seconds"];
             row(
@@ -90,7 +84,7 @@ pub fn roofline(page: &mut String, roofline: &Value) {
         let rest = [figure(&kind["floor_s"], 3), times_floor(&kind["seconds"], &kind["floor_s"])];
         row(page, "td", &[&all[..], &vec![String::new(); 5], &rest].concat());
     }
-    push(page, "</table></div>\n");
+    page.push_str("</table></div>\n");
 }
 
 /// What needs neither memory nor arithmetic has no floor.

@@ -1,10 +1,10 @@
 //! Beam search by a model, with the scheduler and the block pool in front of it, where somebody watches the blocks.
 
 use super::super::workload::{Stream, TokenSource};
+use super::block_meter::BlockMeter;
 use super::lengths::Lengths;
 use super::load::{self, Arrivals, Job};
 use super::model::Model;
-use super::sharing::Meter;
 use crate::config::Config;
 use crate::engine::beam;
 use crate::engine::plan::StepPlan;
@@ -61,7 +61,7 @@ impl Beams {
             n: 1,
         };
         let jobs: Vec<Job> = lengths.iter().zip(prompts).map(job).collect();
-        let mut meter = Meter::default();
+        let mut meter = BlockMeter::default();
         self.run(&jobs, |engine, plan| meter.look(engine, plan, width as usize));
         meter.saved()
     }

@@ -1,19 +1,18 @@
 //! Throughput and waiting times against the size of the KV memory, for each way of preempting.
 
 use super::super::client::{Arrivals, Target, drive};
-use super::super::report::{Outcome, Report, Times};
-use super::super::warm_up;
+use super::super::common::warm_up;
+use super::super::report::{Outcome, Report};
 use super::super::workload::{WorkItem, WorkloadArgs};
 use super::model::{self, ModelFacts};
 use super::output::{Section, median};
-use super::pressure_report::{Row, section};
+use super::pressure_report::section;
+use super::pressure_result::{Mode, Row, Run};
 use crate::actors::runtime::Runtime;
 use crate::cli::progress::{self, RequestProgress};
-use crate::config::{AdmissionPolicy, Config, PreemptionMode};
+use crate::config::Config;
 use crate::error::StartError;
-use clap::{Args, ValueEnum};
-use serde::Serialize;
-use std::fmt;
+use clap::Args;
 use std::str::FromStr;
 
 #[derive(Args, Clone, Debug)]
@@ -73,60 +72,11 @@ impl FromStr for Pool {
     }
 }
 
-/// How a run preempts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Mode {
-    Swap,
-    Recompute,
-    Auto,
-    /// Who knows every output's length and admits nobody who could make another yield.
-    Oracle,
-}
-
-impl Mode {
-    fn configure(self, config: &mut Config) {
-        config.scheduler.preemption_mode = match self {
-            Mode::Swap => PreemptionMode::Swap,
-            Mode::Recompute => PreemptionMode::Recompute,
-            Mode::Auto | Mode::Oracle => PreemptionMode::Auto,
-        };
-        if self == Mode::Oracle {
-            config.scheduler.admission = AdmissionPolicy::MaxTokens;
-        }
-    }
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Mode::Swap => "swap",
-            Mode::Recompute => "recompute",
-            Mode::Auto => "auto",
-            Mode::Oracle => "oracle",
-        })
-    }
-}
-
 pub struct Setup<'a> {
     pub config: &'a Config,
     pub args: &'a PressureArgs,
     pub workload: &'a WorkloadArgs,
     pub warmup: usize,
-}
-
-/// What one run came to.
-#[derive(Clone, Debug, Serialize)]
-pub struct Run {
-    pub out_tok_per_s: f64,
-    pub ttft_ms: Times,
-    pub itl_ms: Times,
-    pub preemptions: usize,
-    pub blocks_out: usize,
-    pub blocks_in: usize,
-    pub recomputed_tokens: usize,
-    /// Every output is that of the unbounded run, token by token.
-    pub identical: bool,
 }
 
 /// What is run, again and again.

@@ -1,40 +1,9 @@
 //! What [`super::pressure`] measured, for people.
 
 use super::output::{Part, Section, Table, percent};
-use super::pressure::{Mode, Run};
+use super::pressure_result::{Mode, Row};
 use crate::cli::bench::chart::{Chart, Kind, Series};
-use serde::Serialize;
 use serde_json::json;
-
-/// Medians of a mode's runs with a pool.
-#[derive(Clone, Debug, Serialize)]
-pub struct Row {
-    pub mode: Mode,
-    /// Nothing has to yield.
-    pub unbounded: bool,
-    /// Of the demand.
-    pub share: f64,
-    pub tokens: usize,
-    pub num_blocks: usize,
-    pub out_tok_per_s: f64,
-    pub ttft_p50_ms: f64,
-    pub ttft_p99_ms: f64,
-    pub itl_p50_ms: f64,
-    pub itl_p99_ms: f64,
-    pub preemptions: f64,
-    pub blocks_out: f64,
-    pub blocks_in: f64,
-    pub recomputed_tokens: f64,
-    /// In every round.
-    pub identical: bool,
-    pub runs: Vec<Run>,
-}
-
-impl Row {
-    fn mode_name(&self) -> String {
-        if self.unbounded { "unbounded".into() } else { self.mode.to_string() }
-    }
-}
 
 pub fn section(subject: &str, about: &str, rows: &[Row]) -> Section {
     Section {

@@ -3,6 +3,7 @@
 use super::super::simulated::made_up_output;
 use super::super::workload::{Stream, TokenSource};
 use super::beams::{self, Beams, WIDTHS};
+use super::block_meter::BlockMeter;
 use super::lengths::{ABOUT, ALPACA, Dataset, Lengths, SHAREGPT};
 use super::load::{self, Arrivals, Job};
 use super::model::{self, Model};
@@ -37,36 +38,6 @@ pub struct Saving {
     /// Samples, beams, or tokens of the prefix.
     pub count: u32,
     pub saved: f64,
-}
-
-/// Looks at blocks while a load runs.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Meter {
-    steps: usize,
-    sum: f64,
-}
-
-impl Meter {
-    /// `width`: sequences of a request, of which all but one fork off once the prompt is computed.
-    pub fn look(&mut self, engine: &EngineState, plan: &StepPlan, width: usize) {
-        let used = engine.device.stats().used;
-        let (tables, _) = engine.scheduler.tables();
-        let held: usize = tables.iter().map(|table| table.len()).sum();
-        // Without sharing, each would have had a prompt of its own from the start.
-        let is_first = |position| position == 0;
-        let prompts =
-            plan.batch.iter().filter(|seq| seq.sample.as_ref().is_some_and(|sample| is_first(sample.position)));
-        let to_fork: usize = prompts.map(|seq| (width - 1) * seq.table.len()).sum();
-        let unshared = held + to_fork;
-        if unshared > 0 {
-            self.steps += 1;
-            self.sum += 1.0 - used as f64 / unshared as f64;
-        }
-    }
-
-    pub fn saved(&self) -> f64 {
-        self.sum / self.steps.max(1) as f64
-    }
 }
 
 /// How much is run.
@@ -133,7 +104,7 @@ fn simulate(jobs: &[Job], block_size: usize, width: usize, prefix_caching: bool)
     let longest = jobs.iter().map(|job| job.prompt.len() + job.params.max_tokens as usize).max().unwrap_or(1);
     let num_blocks = CONCURRENCY * width * (longest / block_size + 2);
     let mut engine = load::engine(block_size, num_blocks, prefix_caching, None);
-    let mut meter = Meter::default();
+    let mut meter = BlockMeter::default();
     let mut step = |engine: &EngineState, planned: &PlannedStep| -> StepOutput {
         meter.look(engine, &planned.plan, width);
         made_up_output(&planned.plan)

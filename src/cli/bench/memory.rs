@@ -6,12 +6,14 @@
 
 mod allocators;
 mod beams;
+mod block_meter;
 mod lengths;
 mod load;
 mod model;
 mod output;
 mod pressure;
 mod pressure_report;
+mod pressure_result;
 mod second_level;
 mod sharing;
 mod swap;
@@ -87,7 +89,7 @@ pub fn run(args: &MemoryArgs) -> Result<ExitCode, StartError> {
     log::init(&config.log)?;
     crate::cli::open_files::ensure(0)?;
     let experiments = if args.only.is_empty() { Experiment::value_variants() } else { &args.only };
-    let mut folder = Folder::create(&args.out, super::result::command_line(std::env::args()))?;
+    let mut folder = Folder::create(&args.out, super::command_line::command_line(std::env::args()))?;
     for experiment in experiments {
         let section = args.measure(*experiment, &config)?;
         crate::cli::output::print(format!("{section}\n"))?;

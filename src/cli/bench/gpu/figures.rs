@@ -1,39 +1,10 @@
-//! `pagetide bench gpu`: kernels, copies and whole steps beside what the GPU can do.
-//!
-//! Everything is measured twice over or more and the median kept, on random numbers that are larger than the caches.
-//! What reads or writes memory is held against the bandwidth of a plain copy, measured in the same run.
-
-mod kernels;
-mod steps;
+//! The measured numbers, and what they are measured with.
 
 use crate::backend::cuda::device::{Device, DeviceResult};
-use crate::backend::cuda::driver;
-use crate::cli::log;
-use crate::cli::options::ConfigOptions;
-use crate::cli::output;
 use crate::error::StartError;
-use crate::model::loader::driver_settings;
-use clap::Args;
 use serde::Serialize;
 use std::fmt;
-use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::Instant;
-
-#[derive(Args)]
-pub struct GpuArgs {
-    /// Kernels and copies alone, no whole model
-    #[arg(long)]
-    quick: bool,
-    /// Block sizes to measure everything with
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [16, 8, 32, 64, 128])]
-    block_sizes: Vec<usize>,
-    /// Write the figures as JSON too
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    #[command(flatten)]
-    options: ConfigOptions,
-}
 
 /// How large the measured work is.
 #[derive(Clone, Debug)]
@@ -127,16 +98,16 @@ impl Figure {
         Self { measure: measure.into(), block_size: None, value, unit, most: None, goal: None }
     }
 
-    fn of_block_size(self, block_size: usize) -> Self {
+    pub fn of_block_size(self, block_size: usize) -> Self {
         Self { block_size: Some(block_size), ..self }
     }
 
     /// The device could do `most`, and this share of it is the goal.
-    fn out_of(self, most: f64, share: Option<f64>) -> Self {
+    pub fn out_of(self, most: f64, share: Option<f64>) -> Self {
         Self { most: Some(most), goal: share.map(|share| Goal::AtLeast(share * most)), ..self }
     }
 
-    fn with_goal(self, goal: Goal) -> Self {
+    pub fn with_goal(self, goal: Goal) -> Self {
         Self { goal: Some(goal), ..self }
     }
 }
@@ -158,46 +129,8 @@ impl fmt::Display for Figure {
     }
 }
 
-const HEADER: &str = "| measure | block size | value | at most | share | goal |\n|---|---|---|---|---|---|";
-
-pub fn run(args: &GpuArgs) -> Result<ExitCode, StartError> {
-    let config = args.options.resolve()?.config;
-    log::init(&config.log)?;
-    let gpu = driver::find(&config.device.driver_options())?;
-    let mut sizes = Sizes { block_sizes: args.block_sizes.clone(), ..Sizes::full() };
-    if args.quick {
-        sizes.model = None;
-    }
-    let mut figures = Vec::new();
-    let mut printed = output::print(format!("{HEADER}\n"));
-    measure(&gpu.opener(), &sizes, &mut |figure| {
-        if printed.is_ok() {
-            printed = output::print(format!("{figure}\n"));
-        }
-        figures.push(figure);
-    })?;
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&figures).expect("figures can be written") + "\n";
-        std::fs::write(path, text).map_err(|error| StartError::new(format!("--json {}: {error}", path.display())))?;
-    }
-    printed
-}
-
 /// What opens the device: each part of the measurements begins with an empty one.
 pub type Open = dyn Fn() -> Result<std::rc::Rc<dyn Device>, StartError>;
-
-/// Measures everything; `report` hears each figure when it is there.
-pub fn measure(open: &Open, sizes: &Sizes, report: &mut dyn FnMut(Figure)) -> Result<(), StartError> {
-    let bandwidths = kernels::copies(&open()?, sizes, report)?;
-    for block_size in &sizes.block_sizes {
-        kernels::attention(&open()?, sizes, *block_size, &bandwidths, report)?;
-        kernels::swap(&open()?, sizes, *block_size, &bandwidths, report)?;
-        if let Some(model) = sizes.model {
-            steps::measure(open, model, sizes, *block_size, &bandwidths, report)?;
-        }
-    }
-    Ok(())
-}
 
 /// Bytes a second of plain copies, both the reading and the writing counted where both are the device's memory.
 #[derive(Clone, Copy, Debug)]
@@ -210,7 +143,7 @@ pub struct Bandwidths {
 }
 
 /// Median seconds of one run, which only enqueues.
-fn seconds(device: &dyn Device, sizes: &Sizes, mut run: impl FnMut() -> DeviceResult<()>) -> DeviceResult<f64> {
+pub fn seconds(device: &dyn Device, sizes: &Sizes, mut run: impl FnMut() -> DeviceResult<()>) -> DeviceResult<f64> {
     run()?;
     let mut rounds = Vec::new();
     for _ in 0..sizes.rounds {

@@ -122,7 +122,7 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, StartError> {
     output::complain(&format!("in {:.1} s", started.elapsed().as_secs_f64()));
     if let Some(path) = &args.json {
         let result = json!({
-            "command": super::result::command_line(std::env::args()),
+            "command": super::command_line::command_line(std::env::args()),
             "version": env!("CARGO_PKG_VERSION"),
             "trace": { "requests": trace.requests.len(), "asked_blocks": trace.num_asked(),
                        "distinct_blocks": trace.num_distinct, "tokens_per_block": trace.tokens_per_block },

@@ -2,7 +2,11 @@
 
 pub mod chart;
 pub(crate) mod client;
+mod command_line;
+mod common;
 mod compare;
+mod comparison;
+mod finish;
 pub mod gpu;
 mod html;
 mod levels;
@@ -17,26 +21,22 @@ mod serve;
 mod simulated;
 mod workload;
 
-use super::options::ConfigOptions;
-use super::progress::{self, RequestProgress};
-use super::{log, open_files};
-use crate::actors::runtime::Runtime;
-use crate::config::Config;
-use crate::config::layers::Resolved;
+use super::progress::RequestProgress;
 use crate::error::StartError;
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use client::{Arrivals, Target, drive};
+use common::{CommonArgs, resolve, start, subject_in_process, warm_up};
 use compare::CompareArgs;
+use finish::finish;
 use levels::LevelInProgress;
 use report::{Outcome, PhaseReport};
-use result::{Measured, Setup, finish};
+use result::{Measured, Setup};
 use roofline::Roofline;
 use serde_json::{Value, json};
 use serve::ServeArgs;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
-use workload::{WorkItem, WorkloadArgs};
+use workload::WorkItem;
 
 #[derive(Subcommand)]
 pub enum BenchCommand {
@@ -71,26 +71,6 @@ pub enum BenchCommand {
     /// Waste by system, blocks saved by sharing, swapping against recomputing, throughput and latency against the size of
     /// the memory, and the swap pool as a second level of the prefix cache. All in this process, one after the other.
     Memory(Box<memory::MemoryArgs>),
-}
-
-#[derive(Args)]
-pub struct CommonArgs {
-    #[command(flatten)]
-    workload: WorkloadArgs,
-    /// Untimed requests before the benchmark
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    warmup: usize,
-    /// Write the result as JSON too
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Write a report with charts as one HTML file, which needs nothing beside it
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
-    /// Measure what the machine can do, and show how far each phase of the steps is from it (CPU only)
-    #[arg(long)]
-    roofline: bool,
-    #[command(flatten)]
-    options: ConfigOptions,
 }
 
 /// Exits with 1 if a request failed.
@@ -155,47 +135,6 @@ fn in_process(
     let mut level = LevelInProgress::new(sending);
     level.add_round(outcomes, wall, Vec::new());
     finish(args, &Measured { levels: vec![level.done()], phases, roofline }, &Setup { subject, is_exact: true })
-}
-
-/// An engine in this process, with its steps counted where `--roofline` asks for it.
-fn start(args: &CommonArgs, config: &Config) -> Result<(Runtime, Option<Roofline>), StartError> {
-    if args.roofline {
-        let (runtime, roofline) = Roofline::start(config, progress::loading())?;
-        return Ok((runtime, Some(roofline)));
-    }
-    Ok((Runtime::start(config, progress::loading())?, None))
-}
-
-fn resolve(args: &CommonArgs) -> Result<Resolved, StartError> {
-    let resolved = args.options.resolve()?;
-    log::init(&resolved.config.log)?;
-    open_files::ensure(resolved.config.server.num_workers())?;
-    Ok(resolved)
-}
-
-/// A few short requests, so that the first measured one does not pay for first times. They share no block of tokens
-/// with the work: reversed prompts.
-async fn warm_up(target: &Target, num: usize, work: &[WorkItem]) -> Result<(), StartError> {
-    for item in work.iter().cycle().take(num) {
-        let prompt = item.prompt.iter().rev().take(16).copied().collect();
-        let outcome = target.request(&WorkItem { prompt, output_tokens: 4, ..item.clone() }).await;
-        if let Some(error) = outcome.error {
-            return Err(StartError::new(format!("the first request failed, so the benchmark was not run: {error}")));
-        }
-    }
-    Ok(())
-}
-
-fn subject_in_process(runtime: &Runtime) -> Value {
-    let loaded = runtime.loaded();
-    json!({
-        "model": runtime.handle().model().served_name,
-        "device": loaded.device,
-        "dtype": loaded.dtype.name(),
-        "block_size": loaded.pools.layout.block_size,
-        "num_device_blocks": loaded.pools.num_device_blocks,
-        "num_swap_blocks": loaded.pools.num_swap_blocks,
-    })
 }
 
 #[cfg(test)]

@@ -1,0 +1,75 @@
+//! What several benchmarks have in common: their flags, the engine in this process, and the warm-up.
+
+use super::client::Target;
+use super::roofline::Roofline;
+use super::workload::{WorkItem, WorkloadArgs};
+use crate::actors::runtime::Runtime;
+use crate::cli::options::ConfigOptions;
+use crate::cli::{log, open_files, progress};
+use crate::config::Config;
+use crate::config::layers::Resolved;
+use crate::error::StartError;
+use clap::Args;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+#[derive(Args)]
+pub struct CommonArgs {
+    #[command(flatten)]
+    pub workload: WorkloadArgs,
+    /// Untimed requests before the benchmark
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub warmup: usize,
+    /// Write the result as JSON too
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write a report with charts as one HTML file, which needs nothing beside it
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Measure what the machine can do, and show how far each phase of the steps is from it (CPU only)
+    #[arg(long)]
+    pub roofline: bool,
+    #[command(flatten)]
+    pub options: ConfigOptions,
+}
+
+/// An engine in this process, with its steps counted where `--roofline` asks for it.
+pub fn start(args: &CommonArgs, config: &Config) -> Result<(Runtime, Option<Roofline>), StartError> {
+    if args.roofline {
+        let (runtime, roofline) = Roofline::start(config, progress::loading())?;
+        return Ok((runtime, Some(roofline)));
+    }
+    Ok((Runtime::start(config, progress::loading())?, None))
+}
+
+pub fn resolve(args: &CommonArgs) -> Result<Resolved, StartError> {
+    let resolved = args.options.resolve()?;
+    log::init(&resolved.config.log)?;
+    open_files::ensure(resolved.config.server.num_workers())?;
+    Ok(resolved)
+}
+
+/// A few short requests, so that the first measured one does not pay for first times. They share no block of tokens
+/// with the work: reversed prompts.
+pub async fn warm_up(target: &Target, num: usize, work: &[WorkItem]) -> Result<(), StartError> {
+    for item in work.iter().cycle().take(num) {
+        let prompt = item.prompt.iter().rev().take(16).copied().collect();
+        let outcome = target.request(&WorkItem { prompt, output_tokens: 4, ..item.clone() }).await;
+        if let Some(error) = outcome.error {
+            return Err(StartError::new(format!("the first request failed, so the benchmark was not run: {error}")));
+        }
+    }
+    Ok(())
+}
+
+pub fn subject_in_process(runtime: &Runtime) -> Value {
+    let loaded = runtime.loaded();
+    json!({
+        "model": runtime.handle().model().served_name,
+        "device": loaded.device,
+        "dtype": loaded.dtype.name(),
+        "block_size": loaded.pools.layout.block_size,
+        "num_device_blocks": loaded.pools.num_device_blocks,
+        "num_swap_blocks": loaded.pools.num_swap_blocks,
+    })
+}
