@@ -1,5 +1,6 @@
 //! A checkpoint as data and the one forward pass over it.
 
+mod bytes;
 pub mod checkpoint;
 pub mod decoder;
 pub mod dry;

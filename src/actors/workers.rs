@@ -13,9 +13,8 @@ use tokio::sync::oneshot;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The grammar compiler is recursive. This is twice what the largest accepted grammar needed. Memory is used only as
-/// the stack grows.
-pub const STACK_BYTES: usize = 64 << 20;
+/// Text threads compile grammars.
+pub const STACK_BYTES: usize = crate::text::grammar::STACK_BYTES;
 /// After this time without a thread for light jobs, the intake is stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(10);
 

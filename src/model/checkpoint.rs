@@ -2,60 +2,16 @@
 
 use crate::backend::{DType, HostTensor};
 use crate::error::StartError;
+use crate::model::bytes::FileBytes;
 use crate::model::files::ModelFiles;
-use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, Value};
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
-use std::ops::{Deref, Range};
-
-/// A file's bytes where they lie.
-pub enum Bytes {
-    Mapped(Mmap),
-    Embedded(&'static [u8]),
-}
-
-impl Bytes {
-    pub(super) fn map(file: &File) -> std::io::Result<Self> {
-        // SAFETY: the map is read-only and private. Another process that truncates or rewrites the file while it is
-        // being loaded can crash us or change the weights; no program that maps files can prevent that.
-        unsafe { Mmap::map(file) }.map(Bytes::Mapped)
-    }
-
-    /// Tells the system that `range` will not be read again soon, so that the pages do not count as ours.
-    fn release(&self, range: Range<usize>) {
-        #[cfg(unix)]
-        if let Bytes::Mapped(map) = self {
-            // The weights beside this tensor may share its first and last page: keep to whole pages.
-            const PAGE: usize = 64 * 1024;
-            let start = range.start.next_multiple_of(PAGE);
-            let end = range.end / PAGE * PAGE;
-            if start < end {
-                // SAFETY: dropping pages of a read-only map of a file loses nothing, they are read again from the
-                // file. The advice may fail on odd file systems; then the pages merely stay.
-                let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
-            }
-        }
-        #[cfg(not(unix))]
-        let _ = range;
-    }
-}
-
-impl Deref for Bytes {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match self {
-            Bytes::Mapped(map) => map,
-            Bytes::Embedded(bytes) => bytes,
-        }
-    }
-}
+use std::ops::Range;
 
 /// All tensors of a checkpoint by name, of one file or of several shards.
 pub struct Checkpoint {
-    files: Vec<(String, Bytes)>,
+    files: Vec<(String, FileBytes)>,
     tensors: HashMap<String, Entry>,
 }
 
@@ -71,14 +27,14 @@ struct Entry {
 const MAX_SHARDS: usize = 10_000;
 
 impl Checkpoint {
-    pub(super) fn open_single(files: &ModelFiles, name: &str, bytes: Bytes) -> Result<Self, StartError> {
+    fn open_single(files: &ModelFiles, name: &str, bytes: FileBytes) -> Result<Self, StartError> {
         let mut checkpoint = Self { files: Vec::new(), tensors: HashMap::new() };
         checkpoint.add_file(files, name, bytes)?;
         Ok(checkpoint)
     }
 
     /// `index` is `model.safetensors.index.json`: its `weight_map` gives the file of each tensor.
-    pub(super) fn open_sharded(files: &ModelFiles, index: &Map<String, Value>) -> Result<Self, StartError> {
+    fn open_sharded(files: &ModelFiles, index: &Map<String, Value>) -> Result<Self, StartError> {
         const INDEX: &str = "model.safetensors.index.json";
         let wrong = |problem: String| files.error(INDEX, problem);
         let weight_map = index
@@ -108,7 +64,7 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    fn add_file(&mut self, files: &ModelFiles, name: &str, bytes: Bytes) -> Result<(), StartError> {
+    fn add_file(&mut self, files: &ModelFiles, name: &str, bytes: FileBytes) -> Result<(), StartError> {
         let (header_bytes, header) = SafeTensors::read_metadata(&bytes).map_err(|error| {
             files.error(name, format!("not a whole safetensors file ({} bytes): {error}", bytes.len()))
         })?;
@@ -179,6 +135,26 @@ impl Checkpoint {
         if let Some(entry) = self.tensors.get(tensor) {
             self.files[entry.file].1.release(entry.range.clone());
         }
+    }
+}
+
+impl ModelFiles {
+    /// The weights, memory-mapped: `model.safetensors`, or the shards that `model.safetensors.index.json` lists. Those
+    /// of a hub model are fetched first, where they are missing.
+    pub fn checkpoint(&self) -> Result<Checkpoint, StartError> {
+        self.fetch_weights()?;
+        if let Some(index) = self.read_json("model.safetensors.index.json")? {
+            return Checkpoint::open_sharded(self, &index);
+        }
+        if let Some(bytes) = self.map("model.safetensors")? {
+            return Checkpoint::open_single(self, "model.safetensors", bytes);
+        }
+        let pickled = self.exists("pytorch_model.bin") || self.exists("pytorch_model.bin.index.json");
+        Err(StartError::new(format!(
+            "model: there is no {} and no model.safetensors.index.json beside it{}",
+            self.path("model.safetensors"),
+            if pickled { "; pytorch_model.bin cannot be read: convert the checkpoint to safetensors" } else { "" }
+        )))
     }
 }
 

@@ -7,15 +7,17 @@ mod experts;
 mod fields;
 mod gemma;
 mod learned;
+mod llama;
+mod parts;
 mod phi;
 mod rope;
 
-use crate::backend::{Activation, DType, NormKind};
+use crate::backend::DType;
 use crate::error::StartError;
 use crate::ids::TokenId;
-use crate::model::spec::{AttentionSpec, Family, MlpSpec, ModelSpec, NormPlacement, NormSpec, Positions};
+use crate::model::files::ModelFiles;
+use crate::model::spec::{Family, ModelSpec};
 use fields::Fields;
-use rope::Head;
 use serde_json::{Map, Value};
 
 /// `(architecture in config.json, model_type, family)`.
@@ -41,6 +43,42 @@ const SUPPORTED_FAMILIES: &str = "supported are Llama 1 to 3 (LlamaForCausalLM),
                                   (Gemma2ForCausalLM), the text part of Gemma 3 (Gemma3ForCausalLM, \
                                   Gemma3ForConditionalGeneration), OPT (OPTForCausalLM) and GPT-2 (GPT2LMHeadModel)";
 
+impl ModelSpec {
+    /// Reads `config.json` and `generation_config.json`; the precision, where they name none, is that of the weights.
+    pub fn load(files: &ModelFiles) -> Result<Self, StartError> {
+        const CONFIG: &str = "config.json";
+        const GENERATION: &str = "generation_config.json";
+        let config = files
+            .read_json(CONFIG)?
+            .ok_or_else(|| StartError::new(format!("model: there is no {}", files.path(CONFIG))))?;
+        let in_config = |error| files.error(CONFIG, error);
+        let dtype = match dtype(&config).map_err(in_config)? {
+            Some(dtype) => dtype,
+            None => weights_dtype(files)?,
+        };
+        let mut spec = parse(&config, dtype).map_err(in_config)?;
+        if let Some(generation) = files.read_json(GENERATION)? {
+            let mut ids = eos_token_ids(&generation).map_err(|error| files.error(GENERATION, error))?;
+            ids.extend(spec.eos_token_ids.iter().filter(|id| !ids.contains(id)).copied().collect::<Vec<_>>());
+            spec.eos_token_ids = ids;
+        }
+        // What the model cannot sample ends nothing, and a set of tokens is as large as its highest id.
+        spec.eos_token_ids.retain(|id| (*id as usize) < spec.vocab_size);
+        spec.check_sizes().map_err(in_config)?;
+        Ok(spec)
+    }
+}
+
+/// The precision in which the token embeddings are stored.
+fn weights_dtype(files: &ModelFiles) -> Result<DType, StartError> {
+    let checkpoint = files.checkpoint()?;
+    let is_embeddings = |name: &&str| name.ends_with("embed_tokens.weight") || name.ends_with("wte.weight");
+    let embeddings = checkpoint.names().find(is_embeddings);
+    embeddings.and_then(|name| checkpoint.dtype(name)).ok_or_else(|| {
+        StartError::new("config.json names no dtype, and the checkpoint has no token embeddings to take it from")
+    })
+}
+
 /// `dtype`: the precision, which [`dtype`] reads where the configuration names one. Errors name the key.
 pub fn parse(config: &Map<String, Value>, dtype: DType) -> Result<ModelSpec, StartError> {
     let family = family(&Fields { members: config, path: "" })?;
@@ -61,7 +99,7 @@ pub fn parse(config: &Map<String, Value>, dtype: DType) -> Result<ModelSpec, Sta
         Family::Gpt2 => learned::gpt2(&config, dtype),
         Family::Phi3 => phi::phi3(&config, dtype),
         Family::Gemma2 | Family::Gemma3 => gemma::gemma(&config, family, dtype),
-        family => llama_like(&config, family, dtype),
+        family => llama::llama_like(&config, family, dtype),
     }
 }
 
@@ -112,189 +150,4 @@ fn family(config: &Fields) -> Result<Family, StartError> {
             Err(StartError::new(format!("names neither architectures nor model_type; {SUPPORTED_FAMILIES}")))
         }
     }
-}
-
-/// Llama, Mistral, Mixtral, Qwen2 and Qwen3: RMSNorm before, RoPE, a gated MLP or experts.
-fn llama_like(config: &Fields, family: Family, dtype: DType) -> Result<ModelSpec, StartError> {
-    let hidden_size = config.size("hidden_size")?;
-    let num_layers = config.layers("num_hidden_layers")?;
-    let max_position_embeddings = config.size_or(
-        "max_position_embeddings",
-        match family {
-            Family::Llama => 2048,
-            Family::Mistral | Family::Mixtral => 131_072,
-            _ => 32_768,
-        },
-    )?;
-    let head_dim = match (config.optional_size("head_dim")?, family) {
-        (Some(head_dim), _) => Some(head_dim),
-        (None, Family::Qwen3) => Some(128),
-        (None, _) => None,
-    };
-    let (qkv_bias, out_bias) = match family {
-        Family::Mistral | Family::Mixtral => (false, false),
-        Family::Qwen2 => (true, false),
-        _ => {
-            let bias = config.bool_or("attention_bias", false)?;
-            (bias, bias)
-        }
-    };
-    let mlp_bias = family == Family::Llama && config.bool_or("mlp_bias", false)?;
-    let (bos, eos) = match family {
-        Family::Llama | Family::Mistral | Family::Mixtral => (Some(1), Some(2)),
-        _ => (None, None),
-    };
-    let qk_norm = matches!(family, Family::Qwen3 | Family::Qwen3Moe);
-    let attention = attention(config, hidden_size, head_dim, qkv_bias, out_bias, qk_norm)?;
-    let head = turning_head(config, &attention, max_position_embeddings)?;
-    let (rms_norm_eps, theta) = match family {
-        Family::Mixtral => (1e-5, 1e6),
-        _ => (1e-6, 1e4),
-    };
-    Ok(ModelSpec {
-        family,
-        vocab_size: config.size("vocab_size")?,
-        hidden_size,
-        embed_size: hidden_size,
-        tied_embeddings: config.bool_or("tie_word_embeddings", false)?,
-        embed_scale: 1.0,
-        logit_softcap: None,
-        positions: Positions::Rope(rope::rope(config, head, theta)?),
-        windowed_rope: None,
-        attention,
-        mlp: MlpSpec {
-            intermediate_size: config.size("intermediate_size")?,
-            activation: activation(config, "hidden_act", "silu")?,
-            gated: true,
-            bias: mlp_bias,
-        },
-        experts: experts::experts(config, family, num_layers)?,
-        norm: rms_norm(config, rms_norm_eps)?,
-        windows: windows(config, family, num_layers)?,
-        max_position_embeddings,
-        dtype,
-        bos_token_id: config.token_ids_or("bos_token_id", bos)?.first().copied(),
-        eos_token_ids: config.token_ids_or("eos_token_id", eos)?,
-    })
-}
-
-fn rms_norm(config: &Fields, eps: f64) -> Result<NormSpec, StartError> {
-    Ok(NormSpec {
-        kind: NormKind::Rms { eps: config.epsilon_or("rms_norm_eps", eps)? },
-        affine: true,
-        weight_offset: 0.0,
-        placement: NormPlacement::Before,
-        is_final: true,
-    })
-}
-
-/// The head, which must have pairs of dimensions.
-fn turning_head(config: &Fields, attention: &AttentionSpec, max_positions: usize) -> Result<Head, StartError> {
-    let dim = attention.head_dim;
-    if !dim.is_multiple_of(2) {
-        return Err(config.error("head_dim", format!("{dim} is odd, but rotary positions need pairs")));
-    }
-    Ok(Head { dim, max_positions })
-}
-
-fn attention(
-    config: &Fields,
-    hidden_size: usize,
-    head_dim: Option<usize>,
-    qkv_bias: bool,
-    out_bias: bool,
-    qk_norm: bool,
-) -> Result<AttentionSpec, StartError> {
-    let num_heads = config.size("num_attention_heads")?;
-    let num_kv_heads = shared_heads(config, num_heads, config.size_or("num_key_value_heads", num_heads)?)?;
-    let head_dim = match head_dim {
-        Some(head_dim) => head_dim,
-        None if hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
-        None => {
-            return Err(config.error(
-                "hidden_size",
-                format!(
-                    "{hidden_size} is not a multiple of num_attention_heads, {num_heads}, and there is no head_dim"
-                ),
-            ));
-        }
-    };
-    let scale = (head_dim as f32).powf(-0.5);
-    Ok(AttentionSpec {
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        scale,
-        scale_by_layer: false,
-        softcap: None,
-        qkv_bias,
-        out_bias,
-        qk_norm,
-    })
-}
-
-/// `num_kv_heads`, which the query heads must be able to share.
-fn shared_heads(config: &Fields, num_heads: usize, num_kv_heads: usize) -> Result<usize, StartError> {
-    if num_heads.is_multiple_of(num_kv_heads) {
-        return Ok(num_kv_heads);
-    }
-    Err(config.error(
-        "num_key_value_heads",
-        format!("num_attention_heads, {num_heads}, is not a multiple of it ({num_kv_heads})"),
-    ))
-}
-
-fn activation(config: &Fields, key: &str, default: &str) -> Result<Activation, StartError> {
-    match config.string(key)?.unwrap_or(default) {
-        "silu" | "swish" => Ok(Activation::Silu),
-        "gelu" | "gelu_python" => Ok(Activation::Gelu),
-        "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
-        "relu" => Ok(Activation::Relu),
-        other => Err(config.error(
-            key,
-            format!("'{other}' is not supported; supported are silu, gelu, gelu_new, gelu_pytorch_tanh and relu"),
-        )),
-    }
-}
-
-/// The window of each layer of a Llama-like model.
-fn windows(config: &Fields, family: Family, num_layers: usize) -> Result<Vec<Option<usize>>, StartError> {
-    let given = |default| config.nullable_size("sliding_window", default);
-    let (window, first_layer) = match family {
-        Family::Mistral => (given(Some(4096))?, 0),
-        Family::Mixtral => (given(None)?, 0),
-        Family::Qwen3Moe if config.bool_or("use_sliding_window", false)? => (given(Some(4096))?, 0),
-        Family::Qwen2 | Family::Qwen3 if config.bool_or("use_sliding_window", false)? => {
-            (given(Some(4096))?, config.count_or("max_window_layers", 28)?)
-        }
-        _ => (None, num_layers),
-    };
-    let derived: Vec<_> = (0..num_layers).map(|layer| window.filter(|_| layer >= first_layer)).collect();
-    let Some(listed) = listed_windows(config, window, num_layers)? else { return Ok(derived) };
-    match family {
-        Family::Qwen2 | Family::Qwen3 => Ok(listed),
-        // transformers does not read the list for these families; other programs do.
-        _ if listed == derived => Ok(derived),
-        _ => Err(config.error("layer_types", "says otherwise than sliding_window, which this family goes by")),
-    }
-}
-
-/// The windows of layers by `layer_types`, if there is such a list.
-fn listed_windows(
-    config: &Fields,
-    window: Option<usize>,
-    num_layers: usize,
-) -> Result<Option<Vec<Option<usize>>>, StartError> {
-    let Some(types) = config.get("layer_types") else { return Ok(None) };
-    let types = types.as_array().ok_or_else(|| config.error("layer_types", "not a list"))?;
-    if types.len() != num_layers {
-        return Err(config.error("layer_types", format!("{} entries for {num_layers} layers", types.len())));
-    }
-    let window_of = |kind: &Value| match kind.as_str() {
-        Some("full_attention") => Ok(None),
-        Some("sliding_attention") if window.is_some() => Ok(window),
-        Some("sliding_attention") => Err(config.error("layer_types", "sliding_attention, but there is no window")),
-        _ => Err(config.error("layer_types", format!("{kind} is neither full_attention nor sliding_attention"))),
-    };
-    types.iter().map(window_of).collect::<Result<_, _>>().map(Some)
 }

@@ -1,7 +1,7 @@
 //! Where a model's files lie: in a directory, in the cache of the Hugging Face hub, or inside the binary (the demo).
 
 use crate::error::StartError;
-use crate::model::checkpoint::{Bytes, Checkpoint};
+use crate::model::bytes::FileBytes;
 use crate::model::hub::{self, Access, DEFAULT_REVISION, DownloadProgress, HubModel};
 use crate::model::options::ModelSource;
 use serde_json::{Map, Value};
@@ -209,27 +209,15 @@ impl ModelFiles {
         }
     }
 
-    /// The weights, memory-mapped: `model.safetensors`, or the shards that `model.safetensors.index.json` lists. Those
-    /// of a hub model are fetched first, where they are missing.
-    pub fn checkpoint(&self) -> Result<Checkpoint, StartError> {
-        if let Source::Hub(model) = &self.source {
-            model.fetch_weights()?;
+    /// Downloads the weights of a hub model, unless they are in the cache.
+    pub(super) fn fetch_weights(&self) -> Result<(), StartError> {
+        match &self.source {
+            Source::Hub(model) => model.fetch_weights(),
+            Source::Directory(_) | Source::Embedded(_) => Ok(()),
         }
-        if let Some(index) = self.read_json("model.safetensors.index.json")? {
-            return Checkpoint::open_sharded(self, &index);
-        }
-        if let Some(bytes) = self.map("model.safetensors")? {
-            return Checkpoint::open_single(self, "model.safetensors", bytes);
-        }
-        let pickled = self.exists("pytorch_model.bin") || self.exists("pytorch_model.bin.index.json");
-        Err(StartError::new(format!(
-            "model: there is no {} and no model.safetensors.index.json beside it{}",
-            self.path("model.safetensors"),
-            if pickled { "; pytorch_model.bin cannot be read: convert the checkpoint to safetensors" } else { "" }
-        )))
     }
 
-    fn exists(&self, name: &str) -> bool {
+    pub(super) fn exists(&self, name: &str) -> bool {
         match self.place() {
             Place::Directory(directory) => directory.join(name).exists(),
             Place::Embedded(files) => embedded(files, name).is_some(),
@@ -237,11 +225,11 @@ impl ModelFiles {
     }
 
     /// A file's bytes without reading them; `None` if there is no such file.
-    pub(super) fn map(&self, name: &str) -> Result<Option<Bytes>, StartError> {
+    pub(super) fn map(&self, name: &str) -> Result<Option<FileBytes>, StartError> {
         match self.place() {
-            Place::Embedded(files) => Ok(embedded(files, name).map(Bytes::Embedded)),
+            Place::Embedded(files) => Ok(embedded(files, name).map(FileBytes::Embedded)),
             Place::Directory(_) => match self.open_file(name)? {
-                Some(file) => Bytes::map(&file).map(Some).map_err(|error| self.error(name, error)),
+                Some(file) => FileBytes::map(&file).map(Some).map_err(|error| self.error(name, error)),
                 None => Ok(None),
             },
         }
@@ -286,7 +274,7 @@ impl ModelFiles {
     }
 }
 
-/// Bytes of a text file at most. Those of published models are a tenth of this or less.
+/// FileBytes of a text file at most. Those of published models are a tenth of this or less.
 fn largest_text(name: &str) -> u64 {
     const MIB: u64 = 1 << 20;
     match name {

@@ -3,8 +3,6 @@
 use crate::backend::{Activation, AttentionShape, DType, ExpertsShape, KvLayout, NormKind};
 use crate::error::StartError;
 use crate::ids::TokenId;
-use crate::model::families;
-use crate::model::files::ModelFiles;
 
 /// Decides the names of a checkpoint's tensors; everything else that differs is in the fields of [`ModelSpec`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,30 +184,6 @@ const MAX_HEADS_WIDTH: usize = 1 << 24;
 const MAX_PARAMETERS: u128 = 1 << 50;
 
 impl ModelSpec {
-    /// Reads `config.json` and `generation_config.json`; the precision, where they name none, is that of the weights.
-    pub fn load(files: &ModelFiles) -> Result<Self, StartError> {
-        const CONFIG: &str = "config.json";
-        const GENERATION: &str = "generation_config.json";
-        let config = files
-            .read_json(CONFIG)?
-            .ok_or_else(|| StartError::new(format!("model: there is no {}", files.path(CONFIG))))?;
-        let in_config = |error| files.error(CONFIG, error);
-        let dtype = match families::dtype(&config).map_err(in_config)? {
-            Some(dtype) => dtype,
-            None => weights_dtype(files)?,
-        };
-        let mut spec = families::parse(&config, dtype).map_err(in_config)?;
-        if let Some(generation) = files.read_json(GENERATION)? {
-            let mut ids = families::eos_token_ids(&generation).map_err(|error| files.error(GENERATION, error))?;
-            ids.extend(spec.eos_token_ids.iter().filter(|id| !ids.contains(id)).copied().collect::<Vec<_>>());
-            spec.eos_token_ids = ids;
-        }
-        // What the model cannot sample ends nothing, and a set of tokens is as large as its highest id.
-        spec.eos_token_ids.retain(|id| (*id as usize) < spec.vocab_size);
-        spec.check_sizes().map_err(in_config)?;
-        Ok(spec)
-    }
-
     /// Refuses what no model is, before memory is taken for it.
     pub(crate) fn check_sizes(&self) -> Result<(), StartError> {
         let AttentionSpec { num_heads, head_dim, .. } = self.attention;
@@ -368,14 +342,4 @@ impl ModelSpec {
         let up = width * if *gated { 2 } else { 1 };
         (up * hidden + hidden * width, if *bias { up + hidden } else { 0 })
     }
-}
-
-/// The precision in which the token embeddings are stored.
-fn weights_dtype(files: &ModelFiles) -> Result<DType, StartError> {
-    let checkpoint = files.checkpoint()?;
-    let is_embeddings = |name: &&str| name.ends_with("embed_tokens.weight") || name.ends_with("wte.weight");
-    let embeddings = checkpoint.names().find(is_embeddings);
-    embeddings.and_then(|name| checkpoint.dtype(name)).ok_or_else(|| {
-        StartError::new("config.json names no dtype, and the checkpoint has no token embeddings to take it from")
-    })
 }

@@ -2,6 +2,7 @@
 
 use crate::ids::TokenId;
 use crate::text::pieces::Piece;
+use crate::text::spaces::{clean_up_spaces, last_word_boundary};
 use crate::text::tokenizer::Tokenizer;
 use std::sync::Arc;
 
@@ -231,30 +232,4 @@ fn push_utf8(pending: &mut Vec<u8>, bytes: &[u8], out: &mut String) {
         }
     }
     pending.drain(..done);
-}
-
-/// Takes out the spaces that tokenizing put before punctuation and around contractions, in transformers' order.
-pub(super) fn clean_up_spaces(text: &str) -> String {
-    const RULES: [(&str, &str); 10] = [
-        (" .", "."),
-        (" ?", "?"),
-        (" !", "!"),
-        (" ,", ","),
-        (" ' ", "'"),
-        (" n't", "n't"),
-        (" 'm", "'m"),
-        (" 's", "'s"),
-        (" 've", "'ve"),
-        (" 're", "'re"),
-    ];
-    RULES
-        .iter()
-        .fold(text.to_owned(), |text, (from, to)| if text.contains(from) { text.replace(from, to) } else { text })
-}
-
-/// The last place before a space at which no rule of [`clean_up_spaces`] can reach across, now or with what follows:
-/// every rule begins with a space, and only `'` and `n` can stand before a second one inside a match.
-fn last_word_boundary(text: &str) -> Option<usize> {
-    let bytes = text.as_bytes();
-    (1..bytes.len()).rev().find(|&i| bytes[i] == b' ' && !matches!(bytes[i - 1], b' ' | b'\'' | b'n'))
 }

@@ -3,8 +3,8 @@
 
 use crate::error::{ApiError, StartError};
 use crate::ids::TokenId;
-use crate::text::detokenizer::clean_up_spaces;
 use crate::text::pieces::Pieces;
+use crate::text::spaces::clean_up_spaces;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::any::Any;

@@ -1,7 +1,8 @@
 //! Gemma 2, and the text part of Gemma 3: norms on both sides, layers with and without a window in turn.
 
 use super::fields::Fields;
-use super::{activation, listed_windows, rms_norm, rope, shared_heads, turning_head};
+use super::parts::{activation, listed_windows, rms_norm, shared_heads, turning_head};
+use super::rope;
 use crate::backend::DType;
 use crate::error::StartError;
 use crate::model::spec::{AttentionSpec, Family, MlpSpec, ModelSpec, NormPlacement, NormSpec, Positions};

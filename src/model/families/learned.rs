@@ -1,7 +1,7 @@
 //! Families with learned positions: OPT and GPT-2.
 
 use super::fields::Fields;
-use super::{activation, attention};
+use super::parts::{activation, attention};
 use crate::backend::{DType, NormKind};
 use crate::error::StartError;
 use crate::model::spec::{AttentionSpec, Family, MlpSpec, ModelSpec, NormPlacement, NormSpec, Positions};

@@ -1,7 +1,8 @@
 //! Phi-3, Phi-3.5 and Phi-4: Llama's layers, some of whose dimensions turn, and factors for long sequences.
 
 use super::fields::Fields;
-use super::{activation, attention, rms_norm, rope, turning_head};
+use super::parts::{activation, attention, rms_norm, turning_head};
+use super::rope;
 use crate::backend::DType;
 use crate::error::StartError;
 use crate::model::spec::{Family, MlpSpec, ModelSpec, Positions};

@@ -1,13 +1,16 @@
 //! The hub's answers: what a model holds, and its files.
 
+use super::cached::CachedModel;
+use super::failure::Failure;
 use super::file::{Source, client, is_etag};
-use super::{Access, DownloadProgress, Failure, Place};
+use super::meter::DownloadMeter;
+use super::name::is_revision;
+use super::request::HubRequest;
+use hf_hub::Cache;
 use hf_hub::api::tokio::{Api, ApiBuilder};
-use hf_hub::{Cache, Repo, RepoType};
 use reqwest::Client;
 use serde::Deserialize;
 use std::fs;
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// For an answer that is no file.
@@ -21,16 +24,6 @@ const MAX_TRIES: u32 = 5;
 const PIECE_BYTES: u64 = 16 << 20;
 /// Where the connection keeps breaking.
 const MIN_PIECE_BYTES: u64 = 1 << 20;
-
-/// A model on the hub.
-pub struct Hub {
-    pub access: Access,
-    /// `OWNER/NAME`
-    pub model: String,
-    /// As asked for: a branch, a tag or a commit.
-    pub revision: String,
-    pub progress: DownloadProgress,
-}
 
 /// What a model holds at a commit.
 pub struct Listing {
@@ -94,9 +87,9 @@ impl Listing {
     }
 }
 
-impl Hub {
-    pub(super) fn place(&self) -> Place {
-        Place::new(&self.access, &self.model, &self.revision)
+impl HubRequest {
+    pub(super) fn place(&self) -> CachedModel {
+        CachedModel::new(&self.access, &self.model, &self.revision)
     }
 
     fn api(&self) -> Result<Api, Failure> {
@@ -106,10 +99,6 @@ impl Hub {
             .with_user_agent("pagetide", env!("CARGO_PKG_VERSION"))
             .with_progress(false);
         builder.build().map_err(Failure::of_download)
-    }
-
-    fn repo(&self, revision: &str) -> Repo {
-        Repo::with_revision(self.model.clone(), RepoType::Model, revision.into())
     }
 
     /// What the model holds at `revision`.
@@ -146,14 +135,14 @@ impl Hub {
         }
         let info: RepoInfo =
             serde_json::from_slice(&text).map_err(|error| Failure::Answer(format!("a model's listing: {error}")))?;
-        if !super::is_revision(&info.sha) {
+        if !is_revision(&info.sha) {
             return Err(Failure::Answer(format!("a model's listing: '{}' is no commit", info.sha)));
         }
         Ok(Listing { commit: info.sha, files: info.siblings.into_iter().map(RemoteFile::from).collect() })
     }
 
     /// Brings `files`, which are in the listing, into the snapshot of its commit.
-    pub fn fetch(&self, listing: &Listing, place: &Place, files: &[&str]) -> Result<(), Failure> {
+    pub fn fetch(&self, listing: &Listing, place: &CachedModel, files: &[&str]) -> Result<(), Failure> {
         let mut missing = Vec::new();
         for name in files {
             let file = listing.file(name).expect("only listed files are asked for");
@@ -165,7 +154,7 @@ impl Hub {
             return Ok(());
         }
         let total = missing.iter().filter_map(|file| file.bytes).fold(0, u64::saturating_add);
-        let meter = Meter::new(total, self.progress.clone());
+        let meter = DownloadMeter::new(total, self.progress.clone());
         let client = client()?;
         for file in missing {
             let file = self.fetch_file(&client, place, &listing.commit, file, &meter)?;
@@ -180,10 +169,10 @@ impl Hub {
     fn fetch_file(
         &self,
         client: &Client,
-        place: &Place,
+        place: &CachedModel,
         commit: &str,
         file: &RemoteFile,
-        meter: &Meter,
+        meter: &DownloadMeter,
     ) -> Result<RemoteFile, Failure> {
         let (mut tries, mut farthest) = (0, 0);
         loop {
@@ -192,7 +181,7 @@ impl Hub {
                 Ok(file) => return Ok(file),
                 Err(failure) => failure,
             };
-            let reached = meter.state().file_bytes;
+            let reached = meter.file_bytes();
             if reached > farthest {
                 (tries, farthest) = (0, reached);
             }
@@ -209,11 +198,11 @@ impl Hub {
     async fn try_file(
         &self,
         client: &Client,
-        place: &Place,
+        place: &CachedModel,
         commit: &str,
         file: &RemoteFile,
         piece_bytes: u64,
-        meter: &Meter,
+        meter: &DownloadMeter,
     ) -> Result<RemoteFile, Failure> {
         let url = self.api()?.repo(self.repo(commit)).url(&file.name);
         let (etag, bytes) = match (&file.etag, file.bytes) {
@@ -242,7 +231,7 @@ impl Hub {
 }
 
 /// Links a file of a snapshot to a blob that the cache has, from another commit. False if it has none.
-fn link_blob(place: &Place, commit: &str, file: &RemoteFile) -> Result<bool, Failure> {
+fn link_blob(place: &CachedModel, commit: &str, file: &RemoteFile) -> Result<bool, Failure> {
     let (Some(etag), Some(bytes)) = (&file.etag, file.bytes) else { return Ok(false) };
     if !fs::metadata(place.blob(etag)).is_ok_and(|blob| blob.len() == bytes) {
         return Ok(false);
@@ -274,52 +263,4 @@ fn run<T: Send>(request: impl AsyncFnOnce() -> Result<T, Failure> + Send) -> Res
         // A panic has been reported where it happened.
         thread.join().unwrap_or_else(|_| Err(Failure::Answer("the client of the hub failed on it".into())))
     })
-}
-
-/// Counts the bytes of a few files, one after the other.
-#[derive(Clone)]
-pub struct Meter {
-    state: Arc<Mutex<MeterState>>,
-    report: DownloadProgress,
-}
-
-struct MeterState {
-    /// Of files that are whole.
-    done: u64,
-    /// Of the file that is being fetched, with what earlier tries brought.
-    file_bytes: u64,
-    total: u64,
-}
-
-impl Meter {
-    fn new(total: u64, report: DownloadProgress) -> Self {
-        Self { state: Arc::new(Mutex::new(MeterState { done: 0, file_bytes: 0, total })), report }
-    }
-
-    fn state(&self) -> MutexGuard<'_, MeterState> {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    fn file_done(&self) {
-        let mut state = self.state();
-        state.done += std::mem::take(&mut state.file_bytes);
-    }
-
-    /// A try for a file of so many bytes, of which some are there.
-    pub fn begin_file(&self, bytes: u64, have: u64) {
-        let mut state = self.state();
-        state.file_bytes = have;
-        // A mirror may not have told it before.
-        state.total = state.total.max(state.done.saturating_add(bytes));
-    }
-
-    /// Bytes of the file that is being fetched.
-    pub fn came(&self, bytes: u64) {
-        let (done, total) = {
-            let mut state = self.state();
-            state.file_bytes += bytes;
-            (state.done + state.file_bytes, state.total)
-        };
-        (self.report)(done, total);
-    }
 }

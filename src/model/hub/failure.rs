@@ -1,6 +1,6 @@
 //! What can go wrong between here and the hub, and what to do about it.
 
-use super::download::Hub;
+use super::request::HubRequest;
 use crate::error::StartError;
 use hf_hub::api::tokio::ApiError;
 use reqwest::StatusCode;
@@ -81,8 +81,8 @@ impl Failure {
     }
 
     /// For the user: what happened to `hub`'s model, and what to do.
-    pub fn of(&self, hub: &Hub) -> StartError {
-        let Hub { access, model, revision, .. } = hub;
+    pub fn of(&self, hub: &HubRequest) -> StartError {
+        let HubRequest { access, model, revision, .. } = hub;
         let (endpoint, cache) = (&access.endpoint, access.cache.display());
         let page = format!("{endpoint}/{model}");
         let has_token = access.token.is_some();
@@ -90,7 +90,7 @@ impl Failure {
             format!(
                 "Where there is a network, run 'hf download {model} --local-dir DIR', bring DIR here and give it as \
                  --model; or bring the folder {} into {cache}",
-                hub.place().folder_name()
+                hub.folder_name()
             )
         };
         StartError::new(match self {
@@ -201,18 +201,18 @@ fn causes(error: &dyn std::error::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Access;
+    use super::super::access::Access;
     use super::*;
     use std::sync::Arc;
 
-    fn hub(token: Option<&str>) -> Hub {
+    fn hub(token: Option<&str>) -> HubRequest {
         let access = Access {
             endpoint: "https://huggingface.co".into(),
             cache: "/cache".into(),
             token: token.map(str::to_owned),
             offline: false,
         };
-        Hub { access, model: "o/n".into(), revision: "main".into(), progress: Arc::new(|_, _| {}) }
+        HubRequest { access, model: "o/n".into(), revision: "main".into(), progress: Arc::new(|_, _| {}) }
     }
 
     #[test]

@@ -3,8 +3,9 @@
 //! hf-hub brings files as well, but takes the paths that it writes to from headers of the answers, so that a hub or a mirror
 //! could have any file of the user's written; and it looks at no hash.
 
-use super::download::Meter;
-use super::{Access, Failure};
+use super::access::Access;
+use super::failure::Failure;
+use super::meter::DownloadMeter;
 use futures_util::{StreamExt, stream};
 use reqwest::header::CONTENT_RANGE;
 use reqwest::{Client, Response, StatusCode};
@@ -42,7 +43,7 @@ pub fn is_etag(etag: &str) -> bool {
 
 impl Source<'_> {
     /// Brings the file to `blob`, and goes on where an earlier try has ended.
-    pub async fn fetch(&self, blob: &Path, piece_bytes: u64, meter: &Meter) -> Result<(), Failure> {
+    pub async fn fetch(&self, blob: &Path, piece_bytes: u64, meter: &DownloadMeter) -> Result<(), Failure> {
         let part = part_of(blob);
         fs::create_dir_all(blob.parent().expect("a blob is in a folder"))?;
         let mut file = OpenOptions::new().create(true).append(true).open(&part)?;
@@ -72,7 +73,7 @@ impl Source<'_> {
         Ok(())
     }
 
-    async fn piece(&self, start: u64, piece_bytes: u64, meter: &Meter) -> Result<Vec<u8>, Failure> {
+    async fn piece(&self, start: u64, piece_bytes: u64, meter: &DownloadMeter) -> Result<Vec<u8>, Failure> {
         let end = self.bytes.min(start + piece_bytes);
         let mut request = self.client.get(&self.url).header("range", format!("bytes={start}-{}", end - 1));
         if let Some(token) = &self.access.token {

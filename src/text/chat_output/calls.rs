@@ -5,11 +5,12 @@
 //! call and is none is content: nothing is lost. Arguments that turn out not to be JSON stay arguments, for the call
 //! has been given out by then.
 
-use super::ChatPiece;
+use super::call_writer::CallWriter;
 use super::format::ToolFormat;
 use super::json::{JsonValue, Step};
-use super::marker::{Marker, flush};
+use super::marker::Marker;
 use super::object::{CallObject, Progress};
+use super::piece::{ChatPiece, flush};
 
 /// Characters between `[TOOL_CALLS]` and the arguments at most.
 const MAX_HEAD: usize = 256;
@@ -24,17 +25,7 @@ pub struct ToolParser {
     /// That white space. Before or after a call it means nothing; before content it is part of it.
     space: String,
     marker: Marker,
-    calls: Calls,
-}
-
-/// The calls given out.
-#[derive(Clone, Debug)]
-pub(super) struct Calls {
-    pub format: ToolFormat,
-    pub count: u32,
-    max: u32,
-    /// One more call than allowed has begun.
-    full: bool,
+    calls: CallWriter,
 }
 
 #[derive(Clone, Debug)]
@@ -66,24 +57,6 @@ enum State {
     Broken(Option<Marker>),
 }
 
-impl Calls {
-    /// A call begins; false where it is one too many.
-    pub fn begin(&mut self, name: String, out: &mut Vec<ChatPiece>) -> bool {
-        self.full = self.count == self.max;
-        if !self.full {
-            let id = super::call_id(self.format);
-            super::append(out, ChatPiece::ToolCall { index: self.count, id, name });
-            self.count += 1;
-        }
-        !self.full
-    }
-
-    /// More arguments of the call that began last.
-    pub fn arguments(&mut self, json: String, out: &mut Vec<ChatPiece>) {
-        super::append(out, ChatPiece::ToolArguments { index: self.count - 1, json });
-    }
-}
-
 impl ToolParser {
     pub fn new(format: ToolFormat, max_calls: u32) -> Self {
         Self {
@@ -91,11 +64,11 @@ impl ToolParser {
             fresh: true,
             space: String::new(),
             marker: Marker::new(format.marker()),
-            calls: Calls { format, count: 0, max: max_calls, full: false },
+            calls: CallWriter { format, count: 0, max: max_calls, full: false },
         }
     }
 
-    /// Calls given out so far.
+    /// CallWriter given out so far.
     pub fn num_calls(&self) -> u32 {
         self.calls.count
     }

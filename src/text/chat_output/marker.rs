@@ -1,7 +1,5 @@
 //! Looks for one text in a stream of characters.
 
-use super::ChatPiece;
-
 /// Finds a marker, and holds back what may become one.
 #[derive(Clone, Debug)]
 pub struct Marker {
@@ -35,12 +33,5 @@ impl Marker {
 
     pub fn is_holding(&self) -> bool {
         !self.held.is_empty()
-    }
-}
-
-/// Gives out what may not be lost, as one piece.
-pub fn flush(text: &mut String, kind: fn(String) -> ChatPiece, out: &mut Vec<ChatPiece>) {
-    if !text.is_empty() {
-        super::append(out, kind(std::mem::take(text)));
     }
 }

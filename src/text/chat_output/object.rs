@@ -1,9 +1,9 @@
 //! A tool call that is a JSON object: `{"name": …, "arguments": {…}}`.
 
-use super::ChatPiece;
-use super::calls::Calls;
+use super::call_writer::CallWriter;
 use super::format::ToolFormat;
 use super::json::{JsonValue, Step};
+use super::piece::ChatPiece;
 use serde_json::{Map, Value};
 
 /// Characters of a name, or of a key, at most.
@@ -74,7 +74,7 @@ impl CallObject {
     }
 
     /// Takes the next character. Nothing may be given after another answer than [`Progress::More`].
-    pub fn push(&mut self, c: char, calls: &mut Calls, out: &mut Vec<ChatPiece>) -> Progress {
+    pub fn push(&mut self, c: char, calls: &mut CallWriter, out: &mut Vec<ChatPiece>) -> Progress {
         let progress = self.step(c, calls, out);
         if progress == Progress::More && !self.given {
             self.raw.push(c);
@@ -82,7 +82,7 @@ impl CallObject {
         progress
     }
 
-    fn step(&mut self, c: char, calls: &mut Calls, out: &mut Vec<ChatPiece>) -> Progress {
+    fn step(&mut self, c: char, calls: &mut CallWriter, out: &mut Vec<ChatPiece>) -> Progress {
         match self.place {
             Place::Start if c.is_whitespace() => Progress::More,
             Place::Start if c == '{' => self.go(Place::BeforeKey(true)),
@@ -147,7 +147,7 @@ impl CallObject {
         self.go(Place::Colon(field))
     }
 
-    fn value(&mut self, field: Field, c: char, calls: &mut Calls, out: &mut Vec<ChatPiece>) -> Progress {
+    fn value(&mut self, field: Field, c: char, calls: &mut CallWriter, out: &mut Vec<ChatPiece>) -> Progress {
         let step = self.value.step(c);
         if step == Step::Wrong || (field == Field::Name && self.text.len() > MAX_NAME) {
             return self.wrong();
@@ -183,7 +183,7 @@ impl CallObject {
     }
 
     /// The arguments begin, behind the name.
-    fn stream(&mut self, c: char, calls: &mut Calls, out: &mut Vec<ChatPiece>) -> Progress {
+    fn stream(&mut self, c: char, calls: &mut CallWriter, out: &mut Vec<ChatPiece>) -> Progress {
         self.arguments = Some(c.into());
         self.give(calls, out);
         self.value = JsonValue::default();
@@ -193,7 +193,7 @@ impl CallObject {
     }
 
     /// Gives out the call with the arguments there are, once its name is known.
-    fn give(&mut self, calls: &mut Calls, out: &mut Vec<ChatPiece>) {
+    fn give(&mut self, calls: &mut CallWriter, out: &mut Vec<ChatPiece>) {
         if let Some(name) = self.name.take() {
             self.given = true;
             self.raw.clear();
@@ -204,7 +204,7 @@ impl CallObject {
         }
     }
 
-    fn complete(&mut self, calls: &mut Calls, out: &mut Vec<ChatPiece>) -> Progress {
+    fn complete(&mut self, calls: &mut CallWriter, out: &mut Vec<ChatPiece>) -> Progress {
         // A call without arguments; Llama's would be no different from an answer in JSON.
         if !self.given && calls.format != ToolFormat::Llama3Json {
             self.give(calls, out);

@@ -1,5 +1,6 @@
 //! Outputs of real models in every format, cut at every place.
 
+use super::call_writer::call_id;
 use super::*;
 use proptest::prelude::*;
 

@@ -1,52 +1,21 @@
-//! Grammars to constraints, and those that were compiled lately.
+//! Compiles grammars to constraints and caches them.
 
-use super::constraint::{CompiledGrammar, RequestGrammar, brief};
+use super::constraint::{CompiledGrammar, RequestGrammar};
+use super::engine::GrammarEngine;
 use super::lexers::LexerMemory;
-use super::sandbox::{GrammarLimits, Sandbox};
-use super::schema;
+use super::request::{GrammarLimits, GrammarRequest};
+use super::sandbox::Sandbox;
 use super::vocabulary::Vocabulary;
-use super::{GrammarRequest, GrammarSpec, gbnf};
-use crate::budget::{Budget, Cancelled};
+use crate::budget::Budget;
 use crate::engine::constraint::ConstraintSource;
 use crate::error::ApiError;
 use crate::ids::TokenId;
 use crate::text::tokenizer::Tokenizer;
-use llguidance::api::{ParserLimits, TopLevelGrammar};
-use llguidance::earley::SlicedBiasComputer;
-use llguidance::toktrie::InferenceCapabilities;
-use llguidance::{ParserFactory, TokenParser, regex_to_lark};
-use serde_json::{Value, json};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
 
-/// Bytes at most of a schema, of all choices, of a grammar, and of a regular expression.
-const MAX_SCHEMA_BYTES: usize = 1 << 19;
-const MAX_GRAMMAR_BYTES: usize = 1 << 16;
-const MAX_REGEX_BYTES: usize = 1 << 13;
-/// Lines of a grammar: each can define a rule that the one before needs, and llguidance goes down by recursion (16 kB
-/// of stack a rule; see [`Workers`](crate::actors::workers::Workers)).
-const MAX_GRAMMAR_LINES: usize = 3000;
-/// Time for finding the part of a schema that is at fault.
-const EXPLAIN: Duration = Duration::from_millis(500);
 /// Compiled grammars that are kept, and how long their texts may be together.
 const MAX_CACHED: usize = 64;
 const MAX_CACHED_BYTES: usize = 4 << 20;
-
-/// What a grammar may cost. A client's grammar beyond the first three is refused; one that goes beyond the others as
-/// the text grows fails its request. A mask takes milliseconds at most, and a lexer 50 to 100 MB.
-fn limits() -> ParserLimits {
-    ParserLimits {
-        initial_lexer_fuel: 1_000_000,
-        max_grammar_size: 200_000,
-        // An object's optional properties, or the options of an anyOf, are 2 each.
-        max_items_in_row: 10_000,
-        step_lexer_fuel: 40_000,
-        step_max_items: 50_000,
-        max_lexer_states: 50_000,
-        precompute_large_lexemes: true,
-        verbose_errors: false,
-    }
-}
 
 /// Compiles grammars for one model. What the model's vocabulary needs is worked out for the first grammar (a second
 /// for a large one), not at the start.
@@ -62,15 +31,9 @@ pub struct GrammarCompiler {
 
 /// llguidance, and where it is tried first.
 struct Sandboxed {
-    engine: Engine,
+    engine: GrammarEngine,
     /// `None`: whoever writes the grammars is trusted.
     sandbox: Option<Sandbox>,
-}
-
-/// llguidance, knowing the vocabulary.
-pub(super) struct Engine {
-    vocabulary: Arc<Vocabulary>,
-    factory: ParserFactory,
 }
 
 impl GrammarCompiler {
@@ -123,8 +86,8 @@ impl GrammarCompiler {
 
     fn make_engine(&self) -> Result<Sandboxed, String> {
         let vocabulary = Vocabulary::new(self.tokenizer.clone(), self.vocab_size, &self.end_tokens);
-        let engine = Engine::new(vocabulary)?;
-        let Engine { vocabulary, .. } = &engine;
+        let engine = GrammarEngine::new(vocabulary)?;
+        let GrammarEngine { vocabulary, .. } = &engine;
         let sandbox = Sandbox::new(self.limits, vocabulary.words(), vocabulary.ends());
         if sandbox.is_none() {
             tracing::warn!(
@@ -144,160 +107,6 @@ fn key(request: &GrammarRequest) -> blake3::Hash {
     let written = serde_json::to_writer(&mut hasher, &(spec, starts_after, whitespace));
     written.expect("a grammar is made of strings and JSON, which JSON can say");
     hasher.finalize()
-}
-
-impl GrammarSpec {
-    /// Bytes of its text, about.
-    fn len(&self) -> usize {
-        match self {
-            GrammarSpec::JsonObject => 0,
-            GrammarSpec::JsonSchema(schema) => schema.to_string().len(),
-            GrammarSpec::Choice(choices) => choices.iter().map(String::len).sum(),
-            GrammarSpec::Regex(text) | GrammarSpec::Grammar(text) | GrammarSpec::Lark(text) => text.len(),
-        }
-    }
-}
-
-/// A request's grammar in llguidance's terms.
-enum Source {
-    /// With its options.
-    Json(Value),
-    Lark(String),
-}
-
-impl Source {
-    fn new(request: &GrammarRequest) -> Result<Self, ApiError> {
-        let param = &request.param;
-        let limit = |what: &str, got: usize, most: usize| {
-            let message = format!("{param} must have at most {most} {what}, got {got}");
-            if got > most { Err(ApiError::invalid(param, message)) } else { Ok(()) }
-        };
-        match &request.spec {
-            GrammarSpec::JsonObject => Self::schema(&json!({ "type": "object" }), request),
-            GrammarSpec::JsonSchema(schema) => {
-                limit("bytes", schema.to_string().len(), MAX_SCHEMA_BYTES)?;
-                Self::schema(schema, request)
-            }
-            GrammarSpec::Regex(regex) => {
-                limit("bytes", regex.len(), MAX_REGEX_BYTES)?;
-                schema::check_regex(regex).map_err(|error| ApiError::invalid(param, format!("{param}: {error}")))?;
-                Ok(Source::Lark(format!("start: /{}/", regex_to_lark(unanchored(regex), ""))))
-            }
-            GrammarSpec::Choice(choices) => {
-                limit("bytes", choices.iter().map(String::len).sum(), MAX_SCHEMA_BYTES)?;
-                let choices: Vec<String> = choices.iter().map(|choice| lark_string(choice)).collect();
-                Ok(Source::Lark(format!("start: CHOICE\nCHOICE: {}", choices.join(" | "))))
-            }
-            GrammarSpec::Grammar(text) => {
-                limit("bytes", text.len(), MAX_GRAMMAR_BYTES)?;
-                limit("lines", text.lines().count(), MAX_GRAMMAR_LINES)?;
-                if !gbnf::is_gbnf(text) {
-                    return Ok(Source::Lark(text.clone()));
-                }
-                let lark = gbnf::to_lark(text);
-                let lark = lark.map_err(|error| ApiError::invalid(param, format!("{param}: {error}")))?;
-                limit("rules and groups", lark.lines().count(), MAX_GRAMMAR_LINES)?;
-                Ok(Source::Lark(lark))
-            }
-            GrammarSpec::Lark(lark) => {
-                limit("bytes", lark.len(), MAX_SCHEMA_BYTES)?;
-                limit("lines of grammar", lark.lines().count(), MAX_GRAMMAR_LINES)?;
-                Ok(Source::Lark(lark.clone()))
-            }
-        }
-    }
-
-    fn schema(schema: &Value, request: &GrammarRequest) -> Result<Self, ApiError> {
-        let schema = schema::prepare(schema, &request.whitespace).map_err(|error| error.in_param(&request.param))?;
-        Ok(Source::Json(schema))
-    }
-
-    fn grammar(&self) -> TopLevelGrammar {
-        match self {
-            Source::Json(schema) => TopLevelGrammar::from_json_schema(schema.clone()),
-            Source::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
-        }
-    }
-}
-
-/// The anchors of a regular expression that matches from the beginning to the end anyway.
-fn unanchored(regex: &str) -> &str {
-    // Each belongs to one alternative only where there are several.
-    if regex.contains('|') {
-        return regex;
-    }
-    let regex = regex.strip_prefix('^').unwrap_or(regex);
-    match regex.strip_suffix('$') {
-        Some(rest) if rest.bytes().rev().take_while(|byte| *byte == b'\\').count() % 2 == 0 => rest,
-        _ => regex,
-    }
-}
-
-/// A literal of Lark.
-pub(super) fn lark_string(text: &str) -> String {
-    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
-}
-
-impl Engine {
-    /// `None`: the model has no end token.
-    pub fn new(vocabulary: Option<Vocabulary>) -> Result<Self, String> {
-        let none = "structured output needs a model with an end token, and this one has none";
-        let vocabulary = Arc::new(vocabulary.ok_or(none)?);
-        let env: llguidance::toktrie::TokEnv = vocabulary.clone();
-        let slices = SlicedBiasComputer::general_slices();
-        let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
-            .map_err(|error| format!("structured output is not available for this vocabulary: {error}"))?;
-        factory.quiet();
-        *factory.limits_mut() = limits();
-        Ok(Self { vocabulary, factory })
-    }
-
-    /// # Errors
-    /// As [`GrammarCompiler::compile`].
-    pub fn compile(&self, request: &GrammarRequest) -> Result<CompiledGrammar, ApiError> {
-        let source = Source::new(request)?;
-        let parser = self.parser(source.grammar()).map_err(|message| self.explain(request, &source, message))?;
-        let starts_after = request.starts_after.as_deref().filter(|text| !text.is_empty());
-        let compiled = CompiledGrammar::new(parser, self.vocabulary.clone(), starts_after);
-        // A vocabulary may have no way to write the very first character.
-        let invalid = |message: String| ApiError::invalid(&request.param, format!("{}: {message}", request.param));
-        compiled.check_start().map_err(invalid)?;
-        Ok(compiled)
-    }
-
-    fn parser(&self, grammar: TopLevelGrammar) -> Result<TokenParser, String> {
-        self.factory.create_parser(grammar).map_err(|error| format!("{error:#}"))
-    }
-
-    /// The client's error for a grammar that was refused with `message`.
-    fn explain(&self, request: &GrammarRequest, source: &Source, message: String) -> ApiError {
-        let param = &request.param;
-        let message = brief(&message);
-        match source {
-            Source::Json(schema) => {
-                let budget = Budget::time(EXPLAIN, Cancelled::default());
-                let error_of = |part: Value| {
-                    budget.look().ok()?;
-                    let refused = self.parser(TopLevelGrammar::from_json_schema(part)).err();
-                    refused.map(|error| brief(&error))
-                };
-                schema::culprit(schema, message, error_of).in_param(param)
-            }
-            Source::Lark(_) => ApiError::invalid(param, format!("{param}: {}", lark_place(&message))),
-        }
-    }
-}
-
-/// llguidance's "3(5): message", or "at 3(5): message", in words.
-fn lark_place(message: &str) -> String {
-    let place = || {
-        let rest = message.strip_prefix("at ").unwrap_or(message);
-        let (line, rest) = rest.split_once('(')?;
-        let (column, rest) = rest.split_once("): ")?;
-        let (line, column): (usize, usize) = (line.parse().ok()?, column.parse().ok()?);
-        Some(format!("line {line}, column {column}: {rest}"))
-    };
-    place().unwrap_or_else(|| message.to_owned())
 }
 
 /// The grammars that were used last.

@@ -4,7 +4,7 @@
 //! Annotations and unknown keywords say nothing about a value and are ignored, as the specification has it. A keyword
 //! that does restrict values and cannot be kept is refused: an output is valid or there is none.
 
-use super::Whitespace;
+use super::request::Whitespace;
 use crate::budget::{Budget, Exhausted};
 use crate::error::ApiError;
 use llguidance::derivre::{RegexAst, RegexBuilder};

@@ -1,15 +1,14 @@
 //! Random walks: at each step any allowed token comes, and the text at the end is what was asked for.
 
-use super::compiler::Engine;
 use super::constraint::RequestGrammar;
-use super::sandbox::GrammarLimits;
+use super::engine::GrammarEngine;
 use super::vocabulary::Vocabulary;
 use super::*;
 use crate::budget::Budget;
 use crate::engine::constraint::{Constraint, ConstraintSource};
 use crate::ids::TokenId;
 use crate::text::tokenizer::Tokenizer;
-use serde_json::Map;
+use serde_json::{Map, json};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -614,7 +613,7 @@ fn a_loop_does_not_grow_by_the_product_of_its_parts() {
 fn forced_text_without_an_end_takes_little_memory() {
     let model = model("demo");
     let vocabulary = Vocabulary::new(model.tokenizer.clone(), model.tokenizer.vocab_size(), &model.ends);
-    let engine = Engine::new(vocabulary).unwrap();
+    let engine = GrammarEngine::new(vocabulary).unwrap();
     for beginning in ["", "[ab] [cd]"] {
         let spec = GrammarSpec::Grammar(format!("root ::= {beginning} ((\"a\"{{1000}}){{1000}}){{1000}}"));
         let compiled = engine.compile(&GrammarRequest::new(spec, "grammar")).unwrap();

@@ -1,7 +1,7 @@
 //! Rules of GBNF to Lark's text.
 
-use super::{Grammar, Node};
-use crate::text::grammar::compiler::lark_string;
+use super::rules::{Grammar, Node};
+use crate::text::grammar::lark::lark_string;
 use std::fmt::Write;
 
 /// Lark allows 30.

@@ -1,6 +1,6 @@
 //! GBNF's text to rules.
 
-use super::{GbnfError, Grammar, Node};
+use super::rules::{GbnfError, Grammar, Node};
 use std::collections::HashMap;
 
 /// Groups inside groups.

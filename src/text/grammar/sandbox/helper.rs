@@ -1,7 +1,7 @@
 //! The helper's side: compiles what it is told, and ends where that takes too much.
 
 use super::protocol::{Job, Reply, Verdict, Words, receive, send};
-use crate::text::grammar::compiler::Engine;
+use crate::text::grammar::engine::GrammarEngine;
 use crate::text::grammar::vocabulary::Vocabulary;
 use std::io;
 use std::os::fd::AsFd;
@@ -12,7 +12,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
 /// Three quarters of what the server's own threads have: what compiles here does so there.
-const STACK_BYTES: usize = crate::actors::workers::STACK_BYTES / 4 * 3;
+const STACK_BYTES: usize = crate::text::grammar::STACK_BYTES / 4 * 3;
 /// Between two looks at what has been used.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
@@ -72,7 +72,7 @@ fn serve() -> io::Result<()> {
 
 /// The compiler's thread. Its first verdict says that it is ready.
 fn compile_all(words: Words, jobs: &Receiver<Job>, verdicts: &Sender<Verdict>) {
-    let engine = Engine::new(Vocabulary::of_words(words.words, words.ends));
+    let engine = GrammarEngine::new(Vocabulary::of_words(words.words, words.ends));
     if verdicts.send(Verdict::Compiled).is_err() {
         return;
     }
@@ -84,7 +84,7 @@ fn compile_all(words: Words, jobs: &Receiver<Job>, verdicts: &Sender<Verdict>) {
     }
 }
 
-fn compile(engine: &Result<Engine, String>, job: &Job) -> Verdict {
+fn compile(engine: &Result<GrammarEngine, String>, job: &Job) -> Verdict {
     let request = match job.request() {
         Ok(request) => request,
         Err(error) => return Verdict::Refused { param: String::new(), message: error.to_string() },

@@ -1,7 +1,6 @@
 //! What the server and its helper tell each other: a length of 4 bytes, little endian, and so many bytes of postcard.
 
-use super::GrammarLimits;
-use crate::text::grammar::GrammarRequest;
+use crate::text::grammar::request::{GrammarLimits, GrammarRequest};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind, Read, Write};

@@ -7,6 +7,7 @@ pub mod grammar;
 pub mod output;
 mod pieces;
 mod python;
+mod spaces;
 pub mod stop;
 pub mod tokenizer;
 pub mod truncation;

@@ -2,12 +2,14 @@
 //!
 //! [`ChatFormat`] is the model's, [`ChatReading`] one request's, [`ChatParser`] one output's.
 
+mod call_writer;
 mod calls;
 pub mod format;
 pub mod grammar;
 mod json;
 mod marker;
 mod object;
+mod piece;
 mod reasoning;
 #[cfg(test)]
 mod tests;
@@ -16,26 +18,9 @@ use crate::ids::TokenId;
 use crate::text::tokenizer::Tokenizer;
 use calls::ToolParser;
 pub use format::{ChatFormat, ReasoningFormat, ToolFormat};
+pub use piece::{ChatPiece, append};
 use reasoning::ReasoningReader;
 pub use reasoning::ReasoningStart;
-
-/// A part of an output. Joined, the parts of one kind (and of one call) are its text.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ChatPiece {
-    Reasoning(String),
-    Content(String),
-    /// Call `index`, counted from 0 within the output, begins.
-    ToolCall {
-        index: u32,
-        id: String,
-        name: String,
-    },
-    /// More of the arguments of call `index`: JSON text.
-    ToolArguments {
-        index: u32,
-        json: String,
-    },
-}
 
 /// How the outputs of a request are to be read.
 #[derive(Clone, Debug)]
@@ -145,41 +130,5 @@ impl ChatParser {
     /// A call more than allowed has begun: nothing further is given out.
     pub fn is_full(&self) -> bool {
         self.tools.as_ref().is_some_and(ToolParser::is_full)
-    }
-}
-
-/// Adds a piece, to the last one where both are of one kind; empty text adds nothing.
-pub fn append(pieces: &mut Vec<ChatPiece>, piece: ChatPiece) {
-    match (pieces.last_mut(), piece) {
-        (_, ChatPiece::Reasoning(more) | ChatPiece::Content(more)) if more.is_empty() => {}
-        (_, ChatPiece::ToolArguments { json, .. }) if json.is_empty() => {}
-        (Some(ChatPiece::Reasoning(text)), ChatPiece::Reasoning(more))
-        | (Some(ChatPiece::Content(text)), ChatPiece::Content(more)) => text.push_str(&more),
-        (Some(ChatPiece::ToolArguments { index, json }), ChatPiece::ToolArguments { index: same, json: more })
-            if *index == same =>
-        {
-            json.push_str(&more);
-        }
-        (_, piece) => pieces.push(piece),
-    }
-}
-
-/// A call's name of its own. Mistral's templates accept nine letters and digits and nothing else.
-fn call_id(format: ToolFormat) -> String {
-    use std::hash::{BuildHasher, RandomState};
-    use std::sync::LazyLock;
-    use std::sync::atomic::{AtomicU64, Ordering};
-
-    static STATE: LazyLock<[RandomState; 2]> = LazyLock::new(|| [RandomState::new(), RandomState::new()]);
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let [first, second] = [0, 1].map(|i| STATE[i].hash_one(number));
-    match format {
-        ToolFormat::Mistral => {
-            const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
-            let digit = |place: u32| DIGITS[(first / 62_u64.pow(place) % 62) as usize] as char;
-            (0..9).map(digit).collect()
-        }
-        ToolFormat::Hermes | ToolFormat::Llama3Json => format!("call_{first:016x}{:08x}", second as u32),
     }
 }

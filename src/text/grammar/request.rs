@@ -1,29 +1,8 @@
-//! Structured output: what a client demands of the text, as a constraint on tokens.
-//!
-//! A [`GrammarRequest`] says what the text has to be; [`GrammarCompiler`] makes a
-//! [`ConstraintSource`](crate::engine::constraint::ConstraintSource) of it, for the model's vocabulary. llguidance does
-//! the parsing of the text as it grows; here is what stands between it and a client: schemas are checked and errors
-//! get a place (`schema`), llama.cpp's grammars are translated (`gbnf`), the tokenizer is made known
-//! (`vocabulary`), compiled grammars are kept and shared (`compiler`), and what a client sends is compiled in another process
-//! first (`sandbox`).
+//! A request for structured output.
 
-pub mod compiler;
-mod constraint;
-pub(crate) mod gbnf;
-mod lexers;
-pub mod sandbox;
-mod schema;
-mod vocabulary;
-
-#[cfg(test)]
-mod tests;
-
-pub use compiler::GrammarCompiler;
-pub use schema::{check_regex, close_objects};
-
-use crate::error::ApiError;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 /// What the output has to be.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -80,7 +59,7 @@ const LIMITED_WHITESPACE: &str = r" |\r?\n[ \t]{0,20}";
 
 impl Whitespace {
     /// llguidance's options of a schema.
-    fn options(&self) -> Value {
+    pub(super) fn options(&self) -> Value {
         match self {
             Whitespace::Limited => json!({ "whitespace_pattern": LIMITED_WHITESPACE }),
             Whitespace::Compact => json!({ "whitespace_flexible": false }),
@@ -89,10 +68,24 @@ impl Whitespace {
     }
 }
 
-/// A schema as a part of a [`GrammarSpec::Lark`]: `%json {…}`. `param` is the field that the schema came in; where the
-/// schema is wrong, the error names the place in it.
-pub fn json_in_lark(schema: &Value, whitespace: &Whitespace, param: &str) -> Result<String, ApiError> {
-    let schema = schema::prepare(schema, whitespace).map_err(|error| error.in_param(param))?;
-    // Lark's strings hold no control character, and JSON leaves this one as it is.
-    Ok(format!("%json {}", schema.to_string().replace('\u{7f}', "\\u007f")))
+impl GrammarSpec {
+    /// Bytes of its text, about.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            GrammarSpec::JsonObject => 0,
+            GrammarSpec::JsonSchema(schema) => schema.to_string().len(),
+            GrammarSpec::Choice(choices) => choices.iter().map(String::len).sum(),
+            GrammarSpec::Regex(text) | GrammarSpec::Grammar(text) | GrammarSpec::Lark(text) => text.len(),
+        }
+    }
+}
+
+/// What a grammar may take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GrammarLimits {
+    /// Processor time.
+    pub cpu: Duration,
+    pub memory_bytes: usize,
+    /// Of its outputs' masks, in units of about half a microsecond. `None`: by the vocabulary.
+    pub work_per_token: Option<u32>,
 }

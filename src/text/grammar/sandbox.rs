@@ -10,7 +10,8 @@ mod protocol;
 
 pub use helper::run;
 
-use super::GrammarRequest;
+pub use super::request::GrammarLimits;
+use super::request::GrammarRequest;
 use crate::budget::Budget;
 use crate::error::ApiError;
 use protocol::{Job, Reply, Verdict, Words, encode, receive, send};
@@ -35,16 +36,6 @@ static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 /// alone, which only those should do who trust whoever writes them. Calling it again changes nothing.
 pub fn use_program(program: impl Into<PathBuf>) {
     PROGRAM.get_or_init(|| program.into());
-}
-
-/// What a grammar may take.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct GrammarLimits {
-    /// Processor time.
-    pub cpu: Duration,
-    pub memory_bytes: usize,
-    /// Of its outputs' masks, in units of about half a microsecond. `None`: by the vocabulary.
-    pub work_per_token: Option<u32>,
 }
 
 /// Helpers for one vocabulary.

@@ -1,0 +1,48 @@
+//! The bytes of a model file, memory-mapped or embedded in the program.
+
+use memmap2::Mmap;
+use std::fs::File;
+use std::ops::{Deref, Range};
+
+/// The bytes of a file.
+pub enum FileBytes {
+    Mapped(Mmap),
+    Embedded(&'static [u8]),
+}
+
+impl FileBytes {
+    pub fn map(file: &File) -> std::io::Result<Self> {
+        // SAFETY: the map is read-only and private. Another process that truncates or rewrites the file while it is
+        // being loaded can crash us or change the weights; no program that maps files can prevent that.
+        unsafe { Mmap::map(file) }.map(FileBytes::Mapped)
+    }
+
+    /// Tells the system that `range` will not be read again soon, so that the pages do not count as ours.
+    pub fn release(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        if let FileBytes::Mapped(map) = self {
+            // The weights beside this tensor may share its first and last page: keep to whole pages.
+            const PAGE: usize = 64 * 1024;
+            let start = range.start.next_multiple_of(PAGE);
+            let end = range.end / PAGE * PAGE;
+            if start < end {
+                // SAFETY: dropping pages of a read-only map of a file loses nothing, they are read again from the
+                // file. The advice may fail on odd file systems; then the pages merely stay.
+                let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
+            }
+        }
+        #[cfg(not(unix))]
+        let _ = range;
+    }
+}
+
+impl Deref for FileBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            FileBytes::Mapped(map) => map,
+            FileBytes::Embedded(bytes) => bytes,
+        }
+    }
+}

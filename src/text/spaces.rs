@@ -1,0 +1,27 @@
+//! The clean-up of spaces that some tokenizers need after decoding.
+
+/// Takes out the spaces that tokenizing put before punctuation and around contractions, in transformers' order.
+pub fn clean_up_spaces(text: &str) -> String {
+    const RULES: [(&str, &str); 10] = [
+        (" .", "."),
+        (" ?", "?"),
+        (" !", "!"),
+        (" ,", ","),
+        (" ' ", "'"),
+        (" n't", "n't"),
+        (" 'm", "'m"),
+        (" 's", "'s"),
+        (" 've", "'ve"),
+        (" 're", "'re"),
+    ];
+    RULES
+        .iter()
+        .fold(text.to_owned(), |text, (from, to)| if text.contains(from) { text.replace(from, to) } else { text })
+}
+
+/// The last place before a space at which no rule of [`clean_up_spaces`] can reach across, now or with what follows:
+/// every rule begins with a space, and only `'` and `n` can stand before a second one inside a match.
+pub fn last_word_boundary(text: &str) -> Option<usize> {
+    let bytes = text.as_bytes();
+    (1..bytes.len()).rev().find(|&i| bytes[i] == b' ' && !matches!(bytes[i - 1], b' ' | b'\'' | b'n'))
+}
