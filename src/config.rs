@@ -23,7 +23,7 @@ pub use choices::{
     AdmissionPolicy, CacheIsolation, DeviceKind, DtypeChoice, Eviction, IsaChoice, LoadFormat, LogFormat, OnFailure,
     Overlap, PreemptionMode, ReasoningParser, SchedulingPolicy, ToolCallParser,
 };
-pub use engine::{CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, SwapConfig};
+pub use engine::{CacheConfig, DeviceConfig, ModelConfig, SchedulerSettings, SwapConfig};
 pub use keys::ApiKeyConfig;
 pub use observing::{ConsoleConfig, LogConfig, MetricsConfig, RecorderConfig, TracingConfig};
 pub use serving::{IntakeConfig, LimitsConfig, ServerConfig};
@@ -36,7 +36,7 @@ pub struct Config {
     pub device: DeviceConfig,
     pub cache: CacheConfig,
     pub swap: SwapConfig,
-    pub scheduler: SchedulerConfig,
+    pub scheduler: SchedulerSettings,
     pub intake: IntakeConfig,
     pub log: LogConfig,
     pub metrics: MetricsConfig,

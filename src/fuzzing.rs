@@ -17,7 +17,7 @@ use crate::ids::TokenId;
 use crate::model::families;
 use crate::model::files::ModelFiles;
 use crate::model::rope;
-use crate::model::spec::{ModelSpec, Positions};
+use crate::model::spec::{ModelSpec, PositionSpec};
 use crate::recorder::{Recording, Replayer};
 use crate::sampling::params::{Pooling, SamplingDefaults};
 use crate::text::chat_output::{
@@ -72,7 +72,7 @@ fn config_json(data: &[u8]) {
     assert!(spec.kv_layout(256, DType::F32).block_bytes() > 0);
     (0..spec.num_layers()).for_each(|layer| assert!(spec.attention_shape(layer).num_heads > 0));
     let ropes =
-        [spec.windowed_rope.as_ref(), if let Positions::Rope(rope) = &spec.positions { Some(rope) } else { None }];
+        [spec.windowed_rope.as_ref(), if let PositionSpec::Rope(rope) = &spec.positions { Some(rope) } else { None }];
     for spec_of_rope in ropes.into_iter().flatten() {
         let rope = rope::rope(spec_of_rope, spec.max_position_embeddings, len);
         assert_eq!(rope.inv_freq.len() * 2, rope.rotary_dim);

@@ -11,7 +11,7 @@ mod table;
 pub mod tenants;
 pub mod vllm;
 
-pub use table::{Kind, METRICS, Metric};
+pub use table::{METRICS, Metric, MetricKind};
 
 use crate::ids::Tenant;
 pub use ended::EndedRequest;

@@ -10,7 +10,7 @@ use pagetide::config::value::Value;
 use pagetide::http::openai::unsupported::REFUSED;
 use pagetide::http::openapi;
 use pagetide::metrics::vllm::VLLM_METRICS;
-use pagetide::metrics::{Kind, METRICS};
+use pagetide::metrics::{METRICS, MetricKind};
 use serde_json::Value as Json;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -128,8 +128,8 @@ fn dashboards_and_alerts_use_metrics_that_there_are() {
     let series: Vec<String> = METRICS
         .iter()
         .flat_map(|metric| match metric.kind {
-            Kind::Histogram => ["_bucket", "_sum", "_count"].map(|end| format!("{}{end}", metric.name)).to_vec(),
-            Kind::Counter | Kind::Gauge => vec![metric.name.to_owned()],
+            MetricKind::Histogram => ["_bucket", "_sum", "_count"].map(|end| format!("{}{end}", metric.name)).to_vec(),
+            MetricKind::Counter | MetricKind::Gauge => vec![metric.name.to_owned()],
         })
         .collect();
     let mut used = 0;

@@ -3,7 +3,7 @@
 use pagetide::actors::preflight::check_model;
 use pagetide::actors::runtime::Runtime;
 use pagetide::config::{Config, DeviceKind, LoadFormat};
-use pagetide::model::loader::Target;
+use pagetide::model::loader::LoadTarget;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -69,7 +69,7 @@ impl Model {
     /// What a start says about the model. The doctor must say the same.
     #[track_caller]
     fn says(&self, config: &Config, what: &str) -> Result<(), String> {
-        let doctor = check_model(config, Target::of(&config.load_options())).map_err(|error| error.to_string());
+        let doctor = check_model(config, LoadTarget::of(&config.load_options())).map_err(|error| error.to_string());
         let start = Runtime::start(config, Box::new(|_, _, _| {})).map(drop).map_err(|error| error.to_string());
         assert_eq!(doctor, start, "{what}: the doctor and a start must say the same");
         start

@@ -2,7 +2,7 @@
 
 use pagetide::backend::{Activation, DType, NormKind};
 use pagetide::model::files::ModelFiles;
-use pagetide::model::spec::{ModelSpec, NormPlacement, Positions, RopeScaling, RopeSpec};
+use pagetide::model::spec::{ModelSpec, NormPlacement, PositionSpec, RopeScaling, RopeSpec};
 use serde_json::{Value, json};
 use std::fs;
 
@@ -30,7 +30,7 @@ fn llama(members: Value) -> Value {
 
 fn rope(config: Value) -> RopeSpec {
     match load(&config, None).unwrap().positions {
-        Positions::Rope(rope) => rope,
+        PositionSpec::Rope(rope) => rope,
         other => panic!("{other:?}"),
     }
 }
@@ -73,7 +73,7 @@ fn a_bare_llama_has_the_family_s_defaults() {
     assert_eq!((spec.attention.num_kv_heads, spec.attention.head_dim), (4, 16));
     assert_eq!((spec.max_position_embeddings, spec.tied_embeddings), (2048, false));
     assert_eq!((spec.bos_token_id, spec.eos_token_ids), (Some(1), vec![2]));
-    assert_eq!(spec.positions, Positions::Rope(RopeSpec { theta: 1e4, rotary_dim: 16, scaling: RopeScaling::None }));
+    assert_eq!(spec.positions, PositionSpec::Rope(RopeSpec { theta: 1e4, rotary_dim: 16, scaling: RopeScaling::None }));
     let spec = load(&llama(json!({"eos_token_id": null, "bos_token_id": null})), None).unwrap();
     assert_eq!((spec.bos_token_id, spec.eos_token_ids), (None, vec![]));
 }
@@ -196,7 +196,7 @@ fn opt_350m() {
     assert_eq!(spec.num_parameters(), 331_196_416);
     assert_eq!((spec.norm.placement, spec.norm.is_final), (NormPlacement::After, false));
     assert_eq!((spec.embed_size, spec.mlp.activation, spec.mlp.gated), (512, Activation::Relu, false));
-    assert_eq!(spec.positions, Positions::Learned { offset: 2 });
+    assert_eq!(spec.positions, PositionSpec::Learned { offset: 2 });
     assert!(spec.tied_embeddings && spec.attention.qkv_bias && spec.attention.out_bias && spec.mlp.bias);
     assert_eq!(spec.max_model_len_limit(), 2048);
 }
@@ -262,7 +262,7 @@ fn gemma_3() {
     assert_eq!(spec.windows.iter().filter(|window| window.is_none()).count(), 4);
     assert_eq!((spec.windows[4], spec.windows[5], spec.windows[6]), (Some(512), None, Some(512)));
     let rope = |theta, scaling| RopeSpec { theta, rotary_dim: 256, scaling };
-    assert_eq!(spec.positions, Positions::Rope(rope(1e6, RopeScaling::None)));
+    assert_eq!(spec.positions, PositionSpec::Rope(rope(1e6, RopeScaling::None)));
     assert_eq!(spec.windowed_rope, Some(rope(1e4, RopeScaling::None)));
 
     // As published: what is the class's default is left out, and there is a vision tower.
@@ -277,7 +277,7 @@ fn gemma_3() {
     let spec = configured(four.clone());
     assert_eq!(spec.num_parameters(), 3_880_263_168);
     assert_eq!((spec.dtype, spec.eos_token_ids.as_slice()), (DType::BF16, &[1, 106][..]));
-    assert_eq!(spec.positions, Positions::Rope(rope(1e6, RopeScaling::Linear { factor: 8.0 })));
+    assert_eq!(spec.positions, PositionSpec::Rope(rope(1e6, RopeScaling::Linear { factor: 8.0 })));
     assert_eq!(spec.windowed_rope, Some(rope(1e4, RopeScaling::None)));
     assert_eq!((spec.max_model_len_limit(), spec.default_max_model_len()), (131_072, 131_072));
     let mut broken = four;
@@ -292,7 +292,7 @@ fn gemma_3() {
     });
     let spec = configured(new.clone());
     assert_eq!(spec.windows, [None, Some(4096)]);
-    assert_eq!(spec.positions, Positions::Rope(rope(5e5, RopeScaling::Linear { factor: 2.0 })));
+    assert_eq!(spec.positions, PositionSpec::Rope(rope(5e5, RopeScaling::Linear { factor: 2.0 })));
     assert_eq!(spec.windowed_rope, Some(rope(2e4, RopeScaling::None)));
     let mut broken = new;
     broken["rope_parameters"]["full_attention"]["factor"] = json!(-1);
@@ -317,7 +317,7 @@ fn phi() {
     // As vLLM: long factors are for who asks for long sequences.
     assert_eq!((spec.default_max_model_len(), spec.max_model_len_limit()), (4096, 131_072));
     assert_eq!((spec.windows[0], spec.attention.qkv_bias), (Some(262_144), false));
-    let Positions::Rope(RopeSpec { rotary_dim, scaling, .. }) = spec.positions else { panic!("rope") };
+    let PositionSpec::Rope(RopeSpec { rotary_dim, scaling, .. }) = spec.positions else { panic!("rope") };
     let RopeScaling::LongRope { long_factor, original_max_positions, attention_factor, .. } = scaling else {
         panic!("{scaling:?}")
     };
@@ -328,13 +328,16 @@ fn phi() {
         "partial_rotary_factor": 0.75, "tie_word_embeddings": true});
     let phi_4_mini = configured(with(phi_3_mini_128k(), mini));
     assert_eq!(phi_4_mini.num_parameters(), 3_836_021_760);
-    assert!(matches!(phi_4_mini.positions, Positions::Rope(RopeSpec { rotary_dim: 96, .. })));
+    assert!(matches!(phi_4_mini.positions, PositionSpec::Rope(RopeSpec { rotary_dim: 96, .. })));
     let phi_4 = configured(with(
         phi_3_mini_128k(),
         json!({"rope_scaling": null, "max_position_embeddings": 16384,
         "rope_theta": 250000}),
     ));
-    assert_eq!(phi_4.positions, Positions::Rope(RopeSpec { theta: 2.5e5, rotary_dim: 96, scaling: RopeScaling::None }));
+    assert_eq!(
+        phi_4.positions,
+        PositionSpec::Rope(RopeSpec { theta: 2.5e5, rotary_dim: 96, scaling: RopeScaling::None })
+    );
     assert_eq!(phi_4.default_max_model_len(), 16_384);
 
     let scaling = |scaling: Value| with(phi_3_mini_128k(), json!({"rope_scaling": scaling}));
@@ -404,7 +407,7 @@ fn gpt_2() {
     });
     let spec = configured(config.clone());
     assert_eq!(spec.num_parameters(), 124_439_808);
-    assert_eq!((spec.positions.clone(), spec.max_model_len_limit()), (Positions::Learned { offset: 0 }, 1024));
+    assert_eq!((spec.positions.clone(), spec.max_model_len_limit()), (PositionSpec::Learned { offset: 0 }, 1024));
     assert_eq!((spec.mlp.intermediate_size, spec.mlp.activation), (3072, Activation::GeluTanh));
     assert!(spec.tied_embeddings && spec.attention.qkv_bias && spec.attention.out_bias && spec.mlp.bias);
     assert_eq!((spec.attention_shape(11).scale, spec.norm.kind), (0.125, NormKind::Layer { eps: 1e-5 }));

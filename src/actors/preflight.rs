@@ -4,12 +4,12 @@ use crate::actors::text_files::Text;
 use crate::config::Config;
 use crate::error::StartError;
 use crate::model::files::ModelFiles;
-use crate::model::loader::{self, Target};
+use crate::model::loader::{self, LoadTarget};
 use crate::model::spec::ModelSpec;
 
 /// Reads the configured model's files as a start does, and fails if a start would. Files that are on the hub and not in
 /// its cache are skipped, because a start would download them first.
-pub fn check_model(config: &Config, target: Target) -> Result<(), StartError> {
+pub fn check_model(config: &Config, target: LoadTarget) -> Result<(), StartError> {
     let Some(files) = ModelFiles::find_here(&config.model.source())? else { return Ok(()) };
     let spec = ModelSpec::load(&files)?;
     Text::load(config, &files, spec.vocab_size)?;

@@ -24,13 +24,13 @@ mod workload;
 use super::progress::RequestProgress;
 use crate::error::StartError;
 use clap::Subcommand;
-use client::{Arrivals, Target, drive};
+use client::{BenchTarget, SendTimes, drive};
 use common::{CommonArgs, resolve, start, subject_in_process, warm_up};
 use compare::CompareArgs;
 use finish::finish;
 use levels::LevelInProgress;
-use report::{Outcome, PhaseReport};
-use result::{Measured, Setup};
+use report::{PhaseReport, RequestOutcome};
+use result::{BenchSetup, Measured};
 use roofline::Roofline;
 use serde_json::{Value, json};
 use serve::ServeArgs;
@@ -65,7 +65,7 @@ pub enum BenchCommand {
     ///
     /// Of the settings, those of the sections cache, swap and scheduler count. A step takes what the timing flags say;
     /// their defaults are Llama 3 8B on an H100, from its data sheet.
-    Replay(replay::ReplayArgs),
+    Replay(replay::BenchReplayArgs),
     /// What KV memory is used for, shared and worth: the experiments of the PagedAttention paper, as tables and charts
     ///
     /// Waste by system, blocks saved by sharing, swapping against recomputing, throughput and latency against the size of
@@ -88,17 +88,17 @@ pub fn run(command: BenchCommand) -> Result<ExitCode, StartError> {
 
 fn throughput(args: &CommonArgs) -> Result<ExitCode, StartError> {
     in_process(args, 64, async |target, work, progress| {
-        let (outcomes, wall) = drive(target, work, &Arrivals::Concurrency(work.len()), progress).await;
+        let (outcomes, wall) = drive(target, work, &SendTimes::Concurrency(work.len()), progress).await;
         (outcomes, wall, None, json!("all at once"))
     })
 }
 
 fn latency(args: &CommonArgs, batch: usize) -> Result<ExitCode, StartError> {
     in_process(args, 8 * batch, async |target, work, progress| {
-        let mut batches: Vec<Vec<Outcome>> = Vec::new();
+        let mut batches: Vec<Vec<RequestOutcome>> = Vec::new();
         let mut total = Duration::ZERO;
         for work in work.chunks(batch) {
-            let (outcomes, wall) = drive(target, work, &Arrivals::Concurrency(batch), progress).await;
+            let (outcomes, wall) = drive(target, work, &SendTimes::Concurrency(batch), progress).await;
             batches.push(outcomes);
             total += wall;
         }
@@ -111,10 +111,10 @@ fn in_process(
     args: &CommonArgs,
     default_num: usize,
     measure: impl AsyncFn(
-        &Target,
+        &BenchTarget,
         &[WorkItem],
         &mut RequestProgress,
-    ) -> (Vec<Outcome>, Duration, Option<PhaseReport>, Value),
+    ) -> (Vec<RequestOutcome>, Duration, Option<PhaseReport>, Value),
 ) -> Result<ExitCode, StartError> {
     let mut config = resolve(args)?.config;
     // Nobody is turned away here: all requests are held at once.
@@ -124,7 +124,7 @@ fn in_process(
     let handle = runtime.handle();
     let work = args.workload.build(default_num, handle.model().vocab_size)?;
     let subject = subject_in_process(&runtime);
-    let target = Target::InProcess(handle);
+    let target = BenchTarget::InProcess(handle);
     let (outcomes, wall, phases, sending) = actix_web::rt::System::new().block_on(async {
         warm_up(&target, args.warmup, &work).await?;
         roofline.iter().for_each(Roofline::reset);
@@ -134,7 +134,7 @@ fn in_process(
     let roofline = roofline.map(|roofline| roofline.report(wall.as_secs_f64()));
     let mut level = LevelInProgress::new(sending);
     level.add_round(outcomes, wall, Vec::new());
-    finish(args, &Measured { levels: vec![level.done()], phases, roofline }, &Setup { subject, is_exact: true })
+    finish(args, &Measured { levels: vec![level.done()], phases, roofline }, &BenchSetup { subject, is_exact: true })
 }
 
 #[cfg(test)]
@@ -143,13 +143,13 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Line {
+    struct BenchLine {
         #[command(subcommand)]
         command: BenchCommand,
     }
 
     pub fn parse(line: &str) -> Result<BenchCommand, clap::Error> {
-        Line::try_parse_from(["bench"].into_iter().chain(line.split_whitespace())).map(|line| line.command)
+        BenchLine::try_parse_from(["bench"].into_iter().chain(line.split_whitespace())).map(|line| line.command)
     }
 
     #[test]

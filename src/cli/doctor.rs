@@ -12,7 +12,7 @@ use crate::backend::{DType, cuda};
 use crate::config::{Config, DeviceConfig, DeviceKind};
 use crate::error::StartError;
 use crate::model::files;
-use crate::model::loader::{Target, driver_settings};
+use crate::model::loader::LoadTarget;
 use clap::Args;
 use serde::Serialize;
 use std::fmt::{self, Display};
@@ -32,7 +32,7 @@ pub struct DoctorArgs {
 
 /// Exit status: 1 if the configured device cannot be used, or the model's files are not there or would be refused.
 pub fn run(args: &DoctorArgs) -> Result<ExitCode, StartError> {
-    let report = Report::new(&args.options.resolve()?.config);
+    let report = DoctorReport::new(&args.options.resolve()?.config);
     let text = if args.json {
         serde_json::to_string_pretty(&report).expect("a report is plain data") + "\n"
     } else {
@@ -44,17 +44,17 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode, StartError> {
 
 /// What was found; each part may be an error, which says why.
 #[derive(Serialize)]
-struct Report {
+struct DoctorReport {
     version: &'static str,
     /// As configured.
     device_kind: &'static str,
     driver: Finding<Driver>,
     nvrtc: Finding<Nvrtc>,
-    cublaslt: Finding<Library>,
+    cublaslt: Finding<LibraryFacts>,
     /// What the opened GPU can do.
     gpu: Finding<OpenGpu>,
     cpu: Finding<Cpu>,
-    kernel_cache: Finding<Cache>,
+    kernel_cache: Finding<KernelCacheFacts>,
     /// Where the configured model is.
     model: Finding<String>,
     /// Where a start would run: `cuda (NVIDIA H100 80GB HBM3)`.
@@ -88,7 +88,7 @@ struct GpuFacts {
 }
 
 #[derive(Serialize)]
-struct Library {
+struct LibraryFacts {
     path: Option<PathBuf>,
     version: String,
 }
@@ -96,7 +96,7 @@ struct Library {
 #[derive(Serialize)]
 struct Nvrtc {
     #[serde(flatten)]
-    library: Library,
+    library: LibraryFacts,
     /// Of one kernel file, for `architecture`.
     compile_s: f64,
     architecture: String,
@@ -130,7 +130,7 @@ struct Cpu {
 }
 
 #[derive(Serialize)]
-struct Cache {
+struct KernelCacheFacts {
     folder: PathBuf,
     kernels: usize,
     bytes: u64,
@@ -146,7 +146,7 @@ impl<T> Finding<T> {
     }
 }
 
-impl Report {
+impl DoctorReport {
     fn new(config: &Config) -> Self {
         let device = &config.device;
         let cpu = cpu(device);
@@ -168,7 +168,7 @@ impl Report {
         let no_device = runs_on.as_ref().err().map(|why| format!("device.kind = {}: {why}", device.kind));
         let model = files::whereabouts(&config.model.source());
         let no_model = match &model {
-            Ok(_) => preflight::check_model(config, Target::of(&config.load_options())).err(),
+            Ok(_) => preflight::check_model(config, LoadTarget::of(&config.load_options())).err(),
             Err(error) => Some(StartError::new(error.to_string())),
         };
         let no_model = no_model.map(|error| error.to_string());
@@ -177,7 +177,7 @@ impl Report {
             device_kind: device.kind.name(),
             driver: Finding::new(driver(options)),
             nvrtc: Finding::new(nvrtc(options)),
-            cublaslt: Finding::new(driver::open_cublaslt(options, newest_cuda(options)).map(Library::from)),
+            cublaslt: Finding::new(driver::open_cublaslt(options, newest_cuda(options)).map(LibraryFacts::from)),
             gpu: Finding::new(gpu.map(|(_, found)| found)),
             cpu,
             kernel_cache: cache(options),
@@ -280,7 +280,7 @@ fn cpu(config: &DeviceConfig) -> Finding<Cpu> {
     Finding::new(isa.map(|isa| Cpu { isa: isa.name(), available, threads: config.num_threads() }))
 }
 
-fn cache(options: &DriverOptions) -> Finding<Cache> {
+fn cache(options: &DriverOptions) -> Finding<KernelCacheFacts> {
     let Some(folder) = compiler::cache_folder(options.kernel_cache.as_deref()) else {
         return Finding::Error("there is no home folder to keep compiled kernels in: set device.kernel_cache".into());
     };
@@ -290,7 +290,7 @@ fn cache(options: &DriverOptions) -> Finding<Cache> {
         .filter_map(|file| Some(file.metadata().ok()?.len()));
     let (kernels, bytes) = sizes.fold((0, 0), |(kernels, bytes), size| (kernels + 1, bytes + size));
     let writable = is_writable(&folder);
-    Finding::Found(Cache { folder, kernels, bytes, writable })
+    Finding::Found(KernelCacheFacts { folder, kernels, bytes, writable })
 }
 
 /// Whether files can be made in `folder`, or the folder itself where it is not there yet.
@@ -305,7 +305,7 @@ fn is_writable(folder: &Path) -> bool {
     existing.is_dir() && unsafe { libc::access(path.as_ptr(), libc::W_OK | libc::X_OK) } == 0
 }
 
-impl From<LibrarySummary> for Library {
+impl From<LibrarySummary> for LibraryFacts {
     fn from(library: LibrarySummary) -> Self {
         Self { path: library.path, version: library.version }
     }
@@ -324,7 +324,7 @@ impl<T: Display> Display for Finding<T> {
     }
 }
 
-impl Display for Report {
+impl Display for DoctorReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "pagetide {}, device.kind = {}\n", self.version, self.device_kind)?;
         writeln!(f, "driver    {}", self.driver)?;
@@ -372,7 +372,7 @@ impl Display for Driver {
     }
 }
 
-impl Display for Library {
+impl Display for LibraryFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.version, path(&self.path))
     }
@@ -407,7 +407,7 @@ impl Display for Cpu {
     }
 }
 
-impl Display for Cache {
+impl Display for KernelCacheFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { folder, kernels, bytes, writable } = self;
         let mib = *bytes as f64 / (1u64 << 20) as f64;

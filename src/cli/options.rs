@@ -2,7 +2,7 @@
 
 use crate::config::layers::{Resolved, Sources, read_file, resolve};
 use crate::config::settings::{SETTINGS, Setting};
-use crate::config::value::Kind;
+use crate::config::value::SettingKind;
 use crate::error::StartError;
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
@@ -69,8 +69,8 @@ fn flag(setting: &'static Setting, (name, value_name): (&'static str, &'static s
         .action(ArgAction::Append)
         .allow_hyphen_values(true)
         .value_parser(Known(match setting.kind {
-            Kind::Choice(words) => words,
-            Kind::Bool => &["true", "false"],
+            SettingKind::Choice(words) => words,
+            SettingKind::Bool => &["true", "false"],
             _ => &[],
         }))
         .hide_possible_values(true) // the value's name says them

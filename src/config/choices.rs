@@ -1,6 +1,6 @@
 //! Settings whose value is one of a few words. Those of the layers below are defined there.
 
-use super::field::Field;
+use super::field::ConfigField;
 use super::value::Value;
 use crate::choice::choice;
 pub use crate::model::options::{DeviceKind, DtypeChoice, LoadFormat};
@@ -84,7 +84,7 @@ choice!(LogFormat { Human = "human", Json = "json" });
 
 macro_rules! choice_fields {
     ($($name:ident),+ $(,)?) => {$(
-        impl Field for $name {
+        impl ConfigField for $name {
             fn store(&mut self, value: Value) {
                 match value {
                     Value::Text(word) => *self = word.parse().expect("the kind admits only NAMES"),

@@ -136,9 +136,9 @@ impl SwapConfig {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct SchedulerConfig {
+pub struct SchedulerSettings {
     pub max_num_seqs: u32,
-    /// `None`: see [`SchedulerConfig::batched_tokens`].
+    /// `None`: see [`SchedulerSettings::batched_tokens`].
     pub max_num_batched_tokens: Option<u32>,
     /// 0: none.
     pub inter_token_target_ms: u64,
@@ -154,7 +154,7 @@ pub struct SchedulerConfig {
     pub overlap: Overlap,
 }
 
-impl Default for SchedulerConfig {
+impl Default for SchedulerSettings {
     fn default() -> Self {
         Self {
             max_num_seqs: 256,
@@ -171,7 +171,7 @@ impl Default for SchedulerConfig {
     }
 }
 
-impl SchedulerConfig {
+impl SchedulerSettings {
     /// Tokens in one step at most. Never below `max_num_seqs`: each running sequence needs one.
     pub fn batched_tokens(&self, on_cuda: bool) -> u32 {
         self.max_num_batched_tokens.unwrap_or_else(|| self.max_num_seqs.max(if on_cuda { 2048 } else { 512 }))

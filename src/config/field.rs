@@ -5,7 +5,7 @@ use super::value::Value;
 
 /// A field of [`Config`](super::Config). The table of settings gives each field a kind whose values fit it; a test
 /// checks them all.
-pub trait Field {
+pub trait ConfigField {
     /// Sets the field to `value`.
     fn store(&mut self, value: Value);
     /// The field as a [`Value`].
@@ -16,7 +16,7 @@ fn unfit(value: &Value) -> ! {
     panic!("the table of settings gives a field a kind that does not fit it: {value:?}")
 }
 
-impl Field for String {
+impl ConfigField for String {
     fn store(&mut self, value: Value) {
         match value {
             Value::Text(text) => *self = text,
@@ -29,7 +29,7 @@ impl Field for String {
     }
 }
 
-impl Field for Vec<String> {
+impl ConfigField for Vec<String> {
     fn store(&mut self, value: Value) {
         match value {
             Value::List(texts) => *self = texts,
@@ -42,7 +42,7 @@ impl Field for Vec<String> {
     }
 }
 
-impl Field for Vec<ApiKeyConfig> {
+impl ConfigField for Vec<ApiKeyConfig> {
     fn store(&mut self, value: Value) {
         match value {
             Value::Keys(keys) => *self = keys,
@@ -55,7 +55,7 @@ impl Field for Vec<ApiKeyConfig> {
     }
 }
 
-impl Field for bool {
+impl ConfigField for bool {
     fn store(&mut self, value: Value) {
         match value {
             Value::Bool(value) => *self = value,
@@ -68,7 +68,7 @@ impl Field for bool {
     }
 }
 
-impl Field for f64 {
+impl ConfigField for f64 {
     fn store(&mut self, value: Value) {
         match value {
             Value::Float(value) => *self = value,
@@ -83,7 +83,7 @@ impl Field for f64 {
 
 macro_rules! int_field {
     ($($int:ty),+) => {$(
-        impl Field for $int {
+        impl ConfigField for $int {
             fn store(&mut self, value: Value) {
                 *self = match value {
                     Value::Int(number) => <$int>::try_from(number).unwrap_or_else(|_| unfit(&value)),
@@ -99,7 +99,7 @@ macro_rules! int_field {
 }
 int_field!(u16, u32, u64, usize);
 
-impl<T: Field + Default> Field for Option<T> {
+impl<T: ConfigField + Default> ConfigField for Option<T> {
     fn store(&mut self, value: Value) {
         *self = match value {
             Value::Auto => None,
@@ -112,6 +112,6 @@ impl<T: Field + Default> Field for Option<T> {
     }
 
     fn load(&self) -> Value {
-        self.as_ref().map_or(Value::Auto, Field::load)
+        self.as_ref().map_or(Value::Auto, ConfigField::load)
     }
 }

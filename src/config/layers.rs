@@ -2,7 +2,7 @@
 //! and the file over the defaults. Every value keeps its origin, and every mistake is reported, not only the first.
 
 use super::settings::{ENV_PREFIX, SECTIONS, SETTINGS, Setting, find};
-use super::value::{Kind, Value};
+use super::value::{SettingKind, Value};
 use super::{Config, PreemptionMode, SwapConfig};
 use crate::error::StartError;
 use std::fmt;
@@ -182,7 +182,7 @@ impl Layers {
                 self.resolved.origins[index.expect("settings live in the table")] = origin;
             }
             // The message goes to logs, so it must not quote the secret. Messages about keys never do.
-            Err(_) if setting.is_secret() && !matches!(setting.kind, Kind::Keys) => {
+            Err(_) if setting.is_secret() && !matches!(setting.kind, SettingKind::Keys) => {
                 self.problem(origin, setting.key, format!("the value is not {}", setting.kind.expected()));
             }
             Err(message) => self.problem(origin, setting.key, message),

@@ -2,8 +2,8 @@
 //! `pagetide config`, `config/pagetide.toml` and `docs/configuration.md` all come from it.
 
 use super::checks::{any_text, http_url, log_filter, not_empty, revision, socket_address};
-use super::field::Field;
-use super::value::{Kind, Value};
+use super::field::ConfigField;
+use super::value::{SettingKind, Value};
 use super::{
     AdmissionPolicy, CacheIsolation, Config, DeviceKind, DtypeChoice, Eviction, IsaChoice, LoadFormat, LogFormat,
     OnFailure, Overlap, PreemptionMode, ReasoningParser, SchedulingPolicy, ToolCallParser,
@@ -15,7 +15,7 @@ pub struct Setting {
     pub key: &'static str,
     /// Whether the setting is one of the few that most users need. Only these are in `config/pagetide.toml`.
     pub is_common: bool,
-    pub kind: Kind,
+    pub kind: SettingKind,
     /// The unit of a number; empty if it has none.
     pub unit: &'static str,
     /// The setting's own flag and the placeholder of its value in `--help`. `--set` takes every key as well.
@@ -112,33 +112,33 @@ macro_rules! settings {
 }
 
 /// An integer.
-const fn int(min: u64, max: u64) -> Kind {
-    Kind::Int { min, max, auto: false }
+const fn int(min: u64, max: u64) -> SettingKind {
+    SettingKind::Int { min, max, auto: false }
 }
 
-const fn int_or_auto(min: u64, max: u64) -> Kind {
-    Kind::Int { min, max, auto: true }
+const fn int_or_auto(min: u64, max: u64) -> SettingKind {
+    SettingKind::Int { min, max, auto: true }
 }
 
 /// A number from `min` to `max`.
-const fn number(min: f64, max: f64) -> Kind {
-    Kind::Float { min, or_equal: true, max, auto: false }
+const fn number(min: f64, max: f64) -> SettingKind {
+    SettingKind::Float { min, or_equal: true, max, auto: false }
 }
 
-const fn number_or_auto(min: f64, max: f64) -> Kind {
-    Kind::Float { min, or_equal: true, max, auto: true }
+const fn number_or_auto(min: f64, max: f64) -> SettingKind {
+    SettingKind::Float { min, or_equal: true, max, auto: true }
 }
 
 /// A fraction above 0, up to 1.
-const SHARE: Kind = Kind::Float { min: 0.0, or_equal: false, max: 1.0, auto: false };
-const SHARE_OR_AUTO: Kind = Kind::Float { min: 0.0, or_equal: false, max: 1.0, auto: true };
+const SHARE: SettingKind = SettingKind::Float { min: 0.0, or_equal: false, max: 1.0, auto: false };
+const SHARE_OR_AUTO: SettingKind = SettingKind::Float { min: 0.0, or_equal: false, max: 1.0, auto: true };
 
-const fn text(check: fn(&str) -> Result<(), String>) -> Kind {
-    Kind::Text { auto: false, check }
+const fn text(check: fn(&str) -> Result<(), String>) -> SettingKind {
+    SettingKind::Text { auto: false, check }
 }
 
-const fn text_or_auto(check: fn(&str) -> Result<(), String>) -> Kind {
-    Kind::Text { auto: true, check }
+const fn text_or_auto(check: fn(&str) -> Result<(), String>) -> SettingKind {
+    SettingKind::Text { auto: true, check }
 }
 
 settings! {
@@ -151,7 +151,7 @@ settings! {
     server.served_model_name: COMMON, text_or_auto(not_empty), "", Some(("served-model-name", "NAME")),
         "Model name in the API; auto uses the model's name on the hub, or the last part of its path.",
         "Clients request a fixed model name, whatever model is behind it.";
-    server.api_keys: COMMON, Kind::Keys, "", Some(("api-key", "KEY")),
+    server.api_keys: COMMON, SettingKind::Keys, "", Some(("api-key", "KEY")),
         "API keys that clients send as bearer tokens; with an empty list no key is required. /health, /ready, \
          /docs, /openapi.json and the console's page never require a key. A key can also be a table with a name, \
          for logs and traces, and with its own limits, which replace limits.key_*.",
@@ -169,24 +169,24 @@ settings! {
          key is required when it is not.",
         "Prometheus scrapes a server that has api_keys. Use the file or the environment: flags show in the process \
          list.";
-    server.cors_allowed_origins: RARE, Kind::List, "", None,
+    server.cors_allowed_origins: RARE, SettingKind::List, "", None,
         "Origins (https://chat.example.org) whose web pages may call this server. \"*\" allows any origin, an empty \
          list allows none.",
         "A web page calls this server directly from the browser.";
-    server.cors_allow_credentials: RARE, Kind::Bool, "", None,
+    server.cors_allow_credentials: RARE, SettingKind::Bool, "", None,
         "Whether pages of cors_allowed_origins may send cookies and other browser credentials. A key in the \
          Authorization header does not need this.",
         "A proxy in front of this server requires cookies.";
-    server.cache_isolation: RARE, Kind::Choice(CacheIsolation::NAMES), "", None,
+    server.cache_isolation: RARE, SettingKind::Choice(CacheIsolation::NAMES), "", None,
         "Which requests share cached prefixes. per_key: only requests with the same API key. shared: all requests. \
          A request's cache_salt separates them further in both cases.",
         "Set shared if the owners of the keys trust each other and their prompts begin alike. With shared, a client \
          can find out from the time to first token what another client has asked.";
-    server.include_kv_usage: RARE, Kind::Bool, "", None,
+    server.include_kv_usage: RARE, SettingKind::Bool, "", None,
         "Whether usage contains usage.kv, the cost of memory pressure to the request. A request's own \
          include_kv_usage takes precedence.",
         "You read usage.kv but cannot change the requests.";
-    server.pause_comments: RARE, Kind::Bool, "", None,
+    server.pause_comments: RARE, SettingKind::Bool, "", None,
         "Whether a stream contains SSE comments that say when memory pressure pauses and resumes it. A request's \
          own pause_comments takes precedence.",
         "Clients or proxies give up on streams that are silent.";
@@ -251,10 +251,10 @@ settings! {
         "Separate address and port (127.0.0.1:9000) for /metrics and /admin, without TLS. They are then no longer \
          served on server.port; /health and /ready are served on both. If empty, everything is on server.port.",
         "Everybody can reach server.port.";
-    server.trust_request_chat_template: RARE, Kind::Bool, "", None,
+    server.trust_request_chat_template: RARE, SettingKind::Bool, "", None,
         "Whether requests may contain their own chat_template.",
         "You allow clients to write the whole prompt, which a template can do. The cost of a template is bounded.";
-    server.debug_endpoints: RARE, Kind::Bool, "", None,
+    server.debug_endpoints: RARE, SettingKind::Bool, "", None,
         "Whether POST /admin/debug/fail_step is served, which makes a step fail as if the device had failed. It \
          requires admin_key.",
         "On a test server, to see what a failure does to alerts, recordings and clients' retries.";
@@ -305,56 +305,56 @@ settings! {
     model.revision: RARE, text_or_auto(revision), "", Some(("revision", "NAME")),
         "Branch, tag or commit of a model on the hub. auto is main.",
         "Set a commit, so that every start serves the same weights.";
-    model.dtype: RARE, Kind::Choice(DtypeChoice::NAMES), "", Some(("dtype", "auto|float32|float16|bfloat16")),
+    model.dtype: RARE, SettingKind::Choice(DtypeChoice::NAMES), "", Some(("dtype", "auto|float32|float16|bfloat16")),
         "Data type of the weights and the KV cache. auto uses the checkpoint's own.",
         "Set float32 to compare outputs exactly; set bfloat16 to halve the memory of a float32 checkpoint.";
     model.max_model_len: COMMON, int_or_auto(1, 1 << 31), "tokens", Some(("max-model-len", "N")),
         "Maximum number of tokens of a sequence, prompt and output together; auto uses the model's own limit.",
         "Lower it so that one request cannot take the whole KV cache.";
-    model.load_format: RARE, Kind::Choice(LoadFormat::NAMES), "", Some(("load-format", "auto|dummy|null")),
+    model.load_format: RARE, SettingKind::Choice(LoadFormat::NAMES), "", Some(("load-format", "auto|dummy|null")),
         "Where the weights come from. auto reads the checkpoint's safetensors files. dummy makes random weights for \
          the shape in config.json, and uses the demo model's tokenizer if there is none. null computes nothing and \
          answers with random tokens until max_tokens.",
         "Set dummy to measure a model's shape without its weights; set null to measure everything but the model.";
-    model.tool_call_parser: RARE, Kind::Choice(ToolCallParser::NAMES), "",
+    model.tool_call_parser: RARE, SettingKind::Choice(ToolCallParser::NAMES), "",
         Some(("tool-call-parser", "auto|none|hermes|llama3_json|mistral")),
         "Format in which the model writes tool calls: hermes (Hermes, Qwen), llama3_json or mistral. auto \
          recognises the format from the chat template. none does not parse tool calls.",
         "The chat template has no known format, or not the one that the model was trained on. The log says at the \
          start what auto has found.";
-    model.reasoning_parser: RARE, Kind::Choice(ReasoningParser::NAMES), "",
+    model.reasoning_parser: RARE, SettingKind::Choice(ReasoningParser::NAMES), "",
         Some(("reasoning-parser", "auto|none|deepseek_r1|qwen3|mistral")),
         "Format in which the model marks its reasoning: <think> (qwen3, or deepseek_r1 if the opening tag may be \
          missing) or [THINK] (mistral). auto recognises the format from the chat template. none leaves the \
          reasoning in the content.",
         "Reasoning appears as content, or content as reasoning.";
 
-    device.kind: COMMON, Kind::Choice(DeviceKind::NAMES), "", Some(("device", "auto|cpu|cuda")),
+    device.kind: COMMON, SettingKind::Choice(DeviceKind::NAMES), "", Some(("device", "auto|cpu|cuda")),
         "Device that runs the model; auto is the GPU if there is one, else the CPU.",
         "Set cpu or cuda to get an error instead of a fallback.";
     device.threads: RARE, int(0, 1024), "threads", None,
         "Number of threads of the CPU backend. 0 means one per core.",
         "Other programs need cores, or the system counts hyperthreads as cores.";
-    device.isa: RARE, Kind::Choice(IsaChoice::NAMES), "", None,
+    device.isa: RARE, SettingKind::Choice(IsaChoice::NAMES), "", None,
         "Instruction set of the CPU kernels. auto is the best one of this machine.",
         "To compare instruction sets, or to get the same bytes on different machines.";
     device.memory_utilization: COMMON, SHARE_OR_AUTO, "fraction", Some(("device-memory-utilization", "F")),
         "Fraction of the device's memory for weights and KV blocks; auto is 0.9 on a GPU and 0.5 on the CPU.",
         "Other programs share the device, or the start fails because memory runs out.";
-    device.cuda_library_path: RARE, Kind::List, "", None,
+    device.cuda_library_path: RARE, SettingKind::List, "", None,
         "Directories searched for libcuda, libnvrtc and libcublasLt before the usual ones.",
         "pagetide doctor does not find the libraries.";
     device.kernel_cache: RARE, text_or_auto(not_empty), "", None,
         "Directory for compiled CUDA kernels. auto is pagetide/kernels in the user's cache directory.",
         "The home directory is not writable, or several machines share it.";
-    device.cuda_graphs: RARE, Kind::Bool, "", None,
+    device.cuda_graphs: RARE, SettingKind::Bool, "", None,
         "Whether decode steps on a GPU run as CUDA graphs.",
         "Set false to look for an error in a step.";
-    device.batch_invariant: RARE, Kind::Bool, "", Some(("batch-invariant", "true|false")),
+    device.batch_invariant: RARE, SettingKind::Bool, "", Some(("batch-invariant", "true|false")),
         "Whether the result of a token on a GPU is independent of the other sequences in its step. Resumed, cached \
          and recomputed requests then return the same bytes. On the CPU this always holds.",
         "Set true if identical answers matter more than speed.";
-    device.on_failure: RARE, Kind::Choice(OnFailure::NAMES), "", None,
+    device.on_failure: RARE, SettingKind::Choice(OnFailure::NAMES), "", None,
         "What the server does when a step fails. The requests in it fail in any case. restart creates new KV pools \
          and continues; exit ends the process with a non-zero status.",
         "Set exit if a supervisor restarts the process, perhaps on another device.";
@@ -370,11 +370,11 @@ settings! {
         "Number of KV blocks on the device; auto is as many as fit in device.memory_utilization. The demo model \
          gets at most 2048.",
         "Set it to fix the size of the KV cache, in tests and comparisons.";
-    cache.enable_prefix_caching: RARE, Kind::Bool, "", Some(("enable-prefix-caching", "true|false")),
+    cache.enable_prefix_caching: RARE, SettingKind::Bool, "", Some(("enable-prefix-caching", "true|false")),
         "Whether blocks of finished requests are kept and reused for prompts with the same prefix. Outputs are the \
          same in both cases.",
         "Set false to measure without the prefix cache.";
-    cache.eviction: RARE, Kind::Choice(Eviction::NAMES), "", None,
+    cache.eviction: RARE, SettingKind::Choice(Eviction::NAMES), "", None,
         "Which cached blocks are evicted first, on the device and in the swap tier. adaptive learns how often \
          blocks are used again, by their number of uses and the time since the last one; prompts that are sent once \
          then do not evict shared prefixes. lru evicts the least recently used. Outputs are the same in both cases.",
@@ -423,19 +423,19 @@ settings! {
          times of earlier steps. They get at least 32 tokens and three quarters of the step's time. 0 means no \
          target: prompts get what max_num_batched_tokens leaves.",
         "Lower it for steadier streams; raise it, or set 0, for throughput and a shorter time to first token.";
-    scheduler.preemption_mode: COMMON, Kind::Choice(PreemptionMode::NAMES), "",
+    scheduler.preemption_mode: COMMON, SettingKind::Choice(PreemptionMode::NAMES), "",
         Some(("preemption-mode", "auto|swap|recompute")),
         "What happens to the blocks of a preempted sequence: swap copies them to CPU memory, recompute drops and \
          recomputes them, auto chooses the cheaper way each time.",
         "Set recompute if CPU memory is scarce, or set either one to measure it.";
-    scheduler.admission: RARE, Kind::Choice(AdmissionPolicy::NAMES), "", None,
+    scheduler.admission: RARE, SettingKind::Choice(AdmissionPolicy::NAMES), "", None,
         "How many device blocks must be free before a waiting sequence starts. expected: enough for what all \
          running sequences are likely to need, by the lengths of earlier outputs; a preemption is risked only if it \
          is expected to pay off. max_tokens: enough for all that they may need, so that no sequence is preempted. \
          prompt: enough for the sequence's own tokens.",
         "Set max_tokens if requests give exact limits and steady streams matter more than throughput; set prompt to \
          compare.";
-    scheduler.policy: RARE, Kind::Choice(SchedulingPolicy::NAMES), "", Some(("scheduling-policy", "fcfs|priority")),
+    scheduler.policy: RARE, SettingKind::Choice(SchedulingPolicy::NAMES), "", Some(("scheduling-policy", "fcfs|priority")),
         "Order in which waiting requests start: fcfs by arrival, priority by the request's priority (lower first), \
          then by arrival.",
         "Clients send a priority.";
@@ -448,12 +448,12 @@ settings! {
          prompt and max_tokens. 0 refuses such requests.",
         "Raise it for more or longer requests that are never paused. Other requests cannot use the blocks that they \
          reserve.";
-    scheduler.key_turns: RARE, Kind::Bool, "", None,
+    scheduler.key_turns: RARE, SettingKind::Bool, "", None,
         "Whether API keys share the device fairly. Among waiting requests of the same priority, the key whose \
          running requests hold the smallest share of blocks and of max_num_seqs goes first; requests of keys with \
          more than an equal share are preempted first. false: by arrival alone.",
         "Set false if all keys belong to one client and the order of arrival matters.";
-    scheduler.overlap: RARE, Kind::Choice(Overlap::NAMES), "", Some(("overlap", "auto|on|off")),
+    scheduler.overlap: RARE, SettingKind::Choice(Overlap::NAMES), "", Some(("overlap", "auto|on|off")),
         "Whether a step is planned while the step before it runs, so that the device does not wait for the host. \
          auto is on for a GPU. It is off for the CPU, which does both on the same cores. Outputs are the same in \
          both cases.",
@@ -488,18 +488,18 @@ settings! {
     log.level: COMMON, text(log_filter), "", None,
         "Log level: error, warn, info, debug or trace. It can differ by module: info,pagetide::actors=debug.",
         "To investigate a problem.";
-    log.format: RARE, Kind::Choice(LogFormat::NAMES), "", None,
+    log.format: RARE, SettingKind::Choice(LogFormat::NAMES), "", None,
         "Format of the log: human writes lines for people, json writes one JSON object per line.",
         "Set json if a log collector reads the log.";
     log.slow_request_s: RARE, number(0.0, 86400.0), "s", None,
         "A request that takes longer is logged as a warning that says where its time went. 0 disables this.",
         "To find out why requests are slow.";
 
-    metrics.enabled: RARE, Kind::Bool, "", None,
+    metrics.enabled: RARE, SettingKind::Bool, "", None,
         "Whether metrics are recorded and served on /metrics. It requires server.metrics_key or server.admin_key, \
          or no key if neither server.api_keys nor server.metrics_key is set.",
         "Hardly ever: metrics cost next to nothing.";
-    metrics.vllm_names: RARE, Kind::Bool, "", None,
+    metrics.vllm_names: RARE, SettingKind::Bool, "", None,
         "Whether /metrics also contains the metrics under vLLM's names (vllm:num_requests_running, ...), with its \
          labels and histogram buckets.",
         "Set true if dashboards, autoscalers or inference gateways for vLLM read this server unchanged.";
@@ -516,7 +516,7 @@ settings! {
         "The service.name attribute of the traces.",
         "Several servers send traces to one collector.";
 
-    console.enabled: RARE, Kind::Bool, "", None,
+    console.enabled: RARE, SettingKind::Bool, "", None,
         "Whether the console is served: the page at / and its data at /console/events. If api_keys or metrics_key \
          is set, the data requires metrics_key or admin_key.",
         "Set false if nobody may see the page, or the number and size of the requests.";
@@ -541,7 +541,7 @@ settings! {
         "Directory for recordings. It is created with the first recording. A relative path starts at the working \
          directory.",
         "The working directory is not writable, or is the wrong place for files.";
-    recorder.tokens: RARE, Kind::Bool, "", None,
+    recorder.tokens: RARE, SettingKind::Bool, "", None,
         "Whether recordings contain the tokens of prompts and outputs, and so their text. Otherwise they contain \
          only lengths, and which prefixes are equal.",
         "To look for an error that depends on the texts, if they may be stored.";

@@ -1,7 +1,7 @@
 use super::layers::{Origin, Problems, Resolved, Sources, resolve};
 use super::reference::{common_file, reference_file};
 use super::settings::{SECTIONS, SETTINGS, find};
-use super::value::{Kind, Value};
+use super::value::{SettingKind, Value};
 use super::*;
 use std::path::PathBuf;
 
@@ -150,7 +150,7 @@ fn relations_between_settings_are_checked_across_layers() {
 
 #[test]
 fn auto_is_resolved_where_the_device_is_known() {
-    let scheduler = SchedulerConfig { max_num_seqs: 1000, ..Default::default() };
+    let scheduler = SchedulerSettings { max_num_seqs: 1000, ..Default::default() };
     assert_eq!((scheduler.batched_tokens(false), scheduler.batched_tokens(true)), (1000, 2048));
     let resolved = from_file("[model]\nmax_model_len = \"auto\"\n[server]\nserved_model_name = \"auto\"").unwrap();
     assert_eq!(resolved.config.model.max_model_len, None);
@@ -257,13 +257,13 @@ fn the_table_agrees_with_the_struct() {
         assert_eq!(setting.kind.parse(&text), Ok(default), "{}: its default is in its range", setting.key);
         assert!(SECTIONS.iter().any(|(name, _)| *name == setting.section()), "{}", setting.key);
         let others = match setting.kind {
-            Kind::Int { min, max, .. } => vec![Value::Int(min), Value::Int(max)],
-            Kind::Float { max, .. } => vec![Value::Float(max)],
-            Kind::Bool => vec![Value::Bool(false), Value::Bool(true)],
-            Kind::Choice(words) => words.iter().map(|word| Value::Text(word.to_string())).collect(),
-            Kind::Text { .. } => vec![Value::Text("x".into())],
-            Kind::List => vec![Value::List(vec!["x".into()])],
-            Kind::Keys => vec![Value::Keys(vec!["x".into(), bobs_key()])],
+            SettingKind::Int { min, max, .. } => vec![Value::Int(min), Value::Int(max)],
+            SettingKind::Float { max, .. } => vec![Value::Float(max)],
+            SettingKind::Bool => vec![Value::Bool(false), Value::Bool(true)],
+            SettingKind::Choice(words) => words.iter().map(|word| Value::Text(word.to_string())).collect(),
+            SettingKind::Text { .. } => vec![Value::Text("x".into())],
+            SettingKind::List => vec![Value::List(vec!["x".into()])],
+            SettingKind::Keys => vec![Value::Keys(vec!["x".into(), bobs_key()])],
         };
         for value in others {
             (setting.store)(&mut config, value.clone());

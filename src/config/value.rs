@@ -5,7 +5,7 @@ use std::fmt;
 
 /// The type and range of a setting.
 #[derive(Clone, Copy, Debug)]
-pub enum Kind {
+pub enum SettingKind {
     /// A string that `check` accepts. With `auto`, the word "auto" is [`Value::Auto`].
     Text {
         auto: bool,
@@ -94,28 +94,28 @@ impl fmt::Display for Value {
     }
 }
 
-impl Kind {
+impl SettingKind {
     /// The type and range in words, for "expected a whole number from 1 to 256".
     pub fn expected(&self) -> String {
         let or_auto = |auto: bool| if auto { ", or \"auto\"" } else { "" };
         match *self {
-            Kind::Text { auto, .. } => format!("a string{}", or_auto(auto)),
-            Kind::List => "a list of strings".into(),
-            Kind::Keys => {
+            SettingKind::Text { auto, .. } => format!("a string{}", or_auto(auto)),
+            SettingKind::List => "a list of strings".into(),
+            SettingKind::Keys => {
                 "a list of strings, or of tables {key, name, requests_per_minute, tokens_per_minute, max_requests, max_connections}".into()
             }
-            Kind::Bool => "true or false".into(),
-            Kind::Int { min, max, auto } if max == u64::MAX => {
+            SettingKind::Bool => "true or false".into(),
+            SettingKind::Int { min, max, auto } if max == u64::MAX => {
                 format!("a whole number, at least {min}{}", or_auto(auto))
             }
-            Kind::Int { min, max, auto } => format!("a whole number from {min} to {max}{}", or_auto(auto)),
-            Kind::Float { min, or_equal: true, max, auto } => {
+            SettingKind::Int { min, max, auto } => format!("a whole number from {min} to {max}{}", or_auto(auto)),
+            SettingKind::Float { min, or_equal: true, max, auto } => {
                 format!("a number from {min} to {max}{}", or_auto(auto))
             }
-            Kind::Float { min, or_equal: false, max, auto } => {
+            SettingKind::Float { min, or_equal: false, max, auto } => {
                 format!("a number above {min}, up to {max}{}", or_auto(auto))
             }
-            Kind::Choice(words) => format!("one of {}", words.join(", ")),
+            SettingKind::Choice(words) => format!("one of {}", words.join(", ")),
         }
     }
 
@@ -123,20 +123,20 @@ impl Kind {
     pub fn parse(&self, text: &str) -> Result<Value, String> {
         let found = || format!("'{text}'");
         match self {
-            Kind::Text { .. } | Kind::Choice(_) => self.check_text(text),
-            Kind::List => Ok(Value::List(parts(text).map(str::to_owned).collect())),
-            Kind::Keys => Ok(Value::Keys(parts(text).map(ApiKeyConfig::from).collect())),
+            SettingKind::Text { .. } | SettingKind::Choice(_) => self.check_text(text),
+            SettingKind::List => Ok(Value::List(parts(text).map(str::to_owned).collect())),
+            SettingKind::Keys => Ok(Value::Keys(parts(text).map(ApiKeyConfig::from).collect())),
             _ if text == "auto" && self.has_auto() => Ok(Value::Auto),
-            Kind::Bool => match text {
+            SettingKind::Bool => match text {
                 "true" => Ok(Value::Bool(true)),
                 "false" => Ok(Value::Bool(false)),
                 _ => Err(self.mismatch(&found())),
             },
-            Kind::Int { .. } => match text.parse::<i128>() {
+            SettingKind::Int { .. } => match text.parse::<i128>() {
                 Ok(number) => self.check_int(number),
                 Err(_) => Err(self.mismatch(&found())),
             },
-            Kind::Float { .. } => match text.parse::<f64>() {
+            SettingKind::Float { .. } => match text.parse::<f64>() {
                 Ok(number) => self.check_float(number),
                 Err(_) => Err(self.mismatch(&found())),
             },
@@ -147,20 +147,20 @@ impl Kind {
     pub fn read(&self, value: &toml_edit::Value) -> Result<Value, String> {
         use toml_edit::Value as Toml;
         match (self, value) {
-            (Kind::Text { .. } | Kind::Choice(_), Toml::String(text)) => self.check_text(text.value()),
-            (Kind::List, Toml::Array(array)) => {
+            (SettingKind::Text { .. } | SettingKind::Choice(_), Toml::String(text)) => self.check_text(text.value()),
+            (SettingKind::List, Toml::Array(array)) => {
                 let texts: Option<Vec<String>> = array.iter().map(|item| item.as_str().map(str::to_owned)).collect();
                 texts.map(Value::List).ok_or_else(|| self.mismatch("a list with an entry of another type"))
             }
-            (Kind::Keys, Toml::Array(array)) => {
+            (SettingKind::Keys, Toml::Array(array)) => {
                 let keys: Result<Vec<_>, _> = array.iter().map(ApiKeyConfig::read).collect();
                 keys.map(Value::Keys).map_err(|found| self.mismatch(&found))
             }
-            (Kind::Keys, _) => Err(self.mismatch("the value")),
-            (Kind::Bool, Toml::Boolean(value)) => Ok(Value::Bool(*value.value())),
-            (Kind::Int { .. }, Toml::Integer(number)) => self.check_int(i128::from(*number.value())),
-            (Kind::Float { .. }, Toml::Float(number)) => self.check_float(*number.value()),
-            (Kind::Float { .. }, Toml::Integer(number)) => self.check_float(*number.value() as f64),
+            (SettingKind::Keys, _) => Err(self.mismatch("the value")),
+            (SettingKind::Bool, Toml::Boolean(value)) => Ok(Value::Bool(*value.value())),
+            (SettingKind::Int { .. }, Toml::Integer(number)) => self.check_int(i128::from(*number.value())),
+            (SettingKind::Float { .. }, Toml::Float(number)) => self.check_float(*number.value()),
+            (SettingKind::Float { .. }, Toml::Integer(number)) => self.check_float(*number.value() as f64),
             (_, Toml::String(text)) if text.value() == "auto" && self.has_auto() => Ok(Value::Auto),
             _ => Err(self.mismatch(&format!("{} ({})", value.to_string().trim(), toml_type(value)))),
         }
@@ -175,7 +175,12 @@ impl Kind {
     }
 
     fn has_auto(&self) -> bool {
-        matches!(self, Kind::Text { auto: true, .. } | Kind::Int { auto: true, .. } | Kind::Float { auto: true, .. })
+        matches!(
+            self,
+            SettingKind::Text { auto: true, .. }
+                | SettingKind::Int { auto: true, .. }
+                | SettingKind::Float { auto: true, .. }
+        )
     }
 
     fn mismatch(&self, found: &str) -> String {
@@ -184,23 +189,25 @@ impl Kind {
 
     fn check_text(&self, text: &str) -> Result<Value, String> {
         match self {
-            Kind::Choice(words) if !words.contains(&text) => Err(self.mismatch(&format!("'{text}'"))),
-            Kind::Text { auto: true, .. } if text == "auto" => Ok(Value::Auto),
-            Kind::Text { check, .. } => check(text).map(|()| Value::Text(text.to_owned())),
+            SettingKind::Choice(words) if !words.contains(&text) => Err(self.mismatch(&format!("'{text}'"))),
+            SettingKind::Text { auto: true, .. } if text == "auto" => Ok(Value::Auto),
+            SettingKind::Text { check, .. } => check(text).map(|()| Value::Text(text.to_owned())),
             _ => Ok(Value::Text(text.to_owned())),
         }
     }
 
     fn check_int(&self, number: i128) -> Result<Value, String> {
         match (self, u64::try_from(number)) {
-            (Kind::Int { min, max, .. }, Ok(number)) if (*min..=*max).contains(&number) => Ok(Value::Int(number)),
+            (SettingKind::Int { min, max, .. }, Ok(number)) if (*min..=*max).contains(&number) => {
+                Ok(Value::Int(number))
+            }
             _ => Err(format!("{number} is out of range: {}", self.expected())),
         }
     }
 
     fn check_float(&self, number: f64) -> Result<Value, String> {
         match *self {
-            Kind::Float { min, or_equal, max, .. }
+            SettingKind::Float { min, or_equal, max, .. }
                 if number <= max && (number > min || (or_equal && number == min)) =>
             {
                 Ok(Value::Float(number))

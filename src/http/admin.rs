@@ -5,7 +5,7 @@ use crate::actors::tuner::Tuner;
 use crate::config::layers::unknown_key;
 use crate::config::live::{LIVE, needs_restart};
 use crate::config::settings::{SETTINGS, Setting, find};
-use crate::config::value::Kind;
+use crate::config::value::SettingKind;
 use crate::engine::block_pool::PoolStats;
 use crate::error::ApiError;
 use crate::http::auth::Keys;
@@ -217,20 +217,20 @@ fn live_fields() -> impl Iterator<Item = (String, Value)> {
     })
 }
 
-fn schema_of(kind: &Kind) -> Value {
+fn schema_of(kind: &SettingKind) -> Value {
     let (schema, has_auto) = match *kind {
-        Kind::Text { auto, .. } => (json!({"type": "string"}), auto),
-        Kind::List => (json!({"type": "array", "items": {"type": "string"}}), false),
-        Kind::Keys => (keys_schema(), false),
-        Kind::Bool => (json!({"type": "boolean"}), false),
-        Kind::Int { min, max, auto } => (json!({"type": "integer", "minimum": min, "maximum": max}), auto),
-        Kind::Float { min, or_equal: true, max, auto } => {
+        SettingKind::Text { auto, .. } => (json!({"type": "string"}), auto),
+        SettingKind::List => (json!({"type": "array", "items": {"type": "string"}}), false),
+        SettingKind::Keys => (keys_schema(), false),
+        SettingKind::Bool => (json!({"type": "boolean"}), false),
+        SettingKind::Int { min, max, auto } => (json!({"type": "integer", "minimum": min, "maximum": max}), auto),
+        SettingKind::Float { min, or_equal: true, max, auto } => {
             (json!({"type": "number", "minimum": min, "maximum": max}), auto)
         }
-        Kind::Float { min, or_equal: false, max, auto } => {
+        SettingKind::Float { min, or_equal: false, max, auto } => {
             (json!({"type": "number", "exclusiveMinimum": min, "maximum": max}), auto)
         }
-        Kind::Choice(words) => (json!({"type": "string", "enum": words}), false),
+        SettingKind::Choice(words) => (json!({"type": "string", "enum": words}), false),
     };
     match has_auto {
         true => json!({"oneOf": [schema, {"type": "string", "enum": ["auto"]}, {"type": "null"}]}),

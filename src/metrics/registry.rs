@@ -1,7 +1,7 @@
 //! The series of all metrics that are known beforehand.
 
 use super::events::{ARBITER_CHOICES, OUTCOMES, PREEMPTIONS, REJECTIONS, TAIL_REASONS};
-use super::table::{self, Kind, METRICS, Metric};
+use super::table::{self, METRICS, Metric, MetricKind};
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, Unit};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use std::sync::OnceLock;
@@ -94,7 +94,7 @@ pub const METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INF
 impl Registry {
     pub fn new() -> Self {
         let mut builder = PrometheusBuilder::new();
-        for metric in METRICS.iter().filter(|metric| metric.kind == Kind::Histogram) {
+        for metric in METRICS.iter().filter(|metric| metric.kind == MetricKind::Histogram) {
             builder = builder
                 .set_buckets_for_metric(Matcher::Full(metric.name.into()), metric.buckets)
                 .expect("the table gives every histogram buckets");
@@ -103,9 +103,9 @@ impl Registry {
         for metric in METRICS {
             let (name, unit, help) = (metric.name.into(), unit(metric.unit), metric.help.into());
             match metric.kind {
-                Kind::Counter => recorder.describe_counter(name, unit, help),
-                Kind::Gauge => recorder.describe_gauge(name, unit, help),
-                Kind::Histogram => recorder.describe_histogram(name, unit, help),
+                MetricKind::Counter => recorder.describe_counter(name, unit, help),
+                MetricKind::Gauge => recorder.describe_gauge(name, unit, help),
+                MetricKind::Histogram => recorder.describe_histogram(name, unit, help),
             }
         }
         let handle = recorder.handle();

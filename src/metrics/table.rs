@@ -1,18 +1,18 @@
 //! Every metric of the program, once: registered from here, documented from here (`docs/metrics.md`).
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum MetricKind {
     Counter,
     Gauge,
     Histogram,
 }
 
-impl Kind {
+impl MetricKind {
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Counter => "counter",
-            Kind::Gauge => "gauge",
-            Kind::Histogram => "histogram",
+            MetricKind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
+            MetricKind::Histogram => "histogram",
         }
     }
 }
@@ -21,7 +21,7 @@ impl Kind {
 #[derive(Debug)]
 pub struct Metric {
     pub name: &'static str,
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// What one of it is: `seconds`, `tokens`, …
     pub unit: &'static str,
     /// Each label with its values (or what they are).
@@ -50,7 +50,7 @@ macro_rules! metrics {
         $(
             pub const $const_name: Metric = Metric {
                 name: $name,
-                kind: Kind::$kind,
+                kind: MetricKind::$kind,
                 unit: $unit,
                 labels: &[$(($label, $values)),*],
                 help: $help,

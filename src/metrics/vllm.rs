@@ -6,7 +6,7 @@
 use super::ended::EndedRequest;
 use super::events::Outcome;
 use super::registry::{METADATA, unit};
-use super::table::{Kind, Metric};
+use super::table::{Metric, MetricKind};
 use metrics::{Counter, Gauge, Histogram, Key, Label, Recorder};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use std::sync::OnceLock;
@@ -32,7 +32,7 @@ static EXPORT: OnceLock<Export> = OnceLock::new();
 
 struct Export {
     handle: PrometheusHandle,
-    handles: Handles,
+    handles: VllmHandles,
 }
 
 /// What is on the page by these names; nothing before [`install`].
@@ -47,7 +47,7 @@ pub(super) fn run_upkeep() {
     }
 }
 
-fn with(record: impl FnOnce(&Handles)) {
+fn with(record: impl FnOnce(&VllmHandles)) {
     if let Some(export) = EXPORT.get() {
         record(&export.handles);
     }
@@ -130,7 +130,7 @@ pub(super) fn request_ended(ended: &EndedRequest) {
     });
 }
 
-struct Handles {
+struct VllmHandles {
     running: Gauge,
     waiting: Gauge,
     waiting_by_reason: [Gauge; 2],
@@ -167,7 +167,7 @@ struct Handles {
 impl Export {
     fn new(model: &ServedModel) -> Self {
         let mut builder = PrometheusBuilder::new();
-        for metric in VLLM_METRICS.iter().filter(|metric| metric.kind == Kind::Histogram) {
+        for metric in VLLM_METRICS.iter().filter(|metric| metric.kind == MetricKind::Histogram) {
             let up_to_model = one_two_five(model.max_model_len);
             let bounds = if metric.buckets.is_empty() { &up_to_model } else { metric.buckets };
             builder = builder
@@ -178,19 +178,19 @@ impl Export {
         for metric in VLLM_METRICS {
             let (name, unit, help) = (metric.name.into(), unit(metric.unit), metric.help.into());
             match metric.kind {
-                Kind::Counter => recorder.describe_counter(name, unit, help),
-                Kind::Gauge => recorder.describe_gauge(name, unit, help),
-                Kind::Histogram => recorder.describe_histogram(name, unit, help),
+                MetricKind::Counter => recorder.describe_counter(name, unit, help),
+                MetricKind::Gauge => recorder.describe_gauge(name, unit, help),
+                MetricKind::Histogram => recorder.describe_histogram(name, unit, help),
             }
         }
         let info = model.cache_config.iter().map(|(name, value)| Label::new(*name, value.clone()));
         let info: Vec<_> = info.chain([Label::from_static_parts("engine", ENGINE)]).collect();
         recorder.register_gauge(&Key::from_parts(CACHE_CONFIG.name, info), &METADATA).set(1.0);
-        Self { handle: recorder.handle(), handles: Handles::new(&recorder, &model.name) }
+        Self { handle: recorder.handle(), handles: VllmHandles::new(&recorder, &model.name) }
     }
 }
 
-impl Handles {
+impl VllmHandles {
     fn new(recorder: &PrometheusRecorder, model: &str) -> Self {
         let key = |metric: &Metric, value: Option<&'static str>| {
             let of_model = [Label::new("model_name", model.to_owned()), Label::from_static_parts("engine", ENGINE)];
@@ -266,7 +266,7 @@ macro_rules! vllm_metrics {
         $(
             const $const_name: Metric = Metric {
                 name: $name,
-                kind: Kind::$kind,
+                kind: MetricKind::$kind,
                 unit: $unit,
                 labels: &[("model_name", "as served"), ("engine", "0"), $(($label, $values)),*],
                 help: $help,
@@ -348,7 +348,7 @@ vllm_metrics! {
 
 const CACHE_CONFIG: Metric = Metric {
     name: "vllm:cache_config_info",
-    kind: Kind::Gauge,
+    kind: MetricKind::Gauge,
     unit: "none",
     labels: &[
         ("engine", "0"),

@@ -12,10 +12,10 @@ use std::ops::Range;
 /// All tensors of a checkpoint by name, of one file or of several shards.
 pub struct Checkpoint {
     files: Vec<(String, FileBytes)>,
-    tensors: HashMap<String, Entry>,
+    tensors: HashMap<String, TensorEntry>,
 }
 
-struct Entry {
+struct TensorEntry {
     file: usize,
     dtype: Dtype,
     shape: Vec<usize>,
@@ -72,7 +72,7 @@ impl Checkpoint {
         let data_start = 8 + header_bytes;
         for (tensor, info) in header.tensors() {
             let (start, end) = info.data_offsets;
-            let entry = Entry {
+            let entry = TensorEntry {
                 file: self.files.len(),
                 dtype: info.dtype,
                 shape: info.shape.clone(),

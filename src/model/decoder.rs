@@ -5,8 +5,8 @@ use crate::backend::{Backend, Batch, DType, ExpertsShape, Heads, KvLayout, Norm,
 use crate::error::StartError;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::rope;
-use crate::model::spec::{ModelSpec, NormPlacement, Positions, RopeSpec};
-use crate::model::weights::{Linear, Mlp, Progress, Weights};
+use crate::model::spec::{ModelSpec, NormPlacement, PositionSpec, RopeSpec};
+use crate::model::weights::{LinearLayer, Mlp, Progress, Weights};
 use std::ops::Range;
 
 /// A model on a device, with the memory for the activations of one step.
@@ -20,11 +20,11 @@ pub struct Decoder<B: Backend> {
     /// Of the layers with a window, where they turn otherwise.
     windowed_rope: Option<B::RopeTable>,
     residual: Residual<B>,
-    work: Workspace<B>,
+    work: DecoderWorkspace<B>,
 }
 
 /// Activations, made once. `rows` is the most that a step has.
-struct Workspace<B: Backend> {
+struct DecoderWorkspace<B: Backend> {
     /// `[rows, embed]`, where embeddings are narrower than the model.
     embedding: Option<B::Tensor>,
     /// `[rows, (num_heads + 2 * num_kv_heads) * head_dim]`
@@ -61,13 +61,13 @@ impl<B: Backend> Decoder<B> {
         let table =
             |rope: &RopeSpec| backend.rope_table(&rope::rope(rope, spec.max_position_embeddings, max_model_len));
         let rope = match &spec.positions {
-            Positions::Rope(rope) => Some(table(rope)?),
-            Positions::Learned { .. } => None,
+            PositionSpec::Rope(rope) => Some(table(rope)?),
+            PositionSpec::Learned { .. } => None,
         };
         let windowed_rope = spec.windowed_rope.as_ref().map(table).transpose()?;
         let weights = Weights::load(checkpoint, &spec, dtype, backend, progress)?;
         let residual = Residual::new(&spec, dtype, max_rows, backend)?;
-        let work = Workspace::new(&spec, dtype, (max_rows, max_logit_rows), backend)?;
+        let work = DecoderWorkspace::new(&spec, dtype, (max_rows, max_logit_rows), backend)?;
         Ok(Self { spec, dtype, max_rows, max_logit_rows, weights, rope, windowed_rope, residual, work })
     }
 
@@ -151,14 +151,14 @@ impl<B: Backend> Decoder<B> {
             }
             _ => backend.embed(&weights.embeddings, scale, x),
         }
-        if let (Positions::Learned { offset }, Some(table)) = (&self.spec.positions, &weights.positions) {
+        if let (PositionSpec::Learned { offset }, Some(table)) = (&self.spec.positions, &weights.positions) {
             backend.add_position_embedding(table, *offset, x);
         }
     }
 
     fn attention(&mut self, backend: &mut B, layer: usize) {
         let (weights, shape) = (&self.weights.layers[layer], self.spec.attention_shape(layer));
-        let Workspace { qkv, attended, .. } = &mut self.work;
+        let DecoderWorkspace { qkv, attended, .. } = &mut self.work;
 
         let x = self.residual.enter(backend, &weights.attention_norm);
         let windowed = self.windowed_rope.as_ref().filter(|_| shape.window.is_some());
@@ -177,7 +177,7 @@ impl<B: Backend> Decoder<B> {
 
     fn mlp(&mut self, backend: &mut B, layer: usize) {
         let (weights, kind) = (&self.weights.layers[layer], self.spec.mlp.activation);
-        let Workspace { up: up_out, gated, experts: experts_work, .. } = &mut self.work;
+        let DecoderWorkspace { up: up_out, gated, experts: experts_work, .. } = &mut self.work;
 
         let x = self.residual.enter(backend, &weights.mlp_norm);
         match (&weights.mlp, experts_work) {
@@ -311,8 +311,8 @@ impl<B: Backend> Residual<B> {
     }
 
     /// The product at the end of a sublayer.
-    fn add(&mut self, backend: &mut B, phase: StepPhase, x: &B::Tensor, linear: &Linear<B>) {
-        let Linear { weight, bias } = linear;
+    fn add(&mut self, backend: &mut B, phase: StepPhase, x: &B::Tensor, linear: &LinearLayer<B>) {
+        let LinearLayer { weight, bias } = linear;
         backend.mark(phase);
         self.delta_is_pending = match self.placement {
             NormPlacement::Both => {
@@ -368,7 +368,7 @@ impl<B: Backend> Residual<B> {
     }
 }
 
-impl<B: Backend> Workspace<B> {
+impl<B: Backend> DecoderWorkspace<B> {
     /// `(max_rows, max_logit_rows)`
     fn new(
         spec: &ModelSpec,

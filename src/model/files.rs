@@ -2,7 +2,7 @@
 
 use crate::error::StartError;
 use crate::model::bytes::FileBytes;
-use crate::model::hub::{self, Access, DEFAULT_REVISION, DownloadProgress, HubModel};
+use crate::model::hub::{self, DEFAULT_REVISION, DownloadProgress, HubAccess, HubModel};
 use crate::model::options::ModelSource;
 use serde_json::{Map, Value};
 use std::fs;
@@ -32,20 +32,20 @@ const DEMO_FILES: EmbeddedFiles = &demo_files!(
 /// A model's files.
 #[derive(Clone, Debug)]
 pub struct ModelFiles {
-    source: Source,
+    source: FileSource,
 }
 
 type EmbeddedFiles = &'static [(&'static str, &'static [u8])];
 
 #[derive(Clone, Debug)]
-enum Source {
+enum FileSource {
     Directory(PathBuf),
     Hub(Arc<HubModel>),
     Embedded(EmbeddedFiles),
 }
 
 /// Where to read a file.
-enum Place {
+enum FilePlace {
     Directory(PathBuf),
     Embedded(EmbeddedFiles),
 }
@@ -95,7 +95,7 @@ pub fn whereabouts(source: &ModelSource) -> Result<String, StartError> {
         Location::Directory(directory) => format!("{model}, in {}", directory.canonicalize()?.display()),
         Location::Hub => {
             let revision = revision.as_deref().unwrap_or(DEFAULT_REVISION);
-            let access = Access::from_env();
+            let access = HubAccess::from_env();
             match HubModel::cached(&access, model, revision) {
                 Some(snapshot) => format!("{model} at {revision}, in {}", snapshot.display()),
                 None if access.offline => {
@@ -125,12 +125,12 @@ impl ModelFiles {
     /// This does not contact the hub.
     pub fn find_here(model: &ModelSource) -> Result<Option<Self>, StartError> {
         let source = match Location::of(model)? {
-            Location::Program => Source::Embedded(DEMO_FILES),
-            Location::Directory(directory) => Source::Directory(directory),
+            Location::Program => FileSource::Embedded(DEMO_FILES),
+            Location::Directory(directory) => FileSource::Directory(directory),
             Location::Hub => {
                 let revision = model.revision.as_deref().unwrap_or(DEFAULT_REVISION);
-                match HubModel::cached(&Access::from_env(), &model.path, revision) {
-                    Some(snapshot) => Source::Directory(snapshot),
+                match HubModel::cached(&HubAccess::from_env(), &model.path, revision) {
+                    Some(snapshot) => FileSource::Directory(snapshot),
                     None => return Ok(None),
                 }
             }
@@ -142,10 +142,10 @@ impl ModelFiles {
     /// [`ModelFiles::checkpoint`] is called.
     pub fn find(model: &ModelSource, progress: DownloadProgress) -> Result<Self, StartError> {
         let source = match Location::of(model)? {
-            Location::Program => Source::Embedded(DEMO_FILES),
-            Location::Directory(directory) => Source::Directory(directory),
-            Location::Hub => Source::Hub(Arc::new(HubModel::find(
-                Access::from_env(),
+            Location::Program => FileSource::Embedded(DEMO_FILES),
+            Location::Directory(directory) => FileSource::Directory(directory),
+            Location::Hub => FileSource::Hub(Arc::new(HubModel::find(
+                HubAccess::from_env(),
                 &model.path,
                 model.revision.as_deref().unwrap_or(DEFAULT_REVISION),
                 progress,
@@ -157,9 +157,9 @@ impl ModelFiles {
     /// What to call the model: the directory's own name, the hub's name, or `demo`.
     pub fn name(&self) -> String {
         match &self.source {
-            Source::Embedded(_) => DEMO_MODEL.to_string(),
-            Source::Hub(model) => model.name().to_string(),
-            Source::Directory(path) => {
+            FileSource::Embedded(_) => DEMO_MODEL.to_string(),
+            FileSource::Hub(model) => model.name().to_string(),
+            FileSource::Directory(path) => {
                 // `.` and `dir/..` have no last name of their own.
                 let full = path.canonicalize().unwrap_or_else(|_| path.clone());
                 full.file_name().unwrap_or(full.as_os_str()).to_string_lossy().into_owned()
@@ -170,16 +170,16 @@ impl ModelFiles {
     /// Where a file lies, for messages.
     pub fn path(&self, name: &str) -> String {
         match self.place() {
-            Place::Directory(directory) => directory.join(name).display().to_string(),
-            Place::Embedded(_) => format!("{DEMO_MODEL}:{name}"),
+            FilePlace::Directory(directory) => directory.join(name).display().to_string(),
+            FilePlace::Embedded(_) => format!("{DEMO_MODEL}:{name}"),
         }
     }
 
-    fn place(&self) -> Place {
+    fn place(&self) -> FilePlace {
         match &self.source {
-            Source::Directory(directory) => Place::Directory(directory.clone()),
-            Source::Hub(model) => Place::Directory(model.directory()),
-            Source::Embedded(files) => Place::Embedded(files),
+            FileSource::Directory(directory) => FilePlace::Directory(directory.clone()),
+            FileSource::Hub(model) => FilePlace::Directory(model.directory()),
+            FileSource::Embedded(files) => FilePlace::Embedded(files),
         }
     }
 
@@ -187,11 +187,11 @@ impl ModelFiles {
     /// file, is refused before it is read.
     pub fn read_text(&self, name: &str) -> Result<Option<String>, StartError> {
         let bytes = match self.place() {
-            Place::Directory(_) => match self.open_file(name)? {
+            FilePlace::Directory(_) => match self.open_file(name)? {
                 Some(file) => self.read_up_to(name, file, largest_text(name))?,
                 None => return Ok(None),
             },
-            Place::Embedded(files) => match embedded(files, name) {
+            FilePlace::Embedded(files) => match embedded(files, name) {
                 Some(bytes) => bytes.to_vec(),
                 None => return Ok(None),
             },
@@ -212,23 +212,23 @@ impl ModelFiles {
     /// Downloads the weights of a hub model, unless they are in the cache.
     pub(super) fn fetch_weights(&self) -> Result<(), StartError> {
         match &self.source {
-            Source::Hub(model) => model.fetch_weights(),
-            Source::Directory(_) | Source::Embedded(_) => Ok(()),
+            FileSource::Hub(model) => model.fetch_weights(),
+            FileSource::Directory(_) | FileSource::Embedded(_) => Ok(()),
         }
     }
 
     pub(super) fn exists(&self, name: &str) -> bool {
         match self.place() {
-            Place::Directory(directory) => directory.join(name).exists(),
-            Place::Embedded(files) => embedded(files, name).is_some(),
+            FilePlace::Directory(directory) => directory.join(name).exists(),
+            FilePlace::Embedded(files) => embedded(files, name).is_some(),
         }
     }
 
     /// A file's bytes without reading them; `None` if there is no such file.
     pub(super) fn map(&self, name: &str) -> Result<Option<FileBytes>, StartError> {
         match self.place() {
-            Place::Embedded(files) => Ok(embedded(files, name).map(FileBytes::Embedded)),
-            Place::Directory(_) => match self.open_file(name)? {
+            FilePlace::Embedded(files) => Ok(embedded(files, name).map(FileBytes::Embedded)),
+            FilePlace::Directory(_) => match self.open_file(name)? {
                 Some(file) => FileBytes::map(&file).map(Some).map_err(|error| self.error(name, error)),
                 None => Ok(None),
             },
@@ -239,8 +239,8 @@ impl ModelFiles {
     /// as in the hub's cache) is opened: a pipe would be waited for without end, and a device has no end.
     fn open_file(&self, name: &str) -> Result<Option<fs::File>, StartError> {
         let path = match self.place() {
-            Place::Directory(directory) => directory.join(name),
-            Place::Embedded(_) => return Ok(None),
+            FilePlace::Directory(directory) => directory.join(name),
+            FilePlace::Embedded(_) => return Ok(None),
         };
         let mut options = fs::OpenOptions::new();
         options.read(true);

@@ -15,7 +15,7 @@ mod name;
 mod request;
 
 use crate::error::StartError;
-pub use access::Access;
+pub use access::HubAccess;
 use cached::{CachedModel, INDEX, SINGLE, shards};
 use failure::Failure;
 pub use meter::DownloadProgress;
@@ -57,7 +57,12 @@ impl std::fmt::Debug for HubModel {
 
 impl HubModel {
     /// Finds `model` in the cache, or fetches its small files.
-    pub fn find(access: Access, model: &str, revision: &str, progress: DownloadProgress) -> Result<Self, StartError> {
+    pub fn find(
+        access: HubAccess,
+        model: &str,
+        revision: &str,
+        progress: DownloadProgress,
+    ) -> Result<Self, StartError> {
         let hub = HubRequest { access, model: model.into(), revision: revision.into(), progress };
         let place = hub.place();
         let cached = place.commit();
@@ -78,7 +83,7 @@ impl HubModel {
     }
 
     /// Where the cache has `model`; `None` if it has it not, or in part. The hub is not asked.
-    pub fn cached(access: &Access, model: &str, revision: &str) -> Option<PathBuf> {
+    pub fn cached(access: &HubAccess, model: &str, revision: &str) -> Option<PathBuf> {
         let place = CachedModel::new(access, model, revision);
         let commit = place.commit()?;
         let whole = place.has_all(&commit, &["config.json"]) && place.has_weights(&commit);
@@ -149,8 +154,8 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    fn access(cache: &Path) -> Access {
-        Access { endpoint: "http://127.0.0.1:9".into(), cache: cache.into(), token: None, offline: true }
+    fn access(cache: &Path) -> HubAccess {
+        HubAccess { endpoint: "http://127.0.0.1:9".into(), cache: cache.into(), token: None, offline: true }
     }
 
     #[test]

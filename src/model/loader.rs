@@ -16,7 +16,7 @@ use crate::model::files::ModelFiles;
 use crate::model::options::{DeviceKind, LoadFormat, LoadOptions};
 use crate::model::spec::{Family, ModelSpec};
 use crate::model::weights::Progress;
-pub use check::{Target, check};
+pub use check::{LoadTarget, check};
 pub use cpu::backend as cpu_backend;
 pub use cuda::{GpuRunner, OpenDevice, load_on_gpu};
 pub use sizes::LoadedModel;
@@ -52,7 +52,7 @@ pub fn load(
     if dtype(options, &spec) == DType::F16 && matches!(spec.family, Family::Gemma2 | Family::Gemma3) {
         tracing::warn!("Gemma's activations may outgrow float16: use --dtype bfloat16 or float32");
     }
-    check(options, files, &spec, if gpu.is_some() { Target::Gpu } else { Target::Cpu })?;
+    check(options, files, &spec, if gpu.is_some() { LoadTarget::Gpu } else { LoadTarget::Cpu })?;
     match gpu {
         Some(_) if profile.is_some() => Err(StartError::new(
             "no roofline of a GPU: its operations go on after they have been called; \

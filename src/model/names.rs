@@ -3,7 +3,7 @@
 use crate::model::spec::Family;
 
 /// What a family calls its tensors, without `.weight` and `.bias`.
-pub(super) struct Names {
+pub(super) struct TensorNames {
     /// Before the names of the decoder, newest first: some older checkpoints were saved from an inner module.
     pub prefixes: &'static [&'static str],
     pub embeddings: &'static str,
@@ -34,7 +34,7 @@ pub(super) struct Names {
     pub transposed: bool,
 }
 
-const LLAMA: Names = Names {
+const LLAMA: TensorNames = TensorNames {
     prefixes: &["model.", ""],
     embeddings: "embed_tokens",
     positions: "",
@@ -58,16 +58,16 @@ const LLAMA: Names = Names {
     transposed: false,
 };
 
-const MIXTRAL: Names = Names {
+const MIXTRAL: TensorNames = TensorNames {
     router: "block_sparse_moe.gate",
     experts: "block_sparse_moe.experts",
     of_expert: ["w1", "w3", "w2"],
     ..LLAMA
 };
 
-const PHI3: Names = Names { qkv: &["self_attn.qkv_proj"], up: &["mlp.gate_up_proj"], ..LLAMA };
+const PHI3: TensorNames = TensorNames { qkv: &["self_attn.qkv_proj"], up: &["mlp.gate_up_proj"], ..LLAMA };
 
-const GEMMA: Names = Names {
+const GEMMA: TensorNames = TensorNames {
     prefixes: &["model.", "language_model.model.", "model.language_model.", ""],
     attention_post_norm: "post_attention_layernorm",
     mlp_norm: "pre_feedforward_layernorm",
@@ -75,7 +75,7 @@ const GEMMA: Names = Names {
     ..LLAMA
 };
 
-const OPT: Names = Names {
+const OPT: TensorNames = TensorNames {
     prefixes: &["model.decoder.", "decoder.", ""],
     positions: "embed_positions",
     project_in: "project_in",
@@ -89,7 +89,7 @@ const OPT: Names = Names {
     ..LLAMA
 };
 
-const GPT2: Names = Names {
+const GPT2: TensorNames = TensorNames {
     prefixes: &["transformer.", ""],
     embeddings: "wte",
     positions: "wpe",
@@ -105,7 +105,7 @@ const GPT2: Names = Names {
     ..LLAMA
 };
 
-impl Names {
+impl TensorNames {
     pub fn of(family: Family) -> &'static Self {
         match family {
             Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => &LLAMA,

@@ -35,7 +35,7 @@ pub struct ModelSpec {
     pub embed_scale: f32,
     /// Logits end as `cap · tanh(logit / cap)`.
     pub logit_softcap: Option<f32>,
-    pub positions: Positions,
+    pub positions: PositionSpec,
     /// How Q and K turn in the layers with a window, where it is another way than in those without (Gemma 3).
     pub windowed_rope: Option<RopeSpec>,
     pub attention: AttentionSpec,
@@ -56,7 +56,7 @@ pub struct ModelSpec {
 
 /// How a token's place in its sequence enters.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Positions {
+pub enum PositionSpec {
     /// Q and K turn with the position.
     Rope(RopeSpec),
     /// A table of `max_position_embeddings + offset` rows, added to the token embeddings.
@@ -245,7 +245,7 @@ impl ModelSpec {
     pub fn default_max_model_len(&self) -> usize {
         match &self.positions {
             // The long factors cost quality where they are not needed.
-            Positions::Rope(RopeSpec { scaling: RopeScaling::LongRope { original_max_positions, .. }, .. }) => {
+            PositionSpec::Rope(RopeSpec { scaling: RopeScaling::LongRope { original_max_positions, .. }, .. }) => {
                 self.max_position_embeddings.min(*original_max_positions)
             }
             _ => self.max_position_embeddings,
@@ -257,7 +257,7 @@ impl ModelSpec {
     /// LongRoPE and of Gemma 3.
     pub fn max_model_len_limit(&self) -> usize {
         let scaled = match &self.positions {
-            Positions::Rope(RopeSpec { scaling, .. }) => match scaling {
+            PositionSpec::Rope(RopeSpec { scaling, .. }) => match scaling {
                 _ if self.family == Family::Gemma3 => 0.0,
                 RopeScaling::None | RopeScaling::Llama3 { .. } | RopeScaling::LongRope { .. } => 0.0,
                 RopeScaling::Linear { factor } | RopeScaling::Dynamic { factor } => {
@@ -265,7 +265,7 @@ impl ModelSpec {
                 }
                 RopeScaling::Yarn { factor, original_max_positions, .. } => *original_max_positions as f64 * factor,
             },
-            Positions::Learned { .. } => 0.0,
+            PositionSpec::Learned { .. } => 0.0,
         };
         self.max_position_embeddings.max(scaled as usize)
     }
@@ -310,8 +310,8 @@ impl ModelSpec {
         let embeddings = vocab * embed * if self.tied_embeddings { 1 } else { 2 };
         let projections = only(embed != hidden, 2 * embed * hidden);
         let positions = match self.positions {
-            Positions::Rope(_) => 0,
-            Positions::Learned { offset } => (self.max_position_embeddings + offset) as u128 * hidden,
+            PositionSpec::Rope(_) => 0,
+            PositionSpec::Learned { offset } => (self.max_position_embeddings + offset) as u128 * hidden,
         };
         let (mut matrices, mut vectors) = (embeddings + projections + positions, only(self.norm.is_final, norm));
         for layer in 0..self.num_layers() {

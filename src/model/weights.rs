@@ -3,15 +3,15 @@
 use crate::backend::{Backend, DType, Experts, HostTensor, Norm, NormKind};
 use crate::error::StartError;
 use crate::model::checkpoint::Checkpoint;
-use crate::model::names::Names;
-use crate::model::spec::{ExpertsSpec, Family, ModelSpec, NormPlacement, Positions};
+use crate::model::names::TensorNames;
+use crate::model::spec::{ExpertsSpec, Family, ModelSpec, NormPlacement, PositionSpec};
 use std::collections::BTreeSet;
 
 /// Hears of bytes read and bytes to read, after each tensor. Where it fails, so does the load.
 pub type Progress<'a> = dyn FnMut(u64, u64) -> Result<(), StartError> + 'a;
 
 /// A matrix `[out, in]` with its bias `[out]`.
-pub struct Linear<B: Backend> {
+pub struct LinearLayer<B: Backend> {
     pub weight: B::Matrix,
     pub bias: Option<B::Vector>,
 }
@@ -27,10 +27,10 @@ pub struct LayerWeights<B: Backend> {
     /// After the sublayer, where there are norms on both sides.
     pub attention_post_norm: Option<Norm<B::Vector>>,
     /// `[(num_heads + 2 * num_kv_heads) * head_dim, hidden]`: Q, K and V.
-    pub qkv: Linear<B>,
+    pub qkv: LinearLayer<B>,
     pub head_norms: Option<HeadNorms<B>>,
     /// `[hidden, num_heads * head_dim]`
-    pub out: Linear<B>,
+    pub out: LinearLayer<B>,
     pub mlp_norm: Norm<B::Vector>,
     pub mlp_post_norm: Option<Norm<B::Vector>>,
     pub mlp: Mlp<B>,
@@ -39,9 +39,9 @@ pub struct LayerWeights<B: Backend> {
 pub enum Mlp<B: Backend> {
     Dense {
         /// `[2 * intermediate, hidden]`, gate and up, where the MLP is gated; else `[intermediate, hidden]`.
-        up: Linear<B>,
+        up: LinearLayer<B>,
         /// `[hidden, intermediate]`
-        down: Linear<B>,
+        down: LinearLayer<B>,
     },
     Sparse(Experts<B::Matrix, B::Matrices>),
 }
@@ -78,15 +78,15 @@ impl<B: Backend> Weights<B> {
         backend: &B,
         progress: &mut Progress<'_>,
     ) -> Result<Self, StartError> {
-        let names = Names::of(spec.family);
+        let names = TensorNames::of(spec.family);
         let mut loader = Loader::new(checkpoint, names, dtype, backend, progress);
         let (vocab, hidden, embed) = (spec.vocab_size, spec.hidden_size, spec.embed_size);
         let projected = embed != hidden;
 
         let embeddings = loader.matrix(&[(names.embeddings, vocab)], embed)?;
         let positions = match spec.positions {
-            Positions::Rope(_) => None,
-            Positions::Learned { offset } => {
+            PositionSpec::Rope(_) => None,
+            PositionSpec::Learned { offset } => {
                 Some(loader.matrix(&[(names.positions, spec.max_position_embeddings + offset)], hidden)?)
             }
         };
@@ -116,7 +116,7 @@ fn parts<'n>(names: &[&'n str], rows: &[usize]) -> Vec<(&'n str, usize)> {
 
 struct Loader<'a, B: Backend> {
     checkpoint: Option<&'a Checkpoint>,
-    names: &'static Names,
+    names: &'static TensorNames,
     dtype: DType,
     backend: &'a B,
     progress: &'a mut Progress<'a>,
@@ -134,7 +134,7 @@ struct Loader<'a, B: Backend> {
 impl<'a, B: Backend> Loader<'a, B> {
     fn new(
         checkpoint: Option<&'a Checkpoint>,
-        names: &'static Names,
+        names: &'static TensorNames,
         dtype: DType,
         backend: &'a B,
         progress: &'a mut Progress<'a>,
@@ -277,21 +277,21 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 
     /// `parts`: `(name, rows)`, one below the other.
-    fn linear(&mut self, parts: &[(&str, usize)], cols: usize, bias: bool) -> Result<Linear<B>, StartError> {
+    fn linear(&mut self, parts: &[(&str, usize)], cols: usize, bias: bool) -> Result<LinearLayer<B>, StartError> {
         let weight = match (self.names.transposed, self.checkpoint) {
             (true, Some(checkpoint)) => self.transposed_matrix(checkpoint, parts, cols)?,
             _ => self.matrix(parts, cols)?,
         };
         let bias = bias.then(|| self.vector(parts, "bias")).transpose()?;
-        Ok(Linear { weight, bias })
+        Ok(LinearLayer { weight, bias })
     }
 
     /// [`Loader::linear`] for [`Backend::gated_linear`].
-    fn gate_up(&mut self, parts: &[(&str, usize)], cols: usize, bias: bool) -> Result<Linear<B>, StartError> {
+    fn gate_up(&mut self, parts: &[(&str, usize)], cols: usize, bias: bool) -> Result<LinearLayer<B>, StartError> {
         assert!(!self.names.transposed, "no family has a gated MLP that is stored transposed");
         let weight = self.matrix_by(parts, cols, B::gate_up_matrix, B::random_gate_up_matrix)?;
         let bias = bias.then(|| self.vector(parts, "bias")).transpose()?;
-        Ok(Linear { weight, bias })
+        Ok(LinearLayer { weight, bias })
     }
 
     /// Parts that are stored as `[cols, rows]`.

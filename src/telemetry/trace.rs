@@ -57,7 +57,7 @@ impl Tracer {
         let client = reqwest::blocking::Client::builder().timeout(EXPORT_TIMEOUT).build().map_err(|e| wrong(&e))?;
         let exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_http()
-            .with_http_client(Client { client, is_failing: AtomicBool::new(false) })
+            .with_http_client(ExportClient { client, is_failing: AtomicBool::new(false) })
             .with_endpoint(format!("{}/v1/traces", options.otlp_endpoint.trim_end_matches('/')))
             .with_protocol(Protocol::HttpBinary)
             .with_timeout(EXPORT_TIMEOUT)
@@ -135,12 +135,12 @@ impl Tracer {
 
 /// The exporter's client, called by its thread only. It says once that the collector does not take what it is sent.
 #[derive(Debug)]
-struct Client {
+struct ExportClient {
     client: reqwest::blocking::Client,
     is_failing: AtomicBool,
 }
 
-impl Client {
+impl ExportClient {
     fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let url = request.uri().to_string();
         let sent = self.client.execute(request.try_into()?).and_then(|answer| {
@@ -163,7 +163,7 @@ impl Client {
 }
 
 /// What `#[async_trait]` makes of the trait's method.
-impl HttpClient for Client {
+impl HttpClient for ExportClient {
     fn send_bytes<'client, 'sent>(
         &'client self,
         request: Request<Bytes>,

@@ -14,7 +14,7 @@ use meter::{Exceeded, MAX_PROBE_STEPS, MAX_STEPS};
 use minijinja::machinery::{eval, make_string_output};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
-use rewrite::Program;
+use rewrite::TemplateProgram;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use time::OffsetDateTime;
@@ -70,7 +70,7 @@ pub type ChatTemplate = Template<'static>;
 pub struct Template<'s> {
     environment: Environment<'s>,
     /// Each with its name.
-    programs: Vec<(&'s str, Program<'s>)>,
+    programs: Vec<(&'s str, TemplateProgram<'s>)>,
     /// `bos_token` and the like: variables of every rendering.
     special_tokens: Map<String, Value>,
     content: ContentForm,
@@ -179,7 +179,7 @@ impl<'s> Template<'s> {
         self.programs.iter().any(|(_, program)| program.instructions.source().contains(text))
     }
 
-    fn program(&self, name: &str) -> Option<&Program<'s>> {
+    fn program(&self, name: &str) -> Option<&TemplateProgram<'s>> {
         self.programs.iter().find(|(other, _)| *other == name).map(|(_, program)| program)
     }
 

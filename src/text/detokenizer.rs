@@ -1,7 +1,7 @@
 //! Tokens to text, one at a time, with the same result as decoding all of them at once.
 
 use crate::ids::TokenId;
-use crate::text::pieces::Piece;
+use crate::text::pieces::TokenPiece;
 use crate::text::spaces::{clean_up_spaces, last_word_boundary};
 use crate::text::tokenizer::Tokenizer;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
-    state: State,
+    state: DetokenizerState,
 }
 
 /// What the text so far leaves to be known. Apart from the tokenizer, so that no reference is counted per token.
 #[derive(Debug)]
-struct State {
+struct DetokenizerState {
     skip_special_tokens: bool,
     /// Special tokens that are not skipped.
     kept: Arc<[TokenId]>,
@@ -42,7 +42,7 @@ struct State {
 impl Detokenizer {
     /// A detokenizer that goes on after `prompt`. Only the prompt's last few tokens are looked at.
     pub fn new(tokenizer: Arc<Tokenizer>, prompt: &[TokenId], skip_special_tokens: bool) -> Self {
-        let mut state = State {
+        let mut state = DetokenizerState {
             skip_special_tokens,
             kept: Arc::default(),
             joins_added: false,
@@ -101,10 +101,11 @@ impl Detokenizer {
     }
 }
 
-impl State {
+impl DetokenizerState {
     /// The token's piece, unless it names no token or is skipped.
-    fn piece<'a>(&self, tokenizer: &'a Tokenizer, token: TokenId) -> Option<Piece<'a>> {
-        let is_skipped = |piece: &Piece<'_>| piece.special && self.skip_special_tokens && !self.kept.contains(&token);
+    fn piece<'a>(&self, tokenizer: &'a Tokenizer, token: TokenId) -> Option<TokenPiece<'a>> {
+        let is_skipped =
+            |piece: &TokenPiece<'_>| piece.special && self.skip_special_tokens && !self.kept.contains(&token);
         tokenizer.pieces().get(token).filter(|piece| !is_skipped(piece))
     }
 

@@ -19,7 +19,7 @@ const BYTE: u8 = 4;
 
 /// One token inside a text (not the first of it).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece<'a> {
+pub struct TokenPiece<'a> {
     /// UTF-8 on their own unless the vocabulary is byte-level or this is a byte-fallback token.
     pub bytes: &'a [u8],
     pub special: bool,
@@ -28,7 +28,7 @@ pub struct Piece<'a> {
 }
 
 /// A step that looks at one token and whether it is the first.
-enum Step {
+enum DecodeStep {
     Replace {
         from: String,
         to: String,
@@ -50,20 +50,20 @@ enum Step {
     Spaced,
 }
 
-impl Step {
+impl DecodeStep {
     fn apply(&self, token: String, first: bool) -> String {
         match self {
-            Step::Replace { from, to } => {
+            DecodeStep::Replace { from, to } => {
                 if token.contains(from.as_str()) {
                     token.replace(from.as_str(), to)
                 } else {
                     token
                 }
             }
-            Step::Metaspace { replacement, drops_first } => {
+            DecodeStep::Metaspace { replacement, drops_first } => {
                 token.replace(*replacement, if first && *drops_first { "" } else { " " })
             }
-            Step::WordPiece { prefix, cleanup } => {
+            DecodeStep::WordPiece { prefix, cleanup } => {
                 let text = match token.strip_prefix(prefix.as_str()) {
                     _ if first => token,
                     Some(rest) => rest.to_owned(),
@@ -71,15 +71,15 @@ impl Step {
                 };
                 if *cleanup { tokenizers::decoders::wordpiece::cleanup(&text) } else { text }
             }
-            Step::Strip { content, start } => {
+            DecodeStep::Strip { content, start } => {
                 let cut = token.chars().take(*start).take_while(|c| c == content).map(char::len_utf8).sum();
                 token[cut..].to_owned()
             }
-            Step::Regex(decoder) => {
+            DecodeStep::Regex(decoder) => {
                 // It looks at nothing but the token; where its pattern fails, the token stays as it is.
                 decoder.decode_chain(vec![token.clone()]).map_or(token, |parts| parts.concat())
             }
-            Step::Spaced => {
+            DecodeStep::Spaced => {
                 if first {
                     token
                 } else {
@@ -91,9 +91,9 @@ impl Step {
 
     fn depends_on_place(&self) -> bool {
         match self {
-            Step::Metaspace { drops_first, .. } => *drops_first,
-            Step::WordPiece { .. } | Step::Spaced => true,
-            Step::Replace { .. } | Step::Regex(_) | Step::Strip { .. } => false,
+            DecodeStep::Metaspace { drops_first, .. } => *drops_first,
+            DecodeStep::WordPiece { .. } | DecodeStep::Spaced => true,
+            DecodeStep::Replace { .. } | DecodeStep::Regex(_) | DecodeStep::Strip { .. } => false,
         }
     }
 }
@@ -101,7 +101,7 @@ impl Step {
 /// A decoder, cut into its steps.
 #[derive(Default)]
 struct Plan {
-    steps: Vec<Step>,
+    steps: Vec<DecodeStep>,
     byte_level: bool,
     byte_fallback: bool,
     strip_start: Option<(char, usize)>,
@@ -110,7 +110,7 @@ struct Plan {
 impl Plan {
     fn new(decoder: Option<&DecoderWrapper>) -> Result<Self, StartError> {
         let Some(decoder) = decoder else {
-            return Ok(Self { steps: vec![Step::Spaced], ..Self::default() });
+            return Ok(Self { steps: vec![DecodeStep::Spaced], ..Self::default() });
         };
         let value = serde_json::to_value(decoder)
             .map_err(|error| StartError::new(format!("tokenizer.json: decoder: {error}")))?;
@@ -124,22 +124,22 @@ impl Plan {
             let per_token = !fused && !plan.byte_fallback && !plan.byte_level;
             match decoder {
                 DecoderWrapper::Replace(_) if per_token => plan.steps.push(match value["pattern"]["String"].as_str() {
-                    Some(from) => Step::Replace {
+                    Some(from) => DecodeStep::Replace {
                         from: from.to_owned(),
                         to: value["content"].as_str().unwrap_or_default().to_owned(),
                     },
-                    None => Step::Regex(decoder.clone()),
+                    None => DecodeStep::Regex(decoder.clone()),
                 }),
-                DecoderWrapper::Metaspace(metaspace) if per_token => plan.steps.push(Step::Metaspace {
+                DecoderWrapper::Metaspace(metaspace) if per_token => plan.steps.push(DecodeStep::Metaspace {
                     replacement: metaspace.get_replacement(),
                     drops_first: value["prepend_scheme"] != "never",
                 }),
-                DecoderWrapper::WordPiece(wordpiece) if per_token => {
-                    plan.steps.push(Step::WordPiece { prefix: wordpiece.prefix.clone(), cleanup: wordpiece.cleanup })
-                }
+                DecoderWrapper::WordPiece(wordpiece) if per_token => plan
+                    .steps
+                    .push(DecodeStep::WordPiece { prefix: wordpiece.prefix.clone(), cleanup: wordpiece.cleanup }),
                 // Stripping the end is not supported: the crate panics at tokens that consist of what is stripped.
                 DecoderWrapper::Strip(strip) if per_token && strip.stop == 0 => {
-                    plan.steps.push(Step::Strip { content: strip.content, start: strip.start });
+                    plan.steps.push(DecodeStep::Strip { content: strip.content, start: strip.start });
                 }
                 DecoderWrapper::ByteLevel(_) if per_token && plan.steps.is_empty() => plan.byte_level = true,
                 DecoderWrapper::ByteFallback(_) if per_token => plan.byte_fallback = true,
@@ -251,14 +251,14 @@ impl Pieces {
         self.ends.len()
     }
 
-    pub fn get(&self, id: TokenId) -> Option<Piece<'_>> {
+    pub fn get(&self, id: TokenId) -> Option<TokenPiece<'_>> {
         let index = id as usize;
         let flags = *self.flags.get(index)?;
         if flags & PRESENT == 0 {
             return None;
         }
         let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
-        Some(Piece {
+        Some(TokenPiece {
             bytes: &self.arena[start as usize..self.ends[index] as usize],
             special: flags & SPECIAL != 0,
             byte_fallback: flags & BYTE != 0,
@@ -272,7 +272,7 @@ impl Pieces {
 
     /// The first token of a text has another text than elsewhere: [`Pieces::first_text`].
     pub fn first_differs(&self) -> bool {
-        self.plan.steps.iter().any(Step::depends_on_place)
+        self.plan.steps.iter().any(DecodeStep::depends_on_place)
     }
 
     pub fn first_text(&self, name: &str) -> String {

@@ -8,7 +8,7 @@ pub mod xy;
 use std::fmt::Write;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ChartKind {
     /// Side by side.
     Bars,
     /// One on the other.
@@ -19,7 +19,7 @@ pub enum Kind {
 /// A value of each series at each place.
 #[derive(Clone, Debug)]
 pub struct Chart {
-    pub kind: Kind,
+    pub kind: ChartKind,
     pub title: String,
     pub x_label: String,
     pub y_label: String,
@@ -88,8 +88,8 @@ impl Chart {
         svg += &legend.0;
         plot.axes(&mut svg, self);
         match self.kind {
-            Kind::Bars | Kind::Stacked => plot.bars(&mut svg, self),
-            Kind::Lines => plot.lines(&mut svg, self),
+            ChartKind::Bars | ChartKind::Stacked => plot.bars(&mut svg, self),
+            ChartKind::Lines => plot.lines(&mut svg, self),
         }
         svg + "</svg>\n"
     }
@@ -98,8 +98,8 @@ impl Chart {
     fn most(&self) -> f64 {
         let at = |place: usize| self.series.iter().filter_map(move |series| *series.values.get(place)?);
         let of_place = |place| match self.kind {
-            Kind::Stacked => at(place).sum(),
-            Kind::Bars | Kind::Lines => at(place).fold(0.0, f64::max),
+            ChartKind::Stacked => at(place).sum(),
+            ChartKind::Bars | ChartKind::Lines => at(place).fold(0.0, f64::max),
         };
         (0..self.places.len()).map(of_place).fold(0.0, f64::max)
     }
@@ -197,7 +197,7 @@ impl Plot {
     }
 
     fn bars(&self, svg: &mut String, chart: &Chart) {
-        let stacked = chart.kind == Kind::Stacked;
+        let stacked = chart.kind == ChartKind::Stacked;
         let side_by_side = if stacked { 1 } else { chart.series.len().max(1) };
         let width = self.place_width * BARS_SHARE / side_by_side as f64;
         for place in 0..chart.places.len() {
@@ -296,7 +296,7 @@ pub fn escape(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn chart(kind: Kind) -> Chart {
+    fn chart(kind: ChartKind) -> Chart {
         let series = vec![
             Series::new("a < b & \"c\"", [1.0, 2.0, 30.0]),
             Series { name: "gaps".into(), values: vec![Some(4.0), None, Some(0.0)] },
@@ -330,14 +330,14 @@ mod tests {
 
     #[test]
     fn documents_are_well_formed_and_hold_every_value() {
-        for kind in [Kind::Bars, Kind::Stacked, Kind::Lines] {
+        for kind in [ChartKind::Bars, ChartKind::Stacked, ChartKind::Lines] {
             let svg = chart(kind).svg();
             assert_well_formed(&svg);
             assert!(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\"") && svg.ends_with("</svg>\n"));
             let marks = svg.matches("<title>a &lt; b &amp; &quot;c&quot;: ").count();
             assert_eq!((marks, svg.matches("<title>gaps: ").count()), (3, 2), "{kind:?}: {svg}");
         }
-        assert_well_formed(&Chart { places: Vec::new(), series: Vec::new(), ..chart(Kind::Lines) }.svg());
+        assert_well_formed(&Chart { places: Vec::new(), series: Vec::new(), ..chart(ChartKind::Lines) }.svg());
     }
 
     #[test]
@@ -346,7 +346,7 @@ mod tests {
             let start = rect.find(&format!(" {name}=\"")).unwrap() + name.len() + 3;
             rect[start..].split('"').next().unwrap().parse().unwrap()
         };
-        let svg = chart(Kind::Stacked).svg();
+        let svg = chart(ChartKind::Stacked).svg();
         let bars: Vec<&str> =
             svg.lines().filter(|line| line.starts_with("<rect") && line.contains("<title>")).collect();
         for bar in &bars {

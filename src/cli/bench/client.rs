@@ -5,7 +5,7 @@ mod clock;
 mod streamed;
 
 use super::command_line::without_password;
-use super::report::Outcome;
+use super::report::RequestOutcome;
 use super::workload::WorkItem;
 use crate::actors::messages::{Event, Prompt, Submit};
 use crate::actors::runtime::RuntimeHandle;
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use streamed::{StreamedAnswer, causes};
 
-pub enum Target {
+pub enum BenchTarget {
     InProcess(RuntimeHandle),
     /// The same, without being told how long outputs become: requests ask for more than they want, and their clients go
     /// away once they have it.
@@ -56,7 +56,7 @@ pub struct HttpTarget {
 
 /// When requests are sent.
 #[derive(Clone, Debug)]
-pub enum Arrivals {
+pub enum SendTimes {
     /// So many in flight at all times, until none is left.
     Concurrency(usize),
     /// Each at its time from the start, whatever is in flight.
@@ -65,20 +65,20 @@ pub enum Arrivals {
 
 /// Sends all of `work`; the outcomes in the order of the work, and the time until the last answer.
 pub async fn drive(
-    target: &Target,
+    target: &BenchTarget,
     work: &[WorkItem],
-    arrivals: &Arrivals,
+    arrivals: &SendTimes,
     progress: &mut RequestProgress,
-) -> (Vec<Outcome>, Duration) {
+) -> (Vec<RequestOutcome>, Duration) {
     let started = Instant::now();
     let numbered = work.iter().enumerate();
-    let mut outcomes: Vec<Outcome> = vec![Outcome::default(); work.len()];
-    let mut done = |(index, outcome): (usize, Outcome)| {
+    let mut outcomes: Vec<RequestOutcome> = vec![RequestOutcome::default(); work.len()];
+    let mut done = |(index, outcome): (usize, RequestOutcome)| {
         progress.request_done(outcome.output_tokens as u64);
         outcomes[index] = outcome;
     };
     match arrivals {
-        Arrivals::Concurrency(limit) => {
+        SendTimes::Concurrency(limit) => {
             let mut running = stream::iter(numbered)
                 .map(|(index, item)| async move { (index, target.request(item).await) })
                 .buffer_unordered(*limit);
@@ -86,7 +86,7 @@ pub async fn drive(
                 done(result);
             }
         }
-        Arrivals::At(times) => {
+        SendTimes::At(times) => {
             let mut running = FuturesUnordered::new();
             for ((index, item), at) in numbered.zip(times) {
                 let at = tokio::time::Instant::from_std(started + *at);
@@ -118,16 +118,16 @@ pub(crate) fn read_streamed(pieces: &[&[u8]], only_text: bool) -> (usize, Result
     (clock.num_deliveries(), result)
 }
 
-impl Target {
-    pub async fn request(&self, item: &WorkItem) -> Outcome {
+impl BenchTarget {
+    pub async fn request(&self, item: &WorkItem) -> RequestOutcome {
         match self {
-            Target::InProcess(handle) => submit(handle, item, item.output_tokens).await,
-            Target::Untold { handle, most } => {
+            BenchTarget::InProcess(handle) => submit(handle, item, item.output_tokens).await,
+            BenchTarget::Untold { handle, most } => {
                 let room = most.saturating_sub(item.prompt.len()).min(u32::MAX as usize) as u32;
                 let asked = item.output_tokens.saturating_mul(UNTOLD_FACTOR).min(room);
                 submit(handle, item, asked.max(item.output_tokens)).await
             }
-            Target::Http(server) => server.complete(item).await,
+            BenchTarget::Http(server) => server.complete(item).await,
         }
     }
 }
@@ -136,7 +136,7 @@ impl Target {
 const UNTOLD_FACTOR: u32 = 4;
 
 /// Takes the item's output tokens of the `max_tokens` that it asks for.
-async fn submit(handle: &RuntimeHandle, item: &WorkItem, max_tokens: u32) -> Outcome {
+async fn submit(handle: &RuntimeHandle, item: &WorkItem, max_tokens: u32) -> RequestOutcome {
     let mut clock = Clock::start();
     let params = SamplingParams { max_tokens, temperature: 0.0, ..SamplingParams::default() };
     let submit = Submit {
@@ -157,7 +157,7 @@ async fn submit(handle: &RuntimeHandle, item: &WorkItem, max_tokens: u32) -> Out
     };
     let mut accepted = match handle.submit(submit).await {
         Ok(accepted) => accepted,
-        Err(error) => return Outcome::failed(error.to_string(), item.prompt.len()),
+        Err(error) => return RequestOutcome::failed(error.to_string(), item.prompt.len()),
     };
     let (mut tokens, mut bill) = (Vec::with_capacity(item.output_tokens as usize), KvBill::default());
     let (mut cached_tokens, mut error) = (0, None);
@@ -177,7 +177,7 @@ async fn submit(handle: &RuntimeHandle, item: &WorkItem, max_tokens: u32) -> Out
         }
     }
     let outcome = clock.outcome(item, tokens.len(), cached_tokens, error);
-    Outcome { tokens, bill, ..outcome }
+    RequestOutcome { tokens, bill, ..outcome }
 }
 
 impl HttpTarget {
@@ -220,7 +220,7 @@ impl HttpTarget {
         }
     }
 
-    async fn complete(&self, item: &WorkItem) -> Outcome {
+    async fn complete(&self, item: &WorkItem) -> RequestOutcome {
         let Dialect { plain, chat } = self.dialect;
         let mut body = json!({
             "model": self.model,
@@ -255,7 +255,7 @@ impl HttpTarget {
         let error = error.or_else(|| (output_tokens == 0).then(|| "no token came".to_owned()));
         // It wants what has come.
         let item = WorkItem { output_tokens: output_tokens as u32, ..item.clone() };
-        Outcome { prompt_tokens, ..clock.outcome(&item, output_tokens, cached, error) }
+        RequestOutcome { prompt_tokens, ..clock.outcome(&item, output_tokens, cached, error) }
     }
 }
 
@@ -419,15 +419,15 @@ mod tests {
     #[test]
     fn open_and_closed_loops_send_everything_once_and_in_time() {
         with_server(async |target| {
-            let target = Target::Http(target);
+            let target = BenchTarget::Http(target);
             let work: Vec<WorkItem> = (1..=6).map(|tokens| item(0, tokens)).collect();
             let mut progress = RequestProgress::new(12);
-            let (outcomes, wall) = drive(&target, &work, &Arrivals::Concurrency(2), &mut progress).await;
+            let (outcomes, wall) = drive(&target, &work, &SendTimes::Concurrency(2), &mut progress).await;
             assert_eq!(outcomes.iter().map(|outcome| outcome.output_tokens).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
             // 21 tokens, 6 usages and 6 ends of 5 ms each, two at a time.
             assert!(wall >= Duration::from_millis(33 * 5 / 2), "{wall:?}");
             let times = (0..6).map(|index| Duration::from_millis(40 * index)).collect();
-            let (outcomes, wall) = drive(&target, &work, &Arrivals::At(times), &mut progress).await;
+            let (outcomes, wall) = drive(&target, &work, &SendTimes::At(times), &mut progress).await;
             assert!(outcomes.iter().all(|outcome| outcome.error.is_none()));
             assert!(wall >= Duration::from_millis(5 * 40 + 6 * 5), "{wall:?}");
         });

@@ -1,6 +1,6 @@
 //! What several benchmarks have in common: their flags, the engine in this process, and the warm-up.
 
-use super::client::Target;
+use super::client::BenchTarget;
 use super::roofline::Roofline;
 use super::workload::{WorkItem, WorkloadArgs};
 use crate::actors::runtime::Runtime;
@@ -51,7 +51,7 @@ pub fn resolve(args: &CommonArgs) -> Result<Resolved, StartError> {
 
 /// A few short requests, so that the first measured one does not pay for first times. They share no block of tokens
 /// with the work: reversed prompts.
-pub async fn warm_up(target: &Target, num: usize, work: &[WorkItem]) -> Result<(), StartError> {
+pub async fn warm_up(target: &BenchTarget, num: usize, work: &[WorkItem]) -> Result<(), StartError> {
     for item in work.iter().cycle().take(num) {
         let prompt = item.prompt.iter().rev().take(16).copied().collect();
         let outcome = target.request(&WorkItem { prompt, output_tokens: 4, ..item.clone() }).await;

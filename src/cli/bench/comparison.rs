@@ -1,14 +1,14 @@
 //! The comparison of two results.
 
-use super::levels::Level;
-use super::report::Report;
+use super::levels::LoadLevel;
+use super::report::BenchReport;
 use super::result::ResultFile;
 use std::fmt;
 
 /// What is compared of a load.
 struct Measure {
     name: &'static str,
-    of: fn(&Report) -> Option<f64>,
+    of: fn(&BenchReport) -> Option<f64>,
     more_is_better: bool,
 }
 
@@ -47,7 +47,7 @@ impl Verdict {
 
 /// One measure under one load.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Row {
+pub struct ComparisonRow {
     pub load: String,
     pub measure: &'static str,
     /// Means over the rounds.
@@ -56,7 +56,7 @@ pub struct Row {
     pub verdict: Verdict,
 }
 
-impl Row {
+impl ComparisonRow {
     /// `other` over `base`; `None` where that is no number.
     pub fn ratio(&self) -> Option<f64> {
         Some(self.other / self.base).filter(|ratio| ratio.is_finite())
@@ -64,7 +64,7 @@ impl Row {
 }
 
 pub struct Comparison {
-    pub rows: Vec<Row>,
+    pub rows: Vec<ComparisonRow>,
     /// What has to be known to believe it.
     pub warnings: Vec<String>,
 }
@@ -78,13 +78,13 @@ impl Comparison {
                 None => comparison.warnings.push(format!("{} is in A alone", level.name())),
             }
         }
-        let is_in_base = |level: &&Level| !base.levels.iter().any(|known| known.sending == level.sending);
+        let is_in_base = |level: &&LoadLevel| !base.levels.iter().any(|known| known.sending == level.sending);
         let alone = other.levels.iter().filter(is_in_base);
         comparison.warnings.extend(alone.map(|level| format!("{} is in B alone", level.name())));
         comparison
     }
 
-    fn add(&mut self, base: &Level, other: &Level) {
+    fn add(&mut self, base: &LoadLevel, other: &LoadLevel) {
         for (name, level) in [("A", base), ("B", other)] {
             if level.all.failed > 0 {
                 let (failed, all) = (level.all.failed, level.all.requests);
@@ -100,14 +100,15 @@ impl Comparison {
             ));
         }
         for measure in &MEASURES {
-            let of = |level: &Level| level.rounds.iter().filter_map(measure.of).collect::<Vec<f64>>();
+            let of = |level: &LoadLevel| level.rounds.iter().filter_map(measure.of).collect::<Vec<f64>>();
             let (a, b) = (of(base), of(other));
             if a.is_empty() || b.is_empty() {
                 continue;
             }
             let verdict = verdict(&a, &b, measure.more_is_better);
             let (base_mean, other_mean) = (mean(&a), mean(&b));
-            let row = Row { load: base.name(), measure: measure.name, base: base_mean, other: other_mean, verdict };
+            let row =
+                ComparisonRow { load: base.name(), measure: measure.name, base: base_mean, other: other_mean, verdict };
             self.rows.push(row);
         }
     }
@@ -116,7 +117,7 @@ impl Comparison {
 /// Per cent of the prompt tokens.
 const MAX_CACHED_DIFFERENCE: f64 = 5.0;
 
-fn cached_percent(report: &Report) -> f64 {
+fn cached_percent(report: &BenchReport) -> f64 {
     100.0 * report.cached_tokens as f64 / report.prompt_tokens.max(1) as f64
 }
 
@@ -198,7 +199,7 @@ impl fmt::Display for Comparison {
                 load = Some(&row.load);
             }
             let ratio = row.ratio().map_or("-".into(), |ratio| format!("{ratio:.3}"));
-            let Row { measure, base, other, verdict, .. } = row;
+            let ComparisonRow { measure, base, other, verdict, .. } = row;
             writeln!(f, "{measure:<26}{base:>12.2}{other:>12.2}{ratio:>9}  {}", verdict.name())?;
         }
         self.warnings.iter().try_for_each(|warning| writeln!(f, "note: {warning}"))

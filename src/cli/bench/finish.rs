@@ -3,20 +3,20 @@
 use super::command_line::command_line;
 use super::common::CommonArgs;
 use super::html;
-use super::levels::{Level, Summary};
-use super::result::{APPROXIMATE, Measured, ResultFile, Setup, write_file, write_json};
+use super::levels::{LoadLevel, Summary};
+use super::result::{APPROXIMATE, BenchSetup, Measured, ResultFile, write_file, write_json};
 use crate::cli::output;
 use crate::error::StartError;
 use std::process::ExitCode;
 
 /// Prints the result, and writes it where `--json` and `--html` say. Exits with 1 if a request failed.
-pub fn finish(args: &CommonArgs, measured: &Measured, setup: &Setup) -> Result<ExitCode, StartError> {
+pub fn finish(args: &CommonArgs, measured: &Measured, setup: &BenchSetup) -> Result<ExitCode, StartError> {
     let Measured { levels, phases, roofline } = measured;
     let mut text = match &levels[..] {
         [level] => level.all.to_string(),
         levels => Summary(levels).to_string(),
     };
-    if let [Level { rounds, .. }] = &levels[..]
+    if let [LoadLevel { rounds, .. }] = &levels[..]
         && rounds.len() > 1
     {
         let speeds: Vec<String> = rounds.iter().map(|round| format!("{:.1}", round.out_tok_per_s)).collect();

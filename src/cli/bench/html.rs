@@ -2,13 +2,13 @@
 
 mod phases;
 
-use super::chart::xy::{Line, Scale, XyChart};
+use super::chart::xy::{ChartLine, Scale, XyChart};
 use super::chart::{STYLE, escape};
 use super::comparison::{Comparison, Verdict};
-use super::levels::{Distribution, Level, SUMMARY_COLUMNS};
-use super::report::{Figure, Report, Times};
+use super::levels::{Distribution, LoadLevel, SUMMARY_COLUMNS};
+use super::report::{BenchReport, Figure, Times};
 use super::result::{APPROXIMATE, ResultFile};
-use super::samples::Sample;
+use super::samples::MemorySample;
 
 const PAGE_STYLE: &str = "\
 <style>
@@ -135,7 +135,7 @@ fn about(page: &mut String, name: &str, file: &ResultFile) {
 }
 
 /// The figures of the only load.
-fn tiles(page: &mut String, report: &Report) {
+fn tiles(page: &mut String, report: &BenchReport) {
     let ms = |times: Option<Times>| times.map_or("-".into(), |times| format!("{:.1} / {:.1} ms", times.p50, times.p99));
     let tiles = [
         (format!("{:.1}", report.out_tok_per_s), "output tokens per second"),
@@ -151,7 +151,7 @@ fn tiles(page: &mut String, report: &Report) {
     push(page, "</div>\n");
 }
 
-fn failures(page: &mut String, levels: &[Level]) {
+fn failures(page: &mut String, levels: &[LoadLevel]) {
     for level in levels.iter().filter(|level| level.all.failed > 0) {
         let (failed, requests) = (level.all.failed, level.all.requests);
         let why = level.all.first_error.as_deref().unwrap_or_default();
@@ -186,7 +186,7 @@ fn against_latency(files: &[(&str, &ResultFile)]) -> Vec<XyChart> {
     if files.iter().all(|(_, file)| file.levels.len() < 2) {
         return Vec::new();
     }
-    let chart = |title: &str, of: fn(&Report) -> Option<Times>| {
+    let chart = |title: &str, of: fn(&BenchReport) -> Option<Times>| {
         let mut lines = Vec::new();
         let percentiles: [(&str, Figure); 2] = [("p50", |times| times.p50), ("p99", |times| times.p99)];
         for (name, file) in files {
@@ -194,7 +194,7 @@ fn against_latency(files: &[(&str, &ResultFile)]) -> Vec<XyChart> {
                 let measured = file.levels.iter().filter_map(|level| Some((level, value(of(&level.all)?))));
                 let (labels, points) =
                     measured.map(|(level, ms)| (level.short_name(), (level.all.out_tok_per_s, ms))).unzip();
-                lines.push(Line { labels, ..Line::new(named(name, percentile), points) });
+                lines.push(ChartLine { labels, ..ChartLine::new(named(name, percentile), points) });
             }
         }
         XyChart {
@@ -223,7 +223,7 @@ fn distributions(files: &[(&str, &ResultFile)]) -> Vec<XyChart> {
                 let points = of(&level.distribution).iter().enumerate();
                 let points: Vec<(f64, f64)> = points.map(|(percent, ms)| (*ms, percent as f64)).collect();
                 if !points.is_empty() {
-                    lines.push(Line::new(named(name, &level.name()), points));
+                    lines.push(ChartLine::new(named(name, &level.name()), points));
                 }
             }
         }
@@ -246,11 +246,11 @@ fn distributions(files: &[(&str, &ResultFile)]) -> Vec<XyChart> {
 }
 
 /// A line over time: its name, a factor, and what of a sample.
-type Told = (&'static str, f64, fn(&Sample) -> Option<f64>);
+type Told = (&'static str, f64, fn(&MemorySample) -> Option<f64>);
 
 /// What the server told of itself; nothing where it did not.
-fn over_time(levels: &[Level]) -> Vec<XyChart> {
-    let mut samples: Vec<&Sample> = levels.iter().flat_map(|level| &level.samples).collect();
+fn over_time(levels: &[LoadLevel]) -> Vec<XyChart> {
+    let mut samples: Vec<&MemorySample> = levels.iter().flat_map(|level| &level.samples).collect();
     samples.sort_by(|a, b| a.t_s.total_cmp(&b.t_s));
     // Where each run of each level begins: its samples come without a long break.
     let mut marks: Vec<(f64, String)> = Vec::new();
@@ -263,10 +263,10 @@ fn over_time(levels: &[Level]) -> Vec<XyChart> {
         marks.extend(starts.map(|(_, sample)| (sample.t_s, level.short_name())));
     }
     let chart = |title: &str, y_label: &str, lines: &[Told]| {
-        let of = |factor: f64, value: fn(&Sample) -> Option<f64>| {
+        let of = |factor: f64, value: fn(&MemorySample) -> Option<f64>| {
             samples.iter().filter_map(|sample| Some((sample.t_s, factor * value(sample)?))).collect::<Vec<_>>()
         };
-        let lines = lines.iter().map(|(name, factor, value)| Line::new(*name, of(*factor, *value)));
+        let lines = lines.iter().map(|(name, factor, value)| ChartLine::new(*name, of(*factor, *value)));
         XyChart {
             title: title.into(),
             x_label: "seconds since the first request".into(),
@@ -299,30 +299,30 @@ fn over_time(levels: &[Level]) -> Vec<XyChart> {
 #[cfg(test)]
 mod tests {
     use super::super::levels::LevelInProgress;
-    use super::super::report::Outcome;
+    use super::super::report::RequestOutcome;
     use super::*;
     use serde_json::{Value, json};
     use std::time::Duration;
 
-    fn level(concurrency: u32, ttft: u64) -> Level {
+    fn level(concurrency: u32, ttft: u64) -> LoadLevel {
         let mut level = LevelInProgress::new(json!({ "concurrency": concurrency }));
         for round in 0..3 {
             let ms = |ms| Duration::from_millis(ms);
-            let outcome = Outcome {
+            let outcome = RequestOutcome {
                 output_tokens: 3,
                 ttft: Some(ms(ttft + round)),
                 gaps: vec![ms(5), ms(6)],
                 e2e: ms(ttft + 11),
-                ..Outcome::default()
+                ..RequestOutcome::default()
             };
             let t_s = f64::from(concurrency) + round as f64 * 10.0;
-            let sample = Sample { t_s, device_used: Some(0.5), running: Some(1.0), ..Sample::default() };
+            let sample = MemorySample { t_s, device_used: Some(0.5), running: Some(1.0), ..MemorySample::default() };
             level.add_round(vec![outcome; 4], Duration::from_secs(1), vec![sample]);
         }
         level.done()
     }
 
-    fn file(levels: Vec<Level>) -> ResultFile {
+    fn file(levels: Vec<LoadLevel>) -> ResultFile {
         ResultFile {
             command: "pagetide bench serve --model <m>".into(),
             version: "1".into(),
@@ -359,7 +359,7 @@ mod tests {
         assert_eq!(marks, 2 * 6, "in both charts over time");
         let single = report(&file(vec![level(1, 20)]));
         assert_eq!((single.matches("<svg").count(), single.contains("class=\"tile\"")), (3 + 2, true));
-        let mut plain = file(vec![Level { samples: Vec::new(), ..level(1, 20) }]);
+        let mut plain = file(vec![LoadLevel { samples: Vec::new(), ..level(1, 20) }]);
         plain.work = "approximate".into();
         let page = report(&plain);
         assert!(page.contains("Approximate.") && !page.contains("Memory over time"));

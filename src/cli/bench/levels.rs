@@ -1,7 +1,7 @@
 //! What was measured at each load: its rounds, its distributions, and what the server told of its memory meanwhile.
 
-use super::report::{Figure, Outcome, Report, Times};
-use super::samples::Sample;
+use super::report::{BenchReport, Figure, RequestOutcome, Times};
+use super::samples::MemorySample;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt;
@@ -9,15 +9,15 @@ use std::time::Duration;
 
 /// One load, measured once or several times.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Level {
+pub struct LoadLevel {
     /// How requests were sent: `{"concurrency": 4}`, `{"rate_per_s": 2.0}`, or a word.
     pub sending: Value,
-    pub rounds: Vec<Report>,
+    pub rounds: Vec<BenchReport>,
     /// All rounds together.
-    pub all: Report,
+    pub all: BenchReport,
     pub distribution: Distribution,
     /// Of all rounds. Times are since the benchmark's first request.
-    pub samples: Vec<Sample>,
+    pub samples: Vec<MemorySample>,
 }
 
 /// Measured times in ms: the smallest, 99 percentiles and the largest. Empty where there are none.
@@ -31,10 +31,10 @@ pub struct Distribution {
 /// A level that is being measured.
 pub struct LevelInProgress {
     sending: Value,
-    rounds: Vec<Report>,
-    outcomes: Vec<Outcome>,
+    rounds: Vec<BenchReport>,
+    outcomes: Vec<RequestOutcome>,
     wall: Duration,
-    samples: Vec<Sample>,
+    samples: Vec<MemorySample>,
 }
 
 impl LevelInProgress {
@@ -42,22 +42,28 @@ impl LevelInProgress {
         Self { sending, rounds: Vec::new(), outcomes: Vec::new(), wall: Duration::ZERO, samples: Vec::new() }
     }
 
-    pub fn add_round(&mut self, outcomes: Vec<Outcome>, wall: Duration, samples: Vec<Sample>) {
-        self.rounds.push(Report::new(&outcomes, wall));
+    pub fn add_round(&mut self, outcomes: Vec<RequestOutcome>, wall: Duration, samples: Vec<MemorySample>) {
+        self.rounds.push(BenchReport::new(&outcomes, wall));
         self.outcomes.extend(outcomes);
         self.wall += wall;
         self.samples.extend(samples);
     }
 
-    pub fn done(self) -> Level {
+    pub fn done(self) -> LoadLevel {
         let Self { sending, rounds, outcomes, wall, samples } = self;
-        Level { sending, rounds, all: Report::new(&outcomes, wall), distribution: Distribution::of(&outcomes), samples }
+        LoadLevel {
+            sending,
+            rounds,
+            all: BenchReport::new(&outcomes, wall),
+            distribution: Distribution::of(&outcomes),
+            samples,
+        }
     }
 }
 
 impl Distribution {
     /// Of the requests that did not fail.
-    pub fn of(outcomes: &[Outcome]) -> Self {
+    pub fn of(outcomes: &[RequestOutcome]) -> Self {
         let good = || outcomes.iter().filter(|outcome| outcome.error.is_none());
         Self {
             ttft_ms: percentiles(good().filter_map(|outcome| outcome.ttft)),
@@ -79,7 +85,7 @@ fn percentiles(times: impl Iterator<Item = Duration>) -> Vec<f64> {
     (0..=100).map(|percent| (ms[rank(percent)] * 1e3).round() / 1e3).collect()
 }
 
-impl Level {
+impl LoadLevel {
     /// How requests were sent, in a few words.
     pub fn name(&self) -> String {
         let sending = &self.sending;
@@ -102,12 +108,12 @@ impl Level {
 }
 
 /// A line for each level.
-pub struct Summary<'a>(pub &'a [Level]);
+pub struct Summary<'a>(pub &'a [LoadLevel]);
 
 pub const SUMMARY_COLUMNS: [&str; 9] =
     ["out tok/s", "req/s", "TTFT p50", "p99", "ITL p50", "p99", "E2E p50", "p99", "failed"];
 
-impl Level {
+impl LoadLevel {
     /// In the order of [`SUMMARY_COLUMNS`]; times in ms.
     pub fn summary(&self) -> [String; 9] {
         let all = &self.all;
@@ -157,7 +163,10 @@ mod tests {
     fn rounds_are_kept_apart_and_added_up() {
         let round = |tokens, ttft| {
             let ttft = Some(Duration::from_millis(ttft));
-            vec![Outcome { output_tokens: tokens, ttft, ..Outcome::default() }, Outcome::failed("no", 1)]
+            vec![
+                RequestOutcome { output_tokens: tokens, ttft, ..RequestOutcome::default() },
+                RequestOutcome::failed("no", 1),
+            ]
         };
         let mut level = LevelInProgress::new(json!({"concurrency": 4}));
         level.add_round(round(10, 5), Duration::from_secs(1), Vec::new());

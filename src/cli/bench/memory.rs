@@ -26,7 +26,7 @@ use crate::config::Config;
 use crate::error::StartError;
 use clap::{Args, ValueEnum};
 use lengths::{ALPACA, Dataset, Lengths, SHAREGPT};
-use output::{Folder, Section};
+use output::{ResultFolder, Section};
 use pressure::PressureArgs;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -89,7 +89,7 @@ pub fn run(args: &MemoryArgs) -> Result<ExitCode, StartError> {
     log::init(&config.log)?;
     crate::cli::open_files::ensure(0)?;
     let experiments = if args.only.is_empty() { Experiment::value_variants() } else { &args.only };
-    let mut folder = Folder::create(&args.out, super::command_line::command_line(std::env::args()))?;
+    let mut folder = ResultFolder::create(&args.out, super::command_line::command_line(std::env::args()))?;
     for experiment in experiments {
         let section = args.measure(*experiment, &config)?;
         crate::cli::output::print(format!("{section}\n"))?;
@@ -107,11 +107,11 @@ impl MemoryArgs {
             Experiment::Sharing => {
                 let num_requests = num(SHARING_REQUESTS);
                 let num_beam_requests = num_requests.min(BEAM_REQUESTS);
-                sharing::measure(&sharing::Setup { config, num_requests, num_beam_requests, seed })
+                sharing::measure(&sharing::SharingSetup { config, num_requests, num_beam_requests, seed })
             }
             Experiment::Swap => {
                 let length = self.swap_length as usize;
-                swap::measure(&swap::Setup { config, block_sizes: &self.block_sizes(), length, seed })
+                swap::measure(&swap::SwapSetup { config, block_sizes: &self.block_sizes(), length, seed })
             }
             Experiment::Pressure => {
                 let mut workload = self.workload.clone();
@@ -119,12 +119,12 @@ impl MemoryArgs {
                     workload.fixed = workload.fixed.or(Some((128, 256)));
                 }
                 let (args, warmup) = (&self.pressure, self.warmup);
-                pressure::measure(&pressure::Setup { config, args, workload: &workload, warmup })
+                pressure::measure(&pressure::PressureSetup { config, args, workload: &workload, warmup })
             }
             Experiment::SecondLevel => {
                 let prefix = self.prefix.map(|prefix| prefix as usize);
                 let rounds = self.pressure.rounds(5);
-                second_level::measure(&second_level::Setup { config, prefix, rounds, seed })
+                second_level::measure(&second_level::SecondLevelSetup { config, prefix, rounds, seed })
             }
         }
     }
@@ -160,7 +160,7 @@ impl MemoryArgs {
         slug: &'static str,
         requests: Vec<Lengths>,
         max_model_len: usize,
-    ) -> Result<waste::Setup, StartError> {
+    ) -> Result<waste::WasteSetup, StartError> {
         let block_sizes = self.block_sizes();
         let num_slots = self.kv_tokens.map_or(8 * max_model_len, |tokens| tokens as usize);
         let least = max_model_len + block_sizes.iter().max().unwrap_or(&0);
@@ -169,7 +169,7 @@ impl MemoryArgs {
                 "--kv-tokens: {num_slots} is out of range: at least {least}, a request of the maximum length and a block"
             )));
         }
-        Ok(waste::Setup { requests, source, slug, max_model_len, num_slots, block_sizes })
+        Ok(waste::WasteSetup { requests, source, slug, max_model_len, num_slots, block_sizes })
     }
 
     fn block_sizes(&self) -> Vec<usize> {

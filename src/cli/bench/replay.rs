@@ -20,7 +20,7 @@ use crate::error::StartError;
 use cache_only::CacheRow;
 use clap::Args;
 use serde_json::json;
-use simulation::{Setup, Simulated, simulate};
+use simulation::{Simulated, SimulationSetup, simulate};
 use std::fmt::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -30,7 +30,7 @@ use timing::Timing;
 use trace::Trace;
 
 #[derive(Args)]
-pub struct ReplayArgs {
+pub struct BenchReplayArgs {
     /// JSON lines with timestamp (ms), input_length, output_length and hash_ids, one for each block of the prompt; equal
     /// ids mean an equal prefix (Mooncake's format)
     #[arg(long, value_name = "FILE")]
@@ -98,7 +98,7 @@ impl Capacity {
     }
 }
 
-pub fn run(args: &ReplayArgs) -> Result<ExitCode, StartError> {
+pub fn run(args: &BenchReplayArgs) -> Result<ExitCode, StartError> {
     let resolved = args.options.resolve()?;
     let config = &resolved.config;
     let trace = Trace::read(&args.simulate, args.hash_block as usize, args.num.map(|num| num as usize))?;
@@ -148,7 +148,7 @@ fn cache_only(trace: &Trace, capacities: &[Capacity]) -> (String, serde_json::Va
 }
 
 fn simulated(
-    args: &ReplayArgs,
+    args: &BenchReplayArgs,
     config: &Config,
     trace: &Trace,
     capacities: &[Capacity],
@@ -173,7 +173,7 @@ fn simulated(
             ..configured_scheduler(config, num_device_blocks, num_swap_blocks, true)
         };
         let eviction = eviction_policy(config);
-        simulate(&Setup { trace, num_requests, scheduler, eviction, timing: &args.timing })
+        simulate(&SimulationSetup { trace, num_requests, scheduler, eviction, timing: &args.timing })
     });
     Ok((SimulationTable(&results).to_string(), json!(results)))
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// One request as its client saw it.
 #[derive(Clone, Debug, Default)]
-pub struct Outcome {
+pub struct RequestOutcome {
     /// Why it failed; its times then count for nothing.
     pub error: Option<String>,
     pub prompt_tokens: usize,
@@ -27,7 +27,7 @@ pub struct Outcome {
     pub bill: KvBill,
 }
 
-impl Outcome {
+impl RequestOutcome {
     pub fn failed(error: impl Into<String>, prompt_tokens: usize) -> Self {
         Self { error: Some(error.into()), prompt_tokens, ..Self::default() }
     }
@@ -67,7 +67,7 @@ pub type Figure = fn(Times) -> f64;
 
 /// A benchmark's result. Tokens and times are those of the requests that did not fail.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Report {
+pub struct BenchReport {
     pub requests: usize,
     pub failed: usize,
     pub wall_s: f64,
@@ -85,10 +85,10 @@ pub struct Report {
     pub first_error: Option<String>,
 }
 
-impl Report {
-    pub fn new(outcomes: &[Outcome], wall: Duration) -> Self {
-        let good: Vec<&Outcome> = outcomes.iter().filter(|outcome| outcome.error.is_none()).collect();
-        let sum = |tokens: fn(&Outcome) -> usize| good.iter().map(|outcome| tokens(outcome)).sum::<usize>();
+impl BenchReport {
+    pub fn new(outcomes: &[RequestOutcome], wall: Duration) -> Self {
+        let good: Vec<&RequestOutcome> = outcomes.iter().filter(|outcome| outcome.error.is_none()).collect();
+        let sum = |tokens: fn(&RequestOutcome) -> usize| good.iter().map(|outcome| tokens(outcome)).sum::<usize>();
         let (prompt_tokens, output_tokens) =
             (sum(|outcome| outcome.prompt_tokens), sum(|outcome| outcome.output_tokens));
         let wall_s = wall.as_secs_f64();
@@ -112,7 +112,7 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for BenchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "requests          {:>10}   failed {}", self.requests, self.failed)?;
         writeln!(f, "wall time         {:>10.3} s", self.wall_s)?;
@@ -155,7 +155,7 @@ pub struct PhaseReport {
 
 impl PhaseReport {
     /// `batches`: the requests that ran together.
-    pub fn new(batches: &[Vec<Outcome>]) -> Self {
+    pub fn new(batches: &[Vec<RequestOutcome>]) -> Self {
         let (mut prefills, mut steps) = (Vec::new(), Vec::new());
         let (mut prompt_tokens, mut decoded_tokens) = (0, 0);
         let mut decoding = Duration::ZERO;
@@ -220,8 +220,8 @@ mod tests {
         assert_eq!(Times::of([]), None);
     }
 
-    fn outcome(prompt_tokens: usize, ttft: u64, gaps: &[u64]) -> Outcome {
-        Outcome {
+    fn outcome(prompt_tokens: usize, ttft: u64, gaps: &[u64]) -> RequestOutcome {
+        RequestOutcome {
             prompt_tokens,
             output_tokens: gaps.len() + 1,
             ttft: Some(ms(ttft)),
@@ -233,8 +233,8 @@ mod tests {
 
     #[test]
     fn a_report_counts_only_what_succeeded() {
-        let outcomes = [outcome(100, 10, &[5, 7]), Outcome::failed("503", 50), outcome(60, 30, &[])];
-        let report = Report::new(&outcomes, Duration::from_secs(2));
+        let outcomes = [outcome(100, 10, &[5, 7]), RequestOutcome::failed("503", 50), outcome(60, 30, &[])];
+        let report = BenchReport::new(&outcomes, Duration::from_secs(2));
         assert_eq!((report.requests, report.failed, report.first_error.as_deref()), (3, 1, Some("503")));
         assert_eq!((report.prompt_tokens, report.output_tokens), (160, 4));
         assert_eq!((report.out_tok_per_s, report.total_tok_per_s, report.req_per_s), (2.0, 82.0, 1.0));
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn phases_are_measured_apart() {
         let batch = vec![outcome(100, 100, &[40, 20, 20]), outcome(100, 120, &[20, 20, 20])];
-        let phases = PhaseReport::new(&[batch, vec![Outcome::failed("no", 1)]]);
+        let phases = PhaseReport::new(&[batch, vec![RequestOutcome::failed("no", 1)]]);
         assert!((phases.prefill_tok_per_s - 200.0 / 0.120).abs() < 1e-6, "{phases:?}");
         assert_eq!(phases.prefill_ms.unwrap().max, 120.0);
         assert_eq!(phases.decode_step_ms.unwrap().max, 20.0);

@@ -1,7 +1,7 @@
 //! What a benchmark has to say, printed and in files.
 
-use super::levels::Level;
-use super::report::{PhaseReport, Report};
+use super::levels::LoadLevel;
+use super::report::{BenchReport, PhaseReport};
 use super::roofline::RooflineReport;
 use super::workload::WorkloadArgs;
 use crate::error::StartError;
@@ -10,14 +10,14 @@ use serde_json::Value;
 use std::path::Path;
 
 /// What is measured, and how.
-pub struct Setup {
+pub struct BenchSetup {
     pub subject: Value,
     /// Whether requests are exactly those of the workload, or as near as the server allows.
     pub is_exact: bool,
 }
 
 pub struct Measured {
-    pub levels: Vec<Level>,
+    pub levels: Vec<LoadLevel>,
     pub phases: Option<PhaseReport>,
     pub roofline: Option<RooflineReport>,
 }
@@ -34,8 +34,8 @@ pub struct ResultFile {
     pub work: String,
     /// Of the only level and all its rounds; of several there is none.
     pub sending: Value,
-    pub result: Option<Report>,
-    pub levels: Vec<Level>,
+    pub result: Option<BenchReport>,
+    pub levels: Vec<LoadLevel>,
     pub phases: Value,
     pub roofline: Value,
 }
@@ -46,7 +46,7 @@ pub const APPROXIMATE: &str = "The server was asked for what OpenAI's API has an
     latest. Tokens are those that the server counts, or pieces of text where it does not.";
 
 impl ResultFile {
-    pub fn new(workload: &WorkloadArgs, measured: &Measured, setup: &Setup, command: String) -> Self {
+    pub fn new(workload: &WorkloadArgs, measured: &Measured, setup: &BenchSetup, command: String) -> Self {
         let now = time::OffsetDateTime::now_utc();
         let levels = &measured.levels;
         let only = (levels.len() == 1).then(|| &levels[0]);
@@ -93,7 +93,7 @@ pub fn write_file(flag: &str, path: &Path, text: &str) -> Result<(), StartError>
 #[cfg(test)]
 mod tests {
     use super::super::command_line::command_line;
-    use super::super::report::Outcome;
+    use super::super::report::RequestOutcome;
     use super::super::{BenchCommand, levels::LevelInProgress, tests::parse};
     use super::*;
     use serde_json::json;
@@ -105,9 +105,13 @@ mod tests {
         let line = "pagetide bench serve --api-key k1 --api-key=k2 --set server.api_keys=k3 --port 1";
         let command = command_line(line.split(' ').map(str::to_owned));
         let mut level = LevelInProgress::new(json!({"batch": 1}));
-        level.add_round(vec![Outcome { output_tokens: 2, ..Outcome::default() }], Duration::from_secs(1), Vec::new());
+        level.add_round(
+            vec![RequestOutcome { output_tokens: 2, ..RequestOutcome::default() }],
+            Duration::from_secs(1),
+            Vec::new(),
+        );
         let measured = Measured { levels: vec![level.done()], phases: None, roofline: None };
-        let setup = Setup { subject: json!({"model": "m"}), is_exact: true };
+        let setup = BenchSetup { subject: json!({"model": "m"}), is_exact: true };
         let file = ResultFile::new(&common.workload, &measured, &setup, command);
         let result = serde_json::to_value(&file).unwrap();
         assert_eq!(

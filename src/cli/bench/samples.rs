@@ -11,7 +11,7 @@ const INTERVAL: Duration = Duration::from_millis(250);
 
 /// Shares are of the tier's blocks, 0 to 1; `None`: the server does not say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Sample {
+pub struct MemorySample {
     /// Seconds since the benchmark's first request.
     pub t_s: f64,
     pub device_used: Option<f64>,
@@ -22,7 +22,7 @@ pub struct Sample {
     pub waiting: Option<f64>,
 }
 
-impl Sample {
+impl MemorySample {
     /// From a page of Pagetide's, or one with vLLM's names; `None` where it says nothing of memory.
     fn of_page(page: &str, t_s: f64) -> Option<Self> {
         let values = |series: &dyn Fn(&str) -> bool| {
@@ -59,12 +59,12 @@ impl Sample {
 }
 
 /// Looks at the page again and again until it is dropped or asked for what it has seen.
-pub struct Sampler {
-    seen: Rc<RefCell<Vec<Sample>>>,
+pub struct MemorySampler {
+    seen: Rc<RefCell<Vec<MemorySample>>>,
     task: tokio::task::JoinHandle<()>,
 }
 
-impl Sampler {
+impl MemorySampler {
     /// `began`: when the benchmark did. A server without the page, or that wants another key for it, gives no samples; where
     /// a look fails, for the load or otherwise, the next one may not.
     pub fn start(target: &HttpTarget, began: Instant) -> Self {
@@ -81,7 +81,7 @@ impl Sampler {
                     }
                     let t_s = began.elapsed().as_secs_f64();
                     if let Ok(page) = answer.text().await {
-                        let Some(sample) = Sample::of_page(&page, t_s) else { return };
+                        let Some(sample) = MemorySample::of_page(&page, t_s) else { return };
                         samples.borrow_mut().push(sample);
                     }
                 }
@@ -92,7 +92,7 @@ impl Sampler {
     }
 
     /// What was seen: a run that was over before the first look had an answer waits for that one.
-    pub async fn stop(self) -> Vec<Sample> {
+    pub async fn stop(self) -> Vec<MemorySample> {
         while self.seen.borrow().is_empty() && !self.task.is_finished() {
             actix_web::rt::time::sleep(Duration::from_millis(1)).await;
         }
@@ -113,7 +113,7 @@ mod tests {
                     pagetide_device_blocks{state=\"free\"} 3\npagetide_swap_blocks{state=\"used\"} 0\n\
                     pagetide_requests{state=\"running\"} 4\npagetide_requests{state=\"waiting\"} 2\n\
                     pagetide_requests{state=\"swapped\"} 1\npagetide_requests_total{outcome=\"stop\"} 9\n";
-        let expected = Sample {
+        let expected = MemorySample {
             t_s: 1.5,
             device_used: Some(0.5),
             device_cached: Some(0.25),
@@ -121,17 +121,17 @@ mod tests {
             running: Some(4.0),
             waiting: Some(3.0),
         };
-        assert_eq!(Sample::of_page(ours, 1.5), Some(expected), "no swap pool has no share");
+        assert_eq!(MemorySample::of_page(ours, 1.5), Some(expected), "no swap pool has no share");
         let theirs = "vllm:kv_cache_usage_perc{model_name=\"m\",engine=\"0\"} 0.25\n\
                       vllm:num_requests_running{model_name=\"m\"} 7.0\nvllm:num_requests_waiting{model_name=\"m\"} 1.0\n\
                       vllm:num_requests_waiting_by_reason{model_name=\"m\",reason=\"capacity\"} 1.0\n";
-        let sample = Sample::of_page(theirs, 0.0).unwrap();
+        let sample = MemorySample::of_page(theirs, 0.0).unwrap();
         assert_eq!((sample.device_used, sample.running, sample.waiting), (Some(0.25), Some(7.0), Some(1.0)));
         let two = "vllm:kv_cache_usage_perc{engine=\"0\"} 0.5\nvllm:kv_cache_usage_perc{engine=\"1\"} 1.0\n\
                    vllm:num_requests_running{engine=\"0\"} 2\nvllm:num_requests_running{engine=\"1\"} 3\n";
-        let sample = Sample::of_page(two, 0.0).unwrap();
+        let sample = MemorySample::of_page(two, 0.0).unwrap();
         assert_eq!((sample.device_used, sample.running), (Some(0.75), Some(5.0)), "two engines");
-        assert_eq!(Sample::of_page("up 1\n", 0.0), None);
+        assert_eq!(MemorySample::of_page("up 1\n", 0.0), None);
     }
 
     #[test]
@@ -152,7 +152,7 @@ mod tests {
                 }
             });
             let target = HttpTarget::connect(&url, Some("m".into()), None, false).await.unwrap();
-            let sampler = Sampler::start(&target, Instant::now());
+            let sampler = MemorySampler::start(&target, Instant::now());
             let begin = Instant::now();
             while sampler.seen.borrow().is_empty() {
                 assert!(begin.elapsed() < Duration::from_secs(60), "it has given up");

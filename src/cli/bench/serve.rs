@@ -1,13 +1,13 @@
 //! `pagetide bench serve`: a server over HTTP, under one load or several.
 
-use super::client::{Arrivals, Dialect, HttpTarget, Target, drive};
+use super::client::{BenchTarget, Dialect, HttpTarget, SendTimes, drive};
 use super::command_line::without_password;
 use super::common::{CommonArgs, resolve, start, subject_in_process, warm_up};
 use super::finish::finish;
 use super::levels::LevelInProgress;
-use super::result::{Measured, Setup};
+use super::result::{BenchSetup, Measured};
 use super::roofline::Roofline;
-use super::samples::Sampler;
+use super::samples::MemorySampler;
 use super::workload::{WorkItem, WorkloadArgs, parse_positive, poisson_arrivals};
 use crate::cli::progress::RequestProgress;
 use crate::config::layers::Origin;
@@ -75,11 +75,11 @@ impl Load {
         }
     }
 
-    fn arrivals(&self, work: &[WorkItem], seed: u64) -> Arrivals {
+    fn arrivals(&self, work: &[WorkItem], seed: u64) -> SendTimes {
         match self {
-            Load::Concurrency(concurrency) => Arrivals::Concurrency(*concurrency as usize),
-            Load::Rate(rate) => Arrivals::At(poisson_arrivals(work.len(), *rate, seed)),
-            Load::Timestamps => Arrivals::At(work.iter().map(|item| item.timestamp).collect()),
+            Load::Concurrency(concurrency) => SendTimes::Concurrency(*concurrency as usize),
+            Load::Rate(rate) => SendTimes::At(poisson_arrivals(work.len(), *rate, seed)),
+            Load::Timestamps => SendTimes::At(work.iter().map(|item| item.timestamp).collect()),
         }
     }
 }
@@ -168,7 +168,7 @@ async fn measure_server(
     subject: Value,
     roofline: Option<&Roofline>,
 ) -> Result<ExitCode, StartError> {
-    let setup = Setup { subject, is_exact: !args.plain };
+    let setup = BenchSetup { subject, is_exact: !args.plain };
     let loads = args.loads();
     let mut levels: Vec<LevelInProgress> = loads.iter().map(|load| LevelInProgress::new(load.describe())).collect();
     // Each run has prompts of its own: those of another would be found in the prefix cache.
@@ -177,15 +177,15 @@ async fn measure_server(
         let workload = WorkloadArgs { seed, ..args.common.workload.clone() };
         Ok::<_, StartError>((workload.build(64, vocab_size)?, seed))
     };
-    let target = Target::Http(target);
-    let Target::Http(server) = &target else { unreachable!("it was made here") };
+    let target = BenchTarget::Http(target);
+    let BenchTarget::Http(server) = &target else { unreachable!("it was made here") };
     warm_up(&target, args.common.warmup, &work_of(0)?.0).await?;
     roofline.into_iter().for_each(Roofline::reset);
     let (began, mut wall) = (Instant::now(), Duration::ZERO);
     for run in 0..args.rounds as usize * loads.len() {
         let (work, seed) = work_of(run)?;
         let load = &loads[run % loads.len()];
-        let sampler = Sampler::start(server, began);
+        let sampler = MemorySampler::start(server, began);
         let mut progress = RequestProgress::new(work.len() as u64);
         let (outcomes, took) = drive(&target, &work, &load.arrivals(&work, seed), &mut progress).await;
         levels[run % loads.len()].add_round(outcomes, took, sampler.stop().await);

@@ -45,7 +45,7 @@ pub struct WorkItem {
 
 /// What a trace tells of a request.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Shape {
+pub struct RequestShape {
     pub prompt_tokens: usize,
     pub output_tokens: u32,
     pub timestamp_s: f64,
@@ -67,13 +67,13 @@ impl WorkloadArgs {
     }
 
     /// What the requests are like, before the lengths are scaled.
-    fn shapes(&self, default_num: usize) -> Result<Vec<Shape>, StartError> {
+    fn shapes(&self, default_num: usize) -> Result<Vec<RequestShape>, StartError> {
         let num = self.num.map_or(default_num, |num| num as usize);
         match &self.trace {
             Some(path) => {
                 let wrong = |what: String| StartError::new(format!("--trace {}: {what}", path.display()));
                 let shapes = read_trace(path).map_err(wrong)?;
-                let chosen: Vec<Shape> = shapes.into_iter().skip(self.skip).take(num).collect();
+                let chosen: Vec<RequestShape> = shapes.into_iter().skip(self.skip).take(num).collect();
                 if chosen.is_empty() {
                     return Err(wrong(format!("no request left after --skip {}", self.skip)));
                 }
@@ -81,14 +81,14 @@ impl WorkloadArgs {
             }
             None => {
                 let (prompt_tokens, output_tokens) = self.fixed.unwrap_or((512, 128));
-                Ok(vec![Shape { prompt_tokens, output_tokens, timestamp_s: 0.0, hash_ids: Vec::new() }; num])
+                Ok(vec![RequestShape { prompt_tokens, output_tokens, timestamp_s: 0.0, hash_ids: Vec::new() }; num])
             }
         }
     }
 
     /// The lengths alone, of prompt and output.
     pub fn lengths(&self, default_num: usize) -> Result<Vec<(usize, u32)>, StartError> {
-        let shape = |shape: &Shape| {
+        let shape = |shape: &RequestShape| {
             let prompt = self.scaled(shape.prompt_tokens) + self.shared_prefix;
             (prompt, self.scaled(shape.output_tokens as usize) as u32)
         };
@@ -99,16 +99,17 @@ impl WorkloadArgs {
         ((tokens as f64 * self.scale) as usize).max(1)
     }
 
-    fn prompts(&self, shapes: &[Shape], vocab_size: u32) -> Vec<WorkItem> {
-        let mut own = TokenSource::new(self.seed, Stream::Prompts, vocab_size);
-        let shared = TokenSource::new(self.seed, Stream::SharedPrefix, vocab_size).take(self.shared_prefix);
+    fn prompts(&self, shapes: &[RequestShape], vocab_size: u32) -> Vec<WorkItem> {
+        let mut own = TokenSource::new(self.seed, RandomStream::Prompts, vocab_size);
+        let shared = TokenSource::new(self.seed, RandomStream::SharedPrefix, vocab_size).take(self.shared_prefix);
         let first_s = shapes.first().map_or(0.0, |shape| shape.timestamp_s);
-        let build = |shape: &Shape| {
+        let build = |shape: &RequestShape| {
             let length = self.scaled(shape.prompt_tokens);
             let mut prompt = shared.clone();
             let end = prompt.len() + length;
             for id in &shape.hash_ids {
-                let block = TokenSource::new(self.seed, Stream::Block(*id), vocab_size).take(self.scaled(HASH_BLOCK));
+                let block =
+                    TokenSource::new(self.seed, RandomStream::Block(*id), vocab_size).take(self.scaled(HASH_BLOCK));
                 prompt.extend(block);
             }
             prompt.truncate(end);
@@ -125,7 +126,7 @@ impl WorkloadArgs {
 
 /// What random numbers are for: each use has its own stream, so that one does not shift another.
 #[derive(Clone, Copy)]
-pub enum Stream {
+pub enum RandomStream {
     Prompts,
     SharedPrefix,
     Arrivals,
@@ -135,16 +136,16 @@ pub enum Stream {
 }
 
 /// Random bytes that depend on seed and stream alone: the output of a hash function of both.
-pub struct Random(blake3::OutputReader);
+pub struct WorkloadRandom(blake3::OutputReader);
 
-impl Random {
-    pub fn new(seed: u64, stream: Stream) -> Self {
+impl WorkloadRandom {
+    pub fn new(seed: u64, stream: RandomStream) -> Self {
         let (kind, id) = match stream {
-            Stream::Prompts => (0, 0),
-            Stream::SharedPrefix => (1, 0),
-            Stream::Arrivals => (2, 0),
-            Stream::Block(id) => (3u64, id),
-            Stream::Lengths(id) => (4, id),
+            RandomStream::Prompts => (0, 0),
+            RandomStream::SharedPrefix => (1, 0),
+            RandomStream::Arrivals => (2, 0),
+            RandomStream::Block(id) => (3u64, id),
+            RandomStream::Lengths(id) => (4, id),
         };
         let words = [seed, kind, id].map(u64::to_le_bytes);
         Self(blake3::Hasher::new().update(words.as_flattened()).finalize_xof())
@@ -164,27 +165,27 @@ impl Random {
 
 /// Random tokens of a vocabulary.
 pub struct TokenSource {
-    random: Random,
+    random: WorkloadRandom,
     first: u32,
     count: u32,
 }
 
 impl TokenSource {
-    pub fn new(seed: u64, stream: Stream, vocab_size: u32) -> Self {
+    pub fn new(seed: u64, stream: RandomStream, vocab_size: u32) -> Self {
         let first = FIRST_TOKEN.min(vocab_size / 2);
-        Self { random: Random::new(seed, stream), first, count: (vocab_size - first).max(1) }
+        Self { random: WorkloadRandom::new(seed, stream), first, count: (vocab_size - first).max(1) }
     }
 
     pub fn take(&mut self, num_tokens: usize) -> Vec<TokenId> {
         // The high bits of a product: uniform to within 2^-32.
-        let token = |random: &mut Random| ((random.next_u64() >> 32) * u64::from(self.count)) >> 32;
+        let token = |random: &mut WorkloadRandom| ((random.next_u64() >> 32) * u64::from(self.count)) >> 32;
         (0..num_tokens).map(|_| self.first + token(&mut self.random) as u32).collect()
     }
 }
 
 /// When the requests of an open loop are sent: exponential gaps of mean `1 / rate`, the first at once.
 pub fn poisson_arrivals(num: usize, rate_per_s: f64, seed: u64) -> Vec<Duration> {
-    let mut random = Random::new(seed, Stream::Arrivals);
+    let mut random = WorkloadRandom::new(seed, RandomStream::Arrivals);
     let mut at_s = 0.0;
     let arrival = |_| {
         let now = Duration::from_secs_f64(at_s);
@@ -211,14 +212,15 @@ pub fn parse_positive(text: &str) -> Result<f64, String> {
 }
 
 /// Reads a trace of either format; an error names the line.
-pub fn read_trace(path: &Path) -> Result<Vec<Shape>, String> {
+pub fn read_trace(path: &Path) -> Result<Vec<RequestShape>, String> {
     parse_trace(&std::fs::read_to_string(path).map_err(|error| error.to_string())?)
 }
 
-fn parse_trace(text: &str) -> Result<Vec<Shape>, String> {
+fn parse_trace(text: &str) -> Result<Vec<RequestShape>, String> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    let numbered =
-        |(index, shape): (usize, Result<Shape, String>)| shape.map_err(|error| format!("line {}: {error}", index + 1));
+    let numbered = |(index, shape): (usize, Result<RequestShape, String>)| {
+        shape.map_err(|error| format!("line {}: {error}", index + 1))
+    };
     if text.trim_start().starts_with('{') {
         return lines.map(|(index, line)| numbered((index, parse_mooncake(line)))).collect();
     }
@@ -232,7 +234,7 @@ fn parse_trace(text: &str) -> Result<Vec<Shape>, String> {
     lines.map(|(index, line)| numbered((index, parse_azure(line, columns)))).collect()
 }
 
-fn parse_azure(line: &str, [timestamp, prompt, output]: [usize; 3]) -> Result<Shape, String> {
+fn parse_azure(line: &str, [timestamp, prompt, output]: [usize; 3]) -> Result<RequestShape, String> {
     let cells: Vec<&str> = line.split(',').map(str::trim).collect();
     let cell = |index: usize| cells.get(index).copied().ok_or_else(|| format!("only {} columns", cells.len()));
     let number = |index: usize| {
@@ -240,7 +242,7 @@ fn parse_azure(line: &str, [timestamp, prompt, output]: [usize; 3]) -> Result<Sh
         text.parse::<u32>().map_err(|_| format!("'{text}' is not a number of tokens"))
     };
     let time = cell(timestamp)?;
-    Ok(Shape {
+    Ok(RequestShape {
         prompt_tokens: number(prompt)? as usize,
         output_tokens: number(output)?,
         timestamp_s: parse_timestamp(time).ok_or_else(|| format!("'{time}' is not YYYY-MM-DD HH:MM:SS.fraction"))?,
@@ -261,17 +263,17 @@ fn parse_timestamp(text: &str) -> Option<f64> {
     Some(f64::from(date.to_julian_day()) * 86_400.0 + hours * 3600.0 + minutes * 60.0 + seconds)
 }
 
-fn parse_mooncake(line: &str) -> Result<Shape, String> {
+fn parse_mooncake(line: &str) -> Result<RequestShape, String> {
     #[derive(serde::Deserialize)]
-    struct Row {
+    struct TraceRow {
         timestamp: f64,
         input_length: usize,
         output_length: u32,
         #[serde(default)]
         hash_ids: Vec<u64>,
     }
-    let row: Row = serde_json::from_str(line).map_err(|error| error.to_string())?;
-    Ok(Shape {
+    let row: TraceRow = serde_json::from_str(line).map_err(|error| error.to_string())?;
+    Ok(RequestShape {
         prompt_tokens: row.input_length,
         output_tokens: row.output_length,
         timestamp_s: row.timestamp / 1e3,

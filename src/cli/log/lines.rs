@@ -18,17 +18,17 @@ use std::time::Duration;
 pub const MAX_BYTES: usize = 4 << 20;
 
 #[derive(Clone, Default)]
-pub struct Lines(Arc<Shared>);
+pub struct Lines(Arc<SharedLines>);
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct SharedLines {
+    state: Mutex<WriterState>,
     /// There is a line to write, or one has been written.
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct WriterState {
     waiting: VecDeque<Vec<u8>>,
     num_bytes: usize,
     is_writing: bool,
@@ -50,7 +50,7 @@ impl Lines {
 
     /// Waits until all is written, or for `most`.
     pub fn flush(&self, most: Duration) {
-        let is_busy = |state: &mut State| state.is_writing || !state.waiting.is_empty();
+        let is_busy = |state: &mut WriterState| state.is_writing || !state.waiting.is_empty();
         // Whether it was in time makes no difference any more.
         drop(self.0.changed.wait_timeout_while(self.state(), most, is_busy));
     }
@@ -72,7 +72,7 @@ impl Lines {
 
     /// The next line, when there is one.
     fn take(&self) -> Vec<u8> {
-        let is_empty = |state: &mut State| state.waiting.is_empty();
+        let is_empty = |state: &mut WriterState| state.waiting.is_empty();
         let waited = self.0.changed.wait_while(self.state(), is_empty);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner);
         let line = state.waiting.pop_front().unwrap_or_default();
@@ -94,13 +94,13 @@ impl Lines {
         if can_tell { std::mem::take(&mut state.num_dropped) } else { 0 }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, WriterState> {
         // Nothing in here panics between two changes.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl WriterState {
     fn drop_line(&mut self) {
         self.num_dropped += 1;
         metrics::log_line_dropped();

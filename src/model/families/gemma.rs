@@ -5,7 +5,7 @@ use super::parts::{activation, listed_windows, rms_norm, shared_heads, turning_h
 use super::rope;
 use crate::backend::DType;
 use crate::error::StartError;
-use crate::model::spec::{AttentionSpec, Family, MlpSpec, ModelSpec, NormPlacement, NormSpec, Positions};
+use crate::model::spec::{AttentionSpec, Family, MlpSpec, ModelSpec, NormPlacement, NormSpec, PositionSpec};
 
 /// Published configurations leave out what the classes of transformers have as a default, sizes included.
 pub(super) fn gemma(config: &Fields, family: Family, dtype: DType) -> Result<ModelSpec, StartError> {
@@ -44,7 +44,7 @@ pub(super) fn gemma(config: &Fields, family: Family, dtype: DType) -> Result<Mod
         tied_embeddings: config.bool_or("tie_word_embeddings", true)?,
         embed_scale: (hidden_size as f32).sqrt(),
         logit_softcap: config.nullable_positive("final_logit_softcapping", cap_logits)?.map(|cap| cap as f32),
-        positions: Positions::Rope(positions),
+        positions: PositionSpec::Rope(positions),
         windowed_rope,
         attention,
         mlp: MlpSpec {

@@ -4,7 +4,7 @@ use super::fields::Fields;
 use super::parts::{activation, attention};
 use crate::backend::{DType, NormKind};
 use crate::error::StartError;
-use crate::model::spec::{AttentionSpec, Family, MlpSpec, ModelSpec, NormPlacement, NormSpec, Positions};
+use crate::model::spec::{AttentionSpec, Family, MlpSpec, ModelSpec, NormPlacement, NormSpec, PositionSpec};
 
 /// OPT: LayerNorm on either side, learned positions, biases, embeddings that may be narrower than the model.
 pub(super) fn opt(config: &Fields, dtype: DType) -> Result<ModelSpec, StartError> {
@@ -20,7 +20,7 @@ pub(super) fn opt(config: &Fields, dtype: DType) -> Result<ModelSpec, StartError
         embed_scale: 1.0,
         logit_softcap: None,
         // The first two rows of the table were meant for padding.
-        positions: Positions::Learned { offset: 2 },
+        positions: PositionSpec::Learned { offset: 2 },
         windowed_rope: None,
         attention: attention(config, hidden_size, None, bias, bias, false)?,
         mlp: MlpSpec {
@@ -64,7 +64,7 @@ pub(super) fn gpt2(config: &Fields, dtype: DType) -> Result<ModelSpec, StartErro
         tied_embeddings: config.bool_or("tie_word_embeddings", true)?,
         embed_scale: 1.0,
         logit_softcap: None,
-        positions: Positions::Learned { offset: 0 },
+        positions: PositionSpec::Learned { offset: 0 },
         windowed_rope: None,
         attention: AttentionSpec {
             num_heads,

@@ -6,7 +6,7 @@ use super::parts::{activation, attention, listed_windows, rms_norm, turning_head
 use super::rope;
 use crate::backend::DType;
 use crate::error::StartError;
-use crate::model::spec::{Family, MlpSpec, ModelSpec, Positions};
+use crate::model::spec::{Family, MlpSpec, ModelSpec, PositionSpec};
 
 /// Llama, Mistral, Mixtral, Qwen2 and Qwen3: RMSNorm before, RoPE, a gated MLP or experts.
 pub fn llama_like(config: &Fields, family: Family, dtype: DType) -> Result<ModelSpec, StartError> {
@@ -53,7 +53,7 @@ pub fn llama_like(config: &Fields, family: Family, dtype: DType) -> Result<Model
         tied_embeddings: config.bool_or("tie_word_embeddings", false)?,
         embed_scale: 1.0,
         logit_softcap: None,
-        positions: Positions::Rope(rope::rope(config, head, theta)?),
+        positions: PositionSpec::Rope(rope::rope(config, head, theta)?),
         windowed_rope: None,
         attention,
         mlp: MlpSpec {

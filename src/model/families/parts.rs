@@ -1,7 +1,7 @@
 //! Parts of a model's configuration that several families share.
 
 use super::fields::Fields;
-use super::rope::Head;
+use super::rope::RotaryHead;
 use crate::backend::{Activation, NormKind};
 use crate::error::StartError;
 use crate::model::spec::{AttentionSpec, NormPlacement, NormSpec};
@@ -18,12 +18,16 @@ pub fn rms_norm(config: &Fields, eps: f64) -> Result<NormSpec, StartError> {
 }
 
 /// The head, which must have pairs of dimensions.
-pub fn turning_head(config: &Fields, attention: &AttentionSpec, max_positions: usize) -> Result<Head, StartError> {
+pub fn turning_head(
+    config: &Fields,
+    attention: &AttentionSpec,
+    max_positions: usize,
+) -> Result<RotaryHead, StartError> {
     let dim = attention.head_dim;
     if !dim.is_multiple_of(2) {
         return Err(config.error("head_dim", format!("{dim} is odd, but rotary positions need pairs")));
     }
-    Ok(Head { dim, max_positions })
+    Ok(RotaryHead { dim, max_positions })
 }
 
 pub fn attention(

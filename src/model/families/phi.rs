@@ -5,7 +5,7 @@ use super::parts::{activation, attention, rms_norm, turning_head};
 use super::rope;
 use crate::backend::DType;
 use crate::error::StartError;
-use crate::model::spec::{Family, MlpSpec, ModelSpec, Positions};
+use crate::model::spec::{Family, MlpSpec, ModelSpec, PositionSpec};
 
 pub(super) fn phi3(config: &Fields, dtype: DType) -> Result<ModelSpec, StartError> {
     let hidden_size = config.size("hidden_size")?;
@@ -21,7 +21,7 @@ pub(super) fn phi3(config: &Fields, dtype: DType) -> Result<ModelSpec, StartErro
         tied_embeddings: config.bool_or("tie_word_embeddings", false)?,
         embed_scale: 1.0,
         logit_softcap: None,
-        positions: Positions::Rope(rope::phi(config, head)?),
+        positions: PositionSpec::Rope(rope::phi(config, head)?),
         windowed_rope: None,
         attention,
         mlp: MlpSpec {

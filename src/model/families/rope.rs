@@ -8,13 +8,13 @@ use std::sync::LazyLock;
 
 /// The head that turns, and the model's length.
 #[derive(Clone, Copy)]
-pub(super) struct Head {
+pub(super) struct RotaryHead {
     pub dim: usize,
     pub max_positions: usize,
 }
 
 /// One rope for all layers, every dimension of whose heads turns.
-pub(super) fn rope(config: &Fields, head: Head, default_theta: f64) -> Result<RopeSpec, StartError> {
+pub(super) fn rope(config: &Fields, head: RotaryHead, default_theta: f64) -> Result<RopeSpec, StartError> {
     let (rope, theta) = (members(config), config.positive_or("rope_theta", default_theta)?);
     if let Some((kind, _)) = rope.members.iter().find(|(_, value)| value.is_object()) {
         return Err(rope.error(kind, "positions that differ between layers are not supported"));
@@ -32,7 +32,7 @@ pub(super) fn rope(config: &Fields, head: Head, default_theta: f64) -> Result<Ro
 }
 
 /// Phi-3: some dimensions of a head, and factors for each wavelength.
-pub(super) fn phi(config: &Fields, head: Head) -> Result<RopeSpec, StartError> {
+pub(super) fn phi(config: &Fields, head: RotaryHead) -> Result<RopeSpec, StartError> {
     let rope = members(config);
     let partial = partial_factor(config, &rope)?;
     let rotary_dim = (head.dim as f64 * partial) as usize;
@@ -40,7 +40,7 @@ pub(super) fn phi(config: &Fields, head: Head) -> Result<RopeSpec, StartError> {
         let problem = format!("{partial} of {} dimensions is {rotary_dim}, which are not pairs of these", head.dim);
         return Err(rope.error("partial_rotary_factor", problem));
     }
-    let head = Head { dim: rotary_dim, ..head };
+    let head = RotaryHead { dim: rotary_dim, ..head };
     let scaling = match kind(&rope)? {
         "default" => RopeScaling::None,
         // As the first files called it.
@@ -60,7 +60,7 @@ pub(super) fn phi(config: &Fields, head: Head) -> Result<RopeSpec, StartError> {
 }
 
 /// Gemma 3: the ropes of layers without and with a window.
-pub(super) fn gemma3(config: &Fields, head: Head) -> Result<(RopeSpec, RopeSpec), StartError> {
+pub(super) fn gemma3(config: &Fields, head: RotaryHead) -> Result<(RopeSpec, RopeSpec), StartError> {
     let empty = Map::new();
     let nested = config.get("rope_parameters");
     let object = |key| nested.and_then(|nested| nested.get(key)).and_then(Value::as_object);
@@ -107,7 +107,7 @@ fn unknown(rope: &Fields, kind: &str) -> StartError {
 }
 
 /// `original`: the length of the first training, where the configuration gives it outside of `rope`.
-fn scaling(rope: &Fields, head: Head, original: Option<usize>) -> Result<RopeScaling, StartError> {
+fn scaling(rope: &Fields, head: RotaryHead, original: Option<usize>) -> Result<RopeScaling, StartError> {
     let original_max_positions = match original {
         Some(original) => original,
         None => rope.size_or("original_max_position_embeddings", head.max_positions)?,
@@ -123,7 +123,7 @@ fn scaling(rope: &Fields, head: Head, original: Option<usize>) -> Result<RopeSca
 }
 
 /// "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens" (arXiv 2402.13753).
-fn long_rope(rope: &Fields, head: Head, original_max_positions: usize) -> Result<RopeScaling, StartError> {
+fn long_rope(rope: &Fields, head: RotaryHead, original_max_positions: usize) -> Result<RopeScaling, StartError> {
     let factor = rope.positive_or("factor", head.max_positions as f64 / original_max_positions as f64)?;
     let attention_factor = match rope.optional_positive("attention_factor")? {
         Some(given) => given,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 /// The hub, the cache on this machine, and who asks.
 #[derive(Clone, PartialEq)]
-pub struct Access {
+pub struct HubAccess {
     /// `https://huggingface.co`, without a slash at its end.
     pub endpoint: String,
     /// Holds a folder `models--OWNER--NAME` for each model.
@@ -15,13 +15,13 @@ pub struct Access {
 }
 
 /// The token stays out of messages.
-impl std::fmt::Debug for Access {
+impl std::fmt::Debug for HubAccess {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} in {}", self.endpoint, self.cache.display())
     }
 }
 
-impl Access {
+impl HubAccess {
     pub fn from_env() -> Self {
         Self::new(|name| std::env::var(name).ok())
     }
@@ -69,9 +69,9 @@ fn clean(token: String) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn access(variables: &[(&str, &str)]) -> Access {
+    fn access(variables: &[(&str, &str)]) -> HubAccess {
         let set = |name: &str| variables.iter().find(|(set, _)| *set == name);
-        Access::new(|name| set(name).map(|(_, value)| value.to_string()))
+        HubAccess::new(|name| set(name).map(|(_, value)| value.to_string()))
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A model in the hub's cache.
 
-use super::access::Access;
+use super::access::HubAccess;
 use super::failure::Failure;
 use super::name::is_revision;
 use hf_hub::{Cache, CacheRepo, Repo, RepoType};
@@ -21,7 +21,7 @@ pub struct CachedModel {
 }
 
 impl CachedModel {
-    pub fn new(access: &Access, model: &str, revision: &str) -> Self {
+    pub fn new(access: &HubAccess, model: &str, revision: &str) -> Self {
         let repo = Repo::with_revision(model.into(), RepoType::Model, revision.into());
         let folder = repo.folder_name();
         Self {

@@ -2,7 +2,7 @@
 
 use super::cached::CachedModel;
 use super::failure::Failure;
-use super::file::{Source, client, is_etag};
+use super::file::{BlobSource, client, is_etag};
 use super::meter::DownloadMeter;
 use super::name::is_revision;
 use super::request::HubRequest;
@@ -209,7 +209,7 @@ impl HubRequest {
             (Some(etag), Some(bytes)) => (etag.clone(), bytes),
             _ => self.ask_for(&url).await?,
         };
-        let source = Source { client, access: &self.access, url, etag: &etag, bytes };
+        let source = BlobSource { client, access: &self.access, url, etag: &etag, bytes };
         source.fetch(&place.blob(&etag), piece_bytes, meter).await?;
         Ok(RemoteFile { name: file.name.clone(), etag: Some(etag), bytes: Some(bytes) })
     }

@@ -201,12 +201,12 @@ fn causes(error: &dyn std::error::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::access::Access;
+    use super::super::access::HubAccess;
     use super::*;
     use std::sync::Arc;
 
     fn hub(token: Option<&str>) -> HubRequest {
-        let access = Access {
+        let access = HubAccess {
             endpoint: "https://huggingface.co".into(),
             cache: "/cache".into(),
             token: token.map(str::to_owned),

@@ -3,7 +3,7 @@
 //! hf-hub brings files as well, but takes the paths that it writes to from headers of the answers, so that a hub or a mirror
 //! could have any file of the user's written; and it looks at no hash.
 
-use super::access::Access;
+use super::access::HubAccess;
 use super::failure::Failure;
 use super::meter::DownloadMeter;
 use futures_util::{StreamExt, stream};
@@ -27,9 +27,9 @@ pub fn client() -> Result<Client, Failure> {
 }
 
 /// A file as the hub lists it.
-pub struct Source<'a> {
+pub struct BlobSource<'a> {
     pub client: &'a Client,
-    pub access: &'a Access,
+    pub access: &'a HubAccess,
     pub url: String,
     /// Names its blob: a hash of what it holds, or what a mirror says instead. [`is_etag`] has looked at it.
     pub etag: &'a str,
@@ -41,7 +41,7 @@ pub fn is_etag(etag: &str) -> bool {
     (1..=128).contains(&etag.len()) && etag.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c))
 }
 
-impl Source<'_> {
+impl BlobSource<'_> {
     /// Brings the file to `blob`, and goes on where an earlier try has ended.
     pub async fn fetch(&self, blob: &Path, piece_bytes: u64, meter: &DownloadMeter) -> Result<(), Failure> {
         let part = part_of(blob);

@@ -1,12 +1,12 @@
 //! The model that is wanted from the hub.
 
-use super::access::Access;
+use super::access::HubAccess;
 use super::meter::DownloadProgress;
 use hf_hub::{Repo, RepoType};
 
 /// A model on the hub, and how to get it.
 pub struct HubRequest {
-    pub access: Access,
+    pub access: HubAccess,
     /// `OWNER/NAME`
     pub model: String,
     /// As asked for: a branch, a tag or a commit.

@@ -15,14 +15,14 @@ use tracing::subscriber::{NoSubscriber, with_default};
 
 /// The device that a load would use. Whether a GPU has enough memory is only known once it is open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Target {
+pub enum LoadTarget {
     Cpu,
     Gpu,
     /// No device, because of `--load-format null`.
     Nowhere,
 }
 
-impl Target {
+impl LoadTarget {
     /// The target of a load with these options. This looks for a GPU but does not open it.
     pub fn of(options: &LoadOptions) -> Self {
         match (options.load_format, options.device) {
@@ -36,13 +36,18 @@ impl Target {
 }
 
 /// Checks that every tensor exists with the shape in `spec`, and that the CPU's memory could hold the model.
-pub fn check(options: &LoadOptions, files: &ModelFiles, spec: &ModelSpec, target: Target) -> Result<(), StartError> {
+pub fn check(
+    options: &LoadOptions,
+    files: &ModelFiles,
+    spec: &ModelSpec,
+    target: LoadTarget,
+) -> Result<(), StartError> {
     let (dtype, max_model_len) = (dtype(options, spec), max_model_len(options, spec));
     spec.check_max_model_len(max_model_len)?;
     let layout = spec.kv_layout(options.block_size, dtype);
-    if target != Target::Nowhere {
+    if target != LoadTarget::Nowhere {
         let batched_tokens = options.batched_tokens;
-        let max_rows = if target == Target::Gpu { batched_tokens.gpu } else { batched_tokens.cpu };
+        let max_rows = if target == LoadTarget::Gpu { batched_tokens.gpu } else { batched_tokens.cpu };
         let backend = DryBackend::default();
         let checkpoint = checkpoint(options, files)?;
         // The load itself warns about unused tensors.
@@ -58,12 +63,12 @@ pub fn check(options: &LoadOptions, files: &ModelFiles, spec: &ModelSpec, target
                 &mut |_, _| Ok(()),
             )
         })?;
-        if target == Target::Cpu {
+        if target == LoadTarget::Cpu {
             crate::backend::cpu::check_layout(&layout)?;
             memory::check_memory(backend.bytes())?;
         }
     }
-    if target != Target::Gpu {
+    if target != LoadTarget::Gpu {
         let budget = memory::available_memory_budget(options);
         pool_sizes(options, layout, max_model_len, memory::spare_swap_bytes(), budget)?;
     }

@@ -34,14 +34,14 @@ pub type OpenDevice = Box<dyn Fn() -> Result<Rc<dyn Device>, StartError>>;
 
 /// A model on a GPU, and what it takes to load it again: a device that has failed has lost all its memory.
 pub struct GpuRunner {
-    loading: Loading,
+    loading: GpuLoading,
     pools: PoolSizes,
     /// `None` after the device could not be opened again.
     runner: Option<ModelRunner<CudaBackend>>,
 }
 
 /// What a load needs.
-struct Loading {
+struct GpuLoading {
     open: OpenDevice,
     options: LoadOptions,
     files: ModelFiles,
@@ -58,7 +58,7 @@ pub fn load_on_gpu(
 ) -> Result<(GpuRunner, LoadedModel), StartError> {
     let (dtype, max_model_len) = (dtype(options, &spec), max_model_len(options, &spec));
     let (num_parameters, weights_bytes) = (spec.num_parameters(), spec.weights_bytes(dtype));
-    let loading = Loading { open, options: options.clone(), files: files.clone(), spec };
+    let loading = GpuLoading { open, options: options.clone(), files: files.clone(), spec };
     let device = (loading.open)()?;
     let (mut backend, mut decoder) = loading.model(&device, progress)?;
 
@@ -108,7 +108,7 @@ fn make_runner(
     })
 }
 
-impl Loading {
+impl GpuLoading {
     fn max_rows(&self) -> usize {
         self.options.batched_tokens.gpu
     }
@@ -160,7 +160,7 @@ fn run_at_its_largest(
     backend: &mut CudaBackend,
     decoder: &mut Decoder<CudaBackend>,
     layout: KvLayout,
-    loading: &Loading,
+    loading: &GpuLoading,
 ) -> Result<(), StartError> {
     backend.allocate_kv(layout, 1, 0)?;
     let max_len = max_model_len(&loading.options, &loading.spec);

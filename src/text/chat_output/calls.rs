@@ -7,9 +7,9 @@
 
 use super::call_writer::CallWriter;
 use super::format::ToolFormat;
-use super::json::{JsonValue, Step};
-use super::marker::Marker;
-use super::object::{CallObject, Progress};
+use super::json::{JsonStep, JsonValue};
+use super::marker::TextMarker;
+use super::object::{CallObject, CallProgress};
 use super::piece::{ChatPiece, flush};
 
 /// Characters between `[TOOL_CALLS]` and the arguments at most.
@@ -19,17 +19,17 @@ const END_OF_CALL: &str = "</tool_call>";
 /// Reads the tool calls of one output.
 #[derive(Clone, Debug)]
 pub struct ToolParser {
-    state: State,
+    state: CallState,
     /// Only white space has come since the beginning, or since a call.
     fresh: bool,
     /// That white space. Before or after a call it means nothing; before content it is part of it.
     space: String,
-    marker: Marker,
+    marker: TextMarker,
     calls: CallWriter,
 }
 
 #[derive(Clone, Debug)]
-enum State {
+enum CallState {
     Content,
     /// Behind the marker. `raw`: the text since its beginning.
     Opened {
@@ -54,16 +54,16 @@ enum State {
         held: String,
     },
     /// Arguments that are not JSON go to the mark of the call's end; where the format has none, to the text's end.
-    Broken(Option<Marker>),
+    Broken(Option<TextMarker>),
 }
 
 impl ToolParser {
     pub fn new(format: ToolFormat, max_calls: u32) -> Self {
         Self {
-            state: State::Content,
+            state: CallState::Content,
             fresh: true,
             space: String::new(),
-            marker: Marker::new(format.marker()),
+            marker: TextMarker::new(format.marker()),
             calls: CallWriter { format, count: 0, max: max_calls, full: false },
         }
     }
@@ -82,30 +82,30 @@ impl ToolParser {
         if self.calls.full {
             return;
         }
-        match std::mem::replace(&mut self.state, State::Content) {
-            State::Content => self.content(c, out),
-            State::Opened { raw } => self.opened(raw, c, out),
-            State::Object { call, in_array } => self.object(call, in_array, c, out),
-            State::Head { raw, head } => self.head(raw, head, c, out),
-            State::Arguments(mut value) => {
+        match std::mem::replace(&mut self.state, CallState::Content) {
+            CallState::Content => self.content(c, out),
+            CallState::Opened { raw } => self.opened(raw, c, out),
+            CallState::Object { call, in_array } => self.object(call, in_array, c, out),
+            CallState::Head { raw, head } => self.head(raw, head, c, out),
+            CallState::Arguments(mut value) => {
                 // An object's last character is its own: there is no `Step::After`.
                 let step = value.step(c);
-                if step == Step::Wrong {
+                if step == JsonStep::Wrong {
                     return self.broken(c, out);
                 }
                 self.calls.arguments(c.into(), out);
-                if step == Step::Inside {
-                    self.state = State::Arguments(value);
+                if step == JsonStep::Inside {
+                    self.state = CallState::Arguments(value);
                 }
             }
-            State::AfterItem => match c {
+            CallState::AfterItem => match c {
                 ',' => self.state = self.item(",".into(), true),
                 ']' => {}
-                c if c.is_whitespace() => self.state = State::AfterItem,
+                c if c.is_whitespace() => self.state = CallState::AfterItem,
                 c => self.content(c, out),
             },
-            State::Closing { held } => self.closing(held, c, out),
-            State::Broken(mut end) => {
+            CallState::Closing { held } => self.closing(held, c, out),
+            CallState::Broken(mut end) => {
                 let mut json = String::new();
                 let found = match &mut end {
                     Some(end) => end.push(c, &mut json),
@@ -116,7 +116,7 @@ impl ToolParser {
                 };
                 self.calls.arguments(json, out);
                 if !found {
-                    self.state = State::Broken(end);
+                    self.state = CallState::Broken(end);
                 }
             }
         }
@@ -127,21 +127,21 @@ impl ToolParser {
         if self.calls.full {
             return;
         }
-        match std::mem::replace(&mut self.state, State::Content) {
-            State::Content => {
+        match std::mem::replace(&mut self.state, CallState::Content) {
+            CallState::Content => {
                 let held = self.marker.finish();
                 if self.calls.count == 0 || !self.fresh || !held.is_empty() {
                     self.space.push_str(&held);
                     flush(&mut self.space, ChatPiece::Content, out);
                 }
             }
-            State::Opened { mut raw } | State::Head { mut raw, .. } => flush(&mut raw, ChatPiece::Content, out),
-            State::Object { mut call, .. } => flush(&mut call.raw, ChatPiece::Content, out),
-            State::Broken(end) => {
+            CallState::Opened { mut raw } | CallState::Head { mut raw, .. } => flush(&mut raw, ChatPiece::Content, out),
+            CallState::Object { mut call, .. } => flush(&mut call.raw, ChatPiece::Content, out),
+            CallState::Broken(end) => {
                 let rest = end.map_or_else(String::new, |mut end| end.finish());
                 self.calls.arguments(rest, out);
             }
-            State::Arguments(_) | State::AfterItem | State::Closing { .. } => {}
+            CallState::Arguments(_) | CallState::AfterItem | CallState::Closing { .. } => {}
         }
     }
 
@@ -167,20 +167,20 @@ impl ToolParser {
         }
         if found {
             let raw = std::mem::take(&mut self.space) + self.calls.format.marker();
-            self.state = State::Opened { raw };
+            self.state = CallState::Opened { raw };
         }
     }
 
     /// The state before an object.
-    fn item(&self, raw: String, in_array: bool) -> State {
-        State::Object { call: Box::new(CallObject::new(raw)), in_array }
+    fn item(&self, raw: String, in_array: bool) -> CallState {
+        CallState::Object { call: Box::new(CallObject::new(raw)), in_array }
     }
 
     fn opened(&mut self, mut raw: String, c: char, out: &mut Vec<ChatPiece>) {
         let is_mistral = self.calls.format == ToolFormat::Mistral;
         if c.is_whitespace() {
             raw.push(c);
-            self.state = State::Opened { raw };
+            self.state = CallState::Opened { raw };
         } else if c == '{' {
             self.state = self.item(raw, false);
             self.push(c, out);
@@ -203,18 +203,18 @@ impl ToolParser {
 
     fn object(&mut self, mut call: Box<CallObject>, in_array: bool, c: char, out: &mut Vec<ChatPiece>) {
         match call.push(c, &mut self.calls, out) {
-            Progress::More => self.state = State::Object { call, in_array },
-            Progress::Complete => {
+            CallProgress::More => self.state = CallState::Object { call, in_array },
+            CallProgress::Complete => {
                 self.called();
                 if in_array {
-                    self.state = State::AfterItem;
+                    self.state = CallState::AfterItem;
                 } else if self.calls.format == ToolFormat::Hermes {
-                    self.state = State::Closing { held: String::new() };
+                    self.state = CallState::Closing { held: String::new() };
                 }
             }
-            Progress::NoCall => self.no_call(call.raw, c, out),
-            Progress::BadArguments => self.broken(c, out),
-            Progress::BadRest => {
+            CallProgress::NoCall => self.no_call(call.raw, c, out),
+            CallProgress::BadArguments => self.broken(c, out),
+            CallProgress::BadRest => {
                 self.called();
                 match self.calls.format {
                     ToolFormat::Hermes => self.closing(String::new(), c, out),
@@ -232,7 +232,7 @@ impl ToolParser {
 
     fn broken(&mut self, c: char, out: &mut Vec<ChatPiece>) {
         self.called();
-        self.state = State::Broken((self.calls.format == ToolFormat::Hermes).then(|| Marker::new(END_OF_CALL)));
+        self.state = CallState::Broken((self.calls.format == ToolFormat::Hermes).then(|| TextMarker::new(END_OF_CALL)));
         self.push(c, out);
     }
 
@@ -241,7 +241,7 @@ impl ToolParser {
             let Some(name) = name_in(&head) else { return self.no_call(raw, c, out) };
             self.called();
             if self.calls.begin(name.to_owned(), out) {
-                self.state = State::Arguments(JsonValue::default());
+                self.state = CallState::Arguments(JsonValue::default());
                 self.push(c, out);
             }
         } else if head.len() >= MAX_HEAD {
@@ -249,14 +249,14 @@ impl ToolParser {
         } else {
             raw.push(c);
             head.push(c);
-            self.state = State::Head { raw, head };
+            self.state = CallState::Head { raw, head };
         }
     }
 
     fn closing(&mut self, mut held: String, c: char, out: &mut Vec<ChatPiece>) {
         if held.is_empty() && c.is_whitespace() {
             self.space.push(c);
-            self.state = State::Closing { held };
+            self.state = CallState::Closing { held };
             return;
         }
         held.push(c);
@@ -266,7 +266,7 @@ impl ToolParser {
         } else if held.len() == END_OF_CALL.len() {
             self.space.clear();
         } else {
-            self.state = State::Closing { held };
+            self.state = CallState::Closing { held };
         }
     }
 }

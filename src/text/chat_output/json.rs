@@ -5,7 +5,7 @@ const MAX_DEPTH: usize = 128;
 
 /// What a character was to the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum JsonStep {
     /// Part of the value, which goes on.
     Inside,
     /// The last character of the value.
@@ -22,11 +22,11 @@ pub enum Step {
 pub struct JsonValue {
     /// Open containers, outermost first: the character that closes each.
     open: Vec<char>,
-    state: State,
+    state: JsonState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum JsonState {
     /// Before a value; `true`: `]` may come instead.
     Value(bool),
     /// Before a key; `true`: `}` may come instead.
@@ -48,11 +48,11 @@ enum State {
     },
     /// What is left of `true`, `false`, `null`.
     Word(&'static str),
-    Number(Number),
+    Number(NumberPart),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Number {
+enum NumberPart {
     Minus,
     Zero,
     Digits,
@@ -65,118 +65,120 @@ enum Number {
 
 impl Default for JsonValue {
     fn default() -> Self {
-        Self { open: Vec::new(), state: State::Value(false) }
+        Self { open: Vec::new(), state: JsonState::Value(false) }
     }
 }
 
 impl JsonValue {
-    /// Takes the next character. Nothing may be given after another answer than [`Step::Inside`].
-    pub fn step(&mut self, c: char) -> Step {
+    /// Takes the next character. Nothing may be given after another answer than [`JsonStep::Inside`].
+    pub fn step(&mut self, c: char) -> JsonStep {
         let is_space = matches!(c, ' ' | '\t' | '\n' | '\r');
         match self.state {
-            State::Value(may_close) => match c {
-                _ if is_space && !self.open.is_empty() => Step::Inside,
+            JsonState::Value(may_close) => match c {
+                _ if is_space && !self.open.is_empty() => JsonStep::Inside,
                 ']' if may_close => self.close(c),
                 _ => self.begin(c),
             },
-            State::Key(may_close) => match c {
-                _ if is_space => Step::Inside,
+            JsonState::Key(may_close) => match c {
+                _ if is_space => JsonStep::Inside,
                 '}' if may_close => self.close(c),
-                '"' => self.go(State::String { is_key: true }),
-                _ => Step::Wrong,
+                '"' => self.go(JsonState::String { is_key: true }),
+                _ => JsonStep::Wrong,
             },
-            State::Colon => match c {
-                _ if is_space => Step::Inside,
-                ':' => self.go(State::Value(false)),
-                _ => Step::Wrong,
+            JsonState::Colon => match c {
+                _ if is_space => JsonStep::Inside,
+                ':' => self.go(JsonState::Value(false)),
+                _ => JsonStep::Wrong,
             },
-            State::Next => match (c, self.open.last()) {
-                _ if is_space => Step::Inside,
-                (',', Some('}')) => self.go(State::Key(false)),
-                (',', _) => self.go(State::Value(false)),
+            JsonState::Next => match (c, self.open.last()) {
+                _ if is_space => JsonStep::Inside,
+                (',', Some('}')) => self.go(JsonState::Key(false)),
+                (',', _) => self.go(JsonState::Value(false)),
                 _ => self.close(c),
             },
-            State::String { is_key } => match c {
-                '"' if is_key => self.go(State::Colon),
+            JsonState::String { is_key } => match c {
+                '"' if is_key => self.go(JsonState::Colon),
                 '"' => self.end(),
-                '\\' => self.go(State::Escape { is_key }),
-                c if c < ' ' => Step::Wrong,
-                _ => Step::Inside,
+                '\\' => self.go(JsonState::Escape { is_key }),
+                c if c < ' ' => JsonStep::Wrong,
+                _ => JsonStep::Inside,
             },
-            State::Escape { is_key } => match c {
-                '"' | '\\' | '/' | 'b' | 'f' | 'n' | 'r' | 't' => self.go(State::String { is_key }),
-                'u' => self.go(State::Hex { is_key, left: 4 }),
-                _ => Step::Wrong,
+            JsonState::Escape { is_key } => match c {
+                '"' | '\\' | '/' | 'b' | 'f' | 'n' | 'r' | 't' => self.go(JsonState::String { is_key }),
+                'u' => self.go(JsonState::Hex { is_key, left: 4 }),
+                _ => JsonStep::Wrong,
             },
-            State::Hex { is_key, left } => match (c.is_ascii_hexdigit(), left) {
-                (true, 1) => self.go(State::String { is_key }),
-                (true, _) => self.go(State::Hex { is_key, left: left - 1 }),
-                (false, _) => Step::Wrong,
+            JsonState::Hex { is_key, left } => match (c.is_ascii_hexdigit(), left) {
+                (true, 1) => self.go(JsonState::String { is_key }),
+                (true, _) => self.go(JsonState::Hex { is_key, left: left - 1 }),
+                (false, _) => JsonStep::Wrong,
             },
-            State::Word(rest) => match rest.strip_prefix(c) {
+            JsonState::Word(rest) => match rest.strip_prefix(c) {
                 Some("") => self.end(),
-                Some(rest) => self.go(State::Word(rest)),
-                None => Step::Wrong,
+                Some(rest) => self.go(JsonState::Word(rest)),
+                None => JsonStep::Wrong,
             },
-            State::Number(number) => self.number(number, c),
+            JsonState::Number(number) => self.number(number, c),
         }
     }
 
-    fn go(&mut self, state: State) -> Step {
+    fn go(&mut self, state: JsonState) -> JsonStep {
         self.state = state;
-        Step::Inside
+        JsonStep::Inside
     }
 
-    fn begin(&mut self, c: char) -> Step {
+    fn begin(&mut self, c: char) -> JsonStep {
         let state = match c {
-            '{' | '[' if self.open.len() == MAX_DEPTH => return Step::Wrong,
+            '{' | '[' if self.open.len() == MAX_DEPTH => return JsonStep::Wrong,
             '{' => {
                 self.open.push('}');
-                State::Key(true)
+                JsonState::Key(true)
             }
             '[' => {
                 self.open.push(']');
-                State::Value(true)
+                JsonState::Value(true)
             }
-            '"' => State::String { is_key: false },
-            't' => State::Word("rue"),
-            'f' => State::Word("alse"),
-            'n' => State::Word("ull"),
-            '-' => State::Number(Number::Minus),
-            '0' => State::Number(Number::Zero),
-            '1'..='9' => State::Number(Number::Digits),
-            _ => return Step::Wrong,
+            '"' => JsonState::String { is_key: false },
+            't' => JsonState::Word("rue"),
+            'f' => JsonState::Word("alse"),
+            'n' => JsonState::Word("ull"),
+            '-' => JsonState::Number(NumberPart::Minus),
+            '0' => JsonState::Number(NumberPart::Zero),
+            '1'..='9' => JsonState::Number(NumberPart::Digits),
+            _ => return JsonStep::Wrong,
         };
         self.go(state)
     }
 
     /// The character ended a value.
-    fn end(&mut self) -> Step {
-        self.state = State::Next;
-        if self.open.is_empty() { Step::Last } else { Step::Inside }
+    fn end(&mut self) -> JsonStep {
+        self.state = JsonState::Next;
+        if self.open.is_empty() { JsonStep::Last } else { JsonStep::Inside }
     }
 
-    fn close(&mut self, c: char) -> Step {
-        if self.open.pop() == Some(c) { self.end() } else { Step::Wrong }
+    fn close(&mut self, c: char) -> JsonStep {
+        if self.open.pop() == Some(c) { self.end() } else { JsonStep::Wrong }
     }
 
-    fn number(&mut self, number: Number, c: char) -> Step {
+    fn number(&mut self, number: NumberPart, c: char) -> JsonStep {
         let next = match (number, c) {
-            (Number::Minus, '0') => Number::Zero,
-            (Number::Minus, '1'..='9') | (Number::Digits, '0'..='9') => Number::Digits,
-            (Number::Zero | Number::Digits, '.') => Number::Point,
-            (Number::Point | Number::Fraction, '0'..='9') => Number::Fraction,
-            (Number::Zero | Number::Digits | Number::Fraction, 'e' | 'E') => Number::Exponent,
-            (Number::Exponent, '+' | '-') => Number::ExponentSign,
-            (Number::Exponent | Number::ExponentSign | Number::ExponentDigits, '0'..='9') => Number::ExponentDigits,
-            (Number::Zero | Number::Digits | Number::Fraction | Number::ExponentDigits, _) => {
-                // Only here does a value end before the character.
-                self.state = State::Next;
-                return if self.open.is_empty() { Step::After } else { self.step(c) };
+            (NumberPart::Minus, '0') => NumberPart::Zero,
+            (NumberPart::Minus, '1'..='9') | (NumberPart::Digits, '0'..='9') => NumberPart::Digits,
+            (NumberPart::Zero | NumberPart::Digits, '.') => NumberPart::Point,
+            (NumberPart::Point | NumberPart::Fraction, '0'..='9') => NumberPart::Fraction,
+            (NumberPart::Zero | NumberPart::Digits | NumberPart::Fraction, 'e' | 'E') => NumberPart::Exponent,
+            (NumberPart::Exponent, '+' | '-') => NumberPart::ExponentSign,
+            (NumberPart::Exponent | NumberPart::ExponentSign | NumberPart::ExponentDigits, '0'..='9') => {
+                NumberPart::ExponentDigits
             }
-            _ => return Step::Wrong,
+            (NumberPart::Zero | NumberPart::Digits | NumberPart::Fraction | NumberPart::ExponentDigits, _) => {
+                // Only here does a value end before the character.
+                self.state = JsonState::Next;
+                return if self.open.is_empty() { JsonStep::After } else { self.step(c) };
+            }
+            _ => return JsonStep::Wrong,
         };
-        self.go(State::Number(next))
+        self.go(JsonState::Number(next))
     }
 }
 
@@ -191,10 +193,10 @@ mod tests {
         let mut value = JsonValue::default();
         for (at, c) in text.char_indices() {
             match value.step(c) {
-                Step::Inside => {}
-                Step::Last => return Some(at + c.len_utf8()),
-                Step::After => return Some(at),
-                Step::Wrong => return None,
+                JsonStep::Inside => {}
+                JsonStep::Last => return Some(at + c.len_utf8()),
+                JsonStep::After => return Some(at),
+                JsonStep::Wrong => return None,
             }
         }
         None

@@ -2,13 +2,13 @@
 
 /// Finds a marker, and holds back what may become one.
 #[derive(Clone, Debug)]
-pub struct Marker {
+pub struct TextMarker {
     text: &'static str,
     /// A proper beginning of `text`, as long as the stream's end allows.
     held: String,
 }
 
-impl Marker {
+impl TextMarker {
     pub fn new(text: &'static str) -> Self {
         Self { text, held: String::new() }
     }

@@ -2,7 +2,7 @@
 
 use super::call_writer::CallWriter;
 use super::format::ToolFormat;
-use super::json::{JsonValue, Step};
+use super::json::{JsonStep, JsonValue};
 use super::piece::ChatPiece;
 use serde_json::{Map, Value};
 
@@ -11,7 +11,7 @@ const MAX_NAME: usize = 256;
 
 /// What a character was to the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum CallProgress {
     More,
     /// It was the last; the call has been given out.
     Complete,
@@ -28,7 +28,7 @@ pub enum Progress {
 pub struct CallObject {
     /// The text so far, as long as nothing has been given out.
     pub raw: String,
-    place: Place,
+    place: ObjectPlace,
     /// The key or value being read, as it is written.
     text: String,
     value: JsonValue,
@@ -39,21 +39,21 @@ pub struct CallObject {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum ObjectPlace {
     Start,
     /// Before a key; `true`: the object may end instead.
     BeforeKey(bool),
     Key,
-    Colon(Field),
-    BeforeValue(Field),
-    Value(Field),
+    Colon(CallField),
+    BeforeValue(CallField),
+    Value(CallField),
     /// Inside arguments that are given out as they come.
     Arguments,
     AfterValue,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Field {
+enum CallField {
     Name,
     Arguments,
     Other,
@@ -64,7 +64,7 @@ impl CallObject {
     pub fn new(raw: String) -> Self {
         Self {
             raw,
-            place: Place::Start,
+            place: ObjectPlace::Start,
             text: String::new(),
             value: JsonValue::default(),
             name: None,
@@ -73,54 +73,56 @@ impl CallObject {
         }
     }
 
-    /// Takes the next character. Nothing may be given after another answer than [`Progress::More`].
-    pub fn push(&mut self, c: char, calls: &mut CallWriter, out: &mut Vec<ChatPiece>) -> Progress {
+    /// Takes the next character. Nothing may be given after another answer than [`CallProgress::More`].
+    pub fn push(&mut self, c: char, calls: &mut CallWriter, out: &mut Vec<ChatPiece>) -> CallProgress {
         let progress = self.step(c, calls, out);
-        if progress == Progress::More && !self.given {
+        if progress == CallProgress::More && !self.given {
             self.raw.push(c);
         }
         progress
     }
 
-    fn step(&mut self, c: char, calls: &mut CallWriter, out: &mut Vec<ChatPiece>) -> Progress {
+    fn step(&mut self, c: char, calls: &mut CallWriter, out: &mut Vec<ChatPiece>) -> CallProgress {
         match self.place {
-            Place::Start if c.is_whitespace() => Progress::More,
-            Place::Start if c == '{' => self.go(Place::BeforeKey(true)),
-            Place::Start => Progress::NoCall,
-            Place::Key => self.key(c, calls.format),
-            Place::Value(field) => self.value(field, c, calls, out),
-            Place::Arguments => match self.value.step(c) {
-                Step::Wrong => Progress::BadArguments,
+            ObjectPlace::Start if c.is_whitespace() => CallProgress::More,
+            ObjectPlace::Start if c == '{' => self.go(ObjectPlace::BeforeKey(true)),
+            ObjectPlace::Start => CallProgress::NoCall,
+            ObjectPlace::Key => self.key(c, calls.format),
+            ObjectPlace::Value(field) => self.value(field, c, calls, out),
+            ObjectPlace::Arguments => match self.value.step(c) {
+                JsonStep::Wrong => CallProgress::BadArguments,
                 step => {
                     calls.arguments(c.into(), out);
-                    if step == Step::Last { self.go(Place::AfterValue) } else { Progress::More }
+                    if step == JsonStep::Last { self.go(ObjectPlace::AfterValue) } else { CallProgress::More }
                 }
             },
-            _ if c.is_whitespace() => Progress::More,
-            Place::BeforeKey(_) if c == '"' => {
+            _ if c.is_whitespace() => CallProgress::More,
+            ObjectPlace::BeforeKey(_) if c == '"' => {
                 self.begin(c);
-                self.go(Place::Key)
+                self.go(ObjectPlace::Key)
             }
-            Place::BeforeKey(true) | Place::AfterValue if c == '}' => self.complete(calls, out),
-            Place::AfterValue if c == ',' => self.go(Place::BeforeKey(false)),
-            Place::BeforeValue(Field::Arguments) if c == '{' && self.name.is_some() => self.stream(c, calls, out),
-            Place::BeforeValue(field) => {
+            ObjectPlace::BeforeKey(true) | ObjectPlace::AfterValue if c == '}' => self.complete(calls, out),
+            ObjectPlace::AfterValue if c == ',' => self.go(ObjectPlace::BeforeKey(false)),
+            ObjectPlace::BeforeValue(CallField::Arguments) if c == '{' && self.name.is_some() => {
+                self.stream(c, calls, out)
+            }
+            ObjectPlace::BeforeValue(field) => {
                 self.begin(c);
-                self.place = Place::Value(field);
-                if self.value.step(c) == Step::Wrong { self.wrong() } else { Progress::More }
+                self.place = ObjectPlace::Value(field);
+                if self.value.step(c) == JsonStep::Wrong { self.wrong() } else { CallProgress::More }
             }
-            Place::Colon(field) if c == ':' => self.go(Place::BeforeValue(field)),
-            Place::Colon(_) | Place::BeforeKey(_) | Place::AfterValue => self.wrong(),
+            ObjectPlace::Colon(field) if c == ':' => self.go(ObjectPlace::BeforeValue(field)),
+            ObjectPlace::Colon(_) | ObjectPlace::BeforeKey(_) | ObjectPlace::AfterValue => self.wrong(),
         }
     }
 
-    fn go(&mut self, place: Place) -> Progress {
+    fn go(&mut self, place: ObjectPlace) -> CallProgress {
         self.place = place;
-        Progress::More
+        CallProgress::More
     }
 
-    fn wrong(&self) -> Progress {
-        if self.given { Progress::BadRest } else { Progress::NoCall }
+    fn wrong(&self) -> CallProgress {
+        if self.given { CallProgress::BadRest } else { CallProgress::NoCall }
     }
 
     fn begin(&mut self, c: char) {
@@ -129,67 +131,67 @@ impl CallObject {
         self.text.push(c);
     }
 
-    fn key(&mut self, c: char, format: ToolFormat) -> Progress {
+    fn key(&mut self, c: char, format: ToolFormat) -> CallProgress {
         // Keys with escapes are none of those looked for.
         if c != '"' {
             self.text.push(c);
-            return if self.text.len() > MAX_NAME { self.wrong() } else { Progress::More };
+            return if self.text.len() > MAX_NAME { self.wrong() } else { CallProgress::More };
         }
         let field = match &self.text[1..] {
-            "name" => Field::Name,
-            "arguments" | "parameters" => Field::Arguments,
-            "type" | "id" | "function" => Field::Other,
+            "name" => CallField::Name,
+            "arguments" | "parameters" => CallField::Arguments,
+            "type" | "id" | "function" => CallField::Other,
             // An answer in JSON, not a call: Llama's calls have no marks around them.
-            _ if format == ToolFormat::Llama3Json && !self.given => return Progress::NoCall,
-            _ => Field::Other,
+            _ if format == ToolFormat::Llama3Json && !self.given => return CallProgress::NoCall,
+            _ => CallField::Other,
         };
         self.text.clear();
-        self.go(Place::Colon(field))
+        self.go(ObjectPlace::Colon(field))
     }
 
-    fn value(&mut self, field: Field, c: char, calls: &mut CallWriter, out: &mut Vec<ChatPiece>) -> Progress {
+    fn value(&mut self, field: CallField, c: char, calls: &mut CallWriter, out: &mut Vec<ChatPiece>) -> CallProgress {
         let step = self.value.step(c);
-        if step == Step::Wrong || (field == Field::Name && self.text.len() > MAX_NAME) {
+        if step == JsonStep::Wrong || (field == CallField::Name && self.text.len() > MAX_NAME) {
             return self.wrong();
         }
-        if step != Step::After && !self.given {
+        if step != JsonStep::After && !self.given {
             self.text.push(c);
         }
-        if step == Step::Inside {
-            return Progress::More;
+        if step == JsonStep::Inside {
+            return CallProgress::More;
         }
-        self.place = Place::AfterValue;
+        self.place = ObjectPlace::AfterValue;
         if !self.given && !self.take(field) {
-            return Progress::NoCall;
+            return CallProgress::NoCall;
         }
         if !self.given && self.arguments.is_some() {
             self.give(calls, out);
         }
-        if step == Step::After { self.step(c, calls, out) } else { Progress::More }
+        if step == JsonStep::After { self.step(c, calls, out) } else { CallProgress::More }
     }
 
     /// Takes the value that has been read; false if it makes this no call.
-    fn take(&mut self, field: Field) -> bool {
+    fn take(&mut self, field: CallField) -> bool {
         let text = std::mem::take(&mut self.text);
         match field {
-            Field::Name => match serde_json::from_str::<String>(&text) {
+            CallField::Name => match serde_json::from_str::<String>(&text) {
                 Ok(name) if !name.is_empty() => self.name = Some(name),
                 _ => return false,
             },
-            Field::Arguments => self.arguments = Some(as_object(text)),
-            Field::Other => {}
+            CallField::Arguments => self.arguments = Some(as_object(text)),
+            CallField::Other => {}
         }
         true
     }
 
     /// The arguments begin, behind the name.
-    fn stream(&mut self, c: char, calls: &mut CallWriter, out: &mut Vec<ChatPiece>) -> Progress {
+    fn stream(&mut self, c: char, calls: &mut CallWriter, out: &mut Vec<ChatPiece>) -> CallProgress {
         self.arguments = Some(c.into());
         self.give(calls, out);
         self.value = JsonValue::default();
         // An opening brace begins a value.
         self.value.step(c);
-        self.go(Place::Arguments)
+        self.go(ObjectPlace::Arguments)
     }
 
     /// Gives out the call with the arguments there are, once its name is known.
@@ -204,12 +206,12 @@ impl CallObject {
         }
     }
 
-    fn complete(&mut self, calls: &mut CallWriter, out: &mut Vec<ChatPiece>) -> Progress {
+    fn complete(&mut self, calls: &mut CallWriter, out: &mut Vec<ChatPiece>) -> CallProgress {
         // A call without arguments; Llama's would be no different from an answer in JSON.
         if !self.given && calls.format != ToolFormat::Llama3Json {
             self.give(calls, out);
         }
-        if self.given { Progress::Complete } else { Progress::NoCall }
+        if self.given { CallProgress::Complete } else { CallProgress::NoCall }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Reasoning before the answer.
 
 use super::format::ReasoningFormat;
-use super::marker::Marker;
+use super::marker::TextMarker;
 use crate::ids::TokenId;
 use crate::text::tokenizer::Tokenizer;
 
@@ -49,65 +49,66 @@ impl ReasoningStart {
 #[derive(Clone, Debug)]
 pub struct ReasoningReader {
     format: ReasoningFormat,
-    state: State,
+    state: ReasoningState,
 }
 
 #[derive(Clone, Debug)]
-enum State {
+enum ReasoningState {
     /// `space`: what came so far. `mark`: what may become the mark. `inside`: text without it is reasoning too.
     Before {
         space: String,
         mark: String,
         inside: bool,
     },
-    Inside(Marker),
+    Inside(TextMarker),
     Over,
 }
 
 impl ReasoningReader {
     pub fn new(format: ReasoningFormat, start: ReasoningStart) -> Self {
-        let before = |inside| State::Before { space: String::new(), mark: String::new(), inside };
+        let before = |inside| ReasoningState::Before { space: String::new(), mark: String::new(), inside };
         let state = match start {
             ReasoningStart::Before => before(false),
             // Some models write the mark again.
             ReasoningStart::Inside => before(true),
-            ReasoningStart::Over => State::Over,
+            ReasoningStart::Over => ReasoningState::Over,
         };
         Self { format, state }
     }
 
     pub fn is_inside(&self) -> bool {
-        matches!(self.state, State::Inside(_) | State::Before { inside: true, .. })
+        matches!(self.state, ReasoningState::Inside(_) | ReasoningState::Before { inside: true, .. })
     }
 
     /// Takes the next character.
     pub fn push(&mut self, c: char, reasoning: &mut String, content: &mut String) {
         match &mut self.state {
-            State::Before { space, mark, .. } => {
+            ReasoningState::Before { space, mark, .. } => {
                 if mark.is_empty() && c.is_whitespace() {
                     return space.push(c);
                 }
                 mark.push(c);
                 if *mark == self.format.begin() {
-                    self.state = State::Inside(Marker::new(self.format.end()));
+                    self.state = ReasoningState::Inside(TextMarker::new(self.format.end()));
                 } else if !self.format.begin().starts_with(mark.as_str()) {
                     self.begin_unmarked(reasoning, content);
                 }
             }
-            State::Inside(end) => {
+            ReasoningState::Inside(end) => {
                 if end.push(c, reasoning) {
-                    self.state = State::Over;
+                    self.state = ReasoningState::Over;
                 }
             }
-            State::Over => content.push(c),
+            ReasoningState::Over => content.push(c),
         }
     }
 
     /// The text does not begin with the mark.
     fn begin_unmarked(&mut self, reasoning: &mut String, content: &mut String) {
-        if let State::Before { space, mark, inside } = std::mem::replace(&mut self.state, State::Over) {
+        if let ReasoningState::Before { space, mark, inside } = std::mem::replace(&mut self.state, ReasoningState::Over)
+        {
             if inside {
-                self.state = State::Inside(Marker::new(self.format.end()));
+                self.state = ReasoningState::Inside(TextMarker::new(self.format.end()));
             }
             space.chars().chain(mark.chars()).for_each(|c| self.push(c, reasoning, content));
         }
@@ -115,14 +116,14 @@ impl ReasoningReader {
 
     /// The output has ended: what was held back.
     pub fn finish(&mut self, reasoning: &mut String, content: &mut String) {
-        match std::mem::replace(&mut self.state, State::Over) {
-            State::Before { space, mark, inside } => {
+        match std::mem::replace(&mut self.state, ReasoningState::Over) {
+            ReasoningState::Before { space, mark, inside } => {
                 let text = if inside { reasoning } else { content };
                 text.push_str(&space);
                 text.push_str(&mark);
             }
-            State::Inside(mut end) => reasoning.push_str(&end.finish()),
-            State::Over => {}
+            ReasoningState::Inside(mut end) => reasoning.push_str(&end.finish()),
+            ReasoningState::Over => {}
         }
     }
 }

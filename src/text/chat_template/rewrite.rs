@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 /// A compiled template.
 #[derive(Debug)]
-pub struct Program<'s> {
+pub struct TemplateProgram<'s> {
     pub instructions: Instructions<'s>,
     pub blocks: BTreeMap<&'s str, Instructions<'s>>,
 }
@@ -38,7 +38,7 @@ const MAX_DEPTH: usize = 1000;
 const STACK_BYTES: usize = 256 << 20;
 
 /// Compiles a template, metered.
-pub fn compile<'s>(name: &'s str, source: &'s str, syntax: &SyntaxConfig) -> Result<Program<'s>, Error> {
+pub fn compile<'s>(name: &'s str, source: &'s str, syntax: &SyntaxConfig) -> Result<TemplateProgram<'s>, Error> {
     if source.len() > MAX_SOURCE {
         return Err(too_large(format!("{} bytes: at most {MAX_SOURCE} are supported", source.len())));
     }
@@ -48,7 +48,7 @@ pub fn compile<'s>(name: &'s str, source: &'s str, syntax: &SyntaxConfig) -> Res
         let mut generator = CodeGenerator::new(name, source);
         generator.compile_stmt(&tree);
         let (instructions, blocks) = generator.finish();
-        Ok(Program { instructions, blocks })
+        Ok(TemplateProgram { instructions, blocks })
     };
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("pagetide-template".into()).stack_size(STACK_BYTES);

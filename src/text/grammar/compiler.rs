@@ -26,7 +26,7 @@ pub struct GrammarCompiler {
     end_tokens: Vec<TokenId>,
     limits: GrammarLimits,
     engine: OnceLock<Result<Sandboxed, String>>,
-    cache: Mutex<Cache>,
+    cache: Mutex<GrammarCache>,
 }
 
 /// llguidance, and where it is tried first.
@@ -80,7 +80,7 @@ impl GrammarCompiler {
         self.limits.work_per_token.unwrap_or(500 + self.vocab_size as u32 / 16)
     }
 
-    fn cache(&self) -> std::sync::MutexGuard<'_, Cache> {
+    fn cache(&self) -> std::sync::MutexGuard<'_, GrammarCache> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -111,18 +111,18 @@ fn key(request: &GrammarRequest) -> blake3::Hash {
 
 /// The grammars that were used last.
 #[derive(Default)]
-struct Cache {
+struct GrammarCache {
     /// The one used last at the end.
-    entries: Vec<Entry>,
+    entries: Vec<CachedGrammar>,
 }
 
-struct Entry {
+struct CachedGrammar {
     key: blake3::Hash,
     bytes: usize,
     grammar: Arc<CompiledGrammar>,
 }
 
-impl Cache {
+impl GrammarCache {
     fn get(&mut self, key: &blake3::Hash) -> Option<Arc<CompiledGrammar>> {
         let index = self.entries.iter().position(|entry| entry.key == *key)?;
         let entry = self.entries.remove(index);
@@ -134,7 +134,7 @@ impl Cache {
     fn insert(&mut self, key: blake3::Hash, bytes: usize, grammar: Arc<CompiledGrammar>) {
         // Two workers may have compiled the same.
         self.entries.retain(|entry| entry.key != key);
-        self.entries.push(Entry { key, bytes, grammar });
+        self.entries.push(CachedGrammar { key, bytes, grammar });
         let memory = LexerMemory::of_process();
         while self.entries.len() > MAX_CACHED
             || self.bytes() > MAX_CACHED_BYTES

@@ -20,14 +20,14 @@ const TOO_COMPLEX: [&str; 5] =
 pub struct CompiledGrammar {
     vocabulary: Arc<Vocabulary>,
     lexers: Arc<Lexers>,
-    starts_after: Option<Arc<Marker>>,
+    starts_after: Option<Arc<StartMarker>>,
     /// The tokens that an output can begin with: all its outputs ask for them in one step.
     first: OnceLock<TokenMask>,
 }
 
 impl CompiledGrammar {
     pub fn new(parser: TokenParser, vocabulary: Arc<Vocabulary>, starts_after: Option<&str>) -> Self {
-        let starts_after = starts_after.map(|text| Arc::new(Marker::new(text.as_bytes(), &vocabulary)));
+        let starts_after = starts_after.map(|text| Arc::new(StartMarker::new(text.as_bytes(), &vocabulary)));
         let lexers = Lexers::new(parser, LexerMemory::of_process());
         Self { vocabulary, lexers, starts_after, first: OnceLock::new() }
     }
@@ -218,7 +218,7 @@ impl fmt::Debug for GrammarState {
 }
 
 /// A text, not empty, that ends the part of an output that no grammar rules.
-struct Marker {
+struct StartMarker {
     text: Vec<u8>,
     /// Every token but the end tokens.
     all: Vec<u32>,
@@ -227,7 +227,7 @@ struct Marker {
     overshoots: Vec<Vec<TokenId>>,
 }
 
-impl Marker {
+impl StartMarker {
     fn new(text: &[u8], vocabulary: &Vocabulary) -> Self {
         let tokens = || (0..vocabulary.len() as TokenId).map(|id| (id, vocabulary.bytes(id)));
         let is_any = |(id, bytes): &(TokenId, &[u8])| !bytes.is_empty() && !vocabulary.is_end_token(*id);
@@ -253,7 +253,7 @@ fn find(bytes: &[u8], needle: &[u8]) -> Option<usize> {
 
 /// A grammar that holds from behind a marker on.
 struct AfterMarker {
-    marker: Arc<Marker>,
+    marker: Arc<StartMarker>,
     /// The output's last bytes, one fewer than the marker has.
     tail: Vec<u8>,
     is_past: bool,
@@ -265,7 +265,7 @@ impl Constraint for AfterMarker {
         if self.is_past {
             return self.grammar.allowed();
         }
-        let Marker { text, all, overshoots } = &*self.marker;
+        let StartMarker { text, all, overshoots } = &*self.marker;
         let mut words = all.clone();
         let matched = (0..text.len()).filter(|matched| self.tail.ends_with(&text[..*matched]));
         for token in matched.flat_map(|matched| &overshoots[text.len() - matched - 1]) {

@@ -60,12 +60,12 @@ impl LexerMemory {
 
 /// A lexer's part of the memory.
 #[derive(Debug)]
-struct Part {
+struct LexerPart {
     memory: Arc<LexerMemory>,
     bytes: AtomicUsize,
 }
 
-impl Part {
+impl LexerPart {
     fn new(memory: Arc<LexerMemory>, parser: &TokenParser) -> Self {
         memory.num_parts.fetch_add(1, Ordering::Relaxed);
         let part = Self { memory, bytes: AtomicUsize::new(0) };
@@ -86,7 +86,7 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for LexerPart {
     fn drop(&mut self) {
         self.set(0);
         self.memory.num_parts.fetch_sub(1, Ordering::Relaxed);
@@ -110,7 +110,7 @@ impl BiasComputer for NoBias {
 pub struct Lexers {
     /// Has seen no token; its lexer knows nothing yet.
     fresh: Mutex<TokenParser>,
-    _fresh_part: Part,
+    _fresh_part: LexerPart,
     slots: [Mutex<Option<Arc<SharedLexer>>>; NUM_LEXERS],
     next_slot: AtomicUsize,
     memory: Arc<LexerMemory>,
@@ -122,7 +122,7 @@ impl Lexers {
         // that leaves no choice is worked out before that mask, and it may be without an end.
         parser.parser.compute_bias(&NoBias(parser.token_env.clone()), &[]);
         parser.invalidate_bias_cache();
-        let _fresh_part = Part::new(memory.clone(), &parser);
+        let _fresh_part = LexerPart::new(memory.clone(), &parser);
         let (slots, next_slot) = (Default::default(), AtomicUsize::new(0));
         let lexers = Arc::new(Self { fresh: Mutex::new(parser), _fresh_part, slots, next_slot, memory });
         lock(&lexers.memory.all).push(Arc::downgrade(&lexers));
@@ -158,12 +158,12 @@ pub struct SharedLexer {
     num_states: AtomicUsize,
     /// One of the clones failed, perhaps in the middle of a change to the lexer.
     is_broken: AtomicBool,
-    part: Part,
+    part: LexerPart,
 }
 
 impl SharedLexer {
     fn new(parser: TokenParser, memory: Arc<LexerMemory>) -> Self {
-        let part = Part::new(memory, &parser);
+        let part = LexerPart::new(memory, &parser);
         Self { parser: Mutex::new(parser), num_states: AtomicUsize::new(0), is_broken: AtomicBool::new(false), part }
     }
 

@@ -14,7 +14,7 @@ pub use super::request::GrammarLimits;
 use super::request::GrammarRequest;
 use crate::budget::Budget;
 use crate::error::ApiError;
-use protocol::{Job, Reply, Verdict, Words, encode, receive, send};
+use protocol::{CompileJob, CompileVerdict, Reply, Words, encode, receive, send};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -64,7 +64,7 @@ impl Sandbox {
     pub fn check(&self, request: &GrammarRequest, budget: &Budget) -> Result<(), ApiError> {
         let param = &request.param;
         let too_complex = |why: String| ApiError::too_complex(param, format!("{param} is too complex: {why}"));
-        let job = Job::new(request, self.limits).map_err(|error| ApiError::engine(error.to_string()))?;
+        let job = CompileJob::new(request, self.limits).map_err(|error| ApiError::engine(error.to_string()))?;
         loop {
             let known = self.idle().pop();
             let is_fresh = known.is_none();
@@ -93,18 +93,18 @@ impl Sandbox {
                 }
             };
             return match verdict {
-                Verdict::Compiled => Ok(()),
-                Verdict::Refused { param, message } => Err(ApiError::invalid(param, message)),
-                Verdict::Panicked => Err(too_complex("it cannot be compiled".into())),
+                CompileVerdict::Compiled => Ok(()),
+                CompileVerdict::Refused { param, message } => Err(ApiError::invalid(param, message)),
+                CompileVerdict::Panicked => Err(too_complex("it cannot be compiled".into())),
                 // Nor what they have left in it.
-                Verdict::TooMuchMemory if !is_fresh => continue,
-                Verdict::TooMuchMemory => {
+                CompileVerdict::TooMuchMemory if !is_fresh => continue,
+                CompileVerdict::TooMuchMemory => {
                     let most = self.limits.memory_bytes >> 20;
                     Err(too_complex(format!(
                         "compiling it takes more than {most} MiB, this server's limit (intake.grammar_memory_mib)"
                     )))
                 }
-                Verdict::TooMuchTime => {
+                CompileVerdict::TooMuchTime => {
                     let most = self.limits.cpu.as_secs_f64();
                     Err(too_complex(format!(
                         "compiling it takes more than {most} s of processor time, this server's limit \
@@ -156,7 +156,7 @@ impl Helper {
     }
 
     /// `None`: nobody waits any more, or no longer; the helper is of no more use then. An error: it has died.
-    fn ask(&mut self, job: &Job, budget: &Budget) -> io::Result<Option<Reply>> {
+    fn ask(&mut self, job: &CompileJob, budget: &Budget) -> io::Result<Option<Reply>> {
         send(&mut self.stream, job)?;
         let mut first = [0];
         loop {

@@ -17,7 +17,7 @@ use std::time::Duration;
 const LIMITS: GrammarLimits =
     GrammarLimits { cpu: Duration::from_secs(1), memory_bytes: 1 << 28, work_per_token: None };
 
-struct Model {
+struct WalkModel {
     name: &'static str,
     tokenizer: Arc<Tokenizer>,
     ends: Vec<TokenId>,
@@ -27,7 +27,7 @@ struct Model {
 /// A byte-level vocabulary, and two with single bytes as a way out.
 const TOKENIZERS: [&str; 4] = ["demo", "byte_level_llama3", "sentencepiece_llama2", "sentencepiece_gemma"];
 
-fn model(name: &'static str) -> Model {
+fn model(name: &'static str) -> WalkModel {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = if name == "demo" { root.join("models/demo") } else { root.join("tests/data/tokenizers").join(name) };
     let read = |file: &str| std::fs::read_to_string(folder.join(file));
@@ -37,17 +37,17 @@ fn model(name: &'static str) -> Model {
     let ends: Vec<TokenId> = [&special.eos, &special.bos].into_iter().flatten().map(|token| token.id).collect();
     // A model's logits are padded.
     let compiler = GrammarCompiler::new(tokenizer.clone(), tokenizer.vocab_size() + 100, &ends, LIMITS);
-    Model { name, tokenizer, ends, compiler }
+    WalkModel { name, tokenizer, ends, compiler }
 }
 
-fn all_models() -> impl Iterator<Item = Model> {
+fn all_models() -> impl Iterator<Item = WalkModel> {
     TOKENIZERS.into_iter().map(model)
 }
 
 /// A small generator of its own, so that a failure is found again.
-struct Random(u64);
+struct WalkRandom(u64);
 
-impl Random {
+impl WalkRandom {
     fn below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -56,7 +56,7 @@ impl Random {
     }
 }
 
-impl Model {
+impl WalkModel {
     fn compile(&self, spec: GrammarSpec) -> Arc<dyn ConstraintSource> {
         self.compiler
             .compile(&GrammarRequest::new(spec, "grammar"), &Budget::steps(1))
@@ -81,7 +81,7 @@ impl Model {
     }
 
     /// A text made of random allowed tokens; `None` where it has not ended after so many.
-    fn walk(&self, source: &dyn ConstraintSource, random: &mut Random, max_tokens: usize) -> Option<String> {
+    fn walk(&self, source: &dyn ConstraintSource, random: &mut WalkRandom, max_tokens: usize) -> Option<String> {
         let mut state = source.start();
         let mut bytes = Vec::new();
         for _ in 0..max_tokens {
@@ -101,7 +101,7 @@ impl Model {
     /// Texts of many walks that have ended.
     fn texts(&self, spec: GrammarSpec, count: usize) -> Vec<String> {
         let source = self.compile(spec);
-        let mut random = Random(0x9E37_79B9_7F4A_7C15);
+        let mut random = WalkRandom(0x9E37_79B9_7F4A_7C15);
         let texts: Vec<String> = (0..count).filter_map(|_| self.walk(&*source, &mut random, 400)).collect();
         assert!(texts.len() * 5 >= count, "{}: only {} of {count} walks ended", self.name, texts.len());
         texts
@@ -269,7 +269,7 @@ fn a_grammar_can_start_behind_a_marker() {
         // Nothing but the end may not come before it.
         let before = model.allowed(&mut *source.start());
         assert!(before.len() > model.tokenizer.vocab_size() / 2 && !before.contains(&model.ends[0]));
-        let mut random = Random(7);
+        let mut random = WalkRandom(7);
         for _ in 0..20 {
             if let Some(text) = model.walk(&*source, &mut random, 200) {
                 assert!(text.ends_with("</think>yes") && text.matches("</think>").count() == 1, "{text}");
@@ -301,7 +301,7 @@ fn samples_of_a_grammar_do_not_disturb_each_other() {
         for seed in 1..9 {
             let (model, source) = (&model, &source);
             scope.spawn(move || {
-                let mut random = Random(seed);
+                let mut random = WalkRandom(seed);
                 for _ in 0..5 {
                     if let Some(text) = model.walk(&**source, &mut random, 200) {
                         assert!(serde_json::from_str::<Value>(&text).unwrap().is_object(), "{text}");

@@ -18,20 +18,20 @@ pub struct XyChart {
     pub y_label: String,
     pub x_scale: Scale,
     pub y_scale: Scale,
-    pub lines: Vec<Line>,
+    pub lines: Vec<ChartLine>,
     /// Places on the horizontal axis where something begins, and what.
     pub marks: Vec<(f64, String)>,
 }
 
 #[derive(Clone, Debug)]
-pub struct Line {
+pub struct ChartLine {
     pub name: String,
     pub points: Vec<(f64, f64)>,
     /// What stands at each point; may be fewer, or none.
     pub labels: Vec<String>,
 }
 
-impl Line {
+impl ChartLine {
     pub fn new(name: impl Into<String>, points: Vec<(f64, f64)>) -> Self {
         Self { name: name.into(), points, labels: Vec::new() }
     }
@@ -86,7 +86,7 @@ fn grid(svg: &mut String, (x1, y1): (f64, f64), (x2, y2): (f64, f64), is_axis: b
     push(svg, format_args!("<line class=\"{class}\" x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\"/>"));
 }
 
-impl Line {
+impl ChartLine {
     fn draw(&self, svg: &mut String, colour: &str, x: &Axis, y: &Axis) {
         let placed = self.points.iter().enumerate();
         let placed: Vec<(usize, f64, f64)> =
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
     use crate::cli::bench::chart::tests::assert_well_formed;
 
-    fn chart(x_scale: Scale, lines: Vec<Line>) -> XyChart {
+    fn chart(x_scale: Scale, lines: Vec<ChartLine>) -> XyChart {
         XyChart {
             title: "a < b".into(),
             x_label: "ms".into(),
@@ -200,8 +200,8 @@ mod tests {
 
     #[test]
     fn elements_are_well_formed_and_stay_inside() {
-        let few = Line { labels: vec!["C = 1".into()], ..Line::new("few", vec![(1.0, 0.0), (30.0, 1.0)]) };
-        let many = Line::new("many", (1..200).map(|i| (f64::from(i), f64::from(i) / 200.0)).collect());
+        let few = ChartLine { labels: vec!["C = 1".into()], ..ChartLine::new("few", vec![(1.0, 0.0), (30.0, 1.0)]) };
+        let many = ChartLine::new("many", (1..200).map(|i| (f64::from(i), f64::from(i) / 200.0)).collect());
         for scale in [Scale::Linear, Scale::Log] {
             let svg = chart(scale, vec![few.clone(), many.clone()]).element();
             assert_well_formed(&svg);
@@ -216,7 +216,7 @@ mod tests {
                 );
             }
         }
-        assert_well_formed(&chart(Scale::Log, vec![Line::new("none", vec![(0.0, 1.0)])]).element());
+        assert_well_formed(&chart(Scale::Log, vec![ChartLine::new("none", vec![(0.0, 1.0)])]).element());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The times at which tokens arrive.
 
-use crate::cli::bench::report::Outcome;
+use crate::cli::bench::report::RequestOutcome;
 use crate::cli::bench::workload::WorkItem;
 use std::time::{Duration, Instant};
 
@@ -38,12 +38,12 @@ impl Clock {
         output_tokens: usize,
         cached_tokens: usize,
         error: Option<String>,
-    ) -> Outcome {
+    ) -> RequestOutcome {
         let short = || {
             let wanted = item.output_tokens as usize;
             (output_tokens != wanted).then(|| format!("{output_tokens} tokens came, {wanted} were asked for"))
         };
-        Outcome {
+        RequestOutcome {
             error: error.or_else(short),
             prompt_tokens: item.prompt.len(),
             output_tokens,
@@ -51,7 +51,7 @@ impl Clock {
             ttft: self.ttft,
             gaps: self.gaps,
             e2e: self.sent.elapsed(),
-            ..Outcome::default()
+            ..RequestOutcome::default()
         }
     }
 }

@@ -20,28 +20,28 @@ pub struct StreamedAnswer {
 
 /// What counts of an event. The rest is read over and not kept: the client shares the processors with what it measures.
 #[derive(Deserialize)]
-struct Chunk {
+struct StreamedChunk {
     error: Option<Value>,
     usage: Option<Value>,
-    choices: Option<Vec<Choice>>,
+    choices: Option<Vec<StreamedChoice>>,
 }
 
 /// Whether there is text in it: of a completion, or of a chat, thoughts too.
 #[derive(Deserialize)]
-struct Choice {
-    text: Option<Text>,
-    delta: Option<Delta>,
-    finish_reason: Option<Text>,
+struct StreamedChoice {
+    text: Option<StreamedText>,
+    delta: Option<StreamedDelta>,
+    finish_reason: Option<StreamedText>,
 }
 
 #[derive(Deserialize)]
-struct Delta {
-    content: Option<Text>,
-    reasoning_content: Option<Text>,
-    reasoning: Option<Text>,
+struct StreamedDelta {
+    content: Option<StreamedText>,
+    reasoning_content: Option<StreamedText>,
+    reasoning: Option<StreamedText>,
 }
 
-impl Choice {
+impl StreamedChoice {
     fn has_text(&self) -> bool {
         let delta = self.delta.as_ref();
         let texts = [
@@ -55,22 +55,22 @@ impl Choice {
 }
 
 /// A text that is read over.
-struct Text {
+struct StreamedText {
     is_some: bool,
 }
 
-impl<'de> Deserialize<'de> for Text {
+impl<'de> Deserialize<'de> for StreamedText {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Length;
         impl serde::de::Visitor<'_> for Length {
-            type Value = Text;
+            type Value = StreamedText;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str("a text")
             }
 
-            fn visit_str<E>(self, text: &str) -> Result<Text, E> {
-                Ok(Text { is_some: !text.is_empty() })
+            fn visit_str<E>(self, text: &str) -> Result<StreamedText, E> {
+                Ok(StreamedText { is_some: !text.is_empty() })
             }
         }
         deserializer.deserialize_str(Length)
@@ -128,7 +128,8 @@ impl StreamedAnswer {
         if data == b"[DONE]" {
             return Ok(true);
         }
-        let event: Chunk = serde_json::from_slice(data).map_err(|error| format!("an event is not a chunk: {error}"))?;
+        let event: StreamedChunk =
+            serde_json::from_slice(data).map_err(|error| format!("an event is not a chunk: {error}"))?;
         if let Some(error) = event.error {
             return Err(error.to_string());
         }
@@ -139,7 +140,7 @@ impl StreamedAnswer {
         self.is_finished |=
             choices.iter().any(|choice| choice.finish_reason.as_ref().is_some_and(|reason| reason.is_some));
         let is_token = match self.only_text {
-            true => choices.iter().any(Choice::has_text),
+            true => choices.iter().any(StreamedChoice::has_text),
             false => !choices.is_empty(),
         };
         if is_token {

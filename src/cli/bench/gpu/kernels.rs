@@ -53,14 +53,14 @@ pub(super) fn copies(
 }
 
 /// A backend with nothing but KV blocks, all random.
-struct Bench {
+struct KernelBench {
     device: Rc<dyn Device>,
     backend: CudaBackend,
     layout: KvLayout,
     num_blocks: usize,
 }
 
-impl Bench {
+impl KernelBench {
     fn new(
         device: &Rc<dyn Device>,
         sizes: &Sizes,
@@ -184,7 +184,7 @@ pub(super) fn attention(
     let works = sizes.decodes.iter().copied().chain([(1, sizes.prefill)]);
     let num_blocks = works.map(blocks).max().unwrap_or(1);
     let max_rows = sizes.decodes.iter().map(|decode| decode.0).max().unwrap_or(1).max(sizes.prefill);
-    let mut bench = Bench::new(device, sizes, layout, max_rows, (num_blocks, 0))?;
+    let mut bench = KernelBench::new(device, sizes, layout, max_rows, (num_blocks, 0))?;
 
     for (batch, tokens) in &sizes.decodes {
         let time = bench.attention(sizes, &vec![(tokens - 1, 1); *batch])?;
@@ -218,7 +218,7 @@ pub(super) fn swap(
     let (_, num_kv_heads, head_dim) = sizes.heads;
     let layout = KvLayout { num_layers: 32, num_kv_heads, head_dim, block_size, dtype: DType::BF16 };
     let num_blocks = (sizes.copy_bytes / layout.block_bytes()).max(2);
-    let mut bench = Bench::new(device, sizes, layout, 8, (2 * num_blocks, 2 * num_blocks))?;
+    let mut bench = KernelBench::new(device, sizes, layout, 8, (2 * num_blocks, 2 * num_blocks))?;
     let few = Sizes { runs: sizes.runs.div_ceil(10), ..sizes.clone() };
     // Sequences' blocks come and go: runs of a few neighbours, here of four.
     let runs_of_four = |blocks: Vec<u32>, from: usize| -> Vec<BlockId> {

@@ -18,7 +18,7 @@ const GB: f64 = 1e9;
 const SWAPPED_BYTES_PER_STEP: usize = 256 << 20;
 
 /// A loaded model and the blocks of its sequences.
-struct Steps {
+struct GpuSteps {
     runner: GpuRunner,
     loaded: LoadedModel,
     /// Bytes of weights that every step reads: all but the table of embeddings, unless it is the head too.
@@ -45,7 +45,7 @@ pub(super) fn measure(
     report: &mut dyn FnMut(Figure),
 ) -> Result<(), StartError> {
     let mut report = |figure: Figure| report(figure.of_block_size(block_size));
-    let mut steps = Steps::load(open, model, sizes, block_size)?;
+    let mut steps = GpuSteps::load(open, model, sizes, block_size)?;
 
     let prefill = steps.prefill(sizes)?;
     report(Figure::new(format!("prefill of {}", sizes.prefill), sizes.prefill as f64 / prefill, "tok/s"));
@@ -76,7 +76,7 @@ pub(super) fn measure(
     Ok(())
 }
 
-impl Steps {
+impl GpuSteps {
     fn load(open: &Open, model: &str, sizes: &Sizes, block_size: usize) -> Result<Self, StartError> {
         let folder = temporary_folder(model)?;
         let mut config = Config::default();
@@ -221,23 +221,23 @@ impl Steps {
 }
 
 /// A folder with a model's configuration, removed when dropped.
-struct Folder {
+struct ModelFolder {
     path: std::path::PathBuf,
 }
 
-impl Drop for Folder {
+impl Drop for ModelFolder {
     fn drop(&mut self) {
         // Nobody minds if it stays.
         let _ = std::fs::remove_dir_all(&self.path);
     }
 }
 
-fn temporary_folder(model: &str) -> Result<Folder, StartError> {
+fn temporary_folder(model: &str) -> Result<ModelFolder, StartError> {
     let mut name = [0; 8];
     getrandom::fill(&mut name).map_err(|error| StartError::new(format!("no random numbers: {error}")))?;
     let path = std::env::temp_dir().join(format!("pagetide-bench-{:016x}", u64::from_ne_bytes(name)));
     std::fs::create_dir(&path)?;
-    let folder = Folder { path };
+    let folder = ModelFolder { path };
     std::fs::write(folder.path.join("config.json"), model)?;
     Ok(folder)
 }

@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Gives out contiguous slots. A slot holds the KV of one token.
 pub trait Allocator {
     /// A piece of at least `num_slots`: where it starts, and how many slots it has.
-    fn allocate(&mut self, num_slots: usize) -> Option<Piece>;
+    fn allocate(&mut self, num_slots: usize) -> Option<MemoryPiece>;
 
-    fn free(&mut self, piece: Piece);
+    fn free(&mut self, piece: MemoryPiece);
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Piece {
+pub struct MemoryPiece {
     pub start: usize,
     pub len: usize,
 }
@@ -42,7 +42,7 @@ impl Buddy {
 }
 
 impl Allocator for Buddy {
-    fn allocate(&mut self, num_slots: usize) -> Option<Piece> {
+    fn allocate(&mut self, num_slots: usize) -> Option<MemoryPiece> {
         let order = num_slots.max(1).next_power_of_two().trailing_zeros() as usize;
         let mut from = (order..self.free.len()).find(|order| !self.free[*order].is_empty())?;
         let start = self.free[from].pop_first()?;
@@ -50,10 +50,10 @@ impl Allocator for Buddy {
             from -= 1;
             self.free[from].insert(start + (1 << from));
         }
-        Some(Piece { start, len: 1 << order })
+        Some(MemoryPiece { start, len: 1 << order })
     }
 
-    fn free(&mut self, piece: Piece) {
+    fn free(&mut self, piece: MemoryPiece) {
         let (mut start, mut order) = (piece.start, piece.len.trailing_zeros() as usize);
         // The buddy differs in one bit of its start. Beyond the memory's own pieces there is none that is free.
         while self.is_free(order, start ^ (1 << order)) {
@@ -79,18 +79,18 @@ impl FirstFit {
 }
 
 impl Allocator for FirstFit {
-    fn allocate(&mut self, num_slots: usize) -> Option<Piece> {
+    fn allocate(&mut self, num_slots: usize) -> Option<MemoryPiece> {
         let num_slots = num_slots.max(1);
         let (start, len) = self.free.iter().find(|(_, len)| **len >= num_slots).map(|(start, len)| (*start, *len))?;
         self.free.remove(&start);
         if len > num_slots {
             self.free.insert(start + num_slots, len - num_slots);
         }
-        Some(Piece { start, len: num_slots })
+        Some(MemoryPiece { start, len: num_slots })
     }
 
-    fn free(&mut self, piece: Piece) {
-        let Piece { mut start, mut len } = piece;
+    fn free(&mut self, piece: MemoryPiece) {
+        let MemoryPiece { mut start, mut len } = piece;
         if let Some(after) = self.free.remove(&(start + len)) {
             len += after;
         }
@@ -117,7 +117,7 @@ mod tests {
         fits: fn(&[bool], usize) -> bool,
     ) -> Result<(), TestCaseError> {
         let mut used = vec![false; num_slots];
-        let mut held: Vec<Piece> = Vec::new();
+        let mut held: Vec<MemoryPiece> = Vec::new();
         for (wanted, which) in steps {
             if which % 3 == 0 && !held.is_empty() {
                 let piece = held.swap_remove(which / 3 % held.len());
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn halves_join_only_with_their_own() {
         let mut buddy = Buddy::new(16);
-        let pieces: Vec<Piece> = (0..4).map(|_| buddy.allocate(3).unwrap()).collect();
+        let pieces: Vec<MemoryPiece> = (0..4).map(|_| buddy.allocate(3).unwrap()).collect();
         assert_eq!(
             pieces.iter().map(|piece| (piece.start, piece.len)).collect::<Vec<_>>(),
             [(0, 4), (4, 4), (8, 4), (12, 4)]
@@ -182,6 +182,6 @@ mod tests {
         buddy.free(pieces[2]);
         assert_eq!(buddy.allocate(5), None, "eight free slots in a row, but of two pairs");
         buddy.free(pieces[0]);
-        assert_eq!(buddy.allocate(5), Some(Piece { start: 0, len: 8 }));
+        assert_eq!(buddy.allocate(5), Some(MemoryPiece { start: 0, len: 8 }));
     }
 }

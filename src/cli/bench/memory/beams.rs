@@ -1,10 +1,10 @@
 //! Beam search by a model, with the scheduler and the block pool in front of it, where somebody watches the blocks.
 
-use super::super::workload::{Stream, TokenSource};
+use super::super::workload::{RandomStream, TokenSource};
 use super::block_meter::BlockMeter;
 use super::lengths::Lengths;
-use super::load::{self, Arrivals, Job};
-use super::model::Model;
+use super::load::{self, LoadArrivals, LoadJob};
+use super::model::BenchModel;
 use crate::config::Config;
 use crate::engine::beam;
 use crate::engine::plan::StepPlan;
@@ -20,7 +20,7 @@ pub const WIDTHS: [u32; 3] = [2, 4, 6];
 
 /// A model with room for all beams of all requests that run at once.
 pub struct Beams {
-    model: Model,
+    model: BenchModel,
     num_device_blocks: usize,
     seed: u64,
 }
@@ -34,43 +34,43 @@ impl Beams {
         let mut config = config.clone();
         config.cache.num_device_blocks = Some(num_device_blocks as u32);
         config.swap.space_gib = 0.0;
-        Ok(Self { model: Model::load(&config)?, num_device_blocks, seed })
+        Ok(Self { model: BenchModel::load(&config)?, num_device_blocks, seed })
     }
 
-    pub fn model(&self) -> &Model {
+    pub fn model(&self) -> &BenchModel {
         &self.model
     }
 
     /// Prompts of these lengths: what the model itself writes after a random token, at temperature 1.
     pub fn write_prompts(&mut self, lengths: &[Lengths]) -> Vec<Vec<TokenId>> {
-        let mut random = TokenSource::new(self.seed, Stream::Prompts, self.model.vocab_size);
-        let job = |(lengths, seed): (&Lengths, u64)| Job {
+        let mut random = TokenSource::new(self.seed, RandomStream::Prompts, self.model.vocab_size);
+        let job = |(lengths, seed): (&Lengths, u64)| LoadJob {
             prompt: Arc::new(random.take(1)),
             params: Arc::new(SamplingParams { max_tokens: lengths.prompt as u32, seed, ..SamplingParams::default() }),
             n: 1,
         };
-        let jobs: Vec<Job> = lengths.iter().zip(self.seed..).map(job).collect();
+        let jobs: Vec<LoadJob> = lengths.iter().zip(self.seed..).map(job).collect();
         self.run(&jobs, |_, _| {})
     }
 
     /// The part of the blocks that searches of this width save.
     pub fn saved(&mut self, lengths: &[Lengths], prompts: &[Vec<TokenId>], width: u32) -> f64 {
-        let job = |(lengths, prompt): (&Lengths, &Vec<TokenId>)| Job {
+        let job = |(lengths, prompt): (&Lengths, &Vec<TokenId>)| LoadJob {
             prompt: Arc::new(prompt.clone()),
             params: Arc::new(search(width, lengths.output)),
             n: 1,
         };
-        let jobs: Vec<Job> = lengths.iter().zip(prompts).map(job).collect();
+        let jobs: Vec<LoadJob> = lengths.iter().zip(prompts).map(job).collect();
         let mut meter = BlockMeter::default();
         self.run(&jobs, |engine, plan| meter.look(engine, plan, width as usize));
         meter.saved()
     }
 
-    fn run(&mut self, jobs: &[Job], mut look: impl FnMut(&EngineState, &StepPlan)) -> Vec<Vec<TokenId>> {
+    fn run(&mut self, jobs: &[LoadJob], mut look: impl FnMut(&EngineState, &StepPlan)) -> Vec<Vec<TokenId>> {
         let loaded = &self.model.loaded;
         let block_size = loaded.pools.layout.block_size;
         let mut engine = load::engine(block_size, self.num_device_blocks, false, Some(loaded.max_num_batched_tokens));
-        load::run(&mut engine, jobs, Arrivals::UpTo(CONCURRENCY), &mut |engine, planned| {
+        load::run(&mut engine, jobs, LoadArrivals::UpTo(CONCURRENCY), &mut |engine, planned| {
             look(engine, &planned.plan);
             self.model.execute(&planned.plan)
         })

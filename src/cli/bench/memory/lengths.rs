@@ -1,6 +1,6 @@
 //! Lengths of requests: of a trace, or like those of the paper's two data sets.
 
-use super::super::workload::{Random, Stream};
+use super::super::workload::{RandomStream, WorkloadRandom};
 
 /// Prompt and output of one request, in tokens, each at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub const ABOUT: &str = "Lengths are random (seeded) and log-normal: their means
 impl Dataset {
     /// `num` requests of at most `max_len` tokens each: longer ones are cut, prompts to half of it, then outputs.
     pub fn sample(&self, num: usize, seed: u64, max_len: usize) -> Vec<Lengths> {
-        let mut random = Random::new(seed, Stream::Lengths(self.mean_prompt as u64));
+        let mut random = WorkloadRandom::new(seed, RandomStream::Lengths(self.mean_prompt as u64));
         let mut draw = |mean, spread, most: usize| {
             let tokens = log_normal(&mut random, mean, spread).round() as usize;
             tokens.min(most).max(1)
@@ -61,7 +61,7 @@ impl Dataset {
 }
 
 /// A draw of this mean, and of a standard deviation that is `spread` times it.
-fn log_normal(random: &mut Random, mean: f64, spread: f64) -> f64 {
+fn log_normal(random: &mut WorkloadRandom, mean: f64, spread: f64) -> f64 {
     let variance = (1.0 + spread * spread).ln();
     let (radius, angle) = ((-2.0 * random.next_unit().ln()).sqrt(), std::f64::consts::TAU * random.next_unit());
     mean * (variance.sqrt() * radius * angle.cos() - variance / 2.0).exp()

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// A request.
 #[derive(Clone, Debug)]
-pub struct Job {
+pub struct LoadJob {
     pub prompt: Arc<Vec<TokenId>>,
     pub params: Arc<SamplingParams>,
     /// Samples; beams are in `params`.
@@ -59,7 +59,7 @@ pub fn engine(
 
 /// When requests come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Arrivals {
+pub enum LoadArrivals {
     AllAtOnce,
     /// One with each step, while fewer than these run.
     UpTo(usize),
@@ -69,8 +69,8 @@ pub enum Arrivals {
 /// sees the engine between a step's plan and its results.
 pub fn run(
     engine: &mut EngineState,
-    jobs: &[Job],
-    arrivals: Arrivals,
+    jobs: &[LoadJob],
+    arrivals: LoadArrivals,
     execute: &mut dyn FnMut(&EngineState, &PlannedStep) -> StepOutput,
 ) -> Vec<Vec<TokenId>> {
     let mut progress = RequestProgress::new(jobs.len() as u64);
@@ -79,8 +79,8 @@ pub fn run(
     let (mut coming, mut idle_turns) = (jobs.iter().enumerate(), 0);
     while coming.len() > 0 || engine.scheduler.has_work() {
         let num_arriving = match arrivals {
-            Arrivals::AllAtOnce => coming.len(),
-            Arrivals::UpTo(most) => usize::from(engine.scheduler.num_requests() < most),
+            LoadArrivals::AllAtOnce => coming.len(),
+            LoadArrivals::UpTo(most) => usize::from(engine.scheduler.num_requests() < most),
         };
         for (index, job) in coming.by_ref().take(num_arriving) {
             engine.scheduler.arrive(arrival(index, job));
@@ -110,7 +110,7 @@ pub fn run(
     outputs
 }
 
-fn arrival(index: usize, job: &Job) -> Arrival {
+fn arrival(index: usize, job: &LoadJob) -> Arrival {
     Arrival {
         id: RequestId(index as u64),
         prompt: job.prompt.clone(),

@@ -10,7 +10,7 @@ use crate::model::loader::{self, LoadedModel};
 use crate::model::spec::ModelSpec;
 use std::sync::{Arc, Mutex, PoisonError};
 
-pub struct Model {
+pub struct BenchModel {
     pub name: String,
     pub vocab_size: u32,
     pub loaded: LoadedModel,
@@ -51,7 +51,7 @@ fn find(config: &Config) -> Result<(ModelFiles, ModelSpec), StartError> {
     Ok((files, spec))
 }
 
-impl Model {
+impl BenchModel {
     pub fn load(config: &Config) -> Result<Self, StartError> {
         let (files, spec) = find(config)?;
         let vocab_size = spec.vocab_size as u32;

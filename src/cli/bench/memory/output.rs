@@ -13,14 +13,14 @@ pub struct Section {
     pub name: &'static str,
     pub title: &'static str,
     /// Paragraphs and tables, in their order.
-    pub parts: Vec<Part>,
+    pub parts: Vec<SectionPart>,
     /// Each with its file's name, without an extension.
     pub charts: Vec<(String, Chart)>,
     pub figures: Value,
 }
 
 #[derive(Clone, Debug)]
-pub enum Part {
+pub enum SectionPart {
     Text(String),
     Table(Table),
 }
@@ -57,8 +57,8 @@ impl fmt::Display for Section {
         writeln!(f, "## {}", self.title)?;
         for part in &self.parts {
             match part {
-                Part::Text(text) => writeln!(f, "\n{text}")?,
-                Part::Table(table) => write!(f, "\n{table}")?,
+                SectionPart::Text(text) => writeln!(f, "\n{text}")?,
+                SectionPart::Table(table) => write!(f, "\n{table}")?,
             }
         }
         Ok(())
@@ -66,7 +66,7 @@ impl fmt::Display for Section {
 }
 
 /// `--out`: `memory.md`, `memory.json` and a file for each chart. Files of these names are replaced.
-pub struct Folder {
+pub struct ResultFolder {
     path: PathBuf,
     /// The command, for both files.
     command: String,
@@ -74,7 +74,7 @@ pub struct Folder {
     figures: Map<String, Value>,
 }
 
-impl Folder {
+impl ResultFolder {
     pub fn create(path: &Path, command: String) -> Result<Self, StartError> {
         std::fs::create_dir_all(path).map_err(|error| wrong(path, &error))?;
         let markdown = format!("# Memory\n\n```console\n$ {command}\n```\n");

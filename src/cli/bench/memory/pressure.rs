@@ -1,13 +1,13 @@
 //! Throughput and waiting times against the size of the KV memory, for each way of preempting.
 
-use super::super::client::{Arrivals, Target, drive};
+use super::super::client::{BenchTarget, SendTimes, drive};
 use super::super::common::warm_up;
-use super::super::report::{Outcome, Report};
+use super::super::report::{BenchReport, RequestOutcome};
 use super::super::workload::{WorkItem, WorkloadArgs};
 use super::model::{self, ModelFacts};
 use super::output::{Section, median};
 use super::pressure_report::section;
-use super::pressure_result::{Mode, Row, Run};
+use super::pressure_result::{Mode, PressureRow, PressureRun};
 use crate::actors::runtime::Runtime;
 use crate::cli::progress::{self, RequestProgress};
 use crate::config::Config;
@@ -72,7 +72,7 @@ impl FromStr for Pool {
     }
 }
 
-pub struct Setup<'a> {
+pub struct PressureSetup<'a> {
     pub config: &'a Config,
     pub args: &'a PressureArgs,
     pub workload: &'a WorkloadArgs,
@@ -84,26 +84,31 @@ struct Case {
     mode: Mode,
     pool: Pool,
     num_blocks: usize,
-    runs: Vec<Run>,
+    runs: Vec<PressureRun>,
 }
 
 /// What all runs have in common.
-struct Bench<'a> {
-    setup: &'a Setup<'a>,
+struct PressureBench<'a> {
+    setup: &'a PressureSetup<'a>,
     work: Vec<WorkItem>,
     /// Tokens of prompt and output that the model has room for.
     max_model_len: usize,
     /// Outputs of the first run, which was unbounded.
-    reference: Vec<Outcome>,
+    reference: Vec<RequestOutcome>,
     /// Model and device, for people.
     subject: String,
 }
 
-pub fn measure(setup: &Setup) -> Result<Section, StartError> {
+pub fn measure(setup: &PressureSetup) -> Result<Section, StartError> {
     let facts = ModelFacts::read(setup.config)?;
     let work = setup.workload.build(64, facts.vocab_size)?;
-    let mut bench =
-        Bench { setup, work, max_model_len: facts.max_model_len, reference: Vec::new(), subject: String::new() };
+    let mut bench = PressureBench {
+        setup,
+        work,
+        max_model_len: facts.max_model_len,
+        reference: Vec::new(),
+        subject: String::new(),
+    };
     let mut cases = bench.cases()?;
     for round in 0..setup.args.rounds(1) {
         for case in &mut cases {
@@ -115,7 +120,7 @@ pub fn measure(setup: &Setup) -> Result<Section, StartError> {
     Ok(section(&bench.subject, &bench.about(), &rows))
 }
 
-impl Bench<'_> {
+impl PressureBench<'_> {
     /// Tokens that the concurrent requests hold at their ends, on average.
     fn demand(&self) -> f64 {
         let total: usize = self.work.iter().map(tokens).sum();
@@ -153,7 +158,7 @@ impl Bench<'_> {
     }
 
     /// One engine, from its start to its end.
-    fn run(&mut self, mode: Mode, num_blocks: usize) -> Result<Run, StartError> {
+    fn run(&mut self, mode: Mode, num_blocks: usize) -> Result<PressureRun, StartError> {
         let args = self.setup.args;
         let mut config = self.setup.config.clone();
         mode.configure(&mut config);
@@ -164,17 +169,17 @@ impl Bench<'_> {
         self.subject = model::subject(&handle.model().served_name, runtime.loaded());
         let most = self.max_model_len.min(num_blocks * config.cache.block_size as usize + 1);
         let target = match args.hide_lengths && mode != Mode::Oracle {
-            true => Target::Untold { handle, most },
-            false => Target::InProcess(handle),
+            true => BenchTarget::Untold { handle, most },
+            false => BenchTarget::InProcess(handle),
         };
         let (outcomes, wall) = actix_web::rt::System::new().block_on(async {
             warm_up(&target, self.setup.warmup, &self.work).await?;
             let mut progress = RequestProgress::new(self.work.len() as u64);
-            let arrivals = Arrivals::Concurrency(args.concurrency as usize);
+            let arrivals = SendTimes::Concurrency(args.concurrency as usize);
             Ok::<_, StartError>(drive(&target, &self.work, &arrivals, &mut progress).await)
         })?;
         drop(runtime);
-        let report = Report::new(&outcomes, wall);
+        let report = BenchReport::new(&outcomes, wall);
         if let Some(error) = &report.first_error {
             return Err(StartError::new(format!(
                 "pressure: {} requests failed, the first with: {error}",
@@ -184,8 +189,8 @@ impl Bench<'_> {
         if self.reference.is_empty() {
             self.reference.clone_from(&outcomes);
         }
-        let bills = |value: fn(&Outcome) -> usize| outcomes.iter().map(value).sum();
-        Ok(Run {
+        let bills = |value: fn(&RequestOutcome) -> usize| outcomes.iter().map(value).sum();
+        Ok(PressureRun {
             out_tok_per_s: report.out_tok_per_s,
             ttft_ms: report.ttft_ms.unwrap_or_default(),
             itl_ms: report.itl_ms.unwrap_or_default(),
@@ -197,10 +202,10 @@ impl Bench<'_> {
         })
     }
 
-    fn row(&self, case: Case) -> Row {
-        let of = |value: fn(&Run) -> f64| median(case.runs.iter().map(value));
+    fn row(&self, case: Case) -> PressureRow {
+        let of = |value: fn(&PressureRun) -> f64| median(case.runs.iter().map(value));
         let tokens = case.num_blocks * self.setup.config.cache.block_size as usize;
-        Row {
+        PressureRow {
             mode: case.mode,
             unbounded: case.pool == Pool::Unbounded,
             share: tokens as f64 / self.demand(),

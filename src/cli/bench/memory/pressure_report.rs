@@ -1,15 +1,15 @@
 //! What [`super::pressure`] measured, for people.
 
-use super::output::{Part, Section, Table, percent};
-use super::pressure_result::{Mode, Row};
-use crate::cli::bench::chart::{Chart, Kind, Series};
+use super::output::{Section, SectionPart, Table, percent};
+use super::pressure_result::{Mode, PressureRow};
+use crate::cli::bench::chart::{Chart, ChartKind, Series};
 use serde_json::json;
 
-pub fn section(subject: &str, about: &str, rows: &[Row]) -> Section {
+pub fn section(subject: &str, about: &str, rows: &[PressureRow]) -> Section {
     Section {
         name: "pressure",
         title: "Throughput and latency against the size of the KV memory",
-        parts: vec![Part::Text(format!("{subject}: {about}")), Part::Table(table(rows))],
+        parts: vec![SectionPart::Text(format!("{subject}: {about}")), SectionPart::Table(table(rows))],
         charts: vec![
             (
                 "pressure-throughput".into(),
@@ -22,7 +22,7 @@ pub fn section(subject: &str, about: &str, rows: &[Row]) -> Section {
     }
 }
 
-fn table(rows: &[Row]) -> Table {
+fn table(rows: &[PressureRow]) -> Table {
     let mut header = vec!["pool", "mode", "out tok/s", "of unbounded"];
     header.extend(["TTFT p50, ms", "TTFT p99, ms", "ITL p50, ms", "ITL p99, ms"]);
     header.extend(["preemptions", "blocks out / in", "recomputed tokens", "identical"]);
@@ -49,7 +49,8 @@ fn table(rows: &[Row]) -> Table {
         ]);
         if has_oracle {
             let oracle = oracle_of(rows, row);
-            let against = |text: fn(&Row, &Row) -> String| oracle.map_or("-".into(), |oracle| text(row, oracle));
+            let against =
+                |text: fn(&PressureRow, &PressureRow) -> String| oracle.map_or("-".into(), |oracle| text(row, oracle));
             cells.push(against(|row, oracle| percent(row.out_tok_per_s / oracle.out_tok_per_s)));
             cells.push(against(|row, oracle| format!("{:.2}", row.itl_p99_ms / oracle.itl_p99_ms)));
         }
@@ -59,17 +60,17 @@ fn table(rows: &[Row]) -> Table {
 }
 
 /// The oracle's with the same pool.
-fn oracle_of<'a>(rows: &'a [Row], row: &Row) -> Option<&'a Row> {
-    let is_it = |other: &&Row| other.mode == Mode::Oracle && other.num_blocks == row.num_blocks;
+fn oracle_of<'a>(rows: &'a [PressureRow], row: &PressureRow) -> Option<&'a PressureRow> {
+    let is_it = |other: &&PressureRow| other.mode == Mode::Oracle && other.num_blocks == row.num_blocks;
     rows.iter().find(is_it).filter(|_| !row.unbounded)
 }
 
 /// A line for each mode, over the pools in the order of their sizes, the largest first.
-fn chart(rows: &[Row], title: &str, y_label: &str, value: fn(&Row) -> f64) -> Chart {
+fn chart(rows: &[PressureRow], title: &str, y_label: &str, value: fn(&PressureRow) -> f64) -> Chart {
     let mut sizes: Vec<usize> = rows.iter().filter(|row| !row.unbounded).map(|row| row.tokens).collect();
     sizes.sort_unstable_by(|a, b| b.cmp(a));
     sizes.dedup();
-    let names: Vec<String> = rows.iter().map(Row::mode_name).collect();
+    let names: Vec<String> = rows.iter().map(PressureRow::mode_name).collect();
     let mut series: Vec<Series> = Vec::new();
     for name in names {
         if series.iter().any(|series| series.name == name) {
@@ -79,7 +80,7 @@ fn chart(rows: &[Row], title: &str, y_label: &str, value: fn(&Row) -> f64) -> Ch
         series.push(Series { values: sizes.iter().map(|size| at(*size).map(value)).collect(), name });
     }
     Chart {
-        kind: Kind::Lines,
+        kind: ChartKind::Lines,
         title: title.into(),
         x_label: "tokens of the device pool".into(),
         y_label: y_label.into(),
@@ -92,8 +93,8 @@ fn chart(rows: &[Row], title: &str, y_label: &str, value: fn(&Row) -> f64) -> Ch
 mod tests {
     use super::*;
 
-    fn row(mode: Mode, tokens: usize, out_tok_per_s: f64, itl_p99_ms: f64) -> Row {
-        Row {
+    fn row(mode: Mode, tokens: usize, out_tok_per_s: f64, itl_p99_ms: f64) -> PressureRow {
+        PressureRow {
             mode,
             unbounded: tokens == 999,
             share: 0.5,

@@ -43,7 +43,7 @@ impl fmt::Display for Mode {
 
 /// What one run came to.
 #[derive(Clone, Debug, Serialize)]
-pub struct Run {
+pub struct PressureRun {
     pub out_tok_per_s: f64,
     pub ttft_ms: Times,
     pub itl_ms: Times,
@@ -57,7 +57,7 @@ pub struct Run {
 
 /// Medians of a mode's runs with a pool.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub struct PressureRow {
     pub mode: Mode,
     /// Nothing has to yield.
     pub unbounded: bool,
@@ -76,10 +76,10 @@ pub struct Row {
     pub recomputed_tokens: f64,
     /// In every round.
     pub identical: bool,
-    pub runs: Vec<Run>,
+    pub runs: Vec<PressureRun>,
 }
 
-impl Row {
+impl PressureRow {
     pub fn mode_name(&self) -> String {
         if self.unbounded { "unbounded".into() } else { self.mode.to_string() }
     }

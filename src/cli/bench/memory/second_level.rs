@@ -1,12 +1,12 @@
 //! A prefix that the device no longer holds: fetched from the swap pool, beside computing it and beside having it.
 
-use super::super::client::Target;
-use super::super::report::Outcome;
-use super::super::workload::{Stream, TokenSource, WorkItem};
+use super::super::client::BenchTarget;
+use super::super::report::RequestOutcome;
+use super::super::workload::{RandomStream, TokenSource, WorkItem};
 use super::model::{self, ModelFacts};
-use super::output::{Part, Section, Table, median, percent};
+use super::output::{Section, SectionPart, Table, median, percent};
 use crate::actors::runtime::Runtime;
-use crate::cli::bench::chart::{Chart, Kind, Series};
+use crate::cli::bench::chart::{Chart, ChartKind, Series};
 use crate::cli::progress::{self, RequestProgress};
 use crate::config::Config;
 use crate::error::StartError;
@@ -21,7 +21,7 @@ const SPARE_BLOCKS: usize = 8;
 /// The prefix, where nothing else is asked for and the model has room.
 const DEFAULT_PREFIX: usize = 4_096;
 
-pub struct Setup<'a> {
+pub struct SecondLevelSetup<'a> {
     pub config: &'a Config,
     /// Tokens of the prefix; `None`: 4,096, or what the model has room for.
     pub prefix: Option<usize>,
@@ -43,7 +43,7 @@ struct Round {
     swap_share: f64,
 }
 
-pub fn measure(setup: &Setup) -> Result<Section, StartError> {
+pub fn measure(setup: &SecondLevelSetup) -> Result<Section, StartError> {
     let facts = ModelFacts::read(setup.config)?;
     let most = facts.max_model_len.saturating_sub(OWN_TOKENS + 1);
     let prefix = setup.prefix.unwrap_or(DEFAULT_PREFIX.min(most));
@@ -68,8 +68,8 @@ pub fn measure(setup: &Setup) -> Result<Section, StartError> {
         )));
     }
     let subject = model::subject(&facts.name, loaded);
-    let target = Target::InProcess(runtime.handle());
-    let mut tokens = TokenSource::new(setup.seed, Stream::Prompts, facts.vocab_size);
+    let target = BenchTarget::InProcess(runtime.handle());
+    let mut tokens = TokenSource::new(setup.seed, RandomStream::Prompts, facts.vocab_size);
     let rounds = actix_web::rt::System::new().block_on(async {
         let mut progress = RequestProgress::new(4 * (setup.rounds as u64 + 1));
         let mut rounds = Vec::new();
@@ -82,7 +82,7 @@ pub fn measure(setup: &Setup) -> Result<Section, StartError> {
 }
 
 async fn round(
-    target: &Target,
+    target: &BenchTarget,
     tokens: &mut TokenSource,
     prefix: usize,
     progress: &mut RequestProgress,
@@ -99,7 +99,7 @@ async fn round(
         progress.request_done(1);
         outcomes.push(outcome);
     }
-    let ms = |outcome: &Outcome| outcome.ttft.map_or(f64::NAN, |ttft| 1e3 * ttft.as_secs_f64());
+    let ms = |outcome: &RequestOutcome| outcome.ttft.map_or(f64::NAN, |ttft| 1e3 * ttft.as_secs_f64());
     let share = |tokens: usize| tokens as f64 / prefix as f64;
     Ok(Round {
         computed_ms: [ms(&outcomes[0]), ms(&outcomes[2])],
@@ -130,7 +130,7 @@ fn section(subject: &str, prefix: usize, rounds: &[Round]) -> Section {
         rounds.len()
     );
     let chart = Chart {
-        kind: Kind::Bars,
+        kind: ChartKind::Bars,
         title: format!("Time to first token after a prefix of {prefix} tokens"),
         x_label: "where the prefix is".into(),
         y_label: "ms".into(),
@@ -140,7 +140,7 @@ fn section(subject: &str, prefix: usize, rounds: &[Round]) -> Section {
     Section {
         name: "second-level",
         title: "The swap pool as a second level of the prefix cache",
-        parts: vec![Part::Text(about), Part::Table(table)],
+        parts: vec![SectionPart::Text(about), SectionPart::Table(table)],
         charts: vec![("second-level".into(), chart)],
         figures: json!({
             "subject": subject, "prefix_tokens": prefix, "computed_ms": computed, "swap_ms": swap, "device_ms": device,

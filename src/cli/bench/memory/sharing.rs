@@ -1,14 +1,14 @@
 //! Blocks that sharing saves: sections 6.3 and 6.4 of the paper (its figures 15 and 16).
 
 use super::super::simulated::made_up_output;
-use super::super::workload::{Stream, TokenSource};
+use super::super::workload::{RandomStream, TokenSource};
 use super::beams::{self, Beams, WIDTHS};
 use super::block_meter::BlockMeter;
 use super::lengths::{ABOUT, ALPACA, Dataset, Lengths, SHAREGPT};
-use super::load::{self, Arrivals, Job};
-use super::model::{self, Model};
-use super::output::{Part, Section, Table, percent};
-use crate::cli::bench::chart::{Chart, Kind, Series};
+use super::load::{self, LoadArrivals, LoadJob};
+use super::model::{self, BenchModel};
+use super::output::{Section, SectionPart, Table, percent};
+use crate::cli::bench::chart::{Chart, ChartKind, Series};
 use crate::config::Config;
 use crate::engine::plan::{StepOutput, StepPlan};
 use crate::engine::scheduler::PlannedStep;
@@ -42,14 +42,14 @@ pub struct Saving {
 
 /// How much is run.
 #[derive(Clone, Copy, Debug)]
-pub struct Setup<'a> {
+pub struct SharingSetup<'a> {
     pub config: &'a Config,
     pub num_requests: usize,
     pub num_beam_requests: usize,
     pub seed: u64,
 }
 
-pub fn measure(setup: &Setup) -> Result<Section, StartError> {
+pub fn measure(setup: &SharingSetup) -> Result<Section, StartError> {
     let block_size = setup.config.cache.block_size as usize;
     let max_len = setup.config.model.max_model_len.map_or(MAX_LEN, |len| len as usize);
     let mut savings = Vec::new();
@@ -79,28 +79,29 @@ pub fn measure(setup: &Setup) -> Result<Section, StartError> {
 }
 
 fn samples(dataset: &Dataset, lengths: &[Lengths], n: u32, block_size: usize, seed: u64) -> Saving {
-    let mut random = TokenSource::new(seed, Stream::Prompts, VOCAB_SIZE);
-    let jobs: Vec<Job> = lengths.iter().map(|lengths| job(random.take(lengths.prompt), lengths.output, n)).collect();
+    let mut random = TokenSource::new(seed, RandomStream::Prompts, VOCAB_SIZE);
+    let jobs: Vec<LoadJob> =
+        lengths.iter().map(|lengths| job(random.take(lengths.prompt), lengths.output, n)).collect();
     let saved = simulate(&jobs, block_size, n as usize, false);
     Saving { what: "parallel samples", lengths: dataset.name, count: n, saved }
 }
 
 fn prefixes(lengths: &[Lengths], prefix: usize, block_size: usize, seed: u64) -> Saving {
-    let mut random = TokenSource::new(seed, Stream::Prompts, VOCAB_SIZE);
-    let shared = TokenSource::new(seed, Stream::SharedPrefix, VOCAB_SIZE).take(prefix);
+    let mut random = TokenSource::new(seed, RandomStream::Prompts, VOCAB_SIZE);
+    let shared = TokenSource::new(seed, RandomStream::SharedPrefix, VOCAB_SIZE).take(prefix);
     let job = |lengths: &Lengths| job([shared.clone(), random.take(lengths.prompt)].concat(), lengths.output, 1);
-    let jobs: Vec<Job> = lengths.iter().map(job).collect();
+    let jobs: Vec<LoadJob> = lengths.iter().map(job).collect();
     let saved = simulate(&jobs, block_size, 1, true);
     Saving { what: "shared prefix", lengths: ALPACA.name, count: prefix as u32, saved }
 }
 
-fn job(prompt: Vec<TokenId>, max_tokens: u32, n: u32) -> Job {
+fn job(prompt: Vec<TokenId>, max_tokens: u32, n: u32) -> LoadJob {
     let params = SamplingParams { max_tokens, ..SamplingParams::default() };
-    Job { prompt: Arc::new(prompt), params: Arc::new(params), n }
+    LoadJob { prompt: Arc::new(prompt), params: Arc::new(params), n }
 }
 
 /// The scheduler and the pool with room for all: no sequence yields.
-fn simulate(jobs: &[Job], block_size: usize, width: usize, prefix_caching: bool) -> f64 {
+fn simulate(jobs: &[LoadJob], block_size: usize, width: usize, prefix_caching: bool) -> f64 {
     let longest = jobs.iter().map(|job| job.prompt.len() + job.params.max_tokens as usize).max().unwrap_or(1);
     let num_blocks = CONCURRENCY * width * (longest / block_size + 2);
     let mut engine = load::engine(block_size, num_blocks, prefix_caching, None);
@@ -109,11 +110,11 @@ fn simulate(jobs: &[Job], block_size: usize, width: usize, prefix_caching: bool)
         meter.look(engine, &planned.plan, width);
         made_up_output(&planned.plan)
     };
-    load::run(&mut engine, jobs, Arrivals::UpTo(CONCURRENCY), &mut step);
+    load::run(&mut engine, jobs, LoadArrivals::UpTo(CONCURRENCY), &mut step);
     meter.saved()
 }
 
-fn section(setup: &Setup, model: &Model, savings: &[Saving]) -> Section {
+fn section(setup: &SharingSetup, model: &BenchModel, savings: &[Saving]) -> Section {
     let block_size = setup.config.cache.block_size;
     let of = |what: &str, lengths: &str| -> Vec<&Saving> {
         savings.iter().filter(|saving| saving.what == what && saving.lengths == lengths).collect()
@@ -147,7 +148,7 @@ fn section(setup: &Setup, model: &Model, savings: &[Saving]) -> Section {
     let series =
         |what: &str, lengths: &str| Series::new(lengths, of(what, lengths).iter().map(|saving| 100.0 * saving.saved));
     let chart = |what: &str, x_label: &str, counts: &[u32]| Chart {
-        kind: Kind::Bars,
+        kind: ChartKind::Bars,
         title: format!("KV blocks saved by sharing: {what}"),
         x_label: x_label.into(),
         y_label: "blocks saved, %".into(),
@@ -157,7 +158,7 @@ fn section(setup: &Setup, model: &Model, savings: &[Saving]) -> Section {
     Section {
         name: "sharing",
         title: "Memory saved by sharing",
-        parts: vec![Part::Text(about), Part::Text(how), Part::Table(table)],
+        parts: vec![SectionPart::Text(about), SectionPart::Text(how), SectionPart::Table(table)],
         charts: vec![
             ("sharing-samples".into(), chart("parallel samples", "samples", &SAMPLES)),
             ("sharing-beams".into(), chart("beam search", "beams", &WIDTHS)),

@@ -1,9 +1,9 @@
 //! Swapping a sequence against computing it again, by block size: section 7.3 of the paper (its figure 19).
 
-use super::super::workload::{Stream, TokenSource};
-use super::model::{self, Model};
-use super::output::{Part, Section, Table, median};
-use crate::cli::bench::chart::{Chart, Kind, Series};
+use super::super::workload::{RandomStream, TokenSource};
+use super::model::{self, BenchModel};
+use super::output::{Section, SectionPart, Table, median};
+use crate::cli::bench::chart::{Chart, ChartKind, Series};
 use crate::config::Config;
 use crate::engine::plan::{PlannedSeq, SamplePlan, StepPlan, SwapIn};
 use crate::error::StartError;
@@ -17,7 +17,7 @@ use std::time::Instant;
 /// Whose median counts, after one that does not.
 const ROUNDS: usize = 5;
 
-pub struct Setup<'a> {
+pub struct SwapSetup<'a> {
     pub config: &'a Config,
     pub block_sizes: &'a [usize],
     /// Tokens of the sequence.
@@ -27,27 +27,27 @@ pub struct Setup<'a> {
 
 /// Medians, in milliseconds.
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Row {
+struct SwapRow {
     block_size: usize,
     out_ms: f64,
     in_ms: f64,
     recompute_ms: f64,
 }
 
-impl Row {
+impl SwapRow {
     fn swap_ms(&self) -> f64 {
         self.out_ms + self.in_ms
     }
 }
 
-pub fn measure(setup: &Setup) -> Result<Section, StartError> {
+pub fn measure(setup: &SwapSetup) -> Result<Section, StartError> {
     let mut rows = Vec::new();
     let mut device = String::new();
     for block_size in setup.block_sizes {
         let mut config = setup.config.clone();
         config.cache.block_size = *block_size as u32;
         config.cache.num_device_blocks = Some(setup.length.div_ceil(*block_size) as u32);
-        let mut model = Model::load(&config)?;
+        let mut model = BenchModel::load(&config)?;
         tracing::info!("swap: blocks of {block_size} tokens on {}", model.loaded.device);
         device = model::subject(&model.name, &model.loaded);
         rows.push(measure_one(setup, &mut model, *block_size)?);
@@ -55,7 +55,7 @@ pub fn measure(setup: &Setup) -> Result<Section, StartError> {
     Ok(section(setup, &device, &rows))
 }
 
-fn measure_one(setup: &Setup, model: &mut Model, block_size: usize) -> Result<Row, StartError> {
+fn measure_one(setup: &SwapSetup, model: &mut BenchModel, block_size: usize) -> Result<SwapRow, StartError> {
     let num_blocks = setup.length.div_ceil(block_size);
     let pools = model.loaded.pools;
     if pools.num_swap_blocks < num_blocks {
@@ -72,11 +72,11 @@ fn measure_one(setup: &Setup, model: &mut Model, block_size: usize) -> Result<Ro
             setup.length, model.loaded.max_model_len
         )));
     }
-    let tokens = TokenSource::new(setup.seed, Stream::Prompts, model.vocab_size).take(setup.length);
+    let tokens = TokenSource::new(setup.seed, RandomStream::Prompts, model.vocab_size).take(setup.length);
     let mut times = [const { Vec::new() }; 3];
     for round in 0..=ROUNDS {
         // In this order, so that what is copied has been computed and what comes back has been copied.
-        let steps: [&dyn Fn(&mut Model); 3] =
+        let steps: [&dyn Fn(&mut BenchModel); 3] =
             [&|model| recompute(model, &tokens), &|model| swap_out(model, num_blocks), &|model| {
                 swap_in(model, num_blocks)
             }];
@@ -89,11 +89,11 @@ fn measure_one(setup: &Setup, model: &mut Model, block_size: usize) -> Result<Ro
         }
     }
     let [recompute_ms, out_ms, in_ms] = times.map(median);
-    Ok(Row { block_size, out_ms, in_ms, recompute_ms })
+    Ok(SwapRow { block_size, out_ms, in_ms, recompute_ms })
 }
 
 /// As the engine would: in chunks of what a step may hold.
-fn recompute(model: &mut Model, tokens: &[TokenId]) {
+fn recompute(model: &mut BenchModel, tokens: &[TokenId]) {
     let block_size = model.loaded.pools.layout.block_size;
     let table: Vec<BlockId> = blocks(tokens.len().div_ceil(block_size)).collect();
     let table = Arc::new(table);
@@ -122,13 +122,13 @@ fn recompute(model: &mut Model, tokens: &[TokenId]) {
     }
 }
 
-fn swap_out(model: &mut Model, num_blocks: usize) {
+fn swap_out(model: &mut BenchModel, num_blocks: usize) {
     let swap_out = blocks(num_blocks).zip(blocks(num_blocks)).collect();
     model.execute(&StepPlan { swap_out, ..StepPlan::default() });
     model.await_copies();
 }
 
-fn swap_in(model: &mut Model, num_blocks: usize) {
+fn swap_in(model: &mut BenchModel, num_blocks: usize) {
     let pairs = blocks(num_blocks).zip(blocks(num_blocks)).collect();
     model.execute(&StepPlan { swap_in: vec![SwapIn { id: CopyId(0), pairs }], ..StepPlan::default() });
     model.await_copies();
@@ -138,7 +138,7 @@ fn blocks(num: usize) -> impl Iterator<Item = BlockId> {
     (0..num as u32).map(BlockId)
 }
 
-fn section(setup: &Setup, device: &str, rows: &[Row]) -> Section {
+fn section(setup: &SwapSetup, device: &str, rows: &[SwapRow]) -> Section {
     let mut table =
         Table::new(["block size", "out, ms", "in, ms", "out and in, ms", "recompute, ms", "swap / recompute"]);
     for row in rows {
@@ -152,21 +152,21 @@ fn section(setup: &Setup, device: &str, rows: &[Row]) -> Section {
         setup.length
     );
     let chart = Chart {
-        kind: Kind::Lines,
+        kind: ChartKind::Lines,
         title: format!("Swapping against recomputing {} tokens", setup.length),
         x_label: "tokens of a block".into(),
         y_label: "ms".into(),
         places: rows.iter().map(|row| row.block_size.to_string()).collect(),
         series: vec![
             Series::new("recompute", rows.iter().map(|row| row.recompute_ms)),
-            Series::new("swap out and in", rows.iter().map(Row::swap_ms)),
+            Series::new("swap out and in", rows.iter().map(SwapRow::swap_ms)),
             Series::new("swap out", rows.iter().map(|row| row.out_ms)),
         ],
     };
     Section {
         name: "swap",
         title: "Swapping against recomputing",
-        parts: vec![Part::Text(about), Part::Table(table)],
+        parts: vec![SectionPart::Text(about), SectionPart::Table(table)],
         charts: vec![("swap".into(), chart)],
         figures: json!({ "subject": device, "tokens": setup.length, "rounds": ROUNDS, "rows": rows }),
     }

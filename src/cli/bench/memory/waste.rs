@@ -2,11 +2,11 @@
 //! figures 2 and 13).
 
 use super::super::simulated::made_up_output;
-use super::allocators::{Allocator, Buddy, FirstFit, Piece};
+use super::allocators::{Allocator, Buddy, FirstFit, MemoryPiece};
 use super::lengths::Lengths;
-use super::load::{self, Arrivals, Job};
-use super::output::{Part, Section, Table, fine_percent, percent};
-use crate::cli::bench::chart::{Chart, Kind, Series};
+use super::load::{self, LoadArrivals, LoadJob};
+use super::output::{SectionPart, Section, Table, fine_percent, percent};
+use crate::cli::bench::chart::{Chart, ChartKind, Series};
 use crate::engine::scheduler::PlannedStep;
 use crate::engine::state::EngineState;
 use crate::error::StartError;
@@ -80,14 +80,14 @@ pub fn contiguous(
     mut allocator: impl Allocator,
     reserve: impl Fn(&Lengths) -> usize,
 ) -> Waste {
-    struct Running {
+    struct RunningRequest {
         lengths: Lengths,
-        piece: Piece,
+        piece: MemoryPiece,
         /// Whose KV is there.
         computed: usize,
     }
     let mut waiting: VecDeque<&Lengths> = requests.iter().collect();
-    let mut running: Vec<Running> = Vec::new();
+    let mut running: Vec<RunningRequest> = Vec::new();
     let mut sums = Sums::default();
     while let Some(next) = waiting.front() {
         let Some(piece) = allocator.allocate(reserve(next)) else {
@@ -98,11 +98,11 @@ pub fn contiguous(
             let reserved = running.iter().map(|one| one.lengths.slots() - one.computed).sum();
             let allocated = running.iter().map(|one| one.piece.len).sum();
             sums.add(tokens, reserved, allocated, num_slots, running.len());
-            let has_ended = |one: &mut Running| one.computed >= one.lengths.slots();
+            let has_ended = |one: &mut RunningRequest| one.computed >= one.lengths.slots();
             running.extract_if(.., has_ended).for_each(|one| allocator.free(one.piece));
             continue;
         };
-        running.push(Running { lengths: **next, piece, computed: 0 });
+        running.push(RunningRequest { lengths: **next, piece, computed: 0 });
         waiting.pop_front();
     }
     sums.waste(system, num_slots)
@@ -112,12 +112,12 @@ pub fn contiguous(
 pub fn paged(requests: &[Lengths], num_slots: usize, block_size: usize) -> Waste {
     let num_blocks = num_slots / block_size;
     let mut engine = load::engine(block_size, num_blocks, false, None);
-    let job = |lengths: &Lengths| Job {
+    let job = |lengths: &Lengths| LoadJob {
         prompt: Arc::new(vec![0; lengths.prompt]),
         params: Arc::new(SamplingParams { max_tokens: lengths.output, ..SamplingParams::default() }),
         n: 1,
     };
-    let jobs: Vec<Job> = requests.iter().map(job).collect();
+    let jobs: Vec<LoadJob> = requests.iter().map(job).collect();
     let mut sums = Sums::default();
     let mut step = |engine: &EngineState, planned: &PlannedStep| {
         let population = engine.scheduler.population();
@@ -128,12 +128,12 @@ pub fn paged(requests: &[Lengths], num_slots: usize, block_size: usize) -> Waste
         }
         made_up_output(&planned.plan)
     };
-    load::run(&mut engine, &jobs, Arrivals::AllAtOnce, &mut step);
+    load::run(&mut engine, &jobs, LoadArrivals::AllAtOnce, &mut step);
     sums.waste(format!("paged, blocks of {block_size}"), num_blocks * block_size)
 }
 
 /// What is compared.
-pub struct Setup {
+pub struct WasteSetup {
     pub requests: Vec<Lengths>,
     /// Where they are from, for people.
     pub source: String,
@@ -146,11 +146,11 @@ pub struct Setup {
     pub block_sizes: Vec<usize>,
 }
 
-pub fn measure(setups: &[Setup]) -> Result<Section, StartError> {
+pub fn measure(setups: &[WasteSetup]) -> Result<Section, StartError> {
     let mut section = Section {
         name: "waste",
         title: "Waste of KV memory by system",
-        parts: vec![Part::Text(ABOUT.into())],
+        parts: vec![SectionPart::Text(ABOUT.into())],
         charts: Vec::new(),
         figures: json!([]),
     };
@@ -168,7 +168,7 @@ pub fn measure(setups: &[Setup]) -> Result<Section, StartError> {
                 row.system
             )));
         }
-        section.parts.extend([Part::Text(setup.about()), Part::Table(table(&rows))]);
+        section.parts.extend([SectionPart::Text(setup.about()), SectionPart::Table(table(&rows))]);
         section.charts.extend(setup.charts(&rows));
         figures.push(json!({
             "source": setup.source, "requests": setup.requests.len(), "slots": setup.num_slots,
@@ -190,7 +190,7 @@ const ABOUT: &str = "Shares of all slots of the KV memory (a slot holds a token)
      rounded up to a power of two, by buddies (the paper's Orca, Pow2); of exactly the length, by buddies (Oracle) and by \
      first fit.";
 
-impl Setup {
+impl WasteSetup {
     fn rows(&self) -> Vec<Waste> {
         let Self { requests, block_sizes, .. } = self;
         let (max_model_len, num_slots) = (self.max_model_len, self.num_slots);
@@ -227,7 +227,7 @@ impl Setup {
         let places: Vec<String> = rows.iter().map(|row| short(&row.system)).collect();
         let share = |name: &str, value: fn(&Waste) -> f64| Series::new(name, rows.iter().map(|row| 100.0 * value(row)));
         let memory = Chart {
-            kind: Kind::Stacked,
+            kind: ChartKind::Stacked,
             title: format!("What the KV memory holds: {}", self.source),
             x_label: "contiguous reservation; paged, with blocks of so many tokens".into(),
             y_label: "share of KV memory, %".into(),
@@ -240,7 +240,7 @@ impl Setup {
             ],
         };
         let batch = Chart {
-            kind: Kind::Bars,
+            kind: ChartKind::Bars,
             title: format!("Requests that run at once in the same memory: {}", self.source),
             x_label: "contiguous reservation; paged, with blocks of so many tokens".into(),
             y_label: "running requests, mean".into(),
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn every_slot_is_counted_once() {
-        let setup = Setup {
+        let setup = WasteSetup {
             requests: super::super::lengths::SHAREGPT.sample(150, 7, 2048),
             source: "test".into(),
             slug: "test",

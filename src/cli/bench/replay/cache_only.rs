@@ -1,7 +1,7 @@
 //! What a cache of so many blocks holds of a trace: requests one after the other, without time.
 
 use super::hindsight::best_by_uses_and_age;
-use super::optimum::{Holding, optimum};
+use super::optimum::{CacheHolding, optimum};
 use super::trace::Trace;
 use crate::engine::block_pool::BlockPool;
 use crate::engine::prefix_cache::EvictionPolicy;
@@ -36,8 +36,8 @@ impl CacheRow {
             lru: of(EvictionPolicy::Lru),
             adaptive: of(EvictionPolicy::Adaptive),
             by_uses_and_age: best_by_uses_and_age(&trace.requests, capacity_blocks) / asked.max(1) as f64,
-            optimum_of_pool: best(Holding::Request),
-            optimum: best(Holding::Bypass),
+            optimum_of_pool: best(CacheHolding::Request),
+            optimum: best(CacheHolding::Bypass),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 #[derive(Debug, Default)]
 pub struct Copies {
     /// In order.
-    under_way: VecDeque<Copy>,
+    under_way: VecDeque<ReplayCopy>,
     /// When the last of them ends.
     end_s: f64,
     /// For each device block, when its last copy out ends: who writes it waits.
@@ -16,7 +16,7 @@ pub struct Copies {
 }
 
 #[derive(Debug)]
-struct Copy {
+struct ReplayCopy {
     /// Of blocks that come back.
     id: Option<CopyId>,
     num_blocks: usize,
@@ -51,7 +51,7 @@ impl Copies {
     fn push(&mut self, id: Option<CopyId>, num_blocks: usize, now_s: f64, block_s: f64) -> f64 {
         let seconds = num_blocks as f64 * block_s;
         self.end_s = self.end_s.max(now_s) + seconds;
-        self.under_way.push_back(Copy { id, num_blocks, seconds, end_s: self.end_s });
+        self.under_way.push_back(ReplayCopy { id, num_blocks, seconds, end_s: self.end_s });
         self.end_s
     }
 

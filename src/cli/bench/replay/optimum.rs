@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 
 /// What a cache must hold while a request runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Holding {
+pub enum CacheHolding {
     /// Nothing: a block may be read from the cache, computed and dropped without ever taking a place in it. More than a
     /// pool can do whose blocks are what requests compute in.
     Bypass,
@@ -24,7 +24,7 @@ pub enum Holding {
 /// rule. That a block is of use only behind all before it costs nothing: whoever asks for a block asks for those before
 /// it, so that they are needed again no later; of those needed at the same time the deepest is dropped first; and so no
 /// block is ever dropped before one behind it.
-pub fn optimum<'a>(requests: impl Iterator<Item = &'a TraceRequest>, capacity: usize, holding: Holding) -> usize {
+pub fn optimum<'a>(requests: impl Iterator<Item = &'a TraceRequest>, capacity: usize, holding: CacheHolding) -> usize {
     let requests: Vec<&[u32]> = requests.map(|request| &request.blocks[..]).collect();
     let mut next_uses: Vec<Vec<Option<usize>>> = requests.iter().map(|blocks| vec![None; blocks.len()]).collect();
     let mut last_uses: HashMap<u32, (usize, usize)> = HashMap::new();
@@ -43,7 +43,7 @@ pub fn optimum<'a>(requests: impl Iterator<Item = &'a TraceRequest>, capacity: u
             kept.pop_first();
             num_hits += 1;
         }
-        if holding == Holding::Request {
+        if holding == CacheHolding::Request {
             shrink(&mut kept, capacity.saturating_sub(blocks.len()));
         }
         let places = next_uses[time].iter().enumerate();
@@ -65,7 +65,7 @@ mod tests {
     use crate::cli::bench::replay::trace::tests::trace_of;
 
     /// Over everything that could be kept, as sets of blocks: the most hits that lead to each set.
-    fn by_trying_everything(requests: &[Vec<u32>], capacity: usize, holding: Holding) -> usize {
+    fn by_trying_everything(requests: &[Vec<u32>], capacity: usize, holding: CacheHolding) -> usize {
         let size = |set: u32| set.count_ones() as usize;
         let mut best: HashMap<u32, usize> = HashMap::from([(0, 0)]);
         for blocks in requests {
@@ -77,7 +77,7 @@ mod tests {
                 // All subsets of `all`.
                 let mut kept = all;
                 loop {
-                    let held = if holding == Holding::Request { kept | own } else { kept };
+                    let held = if holding == CacheHolding::Request { kept | own } else { kept };
                     if size(held) <= capacity {
                         let most = next.entry(kept).or_insert(0);
                         *most = hits.max(*most);
@@ -116,7 +116,7 @@ mod tests {
             let trace = trace_of(&ids);
             let blocks: Vec<_> = trace.requests.iter().map(|request| request.blocks.clone()).collect();
             let capacity = 4 + below(3) as usize;
-            let [most, less] = [Holding::Bypass, Holding::Request].map(|holding| {
+            let [most, less] = [CacheHolding::Bypass, CacheHolding::Request].map(|holding| {
                 let found = optimum(trace.requests.iter(), capacity, holding);
                 assert_eq!(found, by_trying_everything(&blocks, capacity, holding), "{ids:?} {capacity} {holding:?}");
                 found

@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// What is simulated.
-pub struct Setup<'a> {
+pub struct SimulationSetup<'a> {
     pub trace: &'a Trace,
     /// The trace, again and again, until there are so many.
     pub num_requests: usize,
@@ -67,14 +67,14 @@ pub struct Simulated {
 }
 
 /// A request that has not ended.
-struct Open {
+struct OpenRequest {
     arrival_s: f64,
     last_token_s: Option<f64>,
     has_ended: bool,
 }
 
 struct Simulation<'a> {
-    setup: &'a Setup<'a>,
+    setup: &'a SimulationSetup<'a>,
     engine: EngineState,
     copies: Copies,
     now_s: f64,
@@ -82,7 +82,7 @@ struct Simulation<'a> {
     next_request: usize,
     next_id: u64,
     /// Of ids in a row, up to `next_id`.
-    open: VecDeque<Open>,
+    open: VecDeque<OpenRequest>,
     /// By length: nobody looks at the tokens of a prompt, whose blocks have names.
     prompts: IdMap<u64, Arc<Vec<TokenId>>>,
     params: IdMap<u64, Arc<SamplingParams>>,
@@ -92,12 +92,12 @@ struct Simulation<'a> {
 }
 
 /// Runs all of it; the same setup gives the same result.
-pub fn simulate(setup: &Setup) -> Simulated {
+pub fn simulate(setup: &SimulationSetup) -> Simulated {
     Simulation::new(setup).run()
 }
 
 impl<'a> Simulation<'a> {
-    fn new(setup: &'a Setup<'a>) -> Self {
+    fn new(setup: &'a SimulationSetup<'a>) -> Self {
         let SchedulerConfig { block_size, num_device_blocks, num_swap_blocks, .. } = setup.scheduler;
         let result = Simulated {
             block_size,
@@ -185,7 +185,7 @@ impl<'a> Simulation<'a> {
             let (terms, tenant) = (Terms::default(), Tenant::default());
             let arrival = Arrival { id, prompt, params, n, priority, cache_salt, constraint, terms, tenant };
             self.engine.scheduler.arrive_named(arrival, names);
-            self.open.push_back(Open { arrival_s, last_token_s: None, has_ended: false });
+            self.open.push_back(OpenRequest { arrival_s, last_token_s: None, has_ended: false });
         }
     }
 
@@ -322,7 +322,7 @@ mod tests {
 
     fn run(trace: &Trace, num_requests: usize, scheduler: SchedulerConfig) -> Simulated {
         let eviction = EvictionPolicy::default();
-        simulate(&Setup { trace, num_requests, scheduler, eviction, timing: &TIMING })
+        simulate(&SimulationSetup { trace, num_requests, scheduler, eviction, timing: &TIMING })
     }
 
     #[test]

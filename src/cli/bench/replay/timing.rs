@@ -66,7 +66,7 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Line {
+    struct TimingLine {
         #[command(flatten)]
         timing: Timing,
     }
@@ -75,7 +75,7 @@ mod tests {
     fn a_step_takes_what_its_load_says() {
         let line = "x --step-ms 5 --decode-us 10 --decode-context-ns 2 --prompt-token-us 20 --prompt-context-ns 1 \
                     --kv-bytes-per-token 1000 --copy-gb-per-s 2";
-        let Line { timing } = Line::parse_from(line.split_whitespace());
+        let TimingLine { timing } = TimingLine::parse_from(line.split_whitespace());
         let mut load = StepLoad::default();
         load.add(1, 500);
         load.add(100, 1_000);
@@ -84,7 +84,7 @@ mod tests {
         assert!((timing.block_copy_s(16) - 16_000.0 / 2e9).abs() < 1e-12);
         assert_eq!(timing.forward_s(&StepLoad::default()), 0.0);
         for wrong in ["--step-ms=-1", "--decode-us=nan", "--copy-gb-per-s=0", "--kv-bytes-per-token=0"] {
-            assert!(Line::try_parse_from(["x", wrong]).is_err(), "{wrong}");
+            assert!(TimingLine::try_parse_from(["x", wrong]).is_err(), "{wrong}");
         }
     }
 }

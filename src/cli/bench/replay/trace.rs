@@ -1,6 +1,6 @@
 //! A trace whose prompts name their blocks, as requests that share prefixes.
 
-use super::super::workload::{Shape, read_trace};
+use super::super::workload::{RequestShape, read_trace};
 use crate::engine::prefix_cache::BlockHash;
 use crate::error::StartError;
 use std::collections::HashMap;
@@ -46,7 +46,7 @@ impl Trace {
 
     /// Numbers the blocks so that a number stands for its prefix, whatever the ids of the file mean. Blocks without an
     /// id are shared with none.
-    fn of(mut shapes: Vec<Shape>, tokens_per_block: usize) -> Result<Self, String> {
+    fn of(mut shapes: Vec<RequestShape>, tokens_per_block: usize) -> Result<Self, String> {
         shapes.sort_by(|a, b| a.timestamp_s.total_cmp(&b.timestamp_s));
         let first_s = shapes.first().map_or(0.0, |shape| shape.timestamp_s);
         let mut numbers: HashMap<(Option<u32>, u64), u32> = HashMap::new();
@@ -55,7 +55,7 @@ impl Trace {
         for shape in shapes {
             let num_blocks = shape.prompt_tokens.div_ceil(tokens_per_block);
             if shape.prompt_tokens == 0 || shape.hash_ids.len() > num_blocks {
-                let Shape { prompt_tokens, hash_ids, timestamp_s, .. } = &shape;
+                let RequestShape { prompt_tokens, hash_ids, timestamp_s, .. } = &shape;
                 return Err(format!(
                     "the request at {timestamp_s} s has {} hash_ids for {prompt_tokens} tokens: expected at least one \
                      token, and at most one id for each {tokens_per_block} (--hash-block)",
@@ -124,7 +124,7 @@ pub(super) mod tests {
 
     /// Requests a second apart, of blocks of 512 tokens.
     pub fn trace_of(ids: &[&[u64]]) -> Trace {
-        let shape = |(second, ids): (usize, &&[u64])| Shape {
+        let shape = |(second, ids): (usize, &&[u64])| RequestShape {
             prompt_tokens: ids.len() * 512,
             output_tokens: 3,
             timestamp_s: 10.0 + second as f64,
@@ -160,7 +160,7 @@ pub(super) mod tests {
 
     #[test]
     fn only_full_blocks_have_names_and_those_without_an_id_are_nobody_elses() {
-        let shape = |prompt_tokens, hash_ids: &[u64]| Shape {
+        let shape = |prompt_tokens, hash_ids: &[u64]| RequestShape {
             prompt_tokens,
             output_tokens: 0,
             timestamp_s: 0.0,

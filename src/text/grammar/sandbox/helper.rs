@@ -1,6 +1,6 @@
 //! The helper's side: compiles what it is told, and ends where that takes too much.
 
-use super::protocol::{Job, Reply, Verdict, Words, receive, send};
+use super::protocol::{CompileJob, CompileVerdict, Reply, Words, receive, send};
 use crate::text::grammar::engine::GrammarEngine;
 use crate::text::grammar::vocabulary::Vocabulary;
 use std::io;
@@ -40,7 +40,7 @@ fn serve() -> io::Result<()> {
     let engine_gone = || io::Error::other("the compiler's thread has ended");
     verdicts.recv().map_err(|_| engine_gone())?;
     let at_start = used()?;
-    while let Some(job) = receive::<Job>(&mut stream)? {
+    while let Some(job) = receive::<CompileJob>(&mut stream)? {
         let (cpu, memory_bytes) = (job.cpu(), job.memory_bytes);
         let begin = used()?;
         jobs.send(job).map_err(|_| engine_gone())?;
@@ -53,7 +53,7 @@ fn serve() -> io::Result<()> {
             let now = used()?;
             let is_too_large = now.resident_bytes.saturating_sub(at_start.resident_bytes) > memory_bytes;
             if is_too_large || now.cpu.saturating_sub(begin.cpu) > cpu {
-                let verdict = if is_too_large { Verdict::TooMuchMemory } else { Verdict::TooMuchTime };
+                let verdict = if is_too_large { CompileVerdict::TooMuchMemory } else { CompileVerdict::TooMuchTime };
                 send(&mut stream, &Reply { verdict, is_last: true })?;
                 // Nothing else stops the compiler.
                 std::process::exit(0);
@@ -71,28 +71,28 @@ fn serve() -> io::Result<()> {
 }
 
 /// The compiler's thread. Its first verdict says that it is ready.
-fn compile_all(words: Words, jobs: &Receiver<Job>, verdicts: &Sender<Verdict>) {
+fn compile_all(words: Words, jobs: &Receiver<CompileJob>, verdicts: &Sender<CompileVerdict>) {
     let engine = GrammarEngine::new(Vocabulary::of_words(words.words, words.ends));
-    if verdicts.send(Verdict::Compiled).is_err() {
+    if verdicts.send(CompileVerdict::Compiled).is_err() {
         return;
     }
     for job in jobs {
         let compiled = catch_unwind(AssertUnwindSafe(|| compile(&engine, &job)));
-        if verdicts.send(compiled.unwrap_or(Verdict::Panicked)).is_err() {
+        if verdicts.send(compiled.unwrap_or(CompileVerdict::Panicked)).is_err() {
             return;
         }
     }
 }
 
-fn compile(engine: &Result<GrammarEngine, String>, job: &Job) -> Verdict {
+fn compile(engine: &Result<GrammarEngine, String>, job: &CompileJob) -> CompileVerdict {
     let request = match job.request() {
         Ok(request) => request,
-        Err(error) => return Verdict::Refused { param: String::new(), message: error.to_string() },
+        Err(error) => return CompileVerdict::Refused { param: String::new(), message: error.to_string() },
     };
-    let refused = |param: String, message: String| Verdict::Refused { param, message };
+    let refused = |param: String, message: String| CompileVerdict::Refused { param, message };
     match engine {
         Ok(engine) => match engine.compile(&request) {
-            Ok(_) => Verdict::Compiled,
+            Ok(_) => CompileVerdict::Compiled,
             Err(error) => refused(error.param.unwrap_or_default(), error.message),
         },
         Err(error) => refused(request.param.clone(), format!("{}: {error}", request.param)),

@@ -20,14 +20,14 @@ pub struct Words {
 
 /// A grammar to compile.
 #[derive(Serialize, Deserialize)]
-pub struct Job {
+pub struct CompileJob {
     /// The [`GrammarRequest`] as JSON: postcard cannot say a schema.
     request: String,
     cpu_us: u64,
     pub memory_bytes: u64,
 }
 
-impl Job {
+impl CompileJob {
     pub fn new(request: &GrammarRequest, limits: GrammarLimits) -> serde_json::Result<Self> {
         let request = serde_json::to_string(request)?;
         Ok(Self { request, cpu_us: limits.cpu.as_micros() as u64, memory_bytes: limits.memory_bytes as u64 })
@@ -45,14 +45,14 @@ impl Job {
 /// The helper's answer to a job.
 #[derive(Serialize, Deserialize)]
 pub struct Reply {
-    pub verdict: Verdict,
+    pub verdict: CompileVerdict,
     /// It has ended, or ends now: it has become large.
     pub is_last: bool,
 }
 
 /// What came of a job.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Verdict {
+pub enum CompileVerdict {
     Compiled,
     /// It is wrong, for the client to mend.
     Refused {
