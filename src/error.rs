@@ -1,4 +1,4 @@
-//! Errors that reach a person: a client of the API ([`ApiError`]) or whoever starts the program ([`StartError`]).
+//! Errors that reach a person: a client of the API ([`ApiError`]), or the user who starts the program ([`StartError`]).
 
 use serde::Serialize;
 use std::fmt;
@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 pub struct ApiError {
     #[serde(skip)]
     pub status: u16,
-    /// What is wrong, naming the value given and the allowed range.
+    /// The problem, with the value given and the allowed range.
     pub message: String,
     #[serde(rename = "type")]
     pub kind: &'static str,
@@ -78,20 +78,20 @@ impl ApiError {
         Self::new(401, "authentication_error", Some("invalid_admin_key"), message)
     }
 
-    /// 403: nobody may change settings.
+    /// 403: there is no admin key, so settings cannot be changed.
     pub fn admin_closed() -> Self {
         let message = "/admin is closed on this server: set server.admin_key to open it for whoever has that key";
         Self::new(403, "permission_error", Some("admin_closed"), message)
     }
 
-    /// 401 of what is told of all requests: clients' keys are not good there.
+    /// 401 for data about all requests, which the keys of clients do not open.
     pub fn not_watcher() -> Self {
         let message = "missing or wrong key: this path wants server.metrics_key or server.admin_key as \
                        'Authorization: Bearer KEY' or 'X-API-Key: KEY'; keys of clients are not good here";
         Self::new(401, "authentication_error", Some("invalid_metrics_key"), message)
     }
 
-    /// 403: nobody may see what is told of all requests.
+    /// 403: there is no key that opens data about all requests.
     pub fn metrics_closed() -> Self {
         let message = "/metrics and /console/events tell of the requests of all clients, and keys of clients are not good \
                        here: set server.metrics_key to open them for whoever has that key";
@@ -265,7 +265,7 @@ impl ApiError {
         Self { retry_after_s: Some(5), ..Self::new(503, "service_unavailable", Some("shut_down"), message) }
     }
 
-    /// 429: nobody else may watch.
+    /// 429: the maximum number of watchers is reached.
     pub fn too_many_watchers(limit: usize) -> Self {
         Self {
             retry_after_s: Some(30),
@@ -291,7 +291,7 @@ impl ApiError {
         }
     }
 
-    /// 499: nobody hears it.
+    /// 499: the client has disconnected, so it will not see this.
     pub fn abandoned() -> Self {
         Self::new(499, "server_error", Some("client_left"), "the client has gone")
     }

@@ -1,8 +1,8 @@
-//! What the fuzzer calls: everything that reads bytes of somebody else's, each as a function of bytes. No part of the
-//! library.
+//! Entry points of the fuzzer: one function of bytes for each parser of untrusted input. This is not part of the
+//! library's API.
 //!
-//! Each function may refuse what it is given, and must not panic, hang, or take memory out of proportion. `fuzz/` runs
-//! them on inputs that libFuzzer makes, and `tests/fuzz_corpus.rs` on those that are kept.
+//! Each function may reject its input, but must not panic, hang, or use memory out of proportion. `fuzz/` runs them on
+//! inputs that libFuzzer generates, `tests/fuzz_corpus.rs` on a stored corpus.
 
 use crate::actors::live::LiveServer;
 use crate::actors::runtime::ModelInfo;
@@ -57,7 +57,7 @@ pub fn target(name: &str) -> Option<Target> {
     TARGETS.iter().find(|(other, _)| *other == name).map(|(_, run)| *run)
 }
 
-/// `config.json`, and what is computed from it before anything is loaded.
+/// A model's `config.json`, and everything that is computed from it before the model is loaded.
 fn config_json(data: &[u8]) {
     let Ok(Value::Object(config)) = serde_json::from_slice(data) else { return };
     let Ok(dtype) = families::dtype(&config) else { return };
@@ -206,8 +206,7 @@ fn budget() -> Budget {
     Budget::steps(1 << 30)
 }
 
-/// A request's body, to each endpoint that takes one, read as the server reads it. Its prompts are made into tokens; its
-/// grammar is not compiled.
+/// A request body, parsed by each endpoint as the server parses it. Prompts are tokenised; grammars are not compiled.
 fn request_body(data: &[u8]) {
     let model = model();
     let bounds = Bounds { max_values: 10_000, max_prompts: 64 };
@@ -258,8 +257,8 @@ fn recording(data: &[u8]) {
     let _ = replayer.pools();
 }
 
-/// An output of a chat model, in pieces: the first byte says how it is read, the second how it is cut. What is read
-/// does not depend on the cuts.
+/// An output of a chat model in pieces: the first byte chooses the format, the second the cuts. The result must not
+/// depend on the cuts.
 fn chat_output(data: &[u8]) {
     let [how, cuts, text @ ..] = data else { return };
     let Ok(text) = std::str::from_utf8(text) else { return };
@@ -325,8 +324,8 @@ fn grammar_text(data: &[u8]) {
     }
 }
 
-/// A grammar to its end, and the beginning of an output. The first byte says of which kind. It is compiled as a server
-/// compiles it, in another process first, where whoever calls has said which program that is
+/// Compiles a grammar and begins an output. The first byte chooses the kind of grammar. It is compiled as in a server:
+/// first in another process, if the caller has set the program for it
 /// ([`sandbox::use_program`](crate::text::grammar::sandbox::use_program)).
 fn grammar_compile(data: &[u8]) {
     let Some((kind, data)) = data.split_first() else { return };

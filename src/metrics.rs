@@ -1,7 +1,7 @@
-//! What the program tells Prometheus.
+//! The metrics that the program exports to Prometheus.
 //!
-//! [`install`] once at the start; before it (or without it, in a library or a test) recording does nothing. The
-//! functions take plain values and hold their handles: recording is an atomic operation, no lookup, except for
+//! Call [`install`] once at startup. Before that, or without it (in a library or a test), recording does nothing. The
+//! functions take plain values and use fixed handles, so recording is an atomic operation without a lookup, except for
 //! [`http_request`] and [`build_info`].
 
 mod ended;
@@ -22,7 +22,7 @@ use registry::{REGISTRY, Registry, with};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// One step of the engine.
+/// Measurements of one step of the engine.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct StepMetrics {
     pub sequences: usize,
@@ -30,14 +30,14 @@ pub struct StepMetrics {
     pub schedule: Duration,
     pub execute: Duration,
     pub sample: Duration,
-    /// Between the step before and this one; `None` where there was nothing to do in between.
+    /// Time since the step before this one; `None` if the engine was idle in between.
     pub gap: Option<Duration>,
 }
 
-/// Starts recording. Calling it again is harmless.
+/// Starts recording. Calling it again does nothing.
 pub fn install() -> &'static PrometheusHandle {
     let registry = REGISTRY.get_or_init(Registry::new);
-    // The recorder keeps every histogram sample until someone drains it; without a scrape that would be for ever.
+    // The recorder keeps every histogram sample until it is drained. Without scrapes that would be forever.
     static UPKEEP: OnceLock<()> = OnceLock::new();
     UPKEEP.get_or_init(|| {
         let handle = registry.handle.clone();
@@ -62,7 +62,7 @@ pub fn render() -> Option<String> {
     Some(registry.handle.render() + &vllm::render())
 }
 
-/// Requests held now.
+/// Sets the number of requests in the engine.
 pub fn set_requests(waiting: usize, running: usize, swapped: usize) {
     with(|m| {
         m.requests_waiting.set(waiting as f64);
@@ -81,30 +81,30 @@ pub fn request_ended(ended: &EndedRequest) {
     vllm::request_ended(ended);
 }
 
-/// `tenant`: whose request it was.
+/// Counts a refused request of `tenant`.
 pub fn request_rejected(reason: Rejection, tenant: Tenant) {
     with(|m| m.rejections[reason as usize].increment(1));
     tenants::rejected(tenant, reason);
 }
 
-/// A request's first step began `queued` after its arrival.
+/// The first step of a request began `queued` after its arrival.
 pub fn queue_time(queued: Duration) {
     with(|m| m.queue.record(queued));
 }
 
-/// A request's first token came `waited` after its arrival.
+/// The first token of a request came `waited` after its arrival.
 pub fn first_token(waited: Duration) {
     with(|m| m.first_token.record(waited));
     vllm::first_token(waited);
 }
 
-/// A sequence's next token came `gap` after the one before.
+/// The next token of a sequence came `gap` after the one before it.
 pub fn inter_token(gap: Duration) {
     with(|m| m.inter_token.record(gap));
     vllm::inter_token(gap);
 }
 
-/// A request was admitted: tokens of its prompt, and how many of them the prefix cache had.
+/// A request was admitted: the tokens of its prompt, and how many of them were in the prefix cache.
 pub fn prompt_tokens(prompt: usize, cached: usize) {
     with(|m| {
         m.prompt_tokens.increment(prompt as u64);
@@ -135,7 +135,7 @@ pub fn step(step: &StepMetrics) {
     vllm::step(step.tokens);
 }
 
-/// What was expected when a step was planned.
+/// The estimates with which a step was planned.
 pub fn forecast(prompt_limit: usize, decodes_s: f64, prompt_token_s: f64) {
     with(|m| {
         m.prompt_limit.set(prompt_limit as f64);
@@ -144,7 +144,7 @@ pub fn forecast(prompt_limit: usize, decodes_s: f64, prompt_token_s: f64) {
     });
 }
 
-/// What decides who is admitted: how long outputs become, and for how many steps blocks had to suffice.
+/// The estimates behind admission: the output length, and the number of steps for which blocks must suffice.
 pub fn expectation(output_tokens: usize, horizon: usize) {
     with(|m| {
         m.expected_output.set(output_tokens as f64);
@@ -157,7 +157,7 @@ pub fn text_job(is_heavy: bool, took: Duration) {
     with(|m| m.text_job_seconds[usize::from(is_heavy)].record(took));
 }
 
-/// Jobs of the text threads now; `oldest`: for how long the oldest of those that run has run.
+/// Jobs of the text threads now. `oldest` is the running time of the oldest running job.
 pub fn text_jobs(waiting: usize, running: usize, oldest: Duration) {
     with(|m| {
         m.text_jobs_waiting.set(waiting as f64);
@@ -175,7 +175,7 @@ pub fn set_device_blocks(used: usize, cached: usize, free: usize) {
     vllm::set_device_blocks(used, used + cached + free);
 }
 
-/// `draining` are used too, and beyond the pool's size; `used` are those within it.
+/// `draining` blocks are used too, but beyond the pool's size. `used` are those within it.
 pub fn set_swap_blocks(used: usize, cached: usize, free: usize, draining: usize) {
     with(|m| {
         m.swap_used.set(used as f64);
@@ -185,7 +185,7 @@ pub fn set_swap_blocks(used: usize, cached: usize, free: usize, draining: usize)
     });
 }
 
-/// A step's empty slots of used device blocks, and all their slots; the ratio is 0 where none is used.
+/// Empty slots of used device blocks in a step, and all their slots. The ratio is 0 if no block is used.
 pub fn kv_waste(empty_slots: usize, used_slots: usize) {
     with(|m| {
         m.kv_waste.set(if used_slots == 0 { 0.0 } else { empty_slots as f64 / used_slots as f64 });
@@ -227,7 +227,7 @@ pub fn set_max_tail_blocks(num_blocks: usize) {
     with(|m| m.max_tail.set(num_blocks as f64));
 }
 
-/// Prompt tokens looked up in the prefix cache, how many were there, and how many of these in the swap pool alone.
+/// Prompt tokens looked up in the prefix cache, how many were found, and how many of these only in the swap pool.
 pub fn prefix_cache(queried: usize, hit: usize, swapped: usize) {
     with(|m| {
         m.prefix_queries.increment(queried as u64);
@@ -237,7 +237,7 @@ pub fn prefix_cache(queried: usize, hit: usize, swapped: usize) {
     vllm::prefix_cache(queried, hit, swapped);
 }
 
-/// Seconds that copying a block takes, to the swap pool and to the device, and the blocks that wait for it.
+/// Seconds for copying a block to the swap pool and to the device, and the number of blocks that wait for a copy.
 pub fn copies(out_s: f64, in_s: f64, queued_blocks: usize) {
     with(|m| {
         m.copy_out.set(out_s);
@@ -250,7 +250,7 @@ pub fn arbiter_decided(choice: ArbiterChoice) {
     with(|m| m.arbiter[choice as usize].increment(1));
 }
 
-/// An HTTP answer. `path` is the route (never what a client made up: each value is a series of its own).
+/// Counts an HTTP answer. `path` must be the route, never text from a client, because each value creates a series.
 pub fn http_request(path: &'static str, status: u16) {
     if let Some(registry) = REGISTRY.get() {
         let labels = vec![Label::from_static_parts("path", path), Label::new("status", status.to_string())];
@@ -258,22 +258,22 @@ pub fn http_request(path: &'static str, status: u16) {
     }
 }
 
-/// Settings were to change while the server runs.
+/// An attempt to change settings while the server runs.
 pub fn config_changed(is_applied: bool) {
     with(|m| m.config_changes[usize::from(is_applied)].increment(1));
 }
 
-/// A client that took nothing of its stream was cut off.
+/// The connection of a slow client was closed.
 pub fn slow_client_cut() {
     with(|m| m.slow_clients.increment(1));
 }
 
-/// A line of the log could not be written.
+/// A log line could not be written.
 pub fn log_line_dropped() {
     with(|m| m.log_dropped.increment(1));
 }
 
-/// What the flight recorder holds.
+/// Memory and time span of the flight recorder.
 pub fn recorder(bytes: usize, length: Duration) {
     with(|m| {
         m.recorder_bytes.set(bytes as f64);
@@ -281,7 +281,7 @@ pub fn recorder(bytes: usize, length: Duration) {
     });
 }
 
-/// What it held was written to a file: by itself after a failure, or because somebody asked.
+/// A recording was written: automatically after a failure, or on request.
 pub fn recording_written(after_failure: bool) {
     with(|m| m.recordings[usize::from(after_failure)].increment(1));
 }
@@ -290,7 +290,7 @@ pub fn executor_restarted() {
     with(|m| m.executor_restarts.increment(1));
 }
 
-/// What is running; once, when the model is loaded.
+/// Describes the running program. Call it once, when the model is loaded.
 pub fn build_info(model: &str, device: &str, dtype: &'static str) {
     if let Some(registry) = REGISTRY.get() {
         let labels = vec![

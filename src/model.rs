@@ -1,4 +1,4 @@
-//! A checkpoint as data and the one forward pass over it.
+//! Models: checkpoints as data, and one forward pass for all families.
 
 mod bytes;
 pub mod checkpoint;

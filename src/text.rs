@@ -1,4 +1,4 @@
-//! Text on one side, token ids on the other: tokenizer, chat template, incremental detokenizer, stop strings.
+//! Between text and token ids: tokenizer, chat templates, incremental detokenizer, stop strings, grammars.
 
 pub mod chat_output;
 pub mod chat_template;

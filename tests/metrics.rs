@@ -1,4 +1,4 @@
-//! What is recorded, as Prometheus reads it.
+//! Recorded metrics, as Prometheus reads them.
 
 use pagetide::engine::scheduler::{Foresight, TailCopies, TailExcess};
 use pagetide::ids::Tenant;
@@ -17,7 +17,7 @@ fn ended(outcome: Outcome, seconds: u64) -> EndedRequest {
     EndedRequest { outcome, e2e: Duration::from_secs(seconds), tenant: tenants::of(Tenant(7)), ..Default::default() }
 }
 
-/// One test, in a process of its own: what is recorded is global.
+/// A single test, because the metrics of a process are global.
 #[test]
 fn what_is_recorded_is_on_the_page() {
     request_ended(&ended(Outcome::Stop, 1)); // before install: nothing happens

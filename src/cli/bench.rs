@@ -1,4 +1,4 @@
-//! `pagetide bench`: how fast the engine, or any OpenAI-compatible server, does a given work.
+//! `pagetide bench`: measures the engine, or any OpenAI-compatible server, under a given load.
 
 pub mod chart;
 pub(crate) mod client;
@@ -40,40 +40,41 @@ use workload::WorkItem;
 
 #[derive(Subcommand)]
 pub enum BenchCommand {
-    /// The engine without HTTP, all requests at once: the most it can do
+    /// Measure the maximum throughput of the engine: no HTTP, all requests at once
     Throughput {
         #[command(flatten)]
         common: CommonArgs,
     },
-    /// The engine without HTTP, one batch after the other: prefill and decoding apart
+    /// Measure prefill and decode times of the engine: no HTTP, one batch after the other
     Latency {
-        /// Requests that run together
+        /// Number of requests in a batch
         #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
         batch: u32,
         #[command(flatten)]
         common: CommonArgs,
     },
-    /// An OpenAI-compatible server over HTTP: its own, or the one at --url; one load, or several
+    /// Measure an OpenAI-compatible server over HTTP: its own, or the one at --url
     Serve(Box<ServeArgs>),
-    /// Two results, written by --json: how they differ, and whether by more than chance
+    /// Compare two results written with --json, and tell differences from noise
     Compare(CompareArgs),
-    /// A GPU: kernels, copies and steps beside what it can do
+    /// Measure kernels, copies and steps of a GPU against its peak performance
     ///
-    /// The model is Llama 3 8B's shape with random weights. Of the settings, those of the section device count.
+    /// The model has the shape of Llama 3 8B and random weights. Only settings of the section [device] apply.
     Gpu(gpu::GpuArgs),
-    /// Pools, cache and scheduler on a trace, without model and device: what pools of some sizes would have made of it
+    /// Simulate KV pools, prefix cache and scheduler on a trace, without a model or device
     ///
-    /// Of the settings, those of the sections cache, swap and scheduler count. A step takes what the timing flags say;
-    /// their defaults are Llama 3 8B on an H100, from its data sheet.
+    /// Only settings of the sections [cache], [swap] and [scheduler] apply. The timing flags give the duration of a step;
+    /// their defaults are those of Llama 3 8B on an H100, from its data sheet.
     Replay(replay::BenchReplayArgs),
-    /// What KV memory is used for, shared and worth: the experiments of the PagedAttention paper, as tables and charts
+    /// Run the experiments of the PagedAttention paper on KV memory, with tables and charts
     ///
-    /// Waste by system, blocks saved by sharing, swapping against recomputing, throughput and latency against the size of
-    /// the memory, and the swap pool as a second level of the prefix cache. All in this process, one after the other.
+    /// The experiments: wasted memory by system, blocks saved by sharing, swapping against recomputing, throughput and
+    /// latency by memory size, and the swap pool as a second level of the prefix cache. They run in this process, one
+    /// after the other.
     Memory(Box<memory::MemoryArgs>),
 }
 
-/// Exits with 1 if a request failed.
+/// The exit status is 1 if a request failed.
 pub fn run(command: BenchCommand) -> Result<ExitCode, StartError> {
     match command {
         BenchCommand::Throughput { common } => throughput(&common),
@@ -117,7 +118,7 @@ fn in_process(
     ) -> (Vec<RequestOutcome>, Duration, Option<PhaseReport>, Value),
 ) -> Result<ExitCode, StartError> {
     let mut config = resolve(args)?.config;
-    // Nobody is turned away here: all requests are held at once.
+    // No request must be refused, so all of them are held at once.
     let num = args.workload.num.map_or(default_num, |num| num as usize);
     config.server.max_requests = config.server.max_requests.max(num);
     let (runtime, roofline) = start(args, &config)?;

@@ -1,4 +1,4 @@
-//! `pagetide doctor`: what this machine has, and what would stop a start.
+//! `pagetide doctor`: reports what this machine has, and what would stop a start.
 
 use super::options::ConfigOptions;
 use super::output;
@@ -30,7 +30,7 @@ pub struct DoctorArgs {
     options: ConfigOptions,
 }
 
-/// Exit status: 1 if the configured device cannot be used, or the model's files are not there or would be refused.
+/// The exit status is 1 if the configured device cannot be used, or the model's files are missing or wrong.
 pub fn run(args: &DoctorArgs) -> Result<ExitCode, StartError> {
     let report = DoctorReport::new(&args.options.resolve()?.config);
     let text = if args.json {
@@ -42,22 +42,22 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode, StartError> {
     Ok(if report.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What was found; each part may be an error, which says why.
+/// The findings. Each part may be an error with its reason.
 #[derive(Serialize)]
 struct DoctorReport {
     version: &'static str,
-    /// As configured.
+    /// The configured device.
     device_kind: &'static str,
     driver: Finding<Driver>,
     nvrtc: Finding<Nvrtc>,
     cublaslt: Finding<LibraryFacts>,
-    /// What the opened GPU can do.
+    /// Measurements of the opened GPU.
     gpu: Finding<OpenGpu>,
     cpu: Finding<Cpu>,
     kernel_cache: Finding<KernelCacheFacts>,
-    /// Where the configured model is.
+    /// The location of the configured model.
     model: Finding<String>,
-    /// Where a start would run: `cuda (NVIDIA H100 80GB HBM3)`.
+    /// The device that a start would use: `cuda (NVIDIA H100 80GB HBM3)`.
     runs_on: Option<String>,
     /// What would stop a start.
     problems: Vec<String>,
@@ -97,7 +97,7 @@ struct LibraryFacts {
 struct Nvrtc {
     #[serde(flatten)]
     library: LibraryFacts,
-    /// Of one kernel file, for `architecture`.
+    /// Time to compile one kernel file for `architecture`.
     compile_s: f64,
     architecture: String,
 }
@@ -106,24 +106,24 @@ struct Nvrtc {
 struct OpenGpu {
     free_bytes: usize,
     total_bytes: usize,
-    /// GB/s of large copies.
+    /// Speeds of large copies.
     copies: CopySpeeds,
 }
 
-/// GB/s (10⁹ bytes). Host memory is pinned.
+/// In GB/s (10⁹ bytes). Host memory is pinned.
 #[derive(Serialize)]
 struct CopySpeeds {
     host_to_device: f64,
     device_to_host: f64,
-    /// Both at once, their sum.
+    /// The sum of both directions at the same time.
     both_ways: f64,
-    /// Bytes copied: each is read and written.
+    /// Bytes copied; each is read and written.
     on_device: f64,
 }
 
 #[derive(Serialize)]
 struct Cpu {
-    /// The one that would be used.
+    /// The instruction set that would be used.
     isa: &'static str,
     available: Vec<&'static str>,
     threads: usize,
@@ -188,7 +188,7 @@ impl DoctorReport {
     }
 }
 
-/// The GPU that a start would use, opened and tried: kernels compile and load, products and copies work.
+/// Opens the GPU that a start would use, and tries it: kernels compile and load, matrix products and copies work.
 fn find_gpu(options: &DriverOptions) -> Result<(DeviceInfo, OpenGpu), String> {
     let gpu = driver::find(options).map_err(|why| why.to_string())?;
     let device = gpu.open().map_err(|error| error.to_string())?;
@@ -222,7 +222,7 @@ fn measure_copies(device: &Rc<dyn Device>) -> DeviceResult<CopySpeeds> {
     let across = (Stream::Compute, Copy { to: second.ptr(), from: first.ptr(), bytes: BYTES });
     let speed = |copies: &[(Stream, Copy)]| -> DeviceResult<f64> {
         let mut start = Instant::now();
-        // The first time is not counted.
+        // The first run is not counted.
         for time in 0..=TIMES {
             if time == 1 {
                 device.synchronize()?;
@@ -258,12 +258,12 @@ fn driver(options: &DriverOptions) -> Result<Driver, driver::NoGpu> {
     Ok(Driver { path: driver.library, cuda_version: format!("{major}.{minor}"), devices })
 }
 
-/// The newest release of CUDA's libraries that the driver can run; without one, that we know.
+/// The newest release of CUDA's libraries that the driver can run. Without a driver, the newest one that is known here.
 fn newest_cuda(options: &DriverOptions) -> u32 {
     driver::probe(options).map_or(driver::NEWEST_CUDA, |driver| driver.cuda_version.0)
 }
 
-/// NVRTC needs no GPU: it compiles a kernel here and now.
+/// Tries NVRTC by compiling a kernel, which needs no GPU.
 fn nvrtc(options: &DriverOptions) -> Result<Nvrtc, String> {
     let library = driver::open_nvrtc(options, newest_cuda(options)).map_err(|why| why.to_string())?;
     let capability = driver::probe(options).ok().and_then(|driver| Some(driver.devices.first()?.compute_capability));
@@ -282,7 +282,7 @@ fn cpu(config: &DeviceConfig) -> Finding<Cpu> {
 
 fn cache(options: &DriverOptions) -> Finding<KernelCacheFacts> {
     let Some(folder) = compiler::cache_folder(options.kernel_cache.as_deref()) else {
-        return Finding::Error("there is no home folder to keep compiled kernels in: set device.kernel_cache".into());
+        return Finding::Error("there is no home directory for compiled kernels: set device.kernel_cache".into());
     };
     let files = std::fs::read_dir(&folder).into_iter().flatten().flatten();
     let sizes = files
@@ -293,7 +293,7 @@ fn cache(options: &DriverOptions) -> Finding<KernelCacheFacts> {
     Finding::Found(KernelCacheFacts { folder, kernels, bytes, writable })
 }
 
-/// Whether files can be made in `folder`, or the folder itself where it is not there yet.
+/// Whether files can be created in `folder`, or the folder itself if it does not exist yet.
 fn is_writable(folder: &Path) -> bool {
     use std::os::unix::ffi::OsStrExt;
     let Some(existing) = folder.ancestors().find(|folder| folder.exists() || folder.as_os_str().is_empty()) else {

@@ -13,10 +13,10 @@ use std::time::Duration;
 pub struct HealthArgs {
     #[command(flatten)]
     config: ConfigOptions,
-    /// Ask whether requests are admitted (/ready), not only whether the process answers (/health)
+    /// Check that requests are accepted (/ready), not only that the process answers (/health)
     #[arg(long)]
     ready: bool,
-    /// Seconds to wait for the answer
+    /// Time to wait for the answer in seconds
     #[arg(long, value_name = "S", default_value_t = 5)]
     timeout: u64,
 }
@@ -33,7 +33,7 @@ pub fn run(args: &HealthArgs) -> Result<ExitCode, StartError> {
         .danger_accept_invalid_certs(true)
         .build()
         .map_err(failed)?;
-    // Both paths are open: no key is shown to whoever may stand there instead.
+    // Neither path needs a key. None is sent, because another server might listen there.
     let answer = client.get(&url).send().map_err(failed)?;
     let (status, text) = (answer.status(), answer.text().map_err(failed)?);
     if status.is_success() {
@@ -42,7 +42,7 @@ pub fn run(args: &HealthArgs) -> Result<ExitCode, StartError> {
     Err(StartError::new(format!("{url}: {status}: {text}")))
 }
 
-/// An address on which a server with this configuration answers. One that listens everywhere is asked here.
+/// An address at which a server with this configuration answers. For a server on all addresses it is the loopback.
 fn base_url(config: &Config) -> String {
     let server = &config.server;
     let scheme = if server.tls_cert.is_empty() { "http" } else { "https" };

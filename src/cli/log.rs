@@ -1,5 +1,5 @@
-//! Logs go to standard error, so that standard output stays free for results; and by way of a queue, so that nobody is held
-//! up where standard error takes nothing.
+//! Logs go to standard error, so that standard output stays free for results. They go through a queue, so that no
+//! thread is blocked when standard error accepts nothing.
 
 mod lines;
 
@@ -32,7 +32,7 @@ impl LogLevel {
 
 /// The lines of this program's log, once it has been started.
 static LINES: OnceLock<Lines> = OnceLock::new();
-/// For what is still to be written when the program ends.
+/// Time to write the remaining lines when the program ends.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
 /// Writes a line as it is, behind what has been logged; the line itself where no log has been started.
@@ -42,7 +42,7 @@ pub fn write_line(line: Vec<u8>) -> Result<(), Vec<u8>> {
     Ok(())
 }
 
-/// Gives the last lines some time to be written. Whoever ends the program calls it.
+/// Gives the last lines some time to be written. Call it before the program ends.
 pub fn finish() {
     if let Some(lines) = LINES.get() {
         lines.flush(LAST_LINES);
@@ -52,7 +52,7 @@ pub fn finish() {
 /// Starts the thread that writes.
 fn start() -> Result<Lines, StartError> {
     let failed = |error: std::io::Error| StartError::new(format!("cannot start logging: {error}"));
-    // Not the library's own standard error: others who write there would wait for its lock.
+    // Not the standard library's handle: other writers would wait for its lock.
     let stderr = File::from(std::io::stderr().as_fd().try_clone_to_owned().map_err(failed)?);
     let lines = LINES.get_or_init(Lines::default).clone();
     let writer = lines.clone();
@@ -74,7 +74,7 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
     let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
     tracing::error!(backtrace, "thread '{name}' panicked at {place}: {message}");
     if name == "main" {
-        // Nobody else comes to it.
+        // Nothing else will call it.
         finish();
     }
 }

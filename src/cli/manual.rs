@@ -9,13 +9,13 @@ use std::process::ExitCode;
 
 #[derive(Args)]
 pub struct CompletionsArgs {
-    /// The shell that is to complete commands
+    /// The shell
     shell: Shell,
 }
 
 #[derive(Args)]
 pub struct ManArgs {
-    /// Write a page for every command (pagetide.1, pagetide-serve.1, ...) into this folder, instead of printing the first
+    /// Write a page for every command (pagetide.1, pagetide-serve.1, ...) into this folder instead of printing one
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     out: Option<PathBuf>,
 }

@@ -7,9 +7,9 @@ const OF_PROGRAM: u64 = 64;
 /// A thread of the HTTP server waits for events, for signals and for others to wake it.
 const OF_THREAD: u64 = 8;
 
-/// Raises the limit as far as the system lets it, since shells often allow 1024 where the system allows many more and each
-/// connection takes two files; and refuses where what remains is too little for a program with so many threads for HTTP.
-/// The runtimes of these threads panic where they find none.
+/// Raises the limit of open files as far as the system permits. Shells often allow 1024 while the system allows many
+/// more, and each connection takes two files. Fails if the limit stays too low for a program with so many HTTP threads,
+/// because their runtimes would panic.
 pub fn ensure(http_threads: usize) -> Result<(), StartError> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the call writes to `limit`, and nothing else.

@@ -1,4 +1,4 @@
-//! The flags that set configuration keys, made from the table of settings: `--port 9000`, `--set server.port=9000`.
+//! The command-line flags of settings, made from the table of settings: `--port 9000`, `--set server.port=9000`.
 
 use crate::config::layers::{Resolved, Sources, read_file, resolve};
 use crate::config::settings::{SETTINGS, Setting};
@@ -9,20 +9,20 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
-/// What the command line says about the configuration.
+/// The settings on the command line.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigOptions {
     /// `--config`
     pub file: Option<PathBuf>,
-    /// Flag as given, key, value; in the order of the command line.
+    /// Flag as given, key and value, in the order of the command line.
     pub values: Vec<(String, String, String)>,
 }
 
 impl ConfigOptions {
-    /// Lays the flags over the environment, the file and the defaults.
+    /// Combines the flags with the environment, the file and the defaults.
     pub fn resolve(&self) -> Result<Resolved, StartError> {
         let file = self.file.as_deref().map(read_file).transpose()?;
-        // A variable that is not Unicode cannot be a setting of ours that is right; its name still tells.
+        // A value that is not Unicode is never valid, but its name is still worth reporting.
         let env = std::env::vars_os().filter_map(|(name, value)| {
             let name = name.into_string().ok()?;
             Some((name, value.to_string_lossy().into_owned()))
@@ -46,7 +46,7 @@ impl Args for ConfigOptions {
             .long("set")
             .value_name("SECTION.KEY=VALUE")
             .action(ArgAction::Append)
-            .help("Set any key of the configuration")
+            .help("Set any setting; can be repeated")
             .help_heading("Any setting");
         let flags = SETTINGS.iter().filter_map(|setting| Some(flag(setting, setting.flag?)));
         command.args(flags).arg(file).arg(set)
@@ -60,7 +60,7 @@ impl Args for ConfigOptions {
 fn flag(setting: &'static Setting, (name, value_name): (&'static str, &'static str)) -> Arg {
     let default = setting.default().to_string();
     let help = match default.as_str() {
-        "[]" => format!("{} (may be repeated)", setting.doc.trim_end_matches('.')),
+        "[]" => format!("{} (can be repeated)", setting.doc.trim_end_matches('.')),
         default => format!("{} [default: {}]", setting.doc.trim_end_matches('.'), default.trim_matches('"')),
     };
     Arg::new(setting.key)
@@ -73,13 +73,13 @@ fn flag(setting: &'static Setting, (name, value_name): (&'static str, &'static s
             SettingKind::Bool => &["true", "false"],
             _ => &[],
         }))
-        .hide_possible_values(true) // the value's name says them
+        .hide_possible_values(true) // the value's placeholder lists them
         .help(help)
         .help_heading(setting.section_about())
 }
 
-/// The words that a setting takes, for shells to complete. Any text is accepted here: the configuration says what is wrong
-/// with it, beside everything else that is.
+/// The words that a setting takes, for shell completion. Any text is accepted here, because the configuration reports all
+/// mistakes together.
 #[derive(Clone)]
 struct Known(&'static [&'static str]);
 

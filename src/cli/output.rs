@@ -16,8 +16,7 @@ pub fn print(text: impl AsRef<[u8]>) -> Result<ExitCode, StartError> {
     }
 }
 
-/// Prints a block of lines beside what else is done: a server starts also where nobody reads its standard output, and
-/// where a full disk takes none.
+/// Prints lines that are not essential. A server also starts if standard output has no reader or its disk is full.
 pub fn print_aside(mut text: String) {
     text.push('\n');
     let print = move || {

@@ -31,8 +31,8 @@ pub fn run(options: &ConfigOptions) -> Result<ExitCode, StartError> {
         metrics::install();
     }
     let system = actix_web::rt::System::new();
-    // Not once the model is loaded: until then SIGHUP would end the process, and as the first of a container it would not
-    // hear the others.
+    // Before the model is loaded: otherwise SIGHUP would end the process, and the first process of a container would
+    // ignore other signals.
     let (hang_ups, mut signals) =
         system.block_on(async { Ok::<_, StartError>((HangUps::listen()?, StopSignals::listen()?)) })?;
     // Better said before a large model is loaded than after.
@@ -65,7 +65,7 @@ pub fn run(options: &ConfigOptions) -> Result<ExitCode, StartError> {
 async fn load(config: &Config, signals: &mut StopSignals) -> Result<Option<Runtime>, StartError> {
     let (tell, loaded) = tokio::sync::oneshot::channel();
     let config = config.clone();
-    // Nobody is told where a signal came first.
+    // There is no receiver if a signal came first.
     let work = move || drop(tell.send(Runtime::start(&config, progress::loading())));
     let thread = std::thread::Builder::new().name("pagetide-load".into()).spawn(work);
     thread.map_err(|error| StartError::new(format!("cannot start a thread to load the model: {error}")))?;
@@ -174,7 +174,7 @@ impl Serving {
             _ = signals.next() => {}
             _ = &mut reloads => {}
         }
-        // A SIGHUP from now on would tell the supervisor that the server is ready.
+        // From now on a SIGHUP would tell the supervisor that the server is ready.
         reloads.abort();
         supervisor.stopping();
         tokio::select! {
@@ -212,7 +212,7 @@ async fn drain(runtime: &Runtime, stopper: &ServerHandle, server: JoinHandle<std
         );
         handle.phase().advance(Phase::Over);
     }
-    // Clients may read what is there for them, and those who do not are not waited for.
+    // Clients may still read what is ready for them. The server does not wait for those that do not.
     let rest = deadline.saturating_duration_since(Instant::now()).max(LAST_WORDS);
     if actix_web::rt::time::timeout(rest, stopper.stop(true)).await.is_ok() {
         // The admin's port has answered until now, and ends too.
@@ -233,7 +233,7 @@ fn end_for_certain() {
     }
 }
 
-/// Says what is served, where and with what: people get a block of text, log collectors an event.
+/// Announces the server: as text for people, as an event for log collectors.
 fn announce(model: &ModelInfo, loaded: &LoadedModel, url: &str, admin: Option<SocketAddr>, config: &Config) {
     match config.log.format {
         LogFormat::Human => {

@@ -8,11 +8,11 @@ fn listen(kind: SignalKind) -> Result<Signal, StartError> {
     signal(kind).map_err(|error| StartError::new(format!("cannot listen for signals: {error}")))
 }
 
-/// A file that may not become larger (`RLIMIT_FSIZE`, systemd's `LimitFSIZE`) is an error of who writes it, as a full disk
-/// is. The signal that the kernel sends besides would end the process.
+/// A file that reaches its size limit (`RLIMIT_FSIZE`, systemd's `LimitFSIZE`) is an error of the write, like a full
+/// disk. Without this, the kernel's signal would end the process.
 pub fn survive_file_size_limits() {
-    // SAFETY: no handler is installed, so no code of ours ever runs in a signal's context. It is the first thing that the
-    // program does, before it has other threads.
+    // SAFETY: no handler is installed, so no code of this program runs in a signal's context. This is the first call of
+    // the program, before there are other threads.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
@@ -47,7 +47,7 @@ pub struct HangUps {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HangUp {
     ReadConfig,
-    /// Nobody is there any more for whom the program was started.
+    /// The terminal or the parent process is gone.
     TerminalGone,
 }
 

@@ -1,17 +1,17 @@
-//! What systemd is told: that the server is ready, reads its configuration again, stops, and is alive.
+//! Notifications for systemd: ready, reloading, stopping, alive.
 //!
-//! The protocol is a datagram of `NAME=value` lines to the socket in `NOTIFY_SOCKET` (sd_notify(3)): less than the crates
-//! for it would be.
+//! The protocol is a datagram of `NAME=value` lines to the socket in `NOTIFY_SOCKET` (sd_notify(3)), which needs no
+//! crate.
 
 use crate::actors::tuner::Tuner;
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
-/// Whoever started the process and wants to know; or nobody, and then nothing is said.
+/// The supervisor that started the process; without one, notifications do nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Supervisor {
     socket: Option<String>,
-    /// It wants to hear of us this often.
+    /// The interval in which it expects a sign of life.
     watchdog: Option<Duration>,
 }
 
@@ -76,7 +76,7 @@ fn send_abstract(_: &UnixDatagram, _: &str, _: &str) -> std::io::Result<()> {
     Err(std::io::Error::from(std::io::ErrorKind::Unsupported))
 }
 
-/// systemd tells the order of events by it.
+/// The clock by which systemd orders events.
 fn monotonic_usec() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: it writes to `now`, and nothing else.

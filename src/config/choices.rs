@@ -19,29 +19,29 @@ choice!(
     }
 );
 choice!(
-    /// What happens to a sequence that must give its device blocks away.
+    /// What happens to the blocks of a preempted sequence.
     PreemptionMode {
-        /// Chosen for each victim.
+        /// The cheaper way for each victim.
         Auto = "auto",
         Swap = "swap",
         Recompute = "recompute",
     }
 );
 choice!(
-    /// What a sequence has to find room for before it runs, beside those that do.
+    /// How many device blocks must be free before a sequence starts.
     AdmissionPolicy {
-        /// What all of them are expected to need.
+        /// Enough for what all running sequences are likely to need.
         Expected = "expected",
-        /// What all of them may need.
+        /// Enough for all that the running sequences may need.
         MaxTokens = "max_tokens",
-        /// The tokens that it has.
+        /// Enough for the sequence's own tokens.
         Prompt = "prompt",
     }
 );
 choice!(
-    /// Which cached block is given away first.
+    /// Which cached blocks are evicted first.
     Eviction {
-        /// By what blocks of its kind have been worth.
+        /// Those whose kind has been used least, by number of uses and age.
         Adaptive = "adaptive",
         /// The least recently used.
         Lru = "lru",
@@ -54,7 +54,7 @@ choice!(SchedulingPolicy {
     Priority = "priority",
 });
 choice!(
-    /// Whether a step is planned while the one before it runs.
+    /// Whether a step is planned while the step before it runs.
     Overlap {
         /// On for a GPU.
         Auto = "auto",
@@ -63,20 +63,20 @@ choice!(
     }
 );
 choice!(
-    /// What follows when the device has failed, and the requests that ran with it.
+    /// What the server does after a device failure.
     OnFailure {
-        /// The executor starts over.
+        /// Restart the executor.
         Restart = "restart",
-        /// The process ends.
+        /// Exit the process.
         Exit = "exit",
     }
 );
 choice!(
-    /// Who shares cached prefixes.
+    /// Which requests share cached prefixes.
     CacheIsolation {
         /// All requests.
         Shared = "shared",
-        /// Requests of one API key.
+        /// Requests with the same API key.
         PerKey = "per_key",
     }
 );

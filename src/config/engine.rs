@@ -7,12 +7,12 @@ use super::{
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// A directory, a name of the Hugging Face hub, or [`DEMO_MODEL`].
+    /// A directory, a name on the Hugging Face hub, or [`DEMO_MODEL`].
     pub path: String,
-    /// Of a hub model. `None`: its main branch.
+    /// Revision of a hub model. `None`: its main branch.
     pub revision: Option<String>,
     pub dtype: DtypeChoice,
-    /// `None`: the model's own.
+    /// `None`: the model's own limit.
     pub max_model_len: Option<u32>,
     pub load_format: LoadFormat,
     pub tool_call_parser: ToolCallParser,
@@ -36,20 +36,20 @@ impl Default for ModelConfig {
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceConfig {
     pub kind: DeviceKind,
-    /// Threads of the CPU backend; 0: one for each core.
+    /// Threads of the CPU backend. 0: one per core.
     pub threads: usize,
     pub isa: IsaChoice,
     /// `None`: see [`DeviceConfig::memory_fraction`].
     pub memory_utilization: Option<f64>,
-    /// Folders searched for CUDA's libraries before all others.
+    /// Directories searched for CUDA's libraries before all others.
     pub cuda_library_path: Vec<String>,
-    /// `None`: `pagetide/kernels` in the user's cache folder.
+    /// `None`: `pagetide/kernels` in the user's cache directory.
     pub kernel_cache: Option<String>,
     pub cuda_graphs: bool,
-    /// Results on a GPU do not depend on what else is in a step.
+    /// The results of a token on a GPU do not depend on the other sequences in its step.
     pub batch_invariant: bool,
     pub on_failure: OnFailure,
-    /// 0: none.
+    /// 0: no limit.
     pub step_timeout_s: u64,
 }
 
@@ -75,7 +75,7 @@ impl DeviceConfig {
         if self.threads > 0 { self.threads } else { num_cores() }
     }
 
-    /// Fraction of the device's memory for weights and KV blocks. On the CPU other programs want memory too.
+    /// Fraction of the device's memory for weights and KV blocks. On the CPU, other programs need memory too.
     pub fn memory_fraction(&self, on_cuda: bool) -> f64 {
         self.memory_utilization.unwrap_or(if on_cuda { 0.9 } else { 0.5 })
     }
@@ -83,9 +83,9 @@ impl DeviceConfig {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct CacheConfig {
-    /// Tokens in a KV block, 1 to 256.
+    /// Tokens in a KV block, from 1 to 256.
     pub block_size: u32,
-    /// `None`: as many as `device.memory_utilization` allows.
+    /// `None`: as many as fit in `device.memory_utilization`.
     pub num_device_blocks: Option<u32>,
     pub enable_prefix_caching: bool,
     pub eviction: Eviction,
@@ -107,9 +107,9 @@ impl Default for CacheConfig {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct SwapConfig {
-    /// 0: no swap tier.
+    /// 0: there is no swap tier.
     pub space_gib: f64,
-    /// What `space_gib` may become while the server runs. `None`: see [`SwapConfig::max_space_bytes`].
+    /// Maximum of `space_gib` while the server runs. `None`: the loader decides.
     pub max_space_gib: Option<f64>,
     /// Fraction of the device blocks.
     pub high_watermark: f64,
@@ -140,16 +140,16 @@ pub struct SchedulerSettings {
     pub max_num_seqs: u32,
     /// `None`: see [`SchedulerSettings::batched_tokens`].
     pub max_num_batched_tokens: Option<u32>,
-    /// 0: none.
+    /// 0: no target.
     pub inter_token_target_ms: u64,
     pub preemption_mode: PreemptionMode,
     pub admission: AdmissionPolicy,
     pub policy: SchedulingPolicy,
-    /// Fraction of the device blocks kept free when a request is admitted.
+    /// Fraction of the device blocks that must stay free when a request is admitted.
     pub watermark: f64,
-    /// Fraction of the device blocks that requests which are not preemptible may hold.
+    /// Fraction of the device blocks that requests which must not be preempted may reserve.
     pub non_preemptible_share: f64,
-    /// Several API keys that wait take turns.
+    /// API keys share the device fairly.
     pub key_turns: bool,
     pub overlap: Overlap,
 }
@@ -172,22 +172,23 @@ impl Default for SchedulerSettings {
 }
 
 impl SchedulerSettings {
-    /// Tokens in one step at most. Never below `max_num_seqs`: each running sequence needs one.
+    /// Maximum number of tokens in a step. It is at least `max_num_seqs`, because each running sequence needs one.
     pub fn batched_tokens(&self, on_cuda: bool) -> u32 {
         self.max_num_batched_tokens.unwrap_or_else(|| self.max_num_seqs.max(if on_cuda { 2048 } else { 512 }))
     }
 
-    /// Of `num_device_blocks`: how many requests that are not preemptible may hold together.
+    /// The part of `num_device_blocks` that requests which must not be preempted may reserve together.
     pub fn non_preemptible_blocks(&self, num_device_blocks: usize) -> usize {
         (self.non_preemptible_share * num_device_blocks as f64) as usize
     }
 
-    /// Seconds that a step should take while somebody waits for a next token.
+    /// Target duration of a step in seconds while any sequence decodes.
     pub fn inter_token_target(&self) -> Option<f64> {
         (self.inter_token_target_ms > 0).then(|| self.inter_token_target_ms as f64 / 1e3)
     }
 
-    /// Whether steps are planned ahead. The CPU backend has nothing to gain: it plans and computes on the same cores.
+    /// Whether steps are planned ahead. The CPU backend gains nothing from it, because it plans and computes on the
+    /// same cores.
     pub fn overlaps(&self, on_cuda: bool) -> bool {
         match self.overlap {
             Overlap::Auto => on_cuda,

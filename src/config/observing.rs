@@ -4,10 +4,10 @@ use super::LogFormat;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogConfig {
-    /// A level, or filters by module as in `info,pagetide=debug`.
+    /// A level, or filters by module such as `info,pagetide=debug`.
     pub level: String,
     pub format: LogFormat,
-    /// 0: none is called slow.
+    /// 0: no request counts as slow.
     pub slow_request_s: f64,
 }
 
@@ -20,7 +20,7 @@ impl Default for LogConfig {
 #[derive(Clone, Debug, PartialEq)]
 pub struct MetricsConfig {
     pub enabled: bool,
-    /// Under vLLM's names too.
+    /// Also export the metrics under vLLM's names.
     pub vllm_names: bool,
 }
 
@@ -30,12 +30,12 @@ impl Default for MetricsConfig {
     }
 }
 
-/// Traces to a collector that speaks OTLP.
+/// Traces for a collector that speaks OTLP.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TracingConfig {
-    /// Base URL. Empty: nothing is traced.
+    /// Base URL. Empty: no traces.
     pub otlp_endpoint: String,
-    /// Of requests that come without a trace of their own.
+    /// Fraction of traced requests, among those that do not already belong to a trace.
     pub sample_ratio: f64,
     pub service_name: String,
 }
@@ -46,13 +46,13 @@ impl Default for TracingConfig {
     }
 }
 
-/// The page at `/`.
+/// The web page at `/`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ConsoleConfig {
     pub enabled: bool,
-    /// Snapshots of the engine a second, while somebody watches.
+    /// Maximum number of engine snapshots per second while anyone watches.
     pub max_rate_hz: f64,
-    /// Who may watch at once.
+    /// Maximum number of clients that watch at once.
     pub max_watchers: usize,
 }
 
@@ -64,12 +64,12 @@ impl Default for ConsoleConfig {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecorderConfig {
-    /// 0: nothing is recorded.
+    /// 0: the recorder is disabled.
     pub minutes: u64,
     pub max_mib: usize,
-    /// Where recordings are written.
+    /// Directory for recordings.
     pub dir: String,
-    /// They hold the tokens of prompts and outputs.
+    /// Recordings contain the tokens of prompts and outputs.
     pub tokens: bool,
 }
 

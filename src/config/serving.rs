@@ -5,34 +5,35 @@ use super::{ApiKeyConfig, CacheIsolation, SHARE_OF_SEVERAL, num_cores};
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServerConfig {
     pub host: String,
-    /// 0 lets the system choose a free port.
+    /// 0: the system chooses a free port.
     pub port: u16,
-    /// `None`: the model's own name.
+    /// `None`: the name of the model.
     pub served_model_name: Option<String>,
-    /// Empty: no key is asked for.
+    /// Empty: no key is required.
     pub api_keys: Vec<ApiKeyConfig>,
-    /// Of `/admin/config`. Empty: it is closed.
+    /// Key of `/admin`. Empty: `/admin` is closed.
     pub admin_key: String,
-    /// Of `/metrics` and the console's events, beside `admin_key`. Empty: of `admin_key` alone, where clients have keys.
+    /// Key of `/metrics` and the console's events; `admin_key` opens them too. If empty, only `admin_key` does when
+    /// `api_keys` is set.
     pub metrics_key: String,
-    /// Origins whose pages may ask, `*` for any; empty: none may.
+    /// Origins whose pages may call the server. `*` allows any, an empty list none.
     pub cors_allowed_origins: Vec<String>,
     pub cors_allow_credentials: bool,
     pub cache_isolation: CacheIsolation,
-    /// Usage has `kv` where a request does not say.
+    /// Default of a request's `include_kv_usage`.
     pub include_kv_usage: bool,
-    /// Streams say when they pause, where a request does not say.
+    /// Default of a request's `pause_comments`.
     pub pause_comments: bool,
-    /// Requests held at once, queued and running; one more gets a 429.
+    /// Maximum number of requests, waiting and running. Further ones are refused with 429.
     pub max_requests: usize,
     /// `None`: see [`ServerConfig::max_requests_of_key`].
     pub max_share_per_key: Option<f64>,
     pub retry_after_s: u64,
-    /// How long `/ready` says no before requests are refused.
+    /// How long requests are still accepted while `/ready` already returns 503.
     pub drain_delay_s: u64,
     pub drain_timeout_s: u64,
     pub max_body_bytes: usize,
-    /// 0: none; so for the other time-outs.
+    /// 0: no limit, as in the other timeouts.
     pub header_timeout_s: u64,
     pub body_timeout_s: u64,
     pub request_timeout_s: u64,
@@ -45,10 +46,10 @@ pub struct ServerConfig {
     /// Empty: plain HTTP.
     pub tls_cert: String,
     pub tls_key: String,
-    /// Empty: `/metrics` and `/admin` are served beside everything else.
+    /// Empty: `/metrics` and `/admin` are on the main port.
     pub admin_listen: String,
     pub trust_request_chat_template: bool,
-    /// The admin may let a step fail.
+    /// Serve `/admin/debug`, which can make a step fail.
     pub debug_endpoints: bool,
     /// 0: see [`ServerConfig::num_workers`].
     pub workers: usize,
@@ -73,7 +74,7 @@ impl Default for ServerConfig {
             retry_after_s: 1,
             drain_delay_s: 0,
             drain_timeout_s: 30,
-            // Some two million tokens of text, or one million token ids.
+            // About two million tokens of text, or one million token ids.
             max_body_bytes: 8 << 20,
             header_timeout_s: 10,
             body_timeout_s: 60,
@@ -81,7 +82,8 @@ impl Default for ServerConfig {
             write_timeout_s: 60,
             max_unread_mib: 64,
             max_answer_logprobs: 400_000,
-            // Longer than a load balancer's usual minute, so that it is not us who closes one just as a request comes.
+            // Longer than a load balancer's usual minute, so that the server does not close a connection just as a
+            // request arrives.
             keep_alive_s: 75,
             tls_cert: String::new(),
             tls_key: String::new(),
@@ -94,26 +96,26 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// Of `max_requests`, how many the requests of one API key may take.
+    /// The part of `max_requests` that requests of one API key may take.
     pub fn max_requests_of_key(&self) -> usize {
         let share = self.max_share_per_key.unwrap_or(if self.api_keys.len() > 1 { SHARE_OF_SEVERAL } else { 1.0 });
         ((share * self.max_requests as f64) as usize).clamp(1, self.max_requests)
     }
 
-    /// Threads that parse and write HTTP. A few are plenty: the work is in the engine.
+    /// Threads that parse and write HTTP. A few are enough, because the engine does the work.
     pub fn num_workers(&self) -> usize {
         if self.workers > 0 { self.workers } else { num_cores().min(4) }
     }
 }
 
-/// How much is taken in. 0 is any number.
+/// Limits on incoming load. 0: no limit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LimitsConfig {
     pub max_connections: usize,
-    /// Of all requests together.
+    /// Of all clients together.
     pub requests_per_minute: u64,
     pub tokens_per_minute: u64,
-    /// Of each API key that says nothing else.
+    /// Of each API key that does not set its own.
     pub key_requests_per_minute: u64,
     pub key_tokens_per_minute: u64,
     pub key_max_requests: u64,
@@ -133,7 +135,7 @@ impl Default for LimitsConfig {
             key_tokens_per_minute: 0,
             key_max_requests: 0,
             key_max_connections: None,
-            // A value takes up to a kilobyte until its request has been made.
+            // A value takes up to a kilobyte until the request has been parsed.
             max_body_values: 100_000,
             max_parsing_bytes: 64 << 20,
         }
@@ -145,15 +147,15 @@ pub struct IntakeConfig {
     pub tokenizer_threads: usize,
     pub job_timeout_s: u64,
     pub max_prompt_bytes: Option<usize>,
-    /// Of compiling a client's grammar.
+    /// Limit of compiling a client's grammar.
     pub grammar_cpu_s: f64,
     pub grammar_memory_mib: usize,
-    /// Of its outputs' masks. `None`: by the vocabulary.
+    /// Limit of the work on token masks. `None`: by the size of the vocabulary.
     pub grammar_work_per_token: Option<u32>,
 }
 
 impl IntakeConfig {
-    /// Bytes of a prompt's text at most, for a model of so many tokens.
+    /// Maximum size of a prompt's text in bytes, for a model of this length.
     pub fn max_prompt_bytes(&self, max_model_len: usize) -> usize {
         self.max_prompt_bytes.unwrap_or((16 * max_model_len).max(256 << 10))
     }

@@ -198,7 +198,7 @@ fn show_says_where_each_value_came_from_and_hides_secrets() {
     assert_eq!(line("host"), "host = \"127.0.0.1\" # default");
     assert_eq!(line("api_keys"), "api_keys = [\"(secret)\", \"(secret)\"] # PAGETIDE_SERVER__API_KEYS");
     assert!(!shown.contains("hush"));
-    // What is shown is a configuration file.
+    // The output is a valid configuration file.
     let file = shown.replacen("(secret)", "k", 1).replacen("(secret)", "l", 1);
     assert_eq!(from_file(&file).unwrap().config.server.port, 9);
 }

@@ -1,4 +1,4 @@
-//! The series of all metrics that are known beforehand.
+//! The series whose labels are known at startup.
 
 use super::events::{ARBITER_CHOICES, OUTCOMES, PREEMPTIONS, REJECTIONS, TAIL_REASONS};
 use super::table::{self, METRICS, Metric, MetricKind};
@@ -24,7 +24,7 @@ pub struct Registry {
     pub handles: Handles,
 }
 
-/// A handle for each series whose labels are known beforehand, so that each is on the page from the start.
+/// A handle for each series whose labels are known at startup, so that it is exported from the start.
 pub struct Handles {
     pub requests_waiting: Gauge,
     pub requests_running: Gauge,

@@ -1,4 +1,4 @@
-//! Every metric of the program, once: registered from here, documented from here (`docs/metrics.md`).
+//! The table of all metrics. They are registered and documented (`docs/metrics.md`) from it.
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MetricKind {
@@ -17,27 +17,27 @@ impl MetricKind {
     }
 }
 
-/// A metric as Prometheus sees it.
+/// A metric.
 #[derive(Debug)]
 pub struct Metric {
     pub name: &'static str,
     pub kind: MetricKind,
-    /// What one of it is: `seconds`, `tokens`, …
+    /// The unit: `seconds`, `tokens`, …
     pub unit: &'static str,
-    /// Each label with its values (or what they are).
+    /// Each label, with its values or a description of them.
     pub labels: &'static [(&'static str, &'static str)],
     pub help: &'static str,
     /// Upper bounds of a histogram's buckets.
     pub buckets: &'static [f64],
 }
 
-/// Waiting times of a whole request: a cached token from an idle server to a long text from a full one.
+/// For times of whole requests: from a cached token of an idle server to a long text of a full one.
 const REQUEST_BOUNDS: &[f64] =
     &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0];
-/// Gaps between tokens: one step of a small model on a fast device to a step behind a swap storm.
+/// For gaps between tokens: from a step of a small model on a fast device to a step behind many swaps.
 const GAP_BOUNDS: &[f64] =
     &[0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0];
-/// A step and its parts, and the gap between two; scheduling takes microseconds.
+/// For a step, its parts, and the gap between two steps. Scheduling takes microseconds.
 const STEP_BOUNDS: &[f64] =
     &[1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5];
 const SEQUENCE_BOUNDS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];

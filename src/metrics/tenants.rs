@@ -1,8 +1,8 @@
-//! Series of their own for those who hold API keys.
+//! Series for each API key.
 //!
-//! A tenant is labelled by what [`register`] was given for it, never by its key. The first [`MAX_LABELS`] labels have
-//! series of their own and all others share [`OTHERS`], so that the page stays small whatever keys come and go. Requests
-//! without a key ([`Tenant::default`]) are in none.
+//! A tenant's label is the one given to [`register`], never its key. The first [`MAX_LABELS`] labels have their own
+//! series. All later ones share [`OTHERS`], so that the number of series is bounded. Requests without a key
+//! ([`Tenant::default`]) are not counted here.
 
 use super::events::{OUTCOMES, Outcome, QuotaOf, REJECTIONS, Rejection};
 use super::registry::{REGISTRY, Registry};
@@ -11,12 +11,12 @@ use crate::ids::Tenant;
 use metrics::{Counter, Gauge, Label};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// Labels that there are at most in a process's life, beside [`OTHERS`].
+/// Maximum number of labels in the life of a process, besides [`OTHERS`].
 pub const MAX_LABELS: usize = 32;
-/// Whoever comes after those.
+/// The label of all later tenants.
 pub const OTHERS: &str = "other";
 
-/// What is counted for one label. All of it can be counted from any thread.
+/// The metrics of one label. They can be recorded from any thread.
 pub struct TenantMetrics {
     outcomes: [Counter; 4],
     rejections: [Counter; REJECTIONS.len()],
@@ -49,7 +49,7 @@ impl TenantMetrics {
     }
 }
 
-/// Names a tenant, before its first request. Naming it again changes nothing.
+/// Gives a tenant its label, before its first request. Calling it again does nothing.
 pub fn register(tenant: Tenant, label: &str) {
     if let Some(registry) = REGISTRY.get() {
         let mut tenants = TENANTS.write().unwrap_or_else(PoisonError::into_inner);
@@ -57,12 +57,12 @@ pub fn register(tenant: Tenant, label: &str) {
     }
 }
 
-/// What counts for a tenant; `None` for nobody's requests, and where nothing is recorded.
+/// The metrics of a tenant. `None` for requests without a key, or if metrics are disabled.
 pub fn of(tenant: Tenant) -> Option<Arc<TenantMetrics>> {
     TENANTS.read().unwrap_or_else(PoisonError::into_inner).of(tenant).cloned()
 }
 
-/// Whether somebody is labelled: [`set_held`] has something to do.
+/// Whether any tenant has a label, so that [`set_held`] has something to do.
 pub fn any() -> bool {
     !TENANTS.read().unwrap_or_else(PoisonError::into_inner).labels.is_empty()
 }
@@ -84,7 +84,7 @@ pub fn set_held(held: impl Iterator<Item = (Tenant, TenantHeld)>) {
     }
 }
 
-/// A quota stood in the way of one of a tenant's sequences.
+/// A quota took effect on one of a tenant's sequences.
 pub fn quota_refused(tenant: Tenant, tier: QuotaOf) {
     if let Some(metrics) = of(tenant) {
         metrics.quota[tier as usize].increment(1);
@@ -99,10 +99,10 @@ pub(super) fn rejected(tenant: Tenant, reason: Rejection) {
 
 static TENANTS: RwLock<Tenants<Arc<TenantMetrics>>> = RwLock::new(Tenants { labels: Vec::new(), places: Vec::new() });
 
-/// Who has which label.
+/// The label of each tenant.
 struct Tenants<M> {
     labels: Vec<(String, M)>,
-    /// Of each tenant, its place in `labels`.
+    /// The place of each tenant in `labels`.
     places: Vec<(Tenant, usize)>,
 }
 

@@ -3,7 +3,7 @@ use super::*;
 #[test]
 fn names_follow_the_conventions() {
     for metric in METRICS {
-        // One has the name that it has with every program.
+        // One metric has a name that all programs share.
         let is_ours = metric.name.starts_with("pagetide_") || metric.name == "process_start_time_seconds";
         assert!(is_ours, "{}", metric.name);
         assert_eq!(metric.name.ends_with("_total"), metric.kind == MetricKind::Counter, "{}", metric.name);

@@ -1,7 +1,7 @@
-//! The same facts under vLLM's names (`metrics.vllm_names`), for dashboards and gateways that know those.
+//! The metrics under vLLM's names (`metrics.vllm_names`), for dashboards and gateways that expect those.
 //!
-//! Names, labels, units and the bounds of buckets are those of vLLM's V1 engine. Histograms are recorded a second time,
-//! since their bounds are others than ours; what vLLM counts otherwise than we do is said in [`VLLM_METRICS`].
+//! Names, labels, units and bucket bounds are those of vLLM's V1 engine. Histograms are recorded twice, because their
+//! bounds differ from ours. [`VLLM_METRICS`] says where vLLM counts differently.
 
 use super::ended::EndedRequest;
 use super::events::Outcome;
@@ -12,10 +12,10 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, 
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// What labels and bounds depend on: known when the model is loaded.
+/// The facts that labels and bounds depend on. They are known when the model is loaded.
 #[derive(Clone, Debug)]
 pub struct ServedModel {
-    /// As clients name it.
+    /// The name that clients use.
     pub name: String,
     /// Tokens.
     pub max_model_len: usize,
@@ -23,7 +23,7 @@ pub struct ServedModel {
     pub cache_config: Vec<(&'static str, String)>,
 }
 
-/// Starts recording under vLLM's names. The first call counts.
+/// Starts recording under vLLM's names. Only the first call has an effect.
 pub fn install(model: &ServedModel) {
     EXPORT.get_or_init(|| Export::new(model));
 }
@@ -35,7 +35,7 @@ struct Export {
     handles: VllmHandles,
 }
 
-/// What is on the page by these names; nothing before [`install`].
+/// The metrics as text; empty before [`install`].
 pub(super) fn render() -> String {
     run_upkeep();
     EXPORT.get().map(|export| export.handle.render()).unwrap_or_default()
@@ -53,12 +53,12 @@ fn with(record: impl FnOnce(&VllmHandles)) {
     }
 }
 
-/// vLLM's preempted requests are back in its queue, and so are ours that are swapped: `waiting` has them.
+/// vLLM counts preempted requests as waiting, so `waiting` includes swapped ones.
 pub(super) fn set_requests(waiting: usize, running: usize) {
     with(|m| {
         m.running.set(running as f64);
         m.waiting.set(waiting as f64);
-        // All of them wait for blocks, seats or their turn: vLLM's other reasons (LoRA, remote KV) do not exist here.
+        // All of them wait for blocks or a free place. Other reasons of vLLM (LoRA, remote KV) do not exist here.
         m.waiting_by_reason[0].set(waiting as f64);
     });
 }
@@ -67,7 +67,7 @@ pub(super) fn set_device_blocks(used: usize, all: usize) {
     with(|m| m.cache_usage.iter().for_each(|gauge| gauge.set(used as f64 / all.max(1) as f64)));
 }
 
-/// Prompt tokens of a request that starts: all, those cached on either tier, those in the swap pool alone.
+/// Prompt tokens of a request that starts: all of them, those cached on either tier, and those only in the swap pool.
 pub(super) fn prefix_cache(prompt: usize, hit: usize, swapped: usize) {
     with(|m| {
         let local = hit - swapped;
@@ -105,7 +105,7 @@ pub(super) fn inter_token(gap: Duration) {
 pub(super) fn request_ended(ended: &EndedRequest) {
     with(|m| {
         m.success[ended.outcome as usize].increment(1);
-        // Who went away or failed is no measure of latencies and lengths.
+        // Cancelled and failed requests do not count in latencies and lengths.
         if !matches!(ended.outcome, Outcome::Stop | Outcome::Length) {
             return;
         }
@@ -134,7 +134,7 @@ struct VllmHandles {
     running: Gauge,
     waiting: Gauge,
     waiting_by_reason: [Gauge; 2],
-    /// By the name of today and by an older one.
+    /// Under the current name and an older one.
     cache_usage: [Gauge; 2],
     prefix_queries: Counter,
     prefix_hits: Counter,
@@ -154,7 +154,7 @@ struct VllmHandles {
     params_max_tokens: Histogram,
     iteration_tokens: Histogram,
     time_to_first_token: Histogram,
-    /// By the name of today and by an older one.
+    /// Under the current name and an older one.
     inter_token: [Histogram; 2],
     request_time_per_token: Histogram,
     e2e: Histogram,
@@ -236,7 +236,7 @@ impl VllmHandles {
     }
 }
 
-/// vLLM numbers its engine processes; here there is one.
+/// vLLM numbers its engine processes. There is only one here.
 const ENGINE: &str = "0";
 
 /// 1, 2, 5, 10, 20, 50 and so on up to `most`.
@@ -374,7 +374,7 @@ mod tests {
         assert_eq!(one_two_five(usize::MAX).len(), 58, "no bound is past what a number can hold");
     }
 
-    /// An export of its own: what is recorded by the program is global.
+    /// Uses its own export, because the program's is global.
     #[test]
     fn names_and_labels_are_vllms() {
         let cache_config = vec![("block_size", "16".into()), ("num_gpu_blocks", "64".into())];

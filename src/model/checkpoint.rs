@@ -23,7 +23,8 @@ struct TensorEntry {
     range: Range<usize>,
 }
 
-/// Each is a mapping, of which a process may have some 65,000. Published checkpoints have a few hundred.
+/// Maximum number of shards. Each is a memory mapping, and a process may have about 65,000. Published checkpoints have
+/// a few hundred.
 const MAX_SHARDS: usize = 10_000;
 
 impl Checkpoint {

@@ -42,9 +42,9 @@ struct DecoderWorkspace<B: Backend> {
 }
 
 impl<B: Backend> Decoder<B> {
-    /// Reads the weights of `checkpoint` (`None`: makes random ones), with matrices in `dtype`, for steps of up to
-    /// `max_rows` tokens in sequences of up to `max_model_len`. `progress` hears of bytes read and bytes to read. Logits are computed `max_logit_rows` at a
-    /// time.
+    /// Reads the weights of `checkpoint`, or makes random ones for `None`. Matrices have type `dtype`. Steps have up to
+    /// `max_rows` tokens, in sequences of up to `max_model_len`. Logits are computed `max_logit_rows` at a time.
+    /// `progress` is told the bytes read so far and in total.
     #[expect(clippy::too_many_arguments, reason = "each is a separate decision of the caller")]
     pub fn load(
         checkpoint: Option<&Checkpoint>,
@@ -352,7 +352,7 @@ impl<B: Backend> Residual<B> {
         if is_normed { &self.finished } else { &self.x }
     }
 
-    /// Adds what is pending, and norms the sum into a tensor of this one.
+    /// Adds the pending residual, and normalises the sum into a tensor of this workspace.
     fn add_and_norm(&mut self, backend: &mut B, norm: &Norm<B::Vector>, to: NormedTo) {
         let out = match to {
             NormedTo::Sublayer => &mut self.normed,

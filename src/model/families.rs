@@ -1,7 +1,8 @@
-//! `config.json` to [`ModelSpec`]: one function a family, refusing what the runtime would compute wrongly.
+//! Converts `config.json` to a [`ModelSpec`], with one function per family. A configuration that the runtime would
+//! compute wrongly is rejected.
 //!
-//! Read are both spellings: that of transformers up to 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and that of 5
-//! (`rope_parameters`, `dtype`). A missing key means what the family's configuration class in transformers says.
+//! Both spellings are read: that of transformers up to 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and that of 5
+//! (`rope_parameters`, `dtype`). A missing key has the default of the family's configuration class in transformers.
 
 mod experts;
 mod fields;
@@ -44,7 +45,7 @@ const SUPPORTED_FAMILIES: &str = "supported are Llama 1 to 3 (LlamaForCausalLM),
                                   Gemma3ForConditionalGeneration), OPT (OPTForCausalLM) and GPT-2 (GPT2LMHeadModel)";
 
 impl ModelSpec {
-    /// Reads `config.json` and `generation_config.json`; the precision, where they name none, is that of the weights.
+    /// Reads `config.json` and `generation_config.json`. If they name no precision, it is that of the weights.
     pub fn load(files: &ModelFiles) -> Result<Self, StartError> {
         const CONFIG: &str = "config.json";
         const GENERATION: &str = "generation_config.json";
@@ -62,14 +63,15 @@ impl ModelSpec {
             ids.extend(spec.eos_token_ids.iter().filter(|id| !ids.contains(id)).copied().collect::<Vec<_>>());
             spec.eos_token_ids = ids;
         }
-        // What the model cannot sample ends nothing, and a set of tokens is as large as its highest id.
+        // A token that the model cannot sample never ends an output, and a set of tokens takes memory for its highest
+        // id.
         spec.eos_token_ids.retain(|id| (*id as usize) < spec.vocab_size);
         spec.check_sizes().map_err(in_config)?;
         Ok(spec)
     }
 }
 
-/// The precision in which the token embeddings are stored.
+/// The precision of the stored token embeddings.
 fn weights_dtype(files: &ModelFiles) -> Result<DType, StartError> {
     let checkpoint = files.checkpoint()?;
     let is_embeddings = |name: &&str| name.ends_with("embed_tokens.weight") || name.ends_with("wte.weight");
@@ -79,7 +81,8 @@ fn weights_dtype(files: &ModelFiles) -> Result<DType, StartError> {
     })
 }
 
-/// `dtype`: the precision, which [`dtype`] reads where the configuration names one. Errors name the key.
+/// Parses a configuration. `dtype` is the precision, which [`dtype`] reads if the configuration names one. Errors name
+/// the key.
 pub fn parse(config: &Map<String, Value>, dtype: DType) -> Result<ModelSpec, StartError> {
     let family = family(&Fields { members: config, path: "" })?;
     let nested = nested_text(config);
@@ -103,7 +106,7 @@ pub fn parse(config: &Map<String, Value>, dtype: DType) -> Result<ModelSpec, Sta
     }
 }
 
-/// The text's part of a configuration for text and images, with what stands beside it for both.
+/// The text part of a configuration for text and images, with the outer settings that apply to both.
 fn nested_text(config: &Map<String, Value>) -> Option<Map<String, Value>> {
     const OF_BOTH: [&str; 6] =
         ["quantization_config", "torch_dtype", "dtype", "bos_token_id", "eos_token_id", "tie_word_embeddings"];
@@ -113,7 +116,7 @@ fn nested_text(config: &Map<String, Value>) -> Option<Map<String, Value>> {
     Some(text)
 }
 
-/// The precision that the checkpoint is meant to compute in; `None` if the configuration leaves it to the weights.
+/// The precision that the configuration names; `None` if it leaves this to the weights.
 pub fn dtype(config: &Map<String, Value>) -> Result<Option<DType>, StartError> {
     let nested = nested_text(config);
     let config = Fields { members: nested.as_ref().unwrap_or(config), path: "" };
@@ -129,7 +132,7 @@ pub fn dtype(config: &Map<String, Value>) -> Result<Option<DType>, StartError> {
     }
 }
 
-/// End tokens that `generation_config.json` names.
+/// The end tokens in `generation_config.json`.
 pub fn eos_token_ids(generation: &Map<String, Value>) -> Result<Vec<TokenId>, StartError> {
     let generation = Fields { members: generation, path: "" };
     Ok(generation.token_ids("eos_token_id")?.unwrap_or_default())

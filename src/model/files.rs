@@ -1,4 +1,4 @@
-//! Where a model's files lie: in a directory, in the cache of the Hugging Face hub, or inside the binary (the demo).
+//! The files of a model: in a directory, in the cache of the Hugging Face hub, or inside the program (the demo model).
 
 use crate::error::StartError;
 use crate::model::bytes::FileBytes;
@@ -19,7 +19,7 @@ macro_rules! demo_files {
     };
 }
 
-/// Files of `models/demo` that travel in the binary: `(name, contents)`.
+/// Files of `models/demo` inside the program: `(name, contents)`.
 const DEMO_FILES: EmbeddedFiles = &demo_files!(
     "config.json",
     "model.safetensors",
@@ -44,18 +44,18 @@ enum FileSource {
     Embedded(EmbeddedFiles),
 }
 
-/// Where to read a file.
+/// The place of a file.
 enum FilePlace {
     Directory(PathBuf),
     Embedded(EmbeddedFiles),
 }
 
-/// What `model.path` stands for.
+/// The kind of place that `model.path` names.
 enum Location {
     Program,
-    /// With a `config.json`.
+    /// A directory with a `config.json`.
     Directory(PathBuf),
-    /// It has the form of a hub name.
+    /// The path has the form of a hub name.
     Hub,
 }
 
@@ -115,8 +115,8 @@ pub fn whereabouts(source: &ModelSource) -> Result<String, StartError> {
 }
 
 impl ModelFiles {
-    /// `model` is `demo`, a directory, or a name of the hub, whose small files are fetched where they are missing.
-    /// Fails if there is no such model or it holds no `config.json`.
+    /// Opens `demo`, a directory, or a model on the hub, whose small files are downloaded if they are missing. Fails if
+    /// there is no such model or it has no `config.json`.
     pub fn open(model: &str) -> Result<Self, StartError> {
         Self::find(&ModelSource { path: model.into(), revision: None }, Arc::new(|_, _| {}))
     }
@@ -154,7 +154,7 @@ impl ModelFiles {
         Ok(Self { source })
     }
 
-    /// What to call the model: the directory's own name, the hub's name, or `demo`.
+    /// The model's name: the directory's own name, the hub's name, or `demo`.
     pub fn name(&self) -> String {
         match &self.source {
             FileSource::Embedded(_) => DEMO_MODEL.to_string(),
@@ -167,7 +167,7 @@ impl ModelFiles {
         }
     }
 
-    /// Where a file lies, for messages.
+    /// The path of a file, for messages.
     pub fn path(&self, name: &str) -> String {
         match self.place() {
             FilePlace::Directory(directory) => directory.join(name).display().to_string(),
@@ -183,8 +183,8 @@ impl ModelFiles {
         }
     }
 
-    /// A text file's contents; `None` if there is no such file. One that is larger than its kind ever is, or no regular
-    /// file, is refused before it is read.
+    /// The contents of a text file; `None` if there is no such file. A file that is too large for its kind, or not a
+    /// regular file, is rejected before it is read.
     pub fn read_text(&self, name: &str) -> Result<Option<String>, StartError> {
         let bytes = match self.place() {
             FilePlace::Directory(_) => match self.open_file(name)? {
@@ -199,7 +199,7 @@ impl ModelFiles {
         String::from_utf8(bytes).map(Some).map_err(|_| self.error(name, "not UTF-8 text"))
     }
 
-    /// A JSON object's members; `None` if there is no such file.
+    /// The members of a JSON object; `None` if there is no such file.
     pub fn read_json(&self, name: &str) -> Result<Option<Map<String, Value>>, StartError> {
         let Some(text) = self.read_text(name)? else { return Ok(None) };
         match serde_json::from_str(&text) {
@@ -224,7 +224,7 @@ impl ModelFiles {
         }
     }
 
-    /// A file's bytes without reading them; `None` if there is no such file.
+    /// The bytes of a file, memory-mapped; `None` if there is no such file.
     pub(super) fn map(&self, name: &str) -> Result<Option<FileBytes>, StartError> {
         match self.place() {
             FilePlace::Embedded(files) => Ok(embedded(files, name).map(FileBytes::Embedded)),
@@ -235,8 +235,8 @@ impl ModelFiles {
         }
     }
 
-    /// A file of the model's directory; `None` if there is none of that name. Only a regular file (or a link to one,
-    /// as in the hub's cache) is opened: a pipe would be waited for without end, and a device has no end.
+    /// A file in the model's directory; `None` if there is no such file. Only a regular file is opened, or a link to
+    /// one as in the hub's cache: opening a pipe could block forever, and a device has no end.
     fn open_file(&self, name: &str) -> Result<Option<fs::File>, StartError> {
         let path = match self.place() {
             FilePlace::Directory(directory) => directory.join(name),
@@ -261,7 +261,7 @@ impl ModelFiles {
 
     fn read_up_to(&self, name: &str, file: fs::File, largest: u64) -> Result<Vec<u8>, StartError> {
         let mut bytes = Vec::new();
-        // One byte more tells a file that is too large, also one that grows meanwhile.
+        // One byte more than allowed shows that the file is too large, even if it grows meanwhile.
         file.take(largest + 1).read_to_end(&mut bytes).map_err(|error| self.error(name, error))?;
         if bytes.len() as u64 > largest {
             return Err(self.error(name, format!("larger than {} MiB, the most that is read of it", largest >> 20)));
@@ -274,7 +274,7 @@ impl ModelFiles {
     }
 }
 
-/// FileBytes of a text file at most. Those of published models are a tenth of this or less.
+/// Maximum size of a text file in bytes. Those of published models have a tenth of this or less.
 fn largest_text(name: &str) -> u64 {
     const MIB: u64 = 1 << 20;
     match name {
@@ -350,7 +350,7 @@ mod tests {
         fs::create_dir(file("model.safetensors")).unwrap();
         assert!(error(files.checkpoint()).contains("a directory, where a file is expected"));
 
-        // Nobody ever writes into the pipe: opening it must not wait.
+        // Nothing ever writes into the pipe, so opening it must not block.
         let pipe = std::ffi::CString::new(file("tokenizer.json").to_str().unwrap()).unwrap();
         // SAFETY: the path ends with a zero.
         assert_eq!(unsafe { libc::mkfifo(pipe.as_ptr(), 0o600) }, 0);

@@ -1,9 +1,10 @@
-//! Models of the Hugging Face hub: found in the cache that all of its clients share, or fetched into it.
+//! Models of the Hugging Face hub. They are found in the cache that all clients of the hub share, or downloaded into
+//! it.
 //!
-//! The cache's folder `models--OWNER--NAME` holds `refs` (a branch's commit), `snapshots` (a folder for each commit,
-//! of links) and `blobs` (the files). [`HubModel::find`] brings what a start reads first, which is small;
-//! [`HubModel::fetch_weights`] brings the rest once that is known to be a model that can be served. Neither asks the
-//! hub for what is in the cache.
+//! The cache's folder `models--OWNER--NAME` holds `refs` (the commit of a branch), `snapshots` (a folder of links for
+//! each commit) and `blobs` (the files). [`HubModel::find`] downloads the small files, which a start reads first.
+//! [`HubModel::fetch_weights`] downloads the weights, once the model is known to be supported. Neither contacts the hub
+//! for files in the cache.
 
 mod access;
 mod cached;
@@ -24,10 +25,10 @@ use request::HubRequest;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-/// The branch that a model without a revision is of.
+/// The default branch.
 pub const DEFAULT_REVISION: &str = "main";
 
-/// What a start reads before the weights; only the first must be there.
+/// Files that a start reads before the weights. Only the first is required.
 const SMALL_FILES: [&str; 8] = [
     "config.json",
     "tokenizer.json",
@@ -38,14 +39,15 @@ const SMALL_FILES: [&str; 8] = [
     "chat_template.jinja",
     "chat_template.json",
 ];
-/// A snapshot without one of these was fetched in part, by a program that needed less. The others many models lack.
+/// A snapshot without one of these was downloaded in part, by a program that needed less. Many models lack the other
+/// files.
 const EXPECTED: &[&str] = SMALL_FILES.split_at(3).0;
 
 /// A model of the hub at one commit, with its small files in the cache.
 pub struct HubModel {
     hub: HubRequest,
     commit: String,
-    /// One thread fetches.
+    /// Held by the thread that downloads.
     fetching: Mutex<()>,
 }
 
@@ -56,7 +58,7 @@ impl std::fmt::Debug for HubModel {
 }
 
 impl HubModel {
-    /// Finds `model` in the cache, or fetches its small files.
+    /// Finds `model` in the cache, or downloads its small files.
     pub fn find(
         access: HubAccess,
         model: &str,
@@ -70,7 +72,7 @@ impl HubModel {
             Some(commit) if place.has_all(&commit, EXPECTED) => commit,
             cached => match place.locked(|| fetch_small(&hub, &place)) {
                 Ok(commit) => commit,
-                // What is there may do.
+                // The cached files may be enough.
                 Err(failure) if failure.is_no_answer() && place.has_config(cached.as_deref()) => {
                     tracing::warn!("{model} may lack files in the cache, and the hub does not answer: {failure}");
                     cached.expect("it has a config")
@@ -82,7 +84,7 @@ impl HubModel {
         Ok(Self { hub, commit, fetching: Mutex::new(()) })
     }
 
-    /// Where the cache has `model`; `None` if it has it not, or in part. The hub is not asked.
+    /// The folder of `model` in the cache; `None` if it is not there completely. This does not contact the hub.
     pub fn cached(access: &HubAccess, model: &str, revision: &str) -> Option<PathBuf> {
         let place = CachedModel::new(access, model, revision);
         let commit = place.commit()?;
@@ -100,7 +102,7 @@ impl HubModel {
         self.hub.place().snapshot(&self.commit)
     }
 
-    /// Brings the weights into the cache, where they are not.
+    /// Downloads the weights into the cache, unless they are there.
     pub fn fetch_weights(&self) -> Result<(), StartError> {
         let _one = self.fetching.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let place = self.hub.place();
@@ -112,7 +114,7 @@ impl HubModel {
 }
 
 fn fetch_small(hub: &HubRequest, place: &CachedModel) -> Result<String, Failure> {
-    // Whoever had the lock may have brought it all.
+    // The previous owner of the lock may have downloaded everything.
     if let Some(commit) = place.commit().filter(|commit| place.has_all(commit, EXPECTED)) {
         return Ok(commit);
     }

@@ -47,7 +47,7 @@ impl NullRunner {
 
     fn samples(&self, plan: &SamplePlan) -> SampledTokens {
         let SamplePlan { params, position, history: _, first_sample, num_samples, next } = plan;
-        // Where a constraint failed, the scheduler drops what is sampled.
+        // If a constraint failed, the scheduler drops the sampled token.
         let next = next.as_deref().and_then(|next| next.get().as_ref().ok());
         let own_limits = if next.is_none() { params.limits(*position as usize) } else { TokenLimits::default() };
         let limits = next.map_or(&own_limits, |next| &next.limits);
@@ -96,7 +96,7 @@ impl StepRunner for NullRunner {
         let started = Instant::now();
         let seqs = plan.batch.iter().map(|planned| self.output(planned)).collect();
         let timing = StepTiming { forward_s: started.elapsed().as_secs_f64(), ..StepTiming::default() };
-        // There is no KV: what is copied is there.
+        // There is no KV cache, so every copy is finished at once.
         self.copies.arrived.extend(plan.swap_in.iter().map(|swap_in| (swap_in.id, true)));
         self.done.push_back(StepOutput { seqs, timing, copies: CopyReport::default() });
     }

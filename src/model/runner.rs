@@ -24,7 +24,7 @@ pub struct PoolSizes {
     pub layout: KvLayout,
     pub num_device_blocks: usize,
     pub num_swap_blocks: usize,
-    /// What the swap pool may become while requests run; there is memory for so many.
+    /// Maximum size of the swap pool while the server runs. Memory or address space is reserved for it.
     pub max_swap_blocks: usize,
 }
 
@@ -141,8 +141,8 @@ impl<B: Backend> ModelRunner<B> {
                     What::Sample(sample) => {
                         samples.insert(planned.seq, places.len() as u32);
                         let pending = planned.pending.then(|| source_of(last_samples, planned));
-                        // By now the device has its work, and what a constraint leaves has been computed meanwhile.
-                        // Where that failed, the scheduler drops what is sampled.
+                        // The device is already working, and the masks of constraints have been computed meanwhile. If
+                        // a constraint failed, the scheduler drops the sampled token.
                         let next = sample.next.as_deref().and_then(|next| next.get().as_ref().ok());
                         let limits = next.map(|next| &next.limits);
                         requests.extend(sample_wants(sample, limits, pending).map(|want| LogitsRequest { row, want }));

@@ -1,4 +1,4 @@
-//! What a model is, as data: the differences between families that the one forward pass reads.
+//! A model as data: the differences between families that the one forward pass reads.
 
 use crate::backend::{Activation, AttentionShape, DType, ExpertsShape, KvLayout, NormKind};
 use crate::error::StartError;
@@ -137,7 +137,7 @@ pub struct MlpSpec {
     pub bias: bool,
 }
 
-/// Experts: MLPs of which a router chooses some for each token. Activation and gating are those of [`MlpSpec`].
+/// Experts: a router chooses some of these MLPs for each token. Activation and gating are those of [`MlpSpec`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertsSpec {
     pub num_experts: usize,
@@ -155,7 +155,7 @@ pub struct NormSpec {
     pub kind: NormKind,
     /// Has learned weights (and, for LayerNorm, biases).
     pub affine: bool,
-    /// What is to be added to the stored weights: 1 for Gemma, whose weights are stored less 1.
+    /// Added to the stored weights. It is 1 for Gemma, whose weights are stored minus 1.
     pub weight_offset: f32,
     pub placement: NormPlacement,
     /// A last norm stands before the vocabulary product.
@@ -184,7 +184,7 @@ const MAX_HEADS_WIDTH: usize = 1 << 24;
 const MAX_PARAMETERS: u128 = 1 << 50;
 
 impl ModelSpec {
-    /// Refuses what no model is, before memory is taken for it.
+    /// Rejects impossible sizes before memory is allocated for them.
     pub(crate) fn check_sizes(&self) -> Result<(), StartError> {
         let AttentionSpec { num_heads, head_dim, .. } = self.attention;
         let (num_experts, expert_width) =

@@ -127,7 +127,7 @@ struct Loader<'a, B: Backend> {
     used: BTreeSet<String>,
     done_bytes: u64,
     total_bytes: u64,
-    /// Random matrices made so far, each from a seed of its own.
+    /// Number of random matrices so far. Each has its own seed.
     num_random: u64,
 }
 
@@ -257,7 +257,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(Norm { kind, weight, bias })
     }
 
-    /// The weight as the backend takes it, whatever was subtracted from what is stored.
+    /// The weight of a norm as the backend expects it, without the offset of the stored values.
     fn norm_weight(&mut self, spec: &ModelSpec, name: &str, cols: usize) -> Result<B::Vector, StartError> {
         let offset = spec.norm.weight_offset;
         let Some(checkpoint) = self.checkpoint.filter(|_| offset != 0.0) else {
@@ -373,8 +373,8 @@ impl<'a, B: Backend> Loader<'a, B> {
         (self.progress)(self.done_bytes, self.total_bytes)
     }
 
-    /// A bias that nobody adds is a wrong answer without an error: tensors left over in a layer are refused, others
-    /// (heads for other purposes) are logged.
+    /// An unused bias would give wrong answers without an error. So an unused tensor of a layer is an error; other
+    /// unused tensors, such as heads for other purposes, are logged.
     fn finish(self, spec: &ModelSpec) -> Result<(), StartError> {
         let is_known = |name: &str| {
             // Older checkpoints store what the rotary embedding is computed from, and GPT-2's the causal mask.

@@ -1,29 +1,29 @@
-//! A request that has ended, as a line of the log. No text of prompts or outputs is ever in it.
+//! A finished request as a log line. It never contains text of prompts or outputs.
 
 use crate::telemetry::timeline::{Run, Stages};
 use std::time::{Duration, Instant};
 
-/// The target of the lines, for filters: `info,pagetide::access=warn`.
+/// The log target of these lines, for filters such as `info,pagetide::access=warn`.
 pub const ACCESS: &str = "pagetide::access";
 
-/// All that is known of a request at its end.
+/// Everything that is known about a request at its end.
 #[derive(Clone, Debug)]
 pub struct Report {
     pub request_id: String,
-    /// Of the trace that it is part of, if there is one.
+    /// The trace that the request belongs to, if any.
     pub trace_id: Option<String>,
     /// The name of the API key.
     pub key: Option<String>,
     pub method: String,
     /// The route.
     pub path: &'static str,
-    /// 499 where the client left before there was one.
+    /// 499 if the client disconnected before there was a status.
     pub status: u16,
     pub arrived: Instant,
     pub ended: Instant,
-    /// One for each prompt, in their order; empty where nothing was asked of the engine.
+    /// One entry per prompt, in their order. Empty if the request did not reach the engine.
     pub runs: Vec<Run>,
-    /// Why it ended before its time.
+    /// Why the request was cut short.
     pub cut: Option<&'static str>,
 }
 
@@ -44,7 +44,7 @@ impl Report {
         self.runs.iter().map(|run| run.output_tokens).sum()
     }
 
-    /// What it has cost: all that was made, and the prompts that were worked on.
+    /// Tokens that the request has used: all generated tokens, and the prompts that were worked on.
     pub fn used_tokens(&self) -> usize {
         let prompts = self.runs.iter().filter(|run| run.has_started()).map(|run| run.prompt_tokens);
         prompts.sum::<usize>() + self.output_tokens()
@@ -54,12 +54,12 @@ impl Report {
         self.runs.iter().map(|run| run.preemptions).sum()
     }
 
-    /// The prompt that ended last: what the client waited for.
+    /// The prompt that ended last, which is what the client waited for.
     pub fn longest(&self) -> Option<&Run> {
         self.runs.iter().max_by_key(|run| run.ended(self.ended))
     }
 
-    /// The engine's numbers of its prompts, as recordings have them: `r12`, or `r12 and 3 more`.
+    /// The engine's ids of its prompts, as in recordings: `r12`, or `r12 and 3 more`.
     pub fn engine_requests(&self) -> String {
         match self.runs.as_slice() {
             [] => String::new(),
@@ -68,8 +68,8 @@ impl Report {
         }
     }
 
-    /// `stop`, `length`, `cancelled` (the client has gone), `failed`, or why it was cut; empty where nothing was asked of
-    /// the engine.
+    /// `stop`, `length`, `cancelled` (the client disconnected), `failed`, or why the request was cut short. Empty if it
+    /// did not reach the engine.
     pub fn finish(&self) -> &'static str {
         match (self.cut, self.longest()) {
             (Some(why), _) => why,
@@ -78,19 +78,20 @@ impl Report {
         }
     }
 
-    /// From the arrival to the first token of the prompt that had one first.
+    /// Time from the arrival to the first token of any prompt.
     pub fn first_token(&self) -> Option<Duration> {
         let first = self.runs.iter().filter_map(Run::first_token_at).min()?;
         Some(first.saturating_duration_since(self.arrived))
     }
 
-    /// What never came to the engine was read, or made by the HTTP server, all the time: that is told as its queue.
+    /// The stages of the request. The whole time of a request that did not reach the engine counts as queue.
     pub fn stages(&self) -> Stages {
         let unheard = Stages { queue: self.duration(), ..Stages::default() };
         self.longest().map_or(unheard, |run| run.stages(self.arrived, self.ended))
     }
 
-    /// One line: a request to the engine at info, any other at debug; and a warning where it took longer than `slow`.
+    /// Writes one line: at info for requests to the engine, at debug for others. A request that took longer than `slow`
+    /// also gets a warning.
     pub fn log(&self, slow: Option<Duration>) {
         self.log_answer();
         self.log_slow(slow);

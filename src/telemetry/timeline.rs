@@ -1,8 +1,8 @@
-//! Where a request's time went, from what was heard of it.
+//! The stages of a request, from the events that its owner received.
 //!
-//! A prompt queues until the first step that works on it is planned, is computed (prefill) until its first token, and then
-//! decodes until its last. In both it may be paused: a sample has given its blocks up and waits to come back. Where a
-//! prompt has several samples it counts as paused while any of them is.
+//! A prompt is queued until its first step is planned. Then it is computed (prefill) until its first token, and decodes
+//! until its last. In both stages it can be paused: a preempted sample waits to come back. A prompt with several
+//! samples counts as paused while any of them is.
 
 use crate::ids::RequestId;
 use std::time::{Duration, Instant};
@@ -113,7 +113,7 @@ impl Run {
         self.started.is_some()
     }
 
-    /// Nobody listens to it any more.
+    /// The prompt has ended, or its client has disconnected.
     pub fn has_ended(&self) -> bool {
         self.ended.is_some()
     }

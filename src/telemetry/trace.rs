@@ -1,7 +1,7 @@
 //! Spans of requests, sent to a collector by OTLP over HTTP.
 //!
-//! A request is a span from its first byte to its last, part of the trace that its `traceparent` names or the first of a new
-//! one. At its end it gets a child for each stage of each prompt: queue, prefill, decode, and each pause.
+//! A request is a span from its first byte to its last. It belongs to the trace in its `traceparent`, or begins a new
+//! one. At its end it gets a child span for each stage of each prompt: queue, prefill, decode, and each pause.
 
 use crate::error::StartError;
 use crate::telemetry::report::Report;
@@ -19,7 +19,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-/// For the collector's answer to a batch.
+/// Timeout of the collector's answer to a batch.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where traces are sent, and which.
@@ -32,7 +32,7 @@ pub struct TraceOptions {
     pub service_name: String,
 }
 
-/// Begins spans, and sends them from a thread of its own.
+/// Creates spans, and sends them from its own thread.
 #[derive(Debug)]
 pub struct Tracer {
     provider: SdkTracerProvider,
@@ -40,12 +40,12 @@ pub struct Tracer {
     model: String,
 }
 
-/// The trace that a request comes as part of; one that cannot be read is none.
+/// The trace that a request belongs to. An unreadable header counts as none.
 pub fn parent_of(headers: &dyn Extractor) -> Context {
     TraceContextPropagator::new().extract_with_context(&Context::new(), headers)
 }
 
-/// The id of that trace, if there is one.
+/// The id of the trace, if there is one.
 pub fn trace_id(context: &SpanContext) -> Option<String> {
     context.is_valid().then(|| context.trace_id().to_string())
 }
@@ -76,13 +76,13 @@ impl Tracer {
         Ok(Self { provider, tracer, model: model.to_owned() })
     }
 
-    /// A request's span.
+    /// Begins the span of a request.
     pub fn begin(&self, parent: &Context, started: SystemTime) -> Span {
         let builder = self.tracer.span_builder("request").with_kind(SpanKind::Server).with_start_time(started);
         builder.start_with_context(&self.tracer, parent)
     }
 
-    /// Ends it, with what is known now. `started`: the time of `report.arrived`.
+    /// Ends the span of a request. `started` is the wall-clock time of `report.arrived`.
     pub fn end(&self, mut span: Span, report: &Report, started: SystemTime) {
         let time = |at: Instant| started + at.saturating_duration_since(report.arrived);
         span.update_name(format!("{} {}", report.method, report.path));

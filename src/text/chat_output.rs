@@ -1,6 +1,6 @@
-//! What a chat model's output says: reasoning, content and tool calls.
+//! Parses the output of a chat model into reasoning, content and tool calls.
 //!
-//! [`ChatFormat`] is the model's, [`ChatReading`] one request's, [`ChatParser`] one output's.
+//! [`ChatFormat`] belongs to the model, [`ChatReading`] to a request, [`ChatParser`] to an output.
 
 mod call_writer;
 mod calls;
@@ -22,18 +22,19 @@ pub use piece::{ChatPiece, append};
 use reasoning::ReasoningReader;
 pub use reasoning::ReasoningStart;
 
-/// How the outputs of a request are to be read.
+/// How to parse the outputs of a request.
 #[derive(Clone, Debug)]
 pub struct ChatReading {
-    /// `tools`: `None` also where the request has none, or wants no calls.
+    /// Its `tools` is also `None` if the request has no tools or allows no calls.
     pub format: ChatFormat,
-    /// Tool calls of one output at most.
+    /// Maximum number of tool calls in an output.
     pub max_calls: u32,
-    /// `None`: as the prompt ends.
+    /// `None`: the end of the prompt decides.
     pub start: Option<ReasoningStart>,
-    /// The output is made to have reasoning (a grammar holds from its end on), even where nothing marks its beginning.
+    /// The output must contain reasoning, because a grammar applies from its end on, even if nothing marks its
+    /// beginning.
     pub has_reasoning: bool,
-    /// False: reasoning is recognised and left out.
+    /// Whether reasoning is returned. Otherwise it is recognised and left out.
     pub include_reasoning: bool,
 }
 
@@ -49,7 +50,7 @@ impl Default for ChatReading {
     }
 }
 
-/// Reads one output's text as it comes. The result does not depend on how the text is cut.
+/// Parses the text of one output incrementally. The result does not depend on how the text is cut.
 #[derive(Clone, Debug)]
 pub struct ChatParser {
     reasoning: Option<ReasoningReader>,
@@ -58,7 +59,7 @@ pub struct ChatParser {
 }
 
 impl ChatParser {
-    /// `prompt`: the tokens that the output continues.
+    /// `prompt` are the tokens that the output continues.
     pub fn new(reading: &ChatReading, tokenizer: &Tokenizer, prompt: &[TokenId]) -> Self {
         let reasoning = reading.format.reasoning.map(|format| {
             let start = reading.start.unwrap_or_else(|| ReasoningStart::after(prompt, format, tokenizer));
@@ -74,7 +75,7 @@ impl ChatParser {
         }
     }
 
-    /// Takes text that is certain. What may still become a mark (`<tool_c`) is held back.
+    /// Takes the next text. What may become a marker (`<tool_c`) is held back.
     pub fn push(&mut self, text: &str, pieces: &mut Vec<ChatPiece>) {
         if self.reasoning.is_none() && self.tools.is_none() {
             return append(pieces, ChatPiece::Content(text.to_owned()));
@@ -91,7 +92,7 @@ impl ChatParser {
         self.said(content, pieces);
     }
 
-    /// The output has ended: what was held back.
+    /// The output has ended: returns what was held back.
     pub fn finish(&mut self, pieces: &mut Vec<ChatPiece>) {
         if let Some(reader) = &mut self.reasoning {
             let (mut reasoning, mut content) = (String::new(), String::new());
@@ -117,17 +118,17 @@ impl ChatParser {
         }
     }
 
-    /// The text so far ends inside the reasoning.
+    /// Whether the text so far ends inside the reasoning.
     pub fn is_reasoning(&self) -> bool {
         self.reasoning.as_ref().is_some_and(ReasoningReader::is_inside)
     }
 
-    /// Tool calls given out so far.
+    /// Number of tool calls so far.
     pub fn num_calls(&self) -> u32 {
         self.tools.as_ref().map_or(0, ToolParser::num_calls)
     }
 
-    /// A call more than allowed has begun: nothing further is given out.
+    /// Whether one call more than allowed has begun. Nothing more is returned then.
     pub fn is_full(&self) -> bool {
         self.tools.as_ref().is_some_and(ToolParser::is_full)
     }

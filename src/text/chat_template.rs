@@ -1,7 +1,7 @@
-//! Chat templates: from a conversation to the prompt's text, as transformers' `apply_chat_template` renders it.
+//! Chat templates: render a conversation as the text of a prompt, like `apply_chat_template` of transformers.
 //!
-//! A template is a program that somebody else wrote: a model's authors, or a client. What a rendering may cost is
-//! bounded: `meter` counts, and `rewrite` puts it around every operation.
+//! A template is an untrusted program: its authors are those of the model, or a client. The cost of a rendering is
+//! bounded: `meter` counts it, and `rewrite` wraps every operation for this.
 
 mod builtins;
 pub(super) mod meter;
@@ -19,26 +19,26 @@ use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use time::OffsetDateTime;
 
-/// The chat template's variables.
+/// The input of a chat template.
 #[derive(Clone, Debug, Default)]
 pub struct ChatPrompt {
-    /// Messages as the client sent them (`role`, `content`, …); content is a string, or parts that all are text.
+    /// Messages as the client sent them (`role`, `content`, …). The content is a string, or a list of text parts.
     pub messages: Vec<Value>,
     pub tools: Option<Value>,
-    /// Ends the prompt with the beginning of an assistant's message.
+    /// The prompt ends with the beginning of an assistant message.
     pub add_generation_prompt: bool,
-    /// The prompt ends with the last message's content: the model goes on with it.
+    /// The prompt ends with the content of the last message, which the model continues.
     pub continue_final_message: bool,
     /// The tokenizer adds its special tokens to the rendered text. Most templates write them themselves.
     pub add_special_tokens: bool,
-    /// Further variables of the template.
+    /// Additional variables of the template.
     pub kwargs: Map<String, Value>,
-    /// The request's own template, instead of the model's.
+    /// A template from the request, instead of the model's.
     pub template: Option<String>,
 }
 
 impl ChatPrompt {
-    /// Bytes of the texts in it, about: what rendering and tokenising it takes grows with them.
+    /// Approximate size of the texts in bytes. The cost of rendering and tokenising grows with it.
     pub fn num_bytes(&self) -> usize {
         let messages: usize = self.messages.iter().map(num_bytes).sum();
         let tools = self.tools.as_ref().map_or(0, num_bytes);
@@ -52,7 +52,7 @@ impl ChatPrompt {
     }
 }
 
-/// Of the strings in a value, and a byte for everything else.
+/// The bytes of all strings in a value, and one for everything else.
 fn num_bytes(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),
@@ -65,50 +65,50 @@ fn num_bytes(value: &Value) -> usize {
 /// A checkpoint's chat template.
 pub type ChatTemplate = Template<'static>;
 
-/// A chat template, compiled: the checkpoint's own, or a request's.
+/// A compiled chat template, from the checkpoint or from a request.
 #[derive(Debug)]
 pub struct Template<'s> {
     environment: Environment<'s>,
-    /// Each with its name.
+    /// The templates by name.
     programs: Vec<(&'s str, TemplateProgram<'s>)>,
-    /// `bos_token` and the like: variables of every rendering.
+    /// `bos_token` and similar variables of every rendering.
     special_tokens: Map<String, Value>,
     content: ContentForm,
-    /// The field at fault where rendering fails.
+    /// The field that errors of rendering name.
     param: &'static str,
 }
 
-/// What a template takes a message's content for.
+/// The form of a message's content that a template expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ContentForm {
-    /// One string; parts are joined with a line break between them.
+    /// One string. Parts are joined with line breaks.
     Text,
     /// A list of parts.
     Parts,
 }
 
-/// Of a checkpoint. Published ones have two or three.
+/// Maximum number of templates of a checkpoint. Published ones have two or three.
 const MAX_TEMPLATES: usize = 16;
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
-/// Marks the end of the message to be continued. Its trailing space tells whether the template trims content.
+/// Marks the end of the message to be continued. Its trailing space shows whether the template trims content.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
-/// Characters of what a template says of its own accord (`raise_exception`), which goes to the client.
+/// Maximum length of a template's own error message (`raise_exception`), which goes to the client.
 const MAX_RAISED: usize = 4096;
 
-/// A template for as long as the process lives, as the model's is: it is loaded once.
+/// Keeps the source for the life of the process, because the model is loaded once.
 fn kept(source: &str) -> &'static str {
     Box::leak(without_generation_tags(source).into_boxed_str())
 }
 
 impl ChatTemplate {
-    /// A template by its source, with `special_tokens` (`bos_token`, …) as variables. The source stays in memory.
+    /// Compiles a template with `special_tokens` (`bos_token`, …) as variables. The source stays in memory.
     pub fn new(source: &str, special_tokens: Map<String, Value>) -> Result<Self, StartError> {
         Self::with_named(vec![(DEFAULT, kept(source))], special_tokens)
     }
 
-    /// The checkpoint's template: `chat_template.jinja` if there is one, else `chat_template` of
-    /// `tokenizer_config.json` (a string, or a list of named templates). `None` where there is neither.
+    /// The template of a checkpoint: `chat_template.jinja` if there is one, else `chat_template` of
+    /// `tokenizer_config.json` (a string, or a list of named templates). `None` if there is neither.
     pub fn from_files(
         chat_template_jinja: Option<&str>,
         tokenizer_config_json: Option<&str>,
@@ -144,7 +144,7 @@ impl ChatTemplate {
     }
 }
 
-/// Renders a conversation by a request's own template. `special_tokens`: as for [`ChatTemplate::new`].
+/// Renders a conversation with a template from the request. For `special_tokens` see [`ChatTemplate::new`].
 pub fn render_by_request(
     source: &str,
     special_tokens: Map<String, Value>,
@@ -174,7 +174,7 @@ impl<'s> Template<'s> {
         Ok(template)
     }
 
-    /// Whether this text stands in the template.
+    /// Whether the source of the template contains `text`.
     pub fn mentions(&self, text: &str) -> bool {
         self.programs.iter().any(|(_, program)| program.instructions.source().contains(text))
     }
@@ -183,7 +183,7 @@ impl<'s> Template<'s> {
         self.programs.iter().find(|(other, _)| *other == name).map(|(_, program)| program)
     }
 
-    /// The message with its content in the form that the template takes.
+    /// The message with its content in the form that the template expects.
     fn with_content(&self, message: &Value) -> Value {
         let content = match (message.get("content"), self.content) {
             (Some(content @ Value::Array(_)), ContentForm::Text) => content_text(content).into(),
@@ -195,8 +195,8 @@ impl<'s> Template<'s> {
         message
     }
 
-    /// Tries what the template does with a list of parts: one made for lists shows the text of a part, and nothing
-    /// else than it shows of a string, if it takes strings at all.
+    /// Tries the template with a list of parts. A template for lists shows the text of a part. A template that accepts
+    /// strings shows nothing else than for a string.
     fn content_form(&self) -> ContentForm {
         const PROBE: &str = "probe of the content's form";
         let with = |content: Value| {
@@ -212,20 +212,20 @@ impl<'s> Template<'s> {
         }
     }
 
-    /// With another clock than the system's for `strftime_now`, for results that can be repeated.
+    /// Sets another clock for `strftime_now`, for reproducible results.
     pub fn with_clock(mut self, clock: fn() -> OffsetDateTime) -> Self {
         set_clock(&mut self.environment, clock);
         self
     }
 
-    /// [`ChatTemplate::render`] with each message's content in the form that the template takes: parts become one
-    /// string, or a string one part.
+    /// [`ChatTemplate::render`] with the content of each message in the form that the template expects: parts become
+    /// one string, or a string one part.
     pub fn render_chat(&self, prompt: &ChatPrompt) -> Result<String, ApiError> {
         let messages = prompt.messages.iter().map(|message| self.with_content(message)).collect();
         self.render(&ChatPrompt { messages, ..prompt.clone() })
     }
 
-    /// The prompt's text. What the template refuses, or fails at, is the client's error in `messages`.
+    /// Renders the prompt. An error of the template is an error of the client in `messages`.
     pub fn render(&self, prompt: &ChatPrompt) -> Result<String, ApiError> {
         if prompt.continue_final_message && prompt.add_generation_prompt {
             return Err(ApiError::invalid(
@@ -255,7 +255,7 @@ impl<'s> Template<'s> {
             ("tools", template_value(prompt.tools.as_ref().unwrap_or(&Value::Null))),
             ("add_generation_prompt", prompt.add_generation_prompt.into()),
         ];
-        // Of equal names the last counts.
+        // Of equal names the last one counts.
         let variables = minijinja::Value::from_pairs([("documents", ().into())].into_iter().chain(given).chain(own));
         let input = messages.iter().chain(&prompt.tools).chain(prompt.kwargs.values()).map(num_bytes).sum::<usize>();
         let render = || {
@@ -304,9 +304,9 @@ fn environment<'s>() -> Result<(Environment<'s>, SyntaxConfig), StartError> {
     Ok((environment, syntax))
 }
 
-/// `strftime_now` gives UTC: what a server's prompt says does not depend on where the machine stands.
+/// `strftime_now` returns UTC, so that a prompt does not depend on the machine's time zone.
 fn set_clock(environment: &mut Environment<'_>, clock: fn() -> OffsetDateTime) {
-    // A directive of two letters becomes a date and a time.
+    // Size of the longest result of a directive of two letters: a date and a time.
     const LONGEST: u64 = 16;
     environment.add_function("strftime_now", move |format: String| -> Result<String, Error> {
         meter::make((format.len() as u64).saturating_mul(LONGEST))?;
@@ -314,7 +314,7 @@ fn set_clock(environment: &mut Environment<'_>, clock: fn() -> OffsetDateTime) {
     });
 }
 
-/// JSON as a template's value, keys in their order.
+/// JSON as a value of a template. Keys keep their order.
 fn template_value(value: &Value) -> minijinja::Value {
     match value {
         Value::Null => minijinja::Value::from(()),
@@ -334,7 +334,7 @@ fn template_value(value: &Value) -> minijinja::Value {
 
 const RAISED: &str = "raise_exception";
 
-/// What a template said through `raise_exception`.
+/// The message of a template's `raise_exception`.
 #[derive(Debug)]
 struct Raised(String);
 
@@ -346,7 +346,7 @@ impl std::fmt::Display for Raised {
 
 impl std::error::Error for Raised {}
 
-/// The template's own words where it raised an exception, else the engine's error with its line.
+/// The message of the template if it raised an exception, else the error of the engine with its line.
 fn describe(error: &Error) -> String {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = source {
@@ -364,14 +364,14 @@ fn describe(error: &Error) -> String {
     format!("the chat template failed: {error}")
 }
 
-/// `{% generation %}` marks the assistant's part for training; here it is only a scope.
+/// Removes `{% generation %}`, which marks the assistant's part for training.
 fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
         out.push_str(&rest[..start]);
         rest = &rest[start..];
-        // Behind the opening: in `{%}` it shares its percent sign with what only looks like the end.
+        // After the opening: in `{%}` the percent sign belongs to it, so this is not an end.
         let Some(end) = rest[2..].find("%}").map(|end| end + 2) else { break };
         let tag = &rest[..end + 2];
         let word = tag[2..end].trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
@@ -386,7 +386,7 @@ fn without_generation_tags(source: &str) -> String {
     out
 }
 
-/// The messages with the tag at the end of the last one's text, and that text without it.
+/// The messages with the tag appended to the last one, and the text of the last one without it.
 fn tag_final_message(messages: &[Value]) -> Result<(Vec<Value>, String), ApiError> {
     let refuse = |why: &str| ApiError::invalid("continue_final_message", why);
     let mut messages = messages.to_vec();
@@ -407,7 +407,7 @@ fn tag_final_message(messages: &[Value]) -> Result<(Vec<Value>, String), ApiErro
     Ok((messages, content))
 }
 
-/// The text up to the tag; where the template trimmed the message, without the white space at its end.
+/// The text up to the tag, without white space at its end if the template has trimmed the message.
 fn cut_at_tag(mut text: String, content: &str) -> Result<String, ApiError> {
     let tag = CONTINUE_TAG.trim();
     let place = text.rfind(tag).filter(|_| text.contains(content.trim())).ok_or_else(|| {

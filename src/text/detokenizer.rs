@@ -1,4 +1,4 @@
-//! Tokens to text, one at a time, with the same result as decoding all of them at once.
+//! Converts tokens to text one at a time, with the same result as decoding all of them at once.
 
 use crate::ids::TokenId;
 use crate::text::pieces::TokenPiece;
@@ -6,41 +6,41 @@ use crate::text::spaces::{clean_up_spaces, last_word_boundary};
 use crate::text::tokenizer::Tokenizer;
 use std::sync::Arc;
 
-/// Decodes one sample's tokens as they come. The texts of all pushes and of [`Detokenizer::finish`] joined are
-/// `decode(prompt + tokens)` without what was certain of `decode(prompt)`; a character that begins in the prompt and
-/// ends in the output belongs to the output.
+/// Decodes the tokens of one sample as they arrive. The texts of all pushes and of [`Detokenizer::finish`] together are
+/// `decode(prompt + tokens)` without the part that `decode(prompt)` already determines. A character that begins in the
+/// prompt and ends in the output belongs to the output.
 ///
-/// A push returns what no later token can change. Held back are: an incomplete UTF-8 character; a run of byte-fallback
-/// tokens (`<0xNN>`), because such a run is text only if all of it is valid UTF-8; with a tokenizer that cleans up
-/// spaces, the word in progress. Cost per token is proportional to its own length.
+/// A push returns the text that no later token can change. Held back are an incomplete UTF-8 character; a run of
+/// byte-fallback tokens (`<0xNN>`), which is text only if all of it is valid UTF-8; and the current word, if the
+/// tokenizer cleans up spaces. The cost per token is proportional to its own length.
 #[derive(Debug)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     state: DetokenizerState,
 }
 
-/// What the text so far leaves to be known. Apart from the tokenizer, so that no reference is counted per token.
+/// The state between tokens. It is separate from the tokenizer to avoid reference counting per token.
 #[derive(Debug)]
 struct DetokenizerState {
     skip_special_tokens: bool,
     /// Special tokens that are not skipped.
     kept: Arc<[TokenId]>,
-    /// An added token right after another comes without what the decoder puts before it.
+    /// An added token right after another one gets no decoder prefix.
     joins_added: bool,
     /// The last token was an added one.
     after_added: bool,
-    /// No token of the text has been seen.
+    /// No token of the text has come yet.
     at_start: bool,
-    /// How many leading characters may still be cut off.
+    /// Number of leading characters that may still be stripped.
     strip_left: usize,
-    /// Byte-level: an incomplete character. Byte fallback: the run.
+    /// An incomplete character (byte-level), or the current run (byte fallback).
     pending: Vec<u8>,
-    /// With a tokenizer that cleans up: text from the last place where it can be cut.
+    /// If the tokenizer cleans up spaces: the text since the last place where it can be cut.
     word: String,
 }
 
 impl Detokenizer {
-    /// A detokenizer that goes on after `prompt`. Only the prompt's last few tokens are looked at.
+    /// A detokenizer that continues after `prompt`. Only the last few tokens of the prompt are read.
     pub fn new(tokenizer: Arc<Tokenizer>, prompt: &[TokenId], skip_special_tokens: bool) -> Self {
         let mut state = DetokenizerState {
             skip_special_tokens,
@@ -65,20 +65,20 @@ impl Detokenizer {
         Self { tokenizer, state }
     }
 
-    /// Special tokens that become text although others are skipped.
+    /// Sets special tokens that become text although others are skipped.
     pub fn keep_tokens(mut self, kept: Arc<[TokenId]>) -> Self {
         self.state.kept = kept;
         self
     }
 
-    /// Whether an added token that follows another comes as it stands in the vocabulary, without the space that some
-    /// decoders put before every token: transformers' `spaces_between_special_tokens=False`.
+    /// Whether an added token after another one is written without the space that some decoders put before every token:
+    /// `spaces_between_special_tokens=False` of transformers.
     pub fn join_added_tokens(mut self, joins: bool) -> Self {
         self.state.joins_added = joins;
         self
     }
 
-    /// Takes the next token; returns the text that is now certain.
+    /// Takes the next token and returns the text that is now certain.
     pub fn push(&mut self, token: TokenId) -> String {
         let mut text = String::new();
         self.push_to(token, &mut text);
@@ -90,26 +90,26 @@ impl Detokenizer {
         self.state.push(&self.tokenizer, token, out);
     }
 
-    /// Whether some text of the tokens so far is held back.
+    /// Whether text of the tokens so far is held back.
     pub fn is_holding(&self) -> bool {
         !self.state.pending.is_empty() || !self.state.word.is_empty()
     }
 
-    /// The rest: U+FFFD for what never became a character. The detokenizer is at its end after this.
+    /// Returns the rest, with U+FFFD for incomplete characters. The detokenizer must not be used after this.
     pub fn finish(&mut self) -> String {
         self.state.finish(&self.tokenizer)
     }
 }
 
 impl DetokenizerState {
-    /// The token's piece, unless it names no token or is skipped.
+    /// The piece of the token; `None` if the id has no token or the token is skipped.
     fn piece<'a>(&self, tokenizer: &'a Tokenizer, token: TokenId) -> Option<TokenPiece<'a>> {
         let is_skipped =
             |piece: &TokenPiece<'_>| piece.special && self.skip_special_tokens && !self.kept.contains(&token);
         tokenizer.pieces().get(token).filter(|piece| !is_skipped(piece))
     }
 
-    /// Where to begin in `prompt` so that the state after it is the same as from its beginning.
+    /// The place in `prompt` from which the state at the end is the same as from its beginning.
     fn relevant_tail(&self, tokenizer: &Tokenizer, prompt: &[TokenId]) -> usize {
         if tokenizer.cleans_up() {
             return 0;
@@ -171,7 +171,7 @@ impl DetokenizerState {
         out
     }
 
-    /// A run of byte tokens is text if it is UTF-8 as a whole; else each byte is a U+FFFD.
+    /// A run of byte tokens is text if the whole run is UTF-8. Otherwise each byte becomes U+FFFD.
     fn end_byte_run(&mut self, tokenizer: &Tokenizer, out: &mut String) {
         if self.pending.is_empty() {
             return;
@@ -208,8 +208,8 @@ impl DetokenizerState {
     }
 }
 
-/// Appends `bytes` to the incomplete character in `pending` and moves what is complete to `out`, with U+FFFD for
-/// every maximal invalid part, as `String::from_utf8_lossy` has it.
+/// Appends `bytes` to the incomplete character in `pending`, and moves everything complete to `out`. Every maximal
+/// invalid part becomes U+FFFD, as in `String::from_utf8_lossy`.
 fn push_utf8(pending: &mut Vec<u8>, bytes: &[u8], out: &mut String) {
     if pending.is_empty()
         && let Ok(text) = std::str::from_utf8(bytes)

@@ -1,11 +1,11 @@
-//! Structured output: what a client demands of the text, as a constraint on tokens.
+//! Structured output: requirements of a client on the text, as a constraint on tokens.
 //!
-//! A [`GrammarRequest`] says what the text has to be; [`GrammarCompiler`] makes a
-//! [`ConstraintSource`](crate::engine::constraint::ConstraintSource) of it, for the model's vocabulary. llguidance does
-//! the parsing of the text as it grows; here is what stands between it and a client: schemas are checked and errors
-//! get a place (`schema`), llama.cpp's grammars are translated (`gbnf`), the tokenizer is made known
-//! (`vocabulary`), compiled grammars are kept and shared (`compiler`), and what a client sends is compiled in another process
-//! first (`sandbox`).
+//! A [`GrammarRequest`] describes the required text. [`GrammarCompiler`] makes a
+//! [`ConstraintSource`](crate::engine::constraint::ConstraintSource) of it for the model's vocabulary. llguidance
+//! parses the text as it grows. The modules here prepare its input: schemas are checked, with the place of errors
+//! (`schema`), llama.cpp's grammars are translated (`gbnf`), the tokenizer is described (`vocabulary`), compiled
+//! grammars are cached and shared (`compiler`), and untrusted grammars are first compiled in another process
+//! (`sandbox`).
 
 pub mod compiler;
 mod constraint;
@@ -32,10 +32,10 @@ use serde_json::Value;
 /// needed. Memory is used only as the stack grows.
 pub const STACK_BYTES: usize = 64 << 20;
 
-/// A schema as a part of a [`GrammarSpec::Lark`]: `%json {…}`. `param` is the field that the schema came in; where the
-/// schema is wrong, the error names the place in it.
+/// A schema as a part of a [`GrammarSpec::Lark`]: `%json {…}`. `param` is the field of the request that the schema is
+/// in. An error names the place in the schema.
 pub fn json_in_lark(schema: &Value, whitespace: &Whitespace, param: &str) -> Result<String, ApiError> {
     let schema = schema::prepare(schema, whitespace).map_err(|error| error.in_param(param))?;
-    // Lark's strings hold no control character, and JSON leaves this one as it is.
+    // Strings of Lark must not contain control characters, and JSON does not escape this one.
     Ok(format!("%json {}", schema.to_string().replace('\u{7f}', "\\u007f")))
 }

@@ -1,4 +1,4 @@
-//! One sample's text: detokenizer and stop strings together.
+//! The text of one sample: detokenizer and stop strings together.
 
 use crate::ids::TokenId;
 use crate::text::detokenizer::Detokenizer;
@@ -7,45 +7,45 @@ use crate::text::tokenizer::Tokenizer;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// How a sample's tokens become text.
+/// How the tokens of a sample become text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutputOptions {
     pub skip_special_tokens: bool,
-    /// Special tokens that are not skipped: those that mark tool calls and reasoning.
+    /// Special tokens that are not skipped, because they mark tool calls and reasoning.
     pub kept_tokens: Arc<[TokenId]>,
     /// See [`Detokenizer::join_added_tokens`].
     pub join_added_tokens: bool,
     /// None of them empty.
     pub stop: Vec<String>,
-    /// A stop string that is complete within the text of this many tokens is text like any other.
+    /// A stop string that is complete within this many tokens does not count.
     pub min_tokens: usize,
-    /// The text ends after the stop string, not before it.
+    /// The text includes the stop string.
     pub include_stop_str_in_output: bool,
 }
 
-/// What can be given to the client now.
+/// Text that can be sent to the client now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Piece {
     pub text: String,
-    /// Which stop string was found; the sample has ended.
+    /// The stop string that was found, which ends the sample.
     pub stopped: Option<usize>,
-    /// For each token whose text is now wholly out, in order of pushing: where its text begins, in characters from
-    /// the beginning of the output. Their log-probabilities go with this piece. When a stop string is found, all
-    /// tokens are out; those of the stop string begin at the end of the text.
+    /// For each token whose text is now complete, in order: the start of its text, in characters from the beginning of
+    /// the output. Their log-probabilities belong to this piece. When a stop string is found, all tokens are complete,
+    /// and those of the stop string begin at the end of the text.
     pub token_offsets: Vec<usize>,
 }
 
-/// Text of one sample from its tokens, cut at stop strings.
+/// Makes the text of one sample from its tokens, up to a stop string.
 #[derive(Debug)]
 pub struct OutputText {
     detokenizer: Detokenizer,
     stop: StopMatcher,
-    /// Tokens still to come before stop strings count.
+    /// Number of tokens before stop strings count.
     min_tokens_left: usize,
-    /// Characters that the detokenizer has given, and that have been given out.
+    /// Number of characters that the detokenizer has returned, and that have been returned from here.
     decoded_chars: usize,
     released_chars: usize,
-    /// Where the text of each token begins and ends, for tokens not wholly out.
+    /// Start and end of the text of each incomplete token.
     waiting: VecDeque<(usize, usize)>,
 }
 
@@ -68,7 +68,7 @@ impl OutputText {
         let decoded = self.detokenizer.push(token);
         let begin = self.decoded_chars;
         self.decoded_chars += decoded.chars().count();
-        // A token whose last character is still in the detokenizer is out with the next character at the earliest.
+        // A token whose last character is still in the detokenizer is complete with the next character at the earliest.
         let held_back = usize::from(self.detokenizer.is_holding());
         self.waiting.push_back((begin, self.decoded_chars + held_back));
         if self.min_tokens_left > 0 {
@@ -80,8 +80,8 @@ impl OutputText {
         self.release(step.text, step.stopped, step.stopped.is_some())
     }
 
-    /// The sample has ended otherwise than by a stop string: what was held back. (A stop string can still be found in
-    /// the detokenizer's last text.)
+    /// The sample has ended without a stop string: returns what was held back. A stop string can still be found in the
+    /// last text of the detokenizer.
     pub fn finish(&mut self) -> Piece {
         let decoded = self.detokenizer.finish();
         self.decoded_chars += decoded.chars().count();

@@ -1,8 +1,9 @@
-//! What each token contributes to a text, worked out once from the tokenizer's decoder.
+//! The text of each token, computed once from the decoder of the tokenizer.
 //!
-//! A decoder is a chain of steps. Those that look at one token at a time are applied here, at load; what remains for
-//! [`Detokenizer`](super::detokenizer::Detokenizer) is a little state: a byte-level or byte-fallback character in
-//! progress, and a space to strip at the beginning. Chains that cannot be cut this way are refused at start.
+//! A decoder is a chain of steps. Steps that read one token at a time are applied here, at load time.
+//! [`Detokenizer`](super::detokenizer::Detokenizer) only has to keep a little state: an incomplete byte-level or
+//! byte-fallback character, and a space to strip at the beginning. Chains that cannot be split this way are rejected at
+//! startup.
 
 use crate::error::StartError;
 use crate::ids::TokenId;
@@ -10,24 +11,24 @@ use serde_json::Value;
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::{Decoder, Tokenizer as Vocabulary};
 
-/// Ids without a token that a small vocabulary may have.
+/// Maximum number of ids without a token in a small vocabulary.
 const MAX_GAPS: usize = 1 << 20;
 
 const PRESENT: u8 = 1;
 const SPECIAL: u8 = 2;
 const BYTE: u8 = 4;
 
-/// One token inside a text (not the first of it).
+/// A token inside a text (not at its beginning).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenPiece<'a> {
-    /// UTF-8 on their own unless the vocabulary is byte-level or this is a byte-fallback token.
+    /// Valid UTF-8, unless the vocabulary is byte-level or this is a byte-fallback token.
     pub bytes: &'a [u8],
     pub special: bool,
     /// A byte-fallback token, `<0xNN>`: `bytes` is that byte.
     pub byte_fallback: bool,
 }
 
-/// A step that looks at one token and whether it is the first.
+/// A step that depends only on a token and on whether it is the first.
 enum DecodeStep {
     Replace {
         from: String,
@@ -76,7 +77,7 @@ impl DecodeStep {
                 token[cut..].to_owned()
             }
             DecodeStep::Regex(decoder) => {
-                // It looks at nothing but the token; where its pattern fails, the token stays as it is.
+                // It depends only on the token. If its pattern does not match, the token stays unchanged.
                 decoder.decode_chain(vec![token.clone()]).map_or(token, |parts| parts.concat())
             }
             DecodeStep::Spaced => {
@@ -98,7 +99,7 @@ impl DecodeStep {
     }
 }
 
-/// A decoder, cut into its steps.
+/// A decoder, split into its steps.
 #[derive(Default)]
 struct Plan {
     steps: Vec<DecodeStep>,
@@ -137,7 +138,8 @@ impl Plan {
                 DecoderWrapper::WordPiece(wordpiece) if per_token => plan
                     .steps
                     .push(DecodeStep::WordPiece { prefix: wordpiece.prefix.clone(), cleanup: wordpiece.cleanup }),
-                // Stripping the end is not supported: the crate panics at tokens that consist of what is stripped.
+                // Stripping the end is not supported, because the crate panics at tokens that consist only of stripped
+                // characters.
                 DecoderWrapper::Strip(strip) if per_token && strip.stop == 0 => {
                     plan.steps.push(DecodeStep::Strip { content: strip.content, start: strip.start });
                 }
@@ -172,10 +174,10 @@ fn flatten<'a>(decoder: &'a DecoderWrapper, value: &'a Value, chain: &mut Vec<(&
     }
 }
 
-/// All tokens' pieces in one arena.
+/// The pieces of all tokens in one arena.
 pub struct Pieces {
     arena: Vec<u8>,
-    /// `[len]` where each piece ends in the arena.
+    /// The end of each piece in the arena.
     ends: Vec<u32>,
     flags: Vec<u8>,
     plan: Plan,
@@ -188,7 +190,7 @@ impl Pieces {
         let added = vocabulary.get_added_tokens_decoder();
         let highest = names.values().chain(added.keys()).max();
         let len = highest.map_or(0, |id| *id as usize + 1);
-        // Tables are as long as the highest id.
+        // The size of the tables depends on the highest id.
         let most = MAX_GAPS + 2 * (names.len() + added.len());
         if len > most {
             return Err(StartError::new(format!(
@@ -201,7 +203,7 @@ impl Pieces {
         for (name, id) in &names {
             by_id[*id as usize] = Some(name);
         }
-        // An added token hides the model's token of the same id.
+        // An added token replaces the model's token with the same id.
         for (id, token) in &added {
             by_id[*id as usize] = Some(&token.content);
         }
@@ -227,7 +229,7 @@ impl Pieces {
         Ok(pieces)
     }
 
-    /// Appends what the token `name` stands for; returns the flags that follow from it.
+    /// Appends the text of the token `name`, and returns its flags.
     fn push(&mut self, name: &str, byte_of: &[Option<u8>; 512]) -> u8 {
         if self.plan.byte_level {
             let mapped: Option<Vec<u8>> = name.chars().map(|c| byte_of.get(c as usize).copied().flatten()).collect();
@@ -265,12 +267,12 @@ impl Pieces {
         })
     }
 
-    /// Pieces are raw bytes that only together are UTF-8.
+    /// Whether pieces are raw bytes, which are UTF-8 only together.
     pub fn byte_level(&self) -> bool {
         self.plan.byte_level
     }
 
-    /// The first token of a text has another text than elsewhere: [`Pieces::first_text`].
+    /// Whether the first token of a text can differ from other places: [`Pieces::first_text`].
     pub fn first_differs(&self) -> bool {
         self.plan.steps.iter().any(DecodeStep::depends_on_place)
     }
@@ -279,14 +281,14 @@ impl Pieces {
         self.plan.text(name, true)
     }
 
-    /// The character, and how many of it at most, that is cut off the beginning of a text.
+    /// The character that is stripped from the beginning of a text, and how many of it at most.
     pub fn strip_start(&self) -> Option<(char, usize)> {
         self.plan.strip_start
     }
 }
 
-/// GPT-2's alphabet, reversed: the printable characters of Latin-1 stand for themselves, the other 68 bytes, in
-/// order, for the characters from U+0100.
+/// GPT-2's byte alphabet, reversed: the printable characters of Latin-1 stand for themselves. The characters from
+/// U+0100 on stand for the other 68 bytes in order.
 fn byte_level_alphabet() -> [Option<u8>; 512] {
     let mut byte_of = [None; 512];
     let mut next = 256;

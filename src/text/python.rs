@@ -1,4 +1,4 @@
-//! The few things of Python's standard library that chat templates see: `json.dumps` and `strftime`.
+//! The parts of Python's standard library that chat templates use: `json.dumps` and `strftime`.
 
 use crate::text::chat_template::meter;
 use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
@@ -9,20 +9,20 @@ use time::OffsetDateTime;
 /// `json.dumps`'s layout.
 struct JsonStyle {
     ensure_ascii: bool,
-    /// White space of one level; `None`: all on one line.
+    /// White space of one level; `None` for a single line.
     indent: Option<String>,
     item_separator: String,
     key_separator: String,
     sort_keys: bool,
-    /// Bytes of the text at most.
+    /// Maximum size of the text in bytes.
     most: u64,
 }
 
-/// Characters of an indent or a separator at most.
+/// Maximum number of characters of an indent or a separator.
 const MAX_FILL: usize = 64;
 
-/// The filter `tojson` as chat templates know it: `json.dumps(value, ensure_ascii=False)`, with the arguments
-/// `ensure_ascii`, `indent`, `separators` and `sort_keys` by place or by name. (Jinja's own escapes HTML.)
+/// The filter `tojson` of chat templates: `json.dumps(value, ensure_ascii=False)`, with the arguments `ensure_ascii`,
+/// `indent`, `separators` and `sort_keys` by position or by name. (Jinja's own filter escapes HTML.)
 pub fn tojson(args: Rest<ValueOrKwargs>) -> Result<String, Error> {
     let args = args.into_values();
     let (value, places, kwargs): (Value, &[Value], Kwargs) = from_args(&args)?;
@@ -142,7 +142,7 @@ fn json_key(key: &Value) -> Result<String, Error> {
 
 fn write_number(out: &mut String, value: &Value) -> Result<(), Error> {
     if value.is_integer() {
-        // Display of an integer has no decimal point, whatever its width.
+        // An integer is displayed without a decimal point, whatever its size.
         let _ = write!(out, "{value}");
     } else {
         out.push_str(&float_repr(f64::try_from(value.clone())?));
@@ -150,7 +150,7 @@ fn write_number(out: &mut String, value: &Value) -> Result<(), Error> {
     Ok(())
 }
 
-/// `repr(float)`: the shortest digits that read back as the same number, with an exponent below 1e-4 and from 1e16.
+/// `repr(float)`: the shortest digits that read back as the same number, with an exponent below 1e-4 and from 1e16 on.
 fn float_repr(number: f64) -> String {
     if number.is_nan() {
         return "NaN".to_owned();
@@ -208,7 +208,7 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 
-/// `datetime.strftime` in the C locale. A directive that is not known stays as it is written.
+/// `datetime.strftime` in the C locale. Unknown directives stay as they are.
 pub fn strftime(format: &str, at: OffsetDateTime) -> String {
     let mut out = String::new();
     let mut chars = format.chars();
@@ -226,7 +226,7 @@ pub fn strftime(format: &str, at: OffsetDateTime) -> String {
                 Some(directive) => match strftime_field(directive, at) {
                     Some(field) => {
                         let short = field.trim_start_matches('0');
-                        // A zero stays where no digit follows it.
+                        // A zero stays if no digit follows it.
                         let has_digit = short.starts_with(|c: char| c.is_ascii_digit());
                         let num_zeros = field.len() - short.len();
                         out.push_str(&field[if has_digit { num_zeros } else { num_zeros.saturating_sub(1) }..]);

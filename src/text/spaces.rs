@@ -1,6 +1,6 @@
 //! The clean-up of spaces that some tokenizers need after decoding.
 
-/// Takes out the spaces that tokenizing put before punctuation and around contractions, in transformers' order.
+/// Removes the spaces that tokenising put before punctuation and around contractions, in the order of transformers.
 pub fn clean_up_spaces(text: &str) -> String {
     const RULES: [(&str, &str); 10] = [
         (" .", "."),
@@ -19,8 +19,8 @@ pub fn clean_up_spaces(text: &str) -> String {
         .fold(text.to_owned(), |text, (from, to)| if text.contains(from) { text.replace(from, to) } else { text })
 }
 
-/// The last place before a space at which no rule of [`clean_up_spaces`] can reach across, now or with what follows:
-/// every rule begins with a space, and only `'` and `n` can stand before a second one inside a match.
+/// The last place before a space that no rule of [`clean_up_spaces`] can reach across, even with later text. Every rule
+/// begins with a space, and only `'` and `n` can precede a second space inside a match.
 pub fn last_word_boundary(text: &str) -> Option<usize> {
     let bytes = text.as_bytes();
     (1..bytes.len()).rev().find(|&i| bytes[i] == b' ' && !matches!(bytes[i - 1], b' ' | b'\'' | b'n'))

@@ -1,14 +1,14 @@
-//! Stop strings in a stream of text.
+//! Finds stop strings in a stream of text.
 
-/// Finds stop strings in text that comes in pieces. Text that may still turn out to be the beginning of a stop string
-/// is held back, so nothing of a stop string is ever given out (unless asked for).
+/// Finds stop strings in text that comes in pieces. Text that may become a stop string is held back, so no part of a
+/// stop string is returned (unless requested).
 ///
-/// The match that is complete first wins; of several complete at the same character, the longest; of equal ones, the
-/// first listed. This does not depend on how the text was cut into pieces. An empty stop string matches nothing.
+/// The match that is complete first wins. Of several matches that end at the same character the longest wins, of equal
+/// ones the first in the list. This does not depend on how the text was cut. An empty stop string matches nothing.
 #[derive(Clone, Debug)]
 pub struct StopMatcher {
     stops: Vec<Stop>,
-    /// Text taken and not given out: the longest suffix that begins a stop string.
+    /// The longest end of the text that begins a stop string. It has not been returned.
     held: String,
     include_stop: bool,
     stopped: bool,
@@ -19,15 +19,15 @@ struct Stop {
     pattern: Vec<u8>,
     /// `fallback[i]`: length of the longest proper border of `pattern[..=i]` (Knuth, Morris and Pratt).
     fallback: Vec<usize>,
-    /// Bytes of the pattern matched by the text's end.
+    /// Length in bytes of the pattern's beginning at the end of the text.
     matched: usize,
 }
 
-/// What a push gives out.
+/// The result of a push.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StopStep {
     pub text: String,
-    /// Which stop string was found; the text ends before it (or after it, where it is to be included).
+    /// The stop string that was found. The text ends before it, or after it if it is included.
     pub stopped: Option<usize>,
 }
 
@@ -48,7 +48,7 @@ impl Stop {
         Self { pattern, fallback, matched: 0 }
     }
 
-    /// Takes the text's next byte; whether the pattern ends with it.
+    /// Takes the next byte and returns whether the pattern ends with it.
     fn advance(&mut self, byte: u8) -> bool {
         if self.pattern.is_empty() {
             return false;
@@ -69,13 +69,13 @@ impl StopMatcher {
         Self { stops, held: String::new(), include_stop: false, stopped: false }
     }
 
-    /// Whether the stop string itself is given out with the text before it (`include_stop_str_in_output`).
+    /// Sets whether the stop string is returned with the text (`include_stop_str_in_output`).
     pub fn include_stop(mut self, include: bool) -> Self {
         self.include_stop = include;
         self
     }
 
-    /// Takes the next piece of text. After a match nothing more is given out.
+    /// Takes the next piece of text. After a match nothing more is returned.
     pub fn push(&mut self, text: &str) -> StopStep {
         if self.stopped {
             return StopStep::default();
@@ -101,7 +101,7 @@ impl StopMatcher {
         StopStep { text: self.release(), stopped: None }
     }
 
-    /// Takes the next piece of text, in which no stop string counts as found (one that ends later may begin in it).
+    /// Takes the next piece of text without accepting a stop string in it. One that ends later may begin in it.
     pub fn skim(&mut self, text: &str) -> String {
         if self.stopped {
             return String::new();
@@ -116,14 +116,14 @@ impl StopMatcher {
         self.release()
     }
 
-    /// Gives out all but what may become a stop string.
+    /// Returns everything that cannot be part of a stop string.
     fn release(&mut self) -> String {
         let keep = self.stops.iter().map(|stop| stop.matched).max().unwrap_or(0);
         let rest = self.held.split_off(self.held.len() - keep);
         std::mem::replace(&mut self.held, rest)
     }
 
-    /// The text has ended: what was held back was no stop string.
+    /// The text has ended: returns what was held back.
     pub fn finish(&mut self) -> String {
         self.stops.iter_mut().for_each(|stop| stop.matched = 0);
         std::mem::take(&mut self.held)

@@ -1,5 +1,5 @@
-//! A checkpoint's tokenizer, as transformers' fast tokenizer would read it: `tokenizer.json`, with what
-//! `tokenizer_config.json` adds to it.
+//! The tokenizer of a checkpoint: `tokenizer.json` and the additions in `tokenizer_config.json`. It behaves like the
+//! fast tokenizer of transformers.
 
 use crate::error::{ApiError, StartError};
 use crate::ids::TokenId;
@@ -12,14 +12,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokenizers::models::ModelWrapper;
 use tokenizers::{AddedToken, Tokenizer as Vocabulary};
 
-/// A token with a role of its own.
+/// A special token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpecialToken {
     pub text: String,
     pub id: TokenId,
 }
 
-/// The roles that `tokenizer_config.json` gives.
+/// The special tokens that `tokenizer_config.json` names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
     pub bos: Option<SpecialToken>,
@@ -28,15 +28,15 @@ pub struct SpecialTokens {
     pub unk: Option<SpecialToken>,
 }
 
-/// Tokens that can hold a mark (`</think>`) and the white space behind it.
+/// Maximum number of tokens of a marker (`</think>`) and the white space after it.
 const MAX_TAIL: usize = 16;
 
-/// Text to token ids and back.
+/// Converts text to token ids and back.
 pub struct Tokenizer {
     vocabulary: Vocabulary,
     pieces: Pieces,
     special: SpecialTokens,
-    /// Whether decoded text is tidied as a whole ("do n't ." → "don't."); never for BPE.
+    /// Whether spaces in decoded text are cleaned up ("do n't ." → "don't."). Never for BPE.
     cleans_up: bool,
 }
 
@@ -47,11 +47,10 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads the two files' text. Truncation and padding that `tokenizer.json` may carry are settings of training
-    /// and are dropped.
+    /// Parses the two files. Truncation and padding in `tokenizer.json` are settings of training and are ignored.
     pub fn from_json(tokenizer_json: &str, tokenizer_config_json: Option<&str>) -> Result<Self, StartError> {
         check_growth(tokenizer_json)?;
-        // The crate trusts what it reads: indices within the file are followed, and regular expressions are compiled.
+        // The crate does not validate its input: it follows indices in the file and compiles regular expressions.
         let load = || Self::load(tokenizer_json, tokenizer_config_json);
         catch_unwind(load).unwrap_or_else(|panic| {
             let why = panic_text(&*panic);
@@ -76,9 +75,9 @@ impl Tokenizer {
         Ok(Self { vocabulary, pieces, special, cleans_up })
     }
 
-    /// Token ids of `text`. `add_special_tokens` adds what the tokenizer puts around a text (usually the token that
-    /// begins one): `tokenizer.json`'s post-processor says what. As in transformers 5, `add_bos_token` and
-    /// `add_eos_token` of the configuration do not change it. Special tokens written out in `text` are recognised either way.
+    /// The token ids of `text`. With `add_special_tokens`, the post-processor of `tokenizer.json` adds the tokens
+    /// around a text, usually the one that begins it. As in transformers 5, `add_bos_token` and `add_eos_token` have no
+    /// effect. Special tokens that are written in `text` are always recognised.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, ApiError> {
         let encode = || self.vocabulary.encode_fast(text, add_special_tokens);
         match catch_unwind(AssertUnwindSafe(encode)) {
@@ -91,7 +90,7 @@ impl Tokenizer {
         }
     }
 
-    /// Text of `ids`, taken as the beginning of a text. Ids that name no token give nothing.
+    /// The text of `ids` at the beginning of a text. Ids without a token are ignored.
     pub fn decode(&self, ids: &[TokenId], skip_special_tokens: bool) -> Result<String, ApiError> {
         let decode = || self.vocabulary.decode(ids, skip_special_tokens);
         let text = match catch_unwind(AssertUnwindSafe(decode)) {
@@ -106,42 +105,41 @@ impl Tokenizer {
         Ok(if self.cleans_up { clean_up_spaces(&text) } else { text })
     }
 
-    /// Whether the text of `ids` ends with this, perhaps with white space behind it. `end` is a mark of a few
-    /// characters; only the last few tokens are looked at.
+    /// Whether the text of `ids` ends with the marker `end` and optional white space. Only the last few tokens are
+    /// read.
     pub fn ends_with(&self, ids: &[TokenId], end: &str) -> bool {
         let tail = &ids[ids.len().saturating_sub(MAX_TAIL)..];
-        // What cannot be decoded ends with no mark.
+        // Text that cannot be decoded does not end with a marker.
         self.decode(tail, false).is_ok_and(|text| text.trim_end().ends_with(end))
     }
 
-    /// What a token stands for inside a text, as shown with log-probabilities: its bytes, with U+FFFD for what is
-    /// not UTF-8 by itself. A sentencepiece token keeps its leading space, so that the texts of an answer's tokens
-    /// joined are the answer.
+    /// The text of a token inside a text, as shown with log-probabilities: its bytes, with U+FFFD for invalid UTF-8. A
+    /// SentencePiece token keeps its leading space, so that the tokens of an answer together are its text.
     pub fn token_text(&self, id: TokenId) -> String {
         String::from_utf8_lossy(&self.token_bytes(id)).into_owned()
     }
 
-    /// A token as the vocabulary writes it (`Ġthe`); empty for an id that names no token.
+    /// A token as it is in the vocabulary (`Ġthe`); empty for an id without a token.
     pub fn token_name(&self, id: TokenId) -> String {
         self.vocabulary.id_to_token(id).unwrap_or_default()
     }
 
-    /// The exact bytes a token stands for inside a text; empty for an id that names no token.
+    /// The exact bytes of a token inside a text; empty for an id without a token.
     pub fn token_bytes(&self, id: TokenId) -> Vec<u8> {
         self.pieces.get(id).map_or_else(Vec::new, |piece| piece.bytes.to_vec())
     }
 
-    /// Whether the token is left out of text where special tokens are skipped.
+    /// Whether the token is left out of text without special tokens.
     pub fn is_special(&self, id: TokenId) -> bool {
         self.pieces.get(id).is_some_and(|piece| piece.special)
     }
 
-    /// The text of a token that was added to the model's vocabulary, special or not.
+    /// The text of a token that was added to the vocabulary, special or not.
     pub(super) fn added_text(&self, id: TokenId) -> Option<&str> {
         self.vocabulary.get_added_vocabulary().get_added_tokens_decoder().get(&id).map(|token| token.content.as_str())
     }
 
-    /// One more than the highest id, added tokens included. A model's logits may be wider (padded).
+    /// The highest id plus one, including added tokens. The logits of a model may be wider because of padding.
     pub fn vocab_size(&self) -> usize {
         self.pieces.len()
     }
@@ -150,7 +148,7 @@ impl Tokenizer {
         &self.special
     }
 
-    /// The id of a token given by its exact name in the vocabulary.
+    /// The id of the token with exactly this name in the vocabulary.
     pub fn token_id(&self, name: &str) -> Option<TokenId> {
         self.vocabulary.token_to_id(name)
     }
@@ -163,31 +161,31 @@ impl Tokenizer {
         self.cleans_up
     }
 
-    /// The bytes of a token that is the first of a text, where that differs from any other place.
+    /// The text of a token at the beginning of a text, if it differs from other places.
     pub(super) fn first_piece(&self, id: TokenId) -> Option<String> {
         self.vocabulary.id_to_token(id).map(|name| self.pieces.first_text(&name))
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it fails without a reason")
 }
 
-/// A text may become this many times as long while it is normalised or decoded. Published tokenizers stay at 3, for a
-/// space that becomes `▁`.
+/// Maximum growth of a text while it is normalised or decoded. Published tokenizers stay below 3, for a space that
+/// becomes `▁`.
 const MAX_GROWTH: f64 = 1000.0;
 
-/// Refuses chains of replacements each of which makes a text longer: forty of `a` by `aa` are a terabyte for one
-/// letter, and loading applies them already.
+/// Rejects chains of replacements that make a text much longer: forty replacements of `a` by `aa` give a terabyte per
+/// letter, and loading already applies them.
 fn check_growth(tokenizer_json: &str) -> Result<(), StartError> {
     #[derive(Deserialize)]
     struct Chains {
         normalizer: Option<Value>,
         decoder: Option<Value>,
     }
-    // What is not JSON is for the crate to say.
+    // The crate reports invalid JSON.
     let Ok(Chains { normalizer, decoder }) = serde_json::from_str(tokenizer_json) else { return Ok(()) };
     for (name, chain) in [("normalizer", normalizer), ("decoder", decoder)] {
         let growth = chain.as_ref().map_or(1.0, growth);
@@ -201,13 +199,13 @@ fn check_growth(tokenizer_json: &str) -> Result<(), StartError> {
     Ok(())
 }
 
-/// How many times as long a step, or a chain of them, may make a text.
+/// The maximum growth of a text by a step or by a chain of steps.
 fn growth(step: &Value) -> f64 {
     let steps = ["normalizers", "decoders"].into_iter().filter_map(|key| step.get(key)?.as_array());
     let inner: f64 = steps.flatten().map(growth).product();
     let own = step.get("content").and_then(Value::as_str).map_or(1.0, |content| {
         let pattern = step.get("pattern").and_then(|pattern| pattern.get("String")).and_then(Value::as_str);
-        // A regular expression may match at every letter, and an empty one between any two.
+        // A regular expression may match at every letter, and an empty one between any two letters.
         content.len() as f64 / pattern.map_or(1.0, |pattern| pattern.len().max(1) as f64)
     });
     inner * own.max(1.0)
@@ -242,7 +240,7 @@ fn added_token(value: &Value, special: bool) -> Option<AddedToken> {
     )
 }
 
-/// Tokens that only `tokenizer_config.json` knows, and those it names as special.
+/// Adds the tokens that only `tokenizer_config.json` has, and marks those that it names as special.
 fn add_config_tokens(vocabulary: &mut Vocabulary, config: &Map<String, Value>) -> Result<(), StartError> {
     let fail = |error| StartError::new(format!("tokenizer_config.json: added tokens: {error}"));
     if let Some(Value::Object(by_id)) = config.get("added_tokens_decoder") {

@@ -1,4 +1,4 @@
-//! Cutting a prompt to a number of tokens.
+//! Cuts a prompt to a number of tokens.
 
 use crate::error::ApiError;
 use crate::ids::TokenId;
@@ -7,9 +7,9 @@ use crate::text::tokenizer::Tokenizer;
 /// vLLM's `truncate_prompt_tokens` and `truncation_side`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Truncation {
-    /// Tokens to keep at most; `None`: as many as leave the output its room.
+    /// Maximum number of tokens to keep. `None`: as many as leave room for the output.
     pub keep: Option<u32>,
-    /// What is cut away; `None`: the left, and special tokens that the tokenizer added stay.
+    /// The side that is cut off. `None`: the left, but special tokens of the tokenizer stay.
     pub side: Option<Side>,
 }
 
@@ -19,7 +19,7 @@ pub enum Side {
     Right,
 }
 
-/// Cuts `tokens` to `keep`. `text`: what they were made of, where the tokenizer added special tokens to it.
+/// Cuts `tokens` to `keep`. `text` is their text, if the tokenizer has added special tokens to it.
 pub fn truncate(
     tokens: Vec<TokenId>,
     keep: usize,
@@ -44,7 +44,7 @@ pub fn truncate(
     })
 }
 
-/// What stands before and after `plain` in `tokens`.
+/// The tokens before and after `plain` in `tokens`.
 fn added<'a>(tokens: &'a [TokenId], plain: &[TokenId]) -> Option<(&'a [TokenId], &'a [TokenId])> {
     let num_added = tokens.len().checked_sub(plain.len())?;
     let start = (0..=num_added).find(|start| tokens[*start..].starts_with(plain))?;

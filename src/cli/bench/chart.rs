@@ -57,7 +57,7 @@ const BARS_SHARE: f64 = 0.72;
 /// Of a bar, to have its value above it.
 const WIDE_ENOUGH: f64 = 22.0;
 
-/// Told apart by people who see colours differently, too: hues and lightness differ (after Okabe and Ito).
+/// Colours that people with colour blindness can tell apart: hues and lightness differ (after Okabe and Ito).
 pub const STYLE: &str = "\
 <style>
 svg text { font: 13px system-ui, sans-serif; fill: #1f2328; }

@@ -1,4 +1,4 @@
-//! Who answers a benchmark's requests: the engine in this process, or any OpenAI-compatible server.
+//! The targets of a benchmark's requests: the engine in this process, or any OpenAI-compatible server.
 
 mod as_text;
 mod clock;
@@ -49,7 +49,7 @@ pub struct HttpTarget {
     pub url: String,
     pub model: String,
     pub api_key: Option<String>,
-    /// For what the server tells of its memory, where that is another key than clients have.
+    /// Key for the server's metrics, if it is not a client's key.
     pub metrics_key: Option<String>,
     pub dialect: Dialect,
 }

@@ -21,13 +21,13 @@ pub fn command_line(args: impl Iterator<Item = String>) -> String {
     shown.collect::<Vec<_>>().join(" ")
 }
 
-/// Whether a setting, or a part of one, is nobody's business.
+/// Whether a setting, or a part of one, is secret.
 fn is_secret(key: &str) -> bool {
     let key = key.trim();
     SETTINGS.iter().filter(|setting| setting.is_secret()).any(|setting| key.starts_with(setting.key))
 }
 
-/// The same with what is in front of a URL's host hidden, wherever it stands in the text.
+/// `text` with user name and password of a URL hidden, wherever the URL is in it.
 pub fn without_password(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());

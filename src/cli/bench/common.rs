@@ -17,23 +17,23 @@ use std::path::PathBuf;
 pub struct CommonArgs {
     #[command(flatten)]
     pub workload: WorkloadArgs,
-    /// Untimed requests before the benchmark
+    /// Number of requests before the benchmark that are not measured
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub warmup: usize,
-    /// Write the result as JSON too
+    /// Also write the result as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write a report with charts as one HTML file, which needs nothing beside it
+    /// Also write a report with charts as one self-contained HTML file
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
-    /// Measure what the machine can do, and show how far each phase of the steps is from it (CPU only)
+    /// Also measure the peak performance of the machine and compare each phase of a step with it (CPU only)
     #[arg(long)]
     pub roofline: bool,
     #[command(flatten)]
     pub options: ConfigOptions,
 }
 
-/// An engine in this process, with its steps counted where `--roofline` asks for it.
+/// Starts an engine in this process, which counts the operations of its steps with `--roofline`.
 pub fn start(args: &CommonArgs, config: &Config) -> Result<(Runtime, Option<Roofline>), StartError> {
     if args.roofline {
         let (runtime, roofline) = Roofline::start(config, progress::loading())?;
@@ -49,8 +49,8 @@ pub fn resolve(args: &CommonArgs) -> Result<Resolved, StartError> {
     Ok(resolved)
 }
 
-/// A few short requests, so that the first measured one does not pay for first times. They share no block of tokens
-/// with the work: reversed prompts.
+/// Sends a few short requests, so that the first measured request does not pay for one-time work. Their prompts are
+/// reversed, so they share no block with the measured requests.
 pub async fn warm_up(target: &BenchTarget, num: usize, work: &[WorkItem]) -> Result<(), StartError> {
     for item in work.iter().cycle().take(num) {
         let prompt = item.prompt.iter().rev().take(16).copied().collect();

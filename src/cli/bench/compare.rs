@@ -11,13 +11,13 @@ use std::process::ExitCode;
 
 #[derive(Args)]
 pub struct CompareArgs {
-    /// The result to compare with
+    /// The baseline
     #[arg(value_name = "A.json")]
     base: PathBuf,
-    /// The result that is compared
+    /// The result to compare with the baseline
     #[arg(value_name = "B.json")]
     other: PathBuf,
-    /// Write both as one HTML file with charts
+    /// Also write the comparison as one HTML file with charts
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }

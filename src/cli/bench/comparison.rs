@@ -5,7 +5,7 @@ use super::report::BenchReport;
 use super::result::ResultFile;
 use std::fmt;
 
-/// What is compared of a load.
+/// A measure that is compared under each load.
 struct Measure {
     name: &'static str,
     of: fn(&BenchReport) -> Option<f64>,
@@ -30,7 +30,7 @@ pub enum Verdict {
     Worse,
     /// Rounds of the same differ as much.
     Noise,
-    /// Nobody can say: a round each at least twice is needed.
+    /// Unknown: at least two rounds of each are needed.
     OneRound,
 }
 

@@ -1,4 +1,4 @@
-//! `pagetide bench gpu`: kernels, copies and whole steps beside what the GPU can do.
+//! `pagetide bench gpu`: measures kernels, copies and whole steps against the GPU's peak performance.
 //!
 //! Everything is measured twice over or more and the median kept, on random numbers that are larger than the caches.
 //! What reads or writes memory is held against the bandwidth of a plain copy, measured in the same run.
@@ -19,13 +19,13 @@ use std::process::ExitCode;
 
 #[derive(Args)]
 pub struct GpuArgs {
-    /// Kernels and copies alone, no whole model
+    /// Measure only kernels and copies, no whole model
     #[arg(long)]
     quick: bool,
-    /// Block sizes to measure everything with
+    /// Block sizes to measure
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [16, 8, 32, 64, 128])]
     block_sizes: Vec<usize>,
-    /// Write the figures as JSON too
+    /// Also write the figures as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(flatten)]

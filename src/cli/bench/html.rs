@@ -1,4 +1,5 @@
-//! A result, or two, as one HTML file: tables and charts, light or dark as the reader has it, and nothing from a network.
+//! A result, or the comparison of two, as one HTML file with tables and charts. It follows the reader's light or dark
+//! theme and loads nothing from the network.
 
 mod phases;
 

@@ -1,8 +1,8 @@
 //! `pagetide bench memory`: the experiments of the PagedAttention paper (Kwon et al., "Efficient Memory Management for
 //! Large Language Model Serving with PagedAttention", SOSP 2023), as tables and charts in a folder.
 //!
-//! Waste and sharing go through the scheduler and the block pool without actors or a clock; the others run the model of the
-//! configuration on its device, in this process.
+//! Waste and sharing use the scheduler and the block pool without actors or a clock. The others run the configured
+//! model on its device, in this process.
 
 mod allocators;
 mod beams;
@@ -33,28 +33,28 @@ use std::process::ExitCode;
 
 #[derive(Args)]
 pub struct MemoryArgs {
-    /// Folder for memory.md, memory.json and the charts (SVG); made if it is not there
+    /// Folder for memory.md, memory.json and the charts (SVG); it is created if necessary
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Only these experiments [default: all]
+    /// Run only these experiments [default: all]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum)]
     only: Vec<Experiment>,
-    /// waste: tokens that the KV memory holds [default: 8 times the maximum length]
+    /// waste: size of the KV memory in tokens [default: 8 times the maximum length]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
     kv_tokens: Option<u64>,
-    /// waste and swap: tokens of a block
+    /// waste and swap: block sizes in tokens
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "8,16,32,64,128,256",
           value_parser = clap::value_parser!(u16).range(1..=256))]
     block_sizes: Vec<u16>,
-    /// swap: tokens of the sequence
+    /// swap: length of the sequence in tokens
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
     swap_length: u32,
-    /// second-level: tokens of the prefix [default: 4096, or what the model has room for]
+    /// second-level: length of the prefix in tokens [default: 4096, or the maximum that fits the model]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     prefix: Option<u32>,
     #[command(flatten)]
     pressure: PressureArgs,
-    /// pressure: untimed requests before each run
+    /// pressure: number of requests before each run that are not measured
     #[arg(long, value_name = "N", default_value_t = 2)]
     warmup: usize,
     #[command(flatten)]
@@ -65,23 +65,23 @@ pub struct MemoryArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Experiment {
-    /// KV memory without a token in it, and requests that fit, by system
+    /// KV memory that holds no token, and number of requests that fit, by system
     Waste,
-    /// Blocks saved by parallel samples, beams and prefixes
+    /// Blocks saved by sharing between parallel samples, beams and prefixes
     Sharing,
     /// Swapping against recomputing, by block size
     Swap,
-    /// Throughput and latency against the size of the memory
+    /// Throughput and latency by size of the KV memory
     Pressure,
-    /// A prefix fetched from the swap pool, beside computing it
+    /// Fetching a prefix from the swap pool against computing it
     SecondLevel,
 }
 
-/// Requests of `waste` where `--num` does not say, unless a trace has fewer.
+/// Default number of requests of `waste`, unless a trace has fewer.
 const WASTE_REQUESTS: usize = 4_000;
-/// The same of `sharing`.
+/// Default number of requests of `sharing`.
 const SHARING_REQUESTS: usize = 400;
-/// At most, of those that a model searches for.
+/// Maximum number of requests with beam search by a model.
 const BEAM_REQUESTS: usize = 32;
 
 pub fn run(args: &MemoryArgs) -> Result<ExitCode, StartError> {

@@ -31,29 +31,30 @@ use trace::Trace;
 
 #[derive(Args)]
 pub struct BenchReplayArgs {
-    /// JSON lines with timestamp (ms), input_length, output_length and hash_ids, one for each block of the prompt; equal
-    /// ids mean an equal prefix (Mooncake's format)
+    /// Trace in Mooncake's format: JSON lines with timestamp (ms), input_length, output_length and hash_ids, one id per
+    /// block of the prompt; equal ids mean equal prefixes
     #[arg(long, value_name = "FILE")]
     simulate: PathBuf,
-    /// Device pools to try: shares of the trace's distinct blocks (5%) or blocks (4000), separated by commas; without it,
-    /// the pool of --num-device-blocks, or 1%,5%,20%
+    /// Sizes of the device pool, separated by commas: percentages of the trace's distinct blocks (5%), or numbers of
+    /// blocks (4000) [default: --num-device-blocks, or 1%,5%,20%]
     #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "cache.num_device_blocks")]
     capacity: Vec<Capacity>,
-    /// Only the cache: requests one after the other, without time, beside the best that any eviction could have done
+    /// Simulate only the cache, one request after the other and without time, and compare with the best possible
+    /// eviction
     #[arg(long)]
     cache_only: bool,
-    /// Only the first N requests of the trace
+    /// Use only the first N requests of the trace
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     num: Option<u64>,
-    /// Go through the trace N times, each time with other blocks
+    /// Replay the trace N times, each time with other blocks
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "cache_only")]
     repeat: u64,
-    /// Tokens that one of the trace's ids stands for
+    /// Number of tokens per id in the trace
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     hash_block: u64,
     #[command(flatten)]
     timing: Timing,
-    /// Write the result as JSON too
+    /// Also write the result as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(flatten)]
@@ -72,7 +73,8 @@ impl FromStr for Capacity {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("'{text}' is neither a share above 0% nor a number of blocks from 1 to {}", u32::MAX);
+        let wrong =
+            || format!("'{text}' is neither a percentage above 0% nor a number of blocks from 1 to {}", u32::MAX);
         let capacity = match text.strip_suffix('%') {
             Some(percent) => percent.trim().parse().ok().map(|percent: f64| Capacity::Share(percent / 100.0)),
             None => text.parse().ok().map(|blocks: u32| Capacity::Blocks(blocks as usize)),
@@ -135,7 +137,8 @@ pub fn run(args: &BenchReplayArgs) -> Result<ExitCode, StartError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Tokens a block: those of the trace's blocks, within which it tells nothing, unless something speaks of other blocks.
+/// The block size. By default it is that of the trace's blocks, below which a trace says nothing, unless other settings
+/// imply another size.
 fn block_size(is_given: bool, config: &Config, capacities: &[Capacity], trace: &Trace) -> usize {
     let counts_blocks = capacities.iter().any(|capacity| matches!(capacity, Capacity::Blocks(_)));
     if is_given || counts_blocks { config.cache.block_size as usize } else { trace.tokens_per_block }

@@ -39,8 +39,8 @@ impl RequestOutcome {
     }
 }
 
-/// Exact figures of a set of times, in milliseconds. A percentile is the smallest measured value that at least so many
-/// percent do not exceed (nearest rank).
+/// Exact statistics of a set of times, in milliseconds. A percentile is the smallest measured value that at least so
+/// many percent of the values do not exceed (nearest rank).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Times {
     pub mean: f64,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::path::Path;
 
-/// What is measured, and how.
+/// The target of a benchmark, and whether its requests were exact.
 pub struct BenchSetup {
     pub subject: Value,
     /// Whether requests are exactly those of the workload, or as near as the server allows.
@@ -135,7 +135,7 @@ mod tests {
         let date = result["date"].as_str().unwrap();
         assert!(date.starts_with("20") && date.ends_with('Z'), "{date}");
         assert_eq!((&result["version"], &result["work"]), (&json!(env!("CARGO_PKG_VERSION")), &json!("exact")));
-        // What is written is read again.
+        // The file can be read again.
         let path = tempfile::NamedTempFile::new().unwrap();
         write_json(path.path(), &result).unwrap();
         assert_eq!(serde_json::to_value(ResultFile::read(path.path()).unwrap()).unwrap(), result);

@@ -61,7 +61,7 @@ pub struct RooflineReport {
     pub wall_s: f64,
     /// In which some step was under way.
     pub steps_s: f64,
-    /// Without kinds of which there was no step.
+    /// Kinds that had no step are left out.
     pub kinds: Vec<KindReport>,
 }
 

@@ -1,4 +1,4 @@
-//! What a server tells of its memory on `/metrics` while it is measured.
+//! Samples of a server's memory, from `/metrics`, while it is measured.
 
 use super::client::HttpTarget;
 use serde::{Deserialize, Serialize};
@@ -65,8 +65,8 @@ pub struct MemorySampler {
 }
 
 impl MemorySampler {
-    /// `began`: when the benchmark did. A server without the page, or that wants another key for it, gives no samples; where
-    /// a look fails, for the load or otherwise, the next one may not.
+    /// `began` is the start of the benchmark. A server without metrics, or with another key for them, gives no samples.
+    /// If one request for metrics fails, the next one may still succeed.
     pub fn start(target: &HttpTarget, began: Instant) -> Self {
         let seen = Rc::new(RefCell::new(Vec::new()));
         let (samples, client) = (seen.clone(), target.client.clone());

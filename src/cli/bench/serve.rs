@@ -1,4 +1,4 @@
-//! `pagetide bench serve`: a server over HTTP, under one load or several.
+//! `pagetide bench serve`: measures a server over HTTP, under one or several loads.
 
 use super::client::{BenchTarget, Dialect, HttpTarget, SendTimes, drive};
 use super::command_line::without_password;
@@ -23,32 +23,32 @@ use std::time::{Duration, Instant};
 
 #[derive(Args)]
 pub struct ServeArgs {
-    /// Measure this server instead of starting one; --model is then the model's name there [default: its first],
-    /// --api-key the key to send, and server.metrics_key the one for its metrics
+    /// Measure the server at this URL instead of starting one; --model is then the model's name there [default: its
+    /// first model], --api-key is the key to send, and server.metrics_key is the key for its metrics
     #[arg(long, value_name = "URL", conflicts_with = "roofline")]
     url: Option<String>,
-    /// Requests in flight at all times; several, as in 1,4,16, are measured one after the other [default: 16]
+    /// Number of requests in flight at all times; a list such as 1,4,16 is measured one after the other [default: 16]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     concurrency: Vec<u32>,
-    /// Send requests at random, R a second on average (Poisson), whatever is in flight; several are measured one after the
-    /// other
+    /// Mean number of requests per second, sent at random times (Poisson) however many are in flight; a list is
+    /// measured one after the other
     #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "concurrency", value_parser = parse_positive)]
     rate: Vec<f64>,
-    /// Send requests at the times of the trace
+    /// Send requests at the times in the trace
     #[arg(long, requires = "trace", conflicts_with_all = ["concurrency", "rate"])]
     replay_timestamps: bool,
-    /// Go through all loads so many times, each time with other prompts of the same lengths: bench compare then knows how
-    /// much chance there is in them
+    /// Measure all loads N times, each time with other prompts of the same lengths, so that bench compare can estimate
+    /// the noise
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// The server knows OpenAI's API and no more: prompts are words instead of token ids, and outputs end where the model
-    /// ends them. What is measured is then approximate
+    /// Use only OpenAI's API: prompts are words instead of token ids, and outputs end when the model ends them. The
+    /// result is then approximate
     #[arg(long, requires = "url")]
     plain: bool,
-    /// Ask for chat completions; prompts are words then too
+    /// Send chat completions; prompts are then words too
     #[arg(long, requires = "plain")]
     chat: bool,
-    /// Token ids of prompts are below this [default: the model's own; with --url 30000]
+    /// Use only token ids below N in prompts [default: the size of the model's vocabulary; with --url 30000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     vocab: Option<u32>,
     /// Open a new connection for each request
@@ -124,9 +124,9 @@ fn serve_own(
 ) -> Result<ExitCode, StartError> {
     config.server.host = "127.0.0.1".into();
     config.server.port = 0;
-    // A certificate is for a name, and its own server has none; what is measured is the engine.
+    // The own server has no host name, so no certificate fits it, and TLS is not what is measured.
     (config.server.tls_cert, config.server.tls_key) = Default::default();
-    // Its memory is looked at while it is measured, whoever else may not.
+    // The benchmark reads the metrics of its own server in any case.
     let metrics_key = metrics_key.unwrap_or_else(|| {
         config.server.metrics_key = new_id("metrics");
         config.server.metrics_key.clone()
@@ -171,7 +171,7 @@ async fn measure_server(
     let setup = BenchSetup { subject, is_exact: !args.plain };
     let loads = args.loads();
     let mut levels: Vec<LevelInProgress> = loads.iter().map(|load| LevelInProgress::new(load.describe())).collect();
-    // Each run has prompts of its own: those of another would be found in the prefix cache.
+    // Each run has its own prompts. Otherwise the prefix cache would hold those of another run.
     let work_of = |run: usize| {
         let seed = seed_of(args.common.workload.seed, run);
         let workload = WorkloadArgs { seed, ..args.common.workload.clone() };

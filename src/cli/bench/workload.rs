@@ -7,43 +7,43 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Which requests, and how many.
+/// The requests of a benchmark.
 #[derive(Args, Clone, Debug, Serialize)]
 pub struct WorkloadArgs {
-    /// Lengths from a trace: CSV with TIMESTAMP,ContextTokens,GeneratedTokens (Azure) or JSON lines with
-    /// timestamp (ms), input_length, output_length, hash_ids (Mooncake; equal ids make equal prompt blocks)
+    /// Take the lengths from a trace: CSV with TIMESTAMP,ContextTokens,GeneratedTokens (Azure), or JSON lines with
+    /// timestamp (ms), input_length, output_length and hash_ids (Mooncake; equal ids give equal prompt blocks)
     #[arg(long, value_name = "FILE", conflicts_with = "fixed")]
     pub trace: Option<PathBuf>,
-    /// Every request with P prompt and O output tokens [default: 512:128]
+    /// Send requests with P prompt tokens and O output tokens [default: 512:128]
     #[arg(long, value_name = "P:O", value_parser = parse_fixed)]
     pub fixed: Option<(usize, u32)>,
-    /// Requests [default: 64; for latency 8 batches]
+    /// Number of requests [default: 64; for latency 8 batches]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub num: Option<u64>,
-    /// Leave out the first N requests of the trace
+    /// Skip the first N requests of the trace
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub skip: usize,
-    /// Multiply all lengths by this
+    /// Multiply all lengths by F
     #[arg(long, value_name = "F", default_value_t = 1.0, value_parser = parse_positive)]
     pub scale: f64,
-    /// Put the same N random tokens before every prompt
+    /// Begin every prompt with the same N random tokens
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub shared_prefix: usize,
-    /// Seed of prompts and arrivals
+    /// Seed for prompts and arrival times
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
 }
 
-/// One request: forced to generate exactly `output_tokens`.
+/// One request, which must generate exactly `output_tokens`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkItem {
     pub prompt: Vec<TokenId>,
     pub output_tokens: u32,
-    /// Since the first request of the trace; zero without one.
+    /// Time since the first request of the trace; zero without a trace.
     pub timestamp: Duration,
 }
 
-/// What a trace tells of a request.
+/// A request in a trace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequestShape {
     pub prompt_tokens: usize,
@@ -60,13 +60,13 @@ const HASH_BLOCK: usize = 512;
 const FIRST_TOKEN: u32 = 10;
 
 impl WorkloadArgs {
-    /// The requests, the same for the same arguments and vocabulary.
+    /// Builds the requests. Equal arguments and vocabularies give equal requests.
     pub fn build(&self, default_num: usize, vocab_size: u32) -> Result<Vec<WorkItem>, StartError> {
         let shapes = self.shapes(default_num)?;
         Ok(self.prompts(&shapes, vocab_size))
     }
 
-    /// What the requests are like, before the lengths are scaled.
+    /// The requests before their lengths are scaled.
     fn shapes(&self, default_num: usize) -> Result<Vec<RequestShape>, StartError> {
         let num = self.num.map_or(default_num, |num| num as usize);
         match &self.trace {
@@ -86,7 +86,7 @@ impl WorkloadArgs {
         }
     }
 
-    /// The lengths alone, of prompt and output.
+    /// Only the lengths of prompts and outputs.
     pub fn lengths(&self, default_num: usize) -> Result<Vec<(usize, u32)>, StartError> {
         let shape = |shape: &RequestShape| {
             let prompt = self.scaled(shape.prompt_tokens) + self.shared_prefix;
@@ -124,7 +124,7 @@ impl WorkloadArgs {
     }
 }
 
-/// What random numbers are for: each use has its own stream, so that one does not shift another.
+/// The purpose of random numbers. Each purpose has its own stream, so that one does not shift another.
 #[derive(Clone, Copy)]
 pub enum RandomStream {
     Prompts,
@@ -135,7 +135,7 @@ pub enum RandomStream {
     Lengths(u64),
 }
 
-/// Random bytes that depend on seed and stream alone: the output of a hash function of both.
+/// Random bytes that depend only on seed and stream: the output of a hash function of both.
 pub struct WorkloadRandom(blake3::OutputReader);
 
 impl WorkloadRandom {
@@ -183,7 +183,8 @@ impl TokenSource {
     }
 }
 
-/// When the requests of an open loop are sent: exponential gaps of mean `1 / rate`, the first at once.
+/// Send times of an open loop: gaps are exponentially distributed with mean `1 / rate`, and the first request is sent
+/// at once.
 pub fn poisson_arrivals(num: usize, rate_per_s: f64, seed: u64) -> Vec<Duration> {
     let mut random = WorkloadRandom::new(seed, RandomStream::Arrivals);
     let mut at_s = 0.0;
@@ -211,7 +212,7 @@ pub fn parse_positive(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Reads a trace of either format; an error names the line.
+/// Reads a trace of either format. Errors name the line.
 pub fn read_trace(path: &Path) -> Result<Vec<RequestShape>, String> {
     parse_trace(&std::fs::read_to_string(path).map_err(|error| error.to_string())?)
 }

@@ -1,10 +1,9 @@
-//! Lines on their way to standard error: a queue with a bound, and a thread that writes.
+//! The log's way to standard error: a bounded queue, and a thread that writes.
 //!
-//! Standard error may be a pipe that nobody reads, a full disk or a terminal that is stopped. Whoever logs is never held up
-//! by it: a line that finds no room is dropped and counted, and the log says how many there were when it can be written
-//! again. A crate for this, tracing-appender, writes to standard error itself when the program ends and its thread does not
-//! answer, which holds the program up in the very case that this is for; and it does not count lines that could not be
-//! written.
+//! Standard error may be a pipe without a reader, a full disk or a stopped terminal. It must never block the code that
+//! logs: a line that finds the queue full is dropped and counted, and the log gives the count when it can be written
+//! again. The crate tracing-appender does not fit: when the program ends and its thread does not answer, it writes to
+//! standard error itself, which blocks in exactly this case; and it does not count lines that could not be written.
 
 use crate::metrics;
 use std::collections::VecDeque;
@@ -81,7 +80,7 @@ impl Lines {
         line
     }
 
-    /// How many dropped lines the log is to tell of now.
+    /// Number of dropped lines to report now.
     fn wrote(&self, is_done: bool) -> u64 {
         let mut state = self.state();
         state.is_writing = false;
@@ -119,7 +118,7 @@ impl Write for Lines {
     }
 }
 
-/// A file that waits for room where whoever shares it has made it refuse to.
+/// A file whose writes wait for room even if another process has made it non-blocking.
 pub struct Patient(pub File);
 
 impl Write for Patient {
@@ -152,7 +151,7 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(60);
 
-    /// Takes a line when somebody receives it; the first ones fail.
+    /// Accepts a line only when the test receives it; the first writes fail.
     struct Slow(SyncSender<Vec<u8>>, u32);
 
     impl Write for Slow {
@@ -191,7 +190,7 @@ mod tests {
         while !lines.state().is_writing {
             std::thread::sleep(Duration::from_millis(1));
         }
-        // Nobody reads: four fit, and nobody waits for the others.
+        // Without a reader four lines fit, and the others are dropped at once.
         for _ in 0..7 {
             lines.push(line.clone());
         }

@@ -134,7 +134,7 @@ impl<'a> Fields<'a> {
         Ok(self.number(key)?.unwrap_or(default))
     }
 
-    /// What is added under the root of a norm.
+    /// The epsilon of a norm.
     pub fn epsilon_or(&self, key: &str, default: f64) -> Result<f32, StartError> {
         let read = |value: &Value| value.as_f64().filter(|epsilon| (0.0..=1.0).contains(epsilon));
         Ok(self.typed(key, "a number from 0 to 1", read)?.unwrap_or(default) as f32)

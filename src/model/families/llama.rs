@@ -88,7 +88,7 @@ fn windows(config: &Fields, family: Family, num_layers: usize) -> Result<Vec<Opt
     let Some(listed) = listed_windows(config, window, num_layers)? else { return Ok(derived) };
     match family {
         Family::Qwen2 | Family::Qwen3 => Ok(listed),
-        // transformers does not read the list for these families; other programs do.
+        // transformers ignores the list for these families, but other programs read it.
         _ if listed == derived => Ok(derived),
         _ => Err(config.error("layer_types", "says otherwise than sliding_window, which this family goes by")),
     }

@@ -17,7 +17,7 @@ pub fn rms_norm(config: &Fields, eps: f64) -> Result<NormSpec, StartError> {
     })
 }
 
-/// The head, which must have pairs of dimensions.
+/// The attention head for rotary positions, which need pairs of dimensions.
 pub fn turning_head(
     config: &Fields,
     attention: &AttentionSpec,
@@ -66,7 +66,7 @@ pub fn attention(
     })
 }
 
-/// `num_kv_heads`, which the query heads must be able to share.
+/// Checks that the query heads can share `num_kv_heads`.
 pub fn shared_heads(config: &Fields, num_heads: usize, num_kv_heads: usize) -> Result<usize, StartError> {
     if num_heads.is_multiple_of(num_kv_heads) {
         return Ok(num_kv_heads);
@@ -90,7 +90,7 @@ pub fn activation(config: &Fields, key: &str, default: &str) -> Result<Activatio
     }
 }
 
-/// The windows of layers by `layer_types`, if there is such a list.
+/// The window of each layer according to `layer_types`, if there is such a list.
 pub fn listed_windows(
     config: &Fields,
     window: Option<usize>,

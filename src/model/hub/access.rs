@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// The hub, the cache on this machine, and who asks.
+/// The address of the hub, the cache on this machine, and the access token.
 #[derive(Clone, PartialEq)]
 pub struct HubAccess {
     /// `https://huggingface.co`, without a slash at its end.

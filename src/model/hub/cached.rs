@@ -27,13 +27,13 @@ impl CachedModel {
         Self {
             root: access.cache.join(&folder),
             revision: revision.into(),
-            // Python keeps its locks there as well, and tools that tidy the cache know the folder.
+            // The Python client keeps its locks there too, and tools that clean the cache know the folder.
             lock: access.cache.join(".locks").join(folder).join("pagetide.lock"),
             of_revision: Cache::new(access.cache.clone()).repo(repo),
         }
     }
 
-    /// The commit that the revision is, as far as the cache knows.
+    /// The commit of the revision, as far as the cache knows it.
     pub fn commit(&self) -> Option<String> {
         if self.snapshot(&self.revision).is_dir() {
             return Some(self.revision.clone());
@@ -51,7 +51,7 @@ impl CachedModel {
         self.of_revision.blob_path(etag)
     }
 
-    /// Links to files that are gone count as missing.
+    /// Broken links count as missing files.
     pub fn has_all(&self, commit: &str, files: &[&str]) -> bool {
         let snapshot = self.snapshot(commit);
         files.iter().all(|file| snapshot.join(file).is_file())
@@ -65,12 +65,12 @@ impl CachedModel {
         if !self.has_all(commit, &[INDEX]) {
             return self.has_all(commit, &[SINGLE]);
         }
-        // What is wrong with an index the loader tells, with its path.
+        // The loader reports a broken index with its path.
         let shards = shards(&self.snapshot(commit).join(INDEX));
         shards.is_none_or(|shards| shards.iter().all(|shard| self.has_all(commit, &[shard])))
     }
 
-    /// Runs `work` while no other process of ours fetches the same model.
+    /// Runs `work` while no other Pagetide process downloads the same model.
     pub fn locked<T>(&self, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         fs::create_dir_all(self.lock.parent().expect("it is in a folder"))?;
         let lock = File::create(&self.lock)?;
@@ -88,7 +88,7 @@ impl CachedModel {
     }
 }
 
-/// The files that an index of shards names; `None` if it cannot be read, or names one outside of its folder.
+/// The files that an index of shards names. `None` if the index cannot be read or names a file outside of its folder.
 pub fn shards(index: &Path) -> Option<BTreeSet<String>> {
     let index: Value = serde_json::from_slice(&fs::read(index).ok()?).ok()?;
     let files = index.get("weight_map")?.as_object()?.values();

@@ -1,4 +1,4 @@
-//! The hub's answers: what a model holds, and its files.
+//! Downloads: the list of a model's files, and the files.
 
 use super::cached::CachedModel;
 use super::failure::Failure;
@@ -13,19 +13,19 @@ use serde::Deserialize;
 use std::fs;
 use std::time::Duration;
 
-/// For an answer that is no file.
+/// Timeout of answers other than files.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// A listing of more is none: real ones have a few megabytes at most.
+/// Maximum size of a list of files. Real ones have a few megabytes at most.
 const MAX_LISTING_BYTES: usize = 64 << 20;
-/// Times that a file is asked for again without having come any farther.
+/// Maximum number of attempts for a file without progress.
 const MAX_TRIES: u32 = 5;
-/// A piece of a file. It is kept once it is whole, and held in memory until then. Each is a request to the hub, which counts
-/// them: not too small.
+/// Size of a piece of a file. A piece is held in memory until it is complete, then written. Each piece is a request,
+/// and the hub limits requests, so pieces must not be too small.
 const PIECE_BYTES: u64 = 16 << 20;
-/// Where the connection keeps breaking.
+/// Piece size on connections that keep breaking.
 const MIN_PIECE_BYTES: u64 = 1 << 20;
 
-/// What a model holds at a commit.
+/// The files of a model at a commit.
 pub struct Listing {
     pub commit: String,
     files: Vec<RemoteFile>,
@@ -33,12 +33,12 @@ pub struct Listing {
 
 struct RemoteFile {
     name: String,
-    /// Names its blob in the cache: a hash.
+    /// The hash that names the blob in the cache.
     etag: Option<String>,
     bytes: Option<u64>,
 }
 
-/// The hub's own words for it.
+/// The hub's JSON.
 #[derive(Deserialize)]
 struct RepoInfo {
     sha: String,
@@ -101,7 +101,7 @@ impl HubRequest {
         builder.build().map_err(Failure::of_download)
     }
 
-    /// What the model holds at `revision`.
+    /// Lists the files of the model at `revision`.
     pub fn list(&self, revision: &str) -> Result<Listing, Failure> {
         if self.access.offline {
             return Err(Failure::Offline);
@@ -249,8 +249,8 @@ fn pause(tries: u32) -> Duration {
     Duration::from_secs(1 << (tries - 1).min(4))
 }
 
-/// Runs a request to its end. It has a thread and a runtime of its own: the caller may be a task of another runtime,
-/// and parts of a download that failed end with theirs.
+/// Runs a request to its end on its own thread and runtime: the caller may be a task of another runtime, and failed
+/// parts of a download end with this one.
 fn run<T: Send>(request: impl AsyncFnOnce() -> Result<T, Failure> + Send) -> Result<T, Failure> {
     let work = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

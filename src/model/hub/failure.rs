@@ -1,4 +1,4 @@
-//! What can go wrong between here and the hub, and what to do about it.
+//! Failures of downloads, and what the user can do about them.
 
 use super::request::HubRequest;
 use crate::error::StartError;
@@ -10,33 +10,33 @@ use std::path::PathBuf;
 
 #[derive(Debug)]
 pub enum Failure {
-    /// No such model, or none that this token may see: the hub does not say which.
+    /// There is no such model, or the token has no access. The hub does not say which.
     NoModel,
-    /// Its terms have to be accepted first.
+    /// The terms of the model have to be accepted first.
     Gated,
     BadToken,
     NoRevision,
     NoConfig,
-    /// The weights are in these files instead.
+    /// The weights are only in these files.
     NoSafetensors {
         files: Vec<String>,
     },
     BadIndex(PathBuf),
     NoShard(String),
-    /// The hub is not to be asked.
+    /// `HF_HUB_OFFLINE` is set.
     Offline,
     /// The connection failed.
     Network(String),
     Status(StatusCode),
-    /// An answer that a hub does not give.
+    /// An unexpected answer.
     Answer(String),
     Disk(io::Error),
-    /// Another program's lock on a file.
+    /// Another program holds the lock on a file.
     Locked(PathBuf),
 }
 
 impl Failure {
-    /// From an answer's status and headers.
+    /// The failure that an answer's status and headers mean.
     pub fn of_answer(status: StatusCode, header: impl Fn(&str) -> Option<String>) -> Self {
         let code = header("x-error-code").unwrap_or_default();
         let message = header("x-error-message").unwrap_or_default();
@@ -45,14 +45,14 @@ impl Failure {
             "RevisionNotFound" => Self::NoRevision,
             "RepoNotFound" => Self::NoModel,
             _ if message.contains("Invalid credentials") => Self::BadToken,
-            // Without a token, the hub answers so for a model that does not exist.
+            // Without a token, the hub gives this answer for a model that does not exist.
             _ if [StatusCode::UNAUTHORIZED, StatusCode::NOT_FOUND].contains(&status) => Self::NoModel,
             _ if status == StatusCode::FORBIDDEN => Self::Gated,
             _ => Self::Status(status),
         }
     }
 
-    /// Of a file's download. The model exists: it has been listed.
+    /// A failed download of a file. The model exists, because its files have been listed.
     pub fn of_download(error: ApiError) -> Self {
         match error {
             ApiError::RequestError(error) => match error.status() {
@@ -80,7 +80,7 @@ impl Failure {
         }
     }
 
-    /// For the user: what happened to `hub`'s model, and what to do.
+    /// The message for the user: what happened, and what to do.
     pub fn of(&self, hub: &HubRequest) -> StartError {
         let HubRequest { access, model, revision, .. } = hub;
         let (endpoint, cache) = (&access.endpoint, access.cache.display());
@@ -147,7 +147,7 @@ impl Failure {
     }
 }
 
-/// In a few words, for the log.
+/// A short description, for the log.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -185,7 +185,7 @@ impl From<reqwest::Error> for Failure {
     }
 }
 
-/// An error with what is behind it: reqwest's own text says no more than that there is one.
+/// An error with its causes, which reqwest's own text leaves out.
 fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,7 +1,7 @@
-//! One file of a model: its pieces, which become a blob of the cache once they are what its hash says.
+//! Downloads one file of a model in pieces. The pieces become a blob of the cache once their hash is right.
 //!
-//! hf-hub brings files as well, but takes the paths that it writes to from headers of the answers, so that a hub or a mirror
-//! could have any file of the user's written; and it looks at no hash.
+//! The crate hf-hub can download files too, but it takes the paths that it writes to from headers of the answers, so a
+//! malicious hub or mirror could overwrite any file of the user. It also checks no hash.
 
 use super::access::HubAccess;
 use super::failure::Failure;
@@ -15,7 +15,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// An answer of which nothing comes for so long has lost its connection.
+/// Time without data after which a connection counts as lost.
 const STALL: Duration = Duration::from_secs(60);
 /// Pieces that come side by side.
 const NUM_CONNECTIONS: usize = 4;
@@ -135,8 +135,8 @@ async fn in_time<T>(answer: impl Future<Output = reqwest::Result<T>>) -> Result<
     }
 }
 
-/// Whether a file is what its name says: of a file in large storage the SHA-256, of one in git the SHA-1 of git's blob. A
-/// mirror's name that is neither says nothing.
+/// Whether the hash of a file is the one in its name: SHA-256 for a file in large storage, the SHA-1 of git's blob for
+/// one in git. A mirror's name may be neither, and is then not checked.
 fn has_hash(file: &Path, etag: &str, bytes: u64) -> Result<bool, Failure> {
     let is_hex = etag.chars().all(|c| c.is_ascii_hexdigit());
     let mut hash = match etag.len() {

@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Hears of bytes fetched and bytes to fetch.
+/// Is told the bytes downloaded so far and in total.
 pub type DownloadProgress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 
-/// Counts the bytes of a few files, one after the other.
+/// Counts the bytes of several files that are downloaded one after the other.
 #[derive(Clone)]
 pub struct DownloadMeter {
     state: Arc<Mutex<MeterCounts>>,
@@ -13,9 +13,9 @@ pub struct DownloadMeter {
 }
 
 struct MeterCounts {
-    /// Of files that are whole.
+    /// Bytes of complete files.
     done: u64,
-    /// Of the file that is being fetched, with what earlier tries brought.
+    /// Bytes of the current file, including earlier attempts.
     file_bytes: u64,
     total: u64,
 }
@@ -39,15 +39,15 @@ impl DownloadMeter {
         state.done += std::mem::take(&mut state.file_bytes);
     }
 
-    /// A try for a file of so many bytes, of which some are there.
+    /// An attempt to download a file of `bytes` bytes begins, of which `have` are there.
     pub fn begin_file(&self, bytes: u64, have: u64) {
         let mut state = self.state();
         state.file_bytes = have;
-        // A mirror may not have told it before.
+        // A mirror may not have reported the size before.
         state.total = state.total.max(state.done.saturating_add(bytes));
     }
 
-    /// Bytes of the file that is being fetched.
+    /// More bytes of the current file have arrived.
     pub fn came(&self, bytes: u64) {
         let (done, total) = {
             let mut state = self.state();

@@ -1,6 +1,6 @@
 //! The form of hub names and revisions.
 
-/// Whether `model` has the form of a hub name, `OWNER/NAME`. A path may have it too.
+/// Whether `model` has the form of a hub name, `OWNER/NAME`. A path may have this form too.
 pub fn is_name(model: &str) -> bool {
     let is_part = |part: &str| {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -8,7 +8,7 @@ pub fn is_name(model: &str) -> bool {
             && part.chars().all(is_plain)
             && !part.starts_with(['.', '-'])
             && !part.ends_with(['.', '-'])
-            // The cache's folders are named with two dashes between owner and name.
+            // Folders of the cache have two dashes between owner and name.
             && !part.contains("--")
             && !part.contains("..")
     };

@@ -17,30 +17,21 @@ use crate::sampling::params::SamplingParams;
 use crate::sampling::sampler::Draw;
 use std::rc::Rc;
 
-/// Rows of logits in device memory at once.
+/// Maximum number of rows of logits in device memory at once.
 const MAX_LOGIT_ROWS: usize = 256;
 
-/// What of the configuration the driver's side reads.
-pub fn driver_settings(device: &DeviceConfig) -> DriverSettings {
-    DriverSettings {
-        library_path: device.cuda_library_path.clone(),
-        kernel_cache: device.kernel_cache.clone(),
-        batch_invariant: device.batch_invariant,
-    }
-}
-
-/// Opens the device, for the first time or after it was lost.
+/// Opens the device, at first and again after it was lost.
 pub type OpenDevice = Box<dyn Fn() -> Result<Rc<dyn Device>, StartError>>;
 
-/// A model on a GPU, and what it takes to load it again: a device that has failed has lost all its memory.
+/// A model on a GPU, with everything to load it again: a failed device has lost all its memory.
 pub struct GpuRunner {
     loading: GpuLoading,
     pools: PoolSizes,
-    /// `None` after the device could not be opened again.
+    /// `None` if the device could not be opened again.
     runner: Option<ModelRunner<CudaBackend>>,
 }
 
-/// What a load needs.
+/// The inputs of a load.
 struct GpuLoading {
     open: OpenDevice,
     options: LoadOptions,
@@ -48,7 +39,7 @@ struct GpuLoading {
     spec: ModelSpec,
 }
 
-/// Loads the weights onto the device that `open` gives and sizes the KV pool by what a step at its largest leaves.
+/// Loads the weights onto the device that `open` returns. The KV pool gets the memory that the largest step leaves.
 pub fn load_on_gpu(
     open: OpenDevice,
     options: &LoadOptions,
@@ -64,7 +55,7 @@ pub fn load_on_gpu(
 
     let layout = decoder.kv_layout(options.block_size);
     run_at_its_largest(&mut backend, &mut decoder, layout, &loading)?;
-    // Steps' buffers are made and kernels loaded: what is free now stays free.
+    // All buffers are allocated and all kernels loaded, so the memory that is free now stays free.
     let (free, total) = device.memory()?;
     let share = options.memory_fraction.gpu;
     let used = total - free;
@@ -89,7 +80,8 @@ pub fn load_on_gpu(
     Ok((GpuRunner { loading, pools, runner: Some(runner) }, loaded))
 }
 
-/// The KV pools are the largest allocations, and the ones that a user can do something about.
+/// Allocates the KV pools. They are the largest allocations, and the user can make them smaller, so an error explains
+/// how.
 fn make_runner(
     backend: CudaBackend,
     decoder: Decoder<CudaBackend>,
@@ -117,7 +109,7 @@ impl GpuLoading {
         self.options.max_num_seqs
     }
 
-    /// The weights, and all that a step needs but the KV pools.
+    /// Loads the weights, and allocates everything that a step needs except the KV pools.
     fn model(
         &self,
         device: &Rc<dyn Device>,
@@ -154,8 +146,8 @@ impl GpuLoading {
     }
 }
 
-/// Runs a prefill and a decode step of the most rows, over a KV pool of one block: whatever is allocated or loaded at
-/// first use is there afterwards.
+/// Runs a prefill step and a decode step of maximum size over a KV pool of one block, so that everything that is
+/// allocated or loaded on first use exists afterwards.
 fn run_at_its_largest(
     backend: &mut CudaBackend,
     decoder: &mut Decoder<CudaBackend>,
@@ -166,7 +158,7 @@ fn run_at_its_largest(
     let max_len = max_model_len(&loading.options, &loading.spec);
     let full = |total: usize| (0..total).step_by(max_len).map(move |start| (0, max_len.min(total - start))).collect();
     let prefill: Vec<(usize, usize)> = full(loading.max_rows());
-    // Their length costs time and no memory.
+    // A longer context costs time but no memory.
     let decode = vec![(0, 1); loading.max_seqs()];
     for seqs in [prefill, decode] {
         let batch = batch_of(&seqs, layout.block_size);
@@ -183,7 +175,7 @@ fn run_at_its_largest(
     backend.allocate_kv(layout, 0, 0)
 }
 
-/// Sequences of `(num_computed, num_rows)`, all of whose blocks are the pool's only one.
+/// A batch of sequences `(num_computed, num_rows)`, all of whose blocks are the only one in the pool.
 fn batch_of(seqs: &[(usize, usize)], block_size: usize) -> Batch {
     let mut batch = Batch::default();
     for (num_computed, num_rows) in seqs {
@@ -207,7 +199,7 @@ fn batch_of(seqs: &[(usize, usize)], block_size: usize) -> Batch {
 }
 
 impl GpuRunner {
-    /// The model as it is loaded now.
+    /// The currently loaded model.
     pub fn model_runner(&mut self) -> &mut ModelRunner<CudaBackend> {
         self.runner()
     }
@@ -238,14 +230,14 @@ impl StepRunner for GpuRunner {
         self.runner().finish()
     }
 
-    /// Fresh pools where the device still works; else the device is opened again and everything loaded anew.
+    /// Allocates new pools if the device still works. Otherwise opens the device again and loads everything again.
     fn reset(&mut self) -> Result<(), StartError> {
         if let Some(runner) = &mut self.runner
             && runner.reset().is_ok()
         {
             return Ok(());
         }
-        // All of it goes before the device is opened again.
+        // Everything is released before the device is opened again.
         self.runner = None;
         tracing::warn!("the GPU has lost its memory: loading the model again");
         let device = (self.loading.open)()?;

@@ -1,4 +1,4 @@
-//! "Loading" no model at all.
+//! "Loads" no model.
 
 use super::memory::{available_memory_budget, spare_swap_bytes};
 use super::sizes::{LoadedModel, dtype, max_model_len, pool_sizes};
@@ -7,12 +7,12 @@ use crate::model::null::NullRunner;
 use crate::model::options::LoadOptions;
 use crate::model::spec::ModelSpec;
 
-/// The pools have the sizes that they would have on the CPU, so that scheduling is the same; nothing is allocated.
+/// The pools have the same sizes as on the CPU, so that scheduling is the same. Nothing is allocated.
 pub(super) fn load(options: &LoadOptions, spec: &ModelSpec) -> Result<(NullRunner, LoadedModel), StartError> {
     tracing::warn!("--load-format null: there is no model; every answer is made of random tokens");
     let (dtype, max_model_len) = (dtype(options, spec), max_model_len(options, spec));
     let layout = spec.kv_layout(options.block_size, dtype);
-    // As on the CPU, although nothing here could be too large.
+    // The limits are those of the CPU, although no buffer depends on them here.
     let max_num_batched_tokens = options.batched_tokens.cpu;
     let loaded = LoadedModel {
         device: "null".into(),

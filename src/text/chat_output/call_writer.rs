@@ -3,18 +3,18 @@
 use super::format::ToolFormat;
 use super::piece::{ChatPiece, append};
 
-/// The calls given out.
+/// Writes the calls of one output, up to a maximum.
 #[derive(Clone, Debug)]
 pub struct CallWriter {
     pub format: ToolFormat,
     pub count: u32,
     pub max: u32,
-    /// One more call than allowed has begun.
+    /// One call more than allowed has begun.
     pub full: bool,
 }
 
 impl CallWriter {
-    /// A call begins; false where it is one too many.
+    /// Begins a call. Returns false if it is one too many.
     pub fn begin(&mut self, name: String, out: &mut Vec<ChatPiece>) -> bool {
         self.full = self.count == self.max;
         if !self.full {
@@ -25,13 +25,13 @@ impl CallWriter {
         !self.full
     }
 
-    /// More arguments of the call that began last.
+    /// Writes more arguments of the last call.
     pub fn arguments(&mut self, json: String, out: &mut Vec<ChatPiece>) {
         append(out, ChatPiece::ToolArguments { index: self.count - 1, json });
     }
 }
 
-/// A call's name of its own. Mistral's templates accept nine letters and digits and nothing else.
+/// A unique id for a call. Mistral's templates accept only nine letters and digits.
 pub fn call_id(format: ToolFormat) -> String {
     use std::hash::{BuildHasher, RandomState};
     use std::sync::LazyLock;

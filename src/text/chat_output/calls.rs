@@ -1,9 +1,9 @@
-//! Tool calls in a stream of text.
+//! Finds tool calls in a stream of text.
 //!
-//! The text is read a character at a time, so that the result does not depend on how it was cut into pieces. A call is
-//! given out as soon as its name is known and its arguments begin; those follow as they come. Text that looked like a
-//! call and is none is content: nothing is lost. Arguments that turn out not to be JSON stay arguments, for the call
-//! has been given out by then.
+//! The text is read one character at a time, so that the result does not depend on how it was cut into pieces. A call
+//! is returned as soon as its name is known and its arguments begin; the arguments follow as they arrive. Text that
+//! only looked like a call is content, so nothing is lost. If arguments turn out not to be JSON they stay arguments,
+//! because the call has already been returned.
 
 use super::call_writer::CallWriter;
 use super::format::ToolFormat;
@@ -12,7 +12,7 @@ use super::marker::TextMarker;
 use super::object::{CallObject, CallProgress};
 use super::piece::{ChatPiece, flush};
 
-/// Characters between `[TOOL_CALLS]` and the arguments at most.
+/// Maximum number of characters between `[TOOL_CALLS]` and the arguments.
 const MAX_HEAD: usize = 256;
 const END_OF_CALL: &str = "</tool_call>";
 
@@ -20,9 +20,9 @@ const END_OF_CALL: &str = "</tool_call>";
 #[derive(Clone, Debug)]
 pub struct ToolParser {
     state: CallState,
-    /// Only white space has come since the beginning, or since a call.
+    /// Only white space has come since the beginning, or since the last call.
     fresh: bool,
-    /// That white space. Before or after a call it means nothing; before content it is part of it.
+    /// This white space. It is dropped before and after a call, and kept before content.
     space: String,
     marker: TextMarker,
     calls: CallWriter,
@@ -31,7 +31,7 @@ pub struct ToolParser {
 #[derive(Clone, Debug)]
 enum CallState {
     Content,
-    /// Behind the marker. `raw`: the text since its beginning.
+    /// After the marker. `raw` is the text since its beginning.
     Opened {
         raw: String,
     },
@@ -40,20 +40,21 @@ enum CallState {
         call: Box<CallObject>,
         in_array: bool,
     },
-    /// Mistral's newer form: the name, before the arguments begin.
+    /// In Mistral's newer format: the name, before the arguments begin.
     Head {
         raw: String,
         head: String,
     },
-    /// The arguments behind that name.
+    /// The arguments after that name.
     Arguments(JsonValue),
-    /// Behind an object in an array.
+    /// After an object in an array.
     AfterItem,
-    /// Behind Hermes's object: what there is of its end marker.
+    /// After the object of a Hermes call: the part of its end marker so far.
     Closing {
         held: String,
     },
-    /// Arguments that are not JSON go to the mark of the call's end; where the format has none, to the text's end.
+    /// Arguments that are not JSON. They go up to the marker that ends a call, or to the end of the text if the format
+    /// has none.
     Broken(Option<TextMarker>),
 }
 
@@ -68,12 +69,12 @@ impl ToolParser {
         }
     }
 
-    /// CallWriter given out so far.
+    /// Number of calls so far.
     pub fn num_calls(&self) -> u32 {
         self.calls.count
     }
 
-    /// A call more than allowed has begun: nothing further is given out.
+    /// Whether one call more than allowed has begun. Nothing more is returned then.
     pub fn is_full(&self) -> bool {
         self.calls.full
     }
@@ -88,7 +89,7 @@ impl ToolParser {
             CallState::Object { call, in_array } => self.object(call, in_array, c, out),
             CallState::Head { raw, head } => self.head(raw, head, c, out),
             CallState::Arguments(mut value) => {
-                // An object's last character is its own: there is no `Step::After`.
+                // An object ends with its own last character, so `JsonStep::After` cannot occur.
                 let step = value.step(c);
                 if step == JsonStep::Wrong {
                     return self.broken(c, out);
@@ -171,7 +172,7 @@ impl ToolParser {
         }
     }
 
-    /// The state before an object.
+    /// The state before an object of a call.
     fn item(&self, raw: String, in_array: bool) -> CallState {
         CallState::Object { call: Box::new(CallObject::new(raw)), in_array }
     }
@@ -194,7 +195,7 @@ impl ToolParser {
         }
     }
 
-    /// What was taken for a call's beginning is content, and `c` comes after it.
+    /// The supposed beginning of a call was content, and `c` follows it.
     fn no_call(&mut self, mut raw: String, c: char, out: &mut Vec<ChatPiece>) {
         self.fresh = false;
         flush(&mut raw, ChatPiece::Content, out);
@@ -261,7 +262,7 @@ impl ToolParser {
         }
         held.push(c);
         if !END_OF_CALL.starts_with(held.as_str()) {
-            // The mark is missing. What is here may be the next call's.
+            // The end marker is missing. The text may already belong to the next call.
             held.chars().for_each(|c| self.push(c, out));
         } else if held.len() == END_OF_CALL.len() {
             self.space.clear();

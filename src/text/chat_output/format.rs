@@ -1,4 +1,4 @@
-//! In which words a model marks its tool calls and its reasoning, and how that is known.
+//! The formats in which models mark tool calls and reasoning, and how the format of a model is found.
 
 use crate::choice::choice;
 use crate::ids::TokenId;
@@ -6,9 +6,9 @@ use crate::text::chat_template::ChatTemplate;
 use crate::text::tokenizer::Tokenizer;
 
 choice!(
-    /// In which words the model calls tools.
+    /// Format in which the model writes tool calls.
     ToolCallParser {
-        /// As its chat template shows it.
+        /// Recognised from the chat template.
         Auto = "auto",
         None = "none",
         Hermes = "hermes",
@@ -17,9 +17,9 @@ choice!(
     }
 );
 choice!(
-    /// How the model marks its reasoning.
+    /// Format in which the model marks its reasoning.
     ReasoningParser {
-        /// As its chat template shows it.
+        /// Recognised from the chat template.
         Auto = "auto",
         None = "none",
         DeepseekR1 = "deepseek_r1",
@@ -28,30 +28,30 @@ choice!(
     }
 );
 
-/// How a model writes tool calls.
+/// A format of tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToolFormat {
     /// `<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen 2.5, Qwen 3.
     Hermes,
-    /// `{"name": …, "parameters": {…}}`, several with `;` between them, the first perhaps behind `<|python_tag|>`:
-    /// Llama 3.
+    /// `{"name": …, "parameters": {…}}` (Llama 3). Several calls have `;` between them. The first may follow
+    /// `<|python_tag|>`.
     Llama3Json,
     /// `[TOOL_CALLS][{"name": …, "arguments": {…}}]`, and since Mistral's tokenizer 11 `[TOOL_CALLS]name[ARGS]{…}`.
     Mistral,
 }
 
-/// How a model marks its reasoning.
+/// A format of reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReasoningFormat {
-    /// `<think>…</think>`; an output that does not begin with either is reasoning up to `</think>`.
+    /// `<think>…</think>`. An output that begins with neither tag is reasoning up to `</think>`.
     DeepseekR1,
-    /// `<think>…</think>`; an output is reasoning where it begins with `<think>` or the prompt ended with it.
+    /// `<think>…</think>`. An output is reasoning if it begins with `<think>` or if the prompt ended with it.
     Qwen3,
     /// `[THINK]…[/THINK]`.
     Mistral,
 }
 
-/// What is known of a model's outputs; decided once, when it is loaded.
+/// The formats of a model, chosen once when it is loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChatFormat {
     pub tools: Option<ToolFormat>,
@@ -59,7 +59,7 @@ pub struct ChatFormat {
 }
 
 impl ToolFormat {
-    /// The text before a call.
+    /// The text that marks the beginning of a call.
     pub fn marker(self) -> &'static str {
         match self {
             ToolFormat::Hermes => "<tool_call>",
@@ -68,7 +68,7 @@ impl ToolFormat {
         }
     }
 
-    /// All texts that mark something, which may be special tokens.
+    /// All markers of the format. They may be special tokens.
     fn markers(self) -> &'static [&'static str] {
         match self {
             ToolFormat::Hermes => &["<tool_call>", "</tool_call>"],
@@ -85,10 +85,10 @@ impl ToolFormat {
         }
     }
 
-    /// The format that a chat template teaches the model; `None` where it is none of these.
+    /// The format in a chat template; `None` if it has none of these.
     fn of_template(template: &ChatTemplate) -> Option<Self> {
         let says = |text: &str| template.mentions(text);
-        // Formats of other models that use the same word: Qwen3-Coder's and GLM's calls are not JSON.
+        // Other formats use the same word: the calls of Qwen3-Coder and GLM are not JSON.
         let other = says("<function=") || says("<arg_key>");
         if says("[TOOL_CALLS]") {
             Some(ToolFormat::Mistral)
@@ -125,12 +125,12 @@ impl ReasoningFormat {
         }
     }
 
-    /// Whether an output that begins with neither mark is reasoning.
+    /// Whether an output without an opening tag is reasoning.
     pub fn begins_unmarked(self) -> bool {
         self == ReasoningFormat::DeepseekR1
     }
 
-    /// A template that takes reasoning out of the history, or begins it, is one of a model that reasons.
+    /// A template that removes reasoning from the history, or begins it, belongs to a model that reasons.
     fn of_template(template: &ChatTemplate) -> Option<Self> {
         if template.mentions("</think>") {
             Some(ReasoningFormat::Qwen3)
@@ -143,7 +143,7 @@ impl ReasoningFormat {
 }
 
 impl ChatFormat {
-    /// What the settings say; where they say `auto`, what the chat template shows.
+    /// The formats that the settings name, or for `auto` those in the chat template.
     pub fn choose(tools: ToolCallParser, reasoning: ReasoningParser, template: Option<&ChatTemplate>) -> Self {
         Self {
             tools: match tools {
@@ -163,19 +163,19 @@ impl ChatFormat {
         }
     }
 
-    /// Nothing is looked for: all text is content.
+    /// Whether all text is content, because neither format is set.
     pub fn is_plain(&self) -> bool {
         self.tools.is_none() && self.reasoning.is_none()
     }
 
-    /// For people: `tool calls hermes, reasoning none`.
+    /// A description for people: `tool calls hermes, reasoning none`.
     pub fn describe(&self) -> String {
         let tools = self.tools.map_or("none", ToolFormat::name);
         let reasoning = self.reasoning.map_or("none", ReasoningFormat::name);
         format!("tool calls {tools}, reasoning {reasoning}")
     }
 
-    /// Special tokens that have to be in the text for it to be understood.
+    /// Special tokens that must be in the text so that it can be parsed.
     pub fn marker_tokens(&self, tokenizer: &Tokenizer) -> Vec<TokenId> {
         let tools = self.tools.iter().flat_map(|format| format.markers().iter().copied());
         let reasoning = self.reasoning.iter().flat_map(|format| [format.begin(), format.end()]);

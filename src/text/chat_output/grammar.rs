@@ -1,5 +1,5 @@
-//! Calls that a client demands, as a grammar: in the words of the model's own format, so that it writes what it was
-//! trained to write, and [`super::ChatParser`] reads it.
+//! Grammars for required tool calls. They follow the model's own format, so that the model writes what it was trained
+//! on and [`super::ChatParser`] can parse it.
 
 use super::format::ToolFormat;
 use crate::error::ApiError;
@@ -18,7 +18,7 @@ pub struct Function<'a> {
     pub param: String,
 }
 
-/// llguidance's Lark for one call or more of these functions, and nothing else. `several`: more than one is allowed.
+/// A Lark grammar for one call of these functions and nothing else. `several` allows more than one call.
 pub fn calls(
     format: ToolFormat,
     functions: &[Function<'_>],
@@ -63,7 +63,7 @@ pub fn calls(
     Ok(out)
 }
 
-/// A mark as the tokenizer has it: a special token is no text to the grammar.
+/// A marker as the tokenizer has it: for the grammar, a special token is not text.
 fn terminal(mark: &str, tokenizer: &Tokenizer) -> String {
     match tokenizer.token_id(mark).filter(|id| tokenizer.is_special(*id)) {
         Some(id) => format!("<[{id}]>"),
@@ -71,7 +71,7 @@ fn terminal(mark: &str, tokenizer: &Tokenizer) -> String {
     }
 }
 
-/// A Lark string, which is written as JSON's.
+/// A Lark string, which is written like JSON's.
 fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
@@ -91,7 +91,7 @@ mod tests {
 
     const END: u32 = 2;
 
-    /// The demo's tokenizer, with these special tokens added.
+    /// The demo model's tokenizer with these special tokens added.
     fn tokenizer(special: &[&str]) -> Arc<Tokenizer> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
         let read = |file: &str| std::fs::read_to_string(folder.join(file)).unwrap();
@@ -100,7 +100,7 @@ mod tests {
         Arc::new(Tokenizer::from_json(&read("tokenizer.json"), Some(&config.to_string())).unwrap())
     }
 
-    /// An output of random tokens among those that are allowed, the end where it may come.
+    /// An output of random allowed tokens. It ends where an end is allowed.
     fn walk(source: &dyn ConstraintSource, tokenizer: &Tokenizer, random: &mut u64) -> Option<String> {
         let (mut state, mut text) = (source.start(), Vec::new());
         for _ in 0..300 {
@@ -153,7 +153,7 @@ mod tests {
         }
     }
 
-    /// Reads the text as calls and nothing else; how many.
+    /// Parses the text as calls only, and returns their number.
     fn check(format: ToolFormat, text: &str, weather: &Value, tokenizer: &Tokenizer) -> u32 {
         let reading =
             ChatReading { format: ChatFormat { tools: Some(format), reasoning: None }, ..ChatReading::default() };

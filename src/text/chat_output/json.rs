@@ -1,12 +1,12 @@
-//! Finds where a JSON value ends in text that comes a character at a time.
+//! Finds the end of a JSON value in text that arrives one character at a time.
 
-/// Containers inside each other at most: no model means more, and a client's parser would refuse it.
+/// Maximum nesting. No model needs more, and the parser of a client would reject it.
 const MAX_DEPTH: usize = 128;
 
-/// What a character was to the value.
+/// The role of a character.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JsonStep {
-    /// Part of the value, which goes on.
+    /// Inside the value.
     Inside,
     /// The last character of the value.
     Last,
@@ -16,11 +16,11 @@ pub enum JsonStep {
     Wrong,
 }
 
-/// Reads one JSON value, which begins at the first character. Cost and memory per character are constant but for one
-/// entry for each open container.
+/// Reads one JSON value from its first character. Time and memory per character are constant, except for one entry per
+/// open container.
 #[derive(Clone, Debug)]
 pub struct JsonValue {
-    /// Open containers, outermost first: the character that closes each.
+    /// The closing character of each open container, outermost first.
     open: Vec<char>,
     state: JsonState,
 }
@@ -33,7 +33,7 @@ enum JsonState {
     Key(bool),
     /// Between a key and its colon.
     Colon,
-    /// Behind a value inside a container.
+    /// After a value inside a container.
     Next,
     String {
         is_key: bool,
@@ -41,12 +41,12 @@ enum JsonState {
     Escape {
         is_key: bool,
     },
-    /// Hexadecimal digits of `\uXXXX` still to come.
+    /// The remaining hexadecimal digits of `\uXXXX`.
     Hex {
         is_key: bool,
         left: u8,
     },
-    /// What is left of `true`, `false`, `null`.
+    /// The remaining characters of `true`, `false` or `null`.
     Word(&'static str),
     Number(NumberPart),
 }
@@ -70,7 +70,7 @@ impl Default for JsonValue {
 }
 
 impl JsonValue {
-    /// Takes the next character. Nothing may be given after another answer than [`JsonStep::Inside`].
+    /// Takes the next character. It must not be called again after any other result than [`JsonStep::Inside`].
     pub fn step(&mut self, c: char) -> JsonStep {
         let is_space = matches!(c, ' ' | '\t' | '\n' | '\r');
         match self.state {
@@ -172,7 +172,7 @@ impl JsonValue {
                 NumberPart::ExponentDigits
             }
             (NumberPart::Zero | NumberPart::Digits | NumberPart::Fraction | NumberPart::ExponentDigits, _) => {
-                // Only here does a value end before the character.
+                // Only a number ends before the current character.
                 self.state = JsonState::Next;
                 return if self.open.is_empty() { JsonStep::After } else { self.step(c) };
             }
@@ -188,7 +188,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::Value;
 
-    /// The value's length in bytes at the beginning of `text`; `None` where it is wrong or does not end.
+    /// Length in bytes of the value at the beginning of `text`; `None` if it is wrong or incomplete.
     fn length(text: &str) -> Option<usize> {
         let mut value = JsonValue::default();
         for (at, c) in text.char_indices() {
@@ -257,7 +257,8 @@ mod tests {
                 Some(Ok(_)) => Some(values.byte_offset()),
                 _ => None,
             };
-            // serde_json also refuses what is a number too large or half a surrogate pair; the texts have neither.
+            // serde_json also rejects numbers that are too large and single surrogates, but the generated texts have
+            // neither.
             prop_assert_eq!(length(&text), expected);
         }
     }

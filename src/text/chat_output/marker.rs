@@ -1,10 +1,10 @@
-//! Looks for one text in a stream of characters.
+//! Searches for one text in a stream of characters.
 
-/// Finds a marker, and holds back what may become one.
+/// Finds a marker, and holds back text that may become one.
 #[derive(Clone, Debug)]
 pub struct TextMarker {
     text: &'static str,
-    /// A proper beginning of `text`, as long as the stream's end allows.
+    /// The longest end of the stream that is a proper beginning of `text`.
     held: String,
 }
 
@@ -13,7 +13,8 @@ impl TextMarker {
         Self { text, held: String::new() }
     }
 
-    /// Takes the next character; whether the marker is complete. What is certainly not part of one goes to `before`.
+    /// Takes the next character and returns whether the marker is complete. Text that is certainly not part of a marker
+    /// goes to `before`.
     pub fn push(&mut self, c: char, before: &mut String) -> bool {
         self.held.push(c);
         while !self.text.starts_with(self.held.as_str()) {
@@ -26,7 +27,7 @@ impl TextMarker {
         found
     }
 
-    /// The stream has ended: what was held back.
+    /// The stream has ended: returns what was held back.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

@@ -6,34 +6,34 @@ use super::json::{JsonStep, JsonValue};
 use super::piece::ChatPiece;
 use serde_json::{Map, Value};
 
-/// Characters of a name, or of a key, at most.
+/// Maximum number of characters of a name or a key.
 const MAX_NAME: usize = 256;
 
-/// What a character was to the call.
+/// The role of a character in a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallProgress {
     More,
-    /// It was the last; the call has been given out.
+    /// It was the last one. The call has been returned.
     Complete,
-    /// This is no call; nothing has been given out, and the character has not been taken.
+    /// This is not a call. Nothing has been returned, and the character has not been taken.
     NoCall,
-    /// The call has been given out, and its arguments are not JSON from this character on.
+    /// The call has been returned, but its arguments are not JSON from this character on.
     BadArguments,
-    /// The call has been given out with all its arguments, and its object does not end as one.
+    /// The call has been returned with all its arguments, but its object does not end properly.
     BadRest,
 }
 
-/// Reads one such object, from its opening brace on.
+/// Reads one such object from its opening brace on.
 #[derive(Clone, Debug)]
 pub struct CallObject {
-    /// The text so far, as long as nothing has been given out.
+    /// The text so far, as long as nothing has been returned.
     pub raw: String,
     place: ObjectPlace,
-    /// The key or value being read, as it is written.
+    /// The source text of the key or value that is being read.
     text: String,
     value: JsonValue,
     name: Option<String>,
-    /// Arguments that came before the name, or that are no object.
+    /// Arguments that came before the name, or that are not an object.
     arguments: Option<String>,
     given: bool,
 }
@@ -41,13 +41,13 @@ pub struct CallObject {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ObjectPlace {
     Start,
-    /// Before a key; `true`: the object may end instead.
+    /// Before a key; with `true` the object may also end.
     BeforeKey(bool),
     Key,
     Colon(CallField),
     BeforeValue(CallField),
     Value(CallField),
-    /// Inside arguments that are given out as they come.
+    /// Inside arguments that are returned as they arrive.
     Arguments,
     AfterValue,
 }
@@ -60,7 +60,7 @@ enum CallField {
 }
 
 impl CallObject {
-    /// `raw`: what stands before the object and is content too if it is no call.
+    /// `raw` is the text before the object, which is content too if this is not a call.
     pub fn new(raw: String) -> Self {
         Self {
             raw,
@@ -73,7 +73,7 @@ impl CallObject {
         }
     }
 
-    /// Takes the next character. Nothing may be given after another answer than [`CallProgress::More`].
+    /// Takes the next character. It must not be called again after any other result than [`CallProgress::More`].
     pub fn push(&mut self, c: char, calls: &mut CallWriter, out: &mut Vec<ChatPiece>) -> CallProgress {
         let progress = self.step(c, calls, out);
         if progress == CallProgress::More && !self.given {
@@ -132,7 +132,7 @@ impl CallObject {
     }
 
     fn key(&mut self, c: char, format: ToolFormat) -> CallProgress {
-        // Keys with escapes are none of those looked for.
+        // The keys that are searched for have no escapes.
         if c != '"' {
             self.text.push(c);
             return if self.text.len() > MAX_NAME { self.wrong() } else { CallProgress::More };
@@ -141,7 +141,7 @@ impl CallObject {
             "name" => CallField::Name,
             "arguments" | "parameters" => CallField::Arguments,
             "type" | "id" | "function" => CallField::Other,
-            // An answer in JSON, not a call: Llama's calls have no marks around them.
+            // An answer in JSON and not a call: Llama's calls have no markers around them.
             _ if format == ToolFormat::Llama3Json && !self.given => return CallProgress::NoCall,
             _ => CallField::Other,
         };
@@ -170,7 +170,7 @@ impl CallObject {
         if step == JsonStep::After { self.step(c, calls, out) } else { CallProgress::More }
     }
 
-    /// Takes the value that has been read; false if it makes this no call.
+    /// Takes the value that has been read. Returns false if this is therefore not a call.
     fn take(&mut self, field: CallField) -> bool {
         let text = std::mem::take(&mut self.text);
         match field {
@@ -184,7 +184,7 @@ impl CallObject {
         true
     }
 
-    /// The arguments begin, behind the name.
+    /// The arguments begin after the name.
     fn stream(&mut self, c: char, calls: &mut CallWriter, out: &mut Vec<ChatPiece>) -> CallProgress {
         self.arguments = Some(c.into());
         self.give(calls, out);
@@ -194,7 +194,7 @@ impl CallObject {
         self.go(ObjectPlace::Arguments)
     }
 
-    /// Gives out the call with the arguments there are, once its name is known.
+    /// Returns the call with the arguments so far, once its name is known.
     fn give(&mut self, calls: &mut CallWriter, out: &mut Vec<ChatPiece>) {
         if let Some(name) = self.name.take() {
             self.given = true;
@@ -207,7 +207,7 @@ impl CallObject {
     }
 
     fn complete(&mut self, calls: &mut CallWriter, out: &mut Vec<ChatPiece>) -> CallProgress {
-        // A call without arguments; Llama's would be no different from an answer in JSON.
+        // A call without arguments. In Llama's format it would look like an answer in JSON.
         if !self.given && calls.format != ToolFormat::Llama3Json {
             self.give(calls, out);
         }
@@ -215,7 +215,7 @@ impl CallObject {
     }
 }
 
-/// Arguments that are no object: null is none, and an object may be written inside a string.
+/// Converts arguments that are not an object: null means none, and an object may be written inside a string.
 fn as_object(text: String) -> String {
     match serde_json::from_str(&text) {
         Ok(Value::Null) => "{}".into(),

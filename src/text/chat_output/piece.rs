@@ -1,6 +1,6 @@
 //! The parts of a chat output.
 
-/// A part of an output. Joined, the parts of one kind (and of one call) are its text.
+/// A part of an output. All parts of one kind (and of one call) together are its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChatPiece {
     Reasoning(String),
@@ -18,7 +18,7 @@ pub enum ChatPiece {
     },
 }
 
-/// Adds a piece, to the last one where both are of one kind; empty text adds nothing.
+/// Appends a piece. It is joined with the last one if both have the same kind. Empty text is ignored.
 pub fn append(pieces: &mut Vec<ChatPiece>, piece: ChatPiece) {
     match (pieces.last_mut(), piece) {
         (_, ChatPiece::Reasoning(more) | ChatPiece::Content(more)) if more.is_empty() => {}
@@ -34,7 +34,7 @@ pub fn append(pieces: &mut Vec<ChatPiece>, piece: ChatPiece) {
     }
 }
 
-/// Gives out what may not be lost, as one piece.
+/// Moves `text` to `out` as one piece.
 pub fn flush(text: &mut String, kind: fn(String) -> ChatPiece, out: &mut Vec<ChatPiece>) {
     if !text.is_empty() {
         append(out, kind(std::mem::take(text)));

@@ -1,24 +1,24 @@
-//! Reasoning before the answer.
+//! Separates reasoning from the answer.
 
 use super::format::ReasoningFormat;
 use super::marker::TextMarker;
 use crate::ids::TokenId;
 use crate::text::tokenizer::Tokenizer;
 
-/// Where an output begins.
+/// The position at which an output begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReasoningStart {
     /// Before the reasoning, if there is any.
     Before,
-    /// Inside it: the prompt has begun it.
+    /// Inside the reasoning, which the prompt has begun.
     Inside,
-    /// Behind it: the prompt has ended it.
+    /// After the reasoning, which the prompt has ended.
     Over,
 }
 
 impl ReasoningStart {
-    /// Where an output begins that continues `prompt`: templates end a prompt with the mark that begins reasoning, or
-    /// with both where there is to be none.
+    /// The position of an output that continues `prompt`. Templates end a prompt with the opening tag, or with both
+    /// tags if there must be no reasoning.
     pub fn after(prompt: &[TokenId], format: ReasoningFormat, tokenizer: &Tokenizer) -> Self {
         Self::at(format, |mark| tokenizer.ends_with(prompt, mark))
     }
@@ -33,7 +33,7 @@ impl ReasoningStart {
         }
     }
 
-    /// Where an output begins that continues a message of this text.
+    /// The position of an output that continues a message with this text.
     pub fn within(message: &str, format: ReasoningFormat) -> Self {
         match (message.rfind(format.begin()), message.rfind(format.end())) {
             (Some(begin), Some(end)) if begin > end => ReasoningStart::Inside,
@@ -45,7 +45,7 @@ impl ReasoningStart {
     }
 }
 
-/// Parts an output's text into reasoning and the rest.
+/// Splits the text of an output into reasoning and the rest.
 #[derive(Clone, Debug)]
 pub struct ReasoningReader {
     format: ReasoningFormat,
@@ -54,7 +54,7 @@ pub struct ReasoningReader {
 
 #[derive(Clone, Debug)]
 enum ReasoningState {
-    /// `space`: what came so far. `mark`: what may become the mark. `inside`: text without it is reasoning too.
+    /// `space` is the text so far. `mark` may become the tag. With `inside`, text without the tag is reasoning too.
     Before {
         space: String,
         mark: String,
@@ -69,7 +69,7 @@ impl ReasoningReader {
         let before = |inside| ReasoningState::Before { space: String::new(), mark: String::new(), inside };
         let state = match start {
             ReasoningStart::Before => before(false),
-            // Some models write the mark again.
+            // Some models repeat the tag.
             ReasoningStart::Inside => before(true),
             ReasoningStart::Over => ReasoningState::Over,
         };
@@ -103,7 +103,7 @@ impl ReasoningReader {
         }
     }
 
-    /// The text does not begin with the mark.
+    /// The text does not begin with the tag.
     fn begin_unmarked(&mut self, reasoning: &mut String, content: &mut String) {
         if let ReasoningState::Before { space, mark, inside } = std::mem::replace(&mut self.state, ReasoningState::Over)
         {
@@ -114,7 +114,7 @@ impl ReasoningReader {
         }
     }
 
-    /// The output has ended: what was held back.
+    /// The output has ended: returns what was held back.
     pub fn finish(&mut self, reasoning: &mut String, content: &mut String) {
         match std::mem::replace(&mut self.state, ReasoningState::Over) {
             ReasoningState::Before { space, mark, inside } => {

@@ -15,7 +15,7 @@ fn parser(reading: &ChatReading) -> ChatParser {
     ChatParser { reasoning, tools, include_reasoning: reading.include_reasoning }
 }
 
-/// What the pieces say, with the calls' ids left out: `r:…`, `c:…`, `f(…)`.
+/// The pieces as text without the calls' ids: `r:…`, `c:…`, `f(…)`.
 fn said(pieces: &[ChatPiece]) -> Vec<String> {
     let mut out: Vec<String> = Vec::new();
     for piece in pieces {
@@ -32,7 +32,7 @@ fn said(pieces: &[ChatPiece]) -> Vec<String> {
 fn read(reading: &ChatReading, parts: &[&str]) -> Vec<ChatPiece> {
     let (mut parser, mut pieces) = (parser(reading), Vec::new());
     for part in parts {
-        // Every push has pieces of its own, as in a stream.
+        // Every push returns new pieces, as in a stream.
         let mut new = Vec::new();
         parser.push(part, &mut new);
         new.into_iter().for_each(|piece| append(&mut pieces, piece));
@@ -41,7 +41,7 @@ fn read(reading: &ChatReading, parts: &[&str]) -> Vec<ChatPiece> {
     pieces
 }
 
-/// Reads `text` whole, a character at a time, and in two parts cut at every place: all must say the same.
+/// Parses `text` at once, one character at a time, and in two parts cut at every place. All results must be equal.
 fn check(reading: &ChatReading, text: &str, expected: &[&str]) {
     assert_eq!(said(&read(reading, &[text])), expected, "{text}");
     let chars: Vec<String> = text.chars().map(String::from).collect();

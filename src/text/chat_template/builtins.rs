@@ -1,4 +1,4 @@
-//! The engine's filters, tests and methods, each behind a count of what it is about to cost.
+//! The engine's filters, tests and methods. Each counts its cost before it runs.
 
 use super::meter::{
     self, Fallible, MAX_ITEMS, exceeded, flat_size, flatten, is_container, make, num_items, spend, weigh,
@@ -8,24 +8,24 @@ use minijinja::value::{Rest, ValueOrKwargs};
 use minijinja::{Environment, State, Value, filters, functions, tests};
 use minijinja_contrib::pycompat;
 
-/// What a filter reads of its arguments.
+/// The part of its arguments that a filter reads.
 #[derive(Clone, Copy)]
 enum Reads {
-    /// Looks over the first level.
+    /// Only the first level.
     Items,
-    /// Prints, compares or wraps what is in there.
+    /// Everything inside, because it prints, compares or wraps it.
     All,
 }
 
 const VALUE_BYTES: u64 = 24;
-/// The width of a formatted field, at most.
+/// Maximum width of a formatted field.
 const MAX_WIDTH: u64 = 10_000;
 
 pub fn install(environment: &mut Environment<'_>) {
     install_filters(environment);
     install_tests(environment);
     environment.set_unknown_method_callback(method);
-    // It shows all variables: of no use to a prompt.
+    // It shows all variables, which no prompt needs.
     environment.remove_global("debug");
     for (name, function) in
         [("dict", Value::from_function(functions::dict)), ("namespace", Value::from_function(functions::namespace))]
@@ -69,7 +69,7 @@ fn install_filters(environment: &mut Environment<'_>) {
     }
 }
 
-/// A filter's or method's result.
+/// Counts the result of a filter or a method.
 fn counted(result: Value) -> Fallible<Value> {
     let result = flatten(result)?;
     make(flat_size(&result))?;
@@ -86,7 +86,7 @@ fn count_arguments(name: &str, reads: Reads, args: &[Value]) -> Fallible<()> {
         weight = weight.saturating_add(own);
     }
     spend(weight)?;
-    // What is at place `index` behind the value, or has this name.
+    // The argument at position `index` after the value, or with this name.
     let argument = |index: usize, name: &str| {
         let place = args.get(index).filter(|value| !value.is_kwargs());
         let named = || args.iter().find(|value| value.is_kwargs()).and_then(|kwargs| kwargs.get_attr(name).ok());
@@ -108,7 +108,7 @@ fn count_arguments(name: &str, reads: Reads, args: &[Value]) -> Fallible<()> {
             Some(count) if count > MAX_ITEMS => Err(exceeded(format!("{name}: {count} is more than {MAX_ITEMS}"))),
             count => make(32 * (count.unwrap_or(0) as u64 + num_items(value))),
         },
-        // Texts and lists are added one to the sum of those before.
+        // Strings and lists are appended one by one to the sum so far.
         "sum" => make(if is_sum_of_numbers(value) { 0 } else { weight.saturating_mul(num_items(value)) }),
         "sort" | "unique" | "groupby" | "dictsort" => spend(weight.saturating_mul(32)),
         "format" => count_format(value, &args[1..]),
@@ -116,7 +116,7 @@ fn count_arguments(name: &str, reads: Reads, args: &[Value]) -> Fallible<()> {
             make(weight.saturating_mul(3))
         }
         "safe" | "trim" | "int" | "float" | "tojson" | "first" | "last" => make(flat_size(value)),
-        // A list of what is gone through, which of a text are its characters.
+        // A list of the items; those of a string are its characters.
         _ => make(num_items(value).saturating_mul(VALUE_BYTES)),
     }
 }
@@ -134,7 +134,7 @@ fn count_replacement(text: &Value, from: Option<&Value>, to: Option<&Value>) -> 
     make(flat_size(text).saturating_add(matches.saturating_mul(weigh(to)?)))
 }
 
-/// A format's fields, and how wide they may become.
+/// Counts the fields of a format and their maximum width.
 fn count_format(format: &Value, args: &[Value]) -> Fallible<()> {
     let Some(format) = format.as_str() else { return Ok(()) };
     let fields = format.matches(['%', '{']).count() as u64;
@@ -168,7 +168,7 @@ fn install_tests(environment: &mut Environment<'_>) {
     for (name, test) in all {
         environment.add_test(name, move |state: &mut State, args: Rest<Value>| -> Fallible<bool> {
             match args.iter().filter(|arg| is_container(arg)).count() {
-                // One side is soon told from the other.
+                // A comparison stops at the shorter side.
                 0 | 1 if name != "in" => spend(args.iter().map(flat_size).min().unwrap_or(0))?,
                 _ => {
                     for arg in args.iter() {
@@ -181,12 +181,12 @@ fn install_tests(environment: &mut Environment<'_>) {
     }
 }
 
-/// Python's methods of texts, lists and maps.
+/// Python's methods of strings, lists and maps.
 fn method(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Fallible<Value> {
     spend(flat_size(value))?;
     match method {
         "get" | "keys" => {}
-        // What is in there is put into tuples, counted, or printed.
+        // These put the contents into tuples, count them or print them.
         "items" | "values" | "count" | "index" | "join" | "format" => {
             for arg in args {
                 weigh(arg)?;

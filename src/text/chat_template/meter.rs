@@ -1,8 +1,8 @@
-//! What a rendering may cost: bytes of what it makes, work on what there is, and, by the engine's own count, steps.
+//! The limits of a rendering: bytes that it makes, work on existing values, and steps of the engine.
 //!
-//! The functions here stand around every operation of a template (see [`super::rewrite`]) and in place of the engine's
-//! filters, tests and methods (see [`super::builtins`]). Each says what the operation would cost before it is done.
-//! Costs are counted and not timed, so that the same template and messages always render, or never.
+//! The functions here wrap every operation of a template (see [`super::rewrite`]) and replace the engine's filters,
+//! tests and methods (see [`super::builtins`]). Each computes the cost of its operation before running it. Costs are
+//! counted and not timed, so that the same template and messages always give the same result.
 
 use super::rewrite;
 use minijinja::value::{Rest, Tuple, ValueKind};
@@ -10,29 +10,29 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value,
 use std::cell::Cell;
 use std::fmt::{self, Write};
 
-/// Steps of the engine: hundreds for each of ten thousand messages, and less than a second.
+/// Maximum number of steps of the engine: hundreds for each of ten thousand messages, and less than a second.
 pub const MAX_STEPS: u64 = 5_000_000;
-/// The same where a template is only tried, with one message.
+/// Maximum number of steps when a template is only tried, with one message.
 pub const MAX_PROBE_STEPS: u64 = 500_000;
-/// Bytes of text and lists that are made, all together, what has been dropped again included.
+/// Bytes of strings and lists that a rendering may make in total, including dropped ones.
 const MADE_BYTES: u64 = 256 << 20;
-/// And for each byte of the conversation.
+/// Additional bytes for each byte of the conversation.
 const MADE_PER_BYTE: u64 = 64;
-/// Bytes and items that are looked at, and the same for each byte of the conversation.
+/// Bytes and items that a rendering may read, in total and for each byte of the conversation.
 const WORK: u64 = 256 << 20;
 const WORK_PER_BYTE: u64 = 256;
-/// Bytes of the rendered prompt.
+/// Maximum size of the rendered prompt in bytes.
 const TEXT_BYTES: u64 = 1 << 20;
 const TEXT_PER_BYTE: u64 = 16;
-/// A value in a list.
+/// Size of a value in a list.
 const ITEM_BYTES: u64 = 16;
-/// Items of a list that is made or gone through at once.
+/// Maximum number of items of a list that is made or iterated at once.
 pub const MAX_ITEMS: usize = 1 << 20;
-/// How deep lists and maps may be nested: what reads them recurses.
+/// Maximum nesting of lists and maps. Reading them recurses.
 const MAX_NESTING: usize = 64;
 
 thread_local! {
-    /// Of the rendering on this thread.
+    /// The remaining budget of the rendering on this thread.
     static LEFT: Left = const { Left { made: Cell::new(0), work: Cell::new(0) } };
 }
 
@@ -41,7 +41,7 @@ struct Left {
     work: Cell<u64>,
 }
 
-/// A limit that was reached.
+/// The error of an exceeded limit.
 #[derive(Debug)]
 pub struct Exceeded(String);
 
@@ -60,7 +60,7 @@ pub fn exceeded(what: impl Into<String>) -> Error {
 
 pub type Fallible<T> = Result<T, Error>;
 
-/// Runs a rendering of a conversation of `input` bytes, which returns its text.
+/// Runs a rendering of a conversation of `input` bytes and returns its text.
 pub fn run(input: u64, render: impl FnOnce() -> Fallible<String>) -> Fallible<String> {
     LEFT.with(|left| {
         left.made.set(MADE_BYTES.saturating_add(input.saturating_mul(MADE_PER_BYTE)));
@@ -78,7 +78,7 @@ pub fn run(input: u64, render: impl FnOnce() -> Fallible<String>) -> Fallible<St
     Ok(text)
 }
 
-/// Counts bytes that are about to be made.
+/// Counts bytes before they are made.
 pub fn make(bytes: u64) -> Fallible<()> {
     take(|left| &left.made, bytes).map_err(|()| {
         exceeded(format!(
@@ -89,7 +89,7 @@ pub fn make(bytes: u64) -> Fallible<()> {
     spend(bytes)
 }
 
-/// Counts bytes or items that are about to be looked at.
+/// Counts bytes or items before they are read.
 pub fn spend(units: u64) -> Fallible<()> {
     take(|left| &left.work, units)
         .map_err(|()| exceeded(format!("it goes through more than {} MiB of text and lists", WORK >> 20)))
@@ -103,7 +103,7 @@ fn take(which: impl Fn(&Left) -> &Cell<u64>, amount: u64) -> Result<(), ()> {
     })
 }
 
-/// Bytes that may still be made.
+/// The remaining bytes.
 pub fn room() -> u64 {
     LEFT.with(|left| left.made.get())
 }
@@ -112,12 +112,12 @@ fn too_many_items() -> Error {
     exceeded(format!("it makes a list of more than {MAX_ITEMS} items"))
 }
 
-/// Items of a list, characters or keys, as far as they are known.
+/// The number of list items, characters or keys, as far as it is known.
 pub fn num_items(value: &Value) -> u64 {
     value.len().map_or(1, |len| len as u64)
 }
 
-/// Bytes of a text, items of anything else: what one look over it costs.
+/// The cost of reading a value once: bytes of a string, items of anything else.
 pub fn flat_size(value: &Value) -> u64 {
     value.as_str().map_or_else(|| num_items(value).saturating_mul(ITEM_BYTES), |text| text.len() as u64)
 }
@@ -126,7 +126,7 @@ pub fn is_container(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable)
 }
 
-/// What printing or comparing the value would cost, all that it holds included; counted as work.
+/// The cost of printing or comparing a value with all its contents. It counts as work.
 pub fn weigh(value: &Value) -> Fallible<u64> {
     weigh_at(value, 0)
 }
@@ -151,7 +151,7 @@ fn weigh_at(value: &Value, depth: usize) -> Fallible<u64> {
     Ok(weight)
 }
 
-/// A list in place of what is made as it is gone through: such a thing holds another, and that a third.
+/// Converts a lazy iterable to a list. Lazy iterables can contain each other to any depth.
 pub fn flatten(value: Value) -> Fallible<Value> {
     if value.kind() != ValueKind::Iterable {
         return Ok(value);
@@ -171,7 +171,7 @@ fn is_namespace(value: &Value) -> bool {
     value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace"))
 }
 
-/// A list, tuple or map that was just made.
+/// Counts a new list, tuple or map.
 pub fn made(value: Value) -> Fallible<Value> {
     make(num_items(&value).saturating_mul(ITEM_BYTES))?;
     holds_no_namespace(&value)?;
@@ -192,7 +192,8 @@ fn holds_no_namespace(value: &Value) -> Fallible<()> {
     Ok(())
 }
 
-/// What a namespace or a list is to hold: no namespace, or it could come to hold itself, and would never be freed.
+/// Checks a value before a namespace or a list stores it. It must not contain a namespace, which could contain itself
+/// and would never be freed.
 pub fn held(value: Value) -> Fallible<Value> {
     if is_namespace(&value) {
         return Err(Error::new(
@@ -233,7 +234,7 @@ fn text(value: Value) -> Fallible<Value> {
     Ok(value)
 }
 
-/// A text that counts itself.
+/// A string that counts its own growth.
 struct Limited {
     text: String,
 }
@@ -246,7 +247,7 @@ impl Write for Limited {
     }
 }
 
-/// `left * right`: numbers, or a text or list so many times.
+/// `left * right`: of numbers, or a string or list repeated.
 fn times(left: &Value, right: &Value) -> Fallible<Value> {
     let is_repeated = |value: &Value| matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Iterable);
     let (what, count) = if is_repeated(left) { (left, right) } else { (right, left) };
@@ -281,7 +282,7 @@ fn times(left: &Value, right: &Value) -> Fallible<Value> {
     }
 }
 
-/// `a < b`, or a chain of such.
+/// `a < b`, or a chain of comparisons.
 fn compare(state: &mut State, args: Rest<Value>) -> Fallible<bool> {
     let (mut left, mut rest) = args.split_first().ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
     while let [op, right, following @ ..] = rest {
@@ -315,7 +316,7 @@ fn compared(state: &mut State, left: &Value, op: &str, right: &Value) -> Fallibl
     })
 }
 
-/// What something is looked for in.
+/// The container of an `in`.
 fn searched(value: Value) -> Fallible<Value> {
     match value.kind() {
         ValueKind::Seq | ValueKind::Iterable => drop(weigh(&value)?),
@@ -325,8 +326,7 @@ fn searched(value: Value) -> Fallible<Value> {
     Ok(value)
 }
 
-/// What is about to be indexed: a list that is made as it is gone through has no places, and a text has none for
-/// characters.
+/// A value that is indexed. A lazy iterable has no positions, and a string has none for characters.
 fn indexed(value: Value) -> Fallible<Value> {
     if matches!(value.kind(), ValueKind::Iterable | ValueKind::String) {
         spend(flat_size(&value))?;
@@ -334,7 +334,7 @@ fn indexed(value: Value) -> Fallible<Value> {
     Ok(value)
 }
 
-/// What a loop goes through: of a text its characters.
+/// The iterable of a loop. That of a string is its characters.
 fn iterated(value: Value) -> Fallible<Value> {
     if value.kind() == ValueKind::String {
         make(flat_size(&value).saturating_mul(ITEM_BYTES))?;
@@ -342,7 +342,7 @@ fn iterated(value: Value) -> Fallible<Value> {
     Ok(value)
 }
 
-/// A slice, or what is spread over arguments.
+/// A slice, or a value that is spread over arguments.
 fn sliced(value: Value) -> Fallible<Value> {
     match value.kind() {
         ValueKind::Seq | ValueKind::String => make(flat_size(&value))?,
@@ -351,7 +351,7 @@ fn sliced(value: Value) -> Fallible<Value> {
     flatten(value)
 }
 
-/// Writes a value, counted.
+/// Writes a value and counts its bytes.
 fn write(out: &mut Output, state: &mut State, value: &Value) -> Fallible<()> {
     if !matches!(state.auto_escape(), AutoEscape::None) {
         // The longest escape of a byte.
@@ -369,7 +369,7 @@ fn write(out: &mut Output, state: &mut State, value: &Value) -> Fallible<()> {
     Ok(())
 }
 
-/// The functions of [`rewrite`], the limit of steps, and the counting of what is written.
+/// Installs the functions of [`rewrite`], the limit of steps, and the counting of output.
 pub fn install(environment: &mut Environment<'_>) {
     environment.set_fuel(Some(MAX_STEPS));
     environment.set_formatter(write);

@@ -1,8 +1,8 @@
-//! Templates, with a function around every operation whose cost depends on its operands: the engine's fuel counts
-//! operations, and one of them (`"a" * 100000000`, or a concatenation that doubles) may be any amount of work and
-//! memory. The functions are in [`super::meter`].
+//! Wraps every operation of a template whose cost depends on its operands in a function of [`super::meter`]. The
+//! engine's own fuel counts operations, but a single one (`"a" * 100000000`, or a concatenation that doubles) can take
+//! any amount of work and memory.
 //!
-//! It works on the engine's own syntax tree, before constants are folded.
+//! It works on the engine's syntax tree, before constants are folded.
 
 use minijinja::machinery::{CodeGenerator, Instructions, Span, ast, parse};
 use minijinja::syntax::SyntaxConfig;
@@ -16,7 +16,7 @@ pub struct TemplateProgram<'s> {
     pub blocks: BTreeMap<&'s str, Instructions<'s>>,
 }
 
-/// Names of the functions, none of which a template can write.
+/// Names of the functions. A template cannot write any of them.
 pub const TIMES: &str = "<times>";
 pub const COMPARE: &str = "<compare>";
 pub const TERM: &str = "<term>";
@@ -30,14 +30,14 @@ pub const HELD: &str = "<held>";
 pub const WEIGHED: &str = "<weighed>";
 pub const NO_TEMPLATES: &str = "<no templates>";
 
-/// Bytes of a template at most. The longest published ones have a tenth.
+/// Maximum size of a template in bytes. The longest published ones have a tenth.
 const MAX_SOURCE: usize = 256 << 10;
-/// How deep statements and expressions may be nested; a chain of operators nests too.
+/// Maximum nesting of statements and expressions. A chain of operators nests too.
 const MAX_DEPTH: usize = 1000;
-/// Address space, not memory: a template of nothing but operators is as deep as it is long until that is refused.
+/// Address space, not memory. A template that consists only of operators is as deep as it is long until it is rejected.
 const STACK_BYTES: usize = 256 << 20;
 
-/// Compiles a template, metered.
+/// Compiles a template with the wrapped operations.
 pub fn compile<'s>(name: &'s str, source: &'s str, syntax: &SyntaxConfig) -> Result<TemplateProgram<'s>, Error> {
     if source.len() > MAX_SOURCE {
         return Err(too_large(format!("{} bytes: at most {MAX_SOURCE} are supported", source.len())));
@@ -82,7 +82,7 @@ fn call<'s>(function: &'static str, args: Vec<ast::Expr<'s>>, span: Span) -> ast
     spanned(ast::Call { expr, args: args.into_iter().map(ast::CallArg::Pos).collect() }, span)
 }
 
-/// `function(expr)`; a constant is as large as the template says.
+/// `function(expr)`. A constant is only as large as the template.
 fn through<'s>(function: &'static str, expr: ast::Expr<'s>) -> ast::Expr<'s> {
     let span = expr.span();
     ast::Expr::Call(call(function, vec![expr], span))
@@ -121,7 +121,7 @@ impl Rewrite {
             Stmt::EmitExpr(node) => {
                 Stmt::EmitExpr(spanned(ast::EmitExpr { expr: self.expr(&node.expr)? }, node.span()))
             }
-            // As a value, it passes through the formatter, which counts.
+            // As a value it passes through the formatter, which counts.
             Stmt::EmitRaw(node) => {
                 let expr = constant(node.raw, node.span());
                 Stmt::EmitExpr(spanned(ast::EmitExpr { expr }, node.span()))
@@ -172,7 +172,7 @@ impl Rewrite {
                 let block = ast::Block { name: node.name, required: node.required, body: self.stmts(&node.body)? };
                 Stmt::Block(spanned(block, node.span()))
             }
-            // There are no other templates, as in transformers: an error where it is come to.
+            // There are no other templates, as in transformers. This fails when it is executed.
             Stmt::Import(node) => no_templates(node.span()),
             Stmt::FromImport(node) => no_templates(node.span()),
             Stmt::Extends(node) => no_templates(node.span()),
@@ -195,7 +195,7 @@ impl Rewrite {
         Ok(spanned(ast::Macro { name: node.name, args, defaults, body }, node.span()))
     }
 
-    /// What a namespace is given must not hold it: nobody would free the two.
+    /// A value that is assigned to a namespace must not contain it, because the two would never be freed.
     fn assignment<'s>(
         &mut self,
         target: &ast::Expr<'s>,
@@ -206,7 +206,7 @@ impl Rewrite {
         Ok((self.target(target)?, expr))
     }
 
-    /// What is assigned to: names, tuples of them, members of a namespace.
+    /// The target of an assignment: names, tuples of them, members of a namespace.
     fn target<'s>(&mut self, target: &ast::Expr<'s>) -> Fallible<ast::Expr<'s>> {
         use ast::Expr;
         self.deeper(|this| {
@@ -273,7 +273,7 @@ impl Rewrite {
                     BinOpKind::Lte => compared("<=", left, right),
                     BinOpKind::Gt => compared(">", left, right),
                     BinOpKind::Gte => compared(">=", left, right),
-                    // Of numbers, or of what they are given.
+                    // These take numbers, or return one of their operands.
                     op @ (BinOpKind::ScAnd
                     | BinOpKind::ScOr
                     | BinOpKind::Sub
@@ -344,7 +344,7 @@ impl Rewrite {
     }
 
     fn call<'s>(&mut self, node: &ast::Spanned<ast::Call<'s>>) -> Fallible<ast::Spanned<ast::Call<'s>>> {
-        // The name of a function or a method is no value.
+        // The name of a function or a method is not a value.
         let expr = match &node.expr {
             ast::Expr::GetAttr(method) => {
                 let attr = ast::GetAttr { expr: self.expr(&method.expr)?, name: method.name };
@@ -353,7 +353,7 @@ impl Rewrite {
             other => self.expr(other)?,
         };
         let mut args = self.args(&node.args)?;
-        // `loop.changed` compares with what it was given before.
+        // `loop.changed` compares with its previous argument.
         if matches!(&node.expr, ast::Expr::GetAttr(method) if method.name == "changed") {
             let weigh = |arg| match arg {
                 ast::CallArg::Pos(expr) => ast::CallArg::Pos(unless_constant(WEIGHED, expr)),

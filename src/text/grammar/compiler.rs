@@ -13,48 +13,48 @@ use crate::ids::TokenId;
 use crate::text::tokenizer::Tokenizer;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// Compiled grammars that are kept, and how long their texts may be together.
+/// Maximum number of cached grammars, and of bytes of their texts together.
 const MAX_CACHED: usize = 64;
 const MAX_CACHED_BYTES: usize = 4 << 20;
 
-/// Compiles grammars for one model. What the model's vocabulary needs is worked out for the first grammar (a second
-/// for a large one), not at the start.
+/// Compiles grammars for one model. The tables for the model's vocabulary are built for the first grammar and not at
+/// startup; they take a second for a large vocabulary.
 pub struct GrammarCompiler {
     tokenizer: Arc<Tokenizer>,
     vocab_size: usize,
-    /// Of the model, the tokenizer's own first.
+    /// The end tokens of the model. That of the tokenizer comes first.
     end_tokens: Vec<TokenId>,
     limits: GrammarLimits,
     engine: OnceLock<Result<Sandboxed, String>>,
     cache: Mutex<GrammarCache>,
 }
 
-/// llguidance, and where it is tried first.
+/// llguidance, and the sandbox in which grammars are compiled first.
 struct Sandboxed {
     engine: GrammarEngine,
-    /// `None`: whoever writes the grammars is trusted.
+    /// `None`: the authors of the grammars are trusted.
     sandbox: Option<Sandbox>,
 }
 
 impl GrammarCompiler {
-    /// `vocab_size`: the model's, which may have more rows than there are tokens, or fewer. `limits`: what compiling a
-    /// grammar may take, where there is a [`sandbox`](super::sandbox).
+    /// `vocab_size` is that of the model, which may have more rows than there are tokens, or fewer. `limits` apply to
+    /// compiling a grammar if there is a [`sandbox`](super::sandbox).
     pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize, end_tokens: &[TokenId], limits: GrammarLimits) -> Self {
         let own = tokenizer.special_tokens().eos.as_ref().map(|token| token.id);
         let mut end_tokens = end_tokens.to_vec();
-        // What ends a turn in a chat's template is a better end than the others.
+        // The token that ends a turn in the chat template is the best end.
         end_tokens.sort_by_key(|token| Some(*token) != own);
         Self { tokenizer, vocab_size, end_tokens, limits, engine: OnceLock::new(), cache: Mutex::default() }
     }
 
-    /// The constraint of a grammar that was compiled lately.
+    /// The constraint of a grammar that is in the cache.
     pub fn known(&self, request: &GrammarRequest) -> Option<Arc<dyn ConstraintSource>> {
         let known = self.cache().get(&key(request))?;
         Some(RequestGrammar::new(known, self.work_per_token()))
     }
 
-    /// Takes from microseconds (a grammar that is known) to seconds: not for a thread that must not block. It ends early,
-    /// with an error, where `budget` is used up.
+    /// Compiles a grammar. This takes from microseconds, for a cached grammar, to seconds, so it must not run on a
+    /// thread that must not block. It fails early when `budget` is used up.
     ///
     /// # Errors
     /// 400, with the field of the request and, for a schema, the place in it.
@@ -75,7 +75,7 @@ impl GrammarCompiler {
         Ok(RequestGrammar::new(compiled, self.work_per_token()))
     }
 
-    /// A mask is found by a walk through the vocabulary: the more tokens there are, the longer it takes.
+    /// Finding a mask walks through the vocabulary, so it takes longer for a larger one.
     fn work_per_token(&self) -> u32 {
         self.limits.work_per_token.unwrap_or(500 + self.vocab_size as u32 / 16)
     }
@@ -99,20 +99,20 @@ impl GrammarCompiler {
     }
 }
 
-/// Equal for equal constraints.
+/// The cache key: equal for equal constraints.
 fn key(request: &GrammarRequest) -> blake3::Hash {
     let GrammarRequest { spec, param: _, starts_after, whitespace } = request;
     let mut hasher = blake3::Hasher::new();
-    // In a form that no two share. A hasher never fails to be written to.
+    // The encoding is unambiguous. Writing to a hasher never fails.
     let written = serde_json::to_writer(&mut hasher, &(spec, starts_after, whitespace));
     written.expect("a grammar is made of strings and JSON, which JSON can say");
     hasher.finalize()
 }
 
-/// The grammars that were used last.
+/// The most recently used grammars.
 #[derive(Default)]
 struct GrammarCache {
-    /// The one used last at the end.
+    /// The most recently used one is last.
     entries: Vec<CachedGrammar>,
 }
 
@@ -132,7 +132,7 @@ impl GrammarCache {
     }
 
     fn insert(&mut self, key: blake3::Hash, bytes: usize, grammar: Arc<CompiledGrammar>) {
-        // Two workers may have compiled the same.
+        // Two threads may have compiled the same grammar.
         self.entries.retain(|entry| entry.key != key);
         self.entries.push(CachedGrammar { key, bytes, grammar });
         let memory = LexerMemory::of_process();

@@ -1,4 +1,4 @@
-//! A compiled grammar, and one output's way through it.
+//! A compiled grammar, and the state of one output in it.
 
 use super::lexers::{LexerMemory, Lexers, SharedLexer};
 use super::vocabulary::Vocabulary;
@@ -12,16 +12,16 @@ use std::fmt;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// In llguidance's messages about a limit that was reached.
+/// Parts of llguidance's messages about exceeded limits.
 const TOO_COMPLEX: [&str; 5] =
     ["Current row has", "Too many items", "too many states", "too many expressions", "fuel exhausted"];
 
-/// A grammar for one vocabulary.
+/// A compiled grammar for one vocabulary.
 pub struct CompiledGrammar {
     vocabulary: Arc<Vocabulary>,
     lexers: Arc<Lexers>,
     starts_after: Option<Arc<StartMarker>>,
-    /// The tokens that an output can begin with: all its outputs ask for them in one step.
+    /// The tokens that an output can begin with. All outputs of a request ask for them in the same step.
     first: OnceLock<TokenMask>,
 }
 
@@ -32,7 +32,7 @@ impl CompiledGrammar {
         Self { vocabulary, lexers, starts_after, first: OnceLock::new() }
     }
 
-    /// Whether an output can begin.
+    /// Checks that an output can begin.
     pub fn check_start(&self) -> Result<(), String> {
         if let Some(first) = self.start_grammar(Arc::new(Effort::new(u32::MAX))).allowed()? {
             self.first.get_or_init(|| first);
@@ -52,9 +52,9 @@ impl CompiledGrammar {
     }
 }
 
-/// Work on the masks of all outputs of one request. A step waits for its masks, and with it every request that runs: a
-/// request whose masks take too much work fails. Work is counted in items of the parser (half a microsecond or more) and
-/// not timed, so a busy machine makes no difference.
+/// The budget of work on masks, for all outputs of a request. A step waits for its masks, and so does every request in
+/// it. Therefore a request whose masks take too much work fails. Work is counted in items of the parser (half a
+/// microsecond or more) and not timed, so that a busy machine makes no difference.
 #[derive(Debug)]
 struct Effort {
     left: AtomicI64,
@@ -62,10 +62,10 @@ struct Effort {
 }
 
 impl Effort {
-    /// What may be taken at once, as where a text has come to a place with thousands of ways to go on, is worth so many
-    /// tokens.
+    /// The maximum of saved work, in tokens. Some places of a text have thousands of continuations and need a lot at
+    /// once.
     const BURST_TOKENS: i64 = 100;
-    /// Fuel of the lexer, and nodes of the vocabulary's trie, that take as long as an item.
+    /// Units of lexer fuel, and nodes of the vocabulary's trie, that take as long as one item.
     const LEXER_FUEL: u64 = 10;
     const TRIE_NODES: usize = 100;
 
@@ -82,7 +82,7 @@ impl Effort {
     fn has_token(&self) {
         let per_token = i64::from(self.per_token);
         let add = |left: i64| Some((left + per_token).min(Self::BURST_TOKENS * per_token));
-        // It never fails: `add` always gives a value.
+        // This never fails, because `add` always returns a value.
         let _ = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 
@@ -99,7 +99,7 @@ pub struct RequestGrammar {
 }
 
 impl RequestGrammar {
-    /// `work_per_token`: of its masks.
+    /// `work_per_token` is the budget of its masks.
     pub fn new(grammar: Arc<CompiledGrammar>, work_per_token: u32) -> Arc<Self> {
         Arc::new(Self { grammar, effort: Arc::new(Effort::new(work_per_token)) })
     }
@@ -121,16 +121,16 @@ impl ConstraintSource for RequestGrammar {
     }
 }
 
-/// Where an output stands in its grammar.
+/// The state of an output in its grammar.
 struct GrammarState {
     vocabulary: Arc<Vocabulary>,
     lexers: Arc<Lexers>,
     effort: Arc<Effort>,
-    /// Where it is known: what is allowed before the first token.
+    /// The tokens allowed first, if they are known.
     first: Option<TokenMask>,
-    /// Not before it is asked something: that may copy a lexer, and an output begins on the engine's thread.
+    /// Started with the first question, because that may copy a lexer, and an output begins on the engine's thread.
     started: Option<(Matcher, Arc<SharedLexer>)>,
-    /// Tokens that come next, one after the other, because the text leaves no choice.
+    /// Tokens that must come next, one after the other, because the text leaves no choice.
     forced: VecDeque<TokenId>,
 }
 
@@ -144,7 +144,7 @@ impl GrammarState {
         matcher.is_stopped() && matcher.stop_reason().is_ok()
     }
 
-    /// Counts what the lexer has learnt.
+    /// Counts the memory of the lexer.
     fn measure(&self) -> Result<(), String> {
         let Some((_, lexer)) = &self.started else { return Ok(()) };
         lexer.measure().map_err(|why| format!("structured output: {why}"))
@@ -175,7 +175,7 @@ impl Constraint for GrammarState {
         if let Some(token) = self.forced.front() {
             return Ok(Some(TokenMask::new([*token])));
         }
-        // Several end tokens would be a choice that says nothing.
+        // A choice between several end tokens would be meaningless.
         if self.is_complete() {
             return Ok(Some(TokenMask::new([self.vocabulary.end_token()])));
         }
@@ -203,7 +203,7 @@ impl Constraint for GrammarState {
         } else {
             self.forced.clear();
         }
-        // The text is complete; with `ignore_eos`, end tokens come again and again.
+        // The text is complete. With `ignore_eos`, end tokens are sampled again and again.
         if self.is_complete() && self.vocabulary.is_end_token(token) {
             return Ok(());
         }
@@ -217,13 +217,13 @@ impl fmt::Debug for GrammarState {
     }
 }
 
-/// A text, not empty, that ends the part of an output that no grammar rules.
+/// A non-empty text that ends the unconstrained part of an output.
 struct StartMarker {
     text: Vec<u8>,
     /// Every token but the end tokens.
     all: Vec<u32>,
-    /// `[bytes of the marker that are still to come - 1]`: the tokens that complete it and go on, and so would be text
-    /// on both sides of it. The last are the tokens that have all of it and go on.
+    /// For each number of missing marker bytes: the tokens that complete the marker and continue after it, and so would
+    /// be text on both sides of it. The last entry has the tokens that contain the whole marker and continue.
     overshoots: Vec<Vec<TokenId>>,
 }
 
@@ -246,15 +246,15 @@ impl StartMarker {
     }
 }
 
-/// Where the first `needle` ends in `bytes`.
+/// The end of the first `needle` in `bytes`.
 fn find(bytes: &[u8], needle: &[u8]) -> Option<usize> {
     bytes.windows(needle.len()).position(|window| window == needle).map(|start| start + needle.len())
 }
 
-/// A grammar that holds from behind a marker on.
+/// A grammar that applies after a marker.
 struct AfterMarker {
     marker: Arc<StartMarker>,
-    /// The output's last bytes, one fewer than the marker has.
+    /// The last bytes of the output, one fewer than the marker has.
     tail: Vec<u8>,
     is_past: bool,
     grammar: GrammarState,
@@ -294,7 +294,7 @@ impl fmt::Debug for AfterMarker {
     }
 }
 
-/// llguidance's message without its quotations: the first line, and what a regular expression's parser says.
+/// llguidance's message without its quotations: the first line, and the message of a regular expression's parser.
 pub fn brief(message: &str) -> String {
     let cause = message.lines().find_map(|line| line.trim().strip_prefix("error: "));
     let mut first = message.lines().next().unwrap_or_default().to_owned();

@@ -16,22 +16,22 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes at most of a schema, of all choices, of a grammar, and of a regular expression.
+/// Maximum sizes in bytes: of a schema or of all choices together, of a grammar, and of a regular expression.
 const MAX_SCHEMA_BYTES: usize = 1 << 19;
 const MAX_GRAMMAR_BYTES: usize = 1 << 16;
 const MAX_REGEX_BYTES: usize = 1 << 13;
-/// Lines of a grammar: each can define a rule that the one before needs, and llguidance goes down by recursion (16 kB
-/// of stack a rule; see [`STACK_BYTES`](super::STACK_BYTES)).
+/// Maximum number of lines of a grammar. Each line can define a rule that the one before needs, and llguidance recurses
+/// (16 kB of stack per rule; see [`STACK_BYTES`](super::STACK_BYTES)).
 const MAX_GRAMMAR_LINES: usize = 3000;
-/// Time for finding the part of a schema that is at fault.
+/// Time limit for finding the wrong part of a schema.
 const EXPLAIN: Duration = Duration::from_millis(500);
-/// What a grammar may cost. A client's grammar beyond the first three is refused; one that goes beyond the others as
-/// the text grows fails its request. A mask takes milliseconds at most, and a lexer 50 to 100 MB.
+/// The limits of a grammar. A grammar beyond the first three is rejected. One that exceeds the others as the text grows
+/// fails its request. A mask takes milliseconds at most, and a lexer 50 to 100 MB.
 fn limits() -> ParserLimits {
     ParserLimits {
         initial_lexer_fuel: 1_000_000,
         max_grammar_size: 200_000,
-        // An object's optional properties, or the options of an anyOf, are 2 each.
+        // Each optional property of an object, and each option of an anyOf, counts as two.
         max_items_in_row: 10_000,
         step_lexer_fuel: 40_000,
         step_max_items: 50_000,
@@ -41,15 +41,15 @@ fn limits() -> ParserLimits {
     }
 }
 
-/// llguidance, knowing the vocabulary.
+/// llguidance for one vocabulary.
 pub struct GrammarEngine {
     pub vocabulary: Arc<Vocabulary>,
     factory: ParserFactory,
 }
 
-/// A request's grammar in llguidance's terms.
+/// A grammar in llguidance's form.
 enum GrammarSource {
-    /// With its options.
+    /// With options.
     Json(Value),
     Lark(String),
 }
@@ -109,9 +109,9 @@ impl GrammarSource {
     }
 }
 
-/// The anchors of a regular expression that matches from the beginning to the end anyway.
+/// Removes the anchors of a regular expression, which always matches a whole text.
 fn unanchored(regex: &str) -> &str {
-    // Each belongs to one alternative only where there are several.
+    // With alternatives, each anchor belongs to one of them.
     if regex.contains('|') {
         return regex;
     }
@@ -123,7 +123,7 @@ fn unanchored(regex: &str) -> &str {
 }
 
 impl GrammarEngine {
-    /// `None`: the model has no end token.
+    /// `None` if the model has no end token.
     pub fn new(vocabulary: Option<Vocabulary>) -> Result<Self, String> {
         let none = "structured output needs a model with an end token, and this one has none";
         let vocabulary = Arc::new(vocabulary.ok_or(none)?);
@@ -143,7 +143,7 @@ impl GrammarEngine {
         let parser = self.parser(source.grammar()).map_err(|message| self.explain(request, &source, message))?;
         let starts_after = request.starts_after.as_deref().filter(|text| !text.is_empty());
         let compiled = CompiledGrammar::new(parser, self.vocabulary.clone(), starts_after);
-        // A vocabulary may have no way to write the very first character.
+        // The vocabulary may have no token for the first character.
         let invalid = |message: String| ApiError::invalid(&request.param, format!("{}: {message}", request.param));
         compiled.check_start().map_err(invalid)?;
         Ok(compiled)
@@ -153,7 +153,7 @@ impl GrammarEngine {
         self.factory.create_parser(grammar).map_err(|error| format!("{error:#}"))
     }
 
-    /// The client's error for a grammar that was refused with `message`.
+    /// The error for a grammar that was rejected with `message`.
     fn explain(&self, request: &GrammarRequest, source: &GrammarSource, message: String) -> ApiError {
         let param = &request.param;
         let message = brief(&message);
@@ -172,7 +172,7 @@ impl GrammarEngine {
     }
 }
 
-/// llguidance's "3(5): message", or "at 3(5): message", in words.
+/// Converts llguidance's "3(5): message" or "at 3(5): message" to words.
 fn lark_place(message: &str) -> String {
     let place = || {
         let rest = message.strip_prefix("at ").unwrap_or(message);

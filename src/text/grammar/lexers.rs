@@ -1,8 +1,8 @@
-//! The lexers of a grammar, which its outputs share, and the memory that those of all grammars take together.
+//! The lexers of a grammar, which its outputs share, and the total memory of all lexers.
 //!
-//! A lexer learns as texts grow: a state for each place in the grammar's terminals that a text has come to, up to 100 MB.
-//! What all of them have is counted after each mask. Where it is too much, those that no output uses are let go of; and
-//! where that is not enough, an output fails whose lexer has more than its part.
+//! A lexer grows with the texts: it adds a state for each place in the grammar's terminals that a text has reached, up
+//! to 100 MB. The memory of all lexers is counted after each mask. If it is too much, lexers that no output uses are
+//! dropped. If that is not enough, an output fails whose lexer has more than its share.
 
 use llguidance::earley::{BiasComputer, ParserRecognizer};
 use llguidance::toktrie::{SimpleVob, TokEnv, TokTrie};
@@ -10,14 +10,14 @@ use llguidance::{Matcher, TokenParser};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-/// Outputs of one grammar share what its lexer has learnt, in so many groups: those of a group wait for each other.
+/// Number of groups in which outputs of one grammar share a lexer. Outputs of a group wait for each other.
 const NUM_LEXERS: usize = 4;
-/// States (of 1 to 2 kB each) from which on a lexer is too big to be given to more outputs.
+/// Maximum number of states (of 1 to 2 kB each) of a lexer that is given to more outputs.
 const MAX_SHARED_STATES: usize = 20_000;
-/// Of the lexers of all grammars in this process, in bytes.
+/// Maximum memory of all lexers in this process, in bytes.
 const MAX_BYTES: usize = 128 << 20;
 
-/// What lexers take, all together.
+/// The memory of all lexers.
 #[derive(Debug)]
 pub struct LexerMemory {
     most: usize,
@@ -31,18 +31,18 @@ impl LexerMemory {
         Self { most, total: AtomicUsize::new(0), num_parts: AtomicUsize::new(0), all: Mutex::default() }
     }
 
-    /// That of this process.
+    /// The memory of this process.
     pub fn of_process() -> Arc<Self> {
         static MEMORY: OnceLock<Arc<LexerMemory>> = OnceLock::new();
         MEMORY.get_or_init(|| Arc::new(Self::new(MAX_BYTES))).clone()
     }
 
-    /// Whether they take more than they may.
+    /// Whether the lexers exceed the maximum.
     pub fn is_over(&self) -> bool {
         self.total.load(Ordering::Relaxed) > self.most
     }
 
-    /// Lets go of lexers that no output uses.
+    /// Drops lexers that no output uses.
     fn let_go(&self) {
         let all: Vec<Arc<Lexers>> = {
             let mut all = lock(&self.all);
@@ -58,7 +58,7 @@ impl LexerMemory {
     }
 }
 
-/// A lexer's part of the memory.
+/// The memory of one lexer.
 #[derive(Debug)]
 struct LexerPart {
     memory: Arc<LexerMemory>,
@@ -75,11 +75,11 @@ impl LexerPart {
 
     fn set(&self, bytes: usize) {
         let before = self.bytes.swap(bytes, Ordering::Relaxed);
-        // Wraps around where it has become less, and back with the sum.
+        // The difference may wrap around if the memory has shrunk, and the sum wraps back.
         self.memory.total.fetch_add(bytes.wrapping_sub(before), Ordering::Relaxed);
     }
 
-    /// Whether all together are within bounds, or this is no more than an equal part of what they may have.
+    /// Whether all lexers are within the maximum, or this one has no more than an equal share.
     fn fits(&self) -> bool {
         let num_parts = self.memory.num_parts.load(Ordering::Relaxed).max(1);
         !self.memory.is_over() || self.bytes.load(Ordering::Relaxed) <= self.memory.most / num_parts
@@ -93,7 +93,7 @@ impl Drop for LexerPart {
     }
 }
 
-/// Allows no token, and looks at none: a mask that is done when it begins.
+/// Allows no token and visits none, so the mask is finished at once.
 struct NoBias(TokEnv);
 
 impl BiasComputer for NoBias {
@@ -106,9 +106,9 @@ impl BiasComputer for NoBias {
     }
 }
 
-/// Of one grammar.
+/// The lexers of one grammar.
 pub struct Lexers {
-    /// Has seen no token; its lexer knows nothing yet.
+    /// Has seen no token, and its lexer has no states yet.
     fresh: Mutex<TokenParser>,
     _fresh_part: LexerPart,
     slots: [Mutex<Option<Arc<SharedLexer>>>; NUM_LEXERS],
@@ -118,8 +118,8 @@ pub struct Lexers {
 
 impl Lexers {
     pub fn new(mut parser: TokenParser, memory: Arc<LexerMemory>) -> Arc<Self> {
-        // A lexer begins with what is left of its fuel for compiling, 25 times that of a step, until the first mask. Text
-        // that leaves no choice is worked out before that mask, and it may be without an end.
+        // Until the first mask a lexer has the rest of its compile fuel, 25 times that of a step. Text without a choice
+        // is computed before that mask, and may be endless.
         parser.parser.compute_bias(&NoBias(parser.token_env.clone()), &[]);
         parser.invalidate_bias_cache();
         let _fresh_part = LexerPart::new(memory.clone(), &parser);
@@ -137,7 +137,8 @@ impl Lexers {
         self.slots.iter().map(of).sum()
     }
 
-    /// For an output that begins. Copies a lexer where there is none to share: not for a thread that must not block.
+    /// A parser for a new output. This copies a lexer if there is none to share, so it must not run on a thread that
+    /// must not block.
     pub fn start(&self) -> (Matcher, Arc<SharedLexer>) {
         let index = self.next_slot.fetch_add(1, Ordering::Relaxed) % NUM_LEXERS;
         let mut slot = lock(&self.slots[index]);
@@ -151,12 +152,12 @@ impl Lexers {
     }
 }
 
-/// What the outputs of a group have learnt.
+/// The lexer of a group of outputs.
 pub struct SharedLexer {
     /// Has seen no token. Its clones share its lexer.
     parser: Mutex<TokenParser>,
     num_states: AtomicUsize,
-    /// One of the clones failed, perhaps in the middle of a change to the lexer.
+    /// A clone has failed, perhaps in the middle of a change to the lexer.
     is_broken: AtomicBool,
     part: LexerPart,
 }
@@ -167,7 +168,7 @@ impl SharedLexer {
         Self { parser: Mutex::new(parser), num_states: AtomicUsize::new(0), is_broken: AtomicBool::new(false), part }
     }
 
-    /// No more outputs are to have it.
+    /// No further outputs may use the lexer.
     pub fn set_broken(&self) {
         self.is_broken.store(true, Ordering::Relaxed);
     }
@@ -176,10 +177,10 @@ impl SharedLexer {
         self.is_broken.load(Ordering::Relaxed) || self.num_states.load(Ordering::Relaxed) > MAX_SHARED_STATES
     }
 
-    /// Counts what it has learnt.
+    /// Counts the memory of the lexer.
     ///
     /// # Errors
-    /// It is too much, beside what others have.
+    /// The lexer takes too much memory, compared with the others.
     pub fn measure(&self) -> Result<(), String> {
         let stats = lock(&self.parser).parser.lexer_stats();
         self.num_states.store(stats.num_states, Ordering::Relaxed);
@@ -201,7 +202,7 @@ impl SharedLexer {
     }
 }
 
-/// What lies under these locks is whole whenever they are let go of.
+/// The data under these locks is always consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -213,7 +214,7 @@ mod tests {
     use llguidance::api::TopLevelGrammar;
     use llguidance::toktrie::ApproximateTokEnv;
 
-    /// A lexer that learns a state for each of the last 12 letters' 4,096 ways.
+    /// A lexer that adds a state for each of the 4,096 ways of the last 12 letters.
     fn learner(memory: &Arc<LexerMemory>) -> Arc<Lexers> {
         let mut factory = ParserFactory::new_simple(&ApproximateTokEnv::single_byte_env()).unwrap();
         factory.quiet();
@@ -221,7 +222,7 @@ mod tests {
         Lexers::new(factory.create_parser(grammar).unwrap(), memory.clone())
     }
 
-    /// An output of so many letters, in an order that repeats late.
+    /// An output of `num_letters` letters, in an order that repeats late.
     fn learn((matcher, lexer): &mut (Matcher, Arc<SharedLexer>), num_letters: u32) -> Result<(), String> {
         for i in 0..num_letters {
             let letter = i.wrapping_mul(2_654_435_761) >> 31;
@@ -251,7 +252,7 @@ mod tests {
         let one = learner(&memory);
         learn(&mut one.start(), 500).unwrap();
         let needed = memory.total.load(Ordering::Relaxed);
-        // Room for what one output learns, and a little.
+        // Enough memory for one output, and a little more.
         let memory = Arc::new(LexerMemory::new(needed * 3 / 2));
         let (idle, busy) = (learner(&memory), learner(&memory));
         learn(&mut idle.start(), 500).unwrap();
@@ -261,7 +262,7 @@ mod tests {
         assert!(!memory.is_over(), "{memory:?}");
         let message = learn(&mut busy.start(), 500).and_then(|()| learn(&mut busy.start(), 500)).unwrap_err();
         assert!(message.contains("more than the"), "{message}");
-        // A small one beside it goes on, and who comes later learns anew.
+        // A small lexer continues, and later outputs build their lexer again.
         let small = learner(&memory);
         learn(&mut small.start(), 1).unwrap();
         drop(output);

@@ -4,20 +4,20 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// What the output has to be.
+/// The required output.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum GrammarSpec {
     /// Any JSON object.
     JsonObject,
     /// JSON that this schema accepts.
     JsonSchema(Value),
-    /// A text that this regular expression matches from its beginning to its end.
+    /// A text that this regular expression matches as a whole.
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
     /// A grammar as clients write it: llama.cpp's GBNF, EBNF in its style, or llguidance's Lark.
     Grammar(String),
-    /// llguidance's Lark, written by ourselves.
+    /// A Lark grammar that the server has written.
     Lark(String),
 }
 
@@ -25,32 +25,31 @@ pub enum GrammarSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GrammarRequest {
     pub spec: GrammarSpec,
-    /// The field that it came in, for errors: `response_format.json_schema.schema`.
+    /// The field of the request, for errors: `response_format.json_schema.schema`.
     pub param: String,
-    /// The constraint holds from behind the first occurrence of this text on (a reasoning model's `</think>`); before
-    /// it, anything may come but the end. The token that completes this text ends with it.
+    /// The constraint applies after the first occurrence of this text (such as the `</think>` of a reasoning model).
+    /// Before it, everything except the end is allowed. The token that completes this text must end with it.
     pub starts_after: Option<String>,
-    /// Of JSON; other grammars say it themselves.
+    /// White space of JSON. Other grammars define it themselves.
     pub whitespace: Whitespace,
 }
 
 impl GrammarRequest {
-    /// `spec` from the output's first token on, with the usual white space.
+    /// A request for `spec` from the first token on, with the default white space.
     pub fn new(spec: GrammarSpec, param: impl Into<String>) -> Self {
         Self { spec, param: param.into(), starts_after: None, whitespace: Whitespace::default() }
     }
 }
 
-/// White space between the parts of JSON. Never without a bound: a model can like white space so much that it writes
-/// nothing else.
+/// White space between the parts of JSON. It is always bounded, because a model may otherwise write nothing else.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Whitespace {
-    /// Where JSON allows it, nothing, a space, or a line break and an indentation, whichever the model writes.
+    /// Where JSON allows white space: nothing, a space, or a line break with an indentation.
     #[default]
     Limited,
     /// None.
     Compact,
-    /// What this regular expression matches, or nothing.
+    /// Text that this regular expression matches, or nothing.
     Pattern(String),
 }
 
@@ -58,7 +57,7 @@ pub enum Whitespace {
 const LIMITED_WHITESPACE: &str = r" |\r?\n[ \t]{0,20}";
 
 impl Whitespace {
-    /// llguidance's options of a schema.
+    /// The options of a schema for llguidance.
     pub(super) fn options(&self) -> Value {
         match self {
             Whitespace::Limited => json!({ "whitespace_pattern": LIMITED_WHITESPACE }),
@@ -69,7 +68,7 @@ impl Whitespace {
 }
 
 impl GrammarSpec {
-    /// Bytes of its text, about.
+    /// Approximate size of the text in bytes.
     pub(super) fn len(&self) -> usize {
         match self {
             GrammarSpec::JsonObject => 0,
@@ -80,12 +79,13 @@ impl GrammarSpec {
     }
 }
 
-/// What a grammar may take.
+/// Limits of a grammar.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GrammarLimits {
-    /// Processor time.
+    /// Processor time of compiling.
     pub cpu: Duration,
     pub memory_bytes: usize,
-    /// Of its outputs' masks, in units of about half a microsecond. `None`: by the vocabulary.
+    /// Work on token masks per output token, in units of about half a microsecond. `None`: by the size of the
+    /// vocabulary.
     pub work_per_token: Option<u32>,
 }

@@ -1,9 +1,9 @@
-//! A process of its own in which a client's grammar is compiled first.
+//! A separate process in which the grammar of a client is compiled first.
 //!
-//! A grammar is a program for llguidance's compiler. One that was written to can overflow its stack, which no caller can
-//! catch, or take any amount of time and memory. So each new grammar is compiled in a helper process with limits, and in
-//! the server only where that ended well: the same input takes the same way there. The helper is this program, started with
-//! the command [`COMMAND`]; it knows the model's vocabulary and nothing else of the server.
+//! A grammar is a program for llguidance's compiler. A malicious one can overflow the stack, which cannot be caught, or
+//! take any amount of time and memory. So each new grammar is compiled in a helper process with limits. The server
+//! compiles it only if that succeeds, because the same input takes the same path there. The helper is this program,
+//! started with the command [`COMMAND`]. It knows the model's vocabulary and nothing else about the server.
 
 mod helper;
 mod protocol;
@@ -24,16 +24,16 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// The program's hidden command that is the helper.
+/// The hidden command that runs the helper.
 pub const COMMAND: &str = "grammar-helper";
 
-/// Between two looks at whether somebody still waits.
+/// Interval for checking whether the client still waits.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
-/// Says which program is `pagetide`, so that helpers can be started. Until then grammars are compiled in this process
-/// alone, which only those should do who trust whoever writes them. Calling it again changes nothing.
+/// Sets the path of the `pagetide` program, so that helpers can be started. Without it, grammars are compiled only in
+/// this process, which is safe only if their authors are trusted. Calling it again does nothing.
 pub fn use_program(program: impl Into<PathBuf>) {
     PROGRAM.get_or_init(|| program.into());
 }
@@ -42,25 +42,25 @@ pub fn use_program(program: impl Into<PathBuf>) {
 pub struct Sandbox {
     program: PathBuf,
     limits: GrammarLimits,
-    /// What a helper is told first: the vocabulary.
+    /// The first message to a helper: the vocabulary.
     greeting: Vec<u8>,
     idle: Mutex<Vec<Helper>>,
 }
 
 impl Sandbox {
-    /// `None` where [`use_program`] has not been called. `words`, `ends`: each token's bytes, and the end tokens, the
-    /// first of which is the one that ends a complete output.
+    /// `None` if [`use_program`] has not been called. `words` are the bytes of each token. `ends` are the end tokens;
+    /// the first one ends a complete output.
     pub fn new(limits: GrammarLimits, words: Vec<Vec<u8>>, ends: Vec<u32>) -> Option<Self> {
         let program = PROGRAM.get()?.clone();
         let greeting = encode(&Words { words, ends }).expect("a vocabulary of gigabytes would not have been loaded");
         Some(Self { program, limits, greeting, idle: Mutex::default() })
     }
 
-    /// Whether `request` compiles within the limits. Blocks until a helper has tried, `budget` is used up, or nobody waits
-    /// any more.
+    /// Checks that `request` compiles within the limits. Blocks until a helper has tried it, `budget` is used up, or
+    /// the client has disconnected.
     ///
     /// # Errors
-    /// 400 where the grammar is wrong or needs too much, 500 where no helper can be started.
+    /// 400 if the grammar is wrong or needs too much, 500 if no helper can be started.
     pub fn check(&self, request: &GrammarRequest, budget: &Budget) -> Result<(), ApiError> {
         let param = &request.param;
         let too_complex = |why: String| ApiError::too_complex(param, format!("{param} is too complex: {why}"));
@@ -85,7 +85,7 @@ impl Sandbox {
                     let why = budget.look().err().map_or_else(String::new, |why| why.to_string());
                     return Err(too_complex(why));
                 }
-                // What others have done to it is not this grammar's fault.
+                // An earlier grammar may have damaged this helper.
                 Err(_) if !is_fresh => continue,
                 Err(error) => {
                     tracing::debug!("a grammar ended the process that compiled it: {error}");
@@ -96,7 +96,7 @@ impl Sandbox {
                 CompileVerdict::Compiled => Ok(()),
                 CompileVerdict::Refused { param, message } => Err(ApiError::invalid(param, message)),
                 CompileVerdict::Panicked => Err(too_complex("it cannot be compiled".into())),
-                // Nor what they have left in it.
+                // Earlier grammars may have left memory in this helper.
                 CompileVerdict::TooMuchMemory if !is_fresh => continue,
                 CompileVerdict::TooMuchMemory => {
                     let most = self.limits.memory_bytes >> 20;
@@ -116,7 +116,7 @@ impl Sandbox {
     }
 
     fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Helper>> {
-        // A vector of processes is whole whenever somebody panics.
+        // The vector is consistent even if a thread has panicked.
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -127,7 +127,7 @@ impl std::fmt::Debug for Sandbox {
     }
 }
 
-/// A helper process, which ends when this is dropped.
+/// A helper process. It is killed on drop.
 struct Helper {
     child: Child,
     stream: UnixStream,
@@ -137,15 +137,15 @@ impl Helper {
     fn start(program: &PathBuf, greeting: &[u8]) -> io::Result<Self> {
         let (stream, theirs) = UnixStream::pair()?;
         let child = Command::new(program)
-            // As it shows in lists of processes, whatever the program is found by.
+            // The name in process lists, whatever the path is.
             .arg0("pagetide")
             .arg(COMMAND)
-            // It needs nothing from there, and there may be keys.
+            // The helper needs no environment, which may contain keys.
             .env_clear()
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // A terminal's Ctrl-C is the server's to handle.
+            // Ctrl-C in a terminal must only reach the server.
             .process_group(0)
             .spawn()?;
         let mut helper = Self { child, stream };
@@ -155,7 +155,8 @@ impl Helper {
         Ok(helper)
     }
 
-    /// `None`: nobody waits any more, or no longer; the helper is of no more use then. An error: it has died.
+    /// `None` if the client no longer waits; the helper cannot be used again then. An error means that the helper has
+    /// died.
     fn ask(&mut self, job: &CompileJob, budget: &Budget) -> io::Result<Option<Reply>> {
         send(&mut self.stream, job)?;
         let mut first = [0];
@@ -171,7 +172,7 @@ impl Helper {
                 return Ok(None);
             }
         }
-        // The rest is there: an answer is written at once.
+        // The rest follows at once, because an answer is written as a whole.
         self.stream.set_read_timeout(Some(Duration::from_secs(60)))?;
         let reply = receive(&mut first.chain(&self.stream))?;
         self.stream.set_read_timeout(Some(LOOK_EVERY))?;
@@ -181,7 +182,7 @@ impl Helper {
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // An error is a process that has ended already.
+        // An error means that the process has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -214,7 +215,7 @@ mod tests {
         assert!(error.message.contains("none could be started"), "{error}");
     }
 
-    /// Programs that are no helpers: one that ends at once, and one that never answers.
+    /// Programs that are not helpers: one exits at once, one never answers.
     #[test]
     fn a_helper_that_dies_or_hangs_refuses_the_grammar() {
         let error = check(&sandbox("/bin/false"), &Budget::steps(1));

@@ -1,8 +1,8 @@
-//! JSON schemas: what a client sends is checked keyword by keyword, so that an error names the place, and brought into
-//! the form that llguidance takes.
+//! Checks JSON schemas keyword by keyword, so that an error names the place, and brings them into the form that
+//! llguidance accepts.
 //!
-//! Annotations and unknown keywords say nothing about a value and are ignored, as the specification has it. A keyword
-//! that does restrict values and cannot be kept is refused: an output is valid or there is none.
+//! Annotations and unknown keywords do not restrict values and are ignored, as the specification says. A keyword that
+//! restricts values but is not supported is an error: an output is valid or there is none.
 
 use super::request::Whitespace;
 use crate::budget::{Budget, Exhausted};
@@ -13,22 +13,22 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use std::panic::catch_unwind;
 
-/// Schemas inside schemas, at most so deep.
+/// Maximum nesting of schemas.
 const MAX_DEPTH: usize = 100;
-/// Properties of an object, definitions, options of an anyOf. To compile an object takes time by their square, and
-/// references are followed by recursion.
+/// Maximum number of properties of an object, of definitions, and of options of an anyOf. Compiling an object takes
+/// quadratic time, and references are followed by recursion.
 const MAX_MEMBERS: usize = 2000;
 const MAX_PATTERN_BYTES: usize = 4096;
-/// Each pair is looked at.
+/// Maximum number of options of a oneOf. Each pair is compared.
 const MAX_ONE_OF: usize = 300;
-/// Comparisons of two schemas, in search of what tells the options of a oneOf apart: 1 to 10 µs each.
+/// Maximum number of comparisons of two schemas to find what distinguishes the options of a oneOf: 1 to 10 µs each.
 const MAX_COMPARISONS: u64 = 100_000;
-/// The largest number that may bound values or be one: llguidance computes with 64 bits, and -2⁶³ ends its process.
+/// The largest supported number. llguidance computes with 64 bits, and -2⁶³ would end the process.
 const MAX_NUMBER: f64 = 9.2e18;
-/// Parts of a refused schema that are tried alone, in search of the one at fault.
+/// Maximum number of parts of a rejected schema that are tried alone to find the wrong one.
 const MAX_TRIED_PARTS: usize = 200;
 
-/// Keywords that restrict values and that llguidance does not know.
+/// Keywords that restrict values but are not supported by llguidance.
 const UNSUPPORTED: &[&str] = &[
     "$dynamicRef",
     "$recursiveRef",
@@ -53,10 +53,10 @@ const LISTS: [&str; 4] = ["allOf", "anyOf", "oneOf", "prefixItems"];
 const SINGLES: [&str; 3] = ["additionalProperties", "additionalItems", "items"];
 
 const TYPES: [&str; 7] = ["array", "boolean", "integer", "null", "number", "object", "string"];
-/// Formats that are kept.
+/// Supported formats.
 const FORMATS: [&str; 10] =
     ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"];
-/// Formats that JSON Schema defines besides.
+/// Further formats of JSON Schema.
 const UNSUPPORTED_FORMATS: [&str; 9] = [
     "idn-email",
     "idn-hostname",
@@ -69,19 +69,20 @@ const UNSUPPORTED_FORMATS: [&str; 9] = [
     "uri-template",
 ];
 
-/// Calendar days from year 1 on, which is where Python's begin.
+/// Calendar days from year 1 on, as in Python.
 const DATE: &str = concat!(
     "(?:(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)-",
     "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))",
     "|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29)"
 );
-/// RFC 3339's, but for leap seconds, which most programs do not read.
+/// Times of RFC 3339 without leap seconds, which most programs do not accept.
 const TIME: &str = concat!(
     r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?",
     "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 );
 
-/// Formats that llguidance takes less strictly: to it, each year has a 29th of February and each minute a leap second.
+/// Patterns of formats that llguidance checks less strictly: it accepts 29 February in every year and a leap second in
+/// every minute.
 fn pattern_of_format(format: &str) -> Option<String> {
     match format {
         "date" => Some(format!("^{DATE}$")),
@@ -91,10 +92,10 @@ fn pattern_of_format(format: &str) -> Option<String> {
     }
 }
 
-/// What is wrong with a schema, and where.
+/// An error in a schema, and its place.
 #[derive(Debug, PartialEq, Eq)]
 pub struct SchemaError {
-    /// From the schema's root: `.properties.x.pattern`; empty for the schema itself.
+    /// The path from the root of the schema, `.properties.x.pattern`; empty for the schema itself.
     place: String,
     message: String,
 }
@@ -104,7 +105,7 @@ impl SchemaError {
         Self { place: place.into(), message: message.into() }
     }
 
-    /// The error of a schema that came in the field `param`.
+    /// The error for the client. The schema is in the field `param`.
     pub fn in_param(self, param: &str) -> ApiError {
         let place = format!("{param}{}", self.place);
         let message = format!("{place}: {}", self.message);
@@ -114,13 +115,13 @@ impl SchemaError {
 
 type Checked<T> = Result<T, SchemaError>;
 
-/// The place of a member or an element, from the place of the value that it is in.
+/// The place of a member or an element of the value at `place`.
 fn below(place: &str, key: &str) -> String {
     let is_plain = !key.is_empty() && key.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '$'));
     if is_plain { format!("{place}.{key}") } else { format!("{place}[{}]", Value::from(key)) }
 }
 
-/// Checks a client's schema and makes it llguidance's, with the options for `whitespace`.
+/// Checks a schema of a client and converts it for llguidance, with the options for `whitespace`.
 pub fn prepare(schema: &Value, whitespace: &Whitespace) -> Checked<Value> {
     let mut root = match schema {
         Value::Bool(true) => json!({}),
@@ -128,7 +129,7 @@ pub fn prepare(schema: &Value, whitespace: &Whitespace) -> Checked<Value> {
         Value::Object(_) => schema.clone(),
         other => return Err(SchemaError::new("", format!("a schema must be an object, got {}", kind(other)))),
     };
-    // These are options of llguidance, some of which weaken the schema.
+    // These are options of llguidance, and some of them weaken the schema.
     root.as_object_mut().expect("it is an object").shift_remove("x-guidance");
     let mut references = Vec::new();
     collect_references(&root, &mut references);
@@ -146,7 +147,7 @@ pub fn prepare(schema: &Value, whitespace: &Whitespace) -> Checked<Value> {
     Ok(root)
 }
 
-/// Objects that say nothing about additional properties get none: vLLM's `disable_additional_properties`.
+/// Closes objects that do not mention additional properties: vLLM's `disable_additional_properties`.
 pub fn close_objects(schema: &mut Value) {
     let Value::Object(fields) = schema else { return };
     for (key, value) in fields.iter_mut() {
@@ -164,12 +165,13 @@ pub fn close_objects(schema: &mut Value) {
     }
 }
 
-/// The place of the smallest part of `schema` that is refused too, alone with the definitions, and its own message.
-/// `error_of` is the message that a schema is refused with; the whole one's, `message`, ends with that of the part.
+/// Finds the smallest part of `schema` that is also rejected alone, with only the definitions, and returns its place
+/// and message. `error_of` returns the message with which a schema is rejected. The `message` of the whole schema ends
+/// with that of the part.
 pub fn culprit(schema: &Value, message: String, error_of: impl Fn(Value) -> Option<String>) -> SchemaError {
     let mut parts = Vec::new();
     collect_parts(schema, String::new(), &mut parts);
-    // Parts come before the schema that they are in.
+    // Parts come before the schema that contains them.
     for (place, part) in parts.into_iter().take(MAX_TRIED_PARTS) {
         let Value::Object(fields) = part else { continue };
         let mut alone = fields.clone();
@@ -213,11 +215,11 @@ fn children<'a>(schema: &'a Value, place: &str) -> Vec<(String, &'a Value)> {
 }
 
 struct Checker<'a> {
-    /// As the client sent it, for references.
+    /// The original schema, for references.
     root: &'a Value,
-    /// Some reference goes into a oneOf.
+    /// A reference points into a oneOf.
     has_one_of_targets: bool,
-    /// Of comparing schemas.
+    /// The budget for comparing schemas.
     budget: Budget,
 }
 
@@ -328,7 +330,7 @@ impl Checker<'_> {
                 Some(_) => Ok(()),
                 None => Err(SchemaError::new(place, format!("{reference:?} points to nothing in the schema"))),
             },
-            // An anchor: llguidance finds it, or not.
+            // An anchor. llguidance reports it if it is missing.
             Some(_) => Ok(()),
             None => {
                 let message = format!("{reference:?} is outside of the schema, and nothing is fetched; use #/$defs/…");
@@ -337,12 +339,12 @@ impl Checker<'_> {
         }
     }
 
-    /// What a reference into the schema points to.
+    /// The target of a reference into the schema.
     fn lookup(&self, reference: &str) -> Option<&Value> {
         self.root.pointer(&decoded(reference.strip_prefix('#')?))
     }
 
-    /// Checks the schemas that stand where no keyword puts one and that only a reference finds.
+    /// Checks schemas that are not below a keyword and are only found through references.
     fn targets(&self, root: &mut Value, mut references: Vec<String>) -> Checked<()> {
         let mut seen = BTreeSet::new();
         while let Some(reference) = references.pop() {
@@ -359,7 +361,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// "Exactly one of" is "any of" where no value is valid for two, and cannot be kept otherwise.
+    /// "Exactly one of" equals "any of" if no value is valid for two options. Otherwise it is not supported.
     fn one_of(&self, fields: &mut Map<String, Value>, place: &str) -> Checked<()> {
         let Some(Value::Array(options)) = fields.get("oneOf") else { return Ok(()) };
         for (i, a) in options.iter().enumerate() {
@@ -377,7 +379,7 @@ impl Checker<'_> {
             }
         }
         let options = Value::Array(options.clone());
-        // References into the list must find it where it is.
+        // References into the list must find it at its place.
         if self.has_one_of_targets {
             return Ok(());
         }
@@ -385,7 +387,7 @@ impl Checker<'_> {
             fields.shift_remove("oneOf");
             and(fields, json!({ "anyOf": options }));
         } else {
-            // At the same place: the order of keywords is that of the properties.
+            // At the same place, because the order of keywords is that of the properties.
             let renamed = std::mem::take(fields).into_iter().map(|(key, value)| match key.as_str() {
                 "oneOf" => ("anyOf".to_owned(), value),
                 _ => (key, value),
@@ -395,7 +397,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Whether it is plain that no value is valid for both.
+    /// Whether it is obvious that no value is valid for both.
     fn are_disjoint(&self, a: &Value, b: &Value, depth: usize) -> Result<bool, Exhausted> {
         self.budget.spend(1)?;
         if depth > 8 {
@@ -433,7 +435,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Whether `is_so` of each; stops at the first of which it is not.
+    /// Whether `is_so` holds for all values. Stops at the first for which it does not.
     fn all(&self, values: &[Value], is_so: impl Fn(&Value) -> Result<bool, Exhausted>) -> Result<bool, Exhausted> {
         for value in values {
             if !is_so(value)? {
@@ -443,7 +445,7 @@ impl Checker<'_> {
         Ok(true)
     }
 
-    /// A property that one of them requires, and that cannot be right for both.
+    /// Whether one of them requires a property that cannot be valid for both.
     fn are_objects_disjoint(
         &self,
         left: &Map<String, Value>,
@@ -473,7 +475,7 @@ impl Checker<'_> {
         Ok(false)
     }
 
-    /// Follows a reference that stands alone, or with annotations.
+    /// Follows a reference that is alone, or beside annotations only.
     fn resolved<'v>(&'v self, mut schema: &'v Value) -> &'v Value {
         for _ in 0..8 {
             let Some(reference) = schema.get("$ref").and_then(Value::as_str) else { break };
@@ -486,7 +488,7 @@ impl Checker<'_> {
     }
 }
 
-/// Keywords that allow every value, and formats that JSON Schema does not know, which are annotations.
+/// Removes keywords that allow every value, and unknown formats, which are annotations.
 fn drop_what_says_nothing(fields: &mut Map<String, Value>) {
     let is_open = |value: &Value| *value == Value::Bool(true) || value.as_object().is_some_and(Map::is_empty);
     let has_contains = fields.contains_key("contains");
@@ -505,7 +507,7 @@ fn drop_what_says_nothing(fields: &mut Map<String, Value>) {
     });
 }
 
-/// Adds another schema that values must be valid for.
+/// Adds another schema that values must satisfy.
 fn and(fields: &mut Map<String, Value>, schema: Value) {
     match fields.get_mut("allOf") {
         Some(Value::Array(all)) => all.push(schema),
@@ -525,12 +527,12 @@ fn replace_format(fields: &mut Map<String, Value>) {
     }
 }
 
-/// llguidance takes an exclusive bound that is an integer for an inclusive one where the other bound has the same
-/// integer part: 1000 for "above 1000, at most 1000.5". So whole bounds are moved a little to the inside.
+/// llguidance treats an integer exclusive bound as inclusive if the other bound has the same integer part: "above 1000,
+/// at most 1000.5" allows 1000. So integer bounds are moved slightly inwards.
 fn replace_exclusive_bounds(fields: &mut Map<String, Value>) {
     for (key, inclusive, sign) in [("exclusiveMinimum", "minimum", 1.0), ("exclusiveMaximum", "maximum", -1.0)] {
         let bound = match fields.get(key) {
-            // As draft 4 has it.
+            // As in draft 4.
             Some(Value::Bool(true)) => fields.get(inclusive).cloned(),
             bound => bound.cloned(),
         };
@@ -541,12 +543,12 @@ fn replace_exclusive_bounds(fields: &mut Map<String, Value>) {
     }
 }
 
-/// A number that llguidance can compute with.
+/// Whether llguidance can compute with a number.
 fn is_moderate(value: &Value) -> bool {
     value.as_f64().is_some_and(|number| number.abs() <= MAX_NUMBER)
 }
 
-/// Of all numbers in a value.
+/// Whether this holds for all numbers in a value.
 fn has_moderate_numbers(value: &Value) -> bool {
     match value {
         Value::Number(_) => is_moderate(value),
@@ -571,11 +573,11 @@ fn check_pattern(pattern: &str, place: &str) -> Checked<()> {
     check_regex(pattern).map_err(|message| SchemaError::new(place, message))
 }
 
-/// Whether llguidance can match this expression, and why not.
+/// Checks that llguidance can match this expression; the error says why not.
 pub fn check_regex(regex: &str) -> Result<(), String> {
     let unsupported = |why: &str| format!("the regular expression {} is not supported: {why}", shown(&regex.into()));
     let ast = RegexAst::SearchRegex(regex_to_lark(regex, "dw"));
-    // derivre panics at some expressions with options that are equal and empty.
+    // derivre panics at some expressions with equal and empty options.
     let made = catch_unwind(|| RegexBuilder::new().mk(&ast).map(|_| ()));
     made.map_err(|_| unsupported("it cannot be read"))?.map_err(|error| {
         let error = error.to_string();
@@ -594,7 +596,7 @@ fn collect_references(schema: &Value, references: &mut Vec<String>) {
     }
 }
 
-/// A reference as the specification wants it: clients write other characters than a URI has.
+/// Encodes a reference as a URI, because clients also write other characters.
 fn encoded(reference: &str) -> String {
     let mut out = String::with_capacity(reference.len());
     for byte in reference.bytes() {
@@ -606,7 +608,7 @@ fn encoded(reference: &str) -> String {
     out
 }
 
-/// The fragment of a reference without percent signs.
+/// Decodes the percent signs in the fragment of a reference.
 fn decoded(fragment: &str) -> String {
     let bytes = fragment.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
@@ -627,7 +629,7 @@ fn decoded(fragment: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// A value for a message, cut where it is long.
+/// A value for a message, shortened if it is long.
 fn shown(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(60) {
@@ -647,7 +649,7 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// The types that a schema's values can have; an integer is a number.
+/// The possible types of a schema's values. An integer is a number.
 fn types(schema: &Map<String, Value>) -> BTreeSet<&'static str> {
     let number = |name: &str| if name == "integer" { "number" } else { name }.to_owned();
     let known = |name: &str| TYPES.into_iter().find(|known| *known == name);
@@ -666,7 +668,7 @@ fn types(schema: &Map<String, Value>) -> BTreeSet<&'static str> {
     types
 }
 
-/// The values that a schema allows, where it lists them.
+/// The values that a schema allows, if it lists them.
 fn values(schema: &Map<String, Value>) -> Option<Vec<&Value>> {
     match (schema.get("const"), schema.get("enum")) {
         (Some(value), _) => Some(vec![value]),
@@ -675,7 +677,7 @@ fn values(schema: &Map<String, Value>) -> Option<Vec<&Value>> {
     }
 }
 
-/// As JSON Schema has it: 1 is 1.0.
+/// Equality as in JSON Schema: 1 equals 1.0.
 fn equal(a: &Value, b: &Value) -> bool {
     match (a.as_f64(), b.as_f64()) {
         (Some(a), Some(b)) => a == b,

@@ -1,31 +1,32 @@
-//! A model's vocabulary as llguidance wants it: the bytes of each token as a trie, and a way from text to tokens.
+//! The vocabulary of a model for llguidance: the bytes of each token as a trie, and a conversion from text to tokens.
 
 use crate::ids::TokenId;
 use crate::text::tokenizer::Tokenizer;
 use std::sync::Arc;
 use toktrie::{TokRxInfo, TokTrie, TokenizerEnv};
 
-/// Longer tokens are never allowed: the trie cannot hold them. (The longest of a model in use have 1,024 spaces.)
+/// Maximum length of allowed tokens, because the trie cannot hold longer ones. (The longest token of a current model
+/// has 1,024 spaces.)
 const MAX_TOKEN_BYTES: usize = 1000;
 
-/// A character that is a token of its own, or several, and that no word includes.
+/// A character that is one or several tokens of its own and part of no word.
 const ANCHOR: &str = "\u{2}";
 
-/// Text whose tokens, put together, are this text again wherever forced text can be tokenised at all.
+/// A text whose tokens together are this text again, if the tokenizer can be used for forced text.
 const PROBE: &str = "{\"name\": [1, true]}";
 
 pub struct Vocabulary {
-    /// `None` where grammars are only compiled.
+    /// `None` if grammars are only compiled.
     tokenizer: Option<Arc<Tokenizer>>,
     trie: TokTrie,
-    /// Text can be turned into the tokens that the model would use. Where it cannot (word pieces, say), nothing is
-    /// forced and the model chooses among all ways to write a text.
+    /// Text can be converted to the tokens that the model would use. If not (for example with WordPiece), nothing is
+    /// forced, and the model chooses among all ways to write a text.
     is_canonical: bool,
 }
 
 impl Vocabulary {
-    /// Ids from `vocab_size` on are no tokens of the model. `end_tokens`, the first of which is the one that ends an
-    /// output that is complete, and special tokens are never text. None where the model has no end token.
+    /// Ids from `vocab_size` on are not tokens of the model. Special tokens and `end_tokens` are never text; the first
+    /// end token ends a complete output. `None` if the model has no end token.
     pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize, end_tokens: &[TokenId]) -> Option<Self> {
         let size = tokenizer.vocab_size().min(vocab_size);
         let words: Vec<Vec<u8>> = (0..size as TokenId)
@@ -46,13 +47,13 @@ impl Vocabulary {
         Some(vocabulary)
     }
 
-    /// As [`Vocabulary::words`] and [`Vocabulary::ends`] of another say it, which knows a tokenizer.
+    /// A vocabulary from the [`Vocabulary::words`] and [`Vocabulary::ends`] of another one, without a tokenizer.
     pub fn of_words(words: Vec<Vec<u8>>, ends: Vec<TokenId>) -> Option<Self> {
         let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, *ends.first()?), &words).with_eos_tokens(&ends);
         Some(Self { tokenizer: None, trie, is_canonical: false })
     }
 
-    /// Each token's bytes, as the trie has them.
+    /// The bytes of each token, as in the trie.
     pub fn words(&self) -> Vec<Vec<u8>> {
         (0..self.len() as TokenId).map(|token| self.trie.token(token).to_vec()).collect()
     }
@@ -66,7 +67,7 @@ impl Vocabulary {
         self.is_canonical
     }
 
-    /// The token that ends an output to which nothing can be added.
+    /// The token that ends a complete output.
     pub fn end_token(&self) -> TokenId {
         self.trie.eos_token()
     }
@@ -75,12 +76,12 @@ impl Vocabulary {
         self.trie.eos_tokens().contains(&token)
     }
 
-    /// One more than the highest id of a token.
+    /// The highest token id plus one.
     pub fn len(&self) -> usize {
         self.trie.vocab_size()
     }
 
-    /// A token's bytes; none for an id without a token.
+    /// The bytes of a token; empty for an id without a token.
     pub fn bytes(&self, token: TokenId) -> &[u8] {
         match self.trie.token(token) {
             [TokTrie::SPECIAL_TOKEN_MARKER, name @ ..] if !name.is_empty() => name,
@@ -88,14 +89,14 @@ impl Vocabulary {
         }
     }
 
-    /// The model's own tokens of `text`, if together they are exactly `text`.
+    /// The tokens that the model would use for `text`, if together they are exactly `text`.
     fn encode(&self, text: &str) -> Option<Vec<TokenId>> {
         let tokenizer = self.tokenizer.as_ref()?;
         let tokens = tokenizer.encode(text, false).ok()?;
         if self.is_text(&tokens, text) {
             return Some(tokens);
         }
-        // A tokenizer that puts a space before a text puts it before this.
+        // A tokenizer that adds a space before a text adds it before the anchor.
         let tokens = tokenizer.encode(&format!("{ANCHOR}{text}"), false).ok()?;
         let mut before = Vec::new();
         for (i, token) in tokens.iter().enumerate() {

@@ -135,7 +135,7 @@ impl GpuSteps {
         Ok(times[times.len() / 2])
     }
 
-    /// Sequences with room for all steps, each in blocks of its own as far as there are any.
+    /// Sequences with room for all steps. Each has its own blocks, as far as there are enough.
     fn sequences(&self, batch: usize, sizes: &Sizes) -> Decodes {
         let pools = &self.loaded.pools;
         let per_seq = (sizes.context + 4 * sizes.num_steps + 8).div_ceil(pools.layout.block_size);
@@ -227,7 +227,7 @@ struct ModelFolder {
 
 impl Drop for ModelFolder {
     fn drop(&mut self) {
-        // Nobody minds if it stays.
+        // It does no harm if the folder stays.
         let _ = std::fs::remove_dir_all(&self.path);
     }
 }

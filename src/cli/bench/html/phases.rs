@@ -1,9 +1,10 @@
-//! The figures that are not those of requests: prefill and decoding apart, and each phase beside what the machine can do.
+//! Tables that are not about requests: prefill and decode apart, and each phase against the peak performance of the
+//! machine.
 
 use crate::cli::bench::chart::escape;
 use serde_json::Value;
 
-/// A figure, with so many decimals; of what is not there, a dash.
+/// A number with `decimals` decimals; a dash if there is none.
 fn figure(value: &Value, decimals: usize) -> String {
     value.as_f64().map_or("-".into(), |number| format!("{number:.decimals$}"))
 }

@@ -107,8 +107,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Pieces of different requests never overlap, lie within the memory and are large enough; what can be given is given;
-    /// and when all is free again, the memory is whole.
+    /// Checks that the pieces of different requests never overlap, lie within the memory and are large enough, that a
+    /// request gets memory whenever some fits, and that the memory is whole again when all is free.
     fn check(
         mut allocator: impl Allocator,
         num_slots: usize,

@@ -1,4 +1,4 @@
-//! Beam search by a model, with the scheduler and the block pool in front of it, where somebody watches the blocks.
+//! Beam search by a model behind the scheduler and the block pool, with a measurement of its blocks.
 
 use super::super::workload::{RandomStream, TokenSource};
 use super::block_meter::BlockMeter;

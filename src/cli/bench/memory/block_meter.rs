@@ -11,12 +11,12 @@ pub struct BlockMeter {
 }
 
 impl BlockMeter {
-    /// `width`: sequences of a request, of which all but one fork off once the prompt is computed.
+    /// `width` is the number of sequences of a request. All but one fork off once the prompt is computed.
     pub fn look(&mut self, engine: &EngineState, plan: &StepPlan, width: usize) {
         let used = engine.device.stats().used;
         let (tables, _) = engine.scheduler.tables();
         let held: usize = tables.iter().map(|table| table.len()).sum();
-        // Without sharing, each would have had a prompt of its own from the start.
+        // Without sharing, each sequence would have its own prompt from the start.
         let is_first = |position| position == 0;
         let prompts =
             plan.batch.iter().filter(|seq| seq.sample.as_ref().is_some_and(|sample| is_first(sample.position)));

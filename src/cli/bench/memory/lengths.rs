@@ -14,7 +14,7 @@ impl Lengths {
         self.prompt + self.output as usize
     }
 
-    /// Slots that it fills by its end: its last token is fed to nobody.
+    /// Slots that a sequence fills by its end. Its last token is not computed, so it needs no slot.
     pub fn slots(&self) -> usize {
         self.total() - 1
     }

@@ -1,4 +1,4 @@
-//! A load through the real scheduler, block pool and prefix cache, step by step, where somebody watches the blocks.
+//! A load through the real scheduler, block pool and prefix cache, step by step, with a measurement of the blocks.
 
 use super::super::simulated::MAX_IDLE_TURNS;
 use crate::cli::progress::RequestProgress;
@@ -22,8 +22,8 @@ pub struct LoadJob {
     pub n: u32,
 }
 
-/// An engine with a pool of so many blocks, where nothing is swapped. Without a bound on the tokens of a step, every prompt
-/// takes one.
+/// An engine with a pool of `num_device_blocks` blocks and no swap tier. The tokens of a step are not limited, so
+/// every prompt takes one step.
 pub fn engine(
     block_size: usize,
     num_device_blocks: usize,
@@ -42,7 +42,7 @@ pub fn engine(
         max_model_len: num_slots,
         policy: SchedulingPolicy::Fcfs,
         preemption_mode: PreemptionMode::Recompute,
-        // The paper's: whoever's prompt fits may start.
+        // As in the paper: a request starts if its prompt fits.
         admission: AdmissionPolicy::Prompt,
         watermark_blocks: 0,
         write_behind_blocks: 0,

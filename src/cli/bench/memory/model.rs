@@ -1,4 +1,4 @@
-//! A model on its device without the engine around it: plans go in, and whoever sends them watches.
+//! A model on its device without the engine around it. The caller makes the plans.
 
 use crate::actors::runtime::LoadPhase;
 use crate::cli::progress;

@@ -17,21 +17,21 @@ use std::str::FromStr;
 
 #[derive(Args, Clone, Debug)]
 pub struct PressureArgs {
-    /// pressure: requests in flight at all times
+    /// pressure: number of requests in flight at all times
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     concurrency: u32,
-    /// pressure: sizes of the device pool, as shares of what the concurrent requests hold at their ends on average (1/3,
-    /// 0.5) or as tokens (4096t)
+    /// pressure: sizes of the device pool, as fractions of the blocks that the concurrent requests hold on average at
+    /// their ends (1/3, 0.5), or in tokens (4096t)
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,1/2,1/3,1/6")]
     pools: Vec<Pool>,
-    /// pressure: what becomes of sequences that have to yield; oracle is told every length, and nothing ever has to
+    /// pressure: what happens to preempted sequences; oracle knows every output length and never preempts
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "swap,recompute,auto", value_enum)]
     modes: Vec<Mode>,
-    /// pressure and second-level: go through everything N times, and keep medians [default: 1; for second-level 5]
+    /// pressure and second-level: measure everything N times and keep the medians [default: 1; for second-level 5]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
-    /// pressure: requests ask for four times the tokens that they take, so that the scheduler does not know their lengths;
-    /// oracle knows them all the same
+    /// pressure: requests ask for four times the tokens that they take, so that the scheduler does not know their
+    /// lengths; oracle still knows them
     #[arg(long)]
     hide_lengths: bool,
 }
@@ -45,10 +45,10 @@ impl PressureArgs {
 /// Size of a device pool.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Pool {
-    /// Of the demand.
+    /// Fraction of the demand.
     Share(f64),
     Tokens(usize),
-    /// As much as the longest requests could hold together: nothing has to yield.
+    /// As much as the longest requests could hold together, so that nothing is preempted.
     Unbounded,
 }
 
@@ -66,7 +66,7 @@ impl FromStr for Pool {
         };
         pool.ok_or_else(|| {
             format!(
-                "'{text}' is neither a share above 0, as in 1/3 or 0.5, nor a number of tokens above 0, as in 4096t"
+                "'{text}' is neither a fraction above 0, such as 1/3 or 0.5, nor a number of tokens above 0, such as 4096t"
             )
         })
     }
@@ -79,7 +79,7 @@ pub struct PressureSetup<'a> {
     pub warmup: usize,
 }
 
-/// What is run, again and again.
+/// One combination of mode and pool, which is run several times.
 struct Case {
     mode: Mode,
     pool: Pool,

@@ -13,7 +13,7 @@ pub enum Mode {
     Swap,
     Recompute,
     Auto,
-    /// Who knows every output's length and admits nobody who could make another yield.
+    /// Knows every output length and admits no request that could cause a preemption.
     Oracle,
 }
 
@@ -59,7 +59,7 @@ pub struct PressureRun {
 #[derive(Clone, Debug, Serialize)]
 pub struct PressureRow {
     pub mode: Mode,
-    /// Nothing has to yield.
+    /// The pool is so large that nothing is preempted.
     pub unbounded: bool,
     /// Of the demand.
     pub share: f64,

@@ -33,7 +33,7 @@ pub struct SecondLevelSetup<'a> {
 /// What one round saw.
 #[derive(Clone, Debug, Default, Serialize)]
 struct Round {
-    /// Of two prompts of the same length, neither of which was known.
+    /// Of two prompts of the same length that are not cached.
     computed_ms: [f64; 2],
     device_ms: f64,
     swap_ms: f64,
@@ -56,7 +56,7 @@ pub fn measure(setup: &SecondLevelSetup) -> Result<Section, StartError> {
     }
     let request_blocks = (prefix + OWN_TOKENS + 1).div_ceil(block_size);
     let mut config = setup.config.clone();
-    // So few that the next prompt of this length evicts it, and so many that nothing of it goes before.
+    // Few enough that the next prompt of this length evicts the prefix, and enough that none of it is evicted earlier.
     config.cache.num_device_blocks = Some((request_blocks * 16).div_ceil(15) as u32 + SPARE_BLOCKS as u32);
     let runtime = Runtime::start(&config, progress::loading())?;
     let loaded = runtime.loaded();

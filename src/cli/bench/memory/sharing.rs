@@ -100,7 +100,7 @@ fn job(prompt: Vec<TokenId>, max_tokens: u32, n: u32) -> LoadJob {
     LoadJob { prompt: Arc::new(prompt), params: Arc::new(params), n }
 }
 
-/// The scheduler and the pool with room for all: no sequence yields.
+/// Runs the scheduler and a pool that is large enough for all, so that no sequence is preempted.
 fn simulate(jobs: &[LoadJob], block_size: usize, width: usize, prefix_caching: bool) -> f64 {
     let longest = jobs.iter().map(|job| job.prompt.len() + job.params.max_tokens as usize).max().unwrap_or(1);
     let num_blocks = CONCURRENCY * width * (longest / block_size + 2);
@@ -176,8 +176,8 @@ mod tests {
 
     #[test]
     fn what_is_saved_is_what_the_lengths_say() {
-        // Prompts of four blocks, outputs of one: two samples hold six blocks instead of ten, of which the prompt's four
-        // are not held twice. While the prompt is computed, four of eight are saved.
+        // Prompts of four blocks, outputs of one: two samples hold six blocks instead of ten, because they share the
+        // prompt's four. While the prompt is computed, four of eight are saved.
         let saved = simulate(&[job(vec![7; 64], 17, 2)], 16, 2, false);
         let expected = (4.0 / 8.0 + 16.0 * 4.0 / 10.0) / 17.0;
         assert!((saved - expected).abs() < 1e-9, "{saved} is not {expected}");

@@ -75,7 +75,7 @@ fn measure_one(setup: &SwapSetup, model: &mut BenchModel, block_size: usize) -> 
     let tokens = TokenSource::new(setup.seed, RandomStream::Prompts, model.vocab_size).take(setup.length);
     let mut times = [const { Vec::new() }; 3];
     for round in 0..=ROUNDS {
-        // In this order, so that what is copied has been computed and what comes back has been copied.
+        // In this order, so that a block is computed before it is copied out, and copied out before it is copied back.
         let steps: [&dyn Fn(&mut BenchModel); 3] =
             [&|model| recompute(model, &tokens), &|model| swap_out(model, num_blocks), &|model| {
                 swap_in(model, num_blocks)

@@ -16,7 +16,7 @@ use serde_json::json;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// What the memory is used for, as shares of all slots averaged over the steps in which somebody waited.
+/// Uses of the memory as fractions of all slots, averaged over the steps in which a request waited.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Waste {
     pub system: String,
@@ -26,7 +26,7 @@ pub struct Waste {
     pub reserved: f64,
     /// Slots given to a request that never hold a token.
     pub internal: f64,
-    /// Slots that nobody has, though a request waits.
+    /// Free slots that are of no use to the waiting request.
     pub external: f64,
     /// Running requests.
     pub batch: f64,
@@ -132,7 +132,7 @@ pub fn paged(requests: &[Lengths], num_slots: usize, block_size: usize) -> Waste
     sums.waste(format!("paged, blocks of {block_size}"), num_blocks * block_size)
 }
 
-/// What is compared.
+/// The systems that are compared, and their load.
 pub struct WasteSetup {
     pub requests: Vec<Lengths>,
     /// Where they are from, for people.

@@ -1,4 +1,4 @@
-//! What a cache of so many blocks holds of a trace: requests one after the other, without time.
+//! The hits of a cache of a given size on a trace. Requests come one after the other, without time.
 
 use super::hindsight::best_by_uses_and_age;
 use super::optimum::{CacheHolding, optimum};
@@ -8,7 +8,7 @@ use crate::engine::prefix_cache::EvictionPolicy;
 use crate::ids::BlockId;
 use serde::Serialize;
 
-/// Blocks hit over blocks asked for, by who decides what stays.
+/// Hit rate in blocks of each eviction policy.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CacheRow {
     pub capacity_blocks: usize,
@@ -16,7 +16,8 @@ pub struct CacheRow {
     pub asked: usize,
     pub lru: f64,
     pub adaptive: f64,
-    /// At most, by who tells blocks apart by their uses and age alone, and knows beforehand how such blocks do.
+    /// Upper bound for policies that know only the number of uses and the age of a block, and that know in advance how
+    /// such blocks are used.
     pub by_uses_and_age: f64,
     /// With the future known, in a pool: a request's blocks are in it while it runs.
     pub optimum_of_pool: f64,
@@ -42,8 +43,8 @@ impl CacheRow {
     }
 }
 
-/// Blocks hit in a pool that starts empty. A request takes the longest prefix that is cached, computes the rest in blocks
-/// of the pool, and gives all of them back, its last block first. What is longer than the pool is cut.
+/// Blocks hit in a pool that starts empty. A request takes the longest cached prefix, computes the rest in blocks of
+/// the pool, and releases all of them, the last block first. A request that is longer than the pool is cut.
 pub fn replay(trace: &Trace, capacity_blocks: usize, policy: EvictionPolicy) -> usize {
     let mut pool = BlockPool::with_eviction(capacity_blocks, true, policy);
     let mut num_hits = 0;

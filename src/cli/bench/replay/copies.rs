@@ -11,7 +11,8 @@ pub struct Copies {
     under_way: VecDeque<ReplayCopy>,
     /// When the last of them ends.
     end_s: f64,
-    /// For each device block, when its last copy out ends: who writes it waits.
+    /// For each device block, the time at which its last copy to the swap pool ends. The next write to the block waits
+    /// for it.
     left_s: Vec<f64>,
 }
 

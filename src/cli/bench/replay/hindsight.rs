@@ -9,14 +9,14 @@ const MOST_USES: usize = 8;
 /// How long a block was not used, in requests, and whether it was then used again.
 type Pause = (usize, bool);
 
-/// An upper bound on the blocks hit by whoever treats blocks alike that were used equally often (up to [`MOST_USES`])
-/// and equally long ago, which is all that LRU, LFU, ARC or S3-FIFO tell blocks apart by, in a cache that holds
-/// `capacity` blocks on average.
+/// An upper bound on the blocks hit by any policy that treats blocks alike that were used equally often (up to
+/// [`MOST_USES`]) and equally long ago, in a cache that holds `capacity` blocks on average. LRU, LFU, ARC and S3-FIFO
+/// use nothing else.
 ///
-/// Such a policy says for each number of uses how long a block is kept after the last. Keeping those that were used `u`
-/// times for `k` requests brings as many hits as there are pauses of at most `k`, and takes the sum of the pauses, each
-/// cut at `k`, in blocks times requests. The best mix of all `u` and `k` within `capacity` times all requests is a
-/// knapsack whose things can be cut: steepest first.
+/// Such a policy keeps a block that was used `u` times for `k(u)` requests after its last use. Keeping these blocks for
+/// `k` requests gives as many hits as there are gaps of at most `k` between uses. It costs the sum of the gaps, each
+/// cut at `k`, in blocks times requests. The best choice of all `k(u)` under the budget of `capacity` times all
+/// requests is a fractional knapsack, which the steepest items fill first.
 pub fn best_by_uses_and_age(requests: &[TraceRequest], capacity: usize) -> f64 {
     let mut steps: Vec<(f64, f64)> = pauses(requests).into_iter().flat_map(concave_steps).collect();
     steps.sort_by(|a, b| (b.1 / b.0).total_cmp(&(a.1 / a.0)));
@@ -86,9 +86,9 @@ mod tests {
         assert_eq!(hits(0), 0.0);
         assert_eq!(hits(100), 6.0, "all that comes again: block 1 five times and block 2");
         assert!(hits(1) < hits(2) && hits(2) <= 6.0, "{} {}", hits(1), hits(2));
-        // Room for one is 6 blocks times requests. Block 1's pauses after its third use and later take 1 each and bring 1;
-        // those used twice are it and block 2, and to keep both for one request takes 2 and brings 1. That leaves 1 for
-        // those used once, all six of which kept for two requests take 10 and bring 2.
+        // A capacity of one is a budget of 6 blocks times requests. Block 1's gaps after its third use cost 1 each and
+        // give 1 hit. Blocks 1 and 2 were used twice; keeping both for one request costs 2 and gives 1 hit. That leaves
+        // 1 for the six blocks that were used once; keeping them for two requests costs 10 and gives 2 hits.
         assert!((hits(1) - (3.0 + 1.0 + 0.2)).abs() < 1e-9, "{}", hits(1));
     }
 }

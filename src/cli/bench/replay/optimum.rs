@@ -13,17 +13,18 @@ pub enum CacheHolding {
     Request,
 }
 
-/// Blocks hit, of a cache of `capacity` blocks that starts empty and serves one request after the other.
+/// Maximum number of blocks hit by a cache of `capacity` blocks that starts empty and serves one request after the
+/// other.
 ///
-/// A request hits the leading blocks that are there when it comes. After it, any of its blocks and of those that were
-/// there may stay. The result is the maximum over all choices.
+/// A request hits its leading blocks that are in the cache. After it, any of its blocks and of the cached blocks may
+/// stay. The result is the maximum over all choices.
 ///
-/// Why: a block that stays from one of its uses to the next is one hit, and takes one place in between. So hits are a set
-/// of intervals of which no more than `capacity` (less what the running request holds) may overlap, and the largest such
-/// set is found by going through time and, wherever too many overlap, dropping those that end last. This is Belady's
-/// rule. That a block is of use only behind all before it costs nothing: whoever asks for a block asks for those before
-/// it, so that they are needed again no later; of those needed at the same time the deepest is dropped first; and so no
-/// block is ever dropped before one behind it.
+/// Keeping a block from one of its uses to the next gives one hit and takes one place in between. So the hits are a set
+/// of intervals of which at most `capacity` (less what the running request holds) overlap. The largest such set is
+/// found by going through time and dropping, whenever too many overlap, the interval that ends last (Belady's rule). A
+/// block is useful only if all blocks before it are cached, but this costs nothing: a request for a block also uses the
+/// blocks before it, so these are needed again no later. Of blocks needed at the same time the deepest is dropped
+/// first, so no block is dropped before one behind it.
 pub fn optimum<'a>(requests: impl Iterator<Item = &'a TraceRequest>, capacity: usize, holding: CacheHolding) -> usize {
     let requests: Vec<&[u32]> = requests.map(|request| &request.blocks[..]).collect();
     let mut next_uses: Vec<Vec<Option<usize>>> = requests.iter().map(|blocks| vec![None; blocks.len()]).collect();

@@ -1,4 +1,4 @@
-//! A trace through the real scheduler, pools and cache, with a clock that is told how long each step takes.
+//! Simulates a trace with the real scheduler, pools and cache. A clock advances by the given duration of each step.
 
 use super::super::report::Times;
 use super::super::simulated::{MAX_IDLE_TURNS, made_up_output};
@@ -17,10 +17,10 @@ use serde::Serialize;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// What is simulated.
+/// The parameters of a simulation.
 pub struct SimulationSetup<'a> {
     pub trace: &'a Trace,
-    /// The trace, again and again, until there are so many.
+    /// Number of requests. The trace is repeated until there are so many.
     pub num_requests: usize,
     pub scheduler: SchedulerConfig,
     pub eviction: EvictionPolicy,
@@ -83,7 +83,7 @@ struct Simulation<'a> {
     next_id: u64,
     /// Of ids in a row, up to `next_id`.
     open: VecDeque<OpenRequest>,
-    /// By length: nobody looks at the tokens of a prompt, whose blocks have names.
+    /// Prompts by length. Only their lengths matter, because the trace gives the block hashes.
     prompts: IdMap<u64, Arc<Vec<TokenId>>>,
     params: IdMap<u64, Arc<SamplingParams>>,
     ttft: Spread,

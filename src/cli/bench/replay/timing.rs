@@ -1,42 +1,42 @@
-//! How long a step takes on a device that is not there.
+//! The durations of steps on a simulated device.
 
 use crate::cli::bench::workload::parse_positive;
 use crate::engine::step_time::StepLoad;
 use clap::Args;
 use serde::Serialize;
 
-/// A step's time is linear in its load; copies between the tiers go on beside the steps.
+/// The duration of a step is linear in its load. Copies between the tiers run beside the steps.
 ///
-/// The defaults are Llama 3 8B in bfloat16 on an H100 SXM, from its data sheet: 16.06 GB of weights, and 131,072 bytes of
-/// KV a token, at 3.35 TB/s; 16.06 GFLOP a token, and 524,288 FLOP a pair of tokens in attention, at 989 TFLOP/s; copies
-/// at 55 GB/s (PCIe 5 x16). A real device comes near them and does not reach them.
+/// The defaults are those of Llama 3 8B in bfloat16 on an H100 SXM, from its data sheet: 16.06 GB of weights, and 131,072
+/// bytes of KV per token, at 3.35 TB/s; 16.06 GFLOP per token, and 524,288 FLOP per pair of tokens in attention, at
+/// 989 TFLOP/s; copies at 55 GB/s (PCIe 5 x16). A real device is somewhat slower.
 #[derive(Args, Clone, Debug, PartialEq, Serialize)]
 pub struct Timing {
-    /// Milliseconds of a step by itself: reading the weights
+    /// Fixed duration of a step in milliseconds: reading the weights
     #[arg(long, value_name = "MS", default_value_t = 4.79, value_parser = parse_time)]
     pub step_ms: f64,
-    /// Microseconds that a sequence's next token adds
+    /// Microseconds per decoded token
     #[arg(long, value_name = "US", default_value_t = 16.2, value_parser = parse_time)]
     pub decode_us: f64,
-    /// Nanoseconds for each token that a next token attends to: reading its KV
+    /// Nanoseconds per token that a decoded token attends to: reading its KV
     #[arg(long, value_name = "NS", default_value_t = 39.1, value_parser = parse_time)]
     pub decode_context_ns: f64,
-    /// Microseconds of a prompt's token
+    /// Microseconds per prompt token
     #[arg(long, value_name = "US", default_value_t = 16.2, value_parser = parse_time)]
     pub prompt_token_us: f64,
-    /// Nanoseconds for each token that a prompt's token attends to
+    /// Nanoseconds per token that a prompt token attends to
     #[arg(long, value_name = "NS", default_value_t = 0.53, value_parser = parse_time)]
     pub prompt_context_ns: f64,
-    /// Bytes of KV a token
+    /// Bytes of KV per token
     #[arg(long, value_name = "BYTES", default_value_t = 131_072, value_parser = clap::value_parser!(u64).range(1..))]
     pub kv_bytes_per_token: u64,
-    /// Gigabytes a second between device and CPU memory
+    /// Copy speed between device and CPU memory in GB/s
     #[arg(long, value_name = "GB/S", default_value_t = 55.0, value_parser = parse_positive)]
     pub copy_gb_per_s: f64,
 }
 
 impl Timing {
-    /// Seconds of a forward pass; of one that computes nothing, none.
+    /// Seconds of a forward pass; 0 if it computes nothing.
     pub fn forward_s(&self, load: &StepLoad) -> f64 {
         if load.num_tokens() == 0 {
             return 0.0;
@@ -47,7 +47,7 @@ impl Timing {
         self.step_ms * 1e-3 + us * 1e-6 + ns * 1e-9
     }
 
-    /// Seconds of copying a block from one tier to the other.
+    /// Seconds for copying a block between the tiers.
     pub fn block_copy_s(&self, block_size: usize) -> f64 {
         block_size as f64 * self.kv_bytes_per_token as f64 / (self.copy_gb_per_s * 1e9)
     }

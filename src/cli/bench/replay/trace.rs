@@ -107,7 +107,7 @@ impl Trace {
         names
     }
 
-    /// A name for each of a request's blocks, of which the last may not be full.
+    /// The hashes of a request's blocks. The last block may not be full.
     pub fn all_names(&self, request: &TraceRequest) -> Vec<BlockHash> {
         request.blocks.iter().map(|block| BlockHash::of_number(u128::from(*block))).collect()
     }

@@ -1,10 +1,10 @@
-//! Rules of GBNF to Lark's text.
+//! Writes rules of GBNF as Lark.
 
 use super::rules::{Grammar, Node};
 use crate::text::grammar::lark::lark_string;
 use std::fmt::Write;
 
-/// Lark allows 30.
+/// Maximum nesting of groups. Lark allows 30.
 const MAX_GROUPS: usize = 12;
 
 pub fn write(mut grammar: Grammar) -> String {
@@ -45,7 +45,7 @@ fn reachable(grammar: &Grammar) -> Vec<usize> {
     found
 }
 
-/// Which rules are regular: without tokens, and not on a cycle or above one.
+/// The regular rules: those without tokens that are not on a cycle or above one.
 fn regular_rules(rules: &[Node]) -> Vec<bool> {
     let mut needs: Vec<Vec<usize>> = Vec::new();
     let mut used_by = vec![Vec::new(); rules.len()];
@@ -62,7 +62,7 @@ fn regular_rules(rules: &[Node]) -> Vec<bool> {
         mentioned.iter().for_each(|other| used_by[*other].push(rule));
         needs.push(mentioned);
     }
-    // From rules that need no other upwards; a cycle is never reached.
+    // Starts from rules that need no other. A cycle is never reached.
     let mut left: Vec<usize> = needs.iter().map(Vec::len).collect();
     let mut is_regular = vec![false; rules.len()];
     let mut ready: Vec<usize> = (0..rules.len()).filter(|rule| left[*rule] == 0 && !has_token[*rule]).collect();
@@ -78,8 +78,8 @@ fn regular_rules(rules: &[Node]) -> Vec<bool> {
     is_regular
 }
 
-/// `ws ::= ([ \t] ws)?` as `[ \t]*`: a rule that comes to itself at its end only is a loop. None where there is no
-/// such thing.
+/// Rewrites `ws ::= ([ \t] ws)?` as `[ \t]*`: a rule that refers to itself only at its end is a loop. `None` if there
+/// is no such reference.
 fn without_tail_recursion(node: &Node, rule: usize) -> Option<Node> {
     if !node.mentions(rule) {
         return None;
@@ -88,13 +88,13 @@ fn without_tail_recursion(node: &Node, rule: usize) -> Option<Node> {
     Some(Node::Seq(vec![Node::Repeat(Box::new(again), 0, None), end]))
 }
 
-/// What a node is: `again` with the rule behind it, or `end`; at least one of them.
+/// The parts of a node: `again` is followed by the rule itself, `end` is not. There is at least one of them.
 struct Tails {
     again: Option<Node>,
     end: Option<Node>,
 }
 
-/// Each node is copied twice at most, however deep it stands.
+/// Each node is copied at most twice, however deep it is.
 fn tails(node: &Node, rule: usize) -> Option<Tails> {
     match node {
         node if !node.mentions(rule) => Some(Tails { again: None, end: Some(node.clone()) }),
@@ -148,7 +148,7 @@ impl Writer<'_> {
         is_regular
     }
 
-    /// A terminal of its own.
+    /// A separate terminal.
     fn helper(&mut self, node: &Node) -> String {
         if let Node::Rule(rule) = node {
             return self.rule_name(*rule);
@@ -160,7 +160,7 @@ impl Writer<'_> {
         name
     }
 
-    /// An expression of terminals, `depth` groups deep.
+    /// An expression of terminals, inside `depth` groups.
     fn terminal(&mut self, node: &Node, depth: usize) -> String {
         let is_group = matches!(node, Node::Seq(nodes) | Node::Alt(nodes) if !nodes.is_empty());
         if is_group && depth > MAX_GROUPS {
@@ -185,7 +185,7 @@ impl Writer<'_> {
         }
     }
 
-    /// An expression of a rule: terminals as long as possible, and rules.
+    /// An expression of a rule: terminals that are as long as possible, and rules.
     fn nested(&mut self, node: &Node, depth: usize) -> String {
         if self.is_regular(node) {
             return self.helper(node);

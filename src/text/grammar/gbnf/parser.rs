@@ -1,11 +1,11 @@
-//! GBNF's text to rules.
+//! Parses GBNF.
 
 use super::rules::{GbnfError, Grammar, Node};
 use std::collections::HashMap;
 
-/// Groups inside groups.
+/// Maximum nesting of groups.
 const MAX_DEPTH: usize = 100;
-/// Marks of repetition (`*`, `{2,3}`) behind one part.
+/// Maximum number of repetition marks (`*`, `{2,3}`) after one part.
 const MAX_MARKS: usize = 8;
 const MAX_REPETITIONS: u32 = 100_000;
 
@@ -33,9 +33,9 @@ struct Parser {
     at: usize,
     /// Indices of rules.
     names: HashMap<String, usize>,
-    /// None until it is defined.
+    /// `None` until the rule is defined.
     rules: Vec<Option<Node>>,
-    /// Where each was first named.
+    /// The place of each rule's first use.
     used_at: Vec<usize>,
 }
 
@@ -161,7 +161,7 @@ impl Parser {
         Ok(if items.len() == 1 { items.remove(0) } else { Node::Seq(items) })
     }
 
-    /// None where the sequence ends.
+    /// `None` at the end of the sequence.
     fn item(&mut self, depth: usize) -> Parsed<Option<Node>> {
         let start = self.at;
         Ok(Some(match self.peek() {
@@ -190,7 +190,7 @@ impl Parser {
                 let end = self.at;
                 self.skip_space();
                 if self.starts_with("::=") {
-                    // The next rule.
+                    // This is the next rule.
                     self.at = start;
                     return Ok(None);
                 }
@@ -303,7 +303,7 @@ impl Parser {
         Ok(Node::Class { negated, ranges })
     }
 
-    /// A character of a text or a class, with its escapes.
+    /// A character of a string or a class, with its escapes.
     fn char(&mut self) -> Parsed<char> {
         let start = self.at;
         let Some(c) = self.next() else { return Err(self.unexpected("a character")) };
@@ -330,7 +330,7 @@ impl Parser {
             .ok_or_else(|| self.error_at(start, format!("expected {digits} hexadecimal digits of a character")))
     }
 
-    /// `<[5]>`, `<think>`, and all but a token: `!<[5]>`.
+    /// `<[5]>`, `<think>`, or any other token: `!<[5]>`.
     fn token(&mut self) -> Parsed<Node> {
         let start = self.at;
         let negated = self.take('!');

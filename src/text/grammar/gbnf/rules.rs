@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What is wrong, and where; counted from 1, in characters.
+/// An error with its place. Lines and columns count from 1, columns in characters.
 #[derive(Debug, PartialEq, Eq)]
 pub struct GbnfError {
     pub line: usize,
@@ -20,7 +20,7 @@ impl fmt::Display for GbnfError {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Node {
     Literal(String),
-    /// One character of these ranges, or of all others.
+    /// One character in these ranges, or with `negated` one outside of them.
     Class {
         negated: bool,
         ranges: Vec<(char, char)>,
@@ -33,7 +33,7 @@ pub enum Node {
     Token(String),
     Seq(Vec<Node>),
     Alt(Vec<Node>),
-    /// So many times at least and at most.
+    /// A repetition with a minimum and a maximum.
     Repeat(Box<Node>, u32, Option<u32>),
 }
 
@@ -42,7 +42,7 @@ impl Node {
         Node::Seq(Vec::new())
     }
 
-    /// Visits this node and those in it.
+    /// Visits this node and all nodes in it.
     pub fn each(&self, visit: &mut impl FnMut(&Node)) {
         visit(self);
         match self {
@@ -59,7 +59,7 @@ impl Node {
     }
 }
 
-/// Rules by index; each index in a node is one of them.
+/// Rules by index. Each index in a node is valid.
 #[derive(Debug)]
 pub struct Grammar {
     pub rules: Vec<Node>,

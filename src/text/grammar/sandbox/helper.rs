@@ -1,4 +1,4 @@
-//! The helper's side: compiles what it is told, and ends where that takes too much.
+//! The helper process: compiles grammars, and exits if one takes too much.
 
 use super::protocol::{CompileJob, CompileVerdict, Reply, Words, receive, send};
 use crate::text::grammar::engine::GrammarEngine;
@@ -11,17 +11,17 @@ use std::process::ExitCode;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
-/// Three quarters of what the server's own threads have: what compiles here does so there.
+/// Three quarters of the stack of the server's threads, so that a grammar that compiles here also compiles there.
 const STACK_BYTES: usize = crate::text::grammar::STACK_BYTES / 4 * 3;
-/// Between two looks at what has been used.
+/// Interval for measuring time and memory.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// Serves whoever is on the other side of standard input, a socket, until that side closes it.
+/// Serves the socket on standard input until the other side closes it.
 pub fn run() -> ExitCode {
     match serve() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Mostly a person who tries the command by hand.
+            // Probably a user has run the command by hand.
             eprintln!("pagetide: the grammar helper is started by 'pagetide serve', not by hand: {error}");
             ExitCode::FAILURE
         }
@@ -36,7 +36,7 @@ fn serve() -> io::Result<()> {
     let (to_here, verdicts) = mpsc::channel();
     let compile = move || compile_all(words, &from_here, &to_here);
     std::thread::Builder::new().stack_size(STACK_BYTES).spawn(compile)?;
-    // Before this, the vocabulary has been read.
+    // The vocabulary has now been read.
     let engine_gone = || io::Error::other("the compiler's thread has ended");
     verdicts.recv().map_err(|_| engine_gone())?;
     let at_start = used()?;
@@ -55,11 +55,11 @@ fn serve() -> io::Result<()> {
             if is_too_large || now.cpu.saturating_sub(begin.cpu) > cpu {
                 let verdict = if is_too_large { CompileVerdict::TooMuchMemory } else { CompileVerdict::TooMuchTime };
                 send(&mut stream, &Reply { verdict, is_last: true })?;
-                // Nothing else stops the compiler.
+                // The compiler cannot be stopped otherwise.
                 std::process::exit(0);
             }
         };
-        // What one job has left behind counts for the next.
+        // Memory that one job has left behind counts for the next one.
         let left = used()?.resident_bytes.saturating_sub(at_start.resident_bytes);
         let is_last = left > memory_bytes / 4;
         send(&mut stream, &Reply { verdict, is_last })?;
@@ -70,7 +70,7 @@ fn serve() -> io::Result<()> {
     Ok(())
 }
 
-/// The compiler's thread. Its first verdict says that it is ready.
+/// The thread of the compiler. Its first verdict says that it is ready.
 fn compile_all(words: Words, jobs: &Receiver<CompileJob>, verdicts: &Sender<CompileVerdict>) {
     let engine = GrammarEngine::new(Vocabulary::of_words(words.words, words.ends));
     if verdicts.send(CompileVerdict::Compiled).is_err() {
@@ -99,7 +99,7 @@ fn compile(engine: &Result<GrammarEngine, String>, job: &CompileJob) -> CompileV
     }
 }
 
-/// What this process has used so far.
+/// The resources that this process has used so far.
 struct Used {
     cpu: Duration,
     /// Now.
@@ -108,7 +108,7 @@ struct Used {
 
 fn used() -> io::Result<Used> {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: it writes one `rusage` and nothing else; one of zeros is valid, should it fail.
+    // SAFETY: the call writes one `rusage` and nothing else. If it fails, the zeroed value is valid.
     let (failed, usage) = unsafe { (libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) != 0, usage.assume_init()) };
     if failed {
         return Err(io::Error::last_os_error());
@@ -117,26 +117,26 @@ fn used() -> io::Result<Used> {
     Ok(Used { cpu: time(usage.ru_utime) + time(usage.ru_stime), resident_bytes: resident_bytes(&usage)? })
 }
 
-/// Not `ru_maxrss`, which on Linux begins with the peak of the process that started this one: the server, with its model.
+/// The current memory. `ru_maxrss` on Linux begins with the peak of the parent process, the server with its model.
 #[cfg(target_os = "linux")]
 fn resident_bytes(_: &libc::rusage) -> io::Result<u64> {
     let pages = std::fs::read_to_string("/proc/self/statm")?;
     let pages = pages.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
     let pages = pages.ok_or_else(|| io::Error::other("/proc/self/statm has another form"))?;
-    // SAFETY: it reads a number, and nothing else.
+    // SAFETY: the call only returns a number.
     let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     Ok(pages * page_bytes as u64)
 }
 
-/// The peak, in bytes.
+/// The peak memory in bytes.
 #[cfg(not(target_os = "linux"))]
 fn resident_bytes(usage: &libc::rusage) -> io::Result<u64> {
     Ok(usage.ru_maxrss as u64)
 }
 
-/// To overflow its stack is a part of what this process is for.
+/// Disables core dumps, because this process is expected to overflow its stack.
 fn no_core_dumps() {
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: it reads `none`, and nothing else. Where it fails, a dump is written.
+    // SAFETY: the call only reads `none`. If it fails, core dumps stay enabled.
     unsafe { libc::setrlimit(libc::RLIMIT_CORE, &none) };
 }

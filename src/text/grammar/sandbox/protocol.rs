@@ -1,4 +1,4 @@
-//! What the server and its helper tell each other: a length of 4 bytes, little endian, and so many bytes of postcard.
+//! The messages between the server and its helper: a length in 4 bytes, little endian, and so many bytes of postcard.
 
 use crate::text::grammar::request::{GrammarLimits, GrammarRequest};
 use serde::de::DeserializeOwned;
@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind, Read, Write};
 use std::time::Duration;
 
-/// Longest message: a vocabulary of millions of tokens.
+/// Maximum size of a message, which is a vocabulary of millions of tokens.
 const MAX_BYTES: u32 = 1 << 30;
 
-/// The vocabulary: what a helper is told first.
+/// The vocabulary, the first message to a helper.
 #[derive(Serialize, Deserialize)]
 pub struct Words {
-    /// Each token's bytes, as llguidance's trie has them.
+    /// The bytes of each token, as in llguidance's trie.
     pub words: Vec<Vec<u8>>,
     /// The end tokens, at least one.
     pub ends: Vec<u32>,
@@ -21,7 +21,7 @@ pub struct Words {
 /// A grammar to compile.
 #[derive(Serialize, Deserialize)]
 pub struct CompileJob {
-    /// The [`GrammarRequest`] as JSON: postcard cannot say a schema.
+    /// The [`GrammarRequest`] as JSON, because postcard cannot encode a schema.
     request: String,
     cpu_us: u64,
     pub memory_bytes: u64,
@@ -46,15 +46,15 @@ impl CompileJob {
 #[derive(Serialize, Deserialize)]
 pub struct Reply {
     pub verdict: CompileVerdict,
-    /// It has ended, or ends now: it has become large.
+    /// The helper exits after this, because it has become large.
     pub is_last: bool,
 }
 
-/// What came of a job.
+/// The result of a job.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CompileVerdict {
     Compiled,
-    /// It is wrong, for the client to mend.
+    /// The grammar is wrong.
     Refused {
         param: String,
         message: String,
@@ -68,7 +68,7 @@ pub fn send(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
     to.write_all(&encode(message)?)
 }
 
-/// A message with its length, as it is sent.
+/// Encodes a message with its length.
 pub fn encode(message: &impl Serialize) -> io::Result<Vec<u8>> {
     let invalid = |error| io::Error::new(ErrorKind::InvalidData, error);
     let mut bytes = postcard::to_extend(message, vec![0; 4]).map_err(invalid)?;
@@ -77,7 +77,7 @@ pub fn encode(message: &impl Serialize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// `None` where the other side has ended between two messages.
+/// `None` if the other side has closed the connection between two messages.
 pub fn receive<T: DeserializeOwned>(from: &mut impl Read) -> io::Result<Option<T>> {
     let mut length = [0; 4];
     match from.read_exact(&mut length) {
@@ -90,7 +90,7 @@ pub fn receive<T: DeserializeOwned>(from: &mut impl Read) -> io::Result<Option<T
         return Err(ErrorKind::InvalidData.into());
     }
     let mut bytes = Vec::new();
-    // Grows with what comes, whatever length was said.
+    // The buffer grows with the data that arrives, whatever length was announced.
     from.take(length.into()).read_to_end(&mut bytes)?;
     let message = postcard::from_bytes(&bytes);
     message.map(Some).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))

@@ -25,14 +25,15 @@ use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
-  pagetide                                            the demo model, on http://127.0.0.1:8000
-  pagetide serve --model Qwen/Qwen2.5-1.5B-Instruct   a model of the hub, fetched once
-  pagetide serve --model DIR --swap-space-gib 16      one of your own, with room for the tide
-  pagetide doctor --model DIR                         what would stop it from starting
-  pagetide config show                                every setting, its value, and where it comes from
-  pagetide bench serve --url http://host:8000         how fast a server is";
+  pagetide                                            serve the demo model on http://127.0.0.1:8000
+  pagetide serve --model Qwen/Qwen2.5-1.5B-Instruct   serve a model from the Hugging Face hub
+  pagetide serve --model DIR --swap-space-gib 16      serve a local model with 16 GiB of swap space
+  pagetide doctor --model DIR                         check whether the model can be served here
+  pagetide config show                                print every setting, its value and its origin
+  pagetide config defaults                            print a configuration file with all settings
+  pagetide bench serve --url http://host:8000         measure a server";
 
-/// A serving runtime for large language models: PagedAttention, continuous batching, and KV memory that swaps.
+/// A serving runtime for large language models, with PagedAttention, continuous batching and a KV cache that swaps.
 ///
 /// Without a command, 'pagetide' serves the demo model on http://127.0.0.1:8000.
 #[derive(Parser)]
@@ -52,60 +53,60 @@ struct Cli {
 enum Command {
     /// Serve a model over an OpenAI-compatible HTTP API
     ///
-    /// Settings come from flags, then from environment variables (PAGETIDE_SECTION__KEY), then from the file of
-    /// --config, then from the defaults. 'pagetide config show' prints the result.
+    /// A setting comes from its flag, else from its environment variable (PAGETIDE_SECTION__KEY), else from the file
+    /// given with --config, else from its default. 'pagetide config show' prints the result.
     Serve {
         #[command(flatten)]
         options: ConfigOptions,
     },
-    /// Answer a file of requests, without a server
+    /// Answer a file of requests without a server
     ///
-    /// Input and output are in the format of OpenAI's batch API: one request a line, with 'custom_id', 'method'
-    /// (POST), 'url' (/v1/chat/completions or /v1/completions) and 'body'. Results come in the order of the input. A
-    /// line that is wrong or fails gets a result that says so and does not stop the rest.
+    /// Input and output have the format of OpenAI's batch API: one request per line, with 'custom_id', 'method'
+    /// (POST), 'url' (/v1/chat/completions or /v1/completions) and 'body'. Results have the order of the input. A
+    /// request that is wrong or fails gets an error as its result; the others go on.
     Generate(generate::GenerateArgs),
-    /// Measure throughput, latency, memory, or a server
+    /// Measure throughput, latency, memory use, a GPU or a server
     #[command(subcommand)]
     Bench(bench::BenchCommand),
-    /// Ask a running server whether it is there
+    /// Check whether a running server is healthy
     ///
-    /// Finds it as 'serve' with the same settings would listen. Exit status 1 if it does not answer, or not well.
+    /// The address is the one that 'serve' with the same settings listens on. Exit status 1 if the server does not
+    /// answer or is not healthy.
     Health(health::HealthArgs),
-    /// Make the decisions of a recording again: check them, see why a request waited, draw a timeline
+    /// Replay a recording: check its decisions, find out why a request waited, draw a timeline
     ///
-    /// A recording is what the flight recorder of a server has written: docs/recorder.md. The same scheduler decides again
-    /// on what went in then, without a model, and each decision is compared with what was recorded. Exit status 1 if the
-    /// file cannot be read or, with --check, at the first decision that differs.
+    /// A recording is written by the flight recorder of a server (docs/recorder.md). The scheduler runs again on the
+    /// recorded inputs, without a model, and each decision is compared with the recorded one. Exit status 1 if the
+    /// file cannot be read or, with --check, if a decision differs.
     Replay(replay::ReplayArgs),
     /// Show or check the configuration
     #[command(subcommand)]
     Config(config::ConfigCommand),
-    /// Say what this machine has, GPU, libraries and CPU, and what would stop a start
+    /// Report GPU, libraries and CPU of this machine, and everything that would stop 'serve' from starting
     ///
-    /// Opens the GPU that a start would use, and measures its copies. Says where the model is, and asks no network for
-    /// it. Exit status 1 if the configured device cannot be used or there is no such model.
+    /// Opens the GPU that 'serve' would use and measures its copies. Reports where the model is, without using the
+    /// network. Exit status 1 if the configured device cannot be used or the model cannot be loaded.
     Doctor(doctor::DoctorArgs),
-    /// Compile what the server sends on standard input: started by 'serve' itself
+    /// Compile grammars that the server sends on standard input ('serve' starts this itself)
     #[command(name = sandbox::COMMAND, hide = true)]
     GrammarHelper,
-    /// Print what lets a shell complete commands
+    /// Print a script for shell completion
     ///
     /// For bash: pagetide completions bash > ~/.local/share/bash-completion/completions/pagetide
     Completions(manual::CompletionsArgs),
-    /// Print the manual page, or write all of them
+    /// Print the manual page, or write all manual pages
     ///
-    /// To read it at once: pagetide man | man -l -
+    /// To read it: pagetide man | man -l -
     Man(manual::ManArgs),
 }
 
-/// Runs the program on its command line. Exit status: 0 done, 1 a failure that has been reported, 2 a wrong command
-/// line.
+/// Runs the program. Exit status: 0 for success, 1 for a failure that has been reported, 2 for a wrong command line.
 pub fn run() -> ExitCode {
     signals::survive_file_size_limits();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version come as "errors" too. Failing to print them (a closed pipe) is no reason to panic.
+            // Help and version are "errors" too. A closed pipe must not make this panic.
             let _ = error.print();
             let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
             return if asked_for { ExitCode::SUCCESS } else { ExitCode::from(2) };
@@ -136,14 +137,14 @@ pub fn run() -> ExitCode {
     code
 }
 
-/// Lets grammars be compiled in processes of this program.
+/// Lets grammars be compiled in processes that run this program.
 fn use_this_program() {
-    // On Linux this is what runs, also when its file has been replaced by a newer one.
+    // On Linux this is the running program, even if its file has been replaced by a newer one.
     let itself = std::path::Path::new("/proc/self/exe");
     match std::env::current_exe() {
         _ if itself.exists() => sandbox::use_program(itself),
         Ok(program) => sandbox::use_program(program),
-        // Reported when a grammar comes.
+        // A request with a grammar will report it.
         Err(_) => {}
     }
 }
@@ -182,6 +183,7 @@ mod tests {
             "pagetide replay a.recording --why r12 --svg a.svg --trace a.json",
             "pagetide config show --port 1",
             "pagetide config check f.toml",
+            "pagetide config defaults",
             "pagetide doctor --json --device cuda",
             "pagetide completions fish",
             "pagetide man --out DIR",

@@ -1,5 +1,0 @@
-//! What is told of single requests: log lines, slow requests, and traces for a collector.
-
-pub mod report;
-pub mod timeline;
-pub mod trace;
