@@ -74,33 +74,33 @@ impl ApiError {
     /// 401 of the admin endpoints: they have a key of their own.
     pub fn not_admin() -> Self {
         let message = "missing or wrong admin key (server.admin_key): send it as 'Authorization: Bearer KEY' or \
-                       'X-API-Key: KEY'; keys of clients are not good here";
+                       'X-API-Key: KEY'; the keys of clients are not accepted here";
         Self::new(401, "authentication_error", Some("invalid_admin_key"), message)
     }
 
     /// 403: there is no admin key, so settings cannot be changed.
     pub fn admin_closed() -> Self {
-        let message = "/admin is closed on this server: set server.admin_key to open it for whoever has that key";
+        let message = "/admin is closed on this server: set server.admin_key to open it";
         Self::new(403, "permission_error", Some("admin_closed"), message)
     }
 
     /// 401 for data about all requests, which the keys of clients do not open.
     pub fn not_watcher() -> Self {
-        let message = "missing or wrong key: this path wants server.metrics_key or server.admin_key as \
-                       'Authorization: Bearer KEY' or 'X-API-Key: KEY'; keys of clients are not good here";
+        let message = "missing or wrong key: this path requires server.metrics_key or server.admin_key as \
+                       'Authorization: Bearer KEY' or 'X-API-Key: KEY'; the keys of clients are not accepted here";
         Self::new(401, "authentication_error", Some("invalid_metrics_key"), message)
     }
 
     /// 403: there is no key that opens data about all requests.
     pub fn metrics_closed() -> Self {
-        let message = "/metrics and /console/events tell of the requests of all clients, and keys of clients are not good \
-                       here: set server.metrics_key to open them for whoever has that key";
+        let message = "/metrics and /console/events show the requests of all clients, so the keys of clients are \
+                       not accepted here: set server.metrics_key to open them";
         Self::new(403, "permission_error", Some("metrics_closed"), message)
     }
 
     /// 403: not on this server.
     pub fn debug_closed() -> Self {
-        let message = "server.debug_endpoints is false on this server: nobody may let its steps fail";
+        let message = "server.debug_endpoints is false on this server, so steps cannot be made to fail";
         Self::new(403, "permission_error", Some("debug_closed"), message)
     }
 
@@ -167,7 +167,7 @@ impl ApiError {
 
     /// 406: the client takes no encoding that there is.
     pub fn not_acceptable() -> Self {
-        let message = "Accept-Encoding leaves nothing that this server has: allow gzip, deflate or identity";
+        let message = "Accept-Encoding allows no encoding of this server: allow gzip, deflate or identity";
         Self::new(406, "invalid_request_error", Some("not_acceptable"), message)
     }
 
@@ -184,8 +184,8 @@ impl ApiError {
     /// 400: it would take too much memory.
     pub fn too_many_values(most: usize) -> Self {
         Self::bad_request(format!(
-            "the request body has too many JSON values: this server reads up to limits.max_body_values = {most}, token ids \
-             of prompts not counted"
+            "the request body has too many JSON values: this server accepts up to limits.max_body_values = \
+             {most}, token ids of prompts not counted"
         ))
     }
 
@@ -198,8 +198,8 @@ impl ApiError {
                 "rate_limit_error",
                 Some("parsing_full"),
                 format!(
-                    "large request bodies are being read, and with this one they would be longer than {limit_bytes} bytes \
-                     together, this server's limit (limits.max_parsing_bytes); try again"
+                    "too many large request bodies at once: with this one they would have more than {limit_bytes}\
+                      bytes, this server's limit (limits.max_parsing_bytes); try again"
                 ),
             )
         }
@@ -211,9 +211,7 @@ impl ApiError {
             415,
             "invalid_request_error",
             Some("unsupported_content_encoding"),
-            format!(
-                "a body with Content-Encoding: {encoding} cannot be read here; send it with gzip or deflate, or as it is"
-            ),
+            format!("a body with Content-Encoding: {encoding} is not supported; use gzip, deflate, or none"),
         )
     }
 
@@ -246,7 +244,7 @@ impl ApiError {
 
     /// 408: the body did not come in time.
     pub fn body_timeout(seconds: u64) -> Self {
-        let message = format!("the request body was not here within {seconds} s (server.body_timeout_s)");
+        let message = format!("the request body did not arrive within {seconds} s (server.body_timeout_s)");
         Self::new(408, "invalid_request_error", Some("body_timeout"), message)
     }
 
@@ -259,7 +257,7 @@ impl ApiError {
     /// 503, or in a stream: the server stops and waits no longer.
     pub fn cut_off(drain_timeout_s: u64) -> Self {
         let message = format!(
-            "the server shuts down, and this answer was not complete within {drain_timeout_s} s \
+            "the server is shutting down, and this answer was not complete within {drain_timeout_s} s \
              (server.drain_timeout_s)"
         );
         Self { retry_after_s: Some(5), ..Self::new(503, "service_unavailable", Some("shut_down"), message) }
@@ -273,7 +271,7 @@ impl ApiError {
                 429,
                 "rate_limit_error",
                 Some("too_many_watchers"),
-                format!("{limit} clients watch already, as many as may (console.max_watchers); try again later"),
+                format!("{limit} clients already watch, the maximum (console.max_watchers); try again later"),
             )
         }
     }
@@ -286,7 +284,7 @@ impl ApiError {
                 503,
                 "service_unavailable",
                 Some("draining"),
-                "the server is shutting down and admits nothing new",
+                "the server is shutting down and accepts no new requests",
             )
         }
     }

@@ -1,10 +1,12 @@
 //! Pagetide: a serving runtime for large language models.
 //!
-//! A request's way: `http` → intake → scheduler → (block allocator, swap pool) → executor → scheduler → stream.
-//! The actors are in [`actors`], the decisions they carry in [`engine`], the forward pass in [`model`], the device
-//! in [`backend`]. Imports point down: `cli` › `http` › `actors`, `telemetry` › `model`, `text` › `engine`, `backend` ›
-//! `sampling` › `ids`, `config`, `error`, `metrics`; `engine` and `backend` never meet. What the engine was told and
-//! decided is kept by [`recorder`], between `actors` and `engine`.
+//! The path of a request: `http` → intake → scheduler → (block allocator, swap pool) → executor → scheduler → stream.
+//! The actors are in [`actors`], the decisions that they carry out in [`engine`], the forward pass in [`model`], the
+//! device in [`backend`]. [`recorder`] keeps the inputs and decisions of the engine.
+//!
+//! Imports point down: `cli` › `http` › `actors` › `config`, `metrics`, `telemetry`, `recorder` › `model`, `text` ›
+//! `engine`, `backend` › `sampling`, `budget` › `ids`, `error`. `engine` and `backend` do not import each other. `metrics`
+//! and `telemetry` import only `ids` and `error`. `config` imports `model`, `text` and `backend`, to resolve settings.
 
 pub mod actors;
 pub mod backend;

@@ -19,7 +19,7 @@ fn in_repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Compares `expected` with the file, or with what stands between the page's markers.
+/// Compares `expected` with the file, or with the part between the page's markers.
 fn check(path: &str, markers: Option<(&str, &str)>, expected: &str) {
     let file = in_repository(path);
     let text = std::fs::read_to_string(&file).unwrap_or_default();
@@ -108,10 +108,10 @@ fn the_metrics_page_lists_every_metric() {
     page.push('\n');
     check("docs/metrics.md", Some(("<!-- metrics -->", "<!-- end of metrics -->")), &page);
 
-    // In the same test: only one may write the page at a time.
+    // In the same test, because only one test may write the page at a time.
     let mut page = String::from("\n| metric | type | labels | meaning |\n|---|---|---|---|\n");
     for metric in VLLM_METRICS {
-        // Those that all have are said in the text.
+        // Labels of all metrics are explained in the text.
         let common = |name: &str| ["model_name", "engine"].contains(&name);
         let labels = metric.labels.iter().filter(|(name, _)| !common(name));
         let labels: Vec<String> = labels.map(|(name, values)| format!("`{name}`: {values}")).collect();
@@ -122,7 +122,7 @@ fn the_metrics_page_lists_every_metric() {
     check("docs/metrics.md", Some(("<!-- vllm -->", "<!-- end of vllm -->")), &page);
 }
 
-/// A dashboard whose metric has another name shows nothing, and says nothing.
+/// A dashboard with a wrong metric name shows nothing and reports no error.
 #[test]
 fn dashboards_and_alerts_use_metrics_that_there_are() {
     let series: Vec<String> = METRICS
@@ -144,7 +144,7 @@ fn dashboards_and_alerts_use_metrics_that_there_are() {
     assert!(used > 60, "only {used} names were found");
 }
 
-/// `scripts/compare-with-vllm.py` looks for differences that are not in the file.
+/// `scripts/compare-with-vllm.py` reports differences that are not in the file.
 #[test]
 fn the_api_page_lists_every_difference_from_vllm() {
     let file = std::fs::read_to_string(in_repository("scripts/vllm_comparison/differences.toml")).unwrap();
@@ -191,7 +191,7 @@ fn the_api_page_lists_every_endpoint_and_parameter() {
     check("docs/api.md", Some(("<!-- endpoints -->", "<!-- end of endpoints -->")), &page);
 }
 
-/// A row of the table of parameters: those of several paths that are described alike are one.
+/// A row of the table of parameters. Equal parameters of several paths share a row.
 struct Parameter {
     name: String,
     paths: Vec<String>,
@@ -219,10 +219,10 @@ fn parameter_rows(path: &str, prefix: &str, schema: &Json, document: &Json, rows
     }
 }
 
-/// The fields of what an object, or an array's items, or one of several forms has.
+/// The fields of an object, of the items of an array, or of one of several forms.
 fn nested_rows(path: &str, name: &str, field: &Json, document: &Json, rows: &mut Vec<Parameter>) {
     let field = resolved(field, document);
-    // Deeper than this it is a schema of the client's own.
+    // Deeper schemas are those of clients.
     if name.matches('.').count() > 3 {
         return;
     }
@@ -244,7 +244,7 @@ fn resolved<'a>(schema: &'a Json, document: &'a Json) -> &'a Json {
     }
 }
 
-/// A schema's type and range in words; null, which every field may be, is left out.
+/// The type and range of a schema in words, without null, which every field allows.
 fn type_of(schema: &Json, document: &Json) -> String {
     let schema = resolved(schema, document);
     if let Some(words) = schema["enum"].as_array() {

@@ -1,4 +1,4 @@
-//! Model files made to do harm: the server refuses to start with them, and `pagetide doctor` gives the same error.
+//! Malicious model files: a start rejects them, and `pagetide doctor` reports the same error.
 
 use pagetide::actors::preflight::check_model;
 use pagetide::actors::runtime::Runtime;
@@ -41,7 +41,7 @@ impl Model {
         self
     }
 
-    /// Adds members to the object in a JSON file.
+    /// A copy with these members in a JSON file.
     fn with(self, name: &str, members: Value) -> Self {
         let text = fs::read_to_string(self.file(name)).unwrap_or_else(|_| "{}".into());
         let mut json: Value = serde_json::from_str(&text).expect("JSON");
@@ -66,7 +66,7 @@ impl Model {
         config
     }
 
-    /// What a start says about the model. The doctor must say the same.
+    /// Checks that a start and the doctor report the same error.
     #[track_caller]
     fn says(&self, config: &Config, what: &str) -> Result<(), String> {
         let doctor = check_model(config, LoadTarget::of(&config.load_options())).map_err(|error| error.to_string());
@@ -95,7 +95,7 @@ fn unchanged_it_starts() {
 fn the_program_says_so_too() {
     let doctor = |model: &Model| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pagetide"));
-        // The environment of whoever runs the tests must not change settings.
+        // Settings in the environment of the test run must not apply.
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("PAGETIDE_")) {
             command.env_remove(name);
         }
@@ -121,8 +121,14 @@ fn sizes_that_no_model_has() {
     refused(config(json!({"num_hidden_layers": 0})), "num_hidden_layers: 0 is not");
     refused(config(json!({"num_hidden_layers": -1})), "num_hidden_layers: -1 is not");
     refused(config(json!({"num_hidden_layers": 1e300})), "num_hidden_layers");
-    refused(config(json!({"vocab_size": 2_147_483_647})), "vocabulary: 2147483647 is not between 1 and");
-    refused(config(json!({"hidden_size": 2_147_483_640})), "hidden size: 2147483640 is not between 1 and");
+    refused(
+        config(json!({"vocab_size": 2_147_483_647})),
+        "vocabulary: 2147483647 is not in the supported range from 1 to",
+    );
+    refused(
+        config(json!({"hidden_size": 2_147_483_640})),
+        "hidden size: 2147483640 is not in the supported range from 1 to",
+    );
     refused(config(json!({"intermediate_size": 2_147_483_647})), "intermediate size: 2147483647");
     refused(
         config(json!({"num_attention_heads": 2_147_483_647, "num_key_value_heads": 1, "head_dim": 2})),
@@ -131,7 +137,7 @@ fn sizes_that_no_model_has() {
     refused(config(json!({"head_dim": 2_147_483_646})), "attention heads times head size");
     refused(config(json!({"head_dim": 7})), "head_dim: 7 is odd");
     refused(config(json!({"head_dim": 4098})), "shape");
-    // Each number is within its bounds, but their product is not.
+    // Each size is within its bounds, but the product is not.
     let large =
         json!({"num_hidden_layers": 4096, "hidden_size": 1 << 20, "intermediate_size": 1 << 24, "head_dim": 1 << 10});
     refused(config(large), "parameters: at most");
@@ -142,7 +148,7 @@ fn sizes_that_no_model_has() {
     let ids: Vec<u32> = (0..100_000).collect();
     refused(config(json!({"hidden_act": ids})), "hidden_act: [0,1,2");
     let experts = |members| Model::of("mixtral").with("config.json", members);
-    refused(experts(json!({"num_local_experts": 2_147_483_647})), "experts: 2147483647 is not between");
+    refused(experts(json!({"num_local_experts": 2_147_483_647})), "experts: 2147483647 is not in the supported range");
     refused(experts(json!({"num_local_experts": 0})), "num_local_experts: 0");
     refused(experts(json!({"num_experts_per_tok": 1000})), "num_experts_per_tok: 1000 of");
 }
@@ -200,8 +206,7 @@ fn files_that_are_no_files_of_a_model() {
     refused(device, "not a regular file");
 }
 
-/// A template that would never finish when the start tries it. The server starts nevertheless, and refuses requests
-/// that need the template.
+/// A template that would hang when it is tried: the start continues, and requests that need it are refused.
 #[test]
 fn a_template_that_hangs() {
     for source in
@@ -243,8 +248,8 @@ fn weights_that_are_not_what_they_say() {
     ] {
         refused(weights(&with_header(&header, data)), "not a whole safetensors file");
     }
-    refused(weights(&with_header("{}", 0)), "lacks the tensor");
-    // Unaligned tensor data is accepted.
+    refused(weights(&with_header("{}", 0)), "has no tensor");
+    // Unaligned data is still valid.
     let header_len = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
     let header = String::from_utf8(whole[8..8 + header_len].to_vec()).unwrap() + " ";
     let mut odd = with_header(&header, 0);

@@ -424,7 +424,7 @@ fn an_interrupted_download_goes_on_where_it_was() {
     // The program is killed, and another one continues the download.
     process.kill().unwrap();
     let log = text(&process.wait_with_output().unwrap().stderr);
-    assert!(log.contains("model.safetensors broke off: "), "{log}");
+    assert!(log.contains("the download of model.safetensors stopped: "), "{log}");
     hub.change(|state| {
         state.stall_at = None;
         state.breaks += 1;
@@ -525,8 +525,8 @@ fn without_a_network_it_says_how_to_bring_the_model() {
     std::fs::remove_file(std::fs::canonicalize(&shard).unwrap()).unwrap();
     let user = User { endpoint: "http://127.0.0.1:9".into(), ..user };
     let message = user.error(MODEL, &[]);
-    assert!(message.contains("not whole, in the cache") && message.contains("cannot be reached"), "{message}");
-    // Only the missing shard is fetched.
+    assert!(message.contains("incomplete in the cache") && message.contains("cannot be reached"), "{message}");
+    // It comes alone.
     let user = User { endpoint: hub.endpoint(), ..user };
     hub.take_requests();
     user.answer(MODEL, &[]);
@@ -539,7 +539,7 @@ fn without_a_network_it_says_how_to_bring_the_model() {
     std::fs::remove_file(user.cache().join("snapshots").join(COMMIT).join("tokenizer_config.json")).unwrap();
     let user = User { endpoint: "http://127.0.0.1:9".into(), ..user };
     let (_, log) = user.answer(MODEL, &[]);
-    assert!(log.contains("may lack files in the cache, and the hub does not answer"), "{log}");
+    assert!(log.contains("may be missing in the cache, and the hub does not answer"), "{log}");
 }
 
 #[test]
@@ -570,5 +570,8 @@ fn the_server_and_the_doctor_know_a_hub_model() {
     assert!(after.contains(&format!("snapshots/{COMMIT}")), "{after}");
     let nowhere = user.command(&["doctor", "--device", "cpu", "--model", "/no/such/place"]).output().unwrap();
     assert_eq!(nowhere.status.code(), Some(1));
-    assert!(text(&nowhere.stdout).contains("This would stop a start:\n  model: '/no/such/place' is not a directory"));
+    assert!(
+        text(&nowhere.stdout)
+            .contains("Problems that would stop a start:\n  model: '/no/such/place' is not a directory")
+    );
 }

@@ -1,5 +1,5 @@
-//! The decoder on the CPU against what transformers answered, `tests/data/models` (`scripts/make_goldens.py`), and
-//! what a broken checkpoint is told.
+//! The decoder on the CPU against saved outputs of transformers, `tests/data/models` (`scripts/make_goldens.py`), and
+//! the errors of broken checkpoints.
 
 mod common;
 
@@ -406,13 +406,13 @@ fn names_a_missing_tensor() {
     copy.change_tensors(|tensors| {
         tensors.remove("model.layers.1.self_attn.k_proj.weight");
     });
-    copy.refused(&["lacks the tensor model.layers.1.self_attn.k_proj.weight", "[32, 32]"]);
+    copy.refused(&["has no tensor model.layers.1.self_attn.k_proj.weight", "[32, 32]"]);
 
     let copy = Copy::of("opt");
     copy.change_tensors(|tensors| {
         tensors.remove("model.decoder.embed_tokens.weight");
     });
-    copy.refused(&["lacks the tensor model.decoder.embed_tokens.weight", "[320, 32]"]);
+    copy.refused(&["has no tensor model.decoder.embed_tokens.weight", "[320, 32]"]);
 }
 
 #[test]
@@ -421,7 +421,7 @@ fn names_an_expert_s_missing_tensor() {
     copy.change_tensors(|tensors| {
         tensors.remove("model.layers.1.block_sparse_moe.experts.3.w2.weight");
     });
-    copy.refused(&["lacks the tensor model.layers.1.block_sparse_moe.experts.3.w2.weight", "[32, 24]"]);
+    copy.refused(&["has no tensor model.layers.1.block_sparse_moe.experts.3.w2.weight", "[32, 24]"]);
     let copy = Copy::of("mixtral");
     copy.change_config("num_local_experts", 3.into());
     copy.refused(&["block_sparse_moe.gate.weight has shape [4, 32], but config.json asks for [3, 32]"]);
@@ -433,7 +433,7 @@ fn refuses_experts_that_everyone_goes_through() {
     copy.change_tensors(|tensors| {
         tensors.insert("model.layers.0.mlp.shared_expert.up_proj.weight".into(), (Dtype::F32, vec![1], vec![0; 4]));
     });
-    copy.refused(&["holds the tensor model.layers.0.mlp.shared_expert.up_proj.weight", "does not have"]);
+    copy.refused(&["has the tensor model.layers.0.mlp.shared_expert.up_proj.weight", "config.json does not"]);
 }
 
 #[test]
@@ -468,7 +468,7 @@ fn names_a_tensor_of_the_wrong_type() {
 fn refuses_a_bias_that_nobody_would_add() {
     let copy = Copy::of("llama-bias");
     copy.change_config("mlp_bias", false.into());
-    copy.refused(&["holds the tensor model.layers.0.mlp.down_proj.bias", "does not have"]);
+    copy.refused(&["has the tensor model.layers.0.mlp.down_proj.bias", "config.json does not"]);
 }
 
 #[test]

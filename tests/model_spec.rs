@@ -1,4 +1,4 @@
-//! `config.json` to `ModelSpec`: published configurations in both spellings, and what is refused.
+//! Converts `config.json` to `ModelSpec`: published configurations in both spellings, and rejected ones.
 
 use pagetide::backend::{Activation, DType, NormKind};
 use pagetide::model::files::ModelFiles;

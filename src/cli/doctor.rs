@@ -340,10 +340,10 @@ impl Display for DoctorReport {
         writeln!(f, "model     {}", self.model)?;
         match &self.runs_on {
             Some(device) if self.problems.is_empty() => {
-                writeln!(f, "\nNothing stops a start: it would run on {device}.")
+                writeln!(f, "\nReady to start: it would run on {device}.")
             }
             _ => {
-                writeln!(f, "\nThis would stop a start:")?;
+                writeln!(f, "\nProblems that would stop a start:")?;
                 self.problems.iter().try_for_each(|problem| writeln!(f, "  {problem}"))
             }
         }
@@ -412,6 +412,6 @@ impl Display for KernelCacheFacts {
         let Self { folder, kernels, bytes, writable } = self;
         let mib = *bytes as f64 / (1u64 << 20) as f64;
         write!(f, "{kernels} compiled files, {mib:.1} MiB in {}", folder.display())?;
-        if *writable { Ok(()) } else { write!(f, ", which cannot be written: every start compiles them again") }
+        if *writable { Ok(()) } else { write!(f, ", which is not writable: every start compiles them again") }
     }
 }

@@ -29,7 +29,7 @@ pub fn run(args: &HealthArgs) -> Result<ExitCode, StartError> {
     let client = reqwest::blocking::Client::builder()
         .timeout(Duration::from_secs(args.timeout))
         .no_proxy()
-        // It is this machine that is asked, and the certificate has another name.
+        // The request goes to this machine, whose certificate is for another name.
         .danger_accept_invalid_certs(true)
         .build()
         .map_err(failed)?;

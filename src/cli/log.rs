@@ -17,7 +17,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
 use tracing_subscriber::reload::Handle;
 
-/// Changes `log.level` of a log that has been started.
+/// Changes `log.level` after the log has been started.
 pub struct LogLevel(Box<SetLevel>);
 
 type SetLevel = dyn Fn(&str) -> Result<(), String> + Send + Sync;
@@ -25,17 +25,17 @@ type SetLevel = dyn Fn(&str) -> Result<(), String> + Send + Sync;
 impl LogLevel {
     pub fn set(&self, level: &str) {
         if let Err(error) = (self.0)(level) {
-            tracing::warn!("log.level stays as it was: {error}");
+            tracing::warn!("log.level is unchanged: {error}");
         }
     }
 }
 
-/// The lines of this program's log, once it has been started.
+/// The log lines of this program, once the log has been started.
 static LINES: OnceLock<Lines> = OnceLock::new();
 /// Time to write the remaining lines when the program ends.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
-/// Writes a line as it is, behind what has been logged; the line itself where no log has been started.
+/// Writes a line unchanged after the earlier log lines. Returns the line if no log has been started.
 pub fn write_line(line: Vec<u8>) -> Result<(), Vec<u8>> {
     let Some(lines) = LINES.get() else { return Err(line) };
     lines.push(line);
@@ -62,7 +62,7 @@ fn start() -> Result<Lines, StartError> {
     Ok(lines)
 }
 
-/// In the log as anything else, for the usual way is to write to standard error and wait.
+/// Logs a panic. The default handler would write to standard error and wait.
 fn log_panic(panic: &PanicHookInfo<'_>) {
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("without a name");
@@ -83,7 +83,7 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
 pub fn init(config: &LogConfig) -> Result<LogLevel, StartError> {
     let filter = filter(&config.level)
         .map_err(|error| StartError::new(format!("log.level: '{}' is not a log filter: {error}", config.level)))?;
-    // What cannot be written is not complained of in the same place: that would end the program, for want of a log.
+    // Errors of writing the log are ignored, because logging them could end the program.
     let lines = start()?;
     let logs =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || lines.clone()).log_internal_errors(false);
@@ -104,7 +104,7 @@ pub fn init(config: &LogConfig) -> Result<LogLevel, StartError> {
 }
 
 fn filter(level: &str) -> Result<EnvFilter, ParseError> {
-    // actix-web logs its workers' starts, hyper each connection, hf-hub each token file: noise at "info".
+    // At "info", actix-web logs the start of its workers, hyper each connection, and hf-hub each token file.
     let quiet = ["actix_server=warn", "actix_http=warn", "hyper=warn", "reqwest=warn", "hf_hub=warn"];
     EnvFilter::builder().parse(format!("{},{level}", quiet.join(",")))
 }

@@ -1,4 +1,4 @@
-//! What the command line says of itself: completions for shells, and manual pages.
+//! Shell completions and manual pages, made from the command line.
 
 use super::output;
 use crate::error::StartError;
@@ -30,7 +30,7 @@ pub fn man(args: &ManArgs, program: Command) -> Result<ExitCode, StartError> {
     match &args.out {
         Some(folder) => {
             let cannot = |error: std::io::Error| {
-                StartError::new(format!("--out {}: {error}: expected a folder that can be written", folder.display()))
+                StartError::new(format!("--out {}: {error}: expected a writable folder", folder.display()))
             };
             std::fs::create_dir_all(folder).map_err(cannot)?;
             clap_mangen::generate_to(program, Path::new(folder)).map_err(cannot)?;
@@ -39,7 +39,7 @@ pub fn man(args: &ManArgs, program: Command) -> Result<ExitCode, StartError> {
         None => {
             let mut page = Vec::new();
             let written = clap_mangen::Man::new(program).render(&mut page);
-            written.map_err(|error| StartError::new(format!("the manual page cannot be written: {error}")))?;
+            written.map_err(|error| StartError::new(format!("cannot write the manual page: {error}")))?;
             output::print(&page)
         }
     }

@@ -2,9 +2,9 @@
 
 use crate::error::StartError;
 
-/// For the standard streams, the engine's threads, the listeners, and files of the model.
+/// Files for the standard streams, the threads of the engine, the listeners, and the model.
 const OF_PROGRAM: u64 = 64;
-/// A thread of the HTTP server waits for events, for signals and for others to wake it.
+/// Files of an HTTP thread, for events, signals and wake-ups.
 const OF_THREAD: u64 = 8;
 
 /// Raises the limit of open files as far as the system permits. Shells often allow 1024 while the system allows many
@@ -14,7 +14,7 @@ pub fn ensure(http_threads: usize) -> Result<(), StartError> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the call writes to `limit`, and nothing else.
     if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
-        tracing::debug!("the limit of open files is not known: {}", std::io::Error::last_os_error());
+        tracing::debug!("cannot read the limit of open files: {}", std::io::Error::last_os_error());
         return Ok(());
     }
     let raised = libc::rlimit { rlim_cur: limit.rlim_max, ..limit };
@@ -22,7 +22,7 @@ pub fn ensure(http_threads: usize) -> Result<(), StartError> {
     if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised) } == 0 {
         limit = raised;
     } else {
-        tracing::debug!("the limit of open files stays as it is: {}", std::io::Error::last_os_error());
+        tracing::debug!("cannot raise the limit of open files: {}", std::io::Error::last_os_error());
     }
     // `rlim_t` is not u64 everywhere.
     #[allow(clippy::useless_conversion)]
@@ -33,14 +33,14 @@ pub fn ensure(http_threads: usize) -> Result<(), StartError> {
         return Ok(());
     }
     Err(StartError::new(format!(
-        "the limit of open files (ulimit -n) is {most}, and {needed} are needed here, {num_open} of which are open already; \
-         each connection takes two more"
+        "the limit of open files (ulimit -n) is {most}, but {needed} are needed, of which {num_open} are already \
+         open; each connection takes two more"
     )))
 }
 
-/// `None` where the system does not say.
+/// `None` if the system does not say.
 fn num_open() -> Option<u64> {
     let open = std::fs::read_dir("/proc/self/fd").ok()?;
-    // One of them is the folder itself.
+    // One of the entries is the folder itself.
     Some((open.count() as u64).saturating_sub(1))
 }

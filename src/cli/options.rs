@@ -78,8 +78,8 @@ fn flag(setting: &'static Setting, (name, value_name): (&'static str, &'static s
         .help_heading(setting.section_about())
 }
 
-/// The words that a setting takes, for shell completion. Any text is accepted here, because the configuration reports all
-/// mistakes together.
+/// The words that a setting accepts, for shell completion. Any text is accepted here, because the configuration reports
+/// all mistakes together.
 #[derive(Clone)]
 struct Known(&'static [&'static str]);
 

@@ -1,11 +1,11 @@
-//! What commands print. A standard output that is full or closed ends no program by a panic, as `println!` would.
+//! Prints the output of commands. A full or closed standard output does not cause a panic, as `println!` would.
 
 use super::log;
 use crate::error::StartError;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
-/// Prints to standard output. A reader that has seen enough (`| head`) is no failure.
+/// Prints to standard output. It is not an error if the reader stops reading (`| head`).
 pub fn print(text: impl AsRef<[u8]>) -> Result<ExitCode, StartError> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_ref()).and_then(|()| stdout.flush()) {
@@ -25,15 +25,15 @@ pub fn print_aside(mut text: String) {
         }
     };
     if let Err(error) = std::thread::Builder::new().name("pagetide-print".into()).spawn(print) {
-        tracing::warn!("standard output is not written, for there is no thread for it: {error}");
+        tracing::warn!("cannot write to standard output, because no thread can be started: {error}");
     }
 }
 
-/// Prints a line to standard error, where there is room for it: behind what has been logged.
+/// Prints a line to standard error after the log lines, if there is room.
 pub fn complain(text: &str) {
     let line = format!("{text}\n").into_bytes();
     if let Err(line) = log::write_line(line) {
-        // What cannot be said there cannot be said.
+        // There is no other place to report an error.
         let _ = std::io::stderr().write_all(&line);
     }
 }

@@ -1,22 +1,22 @@
-//! Progress on a terminal as a bar, elsewhere as log lines.
+//! Shows progress: as a bar on a terminal, else as log lines.
 
 use crate::actors::runtime::{LoadPhase, LoadProgress};
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-/// Between two log lines.
+/// Interval between two log lines.
 const LOG_EVERY: Duration = Duration::from_secs(5);
 
-/// Hears of bytes done and bytes in all.
+/// Is told the bytes done and in total.
 type Show = Box<dyn FnMut(u64, u64) + Send>;
 
-/// Shows a model's download and its loading: bytes, MiB/s, time left.
+/// Shows the download and the loading of a model: bytes, MiB/s, remaining time.
 pub fn loading() -> LoadProgress {
     let on_terminal = std::io::stderr().is_terminal();
     let mut current: Option<(LoadPhase, u64, Show)> = None;
     Box::new(move |phase, done, total| {
-        // Another total is another download: the small files come before the weights.
+        // Another total means another download: the small files come before the weights.
         if current.as_ref().is_none_or(|(shown, of, _)| (*shown, *of) != (phase, total)) {
             let show = if on_terminal { bar(phase, ProgressDrawTarget::stderr()) } else { lines(phase, done) };
             current = Some((phase, total, show));
@@ -45,7 +45,7 @@ fn bar(phase: LoadPhase, target: ProgressDrawTarget) -> Show {
     })
 }
 
-/// `from`: bytes that were there before.
+/// `from` is the number of bytes that were there before.
 fn lines(phase: LoadPhase, from: u64) -> Show {
     let what = match phase {
         LoadPhase::Download => "downloading",
@@ -66,7 +66,7 @@ fn lines(phase: LoadPhase, from: u64) -> Show {
     })
 }
 
-/// Requests of a file or a benchmark: done of total, tokens per second, time left.
+/// Progress of the requests of a file or a benchmark: done and total, tokens per second, remaining time.
 pub struct RequestProgress {
     bar: Option<ProgressBar>,
     total: u64,
@@ -87,7 +87,7 @@ impl RequestProgress {
         Self { bar, total, done: 0, tokens: 0, started: now, last_line: now }
     }
 
-    /// One more request is done; it generated `tokens`.
+    /// Another request is done, and has generated `tokens`.
     pub fn request_done(&mut self, tokens: u64) {
         self.done += 1;
         self.tokens += tokens;

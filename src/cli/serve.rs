@@ -35,7 +35,7 @@ pub fn run(options: &ConfigOptions) -> Result<ExitCode, StartError> {
     // ignore other signals.
     let (hang_ups, mut signals) =
         system.block_on(async { Ok::<_, StartError>((HangUps::listen()?, StopSignals::listen()?)) })?;
-    // Better said before a large model is loaded than after.
+    // An occupied address is reported before a large model is loaded.
     let listeners = server::listen(config)?;
     let Some(runtime) = system.block_on(load(config, &mut signals))? else { return Ok(ExitCode::SUCCESS) };
     let loaded = runtime.loaded();
@@ -61,7 +61,7 @@ pub fn run(options: &ConfigOptions) -> Result<ExitCode, StartError> {
     ended
 }
 
-/// Loads the model; `None` where a signal came first.
+/// Loads the model. `None` if a signal came first.
 async fn load(config: &Config, signals: &mut StopSignals) -> Result<Option<Runtime>, StartError> {
     let (tell, loaded) = tokio::sync::oneshot::channel();
     let config = config.clone();
@@ -81,7 +81,7 @@ async fn load(config: &Config, signals: &mut StopSignals) -> Result<Option<Runti
     }
 }
 
-/// What vLLM's names say of it.
+/// The description of the model for metrics under vLLM's names.
 fn served_model(runtime: &Runtime, config: &Config) -> ServedModel {
     let loaded = runtime.loaded();
     let pools = &loaded.pools;
@@ -93,14 +93,14 @@ fn served_model(runtime: &Runtime, config: &Config) -> ServedModel {
             ("num_gpu_blocks", pools.num_device_blocks.to_string()),
             ("num_cpu_blocks", pools.num_swap_blocks.to_string()),
             ("cache_dtype", pools.layout.dtype.name().to_owned()),
-            // As Python writes it.
+            // As in Python.
             ("enable_prefix_caching", if config.cache.enable_prefix_caching { "True" } else { "False" }.to_owned()),
         ],
     }
 }
 
-/// Reads the configuration again at each SIGHUP, and changes what may change; until one comes because the terminal has
-/// gone.
+/// Reads the configuration again at each SIGHUP and applies the settings that can change. Returns when a SIGHUP means
+/// that the terminal is gone.
 async fn reload_on_hang_up(mut hang_ups: HangUps, options: ConfigOptions, tuner: Tuner, supervisor: Supervisor) {
     while hang_ups.next().await == HangUp::ReadConfig {
         supervisor.reloading();
@@ -114,13 +114,13 @@ async fn reload(options: &ConfigOptions, tuner: &Tuner) {
         Ok(read) => read,
         Err(StartError(problems)) => {
             metrics::config_changed(false);
-            return tracing::error!("SIGHUP: the configuration is wrong, and nothing has changed: {problems}");
+            return tracing::error!("SIGHUP: the configuration has mistakes, so nothing has changed: {problems}");
         }
     };
     match tuner.reload(&read).await {
         Ok(Reloaded { changed, refused }) => {
             for (key, why) in &refused {
-                tracing::warn!("SIGHUP: {key} stays as it is: {why}");
+                tracing::warn!("SIGHUP: {key} needs a restart: {why}");
             }
             tracing::info!("SIGHUP: the configuration was read again, {} settings have changed", changed.len());
         }
@@ -134,7 +134,7 @@ fn trace_options(config: &TracingConfig) -> Option<TraceOptions> {
     (!otlp_endpoint.is_empty()).then_some(TraceOptions { otlp_endpoint, sample_ratio, service_name })
 }
 
-/// What a server is made of.
+/// The parts of a running server.
 struct Serving {
     runtime: Runtime,
     tuner: Tuner,
@@ -145,7 +145,7 @@ struct Serving {
 }
 
 impl Serving {
-    /// Serves until a signal, or until `reloads` ends for lack of a terminal, then finishes what runs.
+    /// Serves until a signal arrives, or until `reloads` ends because the terminal is gone. Then it drains.
     async fn serve(self, config: &Config, mut reloads: JoinHandle<()>) -> Result<ExitCode, StartError> {
         let Self { runtime, tuner, listeners, tracer, supervisor, mut signals } = self;
         let (url, admin) = (listeners.url()?, listeners.admin_addr()?);
@@ -167,7 +167,7 @@ impl Serving {
             }
             () = runtime.ended() => {
                 end_for_certain();
-                // The requests' errors are on their way to the clients.
+                // The errors of the requests are being sent to the clients.
                 let _ = actix_web::rt::time::timeout(LAST_WORDS, stopper.stop(true)).await;
                 return Err(StartError::new("the engine has stopped; the reason is in the log above"));
             }
@@ -178,10 +178,10 @@ impl Serving {
         reloads.abort();
         supervisor.stopping();
         tokio::select! {
-            // The server answers on while the engine drains.
+            // The server keeps answering while the engine drains.
             () = drain(&runtime, &stopper, server) => {}
             signal = signals.next() => {
-                tracing::warn!("a second signal: ending at once");
+                tracing::warn!("second signal: ending at once");
                 log::finish();
                 std::process::exit(128 + signal);
             }
@@ -193,42 +193,42 @@ impl Serving {
     }
 }
 
-/// Stops in order: first only `/ready` says so, then nothing new is taken, then what still runs ends with an error.
+/// Stops in order: first only `/ready` changes, then new requests are refused, then the requests that still run end
+/// with an error.
 async fn drain(runtime: &Runtime, stopper: &ServerHandle, server: JoinHandle<std::io::Result<()>>) {
     let handle = runtime.handle();
     let ServerConfig { drain_delay_s, drain_timeout_s, .. } = *handle.model().server.get();
     handle.phase().advance(Phase::Leaving);
     if drain_delay_s > 0 {
-        tracing::info!("stopping: /ready says no, and requests are still taken for {drain_delay_s} s");
+        tracing::info!("stopping: /ready returns 503, and requests are still accepted for {drain_delay_s} s");
         actix_web::rt::time::sleep(Duration::from_secs(drain_delay_s)).await;
     }
     tracing::info!(
-        "stopping: nothing new is admitted; running requests have {drain_timeout_s} s; a second signal ends at once"
+        "stopping: new requests are refused; running requests have {drain_timeout_s} s; a second signal ends the \
+         server at once"
     );
     let deadline = Instant::now() + Duration::from_secs(drain_timeout_s);
     if !runtime.drain(Duration::from_secs(drain_timeout_s)).await {
-        tracing::warn!(
-            "requests were still running after server.drain_timeout_s = {drain_timeout_s} s: they are cut off"
-        );
+        tracing::warn!("requests still ran after server.drain_timeout_s = {drain_timeout_s} s and were ended");
         handle.phase().advance(Phase::Over);
     }
     // Clients may still read what is ready for them. The server does not wait for those that do not.
     let rest = deadline.saturating_duration_since(Instant::now()).max(LAST_WORDS);
     if actix_web::rt::time::timeout(rest, stopper.stop(true)).await.is_ok() {
-        // The admin's port has answered until now, and ends too.
+        // The admin port has answered until now and also stops.
         let _ = actix_web::rt::time::timeout(LAST_WORDS, server).await;
     }
 }
 
-/// Aborts the process where it has not ended some seconds after the last answers: a device that hangs can make its
-/// driver's clean-up hang too.
+/// Aborts the process if it has not ended some seconds after the last answers. A hung device can block the clean-up of
+/// its driver.
 fn end_for_certain() {
     let end = || {
         std::thread::sleep(2 * LAST_WORDS);
         std::process::abort();
     };
     if let Err(error) = std::thread::Builder::new().name("pagetide-end".into()).spawn(end) {
-        tracing::warn!("ending at once, for there is no thread to wait: {error}");
+        tracing::warn!("ending at once, because no thread can be started to wait: {error}");
         std::process::abort();
     }
 }

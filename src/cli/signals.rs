@@ -1,4 +1,4 @@
-//! SIGINT and SIGTERM end the program, SIGHUP has it read its configuration again.
+//! SIGINT and SIGTERM stop the program. SIGHUP makes it read its configuration again.
 
 use crate::error::StartError;
 use std::io::{IsTerminal, stderr};
@@ -23,12 +23,12 @@ pub struct StopSignals {
 }
 
 impl StopSignals {
-    /// From here on the signals no longer end the process by themselves.
+    /// From here on the signals do not end the process.
     pub fn listen() -> Result<Self, StartError> {
         Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
     }
 
-    /// Waits for the next one; its number.
+    /// Waits for the next signal and returns its number.
     pub async fn next(&mut self) -> i32 {
         tokio::select! {
             _ = self.interrupt.recv() => SignalKind::interrupt().as_raw_value(),
@@ -37,13 +37,13 @@ impl StopSignals {
     }
 }
 
-/// SIGHUP. It also comes when the terminal is closed that the program was started in.
+/// SIGHUP. It is also sent when the terminal of the program is closed.
 pub struct HangUps {
     signal: Signal,
     had_terminal: bool,
 }
 
-/// What a SIGHUP says.
+/// The meaning of a SIGHUP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HangUp {
     ReadConfig,
@@ -52,15 +52,14 @@ pub enum HangUp {
 }
 
 impl HangUps {
-    /// From here on the signal no longer ends the process by itself, and one that comes is kept for
-    /// [`HangUps::next`].
+    /// From here on the signal does not end the process. A signal that arrives is kept for [`HangUps::next`].
     pub fn listen() -> Result<Self, StartError> {
         Ok(Self { signal: listen(SignalKind::hangup())?, had_terminal: stderr().is_terminal() })
     }
 
     pub async fn next(&mut self) -> HangUp {
         self.signal.recv().await;
-        // A terminal that has hung up is none.
+        // A closed terminal is no longer a terminal.
         match self.had_terminal && !stderr().is_terminal() {
             true => HangUp::TerminalGone,
             false => HangUp::ReadConfig,

@@ -16,7 +16,7 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// As `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID` say.
+    /// The supervisor in `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID`.
     pub fn of_environment() -> Self {
         let var = |name| std::env::var(name).ok();
         let is_ours = var("WATCHDOG_PID").is_none_or(|id| id == std::process::id().to_string());
@@ -25,12 +25,12 @@ impl Supervisor {
         Self { socket: var("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()), watchdog }
     }
 
-    /// Requests are taken.
+    /// Reports that requests are accepted.
     pub fn ready(&self) {
         self.tell("READY=1");
     }
 
-    /// The configuration is read again; [`Supervisor::ready`] follows.
+    /// Reports that the configuration is read again. [`Supervisor::ready`] must follow.
     pub fn reloading(&self) {
         self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={}", monotonic_usec()));
     }
@@ -39,7 +39,7 @@ impl Supervisor {
         self.tell("STOPPING=1");
     }
 
-    /// Says twice in each of the supervisor's intervals that the process is alive, as long as the engine answers.
+    /// Sends a sign of life twice per interval, as long as the engine answers.
     pub async fn prove_alive(self, tuner: Tuner) {
         let Some(interval) = self.watchdog else { return };
         while tuner.swap_pool().await.is_ok() {
@@ -51,7 +51,7 @@ impl Supervisor {
     fn tell(&self, state: &str) {
         let Some(socket) = &self.socket else { return };
         if let Err(error) = send(socket, state) {
-            tracing::warn!("NOTIFY_SOCKET {socket} cannot be told {state:?}: {error}");
+            tracing::warn!("cannot send {state:?} to NOTIFY_SOCKET {socket}: {error}");
         }
     }
 }
@@ -79,7 +79,7 @@ fn send_abstract(_: &UnixDatagram, _: &str, _: &str) -> std::io::Result<()> {
 /// The clock by which systemd orders events.
 fn monotonic_usec() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: it writes to `now`, and nothing else.
+    // SAFETY: the call only writes to `now`.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
     now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000
 }

@@ -17,17 +17,18 @@ impl FileBytes {
         unsafe { Mmap::map(file) }.map(FileBytes::Mapped)
     }
 
-    /// Tells the system that `range` will not be read again soon, so that the pages do not count as ours.
+    /// Tells the system that `range` will not be read again soon, so that its pages do not count as memory of this
+    /// process.
     pub fn release(&self, range: Range<usize>) {
         #[cfg(unix)]
         if let FileBytes::Mapped(map) = self {
-            // The weights beside this tensor may share its first and last page: keep to whole pages.
+            // Neighbouring tensors may share the first and last page, so only whole pages are released.
             const PAGE: usize = 64 * 1024;
             let start = range.start.next_multiple_of(PAGE);
             let end = range.end / PAGE * PAGE;
             if start < end {
-                // SAFETY: dropping pages of a read-only map of a file loses nothing, they are read again from the
-                // file. The advice may fail on odd file systems; then the pages merely stay.
+                // SAFETY: dropping pages of a read-only file mapping loses nothing, because they are read from the file
+                // again. If the advice fails on an unusual file system, the pages merely stay.
                 let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
             }
         }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-/// All tensors of a checkpoint by name, of one file or of several shards.
+/// All tensors of a checkpoint by name, from one file or several shards.
 pub struct Checkpoint {
     files: Vec<(String, FileBytes)>,
     tensors: HashMap<String, TensorEntry>,
@@ -98,22 +98,22 @@ impl Checkpoint {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// A tensor's size in the file; 0 if there is none of that name.
+    /// The size of a tensor in the file; 0 if there is no such tensor.
     pub fn size_bytes(&self, tensor: &str) -> usize {
         self.tensors.get(tensor).map_or(0, |entry| entry.range.len())
     }
 
-    /// A tensor's element type; `None` if there is no such tensor, or it is of a type that the runtime does not read.
+    /// The element type of a tensor; `None` if there is no such tensor, or if its type is not supported.
     pub fn dtype(&self, tensor: &str) -> Option<DType> {
         self.tensors.get(tensor).and_then(|entry| element_type(entry.dtype))
     }
 
-    /// The tensor as it lies in the file, which must have this shape: `[rows, cols]`, or `[cols]` for a vector.
+    /// The stored tensor, which must have this shape: `[rows, cols]`, or `[cols]` for a vector.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<HostTensor<'_>, StartError> {
         let entry = self
             .tensors
             .get(name)
-            .ok_or_else(|| StartError::new(format!("the checkpoint lacks the tensor {name}, of shape {shape:?}")))?;
+            .ok_or_else(|| StartError::new(format!("the checkpoint has no tensor {name} of shape {shape:?}")))?;
         let (file, bytes) = &self.files[entry.file];
         if entry.shape != shape {
             return Err(StartError::new(format!(
@@ -131,7 +131,7 @@ impl Checkpoint {
         Ok(HostTensor { dtype, rows, cols, bytes: &bytes[entry.range.clone()] })
     }
 
-    /// Gives back the memory of a tensor that has been read; reading it again works, from the disk.
+    /// Releases the memory of a tensor that has been read. Reading it again works, from the disk.
     pub fn release(&self, tensor: &str) {
         if let Some(entry) = self.tensors.get(tensor) {
             self.files[entry.file].1.release(entry.range.clone());
@@ -140,8 +140,8 @@ impl Checkpoint {
 }
 
 impl ModelFiles {
-    /// The weights, memory-mapped: `model.safetensors`, or the shards that `model.safetensors.index.json` lists. Those
-    /// of a hub model are fetched first, where they are missing.
+    /// The memory-mapped weights: `model.safetensors`, or the shards listed in `model.safetensors.index.json`. Missing
+    /// files of a hub model are downloaded first.
     pub fn checkpoint(&self) -> Result<Checkpoint, StartError> {
         self.fetch_weights()?;
         if let Some(index) = self.read_json("model.safetensors.index.json")? {

@@ -1,4 +1,4 @@
-//! The forward pass: the one decoder of all families.
+//! The forward pass: one decoder for all families.
 
 use crate::backend::profile::StepPhase;
 use crate::backend::{Backend, Batch, DType, ExpertsShape, Heads, KvLayout, Norm, TensorRole};
@@ -17,25 +17,25 @@ pub struct Decoder<B: Backend> {
     max_logit_rows: usize,
     weights: Weights<B>,
     rope: Option<B::RopeTable>,
-    /// Of the layers with a window, where they turn otherwise.
+    /// The rotary table of layers with a window, if it differs from the others.
     windowed_rope: Option<B::RopeTable>,
     residual: Residual<B>,
     work: DecoderWorkspace<B>,
 }
 
-/// Activations, made once. `rows` is the most that a step has.
+/// Activations, allocated once. `rows` is the maximum of a step.
 struct DecoderWorkspace<B: Backend> {
-    /// `[rows, embed]`, where embeddings are narrower than the model.
+    /// `[rows, embed]`, if embeddings are narrower than the model.
     embedding: Option<B::Tensor>,
     /// `[rows, (num_heads + 2 * num_kv_heads) * head_dim]`
     qkv: B::Tensor,
     /// `[rows, num_heads * head_dim]`
     attended: B::Tensor,
-    /// `[rows, 2 * intermediate]` where the MLP is gated, else `[rows, intermediate]`.
+    /// `[rows, 2 * intermediate]` if the MLP is gated, else `[rows, intermediate]`.
     up: B::Tensor,
-    /// `[rows, intermediate]`, where the MLP is gated.
+    /// `[rows, intermediate]`, if the MLP is gated.
     gated: Option<B::Tensor>,
-    /// What layers with experts need.
+    /// The workspace of layers with experts.
     experts: Option<(ExpertsShape, B::ExpertsWorkspace)>,
     /// `[logit rows, embed]`
     gathered: B::Tensor,
@@ -75,13 +75,13 @@ impl<B: Backend> Decoder<B> {
         &self.spec
     }
 
-    /// The KV cache that this model needs; K and V are kept in the precision of the weights.
+    /// The layout of this model's KV cache. K and V have the precision of the weights.
     pub fn kv_layout(&self, block_size: usize) -> KvLayout {
         self.spec.kv_layout(block_size, self.dtype)
     }
 
-    /// Runs a step's forward pass: writes the K and V of all new tokens and computes the logits of `batch.logit_rows`,
-    /// some at a time: `sample` is called with each range of them while they are the backend's last logits.
+    /// Runs the forward pass of a step: writes K and V of all new tokens and computes the logits of `batch.logit_rows`,
+    /// some at a time. `sample` is called with each range of them while they are the last logits of the backend.
     pub fn forward(&mut self, backend: &mut B, batch: &Batch, sample: &mut dyn FnMut(&mut B, Range<usize>)) {
         assert!(batch.num_rows() <= self.max_rows, "{} rows, made for {}", batch.num_rows(), self.max_rows);
         let num_logit_rows = batch.logit_rows.len();
@@ -101,7 +101,7 @@ impl<B: Backend> Decoder<B> {
         }
     }
 
-    /// Has the hidden states of `batch.hidden_rows` fetched, as they are before the vocabulary product.
+    /// Fetches the hidden states of `batch.hidden_rows`, as they are before the vocabulary product.
     fn fetch(&mut self, backend: &mut B, batch: &Batch) {
         if batch.logit_rows.is_empty() {
             self.finish(backend);
@@ -113,7 +113,7 @@ impl<B: Backend> Decoder<B> {
         batch.hidden_rows.iter().for_each(|rows| backend.fetch_rows(x, rows.clone()));
     }
 
-    /// [`Decoder::forward`] up to the first logits, `times` times over, for measuring it.
+    /// Runs [`Decoder::forward`] up to the first logits `times` times, to measure it.
     pub fn repeat(&mut self, backend: &mut B, batch: &Batch, times: usize) {
         backend.begin(batch);
         for _ in 0..times {
@@ -121,7 +121,7 @@ impl<B: Backend> Decoder<B> {
         }
     }
 
-    /// All layers, and the first `num_logit_rows` rows of logits.
+    /// Runs all layers, and computes the first `num_logit_rows` rows of logits.
     fn pass(&mut self, backend: &mut B, num_logit_rows: usize) {
         backend.replay(&mut |backend| {
             self.layers(backend);
@@ -205,7 +205,7 @@ impl<B: Backend> Decoder<B> {
         self.residual.leave(backend, &weights.mlp_norm, weights.mlp_post_norm.as_ref());
     }
 
-    /// What stands between the last layer and the vocabulary product, for all rows.
+    /// Runs everything between the last layer and the vocabulary product, for all rows.
     fn finish(&mut self, backend: &mut B) {
         let x = self.residual.finish(backend, self.weights.final_norm.as_ref());
         if let (Some(project_out), Some(embedding)) = (&self.weights.project_out, &mut self.work.embedding) {
@@ -229,7 +229,7 @@ impl<B: Backend> Decoder<B> {
     }
 }
 
-/// `x` in the precision of the weights, in which transformers keeps the embeddings' factor.
+/// `x` in the precision of the weights, in which transformers keeps the factor of embeddings.
 fn round(x: f32, dtype: DType) -> f32 {
     match dtype {
         DType::F32 => x,
@@ -238,24 +238,24 @@ fn round(x: f32, dtype: DType) -> f32 {
     }
 }
 
-/// The residual stream with the norms before or after each sublayer. Where a backend adds a sublayer's output together
-/// with the norm that follows, the addition waits for the next sublayer's norm.
+/// The residual stream, with the norms before or after each sublayer. If a backend fuses the addition of a sublayer's
+/// output with the next norm, the addition waits for that norm.
 struct Residual<B: Backend> {
     placement: NormPlacement,
-    /// The stream, without `delta` while that is pending.
+    /// The stream; without `delta` while its addition is pending.
     x: B::Tensor,
-    /// What a sublayer reads, where norms come before.
+    /// The input of a sublayer, if norms come before it.
     normed: B::Tensor,
-    /// What the model ends with, or the stream to be, where norms come after.
+    /// The final result, or the next stream if norms come after sublayers.
     finished: B::Tensor,
     /// The last sublayer's output.
     delta: B::Tensor,
-    /// The same, normed, where there are norms on both sides.
+    /// The normalised output of the last sublayer, if there are norms on both sides.
     normed_delta: Option<B::Tensor>,
     delta_is_pending: bool,
 }
 
-/// Where a norm's result goes.
+/// The target of a norm.
 enum NormedTo {
     Sublayer,
     /// [`Residual::finished`].
@@ -265,7 +265,7 @@ enum NormedTo {
 impl<B: Backend> Residual<B> {
     fn new(spec: &ModelSpec, dtype: DType, max_rows: usize, backend: &B) -> Result<Self, StartError> {
         let tensor = |role| backend.tensor(max_rows, spec.hidden_size, role);
-        // Experts read what they are given row by row, and do not add.
+        // Experts read their input row by row, and do not add to the stream.
         let has_experts = spec.experts.is_some();
         let operand = if has_experts { TensorRole::Activation } else { TensorRole::Operand(dtype) };
         let unfused = if has_experts { TensorRole::Activation } else { TensorRole::Unfused };
@@ -288,13 +288,13 @@ impl<B: Backend> Residual<B> {
         })
     }
 
-    /// The stream's tensor, for a new step's embeddings.
+    /// The tensor of the stream, for the embeddings of a new step.
     fn restart(&mut self) -> &mut B::Tensor {
         self.delta_is_pending = false;
         &mut self.x
     }
 
-    /// Makes what a sublayer reads; `norm` is its own.
+    /// Prepares the input of a sublayer. `norm` is its own norm.
     fn enter(&mut self, backend: &mut B, norm: &Norm<B::Vector>) -> &B::Tensor {
         if self.placement == NormPlacement::After {
             return &self.x;
@@ -303,14 +303,14 @@ impl<B: Backend> Residual<B> {
         &self.normed
     }
 
-    /// What a sublayer reads, and where its output goes.
+    /// The input of a sublayer, and the tensor for its output.
     fn sublayer(&mut self) -> (&B::Tensor, &mut B::Tensor) {
         let x = if self.placement == NormPlacement::After { &self.x } else { &self.normed };
         self.delta_is_pending = true;
         (x, &mut self.delta)
     }
 
-    /// The product at the end of a sublayer.
+    /// Runs the matrix product at the end of a sublayer.
     fn add(&mut self, backend: &mut B, phase: StepPhase, x: &B::Tensor, linear: &LinearLayer<B>) {
         let LinearLayer { weight, bias } = linear;
         backend.mark(phase);
@@ -323,7 +323,7 @@ impl<B: Backend> Residual<B> {
         };
     }
 
-    /// The end of a sublayer; `norm` is its own, and `post_norm` where there are both.
+    /// Ends a sublayer. `norm` is its own norm, and `post_norm` the second one if there are two.
     fn leave(&mut self, backend: &mut B, norm: &Norm<B::Vector>, post_norm: Option<&Norm<B::Vector>>) {
         if let (Some(post_norm), Some(normed)) = (post_norm, &mut self.normed_delta) {
             backend.norm(&self.delta, post_norm, normed);
@@ -334,7 +334,7 @@ impl<B: Backend> Residual<B> {
         }
     }
 
-    /// The stream after the last sublayer, normed where the model ends with a norm.
+    /// The stream after the last sublayer, normalised if the model ends with a norm.
     fn finish(&mut self, backend: &mut B, final_norm: Option<&Norm<B::Vector>>) -> &B::Tensor {
         if let Some(norm) = final_norm {
             self.add_and_norm(backend, norm, NormedTo::Stream);
@@ -347,7 +347,7 @@ impl<B: Backend> Residual<B> {
         &self.x
     }
 
-    /// What [`Residual::finish`] gave.
+    /// The result of [`Residual::finish`].
     fn finished(&self, is_normed: bool) -> &B::Tensor {
         if is_normed { &self.finished } else { &self.x }
     }

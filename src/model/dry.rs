@@ -1,5 +1,5 @@
-//! A backend that takes no memory and computes nothing: it counts what a load would take. Loading onto it finds
-//! whatever is missing from a checkpoint, or of another shape than `config.json` says, before anything is packed.
+//! A backend that allocates and computes nothing, but counts the memory of a load. Loading onto it finds tensors that
+//! are missing or have the wrong shape before anything is packed.
 
 use crate::backend::{
     Activation, AttentionShape, Backend, Batch, DType, Experts, ExpertsShape, FinishedCopy, HostTensor, KvLayout,
@@ -10,7 +10,7 @@ use crate::ids::BlockId;
 use std::cell::Cell;
 use std::ops::Range;
 
-/// Float32 of an activation.
+/// Size of a float32 activation.
 const F32_BYTES: u128 = 4;
 
 #[derive(Default)]
@@ -19,7 +19,7 @@ pub struct DryBackend {
 }
 
 impl DryBackend {
-    /// Memory of all that was loaded so far.
+    /// Memory of everything that was loaded so far.
     pub fn bytes(&self) -> u128 {
         self.bytes.get()
     }

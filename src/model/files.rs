@@ -80,7 +80,7 @@ impl Location {
         };
         match revision {
             Some(revision) => Err(StartError::new(format!(
-                "model.revision: '{model}' is no model of the hub and has no revision '{revision}'"
+                "model.revision: '{model}' is not a model on the hub, so it has no revision '{revision}'"
             ))),
             None => Ok(location),
         }
@@ -100,12 +100,13 @@ pub fn whereabouts(source: &ModelSource) -> Result<String, StartError> {
                 Some(snapshot) => format!("{model} at {revision}, in {}", snapshot.display()),
                 None if access.offline => {
                     return Err(StartError::new(format!(
-                        "model: '{model}' at {revision} is not, or not whole, in the cache {}, and HF_HUB_OFFLINE is set",
+                        "model: '{model}' at {revision} is missing or incomplete in the cache {}, and \
+                         HF_HUB_OFFLINE is set",
                         access.cache.display()
                     )));
                 }
                 None => format!(
-                    "{model} at {revision}, not or not whole in the cache {}: a start would fetch it from {}",
+                    "{model} at {revision}, missing or incomplete in the cache {}: a start would download it from {}",
                     access.cache.display(),
                     access.endpoint
                 ),
@@ -264,7 +265,7 @@ impl ModelFiles {
         // One byte more than allowed shows that the file is too large, even if it grows meanwhile.
         file.take(largest + 1).read_to_end(&mut bytes).map_err(|error| self.error(name, error))?;
         if bytes.len() as u64 > largest {
-            return Err(self.error(name, format!("larger than {} MiB, the most that is read of it", largest >> 20)));
+            return Err(self.error(name, format!("larger than {} MiB, the maximum for this file", largest >> 20)));
         }
         Ok(bytes)
     }

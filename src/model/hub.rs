@@ -74,7 +74,10 @@ impl HubModel {
                 Ok(commit) => commit,
                 // The cached files may be enough.
                 Err(failure) if failure.is_no_answer() && place.has_config(cached.as_deref()) => {
-                    tracing::warn!("{model} may lack files in the cache, and the hub does not answer: {failure}");
+                    tracing::warn!(
+                        "files of {model} may be missing in the cache, and the hub does not answer: \
+                                    {failure}"
+                    );
                     cached.expect("it has a config")
                 }
                 Err(failure) => return Err(failure.of(&hub)),

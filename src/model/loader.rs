@@ -22,8 +22,8 @@ pub use cuda::{GpuRunner, OpenDevice, load_on_gpu};
 pub use sizes::LoadedModel;
 use sizes::dtype;
 
-/// Loads the weights onto the configured device and allocates the KV pools. `profile` records the operations of steps; it
-/// works on the CPU only. `progress` is told the bytes read so far and in total.
+/// Loads the weights onto the configured device and allocates the KV pools. `profile` records the operations of steps;
+/// it works on the CPU only. `progress` is told the bytes read so far and in total.
 pub fn load(
     options: &LoadOptions,
     files: &ModelFiles,
@@ -33,7 +33,7 @@ pub fn load(
 ) -> Result<(Box<dyn StepRunner>, LoadedModel), StartError> {
     if options.load_format == LoadFormat::Null {
         if profile.is_some() {
-            return Err(StartError::new("no roofline of --load-format null: it computes nothing"));
+            return Err(StartError::new("--load-format null has no roofline, because it computes nothing"));
         }
         let (runner, loaded) = null::load(options, &spec)?;
         return Ok((Box::new(runner), loaded));
@@ -50,13 +50,13 @@ pub fn load(
         },
     };
     if dtype(options, &spec) == DType::F16 && matches!(spec.family, Family::Gemma2 | Family::Gemma3) {
-        tracing::warn!("Gemma's activations may outgrow float16: use --dtype bfloat16 or float32");
+        tracing::warn!("Gemma's activations may overflow float16: use --dtype bfloat16 or float32");
     }
     check(options, files, &spec, if gpu.is_some() { LoadTarget::Gpu } else { LoadTarget::Cpu })?;
     match gpu {
         Some(_) if profile.is_some() => Err(StartError::new(
-            "no roofline of a GPU: its operations go on after they have been called; \
-             `pagetide bench gpu` measures them, and --device cpu measures the CPU",
+            "a GPU has no roofline, because its operations run asynchronously: use `pagetide bench gpu`, or \
+             --device cpu for the CPU",
         )),
         Some(gpu) => {
             let (runner, loaded) = load_on_gpu(gpu.opener(), options, files, spec, progress)?;

@@ -22,13 +22,13 @@ use std::time::Instant;
 pub struct NullRunner {
     vocab_size: u32,
     embed_size: usize,
-    /// Of the plans that were submitted and not finished, oldest first.
+    /// Outputs of submitted plans that are not finished, oldest first.
     done: VecDeque<StepOutput>,
     copies: CopyReport,
 }
 
 impl NullRunner {
-    /// In place of a model with this vocabulary and this many numbers in a hidden state.
+    /// A runner in place of a model with this vocabulary and this size of hidden states.
     pub fn new(vocab_size: usize, embed_size: usize) -> Self {
         Self { vocab_size: vocab_size as u32, embed_size, done: VecDeque::new(), copies: CopyReport::default() }
     }
@@ -59,7 +59,7 @@ impl NullRunner {
         (*first_sample..first_sample + num_samples).map(sample).collect()
     }
 
-    /// A random token, or the next after it that may come; the last is followed by the first.
+    /// A random token, or the next allowed one after it, cyclically.
     fn token(&self, draw: Draw, params: &SamplingParams, limits: &TokenLimits) -> TokenId {
         let vocab_size = self.vocab_size;
         let start = ((u128::from(draw.bits()) * u128::from(vocab_size)) >> 64) as TokenId;
@@ -79,11 +79,11 @@ impl NullRunner {
                 known().skip_while(|token| *token < start).chain(known()).find(&mut may_come)
             }
         };
-        // Limits leave something; a row of logits without anything gives token 0 too.
+        // Limits always allow a token. A row of logits without any also gives token 0.
         token.or(only_end).unwrap_or(0)
     }
 
-    /// Of a uniform distribution.
+    /// The log-probabilities of a uniform distribution.
     fn logprobs(&self, chosen: TokenId, num_top: u32) -> PositionLogprobs {
         let logprob = -f64::from(self.vocab_size).ln() as f32;
         let entry = |token| TokenLogprob { token, logprob, rank: token + 1 };

@@ -1,8 +1,8 @@
 //! Rotary position embedding ("RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv 2104.09864) and
 //! its scalings for longer sequences.
 //!
-//! Computed in float32 in the order in which transformers computes them, since the models were trained with those
-//! very numbers: at position 100,000 the last bit of a frequency is worth a hundredth of a radian.
+//! Everything is computed in float32 in the same order as in transformers, because the models were trained with exactly
+//! these numbers: at position 100,000 the last bit of a frequency is worth a hundredth of a radian.
 
 use crate::backend::Rope;
 use crate::model::spec::{RopeScaling, RopeSpec};
@@ -50,7 +50,7 @@ pub fn rope(spec: &RopeSpec, max_position_embeddings: usize, max_model_len: usiz
             attention_factor: on_cos_and_sin,
         } => {
             attention_factor = on_cos_and_sin as f32;
-            // As published it goes by the length of the sequence so far: see `dynamic_theta`.
+            // The publication uses the length of the sequence so far; see `dynamic_theta`.
             let factors = if max_model_len > original_max_positions { long_factor } else { short_factor };
             let stretched = |(wavelength, factor): (f32, &f64)| 1.0 / (*factor as f32 * wavelength);
             wavelengths(spec.theta, rotary_dim).into_iter().zip(factors).map(stretched).collect()
@@ -59,7 +59,7 @@ pub fn rope(spec: &RopeSpec, max_position_embeddings: usize, max_model_len: usiz
     Rope { rotary_dim, inv_freq, attention_factor, max_positions: max_model_len }
 }
 
-/// `theta^(2i / dim)`, `[dim / 2]`: positions that one radian takes.
+/// `theta^(2i / dim)`, `[dim / 2]`: the number of positions per radian.
 fn wavelengths(theta: f64, dim: usize) -> Vec<f32> {
     (0..dim / 2).map(|i| (theta as f32).powf((2 * i) as f32 / dim as f32)).collect()
 }
@@ -70,17 +70,17 @@ fn inverse(wavelengths: &[f32]) -> Vec<f32> {
 
 /// "Dynamic NTK" scaling: a larger base for longer sequences.
 ///
-/// As published the base grows with the sequence; but then a token's K would depend on how long the sequence it stands
-/// in became later, and a cached or swapped block would be wrong for every other length. So one base is fixed per
-/// server, that of its longest sequence: none up to the model's own length, and exactly the published one for a
-/// sequence of `max_model_len` tokens.
+/// In the publication the base grows with the sequence. Then the K of a token would depend on the later length of its
+/// sequence, and a cached or swapped block would be wrong for every other length. So one base is fixed per server, that
+/// of its longest sequence: the original one up to the model's own length, else the published one for a sequence of
+/// `max_model_len` tokens.
 fn dynamic_theta(theta: f64, factor: f64, dim: usize, max_position_embeddings: usize, max_model_len: usize) -> f64 {
     let length = max_model_len.max(max_position_embeddings) as f64;
     let stretch = factor * length / max_position_embeddings as f64 - (factor - 1.0);
     theta * stretch.powf(dim as f64 / (dim as f64 - 2.0))
 }
 
-/// Llama 3.1: low frequencies are divided by `factor`, high ones stay, those between are interpolated.
+/// Llama 3.1: low frequencies are divided by `factor`, high ones stay, and those between are interpolated.
 fn llama3(frequency: f32, factor: f64, low_freq_factor: f64, high_freq_factor: f64, original_length: f64) -> f32 {
     let wavelength = (2.0 * PI) as f32 / frequency;
     if wavelength < (original_length / high_freq_factor) as f32 {
@@ -95,8 +95,8 @@ fn llama3(frequency: f32, factor: f64, low_freq_factor: f64, high_freq_factor: f
     (1.0 - smooth) * frequency / factor as f32 + smooth * frequency
 }
 
-/// YaRN (arXiv 2309.00071), section 3.2: dimensions up to `low` keep their frequency, from `high` on it is divided by
-/// `factor`, with a linear ramp between.
+/// YaRN (arXiv 2309.00071), section 3.2: dimensions up to `low` keep their frequency. From `high` on it is divided by
+/// `factor`. Between the two there is a linear ramp.
 fn yarn(wavelengths: &[f32], factor: f32, low: f64, high: f64) -> Vec<f32> {
     let width = if low == high { 0.001 } else { high - low };
     let blend = |(i, wavelength): (usize, &f32)| {

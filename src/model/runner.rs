@@ -1,4 +1,4 @@
-//! A step plan on a device: copies, one forward pass, samples.
+//! Runs a step plan on a device: copies, one forward pass, samples.
 
 use crate::backend::{
     Backend, Batch, BatchSeq, FinishedCopy, KvLayout, LogitsRequest, LogitsResult, LogitsWant, NO_SOURCE,
@@ -34,39 +34,39 @@ pub struct ModelRunner<B: Backend> {
     decoder: Decoder<B>,
     pools: PoolSizes,
     batch: Batch,
-    /// Plans that were submitted and are not finished.
+    /// Submitted plans that are not finished.
     in_flight: VecDeque<Submitted>,
-    /// The requests of the last plan that sample a sequence's next token.
+    /// The requests of the last plan that sample the next token of each sequence.
     last_samples: HashMap<SeqId, u32>,
-    /// When the last plan was done.
+    /// The end of the last plan.
     last_done: Option<Instant>,
-    /// Copies to the swap pool and to the device that have not ended, in order.
+    /// Unfinished copies to the swap pool and to the device, in order.
     copying: [VecDeque<Copying>; 2],
-    /// What has not been told of copies that could not be started.
+    /// Failed copies that have not been reported yet.
     failed: CopyReport,
-    /// Blocks of the swap pool that hold nothing since then.
+    /// Blocks of the swap pool without valid content, because their copy failed.
     broken: HashSet<BlockId>,
 }
 
 /// A copy between the tiers.
 struct Copying {
-    /// Of a swap-in.
+    /// The id of a swap-in.
     id: Option<CopyId>,
     num_blocks: usize,
 }
 
-/// What becomes of the results of a plan.
+/// How to return the results of a plan.
 struct Submitted {
     at: Instant,
     outputs: Vec<SeqOutput>,
-    /// For each request of the plan, its sequence's place in `outputs`.
+    /// For each request of the plan, the place of its sequence in `outputs`.
     places: Vec<usize>,
     timing: StepTiming,
 }
 
-/// Why the logits of a row are wanted.
+/// The purpose of a row of logits.
 struct Want<'a> {
-    /// The sequence's place in the plan.
+    /// The place of the sequence in the plan.
     place: usize,
     what: What<'a>,
 }
@@ -125,8 +125,8 @@ impl<B: Backend> ModelRunner<B> {
         }
     }
 
-    /// Starts the forward pass and the samples. Returns for each request its sequence's place in the plan, and the
-    /// seconds that asking for samples took.
+    /// Starts the forward pass and the samples. Returns the place in the plan for each request, and the seconds that
+    /// the sampling calls took.
     fn forward(&mut self, plan: &StepPlan) -> (Vec<usize>, f64) {
         self.fill(plan);
         let wants = wanted_rows(plan, &mut self.batch.logit_rows);
@@ -160,7 +160,7 @@ impl<B: Backend> ModelRunner<B> {
         (places, sample_s)
     }
 
-    /// The forward pass of a plan, many times over and without samples, for measuring it; waits for the last.
+    /// Runs the forward pass of a plan many times without samples, to measure it. Waits for the last one.
     pub fn repeat_forward(&mut self, plan: &StepPlan, times: usize) {
         self.fill(plan);
         wanted_rows(plan, &mut self.batch.logit_rows);
@@ -252,7 +252,7 @@ impl<B: Backend> StepRunner for ModelRunner<B> {
         let results = self.backend.finish_step();
         let Submitted { at, outputs: mut seqs, places, mut timing } =
             self.in_flight.pop_front().expect("a plan was submitted that is not finished");
-        // Samples come first, in the order of `places`, then the fetched rows.
+        // Samples come first in the order of `places`, then the fetched rows.
         for (place, result) in places.into_iter().zip(results) {
             match result {
                 LogitsResult::Sampled(sampled) => seqs[place].sampled.push(sampled),
@@ -261,7 +261,7 @@ impl<B: Backend> StepRunner for ModelRunner<B> {
             }
         }
         let now = Instant::now();
-        // A plan that was submitted behind another one began when that one was done.
+        // A plan that was submitted after another one began when that one was done.
         let began = self.last_done.replace(now).map_or(at, |done| done.max(at));
         timing.swap_s += self.backend.waited_for_copies();
         timing.forward_s = ((now - began).as_secs_f64() - timing.swap_s - timing.sample_s).max(0.0);
@@ -279,13 +279,13 @@ impl<B: Backend> StepRunner for ModelRunner<B> {
     }
 }
 
-/// Where the token is that the plan before samples for this sequence.
+/// The source of the token that the previous plan samples for this sequence.
 fn source_of(last_samples: &HashMap<SeqId, u32>, planned: &PlannedSeq) -> u32 {
     let source = last_samples.get(&planned.seq);
     *source.unwrap_or_else(|| panic!("{} waits for a token that no plan samples", planned.seq))
 }
 
-/// The rows of the batch whose logits are wanted, and what for.
+/// The rows of the batch whose logits are needed, and their purpose.
 fn wanted_rows<'a>(plan: &'a StepPlan, rows: &mut Vec<u32>) -> Vec<Want<'a>> {
     rows.clear();
     let mut wants = Vec::new();
@@ -307,7 +307,7 @@ fn wanted_rows<'a>(plan: &'a StepPlan, rows: &mut Vec<u32>) -> Vec<Want<'a>> {
     wants
 }
 
-/// One request for each sample that is drawn from a row.
+/// One request per sample that is drawn from a row.
 fn sample_wants<'a>(
     plan: &'a SamplePlan,
     limits: Option<&'a TokenLimits>,

@@ -4,7 +4,7 @@ use crate::backend::{Activation, AttentionShape, DType, ExpertsShape, KvLayout, 
 use crate::error::StartError;
 use crate::ids::TokenId;
 
-/// Decides the names of a checkpoint's tensors; everything else that differs is in the fields of [`ModelSpec`].
+/// The family decides the names of a checkpoint's tensors. Everything else that differs is in [`ModelSpec`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     Llama,
@@ -26,38 +26,39 @@ pub struct ModelSpec {
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width of the token embeddings and of what the vocabulary product reads. Where it is not `hidden_size`, two
-    /// projections lie between (OPT-350m).
+    /// Width of the token embeddings and of the input of the vocabulary product. If it differs from `hidden_size`,
+    /// there are two projections (OPT-350m).
     pub embed_size: usize,
     /// The vocabulary product uses the token embeddings.
     pub tied_embeddings: bool,
     /// Factor on the token embeddings.
     pub embed_scale: f32,
-    /// Logits end as `cap · tanh(logit / cap)`.
+    /// Logits become `cap · tanh(logit / cap)`.
     pub logit_softcap: Option<f32>,
     pub positions: PositionSpec,
-    /// How Q and K turn in the layers with a window, where it is another way than in those without (Gemma 3).
+    /// Rotary embedding of layers with a window, if it differs from the others (Gemma 3).
     pub windowed_rope: Option<RopeSpec>,
     pub attention: AttentionSpec,
     pub mlp: MlpSpec,
-    /// Some layers have experts in place of the MLP.
+    /// Some layers have experts instead of the MLP.
     pub experts: Option<ExpertsSpec>,
     pub norm: NormSpec,
-    /// One entry a layer: a token of it sees itself and the `window - 1` before it; `None`: all before it.
+    /// One entry per layer. A token attends to itself and the `window - 1` tokens before it; `None`: to all tokens
+    /// before it.
     pub windows: Vec<Option<usize>>,
     /// `max_position_embeddings` of config.json.
     pub max_position_embeddings: usize,
-    /// The precision that the checkpoint is meant to compute in.
+    /// The precision that the checkpoint is meant for.
     pub dtype: DType,
     pub bos_token_id: Option<TokenId>,
     /// Tokens that end a generation: those of generation_config.json, then those of config.json.
     pub eos_token_ids: Vec<TokenId>,
 }
 
-/// How a token's place in its sequence enters.
+/// How positions enter the model.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PositionSpec {
-    /// Q and K turn with the position.
+    /// Q and K are rotated by the position.
     Rope(RopeSpec),
     /// A table of `max_position_embeddings + offset` rows, added to the token embeddings.
     Learned { offset: usize },
@@ -67,12 +68,12 @@ pub enum PositionSpec {
 pub struct RopeSpec {
     /// Base of the geometric series of wavelengths.
     pub theta: f64,
-    /// Leading dimensions of a head that turn; the rest pass through.
+    /// Number of leading dimensions of a head that are rotated. The others are unchanged.
     pub rotary_dim: usize,
     pub scaling: RopeScaling,
 }
 
-/// How the wavelengths are stretched for sequences longer than those of the first training; see `model::rope`.
+/// How wavelengths are stretched for sequences that are longer than in the original training; see `model::rope`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     None,
@@ -95,14 +96,14 @@ pub enum RopeScaling {
         beta_slow: f64,
         /// Factor on cos and sin, resolved from `attention_factor`, or `mscale` and `mscale_all_dim`, or `factor`.
         attention_factor: f64,
-        /// The ramp between the two betas begins and ends at whole dimensions.
+        /// The ramp between the two betas begins and ends at integer dimensions.
         truncate: bool,
     },
-    /// Phi-3's: a factor for each wavelength, `[rotary_dim / 2]`.
+    /// Phi-3: a factor for each wavelength, `[rotary_dim / 2]`.
     LongRope {
         /// For sequences up to `original_max_positions`.
         short_factor: Vec<f64>,
-        /// For longer ones.
+        /// For longer sequences.
         long_factor: Vec<f64>,
         original_max_positions: usize,
         /// Factor on cos and sin.
@@ -120,11 +121,11 @@ pub struct AttentionSpec {
     pub scale: f32,
     /// The factor of layer `i`, from 0, is `scale / (i + 1)`.
     pub scale_by_layer: bool,
-    /// Scores end as `cap · tanh(score / cap)`.
+    /// Scores become `cap · tanh(score / cap)`.
     pub softcap: Option<f32>,
     pub qkv_bias: bool,
     pub out_bias: bool,
-    /// Each head of Q and K is normalised (RMS) before it turns.
+    /// Each head of Q and K is normalised (RMS) before the rotation.
     pub qk_norm: bool,
 }
 
@@ -141,12 +142,12 @@ pub struct MlpSpec {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertsSpec {
     pub num_experts: usize,
-    /// Experts that a token goes through.
+    /// Number of experts per token.
     pub num_chosen: usize,
     pub intermediate_size: usize,
-    /// The weights of the chosen ones are divided by their sum.
+    /// The weights of the chosen experts are divided by their sum.
     pub renormalize: bool,
-    /// `[num_layers]`: which layers have them.
+    /// `[num_layers]`: the layers with experts.
     pub layers: Vec<bool>,
 }
 
@@ -158,7 +159,7 @@ pub struct NormSpec {
     /// Added to the stored weights. It is 1 for Gemma, whose weights are stored minus 1.
     pub weight_offset: f32,
     pub placement: NormPlacement,
-    /// A last norm stands before the vocabulary product.
+    /// There is a final norm before the vocabulary product.
     pub is_final: bool,
 }
 
@@ -172,8 +173,8 @@ pub enum NormPlacement {
     Both,
 }
 
-/// Layers of a model at most. Here and below: some ten times what the largest published models have, and little enough
-/// that no product of sizes leaves 64 bits and no list of this length is a burden.
+/// Maximum number of layers. This limit and the following ones are about ten times the largest published models. They
+/// are small enough that no product of sizes exceeds 64 bits and no list of this length is a burden.
 pub const MAX_LAYERS: usize = 4096;
 const MAX_VOCAB: usize = 1 << 24;
 const MAX_HIDDEN: usize = 1 << 20;
@@ -202,12 +203,12 @@ impl ModelSpec {
         ];
         if let Some((what, size, largest)) = sizes.into_iter().find(|(_, size, largest)| !(1..=*largest).contains(size))
         {
-            return Err(StartError::new(format!("{what}: {size} is not between 1 and {largest}, what is supported")));
+            return Err(StartError::new(format!("{what}: {size} is not in the supported range from 1 to {largest}")));
         }
         let (matrices, vectors) = self.parameter_counts();
         if matrices + vectors > MAX_PARAMETERS {
             return Err(StartError::new(format!(
-                "its sizes make {} parameters: at most {MAX_PARAMETERS} are supported",
+                "these sizes give {} parameters: at most {MAX_PARAMETERS} are supported",
                 matrices + vectors
             )));
         }
@@ -224,12 +225,12 @@ impl ModelSpec {
         AttentionShape { num_heads, num_kv_heads, head_dim, scale, softcap, window: self.windows[layer] }
     }
 
-    /// Whether a layer has experts in place of an MLP.
+    /// Whether a layer has experts instead of an MLP.
     pub fn has_experts(&self, layer: usize) -> bool {
         self.experts.as_ref().is_some_and(|experts| experts.layers[layer])
     }
 
-    /// The experts of the layers that have them.
+    /// The experts of layers that have them.
     pub fn experts_shape(&self) -> Option<ExpertsShape> {
         let ExpertsSpec { num_experts, num_chosen, intermediate_size, renormalize, .. } = *self.experts.as_ref()?;
         let (hidden_size, activation) = (self.hidden_size, self.mlp.activation);
@@ -241,10 +242,10 @@ impl ModelSpec {
         KvLayout { num_layers: self.num_layers(), num_kv_heads, head_dim, block_size, dtype }
     }
 
-    /// Tokens of a sequence at most, where nothing else is asked for: what the model was made for.
+    /// Default maximum number of tokens of a sequence: what the model was made for.
     pub fn default_max_model_len(&self) -> usize {
         match &self.positions {
-            // The long factors cost quality where they are not needed.
+            // The long factors reduce quality if they are not needed.
             PositionSpec::Rope(RopeSpec { scaling: RopeScaling::LongRope { original_max_positions, .. }, .. }) => {
                 self.max_position_embeddings.min(*original_max_positions)
             }
@@ -252,9 +253,8 @@ impl ModelSpec {
         }
     }
 
-    /// Tokens of a sequence that the positions can express with the scaling that config.json asks for. Checkpoints
-    /// give `max_position_embeddings` before linear, dynamic and (often) YaRN scaling, but after that of llama3, of
-    /// LongRoPE and of Gemma 3.
+    /// The number of positions that the scaling in config.json can express. Checkpoints give `max_position_embeddings`
+    /// before linear, dynamic and (often) YaRN scaling, but after the scaling of llama3, LongRoPE and Gemma 3.
     pub fn max_model_len_limit(&self) -> usize {
         let scaled = match &self.positions {
             PositionSpec::Rope(RopeSpec { scaling, .. }) => match scaling {
@@ -276,26 +276,26 @@ impl ModelSpec {
             return Ok(());
         }
         Err(StartError::new(format!(
-            "max_model_len: {max_model_len} is not between 1 and {limit}, the most positions this model can tell apart \
-             (max_position_embeddings {}, with its rope scaling)",
+            "max_model_len: {max_model_len} is not between 1 and {limit}, this model's maximum \
+             (max_position_embeddings {} with its rope scaling)",
             self.max_position_embeddings
         )))
     }
 
-    /// Learned numbers, a tied embedding counted once.
+    /// Number of parameters. A tied embedding counts once.
     pub fn num_parameters(&self) -> u64 {
         let (matrices, vectors) = self.parameter_counts();
-        // At most `MAX_PARAMETERS` in what was loaded.
+        // A loaded model has at most `MAX_PARAMETERS`.
         (matrices + vectors) as u64
     }
 
-    /// Memory of the weights when matrices are held in `dtype`; norms and biases are float32.
+    /// Memory of the weights with matrices in `dtype`. Norms and biases are float32.
     pub fn weights_bytes(&self, dtype: DType) -> u64 {
         let (matrices, vectors) = self.parameter_counts();
         matrices as u64 * dtype.size_bytes() as u64 + vectors as u64 * 4
     }
 
-    /// Elements in matrices, and in vectors (norms, biases). In 128 bits, which hold whatever config.json says.
+    /// Number of elements in matrices and in vectors (norms, biases). 128 bits hold any sizes in config.json.
     fn parameter_counts(&self) -> (u128, u128) {
         let only = |condition: bool, count: u128| if condition { count } else { 0 };
         let hidden = self.hidden_size as u128;

@@ -1,4 +1,5 @@
-//! A checkpoint's tensors, by the names of each family, to the fused matrices of the forward pass.
+//! Converts the tensors of a checkpoint, which each family names differently, to the fused matrices of the forward
+//! pass.
 
 use crate::backend::{Backend, DType, Experts, HostTensor, Norm, NormKind};
 use crate::error::StartError;
@@ -7,7 +8,7 @@ use crate::model::names::TensorNames;
 use crate::model::spec::{ExpertsSpec, Family, ModelSpec, NormPlacement, PositionSpec};
 use std::collections::BTreeSet;
 
-/// Hears of bytes read and bytes to read, after each tensor. Where it fails, so does the load.
+/// Is told the bytes read so far and in total, after each tensor. If it fails, so does the load.
 pub type Progress<'a> = dyn FnMut(u64, u64) -> Result<(), StartError> + 'a;
 
 /// A matrix `[out, in]` with its bias `[out]`.
@@ -24,7 +25,7 @@ pub struct HeadNorms<B: Backend> {
 
 pub struct LayerWeights<B: Backend> {
     pub attention_norm: Norm<B::Vector>,
-    /// After the sublayer, where there are norms on both sides.
+    /// The norm after the sublayer, if there are norms on both sides.
     pub attention_post_norm: Option<Norm<B::Vector>>,
     /// `[(num_heads + 2 * num_kv_heads) * head_dim, hidden]`: Q, K and V.
     pub qkv: LinearLayer<B>,
@@ -38,7 +39,7 @@ pub struct LayerWeights<B: Backend> {
 
 pub enum Mlp<B: Backend> {
     Dense {
-        /// `[2 * intermediate, hidden]`, gate and up, where the MLP is gated; else `[intermediate, hidden]`.
+        /// `[2 * intermediate, hidden]`, gate and up, if the MLP is gated; else `[intermediate, hidden]`.
         up: LinearLayer<B>,
         /// `[hidden, intermediate]`
         down: LinearLayer<B>,
@@ -49,28 +50,28 @@ pub enum Mlp<B: Backend> {
 pub struct Weights<B: Backend> {
     /// `[vocab, embed]`
     pub embeddings: B::Matrix,
-    /// `[max_position_embeddings + offset, hidden]`, learned positions.
+    /// `[max_position_embeddings + offset, hidden]`: learned positions.
     pub positions: Option<B::Matrix>,
-    /// `[hidden, embed]` and `[embed, hidden]`, where the two widths differ.
+    /// `[hidden, embed]` and `[embed, hidden]`, if the two widths differ.
     pub project_in: Option<B::Matrix>,
     pub project_out: Option<B::Matrix>,
     pub layers: Vec<LayerWeights<B>>,
     pub final_norm: Option<Norm<B::Vector>>,
-    /// `[vocab, embed]`; `None`: the embeddings serve.
+    /// `[vocab, embed]`. `None`: the embeddings are used.
     pub lm_head: Option<B::Matrix>,
 }
 
 impl<B: Backend> Weights<B> {
-    /// The vocabulary product's matrix.
+    /// The matrix of the vocabulary product.
     pub fn head(&self) -> &B::Matrix {
         self.lm_head.as_ref().unwrap_or(&self.embeddings)
     }
 
-    /// Packs every tensor of `checkpoint`, with matrices in `dtype`; without one, matrices are random, norms 1 and
-    /// biases 0.
+    /// Packs every tensor of `checkpoint`, with matrices in `dtype`. Without a checkpoint, matrices are random, norms
+    /// are 1 and biases 0.
     ///
-    /// Fails where a tensor is missing or of another shape than `spec` says, and where a layer has tensors that the
-    /// forward pass would ignore.
+    /// Fails if a tensor is missing or has another shape than `spec` says, or if a layer has tensors that the forward
+    /// pass would ignore.
     pub fn load(
         checkpoint: Option<&Checkpoint>,
         spec: &ModelSpec,
@@ -101,12 +102,12 @@ impl<B: Backend> Weights<B> {
     }
 }
 
-/// Stands beside the decoder in every family, without its prefix.
+/// The vocabulary product, which has no prefix in any family.
 const LM_HEAD: &str = "lm_head";
-/// A model for text and images has its text part behind this.
+/// The prefix of the text part in a model for text and images.
 const LANGUAGE_MODEL: &str = "language_model.";
 
-/// `(name, rows)` of a fused matrix: each part by its own name, or all of it by one.
+/// `(name, rows)` of a fused matrix: each part under its own name, or all of it under one.
 fn parts<'n>(names: &[&'n str], rows: &[usize]) -> Vec<(&'n str, usize)> {
     match names {
         [all] => vec![(*all, rows.iter().sum())],
@@ -120,9 +121,9 @@ struct Loader<'a, B: Backend> {
     dtype: DType,
     backend: &'a B,
     progress: &'a mut Progress<'a>,
-    /// Before all names but the vocabulary product's.
+    /// The prefix of all names except that of the vocabulary product.
     prefix: &'static str,
-    /// After it: `layers.N.` while a layer is being read.
+    /// The part after the prefix: `layers.N.` while a layer is read.
     scope: String,
     used: BTreeSet<String>,
     done_bytes: u64,
@@ -161,7 +162,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         }
     }
 
-    /// Reads the tensors of this layer next; `None`: those outside of the layers.
+    /// Sets the layer whose tensors are read next; `None` for tensors outside of layers.
     fn enter(&mut self, layer: Option<usize>) {
         self.scope = layer.map_or(String::new(), |layer| format!("{}.{layer}.", self.names.layers));
     }
@@ -217,7 +218,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         })
     }
 
-    /// A matrix of each of `count` experts: `parts` one below the other.
+    /// One matrix for each of `count` experts, from `parts` stacked vertically.
     fn matrices(&mut self, count: usize, parts: &[(&str, usize)], cols: usize) -> Result<B::Matrices, StartError> {
         let Some(checkpoint) = self.checkpoint else {
             let rows = parts.iter().map(|(_, rows)| rows).sum();
@@ -276,7 +277,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.backend.vector(&[HostTensor { dtype: DType::F32, rows: 1, cols, bytes: &bytes }])
     }
 
-    /// `parts`: `(name, rows)`, one below the other.
+    /// `parts` are `(name, rows)`, stacked vertically.
     fn linear(&mut self, parts: &[(&str, usize)], cols: usize, bias: bool) -> Result<LinearLayer<B>, StartError> {
         let weight = match (self.names.transposed, self.checkpoint) {
             (true, Some(checkpoint)) => self.transposed_matrix(checkpoint, parts, cols)?,
@@ -294,7 +295,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(LinearLayer { weight, bias })
     }
 
-    /// Parts that are stored as `[cols, rows]`.
+    /// A matrix from parts that are stored as `[cols, rows]`.
     fn transposed_matrix(
         &mut self,
         checkpoint: &Checkpoint,
@@ -363,7 +364,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         format!("{}{}{name}.{ending}", self.prefix, self.scope)
     }
 
-    /// The backend has its copy: the file's pages need not stay in memory.
+    /// The backend has its own copy, so the pages of the file need not stay in memory.
     fn finish_tensors(&mut self, checkpoint: &Checkpoint, names: Vec<String>) -> Result<(), StartError> {
         for name in names {
             checkpoint.release(&name);
@@ -377,7 +378,7 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// unused tensors, such as heads for other purposes, are logged.
     fn finish(self, spec: &ModelSpec) -> Result<(), StartError> {
         let is_known = |name: &str| {
-            // Older checkpoints store what the rotary embedding is computed from, and GPT-2's the causal mask.
+            // Older checkpoints store the inputs of the rotary embedding, and those of GPT-2 the causal mask.
             name.ends_with("rotary_emb.inv_freq")
                 || (spec.tied_embeddings && name.ends_with("lm_head.weight"))
                 || (spec.family == Family::Gpt2 && (name.ends_with("attn.bias") || name.ends_with("attn.masked_bias")))
@@ -395,11 +396,11 @@ impl<'a, B: Backend> Loader<'a, B> {
         let in_layers = format!("{}{}.", self.prefix, self.names.layers);
         if let Some(name) = left.iter().find(|name| name.starts_with(&in_layers)) {
             return Err(StartError::new(format!(
-                "the checkpoint holds the tensor {name}, which the model that config.json describes does not have"
+                "the checkpoint has the tensor {name}, but the model in config.json does not"
             )));
         }
         if !left.is_empty() {
-            tracing::warn!(tensors = ?left, "the checkpoint holds tensors that this model does not use");
+            tracing::warn!(tensors = ?left, "the checkpoint has tensors that this model does not use");
         }
         (self.progress)(self.total_bytes, self.total_bytes)
     }

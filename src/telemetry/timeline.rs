@@ -26,7 +26,7 @@ impl Stage {
     }
 }
 
-/// One stage of one prompt; pauses lie within the prefill or the decode.
+/// A stage of a prompt. Pauses lie within the prefill or the decode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Interval {
     pub stage: Stage,
@@ -34,11 +34,11 @@ pub struct Interval {
     pub end: Instant,
 }
 
-/// How long each stage took; together they are the whole.
+/// The durations of the stages, which add up to the whole time.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Stages {
     pub queue: Duration,
-    /// Without its pauses, and so with `decode`.
+    /// Without pauses, as in `decode`.
     pub prefill: Duration,
     pub decode: Duration,
     pub paused: Duration,
@@ -51,7 +51,7 @@ pub struct Run {
     pub prompt_tokens: usize,
     pub cached_tokens: usize,
     pub output_tokens: usize,
-    /// `stop` or `length`, of the sample that ended last; `failed`.
+    /// `stop` or `length` of the sample that ended last, or `failed`.
     pub finish: Option<&'static str>,
     pub preemptions: usize,
     started: Option<Instant>,
@@ -95,7 +95,7 @@ impl Run {
         self.paused_since.get_or_insert(now);
     }
 
-    /// A sample goes on.
+    /// A sample continues.
     pub fn resume(&mut self, now: Instant) {
         self.num_paused = self.num_paused.saturating_sub(1);
         if let Some(since) = self.paused_since.take_if(|_| self.num_paused == 0) {
@@ -108,7 +108,7 @@ impl Run {
         self.ended.get_or_insert(now);
     }
 
-    /// A step has worked on it.
+    /// Whether a step has worked on the prompt.
     pub fn has_started(&self) -> bool {
         self.started.is_some()
     }
@@ -118,17 +118,17 @@ impl Run {
         self.ended.is_some()
     }
 
-    /// When it ended, or `now`.
+    /// The end of the prompt, or `now`.
     pub fn ended(&self, now: Instant) -> Instant {
         self.ended.unwrap_or(now)
     }
 
-    /// When the first token came.
+    /// The time of the first token.
     pub fn first_token_at(&self) -> Option<Instant> {
         self.first_token
     }
 
-    /// Its stages in order, those that it has reached, from `arrived` to its end, or `now`.
+    /// The stages that the prompt has reached, in order, from `arrived` to its end or `now`.
     pub fn intervals(&self, arrived: Instant, now: Instant) -> Vec<Interval> {
         let end = self.ended(now);
         let started = self.started.unwrap_or(end).min(end);

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant, SystemTime};
 /// Timeout of the collector's answer to a batch.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where traces are sent, and which.
+/// The target of traces, and which requests are traced.
 #[derive(Clone, Debug)]
 pub struct TraceOptions {
     /// Base URL of a collector that takes OTLP over HTTP.
@@ -125,7 +125,7 @@ impl Tracer {
         attributes
     }
 
-    /// Sends what has not been sent. Blocks, for some seconds at most.
+    /// Sends the remaining spans. Blocks for some seconds at most.
     pub fn shut_down(&self) {
         if let Err(error) = self.provider.shutdown() {
             tracing::warn!("the last traces may not have been sent: {error}");
@@ -133,7 +133,7 @@ impl Tracer {
     }
 }
 
-/// The exporter's client, called by its thread only. It says once that the collector does not take what it is sent.
+/// The HTTP client of the exporter, used only by its thread. It logs once if the collector does not accept spans.
 #[derive(Debug)]
 struct ExportClient {
     client: reqwest::blocking::Client,
@@ -153,7 +153,7 @@ impl ExportClient {
             Err(error) => Some(format!("{error:#}")),
         };
         match (self.is_failing.swap(why.is_some(), Ordering::Relaxed), why) {
-            (false, Some(why)) => tracing::warn!("{url} takes no traces, and some are lost: {why}"),
+            (false, Some(why)) => tracing::warn!("{url} does not accept traces, so some are lost: {why}"),
             (true, None) => tracing::info!("{url} takes traces again"),
             _ => {}
         }
@@ -162,7 +162,7 @@ impl ExportClient {
     }
 }
 
-/// What `#[async_trait]` makes of the trait's method.
+/// The signature is the one that `#[async_trait]` generates.
 impl HttpClient for ExportClient {
     fn send_bytes<'client, 'sent>(
         &'client self,

@@ -230,8 +230,8 @@ impl<'s> Template<'s> {
         if prompt.continue_final_message && prompt.add_generation_prompt {
             return Err(ApiError::invalid(
                 "continue_final_message",
-                "continue_final_message and add_generation_prompt exclude each other: the first goes on with the last \
-                 message, the second begins a new one",
+                "continue_final_message and add_generation_prompt exclude each other: the first continues the \
+                 last message, the second begins a new one",
             ));
         }
         let has_tools = prompt.tools.as_ref().is_some_and(|tools| !tools.is_null());

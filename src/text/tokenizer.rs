@@ -191,8 +191,8 @@ fn check_growth(tokenizer_json: &str) -> Result<(), StartError> {
         let growth = chain.as_ref().map_or(1.0, growth);
         if growth > MAX_GROWTH {
             return Err(StartError::new(format!(
-                "tokenizer.json: {name}: its steps may make a text {growth:.0} times as long: at most {MAX_GROWTH} \
-                 times is supported"
+                "tokenizer.json: {name}: its steps may make a text {growth:.0} times as long; the maximum is \
+                 {MAX_GROWTH} times"
             )));
         }
     }

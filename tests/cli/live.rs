@@ -34,7 +34,7 @@ impl Server {
         self.answer_to(key, "GET", "/v1/models", "").starts_with("HTTP/1.1 200")
     }
 
-    /// What the admin is answered.
+    /// The answer to a request with the admin key.
     fn admin(&self, method: &str, body: &Value) -> Value {
         let answer = self.answer_to(ADMIN, method, "/admin/config", &body.to_string());
         let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
@@ -69,7 +69,7 @@ fn sighup_reads_the_configuration_again_and_no_request_is_dropped() {
     let alone = rest_of(server.begin_stream_of("old", TOKENS));
     let streams: Vec<_> = (0..3).map(|_| server.begin_stream_of("old", TOKENS)).collect();
 
-    // Keys, how sequences yield, and where to: all of it while they run; and what cannot change.
+    // Changes of keys, preemption and swap space apply while requests run; others do not.
     let other = "max_requests = 2\nport = 1\n[scheduler]\npreemption_mode = \"recompute\"\nmax_num_seqs = 4\n\
                  [swap]\nspace_gib = 0\n[cache]\nblock_size = 32\n[log]\nlevel = \"debug\"\n";
     write(&file, "new", other);
@@ -82,15 +82,15 @@ fn sighup_reads_the_configuration_again_and_no_request_is_dropped() {
         assert_eq!(rest_of(stream), alone, "a stream that was there before");
     }
     wait_until("the log says what came of it", || told("the configuration was read again"));
-    assert!(told("cache.block_size stays as it is: the device's KV pool"));
+    assert!(told("cache.block_size needs a restart: the KV cache"));
     assert!(told("swap.space_gib was 0.02 and is 0.0 now") && told("answered"), "debug messages are there now");
     assert!(!told("\"old\"") && !told("\"new\""), "keys are secret");
     // The flag on the command line comes before the file, as at the start.
-    assert!(!told("server.port stays as it is"));
+    assert!(!told("server.port needs a restart"));
     let idle = json!({"blocks": 0, "used": 0, "cached": 0, "free": 0, "draining": 0});
     wait_until("all swap blocks are back", || server.swap_pool() == idle);
 
-    // What is wrong changes nothing.
+    // A wrong file changes nothing.
     for wrong in
         ["[server\n", "[swap]\nspace_gib = -1\n", "[scheduler]\npreemption_mode = \"swap\"\n[swap]\nspace_gib = 0\n"]
     {
@@ -101,7 +101,7 @@ fn sighup_reads_the_configuration_again_and_no_request_is_dropped() {
         wait_until("the log says what is wrong", || count() > before);
         assert!(server.is_good("new"), "{wrong}");
     }
-    // What an admin has changed lasts until the configuration is read again.
+    // A change through the API lasts until the configuration is read again.
     write(&file, "third", swaps);
     server.admin("POST", &json!({"scheduler.watermark": 0.4}));
     server.signal(libc::SIGHUP);
@@ -124,7 +124,7 @@ fn the_swap_pool_shrinks_as_its_blocks_drain_and_grows_again() {
         server.admin("POST", &body)["swap_pool"].take()
     };
     let alone = rest_of(server.begin_stream(TOKENS));
-    // Whether somebody is swapped out just then is chance.
+    // Whether a sequence is swapped out at this moment is random.
     let mut drained = false;
     for _ in 0..20 {
         let streams: Vec<_> = (0..3).map(|_| server.begin_stream(TOKENS)).collect();
@@ -184,9 +184,9 @@ fn sighup_of_a_terminal_that_is_closed_ends_the_server() {
     use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
     let (mut ours, mut theirs) = (-1, -1);
     let none = std::ptr::null_mut();
-    // SAFETY: the two file descriptors are written, and nothing else is asked for.
+    // SAFETY: the call only writes the two file descriptors.
     assert_eq!(unsafe { libc::openpty(&mut ours, &mut theirs, none, none.cast(), none.cast()) }, 0);
-    // SAFETY: they were just opened, and are nobody else's.
+    // SAFETY: both were just opened and have no other owner.
     let (ours, theirs) = unsafe { (OwnedFd::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs)) };
     // SAFETY: it is open, and only a flag is set: the server must not keep its own terminal open.
     assert_eq!(unsafe { libc::fcntl(ours.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) }, 0);

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 fn pagetide(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pagetide"));
-    // Settings of whoever runs the tests are not ours.
+    // Settings in the environment of the test run must not apply.
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("PAGETIDE_")) {
         command.env_remove(name);
     }
@@ -38,9 +38,9 @@ struct Server {
 }
 
 impl Drop for Server {
-    /// No test leaves a server behind, also where it fails.
+    /// No test leaves a server behind, even if it fails.
     fn drop(&mut self) {
-        // Errors: it has ended already.
+        // An error means that it has already ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -74,7 +74,7 @@ impl Server {
         self.addr = addr.expect("the server says where it listens");
     }
 
-    /// Sends a request on a connection of its own; the connection, with the answer coming.
+    /// Sends a request on its own connection, and returns the connection before the answer arrives.
     fn send(&self, key: &str, method: &str, path: &str, body: &str) -> TcpStream {
         let mut connection = TcpStream::connect(&self.addr).expect("the server listens");
         connection.set_read_timeout(Some(Duration::from_secs(120))).expect("a time-out can be set");
@@ -95,7 +95,7 @@ impl Server {
 
     fn answer_to(&self, key: &str, method: &str, path: &str, body: &str) -> String {
         let mut answer = String::new();
-        // A server that ends at once resets the connection: what came before counts.
+        // A server that ends at once resets the connection. What has arrived before counts.
         let _ = self.send(key, method, path, body).read_to_string(&mut answer);
         answer
     }
@@ -390,7 +390,7 @@ fn bench_memory_writes_tables_charts_and_figures() {
         assert!(markdown.contains(&format!("]({chart}.svg)")), "{chart} is shown");
     }
     let figures: Value = serde_json::from_str(&read("memory.json")).unwrap();
-    // What is printed is what the file says, and every slot is counted once.
+    // The printed tables equal those in the file, and every slot is counted once.
     let systems = figures["experiments"]["waste"][0]["systems"].as_array().unwrap();
     let share = |system: &Value, name: &str| system[name].as_f64().unwrap();
     for system in systems {
@@ -421,7 +421,7 @@ fn bench_memory_runs_the_engine_under_pressure() {
     let small = ["--block-sizes", "16", "--swap-length", "64", "--prefix", "160"];
     let pressed =
         ["--fixed", "32:24", "--num", "6", "--concurrency", "4", "--pools", "1/2,80t", "--modes", "auto,oracle"];
-    // The others start whoever's prompt fits, so that somebody has to yield.
+    // The other modes start a request if its prompt fits, so that preemptions happen.
     let only = ["--only", "swap,pressure,second-level", "--hide-lengths", "--set", "scheduler.admission=prompt"];
     let run = output(&[&base[..], &small, &pressed, &only].concat());
     assert_eq!(run.status.code(), Some(0), "{}", text(&run.stderr));

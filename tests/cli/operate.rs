@@ -1,4 +1,4 @@
-//! What an operator does with a server: supervise it, look at its log, ask how it is, stop it.
+//! Operating a server: supervision, logs, health checks, stopping.
 
 use crate::live::wait_until;
 use crate::{Server, pagetide, text};
@@ -24,7 +24,7 @@ fn a_drain_goes_through_readiness_refusal_and_a_clear_end() {
     server.signal(libc::SIGTERM);
     let since = Instant::now();
     wait_until("readiness is gone", || server.answer("GET", "/ready", "").starts_with("HTTP/1.1 503"));
-    // A load balancer that has not noticed yet loses nothing.
+    // A load balancer that has not noticed yet loses no request.
     let taken = server.answer("POST", "/v1/completions", "{\"prompt\": \"x\", \"max_tokens\": 1}");
     assert!(taken.starts_with("HTTP/1.1 200"), "{taken}");
     let mut cut = 0;
@@ -78,7 +78,7 @@ fn systemd_hears_of_the_start_the_reload_and_the_stop() {
     until("READY=1");
     server.signal(libc::SIGTERM);
     until("STOPPING=1");
-    // It is not ready again, whatever comes now.
+    // It does not become ready again, whatever happens.
     server.signal(libc::SIGHUP);
     assert_eq!(server.wait().code(), Some(0));
     socket.set_nonblocking(true).unwrap();
@@ -88,11 +88,11 @@ fn systemd_hears_of_the_start_the_reload_and_the_stop() {
     }
 }
 
-/// The first process of a container hears no signal that it does not listen for.
+/// The first process of a container receives only signals that it handles.
 #[test]
 fn a_stop_while_the_model_is_loaded_ends_the_process() {
     let folder = tempfile::tempdir().unwrap();
-    // A hub that says nothing.
+    // A hub that does not answer.
     let hub = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let process = pagetide(&["serve", "--port", "0", "--model", "nobody/nothing"])
         .env("HF_ENDPOINT", format!("http://{}", hub.local_addr().unwrap()))
@@ -114,7 +114,7 @@ fn health_asks_a_running_server() {
     let port = server.addr.rsplit(':').next().unwrap().to_owned();
     let health = |args: &[&str]| pagetide(&[&["health", "--port", &port], args].concat()).output().unwrap();
     assert!(text(&health(&[]).stdout).contains("ok"));
-    // Whoever asks needs no key, and shows none.
+    // The health check needs no key and sends none.
     for args in [&["--ready"][..], &["--ready", "--api-key", "another"]] {
         assert!(text(&health(args).stdout).contains("ready"), "{args:?}");
     }
@@ -171,7 +171,7 @@ fn the_log_has_a_line_for_each_request_and_says_where_slow_ones_spent_their_time
     assert!(line["prompt_tokens"].as_u64().unwrap() > 0 && line["first_token_ms"].is_u64(), "{line}");
     assert!(line["request_id"].as_str().unwrap().starts_with("req-"), "{line}");
     assert!(lines("a slow request").is_empty());
-    // An embedding is an answer like another: nobody has gone.
+    // An embedding is an ordinary answer: the client has not disconnected.
     let embed = server.answer_to("hush-hush", "POST", "/v1/embeddings", "{\"input\": [\"Sesame\", \"Sesame\"]}");
     assert!(embed.starts_with("HTTP/1.1 200"), "{embed}");
     let of_embedding = || lines("answered").into_iter().find(|line| line["path"] == "/v1/embeddings");
@@ -190,9 +190,9 @@ fn the_log_has_a_line_for_each_request_and_says_where_slow_ones_spent_their_time
     assert_eq!(slow["level"], "WARN");
     let ms = |field: &str| slow[field].as_u64().unwrap_or_else(|| panic!("{field}: {slow}"));
     let sum: u64 = ["queue_ms", "prefill_ms", "decode_ms", "paused_ms"].into_iter().map(ms).sum();
-    // Each of the four is cut to a whole number; what follows the last token is not among them.
+    // Each of the four numbers is rounded down, and the time after the last token is not included.
     assert!(sum <= ms("duration_ms") && ms("duration_ms") <= sum + 4 + 50, "{slow}");
-    // What never comes to the engine can be slow too.
+    // A request that does not reach the engine can be slow too.
     let body = json!({"prompt": "Sesame"}).to_string();
     assert!(server.answer_to("hush-hush", "POST", "/tokenize", &body).starts_with("HTTP/1.1 200"));
     let of_tokenize = || lines("a slow request").into_iter().find(|line| line["path"] == "/tokenize");

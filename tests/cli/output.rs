@@ -1,5 +1,5 @@
-//! Standard output and standard error that take nothing: a pipe that nobody reads, a full disk, none at all; and too few
-//! open files.
+//! Standard output and standard error that accept nothing: a pipe without a reader, a full disk, none at all. And too
+//! few open files.
 
 use crate::live::wait_until;
 use crate::{Server, pagetide, text};
@@ -11,9 +11,9 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 const LONG: Duration = Duration::from_secs(300);
-/// As much of a request's id as the log repeats.
+/// Maximum length of a request id in the log.
 const ID_BYTES: usize = 256;
-/// More than waits to be written.
+/// More requests than the queue of the log can hold.
 const NUM_REQUESTS: usize = 16_000;
 const CLIENTS: usize = 4;
 
@@ -71,16 +71,16 @@ fn a_log_that_nobody_reads_stops_neither_the_server_nor_its_end() {
             }
         });
     };
-    // Far more than a pipe holds, and then more than what waits for it.
+    // Far more than the pipe holds, and then more than the queue holds.
     ask(NUM_REQUESTS / 8);
     assert!(server.answer("GET", "/ready", "").starts_with("HTTP/1.1 200"));
     assert_eq!(dropped(&server), 0, "there is room for some thousand lines");
     ask(NUM_REQUESTS);
     let num_dropped = dropped(&server);
     assert!(num_dropped > 0);
-    // When somebody reads again, the log says how much is missing.
+    // When the pipe is read again, the log reports how many lines are missing.
     let mut log = String::new();
-    let told = "lines of this log were dropped";
+    let told = "log lines were dropped";
     while !log.contains(told) {
         let mut part = [0; 4096];
         let length = reader.read(&mut part).expect("the log goes on");
@@ -89,7 +89,7 @@ fn a_log_that_nobody_reads_stops_neither_the_server_nor_its_end() {
     }
     let lines = log.lines().filter(|line| line.contains("answered")).count();
     assert!(lines > NUM_REQUESTS / 8, "{lines} lines of {NUM_REQUESTS}");
-    // And nobody does any more.
+    // The pipe is no longer read.
     ask(NUM_REQUESTS / 8);
     server.signal(libc::SIGTERM);
     assert_eq!(server.wait().code(), Some(0));
@@ -167,7 +167,7 @@ fn a_command_whose_output_finds_no_room_says_so_and_a_reader_that_has_gone_is_no
         let stderr = text(&run.stderr);
         assert_eq!(run.status.code(), Some(1), "{command:?}: {stderr}");
         assert!(stderr.contains("No space left on device") && !stderr.contains("panicked"), "{command:?}: {stderr}");
-        // Neither is there room for the reason.
+        // There is no room for the error message either.
         let run = pagetide(command).stdout(full()).stderr(full()).status().expect("the binary runs");
         assert_eq!(run.code(), Some(1), "{command:?}");
         if command[0] != "generate" {
@@ -179,7 +179,8 @@ fn a_command_whose_output_finds_no_room_says_so_and_a_reader_that_has_gone_is_no
     }
 }
 
-/// Started in a shell that allows so many open files: exit status and standard error, where it ends by itself.
+/// Runs the program in a shell that allows so many open files. Returns the exit status and standard error, if the
+/// program ends by itself.
 fn with_open_files(num: u32, command: &[&str]) -> (Option<i32>, String) {
     let program = pagetide(command);
     let run = Command::new("sh")

@@ -8,7 +8,7 @@ use std::path::Path;
 const ADMIN: &str = "the-admin";
 const TOKENS: u32 = 400;
 
-/// A server in which three streams want twice the blocks that there are.
+/// A server in which three streams need twice the available blocks.
 fn pressed(dir: &Path, more: &[&str]) -> Server {
     let dir = format!("recorder.dir={}", dir.display());
     let key = format!("server.admin_key={ADMIN}");
@@ -17,7 +17,7 @@ fn pressed(dir: &Path, more: &[&str]) -> Server {
 }
 
 impl Server {
-    /// They run together, and have no block in common: who has to yield does not find its own with another.
+    /// The streams run together and share no block, so that a preempted one does not find its blocks in another.
     fn run_streams(&self, count: usize) {
         let begin = |number: usize| self.begin_stream_on(&format!("{number} times"), "none", TOKENS);
         let streams: Vec<_> = (0..count).map(begin).collect();
@@ -41,7 +41,7 @@ fn a_recording_of_a_server_replays_and_says_why_a_request_waited() {
         let folder = tempfile::tempdir().unwrap();
         let overlap = format!("scheduler.overlap={overlap}");
         let server = pressed(folder.path(), &["--preemption-mode", mode, "--set", &overlap, "--max-num-seqs", "3"]);
-        // A fourth waits for a place, whose text follows rules.
+        // A fourth request with a grammar waits.
         let ruled = json!({"prompt": "Once", "max_tokens": 20, "guided_regex": "[0-9]{8}", "temperature": 0});
         std::thread::scope(|scope| {
             let streams = scope.spawn(|| server.run_streams(3));
@@ -106,7 +106,7 @@ fn a_file_that_cannot_be_replayed_is_told_and_so_is_a_request_that_is_not_in_it(
         assert_eq!(refused.status.code(), Some(1));
         assert!(text(&refused.stderr).contains(says), "{}", text(&refused.stderr));
     }
-    // Nothing is recorded: nothing to take.
+    // Nothing is recorded, so there is nothing to write.
     let silent = pressed(folder.path(), &["--set", "recorder.minutes=0"]);
     let answer = silent.answer_to(ADMIN, "POST", "/admin/recording", "");
     assert!(answer.starts_with("HTTP/1.1 409") && answer.contains("not_recording"), "{answer}");

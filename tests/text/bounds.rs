@@ -1,5 +1,5 @@
-//! Files of a model, and templates of a request, that somebody made to do harm: refused with the reason, in a moment,
-//! and nothing is lost.
+//! Malicious model files and templates of requests: they are rejected quickly, with the reason, and the server
+//! continues.
 
 use pagetide::text::chat_template::{ChatPrompt, ChatTemplate, render_by_request};
 use pagetide::text::tokenizer::Tokenizer;
@@ -12,7 +12,7 @@ fn conversation(num_messages: usize) -> ChatPrompt {
     ChatPrompt { messages: (0..num_messages).map(message).collect(), ..ChatPrompt::default() }
 }
 
-/// What a template says instead of rendering a short conversation, as the model's own and as a request's: the same.
+/// The error of a template with a short conversation. It is the same for a template of the model and of a request.
 #[track_caller]
 fn refusal(source: &str) -> String {
     let start = Instant::now();
@@ -28,7 +28,7 @@ fn refusal(source: &str) -> String {
         Err(error) => error.to_string(),
     };
     assert_eq!(of_model, error.message);
-    // Unbounded, each of these takes minutes or all memory.
+    // Without limits, each of these takes minutes or all memory.
     assert!(start.elapsed() < Duration::from_secs(120), "{source:.200}: {:?}", start.elapsed());
     error.message
 }
@@ -58,13 +58,13 @@ fn a_template_that_does_too_much_is_refused_with_the_limit() {
         ("{{ ('a' * 100000).replace('', 'b' * 100000) }}", memory),
         ("{{ ([''] * 100000) | join('b' * 100000) }}", memory),
         ("{{ ('b' * 100000).join([''] * 100000) }}", memory),
-        ("{{ ('a' * 200000000) | list | length }}", "it goes through more than 256 MiB of text and lists"),
+        ("{{ ('a' * 200000000) | list | length }}", "it reads more than 256 MiB of text and lists"),
         ("{% for c in 'a' * 200000000 %}{% endfor %}", memory),
         ("{{ [1] | batch(1000000000, 0) | list }}", "batch: 1000000000 is more than 1048576"),
         ("{{ [1] | slice(1000000000) | list }}", "slice: 1000000000 is more than 1048576"),
         ("{{ [1] | tojson(indent='a' * 1000000) }}", "an indent or a separator of 1000000 bytes is longer than 64"),
         ("{{ strftime_now('%c' * 100000000) }}", memory),
-        // A list of lists of the same list: little memory, and without end where it is printed or compared.
+        // A list of lists of the same list takes little memory, but printing or comparing it would not end.
         (
             "{% set x = namespace(v=[1]) %}{% for i in range(50) %}{% set x.v = [x.v] * 100 %}{% endfor %}{{ x.v }}",
             "MiB",
@@ -85,9 +85,9 @@ fn a_template_that_does_too_much_is_refused_with_the_limit() {
             "{% set x = namespace(v=1) %}{% for i in range(9999) %}{% set x.v = dict(a=x.v) %}{% endfor %}",
             "deeper than 64",
         ),
-        ("{% set x = namespace() %}{% set x.v = x %}", "a namespace cannot be held"),
-        ("{% set x = namespace() %}{% set x.v = [x] %}", "a namespace cannot be held"),
-        ("{% set x = namespace() %}{% set x.v = dict(a=x) %}", "a namespace cannot be held"),
+        ("{% set x = namespace() %}{% set x.v = x %}", "cannot contain a namespace"),
+        ("{% set x = namespace() %}{% set x.v = [x] %}", "cannot contain a namespace"),
+        ("{% set x = namespace() %}{% set x.v = dict(a=x) %}", "cannot contain a namespace"),
         ("{% macro m(x) %}{{ m(x) }}{{ m(x) }}{% endmacro %}{{ m(1) }}", "recursion limit"),
         ("{% for x in [[1]] recursive %}{{ loop([[1]]) }}{% endfor %}", "recursion limit"),
         ("{% include 'default' %}", "cannot include, import or extend"),
@@ -108,10 +108,10 @@ fn a_template_that_does_too_much_is_refused_with_the_limit() {
 
 #[test]
 fn a_template_that_cannot_be_compiled_is_refused() {
-    // The first once made our own search for tags cut a text from behind its end.
+    // The first of these once made the search for tags slice a string beyond its end.
     for source in ["{%}", "{%-}", "{%", "{%%}", "{%-%}", "{% %}", "{{", "{#", "{%}%}", "{% generation %}"] {
         if let Ok(template) = ChatTemplate::new(source, Map::new()) {
-            // Without an end it may be plain text.
+            // Without an end tag it may be plain text.
             let _ = template.render(&conversation(1));
         } else {
             refusal(source);
@@ -192,7 +192,7 @@ fn a_tokenizer_that_does_harm_is_refused() {
     let far = json!({"added_tokens": [{"id": 4_294_967_295_u32, "content": "<x>", "single_word": false, "lstrip": false,
         "rstrip": false, "normalized": false, "special": true}]});
     let json = word_level(far);
-    // The crate gives an added token the next free id, or refuses.
+    // The crate gives an added token the next free id, or returns an error.
     if let Ok(tokenizer) = Tokenizer::from_json(&json, None) {
         assert!(tokenizer.vocab_size() < 10);
     }
@@ -215,12 +215,12 @@ fn a_tokenizer_that_does_harm_is_refused() {
 
 #[test]
 fn a_tokenizer_that_fails_at_a_text_costs_that_text() {
-    // Backtracks without end at a row of `a`.
+    // Backtracks endlessly at a sequence of `a`.
     let pattern = json!({"type": "Split", "pattern": {"Regex": "(?=(a+)+$)(a|aa)+b(?<=x)"}, "behavior": "Isolated",
         "invert": false});
     let Ok(tokenizer) = Tokenizer::from_json(&word_level(json!({"pre_tokenizer": pattern})), None) else { return };
     let start = Instant::now();
-    // An error or tokens: not a panic, and not for ever.
+    // The result is an error or tokens, without a panic and in finite time.
     let _ = tokenizer.encode(&"a".repeat(5000), false);
     assert!(start.elapsed() < Duration::from_secs(120));
     assert!(tokenizer.encode("b", false).is_ok());

@@ -1,4 +1,4 @@
-//! Grammars that end, or hold, whatever compiles them: the helper process does, and this process goes on.
+//! Grammars that crash or hang the compiler: only the helper process ends.
 
 use pagetide::budget::{Budget, Cancelled};
 use pagetide::engine::constraint::ConstraintSource;
@@ -41,14 +41,14 @@ fn still_works(compiler: &GrammarCompiler) {
 fn a_stack_overflow_ends_the_helper_alone() {
     let compiler = compiler(LIMITS);
     still_works(&compiler);
-    // Past our own checks: a schema in a client's Lark.
+    // These pass the first checks: a schema inside a client's Lark grammar.
     for schema in [
         json!({"const": i64::MIN}),
         json!({"properties": {"a": {"enum": [1, i64::MIN]}}}),
         json!({"type": "integer", "minimum": -1e30, "maximum": -1e29}),
     ] {
         let error = compile(&compiler, GrammarSpec::Grammar(format!("start: %json {schema}"))).unwrap_err();
-        // Where the compiler's own arithmetic is checked, it may find the overflow first.
+        // With overflow checks in the compiler, it may find the overflow first.
         assert_eq!(error.status, 400, "{error}");
         still_works(&compiler);
     }
@@ -68,7 +68,7 @@ fn what_takes_too_much_is_refused_with_the_limit_and_its_setting() {
     }
 }
 
-/// A process begins with the peak of whoever started it, by one of the system's counts: here that has no say.
+/// By one of the system's counts, a process begins with the memory peak of its parent. That count must not be used.
 #[test]
 fn a_large_server_has_no_larger_helpers() {
     let large = vec![1_u8; 512 << 20];
@@ -81,7 +81,7 @@ fn a_large_server_has_no_larger_helpers() {
     assert_eq!(large[large.len() / 2], 1);
 }
 
-/// What one grammar has left in the helper is not the next one's fault.
+/// Memory that one grammar leaves in the helper does not affect the next one.
 #[test]
 fn a_helper_is_used_again_and_replaced_where_it_has_grown() {
     let compiler = compiler(GrammarLimits { memory_bytes: 24 << 20, ..LIMITS });

@@ -33,7 +33,7 @@ enum Expected {
     Error { error: String, message: String },
 }
 
-/// The moment at which the goldens were made.
+/// The time at which the goldens were made.
 fn now() -> OffsetDateTime {
     datetime!(2024-03-05 07:08:09.000123 UTC)
 }

@@ -110,7 +110,7 @@ fn token_bytes_joined_are_the_text() {
         for text in ["Hello  wörld", "👩‍👩‍👧 東京\n", "x▁y"] {
             let ids = tokenizer.encode(text, false).expect("encodes");
             let bytes: Vec<u8> = ids.iter().flat_map(|id| tokenizer.token_bytes(*id)).collect();
-            // Sentencepiece puts a space before a text, and cannot tell `▁` from a space.
+            // SentencePiece adds a space before a text, and cannot distinguish `▁` from a space.
             assert_eq!(
                 String::from_utf8(bytes).expect("UTF-8")[bos..],
                 text.replace('▁', if bos == 1 { " " } else { "▁" })
@@ -134,7 +134,7 @@ fn ordinary_text_is_not_held_back() {
         assert_eq!(detokenizer.push(id), tokenizer.token_text(id));
         assert!(!detokenizer.is_holding());
     }
-    // An emoji comes out with its last byte, and a truncated one as one U+FFFD at the end.
+    // An emoji is returned with its last byte. A truncated one becomes one U+FFFD at the end.
     let emoji = tokenizer.encode("🙂", false).expect("encodes");
     let (last, rest) = emoji.split_last().expect("tokens");
     for id in rest {
@@ -166,7 +166,7 @@ fn the_space_after_the_prompt_is_kept() {
     assert_eq!(detokenize(&tokenizer, &prompt[..1], &word, false), " tide", "after a visible <s>");
 }
 
-/// Chains of decoding steps that the goldens' tokenizers do not have, held to the tokenizers crate.
+/// Chains of decoding steps that the tokenizers of the goldens do not have, compared with the tokenizers crate.
 #[test]
 fn every_supported_chain_decodes_by_token_as_at_once() {
     let source = read(&data("tokenizers").join("sentencepiece_llama2/tokenizer.json"));
@@ -242,7 +242,7 @@ fn text() -> impl Strategy<Value = String> {
     prop::collection::vec(piece, 0..8).prop_map(|pieces| pieces.concat())
 }
 
-/// Tokens of text with other tokens thrown in: invalid UTF-8, special tokens, ids of no token.
+/// Tokens of a text with random other tokens: invalid UTF-8, special tokens, ids without a token.
 fn tokens(tokenizer: Arc<Tokenizer>) -> impl Strategy<Value = Vec<TokenId>> {
     let ids = 0..tokenizer.vocab_size() as TokenId + 2;
     let part = prop_oneof![
@@ -311,7 +311,7 @@ proptest! {
             offsets.extend(piece.token_offsets);
             stopped = piece.stopped;
         }
-        // The match that ends first, and of those the one that begins first.
+        // The match that ends first, and among those the one that begins first.
         let ends = |(which, stop): (usize, &String)| whole.find(stop.as_str()).map(|at| (at + stop.len(), at, which));
         match stop.iter().enumerate().filter_map(ends).min() {
             Some((end, begin, which)) => {

@@ -1,7 +1,7 @@
-//! Charts as SVG: bars or lines over a few named places here, lines over numbers in [`xy`], with axes and a legend.
+//! Charts as SVG with axes and a legend: bars or lines over a few categories here, lines over numbers in [`xy`].
 //!
-//! The colours follow the reader's light or dark theme, the background is the page's own, and the letters are the
-//! system's: a file needs nothing beside it.
+//! Colours follow the reader's light or dark theme, the background is that of the page, and fonts are those of the
+//! system, so that a file needs nothing else.
 
 pub mod xy;
 
@@ -31,7 +31,7 @@ pub struct Chart {
 #[derive(Clone, Debug)]
 pub struct Series {
     pub name: String,
-    /// Of each place, 0 or more; `None` where there is none.
+    /// The value of each category, 0 or more; `None` if it has none.
     pub values: Vec<Option<f64>>,
 }
 
@@ -151,7 +151,7 @@ fn y_label(svg: &mut String, top: f64, label: &str) {
     );
 }
 
-/// Where values are drawn.
+/// The area in which values are drawn.
 struct Plot {
     top: f64,
     /// Pixels of a place.

@@ -103,7 +103,7 @@ pub async fn drive(
     (outcomes, started.elapsed())
 }
 
-/// Reads a stream that came in these pieces: tokens that were told, and what was wrong.
+/// Reads a stream in these pieces. Returns the number of token deliveries, and the error if there is one.
 pub(crate) fn read_streamed(pieces: &[&[u8]], only_text: bool) -> (usize, Result<(), String>) {
     let (mut answer, mut clock) = (StreamedAnswer::new(only_text), Clock::start());
     let mut read = || {

@@ -40,7 +40,7 @@ impl Verdict {
             Verdict::Better => "better",
             Verdict::Worse => "worse",
             Verdict::Noise => "within the noise",
-            Verdict::OneRound => "one round: who knows",
+            Verdict::OneRound => "one round: unknown",
         }
     }
 }
@@ -57,7 +57,7 @@ pub struct ComparisonRow {
 }
 
 impl ComparisonRow {
-    /// `other` over `base`; `None` where that is no number.
+    /// `other` divided by `base`; `None` if that is not a number.
     pub fn ratio(&self) -> Option<f64> {
         Some(self.other / self.base).filter(|ratio| ratio.is_finite())
     }
@@ -75,12 +75,12 @@ impl Comparison {
         for level in &base.levels {
             match other.levels.iter().find(|candidate| candidate.sending == level.sending) {
                 Some(same) => comparison.add(level, same),
-                None => comparison.warnings.push(format!("{} is in A alone", level.name())),
+                None => comparison.warnings.push(format!("{} is only in A", level.name())),
             }
         }
         let is_in_base = |level: &&LoadLevel| !base.levels.iter().any(|known| known.sending == level.sending);
         let alone = other.levels.iter().filter(is_in_base);
-        comparison.warnings.extend(alone.map(|level| format!("{} is in B alone", level.name())));
+        comparison.warnings.extend(alone.map(|level| format!("{} is only in B", level.name())));
         comparison
     }
 
@@ -130,12 +130,12 @@ fn warnings(base: &ResultFile, other: &ResultFile) -> Vec<String> {
         workload
     };
     if without_seed(base) != without_seed(other) {
-        warnings.push("the workloads are not the same: see the commands".into());
+        warnings.push("the workloads differ: see the commands".into());
     }
     if base.work != other.work {
-        warnings.push(format!("A's work is {}, B's {}: lengths are not the same", base.work, other.work));
+        warnings.push(format!("the work of A is {}, that of B is {}: their lengths differ", base.work, other.work));
     } else if base.work != "exact" {
-        warnings.push("the work is approximate: outputs may be of other lengths in A than in B".into());
+        warnings.push("the work is approximate: output lengths may differ between A and B".into());
     }
     warnings
 }
@@ -149,7 +149,7 @@ fn verdict(base: &[f64], other: &[f64], more_is_better: bool) -> Verdict {
     let (a, b) = (variance(base) / base.len() as f64, variance(other) / other.len() as f64);
     let error = (a + b).sqrt();
     let freedom = (a + b).powi(2) / (a.powi(2) / (base.len() - 1) as f64 + b.powi(2) / (other.len() - 1) as f64);
-    // Where rounds do not differ at all, any difference is one.
+    // If rounds do not differ at all, any difference counts.
     let bound = if error > 0.0 { critical_t(freedom) * error } else { 0.0 };
     match difference.abs() > bound {
         true if (difference > 0.0) == more_is_better => Verdict::Better,

@@ -9,7 +9,7 @@ use crate::cli::output;
 use crate::error::StartError;
 use std::process::ExitCode;
 
-/// Prints the result, and writes it where `--json` and `--html` say. Exits with 1 if a request failed.
+/// Prints the result and writes the files of `--json` and `--html`. The exit status is 1 if a request failed.
 pub fn finish(args: &CommonArgs, measured: &Measured, setup: &BenchSetup) -> Result<ExitCode, StartError> {
     let Measured { levels, phases, roofline } = measured;
     let mut text = match &levels[..] {

@@ -167,7 +167,7 @@ fn failures(page: &mut String, levels: &[LoadLevel]) {
     }
 }
 
-/// A section, where there is a chart for it.
+/// A section, if there is a chart for it.
 fn charts(page: &mut String, title: &str, charts: &[XyChart]) {
     if charts.is_empty() {
         return;
@@ -177,7 +177,7 @@ fn charts(page: &mut String, title: &str, charts: &[XyChart]) {
     push(page, "</div>\n");
 }
 
-/// A name before another, where there are two files.
+/// The name of the file before that of the line, if there are two files.
 fn named(file: &str, line: &str) -> String {
     if file.is_empty() { line.to_owned() } else { format!("{file}: {line}") }
 }
@@ -231,7 +231,7 @@ fn distributions(files: &[(&str, &ResultFile)]) -> Vec<XyChart> {
         XyChart {
             title: title.into(),
             x_label: "ms".into(),
-            y_label: "% that took no longer".into(),
+            y_label: "% of requests that took at most this".into(),
             x_scale: Scale::Log,
             y_scale: Scale::Linear,
             lines,
@@ -249,11 +249,11 @@ fn distributions(files: &[(&str, &ResultFile)]) -> Vec<XyChart> {
 /// A line over time: its name, a factor, and what of a sample.
 type Told = (&'static str, f64, fn(&MemorySample) -> Option<f64>);
 
-/// What the server told of itself; nothing where it did not.
+/// Charts of the server's memory; none if the server gave no samples.
 fn over_time(levels: &[LoadLevel]) -> Vec<XyChart> {
     let mut samples: Vec<&MemorySample> = levels.iter().flat_map(|level| &level.samples).collect();
     samples.sort_by(|a, b| a.t_s.total_cmp(&b.t_s));
-    // Where each run of each level begins: its samples come without a long break.
+    // The beginning of each run of each level, which has no long gap between samples.
     let mut marks: Vec<(f64, String)> = Vec::new();
     for level in levels.iter().filter(|_| levels.len() > 1) {
         let starts = level.samples.iter().enumerate().filter(|(index, sample)| {

@@ -20,7 +20,7 @@ pub struct LoadLevel {
     pub samples: Vec<MemorySample>,
 }
 
-/// Measured times in ms: the smallest, 99 percentiles and the largest. Empty where there are none.
+/// Measured times in ms: the smallest, 99 percentiles and the largest. Empty if there are none.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Distribution {
     pub ttft_ms: Vec<f64>,

@@ -233,7 +233,7 @@ impl fmt::Display for CacheTable<'_> {
     }
 }
 
-/// A line for each capacity, and what each came to.
+/// A table with a line for each capacity and its result.
 struct SimulationTable<'a>(&'a [Simulated]);
 
 impl fmt::Display for SimulationTable<'_> {

@@ -30,7 +30,7 @@ pub struct ResultFile {
     pub date: String,
     pub subject: Value,
     pub workload: Value,
-    /// `exact`, or `approximate` where prompts were words and outputs ended where the model ended them.
+    /// `exact`, or `approximate` if prompts were words and the model decided the ends of outputs.
     pub work: String,
     /// Of the only level and all its rounds; of several there is none.
     pub sending: Value,
@@ -41,9 +41,10 @@ pub struct ResultFile {
 }
 
 /// What approximate means.
-pub const APPROXIMATE: &str = "The server was asked for what OpenAI's API has and no more: prompts are words, so that their \
-    tokens are about those of the workload, and outputs end where the model ends them, at the workload's length at the \
-    latest. Tokens are those that the server counts, or pieces of text where it does not.";
+pub const APPROXIMATE: &str = "The requests used only OpenAI's API: prompts are words, so they have about as many\
+                                tokens as the workload, and outputs end when the model ends them, at the latest \
+                               at the workload's length. Tokens are those that the server counts, or pieces of \
+                               text if it does not count them.";
 
 impl ResultFile {
     pub fn new(workload: &WorkloadArgs, measured: &Measured, setup: &BenchSetup, command: String) -> Self {
@@ -80,7 +81,7 @@ impl ResultFile {
     }
 }
 
-/// Where `--json` says.
+/// Writes the file of `--json`.
 pub fn write_json(path: &Path, result: &Value) -> Result<(), StartError> {
     let text = serde_json::to_string_pretty(result).expect("a Value can be written") + "\n";
     write_file("--json", path, &text)

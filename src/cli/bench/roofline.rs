@@ -1,4 +1,4 @@
-//! `--roofline`: what each phase of a step took, beside what memory and arithmetic would have allowed.
+//! `--roofline`: the time of each phase of a step, compared with the limits of memory and arithmetic.
 
 use crate::actors::runtime::{LoadProgress, Runtime};
 use crate::backend::cpu::MachineLimits;

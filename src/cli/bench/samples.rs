@@ -23,7 +23,7 @@ pub struct MemorySample {
 }
 
 impl MemorySample {
-    /// From a page of Pagetide's, or one with vLLM's names; `None` where it says nothing of memory.
+    /// Reads metrics under Pagetide's or vLLM's names. `None` if there is nothing about memory.
     fn of_page(page: &str, t_s: f64) -> Option<Self> {
         let values = |series: &dyn Fn(&str) -> bool| {
             let lines = page.lines().filter(|line| series(line));

@@ -13,7 +13,7 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Bytes of lines that wait: some ten thousand lines.
+/// Maximum size of the queue in bytes: about ten thousand lines.
 pub const MAX_BYTES: usize = 4 << 20;
 
 #[derive(Clone, Default)]
@@ -22,7 +22,7 @@ pub struct Lines(Arc<SharedLines>);
 #[derive(Default)]
 struct SharedLines {
     state: Mutex<WriterState>,
-    /// There is a line to write, or one has been written.
+    /// Signals that there is a line to write, or that one has been written.
     changed: Condvar,
 }
 
@@ -31,12 +31,12 @@ struct WriterState {
     waiting: VecDeque<Vec<u8>>,
     num_bytes: usize,
     is_writing: bool,
-    /// Since the log last said so.
+    /// Lines dropped since the last report.
     num_dropped: u64,
 }
 
 impl Lines {
-    /// Writes `line` soon, or drops it where too many wait.
+    /// Queues `line`, or drops it if the queue is full.
     pub fn push(&self, line: Vec<u8>) {
         let mut state = self.state();
         if state.num_bytes + line.len() > MAX_BYTES {
@@ -47,14 +47,14 @@ impl Lines {
         self.0.changed.notify_all();
     }
 
-    /// Waits until all is written, or for `most`.
+    /// Waits until all lines are written, for at most `most`.
     pub fn flush(&self, most: Duration) {
         let is_busy = |state: &mut WriterState| state.is_writing || !state.waiting.is_empty();
-        // Whether it was in time makes no difference any more.
+        // It no longer matters whether it was in time.
         drop(self.0.changed.wait_timeout_while(self.state(), most, is_busy));
     }
 
-    /// Writes what comes to `out`, as long as the program runs.
+    /// Writes the lines to `out`, as long as the program runs.
     pub fn write_all_to(&self, mut out: impl Write) {
         loop {
             let line = self.take();
@@ -63,13 +63,13 @@ impl Lines {
             if num_dropped > 0 {
                 tracing::warn!(
                     lines = num_dropped,
-                    "lines of this log were dropped: standard error took none, and too many waited"
+                    "log lines were dropped: standard error accepted none, and too many lines waited"
                 );
             }
         }
     }
 
-    /// The next line, when there is one.
+    /// Waits for the next line.
     fn take(&self) -> Vec<u8> {
         let is_empty = |state: &mut WriterState| state.waiting.is_empty();
         let waited = self.0.changed.wait_while(self.state(), is_empty);
@@ -88,13 +88,13 @@ impl Lines {
             state.drop_line();
         }
         self.0.changed.notify_all();
-        // Not for each line that a slow reader has taken, and not where there is no room to say it.
+        // Not for each line that a slow reader takes, and not without room for the report.
         let can_tell = is_done && state.num_bytes <= MAX_BYTES / 2;
         if can_tell { std::mem::take(&mut state.num_dropped) } else { 0 }
     }
 
     fn state(&self) -> MutexGuard<'_, WriterState> {
-        // Nothing in here panics between two changes.
+        // No code panics between two changes under this lock.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -106,7 +106,7 @@ impl WriterState {
     }
 }
 
-/// The writer that `tracing` is given: it writes one line at a time.
+/// The writer for `tracing`, which writes one line at a time.
 impl Write for Lines {
     fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
         self.push(line.to_vec());
@@ -139,7 +139,7 @@ impl Write for Patient {
 impl Patient {
     fn wait(&self) {
         let mut asked = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
-        // SAFETY: the file is open, and the call writes to `asked` alone. Whatever it answers, writing is tried again.
+        // SAFETY: the file is open, and the call writes only to `asked`. Whatever it returns, writing is tried again.
         let _ = unsafe { libc::poll(&raw mut asked, 1, 1000) };
     }
 }

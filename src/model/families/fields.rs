@@ -1,16 +1,16 @@
-//! Members of a JSON object, read with errors that name them.
+//! Reads members of a JSON object, with errors that name them.
 
 use crate::error::StartError;
 use crate::ids::TokenId;
 use crate::model::spec::MAX_LAYERS;
 use serde_json::{Map, Value};
 
-/// Also in float32, which is what it is computed with.
+/// Whether a number is positive, also in float32, in which it is used.
 fn is_positive(number: f64) -> bool {
     number > 0.0 && (f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX)).contains(&number)
 }
 
-/// A value for an error's text, which is not to become as long as the file.
+/// A value for an error message, shortened if it is long.
 fn excerpt(value: &Value) -> String {
     const LONGEST: usize = 80;
     let text = value.to_string();
@@ -20,10 +20,10 @@ fn excerpt(value: &Value) -> String {
     }
 }
 
-/// A JSON object's members, read with errors that name the key. `null` is as good as absent.
+/// The members of a JSON object, read with errors that name the key. `null` counts as missing.
 pub(super) struct Fields<'a> {
     pub members: &'a Map<String, Value>,
-    /// What stands before a key in messages.
+    /// The path before a key in messages.
     pub path: &'static str,
 }
 
@@ -63,19 +63,19 @@ impl<'a> Fields<'a> {
         Ok(self.typed(key, "a whole number from 0", read)?.unwrap_or(default))
     }
 
-    /// Sizes end at 2³¹: products of two fit a `usize`.
+    /// A size, at most 2³¹, so that the product of two sizes fits a `usize`.
     pub fn optional_size(&self, key: &str) -> Result<Option<usize>, StartError> {
         self.optional_size_to(key, (1 << 31) - 1)
     }
 
-    /// A size that may be `largest`.
+    /// A size of at most `largest`.
     fn optional_size_to(&self, key: &str, largest: usize) -> Result<Option<usize>, StartError> {
         self.typed(key, &format!("a whole number from 1 to {largest}"), |value| {
             usize::try_from(value.as_u64()?).ok().filter(|size| (1..=largest).contains(size))
         })
     }
 
-    /// A number of layers: lists of this length are made before anything else of the model is looked at.
+    /// A number of layers. Lists of this length are allocated before the rest of the model is checked.
     pub fn layers(&self, key: &str) -> Result<usize, StartError> {
         self.optional_layers(key).and_then(|layers| self.required(key, layers))
     }
@@ -96,17 +96,17 @@ impl<'a> Fields<'a> {
         self.typed(key, "a number", Value::as_f64)
     }
 
-    /// `default` stands for an absent key; `null` means that there is none.
+    /// `default` replaces a missing key; `null` means none.
     pub fn nullable_size(&self, key: &str, default: Option<usize>) -> Result<Option<usize>, StartError> {
         if self.members.contains_key(key) { self.optional_size(key) } else { Ok(default) }
     }
 
-    /// The same.
+    /// `default` replaces a missing key; `null` means none.
     pub fn nullable_positive(&self, key: &str, default: Option<f64>) -> Result<Option<f64>, StartError> {
         if self.members.contains_key(key) { self.optional_positive(key) } else { Ok(default) }
     }
 
-    /// An object with members; an empty one is as good as none.
+    /// An object with members. An empty object counts as missing.
     pub fn object(&self, key: &str) -> Option<&'a Map<String, Value>> {
         self.get(key).and_then(Value::as_object).filter(|members| !members.is_empty())
     }
@@ -161,7 +161,7 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// `default` stands for an absent key; `null` means that there is no such token.
+    /// `default` replaces a missing key; `null` means no such token.
     pub fn token_ids_or(&self, key: &str, default: Option<TokenId>) -> Result<Vec<TokenId>, StartError> {
         match self.members.contains_key(key) {
             true => Ok(self.token_ids(key)?.unwrap_or_default()),

@@ -1,4 +1,5 @@
-//! Gemma 2, and the text part of Gemma 3: norms on both sides, layers with and without a window in turn.
+//! Gemma 2, and the text part of Gemma 3: norms on both sides of sublayers, and alternating layers with and without a
+//! window.
 
 use super::fields::Fields;
 use super::parts::{activation, listed_windows, rms_norm, shared_heads, turning_head};
@@ -7,7 +8,7 @@ use crate::backend::DType;
 use crate::error::StartError;
 use crate::model::spec::{AttentionSpec, Family, MlpSpec, ModelSpec, NormPlacement, NormSpec, PositionSpec};
 
-/// Published configurations leave out what the classes of transformers have as a default, sizes included.
+/// Published configurations omit the defaults of the classes in transformers, even sizes.
 pub(super) fn gemma(config: &Fields, family: Family, dtype: DType) -> Result<ModelSpec, StartError> {
     let is_third = family == Family::Gemma3;
     if config.bool_or("use_bidirectional_attention", false)? {
@@ -67,7 +68,7 @@ fn windows(config: &Fields, family: Family) -> Result<Vec<Option<usize>>, StartE
     let num_layers = config.optional_layers("num_hidden_layers")?.unwrap_or(26);
     let window = config.nullable_size("sliding_window", Some(4096))?;
     let window = window.ok_or_else(|| config.error("sliding_window", "null, but some layers have a window"))?;
-    // Every second or, of the third, every sixth layer sees everything.
+    // Every second layer (Gemma 2) or every sixth (Gemma 3) has no window.
     let pattern = match family {
         Family::Gemma3 => config.size_or("sliding_window_pattern", 6)?,
         _ => 2,

@@ -6,7 +6,8 @@ use crate::backend::{DType, NormKind};
 use crate::error::StartError;
 use crate::model::spec::{AttentionSpec, Family, MlpSpec, ModelSpec, NormPlacement, NormSpec, PositionSpec};
 
-/// OPT: LayerNorm on either side, learned positions, biases, embeddings that may be narrower than the model.
+/// OPT: LayerNorm before or after sublayers, learned positions, biases, and embeddings that may be narrower than the
+/// model.
 pub(super) fn opt(config: &Fields, dtype: DType) -> Result<ModelSpec, StartError> {
     let hidden_size = config.size("hidden_size")?;
     let bias = config.bool_or("enable_bias", true)?;
@@ -45,7 +46,7 @@ pub(super) fn opt(config: &Fields, dtype: DType) -> Result<ModelSpec, StartError
     })
 }
 
-/// GPT-2: LayerNorm before, learned positions, biases everywhere.
+/// GPT-2: LayerNorm before sublayers, learned positions, biases everywhere.
 pub(super) fn gpt2(config: &Fields, dtype: DType) -> Result<ModelSpec, StartError> {
     if config.bool_or("add_cross_attention", false)? {
         return Err(config.error("add_cross_attention", "attention to an encoder is not supported"));

@@ -8,7 +8,7 @@ use crate::backend::DType;
 use crate::error::StartError;
 use crate::model::spec::{Family, MlpSpec, ModelSpec, PositionSpec};
 
-/// Llama, Mistral, Mixtral, Qwen2 and Qwen3: RMSNorm before, RoPE, a gated MLP or experts.
+/// Llama, Mistral, Mixtral, Qwen2 and Qwen3: RMSNorm before sublayers, RoPE, and a gated MLP or experts.
 pub fn llama_like(config: &Fields, family: Family, dtype: DType) -> Result<ModelSpec, StartError> {
     let hidden_size = config.size("hidden_size")?;
     let num_layers = config.layers("num_hidden_layers")?;
@@ -90,6 +90,6 @@ fn windows(config: &Fields, family: Family, num_layers: usize) -> Result<Vec<Opt
         Family::Qwen2 | Family::Qwen3 => Ok(listed),
         // transformers ignores the list for these families, but other programs read it.
         _ if listed == derived => Ok(derived),
-        _ => Err(config.error("layer_types", "says otherwise than sliding_window, which this family goes by")),
+        _ => Err(config.error("layer_types", "contradicts sliding_window, which this family uses")),
     }
 }

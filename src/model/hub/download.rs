@@ -111,7 +111,7 @@ impl HubRequest {
             match run(async || self.ask(revision).await) {
                 Err(Failure::Status(status)) if Failure::Status(status).is_passing() && tries < MAX_TRIES => {
                     tries += 1;
-                    tracing::warn!("{} answers {status}: asking again", self.access.endpoint);
+                    tracing::warn!("{} answers {status}: trying again", self.access.endpoint);
                     std::thread::sleep(pause(tries));
                 }
                 answer => return answer,
@@ -129,14 +129,17 @@ impl HubRequest {
         let mut text = Vec::new();
         while let Some(bytes) = answer.chunk().await? {
             if text.len() + bytes.len() > MAX_LISTING_BYTES {
-                return Err(Failure::Answer(format!("a model's listing of more than {} MiB", MAX_LISTING_BYTES >> 20)));
+                return Err(Failure::Answer(format!(
+                    "the list of a model's files has more than {} MiB",
+                    MAX_LISTING_BYTES >> 20
+                )));
             }
             text.extend_from_slice(&bytes);
         }
         let info: RepoInfo =
             serde_json::from_slice(&text).map_err(|error| Failure::Answer(format!("a model's listing: {error}")))?;
         if !is_revision(&info.sha) {
-            return Err(Failure::Answer(format!("a model's listing: '{}' is no commit", info.sha)));
+            return Err(Failure::Answer(format!("the list of a model's files: '{}' is not a commit", info.sha)));
         }
         Ok(Listing { commit: info.sha, files: info.siblings.into_iter().map(RemoteFile::from).collect() })
     }
@@ -189,7 +192,11 @@ impl HubRequest {
             if !failure.is_passing() || tries > MAX_TRIES {
                 return Err(failure);
             }
-            tracing::warn!("{} broke off: {failure}; going on in {} s", file.name, pause(tries).as_secs());
+            tracing::warn!(
+                "the download of {} stopped: {failure}; continuing in {} s",
+                file.name,
+                pause(tries).as_secs()
+            );
             std::thread::sleep(pause(tries));
         }
     }
@@ -223,7 +230,7 @@ impl HubRequest {
         match is_etag(told.etag()) {
             true => Ok((told.etag().to_owned(), told.size() as u64)),
             false => Err(Failure::Answer(format!(
-                "{url}: '{}' is no name of a file in the cache",
+                "{url}: '{}' is not a valid name in the cache",
                 told.etag().escape_debug()
             ))),
         }

@@ -88,8 +88,8 @@ impl Failure {
         let has_token = access.token.is_some();
         let elsewhere = || {
             format!(
-                "Where there is a network, run 'hf download {model} --local-dir DIR', bring DIR here and give it as \
-                 --model; or bring the folder {} into {cache}",
+                "On a machine with a network, run 'hf download {model} --local-dir DIR', copy DIR here and give \
+                 it as --model; or copy the folder {} into {cache}",
                 hub.folder_name()
             )
         };
@@ -126,18 +126,18 @@ impl Failure {
             Self::BadIndex(path) => format!("model: {}: no index of safetensors files", path.display()),
             Self::NoShard(shard) => format!("model: '{model}' lists {shard} in its index, but has no such file"),
             Self::Offline => format!(
-                "model: HF_HUB_OFFLINE is set, and '{model}' at {revision} is not, or not whole, in the cache {cache}. \
-                 {}",
+                "model: HF_HUB_OFFLINE is set, and '{model}' at {revision} is missing or incomplete in the cache \
+                 {cache}. {}",
                 elsewhere()
             ),
             Self::Network(why) => format!(
-                "model: '{model}' at {revision} is not, or not whole, in the cache {cache}, and {endpoint} cannot be \
-                 reached: {why}. What has been fetched is kept. {}",
+                "model: '{model}' at {revision} is missing or incomplete in the cache {cache}, and {endpoint} \
+                 cannot be reached: {why}. Files that were downloaded are kept. {}",
                 elsewhere()
             ),
             Self::Disk(error) if error.kind() == ErrorKind::StorageFull => format!(
-                "model: the disk of the cache {cache} is full. Make room, or set HF_HUB_CACHE to a folder on another \
-                 disk; what has been fetched is kept"
+                "model: the disk of the cache {cache} is full. Free some space, or set HF_HUB_CACHE to a folder \
+                 on another disk. Files that were downloaded are kept"
             ),
             Self::Disk(error) => {
                 format!("model: cannot write to the cache {cache}: {error}. HF_HUB_CACHE can name another folder")
@@ -162,7 +162,7 @@ impl fmt::Display for Failure {
             Self::Offline => f.write_str("HF_HUB_OFFLINE is set"),
             Self::Network(why) => f.write_str(why),
             Self::Status(status) => write!(f, "it answers {status}"),
-            Self::Answer(what) => write!(f, "an answer that a hub does not give: {what}"),
+            Self::Answer(what) => write!(f, "an unexpected answer: {what}"),
             Self::Disk(error) => write!(f, "the cache cannot be written: {error}"),
             Self::Locked(path) => write!(f, "another program holds {}", path.display()),
         }

@@ -66,7 +66,7 @@ impl BlobSource<'_> {
             // Nothing of it is good: the next try begins anew.
             fs::remove_file(&part)?;
             let message =
-                format!("{} is not what its hash {} says: it was damaged or changed on its way", self.url, self.etag);
+                format!("{} does not have the hash {}: it was damaged or changed on the way", self.url, self.etag);
             return Err(Failure::Answer(message));
         }
         fs::rename(&part, blob)?;
@@ -84,19 +84,19 @@ impl BlobSource<'_> {
         self.check(&answer, start, end)?;
         let length = (end - start) as usize;
         if let Some(told) = answer.content_length().filter(|told| *told != length as u64) {
-            return Err(Failure::Answer(format!("{}: {told} bytes come where {length} were asked for", self.url)));
+            return Err(Failure::Answer(format!("{}: the server sends {told} bytes instead of {length}", self.url)));
         }
         let mut piece = Vec::with_capacity(length);
         while let Some(bytes) = in_time(answer.chunk()).await? {
             if piece.len() + bytes.len() > length {
-                return Err(Failure::Answer(format!("{}: more bytes than were asked for", self.url)));
+                return Err(Failure::Answer(format!("{}: more bytes than requested", self.url)));
             }
             piece.extend_from_slice(&bytes);
             meter.came(bytes.len() as u64);
         }
         match piece.len() == length {
             true => Ok(piece),
-            false => Err(Failure::Network(format!("{} of {length} bytes came", piece.len()))),
+            false => Err(Failure::Network(format!("only {} of {length} bytes arrived", piece.len()))),
         }
     }
 
@@ -111,11 +111,13 @@ impl BlobSource<'_> {
                     return Ok(());
                 }
                 let message =
-                    format!("{}: bytes {start}-{} of {total} were asked for, '{range}' came", self.url, end - 1);
+                    format!("{}: requested bytes {start}-{} of {total}, but received '{range}'", self.url, end - 1);
                 Err(Failure::Answer(message))
             }
             StatusCode::OK if start == 0 && end == total => Ok(()),
-            StatusCode::OK => Err(Failure::Answer(format!("{}: all of it comes where a range is asked for", self.url))),
+            StatusCode::OK => {
+                Err(Failure::Answer(format!("{}: the server sends the whole file instead of a range", self.url)))
+            }
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(Failure::Gated),
             status => Err(Failure::Status(status)),
         }
@@ -131,7 +133,7 @@ fn part_of(blob: &Path) -> PathBuf {
 async fn in_time<T>(answer: impl Future<Output = reqwest::Result<T>>) -> Result<T, Failure> {
     match tokio::time::timeout(STALL, answer).await {
         Ok(answer) => Ok(answer?),
-        Err(_) => Err(Failure::Network(format!("nothing came for {} s", STALL.as_secs()))),
+        Err(_) => Err(Failure::Network(format!("no data arrived for {} s", STALL.as_secs()))),
     }
 }
 

@@ -61,7 +61,7 @@ pub fn load_on_gpu(
     let used = total - free;
     let budget = (total as f64 * share) as usize;
     let share_of = format!(
-        "what {share} of the GPU's {total} bytes leaves beside the {used} that are taken by weights, workspace and others"
+        "{share} of the GPU's {total} bytes, less the {used} bytes that weights, workspace and other programs take"
     );
     let pools = pool_sizes(options, layout, max_model_len, 0, || Ok((budget.saturating_sub(used), share_of)))?;
     let runner = make_runner(backend, decoder, pools)?;

@@ -15,8 +15,8 @@ pub(super) fn spare_swap_bytes() -> usize {
     available_memory() as usize / 2
 }
 
-/// Fails if this machine or container could not hold a model of `needed` bytes even if nothing else were running. Memory
-/// that other programs use now may be free later, so it is not counted.
+/// Fails if this machine or container could not hold a model of `needed` bytes even if nothing else were running.
+/// Memory that other programs use now may be free later, so it is not counted.
 pub(super) fn check_memory(needed: u128) -> Result<(), StartError> {
     let mut system = System::new();
     system.refresh_memory();

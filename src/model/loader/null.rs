@@ -9,7 +9,7 @@ use crate::model::spec::ModelSpec;
 
 /// The pools have the same sizes as on the CPU, so that scheduling is the same. Nothing is allocated.
 pub(super) fn load(options: &LoadOptions, spec: &ModelSpec) -> Result<(NullRunner, LoadedModel), StartError> {
-    tracing::warn!("--load-format null: there is no model; every answer is made of random tokens");
+    tracing::warn!("--load-format null: there is no model, so all answers are random tokens");
     let (dtype, max_model_len) = (dtype(options, spec), max_model_len(options, spec));
     let layout = spec.kv_layout(options.block_size, dtype);
     // The limits are those of the CPU, although no buffer depends on them here.

@@ -51,8 +51,8 @@ pub(super) fn checkpoint(options: &LoadOptions, files: &ModelFiles) -> Result<Op
 const MAX_DEMO_BLOCKS: usize = 2048;
 
 /// The sizes of the KV pools. Without a configured number of blocks, the device pool takes `budget` bytes, but at most
-/// what all sequences at full length could use, and at most [`MAX_DEMO_BLOCKS`] for the demo model. `budget` also returns
-/// a description of its size for errors. `spare_swap_bytes` is the default maximum of the swap pool.
+/// what all sequences at full length could use, and at most [`MAX_DEMO_BLOCKS`] for the demo model. `budget` also
+/// returns a description of its size for errors. `spare_swap_bytes` is the default maximum of the swap pool.
 pub(super) fn pool_sizes(
     options: &LoadOptions,
     layout: KvLayout,

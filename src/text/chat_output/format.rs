@@ -36,7 +36,7 @@ pub enum ToolFormat {
     /// `{"name": …, "parameters": {…}}` (Llama 3). Several calls have `;` between them. The first may follow
     /// `<|python_tag|>`.
     Llama3Json,
-    /// `[TOOL_CALLS][{"name": …, "arguments": {…}}]`, and since Mistral's tokenizer 11 `[TOOL_CALLS]name[ARGS]{…}`.
+    /// `[TOOL_CALLS][{"name": …, "arguments": {…}}]`; since Mistral's tokenizer 11 `[TOOL_CALLS]name[ARGS]{…}`.
     Mistral,
 }
 

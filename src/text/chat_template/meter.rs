@@ -82,7 +82,7 @@ pub fn run(input: u64, render: impl FnOnce() -> Fallible<String>) -> Fallible<St
 pub fn make(bytes: u64) -> Fallible<()> {
     take(|left| &left.made, bytes).map_err(|()| {
         exceeded(format!(
-            "it makes more text and lists than {} MiB, and {MADE_PER_BYTE} bytes for each byte of the conversation",
+            "it makes text and lists of more than {} MiB plus {MADE_PER_BYTE} bytes per byte of the conversation",
             MADE_BYTES >> 20
         ))
     })?;
@@ -92,7 +92,7 @@ pub fn make(bytes: u64) -> Fallible<()> {
 /// Counts bytes or items before they are read.
 pub fn spend(units: u64) -> Fallible<()> {
     take(|left| &left.work, units)
-        .map_err(|()| exceeded(format!("it goes through more than {} MiB of text and lists", WORK >> 20)))
+        .map_err(|()| exceeded(format!("it reads more than {} MiB of text and lists", WORK >> 20)))
 }
 
 fn take(which: impl Fn(&Left) -> &Cell<u64>, amount: u64) -> Result<(), ()> {
@@ -196,10 +196,7 @@ fn holds_no_namespace(value: &Value) -> Fallible<()> {
 /// and would never be freed.
 pub fn held(value: Value) -> Fallible<Value> {
     if is_namespace(&value) {
-        return Err(Error::new(
-            ErrorKind::InvalidOperation,
-            "a namespace cannot be held by a list, a map or a namespace",
-        ));
+        return Err(Error::new(ErrorKind::InvalidOperation, "a list, a map or a namespace cannot contain a namespace"));
     }
     Ok(value)
 }

@@ -54,8 +54,8 @@ pub fn compile<'s>(name: &'s str, source: &'s str, syntax: &SyntaxConfig) -> Res
         let thread = std::thread::Builder::new().name("pagetide-template".into()).stack_size(STACK_BYTES);
         let thread = thread
             .spawn_scoped(scope, compile)
-            .map_err(|error| too_large(format!("there is no thread to compile it on: {error}")))?;
-        thread.join().unwrap_or_else(|_| Err(too_large("the template engine panics at it".into())))
+            .map_err(|error| too_large(format!("no thread can be started to compile it: {error}")))?;
+        thread.join().unwrap_or_else(|_| Err(too_large("the template engine panics".into())))
     })
 }
 
@@ -95,7 +95,9 @@ fn unless_constant<'s>(function: &'static str, expr: ast::Expr<'s>) -> ast::Expr
 impl Rewrite {
     fn deeper<T>(&mut self, work: impl FnOnce(&mut Self) -> Fallible<T>) -> Fallible<T> {
         if self.depth == MAX_DEPTH {
-            return Err(too_large(format!("it is nested deeper than {MAX_DEPTH}, or has as many operators in a row")));
+            return Err(too_large(format!(
+                "it is nested deeper than {MAX_DEPTH}, or has that many operators in a row"
+            )));
         }
         self.depth += 1;
         let result = work(self);

@@ -91,8 +91,8 @@ impl GrammarCompiler {
         let sandbox = Sandbox::new(self.limits, vocabulary.words(), vocabulary.ends());
         if sandbox.is_none() {
             tracing::warn!(
-                "grammars and schemas are compiled in this process alone, which one that was written to can end: \
-                 only for clients that are trusted (pagetide::text::grammar::sandbox::use_program)"
+                "grammars and schemas are compiled only in this process, which a malicious one can end: accept \
+                 them only from trusted clients (pagetide::text::grammar::sandbox::use_program)"
             );
         }
         Ok(Sandboxed { engine, sandbox })

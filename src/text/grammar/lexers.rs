@@ -194,8 +194,8 @@ impl SharedLexer {
         }
         self.set_broken();
         Err(format!(
-            "the grammars of all requests together take more than the {} MiB that they may have, and this one takes {} MiB: \
-             try again later, or with a simpler grammar",
+            "the grammars of all requests together exceed {} MiB, and this one takes {} MiB: try again later, or \
+             use a simpler grammar",
             memory.most >> 20,
             stats.num_bytes >> 20
         ))

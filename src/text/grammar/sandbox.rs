@@ -70,8 +70,7 @@ impl Sandbox {
             let is_fresh = known.is_none();
             let helper = known.map_or_else(|| Helper::start(&self.program, &self.greeting), Ok);
             let mut helper = helper.map_err(|error| {
-                let message =
-                    format!("structured output needs a process of its own, and none could be started: {error}");
+                let message = format!("structured output needs a separate process, and none could be started: {error}");
                 ApiError::engine(message)
             })?;
             let verdict = match helper.ask(&job, budget) {

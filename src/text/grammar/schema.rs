@@ -333,7 +333,10 @@ impl Checker<'_> {
             // An anchor. llguidance reports it if it is missing.
             Some(_) => Ok(()),
             None => {
-                let message = format!("{reference:?} is outside of the schema, and nothing is fetched; use #/$defs/…");
+                let message = format!(
+                    "{reference:?} is outside of the schema, and remote schemas are not \
+                                       supported; use #/$defs/…"
+                );
                 Err(SchemaError::new(place, message))
             }
         }
@@ -371,8 +374,8 @@ impl Checker<'_> {
                     .map_err(|why| SchemaError::new(below(place, "oneOf"), why.to_string()))?
                 {
                     let message = format!(
-                        "oneOf is supported where its options visibly exclude each other (by their types, or by a \
-                         required property with different values), and [{i}] and [{j}] do not; use anyOf"
+                        "oneOf is supported only if its options obviously exclude each other (by their types, or \
+                         by a required property with different values), but [{i}] and [{j}] do not; use anyOf"
                     );
                     return Err(SchemaError::new(below(place, "oneOf"), message));
                 }

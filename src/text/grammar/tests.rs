@@ -432,7 +432,7 @@ fn a_wrong_grammar_is_refused_at_its_place() {
         ("root ::= \"a\"\nroot ::= \"b\"", "line 2, column 1: the rule root is defined twice"),
         ("root ::= (\"a\"", "line 1, column 14: expected ')', found the end"),
         ("root ::= \"a\" )", "line 1, column 14: expected a rule, or a part of one, found ')'"),
-        ("root ::=\n  \"a\n  | \"b\"", "line 2, column 3: the text that begins here has no end"),
+        ("root ::=\n  \"a\n  | \"b\"", "line 2, column 3: the string that begins here has no end"),
         ("root ::= [a-", "line 1, column 13: expected a character, found the end"),
         ("root ::= [z-a]", "line 1, column 11: the range from 'z' to 'a' is empty"),
         ("root ::= \"\\q\"", "line 1, column 11: an unknown escape"),
@@ -598,7 +598,7 @@ fn what_takes_too_much_is_refused() {
     }
 }
 
-/// A rule that comes to itself at the end of thousands of options, behind a long beginning: neither is written twice for
+/// A rule that refers to itself at the end of thousands of options, after a long beginning. Neither may be copied for
 /// each of the other.
 #[test]
 fn a_loop_does_not_grow_by_the_product_of_its_parts() {

@@ -19,7 +19,7 @@ pub struct XyChart {
     pub x_scale: Scale,
     pub y_scale: Scale,
     pub lines: Vec<ChartLine>,
-    /// Places on the horizontal axis where something begins, and what.
+    /// Marked positions on the horizontal axis, with their labels.
     pub marks: Vec<(f64, String)>,
 }
 
@@ -27,7 +27,7 @@ pub struct XyChart {
 pub struct ChartLine {
     pub name: String,
     pub points: Vec<(f64, f64)>,
-    /// What stands at each point; may be fewer, or none.
+    /// Labels of the points; there may be fewer than points, or none.
     pub labels: Vec<String>,
 }
 
@@ -136,7 +136,7 @@ impl Axis {
             Scale::Log if most <= 0.0 => Self { scale: kind, from: 1.0, to: 10.0, step: 0.0, pixels },
             Scale::Log => {
                 let from = round_125(least, false);
-                // Some width where all values are one.
+                // Some width if all values are equal.
                 Self { scale: kind, from, to: round_125(most, true).max(2.0 * from), step: 0.0, pixels }
             }
         }

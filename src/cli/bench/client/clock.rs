@@ -27,7 +27,7 @@ impl Clock {
         self.last = now;
     }
 
-    /// How often tokens came.
+    /// Number of times that tokens arrived.
     pub fn num_deliveries(&self) -> usize {
         self.gaps.len() + usize::from(self.ttft.is_some())
     }

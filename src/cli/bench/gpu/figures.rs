@@ -62,12 +62,12 @@ pub struct Figure {
     pub block_size: Option<usize>,
     pub value: f64,
     pub unit: &'static str,
-    /// What the device could do, in the same unit, where that is known.
+    /// The peak of the device in the same unit, if it is known.
     pub most: Option<f64>,
     pub goal: Option<Goal>,
 }
 
-/// What a figure should be, in its unit: on an H100, where it is no share of what the device can do.
+/// The goal of a figure in its unit. Goals that are not a share of the device's peak are for an H100.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Goal {
@@ -132,7 +132,7 @@ impl fmt::Display for Figure {
 /// What opens the device: each part of the measurements begins with an empty one.
 pub type Open = dyn Fn() -> Result<std::rc::Rc<dyn Device>, StartError>;
 
-/// Bytes a second of plain copies, both the reading and the writing counted where both are the device's memory.
+/// Bytes per second of plain copies. For copies on the device, bytes read and bytes written both count.
 #[derive(Clone, Copy, Debug)]
 pub struct Bandwidths {
     pub device: f64,

@@ -42,16 +42,15 @@ pub fn roofline(page: &mut String, roofline: &Value) {
     let Some(kinds) = roofline["kinds"].as_array() else { return };
     let machine = &roofline["machine"];
     page.push_str(&format!(
-            "<h2>Beside what the machine can do</h2>\n<p class=\"dim\">{} threads, {}: reads {} GB/s, multiplies {} TFLOP/s. \
-             Steps took {} s of {} s.</p>\n<div class=\"wide\"><table>\n",
-            machine["threads"],
-            escape(machine["isa"].as_str().unwrap_or_default()),
-            figure(&machine["read_gb_per_s"], 1),
-            figure(&machine["tflop_per_s"], 3),
-            figure(&roofline["steps_s"], 3),
-            figure(&roofline["wall_s"], 3),
-        ),
-    );
+        "<h2>Against the peak of the machine</h2>\n<p class=\"dim\">{} threads, {}: reads {} GB/s, multiplies\
+              {} TFLOP/s. Steps took {} s of {} s.</p>\n<div class=\"wide\"><table>\n",
+        machine["threads"],
+        escape(machine["isa"].as_str().unwrap_or_default()),
+        figure(&machine["read_gb_per_s"], 1),
+        figure(&machine["tflop_per_s"], 3),
+        figure(&roofline["steps_s"], 3),
+        figure(&roofline["wall_s"], 3),
+    ));
     let columns = ["phase", "calls", "s", "of step", "GB/s", "of reads", "TFLOP/s", "of peak", "floor s", "x floor"];
     row(page, "th", &columns.map(String::from));
     for kind in kinds {

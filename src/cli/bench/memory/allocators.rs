@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Gives out contiguous slots. A slot holds the KV of one token.
 pub trait Allocator {
-    /// A piece of at least `num_slots`: where it starts, and how many slots it has.
+    /// Allocates a piece of at least `num_slots`.
     fn allocate(&mut self, num_slots: usize) -> Option<MemoryPiece>;
 
     fn free(&mut self, piece: MemoryPiece);
@@ -20,7 +20,7 @@ pub struct MemoryPiece {
 /// Pieces of powers of two, each at a multiple of its size; two halves that are free join again.
 #[derive(Clone, Debug)]
 pub struct Buddy {
-    /// By the logarithm of their size: where free pieces start.
+    /// The starts of free pieces, by the logarithm of their size.
     free: Vec<BTreeSet<usize>>,
 }
 
@@ -65,7 +65,7 @@ impl Allocator for Buddy {
     }
 }
 
-/// Pieces of exactly the size that is asked for, at the first place where there is room.
+/// Allocates pieces of exactly the requested size, at the first place with enough room.
 #[derive(Clone, Debug)]
 pub struct FirstFit {
     /// Free pieces: start and length. No two touch.

@@ -38,7 +38,7 @@ pub const ALPACA: Dataset = Dataset { name: "Alpaca-like", mean_prompt: 19.31, m
 const PROMPT_SPREAD: f64 = 0.86;
 const OUTPUT_SPREAD: f64 = 0.68;
 
-/// What the lengths are, for people.
+/// A description of the lengths.
 pub const ABOUT: &str = "Lengths are random (seeded) and log-normal: their means are the paper's (ShareGPT 161.31 and \
      337.99 tokens of prompt and output, Alpaca 19.31 and 58.45), their spread is that of the Azure conversation trace \
      (standard deviation 0.86 and 0.68 of the mean), since the paper gives none.";

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use std::fmt::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// What came of one experiment.
+/// The result of one experiment.
 #[derive(Clone, Debug)]
 pub struct Section {
     /// As in `--only`.

@@ -230,11 +230,11 @@ impl PressureBench<'_> {
         let num = self.work.len() as f64;
         let prompt = self.work.iter().map(|item| item.prompt.len()).sum::<usize>() as f64 / num;
         let output = self.work.iter().map(|item| item.output_tokens as usize).sum::<usize>() as f64 / num;
-        let told = if *hide_lengths { "The scheduler is not told how long outputs become. " } else { "" };
+        let told = if *hide_lengths { "The scheduler does not know the output lengths. " } else { "" };
         format!(
-            "{} requests of {prompt:.1} and {output:.1} tokens of prompt and output on average, {concurrency} in flight; \
-             demand {:.0} tokens. {told}Medians of {} rounds. *Identical*: every output, token by token, is that of the \
-             first run, in a pool where nothing has to yield.",
+            "{} requests of {prompt:.1} and {output:.1} tokens of prompt and output on average, {concurrency} in \
+             flight; demand {:.0} tokens. {told}Medians of {} rounds. *Identical*: every output, token by token, \
+             is that of the first run, in a pool that is so large that nothing is preempted.",
             self.work.len(),
             self.demand(),
             self.setup.args.rounds(1),

@@ -1,4 +1,4 @@
-//! What [`super::pressure`] measured, for people.
+//! The report of [`super::pressure`].
 
 use super::output::{Section, SectionPart, Table, percent};
 use super::pressure_result::{Mode, PressureRow};

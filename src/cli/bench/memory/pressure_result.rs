@@ -41,7 +41,7 @@ impl fmt::Display for Mode {
     }
 }
 
-/// What one run came to.
+/// The result of one run.
 #[derive(Clone, Debug, Serialize)]
 pub struct PressureRun {
     pub out_tok_per_s: f64,

@@ -1,4 +1,5 @@
-//! A prefix that the device no longer holds: fetched from the swap pool, beside computing it and beside having it.
+//! A prefix that is no longer on the device: fetching it from the swap pool, compared with computing it and with having
+//! it.
 
 use super::super::client::BenchTarget;
 use super::super::report::RequestOutcome;
@@ -16,9 +17,9 @@ use std::time::Duration;
 
 /// Tokens of each request after the prefix.
 const OWN_TOKENS: usize = 16;
-/// Blocks beside those of one request, and a sixteenth of the pool, which the scheduler may keep free.
+/// Blocks in addition to those of one request and to a sixteenth of the pool, which the scheduler may keep free.
 const SPARE_BLOCKS: usize = 8;
-/// The prefix, where nothing else is asked for and the model has room.
+/// The default length of the prefix, if the model has room.
 const DEFAULT_PREFIX: usize = 4_096;
 
 pub struct SecondLevelSetup<'a> {

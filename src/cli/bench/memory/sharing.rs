@@ -25,12 +25,12 @@ const SAMPLES: [u32; 5] = [2, 4, 6, 8, 16];
 const PREFIXES: [usize; 2] = [80, 341];
 /// Requests of samples, and of prefixes, that run at once.
 const CONCURRENCY: usize = 16;
-/// The vocabulary where no model is asked.
+/// The size of the vocabulary without a model.
 const VOCAB_SIZE: u32 = 32_000;
-/// The lengths' limit where none is configured: that of the paper's model.
+/// The default maximum length: that of the paper's model.
 pub const MAX_LEN: usize = 2_048;
 
-/// Blocks that sharing saved over blocks that there would be without it, averaged over the steps.
+/// Blocks saved by sharing, divided by the blocks without sharing, averaged over the steps.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Saving {
     pub what: &'static str,
@@ -136,10 +136,11 @@ fn section(setup: &SharingSetup, model: &BenchModel, savings: &[Saving]) -> Sect
          that of the samples, of the beams, or of the tokens of the prefix. {ABOUT}"
     );
     let how = format!(
-        "Samples and prefixes: the scheduler and the block pool without a model, since nothing but lengths matters; {} \
-         requests of each kind, {CONCURRENCY} at once. Prefixes stand before Alpaca-like prompts. Beams: the same with {}, \
-         whose log-probabilities decide how beams fork; {} requests of each kind, {} at once, and each prompt is what the model \
-         itself writes at temperature 1 after a random token. How much beams share depends on the model.",
+        "Samples and prefixes: the scheduler and the block pool without a model, because only lengths matter; {} \
+         requests of each kind, {CONCURRENCY} at once. Prefixes stand before Alpaca-like prompts. Beams: the same\
+          with {}, whose log-probabilities decide how beams fork; {} requests of each kind, {} at once, and each \
+         prompt is what the model itself writes at temperature 1 after a random token. How much beams share \
+         depends on the model.",
         setup.num_requests,
         model::subject(&model.name, &model.loaded),
         setup.num_beam_requests,

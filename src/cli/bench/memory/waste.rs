@@ -135,7 +135,7 @@ pub fn paged(requests: &[Lengths], num_slots: usize, block_size: usize) -> Waste
 /// The systems that are compared, and their load.
 pub struct WasteSetup {
     pub requests: Vec<Lengths>,
-    /// Where they are from, for people.
+    /// The source of the lengths.
     pub source: String,
     /// The same in the names of files.
     pub slug: &'static str,
@@ -160,8 +160,8 @@ pub fn measure(setups: &[WasteSetup]) -> Result<Section, StartError> {
         let rows = setup.rows();
         if let Some(row) = rows.iter().find(|row| row.batch == 0.0) {
             return Err(StartError::new(format!(
-                "--kv-tokens: {} slots hold all {} requests at once ({}, {}), and nobody waits: expected fewer, or more \
-                 requests (--num)",
+                "--kv-tokens: {} slots hold all {} requests at once ({}, {}), so none has to wait: give fewer \
+                 slots, or more requests (--num)",
                 setup.num_slots,
                 setup.requests.len(),
                 setup.source,
@@ -181,14 +181,16 @@ pub fn measure(setups: &[WasteSetup]) -> Result<Section, StartError> {
     Ok(section)
 }
 
-const ABOUT: &str = "Shares of all slots of the KV memory (a slot holds a token) and running requests, averaged over the \
-     steps in which somebody waited; a prompt takes one step, each further token one more. *Reserved*: for tokens that are \
-     still to come; *internal*: given out and never used; *external*: nobody's, though somebody waits. *Empty of given \
-     out*: slots without a token over slots in blocks or pieces that were given out. Paged is the scheduler and the block \
-     pool that serve requests, admitting whoever's prompt fits (as the paper's vLLM did) and preempting by recomputation; its empty slots are those of last blocks. The others are \
-     models of their allocators, with one contiguous piece for each request: of the maximum length; of the output's length \
-     rounded up to a power of two, by buddies (the paper's Orca, Pow2); of exactly the length, by buddies (Oracle) and by \
-     first fit.";
+const ABOUT: &str = "Fractions of all slots of the KV memory (a slot holds a token), and running requests, \
+                     averaged over the steps in which a request waited; a prompt takes one step, each further \
+                     token one more. *Reserved*: for later tokens; *internal*: allocated but never used; \
+                     *external*: free, although a request waits. *Empty of given out*: slots without a token over\
+                      slots in allocated blocks or pieces. Paged is the scheduler and the block pool of the \
+                     server. It admits a request if its prompt fits (as the paper's vLLM did) and preempts by \
+                     recomputation; its empty slots are those of last blocks. The others are models of their \
+                     allocators with one contiguous piece per request: of the maximum length; of the output's \
+                     length rounded up to a power of two, by a buddy allocator (the paper's Orca, Pow2); of \
+                     exactly the length, by a buddy allocator (Oracle) and by first fit.";
 
 impl WasteSetup {
     fn rows(&self) -> Vec<Waste> {

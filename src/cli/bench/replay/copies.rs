@@ -4,7 +4,7 @@ use crate::engine::plan::{CopiesDone, CopyReport, StepPlan};
 use crate::ids::{BlockId, CopyId};
 use std::collections::VecDeque;
 
-/// Copies go on beside the steps, one after the other whichever way they go.
+/// Copies run beside the steps, one after the other in both directions.
 #[derive(Debug, Default)]
 pub struct Copies {
     /// In order.

@@ -6,8 +6,8 @@ use std::collections::{BTreeSet, HashMap};
 /// What a cache must hold while a request runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheHolding {
-    /// Nothing: a block may be read from the cache, computed and dropped without ever taking a place in it. More than a
-    /// pool can do whose blocks are what requests compute in.
+    /// Nothing: a block may be read from the cache, computed and dropped without taking a place. This is more than a
+    /// pool can do whose blocks are those that requests compute in.
     Bypass,
     /// All blocks of the request, in the cache's own blocks: what every policy of a pool has to do.
     Request,

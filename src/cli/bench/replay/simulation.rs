@@ -27,14 +27,14 @@ pub struct SimulationSetup<'a> {
     pub timing: &'a Timing,
 }
 
-/// What came of it.
+/// The result of a simulation.
 #[derive(Clone, Debug, Serialize)]
 pub struct Simulated {
     /// Tokens.
     pub block_size: usize,
     pub num_device_blocks: usize,
     pub num_swap_blocks: usize,
-    /// Requests that came to their end.
+    /// Number of finished requests.
     pub requests: usize,
     /// Requests of more tokens than the device pool holds: a server answers them with an error.
     pub refused: usize,
@@ -189,7 +189,8 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Nothing can run before a copy has ended, or a request has come. False where no copy is under way.
+    /// Waits for the next copy to end or the next request to arrive, because nothing can run. Returns false if there is
+    /// no copy.
     fn await_copies(&mut self) -> bool {
         let Some(end_s) = self.copies.next_end_s().filter(|_| self.engine.scheduler.waits_for_copies()) else {
             return false;
@@ -202,7 +203,7 @@ impl<'a> Simulation<'a> {
         true
     }
 
-    /// False where there was nothing to compute or to copy: at most, blocks came back.
+    /// Runs a step. Returns false if there was nothing to compute or to copy; blocks may have come back.
     fn step(&mut self) -> bool {
         let block_size = self.setup.scheduler.block_size;
         let Some(PlannedStep { plan, report }) = self.engine.plan(0.0) else { return false };

@@ -7,9 +7,9 @@ use serde::Serialize;
 
 /// The duration of a step is linear in its load. Copies between the tiers run beside the steps.
 ///
-/// The defaults are those of Llama 3 8B in bfloat16 on an H100 SXM, from its data sheet: 16.06 GB of weights, and 131,072
-/// bytes of KV per token, at 3.35 TB/s; 16.06 GFLOP per token, and 524,288 FLOP per pair of tokens in attention, at
-/// 989 TFLOP/s; copies at 55 GB/s (PCIe 5 x16). A real device is somewhat slower.
+/// The defaults are those of Llama 3 8B in bfloat16 on an H100 SXM, from its data sheet: 16.06 GB of weights, and
+/// 131,072 bytes of KV per token, at 3.35 TB/s; 16.06 GFLOP per token, and 524,288 FLOP per pair of tokens in
+/// attention, at 989 TFLOP/s; copies at 55 GB/s (PCIe 5 x16). A real device is somewhat slower.
 #[derive(Args, Clone, Debug, PartialEq, Serialize)]
 pub struct Timing {
     /// Fixed duration of a step in milliseconds: reading the weights

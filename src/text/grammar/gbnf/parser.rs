@@ -263,7 +263,7 @@ impl Parser {
                     self.at += 1;
                     return Ok(Node::Literal(text));
                 }
-                None | Some('\n') => return Err(self.error_at(start, "the text that begins here has no end")),
+                None | Some('\n') => return Err(self.error_at(start, "the string that begins here has no end")),
                 Some(_) => text.push(self.char()?),
             }
         }
