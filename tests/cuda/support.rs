@@ -3,11 +3,8 @@
 use crate::emulation::{EmulatedDevice, EmulatedOptions};
 use pagetide::backend::cuda::device::{Copy, Device, DeviceBuffer, PinnedBuffer, Stream};
 use pagetide::backend::cuda::driver::{self, DriverOptions};
-use pagetide::backend::cuda::{CudaBackend, CudaOptions, CudaTensor};
+use pagetide::backend::cuda::{CudaOptions, CudaTensor};
 use pagetide::backend::{DType, KvLayout};
-use pagetide::model::decoder::Decoder;
-use pagetide::model::files::ModelFiles;
-use pagetide::model::spec::ModelSpec;
 use std::fs;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};

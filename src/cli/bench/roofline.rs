@@ -33,7 +33,7 @@ impl Roofline {
         let profile = Profile::default();
         let runtime = Runtime::start_profiled(config, profile.clone(), progress)?;
         let backend = loader::cpu_backend(&config.load_options())?;
-        let Limits { read_bytes_per_s, flops_per_s } = backend.measure_limits(runtime.loaded().dtype)?;
+        let MachineLimits { read_bytes_per_s, flops_per_s } = backend.measure_limits(runtime.loaded().dtype)?;
         let machine = Machine {
             isa: backend.isa().name(),
             threads: backend.num_threads(),

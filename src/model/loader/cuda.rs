@@ -2,7 +2,6 @@
 
 use super::sizes::{LoadedModel, checkpoint, dtype, max_model_len, pool_sizes};
 use crate::backend::cuda::device::Device;
-use crate::backend::cuda::driver::DriverSettings;
 use crate::backend::cuda::{CudaBackend, CudaOptions};
 use crate::backend::{Backend, Batch, BatchSeq, KvLayout, LogitsRequest, LogitsWant, NO_SOURCE};
 use crate::engine::plan::{CopyReport, StepOutput, StepPlan, StepRunner};

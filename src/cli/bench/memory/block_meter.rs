@@ -1,7 +1,7 @@
 //! Measures how many blocks sharing saves while a load runs.
 
-use crate::engine::state::EngineState;
 use crate::engine::plan::StepPlan;
+use crate::engine::state::EngineState;
 
 /// Looks at blocks while a load runs.
 #[derive(Clone, Copy, Debug, Default)]

@@ -10,7 +10,7 @@ use super::model::{self, BenchModel};
 use super::output::{Section, SectionPart, Table, percent};
 use crate::cli::bench::chart::{Chart, ChartKind, Series};
 use crate::config::Config;
-use crate::engine::plan::{StepOutput, StepPlan};
+use crate::engine::plan::StepOutput;
 use crate::engine::scheduler::PlannedStep;
 use crate::engine::state::EngineState;
 use crate::error::StartError;

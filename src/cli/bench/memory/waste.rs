@@ -5,7 +5,7 @@ use super::super::simulated::made_up_output;
 use super::allocators::{Allocator, Buddy, FirstFit, MemoryPiece};
 use super::lengths::Lengths;
 use super::load::{self, LoadArrivals, LoadJob};
-use super::output::{SectionPart, Section, Table, fine_percent, percent};
+use super::output::{Section, SectionPart, Table, fine_percent, percent};
 use crate::cli::bench::chart::{Chart, ChartKind, Series};
 use crate::engine::scheduler::PlannedStep;
 use crate::engine::state::EngineState;
