@@ -509,7 +509,7 @@ fn without_a_network_it_says_how_to_bring_the_model() {
         "http://127.0.0.1:9 cannot be reached",
         "Connection refused",
         "hf download tide-org/Tiny-Llama.v1 --local-dir DIR",
-        "bring the folder models--tide-org--Tiny-Llama.v1 into",
+        "copy the folder models--tide-org--Tiny-Llama.v1 into",
     ] {
         assert!(message.contains(part), "{part}: {message}");
     }
@@ -551,7 +551,7 @@ fn the_server_and_the_doctor_know_a_hub_model() {
         (output.status.code(), text(&output.stdout))
     };
     let (code, before) = doctor(&[]);
-    assert!(code == Some(0) && before.contains("a start would fetch it from http://127.0.0.1"), "{before}");
+    assert!(code == Some(0) && before.contains("a start would download it from http://127.0.0.1"), "{before}");
     assert!(hub.take_requests().is_empty());
 
     let serve = ["serve", "--port", "0", "--num-device-blocks", "64", "--model", MODEL];

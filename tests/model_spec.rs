@@ -166,7 +166,7 @@ fn windows_by_family() {
     assert!(message.contains("layer_types: 1 entries for 3 layers"), "{message}");
     let contradiction = json!({"sliding_window": 8, "layer_types": vec!["full_attention"; 3]});
     let message = windows(mistral, contradiction).unwrap_err();
-    assert!(message.contains("layer_types: says otherwise"), "{message}");
+    assert!(message.contains("layer_types: contradicts"), "{message}");
     let message = windows(qwen, json!({"layer_types": ["linear_attention", "full_attention", "full_attention"]}));
     assert!(message.unwrap_err().contains("\"linear_attention\" is neither"));
 }
