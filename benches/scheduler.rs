@@ -4,7 +4,7 @@
 //! and what clients do (new requests keep the queue as long as it is) is not timed.
 
 use criterion::Criterion;
-use pagetide::engine::bill::{Quota, Tenant, Terms};
+use pagetide::engine::bill::{Quota, Tenant};
 use pagetide::engine::block_pool::BlockPool;
 use pagetide::engine::plan::{CopyReport, SeqOutput, StepOutput, StepPlan, StepTiming};
 use pagetide::engine::prefix_cache::{BlockHash, EvictionPolicy};
@@ -17,7 +17,6 @@ use pagetide::recorder::{Limits, Recorder};
 use pagetide::sampling::params::{Sampled, SamplingParams};
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The program's.
@@ -124,17 +123,9 @@ impl Load {
         let len = prompt_tokens.start() + self.num_arrived as usize * 7919 % spread;
         let own = self.num_arrived as usize * 31;
         let token = |i: usize| if i < shared_tokens { i } else { own + i } as TokenId;
-        Arrival {
-            id: RequestId(self.num_arrived),
-            prompt: Arc::new((0..len).map(token).collect()),
-            params: Arc::new(SamplingParams { max_tokens, ..SamplingParams::default() }),
-            n: 1,
-            priority: 0,
-            cache_salt: None,
-            terms: Terms::default(),
-            tenant: self.tenant,
-            constraint: None,
-        }
+        let prompt: Vec<TokenId> = (0..len).map(token).collect();
+        let params = SamplingParams { max_tokens, ..SamplingParams::default() };
+        Arrival { id: RequestId(self.num_arrived), tenant: self.tenant, ..Arrival::new(prompt, params) }
     }
 
     fn plan(&mut self) -> Option<PlannedStep> {

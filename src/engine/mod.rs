@@ -14,6 +14,7 @@ pub mod lengths;
 pub mod plan;
 pub mod prefix_cache;
 pub mod prompt_pace;
+pub mod request;
 pub mod scheduler;
 pub mod sequence;
 pub mod state;

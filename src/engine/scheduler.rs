@@ -62,11 +62,8 @@ mod wait_reason;
 mod waiting;
 
 use crate::engine::allocation::Demand;
-use crate::engine::bill::{Tenant, Terms};
-use crate::engine::constraint::ConstraintSource;
 use crate::engine::prefix_cache::BlockHasher;
-use crate::ids::{RequestId, TokenId};
-use crate::sampling::params::SamplingParams;
+pub use crate::engine::request::EngineRequest as Arrival;
 pub use config::{AdmissionPolicy, PreemptionMode, SchedulerConfig, SchedulingPolicy};
 use contracts::Contracts;
 use estimates::Estimates;
@@ -85,29 +82,10 @@ use sequences::Sequences;
 use serde::{Deserialize, Serialize};
 pub use snapshot::{SchedulerSnapshot, SeqPhase, SeqSnapshot};
 use std::collections::VecDeque;
-use std::sync::Arc;
 pub use tail::{Foresight, Tail, TailCopies, TailExcess};
 use tiers::Tiers;
 pub use tuning::Tuning;
 pub use wait_reason::WaitReason;
-
-/// A request from the intake. It is valid, and small enough to run alone.
-#[derive(Clone, Debug)]
-pub struct Arrival {
-    /// Larger than all before it.
-    pub id: RequestId,
-    pub prompt: Arc<Vec<TokenId>>,
-    pub params: Arc<SamplingParams>,
-    /// Samples, at least 1.
-    pub n: u32,
-    pub priority: i32,
-    /// Requests share cached blocks only with those of the same salt.
-    pub cache_salt: Option<String>,
-    pub terms: Terms,
-    pub tenant: Tenant,
-    /// Rules that the output of every sample follows.
-    pub constraint: Option<Arc<dyn ConstraintSource>>,
-}
 
 /// Decides for each step which sequences run, which are preempted, and which are admitted.
 #[derive(Clone, Debug, Serialize, Deserialize)]

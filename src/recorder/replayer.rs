@@ -105,14 +105,13 @@ fn arrival(arrived: &Arrived) -> Arrival {
     };
     Arrival {
         id: arrived.id,
-        prompt: Arc::new(prompt),
-        params: Arc::new(arrived.params()),
         n: arrived.n,
         priority: arrived.priority,
         cache_salt: arrived.salt.clone(),
         terms: arrived.terms,
         tenant: arrived.tenant,
         constraint: arrived.has_rules.then(|| Arc::new(UnknownRules) as Arc<dyn ConstraintSource>),
+        ..Arrival::new(prompt, arrived.params())
     }
 }
 

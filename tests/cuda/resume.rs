@@ -7,7 +7,7 @@ use crate::support::*;
 use pagetide::backend::DType;
 use pagetide::backend::cuda::CudaBackend;
 use pagetide::backend::cuda::device::Device;
-use pagetide::engine::bill::{Quota, Tenant, Terms};
+use pagetide::engine::bill::Quota;
 use pagetide::engine::plan::{Delivery, StepRunner};
 use pagetide::engine::prefix_cache::EvictionPolicy;
 use pagetide::engine::scheduler::{
@@ -20,7 +20,6 @@ use pagetide::sampling::params::{Sampled, SamplingParams};
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
-use std::sync::Arc;
 
 const MAX_MODEL_LEN: usize = 96;
 
@@ -145,17 +144,8 @@ fn requests(num: usize) -> Vec<Arrival> {
             seed: i as u64,
             ..SamplingParams::default()
         };
-        Arrival {
-            id: RequestId(i as u64),
-            prompt: Arc::new(prompt),
-            params: Arc::new(params),
-            n: if i % 5 == 3 { 2 } else { 1 },
-            priority: 0,
-            cache_salt: None,
-            terms: Terms::default(),
-            tenant: Tenant::default(),
-            constraint: None,
-        }
+        let n = if i % 5 == 3 { 2 } else { 1 };
+        Arrival { id: RequestId(i as u64), n, ..Arrival::new(prompt, params) }
     };
     (0..num).map(request).collect()
 }

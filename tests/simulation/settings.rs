@@ -3,13 +3,12 @@
 use crate::model::Random;
 use crate::world::World;
 use pagetide::engine::beam::num_candidates;
-use pagetide::engine::bill::{Quota, Tenant, Terms};
+use pagetide::engine::bill::{Quota, Terms};
 use pagetide::engine::scheduler::{
     AdmissionPolicy, Arrival, PreemptionMode, SchedulerConfig, SchedulingPolicy, Tuning,
 };
 use pagetide::ids::{RequestId, TokenId};
 use pagetide::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
-use std::sync::Arc;
 
 /// The most blocks of the swap pool.
 pub const MOST_SWAP_BLOCKS: u64 = 60;
@@ -162,17 +161,7 @@ impl World {
     }
 
     pub fn arrival(&self, prompt: Vec<TokenId>, params: SamplingParams, priority: i32, terms: Terms) -> Arrival {
-        Arrival {
-            id: RequestId(self.next_request),
-            prompt: Arc::new(prompt),
-            params: Arc::new(params),
-            n: 1,
-            priority,
-            cache_salt: None,
-            terms,
-            tenant: Tenant::default(),
-            constraint: None,
-        }
+        Arrival { id: RequestId(self.next_request), priority, terms, ..Arrival::new(prompt, params) }
     }
 
     fn arrive_with(&mut self, params: SamplingParams, terms: Terms) {

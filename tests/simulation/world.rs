@@ -228,14 +228,13 @@ impl World {
         };
         let arrival = Arrival {
             id: RequestId(self.next_request),
-            prompt: Arc::new(prompt),
-            params: Arc::new(params),
             n,
             priority: random.below(4) as i32,
             cache_salt: random.one_in(5).then(|| "salt".to_string()),
             terms,
             tenant: Tenant(random.below(3) as u32),
             constraint: rules,
+            ..Arrival::new(prompt, params)
         };
         self.submit(arrival);
     }

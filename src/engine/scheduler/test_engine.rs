@@ -1,7 +1,7 @@
 //! An engine without a device, for tests of what the scheduler decides.
 
 use super::{AdmissionPolicy, Arrival, CommitReport, PlannedStep, PreemptionMode, SchedulerConfig, SchedulingPolicy};
-use crate::engine::bill::{Quota, Tenant, Terms};
+use crate::engine::bill::Quota;
 use crate::engine::plan::{CopyReport, SeqOutput, StepOutput, StepPlan};
 use crate::engine::prefix_cache::EvictionPolicy;
 use crate::engine::state::EngineState;
@@ -9,7 +9,6 @@ use crate::ids::{RequestId, SeqId};
 use crate::sampling::params::{Sampled, SamplingParams};
 use smallvec::smallvec;
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
 
 /// 4 tokens a block. A step gives every sequence the token 1.
 pub struct TestEngine {
@@ -43,17 +42,8 @@ pub fn config() -> SchedulerConfig {
 
 /// An arrival without tenant and with default terms.
 pub fn arrival(id: u64, prompt: usize, max_tokens: u32) -> Arrival {
-    Arrival {
-        id: RequestId(id),
-        prompt: Arc::new(vec![1; prompt]),
-        params: Arc::new(SamplingParams { max_tokens, ..SamplingParams::default() }),
-        n: 1,
-        priority: 0,
-        cache_salt: None,
-        terms: Terms::default(),
-        tenant: Tenant::default(),
-        constraint: None,
-    }
+    let params = SamplingParams { max_tokens, ..SamplingParams::default() };
+    Arrival { id: RequestId(id), ..Arrival::new(vec![1; prompt], params) }
 }
 
 impl TestEngine {

@@ -2,7 +2,7 @@
 
 use super::super::simulated::MAX_IDLE_TURNS;
 use crate::cli::progress::RequestProgress;
-use crate::engine::bill::{Quota, Tenant, Terms};
+use crate::engine::bill::Quota;
 use crate::engine::plan::{Delivery, StepOutput};
 use crate::engine::prefix_cache::EvictionPolicy;
 use crate::engine::scheduler::{
@@ -111,15 +111,5 @@ pub fn run(
 }
 
 fn arrival(index: usize, job: &LoadJob) -> Arrival {
-    Arrival {
-        id: RequestId(index as u64),
-        prompt: job.prompt.clone(),
-        params: job.params.clone(),
-        n: job.n,
-        priority: 0,
-        cache_salt: None,
-        terms: Terms::default(),
-        tenant: Tenant::default(),
-        constraint: None,
-    }
+    Arrival { id: RequestId(index as u64), n: job.n, ..Arrival::new(job.prompt.clone(), job.params.clone()) }
 }

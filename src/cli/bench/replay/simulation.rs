@@ -6,7 +6,6 @@ use super::copies::Copies;
 use super::spread::Spread;
 use super::timing::Timing;
 use super::trace::Trace;
-use crate::engine::bill::{Tenant, Terms};
 use crate::engine::plan::{Delivery, StepOutput};
 use crate::engine::prefix_cache::EvictionPolicy;
 use crate::engine::scheduler::{Arrival, PlanReport, PlannedStep, SchedulerConfig};
@@ -181,10 +180,7 @@ impl<'a> Simulation<'a> {
             let id = RequestId(self.next_id);
             self.next_id += 1;
             let names = self.setup.trace.names(request, round, self.setup.scheduler.block_size);
-            let (n, priority, cache_salt, constraint) = (1, 0, None, None);
-            let (terms, tenant) = (Terms::default(), Tenant::default());
-            let arrival = Arrival { id, prompt, params, n, priority, cache_salt, constraint, terms, tenant };
-            self.engine.scheduler.arrive_named(arrival, names);
+            self.engine.scheduler.arrive_named(Arrival { id, ..Arrival::new(prompt, params) }, names);
             self.open.push_back(OpenRequest { arrival_s, last_token_s: None, has_ended: false });
         }
     }
