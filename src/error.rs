@@ -52,6 +52,13 @@ impl ApiError {
         Self::context_length(param, message)
     }
 
+    /// 400: a batch has more prompts than the engine may hold at once. Not a 429: trying again would not help.
+    pub fn too_many_prompts(param: &str, most: usize, got: usize) -> Self {
+        let message =
+            format!("a batch may have at most {most} {param}s on this server (server.max_requests), got {got}");
+        Self::invalid(param, message)
+    }
+
     /// 400: a field would cause more work than one request may.
     pub fn too_complex(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self { code: Some("too_complex"), ..Self::invalid(param, message) }

@@ -4,15 +4,18 @@
 //! Each function may reject its input, but must not panic, hang, or use memory out of proportion. `fuzz/` runs them on
 //! inputs that libFuzzer generates, `tests/fuzz_corpus.rs` on a stored corpus.
 
-use crate::actors::live::LiveServer;
-use crate::actors::runtime::ModelInfo;
+use crate::api::anthropic;
+use crate::api::body::{Bounds, read};
+use crate::api::live_server::LiveServer;
+use crate::api::model_info::ModelInfo;
+use crate::api::openai::chat::ChatBody;
+use crate::api::openai::{chat, completion, embeddings, tokenize};
+use crate::api::request::ApiRequest;
+use crate::api::responses::request::ResponsesRequest;
 use crate::backend::DType;
 use crate::budget::Budget;
 use crate::cli::bench::client::read_streamed;
 use crate::config::layers::{Sources, resolve};
-use crate::http::body::json::{Bounds, Json};
-use crate::http::openai::{Endpoint, Request, embeddings, tokenize, whole_numbers};
-use crate::http::{anthropic, responses};
 use crate::ids::TokenId;
 use crate::model::families;
 use crate::model::files::ModelFiles;
@@ -210,28 +213,22 @@ fn budget() -> Budget {
 fn request_body(data: &[u8]) {
     let model = model();
     let bounds = Bounds { max_values: 10_000, max_prompts: 64 };
-    let read = |ids| {
-        let mut json = Json::read(data, &|_| true, ids, bounds).ok()?;
-        whole_numbers(&mut json.value);
-        Some(json)
-    };
-    for (endpoint, ids) in [(Endpoint::Chat, None), (Endpoint::Completion, Some("prompt"))] {
-        let Some(body) = read(ids) else { return };
-        if let Ok(request) = Request::of_body(endpoint, body, model) {
-            for prompt in &request.prompts {
-                let _ = model.encode(prompt, "messages", &budget());
-                let _ = model.encode_truncated(prompt, 8, None, "messages", &budget());
-            }
+    let encode = |request: ApiRequest| {
+        for prompt in &request.prompts {
+            let _ = model.encode(prompt, &request.each.names, &budget());
+            let _ = model.encode_truncated(prompt, 8, None, &request.each.names, &budget());
         }
-    }
-    if let Some(body) = read(None) {
-        let _ = responses::request::ResponsesRequest::parse(&body.value, model);
-        let _ = anthropic::request::message(&body.value, model);
-        let _ = anthropic::count_tokens(body, model, &budget());
-    }
-    read(Some("input")).map(|body| embeddings::Request::parse(body, model).map(drop));
-    read(None).map(|body| tokenize::tokenize(body, model, &budget()).map(drop));
-    read(Some("tokens")).map(|body| tokenize::detokenize(body, model, &budget()).map(drop));
+    };
+    // What is no JSON at all is so for all of them, but for the bounds.
+    let Ok(chat) = read::<ChatBody>(data, bounds) else { return };
+    let _ = chat::parse(chat, model).map(encode);
+    let _ = read(data, bounds).map(|body| completion::parse(body, model).map(encode));
+    let _ = read(data, bounds).map(|body| ResponsesRequest::parse(body, model).map(drop));
+    let _ = read(data, bounds).map(|body| anthropic::request::message(body, model).map(drop));
+    let _ = read(data, bounds).map(|body| anthropic::count_tokens(body, model, &budget()).map(drop));
+    let _ = read(data, bounds).map(|body| embeddings::parse(body, model).map(drop));
+    let _ = read(data, bounds).map(|body| tokenize::tokenize(body, model, &budget()).map(drop));
+    let _ = read(data, bounds).map(|body| tokenize::detokenize(body, model, &budget()).map(drop));
 }
 
 /// A configuration file.

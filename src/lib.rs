@@ -1,14 +1,16 @@
 //! Pagetide: a serving runtime for large language models.
 //!
 //! The path of a request: `http` → intake → scheduler → (block allocator, swap pool) → executor → scheduler → stream.
-//! The actors are in [`actors`], the decisions that they carry out in [`engine`], the forward pass in [`model`], the
-//! device in [`backend`]. [`recorder`] keeps the inputs and decisions of the engine.
+//! What clients ask and are answered is in [`api`], the actors in [`actors`], the decisions that they carry out in
+//! [`engine`], the forward pass in [`model`], the device in [`backend`]. [`recorder`] keeps the inputs and decisions of
+//! the engine.
 //!
-//! Imports point down: `cli` › `http` › `actors` › `config`, `metrics`, `telemetry`, `recorder` › `model`, `text` ›
+//! Imports point down: `cli` › `http` › `actors` › `api`, `config`, `metrics`, `telemetry`, `recorder` › `model`, `text` ›
 //! `engine`, `backend` › `sampling`, `budget` › `ids`, `error`. `engine` and `backend` do not import each other. `metrics`
 //! and `telemetry` import only `ids` and `error`. `config` imports `model`, `text` and `backend`, to resolve settings.
 
 pub mod actors;
+pub mod api;
 pub mod backend;
 pub mod budget;
 mod choice;

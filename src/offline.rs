@@ -1,13 +1,17 @@
 //! The engine as a library: the same actors, without HTTP.
 
-use crate::actors::messages::{Accepted, Event, Prompt, Submit};
+use crate::actors::messages::Accepted;
 use crate::actors::runtime::{Runtime, RuntimeHandle};
+use crate::api::delta::Delta;
+use crate::api::fold::{AnsweredPrompt, PromptFold, engine_stopped};
+pub use crate::api::prompt::Prompt;
+use crate::api::request::{AnswerOptions, PromptRequest};
 use crate::config::Config;
-use crate::engine::bill::{KvBill, Tenant, Terms};
+use crate::engine::bill::KvBill;
 use crate::error::{ApiError, StartError};
 use crate::ids::TokenId;
 use crate::sampling::params::{FinishReason, PositionLogprobs, SamplingParams};
-use crate::text::output::{OutputOptions, OutputText};
+use crate::text::output::OutputOptions;
 use futures_util::future::join_all;
 use std::sync::Arc;
 
@@ -124,89 +128,48 @@ async fn generate_one(
     if !(1..=128).contains(&params.n) {
         return Err(ApiError::invalid("n", format!("must be in [1, 128], got {}", params.n)));
     }
-    let submit = Submit {
-        prompt,
-        prompt_param: "prompt",
-        truncation: None,
-        params: params.sampling.clone(),
+    let mut request = PromptRequest {
         ignore_eos: params.ignore_eos,
         seed: params.seed,
-        n: params.n,
-        priority: 0,
-        cache_salt: None,
-        grammar: None,
-        terms: Terms::default(),
-        tenant: Tenant::default(),
-        observer: None,
-        abandoned: None,
+        ..PromptRequest::new(prompt, params.sampling.clone())
     };
-    let Accepted { prompt_tokens, mut events, .. } = handle.submit(submit).await?;
-    let new_text = || OutputText::new(handle.model().tokenizer.clone(), &prompt_tokens, &params.output);
-    let mut texts: Vec<OutputText> = (0..params.n).map(|_| new_text()).collect();
-    let mut stopped = vec![false; params.n as usize];
-    let mut output = RequestOutput {
-        prompt_tokens: prompt_tokens.clone(),
-        cached_tokens: 0,
-        kv_bill: KvBill::default(),
-        prompt_logprobs: None,
-        embedding: None,
-        samples: vec![SampleOutput::default(); params.n as usize],
-    };
+    request.core.n = params.n;
+    let Accepted { prompt_tokens, params: used, mut events, .. } = handle.submit(request).await?;
+    let options =
+        AnswerOptions { text: params.output.clone(), logprobs: params.sampling.logprobs, ..AnswerOptions::default() };
+    let tokenizer = &handle.model().tokenizer;
+    let mut prompt = PromptFold::new(0, params.n, &options, tokenizer, prompt_tokens, used, None);
+    let mut samples: Vec<Delta> = (0..params.n).map(|choice| Delta { choice, ..Delta::default() }).collect();
     while let Some(event) = events.next().await {
-        match event {
-            Event::Started { cached_tokens } => output.cached_tokens = cached_tokens,
-            Event::Bill(bill) => output.kv_bill = bill,
-            Event::Paused { .. } | Event::Resumed { .. } => {}
-            Event::PromptLogprobs(logprobs) => output.prompt_logprobs = Some(logprobs),
-            Event::Embedding(values) => output.embedding = Some(values),
-            // Tokens that were under way when a stop string matched.
-            Event::Token { index, .. } | Event::Finished { index, .. } if stopped[index as usize] => {}
-            Event::Token { index, token, logprobs } => {
-                let sample = &mut output.samples[index as usize];
-                sample.tokens.push(token);
-                sample.logprobs.extend(logprobs);
-                let ends = !params.ignore_eos && handle.model().eos_token_ids.contains(&token)
-                    || params.sampling.stop_token_ids.contains(&token);
-                let may_end = sample.tokens.len() >= params.sampling.min_tokens as usize;
-                if ends && may_end {
-                    continue; // no text of the output
-                }
-                let piece = texts[index as usize].push(token);
-                sample.text.push_str(&piece.text);
-                if piece.stopped.is_some() {
-                    stopped[index as usize] = true;
-                    events.stop_sample(index);
-                }
-            }
-            Event::Finished { index, reason } => {
-                let sample = &mut output.samples[index as usize];
-                sample.text.push_str(&texts[index as usize].finish().text);
-                sample.finish_reason = Some(reason);
-            }
-            Event::Failed(error) => return Err(error),
+        if let Some(delta) = prompt.take(event)? {
+            samples[delta.choice as usize].append(delta);
+        }
+        if let Some(sample) = prompt.take_stopped_early() {
+            events.stop_sample(sample);
         }
     }
-    let ended = |(sample, stopped): (&SampleOutput, &bool)| *stopped || sample.finish_reason.is_some();
-    if !output.samples.iter().zip(&stopped).all(ended) {
-        return Err(ApiError::engine("the engine stopped while this request ran"));
+    if !prompt.is_complete() {
+        return Err(engine_stopped());
     }
-    Ok(output)
+    let AnsweredPrompt { tokens, facts } = prompt.into_prompt();
+    Ok(RequestOutput {
+        prompt_tokens: tokens,
+        cached_tokens: facts.cached_tokens,
+        kv_bill: facts.bill,
+        prompt_logprobs: facts.logprobs,
+        embedding: facts.embedding,
+        samples: samples.into_iter().map(SampleOutput::from).collect(),
+    })
 }
 
-impl From<&str> for Prompt {
-    fn from(text: &str) -> Self {
-        text.to_owned().into()
-    }
-}
-
-impl From<String> for Prompt {
-    fn from(text: String) -> Self {
-        Prompt::Text { text, add_special_tokens: true }
-    }
-}
-
-impl From<Vec<TokenId>> for Prompt {
-    fn from(tokens: Vec<TokenId>) -> Self {
-        Prompt::Tokens(tokens)
+impl From<Delta> for SampleOutput {
+    /// `sample`: all that the sample gained.
+    fn from(sample: Delta) -> Self {
+        Self {
+            text: sample.text,
+            tokens: sample.tokens,
+            logprobs: sample.positions.into_iter().filter_map(|position| position.logprobs).collect(),
+            finish_reason: sample.finish.and_then(|finish| finish.by_engine()),
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! `load_format = null`: a model without weights. Its answers still depend on their request, and on nothing else.
 
-use pagetide::actors::messages::{Event, Prompt, Submit};
+use pagetide::api::event::Event;
+use pagetide::api::request::PromptRequest;
 use pagetide::config::{Config, LoadFormat, Overlap};
-use pagetide::engine::bill::{Tenant, Terms};
 use pagetide::offline::{Engine, GenerateParams, RequestOutput};
 use pagetide::sampling::params::{FinishReason, Pooling, SamplingParams, TokenMask};
 use pagetide::text::grammar::{GrammarRequest, GrammarSpec};
@@ -100,25 +100,14 @@ fn log_probabilities_and_embeddings_are_there() {
 fn a_grammar_is_followed() {
     let engine = engine(|config| config.model.path = "demo".into());
     let grammar = GrammarRequest::new(GrammarSpec::Choice(vec!["yes".into(), "never".into()]), "choice");
-    let submit = Submit {
-        prompt: Prompt::Tokens(vec![5, 6]),
-        truncation: None,
-        prompt_param: "prompt",
-        params: SamplingParams::default(),
-        ignore_eos: false,
+    let request = PromptRequest {
         seed: Some(3),
-        n: 1,
-        priority: 0,
-        cache_salt: None,
-        terms: Terms::default(),
-        tenant: Tenant::default(),
-        observer: None,
-        abandoned: None,
         grammar: Some(grammar),
+        ..PromptRequest::new(vec![5, 6], SamplingParams::default())
     };
     let handle = engine.handle();
     let tokens = futures_executor::block_on(async {
-        let mut events = handle.submit(submit).await.unwrap().events;
+        let mut events = handle.submit(request).await.unwrap().events;
         let mut tokens = Vec::new();
         while let Some(event) = events.next().await {
             if let Event::Token { token, .. } = event {

@@ -1,16 +1,20 @@
 //! The way in: bounds what the engine holds, tokenises off the HTTP workers, and refuses what can never run.
 
-use crate::actors::messages::{Abandoned, Accepted, Arrive, Cancel, EventStream, Prompt, StopSample, Submit, Tune};
-use crate::actors::model_info::ModelInfo;
+use crate::actors::messages::{Abandoned, Accepted, Arrive, Cancel, EventStream, StopSample, Submit, Tune};
+use crate::actors::observer::RequestObserver;
 use crate::actors::places::{NoPlace, Places};
 use crate::actors::scheduler::SchedulerActor;
 use crate::actors::stop::stop_system;
 use crate::actors::workers::{Weight, Workers};
+use crate::api::model_info::ModelInfo;
+use crate::api::prompt::Prompt;
+use crate::api::request::{FieldNames, PromptRequest};
 use crate::budget::Budget;
 use crate::engine::bill::Tenant;
 use crate::engine::block_pool::PoolStats;
 use crate::engine::constraint::ConstraintSource;
-use crate::engine::scheduler::{Arrival, Tuning};
+use crate::engine::scheduler::Tuning;
+use crate::engine::request::EngineRequest;
 use crate::engine::{beam, bill};
 use crate::error::ApiError;
 use crate::ids::{RequestId, TokenId};
@@ -124,70 +128,44 @@ impl Actor for RequestIntake {
 impl Handler<Submit> for RequestIntake {
     type Result = ResponseFuture<Result<Accepted, ApiError>>;
 
-    fn handle(&mut self, mut submit: Submit, _: &mut Self::Context) -> Self::Result {
+    fn handle(&mut self, Submit { request, observer, abandoned }: Submit, _: &mut Self::Context) -> Self::Result {
         let arrived = Instant::now();
         let shared = self.shared.clone();
         let server = shared.model.server.get();
         let (most, most_of_key) = (server.max_requests, server.max_requests_of_key());
-        let place = self.places.try_take(submit.tenant, most, most_of_key);
-        let abandoned = submit.abandoned.take();
+        let tenant = request.core.tenant;
+        let place = self.places.try_take(tenant, most, most_of_key);
         Box::pin(async move {
             let place = place.map_err(|reason| {
-                metrics::request_rejected(Rejection::QueueFull, submit.tenant);
+                metrics::request_rejected(Rejection::QueueFull, tenant);
                 match reason {
                     NoPlace::Full => ApiError::overloaded(most, server.retry_after_s),
                     NoPlace::TenantFull => ApiError::key_overloaded(most_of_key, most, server.retry_after_s),
                 }
             })?;
-            let Submit { prompt, truncation, prompt_param, mut params, ignore_eos, seed, n, priority, .. } = submit;
-            let Submit { cache_salt, grammar, terms, tenant, observer, .. } = submit;
-            let wanted = (params.max_tokens > 0).then_some(params.max_tokens as usize);
-            let accepted = async {
-                if n == 0 {
-                    return Err(ApiError::invalid("n", "must be at least 1, got 0"));
-                }
-                let cut = truncation.map(|cut| (shared.prompt_room(cut, &params), cut.side));
-                let prompt = shared.tokenise(prompt, cut, prompt_param).await?;
-                if !terms.preemptible {
-                    shared.fit_non_preemptible(&mut params, prompt.len(), n)?;
-                }
-                let params = shared.resolve(params, &prompt, prompt_param, ignore_eos, seed)?;
-                check_num_logprobs(&params, prompt.len(), n)?;
-                let constraint = match grammar {
-                    Some(grammar) => Some(shared.constrain(grammar, &prompt, &params).await?),
-                    None => None,
-                };
-                if let Some(observer) = &observer {
-                    let num_outputs = match (&params.pooling, &params.beam) {
-                        (Some(_), _) => 0,
-                        (None, Some(beam)) => beam.width as usize,
-                        (None, None) => n as usize,
-                    };
-                    observer.admit(prompt.len(), num_outputs, wanted)?;
-                }
-                Ok((Arc::new(prompt), Arc::new(params), constraint))
-            };
             let accepted = tokio::select! {
                 biased;
-                accepted = accepted => accepted.inspect_err(|error| count_rejection(error, tenant)),
-                // Its jobs on the text threads end with it, and so does its place.
+                accepted = shared.accept(request, observer.as_deref()) => {
+                    accepted.inspect_err(|error| count_rejection(error, tenant))
+                }
+                // Its jobs on the text threads end with it, and its place becomes free.
                 () = is_abandoned(abandoned) => Err(ApiError::abandoned()),
             };
-            let (prompt, params, constraint) = accepted?;
+            let accepted = accepted?;
             // No await from here on: ids reach the scheduler in their order.
             let id = RequestId(shared.next_id.fetch_add(1, Ordering::Relaxed));
             let scheduler = &shared.scheduler;
             let (cancel, stop): (Recipient<Cancel>, Recipient<StopSample>) =
                 (scheduler.clone().recipient(), scheduler.clone().recipient());
             let (sender, events) = EventStream::channel(id, cancel, stop);
-            let (prompt_tokens, shared_params) = (prompt.clone(), params.clone());
-            let arrival = Arrival { id, prompt, params, n, priority, cache_salt, constraint, terms, tenant };
+            let arrival = EngineRequest { id, ..accepted };
+            let (prompt_tokens, params) = (arrival.prompt.clone(), arrival.params.clone());
             if let Some(observer) = &observer {
                 observer.accepted(id, prompt_tokens.len());
             }
             let events = events.observed_by(observer.clone());
             scheduler.do_send(Arrive { arrival, events: sender, arrived, place, observer });
-            Ok(Accepted { id, prompt_tokens, params: shared_params, events })
+            Ok(Accepted { id, prompt_tokens, params, events })
         })
     }
 }
@@ -206,18 +184,15 @@ fn check_num_logprobs(params: &SamplingParams, prompt_tokens: usize, n: u32) -> 
     Err(ApiError::too_complex("prompt_logprobs", message))
 }
 
-/// Completes when nobody waits for the request any more.
-async fn is_abandoned(abandoned: Option<Abandoned>) {
-    match abandoned {
-        // Nothing is ever sent: that the sender is dropped is all there is to hear.
-        Some(abandoned) => drop(abandoned.await),
-        None => std::future::pending().await,
-    }
+/// Completes when the submitter has given up.
+async fn is_abandoned(abandoned: Abandoned) {
+    // Nothing is ever sent: the receiver only learns that the sender is dropped.
+    drop(abandoned.await);
 }
 
 fn count_rejection(error: &ApiError, tenant: Tenant) {
     if error.status == 429 {
-        return; // whoever refused it has counted it
+        return; // counted where it was refused
     }
     let too_long = error.code == Some("context_length_exceeded");
     metrics::request_rejected(if too_long { Rejection::TooLong } else { Rejection::Invalid }, tenant);
@@ -240,6 +215,41 @@ impl Shared {
         self.limits.get()
     }
 
+    /// The request as the scheduler reads it, all but its id.
+    async fn accept(
+        &self,
+        request: PromptRequest,
+        observer: Option<&dyn RequestObserver>,
+    ) -> Result<EngineRequest, ApiError> {
+        let PromptRequest { prompt, names, truncation, ignore_eos, seed, grammar, mut core } = request;
+        let n = core.n;
+        if n == 0 {
+            return Err(ApiError::invalid("n", "must be at least 1, got 0"));
+        }
+        let params = Arc::make_mut(&mut core.params);
+        let wanted = (params.max_tokens > 0).then_some(params.max_tokens as usize);
+        let cut = truncation.map(|cut| (self.prompt_room(cut, params), cut.side));
+        let prompt = self.tokenise(prompt, cut, &names).await?;
+        if !core.terms.preemptible {
+            self.fit_non_preemptible(params, prompt.len(), n)?;
+        }
+        self.resolve(params, &prompt, &names, ignore_eos, seed)?;
+        check_num_logprobs(params, prompt.len(), n)?;
+        if let Some(grammar) = grammar {
+            core.constraint = Some(self.constrain(grammar, &prompt, params).await?);
+        }
+        if let Some(observer) = observer {
+            let num_outputs = match (&params.pooling, &params.beam) {
+                (Some(_), _) => 0,
+                (None, Some(beam)) => beam.width as usize,
+                (None, None) => n as usize,
+            };
+            observer.admit(prompt.len(), num_outputs, wanted)?;
+        }
+        core.prompt = Arc::new(prompt);
+        Ok(core)
+    }
+
     /// Tokens that a prompt which may be cut has at most.
     fn prompt_room(&self, truncation: Truncation, params: &SamplingParams) -> usize {
         let room = || self.model.max_model_len.saturating_sub(params.max_tokens.max(1)).max(1);
@@ -251,16 +261,18 @@ impl Shared {
         &self,
         prompt: Prompt,
         cut: Option<(usize, Option<Side>)>,
-        param: &'static str,
+        names: &FieldNames,
     ) -> Result<Vec<TokenId>, ApiError> {
+        let param = names.prompt;
         let tokens = match (prompt, cut) {
             (Prompt::Tokens(tokens), None) => tokens,
             (prompt, cut) => {
                 let model = self.model.clone();
                 let weight = Weight::of_bytes(prompt.num_bytes());
+                let names = names.clone();
                 let encode = move |budget: &Budget| match cut {
-                    None => model.encode(&prompt, param, budget),
-                    Some((keep, side)) => model.encode_truncated(&prompt, keep, side, param, budget),
+                    None => model.encode(&prompt, &names, budget),
+                    Some((keep, side)) => model.encode_truncated(&prompt, keep, side, &names, budget),
                 };
                 self.workers.run(weight, encode).await?
             }
@@ -306,16 +318,17 @@ impl Shared {
     /// Fills in what the client left open, and refuses what the model or the memory can never hold.
     fn resolve(
         &self,
-        mut params: SamplingParams,
+        params: &mut SamplingParams,
         prompt: &[TokenId],
-        param: &'static str,
+        names: &FieldNames,
         ignore_eos: bool,
         seed: Option<u64>,
-    ) -> Result<SamplingParams, ApiError> {
+    ) -> Result<(), ApiError> {
+        let param = names.prompt;
         let (length, model_len) = (prompt.len(), self.model.max_model_len as usize);
         if params.pooling.is_some() {
             self.check_pooled(length, param)?;
-            return Ok(params);
+            return Ok(());
         }
         if length >= model_len {
             let message = format!(
@@ -345,33 +358,34 @@ impl Shared {
                 "this model's maximum context length is {model_len} tokens; {} were asked for ({length} in the prompt, {wanted} for the output)",
                 length + wanted
             );
-            return Err(ApiError::context_length("max_tokens", message));
+            return Err(ApiError::context_length(names.max_tokens, message));
         } else if wanted > fits {
             let what = format!("the request ({length} tokens in the prompt, {wanted} for the output)");
             return memory(&what, length + wanted - 1);
         }
         if params.min_tokens > params.max_tokens {
-            let message = format!("must be at most max_tokens ({}), got {}", params.max_tokens, params.min_tokens);
+            let message =
+                format!("must be at most {} ({}), got {}", names.max_tokens, params.max_tokens, params.min_tokens);
             return Err(ApiError::invalid("min_tokens", message));
         }
         if !ignore_eos {
             params.eos_token_ids = self.model.eos_token_ids.clone();
         }
         if params.beam.is_some() {
-            self.resolve_beams(&mut params, num_beams)?;
+            self.resolve_beams(params, num_beams)?;
         }
         params.seed = match seed {
             Some(seed) => seed,
             None => getrandom::u64().map_err(|error| ApiError::engine(format!("no random numbers: {error}")))?,
         };
-        Ok(params)
+        Ok(())
     }
 
     /// Sees to it that a request which may not be preempted fits into what such requests may hold.
     fn fit_non_preemptible(&self, params: &mut SamplingParams, length: usize, n: u32) -> Result<(), ApiError> {
         let model_len = self.model.max_model_len as usize;
         if length >= model_len && params.pooling.is_none() {
-            return Ok(()); // `resolve` refuses it, whoever asks
+            return Ok(()); // `resolve` refuses it in any case
         }
         let num_seqs = params.beam.as_ref().map_or(n, |beam| beam.width) as usize;
         let room = self.limits().non_preemptible_room(length, params.max_tokens as usize, num_seqs)?;

@@ -6,95 +6,48 @@
 //! and for settings that change: tuner → [`Tune`] → intake → scheduler → ([`Resize`] → swap pool)
 //! → ([`Discard`] → executor)
 //!
-//! and for who watches: http → [`Look`] → scheduler → ([`ViewPool`] → both pools)
+//! and for watchers: http → [`Look`] → scheduler → ([`ViewPool`] → both pools)
 
 use crate::actors::observer::RequestObserver;
 use crate::actors::places::Place;
 use crate::actors::watch::Snapshot;
+use crate::api::event::Event;
+use crate::api::request::PromptRequest;
 use crate::engine::allocation::{Demand, Find, Grant, SwapDemand, SwapGrant};
-use crate::engine::bill::{KvBill, Tenant, Terms};
+use crate::engine::bill::Tenant;
 use crate::engine::block_pool::{BlockPool, PoolStats, PoolView};
 use crate::engine::plan::{CopyReport, StepOutput, StepPlan};
 use crate::engine::scheduler::{Arrival, Tuning};
 use crate::error::ApiError;
 use crate::ids::{BlockId, RequestId, TokenId};
 use crate::recorder::RawRecording;
-use crate::sampling::params::{FinishReason, PositionLogprobs, SamplingParams};
-pub use crate::text::chat_template::ChatPrompt;
-use crate::text::grammar::GrammarRequest;
-use crate::text::truncation::Truncation;
+use crate::sampling::params::SamplingParams;
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// What the client sent as its prompt.
-#[derive(Clone, Debug)]
-pub enum Prompt {
-    Text {
-        text: String,
-        add_special_tokens: bool,
-    },
-    Tokens(Vec<TokenId>),
-    /// A conversation, rendered through the chat template at the intake.
-    Chat(ChatPrompt),
-}
-
 /// http → intake. The answer is an [`Accepted`] request or the client's error.
 #[derive(Debug, actix::Message)]
 #[rtype(result = "Result<Accepted, ApiError>")]
 pub struct Submit {
-    pub prompt: Prompt,
-    /// How a prompt that is too long is cut.
-    pub truncation: Option<Truncation>,
-    /// Name of the prompt's field, for errors: `prompt`, `messages`.
-    pub prompt_param: &'static str,
-    /// `max_tokens` 0 here means "not given": as many as fit. `eos_token_ids` are filled in by the intake unless
-    /// `ignore_eos`.
-    pub params: SamplingParams,
-    pub ignore_eos: bool,
-    /// The client's seed; `None`: the intake draws one.
-    pub seed: Option<u64>,
-    /// Number of samples, at least 1.
-    pub n: u32,
-    /// Lower goes first under the priority policy.
-    pub priority: i32,
-    /// Separates prefix caches: equal prompts with different salts share nothing.
-    pub cache_salt: Option<String>,
-    /// What the text of every sample has to be.
-    pub grammar: Option<GrammarRequest>,
-    pub terms: Terms,
-    /// Whoever the handle that it is submitted with speaks for ([`RuntimeHandle::on_behalf_of`]): filled in there.
-    ///
-    /// [`RuntimeHandle::on_behalf_of`]: crate::actors::runtime::RuntimeHandle::on_behalf_of
-    pub tenant: Tenant,
-    /// Whoever follows it: filled in there too.
+    pub request: PromptRequest,
+    /// Follows the request.
     pub observer: Option<Arc<dyn RequestObserver>>,
-    /// Ends when nobody waits for the answer any more: filled in there too. `None`: somebody does until there is one.
-    pub abandoned: Option<Abandoned>,
+    /// Ends when the submitter has given up.
+    pub abandoned: Abandoned,
 }
 
 /// Resolves, to an error, when its sender is dropped.
 pub type Abandoned = tokio::sync::oneshot::Receiver<std::convert::Infallible>;
 
-/// Whom requests are submitted for.
+/// The client that requests are submitted for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Caller {
     pub tenant: Tenant,
-    /// Where its prefix cache is its own: put before its requests' salts. All of one length.
+    /// If its prefix cache is its own: this is put before the salts of its requests. All have the same length.
     pub salt: Option<Arc<str>>,
-}
-
-impl Prompt {
-    /// Bytes of text that have to be tokenised.
-    pub fn num_bytes(&self) -> usize {
-        match self {
-            Prompt::Text { text, .. } => text.len(),
-            Prompt::Tokens(_) => 0,
-            Prompt::Chat(chat) => chat.num_bytes(),
-        }
-    }
 }
 
 impl Caller {
@@ -117,44 +70,6 @@ pub struct Accepted {
     /// Events of all samples in the order they happen; closed after each sample has ended or the request failed.
     /// Dropping it cancels the request.
     pub events: EventStream,
-}
-
-/// What a request's owner hears.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Event {
-    /// Once, before the first token, when `prompt_logprobs` was asked for: one entry a prompt token from the second on.
-    PromptLogprobs(Vec<PositionLogprobs>),
-    /// The next token of sample `index`. A token that ended the sample (end token, stop token) is delivered too,
-    /// before [`Event::Finished`].
-    Token {
-        index: u32,
-        token: TokenId,
-        logprobs: Option<PositionLogprobs>,
-    },
-    /// `[embed]`, of a request for an embedding, before its end.
-    Embedding(Vec<f32>),
-    Finished {
-        index: u32,
-        reason: FinishReason,
-    },
-    /// The whole request failed; nothing follows.
-    Failed(ApiError),
-    /// What memory pressure has cost the request so far, whenever that has changed. It comes before the token or the
-    /// end that it was paid for: the last one heard before an end is whole.
-    Bill(KvBill),
-    /// Sample `index` has given its blocks up, and waits to come back.
-    Paused {
-        index: u32,
-    },
-    /// It has come back.
-    Resumed {
-        index: u32,
-        after: Duration,
-    },
-    /// Known when the prompt has been prefilled, before the first token: prompt tokens found in the prefix cache.
-    Started {
-        cached_tokens: u32,
-    },
 }
 
 /// Receiving half of a request's events. Dropping it before the end cancels the request and frees its blocks.
@@ -180,7 +95,7 @@ impl EventStream {
         (sender, Self { id, receiver, cancel, stop_sample, observer: None, stopped: RefCell::default() })
     }
 
-    /// Tells `observer` whatever comes out of it from now on.
+    /// Tells `observer` what comes out of the stream from now on.
     pub fn observed_by(mut self, observer: Option<Arc<dyn RequestObserver>>) -> Self {
         self.observer = observer;
         self
@@ -199,7 +114,7 @@ impl EventStream {
         self.heard(event)
     }
 
-    /// [`EventStream::next`] for those who merge several streams.
+    /// [`EventStream::next`] for merging several streams.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
         self.receiver.poll_recv(cx).map(|event| self.heard(event))
     }

@@ -1,12 +1,12 @@
 //! The five actors. They own state and call pure code. Their messages are in [`messages`].
 
 pub mod block_allocator;
+pub mod deadline;
 pub mod engine_config;
 pub mod executor;
+pub mod generation;
 pub mod intake;
-pub mod live;
 pub mod messages;
-pub mod model_info;
 pub mod observer;
 mod pause;
 pub mod phase;

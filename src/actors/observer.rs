@@ -1,6 +1,6 @@
 //! Observes a request from the intake to its end, for limits, logs and traces.
 
-use crate::actors::messages::Event;
+use crate::api::event::Event;
 use crate::error::ApiError;
 use crate::ids::RequestId;
 use std::fmt;

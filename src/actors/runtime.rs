@@ -4,9 +4,7 @@ use crate::actors::block_allocator::BlockAllocator;
 use crate::actors::engine_config::{eviction_policy, scheduler_config};
 use crate::actors::executor::ModelExecutor;
 use crate::actors::intake::{Limits, RequestIntake};
-use crate::actors::live::LiveServer;
 use crate::actors::messages::{Accepted, AskSwapPool, Caller, FailNextStep, Look, Submit, TakeRecording, Tune};
-pub use crate::actors::model_info::ModelInfo;
 use crate::actors::observer::RequestObserver;
 use crate::actors::phase::{LivePhase, Phase};
 use crate::actors::places::Places;
@@ -17,6 +15,9 @@ use crate::actors::text_files::Text;
 use crate::actors::tuner::{Engine, Tuner};
 use crate::actors::watch::Snapshot;
 use crate::actors::workers::Workers;
+use crate::api::live_server::LiveServer;
+pub use crate::api::model_info::ModelInfo;
+use crate::api::request::PromptRequest;
 use crate::backend::profile::Profile;
 use crate::config::layers::Resolved;
 use crate::config::{self, Config, OnFailure, RecorderConfig};
@@ -93,17 +94,15 @@ impl RuntimeHandle {
     }
 
     /// Validates, tokenises and queues a request. Dropping the future cancels it and releases its place.
-    pub async fn submit(&self, mut submit: Submit) -> Result<Accepted, ApiError> {
+    pub async fn submit(&self, mut request: PromptRequest) -> Result<Accepted, ApiError> {
         if self.is_draining() {
             metrics::request_rejected(Rejection::Draining, self.caller.tenant);
             return Err(ApiError::draining());
         }
-        submit.tenant = self.caller.tenant;
-        submit.cache_salt = self.caller.cache_salt(submit.cache_salt);
-        submit.observer = self.observer.clone();
+        request.core.tenant = self.caller.tenant;
+        request.core.cache_salt = self.caller.cache_salt(request.core.cache_salt);
         let (_waiting, abandoned) = oneshot::channel();
-        submit.abandoned = Some(abandoned);
-        match self.intake.send(submit).await {
+        match self.intake.send(Submit { request, observer: self.observer.clone(), abandoned }).await {
             Ok(answer) => answer,
             Err(_) => Err(ApiError::engine("the engine has stopped")),
         }

@@ -2,9 +2,9 @@
 //! at the start.
 
 use crate::actors::engine_config::configured_scheduler;
-use crate::actors::live::LiveServer;
 use crate::actors::messages::{AskSwapPool, FailNextStep, Tune};
 use crate::actors::recordings::Recordings;
+use crate::api::live_server::LiveServer;
 use crate::config::layers::{Origin, Problems, Resolved};
 use crate::config::live::needs_restart;
 use crate::config::settings::{SETTINGS, Setting};

@@ -3,10 +3,10 @@
 use super::options::ConfigOptions;
 use super::progress::{self, RequestProgress};
 use super::{log, open_files, output};
+use crate::actors::generation::complete;
 use crate::actors::runtime::Runtime;
+use crate::api::openai::Endpoint;
 use crate::error::{ApiError, StartError};
-use crate::http::complete::complete;
-use crate::http::openai::{Endpoint, whole_numbers};
 use clap::Args;
 use futures_util::stream::{self, StreamExt};
 use serde::Serialize;
@@ -46,7 +46,7 @@ pub fn run(args: &GenerateArgs) -> Result<ExitCode, StartError> {
     let handle = runtime.handle();
     let answer = async |endpoint, body: &Value| complete(&handle, endpoint, body).await;
     let work = answer_all(&lines, wanted.min(limit), answer, &mut output);
-    let failed = actix_web::rt::System::new().block_on(work)?;
+    let failed = actix_rt::System::new().block_on(work)?;
     drop(runtime);
     if failed > 0 {
         let all = lines.len();
@@ -198,8 +198,7 @@ fn parse_line(line: &str) -> Result<BatchRequest, BadLine> {
     if value["body"]["stream"] == true {
         return Err(bad(&custom_id, "body.stream: a file of results cannot be streamed to".into()));
     }
-    let mut body = value["body"].take();
-    whole_numbers(&mut body);
+    let body = value["body"].take();
     Ok(BatchRequest { custom_id: id.clone(), endpoint, body })
 }
 
@@ -226,7 +225,8 @@ async fn answer_one(
                 let request_id = body["id"].as_str().unwrap_or(&id).to_owned();
                 break BatchResponse { status_code: 200, request_id, body };
             }
-            // A body may hold many prompts, so that places run out below our concurrency; here nobody is turned away.
+            // A body may hold many prompts, so the engine can be full although `concurrency` is not reached. Here no request is
+            // turned away: it waits and tries again.
             Err(error) if error.status == 429 => tokio::time::sleep(Duration::from_millis(100)).await,
             Err(error) => {
                 let body = json!({ "error": &error });
@@ -258,7 +258,7 @@ mod tests {
     ) -> (Vec<Value>, usize) {
         let mut output = Vec::new();
         let work = answer_all(lines, concurrency, answer, &mut output);
-        let failed = actix_web::rt::System::new().block_on(work).unwrap();
+        let failed = actix_rt::System::new().block_on(work).unwrap();
         let results = String::from_utf8(output).unwrap();
         (results.lines().map(|line| serde_json::from_str(line).unwrap()).collect(), failed)
     }

@@ -1,14 +1,15 @@
 //! What is kept of one HTTP request from its head to the last byte of its answer, and what follows from it then: a line
 //! of the log, a trace, and what its limits get back.
 
-use crate::actors::messages::Event;
 use crate::actors::observer::RequestObserver;
+use crate::api::event::Event;
+use crate::api::openapi::Access;
 use crate::config::Config;
 use crate::error::ApiError;
 use crate::http::auth::Keyed;
 use crate::http::connection::Busy;
 use crate::http::limits::{ASSUMED_OUTPUT_TOKENS, Limiter, Ticket, write_headers};
-use crate::http::routes::{Access, access_to};
+use crate::http::routes::access_to;
 use crate::ids::RequestId;
 use crate::metrics;
 use crate::sampling::params::FinishReason;
@@ -27,7 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant, SystemTime};
 
-/// The status of a request whose client left before there was an answer, as nginx has it. Nobody is sent it.
+/// The status of a request whose client left before there was an answer, as nginx has it. It is never sent.
 pub const CLIENT_LEFT: u16 = 499;
 
 /// Where reports go; one for the server.
@@ -132,7 +133,7 @@ impl Account {
     }
 
     fn now_open(&self) -> MutexGuard<'_, Option<Open>> {
-        // Facts only: nothing is left in between by who panicked.
+        // It holds facts only: a panic leaves nothing half done.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -152,7 +153,7 @@ impl Account {
         Ok(())
     }
 
-    /// Its text was made into so many tokens, or made of them, and it wants no more. An error is a 429.
+    /// Its text was made into this many tokens, or made of them, and that is all it asks for. An error is a 429.
     pub fn convert(&self, tokens: usize) -> Result<(), ApiError> {
         if let Some(open) = &mut *self.now_open()
             && let Some(ticket) = &open.ticket
@@ -180,7 +181,7 @@ impl Account {
         if report.status == CLIENT_LEFT {
             metrics::http_request(report.path, CLIENT_LEFT);
         }
-        // Who watches stays as long as they like.
+        // A watcher may stay as long as it likes: that is not slow.
         report.log(self.reporter.slow().filter(|_| access_to(report.path) != Access::Watcher));
         if let (Some(tracer), Some(span)) = (&self.reporter.tracer, span) {
             tracer.end(span, &report, self.started);
@@ -230,7 +231,7 @@ impl RequestObserver for Account {
             Event::Finished { reason: FinishReason::Length, .. } => run.finish = Some("length"),
             Event::Finished { .. } => run.finish = Some("stop"),
             Event::Failed(_) => run.finish = Some("failed"),
-            // The whole answer: nobody listens to what follows.
+            // This is the whole answer: what follows is not read.
             Event::Embedding(_) => run.finish = Some("stop"),
             Event::PromptLogprobs(_) => {}
         });

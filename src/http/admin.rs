@@ -1,7 +1,9 @@
-//! `/admin/config`: settings are seen and changed while the server runs, by who has the key for it.
+//! `/admin/config`: clients with the admin key read and change settings while the server runs.
 
 use crate::actors::recordings::Written;
 use crate::actors::tuner::Tuner;
+use crate::api::openapi::answers::Status;
+use crate::api::openapi::{Operation, Tag};
 use crate::config::layers::unknown_key;
 use crate::config::live::{LIVE, needs_restart};
 use crate::config::settings::{SETTINGS, Setting, find};
@@ -9,8 +11,6 @@ use crate::config::value::SettingKind;
 use crate::engine::block_pool::PoolStats;
 use crate::error::ApiError;
 use crate::http::auth::Keys;
-use crate::http::openapi::answers::Status;
-use crate::http::openapi::{Operation, Tag};
 use actix_web::dev::Payload;
 use actix_web::{FromRequest, HttpRequest};
 use serde::Serialize;
@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::future::{Ready, ready};
 use utoipa::ToSchema;
 
-/// Whoever sent the request has the admin key. Handlers ask for it, so that no way of writing a path leads around it.
+/// The client has the admin key. Handlers ask for this value, so that no spelling of a path leads around the check.
 pub struct Admin;
 
 impl FromRequest for Admin {

@@ -25,7 +25,7 @@ const LABEL_DIGITS: usize = 8;
 #[derive(Clone)]
 pub struct Keys(Arc<RwLock<Arc<AllKeys>>>);
 
-/// Who may what.
+/// Which clients may do what.
 pub struct AllKeys {
     pub clients: ApiKeys,
     pub operators: OperatorKeys,
@@ -71,7 +71,7 @@ struct ApiKey {
 /// What a key says beside whose requests they are.
 #[derive(Clone, Debug, Default)]
 pub struct Keyed {
-    /// What logs call whoever has it; never the key. `None`: nobody.
+    /// The client's name in logs, which is never the key. `None`: the client has no name.
     pub name: Option<Arc<str>>,
     pub tenant: Tenant,
     /// What counts for its requests: its own limits, if it is a key, and those of all.
@@ -79,7 +79,7 @@ pub struct Keyed {
 }
 
 impl ApiKeys {
-    /// No keys: every request is let in, and is nobody's.
+    /// No keys: every request is let in, and belongs to no tenant.
     fn new(config: &Config) -> Self {
         let all = Arc::new(Limiter::of_all(Rates::of_all(&config.limits)));
         Self { keys: Vec::new(), num_tenants: 0, all }.renewed(config)
@@ -114,7 +114,7 @@ impl ApiKeys {
         Self { keys, num_tenants, all: self.all.clone() }
     }
 
-    /// Who asks; `None`: nobody who may. Where both headers have a key, the first goes before the other.
+    /// The client that asks; `None`: it may not. Where both headers have a key, the first goes before the other.
     pub fn who(&self, headers: &HeaderMap) -> Option<(Caller, Keyed)> {
         if self.is_empty() {
             return Some((Caller::default(), Keyed { limiters: vec![self.all.clone()], ..Keyed::default() }));
@@ -138,7 +138,7 @@ impl ApiKeys {
     }
 }
 
-/// The keys of who runs the server; kept and compared like the others.
+/// The operator's keys; kept and compared like the others.
 pub struct OperatorKeys {
     /// Changes settings.
     admin: Option<KeyHash>,
@@ -158,7 +158,7 @@ impl OperatorKeys {
         }
     }
 
-    /// Whether one who sends these headers may change settings; 403 where nobody may, 401 where another may.
+    /// Whether a client with these headers may change settings. An error is 403 if no client may, and 401 if another may.
     pub fn check_admin(&self, headers: &HeaderMap) -> Result<(), ApiError> {
         let Some(known) = &self.admin else { return Err(ApiError::admin_closed()) };
         if is_sent(headers, &[known]) { Ok(()) } else { Err(ApiError::not_admin()) }
@@ -198,12 +198,12 @@ impl FromRequest for Watcher {
     }
 }
 
-/// How metrics, logs and traces name whoever holds a key.
+/// How metrics, logs and traces name the holder of a key.
 fn name_of(key: &ApiKeyConfig) -> String {
     key.name.clone().unwrap_or_else(|| tenant_label(&key.key))
 }
 
-/// A name for who has been given none: a fingerprint of the key, the same after a restart and in every server.
+/// A name for a key that has none: a fingerprint of the key, the same after a restart and in every server.
 pub fn tenant_label(key: &str) -> String {
     let hash = blake3::Hash::from(blake3::derive_key(LABEL_CONTEXT, key.as_bytes())).to_hex();
     format!("key-{}", &hash[..LABEL_DIGITS])

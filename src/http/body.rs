@@ -1,19 +1,17 @@
 //! Bodies of requests, from the bytes of a connection to what a handler asks for.
 //!
-//! Threads for HTTP write everybody's streams, so they read small bodies alone. A larger one is parsed elsewhere, is turned
-//! into the request there and dropped there, and what all of them hold together is bounded (`limits.max_parsing_bytes`).
+//! The HTTP threads write the streams of all clients, so they parse only small bodies. A larger body is parsed on a text
+//! thread, which makes the request of it and drops it. What all large bodies hold together is bounded
+//! (`limits.max_parsing_bytes`).
 
-pub mod ids;
-pub mod json;
-mod known;
-
-use crate::actors::runtime::{ModelInfo, RuntimeHandle};
+use crate::actors::runtime::RuntimeHandle;
 use crate::actors::workers::Weight;
+use crate::api::body::{self, BodyFields, Bounds, Parsed};
+use crate::api::model_info::ModelInfo;
 use crate::budget::Budget;
 use crate::config::{LimitsConfig, ServerConfig};
 use crate::engine::bill::Tenant;
 use crate::error::ApiError;
-use crate::http::openai::whole_numbers;
 use crate::http::timeouts::is_timeout;
 use crate::metrics::{self, Rejection};
 use actix_web::dev::{Decompress, Payload};
@@ -23,7 +21,6 @@ use actix_web::web::{Bytes, BytesMut, Data};
 use actix_web::{FromRequest, HttpRequest, HttpResponse};
 use futures_util::future::LocalBoxFuture;
 use futures_util::{StreamExt, stream};
-use json::{Bounds, Json};
 use serde::Serialize;
 use std::future::ready;
 use std::sync::Arc;
@@ -33,7 +30,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub const SMALL_BYTES: usize = 16 << 10;
 /// Bytes of a compressed body that are unpacked at once: gzip makes a thousand times as many of them at most.
 const COMPRESSED_SLICE: usize = 1024;
-/// Up to so many values an answer is written where it goes out.
+/// An answer of up to this many values is written where it goes out.
 const SMALL_ANSWER: usize = 4096;
 
 /// What bodies may make the server hold; one for the server.
@@ -46,11 +43,10 @@ pub struct Parsing {
 
 impl Parsing {
     pub fn new(limits: &LimitsConfig) -> Self {
-        known::prepare();
         Self { held: Arc::default(), limits: limits.clone() }
     }
 
-    /// Holds so many bytes more, where there is room for them.
+    /// Holds this many more bytes, if there is room for them.
     fn take(&self, num_bytes: usize) -> Result<(), ApiError> {
         let most = self.limits.max_parsing_bytes;
         let add = |held: usize| Some(held + num_bytes).filter(|held| most == 0 || *held <= most);
@@ -137,7 +133,7 @@ async fn receive(
         if length > server.max_body_bytes {
             return Err(ApiError::body_too_large(server.max_body_bytes));
         }
-        // As they come: who announces much and sends nothing is in nobody's way.
+        // As they come: a client that announces a long body and sends nothing holds nothing.
         held.grow_to(length)?;
         body.extend_from_slice(&part);
     }
@@ -151,70 +147,44 @@ fn unreadable(error: &PayloadError, server: &ServerConfig) -> ApiError {
     ApiError::bad_request(format!("the request body cannot be read: {error}"))
 }
 
-/// What an endpoint wants of its body.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Wants {
-    /// The field that may be an array of token ids.
-    ids: Option<&'static str>,
-    /// Fields that no endpoint knows too.
-    unknown: bool,
-}
-
-impl Wants {
-    /// `field` may be an array of token ids.
-    pub const fn ids(field: &'static str) -> Self {
-        Self { ids: Some(field), unknown: false }
-    }
-
-    /// All there is, whatever it is called.
-    pub const fn all() -> Self {
-        Self { ids: None, unknown: true }
-    }
-}
-
 impl Body {
-    /// The body as JSON, made into what the endpoint works on by `parse`: here where it is small, and elsewhere, with all
-    /// that comes of it, where it is large.
-    pub async fn parse<T: Send + 'static>(
+    /// The body, made into what the endpoint works on by `parse`: here where it is small, and elsewhere, with all that
+    /// comes of it, where it is large.
+    pub async fn parse<B: BodyFields, T: Send + 'static>(
         self,
         handle: &RuntimeHandle,
-        wants: Wants,
-        parse: impl FnOnce(Json, &ModelInfo) -> Result<T, ApiError> + Send + 'static,
+        parse: impl FnOnce(Parsed<B>, &ModelInfo) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let (bytes, held) = self.0?;
         if bytes.len() <= SMALL_BYTES {
-            return parse(read(&bytes, wants, &held, handle.model())?, handle.model());
+            return parse(read(&bytes, &held, handle.model())?, handle.model());
         }
         let model = handle.model().clone();
         let work = move |_: &Budget| {
-            let json = read(&bytes, wants, &held, &model)?;
+            let body = read(&bytes, &held, &model)?;
             drop(bytes);
-            parse(json, &model)
+            parse(body, &model)
         };
         handle.text().run(Weight::Heavy, work).await
     }
 
     /// As [`Body::parse`], for what takes time however small the body is.
-    pub async fn work<T: Send + 'static>(
+    pub async fn work<B: BodyFields, T: Send + 'static>(
         self,
         handle: &RuntimeHandle,
-        wants: Wants,
-        work: impl FnOnce(Json, &ModelInfo, &Budget) -> Result<T, ApiError> + Send + 'static,
+        work: impl FnOnce(Parsed<B>, &ModelInfo, &Budget) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let ((bytes, held), model) = (self.0?, handle.model().clone());
         let weight = Weight::of_bytes(bytes.len());
-        let work = move |budget: &Budget| work(read(&bytes, wants, &held, &model)?, &model, budget);
+        let work = move |budget: &Budget| work(read(&bytes, &held, &model)?, &model, budget);
         handle.text().run(weight, work).await
     }
 }
 
-fn read(bytes: &[u8], wants: Wants, held: &Held, model: &ModelInfo) -> Result<Json, ApiError> {
+fn read<B: BodyFields>(bytes: &[u8], held: &Held, model: &ModelInfo) -> Result<Parsed<B>, ApiError> {
     let bounds =
         Bounds { max_values: held.parsing.limits.max_body_values, max_prompts: model.server.get().max_requests };
-    let is_known = |name: &str| wants.unknown || known::is_known(name);
-    let mut json = Json::read(bytes, &is_known, wants.ids, bounds)?;
-    whole_numbers(&mut json.value);
-    Ok(json)
+    body::read(bytes, bounds)
 }
 
 /// Answers with `value`. Where it is long (`num_values` is about how many there are in it), it is written elsewhere, and

@@ -1,24 +1,32 @@
 //! The paths. A handler parses, submits, streams.
 
+use crate::actors::generation::{self, Generation};
 use crate::actors::messages::Caller;
 use crate::actors::phase::Phase;
-use crate::actors::runtime::{ModelInfo, RuntimeHandle};
+use crate::actors::runtime::RuntimeHandle;
 use crate::actors::tuner::Tuner;
+use crate::api;
+use crate::api::body::fields::AnyFields;
+use crate::api::body::{BodyFields, Parsed};
+use crate::api::fields::model::check_model_name;
+use crate::api::fold::engine_stopped;
+use crate::api::model_info::ModelInfo;
+use crate::api::openai::embeddings::{EmbeddingList, EmbeddingRequest};
+use crate::api::openai::stream::Chunks;
+use crate::api::openai::{Endpoint, chat, completion, embeddings, tokenize};
+use crate::api::openapi::answers::{ModelCard, ModelList, Status, Version};
+use crate::api::openapi::{Access, Operation, Tag};
+use crate::api::request::ApiRequest;
+use crate::api::responses::request::ResponsesRequest;
 use crate::budget::Budget;
 use crate::error::ApiError;
 use crate::http::account::Account;
 use crate::http::admin::Admin;
 use crate::http::auth::{Keyed, Watcher};
-use crate::http::body::json::Json;
-use crate::http::body::{self, Body, Wants};
-use crate::http::openai::stream::Chunks;
-use crate::http::openai::{Endpoint, Request, chat, check_model, completion, embeddings, tokenize};
-use crate::http::openapi::answers::{ModelCard, ModelList, Status, Version};
-use crate::http::openapi::{self, Operation, Tag};
-use crate::http::responses::request::ResponsesRequest;
+use crate::http::body::{self, Body};
+use crate::http::openapi;
 use crate::http::stream::EventBody;
-use crate::http::translate::count_refused;
-use crate::http::{admin, anthropic, complete, console, responses};
+use crate::http::{admin, anthropic, console, responses};
 use crate::metrics;
 use actix_web::dev::Payload;
 use actix_web::http::header::{ALLOW, ContentType, RETRY_AFTER};
@@ -49,20 +57,7 @@ impl Verb {
     }
 }
 
-/// Whom a path answers.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Access {
-    /// Everybody. As with vLLM this is what tells nothing of the model, its load or its texts.
-    Open,
-    /// Who has one of `server.api_keys`, where there are any.
-    Key,
-    /// Who has `server.admin_key`.
-    Admin,
-    /// Who may see what is told of all requests: [`Watcher`].
-    Watcher,
-}
-
-/// A path: its method, who answers, and what the API's description says of it.
+/// A path: its method, its handler, who may use it, and what the API's description says of it.
 #[derive(Clone, Copy)]
 pub struct ApiPath {
     pub verb: Verb,
@@ -105,13 +100,13 @@ pub static PATHS: [ApiPath; 27] = [
     open(get("/console/{file}", || web::to(console::file), console::describe_file)),
     post("/v1/chat/completions", || web::to(chat_completions), chat::describe),
     post("/v1/completions", || web::to(completions), completion::describe),
-    post("/v1/responses", || web::to(create_response), responses::describe::create),
-    get("/v1/responses/{id}", || web::to(stored_response), responses::describe::retrieve),
-    delete("/v1/responses/{id}", || web::to(stored_response), responses::describe::delete),
-    get("/v1/responses/{id}/input_items", || web::to(stored_response), responses::describe::input_items),
-    post("/v1/responses/{id}/cancel", || web::to(stored_response), responses::describe::cancel),
-    post("/v1/messages", || web::to(messages), anthropic::describe::create),
-    post("/v1/messages/count_tokens", || web::to(count_tokens), anthropic::describe::count_tokens),
+    post("/v1/responses", || web::to(create_response), api::responses::describe::create),
+    get("/v1/responses/{id}", || web::to(stored_response), api::responses::describe::retrieve),
+    delete("/v1/responses/{id}", || web::to(stored_response), api::responses::describe::delete),
+    get("/v1/responses/{id}/input_items", || web::to(stored_response), api::responses::describe::input_items),
+    post("/v1/responses/{id}/cancel", || web::to(stored_response), api::responses::describe::cancel),
+    post("/v1/messages", || web::to(messages), api::anthropic::describe::create),
+    post("/v1/messages/count_tokens", || web::to(count_tokens), api::anthropic::describe::count_tokens),
     get("/v1/models", || web::to(models), describe_models),
     // Names may hold slashes.
     ApiPath { pattern: "/v1/models/{id:.+}", ..get("/v1/models/{id}", || web::to(model), describe_model) },
@@ -183,10 +178,10 @@ fn resource(methods: &'static [ApiPath]) -> Resource {
     }))
 }
 
-/// The engine, speaking for whoever sent the request, who has not used up its limits.
-struct Engine(RuntimeHandle);
+/// The engine's handle for the client that sent the request, which has not used up its limits.
+struct SubmittingHandle(RuntimeHandle);
 
-impl FromRequest for Engine {
+impl FromRequest for SubmittingHandle {
     type Error = ApiError;
     type Future = Ready<Result<Self, ApiError>>;
 
@@ -204,7 +199,7 @@ impl FromRequest for Engine {
     }
 }
 
-impl Deref for Engine {
+impl Deref for SubmittingHandle {
     type Target = RuntimeHandle;
 
     fn deref(&self) -> &RuntimeHandle {
@@ -212,33 +207,38 @@ impl Deref for Engine {
     }
 }
 
-async fn chat_completions(handle: Engine, body: Body) -> Result<HttpResponse, ApiError> {
-    generate(&handle, Endpoint::Chat, Wants::default(), body).await
+async fn chat_completions(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, ApiError> {
+    let request = parse(&handle, body, chat::parse).await?;
+    generate(&handle, Endpoint::Chat, request).await
 }
 
-async fn completions(handle: Engine, body: Body) -> Result<HttpResponse, ApiError> {
-    generate(&handle, Endpoint::Completion, Wants::ids("prompt"), body).await
+async fn completions(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, ApiError> {
+    let request = parse(&handle, body, completion::parse).await?;
+    generate(&handle, Endpoint::Completion, request).await
 }
 
-async fn generate(
+/// What a body asks for. Counts a request that is refused before it is submitted.
+async fn parse<B: BodyFields + 'static, T: Send + 'static>(
     handle: &RuntimeHandle,
-    endpoint: Endpoint,
-    wants: Wants,
     body: Body,
-) -> Result<HttpResponse, ApiError> {
-    let parsed = body.parse(handle, wants, move |body, model| Ok(Request::of_body(endpoint, body, model))).await?;
-    let request = count_refused(parsed, handle)?;
+    parse: fn(Parsed<B>, &ModelInfo) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    let parsed = body.parse(handle, move |body, model| Ok(parse(body, model))).await?;
+    parsed.inspect_err(|_| metrics::request_rejected(metrics::Rejection::Invalid, handle.tenant()))
+}
+
+async fn generate(handle: &RuntimeHandle, endpoint: Endpoint, request: ApiRequest) -> Result<HttpResponse, ApiError> {
     if request.stream.is_none() {
-        let num_values = complete::num_values(&request, handle.model());
-        return body::answer(handle, complete::answer(handle, request).await?, num_values).await;
+        let num_values = request.num_answer_values(handle.model().max_model_len as usize);
+        let answer = generation::whole_answer(handle, endpoint, request).await?;
+        return body::answer(handle, answer, num_values).await;
     }
-    let chunks = Chunks::new(&request, handle.model());
+    let chunks = Chunks::new(endpoint, &request, handle.model());
     Ok(EventBody::start(handle, request, chunks).await?.into_response())
 }
 
-async fn create_response(handle: Engine, body: Body) -> Result<HttpResponse, ApiError> {
-    let parse = |body: Json, model: &ModelInfo| Ok(ResponsesRequest::parse(&body.value, model));
-    responses::create(&handle, body.parse(&handle, Wants::default(), parse).await?).await
+async fn create_response(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, ApiError> {
+    responses::create(&handle, parse(&handle, body, ResponsesRequest::parse).await?).await
 }
 
 /// Nothing is stored, so there is nothing to get, list, cancel or delete.
@@ -246,13 +246,12 @@ async fn stored_response(id: Path<String>) -> HttpResponse {
     ApiError::response_not_stored(&id).error_response()
 }
 
-async fn messages(handle: Engine, body: Body) -> Result<HttpResponse, ApiError> {
-    let parse = |body: Json, model: &ModelInfo| Ok(anthropic::request::message(&body.value, model));
-    anthropic::create(&handle, body.parse(&handle, Wants::default(), parse).await?).await
+async fn messages(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, ApiError> {
+    anthropic::create(&handle, parse(&handle, body, api::anthropic::request::message).await?).await
 }
 
-async fn count_tokens(handle: Engine, request: HttpRequest, body: Body) -> Result<HttpResponse, ApiError> {
-    convert(&handle, &request, Wants::default(), body, anthropic::count_tokens).await
+async fn count_tokens(handle: SubmittingHandle, request: HttpRequest, body: Body) -> Result<HttpResponse, ApiError> {
+    convert(&handle, &request, body, api::anthropic::count_tokens).await
 }
 
 fn describe_models() -> Operation {
@@ -267,15 +266,15 @@ fn describe_model() -> Operation {
 
 async fn models(handle: Data<RuntimeHandle>, request: HttpRequest) -> HttpResponse {
     if anthropic::has_version(request.headers()) {
-        return HttpResponse::Ok().json(anthropic::models::list(handle.model()));
+        return HttpResponse::Ok().json(api::anthropic::models::list(handle.model()));
     }
     HttpResponse::Ok().json(json!({"object": "list", "data": [model_card(&handle)]}))
 }
 
 async fn model(handle: Data<RuntimeHandle>, id: Path<String>, request: HttpRequest) -> Result<HttpResponse, ApiError> {
-    check_model(&json!({ "model": *id }), handle.model())?;
+    check_model_name(&id, handle.model())?;
     if anthropic::has_version(request.headers()) {
-        return Ok(HttpResponse::Ok().json(anthropic::models::card(handle.model())));
+        return Ok(HttpResponse::Ok().json(api::anthropic::models::card(handle.model())));
     }
     Ok(HttpResponse::Ok().json(model_card(&handle)))
 }
@@ -291,36 +290,41 @@ fn model_card(handle: &RuntimeHandle) -> Value {
     })
 }
 
-async fn embed(handle: Engine, body: Body) -> Result<HttpResponse, ApiError> {
-    let request = body.parse(&handle, Wants::ids("input"), embeddings::Request::parse).await?;
-    let num_values = request.num_prompts() * handle.model().embedding_size as usize;
-    body::answer(&handle, embeddings::embeddings(&handle, request).await?, num_values).await
+async fn embed(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, ApiError> {
+    let EmbeddingRequest { mut request, format } = body.parse(&handle, embeddings::parse).await?;
+    let num_values = request.prompts.len() * handle.model().embedding_size as usize;
+    let mut generation = Generation::start(&handle, &mut request).await?;
+    generation.finish(drop).await?;
+    let prompts = generation.into_answers().into_prompts();
+    if prompts.iter().any(|prompt| prompt.facts.embedding.is_none()) {
+        return Err(engine_stopped());
+    }
+    body::answer(&handle, EmbeddingList::new(prompts, format, handle.model()), num_values).await
 }
 
-async fn tokenize(handle: Engine, request: HttpRequest, body: Body) -> Result<HttpResponse, ApiError> {
-    convert(&handle, &request, Wants::default(), body, tokenize::tokenize).await
+async fn tokenize(handle: SubmittingHandle, request: HttpRequest, body: Body) -> Result<HttpResponse, ApiError> {
+    convert(&handle, &request, body, tokenize::tokenize).await
 }
 
-async fn detokenize(handle: Engine, request: HttpRequest, body: Body) -> Result<HttpResponse, ApiError> {
-    convert(&handle, &request, Wants::ids("tokens"), body, tokenize::detokenize).await
+async fn detokenize(handle: SubmittingHandle, request: HttpRequest, body: Body) -> Result<HttpResponse, ApiError> {
+    convert(&handle, &request, body, tokenize::detokenize).await
 }
 
 /// Gives an answer, and how many tokens were made of text for it, or text of them.
-type Convert<T> = fn(Json, &ModelInfo, &Budget) -> Result<(T, usize), ApiError>;
+type Convert<B, T> = fn(Parsed<B>, &ModelInfo, &Budget) -> Result<(T, usize), ApiError>;
 
 /// Answers a request for a text's tokens, or for the text of tokens, and charges it for them.
-async fn convert<T: Serialize + 'static>(
-    handle: &Engine,
+async fn convert<B: BodyFields + 'static, T: Serialize + 'static>(
+    handle: &RuntimeHandle,
     request: &HttpRequest,
-    wants: Wants,
     body: Body,
-    convert: Convert<T>,
+    convert: Convert<B, T>,
 ) -> Result<HttpResponse, ApiError> {
-    let work = move |body: Json, model: &ModelInfo, budget: &Budget| {
+    let work = move |body: Parsed<B>, model: &ModelInfo, budget: &Budget| {
         let (answer, num_tokens) = convert(body, model, budget)?;
         Ok((body::written(&answer)?, num_tokens))
     };
-    let (answer, num_tokens) = body.work(handle, wants, work).await?;
+    let (answer, num_tokens) = body.work(handle, work).await?;
     if let Some(account) = request.extensions().get::<Arc<Account>>() {
         account.convert(num_tokens)?;
     }
@@ -393,7 +397,11 @@ async fn change_config(
     tuner: Data<Tuner>,
     body: Body,
 ) -> Result<HttpResponse, ApiError> {
-    let settings = body.parse(&handle, Wants::all(), |body, _| Ok(body.value)).await?;
+    let settings = body.parse(&handle, |Parsed { body: AnyFields(settings), problems }, _| {
+        problems.check()?;
+        Ok(Value::Object(settings))
+    });
+    let settings = settings.await?;
     Ok(HttpResponse::Ok().json(admin::change(&tuner, &settings).await?))
 }
 
@@ -433,7 +441,7 @@ impl ResponseError for ApiError {
             response.insert_header((RETRY_AFTER, seconds));
         }
         let mut response = response.json(json!({ "error": self }));
-        // For those who write it in another format.
+        // Middleware may write it in another format.
         response.extensions_mut().insert(self.clone());
         response
     }

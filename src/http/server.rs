@@ -1,8 +1,10 @@
 //! The HTTP server: settings, and what is done to every request.
 
-use crate::actors::live::LiveServer;
 use crate::actors::runtime::RuntimeHandle;
 use crate::actors::tuner::Tuner;
+use crate::api::live_server::LiveServer;
+use crate::api::openai::response::new_id;
+use crate::api::openapi::Access;
 use crate::config::{Config, ServerConfig};
 use crate::error::{ApiError, StartError};
 use crate::http::account::{Account, AccountedBody, Closing, Reporter};
@@ -13,8 +15,7 @@ use crate::http::compression::{encodings, without_identity};
 use crate::http::connection::Connection;
 use crate::http::console::Feed;
 use crate::http::cors::cors;
-use crate::http::openai::response::new_id;
-use crate::http::routes::{Access, access_to, configure, is_open_to_all_ports, is_private, metrics_path};
+use crate::http::routes::{access_to, configure, is_open_to_all_ports, is_private, metrics_path};
 use crate::http::timeouts::{end_stalled_connections, timed_body};
 use crate::http::tls::Certificate;
 use crate::metrics;
@@ -37,7 +38,7 @@ use tracing::Instrument;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Time for what is written when the server ends.
 pub const LAST_WORDS: Duration = Duration::from_secs(5);
-/// How long answers may take when a server ends gracefully: whoever drains it knows how long, and ends it before that.
+/// How long answers may take when a server ends gracefully. This is long: draining ends the server before.
 const CUT_BY_DRAIN: Duration = Duration::from_secs(2 * 86_400);
 /// For a TLS handshake without a limit: actix has a short one where none is said.
 const ANY_TIME: Duration = Duration::from_secs(86_400);
@@ -184,7 +185,7 @@ pub fn serve(
         Some(certificate) => server.listen_rustls_0_23(public, certificate.server_config()?)?,
         None => server.listen(public)?,
     };
-    // One of its own, so that clients who take all connections do not keep the operator out.
+    // A server of its own, so that clients that take all connections do not keep the operator out.
     let on_admins = |admin| new_server(LAST_WORDS).workers(1).max_connections(usize::MAX).listen(admin);
     let admin = admin.map(on_admins).transpose()?;
     Ok(Servers::new(server.run(), admin.map(HttpServer::run)))
@@ -231,7 +232,7 @@ async fn with_limit(
     next.call(request).await
 }
 
-/// Lets a request with a key in, and all to paths that are open; who sent it goes with it.
+/// Lets in requests with a key, and all requests to open paths. The client's identity goes with the request.
 async fn with_key(
     keys: Keys,
     request: ServiceRequest,
@@ -281,7 +282,7 @@ async fn around(
     let span = tracing::info_span!("request", id = shown_id);
     let mut answer = next.call(request).instrument(span.clone()).await?.map_into_boxed_body();
     if is_anthropics {
-        answer = anthropic::error::in_its_format(answer, &id);
+        answer = anthropic::in_its_format(answer, &id);
     }
     let (path, status) = (metrics_path(answer.request().match_pattern().as_deref()), answer.status().as_u16());
     let head = answer.response_mut().head_mut();

@@ -1,16 +1,16 @@
 //! Answers as server-sent events, in the words of whichever API was asked.
 
+use crate::actors::generation::Generation;
 use crate::actors::observer::RequestObserver;
 use crate::actors::runtime::RuntimeHandle;
+use crate::api::events::{WriteEvents, write_pause};
+use crate::api::request::ApiRequest;
 use crate::error::ApiError;
-use crate::http::generation::{Delta, Generation, PauseNotice};
-use crate::http::openai::Request;
 use crate::metrics;
 use actix_web::HttpResponse;
 use actix_web::http::header::CACHE_CONTROL;
 use actix_web::web::Bytes;
 use futures_util::Stream;
-use serde::Serialize;
 use std::cell::RefCell;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
@@ -26,43 +26,6 @@ const MAX_WRITE_BYTES: usize = 64 << 10;
 
 /// Between two looks at how much waits, and for how long.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-
-/// How an API writes the events of one answer.
-pub trait WriteEvents: Unpin + 'static {
-    /// How often log-probabilities are in the answer, where they are kept to its end; 0 where they are not kept.
-    const LOGPROBS_COPIES: usize = 0;
-
-    /// The request has been accepted.
-    fn begin(&mut self, _out: &mut Vec<u8>, _generation: &Generation) {}
-    fn delta(&mut self, out: &mut Vec<u8>, delta: Delta, generation: &Generation);
-    /// The request failed; nothing follows.
-    fn error(&mut self, out: &mut Vec<u8>, error: &ApiError);
-    /// Every choice is complete; nothing follows.
-    fn end(&mut self, out: &mut Vec<u8>, generation: &Generation);
-}
-
-/// Adds an event that has a name.
-pub fn write_named_event(out: &mut Vec<u8>, name: &str, data: &impl Serialize) {
-    out.extend_from_slice(b"event: ");
-    out.extend_from_slice(name.as_bytes());
-    out.extend_from_slice(b"\ndata: ");
-    serde_json::to_writer(&mut *out, data).expect("an event has only string keys and plain values");
-    out.extend_from_slice(b"\n\n");
-}
-
-/// Adds a comment, which clients that know nothing of pauses skip.
-fn write_pause(out: &mut Vec<u8>, PauseNotice { choice, after }: PauseNotice, num_choices: usize) {
-    let mut comment = String::from(": ");
-    if num_choices > 1 {
-        comment.push_str(&format!("choice {choice} "));
-    }
-    match after {
-        None => comment.push_str("paused"),
-        Some(after) => comment.push_str(&format!("resumed after {} ms", after.as_millis())),
-    }
-    out.extend_from_slice(comment.as_bytes());
-    out.extend_from_slice(b"\n\n");
-}
 
 /// Events of one request. Dropped by the server when the client goes away, which cancels the request.
 pub struct EventBody<W> {
@@ -88,13 +51,13 @@ pub struct SlowClient;
 
 impl<W: WriteEvents> EventBody<W> {
     /// Submits the request; what the intake refuses is refused before the stream begins.
-    pub async fn start(handle: &RuntimeHandle, mut request: Request, mut writer: W) -> Result<Self, ApiError> {
+    pub async fn start(handle: &RuntimeHandle, mut request: ApiRequest, mut writer: W) -> Result<Self, ApiError> {
         let mut generation = Generation::start(handle, &mut request).await?;
         if W::LOGPROBS_COPIES > 0 {
             generation.keep_logprobs(W::LOGPROBS_COPIES);
         }
         let mut buffer = Vec::new();
-        writer.begin(&mut buffer, &generation);
+        writer.begin(&mut buffer, generation.answers());
         let events = Events { writer, generation: Some(generation), buffer, given: None, is_cut: false };
         let events = Rc::new(RefCell::new(events));
         let server = handle.model().server.get();
@@ -122,8 +85,8 @@ impl<W> Drop for EventBody<W> {
 }
 
 /// Ends a stream whose client takes nothing for `timeout`, or so little that more than `max_unread` bytes wait for it.
-/// The server asks a body for more only when there is room for it, so the body cannot see to that itself; and what the
-/// engine says meanwhile would be kept for nobody.
+/// The server asks a body for more only when there is room for it, so the body cannot do this itself; and what the
+/// engine says meanwhile would be kept in vain.
 async fn cut_if_not_read<W>(
     events: Weak<RefCell<Events<W>>>,
     timeout: Option<Duration>,
@@ -169,19 +132,19 @@ impl<W: WriteEvents> Events<W> {
             && let Some(mut generation) = self.generation.take()
         {
             let next = generation.poll_next(cx);
-            let num_choices = generation.num_choices();
-            generation.take_pauses().for_each(|pause| write_pause(&mut self.buffer, pause, num_choices));
+            let num_choices = generation.answers().num_choices();
+            generation.answers_mut().take_pauses().for_each(|pause| write_pause(&mut self.buffer, pause, num_choices));
             match next {
                 Poll::Pending => {
                     self.generation = Some(generation);
                     break;
                 }
                 Poll::Ready(Some(Ok(delta))) => {
-                    self.writer.delta(&mut self.buffer, delta, &generation);
+                    self.writer.delta(&mut self.buffer, delta, generation.answers());
                     self.generation = Some(generation);
                 }
                 Poll::Ready(Some(Err(error))) => self.writer.error(&mut self.buffer, &error),
-                Poll::Ready(None) => self.writer.end(&mut self.buffer, &generation),
+                Poll::Ready(None) => self.writer.end(&mut self.buffer, generation.answers()),
             }
         }
         !self.buffer.is_empty()

@@ -74,7 +74,7 @@ async fn the_best_of_several_samples_are_the_answer() {
         // The fake's log-probabilities fall with the token's id: of these, "!" is the likeliest and "~" the least.
         for texts in [["~", "!!", "a"], ["!", "~~~", "b"]] {
             let request = requests.recv().await.unwrap();
-            assert_eq!((request.submit.n, request.submit.params.logprobs), (3, Some(0)));
+            assert_eq!((request.request.core.n, request.request.core.params.logprobs), (3, Some(0)));
             for (index, text) in (0..).zip(texts) {
                 request.text(index, text);
                 request.finish(index, FinishReason::Length);

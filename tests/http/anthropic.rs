@@ -1,7 +1,7 @@
 //! Anthropic's Messages: what becomes of the body, whole answers, events, errors in its format.
 
 use crate::fake_engine::{CACHED_TOKENS, EOS, MAX_MODEL_LEN, MODEL, TestServer, named_events_of};
-use pagetide::actors::messages::Event;
+use pagetide::api::event::Event;
 use pagetide::config::ServerConfig;
 use pagetide::error::ApiError;
 use pagetide::sampling::params::FinishReason;

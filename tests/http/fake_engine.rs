@@ -3,9 +3,8 @@
 
 use actix::{Actor, Context, Handler, MessageResult};
 use pagetide::actors::engine_config::configured_scheduler;
-use pagetide::actors::live::LiveServer;
 use pagetide::actors::messages::{
-    Accepted, AskSwapPool, Cancel, Event, EventStream, FailNextStep, Look, StopSample, Submit, TakeRecording, Tune,
+    Accepted, AskSwapPool, Cancel, EventStream, FailNextStep, Look, StopSample, Submit, TakeRecording, Tune,
 };
 use pagetide::actors::phase::{LivePhase, Phase};
 use pagetide::actors::recordings::Recordings;
@@ -13,6 +12,9 @@ use pagetide::actors::runtime::{ModelInfo, RuntimeHandle};
 use pagetide::actors::tuner::{Engine, Tuner};
 use pagetide::actors::watch::{Moves, Snapshot, Totals};
 use pagetide::actors::workers::Workers;
+use pagetide::api::event::Event;
+use pagetide::api::live_server::LiveServer;
+use pagetide::api::request::{FieldNames, PromptRequest};
 use pagetide::backend::{DType, KvLayout};
 use pagetide::budget::Budget;
 use pagetide::config::{Config, ConsoleConfig, RecorderConfig, ServerConfig};
@@ -79,14 +81,14 @@ pub enum Notice {
 
 /// A request in the hands of the test.
 pub struct Running {
-    pub submit: Submit,
+    pub request: PromptRequest,
     pub id: RequestId,
     pub events: UnboundedSender<Event>,
 }
 
 impl Running {
     pub fn token(&self, index: u32, token: TokenId) {
-        let logprobs = self.submit.params.logprobs.map(|k| position(token, k));
+        let logprobs = self.request.core.params.logprobs.map(|k| position(token, k));
         self.send(Event::Token { index, token, logprobs });
     }
 
@@ -114,7 +116,7 @@ impl Running {
         if let Some(k) = params.prompt_logprobs {
             self.send(Event::PromptLogprobs(prompt[1..].iter().map(|token| position(*token, k)).collect()));
         }
-        for index in 0..self.submit.n {
+        for index in 0..self.request.core.n {
             let mut reason = FinishReason::Length;
             for token in reply.iter().copied().chain(std::iter::repeat(EOS)).take(params.max_tokens as usize) {
                 self.token(index, token);
@@ -146,7 +148,8 @@ enum Script {
     Reply(Vec<TokenId>),
     /// Every request is handed to the test.
     HandOver(UnboundedSender<Running>),
-    Refuse(ApiError),
+    /// Every request is refused; the error names its fields.
+    Refuse(Box<dyn Fn(&FieldNames) -> ApiError + Send>),
 }
 
 struct FakeIntake {
@@ -181,50 +184,51 @@ impl Actor for FakeIntake {
 impl Handler<Submit> for FakeIntake {
     type Result = Result<Accepted, ApiError>;
 
-    fn handle(&mut self, submit: Submit, _: &mut Self::Context) -> Self::Result {
-        let prompt = match submit.truncation {
-            None => self.model.encode(&submit.prompt, submit.prompt_param, &Budget::steps(1))?,
+    fn handle(&mut self, Submit { request, observer, .. }: Submit, _: &mut Self::Context) -> Self::Result {
+        let (core, running_names) = (&request.core, request.names.clone());
+        let prompt = match request.truncation {
+            None => self.model.encode(&request.prompt, &request.names, &Budget::steps(1))?,
             Some(Truncation { keep, side }) => {
-                let keep = keep.unwrap_or(MAX_MODEL_LEN - submit.params.max_tokens.max(1)) as usize;
-                self.model.encode_truncated(&submit.prompt, keep, side, submit.prompt_param, &Budget::steps(1))?
+                let keep = keep.unwrap_or(MAX_MODEL_LEN - core.params.max_tokens.max(1)) as usize;
+                self.model.encode_truncated(&request.prompt, keep, side, &request.names, &Budget::steps(1))?
             }
         };
         self.submits.lock().unwrap().push(Seen {
             prompt_tokens: prompt.clone(),
-            params: submit.params.clone(),
-            ignore_eos: submit.ignore_eos,
-            seed: submit.seed,
-            n: submit.n,
-            priority: submit.priority,
-            cache_salt: submit.cache_salt.clone(),
-            grammar: submit.grammar.clone(),
-            terms: submit.terms,
-            tenant: submit.tenant,
+            params: SamplingParams::clone(&core.params),
+            ignore_eos: request.ignore_eos,
+            seed: request.seed,
+            n: core.n,
+            priority: core.priority,
+            cache_salt: core.cache_salt.clone(),
+            grammar: request.grammar.clone(),
+            terms: core.terms,
+            tenant: core.tenant,
         });
-        let mut params = submit.params.clone();
+        let mut params = SamplingParams::clone(&core.params);
         if params.max_tokens == 0 {
             params.max_tokens = MAX_MODEL_LEN - prompt.len() as u32;
         }
-        if !submit.ignore_eos {
+        if !request.ignore_eos {
             params.eos_token_ids = vec![EOS];
         }
         self.next_id += 1;
         let id = RequestId(self.next_id);
         let scheduler = FakeScheduler(self.notices.clone()).start();
         let (events, stream) = EventStream::channel(id, scheduler.clone().recipient(), scheduler.recipient());
-        let stream = stream.observed_by(submit.observer.clone());
-        if let Some(observer) = &submit.observer {
-            let wanted = submit.params.max_tokens as usize;
-            let num_outputs = if submit.params.pooling.is_some() { 0 } else { submit.n as usize };
+        let stream = stream.observed_by(observer.clone());
+        if let Some(observer) = &observer {
+            let wanted = core.params.max_tokens as usize;
+            let num_outputs = if core.params.pooling.is_some() { 0 } else { core.n as usize };
             observer.admit(prompt.len(), num_outputs, (wanted > 0).then_some(wanted))?;
             observer.accepted(id, prompt.len());
             observer.started(id);
         }
-        let running = Running { submit, id, events };
+        let running = Running { request, id, events };
         match &self.script {
             Script::Reply(reply) => running.play(reply, &prompt, &params),
             Script::HandOver(to) => to.send(running).map_err(|_| ApiError::draining())?,
-            Script::Refuse(error) => return Err(error.clone()),
+            Script::Refuse(error) => return Err(error(&running_names)),
         }
         Ok(Accepted { id, prompt_tokens: Arc::new(prompt), params: Arc::new(params), events: stream })
     }
@@ -355,7 +359,12 @@ impl TestServer {
     }
 
     pub fn refusing(error: ApiError) -> Self {
-        Self::start(Script::Refuse(error), &ServerConfig::default(), model_info())
+        Self::refusing_by_name(move |_| error.clone())
+    }
+
+    /// The error is made with the names of the request's fields, as the intake makes it.
+    pub fn refusing_by_name(error: impl Fn(&FieldNames) -> ApiError + Send + 'static) -> Self {
+        Self::start(Script::Refuse(Box::new(error)), &ServerConfig::default(), model_info())
     }
 
     pub fn configured(config: &ServerConfig) -> Self {

@@ -60,7 +60,7 @@ async fn health_checks_in_http_1_0_cut_no_other_clients_stream() {
     let play = async {
         while let Some(running) = requests.recv().await {
             actix_web::rt::spawn(async move {
-                for _ in 1..running.submit.params.max_tokens {
+                for _ in 1..running.request.core.params.max_tokens {
                     running.text(0, "a");
                     sleep(BETWEEN_TOKENS).await;
                 }

@@ -1,7 +1,7 @@
 //! Limits of keys and of all, as clients meet them.
 
 use crate::fake_engine::{EOS, MODEL, TestServer};
-use pagetide::actors::messages::Event;
+use pagetide::api::event::Event;
 use pagetide::config::{ApiKeyConfig, Config, LimitsConfig, ServerConfig};
 use pagetide::sampling::params::FinishReason;
 use reqwest::Response;

@@ -1,7 +1,7 @@
 //! What clients hear of KV memory, on which terms they hold it, and whose cache is whose.
 
 use crate::fake_engine::{BILL, BLOCK_BYTES, EOS, Running, Seen, TestServer, events_of};
-use pagetide::actors::messages::Event;
+use pagetide::api::event::Event;
 use pagetide::config::{CacheIsolation, ServerConfig};
 use pagetide::engine::bill::{KvBill, Tenant, Terms};
 use pagetide::sampling::params::FinishReason;
@@ -135,7 +135,7 @@ async fn paused_stream(
         running.text(0, "a");
         running.send(Event::Paused { index: 0 });
         running.send(Event::Resumed { index: 0, after: Duration::from_micros(120_900) });
-        for index in 0..running.submit.n {
+        for index in 0..running.request.core.n {
             running.token(index, EOS);
             running.finish(index, FinishReason::Eos);
             // Too late: nobody waits for this sample any more.

@@ -1,7 +1,7 @@
 //! OpenAI's Responses: what becomes of the body, whole answers, events.
 
 use crate::fake_engine::{A_AND_HALF, CACHED_TOKENS, HALF_AND_B, MODEL, TestServer, named_events_of};
-use pagetide::actors::messages::Event;
+use pagetide::api::event::Event;
 use pagetide::error::ApiError;
 use pagetide::text::chat_output::{ReasoningFormat, ToolFormat};
 use serde_json::{Value, json};
@@ -241,8 +241,11 @@ async fn errors_name_the_clients_field() {
 
 #[actix_web::test]
 async fn the_intakes_refusal_names_the_clients_field() {
-    for (chats, own) in [("messages", "input"), ("max_tokens", "max_output_tokens")] {
-        let server = TestServer::refusing(ApiError::context_length(chats, format!("{chats} is too long")));
+    let too_long = |name: &str| ApiError::context_length(name, format!("{name} is too long"));
+    for (server, own) in [
+        (TestServer::refusing_by_name(move |names| too_long(names.prompt)), "input"),
+        (TestServer::refusing_by_name(move |names| too_long(names.max_tokens)), "max_output_tokens"),
+    ] {
         for stream in [true, false] {
             let (status, error) = server.refused(PATH, &json!({"input": "hi", "stream": stream})).await;
             assert_eq!((status, error["code"].as_str()), (400, Some("context_length_exceeded")));

@@ -2,7 +2,7 @@
 
 use crate::fake_engine::{A_AND_HALF, CACHED_TOKENS, EOS, HALF_AND_B, Notice, TestServer, events_of};
 use futures_util::StreamExt;
-use pagetide::actors::messages::Event;
+use pagetide::api::event::Event;
 use pagetide::error::ApiError;
 use pagetide::sampling::params::FinishReason;
 use serde_json::{Value, json};

@@ -7,7 +7,7 @@ use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
-use pagetide::actors::messages::Event;
+use pagetide::api::event::Event;
 use pagetide::config::{ApiKeyConfig, Config, ServerConfig, TracingConfig};
 use pagetide::sampling::params::FinishReason;
 use pagetide::telemetry::trace::{TraceOptions, Tracer};

@@ -1,9 +1,9 @@
 //! The clients of requests, and what they are sent.
 
-use crate::actors::messages::Event;
 use crate::actors::observer::RequestObserver;
 use crate::actors::pause::Pause;
 use crate::actors::places::Place;
+use crate::api::event::Event;
 use crate::engine::bill::KvBill;
 use crate::engine::plan::Deliveries;
 use crate::ids::RequestId;

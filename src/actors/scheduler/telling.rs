@@ -2,7 +2,7 @@
 
 use super::SchedulerActor;
 use super::clients::News;
-use crate::actors::messages::Event;
+use crate::api::event::Event;
 use crate::engine::bill::KvBill;
 use crate::engine::plan::Delivery;
 use crate::error::ApiError;

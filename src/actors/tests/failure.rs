@@ -4,7 +4,8 @@
 use super::device::{Controls, FakeDevice, LATE_POISON, NONSENSE, POISON, QUICKSAND};
 use super::{BOTH_LOOPS, Settings, World, count, events, tokens, wait_until};
 use crate::actors::executor::ModelExecutor;
-use crate::actors::messages::{Event, Execute, Executed, ExecutorFailed, FailNextStep};
+use crate::actors::messages::{Execute, Executed, ExecutorFailed, FailNextStep};
+use crate::api::event::Event;
 use crate::config::{OnFailure, RecorderConfig};
 use crate::engine::plan::{PlannedSeq, StepPlan};
 use crate::error::ApiError;

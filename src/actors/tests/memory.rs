@@ -61,7 +61,9 @@ fn a_bill_is_of_all_samples() {
         let world = under(PreemptionMode::Swap, overlap);
         // They share the prompt's 2 full blocks, and want 4 more each in the end.
         let params = SamplingParams { max_tokens: 16, ..SamplingParams::default() };
-        let all = events(block_on(world.handle.submit(Submit { n: 3, ..submit(vec![1; 9], params) })).unwrap());
+        let all = events(
+            block_on(world.handle.submit(request(vec![1; 9], params).with(|request| request.core.n = 3))).unwrap(),
+        );
         let count = |is_it: &dyn Fn(&Event) -> bool| all.iter().filter(|event| is_it(event)).count();
         assert_eq!(count(&|event| matches!(event, Event::Finished { .. })), 3);
         let last = all.iter().rposition(|event| matches!(event, Event::Bill(_))).unwrap();
@@ -114,7 +116,7 @@ fn tenants_share_no_prefix() {
     let cached = |caller: &Caller, own: Option<&str>| {
         let handle = world.handle.on_behalf_of(caller.clone());
         let params = SamplingParams { max_tokens: 1, ..SamplingParams::default() };
-        let request = Submit { cache_salt: own.map(str::to_owned), ..submit(vec![7; 9], params) };
+        let request = request(vec![7; 9], params).with(|request| request.core.cache_salt = own.map(str::to_owned));
         let all = events(block_on(handle.submit(request)).unwrap());
         let (bill, _) = paid(&all);
         assert!(all.contains(&Event::Started { cached_tokens: bill.cached_device_tokens as u32 }), "{all:?}");
@@ -134,7 +136,11 @@ fn what_may_not_be_preempted_has_to_fit_into_its_part_of_the_pool() {
     let ask = |prompt: usize, max_tokens: u32, n: u32| {
         let params = SamplingParams { max_tokens, ..SamplingParams::default() };
         let terms = Terms { preemptible: false, ..Terms::default() };
-        block_on(world.handle.submit(Submit { terms, n, ..submit(vec![1; prompt], params) }))
+        let request = request(vec![1; prompt], params).with(|request| {
+            request.core.terms = terms;
+            request.core.n = n;
+        });
+        block_on(world.handle.submit(request))
     };
     // 4 of 8 blocks of 4 tokens: 16 slots, and the last token needs none.
     assert_eq!(tokens(&events(ask(10, 7, 1).unwrap())).len(), 7);

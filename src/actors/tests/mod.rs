@@ -9,11 +9,14 @@ mod watching;
 
 use crate::actors::executor::ModelExecutor;
 use crate::actors::intake::Limits;
-use crate::actors::live::LiveServer;
-use crate::actors::messages::{Accepted, Caller, Event, FailNextStep, Prompt, Submit, Tune};
+use crate::actors::messages::{Accepted, Caller, FailNextStep, Tune};
 use crate::actors::places::Places;
 use crate::actors::runtime::{ModelInfo, RuntimeHandle, Started, Wiring};
 use crate::actors::workers::Workers;
+use crate::api::event::Event;
+use crate::api::live_server::LiveServer;
+use crate::api::prompt::Prompt;
+use crate::api::request::PromptRequest;
 use crate::config::{ApiKeyConfig, OnFailure, RecorderConfig, ServerConfig};
 use crate::engine::bill::{Quota, Tenant, Terms};
 use crate::engine::prefix_cache::EvictionPolicy;
@@ -161,7 +164,7 @@ impl World {
     }
 
     fn submit_with(&self, prompt: Vec<TokenId>, params: SamplingParams) -> Result<Accepted, ApiError> {
-        block_on(self.handle.submit(submit(prompt, params)))
+        block_on(self.handle.submit(request(prompt, params)))
     }
 
     /// Steps wait from here until the guard is dropped.
@@ -179,23 +182,8 @@ impl World {
     }
 }
 
-fn submit(prompt: Vec<TokenId>, params: SamplingParams) -> Submit {
-    Submit {
-        prompt: Prompt::Tokens(prompt),
-        prompt_param: "prompt",
-        truncation: None,
-        params,
-        ignore_eos: false,
-        seed: Some(0),
-        n: 1,
-        priority: 0,
-        cache_salt: None,
-        grammar: None,
-        terms: Terms::default(),
-        tenant: Tenant::default(),
-        observer: None,
-        abandoned: None,
-    }
+fn request(prompt: Vec<TokenId>, params: SamplingParams) -> PromptRequest {
+    PromptRequest { seed: Some(0), ..PromptRequest::new(prompt, params) }
 }
 
 impl Drop for World {
@@ -365,7 +353,7 @@ fn one_key_leaves_places_for_others() {
     let submit_as = |tenant| {
         let handle = world.handle.on_behalf_of(Caller { tenant: Tenant(tenant), salt: None });
         let params = SamplingParams { max_tokens: 2, ..SamplingParams::default() };
-        block_on(handle.submit(submit(vec![1], params)))
+        block_on(handle.submit(request(vec![1], params)))
     };
     let hold = world.hold();
     let server = &world.handle.model().server;
@@ -425,7 +413,7 @@ fn a_request_that_is_given_up_while_its_text_waits_leaves_its_place() {
         world.handle.text().spawn(move || _ = held.lock().unwrap().recv());
     }
     let prompt = Prompt::Text { text: "a".into(), add_special_tokens: false };
-    let mut waiting = Box::pin(world.handle.submit(Submit { prompt, ..submit(vec![], SamplingParams::default()) }));
+    let mut waiting = Box::pin(world.handle.submit(PromptRequest::new(prompt, SamplingParams::default())));
     assert!((&mut waiting).now_or_never().is_none());
     wait_until("it holds a place", || world.places.num_taken() == 1);
     drop(waiting);
@@ -437,7 +425,7 @@ fn a_request_that_is_given_up_while_its_text_waits_leaves_its_place() {
 #[test]
 fn a_request_without_samples_is_refused() {
     let world = World::start(true);
-    let none = Submit { n: 0, ..submit(vec![1], SamplingParams::default()) };
+    let none = request(vec![1], SamplingParams::default()).with(|request| request.core.n = 0);
     assert_eq!(block_on(world.handle.submit(none)).unwrap_err().param.as_deref(), Some("n"));
     world.wait_until_idle();
 }

@@ -35,7 +35,8 @@ fn client(world: &World, seed: u64, ends: &Ends, is_over: &AtomicBool) {
         let (len, max_tokens) = (1 + random.below(12), 1 + random.below(9));
         let n = 1 + random.below(2) as u32;
         let params = SamplingParams { max_tokens: max_tokens as u32, ..SamplingParams::default() };
-        let request = Submit { n, ..submit(vec![1 + random.below(5) as TokenId; len as usize], params) };
+        let prompt = vec![1 + random.below(5) as TokenId; len as usize];
+        let request = request(prompt, params).with(|request| request.core.n = n);
         let Ok(accepted) = block_on(world.handle.submit(request)) else {
             ends.refused.fetch_add(1, Ordering::SeqCst);
             std::thread::sleep(Duration::from_millis(1));

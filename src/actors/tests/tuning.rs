@@ -94,7 +94,8 @@ fn fewer_requests_may_be_held_from_now_on() {
 #[test]
 fn what_a_request_may_ask_for_changes_at_once() {
     let world = World::start(false);
-    let kept = || Submit { terms: Terms { preemptible: false, max_pause: None }, ..submit(vec![1; 8], params(4)) };
+    let terms = Terms { preemptible: false, max_pause: None };
+    let kept = || request(vec![1; 8], params(4)).with(|request| request.core.terms = terms);
     assert!(block_on(world.handle.submit(kept())).is_ok());
     world.tune(Tuning { non_preemptible_blocks: 1, ..world.tuning.clone() });
     let refused = block_on(world.handle.submit(kept())).unwrap_err();

@@ -7,10 +7,11 @@ mod streamed;
 use super::command_line::without_password;
 use super::report::RequestOutcome;
 use super::workload::WorkItem;
-use crate::actors::messages::{Event, Prompt, Submit};
 use crate::actors::runtime::RuntimeHandle;
+use crate::api::fold::{PromptFacts, SampleEvent};
+use crate::api::prompt::Prompt;
+use crate::api::request::PromptRequest;
 use crate::cli::progress::RequestProgress;
-use crate::engine::bill::{KvBill, Tenant, Terms};
 use crate::error::StartError;
 use crate::sampling::params::SamplingParams;
 use as_text::words;
@@ -139,45 +140,29 @@ const UNTOLD_FACTOR: u32 = 4;
 async fn submit(handle: &RuntimeHandle, item: &WorkItem, max_tokens: u32) -> RequestOutcome {
     let mut clock = Clock::start();
     let params = SamplingParams { max_tokens, temperature: 0.0, ..SamplingParams::default() };
-    let submit = Submit {
-        prompt: Prompt::Tokens(item.prompt.clone()),
-        prompt_param: "prompt",
-        truncation: None,
-        params,
-        ignore_eos: true,
-        seed: Some(0),
-        n: 1,
-        priority: 0,
-        cache_salt: None,
-        grammar: None,
-        terms: Terms::default(),
-        tenant: Tenant::default(),
-        observer: None,
-        abandoned: None,
-    };
-    let mut accepted = match handle.submit(submit).await {
+    let prompt = Prompt::Tokens(item.prompt.clone());
+    let request = PromptRequest { ignore_eos: true, seed: Some(0), ..PromptRequest::new(prompt, params) };
+    let mut accepted = match handle.submit(request).await {
         Ok(accepted) => accepted,
         Err(error) => return RequestOutcome::failed(error.to_string(), item.prompt.len()),
     };
-    let (mut tokens, mut bill) = (Vec::with_capacity(item.output_tokens as usize), KvBill::default());
-    let (mut cached_tokens, mut error) = (0, None);
+    let mut tokens = Vec::with_capacity(item.output_tokens as usize);
+    let (mut facts, mut error) = (PromptFacts::default(), None);
     while let Some(event) = accepted.events.next().await {
-        match event {
-            Event::Token { token, .. } => {
+        match facts.take(event) {
+            Ok(Some(SampleEvent::Token { token, .. })) => {
                 tokens.push(token);
                 clock.tokens();
                 if tokens.len() == item.output_tokens as usize && max_tokens > item.output_tokens {
                     break;
                 }
             }
-            Event::Bill(newest) => bill = newest,
-            Event::Started { cached_tokens: cached } => cached_tokens = cached as usize,
-            Event::Failed(failure) => error = Some(failure.to_string()),
-            _ => {}
+            Ok(_) => {}
+            Err(failure) => error = Some(failure.to_string()),
         }
     }
-    let outcome = clock.outcome(item, tokens.len(), cached_tokens, error);
-    RequestOutcome { tokens, bill, ..outcome }
+    let outcome = clock.outcome(item, tokens.len(), facts.cached_tokens as usize, error);
+    RequestOutcome { tokens, bill: facts.bill, ..outcome }
 }
 
 impl HttpTarget {

@@ -5,9 +5,9 @@ use super::{Feed, check_enabled, encode};
 use crate::actors::places::Place;
 use crate::actors::runtime::RuntimeHandle;
 use crate::actors::tuner::Tuner;
+use crate::api::events::write_named_event;
 use crate::error::ApiError;
 use crate::http::auth::Watcher;
-use crate::http::stream::write_named_event;
 use actix_web::http::header::CACHE_CONTROL;
 use actix_web::web::{Bytes, Data, Query};
 use actix_web::{HttpRequest, HttpResponse};
@@ -29,7 +29,7 @@ pub struct Options {
     rate: Option<f64>,
 }
 
-/// Who watches.
+/// One watcher.
 struct Watching {
     handle: Data<RuntimeHandle>,
     tuner: Data<Tuner>,

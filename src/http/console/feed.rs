@@ -1,4 +1,4 @@
-//! Takes snapshots for all who watch, and none for nobody.
+//! Takes one snapshot for all watchers, and none while there are no watchers.
 
 use super::frame::{Frame, MAX_ROWS};
 use crate::actors::places::{Place, Places};
@@ -40,7 +40,7 @@ impl Feed {
     /// A frame behind number `after`: the latest, or a new one, which is taken not sooner than `interval` after the one
     /// before.
     pub async fn next(&self, handle: &RuntimeHandle, after: u64, interval: Duration) -> Result<Arc<Frame>, ApiError> {
-        // Who comes later waits here, and has the same frame.
+        // A watcher that comes later waits here, and gets the same frame.
         let mut latest = self.latest.lock().await;
         let mut number = 1;
         if let Some(Taken { frame, at }) = &*latest {

@@ -42,7 +42,7 @@ static FILES: &[File] = files! {
 
 static PAGE: File = File { name: "", media: "text/html; charset=utf-8", text: include_str!("index.html") };
 
-/// The page loads nothing from elsewhere, runs nothing but its own files, and is in nobody's frame.
+/// The page loads nothing from elsewhere, runs nothing but its own files, and cannot be framed.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

@@ -15,7 +15,7 @@ pub const MAX_ROWS: usize = 512;
 pub enum Kind {
     #[default]
     Free = 0,
-    /// Nobody holds it, and its content may be found.
+    /// No sequence holds it, and its content may be found.
     Cached = 1,
     /// Of a sequence that runs, or, in the swap pool, of one that is swapped out.
     Used = 2,

@@ -15,9 +15,9 @@ pub use events::events;
 pub use feed::Feed;
 pub use files::{file, is_file, page};
 
+use crate::api::openapi::{Operation, Tag};
 use crate::config::ConsoleConfig;
 use crate::error::ApiError;
-use crate::http::openapi::{Operation, Tag};
 use serde_json::json;
 
 /// Refuses where the console is switched off.

@@ -112,7 +112,7 @@ impl Limiter {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        // Numbers only: nothing is left in between by who panicked.
+        // It holds numbers only: a panic leaves nothing half done.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -239,7 +239,7 @@ impl Ticket {
         Ok(())
     }
 
-    /// The request has used so many tokens in all; what it has taken beyond is put back when it ends.
+    /// The request has used this many tokens in all. What it has taken beyond that is put back when it ends.
     pub fn set_used(&self, tokens: usize) {
         self.used.store(tokens as u64, Ordering::Relaxed);
     }

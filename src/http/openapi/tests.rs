@@ -1,4 +1,7 @@
 use super::*;
+use crate::api::body::BodyFields;
+use crate::api::body::refused::RefusedTable;
+use crate::http::routes::Verb;
 
 #[test]
 fn every_path_is_described_once() {
@@ -42,5 +45,44 @@ fn every_field_says_what_it_is() {
             let is_request = name.ends_with("Request");
             assert!(!is_request || described["description"].is_string(), "{name}.{field} has no description");
         }
+    }
+}
+
+/// The fields of a path's body in its description.
+fn described(path: &str) -> Vec<String> {
+    let path = PATHS.iter().find(|known| known.path == path && known.verb == Verb::Post).unwrap();
+    (path.describe)().body_fields()
+}
+
+/// The fields that are read of a body, less those that are refused by name.
+fn read<B: BodyFields>(refused: &[(&'static str, &'static str)]) -> Vec<&'static str> {
+    let mut names = Vec::new();
+    B::add_names(&mut names);
+    names.retain(|name| refused.iter().all(|(other, _)| other != name));
+    names
+}
+
+#[test]
+fn every_field_that_is_read_is_described() {
+    use crate::api::anthropic::request::{CountedBody, MessagesBody, Unsupported as UnsupportedInMessages};
+    use crate::api::openai::{chat, completion, embeddings, tokenize, unsupported::Unsupported};
+    use crate::api::responses::request::{ResponsesBody, Stored};
+    let refused = Unsupported::FIELDS;
+    for (path, mut read) in [
+        ("/v1/chat/completions", read::<chat::ChatBody>(refused)),
+        ("/v1/completions", read::<completion::CompletionBody>(refused)),
+        ("/v1/embeddings", read::<embeddings::EmbeddingBody>(&[])),
+        ("/v1/responses", read::<ResponsesBody>(Stored::FIELDS)),
+        ("/v1/messages", read::<MessagesBody>(UnsupportedInMessages::FIELDS)),
+        ("/v1/messages/count_tokens", read::<CountedBody>(&[])),
+        ("/tokenize", read::<tokenize::TokenizeBody>(&[])),
+        ("/detokenize", read::<tokenize::DetokenizeBody>(&[])),
+    ] {
+        let mut described = described(path);
+        read.sort_unstable();
+        read.dedup();
+        described.sort_unstable();
+        described.dedup();
+        assert_eq!(read, described, "{path}");
     }
 }

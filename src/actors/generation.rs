@@ -1,0 +1,182 @@
+//! A client's request in the engine: its prompts are submitted, and their events become one answer.
+
+use crate::actors::deadline::Deadline;
+use crate::actors::messages::{Accepted, EventStream};
+use crate::actors::runtime::RuntimeHandle;
+use crate::api::delta::Delta;
+use crate::api::fold::{AnswerFold, PromptFold, echoed_text, engine_stopped};
+use crate::api::openai::{self, Endpoint, response::WholeAnswer};
+use crate::api::request::ApiRequest;
+use crate::error::ApiError;
+use serde_json::Value;
+use std::future::poll_fn;
+use std::task::{Context, Poll, ready};
+
+/// A request that the engine has accepted. Dropping it cancels what still runs.
+pub struct Generation {
+    answers: AnswerFold,
+    /// One for each prompt; `None` once all its samples have ended.
+    streams: Vec<Option<EventStream>>,
+    /// The stream to look at first, so that none is starved.
+    next_stream: usize,
+    deadline: Deadline,
+    max_answer_logprobs: usize,
+}
+
+impl Generation {
+    /// Submits every prompt. If one is refused, those before it are cancelled.
+    pub async fn start(handle: &RuntimeHandle, request: &mut ApiRequest) -> Result<Self, ApiError> {
+        request.check_num_prompts(handle.max_requests())?;
+        let tokenizer = &handle.model().tokenizer;
+        let mut deadline = Deadline::new(handle);
+        let (mut prompts, mut streams) = (Vec::new(), Vec::new());
+        for (index, prompt) in std::mem::take(&mut request.prompts).into_iter().enumerate() {
+            let options = &request.answer;
+            // A copy, which may be long: only where it is asked for.
+            let text = options.echo.then(|| echoed_text(&prompt, request.each.truncation.is_some())).flatten();
+            let accepted = deadline.or(handle.submit(request.of_prompt(prompt))).await?;
+            let Accepted { prompt_tokens, params, events, .. } = accepted;
+            let echo = match text {
+                _ if !options.echo => None,
+                Some(text) => Some(text),
+                None => Some(tokenizer.decode(&prompt_tokens, options.text.skip_special_tokens)?),
+            };
+            let num_samples = request.num_samples();
+            let first_choice = index as u32 * num_samples;
+            let echo = echo.as_deref();
+            prompts.push(PromptFold::new(first_choice, num_samples, options, tokenizer, prompt_tokens, params, echo));
+            streams.push(Some(events));
+        }
+        let answers = AnswerFold::new(prompts, request.num_samples());
+        let max_answer_logprobs = handle.model().server.get().max_answer_logprobs;
+        Ok(Self { answers, streams, next_stream: 0, deadline, max_answer_logprobs })
+    }
+
+    /// Limits the answer's log-probabilities to `server.max_answer_logprobs`, divided by `copies`. For answers that are
+    /// kept until their end.
+    pub fn keep_logprobs(&mut self, copies: usize) {
+        if self.max_answer_logprobs > 0 {
+            self.answers.limit_logprobs(self.max_answer_logprobs / copies.max(1));
+        }
+    }
+
+    /// The next delta; `None` when every choice is complete. Nothing follows an error.
+    pub async fn next(&mut self) -> Option<Result<Delta, ApiError>> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Delta, ApiError>>> {
+        let next = self.poll_streams(cx);
+        if let Poll::Ready(Some(Err(_))) = &next {
+            // What still runs is cancelled.
+            self.streams.clear();
+        }
+        next
+    }
+
+    fn poll_streams(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Delta, ApiError>>> {
+        if self.streams.iter().any(Option::is_some)
+            && let Poll::Ready(error) = self.deadline.poll(cx)
+        {
+            return Poll::Ready(Some(Err(error)));
+        }
+        let mut all_done = true;
+        for i in 0..self.streams.len() {
+            let index = (self.next_stream + i) % self.streams.len();
+            match self.poll_prompt(index, cx) {
+                Poll::Ready(None) => {}
+                Poll::Pending => all_done = false,
+                Poll::Ready(Some(next)) => {
+                    self.next_stream = (index + 1) % self.streams.len();
+                    return Poll::Ready(Some(next));
+                }
+            }
+        }
+        if all_done { Poll::Ready(None) } else { Poll::Pending }
+    }
+
+    /// The next delta of one prompt.
+    fn poll_prompt(&mut self, index: usize, cx: &mut Context<'_>) -> Poll<Option<Result<Delta, ApiError>>> {
+        loop {
+            let Some(stream) = &mut self.streams[index] else { return Poll::Ready(None) };
+            let Some(event) = ready!(stream.poll_next(cx)) else { return Poll::Ready(Some(Err(engine_stopped()))) };
+            let delta = self.answers.take(index, event);
+            let prompt = self.answers.prompt_mut(index);
+            if let Some(sample) = prompt.take_stopped_early() {
+                // Also where it is the last one: this is an end, not a client that went away.
+                stream.stop_sample(sample);
+            }
+            if prompt.is_complete() {
+                self.streams[index] = None;
+            }
+            if let Some(delta) = delta.transpose() {
+                return Poll::Ready(Some(delta));
+            }
+        }
+    }
+
+    /// Waits for the whole answer, delta by delta.
+    pub async fn finish(&mut self, mut take: impl FnMut(Delta)) -> Result<(), ApiError> {
+        while let Some(delta) = self.next().await {
+            take(delta?);
+        }
+        Ok(())
+    }
+
+    /// What has been answered so far.
+    pub fn answers(&self) -> &AnswerFold {
+        &self.answers
+    }
+
+    pub fn answers_mut(&mut self) -> &mut AnswerFold {
+        &mut self.answers
+    }
+
+    pub fn into_answers(self) -> AnswerFold {
+        self.answers
+    }
+
+    /// About how much memory the events take that have not been read.
+    pub fn unread_bytes(&self) -> usize {
+        let of_prompt = |(stream, prompt): (&Option<EventStream>, &PromptFold)| {
+            stream.as_ref().map_or(0, EventStream::num_unread) * prompt.event_bytes()
+        };
+        self.streams.iter().zip(self.answers.prompts()).map(of_prompt).sum()
+    }
+}
+
+/// Answers `body` as `endpoint` does without `stream`. Dropping the future cancels the request.
+pub async fn complete(handle: &RuntimeHandle, endpoint: Endpoint, body: &Value) -> Result<Value, ApiError> {
+    let request = openai::parse(endpoint, body, handle.model())?;
+    let whole = whole_answer(handle, endpoint, request).await?;
+    serde_json::to_value(&whole).map_err(|error| ApiError::engine(format!("the answer cannot be written: {error}")))
+}
+
+/// The whole answer to a request, whether it asked for a stream or not.
+pub async fn whole_answer(
+    handle: &RuntimeHandle,
+    endpoint: Endpoint,
+    mut request: ApiRequest,
+) -> Result<WholeAnswer, ApiError> {
+    let answer = openai::response::Answer::new(endpoint, &request, handle.model());
+    let mut generation = Generation::start(handle, &mut request).await?;
+    generation.keep_logprobs(1);
+    let mut choices: Vec<Delta> =
+        (0..generation.answers().num_choices() as u32).map(|choice| Delta { choice, ..Delta::default() }).collect();
+    generation.finish(|delta| choices[delta.choice as usize].append(delta)).await?;
+    Ok(answer.whole(best(choices, &request), generation.into_answers()))
+}
+
+/// The `n` best samples of each prompt, best first, by the mean of their log-probabilities. Where no more than `n` were
+/// drawn: all, as they are.
+fn best(mut choices: Vec<Delta>, request: &ApiRequest) -> Vec<Delta> {
+    let (n, num_samples) = (request.n as usize, request.num_samples() as usize);
+    if num_samples > n {
+        for samples in choices.chunks_mut(num_samples) {
+            samples.sort_by(|a, b| b.mean_logprob().total_cmp(&a.mean_logprob()));
+        }
+        let mut place = 0..;
+        choices.retain(|_| place.next().is_some_and(|place| place % num_samples < n));
+    }
+    choices
+}

@@ -1,0 +1,26 @@
+//! The APIs without their transport: what clients ask, and what they are answered.
+//!
+//! A body is parsed once, into an [`ApiRequest`](request::ApiRequest); each of its prompts becomes a
+//! [`PromptRequest`](request::PromptRequest), which goes through the intake to the scheduler. The engine answers with
+//! [`Event`](event::Event)s, which [`fold`] turns into an answer. OpenAI's chat and completions ([`openai`]), OpenAI's
+//! Responses ([`responses`]) and Anthropic's Messages ([`anthropic`]) are adapters to the one request and from the one
+//! answer. Nothing here knows HTTP or actors: `tests/imports.rs` checks that.
+
+pub mod anthropic;
+pub mod body;
+pub mod chat;
+pub mod checks;
+pub mod delta;
+pub mod event;
+pub mod events;
+pub mod fields;
+pub mod fold;
+pub mod items;
+pub mod live_server;
+pub mod model_info;
+pub mod openai;
+pub mod openapi;
+pub mod prompt;
+pub mod request;
+pub mod responses;
+pub mod usage;

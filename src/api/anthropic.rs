@@ -1,0 +1,25 @@
+//! Anthropic's Messages, and its shapes of errors and models.
+
+pub mod answer;
+pub mod describe;
+pub mod error;
+mod messages;
+pub mod models;
+pub mod request;
+pub mod stream;
+
+use crate::api::body::Parsed;
+use crate::api::model_info::ModelInfo;
+use crate::budget::Budget;
+use crate::error::ApiError;
+use request::CountedBody;
+use serde_json::{Value, json};
+
+/// Tokens of the prompt that `/v1/messages` would make of `body`.
+pub fn count_tokens(body: Parsed<CountedBody>, model: &ModelInfo, budget: &Budget) -> Result<(Value, usize), ApiError> {
+    let request = request::counted(body, model)?;
+    let names = &request.each.names;
+    let tokens = request.prompts.iter().map(|prompt| model.encode(prompt, names, budget).map(|tokens| tokens.len()));
+    let tokens = tokens.sum::<Result<usize, _>>()?;
+    Ok((json!({ "input_tokens": tokens }), tokens))
+}

@@ -1,0 +1,58 @@
+//! Errors in Anthropic's format.
+
+use crate::error::ApiError;
+use serde_json::{Value, json};
+
+/// `{"type": "error", "error": {"type": …, "message": …}}`
+pub fn error_body(error: &ApiError) -> Value {
+    json!({"type": "error", "error": {"type": kind(error.status), "message": message(error)}})
+}
+
+/// Anthropic's name for a status.
+fn kind(status: u16) -> &'static str {
+    match status {
+        401 => "authentication_error",
+        403 => "permission_error",
+        404 => "not_found_error",
+        413 => "request_too_large",
+        429 => "rate_limit_error",
+        503 | 529 => "overloaded_error",
+        500.. => "api_error",
+        _ => "invalid_request_error",
+    }
+}
+
+/// There is no field for the path, so the message has to have it.
+fn message(error: &ApiError) -> String {
+    match &error.param {
+        Some(param) if !error.message.contains(param.as_str()) => error.to_string(),
+        _ => error.message.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_message_names_the_field_once() {
+        for (error, kind, message) in [
+            (ApiError::invalid("max_tokens", "max_tokens is wrong"), "invalid_request_error", "max_tokens is wrong"),
+            (ApiError::invalid("messages", "too long"), "invalid_request_error", "messages: too long"),
+            (ApiError::engine("it broke"), "api_error", "it broke"),
+            (
+                ApiError::overloaded(1, 2),
+                "rate_limit_error",
+                "the server already holds 1 requests, its limit; try again in 2 s",
+            ),
+        ] {
+            let expected = json!({"type": "error", "error": {"type": kind, "message": message}});
+            assert_eq!(error_body(&error), expected);
+        }
+        assert_eq!(error_body(&ApiError::draining())["error"]["type"], "overloaded_error");
+        assert_eq!(error_body(&ApiError::not_found("/"))["error"]["type"], "not_found_error");
+        assert_eq!(error_body(&ApiError::unauthorized())["error"]["type"], "authentication_error");
+        assert_eq!(error_body(&ApiError::body_too_large(1))["error"]["type"], "request_too_large");
+        assert_eq!(error_body(&ApiError::method_not_allowed("GET", "POST"))["error"]["type"], "invalid_request_error");
+    }
+}

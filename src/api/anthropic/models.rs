@@ -1,0 +1,27 @@
+//! `GET /v1/models` as Anthropic's clients read it.
+
+use crate::api::model_info::ModelInfo;
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+pub fn list(model: &ModelInfo) -> Value {
+    json!({"data": [card(model)], "has_more": false, "first_id": model.served_name, "last_id": model.served_name})
+}
+
+pub fn card(model: &ModelInfo) -> Value {
+    json!({
+        "type": "model",
+        "id": model.served_name,
+        "display_name": model.served_name,
+        "created_at": rfc3339(model.created_s),
+        "lifecycle": "active",
+        "max_input_tokens": model.max_model_len,
+        "max_tokens": model.max_model_len,
+    })
+}
+
+fn rfc3339(unix_time_s: u64) -> String {
+    let time = i64::try_from(unix_time_s).ok().and_then(|time| OffsetDateTime::from_unix_timestamp(time).ok());
+    time.and_then(|time| time.format(&Rfc3339).ok()).unwrap_or_default()
+}

@@ -1,0 +1,365 @@
+//! JSON into the fields of a body, in bounded memory: a `serde_json::Value` costs 72 bytes and more where its text may
+//! have two. Fields that the body does not have are skipped, arrays of token ids are read as numbers ([`super::ids`]),
+//! and of what remains there may be [`Bounds::max_values`].
+
+use super::fields::{BodyFields, FieldSource, Problems};
+use super::ids::{Ids, IdsSeed};
+use crate::error::ApiError;
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Number, Value};
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::marker::PhantomData;
+
+/// What a body may make the server hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Values, those within others counted too, and keys of objects not. 0 is any number.
+    pub max_values: usize,
+    /// Prompts of a batch.
+    pub max_prompts: usize,
+}
+
+/// A body that has been read.
+#[derive(Debug)]
+pub struct Parsed<B> {
+    pub body: B,
+    pub problems: Problems,
+}
+
+/// Reads the fields of `B`, and skips the others.
+pub fn read<B: BodyFields>(bytes: &[u8], bounds: Bounds) -> Result<Parsed<B>, ApiError> {
+    let count = Count::new(bounds);
+    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+    let read = BodySeed::new(&count).deserialize(&mut deserializer);
+    let read = read.and_then(|read| deserializer.end().map(|()| read));
+    read.map_err(|error| count.error(&error))
+}
+
+/// The same of a body that is a JSON value already, of any size.
+pub fn read_value<B: BodyFields>(value: &Value) -> Result<Parsed<B>, ApiError> {
+    let count = Count::new(Bounds { max_values: 0, max_prompts: usize::MAX });
+    BodySeed::new(&count).deserialize(value).map_err(|error| count.error(&error))
+}
+
+/// JSON in the strings of a body: of all of it together there may be [`Bounds::max_values`].
+pub struct Inner(Count);
+
+impl Inner {
+    pub fn new(bounds: Bounds) -> Self {
+        Self(Count::new(bounds))
+    }
+
+    /// The value that `text` is; `None` where it is no JSON.
+    ///
+    /// # Errors
+    /// There are too many values.
+    pub fn read(&self, text: &str) -> Result<Option<Value>, ApiError> {
+        let mut deserializer = serde_json::Deserializer::from_str(text);
+        let read = ValueSeed(&self.0).deserialize(&mut deserializer);
+        let read = read.and_then(|value| deserializer.end().map(|()| value)).ok();
+        self.0.refused.take().map_or(Ok(read), Err)
+    }
+
+    /// Counts values that have been read already.
+    ///
+    /// # Errors
+    /// There are too many values.
+    pub fn count(&self, num_values: usize) -> Result<(), ApiError> {
+        self.0.num_values.set(self.0.num_values.get() + num_values);
+        let most = self.0.bounds.max_values;
+        if most > 0 && self.0.num_values.get() > most { Err(ApiError::too_many_values(most)) } else { Ok(()) }
+    }
+}
+
+/// What has been read so far.
+pub(super) struct Count {
+    pub(super) bounds: Bounds,
+    num_values: Cell<usize>,
+    /// Why reading ended, where it is not the JSON.
+    refused: RefCell<Option<ApiError>>,
+}
+
+impl Count {
+    fn new(bounds: Bounds) -> Self {
+        Self { bounds, num_values: Cell::new(0), refused: RefCell::new(None) }
+    }
+
+    fn add<E: Error>(&self) -> Result<(), E> {
+        let num = self.num_values.get() + 1;
+        self.num_values.set(num);
+        let most = self.bounds.max_values;
+        if most == 0 || num <= most {
+            return Ok(());
+        }
+        *self.refused.borrow_mut() = Some(ApiError::too_many_values(most));
+        Err(E::custom("too many values"))
+    }
+
+    /// Why reading failed.
+    fn error(&self, error: &serde_json::Error) -> ApiError {
+        let refused = self.refused.take();
+        refused.unwrap_or_else(|| ApiError::bad_request(format!("the request body is not JSON: {error}")))
+    }
+}
+
+struct BodySeed<'a, B> {
+    count: &'a Count,
+    body: PhantomData<B>,
+}
+
+impl<'a, B> BodySeed<'a, B> {
+    fn new(count: &'a Count) -> Self {
+        Self { count, body: PhantomData }
+    }
+}
+
+impl<B: BodyFields> BodySeed<'_, B> {
+    /// The body is something else than an object.
+    fn not_an_object<E>(_: Value) -> Result<Parsed<B>, E> {
+        let mut problems = Problems::default();
+        problems.add("", ApiError::bad_request("the request body must be a JSON object"));
+        Ok(Parsed { body: B::default(), problems })
+    }
+}
+
+impl<'de, B: BodyFields> DeserializeSeed<'de> for BodySeed<'_, B> {
+    type Value = Parsed<B>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Parsed<B>, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de, B: BodyFields> Visitor<'de> for BodySeed<'_, B> {
+    type Value = Parsed<B>;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a JSON value")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Parsed<B>, A::Error> {
+        let mut body = B::default();
+        let mut fields = MapFields { map, input: PhantomData, count: self.count, problems: Problems::default() };
+        // The last of several fields of one name counts, as everywhere in JSON.
+        while let Some(name) = fields.map.next_key::<String>()? {
+            if !body.read(&name, &mut fields)? {
+                fields.map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(Parsed { body, problems: fields.problems })
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<Parsed<B>, E> {
+        ValueSeed(self.count).visit_bool(value).and_then(Self::not_an_object)
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<Parsed<B>, E> {
+        ValueSeed(self.count).visit_i64(value).and_then(Self::not_an_object)
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<Parsed<B>, E> {
+        ValueSeed(self.count).visit_u64(value).and_then(Self::not_an_object)
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<Parsed<B>, E> {
+        ValueSeed(self.count).visit_f64(value).and_then(Self::not_an_object)
+    }
+
+    fn visit_str<E: Error>(self, value: &str) -> Result<Parsed<B>, E> {
+        ValueSeed(self.count).visit_str(value).and_then(Self::not_an_object)
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Parsed<B>, E> {
+        ValueSeed(self.count).visit_unit().and_then(Self::not_an_object)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Parsed<B>, A::Error> {
+        ValueSeed(self.count).visit_seq(seq).and_then(Self::not_an_object)
+    }
+}
+
+/// The fields of an object, one after the other.
+struct MapFields<'a, 'de, A> {
+    map: A,
+    input: PhantomData<&'de ()>,
+    count: &'a Count,
+    problems: Problems,
+}
+
+impl<'de, A: MapAccess<'de>> FieldSource for MapFields<'_, 'de, A> {
+    type Error = A::Error;
+
+    fn value(&mut self) -> Result<Value, A::Error> {
+        self.map.next_value_seed(ValueSeed(self.count))
+    }
+
+    fn ids(&mut self) -> Result<Result<Ids, Value>, A::Error> {
+        self.map.next_value_seed(IdsSeed(self.count))
+    }
+
+    fn problem(&mut self, name: &str, error: ApiError) {
+        self.problems.add(name, error);
+    }
+}
+
+/// Any value, counted.
+#[derive(Clone, Copy)]
+pub(super) struct ValueSeed<'a>(pub(super) &'a Count);
+
+impl<'de> DeserializeSeed<'de> for ValueSeed<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for ValueSeed<'_> {
+    type Value = Value;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a JSON value")
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<Value, E> {
+        self.0.add()?;
+        Ok(Value::Bool(value))
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<Value, E> {
+        self.0.add()?;
+        Ok(value.into())
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<Value, E> {
+        self.0.add()?;
+        Ok(value.into())
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<Value, E> {
+        self.0.add()?;
+        Ok(Number::from_f64(value).map_or(Value::Null, Value::Number))
+    }
+
+    fn visit_str<E: Error>(self, value: &str) -> Result<Value, E> {
+        self.visit_string(value.to_owned())
+    }
+
+    fn visit_string<E: Error>(self, value: String) -> Result<Value, E> {
+        self.0.add()?;
+        Ok(Value::String(value))
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Value, E> {
+        self.0.add()?;
+        Ok(Value::Null)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
+        self.0.add()?;
+        let mut items = Vec::new();
+        while let Some(item) = seq.next_element_seed(self)? {
+            items.push(item);
+        }
+        Ok(Value::Array(items))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+        self.0.add()?;
+        let mut fields = Map::new();
+        while let Some(name) = map.next_key::<String>()? {
+            fields.insert(name, map.next_value_seed(self)?);
+        }
+        Ok(Value::Object(fields))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::body::fields::AnyFields;
+    use serde_json::json;
+
+    const BOUNDS: Bounds = Bounds { max_values: 10, max_prompts: 3 };
+
+    /// All fields that begin with `known`, and what is wrong with the body.
+    #[derive(Debug, Default)]
+    struct KnownFields(AnyFields);
+
+    impl BodyFields for KnownFields {
+        fn read<S: FieldSource>(&mut self, name: &str, source: &mut S) -> Result<bool, S::Error> {
+            Ok(name.starts_with("known") && self.0.read(name, source)?)
+        }
+
+        fn add_names(_: &mut Vec<&'static str>) {}
+    }
+
+    fn read(text: &str) -> Result<Value, ApiError> {
+        let Parsed { body: KnownFields(AnyFields(fields)), problems } = super::read(text.as_bytes(), BOUNDS)?;
+        problems.check()?;
+        Ok(fields.into())
+    }
+
+    #[test]
+    fn a_body_is_what_it_says() {
+        let text = r#"{"known": {"a": [1, -2, 2.5, 1e300, "x", null, true]}, "known_2": "\u00e9"}"#;
+        assert_eq!(read(text).unwrap(), serde_json::from_str::<Value>(text).unwrap());
+        assert_eq!(read(r#"{"known": 1, "known": [2]}"#).unwrap(), json!({"known": [2]}), "the last of a name counts");
+        for text in ["7", "\"a\"", "[1, {\"a\": null}]", "null", "true", "-1", "1.5"] {
+            assert_eq!(read(text).unwrap_err().message, "the request body must be a JSON object", "{text}");
+        }
+        for text in ["{", "{\"a\": [}", "{} {}", "", "{\"known\": 01}", "[1,]", "nul"] {
+            let error = read(text).unwrap_err();
+            let theirs = serde_json::from_str::<Value>(text).unwrap_err();
+            assert_eq!(error.message, format!("the request body is not JSON: {theirs}"), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_nobody_knows_is_skipped_and_has_to_be_json_all_the_same() {
+        let many = "[1],".repeat(1000);
+        let body = read(&format!("{{\"other\": [{many}2], \"known\": 3, \"others\": {{\"known\": 4}}}}")).unwrap();
+        assert_eq!(body, json!({"known": 3}));
+        assert!(read("{\"other\": [1, 2, \"known\": 3}").unwrap_err().message.contains("not JSON"));
+    }
+
+    #[test]
+    fn broken_json_is_reported_before_a_wrong_type() {
+        type Sampling = crate::api::fields::sampling::SamplingFields;
+        let error = super::read::<Sampling>(b"{\"n\": \"two\", ", BOUNDS).unwrap_err();
+        assert!(error.message.contains("not JSON") && error.param.is_none(), "{error}");
+        let Parsed { body, problems } = super::read::<Sampling>(b"{\"n\": \"two\", \"top_k\": 3}", BOUNDS).unwrap();
+        assert_eq!((body.top_k, problems.check().unwrap_err().param.as_deref()), (Some(3), Some("n")));
+    }
+
+    #[test]
+    fn json_in_strings_is_counted_together() {
+        let inner = Inner::new(BOUNDS);
+        assert_eq!(inner.read("{\"a\": [1, 2]}").unwrap(), Some(json!({"a": [1, 2]})));
+        assert_eq!(inner.read("{x").unwrap(), None);
+        assert_eq!(inner.read("[1] 2").unwrap(), None);
+        assert!(inner.read("[1, 2, 3, 4, 5]").is_err());
+    }
+
+    #[test]
+    fn values_are_counted_wherever_they_are() {
+        for (text, is_let_in) in [
+            ("{\"known\": [1,2,3,4,5,6,7,8,9]}", true),
+            ("{\"known\": [1,2,3,4,5,6,7,8,9,10]}", false),
+            ("{\"known\": [[[[[[[[[1]]]]]]]]]}", true),
+            ("{\"known\": [[[[[[[[[[1]]]]]]]]]]}", false),
+            (
+                "{\"known\": {\"a\":1,\"b\":1,\"c\":1,\"d\":1,\"e\":1,\"f\":1,\"g\":1,\"h\":1,\"i\":1}, \"known_2\": 1}",
+                false,
+            ),
+            ("[1,2,3,4,5,6,7,8,9,10]", false),
+        ] {
+            let read = read(text);
+            assert_eq!(read.is_ok(), is_let_in, "{text}");
+            if let Err(error) = read {
+                assert!(error.status == 400 && error.message.contains("limits.max_body_values = 10"), "{error}");
+            }
+        }
+    }
+}

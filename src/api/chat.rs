@@ -1,0 +1,112 @@
+//! A chat, whichever API it comes in by: what is checked and made the same way for all of them.
+//!
+//! An adapter (OpenAI's chat completions, Responses, Anthropic's Messages) reads its own body, writes its messages and
+//! tools as chat templates want them, and fills in a [`Chat`]. Errors name the adapter's fields.
+
+pub mod messages;
+pub mod template;
+pub mod tools;
+
+use crate::api::fields::memory::MemoryFields;
+use crate::api::fields::sampling::{SamplingFields, check_min_tokens};
+use crate::api::model_info::ModelInfo;
+use crate::api::prompt::{ChatPrompt, Prompt};
+use crate::api::request::{ApiRequest, FieldNames, PromptRequest};
+use crate::error::ApiError;
+use crate::text::chat_output::{ChatFormat, ChatReading, ReasoningStart};
+use crate::text::grammar::GrammarRequest;
+use serde_json::Value;
+pub use template::TemplateFields;
+use template::TemplateSettings;
+use tools::Tools;
+
+/// What a chat asks for, in the words of no API.
+#[derive(Debug)]
+pub struct Chat {
+    pub names: FieldNames,
+    /// As the template is given them; at least one.
+    pub messages: Vec<Value>,
+    pub template: TemplateSettings,
+    pub tools: Tools,
+    pub sampling: SamplingFields,
+    pub memory: MemoryFields,
+    /// `None`: as many as fit.
+    pub max_tokens: Option<u32>,
+    /// Most likely tokens reported with each token.
+    pub logprobs: Option<u32>,
+    /// What the client says of the form of the answer's text.
+    pub grammar: Option<GrammarRequest>,
+    /// The answer begins with the text of the last message, where it continues that message.
+    pub echo: bool,
+    /// Whether the answer says its reasoning.
+    pub include_reasoning: bool,
+}
+
+impl Chat {
+    /// The checked request.
+    pub fn into_request(self, model: &ModelInfo) -> Result<ApiRequest, ApiError> {
+        let Self { names, messages, template, mut tools, sampling, memory, .. } = self;
+        let prompt = template.prompt(messages, tools.take_shown());
+        let mut params = sampling.params(model)?;
+        let mut answer = sampling.answer(&params, &names)?;
+        answer.kv_block_bytes = memory.usage_block_bytes(model);
+        answer.pause_comments = sampling.pause_comments(model);
+        params.max_tokens = self.max_tokens.unwrap_or(0);
+        check_min_tokens(&params, &names)?;
+        let mut reading = reading(&tools, &prompt, self.include_reasoning, model)?;
+        let grammar = grammar(self.grammar, &tools, &reading, model)?;
+        reading.has_reasoning = grammar.as_ref().is_some_and(|grammar| grammar.starts_after.is_some());
+        answer.text.kept_tokens = reading.format.marker_tokens(&model.tokenizer).into();
+        answer.named_tool = tools.is_named();
+        answer.echo = self.echo;
+        answer.logprobs = self.logprobs;
+        if !reading.include_reasoning && reading.format.reasoning.is_some() {
+            // Tokens tell what the text does not.
+            (answer.logprobs, answer.return_token_ids) = (None, false);
+        }
+        answer.chat = Some(reading);
+        params.logprobs = answer.logprobs;
+        let each = PromptRequest { names, grammar, ..PromptRequest::without_prompt(params) };
+        sampling.into_request(vec![Prompt::Chat(prompt)], each, answer, &memory, model)
+    }
+}
+
+/// How the answer is to be read.
+fn reading(
+    tools: &Tools,
+    prompt: &ChatPrompt,
+    include_reasoning: bool,
+    model: &ModelInfo,
+) -> Result<ChatReading, ApiError> {
+    let reasoning = model.chat_format.reasoning;
+    let start = reasoning.filter(|_| prompt.continue_final_message);
+    Ok(ChatReading {
+        format: ChatFormat { tools: tools.format(model)?, reasoning },
+        max_calls: tools.max_calls(),
+        start: start.map(|format| ReasoningStart::within(&prompt.last_text(), format)),
+        has_reasoning: false,
+        include_reasoning,
+    })
+}
+
+/// What the text has to be: the calls that are demanded, else the form that was asked for. It holds from the end of the
+/// reasoning on, if there is any.
+fn grammar(
+    asked: Option<GrammarRequest>,
+    tools: &Tools,
+    reading: &ChatReading,
+    model: &ModelInfo,
+) -> Result<Option<GrammarRequest>, ApiError> {
+    let calls = match reading.format.tools {
+        Some(format) => tools.grammar(format, model)?,
+        None => None,
+    };
+    // The form is that of an answer, and a demanded call comes before the answer.
+    let mut grammar = calls.or(asked);
+    if let (Some(grammar), Some(format)) = (&mut grammar, reading.format.reasoning)
+        && reading.start != Some(ReasoningStart::Over)
+    {
+        grammar.starts_after = Some(format.end().to_owned());
+    }
+    Ok(grammar)
+}

@@ -1,0 +1,91 @@
+//! Checks of single values, and what their errors say.
+
+use crate::error::ApiError;
+use serde_json::{Map, Value};
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
+/// Characters of a wrong value that a message repeats.
+const MAX_SHOWN_CHARS: usize = 60;
+
+/// A value the client sent, for a message: its JSON, cut where it is long.
+pub fn shown(value: &Value) -> String {
+    shortened(&value.to_string())
+}
+
+pub fn shortened(text: &str) -> String {
+    match text.char_indices().nth(MAX_SHOWN_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// Checks a number against its range and says both when it is outside.
+pub fn in_range<T>(param: &str, value: T, range: RangeInclusive<T>) -> Result<T, ApiError>
+where
+    T: PartialOrd + Copy + Display,
+{
+    if range.contains(&value) {
+        return Ok(value);
+    }
+    let (low, high) = (range.start(), range.end());
+    Err(ApiError::invalid(param, format!("{param} must be in [{low}, {high}], got {value}")))
+}
+
+/// A token id that the model has.
+pub fn token_id(param: impl Display, id: i64, vocab_size: u32) -> Result<u32, ApiError> {
+    u32::try_from(id).ok().filter(|id| *id < vocab_size).ok_or_else(|| {
+        let message = format!("{param} must be a token id in [0, {}], got {id}", vocab_size.saturating_sub(1));
+        ApiError::invalid(param.to_string(), message)
+    })
+}
+
+/// A field that is one of a few words.
+pub fn one_of(param: &str, given: Option<&str>, words: &[&str]) -> Result<(), ApiError> {
+    match given {
+        Some(word) if !words.contains(&word) => {
+            let message = format!("{param} must be one of {}, got {}", words.join(", "), shown(&word.into()));
+            Err(ApiError::invalid(param, message))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Notes of the client's own have to be texts.
+pub fn check_metadata(metadata: Option<&Map<String, Value>>) -> Result<(), ApiError> {
+    match metadata.into_iter().flatten().find(|(_, value)| !value.is_string()) {
+        None => Ok(()),
+        Some((name, value)) => {
+            let param = format!("metadata.{name}");
+            Err(ApiError::invalid(&param, format!("{param} must be a string, got {}", shown(value))))
+        }
+    }
+}
+
+pub fn object<'a>(path: &str, value: &'a Value) -> Result<&'a Map<String, Value>, ApiError> {
+    value.as_object().ok_or_else(|| wrong_type(path, "an object", Some(value)))
+}
+
+pub fn string<'a>(path: &str, object: &'a Map<String, Value>, field: &str) -> Result<&'a str, ApiError> {
+    let value = object.get(field);
+    value.and_then(Value::as_str).ok_or_else(|| wrong_type(&format!("{path}.{field}"), "a string", value))
+}
+
+/// `None` also for null.
+pub fn optional_string<'a>(
+    path: &str,
+    object: &'a Map<String, Value>,
+    field: &str,
+) -> Result<Option<&'a str>, ApiError> {
+    match object.get(field) {
+        None | Some(Value::Null) => Ok(None),
+        Some(_) => string(path, object, field).map(Some),
+    }
+}
+
+pub fn wrong_type(path: &str, wanted: &str, got: Option<&Value>) -> ApiError {
+    match got {
+        None => ApiError::invalid(path, format!("{path} is required")),
+        Some(value) => ApiError::invalid(path, format!("{path} must be {wanted}, got {}", shown(value))),
+    }
+}

@@ -1,0 +1,29 @@
+//! The model that a body asks for.
+
+use crate::api::body::{Problems, body_fields};
+use crate::api::checks::shortened;
+use crate::api::model_info::ModelInfo;
+use crate::error::ApiError;
+
+body_fields! {
+    /// What every body may say.
+    pub struct ModelField {
+        /// The name of the model that is served, as /v1/models says it. Default: that one.
+        pub model: Option<String>,
+    }
+}
+
+impl ModelField {
+    /// The model must be the one that is served, or not given.
+    pub fn check(&self, problems: &Problems, model: &ModelInfo) -> Result<(), ApiError> {
+        problems.check_field("model")?;
+        self.model.as_ref().map_or(Ok(()), |name| check_model_name(name, model))
+    }
+}
+
+pub fn check_model_name(name: &str, model: &ModelInfo) -> Result<(), ApiError> {
+    if name == model.served_name {
+        return Ok(());
+    }
+    Err(ApiError::model_not_found(&shortened(name), &model.served_name))
+}

@@ -1,0 +1,431 @@
+//! The fields that all APIs share which generate text, and their ranges.
+
+use crate::api::body::body_fields;
+use crate::api::checks::{in_range, one_of, shown, token_id};
+use crate::api::fields::memory::MemoryFields;
+use crate::api::model_info::ModelInfo;
+use crate::api::prompt::Prompt;
+use crate::api::request::{AnswerOptions, ApiRequest, FieldNames, PromptRequest, StreamOptions};
+use crate::error::ApiError;
+use crate::sampling::params::{MAX_REPETITION_PENALTY, MAX_TEMPERATURE, SamplingParams, TokenMask};
+use crate::text::output::OutputOptions;
+use crate::text::truncation::{Side, Truncation};
+use serde_json::{Map, Value};
+use std::sync::Arc;
+use utoipa::ToSchema;
+
+/// Samples of one request at most.
+pub const MAX_N: i64 = 128;
+/// Most likely tokens reported at most, of one position.
+pub const MAX_LOGPROBS: i64 = 20;
+pub const MAX_STOP_STRINGS: usize = 16;
+/// Every sampled token is looked up in this list.
+pub const MAX_STOP_TOKEN_IDS: usize = 256;
+/// Characters of a `cache_salt`.
+const MAX_CACHE_SALT: usize = 1024;
+/// Every token is compared with the ends of these.
+const MAX_BAD_WORDS: usize = 256;
+const MAX_BAD_WORD_CHARS: usize = 256;
+
+body_fields! {
+    /// As they stand in the body. Numbers are wide, so that a value out of range reaches the message that says the range.
+    pub struct SamplingFields {
+        /// No end token, stop token or stop string before this many tokens; at most max_tokens.
+        #[schema(minimum = 0, default = 0)]
+        pub min_tokens: Option<i64>,
+        /// 0 takes the most likely token; higher is more varied. Default: the model's own, else 1.
+        #[schema(minimum = 0, maximum = 100)]
+        pub temperature: Option<f64>,
+        /// Samples from the most likely tokens that together have this probability. Default: the model's own, else 1.
+        #[schema(exclusive_minimum = 0, maximum = 1)]
+        pub top_p: Option<f64>,
+        /// Samples from this many most likely tokens; 0 or -1: from all. Default: the model's own, else 0.
+        #[schema(minimum = -1, maximum = 4294967295_i64)]
+        pub top_k: Option<i64>,
+        /// Samples from tokens at least this likely, as a part of the most likely one's probability. Default: the model's
+        /// own, else 0.
+        #[schema(minimum = 0, maximum = 1)]
+        pub min_p: Option<f64>,
+        /// Answers to generate.
+        #[schema(minimum = 1, maximum = 128, default = 1)]
+        pub n: Option<i64>,
+        /// The same seed and request give the same answer, whatever else is running. Default: a random one.
+        pub seed: Option<i64>,
+        /// A string that ends the answer, or up to 16 of them; left out of it.
+        #[schema(value_type = Option<StopStrings>)]
+        pub stop: Option<Value>,
+        /// The answer ends after the stop string or stop token, not before it.
+        #[schema(default = false)]
+        pub include_stop_str_in_output: bool,
+        /// Token ids that end the answer.
+        #[schema(max_items = 256)]
+        pub stop_token_ids: Option<Vec<i64>>,
+        /// End tokens of the model are tokens like any other.
+        #[schema(default = false)]
+        pub ignore_eos: bool,
+        /// Above 0: tokens that were generated already become less likely.
+        #[schema(minimum = -2, maximum = 2, default = 0)]
+        pub presence_penalty: Option<f64>,
+        /// Above 0: tokens become less likely with each time they were generated.
+        #[schema(minimum = -2, maximum = 2, default = 0)]
+        pub frequency_penalty: Option<f64>,
+        /// Above 1: tokens of the prompt and of the answer so far become less likely. Default: the model's own, else 1.
+        #[schema(exclusive_minimum = 0, maximum = 100)]
+        pub repetition_penalty: Option<f64>,
+        /// Added to the logits, by token id; each in [-100, 100].
+        #[schema(value_type = Option<HashMap<String, f64>>)]
+        pub logit_bias: Option<Map<String, Value>>,
+        /// Only these tokens are generated.
+        #[schema(min_items = 1)]
+        pub allowed_token_ids: Option<Vec<i64>>,
+        /// Texts that do not occur in the answer, wherever they would begin.
+        #[schema(max_items = 256)]
+        pub bad_words: Option<Vec<String>>,
+        /// Answers to make, of which the best n are given; with use_beam_search the width, 16 at most. Default: n.
+        #[schema(minimum = 1, maximum = 128)]
+        pub best_of: Option<i64>,
+        /// Searches the n most likely answers instead of sampling.
+        #[schema(default = false)]
+        pub use_beam_search: bool,
+        /// With use_beam_search: above 0 prefers longer answers, below 0 shorter ones.
+        #[schema(minimum = -10, maximum = 10, default = 1)]
+        pub length_penalty: Option<f64>,
+        /// With use_beam_search: true ends the search with as many whole answers as beams, false when better ones are
+        /// unlikely, never when there can be none.
+        #[schema(value_type = Option<EarlyStoppingForms>, default = false)]
+        pub early_stopping: Option<Value>,
+        /// Log-probabilities of the prompt's tokens, each with this many most likely ones. 0 with stream at most.
+        #[schema(minimum = 0, maximum = 20)]
+        pub prompt_logprobs: Option<i64>,
+        /// Leaves special tokens out of the text.
+        #[schema(default = true)]
+        pub skip_special_tokens: Option<bool>,
+        /// With skip_special_tokens: false, whether a special token may begin with the space that some tokenizers put
+        /// between all tokens. Byte-level tokenizers (Llama 3, Qwen) have no such space, and this changes nothing.
+        #[schema(default = true)]
+        pub spaces_between_special_tokens: Option<bool>,
+        /// Cuts a longer prompt to its last tokens, this many; -1: to as many as leave room for max_tokens. Special tokens
+        /// that the tokenizer puts before a text stay.
+        #[schema(minimum = -1)]
+        pub truncate_prompt_tokens: Option<i64>,
+        /// With truncate_prompt_tokens: left cuts off the prompt's beginning, right its end; exactly, special tokens
+        /// included. Default: left, but for these.
+        #[schema(value_type = Option<TruncationSide>)]
+        pub truncation_side: Option<String>,
+        /// The answer says the token ids of prompt and output.
+        #[schema(default = false)]
+        pub return_token_ids: bool,
+        /// Lower goes first, where the server schedules by priority.
+        #[schema(minimum = -2147483648, maximum = 2147483647, default = 0)]
+        pub priority: Option<i64>,
+        /// Requests share cached prefixes only with those of the same salt.
+        #[schema(min_length = 1, max_length = 1024)]
+        pub cache_salt: Option<String>,
+        /// Answer as server-sent events, the last of which is `[DONE]`.
+        #[schema(default = false)]
+        pub stream: bool,
+        /// Whether a stream says in comments (lines that begin with a colon) when memory pressure pauses it and when it goes
+        /// on. Default: as the server is set (server.pause_comments).
+        pub pause_comments: Option<bool>,
+        /// Only with stream.
+        pub stream_options: Option<StreamOptions>,
+    }
+}
+
+/// What `truncation_side` may be.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+pub enum TruncationSide {
+    Left,
+    Right,
+}
+
+/// What `early_stopping` may be.
+#[derive(ToSchema)]
+#[serde(untagged)]
+pub enum EarlyStoppingForms {
+    Flag(bool),
+    Word(Never),
+}
+
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+pub enum Never {
+    Never,
+}
+
+/// What `stop` may be.
+#[derive(ToSchema)]
+#[serde(untagged)]
+pub enum StopStrings {
+    One(String),
+    Several(Vec<String>),
+}
+
+impl SamplingFields {
+    /// The engine's parameters but for `max_tokens` and `logprobs`, which the endpoints read differently.
+    pub fn params(&self, model: &ModelInfo) -> Result<SamplingParams, ApiError> {
+        let defaults = &model.default_sampling;
+        let number = |name: &str, given: Option<f64>, default: Option<f32>, off: f32, low: f64, high: f64| match given {
+            // What is above 0 stays so.
+            Some(value) if value > 0.0 => in_range(name, value, low..=high).map(|v| (v as f32).max(f32::MIN_POSITIVE)),
+            Some(value) => in_range(name, value, low..=high).map(|value| value as f32),
+            None => Ok(default.unwrap_or(off)),
+        };
+        let params = SamplingParams {
+            max_tokens: 0,
+            min_tokens: in_range("min_tokens", self.min_tokens.unwrap_or(0), 0..=i64::from(u32::MAX))? as u32,
+            temperature: number("temperature", self.temperature, defaults.temperature, 1.0, 0.0, MAX_TEMPERATURE)?,
+            top_p: number("top_p", self.top_p, defaults.top_p, 1.0, 0.0, 1.0)?,
+            top_k: self.top_k()?.or(defaults.top_k).unwrap_or(0),
+            min_p: number("min_p", self.min_p, defaults.min_p, 0.0, 0.0, 1.0)?,
+            presence_penalty: number("presence_penalty", self.presence_penalty, None, 0.0, -2.0, 2.0)?,
+            frequency_penalty: number("frequency_penalty", self.frequency_penalty, None, 0.0, -2.0, 2.0)?,
+            repetition_penalty: number(
+                "repetition_penalty",
+                self.repetition_penalty,
+                defaults.repetition_penalty,
+                1.0,
+                0.0,
+                MAX_REPETITION_PENALTY,
+            )?,
+            logit_bias: self.logit_bias(model.vocab_size)?,
+            allowed_tokens: self.allowed_tokens(model.vocab_size)?,
+            bad_words: self.bad_words(model)?,
+            pooling: None,
+            beam: None,
+            seed: 0,
+            eos_token_ids: Vec::new(),
+            stop_token_ids: self.stop_token_ids(model.vocab_size)?,
+            logprobs: None,
+            prompt_logprobs: num_logprobs("prompt_logprobs", self.prompt_logprobs)?,
+        };
+        for (name, value) in [("top_p", params.top_p), ("repetition_penalty", params.repetition_penalty)] {
+            if value <= 0.0 {
+                return Err(ApiError::invalid(name, format!("{name} must be above 0, got {value}")));
+            }
+        }
+        Ok(params)
+    }
+
+    pub fn n(&self) -> Result<u32, ApiError> {
+        in_range("n", self.n.unwrap_or(1), 1..=MAX_N).map(|n| n as u32)
+    }
+
+    pub fn priority(&self) -> Result<i32, ApiError> {
+        let range = i64::from(i32::MIN)..=i64::from(i32::MAX);
+        in_range("priority", self.priority.unwrap_or(0), range).map(|priority| priority as i32)
+    }
+
+    pub fn seed(&self) -> Option<u64> {
+        self.seed.map(|seed| seed as u64)
+    }
+
+    pub fn cache_salt(&mut self) -> Result<Option<String>, ApiError> {
+        let length = self.cache_salt.as_ref().map(|salt| salt.chars().count());
+        match length {
+            Some(length) if !(1..=MAX_CACHE_SALT).contains(&length) => Err(ApiError::invalid(
+                "cache_salt",
+                format!("cache_salt must have 1 to {MAX_CACHE_SALT} characters, got {length}"),
+            )),
+            _ => Ok(self.cache_salt.take()),
+        }
+    }
+
+    /// Whether the answer is a stream that says when it pauses.
+    pub fn pause_comments(&self, model: &ModelInfo) -> bool {
+        self.stream && self.pause_comments.unwrap_or_else(|| model.server.get().pause_comments)
+    }
+
+    /// `with_usage`: a stream has usage, whether or not its options ask for it.
+    pub fn stream(&self, with_usage: bool) -> Result<Option<StreamOptions>, ApiError> {
+        if !self.stream && self.stream_options.is_some() {
+            return Err(ApiError::invalid("stream_options", "stream_options is only allowed with stream: true"));
+        }
+        let options = self.stream_options.unwrap_or_default();
+        let include_usage = options.include_usage || with_usage;
+        Ok(self.stream.then_some(StreamOptions { include_usage, ..options }))
+    }
+
+    /// The prompt's log-probabilities are one big field, as in vLLM only of a whole answer.
+    pub fn check_streamed_prompt_logprobs(&self) -> Result<(), ApiError> {
+        if self.stream && self.prompt_logprobs.is_some_and(|num_top| num_top > 0) {
+            return Err(ApiError::invalid("prompt_logprobs", "prompt_logprobs is not available with stream: true"));
+        }
+        Ok(())
+    }
+
+    /// What all APIs read the same way; they add log-probabilities and echo.
+    pub fn answer(&self, params: &SamplingParams, names: &FieldNames) -> Result<AnswerOptions, ApiError> {
+        Ok(AnswerOptions {
+            text: OutputOptions {
+                kept_tokens: Arc::default(),
+                skip_special_tokens: self.skip_special_tokens.unwrap_or(true),
+                join_added_tokens: self.spaces_between_special_tokens == Some(false),
+                stop: self.stop_strings(names.stop)?,
+                include_stop_str_in_output: self.include_stop_str_in_output,
+                min_tokens: params.min_tokens as usize,
+            },
+            prompt_logprobs: params.prompt_logprobs,
+            return_token_ids: self.return_token_ids,
+            ..AnswerOptions::default()
+        })
+    }
+
+    /// The request, with what the fields say beside the parameters. `each` has the parameters.
+    pub fn into_request(
+        mut self,
+        prompts: Vec<Prompt>,
+        each: PromptRequest,
+        answer: AnswerOptions,
+        memory: &MemoryFields,
+        model: &ModelInfo,
+    ) -> Result<ApiRequest, ApiError> {
+        let (n, best_of) = (self.n()?, self.best_of()?);
+        let stream = self.stream(memory.include_kv_usage == Some(true))?;
+        let mut core = each.core;
+        let params = Arc::make_mut(&mut core.params);
+        self.search(params, &answer)?;
+        self.check_streamed_prompt_logprobs()?;
+        core.n = if params.beam.is_some() { n } else { best_of };
+        core.priority = self.priority()?;
+        core.cache_salt = self.cache_salt()?;
+        core.terms = memory.terms()?;
+        let (ignore_eos, seed, truncation) = (self.ignore_eos, self.seed(), self.truncation(model)?);
+        let each = PromptRequest { ignore_eos, seed, truncation, core, ..each };
+        Ok(ApiRequest { prompts, each, n, answer, stream })
+    }
+
+    pub fn truncation(&self, model: &ModelInfo) -> Result<Option<Truncation>, ApiError> {
+        one_of("truncation_side", self.truncation_side.as_deref(), &["left", "right"])?;
+        let side = self.truncation_side.as_deref().map(|side| if side == "left" { Side::Left } else { Side::Right });
+        let keep = match self.truncate_prompt_tokens {
+            None => return Ok(None),
+            Some(-1) => None,
+            Some(tokens) if (1..=i64::from(model.max_model_len)).contains(&tokens) => Some(tokens as u32),
+            Some(other) => {
+                let most = model.max_model_len;
+                let message = format!("truncate_prompt_tokens must be in [1, {most}] or -1, got {other}");
+                return Err(ApiError::invalid("truncate_prompt_tokens", message));
+            }
+        };
+        Ok(Some(Truncation { keep, side }))
+    }
+
+    /// `None`: not given; `Some(0)`: off, also written -1.
+    fn top_k(&self) -> Result<Option<u32>, ApiError> {
+        match self.top_k {
+            None => Ok(None),
+            Some(-1 | 0) => Ok(Some(0)),
+            Some(k) => u32::try_from(k).map(Some).map_err(|_| {
+                ApiError::invalid("top_k", format!("top_k must be at least 1, or 0 or -1 for off, got {k}"))
+            }),
+        }
+    }
+
+    fn stop_strings(&self, param: &str) -> Result<Vec<String>, ApiError> {
+        let text = |(i, item): (usize, &Value)| {
+            let param = format!("{param}[{i}]");
+            let text = item.as_str().map(str::to_owned);
+            text.ok_or_else(|| ApiError::invalid(&param, format!("{param} must be a string, got {}", shown(item))))
+        };
+        let stop = match &self.stop {
+            None => Vec::new(),
+            Some(Value::String(text)) => vec![text.clone()],
+            Some(Value::Array(items)) => items.iter().enumerate().map(text).collect::<Result<_, _>>()?,
+            Some(other) => {
+                let message = format!("{param} must be a string or an array of strings, got {}", shown(other));
+                return Err(ApiError::invalid(param, message));
+            }
+        };
+        if stop.len() > MAX_STOP_STRINGS {
+            let message = format!("{param} must have at most {MAX_STOP_STRINGS} strings, got {}", stop.len());
+            return Err(ApiError::invalid(param, message));
+        }
+        if stop.iter().any(String::is_empty) {
+            return Err(ApiError::invalid(param, format!("{param} must not contain an empty string")));
+        }
+        Ok(stop)
+    }
+
+    fn stop_token_ids(&self, vocab_size: u32) -> Result<Vec<u32>, ApiError> {
+        let ids = self.stop_token_ids.as_deref().unwrap_or_default();
+        if ids.len() > MAX_STOP_TOKEN_IDS {
+            let message = format!("stop_token_ids must have at most {MAX_STOP_TOKEN_IDS} ids, got {}", ids.len());
+            return Err(ApiError::invalid("stop_token_ids", message));
+        }
+        ids.iter().enumerate().map(|(i, id)| token_id(format_args!("stop_token_ids[{i}]"), *id, vocab_size)).collect()
+    }
+
+    fn allowed_tokens(&self, vocab_size: u32) -> Result<Option<Arc<TokenMask>>, ApiError> {
+        let Some(ids) = &self.allowed_token_ids else { return Ok(None) };
+        if ids.is_empty() {
+            return Err(ApiError::invalid("allowed_token_ids", "allowed_token_ids must have at least one id, got 0"));
+        }
+        let checked = |(i, id): (usize, &i64)| token_id(format_args!("allowed_token_ids[{i}]"), *id, vocab_size);
+        let ids = ids.iter().enumerate().map(checked).collect::<Result<Vec<_>, _>>()?;
+        Ok(Some(Arc::new(TokenMask::new(ids))))
+    }
+
+    /// Each word as it is tokenized at the beginning of a text and, where that is another token, behind a space.
+    fn bad_words(&self, model: &ModelInfo) -> Result<Vec<Vec<u32>>, ApiError> {
+        let words = self.bad_words.as_deref().unwrap_or_default();
+        if words.len() > MAX_BAD_WORDS {
+            let message = format!("bad_words must have at most {MAX_BAD_WORDS} words, got {}", words.len());
+            return Err(ApiError::invalid("bad_words", message));
+        }
+        let mut all = Vec::new();
+        for (i, word) in words.iter().enumerate() {
+            let param = format!("bad_words[{i}]");
+            let length = word.chars().count();
+            if word.trim().is_empty() || length > MAX_BAD_WORD_CHARS {
+                let message = format!(
+                    "{param} must have 1 to {MAX_BAD_WORD_CHARS} characters that are not all white space, got {length}"
+                );
+                return Err(ApiError::invalid(param, message));
+            }
+            let word = word.trim_start();
+            let first = model.tokenizer.encode(word, false)?;
+            let later = model.tokenizer.encode(&format!(" {word}"), false)?;
+            let is_another = later.len() == first.len() && later.first() != first.first();
+            all.extend([Some(first), is_another.then_some(later)].into_iter().flatten().filter(|ids| !ids.is_empty()));
+        }
+        Ok(all)
+    }
+
+    fn logit_bias(&self, vocab_size: u32) -> Result<Vec<(u32, f32)>, ApiError> {
+        let Some(biases) = &self.logit_bias else { return Ok(Vec::new()) };
+        let mut by_id = Vec::with_capacity(biases.len());
+        for (key, bias) in biases {
+            let param = format!("logit_bias.{key}");
+            let id = key.parse().map_err(|_| {
+                ApiError::invalid(&param, format!("the keys of logit_bias must be token ids, got {key:?}"))
+            })?;
+            let bias = bias
+                .as_f64()
+                .ok_or_else(|| ApiError::invalid(&param, format!("{param} must be a number, got {}", shown(bias))))?;
+            by_id.push((token_id(&param, id, vocab_size)?, in_range(&param, bias, -100.0..=100.0)? as f32));
+        }
+        Ok(by_id)
+    }
+}
+
+/// A number of most likely tokens to report.
+pub fn num_logprobs(param: &str, given: Option<i64>) -> Result<Option<u32>, ApiError> {
+    given.map(|k| in_range(param, k, 0..=MAX_LOGPROBS).map(|k| k as u32)).transpose()
+}
+
+/// A number of tokens to generate, at least `least`. The intake checks whether that many fit.
+pub fn max_tokens(param: &str, given: i64, least: i64) -> Result<u32, ApiError> {
+    in_range(param, given, least..=i64::from(u32::MAX)).map(|tokens| tokens as u32)
+}
+
+/// `min_tokens` against a `max_tokens` that was given; one that was not is known at the intake.
+pub fn check_min_tokens(params: &SamplingParams, names: &FieldNames) -> Result<(), ApiError> {
+    if params.max_tokens > 0 && params.min_tokens > params.max_tokens {
+        let (name, most) = (names.max_tokens, params.max_tokens);
+        let message = format!("min_tokens must be in [0, {name} = {most}], got {}", params.min_tokens);
+        return Err(ApiError::invalid("min_tokens", message));
+    }
+    Ok(())
+}

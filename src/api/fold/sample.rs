@@ -1,0 +1,140 @@
+//! One choice in the making.
+
+use crate::api::delta::{Delta, Finish};
+use crate::api::request::AnswerOptions;
+use crate::ids::TokenId;
+use crate::sampling::params::PositionLogprobs;
+use crate::text::chat_output::{ChatParser, ChatPiece};
+use crate::text::output::{OutputText, Piece};
+use crate::text::tokenizer::Tokenizer;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// One choice in the making.
+pub(super) struct SampleFold {
+    text: OutputText,
+    /// Reads the text of a chat.
+    chat: Option<ChatParser>,
+    pub(super) num_tokens: usize,
+    /// How many of the tokens are reasoning.
+    pub(super) num_reasoning: usize,
+    /// Characters of the echoed prompt, which stands before the output.
+    echo_chars: usize,
+    output_chars: usize,
+    /// Tokens whose text is not wholly out.
+    pub(super) held: VecDeque<(TokenId, Option<PositionLogprobs>)>,
+    /// What goes out with the next delta.
+    pub(super) pending: Delta,
+    pub(super) ended: bool,
+}
+
+/// Why the text of a sample ends before the engine ends it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum TextEnd {
+    /// The stop string of this number was found.
+    StopString(usize),
+    /// The chat has as many tool calls as it may have.
+    EnoughCalls,
+}
+
+impl TextEnd {
+    pub(super) fn finish(self, options: &AnswerOptions) -> Finish {
+        match self {
+            TextEnd::StopString(index) => Finish::by_text(options.text.stop[index].clone()),
+            TextEnd::EnoughCalls => Finish::stop(),
+        }
+    }
+}
+
+impl SampleFold {
+    /// `echo`: the text before the output.
+    pub(super) fn new(
+        choice: u32,
+        options: &AnswerOptions,
+        tokenizer: &Arc<Tokenizer>,
+        prompt: &[TokenId],
+        echo: &str,
+    ) -> Self {
+        let echo_piece = (options.chat.is_some() && !echo.is_empty()).then(|| ChatPiece::Content(echo.to_owned()));
+        Self {
+            text: OutputText::new(Arc::clone(tokenizer), prompt, &options.text),
+            chat: options.chat.as_ref().map(|reading| ChatParser::new(reading, tokenizer, prompt)),
+            num_tokens: 0,
+            num_reasoning: 0,
+            echo_chars: echo.chars().count(),
+            output_chars: 0,
+            held: VecDeque::new(),
+            pending: Delta {
+                choice,
+                text: echo.to_owned(),
+                pieces: echo_piece.into_iter().collect(),
+                ..Delta::default()
+            },
+            ended: false,
+        }
+    }
+
+    /// Takes a token that is a part of the text, and is in `held` already.
+    pub(super) fn push(&mut self, token: TokenId) -> Option<TextEnd> {
+        let piece = self.text.push(token);
+        let stopped = piece.stopped;
+        let was_reasoning = self.is_reasoning();
+        self.take(piece);
+        // A token that is a mark is not counted.
+        self.num_reasoning += usize::from(was_reasoning && self.is_reasoning());
+        if let Some(stop) = stopped {
+            return Some(TextEnd::StopString(stop));
+        }
+        self.chat.as_ref().is_some_and(ChatParser::is_full).then_some(TextEnd::EnoughCalls)
+    }
+
+    /// The engine has ended the output: takes the text that was held back.
+    pub(super) fn finish_text(&mut self) -> Option<TextEnd> {
+        let piece = self.text.finish();
+        let stopped = piece.stopped;
+        self.take(piece);
+        stopped.map(TextEnd::StopString)
+    }
+
+    /// The last delta, with the finish that is pending. `named_tool`: see [`AnswerOptions::named_tool`].
+    pub(super) fn end(&mut self, named_tool: bool) -> Delta {
+        self.ended = true;
+        let offset = self.echo_chars + self.output_chars;
+        for (token, logprobs) in std::mem::take(&mut self.held) {
+            self.pending.push_token(token, offset, logprobs);
+        }
+        if let Some(chat) = &mut self.chat {
+            chat.finish(&mut self.pending.pieces);
+            if let Some(finish) = &mut self.pending.finish
+                && finish.reason == "stop"
+                && chat.num_calls() > 0
+                && !named_tool
+            {
+                finish.reason = "tool_calls";
+            }
+        }
+        self.next_delta()
+    }
+
+    /// Moves text that is certain, and the tokens that are wholly in it, to what goes out next.
+    fn take(&mut self, piece: Piece) {
+        self.output_chars += piece.text.chars().count();
+        self.pending.text.push_str(&piece.text);
+        if let Some(chat) = &mut self.chat {
+            chat.push(&piece.text, &mut self.pending.pieces);
+        }
+        for offset in piece.token_offsets {
+            let (token, logprobs) = self.held.pop_front().expect("every token pushed was put here before");
+            self.pending.push_token(token, self.echo_chars + offset, logprobs);
+        }
+    }
+
+    fn is_reasoning(&self) -> bool {
+        self.chat.as_ref().is_some_and(ChatParser::is_reasoning)
+    }
+
+    pub(super) fn next_delta(&mut self) -> Delta {
+        let next = Delta { choice: self.pending.choice, ..Delta::default() };
+        std::mem::replace(&mut self.pending, next)
+    }
+}

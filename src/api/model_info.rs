@@ -1,0 +1,127 @@
+//! The model that is served.
+
+use crate::api::live_server::LiveServer;
+use crate::api::prompt::Prompt;
+use crate::api::request::FieldNames;
+use crate::budget::Budget;
+use crate::error::ApiError;
+use crate::ids::TokenId;
+use crate::sampling::params::{Pooling, SamplingDefaults};
+use crate::text::chat_output::ChatFormat;
+use crate::text::chat_template::{ChatTemplate, render_by_request};
+use crate::text::tokenizer::{SpecialToken, SpecialTokens, Tokenizer};
+use crate::text::truncation::{Side, truncate};
+use serde_json::{Map, Value};
+use std::sync::Arc;
+
+/// What the code that formats requests and answers needs to know about the model.
+pub struct ModelInfo {
+    pub served_name: String,
+    /// Unix time of the start.
+    pub created_s: u64,
+    pub max_model_len: u32,
+    pub vocab_size: u32,
+    pub tokenizer: Arc<Tokenizer>,
+    pub chat_template: Option<ChatTemplate>,
+    /// How the model writes tool calls and reasoning.
+    pub chat_format: ChatFormat,
+    /// End tokens of generation, from `generation_config.json` and `config.json`.
+    pub eos_token_ids: Vec<TokenId>,
+    /// The dimensions of an embedding.
+    pub embedding_size: u32,
+    /// The pooling of embeddings if a request does not say.
+    pub pooling: Pooling,
+    /// The model's sampling defaults, for parameters that a request leaves out.
+    pub default_sampling: SamplingDefaults,
+    /// Bytes of a KV block.
+    pub kv_block_bytes: usize,
+    /// Bytes of a prompt's text at most (`intake.max_prompt_bytes`).
+    pub max_prompt_bytes: usize,
+    /// The server's limits and defaults for requests.
+    pub server: LiveServer,
+}
+
+impl ModelInfo {
+    /// Renders a chat and tokenises a prompt. Errors name the fields by `names`. The time grows with the text, so it must
+    /// not run on a thread that must not block.
+    pub fn encode(&self, prompt: &Prompt, names: &FieldNames, budget: &Budget) -> Result<Vec<TokenId>, ApiError> {
+        self.encode_within(self.max_prompt_bytes, prompt, names, budget)
+    }
+
+    /// [`ModelInfo::encode`] for a text of at most `max_bytes`.
+    fn encode_within(
+        &self,
+        max_bytes: usize,
+        prompt: &Prompt,
+        names: &FieldNames,
+        budget: &Budget,
+    ) -> Result<Vec<TokenId>, ApiError> {
+        let param = names.prompt;
+        let encode = |text: &str, add_special_tokens| {
+            if text.len() > max_bytes {
+                return Err(ApiError::prompt_too_long(param, text.len(), max_bytes));
+            }
+            // Tokenising cannot be interrupted from here on.
+            budget.look().map_err(|why| why.in_param(param))?;
+            self.tokenizer.encode(text, add_special_tokens)
+        };
+        match prompt {
+            Prompt::Tokens(tokens) => Ok(tokens.clone()),
+            Prompt::Text { text, add_special_tokens } => encode(text, *add_special_tokens),
+            Prompt::Chat(chat) => {
+                let num_bytes = chat.num_bytes();
+                if num_bytes > max_bytes {
+                    return Err(ApiError::prompt_too_long(param, num_bytes, max_bytes));
+                }
+                let text = match (&chat.template, &self.chat_template) {
+                    (Some(source), _) => render_by_request(source, self.special_tokens(), chat),
+                    (None, Some(template)) => template.render_chat(chat),
+                    (None, None) => return Err(ApiError::invalid(param, NO_TEMPLATE)),
+                };
+                let text = text.map_err(|error| of_template(error, names))?;
+                encode(&text, chat.add_special_tokens)
+            }
+        }
+    }
+
+    /// `bos_token` and the like, as templates know them.
+    fn special_tokens(&self) -> Map<String, Value> {
+        let SpecialTokens { bos, eos, pad, unk } = self.tokenizer.special_tokens();
+        let named = [("bos_token", bos), ("eos_token", eos), ("pad_token", pad), ("unk_token", unk)];
+        let text =
+            |(name, token): (&str, &Option<SpecialToken>)| Some((name.into(), token.as_ref()?.text.clone().into()));
+        named.into_iter().filter_map(text).collect()
+    }
+
+    /// [`ModelInfo::encode`], cut to `keep` tokens.
+    pub fn encode_truncated(
+        &self,
+        prompt: &Prompt,
+        keep: usize,
+        side: Option<Side>,
+        names: &FieldNames,
+        budget: &Budget,
+    ) -> Result<Vec<TokenId>, ApiError> {
+        let text = match prompt {
+            Prompt::Text { text, add_special_tokens: true } => Some((&*self.tokenizer, text.as_str())),
+            _ => None,
+        };
+        let max_bytes = self.max_prompt_bytes.saturating_mul(CUT_FACTOR);
+        truncate(self.encode_within(max_bytes, prompt, names, budget)?, keep, side, text)
+    }
+}
+
+/// An error of a template, which calls what it is given as a chat does, about the client's field.
+fn of_template(error: ApiError, names: &FieldNames) -> ApiError {
+    let param = match error.param.as_deref() {
+        Some("messages") => Some(names.prompt.to_owned()),
+        Some("continue_final_message") => Some(names.continued.to_string()),
+        _ => return error,
+    };
+    ApiError { param, ..error }
+}
+
+/// A prompt that is truncated may be this many times longer than others.
+const CUT_FACTOR: usize = 4;
+const NO_TEMPLATE: &str =
+    "this model has no chat template: use /v1/completions, or add chat_template.jinja to the model";

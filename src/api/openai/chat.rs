@@ -1,0 +1,380 @@
+//! `POST /v1/chat/completions`.
+
+use super::accepted::{AcceptedChatFields, AcceptedFields};
+use super::tools::ToolFields;
+use super::unsupported::Unsupported;
+use crate::api::body::refused::Refused;
+use crate::api::body::{Parsed, body, body_fields};
+use crate::api::chat::messages::CallArguments;
+use crate::api::chat::{Chat, TemplateFields};
+use crate::api::checks::shown;
+use crate::api::fields::memory::MemoryFields;
+use crate::api::fields::model::ModelField;
+use crate::api::fields::sampling::{SamplingFields, max_tokens, num_logprobs};
+use crate::api::fields::structured::StructuredFields;
+use crate::api::model_info::ModelInfo;
+use crate::api::openapi::answers::{ChatCompletion, ChatCompletionChunk};
+use crate::api::openapi::{Operation, Tag};
+use crate::api::request::{ApiRequest, FieldNames};
+use crate::error::ApiError;
+use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
+
+const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+
+body_fields! {
+    struct ChatFields {
+        /// Tokens to generate at most. Default: as many as fit the model.
+        #[schema(minimum = 1, maximum = 4294967295_i64)]
+        max_tokens: Option<i64>,
+        /// The same; goes before max_tokens.
+        #[schema(minimum = 1, maximum = 4294967295_i64)]
+        max_completion_tokens: Option<i64>,
+        /// Log-probabilities of the answer's tokens.
+        #[schema(default = false)]
+        logprobs: bool,
+        /// With logprobs: each with this many most likely tokens.
+        #[schema(minimum = 0, maximum = 20, default = 0)]
+        top_logprobs: Option<i64>,
+        /// The answer begins with the text of the last message, where it continues that message.
+        #[schema(default = false)]
+        echo: bool,
+        /// Whether the answer says its reasoning.
+        #[schema(default = true)]
+        include_reasoning: Option<bool>,
+    }
+}
+
+body_fields! {
+    pub struct MessagesField {
+        /// The conversation so far.
+        #[schema(value_type = Option<Vec<Message>>, min_items = 1)]
+        pub messages: Option<Vec<Value>>,
+    }
+}
+
+body! {
+    /// The body of a chat completion.
+    pub struct ChatBody {
+        messages: MessagesField,
+        model: ModelField,
+        own: ChatFields,
+        sampling: SamplingFields,
+        template: TemplateFields,
+        tools: ToolFields,
+        memory: MemoryFields,
+        structured: StructuredFields,
+        accepted: AcceptedFields,
+        accepted_in_chats: AcceptedChatFields,
+        refused: Refused<Unsupported>,
+    }
+}
+
+/// A message of a conversation. Fields that are not named here reach the chat template as they are.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "only described: messages are checked one by one, for errors that say where")]
+struct Message {
+    role: Role,
+    /// A string or text parts. May be left out of an assistant's message that has tool_calls.
+    content: Option<Content>,
+    /// An assistant's calls, as answers have them.
+    #[schema(value_type = Option<Vec<Object>>)]
+    tool_calls: Option<Vec<Value>>,
+    /// The call that a tool's message answers.
+    tool_call_id: Option<String>,
+}
+
+/// developer is read as system.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[allow(dead_code, reason = "only described, see ROLES")]
+enum Role {
+    System,
+    Developer,
+    User,
+    Assistant,
+    Tool,
+}
+
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "only described")]
+enum Content {
+    Text(String),
+    Parts(Vec<TextPart>),
+}
+
+#[derive(ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[allow(dead_code, reason = "only described")]
+enum TextPart {
+    Text { text: String },
+    Refusal { refusal: String },
+}
+
+pub fn describe() -> Operation {
+    Operation::new(Tag::Generation, "chat_completions", "Answers a conversation")
+        .body("ChatCompletionRequest")
+        .fields::<MessagesField>()
+        .fields::<TemplateFields>()
+        .fields::<ToolFields>()
+        .fields::<ModelField>()
+        .fields::<ChatFields>()
+        .fields::<SamplingFields>()
+        .fields::<MemoryFields>()
+        .fields::<StructuredFields>()
+        .fields::<AcceptedFields>()
+        .fields::<AcceptedChatFields>()
+        .requires(&["messages"])
+        .answers::<ChatCompletion>("The whole answer, or with stream its parts.")
+        .streams::<ChatCompletionChunk>()
+        .generates()
+}
+
+pub fn parse(Parsed { body, problems }: Parsed<ChatBody>, model: &ModelInfo) -> Result<ApiRequest, ApiError> {
+    problems.check_object()?;
+    body.model.check(&problems, model)?;
+    body.refused.check()?;
+    problems.check()?;
+    let ChatBody { messages, own, sampling, template, tools, memory, structured, .. } = body;
+    body.accepted.check()?;
+    body.accepted_in_chats.check()?;
+    let tools = tools.check()?;
+    let names = match own.max_completion_tokens {
+        Some(_) => FieldNames { max_tokens: "max_completion_tokens", ..FieldNames::CHAT },
+        None => FieldNames::CHAT,
+    };
+    let given = own.max_completion_tokens.or(own.max_tokens);
+    let max_tokens = given.map(|given| max_tokens(names.max_tokens, given, 1)).transpose()?;
+    let top_logprobs = num_logprobs("top_logprobs", own.top_logprobs)?;
+    if top_logprobs.is_some_and(|k| k > 0) && !own.logprobs {
+        return Err(ApiError::invalid("top_logprobs", "top_logprobs is only allowed with logprobs: true"));
+    }
+    let chat = Chat {
+        messages: messages.check()?,
+        template: template.check("reasoning_effort", model)?,
+        tools,
+        max_tokens,
+        logprobs: own.logprobs.then(|| top_logprobs.unwrap_or(0)),
+        grammar: structured.check(&sampling)?,
+        echo: own.echo,
+        include_reasoning: own.include_reasoning.unwrap_or(true),
+        sampling,
+        memory,
+        names: FieldNames::CHAT,
+    };
+    chat.into_request(model)
+}
+
+impl MessagesField {
+    /// The conversation as the template wants it.
+    pub fn check(self) -> Result<Vec<Value>, ApiError> {
+        let messages = self.messages.ok_or_else(|| ApiError::invalid("messages", "messages is required"))?;
+        if messages.is_empty() {
+            return Err(ApiError::invalid("messages", "messages must have at least one message"));
+        }
+        checked_messages(messages)
+    }
+}
+
+fn checked_messages(messages: Vec<Value>) -> Result<Vec<Value>, ApiError> {
+    let arguments = CallArguments::new();
+    messages.into_iter().enumerate().map(|(i, m)| message(i, m, &arguments)).collect()
+}
+
+/// A message as the template wants it: a known role, and content that is a string or parts of text. Other fields go
+/// through as they are.
+fn message(index: usize, message: Value, call_arguments: &CallArguments) -> Result<Value, ApiError> {
+    let param = format!("messages[{index}]");
+    let Value::Object(mut message) = message else {
+        return Err(ApiError::invalid(&param, format!("{param} must be an object, got {}", shown(&message))));
+    };
+    let role = match message.get("role").and_then(Value::as_str) {
+        Some(role) if ROLES.contains(&role) => role.to_owned(),
+        _ => {
+            let got = message.get("role").map_or("nothing".into(), shown);
+            let param = format!("{param}.role");
+            return Err(ApiError::invalid(&param, format!("{param} must be one of {}, got {got}", ROLES.join(", "))));
+        }
+    };
+    if role == "developer" {
+        // OpenAI's newer word for it; templates of open models know only the old one.
+        message.insert("role".into(), "system".into());
+    }
+    let has_calls = match message.get_mut("tool_calls") {
+        Some(Value::Array(calls)) if role == "assistant" && !calls.is_empty() => {
+            for (i, call) in calls.iter_mut().enumerate() {
+                tool_call(&format!("{param}.tool_calls[{i}]"), call, call_arguments)?;
+            }
+            true
+        }
+        Some(Value::Null | Value::Array(_)) => {
+            message.remove("tool_calls");
+            false
+        }
+        Some(other) => {
+            let param = format!("{param}.tool_calls");
+            return Err(ApiError::invalid(&param, format!("{param} must be an array, got {}", shown(other))));
+        }
+        None => false,
+    };
+    // Two names for the same: DeepSeek's, which templates know, and vLLM's.
+    if let (None, Some(reasoning)) = (message.get("reasoning_content"), message.get("reasoning").cloned()) {
+        message.insert("reasoning_content".into(), reasoning);
+    }
+    let given = message.get_mut("content").map_or(Value::Null, Value::take);
+    let content = match given {
+        Value::Null if has_calls => "".into(),
+        given => checked_content(&format!("{param}.content"), given, role == "tool")?,
+    };
+    message.insert("content".into(), content);
+    Ok(message.into())
+}
+
+/// A string, or parts that are all of text. `join`: parts become a string too, for templates show a tool's result as
+/// it is.
+fn checked_content(param: &str, content: Value, join: bool) -> Result<Value, ApiError> {
+    match content {
+        Value::String(_) => Ok(content),
+        Value::Array(parts) => {
+            let texts = parts.iter().enumerate().map(|(i, part)| part_text(&format!("{param}[{i}]"), part));
+            let texts = texts.collect::<Result<Vec<_>, _>>()?;
+            if join {
+                return Ok(texts.join("\n").into());
+            }
+            Ok(texts.into_iter().map(|text| json!({"type": "text", "text": text})).collect())
+        }
+        other => {
+            let message = format!("{param} must be a string or an array of content parts, got {}", shown(&other));
+            Err(ApiError::invalid(param, message))
+        }
+    }
+}
+
+fn part_text<'a>(param: &str, part: &'a Value) -> Result<&'a str, ApiError> {
+    let kind = part.get("type").and_then(Value::as_str);
+    let field = match (kind, part) {
+        (_, Value::String(text)) => return Ok(text),
+        (Some("text"), _) => "text",
+        (Some("refusal"), _) => "refusal",
+        (Some(kind), _) => {
+            let message = format!("{param}: a part of type {kind:?} is not supported, this model reads text only");
+            return Err(ApiError::invalid(format!("{param}.type"), message));
+        }
+        (None, _) => {
+            let message = format!("{param} must be an object with a type, got {}", shown(part));
+            return Err(ApiError::invalid(param, message));
+        }
+    };
+    part.get(field).and_then(Value::as_str).ok_or_else(|| {
+        let param = format!("{param}.{field}");
+        ApiError::invalid(&param, format!("{param} must be a string"))
+    })
+}
+
+/// A call of the history.
+fn tool_call(param: &str, call: &mut Value, call_arguments: &CallArguments) -> Result<(), ApiError> {
+    let wrong = |param: String, expected: &str, got: Option<&Value>| {
+        let got = got.map_or("nothing".into(), shown);
+        Err(ApiError::invalid(&param, format!("{param} must be {expected}, got {got}")))
+    };
+    if let Some(kind) = call.get("type").filter(|kind| *kind != "function") {
+        return wrong(format!("{param}.type"), "\"function\"", Some(kind));
+    }
+    let Some(Value::Object(function)) = call.get_mut("function") else {
+        return wrong(format!("{param}.function"), "an object", call.get("function"));
+    };
+    if !function.get("name").is_some_and(Value::is_string) {
+        return wrong(format!("{param}.function.name"), "a string", function.get("name"));
+    }
+    let arguments = match function.get("arguments") {
+        Some(Value::Object(arguments)) => arguments.clone(),
+        Some(Value::String(text)) => call_arguments.read(&format!("{param}.function.arguments"), text)?,
+        None | Some(Value::Null) => Map::new(),
+        Some(other) => return wrong(format!("{param}.function.arguments"), "JSON in a string", Some(other)),
+    };
+    function.insert("arguments".into(), arguments.into());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::chat::messages::MAX_ARGUMENT_VALUES;
+
+    fn messages_of(messages: Value) -> Result<Vec<Value>, ApiError> {
+        checked_messages(serde_json::from_value(messages).unwrap())
+    }
+
+    #[test]
+    fn arguments_of_calls_are_bounded_together() {
+        let text = format!("{{\"a\": [{}1]}}", "[1],".repeat(MAX_ARGUMENT_VALUES / 4));
+        let call = json!({"type": "function", "function": {"name": "f", "arguments": text}});
+        let calls = |num: usize| json!([{"role": "assistant", "tool_calls": vec![call.clone(); num]}]);
+        messages_of(calls(1)).unwrap();
+        let error = messages_of(calls(3)).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("messages[0].tool_calls[1].function.arguments"), "{error}");
+    }
+
+    #[test]
+    fn content_is_a_string_or_parts_of_text() {
+        let messages = messages_of(json!([
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": ["a", {"type": "text", "text": "b", "more": 1}], "name": "x"},
+            {"role": "tool", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        ]))
+        .unwrap();
+        assert_eq!(messages[0], json!({"role": "system", "content": "Be brief."}));
+        let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+        assert_eq!(messages[1], json!({"role": "user", "content": parts, "name": "x"}));
+        assert_eq!(messages[2], json!({"role": "tool", "content": "a\nb"}));
+    }
+
+    #[test]
+    fn tool_calls_in_the_history_have_their_arguments_as_objects() {
+        let call = |arguments: Value| json!([{"type": "function", "function": {"name": "f", "arguments": arguments}}]);
+        let with = |arguments: Value| {
+            let messages = json!([{"role": "assistant", "tool_calls": call(arguments), "reasoning": "Hm."}]);
+            messages_of(messages).unwrap().remove(0)
+        };
+        let message = with(json!("{\"x\": 1}"));
+        assert_eq!(message["tool_calls"], call(json!({"x": 1})));
+        assert_eq!((&message["content"], &message["reasoning_content"]), (&json!(""), &json!("Hm.")));
+        for given in [json!(null), json!(""), json!("{x"), json!("[1]"), json!({})] {
+            assert_eq!(with(given.clone())["tool_calls"], call(json!({})), "{given}");
+        }
+        let none = messages_of(json!([{"role": "assistant", "content": "a", "tool_calls": []}])).unwrap();
+        assert_eq!(none[0], json!({"role": "assistant", "content": "a"}));
+    }
+
+    #[test]
+    fn a_wrong_message_is_refused_where_it_is_wrong() {
+        let calls = |calls: Value| json!([{"role": "assistant", "content": "a", "tool_calls": calls}]);
+        for (messages, param) in [
+            (json!([7]), "messages[0]"),
+            (json!([{"role": "user", "content": "a"}, {"role": "robot", "content": "b"}]), "messages[1].role"),
+            (json!([{"content": "a"}]), "messages[0].role"),
+            (json!([{"role": "user"}]), "messages[0].content"),
+            (json!([{"role": "assistant", "content": null}]), "messages[0].content"),
+            (json!([{"role": "assistant", "content": null, "tool_calls": []}]), "messages[0].content"),
+            (json!([{"role": "user", "content": 5}]), "messages[0].content"),
+            (json!([{"role": "user", "content": [{"text": "a"}]}]), "messages[0].content[0]"),
+            (json!([{"role": "user", "content": [{"type": "text"}]}]), "messages[0].content[0].text"),
+            (
+                json!([{"role": "user", "content": [{"type": "text", "text": "what is it?"}, {"type": "image_url"}]}]),
+                "messages[0].content[1].type",
+            ),
+            (calls(json!({})), "messages[0].tool_calls"),
+            (calls(json!([5])), "messages[0].tool_calls[0].function"),
+            (calls(json!([{"type": "custom"}])), "messages[0].tool_calls[0].type"),
+            (calls(json!([{"function": {}}])), "messages[0].tool_calls[0].function.name"),
+            (
+                calls(json!([{"function": {"name": "f", "arguments": 5}}])),
+                "messages[0].tool_calls[0].function.arguments",
+            ),
+        ] {
+            let error = messages_of(messages.clone()).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(param), "{messages}: {error}");
+        }
+    }
+}

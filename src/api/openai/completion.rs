@@ -1,0 +1,245 @@
+//! `POST /v1/completions`.
+
+use super::accepted::AcceptedFields;
+use super::unsupported::Unsupported;
+use crate::api::body::fields::IdsField;
+use crate::api::body::ids::{Ids, OneOf};
+use crate::api::body::refused::Refused;
+use crate::api::body::{Parsed, body, body_fields};
+use crate::api::checks::shown;
+use crate::api::fields::memory::MemoryFields;
+use crate::api::fields::model::ModelField;
+use crate::api::fields::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs};
+use crate::api::fields::structured::StructuredFields;
+use crate::api::model_info::ModelInfo;
+use crate::api::openapi::answers::TextCompletion;
+use crate::api::openapi::{Operation, Tag};
+use crate::api::prompt::Prompt;
+use crate::api::request::{AnswerOptions, ApiRequest, FieldNames, PromptRequest};
+use crate::error::ApiError;
+use crate::sampling::params::SamplingParams;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+/// `max_tokens` where the client does not say: OpenAI's own.
+const DEFAULT_MAX_TOKENS: i64 = 16;
+
+body_fields! {
+    struct CompletionFields {
+        /// A string, an array of strings, token ids, or an array of arrays of token ids. Each gets n answers.
+        #[schema(value_type = Option<PromptForms>)]
+        prompt: IdsField,
+        /// Tokens to generate at most; 0 only with echo or prompt_logprobs to any use.
+        #[schema(minimum = 0, maximum = 4294967295_i64, default = 16)]
+        max_tokens: Option<i64>,
+        /// The answer begins with the prompt.
+        #[schema(default = false)]
+        echo: bool,
+        /// Log-probabilities of the answer's tokens, each with this many most likely ones.
+        #[schema(minimum = 0, maximum = 20)]
+        logprobs: Option<i64>,
+        /// Whether the tokenizer adds its special tokens to a text.
+        #[schema(default = true)]
+        add_special_tokens: Option<bool>,
+    }
+}
+
+body! {
+    /// The body of a completion.
+    pub struct CompletionBody {
+        own: CompletionFields,
+        model: ModelField,
+        sampling: SamplingFields,
+        memory: MemoryFields,
+        structured: StructuredFields,
+        accepted: AcceptedFields,
+        refused: Refused<Unsupported>,
+    }
+}
+
+/// What `prompt` may be.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "only described: the parser takes the forms apart itself, for its errors")]
+pub enum PromptForms {
+    Text(String),
+    Texts(Vec<String>),
+    Tokens(Vec<u32>),
+    TokenLists(Vec<Vec<u32>>),
+}
+
+pub fn describe() -> Operation {
+    Operation::new(Tag::Generation, "completions", "Continues a text")
+        .body("CompletionRequest")
+        .fields::<CompletionFields>()
+        .fields::<ModelField>()
+        .fields::<SamplingFields>()
+        .fields::<MemoryFields>()
+        .fields::<StructuredFields>()
+        .fields::<AcceptedFields>()
+        .requires(&["prompt"])
+        .answers::<TextCompletion>("The whole answer, or with stream its parts.")
+        .streams::<TextCompletion>()
+        .generates()
+}
+
+pub fn parse(Parsed { body, problems }: Parsed<CompletionBody>, model: &ModelInfo) -> Result<ApiRequest, ApiError> {
+    problems.check_object()?;
+    body.model.check(&problems, model)?;
+    body.refused.check()?;
+    problems.check()?;
+    body.accepted.check()?;
+    let CompletionBody { own, sampling, memory, structured, .. } = body;
+    let names = FieldNames::COMPLETION;
+    let prompts = prompts(names.prompt, own.prompt, own.add_special_tokens.unwrap_or(true), model.vocab_size)?;
+    let mut params = sampling.params(model)?;
+    let mut answer = sampling.answer(&params, &names)?;
+    answer.kv_block_bytes = memory.usage_block_bytes(model);
+    answer.pause_comments = sampling.pause_comments(model);
+    answer.echo = own.echo;
+    answer.logprobs = num_logprobs("logprobs", own.logprobs)?;
+    set_max_tokens(own.max_tokens, &mut params, &mut answer, &names)?;
+    params.logprobs = answer.logprobs;
+    if answer.echo {
+        // The echoed tokens have log-probabilities as the generated ones do.
+        params.prompt_logprobs = answer.prompt_logprobs.max(answer.logprobs);
+    }
+    let grammar = structured.check(&sampling)?;
+    let each = PromptRequest { names, grammar, ..PromptRequest::without_prompt(params) };
+    sampling.into_request(prompts, each, answer, &memory, model)
+}
+
+/// The engine samples at least one token; for `max_tokens: 0` it is dropped.
+fn set_max_tokens(
+    given: Option<i64>,
+    params: &mut SamplingParams,
+    answer: &mut AnswerOptions,
+    names: &FieldNames,
+) -> Result<(), ApiError> {
+    params.max_tokens = max_tokens(names.max_tokens, given.unwrap_or(DEFAULT_MAX_TOKENS), 0)?;
+    if params.max_tokens == 0 && params.min_tokens > 0 {
+        return Err(ApiError::invalid("min_tokens", "min_tokens must be 0 where max_tokens is 0"));
+    }
+    answer.prompt_only = params.max_tokens == 0;
+    params.max_tokens = params.max_tokens.max(1);
+    check_min_tokens(params, names)
+}
+
+/// A string, an array of strings, token ids, or an array of arrays of token ids.
+pub fn prompts(
+    param: &str,
+    field: IdsField,
+    add_special_tokens: bool,
+    vocab_size: u32,
+) -> Result<Vec<Prompt>, ApiError> {
+    match field {
+        IdsField { ids: Some(ids), .. } => batch(param, ids, add_special_tokens, vocab_size),
+        IdsField { other: Some(Value::String(text)), .. } => Ok(vec![Prompt::Text { text, add_special_tokens }]),
+        IdsField { other: Some(other), .. } => Err(wrong_prompt(param, &other)),
+        IdsField { other: None, .. } => Err(ApiError::invalid(param, format!("{param} is required"))),
+    }
+}
+
+fn batch(param: &str, ids: Ids, add_special_tokens: bool, vocab_size: u32) -> Result<Vec<Prompt>, ApiError> {
+    let (prompts, num) = match ids {
+        Ids::One(list) if list.is_empty() => {
+            return Err(ApiError::invalid(param, format!("{param} must not be an empty array")));
+        }
+        Ids::One(list) => return Ok(vec![Prompt::Tokens(list.prompt(param, vocab_size)?)]),
+        Ids::Several { prompts, num } => (prompts, num),
+    };
+    let most = prompts.len();
+    let read = prompts.into_iter().enumerate().map(|(i, prompt)| match prompt {
+        OneOf::Text(text) => Ok(Prompt::Text { text, add_special_tokens }),
+        OneOf::Ids(list) => list.prompt(&format!("{param}[{i}]"), vocab_size).map(Prompt::Tokens),
+        OneOf::Other(other) => Err(wrong_prompt(&format!("{param}[{i}]"), &other)),
+    });
+    let read = read.collect::<Result<Vec<_>, _>>()?;
+    if num > most {
+        // The others have not been kept.
+        return Err(ApiError::too_many_prompts(param, most, num));
+    }
+    Ok(read)
+}
+
+fn wrong_prompt(param: &str, got: &Value) -> ApiError {
+    let message = format!("{param} must be a string, an array of token ids, or an array of either, got {}", shown(got));
+    ApiError::invalid(param, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::body::{Bounds, read, read_value};
+    use serde_json::json;
+
+    fn prompts_of(body: Parsed<CompletionBody>) -> Result<Vec<Prompt>, ApiError> {
+        prompts("prompt", body.body.own.prompt, true, 100)
+    }
+
+    fn parsed(prompt: Value) -> Result<Vec<Prompt>, ApiError> {
+        prompts_of(read_value(&json!({ "prompt": prompt }))?)
+    }
+
+    /// As a request's body is read.
+    fn read_bytes(prompt: &Value) -> Result<Vec<Prompt>, ApiError> {
+        let body = json!({"prompt": prompt}).to_string();
+        prompts_of(read(body.as_bytes(), Bounds { max_values: 100, max_prompts: 3 })?)
+    }
+
+    #[test]
+    fn prompts_are_the_same_whether_read_from_a_value_or_from_the_bytes() {
+        for prompt in [
+            json!(["a", "b", "c"]),
+            json!([1, 2.0, 99]),
+            json!([[1], [2, 3.0]]),
+            json!([[1], "a"]),
+            json!([[1, [2, 3]]]),
+            json!([1, [2, 3]]),
+            json!([1, {"a": 1}]),
+            json!([[], 1]),
+            json!([[1, 1e300]]),
+            json!([u64::MAX]),
+            json!([[i64::MIN]]),
+            json!([[1], true]),
+        ] {
+            let expected = format!("{:?}", parsed(prompt.clone()));
+            assert_eq!(format!("{:?}", read_bytes(&prompt)), expected, "{prompt}");
+        }
+        let many = read_bytes(&json!([[1], [2], [3], [4], [5]])).unwrap_err();
+        assert!(many.message.contains("at most 3 prompts") && many.message.contains("got 5"), "{many}");
+    }
+
+    #[test]
+    fn every_form_of_prompt_is_read() {
+        assert!(matches!(&parsed(json!("a")).unwrap()[..], [Prompt::Text { text, .. }] if text == "a"));
+        assert_eq!(parsed(json!(["a", "b", "c"])).unwrap().len(), 3);
+        assert!(matches!(&parsed(json!([1, 2])).unwrap()[..], [Prompt::Tokens(ids)] if *ids == [1, 2]));
+        assert!(matches!(&parsed(json!([[1], [2, 3]])).unwrap()[..],
+            [Prompt::Tokens(a), Prompt::Tokens(b)] if *a == [1] && *b == [2, 3]));
+    }
+
+    #[test]
+    fn a_wrong_prompt_is_refused_where_it_is_wrong() {
+        for (prompt, param) in [
+            (json!([]), "prompt"),
+            (json!(7), "prompt"),
+            (json!({"text": "a"}), "prompt"),
+            (json!([1, "a"]), "prompt[1]"),
+            (json!([1, 2.5]), "prompt[1]"),
+            (json!([1, 100]), "prompt[1]"),
+            (json!([-1]), "prompt[0]"),
+            (json!([[1], []]), "prompt[1]"),
+            (json!([[1], [2, -3]]), "prompt[1][1]"),
+            (json!(["a", 3]), "prompt[1]"),
+            (json!(["a", null]), "prompt[1]"),
+        ] {
+            let error = parsed(prompt.clone()).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(param), "{prompt}");
+            if prompt.is_array() {
+                assert_eq!(read_bytes(&prompt).unwrap_err(), error, "{prompt}");
+            }
+        }
+        assert_eq!(prompts_of(read_value(&json!({})).unwrap()).unwrap_err().message, "prompt is required");
+    }
+}

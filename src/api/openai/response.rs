@@ -1,0 +1,304 @@
+//! The answer's JSON, whole and as stream chunks.
+
+use super::Endpoint;
+use super::logprobs::{Logprobs, PromptLogprobs};
+use super::message::{Message, MessageDelta};
+use crate::api::delta::{Delta, StopReason};
+use crate::api::fold::{AnswerFold, AnsweredPrompt};
+use crate::api::model_info::ModelInfo;
+use crate::api::request::{AnswerOptions, ApiRequest};
+use crate::api::usage::Usage;
+use crate::ids::TokenId;
+use crate::text::tokenizer::Tokenizer;
+use serde::{Serialize, Serializer};
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// What may change the output for the same seed: the program's version.
+const SYSTEM_FINGERPRINT: &str = concat!("pagetide-", env!("CARGO_PKG_VERSION"));
+
+/// Why writing an answer cannot fail.
+const PLAIN: &str = "an answer has only string keys and plain values";
+
+/// What all chunks of one answer have in common, and how they are written.
+pub struct Answer {
+    endpoint: Endpoint,
+    id: String,
+    created_s: u64,
+    model: String,
+    /// A chunk's [`Head`] as JSON, without the brace that closes it: written once, and copied for every token.
+    chunk_head: Vec<u8>,
+    tokenizer: Arc<Tokenizer>,
+    options: AnswerOptions,
+}
+
+/// What an answer or a chunk begins with.
+#[derive(Serialize)]
+struct Head<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    system_fingerprint: &'static str,
+}
+
+/// What comes behind the head of a chunk.
+#[derive(Default, Serialize)]
+struct Body<'a> {
+    choices: &'a [Choice<'a>],
+    /// `Some(None)` is null: a stream with usage has it in its last chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Option<Usage>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [TokenId]>,
+}
+
+/// A whole answer. It becomes JSON as it is written, one choice after the other: log-probabilities are large.
+pub struct WholeAnswer {
+    answer: Answer,
+    /// All that each choice gained, in the order of the answer.
+    choices: Vec<Delta>,
+    prompts: Vec<AnsweredPrompt>,
+    /// Choices of each prompt, those that are not in the answer included.
+    num_samples: u32,
+    usage: Usage,
+}
+
+impl Serialize for WholeAnswer {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Whole<'a, C> {
+            #[serde(flatten)]
+            head: Head<'a>,
+            choices: C,
+            usage: Usage,
+            #[serde(flatten)]
+            prompt: PromptFields<'a>,
+        }
+        let Self { answer, choices, usage, .. } = self;
+        let is_chat = answer.endpoint == Endpoint::Chat;
+        let choice = |(delta, index)| self.choice(delta, index);
+        let whole = Whole {
+            head: answer.head(if is_chat { "chat.completion" } else { "text_completion" }),
+            choices: Lazily(|| choices.iter().zip(0..).map(choice)),
+            usage: *usage,
+            prompt: if is_chat { self.prompt_fields(0) } else { PromptFields::default() },
+        };
+        whole.serialize(serializer)
+    }
+}
+
+impl WholeAnswer {
+    fn choice<'a>(&'a self, delta: &'a Delta, index: u32) -> Choice<'a> {
+        let (content, prompt) = match self.answer.endpoint {
+            Endpoint::Chat => (Content::Message(Message::new(&delta.pieces)), PromptFields::default()),
+            Endpoint::Completion => (Content::Text(&delta.text), self.prompt_fields(delta.choice)),
+        };
+        Choice { index, content, prompt, ..self.answer.choice(delta) }
+    }
+
+    fn prompt_fields(&self, choice: u32) -> PromptFields<'_> {
+        let Answer { options, tokenizer, .. } = &self.answer;
+        let prompt = &self.prompts[(choice / self.num_samples) as usize];
+        let logprobs = |num_top| PromptLogprobs {
+            tokenizer,
+            logprobs: prompt.facts.logprobs.as_deref().unwrap_or_default(),
+            num_top,
+        };
+        PromptFields {
+            prompt_logprobs: options.prompt_logprobs.map(logprobs),
+            prompt_token_ids: options.return_token_ids.then_some(&prompt.tokens),
+        }
+    }
+}
+
+/// A list whose items are made when they are written.
+struct Lazily<F>(F);
+
+impl<F, I> Serialize for Lazily<F>
+where
+    F: Fn() -> I,
+    I: Iterator<Item: Serialize>,
+{
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq((self.0)())
+    }
+}
+
+/// What an answer says of a prompt: of a chat's once, of a completion's in each choice.
+#[derive(Default, Serialize)]
+struct PromptFields<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<PromptLogprobs<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [TokenId]>,
+}
+
+#[derive(Default, Serialize)]
+struct Choice<'a> {
+    index: u32,
+    #[serde(flatten)]
+    content: Content<'a>,
+    logprobs: Option<Logprobs>,
+    finish_reason: Option<&'static str>,
+    stop_reason: Option<&'a StopReason>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<&'a [TokenId]>,
+    #[serde(flatten)]
+    prompt: PromptFields<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Content<'a> {
+    Text(&'a str),
+    Message(Message<'a>),
+    Delta(MessageDelta<'a>),
+}
+
+impl Default for Content<'_> {
+    fn default() -> Self {
+        Content::Text("")
+    }
+}
+
+impl Answer {
+    pub fn new(endpoint: Endpoint, request: &ApiRequest, model: &ModelInfo) -> Self {
+        let prefix = match endpoint {
+            Endpoint::Chat => "chatcmpl",
+            Endpoint::Completion => "cmpl",
+        };
+        let mut answer = Self {
+            endpoint,
+            id: new_id(prefix),
+            created_s: unix_time_s(),
+            model: model.served_name.clone(),
+            chunk_head: Vec::new(),
+            tokenizer: Arc::clone(&model.tokenizer),
+            options: request.answer.clone(),
+        };
+        let object = match endpoint {
+            Endpoint::Chat => "chat.completion.chunk",
+            Endpoint::Completion => "text_completion",
+        };
+        answer.chunk_head = serde_json::to_vec(&answer.head(object)).expect(PLAIN);
+        answer.chunk_head.pop();
+        answer
+    }
+
+    fn head(&self, object: &'static str) -> Head<'_> {
+        let (created, system_fingerprint) = (self.created_s, SYSTEM_FINGERPRINT);
+        Head { id: &self.id, object, created, model: &self.model, system_fingerprint }
+    }
+
+    /// The whole answer. `choices`: all that each choice gained, in the order of the answer.
+    pub fn whole(self, choices: Vec<Delta>, answers: AnswerFold) -> WholeAnswer {
+        let (usage, num_samples) = (answers.usage(), answers.num_samples());
+        WholeAnswer { answer: self, choices, prompts: answers.into_prompts(), num_samples, usage }
+    }
+
+    /// Whether a choice's first chunk says its role.
+    pub fn has_role(&self) -> bool {
+        self.endpoint == Endpoint::Chat
+    }
+
+    /// The chunk before a choice's first delta: its role.
+    pub fn write_role(&self, out: &mut Vec<u8>, choice: u32, answers: &AnswerFold, usage: Option<Option<Usage>>) {
+        let content = Content::Delta(MessageDelta::begin());
+        let written = Choice { index: choice, content, ..Choice::default() };
+        let prompt_token_ids = self.options.return_token_ids.then(|| answers.prompt_tokens(choice).as_slice());
+        self.write(out, &Body { choices: &[written], usage, prompt_token_ids });
+    }
+
+    /// A chunk. `first`: the choice had none before.
+    pub fn write_delta(
+        &self,
+        out: &mut Vec<u8>,
+        delta: &Delta,
+        first: bool,
+        answers: &AnswerFold,
+        usage: Option<Option<Usage>>,
+    ) {
+        let with_prompt_ids = first && self.endpoint == Endpoint::Completion && self.options.return_token_ids;
+        let written = Choice {
+            content: match self.endpoint {
+                Endpoint::Completion => Content::Text(&delta.text),
+                Endpoint::Chat => Content::Delta(self.message_delta(delta)),
+            },
+            prompt: PromptFields {
+                prompt_token_ids: with_prompt_ids.then(|| answers.prompt_tokens(delta.choice).as_slice()),
+                ..PromptFields::default()
+            },
+            ..self.choice(delta)
+        };
+        self.write(out, &Body { choices: &[written], usage, ..Body::default() });
+    }
+
+    /// Whether a delta says nothing: a mark of a call or of reasoning has been read, or may be coming.
+    pub fn is_silent(&self, delta: &Delta) -> bool {
+        let is_read = self.options.chat.as_ref().is_some_and(|reading| !reading.format.is_plain());
+        let has_tokens =
+            self.options.return_token_ids || (self.options.logprobs.is_some() && !delta.positions.is_empty());
+        is_read && delta.pieces.is_empty() && delta.finish.is_none() && !has_tokens
+    }
+
+    fn message_delta<'a>(&self, delta: &'a Delta) -> MessageDelta<'a> {
+        let mut message = MessageDelta::new(&delta.pieces);
+        if delta.pieces.is_empty() && self.options.chat.as_ref().is_some_and(|reading| reading.format.is_plain()) {
+            // Clients that add up content expect it in every chunk.
+            message.content = Some("".into());
+        }
+        message
+    }
+
+    /// The chunk after the last: no choices, the request's usage.
+    pub fn write_usage(&self, out: &mut Vec<u8>, usage: Usage) {
+        self.write(out, &Body { usage: Some(Some(usage)), ..Body::default() });
+    }
+
+    /// A chunk: the prepared head, and a comma in place of the brace that opens the body.
+    fn write(&self, out: &mut Vec<u8>, body: &Body<'_>) {
+        out.extend_from_slice(&self.chunk_head);
+        let joint = out.len();
+        serde_json::to_writer(&mut *out, body).expect(PLAIN);
+        out[joint] = b',';
+    }
+
+    /// What whole answers and chunks have alike.
+    fn choice<'a>(&self, delta: &'a Delta) -> Choice<'a> {
+        let logprobs = self.options.logprobs.filter(|_| !delta.positions.is_empty());
+        let write = match self.endpoint {
+            Endpoint::Chat => Logprobs::chat,
+            Endpoint::Completion => Logprobs::completion,
+        };
+        Choice {
+            index: delta.choice,
+            logprobs: logprobs.map(|num_top| write(&self.tokenizer, &delta.positions, num_top)),
+            finish_reason: delta.finish.as_ref().map(|finish| finish.reason),
+            stop_reason: delta.finish.as_ref().and_then(|finish| finish.stop_reason.as_ref()),
+            token_ids: self.options.return_token_ids.then_some(&delta.tokens),
+            ..Choice::default()
+        }
+    }
+}
+
+/// Now, as APIs write it.
+pub fn unix_time_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// A name no other request of this process has, and no other process by accident: `PREFIX-` and 32 hexadecimal digits.
+pub fn new_id(prefix: &str) -> String {
+    format!("{prefix}-{}", random_hex())
+}
+
+/// What makes a name unique: 32 hexadecimal digits.
+pub fn random_hex() -> String {
+    static STATE: LazyLock<(RandomState, RandomState)> = LazyLock::new(|| (RandomState::new(), RandomState::new()));
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("{:016x}{:016x}", STATE.0.hash_one(number), STATE.1.hash_one(number))
+}

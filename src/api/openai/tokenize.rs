@@ -1,0 +1,174 @@
+//! `POST /tokenize` and `/detokenize`, as vLLM has them.
+
+use super::chat::MessagesField;
+use super::tools::ToolFields;
+use crate::api::body::fields::{IdsField, WrongType, typed};
+use crate::api::body::ids::{Ids, OneOf};
+use crate::api::body::{Parsed, body, body_fields};
+use crate::api::chat::TemplateFields;
+use crate::api::fields::model::ModelField;
+use crate::api::model_info::ModelInfo;
+use crate::api::openapi::{Operation, Tag};
+use crate::api::prompt::Prompt;
+use crate::api::request::FieldNames;
+use crate::budget::Budget;
+use crate::error::ApiError;
+use crate::ids::TokenId;
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+body_fields! {
+    struct TokenizeFields {
+        /// A text.
+        prompt: Option<String>,
+        /// Whether the tokenizer adds its special tokens.
+        #[schema(default = true)]
+        add_special_tokens: Option<bool>,
+    }
+}
+
+body_fields! {
+    /// Of both forms.
+    struct ReturnFields {
+        /// The tokens' texts too.
+        return_token_strs: bool,
+    }
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Tokenized {
+    count: usize,
+    max_model_len: u32,
+    #[schema(value_type = Vec<u32>)]
+    tokens: Vec<TokenId>,
+    token_strs: Option<Vec<String>>,
+}
+
+body_fields! {
+    struct DetokenizeFields {
+        /// Token ids.
+        #[schema(value_type = Option<Vec<i64>>)]
+        tokens: IdsField,
+    }
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Detokenized {
+    prompt: String,
+}
+
+body! {
+    /// The body of `/tokenize`.
+    pub struct TokenizeBody {
+        text: TokenizeFields,
+        messages: MessagesField,
+        model: ModelField,
+        template: TemplateFields,
+        tools: ToolFields,
+        returns: ReturnFields,
+    }
+}
+
+body! {
+    /// The body of `/detokenize`.
+    pub struct DetokenizeBody {
+        own: DetokenizeFields,
+        model: ModelField,
+    }
+}
+
+pub fn describe_tokenize() -> Operation {
+    Operation::new(Tag::Text, "tokenize", "Token ids of a text or a chat")
+        .about("Either prompt, or messages, which go through the chat template first.")
+        .body("TokenizePromptRequest")
+        .fields::<ModelField>()
+        .fields::<TokenizeFields>()
+        .fields::<ReturnFields>()
+        .requires(&["prompt"])
+        .body("TokenizeChatRequest")
+        .fields::<ModelField>()
+        .fields::<MessagesField>()
+        .fields::<TemplateFields>()
+        .fields::<ToolFields>()
+        .fields::<ReturnFields>()
+        .requires(&["messages"])
+        .answers::<Tokenized>("The token ids.")
+}
+
+pub fn describe_detokenize() -> Operation {
+    Operation::new(Tag::Text, "detokenize", "Text of token ids, special tokens included")
+        .body("DetokenizeRequest")
+        .fields::<ModelField>()
+        .fields::<DetokenizeFields>()
+        .requires(&["tokens"])
+        .answers::<Detokenized>("The text.")
+}
+
+/// Token ids of `prompt`, or of `messages` through the chat template, and how many there are.
+pub fn tokenize(
+    Parsed { body, problems }: Parsed<TokenizeBody>,
+    model: &ModelInfo,
+    budget: &Budget,
+) -> Result<(Tokenized, usize), ApiError> {
+    problems.check_object()?;
+    body.model.check(&problems, model)?;
+    problems.check()?;
+    let TokenizeBody { text, messages, template, tools, returns, .. } = body;
+    let (prompt, names) = match text.prompt {
+        Some(prompt) => {
+            // A text and a chat have a field of this name each, with another default.
+            let add_special_tokens = text.add_special_tokens.unwrap_or(true);
+            (Prompt::Text { text: prompt, add_special_tokens }, FieldNames::COMPLETION)
+        }
+        None if messages.messages.is_some() => {
+            let mut tools = tools.check()?;
+            let add_special_tokens = text.add_special_tokens.unwrap_or(false);
+            let settings = TemplateFields { add_special_tokens, ..template }.check("reasoning_effort", model)?;
+            (Prompt::Chat(settings.prompt(messages.check()?, tools.take_shown())), FieldNames::CHAT)
+        }
+        None => return Err(ApiError::invalid("prompt", "prompt or messages is required")),
+    };
+    let tokens = model.encode(&prompt, &names, budget)?;
+    let strings = || tokens.iter().map(|token| model.tokenizer.token_name(*token)).collect();
+    let count = tokens.len();
+    let token_strs = returns.return_token_strs.then(strings);
+    Ok((Tokenized { count, max_model_len: model.max_model_len, token_strs, tokens }, count))
+}
+
+/// Text of `tokens`, special tokens included, and how many these are.
+pub fn detokenize(
+    Parsed { body, problems }: Parsed<DetokenizeBody>,
+    model: &ModelInfo,
+    budget: &Budget,
+) -> Result<(Detokenized, usize), ApiError> {
+    problems.check_object()?;
+    body.model.check(&problems, model)?;
+    let list = match body.own.tokens {
+        IdsField { ids: Some(Ids::One(list)), .. } => list,
+        // The first element is no number.
+        IdsField { ids: Some(Ids::Several { prompts, .. }), .. } => {
+            let first = prompts.into_iter().next().map_or(Value::Null, OneOf::into_value);
+            return Err(wrong_tokens(Value::Array(vec![first])));
+        }
+        IdsField { other: Some(other), .. } => return Err(wrong_tokens(other)),
+        IdsField { other: None, .. } => return Err(ApiError::invalid("tokens", "tokens is required")),
+    };
+    // A prompt or an output cannot be longer than this.
+    let (most, got) = (model.max_prompt_bytes, list.len());
+    if got > most {
+        let message = format!("tokens must have at most {most} ids (intake.max_prompt_bytes), got {got}");
+        return Err(ApiError::invalid("tokens", message));
+    }
+    let tokens: Vec<TokenId> = list.tokens("tokens", model.vocab_size)?;
+    budget.look().map_err(|why| why.in_param("tokens"))?;
+    Ok((Detokenized { prompt: model.tokenizer.decode(&tokens, false)? }, tokens.len()))
+}
+
+/// What is wrong with a value that is no array of numbers.
+fn wrong_tokens(value: Value) -> ApiError {
+    match typed::<Vec<i64>>(value) {
+        Err(wrong) => WrongType::in_field(wrong, "tokens"),
+        Ok(_) => ApiError::invalid("tokens[0]", "tokens[0] must be an integer"),
+    }
+}

@@ -1,0 +1,164 @@
+//! A request, from the door to the intake.
+
+use crate::api::body::fields::{null_as_default, typed_fields};
+use crate::api::prompt::Prompt;
+use crate::engine::request::EngineRequest;
+use crate::error::ApiError;
+use crate::sampling::params::SamplingParams;
+use crate::text::chat_output::ChatReading;
+use crate::text::grammar::GrammarRequest;
+use crate::text::output::OutputOptions;
+use crate::text::truncation::Truncation;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use utoipa::ToSchema;
+
+/// How an API calls the fields that errors of all APIs are about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FieldNames {
+    pub prompt: &'static str,
+    pub max_tokens: &'static str,
+    pub stop: &'static str,
+    /// What says that the answer continues the last message.
+    pub continued: Cow<'static, str>,
+}
+
+impl FieldNames {
+    const CONTINUED: Cow<'static, str> = Cow::Borrowed("continue_final_message");
+    pub const COMPLETION: Self =
+        Self { prompt: "prompt", max_tokens: "max_tokens", stop: "stop", continued: Self::CONTINUED };
+    pub const CHAT: Self = Self { prompt: "messages", ..Self::COMPLETION };
+    pub const EMBEDDING: Self = Self { prompt: "input", ..Self::COMPLETION };
+    pub const RESPONSE: Self = Self { prompt: "input", max_tokens: "max_output_tokens", ..Self::COMPLETION };
+    pub const MESSAGE: Self = Self { stop: "stop_sequences", ..Self::CHAT };
+}
+
+/// One prompt, and what is to be made of it. This is what is submitted to the engine.
+#[derive(Clone, Debug)]
+pub struct PromptRequest {
+    pub prompt: Prompt,
+    pub names: FieldNames,
+    /// How a prompt that is too long is cut.
+    pub truncation: Option<Truncation>,
+    /// End tokens of the model are tokens like any other. Otherwise the intake fills in `eos_token_ids`.
+    pub ignore_eos: bool,
+    /// The client's seed; `None`: the intake draws one.
+    pub seed: Option<u64>,
+    /// What the text of every sample has to be.
+    pub grammar: Option<GrammarRequest>,
+    /// What the scheduler reads. `params.max_tokens` is 0 where the client has not said: as many as fit.
+    pub core: EngineRequest,
+}
+
+impl PromptRequest {
+    /// A request for one sample, with nothing special about it. This is the only place that names all fields: others
+    /// use struct update, or [`PromptRequest::with`].
+    pub fn new(prompt: impl Into<Prompt>, params: SamplingParams) -> Self {
+        Self {
+            prompt: prompt.into(),
+            names: FieldNames::COMPLETION,
+            truncation: None,
+            ignore_eos: false,
+            seed: None,
+            grammar: None,
+            core: EngineRequest::new(Vec::new(), params),
+        }
+    }
+
+    /// The same without a prompt, which is filled in later.
+    pub fn without_prompt(params: SamplingParams) -> Self {
+        Self::new(Prompt::Tokens(Vec::new()), params)
+    }
+
+    /// The same request, changed.
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+}
+
+/// A client's request, whichever API it came in by. It is right in itself; what depends on the prompts' lengths is
+/// checked at the intake.
+#[derive(Debug)]
+pub struct ApiRequest {
+    /// At least one. Only completions and embeddings have several.
+    pub prompts: Vec<Prompt>,
+    /// What is asked of each prompt; its own prompt is empty. `core.n` are the samples that the engine makes.
+    pub each: PromptRequest,
+    /// Answers to each prompt: the best of its samples.
+    pub n: u32,
+    pub answer: AnswerOptions,
+    /// `Some`: answer as a stream of events.
+    pub stream: Option<StreamOptions>,
+}
+
+impl ApiRequest {
+    /// What is submitted for one of [`ApiRequest::prompts`].
+    pub fn of_prompt(&self, prompt: Prompt) -> PromptRequest {
+        PromptRequest { prompt, ..self.each.clone() }
+    }
+
+    /// Samples that the engine makes of each prompt.
+    pub fn num_samples(&self) -> u32 {
+        self.each.core.n
+    }
+
+    /// About how many values there will be in its answer, beside its texts.
+    pub fn num_answer_values(&self, max_model_len: usize) -> usize {
+        let AnswerOptions { logprobs, prompt_logprobs, echo, return_token_ids, .. } = self.answer;
+        let of_token = logprobs.map_or(0, |top| 4 * (1 + top as usize)) + usize::from(return_token_ids);
+        let of_prompt = prompt_logprobs.map_or(0, |top| 4 * (1 + top as usize)) + if echo { of_token } else { 0 };
+        let prompts = self.prompts.len();
+        let max_tokens = match self.each.core.params.max_tokens {
+            0 => max_model_len,
+            most => max_model_len.min(most as usize),
+        };
+        let outputs = prompts * self.n as usize * max_tokens;
+        outputs * of_token + prompts * max_model_len * of_prompt + prompts * self.n as usize
+    }
+
+    /// Refuses more prompts than the engine may hold at once. Not a 429: trying again would not help.
+    pub fn check_num_prompts(&self, most: usize) -> Result<(), ApiError> {
+        if self.prompts.len() <= most {
+            return Ok(());
+        }
+        Err(ApiError::too_many_prompts(self.each.names.prompt, most, self.prompts.len()))
+    }
+}
+
+/// How the answer is written; the engine does not see this.
+#[derive(Clone, Debug, Default)]
+pub struct AnswerOptions {
+    /// The text is a chat message: how it is read as content, reasoning and tool calls.
+    pub chat: Option<ChatReading>,
+    /// A call of one tool was demanded: OpenAI's reason for the end is then `stop`.
+    pub named_tool: bool,
+    /// Special tokens, stop strings.
+    pub text: OutputOptions,
+    /// Most likely tokens reported with each token.
+    pub logprobs: Option<u32>,
+    /// The prompt's log-probabilities as a field of their own.
+    pub prompt_logprobs: Option<u32>,
+    /// The answer begins with the prompt.
+    pub echo: bool,
+    /// `max_tokens` was 0: the token that the engine must sample is dropped.
+    pub prompt_only: bool,
+    pub return_token_ids: bool,
+    /// Bytes of a KV block, where usage says what memory pressure has cost.
+    pub kv_block_bytes: Option<usize>,
+    /// The stream says when it pauses.
+    pub pause_comments: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize, ToSchema)]
+#[serde(default)]
+pub struct StreamOptions {
+    /// A last chunk says the usage of the whole request.
+    #[serde(deserialize_with = "null_as_default")]
+    pub include_usage: bool,
+    /// With `include_usage`: usage in every chunk, not in the last alone.
+    #[serde(deserialize_with = "null_as_default")]
+    pub continuous_usage_stats: bool,
+}
+
+typed_fields!(StreamOptions);

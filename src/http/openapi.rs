@@ -1,0 +1,73 @@
+//! The description of the API (OpenAPI 3.1), at `/openapi.json` and behind the page at `/docs`.
+//!
+//! It has two sources: the table of paths ([`crate::http::routes::PATHS`]), each entry with an [`Operation`](crate::api::openapi::Operation), and the
+//! structs that parse and write bodies, which derive `ToSchema`. So what is not described is not served, and a field
+//! that is parsed is described by its struct.
+//!
+//! To add a field, give it a doc comment and its range and default (`#[schema(minimum = 0, default = 1)]`): see
+//! [`crate::api::fields::sampling::SamplingFields`]. To add a path, add a line to the table, with the handler and a
+//! function that returns the `Operation`; its body's structs go to `Operation::fields`, one call each.
+
+use crate::api::openapi::Tag;
+use crate::http::routes::PATHS;
+use serde_json::{Map, Value, json};
+use std::sync::LazyLock;
+
+/// The page that shows the document and tries requests; it loads nothing from elsewhere.
+pub const PAGE: &str = include_str!("openapi/page.html");
+
+/// The document as it is served.
+pub fn json() -> &'static str {
+    static TEXT: LazyLock<String> = LazyLock::new(|| document().to_string());
+    &TEXT
+}
+
+/// The document.
+pub fn document() -> Value {
+    let mut schemas = Map::new();
+    let mut paths = Map::new();
+    for path in &PATHS {
+        let operation = (path.describe)();
+        let described = operation.json(path.access, &mut schemas);
+        let item = paths.entry(path.path).or_insert_with(|| json!({}));
+        item[path.verb.method().as_str().to_lowercase()] = described;
+    }
+    schemas.sort_keys();
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Pagetide",
+            "version": env!("CARGO_PKG_VERSION"),
+            "description": ABOUT,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "tags": Tag::ALL.map(|tag| json!({"name": tag.name(), "description": tag.about()})),
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {
+                "key": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "One of server.api_keys; where none are set, no key is asked for.",
+                },
+                "metrics_key": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "server.metrics_key. Where neither it nor server.api_keys is set, no key is asked for.",
+                },
+                "admin_key": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "server.admin_key; where it is not set, nobody may.",
+                },
+            },
+        },
+    })
+}
+
+const ABOUT: &str = "An OpenAI-compatible API with vLLM's extensions. In a request's body null means \"not given\", \
+and fields that are not named here are ignored. An error has OpenAI's shape, and `param` names the field at fault.";
+
+#[cfg(test)]
+mod tests;
