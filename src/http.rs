@@ -1,8 +1,9 @@
-//! The APIs ([`crate::api`]) over HTTP, on actix-web: connections, TLS, limits, routes, server-sent events, the console.
+//! The APIs ([`crate::api`]) over HTTP, on actix-web: connections, TLS, limits, routes, server-sent events, the
+//! console.
 //!
 //! A generation request: [`routes`] → [`body`] (receives, and has it parsed into an
-//! [`ApiRequest`](crate::api::request::ApiRequest)) → [`Generation`](crate::actors::generation::Generation) (submits, and
-//! folds the engine's events into an answer) → one JSON answer, or [`stream`] (server-sent events).
+//! [`ApiRequest`](crate::api::request::ApiRequest)) → [`Generation`](crate::actors::generation::Generation) (submits,
+//! and folds the engine's events into an answer) → one JSON answer, or [`stream`] (server-sent events).
 
 pub mod account;
 pub mod admin;

@@ -2,7 +2,7 @@
 //! `UPDATE_DOCS=1 cargo test --test docs` writes them again.
 
 use pagetide::api::body::refused::RefusedTable;
-use pagetide::api::openai::unsupported::Unsupported;
+use pagetide::api::openai::unsupported::UnsupportedFields;
 use pagetide::config::Config;
 use pagetide::config::layers::{Sources, resolve};
 use pagetide::config::live::is_live;
@@ -187,7 +187,7 @@ fn the_api_page_lists_every_endpoint_and_parameter() {
         let paths: Vec<String> = paths.iter().map(|path| format!("`{path}`")).collect();
         writeln!(page, "| `{name}` | {} | {columns} |", paths.join("<br>")).unwrap();
     }
-    let refused: Vec<String> = Unsupported::FIELDS.iter().map(|(name, _)| format!("`{name}`")).collect();
+    let refused: Vec<String> = UnsupportedFields::FIELDS.iter().map(|(name, _)| format!("`{name}`")).collect();
     writeln!(page, "\nRefused where they ask for something: {}.\n", refused.join(", ")).unwrap();
     check("docs/api.md", Some(("<!-- endpoints -->", "<!-- end of endpoints -->")), &page);
 }

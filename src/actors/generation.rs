@@ -158,7 +158,7 @@ pub async fn whole_answer(
     endpoint: Endpoint,
     mut request: ApiRequest,
 ) -> Result<WholeAnswer, ApiError> {
-    let answer = openai::response::Answer::new(endpoint, &request, handle.model());
+    let answer = openai::response::OpenAiAnswer::new(endpoint, &request, handle.model());
     let mut generation = Generation::start(handle, &mut request).await?;
     generation.keep_logprobs(1);
     let mut choices: Vec<Delta> =

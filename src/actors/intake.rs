@@ -58,8 +58,8 @@ impl Limits {
         bill::most_blocks(self.block_size, length, num_tokens, num_seqs)
     }
 
-    /// Tokens that each output of a request can have that may not be preempted: all of them have to fit at once into the
-    /// part of the pool that such requests may hold. `wanted` 0: as many as fit.
+    /// Tokens that each output of a request can have that may not be preempted: all of them have to fit at once into
+    /// the part of the pool that such requests may hold. `wanted` 0: as many as fit.
     fn non_preemptible_room(&self, length: usize, wanted: usize, num_seqs: usize) -> Result<usize, ApiError> {
         let most = self.non_preemptible_blocks;
         let room = self.room(most, length, num_seqs);

@@ -246,8 +246,8 @@ pub struct Tune(pub Tuning);
 #[rtype(result = "PoolStats")]
 pub struct Resize(pub usize);
 
-/// swap pool → executor: blocks that have left the pool, and hold nothing that anybody needs. They come back, if they do,
-/// only by plans that are sent after this.
+/// swap pool → executor: blocks that have left the pool, and hold nothing that anybody needs. They come back, if they
+/// do, only by plans that are sent after this.
 #[derive(Clone, Debug, actix::Message)]
 #[rtype(result = "()")]
 pub struct Discard(pub Vec<BlockId>);

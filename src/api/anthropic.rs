@@ -8,7 +8,7 @@ pub mod models;
 pub mod request;
 pub mod stream;
 
-use crate::api::body::Parsed;
+use crate::api::body::ParsedBody;
 use crate::api::model_info::ModelInfo;
 use crate::budget::Budget;
 use crate::error::ApiError;
@@ -16,7 +16,11 @@ use request::CountedBody;
 use serde_json::{Value, json};
 
 /// Tokens of the prompt that `/v1/messages` would make of `body`.
-pub fn count_tokens(body: Parsed<CountedBody>, model: &ModelInfo, budget: &Budget) -> Result<(Value, usize), ApiError> {
+pub fn count_tokens(
+    body: ParsedBody<CountedBody>,
+    model: &ModelInfo,
+    budget: &Budget,
+) -> Result<(Value, usize), ApiError> {
     let request = request::counted(body, model)?;
     let names = &request.each.names;
     let tokens = request.prompts.iter().map(|prompt| model.encode(prompt, names, budget).map(|tokens| tokens.len()));

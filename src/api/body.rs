@@ -2,13 +2,13 @@
 //!
 //! A body is a struct of groups of fields ([`body!`], [`body_fields!`]). The reader goes over the bytes once
 //! ([`read`]): a field that the body has is read into it, any other field is skipped, and a field of the wrong type is
-//! noted ([`Problems`]) while reading goes on, so that JSON that is broken is always reported as such.
+//! noted ([`FieldProblems`]) while reading goes on, so that JSON that is broken is always reported as such.
 
 pub mod fields;
 pub mod ids;
 pub mod json;
 pub mod refused;
 
-pub use fields::{BodyFields, FieldSource, Problems};
+pub use fields::{BodyFields, FieldProblems, FieldSource};
 pub(crate) use fields::{body, body_fields};
-pub use json::{Bounds, Parsed, read, read_value};
+pub use json::{Bounds, ParsedBody, read, read_value};

@@ -4,7 +4,7 @@ use crate::api::delta::{Delta, Position};
 use crate::text::chat_output::ChatPiece;
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Item {
+pub enum AnswerItem {
     Reasoning {
         text: String,
     },
@@ -23,7 +23,7 @@ pub enum Item {
 
 /// What happens to one item.
 #[derive(Debug, PartialEq)]
-pub enum Change<'a> {
+pub enum ItemChange<'a> {
     Begin,
     /// More text or arguments; with text, the log-probabilities of its tokens.
     More(&'a str, &'a [Position]),
@@ -35,8 +35,8 @@ pub enum Change<'a> {
 
 /// One choice's items so far. Only the last one may still grow.
 #[derive(Debug, Default)]
-pub struct Items {
-    list: Vec<Item>,
+pub struct AnswerItems {
+    list: Vec<AnswerItem>,
     open: bool,
     /// White space that nothing but another item may follow: then it is no item of its own.
     space: String,
@@ -44,40 +44,40 @@ pub struct Items {
     pending: Vec<Position>,
 }
 
-impl Items {
-    pub fn list(&self) -> &[Item] {
+impl AnswerItems {
+    pub fn list(&self) -> &[AnswerItem] {
         &self.list
     }
 
     /// Takes what the choice gained and tells what that does to which item. Its end leaves the last item open: the
     /// caller [`close`](Self::close)s it.
-    pub fn push(&mut self, delta: Delta, mut tell: impl FnMut(usize, &Item, Change<'_>)) {
+    pub fn push(&mut self, delta: Delta, mut tell: impl FnMut(usize, &AnswerItem, ItemChange<'_>)) {
         self.pending.extend(delta.positions);
         for piece in delta.pieces {
             match piece {
                 ChatPiece::Reasoning(more) => {
                     self.drop_pending();
-                    if !(self.open && matches!(self.list.last(), Some(Item::Reasoning { .. }))) {
-                        self.begin(Item::Reasoning { text: String::new() }, &mut tell);
+                    if !(self.open && matches!(self.list.last(), Some(AnswerItem::Reasoning { .. }))) {
+                        self.begin(AnswerItem::Reasoning { text: String::new() }, &mut tell);
                     }
                     self.more(&more, &[], &mut tell);
                 }
                 ChatPiece::Content(more) => self.text(more, &mut tell),
                 ChatPiece::ToolCall { id, name, .. } => {
                     self.drop_pending();
-                    self.begin(Item::Call { id, name, arguments: String::new() }, &mut tell);
+                    self.begin(AnswerItem::Call { id, name, arguments: String::new() }, &mut tell);
                 }
                 ChatPiece::ToolArguments { json, .. } => {
                     self.drop_pending();
-                    debug_assert!(self.open && matches!(self.list.last(), Some(Item::Call { .. })));
+                    debug_assert!(self.open && matches!(self.list.last(), Some(AnswerItem::Call { .. })));
                     self.more(&json, &[], &mut tell);
                 }
             }
         }
     }
 
-    fn text(&mut self, more: String, tell: &mut impl FnMut(usize, &Item, Change<'_>)) {
-        if self.open && matches!(self.list.last(), Some(Item::Text { .. })) {
+    fn text(&mut self, more: String, tell: &mut impl FnMut(usize, &AnswerItem, ItemChange<'_>)) {
+        if self.open && matches!(self.list.last(), Some(AnswerItem::Text { .. })) {
             let positions = std::mem::take(&mut self.pending);
             self.more(&more, &positions, tell);
             return;
@@ -89,8 +89,8 @@ impl Items {
     }
 
     /// Begins a text with what has been held back.
-    fn begin_text(&mut self, tell: &mut impl FnMut(usize, &Item, Change<'_>)) {
-        self.begin(Item::Text { text: String::new(), positions: Vec::new() }, tell);
+    fn begin_text(&mut self, tell: &mut impl FnMut(usize, &AnswerItem, ItemChange<'_>)) {
+        self.begin(AnswerItem::Text { text: String::new(), positions: Vec::new() }, tell);
         let (text, positions) = (std::mem::take(&mut self.space), std::mem::take(&mut self.pending));
         if !text.is_empty() {
             self.more(&text, &positions, tell);
@@ -104,38 +104,38 @@ impl Items {
 
     /// Ends the last item. Where there is none, there is a text after this if the output had any, even white space, or
     /// if there has to be one.
-    pub fn close(&mut self, needs_one: bool, mut tell: impl FnMut(usize, &Item, Change<'_>)) {
+    pub fn close(&mut self, needs_one: bool, mut tell: impl FnMut(usize, &AnswerItem, ItemChange<'_>)) {
         if self.list.is_empty() && (needs_one || !self.space.is_empty()) {
             self.begin_text(&mut tell);
         }
         self.end(true, &mut tell);
     }
 
-    fn begin(&mut self, item: Item, tell: &mut impl FnMut(usize, &Item, Change<'_>)) {
+    fn begin(&mut self, item: AnswerItem, tell: &mut impl FnMut(usize, &AnswerItem, ItemChange<'_>)) {
         self.end(false, tell);
-        tell(self.list.len(), &item, Change::Begin);
+        tell(self.list.len(), &item, ItemChange::Begin);
         self.list.push(item);
         self.open = true;
     }
 
-    fn end(&mut self, last: bool, tell: &mut impl FnMut(usize, &Item, Change<'_>)) {
+    fn end(&mut self, last: bool, tell: &mut impl FnMut(usize, &AnswerItem, ItemChange<'_>)) {
         if std::mem::replace(&mut self.open, false) {
             let index = self.list.len() - 1;
-            tell(index, &self.list[index], Change::End { last });
+            tell(index, &self.list[index], ItemChange::End { last });
         }
     }
 
-    fn more(&mut self, more: &str, new: &[Position], tell: &mut impl FnMut(usize, &Item, Change<'_>)) {
+    fn more(&mut self, more: &str, new: &[Position], tell: &mut impl FnMut(usize, &AnswerItem, ItemChange<'_>)) {
         let Some(item) = self.list.last_mut() else { return };
         match item {
-            Item::Reasoning { text } | Item::Call { arguments: text, .. } => text.push_str(more),
-            Item::Text { text, positions } => {
+            AnswerItem::Reasoning { text } | AnswerItem::Call { arguments: text, .. } => text.push_str(more),
+            AnswerItem::Text { text, positions } => {
                 text.push_str(more);
                 positions.extend_from_slice(new);
             }
         }
         let index = self.list.len() - 1;
-        tell(index, &self.list[index], Change::More(more, new));
+        tell(index, &self.list[index], ItemChange::More(more, new));
     }
 }
 
@@ -149,9 +149,9 @@ mod tests {
 
     #[test]
     fn pieces_of_one_kind_are_one_item() {
-        let mut items = Items::default();
+        let mut items = AnswerItems::default();
         let mut seen = Vec::new();
-        let mut tell = |index: usize, _: &Item, change: Change<'_>| seen.push(format!("{index} {change:?}"));
+        let mut tell = |index: usize, _: &AnswerItem, change: ItemChange<'_>| seen.push(format!("{index} {change:?}"));
         let call = |index: u32| ChatPiece::ToolCall { index, id: format!("c{index}"), name: "f".into() };
         let arguments = |json: &str| ChatPiece::ToolArguments { index: 0, json: json.into() };
         items.push(delta(vec![]), &mut tell);
@@ -179,13 +179,16 @@ mod tests {
                 "3 End { last: true }",
             ]
         );
-        let call =
-            |id: &str, arguments: &str| Item::Call { id: id.into(), name: "f".into(), arguments: arguments.into() };
+        let call = |id: &str, arguments: &str| AnswerItem::Call {
+            id: id.into(),
+            name: "f".into(),
+            arguments: arguments.into(),
+        };
         assert_eq!(
             items.list(),
             [
-                Item::Reasoning { text: "ab".into() },
-                Item::Text { text: "c".into(), positions: vec![] },
+                AnswerItem::Reasoning { text: "ab".into() },
+                AnswerItem::Text { text: "c".into(), positions: vec![] },
                 call("c0", "{}"),
                 call("c1", ""),
             ]
@@ -206,15 +209,15 @@ mod tests {
             (vec![], true, vec![""]),
             (vec![], false, vec![]),
         ] {
-            let mut items = Items::default();
+            let mut items = AnswerItems::default();
             pieces.into_iter().for_each(|piece| items.push(delta(vec![piece]), |_, _, _| {}));
             items.close(needs_one, |_, _, _| {});
             let said: Vec<&str> = items
                 .list()
                 .iter()
                 .map(|item| match item {
-                    Item::Reasoning { text } | Item::Text { text, .. } => text.as_str(),
-                    Item::Call { name, .. } => name,
+                    AnswerItem::Reasoning { text } | AnswerItem::Text { text, .. } => text.as_str(),
+                    AnswerItem::Call { name, .. } => name,
                 })
                 .collect();
             assert_eq!(said, texts);
@@ -224,7 +227,7 @@ mod tests {
     #[test]
     fn log_probabilities_wait_for_their_text() {
         let position = |token| Position { token, text_offset: 0, logprobs: None };
-        let mut items = Items::default();
+        let mut items = AnswerItems::default();
         let with = |pieces, token| Delta { pieces, positions: vec![position(token)], ..Delta::default() };
         items.push(with(vec![ChatPiece::Reasoning("r".into())], 1), |_, _, _| {});
         items.push(with(vec![], 2), |_, _, _| {});
@@ -232,7 +235,7 @@ mod tests {
         // The end token's has no text to wait for.
         items.push(with(vec![], 4), |_, _, _| {});
         items.close(false, |_, _, _| {});
-        let Some(Item::Text { positions, .. }) = items.list().last() else { panic!() };
+        let Some(AnswerItem::Text { positions, .. }) = items.list().last() else { panic!() };
         assert_eq!(positions[..], [position(2), position(3)]);
     }
 }

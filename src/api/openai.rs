@@ -54,13 +54,13 @@ pub fn parse(endpoint: Endpoint, body: &Value, model: &ModelInfo) -> Result<ApiR
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::body::Parsed;
+    use crate::api::body::ParsedBody;
     use crate::api::fields::sampling::SamplingFields;
     use crate::api::request::StreamOptions;
     use serde_json::json;
 
     fn sampling(body: Value) -> Result<SamplingFields, ApiError> {
-        let Parsed { body, problems } = read_value(&body)?;
+        let ParsedBody { body, problems } = read_value(&body)?;
         problems.check()?;
         Ok(body)
     }

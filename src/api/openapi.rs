@@ -4,4 +4,4 @@
 pub mod answers;
 mod operation;
 
-pub use operation::{Access, Operation, Tag};
+pub use operation::{Operation, PathAccess, Tag};

@@ -93,6 +93,12 @@ pub struct ApiRequest {
 }
 
 impl ApiRequest {
+    /// All samples of each prompt are answers, in plain text and not streamed. This is the only place that names all
+    /// fields: others use struct update.
+    pub fn new(prompts: Vec<Prompt>, each: PromptRequest) -> Self {
+        Self { prompts, n: each.core.n, each, answer: AnswerOptions::default(), stream: None }
+    }
+
     /// What is submitted for one of [`ApiRequest::prompts`].
     pub fn of_prompt(&self, prompt: Prompt) -> PromptRequest {
         PromptRequest { prompt, ..self.each.clone() }

@@ -225,8 +225,8 @@ async fn answer_one(
                 let request_id = body["id"].as_str().unwrap_or(&id).to_owned();
                 break BatchResponse { status_code: 200, request_id, body };
             }
-            // A body may hold many prompts, so the engine can be full although `concurrency` is not reached. Here no request is
-            // turned away: it waits and tries again.
+            // A body may hold many prompts, so the engine can be full although `concurrency` is not reached. Here no
+            // request is turned away: it waits and tries again.
             Err(error) if error.status == 429 => tokio::time::sleep(Duration::from_millis(100)).await,
             Err(error) => {
                 let body = json!({ "error": &error });

@@ -1,9 +1,9 @@
-//! What is kept of one HTTP request from its head to the last byte of its answer, and what follows from it then: a line
-//! of the log, a trace, and what its limits get back.
+//! The account of one HTTP request, from its head to the last byte of its answer. At the end it becomes a line of the
+//! log and a trace, and the limits get back what was not used.
 
 use crate::actors::observer::RequestObserver;
 use crate::api::event::Event;
-use crate::api::openapi::Access;
+use crate::api::openapi::PathAccess;
 use crate::config::Config;
 use crate::error::ApiError;
 use crate::http::auth::Keyed;
@@ -31,7 +31,7 @@ use std::time::{Duration, Instant, SystemTime};
 /// The status of a request whose client left before there was an answer, as nginx has it. It is never sent.
 pub const CLIENT_LEFT: u16 = 499;
 
-/// Where reports go; one for the server.
+/// Where reports go. There is one for the server.
 #[derive(Debug, Default)]
 pub struct Reporter {
     tracer: Option<Arc<Tracer>>,
@@ -56,28 +56,28 @@ impl Reporter {
     }
 }
 
-/// One request's.
+/// The account of one request.
 #[derive(Debug)]
 pub struct Account {
     reporter: Arc<Reporter>,
     started: SystemTime,
     /// `None` when it has been closed.
-    open: Mutex<Option<Open>>,
+    open: Mutex<Option<OpenAccount>>,
 }
 
 #[derive(Debug)]
-struct Open {
+struct OpenAccount {
     report: Report,
     span: Option<Span>,
-    /// What counts for it, where it is counted.
+    /// The limits that the request counts for.
     limiters: Vec<Arc<Limiter>>,
     ticket: Option<Ticket>,
     /// Tokens of texts that were made into tokens, or of tokens made into texts, and no more.
     converted_tokens: usize,
 }
 
-impl Open {
-    /// It counts no longer for its limits, but for what it has used.
+impl OpenAccount {
+    /// From now on its limits count only what it has used.
     fn leave_limits(&mut self) {
         if let Some(ticket) = self.ticket.take() {
             ticket.set_used(self.report.used_tokens() + self.converted_tokens);
@@ -98,7 +98,7 @@ impl Extractor for Headers<'_> {
 }
 
 impl Account {
-    /// `path`: its route, as far as the path alone says.
+    /// `path`: its route, as far as it follows from the path alone.
     pub fn open(
         reporter: Arc<Reporter>,
         request_id: &str,
@@ -128,23 +128,29 @@ impl Account {
         Arc::new(Self {
             reporter,
             started,
-            open: Mutex::new(Some(Open { report, span, limiters: Vec::new(), ticket: None, converted_tokens: 0 })),
+            open: Mutex::new(Some(OpenAccount {
+                report,
+                span,
+                limiters: Vec::new(),
+                ticket: None,
+                converted_tokens: 0,
+            })),
         })
     }
 
-    fn now_open(&self) -> MutexGuard<'_, Option<Open>> {
+    fn now_open(&self) -> MutexGuard<'_, Option<OpenAccount>> {
         // It holds facts only: a panic leaves nothing half done.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It comes with this key.
+    /// The request comes with this key.
     pub fn set_key(&self, key: &Keyed) {
         if let Some(open) = &mut *self.now_open() {
             open.report.key = key.name.as_deref().map(str::to_owned);
         }
     }
 
-    /// It is one that is counted. An error is a 429.
+    /// The request counts for the limits of its key. An error is a 429.
     pub fn enter(&self, key: &Keyed) -> Result<(), ApiError> {
         if let Some(open) = &mut *self.now_open() {
             open.limiters = key.limiters.clone();
@@ -164,7 +170,7 @@ impl Account {
         Ok(())
     }
 
-    /// It is answered: what the answer's head says, and what is to be added to it.
+    /// The request is answered with this head. Adds the headers of its limits.
     pub fn answered(&self, path: &'static str, status: u16, headers: &mut HeaderMap) {
         if let Some(open) = &mut *self.now_open() {
             (open.report.path, open.report.status) = (path, status);
@@ -172,24 +178,24 @@ impl Account {
         }
     }
 
-    /// It is over. Only the first time counts.
+    /// The request is over. Only the first call counts.
     pub fn close(&self) {
         let Some(mut open) = self.now_open().take() else { return };
         open.leave_limits();
-        let Open { mut report, span, .. } = open;
+        let OpenAccount { mut report, span, .. } = open;
         report.ended = Instant::now();
         if report.status == CLIENT_LEFT {
             metrics::http_request(report.path, CLIENT_LEFT);
         }
         // A watcher may stay as long as it likes: that is not slow.
-        report.log(self.reporter.slow().filter(|_| access_to(report.path) != Access::Watcher));
+        report.log(self.reporter.slow().filter(|_| access_to(report.path) != PathAccess::Watcher));
         if let (Some(tracer), Some(span)) = (&self.reporter.tracer, span) {
             tracer.end(span, &report, self.started);
         }
     }
 
     fn with_run(&self, request: RequestId, change: impl FnOnce(&mut Run)) {
-        if let Some(Open { report, .. }) = &mut *self.now_open() {
+        if let Some(OpenAccount { report, .. }) = &mut *self.now_open() {
             let runs = &mut report.runs;
             let place = runs.binary_search_by_key(&request, |run| run.request).unwrap_or_else(|place| {
                 runs.insert(place, Run::new(request));
@@ -203,7 +209,7 @@ impl Account {
 impl RequestObserver for Account {
     fn admit(&self, prompt_tokens: usize, num_outputs: usize, max_tokens: Option<usize>) -> Result<(), ApiError> {
         match &*self.now_open() {
-            Some(Open { ticket: Some(ticket), .. }) => {
+            Some(OpenAccount { ticket: Some(ticket), .. }) => {
                 ticket.take_tokens(prompt_tokens + num_outputs * max_tokens.unwrap_or(ASSUMED_OUTPUT_TOKENS))
             }
             _ => Ok(()),
@@ -244,7 +250,7 @@ impl RequestObserver for Account {
     fn cut(&self, why: &'static str) {
         if let Some(open) = &mut *self.now_open() {
             open.report.cut = Some(why);
-            // Its answer may stay for a while, with a client that does not take it.
+            // Its answer may stay for a while, if its client does not read.
             if open.report.runs.iter().all(Run::has_ended) {
                 open.leave_limits();
             }
@@ -276,10 +282,10 @@ impl Drop for Closing {
 
 /// An answer's body, whose end closes the account.
 pub struct AccountedBody {
-    // Dropped first: what it still holds of the engine's is told to the account.
+    // Dropped first: the rest of the engine's events still go to the account.
     body: BoxBody,
     _closing: Closing,
-    /// The request's, for what is logged while the answer is made.
+    /// The request's span, for what is logged while the answer is made.
     span: tracing::Span,
 }
 

@@ -2,9 +2,9 @@
 
 use crate::actors::generation::Generation;
 use crate::actors::runtime::RuntimeHandle;
-use crate::api::anthropic::answer::Message;
+use crate::api::anthropic::answer::MessageAnswer;
 use crate::api::anthropic::error::error_body;
-use crate::api::anthropic::stream::Events;
+use crate::api::anthropic::stream::MessageEvents;
 use crate::api::request::ApiRequest;
 use crate::error::ApiError;
 use crate::http::stream::EventBody;
@@ -35,9 +35,9 @@ pub fn has_version(headers: &HeaderMap) -> bool {
 
 /// Answers a request that came to `/v1/messages`.
 pub async fn create(handle: &RuntimeHandle, mut request: ApiRequest) -> Result<HttpResponse, ApiError> {
-    let mut message = Message::new(handle.model());
+    let mut message = MessageAnswer::new(handle.model());
     if request.stream.is_some() {
-        return EventBody::start(handle, request, Events::new(message)).await.map(EventBody::into_response);
+        return EventBody::start(handle, request, MessageEvents::new(message)).await.map(EventBody::into_response);
     }
     let mut generation = Generation::start(handle, &mut request).await?;
     generation.finish(|delta| message.push(delta, |_, _, _| {})).await?;

@@ -14,11 +14,11 @@ use std::sync::{Arc, PoisonError, RwLock};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-/// Names what salts are derived for, so that they are of no use anywhere else.
+/// The purpose that salts are derived for, so that they cannot be used for anything else.
 const SALT_CONTEXT: &str = "Pagetide: salt of an API key's prefix cache";
-/// The same of labels.
+/// The same for labels.
 const LABEL_CONTEXT: &str = "Pagetide: label of an API key's metrics";
-/// Enough to tell some dozens of keys apart, and too few to say which key of many it is.
+/// Enough to tell some dozens of keys apart, and too few to find a key among many.
 const LABEL_DIGITS: usize = 8;
 
 /// The keys as they are now; all clones say the same.
@@ -38,11 +38,11 @@ impl Keys {
     }
 
     pub fn get(&self) -> Arc<AllKeys> {
-        // Nothing panics while it is held, and nothing would be left in between.
+        // Nothing panics while the lock is held, and a panic would leave nothing half done.
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// From now on those of `config`; requests that were let in go on.
+    /// Replaces the keys by those of `config`. Requests that were let in go on.
     pub fn renew(&self, config: &Config) {
         let mut keys = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let clients = keys.clients.renewed(config);
@@ -56,9 +56,9 @@ type KeyHash = [u8; blake3::OUT_LEN];
 /// that the time says nothing about how much of a key was right.
 pub struct ApiKeys {
     keys: Vec<ApiKey>,
-    /// Tenants that there have been.
+    /// The number of tenants so far.
     num_tenants: u32,
-    /// What is counted of all requests together.
+    /// The limits of all requests together.
     all: Arc<Limiter>,
 }
 
@@ -68,13 +68,13 @@ struct ApiKey {
     keyed: Keyed,
 }
 
-/// What a key says beside whose requests they are.
+/// What is known about the client of a key besides its tenant.
 #[derive(Clone, Debug, Default)]
 pub struct Keyed {
     /// The client's name in logs, which is never the key. `None`: the client has no name.
     pub name: Option<Arc<str>>,
     pub tenant: Tenant,
-    /// What counts for its requests: its own limits, if it is a key, and those of all.
+    /// The limits of its requests: its own, if it has a key, and those of all clients together.
     pub limiters: Vec<Arc<Limiter>>,
 }
 
@@ -85,8 +85,8 @@ impl ApiKeys {
         Self { keys: Vec::new(), num_tenants: 0, all }.renewed(config)
     }
 
-    /// Other keys. One that is still there is the same tenant and has used up what it has used up, and a new one is
-    /// another than there has been: what runs counts for those who asked for it.
+    /// Other keys. A key that stays is the same tenant and keeps what it has used. A new key is a new tenant: running
+    /// requests count for the key that they came with.
     fn renewed(&self, config: &Config) -> Self {
         self.all.set(Rates::of_all(&config.limits));
         let mut num_tenants = self.num_tenants;
@@ -99,7 +99,7 @@ impl ApiKeys {
                 tenants::register(Tenant(num_tenants), &name_of(key));
                 Tenant(num_tenants)
             });
-            // Of the key itself: it stays the same whatever other keys come and go.
+            // Derived from the key itself, so that it stays the same whatever other keys come and go.
             let salt = || blake3::Hash::from(blake3::derive_key(SALT_CONTEXT, key.key.as_bytes())).to_hex();
             let caller = Caller { tenant, salt: is_apart.then(|| salt().as_str().into()) };
             let rates = Rates::of_key(key, config);
@@ -114,7 +114,7 @@ impl ApiKeys {
         Self { keys, num_tenants, all: self.all.clone() }
     }
 
-    /// The client that asks; `None`: it may not. Where both headers have a key, the first goes before the other.
+    /// The client that asks; `None`: it may not. If both headers have a key, `Authorization` is used.
     pub fn who(&self, headers: &HeaderMap) -> Option<(Caller, Keyed)> {
         if self.is_empty() {
             return Some((Caller::default(), Keyed { limiters: vec![self.all.clone()], ..Keyed::default() }));
@@ -130,7 +130,7 @@ impl ApiKeys {
         self.keys.is_empty()
     }
 
-    /// Which key this is, from 1 on; 0: none.
+    /// The number of this key, from 1 on; 0: it is none of them.
     fn place(&self, key: &[u8]) -> u32 {
         let hash = hash(key);
         let placed = self.keys.iter().zip(1..);
@@ -142,9 +142,9 @@ impl ApiKeys {
 pub struct OperatorKeys {
     /// Changes settings.
     admin: Option<KeyHash>,
-    /// Reads what is told of all requests.
+    /// Reads what the server tells about all requests.
     metrics: Option<KeyHash>,
-    /// Clients have keys: what is told of all requests is not for everybody.
+    /// Clients have keys: what the server tells about all requests is not public.
     has_clients: bool,
 }
 
@@ -158,13 +158,15 @@ impl OperatorKeys {
         }
     }
 
-    /// Whether a client with these headers may change settings. An error is 403 if no client may, and 401 if another may.
+    /// Whether a client with these headers may change settings. An error is 403 if no client may, and 401 if another
+    /// may.
     pub fn check_admin(&self, headers: &HeaderMap) -> Result<(), ApiError> {
         let Some(known) = &self.admin else { return Err(ApiError::admin_closed()) };
         if is_sent(headers, &[known]) { Ok(()) } else { Err(ApiError::not_admin()) }
     }
 
-    /// Whether they may see how many requests everybody has and how long they are: all, where nobody asks for keys.
+    /// Whether a client with these headers may see the number and the lengths of all requests. Every client may if no
+    /// keys are set.
     pub fn check_watcher(&self, headers: &HeaderMap) -> Result<(), ApiError> {
         if self.metrics.is_none() && !self.has_clients {
             return Ok(());
@@ -177,15 +179,15 @@ impl OperatorKeys {
     }
 }
 
-/// Whether one of these keys is sent. All are compared, in constant time.
+/// Whether the client sends one of these keys. All are compared, in constant time.
 fn is_sent(headers: &HeaderMap, known: &[&KeyHash]) -> bool {
     let sent = sent_keys(headers).into_iter().flatten().map(hash);
     let is_known = |sent: KeyHash| known.iter().fold(Choice::from(0), |found, known| found | known.ct_eq(&sent));
     bool::from(sent.fold(Choice::from(0), |found, sent| found | is_known(sent)))
 }
 
-/// Whoever sent the request may see what is told of all requests together: their number, their lengths, whose they are.
-/// Handlers ask for it, so that no way of writing a path leads around it.
+/// The client may see what the server tells about all requests: their number, their lengths, their keys. Handlers ask
+/// for this value, so that no spelling of a path leads around the check.
 pub struct Watcher;
 
 impl FromRequest for Watcher {
@@ -213,7 +215,7 @@ fn hash(key: &[u8]) -> KeyHash {
     *blake3::hash(key).as_bytes()
 }
 
-/// As bearer, and in the header of its own.
+/// The key as a bearer token, and in the header of its own.
 fn sent_keys(headers: &HeaderMap) -> [Option<&[u8]>; 2] {
     let bearer = headers.get(AUTHORIZATION).and_then(|value| bearer_key(value.as_bytes()));
     [bearer, headers.get(X_API_KEY).map(|value| value.as_bytes().trim_ascii())]

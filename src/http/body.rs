@@ -1,12 +1,12 @@
-//! Bodies of requests, from the bytes of a connection to what a handler asks for.
+//! Receives the bodies of requests and has them parsed.
 //!
-//! The HTTP threads write the streams of all clients, so they parse only small bodies. A larger body is parsed on a text
-//! thread, which makes the request of it and drops it. What all large bodies hold together is bounded
+//! The HTTP threads write the streams of all clients, so they parse only small bodies. A larger body is parsed on a
+//! text thread, which makes the request of it and drops it. What all large bodies hold together is bounded
 //! (`limits.max_parsing_bytes`).
 
 use crate::actors::runtime::RuntimeHandle;
 use crate::actors::workers::Weight;
-use crate::api::body::{self, BodyFields, Bounds, Parsed};
+use crate::api::body::{self, BodyFields, Bounds, ParsedBody};
 use crate::api::model_info::ModelInfo;
 use crate::budget::Budget;
 use crate::config::{LimitsConfig, ServerConfig};
@@ -26,14 +26,14 @@ use std::future::ready;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Up to this a body is parsed where it comes in: that takes less time than asking another thread.
+/// A body of up to this many bytes is parsed on the HTTP thread: that takes less time than asking another thread.
 pub const SMALL_BYTES: usize = 16 << 10;
-/// Bytes of a compressed body that are unpacked at once: gzip makes a thousand times as many of them at most.
+/// Bytes of a compressed body that are unpacked at once. gzip makes at most a thousand times as many of them.
 const COMPRESSED_SLICE: usize = 1024;
 /// An answer of up to this many values is written where it goes out.
 const SMALL_ANSWER: usize = 4096;
 
-/// What bodies may make the server hold; one for the server.
+/// Counts and limits what large bodies make the server hold. There is one for the server.
 #[derive(Clone, Debug)]
 pub struct Parsing {
     /// Bytes of large bodies, each from its first part until it has been parsed.
@@ -82,7 +82,7 @@ impl Drop for Held {
     }
 }
 
-/// A body that is here; or why it is not, which is said after what is wrong with the rest of its request.
+/// A received body, or the error that receiving it met. Errors of the rest of the request are reported first.
 pub struct Body(Result<(Bytes, Held), ApiError>);
 
 impl FromRequest for Body {
@@ -148,12 +148,12 @@ fn unreadable(error: &PayloadError, server: &ServerConfig) -> ApiError {
 }
 
 impl Body {
-    /// The body, made into what the endpoint works on by `parse`: here where it is small, and elsewhere, with all that
-    /// comes of it, where it is large.
+    /// Parses the body and makes what the endpoint works on of it with `parse`: a small body on this thread, a large
+    /// body on a text thread.
     pub async fn parse<B: BodyFields, T: Send + 'static>(
         self,
         handle: &RuntimeHandle,
-        parse: impl FnOnce(Parsed<B>, &ModelInfo) -> Result<T, ApiError> + Send + 'static,
+        parse: impl FnOnce(ParsedBody<B>, &ModelInfo) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let (bytes, held) = self.0?;
         if bytes.len() <= SMALL_BYTES {
@@ -168,11 +168,11 @@ impl Body {
         handle.text().run(Weight::Heavy, work).await
     }
 
-    /// As [`Body::parse`], for what takes time however small the body is.
+    /// As [`Body::parse`], but always on a text thread: for work that takes long even for a small body.
     pub async fn work<B: BodyFields, T: Send + 'static>(
         self,
         handle: &RuntimeHandle,
-        work: impl FnOnce(Parsed<B>, &ModelInfo, &Budget) -> Result<T, ApiError> + Send + 'static,
+        work: impl FnOnce(ParsedBody<B>, &ModelInfo, &Budget) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let ((bytes, held), model) = (self.0?, handle.model().clone());
         let weight = Weight::of_bytes(bytes.len());
@@ -181,14 +181,14 @@ impl Body {
     }
 }
 
-fn read<B: BodyFields>(bytes: &[u8], held: &Held, model: &ModelInfo) -> Result<Parsed<B>, ApiError> {
+fn read<B: BodyFields>(bytes: &[u8], held: &Held, model: &ModelInfo) -> Result<ParsedBody<B>, ApiError> {
     let bounds =
         Bounds { max_values: held.parsing.limits.max_body_values, max_prompts: model.server.get().max_requests };
     body::read(bytes, bounds)
 }
 
-/// Answers with `value`. Where it is long (`num_values` is about how many there are in it), it is written elsewhere, and
-/// dropped there.
+/// Answers with `value`. `num_values` is about how many JSON values it has. A long value is written and dropped on a
+/// text thread.
 pub async fn answer(
     handle: &RuntimeHandle,
     value: impl Serialize + Send + 'static,

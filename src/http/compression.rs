@@ -1,5 +1,6 @@
-//! Compressed bodies. Requests may come with gzip or deflate (`Content-Encoding`); their limit is that of the bytes
-//! they unpack to. Answers go out so to clients that ask (`Accept-Encoding`), except for what is said here.
+//! Compressed bodies. Requests may come with gzip or deflate (`Content-Encoding`); their limit is that of
+//! the bytes that they unpack to. Answers are compressed for clients that ask for it (`Accept-Encoding`), with the
+//! exceptions below.
 
 use crate::error::ApiError;
 use actix_web::body::{BodySize, MessageBody};
@@ -14,8 +15,8 @@ const MIN_BYTES: u64 = 1024;
 /// Encodings that request bodies may have.
 const READABLE: [&str; 3] = ["gzip", "deflate", "identity"];
 
-/// Refuses request bodies in other encodings. Tells the compressor outside of this to let short bodies and streams
-/// alone: an event must go out when it happens, and not when the compressor has enough for a block.
+/// Refuses request bodies in other encodings. Tells the compressor, which is further out, to leave short bodies and
+/// streams alone: an event must go out when it happens, and not when the compressor has enough for a block.
 pub async fn encodings(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
@@ -33,8 +34,8 @@ pub async fn encodings(
     Ok(answer)
 }
 
-/// Takes away what [`encodings`] has written, which a client need not see, and says the compressor's one error in the
-/// API's words.
+/// Removes what [`encodings`] has written, which is not for clients, and gives the compressor's one error the API's
+/// form.
 pub async fn without_identity(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,

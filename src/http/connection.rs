@@ -1,7 +1,7 @@
-//! What is kept of a connection: how long it may go without a request, and whose it is.
+//! What the server keeps about a connection: how long it may go without a request, and which key uses it.
 //!
-//! actix closes a connection on which nothing comes, and one whose first head does not come in time. One that stops in the
-//! middle of a later head, or of a body in chunks that nobody reads any more, it leaves open: that is seen to here.
+//! actix closes an idle connection, and one whose first head does not come in time. It leaves a connection open that
+//! stops in the middle of a later head, or of a chunked body that is no longer read. Such connections are closed here.
 
 use crate::error::ApiError;
 use crate::http::auth::Keyed;
@@ -18,7 +18,7 @@ use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
 
-/// Between an answer that is the connection's last and its end: actix' own time for such ends.
+/// Time between a connection's last answer and its end: actix' own time for such ends.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// One client's connection, as long as actix keeps it.
@@ -28,18 +28,18 @@ pub struct Connection {
     socket: Option<std::net::TcpStream>,
     /// Requests that are read or answered.
     num_busy: Cell<usize>,
-    /// When there was last one.
+    /// When there was last a request.
     idle_since: Cell<Instant>,
-    /// No request follows the ones that there are.
+    /// No further request follows.
     is_ending: Cell<bool>,
-    /// Counts it for the key that came last.
+    /// Counts the connection for the key that was used last.
     seat: RefCell<Option<Seat>>,
     watch: OnceCell<AbortHandle>,
 }
 
 impl Connection {
-    /// Puts what is kept of the connection `io` where its requests find it. `most_idle`: how long it may be between two
-    /// requests, with the time for a head.
+    /// Stores what is kept about the connection `io` where its requests find it. `most_idle`: the most time between two
+    /// requests, including the time for a head.
     pub fn open(io: &dyn Any, data: &mut Extensions, most_idle: Option<Duration>) {
         let tls = io.downcast_ref::<TlsStream<TcpStream>>().map(|tls| tls.get_ref().0);
         let Some(socket) = tls.or(io.downcast_ref::<TcpStream>()) else { return };
@@ -60,18 +60,19 @@ impl Connection {
         data.insert(connection);
     }
 
-    /// A request has come, and is there as long as what is returned.
+    /// A request has come. It lasts as long as the returned value.
     pub fn begin_request(self: &Rc<Self>) -> Busy {
         self.num_busy.set(self.num_busy.get() + 1);
         Busy(Rc::downgrade(self))
     }
 
-    /// It ends with the answer that is being given, whatever else the client sends.
+    /// The connection ends with the current answer, whatever else the client sends.
     pub fn end_with_answer(&self) {
         self.is_ending.set(true);
     }
 
-    /// It is used with this key, and counts for it until it ends or is used with another. An error is a 429.
+    /// The connection is used with this key. It counts for the key until it ends or is used with another. An error is a
+    /// 429.
     pub fn belong_to(&self, key: &Keyed) -> Result<(), ApiError> {
         let own = key.limiters.first().filter(|_| key.name.is_some());
         let mut seat = self.seat.borrow_mut();
@@ -92,7 +93,7 @@ impl Connection {
         num_ready == 0
     }
 
-    /// actix sees that its client has gone.
+    /// Ends the connection, as if its client had gone.
     fn shut_down(&self) {
         // An error is a connection that has ended already.
         let _ = self.socket.as_ref().map(|socket| socket.shutdown(Shutdown::Both));
@@ -143,7 +144,8 @@ async fn end_when_written(connection: Weak<Connection>) {
         sleep(LINGER).await;
         let Some(connection) = connection.upgrade() else { return };
         if connection.num_busy.get() > 0 {
-            // Another came at the same time, in HTTP/2 or right behind: the end of that one's answer is the end.
+            // Another request came at the same time (HTTP/2, or pipelined): the end of its answer is the connection's
+            // end.
             return;
         }
         if !connection.is_writing() {

@@ -4,11 +4,11 @@ use crate::config::ServerConfig;
 use actix_cors::Cors;
 use actix_web::middleware::Condition;
 
-/// Seconds for which a browser remembers what it was told.
+/// Seconds for which a browser remembers the answer.
 const MAX_AGE_S: usize = 600;
 
-/// Without origins in the configuration, no headers at all: browsers then keep other origins' pages out. Requests are
-/// never refused for their origin, which anything but a browser makes up as it likes.
+/// Without origins in the configuration there are no headers: browsers then keep the pages of other origins out.
+/// Requests are never refused for their origin: other programs than browsers can set it to anything.
 pub fn cors(config: &ServerConfig) -> Condition<Cors> {
     let mut cors = Cors::default()
         .allowed_methods(["GET", "HEAD", "POST"])

@@ -1,20 +1,21 @@
-//! What clients may ask for: requests and tokens a minute, and requests at once, of each key and of all together.
+//! Limits of clients: requests and tokens per minute, and requests at once, for each key and for all together.
 //!
-//! A limit a minute is a bucket that holds as much as a minute may have and fills up at that rate. A request takes one from
-//! the bucket of requests. From the bucket of tokens it takes its prompt and all that its output may become; at its end
-//! it puts back what it has not used. Where the client has not said how long the output may become, it takes
-//! [`ASSUMED_OUTPUT_TOKENS`], and at its end what it used beyond: then the bucket may be below nothing for a while.
+//! A limit per minute is a bucket that holds a minute's worth and fills up at that rate. A request takes one from the
+//! bucket of requests. It takes its prompt and the longest possible output from the bucket of tokens, and puts back at
+//! its end what it has not used. If the client has not said how long the output may become, the request takes
+//! [`ASSUMED_OUTPUT_TOKENS`], and at its end what it has used beyond that: the bucket may then be below zero for a
+//! while.
 
 mod limiter;
 
 use crate::config::{ApiKeyConfig, Config, LimitsConfig};
 use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
-use limiter::State;
+use limiter::LimiterState;
 pub use limiter::{Limiter, Rates, Seat, Ticket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What an output is charged with at first where its client has not said how long it may become.
+/// Tokens that an output is charged with at first if its client has not said how long it may become.
 pub const ASSUMED_OUTPUT_TOKENS: usize = 256;
 
 impl Rates {
@@ -34,7 +35,7 @@ impl Rates {
     }
 }
 
-/// What OpenAI's clients look for: of each kind of limit the tightest.
+/// The headers that OpenAI's clients read: the tightest limit of each kind.
 pub fn write_headers(limiters: &[Arc<Limiter>], headers: &mut HeaderMap) {
     let now = Instant::now();
     let states = limiters.iter().map(|limiter| {
@@ -43,7 +44,7 @@ pub fn write_headers(limiters: &[Arc<Limiter>], headers: &mut HeaderMap) {
         state.tokens.refill(now);
         state
     });
-    let states: Vec<State> = states.collect();
+    let states: Vec<LimiterState> = states.collect();
     let kinds = [("requests", states.iter().map(|state| state.requests).collect::<Vec<_>>())];
     let kinds = kinds.into_iter().chain([("tokens", states.iter().map(|state| state.tokens).collect())]);
     for (kind, buckets) in kinds {

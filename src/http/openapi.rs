@@ -1,8 +1,8 @@
 //! The description of the API (OpenAPI 3.1), at `/openapi.json` and behind the page at `/docs`.
 //!
-//! It has two sources: the table of paths ([`crate::http::routes::PATHS`]), each entry with an [`Operation`](crate::api::openapi::Operation), and the
-//! structs that parse and write bodies, which derive `ToSchema`. So what is not described is not served, and a field
-//! that is parsed is described by its struct.
+//! It has two sources: the table of paths ([`crate::http::routes::PATHS`]), each entry with an
+//! [`Operation`](crate::api::openapi::Operation), and the structs that parse and write bodies, which derive `ToSchema`.
+//! So what is not described is not served, and a field that is parsed is described by its struct.
 //!
 //! To add a field, give it a doc comment and its range and default (`#[schema(minimum = 0, default = 1)]`): see
 //! [`crate::api::fields::sampling::SamplingFields`]. To add a path, add a line to the table, with the handler and a

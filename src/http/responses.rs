@@ -5,7 +5,7 @@ use crate::actors::runtime::RuntimeHandle;
 use crate::api::responses::LOGPROBS_COPIES;
 use crate::api::responses::answer::Response;
 use crate::api::responses::request::ResponsesRequest;
-use crate::api::responses::stream::Events;
+use crate::api::responses::stream::ResponseEvents;
 use crate::api::usage::Usage;
 use crate::error::ApiError;
 use crate::http::body;
@@ -18,7 +18,7 @@ pub async fn create(handle: &RuntimeHandle, request: ResponsesRequest) -> Result
     let ResponsesRequest { mut request, settings } = request;
     let mut response = Response::new(settings, &request, handle.model());
     if request.stream.is_some() {
-        return EventBody::start(handle, request, Events::new(response)).await.map(EventBody::into_response);
+        return EventBody::start(handle, request, ResponseEvents::new(response)).await.map(EventBody::into_response);
     }
     let num_values = request.num_answer_values(handle.model().max_model_len as usize);
     let mut generation = Generation::start(handle, &mut request).await?;

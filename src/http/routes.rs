@@ -1,4 +1,4 @@
-//! The paths. A handler parses, submits, streams.
+//! The paths and their handlers. A handler parses, submits, streams.
 
 use crate::actors::generation::{self, Generation};
 use crate::actors::messages::Caller;
@@ -7,7 +7,7 @@ use crate::actors::runtime::RuntimeHandle;
 use crate::actors::tuner::Tuner;
 use crate::api;
 use crate::api::body::fields::AnyFields;
-use crate::api::body::{BodyFields, Parsed};
+use crate::api::body::{BodyFields, ParsedBody};
 use crate::api::fields::model::check_model_name;
 use crate::api::fold::engine_stopped;
 use crate::api::model_info::ModelInfo;
@@ -15,7 +15,7 @@ use crate::api::openai::embeddings::{EmbeddingList, EmbeddingRequest};
 use crate::api::openai::stream::Chunks;
 use crate::api::openai::{Endpoint, chat, completion, embeddings, tokenize};
 use crate::api::openapi::answers::{ModelCard, ModelList, Status, Version};
-use crate::api::openapi::{Access, Operation, Tag};
+use crate::api::openapi::{Operation, PathAccess, Tag};
 use crate::api::request::ApiRequest;
 use crate::api::responses::request::ResponsesRequest;
 use crate::budget::Budget;
@@ -62,15 +62,15 @@ impl Verb {
 pub struct ApiPath {
     pub verb: Verb,
     pub path: &'static str,
-    /// The same in the router's words.
+    /// The path in the router's syntax.
     pattern: &'static str,
-    pub access: Access,
+    pub access: PathAccess,
     handler: fn() -> Route,
     pub describe: fn() -> Operation,
 }
 
 const fn post(path: &'static str, handler: fn() -> Route, describe: fn() -> Operation) -> ApiPath {
-    ApiPath { verb: Verb::Post, path, pattern: path, access: Access::Key, handler, describe }
+    ApiPath { verb: Verb::Post, path, pattern: path, access: PathAccess::Key, handler, describe }
 }
 
 const fn get(path: &'static str, handler: fn() -> Route, describe: fn() -> Operation) -> ApiPath {
@@ -82,18 +82,18 @@ const fn delete(path: &'static str, handler: fn() -> Route, describe: fn() -> Op
 }
 
 const fn open(path: ApiPath) -> ApiPath {
-    ApiPath { access: Access::Open, ..path }
+    ApiPath { access: PathAccess::Open, ..path }
 }
 
 const fn admin(path: ApiPath) -> ApiPath {
-    ApiPath { access: Access::Admin, ..path }
+    ApiPath { access: PathAccess::Admin, ..path }
 }
 
 const fn watcher(path: ApiPath) -> ApiPath {
-    ApiPath { access: Access::Watcher, ..path }
+    ApiPath { access: PathAccess::Watcher, ..path }
 }
 
-/// Every path that is served. Where a path has several methods, they stand together.
+/// Every path that is served. The methods of one path stand together.
 pub static PATHS: [ApiPath; 27] = [
     open(get("/", || web::to(console::page), console::describe_page)),
     watcher(get("/console/events", || web::to(console::events), console::describe_events)),
@@ -125,13 +125,13 @@ pub static PATHS: [ApiPath; 27] = [
     open(get("/docs", || web::to(docs), describe_docs)),
 ];
 
-/// Whom a path answers; one that there is not is no different from others.
-pub fn access_to(path: &str) -> Access {
+/// The clients that may use a path. A path that does not exist is like most that do.
+pub fn access_to(path: &str) -> PathAccess {
     let known = PATHS.iter().find(|known| known.path == path).map(|known| known.access);
-    known.unwrap_or(if console::is_file(path) { Access::Open } else { Access::Key })
+    known.unwrap_or(if console::is_file(path) { PathAccess::Open } else { PathAccess::Key })
 }
 
-/// Whether a path is for the operator: where `server.admin_listen` is set, it is found there only.
+/// Whether a path is for the operator. If `server.admin_listen` is set, it is found only there.
 pub fn is_private(path: &str) -> bool {
     path == "/metrics" || path.starts_with("/admin/")
 }
@@ -141,7 +141,7 @@ pub fn is_open_to_all_ports(path: &str) -> bool {
     path == "/health" || path == "/ready"
 }
 
-/// How metrics name the path of a matched route; what a client made up is `other`.
+/// The name of a matched route in metrics. Paths that a client made up are `other`.
 pub fn metrics_path(pattern: Option<&str>) -> &'static str {
     PATHS.iter().find(|path| pattern == Some(path.pattern)).map_or("other", |path| path.path)
 }
@@ -153,7 +153,7 @@ pub fn configure(config: &mut ServiceConfig) {
     config.default_service(web::to(not_found));
 }
 
-/// One path with its methods, HEAD going with GET; another is answered with 405.
+/// One path with its methods, where HEAD goes with GET. Other methods are answered with 405.
 fn resource(methods: &'static [ApiPath]) -> Resource {
     let mut resource = web::resource(methods[0].pattern);
     let mut allowed = Vec::new();
@@ -193,7 +193,7 @@ impl FromRequest for SubmittingHandle {
         let (Some(account), Some(keyed)) = (extensions.get::<Arc<Account>>(), extensions.get::<Keyed>()) else {
             return ready(Ok(Self(handle)));
         };
-        // What is refused in any case uses up no limit.
+        // A request that is refused in any case uses up no limit.
         let entered = if handle.is_draining() { Ok(()) } else { account.enter(keyed) };
         ready(entered.map(|()| Self(handle.observed_by(account.clone()))))
     }
@@ -221,7 +221,7 @@ async fn completions(handle: SubmittingHandle, body: Body) -> Result<HttpRespons
 async fn parse<B: BodyFields + 'static, T: Send + 'static>(
     handle: &RuntimeHandle,
     body: Body,
-    parse: fn(Parsed<B>, &ModelInfo) -> Result<T, ApiError>,
+    parse: fn(ParsedBody<B>, &ModelInfo) -> Result<T, ApiError>,
 ) -> Result<T, ApiError> {
     let parsed = body.parse(handle, move |body, model| Ok(parse(body, model))).await?;
     parsed.inspect_err(|_| metrics::request_rejected(metrics::Rejection::Invalid, handle.tenant()))
@@ -310,8 +310,8 @@ async fn detokenize(handle: SubmittingHandle, request: HttpRequest, body: Body) 
     convert(&handle, &request, body, tokenize::detokenize).await
 }
 
-/// Gives an answer, and how many tokens were made of text for it, or text of them.
-type Convert<B, T> = fn(Parsed<B>, &ModelInfo, &Budget) -> Result<(T, usize), ApiError>;
+/// Makes an answer, and says how many tokens were converted for it.
+type Convert<B, T> = fn(ParsedBody<B>, &ModelInfo, &Budget) -> Result<(T, usize), ApiError>;
 
 /// Answers a request for a text's tokens, or for the text of tokens, and charges it for them.
 async fn convert<B: BodyFields + 'static, T: Serialize + 'static>(
@@ -320,7 +320,7 @@ async fn convert<B: BodyFields + 'static, T: Serialize + 'static>(
     body: Body,
     convert: Convert<B, T>,
 ) -> Result<HttpResponse, ApiError> {
-    let work = move |body: Parsed<B>, model: &ModelInfo, budget: &Budget| {
+    let work = move |body: ParsedBody<B>, model: &ModelInfo, budget: &Budget| {
         let (answer, num_tokens) = convert(body, model, budget)?;
         Ok((body::written(&answer)?, num_tokens))
     };
@@ -397,7 +397,7 @@ async fn change_config(
     tuner: Data<Tuner>,
     body: Body,
 ) -> Result<HttpResponse, ApiError> {
-    let settings = body.parse(&handle, |Parsed { body: AnyFields(settings), problems }, _| {
+    let settings = body.parse(&handle, |ParsedBody { body: AnyFields(settings), problems }, _| {
         problems.check()?;
         Ok(Value::Object(settings))
     });

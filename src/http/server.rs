@@ -1,10 +1,10 @@
-//! The HTTP server: settings, and what is done to every request.
+//! The HTTP server: its settings, and the middleware of every request.
 
 use crate::actors::runtime::RuntimeHandle;
 use crate::actors::tuner::Tuner;
 use crate::api::live_server::LiveServer;
 use crate::api::openai::response::new_id;
-use crate::api::openapi::Access;
+use crate::api::openapi::PathAccess;
 use crate::config::{Config, ServerConfig};
 use crate::error::{ApiError, StartError};
 use crate::http::account::{Account, AccountedBody, Closing, Reporter};
@@ -36,19 +36,19 @@ use std::time::Duration;
 use tracing::Instrument;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// Time for what is written when the server ends.
+/// Time to finish writing when the server ends.
 pub const LAST_WORDS: Duration = Duration::from_secs(5);
 /// How long answers may take when a server ends gracefully. This is long: draining ends the server before.
 const CUT_BY_DRAIN: Duration = Duration::from_secs(2 * 86_400);
-/// For a TLS handshake without a limit: actix has a short one where none is said.
+/// The limit of a TLS handshake if there is to be none: actix has a short default.
 const ANY_TIME: Duration = Duration::from_secs(86_400);
 /// A client's own request id is echoed up to this length.
 const MAX_REQUEST_ID_BYTES: usize = 256;
 
-/// Where the server listens, and as whom.
+/// The addresses that the server listens on, and its certificate.
 pub struct Listeners {
     public: TcpListener,
-    /// For `/metrics` and `/admin` alone.
+    /// Only for `/metrics` and `/admin`.
     admin: Option<TcpListener>,
     certificate: Option<Certificate>,
 }
@@ -84,8 +84,8 @@ pub fn listen(config: &Config) -> Result<Listeners, StartError> {
     Ok(Listeners { public, admin, certificate: Certificate::read(server)? })
 }
 
-/// The servers on both ports. They run while this is awaited or spawned, and end together: the admin's when the public
-/// one has, so that it answers until then.
+/// The servers on both ports. They run while this is awaited or spawned. The admin's server ends after the public one,
+/// so that it answers until then.
 #[must_use = "the servers run while this is awaited or spawned"]
 pub struct Servers {
     handle: ServerHandle,
@@ -124,7 +124,7 @@ impl Future for Servers {
 }
 
 /// Serves on `listeners` until the returned servers' handle is told to stop. `tuner` changes the settings of `handle`'s
-/// engine, and those here; `config` is what they are at the start.
+/// engine and of this server. `config` holds the settings at the start.
 pub fn serve(
     handle: RuntimeHandle,
     tuner: Tuner,
@@ -148,7 +148,7 @@ pub fn serve(
     let parsing = Data::new(Parsing::new(&config.limits));
     let app = move || {
         let (keys, live, reporter) = (keys.clone(), handle.model().server.clone(), reporter.clone());
-        // The last is the outermost.
+        // The last middleware is the outermost.
         App::new()
             .app_data(handle.clone())
             .app_data(tuner.clone())
@@ -191,7 +191,8 @@ pub fn serve(
     Ok(Servers::new(server.run(), admin.map(HttpServer::run)))
 }
 
-/// Workers, and connections of each, which counts for itself: together as many as may be, or somewhat fewer.
+/// The number of workers, and of connections of each. Together they take the configured number of connections, or
+/// somewhat fewer.
 fn shares(max_connections: usize, num_workers: usize) -> (usize, usize) {
     if max_connections == 0 {
         return (num_workers, usize::MAX);
@@ -200,7 +201,7 @@ fn shares(max_connections: usize, num_workers: usize) -> (usize, usize) {
     (num_workers, max_connections / num_workers)
 }
 
-/// Where the admin has an address of its own, lets each path be found on its own only.
+/// If the admin's paths have an address of their own: hides them on the public address, and the others on theirs.
 async fn on_its_port(
     admin: Option<SocketAddr>,
     request: ServiceRequest,
@@ -208,7 +209,7 @@ async fn on_its_port(
 ) -> Result<ServiceResponse, Error> {
     if let Some(admin) = admin {
         let is_admins = request.app_config().local_addr() == admin;
-        // As the router reads it: no way of writing a path leads around this.
+        // The path as the router reads it, so that no spelling of a path leads around this check.
         let path = request.match_info().as_str();
         if is_private(path) != is_admins && !is_open_to_all_ports(path) {
             let error = ApiError::not_found(path);
@@ -239,8 +240,8 @@ async fn with_key(
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse, Error> {
     let who = keys.get().clients.who(request.headers());
-    // Handlers of the admin's paths look at the key themselves.
-    if who.is_none() && access_to(request.path()) == Access::Key {
+    // Handlers of the admin's paths check the key themselves.
+    if who.is_none() && access_to(request.path()) == PathAccess::Key {
         return Ok(request.into_response(ApiError::unauthorized().error_response()));
     }
     let (caller, keyed) = who.unwrap_or_default();
@@ -260,7 +261,7 @@ async fn with_key(
     Ok(next.call(request).await?.map_into_boxed_body())
 }
 
-/// What is done to every request: its id, its account, counting.
+/// Gives every request its id and its account, and counts it.
 async fn around(
     reporter: Arc<Reporter>,
     request: ServiceRequest,
@@ -271,13 +272,13 @@ async fn around(
     let path = metrics_path(request.match_pattern().as_deref());
     let account = Account::open(reporter, shown_id, request.method().as_str(), path, request.headers());
     let connection = connection_of(&request);
-    // Closed too where the client goes before there is an answer.
+    // This also closes the account if the client leaves before there is an answer.
     let closing = Closing::new(account.clone(), connection.as_ref().map(Connection::begin_request));
     request.extensions_mut().insert(account.clone());
     let handle: Data<RuntimeHandle> = request.app_data::<Data<RuntimeHandle>>().expect("every app has one").clone();
     let is_anthropics = anthropic::is_spoken(request.path(), request.headers());
-    // Of the request alone. An answer's head cannot say: actix-http reuses heads and leaves the version of the answer
-    // before in them, so that each that was used for HTTP/1.0 would seem to end its connection for ever.
+    // Only the request tells. actix-http reuses the heads of answers and leaves the HTTP version of the previous answer
+    // in them, so every head that was once used for HTTP/1.0 would seem to end its connection.
     let is_clients_last = request.head().connection_type() == ConnectionType::Close;
     let span = tracing::info_span!("request", id = shown_id);
     let mut answer = next.call(request).instrument(span.clone()).await?.map_into_boxed_body();
@@ -288,7 +289,7 @@ async fn around(
     let head = answer.response_mut().head_mut();
     head.headers_mut().insert(REQUEST_ID, id.clone());
     account.answered(path, status, head.headers_mut());
-    // The next one has to go elsewhere; of a body that never came, the rest may still come.
+    // The next request needs another connection: the rest of a body that was given up may still come on this one.
     let is_servers_last = handle.is_draining() || status == 408;
     if is_servers_last {
         head.set_connection_type(ConnectionType::Close);
@@ -300,7 +301,7 @@ async fn around(
     Ok(answer.map_body(|_, body| AccountedBody::new(body, closing, span)).map_into_boxed_body())
 }
 
-/// None where a request came on no connection: in a test.
+/// `None` if a request came on no connection, in a test.
 fn connection_of(request: &ServiceRequest) -> Option<Rc<Connection>> {
     request.conn_data::<Rc<Connection>>().cloned()
 }

@@ -1,4 +1,4 @@
-//! Answers as server-sent events, in the words of whichever API was asked.
+//! Answers as server-sent events, in the format of the API that was asked.
 
 use crate::actors::generation::Generation;
 use crate::actors::observer::RequestObserver;
@@ -20,26 +20,26 @@ use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
 use tracing::Instrument;
 
-/// One write takes everything that is ready, up to about this much, so that a client that reads slowly holds us back
-/// here and not in the socket's buffers.
+/// One write takes everything that is ready, up to about this many bytes. So a client that reads slowly is noticed
+/// here, and not hidden by the socket's buffers.
 const MAX_WRITE_BYTES: usize = 64 << 10;
 
-/// Between two looks at how much waits, and for how long.
+/// Time between two checks of how much waits to be read, and for how long.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Events of one request. Dropped by the server when the client goes away, which cancels the request.
 pub struct EventBody<W> {
-    events: Rc<RefCell<Events<W>>>,
-    /// Looks after a client that takes nothing, or too little.
+    events: Rc<RefCell<StreamState<W>>>,
+    /// Cuts the stream off if its client reads nothing, or too slowly.
     watch: AbortHandle,
 }
 
-struct Events<W> {
+struct StreamState<W> {
     writer: W,
     /// `None` when all has been written.
     generation: Option<Generation>,
     buffer: Vec<u8>,
-    /// Since when the client has been given something and has not come for more.
+    /// When the client was last given something, if it has not asked for more since.
     given: Option<Instant>,
     is_cut: bool,
 }
@@ -50,7 +50,7 @@ struct Events<W> {
 pub struct SlowClient;
 
 impl<W: WriteEvents> EventBody<W> {
-    /// Submits the request; what the intake refuses is refused before the stream begins.
+    /// Submits the request. A request that the intake refuses is refused before the stream begins.
     pub async fn start(handle: &RuntimeHandle, mut request: ApiRequest, mut writer: W) -> Result<Self, ApiError> {
         let mut generation = Generation::start(handle, &mut request).await?;
         if W::LOGPROBS_COPIES > 0 {
@@ -58,7 +58,7 @@ impl<W: WriteEvents> EventBody<W> {
         }
         let mut buffer = Vec::new();
         writer.begin(&mut buffer, generation.answers());
-        let events = Events { writer, generation: Some(generation), buffer, given: None, is_cut: false };
+        let events = StreamState { writer, generation: Some(generation), buffer, given: None, is_cut: false };
         let events = Rc::new(RefCell::new(events));
         let server = handle.model().server.get();
         let timeout = Some(Duration::from_secs(server.write_timeout_s)).filter(|timeout| !timeout.is_zero());
@@ -88,7 +88,7 @@ impl<W> Drop for EventBody<W> {
 /// The server asks a body for more only when there is room for it, so the body cannot do this itself; and what the
 /// engine says meanwhile would be kept in vain.
 async fn cut_if_not_read<W>(
-    events: Weak<RefCell<Events<W>>>,
+    events: Weak<RefCell<StreamState<W>>>,
     timeout: Option<Duration>,
     max_unread: Option<usize>,
     observer: Option<Arc<dyn RequestObserver>>,
@@ -125,8 +125,8 @@ async fn cut_if_not_read<W>(
     }
 }
 
-impl<W: WriteEvents> Events<W> {
-    /// Writes what is ready; false if that was nothing.
+impl<W: WriteEvents> StreamState<W> {
+    /// Writes what is ready. Returns false if nothing is.
     fn fill(&mut self, cx: &mut Context<'_>) -> bool {
         while self.buffer.len() < MAX_WRITE_BYTES
             && let Some(mut generation) = self.generation.take()

@@ -1,4 +1,4 @@
-//! Clients that are too slow: to send a body, or to take what is ready for them.
+//! Clients that are too slow to send a body, or to read what is ready for them.
 
 use actix_web::dev::Payload;
 use actix_web::error::PayloadError;
@@ -11,12 +11,12 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-/// A body that must be whole within a time from when it is first waited for.
+/// A body that has to be complete within a time. The time begins when the body is first waited for.
 pub fn timed_body(payload: Payload, timeout: Duration) -> Payload {
     Payload::Stream { payload: Box::pin(TimedBody { payload, timeout, sleep: None }) }
 }
 
-/// Whether it is this that a body could not be read for.
+/// Whether a body could not be read because of its time-out.
 pub fn is_timeout(error: &PayloadError) -> bool {
     matches!(error, PayloadError::Io(error) if error.kind() == ErrorKind::TimedOut)
 }
@@ -24,7 +24,7 @@ pub fn is_timeout(error: &PayloadError) -> bool {
 struct TimedBody {
     payload: Payload,
     timeout: Duration,
-    /// Most bodies are there with their head, and need none.
+    /// Most bodies come with their head and need no timer.
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
@@ -45,8 +45,8 @@ impl Stream for TimedBody {
     }
 }
 
-/// Has the system end connections of `listener` that take nothing of what was written for this long. A body is not asked
-/// for more while the socket is full, so that nobody else would notice.
+/// Has the operating system end connections of `listener` whose client reads nothing for this long. The server cannot
+/// do this: it does not ask a body for more while the socket is full.
 #[cfg(target_os = "linux")]
 pub fn end_stalled_connections(listener: &TcpListener, timeout: Duration) -> std::io::Result<()> {
     use std::os::fd::AsRawFd;
@@ -60,7 +60,8 @@ pub fn end_stalled_connections(listener: &TcpListener, timeout: Duration) -> std
     if done == 0 { Ok(()) } else { Err(Error::last_os_error()) }
 }
 
-/// There is no such thing here: a stalled stream loses its request, and its connection lasts until the client closes it.
+/// This system has no such option: a stalled stream loses its request, and its connection lasts until the client closes
+/// it.
 #[cfg(not(target_os = "linux"))]
 pub fn end_stalled_connections(_: &TcpListener, _: Duration) -> std::io::Result<()> {
     Ok(())

@@ -9,7 +9,7 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// The server's certificate as it is now; all clones say the same.
+/// The server's current certificate. All clones share it.
 #[derive(Clone, Debug)]
 pub struct Certificate(Arc<RwLock<Arc<CertifiedKey>>>);
 
@@ -23,7 +23,7 @@ impl Certificate {
         Ok(Some(Self(Arc::new(RwLock::new(Arc::new(key))))))
     }
 
-    /// Reads the files again; connections that there are keep what they have. What cannot be read changes nothing.
+    /// Reads the files again. Open connections keep the certificate that they have. An error changes nothing.
     pub fn renew(&self, config: &ServerConfig) {
         match read(&config.tls_cert, &config.tls_key) {
             Ok(key) => {
@@ -60,7 +60,7 @@ fn read(cert: &str, key: &str) -> Result<CertifiedKey, String> {
         return Err(format!("server.tls_cert: {cert}: there is no certificate in it"));
     }
     let private = PrivateKeyDer::from_pem_file(key).map_err(|error| format!("server.tls_key: {key}: {error}"))?;
-    // Says too where the two do not belong together.
+    // This also fails if the certificate and the key do not belong together.
     CertifiedKey::from_der(chain, private, &ring::default_provider())
         .map_err(|error| format!("server.tls_cert {cert} and server.tls_key {key}: {error}"))
 }

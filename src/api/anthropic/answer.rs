@@ -1,27 +1,27 @@
 //! The message that answers, whole or in the making.
 
 use crate::api::delta::{Delta, Finish, StopReason};
-use crate::api::items::{Change, Item, Items};
+use crate::api::items::{AnswerItem, AnswerItems, ItemChange};
 use crate::api::model_info::ModelInfo;
 use crate::api::openai::response::random_hex;
 use crate::api::usage::Usage;
 use serde_json::{Map, Value, json};
 
-pub struct Message {
+pub struct MessageAnswer {
     id: String,
     model: String,
-    items: Items,
+    items: AnswerItems,
     finish: Option<Finish>,
 }
 
-impl Message {
+impl MessageAnswer {
     pub fn new(model: &ModelInfo) -> Self {
         let id = format!("msg_{}", random_hex());
-        Self { id, model: model.served_name.clone(), items: Items::default(), finish: None }
+        Self { id, model: model.served_name.clone(), items: AnswerItems::default(), finish: None }
     }
 
     /// Takes what the answer gained and tells what that does to which content block.
-    pub fn push(&mut self, mut delta: Delta, mut tell: impl FnMut(usize, &Item, Change<'_>)) {
+    pub fn push(&mut self, mut delta: Delta, mut tell: impl FnMut(usize, &AnswerItem, ItemChange<'_>)) {
         let finish = delta.finish.take();
         self.items.push(delta, &mut tell);
         if finish.is_some() {
@@ -45,7 +45,7 @@ impl Message {
     /// Why it ended, and the stop sequence that ended it.
     pub fn stop(&self) -> (&'static str, Option<&str>) {
         let Some(finish) = &self.finish else { return ("end_turn", None) };
-        let calls = || self.items.list().iter().any(|item| matches!(item, Item::Call { .. }));
+        let calls = || self.items.list().iter().any(|item| matches!(item, AnswerItem::Call { .. }));
         match (finish.reason, &finish.stop_reason) {
             ("length", _) => ("max_tokens", None),
             (_, Some(StopReason::Text(text))) => ("stop_sequence", Some(text)),
@@ -84,12 +84,12 @@ impl Message {
 
 /// A whole content block. The input of a call that `max_tokens` cut off is no JSON; it is left out, and the message's
 /// `stop_reason` says why.
-fn block(item: &Item) -> Value {
+fn block(item: &AnswerItem) -> Value {
     match item {
         // A signature lets a server check that the thinking is its own. This server does not check it.
-        Item::Reasoning { text } => json!({"type": "thinking", "thinking": text, "signature": ""}),
-        Item::Text { text, .. } => json!({"type": "text", "text": text}),
-        Item::Call { id, name, arguments } => {
+        AnswerItem::Reasoning { text } => json!({"type": "thinking", "thinking": text, "signature": ""}),
+        AnswerItem::Text { text, .. } => json!({"type": "text", "text": text}),
+        AnswerItem::Call { id, name, arguments } => {
             let input: Map<String, Value> = serde_json::from_str(arguments).unwrap_or_default();
             json!({"type": "tool_use", "id": id, "name": name, "input": input})
         }
@@ -97,10 +97,10 @@ fn block(item: &Item) -> Value {
 }
 
 /// A content block before its first delta.
-pub fn empty_block(item: &Item) -> Value {
+pub fn empty_block(item: &AnswerItem) -> Value {
     match item {
-        Item::Reasoning { .. } => json!({"type": "thinking", "thinking": "", "signature": ""}),
-        Item::Text { .. } => json!({"type": "text", "text": ""}),
-        Item::Call { id, name, .. } => json!({"type": "tool_use", "id": id, "name": name, "input": {}}),
+        AnswerItem::Reasoning { .. } => json!({"type": "thinking", "thinking": "", "signature": ""}),
+        AnswerItem::Text { .. } => json!({"type": "text", "text": ""}),
+        AnswerItem::Call { id, name, .. } => json!({"type": "tool_use", "id": id, "name": name, "input": {}}),
     }
 }

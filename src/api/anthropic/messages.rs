@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 /// Adds the messages to `written`. True where the last one is the beginning of the answer.
 pub fn messages(given: Vec<Value>, written: &mut Vec<Value>) -> Result<bool, ApiError> {
-    let mut conversation = Conversation { written, arguments: CallArguments::new(), open: None, calls: false };
+    let mut conversation = BlockConversation { written, arguments: CallArguments::new(), open: None, calls: false };
     let last = given.len().saturating_sub(1);
     let mut ends_with_assistant = false;
     for (i, message) in given.into_iter().enumerate() {
@@ -18,8 +18,8 @@ pub fn messages(given: Vec<Value>, written: &mut Vec<Value>) -> Result<bool, Api
         let role = string(&path, &message, "role")?;
         ends_with_assistant = role == "assistant";
         match role {
-            "user" => conversation.message(&path, Role::User, content)?,
-            "assistant" => conversation.message(&path, Role::Assistant, content)?,
+            "user" => conversation.message(&path, TurnRole::User, content)?,
+            "assistant" => conversation.message(&path, TurnRole::Assistant, content)?,
             "system" => {
                 let content = text_blocks(&format!("{path}.content"), content.as_ref())?.into_content();
                 conversation.open = None;
@@ -57,37 +57,37 @@ fn complete_turns(written: &mut [Value]) -> Result<(), ApiError> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Role {
+enum TurnRole {
     User,
     Assistant,
 }
 
-impl Role {
+impl TurnRole {
     fn name(self) -> &'static str {
         match self {
-            Role::User => "user",
-            Role::Assistant => "assistant",
+            TurnRole::User => "user",
+            TurnRole::Assistant => "assistant",
         }
     }
 }
 
-struct Conversation<'a> {
+struct BlockConversation<'a> {
     written: &'a mut Vec<Value>,
     arguments: CallArguments,
     /// The role of the last message, where what follows of the same role joins it: consecutive messages of one role
     /// are one turn.
-    open: Option<Role>,
+    open: Option<TurnRole>,
     /// The last message has calls.
     calls: bool,
 }
 
-impl Conversation<'_> {
+impl BlockConversation<'_> {
     fn add(&mut self, message: Value) {
         self.written.push(message);
         self.calls = false;
     }
 
-    fn message(&mut self, path: &str, role: Role, content: Option<Value>) -> Result<(), ApiError> {
+    fn message(&mut self, path: &str, role: TurnRole, content: Option<Value>) -> Result<(), ApiError> {
         let path = format!("{path}.content");
         match content {
             Some(Value::String(text)) => {
@@ -102,7 +102,7 @@ impl Conversation<'_> {
         }
     }
 
-    fn block(&mut self, path: &str, role: Role, block: Value) -> Result<(), ApiError> {
+    fn block(&mut self, path: &str, role: TurnRole, block: Value) -> Result<(), ApiError> {
         object(path, &block)?;
         let Value::Object(mut block) = block else { return Ok(()) };
         match (string(path, &block, "type")?, role) {
@@ -113,7 +113,7 @@ impl Conversation<'_> {
                 }
                 Ok(())
             }
-            ("thinking", Role::Assistant) => {
+            ("thinking", TurnRole::Assistant) => {
                 let thinking = string(path, &block, "thinking")?;
                 let message = self.turn(role);
                 match message.get_mut("reasoning_content") {
@@ -123,9 +123,9 @@ impl Conversation<'_> {
                 Ok(())
             }
             // It cannot be read here.
-            ("redacted_thinking", Role::Assistant) => Ok(()),
-            ("tool_use", Role::Assistant) => self.tool_use(path, block),
-            ("tool_result", Role::User) => self.tool_result(path, &block),
+            ("redacted_thinking", TurnRole::Assistant) => Ok(()),
+            ("tool_use", TurnRole::Assistant) => self.tool_use(path, block),
+            ("tool_result", TurnRole::User) => self.tool_result(path, &block),
             (kind @ ("thinking" | "redacted_thinking" | "tool_use" | "tool_result"), _) => {
                 let role = role.name();
                 let message = format!("{path}: a block of type {kind:?} is not allowed in a message of role {role:?}");
@@ -135,7 +135,7 @@ impl Conversation<'_> {
         }
     }
 
-    fn text(&mut self, role: Role, text: String) {
+    fn text(&mut self, role: TurnRole, text: String) {
         let part = json!({"type": "text", "text": text});
         let message = self.turn(role);
         match &mut message["content"] {
@@ -151,7 +151,7 @@ impl Conversation<'_> {
         let Some(Value::Object(input)) = input else { return Err(wrong_type(&param, "an object", input.as_ref())) };
         self.arguments.count(&param, &input)?;
         let call = json!({"id": id, "type": "function", "function": {"name": name, "arguments": input}});
-        let message = self.turn(Role::Assistant);
+        let message = self.turn(TurnRole::Assistant);
         match &mut message["tool_calls"] {
             Value::Array(calls) => calls.push(call),
             none => *none = json!([call]),
@@ -178,7 +178,7 @@ impl Conversation<'_> {
     }
 
     /// The message that blocks of `role` go into: the last one, or a new one if the last has another role.
-    fn turn(&mut self, role: Role) -> &mut Value {
+    fn turn(&mut self, role: TurnRole) -> &mut Value {
         if self.open != Some(role) {
             self.add(json!({"role": role.name(), "content": null}));
             self.open = Some(role);

@@ -3,9 +3,9 @@
 use super::messages::{self, text_blocks};
 use crate::api::body::fields::{FieldSource, typed_fields};
 use crate::api::body::refused::{Refused, RefusedTable};
-use crate::api::body::{BodyFields, Parsed, Problems, body, body_fields};
+use crate::api::body::{BodyFields, FieldProblems, ParsedBody, body, body_fields};
 use crate::api::chat::Chat;
-use crate::api::chat::tools::{AskedTool, Function, FunctionPath, Tools, shown_tool};
+use crate::api::chat::tools::{AskedTool, CallableFunction, FunctionPath, Tools, shown_tool};
 use crate::api::checks::{in_range, object, optional_string, string, wrong_type};
 use crate::api::fields::model::ModelField;
 use crate::api::fields::sampling::max_tokens;
@@ -22,9 +22,9 @@ const MIN_THINKING_TOKENS: i64 = 1024;
 
 /// Fields that ask for something that this server does not run.
 #[derive(Debug, Default)]
-pub struct Unsupported;
+pub struct UnsupportedInMessages;
 
-impl RefusedTable for Unsupported {
+impl RefusedTable for UnsupportedInMessages {
     const FIELDS: &'static [(&'static str, &'static str)] =
         &[("container", "containers"), ("mcp_servers", "servers of tools")];
 
@@ -63,7 +63,8 @@ body_fields! {
         /// Answer as events with names, the last of which is message_stop, or error.
         #[schema(default = false)]
         stream: bool,
-        /// An object of type auto, any, tool (with a name) or none; disable_parallel_tool_use: true for one call at most.
+        /// An object of type auto, any, tool (with a name) or none; disable_parallel_tool_use: true for one call at
+        /// most.
         #[schema(value_type = Option<Object>)]
         tool_choice: Option<Map<String, Value>>,
         /// An object of type enabled (with budget_tokens, of at least 1024), disabled or adaptive: the chat template's
@@ -142,7 +143,7 @@ body! {
         own: MessagesFields,
         model: ModelField,
         shared: SharedFields,
-        refused: Refused<Unsupported>,
+        refused: Refused<UnsupportedInMessages>,
     }
 }
 
@@ -161,7 +162,10 @@ impl BodyFields for CountedBody {
 }
 
 /// The chat that a body of `/v1/messages` asks for.
-pub fn message(Parsed { body, problems }: Parsed<MessagesBody>, model: &ModelInfo) -> Result<ApiRequest, ApiError> {
+pub fn message(
+    ParsedBody { body, problems }: ParsedBody<MessagesBody>,
+    model: &ModelInfo,
+) -> Result<ApiRequest, ApiError> {
     problems.check_object()?;
     body.refused.check()?;
     problems.check()?;
@@ -172,12 +176,15 @@ pub fn message(Parsed { body, problems }: Parsed<MessagesBody>, model: &ModelInf
 }
 
 /// The same of `/v1/messages/count_tokens`.
-pub fn counted(Parsed { body, problems }: Parsed<CountedBody>, model: &ModelInfo) -> Result<ApiRequest, ApiError> {
+pub fn counted(
+    ParsedBody { body, problems }: ParsedBody<CountedBody>,
+    model: &ModelInfo,
+) -> Result<ApiRequest, ApiError> {
     problems.check()?;
     chat(body.0, &problems, model)
 }
 
-fn chat(body: MessagesBody, problems: &Problems, model: &ModelInfo) -> Result<ApiRequest, ApiError> {
+fn chat(body: MessagesBody, problems: &FieldProblems, model: &ModelInfo) -> Result<ApiRequest, ApiError> {
     let MessagesBody { own: mut fields, model: model_field, shared, .. } = body;
     let SharedFields { mut sampling, memory, mut template, structured } = shared;
     if let Some(temperature) = fields.temperature {
@@ -317,7 +324,7 @@ impl MessagesFields {
 }
 
 /// A tool as the template is given it, and its function.
-fn tool(path: String, tool: &Value) -> Result<(Value, Function), ApiError> {
+fn tool(path: String, tool: &Value) -> Result<(Value, CallableFunction), ApiError> {
     let fields = object(&path, tool)?;
     if let Some(kind) = optional_string(&path, fields, "type")?
         && kind != "custom"
@@ -336,6 +343,6 @@ fn tool(path: String, tool: &Value) -> Result<(Value, Function), ApiError> {
         }
     }
     let path = FunctionPath { parameters: format!("{path}.input_schema"), function: path };
-    let function = Function::new(path, fields, Some(parameters))?;
+    let function = CallableFunction::new(path, fields, Some(parameters))?;
     Ok((shown_tool(shown), function))
 }

@@ -1,26 +1,26 @@
 //! The answer as Anthropic's events.
 
-use super::answer::{Message, empty_block};
+use super::answer::{MessageAnswer, empty_block};
 use super::error::error_body;
 use crate::api::delta::Delta;
 use crate::api::events::{WriteEvents, write_named_event};
 use crate::api::fold::AnswerFold;
-use crate::api::items::{Change, Item};
+use crate::api::items::{AnswerItem, ItemChange};
 use crate::error::ApiError;
 use serde_json::{Value, json};
 
-pub struct Events {
-    message: Message,
+pub struct MessageEvents {
+    message: MessageAnswer,
     begun: bool,
 }
 
-impl Events {
-    pub fn new(message: Message) -> Self {
+impl MessageEvents {
+    pub fn new(message: MessageAnswer) -> Self {
         Self { message, begun: false }
     }
 }
 
-impl WriteEvents for Events {
+impl WriteEvents for MessageEvents {
     fn delta(&mut self, out: &mut Vec<u8>, delta: Delta, answers: &AnswerFold) {
         // Not before the first token: only then is known how much of the prompt came from the cache.
         if !std::mem::replace(&mut self.begun, true) {
@@ -37,26 +37,26 @@ impl WriteEvents for Events {
     fn end(&mut self, out: &mut Vec<u8>, answers: &AnswerFold) {
         let (stop_reason, stop_sequence) = self.message.stop();
         let delta = json!({"stop_reason": stop_reason, "stop_sequence": stop_sequence});
-        let usage = Message::usage(answers.usage());
+        let usage = MessageAnswer::usage(answers.usage());
         write(out, "message_delta", json!({"delta": delta, "usage": usage}));
         write(out, "message_stop", json!({}));
     }
 }
 
-fn block_event(out: &mut Vec<u8>, index: usize, item: &Item, change: Change<'_>) {
+fn block_event(out: &mut Vec<u8>, index: usize, item: &AnswerItem, change: ItemChange<'_>) {
     match change {
-        Change::Begin => {
+        ItemChange::Begin => {
             write(out, "content_block_start", json!({"index": index, "content_block": empty_block(item)}));
         }
-        Change::More(more, _) => {
+        ItemChange::More(more, _) => {
             let delta = match item {
-                Item::Reasoning { .. } => json!({"type": "thinking_delta", "thinking": more}),
-                Item::Text { .. } => json!({"type": "text_delta", "text": more}),
-                Item::Call { .. } => json!({"type": "input_json_delta", "partial_json": more}),
+                AnswerItem::Reasoning { .. } => json!({"type": "thinking_delta", "thinking": more}),
+                AnswerItem::Text { .. } => json!({"type": "text_delta", "text": more}),
+                AnswerItem::Call { .. } => json!({"type": "input_json_delta", "partial_json": more}),
             };
             write(out, "content_block_delta", json!({"index": index, "delta": delta}));
         }
-        Change::End { .. } => write(out, "content_block_stop", json!({ "index": index })),
+        ItemChange::End { .. } => write(out, "content_block_stop", json!({ "index": index })),
     }
 }
 

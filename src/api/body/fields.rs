@@ -33,9 +33,9 @@ pub trait FieldSource {
 
 /// What is wrong with the types of a body's fields, in the order of the body.
 #[derive(Debug, Default)]
-pub struct Problems(Vec<(String, ApiError)>);
+pub struct FieldProblems(Vec<(String, ApiError)>);
 
-impl Problems {
+impl FieldProblems {
     pub(super) fn add(&mut self, name: &str, error: ApiError) {
         self.0.push((name.to_owned(), error));
     }

@@ -19,7 +19,7 @@ const WHOLE_BELOW: f64 = 9_007_199_254_740_992.0;
 #[derive(Debug, PartialEq)]
 pub enum Ids {
     /// Empty, or what begins with a number: one prompt.
-    One(List),
+    One(IdList),
     /// The first prompts of several, and how many there are in all.
     Several { prompts: Vec<OneOf>, num: usize },
 }
@@ -28,7 +28,7 @@ pub enum Ids {
 #[derive(Debug, PartialEq)]
 pub enum OneOf {
     Text(String),
-    Ids(List),
+    Ids(IdList),
     /// Neither of them.
     Other(Value),
 }
@@ -46,13 +46,13 @@ impl OneOf {
 
 /// Numbers that can be token ids, up to the first thing that cannot.
 #[derive(Debug, Default, PartialEq)]
-pub struct List {
+pub struct IdList {
     ids: Vec<TokenId>,
     /// What stands behind them; what follows it has not been kept.
     wrong: Option<Value>,
 }
 
-impl List {
+impl IdList {
     /// Whether more is wanted.
     fn push(&mut self, value: Value) -> bool {
         match value.as_u64().and_then(|id| TokenId::try_from(id).ok()) {
@@ -114,15 +114,15 @@ impl<'de> DeserializeSeed<'de> for IdsSeed<'_> {
     type Value = Result<Ids, Value>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_any(Field { count: self.0, depth: 0 }).map(|field| match field {
-            Item::Array(ids) => Ok(ids),
-            Item::Value(value) => Err(value),
+        deserializer.deserialize_any(IdsVisitor { count: self.0, depth: 0 }).map(|field| match field {
+            IdsItem::Array(ids) => Ok(ids),
+            IdsItem::Value(value) => Err(value),
         })
     }
 }
 
 /// What stands in the field, or in its array.
-enum Item {
+enum IdsItem {
     Array(Ids),
     /// Anything else.
     Value(Value),
@@ -131,75 +131,75 @@ enum Item {
 /// Reads a value at a depth of 0, the field itself, 1 or 2. Numbers are not counted, since nothing is kept of them but
 /// four bytes.
 #[derive(Clone, Copy)]
-struct Field<'a> {
+struct IdsVisitor<'a> {
     count: &'a Count,
     depth: u32,
 }
 
-impl<'de> DeserializeSeed<'de> for Field<'_> {
-    type Value = Item;
+impl<'de> DeserializeSeed<'de> for IdsVisitor<'_> {
+    type Value = IdsItem;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Item, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<IdsItem, D::Error> {
         deserializer.deserialize_any(self)
     }
 }
 
-impl<'de> Visitor<'de> for Field<'_> {
-    type Value = Item;
+impl<'de> Visitor<'de> for IdsVisitor<'_> {
+    type Value = IdsItem;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("a JSON value")
     }
 
-    fn visit_bool<E: Error>(self, value: bool) -> Result<Item, E> {
-        Ok(Item::Value(value.into()))
+    fn visit_bool<E: Error>(self, value: bool) -> Result<IdsItem, E> {
+        Ok(IdsItem::Value(value.into()))
     }
 
-    fn visit_i64<E: Error>(self, value: i64) -> Result<Item, E> {
-        Ok(Item::Value(value.into()))
+    fn visit_i64<E: Error>(self, value: i64) -> Result<IdsItem, E> {
+        Ok(IdsItem::Value(value.into()))
     }
 
-    fn visit_u64<E: Error>(self, value: u64) -> Result<Item, E> {
-        Ok(Item::Value(value.into()))
+    fn visit_u64<E: Error>(self, value: u64) -> Result<IdsItem, E> {
+        Ok(IdsItem::Value(value.into()))
     }
 
     /// Some clients write 16 as 16.0.
-    fn visit_f64<E: Error>(self, value: f64) -> Result<Item, E> {
+    fn visit_f64<E: Error>(self, value: f64) -> Result<IdsItem, E> {
         let is_whole = value.fract() == 0.0 && value.abs() < WHOLE_BELOW;
         let number = if is_whole { Some((value as i64).into()) } else { Number::from_f64(value) };
-        Ok(Item::Value(number.map_or(Value::Null, Value::Number)))
+        Ok(IdsItem::Value(number.map_or(Value::Null, Value::Number)))
     }
 
-    fn visit_str<E: Error>(self, value: &str) -> Result<Item, E> {
-        Ok(Item::Value(value.into()))
+    fn visit_str<E: Error>(self, value: &str) -> Result<IdsItem, E> {
+        Ok(IdsItem::Value(value.into()))
     }
 
-    fn visit_unit<E: Error>(self) -> Result<Item, E> {
-        Ok(Item::Value(Value::Null))
+    fn visit_unit<E: Error>(self) -> Result<IdsItem, E> {
+        Ok(IdsItem::Value(Value::Null))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Item, A::Error> {
-        ValueSeed(self.count).visit_map(map).map(Item::Value)
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<IdsItem, A::Error> {
+        ValueSeed(self.count).visit_map(map).map(IdsItem::Value)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Item, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<IdsItem, A::Error> {
         if self.depth == 2 {
-            return ValueSeed(self.count).visit_seq(seq).map(Item::Value);
+            return ValueSeed(self.count).visit_seq(seq).map(IdsItem::Value);
         }
-        let seed = Field { depth: self.depth + 1, ..self };
+        let seed = IdsVisitor { depth: self.depth + 1, ..self };
         let mut next = match seq.next_element_seed(seed)? {
-            None => return Ok(Item::Array(Ids::One(List::default()))),
+            None => return Ok(IdsItem::Array(Ids::One(IdList::default()))),
             Some(first) => Some(first),
         };
-        let is_one = self.depth == 1 || matches!(&next, Some(Item::Value(Value::Number(_))));
+        let is_one = self.depth == 1 || matches!(&next, Some(IdsItem::Value(Value::Number(_))));
         let ids = if is_one {
-            let mut list = List::default();
+            let mut list = IdList::default();
             while let Some(item) = next {
                 let value = match item {
-                    Item::Value(value) => value,
+                    IdsItem::Value(value) => value,
                     // Only to be shown: the first few are enough.
-                    Item::Array(Ids::One(list)) => list.ids.into_iter().take(NUM_SHOWN).collect(),
-                    Item::Array(Ids::Several { .. }) => unreachable!("a list has no lists of lists"),
+                    IdsItem::Array(Ids::One(list)) => list.ids.into_iter().take(NUM_SHOWN).collect(),
+                    IdsItem::Array(Ids::Several { .. }) => unreachable!("a list has no lists of lists"),
                 };
                 if !list.push(value) {
                     while seq.next_element::<IgnoredAny>()?.is_some() {}
@@ -213,12 +213,12 @@ impl<'de> Visitor<'de> for Field<'_> {
             while let Some(item) = next {
                 num += 1;
                 let prompt = match item {
-                    Item::Array(Ids::One(list)) => OneOf::Ids(list),
-                    Item::Value(Value::String(text)) => OneOf::Text(text),
-                    Item::Array(Ids::Several { .. }) => unreachable!("at a depth of 1 there is only one list"),
-                    Item::Value(other) => OneOf::Other(other),
+                    IdsItem::Array(Ids::One(list)) => OneOf::Ids(list),
+                    IdsItem::Value(Value::String(text)) => OneOf::Text(text),
+                    IdsItem::Array(Ids::Several { .. }) => unreachable!("at a depth of 1 there is only one list"),
+                    IdsItem::Value(other) => OneOf::Other(other),
                 };
-                let is_wrong = matches!(&prompt, OneOf::Other(_) | OneOf::Ids(List { wrong: Some(_), .. }));
+                let is_wrong = matches!(&prompt, OneOf::Other(_) | OneOf::Ids(IdList { wrong: Some(_), .. }));
                 prompts.push(prompt);
                 if is_wrong || prompts.len() == self.count.bounds.max_prompts {
                     while seq.next_element::<IgnoredAny>()?.is_some() {
@@ -230,6 +230,6 @@ impl<'de> Visitor<'de> for Field<'_> {
             }
             Ids::Several { prompts, num }
         };
-        Ok(Item::Array(ids))
+        Ok(IdsItem::Array(ids))
     }
 }

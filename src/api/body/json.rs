@@ -2,7 +2,7 @@
 //! have two. Fields that the body does not have are skipped, arrays of token ids are read as numbers ([`super::ids`]),
 //! and of what remains there may be [`Bounds::max_values`].
 
-use super::fields::{BodyFields, FieldSource, Problems};
+use super::fields::{BodyFields, FieldProblems, FieldSource};
 use super::ids::{Ids, IdsSeed};
 use crate::error::ApiError;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -22,13 +22,13 @@ pub struct Bounds {
 
 /// A body that has been read.
 #[derive(Debug)]
-pub struct Parsed<B> {
+pub struct ParsedBody<B> {
     pub body: B,
-    pub problems: Problems,
+    pub problems: FieldProblems,
 }
 
 /// Reads the fields of `B`, and skips the others.
-pub fn read<B: BodyFields>(bytes: &[u8], bounds: Bounds) -> Result<Parsed<B>, ApiError> {
+pub fn read<B: BodyFields>(bytes: &[u8], bounds: Bounds) -> Result<ParsedBody<B>, ApiError> {
     let count = Count::new(bounds);
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
     let read = BodySeed::new(&count).deserialize(&mut deserializer);
@@ -37,15 +37,15 @@ pub fn read<B: BodyFields>(bytes: &[u8], bounds: Bounds) -> Result<Parsed<B>, Ap
 }
 
 /// The same of a body that is a JSON value already, of any size.
-pub fn read_value<B: BodyFields>(value: &Value) -> Result<Parsed<B>, ApiError> {
+pub fn read_value<B: BodyFields>(value: &Value) -> Result<ParsedBody<B>, ApiError> {
     let count = Count::new(Bounds { max_values: 0, max_prompts: usize::MAX });
     BodySeed::new(&count).deserialize(value).map_err(|error| count.error(&error))
 }
 
 /// JSON in the strings of a body: of all of it together there may be [`Bounds::max_values`].
-pub struct Inner(Count);
+pub struct EmbeddedJson(Count);
 
-impl Inner {
+impl EmbeddedJson {
     pub fn new(bounds: Bounds) -> Self {
         Self(Count::new(bounds))
     }
@@ -116,65 +116,65 @@ impl<'a, B> BodySeed<'a, B> {
 
 impl<B: BodyFields> BodySeed<'_, B> {
     /// The body is something else than an object.
-    fn not_an_object<E>(_: Value) -> Result<Parsed<B>, E> {
-        let mut problems = Problems::default();
+    fn not_an_object<E>(_: Value) -> Result<ParsedBody<B>, E> {
+        let mut problems = FieldProblems::default();
         problems.add("", ApiError::bad_request("the request body must be a JSON object"));
-        Ok(Parsed { body: B::default(), problems })
+        Ok(ParsedBody { body: B::default(), problems })
     }
 }
 
 impl<'de, B: BodyFields> DeserializeSeed<'de> for BodySeed<'_, B> {
-    type Value = Parsed<B>;
+    type Value = ParsedBody<B>;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Parsed<B>, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<ParsedBody<B>, D::Error> {
         deserializer.deserialize_any(self)
     }
 }
 
 impl<'de, B: BodyFields> Visitor<'de> for BodySeed<'_, B> {
-    type Value = Parsed<B>;
+    type Value = ParsedBody<B>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("a JSON value")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Parsed<B>, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ParsedBody<B>, A::Error> {
         let mut body = B::default();
-        let mut fields = MapFields { map, input: PhantomData, count: self.count, problems: Problems::default() };
+        let mut fields = MapFields { map, input: PhantomData, count: self.count, problems: FieldProblems::default() };
         // The last of several fields of one name counts, as everywhere in JSON.
         while let Some(name) = fields.map.next_key::<String>()? {
             if !body.read(&name, &mut fields)? {
                 fields.map.next_value::<IgnoredAny>()?;
             }
         }
-        Ok(Parsed { body, problems: fields.problems })
+        Ok(ParsedBody { body, problems: fields.problems })
     }
 
-    fn visit_bool<E: Error>(self, value: bool) -> Result<Parsed<B>, E> {
+    fn visit_bool<E: Error>(self, value: bool) -> Result<ParsedBody<B>, E> {
         ValueSeed(self.count).visit_bool(value).and_then(Self::not_an_object)
     }
 
-    fn visit_i64<E: Error>(self, value: i64) -> Result<Parsed<B>, E> {
+    fn visit_i64<E: Error>(self, value: i64) -> Result<ParsedBody<B>, E> {
         ValueSeed(self.count).visit_i64(value).and_then(Self::not_an_object)
     }
 
-    fn visit_u64<E: Error>(self, value: u64) -> Result<Parsed<B>, E> {
+    fn visit_u64<E: Error>(self, value: u64) -> Result<ParsedBody<B>, E> {
         ValueSeed(self.count).visit_u64(value).and_then(Self::not_an_object)
     }
 
-    fn visit_f64<E: Error>(self, value: f64) -> Result<Parsed<B>, E> {
+    fn visit_f64<E: Error>(self, value: f64) -> Result<ParsedBody<B>, E> {
         ValueSeed(self.count).visit_f64(value).and_then(Self::not_an_object)
     }
 
-    fn visit_str<E: Error>(self, value: &str) -> Result<Parsed<B>, E> {
+    fn visit_str<E: Error>(self, value: &str) -> Result<ParsedBody<B>, E> {
         ValueSeed(self.count).visit_str(value).and_then(Self::not_an_object)
     }
 
-    fn visit_unit<E: Error>(self) -> Result<Parsed<B>, E> {
+    fn visit_unit<E: Error>(self) -> Result<ParsedBody<B>, E> {
         ValueSeed(self.count).visit_unit().and_then(Self::not_an_object)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Parsed<B>, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<ParsedBody<B>, A::Error> {
         ValueSeed(self.count).visit_seq(seq).and_then(Self::not_an_object)
     }
 }
@@ -184,7 +184,7 @@ struct MapFields<'a, 'de, A> {
     map: A,
     input: PhantomData<&'de ()>,
     count: &'a Count,
-    problems: Problems,
+    problems: FieldProblems,
 }
 
 impl<'de, A: MapAccess<'de>> FieldSource for MapFields<'_, 'de, A> {
@@ -296,7 +296,7 @@ mod tests {
     }
 
     fn read(text: &str) -> Result<Value, ApiError> {
-        let Parsed { body: KnownFields(AnyFields(fields)), problems } = super::read(text.as_bytes(), BOUNDS)?;
+        let ParsedBody { body: KnownFields(AnyFields(fields)), problems } = super::read(text.as_bytes(), BOUNDS)?;
         problems.check()?;
         Ok(fields.into())
     }
@@ -329,13 +329,13 @@ mod tests {
         type Sampling = crate::api::fields::sampling::SamplingFields;
         let error = super::read::<Sampling>(b"{\"n\": \"two\", ", BOUNDS).unwrap_err();
         assert!(error.message.contains("not JSON") && error.param.is_none(), "{error}");
-        let Parsed { body, problems } = super::read::<Sampling>(b"{\"n\": \"two\", \"top_k\": 3}", BOUNDS).unwrap();
+        let ParsedBody { body, problems } = super::read::<Sampling>(b"{\"n\": \"two\", \"top_k\": 3}", BOUNDS).unwrap();
         assert_eq!((body.top_k, problems.check().unwrap_err().param.as_deref()), (Some(3), Some("n")));
     }
 
     #[test]
     fn json_in_strings_is_counted_together() {
-        let inner = Inner::new(BOUNDS);
+        let inner = EmbeddedJson::new(BOUNDS);
         assert_eq!(inner.read("{\"a\": [1, 2]}").unwrap(), Some(json!({"a": [1, 2]})));
         assert_eq!(inner.read("{x").unwrap(), None);
         assert_eq!(inner.read("[1] 2").unwrap(), None);

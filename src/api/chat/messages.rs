@@ -1,6 +1,6 @@
 //! Parts of messages that all APIs write the same way for the chat template.
 
-use crate::api::body::json::{Bounds, Inner};
+use crate::api::body::json::{Bounds, EmbeddedJson};
 use crate::error::ApiError;
 use serde_json::{Map, Value};
 
@@ -9,11 +9,11 @@ pub const MAX_ARGUMENT_VALUES: usize = 100_000;
 
 /// The arguments of a conversation's calls. Clients send them as JSON in a string; templates write them out as JSON, so
 /// they want the object.
-pub struct CallArguments(Inner);
+pub struct CallArguments(EmbeddedJson);
 
 impl CallArguments {
     pub fn new() -> Self {
-        Self(Inner::new(Bounds { max_values: MAX_ARGUMENT_VALUES, max_prompts: 0 }))
+        Self(EmbeddedJson::new(Bounds { max_values: MAX_ARGUMENT_VALUES, max_prompts: 0 }))
     }
 
     /// The object that `text` is. As in vLLM, what is no object becomes an empty one: a model's slip must not end the

@@ -11,7 +11,8 @@ use utoipa::ToSchema;
 body_fields! {
     /// What the chat template is given besides the messages and the tools; `/tokenize` reads it too.
     pub struct TemplateFields {
-        /// Whether the prompt ends with the beginning of an assistant's message. Default: unless continue_final_message.
+        /// Whether the prompt ends with the beginning of an assistant's message. Default: unless
+        /// continue_final_message.
         pub add_generation_prompt: Option<bool>,
         /// The answer continues the last message.
         #[schema(default = false)]
@@ -24,8 +25,8 @@ body_fields! {
         /// Texts for templates that know them, each an object with title and text.
         #[schema(value_type = Option<Vec<Object>>)]
         pub documents: Option<Vec<Map<String, Value>>>,
-        /// How much the model is to think, for templates that know reasoning_effort; those that know enable_thinking are
-        /// told whether it is to think at all.
+        /// How much the model is to think, for templates that know reasoning_effort; those that know enable_thinking
+        /// are told whether it is to think at all.
         #[schema(value_type = Option<ReasoningEffort>)]
         pub reasoning_effort: Option<String>,
         /// More variables for the chat template.

@@ -15,7 +15,7 @@ const MAX_NAME_CHARS: usize = 128;
 pub struct Tools {
     /// The tools that may be called, as the template is given them.
     shown: Vec<Value>,
-    functions: Vec<Function>,
+    functions: Vec<CallableFunction>,
     choice: ToolChoice,
     /// More than one call is allowed.
     several: bool,
@@ -23,7 +23,7 @@ pub struct Tools {
 
 /// A function that the model may call.
 #[derive(Debug)]
-pub struct Function {
+pub struct CallableFunction {
     path: FunctionPath,
     name: String,
     /// JSON schema of its arguments, an object.
@@ -67,8 +67,8 @@ pub enum AskedTool<'a> {
 
 impl Tools {
     /// Each tool as the template is given it, with its function. `several`: more than one call is allowed.
-    pub fn new(tools: Vec<(Value, Function)>, several: bool) -> Result<Self, ApiError> {
-        let (shown, functions): (Vec<Value>, Vec<Function>) = tools.into_iter().unzip();
+    pub fn new(tools: Vec<(Value, CallableFunction)>, several: bool) -> Result<Self, ApiError> {
+        let (shown, functions): (Vec<Value>, Vec<CallableFunction>) = tools.into_iter().unzip();
         for (i, function) in functions.iter().enumerate() {
             if functions[..i].iter().any(|earlier| earlier.name == function.name) {
                 let param = format!("{}.name", function.path.function);
@@ -169,7 +169,7 @@ pub fn no_such_tool(param: &str, name: &str) -> ApiError {
     ApiError::invalid(param, format!("{param}: there is no tool called {}", shown(&name.into())))
 }
 
-impl Function {
+impl CallableFunction {
     #[cfg(test)]
     pub(crate) fn parameters(&self) -> &Value {
         &self.parameters

@@ -13,9 +13,9 @@ const MAX_PAUSE_MS: i64 = 3_600_000;
 body_fields! {
     /// Of all that generates, and of embeddings.
     pub struct MemoryFields {
-        /// Whether usage says what memory pressure has cost the request: its kv. A stream of chunks then ends with usage as
-        /// with stream_options.include_usage. Default: as the server is set (server.include_kv_usage), and then only where
-        /// there is usage anyway.
+        /// Whether usage says what memory pressure has cost the request: its kv. A stream of chunks then ends with
+        /// usage as with stream_options.include_usage. Default: as the server is set (server.include_kv_usage), and
+        /// then only where there is usage anyway.
         pub include_kv_usage: Option<bool>,
         /// Whether the request may have to give its memory up to others and wait. Where it may not, room for prompt and
         /// max_tokens of all its answers is kept for it, and it has to fit into what the server keeps for such requests

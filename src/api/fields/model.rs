@@ -1,6 +1,6 @@
 //! The model that a body asks for.
 
-use crate::api::body::{Problems, body_fields};
+use crate::api::body::{FieldProblems, body_fields};
 use crate::api::checks::shortened;
 use crate::api::model_info::ModelInfo;
 use crate::error::ApiError;
@@ -15,7 +15,7 @@ body_fields! {
 
 impl ModelField {
     /// The model must be the one that is served, or not given.
-    pub fn check(&self, problems: &Problems, model: &ModelInfo) -> Result<(), ApiError> {
+    pub fn check(&self, problems: &FieldProblems, model: &ModelInfo) -> Result<(), ApiError> {
         problems.check_field("model")?;
         self.model.as_ref().map_or(Ok(()), |name| check_model_name(name, model))
     }

@@ -28,7 +28,8 @@ const MAX_BAD_WORDS: usize = 256;
 const MAX_BAD_WORD_CHARS: usize = 256;
 
 body_fields! {
-    /// As they stand in the body. Numbers are wide, so that a value out of range reaches the message that says the range.
+    /// As they stand in the body. Numbers are wide, so that a value out of range reaches the message that says the
+    /// range.
     pub struct SamplingFields {
         /// No end token, stop token or stop string before this many tokens; at most max_tokens.
         #[schema(minimum = 0, default = 0)]
@@ -42,8 +43,8 @@ body_fields! {
         /// Samples from this many most likely tokens; 0 or -1: from all. Default: the model's own, else 0.
         #[schema(minimum = -1, maximum = 4294967295_i64)]
         pub top_k: Option<i64>,
-        /// Samples from tokens at least this likely, as a part of the most likely one's probability. Default: the model's
-        /// own, else 0.
+        /// Samples from tokens at least this likely, as a part of the most likely one's probability. Default: the
+        /// model's own, else 0.
         #[schema(minimum = 0, maximum = 1)]
         pub min_p: Option<f64>,
         /// Answers to generate.
@@ -104,8 +105,8 @@ body_fields! {
         /// between all tokens. Byte-level tokenizers (Llama 3, Qwen) have no such space, and this changes nothing.
         #[schema(default = true)]
         pub spaces_between_special_tokens: Option<bool>,
-        /// Cuts a longer prompt to its last tokens, this many; -1: to as many as leave room for max_tokens. Special tokens
-        /// that the tokenizer puts before a text stay.
+        /// Cuts a longer prompt to its last tokens, this many; -1: to as many as leave room for max_tokens. Special
+        /// tokens that the tokenizer puts before a text stay.
         #[schema(minimum = -1)]
         pub truncate_prompt_tokens: Option<i64>,
         /// With truncate_prompt_tokens: left cuts off the prompt's beginning, right its end; exactly, special tokens
@@ -124,8 +125,8 @@ body_fields! {
         /// Answer as server-sent events, the last of which is `[DONE]`.
         #[schema(default = false)]
         pub stream: bool,
-        /// Whether a stream says in comments (lines that begin with a colon) when memory pressure pauses it and when it goes
-        /// on. Default: as the server is set (server.pause_comments).
+        /// Whether a stream says in comments (lines that begin with a colon) when memory pressure pauses it and when it
+        /// goes on. Default: as the server is set (server.pause_comments).
         pub pause_comments: Option<bool>,
         /// Only with stream.
         pub stream_options: Option<StreamOptions>,
@@ -293,7 +294,7 @@ impl SamplingFields {
         core.terms = memory.terms()?;
         let (ignore_eos, seed, truncation) = (self.ignore_eos, self.seed(), self.truncation(model)?);
         let each = PromptRequest { ignore_eos, seed, truncation, core, ..each };
-        Ok(ApiRequest { prompts, each, n, answer, stream })
+        Ok(ApiRequest { n, answer, stream, ..ApiRequest::new(prompts, each) })
     }
 
     pub fn truncation(&self, model: &ModelInfo) -> Result<Option<Truncation>, ApiError> {

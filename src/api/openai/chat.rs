@@ -2,9 +2,9 @@
 
 use super::accepted::{AcceptedChatFields, AcceptedFields};
 use super::tools::ToolFields;
-use super::unsupported::Unsupported;
+use super::unsupported::UnsupportedFields;
 use crate::api::body::refused::Refused;
-use crate::api::body::{Parsed, body, body_fields};
+use crate::api::body::{ParsedBody, body, body_fields};
 use crate::api::chat::messages::CallArguments;
 use crate::api::chat::{Chat, TemplateFields};
 use crate::api::checks::shown;
@@ -66,7 +66,7 @@ body! {
         structured: StructuredFields,
         accepted: AcceptedFields,
         accepted_in_chats: AcceptedChatFields,
-        refused: Refused<Unsupported>,
+        refused: Refused<UnsupportedFields>,
     }
 }
 
@@ -131,7 +131,7 @@ pub fn describe() -> Operation {
         .generates()
 }
 
-pub fn parse(Parsed { body, problems }: Parsed<ChatBody>, model: &ModelInfo) -> Result<ApiRequest, ApiError> {
+pub fn parse(ParsedBody { body, problems }: ParsedBody<ChatBody>, model: &ModelInfo) -> Result<ApiRequest, ApiError> {
     problems.check_object()?;
     body.model.check(&problems, model)?;
     body.refused.check()?;
@@ -140,6 +140,7 @@ pub fn parse(Parsed { body, problems }: Parsed<ChatBody>, model: &ModelInfo) -> 
     body.accepted.check()?;
     body.accepted_in_chats.check()?;
     let tools = tools.check()?;
+    let given_messages = messages.given()?;
     let names = match own.max_completion_tokens {
         Some(_) => FieldNames { max_tokens: "max_completion_tokens", ..FieldNames::CHAT },
         None => FieldNames::CHAT,
@@ -151,8 +152,8 @@ pub fn parse(Parsed { body, problems }: Parsed<ChatBody>, model: &ModelInfo) -> 
         return Err(ApiError::invalid("top_logprobs", "top_logprobs is only allowed with logprobs: true"));
     }
     let chat = Chat {
-        messages: messages.check()?,
         template: template.check("reasoning_effort", model)?,
+        messages: checked_messages(given_messages)?,
         tools,
         max_tokens,
         logprobs: own.logprobs.then(|| top_logprobs.unwrap_or(0)),
@@ -167,17 +168,18 @@ pub fn parse(Parsed { body, problems }: Parsed<ChatBody>, model: &ModelInfo) -> 
 }
 
 impl MessagesField {
-    /// The conversation as the template wants it.
-    pub fn check(self) -> Result<Vec<Value>, ApiError> {
+    /// At least one message.
+    pub fn given(self) -> Result<Vec<Value>, ApiError> {
         let messages = self.messages.ok_or_else(|| ApiError::invalid("messages", "messages is required"))?;
         if messages.is_empty() {
             return Err(ApiError::invalid("messages", "messages must have at least one message"));
         }
-        checked_messages(messages)
+        Ok(messages)
     }
 }
 
-fn checked_messages(messages: Vec<Value>) -> Result<Vec<Value>, ApiError> {
+/// The messages as the template wants them.
+pub fn checked_messages(messages: Vec<Value>) -> Result<Vec<Value>, ApiError> {
     let arguments = CallArguments::new();
     messages.into_iter().enumerate().map(|(i, m)| message(i, m, &arguments)).collect()
 }

@@ -1,11 +1,11 @@
 //! `POST /v1/completions`.
 
 use super::accepted::AcceptedFields;
-use super::unsupported::Unsupported;
+use super::unsupported::UnsupportedFields;
 use crate::api::body::fields::IdsField;
 use crate::api::body::ids::{Ids, OneOf};
 use crate::api::body::refused::Refused;
-use crate::api::body::{Parsed, body, body_fields};
+use crate::api::body::{ParsedBody, body, body_fields};
 use crate::api::checks::shown;
 use crate::api::fields::memory::MemoryFields;
 use crate::api::fields::model::ModelField;
@@ -53,7 +53,7 @@ body! {
         memory: MemoryFields,
         structured: StructuredFields,
         accepted: AcceptedFields,
-        refused: Refused<Unsupported>,
+        refused: Refused<UnsupportedFields>,
     }
 }
 
@@ -83,7 +83,10 @@ pub fn describe() -> Operation {
         .generates()
 }
 
-pub fn parse(Parsed { body, problems }: Parsed<CompletionBody>, model: &ModelInfo) -> Result<ApiRequest, ApiError> {
+pub fn parse(
+    ParsedBody { body, problems }: ParsedBody<CompletionBody>,
+    model: &ModelInfo,
+) -> Result<ApiRequest, ApiError> {
     problems.check_object()?;
     body.model.check(&problems, model)?;
     body.refused.check()?;
@@ -173,7 +176,7 @@ mod tests {
     use crate::api::body::{Bounds, read, read_value};
     use serde_json::json;
 
-    fn prompts_of(body: Parsed<CompletionBody>) -> Result<Vec<Prompt>, ApiError> {
+    fn prompts_of(body: ParsedBody<CompletionBody>) -> Result<Vec<Prompt>, ApiError> {
         prompts("prompt", body.body.own.prompt, true, 100)
     }
 

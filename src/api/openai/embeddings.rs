@@ -4,14 +4,14 @@ use super::accepted::AcceptedFields;
 use super::completion;
 use super::response::{new_id, unix_time_s};
 use crate::api::body::fields::IdsField;
-use crate::api::body::{Parsed, body, body_fields};
+use crate::api::body::{ParsedBody, body, body_fields};
 use crate::api::checks::{in_range, shown};
 use crate::api::fields::memory::MemoryFields;
 use crate::api::fields::model::ModelField;
 use crate::api::fold::AnsweredPrompt;
 use crate::api::model_info::ModelInfo;
 use crate::api::openapi::{Operation, Tag};
-use crate::api::request::{AnswerOptions, ApiRequest, FieldNames, PromptRequest};
+use crate::api::request::{ApiRequest, FieldNames, PromptRequest};
 use crate::api::usage::KvUsage;
 use crate::error::ApiError;
 use crate::sampling::params::{Pooling, SamplingParams};
@@ -139,7 +139,7 @@ pub fn describe() -> Operation {
 }
 
 pub fn parse(
-    Parsed { body, problems }: Parsed<EmbeddingBody>,
+    ParsedBody { body, problems }: ParsedBody<EmbeddingBody>,
     model: &ModelInfo,
 ) -> Result<EmbeddingRequest, ApiError> {
     problems.check_object()?;
@@ -180,8 +180,7 @@ pub fn parse(
         base64: one_of("encoding_format", &own.encoding_format, &["float", "base64"])? == Some("base64"),
         kv_block_bytes: memory.usage_block_bytes(model),
     };
-    let request = ApiRequest { prompts, each, n: 1, answer: AnswerOptions::default(), stream: None };
-    Ok(EmbeddingRequest { request, format })
+    Ok(EmbeddingRequest { request: ApiRequest::new(prompts, each), format })
 }
 
 impl EmbeddingList {

@@ -6,33 +6,33 @@ use std::borrow::Cow;
 
 /// `choices[].message`
 #[derive(Debug, Serialize)]
-pub struct Message<'a> {
+pub struct ChatMessage<'a> {
     role: &'static str,
     /// Null where the model only reasoned or called tools.
     content: Option<Cow<'a, str>>,
     refusal: Option<&'a str>,
     #[serde(flatten)]
-    reasoning: Reasoning<'a>,
+    reasoning: ReasoningTexts<'a>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    tool_calls: Vec<ToolCall<'a>>,
+    tool_calls: Vec<ChatToolCall<'a>>,
 }
 
 /// `choices[].delta`
 #[derive(Debug, Default, Serialize)]
-pub struct MessageDelta<'a> {
+pub struct ChatMessageDelta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<Cow<'a, str>>,
     #[serde(flatten)]
-    reasoning: Reasoning<'a>,
+    reasoning: ReasoningTexts<'a>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    tool_calls: Vec<ToolCallDelta<'a>>,
+    tool_calls: Vec<ChatToolCallDelta<'a>>,
 }
 
 /// Two names for the same: DeepSeek's, which most clients know, and vLLM's newer one.
 #[derive(Debug, Default, Serialize)]
-struct Reasoning<'a> {
+struct ReasoningTexts<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -40,47 +40,47 @@ struct Reasoning<'a> {
 }
 
 #[derive(Debug, Serialize)]
-struct ToolCall<'a> {
+struct ChatToolCall<'a> {
     id: &'a str,
     r#type: &'static str,
-    function: Function<'a>,
+    function: CalledFunction<'a>,
 }
 
 #[derive(Debug, Serialize)]
-struct ToolCallDelta<'a> {
+struct ChatToolCallDelta<'a> {
     index: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     r#type: Option<&'static str>,
-    function: Function<'a>,
+    function: CalledFunction<'a>,
 }
 
 #[derive(Debug, Default, Serialize)]
-struct Function<'a> {
+struct CalledFunction<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<&'a str>,
     arguments: Cow<'a, str>,
 }
 
-impl<'a> Message<'a> {
+impl<'a> ChatMessage<'a> {
     /// Of all pieces of a choice.
     pub fn new(pieces: &'a [ChatPiece]) -> Self {
-        let (content, reasoning) = (content(pieces), Reasoning::new(pieces));
-        let calls = calls(pieces).into_iter().map(|call| ToolCall {
+        let (content, reasoning) = (content(pieces), ReasoningTexts::new(pieces));
+        let calls = calls(pieces).into_iter().map(|call| ChatToolCall {
             // A call begins before its arguments.
             id: call.id.unwrap_or_default(),
             r#type: "function",
             function: call.function,
         });
-        let tool_calls: Vec<ToolCall<'_>> = calls.collect();
+        let tool_calls: Vec<ChatToolCall<'_>> = calls.collect();
         let is_all = reasoning.reasoning.is_none() && tool_calls.is_empty();
         let content = content.or_else(|| is_all.then_some(Cow::Borrowed("")));
         Self { role: "assistant", content, refusal: None, reasoning, tool_calls }
     }
 }
 
-impl<'a> MessageDelta<'a> {
+impl<'a> ChatMessageDelta<'a> {
     /// Before all others of a choice.
     pub fn begin() -> Self {
         Self { role: Some("assistant"), content: Some("".into()), ..Self::default() }
@@ -88,11 +88,11 @@ impl<'a> MessageDelta<'a> {
 
     /// Of the pieces of a delta.
     pub fn new(pieces: &'a [ChatPiece]) -> Self {
-        Self { role: None, content: content(pieces), reasoning: Reasoning::new(pieces), tool_calls: calls(pieces) }
+        Self { role: None, content: content(pieces), reasoning: ReasoningTexts::new(pieces), tool_calls: calls(pieces) }
     }
 }
 
-impl<'a> Reasoning<'a> {
+impl<'a> ReasoningTexts<'a> {
     fn new(pieces: &'a [ChatPiece]) -> Self {
         let text = joined(pieces.iter().filter_map(|piece| match piece {
             ChatPiece::Reasoning(text) => Some(text.as_str()),
@@ -116,21 +116,21 @@ fn joined<'a>(mut texts: impl Iterator<Item = &'a str>) -> Option<Cow<'a, str>> 
 }
 
 /// One for each call that the pieces are about.
-fn calls(pieces: &[ChatPiece]) -> Vec<ToolCallDelta<'_>> {
-    let mut calls: Vec<ToolCallDelta<'_>> = Vec::new();
+fn calls(pieces: &[ChatPiece]) -> Vec<ChatToolCallDelta<'_>> {
+    let mut calls: Vec<ChatToolCallDelta<'_>> = Vec::new();
     for piece in pieces {
         match piece {
-            ChatPiece::ToolCall { index, id, name } => calls.push(ToolCallDelta {
+            ChatPiece::ToolCall { index, id, name } => calls.push(ChatToolCallDelta {
                 index: *index,
                 id: Some(id),
                 r#type: Some("function"),
-                function: Function { name: Some(name), arguments: "".into() },
+                function: CalledFunction { name: Some(name), arguments: "".into() },
             }),
             ChatPiece::ToolArguments { index, json } => match calls.last_mut().filter(|call| call.index == *index) {
                 Some(call) => call.function.arguments += json.as_str(),
                 None => {
-                    let function = Function { name: None, arguments: json.into() };
-                    calls.push(ToolCallDelta { index: *index, id: None, r#type: None, function });
+                    let function = CalledFunction { name: None, arguments: json.into() };
+                    calls.push(ChatToolCallDelta { index: *index, id: None, r#type: None, function });
                 }
             },
             ChatPiece::Reasoning(_) | ChatPiece::Content(_) => {}
@@ -145,11 +145,11 @@ mod tests {
     use serde_json::{Value, json};
 
     fn message(pieces: &[ChatPiece]) -> Value {
-        serde_json::to_value(Message::new(pieces)).unwrap()
+        serde_json::to_value(ChatMessage::new(pieces)).unwrap()
     }
 
     fn delta(pieces: &[ChatPiece]) -> Value {
-        serde_json::to_value(MessageDelta::new(pieces)).unwrap()
+        serde_json::to_value(ChatMessageDelta::new(pieces)).unwrap()
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::Endpoint;
 use super::logprobs::{Logprobs, PromptLogprobs};
-use super::message::{Message, MessageDelta};
+use super::message::{ChatMessage, ChatMessageDelta};
 use crate::api::delta::{Delta, StopReason};
 use crate::api::fold::{AnswerFold, AnsweredPrompt};
 use crate::api::model_info::ModelInfo;
@@ -24,12 +24,12 @@ const SYSTEM_FINGERPRINT: &str = concat!("pagetide-", env!("CARGO_PKG_VERSION"))
 const PLAIN: &str = "an answer has only string keys and plain values";
 
 /// What all chunks of one answer have in common, and how they are written.
-pub struct Answer {
+pub struct OpenAiAnswer {
     endpoint: Endpoint,
     id: String,
     created_s: u64,
     model: String,
-    /// A chunk's [`Head`] as JSON, without the brace that closes it: written once, and copied for every token.
+    /// A chunk's [`AnswerHead`] as JSON, without the brace that closes it: written once, and copied for every token.
     chunk_head: Vec<u8>,
     tokenizer: Arc<Tokenizer>,
     options: AnswerOptions,
@@ -37,7 +37,7 @@ pub struct Answer {
 
 /// What an answer or a chunk begins with.
 #[derive(Serialize)]
-struct Head<'a> {
+struct AnswerHead<'a> {
     id: &'a str,
     object: &'static str,
     created: u64,
@@ -47,8 +47,8 @@ struct Head<'a> {
 
 /// What comes behind the head of a chunk.
 #[derive(Default, Serialize)]
-struct Body<'a> {
-    choices: &'a [Choice<'a>],
+struct ChunkBody<'a> {
+    choices: &'a [AnswerChoice<'a>],
     /// `Some(None)` is null: a stream with usage has it in its last chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<Usage>>,
@@ -58,7 +58,7 @@ struct Body<'a> {
 
 /// A whole answer. It becomes JSON as it is written, one choice after the other: log-probabilities are large.
 pub struct WholeAnswer {
-    answer: Answer,
+    answer: OpenAiAnswer,
     /// All that each choice gained, in the order of the answer.
     choices: Vec<Delta>,
     prompts: Vec<AnsweredPrompt>,
@@ -72,7 +72,7 @@ impl Serialize for WholeAnswer {
         #[derive(Serialize)]
         struct Whole<'a, C> {
             #[serde(flatten)]
-            head: Head<'a>,
+            head: AnswerHead<'a>,
             choices: C,
             usage: Usage,
             #[serde(flatten)]
@@ -92,16 +92,16 @@ impl Serialize for WholeAnswer {
 }
 
 impl WholeAnswer {
-    fn choice<'a>(&'a self, delta: &'a Delta, index: u32) -> Choice<'a> {
+    fn choice<'a>(&'a self, delta: &'a Delta, index: u32) -> AnswerChoice<'a> {
         let (content, prompt) = match self.answer.endpoint {
-            Endpoint::Chat => (Content::Message(Message::new(&delta.pieces)), PromptFields::default()),
-            Endpoint::Completion => (Content::Text(&delta.text), self.prompt_fields(delta.choice)),
+            Endpoint::Chat => (ChoiceContent::ChatMessage(ChatMessage::new(&delta.pieces)), PromptFields::default()),
+            Endpoint::Completion => (ChoiceContent::Text(&delta.text), self.prompt_fields(delta.choice)),
         };
-        Choice { index, content, prompt, ..self.answer.choice(delta) }
+        AnswerChoice { index, content, prompt, ..self.answer.choice(delta) }
     }
 
     fn prompt_fields(&self, choice: u32) -> PromptFields<'_> {
-        let Answer { options, tokenizer, .. } = &self.answer;
+        let OpenAiAnswer { options, tokenizer, .. } = &self.answer;
         let prompt = &self.prompts[(choice / self.num_samples) as usize];
         let logprobs = |num_top| PromptLogprobs {
             tokenizer,
@@ -138,10 +138,10 @@ struct PromptFields<'a> {
 }
 
 #[derive(Default, Serialize)]
-struct Choice<'a> {
+struct AnswerChoice<'a> {
     index: u32,
     #[serde(flatten)]
-    content: Content<'a>,
+    content: ChoiceContent<'a>,
     logprobs: Option<Logprobs>,
     finish_reason: Option<&'static str>,
     stop_reason: Option<&'a StopReason>,
@@ -153,19 +153,19 @@ struct Choice<'a> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Content<'a> {
+enum ChoiceContent<'a> {
     Text(&'a str),
-    Message(Message<'a>),
-    Delta(MessageDelta<'a>),
+    ChatMessage(ChatMessage<'a>),
+    Delta(ChatMessageDelta<'a>),
 }
 
-impl Default for Content<'_> {
+impl Default for ChoiceContent<'_> {
     fn default() -> Self {
-        Content::Text("")
+        ChoiceContent::Text("")
     }
 }
 
-impl Answer {
+impl OpenAiAnswer {
     pub fn new(endpoint: Endpoint, request: &ApiRequest, model: &ModelInfo) -> Self {
         let prefix = match endpoint {
             Endpoint::Chat => "chatcmpl",
@@ -189,9 +189,9 @@ impl Answer {
         answer
     }
 
-    fn head(&self, object: &'static str) -> Head<'_> {
+    fn head(&self, object: &'static str) -> AnswerHead<'_> {
         let (created, system_fingerprint) = (self.created_s, SYSTEM_FINGERPRINT);
-        Head { id: &self.id, object, created, model: &self.model, system_fingerprint }
+        AnswerHead { id: &self.id, object, created, model: &self.model, system_fingerprint }
     }
 
     /// The whole answer. `choices`: all that each choice gained, in the order of the answer.
@@ -207,10 +207,10 @@ impl Answer {
 
     /// The chunk before a choice's first delta: its role.
     pub fn write_role(&self, out: &mut Vec<u8>, choice: u32, answers: &AnswerFold, usage: Option<Option<Usage>>) {
-        let content = Content::Delta(MessageDelta::begin());
-        let written = Choice { index: choice, content, ..Choice::default() };
+        let content = ChoiceContent::Delta(ChatMessageDelta::begin());
+        let written = AnswerChoice { index: choice, content, ..AnswerChoice::default() };
         let prompt_token_ids = self.options.return_token_ids.then(|| answers.prompt_tokens(choice).as_slice());
-        self.write(out, &Body { choices: &[written], usage, prompt_token_ids });
+        self.write(out, &ChunkBody { choices: &[written], usage, prompt_token_ids });
     }
 
     /// A chunk. `first`: the choice had none before.
@@ -223,10 +223,10 @@ impl Answer {
         usage: Option<Option<Usage>>,
     ) {
         let with_prompt_ids = first && self.endpoint == Endpoint::Completion && self.options.return_token_ids;
-        let written = Choice {
+        let written = AnswerChoice {
             content: match self.endpoint {
-                Endpoint::Completion => Content::Text(&delta.text),
-                Endpoint::Chat => Content::Delta(self.message_delta(delta)),
+                Endpoint::Completion => ChoiceContent::Text(&delta.text),
+                Endpoint::Chat => ChoiceContent::Delta(self.message_delta(delta)),
             },
             prompt: PromptFields {
                 prompt_token_ids: with_prompt_ids.then(|| answers.prompt_tokens(delta.choice).as_slice()),
@@ -234,7 +234,7 @@ impl Answer {
             },
             ..self.choice(delta)
         };
-        self.write(out, &Body { choices: &[written], usage, ..Body::default() });
+        self.write(out, &ChunkBody { choices: &[written], usage, ..ChunkBody::default() });
     }
 
     /// Whether a delta says nothing: a mark of a call or of reasoning has been read, or may be coming.
@@ -245,8 +245,8 @@ impl Answer {
         is_read && delta.pieces.is_empty() && delta.finish.is_none() && !has_tokens
     }
 
-    fn message_delta<'a>(&self, delta: &'a Delta) -> MessageDelta<'a> {
-        let mut message = MessageDelta::new(&delta.pieces);
+    fn message_delta<'a>(&self, delta: &'a Delta) -> ChatMessageDelta<'a> {
+        let mut message = ChatMessageDelta::new(&delta.pieces);
         if delta.pieces.is_empty() && self.options.chat.as_ref().is_some_and(|reading| reading.format.is_plain()) {
             // Clients that add up content expect it in every chunk.
             message.content = Some("".into());
@@ -256,11 +256,11 @@ impl Answer {
 
     /// The chunk after the last: no choices, the request's usage.
     pub fn write_usage(&self, out: &mut Vec<u8>, usage: Usage) {
-        self.write(out, &Body { usage: Some(Some(usage)), ..Body::default() });
+        self.write(out, &ChunkBody { usage: Some(Some(usage)), ..ChunkBody::default() });
     }
 
     /// A chunk: the prepared head, and a comma in place of the brace that opens the body.
-    fn write(&self, out: &mut Vec<u8>, body: &Body<'_>) {
+    fn write(&self, out: &mut Vec<u8>, body: &ChunkBody<'_>) {
         out.extend_from_slice(&self.chunk_head);
         let joint = out.len();
         serde_json::to_writer(&mut *out, body).expect(PLAIN);
@@ -268,19 +268,19 @@ impl Answer {
     }
 
     /// What whole answers and chunks have alike.
-    fn choice<'a>(&self, delta: &'a Delta) -> Choice<'a> {
+    fn choice<'a>(&self, delta: &'a Delta) -> AnswerChoice<'a> {
         let logprobs = self.options.logprobs.filter(|_| !delta.positions.is_empty());
         let write = match self.endpoint {
             Endpoint::Chat => Logprobs::chat,
             Endpoint::Completion => Logprobs::completion,
         };
-        Choice {
+        AnswerChoice {
             index: delta.choice,
             logprobs: logprobs.map(|num_top| write(&self.tokenizer, &delta.positions, num_top)),
             finish_reason: delta.finish.as_ref().map(|finish| finish.reason),
             stop_reason: delta.finish.as_ref().and_then(|finish| finish.stop_reason.as_ref()),
             token_ids: self.options.return_token_ids.then_some(&delta.tokens),
-            ..Choice::default()
+            ..AnswerChoice::default()
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A chat's or completion's answer as chunks.
 
 use super::Endpoint;
-use super::response::Answer;
+use super::response::OpenAiAnswer;
 use crate::api::delta::Delta;
 use crate::api::events::WriteEvents;
 use crate::api::fold::AnswerFold;
@@ -11,7 +11,7 @@ use crate::api::usage::Usage;
 use crate::error::ApiError;
 
 pub struct Chunks {
-    answer: Answer,
+    answer: OpenAiAnswer,
     options: StreamOptions,
     /// Whether a choice's first chunk has been written.
     begun: Vec<bool>,
@@ -19,11 +19,11 @@ pub struct Chunks {
 
 impl Chunks {
     pub fn new(endpoint: Endpoint, request: &ApiRequest, model: &ModelInfo) -> Self {
-        let answer = Answer::new(endpoint, request, model);
+        let answer = OpenAiAnswer::new(endpoint, request, model);
         Self { answer, options: request.stream.unwrap_or_default(), begun: Vec::new() }
     }
 
-    fn event(&self, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>, &Answer)) {
+    fn event(&self, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>, &OpenAiAnswer)) {
         out.extend_from_slice(b"data: ");
         write(out, &self.answer);
         out.extend_from_slice(b"\n\n");

@@ -1,10 +1,10 @@
 //! `POST /tokenize` and `/detokenize`, as vLLM has them.
 
-use super::chat::MessagesField;
+use super::chat::{MessagesField, checked_messages};
 use super::tools::ToolFields;
 use crate::api::body::fields::{IdsField, WrongType, typed};
 use crate::api::body::ids::{Ids, OneOf};
-use crate::api::body::{Parsed, body, body_fields};
+use crate::api::body::{ParsedBody, body, body_fields};
 use crate::api::chat::TemplateFields;
 use crate::api::fields::model::ModelField;
 use crate::api::model_info::ModelInfo;
@@ -32,6 +32,7 @@ body_fields! {
     /// Of both forms.
     struct ReturnFields {
         /// The tokens' texts too.
+        #[schema(default = false)]
         return_token_strs: bool,
     }
 }
@@ -107,13 +108,14 @@ pub fn describe_detokenize() -> Operation {
 
 /// Token ids of `prompt`, or of `messages` through the chat template, and how many there are.
 pub fn tokenize(
-    Parsed { body, problems }: Parsed<TokenizeBody>,
+    ParsedBody { body, problems }: ParsedBody<TokenizeBody>,
     model: &ModelInfo,
     budget: &Budget,
 ) -> Result<(Tokenized, usize), ApiError> {
     problems.check_object()?;
     body.model.check(&problems, model)?;
-    problems.check()?;
+    // What is said of a chat does not matter where there is a text.
+    ["prompt", "add_special_tokens", "return_token_strs"].iter().try_for_each(|name| problems.check_field(name))?;
     let TokenizeBody { text, messages, template, tools, returns, .. } = body;
     let (prompt, names) = match text.prompt {
         Some(prompt) => {
@@ -121,13 +123,18 @@ pub fn tokenize(
             let add_special_tokens = text.add_special_tokens.unwrap_or(true);
             (Prompt::Text { text: prompt, add_special_tokens }, FieldNames::COMPLETION)
         }
-        None if messages.messages.is_some() => {
+        None => {
+            problems.check()?;
+            if messages.messages.is_none() {
+                return Err(ApiError::invalid("prompt", "prompt or messages is required"));
+            }
             let mut tools = tools.check()?;
+            let given = messages.given()?;
             let add_special_tokens = text.add_special_tokens.unwrap_or(false);
             let settings = TemplateFields { add_special_tokens, ..template }.check("reasoning_effort", model)?;
-            (Prompt::Chat(settings.prompt(messages.check()?, tools.take_shown())), FieldNames::CHAT)
+            let messages = checked_messages(given)?;
+            (Prompt::Chat(settings.prompt(messages, tools.take_shown())), FieldNames::CHAT)
         }
-        None => return Err(ApiError::invalid("prompt", "prompt or messages is required")),
     };
     let tokens = model.encode(&prompt, &names, budget)?;
     let strings = || tokens.iter().map(|token| model.tokenizer.token_name(*token)).collect();
@@ -138,7 +145,7 @@ pub fn tokenize(
 
 /// Text of `tokens`, special tokens included, and how many these are.
 pub fn detokenize(
-    Parsed { body, problems }: Parsed<DetokenizeBody>,
+    ParsedBody { body, problems }: ParsedBody<DetokenizeBody>,
     model: &ModelInfo,
     budget: &Budget,
 ) -> Result<(Detokenized, usize), ApiError> {

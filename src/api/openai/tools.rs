@@ -1,7 +1,7 @@
 //! `tools`, `tool_choice` and `parallel_tool_calls` of a chat.
 
 use crate::api::body::body_fields;
-use crate::api::chat::tools::{AskedTool, Function, FunctionPath, Tools, function_name, no_such_tool};
+use crate::api::chat::tools::{AskedTool, CallableFunction, FunctionPath, Tools, function_name, no_such_tool};
 use crate::api::checks::shown;
 use crate::error::ApiError;
 use serde_json::{Map, Value};
@@ -48,6 +48,7 @@ struct ToolFunction {
 
 #[derive(ToSchema)]
 #[serde(untagged)]
+#[schema(as = ToolChoice)]
 #[allow(dead_code, reason = "only described")]
 enum ToolChoiceForms {
     Word(ToolChoiceWord),
@@ -78,7 +79,7 @@ impl ToolFields {
     }
 }
 
-fn function(path: &str, tool: &Value) -> Result<Function, ApiError> {
+fn function(path: &str, tool: &Value) -> Result<CallableFunction, ApiError> {
     let wrong = |param: &str, expected: &str, got: Option<&Value>| {
         let got = got.map_or("nothing".into(), shown);
         Err(ApiError::invalid(param, format!("{param} must be {expected}, got {got}")))
@@ -93,7 +94,7 @@ fn function(path: &str, tool: &Value) -> Result<Function, ApiError> {
         return wrong(&format!("{path}.function"), "an object", tool.get("function"));
     };
     let path = FunctionPath { function: format!("{path}.function"), parameters: format!("{path}.function.parameters") };
-    Function::new(path, fields, fields.get("parameters"))
+    CallableFunction::new(path, fields, fields.get("parameters"))
 }
 
 fn choose(tools: &mut Tools, choice: Option<&Value>) -> Result<(), ApiError> {

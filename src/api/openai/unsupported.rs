@@ -6,11 +6,11 @@ use serde_json::Value;
 
 /// Chat's and completions' fields that may be given only as null, false, or empty.
 #[derive(Debug, Default)]
-pub struct Unsupported;
+pub struct UnsupportedFields;
 
 const LEAVE_OUT: &str = "leave it out";
 
-impl RefusedTable for Unsupported {
+impl RefusedTable for UnsupportedFields {
     /// Each with what to do instead.
     const FIELDS: &'static [(&'static str, &'static str)] = &[
         ("audio", LEAVE_OUT),
@@ -50,7 +50,7 @@ mod tests {
     use serde_json::json;
 
     fn refuse(body: &Value) -> Result<(), ApiError> {
-        read_value::<Refused<Unsupported>>(body)?.body.check()
+        read_value::<Refused<UnsupportedFields>>(body)?.body.check()
     }
 
     #[test]

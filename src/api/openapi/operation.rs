@@ -8,7 +8,7 @@ use utoipa::{PartialSchema, ToSchema};
 
 /// Whom a path answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Access {
+pub enum PathAccess {
     /// Everybody. As with vLLM these are the paths that tell nothing of the model, its load or its texts.
     Open,
     /// Clients with one of `server.api_keys`, where there are any.
@@ -233,7 +233,7 @@ impl Operation {
     }
 
     /// The operation in the document; the schemas it names go to `schemas`.
-    pub fn json(mut self, access: Access, schemas: &mut Map<String, Value>) -> Value {
+    pub fn json(mut self, access: PathAccess, schemas: &mut Map<String, Value>) -> Value {
         let mut responses = Map::new();
         let mut answer = json!({"description": self.answer_about, "headers": request_id_header()});
         if !self.answer.is_empty() {
@@ -241,12 +241,12 @@ impl Operation {
         }
         responses.insert("200".into(), answer);
         let security = match access {
-            Access::Open => json!([]),
-            Access::Key => json!([{"key": []}]),
-            Access::Admin => json!([{"admin_key": []}]),
-            Access::Watcher => json!([{"metrics_key": []}, {"admin_key": []}]),
+            PathAccess::Open => json!([]),
+            PathAccess::Key => json!([{"key": []}]),
+            PathAccess::Admin => json!([{"admin_key": []}]),
+            PathAccess::Watcher => json!([{"metrics_key": []}, {"admin_key": []}]),
         };
-        if access != Access::Open {
+        if access != PathAccess::Open {
             self.errors.push(401);
         }
         self.errors.sort_unstable();

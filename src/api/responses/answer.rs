@@ -1,8 +1,8 @@
 //! The response object, whole or in the making.
 
-use super::request::Settings;
+use super::request::ResponseSettings;
 use crate::api::delta::{Delta, Position};
-use crate::api::items::{Change, Item, Items};
+use crate::api::items::{AnswerItem, AnswerItems, ItemChange};
 use crate::api::model_info::ModelInfo;
 use crate::api::openai::logprobs::chat_position;
 use crate::api::openai::response::{random_hex, unix_time_s};
@@ -18,8 +18,8 @@ pub struct Response {
     id: String,
     created_s: u64,
     model: String,
-    settings: Settings,
-    items: Items,
+    settings: ResponseSettings,
+    items: AnswerItems,
     /// Of the items, in their order.
     ids: Vec<String>,
     writer: ItemWriter,
@@ -31,17 +31,17 @@ pub struct Response {
 pub struct OutputItem<'a> {
     pub index: usize,
     pub id: &'a str,
-    pub item: &'a Item,
+    pub item: &'a AnswerItem,
 }
 
 impl Response {
-    pub fn new(settings: Settings, request: &ApiRequest, model: &ModelInfo) -> Self {
+    pub fn new(settings: ResponseSettings, request: &ApiRequest, model: &ModelInfo) -> Self {
         Self {
             id: format!("resp_{}", random_hex()),
             created_s: unix_time_s(),
             model: model.served_name.clone(),
             settings,
-            items: Items::default(),
+            items: AnswerItems::default(),
             ids: Vec::new(),
             writer: ItemWriter { tokenizer: Arc::clone(&model.tokenizer), logprobs: request.answer.logprobs },
             incomplete: false,
@@ -49,18 +49,22 @@ impl Response {
     }
 
     /// Takes what the answer gained. `tell` hears of every change of an item, with the status it has after that.
-    pub fn push(&mut self, delta: Delta, mut tell: impl FnMut(&ItemWriter, &OutputItem<'_>, Change<'_>, &'static str)) {
+    pub fn push(
+        &mut self,
+        delta: Delta,
+        mut tell: impl FnMut(&ItemWriter, &OutputItem<'_>, ItemChange<'_>, &'static str),
+    ) {
         let finish = delta.finish.as_ref().map(|finish| finish.reason);
         self.incomplete = finish == Some("length");
         let Self { items, ids, writer, incomplete, .. } = self;
-        let mut changed = |index: usize, item: &Item, change: Change<'_>| {
+        let mut changed = |index: usize, item: &AnswerItem, change: ItemChange<'_>| {
             let status = match change {
-                Change::Begin => {
+                ItemChange::Begin => {
                     ids.push(new_item_id(item));
                     "in_progress"
                 }
-                Change::More(..) => "in_progress",
-                Change::End { last } => item_status(last && *incomplete),
+                ItemChange::More(..) => "in_progress",
+                ItemChange::End { last } => item_status(last && *incomplete),
             };
             tell(writer, &OutputItem { index, id: &ids[index], item }, change, status);
         };
@@ -170,13 +174,13 @@ impl Serialize for ResponseJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
         #[serde(untagged)]
-        enum Field<'a> {
+        enum ResponseField<'a> {
             Output(&'a [ItemJson<'a>]),
             Other(&'a Value),
         }
         let field = |(name, value): (&'_ String, _)| match name == OUTPUT {
-            true => (name.clone(), Field::Output(&self.output)),
-            false => (name.clone(), Field::Other(value)),
+            true => (name.clone(), ResponseField::Output(&self.output)),
+            false => (name.clone(), ResponseField::Other(value)),
         };
         serializer.collect_map(self.fields.as_object().into_iter().flatten().map(field))
     }
@@ -218,11 +222,11 @@ fn item_status(incomplete: bool) -> &'static str {
     if incomplete { "incomplete" } else { "completed" }
 }
 
-fn new_item_id(item: &Item) -> String {
+fn new_item_id(item: &AnswerItem) -> String {
     let prefix = match item {
-        Item::Reasoning { .. } => "rs",
-        Item::Text { .. } => "msg",
-        Item::Call { .. } => "fc",
+        AnswerItem::Reasoning { .. } => "rs",
+        AnswerItem::Text { .. } => "msg",
+        AnswerItem::Call { .. } => "fc",
     };
     format!("{prefix}_{}", random_hex())
 }
@@ -240,22 +244,22 @@ impl ItemWriter {
         let OutputItem { id, item, .. } = *at;
         let content = || if status == "in_progress" { vec![] } else { self.part(item).into_iter().collect() };
         match item {
-            Item::Reasoning { .. } => ItemJson::Reasoning { id, summary: [], content: content(), status },
-            Item::Text { .. } => ItemJson::Message { id, role: "assistant", content: content(), status },
-            Item::Call { id: call_id, name, arguments } => {
+            AnswerItem::Reasoning { .. } => ItemJson::Reasoning { id, summary: [], content: content(), status },
+            AnswerItem::Text { .. } => ItemJson::Message { id, role: "assistant", content: content(), status },
+            AnswerItem::Call { id: call_id, name, arguments } => {
                 ItemJson::FunctionCall { id, call_id, name, arguments, status }
             }
         }
     }
 
     /// The content part of an item that has one.
-    pub fn part<'a>(&'a self, item: &'a Item) -> Option<PartJson<'a>> {
+    pub fn part<'a>(&'a self, item: &'a AnswerItem) -> Option<PartJson<'a>> {
         match item {
-            Item::Reasoning { text } => Some(PartJson::ReasoningText { text }),
-            Item::Text { text, positions } => {
+            AnswerItem::Reasoning { text } => Some(PartJson::ReasoningText { text }),
+            AnswerItem::Text { text, positions } => {
                 Some(PartJson::OutputText { text, annotations: [], logprobs: self.logprobs(positions) })
             }
-            Item::Call { .. } => None,
+            AnswerItem::Call { .. } => None,
         }
     }
 

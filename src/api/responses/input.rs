@@ -10,7 +10,7 @@ const ROLES: [&str; 4] = ["user", "assistant", "system", "developer"];
 /// The conversation, `instructions` first.
 pub fn messages(input: Value, instructions: Option<&str>) -> Result<Vec<Value>, ApiError> {
     let (messages, arguments) = (Vec::new(), CallArguments::new());
-    let mut conversation = Conversation { messages, arguments, reasoning: String::new(), turn: false };
+    let mut conversation = ItemConversation { messages, arguments, reasoning: String::new(), turn: false };
     if let Some(text) = instructions {
         conversation.messages.push(json!({"role": "system", "content": text}));
     }
@@ -32,7 +32,7 @@ pub fn messages(input: Value, instructions: Option<&str>) -> Result<Vec<Value>, 
     Ok(conversation.messages)
 }
 
-struct Conversation {
+struct ItemConversation {
     messages: Vec<Value>,
     arguments: CallArguments,
     /// Of a reasoning item that belongs to the assistant's next item.
@@ -41,7 +41,7 @@ struct Conversation {
     turn: bool,
 }
 
-impl Conversation {
+impl ItemConversation {
     fn item(&mut self, path: &str, item: Value) -> Result<(), ApiError> {
         object(path, &item)?;
         let Value::Object(item) = item else { return Ok(()) };
@@ -72,8 +72,8 @@ impl Conversation {
             return Err(ApiError::invalid(format!("{path}.role"), message));
         }
         let content = match self::content(&format!("{path}.content"), content)? {
-            Content::Text(text) => Value::from(text),
-            Content::Parts(texts) => texts.into_iter().map(|text| json!({"type": "text", "text": text})).collect(),
+            ItemContent::Text(text) => Value::from(text),
+            ItemContent::Parts(texts) => texts.into_iter().map(|text| json!({"type": "text", "text": text})).collect(),
         };
         // Templates of open models know only the older word for developer.
         let shown_role = if role == "developer" { "system" } else { role };
@@ -111,8 +111,8 @@ impl Conversation {
         let id = string(path, &item, "call_id")?;
         // Templates show a tool's result as it is.
         let content = match content(&format!("{path}.output"), output)? {
-            Content::Text(text) => text,
-            Content::Parts(texts) => texts.join("\n"),
+            ItemContent::Text(text) => text,
+            ItemContent::Parts(texts) => texts.join("\n"),
         };
         self.turn = false;
         self.reasoning.clear();
@@ -150,17 +150,17 @@ impl Conversation {
 }
 
 /// A text or the texts of parts.
-enum Content {
+enum ItemContent {
     Text(String),
     Parts(Vec<String>),
 }
 
-fn content(path: &str, content: Option<Value>) -> Result<Content, ApiError> {
+fn content(path: &str, content: Option<Value>) -> Result<ItemContent, ApiError> {
     match content {
-        Some(Value::String(text)) => Ok(Content::Text(text)),
+        Some(Value::String(text)) => Ok(ItemContent::Text(text)),
         Some(Value::Array(parts)) => {
             let texts = parts.iter().enumerate().map(|(i, part)| part_text(&format!("{path}[{i}]"), part));
-            texts.collect::<Result<_, _>>().map(Content::Parts)
+            texts.collect::<Result<_, _>>().map(ItemContent::Parts)
         }
         other => Err(wrong_type(path, "a string or an array of content parts", other.as_ref())),
     }

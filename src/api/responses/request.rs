@@ -3,9 +3,9 @@
 use super::input;
 use crate::api::body::fields::{FieldSource, typed_fields};
 use crate::api::body::refused::{Refused, RefusedTable};
-use crate::api::body::{BodyFields, Parsed, body_fields};
+use crate::api::body::{BodyFields, ParsedBody, body_fields};
 use crate::api::chat::Chat;
-use crate::api::chat::tools::{AskedTool, Function, FunctionPath, Tools, shown_tool};
+use crate::api::chat::tools::{AskedTool, CallableFunction, FunctionPath, Tools, shown_tool};
 use crate::api::checks::{check_metadata, in_range, object, shown, string, wrong_type};
 use crate::api::fields::model::ModelField;
 use crate::api::fields::sampling::max_tokens;
@@ -35,9 +35,9 @@ const INCLUDABLE: [&str; 8] = [
 
 /// Fields that name something stored.
 #[derive(Debug, Default)]
-pub struct Stored;
+pub struct StoredFields;
 
-impl RefusedTable for Stored {
+impl RefusedTable for StoredFields {
     /// Each with what to do instead.
     const FIELDS: &'static [(&'static str, &'static str)] = &[
         ("previous_response_id", "send the whole conversation as input"),
@@ -102,7 +102,8 @@ body_fields! {
         prompt_cache_key: Option<String>,
         /// Accepted, as true is OpenAI's default. Nothing is stored.
         store: Option<bool>,
-        /// Answer as events with names, the last of which is response.completed, response.incomplete or response.failed.
+        /// Answer as events with names, the last of which is response.completed, response.incomplete or
+        /// response.failed.
         #[schema(default = false)]
         stream: bool,
         /// Only false: background responses would have to be stored.
@@ -116,7 +117,7 @@ body_fields! {
 #[allow(dead_code, reason = "only described")]
 enum Input {
     Text(String),
-    Items(Vec<Object>),
+    AnswerItems(Vec<Object>),
 }
 
 #[derive(ToSchema)]
@@ -164,7 +165,7 @@ struct ReasoningFields {
 #[derive(Debug)]
 pub struct ResponsesRequest {
     pub request: ApiRequest,
-    pub settings: Settings,
+    pub settings: ResponseSettings,
 }
 
 /// The body of a response.
@@ -173,7 +174,7 @@ pub struct ResponsesBody {
     own: ResponsesFields,
     model: ModelField,
     shared: SharedFields,
-    refused: Refused<Stored>,
+    refused: Refused<StoredFields>,
 }
 
 impl BodyFields for ResponsesBody {
@@ -190,13 +191,13 @@ impl BodyFields for ResponsesBody {
         ModelField::add_names(names);
         SharedFields::add_names(names);
         names.push("stop");
-        Refused::<Stored>::add_names(names);
+        Refused::<StoredFields>::add_names(names);
     }
 }
 
 /// What the response repeats of its request.
 #[derive(Debug, Default)]
-pub struct Settings {
+pub struct ResponseSettings {
     pub instructions: Option<String>,
     pub max_output_tokens: Option<i64>,
     pub max_tool_calls: Option<i64>,
@@ -216,7 +217,10 @@ pub struct Settings {
 }
 
 impl ResponsesRequest {
-    pub fn parse(Parsed { body, problems }: Parsed<ResponsesBody>, model: &ModelInfo) -> Result<Self, ApiError> {
+    pub fn parse(
+        ParsedBody { body, problems }: ParsedBody<ResponsesBody>,
+        model: &ModelInfo,
+    ) -> Result<Self, ApiError> {
         problems.check_object()?;
         body.refused.check()?;
         problems.check()?;
@@ -262,7 +266,7 @@ impl ResponsesRequest {
 
 impl ResponsesFields {
     /// `given`: the client's temperature and top_p.
-    fn settings(self, given: (Option<f64>, Option<f64>), request: &ApiRequest) -> Settings {
+    fn settings(self, given: (Option<f64>, Option<f64>), request: &ApiRequest) -> ResponseSettings {
         let (used, (temperature, top_p)) = (&request.each.core.params, given);
         let text = self.text.unwrap_or_default();
         let reasoning = self.reasoning.unwrap_or_default();
@@ -270,7 +274,7 @@ impl ResponsesFields {
         if let Some(verbosity) = text.verbosity {
             written_text["verbosity"] = verbosity.into();
         }
-        Settings {
+        ResponseSettings {
             instructions: self.instructions,
             max_output_tokens: self.max_output_tokens,
             max_tool_calls: self.max_tool_calls,
@@ -302,7 +306,7 @@ impl ResponsesFields {
                 let path = format!("tools[{i}]");
                 let fields = object(&path, tool)?;
                 let path = FunctionPath { parameters: format!("{path}.parameters"), function: path };
-                let function = Function::new(path, fields, fields.get("parameters"))?;
+                let function = CallableFunction::new(path, fields, fields.get("parameters"))?;
                 written.push((shown_tool(function_fields(fields)), function));
             }
         }

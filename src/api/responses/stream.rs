@@ -5,16 +5,16 @@ use super::answer::{ItemJson, ItemWriter, LogprobsJson, OutputItem, PartJson, Re
 use crate::api::delta::Delta;
 use crate::api::events::{WriteEvents, write_named_event};
 use crate::api::fold::AnswerFold;
-use crate::api::items::{Change, Item};
+use crate::api::items::{AnswerItem, ItemChange};
 use crate::error::ApiError;
 use serde::Serialize;
 
-pub struct Events {
+pub struct ResponseEvents {
     response: Response,
     next: u64,
 }
 
-impl Events {
+impl ResponseEvents {
     pub fn new(response: Response) -> Self {
         Self { response, next: 0 }
     }
@@ -25,7 +25,7 @@ struct Lifecycle<'a> {
     response: ResponseJson<'a>,
 }
 
-impl WriteEvents for Events {
+impl WriteEvents for ResponseEvents {
     const LOGPROBS_COPIES: usize = LOGPROBS_COPIES;
 
     fn begin(&mut self, out: &mut Vec<u8>, _: &AnswerFold) {
@@ -101,11 +101,11 @@ enum Within<'a> {
 fn item_events<'a>(
     writer: &'a ItemWriter,
     at: &OutputItem<'a>,
-    change: Change<'a>,
+    change: ItemChange<'a>,
     status: &'static str,
 ) -> Vec<(&'static str, ItemEvent<'a>)> {
     let item = at.item;
-    let has_parts = !matches!(item, Item::Call { .. });
+    let has_parts = !matches!(item, AnswerItem::Call { .. });
     let of_item = || ItemEvent::Whole { output_index: at.index, item: writer.item(at, status) };
     let within = |what| {
         let content_index = has_parts.then_some(0);
@@ -114,30 +114,30 @@ fn item_events<'a>(
     let part = || within(Within::Part { part: writer.part(item) });
     let mut events = Vec::new();
     match (change, item) {
-        (Change::Begin, _) => {
+        (ItemChange::Begin, _) => {
             events.push(("response.output_item.added", of_item()));
             if has_parts {
                 events.push(("response.content_part.added", part()));
             }
         }
-        (Change::More(delta, _), Item::Reasoning { .. }) => {
+        (ItemChange::More(delta, _), AnswerItem::Reasoning { .. }) => {
             events.push(("response.reasoning_text.delta", within(Within::Delta { delta })));
         }
-        (Change::More(delta, positions), Item::Text { .. }) => {
+        (ItemChange::More(delta, positions), AnswerItem::Text { .. }) => {
             let delta = Within::TextDelta { delta, logprobs: writer.logprobs(positions) };
             events.push(("response.output_text.delta", within(delta)));
         }
-        (Change::More(delta, _), Item::Call { .. }) => {
+        (ItemChange::More(delta, _), AnswerItem::Call { .. }) => {
             events.push(("response.function_call_arguments.delta", within(Within::Delta { delta })));
         }
-        (Change::End { .. }, _) => {
+        (ItemChange::End { .. }, _) => {
             events.push(match item {
-                Item::Reasoning { text } => ("response.reasoning_text.done", within(Within::Reasoning { text })),
-                Item::Text { text, positions } => {
+                AnswerItem::Reasoning { text } => ("response.reasoning_text.done", within(Within::Reasoning { text })),
+                AnswerItem::Text { text, positions } => {
                     let text = Within::Text { text, logprobs: writer.logprobs(positions) };
                     ("response.output_text.done", within(text))
                 }
-                Item::Call { name, arguments, .. } => {
+                AnswerItem::Call { name, arguments, .. } => {
                     ("response.function_call_arguments.done", within(Within::Call { name, arguments }))
                 }
             });

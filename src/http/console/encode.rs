@@ -9,7 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 
-/// `new` as a change of `old`; of an empty engine, where there is no `old`.
+/// What has changed from `old` to `new`. Without `old`, from an empty engine.
 pub fn frame(new: &Frame, old: Option<&Frame>) -> Value {
     let empty = Vec::new();
     let (device, swap) = old.map_or((&empty, &empty), |old| (&old.device, &old.swap));
@@ -86,8 +86,9 @@ fn pool(new: &[Cell], old: &[Cell]) -> Value {
     json!([new.len(), STANDARD.encode(changes(new, old))])
 }
 
-/// Runs of equal cells that were not so before; cells that were not there were free. A run is a byte and numbers behind it
-/// (seven bits a byte, the lowest first, the highest bit set where more follow), each left out where the byte says so:
+/// Writes the cells that have changed, as runs of equal cells. Cells that are new were free before. A run is a byte and
+/// the numbers behind it (seven bits a byte, the lowest first, the highest bit set where more follow). The byte says
+/// which numbers are left out:
 ///
 /// | bits of the byte | |
 /// |---|---|

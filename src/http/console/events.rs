@@ -18,10 +18,10 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Frames a second that may be asked for.
+/// Frames per second that a watcher may ask for.
 pub const MIN_RATE_HZ: f64 = 1.0;
 pub const MAX_RATE_HZ: f64 = 60.0;
-/// Where nothing changes a frame comes this often, so that both sides know that the other is there.
+/// A frame comes at least this often, even if nothing changes, so that both sides know that the other is there.
 const IDLE: Duration = Duration::from_secs(1);
 
 #[derive(Deserialize)]
@@ -35,9 +35,9 @@ struct Watching {
     tuner: Data<Tuner>,
     feed: Data<Feed>,
     rate_hz: f64,
-    /// That it was told of.
+    /// The last frame that it was sent.
     last: Option<Arc<Frame>>,
-    /// Number of the latest that it has looked at.
+    /// The number of the latest frame that it has looked at.
     seen: u64,
     /// When the last event went out.
     said: Instant,
@@ -73,14 +73,14 @@ pub async fn events(
     Ok(HttpResponse::Ok()
         .content_type("text/event-stream; charset=utf-8")
         .insert_header((CACHE_CONTROL, "no-cache"))
-        // As streams of answers.
+        // The same headers as streams of answers have.
         .insert_header(("X-Accel-Buffering", "no"))
         .streaming(Box::pin(frames)))
 }
 
 impl Watching {
-    /// The next event, and who waits for the one after; nobody where it is the last. `None`: the server stops, or the
-    /// console has been switched off.
+    /// The next event, and the watcher that waits for the one after it (none after the last event). `None`: the server
+    /// stops, or the console has been switched off.
     async fn next(mut self) -> Option<(Bytes, Option<Self>)> {
         loop {
             tokio::time::sleep_until(self.due.into()).await;
@@ -98,7 +98,7 @@ impl Watching {
                 }
             };
             self.seen = frame.number;
-            // Who wants all there are comes early and waits for the next; whoever wants fewer leaves some out.
+            // A watcher that wants every frame comes early and waits for the next one. Others skip some.
             let period = Duration::from_secs_f64(1.0 / self.rate_hz);
             self.due = Instant::now() + if period > shortest { period } else { shortest / 2 };
             let is_news = self.last.as_ref().is_none_or(|last| differ(last, &frame));

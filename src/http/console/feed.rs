@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 
-/// A snapshot may take at most this part of the engine's thread: where pools are huge, frames are rarer.
+/// Snapshots may take at most this share of the engine's thread: with huge pools, frames are rarer.
 const MAX_SHARE: u32 = 200;
 
 /// What all watchers share.
@@ -37,8 +37,8 @@ impl Feed {
         seat.map_err(|_| ApiError::too_many_watchers(most))
     }
 
-    /// A frame behind number `after`: the latest, or a new one, which is taken not sooner than `interval` after the one
-    /// before.
+    /// A frame later than number `after`: the latest, or a new one. A new one is taken at the earliest `interval` after
+    /// the one before.
     pub async fn next(&self, handle: &RuntimeHandle, after: u64, interval: Duration) -> Result<Arc<Frame>, ApiError> {
         // A watcher that comes later waits here, and gets the same frame.
         let mut latest = self.latest.lock().await;

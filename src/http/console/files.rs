@@ -46,7 +46,7 @@ static PAGE: File = File { name: "", media: "text/html; charset=utf-8", text: in
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Changes with any of the files.
+/// An ETag that changes when any of the files changes.
 static TAG: LazyLock<String> = LazyLock::new(|| {
     let mut hasher = blake3::Hasher::new();
     for file in FILES.iter().chain([&PAGE]) {
@@ -71,7 +71,7 @@ pub async fn file(request: HttpRequest, name: Path<String>, tuner: Data<Tuner>) 
     Ok(answer(&request, file))
 }
 
-/// Browsers ask each time whether it is still what they have.
+/// Browsers ask each time whether their copy is still current.
 fn answer(request: &HttpRequest, file: &File) -> HttpResponse {
     let is_known = request.headers().get(IF_NONE_MATCH).is_some_and(|tag| tag.as_bytes() == TAG.as_bytes());
     let mut response = HttpResponse::build(if is_known { StatusCode::NOT_MODIFIED } else { StatusCode::OK });

@@ -1,4 +1,4 @@
-//! A snapshot as the page has it: which block is whose.
+//! A snapshot as the page shows it: which sequence holds which block.
 
 use crate::actors::watch::{Snapshot, Totals, Watched};
 use crate::engine::block_pool::BlockState;
@@ -17,9 +17,9 @@ pub enum Kind {
     Free = 0,
     /// No sequence holds it, and its content may be found.
     Cached = 1,
-    /// Of a sequence that runs, or, in the swap pool, of one that is swapped out.
+    /// It belongs to a running sequence; in the swap pool, to a swapped one.
     Used = 2,
-    /// Its content is on its way from the swap pool to the device: the block there, and the block here.
+    /// Its content is being copied from the swap pool to the device. Both blocks have this kind.
     Moving = 3,
     /// In the swap pool: a copy of what its sequence has on the device.
     Copy = 4,
@@ -30,9 +30,9 @@ pub enum Kind {
 /// A block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cell {
-    /// The sequence that holds it, the most senior where there are several; 0 where nobody is known to.
+    /// The sequence that holds it, the most senior one if there are several; 0: none is known.
     pub owner: u64,
-    /// Tables that hold it.
+    /// The number of block tables that hold it.
     pub references: u32,
     pub kind: Kind,
 }
@@ -68,7 +68,7 @@ pub struct Frame {
     pub block_bytes: usize,
     pub device: Vec<Cell>,
     pub swap: Vec<Cell>,
-    /// Those that run, then those that wait, each most senior first.
+    /// Running sequences, then waiting ones, each most senior first.
     pub rows: Vec<Row>,
     pub population: Population,
     pub totals: Totals,
@@ -101,7 +101,7 @@ fn cells(states: &[BlockState]) -> Vec<Cell> {
     states.iter().map(cell).collect()
 }
 
-/// Says whose the blocks are.
+/// Finds the sequence that holds each block.
 fn own(seqs: &[Watched], device: &mut [Cell], swap: &mut [Cell]) {
     for Watched { view, .. } in seqs {
         let owner = view.rank.seq.0;
@@ -115,8 +115,8 @@ fn own(seqs: &[Watched], device: &mut [Cell], swap: &mut [Cell]) {
     }
 }
 
-/// The first who is asked is the most senior. Where a table is ahead of its pool (blocks that are given up with the next
-/// step), the pool is right.
+/// Sequences are asked in order of seniority. If a table is ahead of its pool (blocks that the next step gives up), the
+/// pool is right.
 fn hold(cells: &mut [Cell], block: BlockId, owner: u64, kind: Kind) {
     if let Some(cell) = cells.get_mut(block.index())
         && cell.kind == Kind::Used
@@ -192,7 +192,7 @@ mod tests {
             cell(1, 1, Kind::Used),
             cell(0, 0, Kind::Cached),
             cell(2, 1, Kind::Moving),
-            // Of a table that was given up, and whose pool has not been told.
+            // The table was given up, and the pool has not heard of it yet.
             cell(0, 1, Kind::Used),
             cell(0, 0, Kind::Free),
         ];

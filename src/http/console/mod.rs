@@ -1,9 +1,9 @@
-//! The console: a page at `/` where one chats with the model and watches its memory, and the stream of events that the
+//! The console: a page at `/` for chatting with the model and watching its memory, and the stream of events that the
 //! page shows.
 //!
 //! The page is a few files inside the program (`files`); it chats, and makes its demonstration load, through the public
-//! API. What the engine shows of itself goes: scheduler → [`Feed`] (one snapshot for all who watch, and none for nobody) →
-//! `frame` (which block is whose) → `encode` (what has changed since the watcher's last frame) → `events`.
+//! API. What the engine shows of itself goes: scheduler → [`Feed`] (one snapshot for all
+//! watchers) → `frame` (which block is whose) → `encode` (what has changed since the watcher's last frame) → `events`.
 
 mod encode;
 mod events;
@@ -20,7 +20,7 @@ use crate::config::ConsoleConfig;
 use crate::error::ApiError;
 use serde_json::json;
 
-/// Refuses where the console is switched off.
+/// Refuses if the console is switched off.
 fn check_enabled(config: &ConsoleConfig, path: &str) -> Result<(), ApiError> {
     if config.enabled { Ok(()) } else { Err(ApiError::not_found(path)) }
 }

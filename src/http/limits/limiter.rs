@@ -1,5 +1,5 @@
-//! Counts and buckets, and who has taken from them: given back exactly once, in whatever order requests come and go
-//! (`tests/interleavings` runs the orders).
+//! Counts and buckets, and what requests have taken from them. Each amount is given back exactly once, in whatever
+//! order requests come and go (`tests/interleavings` runs the orders).
 
 use crate::engine::bill::Tenant;
 use crate::error::ApiError;
@@ -24,7 +24,7 @@ pub(super) struct Bucket {
     /// 0: there is no limit, and the level means nothing.
     pub per_minute: u64,
     pub level: f64,
-    /// When the level was that.
+    /// When the level was set.
     at: Instant,
 }
 
@@ -45,7 +45,7 @@ impl Bucket {
         self.at = now;
     }
 
-    /// How long it takes until `amount` is there; `None`: it never is.
+    /// Time until the bucket holds `amount`; `None`: it never does.
     pub fn wait_for(&self, amount: u64) -> Option<Duration> {
         let missing = amount as f64 - self.level;
         match self.per_minute {
@@ -57,7 +57,7 @@ impl Bucket {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct State {
+pub(super) struct LimiterState {
     pub requests: Bucket,
     pub tokens: Bucket,
     max_requests: u64,
@@ -69,14 +69,14 @@ pub(super) struct State {
 /// What counts for one key, or for all.
 #[derive(Debug)]
 pub struct Limiter {
-    /// As errors call it.
+    /// Its name in errors.
     whose: &'static str,
-    state: Mutex<State>,
+    state: Mutex<LimiterState>,
 }
 
-/// What was refused, and when it may be asked for again.
+/// Why a request was refused, and when it may be sent again.
 #[derive(Debug, PartialEq)]
-struct Refusal {
+struct LimitRefusal {
     reason: Rejection,
     message: String,
     /// `None`: never.
@@ -97,11 +97,12 @@ impl Limiter {
         let (requests, tokens) =
             (Bucket::new(rates.requests_per_minute, now), Bucket::new(rates.tokens_per_minute, now));
         let Rates { max_requests, max_connections, .. } = rates;
-        let state = State { requests, tokens, max_requests, num_requests: 0, max_connections, num_connections: 0 };
+        let state =
+            LimiterState { requests, tokens, max_requests, num_requests: 0, max_connections, num_connections: 0 };
         Self { whose, state: Mutex::new(state) }
     }
 
-    /// Other limits from now on; what has been used is used.
+    /// Sets other limits. What has been used stays used.
     pub fn set(&self, rates: Rates) {
         let now = Instant::now();
         let mut state = self.state();
@@ -111,24 +112,24 @@ impl Limiter {
         state.max_connections = rates.max_connections;
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, LimiterState> {
         // It holds numbers only: a panic leaves nothing half done.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enter(&self, now: Instant) -> Result<(), Refusal> {
+    fn enter(&self, now: Instant) -> Result<(), LimitRefusal> {
         let mut state = self.state();
         if state.max_requests > 0 && state.num_requests >= state.max_requests {
             let most = state.max_requests;
             let message = format!("{} may have {most} requests at once, and has them", self.whose);
-            return Err(Refusal { reason: Rejection::ConcurrencyLimit, message, wait: Some(Duration::ZERO) });
+            return Err(LimitRefusal { reason: Rejection::ConcurrencyLimit, message, wait: Some(Duration::ZERO) });
         }
         state.requests.refill(now);
         let wait = state.requests.wait_for(1);
         if wait != Some(Duration::ZERO) {
             let message =
                 format!("{} may have {} requests a minute, and has had them", self.whose, state.requests.per_minute);
-            return Err(Refusal { reason: Rejection::RequestLimit, message, wait });
+            return Err(LimitRefusal { reason: Rejection::RequestLimit, message, wait });
         }
         state.requests.level -= 1.0;
         state.num_requests += 1;
@@ -146,23 +147,23 @@ impl Limiter {
         state.requests.level = (state.requests.level + 1.0).min(state.requests.per_minute as f64);
     }
 
-    fn connect(&self) -> Result<(), Refusal> {
+    fn connect(&self) -> Result<(), LimitRefusal> {
         let mut state = self.state();
         if state.max_connections > 0 && state.num_connections >= state.max_connections {
             let message =
                 format!("{} may have {} connections at once, and has them", self.whose, state.max_connections);
-            return Err(Refusal { reason: Rejection::ConnectionLimit, message, wait: Some(Duration::ZERO) });
+            return Err(LimitRefusal { reason: Rejection::ConnectionLimit, message, wait: Some(Duration::ZERO) });
         }
         state.num_connections += 1;
         Ok(())
     }
 
-    /// `taken`: what the request has taken already, and gives back where it is refused.
-    fn take_tokens(&self, tokens: u64, taken: u64, now: Instant) -> Result<(), Refusal> {
+    /// `taken`: what the request has taken already. It gives this back if it is refused.
+    fn take_tokens(&self, tokens: u64, taken: u64, now: Instant) -> Result<(), LimitRefusal> {
         let mut state = self.state();
         state.tokens.refill(now);
         let whole = taken + tokens;
-        // What is too much as a whole is never let in, however much is left for its last part.
+        // A request that is too large as a whole is never let in, however little its last part needs.
         let wait = state.tokens.wait_for(whole).and(state.tokens.wait_for(tokens));
         if wait != Some(Duration::ZERO) {
             let Bucket { per_minute, level, .. } = state.tokens;
@@ -173,13 +174,13 @@ impl Limiter {
                 self.whose,
                 level.max(0.0) as u64
             );
-            return Err(Refusal { reason: Rejection::TokenLimit, message, wait });
+            return Err(LimitRefusal { reason: Rejection::TokenLimit, message, wait });
         }
         state.tokens.level -= tokens as f64;
         Ok(())
     }
 
-    /// `tokens` below zero are put back.
+    /// A negative number of tokens is put back.
     fn charge_tokens(&self, tokens: i64) {
         let mut state = self.state();
         let now = Instant::now();
@@ -188,7 +189,7 @@ impl Limiter {
     }
 }
 
-impl Refusal {
+impl LimitRefusal {
     /// Counts it.
     fn into_error(self, tenant: Tenant) -> ApiError {
         metrics::request_rejected(self.reason, tenant);
@@ -225,8 +226,8 @@ impl Ticket {
         Ok(Self { tenant, limiters, taken: AtomicU64::new(0), used: AtomicU64::new(0) })
     }
 
-    /// Takes what a prompt and its outputs may need; a request of several prompts takes that for each of them. An error is
-    /// a 429, and refuses the request as a whole.
+    /// Takes what a prompt and its outputs may need. A request of several prompts calls this for each of them. An error
+    /// is a 429 and refuses the whole request.
     pub fn take_tokens(&self, tokens: usize) -> Result<(), ApiError> {
         let (tokens, taken, now) = (tokens as u64, self.taken.load(Ordering::Relaxed), Instant::now());
         for (place, limiter) in self.limiters.iter().enumerate() {

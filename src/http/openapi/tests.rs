@@ -64,15 +64,15 @@ fn read<B: BodyFields>(refused: &[(&'static str, &'static str)]) -> Vec<&'static
 
 #[test]
 fn every_field_that_is_read_is_described() {
-    use crate::api::anthropic::request::{CountedBody, MessagesBody, Unsupported as UnsupportedInMessages};
-    use crate::api::openai::{chat, completion, embeddings, tokenize, unsupported::Unsupported};
-    use crate::api::responses::request::{ResponsesBody, Stored};
-    let refused = Unsupported::FIELDS;
+    use crate::api::anthropic::request::{CountedBody, MessagesBody, UnsupportedInMessages};
+    use crate::api::openai::{chat, completion, embeddings, tokenize, unsupported::UnsupportedFields};
+    use crate::api::responses::request::{ResponsesBody, StoredFields};
+    let refused = UnsupportedFields::FIELDS;
     for (path, mut read) in [
         ("/v1/chat/completions", read::<chat::ChatBody>(refused)),
         ("/v1/completions", read::<completion::CompletionBody>(refused)),
         ("/v1/embeddings", read::<embeddings::EmbeddingBody>(&[])),
-        ("/v1/responses", read::<ResponsesBody>(Stored::FIELDS)),
+        ("/v1/responses", read::<ResponsesBody>(StoredFields::FIELDS)),
         ("/v1/messages", read::<MessagesBody>(UnsupportedInMessages::FIELDS)),
         ("/v1/messages/count_tokens", read::<CountedBody>(&[])),
         ("/tokenize", read::<tokenize::TokenizeBody>(&[])),
