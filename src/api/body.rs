@@ -1,6 +1,6 @@
 //! Bodies of requests as JSON: bytes into typed fields, in one pass and in bounded memory.
 //!
-//! A body is a struct of groups of fields ([`body!`], [`body_fields!`]). The reader goes over the bytes once
+//! A body is a struct of groups of fields (the macros `body!` and `body_fields!`). The reader goes over the bytes once
 //! ([`read`]): a field that the body has is read into it, any other field is skipped, and a field of the wrong type is
 //! noted ([`FieldProblems`]) while reading goes on, so that JSON that is broken is always reported as such.
 
@@ -8,7 +8,9 @@ pub mod fields;
 pub mod ids;
 pub mod json;
 pub mod refused;
+pub mod value;
 
 pub use fields::{BodyFields, FieldProblems, FieldSource};
 pub(crate) use fields::{body, body_fields};
-pub use json::{Bounds, ParsedBody, read, read_value};
+pub use json::{ParsedBody, read, read_value};
+pub use value::Bounds;

@@ -89,3 +89,21 @@ pub fn wrong_type(path: &str, wanted: &str, got: Option<&Value>) -> ApiError {
         Some(value) => ApiError::invalid(path, format!("{path} must be {wanted}, got {}", shown(value))),
     }
 }
+
+/// serde's "invalid type: string "x", expected i64" in the words of JSON.
+pub fn type_error(message: &str) -> String {
+    let parts = message.split_once(": ").and_then(|(_, rest)| rest.split_once(", expected "));
+    let Some((got, expected)) = parts else { return format!("is wrong: {message}") };
+    format!("must be {}, got {}", json_type(expected), shortened(json_type(got)))
+}
+
+fn json_type(serde_name: &str) -> &str {
+    match serde_name {
+        "i64" => "an integer",
+        "f64" => "a number",
+        "sequence" | "a sequence" => "an array",
+        "map" | "a map" => "an object",
+        name if name.starts_with("struct ") => "an object",
+        name => name,
+    }
+}

@@ -1,6 +1,7 @@
 //! Fields of a body: which there are, and how each is read.
 
 use super::ids::Ids;
+use crate::api::checks::type_error;
 use crate::error::ApiError;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
@@ -172,24 +173,6 @@ impl WrongType {
 pub fn typed<T: DeserializeOwned>(value: Value) -> Result<T, WrongType> {
     serde_path_to_error::deserialize(value)
         .map_err(|error| WrongType { path: error.path().to_string(), message: error.into_inner().to_string() })
-}
-
-/// serde's "invalid type: string "x", expected i64" in the words of JSON.
-pub(crate) fn type_error(message: &str) -> String {
-    let parts = message.split_once(": ").and_then(|(_, rest)| rest.split_once(", expected "));
-    let Some((got, expected)) = parts else { return format!("is wrong: {message}") };
-    format!("must be {}, got {}", json_type(expected), crate::api::checks::shortened(json_type(got)))
-}
-
-fn json_type(serde_name: &str) -> &str {
-    match serde_name {
-        "i64" => "an integer",
-        "f64" => "a number",
-        "sequence" | "a sequence" => "an array",
-        "map" | "a map" => "an object",
-        name if name.starts_with("struct ") => "an object",
-        name => name,
-    }
 }
 
 /// Some clients write 16 as 16.0, which to JSON is the same. This makes integers of such numbers in a field and in its

@@ -1,8 +1,7 @@
 //! Prompts as they are in a body: token ids straight from the bytes, four bytes each.
 
-use super::fields::type_error;
-use super::json::{Count, ValueSeed};
-use crate::api::checks::{shown, token_id};
+use super::value::{Count, ValueSeed};
+use crate::api::checks::{shown, token_id, type_error};
 use crate::error::ApiError;
 use crate::ids::TokenId;
 use serde::Deserialize;

@@ -1,6 +1,6 @@
 //! Parts of messages that all APIs write the same way for the chat template.
 
-use crate::api::body::json::{Bounds, EmbeddedJson};
+use crate::api::body::value::{Bounds, EmbeddedJson};
 use crate::error::ApiError;
 use serde_json::{Map, Value};
 

@@ -94,7 +94,7 @@ impl Serialize for WholeAnswer {
 impl WholeAnswer {
     fn choice<'a>(&'a self, delta: &'a Delta, index: u32) -> AnswerChoice<'a> {
         let (content, prompt) = match self.answer.endpoint {
-            Endpoint::Chat => (ChoiceContent::ChatMessage(ChatMessage::new(&delta.pieces)), PromptFields::default()),
+            Endpoint::Chat => (ChoiceContent::Message(ChatMessage::new(&delta.pieces)), PromptFields::default()),
             Endpoint::Completion => (ChoiceContent::Text(&delta.text), self.prompt_fields(delta.choice)),
         };
         AnswerChoice { index, content, prompt, ..self.answer.choice(delta) }
@@ -155,7 +155,7 @@ struct AnswerChoice<'a> {
 #[serde(rename_all = "snake_case")]
 enum ChoiceContent<'a> {
     Text(&'a str),
-    ChatMessage(ChatMessage<'a>),
+    Message(ChatMessage<'a>),
     Delta(ChatMessageDelta<'a>),
 }
 
