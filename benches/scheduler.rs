@@ -9,7 +9,7 @@ use pagetide::engine::block_pool::BlockPool;
 use pagetide::engine::plan::{CopyReport, SeqOutput, StepOutput, StepPlan, StepTiming};
 use pagetide::engine::prefix_cache::{BlockHash, EvictionPolicy};
 use pagetide::engine::scheduler::{
-    AdmissionPolicy, Arrival, PlannedStep, PreemptionMode, SchedulerConfig, SchedulingPolicy,
+    AdmissionPolicy, EngineRequest, PlannedStep, PreemptionMode, SchedulerConfig, SchedulingPolicy,
 };
 use pagetide::engine::state::EngineState;
 use pagetide::ids::{RequestId, TokenId};
@@ -116,7 +116,7 @@ impl Load {
         self.engine.scheduler.arrive(arrival);
     }
 
-    fn next_arrival(&mut self) -> Arrival {
+    fn next_arrival(&mut self) -> EngineRequest {
         self.num_arrived += 1;
         let Requests { prompt_tokens, shared_tokens, max_tokens } = self.requests.clone();
         let spread = prompt_tokens.end() - prompt_tokens.start() + 1;
@@ -125,7 +125,7 @@ impl Load {
         let token = |i: usize| if i < shared_tokens { i } else { own + i } as TokenId;
         let prompt: Vec<TokenId> = (0..len).map(token).collect();
         let params = SamplingParams { max_tokens, ..SamplingParams::default() };
-        Arrival { id: RequestId(self.num_arrived), tenant: self.tenant, ..Arrival::new(prompt, params) }
+        EngineRequest { id: RequestId(self.num_arrived), tenant: self.tenant, ..EngineRequest::new(prompt, params) }
     }
 
     fn plan(&mut self) -> Option<PlannedStep> {

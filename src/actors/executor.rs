@@ -32,7 +32,7 @@ const FAILURE_ON_PURPOSE: &str = "a failure was asked for (POST /admin/debug/fai
 pub struct ModelExecutor {
     /// Unbounded, because the scheduler sends no more plans than it may have in flight, and as many again after a
     /// failure.
-    jobs: Sender<Job>,
+    jobs: Sender<ExecutorJob>,
     restart: Restart,
 }
 
@@ -58,7 +58,7 @@ impl Restart {
 
 /// An executor whose thread loads the model.
 pub struct Loading<T> {
-    jobs: Sender<Job>,
+    jobs: Sender<ExecutorJob>,
     is_under_way: Arc<AtomicBool>,
     started: Instant,
     /// What `make` returned about the model, and when.
@@ -75,7 +75,7 @@ impl<T> Loading<T> {
     }
 }
 
-enum Job {
+enum ExecutorJob {
     Step { plan: StepPlan, failures: u64, answer: oneshot::Sender<Answer> },
     AwaitCopies(oneshot::Sender<CopiesAnswer>),
     Discard(Vec<BlockId>),
@@ -101,7 +101,7 @@ impl ModelExecutor {
         builder.spawn(move || match make() {
             Ok((runner, info)) => {
                 if loaded.send(Ok((info, Instant::now()))).is_ok() {
-                    Steps::new(runner, is_restarting).serve(&inbox);
+                    StepsInFlight::new(runner, is_restarting).serve(&inbox);
                 }
             }
             // If the send fails, the caller no longer waits.
@@ -116,7 +116,7 @@ impl ModelExecutor {
 }
 
 /// The runner, and the steps that are not finished.
-struct Steps<R> {
+struct StepsInFlight<R> {
     runner: R,
     /// Oldest first: where to send each answer, and the gap before the step.
     in_flight: VecDeque<(oneshot::Sender<Answer>, Duration)>,
@@ -131,7 +131,7 @@ struct Steps<R> {
     is_restarting: Arc<AtomicBool>,
 }
 
-impl<R: StepRunner> Steps<R> {
+impl<R: StepRunner> StepsInFlight<R> {
     fn new(runner: R, is_restarting: Arc<AtomicBool>) -> Self {
         let (in_flight, waiting_since) = (VecDeque::new(), Instant::now());
         Self {
@@ -147,7 +147,7 @@ impl<R: StepRunner> Steps<R> {
     }
 
     /// Serves jobs until the scheduler is gone.
-    fn serve(mut self, inbox: &Receiver<Job>) {
+    fn serve(mut self, inbox: &Receiver<ExecutorJob>) {
         loop {
             if self.finish_if_done() {
                 continue;
@@ -166,13 +166,13 @@ impl<R: StepRunner> Steps<R> {
                 _ => inbox.recv_timeout(PAUSE),
             };
             match job {
-                Ok(Job::Step { plan, failures, answer }) => self.submit(&plan, failures, answer),
-                Ok(Job::AwaitCopies(answer)) => {
+                Ok(ExecutorJob::Step { plan, failures, answer }) => self.submit(&plan, failures, answer),
+                Ok(ExecutorJob::AwaitCopies(answer)) => {
                     self.awaits_copies = Some(answer);
                     self.waiting_since = Instant::now();
                 }
-                Ok(Job::Discard(blocks)) => drop(self.guard(|runner| runner.discard_swapped(&blocks))),
-                Ok(Job::FailNextStep) => self.next_fails = true,
+                Ok(ExecutorJob::Discard(blocks)) => drop(self.guard(|runner| runner.discard_swapped(&blocks))),
+                Ok(ExecutorJob::FailNextStep) => self.next_fails = true,
                 Err(RecvTimeoutError::Timeout) => std::thread::yield_now(),
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -281,7 +281,7 @@ impl Handler<Execute> for ModelExecutor {
     type Result = ResponseFuture<Answer>;
 
     fn handle(&mut self, Execute { plan, failures }: Execute, _: &mut Self::Context) -> Self::Result {
-        self.ask(|answer| Job::Step { plan, failures, answer })
+        self.ask(|answer| ExecutorJob::Step { plan, failures, answer })
     }
 }
 
@@ -289,7 +289,7 @@ impl Handler<AwaitCopies> for ModelExecutor {
     type Result = ResponseFuture<CopiesAnswer>;
 
     fn handle(&mut self, _: AwaitCopies, _: &mut Self::Context) -> Self::Result {
-        self.ask(Job::AwaitCopies)
+        self.ask(ExecutorJob::AwaitCopies)
     }
 }
 
@@ -298,7 +298,7 @@ impl Handler<Discard> for ModelExecutor {
 
     fn handle(&mut self, Discard(blocks): Discard, _: &mut Self::Context) {
         // If the thread is gone, so is the pool.
-        drop(self.jobs.send(Job::Discard(blocks)));
+        drop(self.jobs.send(ExecutorJob::Discard(blocks)));
     }
 }
 
@@ -307,14 +307,14 @@ impl Handler<FailNextStep> for ModelExecutor {
 
     fn handle(&mut self, _: FailNextStep, _: &mut Self::Context) {
         // If the thread is gone there is no step that could fail, and the scheduler notices.
-        drop(self.jobs.send(Job::FailNextStep));
+        drop(self.jobs.send(ExecutorJob::FailNextStep));
     }
 }
 
 impl ModelExecutor {
     fn ask<T: 'static>(
         &self,
-        job: impl FnOnce(oneshot::Sender<Result<T, ExecutorFailed>>) -> Job,
+        job: impl FnOnce(oneshot::Sender<Result<T, ExecutorFailed>>) -> ExecutorJob,
     ) -> ResponseFuture<Result<T, ExecutorFailed>> {
         let (answer, wait_answer) = oneshot::channel();
         let sent = self.jobs.send(job(answer));

@@ -17,7 +17,7 @@ use crate::engine::allocation::{Demand, Find, Grant, SwapDemand, SwapGrant};
 use crate::engine::bill::Tenant;
 use crate::engine::block_pool::{BlockPool, PoolStats, PoolView};
 use crate::engine::plan::{CopyReport, StepOutput, StepPlan};
-use crate::engine::scheduler::{Arrival, Tuning};
+use crate::engine::scheduler::{EngineRequest, Tuning};
 use crate::error::ApiError;
 use crate::ids::{BlockId, RequestId, TokenId};
 use crate::recorder::RawRecording;
@@ -172,7 +172,7 @@ pub struct StopSample(pub RequestId, pub u32);
 #[derive(Debug, actix::Message)]
 #[rtype(result = "()")]
 pub struct Arrive {
-    pub arrival: Arrival,
+    pub arrival: EngineRequest,
     pub events: mpsc::UnboundedSender<Event>,
     pub arrived: Instant,
     pub place: Place,

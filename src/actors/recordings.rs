@@ -25,7 +25,7 @@ pub struct Recordings {
 
 /// A recording in a file.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Written {
+pub struct WrittenRecording {
     /// Absolute.
     pub file: PathBuf,
     pub bytes: u64,
@@ -43,7 +43,7 @@ impl Recordings {
     }
 
     /// Writes what has been recorded so far. Fails if nothing is recorded, or if the file cannot be written.
-    pub async fn write(&self) -> Result<Written, ApiError> {
+    pub async fn write(&self) -> Result<WrittenRecording, ApiError> {
         let raw = self.take.send(TakeRecording).await.map_err(|_| ApiError::engine("the engine has stopped"))?;
         let raw = raw.ok_or_else(ApiError::not_recording)?;
         let (sender, written) = tokio::sync::oneshot::channel();
@@ -63,7 +63,7 @@ pub fn limits(config: &RecorderConfig) -> Option<Limits> {
 }
 
 /// Writes a recording into `recorder.dir`, and says so in the log.
-pub fn write(raw: RawRecording, cause: Cause, config: &RecorderConfig) -> Result<Written, StartError> {
+pub fn write(raw: RawRecording, cause: Cause, config: &RecorderConfig) -> Result<WrittenRecording, StartError> {
     let recording = raw.redacted(cause, config.tokens)?;
     let folder = std::path::absolute(&config.dir)?;
     let failed = |error: io::Error| {
@@ -79,7 +79,7 @@ pub fn write(raw: RawRecording, cause: Cause, config: &RecorderConfig) -> Result
         failed(error)
     })?;
     let header = recording.header();
-    let written = Written {
+    let written = WrittenRecording {
         bytes: fs::metadata(&file).map_err(failed)?.len(),
         file,
         seconds: header.seconds,

@@ -12,7 +12,7 @@ use crate::actors::recordings::{self, Recordings};
 use crate::actors::scheduler::{self, SchedulerActor};
 use crate::actors::swap_pool::SwapPool;
 use crate::actors::text_files::Text;
-use crate::actors::tuner::{Engine, Tuner};
+use crate::actors::tuner::{TunedEngine, Tuner};
 use crate::actors::watch::Snapshot;
 use crate::actors::workers::Workers;
 use crate::api::live_server::LiveServer;
@@ -261,7 +261,7 @@ impl Runtime {
 
     /// The tuner, which changes settings while the engine runs. `now` is what the engine was started with.
     pub fn tuner(&self, now: Resolved) -> Tuner {
-        let engine = Engine {
+        let engine = TunedEngine {
             tune: self.tune.clone(),
             swap_pool: self.swap_pool.clone(),
             fail: self.fail.clone(),

@@ -24,7 +24,7 @@ use crate::actors::workers::Workers;
 use crate::config::{OnFailure, RecorderConfig};
 use crate::engine::bill::KvBill;
 use crate::engine::plan::StepOutput;
-use crate::engine::scheduler::{Arrival, CommitReport, NextStep, PlannedStep, Scheduler};
+use crate::engine::scheduler::{CommitReport, EngineRequest, NextStep, PlannedStep, Scheduler};
 use crate::ids::RequestId;
 use crate::metrics::{self, Outcome, StepMetrics, tenants};
 use crate::recorder::Recorder;
@@ -269,7 +269,7 @@ impl Handler<Arrive> for SchedulerActor {
 
     fn handle(&mut self, arrive: Arrive, ctx: &mut Self::Context) {
         let Arrive { arrival, events, arrived, place, observer } = arrive;
-        let Arrival { id, n, tenant, .. } = arrival;
+        let EngineRequest { id, n, tenant, .. } = arrival;
         let client = Client {
             events,
             tenant: tenants::of(tenant),

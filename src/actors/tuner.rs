@@ -21,18 +21,18 @@ use tokio::sync::Mutex;
 
 /// A handle; cloning is cheap. Changes are made one after the other, even from several clones.
 #[derive(Clone)]
-pub struct Tuner(Arc<Inner>);
+pub struct Tuner(Arc<TunerState>);
 
-struct Inner {
+struct TunerState {
     now: Mutex<Resolved>,
-    engine: Engine,
+    engine: TunedEngine,
     listeners: std::sync::Mutex<Vec<Listener>>,
 }
 
 type Listener = Box<dyn Fn(&Config) + Send + Sync>;
 
 /// The parts of the engine that use the settings.
-pub struct Engine {
+pub struct TunedEngine {
     pub tune: Recipient<Tune>,
     pub swap_pool: Recipient<AskSwapPool>,
     pub fail: Recipient<FailNextStep>,
@@ -44,7 +44,7 @@ pub struct Engine {
 
 /// A setting with a new value. Secrets are left out.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Change {
+pub struct SettingChange {
     pub setting: &'static str,
     pub from: Value,
     pub to: Value,
@@ -53,15 +53,15 @@ pub struct Change {
 /// The result of reading the configuration again.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reloaded {
-    pub changed: Vec<Change>,
+    pub changed: Vec<SettingChange>,
     /// Settings that differ in the file and were not changed, each with the reason.
     pub refused: Vec<(&'static str, String)>,
 }
 
 impl Tuner {
     /// `now` is what `engine` was started with.
-    pub fn new(now: Resolved, engine: Engine) -> Self {
-        Self(Arc::new(Inner { now: Mutex::new(now), engine, listeners: Default::default() }))
+    pub fn new(now: Resolved, engine: TunedEngine) -> Self {
+        Self(Arc::new(TunerState { now: Mutex::new(now), engine, listeners: Default::default() }))
     }
 
     /// The recordings of the same engine.
@@ -100,7 +100,10 @@ impl Tuner {
 
     /// Changes all of these settings, or none if one may not change, needs too much memory, or contradicts another.
     /// Returns the settings that changed, and the state of the swap pool after that.
-    pub async fn change(&self, changes: Vec<(&'static Setting, Value)>) -> Result<(Vec<Change>, PoolStats), ApiError> {
+    pub async fn change(
+        &self,
+        changes: Vec<(&'static Setting, Value)>,
+    ) -> Result<(Vec<SettingChange>, PoolStats), ApiError> {
         let tuner = self.clone();
         // The caller may go away in the middle. A change that has begun is completed.
         let changing = actix_rt::spawn(async move { tuner.change_to_end(changes).await });
@@ -112,7 +115,7 @@ impl Tuner {
     async fn change_to_end(
         &self,
         changes: Vec<(&'static Setting, Value)>,
-    ) -> Result<(Vec<Change>, PoolStats), ApiError> {
+    ) -> Result<(Vec<SettingChange>, PoolStats), ApiError> {
         let mut now = self.0.now.lock().await;
         for (setting, _) in &changes {
             if let Some(why) = needs_restart(setting) {
@@ -181,16 +184,16 @@ impl Tuner {
         all.into_iter().filter_map(|(key, why)| Some((key, why?))).collect()
     }
 
-    async fn apply(&self, now: &mut Resolved, next: Resolved) -> Result<(Vec<Change>, PoolStats), ApiError> {
-        let Engine { tune, server, loaded, .. } = &self.0.engine;
+    async fn apply(&self, now: &mut Resolved, next: Resolved) -> Result<(Vec<SettingChange>, PoolStats), ApiError> {
+        let TunedEngine { tune, server, loaded, .. } = &self.0.engine;
         let num_swap_blocks = next.config.swap.space_bytes() / loaded.pools.layout.block_bytes();
         let num_device_blocks = loaded.pools.num_device_blocks;
         let scheduler = configured_scheduler(&next.config, num_device_blocks, num_swap_blocks, loaded.is_gpu);
         let stats = tune.send(Tune(Tuning::from(&scheduler))).await.map_err(|_| stopped())??;
         server.set(next.config.server.clone());
         self.listeners().iter().for_each(|listener| listener(&next.config));
-        let changed: Vec<Change> = SETTINGS.iter().filter_map(|setting| change(setting, now, &next)).collect();
-        for Change { setting, from, to } in &changed {
+        let changed: Vec<SettingChange> = SETTINGS.iter().filter_map(|setting| change(setting, now, &next)).collect();
+        for SettingChange { setting, from, to } in &changed {
             tracing::info!("{setting} was {from} and is {to} now ({})", next.origin(setting));
         }
         *now = next;
@@ -198,9 +201,9 @@ impl Tuner {
     }
 }
 
-fn change(setting: &Setting, before: &Resolved, after: &Resolved) -> Option<Change> {
+fn change(setting: &Setting, before: &Resolved, after: &Resolved) -> Option<SettingChange> {
     let is_other = (setting.load)(&before.config) != (setting.load)(&after.config);
-    is_other.then(|| Change { setting: setting.key, from: before.shown(setting), to: after.shown(setting) })
+    is_other.then(|| SettingChange { setting: setting.key, from: before.shown(setting), to: after.shown(setting) })
 }
 
 fn stopped() -> ApiError {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-type Job = Box<dyn FnOnce() + Send>;
+type TextJob = Box<dyn FnOnce() + Send>;
 
 /// Text threads compile grammars.
 pub const STACK_BYTES: usize = crate::text::grammar::STACK_BYTES;
@@ -43,14 +43,14 @@ impl Weight {
 /// intake or that the HTTP server counts.
 #[derive(Clone)]
 pub struct Workers {
-    light: Sender<Job>,
-    heavy: Sender<Job>,
+    light: Sender<TextJob>,
+    heavy: Sender<TextJob>,
     job_timeout: Duration,
-    state: Arc<State>,
+    state: Arc<WorkerQueues>,
 }
 
 /// What the threads do.
-struct State {
+struct WorkerQueues {
     start: Instant,
     threads: Vec<ThreadState>,
 }
@@ -67,8 +67,8 @@ impl Workers {
     pub fn start(num_threads: usize, job_timeout: Duration) -> Result<Self, StartError> {
         let num_threads = num_threads.max(2);
         let threads = (0..num_threads).map(|_| ThreadState::default()).collect();
-        let state = Arc::new(State { start: Instant::now(), threads });
-        let ((light, light_queue), (heavy, heavy_queue)) = (unbounded::<Job>(), unbounded::<Job>());
+        let state = Arc::new(WorkerQueues { start: Instant::now(), threads });
+        let ((light, light_queue), (heavy, heavy_queue)) = (unbounded::<TextJob>(), unbounded::<TextJob>());
         for i in 0..num_threads {
             let (light, heavy, state) = (light_queue.clone(), heavy_queue.clone(), state.clone());
             let run = move || match i {
@@ -94,7 +94,7 @@ impl Workers {
         job: impl FnOnce(&Budget) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let (answer, wait) = oneshot::channel();
-        let waiting = Waiting(Cancelled::default());
+        let waiting = QueuedJobs(Cancelled::default());
         let (cancelled, job_timeout) = (waiting.0.clone(), self.job_timeout);
         let job = move || {
             let budget = Budget::time(job_timeout, cancelled);
@@ -131,7 +131,7 @@ impl Workers {
 }
 
 /// Light jobs first, until both queues have ended.
-fn run_both(light: &Receiver<Job>, heavy: &Receiver<Job>, run: impl Fn(Job)) {
+fn run_both(light: &Receiver<TextJob>, heavy: &Receiver<TextJob>, run: impl Fn(TextJob)) {
     loop {
         // Both senders are dropped together, with the last `Workers`.
         select_biased! {
@@ -141,8 +141,8 @@ fn run_both(light: &Receiver<Job>, heavy: &Receiver<Job>, run: impl Fn(Job)) {
     }
 }
 
-impl State {
-    fn run(&self, thread: usize, job: Job) {
+impl WorkerQueues {
+    fn run(&self, thread: usize, job: TextJob) {
         let since_us = &self.threads[thread].since_us;
         since_us.store(self.now_us(), Ordering::Relaxed);
         job();
@@ -171,9 +171,9 @@ impl State {
 }
 
 /// Marks that a caller waits for a job's result. Dropping it cancels the job.
-struct Waiting(Cancelled);
+struct QueuedJobs(Cancelled);
 
-impl Drop for Waiting {
+impl Drop for QueuedJobs {
     fn drop(&mut self) {
         self.0.set();
     }
@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn threads_without_a_free_one_among_them_are_stuck() {
         let threads = (0..2).map(|_| ThreadState::default()).collect();
-        let state = State { start: Instant::now() - Duration::from_secs(100), threads };
+        let state = WorkerQueues { start: Instant::now() - Duration::from_secs(100), threads };
         assert_eq!(state.busy_for(), Duration::ZERO);
         state.threads[0].since_us.store(1, Ordering::Relaxed);
         assert_eq!(state.busy_for(), Duration::ZERO, "one is free");

@@ -63,7 +63,7 @@ mod waiting;
 
 use crate::engine::allocation::Demand;
 use crate::engine::prefix_cache::BlockHasher;
-pub use crate::engine::request::EngineRequest as Arrival;
+pub use crate::engine::request::EngineRequest;
 pub use config::{AdmissionPolicy, PreemptionMode, SchedulerConfig, SchedulingPolicy};
 use contracts::Contracts;
 use estimates::Estimates;

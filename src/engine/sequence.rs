@@ -6,7 +6,7 @@ use crate::engine::bill::{Tenant, Terms};
 use crate::engine::constraint::{Guide, NextToken};
 use crate::engine::plan::FedTokens;
 use crate::engine::prefix_cache::{BlockHash, BlockHasher};
-use crate::engine::scheduler::{Arrival, Tail};
+use crate::engine::scheduler::{EngineRequest, Tail};
 use crate::ids::{BlockId, CopyId, RequestId, SeqId, TokenId};
 use crate::sampling::params::{FinishReason, Pooling, PositionLogprobs, SamplingParams};
 use serde::{Deserialize, Serialize};
@@ -208,8 +208,8 @@ pub struct Sequence {
 impl Sequence {
     /// The first sequence of a request. Its other samples or beams will fork off it. `max_model_len` bounds prompt and
     /// output together, in tokens.
-    pub fn new(rank: Rank, arrival: Arrival, max_model_len: usize, hasher: &BlockHasher, salt: &[u8]) -> Self {
-        let Arrival { prompt, params, n, constraint, tenant, terms, .. } = arrival;
+    pub fn new(rank: Rank, arrival: EngineRequest, max_model_len: usize, hasher: &BlockHasher, salt: &[u8]) -> Self {
+        let EngineRequest { prompt, params, n, constraint, tenant, terms, .. } = arrival;
         assert!(!prompt.is_empty(), "intake refuses empty prompts");
         let guide = Guide::of(constraint.as_ref(), &params);
         let is_shared = guide.is_some() || params.has_penalties() || params.beam.is_some();

@@ -1,6 +1,6 @@
 //! `/admin/config`: clients with the admin key read and change settings while the server runs.
 
-use crate::actors::recordings::Written;
+use crate::actors::recordings::WrittenRecording;
 use crate::actors::tuner::Tuner;
 use crate::api::openapi::answers::Status;
 use crate::api::openapi::{Operation, Tag};
@@ -133,9 +133,9 @@ pub struct RecordingWritten {
     ends_early: Option<String>,
 }
 
-impl From<Written> for RecordingWritten {
-    fn from(written: Written) -> Self {
-        let Written { file, bytes, seconds, steps, requests, ends_early } = written;
+impl From<WrittenRecording> for RecordingWritten {
+    fn from(written: WrittenRecording) -> Self {
+        let WrittenRecording { file, bytes, seconds, steps, requests, ends_early } = written;
         Self { file: file.display().to_string(), bytes, seconds, steps, requests, ends_early }
     }
 }

@@ -6,7 +6,7 @@ use crate::engine::bill::{Tenant, Terms};
 use crate::engine::plan::{CopyReport, SeqOutput, StepOutput, StepTiming};
 use crate::engine::prefix_cache::BlockHash;
 use crate::engine::scheduler::summary::PlanSummary;
-use crate::engine::scheduler::{Arrival, Foretold, SearchStep, Tuning};
+use crate::engine::scheduler::{EngineRequest, Foretold, SearchStep, Tuning};
 use crate::ids::{RequestId, SeqId, TokenId};
 use crate::sampling::params::{
     BeamParams, EarlyStopping, FinishReason, Pooling, PositionLogprobs, Sampled, SamplingParams,
@@ -73,7 +73,7 @@ pub struct Arrived {
 }
 
 impl Arrived {
-    pub fn new(arrival: &Arrival) -> Self {
+    pub fn new(arrival: &EngineRequest) -> Self {
         let params = &arrival.params;
         Self {
             id: arrival.id,

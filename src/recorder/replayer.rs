@@ -7,7 +7,7 @@ use crate::engine::block_pool::PoolStats;
 use crate::engine::constraint::{Constraint, ConstraintSource};
 use crate::engine::plan::Deliveries;
 use crate::engine::scheduler::summary::PlanSummary;
-use crate::engine::scheduler::{Arrival, PlannedStep, Scheduler};
+use crate::engine::scheduler::{EngineRequest, PlannedStep, Scheduler};
 use crate::engine::state::EngineState;
 use crate::ids::TokenId;
 use crate::sampling::params::TokenMask;
@@ -98,12 +98,12 @@ impl Replayer {
     }
 }
 
-fn arrival(arrived: &Arrived) -> Arrival {
+fn arrival(arrived: &Arrived) -> EngineRequest {
     let prompt = match &arrived.prompt {
         Prompt::Tokens(tokens) => tokens.clone(),
         Prompt::Length(len) => vec![0; *len],
     };
-    Arrival {
+    EngineRequest {
         id: arrived.id,
         n: arrived.n,
         priority: arrived.priority,
@@ -111,7 +111,7 @@ fn arrival(arrived: &Arrived) -> Arrival {
         terms: arrived.terms,
         tenant: arrived.tenant,
         constraint: arrived.has_rules.then(|| Arc::new(UnknownRules) as Arc<dyn ConstraintSource>),
-        ..Arrival::new(prompt, arrived.params())
+        ..EngineRequest::new(prompt, arrived.params())
     }
 }
 

@@ -6,7 +6,7 @@ use super::told::Told;
 use crate::engine::constraint::NextToken;
 use crate::engine::plan::{CopyReport, StepOutput};
 use crate::engine::prefix_cache::EvictionPolicy;
-use crate::engine::scheduler::{Arrival, CommitReport, PlannedStep, SchedulerConfig, Tuning};
+use crate::engine::scheduler::{CommitReport, EngineRequest, PlannedStep, SchedulerConfig, Tuning};
 use crate::engine::state::EngineState;
 use crate::ids::{RequestId, SeqId};
 use postcard::ser_flavors::Flavor;
@@ -143,7 +143,7 @@ impl Recorder {
         }
     }
 
-    pub fn arrive(&mut self, arrival: &Arrival) {
+    pub fn arrive(&mut self, arrival: &EngineRequest) {
         self.push(Event::Arrive(Box::new(Arrived::new(arrival))));
     }
 

@@ -4,7 +4,7 @@ use crate::ids::TokenId;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// How to pick the next token and when to stop. The API checks these values when a request arrives (`http::openai`).
+/// How to pick the next token and when to stop. The API checks these values when a request arrives (`api::fields::sampling`).
 /// The ranges are documented here.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SamplingParams {

@@ -11,7 +11,7 @@ use pagetide::engine::bill::Quota;
 use pagetide::engine::plan::{Delivery, StepRunner};
 use pagetide::engine::prefix_cache::EvictionPolicy;
 use pagetide::engine::scheduler::{
-    AdmissionPolicy, Arrival, PlanStats, PlannedStep, PreemptionMode, SchedulerConfig, SchedulingPolicy,
+    AdmissionPolicy, EngineRequest, PlanStats, PlannedStep, PreemptionMode, SchedulerConfig, SchedulingPolicy,
 };
 use pagetide::engine::state::EngineState;
 use pagetide::ids::RequestId;
@@ -115,7 +115,7 @@ impl EmulatedEngine {
         }
     }
 
-    fn run(&mut self, requests: Vec<Arrival>) {
+    fn run(&mut self, requests: Vec<EngineRequest>) {
         // Some at once, the others step by step.
         let mut late = requests.into_iter();
         late.by_ref().take(5).for_each(|request| self.state.scheduler.arrive(request));
@@ -129,7 +129,7 @@ impl EmulatedEngine {
     }
 }
 
-fn requests(num: usize) -> Vec<Arrival> {
+fn requests(num: usize) -> Vec<EngineRequest> {
     let random = &mut Random(5);
     let shared: Vec<u32> = (0..20).map(|_| random.below(256) as u32).collect();
     let request = |i: usize| {
@@ -145,7 +145,7 @@ fn requests(num: usize) -> Vec<Arrival> {
             ..SamplingParams::default()
         };
         let n = if i % 5 == 3 { 2 } else { 1 };
-        Arrival { id: RequestId(i as u64), n, ..Arrival::new(prompt, params) }
+        EngineRequest { id: RequestId(i as u64), n, ..EngineRequest::new(prompt, params) }
     };
     (0..num).map(request).collect()
 }

@@ -9,7 +9,7 @@ use pagetide::actors::messages::{
 use pagetide::actors::phase::{LivePhase, Phase};
 use pagetide::actors::recordings::Recordings;
 use pagetide::actors::runtime::{ModelInfo, RuntimeHandle};
-use pagetide::actors::tuner::{Engine, Tuner};
+use pagetide::actors::tuner::{TunedEngine, Tuner};
 use pagetide::actors::watch::{Moves, Snapshot, Totals};
 use pagetide::actors::workers::Workers;
 use pagetide::api::event::Event;
@@ -448,7 +448,7 @@ impl TestServer {
         let recordings = Recordings::new(intake.clone().recipient(), RecorderConfig { dir, ..Default::default() });
         let tuner = Tuner::new(
             all.clone().into(),
-            Engine { tune, swap_pool, fail, server, loaded: Arc::new(loaded()), recordings },
+            TunedEngine { tune, swap_pool, fail, server, loaded: Arc::new(loaded()), recordings },
         );
         let text = Workers::start(2, Duration::from_secs(600)).unwrap();
         let handle = RuntimeHandle::new(intake.clone().recipient(), intake.recipient(), model, text, phase.clone());

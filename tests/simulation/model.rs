@@ -2,7 +2,7 @@
 
 use pagetide::engine::beam::{Beam, BeamSearch, OpenBeam};
 use pagetide::engine::constraint::{Constraint, ConstraintSource};
-use pagetide::engine::scheduler::Arrival;
+use pagetide::engine::scheduler::EngineRequest;
 use pagetide::ids::TokenId;
 use pagetide::sampling::params::*;
 use std::sync::Arc;
@@ -141,7 +141,7 @@ pub const FAILED: &str = "the rules failed";
 
 /// Generates one sample alone, as the reference.
 pub fn alone(
-    arrival: &Arrival,
+    arrival: &EngineRequest,
     sample_index: u32,
     max_model_len: usize,
 ) -> Result<(Vec<TokenId>, FinishReason), &'static str> {
@@ -186,7 +186,7 @@ pub fn alone(
 }
 
 /// Runs a beam search alone, as the reference. Every beam's context is computed from its tokens.
-pub fn beams_alone(arrival: &Arrival, max_model_len: usize) -> Vec<(Vec<TokenId>, FinishReason)> {
+pub fn beams_alone(arrival: &EngineRequest, max_model_len: usize) -> Vec<(Vec<TokenId>, FinishReason)> {
     let params = &arrival.params;
     let room = (params.max_tokens as usize).min(max_model_len - arrival.prompt.len());
     let mut search = BeamSearch::new(params.clone(), room);

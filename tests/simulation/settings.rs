@@ -5,7 +5,7 @@ use crate::world::World;
 use pagetide::engine::beam::num_candidates;
 use pagetide::engine::bill::{Quota, Terms};
 use pagetide::engine::scheduler::{
-    AdmissionPolicy, Arrival, PreemptionMode, SchedulerConfig, SchedulingPolicy, Tuning,
+    AdmissionPolicy, EngineRequest, PreemptionMode, SchedulerConfig, SchedulingPolicy, Tuning,
 };
 use pagetide::ids::{RequestId, TokenId};
 use pagetide::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
@@ -152,7 +152,7 @@ impl World {
     /// A request for several.
     pub fn ask_for(&mut self, n: u32, prompt: Vec<TokenId>, max_tokens: u32) {
         let arrival = self.arrival(prompt, tokens(max_tokens), 0, Terms::default());
-        self.submit(Arrival { n, ..arrival });
+        self.submit(EngineRequest { n, ..arrival });
     }
 
     fn ask_on(&mut self, prompt: Vec<TokenId>, params: SamplingParams, priority: i32, terms: Terms) {
@@ -160,8 +160,8 @@ impl World {
         self.submit(arrival);
     }
 
-    pub fn arrival(&self, prompt: Vec<TokenId>, params: SamplingParams, priority: i32, terms: Terms) -> Arrival {
-        Arrival { id: RequestId(self.next_request), priority, terms, ..Arrival::new(prompt, params) }
+    pub fn arrival(&self, prompt: Vec<TokenId>, params: SamplingParams, priority: i32, terms: Terms) -> EngineRequest {
+        EngineRequest { id: RequestId(self.next_request), priority, terms, ..EngineRequest::new(prompt, params) }
     }
 
     fn arrive_with(&mut self, params: SamplingParams, terms: Terms) {

@@ -3,7 +3,7 @@
 use crate::settings::plain_config;
 use crate::world::World;
 use pagetide::engine::bill::{Tenant, Terms};
-use pagetide::engine::scheduler::{AdmissionPolicy, Arrival, SchedulerConfig};
+use pagetide::engine::scheduler::{AdmissionPolicy, EngineRequest, SchedulerConfig};
 use pagetide::ids::RequestId;
 use pagetide::sampling::params::SamplingParams;
 
@@ -34,7 +34,7 @@ impl World {
         let prompt = (0..prompt).map(|i| 1 + (id * 7 + i as u64) as u32 % 20).collect();
         let params = SamplingParams { max_tokens, min_tokens: max_tokens, ..SamplingParams::default() };
         let arrival = self.arrival(prompt, params, 0, Terms::default());
-        self.submit(Arrival { tenant, n, ..arrival });
+        self.submit(EngineRequest { tenant, n, ..arrival });
         RequestId(id)
     }
 

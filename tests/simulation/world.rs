@@ -9,7 +9,7 @@ use pagetide::engine::constraint::ConstraintSource;
 use pagetide::engine::plan::{Delivery, StepOutput, StepPlan};
 use pagetide::engine::prefix_cache::EvictionPolicy;
 use pagetide::engine::scheduler::{
-    Arrival, Forecast, Foresight, PlanStats, PlannedStep, SchedulerConfig, TailCopies, TailExcess,
+    EngineRequest, Forecast, Foresight, PlanStats, PlannedStep, SchedulerConfig, TailCopies, TailExcess,
 };
 use pagetide::engine::state::EngineState;
 use pagetide::ids::{BlockId, RequestId, SeqId, TokenId};
@@ -22,7 +22,7 @@ use std::time::Duration;
 
 /// What a client has received of one request.
 pub struct Heard {
-    pub arrival: Arrival,
+    pub arrival: EngineRequest,
     pub started: bool,
     pub outputs: Vec<Vec<TokenId>>,
     pub finished: Vec<Option<FinishReason>>,
@@ -226,7 +226,7 @@ impl World {
             preemptible: most > self.config.non_preemptible_blocks || !random.one_in(4),
             max_pause: random.one_in(6).then(|| Duration::from_millis(random.below(400))),
         };
-        let arrival = Arrival {
+        let arrival = EngineRequest {
             id: RequestId(self.next_request),
             n,
             priority: random.below(4) as i32,
@@ -234,12 +234,12 @@ impl World {
             terms,
             tenant: Tenant(random.below(3) as u32),
             constraint: rules,
-            ..Arrival::new(prompt, params)
+            ..EngineRequest::new(prompt, params)
         };
         self.submit(arrival);
     }
 
-    pub fn submit(&mut self, arrival: Arrival) {
+    pub fn submit(&mut self, arrival: EngineRequest) {
         self.next_request += 1;
         let n = arrival.n as usize;
         let heard = Heard {
@@ -625,7 +625,7 @@ pub fn random_tokens(random: &mut Random, count: usize) -> Vec<TokenId> {
     (0..count).map(|_| random.range(1, VOCAB - 1) as TokenId).collect()
 }
 
-pub fn check_prompt_logprobs(arrival: &Arrival, logprobs: &[PositionLogprobs]) {
+pub fn check_prompt_logprobs(arrival: &EngineRequest, logprobs: &[PositionLogprobs]) {
     let mut value = 0;
     let expected = arrival.prompt.windows(2).map(|pair| {
         value = fingerprint(value, pair[0]);

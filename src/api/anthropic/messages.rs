@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 /// Adds the messages to `written`. True where the last one is the beginning of the answer.
 pub fn messages(given: Vec<Value>, written: &mut Vec<Value>) -> Result<bool, ApiError> {
-    let mut conversation = BlockConversation { written, arguments: CallArguments::new(), open: None, calls: false };
+    let mut conversation = BlockConversation { written, arguments: CallArguments::default(), open: None, calls: false };
     let last = given.len().saturating_sub(1);
     let mut ends_with_assistant = false;
     for (i, message) in given.into_iter().enumerate() {

@@ -11,11 +11,13 @@ pub const MAX_ARGUMENT_VALUES: usize = 100_000;
 /// they want the object.
 pub struct CallArguments(EmbeddedJson);
 
-impl CallArguments {
-    pub fn new() -> Self {
+impl Default for CallArguments {
+    fn default() -> Self {
         Self(EmbeddedJson::new(Bounds { max_values: MAX_ARGUMENT_VALUES, max_prompts: 0 }))
     }
+}
 
+impl CallArguments {
     /// The object that `text` is. As in vLLM, what is no object becomes an empty one: a model's slip must not end the
     /// conversation. `param`: the field of the arguments.
     pub fn read(&self, param: &str, text: &str) -> Result<Map<String, Value>, ApiError> {

@@ -180,7 +180,7 @@ impl MessagesField {
 
 /// The messages as the template wants them.
 pub fn checked_messages(messages: Vec<Value>) -> Result<Vec<Value>, ApiError> {
-    let arguments = CallArguments::new();
+    let arguments = CallArguments::default();
     messages.into_iter().enumerate().map(|(i, m)| message(i, m, &arguments)).collect()
 }
 

@@ -9,7 +9,7 @@ const ROLES: [&str; 4] = ["user", "assistant", "system", "developer"];
 
 /// The conversation, `instructions` first.
 pub fn messages(input: Value, instructions: Option<&str>) -> Result<Vec<Value>, ApiError> {
-    let (messages, arguments) = (Vec::new(), CallArguments::new());
+    let (messages, arguments) = (Vec::new(), CallArguments::default());
     let mut conversation = ItemConversation { messages, arguments, reasoning: String::new(), turn: false };
     if let Some(text) = instructions {
         conversation.messages.push(json!({"role": "system", "content": text}));

@@ -148,7 +148,7 @@ mod tests {
     use super::super::queue::REFUSED_STEPS;
     use crate::engine::scheduler::SchedulerConfig;
     use crate::engine::scheduler::test_engine::{TestEngine, arrival, config};
-    use crate::engine::scheduler::{Arrival, SchedulingPolicy};
+    use crate::engine::scheduler::{EngineRequest, SchedulingPolicy};
     use crate::ids::{RequestId, SeqId};
 
     /// Makes a step, and returns the sequences that asked for admission in it.
@@ -165,15 +165,15 @@ mod tests {
         let mut engine = TestEngine::new(SchedulerConfig { policy, ..config() });
         // Two of 4 blocks and more later, one of 10, and there are 16.
         for (id, prompt) in [(1, 16), (2, 16), (3, 40)] {
-            engine.scheduler.arrive(Arrival { priority: 1, ..arrival(id, prompt, 20) });
+            engine.scheduler.arrive(EngineRequest { priority: 1, ..arrival(id, prompt, 20) });
         }
         assert_eq!(step(&mut engine), [1, 2, 3]);
         assert_eq!(step(&mut engine), [3]);
         assert!((0..REFUSED_STEPS).all(|_| step(&mut engine).is_empty()), "nothing has changed");
         assert_eq!(step(&mut engine), [3], "after a while");
-        engine.scheduler.arrive(Arrival { priority: 1, ..arrival(4, 4, 20) });
+        engine.scheduler.arrive(EngineRequest { priority: 1, ..arrival(4, 4, 20) });
         assert!(step(&mut engine).is_empty(), "who came behind it waits with it");
-        engine.scheduler.arrive(Arrival { priority: 0, ..arrival(5, 4, 1) });
+        engine.scheduler.arrive(EngineRequest { priority: 0, ..arrival(5, 4, 1) });
         assert_eq!(step(&mut engine)[0], 5, "it goes before");
         engine.scheduler.cancel(RequestId(1));
         assert_eq!(step(&mut engine), [3], "something was given back, and is not enough");

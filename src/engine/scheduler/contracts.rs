@@ -108,7 +108,7 @@ mod tests {
     use crate::engine::bill::{Tenant, Terms};
     use crate::engine::plan::Delivery;
     use crate::engine::scheduler::test_engine::{TestEngine, arrival, config, seqs};
-    use crate::engine::scheduler::{Arrival, PlannedStep, SchedulerConfig, SchedulingPolicy};
+    use crate::engine::scheduler::{EngineRequest, PlannedStep, SchedulerConfig, SchedulingPolicy};
     use crate::ids::{RequestId, SeqId};
     use crate::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
     use std::sync::Arc;
@@ -121,7 +121,7 @@ mod tests {
         // 2 blocks each, but for the second of them: 4.
         for (id, max_tokens, tenant) in [(1, 5, 1), (2, 13, 1), (3, 5, 1), (4, 5, 2)] {
             let tenant = Tenant(tenant);
-            engine.scheduler.arrive(Arrival { terms, tenant, ..arrival(id, 4, max_tokens) });
+            engine.scheduler.arrive(EngineRequest { terms, tenant, ..arrival(id, 4, max_tokens) });
         }
         engine.scheduler.arrive(arrival(5, 4, 90));
         let plan = engine.plan();
@@ -131,7 +131,7 @@ mod tests {
         let mut started = None;
         for id in 6..30 {
             let tenant = Tenant(1 + id as u32 % 2);
-            engine.scheduler.arrive(Arrival { terms, tenant, ..arrival(id, 4, 5) });
+            engine.scheduler.arrive(EngineRequest { terms, tenant, ..arrival(id, 4, 5) });
             let plan = engine.plan();
             let second = seqs(&plan).contains(&SeqId(2));
             assert!(second || started.is_some() || !seqs(&plan).iter().any(|seq| (3..5).contains(&seq.0)), "{plan:?}");
@@ -154,7 +154,7 @@ mod tests {
         let beam = BeamParams { width: 4, length_penalty: 1.0, early_stopping: EarlyStopping::Never, logprobs: None };
         let params = Arc::new(SamplingParams { max_tokens: 5, beam: Some(beam), ..SamplingParams::default() });
         let terms = Terms { preemptible: false, ..Terms::default() };
-        engine.scheduler.arrive(Arrival { terms, params, ..arrival(1, 12, 5) });
+        engine.scheduler.arrive(EngineRequest { terms, params, ..arrival(1, 12, 5) });
         let plan = engine.plan();
         assert_eq!(seqs(&plan), [SeqId(1)]);
         engine.commit(&plan);
@@ -170,12 +170,12 @@ mod tests {
         let mut engine = TestEngine::new(SchedulerConfig { num_device_blocks: 12, policy, ..config() });
         let terms = Terms { max_pause: Some(most), ..Terms::default() };
         engine.scheduler.arrive(arrival(1, 1, 90));
-        engine.scheduler.arrive(Arrival { terms, priority: 1, ..arrival(2, 9, 10) });
-        engine.scheduler.arrive(Arrival { terms, priority: 3, ..arrival(3, 9, 90) });
+        engine.scheduler.arrive(EngineRequest { terms, priority: 1, ..arrival(2, 9, 10) });
+        engine.scheduler.arrive(EngineRequest { terms, priority: 3, ..arrival(3, 9, 90) });
         let (mut paused_at, mut pauses) = (None, Vec::new());
         for second in 0..20 {
             if second == 9 {
-                engine.scheduler.arrive(Arrival { priority: 2, ..arrival(4, 20, 90) });
+                engine.scheduler.arrive(EngineRequest { priority: 2, ..arrival(4, 20, 90) });
             }
             let PlannedStep { plan, report } = engine.plan_at(f64::from(second));
             engine.commit(&plan);

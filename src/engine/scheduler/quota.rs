@@ -67,7 +67,7 @@ mod tests {
     use super::*;
     use crate::engine::bill::{Holding, QuotaTier};
     use crate::engine::scheduler::test_engine::{TestEngine, arrival, config, seqs};
-    use crate::engine::scheduler::{Arrival, PlannedStep, SchedulerConfig};
+    use crate::engine::scheduler::{EngineRequest, PlannedStep, SchedulerConfig};
     use crate::ids::{RequestId, SeqId};
 
     /// One request of each of `tenants`, in their order.
@@ -75,7 +75,7 @@ mod tests {
         let mut engine = TestEngine::new(SchedulerConfig { quota, ..config() });
         for (tenant, id) in tenants.iter().zip(1..) {
             let tenant = Tenant(*tenant);
-            engine.scheduler.arrive(Arrival { tenant, ..arrival(id, prompt, 90) });
+            engine.scheduler.arrive(EngineRequest { tenant, ..arrival(id, prompt, 90) });
         }
         engine
     }
@@ -107,7 +107,7 @@ mod tests {
         // 3 blocks, 4, and 2.
         let mut engine = world_of(quota, &[1], 9);
         for (id, prompt) in [(2, 13), (3, 5)] {
-            engine.scheduler.arrive(Arrival { tenant: Tenant(1), ..arrival(id, prompt, 90) });
+            engine.scheduler.arrive(EngineRequest { tenant: Tenant(1), ..arrival(id, prompt, 90) });
         }
         assert_eq!(seqs(&engine.plan()), [SeqId(1)]);
     }

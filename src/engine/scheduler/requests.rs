@@ -1,19 +1,19 @@
 //! Requests that arrive, and requests that are cancelled.
 
-use super::{Arrival, Scheduler, SchedulingPolicy};
+use super::{EngineRequest, Scheduler, SchedulingPolicy};
 use crate::engine::prefix_cache::BlockHash;
 use crate::engine::sequence::{Rank, SeqState, Sequence};
 use crate::ids::RequestId;
 use std::sync::Arc;
 
 impl Scheduler {
-    pub fn arrive(&mut self, arrival: Arrival) {
+    pub fn arrive(&mut self, arrival: EngineRequest) {
         self.arrive_named(arrival, Vec::new());
     }
 
     /// The same for a prompt whose leading full blocks have these hashes, which then need not be computed. Later blocks
     /// are hashed as usual.
-    pub fn arrive_named(&mut self, arrival: Arrival, names: Vec<BlockHash>) {
+    pub fn arrive_named(&mut self, arrival: EngineRequest, names: Vec<BlockHash>) {
         assert!(
             names.len() <= arrival.prompt.len() / self.config.block_size,
             "only full blocks of a prompt have names"

@@ -1,6 +1,8 @@
 //! An engine without a device, for tests of what the scheduler decides.
 
-use super::{AdmissionPolicy, Arrival, CommitReport, PlannedStep, PreemptionMode, SchedulerConfig, SchedulingPolicy};
+use super::{
+    AdmissionPolicy, CommitReport, EngineRequest, PlannedStep, PreemptionMode, SchedulerConfig, SchedulingPolicy,
+};
 use crate::engine::bill::Quota;
 use crate::engine::plan::{CopyReport, SeqOutput, StepOutput, StepPlan};
 use crate::engine::prefix_cache::EvictionPolicy;
@@ -41,9 +43,9 @@ pub fn config() -> SchedulerConfig {
 }
 
 /// An arrival without tenant and with default terms.
-pub fn arrival(id: u64, prompt: usize, max_tokens: u32) -> Arrival {
+pub fn arrival(id: u64, prompt: usize, max_tokens: u32) -> EngineRequest {
     let params = SamplingParams { max_tokens, ..SamplingParams::default() };
-    Arrival { id: RequestId(id), ..Arrival::new(vec![1; prompt], params) }
+    EngineRequest { id: RequestId(id), ..EngineRequest::new(vec![1; prompt], params) }
 }
 
 impl TestEngine {

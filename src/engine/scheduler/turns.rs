@@ -81,11 +81,11 @@ pub(super) fn tenant_parts(seqs: &Sequences, config: &SchedulerConfig) -> Option
 mod tests {
     use crate::engine::bill::Tenant;
     use crate::engine::scheduler::test_engine::{TestEngine, arrival, config, seqs};
-    use crate::engine::scheduler::{Arrival, SchedulerConfig, SchedulingPolicy};
+    use crate::engine::scheduler::{EngineRequest, SchedulerConfig, SchedulingPolicy};
     use crate::ids::{RequestId, SeqId};
 
     fn arrive(engine: &mut TestEngine, id: u64, tenant: u32, prompt: usize, max_tokens: u32) {
-        engine.scheduler.arrive(Arrival { tenant: Tenant(tenant), ..arrival(id, prompt, max_tokens) });
+        engine.scheduler.arrive(EngineRequest { tenant: Tenant(tenant), ..arrival(id, prompt, max_tokens) });
     }
 
     #[test]
@@ -114,7 +114,7 @@ mod tests {
         let mut engine = TestEngine::new(SchedulerConfig { key_turns: true, policy, max_num_seqs: 2, ..config() });
         for (id, tenant, priority) in [(1, 1, 1), (2, 1, 0), (3, 2, 1), (4, 2, 1)] {
             let tenant = Tenant(tenant);
-            engine.scheduler.arrive(Arrival { tenant, priority, ..arrival(id, 4, 2) });
+            engine.scheduler.arrive(EngineRequest { tenant, priority, ..arrival(id, 4, 2) });
         }
         let mut started = Vec::new();
         while started.len() < 4 {

@@ -118,20 +118,20 @@ fn binary_exponent(number: f64) -> i32 {
 mod tests {
     use super::*;
     use crate::engine::scheduler::test_engine::{TestEngine, arrival, config, seqs};
-    use crate::engine::scheduler::{Arrival, SchedulerConfig, SchedulingPolicy};
+    use crate::engine::scheduler::{EngineRequest, SchedulerConfig, SchedulingPolicy};
     use crate::ids::SeqId;
 
     /// Whether a prompt that fits starts beside a sequence that will need the last blocks in four steps.
     fn starts(admission: AdmissionPolicy, priority: i32) -> bool {
         let policy = SchedulingPolicy::Priority;
         let mut engine = TestEngine::new(SchedulerConfig { admission, policy, ..config() });
-        engine.scheduler.arrive(Arrival { priority: 1, ..arrival(1, 8, 50) });
+        engine.scheduler.arrive(EngineRequest { priority: 1, ..arrival(1, 8, 50) });
         for _ in 0..40 {
             let plan = engine.plan();
             engine.commit(&plan);
         }
         // 12 of 16 blocks are used, and each of the two sequences needs another one soon.
-        engine.scheduler.arrive(Arrival { priority, ..arrival(2, 12, 50) });
+        engine.scheduler.arrive(EngineRequest { priority, ..arrival(2, 12, 50) });
         seqs(&engine.plan()).contains(&SeqId(2))
     }
 
@@ -150,7 +150,7 @@ mod tests {
     fn the_cheapest_are_preempted_first() {
         let mut engine = TestEngine::new(SchedulerConfig { policy: SchedulingPolicy::Priority, ..config() });
         for (id, max_tokens, priority) in [(1, 50, 0), (2, 3, 1), (3, 50, 1), (4, 50, 1), (5, 3, 2)] {
-            engine.scheduler.arrive(Arrival { priority, ..arrival(id, 4, max_tokens) });
+            engine.scheduler.arrive(EngineRequest { priority, ..arrival(id, 4, max_tokens) });
         }
         let plan = engine.plan();
         engine.commit(&plan);

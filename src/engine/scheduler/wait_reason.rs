@@ -95,7 +95,7 @@ mod tests {
     use crate::engine::bill::Terms;
     use crate::engine::plan::Delivery;
     use crate::engine::scheduler::test_engine::{TestEngine, arrival, config};
-    use crate::engine::scheduler::{Arrival, PlannedStep, SchedulerConfig};
+    use crate::engine::scheduler::{EngineRequest, PlannedStep, SchedulerConfig};
     use std::time::Duration;
 
     /// The others are non-preemptible, so it cannot come back within its limit.
@@ -104,8 +104,8 @@ mod tests {
         let mut engine = TestEngine::new(SchedulerConfig { non_preemptible_blocks: 12, ..config() });
         let limited = Terms { max_pause: Some(Duration::from_secs(2)), ..Terms::default() };
         let kept = Terms { preemptible: false, ..Terms::default() };
-        engine.scheduler.arrive(Arrival { terms: limited, ..arrival(1, 20, 40) });
-        engine.scheduler.arrive(Arrival { terms: kept, ..arrival(2, 4, 44) });
+        engine.scheduler.arrive(EngineRequest { terms: limited, ..arrival(1, 20, 40) });
+        engine.scheduler.arrive(EngineRequest { terms: kept, ..arrival(2, 4, 44) });
         let (mut paused_at, mut told) = (None, Vec::new());
         for second in 0..40 {
             let PlannedStep { plan, report } = engine.plan_at(f64::from(second));

@@ -228,14 +228,14 @@ mod tests {
     use super::*;
     use crate::engine::bill::Terms;
     use crate::engine::prefix_cache::BlockHasher;
-    use crate::engine::scheduler::Arrival;
+    use crate::engine::scheduler::EngineRequest;
     use crate::engine::scheduler::test_engine::arrival;
     use crate::ids::{RequestId, SeqId};
 
     fn seq(id: u64, tenant: u32, preemptible: bool, has_run: bool) -> Box<Sequence> {
         let rank = Rank { priority: 0, request: RequestId(id), seq: SeqId(id) };
         let terms = Terms { preemptible, ..Terms::default() };
-        let arrival = Arrival { tenant: Tenant(tenant), terms, ..arrival(id, 4, 4) };
+        let arrival = EngineRequest { tenant: Tenant(tenant), terms, ..arrival(id, 4, 4) };
         let mut seq = Box::new(Sequence::new(rank, arrival, 100, &BlockHasher::new([0; 32], 4), b""));
         seq.cached_tokens = has_run.then_some(0);
         seq

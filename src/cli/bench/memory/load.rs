@@ -6,7 +6,7 @@ use crate::engine::bill::Quota;
 use crate::engine::plan::{Delivery, StepOutput};
 use crate::engine::prefix_cache::EvictionPolicy;
 use crate::engine::scheduler::{
-    AdmissionPolicy, Arrival, PlannedStep, PreemptionMode, SchedulerConfig, SchedulingPolicy,
+    AdmissionPolicy, EngineRequest, PlannedStep, PreemptionMode, SchedulerConfig, SchedulingPolicy,
 };
 use crate::engine::state::EngineState;
 use crate::ids::{RequestId, TokenId};
@@ -110,6 +110,10 @@ pub fn run(
     outputs
 }
 
-fn arrival(index: usize, job: &LoadJob) -> Arrival {
-    Arrival { id: RequestId(index as u64), n: job.n, ..Arrival::new(job.prompt.clone(), job.params.clone()) }
+fn arrival(index: usize, job: &LoadJob) -> EngineRequest {
+    EngineRequest {
+        id: RequestId(index as u64),
+        n: job.n,
+        ..EngineRequest::new(job.prompt.clone(), job.params.clone())
+    }
 }

@@ -8,7 +8,7 @@ use super::timing::Timing;
 use super::trace::Trace;
 use crate::engine::plan::{Delivery, StepOutput};
 use crate::engine::prefix_cache::EvictionPolicy;
-use crate::engine::scheduler::{Arrival, PlanReport, PlannedStep, SchedulerConfig};
+use crate::engine::scheduler::{EngineRequest, PlanReport, PlannedStep, SchedulerConfig};
 use crate::engine::state::EngineState;
 use crate::ids::{IdMap, RequestId, TokenId};
 use crate::sampling::params::SamplingParams;
@@ -180,7 +180,7 @@ impl<'a> Simulation<'a> {
             let id = RequestId(self.next_id);
             self.next_id += 1;
             let names = self.setup.trace.names(request, round, self.setup.scheduler.block_size);
-            self.engine.scheduler.arrive_named(Arrival { id, ..Arrival::new(prompt, params) }, names);
+            self.engine.scheduler.arrive_named(EngineRequest { id, ..EngineRequest::new(prompt, params) }, names);
             self.open.push_back(OpenRequest { arrival_s, last_token_s: None, has_ended: false });
         }
     }
