@@ -1,6 +1,6 @@
 //! What became of one request, and why it waited.
 
-use super::Observer;
+use super::observer::ReplayObserver;
 use crate::engine::allocation::Lack;
 use crate::engine::arbiter::{Choice, Decision};
 use crate::engine::plan::{Deliveries, Delivery};
@@ -151,7 +151,7 @@ impl Story {
     }
 }
 
-impl Observer for Story {
+impl ReplayObserver for Story {
     fn begin(&mut self, replayer: &Replayer) {
         if replayer.scheduler().has_request(self.request) {
             self.since_us = Some(0);

@@ -1,8 +1,9 @@
 //! Recordings that begin in the middle of things.
 
+use super::longest_waits;
+use super::observer::ReplayObserver;
 use super::story::Story;
 use super::timeline::{Timeline, TimelinePhase};
-use super::{Observer, longest_waits};
 use crate::engine::plan::{CopyReport, SeqOutput, StepOutput, StepPlan};
 use crate::engine::prefix_cache::EvictionPolicy;
 use crate::engine::scheduler::test_engine::{arrival, config};
@@ -81,7 +82,7 @@ impl RecordedEngine {
         self.commit();
     }
 
-    fn show(&self, observer: &mut dyn Observer) {
+    fn show(&self, observer: &mut dyn ReplayObserver) {
         let mut replayer = Replayer::new(&self.noted);
         observer.begin(&replayer);
         let mut at_us = 0;

@@ -1,6 +1,6 @@
 //! What happened when: for pictures.
 
-use super::Observer;
+use super::observer::ReplayObserver;
 use crate::engine::block_pool::PoolStats;
 use crate::engine::plan::Delivery;
 use crate::engine::scheduler::{PlanReport, PlannedStep};
@@ -165,7 +165,7 @@ impl Open {
     }
 }
 
-impl Observer for Timeline {
+impl ReplayObserver for Timeline {
     fn begin(&mut self, replayer: &Replayer) {
         let scheduler = replayer.scheduler();
         self.in_flight.extend((0..scheduler.num_in_flight()).map(|_| None));

@@ -1,7 +1,8 @@
 //! `/console/events`: the frames as server-sent events.
 
+use super::enabled::check_enabled;
 use super::frame::Frame;
-use super::{Feed, check_enabled, encode};
+use super::{Feed, encode};
 use crate::actors::places::Place;
 use crate::actors::runtime::RuntimeHandle;
 use crate::actors::tuner::Tuner;

@@ -1,6 +1,6 @@
 //! The page and its files, which are in the program.
 
-use super::check_enabled;
+use super::enabled::check_enabled;
 use crate::actors::tuner::Tuner;
 use crate::error::ApiError;
 use actix_web::http::StatusCode;

@@ -90,7 +90,7 @@ impl World {
             Ok((device, ()))
         };
         let (executor, ()) = ModelExecutor::start_loading(load).unwrap().finish().unwrap();
-        let tokenizer = include_str!("../../../models/demo/tokenizer.json");
+        let tokenizer = include_str!("../../models/demo/tokenizer.json");
         let model = Arc::new(ModelInfo {
             chat_format: Default::default(),
             served_name: "fake".into(),

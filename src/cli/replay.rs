@@ -1,5 +1,6 @@
 //! `pagetide replay`: the decisions of a recording, made again.
 
+mod observer;
 mod story;
 mod svg;
 #[cfg(test)]
@@ -10,8 +11,9 @@ mod trace;
 use crate::cli::output;
 use crate::error::StartError;
 use crate::ids::RequestId;
-use crate::recorder::{Cause, Event, Outcome, Recording, Replayer};
+use crate::recorder::{Cause, Outcome, Recording, Replayer};
 use clap::Args;
+use observer::ReplayObserver;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -45,17 +47,6 @@ fn request_id(text: &str) -> Result<RequestId, String> {
     number.map(RequestId).map_err(|_| "expected a request's number, r12 or 12".into())
 }
 
-/// Who looks on while a recording is replayed. Times are since its beginning, in µs.
-trait Observer {
-    /// The state that it starts from.
-    fn begin(&mut self, replayer: &Replayer);
-
-    /// An event was applied.
-    fn see(&mut self, at_us: u64, event: &Event, outcome: &Outcome, replayer: &Replayer);
-
-    fn end(&mut self, at_us: u64);
-}
-
 /// How far a recording was replayed.
 #[derive(Default)]
 struct Progress {
@@ -70,9 +61,9 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, StartError> {
     let recording = Recording::read(&bytes).map_err(|error| failed(&args.file, &error))?;
     let mut timeline = Timeline::default();
     let mut story = args.why.map(Story::new);
-    let mut observers: Vec<&mut dyn Observer> = Vec::new();
+    let mut observers: Vec<&mut dyn ReplayObserver> = Vec::new();
     observers.push(&mut timeline);
-    observers.extend(story.as_mut().map(|story| story as &mut dyn Observer));
+    observers.extend(story.as_mut().map(|story| story as &mut dyn ReplayObserver));
     let mut progress = Progress::default();
     // What went wrong in the engine goes wrong here too.
     let replayed = catch_unwind(AssertUnwindSafe(|| replay(&recording, &mut observers, &mut progress)));
@@ -116,7 +107,11 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, StartError> {
 }
 
 /// An error says which event differs, and how.
-fn replay(recording: &Recording, observers: &mut [&mut dyn Observer], progress: &mut Progress) -> Result<(), String> {
+fn replay(
+    recording: &Recording,
+    observers: &mut [&mut dyn ReplayObserver],
+    progress: &mut Progress,
+) -> Result<(), String> {
     let mut replayer = Replayer::new(recording.keyframe());
     observers.iter_mut().for_each(|observer| observer.begin(&replayer));
     for timed in recording.events() {

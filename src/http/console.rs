@@ -5,6 +5,7 @@
 //! API. What the engine shows of itself goes: scheduler → [`Feed`] (one snapshot for all
 //! watchers) → `frame` (which block is whose) → `encode` (what has changed since the watcher's last frame) → `events`.
 
+mod enabled;
 mod encode;
 mod events;
 mod feed;
@@ -16,14 +17,7 @@ pub use feed::Feed;
 pub use files::{file, is_file, page};
 
 use crate::api::openapi::{Operation, Tag};
-use crate::config::ConsoleConfig;
-use crate::error::ApiError;
 use serde_json::json;
-
-/// Refuses if the console is switched off.
-fn check_enabled(config: &ConsoleConfig, path: &str) -> Result<(), ApiError> {
-    if config.enabled { Ok(()) } else { Err(ApiError::not_found(path)) }
-}
 
 pub fn describe_page() -> Operation {
     Operation::new(Tag::Server, "console", "The console, a page for a browser")

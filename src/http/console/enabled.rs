@@ -1,0 +1,9 @@
+//! Whether there is a console.
+
+use crate::config::ConsoleConfig;
+use crate::error::ApiError;
+
+/// Refuses if the console is switched off.
+pub fn check_enabled(config: &ConsoleConfig, path: &str) -> Result<(), ApiError> {
+    if config.enabled { Ok(()) } else { Err(ApiError::not_found(path)) }
+}
