@@ -1,7 +1,7 @@
 //! A step of the scheduler and its pools, without a device: its plan, and later its commit. 10,000 requests wait.
 //!
-//! `cargo bench --bench scheduler`. What a device does (it takes the plan, drops it, and says a token for each sequence)
-//! and what clients do (new requests keep the queue as long as it is) is not timed.
+//! `cargo bench --bench scheduler`. What a device does (it takes the plan, drops it, and says a token for each
+//! sequence) and what clients do (new requests keep the queue as long as it is) is not timed.
 
 use criterion::Criterion;
 use pagetide::engine::bill::{Quota, Tenant};
@@ -139,8 +139,8 @@ impl Load {
         planned
     }
 
-    /// A plan, and the commit of the oldest where as many are in flight as may be. Returns the scheduler's time, and how
-    /// many sequences got a token.
+    /// A plan, and the commit of the oldest where as many are in flight as may be. Returns the scheduler's time, and
+    /// how many sequences got a token.
     fn step(&mut self) -> (Duration, usize) {
         let started = Instant::now();
         let planned = self.plan();

@@ -5,9 +5,10 @@
 //! [`engine`], the forward pass in [`model`], the device in [`backend`]. [`recorder`] keeps the inputs and decisions of
 //! the engine.
 //!
-//! Imports point down: `cli` › `http` › `actors` › `api`, `config`, `metrics`, `telemetry`, `recorder` › `model`, `text` ›
-//! `engine`, `backend` › `sampling`, `budget` › `ids`, `error`. `engine` and `backend` do not import each other. `metrics`
-//! and `telemetry` import only `ids` and `error`. `config` imports `model`, `text` and `backend`, to resolve settings.
+//! Imports point down: `cli` › `http` › `actors` › `api`, `config`, `metrics`, `telemetry`, `recorder` › `model`,
+//! `text` › `engine`, `backend` › `sampling`, `budget` › `ids`, `error`. `engine` and `backend` do not import each
+//! other. `metrics` and `telemetry` import only `ids` and `error`. `config` imports `model`, `text` and `backend`, to
+//! resolve settings.
 
 pub mod actors;
 pub mod api;

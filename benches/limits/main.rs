@@ -1,13 +1,14 @@
 //! What limits the matrix products: the core, its tiles, its caches, or what we make of them.
 //!
-//! `cargo bench --bench limits` measures, in turn, for half a minute: scalar additions, which show the state that a core
-//! is in; AMX tile products and loads by themselves, and the loop of two by two tiles with its operands in L1, in L2 and
-//! farther away; and the CPU backend's own products at the shapes of a 1B Llama, on one thread and on all. Each sample is
-//! sorted by the state that its cores were in before and after it. A core may share its ports and its clock with a
-//! hardware thread that belongs to somebody else, and a median over both states is one of neither.
+//! `cargo bench --bench limits` measures, in turn, for half a minute: scalar additions, which show the state that a
+//! core is in; AMX tile products and loads by themselves, and the loop of two by two tiles with its operands in L1, in
+//! L2 and farther away; and the CPU backend's own products at the shapes of a 1B Llama, on one thread and on all. Each
+//! sample is sorted by the state that its cores were in before and after it. A core may share its ports and its clock
+//! with a hardware thread that belongs to somebody else, and a median over both states is one of neither.
 //!
-//! `-- FILTER` leaves only cases with that in their names, and the peak. Environment: `PAGETIDE_BENCH_SECONDS`, `PAGETIDE_BENCH_THREADS` (default: all), `PAGETIDE_BENCH_ISA` (default: the
-//! best). Without AMX there are no rows for tiles, and the peak is what the backend measures for `--roofline`.
+//! `-- FILTER` leaves only cases with that in their names, and the peak. Environment: `PAGETIDE_BENCH_SECONDS`,
+//! `PAGETIDE_BENCH_THREADS` (default: all), `PAGETIDE_BENCH_ISA` (default: the best). Without AMX there are no rows for
+//! tiles, and the peak is what the backend measures for `--roofline`.
 
 mod machine;
 mod products;

@@ -5,8 +5,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A core's state around a measurement: as of one that has all of its ports to itself, as of one that has not, or neither
-/// for all of the time.
+/// A core's state around a measurement: as of one that has all of its ports to itself, as of one that has not, or
+/// neither for all of the time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum State {
     Fast,

@@ -356,8 +356,8 @@ fn loops() -> Vec<Case> {
 
     let in_l1 = Shape { row_tiles: 2, panels: 2, steps: 8 };
     let in_l2 = Shape { row_tiles: 8, panels: 8, steps: 64 };
-    // Each panel is read once for two tiles of rows: of a product's weights so much comes from memory for its first rows
-    // alone.
+    // Each panel is read once for two tiles of rows: of a product's weights so much comes from memory for its first
+    // rows alone.
     let far = Shape { row_tiles: 2, panels: 64, steps: 64 };
     let far_bytes = far.panels * far.strides().1;
     let places = [

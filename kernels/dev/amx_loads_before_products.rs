@@ -5,8 +5,8 @@
 // a tile is loaded right after the last product that reads the same register, most loads are `tileloaddt1`, and each
 // thread measures from time to time whether prefetches pay.
 
-/// The loop over the inner dimension. It starts with zeros, or with the results at `out`. The caller names the operands of
-/// the body.
+/// The loop over the inner dimension. It starts with zeros, or with the results at `out`. The caller names the operands
+/// of the body.
 macro_rules! tile_loop {
     ($($body:expr),* ; $($operands:tt)*) => {
         asm!(

@@ -25,7 +25,8 @@ impl Work<'_> {
                 let positions = self.positions(tile * TILE, from, to);
                 self.load_values(&positions);
                 self.fetch_ahead((tile + 1) * TILE);
-                // The products of one block are interleaved with the softmax of another: the processor does both at once.
+                // The products of one block are interleaved with the softmax of another: the processor does both at
+                // once.
                 for i in 0..self.num_blocks + 2 {
                     if i < self.num_blocks {
                         self.scores(i, &positions);

@@ -225,7 +225,8 @@ impl SchedulerActor {
         }));
     }
 
-    /// Takes the results of the oldest step. Its requests' owners hear of them a little later: [`SchedulerActor::tell`].
+    /// Takes the results of the oldest step. Its requests' owners hear of them a little later:
+    /// [`SchedulerActor::tell`].
     fn commit(&mut self, output: StepOutput) {
         self.report_copies(&output.copies);
         self.tell();

@@ -42,8 +42,8 @@ pub struct ModelInfo {
 }
 
 impl ModelInfo {
-    /// Renders a chat and tokenises a prompt. Errors name the fields by `names`. The time grows with the text, so it must
-    /// not run on a thread that must not block.
+    /// Renders a chat and tokenises a prompt. Errors name the fields by `names`. The time grows with the text, so it
+    /// must not run on a thread that must not block.
     pub fn encode(&self, prompt: &Prompt, names: &FieldNames, budget: &Budget) -> Result<Vec<TokenId>, ApiError> {
         self.encode_within(self.max_prompt_bytes, prompt, names, budget)
     }

@@ -43,8 +43,8 @@ impl Default for Terms {
     }
 }
 
-/// Blocks that a request of `num_seqs` samples or beams holds once each has `num_tokens` tokens, of which `num_prompt` are
-/// the prompt's: they share its full blocks. A sequence's last token needs no slot, since nothing comes after it.
+/// Blocks that a request of `num_seqs` samples or beams holds once each has `num_tokens` tokens, of which `num_prompt`
+/// are the prompt's: they share its full blocks. A sequence's last token needs no slot, since nothing comes after it.
 pub fn most_blocks(block_size: usize, num_prompt: usize, num_tokens: usize, num_seqs: usize) -> usize {
     let shared = num_prompt / block_size;
     shared + num_seqs * (num_tokens.div_ceil(block_size) - shared)

@@ -1,8 +1,8 @@
 //! Estimates how long a step takes, from earlier steps, and how much of a prompt fits into one.
 //!
 //! The time of a step is taken to be linear in its [`StepLoad`]. That is what both kinds of device show: weights are
-//! read once a step, each row of a decode or a prompt costs its part of the matrix products, and attention costs what it
-//! reads. No clock: times come in with the results.
+//! read once a step, each row of a decode or a prompt costs its part of the matrix products, and attention costs what
+//! it reads. No clock: times come in with the results.
 
 use serde::{Deserialize, Serialize};
 

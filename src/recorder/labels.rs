@@ -8,8 +8,8 @@ pub fn label(params: &SamplingParams, token: TokenId) -> TokenId {
     params.end_tokens().position(|end| end == token).map_or(0, |place| place as TokenId + 1)
 }
 
-/// What the scheduler's decisions depend on, as long as the samples come from elsewhere: no seed, no rules, nothing of the
-/// draw. Without `keep_tokens`, tokens are replaced by their [`label`]s.
+/// What the scheduler's decisions depend on, as long as the samples come from elsewhere: no seed, no rules, nothing of
+/// the draw. Without `keep_tokens`, tokens are replaced by their [`label`]s.
 pub fn decisive_params(params: &SamplingParams, keep_tokens: bool) -> SamplingParams {
     let (mut eos_token_ids, mut stop_token_ids) = (params.eos_token_ids.clone(), params.stop_token_ids.clone());
     if !keep_tokens {

@@ -4,8 +4,8 @@ use crate::ids::TokenId;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// How to pick the next token and when to stop. The API checks these values when a request arrives (`api::fields::sampling`).
-/// The ranges are documented here.
+/// How to pick the next token and when to stop. The API checks these values when a request arrives
+/// (`api::fields::sampling`). The ranges are documented here.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SamplingParams {
     /// The most tokens to generate for each sample, at least 1. (A request for 0 tokens is answered without the engine,

@@ -257,7 +257,8 @@ impl CpuKvPools {
         })
     }
 
-    /// Panics unless `layer` and the heads of `shape` are those of the cache, and a row of Q, K and V has `cols` columns.
+    /// Panics unless `layer` and the heads of `shape` are those of the cache, and a row of Q, K and V has `cols`
+    /// columns.
     pub fn check_shape(&self, shape: &AttentionShape, layer: usize, cols: usize) {
         let KvLayout { num_layers, num_kv_heads, head_dim, .. } = self.layout;
         assert!(layer < num_layers, "layer {layer} of a KV cache of {num_layers}");

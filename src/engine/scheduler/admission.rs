@@ -1,4 +1,5 @@
-//! Admission: which waiting sequences ask to run, new ones and preempted ones, and what becomes of those that are admitted.
+//! Admission: which waiting sequences ask to run, new ones and preempted ones, and what becomes of those that are
+//! admitted.
 
 use super::queue::ask;
 use super::quota::Holdings;

@@ -1,11 +1,12 @@
 //! What requests are promised: that they are not preempted, or not for long.
 //!
-//! A request that is not preemptible starts only when all the blocks that it may ever need fit into the part of the pool
-//! that such requests may hold. It is no victim then, and need not be: the victims hold the rest. While one such request
-//! waits for room, later ones wait behind it, however small they are. Other requests go before it.
+//! A request that is not preemptible starts only when all the blocks that it may ever need fit into the part of the
+//! pool that such requests may hold. It is no victim then, and need not be: the victims hold the rest. While one such
+//! request waits for room, later ones wait behind it, however small they are. Other requests go before it.
 //!
-//! A sequence whose pauses are limited is preempted after those whose pauses are not. When half of its limit has passed,
-//! it comes back before all others, which are preempted for it. The other half is for a step that runs, and for the copies.
+//! A sequence whose pauses are limited is preempted after those whose pauses are not. When half of its limit has
+//! passed, it comes back before all others, which are preempted for it. The other half is for a step that runs, and for
+//! the copies.
 
 use super::SchedulerConfig;
 use super::queue::ask;
@@ -162,9 +163,9 @@ mod tests {
         assert_eq!(seqs(&engine.plan()), [SeqId(1)]);
     }
 
-    /// Seconds for which the second of two requests whose pauses are limited was paused: it was preempted for the first,
-    /// and another request took the room before it was free for the second. The end of a pause is reported with the next
-    /// plan, a second later.
+    /// Seconds for which the second of two requests whose pauses are limited was paused: it was preempted for the
+    /// first, and another request took the room before it was free for the second. The end of a pause is reported with
+    /// the next plan, a second later.
     fn pauses(most: Duration) -> Vec<u32> {
         let policy = SchedulingPolicy::Priority;
         let mut engine = TestEngine::new(SchedulerConfig { num_device_blocks: 12, policy, ..config() });

@@ -5,9 +5,10 @@
 //!              swap pool      device pool       swap pool            executor
 //! ```
 //!
-//! [`Scheduler::next_step`] begins. Each question goes to the pool that it names, and the pool's answer goes back to the
-//! scheduler, which says what it needs next. `Find` is left out where no sequence may start, and `Reserve` where nothing
-//! is copied between the tiers. [`EngineState`] answers from two pools at hand, the scheduler's actor by messages.
+//! [`Scheduler::next_step`] begins. Each question goes to the pool that it names, and the pool's answer goes back to
+//! the scheduler, which says what it needs next. `Find` is left out where no sequence may start, and `Reserve` where
+//! nothing is copied between the tiers. [`EngineState`] answers from two pools at hand, the scheduler's actor by
+//! messages.
 //!
 //! [`EngineState`]: crate::engine::state::EngineState
 

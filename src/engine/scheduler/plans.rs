@@ -32,8 +32,8 @@ pub(super) struct PlannedPart {
 }
 
 impl Sequences {
-    /// Makes the batch of what is scheduled. Returns also the slots in blocks of running sequences that hold no token even
-    /// when all plans in flight are done.
+    /// Makes the batch of what is scheduled. Returns also the slots in blocks of running sequences that hold no token
+    /// even when all plans in flight are done.
     pub fn plan_batch(&mut self, block_size: usize, batch: &mut Vec<PlannedSeq>) -> (PlanInFlight, usize) {
         let parts = Vec::with_capacity(self.running.len());
         let mut in_flight = PlanInFlight { parts, ..PlanInFlight::default() };

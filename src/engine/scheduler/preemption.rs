@@ -72,8 +72,8 @@ impl Scheduler {
         Some(Store { seq: seq.rank.seq, num_blocks, hashes })
     }
 
-    /// While device blocks are scarce, the likely victims have all their full blocks but `max_tail_blocks` copied ahead: as
-    /// many victims as hold what would be short.
+    /// While device blocks are scarce, the likely victims have all their full blocks but `max_tail_blocks` copied
+    /// ahead: as many victims as hold what would be short.
     fn write_behind(&mut self, grant: &Grant, demand: &mut SwapDemand) {
         let max_tail_blocks = self.config.max_tail_blocks;
         let Some(short) = self.tiers.num_short(grant, &self.config) else { return };
@@ -111,8 +111,8 @@ impl Scheduler {
         self.pause(seq);
     }
 
-    /// Everything that runs is a beam that waits for another, and nothing was admitted: all give their blocks up, and the
-    /// most senior starts over. Most of their content stays cached.
+    /// Everything that runs is a beam that waits for another, and nothing was admitted: all give their blocks up, and
+    /// the most senior starts over. Most of their content stays cached.
     pub(super) fn unblock(&mut self) {
         for mut seq in self.seqs.running.take() {
             self.device.pending.release.push(seq.preempt(None));
@@ -121,8 +121,8 @@ impl Scheduler {
         }
     }
 
-    /// A sequence that was just preempted waits from now on. Where its KV had not come back since it was preempted before,
-    /// the same pause goes on.
+    /// A sequence that was just preempted waits from now on. Where its KV had not come back since it was preempted
+    /// before, the same pause goes on.
     fn pause(&mut self, mut seq: Box<Sequence>) {
         self.tiers.release_backing(&mut seq);
         self.ledger.bill(seq.rank.request).preemptions += 1;

@@ -10,8 +10,8 @@ use crate::engine::sequence::{Rank, SeqState, Sequence};
 use crate::sampling::params::Pooling;
 use serde::{Deserialize, Serialize};
 
-/// Nobody was admitted. So nobody need ask again for some steps, unless something is given back, or a sequence comes that
-/// goes before.
+/// Nobody was admitted. So nobody need ask again for some steps, unless something is given back, or a sequence comes
+/// that goes before.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct AdmissionRefusal {
     /// The sequence that asked first.
@@ -19,7 +19,8 @@ struct AdmissionRefusal {
     steps_left: u32,
 }
 
-/// Steps after which refused sequences ask again. A step by itself may change what the caches hold and what is expected.
+/// Steps after which refused sequences ask again. A step by itself may change what the caches hold and what is
+/// expected.
 pub(super) const REFUSED_STEPS: u32 = 8;
 
 /// See [`AdmissionQueue::num_asked`].
@@ -86,8 +87,8 @@ impl AdmissionQueue {
         refused.is_some()
     }
 
-    /// How many sequences may ask for admission in this step. Each takes time, whether it is admitted or not: mostly the
-    /// step's tokens are soon gone, and where they are not, twice as many ask in the next step.
+    /// How many sequences may ask for admission in this step. Each takes time, whether it is admitted or not: mostly
+    /// the step's tokens are soon gone, and where they are not, twice as many ask in the next step.
     pub fn num_asked(&self) -> usize {
         MIN_ASKED.max(2 * self.num_admitted)
     }

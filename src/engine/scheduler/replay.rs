@@ -1,5 +1,5 @@
-//! What the flight recorder needs: block hashes and results from a recording, in place of tokens, rules and searches that it
-//! does not hold. See [`crate::recorder`].
+//! What the flight recorder needs: block hashes and results from a recording, in place of tokens, rules and searches
+//! that it does not hold. See [`crate::recorder`].
 
 use super::Scheduler;
 use super::searches::SearchStep;

@@ -1,5 +1,5 @@
-//! Steps that become smaller while requests run: no sequence has to leave its seat for it, and no new one gets a seat until
-//! steps are as small as they should be.
+//! Steps that become smaller while requests run: no sequence has to leave its seat for it, and no new one gets a seat
+//! until steps are as small as they should be.
 
 use super::SchedulerConfig;
 use super::contracts::Contracts;

@@ -118,9 +118,9 @@ impl Sequences {
         seq.is_beam() && self.of_request(seq.rank.request).len() > 1
     }
 
-    /// Whether the beams of a waiting beam's request that run have computed all but their last token, and published their
-    /// full blocks. Beams are admitted one after the other, so that each finds the blocks that it shares with those before
-    /// it in the prefix cache. Otherwise beams that were preempted could need more memory than they had.
+    /// Whether the beams of a waiting beam's request that run have computed all but their last token, and published
+    /// their full blocks. Beams are admitted one after the other, so that each finds the blocks that it shares with
+    /// those before it in the prefix cache. Otherwise beams that were preempted could need more memory than they had.
     pub fn may_join(&self, beam: &Sequence, block_size: usize) -> bool {
         let mut others = self.of_request(beam.rank.request).iter().filter_map(|rank| self.running.get(rank));
         others.all(|other| {
@@ -128,8 +128,8 @@ impl Sequences {
         })
     }
 
-    /// Gives every running sequence all the tokens that it has to compute. Returns the load of those that have one token:
-    /// that is what they get. The others get less where the step has no room.
+    /// Gives every running sequence all the tokens that it has to compute. Returns the load of those that have one
+    /// token: that is what they get. The others get less where the step has no room.
     pub fn schedule_decodes(&mut self) -> StepLoad {
         let (mut decodes, mut has_beams) = (StepLoad::default(), false);
         for seq in self.running.iter_mut() {

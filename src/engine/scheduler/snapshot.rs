@@ -1,5 +1,5 @@
-//! What is seen of the scheduler at one moment, by the console and by the replay of recordings: where every sequence is and
-//! what it holds. No tokens are in it.
+//! What is seen of the scheduler at one moment, by the console and by the replay of recordings: where every sequence is
+//! and what it holds. No tokens are in it.
 
 use super::sequences::Population;
 use super::{Scheduler, SchedulerConfig, WaitReason};

@@ -1,12 +1,14 @@
 //! What moves between the device pool and the swap pool.
 //!
-//! Copies take their time beside the steps. A block that is copied out may be given away at once: whatever writes it next
-//! waits for the copy, and free blocks are given out in the order in which they became free, so that this seldom happens.
-//! A sequence that comes back runs once its blocks are there ([`Scheduler::copied`](super::Scheduler::copied)).
+//! Copies take their time beside the steps. A block that is copied out may be given away at once: whatever writes it
+//! next waits for the copy, and free blocks are given out in the order in which they became free, so that this seldom
+//! happens. A sequence that comes back runs once its blocks are there
+//! ([`Scheduler::copied`](super::Scheduler::copied)).
 //!
 //! Blocks are copied out for three reasons: their sequence is preempted ([`Store`](crate::engine::allocation::Store));
-//! their sequence may soon be preempted, and then its preemption moves no more than a tail (*write-behind*); or the device's
-//! prefix cache gives them away. The swap pool holds a block hash once, whichever way the block came, and all three find it.
+//! their sequence may soon be preempted, and then its preemption moves no more than a tail (*write-behind*); or the
+//! device's prefix cache gives them away. The swap pool holds a block hash once, whichever way the block came, and all
+//! three find it.
 
 use super::ledger::Ledger;
 use super::report::PlanStats;
@@ -26,8 +28,8 @@ use std::sync::Arc;
 
 /// Blocks are copied ahead of need while fewer than this wait to be copied.
 const MAX_QUEUED_BLOCKS: usize = 64;
-/// Blocks that the device no longer caches are kept while fewer than this wait to be copied. Beyond that they are given up:
-/// a sequence that comes back would wait behind them.
+/// Blocks that the device no longer caches are kept while fewer than this wait to be copied. Beyond that they are given
+/// up: a sequence that comes back would wait behind them.
 const MAX_QUEUED_FOR_CACHE: usize = 256;
 
 /// Steps after which the [`LikelyVictims`] are looked for again though no sequence has come or gone.
@@ -50,8 +52,8 @@ pub(super) struct Tiers {
     pub costs: CopyCosts,
 }
 
-/// The sequences for which blocks are copied ahead of need: those that would have been preempted first some steps ago. To
-/// find them, the cost of preempting each running sequence is looked at.
+/// The sequences for which blocks are copied ahead of need: those that would have been preempted first some steps ago.
+/// To find them, the cost of preempting each running sequence is looked at.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct LikelyVictims {
     /// In the order in which they would be preempted.
@@ -113,8 +115,8 @@ impl Tiers {
         self.swap_ins.iter()
     }
 
-    /// What to ask the swap pool before the device pool gets the demand: an entry for each candidate, or nothing where the
-    /// swap pool can have nothing of theirs.
+    /// What to ask the swap pool before the device pool gets the demand: an entry for each candidate, or nothing where
+    /// the swap pool can have nothing of theirs.
     pub fn finds(&self, demand: &Demand, config: &SchedulerConfig) -> Vec<Find> {
         let is_empty = self.stats.used + self.stats.cached == 0;
         // Blocks that are about to be forgotten must not be found.
@@ -215,8 +217,8 @@ impl Tiers {
         MAX_QUEUED_BLOCKS.saturating_sub(self.costs.queued_blocks())
     }
 
-    /// Copies the full blocks of the likely victims ahead of need, all but `max_tail_blocks` of each: of as many victims as
-    /// hold the `short` blocks. `room`: how many may be copied.
+    /// Copies the full blocks of the likely victims ahead of need, all but `max_tail_blocks` of each: of as many
+    /// victims as hold the `short` blocks. `room`: how many may be copied.
     pub fn write_behind(
         &mut self,
         (mut short, mut room, max_tail_blocks): (usize, usize, usize),
@@ -352,8 +354,8 @@ impl Tiers {
         seq.num_backed = 0;
     }
 
-    /// Keeps the blocks that a swap-in came from, where there is room: full blocks do not change any more, so the copies
-    /// stay good for the next preemption.
+    /// Keeps the blocks that a swap-in came from, where there is room: full blocks do not change any more, so the
+    /// copies stay good for the next preemption.
     pub fn keep_swapped_in(&mut self, seq: &mut Sequence, coming: SwapInUnderWay, block_size: usize) {
         let mut from = coming.from;
         let num_full = if coming.was_swapped { coming.num_tokens / block_size } else { from.len() };

@@ -43,8 +43,8 @@ impl From<&SchedulerConfig> for Tuning {
 }
 
 impl Scheduler {
-    /// Changes settings, from the next step on. `swap` is what the swap pool says after it has been given its new size. Neither
-    /// `max_num_seqs` nor `max_num_batched_tokens` may be more than the executor was made for.
+    /// Changes settings, from the next step on. `swap` is what the swap pool says after it has been given its new size.
+    /// Neither `max_num_seqs` nor `max_num_batched_tokens` may be more than the executor was made for.
     pub fn tune(&mut self, tuning: &Tuning, swap: PoolStats) {
         let Tuning { num_swap_blocks, max_num_seqs, max_num_batched_tokens, inter_token_target, .. } = *tuning;
         let Tuning { policy, preemption_mode, watermark_blocks, write_behind_blocks, max_tail_blocks, .. } = *tuning;

@@ -1,11 +1,11 @@
 //! Which tenant's turn it is where requests of several tenants wait.
 //!
 //! Of the tenants that wait, the one that has least of the engine goes first: of device blocks or of seats in a step,
-//! whichever it has the larger part of (its *dominant share*: Ghodsi et al. 2011, "Dominant Resource Fairness"), counting
-//! what it was given in the step being planned. So a thousand requests of one tenant do not stand before the first of
-//! another. A tenant's own requests keep their order. Priorities go before all this, and so do sequences that were
-//! preempted: they come back, by age, before any new sequence. Nothing is kept free: a tenant that is alone may have
-//! everything.
+//! whichever it has the larger part of (its *dominant share*: Ghodsi et al. 2011, "Dominant Resource Fairness"),
+//! counting what it was given in the step being planned. So a thousand requests of one tenant do not stand before the
+//! first of another. A tenant's own requests keep their order. Priorities go before all this, and so do sequences that
+//! were preempted: they come back, by age, before any new sequence. Nothing is kept free: a tenant that is alone may
+//! have everything.
 //!
 //! Sequences of a tenant that holds more than an equal part are preempted before those of others.
 
@@ -60,7 +60,8 @@ pub(super) fn turns(seqs: &Sequences, config: &SchedulerConfig) -> Option<Shares
     (config.key_turns && seqs.waiting.is_of_several()).then(|| Shares::of_running(seqs, config))
 }
 
-/// What the tenants have, where sequences of several run and they take turns, and the number of tenants that run or wait.
+/// What the tenants have, where sequences of several run and they take turns, and the number of tenants that run or
+/// wait.
 pub(super) fn tenant_parts(seqs: &Sequences, config: &SchedulerConfig) -> Option<(Shares, usize)> {
     let mut tenants = seqs.running.iter().map(|seq| seq.tenant);
     let first = tenants.next()?;

@@ -1,5 +1,5 @@
-//! Which sequences are preempted first, what a preemption costs, and for how long a sequence should run before it may be
-//! preempted again.
+//! Which sequences are preempted first, what a preemption costs, and for how long a sequence should run before it may
+//! be preempted again.
 
 use super::config::{AdmissionPolicy, PreemptionMode, SchedulerConfig};
 use super::estimates::Estimates;
@@ -15,8 +15,8 @@ const MAX_PREEMPTION_SHARE: f64 = 0.1;
 /// After each preemption a sequence runs for so many times as long before the next, in powers of two.
 const HORIZON_DOUBLINGS: u32 = 2;
 
-/// A sequence that was preempted this often is no longer preempted because its tenant has more than an equal part: a tenant
-/// with one request larger than that would never get on.
+/// A sequence that was preempted this often is no longer preempted because its tenant has more than an equal part: a
+/// tenant with one request larger than that would never get on.
 const SPARED_FROM: u32 = 3;
 
 /// Weighs preemptions against each other.
