@@ -249,7 +249,7 @@ fn mixed(criterion: &mut Criterion) {
     let make = || Load::decoding(config(64, 60_000), short.clone(), 0).with_queue();
     bench(criterion, "64 running, two come from the cache", make, |load| load.cached_tokens > 300 * 1024);
     let growing = Requests { prompt_tokens: 100..=300, shared_tokens: 0, max_tokens: 128 };
-    // Who looks ahead would see it coming.
+    // An admission that looks ahead would avoid these preemptions.
     let greedy = || SchedulerConfig { admission: AdmissionPolicy::Prompt, ..config(64, 1_000) };
     let make = || Load::decoding(greedy(), growing.clone(), 0).with_queue();
     bench(criterion, "64 running, preemption by swap", make, |load| load.preempted > 30);

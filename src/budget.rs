@@ -1,7 +1,7 @@
 //! Budgets: how much work one request may cause before it is refused.
 //!
 //! Work that grows faster than its input, or that a client can make large, spends steps of a [`Budget`]. It stops with
-//! [`Exhausted`] when the steps or the time are used up, or when nobody waits for the result any more.
+//! [`Exhausted`] when the steps or the time are used up, or when no caller waits for the result any more.
 
 use crate::error::ApiError;
 use std::cell::Cell;
@@ -29,7 +29,7 @@ struct Time {
     end: Instant,
 }
 
-/// A flag that says that nobody waits for a job any more. Clones share it.
+/// A flag that says that no caller waits for a job any more. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Cancelled(Arc<AtomicBool>);
 
@@ -87,7 +87,7 @@ impl Budget {
         Ok(())
     }
 
-    /// Checks that there is time left and that somebody waits for the result. Call it before work that cannot be
+    /// Checks that there is time left and that a caller waits for the result. Call it before work that cannot be
     /// interrupted.
     pub fn look(&self) -> Result<(), Exhausted> {
         if self.cancelled.is_set() {

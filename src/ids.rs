@@ -40,7 +40,7 @@ id!(
     CopyId, u64, "c"
 );
 
-/// The API key that a request belongs to, as a number. 0 is nobody: no keys are configured, or the request did not come
+/// The API key that a request belongs to, as a number. 0 is no key: no keys are configured, or the request did not come
 /// over HTTP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Tenant(pub u32);

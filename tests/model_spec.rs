@@ -314,7 +314,7 @@ fn phi_3_mini_128k() -> Value {
 fn phi() {
     let spec = configured(phi_3_mini_128k());
     assert_eq!(spec.num_parameters(), 3_821_079_552);
-    // As vLLM: long factors are for who asks for long sequences.
+    // As in vLLM: long factors are for configurations with long sequences.
     assert_eq!((spec.default_max_model_len(), spec.max_model_len_limit()), (4096, 131_072));
     assert_eq!((spec.windows[0], spec.attention.qkv_bias), (Some(262_144), false));
     let PositionSpec::Rope(RopeSpec { rotary_dim, scaling, .. }) = spec.positions else { panic!("rope") };

@@ -179,7 +179,7 @@ pub struct Arrive {
     pub observer: Option<Arc<dyn RequestObserver>>,
 }
 
-/// scheduler → swap pool: which blocks of those who may start it holds. None on a step where nobody may.
+/// scheduler → swap pool: which blocks it holds of the sequences that may start. Not sent if none may start.
 #[derive(Debug, actix::Message)]
 #[rtype(result = "Vec<Vec<bool>>")]
 pub struct FindHeld(pub Vec<Find>);
@@ -274,7 +274,7 @@ pub struct Look {
     pub most_waiting: usize,
 }
 
-/// scheduler → both pools, for who watches.
+/// scheduler → both pools: their blocks, for the console.
 #[derive(Clone, Copy, Debug, actix::Message)]
 #[rtype(result = "PoolView")]
 pub struct ViewPool;

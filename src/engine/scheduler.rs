@@ -95,7 +95,7 @@ pub struct Scheduler {
     /// Where steps are still larger than was asked for.
     resize: StepResize,
     seqs: Sequences,
-    /// Who asks for admission, and why sequences wait.
+    /// Which sequence asks for admission first, and why sequences wait.
     admission: AdmissionQueue,
     /// What requests are promised.
     contracts: Contracts,

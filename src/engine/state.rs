@@ -1,4 +1,4 @@
-//! The engine without actors, device or clock: the scheduler and both pools, for whoever drives them by calls.
+//! The engine without actors, device or clock: the scheduler and both pools, driven by calls.
 
 use crate::engine::allocation::{Demand, find, resize_swap, serve, serve_swap};
 use crate::engine::block_pool::{BlockPool, PoolStats};

@@ -71,7 +71,7 @@ struct SwapPoolState {
     blocks: usize,
     /// Held for a sequence.
     used: usize,
-    /// Held by nobody, and still found.
+    /// Held by no request, and still found.
     cached: usize,
     free: usize,
     /// Used ones beyond its size: they leave it when they are given back.

@@ -57,7 +57,7 @@ impl Verb {
     }
 }
 
-/// A path: its method, its handler, who may use it, and what the API's description says of it.
+/// A path: its method, its handler, the keys that may use it, and its entry in the API's description.
 #[derive(Clone, Copy)]
 pub struct ApiPath {
     pub verb: Verb,

@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
 const LONG: Duration = Duration::from_secs(120);
-/// Of a field that nobody knows: the body is a large one with it.
+/// The size of a field that no API knows: it makes the body a large one.
 const MUCH: usize = 100 << 10;
 
 /// The endpoints that read bodies, each with one that is right and several that are wrong.

@@ -98,7 +98,7 @@ async fn frames_say_what_has_changed() {
         assert_eq!(name, "frame");
         assert_eq!(frame["key"], place == 0, "{frame}");
         assert_eq!(frame["cost_us"], 7);
-        // One block more of nobody we know each time: kind 2, one reference, behind those that are as they were.
+        // Each time one more block of an unknown owner: kind 2, one reference, behind those that are as they were.
         let bytes = match place {
             0 => "IgE=",
             1 => "KgEB",

@@ -525,7 +525,7 @@ impl TestServer {
         self.tuned.lock().unwrap().last().cloned()
     }
 
-    /// How often somebody has looked at the engine.
+    /// How often the console has looked at the engine.
     pub fn num_looks(&self) -> usize {
         self.looks.load(Ordering::SeqCst)
     }

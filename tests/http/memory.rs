@@ -138,7 +138,7 @@ async fn paused_stream(
         for index in 0..running.request.core.n {
             running.token(index, EOS);
             running.finish(index, FinishReason::Eos);
-            // Too late: nobody waits for this sample any more.
+            // Too late: no client waits for this sample any more.
             running.send(Event::Paused { index });
         }
     });

@@ -1,4 +1,4 @@
-//! Streams: the same as whole answers, nothing too early, cancelled when nobody listens.
+//! Streams: the same as whole answers, nothing too early, cancelled when no client listens.
 
 use crate::fake_engine::{A_AND_HALF, CACHED_TOKENS, EOS, HALF_AND_B, Notice, TestServer, events_of};
 use futures_util::StreamExt;

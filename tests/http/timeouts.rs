@@ -199,7 +199,7 @@ async fn a_client_that_does_not_read_is_cut_off_and_holds_up_nobody() {
         tokio::join!(answer, play).0.unwrap().status()
     };
     assert_eq!(timeout(SOON, again).await.expect("it counts no longer"), 200);
-    // The connection is gone too, without the client having read anything: what it sends comes to nobody.
+    // The connection is gone too, without the client having read anything: what it sends arrives nowhere.
     tokio::time::sleep(Duration::from_millis(2500)).await;
     let ended = async {
         while stalled.write_all(b"x").await.is_ok() {

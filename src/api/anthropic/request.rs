@@ -131,7 +131,7 @@ struct OutputConfig {
 #[derive(Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(default)]
 struct Metadata {
-    /// Who asks. Without effect.
+    /// An id of the client's user. Without effect.
     user_id: Option<String>,
 }
 

@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 body_fields! {
     /// Of both endpoints.
     pub struct AcceptedFields {
-        /// Who asks. Without effect.
+        /// An id of the client's user. Without effect.
         pub user: Option<String>,
         /// Notes of the client's own, a string for each name. Without effect.
         #[schema(value_type = Option<HashMap<String, String>>)]

@@ -94,7 +94,7 @@ body_fields! {
         /// Notes of the client's own, a string for each name; the response repeats them.
         #[schema(value_type = Option<HashMap<String, String>>)]
         metadata: Option<Map<String, Value>>,
-        /// Who asks; the response repeats it.
+        /// An id of the client's user; the response repeats it.
         user: Option<String>,
         /// A stable name of the end user; the response repeats it.
         safety_identifier: Option<String>,

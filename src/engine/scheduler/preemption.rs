@@ -1,4 +1,4 @@
-//! Preemption, and the way back: what victims leave in the swap pool, who is paused, and what becomes of copies.
+//! Preemption, and the way back: what victims leave in the swap pool, pauses, and the results of copies.
 
 use super::plans::publish;
 use super::quota::Holdings;

@@ -1,4 +1,4 @@
-//! How admission goes: who asks, who was refused, and why sequences wait.
+//! How admission goes: which sequences ask, whether they were refused, and why sequences wait.
 
 use super::SchedulerConfig;
 use super::sequences::Sequences;
@@ -10,7 +10,7 @@ use crate::engine::sequence::{Rank, SeqState, Sequence};
 use crate::sampling::params::Pooling;
 use serde::{Deserialize, Serialize};
 
-/// Nobody was admitted. So nobody need ask again for some steps, unless something is given back, or a sequence comes
+/// No sequence was admitted. So none need ask again for some steps, unless something is given back, or a sequence comes
 /// that goes before.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct AdmissionRefusal {

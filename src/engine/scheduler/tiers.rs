@@ -359,7 +359,7 @@ impl Tiers {
     pub fn keep_swapped_in(&mut self, seq: &mut Sequence, coming: SwapInUnderWay, block_size: usize) {
         let mut from = coming.from;
         let num_full = if coming.was_swapped { coming.num_tokens / block_size } else { from.len() };
-        // Blocks that others have found to hold nothing have no hash: nobody would find them again.
+        // Blocks that were found to hold nothing have no hash, so they would not be found again.
         let num_full = if self.is_draining() || coming.is_nameless { 0 } else { num_full };
         let tail = from.split_off(num_full.min(from.len()));
         if !tail.is_empty() {
