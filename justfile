@@ -13,9 +13,9 @@ ci:
 steps +names:
     .ci/run {{ names }}
 
-# Checks format, lints, links and the API docs: what to run before each commit.
+# Checks format, lints, links, circles of files and the API docs: what to run before each commit.
 check:
-    .ci/run format clippy links docs
+    .ci/run format clippy links circles docs
 
 # Runs all of `cargo test`.
 test:
