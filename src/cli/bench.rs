@@ -59,11 +59,11 @@ pub enum BenchCommand {
     Compare(CompareArgs),
     /// Measure kernels, copies and steps of a GPU against its peak performance
     ///
-    /// The model has the shape of Llama 3 8B and random weights. Only settings of the section [device] apply.
+    /// The model has the shape of Llama 3 8B and random weights. Only settings of the section `device` apply.
     Gpu(gpu::GpuArgs),
     /// Simulate KV pools, prefix cache and scheduler on a trace, without a model or device
     ///
-    /// Only settings of the sections [cache], [swap] and [scheduler] apply. The timing flags give the duration of a
+    /// Only settings of the sections `cache`, `swap` and `scheduler` apply. The timing flags give the duration of a
     /// step; their defaults are those of Llama 3 8B on an H100, from its data sheet.
     Replay(replay::BenchReplayArgs),
     /// Run the experiments of the PagedAttention paper on KV memory, with tables and charts

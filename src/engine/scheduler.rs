@@ -1,7 +1,7 @@
 //! The scheduler decides which sequences run, which are preempted and which wait. It is pure and deterministic.
 //!
-//! [`step`] has the protocol by which a step is planned; [`commit`] takes its results. The outcome of copies between
-//! the tiers ([`Scheduler::copied`]) comes with the results, or by itself.
+//! [`NextStep`] has the protocol by which a step is planned; [`Scheduler::commit`] takes its results. The outcome of
+//! copies between the tiers ([`Scheduler::copied`]) comes with the results, or by itself.
 //!
 //! In the simple loop, one step follows the other. In the overlapped one ([`SchedulerConfig::overlap`]), the next step
 //! may be planned while the executor works on a step: a plan is made *ahead*. What is not known then:

@@ -5,10 +5,10 @@
 //!              swap pool      device pool       swap pool            executor
 //! ```
 //!
-//! [`Scheduler::next_step`] begins. Each question goes to the pool that it names, and the pool's answer goes back to
-//! the scheduler, which says what it needs next. `Find` is left out where no sequence may start, and `Reserve` where
-//! nothing is copied between the tiers. [`EngineState`] answers from two pools at hand, the scheduler's actor by
-//! messages.
+//! [`Scheduler::next_step`](super::Scheduler::next_step) begins. Each question goes to the pool that it names, and the
+//! pool's answer goes back to the scheduler, which says what it needs next. `Find` is left out where no sequence may
+//! start, and `Reserve` where nothing is copied between the tiers. [`EngineState`] answers from two pools at hand, the
+//! scheduler's actor by messages.
 //!
 //! [`EngineState`]: crate::engine::state::EngineState
 
@@ -20,14 +20,17 @@ use crate::engine::plan::StepPlan;
 /// What the scheduler needs next.
 #[derive(Debug)]
 pub enum NextStep {
-    /// Ask the swap pool ([`find`](crate::engine::allocation::find)); [`Scheduler::found`] takes the answer.
+    /// Ask the swap pool ([`find`](crate::engine::allocation::find)); [`Scheduler::found`](super::Scheduler::found)
+    /// takes the answer.
     Find(Vec<Find>),
-    /// Ask the device pool ([`serve`](crate::engine::allocation::serve)); [`Scheduler::granted`] takes the answer.
+    /// Ask the device pool ([`serve`](crate::engine::allocation::serve));
+    /// [`Scheduler::granted`](super::Scheduler::granted) takes the answer.
     Serve(Demand),
-    /// Ask the swap pool ([`serve_swap`](crate::engine::allocation::serve_swap)); [`Scheduler::reserved`] takes the
-    /// answer.
+    /// Ask the swap pool ([`serve_swap`](crate::engine::allocation::serve_swap));
+    /// [`Scheduler::reserved`](super::Scheduler::reserved) takes the answer.
     Reserve(SwapDemand),
-    /// Run this plan; [`Scheduler::commit`] takes the results. An empty plan needs no run and no commit.
+    /// Run this plan; [`Scheduler::commit`](super::Scheduler::commit) takes the results. An empty plan needs no run and
+    /// no commit.
     Execute(PlannedStep),
     /// No step can be planned before the next commit: the loop is the simple one, or blocks could run out, or as many
     /// plans as may be are in flight.
