@@ -205,7 +205,7 @@ impl ApiError {
                 "rate_limit_error",
                 Some("parsing_full"),
                 format!(
-                    "too many large request bodies at once: with this one they would have more than {limit_bytes}\
+                    "too many large request bodies at once: with this one they would have more than {limit_bytes} \
                       bytes, this server's limit (limits.max_parsing_bytes); try again"
                 ),
             )

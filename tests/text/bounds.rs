@@ -35,7 +35,7 @@ fn refusal(source: &str) -> String {
 
 #[test]
 fn a_template_that_does_too_much_is_refused_with_the_limit() {
-    let memory = "it makes more text and lists than 256 MiB";
+    let memory = "it makes text and lists of more than 256 MiB";
     let items = "a list of more than 1048576 items";
     let cases = [
         ("{{ [1] * 100000000 }}", memory),

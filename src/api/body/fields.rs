@@ -41,6 +41,11 @@ impl FieldProblems {
         self.0.push((name.to_owned(), error));
     }
 
+    /// The field `name` comes again: what was wrong with it before does not count.
+    pub(super) fn forget(&mut self, name: &str) {
+        self.0.retain(|(field, _)| field != name);
+    }
+
     /// Refuses a body that is no object.
     pub fn check_object(&self) -> Result<(), ApiError> {
         self.check_field("")

@@ -73,6 +73,7 @@ impl<'de, B: BodyFields> Visitor<'de> for BodySeed<'_, B> {
         let mut fields = MapFields { map, input: PhantomData, count: self.count, problems: FieldProblems::default() };
         // The last of several fields of one name counts, as everywhere in JSON.
         while let Some(name) = fields.map.next_key::<String>()? {
+            fields.problems.forget(&name);
             if !body.read(&name, &mut fields)? {
                 fields.map.next_value::<IgnoredAny>()?;
             }
@@ -189,6 +190,8 @@ mod tests {
         assert!(error.message.contains("not JSON") && error.param.is_none(), "{error}");
         let ParsedBody { body, problems } = super::read::<Sampling>(b"{\"n\": \"two\", \"top_k\": 3}", BOUNDS).unwrap();
         assert_eq!((body.top_k, problems.check().unwrap_err().param.as_deref()), (Some(3), Some("n")));
+        let ParsedBody { body, problems } = super::read::<Sampling>(b"{\"n\": \"two\", \"n\": 3}", BOUNDS).unwrap();
+        assert_eq!((body.n, problems.check()), (Some(3), Ok(())), "the last of a name counts");
     }
 
     #[test]

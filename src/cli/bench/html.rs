@@ -414,7 +414,7 @@ mod tests {
         );
         other.levels[0].all.cached_tokens = 0;
         let compared = Comparison::new(&base, &other);
-        assert_eq!(compared.warnings, ["concurrency 4 is in A alone", "concurrency 8 is in B alone"]);
+        assert_eq!(compared.warnings, ["concurrency 4 is only in A", "concurrency 8 is only in B"]);
         let row = compared.rows.iter().find(|row| row.measure == "first token p50, ms").unwrap();
         assert_eq!(
             (row.load.as_str(), row.base, row.other, row.verdict),

@@ -41,7 +41,7 @@ pub struct ResultFile {
 }
 
 /// What approximate means.
-pub const APPROXIMATE: &str = "The requests used only OpenAI's API: prompts are words, so they have about as many\
+pub const APPROXIMATE: &str = "The requests used only OpenAI's API: prompts are words, so they have about as many \
                                 tokens as the workload, and outputs end when the model ends them, at the latest \
                                at the workload's length. Tokens are those that the server counts, or pieces of \
                                text if it does not count them.";

@@ -261,7 +261,7 @@ mod tests {
         assert!(lock(&idle.slots[0]).is_none(), "what nobody uses is let go of");
         assert!(!memory.is_over(), "{memory:?}");
         let message = learn(&mut busy.start(), 500).and_then(|()| learn(&mut busy.start(), 500)).unwrap_err();
-        assert!(message.contains("more than the"), "{message}");
+        assert!(message.contains("together exceed"), "{message}");
         // A small lexer continues, and later outputs build their lexer again.
         let small = learner(&memory);
         learn(&mut small.start(), 1).unwrap();

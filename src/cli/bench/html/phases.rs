@@ -42,8 +42,8 @@ pub fn roofline(page: &mut String, roofline: &Value) {
     let Some(kinds) = roofline["kinds"].as_array() else { return };
     let machine = &roofline["machine"];
     page.push_str(&format!(
-        "<h2>Against the peak of the machine</h2>\n<p class=\"dim\">{} threads, {}: reads {} GB/s, multiplies\
-              {} TFLOP/s. Steps took {} s of {} s.</p>\n<div class=\"wide\"><table>\n",
+        "<h2>Against the peak of the machine</h2>\n<p class=\"dim\">{} threads, {}: reads {} GB/s, multiplies \
+         {} TFLOP/s. Steps took {} s of {} s.</p>\n<div class=\"wide\"><table>\n",
         machine["threads"],
         escape(machine["isa"].as_str().unwrap_or_default()),
         figure(&machine["read_gb_per_s"], 1),

@@ -258,7 +258,7 @@ mod tests {
         assert_eq!("1".parse(), Ok(Pool::Share(1.0)));
         assert_eq!("4096t".parse(), Ok(Pool::Tokens(4096)));
         for wrong in ["0", "0/3", "1/0", "-1", "nan", "0t", "t", "1.5t", "half", ""] {
-            assert!(wrong.parse::<Pool>().unwrap_err().contains("as in 1/3"), "{wrong}");
+            assert!(wrong.parse::<Pool>().unwrap_err().contains("such as 1/3"), "{wrong}");
         }
     }
 }

@@ -137,7 +137,7 @@ fn section(setup: &SharingSetup, model: &BenchModel, savings: &[Saving]) -> Sect
     );
     let how = format!(
         "Samples and prefixes: the scheduler and the block pool without a model, because only lengths matter; {} \
-         requests of each kind, {CONCURRENCY} at once. Prefixes stand before Alpaca-like prompts. Beams: the same\
+         requests of each kind, {CONCURRENCY} at once. Prefixes stand before Alpaca-like prompts. Beams: the same \
           with {}, whose log-probabilities decide how beams fork; {} requests of each kind, {} at once, and each \
          prompt is what the model itself writes at temperature 1 after a random token. How much beams share \
          depends on the model.",

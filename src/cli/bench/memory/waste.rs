@@ -184,7 +184,7 @@ pub fn measure(setups: &[WasteSetup]) -> Result<Section, StartError> {
 const ABOUT: &str = "Fractions of all slots of the KV memory (a slot holds a token), and running requests, \
                      averaged over the steps in which a request waited; a prompt takes one step, each further \
                      token one more. *Reserved*: for later tokens; *internal*: allocated but never used; \
-                     *external*: free, although a request waits. *Empty of given out*: slots without a token over\
+                     *external*: free, although a request waits. *Empty of given out*: slots without a token over \
                       slots in allocated blocks or pieces. Paged is the scheduler and the block pool of the \
                      server. It admits a request if its prompt fits (as the paper's vLLM did) and preempts by \
                      recomputation; its empty slots are those of last blocks. The others are models of their \
