@@ -42,6 +42,7 @@ impl<'de> Deserialize<'de> for BlockHash {
 
 /// A part of a block hash is used as its hash.
 impl Hash for BlockHash {
+    #[inline]
     fn hash<H: Hasher>(&self, state: &mut H) {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
         state.write_u64(u64::from_le_bytes([a, b, c, d, e, f, g, h]));
@@ -50,6 +51,7 @@ impl Hash for BlockHash {
 
 impl BlockHash {
     /// The bits that hash tables use.
+    #[inline]
     pub(super) fn spread(&self) -> u64 {
         let mut hasher = IdHasher::default();
         self.hash(&mut hasher);
@@ -103,6 +105,7 @@ impl BlockHasher {
     }
 }
 
+#[inline]
 fn truncate(hash: blake3::Hash) -> BlockHash {
     let mut out = [0; 16];
     out.copy_from_slice(&hash.as_bytes()[..16]);

@@ -3,6 +3,7 @@
 use super::device::{LATE_POISON, POISON};
 use super::*;
 use crate::actors::messages::EventStream;
+use crate::engine::bill::KvBill;
 use crate::engine::block_pool::BlockState;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -100,12 +101,22 @@ fn hear_to_the_end(stream: &mut EventStream, [len, max_tokens]: [u64; 2], n: u32
     }
 }
 
-/// What some requests say, one after the other: the last needs every block.
+/// What some requests say, one after the other: the last needs every block. Bills come without the blocks that were
+/// copied ahead: how many there are depends on when the likely victims were last looked at.
 fn answers(world: &World) -> Vec<Vec<Event>> {
     let answer = |(len, max_tokens): (usize, u32)| {
         let all = events(world.submit(vec![9; len], max_tokens).unwrap());
         world.wait_until_idle();
-        all.into_iter().filter(|event| !matches!(event, Event::Started { .. })).collect()
+        let without_copies = |event| match event {
+            Event::Bill(bill) => Event::Bill(KvBill { swapped_out_blocks: 0, ..bill }),
+            event => event,
+        };
+        let told = all.into_iter().filter(|event| !matches!(event, Event::Started { .. }));
+        let mut told: Vec<Event> = told.map(without_copies).collect();
+        // A bill that changed only in the blocks copied ahead.
+        let mut last = None;
+        told.retain(|event| !matches!(event, Event::Bill(bill) if last.replace(*bill) == Some(*bill)));
+        told
     };
     [(3, 4), (9, 8), (17, 3), (31, 2)].map(answer).into()
 }
