@@ -5,7 +5,7 @@ set -eu
 cd "$(dirname "$0")/.."
 library=$("${CXX:-c++}" -print-file-name=libasan.so)
 program=$(cargo test --test cuda --no-run --message-format=json 2>/dev/null |
-    sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
+    sed -n 's/.*"name":"cuda".*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
 # Kernels that are broken on purpose may end the process, so they are skipped. Leaks are not checked, because the emulated
 # device counts its memory itself.
 PAGETIDE_KERNEL_SANITIZER=address LD_PRELOAD="$library" \
