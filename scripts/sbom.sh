@@ -4,8 +4,8 @@
 #
 #     scripts/sbom.sh [FILE]        (default: target/pagetide.cdx.json)
 #
-# It depends on Cargo.lock alone, so for one commit only its serial number and time differ. It needs a Rust toolchain, and
-# installs cargo-cyclonedx if that is missing.
+# It depends on Cargo.lock alone, so for one commit only its serial number and time differ. It needs a Rust toolchain,
+# and installs cargo-cyclonedx if that is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
