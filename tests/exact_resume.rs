@@ -218,11 +218,25 @@ fn evicted_prefixes_come_back_from_the_swap_pool() {
             80,
             "the prompt's full blocks are on the device, except the one of its last token"
         );
-        // Other requests fill the whole device.
-        (1..4).for_each(|i| drop(ask(prompt(50 * i, 95))));
-        let again = ask(prompt(0, 88));
-        assert_eq!(again.samples, first.samples);
-        assert_eq!(again.cached_tokens, if swap_gib == 0.0 { 0 } else { 80 }, "{swap_gib} GiB, overlap {overlap}");
+        let came_back = || {
+            // Other requests fill the whole device.
+            (1..4).for_each(|i| drop(ask(prompt(50 * i, 95))));
+            let again = ask(prompt(0, 88));
+            assert_eq!(again.samples, first.samples);
+            match again.cached_tokens {
+                0 => false,
+                cached => {
+                    assert_eq!(cached, 80, "overlap {overlap}");
+                    true
+                }
+            }
+        };
+        if swap_gib == 0.0 {
+            assert!(!came_back(), "there is no swap pool");
+        } else {
+            // Blocks that are sooner computed than copied are computed. A busy machine may make the first copies slow.
+            assert!((0..50).any(|_| came_back()), "{swap_gib} GiB, overlap {overlap}");
+        }
     }
 }
 
