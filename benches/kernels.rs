@@ -6,12 +6,12 @@
 //! variables: `PAGETIDE_BENCH_THREADS` (default: all), `PAGETIDE_BENCH_ISA` (default: each).
 
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, measurement::WallTime};
-use pagetide::backend::cpu::{CpuBackend, CpuMatrix, CpuOptions, CpuTensor, CpuVector, Isa, MachineLimits};
-use pagetide::backend::{
+use pagetide_backend::cpu::{CpuBackend, CpuMatrix, CpuOptions, CpuTensor, CpuVector, Isa, MachineLimits};
+use pagetide_backend::{
     Activation, AttentionShape, Backend, Batch, BatchSeq, DType, Experts, ExpertsShape, HostTensor, KvLayout,
     NO_SOURCE, Norm, NormKind, Rope, TensorRole,
 };
-use pagetide::ids::BlockId;
+use pagetide_base::ids::BlockId;
 use std::time::{Duration, Instant};
 
 const HIDDEN: usize = 2048;

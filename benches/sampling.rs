@@ -4,8 +4,8 @@
 //! weights mostly steeper. `copy` is the part of each measurement that copies the row, because sampling changes it.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use pagetide::sampling::params::SamplingParams;
-use pagetide::sampling::sampler::{Draw, History, Sampler};
+use pagetide_base::sampling::params::SamplingParams;
+use pagetide_base::sampling::sampler::{Draw, History, Sampler};
 use std::hint::black_box;
 
 const PROMPT_TOKENS: u32 = 512;

@@ -4,17 +4,15 @@
 //! sequence) and what clients do (new requests keep the queue as long as it is) is not timed.
 
 use criterion::Criterion;
-use pagetide::engine::bill::{Quota, Tenant};
-use pagetide::engine::block_pool::BlockPool;
-use pagetide::engine::plan::{CopyReport, SeqOutput, StepOutput, StepPlan, StepTiming};
-use pagetide::engine::prefix_cache::{BlockHash, EvictionPolicy};
-use pagetide::engine::scheduler::{
-    AdmissionPolicy, EngineRequest, PlannedStep, PreemptionMode, SchedulerConfig, SchedulingPolicy,
-};
-use pagetide::engine::state::EngineState;
-use pagetide::ids::{RequestId, TokenId};
-use pagetide::recorder::{Limits, Recorder};
-use pagetide::sampling::params::{Sampled, SamplingParams};
+use pagetide_base::ids::{RequestId, TokenId};
+use pagetide_base::sampling::params::{Sampled, SamplingParams};
+use pagetide_engine::bill::{Quota, Tenant};
+use pagetide_engine::block_pool::BlockPool;
+use pagetide_engine::plan::{CopyReport, SeqOutput, StepOutput, StepPlan, StepTiming};
+use pagetide_engine::prefix_cache::{BlockHash, EvictionPolicy};
+use pagetide_engine::scheduler::{AdmissionPolicy, EngineRequest, PlannedStep, SchedulerConfig};
+use pagetide_engine::state::EngineState;
+use pagetide_recorder::{Limits, Recorder};
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -55,25 +53,15 @@ struct Load {
 
 fn config(max_num_seqs: usize, num_device_blocks: usize) -> SchedulerConfig {
     SchedulerConfig {
-        block_size: BLOCK_SIZE,
-        num_device_blocks,
-        num_swap_blocks: 100_000,
         max_num_seqs,
         max_num_batched_tokens: 512.max(max_num_seqs),
         inter_token_target: Some(0.1),
         max_model_len: 1 << 20,
-        policy: SchedulingPolicy::Fcfs,
-        preemption_mode: PreemptionMode::Swap,
         admission: AdmissionPolicy::Expected,
-        watermark_blocks: 0,
         write_behind_blocks: num_device_blocks / 5,
         max_tail_blocks: 4,
-        non_preemptible_blocks: 0,
-        quota: Quota::default(),
-        key_turns: false,
         prefix_caching: true,
-        overlap: false,
-        hash_key: [0; 32],
+        ..SchedulerConfig::new(BLOCK_SIZE, num_device_blocks, 100_000)
     }
 }
 

@@ -5,7 +5,7 @@ set -euo pipefail
 rustc=$1
 shift
 for argument in "$@"; do
-    if [ "${previous:-}" = --crate-name ] && [ "$argument" = pagetide ]; then
+    if [[ ${previous:-} == --crate-name && ( $argument == pagetide || $argument == pagetide_*) ]]; then
         exec "$rustc" "$@" -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
             -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
             -Cllvm-args=-sanitizer-coverage-trace-compares

@@ -27,11 +27,11 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /us
 # The emulator needs no line numbers.
 export CARGO_PROFILE_DEV_DEBUG=0
 
-cargo clippy --locked --lib --bins --target "$target" -- -D warnings
+cargo clippy --locked --workspace --lib --bins --target "$target" -- -D warnings
 # The emulator is a few times slower than a processor. So there are fewer cases, and none that this machine tests as
 # well.
-KERNEL_ISA=neon KERNEL_CASES=0..20 cargo test --locked --package pagetide-kernels-alone --target "$target" -- \
-    --skip a_row_does_not_see_its_company
+KERNEL_ISA=neon KERNEL_CASES=0..20 cargo test --locked --package pagetide-base --package pagetide-backend \
+    --target "$target" --lib --test kernels -- --skip a_row_does_not_see_its_company
 if [ "${1:-}" = all ]; then
     cargo test --locked --target "$target" --lib --test model --test exact_resume
 fi

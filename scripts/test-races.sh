@@ -17,13 +17,13 @@ if [ "$what" != tsan ]; then
     # Each seed is another order of the threads, and other values that a load may see. Miri cannot interpret vector
     # instructions, so the portable kernels are chosen. Isolation is off because threads read the clock.
     MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-many-seeds=0..${PAGETIDE_MIRI_SEEDS:-8}" \
-        cargo "+$toolchain" miri test --locked --package pagetide-kernels-alone --target-dir target/miri --lib -- team:: copier::
+        cargo "+$toolchain" miri test --locked --package pagetide-backend --target-dir target/miri --lib -- team:: copier::
     MIRIFLAGS="-Zmiri-disable-isolation" \
-        cargo "+$toolchain" miri test --locked --package pagetide-kernels-alone --target-dir target/miri --lib -- sampler::row sampler::philox
+        cargo "+$toolchain" miri test --locked --package pagetide-base --target-dir target/miri --lib -- sampler::row sampler::philox
 fi
 if [ "$what" != miri ]; then
     # The standard library is instrumented too. Otherwise its locks would look like races.
     RUSTFLAGS="-Zsanitizer=thread" TSAN_OPTIONS="halt_on_error=1" \
-        cargo "+$toolchain" test --locked --package pagetide-kernels-alone --target-dir target/tsan --target "$host" \
+        cargo "+$toolchain" test --locked --package pagetide-backend --target-dir target/tsan --target "$host" \
         -Zbuild-std --lib --test kernels -- team:: copier:: blocks::
 fi

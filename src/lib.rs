@@ -1,33 +1,27 @@
 //! Pagetide: a serving runtime for large language models.
 //!
-//! The path of a request: `http` → intake → scheduler → (block allocator, swap pool) → executor → scheduler → stream.
+//! This crate is the program `pagetide`, and all parts of it under one name. The parts are crates in `src`:
+//!
+//! The path of a request: [`http`] → intake → scheduler → (block allocator, swap pool) → executor → scheduler → stream.
 //! What clients ask and are answered is in [`api`], the actors in [`actors`], the decisions that they carry out in
 //! [`engine`], the forward pass in [`model`], the device in [`backend`]. [`recorder`] keeps the inputs and decisions of
-//! the engine.
-//!
-//! Imports point down: `cli` › `http` › `actors` › `api`, `config`, `metrics`, `telemetry`, `recorder` › `model`,
-//! `text` › `engine`, `backend` › `sampling`, `budget` › `ids`, `error`. `engine` and `backend` do not import each
-//! other. `metrics` and `telemetry` import only `ids` and `error`. `config` imports `model`, `text` and `backend`, to
-//! resolve settings.
+//! the engine. [`offline`] runs the engine without a server.
 
-pub mod actors;
-pub mod api;
-pub mod backend;
-pub mod budget;
-mod choice;
-pub mod cli;
-pub mod config;
-pub mod engine;
-pub mod error;
+pub use pagetide_actors as actors;
+pub use pagetide_actors::offline;
+pub use pagetide_api as api;
+pub use pagetide_backend as backend;
+pub use pagetide_base::{budget, error, ids, rules, sampling};
+pub use pagetide_bench as bench;
+pub use pagetide_cli as cli;
+pub use pagetide_config as config;
+pub use pagetide_engine as engine;
+pub use pagetide_http as http;
+pub use pagetide_metrics as metrics;
+pub use pagetide_model as model;
+pub use pagetide_recorder as recorder;
+pub use pagetide_telemetry as telemetry;
+pub use pagetide_text as text;
+
 #[doc(hidden)]
 pub mod fuzzing;
-pub mod http;
-pub mod ids;
-pub mod metrics;
-pub mod model;
-pub mod offline;
-pub mod recorder;
-pub mod sampling;
-mod sync;
-pub mod telemetry;
-pub mod text;

@@ -10,6 +10,7 @@ use pagetide::config::reference::{common_file, reference_file};
 use pagetide::config::settings::{SECTIONS, SETTINGS};
 use pagetide::config::value::Value;
 use pagetide::http::openapi;
+use pagetide::http::routes::PATHS;
 use pagetide::metrics::vllm::VLLM_METRICS;
 use pagetide::metrics::{METRICS, MetricKind};
 use serde_json::Value as Json;
@@ -161,7 +162,7 @@ fn the_api_page_lists_every_difference_from_vllm() {
 
 #[test]
 fn the_api_page_lists_every_endpoint_and_parameter() {
-    let document = openapi::document();
+    let document = openapi::document(&PATHS);
     let mut page = String::from("\n| endpoint | what it does | key |\n|---|---|---|\n");
     let mut parameters = Vec::new();
     for (path, item) in document["paths"].as_object().expect("paths") {

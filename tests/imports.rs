@@ -1,49 +1,66 @@
-//! Which folder of the source may import which, read from the sources themselves.
+//! Which crate uses which: the manifests, and the table in docs/architecture.md, which says what they allow.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::path::{Path, PathBuf};
+use toml_edit::DocumentMut;
 
-/// Folders or files of `src`, and what none of their files may name outside of its tests.
-const FORBIDDEN: &[(&str, &[&str])] = &[
-    ("api", &["actix", "crate::actors", "crate::http", "crate::cli", "crate::offline"]),
-    ("api.rs", &["actix", "crate::actors", "crate::cli", "crate::offline"]),
-    ("actors", &["actix_web", "crate::http", "crate::cli"]),
-    ("offline.rs", &["actix", "crate::http", "crate::cli"]),
-    ("cli/generate.rs", &["crate::http"]),
-    ("engine", &["actix", "crate::api", "crate::actors", "crate::http", "crate::text"]),
-];
+type Uses = BTreeMap<String, BTreeSet<String>>;
 
-fn sources(path: &Path, found: &mut Vec<PathBuf>) {
-    if path.is_file() {
-        found.push(path.to_owned());
-        return;
-    }
-    for entry in std::fs::read_dir(path).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() || path.extension().is_some_and(|extension| extension == "rs") {
-            sources(&path, found);
-        }
-    }
+fn root(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// The code of a file: no comments, and nothing from its tests on.
-fn code(text: &str) -> String {
-    let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
-    code.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
+/// The dependencies in the manifest of each crate in `src`.
+fn manifests() -> Uses {
+    let folders = fs::read_dir(root("src")).unwrap().map(|entry| entry.unwrap().path());
+    let crates = folders.filter(|folder| folder.join("Cargo.toml").is_file()).map(|folder| {
+        let manifest: DocumentMut = fs::read_to_string(folder.join("Cargo.toml")).unwrap().parse().unwrap();
+        let names = manifest["dependencies"].as_table().unwrap().iter().map(|(name, _)| name.to_owned());
+        (folder.file_name().unwrap().to_str().unwrap().to_owned(), names.collect())
+    });
+    crates.collect()
+}
+
+/// The table of the page.
+fn documented() -> Uses {
+    let page = fs::read_to_string(root("docs/architecture.md")).unwrap();
+    let (_, source) = page.split_once("\n## Source\n").unwrap();
+    let mut uses = Uses::new();
+    for row in source.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = row.trim_matches('|').split(" | ").collect();
+        let may_use = match cells[2] {
+            all if all.contains("all of the above") => uses.keys().cloned().collect(),
+            some => {
+                some.split('`').skip(1).step_by(2).filter(|name| uses.contains_key(*name)).map(str::to_owned).collect()
+            }
+        };
+        uses.insert(cells[0].replace(['`', ' '], ""), may_use);
+    }
+    uses
 }
 
 #[test]
-fn imports_point_down() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut wrong = Vec::new();
-    for (place, forbidden) in FORBIDDEN {
-        let mut files = Vec::new();
-        sources(&root.join(place), &mut files);
-        assert!(!files.is_empty(), "src/{place} has no sources");
-        for file in files.iter().filter(|file| !file.components().any(|part| part.as_os_str() == "tests")) {
-            let code = code(&std::fs::read_to_string(file).unwrap());
-            let named = forbidden.iter().filter(|name| code.contains(**name));
-            wrong.extend(named.map(|name| format!("{} names {name}", file.strip_prefix(&root).unwrap().display())));
-        }
+fn crates_use_what_the_page_allows() {
+    let of_ours = |names: BTreeSet<String>| -> BTreeSet<String> {
+        names.iter().filter_map(|name| name.strip_prefix("pagetide-")).map(str::to_owned).collect()
+    };
+    let manifests: Uses = manifests().into_iter().map(|(name, uses)| (name, of_ours(uses))).collect();
+    assert_eq!(manifests, documented());
+}
+
+#[test]
+fn only_actors_and_transport_know_actix() {
+    for (name, uses) in manifests() {
+        let knows = uses.iter().any(|other| other.starts_with("actix"));
+        assert_eq!(knows, ["actors", "http", "bench", "cli"].contains(&name.as_str()), "{name}");
     }
-    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// These are for programs without a server.
+#[test]
+fn the_library_and_generate_know_no_server() {
+    for (file, forbidden) in [("src/actors/offline.rs", "actix"), ("src/cli/generate.rs", "pagetide_http")] {
+        assert!(!fs::read_to_string(root(file)).unwrap().contains(forbidden), "{file} names {forbidden}");
+    }
 }

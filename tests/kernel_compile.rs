@@ -2,13 +2,13 @@
 //! machine. This needs no GPU and no driver, only NVRTC. It is taken from `PAGETIDE_TEST_NVRTC`, the folder of
 //! `libnvrtc.so`, or from where the program looks. `scripts/compile-kernels.sh` gets NVRTC and nvcc from pip.
 
-use pagetide::backend::cuda::attention::{TileShape, merge_shared_bytes, simple_shared_bytes};
-use pagetide::backend::cuda::device::{DeviceError, DeviceInfo, ModuleSource};
-use pagetide::backend::cuda::driver::{DriverOptions, NEWEST_CUDA, compiler, open_nvrtc};
-use pagetide::backend::cuda::experts::PRODUCT_SHARED_BYTES;
-use pagetide::backend::cuda::sampling::SCRATCH_BYTES;
-use pagetide::backend::cuda::{CudaOptions, module_sources};
-use pagetide::backend::{DType, KvLayout};
+use pagetide_backend::cuda::attention::{TileShape, merge_shared_bytes, simple_shared_bytes};
+use pagetide_backend::cuda::device::{DeviceError, DeviceInfo, ModuleSource};
+use pagetide_backend::cuda::driver::{DriverOptions, NEWEST_CUDA, compiler, open_nvrtc};
+use pagetide_backend::cuda::experts::PRODUCT_SHARED_BYTES;
+use pagetide_backend::cuda::sampling::SCRATCH_BYTES;
+use pagetide_backend::cuda::{CudaOptions, module_sources};
+use pagetide_backend::{DType, KvLayout};
 use serde_json::json;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};

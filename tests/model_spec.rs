@@ -1,8 +1,8 @@
 //! Converts `config.json` to `ModelSpec`: published configurations in both spellings, and rejected ones.
 
-use pagetide::backend::{Activation, DType, NormKind};
-use pagetide::model::files::ModelFiles;
-use pagetide::model::spec::{ModelSpec, NormPlacement, PositionSpec, RopeScaling, RopeSpec};
+use pagetide_backend::{Activation, DType, NormKind};
+use pagetide_model::files::ModelFiles;
+use pagetide_model::spec::{ModelSpec, NormPlacement, PositionSpec, RopeScaling, RopeSpec};
 use serde_json::{Value, json};
 use std::fs;
 

@@ -1,12 +1,12 @@
 //! Replays every recording in `tests/data/recordings`: the scheduler must make the recorded decisions again. A
 //! recording from production becomes a regression test when it is put there. `docs/recorder.md` says how to take one.
 
-use pagetide::recorder::{Event, Recording, Replayer};
+use pagetide_recorder::{Event, Recording, Replayer};
 use std::path::Path;
 
 #[test]
 fn recordings_give_the_decisions_that_were_recorded() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/recordings");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/recordings");
     let (mut from_start, mut from_state, mut preempted, mut swapped_in) = (0, 0, 0, 0);
     for entry in std::fs::read_dir(folder).unwrap() {
         let file = entry.unwrap().path();

@@ -17,8 +17,8 @@ mod samples;
 mod tiles;
 
 use machine::{Probe, probe};
-use pagetide::backend::DType;
-use pagetide::backend::cpu::{CpuBackend, CpuOptions, Isa};
+use pagetide_backend::DType;
+use pagetide_backend::cpu::{CpuBackend, CpuOptions, Isa};
 use samples::{ByState, Cores, Sample, State, Threshold, Watched};
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,8 @@
 //! The CPU backend's own products, as a model calls them: operands laid out beforehand.
 
 use crate::{Case, Work};
-use pagetide::backend::cpu::{CpuBackend, CpuMatrix, CpuTensor};
-use pagetide::backend::{Activation, Backend, Batch, DType, HostTensor, NO_SOURCE, Norm, NormKind, TensorRole};
+use pagetide_backend::cpu::{CpuBackend, CpuMatrix, CpuTensor};
+use pagetide_backend::{Activation, Backend, Batch, DType, HostTensor, NO_SOURCE, Norm, NormKind, TensorRole};
 use std::cell::RefCell;
 use std::rc::Rc;
 

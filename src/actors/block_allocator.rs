@@ -1,11 +1,11 @@
 //! Owns the device's blocks and the prefix cache.
 
-use crate::actors::messages::{ClonePool, Reset, Serve, ViewPool};
-use crate::engine::allocation::serve;
-use crate::engine::block_pool::BlockPool;
-use crate::engine::prefix_cache::EvictionPolicy;
-use crate::metrics;
+use crate::messages::{ClonePool, Reset, Serve, ViewPool};
 use actix::{Actor, Context, Handler, MessageResult};
+use pagetide_engine::allocation::serve;
+use pagetide_engine::block_pool::BlockPool;
+use pagetide_engine::prefix_cache::EvictionPolicy;
+use pagetide_metrics as metrics;
 
 pub struct BlockAllocator {
     pool: BlockPool,

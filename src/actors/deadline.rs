@@ -1,9 +1,9 @@
 //! Ends an answer that takes too long, or that the server's end cuts off.
 
-use crate::actors::observer::RequestObserver;
-use crate::actors::phase::Phase;
-use crate::actors::runtime::RuntimeHandle;
-use crate::error::ApiError;
+use crate::observer::RequestObserver;
+use crate::phase::Phase;
+use crate::runtime::RuntimeHandle;
+use pagetide_base::error::ApiError;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;

@@ -1,11 +1,11 @@
 //! From the settings to the configuration of the scheduler and the pools.
 
-use crate::config::{self, Config};
-use crate::engine::bill::Quota;
-use crate::engine::prefix_cache::EvictionPolicy;
-use crate::engine::scheduler::{AdmissionPolicy, PreemptionMode, SchedulerConfig, SchedulingPolicy};
-use crate::error::StartError;
-use crate::model::loader::LoadedModel;
+use pagetide_base::error::StartError;
+use pagetide_config::{self as config, Config};
+use pagetide_engine::bill::Quota;
+use pagetide_engine::prefix_cache::EvictionPolicy;
+use pagetide_engine::scheduler::{AdmissionPolicy, PreemptionMode, SchedulerConfig, SchedulingPolicy};
+use pagetide_model::loader::LoadedModel;
 
 /// The scheduler's configuration for a model that is loaded.
 pub(super) fn scheduler_config(config: &Config, loaded: &LoadedModel) -> Result<SchedulerConfig, StartError> {

@@ -1,13 +1,14 @@
 //! Owns the device. It works on a thread of its own, because starting a step and waiting for it block, which an actor
 //! must not do.
 
-use crate::actors::messages::{AwaitCopies, Discard, Execute, Executed, ExecutorFailed, FailNextStep};
-use crate::actors::workers::STACK_BYTES;
-use crate::engine::plan::{CopyReport, MAX_STEPS_IN_FLIGHT, StepPlan, StepRunner};
-use crate::error::StartError;
-use crate::ids::BlockId;
+use crate::messages::{AwaitCopies, Discard, Execute, Executed, ExecutorFailed, FailNextStep};
+use crate::workers::STACK_BYTES;
 use actix::{Actor, Context, Handler, ResponseFuture};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded, unbounded};
+use pagetide_base::error::StartError;
+use pagetide_base::ids::BlockId;
+use pagetide_engine::plan::{CopyReport, MAX_STEPS_IN_FLIGHT, StepPlan};
+use pagetide_model::step_runner::StepRunner;
 use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,13 +1,13 @@
 //! A client's request in the engine: its prompts are submitted, and their events become one answer.
 
-use crate::actors::deadline::Deadline;
-use crate::actors::messages::{Accepted, EventStream};
-use crate::actors::runtime::RuntimeHandle;
-use crate::api::delta::Delta;
-use crate::api::fold::{AnswerFold, PromptFold, echoed_text, engine_stopped};
-use crate::api::openai::{self, Endpoint, response::WholeAnswer};
-use crate::api::request::ApiRequest;
-use crate::error::ApiError;
+use crate::deadline::Deadline;
+use crate::messages::{Accepted, EventStream};
+use crate::runtime::RuntimeHandle;
+use pagetide_api::delta::Delta;
+use pagetide_api::fold::{AnswerFold, PromptFold, echoed_text, engine_stopped};
+use pagetide_api::openai::{self, Endpoint, response::WholeAnswer};
+use pagetide_api::request::ApiRequest;
+use pagetide_base::error::ApiError;
 use serde_json::Value;
 use std::future::poll_fn;
 use std::task::{Context, Poll, ready};

@@ -8,20 +8,20 @@
 //!
 //! and for watchers: http → [`Look`] → scheduler → ([`ViewPool`] → both pools)
 
-use crate::actors::observer::RequestObserver;
-use crate::actors::places::Place;
-use crate::actors::watch::Snapshot;
-use crate::api::event::Event;
-use crate::api::request::PromptRequest;
-use crate::engine::allocation::{Demand, Find, Grant, SwapDemand, SwapGrant};
-use crate::engine::bill::Tenant;
-use crate::engine::block_pool::{BlockPool, PoolStats, PoolView};
-use crate::engine::plan::{CopyReport, StepOutput, StepPlan};
-use crate::engine::scheduler::{EngineRequest, Tuning};
-use crate::error::ApiError;
-use crate::ids::{BlockId, RequestId, TokenId};
-use crate::recorder::RawRecording;
-use crate::sampling::params::SamplingParams;
+use crate::observer::RequestObserver;
+use crate::places::Place;
+use crate::watch::Snapshot;
+use pagetide_api::event::Event;
+use pagetide_api::request::PromptRequest;
+use pagetide_base::error::ApiError;
+use pagetide_base::ids::{BlockId, RequestId, TokenId};
+use pagetide_base::sampling::params::SamplingParams;
+use pagetide_engine::allocation::{Demand, Find, Grant, SwapDemand, SwapGrant};
+use pagetide_engine::bill::Tenant;
+use pagetide_engine::block_pool::{BlockPool, PoolStats, PoolView};
+use pagetide_engine::plan::{CopyReport, StepOutput, StepPlan};
+use pagetide_engine::scheduler::{EngineRequest, Tuning};
+use pagetide_recorder::RawRecording;
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::task::{Context, Poll};

@@ -1,8 +1,8 @@
 //! Observes a request from the intake to its end, for limits, logs and traces.
 
-use crate::api::event::Event;
-use crate::error::ApiError;
-use crate::ids::RequestId;
+use pagetide_api::event::Event;
+use pagetide_base::error::ApiError;
+use pagetide_base::ids::RequestId;
 use std::fmt;
 
 /// Observes one client's request. It may have several prompts, each of which is a request of the engine. All methods

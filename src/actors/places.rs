@@ -1,8 +1,8 @@
 //! Counts the requests in the engine, in total and for each tenant.
 
-use crate::engine::bill::Tenant;
-use crate::ids::IdMap;
-use crate::sync::{Mutex, MutexGuard, PoisonError};
+use pagetide_base::ids::IdMap;
+use pagetide_base::sync::{Mutex, MutexGuard, PoisonError};
+use pagetide_engine::bill::Tenant;
 use std::sync::Arc;
 
 /// Counts requests from the intake to their end. All clones share the counts.

@@ -1,11 +1,11 @@
 //! Checks a model's files as a start does, without taking memory for the model.
 
-use crate::actors::text_files::Text;
-use crate::config::Config;
-use crate::error::StartError;
-use crate::model::files::ModelFiles;
-use crate::model::loader::{self, LoadTarget};
-use crate::model::spec::ModelSpec;
+use crate::text_files::Text;
+use pagetide_base::error::StartError;
+use pagetide_config::Config;
+use pagetide_model::files::ModelFiles;
+use pagetide_model::loader::{self, LoadTarget};
+use pagetide_model::spec::ModelSpec;
 
 /// Reads the configured model's files as a start does, and fails if a start would. Files that are on the hub and not in
 /// its cache are skipped, because a start would download them first.

@@ -1,11 +1,11 @@
 //! Takes recordings from the engine and writes them to files: on request, and after a failure of the executor.
 
-use crate::actors::messages::TakeRecording;
-use crate::config::RecorderConfig;
-use crate::error::{ApiError, StartError};
-use crate::metrics;
-use crate::recorder::{Cause, Limits, RawRecording};
+use crate::messages::TakeRecording;
 use actix::Recipient;
+use pagetide_base::error::{ApiError, StartError};
+use pagetide_config::RecorderConfig;
+use pagetide_metrics as metrics;
+use pagetide_recorder::{Cause, Limits, RawRecording};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};

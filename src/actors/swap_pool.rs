@@ -1,11 +1,11 @@
 //! Owns the swap pool's blocks in host memory: those of swapped sequences, and the second level of the prefix cache.
 
-use crate::actors::messages::{AskSwapPool, ClonePool, Discard, FindHeld, Reserve, Reset, Resize, ViewPool};
-use crate::engine::allocation::{find, resize_swap, serve_swap};
-use crate::engine::block_pool::{BlockPool, PoolStats};
-use crate::engine::prefix_cache::EvictionPolicy;
-use crate::metrics;
+use crate::messages::{AskSwapPool, ClonePool, Discard, FindHeld, Reserve, Reset, Resize, ViewPool};
 use actix::{Actor, Context, Handler, MessageResult, Recipient};
+use pagetide_engine::allocation::{find, resize_swap, serve_swap};
+use pagetide_engine::block_pool::{BlockPool, PoolStats};
+use pagetide_engine::prefix_cache::EvictionPolicy;
+use pagetide_metrics as metrics;
 
 pub struct SwapPool {
     pool: BlockPool,

@@ -7,29 +7,29 @@ mod storm;
 mod tuning;
 mod watching;
 
-use crate::actors::executor::ModelExecutor;
-use crate::actors::intake::Limits;
-use crate::actors::messages::{Accepted, Caller, FailNextStep, Tune};
-use crate::actors::places::Places;
-use crate::actors::runtime::{ModelInfo, RuntimeHandle, Started, Wiring};
-use crate::actors::workers::Workers;
-use crate::api::event::Event;
-use crate::api::live_server::LiveServer;
-use crate::api::prompt::Prompt;
-use crate::api::request::PromptRequest;
-use crate::config::{ApiKeyConfig, OnFailure, RecorderConfig, ServerConfig};
-use crate::engine::bill::{Quota, Tenant, Terms};
-use crate::engine::prefix_cache::EvictionPolicy;
-use crate::engine::scheduler::{AdmissionPolicy, PreemptionMode, SchedulerConfig, SchedulingPolicy, Tuning};
-use crate::error::ApiError;
-use crate::ids::TokenId;
-use crate::sampling::params::{FinishReason, Pooling, SamplingDefaults, SamplingParams};
-use crate::text::grammar::sandbox::GrammarLimits;
-use crate::text::tokenizer::Tokenizer;
+use crate::executor::ModelExecutor;
+use crate::intake::Limits;
+use crate::messages::{Accepted, Caller, FailNextStep, Tune};
+use crate::places::Places;
+use crate::runtime::{ModelInfo, RuntimeHandle, Started, Wiring};
+use crate::workers::Workers;
 use actix::{Recipient, System};
 use device::{Controls, FakeDevice};
 use futures_executor::block_on;
 use futures_util::FutureExt;
+use pagetide_api::event::Event;
+use pagetide_api::live_server::LiveServer;
+use pagetide_api::prompt::Prompt;
+use pagetide_api::request::PromptRequest;
+use pagetide_base::error::ApiError;
+use pagetide_base::ids::TokenId;
+use pagetide_base::sampling::params::{FinishReason, Pooling, SamplingDefaults, SamplingParams};
+use pagetide_config::{ApiKeyConfig, OnFailure, RecorderConfig, ServerConfig};
+use pagetide_engine::bill::{Tenant, Terms};
+use pagetide_engine::prefix_cache::EvictionPolicy;
+use pagetide_engine::scheduler::{PreemptionMode, SchedulerConfig, Tuning};
+use pagetide_text::grammar::sandbox::GrammarLimits;
+use pagetide_text::tokenizer::Tokenizer;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
@@ -113,25 +113,17 @@ impl World {
         });
         let places = Places::default();
         let scheduler = SchedulerConfig {
-            block_size: 4,
-            num_device_blocks: NUM_BLOCKS,
             max_num_seqs: 8,
             max_num_batched_tokens: 64,
-            inter_token_target: None,
             max_model_len: 100,
-            policy: SchedulingPolicy::Fcfs,
+            preemption_mode: settings.preemption_mode,
             write_behind_blocks: 2,
             max_tail_blocks: 1,
-            num_swap_blocks: 8,
-            preemption_mode: settings.preemption_mode,
-            admission: AdmissionPolicy::Prompt,
-            watermark_blocks: 0,
             non_preemptible_blocks: NUM_BLOCKS / 2,
-            quota: Quota::default(),
-            key_turns: false,
             prefix_caching: true,
             overlap: settings.overlap,
             hash_key: [1; 32],
+            ..SchedulerConfig::new(4, NUM_BLOCKS, 8)
         };
         let tuning = Tuning::from(&scheduler);
         let workers = Workers::start(1, Duration::from_secs(600)).unwrap();

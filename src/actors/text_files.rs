@@ -1,12 +1,12 @@
 //! Reads a model's files other than its weights.
 
-use crate::config::{self, Config, LoadFormat};
-use crate::error::StartError;
-use crate::model::files::ModelFiles;
-use crate::sampling::params::{MAX_REPETITION_PENALTY, MAX_TEMPERATURE, Pooling, SamplingDefaults};
-use crate::text::chat_output::ChatFormat;
-use crate::text::chat_template::ChatTemplate;
-use crate::text::tokenizer::Tokenizer;
+use pagetide_base::error::StartError;
+use pagetide_base::sampling::params::{MAX_REPETITION_PENALTY, MAX_TEMPERATURE, Pooling, SamplingDefaults};
+use pagetide_config::{self as config, Config, LoadFormat};
+use pagetide_model::files::ModelFiles;
+use pagetide_text::chat_output::ChatFormat;
+use pagetide_text::chat_template::ChatTemplate;
+use pagetide_text::tokenizer::Tokenizer;
 use serde_json::Value;
 
 /// Everything that is read of a model besides its weights.

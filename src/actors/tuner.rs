@@ -1,21 +1,21 @@
-//! Changes settings while the engine runs: those that [`crate::config::live`] lists, within the memory that was taken
+//! Changes settings while the engine runs: those that [`pagetide_config::live`] lists, within the memory that was taken
 //! at the start.
 
-use crate::actors::engine_config::configured_scheduler;
-use crate::actors::messages::{AskSwapPool, FailNextStep, Tune};
-use crate::actors::recordings::Recordings;
-use crate::api::live_server::LiveServer;
-use crate::config::layers::{Origin, Problems, Resolved};
-use crate::config::live::needs_restart;
-use crate::config::settings::{SETTINGS, Setting};
-use crate::config::value::Value;
-use crate::config::{Config, ConsoleConfig};
-use crate::engine::block_pool::PoolStats;
-use crate::engine::scheduler::Tuning;
-use crate::error::ApiError;
-use crate::metrics;
-use crate::model::loader::LoadedModel;
+use crate::engine_config::configured_scheduler;
+use crate::messages::{AskSwapPool, FailNextStep, Tune};
+use crate::recordings::Recordings;
 use actix::Recipient;
+use pagetide_api::live_server::LiveServer;
+use pagetide_base::error::ApiError;
+use pagetide_config::layers::{Origin, Problems, Resolved};
+use pagetide_config::live::needs_restart;
+use pagetide_config::settings::{SETTINGS, Setting};
+use pagetide_config::value::Value;
+use pagetide_config::{Config, ConsoleConfig};
+use pagetide_engine::block_pool::PoolStats;
+use pagetide_engine::scheduler::Tuning;
+use pagetide_metrics as metrics;
+use pagetide_model::loader::LoadedModel;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use tokio::sync::Mutex;
 

@@ -1,9 +1,9 @@
 //! Snapshots of the engine for the console. While no client watches, only a few sums are collected.
 
-use crate::engine::block_pool::PoolView;
-use crate::engine::plan::StepPlan;
-use crate::engine::scheduler::{PlanStats, Population, SeqSnapshot};
-use crate::ids::BlockId;
+use pagetide_base::ids::BlockId;
+use pagetide_engine::block_pool::PoolView;
+use pagetide_engine::plan::StepPlan;
+use pagetide_engine::scheduler::{PlanStats, Population, SeqSnapshot};
 use std::time::{Duration, Instant};
 
 /// The most copies between the tiers that are kept for the next look. Further ones are only counted.
@@ -120,8 +120,8 @@ impl MoveLog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::plan::SwapIn;
-    use crate::ids::CopyId;
+    use pagetide_base::ids::CopyId;
+    use pagetide_engine::plan::SwapIn;
 
     fn plan(blocks: u32) -> StepPlan {
         let pairs: Vec<_> = (0..blocks).map(|block| (BlockId(block), BlockId(block + 1))).collect();

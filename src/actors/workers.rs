@@ -1,10 +1,10 @@
 //! The text threads, for work that would block an actor or an HTTP worker: parsing large bodies, tokenising, rendering
 //! chat templates, compiling grammars and computing their masks.
 
-use crate::budget::{Budget, Cancelled};
-use crate::error::{ApiError, StartError};
-use crate::metrics;
 use crossbeam::channel::{Receiver, Sender, select_biased, unbounded};
+use pagetide_base::budget::{Budget, Cancelled};
+use pagetide_base::error::{ApiError, StartError};
+use pagetide_metrics as metrics;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 type TextJob = Box<dyn FnOnce() + Send>;
 
 /// Text threads compile grammars.
-pub const STACK_BYTES: usize = crate::text::grammar::STACK_BYTES;
+pub const STACK_BYTES: usize = pagetide_text::grammar::STACK_BYTES;
 /// After this time without a thread for light jobs, the intake is stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(10);
 
@@ -236,7 +236,7 @@ mod tests {
         let mut queued = Box::pin(workers.run(Weight::Heavy, never));
         assert!((&mut queued).now_or_never().is_none());
         drop((queued, running));
-        assert_eq!(wait_for_end.recv().unwrap(), crate::budget::Exhausted::Cancelled);
+        assert_eq!(wait_for_end.recv().unwrap(), pagetide_base::budget::Exhausted::Cancelled);
         assert_eq!(workers.run(Weight::Heavy, |_| Ok(1)).await.unwrap(), 1);
     }
 

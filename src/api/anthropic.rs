@@ -8,10 +8,10 @@ pub mod models;
 pub mod request;
 pub mod stream;
 
-use crate::api::body::ParsedBody;
-use crate::api::model_info::ModelInfo;
-use crate::budget::Budget;
-use crate::error::ApiError;
+use crate::body::ParsedBody;
+use crate::model_info::ModelInfo;
+use pagetide_base::budget::Budget;
+use pagetide_base::error::ApiError;
 use request::CountedBody;
 use serde_json::{Value, json};
 

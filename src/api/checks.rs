@@ -1,6 +1,6 @@
 //! Checks of single values, and what their errors say.
 
-use crate::error::ApiError;
+use pagetide_base::error::ApiError;
 use serde_json::{Map, Value};
 use std::fmt::Display;
 use std::ops::RangeInclusive;

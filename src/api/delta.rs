@@ -1,8 +1,8 @@
 //! What an answer gains, piece by piece. Whole answers and streams are written from the same pieces.
 
-use crate::ids::TokenId;
-use crate::sampling::params::{FinishReason, PositionLogprobs};
-use crate::text::chat_output::{self, ChatPiece};
+use pagetide_base::ids::TokenId;
+use pagetide_base::sampling::params::{FinishReason, PositionLogprobs};
+use pagetide_text::chat_output::{self, ChatPiece};
 use std::time::Duration;
 
 /// What one choice gained.

@@ -1,9 +1,9 @@
 //! What the engine says about a request.
 
-use crate::engine::bill::KvBill;
-use crate::error::ApiError;
-use crate::ids::TokenId;
-use crate::sampling::params::{FinishReason, PositionLogprobs};
+use pagetide_base::error::ApiError;
+use pagetide_base::ids::TokenId;
+use pagetide_base::sampling::params::{FinishReason, PositionLogprobs};
+use pagetide_engine::bill::KvBill;
 use std::time::Duration;
 
 /// What a request's owner hears.

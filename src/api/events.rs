@@ -1,8 +1,8 @@
 //! Answers as server-sent events: what every API's writer does.
 
-use crate::api::delta::{Delta, PauseNotice};
-use crate::api::fold::AnswerFold;
-use crate::error::ApiError;
+use crate::delta::{Delta, PauseNotice};
+use crate::fold::AnswerFold;
+use pagetide_base::error::ApiError;
 use serde::Serialize;
 
 /// How an API writes the events of one answer.

@@ -7,16 +7,16 @@
 mod echo;
 mod sample;
 
-use crate::api::delta::{Delta, Finish, PauseNotice, Position};
-use crate::api::event::Event;
-use crate::api::request::AnswerOptions;
-use crate::api::usage::{KvUsage, Usage};
-use crate::engine::bill::KvBill;
-use crate::error::ApiError;
-use crate::ids::TokenId;
-use crate::sampling::params::{FinishReason, PositionLogprobs, SamplingParams, TokenLogprob};
-use crate::text::tokenizer::Tokenizer;
+use crate::delta::{Delta, Finish, PauseNotice, Position};
+use crate::event::Event;
+use crate::request::AnswerOptions;
+use crate::usage::{KvUsage, Usage};
 pub use echo::echoed_text;
+use pagetide_base::error::ApiError;
+use pagetide_base::ids::TokenId;
+use pagetide_base::sampling::params::{FinishReason, PositionLogprobs, SamplingParams, TokenLogprob};
+use pagetide_engine::bill::KvBill;
+use pagetide_text::tokenizer::Tokenizer;
 use sample::SampleFold;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! A chat's output as a list of items, as it grows: what Responses calls output items and Anthropic content blocks.
 
-use crate::api::delta::{Delta, Position};
-use crate::text::chat_output::ChatPiece;
+use crate::delta::{Delta, Position};
+use pagetide_text::chat_output::ChatPiece;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum AnswerItem {

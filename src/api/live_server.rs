@@ -1,6 +1,6 @@
 //! Settings of the server that may change while it runs.
 
-use crate::config::ServerConfig;
+use pagetide_config::ServerConfig;
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// The section `server` as it is now. All clones share it. To use several values for one request, get them with one
@@ -18,7 +18,7 @@ impl LiveServer {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(crate) fn set(&self, config: ServerConfig) {
+    pub fn set(&self, config: ServerConfig) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
     }
 }

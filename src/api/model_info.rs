@@ -1,16 +1,16 @@
 //! The model that is served.
 
-use crate::api::live_server::LiveServer;
-use crate::api::prompt::Prompt;
-use crate::api::request::FieldNames;
-use crate::budget::Budget;
-use crate::error::ApiError;
-use crate::ids::TokenId;
-use crate::sampling::params::{Pooling, SamplingDefaults};
-use crate::text::chat_output::ChatFormat;
-use crate::text::chat_template::{ChatTemplate, render_by_request};
-use crate::text::tokenizer::{SpecialToken, SpecialTokens, Tokenizer};
-use crate::text::truncation::{Side, truncate};
+use crate::live_server::LiveServer;
+use crate::prompt::Prompt;
+use crate::request::FieldNames;
+use pagetide_base::budget::Budget;
+use pagetide_base::error::ApiError;
+use pagetide_base::ids::TokenId;
+use pagetide_base::sampling::params::{Pooling, SamplingDefaults};
+use pagetide_text::chat_output::ChatFormat;
+use pagetide_text::chat_template::{ChatTemplate, render_by_request};
+use pagetide_text::tokenizer::{SpecialToken, SpecialTokens, Tokenizer};
+use pagetide_text::truncation::{Side, truncate};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 

@@ -8,6 +8,7 @@ pub mod accepted;
 pub mod chat;
 pub mod completion;
 pub mod embeddings;
+pub mod error;
 pub mod logprobs;
 mod message;
 pub mod response;
@@ -16,10 +17,10 @@ pub mod tokenize;
 pub mod tools;
 pub mod unsupported;
 
-use crate::api::body::read_value;
-use crate::api::model_info::ModelInfo;
-use crate::api::request::ApiRequest;
-use crate::error::ApiError;
+use crate::body::read_value;
+use crate::model_info::ModelInfo;
+use crate::request::ApiRequest;
+use pagetide_base::error::ApiError;
 use serde_json::Value;
 
 /// Where a generation request came in.
@@ -54,9 +55,9 @@ pub fn parse(endpoint: Endpoint, body: &Value, model: &ModelInfo) -> Result<ApiR
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::body::ParsedBody;
-    use crate::api::fields::sampling::SamplingFields;
-    use crate::api::request::StreamOptions;
+    use crate::body::ParsedBody;
+    use crate::fields::sampling::SamplingFields;
+    use crate::request::StreamOptions;
     use serde_json::json;
 
     fn sampling(body: Value) -> Result<SamplingFields, ApiError> {

@@ -1,7 +1,7 @@
 //! The forms of a prompt.
 
-use crate::ids::TokenId;
-pub use crate::text::chat_template::ChatPrompt;
+use pagetide_base::ids::TokenId;
+pub use pagetide_text::chat_template::ChatPrompt;
 
 /// What the client sent as its prompt.
 #[derive(Clone, Debug)]

@@ -1,14 +1,14 @@
 //! A request, from the door to the intake.
 
-use crate::api::body::fields::{null_as_default, typed_fields};
-use crate::api::prompt::Prompt;
-use crate::engine::request::EngineRequest;
-use crate::error::ApiError;
-use crate::sampling::params::SamplingParams;
-use crate::text::chat_output::ChatReading;
-use crate::text::grammar::GrammarRequest;
-use crate::text::output::OutputOptions;
-use crate::text::truncation::Truncation;
+use crate::body::fields::{null_as_default, typed_fields};
+use crate::prompt::Prompt;
+use pagetide_base::error::ApiError;
+use pagetide_base::sampling::params::SamplingParams;
+use pagetide_engine::request::EngineRequest;
+use pagetide_text::chat_output::ChatReading;
+use pagetide_text::grammar::GrammarRequest;
+use pagetide_text::output::OutputOptions;
+use pagetide_text::truncation::Truncation;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use utoipa::ToSchema;

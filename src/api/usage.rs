@@ -1,6 +1,6 @@
 //! What a request has used, as answers tell it.
 
-use crate::engine::bill::KvBill;
+use pagetide_engine::bill::KvBill;
 use serde::Serialize;
 use serde_json::Value;
 use std::iter::Sum;

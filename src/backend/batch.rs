@@ -1,9 +1,9 @@
 //! The input of a step, the requests about its logits, and the shape of the KV cache.
 
 use super::tensors::DType;
-use crate::ids::TokenId;
-use crate::sampling::params::{PositionLogprobs, Sampled, SamplingParams, TokenLimits};
-use crate::sampling::sampler::Draw;
+use pagetide_base::ids::TokenId;
+use pagetide_base::sampling::params::{PositionLogprobs, Sampled, SamplingParams, TokenLimits};
+use pagetide_base::sampling::sampler::Draw;
 use std::ops::Range;
 
 /// The shape of the KV cache. One block holds `block_size` tokens of every layer and is contiguous:

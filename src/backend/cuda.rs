@@ -29,8 +29,6 @@ use super::{
     Activation, AttentionShape, Backend, Batch, DType, Experts, ExpertsShape, FinishedCopy, HostTensor, KvLayout,
     LogitsRequest, LogitsResult, MAX_STEPS_IN_FLIGHT, Norm, Rope, TensorRole, matrix_shape,
 };
-use crate::error::StartError;
-use crate::ids::BlockId;
 use attention::{AttentionKernels, AttentionPlan};
 use batch::BatchInput;
 use copies::{CopyList, MAX_PAIRS, independent_groups};
@@ -43,6 +41,8 @@ use graphs::{GraphKey, Graphs, bucket};
 use hidden::HiddenRows;
 use kv_pools::CudaKvPools;
 pub use options::CudaOptions;
+use pagetide_base::error::StartError;
+use pagetide_base::ids::BlockId;
 use rows::{BatchRows, RowKernels};
 use sampling::SamplingKernels;
 use std::cell::RefCell;

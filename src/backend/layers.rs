@@ -1,6 +1,6 @@
 //! The parts of a model's layers: shapes, norms, activations, rotary embeddings.
 
-use crate::error::StartError;
+use pagetide_base::error::StartError;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
@@ -87,7 +87,6 @@ pub struct Rope {
 
 impl Rope {
     /// `[max_positions][cos, sin][rotary_dim / 2]`, multiplied with the factor.
-    #[cfg(not(kernels_alone))]
     pub(crate) fn table(&self) -> Result<Vec<f32>, StartError> {
         let mut table = self.empty_table()?;
         table.chunks_exact_mut(self.rotary_dim).enumerate().for_each(|(position, row)| self.write_row(position, row));

@@ -18,8 +18,8 @@ use super::{
     Activation, AttentionShape, Backend, Batch, BatchSeq, DType, Experts, ExpertsShape, FinishedCopy, Heads,
     HostTensor, KvLayout, LogitsRequest, LogitsResult, Norm, Rope, TensorRole,
 };
-use crate::error::StartError;
-use crate::ids::BlockId;
+use pagetide_base::error::StartError;
+use pagetide_base::ids::BlockId;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 

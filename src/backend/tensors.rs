@@ -1,6 +1,6 @@
 //! Element types, and tensors as checkpoints hold them.
 
-use crate::error::StartError;
+use pagetide_base::error::StartError;
 
 /// Element type of weights and of the KV cache. Reductions are always float32.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -50,7 +50,6 @@ impl<'a> HostTensor<'a> {
     }
 
     /// The bytes of the transposed tensor.
-    #[cfg(not(kernels_alone))]
     pub(super) fn transposed(&self) -> Vec<u8> {
         let HostTensor { dtype, rows, cols, bytes } = *self;
         let size = dtype.size_bytes();
@@ -74,7 +73,7 @@ pub(crate) fn elements(bytes: &[u8], dtype: DType) -> impl Iterator<Item = f32> 
 }
 
 /// Checks that all parts of a matrix have the same width. Returns `(rows, cols)` of the whole matrix.
-pub(crate) fn matrix_shape(parts: &[HostTensor<'_>]) -> Result<(usize, usize), StartError> {
+pub fn matrix_shape(parts: &[HostTensor<'_>]) -> Result<(usize, usize), StartError> {
     let cols = parts.first().map_or(0, |part| part.cols);
     for part in parts {
         part.check_size()?;

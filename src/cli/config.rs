@@ -1,11 +1,11 @@
 //! `pagetide config`
 
-use super::options::ConfigOptions;
-use super::output;
-use crate::config::layers::{Problems, Sources, read_file, resolve};
-use crate::config::reference::reference_file;
-use crate::error::StartError;
 use clap::Subcommand;
+use pagetide_base::error::StartError;
+use pagetide_config::layers::{Problems, Sources, read_file, resolve};
+use pagetide_config::reference::reference_file;
+use pagetide_terminal::options::ConfigOptions;
+use pagetide_terminal::output;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 

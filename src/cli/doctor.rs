@@ -1,19 +1,19 @@
 //! `pagetide doctor`: reports what this machine has, and what would stop a start.
 
-use super::options::ConfigOptions;
-use super::output;
-use crate::actors::preflight;
-use crate::backend::cpu::Isa;
-use crate::backend::cuda::device::{
+use clap::Args;
+use pagetide_actors::preflight;
+use pagetide_backend::cpu::Isa;
+use pagetide_backend::cuda::device::{
     Copy, Device, DeviceBuffer, DeviceInfo, DeviceResult, Matmul, ModuleSource, PinnedBuffer, Stream,
 };
-use crate::backend::cuda::driver::{self, DriverOptions, LibrarySummary, compiler};
-use crate::backend::{DType, cuda};
-use crate::config::{Config, DeviceConfig, DeviceKind};
-use crate::error::StartError;
-use crate::model::files;
-use crate::model::loader::LoadTarget;
-use clap::Args;
+use pagetide_backend::cuda::driver::{self, DriverOptions, LibrarySummary, compiler};
+use pagetide_backend::{DType, cuda};
+use pagetide_base::error::StartError;
+use pagetide_config::{Config, DeviceConfig, DeviceKind};
+use pagetide_model::files;
+use pagetide_model::loader::LoadTarget;
+use pagetide_terminal::options::ConfigOptions;
+use pagetide_terminal::output;
 use serde::Serialize;
 use std::fmt::{self, Display};
 use std::path::{Path, PathBuf};

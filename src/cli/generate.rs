@@ -1,14 +1,15 @@
 //! `pagetide generate`: a file of requests in, a file of results out, in the format of OpenAI's batch API.
 
-use super::options::ConfigOptions;
-use super::progress::{self, RequestProgress};
-use super::{log, open_files, output};
-use crate::actors::generation::complete;
-use crate::actors::runtime::Runtime;
-use crate::api::openai::Endpoint;
-use crate::error::{ApiError, StartError};
 use clap::Args;
 use futures_util::stream::{self, StreamExt};
+use pagetide_actors::generation::complete;
+use pagetide_actors::runtime::Runtime;
+use pagetide_api::openai::Endpoint;
+use pagetide_api::openai::error::ErrorAnswer;
+use pagetide_base::error::{ApiError, StartError};
+use pagetide_terminal::options::ConfigOptions;
+use pagetide_terminal::progress::{self, RequestProgress};
+use pagetide_terminal::{log, open_files, output};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashSet};
@@ -229,7 +230,7 @@ async fn answer_one(
             // request is turned away: it waits and tries again.
             Err(error) if error.status == 429 => tokio::time::sleep(Duration::from_millis(100)).await,
             Err(error) => {
-                let body = json!({ "error": &error });
+                let body = json!(ErrorAnswer::from(&error));
                 break BatchResponse { status_code: error.status, request_id: id.clone(), body };
             }
         }

@@ -1,10 +1,10 @@
 //! `pagetide health`: for containers, whose images have no other HTTP client.
 
-use super::options::ConfigOptions;
-use super::output;
-use crate::config::Config;
-use crate::error::StartError;
 use clap::Args;
+use pagetide_base::error::StartError;
+use pagetide_config::Config;
+use pagetide_terminal::options::ConfigOptions;
+use pagetide_terminal::output;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::ExitCode;
 use std::time::Duration;

@@ -1,9 +1,9 @@
 //! Shell completions and manual pages, made from the command line.
 
-use super::output;
-use crate::error::StartError;
 use clap::{Args, Command, ValueHint};
 use clap_complete::Shell;
+use pagetide_base::error::StartError;
+use pagetide_terminal::output;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 

@@ -8,12 +8,12 @@ mod tests;
 mod timeline;
 mod trace;
 
-use crate::cli::output;
-use crate::error::StartError;
-use crate::ids::RequestId;
-use crate::recorder::{Cause, Outcome, Recording, Replayer};
 use clap::Args;
 use observer::ReplayObserver;
+use pagetide_base::error::StartError;
+use pagetide_base::ids::RequestId;
+use pagetide_recorder::{Cause, Outcome, Recording, Replayer};
+use pagetide_terminal::output;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -1,20 +1,20 @@
 //! `pagetide serve`
 
-use super::options::ConfigOptions;
 use super::signals::{HangUp, HangUps, StopSignals};
 use super::supervisor::Supervisor;
-use super::{log, open_files, output, progress};
-use crate::actors::phase::Phase;
-use crate::actors::runtime::{ModelInfo, Runtime};
-use crate::actors::tuner::{Reloaded, Tuner};
-use crate::config::{Config, LogFormat, ServerConfig, TracingConfig};
-use crate::error::StartError;
-use crate::http::server::{self, LAST_WORDS, Listeners};
-use crate::metrics::{self, vllm::ServedModel};
-use crate::model::loader::LoadedModel;
-use crate::telemetry::trace::{TraceOptions, Tracer};
-use crate::text::chat_output::ChatFormat;
 use actix_web::dev::ServerHandle;
+use pagetide_actors::phase::Phase;
+use pagetide_actors::runtime::{ModelInfo, Runtime};
+use pagetide_actors::tuner::{Reloaded, Tuner};
+use pagetide_base::error::StartError;
+use pagetide_config::{Config, LogFormat, ServerConfig, TracingConfig};
+use pagetide_http::server::{self, LAST_WORDS, Listeners};
+use pagetide_metrics::{self as metrics, vllm::ServedModel};
+use pagetide_model::loader::LoadedModel;
+use pagetide_telemetry::trace::{TraceOptions, Tracer};
+use pagetide_terminal::options::ConfigOptions;
+use pagetide_terminal::{log, open_files, output, progress};
+use pagetide_text::chat_output::ChatFormat;
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -286,9 +286,9 @@ fn start_block(model: &str, chat: ChatFormat, loaded: &LoadedModel, url: &str, a
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::{DType, KvLayout};
-    use crate::model::runner::PoolSizes;
-    use crate::text::chat_output::ToolFormat;
+    use pagetide_backend::{DType, KvLayout};
+    use pagetide_model::runner::PoolSizes;
+    use pagetide_text::chat_output::ToolFormat;
 
     #[test]
     fn the_start_block_gives_the_pools_in_blocks_tokens_and_gib() {

@@ -1,6 +1,6 @@
 //! SIGINT and SIGTERM stop the program. SIGHUP makes it read its configuration again.
 
-use crate::error::StartError;
+use pagetide_base::error::StartError;
 use std::io::{IsTerminal, stderr};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 

@@ -3,7 +3,7 @@
 //! The protocol is a datagram of `NAME=value` lines to the socket in `NOTIFY_SOCKET` (sd_notify(3)), which needs no
 //! crate.
 
-use crate::actors::tuner::Tuner;
+use pagetide_actors::tuner::Tuner;
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 

@@ -24,7 +24,7 @@ pub(super) fn http_url(text: &str) -> Result<(), String> {
 }
 
 pub(super) fn revision(text: &str) -> Result<(), String> {
-    if crate::model::hub::is_revision(text) {
+    if pagetide_model::hub::is_revision(text) {
         Ok(())
     } else {
         Err("must be the name of a branch, tag or commit".into())

@@ -2,9 +2,9 @@
 
 use super::field::ConfigField;
 use super::value::Value;
-use crate::choice::choice;
-pub use crate::model::options::{DeviceKind, DtypeChoice, LoadFormat};
-pub use crate::text::chat_output::format::{ReasoningParser, ToolCallParser};
+use pagetide_base::choice;
+pub use pagetide_model::options::{DeviceKind, DtypeChoice, LoadFormat};
+pub use pagetide_text::chat_output::format::{ReasoningParser, ToolCallParser};
 
 choice!(
     /// Instruction set of the CPU kernels.

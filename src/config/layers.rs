@@ -4,7 +4,7 @@
 use super::settings::{ENV_PREFIX, SECTIONS, SETTINGS, Setting, find};
 use super::value::{SettingKind, Value};
 use super::{Config, PreemptionMode, SwapConfig};
-use crate::error::StartError;
+use pagetide_base::error::StartError;
 use std::fmt;
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};

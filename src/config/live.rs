@@ -96,7 +96,7 @@ pub fn needs_restart(setting: &Setting) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::settings::{SETTINGS, find};
+    use crate::settings::{SETTINGS, find};
 
     #[test]
     fn every_setting_can_change_or_has_a_reason() {

@@ -1,9 +1,9 @@
 //! Conversions of the configuration to the options of the model and the device.
 
 use super::{Config, DeviceConfig, IsaChoice, ModelConfig};
-use crate::backend::cpu::Isa;
-use crate::backend::cuda::driver::DriverOptions;
-use crate::model::options::{LoadOptions, ModelSource, PerDevice};
+use pagetide_backend::cpu::Isa;
+use pagetide_backend::cuda::driver::DriverOptions;
+use pagetide_model::options::{LoadOptions, ModelSource, PerDevice};
 
 impl Config {
     /// How to load the model.

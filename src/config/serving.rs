@@ -119,7 +119,7 @@ pub struct LimitsConfig {
     pub key_requests_per_minute: u64,
     pub key_tokens_per_minute: u64,
     pub key_max_requests: u64,
-    /// `None`: see [`Config::key_max_connections`](crate::config::Config::key_max_connections).
+    /// `None`: see [`Config::key_max_connections`](crate::Config::key_max_connections).
     pub key_max_connections: Option<u64>,
     pub max_body_values: usize,
     pub max_parsing_bytes: usize,

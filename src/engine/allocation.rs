@@ -8,11 +8,11 @@
 mod device;
 mod swap;
 
-use crate::engine::block_pool::PoolStats;
-use crate::engine::expected::ExpectedNeed;
-use crate::engine::prefix_cache::BlockHash;
-use crate::ids::{BlockId, SeqId};
+use crate::block_pool::PoolStats;
+use crate::expected::ExpectedNeed;
+use crate::prefix_cache::BlockHash;
 pub use device::serve;
+use pagetide_base::ids::{BlockId, SeqId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;

@@ -5,9 +5,9 @@
 //! copies (out now and in later, behind the copies that are queued) with the time of computing tokens again. The cost
 //! of a token is the scheduler's estimate ([`StepTimeModel::prompt_seconds`]). The cost of a block is learned here.
 
-use crate::engine::plan::{CopiesDone, CopyReport};
-use crate::engine::step_time::StepTimeModel;
-use crate::ids::RequestId;
+use crate::plan::{CopiesDone, CopyReport};
+use crate::step_time::StepTimeModel;
+use pagetide_base::ids::RequestId;
 use serde::{Deserialize, Serialize};
 
 /// The weight of a measured block decays by this factor with each later block, so about the last hundred count.
@@ -128,7 +128,7 @@ impl CopyCosts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::step_time::StepLoad;
+    use crate::step_time::StepLoad;
 
     fn report(blocks: usize, seconds: f64) -> CopyReport {
         CopyReport { done: [CopiesDone { blocks, seconds }; 2], ..CopyReport::default() }

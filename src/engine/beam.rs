@@ -5,8 +5,8 @@
 //! that end and are among the best `width` become results; the best `width` that do not end go on. A result's score is
 //! its sum over its length (with the end token) to the power of `length_penalty`; the best `width` results are kept.
 
-use crate::ids::TokenId;
-use crate::sampling::params::{EarlyStopping, FinishReason, PositionLogprobs, SamplingParams};
+use pagetide_base::ids::TokenId;
+use pagetide_base::sampling::params::{EarlyStopping, FinishReason, PositionLogprobs, SamplingParams};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 

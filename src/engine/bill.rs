@@ -1,6 +1,6 @@
 //! What memory pressure does to a request: its bill, its terms, and its tenant.
 
-pub use crate::ids::Tenant;
+pub use pagetide_base::ids::Tenant;
 use serde::{Deserialize, Serialize};
 use std::ops::AddAssign;
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub struct Terms {
     /// Whether it may be preempted. If not, all the blocks that it could ever need count against the part of the pool
     /// that such requests may hold ([`SchedulerConfig::non_preemptible_blocks`]).
     ///
-    /// [`SchedulerConfig::non_preemptible_blocks`]: crate::engine::scheduler::SchedulerConfig::non_preemptible_blocks
+    /// [`SchedulerConfig::non_preemptible_blocks`]: crate::scheduler::SchedulerConfig::non_preemptible_blocks
     pub preemptible: bool,
     /// The longest that a sample should be paused at a time.
     pub max_pause: Option<Duration>,

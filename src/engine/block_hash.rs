@@ -3,7 +3,7 @@
 //! A block's KV depends on every token before it, so its hash covers its parent's hash and its own tokens. Equal
 //! hashes therefore mean an equal prefix, and a prefix is looked up block by block from the start.
 
-use crate::ids::{IdHasher, TokenId};
+use pagetide_base::ids::{IdHasher, TokenId};
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use smallvec::SmallVec;

@@ -2,8 +2,8 @@
 
 mod view;
 
-use crate::engine::prefix_cache::{BlockHash, EvictionPolicy, PrefixCache};
-use crate::ids::BlockId;
+use crate::prefix_cache::{BlockHash, EvictionPolicy, PrefixCache};
+use pagetide_base::ids::BlockId;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 pub use view::{BlockState, PoolView};

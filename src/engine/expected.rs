@@ -3,7 +3,7 @@
 //! Each running sequence grows by a token a step and releases everything when it ends. So the need is greatest just
 //! before one of them ends, and only these moments have to be checked (Gong et al., "Past-Future Scheduler for LLM
 //! Serving under SLA Guarantees", ASPLOS 2025, section 4). The moments are known, or are estimated by
-//! [`crate::engine::lengths`].
+//! [`crate::lengths`].
 
 use serde::{Deserialize, Serialize};
 

@@ -5,7 +5,7 @@
 //! and not for where they end (Kaplan and Meier, "Nonparametric Estimation from Incomplete Observations", 1958).
 //! Without observations a prior with a heavy tail is used.
 
-use crate::engine::arrays;
+use crate::arrays;
 use serde::{Deserialize, Serialize};
 
 /// Buckets in each doubling of the length.

@@ -1,11 +1,10 @@
 //! One step of the engine as data: the plan for the executor, and the executor's output.
 
-use crate::engine::allocation::BlockTable;
-use crate::engine::bill::KvBill;
-use crate::engine::constraint::NextToken;
-use crate::error::StartError;
-use crate::ids::{BlockId, CopyId, RequestId, SeqId, TokenId};
-use crate::sampling::params::{FinishReason, PositionLogprobs, Sampled, SamplingParams};
+use crate::allocation::BlockTable;
+use crate::bill::KvBill;
+use pagetide_base::ids::{BlockId, CopyId, RequestId, SeqId, TokenId};
+use pagetide_base::rules::NextToken;
+use pagetide_base::sampling::params::{FinishReason, PositionLogprobs, Sampled, SamplingParams};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::ops::{Deref, Range};
@@ -205,64 +204,6 @@ pub struct SeqOutput {
 impl SeqOutput {
     pub fn of(seq: SeqId) -> Self {
         Self { seq, sampled: SampledTokens::new(), prompt_logprobs: Vec::new(), hidden: Vec::new() }
-    }
-}
-
-/// Carries out plans in the order of their submission. It is used only on the executor's thread.
-///
-/// All methods panic if the device fails. After that only [`StepRunner::reset`] may be called.
-pub trait StepRunner {
-    /// Starts a plan: its copies, then its forward pass and samples. Up to [`MAX_STEPS_IN_FLIGHT`] plans may be started
-    /// and not finished. A CPU runner does all the work here except the copies between the tiers.
-    fn submit(&mut self, plan: &StepPlan);
-
-    /// Copies between the tiers that have ended and that no output has reported.
-    fn take_copies(&mut self) -> CopyReport;
-
-    /// Whether [`StepRunner::take_copies`] will still have something to report.
-    fn is_copying(&self) -> bool;
-
-    /// The content of these blocks of the swap pool is not needed once all started plans have ended. Their memory may
-    /// go back to the system. They can be written again.
-    fn discard_swapped(&mut self, _: &[BlockId]) {}
-
-    /// Whether the oldest plan that was started is done.
-    fn is_done(&mut self) -> bool;
-
-    /// The oldest plan's output; waits for it.
-    fn finish(&mut self) -> StepOutput;
-
-    /// Starts over after a panic, with empty KV pools and no plan in flight.
-    fn reset(&mut self) -> Result<(), StartError>;
-}
-
-impl StepRunner for Box<dyn StepRunner> {
-    fn submit(&mut self, plan: &StepPlan) {
-        (**self).submit(plan);
-    }
-
-    fn take_copies(&mut self) -> CopyReport {
-        (**self).take_copies()
-    }
-
-    fn is_copying(&self) -> bool {
-        (**self).is_copying()
-    }
-
-    fn discard_swapped(&mut self, blocks: &[BlockId]) {
-        (**self).discard_swapped(blocks);
-    }
-
-    fn is_done(&mut self) -> bool {
-        (**self).is_done()
-    }
-
-    fn finish(&mut self) -> StepOutput {
-        (**self).finish()
-    }
-
-    fn reset(&mut self) -> Result<(), StartError> {
-        (**self).reset()
     }
 }
 

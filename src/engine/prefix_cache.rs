@@ -3,12 +3,12 @@
 mod adaptive;
 mod lists;
 
-pub use crate::engine::block_hash::{BlockHash, BlockHasher};
-use crate::ids::BlockId;
+pub use crate::block_hash::{BlockHash, BlockHasher};
 use adaptive::Adaptive;
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 use lists::Lists;
+use pagetide_base::ids::BlockId;
 use serde::{Deserialize, Serialize};
 
 /// The index from hash to block, and the order of eviction. A block is *idle* while it is indexed but no table holds

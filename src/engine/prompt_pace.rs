@@ -4,7 +4,7 @@
 //! need not be fast. They are spread over the steps, at a multiple of what prompts lately took for each decoded token.
 //! Otherwise they would come in bursts that delay all decodes.
 
-use crate::engine::step_time::StepLoad;
+use crate::step_time::StepLoad;
 use serde::{Deserialize, Serialize};
 
 /// Prompts get this many times their recent average. If that is too little, the average doubles until prompts keep up.

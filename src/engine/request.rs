@@ -1,9 +1,9 @@
 //! A request as the scheduler reads it.
 
-use crate::engine::bill::{Tenant, Terms};
-use crate::engine::constraint::ConstraintSource;
-use crate::ids::{RequestId, TokenId};
-use crate::sampling::params::SamplingParams;
+use crate::bill::{Tenant, Terms};
+use pagetide_base::ids::{RequestId, TokenId};
+use pagetide_base::rules::ConstraintSource;
+use pagetide_base::sampling::params::SamplingParams;
 use std::sync::Arc;
 
 /// The part of a request that the scheduler reads. An API request carries one from the start; the intake fills in what

@@ -53,7 +53,7 @@ mod step;
 pub mod summary;
 mod tail;
 #[cfg(test)]
-pub mod test_engine;
+mod test_engine;
 mod tiers;
 mod tuning;
 mod turns;
@@ -61,9 +61,9 @@ mod victims;
 mod wait_reason;
 mod waiting;
 
-use crate::engine::allocation::Demand;
-use crate::engine::prefix_cache::BlockHasher;
-pub use crate::engine::request::EngineRequest;
+use crate::allocation::Demand;
+use crate::prefix_cache::BlockHasher;
+pub use crate::request::EngineRequest;
 pub use config::{AdmissionPolicy, PreemptionMode, SchedulerConfig, SchedulingPolicy};
 use contracts::Contracts;
 use estimates::Estimates;

@@ -1,14 +1,14 @@
 //! One sequence and its legal states.
 
-use crate::engine::allocation::BlockTable;
-use crate::engine::beam::Beam;
-use crate::engine::bill::{Tenant, Terms};
-use crate::engine::constraint::{Guide, NextToken};
-use crate::engine::plan::FedTokens;
-use crate::engine::prefix_cache::{BlockHash, BlockHasher};
-use crate::engine::scheduler::{EngineRequest, Tail};
-use crate::ids::{BlockId, CopyId, RequestId, SeqId, TokenId};
-use crate::sampling::params::{FinishReason, Pooling, PositionLogprobs, SamplingParams};
+use crate::allocation::BlockTable;
+use crate::beam::Beam;
+use crate::bill::{Tenant, Terms};
+use crate::plan::FedTokens;
+use crate::prefix_cache::{BlockHash, BlockHasher};
+use crate::scheduler::{EngineRequest, Tail};
+use pagetide_base::ids::{BlockId, CopyId, RequestId, SeqId, TokenId};
+use pagetide_base::rules::{Guide, NextToken};
+use pagetide_base::sampling::params::{FinishReason, Pooling, PositionLogprobs, SamplingParams};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::HashSet;

@@ -1,10 +1,10 @@
 //! The engine without actors, device or clock: the scheduler and both pools, driven by calls.
 
-use crate::engine::allocation::{Demand, find, resize_swap, serve, serve_swap};
-use crate::engine::block_pool::{BlockPool, PoolStats};
-use crate::engine::prefix_cache::EvictionPolicy;
-use crate::engine::scheduler::{NextStep, PlannedStep, Scheduler, SchedulerConfig, Tuning};
-use crate::ids::RequestId;
+use crate::allocation::{Demand, find, resize_swap, serve, serve_swap};
+use crate::block_pool::{BlockPool, PoolStats};
+use crate::prefix_cache::EvictionPolicy;
+use crate::scheduler::{NextStep, PlannedStep, Scheduler, SchedulerConfig, Tuning};
+use pagetide_base::ids::RequestId;
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -1,27 +1,27 @@
 //! The account of one HTTP request, from its head to the last byte of its answer. At the end it becomes a line of the
 //! log and a trace, and the limits get back what was not used.
 
-use crate::actors::observer::RequestObserver;
-use crate::api::event::Event;
-use crate::api::openapi::PathAccess;
-use crate::config::Config;
-use crate::error::ApiError;
-use crate::http::auth::Keyed;
-use crate::http::connection::Busy;
-use crate::http::limits::{ASSUMED_OUTPUT_TOKENS, Limiter, Ticket, write_headers};
-use crate::http::routes::access_to;
-use crate::ids::RequestId;
-use crate::metrics;
-use crate::sampling::params::FinishReason;
-use crate::telemetry::report::Report;
-use crate::telemetry::timeline::Run;
-use crate::telemetry::trace::{self, Tracer};
+use crate::auth::Keyed;
+use crate::connection::Busy;
+use crate::limits::{ASSUMED_OUTPUT_TOKENS, Limiter, Ticket, write_headers};
+use crate::paths::MatchedPath;
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::http::header::HeaderMap;
 use actix_web::web::Bytes;
 use opentelemetry::propagation::Extractor;
 use opentelemetry::trace::{Span as _, TraceContextExt};
 use opentelemetry_sdk::trace::Span;
+use pagetide_actors::observer::RequestObserver;
+use pagetide_api::event::Event;
+use pagetide_api::openapi::PathAccess;
+use pagetide_base::error::ApiError;
+use pagetide_base::ids::RequestId;
+use pagetide_base::sampling::params::FinishReason;
+use pagetide_config::Config;
+use pagetide_metrics as metrics;
+use pagetide_telemetry::report::Report;
+use pagetide_telemetry::timeline::Run;
+use pagetide_telemetry::trace::{self, Tracer};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -68,6 +68,8 @@ pub struct Account {
 #[derive(Debug)]
 struct OpenAccount {
     report: Report,
+    /// A watcher may stay as long as it likes: that is not slow.
+    is_watcher: bool,
     span: Option<Span>,
     /// The limits that the request counts for.
     limiters: Vec<Arc<Limiter>>,
@@ -98,12 +100,12 @@ impl Extractor for Headers<'_> {
 }
 
 impl Account {
-    /// `path`: its route, as far as it follows from the path alone.
+    /// `path`: its path, as far as it is known before the request has been routed.
     pub fn open(
         reporter: Arc<Reporter>,
         request_id: &str,
         method: &str,
-        path: &'static str,
+        path: MatchedPath,
         headers: &HeaderMap,
     ) -> Arc<Self> {
         let (started, arrived) = (SystemTime::now(), Instant::now());
@@ -118,7 +120,7 @@ impl Account {
             trace_id,
             key: None,
             method: method.into(),
-            path,
+            path: path.name,
             status: CLIENT_LEFT,
             arrived,
             ended: arrived,
@@ -130,6 +132,7 @@ impl Account {
             started,
             open: Mutex::new(Some(OpenAccount {
                 report,
+                is_watcher: path.access == PathAccess::Watcher,
                 span,
                 limiters: Vec::new(),
                 ticket: None,
@@ -171,9 +174,10 @@ impl Account {
     }
 
     /// The request is answered with this head. Adds the headers of its limits.
-    pub fn answered(&self, path: &'static str, status: u16, headers: &mut HeaderMap) {
+    pub fn answered(&self, path: MatchedPath, status: u16, headers: &mut HeaderMap) {
         if let Some(open) = &mut *self.now_open() {
-            (open.report.path, open.report.status) = (path, status);
+            (open.report.path, open.report.status) = (path.name, status);
+            open.is_watcher = path.access == PathAccess::Watcher;
             write_headers(&open.limiters, headers);
         }
     }
@@ -182,13 +186,12 @@ impl Account {
     pub fn close(&self) {
         let Some(mut open) = self.now_open().take() else { return };
         open.leave_limits();
-        let OpenAccount { mut report, span, .. } = open;
+        let OpenAccount { mut report, is_watcher, span, .. } = open;
         report.ended = Instant::now();
         if report.status == CLIENT_LEFT {
             metrics::http_request(report.path, CLIENT_LEFT);
         }
-        // A watcher may stay as long as it likes: that is not slow.
-        report.log(self.reporter.slow().filter(|_| access_to(report.path) != PathAccess::Watcher));
+        report.log(self.reporter.slow().filter(|_| !is_watcher));
         if let (Some(tracer), Some(span)) = (&self.reporter.tracer, span) {
             tracer.end(span, &report, self.started);
         }
@@ -312,16 +315,17 @@ impl MessageBody for AccountedBody {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::actors::messages::{Cancel, EventStream, StopSample};
-    use crate::engine::bill::Tenant;
-    use crate::http::limits::Rates;
+    use crate::limits::Rates;
     use actix::{Actor, Context, Handler};
+    use pagetide_actors::messages::{Cancel, EventStream, StopSample};
+    use pagetide_engine::bill::Tenant;
     use std::task::Context as TaskContext;
 
     /// An account of a request that is counted, and what is left of its tokens a minute.
     fn counted(tokens_per_minute: u64) -> (Arc<Account>, impl Fn() -> i64) {
         let limiter = Arc::new(Limiter::of_key(Rates { tokens_per_minute, ..Rates::default() }));
-        let account = Account::open(Arc::default(), "id", "POST", "other", &HeaderMap::new());
+        let other = MatchedPath { name: "other", access: PathAccess::Key };
+        let account = Account::open(Arc::default(), "id", "POST", other, &HeaderMap::new());
         let key = Keyed { name: None, tenant: Tenant(1), limiters: vec![limiter.clone()] };
         account.enter(&key).unwrap();
         let left = move || {

@@ -1,18 +1,19 @@
 //! `/admin/config`: clients with the admin key read and change settings while the server runs.
 
-use crate::actors::recordings::WrittenRecording;
-use crate::actors::tuner::Tuner;
-use crate::api::openapi::answers::Status;
-use crate::api::openapi::{Operation, Tag};
-use crate::config::layers::unknown_key;
-use crate::config::live::{LIVE, needs_restart};
-use crate::config::settings::{SETTINGS, Setting, find};
-use crate::config::value::SettingKind;
-use crate::engine::block_pool::PoolStats;
-use crate::error::ApiError;
-use crate::http::auth::Keys;
+use crate::auth::Keys;
+use crate::error::HttpError;
 use actix_web::dev::Payload;
 use actix_web::{FromRequest, HttpRequest};
+use pagetide_actors::recordings::WrittenRecording;
+use pagetide_actors::tuner::Tuner;
+use pagetide_api::openapi::answers::Status;
+use pagetide_api::openapi::{Operation, Tag};
+use pagetide_base::error::ApiError;
+use pagetide_config::layers::unknown_key;
+use pagetide_config::live::{LIVE, needs_restart};
+use pagetide_config::settings::{SETTINGS, Setting, find};
+use pagetide_config::value::SettingKind;
+use pagetide_engine::block_pool::PoolStats;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -23,12 +24,12 @@ use utoipa::ToSchema;
 pub struct Admin;
 
 impl FromRequest for Admin {
-    type Error = ApiError;
-    type Future = Ready<Result<Self, ApiError>>;
+    type Error = HttpError;
+    type Future = Ready<Result<Self, HttpError>>;
 
     fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
         let keys: &Keys = request.app_data().expect("every app is made with keys");
-        ready(keys.get().operators.check_admin(request.headers()).map(|()| Self))
+        ready(keys.get().operators.check_admin(request.headers()).map(|()| Self).map_err(HttpError::from))
     }
 }
 

@@ -1,17 +1,18 @@
 //! Anthropic's Messages over HTTP.
 
-use crate::actors::generation::Generation;
-use crate::actors::runtime::RuntimeHandle;
-use crate::api::anthropic::answer::MessageAnswer;
-use crate::api::anthropic::error::error_body;
-use crate::api::anthropic::stream::MessageEvents;
-use crate::api::request::ApiRequest;
-use crate::error::ApiError;
-use crate::http::stream::EventBody;
+use crate::error::HttpError;
+use crate::stream::EventBody;
 use actix_web::HttpResponse;
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::ServiceResponse;
 use actix_web::http::header::{CONTENT_ENCODING, HeaderMap, HeaderName, HeaderValue};
+use pagetide_actors::generation::Generation;
+use pagetide_actors::runtime::RuntimeHandle;
+use pagetide_api::anthropic::answer::MessageAnswer;
+use pagetide_api::anthropic::error::error_body;
+use pagetide_api::anthropic::stream::MessageEvents;
+use pagetide_api::request::ApiRequest;
+use pagetide_base::error::ApiError;
 
 /// The header that every request of Anthropic's clients has.
 const VERSION: &str = "anthropic-version";
@@ -34,10 +35,10 @@ pub fn has_version(headers: &HeaderMap) -> bool {
 }
 
 /// Answers a request that came to `/v1/messages`.
-pub async fn create(handle: &RuntimeHandle, mut request: ApiRequest) -> Result<HttpResponse, ApiError> {
+pub async fn create(handle: &RuntimeHandle, mut request: ApiRequest) -> Result<HttpResponse, HttpError> {
     let mut message = MessageAnswer::new(handle.model());
     if request.stream.is_some() {
-        return EventBody::start(handle, request, MessageEvents::new(message)).await.map(EventBody::into_response);
+        return Ok(EventBody::start(handle, request, MessageEvents::new(message)).await?.into_response());
     }
     let mut generation = Generation::start(handle, &mut request).await?;
     generation.finish(|delta| message.push(delta, |_, _, _| {})).await?;

@@ -1,14 +1,15 @@
 //! API keys: `Authorization: Bearer KEY`, and `X-API-Key: KEY` as Anthropic's clients send it.
 
-use crate::actors::messages::Caller;
-use crate::config::{ApiKeyConfig, CacheIsolation, Config, ServerConfig};
-use crate::engine::bill::Tenant;
-use crate::error::ApiError;
-use crate::http::limits::{Limiter, Rates};
-use crate::metrics::tenants;
+use crate::error::HttpError;
+use crate::limits::{Limiter, Rates};
 use actix_web::dev::Payload;
 use actix_web::http::header::{AUTHORIZATION, HeaderMap, HeaderName};
 use actix_web::{FromRequest, HttpRequest};
+use pagetide_actors::messages::Caller;
+use pagetide_base::error::ApiError;
+use pagetide_config::{ApiKeyConfig, CacheIsolation, Config, ServerConfig};
+use pagetide_engine::bill::Tenant;
+use pagetide_metrics::tenants;
 use std::future::{Ready, ready};
 use std::sync::{Arc, PoisonError, RwLock};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
@@ -191,12 +192,12 @@ fn is_sent(headers: &HeaderMap, known: &[&KeyHash]) -> bool {
 pub struct Watcher;
 
 impl FromRequest for Watcher {
-    type Error = ApiError;
-    type Future = Ready<Result<Self, ApiError>>;
+    type Error = HttpError;
+    type Future = Ready<Result<Self, HttpError>>;
 
     fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
         let keys: &Keys = request.app_data().expect("every app is made with keys");
-        ready(keys.get().operators.check_watcher(request.headers()).map(|()| Self))
+        ready(keys.get().operators.check_watcher(request.headers()).map(|()| Self).map_err(HttpError::from))
     }
 }
 
@@ -230,7 +231,7 @@ fn bearer_key(value: &[u8]) -> Option<&[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::limits::Ticket;
+    use crate::limits::Ticket;
     use actix_web::http::header::HeaderValue;
 
     fn admits(keys: &[&str], header: Option<&'static str>) -> bool {

@@ -4,16 +4,8 @@
 //! text thread, which makes the request of it and drops it. What all large bodies hold together is bounded
 //! (`limits.max_parsing_bytes`).
 
-use crate::actors::runtime::RuntimeHandle;
-use crate::actors::workers::Weight;
-use crate::api::body::{self, BodyFields, Bounds, ParsedBody};
-use crate::api::model_info::ModelInfo;
-use crate::budget::Budget;
-use crate::config::{LimitsConfig, ServerConfig};
-use crate::engine::bill::Tenant;
-use crate::error::ApiError;
-use crate::http::timeouts::is_timeout;
-use crate::metrics::{self, Rejection};
+use crate::error::HttpError;
+use crate::timeouts::is_timeout;
 use actix_web::dev::{Decompress, Payload};
 use actix_web::error::PayloadError;
 use actix_web::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, ContentType};
@@ -21,6 +13,15 @@ use actix_web::web::{Bytes, BytesMut, Data};
 use actix_web::{FromRequest, HttpRequest, HttpResponse};
 use futures_util::future::LocalBoxFuture;
 use futures_util::{StreamExt, stream};
+use pagetide_actors::runtime::RuntimeHandle;
+use pagetide_actors::workers::Weight;
+use pagetide_api::body::{self, BodyFields, Bounds, ParsedBody};
+use pagetide_api::model_info::ModelInfo;
+use pagetide_base::budget::Budget;
+use pagetide_base::error::ApiError;
+use pagetide_config::{LimitsConfig, ServerConfig};
+use pagetide_engine::bill::Tenant;
+use pagetide_metrics::{self as metrics, Rejection};
 use serde::Serialize;
 use std::future::ready;
 use std::sync::Arc;
@@ -86,8 +87,8 @@ impl Drop for Held {
 pub struct Body(Result<(Bytes, Held), ApiError>);
 
 impl FromRequest for Body {
-    type Error = ApiError;
-    type Future = LocalBoxFuture<'static, Result<Self, ApiError>>;
+    type Error = HttpError;
+    type Future = LocalBoxFuture<'static, Result<Self, HttpError>>;
 
     fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
         let handle: &Data<RuntimeHandle> = request.app_data().expect("every app is made with a handle");
@@ -193,7 +194,7 @@ pub async fn answer(
     handle: &RuntimeHandle,
     value: impl Serialize + Send + 'static,
     num_values: usize,
-) -> Result<HttpResponse, ApiError> {
+) -> Result<HttpResponse, HttpError> {
     let written = match num_values <= SMALL_ANSWER {
         true => written(&value)?,
         false => handle.text().run(Weight::Heavy, move |_| written(&value)).await?,

@@ -2,13 +2,14 @@
 //! the bytes that they unpack to. Answers are compressed for clients that ask for it (`Accept-Encoding`), with the
 //! exceptions below.
 
-use crate::error::ApiError;
+use crate::error::error_response;
+use actix_web::Error;
 use actix_web::body::{BodySize, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::StatusCode;
 use actix_web::http::header::{CONTENT_ENCODING, ContentEncoding};
 use actix_web::middleware::Next;
-use actix_web::{Error, ResponseError};
+use pagetide_base::error::ApiError;
 
 /// Below this a compressed body saves nothing: it goes out in one packet either way.
 const MIN_BYTES: u64 = 1024;
@@ -25,7 +26,7 @@ pub async fn encodings(
         && !READABLE.iter().any(|known| encoding.as_bytes().eq_ignore_ascii_case(known.as_bytes()))
     {
         let error = ApiError::unsupported_encoding(&String::from_utf8_lossy(encoding.as_bytes()));
-        return Ok(request.into_response(error.error_response()));
+        return Ok(request.into_response(error_response(error)));
     }
     let mut answer = next.call(request).await?.map_into_boxed_body();
     if !matches!(answer.response().body().size(), BodySize::Sized(MIN_BYTES..)) {
@@ -43,7 +44,7 @@ pub async fn without_identity(
     let mut answer = next.call(request).await?.map_into_boxed_body();
     if answer.status() == StatusCode::NOT_ACCEPTABLE {
         let error = ApiError::not_acceptable();
-        return Ok(answer.into_response(error.error_response()));
+        return Ok(answer.into_response(error_response(error)));
     }
     let headers = answer.headers_mut();
     if headers.get(CONTENT_ENCODING).is_some_and(|encoding| encoding == ContentEncoding::Identity.as_str()) {

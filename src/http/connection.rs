@@ -3,13 +3,13 @@
 //! actix closes an idle connection, and one whose first head does not come in time. It leaves a connection open that
 //! stops in the middle of a later head, or of a chunked body that is no longer read. Such connections are closed here.
 
-use crate::error::ApiError;
-use crate::http::auth::Keyed;
-use crate::http::limits::Seat;
+use crate::auth::Keyed;
+use crate::limits::Seat;
 use actix_tls::accept::rustls_0_23::TlsStream;
 use actix_web::dev::Extensions;
 use actix_web::rt::net::TcpStream;
 use actix_web::rt::time::sleep;
+use pagetide_base::error::ApiError;
 use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::net::Shutdown;

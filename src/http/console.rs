@@ -16,7 +16,7 @@ pub use events::events;
 pub use feed::Feed;
 pub use files::{file, is_file, page};
 
-use crate::api::openapi::{Operation, Tag};
+use pagetide_api::openapi::{Operation, Tag};
 use serde_json::json;
 
 pub fn describe_page() -> Operation {

@@ -1,8 +1,8 @@
 //! Which web pages may use the server from a browser.
 
-use crate::config::ServerConfig;
 use actix_cors::Cors;
 use actix_web::middleware::Condition;
+use pagetide_config::ServerConfig;
 
 /// Seconds for which a browser remembers the answer.
 const MAX_AGE_S: usize = 600;

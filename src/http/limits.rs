@@ -8,10 +8,10 @@
 
 mod limiter;
 
-use crate::config::{ApiKeyConfig, Config, LimitsConfig};
 use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
 use limiter::LimiterState;
 pub use limiter::{Limiter, Rates, Seat, Ticket};
+use pagetide_config::{ApiKeyConfig, Config, LimitsConfig};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -78,7 +78,7 @@ fn in_gos_words(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::bill::Tenant;
+    use pagetide_engine::bill::Tenant;
 
     fn limiter(requests_per_minute: u64, tokens_per_minute: u64, max_requests: u64) -> Arc<Limiter> {
         let rates = Rates { requests_per_minute, tokens_per_minute, max_requests, ..Rates::default() };

@@ -1,32 +1,25 @@
 //! The description of the API (OpenAPI 3.1), at `/openapi.json` and behind the page at `/docs`.
 //!
-//! It has two sources: the table of paths ([`crate::http::routes::PATHS`]), each entry with an
-//! [`Operation`](crate::api::openapi::Operation), and the structs that parse and write bodies, which derive `ToSchema`.
+//! It has two sources: the table of paths ([`crate::routes::PATHS`]), each entry with an
+//! [`Operation`](pagetide_api::openapi::Operation), and the structs that parse and write bodies, which derive `ToSchema`.
 //! So what is not described is not served, and a field that is parsed is described by its struct.
 //!
 //! To add a field, give it a doc comment and its range and default (`#[schema(minimum = 0, default = 1)]`): see
-//! [`crate::api::fields::sampling::SamplingFields`]. To add a path, add a line to the table, with the handler and a
+//! [`pagetide_api::fields::sampling::SamplingFields`]. To add a path, add a line to the table, with the handler and a
 //! function that returns the `Operation`; its body's structs go to `Operation::fields`, one call each.
 
-use crate::api::openapi::Tag;
-use crate::http::routes::PATHS;
+use crate::paths::ApiPath;
+use pagetide_api::openapi::Tag;
 use serde_json::{Map, Value, json};
-use std::sync::LazyLock;
 
 /// The page that shows the document and tries requests; it loads nothing from elsewhere.
 pub const PAGE: &str = include_str!("openapi/page.html");
 
-/// The document as it is served.
-pub fn json() -> &'static str {
-    static TEXT: LazyLock<String> = LazyLock::new(|| document().to_string());
-    &TEXT
-}
-
-/// The document.
-pub fn document() -> Value {
+/// The document of these paths.
+pub fn document(all: &[ApiPath]) -> Value {
     let mut schemas = Map::new();
     let mut paths = Map::new();
-    for path in &PATHS {
+    for path in all {
         let operation = (path.describe)();
         let described = operation.json(path.access, &mut schemas);
         let item = paths.entry(path.path).or_insert_with(|| json!({}));

@@ -1,24 +1,24 @@
 //! OpenAI's Responses over HTTP.
 
-use crate::actors::generation::Generation;
-use crate::actors::runtime::RuntimeHandle;
-use crate::api::responses::LOGPROBS_COPIES;
-use crate::api::responses::answer::Response;
-use crate::api::responses::request::ResponsesRequest;
-use crate::api::responses::stream::ResponseEvents;
-use crate::api::usage::Usage;
-use crate::error::ApiError;
-use crate::http::body;
-use crate::http::stream::EventBody;
+use crate::body;
+use crate::error::HttpError;
+use crate::stream::EventBody;
 use actix_web::HttpResponse;
+use pagetide_actors::generation::Generation;
+use pagetide_actors::runtime::RuntimeHandle;
+use pagetide_api::responses::LOGPROBS_COPIES;
+use pagetide_api::responses::answer::Response;
+use pagetide_api::responses::request::ResponsesRequest;
+use pagetide_api::responses::stream::ResponseEvents;
+use pagetide_api::usage::Usage;
 use serde::{Serialize, Serializer};
 
 /// Answers a request that came to `/v1/responses`.
-pub async fn create(handle: &RuntimeHandle, request: ResponsesRequest) -> Result<HttpResponse, ApiError> {
+pub async fn create(handle: &RuntimeHandle, request: ResponsesRequest) -> Result<HttpResponse, HttpError> {
     let ResponsesRequest { mut request, settings } = request;
     let mut response = Response::new(settings, &request, handle.model());
     if request.stream.is_some() {
-        return EventBody::start(handle, request, ResponseEvents::new(response)).await.map(EventBody::into_response);
+        return Ok(EventBody::start(handle, request, ResponseEvents::new(response)).await?.into_response());
     }
     let num_values = request.num_answer_values(handle.model().max_model_len as usize);
     let mut generation = Generation::start(handle, &mut request).await?;

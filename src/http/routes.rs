@@ -1,103 +1,51 @@
 //! The paths and their handlers. A handler parses, submits, streams.
 
-use crate::actors::generation::{self, Generation};
-use crate::actors::messages::Caller;
-use crate::actors::phase::Phase;
-use crate::actors::runtime::RuntimeHandle;
-use crate::actors::tuner::Tuner;
-use crate::api;
-use crate::api::body::fields::AnyFields;
-use crate::api::body::{BodyFields, ParsedBody};
-use crate::api::fields::model::check_model_name;
-use crate::api::fold::engine_stopped;
-use crate::api::model_info::ModelInfo;
-use crate::api::openai::embeddings::{EmbeddingList, EmbeddingRequest};
-use crate::api::openai::stream::Chunks;
-use crate::api::openai::{Endpoint, chat, completion, embeddings, tokenize};
-use crate::api::openapi::answers::{ModelCard, ModelList, Status, Version};
-use crate::api::openapi::{Operation, PathAccess, Tag};
-use crate::api::request::ApiRequest;
-use crate::api::responses::request::ResponsesRequest;
-use crate::budget::Budget;
-use crate::error::ApiError;
-use crate::http::account::Account;
-use crate::http::admin::Admin;
-use crate::http::auth::{Keyed, Watcher};
-use crate::http::body::{self, Body};
-use crate::http::openapi;
-use crate::http::stream::EventBody;
-use crate::http::{admin, anthropic, console, responses};
-use crate::metrics;
+use crate::account::Account;
+use crate::admin::Admin;
+use crate::auth::{Keyed, Watcher};
+use crate::body::{self, Body};
+use crate::error::{HttpError, error_response};
+use crate::openapi;
+use crate::paths::{ApiPath, MatchedPath, delete, for_admin, for_all, for_watchers, get, post};
+use crate::stream::EventBody;
+use crate::{admin, anthropic, console, responses};
 use actix_web::dev::Payload;
-use actix_web::http::header::{ALLOW, ContentType, RETRY_AFTER};
-use actix_web::http::{Method, StatusCode};
+use actix_web::http::Method;
+use actix_web::http::header::{ALLOW, ContentType};
 use actix_web::web::{self, Data, Path, ServiceConfig};
-use actix_web::{FromRequest, HttpMessage, HttpRequest, HttpResponse, Resource, ResponseError, Route, guard};
+use actix_web::{FromRequest, HttpMessage, HttpRequest, HttpResponse, Resource, guard};
+use pagetide_actors::generation::{self, Generation};
+use pagetide_actors::messages::Caller;
+use pagetide_actors::phase::Phase;
+use pagetide_actors::runtime::RuntimeHandle;
+use pagetide_actors::tuner::Tuner;
+use pagetide_api as api;
+use pagetide_api::body::fields::AnyFields;
+use pagetide_api::body::{BodyFields, ParsedBody};
+use pagetide_api::fields::model::check_model_name;
+use pagetide_api::fold::engine_stopped;
+use pagetide_api::model_info::ModelInfo;
+use pagetide_api::openai::embeddings::{EmbeddingList, EmbeddingRequest};
+use pagetide_api::openai::stream::Chunks;
+use pagetide_api::openai::{Endpoint, chat, completion, embeddings, tokenize};
+use pagetide_api::openapi::answers::{ModelCard, ModelList, Status, Version};
+use pagetide_api::openapi::{Operation, PathAccess, Tag};
+use pagetide_api::request::ApiRequest;
+use pagetide_api::responses::request::ResponsesRequest;
+use pagetide_base::budget::Budget;
+use pagetide_base::error::ApiError;
+use pagetide_metrics as metrics;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::future::{Ready, ready};
 use std::ops::Deref;
-use std::sync::Arc;
-
-/// The methods there are. HEAD goes with GET.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verb {
-    Get,
-    Post,
-    Delete,
-}
-
-impl Verb {
-    pub fn method(self) -> Method {
-        match self {
-            Verb::Get => Method::GET,
-            Verb::Post => Method::POST,
-            Verb::Delete => Method::DELETE,
-        }
-    }
-}
-
-/// A path: its method, its handler, the keys that may use it, and its entry in the API's description.
-#[derive(Clone, Copy)]
-pub struct ApiPath {
-    pub verb: Verb,
-    pub path: &'static str,
-    /// The path in the router's syntax.
-    pattern: &'static str,
-    pub access: PathAccess,
-    handler: fn() -> Route,
-    pub describe: fn() -> Operation,
-}
-
-const fn post(path: &'static str, handler: fn() -> Route, describe: fn() -> Operation) -> ApiPath {
-    ApiPath { verb: Verb::Post, path, pattern: path, access: PathAccess::Key, handler, describe }
-}
-
-const fn get(path: &'static str, handler: fn() -> Route, describe: fn() -> Operation) -> ApiPath {
-    ApiPath { verb: Verb::Get, ..post(path, handler, describe) }
-}
-
-const fn delete(path: &'static str, handler: fn() -> Route, describe: fn() -> Operation) -> ApiPath {
-    ApiPath { verb: Verb::Delete, ..post(path, handler, describe) }
-}
-
-const fn open(path: ApiPath) -> ApiPath {
-    ApiPath { access: PathAccess::Open, ..path }
-}
-
-const fn admin(path: ApiPath) -> ApiPath {
-    ApiPath { access: PathAccess::Admin, ..path }
-}
-
-const fn watcher(path: ApiPath) -> ApiPath {
-    ApiPath { access: PathAccess::Watcher, ..path }
-}
+use std::sync::{Arc, LazyLock};
 
 /// Every path that is served. The methods of one path stand together.
 pub static PATHS: [ApiPath; 27] = [
-    open(get("/", || web::to(console::page), console::describe_page)),
-    watcher(get("/console/events", || web::to(console::events), console::describe_events)),
-    open(get("/console/{file}", || web::to(console::file), console::describe_file)),
+    for_all(get("/", || web::to(console::page), console::describe_page)),
+    for_watchers(get("/console/events", || web::to(console::events), console::describe_events)),
+    for_all(get("/console/{file}", || web::to(console::file), console::describe_file)),
     post("/v1/chat/completions", || web::to(chat_completions), chat::describe),
     post("/v1/completions", || web::to(completions), completion::describe),
     post("/v1/responses", || web::to(create_response), api::responses::describe::create),
@@ -113,16 +61,16 @@ pub static PATHS: [ApiPath; 27] = [
     post("/v1/embeddings", || web::to(embed), embeddings::describe),
     post("/tokenize", || web::to(tokenize), tokenize::describe_tokenize),
     post("/detokenize", || web::to(detokenize), tokenize::describe_detokenize),
-    open(get("/health", || web::to(health), describe_health)),
-    open(get("/ready", || web::to(is_ready), describe_ready)),
+    for_all(get("/health", || web::to(health), describe_health)),
+    for_all(get("/ready", || web::to(is_ready), describe_ready)),
     get("/version", || web::to(version), describe_version),
-    watcher(get("/metrics", || web::to(prometheus), describe_metrics)),
-    admin(get("/admin/config", || web::to(config), admin::describe_config)),
-    admin(post("/admin/config", || web::to(change_config), admin::describe_change)),
-    admin(post("/admin/debug/fail_step", || web::to(fail_step), admin::describe_failure)),
-    admin(post("/admin/recording", || web::to(record), admin::describe_recording)),
-    open(get("/openapi.json", || web::to(openapi_json), describe_openapi)),
-    open(get("/docs", || web::to(docs), describe_docs)),
+    for_watchers(get("/metrics", || web::to(prometheus), describe_metrics)),
+    for_admin(get("/admin/config", || web::to(config), admin::describe_config)),
+    for_admin(post("/admin/config", || web::to(change_config), admin::describe_change)),
+    for_admin(post("/admin/debug/fail_step", || web::to(fail_step), admin::describe_failure)),
+    for_admin(post("/admin/recording", || web::to(record), admin::describe_recording)),
+    for_all(get("/openapi.json", || web::to(openapi_json), describe_openapi)),
+    for_all(get("/docs", || web::to(docs), describe_docs)),
 ];
 
 /// The clients that may use a path. A path that does not exist is like most that do.
@@ -141,9 +89,12 @@ pub fn is_open_to_all_ports(path: &str) -> bool {
     path == "/health" || path == "/ready"
 }
 
-/// The name of a matched route in metrics. Paths that a client made up are `other`.
-pub fn metrics_path(pattern: Option<&str>) -> &'static str {
-    PATHS.iter().find(|path| pattern == Some(path.pattern)).map_or("other", |path| path.path)
+/// The path of a request that matched a pattern of the router.
+pub fn matched_path(pattern: Option<&str>) -> MatchedPath {
+    match PATHS.iter().find(|path| pattern == Some(path.pattern)) {
+        Some(path) => MatchedPath { name: path.path, access: path.access },
+        None => MatchedPath { name: "other", access: PathAccess::Key },
+    }
 }
 
 pub fn configure(config: &mut ServiceConfig) {
@@ -170,7 +121,7 @@ fn resource(methods: &'static [ApiPath]) -> Resource {
     let allowed = allowed.iter().map(Method::as_str).collect::<Vec<_>>().join(", ");
     resource.default_service(web::to(move |request: HttpRequest| {
         let error = ApiError::method_not_allowed(request.method().as_str(), &allowed);
-        let mut response = error.error_response();
+        let mut response = error_response(error);
         if let Ok(value) = allowed.parse() {
             response.headers_mut().insert(ALLOW, value);
         }
@@ -182,8 +133,8 @@ fn resource(methods: &'static [ApiPath]) -> Resource {
 struct SubmittingHandle(RuntimeHandle);
 
 impl FromRequest for SubmittingHandle {
-    type Error = ApiError;
-    type Future = Ready<Result<Self, ApiError>>;
+    type Error = HttpError;
+    type Future = Ready<Result<Self, HttpError>>;
 
     fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
         let handle: &Data<RuntimeHandle> = request.app_data().expect("every app is made with a handle");
@@ -195,7 +146,7 @@ impl FromRequest for SubmittingHandle {
         };
         // A request that is refused in any case uses up no limit.
         let entered = if handle.is_draining() { Ok(()) } else { account.enter(keyed) };
-        ready(entered.map(|()| Self(handle.observed_by(account.clone()))))
+        ready(entered.map(|()| Self(handle.observed_by(account.clone()))).map_err(HttpError::from))
     }
 }
 
@@ -207,12 +158,12 @@ impl Deref for SubmittingHandle {
     }
 }
 
-async fn chat_completions(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, ApiError> {
+async fn chat_completions(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
     let request = parse(&handle, body, chat::parse).await?;
     generate(&handle, Endpoint::Chat, request).await
 }
 
-async fn completions(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, ApiError> {
+async fn completions(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
     let request = parse(&handle, body, completion::parse).await?;
     generate(&handle, Endpoint::Completion, request).await
 }
@@ -227,7 +178,7 @@ async fn parse<B: BodyFields + 'static, T: Send + 'static>(
     parsed.inspect_err(|_| metrics::request_rejected(metrics::Rejection::Invalid, handle.tenant()))
 }
 
-async fn generate(handle: &RuntimeHandle, endpoint: Endpoint, request: ApiRequest) -> Result<HttpResponse, ApiError> {
+async fn generate(handle: &RuntimeHandle, endpoint: Endpoint, request: ApiRequest) -> Result<HttpResponse, HttpError> {
     if request.stream.is_none() {
         let num_values = request.num_answer_values(handle.model().max_model_len as usize);
         let answer = generation::whole_answer(handle, endpoint, request).await?;
@@ -237,20 +188,20 @@ async fn generate(handle: &RuntimeHandle, endpoint: Endpoint, request: ApiReques
     Ok(EventBody::start(handle, request, chunks).await?.into_response())
 }
 
-async fn create_response(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, ApiError> {
+async fn create_response(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
     responses::create(&handle, parse(&handle, body, ResponsesRequest::parse).await?).await
 }
 
 /// Nothing is stored, so there is nothing to get, list, cancel or delete.
 async fn stored_response(id: Path<String>) -> HttpResponse {
-    ApiError::response_not_stored(&id).error_response()
+    error_response(ApiError::response_not_stored(&id))
 }
 
-async fn messages(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, ApiError> {
+async fn messages(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
     anthropic::create(&handle, parse(&handle, body, api::anthropic::request::message).await?).await
 }
 
-async fn count_tokens(handle: SubmittingHandle, request: HttpRequest, body: Body) -> Result<HttpResponse, ApiError> {
+async fn count_tokens(handle: SubmittingHandle, request: HttpRequest, body: Body) -> Result<HttpResponse, HttpError> {
     convert(&handle, &request, body, api::anthropic::count_tokens).await
 }
 
@@ -271,7 +222,7 @@ async fn models(handle: Data<RuntimeHandle>, request: HttpRequest) -> HttpRespon
     HttpResponse::Ok().json(json!({"object": "list", "data": [model_card(&handle)]}))
 }
 
-async fn model(handle: Data<RuntimeHandle>, id: Path<String>, request: HttpRequest) -> Result<HttpResponse, ApiError> {
+async fn model(handle: Data<RuntimeHandle>, id: Path<String>, request: HttpRequest) -> Result<HttpResponse, HttpError> {
     check_model_name(&id, handle.model())?;
     if anthropic::has_version(request.headers()) {
         return Ok(HttpResponse::Ok().json(api::anthropic::models::card(handle.model())));
@@ -290,23 +241,23 @@ fn model_card(handle: &RuntimeHandle) -> Value {
     })
 }
 
-async fn embed(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, ApiError> {
+async fn embed(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
     let EmbeddingRequest { mut request, format } = body.parse(&handle, embeddings::parse).await?;
     let num_values = request.prompts.len() * handle.model().embedding_size as usize;
     let mut generation = Generation::start(&handle, &mut request).await?;
     generation.finish(drop).await?;
     let prompts = generation.into_answers().into_prompts();
     if prompts.iter().any(|prompt| prompt.facts.embedding.is_none()) {
-        return Err(engine_stopped());
+        return Err(engine_stopped().into());
     }
     body::answer(&handle, EmbeddingList::new(prompts, format, handle.model()), num_values).await
 }
 
-async fn tokenize(handle: SubmittingHandle, request: HttpRequest, body: Body) -> Result<HttpResponse, ApiError> {
+async fn tokenize(handle: SubmittingHandle, request: HttpRequest, body: Body) -> Result<HttpResponse, HttpError> {
     convert(&handle, &request, body, tokenize::tokenize).await
 }
 
-async fn detokenize(handle: SubmittingHandle, request: HttpRequest, body: Body) -> Result<HttpResponse, ApiError> {
+async fn detokenize(handle: SubmittingHandle, request: HttpRequest, body: Body) -> Result<HttpResponse, HttpError> {
     convert(&handle, &request, body, tokenize::detokenize).await
 }
 
@@ -319,7 +270,7 @@ async fn convert<B: BodyFields + 'static, T: Serialize + 'static>(
     request: &HttpRequest,
     body: Body,
     convert: Convert<B, T>,
-) -> Result<HttpResponse, ApiError> {
+) -> Result<HttpResponse, HttpError> {
     let work = move |body: ParsedBody<B>, model: &ModelInfo, budget: &Budget| {
         let (answer, num_tokens) = convert(body, model, budget)?;
         Ok((body::written(&answer)?, num_tokens))
@@ -367,12 +318,12 @@ async fn health() -> HttpResponse {
 }
 
 /// The model is loaded (before that nothing is answered) and requests are admitted and read.
-async fn is_ready(handle: Data<RuntimeHandle>) -> Result<HttpResponse, ApiError> {
+async fn is_ready(handle: Data<RuntimeHandle>) -> Result<HttpResponse, HttpError> {
     if handle.phase().get() != Phase::Serving {
-        return Err(ApiError::draining());
+        return Err(ApiError::draining().into());
     }
     if handle.text().is_stuck() {
-        return Err(ApiError::intake_stuck());
+        return Err(ApiError::intake_stuck().into());
     }
     Ok(HttpResponse::Ok().json(json!({"status": "ready"})))
 }
@@ -381,13 +332,13 @@ async fn version() -> HttpResponse {
     HttpResponse::Ok().json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
-async fn prometheus(_: Watcher, handle: Data<RuntimeHandle>, request: HttpRequest) -> Result<HttpResponse, ApiError> {
+async fn prometheus(_: Watcher, handle: Data<RuntimeHandle>, request: HttpRequest) -> Result<HttpResponse, HttpError> {
     handle.text().report();
     let page = metrics::render().ok_or_else(|| ApiError::not_found(request.path()))?;
     Ok(HttpResponse::Ok().content_type("text/plain; version=0.0.4; charset=utf-8").body(page))
 }
 
-async fn config(_: Admin, tuner: Data<Tuner>) -> Result<HttpResponse, ApiError> {
+async fn config(_: Admin, tuner: Data<Tuner>) -> Result<HttpResponse, HttpError> {
     Ok(HttpResponse::Ok().json(admin::config(&tuner).await?))
 }
 
@@ -396,7 +347,7 @@ async fn change_config(
     handle: Data<RuntimeHandle>,
     tuner: Data<Tuner>,
     body: Body,
-) -> Result<HttpResponse, ApiError> {
+) -> Result<HttpResponse, HttpError> {
     let settings = body.parse(&handle, |ParsedBody { body: AnyFields(settings), problems }, _| {
         problems.check()?;
         Ok(Value::Object(settings))
@@ -405,20 +356,21 @@ async fn change_config(
     Ok(HttpResponse::Ok().json(admin::change(&tuner, &settings).await?))
 }
 
-async fn record(_: Admin, tuner: Data<Tuner>) -> Result<HttpResponse, ApiError> {
+async fn record(_: Admin, tuner: Data<Tuner>) -> Result<HttpResponse, HttpError> {
     Ok(HttpResponse::Ok().json(admin::RecordingWritten::from(tuner.recordings().write().await?)))
 }
 
-async fn fail_step(_: Admin, handle: Data<RuntimeHandle>, tuner: Data<Tuner>) -> Result<HttpResponse, ApiError> {
+async fn fail_step(_: Admin, handle: Data<RuntimeHandle>, tuner: Data<Tuner>) -> Result<HttpResponse, HttpError> {
     if !handle.model().server.get().debug_endpoints {
-        return Err(ApiError::debug_closed());
+        return Err(ApiError::debug_closed().into());
     }
     tuner.fail_next_step().await?;
     Ok(HttpResponse::Ok().json(json!({"status": "the next step fails"})))
 }
 
 async fn openapi_json() -> HttpResponse {
-    HttpResponse::Ok().insert_header(ContentType::json()).body(openapi::json())
+    static TEXT: LazyLock<String> = LazyLock::new(|| openapi::document(&PATHS).to_string());
+    HttpResponse::Ok().insert_header(ContentType::json()).body(TEXT.as_str())
 }
 
 async fn docs() -> HttpResponse {
@@ -426,23 +378,5 @@ async fn docs() -> HttpResponse {
 }
 
 async fn not_found(request: HttpRequest) -> HttpResponse {
-    ApiError::not_found(request.path()).error_response()
-}
-
-impl ResponseError for ApiError {
-    fn status_code(&self) -> StatusCode {
-        StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
-    }
-
-    fn error_response(&self) -> HttpResponse {
-        let mut response = HttpResponse::build(self.status_code());
-        response.insert_header(ContentType::json());
-        if let Some(seconds) = self.retry_after_s {
-            response.insert_header((RETRY_AFTER, seconds));
-        }
-        let mut response = response.json(json!({ "error": self }));
-        // Middleware may write it in another format.
-        response.extensions_mut().insert(self.clone());
-        response
-    }
+    error_response(ApiError::not_found(request.path()))
 }

@@ -1,32 +1,33 @@
 //! The HTTP server: its settings, and the middleware of every request.
 
-use crate::actors::runtime::RuntimeHandle;
-use crate::actors::tuner::Tuner;
-use crate::api::live_server::LiveServer;
-use crate::api::openai::response::new_id;
-use crate::api::openapi::PathAccess;
-use crate::config::{Config, ServerConfig};
-use crate::error::{ApiError, StartError};
-use crate::http::account::{Account, AccountedBody, Closing, Reporter};
-use crate::http::anthropic;
-use crate::http::auth::Keys;
-use crate::http::body::Parsing;
-use crate::http::compression::{encodings, without_identity};
-use crate::http::connection::Connection;
-use crate::http::console::Feed;
-use crate::http::cors::cors;
-use crate::http::routes::{access_to, configure, is_open_to_all_ports, is_private, metrics_path};
-use crate::http::timeouts::{end_stalled_connections, timed_body};
-use crate::http::tls::Certificate;
-use crate::metrics;
-use crate::telemetry::trace::Tracer;
+use crate::account::{Account, AccountedBody, Closing, Reporter};
+use crate::anthropic;
+use crate::auth::Keys;
+use crate::body::Parsing;
+use crate::compression::{encodings, without_identity};
+use crate::connection::Connection;
+use crate::console::Feed;
+use crate::cors::cors;
+use crate::error::error_response;
+use crate::routes::{access_to, configure, is_open_to_all_ports, is_private, matched_path};
+use crate::timeouts::{end_stalled_connections, timed_body};
+use crate::tls::Certificate;
 use actix_web::body::MessageBody;
 use actix_web::dev::{Server, ServerHandle, ServiceRequest, ServiceResponse};
 use actix_web::http::ConnectionType;
 use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
 use actix_web::middleware::{Compress, Next, from_fn};
 use actix_web::web::Data;
-use actix_web::{App, Error, HttpMessage, HttpServer, ResponseError};
+use actix_web::{App, Error, HttpMessage, HttpServer};
+use pagetide_actors::runtime::RuntimeHandle;
+use pagetide_actors::tuner::Tuner;
+use pagetide_api::live_server::LiveServer;
+use pagetide_api::openai::response::new_id;
+use pagetide_api::openapi::PathAccess;
+use pagetide_base::error::{ApiError, StartError};
+use pagetide_config::{Config, ServerConfig};
+use pagetide_metrics as metrics;
+use pagetide_telemetry::trace::Tracer;
 use std::net::{SocketAddr, TcpListener};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -213,7 +214,7 @@ async fn on_its_port(
         let path = request.match_info().as_str();
         if is_private(path) != is_admins && !is_open_to_all_ports(path) {
             let error = ApiError::not_found(path);
-            return Ok(request.into_response(error.error_response()));
+            return Ok(request.into_response(error_response(error)));
         }
     }
     Ok(next.call(request).await?.map_into_boxed_body())
@@ -242,13 +243,13 @@ async fn with_key(
     let who = keys.get().clients.who(request.headers());
     // Handlers of the admin's paths check the key themselves.
     if who.is_none() && access_to(request.path()) == PathAccess::Key {
-        return Ok(request.into_response(ApiError::unauthorized().error_response()));
+        return Ok(request.into_response(error_response(ApiError::unauthorized())));
     }
     let (caller, keyed) = who.unwrap_or_default();
     if let Some(connection) = connection_of(&request)
         && let Err(error) = connection.belong_to(&keyed)
     {
-        let mut refused = error.error_response();
+        let mut refused = error_response(error);
         refused.head_mut().set_connection_type(ConnectionType::Close);
         connection.end_with_answer();
         return Ok(request.into_response(refused));
@@ -269,7 +270,7 @@ async fn around(
 ) -> Result<ServiceResponse, Error> {
     let id = request_id(request.headers());
     let shown_id = id.to_str().unwrap_or_default();
-    let path = metrics_path(request.match_pattern().as_deref());
+    let path = matched_path(request.match_pattern().as_deref());
     let account = Account::open(reporter, shown_id, request.method().as_str(), path, request.headers());
     let connection = connection_of(&request);
     // This also closes the account if the client leaves before there is an answer.
@@ -285,7 +286,7 @@ async fn around(
     if is_anthropics {
         answer = anthropic::in_its_format(answer, &id);
     }
-    let (path, status) = (metrics_path(answer.request().match_pattern().as_deref()), answer.status().as_u16());
+    let (path, status) = (matched_path(answer.request().match_pattern().as_deref()), answer.status().as_u16());
     let head = answer.response_mut().head_mut();
     head.headers_mut().insert(REQUEST_ID, id.clone());
     account.answered(path, status, head.headers_mut());
@@ -297,7 +298,7 @@ async fn around(
     if let Some(connection) = connection.filter(|_| is_clients_last || is_servers_last) {
         connection.end_with_answer();
     }
-    metrics::http_request(path, status);
+    metrics::http_request(path.name, status);
     Ok(answer.map_body(|_, body| AccountedBody::new(body, closing, span)).map_into_boxed_body())
 }
 

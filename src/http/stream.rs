@@ -1,16 +1,16 @@
 //! Answers as server-sent events, in the format of the API that was asked.
 
-use crate::actors::generation::Generation;
-use crate::actors::observer::RequestObserver;
-use crate::actors::runtime::RuntimeHandle;
-use crate::api::events::{WriteEvents, write_pause};
-use crate::api::request::ApiRequest;
-use crate::error::ApiError;
-use crate::metrics;
 use actix_web::HttpResponse;
 use actix_web::http::header::CACHE_CONTROL;
 use actix_web::web::Bytes;
 use futures_util::Stream;
+use pagetide_actors::generation::Generation;
+use pagetide_actors::observer::RequestObserver;
+use pagetide_actors::runtime::RuntimeHandle;
+use pagetide_api::events::{WriteEvents, write_pause};
+use pagetide_api::request::ApiRequest;
+use pagetide_base::error::ApiError;
+use pagetide_metrics as metrics;
 use std::cell::RefCell;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};

@@ -1,7 +1,7 @@
 //! TLS with certificates that are read again while the server runs.
 
-use crate::config::ServerConfig;
-use crate::error::StartError;
+use pagetide_base::error::StartError;
+use pagetide_config::ServerConfig;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};

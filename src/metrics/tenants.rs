@@ -7,8 +7,8 @@
 use super::events::{OUTCOMES, Outcome, QuotaOf, REJECTIONS, Rejection};
 use super::registry::{REGISTRY, Registry};
 use super::table;
-use crate::ids::Tenant;
 use metrics::{Counter, Gauge, Label};
+use pagetide_base::ids::Tenant;
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// Maximum number of labels in the life of a process, besides [`OTHERS`].

@@ -1,9 +1,9 @@
 //! A checkpoint's tensors, memory-mapped from safetensors files.
 
-use crate::backend::{DType, HostTensor};
-use crate::error::StartError;
-use crate::model::bytes::FileBytes;
-use crate::model::files::ModelFiles;
+use crate::bytes::FileBytes;
+use crate::files::ModelFiles;
+use pagetide_backend::{DType, HostTensor};
+use pagetide_base::error::StartError;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, Value};
 use std::collections::{HashMap, HashSet};

@@ -1,12 +1,12 @@
 //! The forward pass: one decoder for all families.
 
-use crate::backend::profile::StepPhase;
-use crate::backend::{Backend, Batch, DType, ExpertsShape, Heads, KvLayout, Norm, TensorRole};
-use crate::error::StartError;
-use crate::model::checkpoint::Checkpoint;
-use crate::model::rope;
-use crate::model::spec::{ModelSpec, NormPlacement, PositionSpec, RopeSpec};
-use crate::model::weights::{LinearLayer, Mlp, Progress, Weights};
+use crate::checkpoint::Checkpoint;
+use crate::rope;
+use crate::spec::{ModelSpec, NormPlacement, PositionSpec, RopeSpec};
+use crate::weights::{LinearLayer, Mlp, Progress, Weights};
+use pagetide_backend::profile::StepPhase;
+use pagetide_backend::{Backend, Batch, DType, ExpertsShape, Heads, KvLayout, Norm, TensorRole};
+use pagetide_base::error::StartError;
 use std::ops::Range;
 
 /// A model on a device, with the memory for the activations of one step.

@@ -1,12 +1,12 @@
 //! A backend that allocates and computes nothing, but counts the memory of a load. Loading onto it finds tensors that
 //! are missing or have the wrong shape before anything is packed.
 
-use crate::backend::{
+use pagetide_backend::{
     Activation, AttentionShape, Backend, Batch, DType, Experts, ExpertsShape, FinishedCopy, HostTensor, KvLayout,
     LogitsRequest, LogitsResult, Norm, Rope, TensorRole, matrix_shape,
 };
-use crate::error::StartError;
-use crate::ids::BlockId;
+use pagetide_base::error::StartError;
+use pagetide_base::ids::BlockId;
 use std::cell::Cell;
 use std::ops::Range;
 

@@ -13,12 +13,12 @@ mod parts;
 mod phi;
 mod rope;
 
-use crate::backend::DType;
-use crate::error::StartError;
-use crate::ids::TokenId;
-use crate::model::files::ModelFiles;
-use crate::model::spec::{Family, ModelSpec};
+use crate::files::ModelFiles;
+use crate::spec::{Family, ModelSpec};
 use fields::Fields;
+use pagetide_backend::DType;
+use pagetide_base::error::StartError;
+use pagetide_base::ids::TokenId;
 use serde_json::{Map, Value};
 
 /// `(architecture in config.json, model_type, family)`.

@@ -1,9 +1,9 @@
 //! The files of a model: in a directory, in the cache of the Hugging Face hub, or inside the program (the demo model).
 
-use crate::error::StartError;
-use crate::model::bytes::FileBytes;
-use crate::model::hub::{self, DEFAULT_REVISION, DownloadProgress, HubAccess, HubModel};
-use crate::model::options::ModelSource;
+use crate::bytes::FileBytes;
+use crate::hub::{self, DEFAULT_REVISION, DownloadProgress, HubAccess, HubModel};
+use crate::options::ModelSource;
+use pagetide_base::error::StartError;
 use serde_json::{Map, Value};
 use std::fs;
 use std::io::{ErrorKind, Read};
@@ -15,7 +15,7 @@ pub const DEMO_MODEL: &str = "demo";
 
 macro_rules! demo_files {
     ($($name:literal),+ $(,)?) => {
-        [$(($name, include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo/", $name)).as_slice())),+]
+        [$(($name, include_bytes!(concat!("../../models/demo/", $name)).as_slice())),+]
     };
 }
 

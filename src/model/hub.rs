@@ -15,12 +15,12 @@ mod meter;
 mod name;
 mod request;
 
-use crate::error::StartError;
 pub use access::HubAccess;
 use cached::{CachedModel, INDEX, SINGLE, shards};
 use failure::Failure;
 pub use meter::DownloadProgress;
 pub use name::{is_name, is_revision};
+use pagetide_base::error::StartError;
 use request::HubRequest;
 use std::path::PathBuf;
 use std::sync::Mutex;

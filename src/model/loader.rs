@@ -7,18 +7,18 @@ mod memory;
 mod null;
 mod sizes;
 
-use crate::backend::DType;
-use crate::backend::cuda::driver;
-use crate::backend::profile::Profile;
-use crate::engine::plan::StepRunner;
-use crate::error::StartError;
-use crate::model::files::ModelFiles;
-use crate::model::options::{DeviceKind, LoadFormat, LoadOptions};
-use crate::model::spec::{Family, ModelSpec};
-use crate::model::weights::Progress;
+use crate::files::ModelFiles;
+use crate::options::{DeviceKind, LoadFormat, LoadOptions};
+use crate::spec::{Family, ModelSpec};
+use crate::step_runner::StepRunner;
+use crate::weights::Progress;
 pub use check::{LoadTarget, check};
 pub use cpu::backend as cpu_backend;
 pub use cuda::{GpuRunner, OpenDevice, load_on_gpu};
+use pagetide_backend::DType;
+use pagetide_backend::cuda::driver;
+use pagetide_backend::profile::Profile;
+use pagetide_base::error::StartError;
 pub use sizes::LoadedModel;
 use sizes::dtype;
 

@@ -1,6 +1,6 @@
 //! What the families call their tensors.
 
-use crate::model::spec::Family;
+use crate::spec::Family;
 
 /// What a family calls its tensors, without `.weight` and `.bias`.
 pub(super) struct TensorNames {

@@ -9,13 +9,14 @@
 //! - Log-probabilities are those of the uniform distribution, where the lowest id is the first of equals.
 //! - Final hidden states are all ones.
 
-use crate::engine::plan::{
-    CopyReport, PlannedSeq, SamplePlan, SampledTokens, SeqOutput, StepOutput, StepPlan, StepRunner, StepTiming,
+use crate::step_runner::StepRunner;
+use pagetide_base::error::StartError;
+use pagetide_base::ids::TokenId;
+use pagetide_base::sampling::params::{PositionLogprobs, Sampled, SamplingParams, TokenLimits, TokenLogprob};
+use pagetide_base::sampling::sampler::Draw;
+use pagetide_engine::plan::{
+    CopyReport, PlannedSeq, SamplePlan, SampledTokens, SeqOutput, StepOutput, StepPlan, StepTiming,
 };
-use crate::error::StartError;
-use crate::ids::TokenId;
-use crate::sampling::params::{PositionLogprobs, Sampled, SamplingParams, TokenLimits, TokenLogprob};
-use crate::sampling::sampler::Draw;
 use std::collections::VecDeque;
 use std::time::Instant;
 

@@ -1,8 +1,8 @@
 //! The options that a model is loaded with.
 
-use crate::backend::cpu::Isa;
-use crate::backend::cuda::driver::DriverOptions;
-use crate::choice::choice;
+use pagetide_backend::cpu::Isa;
+use pagetide_backend::cuda::driver::DriverOptions;
+use pagetide_base::choice;
 
 choice!(
     /// Type of weights and KV cache.

@@ -4,8 +4,8 @@
 //! Everything is computed in float32 in the same order as in transformers, because the models were trained with exactly
 //! these numbers: at position 100,000 the last bit of a frequency is worth a hundredth of a radian.
 
-use crate::backend::Rope;
-use crate::model::spec::{RopeScaling, RopeSpec};
+use crate::spec::{RopeScaling, RopeSpec};
+use pagetide_backend::Rope;
 use std::f64::consts::PI;
 
 /// The frequencies of a head.

@@ -1,22 +1,22 @@
 //! Runs a step plan on a device: copies, one forward pass, samples.
 
-use crate::backend::{
+use crate::decoder::Decoder;
+use crate::step_runner::StepRunner;
+use pagetide_backend::{
     Backend, Batch, BatchSeq, FinishedCopy, KvLayout, LogitsRequest, LogitsResult, LogitsWant, NO_SOURCE,
 };
-use crate::engine::plan::{
-    CopyReport, MAX_STEPS_IN_FLIGHT, PlannedSeq, SamplePlan, SeqOutput, StepOutput, StepPlan, StepRunner, StepTiming,
-    SwapIn,
+use pagetide_base::error::StartError;
+use pagetide_base::ids::{BlockId, CopyId, SeqId};
+use pagetide_base::sampling::params::TokenLimits;
+use pagetide_base::sampling::sampler::Draw;
+use pagetide_engine::plan::{
+    CopyReport, MAX_STEPS_IN_FLIGHT, PlannedSeq, SamplePlan, SeqOutput, StepOutput, StepPlan, StepTiming, SwapIn,
 };
-use crate::error::StartError;
-use crate::ids::{BlockId, CopyId, SeqId};
-use crate::model::decoder::Decoder;
-use crate::sampling::params::TokenLimits;
-use crate::sampling::sampler::Draw;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::time::Instant;
 
-const _: () = assert!(MAX_STEPS_IN_FLIGHT == crate::backend::MAX_STEPS_IN_FLIGHT, "one limit, told to both sides");
+const _: () = assert!(MAX_STEPS_IN_FLIGHT == pagetide_backend::MAX_STEPS_IN_FLIGHT, "one limit, told to both sides");
 
 /// Sizes of the two KV pools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

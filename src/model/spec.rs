@@ -1,8 +1,8 @@
 //! A model as data: the differences between families that the one forward pass reads.
 
-use crate::backend::{Activation, AttentionShape, DType, ExpertsShape, KvLayout, NormKind};
-use crate::error::StartError;
-use crate::ids::TokenId;
+use pagetide_backend::{Activation, AttentionShape, DType, ExpertsShape, KvLayout, NormKind};
+use pagetide_base::error::StartError;
+use pagetide_base::ids::TokenId;
 
 /// The family decides the names of a checkpoint's tensors. Everything else that differs is in [`ModelSpec`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,7 +186,7 @@ const MAX_PARAMETERS: u128 = 1 << 50;
 
 impl ModelSpec {
     /// Rejects impossible sizes before memory is allocated for them.
-    pub(crate) fn check_sizes(&self) -> Result<(), StartError> {
+    pub fn check_sizes(&self) -> Result<(), StartError> {
         let AttentionSpec { num_heads, head_dim, .. } = self.attention;
         let (num_experts, expert_width) =
             self.experts.as_ref().map_or((1, 1), |experts| (experts.num_experts, experts.intermediate_size));

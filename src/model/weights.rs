@@ -1,11 +1,11 @@
 //! Converts the tensors of a checkpoint, which each family names differently, to the fused matrices of the forward
 //! pass.
 
-use crate::backend::{Backend, DType, Experts, HostTensor, Norm, NormKind};
-use crate::error::StartError;
-use crate::model::checkpoint::Checkpoint;
-use crate::model::names::TensorNames;
-use crate::model::spec::{ExpertsSpec, Family, ModelSpec, NormPlacement, PositionSpec};
+use crate::checkpoint::Checkpoint;
+use crate::names::TensorNames;
+use crate::spec::{ExpertsSpec, Family, ModelSpec, NormPlacement, PositionSpec};
+use pagetide_backend::{Backend, DType, Experts, HostTensor, Norm, NormKind};
+use pagetide_base::error::StartError;
 use std::collections::BTreeSet;
 
 /// Is told the bytes read so far and in total, after each tensor. If it fails, so does the load.

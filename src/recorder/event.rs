@@ -2,15 +2,15 @@
 
 use super::labels::{decisive_params, label};
 use super::told::Told;
-use crate::engine::bill::{Tenant, Terms};
-use crate::engine::plan::{CopyReport, SeqOutput, StepOutput, StepTiming};
-use crate::engine::prefix_cache::BlockHash;
-use crate::engine::scheduler::summary::PlanSummary;
-use crate::engine::scheduler::{EngineRequest, Foretold, SearchStep, Tuning};
-use crate::ids::{RequestId, SeqId, TokenId};
-use crate::sampling::params::{
+use pagetide_base::ids::{RequestId, SeqId, TokenId};
+use pagetide_base::sampling::params::{
     BeamParams, EarlyStopping, FinishReason, Pooling, PositionLogprobs, Sampled, SamplingParams,
 };
+use pagetide_engine::bill::{Tenant, Terms};
+use pagetide_engine::plan::{CopyReport, SeqOutput, StepOutput, StepTiming};
+use pagetide_engine::prefix_cache::BlockHash;
+use pagetide_engine::scheduler::summary::PlanSummary;
+use pagetide_engine::scheduler::{EngineRequest, Foretold, SearchStep, Tuning};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 

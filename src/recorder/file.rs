@@ -11,10 +11,10 @@
 
 use super::event::{Event, Timed};
 use super::keyframe::Keyframe;
-use crate::engine::scheduler::SchedulerConfig;
 use flate2::Compression;
 use flate2::read::ZlibDecoder;
 use flate2::write::ZlibEncoder;
+use pagetide_engine::scheduler::SchedulerConfig;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
 use thiserror::Error;
@@ -220,8 +220,8 @@ fn fixed<const N: usize>(bytes: &[u8]) -> [u8; N] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::prefix_cache::EvictionPolicy;
-    use crate::engine::scheduler::test_engine::config;
+    use pagetide_engine::prefix_cache::EvictionPolicy;
+    use pagetide_engine::scheduler::SchedulerConfig;
 
     fn empty(config: SchedulerConfig) -> Recording {
         let header = Header {
@@ -246,7 +246,7 @@ mod tests {
             [(16, 16, true), (MAX_BLOCKS + 1, 0, false), (1, usize::MAX, false)]
         {
             let mut bytes = Vec::new();
-            empty(SchedulerConfig { num_device_blocks, num_swap_blocks, ..config() }).write(&mut bytes).unwrap();
+            empty(SchedulerConfig::new(4, num_device_blocks, num_swap_blocks)).write(&mut bytes).unwrap();
             match Recording::read(&bytes) {
                 Ok(_) => assert!(is_good),
                 Err(error) => {

@@ -1,8 +1,8 @@
 //! The state that a recording starts from.
 
-use crate::engine::prefix_cache::EvictionPolicy;
-use crate::engine::scheduler::SchedulerConfig;
-use crate::engine::state::EngineState;
+use pagetide_engine::prefix_cache::EvictionPolicy;
+use pagetide_engine::scheduler::SchedulerConfig;
+use pagetide_engine::state::EngineState;
 use serde::{Deserialize, Serialize};
 
 /// What a recording starts from.

@@ -1,7 +1,7 @@
 //! What stands for tokens in a file that must not hold them, and what of a request's parameters decisions depend on.
 
-use crate::ids::TokenId;
-use crate::sampling::params::SamplingParams;
+use pagetide_base::ids::TokenId;
+use pagetide_base::sampling::params::SamplingParams;
 
 /// What stands for a token: 0, or from 1 on its place among the tokens that end the request's output.
 pub fn label(params: &SamplingParams, token: TokenId) -> TokenId {

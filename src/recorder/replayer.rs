@@ -3,14 +3,14 @@
 use super::event::{Arrived, Committed, Event, Prompt};
 use super::keyframe::Keyframe;
 use super::told::Told;
-use crate::engine::block_pool::PoolStats;
-use crate::engine::constraint::{Constraint, ConstraintSource};
-use crate::engine::plan::Deliveries;
-use crate::engine::scheduler::summary::PlanSummary;
-use crate::engine::scheduler::{EngineRequest, PlannedStep, Scheduler};
-use crate::engine::state::EngineState;
-use crate::ids::TokenId;
-use crate::sampling::params::TokenMask;
+use pagetide_base::ids::TokenId;
+use pagetide_base::rules::{Constraint, ConstraintSource};
+use pagetide_base::sampling::params::TokenMask;
+use pagetide_engine::block_pool::PoolStats;
+use pagetide_engine::plan::Deliveries;
+use pagetide_engine::scheduler::summary::PlanSummary;
+use pagetide_engine::scheduler::{EngineRequest, PlannedStep, Scheduler};
+use pagetide_engine::state::EngineState;
 use std::sync::Arc;
 
 /// Applies events one by one.

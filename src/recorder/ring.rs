@@ -3,12 +3,12 @@
 use super::event::{Arrived, Committed, Event, Timed};
 use super::keyframe::Keyframe;
 use super::told::Told;
-use crate::engine::constraint::NextToken;
-use crate::engine::plan::{CopyReport, StepOutput};
-use crate::engine::prefix_cache::EvictionPolicy;
-use crate::engine::scheduler::{CommitReport, EngineRequest, PlannedStep, SchedulerConfig, Tuning};
-use crate::engine::state::EngineState;
-use crate::ids::{RequestId, SeqId};
+use pagetide_base::ids::{RequestId, SeqId};
+use pagetide_base::rules::NextToken;
+use pagetide_engine::plan::{CopyReport, StepOutput};
+use pagetide_engine::prefix_cache::EvictionPolicy;
+use pagetide_engine::scheduler::{CommitReport, EngineRequest, PlannedStep, SchedulerConfig, Tuning};
+use pagetide_engine::state::EngineState;
 use postcard::ser_flavors::Flavor;
 use std::collections::VecDeque;
 use std::sync::Arc;

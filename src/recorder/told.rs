@@ -1,10 +1,10 @@
 //! What a commit told the requests' owners, in few bytes: enough to compare two commits, and to say how they differ.
 
-use crate::engine::bill::KvBill;
-use crate::engine::plan::{Deliveries, Delivery};
-use crate::engine::scheduler::summary::{Digest, differ};
-use crate::ids::RequestId;
-use crate::sampling::params::FinishReason;
+use pagetide_base::ids::RequestId;
+use pagetide_base::sampling::params::FinishReason;
+use pagetide_engine::bill::KvBill;
+use pagetide_engine::plan::{Deliveries, Delivery};
+use pagetide_engine::scheduler::summary::{Digest, differ};
 use serde::{Deserialize, Serialize};
 
 /// The deliveries of a step: the samples that ended, and a digest of everything but tokens.

@@ -1,6 +1,6 @@
 //! A finished request as a log line. It never contains text of prompts or outputs.
 
-use crate::telemetry::timeline::{Run, Stages};
+use crate::timeline::{Run, Stages};
 use std::time::{Duration, Instant};
 
 /// The log target of these lines, for filters such as `info,pagetide::access=warn`.

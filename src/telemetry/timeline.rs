@@ -4,7 +4,7 @@
 //! until its last. In both stages it can be paused: a preempted sample waits to come back. A prompt with several
 //! samples counts as paused while any of them is.
 
-use crate::ids::RequestId;
+use pagetide_base::ids::RequestId;
 use std::time::{Duration, Instant};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

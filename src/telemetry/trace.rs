@@ -3,8 +3,7 @@
 //! A request is a span from its first byte to its last. It belongs to the trace in its `traceparent`, or begins a new
 //! one. At its end it gets a child span for each stage of each prompt: queue, prefill, decode, and each pause.
 
-use crate::error::StartError;
-use crate::telemetry::report::Report;
+use crate::report::Report;
 use opentelemetry::propagation::{Extractor, TextMapPropagator};
 use opentelemetry::trace::{
     Span as _, SpanContext, SpanKind, Status, TraceContextExt, Tracer as _, TracerProvider as _,
@@ -15,6 +14,7 @@ use opentelemetry_otlp::{Protocol, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider, Span};
+use pagetide_base::error::StartError;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};

@@ -14,10 +14,10 @@ mod reasoning;
 #[cfg(test)]
 mod tests;
 
-use crate::ids::TokenId;
-use crate::text::tokenizer::Tokenizer;
+use crate::tokenizer::Tokenizer;
 use calls::ToolParser;
 pub use format::{ChatFormat, ReasoningFormat, ToolFormat};
+use pagetide_base::ids::TokenId;
 pub use piece::{ChatPiece, append};
 use reasoning::ReasoningReader;
 pub use reasoning::ReasoningStart;

@@ -7,13 +7,13 @@ mod builtins;
 pub(super) mod meter;
 mod rewrite;
 
-use crate::error::{ApiError, StartError};
-use crate::text::python;
-use crate::text::tokenizer::{named_special_tokens, parse_config};
+use crate::python;
+use crate::tokenizer::{named_special_tokens, parse_config};
 use meter::{Exceeded, MAX_PROBE_STEPS, MAX_STEPS};
 use minijinja::machinery::{eval, make_string_output};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
+use pagetide_base::error::{ApiError, StartError};
 use rewrite::TemplateProgram;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;

@@ -1,9 +1,9 @@
 //! Converts tokens to text one at a time, with the same result as decoding all of them at once.
 
-use crate::ids::TokenId;
-use crate::text::pieces::TokenPiece;
-use crate::text::spaces::{clean_up_spaces, last_word_boundary};
-use crate::text::tokenizer::Tokenizer;
+use crate::pieces::TokenPiece;
+use crate::spaces::{clean_up_spaces, last_word_boundary};
+use crate::tokenizer::Tokenizer;
+use pagetide_base::ids::TokenId;
 use std::sync::Arc;
 
 /// Decodes the tokens of one sample as they arrive. The texts of all pushes and of [`Detokenizer::finish`] together are

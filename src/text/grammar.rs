@@ -1,7 +1,7 @@
 //! Structured output: requirements of a client on the text, as a constraint on tokens.
 //!
 //! A [`GrammarRequest`] describes the required text. [`GrammarCompiler`] makes a
-//! [`ConstraintSource`](crate::engine::constraint::ConstraintSource) of it for the model's vocabulary. llguidance
+//! [`ConstraintSource`](pagetide_base::rules::ConstraintSource) of it for the model's vocabulary. llguidance
 //! parses the text as it grows. The modules here prepare its input: schemas are checked, with the place of errors
 //! (`schema`), llama.cpp's grammars are translated (`gbnf`), the tokenizer is described (`vocabulary`), compiled
 //! grammars are cached and shared (`compiler`), and untrusted grammars are first compiled in another process
@@ -10,7 +10,7 @@
 pub mod compiler;
 mod constraint;
 mod engine;
-pub(crate) mod gbnf;
+pub mod gbnf;
 mod lark;
 mod lexers;
 mod request;
@@ -25,7 +25,7 @@ pub use compiler::GrammarCompiler;
 pub use request::{GrammarLimits, GrammarRequest, GrammarSpec, Whitespace};
 pub use schema::{check_regex, close_objects};
 
-use crate::error::ApiError;
+use pagetide_base::error::ApiError;
 use serde_json::Value;
 
 /// The stack that a thread needs for compiling grammars, which recurses: twice what the largest accepted grammar has

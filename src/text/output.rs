@@ -1,9 +1,9 @@
 //! The text of one sample: detokenizer and stop strings together.
 
-use crate::ids::TokenId;
-use crate::text::detokenizer::Detokenizer;
-use crate::text::stop::StopMatcher;
-use crate::text::tokenizer::Tokenizer;
+use crate::detokenizer::Detokenizer;
+use crate::stop::StopMatcher;
+use crate::tokenizer::Tokenizer;
+use pagetide_base::ids::TokenId;
 use std::collections::VecDeque;
 use std::sync::Arc;
 

@@ -5,8 +5,8 @@
 //! byte-fallback character, and a space to strip at the beginning. Chains that cannot be split this way are rejected at
 //! startup.
 
-use crate::error::StartError;
-use crate::ids::TokenId;
+use pagetide_base::error::StartError;
+use pagetide_base::ids::TokenId;
 use serde_json::Value;
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::{Decoder, Tokenizer as Vocabulary};

@@ -1,6 +1,6 @@
 //! The parts of Python's standard library that chat templates use: `json.dumps` and `strftime`.
 
-use crate::text::chat_template::meter;
+use crate::chat_template::meter;
 use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Error, ErrorKind, Value};
 use std::fmt::Write as _;

@@ -1,10 +1,10 @@
 //! The tokenizer of a checkpoint: `tokenizer.json` and the additions in `tokenizer_config.json`. It behaves like the
 //! fast tokenizer of transformers.
 
-use crate::error::{ApiError, StartError};
-use crate::ids::TokenId;
-use crate::text::pieces::Pieces;
-use crate::text::spaces::clean_up_spaces;
+use crate::pieces::Pieces;
+use crate::spaces::clean_up_spaces;
+use pagetide_base::error::{ApiError, StartError};
+use pagetide_base::ids::TokenId;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::any::Any;

@@ -1,8 +1,8 @@
 //! Cuts a prompt to a number of tokens.
 
-use crate::error::ApiError;
-use crate::ids::TokenId;
-use crate::text::tokenizer::Tokenizer;
+use crate::tokenizer::Tokenizer;
+use pagetide_base::error::ApiError;
+use pagetide_base::ids::TokenId;
 
 /// vLLM's `truncate_prompt_tokens` and `truncation_side`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! `pagetide bench gpu` at sizes that the emulation can do: every figure is there and is finite.
 
 use crate::support::device;
-use pagetide::cli::bench::gpu::{Sizes, measure};
+use pagetide::bench::gpu::{Sizes, measure};
 
 const MODEL: &str = r#"{
   "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",

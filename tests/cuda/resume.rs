@@ -7,15 +7,13 @@ use crate::support::*;
 use pagetide::backend::DType;
 use pagetide::backend::cuda::CudaBackend;
 use pagetide::backend::cuda::device::Device;
-use pagetide::engine::bill::Quota;
-use pagetide::engine::plan::{Delivery, StepRunner};
+use pagetide::engine::plan::Delivery;
 use pagetide::engine::prefix_cache::EvictionPolicy;
-use pagetide::engine::scheduler::{
-    AdmissionPolicy, EngineRequest, PlanStats, PlannedStep, PreemptionMode, SchedulerConfig, SchedulingPolicy,
-};
+use pagetide::engine::scheduler::{EngineRequest, PlanStats, PlannedStep, PreemptionMode, SchedulerConfig};
 use pagetide::engine::state::EngineState;
 use pagetide::ids::RequestId;
 use pagetide::model::runner::{ModelRunner, PoolSizes};
+use pagetide::model::step_runner::StepRunner;
 use pagetide::sampling::params::{Sampled, SamplingParams};
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
@@ -61,25 +59,16 @@ impl EmulatedEngine {
         let pools = PoolSizes { layout, num_device_blocks, num_swap_blocks, max_swap_blocks };
         let runner = ModelRunner::new(backend, decoder, pools);
         let config = SchedulerConfig {
-            block_size,
-            num_device_blocks,
-            num_swap_blocks,
             max_num_seqs: 12,
             max_num_batched_tokens: 40,
-            inter_token_target: None,
             max_model_len: MAX_MODEL_LEN,
-            policy: SchedulingPolicy::Fcfs,
             preemption_mode: mode,
-            admission: AdmissionPolicy::Prompt,
-            watermark_blocks: 0,
             write_behind_blocks: num_device_blocks / 4,
             max_tail_blocks: 1,
-            non_preemptible_blocks: 0,
-            quota: Quota::default(),
-            key_turns: false,
             prefix_caching: true,
             overlap,
             hash_key: [7; 32],
+            ..SchedulerConfig::new(block_size, num_device_blocks, num_swap_blocks)
         };
         Self {
             state: EngineState::new(config, EvictionPolicy::default()),

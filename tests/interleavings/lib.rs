@@ -1,13 +1,16 @@
 //! The parts of Pagetide that share data between threads, compiled from the program's own sources with shuttle's locks
 //! and threads (see `Cargo.toml`). This file has stand-ins for the modules that those parts import.
 
-#[path = "../../src/error.rs"]
-pub mod error;
-#[path = "../../src/ids.rs"]
-pub mod ids;
+// The sources name crates of Pagetide. In this crate these names mean the modules below.
+extern crate self as pagetide_base;
+extern crate self as pagetide_engine;
+extern crate self as pagetide_metrics;
 
-/// Takes the place of `src/sync.rs`.
-mod sync {
+pub use base::{error, ids};
+pub use engine::bill;
+
+/// Takes the place of `src/base/sync.rs`.
+pub mod sync {
     pub use shuttle::sync::{Condvar, Mutex, MutexGuard};
     pub use std::sync::{PoisonError, TryLockError};
 
@@ -33,41 +36,31 @@ mod sync {
     }
 }
 
-#[path = "../../src/engine/bill.rs"]
-pub mod bill;
-
-pub mod engine {
-    pub use crate::bill;
+/// Of the metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rejection {
+    ConcurrencyLimit,
+    RequestLimit,
+    TokenLimit,
+    ConnectionLimit,
 }
 
-/// Metrics that count nothing.
-mod metrics {
-    use crate::engine::bill::Tenant;
-
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub enum Rejection {
-        ConcurrencyLimit,
-        RequestLimit,
-        TokenLimit,
-        ConnectionLimit,
-    }
-
-    pub fn request_rejected(_reason: Rejection, _tenant: Tenant) {}
-}
+/// A metric that counts nothing.
+pub fn request_rejected(_reason: Rejection, _tenant: ids::Tenant) {}
 
 #[path = "../../src/http/limits/limiter.rs"]
 pub mod limiter;
 #[path = "../../src/actors/places.rs"]
 pub mod places;
 
-pub mod backend {
-    /// A finished call of the copier.
-    #[derive(Clone, Copy, Debug)]
-    pub struct FinishedCopy {
-        pub to_device: bool,
-        pub seconds: f64,
-    }
+/// A finished call of the copier.
+#[derive(Clone, Copy, Debug)]
+pub struct FinishedCopy {
+    pub to_device: bool,
+    pub seconds: f64,
+}
 
+pub mod backend {
     pub mod cpu {
         pub(crate) mod memory {
             /// An address that may be sent to other threads.

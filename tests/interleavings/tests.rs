@@ -4,7 +4,7 @@
 //! `PAGETIDE_INTERLEAVINGS=n` sets the number of schedules of each kind.
 
 use pagetide_interleavings::backend::cpu::models;
-use pagetide_interleavings::engine::bill::Tenant;
+use pagetide_interleavings::ids::Tenant;
 use pagetide_interleavings::limiter::{Limiter, Rates, Seat, Ticket};
 use pagetide_interleavings::places::Places;
 use shuttle::rand::Rng;
@@ -133,7 +133,8 @@ fn a_request_gives_back_what_it_took_whoever_ends_it() {
             // The engine may have ended already.
             let _ = cancel.send(());
         });
-        (engine.join().unwrap(), owner.join().unwrap());
+        engine.join().unwrap();
+        owner.join().unwrap();
         assert_eq!(places.num_taken(), 0);
         Ticket::enter(Tenant(1), vec![limiter]).expect("the limit is free again");
     });

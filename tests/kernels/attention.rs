@@ -1,8 +1,8 @@
 //! Rotary embedding, the KV write and paged attention.
 
 use crate::support::*;
-use pagetide::backend::cpu::{CpuBackend, Isa};
-use pagetide::backend::{AttentionShape, Backend, Batch, DType, KvLayout, Rope};
+use pagetide_backend::cpu::{CpuBackend, Isa};
+use pagetide_backend::{AttentionShape, Backend, Batch, DType, KvLayout, Rope};
 use proptest::prelude::*;
 
 /// One sequence's Q, K and V before rotation: `[len, (num_heads + 2 * num_kv_heads) * head_dim]`.
@@ -302,7 +302,7 @@ fn kv_is_rounded_and_laid_out_as_said() {
     batch.slots = vec![2 * 4 + 3];
     backend.begin(&batch);
     backend.rope_and_write_kv(&mut qkv_tensor, &shape, None, 1);
-    let block = backend.device_block(pagetide::ids::BlockId(2));
+    let block = backend.device_block(pagetide_base::ids::BlockId(2));
     let at = |layer: usize, value: usize, head: usize, slot: usize, d: usize| {
         let i = 2 * ((((layer * 2 + value) * 2 + head) * 4 + slot) * 8 + d);
         half::bf16::from_ne_bytes([block[i], block[i + 1]]).to_f32()

@@ -1,9 +1,9 @@
 //! The pools of KV blocks, and calls that the backend must refuse.
 
 use crate::support::*;
-use pagetide::backend::cpu::{CpuBackend, CpuOptions, Isa};
-use pagetide::backend::{AttentionShape, Backend, DType, KvLayout};
-use pagetide::ids::BlockId;
+use pagetide_backend::cpu::{CpuBackend, CpuOptions, Isa};
+use pagetide_backend::{AttentionShape, Backend, DType, KvLayout};
+use pagetide_base::ids::BlockId;
 
 const LAYOUT: KvLayout = KvLayout { num_layers: 3, num_kv_heads: 2, head_dim: 16, block_size: 5, dtype: DType::F16 };
 

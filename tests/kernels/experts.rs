@@ -1,8 +1,8 @@
 //! Layers of experts against plain sums in float64, and the contract that a row does not depend on the others.
 
 use crate::support::*;
-use pagetide::backend::cpu::{CpuBackend, Isa};
-use pagetide::backend::{Activation, Backend, DType, Experts, ExpertsShape, TensorRole};
+use pagetide_backend::cpu::{CpuBackend, Isa};
+use pagetide_backend::{Activation, Backend, DType, Experts, ExpertsShape, TensorRole};
 
 /// Weights as `[rows][cols]`, in numbers that every type can represent.
 struct Layer {

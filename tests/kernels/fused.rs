@@ -4,9 +4,9 @@
 use crate::attention::{layout, rope, shape};
 use crate::random::{blank, company, for_cases, uneven, vector};
 use crate::support::*;
-use pagetide::backend::cpu::{CpuBackend, CpuMatrix, CpuVector, Isa};
-use pagetide::backend::{Activation, AttentionShape, Backend, DType, Heads, Norm, NormKind, Rope, TensorRole};
-use pagetide::ids::BlockId;
+use pagetide_backend::cpu::{CpuBackend, CpuMatrix, CpuVector, Isa};
+use pagetide_backend::{Activation, AttentionShape, Backend, DType, Heads, Norm, NormKind, Rope, TensorRole};
+use pagetide_base::ids::BlockId;
 use std::ops::Range;
 
 /// The weights of a linear layer.

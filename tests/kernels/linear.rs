@@ -1,8 +1,8 @@
 //! Matrix products, the vocabulary product and the embedding, which all use packed matrices.
 
 use crate::support::*;
-use pagetide::backend::cpu::{CpuBackend, Isa};
-use pagetide::backend::{Backend, DType, TensorRole};
+use pagetide_backend::cpu::{CpuBackend, Isa};
+use pagetide_backend::{Backend, DType, TensorRole};
 use proptest::prelude::*;
 
 struct Case {

@@ -6,8 +6,8 @@
 
 use crate::attention::{Pool, Sequence, layout, rope, run, shape};
 use crate::support::*;
-use pagetide::backend::cpu::{CpuBackend, CpuTensor, CpuVector, Isa};
-use pagetide::backend::{
+use pagetide_backend::cpu::{CpuBackend, CpuTensor, CpuVector, Isa};
+use pagetide_backend::{
     Activation, AttentionShape, Backend, DType, Experts, ExpertsShape, Norm, NormKind, Rope, TensorRole,
 };
 use std::fmt::Debug;

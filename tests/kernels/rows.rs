@@ -1,8 +1,8 @@
 //! Norms, residuals, activations, gathering.
 
 use crate::support::*;
-use pagetide::backend::cpu::{CpuBackend, CpuVector, Isa};
-use pagetide::backend::{Activation, AttentionShape, Backend, Batch, DType, Norm, NormKind, TensorRole};
+use pagetide_backend::cpu::{CpuBackend, CpuVector, Isa};
+use pagetide_backend::{Activation, AttentionShape, Backend, Batch, DType, Norm, NormKind, TensorRole};
 use proptest::prelude::*;
 
 fn vector(backend: &CpuBackend, values: &[f32]) -> CpuVector {

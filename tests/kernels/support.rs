@@ -1,7 +1,7 @@
 //! Shared by the tests: seeded numbers, checkpoint tensors, batches.
 
-use pagetide::backend::cpu::{CpuBackend, CpuOptions, CpuTensor, Isa};
-use pagetide::backend::{Backend, Batch, BatchSeq, DType, HostTensor, NO_SOURCE, TensorRole};
+use pagetide_backend::cpu::{CpuBackend, CpuOptions, CpuTensor, Isa};
+use pagetide_backend::{Backend, Batch, BatchSeq, DType, HostTensor, NO_SOURCE, TensorRole};
 
 pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 

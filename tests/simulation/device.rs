@@ -2,10 +2,10 @@
 
 use crate::model::Random;
 use crate::model::{fingerprint, logprob_of, sample, state_of};
-use pagetide::engine::constraint::NextToken;
-use pagetide::engine::plan::{CopyReport, PlannedSeq, SeqOutput, StepOutput, StepPlan};
-use pagetide::engine::scheduler::SchedulerConfig;
-use pagetide::ids::{BlockId, CopyId, SeqId, TokenId};
+use pagetide_base::ids::{BlockId, CopyId, SeqId, TokenId};
+use pagetide_base::rules::NextToken;
+use pagetide_engine::plan::{CopyReport, PlannedSeq, SeqOutput, StepOutput, StepPlan};
+use pagetide_engine::scheduler::SchedulerConfig;
 use std::collections::{HashMap, HashSet, VecDeque};
 
 /// The content of a slot that was never written, or whose copy failed.

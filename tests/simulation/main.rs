@@ -18,9 +18,9 @@ mod tenants;
 mod world;
 
 use model::{Random, VOCAB};
-use pagetide::engine::beam::num_candidates;
-use pagetide::engine::scheduler::{PlanStats, PreemptionMode, SchedulerConfig, SchedulingPolicy};
-use pagetide::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
+use pagetide_base::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
+use pagetide_engine::beam::num_candidates;
+use pagetide_engine::scheduler::{PlanStats, PreemptionMode, SchedulerConfig, SchedulingPolicy};
 use settings::plain_config;
 use world::{Tails, World, random_tokens};
 

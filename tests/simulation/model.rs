@@ -1,10 +1,10 @@
 //! The simulated model: the next token after a context, and the output of a request that runs alone.
 
-use pagetide::engine::beam::{Beam, BeamSearch, OpenBeam};
-use pagetide::engine::constraint::{Constraint, ConstraintSource};
-use pagetide::engine::scheduler::EngineRequest;
-use pagetide::ids::TokenId;
-use pagetide::sampling::params::*;
+use pagetide_base::ids::TokenId;
+use pagetide_base::rules::{Constraint, ConstraintSource};
+use pagetide_base::sampling::params::*;
+use pagetide_engine::beam::{Beam, BeamSearch, OpenBeam};
+use pagetide_engine::scheduler::EngineRequest;
 use std::sync::Arc;
 
 pub const EOS: TokenId = 0;

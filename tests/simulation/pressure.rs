@@ -4,9 +4,9 @@
 use crate::model::*;
 use crate::settings::plain_config;
 use crate::world::*;
-use pagetide::engine::scheduler::{AdmissionPolicy, PreemptionMode, SchedulerConfig};
-use pagetide::ids::RequestId;
-use pagetide::sampling::params::SamplingParams;
+use pagetide_base::ids::RequestId;
+use pagetide_base::sampling::params::SamplingParams;
+use pagetide_engine::scheduler::{AdmissionPolicy, PreemptionMode, SchedulerConfig};
 
 /// The lengths of a request: its prompt, and the most and the least tokens of its output.
 struct Request {

@@ -2,13 +2,13 @@
 
 use crate::model::Random;
 use crate::world::World;
-use pagetide::engine::beam::num_candidates;
-use pagetide::engine::bill::{Quota, Terms};
-use pagetide::engine::scheduler::{
+use pagetide_base::ids::{RequestId, TokenId};
+use pagetide_base::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
+use pagetide_engine::beam::num_candidates;
+use pagetide_engine::bill::{Quota, Terms};
+use pagetide_engine::scheduler::{
     AdmissionPolicy, EngineRequest, PreemptionMode, SchedulerConfig, SchedulingPolicy, Tuning,
 };
-use pagetide::ids::{RequestId, TokenId};
-use pagetide::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
 
 /// The most blocks of the swap pool.
 pub const MOST_SWAP_BLOCKS: u64 = 60;

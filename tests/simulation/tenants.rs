@@ -2,10 +2,10 @@
 
 use crate::settings::plain_config;
 use crate::world::World;
-use pagetide::engine::bill::{Tenant, Terms};
-use pagetide::engine::scheduler::{AdmissionPolicy, EngineRequest, SchedulerConfig};
-use pagetide::ids::RequestId;
-use pagetide::sampling::params::SamplingParams;
+use pagetide_base::ids::RequestId;
+use pagetide_base::sampling::params::SamplingParams;
+use pagetide_engine::bill::{Tenant, Terms};
+use pagetide_engine::scheduler::{AdmissionPolicy, EngineRequest, SchedulerConfig};
 
 const GREEDY: Tenant = Tenant(1);
 const MODEST: Tenant = Tenant(2);

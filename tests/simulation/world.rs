@@ -3,18 +3,18 @@
 use crate::device::Device;
 use crate::model::*;
 use crate::settings::{MOST_SWAP_BLOCKS, random_config};
-use pagetide::engine::beam::num_candidates;
-use pagetide::engine::bill::{Tenant, Terms, most_blocks};
-use pagetide::engine::constraint::ConstraintSource;
-use pagetide::engine::plan::{Delivery, StepOutput, StepPlan};
-use pagetide::engine::prefix_cache::EvictionPolicy;
-use pagetide::engine::scheduler::{
+use pagetide_base::ids::{BlockId, RequestId, SeqId, TokenId};
+use pagetide_base::rules::ConstraintSource;
+use pagetide_base::sampling::params::*;
+use pagetide_engine::beam::num_candidates;
+use pagetide_engine::bill::{Tenant, Terms, most_blocks};
+use pagetide_engine::plan::{Delivery, StepOutput, StepPlan};
+use pagetide_engine::prefix_cache::EvictionPolicy;
+use pagetide_engine::scheduler::{
     EngineRequest, Forecast, Foresight, PlanStats, PlannedStep, SchedulerConfig, TailCopies, TailExcess,
 };
-use pagetide::engine::state::EngineState;
-use pagetide::ids::{BlockId, RequestId, SeqId, TokenId};
-use pagetide::recorder::Recorder;
-use pagetide::sampling::params::*;
+use pagetide_engine::state::EngineState;
+use pagetide_recorder::Recorder;
 use std::collections::{HashMap, VecDeque};
 use std::ops::AddAssign;
 use std::sync::Arc;

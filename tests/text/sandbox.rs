@@ -1,8 +1,8 @@
 //! Grammars that crash or hang the compiler: only the helper process ends.
 
 use pagetide::budget::{Budget, Cancelled};
-use pagetide::engine::constraint::ConstraintSource;
 use pagetide::error::ApiError;
+use pagetide::rules::ConstraintSource;
 use pagetide::text::grammar::sandbox::{self, GrammarLimits};
 use pagetide::text::grammar::{GrammarCompiler, GrammarRequest, GrammarSpec};
 use pagetide::text::tokenizer::Tokenizer;

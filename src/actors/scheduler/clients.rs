@@ -1,13 +1,13 @@
 //! The clients of requests, and what they are sent.
 
-use crate::actors::observer::RequestObserver;
-use crate::actors::pause::Pause;
-use crate::actors::places::Place;
-use crate::api::event::Event;
-use crate::engine::bill::KvBill;
-use crate::engine::plan::Deliveries;
-use crate::ids::RequestId;
-use crate::metrics::tenants::TenantMetrics;
+use crate::observer::RequestObserver;
+use crate::pause::Pause;
+use crate::places::Place;
+use pagetide_api::event::Event;
+use pagetide_base::ids::RequestId;
+use pagetide_engine::bill::KvBill;
+use pagetide_engine::plan::Deliveries;
+use pagetide_metrics::tenants::TenantMetrics;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;

@@ -1,11 +1,11 @@
 //! Copies between the tiers that end while no step runs, and reports of all copies.
 
 use super::SchedulerActor;
-use crate::actors::messages::AwaitCopies;
-use crate::actors::stop::stop_system;
-use crate::engine::plan::CopyReport;
-use crate::metrics;
+use crate::messages::AwaitCopies;
+use crate::stop::stop_system;
 use actix::{ActorFutureExt, AsyncContext, Context, WrapFuture};
+use pagetide_engine::plan::CopyReport;
+use pagetide_metrics as metrics;
 
 impl SchedulerActor {
     /// Waits for the end of a copy while no step runs.

@@ -1,12 +1,12 @@
 //! Handles an executor that fails or hangs: which requests fail, and whether the engine goes on.
 
 use super::SchedulerActor;
-use crate::actors::messages::{ExecutorFailed, Reset};
-use crate::actors::stop::stop_system;
-use crate::config::OnFailure;
-use crate::error::ApiError;
-use crate::metrics;
+use crate::messages::{ExecutorFailed, Reset};
+use crate::stop::stop_system;
 use actix::{ActorFutureExt, AsyncContext, Context, MailboxError, WrapFuture};
+use pagetide_base::error::ApiError;
+use pagetide_config::OnFailure;
+use pagetide_metrics as metrics;
 use std::time::Duration;
 
 impl SchedulerActor {

@@ -1,11 +1,11 @@
 //! Takes keyframes of the engine's state for the flight recorder, and hands out recordings.
 
 use super::SchedulerActor;
-use crate::actors::messages::{ClonePool, TakeRecording};
-use crate::actors::stop::stop_system;
-use crate::engine::state::EngineState;
-use crate::recorder::TooLarge;
+use crate::messages::{ClonePool, TakeRecording};
+use crate::stop::stop_system;
 use actix::{ActorFutureExt, AsyncContext, Context, Handler, MailboxError, MessageResult, WrapFuture};
+use pagetide_engine::state::EngineState;
+use pagetide_recorder::TooLarge;
 
 impl SchedulerActor {
     /// Takes a keyframe, if it is time for one. No step can be planned now, and no message is handled meanwhile.

@@ -1,10 +1,10 @@
 //! The engine's reports in the terms of metrics, which know no engine.
 
-use crate::engine::arbiter::Choice;
-use crate::engine::bill::{Holding, QuotaTier};
-use crate::engine::scheduler::TailExcess;
-use crate::metrics::tenants::TenantHeld;
-use crate::metrics::{ArbiterChoice, QuotaOf, TailReason};
+use pagetide_engine::arbiter::Choice;
+use pagetide_engine::bill::{Holding, QuotaTier};
+use pagetide_engine::scheduler::TailExcess;
+use pagetide_metrics::tenants::TenantHeld;
+use pagetide_metrics::{ArbiterChoice, QuotaOf, TailReason};
 
 pub fn arbiter_choice(choice: Choice) -> ArbiterChoice {
     match choice {

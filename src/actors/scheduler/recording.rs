@@ -1,9 +1,9 @@
 //! Reports the scheduler's calls to the flight recorder.
 
-use crate::actors::recordings;
-use crate::config::RecorderConfig;
-use crate::metrics;
-use crate::recorder::{Cause, RawRecording, Recorder};
+use crate::recordings;
+use pagetide_config::RecorderConfig;
+use pagetide_metrics as metrics;
+use pagetide_recorder::{Cause, RawRecording, Recorder};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 

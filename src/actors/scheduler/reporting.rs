@@ -1,9 +1,9 @@
 //! What the scheduler's reports say, as metrics, totals and log lines.
 
 use super::{SchedulerActor, labels};
-use crate::engine::arbiter::Decision;
-use crate::engine::scheduler::{Admission, Forecast, PlanReport, PlanStats};
-use crate::metrics::{self, Preemption, tenants};
+use pagetide_engine::arbiter::Decision;
+use pagetide_engine::scheduler::{Admission, Forecast, PlanReport, PlanStats};
+use pagetide_metrics::{self as metrics, Preemption, tenants};
 use std::time::Instant;
 
 fn report_decision(decision: &Decision) {

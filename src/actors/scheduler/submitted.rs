@@ -1,10 +1,10 @@
 //! A step that the executor has.
 
-use crate::actors::executor::ModelExecutor;
-use crate::actors::messages::{Execute, Executed};
-use crate::engine::scheduler::Forecast;
-use crate::metrics::{self, StepMetrics};
+use crate::executor::ModelExecutor;
+use crate::messages::{Execute, Executed};
 use actix::dev::Request;
+use pagetide_engine::scheduler::Forecast;
+use pagetide_metrics::{self as metrics, StepMetrics};
 use std::pin::Pin;
 use std::time::Duration;
 

@@ -2,14 +2,14 @@
 
 use super::SchedulerActor;
 use super::clients::News;
-use crate::api::event::Event;
-use crate::engine::bill::KvBill;
-use crate::engine::plan::Delivery;
-use crate::error::ApiError;
-use crate::ids::RequestId;
-use crate::metrics::{self, EndedRequest, Outcome};
-use crate::sampling::params::FinishReason;
 use actix::{ActorFutureExt, AsyncContext, Context, WrapFuture};
+use pagetide_api::event::Event;
+use pagetide_base::error::ApiError;
+use pagetide_base::ids::RequestId;
+use pagetide_base::sampling::params::FinishReason;
+use pagetide_engine::bill::KvBill;
+use pagetide_engine::plan::Delivery;
+use pagetide_metrics::{self as metrics, EndedRequest, Outcome};
 use std::future::poll_fn;
 use std::task::Poll;
 use std::time::Instant;

@@ -1,12 +1,12 @@
 //! Settings that change between two steps.
 
 use super::SchedulerActor;
-use crate::actors::messages::{Resize, Tune};
-use crate::actors::stop::stop_system;
-use crate::engine::block_pool::PoolStats;
-use crate::engine::scheduler::Tuning;
-use crate::error::ApiError;
+use crate::messages::{Resize, Tune};
+use crate::stop::stop_system;
 use actix::{ActorFutureExt, AsyncContext, Context, Handler, ResponseFuture, WrapFuture};
+use pagetide_base::error::ApiError;
+use pagetide_engine::block_pool::PoolStats;
+use pagetide_engine::scheduler::Tuning;
 use tokio::sync::oneshot;
 
 impl Handler<Tune> for SchedulerActor {

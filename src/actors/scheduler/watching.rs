@@ -1,12 +1,12 @@
 //! Takes snapshots for the console.
 
 use super::SchedulerActor;
-use crate::actors::messages::{Look, ViewPool};
-use crate::actors::stop::stop_system;
-use crate::actors::watch::{Snapshot, Watched};
-use crate::engine::scheduler::SchedulerSnapshot;
-use crate::error::ApiError;
+use crate::messages::{Look, ViewPool};
+use crate::stop::stop_system;
+use crate::watch::{Snapshot, Watched};
 use actix::{ActorFutureExt, AsyncContext, Context, Handler, MailboxError, ResponseFuture, WrapFuture};
+use pagetide_base::error::ApiError;
+use pagetide_engine::scheduler::SchedulerSnapshot;
 use std::time::Instant;
 use tokio::sync::oneshot;
 

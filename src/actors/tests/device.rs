@@ -1,9 +1,10 @@
 //! A device that does as the test says.
 
-use crate::engine::plan::{CopyReport, PlannedSeq, SeqOutput, StepOutput, StepPlan, StepRunner, StepTiming};
-use crate::error::StartError;
-use crate::ids::{BlockId, TokenId};
-use crate::sampling::params::Sampled;
+use pagetide_base::error::StartError;
+use pagetide_base::ids::{BlockId, TokenId};
+use pagetide_base::sampling::params::Sampled;
+use pagetide_engine::plan::{CopyReport, PlannedSeq, SeqOutput, StepOutput, StepPlan, StepTiming};
+use pagetide_model::step_runner::StepRunner;
 use smallvec::smallvec;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

@@ -3,16 +3,16 @@
 
 use super::device::{Controls, FakeDevice, LATE_POISON, NONSENSE, POISON, QUICKSAND};
 use super::{BOTH_LOOPS, Settings, World, count, events, tokens, wait_until};
-use crate::actors::executor::ModelExecutor;
-use crate::actors::messages::{Execute, Executed, ExecutorFailed, FailNextStep};
-use crate::api::event::Event;
-use crate::config::{OnFailure, RecorderConfig};
-use crate::engine::plan::{PlannedSeq, StepPlan};
-use crate::error::ApiError;
-use crate::ids::{SeqId, TokenId};
-use crate::recorder::{Cause, Event as Recorded, Header, Recording, Replayer};
+use crate::executor::ModelExecutor;
+use crate::messages::{Execute, Executed, ExecutorFailed, FailNextStep};
 use actix::{Actor, System};
 use futures_executor::block_on;
+use pagetide_api::event::Event;
+use pagetide_base::error::ApiError;
+use pagetide_base::ids::{SeqId, TokenId};
+use pagetide_config::{OnFailure, RecorderConfig};
+use pagetide_engine::plan::{PlannedSeq, StepPlan};
+use pagetide_recorder::{Cause, Event as Recorded, Header, Recording, Replayer};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,7 +1,7 @@
 //! What requests hear of memory pressure, what they may hold, and whose cache is whose.
 
 use super::*;
-use crate::engine::bill::KvBill;
+use pagetide_engine::bill::KvBill;
 
 fn under(preemption_mode: PreemptionMode, overlap: bool) -> World {
     World::with(Settings { preemption_mode, ..Settings::new(overlap) })

@@ -2,9 +2,9 @@
 
 use super::device::{LATE_POISON, POISON};
 use super::*;
-use crate::actors::messages::EventStream;
-use crate::engine::bill::KvBill;
-use crate::engine::block_pool::BlockState;
+use crate::messages::EventStream;
+use pagetide_engine::bill::KvBill;
+use pagetide_engine::block_pool::BlockState;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const FAILURES: usize = 200;

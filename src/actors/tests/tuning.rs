@@ -1,7 +1,7 @@
 //! Settings that change while requests run.
 
 use super::*;
-use crate::engine::block_pool::PoolStats;
+use pagetide_engine::block_pool::PoolStats;
 
 impl World {
     fn tune(&self, tuning: Tuning) -> PoolStats {

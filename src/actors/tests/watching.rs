@@ -1,10 +1,10 @@
 //! Tests of snapshots.
 
 use super::*;
-use crate::actors::watch::Snapshot;
-use crate::engine::block_pool::BlockState;
-use crate::engine::scheduler::SeqPhase;
-use crate::ids::BlockId;
+use crate::watch::Snapshot;
+use pagetide_base::ids::BlockId;
+use pagetide_engine::block_pool::BlockState;
+use pagetide_engine::scheduler::SeqPhase;
 use std::sync::atomic::Ordering;
 
 fn look(world: &World) -> Snapshot {

@@ -1,10 +1,10 @@
 //! The message that answers, whole or in the making.
 
-use crate::api::delta::{Delta, Finish, StopReason};
-use crate::api::items::{AnswerItem, AnswerItems, ItemChange};
-use crate::api::model_info::ModelInfo;
-use crate::api::openai::response::random_hex;
-use crate::api::usage::Usage;
+use crate::delta::{Delta, Finish, StopReason};
+use crate::items::{AnswerItem, AnswerItems, ItemChange};
+use crate::model_info::ModelInfo;
+use crate::openai::response::random_hex;
+use crate::usage::Usage;
 use serde_json::{Map, Value, json};
 
 pub struct MessageAnswer {

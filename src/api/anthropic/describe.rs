@@ -2,14 +2,14 @@
 #![allow(dead_code, reason = "the shapes are only described: see answer, stream and error, which write them")]
 
 use super::request::{MessagesFields, PROMPT_FIELDS};
-use crate::api::chat::TemplateFields;
-use crate::api::fields::memory::MemoryFields;
-use crate::api::fields::model::ModelField;
-use crate::api::fields::sampling::SamplingFields;
-use crate::api::fields::shared::SHARED;
-use crate::api::fields::structured::StructuredFields;
-use crate::api::openapi::{Operation, Tag};
-use crate::api::usage::KvUsage;
+use crate::chat::TemplateFields;
+use crate::fields::memory::MemoryFields;
+use crate::fields::model::ModelField;
+use crate::fields::sampling::SamplingFields;
+use crate::fields::shared::SHARED;
+use crate::fields::structured::StructuredFields;
+use crate::openapi::{Operation, Tag};
+use crate::usage::KvUsage;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 

@@ -1,6 +1,6 @@
 //! Errors in Anthropic's format.
 
-use crate::error::ApiError;
+use pagetide_base::error::ApiError;
 use serde_json::{Value, json};
 
 /// `{"type": "error", "error": {"type": …, "message": …}}`

@@ -1,8 +1,8 @@
 //! Anthropic's messages and content blocks as the messages that chat templates know.
 
-use crate::api::chat::messages::CallArguments;
-use crate::api::checks::{object, shown, string, wrong_type};
-use crate::error::ApiError;
+use crate::chat::messages::CallArguments;
+use crate::checks::{object, shown, string, wrong_type};
+use pagetide_base::error::ApiError;
 use serde_json::{Map, Value, json};
 
 /// Adds the messages to `written`. True where the last one is the beginning of the answer.

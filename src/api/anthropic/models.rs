@@ -1,6 +1,6 @@
 //! `GET /v1/models` as Anthropic's clients read it.
 
-use crate::api::model_info::ModelInfo;
+use crate::model_info::ModelInfo;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;

@@ -1,19 +1,19 @@
 //! The body of `POST /v1/messages` as a chat.
 
 use super::messages::{self, text_blocks};
-use crate::api::body::fields::{FieldSource, typed_fields};
-use crate::api::body::refused::{Refused, RefusedTable};
-use crate::api::body::{BodyFields, FieldProblems, ParsedBody, body, body_fields};
-use crate::api::chat::Chat;
-use crate::api::chat::tools::{AskedTool, CallableFunction, FunctionPath, Tools, shown_tool};
-use crate::api::checks::{in_range, object, optional_string, string, wrong_type};
-use crate::api::fields::model::ModelField;
-use crate::api::fields::sampling::max_tokens;
-use crate::api::fields::shared::SharedFields;
-use crate::api::model_info::ModelInfo;
-use crate::api::request::{ApiRequest, FieldNames};
-use crate::error::ApiError;
-use crate::text::grammar::{GrammarRequest, GrammarSpec};
+use crate::body::fields::{FieldSource, typed_fields};
+use crate::body::refused::{Refused, RefusedTable};
+use crate::body::{BodyFields, FieldProblems, ParsedBody, body, body_fields};
+use crate::chat::Chat;
+use crate::chat::tools::{AskedTool, CallableFunction, FunctionPath, Tools, shown_tool};
+use crate::checks::{in_range, object, optional_string, string, wrong_type};
+use crate::fields::model::ModelField;
+use crate::fields::sampling::max_tokens;
+use crate::fields::shared::SharedFields;
+use crate::model_info::ModelInfo;
+use crate::request::{ApiRequest, FieldNames};
+use pagetide_base::error::ApiError;
+use pagetide_text::grammar::{GrammarRequest, GrammarSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;

@@ -2,11 +2,11 @@
 
 use super::answer::{MessageAnswer, empty_block};
 use super::error::error_body;
-use crate::api::delta::Delta;
-use crate::api::events::{WriteEvents, write_named_event};
-use crate::api::fold::AnswerFold;
-use crate::api::items::{AnswerItem, ItemChange};
-use crate::error::ApiError;
+use crate::delta::Delta;
+use crate::events::{WriteEvents, write_named_event};
+use crate::fold::AnswerFold;
+use crate::items::{AnswerItem, ItemChange};
+use pagetide_base::error::ApiError;
 use serde_json::{Value, json};
 
 pub struct MessageEvents {

@@ -1,8 +1,8 @@
 //! Fields of a body: which there are, and how each is read.
 
 use super::ids::Ids;
-use crate::api::checks::type_error;
-use crate::error::ApiError;
+use crate::checks::type_error;
+use pagetide_base::error::ApiError;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Map, Value};
@@ -140,11 +140,11 @@ impl FromJson for Map<String, Value> {
 /// Types that are read as serde reads them.
 macro_rules! typed_fields {
     ($($type:ty),+) => {
-        $(impl $crate::api::body::fields::FromJson for $type {
+        $(impl $crate::body::fields::FromJson for $type {
             fn from_json(
                 value: serde_json::Value,
-            ) -> Result<Self, $crate::api::body::fields::WrongType> {
-                $crate::api::body::fields::typed(value)
+            ) -> Result<Self, $crate::body::fields::WrongType> {
+                $crate::body::fields::typed(value)
             }
         })+
     };
@@ -219,15 +219,15 @@ macro_rules! body_fields {
             $($(#[$field_meta])* $field_vis $field: $type,)*
         }
 
-        impl $crate::api::body::fields::BodyFields for $name {
-            fn read<S: $crate::api::body::fields::FieldSource>(
+        impl $crate::body::fields::BodyFields for $name {
+            fn read<S: $crate::body::fields::FieldSource>(
                 &mut self,
                 name: &str,
                 source: &mut S,
             ) -> Result<bool, S::Error> {
                 match name {
                     $(stringify!($field) => {
-                        self.$field = $crate::api::body::fields::ReadField::read(name, source)?;
+                        self.$field = $crate::body::fields::ReadField::read(name, source)?;
                     })*
                     _ => return Ok(false),
                 }
@@ -256,17 +256,17 @@ macro_rules! body {
             $($(#[$part_meta])* $part_vis $part: $type,)*
         }
 
-        impl $crate::api::body::fields::BodyFields for $name {
-            fn read<S: $crate::api::body::fields::FieldSource>(
+        impl $crate::body::fields::BodyFields for $name {
+            fn read<S: $crate::body::fields::FieldSource>(
                 &mut self,
                 name: &str,
                 source: &mut S,
             ) -> Result<bool, S::Error> {
-                Ok($($crate::api::body::fields::BodyFields::read(&mut self.$part, name, source)? ||)* false)
+                Ok($($crate::body::fields::BodyFields::read(&mut self.$part, name, source)? ||)* false)
             }
 
             fn add_names(names: &mut Vec<&'static str>) {
-                $(<$type as $crate::api::body::fields::BodyFields>::add_names(names);)*
+                $(<$type as $crate::body::fields::BodyFields>::add_names(names);)*
             }
         }
     };

@@ -1,9 +1,9 @@
 //! Prompts as they are in a body: token ids straight from the bytes, four bytes each.
 
 use super::value::{Count, ValueSeed};
-use crate::api::checks::{shown, token_id, type_error};
-use crate::error::ApiError;
-use crate::ids::TokenId;
+use crate::checks::{shown, token_id, type_error};
+use pagetide_base::error::ApiError;
+use pagetide_base::ids::TokenId;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Number, Value};

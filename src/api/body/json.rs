@@ -5,7 +5,7 @@
 use super::fields::{BodyFields, FieldProblems, FieldSource};
 use super::ids::{Ids, IdsSeed};
 use super::value::{Bounds, Count, ValueSeed};
-use crate::error::ApiError;
+use pagetide_base::error::ApiError;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use std::fmt;
@@ -137,7 +137,7 @@ impl<'de, A: MapAccess<'de>> FieldSource for MapFields<'_, 'de, A> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::body::fields::AnyFields;
+    use crate::body::fields::AnyFields;
     use serde_json::json;
 
     const BOUNDS: Bounds = Bounds { max_values: 10, max_prompts: 3 };
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn broken_json_is_reported_before_a_wrong_type() {
-        type Sampling = crate::api::fields::sampling::SamplingFields;
+        type Sampling = crate::fields::sampling::SamplingFields;
         let error = super::read::<Sampling>(b"{\"n\": \"two\", ", BOUNDS).unwrap_err();
         assert!(error.message.contains("not JSON") && error.param.is_none(), "{error}");
         let ParsedBody { body, problems } = super::read::<Sampling>(b"{\"n\": \"two\", \"top_k\": 3}", BOUNDS).unwrap();

@@ -2,7 +2,7 @@
 //! refused where they ask for something.
 
 use super::fields::{BodyFields, FieldSource};
-use crate::error::ApiError;
+use pagetide_base::error::ApiError;
 use serde_json::Value;
 use std::fmt::Debug;
 use std::marker::PhantomData;

@@ -1,6 +1,6 @@
 //! JSON values, counted as they are read: a body may make the server hold only so many of them.
 
-use crate::error::ApiError;
+use pagetide_base::error::ApiError;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 use std::cell::{Cell, RefCell};

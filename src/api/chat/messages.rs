@@ -1,7 +1,7 @@
 //! Parts of messages that all APIs write the same way for the chat template.
 
-use crate::api::body::value::{Bounds, EmbeddedJson};
-use crate::error::ApiError;
+use crate::body::value::{Bounds, EmbeddedJson};
+use pagetide_base::error::ApiError;
 use serde_json::{Map, Value};
 
 /// JSON values in the arguments of all calls of a conversation.

@@ -1,10 +1,10 @@
 //! What the chat template is given.
 
-use crate::api::body::body_fields;
-use crate::api::checks::one_of;
-use crate::api::model_info::ModelInfo;
-use crate::api::prompt::ChatPrompt;
-use crate::error::ApiError;
+use crate::body::body_fields;
+use crate::checks::one_of;
+use crate::model_info::ModelInfo;
+use crate::prompt::ChatPrompt;
+use pagetide_base::error::ApiError;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 

@@ -1,10 +1,10 @@
 //! The functions that the model may call, and those that it has to call.
 
-use crate::api::checks::shown;
-use crate::api::model_info::ModelInfo;
-use crate::error::ApiError;
-use crate::text::chat_output::{ToolFormat, grammar};
-use crate::text::grammar::{GrammarRequest, GrammarSpec};
+use crate::checks::shown;
+use crate::model_info::ModelInfo;
+use pagetide_base::error::ApiError;
+use pagetide_text::chat_output::{ToolFormat, grammar};
+use pagetide_text::grammar::{GrammarRequest, GrammarSpec};
 use serde_json::{Map, Value, json};
 
 /// Characters of a function's name: Anthropic's limit, OpenAI's is 64.
@@ -160,7 +160,7 @@ impl Tools {
 
     /// The choice, the functions that may be called, and the number of tools that are shown.
     #[cfg(test)]
-    pub(crate) fn choice(&self) -> (ToolChoice, Vec<&str>, usize) {
+    pub fn choice(&self) -> (ToolChoice, Vec<&str>, usize) {
         (self.choice, self.functions.iter().map(|function| function.name.as_str()).collect(), self.shown.len())
     }
 }
@@ -171,7 +171,7 @@ pub fn no_such_tool(param: &str, name: &str) -> ApiError {
 
 impl CallableFunction {
     #[cfg(test)]
-    pub(crate) fn parameters(&self) -> &Value {
+    pub fn parameters(&self) -> &Value {
         &self.parameters
     }
 

@@ -1,10 +1,10 @@
 //! `best_of` and beam search: several outputs, of which the best are the answer.
 
 use super::sampling::{MAX_N, SamplingFields};
-use crate::api::checks::{in_range, shown};
-use crate::api::request::AnswerOptions;
-use crate::error::ApiError;
-use crate::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
+use crate::checks::{in_range, shown};
+use crate::request::AnswerOptions;
+use pagetide_base::error::ApiError;
+use pagetide_base::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
 use serde_json::Value;
 
 /// Beams of one request at most.

@@ -1,10 +1,10 @@
 //! What a request says of KV memory: what it wants to hear of it, and on which terms it holds it.
 
-use crate::api::body::body_fields;
-use crate::api::checks::in_range;
-use crate::api::model_info::ModelInfo;
-use crate::engine::bill::Terms;
-use crate::error::ApiError;
+use crate::body::body_fields;
+use crate::checks::in_range;
+use crate::model_info::ModelInfo;
+use pagetide_base::error::ApiError;
+use pagetide_engine::bill::Terms;
 use std::time::Duration;
 
 /// An hour.

@@ -1,9 +1,9 @@
 //! The model that a body asks for.
 
-use crate::api::body::{FieldProblems, body_fields};
-use crate::api::checks::shortened;
-use crate::api::model_info::ModelInfo;
-use crate::error::ApiError;
+use crate::body::{FieldProblems, body_fields};
+use crate::checks::shortened;
+use crate::model_info::ModelInfo;
+use pagetide_base::error::ApiError;
 
 body_fields! {
     /// What every body may say.

@@ -1,15 +1,15 @@
 //! The fields that all APIs share which generate text, and their ranges.
 
-use crate::api::body::body_fields;
-use crate::api::checks::{in_range, one_of, shown, token_id};
-use crate::api::fields::memory::MemoryFields;
-use crate::api::model_info::ModelInfo;
-use crate::api::prompt::Prompt;
-use crate::api::request::{AnswerOptions, ApiRequest, FieldNames, PromptRequest, StreamOptions};
-use crate::error::ApiError;
-use crate::sampling::params::{MAX_REPETITION_PENALTY, MAX_TEMPERATURE, SamplingParams, TokenMask};
-use crate::text::output::OutputOptions;
-use crate::text::truncation::{Side, Truncation};
+use crate::body::body_fields;
+use crate::checks::{in_range, one_of, shown, token_id};
+use crate::fields::memory::MemoryFields;
+use crate::model_info::ModelInfo;
+use crate::prompt::Prompt;
+use crate::request::{AnswerOptions, ApiRequest, FieldNames, PromptRequest, StreamOptions};
+use pagetide_base::error::ApiError;
+use pagetide_base::sampling::params::{MAX_REPETITION_PENALTY, MAX_TEMPERATURE, SamplingParams, TokenMask};
+use pagetide_text::output::OutputOptions;
+use pagetide_text::truncation::{Side, Truncation};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 use utoipa::ToSchema;

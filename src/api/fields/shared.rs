@@ -3,8 +3,8 @@
 use super::memory::MemoryFields;
 use super::sampling::SamplingFields;
 use super::structured::StructuredFields;
-use crate::api::body::{BodyFields, FieldSource};
-use crate::api::chat::TemplateFields;
+use crate::body::{BodyFields, FieldSource};
+use crate::chat::TemplateFields;
 
 /// Fields with the same name and meaning in every chat API: what OpenAI's APIs share, and vLLM's additions.
 pub const SHARED: &[&str] = &[

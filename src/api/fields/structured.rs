@@ -2,10 +2,10 @@
 //! `guided_*`, llama.cpp's `grammar`. Each becomes a [`GrammarRequest`]; a request has one of them at most.
 
 use super::sampling::SamplingFields;
-use crate::api::body::body_fields;
-use crate::api::checks::shown;
-use crate::error::ApiError;
-use crate::text::grammar::{GrammarRequest, GrammarSpec, Whitespace, check_regex, close_objects};
+use crate::body::body_fields;
+use crate::checks::shown;
+use pagetide_base::error::ApiError;
+use pagetide_text::grammar::{GrammarRequest, GrammarSpec, Whitespace, check_regex, close_objects};
 use serde_json::Value;
 use utoipa::ToSchema;
 
@@ -309,7 +309,7 @@ fn choices(param: &str, value: &Value) -> Result<Vec<String>, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::body::{body, read_value};
+    use crate::body::{body, read_value};
     use serde_json::json;
 
     body! {

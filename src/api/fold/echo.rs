@@ -1,9 +1,9 @@
 //! The echoed prompt at the beginning of an answer.
 
-use crate::api::prompt::Prompt;
-use crate::ids::TokenId;
-use crate::text::detokenizer::Detokenizer;
-use crate::text::tokenizer::Tokenizer;
+use crate::prompt::Prompt;
+use pagetide_base::ids::TokenId;
+use pagetide_text::detokenizer::Detokenizer;
+use pagetide_text::tokenizer::Tokenizer;
 use std::sync::Arc;
 
 /// What an answer with `echo` begins with; `None`: the text of the prompt's tokens. `is_cut`: the prompt may be cut to

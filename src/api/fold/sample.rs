@@ -1,12 +1,12 @@
 //! One choice in the making.
 
-use crate::api::delta::{Delta, Finish};
-use crate::api::request::AnswerOptions;
-use crate::ids::TokenId;
-use crate::sampling::params::PositionLogprobs;
-use crate::text::chat_output::{ChatParser, ChatPiece};
-use crate::text::output::{OutputText, Piece};
-use crate::text::tokenizer::Tokenizer;
+use crate::delta::{Delta, Finish};
+use crate::request::AnswerOptions;
+use pagetide_base::ids::TokenId;
+use pagetide_base::sampling::params::PositionLogprobs;
+use pagetide_text::chat_output::{ChatParser, ChatPiece};
+use pagetide_text::output::{OutputText, Piece};
+use pagetide_text::tokenizer::Tokenizer;
 use std::collections::VecDeque;
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
 //! Fields of OpenAI's API that are read and change nothing here, or nothing yet: a wrong type is an error all the same.
 
-use crate::api::body::body_fields;
-use crate::api::chat::template::words;
-use crate::api::checks::{check_metadata, one_of};
-use crate::error::ApiError;
+use crate::body::body_fields;
+use crate::chat::template::words;
+use crate::checks::{check_metadata, one_of};
+use pagetide_base::error::ApiError;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 

@@ -3,20 +3,20 @@
 use super::accepted::{AcceptedChatFields, AcceptedFields};
 use super::tools::ToolFields;
 use super::unsupported::UnsupportedFields;
-use crate::api::body::refused::Refused;
-use crate::api::body::{ParsedBody, body, body_fields};
-use crate::api::chat::messages::CallArguments;
-use crate::api::chat::{Chat, TemplateFields};
-use crate::api::checks::shown;
-use crate::api::fields::memory::MemoryFields;
-use crate::api::fields::model::ModelField;
-use crate::api::fields::sampling::{SamplingFields, max_tokens, num_logprobs};
-use crate::api::fields::structured::StructuredFields;
-use crate::api::model_info::ModelInfo;
-use crate::api::openapi::answers::{ChatCompletion, ChatCompletionChunk};
-use crate::api::openapi::{Operation, Tag};
-use crate::api::request::{ApiRequest, FieldNames};
-use crate::error::ApiError;
+use crate::body::refused::Refused;
+use crate::body::{ParsedBody, body, body_fields};
+use crate::chat::messages::CallArguments;
+use crate::chat::{Chat, TemplateFields};
+use crate::checks::shown;
+use crate::fields::memory::MemoryFields;
+use crate::fields::model::ModelField;
+use crate::fields::sampling::{SamplingFields, max_tokens, num_logprobs};
+use crate::fields::structured::StructuredFields;
+use crate::model_info::ModelInfo;
+use crate::openapi::answers::{ChatCompletion, ChatCompletionChunk};
+use crate::openapi::{Operation, Tag};
+use crate::request::{ApiRequest, FieldNames};
+use pagetide_base::error::ApiError;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
@@ -302,7 +302,7 @@ fn tool_call(param: &str, call: &mut Value, call_arguments: &CallArguments) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::chat::messages::MAX_ARGUMENT_VALUES;
+    use crate::chat::messages::MAX_ARGUMENT_VALUES;
 
     fn messages_of(messages: Value) -> Result<Vec<Value>, ApiError> {
         checked_messages(serde_json::from_value(messages).unwrap())

@@ -2,22 +2,22 @@
 
 use super::accepted::AcceptedFields;
 use super::unsupported::UnsupportedFields;
-use crate::api::body::fields::IdsField;
-use crate::api::body::ids::{Ids, OneOf};
-use crate::api::body::refused::Refused;
-use crate::api::body::{ParsedBody, body, body_fields};
-use crate::api::checks::shown;
-use crate::api::fields::memory::MemoryFields;
-use crate::api::fields::model::ModelField;
-use crate::api::fields::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs};
-use crate::api::fields::structured::StructuredFields;
-use crate::api::model_info::ModelInfo;
-use crate::api::openapi::answers::TextCompletion;
-use crate::api::openapi::{Operation, Tag};
-use crate::api::prompt::Prompt;
-use crate::api::request::{AnswerOptions, ApiRequest, FieldNames, PromptRequest};
-use crate::error::ApiError;
-use crate::sampling::params::SamplingParams;
+use crate::body::fields::IdsField;
+use crate::body::ids::{Ids, OneOf};
+use crate::body::refused::Refused;
+use crate::body::{ParsedBody, body, body_fields};
+use crate::checks::shown;
+use crate::fields::memory::MemoryFields;
+use crate::fields::model::ModelField;
+use crate::fields::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs};
+use crate::fields::structured::StructuredFields;
+use crate::model_info::ModelInfo;
+use crate::openapi::answers::TextCompletion;
+use crate::openapi::{Operation, Tag};
+use crate::prompt::Prompt;
+use crate::request::{AnswerOptions, ApiRequest, FieldNames, PromptRequest};
+use pagetide_base::error::ApiError;
+use pagetide_base::sampling::params::SamplingParams;
 use serde_json::Value;
 use utoipa::ToSchema;
 
@@ -173,7 +173,7 @@ fn wrong_prompt(param: &str, got: &Value) -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::body::{Bounds, read, read_value};
+    use crate::body::{Bounds, read, read_value};
     use serde_json::json;
 
     fn prompts_of(body: ParsedBody<CompletionBody>) -> Result<Vec<Prompt>, ApiError> {

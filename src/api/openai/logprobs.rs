@@ -1,9 +1,9 @@
 //! Log-probabilities in the shapes of the two APIs, and vLLM's `prompt_logprobs`.
 
-use crate::api::delta::Position;
-use crate::ids::TokenId;
-use crate::sampling::params::{PositionLogprobs, TokenLogprob};
-use crate::text::tokenizer::Tokenizer;
+use crate::delta::Position;
+use pagetide_base::ids::TokenId;
+use pagetide_base::sampling::params::{PositionLogprobs, TokenLogprob};
+use pagetide_text::tokenizer::Tokenizer;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;

@@ -1,6 +1,6 @@
 //! A chat's message and its deltas, made of the pieces that the output was read as.
 
-use crate::text::chat_output::ChatPiece;
+use pagetide_text::chat_output::ChatPiece;
 use serde::Serialize;
 use std::borrow::Cow;
 

@@ -1,14 +1,15 @@
 //! A chat's or completion's answer as chunks.
 
 use super::Endpoint;
+use super::error::ErrorAnswer;
 use super::response::OpenAiAnswer;
-use crate::api::delta::Delta;
-use crate::api::events::WriteEvents;
-use crate::api::fold::AnswerFold;
-use crate::api::model_info::ModelInfo;
-use crate::api::request::{ApiRequest, StreamOptions};
-use crate::api::usage::Usage;
-use crate::error::ApiError;
+use crate::delta::Delta;
+use crate::events::WriteEvents;
+use crate::fold::AnswerFold;
+use crate::model_info::ModelInfo;
+use crate::request::{ApiRequest, StreamOptions};
+use crate::usage::Usage;
+use pagetide_base::error::ApiError;
 
 pub struct Chunks {
     answer: OpenAiAnswer,
@@ -53,7 +54,7 @@ impl WriteEvents for Chunks {
     }
 
     fn error(&mut self, out: &mut Vec<u8>, error: &ApiError) {
-        let body = serde_json::json!({ "error": error });
+        let body = serde_json::json!(ErrorAnswer::from(error));
         self.event(out, |out, _| out.extend_from_slice(body.to_string().as_bytes()));
     }
 

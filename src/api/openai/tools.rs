@@ -1,9 +1,9 @@
 //! `tools`, `tool_choice` and `parallel_tool_calls` of a chat.
 
-use crate::api::body::body_fields;
-use crate::api::chat::tools::{AskedTool, CallableFunction, FunctionPath, Tools, function_name, no_such_tool};
-use crate::api::checks::shown;
-use crate::error::ApiError;
+use crate::body::body_fields;
+use crate::chat::tools::{AskedTool, CallableFunction, FunctionPath, Tools, function_name, no_such_tool};
+use crate::checks::shown;
+use pagetide_base::error::ApiError;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
@@ -170,8 +170,8 @@ fn allow(tools: &mut Tools, param: &str, allowed: &Map<String, Value>) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::body::read_value;
-    use crate::api::chat::tools::ToolChoice;
+    use crate::body::read_value;
+    use crate::chat::tools::ToolChoice;
     use serde_json::json;
 
     fn tools_of(body: &Value) -> Result<Tools, ApiError> {

@@ -1,7 +1,7 @@
 //! Fields of OpenAI and vLLM that change what is generated and that this server does not have. Ignoring them would
 //! give a wrong answer with status 200, so they are refused where they ask for something.
 
-use crate::api::body::refused::RefusedTable;
+use crate::body::refused::RefusedTable;
 use serde_json::Value;
 
 /// Chat's and completions' fields that may be given only as null, false, or empty.
@@ -44,9 +44,9 @@ fn asks_for_something(value: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::body::read_value;
-    use crate::api::body::refused::Refused;
-    use crate::error::ApiError;
+    use crate::body::read_value;
+    use crate::body::refused::Refused;
+    use pagetide_base::error::ApiError;
     use serde_json::json;
 
     fn refuse(body: &Value) -> Result<(), ApiError> {

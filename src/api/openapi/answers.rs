@@ -1,10 +1,10 @@
-//! Shapes of the answers that [`crate::api::openai::response`] writes. They are never made: the writer has one struct
+//! Shapes of the answers that [`crate::openai::response`] writes. They are never made: the writer has one struct
 //! for all four, with borrowed parts. `tests/http/openapi.rs` checks real answers against them.
 #![allow(dead_code, reason = "only described")]
 
-use crate::api::delta::StopReason;
-use crate::api::openai::logprobs::{ChatLogprobs, CompletionLogprobs};
-use crate::api::usage::Usage;
+use crate::delta::StopReason;
+use crate::openai::logprobs::{ChatLogprobs, CompletionLogprobs};
+use crate::usage::Usage;
 use std::collections::HashMap;
 use utoipa::ToSchema;
 

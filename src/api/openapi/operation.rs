@@ -1,6 +1,6 @@
 //! What the description says of one path.
 
-use crate::error::ApiError;
+use crate::openai::error::ErrorAnswer;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use utoipa::openapi::{RefOr, Schema};
@@ -59,7 +59,7 @@ struct Form {
     required: Vec<&'static str>,
 }
 
-/// What one path takes and gives. Made by the module that answers it: see `describe` in [`crate::api::openai::chat`].
+/// What one path takes and gives. Made by the module that answers it: see `describe` in [`crate::openai::chat`].
 pub struct Operation {
     tag: Tag,
     id: &'static str,
@@ -295,13 +295,6 @@ impl Operation {
         operation["security"] = security;
         operation
     }
-}
-
-/// The body of an error.
-#[derive(ToSchema)]
-#[allow(dead_code, reason = "written as {\"error\": …} by its ResponseError")]
-struct ErrorAnswer {
-    error: ApiError,
 }
 
 fn error(status: u16, schema: &str) -> Value {

@@ -1,15 +1,15 @@
 //! The response object, whole or in the making.
 
 use super::request::ResponseSettings;
-use crate::api::delta::{Delta, Position};
-use crate::api::items::{AnswerItem, AnswerItems, ItemChange};
-use crate::api::model_info::ModelInfo;
-use crate::api::openai::logprobs::chat_position;
-use crate::api::openai::response::{random_hex, unix_time_s};
-use crate::api::request::ApiRequest;
-use crate::api::usage::Usage;
-use crate::error::ApiError;
-use crate::text::tokenizer::Tokenizer;
+use crate::delta::{Delta, Position};
+use crate::items::{AnswerItem, AnswerItems, ItemChange};
+use crate::model_info::ModelInfo;
+use crate::openai::logprobs::chat_position;
+use crate::openai::response::{random_hex, unix_time_s};
+use crate::request::ApiRequest;
+use crate::usage::Usage;
+use pagetide_base::error::ApiError;
+use pagetide_text::tokenizer::Tokenizer;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 use std::sync::Arc;

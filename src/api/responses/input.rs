@@ -1,8 +1,8 @@
 //! `input` as the messages that chat templates know.
 
-use crate::api::chat::messages::CallArguments;
-use crate::api::checks::{object, optional_string, shown, string, wrong_type};
-use crate::error::ApiError;
+use crate::chat::messages::CallArguments;
+use crate::checks::{object, optional_string, shown, string, wrong_type};
+use pagetide_base::error::ApiError;
 use serde_json::{Map, Value, json};
 
 const ROLES: [&str; 4] = ["user", "assistant", "system", "developer"];

@@ -1,20 +1,20 @@
 //! The body of `POST /v1/responses` as a chat.
 
 use super::input;
-use crate::api::body::fields::{FieldSource, typed_fields};
-use crate::api::body::refused::{Refused, RefusedTable};
-use crate::api::body::{BodyFields, ParsedBody, body_fields};
-use crate::api::chat::Chat;
-use crate::api::chat::tools::{AskedTool, CallableFunction, FunctionPath, Tools, shown_tool};
-use crate::api::checks::{check_metadata, in_range, object, shown, string, wrong_type};
-use crate::api::fields::model::ModelField;
-use crate::api::fields::sampling::max_tokens;
-use crate::api::fields::shared::SharedFields;
-use crate::api::fields::structured::{json_schema, text_format};
-use crate::api::model_info::ModelInfo;
-use crate::api::request::{ApiRequest, FieldNames};
-use crate::error::ApiError;
-use crate::text::grammar::GrammarRequest;
+use crate::body::fields::{FieldSource, typed_fields};
+use crate::body::refused::{Refused, RefusedTable};
+use crate::body::{BodyFields, ParsedBody, body_fields};
+use crate::chat::Chat;
+use crate::chat::tools::{AskedTool, CallableFunction, FunctionPath, Tools, shown_tool};
+use crate::checks::{check_metadata, in_range, object, shown, string, wrong_type};
+use crate::fields::model::ModelField;
+use crate::fields::sampling::max_tokens;
+use crate::fields::shared::SharedFields;
+use crate::fields::structured::{json_schema, text_format};
+use crate::model_info::ModelInfo;
+use crate::request::{ApiRequest, FieldNames};
+use pagetide_base::error::ApiError;
+use pagetide_text::grammar::GrammarRequest;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;

@@ -2,11 +2,11 @@
 
 use super::LOGPROBS_COPIES;
 use super::answer::{ItemJson, ItemWriter, LogprobsJson, OutputItem, PartJson, Response, ResponseJson};
-use crate::api::delta::Delta;
-use crate::api::events::{WriteEvents, write_named_event};
-use crate::api::fold::AnswerFold;
-use crate::api::items::{AnswerItem, ItemChange};
-use crate::error::ApiError;
+use crate::delta::Delta;
+use crate::events::{WriteEvents, write_named_event};
+use crate::fold::AnswerFold;
+use crate::items::{AnswerItem, ItemChange};
+use pagetide_base::error::ApiError;
 use serde::Serialize;
 
 pub struct ResponseEvents {

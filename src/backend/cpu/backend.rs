@@ -14,9 +14,9 @@ use super::rows::{ALONE_BELOW, for_rows, for_runs};
 use super::sampling::CpuSampling;
 use super::team::{MAX_MEMBERS, Team};
 use super::tensors::{CpuTensor, CpuVector, Values};
-use crate::backend::{Batch, Norm};
-use crate::error::StartError;
-use crate::ids::BlockId;
+use crate::{Batch, Norm};
+use pagetide_base::error::StartError;
+use pagetide_base::ids::BlockId;
 
 /// Options of the CPU backend. It chooses itself where an option is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -4,11 +4,11 @@
 //! step waits for the last copy that reads or writes a device block that the step uses.
 
 use super::memory::{Shared, give_back};
-use crate::backend::FinishedCopy;
-use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::channel::{Receiver, Sender, unbounded};
-use crate::sync::thread::{Builder, JoinHandle};
-use crate::sync::{Condvar, Mutex, PoisonError};
+use crate::FinishedCopy;
+use pagetide_base::sync::atomic::{AtomicU64, Ordering};
+use pagetide_base::sync::channel::{Receiver, Sender, unbounded};
+use pagetide_base::sync::thread::{Builder, JoinHandle};
+use pagetide_base::sync::{Condvar, Mutex, PoisonError};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -2,8 +2,8 @@
 
 use super::tensors::Values;
 use super::{CpuBackend, CpuExpertsWorkspace, CpuMatrix, CpuTensor};
-use crate::backend::Experts;
-use crate::backend::profile::Countable;
+use crate::Experts;
+use crate::profile::Countable;
 
 impl Countable for CpuBackend {
     fn matrix_size(w: &CpuMatrix) -> (usize, usize, usize) {

@@ -6,8 +6,8 @@ use super::isa::Isa;
 use super::rows::for_rows;
 use super::simd::{LANES, Simd, SimdKernel, bf16_bits};
 use super::team::Team;
-use crate::backend::{Activation, DType, NormKind, Rope};
-use crate::error::StartError;
+use crate::{Activation, DType, NormKind, Rope};
+use pagetide_base::error::StartError;
 
 /// `out = norm(x + delta)`, and `x += delta`, for one row.
 pub(super) struct NormRow<'a> {

@@ -10,8 +10,8 @@ use super::memory::Buffer;
 use super::pack::CpuMatrix;
 use super::rows::for_rows;
 use super::team::Team;
-use crate::backend::{Experts, ExpertsShape};
-use crate::error::StartError;
+use crate::{Experts, ExpertsShape};
+use pagetide_base::error::StartError;
 
 type CpuExperts = Experts<CpuMatrix, Vec<CpuMatrix>>;
 

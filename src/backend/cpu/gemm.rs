@@ -17,10 +17,10 @@ use super::pack::{ColumnOrder, CpuMatrix};
 use super::rows::ALONE_BELOW;
 use super::simd::LANES;
 use super::team::Team;
-use crate::backend::Activation;
-use crate::error::StartError;
+use crate::Activation;
 pub(super) use input::Operand;
 use input::{InputLayout, RoundedInput};
+use pagetide_base::error::StartError;
 use part::{Product, ProductPart, ProductTarget};
 use std::ops::Range;
 

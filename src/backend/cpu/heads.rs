@@ -5,7 +5,7 @@ use super::elementwise::{CpuRopeTable, NormParams, narrow_row};
 use super::isa::Isa;
 use super::memory::{CpuKvPools, MAX_HEAD_DIM, Shared};
 use super::simd::{LANES, Simd, SimdKernel};
-use crate::backend::{AttentionShape, Batch, KvLayout};
+use crate::{AttentionShape, Batch, KvLayout};
 use std::ops::Range;
 
 /// The heads of a batch's rows.

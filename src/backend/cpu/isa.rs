@@ -1,8 +1,8 @@
 //! Instruction sets: which ones this processor has, and how a kernel runs on each.
 
 use super::simd::{Portable, SimdKernel};
-use crate::backend::DType;
-use crate::error::StartError;
+use crate::DType;
+use pagetide_base::error::StartError;
 use std::fmt;
 use std::str::FromStr;
 

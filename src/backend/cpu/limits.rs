@@ -7,8 +7,8 @@ use super::gemm::amx;
 use super::isa::Isa;
 use super::memory::Buffer;
 use super::simd::{LANES, Simd, SimdKernel};
-use crate::backend::DType;
-use crate::error::StartError;
+use crate::DType;
+use pagetide_base::error::StartError;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 

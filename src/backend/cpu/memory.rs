@@ -5,10 +5,10 @@
 //! weights would spend much of its time in page walks. Buffers that are smaller than a few huge pages share a mapping:
 //! see [`Arena`].
 
-use crate::backend::{AttentionShape, KvLayout};
-use crate::error::StartError;
-use crate::ids::BlockId;
+use crate::{AttentionShape, KvLayout};
 use memmap2::{MmapMut, MmapOptions};
+use pagetide_base::error::StartError;
+use pagetide_base::ids::BlockId;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -298,7 +298,7 @@ impl CpuKvPools {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
-    use crate::backend::DType;
+    use crate::DType;
 
     fn resident_bytes(buffer: &Buffer<u8>) -> usize {
         const PAGE: usize = 4096;

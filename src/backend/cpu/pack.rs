@@ -15,8 +15,8 @@ use super::isa::Isa;
 use super::memory::{Arena, Buffer, HUGE_PAGE_BYTES, Shared};
 use super::simd::LANES;
 use super::team::Team;
-use crate::backend::{DType, HostTensor, matrix_shape};
-use crate::error::StartError;
+use crate::{DType, HostTensor, matrix_shape};
+use pagetide_base::error::StartError;
 use panel::Interleave;
 use std::sync::Arc;
 
@@ -93,7 +93,7 @@ impl CpuMatrix {
         })
     }
 
-    /// See [`Backend::random_matrices`](crate::backend::Backend::random_matrices).
+    /// See [`Backend::random_matrices`](crate::Backend::random_matrices).
     pub(super) fn random(
         shape: (usize, usize, usize),
         dtype: DType,

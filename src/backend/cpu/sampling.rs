@@ -1,9 +1,9 @@
 //! Answers requests about logits, and keeps the results until they are asked for.
 
 use super::team::Team;
-use crate::backend::{LogitsRequest, LogitsResult, LogitsWant, MAX_STEPS_IN_FLIGHT};
-use crate::ids::TokenId;
-use crate::sampling::sampler::{History, Sampler};
+use crate::{LogitsRequest, LogitsResult, LogitsWant, MAX_STEPS_IN_FLIGHT};
+use pagetide_base::ids::TokenId;
+use pagetide_base::sampling::sampler::{History, Sampler};
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -3,10 +3,10 @@
 //! A decode step is a hundred operations of tens of microseconds each. If threads slept between two operations, waking
 //! them would cost more than the work. So members spin for [`SPIN`] after an operation before they park.
 
-use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use crate::sync::thread::{self, JoinHandle, Thread};
-use crate::sync::{Mutex, MutexGuard, PoisonError, TryLockError, spin_until};
 use crossbeam::utils::CachePadded;
+use pagetide_base::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use pagetide_base::sync::thread::{self, JoinHandle, Thread};
+use pagetide_base::sync::{Mutex, MutexGuard, PoisonError, TryLockError, spin_until};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;

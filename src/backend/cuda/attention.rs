@@ -8,7 +8,7 @@ use super::device::{
 use super::graphs::bucket;
 use super::options::{CudaOptions, scalar_defines};
 use super::rows::BatchRows;
-use crate::backend::{AttentionShape, Batch, DType};
+use crate::{AttentionShape, Batch, DType};
 use bytemuck::NoUninit;
 use std::cmp::Reverse;
 use std::rc::Rc;

@@ -1,7 +1,7 @@
 //! Uploads a step's input to device memory, in the format of `kernels/include/batch.cuh`.
 
 use super::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, PinnedBuffer, Stream};
-use crate::backend::{Batch, MAX_STEPS_IN_FLIGHT};
+use crate::{Batch, MAX_STEPS_IN_FLIGHT};
 use std::rc::Rc;
 
 /// Words of `BatchHeader`.
@@ -116,7 +116,7 @@ fn write(words: &mut Vec<u32>, batch: &Batch, work: &BatchWork) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::{BatchSeq, NO_SOURCE};
+    use crate::{BatchSeq, NO_SOURCE};
 
     #[test]
     fn arrays_lie_where_the_header_says() {

@@ -1,7 +1,7 @@
 //! Copies of KV blocks: runs of neighbouring blocks, and the list of copy-on-write pairs.
 
 use super::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, Event, PinnedBuffer, Stream};
-use crate::ids::BlockId;
+use pagetide_base::ids::BlockId;
 use std::rc::Rc;
 
 /// Blocks that are neighbours in both the source and the target.

@@ -6,7 +6,7 @@
 //!
 //! A device may be used only on the thread that made it.
 
-use crate::backend::DType;
+use crate::DType;
 use std::fmt;
 use std::ops::Add;
 use std::ptr::NonNull;

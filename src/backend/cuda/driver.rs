@@ -18,7 +18,6 @@ mod libraries;
 mod matmul;
 
 use super::device::{Device, DeviceInfo};
-use crate::error::StartError;
 use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
 use cudarc::{cublaslt, nvrtc};
 use functions::{
@@ -28,6 +27,7 @@ use functions::{
 use gpu::{CudaDevice, CudaDeviceOptions};
 pub use libraries::NEWEST_CUDA;
 use libraries::{Found, Library, LibraryFolders};
+use pagetide_base::error::StartError;
 use std::ffi::c_void;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -319,7 +319,7 @@ mod tests {
 
     /// Functions of `sys` modules that this module and its parts call.
     fn called_functions() -> BTreeSet<String> {
-        let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/backend/cuda/driver.rs");
+        let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda/driver.rs");
         let folder = std::fs::read_dir(module.with_extension("")).unwrap();
         let mut called = BTreeSet::new();
         for file in folder.map(|entry| entry.unwrap().path()).chain([module]) {

@@ -4,9 +4,9 @@ use super::device::{Device, DeviceBuffer, DevicePtr, DeviceResult, Grid, KernelI
 use super::options::{CudaOptions, scalar_type};
 use super::rows::{BatchRows, activation_number};
 use super::{CudaMatrices, CudaMatrix, CudaTensor};
-use crate::backend::{DType, Experts, ExpertsShape};
-use crate::error::StartError;
+use crate::{DType, Experts, ExpertsShape};
 use bytemuck::NoUninit;
+use pagetide_base::error::StartError;
 use std::rc::Rc;
 
 const WARP: usize = 32;

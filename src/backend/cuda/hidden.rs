@@ -1,7 +1,7 @@
 //! Copies hidden states to the host, for embeddings.
 
 use super::device::{Copy, Device, DevicePtr, DeviceResult, PinnedBuffer, Stream};
-use crate::backend::{DType, MAX_STEPS_IN_FLIGHT, elements};
+use crate::{DType, MAX_STEPS_IN_FLIGHT, elements};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;

@@ -13,8 +13,8 @@
 
 use super::copies::runs;
 use super::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, Event, PinnedBuffer, Stream};
-use crate::backend::{Batch, FinishedCopy, KvLayout};
-use crate::ids::BlockId;
+use crate::{Batch, FinishedCopy, KvLayout};
+use pagetide_base::ids::BlockId;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Instant;

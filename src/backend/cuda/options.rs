@@ -1,6 +1,6 @@
 //! The options of a CUDA backend, and the macros that specialise its kernels.
 
-use crate::backend::{DType, KvLayout};
+use crate::{DType, KvLayout};
 
 /// The model and the sizes that kernels are specialised for and buffers allocated for.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,7 +3,7 @@
 use super::CudaTensor;
 use super::device::{Device, DevicePtr, DeviceResult, Grid, KernelId, ModuleId, ModuleSource};
 use super::options::{CudaOptions, scalar_defines};
-use crate::backend::{Activation, AttentionShape, DType, NormKind};
+use crate::{Activation, AttentionShape, DType, NormKind};
 use bytemuck::NoUninit;
 use std::rc::Rc;
 

@@ -4,10 +4,10 @@
 use super::device::{
     Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, Grid, KernelId, ModuleId, ModuleSource, PinnedBuffer, Stream,
 };
-use crate::backend::{LogitsRequest, LogitsResult, LogitsWant, MAX_STEPS_IN_FLIGHT};
-use crate::sampling::params::{PositionLogprobs, Sampled, SamplingParams, TokenLogprob};
-use crate::sampling::sampler::{inverse_temperature, top_p_share, weight_of_min_p};
+use crate::{LogitsRequest, LogitsResult, LogitsWant, MAX_STEPS_IN_FLIGHT};
 use bytemuck::{NoUninit, Zeroable};
+use pagetide_base::sampling::params::{PositionLogprobs, Sampled, SamplingParams, TokenLogprob};
+use pagetide_base::sampling::sampler::{inverse_temperature, top_p_share, weight_of_min_p};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 

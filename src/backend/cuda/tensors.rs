@@ -1,7 +1,7 @@
 //! The tensors that the backend's operations work on, in device memory.
 
 use super::device::{DeviceBuffer, DevicePtr};
-use crate::backend::DType;
+use crate::DType;
 
 /// Activations `[max_rows, cols]`.
 pub struct CudaTensor {

@@ -1,7 +1,7 @@
 //! Uploads weights to the device.
 
 use super::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, Event, PinnedBuffer, Stream};
-use crate::backend::{DType, HostTensor};
+use crate::{DType, HostTensor};
 use std::rc::Rc;
 
 /// Large enough for the bus's full speed, small enough to be pinned quickly.
@@ -64,7 +64,7 @@ impl Uploader {
 }
 
 fn convert(bytes: &[u8], from: DType, to: DType, out: &mut [u8]) {
-    let elements = crate::backend::elements(bytes, from);
+    let elements = crate::elements(bytes, from);
     match to {
         _ if from == to => out.copy_from_slice(bytes),
         DType::F32 => out.as_chunks_mut().0.iter_mut().zip(elements).for_each(|(out, x)| *out = x.to_le_bytes()),

@@ -1,6 +1,6 @@
 use super::*;
-use crate::backend::cpu::{CpuBackend, CpuOptions, CpuTensor};
-use crate::backend::{NO_SOURCE, NormKind};
+use crate::cpu::{CpuBackend, CpuOptions, CpuTensor};
+use crate::{NO_SOURCE, NormKind};
 
 const HEADS: AttentionShape =
     AttentionShape { num_heads: 4, num_kv_heads: 2, head_dim: 8, scale: 0.3, window: None, softcap: None };

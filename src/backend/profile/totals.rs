@@ -1,6 +1,6 @@
 //! The results of a profile: the phases of a step, their work and time, and the sums over many steps.
 
-use crate::backend::BatchSeq;
+use crate::BatchSeq;
 use std::ops::AddAssign;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

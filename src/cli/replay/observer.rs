@@ -1,6 +1,6 @@
 //! What follows a replay.
 
-use crate::recorder::{Event, Outcome, Replayer};
+use pagetide_recorder::{Event, Outcome, Replayer};
 
 /// Sees each event of a recording that is replayed. Times are since its beginning, in µs.
 pub trait ReplayObserver {

@@ -1,13 +1,13 @@
 //! What became of one request, and why it waited.
 
 use super::observer::ReplayObserver;
-use crate::engine::allocation::Lack;
-use crate::engine::arbiter::{Choice, Decision};
-use crate::engine::plan::{Deliveries, Delivery};
-use crate::engine::scheduler::PlannedStep;
-use crate::engine::scheduler::{Scheduler, WaitReason};
-use crate::ids::{RequestId, SeqId};
-use crate::recorder::{Event, Outcome, Replayer};
+use pagetide_base::ids::{RequestId, SeqId};
+use pagetide_engine::allocation::Lack;
+use pagetide_engine::arbiter::{Choice, Decision};
+use pagetide_engine::plan::{Deliveries, Delivery};
+use pagetide_engine::scheduler::PlannedStep;
+use pagetide_engine::scheduler::{Scheduler, WaitReason};
+use pagetide_recorder::{Event, Outcome, Replayer};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::mem::{Discriminant, discriminant};

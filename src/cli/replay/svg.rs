@@ -1,7 +1,7 @@
 //! The timeline as a picture: a line for each request, and what the pools held.
 
 use super::timeline::{Level, PreemptionMark, Timeline, TimelinePhase};
-use crate::engine::block_pool::PoolStats;
+use pagetide_engine::block_pool::PoolStats;
 use std::fmt::Write;
 
 const WIDTH: f64 = 1200.0;

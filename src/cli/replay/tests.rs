@@ -4,14 +4,14 @@ use super::longest_waits;
 use super::observer::ReplayObserver;
 use super::story::Story;
 use super::timeline::{Timeline, TimelinePhase};
-use crate::engine::plan::{CopyReport, SeqOutput, StepOutput, StepPlan};
-use crate::engine::prefix_cache::EvictionPolicy;
-use crate::engine::scheduler::test_engine::{arrival, config};
-use crate::engine::scheduler::{PlannedStep, PreemptionMode, SchedulerConfig};
-use crate::engine::state::EngineState;
-use crate::ids::RequestId;
-use crate::recorder::{Arrived, Committed, Event, Keyframe, Replayer, Told};
-use crate::sampling::params::Sampled;
+use pagetide_base::ids::RequestId;
+use pagetide_base::sampling::params::{Sampled, SamplingParams};
+use pagetide_engine::plan::{CopyReport, SeqOutput, StepOutput, StepPlan};
+use pagetide_engine::prefix_cache::EvictionPolicy;
+use pagetide_engine::request::EngineRequest;
+use pagetide_engine::scheduler::{PlannedStep, PreemptionMode, SchedulerConfig};
+use pagetide_engine::state::EngineState;
+use pagetide_recorder::{Arrived, Committed, Event, Keyframe, Replayer, Told};
 use smallvec::smallvec;
 use std::collections::VecDeque;
 
@@ -21,6 +21,16 @@ struct RecordedEngine {
     in_flight: VecDeque<StepPlan>,
     noted: Keyframe,
     events: Vec<Event>,
+}
+
+/// 16 blocks of 4 tokens on the device and as many in the swap pool.
+fn config() -> SchedulerConfig {
+    SchedulerConfig {
+        max_num_seqs: 8,
+        max_num_batched_tokens: 100,
+        max_model_len: 100,
+        ..SchedulerConfig::new(4, 16, 16)
+    }
 }
 
 /// Between two events.
@@ -45,7 +55,8 @@ impl RecordedEngine {
 
     /// 4 blocks hold 16 tokens.
     fn arrive(&mut self, id: u64, prompt: usize, max_tokens: u32) {
-        let arrival = arrival(id, prompt, max_tokens);
+        let params = SamplingParams { max_tokens, ..SamplingParams::default() };
+        let arrival = EngineRequest { id: RequestId(id), ..EngineRequest::new(vec![1; prompt], params) };
         self.events.push(Event::Arrive(Box::new(Arrived::new(&arrival))));
         self.state.scheduler.arrive(arrival);
     }

@@ -1,11 +1,11 @@
 //! What happened when: for pictures.
 
 use super::observer::ReplayObserver;
-use crate::engine::block_pool::PoolStats;
-use crate::engine::plan::Delivery;
-use crate::engine::scheduler::{PlanReport, PlannedStep};
-use crate::ids::RequestId;
-use crate::recorder::{Event, Outcome, Replayer};
+use pagetide_base::ids::RequestId;
+use pagetide_engine::block_pool::PoolStats;
+use pagetide_engine::plan::Delivery;
+use pagetide_engine::scheduler::{PlanReport, PlannedStep};
+use pagetide_recorder::{Event, Outcome, Replayer};
 use std::collections::{BTreeMap, VecDeque};
 
 /// What a request does.

@@ -1,9 +1,9 @@
 //! How the device pool answers.
 
 use super::{Admit, Admitted, BlockTable, Demand, Grant, Grow, Grown, Lack, Victim};
-use crate::engine::block_pool::BlockPool;
-use crate::engine::expected::{ExpectedNeed, Life};
-use crate::ids::{BlockId, IdMap, SeqId};
+use crate::block_pool::BlockPool;
+use crate::expected::{ExpectedNeed, Life};
+use pagetide_base::ids::{BlockId, IdMap, SeqId};
 use std::cmp::Reverse;
 use std::iter::Peekable;
 use std::vec::IntoIter;

@@ -1,9 +1,9 @@
 //! What the swap pool is asked, and how it answers.
 
 use super::device::allocate;
-use crate::engine::block_pool::{BlockPool, PoolStats};
-use crate::engine::prefix_cache::BlockHash;
-use crate::ids::{BlockId, IdSet, SeqId};
+use crate::block_pool::{BlockPool, PoolStats};
+use crate::prefix_cache::BlockHash;
+use pagetide_base::ids::{BlockId, IdSet, SeqId};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 

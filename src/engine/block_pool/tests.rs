@@ -1,5 +1,5 @@
 use super::*;
-use crate::engine::prefix_cache::BlockHasher;
+use crate::prefix_cache::BlockHasher;
 
 fn hash(token: u32) -> BlockHash {
     let hasher = BlockHasher::new([0; 32], 1);

@@ -1,12 +1,12 @@
 //! A snapshot of a pool's blocks, for the console.
 
-use crate::ids::BlockId;
+use pagetide_base::ids::BlockId;
 
 /// A plain copy of the pool's arrays, which is fast. [`PoolView::states`] interprets it on another thread.
 #[derive(Clone, Debug, Default)]
 pub struct PoolView {
     pub(super) references: Vec<u32>,
-    /// As [`PrefixCache::named`](crate::engine::prefix_cache::PrefixCache::named).
+    /// As [`PrefixCache::named`](crate::prefix_cache::PrefixCache::named).
     pub(super) named: Vec<u64>,
     pub(super) retired: Vec<BlockId>,
 }

@@ -12,9 +12,9 @@
 //! smoothed. A block is used whenever a later block of its prefix is, so no block is evicted before those after it.
 
 use super::lists::{Ghosts, Lists};
-use crate::engine::arrays;
-use crate::engine::block_hash::BlockHash;
-use crate::ids::BlockId;
+use crate::arrays;
+use crate::block_hash::BlockHash;
+use pagetide_base::ids::BlockId;
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
 

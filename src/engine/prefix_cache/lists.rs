@@ -1,9 +1,9 @@
 //! Doubly linked lists of the blocks of a pool, and a bounded memory of evicted blocks.
 
-use crate::engine::arrays;
-use crate::engine::block_hash::BlockHash;
-use crate::ids::BlockId;
+use crate::arrays;
+use crate::block_hash::BlockHash;
 use hashbrown::HashTable;
+use pagetide_base::ids::BlockId;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 

@@ -6,11 +6,11 @@ use super::quota::Holdings;
 use super::turns::turns;
 use super::wait_reason::{KeptWaiting, WaitReason};
 use super::{Admission, Scheduler};
-use crate::engine::allocation::{Admit, Admitted, Demand, Lack};
-use crate::engine::bill::QuotaTier;
-use crate::engine::plan::StepPlan;
-use crate::engine::sequence::{Rank, SeqState, Sequence};
-use crate::ids::BlockId;
+use crate::allocation::{Admit, Admitted, Demand, Lack};
+use crate::bill::QuotaTier;
+use crate::plan::StepPlan;
+use crate::sequence::{Rank, SeqState, Sequence};
+use pagetide_base::ids::BlockId;
 use std::sync::Arc;
 
 impl Scheduler {
@@ -147,10 +147,10 @@ impl Scheduler {
 #[cfg(test)]
 mod tests {
     use super::super::queue::REFUSED_STEPS;
-    use crate::engine::scheduler::SchedulerConfig;
-    use crate::engine::scheduler::test_engine::{TestEngine, arrival, config};
-    use crate::engine::scheduler::{EngineRequest, SchedulingPolicy};
-    use crate::ids::{RequestId, SeqId};
+    use crate::scheduler::SchedulerConfig;
+    use crate::scheduler::test_engine::{TestEngine, arrival, config};
+    use crate::scheduler::{EngineRequest, SchedulingPolicy};
+    use pagetide_base::ids::{RequestId, SeqId};
 
     /// Makes a step, and returns the sequences that asked for admission in it.
     fn step(engine: &mut TestEngine) -> Vec<u64> {

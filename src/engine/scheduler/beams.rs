@@ -6,11 +6,11 @@
 
 use super::searches::SearchStep;
 use super::{CommitReport, Scheduler};
-use crate::engine::beam::{Beam, Continuation, OpenBeam};
-use crate::engine::plan::Delivery;
-use crate::engine::sequence::{Rank, Sequence};
-use crate::ids::{RequestId, TokenId};
-use crate::sampling::params::{PositionLogprobs, Sampled};
+use crate::beam::{Beam, Continuation, OpenBeam};
+use crate::plan::Delivery;
+use crate::sequence::{Rank, Sequence};
+use pagetide_base::ids::{RequestId, TokenId};
+use pagetide_base::sampling::params::{PositionLogprobs, Sampled};
 use std::collections::BTreeMap;
 
 impl Scheduler {

@@ -1,10 +1,10 @@
 //! The scheduler's invariants, asserted in tests.
 
 use super::Scheduler;
-use crate::engine::block_pool::PoolStats;
-use crate::engine::plan::MAX_STEPS_IN_FLIGHT;
-use crate::engine::sequence::SeqState;
-use crate::ids::BlockId;
+use crate::block_pool::PoolStats;
+use crate::plan::MAX_STEPS_IN_FLIGHT;
+use crate::sequence::SeqState;
+use pagetide_base::ids::BlockId;
 
 impl Scheduler {
     /// Asserts the scheduler's invariants; for tests, between `plan` and `commit` or between steps.

@@ -2,11 +2,11 @@
 
 use super::plans::{PlanInFlight, publish};
 use super::{CommitReport, Scheduler};
-use crate::engine::constraint::NextToken;
-use crate::engine::plan::{Deliveries, Delivery, SeqOutput, StepOutput};
-use crate::engine::sequence::{Rank, Sequence};
-use crate::ids::{RequestId, TokenId};
-use crate::sampling::params::{FinishReason, PositionLogprobs, Sampled};
+use crate::plan::{Deliveries, Delivery, SeqOutput, StepOutput};
+use crate::sequence::{Rank, Sequence};
+use pagetide_base::ids::{RequestId, TokenId};
+use pagetide_base::rules::NextToken;
+use pagetide_base::sampling::params::{FinishReason, PositionLogprobs, Sampled};
 use std::collections::BTreeMap;
 use std::iter::once_with;
 

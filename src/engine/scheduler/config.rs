@@ -1,12 +1,12 @@
 //! The scheduler's configuration.
 
-use crate::engine::bill::Quota;
+use crate::bill::Quota;
 use serde::{Deserialize, Serialize};
 
 /// What happens to the KV of a preempted sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PreemptionMode {
-    /// For each victim, the way that is expected to take less time: see [`crate::engine::arbiter`].
+    /// For each victim, the way that is expected to take less time: see [`crate::arbiter`].
     Auto,
     /// It goes to the swap pool. If that is full, it is dropped.
     Swap,
@@ -74,6 +74,34 @@ pub struct SchedulerConfig {
 }
 
 impl SchedulerConfig {
+    /// The plainest rules for pools of these sizes, which are then the only limits. First come, first served. A request
+    /// starts when its prompt fits. Nothing is copied ahead, cached, overlapped or kept for anyone. A victim is swapped
+    /// out.
+    pub fn new(block_size: usize, num_device_blocks: usize, num_swap_blocks: usize) -> Self {
+        let num_slots = block_size * num_device_blocks;
+        Self {
+            block_size,
+            num_device_blocks,
+            num_swap_blocks,
+            max_num_seqs: num_slots,
+            max_num_batched_tokens: num_slots,
+            inter_token_target: None,
+            max_model_len: num_slots,
+            policy: SchedulingPolicy::Fcfs,
+            preemption_mode: PreemptionMode::Swap,
+            admission: AdmissionPolicy::Prompt,
+            watermark_blocks: 0,
+            write_behind_blocks: 0,
+            max_tail_blocks: 0,
+            non_preemptible_blocks: 0,
+            quota: Quota::default(),
+            key_turns: false,
+            prefix_caching: false,
+            overlap: false,
+            hash_key: [0; 32],
+        }
+    }
+
     /// The number of blocks that are kept free, so that their old content has been copied away before they are written:
     /// the most that a step may take, but at most a part of the pool. 0 if there is no swap pool.
     pub(super) fn reserve_blocks(&self) -> usize {

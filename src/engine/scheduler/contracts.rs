@@ -11,10 +11,10 @@
 use super::SchedulerConfig;
 use super::queue::ask;
 use super::sequences::Sequences;
-use crate::engine::allocation::Admit;
-use crate::engine::bill::most_blocks;
-use crate::engine::sequence::{Rank, Sequence};
-use crate::ids::{IdMap, RequestId};
+use crate::allocation::Admit;
+use crate::bill::most_blocks;
+use crate::sequence::{Rank, Sequence};
+use pagetide_base::ids::{IdMap, RequestId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -106,12 +106,12 @@ impl Contracts {
 
 #[cfg(test)]
 mod tests {
-    use crate::engine::bill::{Tenant, Terms};
-    use crate::engine::plan::Delivery;
-    use crate::engine::scheduler::test_engine::{TestEngine, arrival, config, seqs};
-    use crate::engine::scheduler::{EngineRequest, PlannedStep, SchedulerConfig, SchedulingPolicy};
-    use crate::ids::{RequestId, SeqId};
-    use crate::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
+    use crate::bill::{Tenant, Terms};
+    use crate::plan::Delivery;
+    use crate::scheduler::test_engine::{TestEngine, arrival, config, seqs};
+    use crate::scheduler::{EngineRequest, PlannedStep, SchedulerConfig, SchedulingPolicy};
+    use pagetide_base::ids::{RequestId, SeqId};
+    use pagetide_base::sampling::params::{BeamParams, EarlyStopping, SamplingParams};
     use std::sync::Arc;
     use std::time::Duration;
 

@@ -3,11 +3,11 @@
 use super::config::{AdmissionPolicy, SchedulerConfig};
 use super::report::Forecast;
 use super::sequences::Sequences;
-use crate::engine::expected::{ExpectedNeed, Life};
-use crate::engine::lengths::OutputLengths;
-use crate::engine::prompt_pace::PromptPace;
-use crate::engine::sequence::Sequence;
-use crate::engine::step_time::{PromptBudget, StepLoad, StepTimeModel};
+use crate::expected::{ExpectedNeed, Life};
+use crate::lengths::OutputLengths;
+use crate::prompt_pace::PromptPace;
+use crate::sequence::Sequence;
+use crate::step_time::{PromptBudget, StepLoad, StepTimeModel};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

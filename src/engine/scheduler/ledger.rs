@@ -1,8 +1,8 @@
 //! What memory pressure costs the requests, for their owners to hear.
 
-use crate::engine::bill::KvBill;
-use crate::engine::plan::{Deliveries, Delivery};
-use crate::ids::{IdMap, RequestId};
+use crate::bill::KvBill;
+use crate::plan::{Deliveries, Delivery};
+use pagetide_base::ids::{IdMap, RequestId};
 use serde::{Deserialize, Serialize};
 
 /// The bills of all requests.

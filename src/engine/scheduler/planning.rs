@@ -10,23 +10,23 @@
 //! start, and `Reserve` where nothing is copied between the tiers. [`EngineState`] answers from two pools at hand, the
 //! scheduler's actor by messages.
 //!
-//! [`EngineState`]: crate::engine::state::EngineState
+//! [`EngineState`]: crate::state::EngineState
 
 use super::report::PlanReport;
 use super::summary::PlanSummary;
-use crate::engine::allocation::{Demand, Find, Grant, SwapDemand};
-use crate::engine::plan::StepPlan;
+use crate::allocation::{Demand, Find, Grant, SwapDemand};
+use crate::plan::StepPlan;
 
 /// What the scheduler needs next.
 #[derive(Debug)]
 pub enum NextStep {
-    /// Ask the swap pool ([`find`](crate::engine::allocation::find)); [`Scheduler::found`](super::Scheduler::found)
+    /// Ask the swap pool ([`find`](crate::allocation::find)); [`Scheduler::found`](super::Scheduler::found)
     /// takes the answer.
     Find(Vec<Find>),
-    /// Ask the device pool ([`serve`](crate::engine::allocation::serve));
+    /// Ask the device pool ([`serve`](crate::allocation::serve));
     /// [`Scheduler::granted`](super::Scheduler::granted) takes the answer.
     Serve(Demand),
-    /// Ask the swap pool ([`serve_swap`](crate::engine::allocation::serve_swap));
+    /// Ask the swap pool ([`serve_swap`](crate::allocation::serve_swap));
     /// [`Scheduler::reserved`](super::Scheduler::reserved) takes the answer.
     Reserve(SwapDemand),
     /// Run this plan; [`Scheduler::commit`](super::Scheduler::commit) takes the results. An empty plan needs no run and

@@ -1,13 +1,13 @@
 //! The batch of a step, and the plans in flight.
 
 use super::sequences::Sequences;
-use crate::engine::allocation::Grow;
-use crate::engine::constraint::NextToken;
-use crate::engine::plan::{FedTokens, PlannedSeq, PromptLogprobsPlan, SampleHistory, SamplePlan};
-use crate::engine::prefix_cache::{BlockHash, BlockHasher};
-use crate::engine::sequence::{Rank, Sequence};
-use crate::engine::step_time::StepLoad;
-use crate::ids::BlockId;
+use crate::allocation::Grow;
+use crate::plan::{FedTokens, PlannedSeq, PromptLogprobsPlan, SampleHistory, SamplePlan};
+use crate::prefix_cache::{BlockHash, BlockHasher};
+use crate::sequence::{Rank, Sequence};
+use crate::step_time::StepLoad;
+use pagetide_base::ids::BlockId;
+use pagetide_base::rules::NextToken;
 use serde::{Deserialize, Serialize};
 use std::iter::once_with;
 use std::sync::Arc;

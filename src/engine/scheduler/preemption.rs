@@ -6,12 +6,12 @@ use super::tail::TailCopies;
 use super::tiers::StoredKv;
 use super::victims::Victims;
 use super::{PreemptionMode, Scheduler};
-use crate::engine::allocation::{Demand, Grant, Store, SwapDemand};
-use crate::engine::arbiter::{Choice, VictimKv};
-use crate::engine::bill::QuotaTier;
-use crate::engine::plan::{CopyReport, Delivery, StepPlan};
-use crate::engine::sequence::{Rank, SeqState, Sequence, SwapInUnderWay};
-use crate::ids::{RequestId, SeqId};
+use crate::allocation::{Demand, Grant, Store, SwapDemand};
+use crate::arbiter::{Choice, VictimKv};
+use crate::bill::QuotaTier;
+use crate::plan::{CopyReport, Delivery, StepPlan};
+use crate::sequence::{Rank, SeqState, Sequence, SwapInUnderWay};
+use pagetide_base::ids::{RequestId, SeqId};
 use std::sync::Arc;
 
 impl Scheduler {

@@ -3,11 +3,11 @@
 use super::SchedulerConfig;
 use super::sequences::Sequences;
 use super::wait_reason::{KeptWaiting, WaitReason};
-use crate::engine::allocation::{Admit, Grant, Lack};
-use crate::engine::bill::Tenant;
-use crate::engine::prefix_cache::BlockHasher;
-use crate::engine::sequence::{Rank, SeqState, Sequence};
-use crate::sampling::params::Pooling;
+use crate::allocation::{Admit, Grant, Lack};
+use crate::bill::Tenant;
+use crate::prefix_cache::BlockHasher;
+use crate::sequence::{Rank, SeqState, Sequence};
+use pagetide_base::sampling::params::Pooling;
 use serde::{Deserialize, Serialize};
 
 /// No sequence was admitted. So none need ask again for some steps, unless something is given back, or a sequence comes

@@ -2,9 +2,9 @@
 
 use super::SchedulerConfig;
 use super::sequences::Sequences;
-use crate::engine::bill::{Quota, Tenant};
-use crate::engine::sequence::{SeqState, Sequence};
-use crate::ids::IdMap;
+use crate::bill::{Quota, Tenant};
+use crate::sequence::{SeqState, Sequence};
+use pagetide_base::ids::IdMap;
 
 /// What each tenant holds of a pool that has a quota.
 pub(super) struct Holdings {
@@ -65,10 +65,10 @@ impl Quota {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::bill::{Holding, QuotaTier};
-    use crate::engine::scheduler::test_engine::{TestEngine, arrival, config, seqs};
-    use crate::engine::scheduler::{EngineRequest, PlannedStep, SchedulerConfig};
-    use crate::ids::{RequestId, SeqId};
+    use crate::bill::{Holding, QuotaTier};
+    use crate::scheduler::test_engine::{TestEngine, arrival, config, seqs};
+    use crate::scheduler::{EngineRequest, PlannedStep, SchedulerConfig};
+    use pagetide_base::ids::{RequestId, SeqId};
 
     /// One request of each of `tenants`, in their order.
     fn world_of(quota: Quota, tenants: &[u32], prompt: usize) -> TestEngine {

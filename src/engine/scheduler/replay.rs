@@ -1,14 +1,14 @@
 //! What the flight recorder needs: block hashes and results from a recording, in place of tokens, rules and searches
-//! that it does not hold. See [`crate::recorder`].
+//! that it does not hold. See [`pagetide_recorder`].
 
 use super::Scheduler;
 use super::searches::SearchStep;
-use crate::engine::beam::BeamSearch;
-use crate::engine::constraint::{Next, NextToken};
-use crate::engine::prefix_cache::BlockHash;
-use crate::engine::sequence::Sequence;
-use crate::ids::{RequestId, SeqId, TokenId};
-use crate::sampling::params::SamplingParams;
+use crate::beam::BeamSearch;
+use crate::prefix_cache::BlockHash;
+use crate::sequence::Sequence;
+use pagetide_base::ids::{RequestId, SeqId, TokenId};
+use pagetide_base::rules::{Next, NextToken};
+use pagetide_base::sampling::params::SamplingParams;
 use std::collections::HashSet;
 use std::sync::Arc;
 

@@ -2,11 +2,11 @@
 
 use super::summary::PlanSummary;
 use super::{SearchStep, TailCopies};
-use crate::engine::arbiter::Decision;
-use crate::engine::bill::{QuotaTier, Tenant};
-use crate::engine::plan::Deliveries;
-use crate::engine::step_time::StepLoad;
-use crate::ids::{RequestId, SeqId};
+use crate::arbiter::Decision;
+use crate::bill::{QuotaTier, Tenant};
+use crate::plan::Deliveries;
+use crate::step_time::StepLoad;
+use pagetide_base::ids::{RequestId, SeqId};
 use serde::{Deserialize, Serialize};
 use std::ops::AddAssign;
 

@@ -1,9 +1,9 @@
 //! Requests that arrive, and requests that are cancelled.
 
 use super::{EngineRequest, Scheduler, SchedulingPolicy};
-use crate::engine::prefix_cache::BlockHash;
-use crate::engine::sequence::{Rank, SeqState, Sequence};
-use crate::ids::RequestId;
+use crate::prefix_cache::BlockHash;
+use crate::sequence::{Rank, SeqState, Sequence};
+use pagetide_base::ids::RequestId;
 use std::sync::Arc;
 
 impl Scheduler {

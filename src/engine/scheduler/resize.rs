@@ -4,8 +4,8 @@
 use super::SchedulerConfig;
 use super::contracts::Contracts;
 use super::sequences::Sequences;
-use crate::engine::sequence::Sequence;
-use crate::sampling::params::SamplingParams;
+use crate::sequence::Sequence;
+use pagetide_base::sampling::params::SamplingParams;
 use serde::{Deserialize, Serialize};
 
 /// Where steps are still larger than was asked for.

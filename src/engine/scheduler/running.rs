@@ -1,6 +1,6 @@
 //! The running sequences.
 
-use crate::engine::sequence::{Rank, Sequence};
+use crate::sequence::{Rank, Sequence};
 use serde::{Deserialize, Serialize};
 use std::ops::Index;
 

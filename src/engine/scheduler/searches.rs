@@ -1,8 +1,8 @@
 //! The beam searches, and what a recording says of them.
 
-use crate::engine::beam::{Beam, BeamSearch, Continuation, Hypothesis, OpenBeam};
-use crate::ids::{IdMap, RequestId, TokenId};
-use crate::sampling::params::{FinishReason, SamplingParams};
+use crate::beam::{Beam, BeamSearch, Continuation, Hypothesis, OpenBeam};
+use pagetide_base::ids::{IdMap, RequestId, TokenId};
+use pagetide_base::sampling::params::{FinishReason, SamplingParams};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 

@@ -2,12 +2,12 @@
 
 use super::running::RunningSeqs;
 use super::waiting::WaitingSeqs;
-use crate::engine::allocation::Grown;
-use crate::engine::plan::StepPlan;
-use crate::engine::prefix_cache::{BlockHash, BlockHasher};
-use crate::engine::sequence::{Rank, Sequence};
-use crate::engine::step_time::StepLoad;
-use crate::ids::{IdMap, RequestId, SeqId};
+use crate::allocation::Grown;
+use crate::plan::StepPlan;
+use crate::prefix_cache::{BlockHash, BlockHasher};
+use crate::sequence::{Rank, Sequence};
+use crate::step_time::StepLoad;
+use pagetide_base::ids::{IdMap, RequestId, SeqId};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 

@@ -3,10 +3,10 @@
 
 use super::sequences::Population;
 use super::{Scheduler, SchedulerConfig, WaitReason};
-use crate::engine::allocation::BlockTable;
-use crate::engine::bill::{Holding, Tenant};
-use crate::engine::sequence::{Rank, SeqState, Sequence};
-use crate::ids::{BlockId, IdMap, RequestId};
+use crate::allocation::BlockTable;
+use crate::bill::{Holding, Tenant};
+use crate::sequence::{Rank, SeqState, Sequence};
+use pagetide_base::ids::{BlockId, IdMap, RequestId};
 
 /// The scheduler at one moment, between two steps.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -3,8 +3,8 @@
 use super::planning::{NextStep, PlannedStep, PlanningStage};
 use super::plans::grow;
 use super::{PlanReport, Scheduler};
-use crate::engine::allocation::{Demand, Grant, SwapGrant};
-use crate::engine::plan::{MAX_STEPS_IN_FLIGHT, StepPlan};
+use crate::allocation::{Demand, Grant, SwapGrant};
+use crate::plan::{MAX_STEPS_IN_FLIGHT, StepPlan};
 
 impl Scheduler {
     /// Plans carry a [`PlanSummary`](super::summary::PlanSummary) from now on, for a recorder to keep.

@@ -1,9 +1,9 @@
 //! What a plan decided, in few bytes: enough to compare two plans, and to say how they differ.
 
-use crate::engine::allocation::{Grant, SwapBlock, SwapGrant};
-use crate::engine::arbiter::Decision;
-use crate::engine::plan::StepPlan;
-use crate::ids::{BlockId, CopyId, SeqId};
+use crate::allocation::{Grant, SwapBlock, SwapGrant};
+use crate::arbiter::Decision;
+use crate::plan::StepPlan;
+use pagetide_base::ids::{BlockId, CopyId, SeqId};
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Display};
 

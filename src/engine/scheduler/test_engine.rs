@@ -1,14 +1,11 @@
 //! An engine without a device, for tests of what the scheduler decides.
 
-use super::{
-    AdmissionPolicy, CommitReport, EngineRequest, PlannedStep, PreemptionMode, SchedulerConfig, SchedulingPolicy,
-};
-use crate::engine::bill::Quota;
-use crate::engine::plan::{CopyReport, SeqOutput, StepOutput, StepPlan};
-use crate::engine::prefix_cache::EvictionPolicy;
-use crate::engine::state::EngineState;
-use crate::ids::{RequestId, SeqId};
-use crate::sampling::params::{Sampled, SamplingParams};
+use super::{CommitReport, EngineRequest, PlannedStep, SchedulerConfig};
+use crate::plan::{CopyReport, SeqOutput, StepOutput, StepPlan};
+use crate::prefix_cache::EvictionPolicy;
+use crate::state::EngineState;
+use pagetide_base::ids::{RequestId, SeqId};
+use pagetide_base::sampling::params::{Sampled, SamplingParams};
 use smallvec::smallvec;
 use std::ops::{Deref, DerefMut};
 
@@ -20,25 +17,10 @@ pub struct TestEngine {
 /// 16 blocks of 4 tokens on the device and as many beside it.
 pub fn config() -> SchedulerConfig {
     SchedulerConfig {
-        block_size: 4,
-        num_device_blocks: 16,
-        num_swap_blocks: 16,
         max_num_seqs: 8,
         max_num_batched_tokens: 100,
-        inter_token_target: None,
         max_model_len: 100,
-        policy: SchedulingPolicy::Fcfs,
-        preemption_mode: PreemptionMode::Swap,
-        admission: AdmissionPolicy::Prompt,
-        watermark_blocks: 0,
-        write_behind_blocks: 0,
-        max_tail_blocks: 0,
-        non_preemptible_blocks: 0,
-        quota: Quota::default(),
-        key_turns: false,
-        prefix_caching: false,
-        overlap: false,
-        hash_key: [0; 32],
+        ..SchedulerConfig::new(4, 16, 16)
     }
 }
 

@@ -5,7 +5,7 @@
 //! happens. A sequence that comes back runs once its blocks are there
 //! ([`Scheduler::copied`](super::Scheduler::copied)).
 //!
-//! Blocks are copied out for three reasons: their sequence is preempted ([`Store`](crate::engine::allocation::Store));
+//! Blocks are copied out for three reasons: their sequence is preempted ([`Store`](crate::allocation::Store));
 //! their sequence may soon be preempted, and then its preemption moves no more than a tail (*write-behind*); or the
 //! device's prefix cache gives them away. The swap pool holds a block hash once, whichever way the block came, and all
 //! three find it.
@@ -15,14 +15,14 @@ use super::report::PlanStats;
 use super::sequences::Sequences;
 use super::tail::{Foresight, Tail};
 use super::{PreemptionMode, SchedulerConfig};
-use crate::engine::allocation::{Admitted, Demand, Find, Grant, SwapBlock, SwapDemand, SwapGrant};
-use crate::engine::arbiter::CopyCosts;
-use crate::engine::block_pool::PoolStats;
-use crate::engine::plan::{StepPlan, SwapIn};
-use crate::engine::prefix_cache::BlockHash;
-use crate::engine::sequence::{Rank, SeqState, Sequence, SwapInUnderWay};
-use crate::engine::step_time::StepTimeModel;
-use crate::ids::{BlockId, CopyId, IdMap, SeqId};
+use crate::allocation::{Admitted, Demand, Find, Grant, SwapBlock, SwapDemand, SwapGrant};
+use crate::arbiter::CopyCosts;
+use crate::block_pool::PoolStats;
+use crate::plan::{StepPlan, SwapIn};
+use crate::prefix_cache::BlockHash;
+use crate::sequence::{Rank, SeqState, Sequence, SwapInUnderWay};
+use crate::step_time::StepTimeModel;
+use pagetide_base::ids::{BlockId, CopyId, IdMap, SeqId};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 

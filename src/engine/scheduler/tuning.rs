@@ -1,8 +1,8 @@
 //! Settings that may change while requests run: between two steps, and no request is dropped for it.
 
 use super::{AdmissionPolicy, PreemptionMode, Scheduler, SchedulerConfig, SchedulingPolicy};
-use crate::engine::bill::Quota;
-use crate::engine::block_pool::PoolStats;
+use crate::bill::Quota;
+use crate::block_pool::PoolStats;
 use serde::{Deserialize, Serialize};
 
 /// The part of a [`SchedulerConfig`] that may change.

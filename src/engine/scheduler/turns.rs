@@ -11,8 +11,8 @@
 
 use super::SchedulerConfig;
 use super::sequences::Sequences;
-use crate::engine::bill::Tenant;
-use crate::ids::IdMap;
+use crate::bill::Tenant;
+use pagetide_base::ids::IdMap;
 
 /// What each tenant has.
 pub(super) struct Shares {
@@ -80,10 +80,10 @@ pub(super) fn tenant_parts(seqs: &Sequences, config: &SchedulerConfig) -> Option
 
 #[cfg(test)]
 mod tests {
-    use crate::engine::bill::Tenant;
-    use crate::engine::scheduler::test_engine::{TestEngine, arrival, config, seqs};
-    use crate::engine::scheduler::{EngineRequest, SchedulerConfig, SchedulingPolicy};
-    use crate::ids::{RequestId, SeqId};
+    use crate::bill::Tenant;
+    use crate::scheduler::test_engine::{TestEngine, arrival, config, seqs};
+    use crate::scheduler::{EngineRequest, SchedulerConfig, SchedulingPolicy};
+    use pagetide_base::ids::{RequestId, SeqId};
 
     fn arrive(engine: &mut TestEngine, id: u64, tenant: u32, prompt: usize, max_tokens: u32) {
         engine.scheduler.arrive(EngineRequest { tenant: Tenant(tenant), ..arrival(id, prompt, max_tokens) });

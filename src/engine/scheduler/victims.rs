@@ -5,9 +5,9 @@ use super::config::{AdmissionPolicy, PreemptionMode, SchedulerConfig};
 use super::estimates::Estimates;
 use super::sequences::Sequences;
 use super::turns::{Shares, tenant_parts};
-use crate::engine::allocation;
-use crate::engine::arbiter::{Choice, CopyCosts, VictimKv};
-use crate::engine::sequence::Sequence;
+use crate::allocation;
+use crate::arbiter::{Choice, CopyCosts, VictimKv};
+use crate::sequence::Sequence;
 use std::cmp::Reverse;
 
 /// What the next preemption of a sequence may cost, of what the sequence gains by running now and not later.
@@ -117,9 +117,9 @@ fn binary_exponent(number: f64) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::scheduler::test_engine::{TestEngine, arrival, config, seqs};
-    use crate::engine::scheduler::{EngineRequest, SchedulerConfig, SchedulingPolicy};
-    use crate::ids::SeqId;
+    use crate::scheduler::test_engine::{TestEngine, arrival, config, seqs};
+    use crate::scheduler::{EngineRequest, SchedulerConfig, SchedulingPolicy};
+    use pagetide_base::ids::SeqId;
 
     /// Whether a prompt that fits starts beside a sequence that will need the last blocks in four steps.
     fn starts(admission: AdmissionPolicy, priority: i32) -> bool {

@@ -1,9 +1,9 @@
 //! Why requests wait: for the console, and for the replay of recordings.
 
 use super::sequences::Sequences;
-use crate::engine::allocation::Lack;
-use crate::engine::sequence::{Rank, Sequence};
-use crate::ids::RequestId;
+use crate::allocation::Lack;
+use crate::sequence::{Rank, Sequence};
+use pagetide_base::ids::RequestId;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -92,10 +92,10 @@ impl KeptWaiting {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::bill::Terms;
-    use crate::engine::plan::Delivery;
-    use crate::engine::scheduler::test_engine::{TestEngine, arrival, config};
-    use crate::engine::scheduler::{EngineRequest, PlannedStep, SchedulerConfig};
+    use crate::bill::Terms;
+    use crate::plan::Delivery;
+    use crate::scheduler::test_engine::{TestEngine, arrival, config};
+    use crate::scheduler::{EngineRequest, PlannedStep, SchedulerConfig};
     use std::time::Duration;
 
     /// The others are non-preemptible, so it cannot come back within its limit.

@@ -1,7 +1,7 @@
 //! The waiting sequences: new ones and preempted ones.
 
-use crate::engine::bill::Tenant;
-use crate::engine::sequence::{Rank, Sequence};
+use crate::bill::Tenant;
+use crate::sequence::{Rank, Sequence};
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::btree_map::Iter;
@@ -226,11 +226,11 @@ impl QueueWalk<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::bill::Terms;
-    use crate::engine::prefix_cache::BlockHasher;
-    use crate::engine::scheduler::EngineRequest;
-    use crate::engine::scheduler::test_engine::arrival;
-    use crate::ids::{RequestId, SeqId};
+    use crate::bill::Terms;
+    use crate::prefix_cache::BlockHasher;
+    use crate::scheduler::EngineRequest;
+    use crate::scheduler::test_engine::arrival;
+    use pagetide_base::ids::{RequestId, SeqId};
 
     fn seq(id: u64, tenant: u32, preemptible: bool, has_run: bool) -> Box<Sequence> {
         let rank = Rank { priority: 0, request: RequestId(id), seq: SeqId(id) };

@@ -1,7 +1,7 @@
 //! Whether there is a console.
 
-use crate::config::ConsoleConfig;
-use crate::error::ApiError;
+use pagetide_base::error::ApiError;
+use pagetide_config::ConsoleConfig;
 
 /// Refuses if the console is switched off.
 pub fn check_enabled(config: &ConsoleConfig, path: &str) -> Result<(), ApiError> {

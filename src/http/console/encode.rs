@@ -1,11 +1,11 @@
 //! What has changed from one frame to another, in few bytes.
 
 use super::frame::{Cell, Frame, Row};
-use crate::actors::watch::Totals;
-use crate::engine::scheduler::SeqPhase;
-use crate::ids::BlockId;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use pagetide_actors::watch::Totals;
+use pagetide_base::ids::BlockId;
+use pagetide_engine::scheduler::SeqPhase;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 
@@ -145,7 +145,7 @@ fn number(out: &mut Vec<u8>, mut number: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::console::frame::Kind;
+    use crate::console::frame::Kind;
 
     const KINDS: [Kind; 6] = [Kind::Free, Kind::Cached, Kind::Used, Kind::Moving, Kind::Copy, Kind::Retired];
 

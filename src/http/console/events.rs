@@ -3,16 +3,18 @@
 use super::enabled::check_enabled;
 use super::frame::Frame;
 use super::{Feed, encode};
-use crate::actors::places::Place;
-use crate::actors::runtime::RuntimeHandle;
-use crate::actors::tuner::Tuner;
-use crate::api::events::write_named_event;
-use crate::error::ApiError;
-use crate::http::auth::Watcher;
+use crate::auth::Watcher;
+use crate::error::HttpError;
 use actix_web::http::header::CACHE_CONTROL;
 use actix_web::web::{Bytes, Data, Query};
 use actix_web::{HttpRequest, HttpResponse};
 use futures_util::stream::unfold;
+use pagetide_actors::places::Place;
+use pagetide_actors::runtime::RuntimeHandle;
+use pagetide_actors::tuner::Tuner;
+use pagetide_api::events::write_named_event;
+use pagetide_api::openai::error::ErrorAnswer;
+use pagetide_base::error::ApiError;
 use serde::Deserialize;
 use serde_json::json;
 use std::convert::Infallible;
@@ -53,11 +55,11 @@ pub async fn events(
     handle: Data<RuntimeHandle>,
     tuner: Data<Tuner>,
     feed: Data<Feed>,
-) -> Result<HttpResponse, ApiError> {
+) -> Result<HttpResponse, HttpError> {
     let config = tuner.console().await;
     check_enabled(&config, request.path())?;
     if handle.is_draining() {
-        return Err(ApiError::draining());
+        return Err(ApiError::draining().into());
     }
     let rate = options.map(|options| options.rate.unwrap_or(config.max_rate_hz)).ok();
     let rate_hz = rate.filter(|rate| (MIN_RATE_HZ..=MAX_RATE_HZ).contains(rate)).ok_or_else(|| {
@@ -94,7 +96,7 @@ impl Watching {
                 Ok(frame) => frame,
                 Err(error) => {
                     let mut out = Vec::new();
-                    write_named_event(&mut out, "error", &json!({ "error": error }));
+                    write_named_event(&mut out, "error", &ErrorAnswer::from(&error));
                     return Some((out.into(), None));
                 }
             };

@@ -1,10 +1,10 @@
 //! Takes one snapshot for all watchers, and none while there are no watchers.
 
 use super::frame::{Frame, MAX_ROWS};
-use crate::actors::places::{Place, Places};
-use crate::actors::runtime::RuntimeHandle;
-use crate::engine::bill::Tenant;
-use crate::error::ApiError;
+use pagetide_actors::places::{Place, Places};
+use pagetide_actors::runtime::RuntimeHandle;
+use pagetide_base::error::ApiError;
+use pagetide_engine::bill::Tenant;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Mutex;

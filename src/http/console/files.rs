@@ -1,13 +1,14 @@
 //! The page and its files, which are in the program.
 
 use super::enabled::check_enabled;
-use crate::actors::tuner::Tuner;
-use crate::error::ApiError;
+use crate::error::HttpError;
 use actix_web::http::StatusCode;
 use actix_web::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, ETAG, IF_NONE_MATCH, REFERRER_POLICY};
 use actix_web::http::header::{X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS};
 use actix_web::web::{Data, Path};
 use actix_web::{HttpRequest, HttpResponse};
+use pagetide_actors::tuner::Tuner;
+use pagetide_base::error::ApiError;
 use std::sync::LazyLock;
 
 struct File {
@@ -60,12 +61,12 @@ pub fn is_file(path: &str) -> bool {
     path.strip_prefix("/console/").is_some_and(|name| FILES.iter().any(|file| file.name == name))
 }
 
-pub async fn page(request: HttpRequest, tuner: Data<Tuner>) -> Result<HttpResponse, ApiError> {
+pub async fn page(request: HttpRequest, tuner: Data<Tuner>) -> Result<HttpResponse, HttpError> {
     check_enabled(&tuner.console().await, request.path())?;
     Ok(answer(&request, &PAGE))
 }
 
-pub async fn file(request: HttpRequest, name: Path<String>, tuner: Data<Tuner>) -> Result<HttpResponse, ApiError> {
+pub async fn file(request: HttpRequest, name: Path<String>, tuner: Data<Tuner>) -> Result<HttpResponse, HttpError> {
     check_enabled(&tuner.console().await, request.path())?;
     let file = FILES.iter().find(|file| file.name == *name).ok_or_else(|| ApiError::not_found(request.path()))?;
     Ok(answer(&request, file))

@@ -1,9 +1,9 @@
 //! A snapshot as the page shows it: which sequence holds which block.
 
-use crate::actors::watch::{Snapshot, Totals, Watched};
-use crate::engine::block_pool::BlockState;
-use crate::engine::scheduler::{Population, SeqPhase};
-use crate::ids::{BlockId, RequestId};
+use pagetide_actors::watch::{Snapshot, Totals, Watched};
+use pagetide_base::ids::{BlockId, RequestId};
+use pagetide_engine::block_pool::BlockState;
+use pagetide_engine::scheduler::{Population, SeqPhase};
 use std::time::{Duration, Instant};
 
 /// Sequences that are shown one by one, at most.
@@ -149,9 +149,9 @@ fn row(Watched { view, arrived }: &Watched, began: Instant) -> Row {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::scheduler::SeqSnapshot;
-    use crate::engine::sequence::Rank;
-    use crate::ids::SeqId;
+    use pagetide_base::ids::SeqId;
+    use pagetide_engine::scheduler::SeqSnapshot;
+    use pagetide_engine::sequence::Rank;
     use std::sync::Arc;
 
     fn seq(id: u64, phase: SeqPhase, table: &[u32], swapped: &[u32], backing: &[u32]) -> Watched {

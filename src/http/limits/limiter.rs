@@ -1,11 +1,11 @@
 //! Counts and buckets, and what requests have taken from them. Each amount is given back exactly once, in whatever
 //! order requests come and go (`tests/interleavings` runs the orders).
 
-use crate::engine::bill::Tenant;
-use crate::error::ApiError;
-use crate::metrics::{self, Rejection};
-use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{Mutex, MutexGuard, PoisonError};
+use pagetide_base::error::ApiError;
+use pagetide_base::sync::atomic::{AtomicU64, Ordering};
+use pagetide_base::sync::{Mutex, MutexGuard, PoisonError};
+use pagetide_engine::bill::Tenant;
+use pagetide_metrics::{self as metrics, Rejection};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -1,11 +1,12 @@
 use super::*;
-use crate::api::body::BodyFields;
-use crate::api::body::refused::RefusedTable;
-use crate::http::routes::Verb;
+use crate::paths::Verb;
+use crate::routes::PATHS;
+use pagetide_api::body::BodyFields;
+use pagetide_api::body::refused::RefusedTable;
 
 #[test]
 fn every_path_is_described_once() {
-    let document = document();
+    let document = document(&PATHS);
     let items = document["paths"].as_object().unwrap().values().flat_map(|item| item.as_object().unwrap().values());
     let mut ids: Vec<&str> = items.map(|operation| operation["operationId"].as_str().unwrap()).collect();
     assert_eq!(ids.len(), PATHS.len());
@@ -28,7 +29,7 @@ fn references<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
 
 #[test]
 fn what_is_referred_to_is_there_and_what_is_there_is_referred_to() {
-    let document = document();
+    let document = document(&PATHS);
     let mut found = Vec::new();
     references(&document, &mut found);
     let mut named: Vec<&str> = found.iter().map(|name| name.strip_prefix("#/components/schemas/").unwrap()).collect();
@@ -40,7 +41,7 @@ fn what_is_referred_to_is_there_and_what_is_there_is_referred_to() {
 
 #[test]
 fn every_field_says_what_it_is() {
-    for (name, schema) in document()["components"]["schemas"].as_object().unwrap() {
+    for (name, schema) in document(&PATHS)["components"]["schemas"].as_object().unwrap() {
         for (field, described) in schema["properties"].as_object().into_iter().flatten() {
             let is_request = name.ends_with("Request");
             assert!(!is_request || described["description"].is_string(), "{name}.{field} has no description");
@@ -64,9 +65,9 @@ fn read<B: BodyFields>(refused: &[(&'static str, &'static str)]) -> Vec<&'static
 
 #[test]
 fn every_field_that_is_read_is_described() {
-    use crate::api::anthropic::request::{CountedBody, MessagesBody, UnsupportedInMessages};
-    use crate::api::openai::{chat, completion, embeddings, tokenize, unsupported::UnsupportedFields};
-    use crate::api::responses::request::{ResponsesBody, StoredFields};
+    use pagetide_api::anthropic::request::{CountedBody, MessagesBody, UnsupportedInMessages};
+    use pagetide_api::openai::{chat, completion, embeddings, tokenize, unsupported::UnsupportedFields};
+    use pagetide_api::responses::request::{ResponsesBody, StoredFields};
     let refused = UnsupportedFields::FIELDS;
     for (path, mut read) in [
         ("/v1/chat/completions", read::<chat::ChatBody>(refused)),

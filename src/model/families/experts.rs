@@ -1,8 +1,8 @@
 //! The experts of Mixtral and of Qwen3's sparse models.
 
 use super::fields::Fields;
-use crate::error::StartError;
-use crate::model::spec::{ExpertsSpec, Family};
+use crate::spec::{ExpertsSpec, Family};
+use pagetide_base::error::StartError;
 
 /// `None` for families without experts.
 pub(super) fn experts(config: &Fields, family: Family, num_layers: usize) -> Result<Option<ExpertsSpec>, StartError> {

@@ -1,8 +1,8 @@
 //! Reads members of a JSON object, with errors that name them.
 
-use crate::error::StartError;
-use crate::ids::TokenId;
-use crate::model::spec::MAX_LAYERS;
+use crate::spec::MAX_LAYERS;
+use pagetide_base::error::StartError;
+use pagetide_base::ids::TokenId;
 use serde_json::{Map, Value};
 
 /// Whether a number is positive, also in float32, in which it is used.

@@ -4,9 +4,9 @@
 use super::fields::Fields;
 use super::parts::{activation, listed_windows, rms_norm, shared_heads, turning_head};
 use super::rope;
-use crate::backend::DType;
-use crate::error::StartError;
-use crate::model::spec::{AttentionSpec, Family, MlpSpec, ModelSpec, NormPlacement, NormSpec, PositionSpec};
+use crate::spec::{AttentionSpec, Family, MlpSpec, ModelSpec, NormPlacement, NormSpec, PositionSpec};
+use pagetide_backend::DType;
+use pagetide_base::error::StartError;
 
 /// Published configurations omit the defaults of the classes in transformers, even sizes.
 pub(super) fn gemma(config: &Fields, family: Family, dtype: DType) -> Result<ModelSpec, StartError> {

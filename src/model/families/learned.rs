@@ -2,9 +2,9 @@
 
 use super::fields::Fields;
 use super::parts::{activation, attention};
-use crate::backend::{DType, NormKind};
-use crate::error::StartError;
-use crate::model::spec::{AttentionSpec, Family, MlpSpec, ModelSpec, NormPlacement, NormSpec, PositionSpec};
+use crate::spec::{AttentionSpec, Family, MlpSpec, ModelSpec, NormPlacement, NormSpec, PositionSpec};
+use pagetide_backend::{DType, NormKind};
+use pagetide_base::error::StartError;
 
 /// OPT: LayerNorm before or after sublayers, learned positions, biases, and embeddings that may be narrower than the
 /// model.

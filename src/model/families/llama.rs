@@ -4,9 +4,9 @@ use super::experts::experts;
 use super::fields::Fields;
 use super::parts::{activation, attention, listed_windows, rms_norm, turning_head};
 use super::rope;
-use crate::backend::DType;
-use crate::error::StartError;
-use crate::model::spec::{Family, MlpSpec, ModelSpec, PositionSpec};
+use crate::spec::{Family, MlpSpec, ModelSpec, PositionSpec};
+use pagetide_backend::DType;
+use pagetide_base::error::StartError;
 
 /// Llama, Mistral, Mixtral, Qwen2 and Qwen3: RMSNorm before sublayers, RoPE, and a gated MLP or experts.
 pub fn llama_like(config: &Fields, family: Family, dtype: DType) -> Result<ModelSpec, StartError> {

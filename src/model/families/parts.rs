@@ -2,9 +2,9 @@
 
 use super::fields::Fields;
 use super::rope::RotaryHead;
-use crate::backend::{Activation, NormKind};
-use crate::error::StartError;
-use crate::model::spec::{AttentionSpec, NormPlacement, NormSpec};
+use crate::spec::{AttentionSpec, NormPlacement, NormSpec};
+use pagetide_backend::{Activation, NormKind};
+use pagetide_base::error::StartError;
 use serde_json::Value;
 
 pub fn rms_norm(config: &Fields, eps: f64) -> Result<NormSpec, StartError> {

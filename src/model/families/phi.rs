@@ -3,9 +3,9 @@
 use super::fields::Fields;
 use super::parts::{activation, attention, rms_norm, turning_head};
 use super::rope;
-use crate::backend::DType;
-use crate::error::StartError;
-use crate::model::spec::{Family, MlpSpec, ModelSpec, PositionSpec};
+use crate::spec::{Family, MlpSpec, ModelSpec, PositionSpec};
+use pagetide_backend::DType;
+use pagetide_base::error::StartError;
 
 pub(super) fn phi3(config: &Fields, dtype: DType) -> Result<ModelSpec, StartError> {
     let hidden_size = config.size("hidden_size")?;

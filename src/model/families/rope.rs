@@ -1,8 +1,8 @@
 //! The keys of rotary positions, in both spellings.
 
 use super::fields::Fields;
-use crate::error::StartError;
-use crate::model::spec::{RopeScaling, RopeSpec};
+use crate::spec::{RopeScaling, RopeSpec};
+use pagetide_base::error::StartError;
 use serde_json::{Map, Value};
 use std::sync::LazyLock;
 

@@ -1,8 +1,8 @@
 //! Failures of downloads, and what the user can do about them.
 
 use super::request::HubRequest;
-use crate::error::StartError;
 use hf_hub::api::tokio::ApiError;
+use pagetide_base::error::StartError;
 use reqwest::StatusCode;
 use std::fmt;
 use std::io::{self, ErrorKind};

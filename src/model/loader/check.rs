@@ -4,13 +4,13 @@
 use super::cpu::MAX_LOGIT_ROWS;
 use super::memory;
 use super::sizes::{checkpoint, dtype, max_model_len, pool_sizes};
-use crate::backend::cuda::driver;
-use crate::error::StartError;
-use crate::model::decoder::Decoder;
-use crate::model::dry::DryBackend;
-use crate::model::files::ModelFiles;
-use crate::model::options::{DeviceKind, LoadFormat, LoadOptions};
-use crate::model::spec::ModelSpec;
+use crate::decoder::Decoder;
+use crate::dry::DryBackend;
+use crate::files::ModelFiles;
+use crate::options::{DeviceKind, LoadFormat, LoadOptions};
+use crate::spec::ModelSpec;
+use pagetide_backend::cuda::driver;
+use pagetide_base::error::StartError;
 use tracing::subscriber::{NoSubscriber, with_default};
 
 /// The device that a load would use. Whether a GPU has enough memory is only known once it is open.
@@ -64,7 +64,7 @@ pub fn check(
             )
         })?;
         if target == LoadTarget::Cpu {
-            crate::backend::cpu::check_layout(&layout)?;
+            pagetide_backend::cpu::check_layout(&layout)?;
             memory::check_memory(backend.bytes())?;
         }
     }

@@ -2,17 +2,17 @@
 
 use super::memory::{available_memory_budget, spare_swap_bytes};
 use super::sizes::{LoadedModel, checkpoint, dtype, max_model_len, pool_sizes};
-use crate::backend::Backend;
-use crate::backend::cpu::{CpuBackend, CpuOptions};
-use crate::backend::profile::{Profile, Profiled};
-use crate::engine::plan::StepRunner;
-use crate::error::StartError;
-use crate::model::decoder::Decoder;
-use crate::model::files::ModelFiles;
-use crate::model::options::LoadOptions;
-use crate::model::runner::ModelRunner;
-use crate::model::spec::ModelSpec;
-use crate::model::weights::Progress;
+use crate::decoder::Decoder;
+use crate::files::ModelFiles;
+use crate::options::LoadOptions;
+use crate::runner::ModelRunner;
+use crate::spec::ModelSpec;
+use crate::step_runner::StepRunner;
+use crate::weights::Progress;
+use pagetide_backend::Backend;
+use pagetide_backend::cpu::{CpuBackend, CpuOptions};
+use pagetide_backend::profile::{Profile, Profiled};
+use pagetide_base::error::StartError;
 
 /// Maximum number of rows of logits in host memory at once.
 pub(super) const MAX_LOGIT_ROWS: usize = 64;

@@ -1,19 +1,20 @@
 //! Loading onto a GPU.
 
 use super::sizes::{LoadedModel, checkpoint, dtype, max_model_len, pool_sizes};
-use crate::backend::cuda::device::Device;
-use crate::backend::cuda::{CudaBackend, CudaOptions};
-use crate::backend::{Backend, Batch, BatchSeq, KvLayout, LogitsRequest, LogitsWant, NO_SOURCE};
-use crate::engine::plan::{CopyReport, StepOutput, StepPlan, StepRunner};
-use crate::error::StartError;
-use crate::model::decoder::Decoder;
-use crate::model::files::ModelFiles;
-use crate::model::options::LoadOptions;
-use crate::model::runner::{ModelRunner, PoolSizes};
-use crate::model::spec::ModelSpec;
-use crate::model::weights::Progress;
-use crate::sampling::params::SamplingParams;
-use crate::sampling::sampler::Draw;
+use crate::decoder::Decoder;
+use crate::files::ModelFiles;
+use crate::options::LoadOptions;
+use crate::runner::{ModelRunner, PoolSizes};
+use crate::spec::ModelSpec;
+use crate::step_runner::StepRunner;
+use crate::weights::Progress;
+use pagetide_backend::cuda::device::Device;
+use pagetide_backend::cuda::{CudaBackend, CudaOptions};
+use pagetide_backend::{Backend, Batch, BatchSeq, KvLayout, LogitsRequest, LogitsWant, NO_SOURCE};
+use pagetide_base::error::StartError;
+use pagetide_base::sampling::params::SamplingParams;
+use pagetide_base::sampling::sampler::Draw;
+use pagetide_engine::plan::{CopyReport, StepOutput, StepPlan};
 use std::rc::Rc;
 
 /// Maximum number of rows of logits in device memory at once.

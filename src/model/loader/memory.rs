@@ -1,7 +1,7 @@
 //! The memory of this machine or container.
 
-use crate::error::StartError;
-use crate::model::options::LoadOptions;
+use crate::options::LoadOptions;
+use pagetide_base::error::StartError;
 use sysinfo::System;
 
 /// The memory for KV blocks on the CPU, and a description of it. For [`pool_sizes`](super::sizes::pool_sizes).

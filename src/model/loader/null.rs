@@ -2,10 +2,10 @@
 
 use super::memory::{available_memory_budget, spare_swap_bytes};
 use super::sizes::{LoadedModel, dtype, max_model_len, pool_sizes};
-use crate::error::StartError;
-use crate::model::null::NullRunner;
-use crate::model::options::LoadOptions;
-use crate::model::spec::ModelSpec;
+use crate::null::NullRunner;
+use crate::options::LoadOptions;
+use crate::spec::ModelSpec;
+use pagetide_base::error::StartError;
 
 /// The pools have the same sizes as on the CPU, so that scheduling is the same. Nothing is allocated.
 pub(super) fn load(options: &LoadOptions, spec: &ModelSpec) -> Result<(NullRunner, LoadedModel), StartError> {

@@ -1,12 +1,12 @@
 //! What every kind of load has in common: the resolved options, the checkpoint and the sizes of the KV pools.
 
-use crate::backend::{DType, KvLayout};
-use crate::error::StartError;
-use crate::model::checkpoint::Checkpoint;
-use crate::model::files::{DEMO_MODEL, ModelFiles};
-use crate::model::options::{DtypeChoice, LoadFormat, LoadOptions};
-use crate::model::runner::PoolSizes;
-use crate::model::spec::ModelSpec;
+use crate::checkpoint::Checkpoint;
+use crate::files::{DEMO_MODEL, ModelFiles};
+use crate::options::{DtypeChoice, LoadFormat, LoadOptions};
+use crate::runner::PoolSizes;
+use crate::spec::ModelSpec;
+use pagetide_backend::{DType, KvLayout};
+use pagetide_base::error::StartError;
 
 /// A description of the loaded model: for the scheduler's limits, and for people.
 #[derive(Clone, Debug, PartialEq)]

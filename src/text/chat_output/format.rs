@@ -1,9 +1,9 @@
 //! The formats in which models mark tool calls and reasoning, and how the format of a model is found.
 
-use crate::choice::choice;
-use crate::ids::TokenId;
-use crate::text::chat_template::ChatTemplate;
-use crate::text::tokenizer::Tokenizer;
+use crate::chat_template::ChatTemplate;
+use crate::tokenizer::Tokenizer;
+use pagetide_base::choice;
+use pagetide_base::ids::TokenId;
 
 choice!(
     /// Format in which the model writes tool calls.

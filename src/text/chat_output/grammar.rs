@@ -2,9 +2,9 @@
 //! on and [`super::ChatParser`] can parse it.
 
 use super::format::ToolFormat;
-use crate::error::ApiError;
-use crate::text::grammar::{Whitespace, json_in_lark};
-use crate::text::tokenizer::Tokenizer;
+use crate::grammar::{Whitespace, json_in_lark};
+use crate::tokenizer::Tokenizer;
+use pagetide_base::error::ApiError;
 use serde_json::Value;
 use std::fmt::Write as _;
 
@@ -79,11 +79,11 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::budget::Budget;
-    use crate::engine::constraint::ConstraintSource;
-    use crate::text::chat_output::{ChatFormat, ChatParser, ChatPiece, ChatReading};
-    use crate::text::grammar::sandbox::GrammarLimits;
-    use crate::text::grammar::{GrammarCompiler, GrammarRequest, GrammarSpec};
+    use crate::chat_output::{ChatFormat, ChatParser, ChatPiece, ChatReading};
+    use crate::grammar::sandbox::GrammarLimits;
+    use crate::grammar::{GrammarCompiler, GrammarRequest, GrammarSpec};
+    use pagetide_base::budget::Budget;
+    use pagetide_base::rules::ConstraintSource;
     use serde_json::json;
     use std::path::Path;
     use std::sync::Arc;
@@ -93,7 +93,7 @@ mod tests {
 
     /// The demo model's tokenizer with these special tokens added.
     fn tokenizer(special: &[&str]) -> Arc<Tokenizer> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
         let read = |file: &str| std::fs::read_to_string(folder.join(file)).unwrap();
         let mut config: Value = serde_json::from_str(&read("tokenizer_config.json")).unwrap();
         config["additional_special_tokens"] = special.iter().copied().collect();

@@ -2,8 +2,8 @@
 
 use super::format::ReasoningFormat;
 use super::marker::TextMarker;
-use crate::ids::TokenId;
-use crate::text::tokenizer::Tokenizer;
+use crate::tokenizer::Tokenizer;
+use pagetide_base::ids::TokenId;
 
 /// The position at which an output begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use super::meter::{
     self, Fallible, MAX_ITEMS, exceeded, flat_size, flatten, is_container, make, num_items, spend, weigh,
 };
-use crate::text::python;
+use crate::python;
 use minijinja::value::{Rest, ValueOrKwargs};
 use minijinja::{Environment, State, Value, filters, functions, tests};
 use minijinja_contrib::pycompat;

@@ -6,11 +6,11 @@ use super::lexers::LexerMemory;
 use super::request::{GrammarLimits, GrammarRequest};
 use super::sandbox::Sandbox;
 use super::vocabulary::Vocabulary;
-use crate::budget::Budget;
-use crate::engine::constraint::ConstraintSource;
-use crate::error::ApiError;
-use crate::ids::TokenId;
-use crate::text::tokenizer::Tokenizer;
+use crate::tokenizer::Tokenizer;
+use pagetide_base::budget::Budget;
+use pagetide_base::error::ApiError;
+use pagetide_base::ids::TokenId;
+use pagetide_base::rules::ConstraintSource;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Maximum number of cached grammars, and of bytes of their texts together.

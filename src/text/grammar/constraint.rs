@@ -2,11 +2,11 @@
 
 use super::lexers::{LexerMemory, Lexers, SharedLexer};
 use super::vocabulary::Vocabulary;
-use crate::engine::constraint::{Constraint, ConstraintSource};
-use crate::ids::TokenId;
-use crate::sampling::params::TokenMask;
 use llguidance::earley::ParserStats;
 use llguidance::{Matcher, TokenParser};
+use pagetide_base::ids::TokenId;
+use pagetide_base::rules::{Constraint, ConstraintSource};
+use pagetide_base::sampling::params::TokenMask;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicI64, Ordering};

@@ -12,8 +12,8 @@ pub use helper::run;
 
 pub use super::request::GrammarLimits;
 use super::request::GrammarRequest;
-use crate::budget::Budget;
-use crate::error::ApiError;
+use pagetide_base::budget::Budget;
+use pagetide_base::error::ApiError;
 use protocol::{CompileJob, CompileVerdict, Reply, Words, encode, receive, send};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
@@ -190,8 +190,8 @@ impl Drop for Helper {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::budget::Cancelled;
-    use crate::text::grammar::GrammarSpec;
+    use crate::grammar::GrammarSpec;
+    use pagetide_base::budget::Cancelled;
 
     const LIMITS: GrammarLimits =
         GrammarLimits { cpu: Duration::from_secs(2), memory_bytes: 1 << 28, work_per_token: None };

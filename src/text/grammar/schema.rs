@@ -5,10 +5,10 @@
 //! restricts values but is not supported is an error: an output is valid or there is none.
 
 use super::request::Whitespace;
-use crate::budget::{Budget, Exhausted};
-use crate::error::ApiError;
 use llguidance::derivre::{RegexAst, RegexBuilder};
 use llguidance::regex_to_lark;
+use pagetide_base::budget::{Budget, Exhausted};
+use pagetide_base::error::ApiError;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use std::panic::catch_unwind;

@@ -4,10 +4,10 @@ use super::constraint::RequestGrammar;
 use super::engine::GrammarEngine;
 use super::vocabulary::Vocabulary;
 use super::*;
-use crate::budget::Budget;
-use crate::engine::constraint::{Constraint, ConstraintSource};
-use crate::ids::TokenId;
-use crate::text::tokenizer::Tokenizer;
+use crate::tokenizer::Tokenizer;
+use pagetide_base::budget::Budget;
+use pagetide_base::ids::TokenId;
+use pagetide_base::rules::{Constraint, ConstraintSource};
 use serde_json::{Map, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ struct WalkModel {
 const TOKENIZERS: [&str; 4] = ["demo", "byte_level_llama3", "sentencepiece_llama2", "sentencepiece_gemma"];
 
 fn model(name: &'static str) -> WalkModel {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let folder = if name == "demo" { root.join("models/demo") } else { root.join("tests/data/tokenizers").join(name) };
     let read = |file: &str| std::fs::read_to_string(folder.join(file));
     let config = read("tokenizer_config.json").unwrap();

@@ -1,7 +1,7 @@
 //! The vocabulary of a model for llguidance: the bytes of each token as a trie, and a conversion from text to tokens.
 
-use crate::ids::TokenId;
-use crate::text::tokenizer::Tokenizer;
+use crate::tokenizer::Tokenizer;
+use pagetide_base::ids::TokenId;
 use std::sync::Arc;
 use toktrie::{TokRxInfo, TokTrie, TokenizerEnv};
 

@@ -8,7 +8,7 @@ use super::super::simd::{LANES, Simd, SimdKernel};
 #[cfg(target_arch = "x86_64")]
 use super::tiles;
 use super::unit::{AttentionCall, AttentionUnit, PARTITION, TILE, UnitPart};
-use crate::backend::DType;
+use crate::DType;
 
 /// [`max_queries`] without AMX tiles.
 const MAX_QUERIES: usize = 64;

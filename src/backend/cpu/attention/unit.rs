@@ -2,7 +2,7 @@
 
 use super::super::memory::{CpuKvPools, Shared};
 use super::super::simd::LANES;
-use crate::backend::{AttentionShape, Batch, BatchSeq};
+use crate::{AttentionShape, Batch, BatchSeq};
 
 /// Positions per step of the online softmax.
 pub(super) const TILE: usize = 2 * LANES;

@@ -1,24 +1,24 @@
 //! The operations of the CPU backend.
 
 use super::{CpuBackend, norm_params};
-use crate::backend::cpu::attention::AttentionCall;
-use crate::backend::cpu::copier::Copier;
-use crate::backend::cpu::elementwise::CpuRopeTable;
-use crate::backend::cpu::experts::CpuExpertsWorkspace;
-use crate::backend::cpu::gemm::{Linear, Operand, Sink};
-use crate::backend::cpu::heads::NormHeads;
-use crate::backend::cpu::memory::{CpuKvPools, Shared};
-use crate::backend::cpu::pack::{ColumnOrder, CpuMatrix};
-use crate::backend::cpu::rows::for_rows;
-use crate::backend::cpu::sampling::CpuSampling;
-use crate::backend::cpu::tensors::{CpuTensor, CpuVector, Values};
-use crate::backend::cpu::{attention, elementwise, experts, gemm, heads, simd};
-use crate::backend::{
+use crate::cpu::attention::AttentionCall;
+use crate::cpu::copier::Copier;
+use crate::cpu::elementwise::CpuRopeTable;
+use crate::cpu::experts::CpuExpertsWorkspace;
+use crate::cpu::gemm::{Linear, Operand, Sink};
+use crate::cpu::heads::NormHeads;
+use crate::cpu::memory::{CpuKvPools, Shared};
+use crate::cpu::pack::{ColumnOrder, CpuMatrix};
+use crate::cpu::rows::for_rows;
+use crate::cpu::sampling::CpuSampling;
+use crate::cpu::tensors::{CpuTensor, CpuVector, Values};
+use crate::cpu::{attention, elementwise, experts, gemm, heads, simd};
+use crate::{
     Activation, AttentionShape, Backend, Batch, DType, Experts, ExpertsShape, FinishedCopy, Heads, HostTensor,
     KvLayout, LogitsRequest, LogitsResult, NO_SOURCE, Norm, Rope, TensorRole,
 };
-use crate::error::StartError;
-use crate::ids::BlockId;
+use pagetide_base::error::StartError;
+use pagetide_base::ids::BlockId;
 use std::ops::Range;
 
 impl Backend for CpuBackend {

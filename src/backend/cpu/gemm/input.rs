@@ -7,8 +7,8 @@ use super::super::pack::{CpuMatrix, steps};
 use super::super::rows::{ALONE_BELOW, for_runs};
 use super::super::simd::{LANES, Simd, SimdKernel, bf16_bits};
 use super::super::team::Team;
-use crate::backend::{Activation, DType};
-use crate::error::StartError;
+use crate::{Activation, DType};
+use pagetide_base::error::StartError;
 use std::ops::Range;
 
 /// The layout of the rounded rows. A word is one step of the inner dimension: a float32, or a pair of bfloat16. The

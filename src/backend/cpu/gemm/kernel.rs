@@ -6,7 +6,7 @@
 use super::super::isa::Isa;
 use super::super::simd::{LANES, Simd, SimdKernel};
 use super::part::{Product, ProductPart};
-use crate::backend::DType;
+use crate::DType;
 use std::ops::Range;
 
 impl ProductPart<'_> {

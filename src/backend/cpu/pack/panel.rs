@@ -1,7 +1,7 @@
 //! Interleaves sixteen rows of a matrix into a panel.
 
 use super::super::simd::{LANES, Simd, SimdKernel, bf16_bits};
-use crate::backend::{DType, elements};
+use crate::{DType, elements};
 
 /// Bytes of a row that are one vector.
 const BLOCK_BYTES: usize = 4 * LANES;

@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn every_kernel_file_is_part_of_the_program() {
-        let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+        let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels");
         let on_disk = |folder: &str, extension: &str| {
             let mut names: Vec<String> = std::fs::read_dir(kernels.join(folder))
                 .expect("the folder is there")

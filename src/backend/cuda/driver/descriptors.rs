@@ -2,7 +2,7 @@
 
 use super::super::device::{DeviceResult, Stream};
 use super::context::Context;
-use crate::backend::DType;
+use crate::DType;
 use cudarc::cublaslt::sys::{self as lt, cublasStatus_t};
 use cudarc::driver::sys::{self, CUresult};
 

@@ -11,7 +11,7 @@
 use super::super::device::{DeviceError, DevicePtr, DeviceResult, Matmul, Stream};
 use super::context::Context;
 use super::descriptors::{Descriptor, MatrixLayout, Preference, Timer, WORKSPACE_BYTES};
-use crate::backend::DType;
+use crate::DType;
 use cudarc::cublaslt::sys::{self as lt, cublasStatus_t};
 use cudarc::driver::sys;
 use std::collections::{BTreeMap, HashMap};

@@ -1,7 +1,7 @@
 //! Writes rules of GBNF as Lark.
 
 use super::rules::{Grammar, Node};
-use crate::text::grammar::lark::lark_string;
+use crate::grammar::lark::lark_string;
 use std::fmt::Write;
 
 /// Maximum nesting of groups. Lark allows 30.

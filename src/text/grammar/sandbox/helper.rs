@@ -1,8 +1,8 @@
 //! The helper process: compiles grammars, and exits if one takes too much.
 
 use super::protocol::{CompileJob, CompileVerdict, Reply, Words, receive, send};
-use crate::text::grammar::engine::GrammarEngine;
-use crate::text::grammar::vocabulary::Vocabulary;
+use crate::grammar::engine::GrammarEngine;
+use crate::grammar::vocabulary::Vocabulary;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -12,7 +12,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
 /// Three quarters of the stack of the server's threads, so that a grammar that compiles here also compiles there.
-const STACK_BYTES: usize = crate::text::grammar::STACK_BYTES / 4 * 3;
+const STACK_BYTES: usize = crate::grammar::STACK_BYTES / 4 * 3;
 /// Interval for measuring time and memory.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 

@@ -1,6 +1,6 @@
 //! The messages between the server and its helper: a length in 4 bytes, little endian, and so many bytes of postcard.
 
-use crate::text::grammar::request::{GrammarLimits, GrammarRequest};
+use crate::grammar::request::{GrammarLimits, GrammarRequest};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind, Read, Write};

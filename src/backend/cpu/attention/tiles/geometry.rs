@@ -1,6 +1,6 @@
 //! How K, V, queries and scores are split for tile registers.
 
-use crate::backend::cpu::simd::LANES;
+use crate::cpu::simd::LANES;
 
 /// Positions per step of the online softmax. A partition is a multiple of it.
 pub(super) const TILE: usize = 128;

@@ -7,9 +7,9 @@
 
 use super::geometry::{CHUNK, GROUP, GROUPS, TILE, TILE_LEN, first_lanes};
 use super::{Positions, TiledUnit};
-use crate::backend::cpu::memory::MAX_HEAD_DIM;
-use crate::backend::cpu::simd::{LANES, transpose};
-use crate::backend::{DType, KvLayout};
+use crate::cpu::memory::MAX_HEAD_DIM;
+use crate::cpu::simd::{LANES, transpose};
+use crate::{DType, KvLayout};
 use std::arch::x86_64::*;
 use std::ops::Range;
 

@@ -2,8 +2,8 @@
 //! block of a thread to the next.
 
 use super::geometry::{GROUP_TILE_BYTES, GROUPS, TILE, TILE_BYTES, TILE_LEN};
-use crate::backend::cpu::simd::LANES;
-use crate::backend::cpu::tile_registers::Tiles;
+use crate::cpu::simd::LANES;
+use crate::cpu::tile_registers::Tiles;
 use std::arch::asm;
 use std::ops::Range;
 

@@ -1,6 +1,6 @@
 //! Vector functions of the softmax.
 
-use crate::backend::cpu::simd::LANES;
+use crate::cpu::simd::LANES;
 use std::arch::x86_64::*;
 
 /// `2^x`; 0 for -∞. `polynomial` is `2^x` on 0..1, highest power first.

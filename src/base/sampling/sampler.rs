@@ -1,0 +1,256 @@
+//! From one row of logits to the next token.
+//!
+//! The order of operations is vLLM's:
+//! 1. log-probabilities, of the model's raw logits;
+//! 2. tokens that are not allowed, or banned, are excluded (`min_tokens` bans end and stop tokens);
+//! 3. `logit_bias`;
+//! 4. repetition, frequency and presence penalty;
+//! 5. greedy, if the temperature is 0: the largest logit, and the lowest id of equal ones; otherwise
+//! 6. temperature, `min_p`, `top_k`, `top_p` (each over the remaining tokens);
+//! 7. the draw.
+//!
+//! Steps 6 and 7 work on integers, so that a device can reproduce them exactly in any order of addition. The weight of
+//! a token is `round(2⁴⁰ · exp((logit − max) · (1 / temperature)))` (`sampler/row.rs` says how `exp` is computed), all
+//! sums are sums of weights, and each filter keeps the tokens that reach a threshold. Tokens tied at the threshold of
+//! `top_k` or `top_p` are all kept. The draw inverts the cumulative distribution in order of token id, at 64 random
+//! bits of Philox4x32-10. The key is the request's seed, and the counter is made of position and sample, so a draw does
+//! not depend on other requests. Tokens less than 2⁻⁴¹ times as likely as the best one are never drawn.
+
+mod philox;
+mod row;
+
+use crate::ids::TokenId;
+use crate::sampling::params::{PositionLogprobs, Sampled, SamplingParams, TokenLimits, TokenLogprob};
+use philox::philox4x32;
+use std::cmp::Ordering;
+
+/// The tokens before the one to be sampled.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct History<'a> {
+    pub prompt: &'a [TokenId],
+    pub output: &'a [TokenId],
+}
+
+/// Identifies one random draw. Two draws of a run differ in at least one field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Draw {
+    /// The request's seed.
+    pub seed: u64,
+    /// Index of the sample within the request.
+    pub sample_index: u32,
+    /// Index of the token in its output, from 0.
+    pub position: u32,
+}
+
+impl Draw {
+    /// 64 random bits.
+    pub fn bits(self) -> u64 {
+        let key = [self.seed as u32, (self.seed >> 32) as u32];
+        let words = philox4x32([self.position, self.sample_index, 0, 0], key);
+        u64::from(words[1]) << 32 | u64::from(words[0])
+    }
+}
+
+/// Samples tokens. It holds only working memory, so no earlier call affects a result.
+#[derive(Debug, Default)]
+pub struct Sampler {
+    raw: Vec<f32>,
+    /// The weights of the tokens in `kept`, or of all tokens if `kept` is empty.
+    weights: Vec<u64>,
+    /// The tokens that `top_k` keeps, in order of id, and their logits.
+    kept: Vec<TokenId>,
+    kept_logits: Vec<f32>,
+    candidates: row::Candidates,
+    candidate_weights: Vec<u64>,
+    /// Occurrences of each token in the output. All are zero between calls.
+    counts: Vec<u32>,
+    /// Whether the repetition penalty has been applied to each token. All are false between calls.
+    penalized: Vec<bool>,
+}
+
+impl Sampler {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Picks the token that follows `history`, which may be empty if the parameters have no penalties.
+    /// `logits: [vocab]` must not be empty and are changed. A NaN counts as −∞, and +∞ as the largest number. A row
+    /// without any finite logit gives token 0. Token ids outside the row are ignored in the parameters and in the
+    /// history. `limits` are set if this position has more limits than the parameters imply
+    /// ([`SamplingParams::limits`]).
+    pub fn sample(
+        &mut self,
+        logits: &mut [f32],
+        params: &SamplingParams,
+        limits: Option<&TokenLimits>,
+        history: History<'_>,
+        draw: Draw,
+    ) -> Sampled {
+        assert!(!logits.is_empty(), "a row of logits has an entry for every token");
+        let own_limits = if limits.is_none() { params.limits(draw.position as usize) } else { TokenLimits::default() };
+        let limits = limits.unwrap_or(&own_limits);
+        let changes = params.changes_logits(limits);
+        if params.is_greedy() && !changes && params.logprobs.is_none() {
+            return Sampled { token: row::argmax(logits) as TokenId, logprobs: None };
+        }
+        row::sanitize(logits);
+        if params.logprobs.is_some() && changes {
+            self.raw.clear();
+            self.raw.extend_from_slice(logits);
+        }
+
+        if let Some(allowed) = &limits.allowed {
+            let others = logits.iter_mut().enumerate().filter(|(token, _)| !allowed.contains(*token as TokenId));
+            others.for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
+        }
+        for &token in &limits.banned {
+            set(logits, token, |_| f32::NEG_INFINITY);
+        }
+        for &(token, bias) in &params.logit_bias {
+            set(logits, token, |logit| logit + bias);
+        }
+        if params.has_penalties() {
+            self.penalize(logits, params, history);
+        }
+        let token = if params.is_greedy() { row::argmax(logits) } else { self.draw(logits, params, draw) };
+
+        let logprobs = params.logprobs.map(|num_top| {
+            let raw = if changes { std::mem::take(&mut self.raw) } else { Vec::new() };
+            let result = self.position_logprobs(if changes { &raw } else { logits }, token, num_top);
+            self.raw = raw;
+            Box::new(result)
+        });
+        Sampled { token: token as TokenId, logprobs }
+    }
+
+    /// Log-probabilities at a position of a prompt: of `next_token`, the prompt's token there, and of the `num_top`
+    /// most likely tokens. `logits: [vocab]` are those of the previous token. A token outside the row has
+    /// log-probability −∞.
+    pub fn prompt_logprobs(&mut self, logits: &mut [f32], next_token: TokenId, num_top: u32) -> PositionLogprobs {
+        row::sanitize(logits);
+        self.position_logprobs(logits, next_token as usize, num_top)
+    }
+
+    /// Ranks are ordered by log-probability, and by id where that is equal. Rank 1 is the token that greedy sampling
+    /// takes.
+    fn position_logprobs(&mut self, logits: &[f32], chosen: usize, num_top: u32) -> PositionLogprobs {
+        let max = row::max(logits);
+        let log_sum = row::log_sum_exp(logits, max);
+        let entry = |token: usize, rank: usize| {
+            let logit = logits.get(token).copied().unwrap_or(f32::NEG_INFINITY);
+            let logprob = match logit {
+                f32::NEG_INFINITY => f32::NEG_INFINITY,
+                logit => (f64::from(logit - max) - log_sum) as f32,
+            };
+            TokenLogprob { token: token as TokenId, logprob, rank: rank as u32 + 1 }
+        };
+
+        let num_top = logits.len().min(num_top as usize);
+        let mut top: Vec<usize> = Vec::new();
+        if num_top > 0 {
+            let least = row::kth_largest(logits, num_top, &mut self.candidates);
+            row::indices_from(logits, least, &mut self.kept);
+            top.extend(self.kept.iter().map(|token| *token as usize));
+            // A stable sort: equal logits, also zeros of either sign, stay in order of id. There are no NaNs.
+            top.sort_by(|a, b| logits[*b].partial_cmp(&logits[*a]).unwrap_or(Ordering::Equal));
+            top.truncate(num_top);
+        }
+        let chosen_rank = if chosen < logits.len() { row::rank(logits, chosen) } else { logits.len() };
+        PositionLogprobs {
+            chosen: entry(chosen, chosen_rank),
+            top: top.into_iter().enumerate().map(|(rank, token)| entry(token, rank)).collect(),
+        }
+    }
+
+    fn penalize(&mut self, logits: &mut [f32], params: &SamplingParams, history: History<'_>) {
+        if params.repetition_penalty != 1.0 {
+            let factor = params.repetition_penalty;
+            self.penalized.resize(self.penalized.len().max(logits.len()), false);
+            let all = || history.prompt.iter().chain(history.output).map(|token| *token as usize);
+            for token in all() {
+                let Some(logit) = logits.get_mut(token) else { continue };
+                if !std::mem::replace(&mut self.penalized[token], true) {
+                    *logit = if *logit > 0.0 { (*logit / factor).min(f32::MAX) } else { *logit * factor };
+                }
+            }
+            all().filter(|token| *token < logits.len()).for_each(|token| self.penalized[token] = false);
+        }
+        if params.frequency_penalty != 0.0 || params.presence_penalty != 0.0 {
+            self.counts.resize(self.counts.len().max(logits.len()), 0);
+            for &token in history.output.iter().filter(|token| (**token as usize) < logits.len()) {
+                self.counts[token as usize] += 1;
+            }
+            for &token in history.output {
+                let Some(logit) = logits.get_mut(token as usize) else { continue };
+                let count = std::mem::take(&mut self.counts[token as usize]);
+                if count > 0 {
+                    *logit -= params.frequency_penalty * count as f32;
+                    *logit -= params.presence_penalty;
+                }
+            }
+        }
+    }
+
+    fn draw(&mut self, logits: &[f32], params: &SamplingParams, draw: Draw) -> usize {
+        let (least, total) = self.distribution(logits, params);
+        let point = ((u128::from(draw.bits()) * u128::from(total)) >> 64) as u64;
+        match row::index_at(&self.weights, least, point) {
+            Some(place) => self.kept.get(place).map_or(place, |token| *token as usize),
+            None => row::argmax(logits),
+        }
+    }
+
+    /// Sets `self.weights` and `self.kept`. Returns `(least, total)`: the tokens that can be drawn are those with a
+    /// weight of at least `least`, and `total` is the sum of their weights. It is 0 if no logit is finite.
+    fn distribution(&mut self, logits: &[f32], params: &SamplingParams) -> (u64, u64) {
+        self.kept.clear();
+        let max = row::max(logits);
+        if max == f32::NEG_INFINITY {
+            self.weights.clear();
+            return (1, 0);
+        }
+        let top_k = params.top_k as usize;
+        let left = if (1..logits.len()).contains(&top_k) {
+            let least_logit = row::kth_largest(logits, top_k, &mut self.candidates);
+            row::indices_from(logits, least_logit, &mut self.kept);
+            self.kept_logits.clear();
+            self.kept_logits.extend(self.kept.iter().map(|token| logits[*token as usize]));
+            &self.kept_logits
+        } else {
+            logits
+        };
+        let mut least = weight_of_min_p(params.min_p);
+        let mut total = row::weigh(left, max, inverse_temperature(params), least, &mut self.weights);
+        if params.top_p < 1.0 && total > 0 {
+            let share = u128::from(top_p_share(params.top_p));
+            let target = ((u128::from(total) * share).div_ceil(1 << 32) as u64).clamp(1, total);
+            least = row::weight_threshold(&self.weights, total, target, &mut self.candidate_weights);
+            total = row::sum_from(&self.weights, least);
+        }
+        (least, total)
+    }
+}
+
+/// The factor on logits. It is always finite, so that the best token's exponent is 0.
+pub fn inverse_temperature(params: &SamplingParams) -> f32 {
+    (1.0 / params.temperature).min(f32::MAX)
+}
+
+/// The least weight that `min_p` keeps.
+pub fn weight_of_min_p(min_p: f32) -> u64 {
+    ((f64::from(min_p) * row::ONE as f64).ceil() as u64).clamp(1, row::ONE)
+}
+
+/// `top_p` in units of 2⁻³², so that the weight to reach is an integer product.
+pub fn top_p_share(top_p: f32) -> u64 {
+    (f64::from(top_p) * (1_u64 << 32) as f64).round() as u64
+}
+
+fn set(logits: &mut [f32], token: TokenId, change: impl FnOnce(f32) -> f32) {
+    if let Some(logit) = logits.get_mut(token as usize) {
+        *logit = change(*logit);
+    }
+}
+
+#[cfg(test)]
+mod tests;

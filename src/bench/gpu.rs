@@ -1,0 +1,71 @@
+//! `pagetide bench gpu`: measures kernels, copies and whole steps against the GPU's peak performance.
+//!
+//! Everything is measured twice over or more and the median kept, on random numbers that are larger than the caches.
+//! What reads or writes memory is held against the bandwidth of a plain copy, measured in the same run.
+
+mod figures;
+mod kernels;
+mod steps;
+
+use clap::Args;
+pub use figures::{Figure, Goal, Open, Sizes};
+use pagetide_backend::cuda::driver;
+use pagetide_base::error::StartError;
+use pagetide_terminal::log;
+use pagetide_terminal::options::ConfigOptions;
+use pagetide_terminal::output;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Args)]
+pub struct GpuArgs {
+    /// Measure only kernels and copies, no whole model
+    #[arg(long)]
+    quick: bool,
+    /// Block sizes to measure
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [16, 8, 32, 64, 128])]
+    block_sizes: Vec<usize>,
+    /// Also write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    #[command(flatten)]
+    options: ConfigOptions,
+}
+
+const HEADER: &str = "| measure | block size | value | at most | share | goal |\n|---|---|---|---|---|---|";
+
+pub fn run(args: &GpuArgs) -> Result<ExitCode, StartError> {
+    let config = args.options.resolve()?.config;
+    log::init(&config.log)?;
+    let gpu = driver::find(&config.device.driver_options())?;
+    let mut sizes = Sizes { block_sizes: args.block_sizes.clone(), ..Sizes::full() };
+    if args.quick {
+        sizes.model = None;
+    }
+    let mut figures = Vec::new();
+    let mut printed = output::print(format!("{HEADER}\n"));
+    measure(&gpu.opener(), &sizes, &mut |figure| {
+        if printed.is_ok() {
+            printed = output::print(format!("{figure}\n"));
+        }
+        figures.push(figure);
+    })?;
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&figures).expect("figures can be written") + "\n";
+        std::fs::write(path, text).map_err(|error| StartError::new(format!("--json {}: {error}", path.display())))?;
+    }
+    printed
+}
+
+/// Measures everything; `report` hears each figure when it is there.
+pub fn measure(open: &Open, sizes: &Sizes, report: &mut dyn FnMut(Figure)) -> Result<(), StartError> {
+    let bandwidths = kernels::copies(&open()?, sizes, report)?;
+    for block_size in &sizes.block_sizes {
+        kernels::attention(&open()?, sizes, *block_size, &bandwidths, report)?;
+        kernels::swap(&open()?, sizes, *block_size, &bandwidths, report)?;
+        if let Some(model) = sizes.model {
+            steps::measure(open, model, sizes, *block_size, &bandwidths, report)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,259 @@
+//! Copies and attention by themselves.
+
+use super::figures::{Bandwidths, Figure, Goal, Sizes, seconds};
+use pagetide_backend::cuda::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, PinnedBuffer, Stream};
+use pagetide_backend::cuda::{CudaBackend, CudaOptions};
+use pagetide_backend::{AttentionShape, Backend, Batch, BatchSeq, DType, KvLayout, NO_SOURCE, TensorRole};
+use pagetide_base::error::StartError;
+use pagetide_base::ids::BlockId;
+use std::rc::Rc;
+
+const GB: f64 = 1e9;
+/// Layers that attention's launches take in turn: what one has read is out of the cache when its turn comes again.
+const NUM_LAYERS: usize = 4;
+
+/// Plain copies: what everything else is held against.
+pub(super) fn copies(
+    device: &Rc<dyn Device>,
+    sizes: &Sizes,
+    report: &mut dyn FnMut(Figure),
+) -> Result<Bandwidths, StartError> {
+    let bytes = sizes.copy_bytes;
+    let (a, b) = (DeviceBuffer::new(device, bytes)?, DeviceBuffer::new(device, bytes)?);
+    let (out, back) = (PinnedBuffer::new(device, bytes)?, PinnedBuffer::new(device, bytes)?);
+    // SAFETY: all four live until everything is done: dropping them waits.
+    let copy = |stream, to: DevicePtr, from: DevicePtr| unsafe { device.copy(stream, Copy { to, from, bytes }) };
+    for buffer in [&a, &b] {
+        // SAFETY: as above.
+        unsafe { device.fill(Stream::Compute, buffer.ptr(), 1, bytes)? };
+    }
+    copy(Stream::CopyOut, back.ptr(), a.ptr())?;
+    device.synchronize()?;
+
+    // Over the bus a run takes long enough by itself.
+    let few = Sizes { runs: sizes.runs.div_ceil(10), ..sizes.clone() };
+    let bytes = bytes as f64;
+    let on_device = 2.0 * bytes / seconds(&**device, sizes, || copy(Stream::Compute, b.ptr(), a.ptr()))?;
+    let to_host = bytes / seconds(&**device, &few, || copy(Stream::CopyOut, out.ptr(), a.ptr()))?;
+    let to_device = bytes / seconds(&**device, &few, || copy(Stream::CopyIn, b.ptr(), back.ptr()))?;
+    let both = || {
+        copy(Stream::CopyOut, out.ptr(), a.ptr())?;
+        copy(Stream::CopyIn, b.ptr(), back.ptr())
+    };
+    let both_ways = bytes / seconds(&**device, &few, both)?;
+    for (measure, value) in [
+        ("copy on the device (read and written)", on_device),
+        ("copy to the host", to_host),
+        ("copy to the device", to_device),
+        ("copies both ways, each", both_ways),
+    ] {
+        report(Figure::new(measure, value / GB, "GB/s"));
+    }
+    Ok(Bandwidths { device: on_device, to_host, to_device, both_ways })
+}
+
+/// A backend with nothing but KV blocks, all random.
+struct KernelBench {
+    device: Rc<dyn Device>,
+    backend: CudaBackend,
+    layout: KvLayout,
+    num_blocks: usize,
+}
+
+impl KernelBench {
+    fn new(
+        device: &Rc<dyn Device>,
+        sizes: &Sizes,
+        layout: KvLayout,
+        max_rows: usize,
+        (num_blocks, num_swap_blocks): (usize, usize),
+    ) -> Result<Self, StartError> {
+        let options = CudaOptions {
+            dtype: layout.dtype,
+            num_heads: sizes.heads.0,
+            kv: layout,
+            vocab_size: 64,
+            max_rows,
+            max_seqs: max_rows,
+            max_logit_rows: 8,
+            graphs: false,
+            batch_invariant: false,
+            softcap: false,
+            experts: false,
+        };
+        let mut backend = CudaBackend::new(device.clone(), options)?;
+        backend.allocate_kv(layout, num_blocks, num_swap_blocks)?;
+        let bench = Self { device: device.clone(), backend, layout, num_blocks };
+        let pool = bench.backend.kv_pool().expect("it was just allocated");
+        bench.randomize(pool.ptr(), pool.bytes())?;
+        Ok(bench)
+    }
+
+    /// Fills memory with numbers as activations have them.
+    fn randomize(&self, to: DevicePtr, bytes: usize) -> Result<(), StartError> {
+        let dtype = self.layout.dtype;
+        let piece = bytes.min(64 << 20);
+        let random = self.backend.random_matrix(1, piece / dtype.size_bytes(), dtype, 1)?;
+        for start in (0..bytes).step_by(piece) {
+            let copy = Copy { to: to + start, from: random.buffer().ptr(), bytes: piece.min(bytes - start) };
+            // SAFETY: both live until it is done: dropping them waits.
+            unsafe { self.device.copy(Stream::Compute, copy)? };
+        }
+        Ok(())
+    }
+
+    /// One attention's time, over the layers in turn. All sequences' last rows are new.
+    fn attention(&mut self, sizes: &Sizes, seqs: &[(usize, usize)]) -> Result<f64, StartError> {
+        let (num_heads, num_kv_heads, head_dim) = sizes.heads;
+        let shape = AttentionShape {
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            scale: (head_dim as f32).powf(-0.5),
+            softcap: None,
+            window: None,
+        };
+        let batch = self.batch(seqs);
+        let rows = batch.num_rows();
+        let tensor = |cols| self.backend.tensor(rows, cols, TensorRole::Activation);
+        let (qkv, mut out) = (tensor((num_heads + 2 * num_kv_heads) * head_dim)?, tensor(num_heads * head_dim)?);
+        self.randomize(qkv.buffer().ptr(), qkv.buffer().bytes())?;
+        self.backend.begin(&batch);
+        let (device, mut layer) = (self.device.clone(), 0);
+        let time = seconds(&*device, sizes, || {
+            layer = (layer + 1) % NUM_LAYERS;
+            self.backend.attention(&qkv, &shape, layer, &mut out);
+            Ok(())
+        })?;
+        self.backend.end_step();
+        self.backend.finish_step();
+        Ok(time)
+    }
+
+    /// Sequences of `(num_computed, num_rows)` over blocks all over the pool.
+    fn batch(&self, seqs: &[(usize, usize)]) -> Batch {
+        let block_size = self.layout.block_size;
+        let mut blocks = scattered(self.num_blocks).into_iter();
+        let mut batch = Batch::default();
+        for (num_computed, num_rows) in seqs {
+            let num_blocks = (num_computed + num_rows).div_ceil(block_size);
+            let table: Vec<u32> = blocks.by_ref().take(num_blocks).collect();
+            batch.seqs.push(BatchSeq {
+                first_row: batch.tokens.len(),
+                num_rows: *num_rows,
+                num_computed: *num_computed,
+                first_block: batch.block_tables.len(),
+                num_blocks,
+            });
+            for position in *num_computed..num_computed + num_rows {
+                batch.slots.push(table[position / block_size] * block_size as u32 + (position % block_size) as u32);
+                batch.positions.push(position as u32);
+            }
+            batch.block_tables.extend(table);
+            batch.tokens.resize(batch.positions.len(), 0);
+            batch.token_sources.resize(batch.positions.len(), NO_SOURCE);
+        }
+        batch
+    }
+}
+
+/// All numbers below `n`, neighbours far apart.
+fn scattered(n: usize) -> Vec<u32> {
+    let gcd = |mut a: usize, mut b: usize| {
+        while b != 0 {
+            (a, b) = (b, a % b);
+        }
+        a
+    };
+    // Near the golden ratio, and without a common factor.
+    let step = (n * 618 / 1000..).find(|step| gcd(*step, n) == 1).unwrap_or(1);
+    (0..n).map(|i| (i * step % n) as u32).collect()
+}
+
+/// Decode and prefill attention.
+pub(super) fn attention(
+    device: &Rc<dyn Device>,
+    sizes: &Sizes,
+    block_size: usize,
+    bandwidths: &Bandwidths,
+    report: &mut dyn FnMut(Figure),
+) -> Result<(), StartError> {
+    let (num_heads, num_kv_heads, head_dim) = sizes.heads;
+    let layout = KvLayout { num_layers: NUM_LAYERS, num_kv_heads, head_dim, block_size, dtype: DType::BF16 };
+    let blocks = |(batch, tokens): (usize, usize)| batch * tokens.div_ceil(block_size);
+    let works = sizes.decodes.iter().copied().chain([(1, sizes.prefill)]);
+    let num_blocks = works.map(blocks).max().unwrap_or(1);
+    let max_rows = sizes.decodes.iter().map(|decode| decode.0).max().unwrap_or(1).max(sizes.prefill);
+    let mut bench = KernelBench::new(device, sizes, layout, max_rows, (num_blocks, 0))?;
+
+    for (batch, tokens) in &sizes.decodes {
+        let time = bench.attention(sizes, &vec![(tokens - 1, 1); *batch])?;
+        let bytes = 2 * batch * tokens * num_kv_heads * head_dim * layout.dtype.size_bytes();
+        let goal = if *batch == 1 { 0.75 } else { 0.85 };
+        report(
+            Figure::new(format!("decode attention, {batch} x {tokens}"), bytes as f64 / time / GB, "GB/s")
+                .of_block_size(block_size)
+                .out_of(bandwidths.device / GB, Some(goal)),
+        );
+    }
+    let time = bench.attention(sizes, &[(0, sizes.prefill)])?;
+    // Two products over half of a square, each a multiplication and an addition.
+    let flops = 2.0 * (num_heads * head_dim) as f64 * sizes.prefill as f64 * (sizes.prefill + 1) as f64;
+    report(
+        Figure::new(format!("prefill attention, {} tokens", sizes.prefill), flops / time / 1e12, "TFLOP/s")
+            .of_block_size(block_size)
+            .with_goal(Goal::AtLeast(350.0)),
+    );
+    Ok(())
+}
+
+/// Swap copies of blocks all over both pools: each way, and both ways at once.
+pub(super) fn swap(
+    device: &Rc<dyn Device>,
+    sizes: &Sizes,
+    block_size: usize,
+    bandwidths: &Bandwidths,
+    report: &mut dyn FnMut(Figure),
+) -> Result<(), StartError> {
+    let (_, num_kv_heads, head_dim) = sizes.heads;
+    let layout = KvLayout { num_layers: 32, num_kv_heads, head_dim, block_size, dtype: DType::BF16 };
+    let num_blocks = (sizes.copy_bytes / layout.block_bytes()).max(2);
+    let mut bench = KernelBench::new(device, sizes, layout, 8, (2 * num_blocks, 2 * num_blocks))?;
+    let few = Sizes { runs: sizes.runs.div_ceil(10), ..sizes.clone() };
+    // Sequences' blocks come and go: runs of a few neighbours, here of four.
+    let runs_of_four = |blocks: Vec<u32>, from: usize| -> Vec<BlockId> {
+        let in_run = |run: u32| (0..4).map(move |i| 4 * run + i);
+        let all: Vec<u32> =
+            blocks.into_iter().flat_map(in_run).filter(|block| (*block as usize) < num_blocks).collect();
+        all.into_iter().map(|block| BlockId(block + from as u32)).collect()
+    };
+    let blocks = |from| runs_of_four(scattered(num_blocks.div_ceil(4)), from);
+    let out: Vec<(BlockId, BlockId)> = blocks(0).into_iter().zip(blocks(0).into_iter().rev()).collect();
+    let back: Vec<(BlockId, BlockId)> = blocks(num_blocks).into_iter().rev().zip(blocks(num_blocks)).collect();
+    // The pool that is swapped in must have been written.
+    let forth: Vec<_> = back.iter().map(|(swap, device)| (*device, *swap)).collect();
+    bench.backend.swap_out(&forth);
+    device.synchronize()?;
+
+    let bytes = (out.len() * layout.block_bytes()) as f64;
+    let mut measure = |name: &str, most: f64, goal, run: &mut dyn FnMut(&mut CudaBackend)| {
+        let backend = &mut bench.backend;
+        let time = seconds(&**device, &few, || {
+            run(backend);
+            DeviceResult::Ok(())
+        })?;
+        let figure = Figure::new(name, bytes / time / GB, "GB/s").of_block_size(block_size);
+        report(figure.out_of(most / GB, goal));
+        Ok::<_, StartError>(())
+    };
+    measure("swap out", bandwidths.to_host, Some(0.9), &mut |backend| {
+        backend.swap_out(&out);
+    })?;
+    measure("swap in", bandwidths.to_device, Some(0.9), &mut |backend| {
+        backend.swap_in(&back);
+    })?;
+    measure("swap both ways, each", bandwidths.both_ways, Some(0.9), &mut |backend| {
+        backend.swap_out(&out);
+        backend.swap_in(&back);
+    })
+}

@@ -1,0 +1,18 @@
+//! Models: checkpoints as data, and one forward pass for all families.
+
+mod bytes;
+pub mod checkpoint;
+pub mod decoder;
+pub mod dry;
+pub mod families;
+pub mod files;
+pub mod hub;
+pub mod loader;
+mod names;
+pub mod null;
+pub mod options;
+pub mod rope;
+pub mod runner;
+pub mod spec;
+pub mod step_runner;
+pub mod weights;

@@ -1,0 +1,64 @@
+//! The interface between the executor and a model on a device.
+
+use pagetide_base::error::StartError;
+use pagetide_base::ids::BlockId;
+use pagetide_engine::plan::{CopyReport, StepOutput, StepPlan};
+
+/// Carries out plans in the order of their submission. It is used only on the executor's thread.
+///
+/// All methods panic if the device fails. After that only [`StepRunner::reset`] may be called.
+pub trait StepRunner {
+    /// Starts a plan: its copies, then its forward pass and samples. Up to
+    /// [`MAX_STEPS_IN_FLIGHT`](pagetide_engine::plan::MAX_STEPS_IN_FLIGHT) plans may be started and not finished.
+    /// A CPU runner does all the work here except the copies between the tiers.
+    fn submit(&mut self, plan: &StepPlan);
+
+    /// Copies between the tiers that have ended and that no output has reported.
+    fn take_copies(&mut self) -> CopyReport;
+
+    /// Whether [`StepRunner::take_copies`] will still have something to report.
+    fn is_copying(&self) -> bool;
+
+    /// The content of these blocks of the swap pool is not needed once all started plans have ended. Their memory may
+    /// go back to the system. They can be written again.
+    fn discard_swapped(&mut self, _: &[BlockId]) {}
+
+    /// Whether the oldest plan that was started is done.
+    fn is_done(&mut self) -> bool;
+
+    /// The oldest plan's output; waits for it.
+    fn finish(&mut self) -> StepOutput;
+
+    /// Starts over after a panic, with empty KV pools and no plan in flight.
+    fn reset(&mut self) -> Result<(), StartError>;
+}
+
+impl StepRunner for Box<dyn StepRunner> {
+    fn submit(&mut self, plan: &StepPlan) {
+        (**self).submit(plan);
+    }
+
+    fn take_copies(&mut self) -> CopyReport {
+        (**self).take_copies()
+    }
+
+    fn is_copying(&self) -> bool {
+        (**self).is_copying()
+    }
+
+    fn discard_swapped(&mut self, blocks: &[BlockId]) {
+        (**self).discard_swapped(blocks);
+    }
+
+    fn is_done(&mut self) -> bool {
+        (**self).is_done()
+    }
+
+    fn finish(&mut self) -> StepOutput {
+        (**self).finish()
+    }
+
+    fn reset(&mut self) -> Result<(), StartError> {
+        (**self).reset()
+    }
+}
