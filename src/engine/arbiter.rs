@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_tried() {
+    fn an_unmeasured_way_is_tried() {
         assert_eq!(choice(&CopyCosts::default(), 1600, 0, 1e-6), Choice::Swap);
     }
 }

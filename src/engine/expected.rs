@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn who_ends_makes_room_for_who_grows() {
+    fn sequences_that_end_make_room_for_those_that_grow() {
         // 10 tokens and 30 to come, beside 30 tokens and 10 to come.
         let expected = ExpectedNeed::new(1, vec![life(30, 10)]);
         assert_eq!(expected.peak(life(10, 30), 10, usize::MAX, 30), 60, "40 and 20 when the first ends");
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shared_counts_once() {
+    fn shared_blocks_count_once() {
         // Ten sequences with 90 of 100 blocks in common; the newcomer needs ten of its own.
         let expected = ExpectedNeed::new(1, vec![life(100, 10); 10]);
         assert_eq!(expected.peak(life(100, 10), 10, 5, 190), 190 + 10 + 11 * 5);

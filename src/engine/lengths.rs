@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn without_ends_outputs_become_as_long_as_they_may() {
+    fn without_observed_ends_outputs_are_expected_at_their_maximum() {
         let mut lengths = OutputLengths::new(false);
         assert_eq!(lengths.remaining(17, 1000), 983);
         (0..100).for_each(|_| lengths.observe(1000, true));
@@ -210,7 +210,7 @@ mod tests {
 
     /// Geometric lengths are memoryless: the expected rest is the same after any length.
     #[test]
-    fn the_mean_of_what_is_to_come_is_learned() {
+    fn the_mean_of_the_remaining_output_is_learned() {
         let mut lengths = OutputLengths::new(true);
         let mut state = 1u64;
         for _ in 0..5000 {
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_long_ago_counts_for_less() {
+    fn older_observations_count_less() {
         let mut lengths = OutputLengths::new(true);
         (0..1000).for_each(|_| lengths.observe(1000, false));
         (0..30_000).for_each(|_| lengths.observe(100, false));

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_progress_however_short_the_target() {
+    fn prompts_progress_under_any_target() {
         let mut model = StepTimeModel::default();
         observe(&mut model, 200, 1.0);
         let decodes = load(&[(1, 500); 30]);

@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_evicted_is_worth_least_and_ends_its_prefix() {
+    fn the_evicted_block_has_the_least_value_and_ends_its_prefix() {
         for seed in 0..4 {
             let mut state = seed;
             let mut engine = SimulatedCache::new(60);
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_of_use_no_more_goes_after_all() {
+    fn unused_prefixes_are_evicted_in_the_end() {
         let mut engine = SimulatedCache::new(64);
         let old: Vec<u64> = (0..20).collect();
         for _ in 0..200 {

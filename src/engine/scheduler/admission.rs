@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_refused_asks_again_when_something_has_changed_or_after_a_while() {
+    fn a_refused_sequence_asks_again_after_a_change_or_some_steps() {
         let policy = SchedulingPolicy::Priority;
         let mut engine = TestEngine::new(SchedulerConfig { policy, ..config() });
         // Two of 4 blocks and more later, one of 10, and there are 16.

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_be_paused_for_so_long_is_back_when_half_of_it_is_over() {
+    fn a_request_with_a_longest_pause_comes_back_after_half_of_it() {
         assert_eq!(pauses(Duration::from_secs(10)), [5 + 1], "the request that came before it is preempted");
         assert_eq!(pauses(Duration::from_secs(6)), [3 + 1]);
         assert!(pauses(Duration::from_secs(100)).is_empty());

@@ -80,10 +80,10 @@ impl Scheduler {
         if self.tiers.note_tails(&mut self.seqs, max_tail_blocks) {
             return;
         }
-        let (room, num_running) = (self.tiers.write_behind_room(), self.seqs.running.len());
-        if room > 0 && self.tiers.wants_likely_victims(num_running) {
+        let room = self.tiers.write_behind_room();
+        if room > 0 && self.tiers.wants_likely_victims(&self.seqs) {
             let order = self.victims().order().into_iter().map(|seq| seq.rank).collect();
-            self.tiers.set_likely_victims(order, num_running);
+            self.tiers.set_likely_victims(order, &self.seqs);
         }
         self.tiers.write_behind((short, room, max_tail_blocks), grant, &mut self.seqs, demand);
     }

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_nothing_may_start_whatever_it_needs() {
+    fn a_tenant_that_holds_nothing_may_start_any_request() {
         let quota = Quota { device_blocks: Some(2), swap_blocks: None };
         let mut engine = world_of(quota, &[1, 1, 2], 9);
         assert_eq!(seqs(&engine.plan()), [SeqId(1), SeqId(3)]);

@@ -128,11 +128,15 @@ impl PlanSummary {
             return None;
         }
         let parts = [
-            differ("it preempts", &Pairs(&self.preempted, "for"), &Pairs(&other.preempted, "for")),
-            differ("it admits", &Pairs(&self.admitted, "with tokens"), &Pairs(&other.admitted, "with tokens")),
-            differ("prompts get", &Pairs(&self.pieces, "tokens"), &Pairs(&other.pieces, "tokens")),
+            differ("it preempts", &ListedPairs(&self.preempted, "for"), &ListedPairs(&other.preempted, "for")),
+            differ(
+                "it admits",
+                &ListedPairs(&self.admitted, "with tokens"),
+                &ListedPairs(&other.admitted, "with tokens"),
+            ),
+            differ("prompts get", &ListedPairs(&self.pieces, "tokens"), &ListedPairs(&other.pieces, "tokens")),
             differ("blocks to the swap pool", &self.swap_out, &other.swap_out),
-            differ("blocks back", &Pairs(&self.swap_in, "blocks"), &Pairs(&other.swap_in, "blocks")),
+            differ("blocks back", &ListedPairs(&self.swap_in, "blocks"), &ListedPairs(&other.swap_in, "blocks")),
             differ("sequences", &self.num_seqs, &other.num_seqs),
             differ("tokens", &self.num_tokens, &other.num_tokens),
         ];
@@ -145,9 +149,9 @@ impl PlanSummary {
 }
 
 /// Formats a list of pairs.
-struct Pairs<'a, A, B>(&'a [(A, B)], &'static str);
+struct ListedPairs<'a, A, B>(&'a [(A, B)], &'static str);
 
-impl<A: Display, B: Display> Display for Pairs<'_, A, B> {
+impl<A: Display, B: Display> Display for ListedPairs<'_, A, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
             return f.write_str("none");

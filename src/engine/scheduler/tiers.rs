@@ -58,8 +58,9 @@ pub(super) struct Tiers {
 struct LikelyVictims {
     /// In the order in which they would be preempted.
     order: Vec<Rank>,
-    /// The number of sequences that ran then.
-    num_running: usize,
+    /// The sequences that ran then.
+    #[serde(default)]
+    running: Vec<SeqId>,
     steps_left: u32,
 }
 
@@ -249,17 +250,19 @@ impl Tiers {
         }
     }
 
-    /// Whether the likely victims may have changed, with so many sequences running.
-    pub fn wants_likely_victims(&mut self, num_running: usize) -> bool {
-        let LikelyVictims { steps_left, num_running: before, .. } = &mut self.likely_victims;
-        let may_have_changed = *steps_left == 0 || *before != num_running;
+    /// Whether the likely victims may have changed: a sequence has come or gone, or some steps have passed.
+    pub fn wants_likely_victims(&mut self, seqs: &Sequences) -> bool {
+        let LikelyVictims { steps_left, running, .. } = &mut self.likely_victims;
+        let may_have_changed =
+            *steps_left == 0 || !seqs.running.iter().map(|seq| seq.rank.seq).eq(running.iter().copied());
         *steps_left -= u32::from(!may_have_changed);
         may_have_changed
     }
 
     /// The sequences that would be preempted now, in that order.
-    pub fn set_likely_victims(&mut self, order: Vec<Rank>, num_running: usize) {
-        self.likely_victims = LikelyVictims { order, num_running, steps_left: LIKELY_FOR_STEPS };
+    pub fn set_likely_victims(&mut self, order: Vec<Rank>, seqs: &Sequences) {
+        let running = seqs.running.iter().map(|seq| seq.rank.seq).collect();
+        self.likely_victims = LikelyVictims { order, running, steps_left: LIKELY_FOR_STEPS };
     }
 
     /// Takes the swap pool's answers into the plan.

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_least_goes_first() {
+    fn the_tenant_that_holds_least_goes_first() {
         for key_turns in [false, true] {
             let mut engine = TestEngine::new(SchedulerConfig { key_turns, max_num_seqs: 3, ..config() });
             // 3 blocks each: the first tenant has all seats, and more requests waiting.

@@ -100,7 +100,7 @@ mod tests {
 
     /// The others are non-preemptible, so it cannot come back within its limit.
     #[test]
-    fn who_is_late_is_told_what_there_is_too_little_of() {
+    fn a_late_request_is_told_what_is_short() {
         let mut engine = TestEngine::new(SchedulerConfig { non_preemptible_blocks: 12, ..config() });
         let limited = Terms { max_pause: Some(Duration::from_secs(2)), ..Terms::default() };
         let kept = Terms { preemptible: false, ..Terms::default() };

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_left_at_whom_it_waits_for() {
+    fn a_queue_is_left_at_its_first_refused_sequence() {
         let mut waiting = WaitingSeqs::default();
         // Out of order, as preempted sequences come.
         for (id, tenant, preemptible, has_run) in [
