@@ -4,14 +4,21 @@
 //! Annotations and unknown keywords do not restrict values and are ignored, as the specification says. A keyword that
 //! restricts values but is not supported is an error: an output is valid or there is none.
 
+mod formats;
+mod references;
+mod values;
+
 use super::request::Whitespace;
+use formats::{FORMATS, UNSUPPORTED_FORMATS, and, replace_format};
 use llguidance::derivre::{RegexAst, RegexBuilder};
 use llguidance::regex_to_lark;
 use pagetide_base::budget::{Budget, Exhausted};
 use pagetide_base::error::ApiError;
+use references::{collect_references, decoded, encoded};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use std::panic::catch_unwind;
+use values::{TYPES, equal, kind, shown, types, values};
 
 /// Maximum nesting of schemas.
 const MAX_DEPTH: usize = 100;
@@ -51,46 +58,6 @@ const UNSUPPORTED: &[&str] = &[
 const MAPS: [&str; 4] = ["$defs", "definitions", "properties", "patternProperties"];
 const LISTS: [&str; 4] = ["allOf", "anyOf", "oneOf", "prefixItems"];
 const SINGLES: [&str; 3] = ["additionalProperties", "additionalItems", "items"];
-
-const TYPES: [&str; 7] = ["array", "boolean", "integer", "null", "number", "object", "string"];
-/// Supported formats.
-const FORMATS: [&str; 10] =
-    ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"];
-/// Further formats of JSON Schema.
-const UNSUPPORTED_FORMATS: [&str; 9] = [
-    "idn-email",
-    "idn-hostname",
-    "iri",
-    "iri-reference",
-    "json-pointer",
-    "regex",
-    "relative-json-pointer",
-    "uri-reference",
-    "uri-template",
-];
-
-/// Calendar days from year 1 on, as in Python.
-const DATE: &str = concat!(
-    "(?:(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)-",
-    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))",
-    "|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29)"
-);
-/// Times of RFC 3339 without leap seconds, which most programs do not accept.
-const TIME: &str = concat!(
-    r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?",
-    "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-);
-
-/// Patterns of formats that llguidance checks less strictly: it accepts 29 February in every year and a leap second in
-/// every minute.
-fn pattern_of_format(format: &str) -> Option<String> {
-    match format {
-        "date" => Some(format!("^{DATE}$")),
-        "time" => Some(format!("^{TIME}$")),
-        "date-time" => Some(format!("^{DATE}T{TIME}$")),
-        _ => None,
-    }
-}
 
 /// An error in a schema, and its place.
 #[derive(Debug, PartialEq, Eq)]
@@ -510,26 +477,6 @@ fn drop_what_says_nothing(fields: &mut Map<String, Value>) {
     });
 }
 
-/// Adds another schema that values must satisfy.
-fn and(fields: &mut Map<String, Value>, schema: Value) {
-    match fields.get_mut("allOf") {
-        Some(Value::Array(all)) => all.push(schema),
-        _ => {
-            fields.insert("allOf".into(), Value::Array(vec![schema]));
-        }
-    }
-}
-
-fn replace_format(fields: &mut Map<String, Value>) {
-    let Some(pattern) = fields.get("format").and_then(Value::as_str).and_then(pattern_of_format) else { return };
-    fields.shift_remove("format");
-    if fields.contains_key("pattern") {
-        and(fields, json!({ "pattern": pattern }));
-    } else {
-        fields.insert("pattern".into(), pattern.into());
-    }
-}
-
 /// llguidance treats an integer exclusive bound as inclusive if the other bound has the same integer part: "above 1000,
 /// at most 1000.5" allows 1000. So integer bounds are moved slightly inwards.
 fn replace_exclusive_bounds(fields: &mut Map<String, Value>) {
@@ -586,104 +533,4 @@ pub fn check_regex(regex: &str) -> Result<(), String> {
         let error = error.to_string();
         unsupported(error.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default().trim())
     })
-}
-
-fn collect_references(schema: &Value, references: &mut Vec<String>) {
-    match schema {
-        Value::Object(fields) => {
-            references.extend(fields.get("$ref").and_then(Value::as_str).map(str::to_owned));
-            fields.values().for_each(|value| collect_references(value, references));
-        }
-        Value::Array(items) => items.iter().for_each(|item| collect_references(item, references)),
-        _ => {}
-    }
-}
-
-/// Encodes a reference as a URI, because clients also write other characters.
-fn encoded(reference: &str) -> String {
-    let mut out = String::with_capacity(reference.len());
-    for byte in reference.bytes() {
-        match byte {
-            b'!'..=b'~' if !b"\"<>\\^`{|}".contains(&byte) => out.push(byte.into()),
-            byte => out.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    out
-}
-
-/// Decodes the percent signs in the fragment of a reference.
-fn decoded(fragment: &str) -> String {
-    let bytes = fragment.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut i = 0;
-    while i < bytes.len() {
-        let hex = bytes.get(i + 1..i + 3).and_then(|hex| std::str::from_utf8(hex).ok());
-        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
-            Some(byte) if bytes[i] == b'%' => {
-                out.push(byte);
-                i += 3;
-            }
-            _ => {
-                out.push(bytes[i]);
-                i += 1;
-            }
-        }
-    }
-    String::from_utf8_lossy(&out).into_owned()
-}
-
-/// A value for a message, shortened if it is long.
-fn shown(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(60) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
-    }
-}
-
-fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "boolean",
-        Value::Number(_) => "number",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
-    }
-}
-
-/// The possible types of a schema's values. An integer is a number.
-fn types(schema: &Map<String, Value>) -> BTreeSet<&'static str> {
-    let number = |name: &str| if name == "integer" { "number" } else { name }.to_owned();
-    let known = |name: &str| TYPES.into_iter().find(|known| *known == name);
-    let all = || TYPES.into_iter().filter(|name| *name != "integer").collect::<BTreeSet<_>>();
-    let mut types = match schema.get("type") {
-        Some(Value::String(name)) => known(&number(name)).into_iter().collect(),
-        Some(Value::Array(names)) => {
-            names.iter().filter_map(Value::as_str).filter_map(|name| known(&number(name))).collect()
-        }
-        _ => all(),
-    };
-    if let Some(values) = values(schema) {
-        let of_values: BTreeSet<_> = values.iter().map(|value| kind(value)).collect();
-        types.retain(|name| of_values.contains(name));
-    }
-    types
-}
-
-/// The values that a schema allows, if it lists them.
-fn values(schema: &Map<String, Value>) -> Option<Vec<&Value>> {
-    match (schema.get("const"), schema.get("enum")) {
-        (Some(value), _) => Some(vec![value]),
-        (None, Some(Value::Array(values))) => Some(values.iter().collect()),
-        _ => None,
-    }
-}
-
-/// Equality as in JSON Schema: 1 equals 1.0.
-fn equal(a: &Value, b: &Value) -> bool {
-    match (a.as_f64(), b.as_f64()) {
-        (Some(a), Some(b)) => a == b,
-        _ => a == b,
-    }
 }
