@@ -106,7 +106,17 @@ pub fn init(config: &LogConfig) -> Result<LogLevel, StartError> {
 fn filter(level: &str) -> Result<EnvFilter, ParseError> {
     // At "info", actix-web logs the start of its workers, hyper each connection, and hf-hub each token file.
     let quiet = ["actix_server=warn", "actix_http=warn", "hyper=warn", "reqwest=warn", "hf_hub=warn"];
-    EnvFilter::builder().parse(format!("{},{level}", quiet.join(",")))
+    let directives = quiet.into_iter().map(str::to_owned).chain(level.split(',').map(by_crate));
+    EnvFilter::builder().parse(directives.collect::<Vec<_>>().join(","))
+}
+
+/// The directive with the names of modules as events have them: `pagetide::actors` is the crate `pagetide_actors`.
+fn by_crate(directive: &str) -> String {
+    match directive.trim_start().strip_prefix("pagetide::") {
+        // The lines of requests have a target of their own.
+        Some(module) if !module.starts_with("access") => format!("pagetide_{module}"),
+        _ => directive.to_owned(),
+    }
 }
 
 fn level_of<S: 'static>(handle: Handle<EnvFilter, S>) -> LogLevel {
@@ -114,4 +124,17 @@ fn level_of<S: 'static>(handle: Handle<EnvFilter, S>) -> LogLevel {
         let filter = filter(level).map_err(|error| error.to_string())?;
         handle.reload(filter).map_err(|error| error.to_string())
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_are_named_as_in_the_program() {
+        assert_eq!(by_crate(" pagetide::actors::scheduler=debug"), "pagetide_actors::scheduler=debug");
+        for unchanged in ["info", "pagetide=debug", "pagetide::access=warn", "pagetide_http=trace", "hyper=info"] {
+            assert_eq!(by_crate(unchanged), unchanged);
+        }
+    }
 }
