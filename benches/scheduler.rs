@@ -12,7 +12,7 @@ use pagetide_engine::plan::{CopyReport, SeqOutput, StepOutput, StepPlan, StepTim
 use pagetide_engine::prefix_cache::{BlockHash, EvictionPolicy};
 use pagetide_engine::scheduler::{AdmissionPolicy, EngineRequest, PlannedStep, SchedulerConfig};
 use pagetide_engine::state::EngineState;
-use pagetide_recorder::{Limits, Recorder};
+use pagetide_recorder::{Recorder, RecorderLimits};
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -255,7 +255,7 @@ fn queue(criterion: &mut Criterion) {
 }
 
 fn recorder() -> Recorder {
-    let limits = Limits { length: Duration::from_secs(300), max_bytes: 1 << 30 };
+    let limits = RecorderLimits { length: Duration::from_secs(300), max_bytes: 1 << 30 };
     Recorder::new(limits, &config(256, 60_000), EvictionPolicy::default())
 }
 

@@ -1,6 +1,7 @@
 //! Pagetide: a serving runtime for large language models.
 //!
-//! This crate is the program `pagetide`, and all parts of it under one name. The parts are crates in `src`:
+//! This crate is the program `pagetide`, and the crates that it is made of under one name. Each is a folder of `src`;
+//! docs/architecture.md says which may use which.
 //!
 //! The path of a request: [`http`] → intake → scheduler → (block allocator, swap pool) → executor → scheduler → stream.
 //! What clients ask and are answered is in [`api`], the actors in [`actors`], the decisions that they carry out in

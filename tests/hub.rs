@@ -469,7 +469,7 @@ fn two_processes_fetch_a_model_once() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_what_to_do() {
+fn errors_say_what_to_do() {
     let hub = Hub::with("llama-gqa-tied");
     let user = User::of(&hub);
     let unknown = user.error("tide-org/no-such-model", &[]);

@@ -1,4 +1,5 @@
-//! Which crate uses which: the manifests, and the table in docs/architecture.md, which says what they allow.
+//! The order of the house: which crate uses which, by the manifests and by the table in docs/architecture.md; and one
+//! name for one type.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -63,4 +64,41 @@ fn the_library_and_generate_know_no_server() {
     for (file, forbidden) in [("src/actors/offline.rs", "actix"), ("src/cli/generate.rs", "pagetide_http")] {
         assert!(!fs::read_to_string(root(file)).unwrap().contains(forbidden), "{file} names {forbidden}");
     }
+}
+
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        match path.extension() {
+            None if path.is_dir() && !path.ends_with("tests") => sources(&path, found),
+            Some(extension) if extension == "rs" && !path.ends_with("tests.rs") => found.push(path),
+            _ => {}
+        }
+    }
+}
+
+/// The name of the type that a line declares.
+fn declared_type(line: &str) -> Option<&str> {
+    let mut words = line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty());
+    let is_declared = !line.starts_with(' ')
+        && words
+            .find(|word| !["pub", "super", "crate", "unsafe"].contains(word))
+            .is_some_and(|keyword| ["struct", "enum", "union", "trait", "type"].contains(&keyword));
+    is_declared.then(|| words.next()).flatten()
+}
+
+#[test]
+fn type_names_are_unique() {
+    let mut files = Vec::new();
+    sources(&root("src"), &mut files);
+    let mut places: BTreeMap<String, Vec<&Path>> = BTreeMap::new();
+    let texts: Vec<String> = files.iter().map(|file| fs::read_to_string(file).unwrap()).collect();
+    for (file, text) in files.iter().zip(&texts) {
+        let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+        for name in code.lines().filter_map(declared_type) {
+            places.entry(name.to_owned()).or_default().push(file);
+        }
+    }
+    assert!(places.len() > 1000, "only {} types were found", places.len());
+    places.retain(|_, files| files.len() > 1);
+    assert!(places.is_empty(), "one name for several types: {places:#?}");
 }

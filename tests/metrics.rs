@@ -19,7 +19,7 @@ fn ended(outcome: Outcome, seconds: u64) -> EndedRequest {
 
 /// A single test, because the metrics of a process are global.
 #[test]
-fn what_is_recorded_is_on_the_page() {
+fn recorded_values_are_on_the_page() {
     request_ended(&ended(Outcome::Stop, 1)); // before install: nothing happens
     install();
     tenants::register(Tenant(7), "key-7");

@@ -465,7 +465,7 @@ fn names_a_tensor_of_the_wrong_type() {
 }
 
 #[test]
-fn refuses_a_bias_that_nobody_would_add() {
+fn refuses_a_bias_that_no_layer_would_add() {
     let copy = Copy::of("llama-bias");
     copy.change_config("mlp_bias", false.into());
     copy.refused(&["has the tensor model.layers.0.mlp.down_proj.bias", "config.json does not"]);

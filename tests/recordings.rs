@@ -1,7 +1,7 @@
 //! Replays every recording in `tests/data/recordings`: the scheduler must make the recorded decisions again. A
 //! recording from production becomes a regression test when it is put there. `docs/recorder.md` says how to take one.
 
-use pagetide_recorder::{Event, Recording, Replayer};
+use pagetide_recorder::{RecordedEvent, Recording, Replayer};
 use std::path::Path;
 
 #[test]
@@ -19,7 +19,7 @@ fn recordings_give_the_decisions_that_were_recorded() {
             if let Err(difference) = replayer.apply(&event) {
                 panic!("{name}, event {place}: {difference}");
             }
-            if let Event::Plan { plan: Some(plan), .. } = event {
+            if let RecordedEvent::Plan { plan: Some(plan), .. } = event {
                 preempted += plan.preempted.len();
                 swapped_in += plan.swap_in.len();
             }

@@ -35,7 +35,7 @@ const MAX_PROMPT_LOGPROBS: usize = 200_000;
 
 /// What a request may ask for at most.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct IntakeLimits {
     pub block_size: usize,
     pub num_device_blocks: usize,
     /// Of those: what requests that are not preemptible may hold together.
@@ -44,7 +44,7 @@ pub struct Limits {
     pub max_num_seqs: usize,
 }
 
-impl Limits {
+impl IntakeLimits {
     /// Tokens that each output can have after a prompt of `length` tokens, where a request has `num_blocks` to itself:
     /// all its sequences share the prompt's full blocks. The last token needs no slot: nothing comes after it.
     fn room(&self, num_blocks: usize, length: usize, num_seqs: usize) -> usize {
@@ -81,14 +81,14 @@ impl Limits {
 }
 
 pub struct RequestIntake {
-    shared: Rc<Shared>,
+    shared: Rc<IntakeShared>,
     /// One is taken for each request from here to its end.
     places: Places,
 }
 
-struct Shared {
+struct IntakeShared {
     model: Arc<ModelInfo>,
-    limits: Cell<Limits>,
+    limits: Cell<IntakeLimits>,
     workers: Workers,
     grammars: Arc<GrammarCompiler>,
     scheduler: Addr<SchedulerActor>,
@@ -98,7 +98,7 @@ struct Shared {
 impl RequestIntake {
     pub fn new(
         model: Arc<ModelInfo>,
-        limits: Limits,
+        limits: IntakeLimits,
         places: Places,
         workers: Workers,
         grammars: GrammarLimits,
@@ -108,7 +108,7 @@ impl RequestIntake {
         let grammars = GrammarCompiler::new(tokenizer, model.vocab_size as usize, &model.eos_token_ids, grammars);
         let grammars = Arc::new(grammars);
         let (limits, next_id) = (Cell::new(limits), AtomicU64::new(1));
-        Self { shared: Rc::new(Shared { model, limits, workers, grammars, scheduler, next_id }), places }
+        Self { shared: Rc::new(IntakeShared { model, limits, workers, grammars, scheduler, next_id }), places }
     }
 }
 
@@ -204,14 +204,14 @@ impl Handler<Tune> for RequestIntake {
 
     fn handle(&mut self, tune: Tune, _: &mut Self::Context) -> Self::Result {
         let Tuning { non_preemptible_blocks, max_num_seqs, .. } = tune.0;
-        self.shared.limits.set(Limits { non_preemptible_blocks, max_num_seqs, ..self.shared.limits() });
+        self.shared.limits.set(IntakeLimits { non_preemptible_blocks, max_num_seqs, ..self.shared.limits() });
         let answer = self.shared.scheduler.send(tune);
         Box::pin(async move { answer.await.unwrap_or_else(|_| Err(ApiError::engine("the engine has stopped"))) })
     }
 }
 
-impl Shared {
-    fn limits(&self) -> Limits {
+impl IntakeShared {
+    fn limits(&self) -> IntakeLimits {
         self.limits.get()
     }
 

@@ -52,7 +52,7 @@ mod tests {
     use futures_util::FutureExt;
 
     #[test]
-    fn phases_only_advance_and_wake_who_waits() {
+    fn phases_only_advance_and_wake_waiters() {
         let phase = LivePhase::default();
         let mut over = Box::pin(phase.reached(Phase::Over));
         phase.advance(Phase::Draining);

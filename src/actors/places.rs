@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 /// Counts requests from the intake to their end. All clones share the counts.
 #[derive(Clone, Debug, Default)]
-pub struct Places(Arc<Mutex<Taken>>);
+pub struct Places(Arc<Mutex<TakenPlaces>>);
 
 #[derive(Debug, Default)]
-struct Taken {
+struct TakenPlaces {
     all: usize,
     /// For each tenant that holds places. Requests without a tenant are not counted.
     of: IdMap<Tenant, usize>,
@@ -51,7 +51,7 @@ impl Places {
         self.taken().all
     }
 
-    fn taken(&self) -> MutexGuard<'_, Taken> {
+    fn taken(&self) -> MutexGuard<'_, TakenPlaces> {
         // The lock guards only numbers, which are consistent even after a panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

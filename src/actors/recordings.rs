@@ -5,7 +5,7 @@ use actix::Recipient;
 use pagetide_base::error::{ApiError, StartError};
 use pagetide_config::RecorderConfig;
 use pagetide_metrics as metrics;
-use pagetide_recorder::{Cause, Limits, RawRecording};
+use pagetide_recorder::{Cause, RawRecording, RecorderLimits};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -57,9 +57,9 @@ impl Recordings {
 }
 
 /// The limits of an engine's recorder. `None` if it records nothing.
-pub fn limits(config: &RecorderConfig) -> Option<Limits> {
+pub fn limits(config: &RecorderConfig) -> Option<RecorderLimits> {
     let length = Duration::from_secs(60 * config.minutes);
-    (config.minutes > 0).then_some(Limits { length, max_bytes: config.max_mib << 20 })
+    (config.minutes > 0).then_some(RecorderLimits { length, max_bytes: config.max_mib << 20 })
 }
 
 /// Writes a recording into `recorder.dir`, and says so in the log.
@@ -127,7 +127,7 @@ fn finish(to: File, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) 
     to.flush()
 }
 
-type Link = fn(&Path, &Path) -> io::Result<()>;
+type MakeLink = fn(&Path, &Path) -> io::Result<()>;
 
 fn hard_link(from: &Path, to: &Path) -> io::Result<()> {
     fs::hard_link(from, to)
@@ -135,7 +135,7 @@ fn hard_link(from: &Path, to: &Path) -> io::Result<()> {
 
 /// Gives the file a name with the time; two files in one second get numbers. `link` makes a hard link, which fails if
 /// the name is taken.
-fn give_name(unfinished: &Path, folder: &Path, link: Link) -> io::Result<PathBuf> {
+fn give_name(unfinished: &Path, folder: &Path, link: MakeLink) -> io::Result<PathBuf> {
     let format = format_description!("[year][month][day]-[hour][minute][second]");
     let now = OffsetDateTime::now_utc().format(format).map_err(io::Error::other)?;
     for number in 1u32.. {
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn recordings_of_one_second_have_names_of_their_own_with_links_and_without() {
         let none = |_: &Path, _: &Path| Err(io::Error::from(io::ErrorKind::Unsupported));
-        for link in [hard_link as Link, none] {
+        for link in [hard_link as MakeLink, none] {
             let folder = tempfile::tempdir().unwrap();
             let write = |text: String| {
                 let (unfinished, to) = create_unfinished(folder.path()).unwrap();

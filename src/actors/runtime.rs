@@ -3,7 +3,7 @@
 use crate::block_allocator::BlockAllocator;
 use crate::engine_config::{eviction_policy, scheduler_config};
 use crate::executor::ModelExecutor;
-use crate::intake::{Limits, RequestIntake};
+use crate::intake::{IntakeLimits, RequestIntake};
 use crate::messages::{Accepted, AskSwapPool, Caller, FailNextStep, Look, Submit, TakeRecording, Tune};
 use crate::observer::RequestObserver;
 use crate::phase::{LivePhase, Phase};
@@ -306,8 +306,8 @@ impl Drop for Runtime {
 /// Everything the actors are made of.
 pub(super) struct Wiring {
     pub(super) scheduler: SchedulerConfig,
-    pub(super) limits: Limits,
-    /// Limits of compiling a request's grammar.
+    pub(super) limits: IntakeLimits,
+    /// IntakeLimits of compiling a request's grammar.
     pub(super) grammars: GrammarLimits,
     pub(super) workers: Workers,
     /// The eviction policy of both pools.
@@ -356,7 +356,7 @@ impl Wiring {
                 let limits = recordings::limits(&self.recorder);
                 let recorder = limits.map(|limits| Recorder::new(limits, &self.scheduler, self.eviction));
                 let policy = Scheduler::new(self.scheduler);
-                let settings = scheduler::Settings {
+                let settings = scheduler::SchedulerActorSettings {
                     block_size,
                     block_bytes: self.block_bytes,
                     on_failure: self.on_failure,
@@ -396,8 +396,8 @@ fn grammar_limits(config: &Config) -> GrammarLimits {
     GrammarLimits { cpu, memory_bytes: grammar_memory_mib << 20, work_per_token: grammar_work_per_token }
 }
 
-fn limits(config: &Config, loaded: &LoadedModel) -> Limits {
-    Limits {
+fn limits(config: &Config, loaded: &LoadedModel) -> IntakeLimits {
+    IntakeLimits {
         block_size: loaded.pools.layout.block_size,
         num_device_blocks: loaded.pools.num_device_blocks,
         non_preemptible_blocks: config.scheduler.non_preemptible_blocks(loaded.pools.num_device_blocks),

@@ -19,7 +19,7 @@ use crate::messages::{Arrive, Cancel, Execute, FindHeld, Reserve, Serve, StopSam
 use crate::pause::Pause;
 use crate::stop::stop_system;
 use crate::swap_pool::SwapPool;
-use crate::watch::{MoveLog, Totals};
+use crate::watch::{MoveLog, WatchTotals};
 use crate::workers::Workers;
 use actix::{Actor, ActorFutureExt, Addr, AsyncContext, Context, Handler, MailboxError, WrapFuture};
 use clients::{Client, News};
@@ -30,7 +30,7 @@ use pagetide_engine::plan::StepOutput;
 use pagetide_engine::scheduler::{CommitReport, EngineRequest, NextStep, PlannedStep, Scheduler};
 use pagetide_metrics::{self as metrics, Outcome, StepMetrics, tenants};
 use pagetide_recorder::Recorder;
-use recording::Recording;
+use recording::SchedulerRecording;
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 use submitted::{SubmittedStep, report_step};
@@ -42,7 +42,7 @@ const MAX_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The actor's options, besides the scheduler's configuration.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct SchedulerActorSettings {
     pub block_size: usize,
     pub block_bytes: usize,
     pub on_failure: OnFailure,
@@ -60,7 +60,7 @@ pub struct SchedulerActor {
     executor: Addr<ModelExecutor>,
     /// Threads that compute, while the device works, which tokens the constraints of a step's sequences allow.
     workers: Workers,
-    settings: Settings,
+    settings: SchedulerActorSettings,
     clients: HashMap<RequestId, Client>,
     news: Option<News>,
     /// The steps at the executor behind the oldest one, in order. The answer of the oldest is being awaited.
@@ -77,10 +77,10 @@ pub struct SchedulerActor {
     is_copying: bool,
     /// The scheduler's time starts here.
     started: Instant,
-    /// Totals for the console.
-    totals: Totals,
+    /// WatchTotals for the console.
+    totals: WatchTotals,
     moves: MoveLog,
-    recording: Recording,
+    recording: SchedulerRecording,
 }
 
 impl SchedulerActor {
@@ -91,13 +91,13 @@ impl SchedulerActor {
         executor: Addr<ModelExecutor>,
         workers: Workers,
         recorder: Option<Recorder>,
-        settings: Settings,
+        settings: SchedulerActorSettings,
     ) -> Self {
         if recorder.is_some() {
             scheduler.summarise_plans();
         }
         Self {
-            recording: Recording::new(recorder, settings.recorder.clone()),
+            recording: SchedulerRecording::new(recorder, settings.recorder.clone()),
             scheduler: Some(Box::new(scheduler)),
             allocator,
             swap_pool,
@@ -113,7 +113,7 @@ impl SchedulerActor {
             awaits_copies: false,
             is_copying: false,
             started: Instant::now(),
-            totals: Totals::default(),
+            totals: WatchTotals::default(),
             moves: MoveLog::default(),
         }
     }

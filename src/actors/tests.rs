@@ -8,7 +8,7 @@ mod tuning;
 mod watching;
 
 use crate::executor::ModelExecutor;
-use crate::intake::Limits;
+use crate::intake::IntakeLimits;
 use crate::messages::{Accepted, Caller, FailNextStep, Tune};
 use crate::places::Places;
 use crate::runtime::{ModelInfo, RuntimeHandle, Started, Wiring};
@@ -129,7 +129,7 @@ impl World {
         let workers = Workers::start(1, Duration::from_secs(600)).unwrap();
         let wiring = Wiring {
             scheduler,
-            limits: Limits {
+            limits: IntakeLimits {
                 max_num_seqs: 8,
                 block_size: 4,
                 num_device_blocks: NUM_BLOCKS,

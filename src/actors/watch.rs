@@ -22,7 +22,7 @@ pub struct Snapshot {
     pub block_bytes: usize,
     pub device: PoolView,
     pub swap: PoolView,
-    pub totals: Totals,
+    pub totals: WatchTotals,
     pub moves: Moves,
     /// The time that the snapshot took on the engine's thread.
     pub cost: Duration,
@@ -35,9 +35,9 @@ pub struct Watched {
     pub arrived: Instant,
 }
 
-/// Totals since the start. The difference of two snapshots is what happened between them.
+/// WatchTotals since the start. The difference of two snapshots is what happened between them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Totals {
+pub struct WatchTotals {
     /// Requests that have ended, in any way.
     pub ended: u64,
     /// Of prompts that were admitted.
@@ -56,7 +56,7 @@ pub struct Totals {
     pub inter_token: Sum,
 }
 
-impl Totals {
+impl WatchTotals {
     pub fn add_plan(&mut self, stats: &PlanStats) {
         self.preempted_swap += stats.preempted_swap as u64;
         self.preempted_recompute += stats.preempted_recompute as u64;

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[actix_rt::test]
-    async fn a_job_that_nobody_waits_for_is_not_begun_or_told_so() {
+    async fn an_abandoned_job_is_not_started_or_is_cancelled() {
         let workers = Workers::start(2, LONG).unwrap();
         let (began, wait_for_begin) = mpsc::channel();
         let (ended, wait_for_end) = mpsc::channel();

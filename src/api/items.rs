@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn white_space_alone_is_an_item_only_where_there_is_no_other() {
+    fn white_space_is_an_item_only_if_there_is_no_other() {
         let space = || ChatPiece::Content("\n\n".into());
         let reasoning = || ChatPiece::Reasoning("r".into());
         let content = || ChatPiece::Content(" c".into());

@@ -4,7 +4,7 @@
 //! [`PromptRequest`](request::PromptRequest), which goes through the intake to the scheduler. The engine answers with
 //! [`Event`](event::Event)s, which [`fold`] turns into an answer. OpenAI's chat and completions ([`openai`]), OpenAI's
 //! Responses ([`responses`]) and Anthropic's Messages ([`anthropic`]) are adapters to the one request and from the one
-//! answer. Nothing here knows HTTP or actors: `tests/imports.rs` checks that.
+//! answer. Nothing here knows HTTP or actors.
 
 pub mod anthropic;
 pub mod body;
@@ -24,3 +24,6 @@ pub mod prompt;
 pub mod request;
 pub mod responses;
 pub mod usage;
+
+/// Any JSON object. The derive of `ToSchema` knows it by this name.
+type Object = serde_json::Map<String, serde_json::Value>;

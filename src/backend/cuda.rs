@@ -33,7 +33,7 @@ use attention::{AttentionKernels, AttentionPlan};
 use batch::BatchInput;
 use copies::{CopyList, MAX_PAIRS, independent_groups};
 use device::{
-    Copy, Device, DeviceBuffer, DeviceError, DeviceInfo, DevicePtr, DeviceResult, Event, Matmul, ModuleSource,
+    Copy, Device, DeviceBuffer, DeviceError, DeviceEvent, DeviceInfo, DevicePtr, DeviceResult, Matmul, ModuleSource,
     PinnedBuffer, Stream,
 };
 use experts::{CudaExpertsWorkspace, ExpertKernels, ExpertsCall};
@@ -92,7 +92,7 @@ pub struct CudaBackend {
     copies: CopyList,
     step: EnqueuedStep,
     /// The end of each step that was ended but not finished.
-    ended: VecDeque<Event>,
+    ended: VecDeque<DeviceEvent>,
     graphs: Graphs,
     hidden: HiddenRows,
     /// `[max_logit_rows, vocab_size]` float32.

@@ -12,7 +12,7 @@
 
 mod totals;
 
-pub use totals::{OperationWork, Profile, StepKind, StepPhase, StepTotals, Totals};
+pub use totals::{OperationWork, PhaseTotals, Profile, StepKind, StepPhase, StepTotals};
 
 use super::{
     Activation, AttentionShape, Backend, Batch, BatchSeq, DType, Experts, ExpertsShape, FinishedCopy, Heads,
@@ -46,7 +46,7 @@ pub struct Profiled<B: Backend> {
     vocab_size: usize,
     /// When the current step began.
     started: Option<Instant>,
-    step: [Totals; StepPhase::ALL.len()],
+    step: [PhaseTotals; StepPhase::ALL.len()],
 }
 
 impl<B: Countable> Profiled<B> {
@@ -70,7 +70,7 @@ impl<B: Countable> Profiled<B> {
         let started = Instant::now();
         self.started.get_or_insert(started);
         let result = call(&mut self.inner);
-        self.step[phase as usize] += Totals { calls: 1, time: started.elapsed(), work };
+        self.step[phase as usize] += PhaseTotals { calls: 1, time: started.elapsed(), work };
         result
     }
 
@@ -345,7 +345,7 @@ impl<B: Countable> Backend for Profiled<B> {
         let time = started.elapsed();
         let counted: Duration = step.iter().map(|totals| totals.time).sum();
         step[StepPhase::Between as usize] +=
-            Totals { calls: 1, time: time.saturating_sub(counted), ..Totals::default() };
+            PhaseTotals { calls: 1, time: time.saturating_sub(counted), ..PhaseTotals::default() };
         self.profile.add(StepKind::of(&self.seqs), self.rows, time, &step);
         self.seqs.clear();
     }

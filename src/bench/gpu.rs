@@ -8,7 +8,7 @@ mod kernels;
 mod steps;
 
 use clap::Args;
-pub use figures::{Figure, Goal, Open, Sizes};
+pub use figures::{DeviceOpener, Figure, Goal, Sizes};
 use pagetide_backend::cuda::driver;
 use pagetide_base::error::StartError;
 use pagetide_terminal::log;
@@ -58,7 +58,7 @@ pub fn run(args: &GpuArgs) -> Result<ExitCode, StartError> {
 }
 
 /// Measures everything; `report` hears each figure when it is there.
-pub fn measure(open: &Open, sizes: &Sizes, report: &mut dyn FnMut(Figure)) -> Result<(), StartError> {
+pub fn measure(open: &DeviceOpener, sizes: &Sizes, report: &mut dyn FnMut(Figure)) -> Result<(), StartError> {
     let bandwidths = kernels::copies(&open()?, sizes, report)?;
     for block_size in &sizes.block_sizes {
         kernels::attention(&open()?, sizes, *block_size, &bandwidths, report)?;

@@ -7,7 +7,7 @@ use super::chart::xy::{ChartLine, Scale, XyChart};
 use super::chart::{STYLE, escape};
 use super::comparison::{Comparison, Verdict};
 use super::levels::{Distribution, LoadLevel, SUMMARY_COLUMNS};
-use super::report::{BenchReport, Figure, Times};
+use super::report::{BenchReport, PickPercentile, Times};
 use super::result::{APPROXIMATE, ResultFile};
 use super::samples::MemorySample;
 
@@ -189,7 +189,7 @@ fn against_latency(files: &[(&str, &ResultFile)]) -> Vec<XyChart> {
     }
     let chart = |title: &str, of: fn(&BenchReport) -> Option<Times>| {
         let mut lines = Vec::new();
-        let percentiles: [(&str, Figure); 2] = [("p50", |times| times.p50), ("p99", |times| times.p99)];
+        let percentiles: [(&str, PickPercentile); 2] = [("p50", |times| times.p50), ("p99", |times| times.p99)];
         for (name, file) in files {
             for (percentile, value) in percentiles {
                 let measured = file.levels.iter().filter_map(|level| Some((level, value(of(&level.all)?))));
@@ -247,7 +247,7 @@ fn distributions(files: &[(&str, &ResultFile)]) -> Vec<XyChart> {
 }
 
 /// A line over time: its name, a factor, and what of a sample.
-type Told = (&'static str, f64, fn(&MemorySample) -> Option<f64>);
+type Curve = (&'static str, f64, fn(&MemorySample) -> Option<f64>);
 
 /// Charts of the server's memory; none if the server gave no samples.
 fn over_time(levels: &[LoadLevel]) -> Vec<XyChart> {
@@ -263,7 +263,7 @@ fn over_time(levels: &[LoadLevel]) -> Vec<XyChart> {
         });
         marks.extend(starts.map(|(_, sample)| (sample.t_s, level.short_name())));
     }
-    let chart = |title: &str, y_label: &str, lines: &[Told]| {
+    let chart = |title: &str, y_label: &str, lines: &[Curve]| {
         let of = |factor: f64, value: fn(&MemorySample) -> Option<f64>| {
             samples.iter().filter_map(|sample| Some((sample.t_s, factor * value(sample)?))).collect::<Vec<_>>()
         };

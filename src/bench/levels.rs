@@ -1,6 +1,6 @@
 //! What was measured at each load: its rounds, its distributions, and what the server told of its memory meanwhile.
 
-use super::report::{BenchReport, Figure, RequestOutcome, Times};
+use super::report::{BenchReport, PickPercentile, RequestOutcome, Times};
 use super::samples::MemorySample;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -117,8 +117,10 @@ impl LoadLevel {
     /// In the order of [`SUMMARY_COLUMNS`]; times in ms.
     pub fn summary(&self) -> [String; 9] {
         let all = &self.all;
-        let of = |times: Option<Times>, what: Figure| times.map_or("-".into(), |times| format!("{:.1}", what(times)));
-        let (p50, p99): (Figure, Figure) = (|times| times.p50, |times| times.p99);
+        let of = |times: Option<Times>, what: PickPercentile| {
+            times.map_or("-".into(), |times| format!("{:.1}", what(times)))
+        };
+        let (p50, p99): (PickPercentile, PickPercentile) = (|times| times.p50, |times| times.p99);
         [
             format!("{:.1}", all.out_tok_per_s),
             format!("{:.2}", all.req_per_s),

@@ -63,7 +63,7 @@ impl Times {
 }
 
 /// One of the figures.
-pub type Figure = fn(Times) -> f64;
+pub type PickPercentile = fn(Times) -> f64;
 
 /// A benchmark's result. Tokens and times are those of the requests that did not fail.
 #[derive(Clone, Debug, Serialize, Deserialize)]

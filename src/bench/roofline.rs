@@ -2,7 +2,7 @@
 
 use pagetide_actors::runtime::{LoadProgress, Runtime};
 use pagetide_backend::cpu::MachineLimits;
-use pagetide_backend::profile::{Profile, StepKind, StepPhase, StepTotals, Totals};
+use pagetide_backend::profile::{PhaseTotals, Profile, StepKind, StepPhase, StepTotals};
 use pagetide_base::error::StartError;
 use pagetide_config::Config;
 use pagetide_model::loader;
@@ -124,8 +124,8 @@ impl KindReport {
 }
 
 impl PhaseLine {
-    fn new(machine: &Machine, phase: StepPhase, totals: &Totals, of: Duration) -> Self {
-        let Totals { calls, time, work } = *totals;
+    fn new(machine: &Machine, phase: StepPhase, totals: &PhaseTotals, of: Duration) -> Self {
+        let PhaseTotals { calls, time, work } = *totals;
         let seconds = time.as_secs_f64();
         let per_s = |amount: f64| if seconds > 0.0 { amount / seconds } else { 0.0 };
         let gb_per_s = per_s((work.memory_bytes + work.activation_bytes) as f64 / 1e9);
@@ -196,7 +196,7 @@ mod tests {
         let machine = Machine { isa: "avx2", threads: 2, read_gb_per_s: 50.0, tflop_per_s: 0.5 };
         let line = |memory_bytes, activation_bytes, flops| {
             let work = OperationWork { memory_bytes, activation_bytes, flops };
-            let totals = Totals { calls: 3, time: Duration::from_millis(100), work };
+            let totals = PhaseTotals { calls: 3, time: Duration::from_millis(100), work };
             PhaseLine::new(&machine, StepPhase::Up, &totals, Duration::from_millis(400))
         };
         let near = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-9;

@@ -12,7 +12,7 @@ use clap::Args;
 use observer::ReplayObserver;
 use pagetide_base::error::StartError;
 use pagetide_base::ids::RequestId;
-use pagetide_recorder::{Cause, Outcome, Recording, Replayer};
+use pagetide_recorder::{Cause, Recording, ReplayOutcome, Replayer};
 use pagetide_terminal::output;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -49,7 +49,7 @@ fn request_id(text: &str) -> Result<RequestId, String> {
 
 /// How far a recording was replayed.
 #[derive(Default)]
-struct Progress {
+struct ReplayProgress {
     num_events: u64,
     num_plans: u64,
     at_us: u64,
@@ -64,7 +64,7 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, StartError> {
     let mut observers: Vec<&mut dyn ReplayObserver> = Vec::new();
     observers.push(&mut timeline);
     observers.extend(story.as_mut().map(|story| story as &mut dyn ReplayObserver));
-    let mut progress = Progress::default();
+    let mut progress = ReplayProgress::default();
     // What went wrong in the engine goes wrong here too.
     let replayed = catch_unwind(AssertUnwindSafe(|| replay(&recording, &mut observers, &mut progress)));
     let replayed = replayed.unwrap_or_else(|_| Err("the scheduler panics; its message is above".into()));
@@ -91,7 +91,7 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, StartError> {
             false
         }
         Err(difference) => {
-            let Progress { num_events, num_plans, at_us } = progress;
+            let ReplayProgress { num_events, num_plans, at_us } = progress;
             let at_s = at_us as f64 / 1e6;
             output::complain(&format!(
                 "pagetide: event {num_events}, after {num_plans} steps, at {at_s:.6} s: {difference}"
@@ -110,7 +110,7 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, StartError> {
 fn replay(
     recording: &Recording,
     observers: &mut [&mut dyn ReplayObserver],
-    progress: &mut Progress,
+    progress: &mut ReplayProgress,
 ) -> Result<(), String> {
     let mut replayer = Replayer::new(recording.keyframe());
     observers.iter_mut().for_each(|observer| observer.begin(&replayer));
@@ -119,7 +119,7 @@ fn replay(
         progress.num_events += 1;
         progress.at_us = progress.at_us.saturating_add(timed.after_us);
         let outcome = replayer.apply(&timed.event)?;
-        progress.num_plans += u64::from(matches!(outcome, Outcome::Planned(_)));
+        progress.num_plans += u64::from(matches!(outcome, ReplayOutcome::Planned(_)));
         for observer in observers.iter_mut() {
             observer.see(progress.at_us, &timed.event, &outcome, &replayer);
         }

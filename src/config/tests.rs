@@ -214,7 +214,7 @@ fn secrets_are_not_in_errors() {
 }
 
 #[test]
-fn what_is_changed_later_has_to_go_together_with_the_rest() {
+fn a_change_is_checked_against_the_other_settings() {
     let resolved = from_file("[server]\nadmin_key = \"hush\"\n[swap]\nspace_gib = 0\nmax_space_gib = 2").unwrap();
     let change = |key: &str, json: serde_json::Value| {
         let setting = find(key).unwrap();

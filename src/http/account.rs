@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[actix_web::test]
-    async fn tokens_that_were_made_count_where_nobody_read_them() {
+    async fn generated_tokens_count_even_if_unread() {
         let (account, left) = counted(100);
         account.admit(10, 2, Some(20)).unwrap();
         account.accepted(RequestId(1), 10);
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn each_output_is_charged_for_where_nobody_has_said_how_long_it_becomes() {
+    fn outputs_without_max_tokens_are_charged_an_assumed_length() {
         let (account, left) = counted(30_000);
         account.admit(10, 100, None).unwrap();
         let expected = 30_000 - 10 - 100 * ASSUMED_OUTPUT_TOKENS as i64;
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_counts_no_longer_once_nothing_of_it_runs() {
+    fn a_cut_request_gives_back_its_tokens_once_its_outputs_end() {
         let (account, left) = counted(100);
         account.admit(10, 1, Some(80)).unwrap();
         account.accepted(RequestId(1), 10);

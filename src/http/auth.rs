@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_of_all_requests_is_for_operators_where_clients_have_keys() {
+    fn with_client_keys_data_on_all_requests_needs_an_operators_key() {
         let code = |api_keys: &[&str], admin_key: &str, metrics_key: &str, sent: Option<&'static str>| {
             let mut config = config(api_keys);
             (config.server.admin_key, config.server.metrics_key) = (admin_key.into(), metrics_key.into());

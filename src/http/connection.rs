@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[actix_web::test]
-    async fn a_connection_may_be_idle_for_its_time_and_busy_for_any() {
+    async fn an_idle_connection_times_out_and_a_busy_one_does_not() {
         let (_server, mut client, data) = connection().await;
         let connection: &Rc<Connection> = data.get().unwrap();
         let mut byte = [0];
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[actix_web::test]
-    async fn who_has_not_taken_all_of_its_answer_is_not_idle() {
+    async fn a_connection_with_an_unread_answer_is_not_idle() {
         let (server, mut client, _data) = connection().await;
         let mut written = 0;
         // Until no more fits in; the client's side takes some of it a moment later.

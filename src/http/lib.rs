@@ -2,8 +2,8 @@
 //! console.
 //!
 //! A generation request: [`routes`] → [`body`] (receives, and has it parsed into an
-//! [`ApiRequest`](pagetide_api::request::ApiRequest)) → [`Generation`](pagetide_actors::generation::Generation) (submits,
-//! and folds the engine's events into an answer) → one JSON answer, or [`stream`] (server-sent events).
+//! [`ApiRequest`](pagetide_api::request::ApiRequest)) → [`Generation`](pagetide_actors::generation::Generation)
+//! (submits, and folds the engine's events into an answer) → one JSON answer, or [`stream`] (server-sent events).
 
 pub mod account;
 pub mod admin;

@@ -1,8 +1,8 @@
 //! The description of the API (OpenAPI 3.1), at `/openapi.json` and behind the page at `/docs`.
 //!
 //! It has two sources: the table of paths ([`crate::routes::PATHS`]), each entry with an
-//! [`Operation`](pagetide_api::openapi::Operation), and the structs that parse and write bodies, which derive `ToSchema`.
-//! So what is not described is not served, and a field that is parsed is described by its struct.
+//! [`Operation`](pagetide_api::openapi::Operation), and the structs that parse and write bodies, which derive
+//! `ToSchema`. So what is not described is not served, and a field that is parsed is described by its struct.
 //!
 //! To add a field, give it a doc comment and its range and default (`#[schema(minimum = 0, default = 1)]`): see
 //! [`pagetide_api::fields::sampling::SamplingFields`]. To add a path, add a line to the table, with the handler and a
@@ -42,17 +42,17 @@ pub fn document(all: &[ApiPath]) -> Value {
                 "key": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "One of server.api_keys; where none are set, no key is asked for.",
+                    "description": "One of server.api_keys. If none are set, no key is needed.",
                 },
                 "metrics_key": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "server.metrics_key. Where neither it nor server.api_keys is set, no key is asked for.",
+                    "description": "server.metrics_key. If neither it nor server.api_keys is set, no key is needed.",
                 },
                 "admin_key": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "server.admin_key; where it is not set, nobody may.",
+                    "description": "server.admin_key. If it is not set, these paths are closed.",
                 },
             },
         },

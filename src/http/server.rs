@@ -321,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_are_never_more_than_may_be() {
+    fn workers_share_the_maximum_of_connections() {
         assert_eq!(shares(1, 4), (1, 1));
         assert_eq!(shares(3, 4), (3, 1));
         assert_eq!(shares(10, 4), (4, 2));

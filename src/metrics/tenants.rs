@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_are_few_whatever_keys_come() {
+    fn the_number_of_labels_is_bounded() {
         let mut tenants = Tenants { labels: Vec::new(), places: Vec::new() };
         let mut place = |id: u32, label: &str| tenants.place_or_insert(Tenant(id), label, |_| ());
         for id in 1..=MAX_LABELS as u32 {

@@ -3,7 +3,7 @@
 use crate::checkpoint::Checkpoint;
 use crate::rope;
 use crate::spec::{ModelSpec, NormPlacement, PositionSpec, RopeSpec};
-use crate::weights::{LinearLayer, Mlp, Progress, Weights};
+use crate::weights::{LinearLayer, Mlp, Weights, WeightsProgress};
 use pagetide_backend::profile::StepPhase;
 use pagetide_backend::{Backend, Batch, DType, ExpertsShape, Heads, KvLayout, Norm, TensorRole};
 use pagetide_base::error::StartError;
@@ -54,7 +54,7 @@ impl<B: Backend> Decoder<B> {
         max_logit_rows: usize,
         max_model_len: usize,
         backend: &B,
-        progress: &mut Progress<'_>,
+        progress: &mut WeightsProgress<'_>,
     ) -> Result<Self, StartError> {
         assert!(max_rows > 0 && max_logit_rows > 0, "a step has rows");
         spec.check_max_model_len(max_model_len)?;

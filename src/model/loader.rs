@@ -11,7 +11,7 @@ use crate::files::ModelFiles;
 use crate::options::{DeviceKind, LoadFormat, LoadOptions};
 use crate::spec::{Family, ModelSpec};
 use crate::step_runner::StepRunner;
-use crate::weights::Progress;
+use crate::weights::WeightsProgress;
 pub use check::{LoadTarget, check};
 pub use cpu::backend as cpu_backend;
 pub use cuda::{GpuRunner, OpenDevice, load_on_gpu};
@@ -29,7 +29,7 @@ pub fn load(
     files: &ModelFiles,
     spec: ModelSpec,
     profile: Option<Profile>,
-    progress: &mut Progress<'_>,
+    progress: &mut WeightsProgress<'_>,
 ) -> Result<(Box<dyn StepRunner>, LoadedModel), StartError> {
     if options.load_format == LoadFormat::Null {
         if profile.is_some() {

@@ -9,7 +9,7 @@ use pagetide_base::error::StartError;
 use std::collections::BTreeSet;
 
 /// Is told the bytes read so far and in total, after each tensor. If it fails, so does the load.
-pub type Progress<'a> = dyn FnMut(u64, u64) -> Result<(), StartError> + 'a;
+pub type WeightsProgress<'a> = dyn FnMut(u64, u64) -> Result<(), StartError> + 'a;
 
 /// A matrix `[out, in]` with its bias `[out]`.
 pub struct LinearLayer<B: Backend> {
@@ -77,7 +77,7 @@ impl<B: Backend> Weights<B> {
         spec: &ModelSpec,
         dtype: DType,
         backend: &B,
-        progress: &mut Progress<'_>,
+        progress: &mut WeightsProgress<'_>,
     ) -> Result<Self, StartError> {
         let names = TensorNames::of(spec.family);
         let mut loader = Loader::new(checkpoint, names, dtype, backend, progress);
@@ -120,7 +120,7 @@ struct Loader<'a, B: Backend> {
     names: &'static TensorNames,
     dtype: DType,
     backend: &'a B,
-    progress: &'a mut Progress<'a>,
+    progress: &'a mut WeightsProgress<'a>,
     /// The prefix of all names except that of the vocabulary product.
     prefix: &'static str,
     /// The part after the prefix: `layers.N.` while a layer is read.
@@ -138,7 +138,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         names: &'static TensorNames,
         dtype: DType,
         backend: &'a B,
-        progress: &'a mut Progress<'a>,
+        progress: &'a mut WeightsProgress<'a>,
     ) -> Self {
         let holds_embeddings = |prefix: &&&str| {
             checkpoint.is_some_and(|checkpoint| checkpoint.contains(&format!("{prefix}{}.weight", names.embeddings)))

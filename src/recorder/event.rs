@@ -19,12 +19,12 @@ use smallvec::SmallVec;
 pub struct Timed {
     /// The time since the event before, in µs.
     pub after_us: u64,
-    pub event: Event,
+    pub event: RecordedEvent,
 }
 
 /// A call of the scheduler, with the decision if it made one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Event {
+pub enum RecordedEvent {
     Arrive(Box<Arrived>),
     Cancel(RequestId),
     StopSample(RequestId, u32),
@@ -43,7 +43,7 @@ pub enum Event {
 
 /// A prompt, or only its length.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Prompt {
+pub enum RecordedPrompt {
     Tokens(Vec<TokenId>),
     Length(usize),
 }
@@ -52,7 +52,7 @@ pub enum Prompt {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Arrived {
     pub id: RequestId,
-    pub prompt: Prompt,
+    pub prompt: RecordedPrompt,
     /// The hashes of the prompt's full blocks. Empty until the recording is written.
     pub names: Vec<BlockHash>,
     /// The salt of the block hashes. It is only in the process's memory and never in a file.
@@ -77,7 +77,7 @@ impl Arrived {
         let params = &arrival.params;
         Self {
             id: arrival.id,
-            prompt: Prompt::Tokens(arrival.prompt.to_vec()),
+            prompt: RecordedPrompt::Tokens(arrival.prompt.to_vec()),
             names: Vec::new(),
             salt: arrival.cache_salt.clone(),
             max_tokens: params.max_tokens,
@@ -96,8 +96,8 @@ impl Arrived {
 
     pub fn num_prompt_tokens(&self) -> usize {
         match &self.prompt {
-            Prompt::Tokens(tokens) => tokens.len(),
-            Prompt::Length(len) => *len,
+            RecordedPrompt::Tokens(tokens) => tokens.len(),
+            RecordedPrompt::Length(len) => *len,
         }
     }
 
@@ -120,7 +120,7 @@ impl Arrived {
     /// Drops the tokens.
     pub fn redact(&mut self) {
         let params = decisive_params(&self.params(), false);
-        self.prompt = Prompt::Length(self.num_prompt_tokens());
+        self.prompt = RecordedPrompt::Length(self.num_prompt_tokens());
         self.ends = [params.eos_token_ids, params.stop_token_ids];
     }
 }
@@ -128,7 +128,7 @@ impl Arrived {
 /// A step's output for one sequence. Sequences are stored as the difference of their ids to the one before, which is
 /// mostly 1.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Output {
+pub enum RecordedOutput {
     Token(i64, TokenId),
     Other { after: i64, tokens: Vec<TokenId>, num_prompt_logprobs: usize, is_beam: bool },
 }
@@ -138,7 +138,7 @@ pub enum Output {
 pub struct Committed {
     pub timing: StepTiming,
     pub copies: CopyReport,
-    pub outputs: Vec<Output>,
+    pub outputs: Vec<RecordedOutput>,
     /// The results of rules: the forced tokens, or `None` if the rules failed.
     pub rules: Vec<(SeqId, Option<Vec<TokenId>>)>,
     pub searches: Vec<SearchStep>,
@@ -153,8 +153,10 @@ impl Committed {
         let of = |seq: &SeqOutput| {
             let after = seq.seq.0.wrapping_sub(std::mem::replace(&mut last, seq.seq.0)) as i64;
             match &seq.sampled[..] {
-                [Sampled { token, logprobs: None }] if seq.prompt_logprobs.is_empty() => Output::Token(after, *token),
-                sampled => Output::Other {
+                [Sampled { token, logprobs: None }] if seq.prompt_logprobs.is_empty() => {
+                    RecordedOutput::Token(after, *token)
+                }
+                sampled => RecordedOutput::Other {
                     after,
                     tokens: sampled.iter().map(|sampled| sampled.token).collect(),
                     num_prompt_logprobs: seq.prompt_logprobs.len(),
@@ -180,8 +182,8 @@ impl Committed {
             tokens.iter().map(|token| Sampled { token: *token, logprobs: logprobs() }).collect::<SmallVec<_>>()
         };
         let seqs = self.seqs().map(|(seq, output)| match output {
-            Output::Token(_, token) => SeqOutput { sampled: sampled(&[*token], false), ..SeqOutput::of(seq) },
-            Output::Other { tokens, num_prompt_logprobs, is_beam, .. } => SeqOutput {
+            RecordedOutput::Token(_, token) => SeqOutput { sampled: sampled(&[*token], false), ..SeqOutput::of(seq) },
+            RecordedOutput::Other { tokens, num_prompt_logprobs, is_beam, .. } => SeqOutput {
                 sampled: sampled(tokens, *is_beam),
                 prompt_logprobs: vec![PositionLogprobs::unknown(); *num_prompt_logprobs],
                 ..SeqOutput::of(seq)
@@ -198,10 +200,10 @@ impl Committed {
         Foretold { rules: rules.collect(), searches: self.searches.clone() }
     }
 
-    fn seqs(&self) -> impl Iterator<Item = (SeqId, &Output)> {
+    fn seqs(&self) -> impl Iterator<Item = (SeqId, &RecordedOutput)> {
         let mut last = 0u64;
         self.outputs.iter().map(move |output| {
-            let (Output::Token(after, _) | Output::Other { after, .. }) = output;
+            let (RecordedOutput::Token(after, _) | RecordedOutput::Other { after, .. }) = output;
             last = last.wrapping_add(*after as u64);
             (SeqId(last), output)
         })
@@ -217,8 +219,8 @@ impl Committed {
         let seqs: Vec<SeqId> = self.seqs().map(|(seq, _)| seq).collect();
         for (seq, output) in seqs.into_iter().zip(&mut self.outputs) {
             match output {
-                Output::Token(_, token) => *token = label(of_seq(seq), *token),
-                Output::Other { tokens, .. } => {
+                RecordedOutput::Token(_, token) => *token = label(of_seq(seq), *token),
+                RecordedOutput::Other { tokens, .. } => {
                     tokens.iter_mut().for_each(|token| *token = label(of_seq(seq), *token));
                 }
             }

@@ -5,11 +5,11 @@
 //! u32                      the format of what follows; all numbers are little-endian
 //! u32, JSON                the length of the header, and the header, for people and other programs
 //! u64, [u8; 32]            the length of the body, and its BLAKE3 hash
-//! body                     zlib: u64 and CBOR, the length of the keyframe and the keyframe; then the events, in postcard's
-//!                          format, one after the other
+//! body                     zlib: u64 and CBOR, the length of the keyframe and the keyframe; then the events, in
+//!                          postcard's format, one after the other
 //! ```
 
-use super::event::{Event, Timed};
+use super::event::{RecordedEvent, Timed};
 use super::keyframe::Keyframe;
 use flate2::Compression;
 use flate2::read::ZlibDecoder;
@@ -97,8 +97,8 @@ impl Recording {
 
     pub(super) fn push(&mut self, timed: &Timed) {
         self.header.num_events += 1;
-        self.header.num_plans += u64::from(matches!(&timed.event, Event::Plan { plan: Some(_), .. }));
-        self.header.num_requests += u64::from(matches!(timed.event, Event::Arrive(_)));
+        self.header.num_plans += u64::from(matches!(&timed.event, RecordedEvent::Plan { plan: Some(_), .. }));
+        self.header.num_requests += u64::from(matches!(timed.event, RecordedEvent::Arrive(_)));
         let events = std::mem::take(&mut self.events);
         let appended = postcard::to_extend(timed, events);
         self.events = appended.expect("memory takes everything, and events have no part that cannot be written");

@@ -1,10 +1,10 @@
 //! The flight recorder keeps the last minutes of the scheduler's inputs and decisions in bounded memory. A replayer
 //! makes the same decisions again from a file.
 //!
-//! The scheduler and the pools are pure ([`pagetide_engine`]): their decisions follow from their state and their inputs.
-//! So a recording is a state, the *keyframe*, and the [`Event`]s after it: arrivals, cancellations, demands, results
-//! with their times, copies, failures, changed settings. Each plan and each result has a digest of what was decided. A
-//! [`Replayer`] makes the same calls and compares.
+//! The scheduler and the pools are pure ([`pagetide_engine`]): their decisions follow from their state and their
+//! inputs. So a recording is a state, the *keyframe*, and the [`RecordedEvent`]s after it: arrivals, cancellations,
+//! demands, results with their times, copies, failures, changed settings. Each plan and each result has a digest of
+//! what was decided. A [`Replayer`] makes the same calls and compares.
 //!
 //! **In memory** ([`Recorder`]) events are appended as they come, with a few bytes for each token. A keyframe is a
 //! clone of the three states. There is one for each quarter of the time, and of the bytes, that are kept. The oldest
@@ -39,9 +39,9 @@ mod replayer;
 mod ring;
 mod told;
 
-pub use event::{Arrived, Committed, Event, Output, Prompt, Timed};
+pub use event::{Arrived, Committed, RecordedEvent, RecordedOutput, RecordedPrompt, Timed};
 pub use file::{Cause, FORMAT, FileError, Header, Recording};
 pub use keyframe::Keyframe;
-pub use replayer::{Outcome, Replayer};
-pub use ring::{Limits, RawRecording, Recorder, Results, TooLarge};
+pub use replayer::{ReplayOutcome, Replayer};
+pub use ring::{RawRecording, Recorder, RecorderLimits, Results, TooLarge};
 pub use told::Told;

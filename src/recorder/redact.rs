@@ -1,6 +1,6 @@
 //! Redaction: turns what the process has recorded into what a file may contain.
 
-use super::event::{Event, Timed};
+use super::event::{RecordedEvent, Timed};
 use super::file::{Cause, Header, Recording};
 use super::keyframe::Keyframe;
 use super::labels::{decisive_params, label};
@@ -125,21 +125,26 @@ fn redact_sequence(seq: &mut Sequence, keep_tokens: bool, rename: impl Fn(BlockH
 }
 
 /// Applies an event. Returns its redacted form, and whether the decision differs from the recorded one.
-fn redact(replayer: &mut Replayer, event: &Event, keep_tokens: bool, names: Names) -> (Event, Result<(), String>) {
+fn redact(
+    replayer: &mut Replayer,
+    event: &RecordedEvent,
+    keep_tokens: bool,
+    names: Names,
+) -> (RecordedEvent, Result<(), String>) {
     let mut redacted = event.clone();
-    if let (Event::Commit(committed), false) = (&mut redacted, keep_tokens) {
+    if let (RecordedEvent::Commit(committed), false) = (&mut redacted, keep_tokens) {
         // Uses parameters that may be gone after the event.
         let scheduler: &Scheduler = replayer.scheduler();
         committed.redact(|seq| scheduler.params_of(seq), |request| scheduler.params_of_request(request));
     }
     let applied = replayer.apply(event).map(drop);
     let named = match event {
-        Event::Arrive(_) | Event::Commit(_) => replayer.state.scheduler.name_blocks(),
+        RecordedEvent::Arrive(_) | RecordedEvent::Commit(_) => replayer.state.scheduler.name_blocks(),
         _ => Vec::new(),
     };
     let rename = |hashes: Vec<BlockHash>| hashes.into_iter().map(|name| names.rename(name)).collect::<Vec<_>>();
     match &mut redacted {
-        Event::Arrive(arrived) => {
+        RecordedEvent::Arrive(arrived) => {
             arrived.salt = None;
             // No other sequence has new known tokens.
             arrived.names = named.into_iter().flat_map(|(_, hashes)| rename(hashes)).collect();
@@ -147,7 +152,7 @@ fn redact(replayer: &mut Replayer, event: &Event, keep_tokens: bool, names: Name
                 arrived.redact();
             }
         }
-        Event::Commit(committed) => {
+        RecordedEvent::Commit(committed) => {
             committed.names = named.into_iter().map(|(seq, hashes)| (seq, rename(hashes))).collect();
         }
         _ => {}
@@ -156,15 +161,15 @@ fn redact(replayer: &mut Replayer, event: &Event, keep_tokens: bool, names: Name
 }
 
 /// Redacts an event that could not be applied.
-fn without_names(mut event: Event, keep_tokens: bool) -> Event {
+fn without_names(mut event: RecordedEvent, keep_tokens: bool) -> RecordedEvent {
     match &mut event {
-        Event::Arrive(arrived) => {
+        RecordedEvent::Arrive(arrived) => {
             arrived.salt = None;
             if !keep_tokens {
                 arrived.redact();
             }
         }
-        Event::Commit(committed) if !keep_tokens => committed.redact(|_| None, |_| None),
+        RecordedEvent::Commit(committed) if !keep_tokens => committed.redact(|_| None, |_| None),
         _ => {}
     }
     event

@@ -1,6 +1,6 @@
 //! Drives the same scheduler and pools by a recording, without model, clock or actors.
 
-use super::event::{Arrived, Committed, Event, Prompt};
+use super::event::{Arrived, Committed, RecordedEvent, RecordedPrompt};
 use super::keyframe::Keyframe;
 use super::told::Told;
 use pagetide_base::ids::TokenId;
@@ -20,7 +20,7 @@ pub struct Replayer {
 
 /// The outcome of an event.
 #[derive(Debug)]
-pub enum Outcome {
+pub enum ReplayOutcome {
     /// Nothing to report.
     Done,
     Planned(Box<PlannedStep>),
@@ -45,17 +45,17 @@ impl Replayer {
 
     /// Applies the next event. An error says how the decision differs from the recorded one. After an error the replay
     /// cannot continue.
-    pub fn apply(&mut self, event: &Event) -> Result<Outcome, String> {
+    pub fn apply(&mut self, event: &RecordedEvent) -> Result<ReplayOutcome, String> {
         let scheduler = &mut self.state.scheduler;
         match event {
-            Event::Arrive(arrived) => scheduler.arrive_named(arrival(arrived), arrived.names.clone()),
-            Event::Cancel(request) => scheduler.cancel(*request),
-            Event::StopSample(request, sample) => scheduler.stop_sample(*request, *sample),
-            Event::Copied(report) => scheduler.copied(report),
-            Event::Tune(tuning) => {
+            RecordedEvent::Arrive(arrived) => scheduler.arrive_named(arrival(arrived), arrived.names.clone()),
+            RecordedEvent::Cancel(request) => scheduler.cancel(*request),
+            RecordedEvent::StopSample(request, sample) => scheduler.stop_sample(*request, *sample),
+            RecordedEvent::Copied(report) => scheduler.copied(report),
+            RecordedEvent::Tune(tuning) => {
                 self.state.tune(tuning);
             }
-            Event::Failed(recorded) => {
+            RecordedEvent::Failed(recorded) => {
                 let failed = self.state.fail_running();
                 if failed != *recorded {
                     return Err(format!(
@@ -63,28 +63,28 @@ impl Replayer {
                     ));
                 }
             }
-            Event::Plan { now, plan } => return self.plan(*now, plan.as_deref()),
-            Event::Commit(committed) => return self.commit(committed),
+            RecordedEvent::Plan { now, plan } => return self.plan(*now, plan.as_deref()),
+            RecordedEvent::Commit(committed) => return self.commit(committed),
         }
-        Ok(Outcome::Done)
+        Ok(ReplayOutcome::Done)
     }
 
-    fn plan(&mut self, now: f64, recorded: Option<&PlanSummary>) -> Result<Outcome, String> {
+    fn plan(&mut self, now: f64, recorded: Option<&PlanSummary>) -> Result<ReplayOutcome, String> {
         let planned = self.state.plan(now);
         match (recorded, planned) {
-            (None, None) => Ok(Outcome::Done),
+            (None, None) => Ok(ReplayOutcome::Done),
             (Some(_), None) => Err("a plan was made in the recording, and now results are waited for".into()),
             (None, Some(_)) => Err("results were waited for in the recording, and now a plan is made".into()),
             (Some(recorded), Some(planned)) => {
                 match planned.report.summary.as_deref().and_then(|now| recorded.difference(now)) {
                     Some(difference) => Err(difference),
-                    None => Ok(Outcome::Planned(Box::new(planned))),
+                    None => Ok(ReplayOutcome::Planned(Box::new(planned))),
                 }
             }
         }
     }
 
-    fn commit(&mut self, committed: &Committed) -> Result<Outcome, String> {
+    fn commit(&mut self, committed: &Committed) -> Result<ReplayOutcome, String> {
         let scheduler = &mut self.state.scheduler;
         scheduler.foretell(committed.foretold());
         let deliveries = scheduler.commit(committed.output()).deliveries;
@@ -93,15 +93,15 @@ impl Replayer {
         }
         match committed.told.difference(&Told::new(&deliveries)) {
             Some(difference) => Err(difference),
-            None => Ok(Outcome::Committed(deliveries)),
+            None => Ok(ReplayOutcome::Committed(deliveries)),
         }
     }
 }
 
 fn arrival(arrived: &Arrived) -> EngineRequest {
     let prompt = match &arrived.prompt {
-        Prompt::Tokens(tokens) => tokens.clone(),
-        Prompt::Length(len) => vec![0; *len],
+        RecordedPrompt::Tokens(tokens) => tokens.clone(),
+        RecordedPrompt::Length(len) => vec![0; *len],
     };
     EngineRequest {
         id: arrived.id,

@@ -1,6 +1,6 @@
 //! The recorder's ring buffer: the last minutes in memory.
 
-use super::event::{Arrived, Committed, Event, Timed};
+use super::event::{Arrived, Committed, RecordedEvent, Timed};
 use super::keyframe::Keyframe;
 use super::told::Told;
 use pagetide_base::ids::{RequestId, SeqId};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// How much is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct RecorderLimits {
     pub length: Duration,
     pub max_bytes: usize,
 }
@@ -31,7 +31,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 /// The segments together hold at most `max_bytes`, not counting the last keyframe and the current event. The ring
 /// always begins with a keyframe: the state of the scheduler and of both pools at that moment.
 pub struct Recorder {
-    limits: Limits,
+    limits: RecorderLimits,
     started: Instant,
     last: Instant,
     /// Oldest first. The last one is being filled. If empty, the ring has lost events, and nothing is kept until the
@@ -118,7 +118,7 @@ pub struct Results(Box<Committed>);
 
 impl Recorder {
     /// A recorder for a scheduler and pools that have just been made.
-    pub fn new(limits: Limits, config: &SchedulerConfig, eviction: EvictionPolicy) -> Self {
+    pub fn new(limits: RecorderLimits, config: &SchedulerConfig, eviction: EvictionPolicy) -> Self {
         let now = Instant::now();
         let start = Keyframe::Start { config: config.clone(), eviction };
         Self {
@@ -131,7 +131,7 @@ impl Recorder {
         }
     }
 
-    fn push(&mut self, event: Event) {
+    fn push(&mut self, event: RecordedEvent) {
         let now = Instant::now();
         let Some(open) = self.segments.back_mut() else { return };
         // Rounds to whole µs since the start, so that the sum of all differences is off by less than one.
@@ -144,20 +144,20 @@ impl Recorder {
     }
 
     pub fn arrive(&mut self, arrival: &EngineRequest) {
-        self.push(Event::Arrive(Box::new(Arrived::new(arrival))));
+        self.push(RecordedEvent::Arrive(Box::new(Arrived::new(arrival))));
     }
 
     pub fn cancel(&mut self, request: RequestId) {
-        self.push(Event::Cancel(request));
+        self.push(RecordedEvent::Cancel(request));
     }
 
     pub fn stop_sample(&mut self, request: RequestId, sample: u32) {
-        self.push(Event::StopSample(request, sample));
+        self.push(RecordedEvent::StopSample(request, sample));
     }
 
     /// A step was to be planned at `now`, in the scheduler's time, and the scheduler waits for results.
     pub fn awaits_results(&mut self, now: f64) {
-        self.push(Event::Plan { now, plan: None });
+        self.push(RecordedEvent::Plan { now, plan: None });
     }
 
     /// A step was planned at `now`, in the scheduler's time. Takes the report's summary.
@@ -168,7 +168,7 @@ impl Recorder {
             self.rules.push_back(rules.collect());
         }
         let summary = report.summary.take().expect("the scheduler has been asked to summarise plans");
-        self.push(Event::Plan { now, plan: Some(summary) });
+        self.push(RecordedEvent::Plan { now, plan: Some(summary) });
     }
 
     /// To be called before a step's results are committed.
@@ -184,21 +184,21 @@ impl Recorder {
     pub fn commit(&mut self, Results(mut results): Results, report: &mut CommitReport) {
         results.searches = std::mem::take(&mut report.searches);
         results.told = Told::new(&report.deliveries);
-        self.push(Event::Commit(results));
+        self.push(RecordedEvent::Commit(results));
     }
 
     pub fn copied(&mut self, report: &CopyReport) {
-        self.push(Event::Copied(report.clone()));
+        self.push(RecordedEvent::Copied(report.clone()));
     }
 
     /// The executor failed, and with it these requests.
     pub fn fail(&mut self, failed: &[RequestId]) {
         self.rules.clear();
-        self.push(Event::Failed(failed.to_vec()));
+        self.push(RecordedEvent::Failed(failed.to_vec()));
     }
 
     pub fn tune(&mut self, tuning: &Tuning) {
-        self.push(Event::Tune(tuning.clone()));
+        self.push(RecordedEvent::Tune(tuning.clone()));
     }
 
     /// Whether it is time for the next keyframe.

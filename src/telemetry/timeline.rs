@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stages_add_up_to_the_whole_whatever_was_reached() {
+    fn the_stages_of_an_unfinished_request_add_up() {
         let arrived = Instant::now();
         let at = |ms| arrived + Duration::from_millis(ms);
         let ms = |stages: Stages| {

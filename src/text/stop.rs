@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_become_a_stop_string_is_held_back() {
+    fn the_beginning_of_a_stop_string_is_held_back() {
         assert_eq!(
             run(&["END"], false, &["a E", "N", "x", "END", "more"]),
             (strings(&["a ", "", "ENx", "", "", ""]), Some(0))
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_skimmed_stops_nothing_but_may_begin_a_stop_string() {
+    fn skipped_text_may_begin_a_stop_string_but_not_complete_one() {
         let mut matcher = StopMatcher::new(&["abab".to_owned()]);
         assert_eq!(matcher.skim("xabab"), "xab");
         assert_eq!(matcher.push("ab!"), StopStep { text: String::new(), stopped: Some(0) });

@@ -471,7 +471,7 @@ fn bench_sets_every_phase_beside_what_the_machine_can_do() {
 }
 
 #[test]
-fn a_step_that_takes_too_long_is_told_and_ends_the_process() {
+fn a_hanging_step_is_reported_and_ends_the_process() {
     // Random weights, one thread and the slowest kernels: seconds for a prompt of thousands of tokens.
     let config = json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float32", "vocab_size": 2048,

@@ -60,7 +60,7 @@ fn dropped(server: &Server) -> u64 {
 }
 
 #[test]
-fn a_log_that_nobody_reads_stops_neither_the_server_nor_its_end() {
+fn an_unread_log_blocks_neither_the_server_nor_its_shutdown() {
     let (mut reader, writer) = small_pipe();
     let args = ["--set", "log.level=info,pagetide::access=debug"];
     let server = Server::start_telling(&args, writer.into());
@@ -122,7 +122,7 @@ fn free_port() -> u16 {
 }
 
 #[test]
-fn a_full_standard_output_is_told_and_a_server_serves_all_the_same() {
+fn a_full_standard_output_is_reported_and_the_server_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
     let port = free_port();
@@ -142,7 +142,7 @@ fn a_full_standard_output_is_told_and_a_server_serves_all_the_same() {
 }
 
 #[test]
-fn a_command_whose_output_finds_no_room_says_so_and_a_reader_that_has_gone_is_no_failure() {
+fn a_full_disk_is_reported_and_a_closed_pipe_is_no_failure() {
     let folder = tempfile::tempdir().unwrap();
     let requests = folder.path().join("requests.jsonl");
     let line = "{\"custom_id\": \"a\", \"method\": \"POST\", \"url\": \"/v1/completions\", \

@@ -85,7 +85,7 @@ fn a_recording_of_a_server_replays_and_says_why_a_request_waited() {
 }
 
 #[test]
-fn a_file_that_cannot_be_replayed_is_told_and_so_is_a_request_that_is_not_in_it() {
+fn an_unreadable_recording_and_an_unknown_request_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let server = pressed(folder.path(), &[]);
     server.run_streams(1);

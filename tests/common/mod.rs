@@ -7,7 +7,7 @@ use pagetide::error::StartError;
 use pagetide::model::decoder::Decoder;
 use pagetide::model::files::ModelFiles;
 use pagetide::model::spec::ModelSpec;
-use pagetide::model::weights::Progress;
+use pagetide::model::weights::WeightsProgress;
 use serde::Deserialize;
 use std::fs;
 use std::path::Path;
@@ -92,7 +92,7 @@ pub struct Settings {
 pub fn load(
     directory: &str,
     settings: &Settings,
-    progress: &mut Progress<'_>,
+    progress: &mut WeightsProgress<'_>,
 ) -> Result<(CpuBackend, Decoder<CpuBackend>), StartError> {
     let files = ModelFiles::open(directory)?;
     let spec = ModelSpec::load(&files)?;

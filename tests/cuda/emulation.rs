@@ -10,8 +10,8 @@ pub mod compile;
 use libloading::{Library, Symbol};
 use pagetide::backend::DType;
 use pagetide::backend::cuda::device::{
-    Copy, Device, DeviceError, DeviceInfo, DevicePtr, DeviceResult, Event, GraphId, Grid, KernelId, Matmul, ModuleId,
-    ModuleSource, Stream,
+    Copy, Device, DeviceError, DeviceEvent, DeviceInfo, DevicePtr, DeviceResult, GraphId, Grid, KernelId, Matmul,
+    ModuleId, ModuleSource, Stream,
 };
 use std::alloc::Layout;
 use std::cell::{Cell, RefCell};
@@ -80,7 +80,7 @@ enum Operation {
     Matmul { matmul: Matmul, x: DevicePtr, w: DevicePtr, bias: DevicePtr, out: DevicePtr },
     Graph(GraphId),
     Record(u64),
-    Wait(Event),
+    Wait(DeviceEvent),
 }
 
 #[derive(Default)]
@@ -211,7 +211,7 @@ impl EmulatedDevice {
     }
 
     /// Does operations until the event is done.
-    fn reach(&self, event: Event) -> DeviceResult<()> {
+    fn reach(&self, event: DeviceEvent) -> DeviceResult<()> {
         while self.streams.borrow()[&event.stream].done < event.number {
             assert!(self.do_next(event.stream)?, "{event:?} is waited for and was never recorded");
         }
@@ -341,7 +341,7 @@ impl Device for EmulatedDevice {
         self.enqueue(stream, Operation::Fill { to, value, bytes })
     }
 
-    fn record(&self, stream: Stream) -> DeviceResult<Event> {
+    fn record(&self, stream: Stream) -> DeviceResult<DeviceEvent> {
         let number = {
             let mut streams = self.streams.borrow_mut();
             let state = streams.get_mut(&stream).expect("all streams are there");
@@ -349,15 +349,15 @@ impl Device for EmulatedDevice {
             state.recorded
         };
         self.enqueue(stream, Operation::Record(number))?;
-        Ok(Event { stream, number })
+        Ok(DeviceEvent { stream, number })
     }
 
-    fn wait(&self, stream: Stream, event: Event) -> DeviceResult<()> {
+    fn wait(&self, stream: Stream, event: DeviceEvent) -> DeviceResult<()> {
         assert_ne!(stream, event.stream, "a stream need not wait for itself");
         self.enqueue(stream, Operation::Wait(event))
     }
 
-    fn is_done(&self, event: Event) -> DeviceResult<bool> {
+    fn is_done(&self, event: DeviceEvent) -> DeviceResult<bool> {
         self.check()?;
         // The caller polls for the event: it has to wait for a while, but not forever.
         if self.streams.borrow()[&event.stream].done < event.number && self.chance(40) {

@@ -8,7 +8,7 @@ mod fake;
 use fake::Fake;
 use pagetide::backend::DType;
 use pagetide::backend::cuda::device::{
-    Copy, Device, DeviceBuffer, DeviceError, DevicePtr, Event, Grid, Matmul, ModuleSource, PinnedBuffer, Stream,
+    Copy, Device, DeviceBuffer, DeviceError, DeviceEvent, DevicePtr, Grid, Matmul, ModuleSource, PinnedBuffer, Stream,
 };
 use std::rc::Rc;
 
@@ -106,11 +106,11 @@ fn many_copies_are_one_call_where_the_driver_has_it() {
 }
 
 #[test]
-fn waiting_for_what_is_done_costs_nothing() {
+fn waiting_for_a_finished_event_makes_no_call() {
     let Some(fake) = Fake::lock() else { return };
     let device = fake.find(false).unwrap().open().unwrap();
     fake.hold(true);
-    let events: Vec<Event> = (0..3).map(|_| device.record(Stream::Compute).unwrap()).collect();
+    let events: Vec<DeviceEvent> = (0..3).map(|_| device.record(Stream::Compute).unwrap()).collect();
     assert!(!device.is_done(events[0]).unwrap());
     fake.calls();
     device.wait(Stream::CopyOut, events[1]).unwrap();

@@ -365,7 +365,7 @@ async fn thinking_text_and_calls_are_blocks_and_a_stream_says_the_same() {
 }
 
 #[actix_web::test]
-async fn what_is_demanded_reaches_the_grammar() {
+async fn demanded_formats_and_tools_reach_the_grammar() {
     let server = qwen3("x");
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
     server.ok(PATH, &message(json!({"output_config": {"format": {"type": "json_schema", "schema": schema}}}))).await;

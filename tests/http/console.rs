@@ -110,7 +110,7 @@ async fn frames_say_what_has_changed() {
 }
 
 #[actix_web::test]
-async fn all_who_watch_share_a_snapshot_and_for_nobody_there_is_none() {
+async fn watchers_share_a_snapshot_and_without_watchers_none_is_taken() {
     let console = ConsoleConfig { max_rate_hz: 5.0, ..ConsoleConfig::default() };
     let server = TestServer::with_console(&ServerConfig::default(), console);
     server.get("/").await;
@@ -186,7 +186,7 @@ async fn switched_off_there_is_no_console() {
 }
 
 #[actix_web::test]
-async fn a_server_that_stops_does_not_wait_for_who_watches() {
+async fn a_stopping_server_does_not_wait_for_watchers() {
     let server = TestServer::saying("x");
     let mut watching = server.get("/console/events?rate=1").await.bytes_stream();
     watching.next().await.unwrap().unwrap();

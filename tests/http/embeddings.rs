@@ -38,7 +38,7 @@ async fn an_input_can_be_cut() {
 }
 
 #[actix_web::test]
-async fn what_is_wrong_is_refused_by_name() {
+async fn wrong_values_are_refused_by_name() {
     let server = TestServer::saying("x");
     let many: Vec<Value> = vec![json!("a"); MAX_REQUESTS + 1];
     for (body, param, says) in [

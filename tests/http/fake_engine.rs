@@ -10,7 +10,7 @@ use pagetide::actors::phase::{LivePhase, Phase};
 use pagetide::actors::recordings::Recordings;
 use pagetide::actors::runtime::{ModelInfo, RuntimeHandle};
 use pagetide::actors::tuner::{TunedEngine, Tuner};
-use pagetide::actors::watch::{Moves, Snapshot, Totals};
+use pagetide::actors::watch::{Moves, Snapshot, WatchTotals};
 use pagetide::actors::workers::Workers;
 use pagetide::api::event::Event;
 use pagetide::api::live_server::LiveServer;
@@ -27,7 +27,7 @@ use pagetide::http::server::{listen, serve};
 use pagetide::ids::{RequestId, TokenId};
 use pagetide::model::loader::LoadedModel;
 use pagetide::model::runner::PoolSizes;
-use pagetide::recorder::{Limits, Recorder};
+use pagetide::recorder::{Recorder, RecorderLimits};
 use pagetide::sampling::params::{
     FinishReason, Pooling, PositionLogprobs, SamplingDefaults, SamplingParams, TokenLogprob,
 };
@@ -250,7 +250,7 @@ impl Handler<TakeRecording> for FakeIntake {
 
     fn handle(&mut self, _: TakeRecording, _: &mut Self::Context) -> Self::Result {
         let scheduler = configured_scheduler(&Config::default(), 100, 0, false);
-        let limits = Limits { length: Duration::from_secs(60), max_bytes: 1 << 20 };
+        let limits = RecorderLimits { length: Duration::from_secs(60), max_bytes: 1 << 20 };
         let mut recorder = Recorder::new(limits, &scheduler, EvictionPolicy::default());
         recorder.cancel(RequestId(1));
         MessageResult(recorder.take().filter(|_| self.model.served_name == MODEL))
@@ -290,7 +290,7 @@ impl Handler<Look> for FakeIntake {
             block_bytes: BLOCK_BYTES,
             device: device.view(),
             swap: BlockPool::new(2, true).view(),
-            totals: Totals::default(),
+            totals: WatchTotals::default(),
             moves: Moves::default(),
             cost: Duration::from_micros(7),
         })

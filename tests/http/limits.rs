@@ -105,7 +105,7 @@ async fn a_request_is_charged_with_what_it_may_use_and_gets_the_rest_back() {
 }
 
 #[actix_web::test]
-async fn who_is_refused_by_the_servers_limit_has_used_up_nothing_of_the_keys() {
+async fn a_refusal_by_the_servers_limit_uses_nothing_of_the_keys() {
     let limits = LimitsConfig { requests_per_minute: 1, key_requests_per_minute: 10, ..LimitsConfig::default() };
     let server = TestServer::saying_with_all("x", &config(vec!["a".into(), "b".into()], limits));
     let body = || json!({"prompt": "a", "max_tokens": 1});

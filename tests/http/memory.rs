@@ -166,7 +166,7 @@ async fn a_stream_says_when_it_pauses_where_it_is_asked_for() {
 }
 
 #[actix_web::test]
-async fn a_pause_is_told_when_it_begins() {
+async fn a_client_hears_of_a_pause_when_it_begins() {
     use futures_util::StreamExt;
     let (server, mut requests) = TestServer::by_hand();
     let body = json!({"prompt": "h", "stream": true, "pause_comments": true});

@@ -65,7 +65,7 @@ async fn every_parameter_reaches_the_engine() {
 }
 
 #[actix_web::test]
-async fn what_is_left_out_or_null_has_its_default() {
+async fn missing_and_null_fields_have_their_defaults() {
     let server = TestServer::saying("x");
     let nulls: Value = [
         "model",
@@ -129,7 +129,7 @@ async fn what_is_left_out_or_null_has_its_default() {
 }
 
 #[actix_web::test]
-async fn the_models_own_sampling_fills_in_what_is_left_out() {
+async fn the_models_sampling_parameters_are_the_defaults() {
     let defaults = SamplingDefaults {
         temperature: Some(0.6),
         top_p: Some(0.95),

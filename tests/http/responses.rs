@@ -367,7 +367,7 @@ async fn a_streams_items_are_those_of_the_whole_answer() {
 }
 
 #[actix_web::test]
-async fn what_is_demanded_reaches_the_grammar() {
+async fn demanded_formats_and_tools_reach_the_grammar() {
     let server = qwen3("x");
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
     let format = json!({"type": "json_schema", "name": "n", "schema": schema, "strict": true});

@@ -126,7 +126,7 @@ async fn a_collector_gets_a_requests_span_with_its_stages() {
 }
 
 #[actix_web::test]
-async fn what_is_traced_is_for_the_caller_to_say_and_then_for_the_ratio() {
+async fn the_caller_decides_what_is_traced_and_else_the_ratio() {
     let (url, batches) = collector();
     let config = TracingConfig { otlp_endpoint: url, sample_ratio: 0.0, ..TracingConfig::default() };
     let tracer = tracer(config).await;
@@ -142,7 +142,7 @@ async fn what_is_traced_is_for_the_caller_to_say_and_then_for_the_ratio() {
 }
 
 #[actix_web::test]
-async fn who_leaves_before_there_is_an_answer_is_traced_by_its_path() {
+async fn a_client_that_leaves_early_is_traced_by_its_path() {
     pagetide::metrics::install();
     let (url, batches) = collector();
     let tracer = tracer(TracingConfig { otlp_endpoint: url, ..TracingConfig::default() }).await;

@@ -104,7 +104,7 @@ async fn an_answer_that_takes_too_long_ends_with_an_error() {
 }
 
 #[actix_web::test]
-async fn whoever_is_still_answered_when_the_server_ends_is_told() {
+async fn the_last_answers_end_or_fail_at_shutdown() {
     let (server, mut requests) = TestServer::by_hand();
     let (whole, streaming) = (json!({"prompt": "h"}), json!({"prompt": "h", "stream": true}));
     let end = async {
@@ -152,7 +152,7 @@ fn resident_bytes() -> usize {
 
 #[actix_web::test]
 #[cfg(target_os = "linux")]
-async fn a_client_that_does_not_read_is_cut_off_and_holds_up_nobody() {
+async fn a_client_that_does_not_read_is_cut_off_and_delays_no_other() {
     pagetide::metrics::install();
     let key = ApiKeyConfig { max_requests: Some(1), ..ApiKeyConfig::from("key") };
     let metrics_key = "metrics".into();

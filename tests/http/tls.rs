@@ -121,7 +121,7 @@ fn connect(addr: &str, pem: &Path, protocols: &[&[u8]]) -> StreamOwned<ClientCon
 }
 
 #[test]
-fn what_is_wrong_with_a_certificate_is_said_at_the_start() {
+fn a_wrong_certificate_is_reported_at_the_start() {
     let folder = tempfile::tempdir().unwrap();
     let error = |config: &ServerConfig| Certificate::read(config).unwrap_err().0;
     let config = config(folder.path());
@@ -138,7 +138,7 @@ fn what_is_wrong_with_a_certificate_is_said_at_the_start() {
 
 /// actix' own limit of 3 s is not ours.
 #[actix_web::test]
-async fn a_handshake_may_take_any_time_where_there_is_no_limit() {
+async fn a_handshake_without_a_limit_may_take_any_time() {
     let folder = tempfile::tempdir().unwrap();
     write_certificate(folder.path());
     let server = TestServer::configured(&ServerConfig { header_timeout_s: 0, ..config(folder.path()) });

@@ -103,7 +103,7 @@ async fn a_long_answer_is_compressed_on_request() {
 }
 
 #[actix_web::test]
-async fn who_takes_nothing_that_there_is_gets_an_error_that_can_be_read() {
+async fn an_unacceptable_encoding_gets_a_readable_error() {
     let server = TestServer::saying("x");
     let request = server.client.get(format!("{}/health", server.url)).header("Accept-Encoding", "br, identity;q=0");
     let answer = request.send().await.unwrap();

@@ -20,8 +20,8 @@ fn check(model: impl Fn() + Send + Sync + Copy + 'static) {
 }
 
 #[test]
-fn copies_are_there_for_who_waits() {
-    check(models::copies_are_there_for_who_waits);
+fn a_wait_ends_after_the_copy() {
+    check(models::a_wait_ends_after_the_copy);
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn limits_are_as_they_were_when_all_have_ended() {
 /// until it ends or notices that the owner has left. In every order, the request's place and its share of the limits
 /// are given back exactly once, and the stream closes.
 #[test]
-fn a_request_gives_back_what_it_took_whoever_ends_it() {
+fn a_request_gives_back_its_place_however_it_ends() {
     check(|| {
         let places = Places::default();
         let limiter = Arc::new(Limiter::of_key(Rates { max_requests: 1, ..Rates::default() }));

@@ -32,7 +32,7 @@ fn pairs(pairs: &[(u32, u32)]) -> Vec<(BlockId, BlockId)> {
 }
 
 #[test]
-fn swapped_blocks_come_back_whole_wherever_they_go() {
+fn swapped_blocks_come_back_whole_at_any_place() {
     let mut backend = filled(40, 40);
     let before = contents(&mut backend, 40);
     let out: Vec<_> = (0..20).map(|i| (i, 39 - i)).collect();

@@ -182,6 +182,6 @@ fn random_loads_give_the_text_of_each_sample_alone() {
 }
 
 #[test]
-fn so_they_do_where_steps_are_planned_ahead() {
+fn overlapped_loads_give_the_text_of_each_sample_alone() {
     check_random_loads(true);
 }

@@ -9,7 +9,9 @@ use pagetide_base::ids::RequestId;
 use pagetide_engine::prefix_cache::EvictionPolicy;
 use pagetide_engine::scheduler::SchedulerConfig;
 use pagetide_engine::state::EngineState;
-use pagetide_recorder::{Cause, Event, Keyframe, Limits, Output, Prompt, Recorder, Recording, Replayer};
+use pagetide_recorder::{
+    Cause, Keyframe, RecordedEvent, RecordedOutput, RecordedPrompt, Recorder, RecorderLimits, Recording, Replayer,
+};
 use serde::Serialize;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -43,7 +45,7 @@ impl World {
     ) {
         // With length 0, each keyframe drops everything before it.
         let length = Duration::from_secs(if random.one_in(3) { 3600 } else { 0 });
-        let limits = Limits { length, max_bytes: 64 << 20 };
+        let limits = RecorderLimits { length, max_bytes: 64 << 20 };
         let mut known = HashSet::new();
         self.engine.scheduler.summarise_plans();
         self.recorder = Some(Recorder::new(limits, &self.config, EvictionPolicy::default()));
@@ -87,16 +89,16 @@ fn check(recording: &Recording, known: &HashSet<Vec<u8>>, seen: &mut Seen) {
         replayer.scheduler().check();
         seen.events += 1;
         match &event {
-            Event::Plan { plan: Some(plan), .. } => {
+            RecordedEvent::Plan { plan: Some(plan), .. } => {
                 seen.preemptions += plan.preempted.len();
                 seen.swapped_in += plan.swap_in.len();
             }
-            Event::Commit(committed) => {
+            RecordedEvent::Commit(committed) => {
                 seen.rules += committed.rules.len();
                 seen.searches += committed.searches.len();
             }
-            Event::Failed(_) => seen.failures += 1,
-            Event::Tune(_) => seen.tunes += 1,
+            RecordedEvent::Failed(_) => seen.failures += 1,
+            RecordedEvent::Tune(_) => seen.tunes += 1,
             _ => {}
         }
         if !recording.header().has_tokens {
@@ -177,17 +179,17 @@ fn assert_at_most_1(key: &str, value: &Value) {
 }
 
 /// Tokens of the simulation go up to 40. In a recording there is at most token 1, the one that ends an output.
-fn assert_tells_nothing(event: &Event) {
+fn assert_tells_nothing(event: &RecordedEvent) {
     match event {
-        Event::Arrive(arrived) => {
-            assert!(matches!(arrived.prompt, Prompt::Length(_)) && arrived.salt.is_none());
+        RecordedEvent::Arrive(arrived) => {
+            assert!(matches!(arrived.prompt, RecordedPrompt::Length(_)) && arrived.salt.is_none());
             assert!(arrived.ends.concat().iter().all(|end| *end == 1), "{:?}", arrived.ends);
         }
-        Event::Commit(committed) => {
+        RecordedEvent::Commit(committed) => {
             for output in &committed.outputs {
                 match output {
-                    Output::Token(_, token) => assert!(*token <= 1),
-                    Output::Other { tokens, .. } => assert!(tokens.iter().all(|token| *token <= 1)),
+                    RecordedOutput::Token(_, token) => assert!(*token <= 1),
+                    RecordedOutput::Other { tokens, .. } => assert!(tokens.iter().all(|token| *token <= 1)),
                 }
             }
             let forced = committed.rules.iter().flat_map(|(_, forced)| forced.iter().flatten());
@@ -260,7 +262,7 @@ fn another_decision_is_seen() {
 }
 
 #[test]
-fn what_is_no_recording_or_half_of_one_is_told() {
+fn foreign_and_truncated_files_are_refused() {
     let mut bytes = Vec::new();
     recorded(3).write(&mut bytes).unwrap();
     let error = |bytes: &[u8]| Recording::read(bytes).unwrap_err().to_string();
@@ -285,9 +287,9 @@ fn what_is_no_recording_or_half_of_one_is_told() {
 }
 
 #[test]
-fn memory_is_bounded_whatever_happens() {
+fn memory_is_bounded() {
     let config = plain_config(4, 1_000);
-    let limits = Limits { length: Duration::from_secs(3600), max_bytes: 1 << 20 };
+    let limits = RecorderLimits { length: Duration::from_secs(3600), max_bytes: 1 << 20 };
     let new = || Recorder::new(limits, &config, EvictionPolicy::default());
     let state = |num_blocks| EngineState::new(plain_config(4, num_blocks), EvictionPolicy::default());
     let fill = |recorder: &mut Recorder, bytes: usize| {
@@ -323,7 +325,7 @@ fn memory_is_bounded_whatever_happens() {
 /// How large a state is depends on the load.
 #[test]
 fn a_state_that_was_too_large_is_looked_at_again() {
-    let limits = Limits { length: Duration::from_millis(40), max_bytes: 1 << 20 };
+    let limits = RecorderLimits { length: Duration::from_millis(40), max_bytes: 1 << 20 };
     let state = |num_blocks| EngineState::new(plain_config(4, num_blocks), EvictionPolicy::default());
     let mut recorder = Recorder::new(limits, &plain_config(4, 1_000), EvictionPolicy::default());
     for _ in 0..2 {

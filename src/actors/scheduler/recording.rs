@@ -16,14 +16,14 @@ const LEAST_INTERVAL: Duration = Duration::from_secs(60);
 const MAX_WAIT: Duration = Duration::from_secs(20);
 
 /// The recorder, if recording is on.
-pub(super) struct Recording {
+pub(super) struct SchedulerRecording {
     pub recorder: Option<Box<Recorder>>,
     config: RecorderConfig,
     /// When a recording was last written automatically.
     last_written: Option<Instant>,
 }
 
-impl Recording {
+impl SchedulerRecording {
     pub fn new(recorder: Option<Recorder>, config: RecorderConfig) -> Self {
         Self { recorder: recorder.map(Box::new), config, last_written: None }
     }

@@ -12,7 +12,7 @@ use pagetide_base::error::ApiError;
 use pagetide_base::ids::{SeqId, TokenId};
 use pagetide_config::{OnFailure, RecorderConfig};
 use pagetide_engine::plan::{PlannedSeq, StepPlan};
-use pagetide_recorder::{Cause, Event as Recorded, Header, Recording, Replayer};
+use pagetide_recorder::{Cause, Header, RecordedEvent as Recorded, Recording, Replayer};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -56,7 +56,7 @@ fn the_policy_and_the_pools_are_seen_at_one_moment() {
 }
 
 #[test]
-fn those_who_wait_are_shown_as_far_as_is_asked_for() {
+fn the_number_of_waiting_requests_shown_is_limited() {
     let world = World::start(false);
     let hold = world.hold();
     // The first step has one of them, and there is room for no other.

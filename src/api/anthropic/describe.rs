@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "the shapes are only described: see answer, stream and error, which write them")]
 
 use super::request::{MessagesFields, PROMPT_FIELDS};
+use crate::Object;
 use crate::chat::TemplateFields;
 use crate::fields::memory::MemoryFields;
 use crate::fields::model::ModelField;
@@ -10,11 +11,7 @@ use crate::fields::shared::SHARED;
 use crate::fields::structured::StructuredFields;
 use crate::openapi::{Operation, Tag};
 use crate::usage::KvUsage;
-use serde_json::{Map, Value};
 use utoipa::ToSchema;
-
-/// Any object.
-type Object = Map<String, Value>;
 
 pub fn create() -> Operation {
     Operation::new(Tag::Generation, "create_message", "Answers a conversation, in the shape of Anthropic's Messages")

@@ -1,6 +1,7 @@
 //! The body of `POST /v1/messages` as a chat.
 
 use super::messages::{self, text_blocks};
+use crate::Object;
 use crate::body::fields::{FieldSource, typed_fields};
 use crate::body::refused::{Refused, RefusedTable};
 use crate::body::{BodyFields, FieldProblems, ParsedBody, body, body_fields};
@@ -36,9 +37,6 @@ impl RefusedTable for UnsupportedInMessages {
         format!("{name} is not supported: this server runs no {what}")
     }
 }
-
-/// Any object, for the description.
-type Object = Map<String, Value>;
 
 body_fields! {
     /// As they stand in the body.

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_knows_is_skipped_and_has_to_be_json_all_the_same() {
+    fn unknown_fields_are_skipped_and_must_be_json() {
         let many = "[1],".repeat(1000);
         let body = read(&format!("{{\"other\": [{many}2], \"known\": 3, \"others\": {{\"known\": 4}}}}")).unwrap();
         assert_eq!(body, json!({"known": 3}));

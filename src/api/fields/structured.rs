@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_refused_by_name() {
+    fn wrong_values_are_refused_by_name() {
         let format = |format: Value| json!({ "response_format": format });
         let schema = |fields: Value| format(json!({"type": "json_schema", "json_schema": fields}));
         for (body, param) in [

@@ -43,7 +43,7 @@ struct ReasoningTexts<'a> {
 struct ChatToolCall<'a> {
     id: &'a str,
     r#type: &'static str,
-    function: CalledFunction<'a>,
+    function: MessageFunction<'a>,
 }
 
 #[derive(Debug, Serialize)]
@@ -53,11 +53,11 @@ struct ChatToolCallDelta<'a> {
     id: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     r#type: Option<&'static str>,
-    function: CalledFunction<'a>,
+    function: MessageFunction<'a>,
 }
 
 #[derive(Debug, Default, Serialize)]
-struct CalledFunction<'a> {
+struct MessageFunction<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<&'a str>,
     arguments: Cow<'a, str>,
@@ -124,12 +124,12 @@ fn calls(pieces: &[ChatPiece]) -> Vec<ChatToolCallDelta<'_>> {
                 index: *index,
                 id: Some(id),
                 r#type: Some("function"),
-                function: CalledFunction { name: Some(name), arguments: "".into() },
+                function: MessageFunction { name: Some(name), arguments: "".into() },
             }),
             ChatPiece::ToolArguments { index, json } => match calls.last_mut().filter(|call| call.index == *index) {
                 Some(call) => call.function.arguments += json.as_str(),
                 None => {
-                    let function = CalledFunction { name: None, arguments: json.into() };
+                    let function = MessageFunction { name: None, arguments: json.into() };
                     calls.push(ChatToolCallDelta { index: *index, id: None, r#type: None, function });
                 }
             },

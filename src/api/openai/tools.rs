@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_refused_where_it_is_wrong() {
+    fn an_error_names_the_place() {
         let with = |field: &str, value: Value| {
             let mut tool = tool("f");
             tool["function"][field] = value;

@@ -33,7 +33,7 @@ struct ChatChoice {
     index: u32,
     message: AssistantMessage,
     logprobs: Option<ChatLogprobs>,
-    finish_reason: FinishReason,
+    finish_reason: FinishReasonSchema,
     /// The stop string or stop token that ended it.
     stop_reason: Option<StopReason>,
     /// With return_token_ids.
@@ -93,7 +93,7 @@ struct ChatChunkChoice {
     index: u32,
     delta: MessageDelta,
     logprobs: Option<ChatLogprobs>,
-    finish_reason: Option<FinishReason>,
+    finish_reason: Option<FinishReasonSchema>,
     /// The stop string or stop token that ended it.
     stop_reason: Option<StopReason>,
     /// With return_token_ids.
@@ -151,7 +151,7 @@ struct TextChoice {
     index: u32,
     text: String,
     logprobs: Option<CompletionLogprobs>,
-    finish_reason: Option<FinishReason>,
+    finish_reason: Option<FinishReasonSchema>,
     /// The stop string or stop token that ended it.
     stop_reason: Option<StopReason>,
     /// With return_token_ids.
@@ -173,8 +173,8 @@ struct PromptLogprob {
 
 /// Why an answer ended.
 #[derive(ToSchema)]
-#[schema(rename_all = "snake_case")]
-enum FinishReason {
+#[schema(as = FinishReason, rename_all = "snake_case")]
+enum FinishReasonSchema {
     /// An end token, stop token or stop string.
     Stop,
     /// max_tokens, or the model's length.

@@ -300,18 +300,18 @@ impl Operation {
 fn error(status: u16, schema: &str) -> Value {
     let about = match status {
         400 => "A field is missing, or has a wrong type or value; param names it.",
-        401 => "No key, or a wrong one.",
+        401 => "The key is missing or wrong.",
         403 => {
-            "The server has no key for it (server.admin_key, server.metrics_key), or does not do this \
-             (server.debug_endpoints): nobody may."
+            "The path is closed on this server: server.admin_key or server.metrics_key is not set, or \
+             server.debug_endpoints is false."
         }
-        404 => "No such model, or nothing of this name.",
-        408 => "The body did not come within server.body_timeout_s.",
+        404 => "There is no model, or nothing else, with this name.",
+        408 => "The body did not arrive within server.body_timeout_s.",
         409 => "Nothing is recorded (recorder.minutes).",
         413 => "The body is longer than server.max_body_bytes.",
         415 => "The body has a Content-Encoding that is not known.",
         429 => {
-            "The server holds as many requests as it may, or a limit of the key or of all is used up. Retry-After says when to try again."
+            "The server holds the maximum number of requests, or a rate limit of the key or of the server is used up. Retry-After says when to try again."
         }
         500 => "The engine failed under this request.",
         503 => "The server is shutting down.",

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "the shapes are only described: see answer and stream, which write them")]
 
 use super::request::ResponsesFields;
+use crate::Object;
 use crate::chat::TemplateFields;
 use crate::fields::memory::MemoryFields;
 use crate::fields::model::ModelField;
@@ -10,11 +11,8 @@ use crate::fields::shared::SHARED;
 use crate::fields::structured::StructuredFields;
 use crate::openapi::{Operation, Tag};
 use crate::usage::KvUsage;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use utoipa::ToSchema;
-
-/// Any object.
-type Object = Map<String, Value>;
 
 pub fn create() -> Operation {
     Operation::new(Tag::Generation, "create_response", "Answers a conversation, in the shape of OpenAI's Responses")

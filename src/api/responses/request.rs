@@ -1,6 +1,7 @@
 //! The body of `POST /v1/responses` as a chat.
 
 use super::input;
+use crate::Object;
 use crate::body::fields::{FieldSource, typed_fields};
 use crate::body::refused::{Refused, RefusedTable};
 use crate::body::{BodyFields, ParsedBody, body_fields};
@@ -53,9 +54,6 @@ impl RefusedTable for StoredFields {
         format!("{name} is not supported: this server stores nothing; {instead}")
     }
 }
-
-/// Any object, for the description.
-type Object = Map<String, Value>;
 
 body_fields! {
     /// As they stand in the body.

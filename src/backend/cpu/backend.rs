@@ -4,7 +4,7 @@ mod operations;
 
 use super::attention::AttentionWorkspace;
 use super::copier::Copier;
-use super::elementwise::NormParams;
+use super::elementwise::CpuNorm;
 use super::gemm;
 use super::gemm::{Linear, Sink};
 use super::isa::Isa;
@@ -179,8 +179,8 @@ impl CpuBackend {
     }
 }
 
-fn norm_params<'a>(norm: &'a Norm<CpuVector>, cols: usize) -> NormParams<'a> {
+fn norm_params<'a>(norm: &'a Norm<CpuVector>, cols: usize) -> CpuNorm<'a> {
     let (weight, bias) = (norm.weight.as_slice(), norm.bias.as_ref().map(CpuVector::as_slice));
     assert!(weight.len() == cols && bias.is_none_or(|bias| bias.len() == cols), "a norm does not fit {cols} columns");
-    NormParams { kind: norm.kind, weight, bias }
+    CpuNorm { kind: norm.kind, weight, bias }
 }

@@ -17,7 +17,7 @@ pub(super) struct Copier {
     /// `None` once the thread has to end.
     jobs: Option<Sender<CopyJob>>,
     finished: Receiver<FinishedCopy>,
-    progress: Arc<Progress>,
+    progress: Arc<CopyProgress>,
     /// Number of the last copy that was enqueued.
     num_enqueued: u64,
     /// For each block of the device pool, the last copy that reads it and the last that writes it; 0 means none.
@@ -44,16 +44,16 @@ enum CopyJob {
     Discard(Vec<(Shared<u8>, usize)>),
 }
 
-/// Progress of the thread.
+/// CopyProgress of the thread.
 #[derive(Default)]
-struct Progress {
+struct CopyProgress {
     num_done: AtomicU64,
     /// Held while `num_done` is changed, and while a thread reads it and then sleeps.
     lock: Mutex<()>,
     changed: Condvar,
 }
 
-impl Progress {
+impl CopyProgress {
     fn advance(&self) {
         let _held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         self.num_done.fetch_add(1, Ordering::Release);
@@ -76,7 +76,7 @@ impl Copier {
     /// Starts the thread.
     pub fn start(num_device_blocks: usize) -> io::Result<Self> {
         let ((jobs, inbox), (outbox, finished)) = (unbounded(), unbounded());
-        let progress = Arc::<Progress>::default();
+        let progress = Arc::<CopyProgress>::default();
         let on_thread = progress.clone();
         let run = move || serve(&inbox, &outbox, &on_thread);
         Ok(Self {
@@ -167,7 +167,7 @@ impl Drop for Copier {
     }
 }
 
-fn serve(inbox: &Receiver<CopyJob>, outbox: &Sender<FinishedCopy>, progress: &Progress) {
+fn serve(inbox: &Receiver<CopyJob>, outbox: &Sender<FinishedCopy>, progress: &CopyProgress) {
     for job in inbox.iter() {
         let (pairs, block_bytes, to_device) = match job {
             CopyJob::Copy { pairs, block_bytes, to_device } => (pairs, block_bytes, to_device),
@@ -198,7 +198,7 @@ mod tests {
 
     /// Blocks are copied out and come back into other blocks, each copy right before the next.
     #[test]
-    fn who_waits_reads_what_was_copied() {
+    fn a_reader_that_waits_reads_the_copied_bytes() {
         let (mut device, mut swap) = ([[0u8; 8]; 4], [[0u8; 8]; 4]);
         // Both threads use the pools only through these addresses.
         let (device, swap): (*mut Block, *mut Block) = (device.as_mut_ptr(), swap.as_mut_ptr());

@@ -68,19 +68,19 @@ fn sum_of_squares<S: Simd>(simd: S, x: &[f32], mean: f32) -> f32 {
 
 /// A norm's parameters, borrowed.
 #[derive(Clone, Copy)]
-pub(super) struct NormParams<'a> {
+pub(super) struct CpuNorm<'a> {
     pub kind: NormKind,
     pub weight: &'a [f32],
     pub bias: Option<&'a [f32]>,
 }
 
-impl<'n> NormParams<'n> {
+impl<'n> CpuNorm<'n> {
     /// `out = norm(x)` for one row.
     pub fn apply(&self, isa: Isa, x: &[f32], out: &mut [f32]) {
         isa.run(self.row(x, out));
     }
 
-    /// [`NormParams::apply`] as a kernel.
+    /// [`CpuNorm::apply`] as a kernel.
     #[inline(always)]
     pub fn row<'a>(&self, x: &'a [f32], out: &'a mut [f32]) -> NormRow<'a>
     where

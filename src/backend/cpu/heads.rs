@@ -1,7 +1,7 @@
 //! What is done with the heads of `[Q | K | V]`: norms, rotary embedding, and the write into the KV cache.
 
 use super::attention;
-use super::elementwise::{CpuRopeTable, NormParams, narrow_row};
+use super::elementwise::{CpuNorm, CpuRopeTable, narrow_row};
 use super::isa::Isa;
 use super::memory::{CpuKvPools, MAX_HEAD_DIM, Shared};
 use super::simd::{LANES, Simd, SimdKernel};
@@ -16,7 +16,7 @@ pub(super) struct HeadFinish<'a> {
     pool: Shared<u8>,
     shape: &'a AttentionShape,
     /// The norms of each head of Q, and of each head of K.
-    norms: Option<[NormParams<'a>; 2]>,
+    norms: Option<[CpuNorm<'a>; 2]>,
     rope: Option<&'a CpuRopeTable>,
     layer: usize,
 }
@@ -27,7 +27,7 @@ impl<'a> HeadFinish<'a> {
         batch: &'a Batch,
         kv: &'a mut CpuKvPools,
         shape: &'a AttentionShape,
-        norms: Option<[NormParams<'a>; 2]>,
+        norms: Option<[CpuNorm<'a>; 2]>,
         rope: Option<&'a CpuRopeTable>,
         layer: usize,
         cols: usize,
@@ -42,18 +42,18 @@ impl<'a> HeadFinish<'a> {
     /// # Safety
     /// `qkv` holds the batch's rows, `columns` are whole heads of it, and nothing else uses these elements now.
     pub unsafe fn finish(&self, isa: Isa, qkv: *mut f32, rows: Range<usize>, columns: Range<usize>) {
-        isa.run(Finish { heads: self, qkv, rows, columns });
+        isa.run(FinishHeads { heads: self, qkv, rows, columns });
     }
 }
 
-struct Finish<'a> {
+struct FinishHeads<'a> {
     heads: &'a HeadFinish<'a>,
     qkv: *mut f32,
     rows: Range<usize>,
     columns: Range<usize>,
 }
 
-impl SimdKernel for Finish<'_> {
+impl SimdKernel for FinishHeads<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -105,7 +105,7 @@ fn ends_new_group(slots: &[u32], row: usize) -> bool {
 
 /// Norms a head in place.
 #[inline(always)]
-fn norm_head<S: Simd>(simd: S, norm: NormParams<'_>, head: &mut [f32]) {
+fn norm_head<S: Simd>(simd: S, norm: CpuNorm<'_>, head: &mut [f32]) {
     let mut head_in = [0.0; MAX_HEAD_DIM];
     let head_in = &mut head_in[..head.len()];
     head_in.copy_from_slice(head);
@@ -116,7 +116,7 @@ fn norm_head<S: Simd>(simd: S, norm: NormParams<'_>, head: &mut [f32]) {
 pub(super) struct NormHeads<'a> {
     pub row: &'a mut [f32],
     pub shape: &'a AttentionShape,
-    pub norms: [NormParams<'a>; 2],
+    pub norms: [CpuNorm<'a>; 2],
 }
 
 impl SimdKernel for NormHeads<'_> {

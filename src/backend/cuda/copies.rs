@@ -1,6 +1,6 @@
 //! Copies of KV blocks: runs of neighbouring blocks, and the list of copy-on-write pairs.
 
-use super::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, Event, PinnedBuffer, Stream};
+use super::device::{Copy, Device, DeviceBuffer, DeviceEvent, DevicePtr, DeviceResult, PinnedBuffer, Stream};
 use pagetide_base::ids::BlockId;
 use std::rc::Rc;
 
@@ -44,7 +44,7 @@ pub struct CopyList {
     on_device: DeviceBuffer,
     staging: PinnedBuffer,
     /// The end of the last copy from the staging memory.
-    copied: Option<Event>,
+    copied: Option<DeviceEvent>,
 }
 
 /// The most pairs of one launch: they are a grid's second dimension.

@@ -48,7 +48,7 @@ impl Stream {
 /// A point in a stream. Numbers start at 1 and grow along a stream, so if an event is done, all events before it are
 /// done too. A device forgets events that it knows to be done, and waiting for such an event costs nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-pub struct Event {
+pub struct DeviceEvent {
     pub stream: Stream,
     pub number: u64,
 }
@@ -162,10 +162,10 @@ pub trait Device {
     unsafe fn fill(&self, stream: Stream, to: DevicePtr, value: u8, bytes: usize) -> DeviceResult<()>;
 
     /// Returns an event for all work that has been enqueued on `stream` so far.
-    fn record(&self, stream: Stream) -> DeviceResult<Event>;
+    fn record(&self, stream: Stream) -> DeviceResult<DeviceEvent>;
     /// Makes all work that is enqueued on `stream` from now on wait for `event`.
-    fn wait(&self, stream: Stream, event: Event) -> DeviceResult<()>;
-    fn is_done(&self, event: Event) -> DeviceResult<bool>;
+    fn wait(&self, stream: Stream, event: DeviceEvent) -> DeviceResult<()>;
+    fn is_done(&self, event: DeviceEvent) -> DeviceResult<bool>;
     /// Waits on the host until everything enqueued is done.
     fn synchronize(&self) -> DeviceResult<()>;
 

@@ -28,7 +28,7 @@ pub const PRODUCT_SHARED_BYTES: usize = 3 * (TILE_ROWS + TILE_COLS) * (64 + 8) *
 
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
-struct Piece {
+struct ExpertsPiece {
     batch: DevicePtr,
     first_row: u32,
     max_rows: u32,
@@ -39,7 +39,7 @@ struct Piece {
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
 struct RouteParams {
-    piece: Piece,
+    piece: ExpertsPiece,
     logits: DevicePtr,
     chosen: DevicePtr,
     weights: DevicePtr,
@@ -50,7 +50,7 @@ struct RouteParams {
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
 struct GroupParams {
-    piece: Piece,
+    piece: ExpertsPiece,
     chosen: DevicePtr,
     choices: DevicePtr,
     num_tiles: DevicePtr,
@@ -60,7 +60,7 @@ struct GroupParams {
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
 struct ProductParams {
-    piece: Piece,
+    piece: ExpertsPiece,
     chosen: DevicePtr,
     choices: DevicePtr,
     num_tiles: DevicePtr,
@@ -77,7 +77,7 @@ struct ProductParams {
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
 struct ExpertActivationParams {
-    piece: Piece,
+    piece: ExpertsPiece,
     x: DevicePtr,
     out: DevicePtr,
     cols: u32,
@@ -87,7 +87,7 @@ struct ExpertActivationParams {
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
 struct CombineParams {
-    piece: Piece,
+    piece: ExpertsPiece,
     x: DevicePtr,
     weights: DevicePtr,
     out: DevicePtr,
@@ -242,7 +242,7 @@ impl ExpertKernels {
         let ExpertsCall { shape, experts, work, x, out } = *call;
         let Experts { router, up, down } = experts;
         let ExpertsShape { num_experts, num_chosen, hidden_size, intermediate_size, activation, renormalize } = *shape;
-        let piece = Piece {
+        let piece = ExpertsPiece {
             batch: rows.header,
             first_row: first as u32,
             max_rows: max_rows as u32,

@@ -15,7 +15,7 @@ pub struct GraphKey {
 
 /// The state of a kind of step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Recording {
+enum GraphRecording {
     /// It has run once. Everything that is loaded at first use is loaded now, because nothing may be loaded during a
     /// recording.
     Warm,
@@ -25,7 +25,7 @@ enum Recording {
 /// The recordings of one device.
 pub struct Graphs {
     device: Rc<dyn Device>,
-    recordings: HashMap<GraphKey, Recording>,
+    recordings: HashMap<GraphKey, GraphRecording>,
 }
 
 impl Graphs {
@@ -38,17 +38,17 @@ impl Graphs {
         let graph = match self.recordings.get(&key) {
             None => {
                 run();
-                self.recordings.insert(key, Recording::Warm);
+                self.recordings.insert(key, GraphRecording::Warm);
                 return Ok(());
             }
-            Some(Recording::Warm) => {
+            Some(GraphRecording::Warm) => {
                 self.device.begin_capture()?;
                 run();
                 let graph = self.device.end_capture()?;
-                self.recordings.insert(key, Recording::Ready(graph));
+                self.recordings.insert(key, GraphRecording::Ready(graph));
                 graph
             }
-            Some(Recording::Ready(graph)) => *graph,
+            Some(GraphRecording::Ready(graph)) => *graph,
         };
         // SAFETY: the recorded addresses are of buffers that live as long as the backend; `clear` is called before one
         // of them moves.

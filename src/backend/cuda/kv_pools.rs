@@ -12,7 +12,7 @@
 //! step uses starts at once.
 
 use super::copies::runs;
-use super::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, Event, PinnedBuffer, Stream};
+use super::device::{Copy, Device, DeviceBuffer, DeviceEvent, DevicePtr, DeviceResult, PinnedBuffer, Stream};
 use crate::{Batch, FinishedCopy, KvLayout};
 use pagetide_base::ids::BlockId;
 use std::collections::VecDeque;
@@ -33,7 +33,7 @@ struct DeviceBlock {
 
 /// The last uses of a swap block. No step touches these.
 #[derive(Clone, Copy, Debug, Default)]
-struct SwapBlock {
+struct HostBlock {
     written: u64,
     read: u64,
 }
@@ -45,11 +45,11 @@ pub struct CudaKvPools {
     on_device: DeviceBuffer,
     pinned: PinnedBuffer,
     device_blocks: Vec<DeviceBlock>,
-    swap_blocks: Vec<SwapBlock>,
+    swap_blocks: Vec<HostBlock>,
     /// The number of the step being enqueued, counted from 1.
     step: u64,
     /// Ends of the steps that may still run, `(step, event)`, the newest last.
-    step_ends: VecDeque<(u64, Event)>,
+    step_ends: VecDeque<(u64, DeviceEvent)>,
     /// Swap-outs and swap-ins whose end has not been reported.
     under_way: [VecDeque<UnderWay>; 2],
     /// When the last copy in each direction was found to have ended.
@@ -60,7 +60,7 @@ pub struct CudaKvPools {
 #[derive(Clone, Copy, Debug)]
 struct UnderWay {
     since: Instant,
-    end: Event,
+    end: DeviceEvent,
 }
 
 /// The newest event of each stream that something has to wait for. 0 means none.
@@ -92,7 +92,7 @@ impl CudaKvPools {
             on_device: DeviceBuffer::new(device, num_device_blocks * layout.block_bytes())?,
             pinned: PinnedBuffer::new(device, num_swap_blocks * layout.block_bytes())?,
             device_blocks: vec![DeviceBlock::default(); num_device_blocks],
-            swap_blocks: vec![SwapBlock::default(); num_swap_blocks],
+            swap_blocks: vec![HostBlock::default(); num_swap_blocks],
             step: 1,
             step_ends: VecDeque::new(),
             under_way: Default::default(),
@@ -141,7 +141,7 @@ impl CudaKvPools {
     }
 
     /// The step is enqueued, and `end` marks its end.
-    pub fn end_step(&mut self, end: Event) -> DeviceResult<()> {
+    pub fn end_step(&mut self, end: DeviceEvent) -> DeviceResult<()> {
         self.step_ends.push_back((self.step, end));
         self.step += 1;
         // Nothing has to wait for steps that are done.
@@ -155,7 +155,7 @@ impl CudaKvPools {
 
     /// `(device block, swap block)`
     pub fn swap_out(&mut self, pairs: &[(BlockId, BlockId)]) -> DeviceResult<()> {
-        let mut end = Event { stream: Stream::CopyOut, number: 0 };
+        let mut end = DeviceEvent { stream: Stream::CopyOut, number: 0 };
         for pairs in pairs.chunks(self.blocks_per_event()) {
             let mut waits = Waits::default();
             for (device, swap) in pairs {
@@ -176,7 +176,7 @@ impl CudaKvPools {
 
     /// `(swap block, device block)`
     pub fn swap_in(&mut self, pairs: &[(BlockId, BlockId)]) -> DeviceResult<()> {
-        let mut end = Event { stream: Stream::CopyIn, number: 0 };
+        let mut end = DeviceEvent { stream: Stream::CopyIn, number: 0 };
         for pairs in pairs.chunks(self.blocks_per_event()) {
             let mut waits = Waits::default();
             for (swap, device) in pairs {
@@ -241,7 +241,7 @@ impl CudaKvPools {
         }
         for (number, copies) in [(waits.copy_out, Stream::CopyOut), (waits.copy_in, Stream::CopyIn)] {
             if number != 0 && copies != stream {
-                self.device.wait(stream, Event { stream: copies, number })?;
+                self.device.wait(stream, DeviceEvent { stream: copies, number })?;
             }
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Uploads weights to the device.
 
-use super::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, Event, PinnedBuffer, Stream};
+use super::device::{Copy, Device, DeviceBuffer, DeviceEvent, DevicePtr, DeviceResult, PinnedBuffer, Stream};
 use crate::{DType, HostTensor};
 use std::rc::Rc;
 
@@ -12,7 +12,7 @@ pub struct Uploader {
     device: Rc<dyn Device>,
     staging: [PinnedBuffer; 2],
     /// The last copy from each buffer.
-    copied: [Option<Event>; 2],
+    copied: [Option<DeviceEvent>; 2],
     turn: usize,
 }
 

@@ -88,13 +88,13 @@ impl AddAssign for OperationWork {
 
 /// The sums over the operations of one phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
+pub struct PhaseTotals {
     pub calls: u64,
     pub time: Duration,
     pub work: OperationWork,
 }
 
-impl AddAssign for Totals {
+impl AddAssign for PhaseTotals {
     fn add_assign(&mut self, other: Self) {
         self.calls += other.calls;
         self.time += other.time;
@@ -141,11 +141,11 @@ pub struct StepTotals {
     pub rows: u64,
     /// From the first operation of each step to its end.
     pub time: Duration,
-    phases: [Totals; StepPhase::ALL.len()],
+    phases: [PhaseTotals; StepPhase::ALL.len()],
 }
 
 impl StepTotals {
-    pub fn phase(&self, phase: StepPhase) -> &Totals {
+    pub fn phase(&self, phase: StepPhase) -> &PhaseTotals {
         &self.phases[phase as usize]
     }
 }
@@ -166,7 +166,13 @@ impl Profile {
     }
 
     /// Adds a step of `rows` rows.
-    pub(super) fn add(&self, kind: StepKind, rows: usize, time: Duration, phases: &[Totals; StepPhase::ALL.len()]) {
+    pub(super) fn add(
+        &self,
+        kind: StepKind,
+        rows: usize,
+        time: Duration,
+        phases: &[PhaseTotals; StepPhase::ALL.len()],
+    ) {
         let kind = &mut self.kinds()[kind as usize];
         kind.steps += 1;
         kind.rows += rows as u64;

@@ -130,7 +130,7 @@ impl fmt::Display for Figure {
 }
 
 /// What opens the device: each part of the measurements begins with an empty one.
-pub type Open = dyn Fn() -> Result<std::rc::Rc<dyn Device>, StartError>;
+pub type DeviceOpener = dyn Fn() -> Result<std::rc::Rc<dyn Device>, StartError>;
 
 /// Bytes per second of plain copies. For copies on the device, bytes read and bytes written both count.
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,6 @@
 //! Whole steps of a model of random weights, through the step runner: what the scheduler would see.
 
-use super::figures::{Bandwidths, Figure, Goal, Open, Sizes};
+use super::figures::{Bandwidths, DeviceOpener, Figure, Goal, Sizes};
 use pagetide_base::error::StartError;
 use pagetide_base::ids::{BlockId, CopyId, SeqId};
 use pagetide_base::sampling::params::SamplingParams;
@@ -28,7 +28,7 @@ struct GpuSteps {
 }
 
 /// Blocks, from and to.
-type Pairs = Vec<(BlockId, BlockId)>;
+type BlockPairs = Vec<(BlockId, BlockId)>;
 
 /// Sequences that decode together.
 struct Decodes {
@@ -38,7 +38,7 @@ struct Decodes {
 }
 
 pub(super) fn measure(
-    open: &Open,
+    open: &DeviceOpener,
     model: &str,
     sizes: &Sizes,
     block_size: usize,
@@ -78,7 +78,7 @@ pub(super) fn measure(
 }
 
 impl GpuSteps {
-    fn load(open: &Open, model: &str, sizes: &Sizes, block_size: usize) -> Result<Self, StartError> {
+    fn load(open: &DeviceOpener, model: &str, sizes: &Sizes, block_size: usize) -> Result<Self, StartError> {
         let folder = temporary_folder(model)?;
         let mut config = Config::default();
         config.model.path = folder.path.display().to_string();
@@ -211,7 +211,7 @@ impl GpuSteps {
     }
 
     /// Blocks at the end of both pools, which no sequence uses: these out, and others in.
-    fn swap_pairs(&self, num: usize) -> (Pairs, Pairs) {
+    fn swap_pairs(&self, num: usize) -> (BlockPairs, BlockPairs) {
         let pools = &self.loaded.pools;
         let device = |i: usize| BlockId((pools.num_device_blocks - 1 - i) as u32);
         let swap = |i: usize| BlockId(i as u32);

@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_saved_is_what_the_lengths_say() {
+    fn the_saved_memory_follows_from_the_lengths() {
         // Prompts of four blocks, outputs of one: two samples hold six blocks instead of ten, because they share the
         // prompt's four. While the prompt is computed, four of eight are saved.
         let saved = simulate(&[job(vec![7; 64], 17, 2)], 16, 2, false);

@@ -81,7 +81,7 @@ mod tests {
     use pagetide_engine::plan::SwapIn;
 
     #[test]
-    fn copies_take_their_turn_and_hold_up_only_who_writes_their_blocks() {
+    fn copies_run_in_order_and_delay_only_steps_that_write_their_blocks() {
         let (mut copies, block) = (Copies::default(), BlockId);
         let out = StepPlan { swap_out: vec![(block(1), block(0)), (block(2), block(1))], ..StepPlan::default() };
         assert_eq!(copies.start(&out, 10.0, 1.0, 16), 10.0);

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 const MOST_USES: usize = 8;
 
 /// How long a block was not used, in requests, and whether it was then used again.
-type Pause = (usize, bool);
+type PauseSteps = (usize, bool);
 
 /// An upper bound on the blocks hit by any policy that treats blocks alike that were used equally often (up to
 /// [`MOST_USES`]) and equally long ago, in a cache that holds `capacity` blocks on average. LRU, LFU, ARC and S3-FIFO
@@ -30,7 +30,7 @@ pub fn best_by_uses_and_age(requests: &[TraceRequest], capacity: usize) -> f64 {
 }
 
 /// By number of uses.
-fn pauses(requests: &[TraceRequest]) -> Vec<Vec<Pause>> {
+fn pauses(requests: &[TraceRequest]) -> Vec<Vec<PauseSteps>> {
     let mut pauses = vec![Vec::new(); MOST_USES];
     // Uses and the last of them.
     let mut seen: HashMap<u32, (usize, usize)> = HashMap::new();
@@ -50,7 +50,7 @@ fn pauses(requests: &[TraceRequest]) -> Vec<Vec<Pause>> {
 }
 
 /// Time and hits that keeping blocks longer and longer adds, as the steps of the curve's concave hull.
-fn concave_steps(mut pauses: Vec<Pause>) -> Vec<(f64, f64)> {
+fn concave_steps(mut pauses: Vec<PauseSteps>) -> Vec<(f64, f64)> {
     pauses.sort_unstable();
     let (mut hull, mut time, mut hits): (Vec<(f64, f64)>, _, _) = (vec![(0.0, 0.0)], 0.0, 0.0);
     for (place, (pause, is_hit)) in pauses.iter().enumerate() {

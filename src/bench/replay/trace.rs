@@ -159,7 +159,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn only_full_blocks_have_names_and_those_without_an_id_are_nobody_elses() {
+    fn only_full_blocks_are_hashed_and_without_a_key_id_they_are_private() {
         let shape = |prompt_tokens, hash_ids: &[u64]| RequestShape {
             prompt_tokens,
             output_tokens: 0,

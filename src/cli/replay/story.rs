@@ -7,7 +7,7 @@ use pagetide_engine::arbiter::{Choice, Decision};
 use pagetide_engine::plan::{Deliveries, Delivery};
 use pagetide_engine::scheduler::PlannedStep;
 use pagetide_engine::scheduler::{Scheduler, WaitReason};
-use pagetide_recorder::{Event, Outcome, Replayer};
+use pagetide_recorder::{RecordedEvent, ReplayOutcome, Replayer};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::mem::{Discriminant, discriminant};
@@ -23,13 +23,13 @@ pub struct Story {
     /// Since when it has been there.
     since_us: Option<u64>,
     until_us: Option<u64>,
-    prompt: Prompt,
+    prompt: PromptStory,
     has_first_token: bool,
 }
 
 /// How its prompt came in.
 #[derive(Default)]
-struct Prompt {
+struct PromptStory {
     tokens: usize,
     steps: usize,
     /// Steps in which it ran and had no part.
@@ -50,7 +50,7 @@ impl Story {
             waited: BTreeMap::new(),
             since_us: None,
             until_us: None,
-            prompt: Prompt::default(),
+            prompt: PromptStory::default(),
             has_first_token: false,
         }
     }
@@ -99,7 +99,8 @@ impl Story {
                 None => cause.to_string(),
             };
             let decision = planned.report.decisions.iter().find(|decision| decision.request == self.request);
-            let decision = decision.map_or(String::new(), |decision| format!("; the arbiter: {}", Weighed(decision)));
+            let decision =
+                decision.map_or(String::new(), |decision| format!("; the arbiter: {}", DecisionText(decision)));
             self.say(at_us, format!("is preempted for {cause}{decision}"));
         }
         if let Some(admission) = planned.report.admissions.iter().find(|admission| admission.request == self.request) {
@@ -133,7 +134,7 @@ impl Story {
             match delivery {
                 Delivery::Started { .. } => {
                     self.has_first_token = true;
-                    let Prompt { tokens, steps, steps_without } = self.prompt;
+                    let PromptStory { tokens, steps, steps_without } = self.prompt;
                     let without = match steps_without {
                         0 => String::new(),
                         steps => format!("; {steps} more had no tokens left for it"),
@@ -160,9 +161,9 @@ impl ReplayObserver for Story {
         }
     }
 
-    fn see(&mut self, at_us: u64, event: &Event, outcome: &Outcome, replayer: &Replayer) {
+    fn see(&mut self, at_us: u64, event: &RecordedEvent, outcome: &ReplayOutcome, replayer: &Replayer) {
         let scheduler = replayer.scheduler();
-        if let Event::Arrive(arrived) = event
+        if let RecordedEvent::Arrive(arrived) = event
             && arrived.id == self.request
         {
             self.since_us = Some(at_us);
@@ -174,13 +175,13 @@ impl ReplayObserver for Story {
             return;
         }
         match outcome {
-            Outcome::Planned(planned) => self.see_plan(at_us, planned, scheduler),
-            Outcome::Committed(deliveries) => self.see_deliveries(at_us, deliveries),
-            Outcome::Done => {}
+            ReplayOutcome::Planned(planned) => self.see_plan(at_us, planned, scheduler),
+            ReplayOutcome::Committed(deliveries) => self.see_deliveries(at_us, deliveries),
+            ReplayOutcome::Done => {}
         }
         match event {
-            Event::Cancel(request) if *request == self.request => return self.end_at(at_us, "is cancelled"),
-            Event::Failed(failed) if failed.contains(&self.request) => {
+            RecordedEvent::Cancel(request) if *request == self.request => return self.end_at(at_us, "is cancelled"),
+            RecordedEvent::Failed(failed) if failed.contains(&self.request) => {
                 return self.end_at(at_us, "fails with the executor");
             }
             _ if !scheduler.has_request(self.request) => return self.end_at(at_us, "is done"),
@@ -215,9 +216,9 @@ impl fmt::Display for Story {
 }
 
 /// Three times that were weighed.
-struct Weighed<'a>(&'a Decision);
+struct DecisionText<'a>(&'a Decision);
 
-impl fmt::Display for Weighed<'_> {
+impl fmt::Display for DecisionText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Decision { choice, num_tokens, swap_s, swap_full_s, recompute_s, .. } = self.0;
         let choice = match choice {

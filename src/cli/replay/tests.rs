@@ -11,7 +11,7 @@ use pagetide_engine::prefix_cache::EvictionPolicy;
 use pagetide_engine::request::EngineRequest;
 use pagetide_engine::scheduler::{PlannedStep, PreemptionMode, SchedulerConfig};
 use pagetide_engine::state::EngineState;
-use pagetide_recorder::{Arrived, Committed, Event, Keyframe, Replayer, Told};
+use pagetide_recorder::{Arrived, Committed, Keyframe, RecordedEvent, Replayer, Told};
 use smallvec::smallvec;
 use std::collections::VecDeque;
 
@@ -20,7 +20,7 @@ struct RecordedEngine {
     state: EngineState,
     in_flight: VecDeque<StepPlan>,
     noted: Keyframe,
-    events: Vec<Event>,
+    events: Vec<RecordedEvent>,
 }
 
 /// 16 blocks of 4 tokens on the device and as many in the swap pool.
@@ -57,7 +57,7 @@ impl RecordedEngine {
     fn arrive(&mut self, id: u64, prompt: usize, max_tokens: u32) {
         let params = SamplingParams { max_tokens, ..SamplingParams::default() };
         let arrival = EngineRequest { id: RequestId(id), ..EngineRequest::new(vec![1; prompt], params) };
-        self.events.push(Event::Arrive(Box::new(Arrived::new(&arrival))));
+        self.events.push(RecordedEvent::Arrive(Box::new(Arrived::new(&arrival))));
         self.state.scheduler.arrive(arrival);
     }
 
@@ -71,7 +71,7 @@ impl RecordedEngine {
             report.summary.take().expect("plans are summarised")
         });
         let has_planned = plan.is_some();
-        self.events.push(Event::Plan { now: 0.0, plan });
+        self.events.push(RecordedEvent::Plan { now: 0.0, plan });
         has_planned
     }
 
@@ -85,7 +85,7 @@ impl RecordedEngine {
         let output = StepOutput { seqs: seqs.collect(), copies, ..StepOutput::default() };
         let committed = Committed::new(&output, Vec::new());
         let told = Told::new(&self.state.scheduler.commit(output).deliveries);
-        self.events.push(Event::Commit(Box::new(Committed { told, ..committed })));
+        self.events.push(RecordedEvent::Commit(Box::new(Committed { told, ..committed })));
     }
 
     fn step(&mut self) {

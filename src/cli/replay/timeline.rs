@@ -5,7 +5,7 @@ use pagetide_base::ids::RequestId;
 use pagetide_engine::block_pool::PoolStats;
 use pagetide_engine::plan::Delivery;
 use pagetide_engine::scheduler::{PlanReport, PlannedStep};
-use pagetide_recorder::{Event, Outcome, Replayer};
+use pagetide_recorder::{RecordedEvent, ReplayOutcome, Replayer};
 use std::collections::{BTreeMap, VecDeque};
 
 /// What a request does.
@@ -75,7 +75,7 @@ pub struct Timeline {
     /// When the executor failed.
     pub failures: Vec<u64>,
     pub until_us: u64,
-    open: BTreeMap<RequestId, Open>,
+    open: BTreeMap<RequestId, OpenPhase>,
     /// Steps at the executor, oldest first; `None`: one that was planned before the recording begins.
     in_flight: VecDeque<Option<Step>>,
     /// When the last step ended.
@@ -83,7 +83,7 @@ pub struct Timeline {
 }
 
 /// A request that is there.
-struct Open {
+struct OpenPhase {
     phase: TimelinePhase,
     since_us: u64,
     /// Its first token has come.
@@ -94,11 +94,11 @@ struct Open {
 
 impl Timeline {
     fn arrive(&mut self, request: RequestId, at_us: u64) {
-        let open = Open { phase: TimelinePhase::Waiting, since_us: at_us, has_started: false, num_paused: 0 };
+        let open = OpenPhase { phase: TimelinePhase::Waiting, since_us: at_us, has_started: false, num_paused: 0 };
         self.open.insert(request, open);
     }
 
-    fn change(&mut self, request: RequestId, at_us: u64, change: impl FnOnce(&mut Open) -> TimelinePhase) {
+    fn change(&mut self, request: RequestId, at_us: u64, change: impl FnOnce(&mut OpenPhase) -> TimelinePhase) {
         let Some(open) = self.open.get_mut(&request) else { return };
         let (before, since_us) = (open.phase, open.since_us);
         let phase = change(open);
@@ -113,7 +113,7 @@ impl Timeline {
     }
 
     fn leave(&mut self, request: RequestId, at_us: u64) {
-        if let Some(Open { phase, since_us, .. }) = self.open.remove(&request) {
+        if let Some(OpenPhase { phase, since_us, .. }) = self.open.remove(&request) {
             self.add(request, phase, since_us, at_us);
         }
     }
@@ -154,7 +154,7 @@ impl Timeline {
     }
 }
 
-impl Open {
+impl OpenPhase {
     /// What it does now that it has run.
     fn running(&self) -> TimelinePhase {
         match self.num_paused {
@@ -170,7 +170,7 @@ impl ReplayObserver for Timeline {
         let scheduler = replayer.scheduler();
         self.in_flight.extend((0..scheduler.num_in_flight()).map(|_| None));
         for seq in scheduler.snapshot(usize::MAX).seqs {
-            let waiting = Open { phase: TimelinePhase::Waiting, since_us: 0, has_started: false, num_paused: 0 };
+            let waiting = OpenPhase { phase: TimelinePhase::Waiting, since_us: 0, has_started: false, num_paused: 0 };
             let open = self.open.entry(seq.rank.request).or_insert(waiting);
             open.has_started |= seq.num_output > 0;
             open.num_paused += usize::from(seq.paused);
@@ -181,10 +181,10 @@ impl ReplayObserver for Timeline {
         }
     }
 
-    fn see(&mut self, at_us: u64, event: &Event, outcome: &Outcome, replayer: &Replayer) {
+    fn see(&mut self, at_us: u64, event: &RecordedEvent, outcome: &ReplayOutcome, replayer: &Replayer) {
         match outcome {
-            Outcome::Planned(planned) => self.see_plan(at_us, planned, replayer),
-            Outcome::Committed(deliveries) => {
+            ReplayOutcome::Planned(planned) => self.see_plan(at_us, planned, replayer),
+            ReplayOutcome::Committed(deliveries) => {
                 // It began when the one before it had ended, or when it was planned.
                 let ended_us = std::mem::replace(&mut self.stepped_us, at_us);
                 if let Some(step) = self.in_flight.pop_front().flatten() {
@@ -204,15 +204,15 @@ impl ReplayObserver for Timeline {
                     }
                 }
             }
-            Outcome::Done => {}
+            ReplayOutcome::Done => {}
         }
         match event {
-            Event::Arrive(arrived) => self.arrive(arrived.id, at_us),
-            Event::Cancel(request) => self.leave(*request, at_us),
-            Event::StopSample(request, _) if !replayer.scheduler().has_request(*request) => {
+            RecordedEvent::Arrive(arrived) => self.arrive(arrived.id, at_us),
+            RecordedEvent::Cancel(request) => self.leave(*request, at_us),
+            RecordedEvent::StopSample(request, _) if !replayer.scheduler().has_request(*request) => {
                 self.leave(*request, at_us);
             }
-            Event::Failed(failed) => {
+            RecordedEvent::Failed(failed) => {
                 self.failures.push(at_us);
                 self.in_flight.clear();
                 failed.iter().for_each(|request| self.leave(*request, at_us));

@@ -3,7 +3,7 @@
 use super::frame::{Cell, Frame, Row};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use pagetide_actors::watch::Totals;
+use pagetide_actors::watch::WatchTotals;
 use pagetide_base::ids::BlockId;
 use pagetide_engine::scheduler::SeqPhase;
 use serde_json::{Value, json};
@@ -67,7 +67,7 @@ fn row(row: &Row) -> Value {
     ])
 }
 
-fn totals(totals: &Totals) -> Value {
+fn totals(totals: &WatchTotals) -> Value {
     json!({
         "ended": totals.ended,
         "prompt": totals.prompt_tokens,
@@ -92,11 +92,11 @@ fn pool(new: &[Cell], old: &[Cell]) -> Value {
 ///
 /// | bits of the byte | |
 /// |---|---|
-/// | 0 to 2 | what the blocks are: [`Kind`](super::frame::Kind) |
+/// | 0 to 2 | what the blocks are: [`BlockKind`](super::frame::BlockKind) |
 /// | 3 | unchanged blocks before them: a number follows; else none |
 /// | 4 | how many they are: a number follows; else one |
 /// | 5 | reference count: a number follows; else 1 where they have holders, and 0 where not |
-/// | 6 | the owner is another than that of the run before: a number follows, the difference, twice, less 1 where it is negative |
+/// | 6 | the owner differs from the run before: the difference follows, times 2, less 1 if it is negative |
 fn changes(new: &[Cell], old: &[Cell]) -> Vec<u8> {
     let mut out = Vec::new();
     let (mut place, mut skipped, mut owner) = (0, 0, 0);
@@ -145,11 +145,12 @@ fn number(out: &mut Vec<u8>, mut number: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::console::frame::Kind;
+    use crate::console::frame::BlockKind;
 
-    const KINDS: [Kind; 6] = [Kind::Free, Kind::Cached, Kind::Used, Kind::Moving, Kind::Copy, Kind::Retired];
+    const KINDS: [BlockKind; 6] =
+        [BlockKind::Free, BlockKind::Cached, BlockKind::Used, BlockKind::Moving, BlockKind::Copy, BlockKind::Retired];
 
-    fn cell(kind: Kind, owner: u64, references: u32) -> Cell {
+    fn cell(kind: BlockKind, owner: u64, references: u32) -> Cell {
         Cell { owner, references, kind }
     }
 
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_is_what_was_written() {
+    fn a_file_is_read_as_it_was_written() {
         let mut state = 7_u64;
         let mut random = |below: u64| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -208,14 +209,14 @@ mod tests {
 
     #[test]
     fn a_change_takes_a_few_bytes() {
-        let old = vec![cell(Kind::Used, 1000, 1); 100_000];
+        let old = vec![cell(BlockKind::Used, 1000, 1); 100_000];
         let mut new = old.clone();
         assert!(changes(&new, &old).is_empty());
-        new[50_000] = cell(Kind::Used, 1001, 1);
+        new[50_000] = cell(BlockKind::Used, 1001, 1);
         assert_eq!(changes(&new, &old).len(), 1 + 3 + 2);
         new[60_000..70_000].fill(Cell::default());
         assert_eq!(changes(&new, &old).len(), 6 + 1 + 2 + 2 + 2);
-        let all: Vec<Cell> = (0..100_000).map(|place| cell(Kind::Used, 500 + place % 256, 1)).collect();
+        let all: Vec<Cell> = (0..100_000).map(|place| cell(BlockKind::Used, 500 + place % 256, 1)).collect();
         assert!(changes(&all, &[]).len() <= 201_000, "{}", changes(&all, &[]).len());
     }
 }

@@ -16,10 +16,10 @@ const MAX_SHARE: u32 = 200;
 pub struct Feed {
     seats: Places,
     began: Instant,
-    latest: Mutex<Option<Taken>>,
+    latest: Mutex<Option<TakenFrame>>,
 }
 
-struct Taken {
+struct TakenFrame {
     frame: Arc<Frame>,
     at: Instant,
 }
@@ -43,7 +43,7 @@ impl Feed {
         // A watcher that comes later waits here, and gets the same frame.
         let mut latest = self.latest.lock().await;
         let mut number = 1;
-        if let Some(Taken { frame, at }) = &*latest {
+        if let Some(TakenFrame { frame, at }) = &*latest {
             let due = *at + interval.max(frame.cost * MAX_SHARE);
             if frame.number > after && Instant::now() < due {
                 return Ok(frame.clone());
@@ -54,7 +54,7 @@ impl Feed {
         let snapshot = handle.look(MAX_ROWS).await?;
         let at = Instant::now();
         let frame = Arc::new(Frame::new(number, self.began, snapshot));
-        *latest = Some(Taken { frame: frame.clone(), at });
+        *latest = Some(TakenFrame { frame: frame.clone(), at });
         Ok(frame)
     }
 }

@@ -1,6 +1,6 @@
 //! A snapshot as the page shows it: which sequence holds which block.
 
-use pagetide_actors::watch::{Snapshot, Totals, Watched};
+use pagetide_actors::watch::{Snapshot, WatchTotals, Watched};
 use pagetide_base::ids::{BlockId, RequestId};
 use pagetide_engine::block_pool::BlockState;
 use pagetide_engine::scheduler::{Population, SeqPhase};
@@ -12,7 +12,7 @@ pub const MAX_ROWS: usize = 512;
 /// What a block is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum BlockKind {
     #[default]
     Free = 0,
     /// No sequence holds it, and its content may be found.
@@ -34,7 +34,7 @@ pub struct Cell {
     pub owner: u64,
     /// The number of block tables that hold it.
     pub references: u32,
-    pub kind: Kind,
+    pub kind: BlockKind,
 }
 
 /// A sequence.
@@ -71,7 +71,7 @@ pub struct Frame {
     /// Running sequences, then waiting ones, each most senior first.
     pub rows: Vec<Row>,
     pub population: Population,
-    pub totals: Totals,
+    pub totals: WatchTotals,
     /// Pairs of blocks, from one tier to the other, since the frame before.
     pub out: Vec<(BlockId, BlockId)>,
     pub back: Vec<(BlockId, BlockId)>,
@@ -94,9 +94,9 @@ impl Frame {
 fn cells(states: &[BlockState]) -> Vec<Cell> {
     let cell = |state: &BlockState| match *state {
         BlockState::Free => Cell::default(),
-        BlockState::Cached => Cell { kind: Kind::Cached, ..Cell::default() },
-        BlockState::Retired => Cell { kind: Kind::Retired, ..Cell::default() },
-        BlockState::Used(references) => Cell { kind: Kind::Used, references, owner: 0 },
+        BlockState::Cached => Cell { kind: BlockKind::Cached, ..Cell::default() },
+        BlockState::Retired => Cell { kind: BlockKind::Retired, ..Cell::default() },
+        BlockState::Used(references) => Cell { kind: BlockKind::Used, references, owner: 0 },
     };
     states.iter().map(cell).collect()
 }
@@ -107,19 +107,19 @@ fn own(seqs: &[Watched], device: &mut [Cell], swap: &mut [Cell]) {
         let owner = view.rank.seq.0;
         let first = if view.phase == SeqPhase::Returning { view.first_returning } else { usize::MAX };
         for (place, block) in view.table.iter().enumerate() {
-            hold(device, *block, owner, if place < first { Kind::Used } else { Kind::Moving });
+            hold(device, *block, owner, if place < first { BlockKind::Used } else { BlockKind::Moving });
         }
-        let kind = if view.phase == SeqPhase::Returning { Kind::Moving } else { Kind::Used };
+        let kind = if view.phase == SeqPhase::Returning { BlockKind::Moving } else { BlockKind::Used };
         view.swapped.iter().for_each(|block| hold(swap, *block, owner, kind));
-        view.backing.iter().for_each(|block| hold(swap, *block, owner, Kind::Copy));
+        view.backing.iter().for_each(|block| hold(swap, *block, owner, BlockKind::Copy));
     }
 }
 
 /// Sequences are asked in order of seniority. If a table is ahead of its pool (blocks that the next step gives up), the
 /// pool is right.
-fn hold(cells: &mut [Cell], block: BlockId, owner: u64, kind: Kind) {
+fn hold(cells: &mut [Cell], block: BlockId, owner: u64, kind: BlockKind) {
     if let Some(cell) = cells.get_mut(block.index())
-        && cell.kind == Kind::Used
+        && cell.kind == BlockKind::Used
         && cell.owner == 0
     {
         *cell = Cell { owner, kind, ..*cell };
@@ -188,17 +188,21 @@ mod tests {
         own(&seqs, &mut device, &mut swap);
         let cell = |owner, references, kind| Cell { owner, references, kind };
         let expected = [
-            cell(1, 2, Kind::Used),
-            cell(1, 1, Kind::Used),
-            cell(0, 0, Kind::Cached),
-            cell(2, 1, Kind::Moving),
+            cell(1, 2, BlockKind::Used),
+            cell(1, 1, BlockKind::Used),
+            cell(0, 0, BlockKind::Cached),
+            cell(2, 1, BlockKind::Moving),
             // The table was given up, and the pool has not heard of it yet.
-            cell(0, 1, Kind::Used),
-            cell(0, 0, Kind::Free),
+            cell(0, 1, BlockKind::Used),
+            cell(0, 0, BlockKind::Free),
         ];
         assert_eq!(device, expected);
-        let expected =
-            [cell(2, 1, Kind::Moving), cell(3, 1, Kind::Used), cell(1, 1, Kind::Copy), cell(0, 0, Kind::Retired)];
+        let expected = [
+            cell(2, 1, BlockKind::Moving),
+            cell(3, 1, BlockKind::Used),
+            cell(1, 1, BlockKind::Copy),
+            cell(0, 0, BlockKind::Retired),
+        ];
         assert_eq!(swap, expected);
         let row = row(&seqs[2], Instant::now());
         assert_eq!((row.request, row.device_blocks, row.swap_blocks), (RequestId(30), 0, 1));

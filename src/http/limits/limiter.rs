@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_refused_by_one_limit_takes_nothing_from_another() {
+    fn a_refusal_by_one_limit_uses_nothing_of_another() {
         let (wide, narrow) = (limiter(10, 100, 10), limiter(1, 50, 10));
         let ticket = Ticket::enter(Tenant(1), vec![wide.clone(), narrow.clone()]).unwrap();
         ticket.take_tokens(60).unwrap_err();
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_of_several_prompts_is_refused_for_good_where_the_whole_never_fits() {
+    fn a_batch_that_never_fits_is_refused_without_retry_after() {
         let one = limiter(0, 100, 0);
         let ticket = Ticket::enter(Tenant(1), vec![one.clone()]).unwrap();
         ticket.take_tokens(40).unwrap();

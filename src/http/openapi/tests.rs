@@ -28,7 +28,7 @@ fn references<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
 }
 
 #[test]
-fn what_is_referred_to_is_there_and_what_is_there_is_referred_to() {
+fn every_schema_is_referred_to_and_every_reference_resolves() {
     let document = document(&PATHS);
     let mut found = Vec::new();
     references(&document, &mut found);

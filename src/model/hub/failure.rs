@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_told_by_its_code_then_by_its_status() {
+    fn a_failed_download_is_classified_by_its_code_then_by_its_status() {
         let of = |status: u16, code: &str, message: &str| {
             let header = |name: &str| Some(if name == "x-error-code" { code } else { message }.to_owned());
             Failure::of_answer(StatusCode::from_u16(status).unwrap(), header).of(&hub(None)).to_string()
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn advice_knows_whether_there_is_a_token_and_never_shows_it() {
+    fn the_advice_depends_on_the_token_and_never_shows_it() {
         for failure in [Failure::NoModel, Failure::Gated, Failure::BadToken] {
             let text = failure.of(&hub(Some("secret"))).to_string();
             assert!(text.contains("token") && !text.contains("secret"), "{text}");

@@ -8,7 +8,7 @@ use crate::options::LoadOptions;
 use crate::runner::ModelRunner;
 use crate::spec::ModelSpec;
 use crate::step_runner::StepRunner;
-use crate::weights::Progress;
+use crate::weights::WeightsProgress;
 use pagetide_backend::Backend;
 use pagetide_backend::cpu::{CpuBackend, CpuOptions};
 use pagetide_backend::profile::{Profile, Profiled};
@@ -22,7 +22,7 @@ pub(super) fn load(
     files: &ModelFiles,
     spec: ModelSpec,
     profile: Option<Profile>,
-    progress: &mut Progress<'_>,
+    progress: &mut WeightsProgress<'_>,
 ) -> Result<(Box<dyn StepRunner>, LoadedModel), StartError> {
     let backend = backend(options)?;
     let device = format!("cpu ({}, {} threads)", backend.isa().name(), backend.num_threads());
@@ -43,7 +43,7 @@ fn load_onto<B: Backend + 'static>(
     options: &LoadOptions,
     files: &ModelFiles,
     spec: ModelSpec,
-    progress: &mut Progress<'_>,
+    progress: &mut WeightsProgress<'_>,
 ) -> Result<(Box<dyn StepRunner>, LoadedModel), StartError> {
     let (dtype, max_model_len) = (dtype(options, &spec), max_model_len(options, &spec));
     let max_num_batched_tokens = options.batched_tokens.cpu;

@@ -7,7 +7,7 @@ use crate::options::LoadOptions;
 use crate::runner::{ModelRunner, PoolSizes};
 use crate::spec::ModelSpec;
 use crate::step_runner::StepRunner;
-use crate::weights::Progress;
+use crate::weights::WeightsProgress;
 use pagetide_backend::cuda::device::Device;
 use pagetide_backend::cuda::{CudaBackend, CudaOptions};
 use pagetide_backend::{Backend, Batch, BatchSeq, KvLayout, LogitsRequest, LogitsWant, NO_SOURCE};
@@ -45,7 +45,7 @@ pub fn load_on_gpu(
     options: &LoadOptions,
     files: &ModelFiles,
     spec: ModelSpec,
-    progress: &mut Progress<'_>,
+    progress: &mut WeightsProgress<'_>,
 ) -> Result<(GpuRunner, LoadedModel), StartError> {
     let (dtype, max_model_len) = (dtype(options, &spec), max_model_len(options, &spec));
     let (num_parameters, weights_bytes) = (spec.num_parameters(), spec.weights_bytes(dtype));
@@ -113,7 +113,7 @@ impl GpuLoading {
     fn model(
         &self,
         device: &Rc<dyn Device>,
-        progress: &mut Progress<'_>,
+        progress: &mut WeightsProgress<'_>,
     ) -> Result<(CudaBackend, Decoder<CudaBackend>), StartError> {
         let Self { options, files, spec, .. } = self;
         let dtype = dtype(options, spec);

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_finds_no_room_is_dropped_and_told_when_there_is_room_again() {
+    fn dropped_lines_are_counted_once_there_is_room_again() {
         let (lines, taken) = slow(0);
         let line = vec![b'x'; MAX_BYTES / 4];
         lines.push(b"first".to_vec());

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_the_model_writes_is_read_as_calls() {
+    fn any_output_of_the_model_is_parsed() {
         let weather = json!({"type": "object", "properties": {
             "city": {"enum": ["Paris", "São \"Paulo\"", "</tool_call>"]}, "days": {"type": "integer", "minimum": 0, "maximum": 99},
         }, "required": ["city"], "additionalProperties": false});

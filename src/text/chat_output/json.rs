@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_json_is_noticed() {
+    fn invalid_json_is_noticed() {
         for text in [
             "{a}",
             "{\"a\" 1}",

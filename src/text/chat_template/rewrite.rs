@@ -67,7 +67,7 @@ struct Rewrite {
     depth: usize,
 }
 
-type Fallible<T> = Result<T, Error>;
+type Rewritten<T> = Result<T, Error>;
 
 fn spanned<T>(node: T, span: Span) -> ast::Spanned<T> {
     ast::Spanned::new(node, span)
@@ -93,7 +93,7 @@ fn unless_constant<'s>(function: &'static str, expr: ast::Expr<'s>) -> ast::Expr
 }
 
 impl Rewrite {
-    fn deeper<T>(&mut self, work: impl FnOnce(&mut Self) -> Fallible<T>) -> Fallible<T> {
+    fn deeper<T>(&mut self, work: impl FnOnce(&mut Self) -> Rewritten<T>) -> Rewritten<T> {
         if self.depth == MAX_DEPTH {
             return Err(too_large(format!(
                 "it is nested deeper than {MAX_DEPTH}, or has that many operators in a row"
@@ -105,15 +105,15 @@ impl Rewrite {
         result
     }
 
-    fn stmts<'s>(&mut self, stmts: &[ast::Stmt<'s>]) -> Fallible<Vec<ast::Stmt<'s>>> {
+    fn stmts<'s>(&mut self, stmts: &[ast::Stmt<'s>]) -> Rewritten<Vec<ast::Stmt<'s>>> {
         stmts.iter().map(|stmt| self.stmt(stmt)).collect()
     }
 
-    fn stmt<'s>(&mut self, stmt: &ast::Stmt<'s>) -> Fallible<ast::Stmt<'s>> {
+    fn stmt<'s>(&mut self, stmt: &ast::Stmt<'s>) -> Rewritten<ast::Stmt<'s>> {
         self.deeper(|this| this.one_stmt(stmt))
     }
 
-    fn one_stmt<'s>(&mut self, stmt: &ast::Stmt<'s>) -> Fallible<ast::Stmt<'s>> {
+    fn one_stmt<'s>(&mut self, stmt: &ast::Stmt<'s>) -> Rewritten<ast::Stmt<'s>> {
         use ast::Stmt;
         let no_templates = |span| Stmt::Do(spanned(ast::Do { call: call(NO_TEMPLATES, Vec::new(), span) }, span));
         Ok(match stmt {
@@ -150,7 +150,7 @@ impl Rewrite {
             }
             Stmt::WithBlock(node) => {
                 let assign = |(target, expr): &(ast::Expr<'s>, ast::Expr<'s>)| self.assignment(target, expr);
-                let assignments = node.assignments.iter().map(assign).collect::<Fallible<_>>()?;
+                let assignments = node.assignments.iter().map(assign).collect::<Rewritten<_>>()?;
                 Stmt::WithBlock(spanned(ast::WithBlock { assignments, body: self.stmts(&node.body)? }, node.span()))
             }
             Stmt::Set(node) => {
@@ -191,8 +191,8 @@ impl Rewrite {
         })
     }
 
-    fn macro_decl<'s>(&mut self, node: &ast::Spanned<ast::Macro<'s>>) -> Fallible<ast::Spanned<ast::Macro<'s>>> {
-        let args = node.args.iter().map(|arg| self.target(arg)).collect::<Fallible<_>>()?;
+    fn macro_decl<'s>(&mut self, node: &ast::Spanned<ast::Macro<'s>>) -> Rewritten<ast::Spanned<ast::Macro<'s>>> {
+        let args = node.args.iter().map(|arg| self.target(arg)).collect::<Rewritten<_>>()?;
         let (defaults, body) = (self.exprs(&node.defaults)?, self.stmts(&node.body)?);
         Ok(spanned(ast::Macro { name: node.name, args, defaults, body }, node.span()))
     }
@@ -202,18 +202,18 @@ impl Rewrite {
         &mut self,
         target: &ast::Expr<'s>,
         expr: &ast::Expr<'s>,
-    ) -> Fallible<(ast::Expr<'s>, ast::Expr<'s>)> {
+    ) -> Rewritten<(ast::Expr<'s>, ast::Expr<'s>)> {
         let expr = self.expr(expr)?;
         let expr = if matches!(target, ast::Expr::GetAttr(_)) { unless_constant(HELD, expr) } else { expr };
         Ok((self.target(target)?, expr))
     }
 
     /// The target of an assignment: names, tuples of them, members of a namespace.
-    fn target<'s>(&mut self, target: &ast::Expr<'s>) -> Fallible<ast::Expr<'s>> {
+    fn target<'s>(&mut self, target: &ast::Expr<'s>) -> Rewritten<ast::Expr<'s>> {
         use ast::Expr;
         self.deeper(|this| {
             let targets = |this: &mut Self, items: &[Expr<'s>]| {
-                items.iter().map(|item| this.target(item)).collect::<Fallible<_>>()
+                items.iter().map(|item| this.target(item)).collect::<Rewritten<_>>()
             };
             Ok(match target {
                 Expr::Var(node) => Expr::Var(spanned(ast::Var { id: node.id }, node.span())),
@@ -230,15 +230,15 @@ impl Rewrite {
         })
     }
 
-    fn exprs<'s>(&mut self, exprs: &[ast::Expr<'s>]) -> Fallible<Vec<ast::Expr<'s>>> {
+    fn exprs<'s>(&mut self, exprs: &[ast::Expr<'s>]) -> Rewritten<Vec<ast::Expr<'s>>> {
         exprs.iter().map(|expr| self.expr(expr)).collect()
     }
 
-    fn expr<'s>(&mut self, expr: &ast::Expr<'s>) -> Fallible<ast::Expr<'s>> {
+    fn expr<'s>(&mut self, expr: &ast::Expr<'s>) -> Rewritten<ast::Expr<'s>> {
         self.deeper(|this| this.one_expr(expr))
     }
 
-    fn one_expr<'s>(&mut self, expr: &ast::Expr<'s>) -> Fallible<ast::Expr<'s>> {
+    fn one_expr<'s>(&mut self, expr: &ast::Expr<'s>) -> Rewritten<ast::Expr<'s>> {
         use ast::{BinOpKind, CompareOpKind, Expr, UnaryOpKind};
         let some = |this: &mut Self, expr: &Option<Expr<'s>>| expr.as_ref().map(|expr| this.expr(expr)).transpose();
         Ok(match expr {
@@ -345,7 +345,7 @@ impl Rewrite {
         })
     }
 
-    fn call<'s>(&mut self, node: &ast::Spanned<ast::Call<'s>>) -> Fallible<ast::Spanned<ast::Call<'s>>> {
+    fn call<'s>(&mut self, node: &ast::Spanned<ast::Call<'s>>) -> Rewritten<ast::Spanned<ast::Call<'s>>> {
         // The name of a function or a method is not a value.
         let expr = match &node.expr {
             ast::Expr::GetAttr(method) => {
@@ -366,7 +366,7 @@ impl Rewrite {
         Ok(spanned(ast::Call { expr, args }, node.span()))
     }
 
-    fn args<'s>(&mut self, args: &[ast::CallArg<'s>]) -> Fallible<Vec<ast::CallArg<'s>>> {
+    fn args<'s>(&mut self, args: &[ast::CallArg<'s>]) -> Rewritten<Vec<ast::CallArg<'s>>> {
         let arg = |arg: &ast::CallArg<'s>| {
             Ok(match arg {
                 ast::CallArg::Pos(expr) => ast::CallArg::Pos(self.expr(expr)?),

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn lexers_that_nobody_uses_make_room_and_then_the_largest_fail() {
+    fn unused_lexers_are_dropped_first_and_then_the_largest_fail() {
         let memory = Arc::new(LexerMemory::new(usize::MAX));
         let one = learner(&memory);
         learn(&mut one.start(), 500).unwrap();

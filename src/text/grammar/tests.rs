@@ -279,7 +279,7 @@ fn a_grammar_can_start_behind_a_marker() {
 }
 
 #[test]
-fn what_is_compiled_once_is_kept() {
+fn compiled_kernels_are_cached() {
     let model = model("demo");
     let request = || GrammarRequest::new(GrammarSpec::Regex("a+".into()), "regex");
     let other = GrammarRequest { starts_after: Some("b".into()), ..request() };

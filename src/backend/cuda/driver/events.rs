@@ -1,6 +1,6 @@
 //! Maps numbered events to the driver's event objects, and remembers which events are known to be done.
 
-use super::super::device::{DeviceResult, Event, Stream};
+use super::super::device::{DeviceEvent, DeviceResult, Stream};
 use std::collections::VecDeque;
 
 /// The driver's operations on an event object of type `E`.
@@ -11,12 +11,12 @@ pub trait EventCalls<E> {
 }
 
 /// Events of one stream. `pending[i]` has number `num_done + 1 + i`. All events before are done.
-struct Line<E> {
+struct StreamLine<E> {
     num_done: u64,
     pending: VecDeque<E>,
 }
 
-impl<E> Line<E> {
+impl<E> StreamLine<E> {
     /// Index in `pending`, or `None` if the event is done.
     fn place(&self, number: u64) -> Option<usize> {
         let last = self.num_done + self.pending.len() as u64;
@@ -27,7 +27,7 @@ impl<E> Line<E> {
 
 /// The events of a device.
 pub struct EventLog<E> {
-    lines: [Line<E>; Stream::ALL.len()],
+    lines: [StreamLine<E>; Stream::ALL.len()],
     /// Objects that are free to be recorded again. A stream that was told to wait for an object waits for what was
     /// recorded at that time.
     free: Vec<E>,
@@ -39,10 +39,10 @@ const MANY: usize = 64;
 
 impl<E: Copy> EventLog<E> {
     pub fn new() -> Self {
-        Self { lines: std::array::from_fn(|_| Line { num_done: 0, pending: VecDeque::new() }), free: Vec::new() }
+        Self { lines: std::array::from_fn(|_| StreamLine { num_done: 0, pending: VecDeque::new() }), free: Vec::new() }
     }
 
-    pub fn record(&mut self, stream: Stream, calls: &impl EventCalls<E>) -> DeviceResult<Event> {
+    pub fn record(&mut self, stream: Stream, calls: &impl EventCalls<E>) -> DeviceResult<DeviceEvent> {
         while self.line(stream).pending.len() >= MANY && self.pop_if_done(stream, 0, calls)? {}
         let object = match self.free.pop() {
             Some(object) => object,
@@ -54,10 +54,10 @@ impl<E: Copy> EventLog<E> {
         }
         let line = self.line(stream);
         line.pending.push_back(object);
-        Ok(Event { stream, number: line.num_done + line.pending.len() as u64 })
+        Ok(DeviceEvent { stream, number: line.num_done + line.pending.len() as u64 })
     }
 
-    pub fn is_done(&mut self, event: Event, calls: &impl EventCalls<E>) -> DeviceResult<bool> {
+    pub fn is_done(&mut self, event: DeviceEvent, calls: &impl EventCalls<E>) -> DeviceResult<bool> {
         match self.line(event.stream).place(event.number) {
             None => Ok(true),
             Some(place) => self.pop_if_done(event.stream, place, calls),
@@ -65,7 +65,7 @@ impl<E: Copy> EventLog<E> {
     }
 
     /// The object of `event`, or `None` if the event is known to be done.
-    pub fn pending(&mut self, event: Event) -> Option<E> {
+    pub fn pending(&mut self, event: DeviceEvent) -> Option<E> {
         let line = self.line(event.stream);
         line.place(event.number).map(|place| line.pending[place])
     }
@@ -96,7 +96,7 @@ impl<E: Copy> EventLog<E> {
         Ok(is_done)
     }
 
-    fn line(&mut self, stream: Stream) -> &mut Line<E> {
+    fn line(&mut self, stream: Stream) -> &mut StreamLine<E> {
         &mut self.lines[stream as usize]
     }
 }
@@ -148,9 +148,9 @@ mod tests {
     #[test]
     fn numbers_grow_along_a_stream_and_a_later_one_says_the_same_of_all_before() {
         let (fake, mut log) = (Fake::default(), EventLog::new());
-        let events: Vec<Event> = (0..5).map(|_| log.record(Stream::Compute, &fake).unwrap()).collect();
+        let events: Vec<DeviceEvent> = (0..5).map(|_| log.record(Stream::Compute, &fake).unwrap()).collect();
         assert!(events.iter().zip(1..).all(|(event, number)| event.number == number));
-        assert_eq!(log.record(Stream::CopyIn, &fake).unwrap(), Event { stream: Stream::CopyIn, number: 1 });
+        assert_eq!(log.record(Stream::CopyIn, &fake).unwrap(), DeviceEvent { stream: Stream::CopyIn, number: 1 });
         assert!(!log.is_done(events[3], &fake).unwrap());
         fake.passed.borrow_mut()[Stream::Compute as usize] = 4;
         assert!(log.is_done(events[3], &fake).unwrap());
@@ -172,7 +172,7 @@ mod tests {
         }
         assert!(fake.made.get() <= MANY + 1, "{} objects", fake.made.get());
         log.all_done();
-        assert!(log.is_done(Event { stream: Stream::CopyOut, number: 1000 }, &fake).unwrap());
+        assert!(log.is_done(DeviceEvent { stream: Stream::CopyOut, number: 1000 }, &fake).unwrap());
         assert_eq!(log.take().len(), fake.made.get(), "every object is destroyed once");
     }
 
@@ -192,6 +192,6 @@ mod tests {
     fn an_event_that_was_never_recorded_is_a_bug() {
         let (fake, mut log) = (Fake::default(), EventLog::new());
         log.record(Stream::Compute, &fake).unwrap();
-        let _ = log.is_done(Event { stream: Stream::Compute, number: 2 }, &fake);
+        let _ = log.is_done(DeviceEvent { stream: Stream::Compute, number: 2 }, &fake);
     }
 }

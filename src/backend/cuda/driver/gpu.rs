@@ -1,8 +1,8 @@
 //! [`Device`] over the driver.
 
 use super::super::device::{
-    Copy, Device, DeviceError, DeviceInfo, DevicePtr, DeviceResult, Event, GraphId, Grid, KernelId, Matmul, ModuleId,
-    ModuleSource, Stream,
+    Copy, Device, DeviceError, DeviceEvent, DeviceInfo, DevicePtr, DeviceResult, GraphId, Grid, KernelId, Matmul,
+    ModuleId, ModuleSource, Stream,
 };
 use super::compiler::{KernelCache, architecture};
 use super::context::Context;
@@ -239,13 +239,13 @@ impl Device for CudaDevice {
         self.context.check(result, "cuMemsetD8Async")
     }
 
-    fn record(&self, stream: Stream) -> DeviceResult<Event> {
+    fn record(&self, stream: Stream) -> DeviceResult<DeviceEvent> {
         self.context.enter()?;
         assert!(stream != Stream::Compute || !self.is_recording.get(), "events are not recorded");
         self.events.borrow_mut().record(stream, &self.calls())
     }
 
-    fn wait(&self, stream: Stream, event: Event) -> DeviceResult<()> {
+    fn wait(&self, stream: Stream, event: DeviceEvent) -> DeviceResult<()> {
         self.context.enter()?;
         assert!(stream != Stream::Compute || !self.is_recording.get(), "events are not recorded");
         // A stream need not wait for its own events.
@@ -256,7 +256,7 @@ impl Device for CudaDevice {
         self.context.check(result, "cuStreamWaitEvent")
     }
 
-    fn is_done(&self, event: Event) -> DeviceResult<bool> {
+    fn is_done(&self, event: DeviceEvent) -> DeviceResult<bool> {
         self.context.enter()?;
         self.events.borrow_mut().is_done(event, &self.calls())
     }

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_with_the_folders_that_were_searched() {
+    fn a_missing_library_is_named_with_the_searched_folders() {
         let root = tempfile::tempdir().unwrap();
         make(root.path(), &["usr/local/cuda/lib64"]);
         // No release is this old, so there is no name to look for on any machine.

@@ -30,7 +30,7 @@ pub struct Matmuls {
     handle: lt::cublasLtHandle_t,
     workspace: sys::CUdeviceptr,
     batch_invariant: bool,
-    products: HashMap<Shape, Product>,
+    products: HashMap<Shape, PlannedProduct>,
 }
 
 /// A product of any number of rows.
@@ -44,7 +44,7 @@ struct Shape {
 }
 
 /// A product's descriptors, and the algorithms chosen so far.
-struct Product {
+struct PlannedProduct {
     descriptor: Descriptor,
     w: MatrixLayout,
     x: MatrixLayout,
@@ -87,7 +87,7 @@ impl Matmuls {
         let shape = Shape { n, k, dtype, out, bias };
         let mut product = match self.products.remove(&shape) {
             Some(product) => product,
-            None => Product::new(&self.context, shape)?,
+            None => PlannedProduct::new(&self.context, shape)?,
         };
         let done = product.set_bias(&self.context, operands[2], bias).and_then(|()| {
             // SAFETY: the caller's promise.
@@ -108,7 +108,7 @@ impl Matmuls {
     /// As [`Self::enqueue`].
     unsafe fn algorithm(
         &self,
-        product: &mut Product,
+        product: &mut PlannedProduct,
         m: usize,
         operands: Operands,
         may_measure: bool,
@@ -150,7 +150,7 @@ impl Matmuls {
     }
 
     /// The algorithm of a batch-invariant product.
-    fn one_for_all(&self, product: &mut Product) -> DeviceResult<lt::cublasLtMatmulAlgo_t> {
+    fn one_for_all(&self, product: &mut PlannedProduct) -> DeviceResult<lt::cublasLtMatmulAlgo_t> {
         if let Some(algorithm) = product.measured.get(&0) {
             return Ok(*algorithm);
         }
@@ -175,7 +175,7 @@ impl Matmuls {
     ///
     /// # Safety
     /// As [`Self::enqueue`].
-    unsafe fn measure(&self, product: &mut Product, m: usize, operands: Operands) -> DeviceResult<()> {
+    unsafe fn measure(&self, product: &mut PlannedProduct, m: usize, operands: Operands) -> DeviceResult<()> {
         let powers = (0..usize::BITS).map(|i| 1usize << i).take_while(|power| *power <= m.next_power_of_two());
         for power in powers.filter(|power| !product.measured.contains_key(power)).collect::<Vec<_>>() {
             product.set_rows(&self.context, power.min(m))?;
@@ -201,7 +201,7 @@ impl Matmuls {
     }
 
     /// Algorithms for the current number of rows, at least one. The heuristic puts the likely best first.
-    fn candidates(&self, product: &Product) -> DeviceResult<Vec<lt::cublasLtMatmulAlgo_t>> {
+    fn candidates(&self, product: &PlannedProduct) -> DeviceResult<Vec<lt::cublasLtMatmulAlgo_t>> {
         let preference = Preference::new(&self.context, self.batch_invariant)?;
         // SAFETY: the struct holds plain numbers, for which zero is valid.
         let mut results: [lt::cublasLtMatmulHeuristicResult_t; MAX_CANDIDATES] = unsafe { std::mem::zeroed() };
@@ -235,7 +235,7 @@ impl Matmuls {
     }
 
     /// Whether an algorithm supports the current number of rows with our workspace.
-    fn can_run(&self, product: &Product, algorithm: &lt::cublasLtMatmulAlgo_t) -> bool {
+    fn can_run(&self, product: &PlannedProduct, algorithm: &lt::cublasLtMatmulAlgo_t) -> bool {
         // SAFETY: as above.
         let mut result: lt::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
         // SAFETY: all descriptors exist, and the result is ours to write.
@@ -258,7 +258,7 @@ impl Matmuls {
     /// As [`Self::enqueue`], for the current number of rows.
     unsafe fn launch(
         &self,
-        product: &Product,
+        product: &PlannedProduct,
         operands: Operands,
         algorithm: &lt::cublasLtMatmulAlgo_t,
     ) -> cublasStatus_t {
@@ -328,7 +328,7 @@ fn sums_in_one_piece(algorithm: &lt::cublasLtMatmulAlgo_t) -> bool {
         && get(CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME).is_none_or(|scheme| scheme == 0)
 }
 
-impl Product {
+impl PlannedProduct {
     fn new(context: &Context, shape: Shape) -> DeviceResult<Self> {
         let Shape { n, k, dtype, out, bias } = shape;
         Ok(Self {

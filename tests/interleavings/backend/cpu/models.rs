@@ -27,7 +27,7 @@ impl Pools {
 }
 
 /// Blocks are swapped out and in while others are written. Code that waits as the backend does reads the right bytes.
-pub fn copies_are_there_for_who_waits() {
+pub fn a_wait_ends_after_the_copy() {
     let mut pools = Pools { device: vec![[0; BLOCK]; 3], swap: vec![[0; BLOCK]; 3] };
     // The content of each block of the swap pool once all copies ordered so far have ended.
     let mut swapped = [0u8; 3];
