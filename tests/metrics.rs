@@ -56,7 +56,7 @@ fn recorded_values_are_on_the_page() {
     prompt_tokens(10, 4);
     set_device_blocks(5, 6, 7);
     forecast(300, 0.02, 0.0005);
-    expectation(200, 64);
+    expected_output(200, 64);
     kv_waste(3, 12);
     swapped_out(2, 4096);
     prefix_cache(40, 32, 16);

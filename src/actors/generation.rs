@@ -146,7 +146,7 @@ impl Generation {
 }
 
 /// Answers `body` as `endpoint` does without `stream`. Dropping the future cancels the request.
-pub async fn complete(handle: &RuntimeHandle, endpoint: Endpoint, body: &Value) -> Result<Value, ApiError> {
+pub async fn answer_body(handle: &RuntimeHandle, endpoint: Endpoint, body: &Value) -> Result<Value, ApiError> {
     let request = openai::parse(endpoint, body, handle.model())?;
     let whole = whole_answer(handle, endpoint, request).await?;
     serde_json::to_value(&whole).map_err(|error| ApiError::engine(format!("the answer cannot be written: {error}")))

@@ -6,6 +6,7 @@ pub mod engine_config;
 pub mod executor;
 pub mod generation;
 pub mod intake;
+pub mod live_settings;
 pub mod messages;
 pub mod observer;
 pub mod offline;
@@ -16,11 +17,10 @@ pub mod preflight;
 pub mod recordings;
 pub mod runtime;
 pub mod scheduler;
+pub mod snapshot;
 mod stop;
 pub mod swap_pool;
 mod text_files;
-pub mod tuner;
-pub mod watch;
 pub mod workers;
 
 #[cfg(test)]

@@ -3,14 +3,14 @@
 //! http → [`Submit`] → intake → [`Arrive`] → scheduler → ([`FindHeld`] → swap pool) → [`Serve`] → block allocator
 //!      → ([`Reserve`] → swap pool) → [`Execute`] → executor → scheduler → [`Event`] → http
 //!
-//! and for settings that change: tuner → [`Tune`] → intake → scheduler → ([`Resize`] → swap pool)
+//! and for settings that change: LiveSettings → [`Tune`] → intake → scheduler → ([`Resize`] → swap pool)
 //! → ([`Discard`] → executor)
 //!
 //! and for watchers: http → [`Look`] → scheduler → ([`ViewPool`] → both pools)
 
 use crate::observer::RequestObserver;
 use crate::places::Place;
-use crate::watch::Snapshot;
+use crate::snapshot::Snapshot;
 use pagetide_api::event::Event;
 use pagetide_api::request::PromptRequest;
 use pagetide_base::error::ApiError;
@@ -204,7 +204,7 @@ pub struct Execute {
     pub failures: u64,
 }
 
-/// tuner → executor, to see what a failure of the device does: its next step fails as if the device had.
+/// LiveSettings → executor, to see what a failure of the device does: its next step fails as if the device had.
 #[derive(Clone, Copy, Debug, actix::Message)]
 #[rtype(result = "()")]
 pub struct FailNextStep;
@@ -236,7 +236,7 @@ pub struct ExecutorFailed {
 #[rtype(result = "()")]
 pub struct Reset;
 
-/// tuner → intake → scheduler: other settings from the next step on. The answer is how the swap pool is then.
+/// LiveSettings → intake → scheduler: other settings from the next step on. The answer is how the swap pool is then.
 #[derive(Clone, Debug, actix::Message)]
 #[rtype(result = "Result<PoolStats, ApiError>")]
 pub struct Tune(pub Tuning);
@@ -262,7 +262,7 @@ pub struct ClonePool;
 #[rtype(result = "Option<RawRecording>")]
 pub struct TakeRecording;
 
-/// tuner → swap pool: how it is.
+/// LiveSettings → swap pool: how it is.
 #[derive(Clone, Copy, Debug, actix::Message)]
 #[rtype(result = "PoolStats")]
 pub struct AskSwapPool;

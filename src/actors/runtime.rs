@@ -4,16 +4,16 @@ use crate::block_allocator::BlockAllocator;
 use crate::engine_config::{eviction_policy, scheduler_config};
 use crate::executor::ModelExecutor;
 use crate::intake::{IntakeLimits, RequestIntake};
+use crate::live_settings::{LiveSettings, SettingsUsers};
 use crate::messages::{Accepted, AskSwapPool, Caller, FailNextStep, Look, Submit, TakeRecording, Tune};
 use crate::observer::RequestObserver;
 use crate::phase::{LivePhase, Phase};
 use crate::places::Places;
 use crate::recordings::{self, Recordings};
 use crate::scheduler::{self, SchedulerActor};
+use crate::snapshot::Snapshot;
 use crate::swap_pool::SwapPool;
 use crate::text_files::Text;
-use crate::tuner::{TunedEngine, Tuner};
-use crate::watch::Snapshot;
 use crate::workers::Workers;
 use actix::{Actor, Arbiter, Recipient, System};
 use pagetide_api::live_server::LiveServer;
@@ -259,9 +259,9 @@ impl Runtime {
         &self.loaded
     }
 
-    /// The tuner, which changes settings while the engine runs. `now` is what the engine was started with.
-    pub fn tuner(&self, now: Resolved) -> Tuner {
-        let engine = TunedEngine {
+    /// The handle that changes settings while the engine runs. `now` is what the engine was started with.
+    pub fn live_settings(&self, now: Resolved) -> LiveSettings {
+        let engine = SettingsUsers {
             tune: self.tune.clone(),
             swap_pool: self.swap_pool.clone(),
             fail: self.fail.clone(),
@@ -269,7 +269,7 @@ impl Runtime {
             loaded: self.loaded.clone(),
             recordings: Recordings::new(self.recording.clone(), self.recorder.clone()),
         };
-        Tuner::new(now, engine)
+        LiveSettings::new(now, engine)
     }
 
     /// Completes when the engine has stopped by itself. The log has the reason: a device that hangs, a device failure

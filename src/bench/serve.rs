@@ -141,7 +141,7 @@ fn serve_own(
     let code = actix_web::rt::System::new().block_on(async {
         let listeners = server::listen(&config)?;
         let url = listeners.url()?;
-        let server = server::serve(handle, runtime.tuner(config.clone().into()), &config, listeners, None)?;
+        let server = server::serve(handle, runtime.live_settings(config.clone().into()), &config, listeners, None)?;
         let stopper = server.handle();
         let running = actix_web::rt::spawn(server);
         let target = HttpTarget::connect(&url, Some(model), api_key, keep_alive).await?;

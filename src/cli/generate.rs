@@ -2,7 +2,7 @@
 
 use clap::Args;
 use futures_util::stream::{self, StreamExt};
-use pagetide_actors::generation::complete;
+use pagetide_actors::generation::answer_body;
 use pagetide_actors::runtime::Runtime;
 use pagetide_api::openai::Endpoint;
 use pagetide_api::openai::error::ErrorAnswer;
@@ -45,7 +45,7 @@ pub fn run(args: &GenerateArgs) -> Result<ExitCode, StartError> {
 
     let runtime = Runtime::start(&config, progress::loading())?;
     let handle = runtime.handle();
-    let answer = async |endpoint, body: &Value| complete(&handle, endpoint, body).await;
+    let answer = async |endpoint, body: &Value| answer_body(&handle, endpoint, body).await;
     let work = answer_all(&lines, wanted.min(limit), answer, &mut output);
     let failed = actix_rt::System::new().block_on(work)?;
     drop(runtime);

@@ -3,9 +3,9 @@
 use super::signals::{HangUp, HangUps, StopSignals};
 use super::supervisor::Supervisor;
 use actix_web::dev::ServerHandle;
+use pagetide_actors::live_settings::{LiveSettings, Reloaded};
 use pagetide_actors::phase::Phase;
 use pagetide_actors::runtime::{ModelInfo, Runtime};
-use pagetide_actors::tuner::{Reloaded, Tuner};
 use pagetide_base::error::StartError;
 use pagetide_config::{Config, LogFormat, ServerConfig, TracingConfig};
 use pagetide_http::server::{self, LAST_WORDS, Listeners};
@@ -46,13 +46,13 @@ pub fn run(options: &ConfigOptions) -> Result<ExitCode, StartError> {
     }
     let tracer =
         trace_options(&config.tracing).map(|options| Tracer::start(&options, &model)).transpose()?.map(Arc::new);
-    let tuner = runtime.tuner(resolved.clone());
-    tuner.on_change(move |config| log_level.set(&config.log.level));
+    let live_settings = runtime.live_settings(resolved.clone());
+    live_settings.on_change(move |config| log_level.set(&config.log.level));
     let supervisor = Supervisor::of_environment();
     let ended = system.block_on(async {
-        let reloads = reload_on_hang_up(hang_ups, options.clone(), tuner.clone(), supervisor.clone());
+        let reloads = reload_on_hang_up(hang_ups, options.clone(), live_settings.clone(), supervisor.clone());
         let reloads = actix_web::rt::spawn(reloads);
-        let serving = Serving { runtime, tuner, listeners, tracer: tracer.clone(), supervisor, signals };
+        let serving = Serving { runtime, live_settings, listeners, tracer: tracer.clone(), supervisor, signals };
         serving.serve(config, reloads).await
     });
     if let Some(tracer) = tracer {
@@ -101,15 +101,20 @@ fn served_model(runtime: &Runtime, config: &Config) -> ServedModel {
 
 /// Reads the configuration again at each SIGHUP and applies the settings that can change. Returns when a SIGHUP means
 /// that the terminal is gone.
-async fn reload_on_hang_up(mut hang_ups: HangUps, options: ConfigOptions, tuner: Tuner, supervisor: Supervisor) {
+async fn reload_on_hang_up(
+    mut hang_ups: HangUps,
+    options: ConfigOptions,
+    live_settings: LiveSettings,
+    supervisor: Supervisor,
+) {
     while hang_ups.next().await == HangUp::ReadConfig {
         supervisor.reloading();
-        reload(&options, &tuner).await;
+        reload(&options, &live_settings).await;
         supervisor.ready();
     }
 }
 
-async fn reload(options: &ConfigOptions, tuner: &Tuner) {
+async fn reload(options: &ConfigOptions, live_settings: &LiveSettings) {
     let read = match options.resolve() {
         Ok(read) => read,
         Err(StartError(problems)) => {
@@ -117,7 +122,7 @@ async fn reload(options: &ConfigOptions, tuner: &Tuner) {
             return tracing::error!("SIGHUP: the configuration has mistakes, so nothing has changed: {problems}");
         }
     };
-    match tuner.reload(&read).await {
+    match live_settings.reload(&read).await {
         Ok(Reloaded { changed, refused }) => {
             for (key, why) in &refused {
                 tracing::warn!("SIGHUP: {key} needs a restart: {why}");
@@ -137,7 +142,7 @@ fn trace_options(config: &TracingConfig) -> Option<TraceOptions> {
 /// The parts of a running server.
 struct Serving {
     runtime: Runtime,
-    tuner: Tuner,
+    live_settings: LiveSettings,
     listeners: Listeners,
     tracer: Option<Arc<Tracer>>,
     supervisor: Supervisor,
@@ -147,14 +152,14 @@ struct Serving {
 impl Serving {
     /// Serves until a signal arrives, or until `reloads` ends because the terminal is gone. Then it drains.
     async fn serve(self, config: &Config, mut reloads: JoinHandle<()>) -> Result<ExitCode, StartError> {
-        let Self { runtime, tuner, listeners, tracer, supervisor, mut signals } = self;
+        let Self { runtime, live_settings, listeners, tracer, supervisor, mut signals } = self;
         let (url, admin) = (listeners.url()?, listeners.admin_addr()?);
-        let server = server::serve(runtime.handle(), tuner.clone(), config, listeners, tracer)?;
+        let server = server::serve(runtime.handle(), live_settings.clone(), config, listeners, tracer)?;
         let stopper = server.handle();
         let mut server = actix_web::rt::spawn(server);
         announce(runtime.handle().model(), runtime.loaded(), &url, admin, config);
         supervisor.ready();
-        let watched = actix_web::rt::spawn(supervisor.clone().prove_alive(tuner));
+        let watched = actix_web::rt::spawn(supervisor.clone().prove_alive(live_settings));
 
         tokio::select! {
             ended = &mut server => {

@@ -3,7 +3,7 @@
 //! The protocol is a datagram of `NAME=value` lines to the socket in `NOTIFY_SOCKET` (sd_notify(3)), which needs no
 //! crate.
 
-use pagetide_actors::tuner::Tuner;
+use pagetide_actors::live_settings::LiveSettings;
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
@@ -40,9 +40,9 @@ impl Supervisor {
     }
 
     /// Sends a sign of life twice per interval, as long as the engine answers.
-    pub async fn prove_alive(self, tuner: Tuner) {
+    pub async fn prove_alive(self, live_settings: LiveSettings) {
         let Some(interval) = self.watchdog else { return };
-        while tuner.swap_pool().await.is_ok() {
+        while live_settings.swap_pool().await.is_ok() {
             self.tell("WATCHDOG=1");
             actix_web::rt::time::sleep(interval / 2).await;
         }

@@ -72,7 +72,7 @@ use planning::Planning;
 pub use planning::{NextStep, PlannedStep};
 use plans::PlanInFlight;
 use queue::AdmissionQueue;
-pub use replay::Foretold;
+pub use replay::RecordedResults;
 pub use report::{Admission, CommitReport, Forecast, PlanReport, PlanStats};
 use resize::StepResize;
 use searches::BeamSearches;

@@ -4,8 +4,8 @@ use crate::auth::Keys;
 use crate::error::HttpError;
 use actix_web::dev::Payload;
 use actix_web::{FromRequest, HttpRequest};
+use pagetide_actors::live_settings::LiveSettings;
 use pagetide_actors::recordings::WrittenRecording;
-use pagetide_actors::tuner::Tuner;
 use pagetide_api::openapi::answers::Status;
 use pagetide_api::openapi::{Operation, Tag};
 use pagetide_base::error::ApiError;
@@ -160,8 +160,8 @@ pub fn describe_failure() -> Operation {
         .answers::<Status>("The next step fails.")
 }
 
-pub async fn config(tuner: &Tuner) -> Result<AdminConfig, ApiError> {
-    let (now, swap_pool) = (tuner.now().await, tuner.swap_pool().await?.into());
+pub async fn config(live_settings: &LiveSettings) -> Result<AdminConfig, ApiError> {
+    let (now, swap_pool) = (live_settings.now().await, live_settings.swap_pool().await?.into());
     let (mut live, mut restart) = (BTreeMap::new(), BTreeMap::new());
     for setting in SETTINGS {
         let (value, origin) = (now.shown(setting).json(), now.origin(setting.key).to_string());
@@ -179,7 +179,7 @@ pub async fn config(tuner: &Tuner) -> Result<AdminConfig, ApiError> {
 }
 
 /// `body`: `{"section.key": value}`, values as in a configuration file.
-pub async fn change(tuner: &Tuner, body: &Value) -> Result<AdminConfigChanged, ApiError> {
+pub async fn change(live_settings: &LiveSettings, body: &Value) -> Result<AdminConfigChanged, ApiError> {
     let Value::Object(fields) = body else {
         let message = "expected a JSON object of settings, {\"section.key\": value}";
         return Err(ApiError::bad_request(message));
@@ -198,7 +198,7 @@ pub async fn change(tuner: &Tuner, body: &Value) -> Result<AdminConfigChanged, A
     if !problems.is_empty() {
         return Err(ApiError::invalid_settings(problems));
     }
-    let (changes, swap_pool) = tuner.change(changes).await?;
+    let (changes, swap_pool) = live_settings.change(changes).await?;
     let changed = changes.into_iter().map(|change| {
         let (from, to) = (change.from.json(), change.to.json());
         (change.setting, ChangedSetting { from, to })

@@ -15,10 +15,10 @@ use actix_web::http::header::{ALLOW, ContentType};
 use actix_web::web::{self, Data, Path, ServiceConfig};
 use actix_web::{FromRequest, HttpMessage, HttpRequest, HttpResponse, Resource, guard};
 use pagetide_actors::generation::{self, Generation};
+use pagetide_actors::live_settings::LiveSettings;
 use pagetide_actors::messages::Caller;
 use pagetide_actors::phase::Phase;
 use pagetide_actors::runtime::RuntimeHandle;
-use pagetide_actors::tuner::Tuner;
 use pagetide_api as api;
 use pagetide_api::body::fields::AnyFields;
 use pagetide_api::body::{BodyFields, ParsedBody};
@@ -338,14 +338,14 @@ async fn prometheus(_: Watcher, handle: Data<RuntimeHandle>, request: HttpReques
     Ok(HttpResponse::Ok().content_type("text/plain; version=0.0.4; charset=utf-8").body(page))
 }
 
-async fn config(_: Admin, tuner: Data<Tuner>) -> Result<HttpResponse, HttpError> {
-    Ok(HttpResponse::Ok().json(admin::config(&tuner).await?))
+async fn config(_: Admin, live_settings: Data<LiveSettings>) -> Result<HttpResponse, HttpError> {
+    Ok(HttpResponse::Ok().json(admin::config(&live_settings).await?))
 }
 
 async fn change_config(
     _: Admin,
     handle: Data<RuntimeHandle>,
-    tuner: Data<Tuner>,
+    live_settings: Data<LiveSettings>,
     body: Body,
 ) -> Result<HttpResponse, HttpError> {
     let settings = body.parse(&handle, |ParsedBody { body: AnyFields(settings), problems }, _| {
@@ -353,18 +353,22 @@ async fn change_config(
         Ok(Value::Object(settings))
     });
     let settings = settings.await?;
-    Ok(HttpResponse::Ok().json(admin::change(&tuner, &settings).await?))
+    Ok(HttpResponse::Ok().json(admin::change(&live_settings, &settings).await?))
 }
 
-async fn record(_: Admin, tuner: Data<Tuner>) -> Result<HttpResponse, HttpError> {
-    Ok(HttpResponse::Ok().json(admin::RecordingWritten::from(tuner.recordings().write().await?)))
+async fn record(_: Admin, live_settings: Data<LiveSettings>) -> Result<HttpResponse, HttpError> {
+    Ok(HttpResponse::Ok().json(admin::RecordingWritten::from(live_settings.recordings().write().await?)))
 }
 
-async fn fail_step(_: Admin, handle: Data<RuntimeHandle>, tuner: Data<Tuner>) -> Result<HttpResponse, HttpError> {
+async fn fail_step(
+    _: Admin,
+    handle: Data<RuntimeHandle>,
+    live_settings: Data<LiveSettings>,
+) -> Result<HttpResponse, HttpError> {
     if !handle.model().server.get().debug_endpoints {
         return Err(ApiError::debug_closed().into());
     }
-    tuner.fail_next_step().await?;
+    live_settings.fail_next_step().await?;
     Ok(HttpResponse::Ok().json(json!({"status": "the next step fails"})))
 }
 

@@ -19,8 +19,8 @@ use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
 use actix_web::middleware::{Compress, Next, from_fn};
 use actix_web::web::Data;
 use actix_web::{App, Error, HttpMessage, HttpServer};
+use pagetide_actors::live_settings::LiveSettings;
 use pagetide_actors::runtime::RuntimeHandle;
-use pagetide_actors::tuner::Tuner;
 use pagetide_api::live_server::LiveServer;
 use pagetide_api::openai::response::new_id;
 use pagetide_api::openapi::PathAccess;
@@ -124,11 +124,11 @@ impl Future for Servers {
     }
 }
 
-/// Serves on `listeners` until the returned servers' handle is told to stop. `tuner` changes the settings of `handle`'s
-/// engine and of this server. `config` holds the settings at the start.
+/// Serves on `listeners` until the returned handle of the servers stops them. `live_settings` changes the settings of the
+/// engine behind `handle` and of this server. `config` holds the settings at the start.
 pub fn serve(
     handle: RuntimeHandle,
-    tuner: Tuner,
+    live_settings: LiveSettings,
     config: &Config,
     listeners: Listeners,
     tracer: Option<Arc<Tracer>>,
@@ -136,7 +136,7 @@ pub fn serve(
     let Listeners { public, admin, certificate } = listeners;
     let (keys, reporter) = (Keys::new(config), Arc::new(Reporter::new(config, tracer)));
     let (renewed_keys, renewed_reporter, renewed_certificate) = (keys.clone(), reporter.clone(), certificate.clone());
-    tuner.on_change(move |config| {
+    live_settings.on_change(move |config| {
         renewed_keys.renew(config);
         renewed_reporter.renew(config);
         if let Some(certificate) = &renewed_certificate {
@@ -144,7 +144,7 @@ pub fn serve(
         }
     });
     let admin_addr = admin.as_ref().map(TcpListener::local_addr).transpose()?;
-    let (handle, tuner, server_config) = (Data::new(handle), Data::new(tuner), config.server.clone());
+    let (handle, live_settings, server_config) = (Data::new(handle), Data::new(live_settings), config.server.clone());
     let feed = Data::new(Feed::default());
     let parsing = Data::new(Parsing::new(&config.limits));
     let app = move || {
@@ -152,7 +152,7 @@ pub fn serve(
         // The last middleware is the outermost.
         App::new()
             .app_data(handle.clone())
-            .app_data(tuner.clone())
+            .app_data(live_settings.clone())
             .app_data(keys.clone())
             .app_data(feed.clone())
             .app_data(parsing.clone())

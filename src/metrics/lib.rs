@@ -145,7 +145,7 @@ pub fn forecast(prompt_limit: usize, decodes_s: f64, prompt_token_s: f64) {
 }
 
 /// The estimates behind admission: the output length, and the number of steps for which blocks must suffice.
-pub fn expectation(output_tokens: usize, horizon: usize) {
+pub fn expected_output(output_tokens: usize, horizon: usize) {
     with(|m| {
         m.expected_output.set(output_tokens as f64);
         m.admission_horizon.set(horizon as f64);

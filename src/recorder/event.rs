@@ -1,7 +1,7 @@
 //! The events of a recording: the scheduler's inputs in order, each with a summary of what was decided.
 
+use super::deliveries::DeliverySummary;
 use super::labels::{decisive_params, label};
-use super::told::Told;
 use pagetide_base::ids::{RequestId, SeqId, TokenId};
 use pagetide_base::sampling::params::{
     BeamParams, EarlyStopping, FinishReason, Pooling, PositionLogprobs, Sampled, SamplingParams,
@@ -10,7 +10,7 @@ use pagetide_engine::bill::{Tenant, Terms};
 use pagetide_engine::plan::{CopyReport, SeqOutput, StepOutput, StepTiming};
 use pagetide_engine::prefix_cache::BlockHash;
 use pagetide_engine::scheduler::summary::PlanSummary;
-use pagetide_engine::scheduler::{EngineRequest, Foretold, SearchStep, Tuning};
+use pagetide_engine::scheduler::{EngineRequest, RecordedResults, SearchStep, Tuning};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
@@ -144,7 +144,7 @@ pub struct Committed {
     pub searches: Vec<SearchStep>,
     /// The hashes of blocks that have become full. Empty until the recording is written.
     pub names: Vec<(SeqId, Vec<BlockHash>)>,
-    pub told: Told,
+    pub deliveries: DeliverySummary,
 }
 
 impl Committed {
@@ -171,7 +171,7 @@ impl Committed {
             rules,
             searches: Vec::new(),
             names: Vec::new(),
-            told: Told::default(),
+            deliveries: DeliverySummary::default(),
         }
     }
 
@@ -192,12 +192,12 @@ impl Committed {
         StepOutput { seqs: seqs.collect(), timing: self.timing, copies: self.copies.clone() }
     }
 
-    pub fn foretold(&self) -> Foretold {
+    pub fn recorded_results(&self) -> RecordedResults {
         let rules = self.rules.iter().map(|(seq, forced)| {
             let forced = forced.clone().ok_or_else(|| "the rules of its output failed".to_owned());
             (*seq, forced)
         });
-        Foretold { rules: rules.collect(), searches: self.searches.clone() }
+        RecordedResults { rules: rules.collect(), searches: self.searches.clone() }
     }
 
     fn seqs(&self) -> impl Iterator<Item = (SeqId, &RecordedOutput)> {

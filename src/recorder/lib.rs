@@ -17,7 +17,7 @@
 //!   replay hashes no tokens, because the file has every block hash.
 //! - *Which tokens end an output*: a token is 0, or its place among those that end its request's output
 //!   (`labels`).
-//! - *Results of rules and searches*: how many tokens were forced, and which beams went on ([`Foretold`]). A file
+//! - *Results of rules and searches*: how many tokens were forced, and which beams went on ([`RecordedResults`]). A file
 //!   contains no grammars, scores or log-probabilities.
 //!
 //! A file contains lengths, times, priorities, and which requests have the same API key (as a number). With
@@ -28,8 +28,9 @@
 //! differs, the file ends there and its header says so.
 //!
 //! [`BlockHash`]: pagetide_engine::prefix_cache::BlockHash
-//! [`Foretold`]: pagetide_engine::scheduler::Foretold
+//! [`RecordedResults`]: pagetide_engine::scheduler::RecordedResults
 
+mod deliveries;
 mod event;
 mod file;
 mod keyframe;
@@ -37,11 +38,10 @@ mod labels;
 mod redact;
 mod replayer;
 mod ring;
-mod told;
 
+pub use deliveries::DeliverySummary;
 pub use event::{Arrived, Committed, RecordedEvent, RecordedOutput, RecordedPrompt, Timed};
 pub use file::{Cause, FORMAT, FileError, Header, Recording};
 pub use keyframe::Keyframe;
 pub use replayer::{ReplayOutcome, Replayer};
 pub use ring::{RawRecording, Recorder, RecorderLimits, Results, TooLarge};
-pub use told::Told;

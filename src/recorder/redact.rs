@@ -93,7 +93,7 @@ impl RawRecording {
 }
 
 /// Gives all content other block hashes, and forgets tokens, unless they are to be kept, and everything that tells of
-/// them. What the scheduler decides from then on does not change, as long as results are foretold.
+/// them. What the scheduler decides from then on does not change, as long as results come from the recording.
 fn redact_state(state: &mut EngineState, keep_tokens: bool, rename: impl Fn(BlockHash) -> BlockHash + Copy) {
     let EngineState { scheduler, device, swap } = state;
     scheduler.sequences_mut().for_each(|seq| redact_sequence(seq, keep_tokens, rename));

@@ -1,8 +1,8 @@
 //! Drives the same scheduler and pools by a recording, without model, clock or actors.
 
+use super::deliveries::DeliverySummary;
 use super::event::{Arrived, Committed, RecordedEvent, RecordedPrompt};
 use super::keyframe::Keyframe;
-use super::told::Told;
 use pagetide_base::ids::TokenId;
 use pagetide_base::rules::{Constraint, ConstraintSource};
 use pagetide_base::sampling::params::TokenMask;
@@ -86,12 +86,12 @@ impl Replayer {
 
     fn commit(&mut self, committed: &Committed) -> Result<ReplayOutcome, String> {
         let scheduler = &mut self.state.scheduler;
-        scheduler.foretell(committed.foretold());
+        scheduler.use_recorded_results(committed.recorded_results());
         let deliveries = scheduler.commit(committed.output()).deliveries;
         for (seq, names) in &committed.names {
             scheduler.add_names(*seq, names);
         }
-        match committed.told.difference(&Told::new(&deliveries)) {
+        match committed.deliveries.difference(&DeliverySummary::new(&deliveries)) {
             Some(difference) => Err(difference),
             None => Ok(ReplayOutcome::Committed(deliveries)),
         }

@@ -1,8 +1,8 @@
 //! The recorder's ring buffer: the last minutes in memory.
 
+use super::deliveries::DeliverySummary;
 use super::event::{Arrived, Committed, RecordedEvent, Timed};
 use super::keyframe::Keyframe;
-use super::told::Told;
 use pagetide_base::ids::{RequestId, SeqId};
 use pagetide_base::rules::NextToken;
 use pagetide_engine::plan::{CopyReport, StepOutput};
@@ -183,7 +183,7 @@ impl Recorder {
     /// They have been taken in. Takes what the report says of searches.
     pub fn commit(&mut self, Results(mut results): Results, report: &mut CommitReport) {
         results.searches = std::mem::take(&mut report.searches);
-        results.told = Told::new(&report.deliveries);
+        results.deliveries = DeliverySummary::new(&report.deliveries);
         self.push(RecordedEvent::Commit(results));
     }
 

@@ -3,14 +3,14 @@
 
 use actix::{Actor, Context, Handler, MessageResult};
 use pagetide::actors::engine_config::configured_scheduler;
+use pagetide::actors::live_settings::{LiveSettings, SettingsUsers};
 use pagetide::actors::messages::{
     Accepted, AskSwapPool, Cancel, EventStream, FailNextStep, Look, StopSample, Submit, TakeRecording, Tune,
 };
 use pagetide::actors::phase::{LivePhase, Phase};
 use pagetide::actors::recordings::Recordings;
 use pagetide::actors::runtime::{ModelInfo, RuntimeHandle};
-use pagetide::actors::tuner::{TunedEngine, Tuner};
-use pagetide::actors::watch::{Moves, Snapshot, WatchTotals};
+use pagetide::actors::snapshot::{Moves, Snapshot, WatchTotals};
 use pagetide::actors::workers::Workers;
 use pagetide::api::event::Event;
 use pagetide::api::live_server::LiveServer;
@@ -446,16 +446,16 @@ impl TestServer {
         let recordings_dir = tempfile::tempdir().unwrap();
         let dir = recordings_dir.path().join("new").to_str().unwrap().to_owned();
         let recordings = Recordings::new(intake.clone().recipient(), RecorderConfig { dir, ..Default::default() });
-        let tuner = Tuner::new(
+        let live_settings = LiveSettings::new(
             all.clone().into(),
-            TunedEngine { tune, swap_pool, fail, server, loaded: Arc::new(loaded()), recordings },
+            SettingsUsers { tune, swap_pool, fail, server, loaded: Arc::new(loaded()), recordings },
         );
         let text = Workers::start(2, Duration::from_secs(600)).unwrap();
         let handle = RuntimeHandle::new(intake.clone().recipient(), intake.recipient(), model, text, phase.clone());
         let listeners = listen(&all).unwrap();
         let (url, admin_url) = (listeners.url().unwrap(), listeners.admin_addr().unwrap());
         let admin_url = admin_url.map(|addr| format!("http://{addr}"));
-        let server = serve(handle, tuner, &all, listeners, tracer).unwrap();
+        let server = serve(handle, live_settings, &all, listeners, tracer).unwrap();
         let server_handle = server.handle();
         actix_web::rt::spawn(server);
         let client = reqwest::Client::new();

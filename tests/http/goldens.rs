@@ -96,7 +96,8 @@ impl Served {
         let runtime = Runtime::start(&config, Box::new(|_, _, _| {})).unwrap();
         let listeners = listen(&config).unwrap();
         let url = format!("{}/v1/completions", listeners.url().unwrap());
-        let server = serve(runtime.handle(), runtime.tuner(config.clone().into()), &config, listeners, None).unwrap();
+        let server =
+            serve(runtime.handle(), runtime.live_settings(config.clone().into()), &config, listeners, None).unwrap();
         let stopper = server.handle();
         actix_web::rt::spawn(server);
         Self { url, stopper, _runtime: runtime }

@@ -43,7 +43,7 @@ impl SchedulerActor {
         }
         let Forecast { prompt_limit, decodes_s, prompt_token_s, output_tokens, horizon, .. } = report.forecast;
         metrics::forecast(prompt_limit, decodes_s, prompt_token_s);
-        metrics::expectation(output_tokens, horizon);
+        metrics::expected_output(output_tokens, horizon);
         // Samples that share a partly filled block each count its empty slots.
         metrics::kv_waste(report.empty_slots, report.used_blocks * self.settings.block_size);
     }

@@ -2,8 +2,8 @@
 
 use super::SchedulerActor;
 use crate::messages::{Look, ViewPool};
+use crate::snapshot::{Snapshot, Watched};
 use crate::stop::stop_system;
-use crate::watch::{Snapshot, Watched};
 use actix::{ActorFutureExt, AsyncContext, Context, Handler, MailboxError, ResponseFuture, WrapFuture};
 use pagetide_base::error::ApiError;
 use pagetide_engine::scheduler::SchedulerSnapshot;

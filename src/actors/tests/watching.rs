@@ -1,7 +1,7 @@
 //! Tests of snapshots.
 
 use super::*;
-use crate::watch::Snapshot;
+use crate::snapshot::Snapshot;
 use pagetide_base::ids::BlockId;
 use pagetide_engine::block_pool::BlockState;
 use pagetide_engine::scheduler::SeqPhase;

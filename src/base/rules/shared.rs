@@ -27,7 +27,7 @@ impl Guide {
         Self { source, rules: Arc::new(Mutex::new(Rules::new(constraint))) }
     }
 
-    /// Rules that cannot be asked, because a recording supplies their results ([`NextToken::told`]).
+    /// Rules that cannot be asked, because a recording supplies their results ([`NextToken::known`]).
     pub fn unknown() -> Self {
         Self::start(None)
     }
@@ -76,7 +76,7 @@ impl NextToken {
     }
 
     /// The result of the rules, as a recording supplies it.
-    pub fn told(next: Result<Next, String>) -> Self {
+    pub fn known(next: Result<Next, String>) -> Self {
         Self { work: Mutex::new(None), next: OnceLock::from(next) }
     }
 

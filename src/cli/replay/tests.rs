@@ -11,7 +11,7 @@ use pagetide_engine::prefix_cache::EvictionPolicy;
 use pagetide_engine::request::EngineRequest;
 use pagetide_engine::scheduler::{PlannedStep, PreemptionMode, SchedulerConfig};
 use pagetide_engine::state::EngineState;
-use pagetide_recorder::{Arrived, Committed, Keyframe, RecordedEvent, Replayer, Told};
+use pagetide_recorder::{Arrived, Committed, DeliverySummary, Keyframe, RecordedEvent, Replayer};
 use smallvec::smallvec;
 use std::collections::VecDeque;
 
@@ -84,8 +84,8 @@ impl RecordedEngine {
         let copies = CopyReport { arrived, ..CopyReport::default() };
         let output = StepOutput { seqs: seqs.collect(), copies, ..StepOutput::default() };
         let committed = Committed::new(&output, Vec::new());
-        let told = Told::new(&self.state.scheduler.commit(output).deliveries);
-        self.events.push(RecordedEvent::Commit(Box::new(Committed { told, ..committed })));
+        let deliveries = DeliverySummary::new(&self.state.scheduler.commit(output).deliveries);
+        self.events.push(RecordedEvent::Commit(Box::new(Committed { deliveries, ..committed })));
     }
 
     fn step(&mut self) {

@@ -55,7 +55,7 @@ impl Scheduler {
         for (request, next) in beams {
             self.advance_beams(request, &next, &mut report);
         }
-        self.searches.foretold.clear();
+        self.searches.recorded.clear();
         report
     }
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// What is known about the next results in addition to the model's output.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Foretold {
+pub struct RecordedResults {
     /// For sequences with rules: the forced tokens, or why the rules failed.
     pub rules: Vec<(SeqId, Result<Vec<TokenId>, String>)>,
     pub searches: Vec<SearchStep>,
@@ -22,16 +22,16 @@ pub struct Foretold {
 
 impl Scheduler {
     /// Says before a commit what its rules and searches do: they are not asked then.
-    pub fn foretell(&mut self, told: Foretold) {
-        for (seq, forced) in &told.rules {
+    pub fn use_recorded_results(&mut self, results: RecordedResults) {
+        for (seq, forced) in &results.rules {
             // It may have ended since its step was planned.
             let Some(rank) = self.seqs.rank(*seq) else { continue };
             if let Some(seq) = self.seqs.running.get_mut(&rank) {
                 let next = forced.clone().map(|forced| Next { forced, ..Next::default() });
-                seq.next = Some(Arc::new(NextToken::told(next)));
+                seq.next = Some(Arc::new(NextToken::known(next)));
             }
         }
-        self.searches.foretold = told.searches;
+        self.searches.recorded = results.searches;
     }
 
     /// Hashes all full blocks whose tokens are known. Returns the hashes that are new, for each sequence.

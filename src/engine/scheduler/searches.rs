@@ -12,7 +12,7 @@ pub(super) struct BeamSearches {
     open: IdMap<RequestId, BeamSearch>,
     /// What the searches of the next commit do, where a recording says so.
     #[serde(skip)]
-    pub foretold: Vec<SearchStep>,
+    pub recorded: Vec<SearchStep>,
 }
 
 impl BeamSearches {
@@ -25,10 +25,10 @@ impl BeamSearches {
         beams: &[OpenBeam<'_>],
     ) -> Vec<Continuation> {
         let search = self.open.entry(request).or_insert_with(|| BeamSearch::new(params.clone(), room));
-        match self.foretold.iter().find(|told| told.request == request) {
-            Some(told) => {
-                search.set_results(told.hypotheses());
-                told.continuations()
+        match self.recorded.iter().find(|step| step.request == request) {
+            Some(step) => {
+                search.set_results(step.hypotheses());
+                step.continuations()
             }
             None => search.step(beams),
         }

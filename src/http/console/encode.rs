@@ -3,7 +3,7 @@
 use super::frame::{Cell, Frame, Row};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use pagetide_actors::watch::WatchTotals;
+use pagetide_actors::snapshot::WatchTotals;
 use pagetide_base::ids::BlockId;
 use pagetide_engine::scheduler::SeqPhase;
 use serde_json::{Value, json};

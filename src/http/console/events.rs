@@ -9,9 +9,9 @@ use actix_web::http::header::CACHE_CONTROL;
 use actix_web::web::{Bytes, Data, Query};
 use actix_web::{HttpRequest, HttpResponse};
 use futures_util::stream::unfold;
+use pagetide_actors::live_settings::LiveSettings;
 use pagetide_actors::places::Place;
 use pagetide_actors::runtime::RuntimeHandle;
-use pagetide_actors::tuner::Tuner;
 use pagetide_api::events::write_named_event;
 use pagetide_api::openai::error::ErrorAnswer;
 use pagetide_base::error::ApiError;
@@ -35,7 +35,7 @@ pub struct Options {
 /// One watcher.
 struct Watching {
     handle: Data<RuntimeHandle>,
-    tuner: Data<Tuner>,
+    live_settings: Data<LiveSettings>,
     feed: Data<Feed>,
     rate_hz: f64,
     /// The last frame that it was sent.
@@ -53,10 +53,10 @@ pub async fn events(
     request: HttpRequest,
     options: Result<Query<Options>, actix_web::Error>,
     handle: Data<RuntimeHandle>,
-    tuner: Data<Tuner>,
+    live_settings: Data<LiveSettings>,
     feed: Data<Feed>,
 ) -> Result<HttpResponse, HttpError> {
-    let config = tuner.console().await;
+    let config = live_settings.console().await;
     check_enabled(&config, request.path())?;
     if handle.is_draining() {
         return Err(ApiError::draining().into());
@@ -68,7 +68,8 @@ pub async fn events(
     })?;
     let seat = feed.take_seat(config.max_watchers)?;
     let now = Instant::now();
-    let watching = Watching { handle, tuner, feed, rate_hz, last: None, seen: 0, said: now, due: now, _seat: seat };
+    let watching =
+        Watching { handle, live_settings, feed, rate_hz, last: None, seen: 0, said: now, due: now, _seat: seat };
     let frames = unfold(Some(watching), |watching| async {
         let (bytes, watching) = watching?.next().await?;
         Some((Ok::<_, Infallible>(bytes), watching))
@@ -87,7 +88,7 @@ impl Watching {
     async fn next(mut self) -> Option<(Bytes, Option<Self>)> {
         loop {
             tokio::time::sleep_until(self.due.into()).await;
-            let config = self.tuner.console().await;
+            let config = self.live_settings.console().await;
             if self.handle.is_draining() || !config.enabled {
                 return None;
             }

@@ -7,7 +7,7 @@ use actix_web::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, ETAG, IF_N
 use actix_web::http::header::{X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS};
 use actix_web::web::{Data, Path};
 use actix_web::{HttpRequest, HttpResponse};
-use pagetide_actors::tuner::Tuner;
+use pagetide_actors::live_settings::LiveSettings;
 use pagetide_base::error::ApiError;
 use std::sync::LazyLock;
 
@@ -61,13 +61,17 @@ pub fn is_file(path: &str) -> bool {
     path.strip_prefix("/console/").is_some_and(|name| FILES.iter().any(|file| file.name == name))
 }
 
-pub async fn page(request: HttpRequest, tuner: Data<Tuner>) -> Result<HttpResponse, HttpError> {
-    check_enabled(&tuner.console().await, request.path())?;
+pub async fn page(request: HttpRequest, live_settings: Data<LiveSettings>) -> Result<HttpResponse, HttpError> {
+    check_enabled(&live_settings.console().await, request.path())?;
     Ok(answer(&request, &PAGE))
 }
 
-pub async fn file(request: HttpRequest, name: Path<String>, tuner: Data<Tuner>) -> Result<HttpResponse, HttpError> {
-    check_enabled(&tuner.console().await, request.path())?;
+pub async fn file(
+    request: HttpRequest,
+    name: Path<String>,
+    live_settings: Data<LiveSettings>,
+) -> Result<HttpResponse, HttpError> {
+    check_enabled(&live_settings.console().await, request.path())?;
     let file = FILES.iter().find(|file| file.name == *name).ok_or_else(|| ApiError::not_found(request.path()))?;
     Ok(answer(&request, file))
 }

@@ -1,6 +1,6 @@
 //! A snapshot as the page shows it: which sequence holds which block.
 
-use pagetide_actors::watch::{Snapshot, WatchTotals, Watched};
+use pagetide_actors::snapshot::{Snapshot, WatchTotals, Watched};
 use pagetide_base::ids::{BlockId, RequestId};
 use pagetide_engine::block_pool::BlockState;
 use pagetide_engine::scheduler::{Population, SeqPhase};

@@ -9,19 +9,19 @@ use serde::{Deserialize, Serialize};
 
 /// The deliveries of a step: the samples that ended, and a digest of everything but tokens.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Told {
+pub struct DeliverySummary {
     pub num: usize,
     /// Samples that ended.
     pub finished: Vec<(RequestId, u32)>,
     digest: Digest,
 }
 
-impl Told {
+impl DeliverySummary {
     pub fn new(deliveries: &Deliveries) -> Self {
-        let mut told = Self { num: deliveries.len(), ..Self::default() };
+        let mut summary = Self { num: deliveries.len(), ..Self::default() };
         for (request, delivery) in deliveries {
             let (kind, number) = match delivery {
-                Delivery::Bill(bill) => (0, told.add_bill(bill)),
+                Delivery::Bill(bill) => (0, summary.add_bill(bill)),
                 Delivery::Paused { sample } => (1, *sample as usize),
                 Delivery::Resumed { sample } => (2, *sample as usize),
                 Delivery::Started { cached_tokens } => (3, *cached_tokens),
@@ -29,7 +29,7 @@ impl Told {
                 Delivery::Embedding(_) => (5, 0),
                 Delivery::Token { sample, .. } => (6, *sample as usize),
                 Delivery::Finished { sample, reason } => {
-                    told.finished.push((*request, *sample));
+                    summary.finished.push((*request, *sample));
                     let kind = match reason {
                         FinishReason::Eos => 7,
                         FinishReason::StopToken(_) => 8,
@@ -39,10 +39,10 @@ impl Told {
                 }
                 Delivery::Failed { .. } => (10, 0),
             };
-            told.digest.add(request.0);
-            told.digest.add_all([kind, number]);
+            summary.digest.add(request.0);
+            summary.digest.add_all([kind, number]);
         }
-        told
+        summary
     }
 
     fn add_bill(&mut self, bill: &KvBill) -> usize {
@@ -54,9 +54,9 @@ impl Told {
 
     /// How `other` differs. `None` if it does not.
     pub fn difference(&self, other: &Self) -> Option<String> {
-        let ends = |told: &Self| {
+        let ends = |summary: &Self| {
             let ends: Vec<String> =
-                told.finished.iter().map(|(request, sample)| format!("{request}.{sample}")).collect();
+                summary.finished.iter().map(|(request, sample)| format!("{request}.{sample}")).collect();
             if ends.is_empty() { "none".to_owned() } else { ends.join(", ") }
         };
         (self != other).then(|| match differ("samples that end", &ends(self), &ends(other)) {

@@ -21,18 +21,18 @@ use tokio::sync::Mutex;
 
 /// A handle; cloning is cheap. Changes are made one after the other, even from several clones.
 #[derive(Clone)]
-pub struct Tuner(Arc<TunerState>);
+pub struct LiveSettings(Arc<LiveSettingsState>);
 
-struct TunerState {
+struct LiveSettingsState {
     now: Mutex<Resolved>,
-    engine: TunedEngine,
+    engine: SettingsUsers,
     listeners: std::sync::Mutex<Vec<Listener>>,
 }
 
 type Listener = Box<dyn Fn(&Config) + Send + Sync>;
 
 /// The parts of the engine that use the settings.
-pub struct TunedEngine {
+pub struct SettingsUsers {
     pub tune: Recipient<Tune>,
     pub swap_pool: Recipient<AskSwapPool>,
     pub fail: Recipient<FailNextStep>,
@@ -58,10 +58,10 @@ pub struct Reloaded {
     pub refused: Vec<(&'static str, String)>,
 }
 
-impl Tuner {
+impl LiveSettings {
     /// `now` is what `engine` was started with.
-    pub fn new(now: Resolved, engine: TunedEngine) -> Self {
-        Self(Arc::new(TunerState { now: Mutex::new(now), engine, listeners: Default::default() }))
+    pub fn new(now: Resolved, engine: SettingsUsers) -> Self {
+        Self(Arc::new(LiveSettingsState { now: Mutex::new(now), engine, listeners: Default::default() }))
     }
 
     /// The recordings of the same engine.
@@ -104,9 +104,9 @@ impl Tuner {
         &self,
         changes: Vec<(&'static Setting, Value)>,
     ) -> Result<(Vec<SettingChange>, PoolStats), ApiError> {
-        let tuner = self.clone();
+        let live_settings = self.clone();
         // The caller may go away in the middle. A change that has begun is completed.
-        let changing = actix_rt::spawn(async move { tuner.change_to_end(changes).await });
+        let changing = actix_rt::spawn(async move { live_settings.change_to_end(changes).await });
         let done = changing.await.unwrap_or_else(|_| Err(stopped()));
         metrics::config_changed(done.is_ok());
         done
@@ -185,7 +185,7 @@ impl Tuner {
     }
 
     async fn apply(&self, now: &mut Resolved, next: Resolved) -> Result<(Vec<SettingChange>, PoolStats), ApiError> {
-        let TunedEngine { tune, server, loaded, .. } = &self.0.engine;
+        let SettingsUsers { tune, server, loaded, .. } = &self.0.engine;
         let num_swap_blocks = next.config.swap.space_bytes() / loaded.pools.layout.block_bytes();
         let num_device_blocks = loaded.pools.num_device_blocks;
         let scheduler = configured_scheduler(&next.config, num_device_blocks, num_swap_blocks, loaded.is_gpu);
