@@ -1,5 +1,6 @@
 //! Structured output as clients ask for it: OpenAI's `response_format`, vLLM's `structured_outputs` and its older
-//! `guided_*`, llama.cpp's `grammar`. Each becomes a [`GrammarRequest`]; a request has one of them at most.
+//! `guided_*`, and the names that llama.cpp and SGLang have. Each becomes a [`GrammarRequest`]; a request has one of
+//! them at most.
 
 use super::sampling::SamplingFields;
 use crate::body::body_fields;
@@ -39,6 +40,15 @@ body_fields! {
         /// llama.cpp's name for a grammar: GBNF, EBNF in its style, or Lark.
         #[schema(value_type = Option<String>)]
         grammar: Option<Value>,
+        /// SGLang's name for a regular expression for the whole text.
+        #[schema(value_type = Option<String>)]
+        regex: Option<Value>,
+        /// SGLang's name for a grammar.
+        #[schema(value_type = Option<String>)]
+        ebnf: Option<Value>,
+        /// The name of SGLang and llama.cpp for a JSON schema, or one in a string.
+        #[schema(value_type = Option<SchemaOrText>)]
+        json_schema: Option<Value>,
     }
 }
 
@@ -48,8 +58,11 @@ body_fields! {
 enum ResponseFormat {
     /// Anything.
     Text,
-    /// Any JSON object.
-    JsonObject,
+    /// Any JSON object; with a schema, as llama.cpp has it, JSON that the schema accepts.
+    JsonObject {
+        #[schema(value_type = Option<Object>)]
+        schema: Option<Value>,
+    },
     /// JSON that the schema accepts.
     JsonSchema { json_schema: NamedSchema },
 }
@@ -109,7 +122,7 @@ impl StructuredFields {
         sampling: &SamplingFields,
     ) -> Result<Option<GrammarRequest>, ApiError> {
         let outputs = structured_outputs(self.structured_outputs.as_ref())?;
-        let mut given = [format, outputs, self.guided()?, self.gbnf()?].into_iter().flatten();
+        let mut given = [format, outputs, self.guided()?, self.of_peers()?].into_iter().flatten();
         let Some(first) = given.next() else { return Ok(None) };
         if let Some(second) = given.next() {
             return Err(exclusive(&second.param, &first.param));
@@ -146,9 +159,22 @@ impl StructuredFields {
         Ok(Some(request))
     }
 
-    fn gbnf(&self) -> Result<Option<GrammarRequest>, ApiError> {
-        let given = self.grammar.as_ref().filter(|value| asks("grammar", value));
-        given.map(|value| constraint("grammar", "grammar", value)).transpose()
+    /// The fields of llama.cpp and SGLang.
+    fn of_peers(&self) -> Result<Option<GrammarRequest>, ApiError> {
+        let all = [
+            ("grammar", "grammar", &self.grammar),
+            ("regex", "regex", &self.regex),
+            ("grammar", "ebnf", &self.ebnf),
+            ("json", "json_schema", &self.json_schema),
+        ];
+        let mut given = all
+            .into_iter()
+            .filter_map(|(kind, param, value)| Some((kind, param, value.as_ref().filter(|value| asks(kind, value))?)));
+        let Some((kind, param, value)) = given.next() else { return Ok(None) };
+        match given.next() {
+            Some((_, second, _)) => Err(exclusive(second, param)),
+            None => constraint(kind, param, value).map(Some),
+        }
     }
 }
 
@@ -189,7 +215,10 @@ pub fn text_format(
     const TYPES: &str = "one of text, json_object, json_schema";
     match format.get("type").and_then(Value::as_str) {
         Some("text") => Ok(None),
-        Some("json_object") => Ok(Some(GrammarRequest::new(GrammarSpec::JsonObject, path))),
+        Some("json_object") => match given_field(format, "schema") {
+            None => Ok(Some(GrammarRequest::new(GrammarSpec::JsonObject, path))),
+            Some(schema) => constraint("json", &format!("{path}.schema"), schema).map(Some),
+        },
         Some("json_schema") => schema().map(Some),
         Some("structural_tag") => Err(structural_tag(&format!("{path}.type"))),
         _ => Err(wrong(&format!("{path}.type"), TYPES, format.get("type"))),
@@ -346,10 +375,18 @@ mod tests {
                 GrammarSpec::JsonObject,
                 "structured_outputs.json_object",
             ),
-            (json!({"guided_json": schema}), json_schema, "guided_json"),
+            (json!({"guided_json": schema}), json_schema.clone(), "guided_json"),
             (json!({"guided_regex": "a+", "grammar": ""}), GrammarSpec::Regex("a+".into()), "guided_regex"),
             (json!({"guided_choice": ["a", "b"]}), GrammarSpec::Choice(vec!["a".into(), "b".into()]), "guided_choice"),
             (json!({"grammar": "root ::= \"a\""}), GrammarSpec::Grammar("root ::= \"a\"".into()), "grammar"),
+            (json!({"ebnf": "root ::= \"a\"", "regex": null}), GrammarSpec::Grammar("root ::= \"a\"".into()), "ebnf"),
+            (json!({"regex": "a+"}), GrammarSpec::Regex("a+".into()), "regex"),
+            (json!({"json_schema": schema.to_string()}), json_schema.clone(), "json_schema"),
+            (
+                json!({"response_format": {"type": "json_object", "schema": schema}}),
+                json_schema.clone(),
+                "response_format.schema",
+            ),
         ];
         for (body, spec, param) in cases {
             let request = grammar(&body).unwrap().unwrap_or_else(|| panic!("{body}"));
