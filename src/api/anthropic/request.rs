@@ -29,7 +29,7 @@ impl RefusedTable for UnsupportedInMessages {
     const FIELDS: &'static [(&'static str, &'static str)] =
         &[("container", "containers"), ("mcp_servers", "servers of tools")];
 
-    fn asks(value: &Value) -> bool {
+    fn asks(_: &str, value: &Value) -> bool {
         !value.is_null() && *value != json!([])
     }
 

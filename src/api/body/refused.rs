@@ -12,8 +12,8 @@ pub trait RefusedTable: Debug + Default {
     /// Each with what its error says of it, in the order in which they are looked at.
     const FIELDS: &'static [(&'static str, &'static str)];
 
-    /// Whether a value asks for something.
-    fn asks(value: &Value) -> bool;
+    /// Whether a field asks for something with this value.
+    fn asks(name: &str, value: &Value) -> bool;
 
     /// The error's message about a field.
     fn message(name: &str, note: &str) -> String;
@@ -39,7 +39,7 @@ impl<T: RefusedTable> Refused<T> {
 impl<T: RefusedTable> BodyFields for Refused<T> {
     fn read<S: FieldSource>(&mut self, name: &str, source: &mut S) -> Result<bool, S::Error> {
         let Some(place) = T::FIELDS.iter().position(|(field, _)| *field == name) else { return Ok(false) };
-        if T::asks(&source.value()?) && self.asked.is_none_or(|first| place < first) {
+        if T::asks(name, &source.value()?) && self.asked.is_none_or(|first| place < first) {
             self.asked = Some(place);
         }
         Ok(true)

@@ -46,7 +46,7 @@ impl RefusedTable for StoredFields {
         ("prompt", "send the prompt's text as instructions and input"),
     ];
 
-    fn asks(value: &Value) -> bool {
+    fn asks(_: &str, value: &Value) -> bool {
         !value.is_null()
     }
 
