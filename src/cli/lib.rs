@@ -21,7 +21,7 @@ use std::process::ExitCode;
 const EXAMPLES: &str = "\
 Examples:
   pagetide                                            serve the demo model on http://127.0.0.1:8000
-  pagetide serve --model Qwen/Qwen2.5-1.5B-Instruct   serve a model from the Hugging Face hub
+  pagetide serve Qwen/Qwen2.5-1.5B-Instruct           serve a model from the Hugging Face hub
   pagetide serve --model DIR --swap-space-gib 16      serve a local model with 16 GiB of swap space
   pagetide doctor --model DIR                         check whether the model can be served here
   pagetide config show                                print every setting, its value and its origin
@@ -51,6 +51,9 @@ enum Command {
     /// A setting comes from its flag, else from its environment variable (PAGETIDE_SECTION__KEY), else from the file
     /// given with --config, else from its default. 'pagetide config show' prints the result.
     Serve {
+        /// The model, as with --model
+        #[arg(value_name = "MODEL", conflicts_with = "model.path")]
+        model: Option<String>,
         #[command(flatten)]
         options: ConfigOptions,
     },
@@ -113,7 +116,7 @@ pub fn run() -> ExitCode {
     use_this_program();
     let done = match cli.command {
         None => serve::run(&ConfigOptions::default()),
-        Some(Command::Serve { options }) => serve::run(&options),
+        Some(Command::Serve { model, options }) => serve::run(&options.with_model(model)),
         Some(Command::Generate(args)) => generate::run(&args),
         Some(Command::Bench(command)) => pagetide_bench::run(command),
         Some(Command::Replay(args)) => replay::run(&args),
@@ -162,7 +165,7 @@ mod tests {
                     --preemption-mode swap --scheduling-policy priority --enable-prefix-caching false --api-key k \
                     --set server.port=2";
         let cli = Cli::try_parse_from(line.split_whitespace()).unwrap_or_else(|error| panic!("{error}"));
-        let Some(Command::Serve { options }) = cli.command else { panic!("it is the serve command") };
+        let Some(Command::Serve { options, .. }) = cli.command else { panic!("it is the serve command") };
         assert_eq!(options.values.len(), 18);
         assert_eq!(options.file.as_deref(), Some(std::path::Path::new("f.toml")));
         for line in [

@@ -117,6 +117,24 @@ fn mistakes_in_environment_and_flags_name_where_they_were_made() {
 }
 
 #[test]
+fn flags_and_environment_take_lists_as_in_toml() {
+    let origins = |env: &[(&str, &str)], flags: &[(&str, &str, &str)]| {
+        resolve(&sources("", env, flags)).map(|resolved| resolved.config.server.cors_allowed_origins)
+    };
+    const KEY: &str = "server.cors_allowed_origins";
+    let both = ["https://a.example".to_owned(), "https://b.example".to_owned()];
+    let as_toml = r#" ["https://a.example", 'https://b.example'] "#;
+    assert_eq!(origins(&[], &[("--set", KEY, r#"["*"]"#)]).unwrap(), ["*"]);
+    assert_eq!(origins(&[], &[("--set", KEY, as_toml)]).unwrap(), both);
+    assert_eq!(origins(&[("PAGETIDE_SERVER__CORS_ALLOWED_ORIGINS", as_toml)], &[]).unwrap(), both);
+    assert_eq!(origins(&[], &[("--set", KEY, &both[0]), ("--set", KEY, r#"["https://b.example"]"#)]).unwrap(), both);
+    for (wrong, why) in [("[\"a", "it is not a list as in TOML: "), ("[5]", "a list with an entry of another type")] {
+        let problems = problems_of(resolve(&sources("", &[], &[("--set", KEY, wrong)])));
+        assert!(problems.len() == 1 && problems[0].contains(why), "{problems:?}");
+    }
+}
+
+#[test]
 fn relations_between_settings_are_checked_across_layers() {
     let flags = [("--max-num-batched-tokens", "scheduler.max_num_batched_tokens", "100")];
     assert_eq!(

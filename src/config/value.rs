@@ -119,10 +119,19 @@ impl SettingKind {
         }
     }
 
-    /// Reads a flag or an environment variable.
+    /// Reads a flag or an environment variable. A list may be written as in TOML: `["a", "b"]`.
     pub fn parse(&self, text: &str) -> Result<Value, String> {
         let found = || format!("'{text}'");
         match self {
+            SettingKind::List | SettingKind::Keys if text.trim_start().starts_with('[') => {
+                match text.trim().parse::<toml_edit::Value>() {
+                    Ok(value) => self.read(&value),
+                    Err(error) => {
+                        let why = error.message().lines().next().unwrap_or_default().to_owned();
+                        Err(format!("it is not a list as in TOML: {why}"))
+                    }
+                }
+            }
             SettingKind::Text { .. } | SettingKind::Choice(_) => self.check_text(text),
             SettingKind::List => Ok(Value::List(parts(text).map(str::to_owned).collect())),
             SettingKind::Keys => Ok(Value::Keys(parts(text).map(ApiKeyConfig::from).collect())),

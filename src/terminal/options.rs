@@ -19,6 +19,12 @@ pub struct ConfigOptions {
 }
 
 impl ConfigOptions {
+    /// With the model that the command line names without a flag.
+    pub fn with_model(mut self, model: Option<String>) -> Self {
+        self.values.extend(model.map(|model| ("MODEL".into(), "model.path".into(), model)));
+        self
+    }
+
     /// Combines the flags with the environment, the file and the defaults.
     pub fn resolve(&self) -> Result<Resolved, StartError> {
         let file = self.file.as_deref().map(read_file).transpose()?;
